@@ -1,0 +1,240 @@
+"""The columns of every table, with their types, units and meaning. The one place where a column is defined.
+
+Units and descriptions travel in the Parquet field metadata. A value that is not known is null: never 0, -1 or inf.
+``schema_version`` rises when columns change; ``measurement_version`` when the same column starts to mean something else,
+and readers refuse to pool rows across it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+SCHEMA_VERSION = 1
+MEASUREMENT_VERSION = 1
+
+OUTCOMES = (
+    "ok",
+    "oom",
+    "hang",
+    "timeout",
+    "crash",
+    "nccl_error",
+    "node_failure",
+    "preempted",
+    "diverged",
+    "cancelled",
+)
+METHODS = ("measured", "rehearsed", "rehearsed_fake")
+"""measured: all ranks ran. rehearsed: single ranks ran on one device under a fake process group, communication is
+modelled. rehearsed_fake: single ranks traced on FakeTensor without a device, memory traced, time estimated."""
+VERDICTS = ("run", "invalid", "predicted_oom", "cached", "over_budget")
+PHASES = ("spawn", "rendezvous", "build", "warmup", "step", "teardown", "done")
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    name: str
+    type: pa.DataType
+    description: str
+    unit: str = ""
+    nullable: bool = True
+
+    def field(self) -> pa.Field:
+        metadata = {"description": self.description}
+        if self.unit:
+            metadata["unit"] = self.unit
+        return pa.field(self.name, self.type, nullable=self.nullable, metadata=metadata)
+
+
+_S, _I, _F, _B = pa.string(), pa.int64(), pa.float64(), pa.bool_()
+_T = pa.timestamp("us", tz="UTC")
+
+CONFIG_COLUMNS: tuple[Column, ...] = (
+    Column("experiment_id", _S, "Readable slug and hash of everything that can change the number", nullable=False),
+    Column("model", _S, "Name of the model shape"),
+    Column("num_layers", _I, "Transformer layers"),
+    Column("hidden_size", _I, "Width of the residual stream"),
+    Column("num_heads", _I, "Query heads"),
+    Column("num_kv_heads", _I, "Key and value heads"),
+    Column("head_dim", _I, "Width of one head"),
+    Column("ffn_hidden_size", _I, "Width of the SwiGLU feed-forward layer"),
+    Column("vocab_size", _I, "Rows of the embedding"),
+    Column("tie_embeddings", _B, "Input and output embedding are one matrix"),
+    Column("world_size", _I, "Ranks of the layout", "ranks"),
+    Column("dp", _I, "Data-parallel degree: dp_replicate times dp_shard"),
+    Column("dp_replicate", _I, "Replicas (HSDP outer degree)"),
+    Column("dp_shard", _I, "Ranks that share one replica's optimizer state"),
+    Column("tp", _I, "Tensor-parallel degree"),
+    Column("cp", _I, "Context-parallel degree"),
+    Column("pp", _I, "Pipeline-parallel degree"),
+    Column("ep", _I, "Expert-parallel degree (borrows data-parallel ranks)"),
+    Column("micro_batch_size", _I, "Sequences of one forward pass of one data-parallel rank", "sequences"),
+    Column("global_batch_size", _I, "Sequences of one optimizer step", "sequences"),
+    Column("num_microbatches", _I, "Micro-batches of one optimizer step (gradient accumulation)"),
+    Column("seq_len", _I, "Tokens of one sequence", "tokens"),
+    Column("tokens_per_step", _I, "Tokens of one optimizer step", "tokens"),
+    Column("zero_stage", _I, "ZeRO stage 0 to 3"),
+    Column("recompute", _S, "Activation recomputation: none, selective or full"),
+    Column("pp_schedule", _S, "Pipeline schedule; none where pp is 1"),
+    Column("virtual_stages", _I, "Model chunks of one pipeline rank"),
+    Column("sequence_parallel", _B, "Tensor parallelism shards activations over tokens between its regions"),
+    Column("precision", _S, "Compute precision"),
+    Column("attention", _S, "Asked attention back end"),
+    Column("compile", _S, "What torch.compile was applied to"),
+    Column("seed", _I, "Seed of weights and data"),
+    Column("engine", _S, "Training engine"),
+    Column("engine_version", _S, "Version of the engine's numerics and memory behaviour"),
+    Column("config_json", _S, "The experiment in full"),
+)
+
+ATTEMPT_COLUMNS: tuple[Column, ...] = (
+    Column("attempt_id", _S, "Unique id of one try at one experiment", nullable=False),
+    Column("schema_version", _I, "Version of this table's columns", nullable=False),
+    Column("measurement_version", _I, "Version of what the columns mean; rows of different versions are not pooled", nullable=False),
+    Column("sweep", _S, "Name of the sweep"),
+    Column("grid", _S, "Grid that the point came from"),
+    Column("method", _S, "measured, rehearsed or rehearsed_fake", nullable=False),
+    Column("attempt_number", _I, "1 for the first try at this experiment in this sweep"),
+    Column("started_at", _T, "When the ranks were started"),
+    Column("ended_at", _T, "When the last process was gone"),
+    Column("duration_s", _F, "From start to the last process gone", "s"),
+    *CONFIG_COLUMNS,
+    Column("warmup_steps", _I, "Steps before timing"),
+    Column("timed_steps", _I, "Steps timed"),
+    # outcome
+    Column("outcome", _S, "ok, oom, hang, timeout, crash, nccl_error, node_failure, preempted, diverged or cancelled", nullable=False),
+    Column("phase", _S, "Phase the failing (or last) rank was in"),
+    Column("phase_step", _I, "Step within the phase, for warmup and step"),
+    Column("failed_rank", _I, "First rank that failed, or that stood still in a hang"),
+    Column("evidence", _S, "Why the outcome is what it says: exception, last lines, signal, heartbeat ages"),
+    Column("will_retry", _B, "Another attempt follows"),
+    Column("teardown_hung", _B, "Measured in full, but processes had to be killed afterwards"),
+    # throughput: medians over the timed steps of the slowest rank's time per step
+    Column("step_time_s", _F, "Median over timed steps of the slowest rank's step time", "s"),
+    Column("step_time_min_s", _F, "Fastest timed step", "s"),
+    Column("step_time_max_s", _F, "Slowest timed step", "s"),
+    Column("tokens_per_s", _F, "tokens_per_step / step_time_s", "tokens/s"),
+    Column("tokens_per_s_per_gpu", _F, "tokens_per_s / world_size", "tokens/s"),
+    Column("forward_backward_s", _F, "Median time in forward and backward, pipeline idle excluded, mean over ranks", "s"),
+    Column("reduce_exposed_s", _F, "Median time waiting for gradient reduction after the last backward, mean over ranks", "s"),
+    Column("optimizer_s", _F, "Median time for clipping and optimizer, mean over ranks", "s"),
+    Column("pipeline_idle_s", _F, "Median time waiting for another pipeline stage, mean over ranks", "s"),
+    Column("compute_time_s", _F, "Rehearsed: measured time of the slowest stage's compute", "s"),
+    Column("communication_time_s", _F, "Rehearsed or estimated: modelled communication left exposed", "s"),
+    Column("time_source", _S, "How step_time_s was obtained: measured, compute_measured or estimated"),
+    # utilization
+    Column("num_params", _I, "Parameters, tied embeddings counted once"),
+    Column("num_matmul_params", _I, "Parameters in matrix products: all but the input embedding look-up and norms"),
+    Column("flops_per_token_palm", _F, "6 N_matmul + 12 L H Q T (PaLM, arXiv:2204.02311)", "FLOP"),
+    Column("flops_per_token_causal", _F, "6 N_matmul + 6 L H Q T (causal attention counted as half)", "FLOP"),
+    Column("flops_per_token_playbook", _F, "6 N_all + 12 L h s, N_all as the Ultra-Scale Playbook counts it", "FLOP"),
+    Column("flops_per_token_hardware", _F, "What the device computes, causal attention halved, recomputation counted", "FLOP"),
+    Column("peak_flops", _F, "Dense peak of one device in the compute precision", "FLOP/s"),
+    Column("peak_flops_source", _S, "Where peak_flops comes from"),
+    Column("mfu_palm", _F, "Model FLOPs utilization by flops_per_token_palm"),
+    Column("mfu_causal", _F, "Model FLOPs utilization by flops_per_token_causal"),
+    Column("mfu_playbook", _F, "Model FLOPs utilization by flops_per_token_playbook"),
+    Column("hfu", _F, "Hardware FLOPs utilization by flops_per_token_hardware"),
+    # correctness
+    Column("losses", pa.list_(_F), "Loss of each step from the first, warm-up included", "nats/token"),
+    Column("grad_norms", pa.list_(_F), "Gradient norm before clipping of each step from the first"),
+    Column("loss_reference_id", _S, "Attempt of the same model, seed and data whose losses these were compared with"),
+    Column("loss_max_difference", _F, "Largest relative difference of the first steps' losses to that attempt's"),
+    Column("loss_agrees", _B, "loss_max_difference is within the tolerance of the precision"),
+    # memory, of the rank with the highest peak
+    Column("peak_allocated_bytes", _I, "Highest allocated device memory of any rank over the timed steps", "B"),
+    Column("peak_reserved_bytes", _I, "Highest reserved device memory of any rank over the timed steps", "B"),
+    Column("peak_rank", _I, "Rank with the highest peak_allocated_bytes"),
+    Column("peak_allocated_by_stage_bytes", pa.list_(_I), "Highest allocated memory of each pipeline stage's ranks; null for a stage not run", "B"),
+    Column("memory_parameters_bytes", _I, "At the peak: parameters, master weights and gathered copies", "B"),
+    Column("memory_gradients_bytes", _I, "At the peak: gradients and their accumulation buffers", "B"),
+    Column("memory_optimizer_bytes", _I, "At the peak: optimizer state", "B"),
+    Column("memory_activations_bytes", _I, "At the peak: everything else, mostly saved activations", "B"),
+    Column("device_memory_bytes", _I, "Total memory of the device as the driver reports it", "B"),
+    Column("allocator_retries", _I, "Times the allocator had to free its cache and try again, all ranks"),
+    # prediction made before the run
+    Column("predicted_peak_bytes", _I, "Closed-form peak of the highest stage", "B"),
+    Column("predicted_step_time_s", _F, "Closed-form step time", "s"),
+    # where the point's wall time went
+    Column("spawn_s", _F, "Fork to the worker's first line, slowest rank", "s"),
+    Column("rendezvous_s", _F, "Device context and process groups, slowest rank", "s"),
+    Column("build_s", _F, "Model, sharding, weights and optimizer, slowest rank", "s"),
+    Column("warmup_s", _F, "Warm-up steps, compilation included, slowest rank", "s"),
+    Column("timed_s", _F, "Timed steps, slowest rank", "s"),
+    Column("teardown_s", _F, "End of the last step to the last process gone and memory free", "s"),
+    Column("gap_s", _F, "End of the previous point's last timed step to the start of this point's first step", "s"),
+    # device state over the timed steps
+    Column("power_w", _F, "Mean power of one device", "W"),
+    Column("sm_clock_mhz", _F, "Mean SM clock", "MHz"),
+    Column("temperature_c", _F, "Highest device temperature", "degC"),
+    Column("throttle_reasons", _S, "NVML clock event reasons seen, comma separated; empty: none seen"),
+    # provenance
+    Column("launcher", _S, "local, slurm or rehearse"),
+    Column("cluster", _S, "Cluster description used for prediction"),
+    Column("hosts", pa.list_(_S), "Host names"),
+    Column("device_name", _S, "Device as the driver names it"),
+    Column("device_ids", pa.list_(_S), "Device UUIDs"),
+    Column("git_commit", _S, "Commit of the code that ran"),
+    Column("git_dirty", _B, "The checkout had uncommitted changes"),
+    Column("ultrasweep_version", _S, "Version of this package"),
+    Column("python_version", _S, "Python"),
+    Column("torch_version", _S, "PyTorch"),
+    Column("cuda_version", _S, "CUDA runtime of PyTorch"),
+    Column("nccl_version", _S, "NCCL"),
+    Column("triton_version", _S, "Triton"),
+    Column("driver_version", _S, "NVIDIA driver"),
+    Column("command", _S, "Command line of the sweep"),
+    Column("log_dir", _S, "Folder of the attempt's logs, relative to the sweep's folder"),
+)
+
+STEP_COLUMNS: tuple[Column, ...] = (
+    Column("attempt_id", _S, "Attempt this step belongs to", nullable=False),
+    Column("experiment_id", _S, "Experiment this step belongs to", nullable=False),
+    Column("measurement_version", _I, "Version of what the columns mean", nullable=False),
+    Column("rank", _I, "Global rank", nullable=False),
+    Column("dp_rank", _I, "Coordinate on the data-parallel axes"),
+    Column("tp_rank", _I, "Coordinate on the tensor-parallel axis"),
+    Column("pp_rank", _I, "Pipeline stage"),
+    Column("step", _I, "Step from 0, warm-up included", nullable=False),
+    Column("is_warmup", _B, "Not part of the timing", nullable=False),
+    Column("step_time_s", _F, "Start of the step to the end of the optimizer on this rank", "s"),
+    Column("forward_backward_s", _F, "Forward and backward, pipeline idle excluded", "s"),
+    Column("reduce_exposed_s", _F, "Waiting for gradient reduction after the last backward", "s"),
+    Column("optimizer_s", _F, "Clipping and optimizer", "s"),
+    Column("pipeline_idle_s", _F, "Waiting for another pipeline stage", "s"),
+    Column("tokens_per_s_per_gpu", _F, "tokens_per_step / step_time_s / world_size", "tokens/s"),
+    Column("loss", _F, "Mean loss over the global batch", "nats/token"),
+    Column("grad_norm", _F, "Norm of all gradients before clipping"),
+    Column("peak_allocated_bytes", _I, "Peak allocated memory in this step", "B"),
+    Column("peak_reserved_bytes", _I, "Peak reserved memory in this step", "B"),
+    Column("allocator_retries", _I, "Allocator retries in this step"),
+)
+
+LEDGER_COLUMNS: tuple[Column, ...] = (
+    Column("sweep", _S, "Name of the sweep"),
+    Column("grid", _S, "Grid that the point came from"),
+    Column("point", _I, "Number of the point in the expanded sweep", nullable=False),
+    Column("verdict", _S, "run, invalid, predicted_oom, cached or over_budget", nullable=False),
+    Column("rule", _S, "Rule that an invalid point breaks"),
+    Column("detail", _S, "The verdict's numbers in words"),
+    Column("predicted_peak_bytes", _I, "Closed-form peak of the highest stage", "B"),
+    Column("limit_bytes", _I, "Device memory that training can have", "B"),
+    Column("predicted_step_time_s", _F, "Closed-form step time", "s"),
+    Column("predicted_tokens_per_s_per_gpu", _F, "tokens_per_step / predicted_step_time_s / world_size", "tokens/s"),
+    Column("expected_gpu_hours", _F, "Predicted run time times devices", "h"),
+    Column("worst_gpu_hours", _F, "Deadline times devices", "h"),
+    Column("cached_attempt", _S, "Attempt that already answers this point"),
+    *CONFIG_COLUMNS,
+)
+
+
+def _schema(table: str, columns: tuple[Column, ...]) -> pa.Schema:
+    metadata = {"table": table, "schema_version": str(SCHEMA_VERSION), "measurement_version": str(MEASUREMENT_VERSION)}
+    return pa.schema([column.field() for column in columns], metadata=metadata)
+
+
+ATTEMPTS = _schema("attempts", ATTEMPT_COLUMNS)
+STEPS = _schema("steps", STEP_COLUMNS)
+LEDGER = _schema("ledger", LEDGER_COLUMNS)

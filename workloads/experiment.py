@@ -1,0 +1,257 @@
+"""What one experiment is: a frozen description, its id, and its JSON form. No torch here.
+
+Everything that can change a measured number is a field (defaults included in the hash); nothing that cannot
+(paths, partitions, how many steps are timed) is. The id is for people and for joins: it is never parsed back.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from workloads.errors import InvalidExperiment
+
+ENGINE = "ultrasweep"
+ENGINE_VERSION = "1"
+"""Raise when the engine computes or stores something differently, so that old rows are not taken for new ones."""
+
+Recompute = Literal["none", "selective", "full"]
+PipelineSchedule = Literal["none", "gpipe", "1f1b", "interleaved_1f1b", "zero_bubble_v", "dualpipe_v"]
+Precision = Literal["bf16", "fp32", "fp64", "fp8_tensorwise", "fp8_rowwise"]
+Attention = Literal["auto", "cudnn", "flash", "efficient", "math"]
+Compile = Literal["none", "block"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoESpec:
+    """Routed feed-forward layers (the dense ``ffn_hidden_size`` stays in force for the first ``num_dense_layers``)."""
+
+    num_experts: int
+    experts_per_token: int
+    expert_hidden_size: int
+    num_shared_experts: int = 0
+    num_dense_layers: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MLASpec:
+    """Multi-head latent attention (DeepSeek-V3, arXiv:2412.19437): low-rank queries and a shared latent for K and V."""
+
+    q_lora_rank: int
+    kv_lora_rank: int
+    qk_nope_head_dim: int
+    qk_rope_head_dim: int
+    v_head_dim: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSpec:
+    """Shape of a Llama-like decoder: RMSNorm, RoPE, SwiGLU, no biases."""
+
+    name: str
+    num_layers: int
+    hidden_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    ffn_hidden_size: int
+    vocab_size: int
+    tie_embeddings: bool = False
+    qk_norm: bool = False
+    rope_theta: float = 500_000.0
+    norm_eps: float = 1e-5
+    moe: MoESpec | None = None
+    mla: MLASpec | None = None
+
+    def __post_init__(self) -> None:
+        for field in ("num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim", "ffn_hidden_size", "vocab_size"):
+            _require_positive_int(f"model {self.name}", field, getattr(self, field))
+        if self.num_heads % self.num_kv_heads:
+            raise InvalidExperiment(
+                f"model {self.name}: num_kv_heads={self.num_kv_heads} must divide num_heads={self.num_heads}"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experiment:
+    """One training configuration. Degrees of 1 mean "off".
+
+    ``world_size = dp_replicate * dp_shard * cp * tp * pp``; ``ep`` borrows ranks from the data-parallel and
+    context-parallel axes and does not multiply. ``zero_stage`` 0 replicates (``dp_shard == 1``); 1, 2, 3 shard
+    optimizer state, then gradients, then parameters over ``dp_shard`` (``dp_replicate > 1`` beside it is HSDP).
+    """
+
+    model: ModelSpec
+    dp_replicate: int = 1
+    dp_shard: int = 1
+    tp: int = 1
+    cp: int = 1
+    pp: int = 1
+    ep: int = 1
+    micro_batch_size: int = 1
+    """Sequences in one forward pass of one data-parallel rank."""
+    global_batch_size: int
+    """Sequences in one optimizer step over all ranks."""
+    seq_len: int = 4096
+    zero_stage: int = 0
+    recompute: Recompute = "none"
+    pp_schedule: PipelineSchedule = "none"
+    """``none`` exactly when ``pp == 1``."""
+    virtual_stages: int = 1
+    """Model chunks held by one pipeline rank."""
+    sequence_parallel: bool = True
+    """Activations between tensor-parallel regions are sharded over tokens. Without effect when ``tp == 1``."""
+    precision: Precision = "bf16"
+    """bf16: bf16 compute, fp32 master weights, gradients reduced and accumulated in fp32."""
+    attention: Attention = "auto"
+    compile: Compile = "none"
+    seed: int = 42
+    engine: str = ENGINE
+    engine_version: str = ENGINE_VERSION
+
+    def __post_init__(self) -> None:
+        label = f"experiment on {self.model.name}"
+        for field in (
+            "dp_replicate dp_shard tp cp pp ep micro_batch_size global_batch_size seq_len virtual_stages".split()
+        ):
+            _require_positive_int(label, field, getattr(self, field))
+        if self.zero_stage not in (0, 1, 2, 3):
+            raise InvalidExperiment(f"{label}: zero_stage={self.zero_stage!r}; it may be 0, 1, 2 or 3")
+        for field, allowed in _CHOICES.items():
+            if getattr(self, field) not in allowed:
+                raise InvalidExperiment(f"{label}: {field}={getattr(self, field)!r}; it may be one of {', '.join(allowed)}")
+
+    @property
+    def dp(self) -> int:
+        """Data-parallel degree: replicas times shards."""
+        return self.dp_replicate * self.dp_shard
+
+    @property
+    def world_size(self) -> int:
+        return self.dp * self.cp * self.tp * self.pp
+
+    @property
+    def sequences_per_round(self) -> int:
+        """Sequences that all data-parallel ranks together take in one micro-batch."""
+        return self.dp * self.micro_batch_size
+
+    @property
+    def num_microbatches(self) -> int:
+        """Micro-batches of one optimizer step (gradient accumulation; fills the pipeline when ``pp > 1``)."""
+        return self.global_batch_size // self.sequences_per_round
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self.global_batch_size * self.seq_len
+
+    @property
+    def hash(self) -> str:
+        """Eight hex digits over every field but the model's name (a name cannot change a number)."""
+        fields = to_dict(self)
+        fields["model"].pop("name")
+        return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:8]
+
+    @property
+    def id(self) -> str:
+        """Readable slug and hash, safe as a file name, e.g. ``llama8b-dp4z3-tp2-mbs2-gbs64-s4096-1f3c9a0e``."""
+        parts = [_slug(self.model.name)]
+        dp = f"dp{self.dp}" if self.dp_replicate == 1 or self.dp_shard == 1 else f"dp{self.dp_replicate}x{self.dp_shard}"
+        parts.append(f"{dp}z{self.zero_stage}")
+        parts += [f"{axis}{getattr(self, axis)}" for axis in ("tp", "cp", "pp", "ep") if getattr(self, axis) > 1]
+        if self.pp > 1:
+            parts.append(self.pp_schedule + (f"v{self.virtual_stages}" if self.virtual_stages > 1 else ""))
+        parts += [f"mbs{self.micro_batch_size}", f"gbs{self.global_batch_size}", f"s{self.seq_len}"]
+        if self.recompute != "none":
+            parts.append(f"rc{self.recompute}")
+        if self.precision != "bf16":
+            parts.append(self.precision)
+        if self.compile != "none":
+            parts.append("compiled")
+        return "-".join([*parts, self.hash])
+
+    @classmethod
+    def canonical(cls, *, dp: int | None = None, **fields: Any) -> Experiment:
+        """An experiment from loosely given fields, with what has no effect set to its one canonical value.
+
+        ``dp`` (instead of ``dp_replicate``/``dp_shard``) becomes replicas for ZeRO-0 and shards otherwise. With one
+        data-parallel rank there is nothing to shard: ZeRO becomes 0. With one stage there is no schedule. So two
+        spellings of the same run have the same id.
+        """
+        if dp is not None:
+            if "dp_replicate" in fields or "dp_shard" in fields:
+                raise InvalidExperiment(f"give dp={dp} or dp_replicate and dp_shard, not both")
+            sharded = fields.get("zero_stage", 0) > 0
+            fields["dp_replicate"], fields["dp_shard"] = (1, dp) if sharded else (dp, 1)
+        if fields.get("dp_replicate", 1) * fields.get("dp_shard", 1) == 1:
+            fields["zero_stage"] = 0
+        if fields.get("pp", 1) == 1:
+            fields["pp_schedule"], fields["virtual_stages"] = "none", 1
+        elif fields.get("pp_schedule", "none") == "none":
+            fields["pp_schedule"] = "1f1b"
+        if fields.get("tp", 1) == 1:
+            fields["sequence_parallel"] = True
+        return cls(**fields)
+
+    def replace(self, **changes: Any) -> Experiment:
+        return dataclasses.replace(self, **changes)
+
+
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "recompute": get_args(Recompute),
+    "pp_schedule": get_args(PipelineSchedule),
+    "precision": get_args(Precision),
+    "attention": get_args(Attention),
+    "compile": get_args(Compile),
+}
+
+
+def to_dict(experiment: Experiment) -> dict[str, Any]:
+    """Plain nested dict of every field, ready for JSON."""
+    return dataclasses.asdict(experiment)
+
+
+def from_dict(fields: dict[str, Any]) -> Experiment:
+    """Inverse of `to_dict`. Unknown or missing fields are refused: an old file is not silently given new defaults."""
+    expected = {f.name for f in dataclasses.fields(Experiment)}
+    if wrong := expected.symmetric_difference(fields):
+        raise InvalidExperiment(f"stored experiment has unknown or missing fields: {', '.join(sorted(wrong))}")
+    return Experiment(**{**fields, "model": model_from_dict(fields["model"])})
+
+
+def model_from_dict(fields: dict[str, Any]) -> ModelSpec:
+    """A `ModelSpec` from plain data (YAML or JSON); ``head_dim`` may be left out where it is hidden_size / num_heads."""
+    fields = dict(fields)
+    name = fields.get("name", "(unnamed)")
+    if unknown := set(fields) - {f.name for f in dataclasses.fields(ModelSpec)}:
+        known = ", ".join(f.name for f in dataclasses.fields(ModelSpec))
+        raise InvalidExperiment(f"model {name}: unknown field {', '.join(sorted(unknown))}; known: {known}")
+    if fields.get("head_dim") is None and fields.get("hidden_size") and fields.get("num_heads"):
+        fields["head_dim"] = fields["hidden_size"] // fields["num_heads"]
+    try:
+        if isinstance(fields.get("moe"), dict):
+            fields["moe"] = MoESpec(**fields["moe"])
+        if isinstance(fields.get("mla"), dict):
+            fields["mla"] = MLASpec(**fields["mla"])
+        return ModelSpec(**fields)
+    except TypeError as error:
+        raise InvalidExperiment(f"model {name}: {error}") from None
+
+
+def to_json(experiment: Experiment) -> str:
+    return json.dumps(to_dict(experiment), indent=1, sort_keys=True)
+
+
+def from_json(text: str) -> Experiment:
+    return from_dict(json.loads(text))
+
+
+def _slug(name: str) -> str:
+    return "".join(c if c.isalnum() or c == "." else "" for c in name.lower()) or "model"
+
+
+def _require_positive_int(label: str, field: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise InvalidExperiment(f"{label}: {field}={value!r} must be a whole number of at least 1")

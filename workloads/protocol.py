@@ -1,0 +1,199 @@
+"""What a launcher and a rank say to each other: files in one attempt's folder. No torch here.
+
+A launcher writes ``task.json``; rank ``r`` writes ``rank_r.heartbeat.json`` (phase changes and every step),
+``rank_r.result.json`` as soon as its last step is measured (before teardown, so that a hang there loses nothing) or
+``rank_r.error.json`` when it fails, and its output to ``rank_r.log``. Every JSON file appears by temp + rename.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from workloads import experiment as ex
+from workloads.cluster import ClusterSpec, cluster_from_dict
+from workloads.experiment import Experiment
+
+Phase = Literal["spawn", "rendezvous", "build", "warmup", "step", "teardown", "done"]
+Method = Literal["measured", "rehearsed", "rehearsed_fake"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasureSpec:
+    """How a run is measured. Not part of an experiment's identity."""
+
+    warmup_steps: int = 3
+    timed_steps: int = 5
+    memory_probe: bool = True
+    """The last warm-up step looks up memory by category at its peak (costs host time in that step only)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """Everything a rank needs to know besides its rank."""
+
+    attempt_id: str
+    experiment: Experiment
+    measure: MeasureSpec
+    cluster: ClusterSpec
+    method: Method = "measured"
+    device: Literal["cuda", "cpu"] = "cpu"
+    rendezvous_host: str = "127.0.0.1"
+    rendezvous_port: int = 0
+    collective_timeout_s: float = 120.0
+    """After this long a collective that does not end makes its ranks fail (NCCL and gloo time-out)."""
+    cpu_threads: int = 1
+    """Intra-op threads of a CPU rank."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRecord:
+    """One step of one rank. Times in seconds, memory in bytes; None where not measurable."""
+
+    step: int
+    is_warmup: bool
+    step_time_s: float
+    forward_backward_s: float | None = None
+    reduce_exposed_s: float | None = None
+    optimizer_s: float | None = None
+    pipeline_idle_s: float | None = None
+    loss: float | None = None
+    """Mean over the global batch, the same on every rank."""
+    grad_norm: float | None = None
+    peak_allocated_bytes: int | None = None
+    peak_reserved_bytes: int | None = None
+    allocator_retries: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryAtPeak:
+    """Device memory of one rank at the moment of its peak, in bytes by category."""
+
+    parameters_bytes: int
+    gradients_bytes: int
+    optimizer_bytes: int
+    activations_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceState:
+    """What NVML said over the timed steps; None where it does not answer."""
+
+    power_w: float | None = None
+    sm_clock_mhz: float | None = None
+    temperature_c: float | None = None
+    throttle_reasons: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankResult:
+    rank: int
+    coordinates: dict[str, int]
+    """``dp``, ``tp``, ``cp``, ``pp`` coordinates of this rank."""
+    steps: list[StepRecord]
+    phase_started_at: dict[str, float]
+    """Unix time at which each phase began on this rank; ``teardown`` begins when the last step ended."""
+    memory_at_peak: MemoryAtPeak | None = None
+    device_memory_bytes: int | None = None
+    device_name: str | None = None
+    device_id: str | None = None
+    device_state: DeviceState = field(default_factory=DeviceState)
+    host: str | None = None
+    versions: dict[str, str | None] = field(default_factory=dict)
+    """``torch``, ``cuda``, ``nccl``, ``triton``, ``driver``, ``python``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankError:
+    rank: int
+    phase: Phase
+    step: int | None
+    kind: Literal["oom", "nccl_error", "diverged", "unsupported", "crash"]
+    message: str
+    traceback: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heartbeat:
+    rank: int
+    phase: Phase
+    step: int | None
+    time: float
+    pid: int
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a dataclass or plain data as JSON so that a reader sees the whole file or none."""
+    data = dataclasses.asdict(value) if dataclasses.is_dataclass(value) and not isinstance(value, type) else value
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary.write_text(json.dumps(data))
+    os.replace(temporary, path)
+
+
+def write_task(folder: Path, task: Task) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / "task.json", task)
+
+
+def read_task(folder: Path) -> Task:
+    data = json.loads((folder / "task.json").read_text())
+    data["experiment"] = ex.from_dict(data["experiment"])
+    data["measure"] = MeasureSpec(**data["measure"])
+    data["cluster"] = cluster_from_dict(data["cluster"])
+    return Task(**data)
+
+
+def heartbeat(folder: Path, rank: int, phase: Phase, step: int | None = None) -> None:
+    beat = Heartbeat(rank=rank, phase=phase, step=step, time=time.time(), pid=os.getpid())
+    write_json(heartbeat_path(folder, rank), beat)
+
+
+def read_heartbeat(folder: Path, rank: int) -> Heartbeat | None:
+    """The rank's last heartbeat; None before its first."""
+    data = _read(heartbeat_path(folder, rank))
+    return Heartbeat(**data) if data is not None else None
+
+
+def read_result(folder: Path, rank: int) -> RankResult | None:
+    data = _read(result_path(folder, rank))
+    if data is None:
+        return None
+    data["steps"] = [StepRecord(**step) for step in data["steps"]]
+    if data["memory_at_peak"] is not None:
+        data["memory_at_peak"] = MemoryAtPeak(**data["memory_at_peak"])
+    data["device_state"] = DeviceState(**data["device_state"])
+    return RankResult(**data)
+
+
+def read_error(folder: Path, rank: int) -> RankError | None:
+    data = _read(error_path(folder, rank))
+    return RankError(**data) if data is not None else None
+
+
+def heartbeat_path(folder: Path, rank: int) -> Path:
+    return folder / f"rank_{rank}.heartbeat.json"
+
+
+def result_path(folder: Path, rank: int) -> Path:
+    return folder / f"rank_{rank}.result.json"
+
+
+def error_path(folder: Path, rank: int) -> Path:
+    return folder / f"rank_{rank}.error.json"
+
+
+def log_path(folder: Path, rank: int) -> Path:
+    return folder / f"rank_{rank}.log"
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    try:
+        data: dict[str, Any] = json.loads(path.read_text())
+    except FileNotFoundError:
+        return None
+    return data
