@@ -99,6 +99,9 @@ class RankResult:
     phase_started_at: dict[str, float]
     """Unix time at which each phase began on this rank; ``teardown`` begins when the last step ended."""
     memory_at_peak: MemoryAtPeak | None = None
+    forward_s: float | None = None
+    """Median over the timed steps of one micro-batch's forward on this stage, waits excluded."""
+    backward_s: float | None = None
     device_memory_bytes: int | None = None
     device_name: str | None = None
     device_id: str | None = None

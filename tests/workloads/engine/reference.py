@@ -1,0 +1,101 @@
+"""The unsharded model, written down a second time in the plainest way, and the comparison with it.
+
+Only the initial weights come from the engine (`parameters._draw`); forward, loss, clipping and AdamW do not.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from workloads.engine import optimizer as constants
+from workloads.engine.data import step_batches
+from workloads.engine.groups import TensorParallel
+from workloads.engine.model import Block, Head
+from workloads.engine.parameters import Part, _draw, named_parameters
+from workloads.engine.tensor_parallel import VocabularyParallelEmbedding
+from workloads.experiment import Experiment
+
+
+@dataclass
+class Trace:
+    losses: list[float]
+    grad_norms: list[float]
+    gradients: list[dict[str, Tensor]]
+    """Of each step, before clipping."""
+
+
+def train(experiment: Experiment, steps: int) -> Trace:
+    """Train on one process in float64 on the whole global batch at once."""
+    assert experiment.precision == "fp64"
+    weights = {part.name: _draw(part, experiment.seed, torch.device("cpu"), 1, 0, None).double() for part in _parts(experiment)}
+    for weight in weights.values():
+        weight.requires_grad_()
+    optimizer = torch.optim.AdamW(
+        list(weights.values()),
+        lr=constants.LEARNING_RATE,
+        betas=constants.BETAS,
+        eps=constants.EPSILON,
+        weight_decay=constants.WEIGHT_DECAY,
+    )
+    trace = Trace([], [], [])
+    whole = Experiment.canonical(model=experiment.model, global_batch_size=experiment.global_batch_size,
+                                 micro_batch_size=experiment.global_batch_size, seq_len=experiment.seq_len,
+                                 precision="fp64", seed=experiment.seed)
+    for step in range(steps):
+        ((tokens, targets),) = step_batches(whole, step, 0, torch.device("cpu"))
+        loss = _loss(experiment, weights, tokens.view(-1, experiment.seq_len), targets)
+        optimizer.zero_grad()
+        loss.backward()
+        trace.gradients.append({name: weight.grad.clone() for name, weight in weights.items()})
+        norm = torch.nn.utils.clip_grad_norm_(weights.values(), constants.MAX_GRAD_NORM)
+        optimizer.step()
+        trace.losses.append(loss.item())
+        trace.grad_norms.append(norm.item())
+    return trace
+
+
+def _parts(experiment: Experiment) -> list[Part]:
+    single = TensorParallel(size=1, rank=0, group=None, name="", sequence_parallel=True)
+    model = experiment.model
+    with torch.device("meta"):
+        modules = [Block(layer, model, 1, single) for layer in range(model.num_layers)]
+        modules += [VocabularyParallelEmbedding(model.vocab_size, model.hidden_size, 0.02, single), Head(experiment, single)]
+    parts = {part.name: part for m in modules for named in named_parameters(m) for part in named.spec.parts}
+    return list(parts.values())
+
+
+def _loss(experiment: Experiment, w: dict[str, Tensor], tokens: Tensor, targets: Tensor) -> Tensor:
+    model = experiment.model
+
+    def norm(x: Tensor, name: str) -> Tensor:
+        return x / (x.square().mean(-1, keepdim=True) + model.norm_eps).sqrt() * w[name]
+
+    def rotate(x: Tensor) -> Tensor:  # [B, S, N, H]
+        half = model.head_dim // 2
+        frequency = model.rope_theta ** -(torch.arange(half, dtype=torch.float64) / half)
+        angle = torch.arange(x.shape[1], dtype=torch.float64)[:, None] * frequency
+        cos, sin = angle.cos()[:, None, :], angle.sin()[:, None, :]
+        a, b = x[..., :half], x[..., half:]
+        return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+
+    batch, seq = tokens.shape
+    x = w["embedding"][tokens]
+    mask = torch.full((seq, seq), -torch.inf, dtype=torch.float64).triu(1)
+    for layer in range(model.num_layers):
+        p = f"layers.{layer}"
+        h = norm(x, f"{p}.attention_norm")
+        q, k, v = ((h @ w[f"{p}.attention.{n}"].t()).view(batch, seq, -1, model.head_dim) for n in "qkv")
+        q, k = rotate(q), rotate(k)
+        repeats = model.num_heads // model.num_kv_heads
+        k, v = k.repeat_interleave(repeats, 2), v.repeat_interleave(repeats, 2)
+        scores = torch.einsum("bsnh,btnh->bnst", q, k) / model.head_dim**0.5 + mask
+        o = torch.einsum("bnst,btnh->bsnh", scores.softmax(-1), v).reshape(batch, seq, -1)
+        x = x + o @ w[f"{p}.attention.o"].t()
+        h = norm(x, f"{p}.ffn_norm")
+        gate, up = h @ w[f"{p}.ffn.gate"].t(), h @ w[f"{p}.ffn.up"].t()
+        x = x + (gate * gate.sigmoid() * up) @ w[f"{p}.ffn.down"].t()
+    logits = norm(x, "norm") @ w["embedding" if model.tie_embeddings else "head"].t()
+    return torch.nn.functional.cross_entropy(logits.view(-1, model.vocab_size), targets)

@@ -1,0 +1,33 @@
+"""Marks on the device's time line (CUDA events) or the host's (CPU), read after the step without disturbing it."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+
+
+class Clock:
+    """``mark()`` returns a token; ``seconds(a, b)`` is the time between two tokens, once the device has passed both."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.cuda = device.type == "cuda"
+
+    def mark(self) -> torch.cuda.Event | float:
+        if not self.cuda:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def seconds(self, start: torch.cuda.Event | float, end: torch.cuda.Event | float) -> float:
+        if isinstance(start, torch.cuda.Event):
+            assert isinstance(end, torch.cuda.Event)
+            return start.elapsed_time(end) / 1e3
+        assert not isinstance(end, torch.cuda.Event)
+        return end - start
+
+    def finish(self) -> None:
+        """Wait until the device has passed every mark."""
+        if self.cuda:
+            torch.cuda.synchronize()

@@ -1,0 +1,33 @@
+"""Synthetic token sequences: uniform, and the same for every layout.
+
+Sequence ``i`` of step ``s`` depends on (seed, s, i) alone. Data-parallel rank ``d`` takes sequences
+``(microbatch * dp + d) * micro_batch_size ...`` of the global batch.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from workloads.experiment import Experiment
+
+
+def step_batches(
+    experiment: Experiment, step: int, data_rank: int, device: torch.device
+) -> list[tuple[Tensor, Tensor]]:
+    """(tokens_T, targets_T) of every micro-batch of one data-parallel rank, on ``device``, T = B*S flattened."""
+    size, dp = experiment.micro_batch_size, experiment.dp
+    batches = []
+    for microbatch in range(experiment.num_microbatches):
+        first = (microbatch * dp + data_rank) * size
+        rows = torch.stack([_sequence(experiment, step, first + i) for i in range(size)])
+        tokens, targets = rows[:, :-1], rows[:, 1:]
+        batches.append((tokens.reshape(-1).to(device), targets.reshape(-1).to(device)))
+    return batches
+
+
+def _sequence(experiment: Experiment, step: int, index: int) -> Tensor:
+    # Philox-like spreading of the three numbers is not needed: manual_seed scrambles its argument.
+    seed = (experiment.seed * 1_000_003 + step) * 1_000_003 + index
+    generator = torch.Generator().manual_seed(seed & (2**63 - 1))
+    return torch.randint(experiment.model.vocab_size, (experiment.seq_len + 1,), generator=generator)

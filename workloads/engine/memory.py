@@ -1,0 +1,193 @@
+"""Device memory of one rank by category, at the moment of its peak.
+
+Parameters, gradients and optimizer state are counted from the tensors that are alive; activations are the rest of the
+peak (saved tensors, temporaries, communication buffers). The peak itself comes from CUDA's allocator, or from
+`StorageTracker` where there is none (CPU tensors, FakeTensors). The probe looks between blocks, forward and backward, and
+keeps the counts of the look-up during which the peak last rose, so the moment is right to within one block.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._guards import active_fake_mode
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp._fully_shard import _fsdp_param
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
+
+from workloads.engine.build import Engine
+from workloads.engine.parameters import local_shard
+from workloads.protocol import MemoryAtPeak
+
+
+class StorageTracker(TorchDispatchMode):
+    """Bytes of all tensor storages made while active and still alive, and their peak.
+
+    A storage counts once over its lifetime however many views it has. Works with repeated forwards, where torch's own
+    trackers raise, and skips the global-shape tensors that DTensor makes for itself under another fake mode.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.current = self.peak = 0
+        self._bytes: dict[int, int] = {}
+        self._fake_mode: Any = None
+
+    def __enter__(self) -> StorageTracker:
+        self._fake_mode = active_fake_mode()
+        super().__enter__()
+        return self
+
+    def add(self, tensor: Tensor) -> None:
+        """Count a tensor's storage, or count it again after it was resized in place."""
+        if isinstance(tensor, DTensor):
+            tensor = tensor._local_tensor
+        storage = tensor.untyped_storage()
+        key, size = storage._cdata, storage.nbytes()
+        if key not in self._bytes:
+            weakref.finalize(storage, self._remove, key)
+        self.current += size - self._bytes.get(key, 0)
+        self._bytes[key] = size
+        self.peak = max(self.peak, self.current)
+
+    def _remove(self, key: int) -> None:
+        self.current -= self._bytes.pop(key, 0)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if DTensor in types:
+            return NotImplemented
+        out = func(*args, **(kwargs or {}))
+        if active_fake_mode() is self._fake_mode:
+            tree_map_only(Tensor, self.add, out)
+        return out
+
+
+@contextmanager
+def tracked_storages(tracker: StorageTracker) -> Iterator[StorageTracker]:
+    """Run with the tracker on, told also of FSDP's in-place growing and freeing of gathered parameters."""
+    alloc, free = _fsdp_param.alloc_storage, _fsdp_param.free_storage
+
+    def alloc_and_count(tensor: Tensor) -> None:
+        alloc(tensor)
+        tracker.add(tensor)
+
+    def free_and_count(tensor: Tensor) -> None:
+        free(tensor)
+        tracker.add(tensor)
+
+    _fsdp_param.alloc_storage, _fsdp_param.free_storage = alloc_and_count, free_and_count
+    try:
+        with tracker:
+            yield tracker
+    finally:
+        _fsdp_param.alloc_storage, _fsdp_param.free_storage = alloc, free
+
+
+class MemoryProbe:
+    """Watches one step. Use as a context manager around it; then read `at_peak`."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.tracker = None if engine.groups.device.type == "cuda" else StorageTracker()
+        self._resident = 0
+        self._highest = -1
+        self.at_peak: MemoryAtPeak | None = None
+
+    @contextmanager
+    def watch(self) -> Iterator[None]:
+        self.engine.stage.between_blocks = self._between_blocks
+        try:
+            if self.tracker is None:
+                yield
+            else:
+                # What was there before the tracker: master weights, optimizer state and the RoPE tables.
+                self._resident = self._parameters() + self.engine.optimizer.state_bytes() + self._buffers()
+                with tracked_storages(self.tracker):
+                    yield
+        finally:
+            self.engine.stage.between_blocks = None
+            self.look()
+
+    @property
+    def peak_bytes(self) -> int:
+        if self.tracker is None:
+            return torch.cuda.max_memory_allocated()
+        return self._resident + self.tracker.peak
+
+    def look(self) -> None:
+        """If the peak rose since the last look, remember what was alive."""
+        peak = self.peak_bytes
+        if peak <= self._highest:
+            return
+        self._highest = peak
+        parameters, gradients = self._parameters(), self._gradients()
+        optimizer = self.engine.optimizer.state_bytes()
+        self.at_peak = MemoryAtPeak(
+            parameters_bytes=parameters,
+            gradients_bytes=gradients,
+            optimizer_bytes=optimizer,
+            activations_bytes=max(peak - parameters - gradients - optimizer, 0),
+        )
+
+    def _between_blocks(self, x: Tensor) -> Tensor:
+        self.look()
+        if x.requires_grad:
+            x.register_hook(lambda grad: self.look())
+        return x
+
+    def _parameters(self) -> int:
+        total = 0
+        for named in self.engine.optimizer.parameters:
+            current = named.current
+            total += _bytes(local_shard(current))
+            if not isinstance(current, DTensor):
+                total += self._shard_bytes(named.module, named.attribute)
+        return total
+
+    def _shard_bytes(self, module: torch.nn.Module, attribute: str) -> int:
+        """Bytes of the master shard behind a parameter that is gathered now."""
+        for group in _param_groups(self.engine.stage):
+            for parameter in group.fsdp_params:
+                info = parameter._module_info
+                if info.module is module and info.param_name == attribute:
+                    return _bytes(local_shard(parameter.sharded_param))
+        raise AssertionError(f"{attribute} of {type(module).__name__} is not managed by FSDP")
+
+    def _gradients(self) -> int:
+        total = 0
+        for group in _param_groups(self.engine.stage):
+            for parameter in group.fsdp_params:
+                unsharded = getattr(parameter, "_unsharded_param", None)
+                for gradient in (
+                    parameter.sharded_param.grad,
+                    unsharded.grad if unsharded is not None else None,
+                    parameter.unsharded_accumulated_grad,
+                ):
+                    if gradient is not None:
+                        total += _bytes(local_shard(gradient))
+        return total
+
+    def _buffers(self) -> int:
+        return sum(_bytes(b) for b in self.engine.stage.buffers())
+
+
+def _param_groups(stage: torch.nn.Module) -> Iterator[Any]:
+    """FSDP's parameter groups below ``stage`` (one attribute in torch 2.11, a list in 2.13)."""
+    for module in stage.modules():
+        if isinstance(module, FSDPModule):
+            state: Any = module._get_fsdp_state()
+            if hasattr(state, "_fsdp_param_groups"):
+                yield from state._fsdp_param_groups
+            elif state._fsdp_param_group is not None:
+                yield state._fsdp_param_group
+
+
+def _bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()

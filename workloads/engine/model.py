@@ -1,0 +1,179 @@
+"""One pipeline stage of a Llama-shaped transformer.
+
+Shapes: B sequences of a micro-batch, S tokens a sequence, T = B*S tokens (T/tp between tensor-parallel regions with
+sequence parallelism), D hidden size, N query heads and K key/value heads of this tensor-parallel rank, H head size,
+F feed-forward columns of this rank, V vocabulary rows of this rank.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from workloads.engine.groups import Groups, TensorParallel
+from workloads.engine.ops import apply_rope, linear_cross_entropy, rms_norm, swiglu
+from workloads.engine.parameters import ParameterSpec, Part
+from workloads.engine.tensor_parallel import (
+    ColumnParallelLinear,
+    RowParallelLinear,
+    VocabularyParallelEmbedding,
+    enter_vocabulary,
+    vocabulary_spec,
+)
+from workloads.experiment import Experiment, ModelSpec
+from workloads.mesh import layers_of_stage
+
+INIT_STD = 0.02
+
+
+class RMSNorm(nn.Module):
+    def __init__(self, name: str, size: int, eps: float) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.empty(size))
+        self.specs = {"weight": ParameterSpec(parts=(Part(name, (size,), std=None),), tp_dim=None)}
+
+    def forward(self, x_TD: Tensor) -> Tensor:
+        return rms_norm(x_TD, self.weight, self.eps)
+
+
+class Attention(nn.Module):
+    def __init__(self, prefix: str, model: ModelSpec, batch: int, tp: TensorParallel) -> None:
+        super().__init__()
+        self.batch = batch
+        self.heads, self.kv_heads = model.num_heads // tp.size, model.num_kv_heads // tp.size
+        self.head_dim = model.head_dim
+        q, kv = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
+        parts = [(f"{prefix}.q", q), (f"{prefix}.k", kv), (f"{prefix}.v", kv)]
+        self.qkv = ColumnParallelLinear(model.hidden_size, parts, INIT_STD, tp)
+        self.out = RowParallelLinear(f"{prefix}.o", q, model.hidden_size, residual_std(model), tp)
+
+    def forward(self, x_TD: Tensor, cos_SH: Tensor, sin_SH: Tensor) -> Tensor:
+        qkv = self.qkv(x_TD).view(self.batch, -1, self.heads + 2 * self.kv_heads, self.head_dim)
+        q_BSNH, k_BSKH, v_BSKH = qkv.split([self.heads, self.kv_heads, self.kv_heads], dim=2)
+        q_BSNH, k_BSKH = apply_rope(q_BSNH, k_BSKH, cos_SH, sin_SH)
+        o_BNSH = F.scaled_dot_product_attention(
+            q_BSNH.transpose(1, 2),
+            k_BSKH.transpose(1, 2),
+            v_BSKH.transpose(1, 2),
+            is_causal=True,
+            enable_gqa=self.heads != self.kv_heads,
+        )
+        return self.out(o_BNSH.transpose(1, 2).reshape(-1, self.heads * self.head_dim))
+
+
+class FeedForward(nn.Module):
+    def __init__(self, prefix: str, model: ModelSpec, tp: TensorParallel) -> None:
+        super().__init__()
+        parts = [(f"{prefix}.gate", model.ffn_hidden_size), (f"{prefix}.up", model.ffn_hidden_size)]
+        self.gate_up = ColumnParallelLinear(model.hidden_size, parts, INIT_STD, tp)
+        self.down = RowParallelLinear(
+            f"{prefix}.down", model.ffn_hidden_size, model.hidden_size, residual_std(model), tp
+        )
+
+    def forward(self, x_TD: Tensor) -> Tensor:
+        return self.down(swiglu(self.gate_up(x_TD)))
+
+
+class Block(nn.Module):
+    def __init__(self, layer: int, model: ModelSpec, batch: int, tp: TensorParallel) -> None:
+        super().__init__()
+        prefix = f"layers.{layer}"
+        self.attention_norm = RMSNorm(f"{prefix}.attention_norm", model.hidden_size, model.norm_eps)
+        self.attention = Attention(f"{prefix}.attention", model, batch, tp)
+        self.ffn_norm = RMSNorm(f"{prefix}.ffn_norm", model.hidden_size, model.norm_eps)
+        self.ffn = FeedForward(f"{prefix}.ffn", model, tp)
+
+    def forward(self, x_TD: Tensor, cos_SH: Tensor, sin_SH: Tensor) -> Tensor:
+        x_TD = x_TD + self.attention(self.attention_norm(x_TD), cos_SH, sin_SH)
+        return x_TD + self.ffn(self.ffn_norm(x_TD))
+
+
+class Head(nn.Module):
+    """Final norm and vocabulary-parallel cross-entropy; the logits of a whole micro-batch never exist."""
+
+    def __init__(self, experiment: Experiment, tp: TensorParallel) -> None:
+        super().__init__()
+        model = experiment.model
+        self.tp = tp
+        self.norm = RMSNorm("norm", model.hidden_size, model.norm_eps)
+        self.weight = nn.Parameter(torch.empty(model.vocab_size // tp.size, model.hidden_size))
+        name = "embedding" if model.tie_embeddings else "head"
+        self.specs = {"weight": vocabulary_spec(model.vocab_size, model.hidden_size, INIT_STD, name)}
+        self.scale = 1.0 / experiment.tokens_per_step
+        # GPipe holds every micro-batch between its forward and backward: keep one number a token, not two gradients.
+        self.grads_in_forward = experiment.pp_schedule != "gpipe"
+
+    def forward(self, x_TD: Tensor, targets_T: Tensor) -> Tensor:
+        """This micro-batch's share of the global batch's mean loss (fp32, or fp64 in fp64 runs)."""
+        return linear_cross_entropy(
+            enter_vocabulary(self.norm(x_TD), self.tp),
+            self.weight,
+            targets_T,
+            scale=self.scale,
+            group=self.tp.group,
+            grads_in_forward=self.grads_in_forward,
+        )
+
+
+class Stage(nn.Module):
+    """The layers of one pipeline rank. The first stage takes tokens; the last takes targets too and returns the loss."""
+
+    cos: Tensor
+    sin: Tensor
+
+    def __init__(self, experiment: Experiment, groups: Groups) -> None:
+        super().__init__()
+        model, tp = experiment.model, groups.tp
+        self.seq_len, self.head_dim, self.theta = experiment.seq_len, model.head_dim, model.rope_theta
+        self.embedding = (
+            VocabularyParallelEmbedding(model.vocab_size, model.hidden_size, INIT_STD, tp)
+            if groups.is_first_stage
+            else None
+        )
+        layers = layers_of_stage(model.num_layers, experiment.pp, groups.stage)
+        self.blocks = nn.ModuleList(Block(layer, model, experiment.micro_batch_size, tp) for layer in layers)
+        self.head = Head(experiment, tp) if groups.is_last_stage else None
+        if self.embedding is not None and self.head is not None and model.tie_embeddings:
+            self.head.weight = self.embedding.weight
+        self.register_buffer("cos", torch.empty(self.seq_len, self.head_dim // 2), persistent=False)
+        self.register_buffer("sin", torch.empty(self.seq_len, self.head_dim // 2), persistent=False)
+        self.between_blocks: Callable[[Tensor], Tensor] | None = None
+        """Called on the residual stream before every block and after the last; the memory probe hooks in here."""
+
+    @torch.no_grad()
+    def fill_rope(self) -> None:
+        """RoPE tables (arXiv:2104.09864), angles in fp64 so that every precision rotates by the same amount."""
+        exponent = torch.arange(0, self.head_dim, 2, dtype=torch.float64, device=self.cos.device) / self.head_dim
+        position = torch.arange(self.seq_len, dtype=torch.float64, device=self.cos.device)
+        angle = torch.outer(position, self.theta**-exponent)
+        self.cos.copy_(angle.cos())
+        self.sin.copy_(angle.sin())
+
+    def forward(self, x: Tensor, targets_T: Tensor | None = None) -> Tensor:
+        if self.embedding is not None:
+            x = self.embedding(x)
+        for block in self.blocks:
+            x = self._mark(x)
+            x = block(x, self.cos, self.sin)
+        x = self._mark(x)
+        if self.head is not None:
+            assert targets_T is not None
+            x = self.head(x, targets_T)
+        return x
+
+    def _mark(self, x: Tensor) -> Tensor:
+        return x if self.between_blocks is None else self.between_blocks(x)
+
+
+def residual_std(model: ModelSpec) -> float:
+    """Projections that add to the residual stream start smaller with depth (GPT-2)."""
+    return INIT_STD / math.sqrt(2 * model.num_layers)
+
+
+def replace_blocks(stage: Stage, blocks: Sequence[nn.Module]) -> None:
+    stage.blocks = nn.ModuleList(blocks)

@@ -1,0 +1,86 @@
+"""Gradient norm over all axes, clipping and fused AdamW, on plain local shards.
+
+The optimizer sees each parameter's local tensor rather than its DTensor: one fused kernel over plain tensors, no dispatch.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from workloads.engine.groups import Groups
+from workloads.engine.parameters import NamedParameter, local_shard, named_parameters
+
+LEARNING_RATE = 3e-4
+BETAS = (0.9, 0.95)
+EPSILON = 1e-8
+WEIGHT_DECAY = 0.1
+MAX_GRAD_NORM = 1.0
+
+
+class ShardedAdamW:
+    def __init__(self, stage: nn.Module, groups: Groups) -> None:
+        self.groups = groups
+        self.parameters: list[NamedParameter] = list(named_parameters(stage))
+        self._locals: list[nn.Parameter] = []
+        self._weights: Tensor | None = None
+        self.optimizer: torch.optim.AdamW | None = None
+
+    def finish_gradients(self) -> None:
+        """Add what data parallelism does not: partial sums over tp, and the two copies of a tied embedding over pp."""
+        tp = self.groups.tp
+        if tp.size > 1 and tp.sequence_parallel:
+            # Each tensor-parallel rank saw only its tokens, so replicated weights hold partial sums. One message for all.
+            partial = [
+                local_shard(p.current.grad)
+                for p in self.parameters
+                if p.spec.tp_dim is None and p.current.grad is not None
+            ]
+            flat = torch.cat([g.reshape(-1) for g in partial])
+            dist.all_reduce(flat, group=tp.group)
+            for gradient, total in zip(partial, flat.split([g.numel() for g in partial]), strict=True):
+                gradient.copy_(total.view_as(gradient))
+        if self.groups.tied_embedding is not None:
+            tied = next(p for p in self.parameters if p.spec.parts[0].name == "embedding")
+            dist.all_reduce(local_shard(tied.current.grad), group=self.groups.tied_embedding)
+
+    def local_square_norm(self) -> Tensor:
+        """This rank's contribution to the squared norm: summed over the whole world, every element counts once."""
+        gradients = [local_shard(p.current.grad) for p in self.parameters]
+        norms = torch.stack(torch._foreach_norm(gradients, 2.0))
+        if self._weights is None:
+            weights = [self._share(p) for p in self.parameters]
+            self._weights = torch.tensor(weights, dtype=norms.dtype, device=norms.device)
+        return (norms.square() * self._weights).sum()
+
+    def step(self, norm: Tensor) -> None:
+        """Scale gradients so that the global norm is at most MAX_GRAD_NORM, update, and free the gradients."""
+        if self.optimizer is None:
+            # Only now: FSDP may move the shards when it starts lazily, in the first forward.
+            self._locals = [nn.Parameter(local_shard(p.current)) for p in self.parameters]
+            self.optimizer = torch.optim.AdamW(
+                self._locals, lr=LEARNING_RATE, betas=BETAS, eps=EPSILON, weight_decay=WEIGHT_DECAY, fused=True
+            )
+        gradients = [local_shard(p.current.grad) for p in self.parameters]
+        torch._foreach_mul_(gradients, torch.clamp(MAX_GRAD_NORM / (norm + 1e-6), max=1.0))
+        for parameter, gradient in zip(self._locals, gradients, strict=True):
+            parameter.grad = gradient if gradient.numel() else None  # more shards than rows: some ranks hold none
+        self.optimizer.step()
+        for parameter, named in zip(self._locals, self.parameters, strict=True):
+            parameter.grad = named.current.grad = None
+
+    def state_bytes(self) -> int:
+        """Bytes of optimizer state on the device."""
+        if self.optimizer is None:
+            return 0
+        tensors = [t for state in self.optimizer.state.values() for t in state.values() if isinstance(t, Tensor)]
+        return sum(t.numel() * t.element_size() for t in tensors)
+
+    def _share(self, named: NamedParameter) -> float:
+        copies = self.groups.experiment.dp_replicate
+        if named.spec.tp_dim is None:
+            copies *= self.groups.tp.size
+        if self.groups.tied_embedding is not None and named.spec.parts[0].name == "embedding":
+            copies *= 2
+        return 1.0 / copies

@@ -1,0 +1,95 @@
+"""One rank of an N-rank experiment on one device, or on none.
+
+The rank builds and runs the real engine under torch's fake process group: collectives return at once, buffers have their
+real sizes, kernels are real, so peak memory and compute time are measured. Without a GPU the same program runs on
+FakeTensors: nothing is computed, every storage is counted, and there is no time to measure.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from workloads import worker
+from workloads.engine.build import Engine, assemble, build, choose_attention, shape_stage
+from workloads.engine.groups import Groups, make_groups
+from workloads.engine.memory import MemoryProbe
+from workloads.experiment import Experiment
+from workloads.protocol import MemoryAtPeak, Phase, RankResult, Task
+from workloads.stages import shortened
+from workloads.step import measure
+
+EnterPhase = Callable[[Phase, int | None], None]
+
+
+def rehearse(task: Task, rank: int, local_rank: int, enter: EnterPhase, started_at: dict[str, float]) -> RankResult:
+    """Run ``rank`` of ``task.experiment`` alone. Its step times are those of the shortened experiment."""
+    experiment = shortened(task.experiment)
+    enter("rendezvous", None)
+    fake = task.method == "rehearsed_fake"
+    device = torch.device("cpu") if fake else worker.prepare_device(task, local_rank)
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=experiment.world_size)
+    groups = make_groups(experiment, rank, device)
+    enter("build", None)
+    position = {**groups.position, "dp": groups.data_rank}
+    if fake:
+        at_peak = trace_memory(experiment, groups, enter)
+        return RankResult(
+            rank=rank,
+            coordinates=position,
+            steps=[],
+            phase_started_at={**started_at, "teardown": time.time()},
+            memory_at_peak=at_peak,
+            versions={"torch": torch.__version__},
+        )
+    choose_attention(experiment.attention)
+    engine = build(experiment, groups)
+    report = worker.DeviceReport(device)
+    measurements = measure(engine, task.measure, lambda step, warm: enter("warmup" if warm else "step", step))
+    return RankResult(
+        rank=rank,
+        coordinates=position,
+        steps=measurements.steps,
+        phase_started_at={**started_at, "teardown": time.time()},
+        memory_at_peak=measurements.memory_at_peak,
+        forward_s=measurements.forward_s,
+        backward_s=measurements.backward_s,
+        **report.identity(),
+    )
+
+
+def trace_memory(experiment: Experiment, groups: Groups, enter: EnterPhase) -> MemoryAtPeak:
+    """Peak memory by category of one rank, on FakeTensors; the second step, when the optimizer state is there.
+
+    Meshes and FSDP are set up outside the fake mode (building them reads tensor values).
+    """
+    stage = shape_stage(experiment.replace(compile="none"), groups)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        stage.to_empty(device="cpu")
+        engine = assemble(experiment, groups, stage)
+        enter("warmup", 0)
+        _step(engine)
+        enter("step", 1)
+        probe = MemoryProbe(engine)
+        with probe.watch():
+            _step(engine)
+    assert probe.at_peak is not None
+    return probe.at_peak
+
+
+def _step(engine: Engine) -> None:
+    engine.pipeline.run(_empty_batches(engine.experiment))
+    engine.optimizer.finish_gradients()
+    engine.optimizer.step(engine.optimizer.local_square_norm().sqrt())
+
+
+def _empty_batches(experiment: Experiment) -> list[tuple[Tensor, Tensor]]:
+    tokens = experiment.micro_batch_size * experiment.seq_len
+    make = lambda: torch.empty(tokens, dtype=torch.long)  # noqa: E731
+    return [(make(), make()) for _ in range(experiment.num_microbatches)]

@@ -1,0 +1,119 @@
+"""Rehearsing a point: which ranks stand for all, which stages are equal across points, and how they add up. No torch here.
+
+Ranks of one pipeline stage do the same work, and the middle stages differ from the first and last only in what the two
+ends hold more. So the first and the last stage are run, one rank each; what they measured is kept by `stage_key` and used
+again for every point whose stage is the same (a grid of thousands needs tens of stages).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import statistics
+from dataclasses import asdict, dataclass
+
+from workloads.cluster import ClusterSpec
+from workloads.costs.schedule import microbatches_in_flight, schedule_actions
+from workloads.costs.timeline import estimate_time, simulate
+from workloads.experiment import Experiment
+from workloads.mesh import layers_of_stage, rank_of
+from workloads.protocol import RankResult, Task
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RehearsedTimes:
+    """A step put together from stages. None where it could not be obtained."""
+
+    step_time_s: float | None
+    compute_time_s: float | None
+    communication_time_s: float | None
+    time_source: str
+    """``compute_measured``: compute measured, communication modelled. ``estimated``: all from the closed form."""
+
+
+def rehearsed_ranks(experiment: Experiment) -> tuple[int, ...]:
+    """One rank of the first stage and, with more than one, one of the last."""
+    first = rank_of(experiment)
+    return (first,) if experiment.pp == 1 else (first, rank_of(experiment, pp=experiment.pp - 1))
+
+
+def shortened(experiment: Experiment) -> Experiment:
+    """The experiment with as few micro-batches as have the same peak memory and the same work a micro-batch.
+
+    1F1B holds at most ``pp`` micro-batches, and one more shows gradient accumulation on a full pipeline. GPipe holds all.
+    """
+    if experiment.pp_schedule == "gpipe":
+        return experiment
+    microbatches = min(experiment.num_microbatches, experiment.pp + 1)
+    return experiment.replace(global_batch_size=microbatches * experiment.sequences_per_round)
+
+
+def stage_key(task: Task, rank: int) -> str:
+    """Equal for ranks, of any points, that allocate and compute the same."""
+    experiment = shortened(task.experiment)
+    stage = rank // (experiment.world_size // experiment.pp)
+    model = asdict(experiment.model)
+    model.pop("name")
+    model["num_layers"] = len(layers_of_stage(experiment.model.num_layers, experiment.pp, stage))
+    actions = schedule_actions(experiment.pp_schedule, stage, experiment.pp, experiment.num_microbatches)
+    same = {
+        "model": model,
+        "ends": (stage == 0, stage == experiment.pp - 1),
+        "in_flight": microbatches_in_flight(actions),
+        "accumulates": experiment.num_microbatches > 1,
+        "gpipe": experiment.pp_schedule == "gpipe",
+        "replicates": experiment.dp_replicate > 1,
+        "measure": asdict(task.measure),
+        "device": (task.method, task.device),
+    }
+    for name in (
+        "dp_shard tp cp ep micro_batch_size seq_len zero_stage recompute sequence_parallel precision attention compile "
+        "engine engine_version virtual_stages"
+    ).split():
+        same[name] = getattr(experiment, name)
+    return hashlib.sha256(json.dumps(same, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def assemble(experiment: Experiment, cluster: ClusterSpec, results: dict[int, RankResult]) -> RehearsedTimes:
+    """The whole step from its rehearsed ranks.
+
+    Measured forward and backward times of the end stages fill the schedule (middle stages: the first stage's time, scaled
+    to their layers); the optimizer is the slower end's; communication comes from the closed form.
+    """
+    estimate = estimate_time(experiment, cluster)
+    communication = estimate.communication_s if estimate is not None else None
+    ends = [results[rank] for rank in rehearsed_ranks(experiment)]
+    if any(end.forward_s is None or end.backward_s is None for end in ends):
+        return RehearsedTimes(
+            step_time_s=estimate.step_time_s if estimate is not None else None,
+            compute_time_s=None,
+            communication_time_s=communication,
+            time_source="estimated",
+        )
+    forward, backward = [], []
+    for stage in range(experiment.pp):
+        end = ends[-1] if stage == experiment.pp - 1 else ends[0]
+        scale = 1.0
+        if 0 < stage < experiment.pp - 1:
+            layers = experiment.model.num_layers, experiment.pp
+            scale = len(layers_of_stage(*layers, stage)) / len(layers_of_stage(*layers, 0))
+        assert end.forward_s is not None
+        assert end.backward_s is not None
+        forward.append(end.forward_s * scale)
+        backward.append(end.backward_s * scale)
+    actions = [
+        schedule_actions(experiment.pp_schedule, stage, experiment.pp, experiment.num_microbatches)
+        for stage in range(experiment.pp)
+    ]
+    busy = simulate(actions, forward, backward, 0.0).total_s
+    optimizer = max(
+        statistics.median(s.optimizer_s for s in end.steps if not s.is_warmup and s.optimizer_s is not None)
+        for end in ends
+    )
+    compute = busy + optimizer
+    return RehearsedTimes(
+        step_time_s=compute + communication if communication is not None else None,
+        compute_time_s=compute,
+        communication_time_s=communication,
+        time_source="compute_measured",
+    )

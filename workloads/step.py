@@ -1,0 +1,152 @@
+"""The instrumented training step: warm-up, a memory probe, then timed steps without a host-device round trip between.
+
+Every step leaves marks on the device's time line:
+
+    start ─ forward/backward (pipeline waits marked) ─ last backward ─ reduction left exposed ─ optimizer ─ end
+
+The host may run ahead of the device by at most one step, so that launching costs no device time and a heartbeat is never
+more than a step early. Loss and gradient norm of the global batch come from one small all-reduce, the same on every rank.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from workloads.engine.build import Engine
+from workloads.engine.data import step_batches
+from workloads.engine.memory import MemoryProbe
+from workloads.engine.pipeline import PipelineMarks
+from workloads.protocol import MeasureSpec, MemoryAtPeak, StepRecord
+
+
+class Diverged(RuntimeError):
+    """The loss is not finite."""
+
+
+@dataclass(frozen=True)
+class _Pending:
+    """A step that the host has launched; its numbers may not be there yet."""
+
+    step: int
+    is_warmup: bool
+    start: Any
+    reduced: Any
+    end: Any
+    marks: PipelineMarks
+    totals: Tensor
+    """(loss, squared gradient norm) of the global batch, on the device."""
+    memory: dict[str, int | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Measurements:
+    steps: list[StepRecord]
+    memory_at_peak: MemoryAtPeak | None
+    forward_s: float | None
+    """Median over the timed steps of one micro-batch's forward on this stage."""
+    backward_s: float | None
+
+
+def measure(
+    engine: Engine, spec: MeasureSpec, before_step: Callable[[int, bool], None] = lambda step, warm: None
+) -> Measurements:
+    """Run ``spec.warmup_steps`` and ``spec.timed_steps``. ``before_step(step, is_warmup)`` is told of each.
+
+    Raises `Diverged` when a loss is not finite, after all steps of its kind have run.
+    """
+    probe = MemoryProbe(engine) if spec.memory_probe and spec.warmup_steps > 0 else None
+    records: list[StepRecord] = []
+    spans: dict[str, list[float]] = {"F": [], "B": []}
+    for first, count, warm in ((0, spec.warmup_steps, True), (spec.warmup_steps, spec.timed_steps, False)):
+        pending: list[_Pending] = []
+        for step in range(first, first + count):
+            before_step(step, warm)
+            probing = probe is not None and warm and step == first + count - 1
+            with _watched(probe) if probing else nullcontext():
+                pending.append(run_step(engine, step, is_warmup=warm))
+            if probing and probe is not None and probe.tracker is not None:
+                pending[-1].memory["peak_allocated_bytes"] = probe.peak_bytes
+            if len(pending) > 1:
+                _wait_for(pending[-2].end)
+        engine.clock.finish()
+        records += [_finish(engine, p) for p in pending]
+        if not warm:
+            for action, start, end in (span for p in pending for span in p.marks.actions):
+                spans[action.kind].append(engine.clock.seconds(start, end))
+    forward, backward = (statistics.median(times) if times else None for times in spans.values())
+    return Measurements(records, probe.at_peak if probe is not None else None, forward, backward)
+
+
+def run_step(engine: Engine, step: int, *, is_warmup: bool) -> _Pending:
+    """Launch one optimizer step."""
+    groups, clock = engine.groups, engine.clock
+    batches = step_batches(engine.experiment, step, groups.data_rank, groups.device)
+    cuda = groups.device.type == "cuda"
+    retries = _retries() if cuda else None
+    if cuda:
+        torch.cuda.reset_peak_memory_stats()
+    start = clock.mark()
+    loss, marks = engine.pipeline.run(batches)
+    engine.optimizer.finish_gradients()
+    reduced = clock.mark()
+    square_norm = engine.optimizer.local_square_norm()
+    own_loss = loss if loss is not None and groups.tp.rank == 0 else torch.zeros((), device=groups.device)
+    totals = torch.stack([own_loss.to(square_norm.dtype), square_norm])
+    dist.all_reduce(totals)
+    engine.optimizer.step(totals[1].sqrt())
+    end = clock.mark()
+    memory: dict[str, int | None] = {}
+    if cuda:
+        memory = {
+            "peak_allocated_bytes": torch.cuda.max_memory_allocated(),
+            "peak_reserved_bytes": torch.cuda.max_memory_reserved(),
+            "allocator_retries": _retries() - (retries or 0),
+        }
+    return _Pending(step, is_warmup, start, reduced, end, marks, totals, memory)
+
+
+def _finish(engine: Engine, pending: _Pending) -> StepRecord:
+    clock = engine.clock
+    loss, square_norm = pending.totals.tolist()
+    if not engine.groups.is_rehearsal and not math.isfinite(loss):
+        raise Diverged(f"loss of step {pending.step} is {loss}")
+    idle = sum(clock.seconds(a, b) for a, b in pending.marks.waits)
+    backward_end = pending.marks.last_backward
+    assert backward_end is not None
+    return StepRecord(
+        step=pending.step,
+        is_warmup=pending.is_warmup,
+        step_time_s=clock.seconds(pending.start, pending.end),
+        forward_backward_s=clock.seconds(pending.start, backward_end) - idle,
+        reduce_exposed_s=clock.seconds(backward_end, pending.reduced),
+        optimizer_s=clock.seconds(pending.reduced, pending.end),
+        pipeline_idle_s=idle,
+        loss=None if engine.groups.is_rehearsal else loss,
+        grad_norm=None if engine.groups.is_rehearsal else math.sqrt(square_norm),
+        **pending.memory,
+    )
+
+
+@contextmanager
+def _watched(probe: MemoryProbe | None) -> Iterator[None]:
+    assert probe is not None
+    with probe.watch():
+        yield
+
+
+def _wait_for(mark: Any) -> None:
+    if isinstance(mark, torch.cuda.Event):
+        mark.synchronize()
+
+
+def _retries() -> int:
+    return int(torch.cuda.memory_stats().get("num_alloc_retries", 0))
