@@ -135,9 +135,3 @@ def _forget_meshes() -> None:
         if found is not None:
             found()
     gc.collect()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -67,7 +67,15 @@ class ModelSpec:
     mla: MLASpec | None = None
 
     def __post_init__(self) -> None:
-        for field in ("num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim", "ffn_hidden_size", "vocab_size"):
+        for field in (
+            "num_layers",
+            "hidden_size",
+            "num_heads",
+            "num_kv_heads",
+            "head_dim",
+            "ffn_hidden_size",
+            "vocab_size",
+        ):
             _require_positive_int(f"model {self.name}", field, getattr(self, field))
         if self.num_heads % self.num_kv_heads:
             raise InvalidExperiment(
@@ -114,15 +122,26 @@ class Experiment:
 
     def __post_init__(self) -> None:
         label = f"experiment on {self.model.name}"
-        for field in (
-            "dp_replicate dp_shard tp cp pp ep micro_batch_size global_batch_size seq_len virtual_stages".split()
-        ):
+        for field in [
+            "dp_replicate",
+            "dp_shard",
+            "tp",
+            "cp",
+            "pp",
+            "ep",
+            "micro_batch_size",
+            "global_batch_size",
+            "seq_len",
+            "virtual_stages",
+        ]:
             _require_positive_int(label, field, getattr(self, field))
         if self.zero_stage not in (0, 1, 2, 3):
             raise InvalidExperiment(f"{label}: zero_stage={self.zero_stage!r}; it may be 0, 1, 2 or 3")
         for field, allowed in _CHOICES.items():
             if getattr(self, field) not in allowed:
-                raise InvalidExperiment(f"{label}: {field}={getattr(self, field)!r}; it may be one of {', '.join(allowed)}")
+                raise InvalidExperiment(
+                    f"{label}: {field}={getattr(self, field)!r}; it may be one of {', '.join(allowed)}"
+                )
 
     @property
     def dp(self) -> int:
@@ -158,7 +177,9 @@ class Experiment:
     def id(self) -> str:
         """Readable slug and hash, safe as a file name, e.g. ``llama8b-dp4z3-tp2-mbs2-gbs64-s4096-1f3c9a0e``."""
         parts = [_slug(self.model.name)]
-        dp = f"dp{self.dp}" if self.dp_replicate == 1 or self.dp_shard == 1 else f"dp{self.dp_replicate}x{self.dp_shard}"
+        dp = (
+            f"dp{self.dp}" if self.dp_replicate == 1 or self.dp_shard == 1 else f"dp{self.dp_replicate}x{self.dp_shard}"
+        )
         parts.append(f"{dp}z{self.zero_stage}")
         parts += [f"{axis}{getattr(self, axis)}" for axis in ("tp", "cp", "pp", "ep") if getattr(self, axis) > 1]
         if self.pp > 1:
@@ -222,7 +243,7 @@ def from_dict(fields: dict[str, Any]) -> Experiment:
 
 
 def model_from_dict(fields: dict[str, Any]) -> ModelSpec:
-    """A `ModelSpec` from plain data (YAML or JSON); ``head_dim`` may be left out where it is hidden_size / num_heads."""
+    """A `ModelSpec` from plain data (YAML or JSON); ``head_dim`` is hidden_size / num_heads if left out."""
     fields = dict(fields)
     name = fields.get("name", "(unnamed)")
     if unknown := set(fields) - {f.name for f in dataclasses.fields(ModelSpec)}:

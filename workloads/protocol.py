@@ -135,7 +135,7 @@ def write_json(path: Path, value: Any) -> None:
     data = dataclasses.asdict(value) if dataclasses.is_dataclass(value) and not isinstance(value, type) else value
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     temporary.write_text(json.dumps(data))
-    os.replace(temporary, path)
+    temporary.replace(path)
 
 
 def write_task(folder: Path, task: Task) -> None:

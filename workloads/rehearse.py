@@ -1,7 +1,7 @@
 """One rank of an N-rank experiment on one device, or on none.
 
-The rank builds and runs the real engine under torch's fake process group: collectives return at once, buffers have their
-real sizes, kernels are real, so peak memory and compute time are measured. Without a GPU the same program runs on
+The rank builds and runs the real engine under torch's fake process group: collectives return at once, buffers have
+their real sizes, kernels are real, so peak memory and compute time are measured. Without a GPU the same program runs on
 FakeTensors: nothing is computed, every storage is counted, and there is no time to measure.
 """
 
@@ -16,7 +16,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from workloads import worker
+from workloads.device import identity, prepare_device
 from workloads.engine.build import Engine, assemble, build, choose_attention, shape_stage
 from workloads.engine.groups import Groups, make_groups
 from workloads.engine.memory import MemoryProbe
@@ -33,7 +33,7 @@ def rehearse(task: Task, rank: int, local_rank: int, enter: EnterPhase, started_
     experiment = shortened(task.experiment)
     enter("rendezvous", None)
     fake = task.method == "rehearsed_fake"
-    device = torch.device("cpu") if fake else worker.prepare_device(task, local_rank)
+    device = torch.device("cpu") if fake else prepare_device(task, local_rank)
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=experiment.world_size)
     groups = make_groups(experiment, rank, device)
     enter("build", None)
@@ -50,7 +50,6 @@ def rehearse(task: Task, rank: int, local_rank: int, enter: EnterPhase, started_
         )
     choose_attention(experiment.attention)
     engine = build(experiment, groups)
-    report = worker.DeviceReport(device)
     measurements = measure(engine, task.measure, lambda step, warm: enter("warmup" if warm else "step", step))
     return RankResult(
         rank=rank,
@@ -60,7 +59,7 @@ def rehearse(task: Task, rank: int, local_rank: int, enter: EnterPhase, started_
         memory_at_peak=measurements.memory_at_peak,
         forward_s=measurements.forward_s,
         backward_s=measurements.backward_s,
-        **report.identity(),
+        **identity(device),
     )
 
 

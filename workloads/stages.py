@@ -1,8 +1,8 @@
-"""Rehearsing a point: which ranks stand for all, which stages are equal across points, and how they add up. No torch here.
+"""Rehearsing a point: which ranks stand for all, which stages are equal, and how they add up. No torch here.
 
-Ranks of one pipeline stage do the same work, and the middle stages differ from the first and last only in what the two
-ends hold more. So the first and the last stage are run, one rank each; what they measured is kept by `stage_key` and used
-again for every point whose stage is the same (a grid of thousands needs tens of stages).
+Ranks of one pipeline stage do the same work, and the middle stages differ from the first and last only in what the
+two ends hold more. So the first and the last stage are run, one rank each; what they measured is kept by `stage_key`
+and used again for every point whose stage is the same (a grid of thousands needs tens of stages).
 """
 
 from __future__ import annotations
@@ -18,6 +18,12 @@ from workloads.costs.timeline import estimate_time, simulate
 from workloads.experiment import Experiment
 from workloads.mesh import layers_of_stage, rank_of
 from workloads.protocol import RankResult, Task
+
+_SAME_FIELDS = (
+    *("dp_shard", "tp", "cp", "ep", "micro_batch_size", "seq_len", "zero_stage", "recompute", "sequence_parallel"),
+    *("precision", "attention", "compile", "virtual_stages", "engine", "engine_version"),
+)
+"""Fields of an experiment on which its stages' memory and compute depend as they stand."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +46,7 @@ def rehearsed_ranks(experiment: Experiment) -> tuple[int, ...]:
 def shortened(experiment: Experiment) -> Experiment:
     """The experiment with as few micro-batches as have the same peak memory and the same work a micro-batch.
 
-    1F1B holds at most ``pp`` micro-batches, and one more shows gradient accumulation on a full pipeline. GPipe holds all.
+    1F1B holds at most ``pp`` micro-batches, and one more shows accumulation on a full pipeline. GPipe holds all.
     """
     if experiment.pp_schedule == "gpipe":
         return experiment
@@ -66,10 +72,7 @@ def stage_key(task: Task, rank: int) -> str:
         "measure": asdict(task.measure),
         "device": (task.method, task.device),
     }
-    for name in (
-        "dp_shard tp cp ep micro_batch_size seq_len zero_stage recompute sequence_parallel precision attention compile "
-        "engine engine_version virtual_stages"
-    ).split():
+    for name in _SAME_FIELDS:
         same[name] = getattr(experiment, name)
     return hashlib.sha256(json.dumps(same, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -77,8 +80,8 @@ def stage_key(task: Task, rank: int) -> str:
 def assemble(experiment: Experiment, cluster: ClusterSpec, results: dict[int, RankResult]) -> RehearsedTimes:
     """The whole step from its rehearsed ranks.
 
-    Measured forward and backward times of the end stages fill the schedule (middle stages: the first stage's time, scaled
-    to their layers); the optimizer is the slower end's; communication comes from the closed form.
+    Measured forward and backward times of the end stages fill the schedule (middle stages: the first stage's time,
+    scaled to their layers); the optimizer is the slower end's; communication comes from the closed form.
     """
     estimate = estimate_time(experiment, cluster)
     communication = estimate.communication_s if estimate is not None else None

@@ -4,8 +4,9 @@ Every step leaves marks on the device's time line:
 
     start ─ forward/backward (pipeline waits marked) ─ last backward ─ reduction left exposed ─ optimizer ─ end
 
-The host may run ahead of the device by at most one step, so that launching costs no device time and a heartbeat is never
-more than a step early. Loss and gradient norm of the global batch come from one small all-reduce, the same on every rank.
+The host may run ahead of the device by at most one step, so that launching costs no device time and a heartbeat is
+never more than a step early. Loss and gradient norm of the global batch come from one small all-reduce, the same on
+every rank.
 """
 
 from __future__ import annotations

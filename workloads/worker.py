@@ -6,10 +6,8 @@ a process group whose other members are gone cannot be torn down with a collecti
 
 from __future__ import annotations
 
+import contextlib
 import os
-import platform
-import resource
-import socket
 import sys
 import time
 import traceback
@@ -18,26 +16,29 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Literal, NoReturn
 
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
+from torch.distributed.distributed_c10d import _get_default_store
+
 from workloads import protocol
+from workloads.device import DeviceSampler, identity, prepare_device
+from workloads.engine.build import build, choose_attention
+from workloads.engine.groups import make_groups
 from workloads.errors import UnsupportedByEngine
 from workloads.protocol import Phase, RankError, RankResult, Task
+from workloads.rehearse import rehearse
+from workloads.step import Diverged, measure
 
 LEAVE_TOGETHER_S = 10.0
 """How long a finished rank waits for its peers before it leaves (gloo peers may still be reading from it)."""
 
 
 def preload() -> None:
-    """Import everything slow. Touches no device and starts no thread, so that the caller may fork afterwards."""
-    import torch
-    import torch.distributed.fsdp
-    import torch.distributed.tensor
-    import torch.utils.checkpoint
+    """Everything slow has been imported with this module; a caller may fork now.
 
-    import workloads.rehearse
-    import workloads.step
-
-    if torch.cuda.is_available() and hasattr(torch, "_dynamo"):
-        import torch._inductor  # noqa: F401
+    Not `torch.cuda.is_available()`: asking the driver is enough to spoil CUDA for every fork.
+    """
     assert not torch.cuda.is_initialized()
 
 
@@ -67,8 +68,6 @@ def run_rank(folder: Path, rank: int, local_rank: int) -> NoReturn:
         if task.method == "measured":
             result = _measured(task, rank, local_rank, progress)
         else:
-            from workloads.rehearse import rehearse
-
             result = rehearse(task, rank, local_rank, progress.enter, progress.started_at)
         protocol.write_json(protocol.result_path(folder, rank), result)
         progress.enter("teardown")
@@ -95,38 +94,27 @@ def run_rank(folder: Path, rank: int, local_rank: int) -> NoReturn:
 
 
 def classify(error: BaseException) -> Literal["oom", "nccl_error", "diverged", "unsupported", "crash"]:
-    """Kind of failure, by type where there is one. The texts are those of allocators that raise a plain RuntimeError."""
-    import torch
-
-    from workloads.step import Diverged
-
+    """Kind of failure, by type where there is one; the texts are those of allocators that raise a RuntimeError."""
     text = str(error)
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return "oom"
     if isinstance(error, RuntimeError) and any(
-        sign in text for sign in ("can't allocate memory", "CUDA out of memory", "ALLOC_FAILED", "failure 2 'out of memory'")
+        sign in text for sign in ("can't allocate memory", "CUDA out of memory", "ALLOC_FAILED", "'out of memory'")
     ):
         return "oom"
     if isinstance(error, Diverged):
         return "diverged"
     if isinstance(error, UnsupportedByEngine):
         return "unsupported"
-    if isinstance(error, torch.distributed.DistError) or "gloo" in text.lower() or "NCCL" in text:
+    if isinstance(error, dist.DistError) or "gloo" in text.lower() or "NCCL" in text:
         return "nccl_error"
     return "crash"
 
 
 def _measured(task: Task, rank: int, local_rank: int, progress: _Progress) -> RankResult:
-    import torch
-    import torch.distributed as dist
-
-    from workloads.engine.build import build, choose_attention
-    from workloads.engine.groups import make_groups
-    from workloads.step import measure
-
     progress.enter("rendezvous")
     device = prepare_device(task, local_rank)
-    store = dist.TCPStore(
+    store = TCPStore(
         task.rendezvous_host,
         task.rendezvous_port,
         task.experiment.world_size,
@@ -146,104 +134,30 @@ def _measured(task: Task, rank: int, local_rank: int, progress: _Progress) -> Ra
     progress.enter("build")
     choose_attention(task.experiment.attention)
     engine = build(task.experiment, groups)
-    report = DeviceReport(device)
-    measurements = measure(engine, task.measure, _announce(progress, report))
-    state = report.sampler.stop() if report.sampling else protocol.DeviceState()
-    position = groups.position
+    sampler = DeviceSampler(device)
+
+    def announce(step: int, is_warmup: bool) -> None:
+        progress.enter("warmup" if is_warmup else "step", step)
+        if not is_warmup:
+            sampler.start()
+
+    measurements = measure(engine, task.measure, announce)
     return RankResult(
         rank=rank,
-        coordinates={**position, "dp": groups.data_rank},
+        coordinates={**groups.position, "dp": groups.data_rank},
         steps=measurements.steps,
         phase_started_at={**progress.started_at, "teardown": time.time()},
         memory_at_peak=measurements.memory_at_peak,
         forward_s=measurements.forward_s,
         backward_s=measurements.backward_s,
-        device_state=state,
-        **report.identity(),
+        device_state=sampler.stop(),
+        **identity(device),
     )
 
 
-class _announce:  # noqa: N801 - reads as the function it is used as
-    """Heartbeat before each step; sample the device during the timed ones."""
-
-    def __init__(self, progress: _Progress, report: DeviceReport) -> None:
-        self.progress, self.report = progress, report
-
-    def __call__(self, step: int, is_warmup: bool) -> None:
-        self.progress.enter("warmup" if is_warmup else "step", step)
-        if not is_warmup and not self.report.sampling:
-            self.report.sampling = True
-            self.report.sampler.start()
-
-
-class DeviceReport:
-    """What this rank's device is, and how it fared."""
-
-    def __init__(self, device: object) -> None:
-        import torch
-
-        from workloads.device_state import DeviceSampler
-
-        assert isinstance(device, torch.device)
-        self.device = device
-        self.device_id: str | None = None
-        if device.type == "cuda":
-            uuid = str(torch.cuda.get_device_properties(device).uuid)
-            self.device_id = uuid if uuid.startswith("GPU-") else f"GPU-{uuid}"
-        self.sampler = DeviceSampler(self.device_id or "")
-        self.sampling = False
-
-    def identity(self) -> dict[str, object]:
-        import torch
-
-        cuda = self.device.type == "cuda"
-        properties = torch.cuda.get_device_properties(self.device) if cuda else None
-        return {
-            "device_memory_bytes": properties.total_memory if properties else None,
-            "device_name": properties.name if properties else platform.processor() or platform.machine(),
-            "device_id": self.device_id,
-            "host": socket.gethostname(),
-            "versions": {
-                "torch": torch.__version__,
-                "cuda": torch.version.cuda,
-                "nccl": ".".join(map(str, torch.cuda.nccl.version())) if cuda else None,
-                "triton": _triton_version(),
-                "driver": self.sampler.driver_version,
-                "python": platform.python_version(),
-            },
-        }
-
-
-def prepare_device(task: Task, local_rank: int) -> object:
-    """This rank's `torch.device`. A CPU rank gets the memory its cluster description promises, and no more."""
-    import torch
-
-    if task.device == "cuda":
-        torch.cuda.set_device(local_rank)
-        return torch.device("cuda", local_rank)
-    torch.set_num_threads(task.cpu_threads)
-    limit = task.cluster.device.memory_bytes
-    if limit is not None:
-        used = resource.getpagesize() * int(Path("/proc/self/statm").read_text().split()[5])
-        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-        resource.setrlimit(resource.RLIMIT_DATA, (used + limit, hard))
-    return torch.device("cpu")
-
-
-def _triton_version() -> str | None:
-    try:
-        import triton
-    except ImportError:
-        return None
-    return str(triton.__version__)
-
-
 def _leave_together(world_size: int, rank: int) -> None:
-    from torch.distributed.distributed_c10d import _get_default_store
-
+    """Wait a little for the other ranks; a result is safe by now, so a peer that is gone or slow does not matter."""
     store = _get_default_store()
     store.set(f"measured/{rank}", "")
-    try:
+    with contextlib.suppress(RuntimeError):
         store.wait([f"measured/{other}" for other in range(world_size)], timedelta(seconds=LEAVE_TOGETHER_S))
-    except RuntimeError:
-        pass  # a peer is gone or slow; this rank's result is safe and it has nothing more to do

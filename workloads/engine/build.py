@@ -53,9 +53,7 @@ def build(experiment: Experiment, groups: Groups) -> Engine:
     stage.to_empty(device=groups.device)
     stage.fill_rope()
     position = groups.position
-    initialise(
-        stage, experiment.seed, experiment.tp, position["tp"], experiment.dp_shard, position["dp_shard"]
-    )
+    initialise(stage, experiment.seed, experiment.tp, position["tp"], experiment.dp_shard, position["dp_shard"])
     return assemble(experiment, groups, stage)
 
 

@@ -7,9 +7,9 @@
 | 2     | dp_shard     | kept for the whole step    | reduce-scattered with every one       |
 | 3     | dp_shard     | gathered at use, both ways | reduce-scattered with every one       |
 
-Replicas (HSDP) are all-reduced once, with the last micro-batch. Master weights and optimizer state live in fp32 shards;
-the gathered copy has the compute dtype; gradients are reduced, and accumulated over micro-batches, in fp32. Gradients are
-*summed* over ranks: the loss is already divided by the tokens of the global batch.
+Replicas (HSDP) are all-reduced once, with the last micro-batch. Master weights and optimizer state live in fp32
+shards; the gathered copy has the compute dtype; gradients are reduced, and accumulated over micro-batches, in fp32.
+Gradients are *summed* over ranks: the loss is already divided by the tokens of the global batch.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def master_dtype(experiment: Experiment) -> torch.dtype:
 def apply_data_parallel(stage: Stage, groups: Groups) -> None:
     """Wrap every block, the embedding, the head and the stage itself; also done for dp = 1 (mixed precision)."""
     experiment = groups.experiment
-    mesh = groups.data_mesh if experiment.dp_replicate > 1 or experiment.dp_shard == 1 else groups.data_mesh["dp_shard"]
+    mesh = groups.data_mesh if experiment.dp_replicate > 1 else groups.data_mesh["dp_shard"]
     dtype = compute_dtype(experiment)
     mixed = dtype != master_dtype(experiment)
     policy = MixedPrecisionPolicy(

@@ -1,7 +1,7 @@
 """Process groups of one rank, made once and passed around; there are no global groups.
 
-Every axis of `workloads.mesh.AXES` is a dimension of one `DeviceMesh`. Pipeline stages get two more groups, one for each
-direction, so that activations and gradients between two neighbours never wait behind each other.
+Every axis of `workloads.mesh.AXES` is a dimension of one `DeviceMesh`. Pipeline stages get two more groups, one for
+each direction, so that activations and gradients between two neighbours never wait behind each other.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Parameters, gradients and optimizer state are counted from the tensors that are alive; activations are the rest of the
 peak (saved tensors, temporaries, communication buffers). The peak itself comes from CUDA's allocator, or from
-`StorageTracker` where there is none (CPU tensors, FakeTensors). The probe looks between blocks, forward and backward, and
-keeps the counts of the look-up during which the peak last rose, so the moment is right to within one block.
+`StorageTracker` where there is none (CPU tensors, FakeTensors). The probe looks between blocks, forward and backward,
+and keeps the counts of the look during which the peak last rose, so the moment is right to within one block.
 """
 
 from __future__ import annotations

@@ -121,7 +121,7 @@ class Head(nn.Module):
 
 
 class Stage(nn.Module):
-    """The layers of one pipeline rank. The first stage takes tokens; the last takes targets too and returns the loss."""
+    """The layers of one pipeline rank. The first takes tokens; the last takes targets too and returns the loss."""
 
     cos: Tensor
     sin: Tensor

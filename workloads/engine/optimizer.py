@@ -1,6 +1,7 @@
 """Gradient norm over all axes, clipping and fused AdamW, on plain local shards.
 
-The optimizer sees each parameter's local tensor rather than its DTensor: one fused kernel over plain tensors, no dispatch.
+The optimizer sees each parameter's local tensor rather than its DTensor: one fused kernel over plain tensors, without
+dispatch.
 """
 
 from __future__ import annotations
@@ -31,23 +32,19 @@ class ShardedAdamW:
         """Add what data parallelism does not: partial sums over tp, and the two copies of a tied embedding over pp."""
         tp = self.groups.tp
         if tp.size > 1 and tp.sequence_parallel:
-            # Each tensor-parallel rank saw only its tokens, so replicated weights hold partial sums. One message for all.
-            partial = [
-                local_shard(p.current.grad)
-                for p in self.parameters
-                if p.spec.tp_dim is None and p.current.grad is not None
-            ]
+            # Each tensor-parallel rank saw only its tokens: replicated weights hold partial sums. One message for all.
+            partial = [p.gradient for p in self.parameters if p.spec.tp_dim is None]
             flat = torch.cat([g.reshape(-1) for g in partial])
             dist.all_reduce(flat, group=tp.group)
             for gradient, total in zip(partial, flat.split([g.numel() for g in partial]), strict=True):
                 gradient.copy_(total.view_as(gradient))
         if self.groups.tied_embedding is not None:
             tied = next(p for p in self.parameters if p.spec.parts[0].name == "embedding")
-            dist.all_reduce(local_shard(tied.current.grad), group=self.groups.tied_embedding)
+            dist.all_reduce(tied.gradient, group=self.groups.tied_embedding)
 
     def local_square_norm(self) -> Tensor:
         """This rank's contribution to the squared norm: summed over the whole world, every element counts once."""
-        gradients = [local_shard(p.current.grad) for p in self.parameters]
+        gradients = [p.gradient for p in self.parameters]
         norms = torch.stack(torch._foreach_norm(gradients, 2.0))
         if self._weights is None:
             weights = [self._share(p) for p in self.parameters]
@@ -62,7 +59,7 @@ class ShardedAdamW:
             self.optimizer = torch.optim.AdamW(
                 self._locals, lr=LEARNING_RATE, betas=BETAS, eps=EPSILON, weight_decay=WEIGHT_DECAY, fused=True
             )
-        gradients = [local_shard(p.current.grad) for p in self.parameters]
+        gradients = [p.gradient for p in self.parameters]
         torch._foreach_mul_(gradients, torch.clamp(MAX_GRAD_NORM / (norm + 1e-6), max=1.0))
         for parameter, gradient in zip(self._locals, gradients, strict=True):
             parameter.grad = gradient if gradient.numel() else None  # more shards than rows: some ranks hold none

@@ -44,7 +44,15 @@ class NamedParameter:
     @property
     def current(self) -> nn.Parameter:
         """The parameter as registered now: an FSDP shard (DTensor) or the gathered tensor."""
-        return getattr(self.module, self.attribute)
+        parameter: nn.Parameter = getattr(self.module, self.attribute)
+        return parameter
+
+    @property
+    def gradient(self) -> Tensor:
+        """This rank's shard of the gradient, after data parallelism has reduced it."""
+        gradient = self.current.grad
+        assert gradient is not None, f"{self.attribute} of {self.spec.parts[0].name} has no gradient"
+        return local_shard(gradient)
 
 
 def named_parameters(root: nn.Module) -> Iterator[NamedParameter]:

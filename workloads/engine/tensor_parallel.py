@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from workloads.engine.groups import TensorParallel
-from workloads.engine.parameters import Part, ParameterSpec
+from workloads.engine.parameters import ParameterSpec, Part
 
 _ops = torch.ops._c10d_functional
 

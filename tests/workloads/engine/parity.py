@@ -1,4 +1,4 @@
-"""The body of the parity tests: train one layout on all its ranks and hand back what the reference can be compared with."""
+"""The body of the parity tests: train one layout on all its ranks, hand back what to compare."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from torch import Tensor
 
 from workloads.engine.build import build, choose_attention
 from workloads.engine.groups import make_groups
-from workloads.engine.parameters import local_shard
 from workloads.experiment import Experiment
 from workloads.step import _finish, run_step
 
@@ -51,7 +50,7 @@ def train_rank(rank: int, experiment: Experiment, steps: int, device: str = "cpu
                         shapes=tuple(part.shape for part in named.spec.parts),
                         tp_dim=named.spec.tp_dim,
                         position=groups.position,
-                        gradient=local_shard(named.current.grad).cpu().clone(),
+                        gradient=named.gradient.cpu().clone(),
                     )
                 )
             update(norm)

@@ -30,7 +30,9 @@ class Trace:
 def train(experiment: Experiment, steps: int) -> Trace:
     """Train on one process in float64 on the whole global batch at once."""
     assert experiment.precision == "fp64"
-    weights = {part.name: _draw(part, experiment.seed, torch.device("cpu"), 1, 0, None).double() for part in _parts(experiment)}
+    weights = {
+        part.name: _draw(part, experiment.seed, torch.device("cpu"), 1, 0, None).double() for part in _parts(experiment)
+    }
     for weight in weights.values():
         weight.requires_grad_()
     optimizer = torch.optim.AdamW(
@@ -41,9 +43,14 @@ def train(experiment: Experiment, steps: int) -> Trace:
         weight_decay=constants.WEIGHT_DECAY,
     )
     trace = Trace([], [], [])
-    whole = Experiment.canonical(model=experiment.model, global_batch_size=experiment.global_batch_size,
-                                 micro_batch_size=experiment.global_batch_size, seq_len=experiment.seq_len,
-                                 precision="fp64", seed=experiment.seed)
+    whole = Experiment.canonical(
+        model=experiment.model,
+        global_batch_size=experiment.global_batch_size,
+        micro_batch_size=experiment.global_batch_size,
+        seq_len=experiment.seq_len,
+        precision="fp64",
+        seed=experiment.seed,
+    )
     for step in range(steps):
         ((tokens, targets),) = step_batches(whole, step, 0, torch.device("cpu"))
         loss = _loss(experiment, weights, tokens.view(-1, experiment.seq_len), targets)
@@ -62,7 +69,10 @@ def _parts(experiment: Experiment) -> list[Part]:
     model = experiment.model
     with torch.device("meta"):
         modules = [Block(layer, model, 1, single) for layer in range(model.num_layers)]
-        modules += [VocabularyParallelEmbedding(model.vocab_size, model.hidden_size, 0.02, single), Head(experiment, single)]
+        modules += [
+            VocabularyParallelEmbedding(model.vocab_size, model.hidden_size, 0.02, single),
+            Head(experiment, single),
+        ]
     parts = {part.name: part for m in modules for named in named_parameters(m) for part in named.spec.parts}
     return list(parts.values())
 

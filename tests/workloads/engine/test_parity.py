@@ -1,7 +1,7 @@
 """Every layout computes the losses, gradient norms and gradients of the unsharded model.
 
-In float64, where a right layout agrees to about 1e-13 and every wrong one known to us is off by half or more; bf16 would
-hide them. The same body runs on gloo (CPU) and on NCCL.
+In float64, where a right layout agrees to about 1e-13 and every wrong one known to us is off by half or more; bf16
+would hide them. The same body runs on gloo (CPU) and on NCCL.
 """
 
 from __future__ import annotations
@@ -107,5 +107,9 @@ def test_layout_equals_single_process_on_nccl(nccl_pool: Pool, case: Experiment)
 
 def test_matrix_is_wide_enough() -> None:
     assert len({case.id for case in CASES}) >= 40
-    assert {(c.zero_stage, c.tp, c.pp_schedule) for c in CASES} >= set(product(range(4), (1, 2), ("none", "gpipe", "1f1b")))
-    assert {(c.recompute, c.num_microbatches > 1) for c in CASES} == set(product(("none", "selective", "full"), (False, True)))
+    assert {(c.zero_stage, c.tp, c.pp_schedule) for c in CASES} >= set(
+        product(range(4), (1, 2), ("none", "gpipe", "1f1b"))
+    )
+    assert {(c.recompute, c.num_microbatches > 1) for c in CASES} == set(
+        product(("none", "selective", "full"), (False, True))
+    )

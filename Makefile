@@ -1,0 +1,41 @@
+# Two commands on a fresh machine: `make demo` and `make test`. Each sets up .venv first (`make setup` alone does only that).
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: setup demo test lint typecheck check format redraw clean
+
+setup: $(READY)
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+demo: setup
+	$(BIN)/python -m sweep run +grid=tiny name=demo
+	$(BIN)/python -m analysis.report results/demo --out report/demo
+
+test: setup
+	$(BIN)/python -m pytest
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+typecheck: setup
+	$(BIN)/mypy
+
+check: lint typecheck test
+
+format: setup
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+# The figures of the README, from the recorded sweep.
+redraw: setup
+	$(BIN)/python -m analysis.report results/recorded --out report/recorded
+
+clean:
+	rm -rf $(VENV) build report .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,91 @@
+"""Folders import only downwards, and heavy libraries stay in their rooms (see CONTRIBUTING.md)."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+ROOMS = ("results", "workloads", "launchers", "sweep")
+"""From the lowest to the highest; each may import itself and what stands before it."""
+ANALYSIS_MAY_IMPORT = (
+    "workloads.experiment",
+    "workloads.costs",
+    "workloads.cluster",
+    "workloads.errors",
+    "workloads.mesh",
+    "workloads.record",
+    "results",
+    "analysis",
+)
+TORCH_FREE = (
+    "workloads/costs",
+    "workloads/cluster.py",
+    "workloads/errors.py",
+    "workloads/experiment.py",
+    "workloads/mesh.py",
+    "workloads/protocol.py",
+    "workloads/record.py",
+    "workloads/rules.py",
+    "workloads/stages.py",
+)
+CONFINED = {
+    "torch": ("workloads",),
+    "triton": ("workloads",),
+    "submitit": ("launchers/slurm.py",),
+    "hydra": ("sweep",),
+    "omegaconf": ("sweep",),
+    "matplotlib": ("analysis",),
+    "plotly": ("analysis",),
+}
+SOURCES = sorted(p for room in (*ROOMS, "analysis") for p in (ROOT / room).rglob("*.py") if "recorded" not in p.parts)
+
+
+def imports(path: Path) -> set[str]:
+    """Every module that a file imports anywhere, also inside functions."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            assert node.module is not None
+            found |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def below(module: str, package: str) -> bool:
+    return module == package or module.startswith(package + ".")
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_imports_point_downwards(path: Path) -> None:
+    relative = path.relative_to(ROOT)
+    room = relative.parts[0]
+    for module in imports(path):
+        top = module.split(".")[0]
+        if room == "analysis":
+            if top in (*ROOMS, "analysis") and module != "workloads":
+                assert any(below(module, allowed) for allowed in ANALYSIS_MAY_IMPORT), f"{relative} imports {module}"
+        elif top in (*ROOMS, "analysis"):
+            assert top in ROOMS[: ROOMS.index(room) + 1], f"{relative} imports {module}"
+        for library, homes in CONFINED.items():
+            if below(module, library):
+                assert any(str(relative).startswith(home) for home in homes), f"{relative} imports {module}"
+        if any(str(relative).startswith(free) for free in TORCH_FREE):
+            assert not below(module, "torch"), f"{relative} imports {module}"
+
+
+@pytest.mark.parametrize("module", ["sweep.__main__", "analysis.report", "launchers.local", "workloads.costs.memory"])
+def test_planner_and_report_start_without_torch(module: str) -> None:
+    code = f"import sys, {module}; print('torch' in sys.modules)"
+    out = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "False"
+
+
+def test_test_of_arrows_sees_files() -> None:
+    assert len(SOURCES) > 30

@@ -1,0 +1,198 @@
+"""What the tests of the fused operations are made of: fp64 references, and one check for each operation.
+
+Run as a script (with ``TRITON_INTERPRET=1``), this file checks the Triton kernels on CPU tensors.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from workloads.engine.ops import apply_rope, backend, linear_cross_entropy, rms_norm, swiglu
+
+EPS = 1e-5
+
+
+def randn(*shape: int, dtype: torch.dtype = torch.float64, device: str = "cpu", seed: int = 0) -> Tensor:
+    generator = torch.Generator(device).manual_seed(seed + sum(shape))
+    return torch.randn(shape, dtype=torch.float32, device=device, generator=generator).to(dtype)
+
+
+def rope_tables(seq_len: int, head_dim: int, device: str = "cpu") -> tuple[Tensor, Tensor]:
+    exponent = torch.arange(0, head_dim, 2, dtype=torch.float64, device=device) / head_dim
+    angle = torch.outer(torch.arange(seq_len, dtype=torch.float64, device=device), 10_000.0**-exponent)
+    return angle.cos().float(), angle.sin().float()
+
+
+# Independent references: textbook formulas, not the operations' own code.
+
+
+def reference_rms_norm(x: Tensor, weight: Tensor) -> Tensor:
+    return F.rms_norm(x, (x.shape[-1],), weight, EPS)
+
+
+def reference_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Pairs as complex numbers, multiplied by ``exp(i * angle)``."""
+    half = x.shape[-1] // 2
+    turned = torch.complex(x[..., :half], x[..., half:]) * torch.complex(cos, sin).to(x.device)[:, None]
+    return torch.cat([turned.real, turned.imag], dim=-1)
+
+
+def reference_swiglu(gate_up: Tensor) -> Tensor:
+    gate, up = gate_up.chunk(2, dim=-1)
+    return gate / (1 + torch.exp(-gate)) * up
+
+
+def reference_cross_entropy(x: Tensor, weight: Tensor, targets: Tensor, scale: float) -> Tensor:
+    return scale * F.cross_entropy(x @ weight.t(), targets, reduction="sum")
+
+
+def relative_error(actual: Tensor, expected: Tensor) -> float:
+    return ((actual.double() - expected).norm() / expected.norm()).item()
+
+
+def compare(
+    op: Callable[..., Tensor], reference: Callable[..., Tensor], inputs: list[Tensor], tolerance: float
+) -> dict[str, float]:
+    """Output and gradients of ``op`` against ``reference`` on the same values in fp64; returns the relative errors."""
+    inputs = [tensor.detach().requires_grad_() for tensor in inputs]
+    wide = [tensor.detach().double().requires_grad_() for tensor in inputs]
+    actual, expected = op(*inputs), reference(*wide)
+    grad = randn(*actual.shape, dtype=actual.dtype, device=str(actual.device), seed=7)
+    actual_grads = torch.autograd.grad(actual, inputs, grad)
+    expected_grads = torch.autograd.grad(expected, wide, grad.double())
+    errors = {"output": relative_error(actual, expected)}
+    for index, (a, e) in enumerate(zip(actual_grads, expected_grads, strict=True)):
+        assert a.dtype == inputs[index].dtype
+        errors[f"gradient {index}"] = relative_error(a, e)
+    assert all(error <= tolerance for error in errors.values()), errors
+    return errors
+
+
+def check_rms_norm(rows: int, size: int, dtype: torch.dtype, device: str, tolerance: float) -> None:
+    x, weight = randn(rows, size, dtype=dtype, device=device), randn(size, dtype=dtype, device=device)
+    compare(partial(rms_norm, eps=EPS), reference_rms_norm, [x, weight], tolerance)
+
+
+def check_swiglu(rows: int, size: int, dtype: torch.dtype, device: str, tolerance: float) -> None:
+    compare(swiglu, reference_swiglu, [randn(rows, 2 * size, dtype=dtype, device=device)], tolerance)
+
+
+def check_rope(
+    shape: tuple[int, int, int, int, int], dtype: torch.dtype, device: str, tolerance: float, transposed_grads: bool
+) -> None:
+    """``shape`` (B, S, N, K, H): views of one fused projection in, results laid out as attention's gradients are."""
+    batch, seq_len, heads, kv_heads, head_dim = shape
+    cos, sin = rope_tables(seq_len, head_dim, device)
+
+    def split(qkv: Tensor) -> tuple[Tensor, ...]:
+        return qkv.view(batch, seq_len, -1, head_dim).split([heads, kv_heads, kv_heads], dim=2)
+
+    def join(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        if transposed_grads:  # the gradient then reaches the operation with the strides of [B, N, S, H]
+            q, k = q.transpose(1, 2).contiguous().transpose(1, 2), k.transpose(1, 2).contiguous().transpose(1, 2)
+        return torch.cat([q.flatten(1), k.flatten(1), v.flatten(1)], dim=1)
+
+    def fused(qkv: Tensor) -> Tensor:
+        q, k, v = split(qkv)
+        rotated = apply_rope(q, k, cos, sin)
+        assert all(r.is_contiguous() and r.shape == x.shape for r, x in zip(rotated, (q, k), strict=True))
+        return join(*rotated, v)
+
+    def plain(qkv: Tensor) -> Tensor:
+        q, k, v = split(qkv)
+        return join(reference_rope(q, cos.double(), sin.double()), reference_rope(k, cos.double(), sin.double()), v)
+
+    qkv = randn(batch * seq_len, (heads + 2 * kv_heads) * head_dim, dtype=dtype, device=device)
+    compare(fused, plain, [qkv], tolerance)
+
+
+def check_cross_entropy(
+    shape: tuple[int, int, int], chunk_tokens: int, dtype: torch.dtype, device: str, tolerance: float
+) -> None:
+    """``shape`` (T, D, V). Gradients made in forward and in backward; the loss multiplied by 1 and by 3."""
+    tokens, size, vocabulary = shape
+    x = randn(tokens, size, dtype=dtype, device=device)
+    weight = randn(vocabulary, size, dtype=dtype, device=device) / math.sqrt(size)
+    targets = torch.randint(vocabulary, (tokens,), generator=torch.Generator().manual_seed(3)).to(device)
+    targets[0], targets[-1] = 0, vocabulary - 1
+    scale = 1 / (5 * tokens)
+    for grads_in_forward in (True, False):
+        for factor in (1.0, 3.0):
+            options = {"scale": scale, "group": None, "chunk_tokens": chunk_tokens}
+
+            def fused(x: Tensor, weight: Tensor) -> Tensor:
+                loss = linear_cross_entropy(x, weight, targets, **options, grads_in_forward=grads_in_forward)  # noqa: B023
+                assert loss.shape == () and loss.dtype == backend.accumulation_dtype(dtype)
+                return loss * factor  # noqa: B023
+
+            def plain(x: Tensor, weight: Tensor) -> Tensor:
+                return reference_cross_entropy(x, weight, targets, scale) * factor  # noqa: B023
+
+            compare(fused, plain, [x, weight], tolerance)
+
+
+# Triton kernels
+
+
+def interpreted_checks() -> None:
+    """Every kernel, on sizes with and without ragged edges, more tiles than programs and several chunks."""
+    from workloads.engine.ops import triton_cross_entropy, triton_rms_norm
+
+    chosen = {backend.Backend.TORCH: backend.Backend.TRITON}
+    choose = backend.backend_of
+    for module in ("rms_norm", "rope", "swiglu", "linear_cross_entropy"):
+        loaded = sys.modules[f"workloads.engine.ops.{module}"]
+        loaded.backend_of = lambda *tensors: (  # type: ignore[attr-defined]
+            choose(*tensors) if tensors[0].dtype == torch.float64 else chosen[choose(*tensors)]
+        )
+    triton_rms_norm._TILE = 64
+    triton_rms_norm._BACKWARD_THREADS = 128  # two programs
+    triton_cross_entropy._BLOCK, triton_cross_entropy._MAX_PROGRAMS = 64, 2
+    for dtype, tolerance in ((torch.float32, 3e-6), (torch.bfloat16, 2**-8)):
+        for rows, size in ((8, 16), (9, 13), (1, 7), (5, 100)):
+            check_rms_norm(rows, size, dtype, "cpu", tolerance)
+            check_swiglu(rows, size, dtype, "cpu", tolerance)
+        for shape in ((2, 5, 4, 2, 12), (1, 3, 3, 1, 8)):
+            for transposed_grads in (False, True):
+                check_rope(shape, dtype, "cpu", tolerance, transposed_grads)
+    for shape, chunk_tokens in (((7, 6, 150), 3), ((4, 8, 64), 64)):
+        check_cross_entropy(shape, chunk_tokens, torch.float32, "cpu", 3e-6)
+    check_sharded_kernels("cpu", 10, 70)
+
+
+def check_sharded_kernels(device: str, tokens: int, vocabulary: int) -> None:
+    """Two halves of the vocabulary, one after the other: first_row, and targets that belong to the other half."""
+    from workloads.engine.ops import triton_cross_entropy
+
+    logits, half = randn(tokens, vocabulary, dtype=torch.float32, device=device), vocabulary // 2
+    targets = (torch.arange(tokens, device=device) * 7) % vocabulary
+    parts = [aligned_rows(logits[:, :half]), aligned_rows(logits[:, half:])]
+    statistics = [torch.empty(3, tokens, device=device) for _ in parts]
+    for index, (part, out) in enumerate(zip(parts, statistics, strict=True)):
+        triton_cross_entropy.statistics(part, targets, index * half, out)
+    lse = torch.logsumexp(torch.stack([out[0] + out[1].log() for out in statistics]), dim=0)
+    wide = logits.double()
+    torch.testing.assert_close(lse.double(), wide.logsumexp(dim=-1), rtol=1e-6, atol=1e-6)
+    picked = sum(out[2] for out in statistics)
+    assert torch.equal(picked, logits.gather(1, targets[:, None]).squeeze(1))
+    for index, part in enumerate(parts):
+        triton_cross_entropy.logits_to_gradient(part, targets, index * half, lse, 0.5)
+    expected = 0.5 * (wide.softmax(dim=-1) - F.one_hot(targets, vocabulary))
+    torch.testing.assert_close(torch.cat(parts, dim=1).double(), expected, rtol=1e-5, atol=1e-7)
+
+
+def aligned_rows(logits: Tensor) -> Tensor:
+    """A copy whose rows start at multiples of 16 elements, with NaN in between."""
+    padded = -(-logits.shape[1] // 16) * 16
+    return logits.new_full((logits.shape[0], padded), math.nan)[:, : logits.shape[1]].copy_(logits)
+
+
+if __name__ == "__main__":
+    interpreted_checks()

@@ -1,0 +1,122 @@
+"""Memory by category: counted by hand, and the same whether a rank runs among its peers, alone, or on FakeTensors."""
+
+from __future__ import annotations
+
+import multiprocessing
+from typing import Any
+
+import pytest
+import torch
+
+from tests.pool import Pool
+from workloads.engine.build import build, choose_attention
+from workloads.engine.groups import make_groups
+from workloads.engine.memory import StorageTracker
+from workloads.experiment import Experiment, ModelSpec
+from workloads.protocol import MeasureSpec, MemoryAtPeak
+from workloads.stages import shortened
+from workloads.step import measure
+
+MODEL = ModelSpec(
+    name="probe",
+    num_layers=4,
+    hidden_size=64,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=16,
+    ffn_hidden_size=128,
+    vocab_size=256,
+)
+SPEC = MeasureSpec(warmup_steps=2, timed_steps=1)
+LAYOUTS: list[dict[str, Any]] = [
+    {"dp": 2},
+    {"dp": 2, "zero_stage": 1, "global_batch_size": 16},
+    {"dp": 2, "zero_stage": 2},
+    {"dp": 2, "zero_stage": 3},
+    {"dp": 2, "zero_stage": 3, "recompute": "full"},
+    {"tp": 2, "recompute": "selective"},
+    {"pp": 2, "global_batch_size": 16},
+]
+
+
+def experiment(**layout: Any) -> Experiment:
+    return Experiment.canonical(model=MODEL, seq_len=64, micro_batch_size=2, **{"global_batch_size": 8, **layout})
+
+
+def run_among_peers(rank: int, case: Experiment) -> MemoryAtPeak | None:
+    choose_attention("auto")
+    engine = build(case, make_groups(case, rank, torch.device("cpu")))
+    return measure(engine, SPEC).memory_at_peak
+
+
+def run_alone(case: Experiment, rank: int, fake: bool, answer: Any) -> None:
+    """In a process of its own: one fake process group a process."""
+    import torch.distributed as dist
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    from workloads.rehearse import trace_memory
+
+    torch.set_num_threads(1)
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=case.world_size)
+    groups = make_groups(case, rank, torch.device("cpu"))
+    if fake:
+        answer.send(trace_memory(case, groups, lambda phase, step: None))
+    else:
+        answer.send(measure(build(case, groups), SPEC).memory_at_peak)
+
+
+def alone(case: Experiment, rank: int, *, fake: bool) -> MemoryAtPeak:
+    here, there = multiprocessing.Pipe()
+    process = multiprocessing.get_context("forkserver").Process(target=run_alone, args=(case, rank, fake, there))
+    process.start()
+    assert here.poll(60), "the rehearsing process did not answer"
+    result: MemoryAtPeak = here.recv()
+    process.join()
+    return result
+
+
+def total(memory: MemoryAtPeak) -> int:
+    return memory.parameters_bytes + memory.gradients_bytes + memory.optimizer_bytes + memory.activations_bytes
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_a_rank_alone_needs_what_it_needs_among_its_peers(gloo_pool: Pool, layout: dict[str, Any]) -> None:
+    case = shortened(experiment(**layout))
+    real = gloo_pool.run(run_among_peers, case.world_size, case)
+    last = case.world_size - 1
+    for rank in {0, last}:
+        rehearsed = alone(case, rank, fake=False)
+        assert total(rehearsed) == pytest.approx(total(real[rank]), rel=0.005)
+        traced = alone(case, rank, fake=True)
+        # On FakeTensors kernels have no temporaries; on a CPU they work in blocks that a model this small notices.
+        assert total(traced) == pytest.approx(total(real[rank]), rel=0.35)
+        assert total(traced) <= total(real[rank])
+        assert traced.optimizer_bytes == real[rank].optimizer_bytes
+
+
+def test_categories_by_hand(gloo_pool: Pool) -> None:
+    """One rank, one micro-batch, fp32: weights twice (master and FSDP's copy), AdamW's two moments."""
+    case = experiment(precision="fp32", global_batch_size=2)
+    (memory,) = gloo_pool.run(run_among_peers, 1, case)
+    block = 64 * (64 + 2 * 32) + 64 * 64 + 3 * 64 * 128 + 2 * 64
+    parameters = 4 * block + 2 * 256 * 64 + 64
+    steps = 4 * (4 * 6 + 3)  # AdamW keeps a step counter with every tensor: 6 in a block, 3 outside
+    assert memory.optimizer_bytes == 2 * 4 * parameters + steps
+    assert parameters * 4 <= memory.parameters_bytes <= 2 * 4 * parameters
+    assert memory.gradients_bytes <= 4 * parameters
+
+
+def test_tracker_counts_a_storage_once_over_its_life() -> None:
+    with StorageTracker() as tracker:
+        a = torch.empty(1000, dtype=torch.float32)
+        b = a.view(10, 100)[2:]
+        assert tracker.current == 4000
+        c = torch.empty(500, dtype=torch.float32)
+        assert tracker.current == 6000
+        del c
+        assert tracker.current == 4000
+        del a
+        assert tracker.current == 4000, "a view keeps the storage alive"
+        del b
+        assert tracker.current == 0
+    assert tracker.peak == 6000

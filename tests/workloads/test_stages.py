@@ -1,0 +1,109 @@
+"""Which ranks stand for all, which stages are equal, and how rehearsed stages add up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from workloads.cluster import ClusterSpec, DeviceSpec, LinkSpec
+from workloads.costs.timeline import estimate_time
+from workloads.experiment import Experiment, ModelSpec
+from workloads.mesh import coordinates
+from workloads.protocol import MeasureSpec, RankResult, StepRecord, Task
+from workloads.stages import assemble, rehearsed_ranks, shortened, stage_key
+
+MODEL = ModelSpec(
+    name="stages",
+    num_layers=8,
+    hidden_size=64,
+    num_heads=4,
+    num_kv_heads=4,
+    head_dim=16,
+    ffn_hidden_size=128,
+    vocab_size=256,
+)
+CLUSTER = ClusterSpec(
+    name="lab",
+    backend="cuda",
+    device=DeviceSpec(name="gpu", memory_bytes=80 * 2**30, peak_flops={"bf16": 1e15}, memory_bandwidth=3e12),
+    devices_per_node=8,
+    intra_node=LinkSpec(bandwidth=3e11, latency_s=1e-5),
+    inter_node=LinkSpec(bandwidth=4e10, latency_s=2e-5),
+    matmul_efficiency=0.7,
+)
+
+
+def experiment(**layout: Any) -> Experiment:
+    return Experiment.canonical(**{"model": MODEL, "seq_len": 64, "global_batch_size": 64, **layout})
+
+
+def task(case: Experiment) -> Task:
+    return Task(attempt_id="a", experiment=case, measure=MeasureSpec(), cluster=CLUSTER, method="rehearsed")
+
+
+def result(rank: int, forward_s: float | None, backward_s: float | None, optimizer_s: float = 0.5) -> RankResult:
+    steps = [StepRecord(step=i, is_warmup=i == 0, step_time_s=9.0, optimizer_s=optimizer_s) for i in range(3)]
+    return RankResult(
+        rank=rank, coordinates={}, steps=steps, phase_started_at={}, forward_s=forward_s, backward_s=backward_s
+    )
+
+
+def test_first_and_last_stage_stand_for_all() -> None:
+    case = experiment(dp=2, tp=2, pp=4)
+    first, last = rehearsed_ranks(case)
+    assert (first, coordinates(case, last)["pp"]) == (0, 3)
+    assert rehearsed_ranks(experiment(dp=4)) == (0,)
+
+
+def test_replicas_and_batch_do_not_change_a_stage() -> None:
+    few, many = task(experiment(dp=2, tp=2, pp=2)), task(experiment(dp=8, tp=2, pp=2))
+    assert stage_key(few, 0) == stage_key(many, 0)
+    assert stage_key(few, 0) != stage_key(few, rehearsed_ranks(few.experiment)[1]), "only one of them has the embedding"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"micro_batch_size": 2},
+        {"tp": 4},
+        {"recompute": "full"},
+        {"seq_len": 128},
+        {"zero_stage": 1},
+        {"pp": 4},
+        {"compile": "block"},
+    ],
+    ids=str,
+)
+def test_what_changes_memory_or_compute_changes_the_key(change: dict[str, Any]) -> None:
+    base = {"dp": 2, "tp": 2, "pp": 2}
+    assert stage_key(task(experiment(**base)), 0) != stage_key(task(experiment(**{**base, **change})), 0)
+
+
+def test_shortening_keeps_what_is_in_flight() -> None:
+    case = experiment(dp=2, pp=4)
+    assert case.num_microbatches == 32
+    assert shortened(case).num_microbatches == 5
+    assert shortened(experiment(dp=2, pp=4, pp_schedule="gpipe")).num_microbatches == 32
+    assert shortened(experiment(dp=64)).num_microbatches == 1
+
+
+def test_a_step_is_the_schedule_of_its_stages() -> None:
+    """1F1B over two stages, m = 32, F = 1 and B = 2 on both: (m + p - 1) * (F + B) = 99, and 0.5 for the optimizer."""
+    case = experiment(dp=2, pp=2)
+    first, last = rehearsed_ranks(case)
+    times = assemble(case, CLUSTER, {first: result(first, 1.0, 2.0), last: result(last, 1.0, 2.0)})
+    estimate = estimate_time(case, CLUSTER)
+    assert estimate is not None
+    assert times.compute_time_s == pytest.approx(99.5)
+    assert times.communication_time_s == estimate.communication_s
+    assert times.step_time_s == pytest.approx(99.5 + estimate.communication_s)
+    assert times.time_source == "compute_measured"
+
+
+def test_without_a_device_the_time_is_the_estimate_and_says_so() -> None:
+    case = experiment(dp=2)
+    times = assemble(case, CLUSTER, {0: result(0, None, None)})
+    estimate = estimate_time(case, CLUSTER)
+    assert estimate is not None
+    assert (times.step_time_s, times.compute_time_s, times.time_source) == (estimate.step_time_s, None, "estimated")

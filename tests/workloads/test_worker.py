@@ -1,0 +1,140 @@
+"""A rank's whole life, in a forked process as the pilot does it: result, failure, and what each is called."""
+
+from __future__ import annotations
+
+import multiprocessing
+import resource
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from workloads import protocol
+from workloads.cluster import ClusterSpec, DeviceSpec, LinkSpec
+from workloads.errors import UnsupportedByEngine
+from workloads.experiment import Experiment, ModelSpec
+from workloads.protocol import MeasureSpec, Task
+from workloads.step import Diverged
+from workloads.worker import classify, run_rank
+
+MODEL = ModelSpec(
+    name="worker",
+    num_layers=2,
+    hidden_size=32,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=8,
+    ffn_hidden_size=64,
+    vocab_size=128,
+)
+
+
+def cluster(memory_bytes: int | None = None) -> ClusterSpec:
+    return ClusterSpec(
+        name="cpu",
+        backend="cpu",
+        device=DeviceSpec(name="cpu", memory_bytes=memory_bytes),
+        devices_per_node=8,
+        intra_node=LinkSpec(bandwidth=1e9, latency_s=1e-4),
+        inter_node=None,
+    )
+
+
+def run(folder: Path, experiment: Experiment, **fields: Any) -> list[int]:
+    """Exit codes of all ranks."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    task = Task(
+        **{
+            "attempt_id": "a",
+            "experiment": experiment,
+            "measure": MeasureSpec(warmup_steps=1, timed_steps=2),
+            "cluster": cluster(),
+            "rendezvous_port": port,
+            **fields,
+        }
+    )
+    protocol.write_task(folder, task)
+    context = multiprocessing.get_context("forkserver")
+    ranks = [context.Process(target=run_rank, args=(folder, r, r)) for r in range(experiment.world_size)]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join(60)
+    return [rank.exitcode for rank in ranks]
+
+
+def experiment(**layout: Any) -> Experiment:
+    return Experiment.canonical(**{"model": MODEL, "seq_len": 32, "global_batch_size": 4, **layout})
+
+
+def test_two_ranks_measure_one_step_alike(tmp_path: Path) -> None:
+    assert run(tmp_path, experiment(dp=2, zero_stage=1)) == [0, 0]
+    first, second = (protocol.read_result(tmp_path, rank) for rank in range(2))
+    assert first is not None
+    assert second is not None
+    assert [s.is_warmup for s in first.steps] == [True, False, False]
+    assert [s.loss for s in first.steps] == [s.loss for s in second.steps]
+    for step in first.steps:
+        assert step.step_time_s == pytest.approx(
+            step.forward_backward_s + step.reduce_exposed_s + step.optimizer_s + step.pipeline_idle_s
+        )
+    assert list(first.phase_started_at) == ["spawn", "rendezvous", "build", "warmup", "step", "teardown"]
+    assert first.coordinates["dp"] == 0
+    assert second.coordinates["dp"] == 1
+    beat = protocol.read_heartbeat(tmp_path, 0)
+    assert beat is not None
+    assert beat.phase == "done"
+
+
+def test_a_cpu_rank_gets_the_memory_its_cluster_promises(tmp_path: Path) -> None:
+    wide = experiment(micro_batch_size=4, seq_len=8192, global_batch_size=4)
+    assert run(tmp_path, wide, cluster=cluster(memory_bytes=64 * 2**20)) == [1]
+    error = protocol.read_error(tmp_path, 0)
+    assert error is not None
+    assert error.kind == "oom", error.message
+    assert protocol.read_result(tmp_path, 0) is None
+    assert resource.getrlimit(resource.RLIMIT_DATA)[0] == resource.RLIM_INFINITY, "the parent keeps its own limit"
+
+
+def test_a_lonely_rank_gives_up_and_says_where(tmp_path: Path) -> None:
+    case = experiment(dp=2)
+    task = Task(
+        attempt_id="a",
+        experiment=case,
+        measure=MeasureSpec(),
+        cluster=cluster(),
+        rendezvous_port=1,  # nobody listens there
+        collective_timeout_s=1.0,
+    )
+    protocol.write_task(tmp_path, task)
+    rank = multiprocessing.get_context("forkserver").Process(target=run_rank, args=(tmp_path, 1, 1))
+    rank.start()
+    rank.join(30)
+    error = protocol.read_error(tmp_path, 1)
+    assert rank.exitcode == 1
+    assert error is not None
+    assert (error.phase, error.kind) == ("rendezvous", "nccl_error")
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"), "oom"),
+        (MemoryError(), "oom"),
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate"), "oom"),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), "oom"),
+        (RuntimeError("CUDA error: an illegal memory access was encountered"), "crash"),
+        (torch.distributed.DistBackendError("NCCL error in: ncclUniqueId"), "nccl_error"),
+        (torch.distributed.DistBackendError("NCCL error: Cuda failure 2 'out of memory'"), "oom"),
+        (RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer"), "nccl_error"),
+        (Diverged("loss of step 3 is nan"), "diverged"),
+        (UnsupportedByEngine("no"), "unsupported"),
+        (KeyError("x"), "crash"),
+    ],
+)
+def test_a_failure_is_called_by_its_name(error: BaseException, kind: str) -> None:
+    assert classify(error) == kind

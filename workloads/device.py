@@ -1,0 +1,159 @@
+"""The device of one rank: making it ready, saying what it is, and how it fares while it is measured (NVML)."""
+
+from __future__ import annotations
+
+import platform
+import resource
+import socket
+import statistics
+import threading
+import time
+from pathlib import Path
+from typing import Any, TypedDict
+
+import torch
+
+from workloads.protocol import DeviceState, Task
+
+SAMPLE_EVERY_S = 0.2
+_REASONS = {
+    0x2: "applications_clocks",
+    0x4: "sw_power_cap",
+    0x8: "hw_slowdown",
+    0x10: "sync_boost",
+    0x20: "sw_thermal",
+    0x40: "hw_thermal",
+    0x80: "hw_power_brake",
+    0x100: "display_clocks",
+}
+"""NVML clock event reasons, without 0x1 (idle)."""
+
+
+class Identity(TypedDict):
+    """Fields of `workloads.protocol.RankResult` that say what a rank ran on."""
+
+    device_memory_bytes: int | None
+    device_name: str | None
+    device_id: str | None
+    host: str | None
+    versions: dict[str, str | None]
+
+
+def prepare_device(task: Task, local_rank: int) -> torch.device:
+    """Claim this rank's device. A CPU rank gets the memory its cluster description promises, and no more."""
+    if task.device == "cuda":
+        torch.cuda.set_device(local_rank)
+        return torch.device("cuda", local_rank)
+    torch.set_num_threads(task.cpu_threads)
+    limit = task.cluster.device.memory_bytes
+    if limit is not None:
+        data_pages = int(Path("/proc/self/statm").read_text().split()[5])
+        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        resource.setrlimit(resource.RLIMIT_DATA, (data_pages * resource.getpagesize() + limit, hard))
+    return torch.device("cpu")
+
+
+def identity(device: torch.device) -> Identity:
+    properties = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
+    return Identity(
+        device_memory_bytes=properties.total_memory if properties else None,
+        device_name=properties.name if properties else platform.processor() or platform.machine(),
+        device_id=_device_id(device),
+        host=socket.gethostname(),
+        versions={
+            "torch": torch.__version__,
+            "cuda": torch.version.cuda,
+            "nccl": _nccl_version() if properties else None,
+            "triton": _triton_version(),
+            "driver": DeviceSampler(device).driver_version,
+            "python": platform.python_version(),
+        },
+    )
+
+
+def _device_id(device: torch.device) -> str | None:
+    if device.type != "cuda":
+        return None
+    uuid = str(torch.cuda.get_device_properties(device).uuid)
+    return uuid if uuid.startswith("GPU-") else f"GPU-{uuid}"
+
+
+def _nccl_version() -> str:
+    version: tuple[int, ...] = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
+    return ".".join(map(str, version))
+
+
+def _triton_version() -> str | None:
+    try:
+        import triton
+    except ImportError:
+        return None
+    return str(triton.__version__)
+
+
+class DeviceSampler:
+    """Samples between ``start()`` and ``stop()`` in a thread. Without NVML, ``stop()`` gives an empty `DeviceState`."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._handle: Any = None
+        self._nvml: Any = None
+        self._clocks: list[float] = []
+        self._temperatures: list[float] = []
+        self._reasons = 0
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._sample, daemon=True)
+        self._energy_start: tuple[float, float] | None = None
+        device_id = _device_id(device)
+        if device_id is None:
+            return
+        import pynvml
+
+        try:
+            pynvml.nvmlInit()
+            self._handle = pynvml.nvmlDeviceGetHandleByUUID(device_id)
+            self._nvml = pynvml
+        except pynvml.NVMLError:
+            self._handle = None  # nothing is known then, and null says so
+
+    @property
+    def driver_version(self) -> str | None:
+        return str(self._nvml.nvmlSystemGetDriverVersion()) if self._nvml is not None else None
+
+    def start(self) -> None:
+        """Begin, or go on if already begun."""
+        if self._handle is not None and not self._thread.is_alive():
+            self._energy_start = self._energy()
+            self._thread.start()
+
+    def stop(self) -> DeviceState:
+        if self._handle is None or not self._thread.is_alive():
+            return DeviceState()
+        self._stop.set()
+        self._thread.join()
+        power = None
+        end = self._energy()
+        if self._energy_start is not None and end is not None and end[0] > self._energy_start[0]:
+            power = (end[1] - self._energy_start[1]) / (end[0] - self._energy_start[0])
+        return DeviceState(
+            power_w=power,
+            sm_clock_mhz=statistics.fmean(self._clocks) if self._clocks else None,
+            temperature_c=max(self._temperatures, default=None),
+            throttle_reasons=",".join(name for bit, name in _REASONS.items() if self._reasons & bit),
+        )
+
+    def _energy(self) -> tuple[float, float] | None:
+        """(seconds, joules) from the device's energy counter, which gives exact mean power between two readings."""
+        try:
+            return time.perf_counter(), self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle) / 1e3
+        except self._nvml.NVMLError:
+            return None
+
+    def _sample(self) -> None:
+        nvml = self._nvml
+        while not self._stop.wait(SAMPLE_EVERY_S):
+            try:
+                self._clocks.append(float(nvml.nvmlDeviceGetClockInfo(self._handle, nvml.NVML_CLOCK_SM)))
+                self._temperatures.append(float(nvml.nvmlDeviceGetTemperature(self._handle, nvml.NVML_TEMPERATURE_GPU)))
+                self._reasons |= int(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(self._handle))
+            except nvml.NVMLError:
+                return
