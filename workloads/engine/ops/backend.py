@@ -1,0 +1,49 @@
+"""Who computes an operation, and in which precision.
+
+| tensors                    | backend  | what happens                                                  |
+|----------------------------|----------|---------------------------------------------------------------|
+| FakeTensor, meta           | `SHAPES` | outputs are allocated and left alone, as a kernel would do it |
+| CUDA, up to 32 bits        | `TRITON` | one fused kernel a pass                                       |
+| others (CPU, CUDA float64) | `TORCH`  | torch operations on a block of rows at a time                 |
+
+All three allocate the same outputs and saved tensors. Under `torch.compile` none of them is used: RMSNorm, RoPE and
+SwiGLU are then plain expressions, which Inductor fuses with their neighbours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import Enum, auto
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+
+BLOCK_ELEMENTS = 1 << 20
+"""The torch backend works on about this many elements at a time: its fp32 temporaries stay far below the outputs."""
+
+
+class Backend(Enum):
+    SHAPES = auto()
+    TRITON = auto()
+    TORCH = auto()
+
+
+def backend_of(*tensors: Tensor) -> Backend:
+    """The backend for an operation on ``tensors``, which share a device and a precision."""
+    if any(isinstance(tensor, FakeTensor) or tensor.is_meta for tensor in tensors):
+        return Backend.SHAPES
+    first = tensors[0]
+    return Backend.TRITON if first.is_cuda and first.dtype != torch.float64 else Backend.TORCH
+
+
+def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
+    """What sums and transcendental functions are computed in: fp32, or fp64 for fp64 tensors."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def row_blocks(rows: int, row_elements: int) -> Iterator[slice]:
+    """Cut ``rows`` into slices of at most `BLOCK_ELEMENTS` elements, and at least one row."""
+    step = max(1, BLOCK_ELEMENTS // max(1, row_elements))
+    for start in range(0, rows, step):
+        yield slice(start, min(start + step, rows))

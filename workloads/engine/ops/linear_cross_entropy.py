@@ -1,0 +1,226 @@
+"""Output projection and cross-entropy over a vocabulary split by rows, a chunk of tokens at a time.
+
+Shapes: T tokens, D features, V vocabulary rows of this rank, C tokens of a chunk. Rank ``r`` of the group holds rows
+``[r * V, (r + 1) * V)`` of the full matrix. With ``z = x @ W^T`` over the full vocabulary and target ``t``:
+
+    loss = scale * sum over tokens of (lse(z) - z[t])        dz = scale * (softmax(z) - onehot(t))
+    dx = dz @ W (each rank has its vocabulary's part of this sum)        dW = dz^T @ x
+
+Only [C, V] logits ever exist, in the compute dtype; the gradient overwrites them. Two small all-reduces a chunk carry
+the largest logit, then the sum of exponentials and the target's logit (Megatron-LM, arXiv:1909.08053, section 3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from workloads.engine.ops.backend import Backend, accumulation_dtype, backend_of, row_blocks
+
+ROW_ALIGNMENT = 16
+"""Rows of the logits start at multiples of this many elements, and kernels may read and write up to the next one, so
+that every access is 16 bytes wide whatever the vocabulary. On every backend: the padding counts as memory."""
+
+
+def linear_cross_entropy(
+    x_TD: Tensor,
+    weight_VD: Tensor,
+    targets_T: Tensor,
+    *,
+    scale: float,
+    group: dist.ProcessGroup | None,
+    chunk_tokens: int = 4096,
+    grads_in_forward: bool = True,
+) -> Tensor:
+    """``scale * sum_t cross_entropy(x_t @ W^T, target_t)`` as a 0-dim fp32 tensor (fp64 for fp64 inputs).
+
+    Every rank of ``group`` passes the same ``x`` and global ``targets`` (each in the full vocabulary) and gets the same
+    loss. The gradient of ``x`` is the PARTIAL sum over this rank's vocabulary: the caller adds it up over ``group``
+    (reduce-scatter or all-reduce). The gradient of ``weight`` is complete. ``group=None``: ``weight`` is the whole
+    vocabulary.
+
+    ``grads_in_forward=True`` computes both gradients while a chunk's logits are there and saves them. ``False`` saves
+    ``x``, ``weight`` and one number a token and computes the logits again in backward: for schedules that hold many
+    micro-batches between their forward and backward. Memory beside what is saved: one chunk of logits, and with several
+    chunks an accumulator of the weight's gradient in fp32.
+    """
+    return _LinearCrossEntropy.apply(
+        x_TD, weight_VD, targets_T, scale, group, chunk_tokens, grads_in_forward and torch.is_grad_enabled()
+    )
+
+
+class _LinearCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        scale: float,
+        group: dist.ProcessGroup | None,
+        chunk_tokens: int,
+        grads_in_forward: bool,
+    ) -> Tensor:
+        first_row = 0 if group is None else dist.get_rank(group) * weight.shape[0]
+        chunks = list(_chunks(x.shape[0], chunk_tokens))
+        lse = x.new_empty(x.shape[0], dtype=accumulation_dtype(x.dtype))
+        losses = torch.empty_like(lse)
+        gradients = _Gradients(x, weight, ctx.needs_input_grad, len(chunks)) if grads_in_forward else None
+        buffer = _logits_buffer(x, weight, chunks)
+        for chunk in chunks:
+            logits = _logits(x, weight, chunk, buffer)
+            lse[chunk], target_logits = _log_sum_exp(logits, targets[chunk], first_row, group)
+            torch.sub(lse[chunk], target_logits, out=losses[chunk])
+            if gradients is not None:
+                _logits_to_gradient(logits, targets[chunk], first_row, lse[chunk], scale)
+                gradients.add(logits, chunk)
+        del logits, buffer  # the gradient of the weight is about to be copied: do not hold all three
+        ctx.grads_in_forward = gradients is not None
+        if gradients is not None:
+            ctx.save_for_backward(*gradients.finish())
+        else:
+            ctx.save_for_backward(x, weight, targets, lse)
+            ctx.first_row, ctx.scale, ctx.chunks = first_row, scale, chunks
+        return losses.sum() * scale
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        if ctx.grads_in_forward:
+            dx, dweight = ctx.saved_tensors
+        else:
+            x, weight, targets, lse = ctx.saved_tensors
+            gradients = _Gradients(x, weight, ctx.needs_input_grad, len(ctx.chunks))
+            buffer = _logits_buffer(x, weight, ctx.chunks)
+            for chunk in ctx.chunks:
+                logits = _logits(x, weight, chunk, buffer)
+                _logits_to_gradient(logits, targets[chunk], ctx.first_row, lse[chunk], ctx.scale)
+                gradients.add(logits, chunk)
+            del logits, buffer  # as in forward
+            dx, dweight = gradients.finish()
+        for gradient in (dx, dweight):
+            if gradient is not None:
+                _multiply_(gradient, grad)
+        return dx, dweight, None, None, None, None, None
+
+
+class _Gradients:
+    """Gradients of ``x`` and ``weight``, filled chunk by chunk. Products accumulate over tokens in fp32."""
+
+    def __init__(self, x: Tensor, weight: Tensor, needed: tuple[bool, ...], chunks: int) -> None:
+        self.x, self.weight = x, weight
+        self.dx = x.new_empty(x.shape) if needed[0] else None
+        # One chunk is one matmul, which accumulates in fp32 by itself.
+        dtype = weight.dtype if chunks == 1 else accumulation_dtype(weight.dtype)
+        self.dweight = weight.new_empty(weight.shape, dtype=dtype) if needed[1] else None
+
+    def add(self, dz: Tensor, chunk: slice) -> None:
+        if self.dx is not None:
+            torch.mm(dz, self.weight, out=self.dx[chunk])
+        if self.dweight is not None:
+            _accumulate(self.dweight, dz, self.x[chunk], first=chunk.start == 0)
+
+    def finish(self) -> tuple[Tensor | None, Tensor | None]:
+        dx, dweight = self.dx, self.dweight
+        self.dweight = None  # frees the accumulator as soon as it is rounded
+        return dx, dweight if dweight is None else dweight.to(self.weight.dtype)
+
+
+def _accumulate(total_VD: Tensor, dz_CV: Tensor, x_CD: Tensor, *, first: bool) -> None:
+    """``total (+)= dz^T @ x``; the old content of ``total`` is ignored when ``first``."""
+    beta = 0.0 if first else 1.0
+    if total_VD.dtype == dz_CV.dtype:
+        torch.addmm(total_VD, dz_CV.t(), x_CD, beta=beta, out=total_VD)
+    elif backend_of(dz_CV) is not Backend.TORCH:
+        torch.ops.aten.addmm.dtype_out(total_VD, dz_CV.t(), x_CD, total_VD.dtype, beta=beta, out=total_VD)
+    else:  # no CPU matmul accumulates into a wider dtype
+        for rows in row_blocks(*total_VD.shape):
+            product = dz_CV[:, rows].t() @ x_CD
+            total_VD[rows] = product if first else total_VD[rows] + product
+
+
+def _chunks(tokens: int, chunk_tokens: int) -> Iterator[slice]:
+    """The fewest chunks of at most ``chunk_tokens``, as even as they can be: a matmul of a few rows is a slow one."""
+    count = -(-tokens // chunk_tokens)
+    size = -(-tokens // count)
+    for start in range(0, tokens, size):
+        yield slice(start, min(start + size, tokens))
+
+
+def _logits_buffer(x: Tensor, weight: Tensor, chunks: list[slice]) -> Tensor:
+    """One allocation for the logits of every chunk: [longest chunk, V], rows aligned."""
+    columns = weight.shape[0]
+    padded = -(-columns // ROW_ALIGNMENT) * ROW_ALIGNMENT
+    return x.new_empty(max(chunk.stop - chunk.start for chunk in chunks), padded)[:, :columns]
+
+
+def _logits(x: Tensor, weight: Tensor, chunk: slice, buffer: Tensor) -> Tensor:
+    return torch.mm(x[chunk], weight.t(), out=buffer[: chunk.stop - chunk.start])
+
+
+def _log_sum_exp(
+    logits: Tensor, targets: Tensor, first_row: int, group: dist.ProcessGroup | None
+) -> tuple[Tensor, Tensor]:
+    """(log-sum-exp, target's logit) of every token over the full vocabulary."""
+    statistics = logits.new_empty(3, logits.shape[0], dtype=accumulation_dtype(logits.dtype))
+    backend = backend_of(logits)
+    if backend is Backend.TRITON:
+        from workloads.engine.ops import triton_cross_entropy
+
+        triton_cross_entropy.statistics(logits, targets, first_row, statistics)
+    elif backend is Backend.TORCH:
+        _statistics(logits, targets, first_row, statistics)
+    largest, total, target_logits = statistics
+    if group is not None:
+        local = largest.clone()
+        dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=group)
+        total.mul_(local.sub_(largest).exp_())
+        dist.all_reduce(statistics[1:], group=group)
+    return largest + total.log(), target_logits
+
+
+def _statistics(logits: Tensor, targets: Tensor, first_row: int, statistics: Tensor) -> None:
+    """Rows of ``statistics`` [3, C]: largest logit, sum of ``exp(z - largest)``, target's logit (0 on other ranks)."""
+    largest, total, target_logits = statistics
+    for rows in row_blocks(*logits.shape):
+        wide = logits[rows].to(statistics.dtype)
+        largest[rows] = wide.amax(dim=-1)
+        total[rows] = (wide - largest[rows, None]).exp_().sum(dim=-1)
+        column, mine = _local_targets(targets[rows], first_row, logits.shape[1])
+        target_logits[rows] = wide.gather(1, column[:, None]).squeeze(1) * mine
+
+
+def _logits_to_gradient(logits: Tensor, targets: Tensor, first_row: int, lse: Tensor, scale: float) -> None:
+    """``logits <- scale * (exp(logits - lse) - onehot(targets))``, in place."""
+    backend = backend_of(logits)
+    if backend is Backend.TRITON:
+        from workloads.engine.ops import triton_cross_entropy
+
+        triton_cross_entropy.logits_to_gradient(logits, targets, first_row, lse, scale)
+    elif backend is Backend.TORCH:
+        for rows in row_blocks(*logits.shape):
+            gradient = (logits[rows].to(lse.dtype) - lse[rows, None]).exp_()
+            column, mine = _local_targets(targets[rows], first_row, logits.shape[1])
+            gradient.scatter_add_(1, column[:, None], -mine[:, None].to(lse.dtype))
+            logits[rows] = gradient.mul_(scale)
+
+
+def _local_targets(targets: Tensor, first_row: int, columns: int) -> tuple[Tensor, Tensor]:
+    """(column in this rank's vocabulary, clamped into it; whether the target is in it)."""
+    column = targets - first_row
+    return column.clamp(0, columns - 1), (column >= 0) & (column < columns)
+
+
+def _multiply_(tensor: Tensor, factor: Tensor) -> None:
+    """``tensor *= factor`` (0-dim). On CUDA nothing is read or written when the factor is 1, as it is in training."""
+    if backend_of(tensor) is Backend.TRITON:
+        from workloads.engine.ops import triton_cross_entropy
+
+        triton_cross_entropy.multiply_(tensor, factor)
+    else:
+        tensor.mul_(factor)

@@ -1,0 +1,58 @@
+# mypy: disable-error-code="no-untyped-def"
+"""SwiGLU kernels. A program takes up to `_MAX_BLOCK` columns of one row: F read twice (forward) or three times."""
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+_MAX_BLOCK = 2048
+_WARPS = 4
+
+
+def forward(gate_up: Tensor, y: Tensor) -> None:
+    size, block, blocks, programs = _grid(y)
+    _forward_kernel[(programs,)](gate_up, y, size, blocks, BLOCK=block, num_warps=_WARPS)
+
+
+def backward(gate_up: Tensor, dy: Tensor, d_gate_up: Tensor) -> None:
+    size, block, blocks, programs = _grid(dy)
+    _backward_kernel[(programs,)](gate_up, dy, d_gate_up, size, blocks, BLOCK=block, num_warps=_WARPS)
+
+
+def _grid(y: Tensor) -> tuple[int, int, int, int]:
+    """(columns of a row, columns of a block, blocks of a row, programs)."""
+    size = y.shape[-1]
+    block = min(_MAX_BLOCK, triton.next_power_of_2(size))
+    blocks = triton.cdiv(size, block)
+    return size, block, blocks, blocks * (y.numel() // size)
+
+
+@triton.jit
+def _forward_kernel(gate_up_ptr, y_ptr, size, blocks, BLOCK: tl.constexpr):
+    program = tl.program_id(0)
+    row = (program // blocks).to(tl.int64)
+    column = (program % blocks) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < size
+    gate_ptr = gate_up_ptr + row * size * 2
+    gate = tl.load(gate_ptr + column, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(gate_ptr + size + column, mask=inside, other=0.0).to(tl.float32)
+    y = gate * tl.sigmoid(gate) * up
+    tl.store(y_ptr + row * size + column, y.to(y_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _backward_kernel(gate_up_ptr, dy_ptr, d_gate_up_ptr, size, blocks, BLOCK: tl.constexpr):
+    program = tl.program_id(0)
+    row = (program // blocks).to(tl.int64)
+    column = (program % blocks) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < size
+    gate_ptr = gate_up_ptr + row * size * 2
+    gate = tl.load(gate_ptr + column, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(gate_ptr + size + column, mask=inside, other=0.0).to(tl.float32)
+    dy = tl.load(dy_ptr + row * size + column, mask=inside, other=0.0).to(tl.float32)
+    sigmoid = tl.sigmoid(gate)
+    d_gate = dy * up * sigmoid * (1.0 + gate * (1.0 - sigmoid))
+    d_up = dy * gate * sigmoid
+    d_gate_ptr = d_gate_up_ptr + row * size * 2
+    tl.store(d_gate_ptr + column, d_gate.to(d_gate_up_ptr.dtype.element_ty), mask=inside)
+    tl.store(d_gate_ptr + size + column, d_up.to(d_gate_up_ptr.dtype.element_ty), mask=inside)
