@@ -1,0 +1,236 @@
+"""The devices of this machine as a pilot sees them, and the proof that their memory is free between two points.
+
+Everything comes from NVML, the driver's management library: the pilot must never touch CUDA, or its children could
+not. NVML leaves a thread of the driver behind even when it is shut down, and a process with threads must not fork, so
+a pilot asks it in short-lived children of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from results.errors import UltrasweepError
+
+FREE_SLACK_BYTES = 256 * 2**20
+"""What the driver may keep beyond the level seen before the first point (its own buffers grow with first use)."""
+_MIB = 2**20
+_GIB = 2**30
+_POLL_S = 0.01
+_ANSWER_LIMIT_S = 60.0
+"""A driver that takes longer than this to answer is not going to."""
+
+
+class DeviceUnavailable(UltrasweepError):
+    """Devices that were asked for and are not there, or cannot be looked at."""
+
+
+class Devices(Protocol):
+    """What a pilot needs to know of its devices."""
+
+    @property
+    def ids(self) -> tuple[str, ...] | None:
+        """UUIDs, as ``CUDA_VISIBLE_DEVICES`` takes them; None for CPU processes."""
+
+    def notes(self) -> list[str]:
+        """A line for every device that was in use before this pilot had started anything."""
+
+    def wait_until_free(self, count: int, limit_s: float, meanwhile: Callable[[], None]) -> str | None:
+        """Wait for the first ``count`` devices to be as free as before the first point.
+
+        None when they are; else which ones are not after ``limit_s``. ``meanwhile`` is called every few milliseconds.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class CpuDevices:
+    """CPU processes: their memory is free when they are gone."""
+
+    ids: None = None
+
+    def notes(self) -> list[str]:
+        return []
+
+    def wait_until_free(self, count: int, limit_s: float, meanwhile: Callable[[], None]) -> str | None:
+        return None
+
+
+class CudaDevices:
+    """The GPUs that this process may use, in the order in which its ranks will number them."""
+
+    def __init__(self, num_devices: int) -> None:
+        """Raises `DeviceUnavailable` without a driver, or with fewer devices than ``num_devices``."""
+        seen = _in_child(_survey, _ANSWER_LIMIT_S, lambda: None)
+        if len(seen) < num_devices:
+            raise DeviceUnavailable(
+                f"num_devices={num_devices} GPUs were asked for; this machine shows {len(seen)}. "
+                f"Set launcher.num_devices={max(1, len(seen))} or device=cpu"
+            )
+        self._seen = seen[:num_devices]
+        self.ids: tuple[str, ...] | None = tuple(device["id"] for device in self._seen)
+
+    def notes(self) -> list[str]:
+        return [
+            f"GPU {index} already holds {device['used'] / _GIB:.2f} GiB of memory{_pids(device['pids'])}; "
+            "points on it will have that much less"
+            for index, device in enumerate(self._seen)
+            if device["used"] > _GIB
+        ]
+
+    def wait_until_free(self, count: int, limit_s: float, meanwhile: Callable[[], None]) -> str | None:
+        levels = {device["id"]: device["used"] for device in self._seen[:count]}
+        try:
+            busy = _in_child(lambda: _wait(levels, limit_s), limit_s + _ANSWER_LIMIT_S, meanwhile)
+        except DeviceUnavailable as error:
+            return str(error)
+        if not busy:
+            return None
+        index = {device["id"]: number for number, device in enumerate(self._seen)}
+        held = "; ".join(
+            f"GPU {index[device['id']]} still holds "
+            f"{(device['used'] - levels[device['id']]) / _MIB:.0f} MiB{_pids(device['pids'])}"
+            for device in busy
+        )
+        return f"{held} {limit_s:.0f} s after the last process had gone"
+
+
+def open_devices(device: str, num_devices: int) -> Devices:
+    return CudaDevices(num_devices) if device == "cuda" else CpuDevices()
+
+
+def count_cuda_devices() -> int:
+    """GPUs that this process may use; 0 without a driver."""
+    try:
+        return len(_visible_handles(_nvml()))
+    except DeviceUnavailable:
+        return 0
+
+
+def _survey() -> list[dict[str, Any]]:
+    """UUID, used memory and users of every device that this process may use."""
+    nvml = _nvml()
+    return [_look(nvml, handle) for handle in _visible_handles(nvml)]
+
+
+def _wait(levels: dict[str, int], limit_s: float) -> list[dict[str, Any]]:
+    """Wait for the devices to come down to their levels; those that have not within the limit."""
+    nvml = _nvml()
+    handles = [handle for handle in _visible_handles(nvml) if _text(nvml.nvmlDeviceGetUUID(handle)) in levels]
+    until = time.monotonic() + limit_s
+    while True:
+        seen = [_look(nvml, handle) for handle in handles]
+        busy = [device for device in seen if device["used"] > levels[device["id"]] + FREE_SLACK_BYTES]
+        if not busy or time.monotonic() > until:
+            return busy
+        time.sleep(_POLL_S)
+
+
+def _look(nvml: Any, handle: Any) -> dict[str, Any]:
+    try:
+        pids = [process.pid for process in nvml.nvmlDeviceGetComputeRunningProcesses(handle)]
+    except nvml.NVMLError:
+        pids = []
+    return {
+        "id": _text(nvml.nvmlDeviceGetUUID(handle)),
+        "used": int(nvml.nvmlDeviceGetMemoryInfo(handle).used),
+        "pids": pids,
+    }
+
+
+def _pids(pids: Sequence[int]) -> str:
+    return f" (pids {', '.join(map(str, pids))})" if pids else ""
+
+
+def _in_child(question: Callable[[], Any], limit_s: float, meanwhile: Callable[[], None]) -> Any:
+    """What ``question`` answers (plain data) in a forked child, so that what it loads stays out of this process.
+
+    Raises `DeviceUnavailable` with the child's words when it fails, or when it takes longer than ``limit_s``.
+    """
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            os.close(reader)
+            try:
+                answer = {"answer": question()}
+            except Exception as error:
+                answer = {"error": str(error) or type(error).__name__}
+            with os.fdopen(writer, "w") as pipe:
+                json.dump(answer, pipe)
+            status = 0
+        finally:
+            os._exit(status)
+    os.close(writer)
+    until = time.monotonic() + limit_s
+    text = b""
+    try:
+        while time.monotonic() < until:
+            ready, _, _ = select.select([reader], [], [], _POLL_S)
+            if ready:
+                if not (chunk := os.read(reader, 65_536)):
+                    break
+                text += chunk
+            meanwhile()
+    finally:
+        os.close(reader)
+        _bury(pid)
+    try:
+        told = json.loads(text)
+    except ValueError:
+        raise DeviceUnavailable(f"the NVIDIA driver did not answer within {limit_s:.0f} s") from None
+    if "error" in told:
+        raise DeviceUnavailable(told["error"])
+    return told["answer"]
+
+
+def _nvml() -> Any:
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        raise DeviceUnavailable(
+            f"device=cuda needs NVIDIA's driver, and NVML says: {error}; device=cpu works"
+        ) from None
+    return pynvml
+
+
+def _bury(pid: int) -> None:
+    """End the child; one that hangs in the driver, where no signal reaches it, is left to the system."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+    until = time.monotonic() + 1.0
+    while os.waitpid(pid, os.WNOHANG) == (0, 0) and time.monotonic() < until:
+        time.sleep(0.001)
+
+
+def _visible_handles(nvml: Any) -> Sequence[Any]:
+    """NVML handles in the order of ``CUDA_VISIBLE_DEVICES`` (the scheduler's), or of the PCI bus without it."""
+    every = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+    asked = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if asked is None:
+        return every
+    by_uuid = {_text(nvml.nvmlDeviceGetUUID(handle)): handle for handle in every}
+    found = []
+    for name in (part.strip() for part in asked.split(",")):
+        if name.isdigit() and int(name) < len(every):
+            found.append(every[int(name)])
+        elif matches := [
+            handle for uuid, handle in by_uuid.items() if name.startswith("GPU-") and uuid.startswith(name)
+        ]:
+            found.append(matches[0])
+        else:
+            break  # CUDA, too, shows nothing after the first name that it does not know
+    return found
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value

@@ -1,0 +1,204 @@
+"""Run a sweep on this machine: one pilot as a child process, its progress shown, Ctrl-C answered cleanly."""
+
+from __future__ import annotations
+
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from launchers import pilotstate
+from launchers.payload import Payload, payload_to_dict, pilot_environment
+from launchers.pilot import FINISHED, STOPPED, TROUBLE
+from launchers.queue import Drawer
+from launchers.settings import LaunchSettings
+from launchers.spawn import signal_name
+from launchers.status import StatusReader, SweepStatus
+from launchers.sweepdir import Point, SweepDir
+from launchers.view import LiveView, PlainView, View
+from results.errors import UltrasweepError
+from results.provenance import command_line
+from workloads.protocol import write_json
+
+PILOT = (sys.executable, "-m", "launchers.pilot")
+POLL_S = 0.25
+_RESTARTS = 2
+"""New pilots in a row for ones that died without finishing a point."""
+_LOG_LINES = 8
+
+
+class PilotFailed(UltrasweepError):
+    """A pilot could not start, or died again and again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSummary:
+    """What one call of `run_local` did."""
+
+    outcomes: Mapping[str, int]
+    """Finished points by outcome, those of earlier runs included."""
+    attempts: int
+    """Attempts made by this run."""
+    left: int
+    """Points that still wait."""
+    too_wide: int
+    """Of those, how many need more devices than this machine gives them."""
+    interrupted: bool
+    message: str = ""
+    """Why points are left although nobody interrupted, empty otherwise."""
+
+    @property
+    def exit_code(self) -> int:
+        """0: every point has its row (failures are rows too). 130: interrupted. 1: something keeps points waiting."""
+        if self.interrupted:
+            return 130
+        return 1 if self.message else 0
+
+
+def run_local(
+    sweep: SweepDir, settings: LaunchSettings, *, live: bool | None = None, command: str | None = None
+) -> RunSummary:
+    """Run every waiting point of ``sweep`` that fits this machine's devices, and return when none is left.
+
+    ``live``: a live view; None: when standard output is a terminal. ``command`` is the command line for the rows; None:
+    this process's own. Ctrl-C ends the running point (its row says cancelled, it waits again) and returns; a second one
+    kills the pilot. Raises `PilotFailed` when a pilot cannot start or keeps dying.
+    """
+    reader = StatusReader(sweep)
+    before = reader.read()
+    points = Drawer(sweep, "", lambda line: None).waiting()
+    _refuse_other_methods(sweep, settings, points, before)
+    too_wide = sum(_too_wide(point, settings) for point in points)
+    message = ""
+    interrupted = False
+    if before.todo > too_wide or before.claimed:
+        live = sys.stdout.isatty() if live is None else live
+        view: View = LiveView() if live else PlainView({record.attempt_id for record in before.attempts})
+        with view:
+            interrupted, message = _run_pilots(sweep, settings, reader, view, command)
+    after = reader.read()
+    if not interrupted and not message:
+        message = _why_left(after, too_wide, settings)
+    return RunSummary(
+        outcomes=after.done,
+        attempts=len(after.attempts) - len(before.attempts),
+        left=after.left,
+        too_wide=too_wide,
+        interrupted=interrupted,
+        message=message,
+    )
+
+
+def _run_pilots(
+    sweep: SweepDir, settings: LaunchSettings, reader: StatusReader, view: View, command: str | None
+) -> tuple[bool, str]:
+    """Run pilots until one ends as it should; whether the user interrupted, and what went wrong otherwise."""
+    deaths = 0
+    while True:
+        known = len(reader.read().attempts)
+        pilot_id, status, interrupts = _run_pilot(sweep, settings, reader, view, command)
+        state = pilotstate.read_state(sweep, pilot_id)
+        if interrupts or status == STOPPED:
+            return True, ""
+        if status == FINISHED:
+            return False, ""
+        if status == TROUBLE:
+            return False, state.message if state is not None else "the pilot stopped"
+        if status == 2:
+            raise PilotFailed(_tail(sweep, pilot_id) or "the pilot could not start")
+        deaths = 1 if len(reader.read().attempts) > known else deaths + 1
+        ended = f"was killed by {signal_name(-status)}" if status < 0 else f"ended with status {status}"
+        if deaths > _RESTARTS:
+            log = pilotstate.log_path(sweep, pilot_id)
+            raise PilotFailed(f"the pilot {ended} {deaths} times in a row; see {log}: {_tail(sweep, pilot_id)}")
+        view.say(f"the pilot {ended}; starting another, which takes over what it held")
+
+
+def _run_pilot(
+    sweep: SweepDir, settings: LaunchSettings, reader: StatusReader, view: View, command: str | None
+) -> tuple[str, int, int]:
+    """One pilot from start to end: its id, its exit status, and how often the user interrupted."""
+    pilot_id = f"local-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
+    payload = Payload(settings=settings, command=command or command_line(), wall_time_s=None, tethered=True)
+    write_json(pilotstate.payload_path(sweep, pilot_id), payload_to_dict(payload))
+    with pilotstate.log_path(sweep, pilot_id).open("wb") as log, _interrupts() as interrupts:
+        process = subprocess.Popen(
+            [*PILOT, str(sweep.path), pilot_id],
+            stdin=subprocess.PIPE,  # kept open: when this process dies, the pilot sees it close and stops
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=pilot_environment(),
+            start_new_session=True,  # a Ctrl-C of the terminal comes to us alone
+        )
+        answered = 0
+        while process.poll() is None:
+            if len(interrupts) > answered:
+                answered = len(interrupts)
+                process.send_signal(signal.SIGINT if answered == 1 else signal.SIGKILL)
+                view.say(
+                    "stopping: the running point will wait again (Ctrl-C again: at once)" if answered == 1 else "killed"
+                )
+            view.show(reader.read())
+            _wait(process, POLL_S)
+        assert process.stdin is not None
+        process.stdin.close()
+    view.show(reader.read())
+    return pilot_id, process.returncode, len(interrupts)
+
+
+@contextmanager
+def _interrupts() -> Iterator[list[int]]:
+    """Collect SIGINT and SIGTERM in a list instead of letting them end this process."""
+    received: list[int] = []
+
+    def note(number: int, _frame: object) -> None:
+        received.append(number)
+
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _wait(process: subprocess.Popen[bytes], seconds: float) -> None:
+    try:
+        process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        return
+
+
+def _too_wide(point: Point, settings: LaunchSettings) -> bool:
+    return point.method == "measured" and point.experiment.world_size > settings.num_devices
+
+
+def _refuse_other_methods(sweep: SweepDir, settings: LaunchSettings, points: list[Point], before: SweepStatus) -> None:
+    """A pilot only draws points of its own method: one that would find none is a mistake to be told."""
+    methods = Counter(point.method for point in points)
+    if points and not methods[settings.method] and not before.claimed:
+        others = ", ".join(f"{count} {method}" for method, count in methods.items())
+        raise UltrasweepError(f"{sweep.path} has points waiting, but none to be {settings.method} (it has {others})")
+
+
+def _why_left(status: SweepStatus, too_wide: int, settings: LaunchSettings) -> str:
+    if not status.left:
+        return ""
+    if too_wide and too_wide >= status.todo:
+        return f"{too_wide} points need more than the {settings.num_devices} devices that this machine gives them"
+    if status.claimed and not status.todo:
+        return f"{status.claimed} points are held by other pilots"
+    return f"{status.left} points are left"
+
+
+def _tail(sweep: SweepDir, pilot_id: str) -> str:
+    try:
+        lines = pilotstate.log_path(sweep, pilot_id).read_text(errors="replace").splitlines()
+    except OSError:
+        return ""
+    return " | ".join(line.strip() for line in lines[-_LOG_LINES:] if line.strip())

@@ -1,0 +1,62 @@
+"""What a pilot is told: a small JSON file in the sweep's folder, written before the pilot is started or submitted."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from launchers.settings import LaunchSettings, settings_from_dict, settings_to_dict
+from results.errors import InvalidResults
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Payload:
+    """What a pilot is told."""
+
+    settings: LaunchSettings
+    command: str | None
+    """Command line of the sweep, for the rows."""
+    wall_time_s: float | None
+    """Length of the allocation; None: no end."""
+    tethered: bool
+    """Standard input is a pipe from whoever started this pilot; when it closes, the pilot stops."""
+
+
+def payload_to_dict(payload: Payload) -> dict[str, Any]:
+    return {
+        "settings": settings_to_dict(payload.settings),
+        "command": payload.command,
+        "wall_time_s": payload.wall_time_s,
+        "tethered": payload.tethered,
+    }
+
+
+def read_payload(path: Path) -> Payload:
+    """Raises `InvalidResults` when the file is not a pilot's payload."""
+    try:
+        fields: Mapping[str, Any] = json.loads(path.read_text())
+        return Payload(
+            settings=settings_from_dict(fields["settings"]),
+            command=fields["command"],
+            wall_time_s=fields["wall_time_s"],
+            tethered=fields["tethered"],
+        )
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise InvalidResults(f"{path} is not the payload of a pilot: {error}") from None
+
+
+def pilot_environment() -> dict[str, str]:
+    """The environment to start a pilot in: it finds this code wherever it is started, and no library gives it a
+    thread of its own at import (NumPy's BLAS, Arrow's allocator), since a process with threads must not fork."""
+    root = str(Path(__file__).resolve().parent.parent)
+    paths = [root, *(path for path in [os.environ.get("PYTHONPATH")] if path)]
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(paths),
+        "OPENBLAS_NUM_THREADS": "1",
+        "JE_ARROW_MALLOC_CONF": "background_thread:false",
+    }

@@ -1,0 +1,54 @@
+"""A rendezvous port for every attempt, without the race of "bind to 0, close, hope".
+
+Ports are taken from outside the kernel's ephemeral range, so that no outgoing connection can take one between the
+choice and rank 0's listening. Among pilots of one machine a port belongs to whoever holds the *UDP* socket of the same
+number: an exclusive, crash-safe lock that leaves the TCP port free for the rank.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from results.errors import UltrasweepError
+
+_LOWEST = 10_240
+_HIGHEST = 65_535
+_count = itertools.count()
+
+
+class NoFreePort(UltrasweepError):
+    """Every port that a rendezvous might use is taken."""
+
+
+@contextmanager
+def reserve_port(host: str = "127.0.0.1") -> Iterator[int]:
+    """A TCP port on which a rank may listen, this process's own for as long as the context lasts."""
+    candidates = _candidates()
+    start = os.getpid() * 7 + next(_count)  # a new port each time: the last one may still be in TIME_WAIT
+    for offset in range(len(candidates)):
+        port = candidates[(start + offset) % len(candidates)]
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as lock:
+            try:
+                lock.bind(("127.0.0.1", port))
+                with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+                    probe.bind(("", port))
+            except OSError:
+                continue
+            yield port
+            return
+    raise NoFreePort(f"no free port for a rendezvous on {host} among {candidates[0]} to {candidates[-1]}")
+
+
+def _candidates() -> range:
+    try:
+        low, high = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
+    except (OSError, ValueError):
+        low, high = 32_768, 60_999
+    below, above = range(_LOWEST, low), range(high + 1, _HIGHEST + 1)
+    best = max(below, above, key=len)
+    return best if len(best) >= 1000 else range(_LOWEST, _HIGHEST + 1)

@@ -1,0 +1,173 @@
+"""The queue of one sweep on a shared filesystem: no server, no database, no file that two processes write.
+
+Every point is exactly one file, in exactly one of three folders, and moves by one atomic rename:
+
+    todo/000007-<key>.json --claim--> claimed/000007-<key>@<pilot>.json --finish--> done/000007-<key>@<outcome>.json
+                          <-------------------- hand back -----------------        <------- retry -------
+
+The file's content never changes. What happened to a point is told by ``history/<stem>@<attempt>.json``, one record
+an attempt, written before the point moves: whoever finds a claim of a dead pilot can tell what it had decided.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from launchers.sweepdir import Point, SweepDir, entry_names, read_point, split_name
+from results.errors import InvalidResults
+from workloads.protocol import write_json
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptRecord:
+    """What came of one attempt, short: enough for status, retries and the expected end."""
+
+    attempt_id: str
+    attempt_number: int
+    pilot_id: str
+    experiment_id: str
+    world_size: int
+    outcome: str
+    phase: str | None
+    phase_step: int | None
+    failed_rank: int | None
+    evidence: str | None
+    infrastructure: bool
+    will_retry: bool
+    started_at: float
+    ended_at: float
+    gap_s: float | None = None
+    step_time_s: float | None = None
+    tokens_per_s_per_gpu: float | None = None
+    peak_allocated_bytes: int | None = None
+
+    @property
+    def duration_s(self) -> float:
+        return self.ended_at - self.started_at
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A point that one pilot has to itself."""
+
+    sweep: SweepDir
+    stem: str
+    pilot_id: str
+    point: Point
+
+    @property
+    def path(self) -> Path:
+        return self.sweep.claimed / f"{self.stem}@{self.pilot_id}.json"
+
+    @property
+    def held(self) -> bool:
+        """False after another pilot has taken the claim over, thinking this one dead."""
+        return self.path.exists()
+
+
+class Drawer:
+    """Draws points for one pilot. Remembers the points it has read, since their files never change."""
+
+    def __init__(self, sweep: SweepDir, pilot_id: str, report: Callable[[str], None]) -> None:
+        self.sweep = sweep
+        self.pilot_id = pilot_id
+        self._report = report
+        self._points: dict[str, Point] = {}
+
+    def draw(self, accepts: Callable[[Point], bool]) -> Claim | None:
+        """Claim the first waiting point that ``accepts`` likes; None when there is none."""
+        for name in entry_names(self.sweep.todo):
+            stem, _ = split_name(name)
+            point = self._read(name, stem)
+            if point is None or not accepts(point):
+                continue
+            claim = Claim(self.sweep, stem, self.pilot_id, point)
+            if _move(self.sweep.todo / name, claim.path):
+                return claim
+        return None
+
+    def waiting(self) -> list[Point]:
+        """Points under ``todo``, in the order in which they are drawn."""
+        points = [self._read(name, split_name(name)[0]) for name in entry_names(self.sweep.todo)]
+        return [point for point in points if point is not None]
+
+    def _read(self, name: str, stem: str) -> Point | None:
+        if stem not in self._points:
+            try:
+                self._points[stem] = read_point(self.sweep.todo / name)
+            except FileNotFoundError:  # another pilot was faster
+                return None
+            except InvalidResults as error:
+                broken = self.sweep.path / "queue" / "broken"
+                broken.mkdir(exist_ok=True)
+                _move(self.sweep.todo / name, broken / name)
+                self._report(f"{error}; moved to {broken}")
+                return None
+        return self._points[stem]
+
+
+def finish(claim: Claim, outcome: str) -> bool:
+    """The point has its last row. False when the claim was no longer ours."""
+    return _move(claim.path, claim.sweep.done / f"{claim.stem}@{outcome}.json")
+
+
+def hand_back(claim: Claim) -> bool:
+    """The point waits again, for any pilot. False when the claim was no longer ours."""
+    return _move(claim.path, claim.sweep.todo / f"{claim.stem}.json")
+
+
+def put_back(sweep: SweepDir, name: str) -> bool:
+    """Move a finished point, by its file's name under ``done``, to ``todo``."""
+    stem, _ = split_name(name)
+    return _move(sweep.done / name, sweep.todo / f"{stem}.json")
+
+
+def claims_of_others(sweep: SweepDir, pilot_id: str) -> list[tuple[str, str]]:
+    """``(stem, pilot)`` of every claim that is not ``pilot_id``'s."""
+    pairs = (split_name(name) for name in entry_names(sweep.claimed))
+    return [(stem, holder) for stem, holder in pairs if holder != pilot_id]
+
+
+def seize(sweep: SweepDir, stem: str, holder: str, pilot_id: str) -> Claim | None:
+    """Take over the claim of a dead pilot; None when another was faster or the file is no point."""
+    claimed = sweep.claimed / f"{stem}@{holder}.json"
+    try:
+        claim = Claim(sweep, stem, pilot_id, read_point(claimed))
+    except FileNotFoundError:
+        return None
+    return claim if _move(claimed, claim.path) else None
+
+
+def record(sweep: SweepDir, stem: str, attempt: AttemptRecord) -> Path:
+    path = sweep.history / f"{stem}@{attempt.attempt_id}.json"
+    write_json(path, attempt)
+    return path
+
+
+def history(sweep: SweepDir, stem: str) -> list[AttemptRecord]:
+    """Every recorded attempt at one point, oldest first."""
+    return read_records(sweep, [name for name in entry_names(sweep.history) if split_name(name)[0] == stem])
+
+
+def read_records(sweep: SweepDir, names: Iterable[str]) -> list[AttemptRecord]:
+    """The records in the named files of ``history``, oldest first; unreadable ones are left out."""
+    records = []
+    for name in names:
+        try:
+            records.append(AttemptRecord(**json.loads((sweep.history / name).read_text())))
+        except (OSError, ValueError, TypeError):
+            continue
+    return sorted(records, key=lambda attempt: (attempt.started_at, attempt.attempt_number))
+
+
+def _move(source: Path, target: Path) -> bool:
+    """Rename; False when ``source`` has gone. A retransmitted rename over NFS may report a missing source although
+    it was this one that moved it, so a target that carries our own pilot's name counts as ours."""
+    try:
+        source.rename(target)
+    except FileNotFoundError:
+        return source.parent.name == "todo" and target.exists()
+    return True

@@ -1,0 +1,97 @@
+"""How a sweep's points are run: on which devices, measured how, and how long anything may take. Frozen data."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from workloads.cluster import ClusterSpec, cluster_from_dict
+from workloads.errors import InvalidSweep
+from workloads.protocol import MeasureSpec, Method
+
+Launcher = Literal["local", "rehearse", "slurm"]
+Device = Literal["cuda", "cpu"]
+
+PHASE_LIMITS_S: Mapping[str, float] = {
+    "spawn": 120.0,
+    "rendezvous": 180.0,
+    "build": 600.0,
+    "warmup": 900.0,
+    "step": 600.0,
+    "teardown": 10.0,
+}
+"""How long a rank may stay in a phase without a new heartbeat before that is called a hang. Warm-up includes
+compilation. Once a rank has beaten through some steps, the watchdog expects the next one much sooner."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchSettings:
+    """Everything a pilot needs besides the queue. Times in seconds."""
+
+    launcher: Launcher = "local"
+    device: Device = "cpu"
+    num_devices: int
+    """Devices (CPU: processes) that one pilot may use at a time."""
+    cluster: ClusterSpec
+    measure: MeasureSpec = field(default_factory=MeasureSpec)
+    method: Method = "measured"
+    max_attempts: int = 3
+    """Tries at a point whose failures are the infrastructure's. A hang is tried twice, oom never again."""
+    phase_limits_s: Mapping[str, float] = field(default_factory=dict)
+    """Changes to `PHASE_LIMITS_S`."""
+    point_deadline_s: float | None = None
+    """From the start of a point's processes to their end; None: each point's own ``deadline_s``."""
+    collective_timeout_s: float = 120.0
+    failure_grace_s: float = 0.5
+    """After one rank has failed, how long the others may take to fail with evidence of their own."""
+    device_free_limit_s: float = 30.0
+    """How long device memory may take to become free after a point's processes have gone."""
+    lease_s: float = 60.0
+    """A pilot whose heartbeat has stood still for this long has lost its claim."""
+
+    def __post_init__(self) -> None:
+        if self.num_devices < 1:
+            raise InvalidSweep(f"launcher: num_devices={self.num_devices} must be at least 1")
+        if self.max_attempts < 1:
+            raise InvalidSweep(f"launcher: max_attempts={self.max_attempts} must be at least 1")
+        if unknown := set(self.phase_limits_s) - set(PHASE_LIMITS_S):
+            known = ", ".join(PHASE_LIMITS_S)
+            raise InvalidSweep(f"launcher: phase_limits_s has no phase {', '.join(sorted(unknown))}; it has {known}")
+        for name, value in self._times().items():
+            if not value > 0:
+                raise InvalidSweep(f"launcher: {name}={value!r} must be a number of seconds above 0")
+
+    def phase_limit_s(self, phase: str) -> float:
+        """Longest time without a heartbeat in ``phase``. ``done`` counts as teardown: only the exit is left."""
+        key = "teardown" if phase == "done" else phase
+        return self.phase_limits_s.get(key, PHASE_LIMITS_S[key])
+
+    def _times(self) -> dict[str, float]:
+        times = {f"phase_limits_s.{phase}": limit for phase, limit in self.phase_limits_s.items()}
+        for name in ("collective_timeout_s", "failure_grace_s", "device_free_limit_s", "lease_s"):
+            times[name] = getattr(self, name)
+        if self.point_deadline_s is not None:
+            times["point_deadline_s"] = self.point_deadline_s
+        return times
+
+
+def settings_to_dict(settings: LaunchSettings) -> dict[str, Any]:
+    """Plain data, ready for JSON."""
+    return dataclasses.asdict(settings)
+
+
+def settings_from_dict(fields: Mapping[str, Any]) -> LaunchSettings:
+    """Inverse of `settings_to_dict`; raises `InvalidSweep` naming an unknown or missing field."""
+    values = dict(fields)
+    known = {f.name for f in dataclasses.fields(LaunchSettings)}
+    if unknown := set(values) - known:
+        raise InvalidSweep(f"launcher: unknown field {', '.join(sorted(unknown))}; known: {', '.join(sorted(known))}")
+    try:
+        values["cluster"] = cluster_from_dict(values["cluster"])
+        if "measure" in values:
+            values["measure"] = MeasureSpec(**values["measure"])
+        return LaunchSettings(**values)
+    except (KeyError, TypeError) as error:
+        raise InvalidSweep(f"launcher: {error}") from None

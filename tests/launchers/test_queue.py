@@ -1,0 +1,230 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+import threading
+from pathlib import Path
+
+import pytest
+
+from launchers import pilotstate, queue
+from launchers.identity import Identity, own_identity, provably_dead
+from launchers.outcome import Outcome
+from launchers.pilotstate import Liveness, PilotState, write_state
+from launchers.queue import AttemptRecord, Drawer
+from launchers.settle import wants_retry
+from launchers.status import sweep_status
+from launchers.sweepdir import Point, SweepDir, entry_names, read_point
+from results.errors import InvalidResults
+from tests.launchers.scripted import points, settings
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> SweepDir:
+    return SweepDir.create(tmp_path / "sweep", {"note": 1})
+
+
+def drawer(sweep: SweepDir, pilot_id: str, said: list[str] | None = None) -> Drawer:
+    return Drawer(sweep, pilot_id, (said if said is not None else []).append)
+
+
+def attempt(number: int, outcome: str = "hang", infrastructure: bool = False, **changes: object) -> AttemptRecord:
+    fields = {
+        "attempt_id": f"a{number}",
+        "attempt_number": number,
+        "pilot_id": "p",
+        "experiment_id": "e",
+        "world_size": 8,
+        "outcome": outcome,
+        "phase": "step",
+        "phase_step": 1,
+        "failed_rank": 0,
+        "evidence": "because",
+        "infrastructure": infrastructure,
+        "will_retry": False,
+        "started_at": 100.0 * number,
+        "ended_at": 100.0 * number + 45.0,
+    }
+    return AttemptRecord(**{**fields, **changes})  # type: ignore[arg-type]
+
+
+def test_a_point_survives_the_trip_through_its_file(sweep: SweepDir) -> None:
+    [point] = points("ok", method="rehearsed")
+    point = dataclasses.replace(point, predicted_peak_bytes=5, predicted_step_time_s=0.25)
+    assert sweep.add_points([point]) == 1
+    assert read_point(sweep.todo / f"000000-{point.experiment.id}+rehearsed.json") == point
+
+
+def test_points_are_added_once_whatever_their_index_and_state(sweep: SweepDir) -> None:
+    first, second, third = points("a", "b", "c")
+    assert sweep.add_points([first, second]) == 2
+    claim = drawer(sweep, "p").draw(lambda point: True)
+    assert claim is not None and claim.point == first
+    queue.finish(claim, "ok")
+    drawer(sweep, "p").draw(lambda point: True)
+    moved = dataclasses.replace(first, index=77)
+    measured_and_rehearsed = dataclasses.replace(first, method="rehearsed")
+    assert sweep.add_points([moved, second, third, third, measured_and_rehearsed]) == 2
+    assert [len(entry_names(folder)) for folder in (sweep.todo, sweep.claimed, sweep.done)] == [2, 1, 1]
+
+
+def test_a_lock_of_a_dead_adder_does_not_hold_others_up(sweep: SweepDir) -> None:
+    dead = dataclasses.replace(own_identity(), start_ticks=1)
+    (sweep.path / "queue" / "adding.lock").write_text(json.dumps(dataclasses.asdict(dead)))
+    assert sweep.add_points(points("a")) == 1
+
+
+def test_many_drawers_never_draw_a_point_twice(sweep: SweepDir) -> None:
+    sweep.add_points(points(*["ok"] * 60))
+    drawn: list[str] = []
+
+    def draw_all(name: str) -> None:
+        mine = drawer(sweep, name)
+        while (claim := mine.draw(lambda point: True)) is not None:
+            drawn.append(claim.stem)
+
+    threads = [threading.Thread(target=draw_all, args=(f"p{number}",)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(drawn) == 60 and len(set(drawn)) == 60
+
+
+def test_points_are_drawn_in_order_and_only_those_accepted(sweep: SweepDir) -> None:
+    sweep.add_points(points(*["ok"] * 12))
+    mine = drawer(sweep, "p")
+
+    def even(point: Point) -> bool:
+        return point.index % 2 == 0
+
+    first, second = mine.draw(even), mine.draw(even)
+    assert first is not None and second is not None
+    assert [first.point.index, second.point.index] == [0, 2]
+    queue.hand_back(first)
+    again = mine.draw(even)
+    assert again is not None and again.point.index == 0
+
+
+def test_a_claim_taken_over_is_noticed_by_its_old_owner(sweep: SweepDir) -> None:
+    sweep.add_points(points("ok"))
+    old = drawer(sweep, "slow").draw(lambda point: True)
+    assert old is not None and old.held
+    new = queue.seize(sweep, old.stem, "slow", "fresh")
+    assert new is not None and new.held and not old.held
+    assert queue.seize(sweep, old.stem, "slow", "third") is None
+    assert not queue.finish(old, "ok") and not queue.hand_back(old)
+    assert queue.finish(new, "ok")
+    assert entry_names(sweep.done) == [f"{old.stem}@ok.json"]
+
+
+def test_a_garbage_file_in_the_queue_is_put_aside(sweep: SweepDir) -> None:
+    sweep.add_points(points("ok"))
+    (sweep.todo / "000000-garbage.json").write_text("{not json")
+    said: list[str] = []
+    claim = drawer(sweep, "p", said).draw(lambda point: True)
+    assert claim is not None and claim.point.experiment.model.name == "ok"
+    assert (sweep.path / "queue" / "broken" / "000000-garbage.json").exists()
+    assert len(said) == 1 and "is not a point of a sweep" in said[0]
+
+
+def test_a_folder_that_is_no_sweep_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidResults, match=r"is not a sweep: it has no sweep\.json"):
+        SweepDir.open(tmp_path)
+    (tmp_path / "thesis.tex").touch()
+    with pytest.raises(InvalidResults, match="exists and is not a sweep"):
+        SweepDir.create(tmp_path, {})
+    (tmp_path / "sweep.json").write_text('{"format": 99}')
+    with pytest.raises(InvalidResults, match="is not of format 1"):
+        SweepDir.open(tmp_path)
+    (tmp_path / "file").touch()
+    with pytest.raises(InvalidResults):
+        SweepDir.create(tmp_path / "file" / "sweep", {})
+
+
+def test_creating_an_existing_sweep_opens_it(sweep: SweepDir) -> None:
+    assert SweepDir.create(sweep.path, {"note": 2}).settings() == {"note": 1}
+
+
+def state(identity: Identity, count: int = 1, activity: pilotstate.Activity = "running") -> PilotState:
+    return PilotState(pilot_id="p", identity=identity, count=count, time=0.0, started_at=0.0, activity=activity)
+
+
+def test_a_process_is_told_from_another_of_the_same_pid() -> None:
+    me = own_identity()
+    assert not provably_dead(me)
+    assert provably_dead(dataclasses.replace(me, start_ticks=me.start_ticks + 1))
+    assert provably_dead(dataclasses.replace(me, pid=2**22 + 1))
+    assert provably_dead(dataclasses.replace(me, boot_id="before"))
+    # What another machine or namespace does cannot be seen from here.
+    assert not provably_dead(dataclasses.replace(me, pid=2**22 + 1, host="elsewhere"))
+    assert not provably_dead(dataclasses.replace(me, pid=2**22 + 1, pid_namespace=1))
+
+
+def test_a_pilot_elsewhere_is_judged_by_its_count_not_by_its_clock(
+    sweep: SweepDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    elsewhere = dataclasses.replace(own_identity(), host="elsewhere")
+    now = [1000.0]
+    monkeypatch.setattr(pilotstate.time, "monotonic", lambda: now[0])
+    liveness = Liveness(sweep, lease_s=60.0)
+    write_state(sweep, state(elsewhere, count=1))  # its own clock says 1970
+    assert liveness.judge("p") == "unknown"
+    now[0] += 59
+    assert liveness.judge("p") == "unknown"
+    write_state(sweep, state(elsewhere, count=2))
+    assert liveness.judge("p") == "alive"
+    now[0] += 61
+    assert liveness.judge("p") == "dead"
+    write_state(sweep, state(elsewhere, count=3))
+    assert liveness.judge("p") == "alive"
+    write_state(sweep, state(elsewhere, count=4, activity="ended"))
+    assert liveness.judge("p") == "dead"
+
+
+def test_a_pilot_without_a_state_is_dead_after_a_lease(sweep: SweepDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(pilotstate.time, "monotonic", lambda: now[0])
+    liveness = Liveness(sweep, lease_s=60.0)
+    assert liveness.judge("gone") == "unknown"
+    now[0] = 61.0
+    assert liveness.judge("gone") == "dead"
+
+
+@pytest.mark.parametrize(
+    ("outcome", "before", "again"),
+    [
+        (Outcome(outcome="ok"), [], False),
+        (Outcome(outcome="oom"), [], False),
+        (Outcome(outcome="crash"), [], False),
+        (Outcome(outcome="timeout"), [], False),
+        (Outcome(outcome="diverged"), [], False),
+        (Outcome(outcome="cancelled"), [attempt(n, "cancelled") for n in range(9)], True),
+        (Outcome(outcome="preempted"), [attempt(n, "preempted") for n in range(9)], True),
+        (Outcome(outcome="hang"), [], True),
+        (Outcome(outcome="hang"), [attempt(1, "node_failure", True)], True),
+        (Outcome(outcome="hang"), [attempt(1, "hang")], False),
+        (Outcome(outcome="node_failure", infrastructure=True), [attempt(1, "hang")], True),
+        (Outcome(outcome="nccl_error", infrastructure=True), [attempt(n, "crash", True) for n in (1, 2)], False),
+        (Outcome(outcome="crash", infrastructure=True), [attempt(1, "crash", True)], True),
+    ],
+)
+def test_retries_are_bounded_by_kind(outcome: Outcome, before: list[AttemptRecord], again: bool) -> None:
+    assert wants_retry(outcome, before, settings(max_attempts=3)) is again
+
+
+def test_status_counts_from_files(sweep: SweepDir) -> None:
+    sweep.add_points(points(*["ok"] * 5))
+    mine = drawer(sweep, "p")
+    for number, outcome in enumerate(("ok", "oom")):
+        claim = mine.draw(lambda point: True)
+        assert claim is not None
+        queue.record(sweep, claim.stem, attempt(number, outcome))
+        queue.finish(claim, outcome)
+    mine.draw(lambda point: True)
+    status = sweep_status(sweep)
+    assert (status.total, status.todo, status.claimed, status.done) == (5, 2, 1, {"ok": 1, "oom": 1})
+    assert status.left == 3 and status.finished == 2
+    assert status.device_hours == pytest.approx(2 * 45 * 8 / 3600)
+    assert status.expected_left_s == pytest.approx(2 * 45)
+    assert [record.outcome for record in status.failures()] == ["oom"]
