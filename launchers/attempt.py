@@ -48,7 +48,6 @@ def start_attempt(
     settings: LaunchSettings,
     *,
     port: int,
-    cpu_threads: int,
     device_ids: tuple[str, ...] | None,
 ) -> Attempt:
     """Write the folder of a new attempt. Its id says which experiment and which try, and is never given twice."""
@@ -64,7 +63,6 @@ def start_attempt(
         device=settings.device,
         rendezvous_port=port,
         collective_timeout_s=settings.collective_timeout_s,
-        cpu_threads=cpu_threads,
     )
     protocol.write_task(folder, task)
     started_at = time.time()

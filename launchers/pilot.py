@@ -131,7 +131,6 @@ class Pilot:
                     number,
                     self.settings,
                     port=port,
-                    cpu_threads=max(1, (os.cpu_count() or 1) // width),
                     device_ids=self._devices.ids[:width] if self._devices.ids is not None else None,
                 ),
                 f"the task of {claim.stem}",

@@ -48,7 +48,7 @@ class Task:
     collective_timeout_s: float = 120.0
     """After this long a collective that does not end makes its ranks fail (NCCL and gloo time-out)."""
     cpu_threads: int = 1
-    """Intra-op threads of a CPU rank."""
+    """Intra-op threads of a CPU rank. One, whatever the machine: so that layouts of different widths compare."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

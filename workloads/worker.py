@@ -30,7 +30,7 @@ from workloads.protocol import Phase, RankError, RankResult, Task
 from workloads.rehearse import rehearse
 from workloads.step import Diverged, measure
 
-LEAVE_TOGETHER_S = 10.0
+LEAVE_TOGETHER_S = 5.0
 """How long a finished rank waits for its peers before it leaves (gloo peers may still be reading from it)."""
 
 

@@ -27,12 +27,16 @@ class Trace:
     """Of each step, before clipping."""
 
 
-def train(experiment: Experiment, steps: int) -> Trace:
+def draw_weights(rank: int, experiment: Experiment, device: str) -> dict[str, Tensor]:
+    """The initial weights, drawn where the engine draws them (a GPU's random numbers are not a CPU's), on the CPU."""
+    parts = _parts(experiment)
+    return {part.name: _draw(part, experiment.seed, torch.device(device), 1, 0, None).cpu() for part in parts}
+
+
+def train(experiment: Experiment, weights: dict[str, Tensor], steps: int) -> Trace:
     """Train on one process in float64 on the whole global batch at once."""
     assert experiment.precision == "fp64"
-    weights = {
-        part.name: _draw(part, experiment.seed, torch.device("cpu"), 1, 0, None).double() for part in _parts(experiment)
-    }
+    weights = {name: weight.double() for name, weight in weights.items()}
     for weight in weights.values():
         weight.requires_grad_()
     optimizer = torch.optim.AdamW(

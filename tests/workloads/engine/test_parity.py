@@ -72,12 +72,14 @@ CASES = _matrix() + EXTRAS
 
 
 @cache
-def trained_reference(tie: bool, global_batch_size: int) -> reference.Trace:
-    return reference.train(experiment(tie, global_batch_size=global_batch_size), STEPS)
+def trained_reference(pool: Pool, device: str, tie: bool, global_batch_size: int) -> reference.Trace:
+    case = experiment(tie, global_batch_size=global_batch_size)
+    (weights,) = pool.run(reference.draw_weights, 1, case, device)
+    return reference.train(case, weights, STEPS)
 
 
 def check(pool: Pool, case: Experiment, device: str) -> None:
-    expected = trained_reference(case.model.tie_embeddings, case.global_batch_size)
+    expected = trained_reference(pool, device, case.model.tie_embeddings, case.global_batch_size)
     traces = pool.run(train_rank, case.world_size, case, STEPS, device)
     for trace in traces:
         torch.testing.assert_close(trace.losses, expected.losses, rtol=TOLERANCE, atol=0)

@@ -1,0 +1,172 @@
+"""Bytes of activations that one layer and the head keep for backward, tensor by tensor, as the engine's ops save them.
+
+T tokens of a micro-batch on one rank, T_s = T / tp of them between tensor-parallel regions with sequence parallelism
+(else T), c bytes of the compute dtype, h hidden, N query and K key/value heads of head size H, F feed-forward columns.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from functools import lru_cache
+
+from workloads.costs.flops import head_sizes
+from workloads.experiment import Experiment, ModelSpec
+
+STATISTICS_BYTES = 4
+"""Norm statistics and softmax normalizers are fp32."""
+
+LOSS_CHUNK_TOKENS = 4096
+"""Tokens whose logits exist at one time in the chunked cross-entropy of the engine."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerTensors:
+    """Bytes of what one layer's forward makes, for one micro-batch on one rank."""
+
+    input: int
+    """Block input, saved by the first norm: ``c T_s h``."""
+    attention_norm: int
+    """Normed input (column-parallel layers save the rows they gather from) and its statistics: ``c T_s h + 4 T_s``."""
+    projected: int
+    """Fused query, key and value projection, kept alive by the values: ``c T (N + 2K) H / tp``. With latent attention
+    the latents, their norms and both up-projections."""
+    rotated: int
+    """Queries and keys after RoPE, saved by attention: ``c T (N + K) H / tp``."""
+    softmax: int
+    """Log-sum-exp of every row, ``4 T N / tp``; with ``attention=math`` the whole probabilities, ``c T seq N / tp``."""
+    attention_output: int
+    """Input of the output projection: ``c T N H / tp``."""
+    residual: int
+    """Residual stream after attention, saved by the second norm: ``c T_s h``."""
+    ffn_norm: int
+    """As attention_norm."""
+    dispatched: int
+    """Experts only: router probabilities (fp32), tokens sorted by expert and expert outputs."""
+    gate_up: int
+    """Both SwiGLU inputs: ``2 c T F / tp``."""
+    product: int
+    """SwiGLU output, input of the down projection: ``c T F / tp``."""
+
+    @property
+    def total(self) -> int:
+        return sum(getattr(self, field.name) for field in fields(self))
+
+
+@dataclass(frozen=True, slots=True)
+class LayerBytes:
+    saved: int
+    """Held from forward to backward by every micro-batch in flight."""
+    working: int
+    """Needed beside ``saved`` while the layer's own backward runs: what is computed again, and gradients."""
+
+
+@lru_cache(maxsize=65536)
+def layer_tensors(
+    model: ModelSpec, routed: bool, tokens: int, stream_tokens: int, seq_len: int, tp: int, ep: int, c: int, math: bool
+) -> LayerTensors:
+    """``stream_tokens`` is T_s, ``seq_len`` the keys that a query sees, ``c`` the bytes of the compute dtype."""
+    h, heads, kv = model.hidden_size, model.num_heads, model.num_kv_heads
+    qk, v = head_sizes(model)
+    mla = model.mla
+    latent = 0
+    if mla is None:
+        projected, rotated = (heads + 2 * kv) * qk // tp, (heads + kv) * qk // tp
+    else:
+        latent = 2 * (mla.q_lora_rank + mla.kv_lora_rank) + mla.qk_rope_head_dim
+        projected = heads * (qk + mla.qk_nope_head_dim + v) // tp
+        rotated = 2 * heads * qk // tp
+    moe = model.moe if routed else None
+    if moe is None:
+        dispatched, columns = 0, model.ffn_hidden_size
+    else:
+        # Balanced routing: a rank's experts get as many token copies as its own tokens send out.
+        dispatched = tokens * (STATISTICS_BYTES * moe.num_experts + 2 * c * moe.experts_per_token * h)
+        columns = (moe.experts_per_token + moe.num_shared_experts) * moe.expert_hidden_size
+    stream = c * stream_tokens * h
+    norm = stream + STATISTICS_BYTES * stream_tokens
+    return LayerTensors(
+        input=stream,
+        attention_norm=norm,
+        projected=c * tokens * (projected + latent),
+        rotated=c * tokens * rotated,
+        softmax=tokens * heads // tp * (c * seq_len if math else STATISTICS_BYTES),
+        attention_output=c * tokens * heads * v // tp,
+        residual=stream,
+        ffn_norm=norm,
+        dispatched=dispatched,
+        gate_up=2 * c * tokens * columns // tp,
+        product=c * tokens * columns // tp,
+    )
+
+
+def layer_bytes(experiment: Experiment, *, routed: bool, c: int) -> LayerBytes:
+    """Saved and working bytes of one layer under the experiment's recompute policy.
+
+    none       all of `LayerTensors`.
+    selective  the block input and the outputs of matmuls, attention and reductions; of the two row-parallel layers both
+               the output and, with tp > 1, its partial sum (full T), until used. Norms, RoPE and the SwiGLU product
+               come again.
+    full       the block input.
+
+    While the backward runs, in its second half, there are besides the gradients of the stream (``c T_s h``) and of the
+    down weight (``c h F / tp``), and the most of: the gathered stream (``c T h``, tp > 1) with the product's gradient;
+    the gradient of gate_up (the product's takes the place of the product); that, the gathered input, its gradient and
+    the weight's, when the product and gate_up are free.
+    """
+    e, model = experiment, experiment.model
+    tokens, stream_tokens = rank_tokens(e)
+    t = layer_tensors(model, routed, tokens, stream_tokens, e.seq_len, e.tp, e.ep, c, e.attention == "math")
+    stream, gathered = c * stream_tokens * model.hidden_size, c * tokens * model.hidden_size if e.tp > 1 else 0
+    down_weight = t.product // tokens * model.hidden_size if not routed else 0
+    steps = (
+        gathered + t.product,
+        t.gate_up,
+        2 * gathered + 2 * down_weight - t.product,
+    )
+    working = stream + down_weight + max(steps)
+    if e.recompute == "none":
+        return LayerBytes(saved=t.total, working=working)
+    if e.recompute == "full":
+        return LayerBytes(saved=t.input, working=t.total - t.input + working)
+    again = t.attention_norm + t.rotated + t.residual + t.ffn_norm + t.product
+    row_parallel = 2 * (stream + gathered)
+    return LayerBytes(saved=t.total - again + row_parallel, working=again + working - row_parallel)
+
+
+def rank_tokens(experiment: Experiment) -> tuple[int, int]:
+    """(T, T_s): a micro-batch's tokens on one rank, inside and between tensor-parallel regions."""
+    tokens = experiment.micro_batch_size * experiment.seq_len // experiment.cp
+    return tokens, tokens // experiment.tp if experiment.sequence_parallel else tokens
+
+
+@dataclass(frozen=True, slots=True)
+class HeadBytes:
+    saved: int
+    """Held from forward to backward by every micro-batch in flight on the last stage."""
+    working: int
+    """Alive at the end of its forward, ``saved`` included."""
+
+
+def head_bytes(experiment: Experiment, c: int) -> HeadBytes:
+    """Final norm and chunked linear cross-entropy over the local vocabulary, V / tp rows.
+
+    Saved: the norm's input and statistics, and the gradients of hidden states (``c T h``) and weight (``c V h / tp``),
+    which its forward has already computed; under GPipe, which holds every micro-batch, the normed (gathered) input and
+    one normalizer a token instead. Working, besides: the normed input, and the larger of one chunk of logits (whose
+    gradient takes their place) with the weight's gradient, accumulated in fp32 when there are several chunks, and of
+    that gradient with its rounded copy.
+    """
+    model = experiment.model
+    tokens, stream_tokens = rank_tokens(experiment)
+    full = c * tokens * model.hidden_size
+    rows = model.vocab_size // experiment.tp
+    chunks = -(-tokens // LOSS_CHUNK_TOKENS)
+    logits = c * -(-tokens // chunks) * rows
+    gradient = c * rows * model.hidden_size
+    accumulator = gradient if chunks == 1 else max(c, STATISTICS_BYTES) * rows * model.hidden_size
+    weight = max(logits + accumulator, accumulator + gradient if chunks > 1 else 0)
+    norm_input = (c * model.hidden_size + STATISTICS_BYTES) * stream_tokens
+    working = norm_input + full + full + weight
+    if experiment.pp_schedule == "gpipe":
+        return HeadBytes(saved=norm_input + full + STATISTICS_BYTES * tokens, working=working)
+    return HeadBytes(saved=norm_input + full + gradient, working=working)

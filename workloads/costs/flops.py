@@ -1,0 +1,66 @@
+"""FLOPs of training on one token, by several named conventions. A multiply and an add are two FLOPs.
+
+T = seq_len, L layers, H query heads, Q head size, N parameters. Forward is ``2 N`` and backward ``4 N`` per token;
+attention scores and values are ``4 L H Q T`` forward and twice that backward. Norms, RoPE, SwiGLU and softmax are left
+out, as everywhere in the literature.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+from workloads.costs.params import matmul_params, playbook_params
+from workloads.experiment import Experiment, ModelSpec
+
+FlopsConvention = Literal["palm", "causal", "playbook"]
+
+
+def flops_per_token(model: ModelSpec, seq_len: int, convention: FlopsConvention, *, pp: int = 1) -> float:
+    """Model FLOPs to train on one token: forward and backward, recomputation not counted.
+
+    palm      ``6 N_matmul + 12 L H Q T``: every score is counted (PaLM, arXiv:2204.02311, appendix B).
+    causal    ``6 N_matmul + 6 L H Q T``: a causal mask needs half of the scores.
+    playbook  ``6 N_all + 12 L h T``, h the hidden size: the Ultra-Scale Playbook's, whose N_all holds the input
+              embedding and counts tied embeddings twice when ``pp > 1``.
+
+    With latent attention ``2 Q`` stands for the query/key size plus the value size. Raises ValueError for another
+    convention.
+    """
+    if convention == "playbook":
+        return 6.0 * playbook_params(model, pp) + 12.0 * model.num_layers * model.hidden_size * seq_len
+    if convention not in get_args(FlopsConvention):
+        raise ValueError(f"convention={convention!r}; it may be one of {', '.join(get_args(FlopsConvention))}")
+    share = 1.0 if convention == "palm" else 0.5
+    forward = model.num_layers * attention_forward_flops(model, seq_len)
+    return 6.0 * matmul_params(model) + 3.0 * share * forward
+
+
+def attention_forward_flops(model: ModelSpec, seq_len: int) -> float:
+    """Scores and values of one layer, forward, for one token against ``seq_len`` keys, without a mask: ``4 H Q T``."""
+    qk, v = head_sizes(model)
+    return 2.0 * model.num_heads * (qk + v) * seq_len
+
+
+def head_sizes(model: ModelSpec) -> tuple[int, int]:
+    """(query/key size, value size) of one head."""
+    if model.mla is None:
+        return model.head_dim, model.head_dim
+    return model.mla.qk_nope_head_dim + model.mla.qk_rope_head_dim, model.mla.v_head_dim
+
+
+def hardware_flops_per_token(experiment: Experiment) -> float:
+    """FLOPs that devices spend on one token: causal attention halved, recomputation counted.
+
+    Full recomputation runs every block's forward again; selective recomputation repeats no matrix product. GPipe keeps
+    no gradients of the head between forward and backward, so its logits are computed twice. The scores that a flash
+    attention kernel computes again inside its own backward are not counted (they replace memory traffic, in every run).
+    """
+    model = experiment.model
+    total = flops_per_token(model, experiment.seq_len, "causal")
+    head = model.vocab_size * model.hidden_size
+    if experiment.recompute == "full":
+        total += 2.0 * (matmul_params(model) - head)
+        total += 0.5 * model.num_layers * attention_forward_flops(model, experiment.seq_len)
+    if experiment.pp_schedule == "gpipe":
+        total += 2.0 * head
+    return total

@@ -1,0 +1,314 @@
+"""Device memory of one training step in closed form: every pipeline stage, by category, at its highest moment.
+
+P parameters of one rank (its stage, divided by tp), S = dp_shard, g bytes of the master and gradient dtype, c of the
+compute dtype, m micro-batches. A unit is what FSDP gathers and reduces at one time: a block, the embedding, the head
+with the final norm; or, where both ends meet in one tied weight, that weight with the stage itself. The engine keeps
+
+    parameters  g P / S master shards, and the copy to compute with: c P for ZeRO 0, 1, 2; for ZeRO 3 two blocks in
+                backward, and the embedding or head while it runs
+    optimizer   2 g P / S, the two moments of AdamW
+    gradients   g P / S at the end of a step. ZeRO 0 and 1 with m > 1 accumulate g P, unsharded, until then. Freed by
+                the optimizer, so a step's first backward starts without
+    activations saved bytes of every micro-batch in flight, what the running block or the head needs for itself, and
+                FSDP's flat buffers
+
+and peaks at one of four moments, each a function below. Compiled blocks are taken to save what eager ones save.
+
+Not in here (`ClusterSpec.reserved_bytes` has it): device context, NCCL's buffers, allocator fragmentation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from workloads.costs.activations import HeadBytes, head_bytes, layer_bytes, rank_tokens
+from workloads.costs.params import StageParams, dense_layer, experiment_stages, local_params, moe_layer
+from workloads.experiment import Experiment
+
+MASTER_BYTES = {"fp64": 8}
+"""Bytes of master weights, reduced gradients and each optimizer moment; fp32 unless listed."""
+COMPUTE_BYTES = {"fp64": 8, "fp32": 4}
+"""Bytes of gathered weights and activations; bf16 unless listed (fp8 keeps bf16 tensors between its matmuls)."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageMemory:
+    """One rank of one pipeline stage at its highest moment, in bytes."""
+
+    stage: int
+    parameters_bytes: int
+    gradients_bytes: int
+    optimizer_bytes: int
+    activations_bytes: int
+
+    @property
+    def peak_bytes(self) -> int:
+        return self.parameters_bytes + self.gradients_bytes + self.optimizer_bytes + self.activations_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryEstimate:
+    stages: tuple[StageMemory, ...]
+    """One entry for each pipeline stage, in order."""
+    peak_stage: int
+
+    @property
+    def peak_bytes(self) -> int:
+        return self.stages[self.peak_stage].peak_bytes
+
+
+def estimate_memory(experiment: Experiment) -> MemoryEstimate:
+    """Peak allocated bytes of each stage. Expects an experiment that breaks no rule of `workloads.rules`."""
+    e = experiment
+    shared = _Shared.of(e)
+    result = [
+        _stage_memory(e, shared, stage, held, stage == e.pp - 1) for stage, held in enumerate(experiment_stages(e))
+    ]
+    peaks = [memory.peak_bytes for memory in result]
+    return MemoryEstimate(stages=tuple(result), peak_stage=peaks.index(max(peaks)))
+
+
+def microbatches_held(experiment: Experiment, stage: int) -> float:
+    """Most micro-batches in flight on a stage, counted in forwards of everything that the rank holds.
+
+    gpipe: m. 1f1b: min(pp - stage, m). interleaved_1f1b with v chunks a rank (Megatron-LM, arXiv:2104.04473):
+    ``2 (pp - stage - 1) + (v - 1) pp + 1`` chunks. zero_bubble_v: pp (arXiv:2401.10241); dualpipe_v: pp + 1 (DeepSeek,
+    DualPipe). Never more than m.
+    """
+    e, m = experiment, experiment.num_microbatches
+    if e.pp_schedule == "gpipe":
+        return m
+    if e.pp_schedule == "interleaved_1f1b":
+        chunks = 2 * (e.pp - stage - 1) + (e.virtual_stages - 1) * e.pp + 1
+        return min(chunks / e.virtual_stages, m)
+    if e.pp_schedule == "zero_bubble_v":
+        return min(e.pp, m)
+    if e.pp_schedule == "dualpipe_v":
+        return min(e.pp + 1, m)
+    return min(e.pp - stage, m)
+
+
+def parameter_shard_bytes(experiment: Experiment, params: int, experts: int) -> int:
+    """Master weights of one rank: ``g P / S``; experts are sharded over the ranks that hold the same ones."""
+    e = experiment
+    expert_shards = max(1, e.dp_shard * e.cp // e.ep)
+    return MASTER_BYTES.get(e.precision, 4) * (params // e.dp_shard + experts // expert_shards)
+
+
+def accumulates_unsharded(experiment: Experiment) -> bool:
+    """ZeRO 0 and 1 reduce gradients with the last micro-batch only; until then they are whole on every rank."""
+    return experiment.zero_stage <= 1 and experiment.num_microbatches > 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Shared:
+    """What is the same on every stage. Bytes unless said otherwise."""
+
+    c: int
+    g: int
+    dense_saved: int
+    moe_saved: int
+    working: int
+    """Of the hungriest kind of layer."""
+    block: int
+    """Elements of the largest block on one rank."""
+    vocabulary: int
+    """Elements of the embedding (or head) on one rank."""
+    head: HeadBytes
+    stream: int
+    """Residual stream of one micro-batch, also a stage's output: ``c T_s h``."""
+    inputs: int
+    """Token ids and targets of every micro-batch (int64), and the RoPE tables (fp32 sine and cosine)."""
+    whole: bool
+    """Gradients accumulate unsharded."""
+    rounds: int
+    shards: int
+
+    @classmethod
+    def of(cls, e: Experiment) -> _Shared:
+        model, c = e.model, COMPUTE_BYTES.get(e.precision, 2)
+        tokens, stream_tokens = rank_tokens(e)
+        dense = layer_bytes(e, routed=False, c=c)
+        block, moe_saved, working = sum(local_params(e, dense_layer(model))), 0, dense.working
+        if model.moe is not None:
+            routed = layer_bytes(e, routed=True, c=c)
+            moe_saved, working = routed.saved, max(working, routed.working)
+            block = max(block, sum(local_params(e, moe_layer(model))))
+        return cls(
+            c=c,
+            g=MASTER_BYTES.get(e.precision, 4),
+            dense_saved=dense.saved,
+            moe_saved=moe_saved,
+            working=working,
+            block=block,
+            vocabulary=model.vocab_size // e.tp * model.hidden_size,
+            head=head_bytes(e, c),
+            stream=c * stream_tokens * model.hidden_size,
+            inputs=16 * tokens * e.num_microbatches + 4 * e.seq_len * model.head_dim,
+            whole=accumulates_unsharded(e),
+            rounds=e.num_microbatches,
+            shards=e.dp_shard,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Units:
+    """One stage's FSDP units, in elements."""
+
+    head: int
+    """0 without a head of its own."""
+    first: int
+    """Whose gradient comes last: the embedding, the tied weight or a block."""
+    tied: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Round:
+    """The backward of one micro-batch."""
+
+    in_flight: float
+    """Micro-batches held when it starts."""
+    prior: int
+    """Bytes of gradients that earlier micro-batches left."""
+    last: bool
+    forward_follows: bool
+    """Another micro-batch's forward comes after it."""
+
+
+_Moment = tuple[int, int, int]
+"""Bytes of (gathered parameters, gradients, activations)."""
+
+
+def _stage_memory(e: Experiment, x: _Shared, stage: int, held: StageParams, is_last: bool) -> StageMemory:
+    layers, experts = local_params(e, held.layers)
+    ends = (held.embedding + held.head) // e.tp + held.final_norm
+    params = layers + experts + ends
+    shard = parameter_shard_bytes(e, layers + ends, experts)
+    is_tied = held.has_head and held.embedding > 0 and held.head == 0
+    units = _Units(
+        head=x.vocabulary if held.head else 0,
+        first=x.vocabulary if held.embedding else x.block,
+        tied=x.vocabulary if is_tied else 0,
+    )
+    saved = held.dense_layers * x.dense_saved + held.moe_layers * x.moe_saved + (0 if is_last else x.stream)
+    best: _Moment = (0, 0, 0)
+    for turn in _rounds(x, microbatches_held(e, stage), accumulated=x.g * params if x.whole else shard):
+        best = max(
+            best,
+            *(_head_moments(e, x, units, turn, params, saved) if held.has_head else ()),
+            _block_moment(e, x, units, turn, params, saved, held.has_head),
+            _end_moment(e, x, units, turn, params, shard, saved, is_last),
+            key=sum,
+        )
+    copies, gradients, activations = best
+    return StageMemory(
+        stage=stage,
+        parameters_bytes=shard + copies,
+        gradients_bytes=gradients,
+        optimizer_bytes=2 * shard,
+        activations_bytes=activations + x.inputs,
+    )
+
+
+def _rounds(x: _Shared, in_flight: float, accumulated: int) -> list[_Round]:
+    """The first backward (no gradients yet), the second (as many in flight, gradients there) and the last (alone)."""
+    m = x.rounds
+    rounds = [_Round(in_flight, 0, last=m == 1, forward_follows=m > in_flight)]
+    if m > 2:
+        rounds.append(_Round(min(in_flight, m - 1), accumulated, last=False, forward_follows=m - 1 > in_flight))
+    if m > 1:
+        rounds.append(_Round(1, accumulated, last=True, forward_follows=False))
+    return rounds
+
+
+def _reduces(x: _Shared, turn: _Round) -> bool:
+    return turn.last or not x.whole
+
+
+def _reduce_bytes(x: _Shared, unit: int, turn: _Round) -> int:
+    """Buffers while FSDP reduces a unit, besides gradients that stay.
+
+    A flat copy in g bytes, and with one shard a scaled copy of it. With several the unit's own (last) gradient lives
+    until the end (it is c bytes, or the accumulated g), as does the new shard where there is an earlier one to add to.
+    """
+    g, shards = x.g, x.shards
+    if shards == 1:
+        return 2 * g * unit
+    if x.whole:
+        return 2 * g * unit
+    return (g + x.c) * unit + (g * unit // shards if turn.prior else 0)
+
+
+def _waiting(x: _Shared, units: _Units, turn: _Round) -> int:
+    """The flat copy through which the previous micro-batch's last unit was reduced: it lives until the next is."""
+    return x.g * units.first if turn.prior and not x.whole else 0
+
+
+def _held(x: _Shared, turn: _Round, saved: int, has_head: bool) -> int:
+    """Saved activations at the start of a backward, without what the head keeps for this micro-batch."""
+    return int(turn.in_flight * saved + (turn.in_flight - 1) * (x.head.saved if has_head else 0))
+
+
+def _head_moments(
+    e: Experiment, x: _Shared, units: _Units, turn: _Round, params: int, saved: int
+) -> tuple[_Moment, ...]:
+    """The head's forward (under GPipe its backward), and the reduction of its gradient right after its backward.
+
+    Forward: one chunk of logits and both gradients. A unit is gathered (S > 1) into a flat buffer in c bytes that lives
+    until the next is gathered: the head's is the last of a forward. With a tied weight it is a block's.
+    """
+    c, g = x.c, x.g
+    zero3 = e.zero_stage == 3
+    held = _held(x, turn, saved, has_head=True)
+    copies = c * (units.head + units.tied if zero3 else params)
+    gathers = x.shards > 1 and (zero3 or not turn.prior)
+    gathering = c * (x.block if units.tied else units.head) if gathers else 0
+    forward = (copies, turn.prior, held + x.head.working + _waiting(x, units, turn) + gathering)
+    if not units.head or not _reduces(x, turn):
+        return (forward,)
+    resharded = c * units.head if zero3 or turn.last else 0
+    shard = g * units.head // x.shards
+    if x.whole and turn.prior:
+        # What was accumulated is in ``prior`` until the new shard is there.
+        reducing = _reduce_bytes(x, units.head, turn) - (g * units.head - shard if x.shards > 1 else 0)
+        return forward, (copies - resharded, turn.prior, held + x.stream + reducing)
+    gradients = turn.prior + (0 if turn.prior else shard)
+    return forward, (copies - resharded, gradients, held + x.stream + _reduce_bytes(x, units.head, turn))
+
+
+def _block_moment(
+    e: Experiment, x: _Shared, units: _Units, turn: _Round, params: int, saved: int, has_head: bool
+) -> _Moment:
+    """The last block's backward: its gradients and what it computes again; the head's gradient is there."""
+    zero3, reduces = e.zero_stage == 3, _reduces(x, turn)
+    resharded = units.head if turn.last else 0
+    copies = x.c * (min(params, 2 * x.block + units.tied) if zero3 else params - resharded)
+    head = 0 if turn.prior else x.g * units.head // (x.shards if reduces else 1)
+    flat = x.g * units.head if units.head and reduces else _waiting(x, units, turn)
+    gradients = turn.prior + head + x.c * units.tied
+    return copies, gradients, _held(x, turn, saved, has_head) + x.working + flat
+
+
+def _end_moment(
+    e: Experiment, x: _Shared, units: _Units, turn: _Round, params: int, shard: int, saved: int, is_last: bool
+) -> _Moment:
+    """The end of the backward: the last unit's gradient is there, or reduced; all others are.
+
+    In the middle of a pipeline the gradient that the stage received is still held. With ZeRO 3 the next forward may be
+    higher when it begins: the flat copy that was reduced is still there, and two gathered ones beside its first unit.
+    """
+    c, zero3 = x.c, e.zero_stage == 3
+    received = 0 if is_last else x.stream
+    if turn.last:
+        return 0, shard, received + _reduce_bytes(x, units.first, turn)
+    others = int((turn.in_flight - 1) * (saved + (x.head.saved if is_last else 0))) + received + x.stream
+    everything = c * params
+    if x.whole:
+        # An unmixed gradient is its own accumulation buffer at first.
+        own = 0 if c == x.g and not turn.prior else c * units.first * (2 if units.tied else 1)
+        return everything, x.g * params + own, others
+    reducing = _reduce_bytes(x, units.first, turn)
+    if not zero3:
+        return everything, shard, others + reducing
+    starting = x.g * units.first + c * (units.first + x.block) if turn.forward_follows else 0
+    return c * units.first, shard, others + max(reducing, starting)
