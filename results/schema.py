@@ -1,8 +1,8 @@
 """The columns of every table, with their types, units and meaning. The one place where a column is defined.
 
 Units and descriptions travel in the Parquet field metadata. A value that is not known is null: never 0, -1 or inf.
-``schema_version`` rises when columns change; ``measurement_version`` when the same column starts to mean something else,
-and readers refuse to pool rows across it.
+``schema_version`` rises when columns change; ``measurement_version`` when the same column starts to mean something
+else, and readers refuse to pool rows across it.
 """
 
 from __future__ import annotations
@@ -92,7 +92,12 @@ CONFIG_COLUMNS: tuple[Column, ...] = (
 ATTEMPT_COLUMNS: tuple[Column, ...] = (
     Column("attempt_id", _S, "Unique id of one try at one experiment", nullable=False),
     Column("schema_version", _I, "Version of this table's columns", nullable=False),
-    Column("measurement_version", _I, "Version of what the columns mean; rows of different versions are not pooled", nullable=False),
+    Column(
+        "measurement_version",
+        _I,
+        "Version of what the columns mean; rows of different versions are not pooled",
+        nullable=False,
+    ),
     Column("sweep", _S, "Name of the sweep"),
     Column("grid", _S, "Grid that the point came from"),
     Column("method", _S, "measured, rehearsed or rehearsed_fake", nullable=False),
@@ -104,7 +109,12 @@ ATTEMPT_COLUMNS: tuple[Column, ...] = (
     Column("warmup_steps", _I, "Steps before timing"),
     Column("timed_steps", _I, "Steps timed"),
     # outcome
-    Column("outcome", _S, "ok, oom, hang, timeout, crash, nccl_error, node_failure, preempted, diverged or cancelled", nullable=False),
+    Column(
+        "outcome",
+        _S,
+        "ok, oom, hang, timeout, crash, nccl_error, node_failure, preempted, diverged or cancelled",
+        nullable=False,
+    ),
     Column("phase", _S, "Phase the failing (or last) rank was in"),
     Column("phase_step", _I, "Step within the phase, for warmup and step"),
     Column("failed_rank", _I, "First rank that failed, or that stood still in a hang"),
@@ -117,8 +127,15 @@ ATTEMPT_COLUMNS: tuple[Column, ...] = (
     Column("step_time_max_s", _F, "Slowest timed step", "s"),
     Column("tokens_per_s", _F, "tokens_per_step / step_time_s", "tokens/s"),
     Column("tokens_per_s_per_gpu", _F, "tokens_per_s / world_size", "tokens/s"),
-    Column("forward_backward_s", _F, "Median time in forward and backward, pipeline idle excluded, mean over ranks", "s"),
-    Column("reduce_exposed_s", _F, "Median time waiting for gradient reduction after the last backward, mean over ranks", "s"),
+    Column(
+        "forward_backward_s", _F, "Median time in forward and backward, pipeline idle excluded, mean over ranks", "s"
+    ),
+    Column(
+        "reduce_exposed_s",
+        _F,
+        "Median time waiting for gradient reduction after the last backward, mean over ranks",
+        "s",
+    ),
     Column("optimizer_s", _F, "Median time for clipping and optimizer, mean over ranks", "s"),
     Column("pipeline_idle_s", _F, "Median time waiting for another pipeline stage, mean over ranks", "s"),
     Column("compute_time_s", _F, "Rehearsed: measured time of the slowest stage's compute", "s"),
@@ -130,7 +147,12 @@ ATTEMPT_COLUMNS: tuple[Column, ...] = (
     Column("flops_per_token_palm", _F, "6 N_matmul + 12 L H Q T (PaLM, arXiv:2204.02311)", "FLOP"),
     Column("flops_per_token_causal", _F, "6 N_matmul + 6 L H Q T (causal attention counted as half)", "FLOP"),
     Column("flops_per_token_playbook", _F, "6 N_all + 12 L h s, N_all as the Ultra-Scale Playbook counts it", "FLOP"),
-    Column("flops_per_token_hardware", _F, "What the device computes, causal attention halved, recomputation counted", "FLOP"),
+    Column(
+        "flops_per_token_hardware",
+        _F,
+        "What the device computes, causal attention halved, recomputation counted",
+        "FLOP",
+    ),
     Column("peak_flops", _F, "Dense peak of one device in the compute precision", "FLOP/s"),
     Column("peak_flops_source", _S, "Where peak_flops comes from"),
     Column("mfu_palm", _F, "Model FLOPs utilization by flops_per_token_palm"),
@@ -147,7 +169,12 @@ ATTEMPT_COLUMNS: tuple[Column, ...] = (
     Column("peak_allocated_bytes", _I, "Highest allocated device memory of any rank over the timed steps", "B"),
     Column("peak_reserved_bytes", _I, "Highest reserved device memory of any rank over the timed steps", "B"),
     Column("peak_rank", _I, "Rank with the highest peak_allocated_bytes"),
-    Column("peak_allocated_by_stage_bytes", pa.list_(_I), "Highest allocated memory of each pipeline stage's ranks; null for a stage not run", "B"),
+    Column(
+        "peak_allocated_by_stage_bytes",
+        pa.list_(_I),
+        "Highest allocated memory of each pipeline stage's ranks; null for a stage not run",
+        "B",
+    ),
     Column("memory_parameters_bytes", _I, "At the peak: parameters, master weights and gathered copies", "B"),
     Column("memory_gradients_bytes", _I, "At the peak: gradients and their accumulation buffers", "B"),
     Column("memory_optimizer_bytes", _I, "At the peak: optimizer state", "B"),

@@ -1,0 +1,147 @@
+"""Every point at once: model by number of devices, one mark each."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import Colormap, Normalize
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from analysis import labels, metrics
+from analysis.figures import style
+from analysis.load import last_attempts
+
+_CELL_IN = (1.55, 1.25)
+_FILL = 0.86
+"""Share of a cell's width and height that its marks may take."""
+_LARGEST_IN = 0.16
+"""Width of a mark in a cell with room for larger ones."""
+
+
+@style.styled
+def draw(frame: pd.DataFrame) -> Figure:
+    """One mark for each point, fastest first in its cell.
+
+    A finished run's area grows with its tokens/s/GPU relative to the best of its row, its colour is the MFU (the
+    throughput itself where no peak rate is known); every kind of failure has a grey marker of its own.
+    """
+    rows = last_attempts(frame)
+    workloads, sizes = labels.workload_order(rows), labels.world_sizes(rows)
+    if rows.empty or not workloads or not sizes:
+        raise style.NothingToDraw("there is no attempt")
+    noun = labels.device_noun(frame)
+    has_mfu = rows[metrics.MFU].notna().any()
+    value, title = (100 * rows[metrics.MFU], f"{metrics.MFU_NAME}, % of peak")
+    if not has_mfu:
+        value, title = rows[metrics.RANK_BY], labels.rate_unit(frame)
+    best_of_row = rows.groupby("workload")[metrics.RANK_BY].transform("max")
+    rows = rows.assign(_value=value, _share=rows[metrics.RANK_BY] / best_of_row)
+    norm, colours = style.norm_of(rows["_value"]), style.sequential("viridis")
+
+    width = max(len(sizes) * _CELL_IN[0], 4.2) + 2.6
+    figure = style.new_figure(width, len(workloads) * _CELL_IN[1] + 1.5)
+    ax = figure.subplots()
+    most = int(rows.groupby(metrics.GROUP).size().max())
+    for y, workload in enumerate(workloads):
+        for x, size in enumerate(sizes):
+            cell = rows[(rows["workload"] == workload) & (rows["world_size"] == size)]
+            if len(cell):
+                _draw_cell(ax, cell, (x, y), most, norm, colours)
+    _frame_axes(ax, workloads, sizes, noun)
+    if rows["_value"].notna().any():
+        bar = figure.colorbar(ScalarMappable(norm, colours), ax=ax, pad=0.01, aspect=28, fraction=0.04)
+        bar.set_label(title)
+        bar.outline.set_visible(False)
+    for collection in ax.collections:
+        collection.set_rasterized(len(rows) > style.MOST_VECTOR_MARKS)
+    kinds = [kind for kind in style.OUTCOME_MARKERS if (rows["outcome"] == kind).any()]
+    handles = _handles(kinds, bool(rows["_share"].notna().any()), _mark_area(most))
+    style.bottom_legend(figure, handles)
+    return figure
+
+
+def _draw_cell(
+    ax: Axes, cell: pd.DataFrame, at: tuple[int, int], most: int, norm: Normalize, colours: Colormap
+) -> None:
+    cell = cell.sort_values([metrics.RANK_BY, "outcome"], ascending=[False, True], na_position="last")
+    where = _places(len(cell), most) + np.array(at)
+    area = _mark_area(most)
+    finished = cell["_share"].notna().to_numpy()
+    ok = cell[finished]
+    ax.scatter(
+        where[finished, 0],
+        where[finished, 1],
+        s=area * ok["_share"].clip(lower=0.04),
+        c=ok["_value"],
+        norm=norm,
+        cmap=colours,
+        plotnonfinite=True,
+        edgecolors="#333333",
+        linewidths=0.3,
+    )
+    for kind, marker in style.OUTCOME_MARKERS.items():
+        failed = (cell["outcome"] == kind).to_numpy() & ~finished
+        outlined = marker in style.OUTLINED
+        ax.scatter(
+            where[failed, 0],
+            where[failed, 1],
+            s=0.3 * area,
+            marker=marker,
+            facecolors="none" if outlined else style.FAILURE_GREY,
+            edgecolors=style.FAILURE_GREY if outlined else None,
+            linewidths=0.9,
+        )
+
+
+def _places(count: int, most: int) -> np.ndarray:
+    """Offsets of ``count`` marks from the middle of a cell, row by row on the grid that the fullest cell needs."""
+    columns, pitch_x, pitch_y = _grid(most)
+    index = np.arange(count)
+    x = (index % columns - (columns - 1) / 2) * pitch_x
+    y = -_FILL / 2 + pitch_y * (0.5 + index // columns)
+    return np.column_stack([x, y])
+
+
+def _grid(most: int) -> tuple[int, float, float]:
+    columns = max(math.ceil(math.sqrt(most * _CELL_IN[0] / _CELL_IN[1])), 3)
+    rows = max(math.ceil(most / columns), 2)
+    return columns, _FILL / columns, _FILL / rows
+
+
+def _mark_area(most: int) -> float:
+    """Area in points squared of the largest mark that does not touch its neighbours."""
+    _, pitch_x, pitch_y = _grid(most)
+    side_in = min(pitch_x * _CELL_IN[0], pitch_y * _CELL_IN[1], _LARGEST_IN)
+    return (0.95 * side_in * 72) ** 2
+
+
+def _frame_axes(ax: Axes, workloads: list[str], sizes: list[int], noun: str) -> None:
+    for x in range(len(sizes) + 1):
+        ax.axvline(x - 0.5, color="#e2e2e2", linewidth=0.8, zorder=0)
+    for y in range(len(workloads) + 1):
+        ax.axhline(y - 0.5, color="#e2e2e2", linewidth=0.8, zorder=0)
+    ax.set(xlim=(-0.5, len(sizes) - 0.5), ylim=(len(workloads) - 0.5, -0.5), xlabel=f"Number of {noun}")
+    ax.set_xticks(range(len(sizes)), [f"{size:,}" for size in sizes])
+    ax.set_yticks(range(len(workloads)), workloads)
+    ax.tick_params(length=0)
+    ax.spines[:].set_visible(False)
+    ax.set_title("All runs, fastest first in each cell")
+
+
+def _handles(kinds: list[str], any_finished: bool, area: float) -> list[Line2D]:
+    def mark(marker: str, area: float, colour: str, label: str) -> Line2D:
+        face = "none" if marker in style.OUTLINED else colour
+        size = math.sqrt(area)
+        return Line2D(
+            [], [], linestyle="", marker=marker, markersize=size, color=colour, markerfacecolor=face, label=label
+        )
+
+    shares = {1.0: "best throughput of the row", 0.5: "half of it", 0.25: "a quarter"} if any_finished else {}
+    dots = [mark("o", area * share, "#4f8f8b", label) for share, label in shares.items()]
+    failures = [mark(style.OUTCOME_MARKERS[kind], 36, style.FAILURE_GREY, labels.OUTCOME_NAMES[kind]) for kind in kinds]
+    return dots + failures

@@ -1,0 +1,70 @@
+"""Where a point's wall time goes besides the steps that are timed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
+from analysis import labels, metrics
+from analysis.figures import style
+
+
+@style.styled
+def draw(frame: pd.DataFrame) -> Figure:
+    """Median seconds of each phase over the finished points of each group, and the gap between two points."""
+    ok = frame[frame["outcome"] == "ok"]
+    rows = ok.dropna(subset=list(metrics.OVERHEAD), how="all")
+    if rows.empty:
+        raise style.NothingToDraw("no finished run has its phases timed")
+    keys = [*metrics.GROUP, "compile"] if rows["compile"].nunique() > 1 else metrics.GROUP
+    medians = rows.groupby(keys)[[*metrics.OVERHEAD, "gap_s"]].median()
+    counts = rows.groupby(keys).size()
+    order = {workload: i for i, workload in enumerate(labels.workload_order(rows))}
+    medians = medians.loc[sorted(medians.index, key=lambda key: (order[key[0]], *key[1:]))]
+    noun = labels.device_noun(frame)
+    figure = style.new_figure(10.0, 0.32 * max(len(medians), 2) + 1.7)
+    ax = figure.subplots()
+    places = range(len(medians))
+    left = pd.Series(0.0, index=medians.index)
+    for column, colour, hatch in zip(metrics.OVERHEAD, _COLOURS, style.CATEGORY_HATCHES, strict=False):
+        width = medians[column].fillna(0.0)
+        ax.barh(places, width, left=left, color=colour, hatch=hatch, edgecolor="white", linewidth=0.5, height=0.72)
+        left = left + width
+    gaps = medians["gap_s"]
+    ax.plot(gaps, places, linestyle="", marker="D", color="black", markersize=5, markerfacecolor="white")
+    ax.set_yticks(places, [_name(key, noun, int(counts.loc[key])) for key in medians.index])
+    ax.set(ylim=(len(medians) - 0.4, -0.6), xlabel="Median time of a point, s", title="Where a point's time goes")
+    ax.set_xlim(0, 1.04 * max(float(left.max()), float(gaps.max()) if gaps.notna().any() else 0.0, 1e-3))
+    ax.grid(axis="x")
+    handles: list[Patch | Line2D] = [
+        Patch(facecolor=colour, hatch=hatch, edgecolor="white", label=name)
+        for name, colour, hatch in zip(metrics.OVERHEAD.values(), _COLOURS, style.CATEGORY_HATCHES, strict=False)
+    ]
+    if gaps.notna().any():
+        handles.append(
+            Line2D(
+                [],
+                [],
+                linestyle="",
+                marker="D",
+                color="black",
+                markerfacecolor="white",
+                markersize=5,
+                label="gap between points",
+            )
+        )
+    style.bottom_legend(figure, handles)
+    return figure
+
+
+_COLOURS = ("#999999", "#E69F00", "#56B4E9", "#CC79A7", "#0072B2", "#D55E00")
+
+
+def _name(key: tuple[Any, ...], noun: str, count: int) -> str:
+    workload, size, *rest = key
+    compiled = ", compiled" if rest and rest[0] != "none" else ""
+    return f"{labels.group_name(workload, size, noun)}{compiled} (n = {count})"

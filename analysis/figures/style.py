@@ -1,0 +1,147 @@
+"""The look of every figure: readable in print and in grey, safe for the colour-blind, no state left behind.
+
+Figures are made without pyplot, so that nothing is global and no display is asked for.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, ParamSpec
+
+import matplotlib
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import Colormap, Normalize
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+P = ParamSpec("P")
+
+RC: dict[str, Any] = {
+    "figure.facecolor": "white",
+    "savefig.facecolor": "white",
+    "font.family": "sans-serif",
+    "font.size": 9,
+    "axes.titlesize": 10,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.labelsize": 9,
+    "axes.edgecolor": "#444444",
+    "axes.labelcolor": "#222222",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "axes.grid": False,
+    "grid.color": "#dddddd",
+    "grid.linewidth": 0.6,
+    "xtick.color": "#444444",
+    "ytick.color": "#444444",
+    "xtick.labelcolor": "#222222",
+    "ytick.labelcolor": "#222222",
+    "text.color": "#222222",
+    "legend.frameon": False,
+    "legend.fontsize": 8.5,
+    "hatch.linewidth": 0.5,
+    "svg.hashsalt": "ultrasweep",
+    "figure.max_open_warning": 0,
+}
+PNG_DPI = 160
+
+CATEGORY_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#999999")
+"""Okabe and Ito's palette (2008), ordered so that neighbours also differ in grey."""
+CATEGORY_HATCHES = ("", "////", "", "....", "\\\\\\\\", "", "xx")
+OUTCOME_COLOURS = {
+    "ok": "#0072B2",
+    "oom": "#D55E00",
+    "hang": "#CC79A7",
+    "timeout": "#F0E442",
+    "crash": "#000000",
+    "nccl_error": "#009E73",
+    "node_failure": "#56B4E9",
+    "preempted": "#AAAAAA",
+    "diverged": "#E69F00",
+    "cancelled": "#DDDDDD",
+}
+OUTCOME_MARKERS = {
+    "oom": "x",
+    "hang": "s",
+    "timeout": "d",
+    "crash": "+",
+    "nccl_error": "1",
+    "node_failure": "^",
+    "preempted": "<",
+    "diverged": "v",
+    "cancelled": "|",
+}
+MOST_VECTOR_MARKS = 6000
+"""With more marks than this they go into an SVG as pixels: as shapes they would make it tens of megabytes."""
+FAILURE_GREY = "#8a8a8a"
+OUTLINED = frozenset("sd^<v")
+"""Markers drawn as outlines, so that no kind of failure is heavier than another."""
+
+
+class NothingToDraw(Exception):
+    """The rows do not hold what a figure needs; the message says in a sentence what is missing."""
+
+
+def styled(draw: Callable[P, Figure]) -> Callable[P, Figure]:
+    """Draw and lay out in this style, whatever the caller's own settings are."""
+
+    @functools.wraps(draw)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> Figure:
+        with matplotlib.rc_context(RC):
+            return draw(*args, **kwargs)
+
+    return wrapped
+
+
+def new_figure(width_in: float, height_in: float) -> Figure:
+    figure = Figure(figsize=(width_in, height_in), layout=ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.08))
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def bottom_legend(figure: Figure, handles: list[Any], title: str | None = None) -> None:
+    """A legend below the axes, in as many columns as the figure is wide enough for."""
+    longest = max((len(handle.get_label()) for handle in handles), default=0)
+    entry_in = 0.068 * longest + 0.6
+    columns = max(int((figure.get_figwidth() - 0.4) // entry_in), 1)
+    rows = -(-len(handles) // columns)
+    figure.legend(
+        handles=handles,
+        loc="outside lower center",
+        ncols=max(-(-len(handles) // rows), 1),
+        title=title,
+        handletextpad=0.5,
+    )
+
+
+def save(figure: Figure, png: Path, svg: Path) -> None:
+    """Both files, the same bytes for the same figure."""
+    with matplotlib.rc_context(RC):
+        figure.savefig(png, dpi=PNG_DPI)
+        # The layout is settled by now; solving it once more would only cost time.
+        figure.set_layout_engine("none")
+        figure.savefig(svg, metadata={"Date": None})
+
+
+def sequential(name: str) -> Colormap:
+    return matplotlib.colormaps[name]
+
+
+def norm_of(values: Iterable[float]) -> Normalize:
+    """Colours over the known values; around it when there is only one."""
+    known = [value for value in values if math.isfinite(value)]
+    if not known:
+        return Normalize(0.0, 1.0)
+    low, high = min(known), max(known)
+    return Normalize(low, high) if high > low else Normalize(0.9 * low, 1.1 * high or 1.0)
+
+
+def ink_on(colour: tuple[float, float, float, float]) -> str:
+    """Black or white, whichever reads better on ``colour`` (relative luminance, WCAG 2.1)."""
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in colour[:3]]
+    luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+    return "black" if (luminance + 0.05) / 0.05 > 1.05 / (luminance + 0.05) else "white"

@@ -1,0 +1,72 @@
+"""Every attempt below a results folder as one frame, with what was planned and what could not be read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+
+from results import store
+from results.errors import InvalidResults
+
+POINT_KEYS = ["sweep", "experiment_id", "method"]
+"""What makes two attempts tries at the same point."""
+_NEEDED = ("experiment_id", "method", "outcome", "model", "world_size")
+"""Without one of these a row has no place in any group."""
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """What `load` found. Frames have the columns of `results.schema`; what is missing is NaN or None."""
+
+    path: Path
+    sweeps: tuple[str, ...]
+    attempts: pd.DataFrame
+    ledger: pd.DataFrame
+    problems: tuple[str, ...]
+    """One line for each file that could not be read."""
+
+
+def load(path: Path) -> Results:
+    """Attempts and ledgers of a sweep, of every sweep below a folder, or of one Parquet file of attempts.
+
+    Raises `InvalidResults` when there is nothing of that kind.
+    """
+    path = Path(path)
+    reading = store.scan(path, "attempts")
+    attempts = reading.table.to_pandas()
+    problems = list(reading.problems)
+    if path.is_file():
+        sweeps = tuple(sorted(attempts["sweep"].dropna().unique()))
+        ledger = store.empty_ledger().to_pandas()
+    else:
+        sweeps = tuple(folder.resolve().name for folder in store.sweep_dirs(path))
+        try:
+            ledger = store.read_ledger(path).to_pandas()
+        except InvalidResults as error:
+            problems.append(str(error))
+            ledger = store.empty_ledger().to_pandas()
+    broken = attempts[list(_NEEDED)].isna().any(axis=1)
+    if broken.any():
+        problems.append(f"{int(broken.sum())} rows without {', '.join(_NEEDED[:-1])} or {_NEEDED[-1]} are left out")
+        attempts = attempts[~broken].reset_index(drop=True)
+    return Results(path=path, sweeps=sweeps, attempts=attempts, ledger=ledger, problems=tuple(problems))
+
+
+def last_attempts(attempts: pd.DataFrame) -> pd.DataFrame:
+    """The attempt that decided each point: the last one of each experiment, sweep and method."""
+    if attempts.empty:
+        return attempts
+    order = attempts.sort_values(["started_at", "attempt_number"], na_position="first", kind="stable")
+    return order.drop_duplicates(POINT_KEYS, keep="last").sort_index()
+
+
+def waiting(results: Results) -> pd.DataFrame:
+    """Ledger rows that should run and have no attempt yet that decided them."""
+    planned = results.ledger[results.ledger["verdict"] == "run"]
+    final = last_attempts(results.attempts)
+    decided = final[~final["will_retry"].eq(True)]
+    done = set(zip(decided["sweep"].fillna(""), decided["experiment_id"], strict=True))
+    points = zip(planned["sweep"].fillna(""), planned["experiment_id"], strict=True)
+    return planned[[point not in done for point in points]]

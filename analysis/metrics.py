@@ -1,0 +1,120 @@
+"""Ranking, winners and failures: from the attempts of one cohort to the tables behind figures and sentences."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from analysis.load import last_attempts
+
+RANK_BY = "tokens_per_s_per_gpu"
+MFU = "mfu_palm"
+"""The MFU shown where only one fits: PaLM's, as in most published tables. All definitions are in the tables."""
+MFU_NAME = "MFU (PaLM)"
+GROUP = ["workload", "world_size"]
+"""What a choice is made within: the model (and sequence length) and the number of devices."""
+CATEGORIES = {
+    "memory_parameters_bytes": "parameters",
+    "memory_gradients_bytes": "gradients",
+    "memory_optimizer_bytes": "optimizer",
+    "memory_activations_bytes": "activations and rest",
+}
+OVERHEAD = {
+    "spawn_s": "spawn",
+    "rendezvous_s": "rendezvous",
+    "build_s": "build",
+    "warmup_s": "warm-up",
+    "timed_s": "timed steps",
+    "teardown_s": "teardown",
+}
+
+
+def ranked(frame: pd.DataFrame) -> pd.DataFrame:
+    """One row for each experiment that has a throughput, best first within each group.
+
+    Repeats of an experiment (several sweeps, retries that both finished) count as one row: the median one by
+    throughput, with ``repeats`` and the ``repeat_spread`` (highest over lowest, minus 1). ``rank`` counts within the
+    group over rows whose losses do not contradict the reference; a row whose losses do has no rank: a wrong layout
+    can be fast.
+    """
+    ok = frame[(frame["outcome"] == "ok") & frame[RANK_BY].notna()]
+    ok = ok.sort_values([RANK_BY, "attempt_id"], kind="stable")
+    by_experiment = ok.groupby("experiment_id", sort=False)
+    rates = by_experiment[RANK_BY]
+    ok = ok.assign(
+        repeats=rates.transform("size"),
+        repeat_spread=rates.transform("max") / rates.transform("min") - 1,
+        _middle=(rates.transform("size") - 1) // 2,
+        _position=by_experiment.cumcount(),
+    )
+    ok.loc[ok["repeats"] == 1, "repeat_spread"] = None
+    rows = ok[ok["_position"] == ok["_middle"]].drop(columns=["_middle", "_position"])
+    trusted = ~losses_differ(rows)
+    rows = rows.assign(rank=rows[trusted].groupby(GROUP)[RANK_BY].rank(method="first", ascending=False))
+    return rows.sort_values([*GROUP, RANK_BY], ascending=[True, True, False], kind="stable").reset_index(drop=True)
+
+
+def losses_differ(frame: pd.DataFrame) -> pd.Series:
+    """True where the losses were compared with the reference layout's and differ."""
+    return frame["loss_agrees"].map(lambda agrees: agrees is False or agrees == 0).astype(bool)
+
+
+def best_configurations(frame: pd.DataFrame) -> pd.DataFrame:
+    """The row of rank 1 of each group, with how far the next one is behind.
+
+    ``margin`` is the winner's throughput over the runner-up's, minus 1; ``tie`` says that the ranges of their timed
+    steps overlap, so the order of the two may be chance.
+    """
+    rows = ranked(frame)
+    winners = rows[rows["rank"] == 1].set_index(GROUP, drop=False)
+    second = rows[rows["rank"] == 2].set_index(GROUP).reindex(winners.index)
+    winners = winners.assign(
+        runner_up=second["layout"],
+        margin=winners[RANK_BY] / second[RANK_BY] - 1,
+        tie=(second["step_time_min_s"] / second["tokens_per_step"])
+        <= (winners["step_time_max_s"] / winners["tokens_per_step"]),
+        candidates=rows.groupby(GROUP).size().reindex(winners.index),
+    )
+    return winners.reset_index(drop=True)
+
+
+def group_counts(frame: pd.DataFrame) -> pd.DataFrame:
+    """Points of each group by outcome, the deciding attempt of each: index `GROUP`, one column for each outcome."""
+    final = last_attempts(frame)
+    return final.groupby([*GROUP, "outcome"]).size().unstack("outcome", fill_value=0)
+
+
+def device_hours(frame: pd.DataFrame) -> pd.Series:
+    """Hours times devices that the attempts of each outcome held. A rehearsal holds one device."""
+    devices = frame["world_size"].where(frame["method"] == "measured", 1)
+    return (frame["duration_s"] * devices / 3600).groupby(frame["outcome"]).sum()
+
+
+def prediction_errors(frame: pd.DataFrame, predicted: str, found: str) -> pd.Series:
+    """``predicted / found - 1`` of the finished runs that have both."""
+    rows = frame[(frame["outcome"] == "ok") & frame[predicted].notna() & (frame[found] > 0)]
+    return rows[predicted] / rows[found] - 1
+
+
+def rehearsed_beside_measured(attempts: pd.DataFrame) -> pd.DataFrame:
+    """Experiments that were both rehearsed (on a device) and measured on the same cluster: peaks and step times.
+
+    Only rows of one measurement version are joined. Relative differences are rehearsed over measured, minus 1.
+    """
+    keys = ["experiment_id", "cluster", "measurement_version"]
+    columns = [*keys, "model", "world_size", "peak_allocated_bytes", "step_time_s"]
+    final = last_attempts(attempts)
+    final = final[final["outcome"] == "ok"]
+    measured = final.loc[final["method"] == "measured", columns].drop_duplicates(keys, keep="last")
+    rehearsed = final.loc[final["method"] == "rehearsed", [*keys, "peak_allocated_bytes", "step_time_s"]]
+    both = measured.merge(
+        rehearsed.drop_duplicates(keys, keep="last"), on=keys, suffixes=("_measured", "_rehearsed"), how="inner"
+    )
+    both["peak_difference"] = both["peak_allocated_bytes_rehearsed"] / both["peak_allocated_bytes_measured"] - 1
+    both["step_time_difference"] = both["step_time_s_rehearsed"] / both["step_time_s_measured"] - 1
+    return both.dropna(subset=["peak_difference", "step_time_difference"], how="all").reset_index(drop=True)
+
+
+def step_spread(frame: pd.DataFrame) -> pd.Series:
+    """Slowest over fastest timed step of each finished run, minus 1."""
+    ok = frame[frame["outcome"] == "ok"]
+    return (ok["step_time_max_s"] / ok["step_time_min_s"] - 1).dropna()

@@ -1,0 +1,199 @@
+"""The report's sentences: what was run, what is best, what failed and how far to trust it, each with its numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pandas as pd
+
+from analysis import labels, metrics
+from analysis.cohorts import mixtures
+from analysis.labels import gib, listed, number, percent, plural
+from analysis.load import Results, last_attempts, waiting
+from analysis.stats import MedianInterval, median_interval
+
+_MOST_WINNERS = 4
+"""Of more groups than this, only the largest size of each model gets a sentence; the table has them all."""
+
+
+def what_was_run(results: Results) -> list[str]:
+    """Sentences on the whole folder: sweeps, points, planned and left out, dates."""
+    attempts, final = results.attempts, last_attempts(results.attempts)
+    sentences = []
+    named = f" ({listed([str(name) for name in results.sweeps])})" if results.sweeps else ""
+    if attempts.empty:
+        sentences.append(f"{plural(len(results.sweeps), 'sweep')}{named} without a single attempt.")
+    else:
+        again = len(attempts) - len(final)
+        retries = f", {plural(again, 'earlier attempt')} of them tried again" if again else ""
+        methods = final["method"].value_counts()
+        how = listed([f"{count:,} {str(method).replace('_', ' ')}" for method, count in methods.items()])
+        sentences.append(
+            f"{plural(len(final), 'point')} attempted in {plural(len(results.sweeps), 'sweep')}{named}: {how}{retries}."
+        )
+        models = [str(name) for name in final["model"].dropna().unique()]
+        sizes = [f"{size:,}" for size in labels.world_sizes(final)]
+        noun = labels.device_noun(final)
+        sentences.append(f"{plural(len(models), 'model')} ({listed(models)}) on {listed(sizes, 12)} {noun}.")
+        started, ended = attempts["started_at"].min(), attempts["ended_at"].max()
+        if pd.notna(started) and pd.notna(ended):
+            sentences.append(f"From {started:%Y-%m-%d %H:%M} to {ended:%Y-%m-%d %H:%M} UTC.")
+    return sentences + _plan(results)
+
+
+def _plan(results: Results) -> list[str]:
+    verdicts = results.ledger["verdict"].value_counts()
+    if verdicts.empty:
+        return []
+    names = {
+        "run": "to run",
+        "cached": "already answered",
+        "invalid": "against a rule",
+        "predicted_oom": "predicted not to fit",
+        "over_budget": "over the budget",
+    }
+    parts = [f"{verdicts[verdict]:,} {name}" for verdict, name in names.items() if verdict in verdicts]
+    return [f"The plan has {plural(int(verdicts.sum()), 'grid point')}: {listed(parts)}."]
+
+
+def unfinished(results: Results) -> str | None:
+    """One sentence when planned points have no result yet."""
+    left = len(waiting(results))
+    if not left:
+        return None
+    planned = int((results.ledger["verdict"] == "run").sum())
+    return f"Unfinished: {left:,} of {plural(planned, 'planned point')} have no result yet. What follows may change."
+
+
+def what_is_best(frame: pd.DataFrame) -> list[str]:
+    """A sentence for each winner, from the smallest model and size to the largest."""
+    best = metrics.best_configurations(frame)
+    if best.empty:
+        return ["No run has finished with a throughput, so nothing can be called best."]
+    best = labels.in_group_order(best)
+    noun, unit = labels.device_noun(frame), labels.rate_unit(frame)
+    if len(best) > _MOST_WINNERS:
+        best = best.groupby("workload", sort=False).tail(1)
+    return [_winner(row, noun, unit) for row in labels.records(best)]
+
+
+def _winner(row: Mapping[str, Any], noun: str, unit: str) -> str:
+    details = []
+    if pd.notna(row[metrics.MFU]):
+        details.append(f"{metrics.MFU_NAME} {percent(row[metrics.MFU])}")
+    if pd.notna(row["peak_allocated_bytes"]):
+        details.append(f"peak {gib(row['peak_allocated_bytes'])}")
+    text = f"{row['workload']} on {labels.devices(row['world_size'], noun)}: {row['layout']} is fastest of "
+    text += f"{plural(int(row['candidates']), 'finished layout')} with {number(row[metrics.RANK_BY])} {unit}"
+    text += f" ({', '.join(details)})" if details else ""
+    if pd.isna(row["margin"]):
+        return text + "; there is nothing to compare it with."
+    if bool(row["tie"]):
+        return text + f"; {row['runner_up']} is {percent(row['margin'])} behind, within the spread of the steps: a tie."
+    return text + f", {percent(row['margin'])} ahead of {row['runner_up']}."
+
+
+def what_failed(frame: pd.DataFrame) -> list[str]:
+    """Counts by kind, the device time that failures took, and the phases they happened in."""
+    final = last_attempts(frame)
+    failed = final[final["outcome"] != "ok"]
+    if failed.empty:
+        return [f"None of the {plural(len(final), 'point')} failed."]
+    kinds = failed["outcome"].value_counts()
+    parts = [f"{count:,} {labels.OUTCOME_NAMES.get(str(kind), kind)}" for kind, count in kinds.items()]
+    sentences = [
+        f"{len(failed):,} of {plural(len(final), 'point')} did not finish ({percent(len(failed) / len(final))}): "
+        f"{listed(parts)}."
+    ]
+    hours = metrics.device_hours(frame)
+    if hours.sum() > 0:
+        lost = hours.drop("ok", errors="ignore").sum()
+        noun = "GPU-hours" if labels.device_noun(frame) == "GPUs" else "process-hours"
+        sentences.append(
+            f"Attempts that failed held {number(lost)} of {number(hours.sum())} {noun} ({percent(lost / hours.sum())})."
+        )
+    phases = failed["phase"].dropna().value_counts()
+    if len(phases):
+        sentences.append(f"Phases they were in: {listed([f'{phase} ({count:,})' for phase, count in phases.items()])}.")
+    hung = int(final["teardown_hung"].eq(True).sum())
+    if hung:
+        sentences.append(f"{plural(hung, 'point')} measured in full had to be killed in teardown; they count as ok.")
+    return sentences
+
+
+def how_far_to_trust(frame: pd.DataFrame) -> list[str]:
+    """Spread of steps, agreement of losses, prediction errors, and whatever differs between rows."""
+    sentences = []
+    spread = median_interval(metrics.step_spread(frame))
+    if spread is not None:
+        sentences.append(
+            f"Within a run the slowest timed step took {_interval(spread)} longer than the fastest "
+            f"(median of {plural(spread.n, 'run')})."
+        )
+    ranked = metrics.ranked(frame)
+    repeated = ranked[ranked["repeats"] > 1]
+    if len(repeated):
+        worst = percent(float(repeated["repeat_spread"].max()))
+        sentences.append(
+            f"{plural(len(repeated), 'experiment')} ran more than once; the runs differ by at most {worst}."
+        )
+    elif len(ranked):
+        sentences.append("No experiment ran more than once: differences between runs of one layout are unknown.")
+    sentences += _losses(frame)
+    for name, predicted, found in (
+        ("peak memory", "predicted_peak_bytes", "peak_allocated_bytes"),
+        ("step time", "predicted_step_time_s", "step_time_s"),
+    ):
+        error = median_interval(metrics.prediction_errors(frame, predicted, found).abs())
+        if error is not None:
+            sentences.append(
+                f"The {name} predicted before the run was off by {_interval(error)} (median of {error.n:,})."
+            )
+    if frame["git_dirty"].eq(True).any():
+        dirty = int(frame["git_dirty"].eq(True).sum())
+        sentences.append(f"{plural(dirty, 'row')} came from a checkout with uncommitted changes.")
+    throttled = int(frame["throttle_reasons"].fillna("").ne("").sum())
+    if throttled:
+        reasons = sorted(
+            {r.strip() for text in frame["throttle_reasons"].dropna() for r in text.split(",") if r.strip()}
+        )
+        sentences.append(f"The device clocks were held back in {plural(throttled, 'run')} ({listed(reasons)}).")
+    return sentences + mixtures(frame)
+
+
+def _losses(frame: pd.DataFrame) -> list[str]:
+    ok = frame[frame["outcome"] == "ok"]
+    differ = ok[metrics.losses_differ(ok)]
+    agree = int(ok["loss_agrees"].eq(True).sum())
+    if differ.empty and not agree:
+        return []
+    if differ.empty:
+        return [
+            f"The first losses of {plural(agree, 'run')} agree with another layout's of the same model, seed and data."
+        ]
+    names = listed([f"{row['workload']} {row['layout']}" for row in labels.records(differ)], 4)
+    return [
+        f"The losses of {plural(len(differ), 'run')} differ from the reference layout's ({names}): they are not "
+        f"ranked, since a wrong layout can be fast. {agree:,} agree."
+    ]
+
+
+def rehearsal_check(attempts: pd.DataFrame) -> list[str]:
+    """How rehearsed rows compare with measured ones of the same experiments, where both exist."""
+    both = metrics.rehearsed_beside_measured(attempts)
+    sentences = []
+    for name, column in (("peak memory", "peak_difference"), ("step time", "step_time_difference")):
+        known = both[column].dropna().abs()
+        if len(known):
+            sentences.append(
+                f"{plural(len(known), 'experiment')} were both rehearsed and measured: the rehearsed {name} is off by "
+                f"{percent(known.median(), 2)} in the median and {percent(known.max(), 2)} at most."
+            )
+    return sentences
+
+
+def _interval(value: MedianInterval) -> str:
+    if value.low is None or value.high is None:
+        return percent(value.median)
+    return f"{percent(value.median)} (95 % interval {100 * value.low:.1f} to {percent(value.high)})"

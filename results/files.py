@@ -1,0 +1,112 @@
+"""Where a sweep's tables lie, and how one Parquet file is read and written. See `results.store` for the layout."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Literal
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from results.errors import InvalidResults
+from results.rows import conform
+from results.schema import ATTEMPTS, STEPS
+
+Table = Literal["attempts", "steps"]
+SCHEMAS: dict[Table, pa.Schema] = {"attempts": ATTEMPTS, "steps": STEPS}
+MARKER = "sweep.json"
+"""A folder is a sweep when it holds this file."""
+
+
+def compacted_path(sweep_dir: Path, table: Table) -> Path:
+    return sweep_dir / f"{table}.parquet"
+
+
+def part_path(sweep_dir: Path, table: Table, attempt_id: str) -> Path:
+    return sweep_dir / "parts" / table / f"{attempt_id}.parquet"
+
+
+def part_paths(sweep_dir: Path, table: Table) -> list[Path]:
+    return sorted(path for path in (sweep_dir / "parts" / table).glob("*.parquet") if not path.name.startswith("."))
+
+
+def read_parquet(path: Path) -> pa.Table:
+    """The whole file. Raises `FileNotFoundError`, or `InvalidResults` when it is damaged or no Parquet file."""
+    try:
+        with pq.ParquetFile(path) as file:
+            return file.read()
+    except FileNotFoundError:
+        raise
+    except (OSError, pa.ArrowException) as error:
+        raise InvalidResults(unreadable(path, error)) from None
+
+
+def read_file(path: Path, table: Table) -> pa.Table:
+    """One part or compacted file, with every column of today's schema and its own extra ones. Raises as above."""
+    stored = read_parquet(path)
+    if "attempt_id" not in stored.column_names:
+        raise InvalidResults(f"{path} is not a table of {table}: it has no column attempt_id")
+    try:
+        return conform(stored, SCHEMAS[table])
+    except InvalidResults as error:
+        raise InvalidResults(unreadable(path, error)) from None
+
+
+def read_or_say(path: Path, table: Table, problems: list[str]) -> pa.Table | None:
+    """`read_file`, but damage becomes a line in ``problems``; a file that has gone meanwhile is None without one."""
+    try:
+        return read_file(path, table)
+    except FileNotFoundError:
+        return None
+    except InvalidResults as error:
+        problems.append(str(error))
+        return None
+
+
+def unreadable(path: Path, error: Exception) -> str:
+    lines = str(error).splitlines()
+    return f"{path} cannot be read and is left out: {lines[0] if lines else type(error).__name__}"
+
+
+def write_parquet(path: Path, table: pa.Table) -> None:
+    """Readers see the old file or the whole new one, also after a power cut."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = temporary_path(path)
+    try:
+        pq.write_table(table, temporary, compression="zstd")
+        put_in_place(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def temporary_path(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{os.getpid()}.tmp")
+
+
+def put_in_place(temporary: Path, path: Path) -> None:
+    """Make ``temporary`` durable, rename it to ``path``, and make that durable."""
+    _sync(temporary)
+    temporary.replace(path)
+    with suppress(OSError):  # some filesystems cannot sync a folder
+        _sync(path.parent)
+
+
+def concat(tables: Sequence[pa.Table]) -> pa.Table:
+    """The rows of all tables; columns that one lacks are null there."""
+    return pa.concat_tables(tables, promote_options="permissive")
+
+
+def nullable(schema: pa.Schema) -> pa.Schema:
+    """The schema as it is read: an old file may lack a column that is required today."""
+    return pa.schema([field.with_nullable(True) for field in schema], metadata=schema.metadata)
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,56 @@
+"""Which code is running: commit, versions, command line. What cannot be found out is None."""
+
+from __future__ import annotations
+
+import platform
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+_GIT_LIMIT_S = 10.0
+
+
+def code_provenance(root: Path) -> dict[str, Any]:
+    """``git_commit``, ``git_dirty`` (untracked files count: they can be imported) and ``ultrasweep_version``.
+
+    The first two are None unless ``root`` is itself the top of a checkout: an installed copy below somebody else's
+    checkout has nothing to do with that commit.
+    """
+    commit = dirty = None
+    top = _git(root, "rev-parse", "--show-toplevel")
+    if top is not None and Path(top.strip()).resolve() == root.resolve():
+        head = _git(root, "rev-parse", "HEAD")
+        status = _git(root, "status", "--porcelain")
+        commit = head.strip() if head is not None else None
+        dirty = bool(status.strip()) if status is not None else None
+    return {"git_commit": commit, "git_dirty": dirty, "ultrasweep_version": _version()}
+
+
+def python_version() -> str:
+    return platform.python_version()
+
+
+def command_line(argv: Sequence[str] | None = None) -> str:
+    """The command of this process as one could type it again; ``argv`` instead of the interpreter's own if given."""
+    return shlex.join(argv if argv is not None else sys.orig_argv)
+
+
+def _version() -> str | None:
+    try:
+        return metadata.version("ultrasweep")
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _git(root: Path, *arguments: str) -> str | None:
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(root), *arguments], capture_output=True, text=True, timeout=_GIT_LIMIT_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout if done.returncode == 0 else None

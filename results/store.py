@@ -1,0 +1,178 @@
+"""The tables of a sweep on disk: one file an attempt, put together from time to time.
+
+<sweep>/parts/attempts/<attempt_id>.parquet     one attempt each, written by temp + rename: any number of pilots at once
+        parts/steps/<attempt_id>.parquet
+        attempts.parquet  steps.parquet         what `compact` has put together
+        ledger.parquet                          every grid point with its verdict
+
+An attempt may be in a part, in the compacted file, or (when a compaction died half-way) in both: readers take it once.
+A file that cannot be read costs one warning line. A folder is a sweep when it has a sweep.json.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from results import files
+from results.compaction import compact
+from results.errors import InvalidResults
+from results.files import Table
+from results.rows import conform, table_from_rows
+from results.schema import ATTEMPTS, LEDGER, STEPS
+
+__all__ = [
+    "Reading",
+    "compact",
+    "empty_ledger",
+    "read_attempts",
+    "read_ledger",
+    "read_steps",
+    "scan",
+    "sweep_dirs",
+    "write_attempt",
+    "write_ledger",
+]
+_MAX_DEPTH = 5
+"""How many folders below the given one a sweep may lie."""
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A table, and one line for each file that could not be read into it."""
+
+    table: pa.Table
+    problems: tuple[str, ...]
+
+
+def write_attempt(sweep_dir: Path, attempt: Mapping[str, Any], steps: Sequence[Mapping[str, Any]]) -> Path:
+    """Store one attempt and its steps; the path of the attempt's part.
+
+    Raises `InvalidResults` naming the column and the value before anything is written. The steps land first: whoever
+    sees the attempt can read its steps.
+    """
+    sweep_dir = Path(sweep_dir)
+    attempt_rows = table_from_rows([attempt], ATTEMPTS)
+    step_rows = table_from_rows(steps, STEPS)
+    attempt_id = attempt["attempt_id"]
+    if not attempt_id or "/" in attempt_id or attempt_id.startswith("."):
+        raise InvalidResults(f"attempts: column attempt_id={attempt_id!r} cannot name a file")
+    if stray := {step["attempt_id"] for step in steps} - {attempt_id}:
+        raise InvalidResults(f"steps: column attempt_id={min(stray)!r} is not that of the attempt, {attempt_id!r}")
+    if steps:
+        files.write_parquet(files.part_path(sweep_dir, "steps", attempt_id), step_rows)
+    path = files.part_path(sweep_dir, "attempts", attempt_id)
+    files.write_parquet(path, attempt_rows)
+    return path
+
+
+def read_attempts(path: Path) -> pa.Table:
+    """Rows of ``attempts`` below ``path``: a sweep, a folder that holds sweeps, or one Parquet file.
+
+    Unknown columns are kept, missing ones are null. Files that cannot be read are warned of, one line each. Raises
+    `InvalidResults` when there is no sweep.
+    """
+    return _warned(scan(path, "attempts"))
+
+
+def read_steps(path: Path) -> pa.Table:
+    """Rows of ``steps`` below ``path``, like `read_attempts`."""
+    return _warned(scan(path, "steps"))
+
+
+def scan(path: Path, table: Table) -> Reading:
+    """`read_attempts` or `read_steps` with the warnings returned instead of logged."""
+    path = Path(path)
+    if path.is_file():
+        return Reading(files.read_file(path, table), ())
+    problems: list[str] = []
+    schema = files.nullable(files.SCHEMAS[table])
+    seen: set[str] = set()
+    pieces: list[pa.Table] = []
+    for file in _table_files(path, table):
+        rows = files.read_or_say(file, table, problems)
+        if rows is None:
+            continue
+        try:
+            schema = pa.unify_schemas([schema, rows.schema], promote_options="permissive")
+        except pa.ArrowException as error:
+            problems.append(files.unreadable(file, error))
+            continue
+        ids = set(rows["attempt_id"].to_pylist())
+        if repeated := ids & seen:
+            in_both = pc.is_in(rows["attempt_id"], value_set=pa.array(list(repeated), pa.string()))
+            rows = rows.filter(pc.invert(in_both))
+        seen |= ids
+        pieces.append(rows)
+    return Reading(files.concat([schema.empty_table(), *pieces]), tuple(problems))
+
+
+def sweep_dirs(path: Path) -> list[Path]:
+    """``path`` if it is a sweep, else every sweep below it, sorted. Raises `InvalidResults` when there is none."""
+    path = Path(path)
+    if not path.exists():
+        raise InvalidResults(f"{path} does not exist")
+    found = sorted(_find_sweeps(path, _MAX_DEPTH)) if path.is_dir() else []
+    if not found:
+        raise InvalidResults(f"{path} holds no sweep: no folder in it has a {files.MARKER}")
+    return found
+
+
+def write_ledger(sweep_dir: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
+    """Replace the ledger of a sweep by ``rows``, one for each grid point."""
+    path = Path(sweep_dir) / "ledger.parquet"
+    files.write_parquet(path, table_from_rows(rows, LEDGER))
+    return path
+
+
+def read_ledger(path: Path) -> pa.Table:
+    """Rows of every ledger below ``path`` (or of that one Parquet file); empty when the sweeps have none."""
+    path = Path(path)
+    if path.is_file():
+        return conform(files.read_parquet(path), LEDGER)
+    tables = [empty_ledger()]
+    for sweep in sweep_dirs(path):
+        try:
+            tables.append(conform(files.read_parquet(sweep / "ledger.parquet"), LEDGER))
+        except FileNotFoundError:
+            continue
+        except InvalidResults as error:
+            _log.warning("%s", error)
+    return files.concat(tables)
+
+
+def empty_ledger() -> pa.Table:
+    return files.nullable(LEDGER).empty_table()
+
+
+def _table_files(path: Path, table: Table) -> Iterator[Path]:
+    """Files of one table, listed as they are needed.
+
+    Parts come before the compacted file: a compaction puts an attempt there before it removes the part, so a reader
+    that finds a part gone finds its rows in the file that it opens next.
+    """
+    for sweep in sweep_dirs(path):
+        yield from files.part_paths(sweep, table)
+        yield files.compacted_path(sweep, table)
+
+
+def _warned(reading: Reading) -> pa.Table:
+    for problem in reading.problems:
+        _log.warning("%s", problem)
+    return reading.table
+
+
+def _find_sweeps(folder: Path, depth: int) -> Iterator[Path]:
+    if (folder / files.MARKER).is_file():
+        yield folder
+    elif depth > 0:
+        for child in folder.iterdir():
+            if child.is_dir() and not child.name.startswith("."):
+                yield from _find_sweeps(child, depth - 1)

@@ -1,0 +1,61 @@
+"""Where configuration files lie: this package's own folder and the user's (``--conf DIR``). No Hydra here.
+
+Group options (grids, models, clusters, devices, launchers, measures) are files ``<folder>/<group>/<name>.yaml``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sweep.grid import suggest
+from workloads.errors import InvalidSweep
+from workloads.experiment import ModelSpec, model_from_dict
+
+PACKAGED = Path(__file__).parent / "conf"
+GROUPS = ("grid", "model", "cluster", "device", "launcher", "measure")
+
+
+@dataclass(frozen=True, slots=True)
+class ConfFolders:
+    own: tuple[Path, ...] = ()
+    """The user's folders, searched after the packaged one (as Hydra does)."""
+
+    def __post_init__(self) -> None:
+        for folder in self.own:
+            if not folder.is_dir():
+                raise InvalidSweep(f"--conf {folder}: no such folder")
+
+    @property
+    def all(self) -> tuple[Path, ...]:
+        return (PACKAGED, *self.own)
+
+    def names(self, group: str) -> list[str]:
+        return sorted({path.name.removesuffix(".yaml") for root in self.all for path in (root / group).glob("*.yaml")})
+
+    def find(self, group: str, name: str) -> Path:
+        """File of one option. Raises `InvalidSweep` listing the options there are, the closest first."""
+        for root in self.all:
+            path = root / group / f"{name}.yaml"
+            if name and path.is_file():
+                return path
+        raise InvalidSweep(f"no {group} called {name!r}{suggest(name, self.names(group))}")
+
+    def read(self, group: str, name: str) -> dict[str, Any]:
+        """Contents of one option's file, on its own (its ``defaults`` list, if any, is not followed)."""
+        from omegaconf import OmegaConf
+        from omegaconf.errors import OmegaConfBaseException
+        from yaml import YAMLError
+
+        path = self.find(group, name)
+        try:
+            data = OmegaConf.to_container(OmegaConf.load(path))
+        except (OSError, YAMLError, OmegaConfBaseException) as error:
+            raise InvalidSweep(f"{path}: {' '.join(str(error).split())}") from None
+        if not isinstance(data, dict):
+            raise InvalidSweep(f"{path} does not hold a mapping")
+        return {str(key): value for key, value in data.items()}
+
+    def model(self, name: str) -> ModelSpec:
+        return model_from_dict({"name": name, **self.read("model", name)})

@@ -1,0 +1,185 @@
+"""``explain``: all that is known of one point. ``diff``: what two points do not share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from sweep.lookup import Record
+from sweep.plan import GIB
+from workloads import experiment as ex
+from workloads.costs.flops import flops_per_token, hardware_flops_per_token
+from workloads.costs.memory import MemoryEstimate, estimate_memory
+from workloads.costs.params import num_params
+from workloads.experiment import Experiment
+
+MIB = 2**20
+_MEASURED = (
+    ("outcome", "", 1.0, "s"),
+    ("step time", "step_time_s", 1e3, ",.1f ms"),
+    ("tokens/s/GPU", "tokens_per_s_per_gpu", 1.0, ",.0f"),
+    ("MFU (PaLM)", "mfu_palm", 100.0, ".1f %"),
+    ("peak allocated", "peak_allocated_bytes", 1.0, "bytes"),
+    ("peak reserved", "peak_reserved_bytes", 1.0, "bytes"),
+)
+"""Name, column, factor and format of what is shown of an attempt."""
+
+
+def print_explanation(record: Record, console: Console) -> None:
+    experiment = record.experiment
+    console.print(f"[bold]{experiment.id}[/]", highlight=False)
+    console.print(_configuration(experiment), highlight=False)
+    for row in record.ledger:
+        rule = f" ({row['rule']})" if row["rule"] else ""
+        detail = f": {escape(row['detail'])}" if row["detail"] else ""
+        told = f"verdict in sweep {row['sweep']}, grid {row['grid']}: [bold]{row['verdict']}[/]{rule}{detail}"
+        console.print(told, highlight=False)
+        step, rate = row["predicted_step_time_s"], row["predicted_tokens_per_s_per_gpu"]
+        if step is not None and rate is not None:
+            console.print(f"predicted step: {step * 1e3:,.1f} ms, {rate:,.0f} tokens/s/GPU", highlight=False)
+    if all(row["verdict"] != "invalid" or row["predicted_peak_bytes"] for row in record.ledger):
+        limit = next((row["limit_bytes"] for row in record.ledger if row["limit_bytes"]), None)
+        console.print(_memory_table(estimate_memory(experiment), limit))
+    if not record.attempts:
+        console.print("no attempt yet")
+    for row in record.attempts:
+        _print_attempt(row, console)
+
+
+def print_difference(first: Record, second: Record, console: Console) -> None:
+    """Fields that differ, then predictions and the newest good measurement of both beside each other."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("")
+    table.add_column(first.experiment.id, overflow="fold")
+    table.add_column(second.experiment.id, overflow="fold")
+    left, right = _flat(ex.to_dict(first.experiment)), _flat(ex.to_dict(second.experiment))
+    for key in [key for key in {**left, **right} if left.get(key) != right.get(key)]:
+        table.add_row(key, str(left.get(key)), str(right.get(key)))
+    if not table.row_count:
+        console.print("the same experiment")
+        return
+    derived = (
+        ("world_size", first.experiment.world_size, second.experiment.world_size),
+        ("num_microbatches", first.experiment.num_microbatches, second.experiment.num_microbatches),
+        ("predicted peak", *(_peak(record) for record in (first, second))),
+        ("predicted step", *(_predicted_step(record) for record in (first, second))),
+    )
+    for name, a, b in derived:
+        if a != b:
+            table.add_row(name, str(a), str(b))
+    rows = (_newest(first), _newest(second))
+    for name, column, factor, form in _MEASURED:
+        told = [_told(row, column, factor, form) for row in rows]
+        if any(told):
+            table.add_row(name, *told)
+    console.print(table)
+
+
+def _configuration(experiment: Experiment) -> str:
+    e = experiment
+    degrees = f"dp {e.dp_replicate}x{e.dp_shard} (replicas x shards), tp {e.tp}, cp {e.cp}, pp {e.pp}, ep {e.ep}"
+    schedule = f"; {e.pp_schedule}, {e.virtual_stages} chunk(s) a rank" if e.pp > 1 else ""
+    return "\n".join(
+        (
+            f"model      {e.model.name}: {num_params(e.model) / 1e6:,.1f} M parameters, {e.model.num_layers} layers, "
+            f"hidden {e.model.hidden_size}",
+            f"layout     {e.world_size} ranks: {degrees}; ZeRO {e.zero_stage}{schedule}",
+            f"batch      {e.global_batch_size} sequences of {e.seq_len} tokens = {e.tokens_per_step:,} tokens: "
+            f"{e.num_microbatches} micro-batch(es) of {e.micro_batch_size} on each of {e.dp} data-parallel ranks",
+            f"choices    {e.precision}, recompute {e.recompute}, attention {e.attention}, compile {e.compile}, "
+            f"sequence parallel {'on' if e.sequence_parallel else 'off'}, seed {e.seed}, engine {e.engine} "
+            f"{e.engine_version}",
+            f"FLOPs      {flops_per_token(e.model, e.seq_len, 'palm'):.3e} a token (PaLM), "
+            f"{hardware_flops_per_token(e):.3e} on the device",
+        )
+    )
+
+
+def _memory_table(memory: MemoryEstimate, limit: int | None) -> Table:
+    """Predicted GiB by stage; runs of equal stages share a row."""
+    unit, size = ("GiB", GIB) if memory.peak_bytes >= GIB else ("MiB", MIB)
+    title = f"predicted memory of a rank, {unit}" + (f" (limit {limit / size:,.1f})" if limit else "")
+    table = Table(box=None, pad_edge=False, header_style="bold", title=title, title_justify="left")
+    for name in ("stage", "parameters", "gradients", "optimizer", "activations", "peak"):
+        table.add_column(name, justify="right")
+    rows: list[tuple[list[int], tuple[str, ...]]] = []
+    for stage in memory.stages:
+        parts = (stage.parameters_bytes, stage.gradients_bytes, stage.optimizer_bytes, stage.activations_bytes)
+        cells = tuple(f"{part / size:.2f}" for part in (*parts, stage.peak_bytes))
+        if rows and rows[-1][1] == cells:
+            rows[-1][0].append(stage.stage)
+        else:
+            rows.append(([stage.stage], cells))
+    for stages, cells in rows:
+        table.add_row(f"{stages[0]}" if len(stages) == 1 else f"{stages[0]}-{stages[-1]}", *cells)
+    return table
+
+
+def _print_attempt(row: Mapping[str, Any], console: Console) -> None:
+    began = row["started_at"].strftime("%Y-%m-%d %H:%M:%S") if row["started_at"] else "?"
+    phase = f" in {row['phase']}" if row["phase"] and row["outcome"] != "ok" else ""
+    step = f" {row['phase_step']}" if row["phase_step"] is not None and row["outcome"] != "ok" else ""
+    rank = f", rank {row['failed_rank']}" if row["failed_rank"] is not None else ""
+    retried = "; tried again" if row["will_retry"] else ""
+    console.print(
+        f"attempt {row['attempt_id']} ({row['method']}, {began}): [bold]{row['outcome']}[/]"
+        f"{phase}{step}{rank}{retried}",
+        highlight=False,
+    )
+    told = [
+        f"{name} {text}"
+        for name, column, factor, form in _MEASURED
+        if column and (text := _told(row, column, factor, form))
+    ]
+    if told:
+        console.print("  " + ", ".join(told), highlight=False)
+    if row["evidence"] and row["outcome"] != "ok":
+        console.print(f"  evidence: {row['evidence']}", highlight=False, markup=False)
+    if row["log_dir"]:
+        console.print(f"  logs: {row['sweep']}/{row['log_dir']}", highlight=False, markup=False)
+
+
+def _told(row: Mapping[str, Any] | None, column: str, factor: float, form: str) -> str:
+    if row is None:
+        return ""
+    if not column:
+        return str(row["outcome"])
+    value = row[column]
+    if value is not None and form == "bytes":
+        return _bytes(value)
+    number, _, unit = form.partition(" ")
+    return f"{value * factor:{number}} {unit}".strip() if value is not None else ""
+
+
+def _newest(record: Record) -> Mapping[str, Any] | None:
+    good = [row for row in record.attempts if row["outcome"] == "ok"]
+    known = good or list(record.attempts)
+    return known[-1] if known else None
+
+
+def _peak(record: Record) -> str:
+    peaks = {row["predicted_peak_bytes"] for row in record.ledger if row["predicted_peak_bytes"]}
+    return _bytes(max(peaks)) if peaks else ""
+
+
+def _predicted_step(record: Record) -> str:
+    times = [row["predicted_step_time_s"] for row in record.ledger if row["predicted_step_time_s"]]
+    return f"{times[-1] * 1e3:,.1f} ms" if times else ""
+
+
+def _bytes(value: float) -> str:
+    return f"{value / GIB:.2f} GiB" if value >= GIB else f"{value / MIB:.2f} MiB"
+
+
+def _flat(fields: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in fields.items():
+        if isinstance(value, Mapping):
+            flat |= _flat(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat

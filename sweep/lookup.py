@@ -1,0 +1,67 @@
+"""Finding an experiment by its id (or a part of it) in the ledgers and rows of a results folder."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from results.errors import InvalidResults
+from workloads import experiment as ex
+from workloads.experiment import Experiment
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """All that a results folder knows of one experiment. Rows are as stored."""
+
+    experiment: Experiment
+    ledger: tuple[Mapping[str, Any], ...]
+    attempts: tuple[Mapping[str, Any], ...]
+    """Oldest first."""
+
+
+class Results:
+    """The ledgers and attempts below a folder (or in one ledger file), read once."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises `InvalidResults` when there is no sweep and no ledger."""
+        from results.store import read_attempts, read_ledger
+
+        self.path = path
+        self._ledger = read_ledger(path)
+        self._attempts = read_attempts(path) if path.is_dir() else None
+
+    def ids(self) -> list[str]:
+        found = set(self._ledger["experiment_id"].to_pylist())
+        if self._attempts is not None:
+            found |= set(self._attempts["experiment_id"].to_pylist())
+        return sorted(id for id in found if id)
+
+    def find(self, word: str) -> Record:
+        """The one experiment whose id is ``word`` or contains it. Raises `InvalidResults` for none and for several."""
+        ids = self.ids()
+        matches = [word] if word in ids else [id for id in ids if word and word in id]
+        if len(matches) > 1:
+            shown = ", ".join(matches[:4]) + (" ..." if len(matches) > 4 else "")
+            raise InvalidResults(f"{word!r} is part of {len(matches):,} ids in {self.path}: {shown}; give more of it")
+        if not matches:
+            close = difflib.get_close_matches(word, ids, n=1, cutoff=0.3)
+            hint = f"; did you mean {close[0]}?" if close else ""
+            raise InvalidResults(f"no experiment {word!r} among {len(ids):,} in {self.path}{hint}")
+        ledger, attempts = self._rows(self._ledger, matches[0]), self._rows(self._attempts, matches[0])
+        attempts.sort(key=lambda row: str(row["started_at"] or ""))
+        text = next((row["config_json"] for row in [*ledger, *attempts] if row["config_json"]), None)
+        if text is None:
+            raise InvalidResults(f"{matches[0]} in {self.path} was stored without its configuration")
+        return Record(experiment=ex.from_json(text), ledger=tuple(ledger), attempts=tuple(attempts))
+
+    @staticmethod
+    def _rows(table: Any, experiment_id: str) -> list[Mapping[str, Any]]:
+        if table is None:
+            return []
+        import pyarrow.compute as pc
+
+        return list(table.filter(pc.equal(table["experiment_id"], experiment_id)).to_pylist())

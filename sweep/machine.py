@@ -1,0 +1,93 @@
+"""What this machine has, and the cluster file that describes it. Asks the driver's management library, never CUDA."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from launchers.devices import count_cuda_devices
+from sweep.conffiles import ConfFolders
+from sweep.config import SweepConfig
+from workloads.cluster import ClusterSpec
+from workloads.errors import InvalidSweep
+from workloads.protocol import Method
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    gpu_name: str | None
+    """As the driver reports it; None: no usable GPU."""
+    num_gpus: int
+
+
+def this_machine() -> Machine:
+    """GPUs that this process may use (``CUDA_VISIBLE_DEVICES`` counts)."""
+    count = count_cuda_devices()
+    return Machine(gpu_name=_gpu_name() if count else None, num_gpus=count)
+
+
+def method_of(config: SweepConfig) -> Method:
+    """How a point becomes a row: by a real run, by single ranks on one GPU, or by single ranks on FakeTensor."""
+    if config.launcher_kind != "rehearse":
+        return "measured"
+    return "rehearsed" if count_cuda_devices() else "rehearsed_fake"
+
+
+def refuse_slurm(config: SweepConfig) -> None:
+    """Say in one line that a launcher is not there yet."""
+    if config.launcher_kind not in ("local", "rehearse"):
+        raise InvalidSweep(
+            f"launcher={config.launcher_kind} is not available in this version; use launcher=local (inside an "
+            "allocation, too) or launcher=rehearse"
+        )
+
+
+def clusters_of_device(folders: ConfFolders, gpu_name: str) -> list[str]:
+    """Cluster files whose device the driver calls ``gpu_name``."""
+    found = []
+    for cluster in folders.names("cluster"):
+        device = _device_of(folders, cluster)
+        if device is not None and gpu_name in folders.read("device", device).get("driver_names", ()):
+            found.append(cluster)
+    return found
+
+
+def fitting_cluster(folders: ConfFolders, machine: Machine, current: ClusterSpec, given: bool) -> str | None:
+    """Which other cluster file to use for a real run here; None: ``current`` describes this machine.
+
+    ``given``: the user chose ``current``. Raises `InvalidSweep` where it cannot be run here, or where the choice is
+    the user's to make.
+    """
+    if current.backend != "cuda":
+        return None
+    if machine.gpu_name is None:
+        raise InvalidSweep(
+            f"cluster {current.name} has CUDA devices and this machine has none; launcher=rehearse needs none, "
+            "and +grid=tiny runs on CPU processes"
+        )
+    if machine.gpu_name in current.device.driver_names:
+        return None
+    fitting = clusters_of_device(folders, machine.gpu_name)
+    if given or len(fitting) != 1:
+        hint = f"use cluster={' or cluster='.join(fitting)}" if fitting else "no cluster file describes it; add one"
+        raise InvalidSweep(
+            f"this machine has {machine.gpu_name}, cluster {current.name} describes {current.device.name}; {hint}"
+        )
+    return fitting[0]
+
+
+def _device_of(folders: ConfFolders, cluster: str) -> str | None:
+    """Option of the group ``device`` that a cluster file's defaults list takes."""
+    for entry in folders.read("cluster", cluster).get("defaults", ()):
+        if isinstance(entry, dict):
+            for key, option in entry.items():
+                if key.partition("@")[0].lstrip("/") == "device":
+                    return str(option)
+    return None
+
+
+def _gpu_name() -> str:
+    import pynvml
+
+    pynvml.nvmlInit()
+    name = pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(0))
+    return name.decode() if isinstance(name, bytes) else str(name)

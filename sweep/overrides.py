@@ -1,0 +1,105 @@
+"""The words of the command line (``+grid=playbook model=llama8b grid.axes.tp=[1,2] budget.gpu_hours=10``), sorted.
+
+Hydra's grammar reads them. What concerns grids is translated before Hydra composes: ``+grid=[a,b]`` puts each grid in
+its own place (``grids.a``, ``grids.b``), ``grid.*`` speaks to all of them, ``model=`` is an axis of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sweep.conffiles import GROUPS, ConfFolders
+from sweep.grid import suggest
+from workloads.errors import InvalidSweep
+
+GRID_SECTIONS = ("axes", "zip", "derive", "where", "subsample")
+CHOSEN_GROUPS = ("cluster", "launcher", "measure")
+"""Groups of which a sweep has exactly one option."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Words:
+    grids: tuple[str, ...]
+    models: tuple[str, ...] | None
+    """Models given with ``model=``, instead of those of the grids."""
+    groups: dict[str, str]
+    """Option chosen for a group of `CHOSEN_GROUPS`."""
+    hydra: tuple[str, ...]
+    """What Hydra composes besides the groups, grids and models."""
+
+
+def sort_words(words: Sequence[str], folders: ConfFolders) -> Words:
+    """Sort and check the overrides of one sweep. Raises `InvalidSweep`, naming the closest thing there is."""
+    parsed = [_parse(word) for word in words]
+    grids = _names(parsed, "grid", folders)
+    if not grids:
+        raise InvalidSweep(f"no grid given: add +grid=NAME, one of {', '.join(folders.names('grid'))}")
+    models = _names(parsed, "model", folders)
+    groups: dict[str, str] = {}
+    hydra: list[str] = []
+    for override in parsed:
+        key = override.key_or_group
+        if key in ("grid", "model"):
+            continue
+        if key in CHOSEN_GROUPS:
+            groups[key] = _one_name(override, folders)
+        elif key.partition(".")[0] == "grid":
+            hydra += _for_each_grid(override, grids)
+        elif key in GROUPS:
+            raise InvalidSweep(f"{override.input_line}: {key} is chosen by a cluster, not on its own; use cluster=NAME")
+        elif key.partition(".")[0] in ("grids", "hydra"):
+            raise InvalidSweep(f"{override.input_line}: write grid.axes.NAME=... (it speaks to every grid given)")
+        else:
+            hydra.append(override.input_line)
+    return Words(grids=grids, models=models or None, groups=groups, hydra=tuple(hydra))
+
+
+def _parse(word: str) -> Any:
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    try:
+        override = OverridesParser.create().parse_override(word)
+        if override.is_sweep_override():
+            raise InvalidSweep(f"{word}: for several values write a list, e.g. grid.axes.tp=[1,2]")
+        return override
+    except HydraException as error:
+        reason = str(error).splitlines()[0]
+        raise InvalidSweep(f"cannot read {word!r}: {reason}; expected NAME=VALUE (quote texts with spaces)") from None
+
+
+def _names(parsed: Sequence[Any], group: str, folders: ConfFolders) -> tuple[str, ...]:
+    """Options of a group that takes several, in order, each once."""
+    names: dict[str, None] = {}
+    for override in parsed:
+        if override.key_or_group == group:
+            value = override.value()
+            for name in value if isinstance(value, list) else [value]:
+                folders.find(group, str(name))
+                names[str(name)] = None
+    return tuple(names)
+
+
+def _one_name(override: Any, folders: ConfFolders) -> str:
+    value = override.value()
+    if not isinstance(value, str):
+        raise InvalidSweep(f"{override.input_line}: a sweep has one {override.key_or_group}")
+    folders.find(override.key_or_group, value)
+    return value
+
+
+def _for_each_grid(override: Any, grids: Sequence[str]) -> list[str]:
+    key = override.key_or_group
+    parts = key.split(".")
+    if len(parts) < 2 or parts[1] not in GRID_SECTIONS:
+        section = parts[1] if len(parts) > 1 else ""
+        raise InvalidSweep(
+            f"{override.input_line}: a grid has no {section!r} to change{suggest(section, GRID_SECTIONS)}"
+        )
+    tail = ".".join(parts[1:])
+    if override.is_delete():
+        return [f"~grids.{name}.{tail}" for name in grids]
+    value = override.input_line.partition("=")[2]
+    return [f"++grids.{name}.{tail}={value}" for name in grids]

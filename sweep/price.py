@@ -1,0 +1,128 @@
+"""What a point costs in device-hours, in which order points are worth paying for, and where the budget ends.
+
+Order ("cheapest information first"): points are grouped in cells of one model, world size and sequence length. Every
+cell's predicted fastest point comes first, then every cell's second, and so on; among points of equal rank the cheaper
+comes first. So a sweep that is cut short (by a budget, or by hand) knows the likely best layout of every cell before
+anybody pays for the fortieth of one. Where nothing can be predicted the order of the grid stands in for the rank.
+
+The budget is spent in that order on expected hours (worst case where nothing is expected). A point that no longer fits
+is ``over_budget``; cheaper ones after it may still fit.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from sweep.config import PlanOptions
+from workloads.cluster import ClusterSpec
+from workloads.costs.timeline import TimeEstimate
+from workloads.experiment import Experiment
+from workloads.protocol import MeasureSpec, Method, Task
+from workloads.stages import rehearsed_ranks, shortened, stage_key
+
+_HOUR = 3600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Price:
+    """Device-hours of one point. A rehearsal holds one device, whatever the layout."""
+
+    devices: int
+    expected_h: float | None
+    """None: its step time cannot be predicted."""
+    worst_h: float
+    deadline_s: float
+
+    @property
+    def charged_h(self) -> float:
+        return self.expected_h if self.expected_h is not None else self.worst_h
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """Allocations of one size: ``nodes`` with ``devices`` in all."""
+
+    nodes: int
+    devices: int
+
+
+def price(
+    experiment: Experiment, time: TimeEstimate | None, method: Method, measure: MeasureSpec, options: PlanOptions
+) -> Price:
+    """What one point will cost, and its deadline in seconds."""
+    steps = measure.warmup_steps + measure.timed_steps
+    compile_s = options.compile_s if experiment.compile != "none" else 0.0
+    if method == "measured":
+        devices, overhead_s = experiment.world_size, options.overhead_s + compile_s
+        steps_s = steps * time.step_time_s if time is not None else None
+    else:
+        ranks = len(rehearsed_ranks(experiment))
+        devices, overhead_s = 1, ranks * (options.rehearsed_rank_s + compile_s)
+        steps_s = _rehearsed_steps_s(experiment, time, method, ranks * steps)
+    deadline = options.deadline
+    extra_s = deadline.factor * steps_s if steps_s is not None else deadline.without_estimate_s
+    deadline_s = deadline.base_s + overhead_s + extra_s
+    return Price(
+        devices=devices,
+        expected_h=(overhead_s + steps_s) * devices / _HOUR if steps_s is not None else None,
+        worst_h=deadline_s * devices / _HOUR,
+        deadline_s=deadline_s,
+    )
+
+
+def _rehearsed_steps_s(experiment: Experiment, time: TimeEstimate | None, method: Method, steps: int) -> float | None:
+    """Steps of single ranks: compute without waiting or communication, over few micro-batches; none on FakeTensor."""
+    if method == "rehearsed_fake":
+        return 0.0
+    if time is None:
+        return None
+    share = shortened(experiment).num_microbatches / experiment.num_microbatches
+    return steps * (time.compute_s * share + time.optimizer_s)
+
+
+def shape(experiment: Experiment, method: Method, cluster: ClusterSpec) -> Shape:
+    """The allocation that a point runs in."""
+    if method != "measured":
+        return Shape(nodes=1, devices=1)
+    size = experiment.world_size
+    return Shape(nodes=-(-size // cluster.devices_per_node), devices=size)
+
+
+def information_order(
+    experiments: Sequence[Experiment], rates: Sequence[float | None], prices: Sequence[Price]
+) -> list[int]:
+    """Positions in the order in which points are worth paying for; ``rates`` are predicted tokens/s/GPU."""
+    cells: dict[tuple[str, int, int], list[int]] = defaultdict(list)
+    for position, experiment in enumerate(experiments):
+        cells[experiment.model.name, experiment.world_size, experiment.seq_len].append(position)
+    rank: dict[int, int] = {}
+    for members in cells.values():
+        members.sort(key=lambda position: -(rates[position] or 0.0))
+        rank.update({position: place for place, position in enumerate(members)})
+    return sorted(range(len(experiments)), key=lambda at: (rank[at], prices[at].charged_h, at))
+
+
+def spend(costs: Sequence[float], budget_h: float | None) -> list[bool]:
+    """Which points the budget pays for, in the order given."""
+    if budget_h is None:
+        return [True] * len(costs)
+    left, paid = budget_h, []
+    for cost in costs:
+        fits = cost <= left
+        left -= cost if fits else 0.0
+        paid.append(fits)
+    return paid
+
+
+def shared_stage_discount(experiments: Sequence[Experiment], task: Callable[[Experiment], Task]) -> list[float]:
+    """Share of each rehearsed point's ranks that no point before it has rehearsed already; only those cost anything."""
+    seen: set[str] = set()
+    shares = []
+    for experiment in experiments:
+        ranks = rehearsed_ranks(experiment)
+        keys = {stage_key(task(experiment), rank) for rank in ranks}
+        shares.append(len(keys - seen) / len(ranks))
+        seen |= keys
+    return shares

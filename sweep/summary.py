@@ -1,0 +1,181 @@
+"""The plan for people: verdicts, rules, jobs by shape, price, and the fastest predicted layout of every cell."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from results.schema import VERDICTS
+from sweep.plan import GIB, Plan, PlannedPoint
+from sweep.price import Shape, shape
+from workloads.costs.flops import flops_per_token
+from workloads.experiment import Experiment
+
+MEANING = {
+    "run": "to be run",
+    "invalid": "forbidden by a rule",
+    "predicted_oom": "would not fit in memory",
+    "cached": "answered by a row in the results folder",
+    "over_budget": "the budget ends before them",
+}
+
+
+def print_plan(plan: Plan, console: Console, *, top: int) -> None:
+    """Print the whole summary; ``top`` limits the rows of the last table."""
+    config = plan.config
+    grids = ", ".join(grid.name for grid in config.grids)
+    left_out = [f"{plan.duplicates:,} duplicates" if plan.duplicates else "", _sampled(plan)]
+    notes = "".join(f"; left out: {note}" for note in left_out if note)
+    console.print(f"[bold]{config.name}[/]: {len(plan.points):,} points of {grids}{notes}", highlight=False)
+    console.print(
+        f"cluster {config.cluster.name} ({config.cluster.device.name}), launcher {config.launcher_kind} "
+        f"({plan.method}), {config.measure.warmup_steps} + {config.measure.timed_steps} steps a point",
+        highlight=False,
+    )
+    console.print(_verdicts(plan))
+    if plan.to_run:
+        console.print(_shapes(plan))
+    best = fastest(plan.points, config.cluster.usable_bytes)
+    if best:
+        console.print(_fastest_table(plan, best[:top]))
+        if len(best) > top:
+            console.print(f"... and {len(best) - top} more (--top {len(best)})", highlight=False)
+    elif plan.to_run:
+        console.print(f"no step time is predicted: cluster {config.cluster.name} has no known rates", highlight=False)
+
+
+def fastest(points: Iterable[PlannedPoint], limit_bytes: int | None) -> list[PlannedPoint]:
+    """The most tokens/s/GPU predicted for every model and world size, of the points that are predicted to fit.
+
+    The pruning margin is not granted here: a point that may just fit is worth a run, not a recommendation.
+    """
+    best: dict[tuple[str, int], PlannedPoint] = {}
+    order: dict[str, int] = {}
+    for point in points:
+        order.setdefault(point.experiment.model.name, len(order))
+        rate = point.tokens_per_s_per_gpu
+        if rate is None or point.verdict == "invalid":
+            continue
+        if limit_bytes is not None and (point.peak_bytes or 0) > limit_bytes:
+            continue
+        key = (point.experiment.model.name, point.experiment.world_size)
+        if key not in best or rate > (best[key].tokens_per_s_per_gpu or 0.0):
+            best[key] = point
+    return [best[key] for key in sorted(best, key=lambda key: (order[key[0]], key[1]))]
+
+
+def layout(experiment: Experiment) -> str:
+    """Degrees and choices in one cell: what differs from plain training on one device."""
+    parts = [f"dp {experiment.dp}"]
+    if experiment.dp_replicate > 1 and experiment.dp_shard > 1:
+        parts = [f"dp {experiment.dp_replicate}x{experiment.dp_shard}"]
+    parts += [
+        f"{axis} {getattr(experiment, axis)}" for axis in ("tp", "cp", "pp", "ep") if getattr(experiment, axis) > 1
+    ]
+    parts.append(f"mbs {experiment.micro_batch_size} x {experiment.num_microbatches}")
+    if experiment.zero_stage:
+        parts.append(f"ZeRO {experiment.zero_stage}")
+    if experiment.recompute != "none":
+        parts.append(f"recompute {experiment.recompute}")
+    if experiment.precision != "bf16":
+        parts.append(experiment.precision)
+    if experiment.compile != "none":
+        parts.append("compiled")
+    if experiment.seq_len != 4096:
+        parts.append(f"seq {experiment.seq_len}")
+    return ", ".join(parts)
+
+
+def _sampled(plan: Plan) -> str:
+    return f"{plan.not_sampled:,} by subsampling" if plan.not_sampled else ""
+
+
+def _verdicts(plan: Plan) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name, justify in (("verdict", "left"), ("points", "right"), ("", "left")):
+        table.add_column(name, justify=justify)  # type: ignore[arg-type]
+    counts = plan.counts
+    rules = Counter(point.rule or "" for point in plan.points if point.verdict == "invalid")
+    for verdict in VERDICTS:
+        if counts[verdict]:
+            table.add_row(verdict, f"{counts[verdict]:,}", MEANING[verdict])
+            if verdict == "invalid":
+                for rule, count in rules.most_common():
+                    table.add_row("", f"{count:,}", f"  {rule}", style="dim")
+    return table
+
+
+def _shapes(plan: Plan) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold", title="", show_footer=True)
+    by_shape: dict[Shape, list[PlannedPoint]] = defaultdict(list)
+    for point in plan.to_run:
+        by_shape[shape(point.experiment, plan.method, plan.config.cluster)].append(point)
+    unit = "GPU" if plan.config.cluster.backend == "cuda" else "process"
+    table.add_column("jobs by shape", footer="total")
+    table.add_column("points", justify="right", footer=f"{len(plan.to_run):,}")
+    table.add_column(f"expected {unit}-h", justify="right", footer=_hours(_expected(plan.to_run)))
+    table.add_column(f"worst {unit}-h", justify="right", footer=_hours(_worst(plan.to_run)))
+    table.add_column("expected h", justify="right")
+    for key in sorted(by_shape, key=lambda key: (key.nodes, key.devices)):
+        points = by_shape[key]
+        expected = _expected(points)
+        nodes = f"{key.nodes} node{'s' if key.nodes > 1 else ''}"
+        wall = expected / key.devices if expected is not None else None
+        plural = "" if key.devices == 1 else {"GPU": "s", "process": "es"}[unit]
+        name = f"{nodes}, {key.devices} {unit}{plural}"
+        table.add_row(name, f"{len(points):,}", _hours(expected), _hours(_worst(points)), _hours(wall))
+    budget = plan.config.budget_gpu_hours
+    if budget is not None:
+        table.caption = f"budget.gpu_hours={budget:g}"
+        table.caption_justify = "left"
+    return table
+
+
+def _fastest_table(plan: Plan, best: Sequence[PlannedPoint]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold", title="")
+    table.add_column("fastest predicted")
+    for name in ("GPUs", "tokens/s/GPU", "MFU %", "GiB"):
+        table.add_column(name, justify="right")
+    table.add_column("layout")
+    table.add_column("")
+    peak_flops = plan.config.cluster.device.peak_flops
+    last = ""
+    for point in best:
+        experiment, rate = point.experiment, point.tokens_per_s_per_gpu
+        assert rate is not None
+        name = experiment.model.name
+        peak = peak_flops.get("bf16")
+        mfu = 100 * rate * flops_per_token(experiment.model, experiment.seq_len, "palm") / peak if peak else None
+        table.add_row(
+            name if name != last else "",
+            str(experiment.world_size),
+            f"{rate:,.0f}",
+            f"{mfu:.1f}" if mfu is not None and experiment.precision == "bf16" else "",
+            f"{(point.peak_bytes or 0) / GIB:.1f}",
+            layout(experiment),
+            "" if point.verdict == "run" else point.verdict,
+        )
+        last = name
+    return table
+
+
+def _expected(points: Iterable[PlannedPoint]) -> float | None:
+    total = 0.0
+    for point in points:
+        if point.price is None or point.price.expected_h is None:
+            return None
+        total += point.price.expected_h
+    return total
+
+
+def _worst(points: Iterable[PlannedPoint]) -> float:
+    return sum(point.price.worst_h for point in points if point.price is not None)
+
+
+def _hours(value: float | None) -> str:
+    if value is None:
+        return "unknown"
+    return f"{value:,.0f}" if value >= 100 else f"{value:,.2f}"

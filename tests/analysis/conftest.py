@@ -1,0 +1,23 @@
+"""Labelled frames of a synthetic sweep, built once."""
+
+from __future__ import annotations
+
+import pandas as pd
+import pytest
+
+from analysis.cohorts import split
+from results.rows import table_from_rows
+from results.schema import ATTEMPTS
+from tests.analysis import synthetic
+
+
+def frame_of(rows: list[dict[str, object]]) -> pd.DataFrame:
+    """Rows as analysis reads them from disk."""
+    return table_from_rows(rows, ATTEMPTS).to_pandas()
+
+
+@pytest.fixture(scope="session")
+def frame() -> pd.DataFrame:
+    """Measured rows of three models on 1 to 8 GPUs, failures of several kinds included."""
+    [cohort] = split(frame_of(synthetic.attempts(list(synthetic.experiments(micro_batch_sizes=(1, 4))))))
+    return cohort.frame

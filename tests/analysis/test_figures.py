@@ -1,0 +1,171 @@
+"""Structure of the figures: what they show, and that no text is clipped or lies on another."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from unittest import mock
+
+import matplotlib
+import pandas as pd
+import pytest
+from matplotlib.backend_bases import RendererBase
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+
+from analysis import labels, metrics
+from analysis.cohorts import split
+from analysis.figures import all_runs, best_heatmaps, memory_stacks, outcomes, overhead, predicted, registry, style
+from tests.analysis import synthetic
+from tests.analysis.conftest import frame_of
+
+
+def visible_texts(figure: Figure) -> list[Text]:
+    """Texts that a drawing really draws: a figure also holds tick labels outside the limits, which it does not."""
+    drawn: list[Text] = []
+    draw = Text.draw
+
+    def recording(text: Text, renderer: RendererBase) -> None:
+        drawn.append(text)
+        draw(text, renderer)
+
+    with mock.patch.object(Text, "draw", recording):
+        figure.draw_without_rendering()
+    return [text for text in dict.fromkeys(drawn) if text.get_visible() and text.get_text().strip()]
+
+
+def assert_texts_fit(figure: Figure) -> None:
+    texts = visible_texts(figure)
+    boxes = [(text.get_text(), text.get_window_extent()) for text in texts]
+    width, height = figure.bbox.width, figure.bbox.height
+    for name, box in boxes:
+        assert box.x0 >= -1 and box.y0 >= -1 and box.x1 <= width + 1 and box.y1 <= height + 1, f"{name!r} is clipped"
+    for (one, a), (two, b) in itertools.combinations(boxes, 2):
+        across, down = min(a.x1, b.x1) - max(a.x0, b.x0), min(a.y1, b.y1) - max(a.y0, b.y0)
+        assert across < 2 or down < 2, f"{one!r} lies on {two!r}"
+
+
+def words(figure: Figure) -> set[str]:
+    return {text.get_text() for text in visible_texts(figure)}
+
+
+@pytest.mark.parametrize("spec", registry.FIGURES, ids=lambda spec: spec.name)
+def test_no_text_is_clipped_or_overlaps_and_axes_have_labels(spec: registry.FigureSpec, frame: pd.DataFrame) -> None:
+    figure = spec.draw(frame)
+    assert_texts_fit(figure)
+    labelled = [ax.get_xlabel() or ax.get_ylabel() for ax in figure.axes if ax.get_visible()]
+    assert any(labelled)
+
+
+def test_best_heatmaps_show_the_winner_of_every_cell(frame: pd.DataFrame) -> None:
+    figure = best_heatmaps.draw(frame)
+    shown = words(figure)
+    for row in metrics.best_configurations(frame).to_dict("records"):
+        assert f"{100 * row['mfu_palm']:.1f} %" in shown
+        assert labels.gib(row["peak_allocated_bytes"]) in shown
+        assert row["degrees"] in shown
+    assert any("none of" in text for text in shown)  # 8B does not fit on one GPU
+    assert "MFU (PaLM), % of peak" in shown
+    assert "Peak allocated memory, GiB" in shown
+
+
+def test_all_runs_has_one_mark_a_point(frame: pd.DataFrame) -> None:
+    figure = all_runs.draw(frame)
+    marks = sum(len(collection.get_offsets()) for collection in figure.axes[0].collections)
+    assert marks == len(frame)
+    [legend] = figure.legends
+    names = {text.get_text() for text in legend.get_texts()}
+    assert "out of memory" in names
+    assert "diverged" not in names
+
+
+def test_marks_stay_inside_their_cell() -> None:
+    for most in (1, 5, 37, 400):
+        places = all_runs._places(most, most)
+        assert abs(places).max() < 0.5
+        assert len({tuple(place) for place in places.round(6)}) == most
+
+
+def test_memory_stacks_add_up_and_show_the_device(frame: pd.DataFrame) -> None:
+    figure = memory_stacks.draw(frame)
+    ax = figure.axes[0]
+    ends = {}
+    for patch in ax.patches:
+        ends[round(patch.get_y(), 3)] = max(patch.get_x() + patch.get_width(), ends.get(round(patch.get_y(), 3), 0))
+    workload, size = ax.get_title(loc="left").split(", ")
+    ranked = metrics.ranked(frame)
+    group = ranked[(ranked["workload"] == workload) & (ranked["world_size"] == int(size.split()[0]))]
+    peaks = (group["peak_allocated_bytes"] / 2**30).head(len(ends)).tolist()
+    assert list(ends.values()) == pytest.approx(peaks)
+    assert any(line.get_xdata()[0] == pytest.approx(synthetic.H200_BYTES / 2**30) for line in ax.lines)
+
+
+def test_outcomes_count_every_point(frame: pd.DataFrame) -> None:
+    figure = outcomes.draw(frame)
+    assert sum(patch.get_width() for patch in figure.axes[0].patches) == len(frame)
+    assert sum(patch.get_width() for patch in figure.axes[1].patches) == (frame["outcome"] != "ok").sum()
+
+
+def test_overhead_shows_medians(frame: pd.DataFrame) -> None:
+    ok = frame[(frame["outcome"] == "ok") & (frame["model"] == "llama1b") & (frame["world_size"] == 1)]
+    ax = overhead.draw(frame).axes[0]
+    first_bar = sorted(ax.patches, key=lambda patch: (round(patch.get_y(), 3), patch.get_x()))[0]
+    assert first_bar.get_width() == pytest.approx(ok["spawn_s"].median())
+    assert ax.get_yticklabels()[0].get_text() == f"llama1b, 1 GPU (n = {len(ok)})"
+
+
+def test_prediction_shows_out_of_memory_at_the_limit(frame: pd.DataFrame) -> None:
+    figure = predicted.draw(frame)
+    [crosses] = [line for line in figure.axes[0].lines if line.get_label() == "out of memory"]
+    assert len(crosses.get_xdata()) == (frame["outcome"] == "oom").sum()
+    assert set(crosses.get_ydata()) == {synthetic.H200_BYTES / 2**30}
+
+
+def test_one_row_one_model_and_cpu_rows_without_mfu() -> None:
+    point = next(synthetic.experiments(world_sizes=(2,)))
+    empty = dict.fromkeys(["mfu_palm", "mfu_causal", "mfu_playbook", "hfu", "peak_flops", "device_memory_bytes"])
+    row = synthetic.attempt(point, outcome="ok", cluster="cpu", peak_allocated_bytes=40 * 2**20, **empty)
+    [cohort] = split(frame_of([row]))
+    for spec in registry.FIGURES:
+        assert_texts_fit(spec.draw(cohort.frame))
+    shown = words(best_heatmaps.draw(cohort.frame))
+    assert {
+        "Fastest configuration: throughput",
+        "tokens/s/process",
+        "Number of CPU processes",
+        "40.0 MiB",
+        "Peak allocated memory, MiB",
+    } <= shown
+
+
+def test_wide_sweeps_and_long_names_fit() -> None:
+    model = synthetic.llama("a-model-with-a-long-name-70b", 80, 8192, 64, 28672)
+    sizes = (8, 16, 32, 64, 128, 256, 512)
+    points = [p for p in synthetic.experiments((model,), sizes, (1,)) if p.dp <= 64]
+    rows = synthetic.attempts(points, compile="block")
+    [cohort] = split(frame_of(rows))
+    for spec in registry.FIGURES:
+        assert_texts_fit(spec.draw(cohort.frame))
+
+
+def test_what_cannot_be_drawn_says_why() -> None:
+    points = list(synthetic.experiments(world_sizes=(2,)))[:3]
+    [cohort] = split(frame_of([synthetic.attempt(p, i, outcome="crash") for i, p in enumerate(points)]))
+    for draw in (best_heatmaps.draw, memory_stacks.draw, predicted.draw, overhead.draw):
+        with pytest.raises(style.NothingToDraw, match=r"no .*finished"):
+            draw(cohort.frame)
+    assert len(all_runs.draw(cohort.frame).axes[0].collections) > 0
+
+
+def test_files_are_reproducible_and_leave_no_state(frame: pd.DataFrame, tmp_path: Path) -> None:
+    before = dict(matplotlib.rcParams)
+    for name in ("a", "b"):
+        style.save(outcomes.draw(frame), tmp_path / f"{name}.png", tmp_path / f"{name}.svg")
+    assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
+    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
+    assert dict(matplotlib.rcParams) == before
+
+
+def test_ink_is_readable_on_every_colour() -> None:
+    assert style.ink_on((1.0, 1.0, 1.0, 1.0)) == "black"
+    assert style.ink_on((0.27, 0.0, 0.33, 1.0)) == "white"

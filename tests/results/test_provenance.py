@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+from results.provenance import code_provenance, command_line, python_version
+
+
+def git(folder: Path, *arguments: str) -> str:
+    identity = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
+    return subprocess.run(
+        ["git", "-C", str(folder), *identity, *arguments], check=True, capture_output=True, text=True
+    ).stdout.strip()
+
+
+def test_commit_and_dirty_flag(tmp_path: Path) -> None:
+    git(tmp_path, "init", "-q")
+    (tmp_path / "code.py").write_text("x = 1\n")
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "-qm", "one")
+    clean = code_provenance(tmp_path)
+    assert clean["git_commit"] == git(tmp_path, "rev-parse", "HEAD")
+    assert clean["git_dirty"] is False
+    (tmp_path / "more.py").write_text("y = 2\n")
+    assert code_provenance(tmp_path)["git_dirty"] is True
+
+
+def test_no_checkout_or_somebody_elses(tmp_path: Path) -> None:
+    assert code_provenance(tmp_path)["git_commit"] is None
+    assert code_provenance(tmp_path)["git_dirty"] is None
+    git(tmp_path, "init", "-q")
+    git(tmp_path, "commit", "-qm", "theirs", "--allow-empty")
+    inside = tmp_path / "site-packages"
+    inside.mkdir()
+    assert code_provenance(inside)["git_commit"] is None
+
+
+def test_command_and_python() -> None:
+    assert command_line(["python", "-m", "sweep", "run", "grid=[a, b]"]) == "python -m sweep run 'grid=[a, b]'"
+    assert "pytest" in command_line()
+    assert python_version().count(".") == 2

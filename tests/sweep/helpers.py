@@ -1,0 +1,48 @@
+"""Small sweeps for the tests of this folder."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from results.schema import MEASUREMENT_VERSION, SCHEMA_VERSION
+from results.store import write_attempt
+from sweep.config import compose_sweep
+from sweep.expand import expand_all
+from sweep.plan import Answer, Plan, make_plan
+from workloads.experiment import Experiment
+from workloads.protocol import Method
+from workloads.record import config_columns
+
+
+def plan_of(
+    words: Sequence[str],
+    method: Method = "measured",
+    answers: dict[str, Answer] | None = None,
+    max_devices: int | None = None,
+) -> Plan:
+    config = compose_sweep(words)
+    return make_plan(config, expand_all(config.grids, config.models.__getitem__), method, answers, max_devices)
+
+
+def store_attempt(sweep_dir: Path, experiment: Experiment, **columns: Any) -> str:
+    """An attempt as a pilot would store it; its id."""
+    sweep_dir.mkdir(parents=True, exist_ok=True)
+    (sweep_dir / "sweep.json").write_text("{}")
+    attempt_id = f"{experiment.id}.{time.time_ns()}"
+    row = {
+        "attempt_id": attempt_id,
+        "schema_version": SCHEMA_VERSION,
+        "measurement_version": MEASUREMENT_VERSION,
+        "sweep": sweep_dir.name,
+        "method": "measured",
+        "outcome": "ok",
+        "started_at": datetime.now(tz=UTC),
+        **config_columns(experiment),
+        **columns,
+    }
+    write_attempt(sweep_dir, row, [])
+    return attempt_id

@@ -1,0 +1,207 @@
+"""Grid expansion: combinations, derived values, filters, subsampling, and what is refused."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from sweep.expand import Expansion, expand, expand_all
+from sweep.grid import grid_from_dict
+from workloads.errors import InvalidSweep
+from workloads.experiment import Experiment, ModelSpec
+
+MODELS = {
+    name: ModelSpec(
+        name=name,
+        num_layers=layers,
+        hidden_size=256,
+        num_heads=8,
+        num_kv_heads=8,
+        head_dim=32,
+        ffn_hidden_size=512,
+        vocab_size=1024,
+    )
+    for name, layers in (("small", 4), ("deep", 32))
+}
+
+
+def grid(name: str = "g", **sections: Any) -> Expansion:
+    fields = {**sections, "axes": {"model": "small", "global_batch_size": 64, **sections.get("axes", {})}}
+    return expand(grid_from_dict(name, fields), MODELS.__getitem__)
+
+
+def layouts(expansion: Expansion, *names: str) -> list[tuple[Any, ...]]:
+    return [tuple(getattr(point.experiment, name) for name in names) for point in expansion.points]
+
+
+def test_axes_are_combined_in_their_order() -> None:
+    expansion = grid(axes={"tp": [1, 2], "micro_batch_size": [1, 4]})
+    assert layouts(expansion, "tp", "micro_batch_size") == [(1, 1), (1, 4), (2, 1), (2, 4)]
+
+
+def test_zipped_axes_move_together() -> None:
+    expansion = grid(axes={"tp": [1, 2]}, zip={"speed": {"precision": ["bf16", "fp32"], "compile": ["block", "none"]}})
+    told = layouts(expansion, "tp", "precision", "compile")
+    assert told == [(1, "bf16", "block"), (1, "fp32", "none"), (2, "bf16", "block"), (2, "fp32", "none")]
+
+
+def test_every_layout_multiplies_to_its_world_size() -> None:
+    sections: dict[str, Any] = {
+        "axes": {"nodes": [1, 2, 6], "tp": [1, 2, 3, 4], "pp": [1, 2, 3], "cp": [1, 2], "global_batch_size": 144},
+        "derive": {"world_size": "8 * nodes", "dp": "world_size / (tp * pp * cp)"},
+    }
+    expansion = grid(**sections)
+    by_size = {8: 0, 16: 0, 48: 0}
+    for point in expansion.points:
+        by_size[point.experiment.world_size] += 1
+    # 8: tp in {1,2,4} x pp in {1,2} x cp in {1,2} = 12, but 4*2*2 is too many. 16: those 12. 48 = 16*3: all 24 but
+    # tp=3 with pp=3 (twice, for cp).
+    assert by_size == {8: 11, 16: 12, 48: 22}
+
+
+def test_derived_values_must_be_whole_and_positive() -> None:
+    expansion = grid(
+        axes={"tp": [1, 2, 3, 4, 8, 16], "world_size": 8, "micro_batch_size": [1, 16]},
+        derive={"dp": "world_size / tp", "num_microbatches": "global_batch_size / (dp * micro_batch_size)"},
+    )
+    # tp 3 and 16 leave fractions; tp 1 with micro-batch 16 needs 128 sequences of the 64.
+    assert layouts(expansion, "dp", "tp", "micro_batch_size") == [
+        (8, 1, 1),
+        (4, 2, 1),
+        (4, 2, 16),
+        (2, 4, 1),
+        (2, 4, 16),
+        (1, 8, 1),
+        (1, 8, 16),
+    ]
+
+
+def test_derived_values_are_found_in_any_order() -> None:
+    expansion = grid(axes={"tp": 2, "nodes": 1}, derive={"dp": "world_size / tp", "world_size": "8 * nodes"})
+    assert layouts(expansion, "dp", "tp") == [(4, 2)]
+    with pytest.raises(InvalidSweep, match="dp, tp cannot be derived, each needs another"):
+        grid(axes={"pp": 1}, derive={"dp": "8 / tp", "tp": "8 / dp"})
+
+
+def test_filters_see_the_models_shape() -> None:
+    expansion = grid(axes={"model": ["small", "deep"], "pp": [1, 4, 8]}, where={"layers": "pp <= num_layers"})
+    told = [(point.experiment.model.name, point.experiment.pp) for point in expansion.points]
+    assert told == [("small", 1), ("small", 4), ("deep", 1), ("deep", 4), ("deep", 8)]
+
+
+def test_spellings_of_one_run_are_one_point() -> None:
+    expansion = grid(axes={"zero_stage": [0, 1, 2, 3], "dp": [1, 2], "pp_schedule": ["gpipe", "1f1b"]})
+    # dp=1: four ZeRO stages and two schedules are one run; dp=2, pp=1: the schedule has no effect.
+    assert len(expansion.points) == 1 + 4
+    assert expansion.duplicates == 16 - 5
+    assert len({point.experiment.id for point in expansion.points}) == 5
+
+
+def test_replicas_and_shards_may_be_derived_from_dp() -> None:
+    expansion = grid(
+        axes={"zero_stage": [0, 3], "world_size": 8, "replicas": [1, 2]},
+        derive={
+            "dp": "world_size",
+            "dp_replicate": "dp if zero_stage == 0 else replicas",
+            "dp_shard": "dp / dp_replicate",
+        },
+    )
+    assert layouts(expansion, "zero_stage", "dp_replicate", "dp_shard") == [(0, 8, 1), (3, 1, 8), (3, 2, 4)]
+
+
+def test_a_subsample_is_seeded_and_a_part_of_the_whole() -> None:
+    axes = {"tp": [1, 2, 4, 8], "micro_batch_size": list(range(1, 51))}
+    whole = grid(axes=axes)
+    first, again = (grid(axes=axes, subsample={"count": 30, "seed": 7}) for _ in range(2))
+    other = grid(axes=axes, subsample={"count": 30, "seed": 8})
+    assert first.points == again.points
+    assert first.points != other.points
+    assert len(first.points) == 30
+    assert first.not_sampled == 170
+    positions = [whole.points.index(point) for point in first.points]
+    assert positions == sorted(positions)
+
+
+def test_a_subsample_counts_runs_not_spellings() -> None:
+    expansion = grid(axes={"zero_stage": [0, 1, 2, 3], "dp": 1, "tp": [1, 2, 4]}, subsample={"count": 3})
+    assert len({point.experiment for point in expansion.points}) == 3
+
+
+def test_grids_share_no_run() -> None:
+    grids = [
+        grid_from_dict(name, {"axes": {"model": "small", "global_batch_size": 8, "tp": tps}})
+        for name, tps in (("a", [1, 2]), ("b", [2, 4]))
+    ]
+    expansion = expand_all(grids, MODELS.__getitem__)
+    assert [(point.grid, point.experiment.tp) for point in expansion.points] == [("a", 1), ("a", 2), ("b", 4)]
+    assert expansion.duplicates == 1
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        ({"axes": {"tpp": [1]}}, r"no axis is called 'tpp'; did you mean 'tp'\?"),
+        ({"axes": {"recompte": ["none"]}}, r"did you mean 'recompute'\?"),
+        ({"axes": {"tp": []}}, "axis tp is empty"),
+        ({"axes": {"tp": [[1]]}}, r"axis tp holds \[1\]"),
+        ({"axes": {"tp": [0]}}, "axis tp holds 0; its values are whole numbers of at least 1"),
+        ({"axes": {"tp": [None]}}, "axis tp holds None"),
+        ({"axes": {"tp": 2}, "derive": {"tp": "1"}}, r"tp is an axis and also derived.*~grid\.derive\.tp"),
+        ({"axes": {"tp": 2}, "zip": {"a": {"tp": [1], "pp": [1]}}}, "tp is on more than one axis"),
+        ({"zip": {"a": {"tp": [1, 2], "pp": [1]}}}, "different lengths: tp 2, pp 1"),
+        ({"where": {"a": "tp < 2"}}, "where.a uses 'tp', which is no axis"),
+        ({"derive": {"accumlation": "global_batch_size"}}, "derive.accumlation is used by nothing"),
+        ({"axis": {}}, r"no section 'axis'; did you mean 'axes'\?"),
+        ({"subsample": {"count": 0}}, "subsample=.*at least 1"),
+        ({"subsample": {"cout": 3}}, "subsample="),
+        ({"axes": {"num_layers": 3}}, "num_layers belongs to the model's shape"),
+        ({"axes": {"recompute": "ful"}}, "recompute='ful'; it may be one of none, selective, full"),
+        ({"axes": {"tp": 2, "world_size": 4}}, "world_size=4, but .* has 2; derive the other degrees"),
+        ({"axes": {"nodes": 1}, "derive": {"dp": "nodes / 'a'"}}, "derive.dp: unsupported operand"),
+        ({"axes": {"tp": [1, 2]}, "where": {"none": "tp > 2"}}, r"no point is left; most were cut by none \(2\)"),
+    ],
+)
+def test_mistakes_are_told_in_one_line(sections: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidSweep, match=message) as error:
+        grid(**sections)
+    assert "\n" not in str(error.value)
+    assert str(error.value).startswith("grid g")
+
+
+def test_a_world_size_without_a_layout_is_an_error_with_what_works() -> None:
+    sections: dict[str, Any] = {"axes": {"tp": [4, 6], "world_size": [8, 7]}, "derive": {"dp": "world_size / tp"}}
+    with pytest.raises(
+        InvalidSweep, match=r"no layout divides world_size=7: dp = world_size / tp .*tp in \[4, 6\]"
+    ) as error:
+        grid(**sections)
+    assert "world_size=6 or 8 works" in str(error.value)
+
+
+def test_a_world_size_that_only_filters_leave_out_is_no_error() -> None:
+    expansion = grid(
+        axes={"tp": [1, 2], "world_size": [2, 3]},
+        derive={"dp": "world_size / tp"},
+        where={"even": "world_size % 2 == 0"},
+    )
+    assert {point.experiment.world_size for point in expansion.points} == {2}
+
+
+def test_a_hundred_thousand_points_in_a_few_seconds() -> None:
+    began = time.perf_counter()
+    expansion = grid(
+        axes={
+            "tp": [1, 2, 4, 8],
+            "pp": [1, 2, 4, 8],
+            "micro_batch_size": list(range(1, 51)),
+            "seed": list(range(125)),
+            "world_size": 512,
+            "global_batch_size": 512 * 50,
+        },
+        derive={"dp": "world_size / (tp * pp)"},
+        where={"small": "tp * pp <= 64"},
+    )
+    assert len(expansion.points) == 100_000
+    assert isinstance(expansion.points[0].experiment, Experiment)
+    assert time.perf_counter() - began < 20  # 3 s on two idle cores; the limit allows for a busy machine
