@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+import dataclasses
+import time
+
+import pytest
+
+from tests.workloads.costs.shapes import DEEPSEEK_V3, H200, LLAMA_1B, LLAMA_8B, LLAMA_70B, MIXTRAL, ONE_NODE
+from workloads.costs.flops import flops_per_token, hardware_flops_per_token
+from workloads.costs.memory import estimate_memory
+from workloads.costs.timeline import TimeEstimate, estimate_time
+from workloads.experiment import Experiment, ModelSpec
+from workloads.rules import violations
+
+GRID = [
+    Experiment.canonical(
+        model=LLAMA_8B,
+        dp=dp,
+        tp=tp,
+        pp=pp,
+        micro_batch_size=micro_batch,
+        global_batch_size=dp * micro_batch * 2 * pp,
+        zero_stage=zero,
+        recompute=recompute,
+    )
+    for dp in (1, 2, 8)
+    for tp in (1, 2, 8)
+    for pp in (1, 2, 4, 8)
+    for micro_batch in (1, 4)
+    for zero in (0, 1, 2, 3)
+    for recompute in ("none", "selective", "full")
+]
+
+
+def estimate(**fields: object) -> TimeEstimate:
+    experiment = Experiment.canonical(**{"model": LLAMA_8B, "seq_len": 4096, **fields})
+    result = estimate_time(experiment, H200)
+    assert result is not None
+    return result
+
+
+def test_parts_add_up_and_no_layout_beats_the_device() -> None:
+    for experiment in GRID:
+        result = estimate_time(experiment, H200)
+        assert result is not None
+        parts = (result.compute_s, result.communication_s, result.bubble_s, result.optimizer_s)
+        assert min(parts) >= 0
+        assert sum(parts) == pytest.approx(result.step_time_s)
+        flops = hardware_flops_per_token(experiment) * experiment.tokens_per_step
+        assert result.step_time_s > flops / (0.68 * 989e12 * experiment.world_size)
+
+
+@pytest.mark.parametrize(
+    ("fields", "tokens_per_s_per_gpu"),
+    [
+        # Measured on 8 H200, torch 2.11, Llama-3.1-8B at 4096: compiled prototype (FSDP2) and torchtitan (FSDP x TP).
+        ({"dp": 8, "zero_stage": 2, "micro_batch_size": 4, "global_batch_size": 32}, 11_324),
+        ({"dp": 4, "tp": 2, "zero_stage": 2, "micro_batch_size": 4, "global_batch_size": 16}, 9_873),
+        ({"dp": 2, "tp": 4, "zero_stage": 2, "micro_batch_size": 4, "global_batch_size": 8}, 8_227),
+    ],
+)
+def test_between_one_and_a_third_times_what_was_measured(fields: dict[str, int], tokens_per_s_per_gpu: float) -> None:
+    """The closed form knows no kernel launches and no contention: it should be faster than a real run, but not by much."""
+    result = estimate(**fields)
+    rate = fields["global_batch_size"] * 4096 / result.step_time_s / 8
+    assert 1.0 <= rate / tokens_per_s_per_gpu < 1.34
+
+
+def test_unknown_rates_give_no_estimate() -> None:
+    experiment = Experiment(model=LLAMA_8B, global_batch_size=1)
+    assert estimate_time(experiment, ONE_NODE) is None
+    assert estimate_time(experiment.replace(precision="fp32"), H200) is None
+    assert estimate_time(experiment, dataclasses.replace(H200, matmul_efficiency=None)) is None
+
+
+def test_recomputation_costs_compute() -> None:
+    none, selective, full = (
+        estimate(dp=8, zero_stage=2, micro_batch_size=4, global_batch_size=32, recompute=recompute).compute_s
+        for recompute in ("none", "selective", "full")
+    )
+    assert none < selective < full
+    # A forward more where the blocks' backward is two: at most a third more.
+    assert 1.25 < full / none < 1.34
+
+
+def test_bubble_shrinks_with_microbatches() -> None:
+    shares = []
+    for microbatches in (4, 16, 64):
+        result = estimate(pp=4, global_batch_size=microbatches)
+        shares.append(result.bubble_s / result.step_time_s)
+    assert shares[0] > 0.4  # three of seven slots, and a head that makes the last stage longer
+    assert shares == sorted(shares, reverse=True)
+    assert shares[2] < 0.08
+
+
+def test_sharding_over_nodes_exposes_communication() -> None:
+    inside = estimate(dp=8, zero_stage=3, global_batch_size=8)
+    across = estimate(dp=64, tp=8, zero_stage=3, global_batch_size=64)
+    assert inside.communication_s / inside.step_time_s < 0.05
+    assert across.communication_s > 5 * inside.communication_s
+
+
+def test_tensor_parallelism_across_nodes_is_slow() -> None:
+    inside = estimate(model=LLAMA_70B, tp=8, global_batch_size=1)
+    across = estimate(model=ModelSpec(**{**dataclasses.asdict(LLAMA_70B), "num_kv_heads": 64}), tp=16, global_batch_size=1)
+    assert across.communication_s > inside.communication_s
+
+
+def test_fp8_is_faster_only_in_the_blocks() -> None:
+    bf16 = estimate(global_batch_size=1)
+    fp8 = estimate(global_batch_size=1, precision="fp8_rowwise")
+    assert 0.5 < fp8.compute_s / bf16.compute_s < 0.75
+
+
+def test_experts_compute_only_what_a_token_visits() -> None:
+    result = estimate_time(Experiment(model=MIXTRAL, global_batch_size=1, seq_len=4096), H200)
+    assert result is not None
+    flops = flops_per_token(MIXTRAL, 4096, "causal") * 4096
+    assert flops / (0.68 * 989e12) < result.compute_s < 2 * flops / (0.68 * 989e12)
+
+
+def test_every_axis_gives_a_finite_estimate() -> None:
+    fields = {"model": DEEPSEEK_V3, "tp": 8, "cp": 2, "pp": 4, "ep": 8, "global_batch_size": 64, "virtual_stages": 2}
+    for schedule in ("interleaved_1f1b", "zero_bubble_v", "dualpipe_v"):
+        result = estimate(dp=8, zero_stage=1, pp_schedule=schedule, **fields)
+        assert 0 < result.step_time_s < 1000
+    tied = estimate(model=LLAMA_1B, pp=2, dp=2, zero_stage=1, global_batch_size=4)
+    assert tied.communication_s > 0
+
+
+def test_fast_enough_for_grids() -> None:
+    """Rules, memory and time of a point, against a floor of 2,000 points a second (a quiet machine does 6,000)."""
+    start = time.process_time()
+    for experiment in GRID:
+        violations(experiment, H200)
+        estimate_memory(experiment)
+        estimate_time(experiment, H200)
+    assert len(GRID) / (time.process_time() - start) > 2000
