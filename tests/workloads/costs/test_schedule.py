@@ -2,12 +2,12 @@ from __future__ import annotations
 
 import pytest
 
+from tests.workloads.costs.shapes import LLAMA_8B
 from workloads.costs.memory import microbatches_held
 from workloads.costs.pipeline import simulate
 from workloads.costs.schedule import Action, microbatches_in_flight, schedule_actions
 from workloads.errors import UnsupportedByEngine
 from workloads.experiment import Experiment
-from tests.workloads.costs.shapes import LLAMA_8B
 
 SIZES = [(1, 1), (1, 4), (2, 1), (2, 2), (3, 8), (4, 4), (8, 3), (8, 32)]
 

@@ -88,7 +88,7 @@ def test_bubble_shrinks_with_microbatches() -> None:
     for microbatches in (4, 16, 64):
         result = estimate(pp=4, global_batch_size=microbatches)
         shares.append(result.bubble_s / result.step_time_s)
-    assert shares[0] > 0.4  # three of seven slots, and a head that makes the last stage longer
+    assert 0.3 < shares[0] < 3 / 7  # three of seven slots, less where the last stage (with the head) is the busiest
     assert shares == sorted(shares, reverse=True)
     assert shares[2] < 0.08
 
@@ -102,7 +102,9 @@ def test_sharding_over_nodes_exposes_communication() -> None:
 
 def test_tensor_parallelism_across_nodes_is_slow() -> None:
     inside = estimate(model=LLAMA_70B, tp=8, global_batch_size=1)
-    across = estimate(model=ModelSpec(**{**dataclasses.asdict(LLAMA_70B), "num_kv_heads": 64}), tp=16, global_batch_size=1)
+    across = estimate(
+        model=ModelSpec(**{**dataclasses.asdict(LLAMA_70B), "num_kv_heads": 64}), tp=16, global_batch_size=1
+    )
     assert across.communication_s > inside.communication_s
 
 
