@@ -231,12 +231,9 @@ def _reduce_bytes(x: _Shared, unit: int, turn: _Round) -> int:
     A flat copy in g bytes, and with one shard a scaled copy of it. With several the unit's own (last) gradient lives
     until the end (it is c bytes, or the accumulated g), as does the new shard where there is an earlier one to add to.
     """
-    g, shards = x.g, x.shards
-    if shards == 1:
-        return 2 * g * unit
-    if x.whole:
-        return 2 * g * unit
-    return (g + x.c) * unit + (g * unit // shards if turn.prior else 0)
+    if x.shards == 1 or x.whole:
+        return 2 * x.g * unit
+    return (x.g + x.c) * unit + (x.g * unit // x.shards if turn.prior else 0)
 
 
 def _waiting(x: _Shared, units: _Units, turn: _Round) -> int:

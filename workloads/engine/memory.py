@@ -96,7 +96,6 @@ class MemoryProbe:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.tracker = None if engine.groups.device.type == "cuda" else StorageTracker()
-        self._resident = 0
         self._highest = -1
         self.at_peak: MemoryAtPeak | None = None
 
@@ -107,8 +106,8 @@ class MemoryProbe:
             if self.tracker is None:
                 yield
             else:
-                # What was there before the tracker: master weights, optimizer state and the RoPE tables.
-                self._resident = self._parameters() + self.engine.optimizer.state_bytes() + self._buffers()
+                for tensor in self._resident():
+                    self.tracker.add(tensor)
                 with tracked_storages(self.tracker):
                     yield
         finally:
@@ -119,7 +118,7 @@ class MemoryProbe:
     def peak_bytes(self) -> int:
         if self.tracker is None:
             return torch.cuda.max_memory_allocated()
-        return self._resident + self.tracker.peak
+        return self.tracker.peak
 
     def look(self) -> None:
         """If the peak rose since the last look, remember what was alive."""
@@ -174,8 +173,10 @@ class MemoryProbe:
                         total += _bytes(local_shard(gradient))
         return total
 
-    def _buffers(self) -> int:
-        return sum(_bytes(b) for b in self.engine.stage.buffers())
+    def _resident(self) -> list[Tensor]:
+        """What is there between steps, from before the tracker: master weights, optimizer state and the RoPE tables."""
+        shards = [local_shard(named.current) for named in self.engine.optimizer.parameters]
+        return [*shards, *self.engine.optimizer.state_tensors(), *self.engine.stage.buffers()]
 
 
 def _param_groups(stage: torch.nn.Module) -> Iterator[Any]:

@@ -68,12 +68,14 @@ class ShardedAdamW:
         for parameter, named in zip(self._locals, self.parameters, strict=True):
             parameter.grad = named.current.grad = None
 
-    def state_bytes(self) -> int:
-        """Bytes of optimizer state on the device."""
+    def state_tensors(self) -> list[Tensor]:
+        """Optimizer state on the device; empty before the first step."""
         if self.optimizer is None:
-            return 0
-        tensors = [t for state in self.optimizer.state.values() for t in state.values() if isinstance(t, Tensor)]
-        return sum(t.numel() * t.element_size() for t in tensors)
+            return []
+        return [t for state in self.optimizer.state.values() for t in state.values() if isinstance(t, Tensor)]
+
+    def state_bytes(self) -> int:
+        return sum(t.numel() * t.element_size() for t in self.state_tensors())
 
     def _share(self, named: NamedParameter) -> float:
         copies = self.groups.experiment.dp_replicate

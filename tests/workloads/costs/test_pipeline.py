@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+from itertools import pairwise
 
 import pytest
 
@@ -34,7 +35,7 @@ def test_spans_keep_order_and_do_not_overlap() -> None:
     result = simulate(lists("1f1b", 4, 6), [1.0, 2.0, 1.0, 3.0], [2.0, 3.0, 2.0, 1.0], 0.5)
     for stage in range(4):
         own = [span for span in result.spans if span.stage == stage]
-        assert all(before.end_s <= after.start_s for before, after in zip(own, own[1:], strict=False))
+        assert all(before.end_s <= after.start_s for before, after in pairwise(own))
 
 
 def test_a_schedule_that_waits_for_itself() -> None:

@@ -60,7 +60,7 @@ def test_parts_add_up_and_no_layout_beats_the_device() -> None:
     ],
 )
 def test_between_one_and_a_third_times_what_was_measured(fields: dict[str, int], tokens_per_s_per_gpu: float) -> None:
-    """The closed form knows no kernel launches and no contention: it should be faster than a real run, but not by much."""
+    """The closed form knows no kernel launches and no contention: faster than a real run, but not by much."""
     result = estimate(**fields)
     rate = fields["global_batch_size"] * 4096 / result.step_time_s / 8
     assert 1.0 <= rate / tokens_per_s_per_gpu < 1.34

@@ -86,7 +86,8 @@ def test_a_rank_alone_needs_what_it_needs_among_its_peers(gloo_pool: Pool, layou
     last = case.world_size - 1
     for rank in {0, last}:
         rehearsed = alone(case, rank, fake=False)
-        assert total(rehearsed) == pytest.approx(total(real[rank]), rel=0.005)
+        in_flight = 2 * 64 * 64 * 2 if case.pp > 1 else 0  # a message that the real rank may still be sending
+        assert abs(total(rehearsed) - total(real[rank])) <= max(in_flight, 0.002 * total(real[rank]))
         traced = alone(case, rank, fake=True)
         # On FakeTensors kernels have no temporaries; on a CPU they work in blocks that a model this small notices.
         assert total(traced) == pytest.approx(total(real[rank]), rel=0.35)
@@ -104,6 +105,10 @@ def test_categories_by_hand(gloo_pool: Pool) -> None:
     assert memory.optimizer_bytes == 2 * 4 * parameters + steps
     assert parameters * 4 <= memory.parameters_bytes <= 2 * 4 * parameters
     assert memory.gradients_bytes <= 4 * parameters
+    # Activations of 128 tokens: per layer 10 of hidden width, qkv 128, gate and up 256, product 128, all in fp32.
+    saved = 4 * 128 * (10 * 64 + 128 + 256 + 128) * 4
+    logits = 128 * 256 * 4
+    assert memory.activations_bytes < 1.5 * (saved + logits) + 4 * 2 * 256 * 64
 
 
 def test_tracker_counts_a_storage_once_over_its_life() -> None:

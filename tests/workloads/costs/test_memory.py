@@ -1,0 +1,200 @@
+from __future__ import annotations
+
+import pytest
+
+from tests.workloads.costs.shapes import (
+    DEEPSEEK_V3,
+    LLAMA_1B,
+    LLAMA_8B,
+    LLAMA_70B,
+    MIXTRAL,
+    study_experiment,
+    study_rows,
+)
+from workloads.costs.activations import head_bytes, layer_bytes, layer_tensors
+from workloads.costs.memory import accumulates_unsharded, estimate_memory, microbatches_held
+from workloads.costs.params import num_params
+from workloads.experiment import Experiment
+
+GIB = 2**30
+
+
+def experiment(**fields: object) -> Experiment:
+    return Experiment.canonical(**{"model": LLAMA_8B, "seq_len": 4096, "global_batch_size": 8, **fields})
+
+
+def test_layer_tensors_by_hand() -> None:
+    # 8B, one sequence of 4096, bf16. In multiples of T h = 4096 x 4096 elements = 32 MiB:
+    # input 1, norms 1 each, qkv (32 + 16) / 32 = 1.5, rotated (32 + 8) / 32 = 1.25, attention 1, residual 1,
+    # gate_up 2 x 3.5, product 3.5: 18.25, and statistics.
+    t = layer_tensors(LLAMA_8B, False, 4096, 4096, 4096, 1, 1, 2, False)
+    unit = 32 * 2**20
+    assert t.input == t.residual == t.attention_output == unit
+    assert t.projected == 1.5 * unit
+    assert t.rotated == 1.25 * unit
+    assert t.gate_up == 2 * t.product == 7 * unit
+    statistics = 2 * 4 * 4096 + 4 * 4096 * 32
+    assert t.total == 18.25 * unit + statistics
+
+
+def test_tensor_and_sequence_parallel_divide_activations() -> None:
+    one = layer_bytes(experiment(), routed=False, c=2).saved
+    assert layer_bytes(experiment(tp=8), routed=False, c=2).saved * 8 == one
+    without = layer_bytes(experiment(tp=8, sequence_parallel=False), routed=False, c=2).saved
+    stream = 4 * 32 * 2**20 + 2 * 4 * 4096  # input, residual, two normed copies and their statistics stay whole
+    assert without == (one - stream) // 8 + stream
+
+
+def test_recompute_keeps_less() -> None:
+    none, selective, full = (
+        layer_bytes(experiment(recompute=recompute), routed=False, c=2).saved
+        for recompute in ("none", "selective", "full")
+    )
+    assert full == 32 * 2**20, "the block input alone"
+    assert 0.6 < selective / none < 0.8
+
+
+def test_math_attention_keeps_the_scores() -> None:
+    flash = layer_bytes(experiment(), routed=False, c=2).saved
+    math = layer_bytes(experiment(attention="math"), routed=False, c=2).saved
+    assert math - flash == 4096 * 4096 * 32 * 2 - 4096 * 32 * 4
+
+
+def test_head_never_holds_all_logits() -> None:
+    short, long = (head_bytes(experiment(micro_batch_size=batch), 2).working for batch in (1, 8))
+    logits = 8 * 4096 * 128256 * 2
+    assert long - short < logits / 4
+    assert head_bytes(experiment(pp=2, pp_schedule="gpipe"), 2).saved < head_bytes(experiment(pp=2), 2).saved / 10
+
+
+@pytest.mark.parametrize(
+    ("zero_stage", "microbatches", "parameters", "optimizer"),
+    # Bytes a parameter with 8 shards: ZeRO 0 has 4 master + 2 gathered and 8 moments; 1 and 2 shard all but the copy.
+    [(0, 4, 6, 8), (1, 4, 4 / 8 + 2, 1), (2, 4, 4 / 8 + 2, 1)],
+)
+def test_zero_stages(zero_stage: int, microbatches: int, parameters: float, optimizer: float) -> None:
+    e = experiment(dp=8, zero_stage=zero_stage, global_batch_size=8 * microbatches, micro_batch_size=1)
+    memory = estimate_memory(e).stages[0]
+    n = num_params(LLAMA_8B)
+    head = LLAMA_8B.vocab_size * LLAMA_8B.hidden_size
+    # The head may be resharded already at the highest moment.
+    assert parameters - 2 * head / n <= memory.parameters_bytes / n <= parameters + 0.001
+    assert memory.optimizer_bytes / n == pytest.approx(optimizer, rel=0.001)
+
+
+def test_accumulation_is_unsharded_below_zero_2() -> None:
+    one, several = (experiment(dp=8, zero_stage=1, global_batch_size=gbs) for gbs in (8, 16))
+    assert not accumulates_unsharded(one)
+    assert accumulates_unsharded(several)
+    assert not accumulates_unsharded(several.replace(zero_stage=2))
+    assert estimate_memory(several).stages[0].gradients_bytes == 4 * num_params(LLAMA_8B)
+
+
+def test_each_zero_stage_needs_no_more_than_the_one_before() -> None:
+    for batch in (1, 4):
+        peaks = [
+            estimate_memory(experiment(dp=8, zero_stage=z, micro_batch_size=batch, global_batch_size=64)).peak_bytes
+            for z in (0, 1, 2, 3)
+        ]
+        assert peaks == sorted(peaks, reverse=True)
+
+
+def test_hsdp_shards_over_the_inner_axis_only() -> None:
+    fields = {"model": LLAMA_8B, "global_batch_size": 16, "zero_stage": 3, "dp_shard": 4}
+    alone, replicated = (estimate_memory(Experiment(**fields, dp_replicate=r)) for r in (1, 2))  # type: ignore[arg-type]
+    assert alone.stages[0].optimizer_bytes == replicated.stages[0].optimizer_bytes
+
+
+def test_fp32_has_no_second_dtype() -> None:
+    e = experiment(precision="fp32", global_batch_size=1)
+    memory = estimate_memory(e).stages[0]
+    n = num_params(LLAMA_8B)
+    assert memory.parameters_bytes <= 8 * n
+    assert memory.optimizer_bytes == 8 * n
+    fp64 = estimate_memory(e.replace(precision="fp64")).stages[0]
+    assert fp64.optimizer_bytes == 16 * n
+
+
+def test_first_pipeline_stage_holds_most_microbatches() -> None:
+    e = experiment(model=LLAMA_70B, pp=8, tp=8, global_batch_size=64)
+    estimate = estimate_memory(e)
+    assert len(estimate.stages) == 8
+    assert [stage.stage for stage in estimate.stages] == list(range(8))
+    assert estimate.peak_stage == 0
+    middle = [stage.activations_bytes for stage in estimate.stages[1:-1]]
+    assert middle == sorted(middle, reverse=True)
+    assert estimate.peak_bytes == estimate.stages[0].peak_bytes
+
+
+def test_gpipe_holds_all_microbatches() -> None:
+    one_f_one_b = experiment(pp=4, global_batch_size=32, micro_batch_size=1)
+    gpipe = one_f_one_b.replace(pp_schedule="gpipe")
+    assert microbatches_held(gpipe, 0) == 32
+    assert (
+        estimate_memory(gpipe).stages[0].activations_bytes
+        > 6 * estimate_memory(one_f_one_b).stages[0].activations_bytes
+    )
+
+
+@pytest.mark.parametrize(
+    ("schedule", "held"),
+    [("interleaved_1f1b", [5.5, 4.5, 3.5, 2.5]), ("zero_bubble_v", [4] * 4), ("dualpipe_v", [5] * 4)],
+)
+def test_microbatches_held_by_schedules_to_come(schedule: str, held: list[float]) -> None:
+    e = experiment(pp=4, pp_schedule=schedule, virtual_stages=2, global_batch_size=32)
+    assert [microbatches_held(e, stage) for stage in range(4)] == held
+    assert estimate_memory(e).peak_bytes > 0
+
+
+def test_experts_are_sharded_over_the_ranks_that_share_them() -> None:
+    base = Experiment(model=MIXTRAL, dp_shard=8, zero_stage=1, global_batch_size=8)
+    together, spread = (estimate_memory(base.replace(ep=ep)).stages[0] for ep in (1, 8))
+    assert together.optimizer_bytes == spread.optimizer_bytes, "one copy of the optimizer state over 8 ranks, both ways"
+    assert spread.parameters_bytes < together.parameters_bytes / 3
+
+
+def test_latent_attention_and_all_axes() -> None:
+    e = Experiment(
+        model=DEEPSEEK_V3, dp_shard=16, zero_stage=1, pp=16, ep=16, cp=2, pp_schedule="1f1b", global_batch_size=256
+    )
+    peak = estimate_memory(e).peak_bytes
+    assert 20 * GIB < peak < 400 * GIB
+
+
+def test_smaller_pieces_need_less() -> None:
+    base = experiment(micro_batch_size=4, global_batch_size=64)
+    peak = estimate_memory(base).peak_bytes
+    for change in ({"tp": 2}, {"tp": 8}, {"micro_batch_size": 2}, {"seq_len": 2048}, {"recompute": "selective"}):
+        assert estimate_memory(base.replace(**change)).peak_bytes < peak, change
+    assert estimate_memory(base.replace(pp=4, pp_schedule="1f1b")).peak_bytes < peak
+
+
+def test_tied_embeddings_of_a_split_model_are_held_twice() -> None:
+    first, last = estimate_memory(experiment(model=LLAMA_1B, pp=2)).stages
+    both = first.optimizer_bytes + last.optimizer_bytes
+    assert both == 8 * (num_params(LLAMA_1B) + 128256 * 2048)
+
+
+LIMIT_BYTES = 75 * GIB
+"""What training can have of the study's 80 GB devices. The largest estimate of a run that succeeded there is 65 GiB.
+
+The study's engine is not ours: it keeps whole logits in fp32, saves more tensors a layer and always accumulates in
+fp32, so what it reserved is more than we estimate to be allocated (1.5 times at the median) in all but two successes,
+which are recorded at 94 % and at half of the estimate. Where even our leaner engine would not fit, its engine did not.
+The margin of 10 GiB (75 against 65) is there for rows like those two.
+"""
+
+
+def test_drops_most_of_the_studys_ooms_and_no_success() -> None:
+    dropped = {"Success": 0, "OOM": 0, "Other": 0}
+    highest_success = 0
+    for row in study_rows():
+        if not row["batch_accum"] or int(row["num_heads"]) % int(row["tp"]) or int(row["pp"]) > int(row["num_layers"]):
+            continue
+        peak = estimate_memory(study_experiment(row)).peak_bytes
+        dropped[row["status"]] += peak > LIMIT_BYTES
+        if row["status"] == "Success":
+            highest_success = max(highest_success, peak)
+    assert dropped["Success"] == 0
+    assert dropped["OOM"] >= 1600  # of 1,917
+    assert LIMIT_BYTES - 11 * GIB < highest_success < LIMIT_BYTES - 9 * GIB, "the margin stated above"

@@ -1,0 +1,97 @@
+"""The closed form against the real engine on FakeTensors: every storage of a step is counted, nothing computed."""
+
+from __future__ import annotations
+
+import dataclasses
+import multiprocessing
+from typing import Any
+
+import pytest
+
+from tests.workloads.costs.shapes import LLAMA_1B, LLAMA_8B
+from workloads.costs.memory import estimate_memory
+from workloads.experiment import Experiment, ModelSpec, model_from_dict
+from workloads.mesh import rank_of
+
+
+def shortened(model: ModelSpec, num_layers: int = 2) -> ModelSpec:
+    return model_from_dict({**dataclasses.asdict(model), "num_layers": num_layers})
+
+
+def experiment(model: ModelSpec = LLAMA_8B, microbatches: int = 1, **fields: Any) -> Experiment:
+    sequences = fields.get("dp", 1) * fields.get("micro_batch_size", 1) * microbatches
+    return Experiment.canonical(model=shortened(model), seq_len=4096, global_batch_size=sequences, **fields)
+
+
+CASES = {
+    "one rank": experiment(micro_batch_size=4),
+    "one rank, accumulation": experiment(microbatches=2),
+    "ZeRO 0": experiment(dp=2, microbatches=2),
+    "ZeRO 1": experiment(dp=8, zero_stage=1, microbatches=2),
+    "ZeRO 2": experiment(dp=8, zero_stage=2, microbatches=3, micro_batch_size=2),
+    "ZeRO 3": experiment(dp=8, zero_stage=3, microbatches=2),
+    "HSDP": Experiment(
+        model=shortened(LLAMA_1B), dp_replicate=2, dp_shard=4, zero_stage=2, global_batch_size=8, seq_len=4096
+    ),
+    "tied, ZeRO 3": experiment(LLAMA_1B, dp=8, zero_stage=3, micro_batch_size=4),
+    "tp": experiment(tp=8, micro_batch_size=8, microbatches=3),
+    "tp without sequence parallelism": experiment(tp=2, micro_batch_size=8, sequence_parallel=False),
+    "selective": experiment(tp=2, micro_batch_size=8, sequence_parallel=False, recompute="selective"),
+    "full": experiment(tp=4, micro_batch_size=8, microbatches=3, recompute="full"),
+    "1f1b": experiment(pp=2, microbatches=2, micro_batch_size=2),
+    "fp32": experiment(dp=8, zero_stage=2, precision="fp32"),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_peak_equals_the_traced_engine(name: str) -> None:
+    case = CASES[name]
+    estimate = estimate_memory(case)
+    for stage in range(case.pp):
+        traced = in_fresh_process(case, rank_of(case, pp=stage))
+        assert estimate.stages[stage].peak_bytes == pytest.approx(traced, rel=0.01), f"stage {stage}"
+
+
+def in_fresh_process(case: Experiment, rank: int) -> int:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["workloads.rehearse"])  # torch is imported once
+    with context.Pool(1) as pool:
+        return pool.apply(traced_peak_bytes, (case, rank))
+
+
+def traced_peak_bytes(case: Experiment, rank: int) -> int:
+    """Peak of the second step (the optimizer state is there) of one rank under a fake process group."""
+    import torch
+    import torch.distributed as dist
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    from workloads.engine.build import assemble, shape_stage
+    from workloads.engine.groups import make_groups
+    from workloads.engine.memory import StorageTracker, tracked_storages
+    from workloads.engine.parameters import local_shard
+
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=case.world_size)
+    groups = make_groups(case, rank, torch.device("cpu"))
+    stage = shape_stage(case, groups)
+    tokens = case.micro_batch_size * case.seq_len
+
+    def step() -> None:
+        batches = [
+            (torch.empty(tokens, dtype=torch.long), torch.empty(tokens, dtype=torch.long))
+            for _ in range(case.num_microbatches)
+        ]
+        engine.pipeline.run(batches)
+        engine.optimizer.finish_gradients()
+        engine.optimizer.step(engine.optimizer.local_square_norm().sqrt())
+
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        stage.to_empty(device="cpu")
+        engine = assemble(case, groups, stage)
+        step()
+        resident = [local_shard(parameter.current) for parameter in engine.optimizer.parameters]
+        resident += list(stage.buffers())
+        there = sum(t.numel() * t.element_size() for t in resident) + engine.optimizer.state_bytes()
+        with tracked_storages(StorageTracker()) as tracker:
+            step()
+    return there + tracker.peak

@@ -1,0 +1,178 @@
+from __future__ import annotations
+
+import dataclasses
+import time
+from typing import Any
+
+import pytest
+
+from tests.workloads.costs.shapes import (
+    DEEPSEEK_V3,
+    H200,
+    LLAMA_1B,
+    LLAMA_8B,
+    MIXTRAL,
+    ONE_NODE,
+    study_experiment,
+    study_rows,
+)
+from workloads.cluster import ClusterSpec
+from workloads.costs.schedule import schedule_actions
+from workloads.errors import UnsupportedByEngine
+from workloads.experiment import Experiment
+from workloads.rules import RUNNABLE_SCHEDULES, Violation, violations
+
+
+def broken(cluster: ClusterSpec = H200, **fields: Any) -> dict[str, str]:
+    """Message of every rule that an 8B experiment with these fields breaks."""
+    experiment = Experiment(**{"model": LLAMA_8B, "global_batch_size": 256, **fields})
+    found = violations(experiment, cluster)
+    assert len(found) == len({v.rule for v in found}), "a rule reports once"
+    return {v.rule: v.message for v in found}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"dp_replicate": 8},
+        {"dp_shard": 8, "zero_stage": 3, "tp": 8, "pp": 4, "pp_schedule": "1f1b"},
+        {"dp_replicate": 2, "dp_shard": 4, "zero_stage": 2},
+        {"pp": 32, "pp_schedule": "gpipe", "global_batch_size": 1},  # mostly idle, but it runs
+        {"pp": 5, "pp_schedule": "1f1b"},  # 32 layers over 5 stages: 7, 7, 6, 6, 6
+        {"dp_shard": 48, "zero_stage": 1, "tp": 8, "global_batch_size": 96},  # 384 devices
+        {"precision": "fp32", "recompute": "full", "compile": "block"},
+    ],
+)
+def test_layouts_that_run(fields: dict[str, Any]) -> None:
+    assert broken(**fields) == {}
+
+
+@pytest.mark.parametrize(
+    ("fields", "rule", "says"),
+    [
+        (
+            {"dp_replicate": 3, "micro_batch_size": 2},
+            "global_batch",
+            "global_batch_size=256 is not a multiple of dp*micro_batch_size = 3*2 = 6; 252 or 258 would be",
+        ),
+        (
+            {"dp_replicate": 512},
+            "global_batch",
+            "global_batch_size=256 is not a multiple of dp*micro_batch_size = 512*1 = 512; 512 would be",
+        ),
+        ({"pp": 33, "pp_schedule": "1f1b"}, "pp_layers", "pp=33 stages need as many layers, llama8b has 32"),
+        ({"pp": 2}, "pp_schedule", "pp_schedule=none with pp=2"),
+        ({"pp_schedule": "1f1b"}, "pp_schedule", "pp_schedule=1f1b with pp=1"),
+        ({"pp": 2, "pp_schedule": "1f1b", "virtual_stages": 2}, "virtual_stages", "it needs 1"),
+        ({"pp": 2, "pp_schedule": "interleaved_1f1b"}, "virtual_stages", "it needs 2 or more"),
+        ({"pp": 2, "pp_schedule": "zero_bubble_v"}, "virtual_stages", "it needs 2"),
+        (
+            {"pp": 16, "pp_schedule": "interleaved_1f1b", "virtual_stages": 4},
+            "pp_layers",
+            "pp*virtual_stages = 16*4 = 64 stages",
+        ),
+        (
+            {"pp": 3, "pp_schedule": "interleaved_1f1b", "virtual_stages": 2},
+            "interleaved_microbatches",
+            "rounds of pp=3; num_microbatches=256 is not a multiple",
+        ),
+        (
+            {"tp": 16},
+            "tp_num_kv_heads",
+            "tp=16 does not divide num_kv_heads=8 of llama8b; tp may be one of 1, 2, 4, 8",
+        ),
+        ({"tp": 3}, "tp_num_heads", "tp=3 does not divide num_heads=32 of llama8b; tp may be one of 1, 2, 4, 8"),
+        ({"tp": 7}, "tp_vocab_size", "tp=7 does not divide vocab_size=128256"),
+        ({"tp": 5}, "tp_ffn_hidden_size", "tp=5 does not divide ffn_hidden_size=14336"),
+        (
+            {"model": MIXTRAL, "tp": 3},
+            "tp_expert_hidden_size",
+            "tp=3 does not divide expert_hidden_size=14336 of mixtral",
+        ),
+        (
+            {"tp": 8, "seq_len": 4100},
+            "sequence_parallel",
+            "1*4100/1 = 4100 tokens over tp=8 ranks; tp may be one of 1, 2, 4",
+        ),
+        ({"cp": 4, "seq_len": 4100}, "cp_seq_len", "seq_len=4100 is not a multiple of 8, 4104 would be"),
+        ({"ep": 2}, "ep_model", "llama8b has no experts"),
+        ({"model": MIXTRAL, "ep": 3, "dp_replicate": 3}, "ep_num_experts", "ep may be one of 1, 2, 4, 8"),
+        ({"model": MIXTRAL, "ep": 8, "dp_replicate": 4}, "ep_ranks", "dp*cp = 4*1 = 4 and does not divide it"),
+        ({"dp_shard": 4}, "zero_shards", "use dp_replicate=4 with dp_shard=1"),
+        ({"zero_stage": 2, "dp_replicate": 4}, "zero_shards", "use zero_stage=0"),
+        (
+            {"pp": 2, "pp_schedule": "dualpipe_v", "virtual_stages": 2, "zero_stage": 3, "dp_shard": 2},
+            "zero3_zero_bubble",
+            "use zero_stage 0, 1 or 2",
+        ),
+        ({"attention": "flash", "precision": "fp32"}, "attention", "no fp32 kernels on CUDA"),
+    ],
+)
+def test_broken_rules_say_what_would_work(fields: dict[str, Any], rule: str, says: str) -> None:
+    assert says in broken(**fields)[rule]
+
+
+def test_one_node_is_not_enough() -> None:
+    assert "16 ranks (dp*cp*tp*pp = 2*1*8*1)" in broken(ONE_NODE, dp_replicate=2, tp=8)["single_node"]
+    assert broken(ONE_NODE, tp=8) == {}
+    assert "needs CUDA" in broken(ONE_NODE, attention="cudnn")["attention"]
+
+
+def test_device_without_fp8() -> None:
+    device = dataclasses.replace(H200.device, peak_flops={"bf16": 312e12})
+    assert "it has bf16" in broken(dataclasses.replace(H200, device=device), precision="fp8_rowwise")["precision"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "names"),
+    [
+        ({"cp": 2}, "cp=2"),
+        ({"model": MIXTRAL, "dp_replicate": 2, "ep": 2}, "ep=2 (use 1), routed experts (mixtral)"),
+        ({"model": DEEPSEEK_V3}, "routed experts (deepseek_v3), latent attention (deepseek_v3)"),
+        ({"precision": "fp8_rowwise"}, "precision=fp8_rowwise (use bf16)"),
+        ({"pp": 2, "pp_schedule": "zero_bubble_v", "virtual_stages": 2}, "pp_schedule=zero_bubble_v"),
+    ],
+)
+def test_what_this_engine_cannot_run_yet(fields: dict[str, Any], names: str) -> None:
+    found = broken(**fields)
+    assert set(found) == {"engine_support"}
+    assert names in found["engine_support"]
+    assert found["engine_support"].startswith("engine version 1 cannot run ")
+
+
+def test_runnable_schedules_are_those_with_action_lists() -> None:
+    for schedule in RUNNABLE_SCHEDULES:
+        assert schedule_actions(schedule, 0, 1, 2)
+    for schedule in ("interleaved_1f1b", "zero_bubble_v", "dualpipe_v"):
+        with pytest.raises(UnsupportedByEngine):
+            schedule_actions(schedule, 0, 1, 2)
+
+
+def test_no_success_of_the_study_is_invalid() -> None:
+    """One success has more stages than layers (its engine cuts embedding and head off as stages): 32 for 28 layers."""
+    invalid: list[tuple[str, Violation]] = []
+    for row in study_rows():
+        if row["status"] == "Success":
+            invalid += [(row["name"], v) for v in violations(study_experiment(row), H200)]
+    assert [(v.rule, "pp32" in name and "3.57G" in name) for name, v in invalid] == [("pp_layers", True)]
+
+
+def test_invalid_rows_of_the_study_failed() -> None:
+    rows = [r for r in study_rows() if r["batch_accum"]]
+    rules = [v.rule for r in rows for v in violations(study_experiment(r), H200)]
+    assert rules.count("pp_layers") > 100
+    assert set(rules) <= {"pp_layers", "tp_num_heads", "tp_num_kv_heads"}
+
+
+def test_cheap() -> None:
+    experiments = [
+        Experiment.canonical(model=LLAMA_1B, dp=8, tp=tp, pp=pp, global_batch_size=64)
+        for tp in (1, 3, 16)
+        for pp in (1, 8)
+    ]
+    start = time.process_time()
+    for _ in range(500):
+        for experiment in experiments:
+            violations(experiment, H200)
+    assert (time.process_time() - start) / 3000 < 100e-6
