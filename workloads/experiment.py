@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args
 from workloads.errors import InvalidExperiment
 
 ENGINE = "ultrasweep"
-ENGINE_VERSION = "1"
+ENGINE_VERSION = "2"
 """Raise when the engine computes or stores something differently, so that old rows are not taken for new ones."""
 
 Recompute = Literal["none", "selective", "full"]

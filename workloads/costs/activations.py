@@ -103,9 +103,9 @@ def layer_bytes(experiment: Experiment, *, routed: bool, c: int) -> LayerBytes:
     """Saved and working bytes of one layer under the experiment's recompute policy.
 
     none       all of `LayerTensors`.
-    selective  the block input and the outputs of matmuls, attention and reductions; of the two row-parallel layers both
-               the output and, with tp > 1, its partial sum (full T), until used. Norms, RoPE and the SwiGLU product
-               come again.
+    selective  all but what is made again in backward: normed inputs (their statistics stay), rotated queries and keys,
+               the SwiGLU product. With ``compile`` also the outputs of the two row-parallel layers stay and, with
+               tp > 1, their partial sums (full T), until used; the residual after attention comes again.
     full       the block input.
 
     While the backward runs, in its second half, there are besides the gradients of the stream (``c T_s h``) and of the
@@ -128,6 +128,9 @@ def layer_bytes(experiment: Experiment, *, routed: bool, c: int) -> LayerBytes:
         return LayerBytes(saved=t.total, working=working)
     if e.recompute == "full":
         return LayerBytes(saved=t.input, working=t.total - t.input + working)
+    if e.compile == "none":
+        again = 2 * stream + t.rotated + t.product
+        return LayerBytes(saved=t.total - again, working=t.product + working)
     again = t.attention_norm + t.rotated + t.residual + t.ffn_norm + t.product
     row_parallel = 2 * (stream + gathered)
     return LayerBytes(saved=t.total - again + row_parallel, working=again + working - row_parallel)

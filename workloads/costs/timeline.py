@@ -151,9 +151,11 @@ def _layer(e: Experiment, cluster: ClusterSpec, rates: _Rates, *, routed: bool) 
     if e.recompute == "full":
         backward += forward
         tp_backward += tp_forward
+        if e.tp == 1 and not routed:  # backward needs nothing of the last matmul's output
+            backward -= 2.0 * tokens * columns * model.hidden_size / rates.matmul
     elif e.recompute == "selective":
         backward += memory
-        if e.sequence_parallel and e.tp > 1:
+        if e.compile == "block" and e.sequence_parallel and e.tp > 1:
             tp_backward += tp_forward / 2  # gathers come again, scatters' outputs were kept
 
     others = 0.0

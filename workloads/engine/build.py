@@ -38,8 +38,9 @@ def shape_stage(experiment: Experiment, groups: Groups) -> Stage:
         stage = Stage(experiment, groups).to(master_dtype(experiment))
         if experiment.precision != "fp64":
             stage.cos, stage.sin = stage.cos.float(), stage.sin.float()
-    blocks = [apply_recompute(block, experiment.recompute) for block in stage.blocks]
-    if experiment.compile == "block":
+    compiled = experiment.compile == "block"
+    blocks = [apply_recompute(block, experiment.recompute, compiled=compiled) for block in stage.blocks]
+    if compiled:
         for block in blocks:
             block.compile()
     replace_blocks(stage, blocks)

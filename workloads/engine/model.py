@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from workloads.engine.groups import Groups, TensorParallel
 from workloads.engine.ops import apply_rope, linear_cross_entropy, rms_norm, swiglu
 from workloads.engine.parameters import ParameterSpec, Part
+from workloads.engine.recompute import Recipes
 from workloads.engine.tensor_parallel import (
     ColumnParallelLinear,
     RowParallelLinear,
@@ -36,9 +37,14 @@ class RMSNorm(nn.Module):
         self.eps = eps
         self.weight = nn.Parameter(torch.empty(size))
         self.specs = {"weight": ParameterSpec(parts=(Part(name, (size,), std=None),), tp_dim=None)}
+        self.recipes: Recipes | None = None
 
     def forward(self, x_TD: Tensor) -> Tensor:
-        return rms_norm(x_TD, self.weight, self.eps)
+        y_TD = rms_norm(x_TD, self.weight, self.eps)
+        if self.recipes is not None:
+            x_TD = x_TD.detach()
+            self.recipes.note((y_TD,), lambda: (rms_norm(x_TD, self.weight, self.eps),))
+        return y_TD
 
 
 class Attention(nn.Module):
@@ -51,11 +57,18 @@ class Attention(nn.Module):
         parts = [(f"{prefix}.q", q), (f"{prefix}.k", kv), (f"{prefix}.v", kv)]
         self.qkv = ColumnParallelLinear(model.hidden_size, parts, INIT_STD, tp)
         self.out = RowParallelLinear(f"{prefix}.o", q, model.hidden_size, residual_std(model), tp)
+        self.recipes: Recipes | None = None
 
     def forward(self, x_TD: Tensor, cos_SH: Tensor, sin_SH: Tensor) -> Tensor:
         qkv = self.qkv(x_TD).view(self.batch, -1, self.heads + 2 * self.kv_heads, self.head_dim)
         q_BSNH, k_BSKH, v_BSKH = qkv.split([self.heads, self.kv_heads, self.kv_heads], dim=2)
-        q_BSNH, k_BSKH = apply_rope(q_BSNH, k_BSKH, cos_SH, sin_SH)
+        if self.recipes is None:
+            q_BSNH, k_BSKH = apply_rope(q_BSNH, k_BSKH, cos_SH, sin_SH)
+        else:
+            # The values are saved, and with them the whole projection that these are views of.
+            plain_q, plain_k = q_BSNH.detach(), k_BSKH.detach()
+            q_BSNH, k_BSKH = apply_rope(q_BSNH, k_BSKH, cos_SH, sin_SH)
+            self.recipes.note((q_BSNH, k_BSKH), lambda: apply_rope(plain_q, plain_k, cos_SH, sin_SH))
         o_BNSH = F.scaled_dot_product_attention(
             q_BSNH.transpose(1, 2),
             k_BSKH.transpose(1, 2),
@@ -74,9 +87,15 @@ class FeedForward(nn.Module):
         self.down = RowParallelLinear(
             f"{prefix}.down", model.ffn_hidden_size, model.hidden_size, residual_std(model), tp
         )
+        self.recipes: Recipes | None = None
 
     def forward(self, x_TD: Tensor) -> Tensor:
-        return self.down(swiglu(self.gate_up(x_TD)))
+        gate_up = self.gate_up(x_TD)
+        product_TF = swiglu(gate_up)
+        if self.recipes is not None:
+            gate_up = gate_up.detach()
+            self.recipes.note((product_TF,), lambda: (swiglu(gate_up),))
+        return self.down(product_TF)
 
 
 class Block(nn.Module):

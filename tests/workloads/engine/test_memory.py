@@ -86,8 +86,10 @@ def test_a_rank_alone_needs_what_it_needs_among_its_peers(gloo_pool: Pool, layou
     last = case.world_size - 1
     for rank in {0, last}:
         rehearsed = alone(case, rank, fake=False)
-        in_flight = 2 * 64 * 64 * 2 if case.pp > 1 else 0  # a message that the real rank may still be sending
-        assert abs(total(rehearsed) - total(real[rank])) <= max(in_flight, 0.002 * total(real[rank]))
+        # Alone, a message to another stage has gone at once; among peers some may still be on their way.
+        in_flight = case.num_microbatches * 2 * 64 * 64 * 2 if case.pp > 1 else 0
+        more = total(real[rank]) - total(rehearsed)
+        assert abs(more) <= max(in_flight, 0.005 * total(real[rank]))
         traced = alone(case, rank, fake=True)
         # On FakeTensors kernels have no temporaries; on a CPU they work in blocks that a model this small notices.
         assert total(traced) == pytest.approx(total(real[rank]), rel=0.35)

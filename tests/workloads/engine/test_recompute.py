@@ -1,0 +1,94 @@
+"""Recomputation: what is made again is equal, what is expensive does not run twice, and memory falls."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from workloads.engine.groups import TensorParallel
+from workloads.engine.memory import StorageTracker
+from workloads.engine.model import Block
+from workloads.engine.parameters import initialise
+from workloads.engine.recompute import Recipes, SelectiveBlock, apply_recompute
+from workloads.experiment import ModelSpec
+
+MODEL = ModelSpec(
+    name="block",
+    num_layers=1,
+    hidden_size=32,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=8,
+    ffn_hidden_size=64,
+    vocab_size=64,
+)
+SINGLE = TensorParallel(size=1, rank=0, group=None, name="", sequence_parallel=True)
+
+
+def run(recompute: str) -> tuple[list[Tensor], int, int]:
+    """(gradients, matmul FLOPs, bytes alive between forward and backward) of one block."""
+    block = Block(0, MODEL, 2, SINGLE).double()
+    initialise(block, 0, 1, 0, 1, 0)
+    wrapped = apply_recompute(block, recompute, compiled=False)
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(32, 32, generator=generator, dtype=torch.float64, requires_grad=True)
+    cos, sin = torch.rand(2, 16, 4, generator=generator, dtype=torch.float64)
+    tracker = StorageTracker()
+    for there in (x, cos, sin, *block.parameters()):
+        tracker.add(there.detach())
+    before = tracker.current
+    with FlopCounterMode(display=False) as flops, tracker:
+        y = wrapped(x, cos, sin)
+        held = tracker.current - before
+        y.square().sum().backward()
+    assert x.grad is not None
+    gradients = [x.grad, *(p.grad for p in block.parameters() if p.grad is not None)]
+    return gradients, flops.get_total_flops(), held
+
+
+@pytest.mark.parametrize("recompute", ["selective", "full"])
+def test_gradients_are_the_same_to_the_last_bit(recompute: str) -> None:
+    plain, again = run("none")[0], run(recompute)[0]
+    assert len(plain) == 7
+    for expected, got in zip(plain, again, strict=True):
+        assert torch.equal(expected, got)
+
+
+def test_selective_repeats_no_matmul_and_full_repeats_the_forward() -> None:
+    none, selective, full = (run(recompute)[1] for recompute in ("none", "selective", "full"))
+    assert selective == none
+    forward, down = none // 3, 2 * 32 * 64 * 32
+    assert full == none + forward - down, "all but the last matmul, whose output nothing in backward needs"
+
+
+def test_each_step_of_recomputation_holds_less() -> None:
+    none, selective, full = (run(recompute)[2] for recompute in ("none", "selective", "full"))
+    tokens, width = 32, 8
+    made_again = tokens * (2 * 32 + (4 + 2) * 8 + 64) * width  # two norms' outputs, rotated q and k, the product
+    assert none - selective == made_again
+    assert full == tokens * 32 * width, "nothing but the block's output"
+
+
+def test_a_recipe_ends_with_its_tensor() -> None:
+    """The next tensor may live at the same address; it must not be taken for the one that is gone."""
+    recipes = Recipes()
+    source = torch.arange(6.0)
+    made = source * 2
+    recipes.note((made,), lambda: (source * 2,))
+    view = made.view(2, 3).t()
+    packed = recipes.pack(view)
+    assert not isinstance(packed, Tensor)
+    assert torch.equal(recipes.unpack(packed), view)
+    assert torch.equal(recipes.unpack(packed), view), "a tensor saved twice is made twice"
+    del made, view
+    assert recipes._by_storage == {}
+    other = torch.ones(6)
+    assert recipes.pack(other) is other
+
+
+def test_a_compiled_block_is_recomputed_by_torch() -> None:
+    block = Block(0, MODEL, 2, SINGLE)
+    assert isinstance(apply_recompute(block, "selective", compiled=False), SelectiveBlock)
+    assert not isinstance(apply_recompute(Block(0, MODEL, 2, SINGLE), "selective", compiled=True), SelectiveBlock)
