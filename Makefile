@@ -36,6 +36,7 @@ format: setup
 # The figures of the README, from the recorded sweep.
 redraw: setup
 	$(BIN)/python -m analysis.report results/recorded --out report/recorded
+	cp report/recorded/figures/best_configurations-measured-h200.png report/recorded/figures/predicted_vs_found-measured-h200.png docs/figures/
 
 clean:
 	rm -rf $(VENV) build report .pytest_cache .mypy_cache .ruff_cache
