@@ -19,7 +19,7 @@ from tests.workloads.costs.shapes import (
 from workloads.cluster import ClusterSpec
 from workloads.costs.schedule import schedule_actions
 from workloads.errors import UnsupportedByEngine
-from workloads.experiment import Experiment
+from workloads.experiment import ENGINE_VERSION, Experiment
 from workloads.rules import RUNNABLE_SCHEDULES, Violation, violations
 
 
@@ -138,7 +138,7 @@ def test_what_this_engine_cannot_run_yet(fields: dict[str, Any], names: str) -> 
     found = broken(**fields)
     assert set(found) == {"engine_support"}
     assert names in found["engine_support"]
-    assert found["engine_support"].startswith("engine version 1 cannot run ")
+    assert found["engine_support"].startswith(f"engine version {ENGINE_VERSION} cannot run ")
 
 
 def test_runnable_schedules_are_those_with_action_lists() -> None:
