@@ -1,0 +1,114 @@
+"""The whole way on real processes and the real engine: a grid goes in, one point runs out of memory, one loses a rank,
+one runs; every outcome is a row, and the report says so."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from results.store import read_attempts, read_steps
+
+ROOT = Path(__file__).resolve().parents[1]
+CLUSTER = """
+defaults: [/device@device: cpu, _self_]
+name: small_cpu
+backend: cpu
+devices_per_node: 4
+device: {memory_bytes: 314572800}
+intra_node: {bandwidth: 1.0e9, latency_s: 50.0e-6, source: a test}
+inter_node: null
+matmul_efficiency: null
+"""
+GRID = """
+cluster: small_cpu
+axes:
+  model: tiny
+  kind: [fits, too_large, loses_a_rank]
+derive:
+  tp: 1
+  dp: 2 if kind == 'fits' else 1
+  pp: 2 if kind == 'loses_a_rank' else 1
+  seq_len: 8192 if kind == 'too_large' else 2048 if kind == 'loses_a_rank' else 128
+  micro_batch_size: 8 if kind == 'too_large' else 1
+  global_batch_size: 8
+  precision: "'fp32'"
+"""
+
+
+@pytest.fixture
+def conf(tmp_path: Path) -> Path:
+    for name, text in (("cluster/small_cpu.yaml", CLUSTER), ("grid/faults.yaml", GRID)):
+        path = tmp_path / "conf" / name
+        path.parent.mkdir(parents=True)
+        path.write_text(text)
+    return tmp_path / "conf"
+
+
+def sweep(conf: Path, *words: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "sweep", "run", "--plain", "--conf", str(conf), "+grid=faults", *words]
+    command += [f"results_dir={conf.parent / 'results'}", "name=faults", "plan.run_predicted_oom=true"]
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def pid_of_training_rank(attempts: Path, rank: int, limit_s: float = 60.0) -> int:
+    """Process of ``rank`` of the two-stage point, once it trains."""
+    end = time.monotonic() + limit_s
+    while time.monotonic() < end:
+        for path in attempts.glob(f"*pp2*/rank_{rank}.heartbeat.json"):
+            beat: dict[str, Any] = json.loads(path.read_text())
+            if beat["phase"] in ("warmup", "step"):
+                return int(beat["pid"])
+        time.sleep(0.02)
+    raise AssertionError("the two-stage point did not start training")
+
+
+def test_every_outcome_is_a_row_and_the_report_tells(conf: Path) -> None:
+    folder = conf.parent / "results" / "faults"
+    running = sweep(conf)
+    os.kill(pid_of_training_rank(folder / "attempts", rank=1), signal.SIGKILL)
+    output, _ = running.communicate(timeout=120)
+    assert "points by outcome" in output, output
+
+    rows: pd.DataFrame = read_attempts(folder).to_pandas().set_index("experiment_id")
+    by_kind = {
+        "fits": rows[rows.dp == 2].iloc[0],
+        "too_large": rows[rows.seq_len == 8192].iloc[0],
+        "loses_a_rank": rows[rows.pp == 2].iloc[0],
+    }
+    assert len(rows) == 3
+    assert {kind: row.outcome for kind, row in by_kind.items()} == {
+        "fits": "ok",
+        "too_large": "oom",
+        "loses_a_rank": "crash",
+    }
+    lost = by_kind["loses_a_rank"]
+    assert lost.failed_rank == 1
+    assert "SIGKILL" in lost.evidence
+    assert lost.phase in ("warmup", "step")
+    assert by_kind["too_large"].phase == "warmup"
+    good = by_kind["fits"]
+    assert good.tokens_per_s_per_gpu == pytest.approx(8 * 128 / good.step_time_s / 2)
+    assert good.git_commit is None or len(good.git_commit) == 40
+    steps = read_steps(folder).to_pandas()
+    assert set(steps.attempt_id) == {good.attempt_id}
+    assert len(steps) == 2 * (good.warmup_steps + good.timed_steps)
+
+    again, _ = sweep(conf).communicate(timeout=60)
+    assert "nothing to run" in again, again
+
+    report = conf.parent / "report"
+    command = [sys.executable, "-m", "analysis.report", str(folder), "--out", str(report)]
+    told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert told.returncode == 0, told.stderr
+    page = (report / "index.html").read_text()
+    assert "out of memory" in page
+    assert "SIGKILL" in page
