@@ -26,6 +26,11 @@ METHOD_MEANING = {
     "rehearsed_fake": "Single ranks were traced without a device: memory is traced and times are estimates. These are "
     "not measurements.",
 }
+METHOD_STAMPS = {
+    "rehearsed": "rehearsed: communication is modelled, no whole run was measured",
+    "rehearsed_fake": "traced without a device: times are estimates, nothing was measured",
+}
+"""Written on every figure of what was not measured."""
 _MIXABLE = {
     "device_name": "devices",
     "driver_version": "drivers",
@@ -49,6 +54,8 @@ class Cohort:
     title: str
     meaning: str
     frame: pd.DataFrame
+    stamp: str = ""
+    """One line for every figure, empty for measured rows."""
 
 
 def split(attempts: pd.DataFrame) -> list[Cohort]:
@@ -66,7 +73,8 @@ def split(attempts: pd.DataFrame) -> list[Cohort]:
             title, slug = f"{title}, measurement version {label}", f"{slug}-v{label}"
         frame = add_labels(rows.drop(columns=["_cluster", "_version"]).reset_index(drop=True))
         meaning = METHOD_MEANING.get(method, "")
-        cohorts.append(Cohort(slug=_slug(slug), title=title, meaning=meaning, frame=frame))
+        stamp = METHOD_STAMPS.get(method, "")
+        cohorts.append(Cohort(slug=_slug(slug), title=title, meaning=meaning, frame=frame, stamp=stamp))
     return sorted(cohorts, key=lambda c: (list(METHOD_NAMES).index(c.frame["method"].iloc[0]), -len(c.frame), c.slug))
 
 

@@ -13,6 +13,7 @@ from analysis.labels import gib, listed, number, percent, plural
 from analysis.load import Results, last_attempts, waiting
 from analysis.stats import MedianInterval, median_interval
 
+_METHODS = {"rehearsed_fake": "traced without a device"}
 _MOST_WINNERS = 4
 """Of more groups than this, only the largest size of each model gets a sentence; the table has them all."""
 
@@ -28,7 +29,7 @@ def what_was_run(results: Results) -> list[str]:
         again = len(attempts) - len(final)
         retries = f", {plural(again, 'earlier attempt')} of them tried again" if again else ""
         methods = final["method"].value_counts()
-        how = listed([f"{count:,} {str(method).replace('_', ' ')}" for method, count in methods.items()])
+        how = listed([f"{count:,} {_METHODS.get(str(method), method)}" for method, count in methods.items()])
         sentences.append(
             f"{plural(len(final), 'point')} attempted in {plural(len(results.sweeps), 'sweep')}{named}: {how}{retries}."
         )
@@ -99,7 +100,7 @@ def what_failed(frame: pd.DataFrame) -> list[str]:
     final = last_attempts(frame)
     failed = final[final["outcome"] != "ok"]
     if failed.empty:
-        return [f"None of the {plural(len(final), 'point')} failed."]
+        return ["The one point did not fail." if len(final) == 1 else f"None of the {len(final):,} points failed."]
     kinds = failed["outcome"].value_counts()
     parts = [f"{count:,} {labels.OUTCOME_NAMES.get(str(kind), kind)}" for kind, count in kinds.items()]
     sentences = [

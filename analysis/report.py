@@ -32,8 +32,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         index = build(arguments.results, arguments.out, say=lambda text: print(text, file=sys.stderr, flush=True))
     except UltrasweepError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
+    except OSError as error:
+        print(f"error: cannot write a report into {arguments.out}: {error.strerror or error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("error: interrupted", file=sys.stderr)
+        return 130
     print(index)
     return 0
 
@@ -45,10 +51,11 @@ def build(results_path: Path, out: Path, *, say: Callable[[str], None] = lambda 
     be written.
     """
     from analysis import cohorts, page, prose, tables
+    from analysis.labels import plural
     from analysis.load import load
 
     results = load(results_path)
-    say(f"{len(results.attempts):,} attempts of {len(results.sweeps):,} sweeps read")
+    say(f"{plural(len(results.attempts), 'attempt')} of {plural(len(results.sweeps), 'sweep')} read")
     figures_dir, tables_dir = _prepare(out, page.GENERATOR)
     parts = cohorts.split(results.attempts)
     sections = []
@@ -103,6 +110,8 @@ def _draw(cohort: Cohort, figures_dir: Path, say: Callable[[str], None]) -> list
         except style.NothingToDraw as reason:
             drawn.append(replace(drawing, missing=str(reason)))
             continue
+        if cohort.stamp:  # a picture travels without its page
+            figure.suptitle(cohort.stamp, fontsize="small", color="#666666")
         png, svg = (figures_dir / f"{spec.name}-{cohort.slug}.{kind}" for kind in ("png", "svg"))
         style.save(figure, png, svg)
         drawn.append(replace(drawing, png=png, svg=svg))

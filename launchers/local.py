@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import signal
 import subprocess
@@ -30,6 +31,7 @@ POLL_S = 0.25
 _RESTARTS = 2
 """New pilots in a row for ones that died without finishing a point."""
 _LOG_LINES = 8
+_LEAST_ROOM_BYTES = 16 * 2**10
 
 
 class PilotFailed(UltrasweepError):
@@ -79,8 +81,15 @@ def run_local(
     if before.todo > too_wide or before.claimed:
         live = sys.stdout.isatty() if live is None else live
         view: View = LiveView() if live else PlainView({record.attempt_id for record in before.attempts})
-        with view:
-            interrupted, message = _run_pilots(sweep, settings, reader, view, command)
+        try:
+            with view:
+                interrupted, message = _run_pilots(sweep, settings, reader, view, command)
+        except FileNotFoundError:
+            if sweep.marker.exists():
+                raise
+            raise PilotFailed(
+                f"{sweep.path} was removed while its points ran; nothing of it is left to go on"
+            ) from None
     after = reader.read()
     if not interrupted and not message:
         message = _why_left(after, too_wide, settings)
@@ -135,8 +144,12 @@ def _run_pilot(
             env=pilot_environment(),
             start_new_session=True,  # a Ctrl-C of the terminal comes to us alone
         )
-        answered = 0
+        answered, room = 0, True
         while process.poll() is None:
+            if room and not (room := _has_room(sweep)):  # the pilot waits, and cannot write down that it does
+                view.say(f"the disk that holds {sweep.path} is full; what cannot be written waits, nothing is lost")
+            elif not room:
+                room = _has_room(sweep)
             if len(interrupts) > answered:
                 answered = len(interrupts)
                 process.send_signal(signal.SIGINT if answered == 1 else signal.SIGKILL)
@@ -174,6 +187,12 @@ def _wait(process: subprocess.Popen[bytes], seconds: float) -> None:
         return
 
 
+def _has_room(sweep: SweepDir) -> bool:
+    """Whether the disk can take another small file."""
+    disk = os.statvfs(sweep.path)
+    return disk.f_blocks == 0 or disk.f_bavail * disk.f_frsize >= _LEAST_ROOM_BYTES
+
+
 def _too_wide(point: Point, settings: LaunchSettings) -> bool:
     return point.method == "measured" and point.experiment.world_size > settings.num_devices
 
@@ -190,10 +209,12 @@ def _why_left(status: SweepStatus, too_wide: int, settings: LaunchSettings) -> s
     if not status.left:
         return ""
     if too_wide and too_wide >= status.todo:
-        return f"{too_wide} points need more than the {settings.num_devices} devices that this machine gives them"
+        return (
+            f"{too_wide} of the points need more than the {settings.num_devices} devices that this machine gives them"
+        )
     if status.claimed and not status.todo:
-        return f"{status.claimed} points are held by other pilots"
-    return f"{status.left} points are left"
+        return f"{status.claimed} of {status.total} points are with other pilots, which run now"
+    return f"{status.left} of {status.total} points are left"
 
 
 def _tail(sweep: SweepDir, pilot_id: str) -> str:

@@ -202,6 +202,7 @@ class Pilot:
 
     def _wait_for_others(self) -> bool:
         """Nothing waits. Take over what dead pilots held; True when there may be something to draw."""
+        self._last_step_end = None  # waiting for another pilot is no overhead of the next point
         claims = queue.claims_of_others(self.sweep, self.pilot_id)
         verdicts = {holder: self._liveness.judge(holder) for holder in {holder for _, holder in claims}}
         dead = [(stem, holder) for stem, holder in claims if verdicts[holder] == "dead"]

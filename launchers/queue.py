@@ -18,7 +18,7 @@ from pathlib import Path
 
 from launchers.sweepdir import Point, SweepDir, entry_names, read_point, split_name
 from results.errors import InvalidResults
-from workloads.protocol import write_json
+from workloads.protocol import Method, write_json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +39,7 @@ class AttemptRecord:
     will_retry: bool
     started_at: float
     ended_at: float
+    method: Method = "measured"
     gap_s: float | None = None
     step_time_s: float | None = None
     tokens_per_s_per_gpu: float | None = None
@@ -101,10 +102,7 @@ class Drawer:
             except FileNotFoundError:  # another pilot was faster
                 return None
             except InvalidResults as error:
-                broken = self.sweep.path / "queue" / "broken"
-                broken.mkdir(exist_ok=True)
-                _move(self.sweep.todo / name, broken / name)
-                self._report(f"{error}; moved to {broken}")
+                self._report(f"{error}; moved to {_set_aside(self.sweep, self.sweep.todo / name)}")
                 return None
         return self._points[stem]
 
@@ -132,11 +130,14 @@ def claims_of_others(sweep: SweepDir, pilot_id: str) -> list[tuple[str, str]]:
 
 
 def seize(sweep: SweepDir, stem: str, holder: str, pilot_id: str) -> Claim | None:
-    """Take over the claim of a dead pilot; None when another was faster or the file is no point."""
-    claimed = sweep.claimed / f"{stem}@{holder}.json"
+    """Take over the claim of a dead pilot; None when another was faster or the file is no point, which moves aside."""
+    claimed = sweep.claimed / (f"{stem}@{holder}.json" if holder else f"{stem}.json")
     try:
         claim = Claim(sweep, stem, pilot_id, read_point(claimed))
     except FileNotFoundError:
+        return None
+    except InvalidResults:
+        _set_aside(sweep, claimed)
         return None
     return claim if _move(claimed, claim.path) else None
 
@@ -161,6 +162,14 @@ def read_records(sweep: SweepDir, names: Iterable[str]) -> list[AttemptRecord]:
         except (OSError, ValueError, TypeError):
             continue
     return sorted(records, key=lambda attempt: (attempt.started_at, attempt.attempt_number))
+
+
+def _set_aside(sweep: SweepDir, path: Path) -> Path:
+    """Move a file that is no point out of the queue; the folder where it went."""
+    broken = sweep.path / "queue" / "broken"
+    broken.mkdir(exist_ok=True)
+    _move(path, broken / path.name)
+    return broken
 
 
 def _move(source: Path, target: Path) -> bool:

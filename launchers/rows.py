@@ -112,6 +112,7 @@ def attempt_row(
         if comparison is not None:
             row["loss_reference_id"] = comparison.reference_id
             row["loss_max_difference"] = comparison.max_difference
+            row["grad_norm_max_difference"] = comparison.max_norm_difference
             row["loss_agrees"] = comparison.agrees
     if rehearsed is not None:
         row["step_time_s"] = rehearsed.step_time_s
@@ -155,6 +156,11 @@ def step_rows(attempt: Attempt, results: Mapping[int, RankResult]) -> list[dict[
 def losses_of(results: Mapping[int, RankResult]) -> list[float | None]:
     """Loss of each step from the first; every rank has the same, so any rank that knows it will do."""
     return _per_step(results, "loss")
+
+
+def grad_norms_of(results: Mapping[int, RankResult]) -> list[float | None]:
+    """Gradient norm of each step, as `losses_of`."""
+    return _per_step(results, "grad_norm")
 
 
 def peak_bytes(result: RankResult) -> int | None:
@@ -208,7 +214,7 @@ def _times(experiment: Experiment, results: Mapping[int, RankResult]) -> dict[st
 
 
 def _losses(results: Mapping[int, RankResult]) -> dict[str, Any]:
-    losses, norms = losses_of(results), _per_step(results, "grad_norm")
+    losses, norms = losses_of(results), grad_norms_of(results)
     return {
         "losses": [_known(loss) for loss in losses] or None,
         "grad_norms": [_known(norm) for norm in norms] or None,

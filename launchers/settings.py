@@ -52,15 +52,15 @@ class LaunchSettings:
     """A pilot whose heartbeat has stood still for this long has lost its claim."""
 
     def __post_init__(self) -> None:
-        if self.num_devices < 1:
-            raise InvalidSweep(f"launcher: num_devices={self.num_devices} must be at least 1")
-        if self.max_attempts < 1:
-            raise InvalidSweep(f"launcher: max_attempts={self.max_attempts} must be at least 1")
+        for name in ("num_devices", "max_attempts"):
+            count = getattr(self, name)
+            if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+                raise InvalidSweep(f"launcher: {name}={count!r} must be a whole number of at least 1")
         if unknown := set(self.phase_limits_s) - set(PHASE_LIMITS_S):
             known = ", ".join(PHASE_LIMITS_S)
             raise InvalidSweep(f"launcher: phase_limits_s has no phase {', '.join(sorted(unknown))}; it has {known}")
         for name, value in self._times().items():
-            if not value > 0:
+            if not isinstance(value, (int, float)) or isinstance(value, bool) or not value > 0:
                 raise InvalidSweep(f"launcher: {name}={value!r} must be a number of seconds above 0")
 
     def phase_limit_s(self, phase: str) -> float:

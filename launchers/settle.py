@@ -29,6 +29,7 @@ from workloads.stages import assemble, rehearsed_ranks
 
 _RETRY_FIRST_S, _RETRY_LONGEST_S = 0.5, 30.0
 _HANGS_TRIED = 2
+_HOW: Mapping[protocol.Method, str] = {"measured": "", "rehearsed": "rehearsed ", "rehearsed_fake": "estimated "}
 
 _T = TypeVar("_T")
 
@@ -68,11 +69,25 @@ class Settler:
         """Write the row and move the point on. False when the row could not be written before the pilot had to stop:
         the claim stays, and whoever takes it over writes the row from the attempt's folder."""
         try:
-            return self._settle(claim, attempt, done, ended_at, gap_s, still_held)
+            written = self._written(claim, attempt, done, ended_at, gap_s, still_held)
         except Exception as error:  # results that no row can be made of
-            return self._settle(claim, attempt, internal_error(error), ended_at, None, still_held)
+            written = self._written(claim, attempt, internal_error(error), ended_at, None, still_held)
+        if written is None:
+            return False
+        record, retry = written
 
-    def _settle(
+        def move() -> bool:
+            if not (queue.hand_back(claim) if retry else queue.finish(claim, record.outcome)):
+                self._say(f"{attempt.attempt_id}: its claim had been taken over; the point may run twice")
+            return True
+
+        # Past this line the row is there: an error of the file system must not make another one.
+        if self.until_written(move, f"the end of {attempt.attempt_id}") is None:
+            return False
+        self._say(describe(record))
+        return True
+
+    def _written(
         self,
         claim: Claim,
         attempt: Attempt,
@@ -80,7 +95,8 @@ class Settler:
         ended_at: float,
         gap_s: float | None,
         still_held: str | None,
-    ) -> bool:
+    ) -> tuple[AttemptRecord, bool] | None:
+        """The attempt's record and whether the point is tried again, once the row is on disk; None if it cannot be."""
         outcome = _with_notes(done, still_held, claim.held)
         with contextlib.suppress(OSError):  # a help for a later pilot; the row matters more
             protocol.write_json(attempt.folder / "outcome.json", outcome)
@@ -106,12 +122,8 @@ class Settler:
             return True
 
         if self.until_written(write, f"the row of {attempt.attempt_id}") is None:
-            return False
-        moved = queue.hand_back(claim) if retry else queue.finish(claim, outcome.outcome)
-        if not moved:
-            self._say(f"{attempt.attempt_id}: its claim had been taken over; the point may run twice")
-        self._say(describe(record))
-        return True
+            return None
+        return record, retry
 
     def take_over(self, stem: str, holder: str) -> bool:
         """Finish what the dead pilot ``holder`` had begun with a point. False when a row could not be written."""
@@ -164,10 +176,11 @@ class Settler:
 
     def _compare(self, attempt: Attempt, done: Execution) -> losses.Comparison | None:
         known = [loss for loss in rows.losses_of(done.results) if loss is not None]
+        norms = [norm for norm in rows.grad_norms_of(done.results) if norm is not None]
         if done.outcome.outcome != "ok" or attempt.task.method != "measured" or not known:
             return None
         try:
-            return losses.compare(self._sweep.losses, attempt.point.experiment, attempt.attempt_id, known)
+            return losses.compare(self._sweep.losses, attempt.point.experiment, attempt.attempt_id, known, norms)
         except OSError as error:
             self._say(f"{attempt.attempt_id}: losses are not compared: {error}")
             return None
@@ -224,7 +237,7 @@ def describe(record: AttemptRecord) -> str:
     """One line about one attempt, for logs and plain progress."""
     line = f"{record.outcome:<10} {record.experiment_id}"
     if record.tokens_per_s_per_gpu is not None:
-        line += f"  {record.tokens_per_s_per_gpu:,.0f} tokens/s/GPU"
+        line += f"  {_HOW[record.method]}{record.tokens_per_s_per_gpu:,.0f} tokens/s/GPU"
     if record.peak_allocated_bytes is not None:
         line += f"  peak {_size(record.peak_allocated_bytes)}"
     line += f"  {record.duration_s:.1f} s"
@@ -263,6 +276,7 @@ def _record(row: Mapping[str, Any], attempt: Attempt, outcome: Outcome, claim: C
         evidence=outcome.evidence,
         infrastructure=outcome.infrastructure,
         will_retry=row["will_retry"],
+        method=attempt.task.method,
         started_at=attempt.started_at,
         ended_at=ended_at,
         gap_s=row["gap_s"],

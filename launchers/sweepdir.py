@@ -156,7 +156,8 @@ class SweepDir:
 
 def entry_names(folder: Path) -> list[str]:
     """Names of the queue's files in ``folder``, in the order of the points' indices."""
-    return sorted(path.name for path in folder.iterdir() if path.suffix == ".json" and not path.name.startswith("."))
+    with os.scandir(folder) as entries:  # tells files from folders without asking for each
+        return sorted(e.name for e in entries if e.name.endswith(".json") and e.name[0] != "." and e.is_file())
 
 
 def split_name(name: str) -> tuple[str, str]:

@@ -11,8 +11,11 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-SCHEMA_VERSION = 1
-MEASUREMENT_VERSION = 1
+SCHEMA_VERSION = 2
+"""2: grad_norm_max_difference."""
+MEASUREMENT_VERSION = 2
+"""2: a stage's waiting for slower stages after its last backward is pipeline idle, no longer reduction or optimizer;
+HFU of full recomputation leaves out the down projection; losses agree by gradient norms too."""
 
 OUTCOMES = (
     "ok",
@@ -164,7 +167,8 @@ ATTEMPT_COLUMNS: tuple[Column, ...] = (
     Column("grad_norms", pa.list_(_F), "Gradient norm before clipping of each step from the first"),
     Column("loss_reference_id", _S, "Attempt of the same model, seed and data whose losses these were compared with"),
     Column("loss_max_difference", _F, "Largest relative difference of the first steps' losses to that attempt's"),
-    Column("loss_agrees", _B, "loss_max_difference is within the tolerance of the precision"),
+    Column("grad_norm_max_difference", _F, "The same of the first steps' gradient norms"),
+    Column("loss_agrees", _B, "Both differences are within the tolerances of the precision"),
     # memory, of the rank with the highest peak
     Column("peak_allocated_bytes", _I, "Highest allocated device memory of any rank over the timed steps", "B"),
     Column("peak_reserved_bytes", _I, "Highest reserved device memory of any rank over the timed steps", "B"),

@@ -170,9 +170,13 @@ def _warned(reading: Reading) -> pa.Table:
 
 
 def _find_sweeps(folder: Path, depth: int) -> Iterator[Path]:
-    if (folder / files.MARKER).is_file():
-        yield folder
-    elif depth > 0:
-        for child in folder.iterdir():
-            if child.is_dir() and not child.name.startswith("."):
-                yield from _find_sweeps(child, depth - 1)
+    try:
+        if (folder / files.MARKER).is_file():
+            yield folder
+            return
+        inside = sorted(folder.iterdir()) if depth > 0 else []
+        children = [child for child in inside if not child.name.startswith(".") and child.is_dir()]
+    except OSError:  # not ours to read, or gone meanwhile
+        return
+    for child in children:
+        yield from _find_sweeps(child, depth - 1)

@@ -76,6 +76,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader (head, less) has gone: nothing is left to tell
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:  # a full disk, a folder that is not ours or has gone: the machine's matter, not a bug
+        where = f" {error.filename}" if error.filename else ""
+        print(f"ultrasweep: cannot use{where}: {error.strerror or error}", file=sys.stderr)
+        return USAGE
 
 
 def _dispatch(arguments: list[str]) -> int:
@@ -163,7 +167,8 @@ def _retry(rest: list[str]) -> int:
     from sweep.progress import retry_points
 
     count = retry_points(options.path, options.which)
-    print(f"{count} point{'' if count == 1 else 's'} put back; run the sweep again to run them")
+    hint = "; run the sweep again to run what waits" if count else ""
+    print(f"{count} point{'' if count == 1 else 's'} put back{hint}")
     return 0
 
 

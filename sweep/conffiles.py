@@ -38,7 +38,7 @@ class ConfFolders:
         """File of one option. Raises `InvalidSweep` listing the options there are, the closest first."""
         for root in self.all:
             path = root / group / f"{name}.yaml"
-            if name and path.is_file():
+            if name and "/" not in name and path.is_file():
                 return path
         raise InvalidSweep(f"no {group} called {name!r}{suggest(name, self.names(group))}")
 

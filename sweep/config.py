@@ -17,6 +17,9 @@ from workloads.errors import InvalidSweep
 from workloads.experiment import ModelSpec
 from workloads.protocol import MeasureSpec
 
+_MAX_NAME_BYTES = 255
+_SECTIONS = ("budget", "cluster", "grids", "launcher", "measure", "name", "plan", "results_dir")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deadline:
@@ -83,6 +86,10 @@ def compose_sweep(
     chosen = given or cluster or _cluster_of_grids(sorted_words.grids, folders)
     groups = {**sorted_words.groups, **({"cluster": chosen} if chosen else {})}
     data = _compose(sorted_words, groups, folders)
+    for section in data:
+        if section not in _SECTIONS:
+            known = {*_SECTIONS, "grid", "model"} - {"grids"}
+            raise InvalidSweep(f"no option {section!r} at the top level{suggest(section, known)}")
     grids = tuple(
         grid_from_dict(name, _with_models(data["grids"][name], sorted_words.models), extra_where)
         for name in sorted_words.grids
@@ -99,7 +106,7 @@ def compose_sweep(
     default_name = "+".join(sorted_words.grids) + ("-rehearsed" if kind == "rehearse" else "")
     return SweepConfig(
         name=_sweep_name(data["name"], default_name),
-        results_dir=Path(str(data["results_dir"])).expanduser(),
+        results_dir=_results_dir(data["results_dir"]),
         grids=grids,
         models={name: folders.model(name) for name in sorted(names)},
         cluster=_cluster(_mapping(data, "cluster")),
@@ -274,12 +281,26 @@ def _budget(fields: Any) -> float | None:
 
 
 def _sweep_name(given: Any, default: str) -> str:
-    if given is None:
-        return default
-    name = str(given)
-    if not name or name.startswith(".") or "/" in name:
-        raise InvalidSweep(f"name={name!r} must be usable as the name of one folder")
-    return name
+    name = default if given is None else given
+    if not isinstance(name, (str, int, float)) or isinstance(name, bool):
+        raise InvalidSweep(f"name={name!r} must be one word")
+    text = str(name)
+    if not text or text != text.strip() or text.startswith((".", "-")) or "/" in text or not text.isprintable():
+        raise InvalidSweep(
+            f"name={text!r} must be usable as the name of one folder: printable, without / and not starting with . or -"
+        )
+    if (length := len(text.encode())) > _MAX_NAME_BYTES:
+        hint = "" if given is not None else "; give a shorter one with name=NAME"
+        raise InvalidSweep(
+            f"name={text[:40]}... has {length} bytes; a folder's name has at most {_MAX_NAME_BYTES}{hint}"
+        )
+    return text
+
+
+def _results_dir(given: Any) -> Path:
+    if not isinstance(given, str) or not given or not given.isprintable():
+        raise InvalidSweep(f"results_dir={given!r} must name the folder that holds the sweeps")
+    return Path(given).expanduser()
 
 
 def _is_number(value: Any) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -153,18 +154,23 @@ def tell_start(prepared: Prepared, queued: Queued, console: Console) -> None:
     say = partial(console.print, highlight=False, markup=False, soft_wrap=True)
     if prepared.note:
         say(prepared.note)
-    say(f"{queued.sweep.path}: {len(plan.points):,} points: {counts}")
+    say(f"{queued.sweep.path}: {_points(len(plan.points))}: {counts}")
     if queued.removed:
         say(f"{queued.removed:,} points of an earlier run are not in this plan and were taken off the queue")
     status = sweep_status(queued.sweep)
     if not status.left:
-        say(f"nothing to run: every point has its row{_failures(status)}")
+        lost = len(plan.to_run) - _failed(status)
+        if lost > 0:  # finished says the queue, and no row can be read
+            retry = f"python -m sweep retry {shlex.quote(str(queued.sweep.path))} ok"
+            say(f"nothing to run: every point was run, but the rows of {lost:,} cannot be read; {retry} puts them back")
+        else:
+            say(f"nothing to run: every point has its row{_failures(status)}")
         return
     settings = prepared.settings
     unit = {"cuda": "GPU", "cpu": "CPU process"}[settings.device]
     plural = {"GPU": "s", "CPU process": "es"}[unit] if settings.num_devices > 1 else ""
     how = "run" if settings.method == "measured" else "be rehearsed"
-    say(f"{status.left:,} points to {how}, with up to {settings.num_devices} {unit}{plural} at a time")
+    say(f"{_points(status.left)} to {how}, with up to {settings.num_devices} {unit}{plural} at a time")
     if settings.method == "rehearsed_fake":
         say("no GPU here: memory is traced on FakeTensor, step times are estimates")
 
@@ -174,15 +180,24 @@ def tell_end(sweep: SweepDir, summary: RunSummary, command: str, console: Consol
     say = partial(console.print, highlight=False, markup=False, soft_wrap=True)
     outcomes = ", ".join(f"{outcome} {count:,}" for outcome, count in sorted(summary.outcomes.items()))
     if summary.attempts:
-        say(f"{summary.attempts:,} attempts; points by outcome: {outcomes or 'none yet'}")
+        plural = "" if summary.attempts == 1 else "s"
+        say(f"{summary.attempts:,} attempt{plural}; points by outcome: {outcomes or 'none yet'}")
     if summary.interrupted:
-        say(f"interrupted, {summary.left:,} points wait; go on with: {command}")
+        say(f"interrupted, {_points(summary.left)} left; go on with: {command}")
     elif summary.message:
         say(summary.message)
     elif summary.attempts:
-        say(f"report: python -m analysis.report {sweep.path}")
+        say(f"report: python -m analysis.report {shlex.quote(str(sweep.path))}")
+
+
+def _points(count: int) -> str:
+    return f"{count:,} point{'' if count == 1 else 's'}"
+
+
+def _failed(status: SweepStatus) -> int:
+    return sum(count for outcome, count in status.done.items() if outcome not in SETTLED)
 
 
 def _failures(status: SweepStatus) -> str:
-    failed = sum(count for outcome, count in status.done.items() if outcome not in SETTLED)
+    failed = _failed(status)
     return f"; {failed:,} failed (python -m sweep retry puts them back)" if failed else ""

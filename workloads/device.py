@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import platform
 import resource
 import socket
@@ -41,10 +42,10 @@ class Identity(TypedDict):
 
 def prepare_device(task: Task, local_rank: int) -> torch.device:
     """Claim this rank's device. A CPU rank gets the memory its cluster description promises, and no more."""
+    torch.set_num_threads(task.cpu_threads)
     if task.device == "cuda":
         torch.cuda.set_device(local_rank)
         return torch.device("cuda", local_rank)
-    torch.set_num_threads(task.cpu_threads)
     limit = task.cluster.device.memory_bytes
     if limit is not None:
         data_pages = int(Path("/proc/self/statm").read_text().split()[5])
@@ -99,7 +100,8 @@ class DeviceSampler:
         self._nvml: Any = None
         self._clocks: list[float] = []
         self._temperatures: list[float] = []
-        self._reasons = 0
+        self._reasons: int | None = None
+        self._started = False
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._sample, daemon=True)
         self._energy_start: tuple[float, float] | None = None
@@ -120,13 +122,14 @@ class DeviceSampler:
         return str(self._nvml.nvmlSystemGetDriverVersion()) if self._nvml is not None else None
 
     def start(self) -> None:
-        """Begin, or go on if already begun."""
-        if self._handle is not None and not self._thread.is_alive():
+        """Begin; further calls change nothing."""
+        if self._handle is not None and not self._started:
+            self._started = True
             self._energy_start = self._energy()
             self._thread.start()
 
     def stop(self) -> DeviceState:
-        if self._handle is None or not self._thread.is_alive():
+        if not self._started:
             return DeviceState()
         self._stop.set()
         self._thread.join()
@@ -138,7 +141,9 @@ class DeviceSampler:
             power_w=power,
             sm_clock_mhz=statistics.fmean(self._clocks) if self._clocks else None,
             temperature_c=max(self._temperatures, default=None),
-            throttle_reasons=",".join(name for bit, name in _REASONS.items() if self._reasons & bit),
+            throttle_reasons=None
+            if self._reasons is None
+            else ",".join(name for bit, name in _REASONS.items() if self._reasons & bit),
         )
 
     def _energy(self) -> tuple[float, float] | None:
@@ -149,11 +154,13 @@ class DeviceSampler:
             return None
 
     def _sample(self) -> None:
-        nvml = self._nvml
+        nvml, handle = self._nvml, self._handle
         while not self._stop.wait(SAMPLE_EVERY_S):
-            try:
-                self._clocks.append(float(nvml.nvmlDeviceGetClockInfo(self._handle, nvml.NVML_CLOCK_SM)))
-                self._temperatures.append(float(nvml.nvmlDeviceGetTemperature(self._handle, nvml.NVML_TEMPERATURE_GPU)))
-                self._reasons |= int(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(self._handle))
-            except nvml.NVMLError:
-                return
+            # One by one: a device that refuses one question (MIG, virtual GPUs) may answer the others.
+            with contextlib.suppress(nvml.NVMLError):
+                self._clocks.append(float(nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)))
+            with contextlib.suppress(nvml.NVMLError):
+                self._temperatures.append(float(nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)))
+            with contextlib.suppress(nvml.NVMLError):
+                seen = int(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle))
+                self._reasons = (self._reasons or 0) | seen

@@ -30,7 +30,8 @@ class MeasureSpec:
     warmup_steps: int = 3
     timed_steps: int = 5
     memory_probe: bool = True
-    """The last warm-up step looks up memory by category at its peak (costs host time in that step only)."""
+    """The last warm-up step looks up memory by category at its peak (costs host time in that step only). Needs two
+    warm-up steps: in the first there is no optimizer state yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

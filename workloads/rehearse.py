@@ -48,7 +48,7 @@ def rehearse(task: Task, rank: int, local_rank: int, enter: EnterPhase, started_
             memory_at_peak=at_peak,
             versions={"torch": torch.__version__},
         )
-    choose_attention(experiment.attention)
+    choose_attention(experiment)
     engine = build(experiment, groups)
     measurements = measure(engine, task.measure, lambda step, warm: enter("warmup" if warm else "step", step))
     return RankResult(
@@ -85,6 +85,7 @@ def trace_memory(experiment: Experiment, groups: Groups, enter: EnterPhase) -> M
 def _step(engine: Engine) -> None:
     engine.pipeline.run(_empty_batches(engine.experiment))
     engine.optimizer.finish_gradients()
+    engine.optimizer.add_tied_copies()
     engine.optimizer.step(engine.optimizer.local_square_norm().sqrt())
 
 

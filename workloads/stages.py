@@ -81,7 +81,8 @@ def assemble(experiment: Experiment, cluster: ClusterSpec, results: dict[int, Ra
     """The whole step from its rehearsed ranks.
 
     Measured forward and backward times of the end stages fill the schedule (middle stages: the first stage's time,
-    scaled to their layers); the optimizer is the slower end's; communication comes from the closed form.
+    scaled to their layers); optimizer and what reduction costs without peers (casts, copies) are the slower end's;
+    communication comes from the closed form.
     """
     estimate = estimate_time(experiment, cluster)
     communication = estimate.communication_s if estimate is not None else None
@@ -109,14 +110,15 @@ def assemble(experiment: Experiment, cluster: ClusterSpec, results: dict[int, Ra
         for stage in range(experiment.pp)
     ]
     busy = simulate(actions, forward, backward, 0.0).total_s
-    optimizer = max(
-        statistics.median(s.optimizer_s for s in end.steps if not s.is_warmup and s.optimizer_s is not None)
-        for end in ends
-    )
-    compute = busy + optimizer
+    compute = busy + max(_after_backward_s(end) for end in ends)
     return RehearsedTimes(
         step_time_s=compute + communication if communication is not None else None,
         compute_time_s=compute,
         communication_time_s=communication,
         time_source="compute_measured",
     )
+
+
+def _after_backward_s(end: RankResult) -> float:
+    timed = [step for step in end.steps if not step.is_warmup]
+    return statistics.median((step.reduce_exposed_s or 0.0) + (step.optimizer_s or 0.0) for step in timed)

@@ -4,8 +4,12 @@ Every step leaves marks on the device's time line:
 
     start ─ forward/backward (pipeline waits marked) ─ last backward ─ reduction left exposed ─ optimizer ─ end
 
-The host may run ahead of the device by at most one step, so that launching costs no device time and a heartbeat is
-never more than a step early. Loss and gradient norm of the global batch come from one small all-reduce, the same on
+With several pipeline stages, waiting for the slowest one after the last backward (in the sums of loss and gradient norm
+over all ranks, and of a tied embedding's gradients) is pipeline idle time too.
+
+Batches lie on the device before the first step of their kind: copying one in would make host and device wait for each
+other. The host may run ahead of the device by at most one step, so that launching costs no device time and a heartbeat
+is never more than a step early. Loss and gradient norm of the global batch come from one small all-reduce, the same on
 every rank.
 """
 
@@ -28,9 +32,11 @@ from workloads.engine.memory import MemoryProbe
 from workloads.engine.pipeline import PipelineMarks
 from workloads.protocol import MeasureSpec, MemoryAtPeak, StepRecord
 
+Batches = list[tuple[Tensor, Tensor]]
+
 
 class Diverged(RuntimeError):
-    """The loss is not finite."""
+    """The loss or the gradient norm is not finite."""
 
 
 @dataclass(frozen=True)
@@ -62,18 +68,21 @@ def measure(
 ) -> Measurements:
     """Run ``spec.warmup_steps`` and ``spec.timed_steps``. ``before_step(step, is_warmup)`` is told of each.
 
-    Raises `Diverged` when a loss is not finite, after all steps of its kind have run.
+    Raises `Diverged` when a loss or gradient norm is not finite, after all steps of its kind have run.
     """
-    probe = MemoryProbe(engine) if spec.memory_probe and spec.warmup_steps > 0 else None
+    # In the very first step there is no optimizer state yet, and its peak says nothing about later ones.
+    probe = MemoryProbe(engine) if spec.memory_probe and spec.warmup_steps > 1 else None
     records: list[StepRecord] = []
     spans: dict[str, list[float]] = {"F": [], "B": []}
     for first, count, warm in ((0, spec.warmup_steps, True), (spec.warmup_steps, spec.timed_steps, False)):
         pending: list[_Pending] = []
-        for step in range(first, first + count):
+        steps = range(first, first + count)
+        batches = {step: _batches(engine, step) for step in steps}
+        for step in steps:
             before_step(step, warm)
             probing = probe is not None and warm and step == first + count - 1
             with _watched(probe) if probing else nullcontext():
-                pending.append(run_step(engine, step, is_warmup=warm))
+                pending.append(run_step(engine, step, batches.pop(step), is_warmup=warm))
             if probing and probe is not None and probe.tracker is not None:
                 pending[-1].memory["peak_allocated_bytes"] = probe.peak_bytes
             if len(pending) > 1:
@@ -87,10 +96,13 @@ def measure(
     return Measurements(records, probe.at_peak if probe is not None else None, forward, backward)
 
 
-def run_step(engine: Engine, step: int, *, is_warmup: bool) -> _Pending:
+def _batches(engine: Engine, step: int) -> Batches:
+    return step_batches(engine.experiment, step, engine.groups.data_rank, engine.groups.device)
+
+
+def run_step(engine: Engine, step: int, batches: Batches, *, is_warmup: bool) -> _Pending:
     """Launch one optimizer step."""
     groups, clock = engine.groups, engine.clock
-    batches = step_batches(engine.experiment, step, groups.data_rank, groups.device)
     cuda = groups.device.type == "cuda"
     retries = _retries() if cuda else None
     if cuda:
@@ -99,10 +111,15 @@ def run_step(engine: Engine, step: int, *, is_warmup: bool) -> _Pending:
     loss, marks = engine.pipeline.run(batches)
     engine.optimizer.finish_gradients()
     reduced = clock.mark()
+    # What follows waits for the slowest stage: it is not this stage's reduction, nor its optimizer.
+    engine.optimizer.add_tied_copies()
     square_norm = engine.optimizer.local_square_norm()
     own_loss = loss if loss is not None and groups.tp.rank == 0 else torch.zeros((), device=groups.device)
     totals = torch.stack([own_loss.to(square_norm.dtype), square_norm])
     dist.all_reduce(totals)
+    summed = clock.mark()
+    if engine.experiment.pp > 1:
+        marks.late_waits.append((reduced, summed))
     engine.optimizer.step(totals[1].sqrt())
     end = clock.mark()
     memory: dict[str, int | None] = {}
@@ -118,19 +135,20 @@ def run_step(engine: Engine, step: int, *, is_warmup: bool) -> _Pending:
 def _finish(engine: Engine, pending: _Pending) -> StepRecord:
     clock = engine.clock
     loss, square_norm = pending.totals.tolist()
-    if not engine.groups.is_rehearsal and not math.isfinite(loss):
-        raise Diverged(f"loss of step {pending.step} is {loss}")
-    idle = sum(clock.seconds(a, b) for a, b in pending.marks.waits)
-    backward_end = pending.marks.last_backward
+    if not engine.groups.is_rehearsal and not (math.isfinite(loss) and math.isfinite(square_norm)):
+        raise Diverged(f"step {pending.step}: loss {loss}, squared gradient norm {square_norm}")
+    marks, backward_end = pending.marks, pending.marks.last_backward
     assert backward_end is not None
+    early = sum(clock.seconds(a, b) for a, b in marks.waits)
+    (sends, *sums) = [clock.seconds(a, b) for a, b in marks.late_waits]
     return StepRecord(
         step=pending.step,
         is_warmup=pending.is_warmup,
         step_time_s=clock.seconds(pending.start, pending.end),
-        forward_backward_s=clock.seconds(pending.start, backward_end) - idle,
-        reduce_exposed_s=clock.seconds(backward_end, pending.reduced),
-        optimizer_s=clock.seconds(pending.reduced, pending.end),
-        pipeline_idle_s=idle,
+        forward_backward_s=clock.seconds(pending.start, backward_end) - early,
+        reduce_exposed_s=clock.seconds(backward_end, pending.reduced) - sends,
+        optimizer_s=clock.seconds(pending.reduced, pending.end) - sum(sums),
+        pipeline_idle_s=early + sends + sum(sums),
         loss=None if engine.groups.is_rehearsal else loss,
         grad_norm=None if engine.groups.is_rehearsal else math.sqrt(square_norm),
         **pending.memory,

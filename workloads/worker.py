@@ -93,20 +93,26 @@ def run_rank(folder: Path, rank: int, local_rank: int) -> NoReturn:
         os._exit(status)
 
 
+_OUT_OF_MEMORY = (
+    "can't allocate memory",  # torch's CPU allocator
+    "CUDA error: out of memory",  # allocations outside torch's caching allocator
+    "ALLOC_FAILED",  # cuBLAS, cuDNN
+    "'out of memory'",  # NCCL
+)
+
+
 def classify(error: BaseException) -> Literal["oom", "nccl_error", "diverged", "unsupported", "crash"]:
     """Kind of failure, by type where there is one; the texts are those of allocators that raise a RuntimeError."""
     text = str(error)
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return "oom"
-    if isinstance(error, RuntimeError) and any(
-        sign in text for sign in ("can't allocate memory", "CUDA out of memory", "ALLOC_FAILED", "'out of memory'")
-    ):
+    if isinstance(error, RuntimeError) and any(sign in text for sign in _OUT_OF_MEMORY):
         return "oom"
     if isinstance(error, Diverged):
         return "diverged"
     if isinstance(error, UnsupportedByEngine):
         return "unsupported"
-    if isinstance(error, dist.DistError) or "gloo" in text.lower() or "NCCL" in text:
+    if isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo/transport" in text):
         return "nccl_error"
     return "crash"
 
@@ -132,7 +138,7 @@ def _measured(task: Task, rank: int, local_rank: int, progress: _Progress) -> Ra
     groups = make_groups(task.experiment, rank, device)
     dist.all_reduce(torch.ones(1, device=device))  # start the communicator here, so that its cost is not the build's
     progress.enter("build")
-    choose_attention(task.experiment.attention)
+    choose_attention(task.experiment)
     engine = build(task.experiment, groups)
     sampler = DeviceSampler(device)
 

@@ -21,7 +21,7 @@ def draw(frame: pd.DataFrame) -> Figure:
     """
     rows = last_attempts(frame)
     memory = rows[(rows["outcome"] == "ok") & rows["predicted_peak_bytes"].notna() & (rows["peak_allocated_bytes"] > 0)]
-    times = rows[(rows["outcome"] == "ok") & rows["predicted_step_time_s"].notna() & (rows["step_time_s"] > 0)]
+    times = metrics.prediction_errors(rows, "predicted_step_time_s", "step_time_s")
     panels = [panel for panel, data in ((_memory, memory), (_times, times)) if len(data)]
     if not panels:
         raise style.NothingToDraw("no finished run has a prediction to compare with")
@@ -101,5 +101,12 @@ def _summary(errors: pd.Series) -> str:
     if len(errors) < 2:
         return f"n = {len(errors)}"
     low, middle, high = errors.quantile([0.05, 0.5, 0.95])
-    text = f"off by {100 * middle:+.0f} % ({100 * low:+.0f} to {100 * high:+.0f} %), n = {len(errors):,}"
-    return text.replace("-", "−")
+    return f"off by {_signed(middle)} % ({_signed(low)} to {_signed(high)} %), n = {len(errors):,}"
+
+
+def _signed(share: float) -> str:
+    """Per cent with its sign, with one decimal below 10 %; what rounds to nothing has no sign."""
+    value = round(100 * share, 1)
+    if value == 0:
+        return "0.0"
+    return f"{value:+.{0 if abs(value) >= 10 else 1}f}".replace("-", "−")

@@ -169,3 +169,9 @@ def test_files_are_reproducible_and_leave_no_state(frame: pd.DataFrame, tmp_path
 def test_ink_is_readable_on_every_colour() -> None:
     assert style.ink_on((1.0, 1.0, 1.0, 1.0)) == "black"
     assert style.ink_on((0.27, 0.0, 0.33, 1.0)) == "white"
+
+
+def test_errors_of_predictions_keep_a_decimal_below_ten_per_cent() -> None:
+    told = predicted._summary(pd.Series([-0.0004, -0.0004, 0.034]))
+    assert told == "off by 0.0 % (0.0 to +3.1 %), n = 3"
+    assert predicted._summary(pd.Series([-0.25, -0.012, 0.0])) == "off by −1.2 % (−23 to −0.1 %), n = 3"

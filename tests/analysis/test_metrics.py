@@ -11,6 +11,7 @@ import pytest
 from analysis import cohorts, labels, metrics
 from analysis.load import last_attempts
 from analysis.stats import median_interval
+from results.schema import MEASUREMENT_VERSION
 from tests.analysis import synthetic
 from tests.analysis.conftest import frame_of
 from workloads.experiment import Experiment
@@ -108,15 +109,15 @@ def test_cohorts_never_pool_methods_clusters_or_measurement_versions() -> None:
             synthetic.attempt(point, 0),
             synthetic.attempt(point, 1, method="rehearsed"),
             synthetic.attempt(point, 2, cluster="h100_efa"),
-            synthetic.attempt(point, 3, measurement_version=2),
+            synthetic.attempt(point, 3, measurement_version=MEASUREMENT_VERSION + 1),
             synthetic.attempt(point, 4, cluster=None),
         ]
     )
     parts = cohorts.split(frame)
     assert [len(part.frame) for part in parts] == [1] * 5
     assert len({part.slug for part in parts}) == 5
-    assert parts[-1].slug == "rehearsed-h200-v1"
-    assert "measurement version 2" in " ".join(part.title for part in parts)
+    assert parts[-1].slug == f"rehearsed-h200-v{MEASUREMENT_VERSION}"
+    assert f"measurement version {MEASUREMENT_VERSION + 1}" in " ".join(part.title for part in parts)
 
 
 def test_mixtures_are_said() -> None:
@@ -149,6 +150,10 @@ def test_prediction_errors_and_device_hours_by_hand() -> None:
     )
     errors = metrics.prediction_errors(frame, "predicted_peak_bytes", "peak_allocated_bytes")
     assert errors.tolist() == pytest.approx([0.1])
+    times = {"predicted_step_time_s": 2.0, "step_time_s": 1.6}
+    frame_of_times = rows_of((experiment(), times), (experiment(tp=2), {**times, "method": "rehearsed_fake"}))
+    errors = metrics.prediction_errors(frame_of_times, "predicted_step_time_s", "step_time_s")
+    assert errors.tolist() == pytest.approx([0.25])  # what was traced without a device is the prediction itself
     hours = metrics.device_hours(frame)  # 2 GPUs for an hour and 1 device for an hour; 2 GPUs for half an hour
     assert hours.to_dict() == pytest.approx({"ok": 3.0, "oom": 1.0})
 

@@ -20,7 +20,7 @@ from analysis.cohorts import split
 from analysis.figures import registry
 from results import store
 from results.rows import table_from_rows
-from results.schema import ATTEMPTS
+from results.schema import ATTEMPTS, MEASUREMENT_VERSION
 from tests.analysis import synthetic
 from tests.analysis.conftest import frame_of
 
@@ -81,6 +81,14 @@ def test_measured_and_rehearsed_stand_apart(whole: Path) -> None:
     assert set(ranked["method"]) == {"measured", "rehearsed"}
     firsts = ranked[ranked["rank"] == 1]
     assert not firsts.duplicated(["method", "cluster", "model", "world_size"]).any()
+
+
+def test_figures_of_what_was_not_measured_say_so_themselves(tmp_path: Path) -> None:
+    rows = [synthetic.attempt(POINTS[0], 0), synthetic.attempt(POINTS[1], 1, method="rehearsed_fake")]
+    figures = report.build(synthetic.make_sweep(tmp_path / "s", rows), tmp_path / "out").parent / "figures"
+    stamped = {path.name: "times are estimates" in path.read_text() for path in figures.glob("*.svg")}
+    assert any(stamped.values())
+    assert all(told == ("rehearsed-fake" in name) for name, told in stamped.items()), stamped
 
 
 def test_page_is_self_contained_and_every_link_leads_somewhere(whole: Path) -> None:
@@ -158,7 +166,7 @@ def test_all_failed(tmp_path: Path) -> None:
 def test_damaged_part_unknown_columns_and_other_versions(tmp_path: Path) -> None:
     sweep = synthetic.make_sweep(tmp_path / "s", synthetic.attempts(POINTS[:4]))
     folder = sweep / "parts" / "attempts"
-    row = table_from_rows([synthetic.attempt(POINTS[5], 77, measurement_version=2)], ATTEMPTS)
+    row = table_from_rows([synthetic.attempt(POINTS[5], 77, measurement_version=MEASUREMENT_VERSION + 1)], ATTEMPTS)
     pq.write_table(row.append_column("noise_db", pa.array([3.0])), folder / "new.parquet")
     (folder / "bad.parquet").write_bytes(b"PAR1")
     pq.write_table(pa.table({"attempt_id": ["x"], "outcome": ["ok"]}), folder / "old.parquet")
@@ -166,8 +174,8 @@ def test_damaged_part_unknown_columns_and_other_versions(tmp_path: Path) -> None
     text = text_of(report.build(sweep, tmp_path / "out", say=said.append))
     assert "bad.parquet cannot be read and is left out" in text
     assert "1 rows without experiment_id, method, outcome, model or world_size are left out" in text
-    assert "Measured: h200, measurement version 1" in text
-    assert "Measured: h200, measurement version 2" in text
+    assert f"Measured: h200, measurement version {MEASUREMENT_VERSION}" in text
+    assert f"Measured: h200, measurement version {MEASUREMENT_VERSION + 1}" in text
     assert sum("bad.parquet" in line for line in said) == 1
 
 

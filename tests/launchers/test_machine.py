@@ -208,7 +208,7 @@ def test_settings_survive_the_trip_through_json() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"num_devices": 0}, "num_devices=0 must be at least 1"),
+        ({"num_devices": 0}, "num_devices=0 must be a whole number of at least 1"),
         ({"phase_limits_s": {"stepp": 1.0}}, "no phase stepp; it has spawn, rendezvous"),
         ({"phase_limits_s": {"step": 0.0}}, "phase_limits_s.step=0.0 must be a number of seconds above 0"),
         ({"point_deadline_s": -1.0}, "point_deadline_s=-1.0"),

@@ -228,3 +228,18 @@ def test_status_counts_from_files(sweep: SweepDir) -> None:
     assert status.device_hours == pytest.approx(2 * 45 * 8 / 3600)
     assert status.expected_left_s == pytest.approx(2 * 45)
     assert [record.outcome for record in status.failures()] == ["oom"]
+
+
+def test_garbage_in_the_queue_is_set_aside_not_run(sweep: SweepDir) -> None:
+    sweep.add_points(points("ok"))
+    (sweep.todo / "000000-a.json").write_text("garbage{")
+    (sweep.todo / "folder.json").mkdir()
+    (sweep.claimed / "000001-b@gone.json").write_bytes(b"\xff\xfe")
+    (sweep.claimed / "000002-c.json").write_text("{}")
+    claim = drawer(sweep, "p").draw(lambda point: True)
+    assert claim is not None and claim.point.index == 0
+    for stem, holder in queue.claims_of_others(sweep, "p"):
+        assert queue.seize(sweep, stem, holder, "p") is None
+    assert queue.claims_of_others(sweep, "p") == []
+    broken = sorted(path.name for path in (sweep.path / "queue" / "broken").iterdir())
+    assert broken == ["000000-a.json", "000001-b@gone.json", "000002-c.json"]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -182,7 +184,7 @@ def test_points_too_wide_for_this_machine_wait_and_are_told(sweep: SweepDir) -> 
     sweep.add_points(points("ok", dp=4))
     summary = run_local(sweep, settings(), live=False)
     assert (summary.left, summary.too_wide, summary.exit_code) == (1, 1, 1)
-    assert "1 points need more than the 2 devices" in summary.message
+    assert "1 of the points need more than the 2 devices" in summary.message
 
 
 def test_ctrl_c_puts_the_running_point_back_and_the_next_run_resumes(sweep: SweepDir) -> None:
@@ -342,3 +344,27 @@ def test_results_that_no_row_can_be_made_of_cost_one_row_not_the_sweep(sweep: Sw
 
 def _fields(point: Any) -> dict[str, Any]:
     return {name: getattr(point, name) for name in point.__dataclass_fields__}
+
+
+def test_a_sweep_removed_while_it_runs_is_one_line(sweep: SweepDir) -> None:
+    sweep.add_points(points("slow", deadline_s=60.0))
+
+    def remove() -> None:
+        until(lambda: list(sweep.attempts.glob("*/rank_*.heartbeat.json")))
+        gone = sweep.path.rename(sweep.path.with_name("gone"))
+        shutil.rmtree(gone, ignore_errors=True)
+
+    remover = threading.Thread(target=remove)
+    remover.start()
+    with pytest.raises(local.PilotFailed, match="was removed while its points ran"):
+        run_local(sweep, settings(phase_limits_s={}), live=False)
+    remover.join()
+
+
+def test_a_full_disk_is_told_although_the_pilot_cannot_write_it(
+    sweep: SweepDir, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep.add_points(points("ok"))
+    monkeypatch.setattr(local, "_LEAST_ROOM_BYTES", 2**80)
+    assert run_local(sweep, settings(), live=False).outcomes == {"ok": 1}
+    assert capsys.readouterr().out.count("is full; what cannot be written waits") == 1

@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import pandas as pd
@@ -271,6 +272,20 @@ def test_a_folder_of_sweeps_is_read_whole_and_a_copy_counts_once(tmp_path: Path)
     assert ids(store.read_attempts(tmp_path)) == ["in-both", "in-one", "in-two"]
     assert store.sweep_dirs(tmp_path / "one") == [tmp_path / "one"]
     assert ids(store.read_attempts(tmp_path / "one" / "parts" / "attempts" / "in-one.parquet")) == ["in-one"]
+
+
+def test_a_folder_that_cannot_be_read_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_sweep(tmp_path / "mine")
+    (tmp_path / "theirs").mkdir()
+    listed = Path.iterdir
+
+    def guarded(folder: Path) -> Any:
+        if folder.name == "theirs":
+            raise PermissionError(13, "Permission denied", str(folder))
+        return listed(folder)
+
+    monkeypatch.setattr(Path, "iterdir", guarded)
+    assert store.sweep_dirs(tmp_path) == [tmp_path / "mine"]
 
 
 def test_what_is_not_a_sweep(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -58,8 +59,16 @@ def _no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         (["run", "+grid=one_gpu"], "has CUDA devices and this machine has none"),
         (["run", "+grid=tiny", "results_dir=file"], "results_dir=file is a file"),
         (["run", "+grid=tiny", "name=occupied", "results_dir=."], "occupied exists and is not a sweep"),
-        (["run", "+grid=tiny", "launcher.lease_s=abc"], "launcher: "),
-        (["run", "+grid=tiny", "launcher.max_attempts=0"], "max_attempts=0 must be at least 1"),
+        (["plan", "+grid=../grid/tiny"], "no grid called '../grid/tiny'"),
+        (["plan", "+grid=tiny", "+seed=1"], "no option 'seed' at the top level"),
+        (["plan", "+grid=tiny", "name='a\nb'"], "must be usable as the name of one folder"),
+        (["plan", "+grid=tiny", "name=[a]"], "must be one word"),
+        (["plan", "+grid=tiny", "name=-v"], "must be usable as the name of one folder"),
+        (["plan", "+grid=tiny", f"name={'x' * 300}"], "has 300 bytes; a folder's name has at most 255"),
+        (["plan", "+grid=tiny", "results_dir=null"], "results_dir=None must name the folder"),
+        (["run", "+grid=tiny", "launcher.num_devices=abc"], "num_devices='abc' must be a whole number"),
+        (["run", "+grid=tiny", "launcher.lease_s=abc"], "lease_s='abc' must be a number of seconds above 0"),
+        (["run", "+grid=tiny", "launcher.max_attempts=0"], "max_attempts=0 must be a whole number of at least 1"),
         (["status"], "results does not exist"),
         (["status", "occupied"], "occupied holds no sweep"),
         (["retry", "occupied"], "occupied is not a sweep"),
@@ -229,11 +238,32 @@ def test_a_second_run_of_a_finished_grid_runs_nothing(pilots: Pilots, capsys: py
     assert entry_names(pilots.calls[1][0].todo) == []
 
 
+def test_finished_points_whose_rows_are_lost_are_told(pilots: Pilots, capsys: pytest.CaptureFixture[str]) -> None:
+    pilots.finish = finish_all
+    assert main(["run", "+grid=tiny"]) == 0
+    for part in Path("results/tiny/parts").rglob("*.parquet"):
+        part.write_bytes(part.read_bytes()[:100])
+    capsys.readouterr()
+    assert main(["run", "+grid=tiny"]) == 0
+    assert "the rows of 15 cannot be read; python -m sweep retry results/tiny ok" in capsys.readouterr().out
+
+
+def test_what_the_machine_refuses_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "results/tiny/ledger.parquet")
+
+    monkeypatch.setattr("results.store.write_ledger", full)
+    assert main(["run", "+grid=tiny"]) == 2
+    assert capsys.readouterr().err == "ultrasweep: cannot use results/tiny/ledger.parquet: No space left on device\n"
+
+
 def test_an_interrupted_run_says_how_to_go_on(pilots: Pilots, capsys: pytest.CaptureFixture[str]) -> None:
     pilots.interrupted = True
     assert main(["run", "+grid=tiny", "grid.axes.tp=[1,2]"]) == 130
     lines = capsys.readouterr().out.splitlines()
-    assert lines[-1] == "interrupted, 15 points wait; go on with: python -m sweep run +grid=tiny 'grid.axes.tp=[1,2]'"
+    assert lines[-1] == "interrupted, 15 points left; go on with: python -m sweep run +grid=tiny 'grid.axes.tp=[1,2]'"
 
 
 def test_what_waits_and_is_no_longer_planned_is_taken_off(pilots: Pilots, capsys: pytest.CaptureFixture[str]) -> None:

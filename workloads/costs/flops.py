@@ -51,8 +51,8 @@ def head_sizes(model: ModelSpec) -> tuple[int, int]:
 def hardware_flops_per_token(experiment: Experiment) -> float:
     """FLOPs that devices spend on one token: causal attention halved, recomputation counted.
 
-    Full recomputation runs every block's forward again, up to the last tensor that backward needs: without tensor
-    parallelism that spares the down projection. Selective recomputation repeats no matrix product. GPipe keeps no
+    Full recomputation runs every block's forward again, up to the last tensor that backward needs: that spares the down
+    projection. Selective recomputation repeats no matrix product. GPipe keeps no
     gradients of the head between forward and backward, so its logits are computed twice. The scores that a flash
     attention kernel computes again inside its own backward are not counted (they replace memory traffic, in every run).
     """
@@ -60,7 +60,7 @@ def hardware_flops_per_token(experiment: Experiment) -> float:
     total = flops_per_token(model, experiment.seq_len, "causal")
     head = model.vocab_size * model.hidden_size
     if experiment.recompute == "full":
-        spared = model.num_layers * model.ffn_hidden_size * model.hidden_size if experiment.tp == 1 else 0
+        spared = model.num_layers * model.ffn_hidden_size * model.hidden_size if model.moe is None else 0
         total += 2.0 * (matmul_params(model) - head - spared)
         total += 0.5 * model.num_layers * attention_forward_flops(model, experiment.seq_len)
     if experiment.pp_schedule == "gpipe":

@@ -151,8 +151,9 @@ def _layer(e: Experiment, cluster: ClusterSpec, rates: _Rates, *, routed: bool) 
     if e.recompute == "full":
         backward += forward
         tp_backward += tp_forward
-        if e.tp == 1 and not routed:  # backward needs nothing of the last matmul's output
-            backward -= 2.0 * tokens * columns * model.hidden_size / rates.matmul
+        if not routed:  # backward needs nothing of the last matmul's output, nor of the sum after it
+            backward -= 2.0 * tokens * columns * model.hidden_size / e.tp / rates.matmul
+            tp_backward -= tp_forward / 4
     elif e.recompute == "selective":
         backward += memory
         if e.compile == "block" and e.sequence_parallel and e.tp > 1:

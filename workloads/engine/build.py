@@ -55,6 +55,8 @@ def build(experiment: Experiment, groups: Groups) -> Engine:
     stage.fill_rope()
     position = groups.position
     initialise(stage, experiment.seed, experiment.tp, position["tp"], experiment.dp_shard, position["dp_shard"])
+    if groups.device.type == "cuda":
+        torch.cuda.empty_cache()  # what drawing needed is not what training reserves
     return assemble(experiment, groups, stage)
 
 
@@ -63,16 +65,19 @@ def assemble(experiment: Experiment, groups: Groups, stage: Stage) -> Engine:
     return Engine(experiment, groups, stage, ShardedAdamW(stage, groups), Pipeline(stage, groups, clock), clock)
 
 
-def choose_attention(attention: str) -> None:
-    """Set this process's SDPA back ends once. ``auto``: cuDNN where the device has it, else torch's own order."""
+def choose_attention(experiment: Experiment) -> None:
+    """Set this process's SDPA back ends once. ``auto``: cuDNN on Hopper and newer in the 16-bit precisions that it has
+    kernels for, else torch's own order.
+    """
     backends = {
         "cudnn": torch.backends.cuda.enable_cudnn_sdp,
         "flash": torch.backends.cuda.enable_flash_sdp,
         "efficient": torch.backends.cuda.enable_mem_efficient_sdp,
         "math": torch.backends.cuda.enable_math_sdp,
     }
-    if attention == "auto":
+    chosen: str = experiment.attention
+    if chosen == "auto":
         hopper = torch.cuda.is_available() and torch.cuda.get_device_capability() >= (9, 0)
-        attention = "cudnn" if hopper else "all"
+        chosen = "cudnn" if hopper and experiment.precision not in ("fp32", "fp64") else "all"
     for name, enable in backends.items():
-        enable(attention in (name, "all"))
+        enable(chosen in (name, "all"))

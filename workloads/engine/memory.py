@@ -97,6 +97,11 @@ class MemoryProbe:
         self.engine = engine
         self.tracker = None if engine.groups.device.type == "cuda" else StorageTracker()
         self._highest = -1
+        self._master_bytes = {
+            (id(named.module), named.attribute): _bytes(local_shard(named.current))
+            for named in engine.optimizer.parameters
+        }
+        """Of every parameter's master shard, which FSDP hides while the parameter is gathered."""
         self.at_peak: MemoryAtPeak | None = None
 
     @contextmanager
@@ -147,17 +152,8 @@ class MemoryProbe:
             current = named.current
             total += _bytes(local_shard(current))
             if not isinstance(current, DTensor):
-                total += self._shard_bytes(named.module, named.attribute)
+                total += self._master_bytes[id(named.module), named.attribute]
         return total
-
-    def _shard_bytes(self, module: torch.nn.Module, attribute: str) -> int:
-        """Bytes of the master shard behind a parameter that is gathered now."""
-        for group in _param_groups(self.engine.stage):
-            for parameter in group.fsdp_params:
-                info = parameter._module_info
-                if info.module is module and info.param_name == attribute:
-                    return _bytes(local_shard(parameter.sharded_param))
-        raise AssertionError(f"{attribute} of {type(module).__name__} is not managed by FSDP")
 
     def _gradients(self) -> int:
         total = 0

@@ -30,7 +30,7 @@ class ShardedAdamW:
         self.optimizer: torch.optim.AdamW | None = None
 
     def finish_gradients(self) -> None:
-        """Add what data parallelism does not: partial sums over tp, and the two copies of a tied embedding over pp."""
+        """Add what data parallelism does not: partial sums over tp."""
         tp = self.groups.tp
         if tp.size > 1 and tp.sequence_parallel:
             # Each tensor-parallel rank saw only its tokens: replicated weights hold partial sums. One message for all.
@@ -39,6 +39,9 @@ class ShardedAdamW:
             dist.all_reduce(flat, group=tp.group)
             for gradient, total in zip(partial, flat.split([g.numel() for g in partial]), strict=True):
                 gradient.copy_(total.view_as(gradient))
+
+    def add_tied_copies(self) -> None:
+        """Sum the gradients of the two copies of a tied embedding, in the first and the last stage."""
         if self.groups.tied_embedding is not None:
             tied = next(p for p in self.parameters if p.spec.parts[0].name == "embedding")
             dist.all_reduce(tied.gradient, group=self.groups.tied_embedding)

@@ -73,7 +73,7 @@ def local_shard(parameter: Tensor) -> Tensor:
 
 @torch.no_grad()
 def initialise(root: nn.Module, seed: int, tp_size: int, tp_rank: int, shards: int, shard_rank: int) -> None:
-    """Fill every parameter's local shard. Temporary memory: the largest parameter of one tp rank, in fp32."""
+    """Fill every parameter's local shard. Temporary memory: the largest parameter of the unsharded model, in fp32."""
     for named in named_parameters(root):
         local = local_shard(named.current)
         pieces = [_draw(part, seed, local.device, tp_size, tp_rank, named.spec.tp_dim) for part in named.spec.parts]

@@ -30,7 +30,9 @@ class PipelineMarks:
     """Device-time marks of one step."""
 
     waits: list[tuple[Mark, Mark]] = field(default_factory=list)
-    """Around each wait for a neighbour stage."""
+    """Around each wait for a neighbour stage, up to the last backward."""
+    late_waits: list[tuple[Mark, Mark]] = field(default_factory=list)
+    """With several stages: around waiting for messages to leave and for sums over stages, after the last backward."""
     last_backward: Mark | None = None
     """After the last backward's compute, before what is left of the gradient reduction."""
     actions: list[tuple[Action, Mark, Mark]] = field(default_factory=list)
@@ -94,8 +96,10 @@ class Pipeline:
             del x, output
             marks.actions.append((action, start, self.clock.mark()))
             sends = [(work, tensor) for work, tensor in sends if not work.is_completed()]
+        start = self.clock.mark()
         for work, _ in sends:
             work.wait()
+        marks.late_waits.append((start, self.clock.mark()))
         return (torch.stack(losses).sum() if losses else None), marks
 
     def _forward(self, x: Tensor, targets_T: Tensor, is_last: bool, marks: PipelineMarks) -> Tensor:

@@ -68,21 +68,6 @@ class _ColumnLinear(torch.autograd.Function):
         return wait(partial), grad_weight, None
 
 
-class _RowLinear(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, tp: TensorParallel) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        ctx.tp = tp
-        partial = x @ weight.t()
-        return wait(scatter_async(partial, tp) if tp.sequence_parallel else reduce_async(partial, tp))
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
-        x, weight = ctx.saved_tensors
-        full = wait(gather_async(grad, ctx.tp)) if ctx.tp.sequence_parallel else grad
-        return full @ weight, full.t() @ x, None
-
-
 class _EnterVocabulary(torch.autograd.Function):
     """Before the vocabulary-parallel head: every rank needs every token; the input's gradient is a partial sum."""
 
@@ -97,8 +82,12 @@ class _EnterVocabulary(torch.autograd.Function):
         return wait(scatter_async(grad, tp) if tp.sequence_parallel else reduce_async(grad, tp)), None
 
 
-class _LeaveVocabulary(torch.autograd.Function):
-    """After the vocabulary-parallel embedding: sum the partial rows, keep this rank's tokens."""
+class _SumPartials(torch.autograd.Function):
+    """After a row-parallel layer or the vocabulary-parallel embedding: sum the partial rows, keep this rank's tokens.
+
+    Apart from the matmul before it, so that recomputation, which stops at the last tensor that backward needs, repeats
+    neither that matmul nor this collective.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, tp: TensorParallel) -> Tensor:
@@ -148,7 +137,7 @@ class RowParallelLinear(nn.Module):
     def forward(self, x_TF: Tensor) -> Tensor:
         if self.tp.size == 1:
             return F.linear(x_TF, self.weight)
-        return _RowLinear.apply(x_TF, self.weight, self.tp)
+        return _SumPartials.apply(F.linear(x_TF, self.weight), self.tp)
 
 
 class VocabularyParallelEmbedding(nn.Module):
@@ -167,7 +156,7 @@ class VocabularyParallelEmbedding(nn.Module):
         local = tokens_T - self.tp.rank * self.rows
         mine = (local >= 0) & (local < self.rows)
         x_TD = F.embedding(local.clamp(0, self.rows - 1), self.weight) * mine.unsqueeze(-1)
-        return _LeaveVocabulary.apply(x_TD, self.tp)
+        return _SumPartials.apply(x_TD, self.tp)
 
 
 def vocabulary_spec(vocab_size: int, hidden_size: int, std: float, name: str = "embedding") -> ParameterSpec:

@@ -10,7 +10,7 @@ from torch import Tensor
 from workloads.engine.build import build, choose_attention
 from workloads.engine.groups import make_groups
 from workloads.experiment import Experiment
-from workloads.step import _finish, run_step
+from workloads.step import _batches, _finish, run_step
 
 
 @dataclass
@@ -33,7 +33,7 @@ class RankTrace:
 
 
 def train_rank(rank: int, experiment: Experiment, steps: int, device: str = "cpu") -> RankTrace:
-    choose_attention("math" if device == "cuda" else "auto")
+    choose_attention(experiment)
     torch.set_default_dtype(torch.float64 if experiment.precision == "fp64" else torch.float32)
     try:
         groups = make_groups(experiment, rank, torch.device(device, rank) if device == "cuda" else torch.device("cpu"))
@@ -58,7 +58,7 @@ def train_rank(rank: int, experiment: Experiment, steps: int, device: str = "cpu
         engine.optimizer.step = keep_gradients_then_update  # type: ignore[method-assign]
         records = []
         for step in range(steps):
-            pending = run_step(engine, step, is_warmup=False)
+            pending = run_step(engine, step, _batches(engine, step), is_warmup=False)
             engine.clock.finish()
             records.append(_finish(engine, pending))
         return RankTrace([r.loss for r in records], [r.grad_norm for r in records], shards)

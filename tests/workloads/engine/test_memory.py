@@ -44,7 +44,7 @@ def experiment(**layout: Any) -> Experiment:
 
 
 def run_among_peers(rank: int, case: Experiment) -> MemoryAtPeak | None:
-    choose_attention("auto")
+    choose_attention(case)
     engine = build(case, make_groups(case, rank, torch.device("cpu")))
     return measure(engine, SPEC).memory_at_peak
 
@@ -86,10 +86,8 @@ def test_a_rank_alone_needs_what_it_needs_among_its_peers(gloo_pool: Pool, layou
     last = case.world_size - 1
     for rank in {0, last}:
         rehearsed = alone(case, rank, fake=False)
-        # Alone, a message to another stage has gone at once; among peers some may still be on their way.
-        in_flight = case.num_microbatches * 2 * 64 * 64 * 2 if case.pp > 1 else 0
-        more = total(real[rank]) - total(rehearsed)
-        assert abs(more) <= max(in_flight, 0.005 * total(real[rank]))
+        # Among its peers a rank also holds what gloo's threads have not sent or summed yet, up to some messages.
+        assert 0.995 * total(rehearsed) <= total(real[rank]) <= 1.05 * total(rehearsed)
         traced = alone(case, rank, fake=True)
         # On FakeTensors kernels have no temporaries; on a CPU they work in blocks that a model this small notices.
         assert total(traced) == pytest.approx(total(real[rank]), rel=0.35)

@@ -98,6 +98,27 @@ def test_layout_equals_single_process_on_gloo(gloo_pool: Pool, case: Experiment)
     check(gloo_pool, case, "cpu")
 
 
+@pytest.mark.parametrize(
+    "layout",
+    [
+        {"dp": 2, "zero_stage": 0, "micro_batch_size": 2, "recompute": "selective"},
+        {"dp": 2, "zero_stage": 1, "micro_batch_size": 2},
+        {"dp": 2, "zero_stage": 2, "micro_batch_size": 2, "recompute": "full"},
+        {"dp": 2, "zero_stage": 3, "micro_batch_size": 2},
+        {"dp_replicate": 2, "dp_shard": 2, "zero_stage": 2, "micro_batch_size": 1},
+        {"tp": 2, "pp": 2, "micro_batch_size": 2},
+    ],
+    ids=str,
+)
+def test_bf16_stays_near_float64(gloo_pool: Pool, layout: dict[str, Any]) -> None:
+    """Mixed precision has paths of its own: master weights, and gradients reduced and accumulated in fp32."""
+    case = experiment(**layout).replace(precision="bf16")
+    expected = trained_reference(gloo_pool, "cpu", False, case.global_batch_size)
+    for trace in gloo_pool.run(train_rank, case.world_size, case, STEPS, "cpu"):
+        torch.testing.assert_close(trace.losses, expected.losses, rtol=1e-4, atol=0)
+        torch.testing.assert_close(trace.grad_norms, expected.grad_norms, rtol=2e-3, atol=0)
+
+
 @pytest.mark.gpu
 @pytest.mark.multi_gpu
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.id)

@@ -1,0 +1,126 @@
+"""Can ``loss_agrees`` say no? Right layouts of a bf16 model agree; errors planted in the engine do not.
+
+Every planted error is of a kind that a falling loss hides: clipping and AdamW forgive a wrong scale, and near
+initialisation the loss hardly depends on the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from launchers.losses import Comparison, compare
+from tests.pool import Pool
+from workloads import step as steps
+from workloads.engine.build import Engine, build, choose_attention
+from workloads.engine.groups import make_groups
+from workloads.experiment import Experiment, ModelSpec
+
+MODEL = ModelSpec(
+    name="agreement",
+    num_layers=4,
+    hidden_size=256,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=64,
+    ffn_hidden_size=512,
+    vocab_size=4096,
+)
+Numbers = tuple[list[float], list[float]]
+
+
+def experiment(**layout: Any) -> Experiment:
+    return Experiment.canonical(**{"model": MODEL, "seq_len": 256, "global_batch_size": 8, **layout})
+
+
+def attention_off(engine: Engine) -> None:
+    for block in engine.stage.blocks:
+        block.attention.register_forward_hook(lambda module, inputs, output: output * 0)
+
+
+def feed_forward_off(engine: Engine) -> None:
+    for block in engine.stage.blocks:
+        block.ffn.register_forward_hook(lambda module, inputs, output: output * 0)
+
+
+def gradients_times_accumulation(engine: Engine) -> None:
+    finish = engine.optimizer.finish_gradients
+
+    def wrong() -> None:
+        finish()
+        for parameter in engine.optimizer.parameters:
+            parameter.gradient.mul_(2)
+
+    engine.optimizer.finish_gradients = wrong  # type: ignore[method-assign]
+
+
+def no_update(engine: Engine) -> None:
+    def forget(norm: torch.Tensor) -> None:
+        for parameter in engine.optimizer.parameters:
+            parameter.current.grad = None
+
+    engine.optimizer.step = forget  # type: ignore[method-assign]
+
+
+def one_microbatch_for_all(engine: Engine) -> None:
+    run = engine.pipeline.run
+    engine.pipeline.run = lambda batches: run([batches[0]] * len(batches))  # type: ignore[method-assign]
+
+
+ERRORS: list[Callable[[Engine], None]] = [
+    attention_off,
+    feed_forward_off,
+    gradients_times_accumulation,
+    no_update,
+    one_microbatch_for_all,
+]
+
+
+def train(rank: int, case: Experiment, plant: Callable[[Engine], None] | None = None) -> Numbers:
+    choose_attention(case)
+    engine = build(case, make_groups(case, rank, torch.device("cpu")))
+    if plant is not None:
+        plant(engine)
+    records = [
+        steps._finish(engine, steps.run_step(engine, i, steps._batches(engine, i), is_warmup=False)) for i in range(3)
+    ]
+    losses, norms = [r.loss for r in records], [r.grad_norm for r in records]
+    assert None not in losses + norms
+    return losses, norms  # type: ignore[return-value]
+
+
+@cache
+def plain(pool: Pool) -> Numbers:
+    return pool.run(train, 1, experiment(micro_batch_size=4))[0]
+
+
+def compared(folder: Path, reference: Numbers, other: Numbers) -> Comparison:
+    compare(folder, experiment(), "reference", *reference)
+    return compare(folder, experiment(), "other", *other)
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        {"dp": 2, "zero_stage": 3, "micro_batch_size": 2, "recompute": "selective"},
+        {"tp": 2, "micro_batch_size": 2},
+        {"pp": 2, "micro_batch_size": 2, "recompute": "full"},
+    ],
+    ids=str,
+)
+def test_right_layouts_agree(gloo_pool: Pool, tmp_path: Path, layout: dict[str, Any]) -> None:
+    case = experiment(**layout)
+    result = compared(tmp_path, plain(gloo_pool), gloo_pool.run(train, case.world_size, case)[0])
+    assert result.agrees, result
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: error.__name__)
+def test_planted_errors_do_not(gloo_pool: Pool, tmp_path: Path, error: Callable[[Engine], None]) -> None:
+    wrong = gloo_pool.run(train, 1, experiment(micro_batch_size=4), error)[0]
+    result = compared(tmp_path, plain(gloo_pool), wrong)
+    assert result.agrees is False, result
