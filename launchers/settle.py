@@ -131,7 +131,7 @@ class Settler:
         if claim is None:  # another pilot was faster
             return True
         records = queue.history(self._sweep, stem)
-        attempt = self._unrecorded(claim, holder, {record.attempt_id for record in records})
+        attempt = self._unrecorded(claim, {record.attempt_id for record in records})
         if attempt is not None:
             why = f"pilot {holder} died while it ran this point"
             known = self._row_written(attempt.attempt_id)
@@ -185,10 +185,11 @@ class Settler:
             self._say(f"{attempt.attempt_id}: losses are not compared: {error}")
             return None
 
-    def _unrecorded(self, claim: Claim, holder: str, recorded: set[str]) -> Attempt | None:
-        """The attempt that ``holder`` began and did not live to record."""
-        for folder in self._sweep.attempts.glob(f"{claim.point.experiment.id}.a*"):
-            if folder.name in recorded or _pilot_of(folder / "attempt.json") != holder:
+    def _unrecorded(self, claim: Claim, recorded: set[str]) -> Attempt | None:
+        """An attempt that another pilot began and did not live to record: the claim's last holder, or one before it
+        whose point that holder had taken over and not yet settled."""
+        for folder in sorted(self._sweep.attempts.glob(f"{claim.point.experiment.id}.a*")):
+            if folder.name in recorded or _pilot_of(folder / "attempt.json") in (None, self._pilot_id):
                 continue
             attempt = reopen_attempt(self._sweep, claim.point, folder.name)
             if attempt is not None and attempt.task.method == claim.point.method:

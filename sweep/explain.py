@@ -83,11 +83,12 @@ def _configuration(experiment: Experiment) -> str:
     e = experiment
     degrees = f"dp {e.dp_replicate}x{e.dp_shard} (replicas x shards), tp {e.tp}, cp {e.cp}, pp {e.pp}, ep {e.ep}"
     schedule = f"; {e.pp_schedule}, {e.virtual_stages} chunk(s) a rank" if e.pp > 1 else ""
+    ranks = "rank" if e.world_size == 1 else "ranks"
     return "\n".join(
         (
             f"model      {e.model.name}: {num_params(e.model) / 1e6:,.1f} M parameters, {e.model.num_layers} layers, "
             f"hidden {e.model.hidden_size}",
-            f"layout     {e.world_size} ranks: {degrees}; ZeRO {e.zero_stage}{schedule}",
+            f"layout     {e.world_size} {ranks}: {degrees}; ZeRO {e.zero_stage}{schedule}",
             f"batch      {e.global_batch_size} sequences of {e.seq_len} tokens = {e.tokens_per_step:,} tokens: "
             f"{e.num_microbatches} micro-batch(es) of {e.micro_batch_size} on each of {e.dp} data-parallel ranks",
             f"choices    {e.precision}, recompute {e.recompute}, attention {e.attention}, compile {e.compile}, "
