@@ -6,7 +6,8 @@ would hide them. The same body runs on gloo (CPU) and on NCCL.
 
 from __future__ import annotations
 
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partialmethod
 from itertools import product
 from typing import Any
 
@@ -15,7 +16,7 @@ import torch
 
 from tests.pool import Pool
 from tests.workloads.engine import reference
-from tests.workloads.engine.parity import full_gradients, train_rank
+from tests.workloads.engine.parity import RankTrace, full_gradients, train_rank
 from workloads.experiment import Experiment, ModelSpec
 
 STEPS = 3
@@ -78,9 +79,9 @@ def trained_reference(pool: Pool, device: str, tie: bool, global_batch_size: int
     return reference.train(case, weights, STEPS)
 
 
-def check(pool: Pool, case: Experiment, device: str) -> None:
+def check(pool: Pool, case: Experiment, device: str, body: Callable[..., RankTrace] = train_rank) -> None:
     expected = trained_reference(pool, device, case.model.tie_embeddings, case.global_batch_size)
-    traces = pool.run(train_rank, case.world_size, case, STEPS, device)
+    traces = pool.run(body, case.world_size, case, STEPS, device, timeout_s=150)
     for trace in traces:
         torch.testing.assert_close(trace.losses, expected.losses, rtol=TOLERANCE, atol=0)
         torch.testing.assert_close(trace.grad_norms, expected.grad_norms, rtol=TOLERANCE, atol=0)
@@ -117,6 +118,31 @@ def test_bf16_stays_near_float64(gloo_pool: Pool, layout: dict[str, Any]) -> Non
     for trace in gloo_pool.run(train_rank, case.world_size, case, STEPS, "cpu"):
         torch.testing.assert_close(trace.losses, expected.losses, rtol=1e-4, atol=0)
         torch.testing.assert_close(trace.grad_norms, expected.grad_norms, rtol=2e-3, atol=0)
+
+
+def train_compiled_rank(rank: int, case: Experiment, steps: int, device: str) -> RankTrace:
+    """Traced and differentiated ahead of time as in a compiled run, but executed op by op: no compiler, exact."""
+    compile_module = torch.nn.Module.compile
+    torch.nn.Module.compile = partialmethod(compile_module, backend="aot_eager")  # type: ignore[method-assign, assignment]
+    try:
+        return train_rank(rank, case, steps, device)
+    finally:
+        torch.nn.Module.compile = compile_module  # type: ignore[method-assign]
+        torch._dynamo.reset()
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        {"dp": 2, "zero_stage": 3, "micro_batch_size": 2, "recompute": "full"},
+        {"tp": 2, "micro_batch_size": 4, "recompute": "selective"},
+        {"tp": 2, "micro_batch_size": 4, "sequence_parallel": False},
+    ],
+    ids=str,
+)
+def test_compiled_blocks_equal_single_process(gloo_pool: Pool, layout: dict[str, Any]) -> None:
+    case = experiment(**layout, compile="block")
+    check(gloo_pool, case, "cpu", body=train_compiled_rank)
 
 
 @pytest.mark.gpu
