@@ -22,8 +22,6 @@ from workloads.protocol import RankResult, StepRecord
 from workloads.record import config_columns
 from workloads.stages import RehearsedTimes
 
-PEAK_KEYS = {"bf16": "bf16", "fp32": "fp32", "fp64": "fp64", "fp8_tensorwise": "fp8", "fp8_rowwise": "fp8"}
-"""Entry of ``DeviceSpec.peak_flops`` for each precision."""
 _T = TypeVar("_T")
 _STEP_FIELDS = (
     "step_time_s",
@@ -261,7 +259,7 @@ def _peak_flops(
     known = cluster.device.driver_names
     if cluster.backend == "cuda" and device_name is not None and known and device_name not in known:
         return None, f"none: ran on {device_name}, cluster {cluster.name} describes {cluster.device.name}"
-    peak = cluster.device.peak_flops.get(PEAK_KEYS[experiment.precision])
+    peak = cluster.device.peak_of(experiment.precision)
     return (peak, cluster.device.source or None) if peak is not None else (None, None)
 
 

@@ -29,6 +29,10 @@ class DeviceSpec:
     source: str = ""
     """Where the rates come from."""
 
+    def peak_of(self, precision: str) -> float | None:
+        """Dense peak in FLOP/s for an experiment's precision; None where it is not known."""
+        return self.peak_flops.get("fp8" if precision.startswith("fp8") else precision)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkSpec:

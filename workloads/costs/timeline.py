@@ -36,9 +36,6 @@ ATTENTION_BACKWARD = 2.5
 OPTIMIZER_PASSES = 10
 """Times a master-sized value is read or written: norm 1, clipping 2, AdamW 4 reads and 3 writes."""
 
-PEAK_KEY = {"fp8_tensorwise": "fp8", "fp8_rowwise": "fp8"}
-"""Entry of ``DeviceSpec.peak_flops`` for a precision; its own name unless listed."""
-
 
 @dataclass(frozen=True, slots=True)
 class TimeEstimate:
@@ -116,8 +113,8 @@ def estimate_time(experiment: Experiment, cluster: ClusterSpec) -> TimeEstimate 
 
 def _rates(e: Experiment, cluster: ClusterSpec) -> _Rates | None:
     device, share = cluster.device, cluster.matmul_efficiency
-    key = PEAK_KEY.get(e.precision, e.precision)
-    peak, head = device.peak_flops.get(key), device.peak_flops.get("bf16" if key == "fp8" else key)
+    peak = device.peak_of(e.precision)
+    head = device.peak_of("bf16" if e.precision.startswith("fp8") else e.precision)
     if peak is None or head is None or share is None or device.memory_bandwidth is None:
         return None
     return _Rates(
