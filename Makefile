@@ -33,7 +33,7 @@ format: setup
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# The figures of the README, from the recorded sweep.
+# The figures of the README, from the recorded sweeps.
 redraw: setup
 	$(BIN)/python -m analysis.report results/recorded --out report/recorded
 	cp report/recorded/figures/best_configurations-measured-h200.png report/recorded/figures/predicted_vs_found-measured-h200.png docs/figures/
