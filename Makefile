@@ -14,7 +14,7 @@ $(READY): pyproject.toml constraints.txt
 	touch $@
 
 demo: setup
-	$(BIN)/python -m sweep run +grid=tiny name=demo
+	$(BIN)/python -m sweep run +grid=tiny name=demo launcher=local
 	$(BIN)/python -m analysis.report results/demo --out report/demo
 
 test: setup

@@ -55,10 +55,11 @@ def load(path: Path) -> Results:
 
 
 def last_attempts(attempts: pd.DataFrame) -> pd.DataFrame:
-    """The attempt that decided each point: the last one of each experiment, sweep and method."""
+    """The attempt that decided each point: the last one of each experiment, sweep and method. Of a point that ran twice
+    at once, the first row counts."""
     if attempts.empty:
         return attempts
-    order = attempts.sort_values(["started_at", "attempt_number"], na_position="first", kind="stable")
+    order = attempts[attempts["repeat_of"].isna()].sort_values(["started_at", "attempt_number"], na_position="first", kind="stable")
     return order.drop_duplicates(POINT_KEYS, keep="last").sort_index()
 
 

@@ -24,6 +24,14 @@ class Attempt:
     task: Task
     started_at: float
     device_ids: tuple[str, ...] | None
+    nodes: tuple[str, ...] = ()
+    """Names of the nodes, those of the first ranks first."""
+    devices_per_node: int = 1
+
+    def node_of(self, rank: int) -> str | None:
+        """The node on which ``rank`` runs; a rehearsal's ranks all run on the first."""
+        index = rank // self.devices_per_node if self.task.method == "measured" else 0
+        return self.nodes[index] if index < len(self.nodes) else None
 
     def ranks(self) -> range:
         """Ranks of the layout (a rehearsal runs only some of them)."""
@@ -47,8 +55,10 @@ def start_attempt(
     number: int,
     settings: LaunchSettings,
     *,
+    host: str,
     port: int,
     device_ids: tuple[str, ...] | None,
+    nodes: tuple[str, ...],
 ) -> Attempt:
     """Write the folder of a new attempt. Its id says which experiment and which try, and is never given twice."""
     point = claim.point
@@ -61,12 +71,20 @@ def start_attempt(
         cluster=settings.cluster,
         method=point.method,
         device=settings.device,
+        rendezvous_host=host,
         rendezvous_port=port,
         collective_timeout_s=settings.collective_timeout_s,
     )
     protocol.write_task(folder, task)
     started_at = time.time()
-    about = {"number": number, "started_at": started_at, "pilot_id": claim.pilot_id, "device_ids": device_ids}
+    about = {
+        "number": number,
+        "started_at": started_at,
+        "pilot_id": claim.pilot_id,
+        "device_ids": device_ids,
+        "nodes": nodes,
+        "devices_per_node": settings.num_devices,
+    }
     protocol.write_json(folder / "attempt.json", about)
     return Attempt(
         attempt_id=attempt_id,
@@ -76,6 +94,8 @@ def start_attempt(
         task=task,
         started_at=started_at,
         device_ids=device_ids,
+        nodes=nodes,
+        devices_per_node=settings.num_devices,
     )
 
 
@@ -92,6 +112,8 @@ def reopen_attempt(sweep: SweepDir, point: Point, attempt_id: str) -> Attempt | 
             task=protocol.read_task(folder),
             started_at=about["started_at"],
             device_ids=tuple(about["device_ids"]) if about["device_ids"] is not None else None,
+            nodes=tuple(about["nodes"]),
+            devices_per_node=about["devices_per_node"],
         )
     except (OSError, ValueError, TypeError, KeyError):
         return None

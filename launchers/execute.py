@@ -7,7 +7,7 @@ import dataclasses
 import shutil
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,9 +15,9 @@ from launchers import outcome as oc
 from launchers import rows
 from launchers.attempt import Attempt
 from launchers.outcome import Outcome, StopReason
+from launchers.rankgroup import RankGroup, StartFailed
 from launchers.settings import LaunchSettings
-from launchers.spawn import RunRank, end_strays, fork_rank, kill_rank
-from launchers.watchdog import KILL_LIMIT_S, Progress, Watched, watch
+from launchers.watchdog import Progress, Watched, watch
 from workloads import protocol
 from workloads.mesh import coordinates
 from workloads.protocol import RankResult
@@ -29,16 +29,16 @@ class Execution:
     outcome: Outcome
     results: Mapping[int, RankResult]
     rehearsed: RehearsedTimes | None = None
-    survivors: tuple[int, ...] = ()
-    """Pids that could not be ended."""
+    survivors: tuple[str, ...] = ()
+    """Processes that could not be ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Control:
     """How an execution talks to the pilot that runs it."""
 
-    run_rank: RunRank
-    environment: Mapping[str, str]
+    start: Callable[[Sequence[int]], RankGroup]
+    """Start these ranks. Raises `StartFailed` when all of what had started is gone again."""
     stop_reason: Callable[[], StopReason | None]
     on_progress: Callable[[Progress], None]
     wait_until_free: Callable[[], str | None]
@@ -61,17 +61,11 @@ def internal_error(error: Exception) -> Execution:
 
 def _measure(attempt: Attempt, settings: LaunchSettings, control: Control) -> Execution:
     ranks = attempt.ranks()
-    pids: dict[int, int] = {}
     try:
-        for rank in ranks:
-            pids[rank] = fork_rank(attempt.folder, rank, rank, control.environment, control.run_rank)
-    except OSError as error:  # no more processes or memory: those that did start must not stay
-        for pid in pids.values():
-            kill_rank(pid)
-        evidence = f"rank {len(pids)} could not be started: {error}"
-        failed = Outcome(outcome="crash", phase="spawn", failed_rank=len(pids), evidence=evidence, infrastructure=True)
-        return Execution(outcome=failed, results={}, survivors=tuple(end_strays(KILL_LIMIT_S)))
-    watched = _watch(attempt, pids, settings, control)
+        group = control.start(ranks)
+    except StartFailed as error:
+        return _not_started(error)
+    watched = _watch(attempt, group, settings, control)
     results = attempt.results()
     found = oc.classify(attempt.folder, ranks, watched, results, control.stop_reason())
     return Execution(outcome=found, results=results, survivors=watched.survivors)
@@ -86,8 +80,11 @@ def _rehearse(attempt: Attempt, settings: LaunchSettings, control: Control, stag
         cached = stages / f"{stage_key(attempt.task, rank)}.json"
         if _reuse(cached, attempt, rank):
             continue
-        pid = fork_rank(attempt.folder, rank, 0, control.environment, control.run_rank)
-        watched = _watch(attempt, {rank: pid}, settings, control)
+        try:
+            group = control.start([rank])
+        except StartFailed as error:
+            return _not_started(error)
+        watched = _watch(attempt, group, settings, control)
         results = attempt.results()
         found = oc.classify(attempt.folder, [rank], watched, results, control.stop_reason(), measured=False)
         if found.outcome != "ok" or watched.survivors:
@@ -104,11 +101,16 @@ def _rehearse(attempt: Attempt, settings: LaunchSettings, control: Control, stag
     return Execution(outcome=found, results=results, rehearsed=assemble(experiment, cluster, results))
 
 
-def _watch(attempt: Attempt, pids: Mapping[int, int], settings: LaunchSettings, control: Control) -> Watched:
+def _not_started(error: StartFailed) -> Execution:
+    failed = Outcome(outcome="crash", phase="spawn", failed_rank=error.rank, evidence=str(error), infrastructure=True)
+    return Execution(outcome=failed, results={}, survivors=error.survivors)
+
+
+def _watch(attempt: Attempt, group: RankGroup, settings: LaunchSettings, control: Control) -> Watched:
     deadline_s = settings.point_deadline_s or attempt.point.deadline_s
     return watch(
         attempt.folder,
-        pids,
+        group,
         settings,
         deadline_s=max(0.0, deadline_s - (time.time() - attempt.started_at)),
         expected_step_s=attempt.point.predicted_step_time_s,

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import signal
 import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from launchers import pilotstate
+from launchers.gates import held_kinds, held_message
+from launchers.interrupts import interrupts
+from launchers.outcome import has_room
 from launchers.payload import Payload, payload_to_dict, pilot_environment
 from launchers.pilot import FINISHED, STOPPED, TROUBLE
 from launchers.queue import Drawer
@@ -31,7 +32,6 @@ POLL_S = 0.25
 _RESTARTS = 2
 """New pilots in a row for ones that died without finishing a point."""
 _LOG_LINES = 8
-_LEAST_ROOM_BYTES = 16 * 2**10
 
 
 class PilotFailed(UltrasweepError):
@@ -53,6 +53,8 @@ class RunSummary:
     interrupted: bool
     message: str = ""
     """Why points are left although nobody interrupted, empty otherwise."""
+    detached: bool = False
+    """Pilots go on without this process."""
 
     @property
     def exit_code(self) -> int:
@@ -92,7 +94,7 @@ def run_local(
             ) from None
     after = reader.read()
     if not interrupted and not message:
-        message = _why_left(after, too_wide, settings)
+        message = _why_left(sweep, after, too_wide, settings)
     return RunSummary(
         outcomes=after.done,
         attempts=len(after.attempts) - len(before.attempts),
@@ -135,7 +137,7 @@ def _run_pilot(
     pilot_id = f"local-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
     payload = Payload(settings=settings, command=command or command_line(), wall_time_s=None, tethered=True)
     write_json(pilotstate.payload_path(sweep, pilot_id), payload_to_dict(payload))
-    with pilotstate.log_path(sweep, pilot_id).open("wb") as log, _interrupts() as interrupts:
+    with pilotstate.log_path(sweep, pilot_id).open("wb") as log, interrupts() as received:
         process = subprocess.Popen(
             [*PILOT, str(sweep.path), pilot_id],
             stdin=subprocess.PIPE,  # kept open: when this process dies, the pilot sees it close and stops
@@ -146,12 +148,12 @@ def _run_pilot(
         )
         answered, room = 0, True
         while process.poll() is None:
-            if room and not (room := _has_room(sweep)):  # the pilot waits, and cannot write down that it does
+            if room and not (room := has_room(sweep.path)):  # the pilot waits, and cannot write down that it does
                 view.say(f"the disk that holds {sweep.path} is full; what cannot be written waits, nothing is lost")
             elif not room:
-                room = _has_room(sweep)
-            if len(interrupts) > answered:
-                answered = len(interrupts)
+                room = has_room(sweep.path)
+            if len(received) > answered:
+                answered = len(received)
                 process.send_signal(signal.SIGINT if answered == 1 else signal.SIGKILL)
                 view.say(
                     "stopping: the running point will wait again (Ctrl-C again: at once)" if answered == 1 else "killed"
@@ -161,23 +163,7 @@ def _run_pilot(
         assert process.stdin is not None
         process.stdin.close()
     view.show(reader.read())
-    return pilot_id, process.returncode, len(interrupts)
-
-
-@contextmanager
-def _interrupts() -> Iterator[list[int]]:
-    """Collect SIGINT and SIGTERM in a list instead of letting them end this process."""
-    received: list[int] = []
-
-    def note(number: int, _frame: object) -> None:
-        received.append(number)
-
-    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield received
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    return pilot_id, process.returncode, len(received)
 
 
 def _wait(process: subprocess.Popen[bytes], seconds: float) -> None:
@@ -185,12 +171,6 @@ def _wait(process: subprocess.Popen[bytes], seconds: float) -> None:
         process.wait(seconds)
     except subprocess.TimeoutExpired:
         return
-
-
-def _has_room(sweep: SweepDir) -> bool:
-    """Whether the disk can take another small file."""
-    disk = os.statvfs(sweep.path)
-    return disk.f_blocks == 0 or disk.f_bavail * disk.f_frsize >= _LEAST_ROOM_BYTES
 
 
 def _too_wide(point: Point, settings: LaunchSettings) -> bool:
@@ -205,7 +185,7 @@ def _refuse_other_methods(sweep: SweepDir, settings: LaunchSettings, points: lis
         raise UltrasweepError(f"{sweep.path} has points waiting, but none to be {settings.method} (it has {others})")
 
 
-def _why_left(status: SweepStatus, too_wide: int, settings: LaunchSettings) -> str:
+def _why_left(sweep: SweepDir, status: SweepStatus, too_wide: int, settings: LaunchSettings) -> str:
     if not status.left:
         return ""
     if too_wide and too_wide >= status.todo:
@@ -214,6 +194,8 @@ def _why_left(status: SweepStatus, too_wide: int, settings: LaunchSettings) -> s
         )
     if status.claimed and not status.todo:
         return f"{status.claimed} of {status.total} points are with other pilots, which run now"
+    if held := held_kinds(sweep, status.attempts, settings.breaker_failures):
+        return f"{status.left} of {status.total} points are left; {held_message(held)}"
     return f"{status.left} of {status.total} points are left"
 
 

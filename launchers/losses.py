@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -104,7 +105,7 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 def _create(path: Path, data: dict[str, Any]) -> None:
     """Write the whole file or nothing, and leave one that is there: link() is exclusive where rename() replaces."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(3)}.tmp")
     temporary.write_text(json.dumps(data))
     try:
         os.link(temporary, path)

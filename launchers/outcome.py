@@ -7,18 +7,21 @@ from causes by what they say, and of the causes the first one wins.
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from launchers import flight
 from launchers.watchdog import StoodStill, Watched
 from results.schema import PHASES
 from workloads import protocol
 from workloads.protocol import RankError, RankResult
 
 EVIDENCE_LIMIT = 2000
+LEAST_ROOM_BYTES = 16 * 2**10
 _TAIL_LINES = 12
 _GIB = 2**30
 
@@ -87,7 +90,9 @@ def classify(
     failures = _failures(folder, ranks, watched, results)
     causes = [failure for failure in failures if not failure.consequence]
     if causes:
-        return _from_failure(min(causes, key=lambda failure: failure.time), failures, watched)
+        return _from_failure(folder, min(causes, key=lambda failure: failure.time), failures, watched)
+    if watched.lost:
+        return _lost(watched)
     if failures and watched.end not in ("stopped", "hang"):
         return _only_consequences(ranks, failures, watched, results)
     if watched.end == "hang":
@@ -182,18 +187,33 @@ def _failures(
     return found
 
 
-def _from_failure(first: _Failure, failures: Sequence[_Failure], watched: Watched) -> Outcome:
+def has_room(folder: Path) -> bool:
+    """Whether the disk that holds ``folder`` can take another small file."""
+    try:
+        disk = os.statvfs(folder)
+    except OSError:
+        return False
+    return disk.f_blocks == 0 or disk.f_bavail * disk.f_frsize >= LEAST_ROOM_BYTES
+
+
+def _from_failure(folder: Path, first: _Failure, failures: Sequence[_Failure], watched: Watched) -> Outcome:
     others = [failure for failure in failures if failure.rank != first.rank]
     also = f" (then {_ranks([failure.rank for failure in others])} failed too)" if others else ""
     place = where(first.phase, first.step)
     outcome = {"oom": "oom", "nccl_error": "nccl_error", "diverged": "diverged"}.get(first.kind, "crash")
     infrastructure = outcome in ("crash", "nccl_error") and bool(_INFRASTRUCTURE.search(first.message))
+    unwritten = first.kind == "exit" and (
+        watched.exits[first.rank].status == protocol.CANNOT_WRITE or not has_room(folder)
+    )
     if first.kind == "exit" and watched.exits[first.rank].signal == 9 and watched.host_oom_kills:
         outcome = "oom"
         evidence = (
             f"rank {first.rank} killed by SIGKILL {place}{also}: the kernel's out-of-memory killer struck "
             f"{watched.host_oom_kills} time(s) in this control group; host memory ran out"
         )
+    elif unwritten:
+        infrastructure = True
+        evidence = f"rank {first.rank} {place}{also} could not write its files: the disk of {folder} is full or gone"
     elif first.kind == "exit":
         headline, _, tail = first.message.partition("\n")
         evidence = _join(f"{headline} {place}{also}", tail)
@@ -245,12 +265,29 @@ def _only_consequences(
     )
 
 
+def _lost(watched: Watched) -> Outcome:
+    """A node went, and its ranks with it; what the others then said is its consequence."""
+    rank, why = min(watched.lost.items())
+    beat = watched.beats.get(rank)
+    phase, step = (beat.phase, beat.step) if beat is not None else ("spawn", None)
+    return Outcome(
+        outcome="node_failure",
+        phase=phase,
+        phase_step=step,
+        failed_rank=rank,
+        evidence=_cut(f"{why}, with {_ranks(sorted(watched.lost))}"),
+        infrastructure=True,
+    )
+
+
 def _hang(folder: Path, watched: Watched) -> Outcome:
     first = watched.still[0]
     who = "; ".join(f"{_describe(late)} for {late.age_s:.0f} s" for late in watched.still[:4])
     more = f" and {len(watched.still) - 4} more ranks" if len(watched.still) > 4 else ""
     stack = _innermost_frames(log_tail(folder, first.rank, lines=60))
     evidence = f"no progress: {who}{more}" + (f"; rank {first.rank} in {stack}" if stack else "")
+    if collectives := flight.summary(folder, watched.beats):
+        evidence += f"; {collectives}"
     return Outcome(
         outcome="hang", phase=first.phase, phase_step=first.step, failed_rank=first.rank, evidence=_cut(evidence)
     )

@@ -7,10 +7,12 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from launchers.settings import LaunchSettings, settings_from_dict, settings_to_dict
 from results.errors import InvalidResults
+
+Scheduler = Literal["none", "slurm"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +26,11 @@ class Payload:
     """Length of the allocation; None: no end."""
     tethered: bool
     """Standard input is a pipe from whoever started this pilot; when it closes, the pilot stops."""
+    nodes: int = 1
+    """Nodes of the allocation. With more than one the pilot's command runs on each of them (``srun``)."""
+    scheduler: Scheduler = "none"
+    provenance: Mapping[str, Any] | None = None
+    """Of the code, as it was when the pilot was submitted; None: the pilot looks for itself."""
 
 
 def payload_to_dict(payload: Payload) -> dict[str, Any]:
@@ -32,6 +39,9 @@ def payload_to_dict(payload: Payload) -> dict[str, Any]:
         "command": payload.command,
         "wall_time_s": payload.wall_time_s,
         "tethered": payload.tethered,
+        "nodes": payload.nodes,
+        "scheduler": payload.scheduler,
+        "provenance": dict(payload.provenance) if payload.provenance is not None else None,
     }
 
 
@@ -44,6 +54,9 @@ def read_payload(path: Path) -> Payload:
             command=fields["command"],
             wall_time_s=fields["wall_time_s"],
             tethered=fields["tethered"],
+            nodes=fields["nodes"],
+            scheduler=fields["scheduler"],
+            provenance=fields["provenance"],
         )
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise InvalidResults(f"{path} is not the payload of a pilot: {error}") from None

@@ -1,52 +1,57 @@
-"""A pilot: holds the devices of one allocation and runs point after point of one sweep's queue on them.
+"""A pilot: holds one allocation and runs point after point of one sweep's queue on its nodes.
 
-``python -m launchers.pilot SWEEP_DIR PILOT_ID`` reads what it needs from ``pilots/PILOT_ID.json`` there, written
-before it was started (by `launchers.local` as a child, by a scheduler on another machine). It stays single-threaded and
-never touches CUDA, so that it may fork. SIGINT means cancel, SIGTERM and SIGUSR2 mean that the allocation ends: either
-way the running point gets its row and waits again for the next pilot.
+``python -m launchers.pilot SWEEP_DIR PAYLOAD_ID`` reads what it needs from ``pilots/PAYLOAD_ID.json`` there, written
+before it was started (by `launchers.local` as a child, by a scheduler on every node of an allocation). On the first
+node it draws, watches and writes rows; an agent on each node forks the ranks (`launchers.agent`). Points as wide as the
+allocation run alone; when none of those is left, smaller ones run side by side. SIGINT means cancel, SIGTERM and
+SIGUSR2 mean that the allocation ends: either way what runs gets its row and waits again for the next pilot.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
-import gc
 import os
 import select
 import signal
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from launchers import pilotstate, ports, queue, rows, spawn
-from launchers.attempt import Attempt, start_attempt
-from launchers.devices import Devices, open_devices
-from launchers.execute import Control, execute, internal_error
+from launchers import drawing, nodebook, pilotstate, queue, rows
+from launchers.agent import run_agent
+from launchers.allocation import Allocation, allocation_of
+from launchers.attempt import start_attempt
+from launchers.crew import Crew, NoNodes, gather_here
+from launchers.drawing import Drawing
 from launchers.identity import own_identity
+from launchers.nodes import Hub, Node, NodeLost, join, read_meeting
 from launchers.outcome import StopReason
 from launchers.payload import Payload, read_payload
-from launchers.pilotstate import Activity, Liveness, PilotState, Running
-from launchers.queue import Claim, Drawer
-from launchers.settings import LaunchSettings
+from launchers.pilotstate import Activity, Liveness, PilotState
+from launchers.queue import Claim
+from launchers.scheduler import SlurmClient
 from launchers.settle import Settler
+from launchers.slots import Slot
 from launchers.spawn import RunRank
-from launchers.sweepdir import Point, SweepDir
-from launchers.watchdog import Progress
+from launchers.sweepdir import SweepDir, entry_names
 from results.errors import UltrasweepError
 from results.rows import table_from_rows
 from results.schema import ATTEMPTS
-from workloads.stages import rehearsed_ranks
 
 FINISHED, STOPPED, TROUBLE = 0, 3, 4
 """Exit statuses: nothing left to draw; stopped by a signal; stopped by the machine (see the state's message)."""
 
+_DIED = 1
 BEAT_S = 1.0
-START_UP_S = 30.0
-"""Allowance for start, build and warm-up when judging whether a point fits what is left of the wall time."""
+LOOK_AGAIN_S = 0.5
+"""While points run and nothing could be drawn beside them; a point that ends is a reason to look at once."""
+MEETING_LIMIT_S = 300.0
+_PORT_LIMIT_S = 30.0
 
 
 class Pilot:
@@ -55,58 +60,79 @@ class Pilot:
     def __init__(
         self,
         sweep: SweepDir,
-        pilot_id: str,
+        allocation: Allocation,
         payload: Payload,
-        devices: Devices,
-        run_rank: RunRank,
+        crew: Crew,
+        wake: threading.Event,
         provenance: Mapping[str, Any],
     ) -> None:
         self.sweep = sweep
-        self.pilot_id = pilot_id
+        self.pilot_id = allocation.pilot_id
         self.settings = payload.settings
+        self._allocation = allocation
+        self._scheduled = payload.scheduler != "none"
         self._tethered = payload.tethered
-        self._devices = devices
-        self._run_rank = run_rank
+        self._crew = crew
+        self._wake = wake
         self._started_at = time.time()
         self._ends_at = time.monotonic() + payload.wall_time_s if payload.wall_time_s is not None else None
         surroundings = rows.Surroundings(
-            sweep=sweep.name, launcher=self.settings.launcher, cluster=self.settings.cluster, provenance=provenance
+            sweep=sweep.name,
+            launcher=self.settings.launcher,
+            cluster=self.settings.cluster,
+            provenance=provenance,
+            pilot_id=self.pilot_id,
+            job=allocation.job,
         )
-        self._settler = Settler(sweep, pilot_id, self.settings, surroundings, self.say, self._pause)
-        self._drawer = Drawer(sweep, pilot_id, self.say)
+        self._settler = Settler(sweep, self.pilot_id, self.settings, surroundings, self.say, self._pause)
+        self._drawing = Drawing(sweep, self.pilot_id, self.settings, self.say)
         self._liveness = Liveness(sweep, self.settings.lease_s)
         self._identity = own_identity()
+        self._slots: list[Slot] = []
         self._stop: StopReason | None = None
+        self._trouble = ""
+        """Why nothing more is drawn, once that is so."""
         self._activity: Activity = "starting"
         self._message = ""
-        self._running: Running | None = None
         self._finished: Counter[str] = Counter()
         self._count = 0
         self._next_beat = 0.0
-        self._last_step_end: float | None = None
-        """Of the point just before the one that runs, if it got that far."""
+        self._next_look = 0.0
+        self._shown: object = None
+        self._last_step_ends: dict[str, float] = {}
+        """By node: of the point just before the next one there, if it got that far."""
 
     def run(self) -> int:
         """Draw and run until nothing is left that fits; the exit status."""
         self._listen()
-        spawn.adopt_orphans()
-        self._say_what_is_in_use()
-        status = FINISHED
-        while status == FINISHED:
-            if self.stop_reason() is not None:
-                status = STOPPED
+        try:
+            self._gather()
+        except NoNodes as error:
+            print(error, file=sys.stderr)
+            self._beat("ended", message=str(error))
+            return TROUBLE if self._scheduled else 2
+        while True:
+            self._tick()
+            self._settle_finished()
+            if not self._may_draw():
+                if not self._slots:
+                    break
+            elif self._draw_one():
+                continue
+            elif not self._slots and not self._wait_for_others():
                 break
-            claim = self._drawer.draw(self._accepts)
-            if claim is not None:
-                status = self._run_claim(claim)
-            elif not self._wait_for_others():
-                break
-        if status == FINISHED and self.stop_reason() is not None:
-            status = STOPPED
+            self._wake.wait(0.02 if self._slots else 0.0)
+            self._wake.clear()
+        self._message = self._message or self._drawing.held_message()
         self._beat("stopping")
         self._settler.compact()
-        self._beat("ended", message=self._message)
-        return status
+        self._beat("ended", message=self._trouble or self._message)
+        if self.stop_reason() is not None:
+            self._come_back()
+            return STOPPED
+        if not self._scheduled and self._crew.lost_all:
+            return _DIED  # as if the pilot had died with its agent: whoever started it starts another
+        return TROUBLE if self._trouble else FINISHED
 
     def say(self, line: str) -> None:
         """One line for the log."""
@@ -115,94 +141,160 @@ class Pilot:
 
     def stop_reason(self) -> StopReason | None:
         """Why this pilot should end, once it should."""
-        if self._stop is None and self._tethered and _closed(0):
-            self._stop = "cancelled"
         return self._stop
 
-    def _run_claim(self, claim: Claim) -> int:
-        """Run one point from its claim to its row; `FINISHED`, or the exit status with which to end."""
-        self._activity = "running"
-        number = len(queue.history(self.sweep, claim.stem)) + 1
-        width = self._width(claim.point)
-        with ports.reserve_port() as port:
-            attempt = self._settler.until_written(
-                lambda: start_attempt(
-                    claim,
-                    number,
-                    self.settings,
-                    port=port,
-                    device_ids=self._devices.ids[:width] if self._devices.ids is not None else None,
-                ),
-                f"the task of {claim.stem}",
-            )
-            if attempt is None:
-                queue.hand_back(claim)
-                return self._give_up(f"cannot write in {self.sweep.path}; {claim.stem} waits again")
-            self._begin(claim, attempt)
-            try:
-                done = execute(attempt, self.settings, self._control(attempt, width), self.sweep.stages)
-            except Exception as error:
-                done = internal_error(error)
-        held = self._all_free(width)
-        ended_at = time.time()
-        first, gap_s = rows.first_step_at(done.results), None
-        if first is not None and self._last_step_end is not None:
-            gap_s = first - self._last_step_end
-        measured = claim.point.method == "measured"
-        self._last_step_end = rows.last_step_end(done.results) if measured and done.outcome.outcome == "ok" else None
-        settled = self._settler.settle(
-            claim, attempt, done, ended_at=ended_at, gap_s=gap_s if measured else None, still_held=held
-        )
-        self._running = None
-        if not settled:
-            return self._give_up(f"the row of {attempt.attempt_id} is not written; the next run will write it")
-        self._finished[done.outcome.outcome] += 1
-        self._beat("running")
-        if done.survivors:
-            return self._give_up(
-                f"processes {', '.join(map(str, done.survivors))} cannot be ended; this machine is unclean"
-            )
-        if held is not None:
-            return self._give_up(f"device memory is not free: {held}")
-        return FINISHED
+    def _gather(self) -> None:
+        self._beat("starting")
+        table_from_rows([], ATTEMPTS)  # Arrow imports more at its first table: now, not between two points
 
-    def _begin(self, claim: Claim, attempt: Attempt) -> None:
-        self._running = Running(
-            stem=claim.stem,
-            attempt_id=attempt.attempt_id,
-            experiment_id=claim.point.experiment.id,
-            world_size=claim.point.experiment.world_size,
-            started_at=attempt.started_at,
-            deadline_s=self.settings.point_deadline_s or claim.point.deadline_s,
-        )
-        self._beat("running")
+        def meanwhile() -> bool:
+            self._tick()
+            return self.stop_reason() is None
 
-    def _control(self, attempt: Attempt, width: int) -> Control:
-        visible = ",".join(attempt.device_ids) if attempt.device_ids is not None else ""
-        return Control(
-            run_rank=self._run_rank,
-            environment={"CUDA_VISIBLE_DEVICES": visible},
-            stop_reason=self.stop_reason,
-            on_progress=self._on_progress,
-            wait_until_free=lambda: self._all_free(width),
-        )
+        for line in self._crew.gather(meanwhile):
+            self.say(line)
+        if not self._scheduled:
+            return
+        for node, exclusion in nodebook.excluded(self.sweep).items():
+            if node in self._crew.names:
+                self._crew.leave_out(node, exclusion.reason)
+        for node, why in self._crew.left_out.items():
+            if node not in nodebook.excluded(self.sweep):
+                self._exclude(node, why)
+        if self._crew.size == 0:
+            self._give_up(f"no node of this allocation can be used: {_told(self._crew.left_out)}")
 
-    def _accepts(self, point: Point) -> bool:
-        """Whether this pilot can run the point in what is left of its time."""
-        if point.method != self.settings.method or self._width(point) > self.settings.num_devices:
+    def _may_draw(self) -> bool:
+        return self.stop_reason() is None and not self._trouble
+
+    def _draw_one(self) -> bool:
+        """Start one more point, if there is one for the nodes that are free."""
+        free = self._crew.free()
+        if not free or (self._slots and time.monotonic() < self._next_look):
             return False
-        if self._ends_at is None:
-            return True
-        return _needed_s(point, self.settings) <= self._ends_at - time.monotonic()
+        left_s = self._ends_at - time.monotonic() if self._ends_at is not None else None
+        claim = self._drawing.draw(len(free), self._crew.size, left_s, [slot.claim.point for slot in self._slots])
+        if claim is None:
+            self._next_look = time.monotonic() + LOOK_AGAIN_S
+            return False
+        self._activity = "running"
+        nodes = self._drawing.places(claim, free)
+        if (slot := self._begin(claim, nodes)) is None:
+            queue.hand_back(claim)
+        else:
+            self._crew.take(nodes)
+            self._slots.append(slot)
+            self._beat("running")
+        return True
 
-    @staticmethod
-    def _width(point: Point) -> int:
-        """Devices that the point needs at a time."""
-        return point.experiment.world_size if point.method == "measured" else 1
+    def _begin(self, claim: Claim, nodes: list[Node]) -> Slot | None:
+        point = claim.point
+        width = drawing.devices_used(point, self.settings)
+        try:
+            port = nodes[0].request("port", _PORT_LIMIT_S)["port"]
+        except (NodeLost, KeyError) as error:
+            self.say(f"{claim.stem} waits again: {error}")
+            self._leave_out_lost()
+            return None
+        ids = None
+        if nodes[0].device_ids is not None:
+            ids = tuple(device for node in nodes for device in (node.device_ids or ())[:width])
+        number = len(queue.history(self.sweep, claim.stem)) + 1
+        attempt = self._settler.until_written(
+            lambda: start_attempt(
+                claim,
+                number,
+                self.settings,
+                host=nodes[0].address,
+                port=port,
+                device_ids=ids,
+                nodes=tuple(node.name for node in nodes),
+            ),
+            f"the task of {claim.stem}",
+        )
+        if attempt is None:
+            self._give_up(f"cannot write in {self.sweep.path}; {claim.stem} waits again")
+            return None
+        return Slot(claim, attempt, nodes, width, self.settings, self.sweep.stages, self.stop_reason, self._wake)
+
+    def _settle_finished(self) -> None:
+        for slot in [slot for slot in self._slots if slot.finished]:
+            self._settle(slot)
+            self._slots.remove(slot)
+            self._next_look = 0.0
+            self._crew.give_back(slot.nodes)
+            self._leave_out_lost()
+            self._beat("running")
+
+    def _settle(self, slot: Slot) -> None:
+        done = slot.done
+        assert done is not None
+        measured = slot.claim.point.method == "measured"
+        before = [self._last_step_ends.pop(node.name, None) for node in slot.nodes]
+        first, gap_s = rows.first_step_at(done.results), None
+        ends = [end for end in before if end is not None]
+        if measured and first is not None and len(ends) == len(before):
+            gap_s = first - max(ends)
+        if measured and done.outcome.outcome == "ok" and (last := rows.last_step_end(done.results)) is not None:
+            self._last_step_ends |= dict.fromkeys((node.name for node in slot.nodes), last)
+        settled = self._settler.settle(
+            slot.claim,
+            slot.attempt,
+            done,
+            ended_at=slot.ended_at,
+            gap_s=gap_s,
+            still_held="; ".join(slot.held.values()) or None,
+        )
+        if not settled:
+            self._give_up(f"the row of {slot.attempt.attempt_id} is not written; the next run will write it")
+            return
+        self._finished[done.outcome.outcome] += 1
+        for node in slot.nodes:
+            if node.name in slot.held:
+                self._exclude(node.name, f"device memory is not free: {slot.held[node.name]}")
+        if done.survivors:
+            for node in slot.nodes:
+                self._exclude(node.name, f"processes {', '.join(done.survivors)} cannot be ended; it is unclean")
+        if self._scheduled:
+            self._judge_nodes(slot)
+        if self._crew.size == 0 and not self._trouble:
+            self._give_up(_told(self._crew.left_out))
+
+    def _judge_nodes(self, slot: Slot) -> None:
+        names = [node.name for node in slot.nodes]
+        for node, how in nodebook.failing(self._drawing.records(), names, time.time()).items():
+            self._exclude(node, f"points keep failing on it: {how}")
+
+    def _come_back(self) -> None:
+        """Ended by a preemption or its time limit with points left: Slurm shall start this pilot again, whether or not
+        somebody watches the sweep."""
+        job = self._allocation.job
+        if job is None or self.stop_reason() != "preempted" or not entry_names(self.sweep.todo):
+            return
+        if SlurmClient().requeue(job):
+            self.say(f"job {job} is queued again: points are left")
+
+    def _leave_out_lost(self) -> None:
+        for node, why in self._crew.left_out.items():
+            if node not in self._known_bad():
+                self._exclude(node, why)
+        if self._crew.size == 0 and not self._trouble:
+            self._give_up(_told(self._crew.left_out))
+
+    def _known_bad(self) -> set[str]:
+        return set(nodebook.excluded(self.sweep)) if self._scheduled else set(self._crew.left_out)
+
+    def _exclude(self, node: str, why: str) -> None:
+        """Leave the node out here and, where a scheduler may hand it out again, for later pilots."""
+        self._crew.leave_out(node, why)
+        if self._scheduled:
+            self.say(f"node {node} is left out: {why}")
+            with contextlib.suppress(OSError):
+                nodebook.exclude(self.sweep, node, why, self.pilot_id)
 
     def _wait_for_others(self) -> bool:
-        """Nothing waits. Take over what dead pilots held; True when there may be something to draw."""
-        self._last_step_end = None  # waiting for another pilot is no overhead of the next point
+        """Nothing can be drawn. Take over what dead pilots held; True when there may be something to draw."""
+        self._last_step_ends.clear()  # waiting for another pilot is no overhead of the next point
         claims = queue.claims_of_others(self.sweep, self.pilot_id)
         verdicts = {holder: self._liveness.judge(holder) for holder in {holder for _, holder in claims}}
         dead = [(stem, holder) for stem, holder in claims if verdicts[holder] == "dead"]
@@ -212,20 +304,22 @@ class Pilot:
                 return False
         if dead:
             return True
+        if self._drawing.waits_for_canary:
+            self._activity = "waiting"
+            return self._pause(0.5, "the first point of this shape runs elsewhere; the others wait for it")
         if "unknown" not in verdicts.values():
             return False
         # A living pilot will finish its own points; one whose count never moves is dead when its lease is over.
         self._activity = "waiting"
         return self._pause(0.2)
 
-    def _on_progress(self, progress: Progress) -> None:
-        running = self._running
-        assert running is not None
-        moved = (progress.phase, progress.step) != (running.phase, running.step)
-        if moved:
-            self._running = dataclasses.replace(running, phase=progress.phase, step=progress.step)
-        if moved or time.monotonic() >= self._next_beat:
-            self._beat("running")
+    def _tick(self) -> None:
+        if self._stop is None and self._tethered and _closed(0):
+            self._stop = "cancelled"
+        shown = [(slot.attempt.attempt_id, slot.progress) for slot in self._slots]
+        if shown != self._shown or time.monotonic() >= self._next_beat:
+            self._shown = shown
+            self._beat("running" if self._slots else self._activity, self._message)
 
     def _beat(self, activity: Activity, message: str = "") -> None:
         self._activity, self._count = activity, self._count + 1
@@ -238,8 +332,10 @@ class Pilot:
             started_at=self._started_at,
             activity=activity,
             message=message,
-            running=self._running,
+            running=tuple(slot.running() for slot in self._slots),
             finished=dict(self._finished),
+            job=self._allocation.job,
+            nodes=self._crew.names,
         )
         # A full disk must not end the pilot; if it lasts, others will take the claim over and the rows will tell.
         with contextlib.suppress(OSError):
@@ -248,29 +344,23 @@ class Pilot:
     def _pause(self, seconds: float, message: str = "") -> bool:
         """Sleep, but go on beating; False, and early, when the pilot should stop."""
         until = time.monotonic() + seconds
+        self._message, before = message, self._message
+        if message != before:
+            self._beat(self._activity, message)
         while (left := until - time.monotonic()) > 0 and self.stop_reason() is None:
-            if time.monotonic() >= self._next_beat or message != self._message:
-                self._message = message
-                self._beat(self._activity, message)
+            self._tick()
             time.sleep(min(left, 0.05))
         return self.stop_reason() is None
 
-    def _all_free(self, width: int) -> str | None:
-        def beat() -> None:
-            if time.monotonic() >= self._next_beat:
-                self._beat(self._activity)
-
-        return self._devices.wait_until_free(width, self.settings.device_free_limit_s, beat)
-
-    def _give_up(self, message: str) -> int:
+    def _give_up(self, message: str) -> None:
         self.say(f"stopping: {message}")
-        self._message = message
-        return STOPPED if self.stop_reason() is not None else TROUBLE
+        self._trouble = self._trouble or message
 
     def _listen(self) -> None:
         def asked(reason: StopReason) -> Callable[[int, object], None]:
             def handler(_number: int, _frame: object) -> None:
                 self._stop = self._stop or reason
+                self._wake.set()
 
             return handler
 
@@ -278,20 +368,11 @@ class Pilot:
         signal.signal(signal.SIGTERM, asked("preempted"))
         signal.signal(signal.SIGUSR2, asked("preempted"))
 
-    def _say_what_is_in_use(self) -> None:
-        self._beat("starting")
-        for note in self._devices.notes():
-            self.say(note)
 
-
-def _needed_s(point: Point, settings: LaunchSettings) -> float:
-    """Wall time that the point should be given: its predicted time with room, never more than its deadline."""
-    deadline_s = settings.point_deadline_s or point.deadline_s
-    if point.predicted_step_time_s is None:
-        return deadline_s
-    steps = settings.measure.warmup_steps + settings.measure.timed_steps
-    ranks = len(rehearsed_ranks(point.experiment)) if point.method != "measured" else 1
-    return min(deadline_s, ranks * (START_UP_S + 1.5 * steps * point.predicted_step_time_s))
+def _told(left_out: Mapping[str, str]) -> str:
+    if len(left_out) == 1:
+        return next(iter(left_out.values()))
+    return "; ".join(f"{node}: {why}" for node, why in left_out.items())
 
 
 def _closed(descriptor: int) -> bool:
@@ -301,46 +382,41 @@ def _closed(descriptor: int) -> bool:
 
 
 def main(argv: list[str] | None = None, *, run_rank: RunRank | None = None) -> int:
-    """Run one pilot. ``run_rank`` is the workload; the engine's own unless a test brings another."""
+    """Run one pilot, or the agent of one of its nodes. ``run_rank`` is the workload; the engine's own unless a test
+    brings another."""
     parser = argparse.ArgumentParser(
         prog="python -m launchers.pilot", description="Run the points of one sweep's queue."
     )
     parser.add_argument("sweep_dir", type=Path)
-    parser.add_argument("pilot_id")
+    parser.add_argument("payload_id")
     arguments = parser.parse_args(argv)
     try:
         sweep = SweepDir.open(arguments.sweep_dir)
-        payload = read_payload(pilotstate.payload_path(sweep, arguments.pilot_id))
-        # For CUDA and torch, here and in the children: a pilot that asked CUDA itself for devices could not fork.
-        os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
-        os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
-        devices = open_devices(payload.settings.device, payload.settings.num_devices)
+        payload = read_payload(pilotstate.payload_path(sweep, arguments.payload_id))
+        allocation = allocation_of(payload, arguments.payload_id)
+        meeting = sweep.pilots / f"{allocation.pilot_id}.meeting.json"
+        if not allocation.is_head:
+            connection = join(read_meeting(meeting, MEETING_LIMIT_S), allocation.node, MEETING_LIMIT_S)
+            run_agent(connection, payload.settings, allocation.node, run_rank)
         provenance = _provenance(payload)
+        wake = threading.Event()
+        crew = gather_here(payload, allocation.node, run_rank, meeting, Hub(wake))
     except UltrasweepError as error:
         print(error, file=sys.stderr)
         return 2
-    if run_rank is None:
-        from workloads import worker
-
-        worker.preload()
-        run_rank = worker.run_rank
-    table_from_rows([], ATTEMPTS)  # Arrow imports more at its first table: now, not between two points
-    if (threads := len(list(Path("/proc/self/task").iterdir()))) > 1:
-        print(f"warning: this pilot has {threads} threads before its first fork", file=sys.stderr)
-    gc.collect()
-    gc.freeze()  # what is loaded stays shared with the children: their collections do not copy its pages
-    return Pilot(sweep, arguments.pilot_id, payload, devices, run_rank, provenance).run()
+    try:
+        return Pilot(sweep, allocation, payload, crew, wake, provenance).run()
+    finally:
+        crew.dismiss()
+        meeting.unlink(missing_ok=True)
 
 
 def _provenance(payload: Payload) -> dict[str, Any]:
     from results import provenance
 
     root = Path(__file__).resolve().parent.parent
-    return {
-        **provenance.code_provenance(root),
-        "python_version": provenance.python_version(),
-        "command": payload.command,
-    }
+    code = payload.provenance if payload.provenance is not None else provenance.code_provenance(root)
+    return {**code, "python_version": provenance.python_version(), "command": payload.command}
 
 
 if __name__ == "__main__":

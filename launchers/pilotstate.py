@@ -30,6 +30,8 @@ class Running:
     world_size: int
     started_at: float
     deadline_s: float
+    nodes: tuple[str, ...] = ()
+    """Where its ranks run."""
     phase: str = "spawn"
     """Phase of the rank that is furthest behind."""
     step: int | None = None
@@ -45,9 +47,14 @@ class PilotState:
     activity: Activity
     message: str = ""
     """What keeps it from going on, for people."""
-    running: Running | None = None
+    running: tuple[Running, ...] = ()
+    """Several when smaller points run side by side on the nodes of one allocation."""
     finished: Mapping[str, int] = field(default_factory=dict)
     """Attempts of this pilot by outcome."""
+    job: str | None = None
+    """Slurm's id of the allocation as ``squeue`` prints it (``1234_5`` in an array); None without Slurm."""
+    nodes: tuple[str, ...] = ()
+    """Nodes of the allocation; the first is where the pilot itself runs."""
 
 
 def payload_path(sweep: SweepDir, pilot_id: str) -> Path:
@@ -71,7 +78,8 @@ def read_state(sweep: SweepDir, pilot_id: str) -> PilotState | None:
     try:
         data: dict[str, Any] = json.loads(state_path(sweep, pilot_id).read_text())
         data["identity"] = Identity(**data["identity"])
-        data["running"] = Running(**data["running"]) if data["running"] is not None else None
+        data["running"] = tuple(Running(**{**one, "nodes": tuple(one["nodes"])}) for one in data["running"])
+        data["nodes"] = tuple(data["nodes"])
         return PilotState(**data)
     except (OSError, ValueError, TypeError, KeyError):
         return None
@@ -105,5 +113,6 @@ class Liveness:
         last_count, since = self._seen[pilot_id]
         if count != last_count:
             self._seen[pilot_id] = (count, now)
-            return "alive"
+            # It moved some time since the last look; only a recent look says that it moves still.
+            return "alive" if now - since <= self._lease_s else "unknown"
         return "dead" if now - since > self._lease_s else "unknown"

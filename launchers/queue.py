@@ -12,7 +12,7 @@ an attempt, written before the point moves: whoever finds a claim of a dead pilo
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,6 +44,11 @@ class AttemptRecord:
     step_time_s: float | None = None
     tokens_per_s_per_gpu: float | None = None
     peak_allocated_bytes: int | None = None
+    nodes: Sequence[str] = ()
+    failed_node: str | None = None
+    """Where the failed rank ran."""
+    kind: str = ""
+    """See `launchers.gates.kind_of`."""
 
     @property
     def duration_s(self) -> float:
@@ -78,31 +83,34 @@ class Drawer:
         self._report = report
         self._points: dict[str, Point] = {}
 
-    def draw(self, accepts: Callable[[Point], bool]) -> Claim | None:
-        """Claim the first waiting point that ``accepts`` likes; None when there is none."""
-        for name in entry_names(self.sweep.todo):
-            stem, _ = split_name(name)
-            point = self._read(name, stem)
-            if point is None or not accepts(point):
-                continue
-            claim = Claim(self.sweep, stem, self.pilot_id, point)
-            if _move(self.sweep.todo / name, claim.path):
+    def draw(self, choose: Callable[[list[Point]], Iterable[Point]]) -> Claim | None:
+        """Claim the first point of those that ``choose`` makes of the waiting ones; None when there is none left."""
+        for point in choose(self.waiting()):
+            claim = Claim(self.sweep, point.stem, self.pilot_id, point)
+            if _move(self.sweep.todo / f"{point.stem}.json", claim.path):
                 return claim
         return None
+
+    def claimed_by_others(self) -> list[Point]:
+        """Points that other pilots hold now."""
+        names = ((name, *split_name(name)) for name in entry_names(self.sweep.claimed))
+        points = [self._read(name, stem, self.sweep.claimed) for name, stem, pilot in names if pilot != self.pilot_id]
+        return [point for point in points if point is not None]
 
     def waiting(self) -> list[Point]:
         """Points under ``todo``, in the order in which they are drawn."""
         points = [self._read(name, split_name(name)[0]) for name in entry_names(self.sweep.todo)]
         return [point for point in points if point is not None]
 
-    def _read(self, name: str, stem: str) -> Point | None:
+    def _read(self, name: str, stem: str, folder: Path | None = None) -> Point | None:
         if stem not in self._points:
+            path = (folder or self.sweep.todo) / name
             try:
-                self._points[stem] = read_point(self.sweep.todo / name)
+                self._points[stem] = read_point(path)
             except FileNotFoundError:  # another pilot was faster
                 return None
             except InvalidResults as error:
-                self._report(f"{error}; moved to {_set_aside(self.sweep, self.sweep.todo / name)}")
+                self._report(f"{error}; moved to {_set_aside(self.sweep, path)}")
                 return None
         return self._points[stem]
 

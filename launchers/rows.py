@@ -52,6 +52,8 @@ class Surroundings:
     cluster: ClusterSpec
     provenance: Mapping[str, Any]
     """``git_commit``, ``git_dirty``, ``ultrasweep_version``, ``python_version``, ``command``."""
+    pilot_id: str
+    job: str | None = None
 
 
 def attempt_row(
@@ -65,6 +67,7 @@ def attempt_row(
     gap_s: float | None,
     comparison: Comparison | None,
     rehearsed: RehearsedTimes | None,
+    repeat_of: str | None = None,
 ) -> dict[str, Any]:
     """The row of ``attempt``; every column of the table is a key."""
     experiment = attempt.point.experiment
@@ -92,11 +95,15 @@ def attempt_row(
         "evidence": outcome.evidence,
         "will_retry": will_retry,
         "teardown_hung": outcome.teardown_hung,
+        "repeat_of": repeat_of,
         "predicted_peak_bytes": attempt.point.predicted_peak_bytes,
         "predicted_step_time_s": attempt.point.predicted_step_time_s,
         "gap_s": gap_s,
         "launcher": surroundings.launcher,
         "cluster": surroundings.cluster.name,
+        "nodes": list(attempt.nodes) or None,
+        "scheduler_job": surroundings.job,
+        "pilot_id": surroundings.pilot_id,
         "device_ids": list(attempt.device_ids) if attempt.device_ids is not None else None,
         "log_dir": f"attempts/{attempt.attempt_id}",
     }

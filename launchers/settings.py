@@ -50,9 +50,13 @@ class LaunchSettings:
     """How long device memory may take to become free after a point's processes have gone."""
     lease_s: float = 60.0
     """A pilot whose heartbeat has stood still for this long has lost its claim."""
+    breaker_failures: int = 4
+    """Points of one kind that fail alike, with none that goes well, before the rest of that kind is held."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Environment variables of every rank (NCCL's, gloo's)."""
 
     def __post_init__(self) -> None:
-        for name in ("num_devices", "max_attempts"):
+        for name in ("num_devices", "max_attempts", "breaker_failures"):
             count = getattr(self, name)
             if not isinstance(count, int) or isinstance(count, bool) or count < 1:
                 raise InvalidSweep(f"launcher: {name}={count!r} must be a whole number of at least 1")

@@ -18,6 +18,7 @@ from launchers import losses, queue, rows
 from launchers import outcome as oc
 from launchers.attempt import Attempt, reopen_attempt
 from launchers.execute import Execution, internal_error
+from launchers.gates import kind_of
 from launchers.outcome import Outcome
 from launchers.queue import AttemptRecord, Claim
 from launchers.settings import LaunchSettings
@@ -100,7 +101,8 @@ class Settler:
         outcome = _with_notes(done, still_held, claim.held)
         with contextlib.suppress(OSError):  # a help for a later pilot; the row matters more
             protocol.write_json(attempt.folder / "outcome.json", outcome)
-        retry = wants_retry(outcome, queue.history(self._sweep, claim.stem), self._settings)
+        before = queue.history(self._sweep, claim.stem)
+        retry = wants_retry(outcome, before, self._settings)
         comparison = self._compare(attempt, done)
         row = rows.attempt_row(
             attempt,
@@ -112,6 +114,7 @@ class Settler:
             gap_s=gap_s,
             comparison=comparison,
             rehearsed=done.rehearsed,
+            repeat_of=_answered_meanwhile(before, attempt),
         )
         record = _record(row, attempt, outcome, claim, ended_at)
         steps = rows.step_rows(attempt, done.results)
@@ -251,10 +254,17 @@ def _size(size_bytes: int) -> str:
     return f"{size_bytes / 2**30:.2f} GiB" if size_bytes >= 2**30 // 10 else f"{size_bytes / 2**20:.2f} MiB"
 
 
+def _answered_meanwhile(before: Sequence[AttemptRecord], attempt: Attempt) -> str | None:
+    """The attempt that has answered the point while this one ran: its pilot was taken for dead, or the other way round.
+    A point that a user has put back ran before, not meanwhile."""
+    good = (record for record in before if record.outcome == "ok" and record.ended_at > attempt.started_at)
+    return next((record.attempt_id for record in good if record.attempt_id != attempt.attempt_id), None)
+
+
 def _with_notes(done: Execution, still_held: str | None, held: bool) -> Outcome:
     notes = [still_held] if still_held is not None else []
     if done.survivors:
-        notes.append(f"processes {', '.join(map(str, done.survivors))} could not be ended")
+        notes.append(f"processes {', '.join(done.survivors)} could not be ended")
     if not held:
         notes.append("the claim on this point was taken over meanwhile: it may have run twice")
     if not notes:
@@ -284,6 +294,9 @@ def _record(row: Mapping[str, Any], attempt: Attempt, outcome: Outcome, claim: C
         step_time_s=row["step_time_s"],
         tokens_per_s_per_gpu=row["tokens_per_s_per_gpu"],
         peak_allocated_bytes=row["peak_allocated_bytes"],
+        nodes=attempt.nodes,
+        failed_node=attempt.node_of(outcome.failed_rank) if outcome.failed_rank is not None else None,
+        kind=kind_of(attempt.point.experiment, max(1, len(attempt.nodes))),
     )
 
 

@@ -26,9 +26,6 @@ from workloads import protocol
 RunRank = Callable[[Path, int, int], NoReturn]
 """``workloads.worker.run_rank``: ``(folder, rank, local_rank)``; ends the process."""
 
-STACKS_SIGNAL = signal.SIGUSR1
-"""A rank answers with the Python stacks of its threads in its log, even while it hangs inside a collective."""
-
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -89,8 +86,11 @@ def _become_rank(parent: int, folder: Path, rank: int, environment: Mapping[str,
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:  # it died before the line above
         os._exit(1)
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2, signal.SIGCHLD):
-        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2, protocol.FLIGHT_SIGNAL):
+        # Slurm sends its warnings to every process of a step; what comes of them is the pilot's decision, and it kills
+        # by SIGKILL. A handler that does nothing, unlike SIG_IGN, is not inherited by programs that a rank starts.
+        signal.signal(number, lambda _number, _frame: None)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     log = os.open(protocol.log_path(folder, rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     nothing = os.open(os.devnull, os.O_RDONLY)
@@ -103,7 +103,7 @@ def _become_rank(parent: int, folder: Path, rank: int, environment: Mapping[str,
     sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
     sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
     faulthandler.enable(file=2)
-    faulthandler.register(STACKS_SIGNAL, file=2, all_threads=True)
+    faulthandler.register(protocol.STACKS_SIGNAL, file=2, all_threads=True)
     os.environ.update(environment)
 
 

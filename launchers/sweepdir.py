@@ -138,8 +138,11 @@ class SweepDir:
         return self.path / "losses"
 
     def settings(self) -> dict[str, Any]:
-        """What `create` was given."""
-        return dict(json.loads(self.marker.read_text())["settings"])
+        """What `create` was given. Raises `InvalidResults` when the marker is damaged."""
+        try:
+            return dict(json.loads(self.marker.read_text())["settings"])
+        except (ValueError, TypeError, KeyError):
+            raise InvalidResults(f"{self.marker} is damaged: it does not hold a sweep's settings") from None
 
     def add_points(self, points: Iterable[Point]) -> int:
         """Put the points that the queue does not know yet under ``todo``; how many those were."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from types import TracebackType
 from typing import Protocol
 
@@ -15,9 +16,11 @@ from rich.text import Text
 from launchers.outcome import where
 from launchers.pilotstate import Running
 from launchers.settle import describe
+from launchers.shapes import ShapeStatus
 from launchers.status import SweepStatus
 
-_SHOWN = 5
+_SHOWN, _RUNNING = 5, 8
+"""Attempts, and running points, that the live view has room for."""
 _COLOURS = {"ok": "green", "cancelled": "yellow", "preempted": "yellow", "oom": "magenta"}
 
 
@@ -103,15 +106,57 @@ def picture(status: SweepStatus) -> Group:
         Text(_time_left(status)),
     )
     parts: list[Table | Text] = [head]
-    for pilot in status.pilots:
-        parts.append(Text(_running(pilot.running, time.time()) if pilot.running else f"  pilot: {pilot.activity}"))
-        if pilot.message:
-            parts.append(Text(f"  {pilot.message}", style="bold red"))
+    if len(status.shapes) > 1:
+        parts.append(shape_table(status))
+    now = time.time()
+    running = sorted((one for pilot in status.pilots for one in pilot.running), key=lambda one: one.started_at)
+    parts += [_line(_running(one, now)) for one in running[:_RUNNING]]
+    if len(running) > _RUNNING:
+        parts.append(Text(f"  ... and {len(running) - _RUNNING:,} more points"))
+    idle = Counter(pilot.activity for pilot in status.pilots if not pilot.running)
+    parts += [Text(f"  {_pilots(count)}: {activity}") for activity, count in idle.items()]
+    messages = Counter(pilot.message for pilot in status.pilots if pilot.message)
+    for message, count in messages.most_common(_RUNNING):
+        parts.append(Text(f"  {_pilots(count)}: {message}" if count > 1 else f"  {message}", style="bold red"))
     for record in status.attempts[-_SHOWN:]:
-        line = Text(f"  {describe(record)}", no_wrap=True, overflow="ellipsis")
+        line = _line(f"  {describe(record)}")
         line.stylize(_COLOURS.get(record.outcome, "red"), 2, 2 + len(record.outcome))
         parts.append(line)
     return Group(*parts)
+
+
+def shape_table(status: SweepStatus) -> Table:
+    """Points by the shape of their allocations."""
+    table = Table(box=None, pad_edge=False, header_style="bold", show_footer=len(status.shapes) > 1)
+    shapes = status.shapes
+    failed = [sum(count for outcome, count in one.done.items() if outcome != "ok") for one in shapes]
+    left = [one.device_hours_left for one in shapes]
+    columns: list[tuple[str, list[str], str]] = [
+        ("shape", [_shape(one) for one in shapes], "total"),
+        ("points", [f"{one.total:,}" for one in shapes], f"{sum(one.total for one in shapes):,}"),
+        ("waiting", [f"{one.waiting:,}" for one in shapes], f"{sum(one.waiting for one in shapes):,}"),
+        ("running", [f"{one.running:,}" for one in shapes], f"{sum(one.running for one in shapes):,}"),
+        ("ok", [f"{one.done.get('ok', 0):,}" for one in shapes], f"{status.done.get('ok', 0):,}"),
+        ("not ok", [f"{count:,}" for count in failed], f"{sum(failed):,}"),
+        ("device-h spent", [hours(one.device_hours) for one in shapes], hours(status.device_hours)),
+        (
+            "left",
+            [hours(value) for value in left],
+            hours(None if None in left else sum(value or 0.0 for value in left)),
+        ),
+    ]
+    for at, (name, _, footer) in enumerate(columns):
+        table.add_column(name, footer, justify="right" if at else "left")
+    for row in zip(*(cells for _, cells, _ in columns), strict=True):
+        table.add_row(*row)
+    return table
+
+
+def hours(value: float | None) -> str:
+    """Device-hours for people; ``?`` where they are not known."""
+    if value is None:
+        return "?"
+    return f"{value:,.0f}" if value >= 100 else f"{value:,.2f}"
 
 
 def span(seconds: float) -> str:
@@ -132,6 +177,19 @@ def _time_left(status: SweepStatus) -> str:
     return f"{status.left} left, about {span(status.expected_left_s)}, until {stamp}"
 
 
+def _shape(shape: ShapeStatus) -> str:
+    devices = f"{shape.devices:,} device{'' if shape.devices == 1 else 's'}"
+    return devices if shape.nodes is None else f"{shape.nodes} node{'' if shape.nodes == 1 else 's'}, {devices}"
+
+
+def _pilots(count: int) -> str:
+    return f"{count} pilots" if count > 1 else "pilot"
+
+
+def _line(text: str) -> Text:
+    return Text(text, no_wrap=True, overflow="ellipsis")
+
+
 def _running(running: Running, now: float) -> str:
-    spent = f"{now - running.started_at:.0f} s of at most {running.deadline_s:.0f} s"
+    spent = f"{max(0.0, now - running.started_at):.0f} s of at most {running.deadline_s:.0f} s"
     return f"  runs {running.experiment_id} on {running.world_size}: {where(running.phase, running.step)}, {spent}"

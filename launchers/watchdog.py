@@ -6,15 +6,13 @@ and by the deadline; never by log text. It kills by pid and process group, never
 
 from __future__ import annotations
 
-import contextlib
-import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from launchers import spawn
+from launchers.rankgroup import RankGroup
 from launchers.settings import LaunchSettings
 from launchers.spawn import RankExit
 from results.schema import PHASES
@@ -25,11 +23,13 @@ TICK_S = 0.02
 """How often exits and stop requests are looked at."""
 BEATS_EVERY_S = 0.2
 """How often heartbeats and error files are read (they may lie on a shared filesystem)."""
-KILL_LIMIT_S = 15.0
+ANSWER_S = 0.5
+"""For the ranks of a hang to write down where they are."""
+ASKED_RANKS = 64
 STEP_FACTOR = 20.0
 STEP_LIMIT_MIN_S = 30.0
 
-End = Literal["ended", "failed", "hang", "deadline", "teardown", "stopped"]
+End = Literal["ended", "failed", "lost", "hang", "deadline", "teardown", "stopped"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,19 +57,19 @@ class Watched:
     """From the start of the watch to the last process gone."""
     host_oom_kills: int = 0
     """Processes of this control group that the kernel killed for want of host memory meanwhile."""
-    survivors: tuple[int, ...] = ()
-    """Pids that could not be ended; the machine must not be used further."""
+    survivors: tuple[str, ...] = ()
+    """Processes that could not be ended; their machine must not be used further."""
+    lost: Mapping[int, str] = field(default_factory=dict)
+    """Ranks whose node stopped answering, and what is known of it."""
 
 
 @dataclass(slots=True)
 class _Rank:
-    pid: int
     beat: Heartbeat | None = None
     since: float = field(default_factory=time.monotonic)
     """When the heartbeat last moved, on our clock."""
     longest_step_s: float | None = None
     """Longest time between two heartbeats while stepping."""
-    killed: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +82,7 @@ class Progress:
 
 def watch(
     folder: Path,
-    pids: Mapping[int, int],
+    group: RankGroup,
     settings: LaunchSettings,
     *,
     deadline_s: float,
@@ -90,19 +90,18 @@ def watch(
     stop_asked: Callable[[], bool],
     on_progress: Callable[[Progress], None],
 ) -> Watched:
-    """Wait until every rank in ``pids`` (rank to pid) is gone; end them where they fail, hang or outlive the deadline.
+    """Wait until every rank of ``group`` is gone; end them where they fail, hang or outlive the deadline.
 
     ``expected_step_s`` widens the limits of slow steps. ``on_progress`` is called a few times a second.
     """
-    ranks = {rank: _Rank(pid) for rank, pid in pids.items()}
-    exits: dict[int, RankExit] = {}
-    started, oom_kills = time.monotonic(), _host_oom_kills()
-    survivors: tuple[int, ...] = ()
+    ranks = {rank: _Rank() for rank in group.ranks}
+    started = time.monotonic()
+    lost: Mapping[int, str] = {}
     try:
         end, still = _until_end(
             folder,
             ranks,
-            exits,
+            group,
             settings,
             deadline_at=started + deadline_s,
             expected_step_s=expected_step_s,
@@ -110,25 +109,28 @@ def watch(
             on_progress=on_progress,
         )
         if end == "hang":
-            _ask_for_stacks(ranks, still)
+            group.ask_where(group.ranks[:ASKED_RANKS])
+            time.sleep(ANSWER_S)
+        lost = group.lost()
     finally:
-        survivors = _end_all(ranks, exits)
+        ended = group.end()
     _read_beats(folder, ranks, {})
     return Watched(
         end=end,
-        exits=exits,
+        exits=group.exits(),
         beats={rank: state.beat for rank, state in ranks.items()},
         still=still,
         seconds=time.monotonic() - started,
-        host_oom_kills=max(0, _host_oom_kills() - oom_kills),
-        survivors=survivors,
+        host_oom_kills=ended.host_oom_kills,
+        survivors=ended.survivors,
+        lost=lost,
     )
 
 
 def _until_end(
     folder: Path,
     ranks: Mapping[int, _Rank],
-    exits: dict[int, RankExit],
+    group: RankGroup,
     settings: LaunchSettings,
     *,
     deadline_at: float,
@@ -140,9 +142,11 @@ def _until_end(
     failed_at: float | None = None
     next_beats = 0.0
     while True:
-        _collect(ranks, exits)
+        exits = group.exits()
         now = time.monotonic()
         failed = any(not protocol.result_path(folder, rank).exists() for rank in exits)
+        if group.lost():
+            return "lost", ()
         if now >= next_beats:
             next_beats = now + BEATS_EVERY_S
             _read_beats(folder, ranks, exits)
@@ -162,12 +166,6 @@ def _until_end(
         if now > deadline_at:
             return ("teardown" if _all_measured(folder, ranks) else "deadline"), _ages(ranks, exits)
         time.sleep(TICK_S)
-
-
-def _collect(ranks: Mapping[int, _Rank], exits: dict[int, RankExit]) -> None:
-    for rank, state in ranks.items():
-        if rank not in exits and (exit_ := spawn.poll_exit(rank, state.pid, state.killed)) is not None:
-            exits[rank] = exit_
 
 
 def _gave_up(folder: Path, rank: int) -> bool:
@@ -246,47 +244,3 @@ def _place(phase: str, step: int | None) -> tuple[int, int]:
 def _progress(ranks: Mapping[int, _Rank]) -> Progress:
     behind = _ages(ranks, {})[0]
     return Progress(phase=behind.phase, step=behind.step)
-
-
-def _ask_for_stacks(ranks: Mapping[int, _Rank], still: tuple[StoodStill, ...]) -> None:
-    """Have the ranks that stood still write their Python stacks to their logs."""
-    for late in still[:4]:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(ranks[late.rank].pid, spawn.STACKS_SIGNAL)
-    time.sleep(0.2)
-
-
-def _end_all(ranks: Mapping[int, _Rank], exits: dict[int, RankExit]) -> tuple[int, ...]:
-    """Kill what still runs, reap it, and prove that nothing is left; the pids that are."""
-    for rank, state in ranks.items():
-        if rank not in exits and (exit_ := spawn.poll_exit(rank, state.pid, False)) is not None:
-            exits[rank] = exit_
-        if rank not in exits:
-            state.killed = True
-            spawn.kill_rank(state.pid)
-    groups = [state.pid for state in ranks.values()]
-    until = time.monotonic() + KILL_LIMIT_S
-    while time.monotonic() < until:
-        _collect(ranks, exits)
-        if len(exits) == len(ranks) and not spawn.survivors(groups):
-            break
-        time.sleep(0.002)
-    strays = spawn.end_strays(max(0.1, until - time.monotonic())) if len(exits) == len(ranks) else []
-    unreaped = [state.pid for rank, state in ranks.items() if rank not in exits]
-    return tuple(dict.fromkeys([*unreaped, *spawn.survivors(groups), *strays]))
-
-
-def _host_oom_kills() -> int:
-    """Times that the kernel's out-of-memory killer struck in this process's control group (version 2); 0 where the
-    kernel does not say."""
-    try:
-        group = next(
-            line.split("::", 1)[1].strip()
-            for line in Path("/proc/self/cgroup").read_text().splitlines()
-            if line.startswith("0::")
-        )
-        events = Path("/sys/fs/cgroup" + group) / "memory.events"
-        fields = dict(line.split() for line in events.read_text().splitlines())
-        return int(fields["oom_kill"])
-    except (OSError, StopIteration, KeyError, ValueError):
-        return 0

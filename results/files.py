@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -83,7 +84,8 @@ def write_parquet(path: Path, table: pa.Table) -> None:
 
 
 def temporary_path(path: Path) -> Path:
-    return path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    # Two nodes may give one pid: it alone does not make a name this writer's own on a shared filesystem.
+    return path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(3)}.tmp")
 
 
 def put_in_place(temporary: Path, path: Path) -> None:

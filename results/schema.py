@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-SCHEMA_VERSION = 2
-"""2: grad_norm_max_difference."""
+SCHEMA_VERSION = 3
+"""2: grad_norm_max_difference. 3: nodes, scheduler_job, pilot_id, repeat_of."""
 MEASUREMENT_VERSION = 2
 """2: a stage's waiting for slower stages after its last backward is pipeline idle, no longer reduction or optimizer;
 HFU of full recomputation leaves out the down projection; losses agree by gradient norms too."""
@@ -29,6 +29,8 @@ OUTCOMES = (
     "diverged",
     "cancelled",
 )
+UNKNOWN_OUTCOME = "unknown"
+"""Outcome of a row that others recorded as failed without saying how. No row of ours has it."""
 METHODS = ("measured", "rehearsed", "rehearsed_fake")
 """measured: all ranks ran. rehearsed: single ranks ran on one device under a fake process group, communication is
 modelled. rehearsed_fake: single ranks traced on FakeTensor without a device, memory traced, time estimated."""
@@ -124,6 +126,11 @@ ATTEMPT_COLUMNS: tuple[Column, ...] = (
     Column("evidence", _S, "Why the outcome is what it says: exception, last lines, signal, heartbeat ages"),
     Column("will_retry", _B, "Another attempt follows"),
     Column("teardown_hung", _B, "Measured in full, but processes had to be killed afterwards"),
+    Column(
+        "repeat_of",
+        _S,
+        "Attempt that had answered this point while this one ran: the point was run twice, and the first row counts",
+    ),
     # throughput: medians over the timed steps of the slowest rank's time per step
     Column("step_time_s", _F, "Median over timed steps of the slowest rank's step time", "s"),
     Column("step_time_min_s", _F, "Fastest timed step", "s"),
@@ -205,6 +212,9 @@ ATTEMPT_COLUMNS: tuple[Column, ...] = (
     Column("launcher", _S, "local, slurm or rehearse"),
     Column("cluster", _S, "Cluster description used for prediction"),
     Column("hosts", pa.list_(_S), "Host names"),
+    Column("nodes", pa.list_(_S), "Nodes on which the ranks ran, by the scheduler's names, those of the first first"),
+    Column("scheduler_job", _S, "The scheduler's id of the allocation, as its queue shows it"),
+    Column("pilot_id", _S, "Pilot that ran the attempt, or that wrote the row of one whose pilot had died"),
     Column("device_name", _S, "Device as the driver names it"),
     Column("device_ids", pa.list_(_S), "Device UUIDs"),
     Column("git_commit", _S, "Commit of the code that ran"),

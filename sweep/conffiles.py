@@ -5,6 +5,7 @@ Group options (grids, models, clusters, devices, launchers, measures) are files 
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,9 @@ from workloads.experiment import ModelSpec, model_from_dict
 
 PACKAGED = Path(__file__).parent / "conf"
 GROUPS = ("grid", "model", "cluster", "device", "launcher", "measure")
+COMPOSED = ("grid", "cluster", "device", "launcher", "measure")
+"""Groups whose options Hydra reads by their names, in its own grammar."""
+_PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +30,8 @@ class ConfFolders:
         for folder in self.own:
             if not folder.is_dir():
                 raise InvalidSweep(f"--conf {folder}: no such folder")
+            if "${" in str(folder.resolve()) or not str(folder.resolve()).isprintable():
+                raise InvalidSweep(f"--conf {folder}: its path holds what Hydra would not take for a path")
 
     @property
     def all(self) -> tuple[Path, ...]:
@@ -39,6 +45,8 @@ class ConfFolders:
         for root in self.all:
             path = root / group / f"{name}.yaml"
             if name and "/" not in name and path.is_file():
+                if group in COMPOSED and not _PLAIN.fullmatch(name):
+                    raise InvalidSweep(f"{group} {name!r}: a name may hold letters, digits, _, -, + and .")
                 return path
         raise InvalidSweep(f"no {group} called {name!r}{suggest(name, self.names(group))}")
 

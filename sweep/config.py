@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -55,6 +56,8 @@ class SweepConfig:
     """Chosen on the command line, not by the grid."""
     launcher: Mapping[str, Any]
     """Contents of the launcher's file; ``launcher`` is its kind."""
+    launcher_given: bool
+    """Chosen on the command line, not by what this machine has."""
     measure: MeasureSpec
     plan: PlanOptions
     budget_gpu_hours: float | None
@@ -74,17 +77,19 @@ def compose_sweep(
     *,
     extra_where: Sequence[str] = (),
     cluster: str | None = None,
+    launcher: str = "local",
 ) -> SweepConfig:
     """The sweep that the command line's ``words`` describe.
 
     ``extra_where``: filters for every grid. ``cluster``: goes before the grids' own, not before one given in ``words``.
+    ``launcher``: for words that give none.
     Raises `InvalidSweep` (or another `UltrasweepError`) with one line for everything that a user can get wrong.
     """
     folders = folders or ConfFolders()
     sorted_words = sort_words(words, folders)
     given = sorted_words.groups.get("cluster")
     chosen = given or cluster or _cluster_of_grids(sorted_words.grids, folders)
-    groups = {**sorted_words.groups, **({"cluster": chosen} if chosen else {})}
+    groups = {"launcher": launcher, **sorted_words.groups, **({"cluster": chosen} if chosen else {})}
     data = _compose(sorted_words, groups, folders)
     for section in data:
         if section not in _SECTIONS:
@@ -101,8 +106,10 @@ def compose_sweep(
         if "model" in axis.names
         for row in axis.rows
     }
-    launcher = _mapping(data, "launcher")
-    kind = launcher.get("launcher")
+    options = _mapping(data, "launcher")
+    kind = options.get("launcher")
+    if kind not in ("local", "rehearse", "slurm"):
+        raise InvalidSweep(f"launcher.launcher={kind!r}; it may be local, rehearse or slurm")
     default_name = "+".join(sorted_words.grids) + ("-rehearsed" if kind == "rehearse" else "")
     return SweepConfig(
         name=_sweep_name(data["name"], default_name),
@@ -111,7 +118,8 @@ def compose_sweep(
         models={name: folders.model(name) for name in sorted(names)},
         cluster=_cluster(_mapping(data, "cluster")),
         cluster_given=given is not None,
-        launcher=launcher,
+        launcher=options,
+        launcher_given="launcher" in sorted_words.groups,
         measure=_measure(_mapping(data, "measure")),
         plan=_plan_options(_mapping(data, "plan")),
         budget_gpu_hours=_budget(data["budget"]),
@@ -140,7 +148,7 @@ def _compose(words: Words, groups: Mapping[str, str], folders: ConfFolders) -> d
         f"{group}={name}" for group, name in groups.items()
     ]
     if folders.own:
-        base.append(f"hydra.searchpath=[{','.join(f'file://{folder.resolve()}' for folder in folders.own)}]")
+        base.append(f"hydra.searchpath=[{','.join(_quoted(f'file://{folder.resolve()}') for folder in folders.own)}]")
     with _one_line_errors(), initialize_config_module("sweep.conf", version_base="1.3"):
         try:
             composed = compose("config", overrides=[*base, *words.hydra])
@@ -150,6 +158,13 @@ def _compose(words: Words, groups: Mapping[str, str], folders: ConfFolders) -> d
         data = OmegaConf.to_container(composed, resolve=True)
     assert isinstance(data, dict)
     return {str(key): value for key, value in data.items()}
+
+
+def _quoted(text: str) -> str:
+    """A text in Hydra's grammar, whatever it holds: backslashes count only before a quote."""
+    escaped = re.sub(r"(\\*)'", r"\1\1\\'", text)
+    escaped = re.sub(r"(\\+)$", r"\1\1", escaped)
+    return f"'{escaped}'"
 
 
 @contextmanager

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from dataclasses import dataclass
+from pathlib import Path
 
 from launchers.devices import count_cuda_devices
 from sweep.conffiles import ConfFolders
@@ -32,13 +35,12 @@ def method_of(config: SweepConfig) -> Method:
     return "rehearsed" if count_cuda_devices() else "rehearsed_fake"
 
 
-def refuse_slurm(config: SweepConfig) -> None:
-    """Say in one line that a launcher is not there yet."""
-    if config.launcher_kind not in ("local", "rehearse"):
-        raise InvalidSweep(
-            f"launcher={config.launcher_kind} is not available in this version; use launcher=local (inside an "
-            "allocation, too) or launcher=rehearse"
-        )
+def default_launcher() -> str:
+    """``slurm`` on a machine from which jobs are submitted, outside of an allocation; ``local`` everywhere else."""
+    configured = Path(os.environ.get("SLURM_CONF") or "/etc/slurm/slurm.conf").is_file()
+    if configured and shutil.which("sbatch") is not None and "SLURM_JOB_ID" not in os.environ:
+        return "slurm"
+    return "local"
 
 
 def clusters_of_device(folders: ConfFolders, gpu_name: str) -> list[str]:

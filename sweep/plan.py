@@ -68,6 +68,15 @@ class Plan:
         return Counter(point.verdict for point in self.points)
 
 
+@dataclass(frozen=True, slots=True)
+class Room:
+    """The most devices that one point can get."""
+
+    devices: int
+    why: str
+    """Ends the sentence "needs 16 devices, ..."."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
     """A finished attempt that a point need not repeat."""
@@ -82,15 +91,15 @@ def make_plan(
     expansion: Expansion,
     method: Method,
     answers: Mapping[str, Answer] | None = None,
-    max_devices: int | None = None,
+    room: Room | None = None,
 ) -> Plan:
     """Judge every point.
 
-    ``answers``: by experiment id, what the results folder knows for this method and device. ``max_devices``: what a
-    launcher bound to this machine can give one point; None: the cluster's nodes are as many as needed.
+    ``answers``: by experiment id, what the results folder knows for this method and device. ``room``: what the
+    launcher can give one point; None: as many nodes of the cluster as it needs.
     """
     answers = {} if config.plan.run_cached else answers or {}
-    judged = [_judge(config, point, method, answers, max_devices) for point in expansion.points]
+    judged = [_judge(config, point, method, answers, room) for point in expansion.points]
     candidates = [point for point in judged if point.verdict == "run"]
     others = [point for point in judged if point.verdict != "run"]
     prices = [point.price for point in candidates if point.price is not None]
@@ -176,15 +185,13 @@ def known_answers(results_dir: Path, method: Method, cluster: ClusterSpec) -> di
 
 
 def _judge(
-    config: SweepConfig, point: GridPoint, method: Method, answers: Mapping[str, Answer], max_devices: int | None
+    config: SweepConfig, point: GridPoint, method: Method, answers: Mapping[str, Answer], room: Room | None
 ) -> PlannedPoint:
     experiment, cluster = point.experiment, config.cluster
     planned = PlannedPoint(grid=point.grid, experiment=experiment, verdict="run")
     broken = violations(experiment, cluster)
-    if max_devices is not None and method == "measured" and experiment.world_size > max_devices and not broken:
-        message = (
-            f"needs {experiment.world_size} devices, this machine gives {max_devices}; launcher=rehearse needs one"
-        )
+    if room is not None and method == "measured" and experiment.world_size > room.devices and not broken:
+        message = f"needs {experiment.world_size} devices, {room.why}"
         return dataclasses.replace(planned, verdict="invalid", rule="launcher_devices", detail=message)
     structural = [violation for violation in broken if violation.rule != "engine_support"]
     if broken:

@@ -1,84 +1,90 @@
-"""``run``: plan for this machine, put the points into the sweep's queue, let the launcher work, say what came of it."""
+"""``run``: plan, put the points into the sweep's queue, let the launcher work, say what came of it."""
 
 from __future__ import annotations
 
-import dataclasses
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
 from launchers.local import RunSummary
-from launchers.settings import LaunchSettings, settings_from_dict
+from launchers.settings import LaunchSettings
 from launchers.status import SweepStatus, sweep_status
 from launchers.sweepdir import Point, SweepDir, entry_names, key_of
+from launchers.view import span
 from results.errors import InvalidResults
 from results.schema import VERDICTS
 from sweep.conffiles import ConfFolders
 from sweep.config import SweepConfig, compose_sweep
 from sweep.expand import expand_all
+from sweep.launch import is_dry, launch_settings, slurm_options
 from sweep.ledger import ledger_rows
-from sweep.machine import Machine, fitting_cluster, method_of, refuse_slurm, this_machine
-from sweep.plan import Plan, known_answers, make_plan, refuse_hopeless
+from sweep.machine import Machine, default_launcher, fitting_cluster, this_machine
+from sweep.plan import Plan, Room, known_answers, make_plan, refuse_hopeless
 from sweep.progress import SETTLED
-from workloads.cluster import to_dict
-from workloads.errors import InvalidSweep
+from sweep.summary import print_jobs
+
+if TYPE_CHECKING:
+    from launchers.slurmoptions import SlurmOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """A plan bound to this machine, and how its points are to be launched."""
+    """A plan bound to where it will run, and how its points are to be launched."""
 
     plan: Plan
     settings: LaunchSettings
-    note: str
-    """What was chosen for the user, empty if nothing."""
+    slurm: SlurmOptions | None
+    """How allocations are asked for; None: this machine runs the points itself."""
+    dry: bool
+    """Show what would be submitted and do nothing."""
+    notes: tuple[str, ...]
+    """What was chosen for the user."""
 
 
 def prepare(words: Sequence[str], folders: ConfFolders, extra_where: Sequence[str]) -> Prepared:
-    """Compose, choose the cluster file that describes this machine, and plan for it."""
-    config = compose_sweep(words, folders, extra_where=extra_where)
-    refuse_slurm(config)
-    machine, note = this_machine(), ""
+    """Compose, choose the launcher and the cluster file where the user has not, and plan.
+
+    A local run needs a cluster file that describes this machine. A login node says nothing about the nodes behind it:
+    for Slurm the file is the user's or the grid's word.
+    """
+    config = compose_sweep(words, folders, extra_where=extra_where, launcher=default_launcher())
+    machine, notes = Machine(gpu_name=None, num_gpus=0), []
+    if config.launcher_kind != "slurm":
+        machine = this_machine()
+    elif not config.launcher_given:
+        notes.append("launcher=slurm: this machine submits to Slurm (launcher=local would run here)")
     if config.launcher_kind == "local":
         other = fitting_cluster(folders, machine, config.cluster, config.cluster_given)
         if other is not None:
-            config = compose_sweep(words, folders, extra_where=extra_where, cluster=other)
-            note = f"cluster={other}: this machine has {machine.gpu_name}"
-    settings = launch_settings(config, machine)
+            config = compose_sweep(words, folders, extra_where=extra_where, cluster=other, launcher="local")
+            notes.append(f"cluster={other}: this machine has {machine.gpu_name}")
+    settings, slurm = launch_settings(config, machine), slurm_options(config)
     plan = make_plan(
         config,
         expand_all(config.grids, config.models.__getitem__),
         settings.method,
         known_answers(config.results_dir, settings.method, config.cluster),
-        max_devices=settings.num_devices if settings.method == "measured" else None,
+        room=_room(settings, slurm),
     )
     refuse_hopeless(plan)
-    return Prepared(plan=plan, settings=settings, note=note)
+    return Prepared(plan=plan, settings=settings, slurm=slurm, dry=is_dry(config), notes=tuple(notes))
 
 
-def launch_settings(config: SweepConfig, machine: Machine) -> LaunchSettings:
-    """The launcher's file as settings for this machine. Raises `InvalidSweep` for values that cannot be."""
-    method = method_of(config)
-    on_gpu = config.cluster.backend == "cuda" if method == "measured" else method == "rehearsed"
-    fields: dict[str, Any] = dict(config.launcher)
-    if fields.get("num_devices") is None:
-        fields["num_devices"] = machine.num_gpus if on_gpu else config.cluster.devices_per_node
-    if method != "measured":
-        fields["num_devices"] = 1
-    fields |= {
-        "device": "cuda" if on_gpu else "cpu",
-        "cluster": to_dict(config.cluster),
-        "method": method,
-    }
-    try:
-        return dataclasses.replace(settings_from_dict(fields), measure=config.measure)
-    except TypeError as error:
-        raise InvalidSweep(f"launcher: {error}; its options are numbers") from None
+def _room(settings: LaunchSettings, slurm: SlurmOptions | None) -> Room | None:
+    """The most devices that one point can get."""
+    if settings.method != "measured":
+        return None
+    if slurm is None:
+        return Room(settings.num_devices, f"this machine gives {settings.num_devices}; launcher=rehearse needs one")
+    if slurm.max_nodes is None:
+        return None
+    devices = slurm.max_nodes * settings.cluster.devices_per_node
+    return Room(devices, f"launcher.max_nodes={slurm.max_nodes} gives {devices}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +95,8 @@ class Queued:
     added: int
     removed: int
     """Waited from an earlier run and are not part of this plan."""
+    foreign: int
+    """Are not part of this plan either, but run now: they end as they would have."""
 
 
 def enqueue(prepared: Prepared) -> Queued:
@@ -99,18 +107,45 @@ def enqueue(prepared: Prepared) -> Queued:
     """
     plan, settings = prepared.plan, prepared.settings
     config = plan.config
-    about = {
-        "cluster": config.cluster.name,
-        "device": config.cluster.device.name,
-        "grids": [grid.name for grid in config.grids],
-        "command": sys.argv[1:],
-    }
+    about = _about(config)
     sweep = SweepDir.create(config.sweep_dir, about)
     _refuse_other_device(sweep, about)
     from results.store import write_ledger
 
     write_ledger(sweep.path, ledger_rows(plan))
-    points = [
+    points = _points_of(prepared)
+    wanted = {point.key for point in points}
+    removed = 0
+    for name in entry_names(sweep.todo):
+        if not _is_planned(name, wanted, settings):
+            (sweep.todo / name).unlink(missing_ok=True)
+            removed += 1
+    foreign = sum(not _is_planned(name, wanted, settings) for name in entry_names(sweep.claimed))
+    to_run = {point.experiment.id for point in plan.to_run}
+    added = sweep.add_points(point for point in points if point.experiment.id in to_run)
+    return Queued(sweep=sweep, added=added, removed=removed, foreign=foreign)
+
+
+def would_wait(prepared: Prepared) -> list[Point]:
+    """Points that would wait in the queue after `enqueue`; nothing is written."""
+    config = prepared.plan.config
+    sweep = SweepDir(config.sweep_dir)
+    points = _points_of(prepared)
+    to_run = {point.experiment.id for point in prepared.plan.to_run}
+    if not sweep.marker.exists():
+        return [point for point in points if point.experiment.id in to_run]
+    sweep = SweepDir.open(sweep.path)
+    _refuse_other_device(sweep, _about(config))
+    waiting = {key_of(name) for name in entry_names(sweep.todo)}
+    begun = {key_of(name) for folder in (sweep.claimed, sweep.done) for name in entry_names(folder)}
+    return [
+        point for point in points if point.key in waiting or (point.experiment.id in to_run and point.key not in begun)
+    ]
+
+
+def _points_of(prepared: Prepared) -> list[Point]:
+    """The plan's points as the queue takes them: those to run, and those answered, which `retry` may put back."""
+    return [
         Point(
             index=index,
             grid=point.grid,
@@ -118,25 +153,27 @@ def enqueue(prepared: Prepared) -> Queued:
             predicted_peak_bytes=point.peak_bytes,
             predicted_step_time_s=point.time.step_time_s if point.time is not None else None,
             deadline_s=point.price.deadline_s,
-            method=settings.method,
+            method=prepared.settings.method,
         )
-        for index, point in enumerate(plan.points)
+        for index, point in enumerate(prepared.plan.points)
         if point.verdict in ("run", "cached") and point.price is not None
     ]
-    wanted = {point.key for point in points}
-    removed = 0
-    for name in entry_names(sweep.todo):
-        key = key_of(name)
-        if key not in wanted and _method_of_key(key) == settings.method:
-            (sweep.todo / name).unlink(missing_ok=True)
-            removed += 1
-    to_run = {point.experiment.id for point in plan.to_run}
-    added = sweep.add_points(point for point in points if point.experiment.id in to_run)
-    return Queued(sweep=sweep, added=added, removed=removed)
 
 
-def _method_of_key(key: str) -> str:
-    return key.partition("+")[2] or "measured"
+def _is_planned(name: str, wanted: set[str], settings: LaunchSettings) -> bool:
+    """Whether a file of the queue is this plan's business and in it; what is run in another way is not."""
+    key = key_of(name)
+    return key in wanted or (key.partition("+")[2] or "measured") != settings.method
+
+
+def _about(config: SweepConfig) -> dict[str, Any]:
+    return {
+        "cluster": config.cluster.name,
+        "device": config.cluster.device.name,
+        "devices_per_node": config.cluster.devices_per_node,
+        "grids": [grid.name for grid in config.grids],
+        "command": sys.argv[1:],
+    }
 
 
 def _refuse_other_device(sweep: SweepDir, about: Mapping[str, Any]) -> None:
@@ -148,15 +185,16 @@ def _refuse_other_device(sweep: SweepDir, about: Mapping[str, Any]) -> None:
 
 
 def tell_start(prepared: Prepared, queued: Queued, console: Console) -> None:
-    """What is about to happen, in a few lines."""
+    """What is about to happen, in a few lines; its price too where others may wait for the devices."""
     plan = prepared.plan
-    counts = ", ".join(f"{verdict} {plan.counts[verdict]:,}" for verdict in VERDICTS if plan.counts[verdict])
     say = partial(console.print, highlight=False, markup=False, soft_wrap=True)
-    if prepared.note:
-        say(prepared.note)
-    say(f"{queued.sweep.path}: {_points(len(plan.points))}: {counts}")
+    for note in prepared.notes:
+        say(note)
+    say(f"{queued.sweep.path}: {_points(len(plan.points))}: {_verdicts(plan)}")
     if queued.removed:
         say(f"{queued.removed:,} points of an earlier run are not in this plan and were taken off the queue")
+    if queued.foreign:
+        say(f"{queued.foreign:,} of an earlier run are not in this plan and run now; they will end and keep their rows")
     status = sweep_status(queued.sweep)
     if not status.left:
         lost = len(plan.to_run) - _failed(status)
@@ -167,12 +205,44 @@ def tell_start(prepared: Prepared, queued: Queued, console: Console) -> None:
             say(f"nothing to run: every point has its row{_failures(status)}")
         return
     settings = prepared.settings
-    unit = {"cuda": "GPU", "cpu": "CPU process"}[settings.device]
-    plural = {"GPU": "s", "CPU process": "es"}[unit] if settings.num_devices > 1 else ""
+    if prepared.slurm is not None:
+        if plan.to_run:
+            print_jobs(plan, console)
+        say(f"{_points(status.left)} to run by Slurm, on nodes of {_devices(settings)}")
+        return
     how = "run" if settings.method == "measured" else "be rehearsed"
-    say(f"{_points(status.left)} to {how}, with up to {settings.num_devices} {unit}{plural} at a time")
+    say(f"{_points(status.left)} to {how}, with up to {_devices(settings)} at a time")
     if settings.method == "rehearsed_fake":
         say("no GPU here: memory is traced on FakeTensor, step times are estimates")
+
+
+def tell_dry(prepared: Prepared, points: Sequence[Point], console: Console) -> None:
+    """The lines before the sbatch files of ``launcher.dry=true``, as comments of the shell."""
+    plan = prepared.plan
+    say = partial(console.print, highlight=False, markup=False, soft_wrap=True)
+    say(f"# dry run of {shlex.quote(plan.config.name)}: nothing is written, nothing is submitted")
+    say(f"# {_points(len(plan.points))}: {_verdicts(plan)}; {_points(len(points))} would wait")
+    for line in _jobs(prepared, points):
+        say(f"# {line}")
+
+
+def _jobs(prepared: Prepared, points: Sequence[Point]) -> list[str]:
+    """What would be submitted for ``points``, in words."""
+    from launchers.wanted import demand_of
+
+    assert prepared.slurm is not None
+    demand, limit = demand_of(points, prepared.settings, prepared.slurm), prepared.slurm.time_min
+    lines = [
+        f"{_points(len(demand.points[nodes]))} on {nodes} node{'' if nodes == 1 else 's'}: {count} "
+        f"pilot{'' if count == 1 else 's'} of at most {limit} minutes"
+        for nodes, count in demand.pilots.items()
+    ]
+    if demand.too_long:
+        lines.append(
+            f"{_points(demand.too_long)} may need {span(demand.longest_s)}, and a pilot of launcher.time_min={limit} "
+            f"has {span(prepared.slurm.usable_s)}: not submitted"
+        )
+    return lines
 
 
 def tell_end(sweep: SweepDir, summary: RunSummary, command: str, console: Console) -> None:
@@ -186,8 +256,18 @@ def tell_end(sweep: SweepDir, summary: RunSummary, command: str, console: Consol
         say(f"interrupted, {_points(summary.left)} left; go on with: {command}")
     elif summary.message:
         say(summary.message)
-    elif summary.attempts:
+    elif summary.attempts and not summary.left:
         say(f"report: python -m analysis.report {shlex.quote(str(sweep.path))}")
+
+
+def _verdicts(plan: Plan) -> str:
+    return ", ".join(f"{verdict} {plan.counts[verdict]:,}" for verdict in VERDICTS if plan.counts[verdict])
+
+
+def _devices(settings: LaunchSettings) -> str:
+    unit = {"cuda": "GPU", "cpu": "CPU process"}[settings.device]
+    plural = {"GPU": "s", "CPU process": "es"}[unit] if settings.num_devices > 1 else ""
+    return f"{settings.num_devices} {unit}{plural}"
 
 
 def _points(count: int) -> str:

@@ -37,7 +37,7 @@ def print_plan(plan: Plan, console: Console, *, top: int) -> None:
     )
     console.print(_verdicts(plan))
     if plan.to_run:
-        console.print(_shapes(plan))
+        print_jobs(plan, console)
     best = fastest(plan.points, config.cluster.usable_bytes)
     if best:
         console.print(_fastest_table(plan, best[:top]))
@@ -45,6 +45,11 @@ def print_plan(plan: Plan, console: Console, *, top: int) -> None:
             console.print(f"... and {len(best) - top} more (--top {len(best)})", highlight=False)
     elif plan.to_run:
         console.print(f"no step time is predicted: cluster {config.cluster.name} has no known rates", highlight=False)
+
+
+def print_jobs(plan: Plan, console: Console) -> None:
+    """What is to run, by the shape of its allocations, and what it will cost."""
+    console.print(_shapes(plan))
 
 
 def fastest(points: Iterable[PlannedPoint], limit_bytes: int | None) -> list[PlannedPoint]:

@@ -18,7 +18,22 @@ def device_count() -> int:
     return torch.cuda.device_count()
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--write-reliability", action="store_true", help="write docs/reliability.md from this run")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "slurm: needs a Slurm that can be brought up here (see tests/slurm/lab)")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if any(item.get_closest_marker("slurm") for item in items):
+        from tests.slurm.lab import why_not
+
+        if (reason := why_not()) is not None:
+            for item in items:
+                if item.get_closest_marker("slurm"):
+                    item.add_marker(pytest.mark.skip(reason=reason))
     for item in items:
         needed = 2 if item.get_closest_marker("multi_gpu") else 1 if item.get_closest_marker("gpu") else 0
         if needed and device_count() < needed:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -54,21 +55,32 @@ def conf(tmp_path: Path) -> Path:
 
 
 def sweep(conf: Path, *words: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "sweep", "run", "--plain", "--conf", str(conf), "+grid=faults", *words]
+    command = [
+        sys.executable,
+        "-m",
+        "sweep",
+        "run",
+        "--plain",
+        "--conf",
+        str(conf),
+        "+grid=faults",
+        "launcher=local",
+        *words,
+    ]
     command += [f"results_dir={conf.parent / 'results'}", "name=faults", "plan.run_predicted_oom=true"]
     return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
-def pid_of_training_rank(attempts: Path, rank: int, limit_s: float = 60.0) -> int:
-    """Process of ``rank`` of the two-stage point, once it trains."""
+def pid_of_training_rank(attempts: Path, rank: int, point: str = "pp2", limit_s: float = 60.0) -> int:
+    """Process of ``rank`` of the point with ``point`` in its id, once it trains."""
     end = time.monotonic() + limit_s
     while time.monotonic() < end:
-        for path in attempts.glob(f"*pp2*/rank_{rank}.heartbeat.json"):
+        for path in attempts.glob(f"*{point}*/rank_{rank}.heartbeat.json"):
             beat: dict[str, Any] = json.loads(path.read_text())
             if beat["phase"] in ("warmup", "step"):
                 return int(beat["pid"])
         time.sleep(0.02)
-    raise AssertionError("the two-stage point did not start training")
+    raise AssertionError(f"{point} did not start training")
 
 
 def test_every_outcome_is_a_row_and_the_report_tells(conf: Path) -> None:
@@ -112,3 +124,17 @@ def test_every_outcome_is_a_row_and_the_report_tells(conf: Path) -> None:
     page = (report / "index.html").read_text()
     assert "out of memory" in page
     assert "SIGKILL" in page
+
+
+def test_a_hang_says_which_collective_its_ranks_wait_in(conf: Path) -> None:
+    folder = conf.parent / "results" / "faults"
+    limits = [f"+launcher.phase_limits_s.{phase}=4" for phase in ("warmup", "step")]
+    running = sweep(conf, "grid.axes.kind=fits", "measure.timed_steps=100", *limits)
+    stopped = pid_of_training_rank(folder / "attempts", rank=1, point="dp2")
+    os.kill(stopped, signal.SIGSTOP)
+    output, _ = running.communicate(timeout=120)
+    first = read_attempts(folder).to_pandas().sort_values("started_at").iloc[0]
+    assert first.outcome == "hang", output
+    assert first.will_retry
+    # The rank that was stopped cannot say where it is; the one that waits for it can.
+    assert re.search(r"no progress: .*; waiting: all_reduce #\d+ \[\d+\] on rank 0$", first.evidence), first.evidence

@@ -6,11 +6,14 @@ Rates are per device that a process sees, dense (no sparsity), in SI units. What
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from workloads.errors import InvalidSweep
+
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +64,8 @@ class ClusterSpec:
     """Device memory that training cannot have: CUDA context, NCCL buffers, allocator fragmentation."""
     matmul_efficiency: float | None = None
     """Reached share of peak_flops in large matrix products; calibrated, with its source in the YAML."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables that the network between the nodes needs in every rank (NCCL, EFA)."""
 
     @property
     def usable_bytes(self) -> int | None:
@@ -79,9 +84,28 @@ def cluster_from_dict(fields: Mapping[str, Any]) -> ClusterSpec:
         values["intra_node"] = LinkSpec(**values["intra_node"])
         inter = values.get("inter_node")
         values["inter_node"] = LinkSpec(**inter) if inter is not None else None
+        values["environment"] = environment_from_dict(values.get("environment") or {})
         return ClusterSpec(**values)
+    except InvalidSweep as error:
+        raise InvalidSweep(f"cluster {fields.get('name', '(unnamed)')}: {error}") from None
     except (KeyError, TypeError) as error:
         raise InvalidSweep(f"cluster {fields.get('name', '(unnamed)')}: {error}") from None
+
+
+def environment_from_dict(fields: Any) -> dict[str, str]:
+    """Environment variables from plain data; raises `InvalidSweep` for what no environment can hold, or holds badly."""
+    if not isinstance(fields, Mapping):
+        raise InvalidSweep(f"environment={fields!r} must be a mapping, NAME: VALUE")
+    environment: dict[str, str] = {}
+    for name, value in fields.items():
+        if not isinstance(name, str) or not _VARIABLE.fullmatch(name):
+            raise InvalidSweep(f"environment: {name!r} cannot be the name of a variable (letters, digits and _)")
+        if isinstance(value, bool) or not isinstance(value, (str, int, float)):
+            raise InvalidSweep(f"environment: {name}={value!r} must be a text or a number; put it in quotes")
+        if not str(value).isprintable():
+            raise InvalidSweep(f"environment: {name}={value!r} has a character that cannot be printed")
+        environment[name] = str(value)
+    return environment
 
 
 def to_dict(cluster: ClusterSpec) -> dict[str, Any]:

@@ -10,6 +10,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import secrets
+import signal
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +23,11 @@ from workloads.experiment import Experiment
 
 Phase = Literal["spawn", "rendezvous", "build", "warmup", "step", "teardown", "done"]
 Method = Literal["measured", "rehearsed", "rehearsed_fake"]
+
+STACKS_SIGNAL = signal.SIGUSR1
+"""A rank answers with the Python stacks of its threads in its log, even while it hangs inside a collective."""
+FLIGHT_SIGNAL = signal.SIGRTMIN + 1
+"""A rank answers with the collectives that it was in, in ``rank_r.flight.json``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,11 +138,25 @@ class Heartbeat:
     pid: int
 
 
-def write_json(path: Path, value: Any) -> None:
-    """Write a dataclass or plain data as JSON so that a reader sees the whole file or none."""
+CANNOT_WRITE = 74
+"""Exit status of a rank that could not even write why it failed: a full disk, a file system that is gone (EX_IOERR)."""
+
+
+def flight_path(folder: Path, rank: int) -> Path:
+    return folder / f"rank_{rank}.flight.json"
+
+
+def write_json(path: Path, value: Any, *, private: bool = False) -> None:
+    """Write a dataclass or plain data as JSON so that a reader sees the whole file or none.
+
+    ``private``: readable by this user alone.
+    """
     data = dataclasses.asdict(value) if dataclasses.is_dataclass(value) and not isinstance(value, type) else value
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(json.dumps(data))
+    # Two nodes may give one pid, so that a pid alone does not make the name this writer's own.
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(3)}.tmp")
+    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if private else 0o666)
+    with os.fdopen(handle, "w") as file:
+        file.write(json.dumps(data))
     temporary.replace(path)
 
 

@@ -26,6 +26,7 @@ from workloads.device import DeviceSampler, identity, prepare_device
 from workloads.engine.build import build, choose_attention
 from workloads.engine.groups import make_groups
 from workloads.errors import UnsupportedByEngine
+from workloads.flight import answer_requests
 from workloads.protocol import Phase, RankError, RankResult, Task
 from workloads.rehearse import rehearse
 from workloads.step import Diverged, measure
@@ -61,9 +62,9 @@ class _Progress:
 def run_rank(folder: Path, rank: int, local_rank: int) -> NoReturn:
     """Run one rank of the task in ``folder`` and exit: 0 with a result file, 1 with an error file."""
     progress = _Progress(folder, rank)
-    progress.enter("spawn")
     status = 0
     try:
+        progress.enter("spawn")
         task = protocol.read_task(folder)
         if task.method == "measured":
             result = _measured(task, rank, local_rank, progress)
@@ -86,7 +87,10 @@ def run_rank(folder: Path, rank: int, local_rank: int) -> NoReturn:
             message=f"{type(error).__name__}: {error}"[:4000],
             traceback=text[-8000:],
         )
-        protocol.write_json(protocol.error_path(folder, rank), failure)
+        try:
+            protocol.write_json(protocol.error_path(folder, rank), failure)
+        except OSError:
+            status = protocol.CANNOT_WRITE
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -118,6 +122,7 @@ def classify(error: BaseException) -> Literal["oom", "nccl_error", "diverged", "
 
 
 def _measured(task: Task, rank: int, local_rank: int, progress: _Progress) -> RankResult:
+    answer_requests(progress.folder, rank, task.device)
     progress.enter("rendezvous")
     device = prepare_device(task, local_rank)
     store = TCPStore(

@@ -94,7 +94,7 @@ def run_rank(folder: Path, rank: int, local_rank: int) -> NoReturn:
         enter("warmup" if warm else "step", step)
         if step == 1:
             _misbehave(folder, rank, behaviour, task.experiment.world_size)
-        time.sleep(30.0 if behaviour == "slow" else STEP_S)
+        time.sleep({"slow": 30.0, "slowish": 1.0}.get(behaviour, STEP_S))
         steps.append(
             StepRecord(
                 step=step,

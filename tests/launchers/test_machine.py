@@ -13,8 +13,8 @@ from rich.console import Console
 
 from launchers import devices, ports, watchdog
 from launchers.devices import CudaDevices, DeviceUnavailable, open_devices
+from launchers.drawing import needed_s
 from launchers.identity import own_identity
-from launchers.pilot import _needed_s
 from launchers.pilotstate import PilotState, Running
 from launchers.settings import settings_from_dict, settings_to_dict
 from launchers.status import SweepStatus
@@ -166,7 +166,7 @@ def test_no_port_is_one_that_the_kernel_gives_to_outgoing_connections() -> None:
 def test_limits_follow_what_steps_take(
     late: tuple[str, int | None], longest_step_s: float | None, expected_step_s: float | None, limit_s: float
 ) -> None:
-    state = watchdog._Rank(pid=1, longest_step_s=longest_step_s)
+    state = watchdog._Rank(longest_step_s=longest_step_s)
     still = StoodStill(rank=0, phase=late[0], step=late[1], age_s=0.0)
     assert watchdog._limit_s(still, state, settings(phase_limits_s={}), expected_step_s) == limit_s
 
@@ -176,7 +176,7 @@ def test_the_rank_furthest_behind_is_blamed_not_those_that_wait_for_it() -> None
 
     def rank(phase: Any, step: int | None, age_s: float) -> Any:
         beat = Heartbeat(rank=0, phase=phase, step=step, time=0.0, pid=1)
-        return watchdog._Rank(pid=1, beat=beat, since=now - age_s)
+        return watchdog._Rank(beat=beat, since=now - age_s)
 
     strict = settings(phase_limits_s={"step": 5.0, "teardown": 1.0})
     ranks = {0: rank("step", 4, 6.0), 1: rank("step", 3, 6.0), 2: rank("step", 4, 6.0)}
@@ -194,10 +194,10 @@ def test_a_point_is_given_its_predicted_time_with_room_and_never_more_than_its_d
     import dataclasses
 
     [point] = points("ok", deadline_s=600.0)
-    assert _needed_s(point, settings()) == 600.0
+    assert needed_s(point, settings()) == 600.0
     predicted = dataclasses.replace(point, predicted_step_time_s=10.0)
-    assert _needed_s(predicted, settings()) == 30.0 + 1.5 * 3 * 10.0
-    assert _needed_s(dataclasses.replace(point, predicted_step_time_s=1e4), settings()) == 600.0
+    assert needed_s(predicted, settings()) == 30.0 + 1.5 * 3 * 10.0
+    assert needed_s(dataclasses.replace(point, predicted_step_time_s=1e4), settings()) == 600.0
 
 
 def test_settings_survive_the_trip_through_json() -> None:
@@ -233,7 +233,7 @@ def status(**changes: Any) -> SweepStatus:
         step=4,
     )
     state = PilotState(
-        pilot_id="p", identity=own_identity(), count=1, time=0.0, started_at=0.0, activity="running", running=running
+        pilot_id="p", identity=own_identity(), count=1, time=0.0, started_at=0.0, activity="running", running=(running,)
     )
     fields: dict[str, Any] = {
         "name": "study",

@@ -24,6 +24,10 @@ def sweep(tmp_path: Path) -> SweepDir:
     return SweepDir.create(tmp_path / "sweep", {"note": 1})
 
 
+def everything(waiting: list[Point]) -> list[Point]:
+    return waiting
+
+
 def drawer(sweep: SweepDir, pilot_id: str, said: list[str] | None = None) -> Drawer:
     return Drawer(sweep, pilot_id, (said if said is not None else []).append)
 
@@ -58,10 +62,10 @@ def test_a_point_survives_the_trip_through_its_file(sweep: SweepDir) -> None:
 def test_points_are_added_once_whatever_their_index_and_state(sweep: SweepDir) -> None:
     first, second, third = points("a", "b", "c")
     assert sweep.add_points([first, second]) == 2
-    claim = drawer(sweep, "p").draw(lambda point: True)
+    claim = drawer(sweep, "p").draw(everything)
     assert claim is not None and claim.point == first
     queue.finish(claim, "ok")
-    drawer(sweep, "p").draw(lambda point: True)
+    drawer(sweep, "p").draw(everything)
     moved = dataclasses.replace(first, index=77)
     measured_and_rehearsed = dataclasses.replace(first, method="rehearsed")
     assert sweep.add_points([moved, second, third, third, measured_and_rehearsed]) == 2
@@ -80,7 +84,7 @@ def test_many_drawers_never_draw_a_point_twice(sweep: SweepDir) -> None:
 
     def draw_all(name: str) -> None:
         mine = drawer(sweep, name)
-        while (claim := mine.draw(lambda point: True)) is not None:
+        while (claim := mine.draw(everything)) is not None:
             drawn.append(claim.stem)
 
     threads = [threading.Thread(target=draw_all, args=(f"p{number}",)) for number in range(6)]
@@ -95,8 +99,8 @@ def test_points_are_drawn_in_order_and_only_those_accepted(sweep: SweepDir) -> N
     sweep.add_points(points(*["ok"] * 12))
     mine = drawer(sweep, "p")
 
-    def even(point: Point) -> bool:
-        return point.index % 2 == 0
+    def even(waiting: list[Point]) -> list[Point]:
+        return [point for point in waiting if point.index % 2 == 0]
 
     first, second = mine.draw(even), mine.draw(even)
     assert first is not None and second is not None
@@ -108,7 +112,7 @@ def test_points_are_drawn_in_order_and_only_those_accepted(sweep: SweepDir) -> N
 
 def test_a_claim_taken_over_is_noticed_by_its_old_owner(sweep: SweepDir) -> None:
     sweep.add_points(points("ok"))
-    old = drawer(sweep, "slow").draw(lambda point: True)
+    old = drawer(sweep, "slow").draw(everything)
     assert old is not None and old.held
     new = queue.seize(sweep, old.stem, "slow", "fresh")
     assert new is not None and new.held and not old.held
@@ -122,7 +126,7 @@ def test_a_garbage_file_in_the_queue_is_put_aside(sweep: SweepDir) -> None:
     sweep.add_points(points("ok"))
     (sweep.todo / "000000-garbage.json").write_text("{not json")
     said: list[str] = []
-    claim = drawer(sweep, "p", said).draw(lambda point: True)
+    claim = drawer(sweep, "p", said).draw(everything)
     assert claim is not None and claim.point.experiment.model.name == "ok"
     assert (sweep.path / "queue" / "broken" / "000000-garbage.json").exists()
     assert len(said) == 1 and "is not a point of a sweep" in said[0]
@@ -217,11 +221,11 @@ def test_status_counts_from_files(sweep: SweepDir) -> None:
     sweep.add_points(points(*["ok"] * 5))
     mine = drawer(sweep, "p")
     for number, outcome in enumerate(("ok", "oom")):
-        claim = mine.draw(lambda point: True)
+        claim = mine.draw(everything)
         assert claim is not None
         queue.record(sweep, claim.stem, attempt(number, outcome))
         queue.finish(claim, outcome)
-    mine.draw(lambda point: True)
+    mine.draw(everything)
     status = sweep_status(sweep)
     assert (status.total, status.todo, status.claimed, status.done) == (5, 2, 1, {"ok": 1, "oom": 1})
     assert status.left == 3 and status.finished == 2
@@ -236,7 +240,7 @@ def test_garbage_in_the_queue_is_set_aside_not_run(sweep: SweepDir) -> None:
     (sweep.todo / "folder.json").mkdir()
     (sweep.claimed / "000001-b@gone.json").write_bytes(b"\xff\xfe")
     (sweep.claimed / "000002-c.json").write_text("{}")
-    claim = drawer(sweep, "p").draw(lambda point: True)
+    claim = drawer(sweep, "p").draw(everything)
     assert claim is not None and claim.point.index == 0
     for stem, holder in queue.claims_of_others(sweep, "p"):
         assert queue.seize(sweep, stem, holder, "p") is None

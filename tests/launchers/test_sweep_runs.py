@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from launchers import local, payload, pilotstate
+from launchers import local, outcome, payload, pilotstate
 from launchers.identity import alive
 from launchers.local import run_local
 from launchers.payload import Payload, payload_to_dict
@@ -200,7 +200,7 @@ def test_ctrl_c_puts_the_running_point_back_and_the_next_run_resumes(sweep: Swee
     process = subprocess.Popen([sys.executable, "-c", code, str(sweep.path)], stdout=subprocess.PIPE, text=True)
 
     def slow_runs() -> bool:
-        running = [state.running for state in pilotstate.all_states(sweep) if state.running is not None]
+        running = [one for state in pilotstate.all_states(sweep) for one in state.running]
         return any("slow" in run.experiment_id and run.phase == "warmup" for run in running)
 
     until(slow_runs)
@@ -234,7 +234,7 @@ def test_the_pilot_stops_when_whoever_started_it_is_killed(sweep: SweepDir) -> N
 def test_sigterm_hands_everything_back_as_preempted(sweep: SweepDir) -> None:
     sweep.add_points(points("slow", deadline_s=60.0))
     pilot = start_pilot(sweep, "p", settings(phase_limits_s={}))
-    until(lambda: any(s.running is not None and s.running.phase == "warmup" for s in pilotstate.all_states(sweep)))
+    until(lambda: any(one.phase == "warmup" for s in pilotstate.all_states(sweep) for one in s.running))
     pilot.terminate()
     assert pilot.wait(10) == 3
     assert [(row["outcome"], row["will_retry"]) for row in rows_of(sweep)] == [("preempted", True)]
@@ -365,6 +365,6 @@ def test_a_full_disk_is_told_although_the_pilot_cannot_write_it(
     sweep: SweepDir, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sweep.add_points(points("ok"))
-    monkeypatch.setattr(local, "_LEAST_ROOM_BYTES", 2**80)
+    monkeypatch.setattr(outcome, "LEAST_ROOM_BYTES", 2**80)
     assert run_local(sweep, settings(), live=False).outcomes == {"ok": 1}
     assert capsys.readouterr().out.count("is full; what cannot be written waits") == 1

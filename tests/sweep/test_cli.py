@@ -29,6 +29,7 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.fixture(autouse=True)
 def _somewhere_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)  # so that the default results_dir is empty
+    monkeypatch.setenv("SLURM_CONF", str(tmp_path / "none"))  # so that the default launcher is local on every machine
 
 
 @pytest.fixture(autouse=True)
@@ -47,10 +48,13 @@ def _no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         (["plan", "+grid=llama8b_8gpu", "--where", "tp = 3"], "cannot read 'tp = 3'"),
         (["plan", "+grid=llama8b_8gpu", "--where", "tpp < 3"], "uses 'tpp', which is no axis; did you mean 'tp'"),
         (["plan", "+grid=one_gpu", "model=llama405b"], "no point fits in memory"),
-        (
-            ["plan", "+grid=tiny", "launcher=slurm"],
-            "launcher=slurm is not available in this version; use launcher=l",
-        ),
+        (["plan", "+grid=tiny", "launcher=slurm", "launcher.time_min=0"], "time_min=0 must be a whole number of at le"),
+        (["plan", "+grid=tiny", "launcher=slurm", "launcher.num_devices=4"], "no option 'num_devices' in launcher"),
+        (["plan", "+grid=tiny", "launcher=slurm", "+launcher.partitoin=a"], "launcher: no option partitoin; known:"),
+        (["run", "+grid=tiny", "launcher=slurm", "launcher.dry=maybe"], "launcher.dry='maybe' must be true or false"),
+        (["run", "+grid=tiny", "launcher.dry=true"], "no option 'dry' in launcher"),
+        (["run", "+grid=tiny", "--detach"], "--detach is for launcher=slurm"),
+        (["run", "+grid=tiny", "+launcher.environment.a-b=1"], "'a-b' cannot be the name of a variable"),
         (["plan", "+grid=tiny", "--outt", "x"], "unrecognized arguments: --outt"),
         (["plan", "+grid=tiny", "--top", "0"], "argument --top: .* whole number of at least 1"),
         (["plan", "+grid=tiny", "--out", "x.csv"], "the ledger is a Parquet file; name it x.parquet"),
@@ -73,6 +77,12 @@ def _no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         (["status", "occupied"], "occupied holds no sweep"),
         (["retry", "occupied"], "occupied is not a sweep"),
         (["retry"], "arguments are required: path"),
+        (["retry", "occupied", "--outcome", "hnag"], "--outcome hnag: no such outcome; did you mean 'hang'"),
+        (["watch", "occupied"], "occupied is not a sweep"),
+        (["cancel", "occupied"], "occupied is not a sweep"),
+        (["cancel"], "arguments are required: path"),
+        (["logs", "abc", "--results", "occupied"], "occupied holds no sweep"),
+        (["logs", "abc", "--rank", "-1"], "argument --rank: |expected one argument"),
         (["explain", "abc", "--results", "occupied"], "occupied holds no sweep"),
         (["explain", "abc", "--results", "file"], "file cannot be read"),
         (["diff", "abc"], "arguments are required: second"),
@@ -95,7 +105,19 @@ def test_bad_input_is_one_line_and_exit_code_2(
 def test_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     told = capsys.readouterr().out
-    for command in ("plan", "run", "status", "retry", "explain", "diff", "+grid=", "budget.gpu_hours"):
+    for command in (
+        "plan",
+        "run",
+        "status",
+        "watch",
+        "logs",
+        "cancel",
+        "retry",
+        "explain",
+        "diff",
+        "+grid=",
+        "budget.gpu_hours",
+    ):
         assert command in told
     with pytest.raises(SystemExit) as done:
         main(["plan", "--help"])

@@ -1,0 +1,57 @@
+"""What ranks that hang say they wait in, in a few words for the row."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from workloads import protocol
+
+_SHOWN = 3
+
+
+def summary(folder: Path, ranks: Iterable[int]) -> str:
+    """``waiting: all_reduce #17 [4096] on ranks 0-2; all_gather #16 on rank 3``; empty where nothing was recorded."""
+    waiting: defaultdict[str, list[int]] = defaultdict(list)
+    for rank in ranks:
+        if (entry := _last_unfinished(folder, rank)) is not None:
+            waiting[_told(entry)].append(rank)
+    if not waiting:
+        return ""
+    groups = sorted(waiting.items(), key=lambda item: -len(item[1]))
+    told = [f"{what} on {_ranks(who)}" for what, who in groups[:_SHOWN]]
+    more = f" and {len(groups) - _SHOWN} other places" if len(groups) > _SHOWN else ""
+    return f"waiting: {'; '.join(told)}{more}"
+
+
+def _last_unfinished(folder: Path, rank: int) -> dict[str, Any] | None:
+    try:
+        entries = json.loads(protocol.flight_path(folder, rank).read_text())["entries"]
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+    pending = [entry for entry in entries if not entry.get("retired") and entry.get("state") != "completed"]
+    return dict(pending[0]) if pending else None
+
+
+def _told(entry: dict[str, Any]) -> str:
+    name = str(entry.get("operation") or "a collective").partition(":")[2] or str(entry.get("operation"))
+    number = f" #{entry['number']}" if entry.get("number") is not None else ""
+    sizes = entry.get("sizes")
+    shape = f" {sizes[0]}" if isinstance(sizes, list) and sizes else ""
+    group = f" in {entry['group']}" if entry.get("group") not in (None, "default_pg") else ""
+    return f"{name}{number}{shape}{group}"
+
+
+def _ranks(ranks: list[int]) -> str:
+    """``rank 3``, ``ranks 0-2, 5``."""
+    spans: list[list[int]] = []
+    for rank in sorted(ranks):
+        if spans and rank == spans[-1][1] + 1:
+            spans[-1][1] = rank
+        else:
+            spans.append([rank, rank])
+    told = ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in spans)
+    return f"rank{'s' if len(ranks) > 1 else ''} {told}"

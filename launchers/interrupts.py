@@ -1,0 +1,28 @@
+"""Ctrl-C and SIGTERM as something to be looked at, instead of an exception in the middle of a step."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def interrupts(limit: int | None = None) -> Iterator[list[int]]:
+    """Collect SIGINT and SIGTERM in a list instead of letting them end this process.
+
+    ``limit``: from this many on, each raises `KeyboardInterrupt`, whatever is being waited for.
+    """
+    received: list[int] = []
+
+    def note(number: int, _frame: object) -> None:
+        received.append(number)
+        if limit is not None and len(received) >= limit:
+            raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

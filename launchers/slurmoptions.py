@@ -1,0 +1,245 @@
+"""What a cluster's users may choose about the Slurm jobs that run their pilots, checked before anything is written.
+
+Every value ends up in a batch file, where a line break would start a new command. So control characters are refused
+everywhere, and whatever has a known shape (partition, account, node list ...) may only hold the characters of that
+shape. Setup lines and ``srun_args`` are the user's own shell and options.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from workloads.errors import InvalidSweep
+
+GpuRequest = Literal["gpus_per_node", "gres", "none"]
+
+WALL_TIME_MARGIN_S = 30
+"""Slurm looks at time limits every 30 s, so the warning may come that much late or early."""
+_LEAST_USABLE_S = 60
+
+_WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@:+-]*")
+_TYPE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+_LIST = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@:+,-]*")
+_NODES = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.,\[\]-]*")
+_FEATURES = re.compile(r"[A-Za-z0-9\[(][A-Za-z0-9_.*&|,:()\[\]-]*")
+_MEMORY = re.compile(r"[0-9]+[KMGT]?")
+_SHAPES: Mapping[str, tuple[re.Pattern[str], str]] = {
+    "partition": (_LIST, "a partition's name, or several with commas between"),
+    "account": (_WORD, "an account's name"),
+    "qos": (_WORD, "a QOS's name"),
+    "reservation": (_LIST, "a reservation's name"),
+    "constraint": (_FEATURES, "features of nodes, such as h100&ib"),
+    "exclude": (_NODES, "a list of nodes, such as node[01-04,17]"),
+    "nodelist": (_NODES, "a list of nodes, such as node[01-04,17]"),
+    "gpu_type": (_TYPE, "the type of a GPU as Slurm knows it, such as h100"),
+    "mem": (_MEMORY, "memory of a node, such as 500G, or 0 for all of it"),
+}
+_LEAST: Mapping[str, int] = {"time_min": 1, "cpus_per_task": 1, "max_nodes": 1, "max_pilots": 1, "signal_delay_s": 0}
+_PARAMETER = re.compile(r"[a-z][a-z0-9]*([-_][a-z0-9]+)*")
+_OURS = frozenset(
+    {
+        "array",
+        "chdir",
+        "comment",
+        "error",
+        "gpus-per-node",
+        "gres",
+        "job-name",
+        "nodes",
+        "no-requeue",
+        "ntasks",
+        "ntasks-per-node",
+        "open-mode",
+        "output",
+        "parsable",
+        "requeue",
+        "signal",
+        "test-only",
+        "time",
+        "wait",
+        "wrap",
+    }
+)
+"""Parameters of sbatch that launching depends on."""
+_CONTROL = re.compile(r"[\x00-\x1f\x7f\x85\u2028\u2029]")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlurmOptions:
+    """How pilots are submitted. None leaves a choice to the cluster."""
+
+    partition: str | None = None
+    account: str | None = None
+    qos: str | None = None
+    constraint: str | None = None
+    reservation: str | None = None
+    exclude: str | None = None
+    """Nodes never to use, besides those that the sweep itself remembers as bad."""
+    nodelist: str | None = None
+    nice: int | None = None
+    time_min: int = 120
+    """Time limit of a pilot."""
+    signal_delay_s: int = 120
+    """How long before its time limit a pilot is warned (SIGUSR2), so that it can hand back what it runs."""
+    requeue: bool = True
+    """Let Slurm start a pilot again after a preemption or the loss of a node."""
+    gpus: GpuRequest = "gpus_per_node"
+    """How to ask for GPUs; nothing is asked for on a CPU cluster. ``none``: nodes come with all of theirs."""
+    gpu_type: str | None = None
+    exclusive: bool = True
+    """Whole nodes. What is measured beside another job is not worth much."""
+    cpus_per_task: int | None = None
+    """Cores of a node for the pilot; None: all of them, which needs ``exclusive``."""
+    mem: str | None = "0"
+    """Memory of a node; ``0`` is all of it, None asks for nothing (some sites refuse the option)."""
+    max_nodes: int | None = None
+    """Nodes that the pilots of one shape may hold at a time; None: as many as finish within ``target_h``."""
+    max_pilots: int | None = None
+    """Pilots of one shape at a time; None: no limit but that of ``max_nodes``."""
+    target_h: float | None = None
+    """When all points should be done, counted from the pilots' start. None: after one wall time, that is with the
+    fewest pilots that need not be submitted twice."""
+    python: str | None = None
+    """Interpreter on the nodes (in a container: inside it); None: the one that runs the submission."""
+    prefix: tuple[str, ...] = ()
+    """Words before the pilot's command, such as ``apptainer exec --nv image.sif``."""
+    srun_args: tuple[str, ...] = ()
+    """More options of srun, such as ``--container-image=...`` of pyxis."""
+    setup: tuple[str, ...] = ()
+    """Shell lines that the job runs first, such as ``module load cuda``."""
+    sbatch: Mapping[str, str | int | bool] = field(default_factory=dict)
+    """Further parameters of sbatch by their long names; true for one without a value, false for none."""
+
+    def __post_init__(self) -> None:
+        for name, (shape, what) in _SHAPES.items():
+            value = getattr(self, name)
+            if value is not None and not (isinstance(value, str) and shape.fullmatch(value)):
+                raise InvalidSweep(f"launcher: {name}={value!r} must be {what}")
+        for name, least in _LEAST.items():
+            value = getattr(self, name)
+            if value is not None and (not _whole(value) or value < least):
+                raise InvalidSweep(f"launcher: {name}={value!r} must be a whole number of at least {least}")
+        if self.nice is not None and not _whole(self.nice):
+            raise InvalidSweep(f"launcher: nice={self.nice!r} must be a whole number")
+        if self.target_h is not None and not (_number(self.target_h) and self.target_h > 0):
+            raise InvalidSweep(f"launcher: target_h={self.target_h!r} must be a number of hours above 0")
+        for name in ("requeue", "exclusive"):
+            if not isinstance(getattr(self, name), bool):
+                raise InvalidSweep(f"launcher: {name}={getattr(self, name)!r} must be true or false")
+        if self.gpus not in ("gpus_per_node", "gres", "none"):
+            raise InvalidSweep(f"launcher: gpus={self.gpus!r} must be gpus_per_node, gres or none")
+        if self.usable_s < _LEAST_USABLE_S:
+            raise InvalidSweep(
+                f"launcher: time_min={self.time_min} less signal_delay_s={self.signal_delay_s} and "
+                f"{WALL_TIME_MARGIN_S} s leaves a pilot {self.usable_s} s; at least {_LEAST_USABLE_S} are needed"
+            )
+        if not self.exclusive and self.cpus_per_task is None:
+            raise InvalidSweep(
+                "launcher: exclusive=false needs cpus_per_task=N; without it Slurm gives a pilot one core of a node"
+            )
+        self._check_lines()
+
+    @property
+    def usable_s(self) -> int:
+        """What a pilot may use of its time limit: points must have ended when the warning comes."""
+        return self.time_min * 60 - self.signal_delay_s - WALL_TIME_MARGIN_S
+
+    def _check_lines(self) -> None:
+        for name in ("setup", "prefix", "srun_args"):
+            for line in getattr(self, name):
+                _text(f"{name}", line)
+        if self.python is not None:
+            _text("python", self.python)
+        for line in self.setup:
+            if line.lstrip().startswith("#SBATCH"):
+                raise InvalidSweep(f"launcher: setup line {line!r} is a parameter of sbatch; use launcher.sbatch")
+        for key, given in self.sbatch.items():
+            if not (isinstance(key, str) and _PARAMETER.fullmatch(key)):
+                raise InvalidSweep(f"launcher: sbatch has {key!r}, which is not a long parameter of sbatch")
+            dashed = key.replace("_", "-")
+            if dashed in _OURS or (dashed.replace("-", "_") in _NAMES and dashed != "setup"):
+                raise InvalidSweep(f"launcher: sbatch.{key} is set by the launcher itself; {_way_out(dashed)}")
+            if not isinstance(given, int):
+                _text(f"sbatch.{key}", given)
+
+
+def options_from_dict(fields: Mapping[str, Any]) -> SlurmOptions:
+    """Options from plain data (YAML). Raises `InvalidSweep` with one line for whatever is wrong."""
+    values = {str(key): value for key, value in fields.items()}
+    if unknown := set(values) - _NAMES:
+        raise InvalidSweep(f"launcher: no option {', '.join(sorted(unknown))}; known: {', '.join(sorted(_NAMES))}")
+    for name in ("setup", "prefix", "srun_args"):
+        if name in values:
+            values[name] = _words(name, values[name])
+    if "sbatch" in values:
+        values["sbatch"] = _mapping("sbatch", values["sbatch"])
+    for name in _SHAPES:  # YAML reads mem=0 and exclude=17 as numbers
+        if _whole(values.get(name)):
+            values[name] = str(values[name])
+    return SlurmOptions(**values)
+
+
+def check_path(path: Path) -> None:
+    """Raises `InvalidSweep` for a path that cannot be written into a batch file: Slurm replaces ``%`` and ``\\`` in
+    the names of log files, and a line break would begin a new line of the file. Spaces and quotes are fine."""
+    text = str(path)
+    if _CONTROL.search(text) or "%" in text or "\\" in text:
+        raise InvalidSweep(
+            f"{text!r} cannot be the folder of a sweep on Slurm: line breaks, other control characters, % and \\ have "
+            "a meaning in batch files; choose another results_dir or name"
+        )
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise InvalidSweep(f"{text!r} cannot be the folder of a sweep on Slurm: it is not UTF-8") from None
+
+
+def _text(name: str, value: object) -> None:
+    if not isinstance(value, str):
+        raise InvalidSweep(f"launcher: {name}={value!r} must be text")
+    if _CONTROL.search(value):
+        raise InvalidSweep(f"launcher: {name}={value!r} holds a line break or another control character")
+
+
+def _words(name: str, value: object) -> tuple[str, ...]:
+    if value is None:
+        return ()
+    if not isinstance(value, (list, tuple)):
+        raise InvalidSweep(f"launcher: {name}={value!r} must be a list, such as {name}=['...','...']")
+    return tuple(value)
+
+
+def _mapping(name: str, value: object) -> dict[str, Any]:
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise InvalidSweep(f"launcher: {name}={value!r} must be a mapping, such as {{NAME: value}}")
+    return dict(value)
+
+
+def _whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _way_out(parameter: str) -> str:
+    options = {
+        "time": "time_min",
+        "signal": "signal_delay_s",
+        "gpus-per-node": "gpus",
+        "gres": "gpus",
+        "no-requeue": "requeue",
+    }
+    name = options.get(parameter, parameter.replace("-", "_"))
+    return f"use launcher.{name}" if name in _NAMES else "it cannot be changed"
+
+
+_NAMES = frozenset(f.name for f in dataclasses.fields(SlurmOptions))

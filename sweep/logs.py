@@ -1,0 +1,174 @@
+"""``logs``: the last lines that the ranks and the pilot of a point's newest attempt have written."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from launchers import pilotstate, queue
+from launchers.queue import AttemptRecord
+from launchers.submissions import log_dir, token_of_pilot
+from launchers.sweepdir import SweepDir, entry_names, key_of
+from results.errors import InvalidResults
+from results.store import sweep_dirs
+
+_RANKS = 8
+"""Ranks whose logs are shown unless one is asked for."""
+_TAIL_BYTES = 64 * 2**10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Found:
+    sweep: SweepDir
+    folder: Path
+    about: dict[str, Any]
+    record: AttemptRecord | None
+    """None while it runs, and when its pilot died."""
+
+    @property
+    def started_at(self) -> float:
+        value = self.about.get("started_at")
+        return float(value) if isinstance(value, (int, float)) else 0.0
+
+
+def print_logs(path: Path, word: str, console: Console, *, rank: int | None, lines: int) -> None:
+    """Print the logs of the newest attempt at the point whose id is ``word`` or contains it.
+
+    Raises `InvalidResults` when no point or several have such an id, or when nothing of it has been run.
+    """
+    found = _newest(path, word)
+    _say(console, _headline(found))
+    if found.record is not None and found.record.evidence:
+        for line in found.record.evidence.splitlines():
+            _say(console, f"  {_plain(line)}")
+    logs = _rank_logs(found.folder)
+    if rank is not None and rank not in logs:
+        known = f"it has those of ranks {min(logs)} to {max(logs)}" if logs else "it has none"
+        raise InvalidResults(f"{found.folder} has no log of rank {rank}; {known}")
+    shown = [rank] if rank is not None else _choose(logs, found.record)
+    for number in shown:
+        _print_tail(console, f"rank {number}", logs[number], lines)
+    if rank is None:
+        if len(logs) > len(shown):
+            _say(console, f"... and {len(logs) - len(shown):,} more in {found.folder} (--rank N)")
+        for log in _pilot_logs(found):
+            _print_tail(console, "pilot", log, lines)
+
+
+def _newest(path: Path, word: str) -> _Found:
+    by_experiment: dict[str, list[tuple[SweepDir, Path]]] = {}
+    waiting: set[str] = set()
+    for folder in sweep_dirs(path):
+        sweep = SweepDir.open(folder)
+        for attempt in sorted(sweep.attempts.iterdir()) if sweep.attempts.is_dir() else []:
+            if word and word in attempt.name and attempt.is_dir():
+                by_experiment.setdefault(attempt.name.rpartition(".a")[0] or attempt.name, []).append((sweep, attempt))
+        waiting |= {key for name in entry_names(sweep.todo) if word and word in (key := key_of(name))}
+    if word in by_experiment:
+        by_experiment = {word: by_experiment[word]}
+    if len(by_experiment) > 1:
+        first = next(iter(by_experiment))
+        raise InvalidResults(f"{word!r} is part of {len(by_experiment):,} ids in {path}, e.g. {first}; give more of it")
+    if not by_experiment:
+        if waiting:
+            raise InvalidResults(f"{min(waiting)} waits in the queue; nothing of it has been run yet")
+        raise InvalidResults(
+            f"no attempt in {path} has an id with {word!r} in it (python -m sweep explain finds points)"
+        )
+    candidates = [_read(sweep, folder) for sweep, folder in next(iter(by_experiment.values()))]
+    return max(candidates, key=lambda found: found.started_at)
+
+
+def _read(sweep: SweepDir, folder: Path) -> _Found:
+    try:
+        about = json.loads((folder / "attempt.json").read_text())
+    except (OSError, ValueError):
+        about = {}
+    names = [path.name for path in sweep.history.glob(f"*@{folder.name}.json")]
+    records = queue.read_records(sweep, names)
+    return _Found(
+        sweep=sweep,
+        folder=folder,
+        about=about if isinstance(about, dict) else {},
+        record=records[0] if records else None,
+    )
+
+
+def _headline(found: _Found) -> str:
+    started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(found.started_at)) if found.started_at else "?"
+    nodes = found.about.get("nodes") or []
+    on = f" on {', '.join(map(str, nodes))}" if isinstance(nodes, list) and nodes else ""
+    record = found.record
+    if record is None:
+        return _plain(f"{found.folder.name}: not ended, started {started}{on}")
+    what = f"{record.outcome} in {record.phase}" if record.outcome != "ok" and record.phase else record.outcome
+    return _plain(f"{found.folder.name}: {what} after {record.duration_s:.0f} s, started {started}{on}")
+
+
+def _rank_logs(folder: Path) -> dict[int, Path]:
+    logs = {}
+    for path in folder.glob("rank_*.log"):
+        number = path.name.removeprefix("rank_").removesuffix(".log")
+        if number.isdecimal():
+            logs[int(number)] = path
+    return dict(sorted(logs.items()))
+
+
+def _choose(logs: dict[int, Path], record: AttemptRecord | None) -> list[int]:
+    """The rank that failed, then the first ranks that wrote anything, then others."""
+    failed = record.failed_rank if record is not None else None
+    order = sorted(logs, key=lambda rank: (rank != failed, logs[rank].stat().st_size == 0, rank))
+    return order[:_RANKS]
+
+
+def _pilot_logs(found: _Found) -> list[Path]:
+    """What the pilot has printed: its own log, or under Slurm that of its job (of the job's first node)."""
+    pilot_id = found.record.pilot_id if found.record is not None else found.about.get("pilot_id")
+    if not isinstance(pilot_id, str) or "/" in pilot_id:
+        return []
+    token = token_of_pilot(pilot_id)
+    if token is None:
+        path = pilotstate.log_path(found.sweep, pilot_id)
+        return [path] if path.is_file() else []
+    state = pilotstate.read_state(found.sweep, pilot_id)
+    folder = log_dir(found.sweep, token)
+    if state is None or state.job is None or not folder.is_dir():
+        return []
+    return sorted(path for path in folder.iterdir() if path.name.startswith(f"{state.job}_"))[:1]
+
+
+def _print_tail(console: Console, what: str, path: Path, count: int) -> None:
+    try:
+        lines, whole = _tail(path, count)
+    except OSError as error:
+        _say(console, f"--- {what}: {path}: {error.strerror}")
+        return
+    told = f" (last {len(lines)} lines)" if not whole else "" if lines else " (empty)"
+    _say(console, f"--- {what}: {path}{told}")
+    for line in lines:
+        _say(console, line)
+
+
+def _tail(path: Path, count: int) -> tuple[list[str], bool]:
+    """The last lines, and whether they are all there are."""
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - _TAIL_BYTES))
+        text = file.read().decode(errors="replace")
+    lines = [_plain(line) for line in text.splitlines()]
+    return lines[-count:], size <= _TAIL_BYTES and len(lines) <= count
+
+
+def _plain(text: str) -> str:
+    """Without what a terminal would obey."""
+    return "".join(char if char.isprintable() or char == "\t" else "�" for char in text)
+
+
+def _say(console: Console, line: str) -> None:
+    console.print(line, highlight=False, markup=False, soft_wrap=True)
