@@ -98,7 +98,8 @@ class Drawing:
             and self._shape(point) <= size
             and (left_s is None or needed_s(point, self._settings) <= left_s)
         ]
-        open_ = [p for p in fitting if kind_of(p.experiment, self._shape(p)) not in self._gates.held]
+        held = self._gates.held
+        open_ = [p for p in fitting if kind_of(p.experiment, self._shape(p)) not in held] if held else fitting
         self._held = len(fitting) - len(open_)
         ready = self._past_canary(open_, running)
         own = [point for point in ready if self._shape(point) == size]

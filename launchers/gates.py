@@ -11,7 +11,7 @@ import contextlib
 import json
 import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from launchers.queue import AttemptRecord
@@ -82,9 +82,14 @@ class Gates:
     held: dict[str, str] = field(default_factory=dict)
     proven: set[int] = field(default_factory=set)
     """Shapes, in nodes, of which an attempt has ended by its own doing."""
+    _seen: tuple[int, float] | None = None
 
-    def update(self, sweep: SweepDir, attempts: Iterable[AttemptRecord]) -> None:
-        records = list(attempts)
+    def update(self, sweep: SweepDir, records: Collection[AttemptRecord]) -> None:
+        """``records``: all attempts so far; nothing is done where none is new and nothing was lifted."""
+        seen = len(records), _lifted_at(sweep)
+        if seen == self._seen:
+            return
+        self._seen = seen
         self.held = held_kinds(sweep, records, self.breaker_failures)
         for record in records:
             if not record.infrastructure and record.outcome not in ("cancelled", "preempted"):

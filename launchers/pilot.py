@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from launchers import drawing, nodebook, pilotstate, queue, rows
+from launchers import drawing, pilotstate, queue, rows
 from launchers.agent import run_agent
 from launchers.allocation import Allocation, allocation_of
 from launchers.attempt import start_attempt
@@ -151,18 +151,14 @@ class Pilot:
             self._tick()
             return self.stop_reason() is None
 
-        for line in self._crew.gather(meanwhile):
+        self._say_left_out(self._crew.gather(meanwhile))
+
+    def _say_left_out(self, lines: list[str]) -> None:
+        for line in lines:
             self.say(line)
-        if not self._scheduled:
-            return
-        for node, exclusion in nodebook.excluded(self.sweep).items():
-            if node in self._crew.names:
-                self._crew.leave_out(node, exclusion.reason)
-        for node, why in self._crew.left_out.items():
-            if node not in nodebook.excluded(self.sweep):
-                self._exclude(node, why)
-        if self._crew.size == 0:
-            self._give_up(f"no node of this allocation can be used: {_told(self._crew.left_out)}")
+        if self._crew.size == 0 and not self._trouble:
+            where = "no node of this allocation can be used: " if self._scheduled else ""
+            self._give_up(f"{where}{self._crew.left_out_told}")
 
     def _may_draw(self) -> bool:
         return self.stop_reason() is None and not self._trouble
@@ -194,7 +190,7 @@ class Pilot:
             port = nodes[0].request("port", _PORT_LIMIT_S)["port"]
         except (NodeLost, KeyError) as error:
             self.say(f"{claim.stem} waits again: {error}")
-            self._leave_out_lost()
+            self._say_left_out(self._crew.leave_out_gone())
             return None
         ids = None
         if nodes[0].device_ids is not None:
@@ -223,7 +219,6 @@ class Pilot:
             self._slots.remove(slot)
             self._next_look = 0.0
             self._crew.give_back(slot.nodes)
-            self._leave_out_lost()
             self._beat("running")
 
     def _settle(self, slot: Slot) -> None:
@@ -249,21 +244,13 @@ class Pilot:
             self._give_up(f"the row of {slot.attempt.attempt_id} is not written; the next run will write it")
             return
         self._finished[done.outcome.outcome] += 1
-        for node in slot.nodes:
-            if node.name in slot.held:
-                self._exclude(node.name, f"device memory is not free: {slot.held[node.name]}")
-        if done.survivors:
-            for node in slot.nodes:
-                self._exclude(node.name, f"processes {', '.join(done.survivors)} cannot be ended; it is unclean")
-        if self._scheduled:
-            self._judge_nodes(slot)
-        if self._crew.size == 0 and not self._trouble:
-            self._give_up(_told(self._crew.left_out))
-
-    def _judge_nodes(self, slot: Slot) -> None:
-        names = [node.name for node in slot.nodes]
-        for node, how in nodebook.failing(self._drawing.records(), names, time.time()).items():
-            self._exclude(node, f"points keep failing on it: {how}")
+        self._say_left_out(
+            [
+                *self._crew.leave_out_gone(),
+                *(line for node, why in slot.unclean().items() for line in self._crew.leave_out(node, why)),
+                *self._crew.leave_out_failing(self._drawing.records(), slot.nodes),
+            ]
+        )
 
     def _come_back(self) -> None:
         """Ended by a preemption or its time limit with points left: Slurm shall start this pilot again, whether or not
@@ -273,24 +260,6 @@ class Pilot:
             return
         if SlurmClient().requeue(job):
             self.say(f"job {job} is queued again: points are left")
-
-    def _leave_out_lost(self) -> None:
-        for node, why in self._crew.left_out.items():
-            if node not in self._known_bad():
-                self._exclude(node, why)
-        if self._crew.size == 0 and not self._trouble:
-            self._give_up(_told(self._crew.left_out))
-
-    def _known_bad(self) -> set[str]:
-        return set(nodebook.excluded(self.sweep)) if self._scheduled else set(self._crew.left_out)
-
-    def _exclude(self, node: str, why: str) -> None:
-        """Leave the node out here and, where a scheduler may hand it out again, for later pilots."""
-        self._crew.leave_out(node, why)
-        if self._scheduled:
-            self.say(f"node {node} is left out: {why}")
-            with contextlib.suppress(OSError):
-                nodebook.exclude(self.sweep, node, why, self.pilot_id)
 
     def _wait_for_others(self) -> bool:
         """Nothing can be drawn. Take over what dead pilots held; True when there may be something to draw."""
@@ -369,12 +338,6 @@ class Pilot:
         signal.signal(signal.SIGUSR2, asked("preempted"))
 
 
-def _told(left_out: Mapping[str, str]) -> str:
-    if len(left_out) == 1:
-        return next(iter(left_out.values()))
-    return "; ".join(f"{node}: {why}" for node, why in left_out.items())
-
-
 def _closed(descriptor: int) -> bool:
     """Whether the other end of a pipe is gone."""
     ready, _, _ = select.select([descriptor], [], [], 0)
@@ -400,7 +363,7 @@ def main(argv: list[str] | None = None, *, run_rank: RunRank | None = None) -> i
             run_agent(connection, payload.settings, allocation.node, run_rank)
         provenance = _provenance(payload)
         wake = threading.Event()
-        crew = gather_here(payload, allocation.node, run_rank, meeting, Hub(wake))
+        crew = gather_here(sweep, allocation, payload, run_rank, meeting, Hub(wake))
     except UltrasweepError as error:
         print(error, file=sys.stderr)
         return 2

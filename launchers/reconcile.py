@@ -41,6 +41,7 @@ _PAUSES_S = (0.0, 15.0, 60.0)
 _RETRY_S = (5.0, 10.0, 20.0, 40.0, 60.0)
 """Between tries when sbatch fails in a way that may pass."""
 _LOG_LINES = 6
+_RELEASES = 3
 
 
 class PilotsEnd(UltrasweepError):
@@ -117,6 +118,7 @@ class Reconciler:
         self._book = JobBook(sweep, self.client)
         self._given_up: dict[int, UltrasweepError] = {}
         self._fruitless: Counter[int] = Counter()
+        self._released: Counter[str] = Counter()
         self._last: dict[int, tuple[str, int, float]] = {}
         """By shape: the last submission's token, the attempts recorded before it, and its monotonic time."""
         self._cut = sys.maxsize
@@ -131,6 +133,7 @@ class Reconciler:
             jobs = self._book.update()
             if jobs is None:
                 return Cycle(jobs=None, given_up=self._given_up)
+            self._free_stuck(jobs)
             held = held_kinds(self._sweep, attempts, self._settings.breaker_failures)
             demand = demand_of(self._waiting(jobs, held), self._settings, self._options)
             live = self._book.live
@@ -154,6 +157,17 @@ class Reconciler:
                 held=held,
             )
 
+    def _free_stuck(self, jobs: Sequence[Job]) -> None:
+        """A pilot whose start failed on Slurm's side is released a few times, then cancelled: another comes."""
+        stuck = [job for job in jobs if job.stuck]
+        lost = [job for job in stuck if self._released[job.name] >= _RELEASES]
+        again = [job for job in stuck if job not in lost]
+        if again and self.client.release(again):
+            self._released.update(job.name for job in again)
+            self._say(f"{len(again)} pilots whose restart Slurm had held are released")
+        if lost and self.client.cancel(lost):
+            self._say(f"{len(lost)} pilots that Slurm cannot start are cancelled")
+
     def _waiting(self, jobs: Sequence[Job], held: Mapping[str, str]) -> list[Point]:
         """Points of our method that no living pilot holds and no breaker holds back."""
         # A job that waits again after its node was lost holds nothing any more, whatever its last pilot had claimed.
@@ -161,10 +175,9 @@ class Reconciler:
         points = self._drawer.waiting()
         for stem, holder in queue.claims_of_others(self._sweep, ""):
             token, index = submissions.token_of_pilot(holder), submissions.index_of_pilot(holder)
+            orphan = self._liveness.judge(holder) == "dead"  # also one that stands still while its job goes on
             if token is not None:
-                orphan = (token, index) not in alive and not self._book.expected(token)
-            else:
-                orphan = self._liveness.judge(holder) == "dead"
+                orphan = orphan or ((token, index) not in alive and not self._book.expected(token))
             if orphan and (point := self._claimed_point(stem, holder)) is not None:
                 points.append(point)
         return [

@@ -62,6 +62,11 @@ class Job:
         return self.state not in DEAD
 
     @property
+    def stuck(self) -> bool:
+        """Slurm could not start it again after a failure of its own, and waits for somebody to say that it may."""
+        return self.waiting and "requeued" in self.reason.lower() and "held" in self.reason.lower()
+
+    @property
     def waiting(self) -> bool:
         return self.state in WAITING
 
@@ -152,6 +157,10 @@ class SlurmClient:
         names = [job.name for job in jobs]
         chunks = (names[at : at + _CHUNK] for at in range(0, len(names), _CHUNK))
         return None not in [self._call([*command, *chunk], also="invalid job id") for chunk in chunks]
+
+    def release(self, jobs: Sequence[Job]) -> bool:
+        """Let jobs that are held in the queue run."""
+        return self._call(["scontrol", "release", ",".join(job.name for job in jobs)]) is not None
 
     def requeue(self, name: str) -> bool:
         """Have Slurm start this running job again later under its number. False when it may not be, or when it is being

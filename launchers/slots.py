@@ -54,6 +54,14 @@ class Slot:
     def finished(self) -> bool:
         return not self._thread.is_alive()
 
+    def unclean(self) -> dict[str, str]:
+        """Nodes that this attempt has left in a state in which they cannot be used, and why."""
+        found = {node: f"device memory is not free: {held}" for node, held in self.held.items()}
+        for process in self.done.survivors if self.done is not None else ():
+            at = process.partition(" on ")[2] or self.nodes[0].name
+            found[at] = f"processes {process} cannot be ended; it is unclean"
+        return found
+
     def running(self) -> Running:
         attempt = self.attempt
         return Running(
