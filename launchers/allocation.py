@@ -20,6 +20,8 @@ class Allocation:
     """This machine's name to the scheduler."""
     is_head: bool
     """Whether this process draws and watches; the others fork ranks for it."""
+    restarts: int = 0
+    """How often the scheduler has started the job again."""
 
 
 def allocation_of(payload: Payload, payload_id: str) -> Allocation:
@@ -34,4 +36,5 @@ def allocation_of(payload: Payload, payload_id: str) -> Allocation:
         job=job,
         node=env.get("SLURMD_NODENAME") or socket.gethostname(),
         is_head=env.get("SLURM_PROCID", "0") == "0",
+        restarts=int(env.get("SLURM_RESTART_COUNT", "0")),
     )

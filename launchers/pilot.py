@@ -48,6 +48,8 @@ FINISHED, STOPPED, TROUBLE = 0, 3, 4
 
 _DIED = 1
 BEAT_S = 1.0
+FRUITLESS_RESTARTS = 3
+"""A pilot that has been started again so often, and is ended once more before it has finished a point, stays away."""
 LOOK_AGAIN_S = 0.5
 """While points run and nothing could be drawn beside them; a point that ends is a reason to look at once."""
 MEETING_LIMIT_S = 300.0
@@ -257,6 +259,9 @@ class Pilot:
         somebody watches the sweep."""
         job = self._allocation.job
         if job is None or self.stop_reason() != "preempted" or not entry_names(self.sweep.todo):
+            return
+        if self._allocation.restarts >= FRUITLESS_RESTARTS and not set(self._finished) - {"preempted"}:
+            self.say(f"job {job} is not queued again: it was ended {self._allocation.restarts + 1} times in a row")
             return
         if SlurmClient().requeue(job):
             self.say(f"job {job} is queued again: points are left")
