@@ -1,7 +1,8 @@
 """Which rows may stand in one figure or ranking, and what else differs inside such a set.
 
-Rows are never pooled across how they were obtained (measured, rehearsed), the cluster they are of, or the version of
-the measurement. Everything that may differ inside a set and can still move a number is said in words by `mixtures`.
+Rows are never pooled across how they were obtained (measured, rehearsed), the cluster they are of, the engine, or the
+version of the measurement. Everything that may differ inside a set and can still move a number is said in words by
+`mixtures`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import cast
 import pandas as pd
 
 from analysis.labels import add_labels, listed
+from workloads.experiment import ENGINE
 
 METHOD_NAMES = {
     "measured": "Measured",
@@ -62,16 +64,20 @@ def split(attempts: pd.DataFrame) -> list[Cohort]:
     """Cohorts of a frame of attempts: measured ones first, then by number of rows."""
     versions = attempts["measurement_version"].nunique(dropna=False) > 1
     keyed = attempts.assign(
-        _cluster=attempts["cluster"].fillna("unknown cluster"), _version=attempts["measurement_version"].fillna(-1)
+        _cluster=attempts["cluster"].fillna("unknown cluster"),
+        _engine=attempts["engine"].fillna(ENGINE),
+        _version=attempts["measurement_version"].fillna(-1),
     )
     cohorts = []
-    for key, rows in keyed.groupby(["method", "_cluster", "_version"], sort=True):
-        method, cluster, version = cast("tuple[str, str, float]", key)
+    for key, rows in keyed.groupby(["method", "_cluster", "_engine", "_version"], sort=True):
+        method, cluster, engine, version = cast("tuple[str, str, str, float]", key)
         title, slug = f"{METHOD_NAMES.get(method, method)}: {cluster}", f"{method}-{cluster}"
+        if engine != ENGINE:
+            title, slug = f"{title}, by {engine}", f"{slug}-{engine}"
         if versions:
             label = "unknown" if version < 0 else f"{int(version)}"
             title, slug = f"{title}, measurement version {label}", f"{slug}-v{label}"
-        frame = add_labels(rows.drop(columns=["_cluster", "_version"]).reset_index(drop=True))
+        frame = add_labels(rows.drop(columns=["_cluster", "_engine", "_version"]).reset_index(drop=True))
         meaning = METHOD_MEANING.get(method, "")
         stamp = METHOD_STAMPS.get(method, "")
         cohorts.append(Cohort(slug=_slug(slug), title=title, meaning=meaning, frame=frame, stamp=stamp))

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from results.schema import UNKNOWN_OUTCOME
+
 GIB = 2**30
 
 OUTCOME_NAMES = {
@@ -21,7 +23,14 @@ OUTCOME_NAMES = {
     "preempted": "preempted",
     "diverged": "diverged",
     "cancelled": "cancelled",
+    UNKNOWN_OUTCOME: "failed, not said how",
 }
+
+
+_LABELLED_BY = (
+    *("dp", "dp_replicate", "dp_shard", "zero_stage", "tp", "cp", "pp", "ep", "pp_schedule"),
+    *("micro_batch_size", "num_microbatches", "recompute", "compile", "precision"),
+)
 
 
 def add_labels(attempts: pd.DataFrame) -> pd.DataFrame:
@@ -34,7 +43,7 @@ def add_labels(attempts: pd.DataFrame) -> pd.DataFrame:
         f"{model}, seq {int(seq)}" if model in several_lengths and pd.notna(seq) else str(model)
         for model, seq in zip(frame["model"], frame["seq_len"], strict=True)
     ]
-    rows = records(frame)
+    rows = records(frame[[*_LABELLED_BY]])
     frame["degrees"] = [degrees(row) for row in rows]
     frame["batching"] = [batching(row) for row in rows]
     frame["layout"] = frame["degrees"] + " · " + frame["batching"]
@@ -76,6 +85,21 @@ def workload_order(frame: pd.DataFrame) -> list[str]:
     """Workloads from the smallest model to the largest, then by sequence length."""
     size = frame.groupby("workload").agg(params=("num_params", "max"), seq=("seq_len", "max")).reset_index()
     return list(size.sort_values(["params", "seq", "workload"])["workload"])
+
+
+def study_label(frame: pd.DataFrame) -> pd.Series:
+    """What the study groups by: its own label of a model, which several shapes may share; else the workload."""
+    return frame["study_label"].fillna(frame["workload"]) if "study_label" in frame else frame["workload"]
+
+
+def under_study_labels(frame: pd.DataFrame) -> tuple[pd.DataFrame, str | None]:
+    """The frame with the study's labels as workloads, and a line on the other shapes that stand under them."""
+    label = study_label(frame)
+    other = label[label != frame["workload"]]
+    if other.empty:
+        return frame, None
+    named = listed(sorted(other.unique(), key=lambda name: (len(name), name)))
+    return frame.assign(workload=label), f"{named}: with {plural(len(other), 'point')} of other shapes"
 
 
 def in_group_order(rows: pd.DataFrame) -> pd.DataFrame:

@@ -1,4 +1,7 @@
-"""Every attempt below a results folder as one frame, with what was planned and what could not be read."""
+"""Every attempt below a results folder as one frame, with what was planned and what could not be read.
+
+The published table of the Ultra-Scale Playbook's study (a CSV file) is read in the same way.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from results import store
+from analysis.derived import add_formulas
+from results import reference, store
 from results.errors import InvalidResults
 
 POINT_KEYS = ["sweep", "experiment_id", "method"]
@@ -29,11 +33,14 @@ class Results:
 
 
 def load(path: Path) -> Results:
-    """Attempts and ledgers of a sweep, of every sweep below a folder, or of one Parquet file of attempts.
+    """Attempts and ledgers of a sweep, of every sweep below a folder, of one Parquet file of attempts, or the study's
+    published table (``.csv``).
 
     Raises `InvalidResults` when there is nothing of that kind.
     """
     path = Path(path)
+    if path.suffix.lower() == ".csv" and not path.is_dir():
+        return _study(path)
     reading = store.scan(path, "attempts")
     attempts = reading.table.to_pandas()
     problems = list(reading.problems)
@@ -54,12 +61,25 @@ def load(path: Path) -> Results:
     return Results(path=path, sweeps=sweeps, attempts=attempts, ledger=ledger, problems=tuple(problems))
 
 
+def _study(path: Path) -> Results:
+    found = reference.read(path)
+    return Results(
+        path=path,
+        sweeps=(reference.SWEEP,),
+        attempts=add_formulas(found.table.to_pandas()),
+        ledger=store.empty_ledger().to_pandas(),
+        problems=found.problems,
+    )
+
+
 def last_attempts(attempts: pd.DataFrame) -> pd.DataFrame:
     """The attempt that decided each point: the last one of each experiment, sweep and method. Of a point that ran twice
     at once, the first row counts."""
     if attempts.empty:
         return attempts
-    order = attempts[attempts["repeat_of"].isna()].sort_values(["started_at", "attempt_number"], na_position="first", kind="stable")
+    order = attempts[attempts["repeat_of"].isna()].sort_values(
+        ["started_at", "attempt_number"], na_position="first", kind="stable"
+    )
     return order.drop_duplicates(POINT_KEYS, keep="last").sort_index()
 
 

@@ -12,6 +12,7 @@ MFU = "mfu_palm"
 MFU_NAME = "MFU (PaLM)"
 GROUP = ["workload", "world_size"]
 """What a choice is made within: the model (and sequence length) and the number of devices."""
+_RANKED_FROM = (RANK_BY, "experiment_id", "attempt_id", "loss_agrees", *GROUP)
 CATEGORIES = {
     "memory_parameters_bytes": "parameters",
     "memory_gradients_bytes": "gradients",
@@ -36,7 +37,8 @@ def ranked(frame: pd.DataFrame) -> pd.DataFrame:
     group over rows whose losses do not contradict the reference; a row whose losses do has no rank: a wrong layout
     can be fast.
     """
-    ok = frame[(frame["outcome"] == "ok") & frame[RANK_BY].notna()]
+    # A frame has some 150 columns: everything is worked out on the few that count, and the rows are taken once.
+    ok = frame.loc[(frame["outcome"] == "ok") & frame[RANK_BY].notna(), [*_RANKED_FROM]]
     ok = ok.sort_values([RANK_BY, "attempt_id"], kind="stable")
     by_experiment = ok.groupby("experiment_id", sort=False)
     rates = by_experiment[RANK_BY]
@@ -50,7 +52,9 @@ def ranked(frame: pd.DataFrame) -> pd.DataFrame:
     rows = ok[ok["_position"] == ok["_middle"]].drop(columns=["_middle", "_position"])
     trusted = ~losses_differ(rows)
     rows = rows.assign(rank=rows[trusted].groupby(GROUP)[RANK_BY].rank(method="first", ascending=False))
-    return rows.sort_values([*GROUP, RANK_BY], ascending=[True, True, False], kind="stable").reset_index(drop=True)
+    rows = rows.sort_values([*GROUP, RANK_BY], ascending=[True, True, False], kind="stable")
+    found = frame.loc[rows.index].reset_index(drop=True)
+    return found.assign(**{name: rows[name].array for name in ("repeats", "repeat_spread", "rank")})
 
 
 def losses_differ(frame: pd.DataFrame) -> pd.Series:
@@ -65,16 +69,31 @@ def best_configurations(frame: pd.DataFrame) -> pd.DataFrame:
     steps overlap, so the order of the two may be chance.
     """
     rows = ranked(frame)
-    winners = rows[rows["rank"] == 1].set_index(GROUP, drop=False)
-    second = rows[rows["rank"] == 2].set_index(GROUP).reindex(winners.index)
+    return lead(rows[rows["rank"].notna()].sort_values("rank", kind="stable"), RANK_BY, rows.groupby(GROUP).size())
+
+
+def lead(rows: pd.DataFrame, value: str, candidates: pd.Series | None = None) -> pd.DataFrame:
+    """The first row of each group of ``rows``, which come best first, and how far the second is behind in ``value``."""
+    place = rows.groupby(GROUP).cumcount()
+    winners = rows[place == 0].sort_values(GROUP, kind="stable").set_index(GROUP, drop=False)
+    second = rows[place == 1].set_index(GROUP).reindex(winners.index)
     winners = winners.assign(
         runner_up=second["layout"],
-        margin=winners[RANK_BY] / second[RANK_BY] - 1,
+        margin=winners[value] / second[value] - 1,
         tie=(second["step_time_min_s"] / second["tokens_per_step"])
         <= (winners["step_time_max_s"] / winners["tokens_per_step"]),
-        candidates=rows.groupby(GROUP).size().reindex(winners.index),
+        candidates=(rows.groupby(GROUP).size() if candidates is None else candidates).reindex(winners.index),
     )
     return winners.reset_index(drop=True)
+
+
+def memory_column(frame: pd.DataFrame) -> str:
+    """The peak that is known of these rows: allocated memory, or reserved memory where only that was recorded."""
+    known = frame["peak_allocated_bytes"].notna().any() or frame["peak_reserved_bytes"].isna().all()
+    return "peak_allocated_bytes" if known else "peak_reserved_bytes"
+
+
+MEMORY_NAMES = {"peak_allocated_bytes": "peak allocated memory", "peak_reserved_bytes": "peak reserved memory"}
 
 
 def group_counts(frame: pd.DataFrame) -> pd.DataFrame:

@@ -66,6 +66,8 @@ class Page:
     warnings: list[str]
     sections: list[Section]
     rehearsal: list[str]
+    claims: PageTable
+    """The study's claims on each measured part; no rows when there is none."""
     tables: list[str]
     """Names of the CSV files under ``tables/``."""
 

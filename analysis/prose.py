@@ -85,6 +85,8 @@ def _winner(row: Mapping[str, Any], noun: str, unit: str) -> str:
         details.append(f"{metrics.MFU_NAME} {percent(row[metrics.MFU])}")
     if pd.notna(row["peak_allocated_bytes"]):
         details.append(f"peak {gib(row['peak_allocated_bytes'])}")
+    elif pd.notna(row["peak_reserved_bytes"]):
+        details.append(f"{gib(row['peak_reserved_bytes'])} reserved")
     text = f"{row['workload']} on {labels.devices(row['world_size'], noun)}: {row['layout']} is fastest of "
     text += f"{plural(int(row['candidates']), 'finished layout')} with {number(row[metrics.RANK_BY])} {unit}"
     text += f" ({', '.join(details)})" if details else ""
@@ -131,6 +133,12 @@ def how_far_to_trust(frame: pd.DataFrame) -> list[str]:
         sentences.append(
             f"Within a run the slowest timed step took {_interval(spread)} longer than the fastest "
             f"(median of {plural(spread.n, 'run')})."
+        )
+    once = frame["timed_steps"].eq(1) & frame[metrics.RANK_BY].notna()
+    if once.any():
+        sentences.append(
+            f"{plural(int(once.sum()), 'throughput')} stand on one timed step each: how far such a number moves by "
+            "itself is unknown."
         )
     ranked = metrics.ranked(frame)
     repeated = ranked[ranked["repeats"] > 1]

@@ -1,22 +1,24 @@
-"""``python -m analysis.report RESULTS [--out DIR]``: a folder with a page, its figures and its tables."""
+"""``python -m analysis.report RESULTS [--out DIR]``: a folder with a page, its figures and its tables.
+
+RESULTS is a sweep, a folder of sweeps, a Parquet file of attempts, or the published table of the Ultra-Scale
+Playbook's study (CSV).
+"""
 
 from __future__ import annotations
 
 import argparse
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from results.errors import InvalidResults, UltrasweepError
 
-if TYPE_CHECKING:
-    from analysis.cohorts import Cohort
-    from analysis.page import DrawnFigure
-
+_WHAT = (
+    "a sweep, a folder that holds sweeps, a Parquet file of attempts, or bench_final2_mfu2.csv of the Hugging Face "
+    "dataset nanotron/ultrascale-playbook-data"
+)
 _MOST_ROWS = 300
 """Rows of the ranked table that the page shows."""
 
@@ -24,9 +26,10 @@ _MOST_ROWS = 300
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m analysis.report",
-        description="Draw a report of a sweep, or of every sweep below a folder: index.html, figures/ and tables/.",
+        description="Draw a report of a sweep, of every sweep below a folder, or of the Ultra-Scale Playbook's "
+        "published table: index.html, figures/ and tables/.",
     )
-    parser.add_argument("results", type=Path, help="a sweep, a folder that holds sweeps, or a Parquet file of attempts")
+    parser.add_argument("results", type=Path, help=_WHAT)
     parser.add_argument("--out", type=Path, default=Path("report"), help="where the report goes (default: report/)")
     arguments = parser.parse_args(argv)
     try:
@@ -40,6 +43,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("error: interrupted", file=sys.stderr)
         return 130
+    if (peak := _peak_memory()) is not None:
+        print(f"peak memory {peak / 2**20:,.0f} MiB", file=sys.stderr)
     print(index)
     return 0
 
@@ -50,7 +55,7 @@ def build(results_path: Path, out: Path, *, say: Callable[[str], None] = lambda 
     ``say`` gets one line for each thing done. Raises `InvalidResults` when there is nothing to read or ``out`` cannot
     be written.
     """
-    from analysis import cohorts, page, prose, tables
+    from analysis import claims, cohorts, drawing, page, prose, tables
     from analysis.labels import plural
     from analysis.load import load
 
@@ -58,8 +63,9 @@ def build(results_path: Path, out: Path, *, say: Callable[[str], None] = lambda 
     say(f"{plural(len(results.attempts), 'attempt')} of {plural(len(results.sweeps), 'sweep')} read")
     figures_dir, tables_dir = _prepare(out, page.GENERATOR)
     parts = cohorts.split(results.attempts)
+    drawn = drawing.draw_all(parts, figures_dir, say)
     sections = []
-    for cohort in parts:
+    for cohort, figures in zip(parts, drawn, strict=True):
         frame = cohort.frame
         sections.append(
             page.Section(
@@ -69,12 +75,13 @@ def build(results_path: Path, out: Path, *, say: Callable[[str], None] = lambda 
                 best=prose.what_is_best(frame),
                 failed=prose.what_failed(frame),
                 trust=prose.how_far_to_trust(frame),
-                figures=_draw(cohort, figures_dir, say),
+                figures=figures,
                 winners=page.PageTable(*tables.best_rows(frame)),
                 ranked=page.PageTable(*tables.ranked_rows(frame, _MOST_ROWS)),
                 failures=page.PageTable(*tables.failure_rows(frame)),
             )
         )
+    checked = claims.table(parts)
     unfinished = prose.unfinished(results)
     empty = [] if len(results.attempts) else ["Nothing has been run yet: there is no attempt to report on."]
     html = page.render(
@@ -87,7 +94,8 @@ def build(results_path: Path, out: Path, *, say: Callable[[str], None] = lambda 
             warnings=[*empty, *([unfinished] if unfinished else []), *results.problems],
             sections=sections,
             rehearsal=prose.rehearsal_check(results.attempts),
-            tables=[path.name for path in tables.write_csv(parts, tables_dir)],
+            claims=page.PageTable(*tables.claim_rows(checked)),
+            tables=[path.name for path in tables.write_csv(parts, checked, tables_dir)],
         )
     )
     for problem in results.problems:
@@ -95,27 +103,6 @@ def build(results_path: Path, out: Path, *, say: Callable[[str], None] = lambda 
     index = out / "index.html"
     index.write_text(html)
     return index
-
-
-def _draw(cohort: Cohort, figures_dir: Path, say: Callable[[str], None]) -> list[DrawnFigure]:
-    from analysis.figures import registry, style
-    from analysis.page import DrawnFigure
-
-    drawn = []
-    for number, spec in enumerate(registry.FIGURES, start=1):
-        say(f"{cohort.title}: figure {number} of {len(registry.FIGURES)}, {spec.name}")
-        drawing = DrawnFigure(name=spec.name, section=spec.section, title=spec.title, caption=spec.caption)
-        try:
-            figure = spec.draw(cohort.frame)
-        except style.NothingToDraw as reason:
-            drawn.append(replace(drawing, missing=str(reason)))
-            continue
-        if cohort.stamp:  # a picture travels without its page
-            figure.suptitle(cohort.stamp, fontsize="small", color="#666666")
-        png, svg = (figures_dir / f"{spec.name}-{cohort.slug}.{kind}" for kind in ("png", "svg"))
-        style.save(figure, png, svg)
-        drawn.append(replace(drawing, png=png, svg=svg))
-    return drawn
 
 
 def _prepare(out: Path, generator: str) -> tuple[Path, Path]:
@@ -132,6 +119,16 @@ def _prepare(out: Path, generator: str) -> tuple[Path, Path]:
     except OSError as error:
         raise InvalidResults(f"cannot write a report into {out}: {error.strerror or error}") from None
     return figures_dir, tables_dir
+
+
+def _peak_memory() -> int | None:
+    """Highest resident memory in bytes of this process and of the largest it started; None where it is not told."""
+    try:
+        import resource
+    except ImportError:
+        return None
+    unit = 1 if sys.platform == "darwin" else 1024
+    return unit * max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
 
 
 def _version() -> str:

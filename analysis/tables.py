@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from analysis import labels, metrics
 from analysis.cohorts import Cohort
+from analysis.figures import registry
 from analysis.load import last_attempts
 from results.schema import ATTEMPTS
 
@@ -21,21 +22,21 @@ _SCALARS = tuple(
     for field in ATTEMPTS
     if not pa.types.is_list(field.type) and field.name not in ("config_json", "evidence")
 )
+_COHORT = ("method", "cluster", "engine", "measurement_version")
 _MOST_FAILURES = 20
 
 
-def write_csv(cohorts: Sequence[Cohort], folder: Path) -> list[Path]:
-    """``ranked.csv``, ``best_configurations.csv``, ``outcomes.csv`` and ``failures.csv``, the method in every row."""
-    tables: dict[str, list[pd.DataFrame]] = {"ranked": [], "best_configurations": [], "outcomes": [], "failures": []}
+def write_csv(cohorts: Sequence[Cohort], claims: pd.DataFrame, folder: Path) -> list[Path]:
+    """``ranked.csv``, ``failures.csv``, ``claims.csv`` and the data of every figure, each row with what it is of."""
+    ranked_columns = _ordered(*_FIRST, *_RANKING)
+    tables: dict[str, list[pd.DataFrame]] = {"ranked": [], "failures": [], "claims": [claims]}
     for cohort in cohorts:
-        ranked_columns = _ordered(*_FIRST, *_RANKING)
         tables["ranked"].append(metrics.ranked(cohort.frame)[ranked_columns])
-        best = metrics.best_configurations(cohort.frame)
-        tables["best_configurations"].append(best[[*ranked_columns, "candidates", "runner_up", "margin", "tie"]])
         final = last_attempts(cohort.frame)
-        keys = ["method", "cluster", "model", "seq_len", "world_size", "outcome"]
-        tables["outcomes"].append(final.groupby(keys, dropna=False).size().rename("points").reset_index())
         tables["failures"].append(final.loc[final["outcome"] != "ok", _ordered(*_FIRST, "outcome", "evidence")])
+        for spec in registry.FIGURES:
+            if spec.data is not None:
+                tables.setdefault(spec.name, []).append(_of_cohort(spec.data(cohort.frame), cohort.frame))
     paths = []
     for name, frames in tables.items():
         path = folder / f"{name}.csv"
@@ -46,11 +47,23 @@ def write_csv(cohorts: Sequence[Cohort], folder: Path) -> list[Path]:
     return paths
 
 
+def claim_rows(claims: pd.DataFrame) -> tuple[list[str], list[list[str]], int]:
+    """Header and cells of the study's claims."""
+    cells = claims[["claim", "data", "verdict", "evidence"]].astype(str).to_numpy().tolist()
+    return ["Claim", "Rows", "Verdict", "Evidence"], cells, len(claims)
+
+
+def _of_cohort(rows: pd.DataFrame, cohort: pd.DataFrame) -> pd.DataFrame:
+    """The rows with the columns that are the same over a cohort, where they lack them."""
+    return rows.assign(**{name: cohort[name].iloc[0] for name in _COHORT if name not in rows})
+
+
 def ranked_rows(frame: pd.DataFrame, most: int) -> tuple[list[str], list[list[str]], int]:
     """Header and text cells of the ranked table for the page, at most ``most`` rows, and how many there are in all."""
-    rows = metrics.ranked(frame)
+    rows, memory = metrics.ranked(frame), metrics.memory_column(frame)
     noun, unit = labels.device_noun(frame), labels.rate_unit(frame)
-    header = ["Rank", "Model", noun, "Layout", unit, metrics.MFU_NAME, "Step, s", "Spread", "Peak memory", "Losses"]
+    header = ["Rank", "Model", noun, "Layout", unit, metrics.MFU_NAME, "Step, s", "Spread"]
+    header += [_memory_header(memory), "Losses"]
     cells = [
         [
             "–" if pd.isna(row["rank"]) else f"{int(row['rank'])}",
@@ -61,7 +74,7 @@ def ranked_rows(frame: pd.DataFrame, most: int) -> tuple[list[str], list[list[st
             labels.percent(row[metrics.MFU]),
             labels.number(row["step_time_s"]),
             labels.percent(row["step_time_max_s"] / row["step_time_min_s"] - 1),
-            labels.gib(row["peak_allocated_bytes"]),
+            labels.gib(row[memory]),
             _loss_word(row["loss_agrees"]),
         ]
         for row in labels.records(_fair_share(rows, most))
@@ -71,9 +84,10 @@ def ranked_rows(frame: pd.DataFrame, most: int) -> tuple[list[str], list[list[st
 
 def best_rows(frame: pd.DataFrame) -> tuple[list[str], list[list[str]], int]:
     """Header and cells of the winners of every model and size."""
-    best = metrics.best_configurations(frame)
+    best, memory = metrics.best_configurations(frame), metrics.memory_column(frame)
     noun, unit = labels.device_noun(frame), labels.rate_unit(frame)
-    header = ["Model", noun, "Fastest layout", unit, metrics.MFU_NAME, "Peak memory", "Of", "Runner-up", "Behind by"]
+    header = ["Model", noun, "Fastest layout", unit, metrics.MFU_NAME, _memory_header(memory)]
+    header += ["Of", "Runner-up", "Behind by"]
     cells = [
         [
             row["workload"],
@@ -81,7 +95,7 @@ def best_rows(frame: pd.DataFrame) -> tuple[list[str], list[list[str]], int]:
             row["layout"],
             labels.number(row[metrics.RANK_BY]),
             labels.percent(row[metrics.MFU]),
-            labels.gib(row["peak_allocated_bytes"]),
+            labels.gib(row[memory]),
             f"{int(row['candidates']):,}",
             row["runner_up"] if isinstance(row["runner_up"], str) else "–",
             labels.percent(row["margin"]) + (" (tie)" if row["tie"] else ""),
@@ -122,6 +136,10 @@ def _fair_share(rows: pd.DataFrame, most: int) -> pd.DataFrame:
         return rows
     each = max(most // max(rows.groupby(metrics.GROUP).ngroups, 1), 1)
     return rows.groupby(metrics.GROUP, sort=False).head(each)
+
+
+def _memory_header(column: str) -> str:
+    return "Peak memory" if column == "peak_allocated_bytes" else "Peak reserved"
 
 
 def _loss_word(agrees: Any) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import cast
 
 import numpy as np
 import pandas as pd
@@ -23,6 +24,13 @@ _LARGEST_IN = 0.16
 """Width of a mark in a cell with room for larger ones."""
 
 
+def data(frame: pd.DataFrame) -> pd.DataFrame:
+    """One row for each mark: the attempt that decided each point."""
+    rows = last_attempts(frame)
+    kept = ["workload", "world_size", "layout", "outcome", metrics.RANK_BY, metrics.MFU, "attempt_id"]
+    return labels.in_group_order(rows)[kept].reset_index(drop=True) if len(rows) else rows[kept]
+
+
 @style.styled
 def draw(frame: pd.DataFrame) -> Figure:
     """One mark for each point, fastest first in its cell.
@@ -30,7 +38,7 @@ def draw(frame: pd.DataFrame) -> Figure:
     A finished run's area grows with its tokens/s/GPU relative to the best of its row, its colour is the MFU (the
     throughput itself where no peak rate is known); every kind of failure has a grey marker of its own.
     """
-    rows = last_attempts(frame)
+    rows, note = labels.under_study_labels(last_attempts(frame))
     workloads, sizes = labels.workload_order(rows), labels.world_sizes(rows)
     if rows.empty or not workloads or not sizes:
         raise style.NothingToDraw("there is no attempt")
@@ -47,11 +55,15 @@ def draw(frame: pd.DataFrame) -> Figure:
     figure = style.new_figure(width, len(workloads) * _CELL_IN[1] + 1.5)
     ax = figure.subplots()
     most = int(rows.groupby(metrics.GROUP).size().max())
-    for y, workload in enumerate(workloads):
-        for x, size in enumerate(sizes):
-            cell = rows[(rows["workload"] == workload) & (rows["world_size"] == size)]
-            if len(cell):
-                _draw_cell(ax, cell, (x, y), most, norm, colours)
+    order = {workload: y for y, workload in enumerate(workloads)}
+    columns = {size: x for x, size in enumerate(sizes)}
+    cells = []
+    for key, cell in rows.groupby(metrics.GROUP):
+        workload, size = cast("tuple[str, int]", key)
+        cell = cell.sort_values([metrics.RANK_BY, "outcome"], ascending=[False, True], na_position="last")
+        where = _places(len(cell), most) + np.array([columns[int(size)], order[workload]])
+        cells.append(cell.assign(_x=where[:, 0], _y=where[:, 1]))
+    _draw_marks(ax, pd.concat(cells), _mark_area(most), norm, colours)
     _frame_axes(ax, workloads, sizes, noun)
     if rows["_value"].notna().any():
         bar = figure.colorbar(ScalarMappable(norm, colours), ax=ax, pad=0.01, aspect=28, fraction=0.04)
@@ -61,21 +73,16 @@ def draw(frame: pd.DataFrame) -> Figure:
         collection.set_rasterized(len(rows) > style.MOST_VECTOR_MARKS)
     kinds = [kind for kind in style.OUTCOME_MARKERS if (rows["outcome"] == kind).any()]
     handles = _handles(kinds, bool(rows["_share"].notna().any()), _mark_area(most))
-    style.bottom_legend(figure, handles)
+    style.bottom_legend(figure, handles, note)
     return figure
 
 
-def _draw_cell(
-    ax: Axes, cell: pd.DataFrame, at: tuple[int, int], most: int, norm: Normalize, colours: Colormap
-) -> None:
-    cell = cell.sort_values([metrics.RANK_BY, "outcome"], ascending=[False, True], na_position="last")
-    where = _places(len(cell), most) + np.array(at)
-    area = _mark_area(most)
-    finished = cell["_share"].notna().to_numpy()
-    ok = cell[finished]
+def _draw_marks(ax: Axes, rows: pd.DataFrame, area: float, norm: Normalize, colours: Colormap) -> None:
+    finished = rows["_share"].notna()
+    ok = rows[finished]
     ax.scatter(
-        where[finished, 0],
-        where[finished, 1],
+        ok["_x"],
+        ok["_y"],
         s=area * ok["_share"].clip(lower=0.04),
         c=ok["_value"],
         norm=norm,
@@ -85,11 +92,13 @@ def _draw_cell(
         linewidths=0.3,
     )
     for kind, marker in style.OUTCOME_MARKERS.items():
-        failed = (cell["outcome"] == kind).to_numpy() & ~finished
+        failed = rows[(rows["outcome"] == kind) & ~finished]
+        if failed.empty:
+            continue
         outlined = marker in style.OUTLINED
         ax.scatter(
-            where[failed, 0],
-            where[failed, 1],
+            failed["_x"],
+            failed["_y"],
             s=0.3 * area,
             marker=marker,
             facecolors="none" if outlined else style.FAILURE_GREY,

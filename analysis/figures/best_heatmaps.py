@@ -1,4 +1,8 @@
-"""The pair of heatmaps: the fastest configuration of each model and number of devices, by utilization and by memory."""
+"""The pair of heatmaps: the best configuration of each model and number of devices, by utilization and by memory.
+
+`draw` ranks by throughput, each model by itself; `draw_published` is the study's own pair, ranked by its MFU under its
+own labels of models.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +15,11 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from analysis import labels, metrics
+from analysis import labels, metrics, winners
 from analysis.figures import style
 
 _CELL_IN = (1.62, 0.82)
+_MANY_WORKLOADS = 6
 _SIDE_BY_SIDE = 2
 """Up to so many columns the two heatmaps stand beside each other, else one above the other."""
 
@@ -28,19 +33,59 @@ def draw(frame: pd.DataFrame) -> Figure:
     best = metrics.best_configurations(frame)
     counts = metrics.group_counts(frame)
     workloads, sizes = labels.workload_order(frame), labels.world_sizes(frame)
+    if len(workloads) > _MANY_WORKLOADS:  # then only those that have something to show
+        workloads = [name for name in workloads if (best["workload"] == name).any()] or workloads
     if not workloads or not sizes:
         raise style.NothingToDraw("no row names its model and number of devices")
     if best.empty:
         raise style.NothingToDraw("no run has finished with a throughput")
-    noun = labels.device_noun(frame)
     left = _by_mfu(best) if best[metrics.MFU].notna().any() else _by_throughput(best, labels.rate_unit(frame))
+    right = _by_memory(best, metrics.memory_column(frame), "Fastest")
+    return _pair(best, counts, (workloads, sizes), (left, right), labels.device_noun(frame))
+
+
+@style.styled
+def draw_published(frame: pd.DataFrame) -> Figure:
+    """The study's pair: best configuration by its MFU (left) and the reserved memory of that configuration (right).
+
+    The study's labels stand for models: a cell won by a run of another shape under the same label is marked.
+    """
+    best = winners.best_by(frame, "published_mfu")
+    if best.empty:
+        raise style.NothingToDraw("no finished run has an MFU as the study counts it")
+    grouped = frame.assign(workload=labels.study_label(frame))
+    other = best["workload"] != best["label"]
+    shapes = labels.listed(sorted(set(best.loc[other, "workload"])))
+    best = best.assign(degrees=best["degrees"] + other.map({True: " †", False: ""}), workload=best["label"])
+    left = {
+        "columns": {"_value": best["mfu_percent"], "_text": [f"{value:.2f} %" for value in best["mfu_percent"]]},
+        "title": "Best configuration by the study's MFU",
+        "label": "MFU as in the study, %",
+        "colours": "viridis",
+    }
+    right = _by_memory(best, "peak_reserved_bytes", "The same configuration")
+    places = (labels.workload_order(grouped), labels.world_sizes(grouped))
+    figure = _pair(best, metrics.group_counts(grouped), places, (left, right), labels.device_noun(frame))
+    if other.any():
+        figure.supxlabel(f"† another model than the rest of its row: {shapes}", fontsize=9, x=0.02, ha="left")
+    return figure
+
+
+def _pair(
+    best: pd.DataFrame,
+    counts: pd.DataFrame,
+    places: tuple[list[str], list[int]],
+    shown_pair: tuple[dict[str, Any], dict[str, Any]],
+    noun: str,
+) -> Figure:
+    workloads, sizes = places
     stacked = len(sizes) > _SIDE_BY_SIDE
     rows, columns = (2, 1) if stacked else (1, 2)
     width = max(len(sizes) * _CELL_IN[0], 2.4) + 2.4
     height = max(len(workloads) * _CELL_IN[1], 1.6) + 1.0
     figure = style.new_figure(columns * width, rows * height)
     axes = figure.subplots(rows, columns, squeeze=False).ravel()
-    for ax, shown in zip(axes, (left, _by_memory(best)), strict=True):
+    for ax, shown in zip(axes, shown_pair, strict=True):
         _heatmap(ax, best.assign(**shown["columns"]), counts, workloads, sizes, shown)
         ax.set_xlabel(f"Number of {noun}")
     return figure
@@ -67,13 +112,13 @@ def _by_throughput(best: pd.DataFrame, unit: str) -> dict[str, Any]:
     }
 
 
-def _by_memory(best: pd.DataFrame) -> dict[str, Any]:
-    text = [labels.gib(value) for value in best["peak_allocated_bytes"]]
-    unit, name = labels.memory_unit(best["peak_allocated_bytes"].max())
+def _by_memory(best: pd.DataFrame, column: str, which: str) -> dict[str, Any]:
+    unit, name = labels.memory_unit(best[column].max())
+    what = metrics.MEMORY_NAMES[column]
     return {
-        "columns": {"_value": best["peak_allocated_bytes"] / unit, "_text": text},
-        "title": "Fastest configuration: peak memory",
-        "label": f"Peak allocated memory, {name}",
+        "columns": {"_value": best[column] / unit, "_text": [labels.gib(value) for value in best[column]]},
+        "title": f"{which} configuration: peak memory" if which == "Fastest" else f"{which}: {what}",
+        "label": f"{what[0].upper()}{what[1:]}, {name}",
         "colours": "YlOrBr",
     }
 
@@ -82,29 +127,26 @@ def _heatmap(
     ax: Axes, best: pd.DataFrame, counts: pd.DataFrame, workloads: list[str], sizes: list[int], shown: dict[str, Any]
 ) -> None:
     norm, colours = style.norm_of(best["_value"]), style.sequential(shown["colours"])
+    by_outcome: dict[tuple[str, int], dict[str, int]] = counts.to_dict("index")  # type: ignore[assignment]
     cells = {(row["workload"], int(row["world_size"])): row for row in labels.records(best)}
     for y, workload in enumerate(workloads):
         for x, size in enumerate(sizes):
             row = cells.get((workload, size))
             if row is None:
-                _empty_cell(ax, x, y, _why_empty(counts, workload, size))
+                _empty_cell(ax, x, y, _why_empty(by_outcome, workload, size))
                 continue
             unknown = np.isnan(row["_value"])
             face = (0.93, 0.93, 0.93, 1.0) if unknown else colours(norm(row["_value"]))
             ax.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, facecolor=face, edgecolor="white", linewidth=1.5))
             ink = style.ink_on(face)
-            ax.text(x, y - 0.24, row["_text"], ha="center", va="center", color=ink, fontsize=11, fontweight="bold")
-            ax.text(x, y + 0.05, row["degrees"], ha="center", va="center", color=ink, fontsize=8)
-            ax.text(
-                x,
-                y + 0.28,
-                row["batching"].replace(", ", "\n", 1),
-                ha="center",
-                va="center",
-                color=ink,
-                fontsize=7.5,
-                linespacing=1.0,
-            )
+            batching = row["batching"].replace(", ", "\n", 1)
+            inside = [
+                ax.text(x, y - 0.24, row["_text"], ha="center", va="center", color=ink, fontsize=11, fontweight="bold"),
+                ax.text(x, y + 0.05, row["degrees"], ha="center", va="center", color=ink, fontsize=8),
+                ax.text(x, y + 0.28, batching, ha="center", va="center", color=ink, fontsize=7.5, linespacing=1.0),
+            ]
+            for text in inside:
+                text.set_in_layout(False)  # measuring what stays inside its cell only takes time
     ax.set(xlim=(-0.5, len(sizes) - 0.5), ylim=(len(workloads) - 0.5, -0.5))
     ax.set_xticks(range(len(sizes)), [f"{size:,}" for size in sizes])
     ax.set_yticks(range(len(workloads)), workloads)
@@ -117,11 +159,11 @@ def _heatmap(
         bar.outline.set_visible(False)
 
 
-def _why_empty(counts: pd.DataFrame, workload: str, size: int) -> str:
-    if (workload, size) not in counts.index:
+def _why_empty(counts: dict[tuple[str, int], dict[str, int]], workload: str, size: int) -> str:
+    row = counts.get((workload, size))
+    if row is None:
         return "not run"
-    row = counts.loc[[(workload, size)]].iloc[0]
-    tried = int(row.sum())
+    tried = sum(row.values())
     return f"none of {tried} fits" if row.get("oom", 0) == tried else f"none of {tried}\nfinished"
 
 

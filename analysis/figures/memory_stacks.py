@@ -18,6 +18,13 @@ _MAX_PANELS = 8
 _PANELS_PER_ROW = 2
 
 
+def data(frame: pd.DataFrame) -> pd.DataFrame:
+    """Memory by category of every finished run that has it, fastest first in each group."""
+    rows = metrics.ranked(frame).dropna(subset=list(metrics.CATEGORIES))
+    kept = [*metrics.GROUP, "layout", *metrics.CATEGORIES, "peak_reserved_bytes", "device_memory_bytes", "attempt_id"]
+    return rows[kept]
+
+
 @style.styled
 def draw(frame: pd.DataFrame) -> Figure:
     """Stacked bars of the rank with the highest peak, for the fastest layouts of each group, one panel a group."""

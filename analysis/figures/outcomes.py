@@ -11,22 +11,39 @@ from matplotlib.ticker import MaxNLocator
 from analysis import labels, metrics
 from analysis.figures import style
 from analysis.load import last_attempts
-from results.schema import OUTCOMES, PHASES
+from results.schema import OUTCOMES, PHASES, UNKNOWN_OUTCOME
 
-_HATCHES = {"oom": "////", "timeout": "....", "hang": "\\\\\\\\", "nccl_error": "xx", "diverged": "++"}
+_HATCHES = {
+    "oom": "////",
+    "timeout": "....",
+    "hang": "\\\\\\\\",
+    "nccl_error": "xx",
+    "diverged": "++",
+    UNKNOWN_OUTCOME: "--",
+}
+
+
+def data(frame: pd.DataFrame) -> pd.DataFrame:
+    """Points by model, sequence length, number of devices and outcome."""
+    final = last_attempts(frame)
+    keys = ["model", "seq_len", "world_size", "outcome"]
+    return final.groupby(keys, dropna=False).size().rename("points").reset_index()
 
 
 @style.styled
 def draw(frame: pd.DataFrame) -> Figure:
     """Left: points by outcome for each group. Right: the failed ones by the phase they were in."""
+    frame, note = labels.under_study_labels(frame)
     counts = metrics.group_counts(frame)
     if counts.empty:
         raise style.NothingToDraw("there is no attempt")
     order = {workload: i for i, workload in enumerate(labels.workload_order(frame))}
     counts = counts.loc[sorted(counts.index, key=lambda key: (order[key[0]], key[1]))]
-    kinds = [kind for kind in OUTCOMES if kind in counts.columns]
+    kinds = [kind for kind in (*OUTCOMES, UNKNOWN_OUTCOME) if kind in counts.columns]
     failed = last_attempts(frame)
     failed = failed[failed["outcome"] != "ok"]
+    if failed["phase"].isna().all():
+        failed = failed.head(0)  # a panel that says "unknown" of every failure would say nothing
     by_phase = (
         failed.assign(phase=failed["phase"].fillna("unknown"))
         .groupby(["phase", "outcome"])
@@ -55,7 +72,7 @@ def draw(frame: pd.DataFrame) -> Figure:
         )
         for kind in kinds
     ]
-    style.bottom_legend(figure, handles)
+    style.bottom_legend(figure, handles, note)
     return figure
 
 

@@ -13,6 +13,12 @@ from analysis import labels, metrics
 from analysis.figures import style
 
 
+def data(frame: pd.DataFrame) -> pd.DataFrame:
+    """Seconds of each phase of every finished run that has them."""
+    rows = frame[frame["outcome"] == "ok"].dropna(subset=list(metrics.OVERHEAD), how="all")
+    return rows[[*metrics.GROUP, "layout", "compile", *metrics.OVERHEAD, "gap_s", "attempt_id"]]
+
+
 @style.styled
 def draw(frame: pd.DataFrame) -> Figure:
     """Median seconds of each phase over the finished points of each group, and the gap between two points."""

@@ -13,6 +13,14 @@ from analysis.figures import style
 from analysis.load import last_attempts
 
 
+def data(frame: pd.DataFrame) -> pd.DataFrame:
+    """Predictions beside findings, of every point that has a prediction."""
+    rows = last_attempts(frame)
+    pairs = ["predicted_peak_bytes", "peak_allocated_bytes", "predicted_step_time_s", "step_time_s"]
+    rows = rows[rows["predicted_peak_bytes"].notna() | rows["predicted_step_time_s"].notna()]
+    return rows[["workload", "world_size", "layout", "outcome", *pairs, "device_memory_bytes", "attempt_id"]]
+
+
 @style.styled
 def draw(frame: pd.DataFrame) -> Figure:
     """Left: peak memory of the fullest rank. Right: step time. The diagonal is a perfect prediction.

@@ -8,7 +8,22 @@ from dataclasses import dataclass
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis.figures import all_runs, best_heatmaps, memory_stacks, outcomes, overhead, predicted
+from analysis import bandwidth as bandwidth_data
+from analysis import bubble as bubble_data
+from analysis import scaling as scaling_data
+from analysis import winners
+from analysis.figures import (
+    all_runs,
+    bandwidth,
+    best_heatmaps,
+    bubble,
+    memory_stacks,
+    outcomes,
+    overhead,
+    parallel_coordinates,
+    predicted,
+    scaling,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,11 +31,13 @@ class FigureSpec:
     name: str
     """File name and anchor."""
     section: str
-    """``best``, ``why``, ``failed`` or ``trust``: the part of the report it stands in."""
+    """``best``, ``scaling``, ``why``, ``failed`` or ``trust``: the part of the report it stands in."""
     title: str
     caption: str
     draw: Callable[[pd.DataFrame], Figure]
     """Raises `analysis.figures.style.NothingToDraw` with the reason when the rows cannot make it."""
+    data: Callable[[pd.DataFrame], pd.DataFrame] | None = None
+    """What ``tables/<name>.csv`` holds of these rows; None where another figure's table has it."""
 
 
 FIGURES: tuple[FigureSpec, ...] = (
@@ -31,6 +48,16 @@ FIGURES: tuple[FigureSpec, ...] = (
         "Each cell is the configuration with the most tokens/s/GPU among those that finished: parallel degrees with "
         "ZeRO stage, and micro-batch × number of micro-batches. Grey cells have no finished run.",
         best_heatmaps.draw,
+        winners.table,
+    ),
+    FigureSpec(
+        "best_by_published_mfu",
+        "best",
+        "Best configuration as the Ultra-Scale Playbook ranks it",
+        "The study's own pair: best by its MFU, which counts tied embeddings twice once a pipeline splits them, and "
+        "the reserved memory of that configuration. Models under the study's labels. Both rankings are in "
+        "best_configurations.csv.",
+        best_heatmaps.draw_published,
     ),
     FigureSpec(
         "all_runs",
@@ -39,6 +66,61 @@ FIGURES: tuple[FigureSpec, ...] = (
         "One mark for each point, fastest first. Area: throughput relative to the best of the row. Grey markers: "
         "failures.",
         all_runs.draw,
+        all_runs.data,
+    ),
+    FigureSpec(
+        "parallel_coordinates",
+        "best",
+        "Every finished run over its degrees",
+        "One line a finished run, the best twentieth of each panel in full strength. Degrees and batching stand at "
+        "equal distances; memory and throughput are to scale.",
+        parallel_coordinates.draw,
+        parallel_coordinates.data,
+    ),
+    FigureSpec(
+        "dp_scaling",
+        "scaling",
+        "Scaling of data parallelism",
+        "Data parallelism alone, at the ZeRO stage with the most degrees: the fastest run of each degree and its "
+        "memory.",
+        scaling.draw_data_parallel,
+        scaling_data.data_parallel,
+    ),
+    FigureSpec(
+        "tp_scaling",
+        "scaling",
+        "Scaling of tensor parallelism",
+        "Tensor parallelism without a pipeline, each degree on the fewest devices it was run on: the fastest run, and "
+        "the largest micro-batch that fitted.",
+        scaling.draw_tensor_parallel,
+        scaling_data.tensor_parallel,
+    ),
+    FigureSpec(
+        "pp_scaling",
+        "scaling",
+        "Scaling of pipelines",
+        "Pipelines without tensor parallelism, with few micro-batches (m = p − 1, or m = p where those are powers of "
+        "two) and with 32: the fastest run of each depth, on whatever number of devices.",
+        scaling.draw_pipeline_parallel,
+        scaling_data.pipeline_parallel,
+    ),
+    FigureSpec(
+        "bubble",
+        "scaling",
+        "Pipeline bubble",
+        "Idle over busy time by the closed form for m micro-batches and v virtual stages; where waiting was timed, "
+        "what pipelines really waited against it.",
+        bubble.draw,
+        bubble_data.table,
+    ),
+    FigureSpec(
+        "bandwidth",
+        "scaling",
+        "Collective bandwidth",
+        "Bus bandwidth that runs measured before training. Fast and slow are two regimes of one network, told apart by "
+        "the all-reduce from 8 nodes on (the border is 120 GB/s).",
+        bandwidth.draw,
+        bandwidth_data.by_nodes,
     ),
     FigureSpec(
         "memory_by_category",
@@ -46,6 +128,7 @@ FIGURES: tuple[FigureSpec, ...] = (
         "Memory by category",
         "The fastest layouts of each model and size, fastest first: memory of the fullest rank at its peak.",
         memory_stacks.draw,
+        memory_stacks.data,
     ),
     FigureSpec(
         "outcomes",
@@ -53,6 +136,7 @@ FIGURES: tuple[FigureSpec, ...] = (
         "Outcomes",
         "What became of the points; a retried point counts by its last attempt.",
         outcomes.draw,
+        outcomes.data,
     ),
     FigureSpec(
         "predicted_vs_found",
@@ -60,6 +144,7 @@ FIGURES: tuple[FigureSpec, ...] = (
         "Prediction and finding",
         "The closed-form prediction made before the run against what the run showed; the band is ± 10 %.",
         predicted.draw,
+        predicted.data,
     ),
     FigureSpec(
         "overhead",
@@ -67,5 +152,6 @@ FIGURES: tuple[FigureSpec, ...] = (
         "Overhead",
         "Median wall time of a finished point by phase; white diamonds: the time lost between two points.",
         overhead.draw,
+        overhead.data,
     ),
 )

@@ -17,6 +17,8 @@ from matplotlib.colors import Colormap, Normalize
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
+from results.schema import UNKNOWN_OUTCOME
+
 P = ParamSpec("P")
 
 RC: dict[str, Any] = {
@@ -63,6 +65,7 @@ OUTCOME_COLOURS = {
     "preempted": "#AAAAAA",
     "diverged": "#E69F00",
     "cancelled": "#DDDDDD",
+    UNKNOWN_OUTCOME: "#777777",
 }
 OUTCOME_MARKERS = {
     "oom": "x",
@@ -74,6 +77,7 @@ OUTCOME_MARKERS = {
     "preempted": "<",
     "diverged": "v",
     "cancelled": "|",
+    UNKNOWN_OUTCOME: "_",
 }
 MOST_VECTOR_MARKS = 6000
 """With more marks than this they go into an SVG as pixels: as shapes they would make it tens of megabytes."""
@@ -121,9 +125,11 @@ def bottom_legend(figure: Figure, handles: list[Any], title: str | None = None) 
 def save(figure: Figure, png: Path, svg: Path) -> None:
     """Both files, the same bytes for the same figure."""
     with matplotlib.rc_context(RC):
+        # Saving with a layout engine would draw everything once more for each file, only to settle the layout again.
+        figure.set_dpi(PNG_DPI)
+        figure.draw_without_rendering()
+        figure.set_layout_engine(None)
         figure.savefig(png, dpi=PNG_DPI)
-        # The layout is settled by now; solving it once more would only cost time.
-        figure.set_layout_engine("none")
         figure.savefig(svg, metadata={"Date": None})
 
 

@@ -1,0 +1,111 @@
+"""Every finished run as a line over its degrees, batching, memory and throughput."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.collections import LineCollection
+from matplotlib.figure import Figure
+
+from analysis import labels, metrics
+from analysis.figures import style
+
+_MAX_PANELS = 6
+_FEWEST = 5
+"""A model with fewer finished runs gets a panel only when none has more."""
+_MANY = 100
+_BEST = 0.05
+"""Share of the runs of a panel that are drawn in full strength."""
+AXES = {
+    "world_size": "devices",
+    "dp": "dp",
+    "tp": "tp",
+    "cp": "cp",
+    "ep": "ep",
+    "pp": "pp",
+    "num_microbatches": "micro-\nbatches",
+    "micro_batch_size": "micro-\nbatch size",
+    "zero_stage": "ZeRO",
+}
+_ALWAYS = ("dp", "tp", "pp", "num_microbatches", "micro_batch_size")
+
+
+def data(frame: pd.DataFrame) -> pd.DataFrame:
+    """One row for each line: the finished runs, best first in each model, with the columns of the axes."""
+    rows = metrics.ranked(frame)
+    rows = rows[rows["rank"].notna()].assign(memory_gib=lambda r: r[metrics.memory_column(r)] / labels.GIB)
+    order = {name: place for place, name in enumerate(labels.workload_order(frame))}
+    rows = rows.assign(_order=rows["workload"].map(order)).sort_values(
+        ["_order", metrics.RANK_BY], ascending=[True, False], kind="stable"
+    )
+    kept = ["workload", *AXES, "memory_gib", metrics.RANK_BY, metrics.MFU, "layout", "attempt_id"]
+    return rows[kept].reset_index(drop=True)
+
+
+@style.styled
+def draw(frame: pd.DataFrame) -> Figure:
+    """One panel a model, one line a run; colour: throughput relative to the panel's best, its best runs on top."""
+    rows = data(frame)
+    if rows.empty:
+        raise style.NothingToDraw("no run has finished with a throughput")
+    runs = rows["workload"].value_counts()
+    names = list(runs[runs >= min(_FEWEST, int(runs.max()))].index[:_MAX_PANELS])
+    if runs.max() < 2:
+        raise style.NothingToDraw("no model has two finished runs to compare")
+    names = [name for name in rows["workload"].unique() if name in names]
+    rows = rows[rows["workload"].isin(names)]
+    shown = [name for name in AXES if name in _ALWAYS or rows[name].nunique() > 1]
+    memory = metrics.MEMORY_NAMES[metrics.memory_column(frame)].replace(" memory", "\nmemory, GiB")
+    titles = [*(AXES[name] for name in shown), memory, labels.rate_unit(frame).replace("tokens/s/", "tokens/s\nper ")]
+    figure = style.new_figure(10.5, 2.1 * len(names) + 0.7)
+    axes = figure.subplots(len(names), 1, squeeze=False)[:, 0]
+    colours = style.sequential("viridis")
+    for ax, name in zip(axes, names, strict=True):
+        _panel(ax, rows[rows["workload"] == name], [*shown, "memory_gib", metrics.RANK_BY], titles)
+        ax.set_title(f"{name}: {labels.plural(int((rows['workload'] == name).sum()), 'finished run')}")
+    bar = figure.colorbar(ScalarMappable(style.norm_of([0.0, 1.0]), colours), ax=list(axes), pad=0.01, aspect=40)
+    bar.set_label("Share of the best")
+    bar.outline.set_visible(False)
+    return figure
+
+
+def _panel(ax: Axes, rows: pd.DataFrame, columns: list[str], titles: list[str]) -> None:
+    heights = np.column_stack([_heights(ax, place, rows[name], name) for place, name in enumerate(columns)])
+    share = (rows[metrics.RANK_BY] / rows[metrics.RANK_BY].max()).to_numpy(dtype=float)
+    # Runs that share their degrees would hide each other: each is moved by a little that depends on its place alone.
+    moved = np.linspace(-0.018, 0.018, len(rows))[:, None]
+    heights = np.where(np.isnan(heights), np.nan, heights + moved * (np.arange(len(columns)) < len(columns) - 2))
+    x = np.arange(len(columns), dtype=float)
+    lines = [np.column_stack([x, line]) for line in heights[::-1]]
+    best = share[::-1] >= np.quantile(share, 1 - _BEST)
+    colours = style.sequential("viridis")(share[::-1])
+    colours[:, 3] = np.where(best, 1.0, 0.25 if len(rows) > _MANY else 0.6)
+    widths = np.where(best, 1.6, 0.6)
+    ax.add_collection(LineCollection(lines, colors=colours, linewidths=widths, rasterized=len(rows) > 300))
+    ax.set(xlim=(-0.15, len(columns) - 0.75), ylim=(-0.06, 1.06))
+    ax.set_yticks([])
+    ax.set_xticks(x, titles, fontsize=8)
+    ax.xaxis.tick_top()
+    ax.tick_params(length=0)
+    ax.spines[:].set_visible(False)
+
+
+def _heights(ax: Axes, place: int, values: pd.Series, name: str) -> np.ndarray:
+    """Where the values of one axis stand between 0 and 1; draws the axis and its tick labels."""
+    ax.axvline(place, color="#888888", linewidth=0.8, zorder=0)
+    if name in AXES:
+        ticks = sorted(float(value) for value in values.dropna().unique())
+        where = {tick: i / max(len(ticks) - 1, 1) for i, tick in enumerate(ticks)}
+        heights = values.astype(float).map(where)
+        marks = [(where[tick], f"{tick:g}") for tick in ticks]
+    else:
+        low, high = 0.0, float(values.max()) if values.notna().any() else 1.0
+        heights = (values.astype(float) - low) / ((high - low) or 1.0)
+        marks = [(0.0, "0"), (0.5, labels.number(high / 2)), (1.0, labels.number(high))]
+    for height, text in marks:
+        # Out of the layout: measuring so many texts takes time, and only those of the last axis reach beyond the panel.
+        inside = ax.text(place + 0.03, height, text, fontsize=7, va="center", zorder=5)
+        inside.set_in_layout(name == metrics.RANK_BY)
+    return heights.to_numpy(dtype=float)

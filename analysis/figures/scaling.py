@@ -1,0 +1,165 @@
+"""Throughput against one degree of parallelism: data, tensor, pipeline. One panel a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import FuncFormatter
+
+from analysis import labels, metrics, scaling
+from analysis.figures import style
+
+_MAX_PANELS = 6
+_COLUMNS = 3
+_BAR = "#56B4E9"
+_LINE = "#D55E00"
+_LOSS = "#7a2f00"
+_SERIES_STYLES = {
+    scaling.PP_SERIES[0]: ("#D55E00", "s", ":"),
+    scaling.PP_SERIES[1]: ("#CC79A7", "^", "--"),
+    scaling.PP_SERIES[2]: ("#0072B2", "o", "-"),
+}
+
+
+@style.styled
+def draw_data_parallel(frame: pd.DataFrame) -> Figure:
+    """Pure data parallelism: throughput by degree with what each doubling loses, and the memory of the same runs."""
+    rows = _with_several(scaling.data_parallel(frame), "no model was run by data parallelism alone at two degrees")
+    kind = rows["memory_kind"].iloc[0]
+    line = ("memory_gib", f"{kind[0].upper()}{kind[1:]}, GiB", kind)
+    return _bars(rows, "Data-parallel degree", labels.rate_unit(frame), line)
+
+
+@style.styled
+def draw_tensor_parallel(frame: pd.DataFrame) -> Figure:
+    """Tensor parallelism without a pipeline: throughput by degree, and the largest micro-batch that fitted."""
+    rows = _with_several(scaling.tensor_parallel(frame), "no model was run at two tensor-parallel degrees without pp")
+    line = ("largest_micro_batch", "Micro-batch, sequences", "largest micro-batch that fitted")
+    return _bars(rows, "Tensor-parallel degree", labels.rate_unit(frame), line)
+
+
+@style.styled
+def draw_pipeline_parallel(frame: pd.DataFrame) -> Figure:
+    """Pipelines without tensor parallelism: throughput by depth, with few micro-batches and with 32."""
+    rows = _with_several(
+        scaling.pipeline_parallel(frame), "no model was run at two pipeline depths with m = p − 1, p or 32 and tp = 1"
+    )
+    figure, panels = _panels(rows)
+    for ax, (_, group) in panels:
+        depths = sorted(group["degree"].unique())
+        for series, (colour, marker, dashes) in _SERIES_STYLES.items():
+            line = group[group["series"] == series]
+            places = [depths.index(degree) for degree in line["degree"]]
+            ax.plot(places, line[metrics.RANK_BY], color=colour, marker=marker, linestyle=dashes, markersize=5)
+        ax.set_xticks(range(len(depths)), [f"{int(depth)}" for depth in depths])
+        ax.set(
+            ylim=(0, 1.12 * float(group[metrics.RANK_BY].max())),
+            xlabel="Pipeline depth p",
+            xlim=(-0.4, len(depths) - 0.6),
+        )
+        ax.grid(axis="y")
+        _thousands(ax)
+    _label_left(panels, labels.rate_unit(frame))
+    shown = [name for name in scaling.PP_SERIES if (rows["series"] == name).any()]
+    style.bottom_legend(
+        figure,
+        [
+            Line2D([], [], color=colour, marker=marker, linestyle=dashes, label=f"{name} micro-batches")
+            for name in shown
+            for colour, marker, dashes in [_SERIES_STYLES[name]]
+        ],
+    )
+    return figure
+
+
+def _bars(rows: pd.DataFrame, xlabel: str, unit: str, line: tuple[str, str, str]) -> Figure:
+    """Bars of throughput, the share that each loses against the one before above it, a line on an axis of its own."""
+    column, line_label, legend = line
+    figure, panels = _panels(rows)
+    for ax, (_, group) in panels:
+        group = group.reset_index(drop=True)
+        ax.bar(group.index, group[metrics.RANK_BY], color=_BAR, edgecolor="#1b6a94", linewidth=0.6, width=0.72)
+        top = float(group[metrics.RANK_BY].max())
+        for place, (rate, lost) in enumerate(zip(group[metrics.RANK_BY], group["lost_share"], strict=True)):
+            if pd.notna(lost):
+                ax.text(place, rate + 0.015 * top, _signed(-lost), ha="center", va="bottom", fontsize=7.5, color=_LOSS)
+        ax.set_xticks(group.index, [f"{int(degree)}" for degree in group["degree"]])
+        ax.set(xlabel=xlabel, ylim=(0, 1.5 * top), xlim=(-0.6, len(group) - 0.4))
+        _thousands(ax)
+        ax.set_yticks([tick for tick in ax.get_yticks() if tick <= 1.02 * top])
+        beside = ax.twinx()
+        beside.plot(group.index, group[column], color=_LINE, marker="D", markersize=4, linewidth=1.3)
+        highest = float(np.nanmax(group[column])) if group[column].notna().any() else 1.0
+        # The line keeps to the upper part, clear of the figures above the bars.
+        beside.set_ylim(-2.6 * highest, 1.12 * highest)
+        beside.set_yticks([0, highest / 2, highest], ["0", f"{highest / 2:.3g}", f"{highest:.3g}"])
+        beside.tick_params(axis="y", colors=_LINE, labelcolor=_LINE, labelsize=8)
+        beside.spines["right"].set_visible(False)
+        beside.set_ylabel("")
+    _label_left(panels, unit)
+    style.bottom_legend(
+        figure,
+        [
+            Patch(
+                facecolor=_BAR,
+                edgecolor="#1b6a94",
+                label=f"{unit}, fastest run of each degree; loss against the bar before",
+            ),
+            Line2D(
+                [],
+                [],
+                color=_LINE,
+                marker="D",
+                markersize=4,
+                label=f"{legend} (right axis: {line_label.split(', ')[-1]})",
+            ),
+        ],
+    )
+    return figure
+
+
+Panels = list[tuple[Axes, tuple[str, pd.DataFrame]]]
+
+
+def _panels(rows: pd.DataFrame) -> tuple[Figure, Panels]:
+    groups = [(str(name), group) for name, group in rows.groupby("workload", sort=False)][:_MAX_PANELS]
+    columns = min(len(groups), _COLUMNS)
+    lines = -(-len(groups) // columns)
+    figure = style.new_figure(max(3.7 * columns, 5.6), 2.9 * lines + 0.5)
+    axes = figure.subplots(lines, columns, squeeze=False).ravel()
+    for ax in axes[len(groups) :]:
+        ax.set_visible(False)
+    for ax, (name, group) in zip(axes, groups, strict=False):
+        series = group["series"].unique()
+        ax.set_title(f"{name}, {series[0]}" if len(series) == 1 and "ZeRO" in series[0] else name)
+    return figure, list(zip(axes, groups, strict=False))
+
+
+def _label_left(panels: Panels, unit: str) -> None:
+    for place, (ax, _) in enumerate(panels):
+        if place % _COLUMNS == 0:
+            ax.set_ylabel(unit)
+
+
+def _with_several(rows: pd.DataFrame, otherwise: str) -> pd.DataFrame:
+    """The rows of workloads that have at least two degrees. Raises `style.NothingToDraw` when there is none."""
+    kept = rows[rows.groupby("workload")["degree"].transform("nunique") > 1] if len(rows) else rows
+    if kept.empty:
+        raise style.NothingToDraw(otherwise)
+    return kept
+
+
+def _signed(share: float) -> str:
+    percent = round(100 * share)
+    return f"{'+' if percent > 0 else '−' if percent < 0 else '±'}{abs(percent)} %"
+
+
+def _thousands(ax: Axes) -> None:
+    formatter: Callable[[float, int], str] = lambda value, _: f"{value:,.0f}"  # noqa: E731
+    ax.yaxis.set_major_formatter(FuncFormatter(formatter))

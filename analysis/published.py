@@ -1,0 +1,84 @@
+"""What the Ultra-Scale Playbook's study published: its models and the winners of its pair of heatmaps.
+
+Facts from the published figure (February 2025), which the claims compare rows with. Nothing here is from this
+project's own runs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+DEVICES_PER_NODE = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The sizes that tell a model; key-value heads are as many as heads."""
+
+    num_layers: int
+    hidden_size: int
+    num_heads: int
+    ffn_hidden_size: int
+    vocab_size: int = 131_072
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One cell of the heatmaps: the best configuration by the study's MFU."""
+
+    mfu_percent: float
+    memory_gb: float
+    """Reserved, GiB."""
+    dp: int
+    tp: int
+    pp: int
+    acc: int
+    mbs: int
+    zero: int
+
+    @property
+    def layout(self) -> tuple[int, int, int, int, int, int]:
+        return self.dp, self.tp, self.pp, self.acc, self.mbs, self.zero
+
+
+SHAPES = {
+    "1.34B": Shape(16, 2048, 32, 8192),
+    "3.57B": Shape(28, 3072, 32, 8192),
+    "8.86B": Shape(32, 4096, 32, 14336),
+    "80B": Shape(80, 8192, 64, 28672),
+    "469B": Shape(126, 16384, 128, 53248),
+}
+WINNERS = {
+    ("1.34B", 1): Cell(44.32, 41.76, 4, 1, 2, 16, 4, 1),
+    ("1.34B", 2): Cell(41.59, 19.45, 8, 1, 2, 32, 1, 1),
+    ("1.34B", 4): Cell(38.38, 16.39, 16, 1, 2, 16, 1, 1),
+    ("1.34B", 8): Cell(32.47, 16.27, 32, 1, 2, 8, 1, 1),
+    ("1.34B", 16): Cell(29.46, 38.84, 64, 2, 1, 1, 4, 0),
+    ("1.34B", 32): Cell(23.20, 19.57, 64, 4, 1, 1, 4, 0),
+    ("1.34B", 64): Cell(5.25, 8.40, 128, 2, 2, 1, 2, 1),
+    ("3.57B", 1): Cell(46.68, 56.87, 4, 1, 2, 32, 2, 1),
+    ("3.57B", 2): Cell(43.77, 54.31, 8, 1, 2, 16, 2, 1),
+    ("3.57B", 4): Cell(40.39, 53.33, 16, 1, 2, 8, 2, 1),
+    ("3.57B", 8): Cell(35.53, 36.73, 32, 1, 2, 8, 1, 1),
+    ("3.57B", 16): Cell(34.59, 66.20, 32, 4, 1, 1, 8, 0),
+    ("3.57B", 32): Cell(26.77, 38.98, 64, 4, 1, 1, 4, 0),
+    ("3.57B", 64): Cell(10.49, 16.42, 128, 4, 1, 1, 2, 1),
+    ("8.86B", 1): Cell(45.22, 63.07, 2, 1, 4, 128, 1, 1),
+    ("8.86B", 2): Cell(43.94, 58.34, 4, 4, 1, 16, 4, 1),
+    ("8.86B", 4): Cell(43.31, 61.10, 16, 1, 2, 16, 1, 1),
+    ("8.86B", 8): Cell(39.50, 59.09, 32, 1, 2, 8, 1, 1),
+    ("8.86B", 16): Cell(36.33, 66.88, 16, 8, 1, 2, 8, 0),
+    ("8.86B", 32): Cell(32.71, 63.39, 32, 8, 1, 1, 8, 0),
+    ("8.86B", 64): Cell(18.69, 57.76, 128, 4, 1, 1, 2, 0),
+    ("80B", 4): Cell(14.76, 65.97, 1, 8, 4, 256, 1, 0),
+    ("80B", 8): Cell(30.65, 63.07, 1, 4, 16, 256, 1, 0),
+    ("80B", 16): Cell(34.29, 61.18, 1, 4, 32, 256, 1, 0),
+    ("80B", 32): Cell(30.75, 64.21, 4, 4, 16, 64, 1, 1),
+    ("80B", 64): Cell(17.79, 53.46, 32, 16, 1, 4, 2, 1),
+    ("469B", 64): Cell(4.27, 59.19, 4, 32, 4, 32, 2, 1),
+}
+"""By label and number of nodes. The winner of 80B on 8 nodes has 8 key-value heads: it is another model."""
+INFLATION = {"1.34B": 1.17, "3.57B": 1.10}
+"""By how much the published MFU of a pipeline with tied embeddings is too high: published, two digits."""
+BEST_PIPELINE_BEFORE_AND_AFTER = ("3.57B", 4, 0.079, 0.369)
+"""Label, nodes, and the best MFU of a pipeline before and after its communication was rewritten."""
