@@ -1,0 +1,148 @@
+"""Scenarios in which a rank or a pilot fails."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+
+from tests.slurm.lab.lab import wait_until
+from tests.slurm.stage import Stage, Told, scenario
+from tests.slurm.sweeps import STEP_LIMIT_S, brief
+
+RANKS = {
+    "oom": "a rank runs out of memory",
+    "raises": "a rank raises",
+    "killed": "a rank is killed (SIGKILL)",
+    "hangs": "a rank hangs in a collective",
+}
+
+
+@scenario(*RANKS.values(), nodes=2)
+def ranks_fail(stage: Stage) -> Mapping[str, Told]:
+    sweep = stage.sweep(("oom", 1), ("raises", 2), ("killed", 2), ("hangs", 2), ("ok", 1), ("ok", 2), ("ok_1", 1))
+    sweep.start()
+    sweep.finish()
+    rows = sweep.check()
+    found = {name: [(row["outcome"], row["will_retry"]) for row in rows[name]] for name in (*RANKS, "ok", "ok_1")}
+    assert found["oom"] == [("oom", False)], brief(rows["oom"])
+    assert found["raises"] == [("crash", False)], brief(rows["raises"])
+    assert found["killed"][-1] == ("crash", False), brief(rows["killed"])
+    assert found["hangs"] == [("hang", True), ("hang", False)], brief(rows["hangs"])
+    assert found["ok"] == [("ok", False)] * 2 and found["ok_1"] == [("ok", False)]
+    assert rows["killed"][0]["failed_rank"] == 3 and "SIGKILL" in rows["killed"][0]["evidence"]
+    assert "ZeroDivisionError" in rows["raises"][0]["evidence"]
+    how = {
+        "oom": "the last of 2 ranks says so in its second step",
+        "raises": "rank 3 of 4, on the second of two nodes",
+        "killed": "rank 3 of 4 ends itself with SIGKILL",
+        "hangs": f"no rank of 4 moves any more; the limit of a step is {STEP_LIMIT_S} s",
+    }
+    words = {name: ", then ".join(outcome for outcome, _ in found[name]) for name in RANKS}
+    return {title: Told(how[name], words[name]) for name, title in RANKS.items()}
+
+
+@scenario("a pilot is killed (kill -9)")
+def pilot_killed(stage: Stage) -> Told:
+    sweep = stage.sweep(("ok_8", 1), ("ok", 1), ("ok_1", 1))
+    sweep.start()
+    state = sweep.wait_running("ok_8")
+    stage.lab.kill_in_node(state.nodes[0], state.identity.pid)
+    sweep.finish()
+    rows = sweep.check()["ok_8"]
+    assert [row["outcome"] for row in rows] == ["node_failure", "ok"], brief(rows)
+    return Told("SIGKILL to the pilot while a point trains", sweep.summary())
+
+
+@scenario("a node's agent is killed (kill -9)", nodes=3)  # the node is left out from then on
+def agent_killed(stage: Stage) -> Told:
+    sweep = stage.sweep(("ok_8", 2), ("ok", 1), ("ok", 2))
+    sweep.start()
+    state = sweep.wait_running("ok_8")
+    for pid in stage.lab.processes(str(sweep.path), node=state.nodes[1]):
+        with suppress(ProcessLookupError):  # a rank goes with its agent
+            os.kill(pid, signal.SIGKILL)
+    sweep.finish()
+    rows = sweep.check()["ok_8"]
+    assert [row["outcome"] for row in rows] == ["node_failure", "ok"], brief(rows)
+    return Told("SIGKILL to all that runs on the second of two nodes", sweep.summary())
+
+
+@scenario("a pilot runs into its time limit, warned")
+def pilot_times_out(stage: Stage) -> Told:
+    sweep = stage.sweep(("ok_45", 1), ("ok", 1))
+    sweep.start()
+    state = sweep.wait_running("ok_45")
+    stage.lab.run("scontrol", "update", f"jobid={state.job}", "TimeLimit=1")
+    wait_until(lambda: list(sweep.dir.history.glob("*ok45*")), 120, f"the end of the attempt: {sweep.said()}")
+    stage.lab.run("scontrol", "update", f"jobid={state.job}", "TimeLimit=5", check=False)  # if it is requeued
+    sweep.finish()
+    rows = sweep.check()["ok_45"]
+    assert rows[0]["outcome"] == "preempted" and rows[-1]["outcome"] == "ok", brief(rows)
+    return Told("the limit is cut to a minute, with a warning (SIGUSR2) before", sweep.summary())
+
+
+@scenario("a pilot freezes, is taken for dead, and goes on", nodes=2)
+def pilot_freezes(stage: Stage) -> Told:
+    sweep = stage.sweep(("ok", 1), ("ok_32", 1), *[("ok_4", 1)] * 3, words=["launcher.max_pilots=2"])
+    sweep.start()
+    state = sweep.wait_running("ok_32")
+    stage.lab.kill_in_node(state.nodes[0], state.identity.pid, signal.SIGSTOP)
+    frozen = f"@{state.pilot_id}.json"
+    wait_until(lambda: not list(sweep.dir.claimed.glob(f"*{frozen}")), 90, f"a take-over: {sweep.said()}")
+    stage.lab.kill_in_node(state.nodes[0], state.identity.pid, signal.SIGCONT)
+    sweep.finish()
+    rows = sweep.check()["ok_32"]
+    assert any(row["outcome"] == "ok" and not row["will_retry"] for row in rows), brief(rows)
+    return Told("SIGSTOP until another pilot has taken its point over, then SIGCONT", sweep.summary())
+
+
+@scenario("a pilot is preempted and requeued", nodes=1, preemptible=True)
+def pilot_preempted(stage: Stage) -> Told:
+    sweep = stage.sweep(("ok_9", 1), ("ok", 1), ("ok_1", 1))
+    sweep.start()
+    state = sweep.wait_running("ok_9")
+    assert state.job is not None
+    ours = stage.lab.run(
+        *("sbatch", "--parsable", "-p", "main", "-w", stage.nodes[0], "--exclusive", "-o", "/dev/null"),
+        *("--wrap", "sleep 4"),
+    ).strip()
+    sweep.finish()
+    rows = sweep.check()["ok_9"]
+    assert [row["outcome"] for row in rows] == ["preempted", "ok"], brief(rows)
+    told = stage.lab.run("scontrol", "show", "job", state.job)
+    assert "Restarts=1" in told, told
+    assert ours
+    return Told("another user's job takes the node; Slurm requeues the pilot", sweep.summary())
+
+
+@scenario("a pilot is scancelled")
+def pilot_cancelled(stage: Stage) -> Told:
+    sweep = stage.sweep(("ok_8", 1), ("ok", 1), ("ok_1", 1))
+    sweep.start()
+    state = sweep.wait_running("ok_8")
+    assert state.job is not None
+    stage.lab.run("scancel", state.job)
+    sweep.finish()
+    rows = sweep.check()["ok_8"]
+    assert rows[0]["outcome"] in ("preempted", "cancelled") and rows[0]["will_retry"], brief(rows)
+    assert rows[-1]["outcome"] == "ok", brief(rows)
+    return Told("scancel of a running job by hand", sweep.summary())
+
+
+@scenario("a pilot vanishes while it waits")
+def pending_pilot_cancelled(stage: Stage) -> Told:
+    stage.lab.drain(stage.nodes[0])
+    try:
+        sweep = stage.sweep(("ok", 1), ("ok_1", 1))
+        sweep.start()
+        wait_until(sweep.jobs, 60, "a job")
+        time.sleep(2)
+        stage.lab.run("scancel", sweep.jobs()[0].id.partition("_")[0])
+    finally:
+        stage.lab.resume(stage.nodes[0])
+    sweep.finish()
+    sweep.check()
+    return Told("scancel of a pending job by hand", sweep.summary())

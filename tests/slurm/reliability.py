@@ -1,0 +1,49 @@
+"""docs/reliability.md: what was done to real sweeps, and what became of their points. Written by the test run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from tests.slurm.lab import Lab
+from tests.slurm.lab.lab import CHECKOUT
+from tests.slurm.stage import SCENARIOS, Played
+
+PAGE = CHECKOUT / "docs" / "reliability.md"
+_HEAD = """\
+# What happens when things break
+
+Each line below is a sweep on a real Slurm ({version}, {nodes} virtual nodes with 8 GPUs declared each, on one machine
+with {cores} cores), submitted by the ordinary command and disturbed while it ran. The points are stand-ins that sleep
+and fail by script; pilots, agents, queue, submission and Slurm are the real ones. After every scenario the test asserts
+that each point has exactly one last row, that every row before it says that another attempt follows, that nothing ran
+twice unmarked, and that no process and no job is left. "Tried again" counts rows of attempts that another followed.
+
+This page is written by the tests themselves: `python -m pytest tests/slurm/test_faults.py --write-reliability`. Times
+include the start of the pilots and what Slurm needs to notice: time limits are looked at every 30 s, a lost node is
+noticed after 15 to 90 s.
+
+| scenario | what was done | rows of the sweep | seconds |
+|---|---|---|---:|
+"""
+
+
+def write_page(played: Mapping[str, Played], lab: Lab, page: Path = PAGE) -> None:
+    """Write the table, in the order of the register."""
+    import os
+
+    version = lab.run("sinfo", "--version").strip()
+    lines = []
+    for scenario in SCENARIOS:
+        for title in scenario.titles:
+            one = played[title]
+            told = one.told[title]
+            lines.append(f"| {title} | {told.injected} | {told.rows} | {one.seconds:.0f} |")
+    head = _HEAD.format(version=version, nodes=len(lab.nodes), cores=os.cpu_count())
+    page.write_text(head + "\n".join(lines) + "\n")
+
+
+def titles_in(page: Path = PAGE) -> list[str]:
+    """The scenarios that a page lists."""
+    rows = [line.split("|")[1].strip() for line in page.read_text().splitlines() if line.startswith("| ")]
+    return rows[1:]

@@ -1,0 +1,215 @@
+"""The stand-in workload: a pilot like any other, whose ranks sleep and fail by script instead of training.
+
+``python tests/slurm/standin.py SWEEP_DIR PAYLOAD_ID`` is ``python -m launchers.pilot`` with three things replaced: the
+rank's main function, the look at the GPUs (a virtual node has none) and, for tests of it, the node's clock. What is
+imported of the product is what the job finds: the sweep's own copy of the code.
+
+A rank behaves as the name of its model says: ``ok``, ``ok_3`` (runs for three seconds), ``oom``, ``raises``,
+``killed``, ``hangs``; any other model fails now and then, decided by the experiment's id: every attempt repeats it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+if sys.path and Path(sys.path[0] or ".").resolve() == Path(__file__).resolve().parent:
+    del sys.path[0]  # run by its path: the neighbours of this file are no modules
+
+FAULTS = ("oom", "raises", "killed", "hangs")
+SHARES = {"oom": 0.04, "raises": 0.02, "killed": 0.005}
+"""Shares of the points that fail where the model's name says nothing."""
+ONE_PROCESS = "STANDIN_ONE_PROCESS"
+"""A variable of the sweep's: one process plays all ranks of a node. Two cores are no room for 512 processes a point."""
+STEP_S = 0.01
+GIB = 2**30
+
+
+def shift_clock() -> None:
+    """Let this process and its children see the clock that the test has set for this node (`Lab.set_clock`)."""
+    told = Path(os.environ.get("SLURM_CONF", "/none")).parent / "clock" / socket.gethostname()
+    if told.exists():
+        real, offset = time.time, float(told.read_text())
+        time.time = lambda: real() + offset
+
+
+class FakeGpus:
+    """What Slurm has given, taken at its word: nothing else knows of a virtual node's GPUs."""
+
+    def __init__(self, count: int) -> None:
+        given = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+        indices = [index for index in given.split(",") if index] or [str(number) for number in range(count)]
+        if len(indices) < count:
+            from launchers.devices import DeviceUnavailable
+
+            raise DeviceUnavailable(f"num_devices={count} GPUs were asked for; Slurm gave {given}")
+        host = socket.gethostname()
+        self.ids: tuple[str, ...] | None = tuple(f"GPU-{host}-{index}" for index in indices[:count])
+
+    def notes(self) -> list[str]:
+        return []
+
+    def wait_until_free(self, count: int, limit_s: float, meanwhile: Callable[[], None]) -> str | None:
+        return None
+
+
+def open_fake(device: str, num_devices: int) -> Any:
+    from launchers.devices import CpuDevices
+
+    return FakeGpus(num_devices) if device == "cuda" else CpuDevices()
+
+
+def behaviour(name: str, experiment_id: str) -> tuple[str, float]:
+    """What the ranks of an experiment do, and for how many seconds."""
+    kind, _, seconds = name.partition("_")
+    if kind == "ok" or kind in FAULTS:
+        return kind, float(seconds) if seconds else 0.0
+    dice = int.from_bytes(hashlib.sha256(experiment_id.encode()).digest()[:4]) / 2**32
+    for fault, share in SHARES.items():
+        if dice < share:
+            return fault, 0.0
+        dice -= share
+    return "ok", 0.0
+
+
+def run_rank(folder: Path, rank: int, local_rank: int) -> NoReturn:
+    """Stands for `workloads.worker.run_rank`. The last rank is the one that fails, at the second step."""
+    from workloads import protocol
+
+    task = protocol.read_task(folder)
+    kind, seconds = behaviour(task.experiment.model.name, task.experiment.id)
+    count = task.measure.warmup_steps + task.measure.timed_steps
+    ranks = range(rank, rank + 1)
+    if ONE_PROCESS in os.environ:
+        ranks = range(rank, min(rank + task.cluster.devices_per_node, task.experiment.world_size))
+    started: dict[str, float] = {}
+    for phase in ("spawn", "rendezvous", "build"):
+        started[phase] = time.time()
+    protocol.heartbeat(folder, rank, "build")
+    for step in range(count):
+        phase: Any = "warmup" if step < task.measure.warmup_steps else "step"
+        started.setdefault(phase, time.time())
+        if seconds or step in (0, 1):  # many short points: their steps are not what is being tested
+            protocol.heartbeat(folder, rank, phase, step)
+        if step == 1 and kind in FAULTS:
+            _fail(folder, ranks, kind, task.experiment.world_size)
+        _sleep(max(STEP_S, seconds / count), lambda: protocol.heartbeat(folder, rank, phase, step))  # noqa: B023
+    started["teardown"] = time.time()
+    for one in ranks:
+        protocol.write_json(protocol.result_path(folder, one), _result(task, one, started))
+    protocol.heartbeat(folder, rank, "done")
+    os._exit(0)
+
+
+def _sleep(seconds: float, beat: Callable[[], None]) -> None:
+    while seconds > 1:
+        time.sleep(1)
+        seconds -= 1
+        beat()
+    time.sleep(seconds)
+
+
+def _fail(folder: Path, ranks: range, kind: str, world_size: int) -> None:
+    gone = folder / "gone"
+    if kind == "hangs":
+        time.sleep(3600)
+    if ranks[-1] != world_size - 1:
+        end = time.monotonic() + 60
+        while not gone.exists() and time.monotonic() < end:
+            time.sleep(0.02)
+        _error(folder, ranks, "nccl_error", "[gloo/transport/tcp/pair.cc:525] Connection closed by peer [127.0.0.1]:42")
+    gone.touch()
+    if kind == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if kind == "oom":
+        _error(folder, ranks, "oom", "OutOfMemoryError: CUDA out of memory. Tried to allocate 30.00 GiB")
+    _error(folder, ranks, "crash", "ZeroDivisionError: division by zero")
+
+
+def _error(folder: Path, ranks: range, kind: Any, message: str) -> NoReturn:
+    from workloads import protocol
+
+    for rank in ranks:
+        error = protocol.RankError(rank=rank, phase="step", step=1, kind=kind, message=message, traceback="")
+        protocol.write_json(protocol.error_path(folder, rank), error)
+    os._exit(1)
+
+
+def _result(task: Any, rank: int, started: Mapping[str, float]) -> Any:
+    from workloads import protocol
+    from workloads.mesh import coordinates
+
+    experiment = task.experiment
+    position = coordinates(experiment, rank)
+    steps = [
+        protocol.StepRecord(
+            step=step,
+            is_warmup=step < task.measure.warmup_steps,
+            step_time_s=STEP_S,
+            loss=5.5 - 0.1 * step,
+            grad_norm=1.0,
+            peak_allocated_bytes=2 * GIB,
+            peak_reserved_bytes=4 * GIB,
+            allocator_retries=0,
+        )
+        for step in range(task.measure.warmup_steps + task.measure.timed_steps)
+    ]
+    return protocol.RankResult(
+        rank=rank,
+        coordinates={**position, "dp": position["dp_replicate"] * experiment.dp_shard + position["dp_shard"]},
+        steps=steps,
+        phase_started_at=dict(started),
+        host=socket.gethostname(),
+        device_name=task.cluster.device.driver_names[0] if task.cluster.device.driver_names else "cpu",
+    )
+
+
+def one_process() -> type:
+    """Ranks of one node as `launchers.agent` starts them, of which only the first is a process of its own where the
+    sweep says so; the others end as it ends."""
+    from launchers.rankgroup import ForkedRanks
+    from launchers.spawn import RankExit
+
+    class NodeOfRanks(ForkedRanks):
+        def __init__(self) -> None:
+            super().__init__()
+            self._followers: list[int] = []
+
+        def fork(self, folder: Path, rank: int, local_rank: int, environment: Mapping[str, str], run: Any) -> None:
+            if ONE_PROCESS in environment and local_rank > 0:
+                self._followers.append(rank)
+            else:
+                super().fork(folder, rank, local_rank, environment, run)
+
+        def poll(self) -> list[RankExit]:
+            exits = super().poll()
+            if exits and self._followers:
+                exits += [dataclasses.replace(exits[0], rank=rank) for rank in self._followers]
+                self._exits.update({exit_.rank: exit_ for exit_ in exits})
+                self._followers.clear()
+            return exits
+
+    return NodeOfRanks
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Be a pilot, or one of its agents, with the stand-in for its ranks."""
+    shift_clock()
+    from launchers import agent, devices, pilot
+
+    devices.open_devices = open_fake
+    agent.open_devices = open_fake
+    agent.ForkedRanks = one_process()
+    return pilot.main(argv, run_rank=run_rank)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

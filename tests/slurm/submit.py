@@ -1,0 +1,23 @@
+"""The ordinary command line, whose Slurm jobs run the stand-in: ``python -m tests.slurm.submit run +grid=...``.
+
+Everything but the command inside the sbatch file is the product's own.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+STANDIN = Path(__file__).resolve().parent / "standin.py"
+
+
+def main() -> int:
+    from launchers import fleet
+    from sweep import __main__ as command_line
+
+    fleet.PILOT = (sys.executable, str(STANDIN))
+    return command_line.main()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

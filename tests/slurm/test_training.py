@@ -1,0 +1,86 @@
+"""Real training steps over two nodes of a real Slurm: the same losses as on one machine."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from results.store import read_attempts
+from tests.slurm.lab import Lab
+from tests.slurm.lab.lab import CHECKOUT
+
+CLUSTER = """
+defaults: [/device@device: cpu, _self_]
+name: {name}
+backend: cpu
+devices_per_node: {devices}
+intra_node: {{bandwidth: 1.0e9, latency_s: 50.0e-6, source: a test}}
+inter_node: {{bandwidth: 1.0e9, latency_s: 50.0e-6, source: a test}}
+matmul_efficiency: null
+"""
+# Like tiny, with as many key-value heads as query heads: tp=4 goes over both nodes.
+MODEL = """
+name: tiny4
+num_layers: 4
+hidden_size: 128
+num_heads: 4
+num_kv_heads: 4
+head_dim: 32
+ffn_hidden_size: 384
+vocab_size: 1024
+tie_embeddings: false
+"""
+# Two processes a node: each layout's last axis to be split, or its only one, goes from node to node.
+LAYOUTS = {"tp": [4, 2, 2, 1, 1], "pp": [1, 2, 1, 2, 1], "zero_stage": [0, 0, 1, 2, 3]}
+GRID = """
+cluster: two_a_node
+axes: {{model: tiny4, world_size: 4, micro_batch_size: 1, global_batch_size: 8, seq_len: 128, precision: fp32}}
+zip: {{layouts: {layouts}}}
+derive: {{dp: world_size / (tp * pp)}}
+"""
+
+
+@pytest.fixture
+def conf(tmp_path: Path) -> Path:
+    files = {
+        "cluster/two_a_node.yaml": CLUSTER.format(name="two_a_node", devices=2),
+        "cluster/four_a_node.yaml": CLUSTER.format(name="four_a_node", devices=4),
+        "model/tiny4.yaml": MODEL,
+        "grid/layouts.yaml": GRID.format(layouts=LAYOUTS),
+    }
+    for where, text in files.items():
+        path = tmp_path / "conf" / where
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return tmp_path / "conf"
+
+
+def run(lab: Lab, conf: Path, name: str, *words: str) -> list[dict[str, Any]]:
+    """The rows of an ordinary run of the grid, in the order of the layouts."""
+    command = [sys.executable, "-m", "sweep", "run", "--plain", "--conf", str(conf), "+grid=layouts", "measure=quick"]
+    command += [f"results_dir={conf.parent}", f"name={name}", *words]
+    told = subprocess.run(
+        command, cwd=CHECKOUT, env=lab.environment, capture_output=True, text=True, timeout=400, check=False
+    )
+    logs = "".join(path.read_text()[-2000:] for path in (conf.parent / name).rglob("*.out"))
+    assert told.returncode == 0, told.stdout + told.stderr + logs
+    rows: list[dict[str, Any]] = read_attempts(conf.parent / name).to_pylist()
+    assert [row["outcome"] for row in rows] == ["ok"] * len(LAYOUTS["tp"]), [row["evidence"] for row in rows]
+    return sorted(rows, key=lambda row: str(row["experiment_id"]))
+
+
+@pytest.mark.slurm
+@pytest.mark.timeout(900)
+def test_layouts_over_two_nodes_compute_what_they_compute_on_one(lab: Lab, conf: Path) -> None:
+    over_nodes = run(lab, conf, "over nodes", "launcher=slurm", "launcher.time_min=30", "launcher.max_pilots=1")
+    here = run(lab, conf, "here", "launcher=local", "cluster=four_a_node")
+    assert all(len(row["hosts"]) == 2 for row in over_nodes), [row["hosts"] for row in over_nodes]
+    for far, near in zip(over_nodes, here, strict=True):
+        assert far["experiment_id"] == near["experiment_id"]
+        assert len(far["losses"]) == far["warmup_steps"] + far["timed_steps"]
+        assert far["losses"] == pytest.approx(near["losses"], rel=1e-6), far["experiment_id"]
+        assert far["grad_norms"] == pytest.approx(near["grad_norms"], rel=1e-5), far["experiment_id"]
