@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import json
 import os
 import resource
 import subprocess
@@ -62,8 +63,11 @@ class Measured:
     attempts: int
     outcomes: dict[str, int]
     slurm_jobs: int
+    """Submitted: each task of an array counts."""
+    slurm_jobs_started: int
+    """The others were taken off Slurm's queue when no point was left for them."""
     submission_s: float
-    """From the command to the last sbatch."""
+    """From the command (planning included) to the last submission."""
     run_s: float
     """From the first attempt's start to the last one's end."""
     points_per_min: float
@@ -137,7 +141,9 @@ def _measure(lab: Lab, sweep: SweepDir, *, started: float, command_cpu_s: float,
     planned = {row["experiment_id"] for row in read_ledger(sweep.path).to_pylist() if row["verdict"] == "run"}
     assert not entry_names(sweep.todo) and not entry_names(sweep.claimed)
     assert set(last) == planned, f"{len(planned - set(last))} points have no row"
-    submitted = [path.stat().st_mtime for path in (sweep.path / "submissions").glob("*.json")]
+    submitted = [json.loads(path.read_text()) for path in (sweep.path / "submissions").glob("*.json")]
+    accounted = lab.run("sacct", "-X", "-n", "-P", "-S", "now-1day", "-o", "Start,JobName").splitlines()
+    started_jobs = [line for line in accounted if line.startswith("20") and line.partition("|")[2].startswith("study.")]
     begun = min(row["started_at"].timestamp() for row in rows)
     seconds = max(row["ended_at"].timestamp() for row in rows) - begun
     diag = lab.sdiag()
@@ -146,8 +152,9 @@ def _measure(lab: Lab, sweep: SweepDir, *, started: float, command_cpu_s: float,
         one_last_row=sum(count == 1 for count in last.values()),
         attempts=len(rows),
         outcomes=dict(Counter(row["outcome"] for row in rows if not row["will_retry"])),
-        slurm_jobs=len(lab.jobs(every=True)),
-        submission_s=max(submitted) - started,
+        slurm_jobs=sum(one["count"] for one in submitted),
+        slurm_jobs_started=len(started_jobs),
+        submission_s=max(one["created_at"] for one in submitted) - started,
         run_s=seconds,
         points_per_min=60 * len(planned) / seconds,
         command_cpu_s=command_cpu_s,
