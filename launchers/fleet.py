@@ -227,7 +227,8 @@ class _Watcher:
                 poll.next(changed or moved)
                 if not status.left:
                     return
-                if self._over(status) or (self._detach and self._submitted(started)):
+                # Read again: what the cycle did not find waiting may have ended since.
+                if self._over(self._reader.read()) or (self._detach and self._submitted(started)):
                     return
             look.next(moved)
             _sleep(min(look.period, poll.left()), self._received)
@@ -245,7 +246,7 @@ class _Watcher:
             self._view.say("a submission was cut short; if its job is there, the same command finds it again")
         quoted = command_line([str(self._sweep.path)])
         self._view.say(
-            f"{pilots or 'some'} pilot{'s' * (pilots != 1)} with Slurm; they go on without this command\n"
+            f"{pilots or 'some'} {'pilot goes' if pilots == 1 else 'pilots go'} on without this command\n"
             f"  python -m sweep watch {quoted}    looks on again (status: once)\n"
             f"  python -m sweep cancel {quoted}   ends them; the same run command submits again"
         )
@@ -311,7 +312,7 @@ class _Watcher:
     def _over(self, status: SweepStatus) -> bool:
         """Whether points are left that no pilot will ever run; raises when that is Slurm's or the user's to mend."""
         cycle = self._cycle
-        if cycle.jobs is None or cycle.runnable or any(cycle.live.values()) or self._said_busy:
+        if cycle.jobs is None or cycle.runnable or any(cycle.live.values()) or self._said_busy or not status.left:
             return False
         if status.claimed and not cycle.demand.points:  # with a pilot outside Slurm, or one that has just ended
             return False

@@ -99,6 +99,8 @@ class Liveness:
         self._sweep = sweep
         self._lease_s = lease_s
         self._seen: dict[str, tuple[int | None, float]] = {}
+        """Each pilot's last count, and when it was first seen."""
+        self._looked: dict[str, float] = {}
 
     def judge(self, pilot_id: str) -> Literal["alive", "dead", "unknown"]:
         """``unknown`` until a count has moved or has stood still for a whole lease."""
@@ -109,10 +111,12 @@ class Liveness:
         now = time.monotonic()
         if pilot_id not in self._seen:
             self._seen[pilot_id] = (count, now)
+            self._looked[pilot_id] = now
             return "unknown"
-        last_count, since = self._seen[pilot_id]
+        (last_count, since), looked = self._seen[pilot_id], self._looked[pilot_id]
+        self._looked[pilot_id] = now
         if count != last_count:
             self._seen[pilot_id] = (count, now)
             # It moved some time since the last look; only a recent look says that it moves still.
-            return "alive" if now - since <= self._lease_s else "unknown"
+            return "alive" if now - looked <= self._lease_s else "unknown"
         return "dead" if now - since > self._lease_s else "unknown"
