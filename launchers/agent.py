@@ -28,7 +28,7 @@ from launchers import ports, spawn
 from launchers.devices import Devices, open_devices
 from launchers.rankgroup import ForkedRanks
 from launchers.settings import LaunchSettings
-from launchers.spawn import RankExit, RunRank
+from launchers.spawn import RunRank
 from results.errors import UltrasweepError
 
 BEAT_S = 2.0
@@ -167,10 +167,6 @@ class Agent:
     def _say(self, message: Mapping[str, Any]) -> None:
         self._lines.send(message)
         self._sent = time.monotonic()
-
-
-def exit_from_dict(fields: Mapping[str, Any]) -> RankExit:
-    return RankExit(**fields)
 
 
 def fork_agent(settings: LaunchSettings, name: str, run_rank: RunRank | None) -> tuple[int, socket.socket]:

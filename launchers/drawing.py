@@ -28,13 +28,19 @@ def devices_used(point: Point, settings: LaunchSettings) -> int:
 
 
 def needed_s(point: Point, settings: LaunchSettings) -> float:
-    """Wall time that the point should be given: its predicted time with room, never more than its deadline."""
+    """Wall time that the point should be given: its predicted steps with room, never more than its deadline."""
+    return expected_s(point, settings, room=1.5)
+
+
+def expected_s(point: Point, settings: LaunchSettings, room: float = 1.0) -> float:
+    """How long a point should take: its start and ``room`` times its predicted steps; its deadline where nothing is
+    predicted, and never more than that."""
     deadline_s = settings.point_deadline_s or point.deadline_s
     if point.predicted_step_time_s is None:
         return deadline_s
     steps = settings.measure.warmup_steps + settings.measure.timed_steps
     ranks = len(rehearsed_ranks(point.experiment)) if point.method != "measured" else 1
-    return min(deadline_s, ranks * (START_UP_S + 1.5 * steps * point.predicted_step_time_s))
+    return min(deadline_s, ranks * (START_UP_S + room * steps * point.predicted_step_time_s))
 
 
 class Drawing:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from launchers.agent import BEAT_S, SILENCE_LIMIT_S, Lines, exit_from_dict
+from launchers.agent import BEAT_S, SILENCE_LIMIT_S, Lines
 from launchers.rankgroup import KILL_LIMIT_S, Ended, StartFailed
 from launchers.spawn import RankExit
 from results.errors import UltrasweepError
@@ -84,7 +84,7 @@ class Node:
         if "exit" in message:
             group = self.groups.get(message["group"])
             if group is not None:
-                group.noticed(exit_from_dict(message["exit"]))
+                group.noticed(RankExit(**message["exit"]))
         elif "answer" in message and (future := self._asked.pop(message["answer"], None)) is not None:
             future.set_result(message)
 
@@ -172,7 +172,7 @@ class RemoteRanks:
             finally:
                 node.groups.pop(self._group, None)
             for fields in answer.get("exits", ()):
-                self.noticed(exit_from_dict(fields))
+                self.noticed(RankExit(**fields))
             survivors += [str(pid) if self._single else f"{pid} on {node.name}" for pid in answer.get("survivors", ())]
             kills += answer.get("host_oom_kills", 0)
         return Ended(survivors=tuple(survivors), host_oom_kills=kills)

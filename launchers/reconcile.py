@@ -352,7 +352,7 @@ def _nodes(count: int) -> str:
 def _tail(sweep: SweepDir, token: str) -> str:
     """The last lines of the newest log of a submission's pilots."""
     try:
-        logs = sorted(submissions.log_dir(sweep, token).glob("*.out"), key=lambda path: path.stat().st_mtime)
+        logs = sorted(submissions.log_dir(sweep.path, token).glob("*.out"), key=lambda path: path.stat().st_mtime)
         lines = logs[-1].read_text(errors="replace").splitlines() if logs else []
     except OSError:
         lines = []

@@ -20,6 +20,7 @@ from typing import Any
 from submitit.core.utils import FailedJobError, FailedSubmissionError
 from submitit.slurm.slurm import SlurmExecutor
 
+from launchers import submissions
 from launchers.slurmoptions import SlurmOptions, check_path
 from results.errors import UltrasweepError
 
@@ -80,12 +81,7 @@ class PilotJob:
 
     @property
     def log_dir(self) -> Path:
-        return log_dir(self.sweep_dir, self.token)
-
-
-def log_dir(sweep_dir: Path, token: str) -> Path:
-    """Where the batch file and the output of a submission's pilots go."""
-    return sweep_dir.resolve() / "slurm" / token
+        return submissions.log_dir(self.sweep_dir, self.token)
 
 
 def available() -> bool:

@@ -112,9 +112,9 @@ def all_submissions(sweep: SweepDir) -> list[Submission]:
     return sorted(found, key=lambda one: (one.created_at, one.token))
 
 
-def log_dir(sweep: SweepDir, token: str) -> Path:
-    """Where the batch file and the output of a submission's pilots are."""
-    return sweep.path.resolve() / "slurm" / token
+def log_dir(sweep: Path, token: str) -> Path:
+    """Where the batch file and the output of a submission's pilots are, in the sweep's folder."""
+    return sweep.resolve() / "slurm" / token
 
 
 def say_cancelled(sweep: SweepDir) -> None:

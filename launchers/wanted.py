@@ -7,11 +7,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from launchers.drawing import START_UP_S, needed_s, nodes_needed
+from launchers.drawing import expected_s, needed_s, nodes_needed
 from launchers.settings import LaunchSettings
 from launchers.slurmoptions import SlurmOptions
 from launchers.sweepdir import Point
-from workloads.stages import rehearsed_ranks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,16 +26,6 @@ class Demand:
     """Points that need more time than a pilot has."""
     longest_s: float = 0.0
     """What the longest of those needs."""
-
-
-def expected_s(point: Point, settings: LaunchSettings) -> float:
-    """How long a point should take: its predicted steps and the start; its deadline where nothing is predicted."""
-    deadline_s = settings.point_deadline_s or point.deadline_s
-    if point.predicted_step_time_s is None:
-        return deadline_s
-    steps = settings.measure.warmup_steps + settings.measure.timed_steps
-    ranks = len(rehearsed_ranks(point.experiment)) if point.method != "measured" else 1
-    return min(deadline_s, ranks * (START_UP_S + steps * point.predicted_step_time_s))
 
 
 def demand_of(points: Iterable[Point], settings: LaunchSettings, options: SlurmOptions) -> Demand:

@@ -137,7 +137,7 @@ def _pilot_logs(found: _Found) -> list[Path]:
         path = pilotstate.log_path(found.sweep, pilot_id)
         return [path] if path.is_file() else []
     state = pilotstate.read_state(found.sweep, pilot_id)
-    folder = log_dir(found.sweep, token)
+    folder = log_dir(found.sweep.path, token)
     if state is None or state.job is None or not folder.is_dir():
         return []
     return sorted(path for path in folder.iterdir() if path.name.startswith(f"{state.job}_"))[:1]

@@ -252,7 +252,7 @@ def test_nodes_that_are_left_out(fake: FakeSlurm, sweep: SweepDir) -> None:
     nodebook.exclude(sweep, "node3", "memory stays", "p")
     nodebook.exclude(sweep, "x\n#SBATCH --uid=0", "hostile", "p")
     Submitter(sweep, exclude="node9").cycle()
-    text = next(submissions.log_dir(sweep, all_submissions(sweep)[0].token).glob("*.sh")).read_text()
+    text = next(submissions.log_dir(sweep.path, all_submissions(sweep)[0].token).glob("*.sh")).read_text()
     assert "#SBATCH --exclude=node9,node3\n" in text and "uid" not in text
     fake.forget()
     fake.mode("sbatch", "bad node")
@@ -329,7 +329,7 @@ def test_pilots_that_do_nothing_are_given_up(fake: FakeSlurm, sweep: SweepDir) -
     submitter = Submitter(sweep, max_nodes=1)
     for _ in range(3):
         assert submitter.cycle().submitted == 1
-        folder = submissions.log_dir(sweep, all_submissions(sweep)[-1].token)
+        folder = submissions.log_dir(sweep.path, all_submissions(sweep)[-1].token)
         (folder / "1_0_log.out").write_text("starting\nno module named torch\n")
         fake.move("FAILED")
     cycle = submitter.cycle()

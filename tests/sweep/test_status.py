@@ -254,7 +254,7 @@ def test_logs_of_the_newest_attempt(study: Study, capsys: pytest.CaptureFixture[
     folder = attempt_folder(study, 2, ranks=12)
     (folder / "rank_1.log").write_text("")
     (folder / "rank_3.log").write_text("before\x1b[31m\x07 red\n")
-    output = log_dir(study.sweep, study.submission.token)
+    output = log_dir(study.sweep.path, study.submission.token)
     output.mkdir(parents=True)
     (output / "1234_5_0_log.out").write_text("the pilot's words\n")
     (output / "1234_50_0_log.out").write_text("another pilot's\n")
