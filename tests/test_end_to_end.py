@@ -126,15 +126,28 @@ def test_every_outcome_is_a_row_and_the_report_tells(conf: Path) -> None:
     assert "SIGKILL" in page
 
 
-def test_a_hang_says_which_collective_its_ranks_wait_in(conf: Path) -> None:
+def first_attempt_of_a_hang(conf: Path, *words: str) -> Any:
+    """The first row of a point of two ranks of which the second was stopped while it trained."""
     folder = conf.parent / "results" / "faults"
     limits = [f"+launcher.phase_limits_s.{phase}=4" for phase in ("warmup", "step")]
-    running = sweep(conf, "grid.axes.kind=fits", "measure.timed_steps=100", *limits)
+    running = sweep(conf, "grid.axes.kind=fits", *limits, *words)
     stopped = pid_of_training_rank(folder / "attempts", rank=1, point="dp2")
     os.kill(stopped, signal.SIGSTOP)
     output, _ = running.communicate(timeout=120)
     first = read_attempts(folder).to_pandas().sort_values("started_at").iloc[0]
     assert first.outcome == "hang", output
     assert first.will_retry
+    return first
+
+
+def test_a_hang_says_which_collective_its_ranks_wait_in(conf: Path) -> None:
+    first = first_attempt_of_a_hang(conf, "measure.timed_steps=100")
     # The rank that was stopped cannot say where it is; the one that waits for it can.
     assert re.search(r"no progress: .*; waiting: all_reduce #\d+ \[\d+\] on rank 0$", first.evidence), first.evidence
+
+
+@pytest.mark.multi_gpu
+def test_a_hang_says_which_collective_its_ranks_wait_in_on_gpus(conf: Path) -> None:
+    first = first_attempt_of_a_hang(conf, "cluster=h200", "measure.timed_steps=20000")
+    print(first.evidence)
+    assert re.search(r"no progress: .*; waiting: \w+ #\d+ \[\d+\].* on rank 0$", first.evidence), first.evidence
