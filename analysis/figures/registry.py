@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-
-import pandas as pd
-from matplotlib.figure import Figure
-
 from analysis import bandwidth as bandwidth_data
 from analysis import bubble as bubble_data
 from analysis import scaling as scaling_data
@@ -17,28 +11,16 @@ from analysis.figures import (
     bandwidth,
     best_heatmaps,
     bubble,
+    memory_specs,
     memory_stacks,
     outcomes,
     overhead,
     parallel_coordinates,
     predicted,
     scaling,
+    why_specs,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class FigureSpec:
-    name: str
-    """File name and anchor."""
-    section: str
-    """``best``, ``scaling``, ``why``, ``failed`` or ``trust``: the part of the report it stands in."""
-    title: str
-    caption: str
-    draw: Callable[[pd.DataFrame], Figure]
-    """Raises `analysis.figures.style.NothingToDraw` with the reason when the rows cannot make it."""
-    data: Callable[[pd.DataFrame], pd.DataFrame] | None = None
-    """What ``tables/<name>.csv`` holds of these rows; None where another figure's table has it."""
-
+from analysis.figures.spec import FigureSpec
 
 FIGURES: tuple[FigureSpec, ...] = (
     FigureSpec(
@@ -154,4 +136,6 @@ FIGURES: tuple[FigureSpec, ...] = (
         overhead.draw,
         overhead.data,
     ),
+    *memory_specs.FIGURES,
+    *why_specs.FIGURES,
 )
