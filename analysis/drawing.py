@@ -13,6 +13,7 @@ from pathlib import Path
 
 from analysis.cohorts import Cohort
 from analysis.figures import registry, style
+from analysis.figures.spec import FigureSpec
 from analysis.page import DrawnFigure
 
 _WORTH_ROWS = 1000
@@ -72,7 +73,7 @@ def _draw_inherited(cohort: int, spec: int, folder: Path) -> DrawnFigure:
     return _draw(_cohorts[cohort], registry.FIGURES[spec], folder)
 
 
-def _draw(cohort: Cohort, spec: registry.FigureSpec, folder: Path) -> DrawnFigure:
+def _draw(cohort: Cohort, spec: FigureSpec, folder: Path) -> DrawnFigure:
     drawing = DrawnFigure(name=spec.name, section=spec.section, title=spec.title, caption=spec.caption)
     try:
         figure = spec.draw(cohort.frame)

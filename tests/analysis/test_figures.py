@@ -16,6 +16,7 @@ from matplotlib.text import Text
 from analysis import labels, metrics
 from analysis.cohorts import split
 from analysis.figures import all_runs, best_heatmaps, memory_stacks, outcomes, overhead, predicted, registry, style
+from analysis.figures.spec import FigureSpec
 from tests.analysis import synthetic
 from tests.analysis.conftest import frame_of
 
@@ -63,7 +64,7 @@ def words(figure: Figure) -> set[str]:
 @pytest.mark.parametrize(
     "spec", [spec for spec in registry.FIGURES if spec.name != "bandwidth"], ids=lambda spec: spec.name
 )
-def test_no_text_is_clipped_or_overlaps_and_axes_have_labels(spec: registry.FigureSpec, frame: pd.DataFrame) -> None:
+def test_no_text_is_clipped_or_overlaps_and_axes_have_labels(spec: FigureSpec, frame: pd.DataFrame) -> None:
     figure = spec.draw(frame)
     assert_texts_fit(figure)
     labelled = [ax.get_xlabel() or ax.get_ylabel() for ax in figure.axes if ax.get_visible()]
