@@ -121,6 +121,7 @@ class Reconciler:
         self._released: Counter[str] = Counter()
         self._last: dict[int, tuple[str, int, float]] = {}
         """By shape: the last submission's token, the attempts recorded before it, and its monotonic time."""
+        self._said_frozen: set[str] = set()
         self._cut = sys.maxsize
         self._failures = 0
         self._not_before = 0.0
@@ -137,12 +138,13 @@ class Reconciler:
             held = held_kinds(self._sweep, attempts, self._settings.breaker_failures)
             demand = demand_of(self._waiting(jobs, held), self._settings, self._options)
             live = self._book.live
+            working = live - self._frozen(jobs)
             submitted = missing = 0
             for nodes, wanted in demand.pilots.items():
-                lacking = wanted - live[nodes]
+                lacking = wanted - working[nodes]
                 if lacking <= 0 or nodes in self._given_up or self._stopped():
                     continue
-                done = self._submit_shape(nodes, lacking, live[nodes], len(attempts), lease)
+                done = self._submit_shape(nodes, lacking, working[nodes], len(attempts), lease)
                 live[nodes] += done
                 submitted += done
                 missing += lacking - done if nodes not in self._given_up else 0
@@ -186,6 +188,22 @@ class Reconciler:
             if point.method == self._settings.method
             and kind_of(point.experiment, nodes_needed(point, self._settings.num_devices)) not in held
         ]
+
+    def _frozen(self, jobs: Sequence[Job]) -> Counter[int]:
+        """Pilots by shape that hold points and stand still while their job runs: they do nothing for what waits."""
+        running = {(job.token, job.index) for job in jobs if job.alive and not job.waiting}
+        frozen: Counter[int] = Counter()
+        for holder in {holder for _, holder in queue.claims_of_others(self._sweep, "")}:
+            token, index = submissions.token_of_pilot(holder), submissions.index_of_pilot(holder)
+            if token is None or (token, index) not in running or not self._liveness.frozen(holder):
+                continue
+            nodes = self._book.shape(token)
+            if nodes is not None and not pilotstate.state_path(self._sweep, submissions.successor(holder)).exists():
+                frozen[nodes] += 1
+                if holder not in self._said_frozen:
+                    self._said_frozen.add(holder)
+                    self._say(f"pilot {holder} stands still; another will run what it holds")
+        return frozen
 
     def _claimed_point(self, stem: str, holder: str) -> Point | None:
         if stem not in self._claimed:

@@ -88,6 +88,12 @@ def index_of_pilot(pilot_id: str) -> int | None:
     return int(parts[1]) if len(parts) > 1 and parts[1].isdigit() else None
 
 
+def successor(pilot_id: str) -> str:
+    """The pilot that the same job is when Slurm has started it once more."""
+    job, _, restarts = pilot_id.rpartition(".")
+    return f"{job}.{int(restarts) + 1}"
+
+
 def write(sweep: SweepDir, submission: Submission) -> None:
     """Raises `OSError`."""
     folder = _folder(sweep)

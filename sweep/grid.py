@@ -41,6 +41,8 @@ _COUNTS = frozenset(
         *("dp", "dp_replicate", "dp_shard", "tp", "cp", "pp", "ep"),
     }
 )
+_MOST_SHOWN = 100
+"""Characters of what a user wrote that a message repeats."""
 _SECTIONS = ("description", "cluster", "axes", "zip", "derive", "where", "subsample")
 Scalar = bool | int | float | str
 
@@ -154,7 +156,7 @@ def _check_names(grid: GridSpec) -> None:
 def _mapping(label: str, fields: Mapping[str, Any], section: str) -> list[tuple[str, Any]]:
     value = fields.get(section) or {}
     if not isinstance(value, Mapping):
-        raise InvalidSweep(f"{label}: {section} must be a mapping from names, not {value!r}")
+        raise InvalidSweep(f"{label}: {section} must be a mapping from names, not {_shown(value)}")
     return [(str(key), entry) for key, entry in value.items()]
 
 
@@ -164,15 +166,19 @@ def _values(label: str, axis: str, value: Any) -> tuple[tuple[Scalar, ...], ...]
         raise InvalidSweep(f"{label}: axis {axis} is empty")
     for entry in values:
         if not isinstance(entry, Scalar):
-            raise InvalidSweep(f"{label}: axis {axis} holds {entry!r}; values are numbers, words or true and false")
+            raise InvalidSweep(
+                f"{label}: axis {axis} holds {_shown(entry)}; values are numbers, words or true and false"
+            )
         if axis in _COUNTS and (isinstance(entry, bool) or not isinstance(entry, int) or entry < 1):
-            raise InvalidSweep(f"{label}: axis {axis} holds {entry!r}; its values are whole numbers of at least 1")
+            raise InvalidSweep(
+                f"{label}: axis {axis} holds {_shown(entry)}; its values are whole numbers of at least 1"
+            )
     return tuple((entry,) for entry in values)
 
 
 def _zipped(label: str, zip_name: str, members: Any) -> Axis:
     if not isinstance(members, Mapping) or not members:
-        raise InvalidSweep(f"{label}: zip.{zip_name} must map names to lists of one length, not {members!r}")
+        raise InvalidSweep(f"{label}: zip.{zip_name} must map names to lists of one length, not {_shown(members)}")
     columns = {str(name): _values(label, str(name), value) for name, value in members.items()}
     lengths = {name: len(values) for name, values in columns.items()}
     if len(set(lengths.values())) > 1:
@@ -189,4 +195,10 @@ def _subsample(label: str, value: Any) -> Subsample | None:
         count, seed = value["count"], value.get("seed", 0)
         if isinstance(count, int) and isinstance(seed, int) and not isinstance(count, bool) and count >= 1:
             return Subsample(count=count, seed=seed)
-    raise InvalidSweep(f"{label}: subsample={value!r}; it may be {{count: N, seed: S}} with N of at least 1")
+    raise InvalidSweep(f"{label}: subsample={_shown(value)}; it may be {{count: N, seed: S}} with N of at least 1")
+
+
+def _shown(value: Any) -> str:
+    """What was written, cut where it is long."""
+    text = repr(value)
+    return text if len(text) <= _MOST_SHOWN else text[: _MOST_SHOWN - 1] + "…"

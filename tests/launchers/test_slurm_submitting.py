@@ -14,7 +14,9 @@ from typing import Any
 import pytest
 
 from launchers import jobbook, nodebook, pilotstate, queue, reconcile, slurm, submissions
+from launchers.identity import own_identity
 from launchers.payload import read_payload
+from launchers.pilotstate import Liveness, PilotState, write_state
 from launchers.queue import AttemptRecord, Drawer
 from launchers.reconcile import Cycle, PilotsEnd, Reconciler, only_submitter
 from launchers.slurmoptions import SlurmOptions
@@ -310,6 +312,30 @@ def test_claims_of_dead_pilots_count_as_waiting(fake: FakeSlurm, sweep: SweepDir
     assert cycle.runnable == 8 and cycle.submitted == 0 and not fake.calls("scancel")
     fake.move("FAILED", of=2)
     assert submitter.cycle([ATTEMPT]).submitted == 1
+
+
+def test_a_frozen_pilot_does_not_count(fake: FakeSlurm, sweep: SweepDir) -> None:
+    """Its job runs, it holds every narrow point, and it does not move: nobody else would come."""
+    submitter = Submitter(sweep)
+    submitter.reconciler._liveness = Liveness(sweep, lease_s=0.2)
+    submitter.cycle()
+    token = next(one.token for one in all_submissions(sweep) if one.nodes == 1)
+    fake.move("RUNNING")
+    drawer = Drawer(sweep, f"{token}.0.0", lambda line: None)
+    while drawer.draw(lambda waiting: waiting) is not None:
+        pass
+    state = PilotState(
+        pilot_id=f"{token}.0.0", identity=own_identity(), count=7, time=0.0, started_at=0.0, activity="running"
+    )
+    write_state(sweep, state)
+    assert submitter.cycle().submitted == 0
+    time.sleep(0.3)
+    assert submitter.cycle().submitted == 1
+    assert submitter.said.count(f"pilot {token}.0.0 stands still; another will run what it holds") == 1
+    assert submitter.cycle().submitted == 0  # the new one is on its way
+    write_state(sweep, dataclasses.replace(state, pilot_id=f"{token}.0.1", count=1))  # Slurm starts the job again
+    fake.set(jobs=[job for job in fake.jobs if job["id"] != 3])
+    assert submitter.cycle([ATTEMPT]).submitted == 0
 
 
 def test_pilots_without_points_are_taken_off_the_queue(fake: FakeSlurm, sweep: SweepDir) -> None:

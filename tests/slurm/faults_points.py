@@ -99,6 +99,22 @@ def pilot_freezes(stage: Stage) -> Told:
     return Told("SIGSTOP until another pilot has taken its point over, then SIGCONT", sweep.summary())
 
 
+@scenario("the only pilot freezes, and goes on", nodes=2)
+def only_pilot_freezes(stage: Stage) -> Told:
+    sweep = stage.sweep(("ok", 1), ("ok_32", 1))
+    sweep.start()
+    state = sweep.wait_running("ok_32")
+    stage.lab.kill_in_node(state.nodes[0], state.identity.pid, signal.SIGSTOP)
+    frozen = f"@{state.pilot_id}.json"
+    wait_until(lambda: not list(sweep.dir.claimed.glob(f"*{frozen}")), 90, f"a take-over: {sweep.said()}")
+    stage.lab.kill_in_node(state.nodes[0], state.identity.pid, signal.SIGCONT)
+    sweep.finish()
+    rows = sweep.check()["ok_32"]
+    assert rows[-1]["outcome"] == "ok", brief(rows)
+    assert "stands still" in sweep.said(), sweep.said()
+    return Told("SIGSTOP until a pilot submitted in its place has taken its point over, then SIGCONT", sweep.summary())
+
+
 @scenario("a pilot is preempted and requeued", nodes=1, preemptible=True)
 def pilot_preempted(stage: Stage) -> Told:
     sweep = stage.sweep(("ok_9", 1), ("ok", 1), ("ok_1", 1))

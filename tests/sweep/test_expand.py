@@ -41,6 +41,13 @@ def test_axes_are_combined_in_their_order() -> None:
     assert layouts(expansion, "tp", "micro_batch_size") == [(1, 1), (1, 4), (2, 1), (2, 4)]
 
 
+def test_a_message_repeats_only_the_beginning_of_what_was_written() -> None:
+    rows = [{"tp": 1, "pp": 1}] * 40
+    with pytest.raises(InvalidSweep, match="lists of one length, not ") as told:
+        grid_from_dict("long", {"axes": {"model": "llama8b"}, "zip": {"rows": rows}})
+    assert len(str(told.value)) < 200
+
+
 def test_zipped_axes_move_together() -> None:
     expansion = grid(axes={"tp": [1, 2]}, zip={"speed": {"precision": ["bf16", "fp32"], "compile": ["block", "none"]}})
     told = layouts(expansion, "tp", "precision", "compile")
