@@ -16,24 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from results.agreement import COMPARED_STEPS, TOLERANCES, largest_difference
 from workloads import experiment as ex
 from workloads.experiment import Experiment
-
-COMPARED_STEPS = 3
-"""The first steps only: later ones drift apart by chaos, not by error."""
-
-TOLERANCES = {
-    "fp64": (1e-9, 1e-9),
-    "fp32": (1e-5, 1e-4),
-    "bf16": (3e-4, 1e-3),
-    "fp8_tensorwise": (3e-3, 3e-2),
-    "fp8_rowwise": (3e-3, 3e-2),
-}
-"""Largest relative difference of a loss, and of a gradient norm, that rounding explains: sums are taken in another
-order on every layout. In bf16 78 recorded runs of right layouts differ by at most 8e-5 and 2e-4. Of errors planted in a
-small model (`tests/launchers/test_agreement.py`) the mildest, an optimizer that does nothing, shows 3.6e-3 in the norm;
-a missing RoPE (1.5e-3 at width 512, 5e-4 at 256) is at the edge of what can be seen. The other precisions' tolerances
-are scaled by rounding, not measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,12 +72,6 @@ def compare(
         max_norm_difference=norm,
         agrees=loss <= loss_tolerance and norm <= norm_tolerance,
     )
-
-
-def largest_difference(values: Sequence[float], reference: Sequence[float]) -> float | None:
-    """Largest relative difference of the steps that both have; None when there are none."""
-    pairs = zip(values, reference, strict=False)
-    return max((abs(a - b) / max(abs(b), 1e-12) for a, b in pairs), default=None)
 
 
 def _read(path: Path) -> dict[str, Any] | None:
