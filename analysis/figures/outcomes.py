@@ -13,7 +13,7 @@ from analysis.figures import style
 from analysis.load import last_attempts
 from results.schema import OUTCOMES, PHASES, UNKNOWN_OUTCOME
 
-_HATCHES = {
+HATCHES = {
     "oom": "////",
     "timeout": "....",
     "hang": "\\\\\\\\",
@@ -66,7 +66,7 @@ def draw(frame: pd.DataFrame) -> Figure:
     handles = [
         Patch(
             facecolor=style.OUTCOME_COLOURS[kind],
-            hatch=_HATCHES.get(kind),
+            hatch=HATCHES.get(kind),
             edgecolor="white",
             label=labels.OUTCOME_NAMES[kind],
         )
@@ -85,7 +85,7 @@ def _bars(ax: Axes, counts: pd.DataFrame, names: list[str]) -> None:
             counts[kind],
             left=left,
             color=style.OUTCOME_COLOURS[kind],
-            hatch=_HATCHES.get(kind),
+            hatch=HATCHES.get(kind),
             edgecolor="white",
             linewidth=0.5,
             height=0.75,

@@ -1,0 +1,158 @@
+"""What one choice does by itself and where scaling loses, by hand and on the study's rows."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from analysis import claims as claims_module
+from analysis import effects, efficiency
+from analysis.figures import effects as effects_figure
+from analysis.figures import efficiency as efficiency_figure
+from tests.analysis.test_figures import words
+from tests.analysis.test_study import study  # noqa: F401
+from tests.analysis.test_why_figures import GIB, labelled, point, run
+
+# Matched pairs
+
+
+def zero_pairs(ratio: float, count: int, **second: Any) -> list[dict[str, Any]]:
+    """Pairs that differ in ZeRO 0 or 1 alone, the second of ``ratio`` times the throughput and half the memory."""
+    rows = []
+    settings = itertools.islice(itertools.product((1, 2, 4, 8), ("none", "selective", "full"), (16, 64)), count)
+    for i, (mbs, recompute, batch) in enumerate(settings):
+        for zero in (0, 1):
+            experiment = point(
+                dp=2, tp=2, micro_batch_size=mbs, global_batch_size=batch, recompute=recompute, zero_stage=zero
+            )
+            rate, more = (1000.0 * (ratio if zero else 1), second if zero else {})
+            rows.append(run(experiment, 2 * i + zero, rate, peak_allocated_bytes=GIB * (1 if zero else 2), **more))
+    return rows
+
+
+def effect(table: pd.DataFrame, name: str) -> pd.Series:
+    [row] = [row for _, row in table.iterrows() if row["effect"] == name]
+    return row
+
+
+def test_effects_are_medians_over_pairs_of_whatever_batch() -> None:
+    table = effects.table(labelled(*zero_pairs(0.9, 8)))
+    found = effect(table, "ZeRO 0 → 1")
+    assert (found["pairs"], found["enough"]) == (8, True)
+    assert (found["throughput_ratio"], found["throughput_low"], found["throughput_high"]) == pytest.approx((0.9,) * 3)
+    assert (found["memory_ratio"], found["slower_share"]) == (0.5, 1.0)
+    # 1 → 2 of each recomputation, ZeRO stage and batch: the throughputs are equal.
+    assert effect(table, "micro-batch 1 → 2")["pairs"] == 4
+
+
+def test_runs_that_agree_in_everything_make_one_pair_not_many() -> None:
+    rows = zero_pairs(0.9, 8)
+    again = [row | {"experiment_id": f"seed-{i}", "attempt_id": f"seed-{i}"} for i, row in enumerate(rows)]
+    assert effect(effects.table(labelled(*rows, *again)), "ZeRO 0 → 1")["pairs"] == 8
+
+
+def test_fewer_pairs_than_the_least_are_listed_without_a_number() -> None:
+    frame = labelled(*zero_pairs(0.9, effects.FEWEST - 1))
+    found = effect(effects.table(frame), "ZeRO 0 → 1")
+    assert (found["pairs"], found["enough"]) == (effects.FEWEST - 1, False)
+    assert pd.isna(found["throughput_ratio"])
+    assert pd.isna(found["memory_ratio"])
+    more = labelled(*zero_pairs(0.9, 8))
+    [note] = [text for text in words(effects_figure.draw(more)) if "Too few pairs" in text]
+    assert "cp 1 → 2 (0)" in " ".join(note.split())
+    assert any("ZeRO 0 → 1 (n = 8)" in text for text in words(effects_figure.draw(more)))
+
+
+@pytest.mark.parametrize(
+    "other", [{"driver_version": "580.1"}, {"device_name": "NVIDIA B200"}, {"torch_version": "2.13.0"}]
+)
+def test_runs_of_other_drivers_devices_or_versions_are_no_pair(other: dict[str, str]) -> None:
+    known = {"driver_version": "570.1", "device_name": "NVIDIA H200", "torch_version": "2.11.0"}
+    rows = [row | known for row in zero_pairs(0.9, 8)]
+    assert effect(effects.table(labelled(*rows)), "ZeRO 0 → 1")["pairs"] == 8
+    moved = [row | (other if row["zero_stage"] == 1 else {}) for row in rows]
+    assert effect(effects.table(labelled(*moved)), "ZeRO 0 → 1")["pairs"] == 0
+    mixed = [row | (other if i // 2 % 2 else {}) for i, row in enumerate(rows)]
+    mixed += [row | {"experiment_id": f"again-{i}"} for i, row in enumerate(mixed)]
+    assert any(
+        "one median has pairs of several" in " ".join(text.split())
+        for text in words(effects_figure.draw(labelled(*mixed)))
+    )
+
+
+def test_a_degree_takes_ranks_from_dp_at_the_same_batch() -> None:
+    rows = [run(point(dp=8), 0, 1000), run(point(dp=4, tp=2), 1, 700), run(point(dp=2, tp=4), 2, 350)]
+    rows += [run(point(dp=4, pp=2), 3, 900), run(point(dp=4, pp=2, pp_schedule="gpipe"), 4, 800)]
+    rows += [run(point(dp=4, tp=2, global_batch_size=32), 5, 600)]  # another batch: pairs with nothing
+    table = effects.table(labelled(*rows))
+    assert effect(table, "tp 1 → 2")["pairs"] == 1
+    assert effect(table, "tp 2 → 4")["pairs"] == 1
+    assert effect(table, "pp 1 → 2")["pairs"] == 1  # 1F1B's; GPipe is a choice of its own
+    assert effect(table, "GPipe → 1F1B")["pairs"] == 1
+
+
+def test_effects_of_the_study_agree_with_its_claim(study: pd.DataFrame) -> None:  # noqa: F811
+    found = effect(effects.table(study), "ZeRO 0 → 1")
+    claim = claims_module.zero_one_matched(study).evidence
+    expected = f"{found['throughput_ratio']:.2f} (95 % interval {found['throughput_low']:.2f} to"
+    assert expected in claim
+    assert f"n = {found['pairs']}" in claim
+    assert effect(effects.table(study), "cp 1 → 2")["pairs"] == 0
+
+
+# Scaling efficiency
+
+
+def test_loss_by_part_sums_to_the_loss() -> None:
+    def timed(dp: int, rate: float, parts: dict[str, float]) -> dict[str, Any]:
+        experiment = point(dp=dp)
+        step = experiment.tokens_per_step / rate / experiment.world_size
+        return run(experiment, dp, rate, **{name: share * step for name, share in parts.items()})
+
+    one = {"forward_backward_s": 0.9, "reduce_exposed_s": 0.0, "pipeline_idle_s": 0.0, "optimizer_s": 0.1}
+    two = {"forward_backward_s": 0.7, "reduce_exposed_s": 0.25, "pipeline_idle_s": 0.0, "optimizer_s": 0.05}
+    table = efficiency.table(labelled(timed(2, 1000.0, one), timed(4, 800.0, two)))
+    assert table["layouts"].unique().tolist() == ["pure data parallelism"]  # one layout a size is no best one
+    row = table[table["world_size"] == 4].iloc[0]
+    assert (row["kind"], row["efficiency"], row["lost"]) == ("strong", pytest.approx(0.8), pytest.approx(0.2))
+    # Time a token grew from 1 to 1.25: forward from 0.9 to 0.875, reduction by 0.3125, optimizer from 0.1 to 0.0625.
+    assert row["lost to forward and backward"] == pytest.approx((0.875 - 0.9) / 1.25)
+    assert row["lost to exposed reduction"] == pytest.approx(0.3125 / 1.25)
+    assert row["lost to optimizer"] == pytest.approx((0.0625 - 0.1) / 1.25)
+    assert row["lost to not attributed"] == 0
+    parts = [name for name in table if name.startswith("lost to ")]
+    assert row[parts].sum() == pytest.approx(row["lost"])
+
+
+def test_loss_of_runs_without_parts_is_not_attributed() -> None:
+    frame = labelled(run(point(dp=2), 0, 1000.0), run(point(dp=4), 1, 700.0))
+    table = efficiency.table(frame)
+    assert table["lost to not attributed"].tolist() == pytest.approx([0.0, 0.3])
+    figure = efficiency_figure.draw(frame)
+    assert any("not attributed: no run has the parts" in text for text in words(figure))
+    half = labelled(
+        run(point(dp=2), 0, 1000.0),
+        run(point(dp=4), 1, 700.0, forward_backward_s=1.0, reduce_exposed_s=0.1, pipeline_idle_s=0.0, optimizer_s=0.1),
+    )
+    last = efficiency.table(half).iloc[-1]
+    assert last["lost to not attributed"] == pytest.approx(0.3)
+    assert pd.isna(last["lost to optimizer"])
+
+
+def test_weak_scaling_keeps_the_tokens_of_a_device_and_a_best_layout_needs_others() -> None:
+    def swept(recomputations: tuple[str, ...]) -> pd.DataFrame:
+        choices = itertools.product((2, 4), recomputations, (1, 2))
+        fields = [{"dp": dp, "recompute": r, "micro_batch_size": mbs} for dp, r, mbs in choices]
+        points = [point(global_batch_size=8 * each["dp"], **each) for each in fields]
+        return labelled(*[run(p, i, 100.0 * p.micro_batch_size) for i, p in enumerate(points)])
+
+    table = efficiency.table(swept(("none", "selective", "full")))
+    assert set(table["kind"]) == {"weak"}
+    best = table[table["layouts"] == "best layout"]
+    assert (best["world_size"].tolist(), best["candidates"].tolist()) == ([2, 4], [6, 6])
+    assert best["efficiency"].tolist() == [1.0, 1.0]
+    few = efficiency.table(swept(("none", "full")))  # four layouts a size
+    assert set(few["layouts"]) == {"pure data parallelism"}
