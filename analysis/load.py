@@ -11,6 +11,7 @@ from pathlib import Path
 import pandas as pd
 
 from analysis.derived import add_formulas
+from analysis.memory_steps import add_first_steps
 from results import reference, store
 from results.errors import InvalidResults
 
@@ -44,11 +45,13 @@ def load(path: Path) -> Results:
     reading = store.scan(path, "attempts")
     attempts = reading.table.to_pandas()
     problems = list(reading.problems)
+    folders: list[Path] = []
     if path.is_file():
         sweeps = tuple(sorted(attempts["sweep"].dropna().unique()))
         ledger = store.empty_ledger().to_pandas()
     else:
-        sweeps = tuple(folder.resolve().name for folder in store.sweep_dirs(path))
+        folders = store.sweep_dirs(path)
+        sweeps = tuple(folder.resolve().name for folder in folders)
         try:
             ledger = store.read_ledger(path).to_pandas()
         except InvalidResults as error:
@@ -58,6 +61,8 @@ def load(path: Path) -> Results:
     if broken.any():
         problems.append(f"{int(broken.sum())} rows without {', '.join(_NEEDED[:-1])} or {_NEEDED[-1]} are left out")
         attempts = attempts[~broken].reset_index(drop=True)
+    attempts, unread = add_first_steps(attempts, folders)
+    problems += unread
     return Results(path=path, sweeps=sweeps, attempts=attempts, ledger=ledger, problems=tuple(problems))
 
 
@@ -83,11 +88,24 @@ def last_attempts(attempts: pd.DataFrame) -> pd.DataFrame:
     return order.drop_duplicates(POINT_KEYS, keep="last").sort_index()
 
 
+def planned(results: Results) -> pd.DataFrame:
+    """Ledger rows of the points that a sweep is to run, or has run, itself.
+
+    A plan that is made again after a part was run calls that part ``cached``: its answer is then a row of the same
+    sweep. Points answered by other sweeps are not among these.
+    """
+    ledger = results.ledger
+    own = set(zip(results.attempts["sweep"], results.attempts["attempt_id"], strict=True))
+    answers = zip(ledger["sweep"], ledger["cached_attempt"], strict=True)
+    by_itself = pd.Series([answer in own for answer in answers], index=ledger.index, dtype=bool)
+    return ledger[(ledger["verdict"] == "run") | ((ledger["verdict"] == "cached") & by_itself)]
+
+
 def waiting(results: Results) -> pd.DataFrame:
     """Ledger rows that should run and have no attempt yet that decided them."""
-    planned = results.ledger[results.ledger["verdict"] == "run"]
+    to_run = results.ledger[results.ledger["verdict"] == "run"]
     final = last_attempts(results.attempts)
     decided = final[~final["will_retry"].eq(True)]
     done = set(zip(decided["sweep"].fillna(""), decided["experiment_id"], strict=True))
-    points = zip(planned["sweep"].fillna(""), planned["experiment_id"], strict=True)
-    return planned[[point not in done for point in points]]
+    points = zip(to_run["sweep"].fillna(""), to_run["experiment_id"], strict=True)
+    return to_run[[point not in done for point in points]]

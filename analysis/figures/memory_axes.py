@@ -1,0 +1,205 @@
+"""Stacked bars of memory along one axis, with the device's memory: measured in full colour, closed form in pale."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
+
+from analysis import labels, memory_axes, metrics
+from analysis.figures import style
+from analysis.memory_axes import Bar, Panel
+from analysis.memory_families import AXES
+from analysis.memory_rows import PREDICTED
+from workloads.experiment import ENGINE
+
+_PANEL_IN = (3.7, 3.4)
+_MOST_TIMES_THE_LIMIT = 3.0
+"""Bars higher than this many times what fits are cut off, with their totals written on them: what is drawn of them
+would press all others flat."""
+_LIMIT_COLOUR = "#B00000"
+_OUTCOMES = {"ok": "", "oom": "OOM"}
+_PALE = 0.68
+_LINE_OF_TEXT = 0.095
+"""Height of a bar's total as a share of an axis."""
+
+
+def data(frame: pd.DataFrame, axis: str) -> pd.DataFrame:
+    """Bars of one axis of `AXES`, or of ``5d``, as `memory_axes.table` gives them."""
+    return memory_axes.table(_panels(frame, axis))
+
+
+@style.styled
+def draw(frame: pd.DataFrame, axis: str) -> Figure:
+    """One panel a model (of tensor parallelism two), one bar a value of the axis."""
+    panels = _panels(frame, axis)
+    if not panels:
+        raise style.NothingToDraw("no finished run's shape and layout are known")
+    columns = 2 if any(panel.variant for panel in panels) else len(panels)
+    lines = -(-len(panels) // columns)
+    figure = style.new_figure(
+        max(_PANEL_IN[0] * columns + 0.5, 6.8), (_PANEL_IN[1] if lines == 1 else 2.7) * lines + 1.4
+    )
+    axes = figure.subplots(lines, columns, squeeze=False)
+    bars = [bar for panel in panels for bar in panel.bars]
+    limits = limits_of(frame, bars)
+    held_lines = max(1 + panel.held.count("\n") for panel in panels)
+    unit, unit_name = labels.memory_unit(max(bar.stack.total for bar in bars))
+    for ax, panel in zip(axes.ravel(), panels, strict=False):
+        draw_bars(ax, panel.bars, limits, unit)
+        ax.set_title("\n".join(name for name in (panel.model, panel.variant) if name), pad=8 + 11 * held_lines)
+        ax.annotate(
+            panel.held,
+            (0, 1),
+            (0, 4),
+            xycoords="axes fraction",
+            textcoords="offset points",
+            fontsize=8,
+            color="#444444",
+        )
+    for ax in axes[-1]:
+        ax.set_xlabel(AXES[axis].label if axis in AXES else "Layout, each with all that stands before it")
+    for ax in axes[:, 0]:
+        ax.set_ylabel(f"Memory of the fullest rank, {unit_name}")
+    style.bottom_legend(figure, handles(bars, limits, frame), _note(panels, frame))
+    return figure
+
+
+def draw_bars(ax: Axes, bars: Sequence[Bar], limits: Sequence[float], unit: int) -> None:
+    """Bars with their totals, marks of what was measured besides, and the device's memory."""
+    top = _top(bars, limits) / unit
+    for pale in (False, True):
+        places = [place for place, bar in enumerate(bars) if (bar.stack.source == PREDICTED) == pale]
+        bottom = np.zeros(len(places))
+        for i, (colour, hatch) in enumerate(FILLS):
+            heights = np.array([bars[place].stack.bytes[i] for place in places]) / unit
+            ax.bar(places, heights, bottom=bottom, width=0.72, hatch=hatch, **look(colour, pale=pale))
+            bottom += heights
+    for name, marker in _MARKS.items():
+        known = [(place, value) for place, bar in enumerate(bars) if (value := _mark(bar, name)) is not None]
+        if known:
+            ax.plot(*np.array([(place, value / unit) for place, value in known]).T, **_BLACK, **marker)
+    for limit in limits:
+        ax.axhline(limit / unit, color=_LIMIT_COLOUR, linestyle="--", linewidth=1.2)
+    for place, bar in enumerate(bars):
+        _write_total(ax, place, bar, top, unit)
+    ax.set_xticks(range(len(bars)), [_tick(bar) for bar in bars], fontsize=8)
+    ax.set(xlim=(-0.6, len(bars) - 0.4), ylim=(0, 1.12 * top))
+    ax.yaxis.set_major_locator(MaxNLocator(5))
+    ax.grid(axis="y")
+
+
+def _write_total(ax: Axes, place: int, bar: Bar, top: float, unit: int) -> None:
+    """The sum of a bar: on it, or inside where a mark is in the way, or at the upper end of one that is cut off."""
+    total = bar.stack.total / unit
+    mark = (_mark(bar, "peak_reserved_bytes") or 0) / unit
+    inside = total > top or (0 < mark - total < _LINE_OF_TEXT * top and total > 1.5 * _LINE_OF_TEXT * top)
+    ax.annotate(
+        f"{'↑ ' if total > top else ''}{_short(total)}",
+        (place, min(total if inside or mark - total >= _LINE_OF_TEXT * top else max(total, mark), top)),
+        (0, -3 if inside else 3),
+        textcoords="offset points",
+        ha="center",
+        va="top" if inside else "bottom",
+        fontsize=7.5,
+        bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 0.5},
+    )
+
+
+def handles(bars: Sequence[Bar], limits: Sequence[float], frame: pd.DataFrame) -> list[Patch | Line2D]:
+    """Legend of the categories, of what is measured and what not, and of the marks that these bars have."""
+    found: list[Patch | Line2D] = [
+        Patch(hatch=hatch, label=name, **look(colour, pale=False))
+        for name, (colour, hatch) in zip(metrics.CATEGORIES.values(), FILLS, strict=True)
+    ]
+    sources = dict.fromkeys(bar.stack.source for bar in bars)
+    found += [
+        Patch(label=_SOURCE_NAMES[source], **look("#555555", pale=source == PREDICTED))
+        for source in _SOURCE_NAMES
+        if source in sources
+    ]
+    for name, marker in _MARKS.items():
+        if any(_mark(bar, name) is not None for bar in bars):
+            found.append(Line2D([], [], label=_MARK_NAMES[name], **_BLACK, **marker))
+    if limits:
+        names = sorted(frame["device_name"].dropna().unique())
+        of = f" ({names[0]})" if len(names) == 1 else ""
+        found.append(Line2D([], [], linestyle="--", color=_LIMIT_COLOUR, label=f"memory of the device{of}"))
+    return found
+
+
+_SOURCE_NAMES = {
+    "measured": "full colour: measured",
+    "traced": "full colour: traced without a device",
+    PREDICTED: "pale: closed form, not measured",
+}
+_MARKS: dict[str, dict[str, Any]] = {
+    "peak_reserved_bytes": {"marker": "_", "markersize": 15, "markeredgewidth": 1.6},
+    "peak_allocated_bytes": {"marker": "D", "markersize": 4.5, "markerfacecolor": "white"},
+}
+_MARK_NAMES = {"peak_reserved_bytes": "peak reserved, measured", "peak_allocated_bytes": "peak allocated, measured"}
+_BLACK: dict[str, Any] = {"linestyle": "", "color": "black", "zorder": 5}
+FILLS = tuple(zip(style.CATEGORY_COLOURS, style.CATEGORY_HATCHES, strict=True))[: len(metrics.CATEGORIES)]
+
+
+def _panels(frame: pd.DataFrame, axis: str) -> list[Panel]:
+    return memory_axes.along(frame, AXES[axis]) if axis in AXES else memory_axes.together(frame)
+
+
+def look(colour: str, *, pale: bool) -> dict[str, Any]:
+    if not pale:
+        return {"facecolor": colour, "edgecolor": "white", "linewidth": 0.5}
+    mixed = tuple(np.array(to_rgb(colour)) * (1 - _PALE) + _PALE)
+    return {"facecolor": mixed, "edgecolor": colour, "linewidth": 0.9}
+
+
+def limits_of(frame: pd.DataFrame, bars: Sequence[Bar]) -> list[float]:
+    """Device memory of the rows drawn, else of all rows: one line for each kind of device."""
+    own = {value for bar in bars if (value := _known(bar, "device_memory_bytes")) is not None}
+    return sorted(own or {float(value) for value in frame["device_memory_bytes"].dropna().unique()})
+
+
+def _top(bars: Sequence[Bar], limits: Sequence[float]) -> float:
+    """Highest byte that the axis shows, see `_MOST_TIMES_THE_LIMIT`."""
+    reserved = [value for bar in bars if (value := _known(bar, "peak_reserved_bytes")) is not None]
+    highest = max([*(bar.stack.total for bar in bars), *reserved, *limits])
+    fits = max([*limits, *reserved], default=highest)
+    return min(highest, _MOST_TIMES_THE_LIMIT * fits)
+
+
+def _known(bar: Bar, name: str) -> float | None:
+    value = None if bar.row is None else bar.row[name]
+    return None if value is None or pd.isna(value) else float(value)
+
+
+def _mark(bar: Bar, name: str) -> float | None:
+    """What a mark shows of a bar; a split that was measured adds up to the allocated peak itself."""
+    return None if name == "peak_allocated_bytes" and bar.stack.source != PREDICTED else _known(bar, name)
+
+
+def _tick(bar: Bar) -> str:
+    if bar.row is None:
+        return bar.label
+    outcome = _OUTCOMES.get(bar.row["outcome"], "failed")
+    repeats = int(bar.row["repeats"])
+    return "\n".join(part for part in (bar.label, outcome, f"n = {repeats}" if repeats > 1 else "") if part)
+
+
+def _short(value: float) -> str:
+    return f"{value:,.0f}" if value >= 99.95 else f"{value:.1f}"
+
+
+def _note(panels: Sequence[Panel], frame: pd.DataFrame) -> str | None:
+    """What the legend must say besides: that no rows are shown, or that they are another engine's."""
+    if all(panel.basis == memory_axes.CLOSED_FORM for panel in panels):
+        return "Closed form: no rows differ in this only"
+    others = sorted(set(frame["engine"].dropna()) - {ENGINE})
+    return f"Closed form of {ENGINE}'s engine, marks of {labels.listed(others)}'s runs" if others else None

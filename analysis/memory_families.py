@@ -1,0 +1,184 @@
+"""Runs that differ in one choice only: the families from which memory along an axis is drawn.
+
+All other columns of the configuration agree. What follows from the axis itself may differ with it: the number of
+devices, and of data parallelism either the global batch or the number of micro-batches. Where an axis is off, the
+choices that it alone gives a meaning have none: one data-parallel rank belongs to the families of every ZeRO stage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from analysis.derived import SHAPE
+from analysis.labels import records
+from analysis.load import last_attempts
+from analysis.memory_rows import READ, can_be_counted
+
+_POINT = ("sweep", "repeat_of", "started_at", "attempt_number")
+_REPLICAS = "_replicas"
+"""Replicas beside shards (HSDP's outer degree); 1 where nothing is sharded."""
+_CONFIG = (
+    *("model", *SHAPE, "seq_len", "dp", _REPLICAS, "zero_stage", "tp", "sequence_parallel", "cp", "pp", "pp_schedule"),
+    *("virtual_stages", "ep", "micro_batch_size", "recompute", "precision", "attention", "compile", "seed"),
+    *("engine", "engine_version"),
+)
+_OUTCOME_ORDER = {"ok": 0, "oom": 1}
+_BATCHES = ("num_microbatches", "global_batch_size")
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """One column of the configuration along which memory is drawn."""
+
+    name: str
+    """As in file names: ``memory_by_<name>``."""
+    column: str
+    label: str
+    """Of the x axis."""
+    values: tuple[Any, ...]
+    """In order; those that the closed form is drawn for where no rows differ in the axis only."""
+    off: Any = None
+    """The value at which ``with_it`` has no meaning."""
+    with_it: tuple[str, ...] = ()
+
+
+_POWERS = (1, 2, 4, 8, 16, 32, 64)
+AXES = {
+    axis.name: axis
+    for axis in (
+        Axis("seq_len", "seq_len", "Sequence length, tokens", tuple(1024 * power for power in _POWERS[:6])),
+        Axis("recompute", "recompute", "Recomputation of activations", ("none", "selective", "full")),
+        Axis("dp", "dp", "Data-parallel degree", _POWERS, 1, ("zero_stage", _REPLICAS)),
+        Axis("zero", "zero_stage", "ZeRO stage", (0, 1, 2, 3), 0, (_REPLICAS,)),
+        Axis("tp", "tp", "Tensor-parallel degree", _POWERS[:5], 1, ("sequence_parallel",)),
+        Axis("cp", "cp", "Context-parallel degree", _POWERS[:5]),
+        Axis("pp", "pp", "Pipeline-parallel degree (stages)", _POWERS[:5], 1, ("pp_schedule", "virtual_stages")),
+    )
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """Rows that differ in one axis only, one for each of its values, in the order of the axis."""
+
+    rows: tuple[dict[str, Any], ...]
+    """With ``repeats``, the number of finished runs of that configuration."""
+    fixed: str
+    """Of the number of micro-batches and the global batch, what all rows share."""
+    num_params: int
+
+    @property
+    def model(self) -> str:
+        return str(self.rows[0]["model"])
+
+
+def countable(frame: pd.DataFrame) -> pd.DataFrame:
+    """The deciding attempts whose memory is known or can be worked out, with the columns that families are made of."""
+    if "study_label" in frame:  # a few of its runs are of other shapes than their label says
+        frame = frame[frame["study_label"].isna() | (frame["study_label"] == frame["model"])]
+    rows = last_attempts(frame[[*READ, *_POINT]])
+    rows = rows[can_be_counted(rows)]
+    return rows.assign(**{_REPLICAS: rows["dp_replicate"].where(rows["zero_stage"] > 0, 1)})
+
+
+def families(rows: pd.DataFrame, axis: Axis) -> list[Family]:
+    """The best family of each model along an axis, from the smallest model to the largest.
+
+    Best is the one with the most values of the axis, then with the most finished runs, then with the highest peak. A
+    family has two values or more, and a run that finished. ``rows`` as from `countable`.
+    """
+    batches = _BATCHES if axis.column == "dp" else _BATCHES[:1]
+    found: dict[str, tuple[tuple[float, ...], Family]] = {}
+    for batch in batches:
+        for score, family in _best_by_model(_with_off_rows(rows, axis, batch), axis, batch):
+            if family.model not in found or score > found[family.model][0]:
+                found[family.model] = score, family
+    return sorted((family for _, family in found.values()), key=lambda family: (family.num_params, family.model))
+
+
+def twin(rows: pd.DataFrame, family: Family, axis: Axis, **changes: Any) -> dict[Any, dict[str, Any]]:
+    """By value of the axis, the rows that agree with a family but for ``changes`` (columns and their values)."""
+    example = family.rows[-1]
+    fixed = [name for name in (*_CONFIG, family.fixed) if name != axis.column]
+    wanted = {name: example[name] for name in fixed} | changes
+    own = _one_each(rows[_agree(rows, wanted)], [axis.column])
+    return {row[axis.column]: row for row in records(own)}
+
+
+def like(rows: pd.DataFrame, wanted: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The row of a configuration: a finished one if there is any. Unknown values of ``wanted`` are not compared."""
+    own = rows[_agree(rows, {name: value for name, value in wanted.items() if pd.notna(value)})]
+    return records(_one_each(own, ["model"]))[0] if len(own) else None
+
+
+def _agree(rows: pd.DataFrame, wanted: Mapping[str, Any]) -> pd.Series:
+    same = pd.Series(True, index=rows.index)
+    for name, value in wanted.items():
+        same &= rows[name].isna() if pd.isna(value) else rows[name].eq(value)
+    return same
+
+
+def _with_off_rows(rows: pd.DataFrame, axis: Axis, batch: str) -> pd.DataFrame:
+    """Rows with their family in ``_family``; one where the axis is off stands in each family that it belongs to."""
+    rows = rows[rows[axis.column].notna()]
+    # Most columns have one value in most frames, and leaving them out is what this costs least with.
+    differ = [name for name in (*_CONFIG, batch) if name != axis.column and rows[name].nunique(dropna=False) > 1]
+    keys = ["model", *(name for name in differ if name != "model" and name not in axis.with_it)]
+    if axis.with_it:
+        off = rows[axis.column] == axis.off
+        of_kind = {f"_{name}": rows[name] for name in axis.with_it}
+        on = rows.assign(**of_kind)[~off]
+        both = rows[off].merge(on[[*keys, *of_kind]].drop_duplicates(), on=keys)
+        rows = pd.concat([on, both], ignore_index=True) if len(both) else on
+        keys += of_kind
+    return rows.assign(_family=rows.groupby(keys, dropna=False, sort=False).ngroup())
+
+
+def _best_by_model(rows: pd.DataFrame, axis: Axis, batch: str) -> list[tuple[tuple[float, ...], Family]]:
+    if rows.empty:
+        return []
+    ok = rows["outcome"] == "ok"
+    peaks = rows[["peak_allocated_bytes", "peak_reserved_bytes"]].max(axis=1).where(ok)
+    marks = rows.assign(_peak=peaks, _finished=rows[axis.column].where(ok)).groupby("_family", sort=False)
+    scores = pd.DataFrame(
+        {
+            "model": marks["model"].first(),
+            "values": marks[axis.column].nunique(),
+            "finished": marks["_finished"].nunique(),
+            "peak": marks["_peak"].max(),
+        }
+    )
+    scores = scores[(scores["values"] >= 2) & (scores["finished"] >= 1)].fillna({"peak": 0.0})
+    order = ["values", "finished", "peak"]
+    best = scores.sort_values(order, ascending=False, kind="stable").drop_duplicates("model")
+    result = []
+    for number, score in best[order].iterrows():
+        own = _one_each(rows[rows["_family"] == number], [axis.column])
+        if axis.column == "recompute":  # the others are numbers
+            place = {value: i for i, value in enumerate(axis.values)}
+            own = own.iloc[own["recompute"].map(place).fillna(len(place)).argsort(kind="stable")]
+        picked = tuple(records(own))
+        result.append((tuple(map(float, score)), Family(picked, batch, _size(picked[0]))))
+    return result
+
+
+def _one_each(rows: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
+    """One row for each value of ``keys``, sorted by them: the finished run in the middle by its peak, else one that ran
+    out of memory, else any. ``repeats`` counts the finished ones."""
+    ok = rows["outcome"] == "ok"
+    rows = rows.assign(
+        _order=rows["outcome"].map(_OUTCOME_ORDER).fillna(2),
+        repeats=ok.groupby([rows[key] for key in keys]).transform("sum"),
+    )
+    rows = rows.sort_values([*keys, "_order", "peak_allocated_bytes", "peak_reserved_bytes", "attempt_id"])
+    place = rows.groupby(list(keys)).cumcount()
+    middle = (rows["repeats"] - 1).clip(lower=0) // 2
+    return rows[place == middle].drop(columns="_order")
+
+
+def _size(row: Mapping[str, Any]) -> int:
+    return int(row["num_params"]) if pd.notna(row["num_params"]) else 0

@@ -1,0 +1,96 @@
+"""Layouts that no row has: one choice of a finished run's changed, or its axes added one after another.
+
+Only layouts that the planner would not refuse: degrees that divide what they split, a layer for every stage.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from workloads.costs.params import V_SHAPED
+from workloads.experiment import Experiment
+
+STANDARD_DP = 8
+"""Data-parallel ranks over which ZeRO stages are compared where the run itself has one."""
+STANDARD_DEGREE = 2
+"""Of an axis that the run does not use, where all axes are shown together."""
+STANDARD_STAGE = 3
+
+
+def variant(base: Experiment, axis: str, value: Any, *, sequence_parallel: bool | None = None) -> Experiment | None:
+    """``base`` with one choice changed: its micro-batches and everything else stay; None for an impossible layout.
+
+    ``axis`` is a name of `analysis.memory_families.AXES`. The global batch follows the data-parallel ranks. Along
+    ``dp`` all ranks shard together; elsewhere replicas beside shards stay.
+    """
+    if axis == "zero":
+        return _possible(base, dp=base.dp if base.dp > 1 else STANDARD_DP, zero_stage=value)
+    if axis == "dp":
+        return _possible(base, dp=value, zero_stage=base.zero_stage, dp_replicate=1)
+    changes = {axis: value}
+    if sequence_parallel is not None:
+        changes["sequence_parallel"] = sequence_parallel
+    return _possible(base, **changes)
+
+
+def steps_to_all(target: Experiment, *, same_batch: bool) -> list[tuple[str, Experiment]]:
+    """From one device to every axis at once: (what is added, layout), each with all that stands before it.
+
+    Degrees are the target's where it uses an axis, else `STANDARD_DEGREE` (ZeRO: `STANDARD_STAGE`). Experts are last,
+    where the model has them. With ``same_batch`` the global batch stays, else the number of micro-batches. What is
+    impossible is left out.
+    """
+    dp = target.dp if target.dp > 1 else STANDARD_DEGREE
+    stage = target.zero_stage or STANDARD_STAGE
+    degree = {axis: own if (own := getattr(target, axis)) > 1 else STANDARD_DEGREE for axis in ("tp", "pp", "cp", "ep")}
+    alone = {"dp": 1, "zero_stage": 0, "tp": 1, "pp": 1, "cp": 1, "ep": 1, "virtual_stages": 1}
+    added: list[tuple[str, dict[str, Any]]] = [
+        ("one\ndevice", {}),
+        (f"+ dp\n{dp}", {"dp": dp}),
+        (f"+ ZeRO\n{stage}", {"zero_stage": stage}),
+        (f"+ tp\n{degree['tp']}", {"tp": degree["tp"]}),
+        (f"+ pp\n{degree['pp']}", {"pp": degree["pp"], "virtual_stages": target.virtual_stages}),
+        (f"+ cp\n{degree['cp']}", {"cp": degree["cp"]}),
+    ]
+    if target.model.moe is not None:
+        added.append((f"+ ep\n{degree['ep']}", {"ep": degree["ep"]}))
+    result, layout = [], alone
+    for name, change in added:
+        if (experiment := _possible(target, same_batch, **(layout | change))) is not None:
+            layout = layout | change
+            result.append((name, experiment))
+    return result
+
+
+def _possible(base: Experiment, same_batch: bool = False, **changes: Any) -> Experiment | None:
+    fields = {field.name: getattr(base, field.name) for field in dataclasses.fields(base)} | changes
+    dp = fields.pop("dp", base.dp)
+    if "dp" in changes:
+        replicas = fields["dp_replicate"] if dp == base.dp and base.dp_shard > 1 else 1
+        fields["dp_replicate"], fields["dp_shard"] = (replicas, dp // replicas) if fields["zero_stage"] else (dp, 1)
+    if not same_batch:
+        fields["global_batch_size"] = dp * fields["micro_batch_size"] * base.num_microbatches
+    e = Experiment.canonical(**fields)
+    return e if _divides(e) else None
+
+
+def _divides(e: Experiment) -> bool:
+    """What `workloads.rules` asks of the axes that change here."""
+    model, tokens = e.model, e.micro_batch_size * e.seq_len // e.cp
+    split = [model.num_heads, model.num_kv_heads, model.ffn_hidden_size, model.vocab_size]
+    if model.moe is not None:
+        split.append(model.moe.expert_hidden_size)
+    if e.global_batch_size % e.sequences_per_round:
+        return False
+    if any(size % e.tp for size in split) or (e.sequence_parallel and tokens % e.tp):
+        return False
+    if e.cp > 1 and e.seq_len % (2 * e.cp):
+        return False
+    if e.ep > 1 and (model.moe is None or model.moe.num_experts % e.ep or (e.dp * e.cp) % e.ep):
+        return False
+    if e.pp_schedule == "interleaved_1f1b" and e.num_microbatches % e.pp:
+        return False
+    if e.pp_schedule in V_SHAPED and e.zero_stage == 3:
+        return False
+    return e.pp * e.virtual_stages <= model.num_layers
