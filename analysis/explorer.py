@@ -1,0 +1,72 @@
+"""The explorer: every row of a report in one page that filters, plots, selects and explains them, offline.
+
+The page is ``templates/explorer/``: one HTML file with its styles and scripts, plotly and the rows inlined.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from plotly.offline import get_plotlyjs
+
+from analysis import explorer_data, explorer_logs
+from analysis.cohorts import Cohort
+from analysis.explorer_models import models_json
+from analysis.load import Results
+
+_TEMPLATES = Path(__file__).resolve().parent / "templates" / "explorer"
+_SCRIPTS = (
+    *("model_costs.js", "memory_rules.js", "memory_model.js", "memory_form.js", "memory.js"),
+    *("pipeline_model.js", "schedule.js"),
+    *("columns.js", "filters.js", "plot.js", "table.js", "rerun.js", "panel.js", "address.js", "main.js"),
+)
+"""In the order in which they need each other; the last one starts the page, the others only define."""
+_STYLES = ("explorer.css", "widgets.css")
+
+
+def write(results: Results, cohorts: Sequence[Cohort], path: Path) -> Path:
+    """Write the explorer of ``results``, split into ``cohorts``, to ``path``; returns ``path``.
+
+    Raises `OSError` when it cannot be written.
+    """
+    frame = explorer_data.table(cohorts)
+    data = explorer_data.encode(frame, cohorts) | {
+        "source": str(results.path),
+        "logs": explorer_logs.tails(results.path, frame),
+        "widget": models_json(results.attempts),
+    }
+    path.write_text(render(results.path.resolve().name, data), encoding="utf-8", errors="replace")
+    return path
+
+
+def render(name: str, data: dict[str, Any]) -> str:
+    """The page for ``data`` (see `explorer_data.encode`)."""
+    environment = Environment(
+        loader=FileSystemLoader(_TEMPLATES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    return environment.get_template("explorer.html").render(
+        name=name,
+        styles=[_source(name) for name in _STYLES],
+        plotly=get_plotlyjs(),
+        scripts=[_source(name) for name in _SCRIPTS],
+        data=embeddable(data),
+    )
+
+
+def _source(name: str) -> str:
+    return (_TEMPLATES / name).read_text(encoding="utf-8")
+
+
+def embeddable(data: Any) -> str:
+    """JSON that cannot end the script element it stands in, whatever texts it holds."""
+    text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")

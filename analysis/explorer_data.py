@@ -1,0 +1,180 @@
+"""The rows of a report as the explorer's JSON: one entry a column, texts and repeated numbers as codes into a list.
+
+Nothing is worked out here that is not in the rows already: a value that is not known is null.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from analysis.cohorts import Cohort
+from analysis.labels import OUTCOME_NAMES
+from results.reference import EXTRA_COLUMNS
+from results.schema import ATTEMPT_COLUMNS
+from workloads.experiment import ENGINE, ENGINE_VERSION
+
+COHORT = "cohort"
+"""Column with the title of a row's cohort."""
+_LEFT_OUT = frozenset({"config_json", "source_sha256", "log_dir"})
+"""Too large for what they tell; ``log_dir`` is said by the log itself."""
+_LISTS = frozenset({"hosts", "nodes"})
+"""Columns of lists that are shown, as one text. All others are series (losses, bytes by step), not values of a row."""
+_DIGITS = 7
+"""Significant digits that a number keeps."""
+_LEVELS = 400
+"""A column of numbers with at most this many different values is stored as codes."""
+_LABELS = {
+    COHORT: "cohort",
+    "workload": "workload",
+    "layout": "layout",
+    "degrees": "degrees",
+    "batching": "batching",
+    "world_size": "GPUs",
+    "micro_batch_size": "micro-batch",
+    "num_params": "parameters",
+    "num_microbatches": "micro-batches (accumulation)",
+    "global_batch_size": "global batch",
+    "study_label": "the study's label",
+    "seq_len": "sequence length",
+    "zero_stage": "ZeRO stage",
+    "recompute": "recomputation",
+    "tokens_per_s_per_gpu": "tokens/s/GPU",
+    "tokens_per_s": "tokens/s",
+    "step_time_s": "step time",
+    "step_time_min_s": "fastest step",
+    "step_time_max_s": "slowest step",
+    "mfu_palm": "MFU (PaLM)",
+    "mfu_causal": "MFU (causal)",
+    "mfu_playbook": "MFU (Playbook)",
+    "hfu": "HFU",
+    "published_mfu": "MFU as published",
+    "peak_allocated_bytes": "peak allocated",
+    "peak_reserved_bytes": "peak reserved",
+    "predicted_peak_bytes": "predicted peak",
+    "predicted_step_time_s": "predicted step time",
+}
+_DESCRIBED = {column.name: (column.unit, column.description) for column in (*ATTEMPT_COLUMNS, *EXTRA_COLUMNS)}
+"""Unit and meaning of each column that the schema, or the reader of the study, defines."""
+_UNIT_IN_LABEL = frozenset({"world_size", "tokens_per_s", "tokens_per_s_per_gpu"})
+_UNIT_ENDINGS = frozenset({"s", "bytes", "w", "c", "mhz"})
+_FRACTIONS = frozenset({"mfu_palm", "mfu_causal", "mfu_playbook", "hfu", "published_mfu"})
+_FILTERS = (
+    *(COHORT, "sweep", "grid", "outcome", "phase", "model", "study_label", "seq_len", "world_size"),
+    *("dp", "dp_replicate", "tp", "cp", "pp", "ep", "zero_stage"),
+    *("micro_batch_size", "num_microbatches", "global_batch_size", "recompute", "pp_schedule", "virtual_stages"),
+    *("sequence_parallel", "precision", "attention", "compile", "network_regime", "after_pp_fix"),
+    *("tokens_per_s_per_gpu", "mfu_palm", "step_time_s", "peak_allocated_bytes", "peak_reserved_bytes"),
+)
+"""Filters in their order on the page, where a column has several values. Any other column can be added there."""
+_TABLE = (
+    *("model", "world_size", "layout", "outcome", "tokens_per_s_per_gpu", "mfu_palm", "step_time_s"),
+    *("peak_allocated_bytes", "peak_reserved_bytes", "sweep"),
+)
+
+
+def table(cohorts: Sequence[Cohort]) -> pd.DataFrame:
+    """Every row of the cohorts, those of the first first, with its cohort's title in the column `COHORT`."""
+    if not cohorts:
+        return pd.DataFrame()
+    frames = [cohort.frame.assign(**{COHORT: cohort.title}) for cohort in cohorts]
+    return frames[0] if len(frames) == 1 else pd.concat(frames, ignore_index=True)
+
+
+def encode(frame: pd.DataFrame, cohorts: Sequence[Cohort]) -> dict[str, Any]:
+    """What the page needs of ``frame`` (see `table`), ready for `json.dumps`."""
+    columns = [column for name in frame.columns if name not in _LEFT_OUT and (column := _column(frame, str(name)))]
+    order = {name: place for place, name in enumerate((*_LABELS, *_DESCRIBED))}
+    columns.sort(key=lambda column: order.get(column["name"], len(order)))
+    names = [column["name"] for column in columns]
+    ids = "\n".join(frame["attempt_id"]) if len(frame) else ""
+    return {
+        "rows": len(frame),
+        "fingerprint": hashlib.sha256(ids.encode("utf-8", "replace")).hexdigest()[:8],
+        "cohorts": [{"title": c.title, "meaning": c.meaning, "stamp": c.stamp, "rows": len(c.frame)} for c in cohorts],
+        "columns": columns,
+        "filters": [name for name in _FILTERS if name in names],
+        "table": [name for name in _TABLE if name in names],
+        "outcomes": OUTCOME_NAMES,
+        "engine": {"name": ENGINE, "version": ENGINE_VERSION},
+    }
+
+
+def _column(frame: pd.DataFrame, name: str) -> dict[str, Any] | None:
+    """One column; None when no row has a value in it."""
+    values = frame[name]
+    unit, description = _DESCRIBED.get(name, ("", ""))
+    unit = "fraction" if name in _FRACTIONS else "" if name in _UNIT_IN_LABEL else unit
+    about = {"name": name, "label": _LABELS.get(name) or _label(name, unit), "unit": unit, "description": description}
+    if isinstance(values.dtype, pd.DatetimeTZDtype):
+        seconds = (values - pd.Timestamp(0, tz="UTC")).dt.total_seconds()
+        packed, kind = _numbers(seconds.to_numpy(dtype=float, na_value=np.nan), digits=None), "time"
+    elif pd.api.types.is_bool_dtype(values):
+        packed, kind = _codes(values.map({True: "yes", False: "no"}, na_action="ignore")), "text"
+    elif pd.api.types.is_numeric_dtype(values):
+        array = values.to_numpy(dtype=float, na_value=np.nan)
+        packed, kind = _numbers(array, None if pd.api.types.is_integer_dtype(values) else _DIGITS), "number"
+    else:
+        if not isinstance(values.dtype, pd.StringDtype):  # flags with gaps, lists, whatever a foreign table holds
+            if name not in _LISTS and any(isinstance(value, list | np.ndarray) for value in values):
+                return None
+            values = values.map(_text, na_action="ignore")
+        packed, kind = _codes(values), "text"
+    return about | {"kind": kind} | packed if packed else None
+
+
+def _label(name: str, unit: str) -> str:
+    """A column's name in words, without the unit that ends it where that is written beside it."""
+    words = name.split("_")
+    return " ".join(words[:-1] if unit and words[-1] in _UNIT_ENDINGS else words)
+
+
+def _numbers(array: np.ndarray, digits: int | None) -> dict[str, Any] | None:
+    """Numbers as ``levels`` and ``codes`` (-1: not known) where few are different, else as ``values`` with nulls."""
+    array = np.where(np.isfinite(array), array, np.nan)
+    whole = array == np.floor(array)
+    if digits is not None:  # whole numbers (bytes that nulls made floats) are kept as they are
+        with np.errstate(divide="ignore", invalid="ignore"):
+            scale = 10.0 ** (digits - 1 - np.floor(np.log10(np.abs(array))))
+            short = np.round(array * scale) / scale
+        array = np.where(whole | ~np.isfinite(short), array, short)
+    codes, levels = pd.factorize(array, sort=True)
+    if not len(levels):
+        return None
+    if len(levels) <= _LEVELS:
+        return {"levels": _plain(levels), **_packed(codes)}
+    return {"values": _plain(array)}
+
+
+def _plain(array: np.ndarray) -> list[float | int | None]:
+    """The numbers as JSON writes them shortest; not a number as null."""
+    known = ~np.isnan(array)
+    exact = np.where(known, array, 0.0)
+    if (exact == np.floor(exact)).all() and (np.abs(exact) < 2**53).all():
+        exact = exact.astype(np.int64)
+    numbers: list[float | int | None] = exact.tolist()
+    for place in np.flatnonzero(~known):
+        numbers[place] = None
+    return numbers
+
+
+def _codes(values: pd.Series) -> dict[str, Any] | None:
+    codes, levels = pd.factorize(values)
+    return {"levels": [str(level) for level in levels], **_packed(codes)} if len(levels) else None
+
+
+def _packed(codes: np.ndarray) -> dict[str, Any]:
+    """A column of one value everywhere is that value's code alone."""
+    return {"code": int(codes[0])} if (codes == codes[0]).all() else {"codes": codes.tolist()}
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool | np.bool_):
+        return "yes" if value else "no"
+    if isinstance(value, list | tuple | np.ndarray):
+        return ", ".join(str(part) for part in value)
+    return str(value)

@@ -1,0 +1,116 @@
+"""What the explorer's memory widget offers to choose from: shipped model shapes and devices, and the planner's limit.
+
+The YAML files of ``sweep/conf`` are data that ship beside this package. They are read as such: no room is imported, and
+no shape or memory size is written down a second time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+import pandas as pd
+import yaml
+
+from workloads import experiment as ex
+from workloads.cluster import ClusterSpec, cluster_from_dict
+from workloads.costs.params import num_params
+from workloads.errors import InvalidExperiment, InvalidSweep
+
+CONF = Path(__file__).resolve().parent.parent / "sweep" / "conf"
+_DEVICE = "/device@device"
+"""How a cluster file names its device file in its list of defaults (Hydra's grammar)."""
+
+
+def models_json(attempts: pd.DataFrame | None = None, conf: Path = CONF) -> dict[str, Any]:
+    """Plain data for the page (``data.widget``).
+
+    ``models``: every shipped shape, smallest first, then shapes that only ``attempts`` (rows of `results.schema`) have;
+    ``clusters``: every shipped cluster with known device memory, in bytes; ``oom_margin``: the planner leaves a layout
+    out when its peak exceeds this many times a cluster's ``usable_bytes``; ``choices``: the words that the fields of an
+    experiment may hold; ``engine``: name and version. Raises `InvalidSweep` for a shipped file that cannot be read.
+    """
+    models = sorted((_model(path) for path in _files(conf, "model")), key=num_params)
+    clusters = [_cluster(path, conf) for path in _files(conf, "cluster")]
+    choices = {
+        "recompute": ex.Recompute,
+        "pp_schedule": ex.PipelineSchedule,
+        "precision": ex.Precision,
+        "attention": ex.Attention,
+        "compile": ex.Compile,
+    }
+    return {
+        "models": [dataclasses.asdict(model) for model in [*models, *_models_of(attempts, models)]],
+        "clusters": [_described(cluster) for cluster in clusters if cluster.device.memory_bytes is not None],
+        "oom_margin": float(_read(conf / "config.yaml")["plan"]["oom_margin"]),
+        "choices": {field: list(get_args(words)) for field, words in choices.items()},
+        "engine": {"engine": ex.ENGINE, "engine_version": ex.ENGINE_VERSION},
+    }
+
+
+def _described(cluster: ClusterSpec) -> dict[str, Any]:
+    return {
+        "name": cluster.name,
+        "device": cluster.device.name,
+        "backend": cluster.backend,
+        "devices_per_node": cluster.devices_per_node,
+        "single_node": cluster.inter_node is None,
+        "memory_bytes": cluster.device.memory_bytes,
+        "usable_bytes": cluster.usable_bytes,
+        "precisions": list(cluster.device.peak_flops),
+    }
+
+
+def _models_of(attempts: pd.DataFrame | None, known: Sequence[ex.ModelSpec]) -> list[ex.ModelSpec]:
+    """Shapes of the rows that record their experiment in full, without those that are ``known`` by another name."""
+    if attempts is None or attempts.empty:
+        return []
+    shape = ["model", "num_layers", "hidden_size", "num_heads", "num_kv_heads", "ffn_hidden_size", "vocab_size"]
+    rows = attempts.dropna(subset=["config_json"]).drop_duplicates(shape)
+    seen = {dataclasses.replace(model, name="") for model in known}
+    names = {model.name for model in known}
+    found = []
+    for text in rows["config_json"]:
+        try:
+            model = ex.from_json(text).model
+        except (InvalidExperiment, ValueError):
+            continue  # written by another version, whose fields mean something else
+        if dataclasses.replace(model, name="") in seen:
+            continue
+        seen.add(dataclasses.replace(model, name=""))
+        name = model.name if model.name not in names else f"{model.name} (of the rows)"
+        names.add(name)
+        found.append(dataclasses.replace(model, name=name))
+    return found
+
+
+def _files(conf: Path, group: str) -> list[Path]:
+    files = sorted((conf / group).glob("*.yaml"))
+    if not files:
+        raise InvalidSweep(f"{conf / group} holds no YAML file; it ships with this package")
+    return files
+
+
+def _model(path: Path) -> ex.ModelSpec:
+    return ex.model_from_dict({"name": path.stem, **_read(path)})
+
+
+def _cluster(path: Path, conf: Path) -> ClusterSpec:
+    """The cluster with its device in place, as Hydra composes it. Rates are not converted: nothing here reads them."""
+    fields = _read(path)
+    for default in fields.pop("defaults", []):
+        if isinstance(default, dict) and _DEVICE in default:
+            fields["device"] = _read(conf / "device" / f"{default[_DEVICE]}.yaml")
+    return cluster_from_dict(fields)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        data = yaml.safe_load(path.read_text())
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise InvalidSweep(f"{path}: {' '.join(str(error).split())}") from None
+    if not isinstance(data, dict):
+        raise InvalidSweep(f"{path} does not hold a mapping")
+    return data

@@ -1,0 +1,117 @@
+"use strict";
+
+/* The embedded columns, unpacked when first asked for: values, how they are written, how they sort. Also `element`,
+   the only way in which this page makes elements: texts are always texts. */
+
+function element(tag, attributes = {}, ...children) {
+  const node = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
+    else if (value === true) node.setAttribute(name, "");
+    else if (value !== false && value !== null && value !== undefined) node.setAttribute(name, value);
+  }
+  node.append(...children.filter((child) => child !== null && child !== undefined));
+  return node;
+}
+
+const Columns = (() => {
+  const SCALES = { B: [2 ** 30, "GiB"], fraction: [0.01, "%"], "FLOP/s": [1e12, "TFLOP/s"], "B/s": [1e9, "GB/s"], FLOP: [1e9, "GFLOP"] };
+  const UNKNOWN = "–";
+  const collator = new Intl.Collator("en", { numeric: true, sensitivity: "base" });
+  const whole = new Intl.NumberFormat("en-GB", { maximumFractionDigits: 0 });
+  const four = new Intl.NumberFormat("en-GB", { maximumSignificantDigits: 4 });
+
+  function writeNumber(value) {
+    if (Math.abs(value) >= 1e12 || (value !== 0 && Math.abs(value) < 1e-4)) return value.toExponential(3);
+    return Number.isInteger(value) || Math.abs(value) >= 1000 ? whole.format(value) : four.format(value);
+  }
+
+  class Column {
+    constructor(packed, rows) {
+      Object.assign(this, { name: packed.name, label: packed.label, kind: packed.kind, description: packed.description });
+      this.isText = packed.kind === "text";
+      this.rawUnit = packed.unit;
+      this.packed = packed;
+      this.rows = rows;
+      this.levels = packed.levels ?? null;
+      const largest = this.isText ? 0 : (packed.levels ?? packed.values).reduce((most, v) => Math.max(most, Math.abs(v ?? 0)), 0);
+      const [scale, unit] = SCALES[packed.unit] ?? [1, packed.unit];
+      const small = packed.unit === "B" && largest < 2 ** 30 / 10;
+      [this.scale, this.unit] = small ? [2 ** 20, "MiB"] : [scale, unit];
+      this.isId = /(^|_)(id|job|row|seed)$|version$/.test(packed.name);
+    }
+
+    /** Codes into `levels`, -1 where the value is not known; for texts, and for numbers with few values. */
+    get codes() {
+      if (!this._codes && this.levels) {
+        this._codes = this.packed.codes ? Int32Array.from(this.packed.codes) : new Int32Array(this.rows).fill(this.packed.code);
+      }
+      return this._codes;
+    }
+
+    /** Numbers of a column that is no text, NaN where the value is not known. */
+    get numbers() {
+      if (!this._numbers) {
+        this._numbers = new Float64Array(this.rows);
+        for (let row = 0; row < this.rows; row++) {
+          const value = this.levels ? this.levels[this.codes[row]] : this.packed.values[row];
+          this._numbers[row] = value ?? NaN;
+        }
+      }
+      return this._numbers;
+    }
+
+    /** Text, number or null, in the unit of the table. */
+    value(row) {
+      if (this.levels) return this.codes[row] < 0 ? null : this.levels[this.codes[row]];
+      return this.packed.values[row];
+    }
+
+    /** As people read it, without the unit. */
+    text(row) {
+      return this.write(this.value(row));
+    }
+
+    write(value) {
+      if (value === null || value === undefined) return UNKNOWN;
+      if (this.isText) return value;
+      if (this.kind === "time") return new Date(value * 1000).toISOString().slice(0, 19).replace("T", " ");
+      return this.isId ? String(value) : writeNumber(value / this.scale);
+    }
+
+    get title() {
+      return this.unit ? `${this.label}, ${this.unit}` : this.label;
+    }
+
+    get several() {
+      return this.levels ? this.levels.length + (this.packed.codes?.includes(-1) ? 1 : 0) > 1 : true;
+    }
+
+    /** For each row its place among the sorted values: numbers and natural order of texts; unknown is NaN. */
+    get keys() {
+      if (!this.isText) return this.numbers;
+      if (!this._keys) {
+        const place = new Float64Array(this.levels.length);
+        this.sortedLevels.forEach((code, position) => (place[code] = position));
+        this._keys = Float64Array.from(this.codes, (code) => (code < 0 ? NaN : place[code]));
+      }
+      return this._keys;
+    }
+
+    /** Codes of the levels in natural order. */
+    get sortedLevels() {
+      if (!this._sorted) {
+        const compare = this.isText ? (a, b) => collator.compare(this.levels[a], this.levels[b]) : (a, b) => this.levels[a] - this.levels[b];
+        this._sorted = this.levels.map((_, code) => code).sort(compare);
+      }
+      return this._sorted;
+    }
+  }
+
+  /** Columns by name, in the order of the file. */
+  function unpack(data) {
+    return new Map(data.columns.map((packed) => [packed.name, new Column(packed, data.rows)]));
+  }
+
+  return { unpack, writeNumber, UNKNOWN };
+})();

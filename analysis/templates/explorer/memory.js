@@ -1,0 +1,261 @@
+/* The memory tab: sliders for model and layout, a treemap of the bytes of one rank, and the devices that they fit on.
+
+The numbers are the planner's (memory_model.js), so are the rules and their sentences (memory_rules.js). */
+"use strict";
+const initMemory = (() => {
+  const GIB = 2 ** 30, MOST_STAGES = 1024;
+  /** Colours of the report's figures (Okabe and Ito), each with the ink that reads best on it. */
+  const CATEGORIES = {
+    parameters: { ground: "#0072B2", ink: "#ffffff" },
+    gradients: { ground: "#E69F00", ink: "#000000" },
+    optimizer: { ground: "#009E73", ink: "#000000" },
+    activations: { ground: "#CC79A7", ink: "#000000" },
+  };
+  const PAGE = `
+    <div class="widget memory">
+      <div class="w-headline" role="status">
+        <p><output id="m-total"></output> <span id="m-where"></span></p>
+        <p id="m-verdict"></p>
+        <p class="quiet" id="m-what"></p>
+      </div>
+      <form class="w-controls" aria-label="Model and layout"></form>
+      <div class="w-result">
+        <p class="warning" id="m-note" hidden></p>
+        <ul class="warning" id="m-rules" hidden></ul>
+        <div id="m-answer">
+          <h2>Where it fits</h2>
+          <ul class="w-fits" id="m-fits"></ul>
+          <p class="quiet" id="m-margin"></p>
+          <h2>Bytes of one rank</h2>
+          <div class="w-field w-choice" id="m-stages"><label for="m-stage">Pipeline stage</label>
+            <select id="m-stage"></select></div>
+          <div id="m-treemap" role="img" aria-label="Treemap of the bytes; the table below has the same numbers"></div>
+          <p class="quiet" id="m-moment"></p>
+          <div class="w-scroll"><table class="w-table"><caption>Predicted allocated memory at the stage's highest moment
+            </caption><thead><tr><th scope="col">Part</th><th scope="col" class="n">GiB</th>
+            <th scope="col" class="n w-exact">Bytes</th><th scope="col" class="n">Share</th></tr></thead>
+            <tbody id="m-parts"></tbody></table></div>
+        </div>
+      </div>
+    </div>`;
+
+  const gib = (bytes) => {
+    const value = bytes / GIB;
+    if (value > 0 && value < 0.01) return "< 0.01";
+    return value.toLocaleString("en", { minimumFractionDigits: 2, maximumFractionDigits: 2 });
+  };
+  const plain = (value) => value.toLocaleString("en", { maximumFractionDigits: 1 });
+  const whole = (value) => value.toLocaleString("en");
+  const percent = (share) =>
+    share > 0 && share < 0.0005 ? "< 0.1 %" : `${(100 * share).toFixed(share < 0.0995 ? 1 : 0)} %`;
+  const plural = (count, word) => `${whole(count)} ${word}${count === 1 ? "" : "s"}`;
+
+  function element(tag, text, attributes = {}) {
+    const made = document.createElement(tag);
+    made.textContent = text;
+    for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+    return made;
+  }
+
+  /** What the planner would say of a peak on a cluster, in one word and one sentence (sweep.plan). */
+  function verdict(peak, cluster, margin, experiment) {
+    const here = MemoryRules.violations(experiment, cluster).filter(
+      ({ rule }) => ["single_node", "attention", "precision"].includes(rule));
+    if (here.length) return { kind: "no", mark: "✗", word: "invalid", text: here[0].message };
+    const usable = cluster.usable_bytes, limit = usable * margin;
+    if (peak > limit) {
+      const text = `${gib(peak - limit)} GiB above the planner's limit`;
+      return { kind: "no", mark: "✗", word: "does not fit", text };
+    }
+    if (peak > usable) {
+      const above = `${gib(peak - usable)} GiB above what training can have`;
+      const text = `${above}, within the planner's margin: it would be run`;
+      return { kind: "maybe", mark: "≈", word: "too close to call", text };
+    }
+    return { kind: "yes", mark: "✓", word: "fits", text: `${gib(usable - peak)} GiB to spare` };
+  }
+
+  /** Clusters with equal devices and equal room are one line. */
+  function devices(clusters) {
+    const found = new Map();
+    for (const cluster of clusters) {
+      const key = `${cluster.device} ${cluster.usable_bytes} ${cluster.single_node && cluster.devices_per_node}`;
+      if (!found.has(key)) found.set(key, { ...cluster, names: [] });
+      found.get(key).names.push(cluster.name);
+    }
+    return [...found.values()].sort((a, b) => a.usable_bytes - b.usable_bytes);
+  }
+
+  /** The names of the devices of one kind of verdict, short enough for a line. */
+  function named(lines, kind) {
+    const names = lines.filter((line) => line.kind === kind).map(({ device }) => device.device.replace("NVIDIA ", ""));
+    return names.join(", ");
+  }
+
+  function fitLine({ device, peak, kind, mark, word, text }) {
+    const line = element("li", "", { class: `w-fit w-${kind}`, "data-clusters": device.names.join(" ") });
+    const name = element("span", `${device.device} `, { class: "w-device" });
+    name.append(element("span", `${plain(device.usable_bytes / GIB)} of ${plain(device.memory_bytes / GIB)} GiB`,
+      { class: "quiet" }));
+    const bar = element("span", "", { class: "w-bar", "aria-hidden": "true" });
+    const filled = element("span", "");
+    filled.style.width = `${Math.min(100, (100 * peak) / device.memory_bytes)}%`;
+    const room = element("i", "");
+    room.style.left = `${(100 * device.usable_bytes) / device.memory_bytes}%`;
+    bar.append(filled, room);
+    line.append(name, bar, element("span", `${mark} ${word}`, { class: "w-word" }),
+      element("span", text, { class: "quiet" }));
+    return line;
+  }
+
+  /** [part, bytes] of a category; empty where it has only itself. */
+  const partsOf = (stage, category) => Object.entries(stage.parts[category]).filter(([part]) => part !== category);
+
+  /** A long label on two lines, broken at the space nearest its middle: a narrow tile can show it. */
+  function folded(label) {
+    if (label.length < 12 || !label.includes(" ")) return label;
+    const spaces = [...label.matchAll(/ /g)].map((found) => found.index);
+    const at = spaces.reduce((a, b) => (Math.abs(b - label.length / 2) < Math.abs(a - label.length / 2) ? b : a));
+    return `${label.slice(0, at)}<br>${label.slice(at + 1)}`;
+  }
+
+  /** Treemap of one stage: category, then part. */
+  function drawTreemap(root, stage) {
+    const ink = getComputedStyle(root).getPropertyValue("color");
+    const ground = getComputedStyle(root).getPropertyValue("--soft");
+    const whole = `stage ${stage.stage}`, label = `${whole}, ${gib(stage.peak_bytes)} GiB`;
+    const tiles = {
+      ids: [whole], labels: [label], parents: [""], values: [stage.peak_bytes], colors: [ground], inks: [ink],
+    };
+    const tile = (id, label, parent, bytes, colour) => {
+      tiles.ids.push(id);
+      tiles.labels.push(label);
+      tiles.parents.push(parent);
+      tiles.values.push(bytes);
+      tiles.colors.push(colour.ground);
+      tiles.inks.push(colour.ink);
+    };
+    for (const [category, colour] of Object.entries(CATEGORIES)) {
+      if (!stage[`${category}_bytes`]) continue;
+      const bytes = stage[`${category}_bytes`], parts = partsOf(stage, category);
+      tile(category, parts.length ? `${category}, ${gib(bytes)} GiB` : category, whole, bytes, colour);
+      for (const [part, value] of parts) tile(`${category}: ${part}`, folded(part), category, value, colour);
+    }
+    const trace = {
+      type: "treemap",
+      ids: tiles.ids, labels: tiles.labels, parents: tiles.parents, values: tiles.values,
+      text: tiles.values.map((bytes) => `${gib(bytes)} GiB`),
+      branchvalues: "total",
+      sort: true,
+      textinfo: "label+text",
+      hovertemplate: "%{id}<br>%{text}, %{percentRoot:.1%} of the stage<extra></extra>",
+      marker: { colors: tiles.colors, line: { width: 2, color: ground }, pad: { t: 22, l: 3, r: 3, b: 3 } },
+      textfont: { color: tiles.inks, size: 13 },
+      tiling: { packing: "squarify", pad: 1 },
+      pathbar: { visible: false },
+    };
+    const font = { color: ink, family: getComputedStyle(root).fontFamily };
+    const layout = {
+      margin: { l: 0, r: 0, t: 0, b: 0 }, height: 380, autosize: true, paper_bgcolor: "rgba(0,0,0,0)", font,
+      uniformtext: { minsize: 10, mode: "hide" },
+    };
+    Plotly.react(root, [trace], layout, { responsive: true, displayModeBar: false });
+  }
+
+  function partRows(stage) {
+    return Object.keys(CATEGORIES).flatMap((category) => {
+      const bytes = stage[`${category}_bytes`];
+      const row = (name, value, kind) => {
+        const made = element("tr", "", { class: kind });
+        made.append(element("th", name, { scope: "row" }), element("td", gib(value), { class: "n" }),
+          element("td", whole(value), { class: "n w-exact" }),
+          element("td", percent(value / stage.peak_bytes), { class: "n" }));
+        return made;
+      };
+      const parts = partsOf(stage, category);
+      const head = row(category, bytes, "w-category");
+      const swatch = element("span", "", { class: "w-swatch" });
+      swatch.style.background = CATEGORIES[category].ground;
+      head.firstChild.prepend(swatch);
+      return [head, ...parts.map(([part, value]) => row(part, value, "w-part"))];
+    });
+  }
+
+  return function initMemory(root, data) {
+    const widget = data.widget;
+    root.innerHTML = PAGE;
+    const at = (name) => root.querySelector(`#m-${name}`);
+    const select = at("stage"), known = devices(widget.clusters);
+    let memory = null, drawn = 0;
+    at("margin").textContent =
+      "Bar: share of the device's memory; its line: what training can have, without what the driver, NCCL and the " +
+      `allocator keep. The planner leaves a layout out above ${widget.oom_margin} × that line.`;
+
+    /** The stage to show: the chosen one, or the one with the highest peak. */
+    const shown = () => memory.stages[select.value === "" ? memory.peak_stage : Number(select.value)];
+    function drawStage() {
+      const stage = shown();
+      at("parts").replaceChildren(...partRows(stage));
+      at("moment").textContent = `Stage ${stage.stage} is at its highest in ${stage.moment}.`;
+      cancelAnimationFrame(drawn);
+      drawn = requestAnimationFrame(() => drawTreemap(at("treemap"), stage));
+    }
+
+    function offerStages() {
+      const before = select.value;
+      const options = memory.stages.map(({ stage, peak_bytes }) =>
+        new Option(`stage ${stage}: ${gib(peak_bytes)} GiB${stage === memory.peak_stage ? " (fullest)" : ""}`, stage));
+      select.replaceChildren(new Option("the fullest", ""), ...options);
+      select.value = Number(before) < options.length ? before : "";
+      at("stages").hidden = options.length === 1;
+    }
+
+    function show(e, complaint) {
+      const tooMany = e.pp > MOST_STAGES ? `pp=${e.pp}: this page works out at most ${MOST_STAGES} stages` : null;
+      const refused = complaint ?? MemoryRules.refusal(e) ?? tooMany;
+      const broken = refused ? [] : MemoryRules.violations(e, null);
+      const structural = broken.filter(({ rule }) => rule !== "engine_support").map(({ message }) => message);
+      let sentences = refused ? [refused] : structural;
+      memory = null;
+      if (!sentences.length) {
+        try {
+          memory = MemoryModel.estimateMemory(e);
+        } catch (error) {
+          if (!(error instanceof RangeError)) throw error;
+          sentences = [error.message];
+        }
+      }
+      at("rules").hidden = !sentences.length;
+      at("rules").replaceChildren(...sentences.map((sentence) => element("li", sentence)));
+      const engine = broken.find(({ rule }) => rule === "engine_support");
+      at("note").hidden = !engine || !memory;
+      at("note").textContent = engine ? `Predicted, but ${engine.message}` : "";
+      at("answer").hidden = !memory;
+      at("parameters").textContent = refused ? ""
+        : `${(ModelCosts.numParams(e.model) / 1e9).toPrecision(4)} G parameters`;
+      at("what").textContent = refused ? "" : [
+        plural(ModelCosts.worldSize(e), "GPU"), `${plural(e.global_batch_size, "sequence")} or ` +
+        `${plural(e.global_batch_size * e.seq_len, "token")} a step`].join(", ");
+      at("total").textContent = memory ? `${gib(memory.peak_bytes)} GiB` : "no such layout";
+      at("total").dataset.bytes = memory ? memory.peak_bytes : "";
+      at("where").textContent = !memory ? "" : memory.stages.length > 1
+        ? `on a rank of stage ${memory.peak_stage}, the fullest of ${memory.stages.length}` : "on every rank";
+      at("verdict").textContent = "";
+      if (!memory) return;
+      const peak = memory.peak_bytes;
+      const lines = known.map((device) => ({ device, peak, ...verdict(peak, device, widget.oom_margin, e) }));
+      at("fits").replaceChildren(...lines.map(fitLine));
+      const fitting = named(lines, "yes"), close = named(lines, "maybe");
+      at("verdict").textContent = [`${fitting ? `✓ fits ${fitting}` : "✗ fits none of these devices"}`,
+        ...(close ? [`≈ too close to call on ${close}`] : [])].join("; ");
+      offerStages();
+      drawStage();
+    }
+
+    select.addEventListener("change", drawStage);
+    // Colours of text in the treemap are baked in: draw it again when the page changes its theme.
+    const redraw = new MutationObserver(() => memory && drawStage());
+    redraw.observe(document.documentElement, { attributeFilter: ["data-theme"] });
+    MemoryForm.build(root.querySelector("form"), widget, show);
+  };
+})();

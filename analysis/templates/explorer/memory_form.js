@@ -1,0 +1,208 @@
+/* The inputs of the memory tab: what they are, how they are drawn, and the experiment that they spell. */
+"use strict";
+const MemoryForm = (() => {
+  const POWERS = (most) => Array.from({ length: Math.log2(most) + 1 }, (_, i) => 2 ** i);
+  /** [field, label, what the slider steps through]; the box beside it takes any whole number. */
+  const SHAPE = [
+    ["num_layers", "Layers", [1, 2, 4, 8, 16, 24, 28, 32, 36, 48, 61, 64, 80, 96, 126]],
+    ["hidden_size", "Hidden size", [128, 256, 512, 1024, 2048, 3072, 4096, 5120, 6144, 7168, 8192, 12288, 16384]],
+    ["num_heads", "Heads", [1, 2, 4, 8, 16, 24, 32, 40, 48, 64, 96, 128]],
+    ["num_kv_heads", "Key/value heads", [1, 2, 4, 8, 16, 32, 64, 128]],
+    ["head_dim", "Head size", [16, 32, 64, 80, 96, 128, 192, 256]],
+    ["ffn_hidden_size", "Feed-forward size", [384, 1024, 2048, 4096, 8192, 11008, 14336, 18432, 28672, 53248]],
+    ["vocab_size", "Vocabulary", [1024, 32000, 49152, 100352, 128256, 131072, 151936, 256000]],
+  ];
+  const EXPERTS = [
+    ["num_experts", "Experts", POWERS(512)],
+    ["experts_per_token", "Experts a token visits", [1, 2, 4, 6, 8, 16]],
+    ["expert_hidden_size", "Expert feed-forward size", [96, 384, 768, 1024, 1536, 2048, 4096, 8192, 14336]],
+    ["num_shared_experts", "Shared experts", [0, 1, 2, 4]],
+    ["num_dense_layers", "Dense layers first", [0, 1, 2, 3, 4, 8]],
+  ];
+  const NEW_EXPERTS = {
+    num_experts: 8, experts_per_token: 2, expert_hidden_size: 4096, num_shared_experts: 0, num_dense_layers: 0,
+  };
+  const LAYOUT = [
+    ["dp_replicate", "dp_replicate: replicas", POWERS(512)],
+    ["dp_shard", "dp_shard: ranks that ZeRO shards over", POWERS(512)],
+    ["tp", "tp: tensor parallel", POWERS(32)],
+    ["cp", "cp: context parallel", POWERS(32)],
+    ["pp", "pp: pipeline stages", POWERS(64)],
+    ["ep", "ep: expert parallel, borrows dp and cp ranks", POWERS(64)],
+  ];
+  const BATCH = [
+    ["micro_batch_size", "Micro-batch, sequences", POWERS(64)],
+    ["num_microbatches", "Micro-batches a step", POWERS(256)],
+    ["seq_len", "Sequence length, tokens", POWERS(2 ** 20).slice(8)],
+  ];
+  const DEFAULTS = {
+    model: "llama8b", dp_replicate: 1, dp_shard: 4, tp: 1, cp: 1, pp: 1, ep: 1, micro_batch_size: 2,
+    num_microbatches: 4, seq_len: 4096, zero_stage: 2, recompute: "none", pp_schedule: "1f1b", virtual_stages: 2,
+    precision: "bf16", attention: "auto", compile: "none", sequence_parallel: true,
+  };
+  const WORDS = {
+    zero_stage: {
+      0: "0: nothing sharded", 1: "1: optimizer state", 2: "2: and gradients", 3: "3: and parameters",
+    },
+    recompute: { none: "none", selective: "selective", full: "full: every block again" },
+  };
+  const V_SHAPED = ModelCosts.V_SHAPED;
+
+  const numberField = ([name, label, steps]) => `
+    <div class="w-field">
+      <label for="m-${name}">${label}</label>
+      <input type="range" id="m-${name}-slider" data-of="${name}" min="0" max="${steps.length - 1}" step="1"
+        aria-label="${label}, slider">
+      <input type="number" id="m-${name}" name="${name}" min="0" step="1" inputmode="numeric" required>
+    </div>`;
+  const choiceField = (name, label, options) => `
+    <div class="w-field w-choice">
+      <label for="m-${name}">${label}</label>
+      <select id="m-${name}" name="${name}">
+        ${options.map((o) => `<option value="${o}">${WORDS[name]?.[o] ?? o}</option>`).join("")}
+      </select>
+    </div>`;
+  const checkField = (name, label) =>
+    `<label class="w-check"><input type="checkbox" id="m-${name}" name="${name}"> ${label}</label>`;
+  const group = (title, fields) => `<fieldset><legend>${title}</legend>${fields}</fieldset>`;
+
+  /** HTML of the whole form; names of models come later, as text (they may be a user's). */
+  function html(choices) {
+    const schedules = choices.pp_schedule.filter((name) => name !== "none");
+    return [
+      group("Model", `
+        ${choiceField("model", "Shape", [])}
+        <p class="quiet" id="m-parameters"></p>
+        <details><summary>Change its shape</summary>
+          ${SHAPE.map(numberField).join("")}
+          ${checkField("tie_embeddings", "Input and output embedding are one matrix")}
+          ${checkField("qk_norm", "Norms on queries and keys")}
+          ${checkField("moe", "Routed experts")}
+          <div id="m-experts">${EXPERTS.map(numberField).join("")}</div>
+          <p class="quiet" id="m-latent">Latent attention with this shape's ranks stays.</p>
+        </details>`),
+      group("Layout", LAYOUT.map(numberField).join("")),
+      group("Batch", BATCH.map(numberField).join("")),
+      group("Memory for time", `
+        ${choiceField("zero_stage", "ZeRO stage", [0, 1, 2, 3])}
+        ${choiceField("recompute", "Recompute", choices.recompute)}
+        ${choiceField("pp_schedule", "Pipeline schedule", schedules)}
+        ${numberField(["virtual_stages", "Model chunks a rank", [2, 3, 4, 5, 6, 8]])}
+        ${choiceField("precision", "Precision", choices.precision)}
+        ${choiceField("attention", "Attention", choices.attention)}
+        ${choiceField("compile", "Compiled", choices.compile)}
+        ${checkField("sequence_parallel", "Sequence parallelism beside tp")}`),
+    ].join("");
+  }
+
+  /** The form in `form`. Every edit calls `changed(experiment, complaint)`, also one that makes no sense. The complaint
+   *  is null, or a sentence about a number that is no field of an experiment: no rule speaks of it. */
+  function build(form, widget, changed) {
+    form.innerHTML = html(widget.choices);
+    const field = (name) => form.elements[name];
+    const sliders = Object.fromEntries(
+      [...SHAPE, ...EXPERTS, ...LAYOUT, ...BATCH, ["virtual_stages", "", [2, 3, 4, 5, 6, 8]]].map(
+        ([name, , steps]) => [name, { element: form.querySelector(`[data-of=${name}]`), steps }]));
+    let model = null; // the shape as it is, edits included
+    for (const known of widget.models) field("model").add(new Option(known.name, known.name));
+
+    /** Puts the slider of `name` where its number is; between two steps, on the nearer one. */
+    function follow(name) {
+      const { element, steps } = sliders[name], value = Number(field(name).value);
+      const distances = steps.map((step) => Math.abs(step - value));
+      element.value = distances.indexOf(Math.min(...distances));
+      element.setAttribute("aria-valuetext", field(name).value);
+    }
+    function put(name, value) {
+      field(name).value = value;
+      if (sliders[name]) follow(name);
+    }
+
+    function showShape() {
+      for (const [name] of SHAPE) put(name, model[name]);
+      field("tie_embeddings").checked = model.tie_embeddings;
+      field("qk_norm").checked = model.qk_norm;
+      field("moe").checked = model.moe !== null;
+      for (const [name] of EXPERTS) put(name, (model.moe ?? NEW_EXPERTS)[name]);
+    }
+    function pick(name) {
+      const own = [...field("model").options].find((option) => option.value === "custom");
+      if (own) own.remove();
+      field("model").value = name;
+      model = structuredClone(widget.models.find((known) => known.name === name));
+      showShape();
+    }
+    function readShape() {
+      const moe = field("moe").checked ? Object.fromEntries(EXPERTS.map(([name]) => [name, whole(name)])) : null;
+      const sizes = Object.fromEntries(SHAPE.map(([name]) => [name, whole(name)]));
+      const flags = { tie_embeddings: field("tie_embeddings").checked, qk_norm: field("qk_norm").checked };
+      if (model.name !== "custom") {
+        field("model").add(new Option(`custom, from ${model.name}`, "custom"));
+        field("model").value = "custom";
+      }
+      model = { ...model, ...sizes, ...flags, moe, name: "custom" };
+    }
+    const whole = (name) => (field(name).value === "" ? NaN : Number(field(name).value));
+
+    /** What the controls spell. What has no effect is set to its one canonical value, as Experiment.canonical does. */
+    function experiment() {
+      const e = { model, ...widget.engine, seed: 42 };
+      for (const [name] of LAYOUT) e[name] = whole(name);
+      for (const name of ["micro_batch_size", "seq_len", "zero_stage"]) e[name] = whole(name);
+      for (const name of ["recompute", "precision", "attention", "compile"]) e[name] = field(name).value;
+      e.global_batch_size = ModelCosts.dataParallel(e) * e.micro_batch_size * whole("num_microbatches");
+      e.pp_schedule = e.pp === 1 ? "none" : field("pp_schedule").value;
+      const interleaved = e.pp_schedule === "interleaved_1f1b";
+      e.virtual_stages = interleaved ? whole("virtual_stages") : V_SHAPED.includes(e.pp_schedule) ? 2 : 1;
+      e.sequence_parallel = e.tp === 1 || field("sequence_parallel").checked;
+      return e;
+    }
+
+    function complaint() {
+      const asked = [BATCH[1], ...(model.moe === null ? [] : EXPERTS)];
+      const wrong = asked.find(([name, , steps]) => !Number.isSafeInteger(whole(name)) || whole(name) < steps[0]);
+      return wrong ? `${wrong[1]}: must be a whole number of at least ${wrong[2][0]}` : null;
+    }
+
+    /** Greys out what has no effect. */
+    function enable(e) {
+      const off = {
+        pp_schedule: e.pp === 1,
+        virtual_stages: e.pp_schedule !== "interleaved_1f1b",
+        sequence_parallel: e.tp === 1,
+        ep: model.moe === null && e.ep === 1,
+      };
+      for (const [name, disabled] of Object.entries(off)) {
+        field(name).disabled = disabled;
+        if (sliders[name]) sliders[name].element.disabled = disabled;
+      }
+      form.querySelector("#m-experts").hidden = model.moe === null;
+      form.querySelector("#m-latent").hidden = model.mla === null;
+    }
+    function tell() {
+      const e = experiment();
+      enable(e);
+      changed(e, complaint());
+    }
+
+    const ofShape = new Set([...SHAPE, ...EXPERTS].map(([name]) => name).concat("tie_embeddings", "qk_norm", "moe"));
+    form.addEventListener("input", (event) => {
+      const of = event.target.dataset.of, name = of ?? event.target.name;
+      if (of) field(of).value = sliders[of].steps[Number(event.target.value)];
+      if (sliders[name]) follow(name);
+      if (name === "model") pick(event.target.value);
+      else if (ofShape.has(name)) readShape();
+      tell();
+    });
+    form.addEventListener("submit", (event) => event.preventDefault());
+
+    for (const [name, value] of Object.entries(DEFAULTS)) {
+      if (typeof value === "boolean") field(name).checked = value;
+      else if (name !== "model") put(name, value);
+    }
+    pick(widget.models.some((known) => known.name === DEFAULTS.model) ? DEFAULTS.model : widget.models[0].name);
+    tell();
+  }
+
+  return { build };
+})();

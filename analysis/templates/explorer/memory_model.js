@@ -1,0 +1,248 @@
+/* Device memory of one training step in closed form: the planner's own formulas, for the page. No DOM here.
+
+A line-by-line port of workloads/costs/memory.py, which explains the formulas; names, order of arithmetic and integer
+divisions are its own, and a test compares both on a thousand random layouts. Beyond the port, every number comes with
+its parts, which add up to it. Above 2^53 bytes (8 PiB on one rank) `estimateMemory` throws: doubles count no further.
+*/
+"use strict";
+const MemoryModel = (() => {
+  const {
+    computeBytes, denseLayer, div, experimentStages, headBytes, layerBytes, localParams, masterBytes, moeLayer,
+    numMicrobatches, rankTokens, sum,
+  } = ModelCosts;
+
+  /** The [part, bytes] with the most bytes. */
+  const largest = (entries) => entries.reduce((most, part) => (part[1] > most[1] ? part : most));
+
+  /** memory.microbatches_held: most micro-batches in flight on a stage. */
+  function microbatchesHeld(e, stage) {
+    const m = numMicrobatches(e);
+    if (e.pp_schedule === "gpipe") return m;
+    if (e.pp_schedule === "interleaved_1f1b") {
+      const chunks = 2 * (e.pp - stage - 1) + (e.virtual_stages - 1) * e.pp + 1;
+      return Math.min(chunks / e.virtual_stages, m);
+    }
+    if (e.pp_schedule === "zero_bubble_v") return Math.min(e.pp, m);
+    if (e.pp_schedule === "dualpipe_v") return Math.min(e.pp + 1, m);
+    return Math.min(e.pp - stage, m);
+  }
+
+  /** How many ranks share the master weights of an expert (in memory.parameter_shard_bytes). */
+  const expertShards = (e) => Math.max(1, div(e.dp_shard * e.cp, e.ep));
+
+  /** memory.parameter_shard_bytes */
+  const parameterShardBytes = (e, params, experts) =>
+    masterBytes(e) * (div(params, e.dp_shard) + div(experts, expertShards(e)));
+
+  /** memory.accumulates_unsharded */
+  const accumulatesUnsharded = (e) => e.zero_stage <= 1 && numMicrobatches(e) > 1;
+
+  /** memory._Shared.of: what is the same on every stage. */
+  function shared(e) {
+    const model = e.model, c = computeBytes(e), [tokens, streamTokens] = rankTokens(e);
+    const dense = layerBytes(e, false, c);
+    const [own, ownExperts] = localParams(e, denseLayer(model));
+    let block = own + ownExperts, working = dense.working, routed = { saved: 0, parts: {} };
+    if (model.moe) {
+      routed = layerBytes(e, true, c);
+      working = Math.max(working, routed.working);
+      const [rest, experts] = localParams(e, moeLayer(model));
+      block = Math.max(block, rest + experts);
+    }
+    return {
+      c,
+      g: masterBytes(e),
+      dense,
+      routed,
+      working,
+      block,
+      vocabulary: div(model.vocab_size, e.tp) * model.hidden_size,
+      head: headBytes(e, c),
+      stream: c * streamTokens * model.hidden_size,
+      inputs: 16 * tokens * numMicrobatches(e) + 4 * e.seq_len * model.head_dim,
+      whole: accumulatesUnsharded(e),
+      rounds: numMicrobatches(e),
+      shards: e.dp_shard,
+    };
+  }
+
+  /** memory._rounds: the first backward, the second, and the last. */
+  function backwardRounds(x, inFlight, accumulated) {
+    const m = x.rounds;
+    const turn = (in_flight, prior, last, forward_follows) => ({ in_flight, prior, last, forward_follows });
+    const rounds = [turn(inFlight, 0, m === 1, m > inFlight)];
+    if (m > 2) rounds.push(turn(Math.min(inFlight, m - 1), accumulated, false, m - 1 > inFlight));
+    if (m > 1) rounds.push(turn(1, accumulated, true, false));
+    return rounds;
+  }
+
+  /** memory._reduces */
+  const reduces = (x, turn) => turn.last || !x.whole;
+
+  /** memory._reduce_bytes */
+  function reduceBytes(x, unit, turn) {
+    if (x.shards === 1 || x.whole) return 2 * x.g * unit;
+    return (x.g + x.c) * unit + (turn.prior ? div(x.g * unit, x.shards) : 0);
+  }
+
+  /** memory._waiting */
+  const waiting = (x, units, turn) => (turn.prior && !x.whole ? x.g * units.first : 0);
+
+  /** `factor` times every part; what rounding takes from them, up to `total`, is in the largest. */
+  function scaled(parts, factor, total) {
+    const entries = Object.entries(parts).map(([name, bytes]) => [name, Math.trunc(factor * bytes)]);
+    if (!Number.isInteger(factor)) largest(entries)[1] += total - sum(Object.fromEntries(entries));
+    return Object.fromEntries(entries);
+  }
+
+  /** `total` bytes of saved activations in their parts: `factor` times the stage's and `head` of the loss. */
+  const savedInParts = (stage, factor, total, head) => ({
+    ...scaled(stage.parts, factor, total - head),
+    "loss of other micro-batches": head,
+  });
+
+  /** memory._held, in its parts. */
+  function held(x, turn, stage, hasHead) {
+    const head = (turn.in_flight - 1) * (hasHead ? x.head.saved : 0);
+    const total = Math.trunc(turn.in_flight * stage.saved + head);
+    return savedInParts(stage, turn.in_flight, total, Math.trunc(head));
+  }
+
+  /** memory._head_moments */
+  function headMoments(e, x, units, turn, stage) {
+    const { c, g } = x, zero3 = e.zero_stage === 3;
+    const saved = held(x, turn, stage, true);
+    const copies = c * (zero3 ? units.head + units.tied : stage.params);
+    const gathers = x.shards > 1 && (zero3 || !turn.prior);
+    const gathering = gathers ? c * (units.tied ? x.block : units.head) : 0;
+    const buffers = waiting(x, units, turn) + gathering;
+    const forward = {
+      name: "the head's forward", copies, gradients: turn.prior,
+      activations: { ...saved, "loss of this micro-batch": x.head.working, "FSDP buffers": buffers },
+    };
+    if (!units.head || !reduces(x, turn)) return [forward];
+    const resharded = zero3 || turn.last ? c * units.head : 0;
+    const shard = div(g * units.head, x.shards);
+    let gradients = turn.prior || shard, reducing = reduceBytes(x, units.head, turn);
+    if (x.whole && turn.prior) reducing -= x.shards > 1 ? g * units.head - shard : 0;
+    const reduction = {
+      name: "the reduction of the head's gradient", copies: copies - resharded, gradients,
+      activations: { ...saved, "gradient of the stream": x.stream, "FSDP buffers": reducing },
+    };
+    return [forward, reduction];
+  }
+
+  /** memory._block_moment */
+  function blockMoment(e, x, units, turn, stage) {
+    const zero3 = e.zero_stage === 3, reducesNow = reduces(x, turn);
+    const resharded = turn.last ? units.head : 0;
+    const copies = x.c * (zero3 ? Math.min(stage.params, 2 * x.block + units.tied) : stage.params - resharded);
+    const head = turn.prior ? 0 : div(x.g * units.head, reducesNow ? x.shards : 1);
+    const flat = units.head && reducesNow ? x.g * units.head : waiting(x, units, turn);
+    const saved = held(x, turn, stage, stage.has_head);
+    return {
+      name: "a block's backward", copies, gradients: turn.prior + head + x.c * units.tied,
+      activations: { ...saved, "backward of one block": x.working, "FSDP buffers": flat },
+    };
+  }
+
+  /** memory._end_moment */
+  function endMoment(e, x, units, turn, stage) {
+    const { c, g } = x, name = "the end of a backward";
+    const received = stage.is_last ? 0 : x.stream;
+    if (turn.last) {
+      const activations = { "gradient of the stream": received, "FSDP buffers": reduceBytes(x, units.first, turn) };
+      return { name, copies: 0, gradients: stage.shard, activations };
+    }
+    const before = turn.in_flight - 1, headSaved = stage.is_last ? x.head.saved : 0;
+    const total = Math.trunc(before * (stage.saved + headSaved));
+    const others = savedInParts(stage, before, total, Math.trunc(before * headSaved));
+    others["gradient of the stream"] = received + x.stream;
+    const everything = c * stage.params;
+    if (x.whole) {
+      const own = c === g && !turn.prior ? 0 : c * units.first * (units.tied ? 2 : 1);
+      return { name, copies: everything, gradients: g * stage.params + own, activations: others };
+    }
+    const reducing = reduceBytes(x, units.first, turn);
+    if (e.zero_stage !== 3) {
+      const activations = { ...others, "FSDP buffers": reducing };
+      return { name, copies: everything, gradients: stage.shard, activations };
+    }
+    const starting = turn.forward_follows ? g * units.first + c * (units.first + x.block) : 0;
+    const activations = { ...others, "FSDP buffers": Math.max(reducing, starting) };
+    return { name, copies: c * units.first, gradients: stage.shard, activations };
+  }
+
+  /** memory._stage_memory: `parts` is {category: {part: bytes}}, `moment` says when the stage is at its highest. */
+  function stageMemory(e, x, index, holds) {
+    const isLast = index === e.pp - 1;
+    const [layers, experts] = localParams(e, holds.layers);
+    const ends = div(holds.embedding + holds.head, e.tp) + holds.final_norm;
+    const params = layers + experts + ends;
+    const shard = parameterShardBytes(e, layers + ends, experts);
+    const isTied = holds.has_head && holds.embedding > 0 && holds.head === 0;
+    const units = {
+      head: holds.head ? x.vocabulary : 0,
+      first: holds.embedding ? x.vocabulary : x.block,
+      tied: isTied ? x.vocabulary : 0,
+    };
+    const output = isLast ? 0 : x.stream;
+    const saved = holds.dense_layers * x.dense.saved + holds.moe_layers * x.routed.saved + output;
+    const parts = { "stage output": output };
+    for (const [layer, count] of [[x.dense, holds.dense_layers], [x.routed, holds.moe_layers]]) {
+      for (const [name, bytes] of Object.entries(layer.parts)) parts[name] = (parts[name] ?? 0) + count * bytes;
+    }
+    const stage = { params, shard, saved, parts, has_head: holds.has_head, is_last: isLast };
+    const totalOf = (moment) => moment.copies + moment.gradients + sum(moment.activations);
+    let best = { name: "nothing", copies: 0, gradients: 0, activations: {} };
+    for (const turn of backwardRounds(x, microbatchesHeld(e, index), x.whole ? x.g * params : shard)) {
+      const moments = [
+        ...(holds.has_head ? headMoments(e, x, units, turn, stage) : []),
+        blockMoment(e, x, units, turn, stage),
+        endMoment(e, x, units, turn, stage),
+      ];
+      for (const moment of moments) if (totalOf(moment) > totalOf(best)) best = moment;
+    }
+    const expertShard = x.g * div(experts, expertShards(e)), endShard = x.g * div(ends, e.dp_shard);
+    return {
+      stage: index,
+      parameters_bytes: shard + best.copies,
+      gradients_bytes: best.gradients,
+      optimizer_bytes: 2 * shard,
+      activations_bytes: sum(best.activations) + x.inputs,
+      peak_bytes: 3 * shard + best.copies + best.gradients + sum(best.activations) + x.inputs,
+      moment: best.name,
+      parts: {
+        parameters: tidy({
+          "master weights of layers": shard - expertShard - endShard,
+          "master weights of experts": expertShard,
+          "master weights of embedding and head": endShard,
+          "copy to compute with": best.copies,
+        }),
+        gradients: tidy({ gradients: best.gradients }),
+        optimizer: tidy({ "first moment": shard, "second moment": shard }),
+        activations: tidy({ ...best.activations, "token ids, targets, RoPE tables": x.inputs }),
+      },
+    };
+  }
+
+  /** Parts worth showing: without zeros; one below zero (a buffer that takes another's place) goes into the largest. */
+  function tidy(parts) {
+    const kept = Object.entries(parts).filter(([, bytes]) => bytes > 0);
+    const below = sum(parts) - kept.reduce((total, [, bytes]) => total + bytes, 0);
+    if (below < 0) largest(kept)[1] += below;
+    return Object.fromEntries(kept);
+  }
+
+  /** memory.estimate_memory. Expects an experiment that breaks no rule; RangeError beyond exact whole numbers. */
+  function estimateMemory(e) {
+    const x = shared(e);
+    const result = experimentStages(e).map((holds, index) => stageMemory(e, x, index, holds));
+    const peaks = result.map((memory) => memory.peak_bytes);
+    const peak = Math.max(...peaks);
+    if (!Number.isSafeInteger(peak)) throw new RangeError("more than 8 PiB on one rank: too much to count exactly");
+    return { stages: result, peak_stage: peaks.indexOf(peak), peak_bytes: peak };
+  }
+
+  return { estimateMemory };
+})();

@@ -1,0 +1,216 @@
+/* What a model and its layers weigh, in closed form: the planner's own formulas, for the page. No DOM here.
+
+A line-by-line port of workloads/costs/{params,activations}.py and of what they need of workloads/{experiment,mesh}.py,
+which explain the formulas; names, order of arithmetic and integer divisions are theirs (tests compare both sides).
+Experiments are the plain dicts of workloads.experiment.to_dict. Beyond the port, a layer's saved bytes come with their
+parts. Numbers are doubles: whole ones are exact below 2^53. */
+"use strict";
+const ModelCosts = (() => {
+  const STATISTICS_BYTES = 4;
+  const LOSS_CHUNK_TOKENS = 4096;
+  const MASTER_BYTES = { fp64: 8 };
+  const COMPUTE_BYTES = { fp64: 8, fp32: 4 };
+  /** params.V_SHAPED */
+  const V_SHAPED = ["zero_bubble_v", "dualpipe_v"];
+
+  /** Python's `a // b` for whole numbers from 0 to 2^53. */
+  const div = (a, b) => (a - (a % b)) / b;
+  const sum = (parts) => Object.values(parts).reduce((total, value) => total + value, 0);
+  const masterBytes = (e) => MASTER_BYTES[e.precision] ?? 4;
+  const computeBytes = (e) => COMPUTE_BYTES[e.precision] ?? 2;
+
+  /* ---- workloads/experiment.py, workloads/mesh.py ---- */
+
+  /** Experiment.dp */
+  const dataParallel = (e) => e.dp_replicate * e.dp_shard;
+  /** Experiment.world_size */
+  const worldSize = (e) => dataParallel(e) * e.cp * e.tp * e.pp;
+  /** Experiment.num_microbatches */
+  const numMicrobatches = (e) => div(e.global_batch_size, dataParallel(e) * e.micro_batch_size);
+
+  /** mesh.layers_of_stage, as [first, end). */
+  function layersOfStage(numLayers, pp, stage) {
+    const base = div(numLayers, pp), extra = numLayers % pp;
+    const start = stage * base + Math.min(stage, extra);
+    return [start, start + base + (stage < extra ? 1 : 0)];
+  }
+
+  /* ---- workloads/costs/params.py ---- */
+
+  /** params.Counts, and its + and *. */
+  const counts = (split = 0, replicated = 0, experts = 0) => ({ split, replicated, experts });
+  const add = (a, b) => counts(a.split + b.split, a.replicated + b.replicated, a.experts + b.experts);
+  const times = (a, factor) => counts(a.split * factor, a.replicated * factor, a.experts * factor);
+
+  /** params._norms_in_attention */
+  function normsInAttention(model) {
+    if (model.mla) return model.mla.q_lora_rank + model.mla.kv_lora_rank;
+    return model.qk_norm ? 2 * model.head_dim : 0;
+  }
+
+  /** params.attention_params */
+  function attentionParams(model) {
+    const h = model.hidden_size, mla = model.mla;
+    if (!mla) {
+      const q = model.num_heads * model.head_dim, kv = model.num_kv_heads * model.head_dim;
+      return counts(h * q + 2 * h * kv + q * h, normsInAttention(model));
+    }
+    const qk = mla.qk_nope_head_dim + mla.qk_rope_head_dim;
+    const up = mla.q_lora_rank * qk + mla.kv_lora_rank * (mla.qk_nope_head_dim + mla.v_head_dim);
+    const down = h * (mla.q_lora_rank + mla.kv_lora_rank + mla.qk_rope_head_dim);
+    return counts(model.num_heads * (up + mla.v_head_dim * h), down + normsInAttention(model));
+  }
+
+  /** params.dense_layer */
+  const denseLayer = (model) =>
+    add(attentionParams(model), counts(3 * model.hidden_size * model.ffn_hidden_size, 2 * model.hidden_size));
+
+  /** params.moe_layer */
+  function moeLayer(model) {
+    const moe = model.moe, expert = 3 * model.hidden_size * moe.expert_hidden_size;
+    const replicated = model.hidden_size * moe.num_experts + 2 * model.hidden_size;
+    return add(attentionParams(model), counts(moe.num_shared_experts * expert, replicated, moe.num_experts * expert));
+  }
+
+  /** params.stages: what each pipeline rank holds. */
+  function stages(model, pp, virtualStages, vShaped) {
+    const denseTotal = model.moe ? model.moe.num_dense_layers : model.num_layers;
+    const vocabulary = model.vocab_size * model.hidden_size;
+    const count = vShaped ? 2 * pp : virtualStages * pp;
+    return Array.from({ length: pp }, (_, stage) => {
+      const chunks = vShaped
+        ? [stage, 2 * pp - 1 - stage]
+        : Array.from({ length: virtualStages }, (_, turn) => stage + turn * pp);
+      let dense = 0, layers = 0;
+      for (const chunk of chunks) {
+        const [start, end] = layersOfStage(model.num_layers, count, chunk);
+        layers += end - start;
+        dense += Math.max(0, Math.min(end, denseTotal) - start);
+      }
+      let held = times(denseLayer(model), dense);
+      if (layers > dense) held = add(held, times(moeLayer(model), layers - dense));
+      const hasEmbedding = chunks.includes(0), hasHead = chunks.includes(count - 1);
+      return {
+        dense_layers: dense,
+        moe_layers: layers - dense,
+        layers: held,
+        embedding: hasEmbedding ? vocabulary : 0,
+        head: hasHead && !(hasEmbedding && model.tie_embeddings) ? vocabulary : 0,
+        has_head: hasHead,
+        final_norm: hasHead ? model.hidden_size : 0,
+      };
+    });
+  }
+
+  /** params.experiment_stages */
+  const experimentStages = (e) => stages(e.model, e.pp, e.virtual_stages, V_SHAPED.includes(e.pp_schedule));
+
+  /** params.num_params */
+  const numParams = (model) =>
+    stages(model, 1, 1, false).reduce((n, s) => n + sum(s.layers) + s.embedding + s.head + s.final_norm, 0);
+
+  /** params.local_params: [parameters, expert parameters] of one rank. */
+  const localParams = (e, c) => [div(c.split, e.tp) + c.replicated, div(c.experts, e.ep * e.tp)];
+
+  /* ---- workloads/costs/activations.py ---- */
+
+  /** flops.head_sizes: [query and key, value]. */
+  function headSizes(model) {
+    if (!model.mla) return [model.head_dim, model.head_dim];
+    return [model.mla.qk_nope_head_dim + model.mla.qk_rope_head_dim, model.mla.v_head_dim];
+  }
+
+  /** activations.rank_tokens: [T, T_s]. */
+  function rankTokens(e) {
+    const tokens = div(e.micro_batch_size * e.seq_len, e.cp);
+    return [tokens, e.sequence_parallel ? div(tokens, e.tp) : tokens];
+  }
+
+  /** activations.layer_tensors */
+  function layerTensors(e, routed, c) {
+    const model = e.model, mla = model.mla, tp = e.tp;
+    const [tokens, streamTokens] = rankTokens(e);
+    const h = model.hidden_size, heads = model.num_heads, kv = model.num_kv_heads;
+    const [qk, v] = headSizes(model);
+    let latent = 0, projected = div((heads + 2 * kv) * qk, tp), rotated = div((heads + kv) * qk, tp);
+    if (mla) {
+      latent = 2 * (mla.q_lora_rank + mla.kv_lora_rank) + mla.qk_rope_head_dim;
+      projected = div(heads * (qk + mla.qk_nope_head_dim + v), tp);
+      rotated = div(2 * heads * qk, tp);
+    }
+    let dispatched = 0, columns = model.ffn_hidden_size;
+    if (routed) {
+      const moe = model.moe;
+      dispatched = tokens * (STATISTICS_BYTES * moe.num_experts + 2 * c * moe.experts_per_token * h);
+      columns = (moe.experts_per_token + moe.num_shared_experts) * moe.expert_hidden_size;
+    }
+    const stream = c * streamTokens * h, norm = stream + STATISTICS_BYTES * streamTokens;
+    return {
+      input: stream,
+      attention_norm: norm,
+      projected: c * tokens * (projected + latent),
+      rotated: c * tokens * rotated,
+      softmax: div(tokens * heads, tp) * (e.attention === "math" ? c * e.seq_len : STATISTICS_BYTES),
+      attention_output: div(c * tokens * heads * v, tp),
+      residual: stream,
+      ffn_norm: norm,
+      dispatched,
+      gate_up: div(2 * c * tokens * columns, tp),
+      product: div(c * tokens * columns, tp),
+    };
+  }
+
+  /** Saved tensors by where they belong; `t` without what is made again in backward. */
+  function savedParts(t, attentionAgain, ffnAgain, residualAgain) {
+    return {
+      "residual stream": t.input + t.residual - residualAgain,
+      attention: t.attention_norm + t.projected + t.rotated + t.softmax + t.attention_output - attentionAgain,
+      "feed-forward": t.ffn_norm + t.gate_up + t.product - ffnAgain,
+      "tokens sent to experts": t.dispatched,
+    };
+  }
+
+  /** activations.layer_bytes: saved (with its parts) and working bytes of one layer. */
+  function layerBytes(e, routed, c) {
+    const [tokens, streamTokens] = rankTokens(e), h = e.model.hidden_size;
+    const t = layerTensors(e, routed, c), total = sum(t);
+    const stream = c * streamTokens * h, gathered = e.tp > 1 ? c * tokens * h : 0;
+    const downWeight = routed ? 0 : div(t.product, tokens) * h;
+    const steps = [gathered + t.product, t.gate_up, 2 * gathered + 2 * downWeight - t.product];
+    const working = stream + downWeight + Math.max(...steps);
+    if (e.recompute === "none") return { saved: total, working, parts: savedParts(t, 0, 0, 0) };
+    if (e.recompute === "full") {
+      return { saved: t.input, working: total - t.input + working, parts: { "residual stream": t.input } };
+    }
+    if (e.compile === "none") {
+      const again = 2 * stream + t.rotated + t.product;
+      const parts = savedParts(t, stream + t.rotated, stream + t.product, 0);
+      return { saved: total - again, working: t.product + working, parts };
+    }
+    const again = t.attention_norm + t.rotated + t.residual + t.ffn_norm + t.product;
+    const rowParallel = 2 * (stream + gathered);
+    const each = stream + gathered;
+    const parts = savedParts(t, t.attention_norm + t.rotated - each, t.ffn_norm + t.product - each, t.residual);
+    return { saved: total - again + rowParallel, working: again + working - rowParallel, parts };
+  }
+
+  /** activations.head_bytes */
+  function headBytes(e, c) {
+    const model = e.model, [tokens, streamTokens] = rankTokens(e);
+    const full = c * tokens * model.hidden_size, rows = div(model.vocab_size, e.tp);
+    const chunks = Math.ceil(tokens / LOSS_CHUNK_TOKENS);
+    const logits = c * Math.ceil(tokens / chunks) * rows;
+    const gradient = c * rows * model.hidden_size;
+    const accumulator = chunks === 1 ? gradient : Math.max(c, STATISTICS_BYTES) * rows * model.hidden_size;
+    const weight = Math.max(logits + accumulator, chunks > 1 ? accumulator + gradient : 0);
+    const normInput = (c * model.hidden_size + STATISTICS_BYTES) * streamTokens;
+    const working = normInput + full + full + weight;
+    const kept = e.pp_schedule === "gpipe" ? STATISTICS_BYTES * tokens : gradient;
+    return { saved: normInput + full + kept, working };
+  }
+
+  return {
+    computeBytes, dataParallel, denseLayer, div, experimentStages, headBytes, layerBytes, localParams, masterBytes,
+    moeLayer, numMicrobatches, numParams, rankTokens, sum, V_SHAPED, worldSize,
+  };
+})();

@@ -1,0 +1,69 @@
+"use strict";
+
+/* The command that runs a row's point again: the grid `one_point` with every field of the experiment spelled out. */
+const Rerun = (() => {
+  const ALWAYS = ["dp_replicate", "dp_shard", "tp", "pp", "micro_batch_size", "global_batch_size", "seq_len", "zero_stage", "recompute"];
+  const DEFAULTS = { cp: 1, ep: 1, pp_schedule: "none", virtual_stages: 1, sequence_parallel: "yes", precision: "bf16", attention: "auto", compile: "none", seed: 42 };
+  const FLAGS = { yes: "true", no: "false" };
+
+  /** {words, notes} or {missing: why there is none}. `read(name)` is the row's value of a column, null if not known. */
+  function command(read, engine) {
+    const made = read("engine");
+    if (made !== engine.name) return { missing: made ? `It was recorded by ${made}, not by this project's engine: no command runs it again.` : "The row does not say which engine ran it." };
+    const fields = ["model", "cluster", ...ALWAYS, ...Object.keys(DEFAULTS)];
+    const unknown = fields.filter((name) => read(name) === null);
+    if (unknown.length) return { missing: `The row does not say its ${unknown.join(", ")}: no command can be given.` };
+    const words = ["python", "-m", "sweep", "run", ...confFolders(read("command")), "+grid=one_point", `model=${hydra(read("model"))}`, `cluster=${hydra(read("cluster"))}`];
+    if (read("launcher") !== null) words.push(`launcher=${hydra(read("launcher"))}`);
+    words.push(...kept(read("command"), read("launcher")));
+    for (const name of ALWAYS) words.push(`grid.axes.${name}=${hydra(read(name))}`);
+    for (const [name, usual] of Object.entries(DEFAULTS)) {
+      const value = read(name);
+      if (String(value) !== String(usual)) words.push(`grid.axes.${name}=${FLAGS[value] ?? hydra(value)}`);
+    }
+    for (const name of ["warmup_steps", "timed_steps"]) if (read(name) !== null) words.push(`measure.${name}=${read(name)}`);
+    // It is to run, whatever the plan thinks of it and although a row answers it already.
+    words.push("plan.run_cached=true", "plan.run_predicted_oom=true", `name=rerun-${hash(read("experiment_id"))}`);
+    const version = read("engine_version");
+    const notes = version === engine.version ? [] : [`The row is of engine version ${version ?? "unknown"}; this command runs version ${engine.version}, which gives the point another id.`];
+    return { words, notes };
+  }
+
+  const hash = (id) => String(id).split("-").at(-1).replace(/[^A-Za-z0-9]/g, "") || "point";
+
+  /** A value in Hydra's grammar. */
+  function hydra(value) {
+    const text = String(value);
+    const keyword = /^(true|false|yes|no|on|off|null|nan|inf)$/i.test(text);
+    const number = /^[+-]?[\d_.]+(e[+-]?\d+)?$/i.test(text);
+    if (typeof value === "number" || (/^[\w.+-]+$/.test(text) && !keyword && !number)) return text;
+    return `'${text.replace(/(\\*)'/g, "$1$1\\'").replace(/(\\+)$/, "$1$1")}'`;
+  }
+
+  /** Words of the row's own command line on where and with whose files it ran. */
+  function kept(line, launcher) {
+    const prefixes = ["cluster.", ...(launcher ? ["launcher."] : [])];
+    return split(line).filter((word) => prefixes.some((prefix) => word.startsWith(prefix)));
+  }
+
+  function confFolders(line) {
+    const words = split(line);
+    return words.flatMap((word, index) => (word.startsWith("--conf=") ? [word] : word === "--conf" && words[index + 1] ? [word, words[index + 1]] : []));
+  }
+
+  /** The words of a POSIX shell's line, as `shlex.join` writes it. */
+  function split(line) {
+    const words = [];
+    for (const [word] of (line ?? "").matchAll(/(?:[^\s'"\\]|\\.|'[^']*'|"(?:[^"\\]|\\.)*")+/g)) {
+      words.push(word.replace(/'([^']*)'|"((?:[^"\\]|\\.)*)"|\\(.)/g, (_, single, double, one) => single ?? double?.replace(/\\(["\\$`])/g, "$1") ?? one));
+    }
+    return words;
+  }
+
+  /** The words as one line for a POSIX shell. */
+  function line(words) {
+    return words.map((word) => (/^[\w@%+=:,./-]+$/.test(word) ? word : `'${word.replaceAll("'", `'"'"'`)}'`)).join(" ");
+  }
+
+  return { command, line };
+})();

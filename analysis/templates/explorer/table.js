@@ -1,0 +1,154 @@
+"use strict";
+
+/* The table: sortable, and as long as it likes, since only the rows in sight are elements. One tab stop: arrows move the
+   current row, Enter opens it, Space selects it. */
+const Table = (() => {
+  const AHEAD = 8; // rows drawn above and below those in sight
+
+  class View {
+    /** `on` has move(row), open(row), toggle(row, extend), sort(name). */
+    constructor(root, on) {
+      this.on = on;
+      this.order = new Int32Array(0);
+      this.selected = new Set();
+      this.current = -1;
+      this.columns = [];
+      this.head = element("div", { role: "row", class: "row head" });
+      this.body = element("div", { class: "body", role: "presentation" });
+      this.grid = element(
+        "div",
+        { class: "grid", role: "grid", tabindex: "0", "aria-label": "Rows", "aria-multiselectable": "true" },
+        element("div", { role: "rowgroup", class: "headgroup" }, this.head),
+        element("div", { role: "rowgroup" }, this.body),
+      );
+      root.replaceChildren(this.grid);
+      this.grid.addEventListener("scroll", () => this.draw());
+      this.grid.addEventListener("keydown", (event) => this.key(event));
+      this.body.addEventListener("click", (event) => this.click(event));
+      new ResizeObserver(() => this.draw()).observe(this.grid);
+    }
+
+    show({ columns, order, selected, current, sort }) {
+      Object.assign(this, { order, selected, current });
+      this.height ||= parseFloat(getComputedStyle(this.grid).getPropertyValue("--row-px")) || 30;
+      const key = columns.map((column) => column.name).join() + sort.name + sort.descending;
+      if (key !== this.headKey) this.drawHead(columns, sort, key);
+      this.body.style.height = `${order.length * this.height}px`;
+      this.grid.setAttribute("aria-rowcount", String(order.length + 1));
+      this.grid.setAttribute("aria-colcount", String(columns.length + 1));
+      this.draw();
+    }
+
+    drawHead(columns, sort, key) {
+      this.headKey = key;
+      this.columns = columns;
+      const widths = columns.map((column) => (column.name === "layout" || column.name === "cohort" ? 16 : column.isText ? Math.min(12, Math.max(6, 1.6 + 0.5 * longest(column))) : Math.max(5.5, 2 + 0.52 * column.title.length)));
+      this.grid.style.setProperty("--columns", ["2.2rem", ...widths.map((width) => `minmax(${width}rem, ${width}fr)`)].join(" "));
+      this.grid.style.setProperty("--width", `${widths.reduce((sum, width) => sum + width, 2.2)}rem`);
+      const focused = document.activeElement?.dataset?.sort;
+      this.head.replaceChildren(
+        element("span", { role: "columnheader", class: "tick", "aria-label": "Selected" }),
+        ...columns.map((column) => {
+          const sorted = column.name === sort.name ? (sort.descending ? "descending" : "ascending") : null;
+          const button = element(
+            "button",
+            { type: "button", "data-sort": column.name, title: column.description || null, onclick: () => this.on.sort(column.name) },
+            column.title,
+            element("span", { class: "arrow", "aria-hidden": "true" }, sorted ? (sort.descending ? "▼" : "▲") : ""),
+          );
+          return element("span", { role: "columnheader", class: column.isText ? "" : "number", "aria-sort": sorted ?? "none" }, button);
+        }),
+      );
+      if (focused) this.head.querySelector(`[data-sort="${CSS.escape(focused)}"]`)?.focus();
+    }
+
+    draw() {
+      if (!this.height) return;
+      const inSight = this.grid.clientHeight;
+      const first = Math.max(0, Math.floor(this.grid.scrollTop / this.height) - AHEAD);
+      const last = Math.min(this.order.length, Math.ceil((this.grid.scrollTop + inSight) / this.height) + AHEAD);
+      const rows = [];
+      for (let place = first; place < last; place++) rows.push(this.row(place));
+      this.body.replaceChildren(...rows);
+      const drawn = this.order.indexOf(this.current);
+      const visible = drawn >= first && drawn < last;
+      if (visible) this.grid.setAttribute("aria-activedescendant", `row-${this.current}`);
+      else this.grid.removeAttribute("aria-activedescendant");
+    }
+
+    row(place) {
+      const row = this.order[place];
+      const chosen = this.selected.has(row);
+      const cells = this.columns.map((column, index) =>
+        element("span", { role: "gridcell", class: column.isText ? "" : "number", "aria-colindex": String(index + 2), title: column.isText ? column.text(row) : null }, column.text(row)),
+      );
+      const node = element(
+        "div",
+        { role: "row", id: `row-${row}`, class: "row", "aria-rowindex": String(place + 2), "aria-selected": String(chosen), "data-row": String(row) },
+        element("span", { role: "gridcell", class: "tick", "aria-colindex": "1" }, chosen ? "✓" : ""),
+        ...cells,
+      );
+      if (row === this.current) node.classList.add("current");
+      node.style.top = `${place * this.height}px`;
+      return node;
+    }
+
+    click(event) {
+      const node = event.target.closest("[data-row]");
+      if (!node) return;
+      const row = Number(node.dataset.row);
+      if (event.target.classList.contains("tick") || event.ctrlKey || event.metaKey || event.shiftKey) this.on.toggle(row, event.shiftKey);
+      else this.on.open(row);
+    }
+
+    key(event) {
+      if (event.target !== this.grid || !this.order.length) return;
+      const page = Math.max(1, Math.floor(this.grid.clientHeight / this.height) - 2);
+      const steps = { ArrowDown: 1, ArrowUp: -1, PageDown: page, PageUp: -page, Home: -Infinity, End: Infinity };
+      const place = this.order.indexOf(this.current);
+      if (event.key in steps) {
+        const target = place < 0 ? (event.key === "End" ? Infinity : 0) : place + steps[event.key];
+        this.on.move(this.order[Math.min(this.order.length - 1, Math.max(0, target))]);
+      } else if (event.key === "Enter" && place >= 0) this.on.open(this.current);
+      else if (event.key === " " && place >= 0) this.on.toggle(this.current, false);
+      else return;
+      event.preventDefault();
+    }
+
+    /** Scroll as little as needed for a row to be in sight. */
+    reveal(row) {
+      const place = this.order.indexOf(row);
+      if (place < 0) return;
+      const top = place * this.height;
+      const room = this.grid.clientHeight - this.head.offsetHeight;
+      if (top < this.grid.scrollTop) this.grid.scrollTop = top;
+      else if (top + this.height > this.grid.scrollTop + room) this.grid.scrollTop = top + this.height - room;
+    }
+
+    focus() {
+      this.grid.focus({ preventScroll: true });
+    }
+  }
+
+  const longest = (column) => column.levels.reduce((most, level) => Math.max(most, level.length), column.title.length);
+
+  /** Rows that `keep` lets through, sorted; unknown values come last either way. */
+  function order(rows, keep, column, descending) {
+    const kept = [];
+    for (let row = 0; row < rows; row++) if (keep(row)) kept.push(row);
+    if (column) {
+      const { keys } = column;
+      const sign = descending ? -1 : 1;
+      kept.sort((a, b) => {
+        const [x, y] = [keys[a], keys[b]];
+        if (x === y || (x !== x && y !== y)) return a - b;
+        if (x !== x) return 1;
+        if (y !== y) return -1;
+        return sign * (x - y);
+      });
+    }
+    return Int32Array.from(kept);
+  }
+
+  return { View, order };
+})();

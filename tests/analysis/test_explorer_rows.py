@@ -1,0 +1,200 @@
+"""What the explorer says of a row: its columns, its log, and the command that runs it again."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from analysis import cohorts, explorer, explorer_data, explorer_logs
+from analysis.load import load
+from results.schema import ATTEMPTS
+from sweep.conffiles import ConfFolders
+from sweep.config import compose_sweep
+from sweep.expand import expand_all
+from tests.analysis import synthetic
+from tests.analysis.browser import Browser, chromium
+from tests.analysis.conftest import frame_of
+from tests.analysis.explorer_page import (
+    HOSTILE,
+    POINTS,
+    RECORDED,
+    opened,
+    results_of,
+    written,
+)
+from workloads import experiment as ex
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("explorer")
+
+
+@pytest.fixture(scope="module")
+def recorded(folder: Path) -> tuple[Path, pd.DataFrame]:
+    """The page of the recorded sweeps, and their rows in its order."""
+    results = load(RECORDED)
+    parts = cohorts.split(results.attempts)
+    return explorer.write(results, parts, folder / "recorded.html"), explorer_data.table(parts)
+
+
+def test_the_command_plans_exactly_the_row(browser: Browser, recorded: tuple[Path, pd.DataFrame]) -> None:
+    page, frame = recorded
+    opened(browser, page)
+    chosen = frame.drop_duplicates(["model", "method", "recompute", "compile", "zero_stage", "pp_schedule"])
+    assert len(chosen) > 20
+    for row in chosen.index[:: max(1, len(chosen) // 20)]:
+        made = browser.js("Explorer.rerun(arguments[0])", int(row))
+        assert made["words"][:4] == ["python", "-m", "sweep", "run"]
+        config = compose_sweep(made["words"][4:], ConfFolders())
+        points = expand_all(config.grids, config.models.__getitem__).points
+        [point] = points
+        assert point.experiment.id == frame["experiment_id"][row] or made["notes"], made
+        assert config.cluster.name == frame["cluster"][row]
+        assert config.launcher_kind == frame["launcher"][row]
+        assert config.plan.run_cached and config.plan.run_predicted_oom
+        if pd.notna(frame["timed_steps"][row]):
+            assert config.measure.timed_steps == frame["timed_steps"][row]
+
+
+def test_commands_of_odd_rows(browser: Browser, tmp_path: Path) -> None:
+    point = ex.Experiment.canonical(
+        model=synthetic.MODELS[0], dp_replicate=2, dp_shard=2, tp=2, cp=2, pp=2, zero_stage=2, global_batch_size=64,
+        micro_batch_size=2, sequence_parallel=False, precision="fp32", attention="flash", compile="block", seed=7,
+        virtual_stages=2, pp_schedule="interleaved_1f1b", recompute="full", seq_len=8192,
+    )  # fmt: skip
+    words = ["python", "-m", "sweep", "run", "--conf", "my conf", "+grid=mine", "launcher.partition=a b", "name=x"]
+    rows = [
+        synthetic.attempt(point, 0, command=shlex.join(words), launcher="slurm", outcome="ok"),
+        synthetic.attempt(POINTS[0], 1, engine="nanotron"),
+        synthetic.attempt(POINTS[1], 2, seq_len=None),
+        synthetic.attempt(POINTS[2], 3, engine_version="1"),
+    ]
+    page = written(results_of(frame_of(rows), tmp_path), tmp_path)
+    opened(browser, page, "#f=1")
+    ids = browser.js("Array.from({length: 4}, (_, row) => Explorer.columns.get('attempt_id').value(row))")
+    made = {row_id[:6]: browser.js("Explorer.rerun(arguments[0])", row) for row, row_id in enumerate(ids)}
+    full = made["000000"]["words"]
+    assert full[4:6] == ["--conf", "my conf"]
+    assert "launcher=slurm" in full and "launcher.partition=a b" in full
+    plain = [word for word in full[6:] if not word.startswith("launcher")]
+    [planned] = expand_all(*(lambda c: (c.grids, c.models.__getitem__))(compose_sweep(plain, ConfFolders()))).points
+    assert ex.to_dict(planned.experiment) | {"model": 0} == ex.to_dict(point) | {"model": 0}
+    assert "nanotron" in made["000001"]["missing"]
+    assert "seq_len" in made["000002"]["missing"]
+    assert "engine version 1" in " ".join(made["000003"]["notes"])
+    browser.js("document.querySelector('#table [data-row=\"0\"]').click()")
+    if ids[0].startswith("000000"):
+        assert shlex.split(browser.text("#panel pre.command")) == full
+
+
+def test_the_log_of_the_failed_rank_is_there(browser: Browser, tmp_path: Path) -> None:
+    rows = synthetic.attempts(POINTS[:4], outcome="crash")
+    rows[0] |= {"failed_rank": 1}
+    rows[1] |= {"log_dir": "../../outside"}
+    rows[2] |= {"failed_rank": None, "outcome": "ok"}
+    sweep = synthetic.make_sweep(tmp_path / "results" / "mine", rows)
+    (tmp_path / "outside").mkdir()
+    for place in (sweep / rows[0]["log_dir"], sweep / rows[2]["log_dir"], tmp_path / "outside"):
+        place.mkdir(parents=True, exist_ok=True)
+        for rank in range(2):
+            lines = [f"rank {rank} line {n}" for n in range(40)] + [HOSTILE]
+            (place / f"rank_{rank}.log").write_text("\n".join(lines))
+    results = load(tmp_path / "results")
+    page = written(results, tmp_path)
+    opened(browser, page, f"#row={rows[0]['attempt_id']}")
+    log = browser.text("#panel pre.log").splitlines()
+    assert log == [f"rank 1 line {n}" for n in range(26, 40)] + [HOSTILE]
+    assert "rank 0 line" not in page.read_text()
+    assert browser.js("window.pwned ?? null") is None
+    found = explorer_logs.tails(tmp_path / "results", explorer_data.table(cohorts.split(results.attempts)))
+    assert len(found) == 1  # neither the finished one's nor one from outside the sweep
+
+
+def test_logs_end_where_the_page_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = synthetic.attempts(POINTS[:5], outcome="crash")
+    sweep = synthetic.make_sweep(tmp_path / "mine", rows)
+    for row in rows:
+        (sweep / row["log_dir"]).mkdir(parents=True)
+        (sweep / row["log_dir"] / "rank_0.log").write_text("x" * 300)
+    monkeypatch.setattr(explorer_logs, "MOST_BYTES", 700)
+    assert len(explorer_logs.tails(tmp_path, load(tmp_path).attempts)) == 2
+
+
+def test_columns_keep_what_is_unknown_and_what_is_exact() -> None:
+    rows = synthetic.attempts(POINTS[:3], outcome="ok")
+    rows[1] |= {"peak_allocated_bytes": None, "step_time_s": None, "loss_agrees": None, "recompute": None}
+    rows[2] |= {"peak_allocated_bytes": 123_456_789_012_345, "step_time_s": 0.123456789}
+    parts = cohorts.split(frame_of(rows))
+    data = explorer_data.encode(explorer_data.table(parts), parts)
+    columns = {column["name"]: column for column in data["columns"]}
+    peak = columns["peak_allocated_bytes"]
+    assert peak["codes"][1] == -1
+    assert peak["levels"][peak["codes"][2]] == 123_456_789_012_345
+    step = columns["step_time_s"]
+    assert step["levels"][step["codes"][2]] == 0.1234568
+    assert columns["loss_agrees"]["levels"] == ["yes"] and columns["loss_agrees"]["codes"] == [0, -1, 0]
+    assert columns["recompute"]["codes"][1] == -1
+    assert "scheduler_job" not in columns  # no row has one
+    assert "config_json" not in columns and "losses" not in columns
+    assert set(columns) <= {*ATTEMPTS.names, "cohort", "workload", "degrees", "batching", "layout"}
+    text = explorer.embeddable({"a": "</script><!-- &"})
+    assert "<" not in text and json.loads(text) == {"a": "</script><!-- &"}
+
+
+def test_the_panel_says_what_the_row_says(browser: Browser, recorded: tuple[Path, pd.DataFrame]) -> None:
+    page, frame = recorded
+    oom = int(frame.index[(frame["outcome"] == "oom") & (frame["method"] == "measured")][0])
+    fine = int(frame.index[frame["outcome"] == "ok"][0])
+    for row in (oom, fine):
+        opened(browser, page, f"#row={frame['attempt_id'].iloc[row]}")
+        told = dict(
+            browser.js(
+                "[...document.querySelectorAll('[data-part=everything] tr')]"
+                ".map(r => [r.cells[0].textContent, r.cells[1].textContent])"
+            )
+        )
+        values = frame.iloc[row].dropna()
+        for name, text in told.items():
+            value = values[name]
+            if isinstance(value, pd.Timestamp):
+                assert text == f"{value:%Y-%m-%d %H:%M:%S}"
+            elif isinstance(value, bool | np.bool_):
+                assert text == ("yes" if value else "no")
+            elif isinstance(value, float | int | np.number):
+                assert float(text) == pytest.approx(float(value), rel=1e-6), name
+            else:
+                assert text == (", ".join(value) if isinstance(value, np.ndarray) else value), name
+        # Nothing known is missing but what the page never shows.
+        hidden = {"config_json", "log_dir", "losses", "grad_norms", "device_ids", "peak_allocated_by_stage_bytes"}
+        assert {str(name) for name in values.index} - set(told) - hidden <= {
+            n for n in values.index if n.startswith("first_steps")
+        }
+        shown_text = {
+            e.get_attribute("data-column"): browser.js("arguments[0].lastChild.textContent", e)
+            for e in browser.all("#panel dl > div")
+        }
+        assert shown_text["tp"] == str(int(values["tp"]))
+        assert shown_text["model"] == values["model"]
+        assert f"{values['predicted_peak_bytes'] / 2**30:.3g}" in browser.text("[data-part=predicted]")
+    assert "Wall time" in browser.text("[data-part=time]")
+    parts = sum(values[name] for name in ("forward_backward_s", "reduce_exposed_s", "optimizer_s", "pipeline_idle_s"))
+    share = 100 * values["forward_backward_s"] / values["step_time_s"]
+    assert parts <= 1.05 * values["step_time_s"]
+    assert f"{share:.1f} %" in browser.text("[data-part=time]")
+    assert "activations and rest" in browser.text("[data-part=memory]")
+    opened(browser, page, f"#row={frame['attempt_id'].iloc[oom]}")
+    assert frame["evidence"].iloc[oom] in browser.text("[data-part=outcome]")
+    assert browser.text("#panel .badge") == "out of memory"

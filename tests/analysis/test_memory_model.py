@@ -1,0 +1,261 @@
+"""The page's memory model against the planner's, number by number and sentence by sentence."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from analysis.explorer_models import models_json
+from results.errors import UltrasweepError
+from tests.analysis.browser import Browser, chromium
+from tests.analysis.javascript import evaluate
+from workloads.cluster import ClusterSpec, DeviceSpec, LinkSpec
+from workloads.costs.activations import layer_tensors
+from workloads.costs.memory import estimate_memory
+from workloads.costs.params import num_params
+from workloads.experiment import Experiment, MLASpec, ModelSpec, MoESpec, model_from_dict, to_dict
+from workloads.rules import violations
+
+SCRIPTS = ("model_costs.js", "memory_model.js", "memory_rules.js")
+SHIPPED = [model_from_dict(fields) for fields in models_json()["models"]]
+CATEGORIES = ("parameters", "gradients", "optimizer", "activations")
+SCHEDULES = ("gpipe", "1f1b", "interleaved_1f1b", "zero_bubble_v", "dualpipe_v")
+
+
+def random_model(draw: random.Random) -> ModelSpec:
+    """A shipped shape or one that nobody has trained."""
+    if draw.random() < 0.5:
+        return draw.choice(SHIPPED)
+    kv = draw.choice([1, 2, 4, 6, 12])
+    heads = kv * draw.choice([1, 2, 3, 4])
+    moe = mla = None
+    layers = draw.randint(3, 60)
+    if draw.random() < 0.5:
+        moe = MoESpec(
+            num_experts=draw.choice([6, 8, 64]),
+            experts_per_token=draw.randint(1, 4),
+            expert_hidden_size=draw.choice([96, 768, 1536]),
+            num_shared_experts=draw.randint(0, 2),
+            num_dense_layers=draw.randint(0, layers),
+        )
+    if draw.random() < 0.3:
+        mla = MLASpec(q_lora_rank=96, kv_lora_rank=40, qk_nope_head_dim=32, qk_rope_head_dim=16, v_head_dim=24)
+    return ModelSpec(
+        name="drawn",
+        num_layers=layers,
+        hidden_size=draw.choice([192, 1000, 4096]),
+        num_heads=heads,
+        num_kv_heads=kv,
+        head_dim=draw.choice([16, 64, 128]),
+        ffn_hidden_size=draw.choice([384, 3000, 13824]),
+        vocab_size=draw.choice([3072, 96000, 131072]),
+        tie_embeddings=draw.random() < 0.5,
+        qk_norm=draw.random() < 0.5,
+        moe=moe,
+        mla=mla,
+    )
+
+
+def random_experiment(draw: random.Random) -> Experiment:
+    """Anything that `Experiment` accepts; often against the rules."""
+    model = random_model(draw)
+    pp = draw.choice([1, 1, 2, 3, 4, 7, 8])
+    schedule = draw.choice(SCHEDULES) if pp > 1 else "none"
+    virtual = {"interleaved_1f1b": draw.choice([2, 3]), "zero_bubble_v": 2, "dualpipe_v": 2}.get(schedule, 1)
+    zero = draw.randint(0, 3)
+    fields: dict[str, Any] = {
+        "dp_replicate": draw.choice([1, 1, 2, 3]),
+        "dp_shard": draw.choice([2, 3, 4, 8, 64]) if zero else 1,
+        "micro_batch_size": draw.choice([1, 1, 2, 3, 8]),
+    }
+    rounds = draw.choice([1, 2, 3, 4, 5, 8, 12, 32])
+    if schedule == "interleaved_1f1b" and draw.random() < 0.8:
+        rounds *= pp
+    sequences = fields["dp_replicate"] * fields["dp_shard"] * fields["micro_batch_size"] * rounds
+    if draw.random() < 0.05:
+        zero, sequences, virtual = draw.randint(0, 3), sequences + 1, draw.randint(1, 3)
+    return Experiment(
+        model=model,
+        tp=draw.choice([1, 1, 2, 3, 4, 8]),
+        cp=draw.choice([1, 1, 2, 3, 4]),
+        pp=pp,
+        ep=draw.choice([1, 2, 4, 8]) if model.moe is not None or draw.random() < 0.05 else 1,
+        global_batch_size=sequences,
+        seq_len=draw.choice([512, 1536, 2048, 4096, 4100, 7680, 131072]),
+        zero_stage=zero,
+        recompute=draw.choice(["none", "selective", "full"]),
+        pp_schedule=schedule,  # type: ignore[arg-type]
+        virtual_stages=virtual,
+        sequence_parallel=draw.random() < 0.8,
+        precision=draw.choice(["bf16", "bf16", "fp32", "fp64", "fp8_tensorwise", "fp8_rowwise"]),
+        attention=draw.choice(["auto", "auto", "flash", "cudnn", "math"]),
+        compile=draw.choice(["none", "none", "block"]),
+        **fields,
+    )
+
+
+CLUSTER = ClusterSpec(
+    name="here",
+    backend="cuda",
+    device=DeviceSpec(name="card", memory_bytes=80 * 2**30, peak_flops={"bf16": 1e12, "fp32": 1e11}),
+    devices_per_node=8,
+    intra_node=LinkSpec(bandwidth=1e11, latency_s=1e-6),
+    inter_node=None,
+)
+CLUSTER_IN_PAGE = {
+    "name": "here",
+    "backend": "cuda",
+    "device": "card",
+    "devices_per_node": 8,
+    "single_node": True,
+    "precisions": ["bf16", "fp32"],
+}
+
+
+def layouts(count: int, seed: int) -> list[Experiment]:
+    """Layouts that the planner would predict: no rule broken but those of an engine or of a cluster."""
+    draw, found = random.Random(seed), []
+    elsewhere = ("engine_support", "single_node", "attention", "precision")
+    while len(found) < count:
+        experiment = random_experiment(draw)
+        if all(violation.rule in elsewhere for violation in violations(experiment, CLUSTER)):
+            found.append(experiment)
+    return found
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def compared(browser: Browser) -> list[tuple[Experiment, dict[str, Any]]]:
+    """A thousand layouts and what the page's model says of each."""
+    experiments = layouts(1000, seed=20260521)
+    said = evaluate(browser, SCRIPTS, "input.map(MemoryModel.estimateMemory)", [to_dict(e) for e in experiments])
+    return list(zip(experiments, said, strict=True))
+
+
+def test_thousand_layouts_have_the_planners_bytes_on_every_stage(
+    compared: list[tuple[Experiment, dict[str, Any]]],
+) -> None:
+    for experiment, page in compared:
+        planned = estimate_memory(experiment)
+        assert page["peak_stage"] == planned.peak_stage, experiment
+        assert page["peak_bytes"] == planned.peak_bytes, experiment
+        for stage, expected in zip(page["stages"], planned.stages, strict=True):
+            found = {field.name: stage[field.name] for field in dataclasses.fields(expected)}
+            assert found == dataclasses.asdict(expected), experiment
+            assert stage["peak_bytes"] == expected.peak_bytes
+
+
+def test_the_layouts_visit_every_branch(compared: list[tuple[Experiment, dict[str, Any]]]) -> None:
+    seen: Counter[tuple[str, Any]] = Counter()
+    for experiment, page in compared:
+        for field in ("zero_stage", "recompute", "pp_schedule", "precision", "compile", "tp", "cp", "pp", "ep"):
+            seen[field, getattr(experiment, field)] += 1
+        seen["moe", experiment.model.moe is not None] += 1
+        seen["mla", experiment.model.mla is not None] += 1
+        seen["tied", experiment.model.tie_embeddings] += 1
+        seen.update(("moment", stage["moment"]) for stage in page["stages"])
+    assert min(seen.values()) >= 10, seen
+    expected = {"zero_stage": 4, "recompute": 3, "pp_schedule": 6, "precision": 5, "compile": 2, "tp": 5, "moment": 4}
+    assert {field: sum(key[0] == field for key in seen) for field in expected} == expected
+
+
+def test_parts_add_up_to_their_category(compared: list[tuple[Experiment, dict[str, Any]]]) -> None:
+    for experiment, page in compared:
+        for stage in page["stages"]:
+            for category in CATEGORIES:
+                parts = stage["parts"][category]
+                assert all(part > 0 for part in parts.values()), (experiment, parts)
+                assert sum(parts.values()) == stage[f"{category}_bytes"], (experiment, category)
+
+
+SAVED = {
+    ("none", "none"): (
+        ("attention_norm", "projected", "rotated", "softmax", "attention_output"),
+        ("ffn_norm", "gate_up", "product"),
+        ("input", "residual"),
+    ),
+    ("full", "none"): ((), (), ("input",)),
+    ("selective", "block"): (("projected", "softmax", "attention_output"), ("gate_up",), ("input",)),
+}
+"""By recompute and compile: tensors that attention, feed-forward and the residual stream keep for backward."""
+
+
+@pytest.mark.parametrize(("recompute", "compile"), SAVED)
+def test_saved_tensors_stand_where_they_belong(browser: Browser, recompute: Any, compile: Any) -> None:
+    llama = next(shape for shape in SHIPPED if shape.name == "llama8b")
+    experiment = Experiment(
+        model=llama, pp=4, pp_schedule="1f1b", tp=2, global_batch_size=16, recompute=recompute, compile=compile
+    )
+    tensors = layer_tensors(llama, False, 4096, 2048, 4096, 2, 1, 2, False)
+    page = evaluate(browser, SCRIPTS, "MemoryModel.estimateMemory(input)", to_dict(experiment))
+    assert page["stages"][1]["moment"] == "a block's backward"
+    shown = page["stages"][1]["parts"]["activations"]
+    # With compiled blocks the outputs of both row-parallel layers stay: c T_s h, and with tp their partial sums, c T h.
+    row_parallel = 2 * (2048 + 4096) * 4096 if compile == "block" else 0
+    for part, names in zip(("attention", "feed-forward", "residual stream"), SAVED[recompute, compile], strict=True):
+        layer = sum(getattr(tensors, name) for name in names) + (row_parallel if part != "residual stream" else 0)
+        # Eight layers a stage, of three micro-batches in flight.
+        assert shown.get(part, 0) == 8 * 3 * layer, part
+
+
+def test_rules_are_told_in_the_planners_sentences(browser: Browser) -> None:
+    draw = random.Random(7)
+    experiments = [random_experiment(draw) for _ in range(600)]
+    # What the draws seldom meet: a schedule where it cannot be, sharding nothing, shards without ZeRO.
+    experiments += [
+        dataclasses.replace(experiments[i], **changes)
+        for i, changes in enumerate(
+            [{"pp": 1, "pp_schedule": "1f1b"}, {"pp": 4, "pp_schedule": "none"}, {"zero_stage": 0, "dp_shard": 3}]
+        )
+    ]
+    code = "input.experiments.map((e) => MemoryRules.violations(e, input.cluster))"
+    said = evaluate(
+        browser, SCRIPTS, code, {"experiments": [to_dict(e) for e in experiments], "cluster": CLUSTER_IN_PAGE}
+    )
+    rules = set()
+    for experiment, page in zip(experiments, said, strict=True):
+        expected = [violation._asdict() for violation in violations(experiment, CLUSTER)]
+        assert page == expected, experiment
+        rules |= {violation["rule"] for violation in expected}
+    assert len(rules) >= 20, sorted(rules)
+
+
+def test_senseless_numbers_are_refused_in_the_planners_sentences(browser: Browser) -> None:
+    good = to_dict(layouts(1, seed=3)[0])
+    wrong = [{**good, "tp": 0}, {**good, "seq_len": -1}]
+    wrong += [{**good, "model": {**good["model"], "num_kv_heads": 3, "num_heads": 8}}]
+    wrong += [{**good, "model": {**good["model"], "vocab_size": 0}}]
+    for fields, said in zip(
+        [good, *wrong], evaluate(browser, SCRIPTS, "input.map(MemoryRules.refusal)", [good, *wrong]), strict=True
+    ):
+        try:
+            Experiment(**{**fields, "model": model_from_dict(fields["model"])})
+        except UltrasweepError as error:
+            assert said == str(error)
+        else:
+            assert said is None
+
+
+def test_parameters_are_counted_alike(browser: Browser) -> None:
+    draw = random.Random(11)
+    models = [*SHIPPED, *(random_model(draw) for _ in range(100))]
+    counted = evaluate(
+        browser, SCRIPTS, "input.map(ModelCosts.numParams)", [dataclasses.asdict(model) for model in models]
+    )
+    assert counted == [num_params(model) for model in models]
+
+
+def test_what_doubles_cannot_count_is_refused_not_rounded(browser: Browser) -> None:
+    far = dataclasses.replace(layouts(1, seed=3)[0], seq_len=2**40)
+    code = "(() => { try { return MemoryModel.estimateMemory(input); } catch (error) { return String(error); } })()"
+    assert str(evaluate(browser, SCRIPTS, code, to_dict(far))).startswith("RangeError: more than 8 PiB")

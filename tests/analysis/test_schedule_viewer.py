@@ -1,0 +1,201 @@
+"""The pipeline tab of the explorer: its simulation against the planner's, and what a user sees of it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from selenium.webdriver.common.action_chains import ActionChains
+
+from analysis import cohorts, explorer
+from analysis.load import Results
+from results import store
+from tests.analysis.browser import Browser, Keys, chromium
+from tests.analysis.conftest import frame_of
+from tests.analysis.javascript import evaluate
+from workloads.costs import schedule
+from workloads.costs.pipeline import Simulation, simulate
+
+SCRIPTS = ("pipeline_model.js",)
+SCHEDULES = sorted(schedule._SCHEDULES)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An explorer without rows: the pipeline tab needs none."""
+    folder = tmp_path_factory.mktemp("explorer")
+    ledger = store.empty_ledger().to_pandas()
+    nothing = Results(path=folder, sweeps=(), attempts=frame_of([]), ledger=ledger, problems=())
+    return explorer.write(nothing, cohorts.split(nothing.attempts), folder / "explorer.html")
+
+
+@pytest.fixture
+def tab(browser: Browser, page: Path) -> Browser:
+    browser.open(page)
+    browser.click("#tab-pipeline")
+    return browser
+
+
+def run(name: str, p: int, m: int, forward: list[float], backward: list[float], p2p: float) -> Simulation:
+    return simulate([schedule.schedule_actions(name, s, p, m) for s in range(p)], forward, backward, p2p)
+
+
+def spans_of(simulation: Simulation) -> list[list[Any]]:
+    return [[s.stage, s.action.kind, s.action.microbatch, s.start_s, s.end_s] for s in simulation.spans]
+
+
+def test_the_page_knows_the_engines_schedules(browser: Browser) -> None:
+    assert evaluate(browser, SCRIPTS, "Object.keys(PipelineModel.SCHEDULES).sort()", None) == SCHEDULES
+
+
+def test_three_hundred_pipelines_are_simulated_alike(browser: Browser) -> None:
+    draw = random.Random(29)
+    cases = []
+    for _ in range(300):
+        p, m = draw.randint(1, 12), draw.randint(1, 24)
+        times = [[draw.choice([1.0, 0.1, draw.random() + 0.01]) for _ in range(p)] for _ in "FB"]
+        cases.append([draw.choice(SCHEDULES), p, m, *times, draw.choice([0.0, 0.0, draw.random()])])
+    code = """input.map(([name, p, m, forward, backward, p2p]) => {
+      const actions = forward.map((_, stage) => PipelineModel.scheduleActions(name, stage, p, m));
+      const { total, idle, spans } = PipelineModel.simulate(actions, forward, backward, p2p);
+      const flat = spans.flat().map(({ stage, action, start, end }) =>
+        [stage, action.kind, action.microbatch, start, end]);
+      return { total, idle, spans: flat, inFlight: actions.map(PipelineModel.microbatchesInFlight) };
+    })"""
+    for case, said in zip(cases, evaluate(browser, SCRIPTS, code, cases), strict=True):
+        name, p, m = case[:3]
+        expected = run(*case)
+        assert said["total"] == expected.total_s, case
+        assert said["idle"] == list(expected.idle_s), case
+        assert said["spans"] == spans_of(expected), case
+        actions = [schedule.schedule_actions(name, stage, p, m) for stage in range(p)]
+        assert said["inFlight"] == [schedule.microbatches_in_flight(own) for own in actions]
+
+
+def test_a_schedule_that_waits_for_itself_is_told(browser: Browser) -> None:
+    code = """(() => {
+      const F = { kind: "F", microbatch: 0 }, B = { kind: "B", microbatch: 0 };
+      try { return PipelineModel.simulate([[F, B], [B, F]], [1, 1], [1, 1], 0); }
+      catch (error) { return error.message; }
+    })()"""
+    assert evaluate(browser, SCRIPTS, code, None) == "the schedule waits for itself"
+
+
+def type_in(browser: Browser, **values: float | str) -> None:
+    for name, value in values.items():
+        browser.js(
+            "((box, value) => { box.value = value; box.dispatchEvent(new Event('input', {bubbles: true})); })"
+            "(document.querySelector(`#p-${arguments[0]}`), arguments[1])",
+            name,
+            str(value),
+        )
+
+
+def drawn(browser: Browser) -> list[list[float]]:
+    """[stage, x, width] of every bar."""
+    return list(
+        browser.js(
+            "[...document.querySelectorAll('#p-chart [data-stage]')].map(bar => [Number(bar.dataset.stage), "
+            "Number(bar.getAttribute('x')), Number(bar.getAttribute('width'))])"
+        )
+    )
+
+
+def stages_shown(browser: Browser) -> list[list[str]]:
+    rows = "[...document.querySelectorAll('#p-table tr')].map(row => [...row.children].map(cell => cell.textContent))"
+    return list(browser.js(rows))
+
+
+def test_bubble_stands_beside_its_closed_form(tab: Browser) -> None:
+    type_in(tab, schedule="1f1b", stages=4, microbatches=6, forward=1, backward=2, p2p=0)
+    assert tab.text("#p-bubble") == "50.0 %"
+    assert tab.text("#p-fraction").split() == ["3", "/", "6"]
+    assert tab.text("#p-closed") == "50.0 %"
+    assert tab.text("#p-share") == "33.3 %"
+    assert tab.text("#p-total") == "27"  # (m + p - 1) (F + B)
+    assert "agree" in tab.text("#p-remark")
+    assert [row[3] for row in stages_shown(tab)] == ["4", "3", "2", "1"]
+    type_in(tab, schedule="gpipe")
+    assert [row[3] for row in stages_shown(tab)] == ["6"] * 4
+    type_in(tab, p2p=0.5)
+    expected = run("gpipe", 4, 6, [1.0] * 4, [2.0] * 4, 0.5)
+    assert tab.text("#p-total") == f"{expected.total_s:g}"
+    assert tab.text("#p-bubble") == f"{100 * (expected.total_s - 18) / 18:.1f} %"
+    assert "agree" not in tab.text("#p-remark")
+
+
+def test_bars_stand_where_the_simulation_puts_them(tab: Browser) -> None:
+    type_in(tab, schedule="1f1b", stages=3, microbatches=5, forward=1, backward=1.5, p2p=0.3)
+    expected = run("1f1b", 3, 5, [1.0] * 3, [1.5] * 3, 0.3)
+    bars = drawn(tab)
+    assert [bar[0] for bar in bars] == [span.stage for span in expected.spans]
+    zero, scale = bars[0][1], bars[0][2]  # the first bar: a forward from 0 to 1
+    for (_, x, width), span in zip(bars, expected.spans, strict=True):
+        assert x == pytest.approx(zero + scale * span.start_s)
+        assert width == pytest.approx(scale * (span.end_s - span.start_s))
+
+
+def test_arrow_keys_step_through_the_actions(tab: Browser) -> None:
+    type_in(tab, schedule="1f1b", stages=4, microbatches=8, forward=1, backward=2, p2p=0)
+    tab.js("document.querySelector('#p-chart').focus()")
+    said = []
+    for key in (Keys.ARROW_RIGHT, Keys.ARROW_DOWN, Keys.END, Keys.ARROW_UP, Keys.HOME, Keys.ARROW_LEFT):
+        tab.press(key)
+        said.append(tab.text("#p-now"))
+    assert said == [
+        "Stage 0: forward of micro-batch 1, from 1 to 2.",
+        "Stage 1: forward of micro-batch 0, from 1 to 2, after 1 idle.",
+        "Stage 1: backward of micro-batch 7, from 29 to 31, after 1 idle.",
+        "Stage 0: backward of micro-batch 6, from 28 to 30, after 1 idle.",
+        "Stage 0: forward of micro-batch 0, from 0 to 1.",
+        "Stage 0: forward of micro-batch 0, from 0 to 1.",
+    ]
+    for _ in range(3):
+        tab.press(Keys.ARROW_RIGHT)
+    # At 3 the fourth forward of stage 0 starts; stage 1 and 2 have started three and two of theirs, stage 3 one.
+    assert [row[4] for row in stages_shown(tab)] == ["4", "3", "2", "1"]
+
+
+def test_pointing_at_a_bar_tells_its_times(tab: Browser) -> None:
+    type_in(tab, schedule="gpipe", stages=2, microbatches=2, forward=1, backward=2, p2p=0)
+    bar = tab.all("#p-chart [data-stage='1']")[2]
+    ActionChains(tab.driver, duration=0).move_to_element(bar).perform()
+    assert tab.text("#p-now") == "Stage 1: backward of micro-batch 0, from 3 to 5."
+
+
+@pytest.mark.parametrize(("name", "value"), [("stages", 0), ("stages", 2.5), ("microbatches", ""), ("forward", -1)])
+def test_a_senseless_number_is_one_sentence(tab: Browser, name: str, value: float | str) -> None:
+    type_in(tab, **{name: value})
+    assert "number from" in tab.text("#p-wrong")
+    assert not tab.find("#p-answer").is_displayed()
+    type_in(tab, **{name: 2})
+    assert tab.find("#p-answer").is_displayed()
+
+
+@pytest.mark.parametrize("size", [(375, 812), (1400, 900)])
+@pytest.mark.parametrize("dark", [False, True])
+def test_pipeline_tab_fits_its_window_and_stays_quiet(
+    browser: Browser, page: Path, size: tuple[int, int], dark: bool
+) -> None:
+    browser.open(page, size=size, dark=dark)
+    browser.click("#tab-pipeline")
+    type_in(browser, stages=32, microbatches=128)
+    assert len(drawn(browser)) == 2 * 32 * 128
+    assert browser.js("document.documentElement.scrollWidth") == size[0]
+    # Every bar is wide enough for its number: the chart scrolls sideways instead.
+    assert len(browser.all("#p-chart .g-number")) == 2 * 32 * 128
+    browser.click("#p-fit")
+    assert browser.js("document.querySelector('#p-chart').clientWidth") <= size[0]
+    inputs = "[...document.querySelectorAll('.pipeline :is(input, select)')]"
+    assert browser.js(f"{inputs}.filter(i => !i.labels.length && !i.ariaLabel).length") == 0
+    assert browser.console() == []
+    assert browser.requests() == [page.resolve().as_uri()]
