@@ -1,0 +1,70 @@
+"""A comparison as one self-contained HTML file, and as the table behind it."""
+
+from __future__ import annotations
+
+import base64
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pandas as pd
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from analysis import moved
+
+if TYPE_CHECKING:
+    from analysis.compare import Comparison
+
+_TEMPLATES = Path(__file__).resolve().parent / "templates"
+_SHARED = ("model", "workload", "world_size", "layout")
+_OF_EACH = (
+    *("experiment_id", "attempt_id", "cluster", "engine", "engine_version", "measurement_version", "outcome", "runs"),
+    *("rate", "rate_low", "rate_high", "step_time_s", "step_spread", "peak_allocated", "peak_reserved"),
+)
+_JUDGED = (
+    *("ratio", "ratio_low", "ratio_high", "speed", "peak_change_bytes", "peak_ratio", "memory"),
+    *("loss_difference", "norm_difference", "same_losses"),
+)
+_NAMES = {
+    "rate": "tokens_per_s_per_gpu",
+    "peak_allocated": "peak_allocated_bytes",
+    "peak_reserved": "peak_reserved_bytes",
+}
+
+
+def table(comparison: Comparison) -> pd.DataFrame:
+    """Every point of either side, one row each: ``found_in`` (both, A or B), what each side has, what was judged.
+
+    Units are those of `results.schema`; ratios are B over A.
+    """
+    parts = [comparison.pairs.assign(found_in="both")]
+    for end, only in (("a", comparison.only_a), ("b", comparison.only_b)):
+        parts.append(only.add_suffix(f"_{end}").assign(found_in=end.upper()))
+    rows = pd.concat([part for part in parts if len(part)] or parts[:1], ignore_index=True)
+    rows = rows.reindex(columns=list(dict.fromkeys([*rows.columns, *parts[0].columns, "matched_by", *_JUDGED])))
+    shared = {}
+    for name in _SHARED:
+        of_a, of_b = (rows[f"{name}_{end}"] if f"{name}_{end}" in rows else pd.Series(index=rows.index) for end in "ab")
+        shared[name] = of_a.where(of_a.notna(), of_b)
+    each = [f"{name}_{end}" for name in _OF_EACH for end in "ab"]
+    rows = pd.concat([rows[["found_in", "matched_by"]], pd.DataFrame(shared), rows[[*_JUDGED, *each]]], axis=1)
+    return rows.rename(columns={f"{name}_{end}": f"{new}_{end}" for name, new in _NAMES.items() for end in "ab"})
+
+
+def render(comparison: Comparison, png: Path | None, missing: str | None, most: int) -> str:
+    """The page as text, ``png`` embedded; everything that comes from rows is escaped."""
+    environment = Environment(
+        loader=FileSystemLoader(_TEMPLATES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    transitions = moved.transitions(comparison.pairs)
+    return environment.get_template("compare.html").render(
+        comparison=comparison,
+        tables=[part for part in comparison.tables(most) if part.rows],
+        transitions=transitions if transitions.size else None,
+        figure=None if png is None else "data:image/png;base64," + base64.b64encode(png.read_bytes()).decode(),
+        missing=missing,
+        style=(_TEMPLATES / "report.css").read_text(),
+    )

@@ -1,0 +1,281 @@
+"""Two results matched point by point: which point of A is which of B, and why some have no partner.
+
+A *point* here is one configuration on one cluster, by one engine and measurement version: all attempts at it, repeats
+included, become one row (`points`). Points are matched (`match`) by ``experiment_id`` where it is equal, and what is
+left by the whole configuration without the engine's version, which the id contains.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import pandas as pd
+
+from analysis.labels import add_labels, listed
+from analysis.stats import MIN_FOR_INTERVAL, median_interval
+from results.errors import InvalidResults
+from results.schema import CONFIG_COLUMNS, METHODS
+
+COHORT = ("cluster", "engine", "measurement_version")
+"""What rows are never pooled over; two results may still differ in it, and are then compared across it."""
+_DERIVED = ("world_size", "dp", "num_microbatches", "tokens_per_step")
+_NAMES = ("experiment_id", "model", "config_json", "engine", "engine_version")
+REST = "rest of the configuration"
+"""What ``config_json`` holds beyond the columns, of the model (RoPE, routing ...) or newer than they are."""
+SETTINGS = (*(c.name for c in CONFIG_COLUMNS if c.name not in (*_DERIVED, *_NAMES)), REST)
+"""The whole configuration: everything that can change a number, but for the engine and its version."""
+IDENTITY = ["experiment_id", *COHORT]
+_UNKNOWN = "–"
+_Runs = dict[str, np.ndarray[Any, Any]]
+"""Columns of all rows, as arrays."""
+_SHAPE = (*SETTINGS[: SETTINGS.index("tie_embeddings") + 1], REST)
+"""Settings of the model alone."""
+_WHY = (*COHORT, "engine_version", *(name for name in SETTINGS if name not in _SHAPE))
+MOST_EXAMINED = 500
+"""Unmatched points whose nearest partner is looked for: the first of each side."""
+
+
+@dataclass(frozen=True, slots=True)
+class Matching:
+    """``pairs`` has every column of `points` twice, ending in ``_a`` and ``_b``, and ``matched_by``: ``experiment_id``
+    or ``configuration``."""
+
+    pairs: pd.DataFrame
+    only_a: pd.DataFrame
+    only_b: pd.DataFrame
+    unrecorded: tuple[str, ...]
+    """Settings that one whole side does not record: left out of the match by configuration."""
+    crossed: tuple[str, ...]
+    """Columns of `COHORT` in which the two sides differ altogether, so that the match goes across them."""
+    older: int
+    """Points that a newer engine version of the same configuration stands for."""
+
+
+def choose_methods(a: pd.DataFrame, b: pd.DataFrame, asked: tuple[str, str] | None) -> tuple[str, str]:
+    """The method of A's and of B's rows to compare: as asked, else the same one, measured before rehearsed.
+
+    Raises `InvalidResults` when a side has no such row, or when they share no method and none was asked for.
+    """
+    held = [[method for method in METHODS if (side["method"] == method).any()] for side in (a, b)]
+    for name, methods in zip("AB", held, strict=True):
+        if not methods:
+            raise InvalidResults(f"{name} holds no attempt: there is nothing to compare")
+    if asked is not None:
+        for name, methods, method in zip("AB", held, asked, strict=True):
+            if method not in methods:
+                raise InvalidResults(f"{name} holds no {method} rows; it has {listed(methods)} ones")
+        return asked
+    shared = [method for method in held[0] if method in held[1]]
+    if not shared:
+        raise InvalidResults(
+            f"A holds {listed(held[0])} rows and B {listed(held[1])} ones, which are not compared unasked; "
+            f"--methods {held[0][0]},{held[1][0]} does it"
+        )
+    return shared[0], shared[0]
+
+
+def points(attempts: pd.DataFrame, step_times: Mapping[str, Sequence[float]] | None = None) -> pd.DataFrame:
+    """One row for each point of ``attempts`` (of one method), with what its finished runs say together.
+
+    ``outcome`` is ok where any run finished, else that of the last attempt. ``rate`` is the median over the runs of
+    ``tokens_per_s_per_gpu`` with ``rate_low`` and ``rate_high``: a bootstrap interval over five repeats and more, else
+    the range over the runs, each with the interval of its timed steps (bootstrap from five on, else their range); NaN
+    where there is one timed step and no repeat. ``step_spread`` is slowest over fastest timed step minus 1, ``rates``
+    the rates of the runs, ``peak_*`` bytes. ``step_times``: seconds of each timed step (slowest rank) by attempt.
+    """
+    rows = attempts[attempts["repeat_of"].isna()].sort_values(
+        ["started_at", "attempt_number"], na_position="first", kind="stable"
+    )
+    rows = add_labels(rows.reset_index(drop=True))
+    rows[REST] = [_rest_of(text) for text in rows["config_json"]]
+    runs = _run_intervals(rows, step_times or {})
+    finished = (rows["outcome"] == "ok").to_numpy()
+    cancelled = (rows["outcome"] == "cancelled").to_numpy()
+    places, found = [], []
+    grouped = cast("dict[Any, np.ndarray[Any, Any]]", rows.groupby(IDENTITY, dropna=False, sort=False).indices)
+    for members in grouped.values():
+        ok = members[finished[members]]
+        told = ok if len(ok) else members[~cancelled[members]]
+        places.append((told if len(told) else members)[-1])
+        found.append(_together(runs, ok))
+    summary = pd.DataFrame(found, columns=list(_TOGETHER))
+    kept = [*_DESCRIBING, *(name for name in SETTINGS if name not in _DESCRIBING)]
+    return pd.concat([rows.iloc[places][kept].reset_index(drop=True), summary], axis=1)
+
+
+def match(a: pd.DataFrame, b: pd.DataFrame, across: Sequence[str] = ()) -> Matching:
+    """Match two frames of `points`. ``across`` names settings in which partners may differ.
+
+    Raises `InvalidResults` for a name that is no setting, when a side has several configurations that differ in nothing
+    else, and when the sides have several clusters, engines or measurement versions and share none.
+    """
+    if unknown := [name for name in across if name not in SETTINGS]:
+        raise InvalidResults(f"{unknown[0]!r} is no axis of a configuration; axes are {', '.join(SETTINGS[:-1])}")
+    crossed = tuple(name for name in COHORT if _is_crossed(a, b, name))
+    kept = [name for name in COHORT if name not in crossed]
+    by_id = _merged(a, b, ["experiment_id", *kept], "experiment_id")
+    left_a, left_b = (
+        side[~side["place"].isin(by_id[f"place_{end}"])]
+        for side, end in ((a.assign(place=range(len(a))), "a"), (b.assign(place=range(len(b))), "b"))
+    )
+    unrecorded = tuple(name for name in SETTINGS if a[name].isna().all() != b[name].isna().all() and len(a) and len(b))
+    key = [*kept, *(name for name in SETTINGS if name not in unrecorded and name not in across)]
+    newest_a, newest_b = (_newest(side, key, across, name) for side, name in ((left_a, "A"), (left_b, "B")))
+    by_configuration = _merged(newest_a, newest_b, key, "configuration")
+    pairs = pd.concat([part for part in (by_id, by_configuration) if len(part)] or [by_id], ignore_index=True)
+    return Matching(
+        pairs=pairs.drop(columns=["place_a", "place_b"]),
+        only_a=newest_a[~newest_a["place"].isin(by_configuration["place_a"])].drop(columns="place"),
+        only_b=newest_b[~newest_b["place"].isin(by_configuration["place_b"])].drop(columns="place"),
+        unrecorded=tuple(name for name in unrecorded if name not in across) if len(left_a) and len(left_b) else (),
+        crossed=crossed,
+        older=len(left_a) - len(newest_a) + len(left_b) - len(newest_b),
+    )
+
+
+def why_unmatched(only: pd.DataFrame, other: pd.DataFrame, ignored: Sequence[str] = ()) -> Counter[str]:
+    """For each axis: of how many points of ``only`` the nearest point of ``other`` differs in it.
+
+    Nearest is the one that differs in the fewest; the model's shape counts as one axis. `MOST_EXAMINED` points are
+    looked at. An engine version that the two do not share is no reason: points are matched across it.
+    """
+    if only.empty or other.empty:
+        return Counter()
+    looked = only.head(MOST_EXAMINED)
+    both = pd.concat([_known(frame, [*_WHY, *_SHAPE]) for frame in (looked, other)], ignore_index=True)
+    both["model shape"] = both.groupby([name for name in _SHAPE if name not in ignored], sort=False).ngroup()
+    names = ["model shape", *(name for name in _WHY if name not in ignored)]
+    if not set(looked["engine_version"].dropna()) & set(other["engine_version"].dropna()):
+        names.remove("engine_version")
+    codes = np.column_stack([pd.factorize(both[name])[0] for name in names]).astype(np.int32)
+    mine, theirs = codes[: len(looked)], codes[len(looked) :]
+    counts: Counter[str] = Counter()
+    for point in mine:
+        differs = theirs != point
+        counts.update(name for name, there in zip(names, differs[differs.sum(axis=1).argmin()], strict=True) if there)
+    return counts
+
+
+_DESCRIBING = (
+    *("experiment_id", "attempt_id", *COHORT, "engine_version", "model", "workload", "layout", "world_size", "dp"),
+    *("num_microbatches", "tokens_per_step", "precision", "outcome", "losses", "grad_norms", "loss_agrees"),
+)
+_TOGETHER = (
+    *("runs", "rate", "rate_low", "rate_high", "rates", "step_time_s", "step_spread"),
+    *(f"peak_{kind}{end}" for kind in ("allocated", "reserved") for end in ("", "_low", "_high")),
+)
+
+
+def _run_intervals(rows: pd.DataFrame, step_times: Mapping[str, Sequence[float]]) -> _Runs:
+    """What counts of each row, with ``low`` and ``high`` of its rate by its timed steps; NaN where their spread is not
+    known."""
+    fastest, slowest, middle = (rows[f"step_time_{part}s"].to_numpy(float) for part in ("min_", "max_", ""))
+    spread_known = np.isfinite(fastest) & np.isfinite(slowest) & (rows["timed_steps"].fillna(2).to_numpy(float) >= 2)
+    low_s, high_s = np.where(spread_known, fastest, np.nan), np.where(spread_known, slowest, np.nan)
+    for place, attempt in enumerate(rows["attempt_id"]):
+        times = step_times.get(attempt, ())
+        if spread_known[place] and len(times) >= MIN_FOR_INTERVAL and (interval := median_interval(times)) is not None:
+            low_s[place], high_s[place] = interval.low, interval.high
+    rate = rows["tokens_per_s_per_gpu"].to_numpy(float)
+    return {
+        "rate": rate,
+        "low": rate * middle / high_s,
+        "high": rate * middle / low_s,
+        "spread": np.where(spread_known, slowest / fastest - 1, np.nan),
+        "step_time_s": middle,
+        "allocated": rows["peak_allocated_bytes"].to_numpy(float),
+        "reserved": rows["peak_reserved_bytes"].to_numpy(float),
+    }
+
+
+def _together(runs: _Runs, ok: np.ndarray[Any, Any]) -> dict[str, Any]:
+    """What the finished runs at the places ``ok`` say together."""
+    known = ok[np.isfinite(runs["rate"][ok])]
+    rates = runs["rate"][known]
+    result: dict[str, Any] = dict.fromkeys(_TOGETHER, np.nan) | {"runs": len(ok), "rates": rates.tolist()}
+    for kind in ("allocated", "reserved"):
+        peaks = runs[kind][ok]
+        peaks = peaks[np.isfinite(peaks)]
+        if len(peaks):
+            result[f"peak_{kind}"] = np.median(peaks) if len(peaks) > 1 else peaks[0]
+            result |= {f"peak_{kind}_low": peaks.min(), f"peak_{kind}_high": peaks.max()}
+    if not len(rates):
+        return result
+    lows, highs, spread = runs["low"][known], runs["high"][known], runs["spread"][known]
+    if len(rates) == 1:
+        result |= {"rate": rates[0], "rate_low": lows[0], "rate_high": highs[0], "step_spread": spread[0]}
+        return result | {"step_time_s": runs["step_time_s"][known[0]]}
+    result |= {"rate": np.median(rates), "step_time_s": np.median(runs["step_time_s"][known])}
+    if np.isfinite(spread).any():
+        result["step_spread"] = np.nanmedian(spread)
+    interval = median_interval(rates)
+    if interval is not None and interval.low is not None:
+        return result | {"rate_low": interval.low, "rate_high": interval.high}
+    # Few runs: from the lowest to the highest that any of them may be, each at least its own median.
+    return result | {"rate_low": np.fmin(lows, rates).min(), "rate_high": np.fmax(highs, rates).max()}
+
+
+def _rest_of(config_json: Any) -> str | None:
+    """Settings of a stored experiment that are no columns, as canonical JSON; None where it is not stored."""
+    if not isinstance(config_json, str):
+        return None
+    try:
+        fields = json.loads(config_json)
+    except ValueError:
+        return None
+    if not isinstance(fields, dict):
+        return None
+    model = fields.pop("model", {})
+    rest = {name: value for name, value in fields.items() if name not in SETTINGS and name not in _NAMES}
+    if isinstance(model, dict):
+        rest |= {f"model.{n}": value for n, value in model.items() if n not in SETTINGS and n != "name"}
+    return json.dumps(rest, sort_keys=True)
+
+
+def _is_crossed(a: pd.DataFrame, b: pd.DataFrame, name: str) -> bool:
+    """Whether the sides share no value of ``name``. Raises `InvalidResults` when a side then has several."""
+    of_a, of_b = (side[name].dropna().unique().tolist() for side in (a, b))
+    if set(of_a) & set(of_b) or not (of_a and of_b):
+        return False
+    if len(of_a) > 1 or len(of_b) > 1:
+        told = [
+            ", ".join(f"{value:g}" if isinstance(value, float) else str(value) for value in of) for of in (of_a, of_b)
+        ]
+        word = name.replace("_", " ")
+        raise InvalidResults(
+            f"A and B share no {word} and one has several (A: {told[0]}; B: {told[1]}); name sweeps of one {word} each"
+        )
+    return True
+
+
+def _known(frame: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
+    """The columns with what is not known as a value of its own, equal to itself."""
+    return pd.DataFrame({name: frame[name].astype(object).where(frame[name].notna(), _UNKNOWN) for name in names})
+
+
+def _merged(a: pd.DataFrame, b: pd.DataFrame, key: list[str], matched_by: str) -> pd.DataFrame:
+    """Rows of both sides with equal ``key`` side by side, in A's order."""
+    sides = []
+    for frame, end in ((a, "a"), (b, "b")):
+        place = frame["place"] if "place" in frame else pd.Series(range(len(frame)), index=frame.index)
+        side = frame.assign(place=place).add_suffix(f"_{end}")
+        sides.append(side.assign(_key=pd.MultiIndex.from_frame(_known(frame, key)).to_flat_index()))
+    return sides[0].merge(sides[1], on="_key", how="inner").drop(columns="_key").assign(matched_by=matched_by)
+
+
+def _newest(side: pd.DataFrame, key: list[str], across: Sequence[str], name: str) -> pd.DataFrame:
+    """One point for each configuration: of several engine versions the last attempted."""
+    known = _known(side, key)
+    for axis in across:
+        several = _known(side, [axis])[axis].groupby([known[column] for column in key]).nunique()
+        if (several > 1).any():
+            raise InvalidResults(
+                f"{name} itself holds {int((several > 1).sum())} configurations with several values of {axis}: which "
+                "to compare cannot be told; name a sweep with one"
+            )
+    return side[~known.duplicated(keep="last")]

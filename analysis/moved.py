@@ -1,0 +1,232 @@
+"""What moved between matched points beyond noise: throughput, peak memory, outcomes, losses.
+
+Everything here starts from `analysis.matching.Matching.pairs`. Ratios are B over A.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from math import log
+
+import numpy as np
+import pandas as pd
+
+from analysis import labels
+from analysis.stats import median_interval
+from results.agreement import TOLERANCES, largest_difference
+
+FASTER, SLOWER, SAME = "faster", "slower", "within noise"
+DIFFERS, UNKNOWN, UNFINISHED = "differs, spread unknown", "cannot say", "not finished in both"
+CLASSES = (FASTER, SLOWER, SAME, DIFFERS, UNKNOWN, UNFINISHED)
+DEFAULT_THRESHOLD = 0.05
+"""Change of throughput that is worth a mention where nothing says how much a run spreads."""
+GRANULARITY_BYTES = {"allocated": 2 * 2**20, "reserved": 20 * 2**20}
+"""Differences up to this are the allocator's: PyTorch's caching allocator takes 2 MiB from the device for small blocks
+and at least 20 MiB for large ones, and cuts blocks from them (``kSmallBuffer`` and ``kLargeBuffer``)."""
+_COMPARED = ("losses", "grad_norms")
+SAME_NUMBERS = ("global_batch_size", "seq_len", "seed", "precision", "vocab_size", "num_layers", "hidden_size")
+"""Settings that change the losses: of partners that may differ in one they are not compared."""
+AXES = (
+    *("model", "world_size", "dp", "zero_stage", "tp", "cp", "pp", "ep", "micro_batch_size", "num_microbatches"),
+    *("seq_len", "recompute", "pp_schedule", "virtual_stages", "precision", "attention", "compile"),
+)
+"""What changes are grouped by."""
+
+
+@dataclass(frozen=True, slots=True)
+class Noise:
+    """Relative change of throughput up to which nothing is said to have moved."""
+
+    fraction: float
+    why: str
+    """A sentence: where the number comes from."""
+    asked: bool = False
+    """By the user: then it also judges points whose own spread is not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryKind:
+    name: str
+    """``allocated`` or ``reserved``."""
+
+    @property
+    def granularity_bytes(self) -> int:
+        return GRANULARITY_BYTES[self.name]
+
+
+def noise_of(a: pd.DataFrame, b: pd.DataFrame, asked: float | None = None) -> Noise:
+    """Noise of two frames of `analysis.matching.points`, from repeats and from the timed steps; ``asked``: a fraction.
+
+    Repeats: the relative difference that 95 % of the pairs of runs of one point stay below. Timed steps: the median
+    over runs of slowest over fastest minus 1, at the upper end of its bootstrap interval. The larger of the two counts.
+    """
+    if asked is not None:
+        return Noise(asked, f"Noise: {_percent(asked)}, as asked.", asked=True)
+    said, fraction = [], 0.0
+    pairs = [
+        abs(log(one / two))
+        for side in (a, b)
+        for rates in side["rates"]
+        for one, two in combinations((rate for rate in rates if rate > 0), 2)
+    ]
+    if pairs:
+        fraction = float(np.quantile(pairs, 0.95))
+        said.append(
+            f"95 % of {labels.plural(len(pairs), 'pair')} of repeated runs differ by less than {_percent(fraction)}"
+        )
+    spread = median_interval([*a["step_spread"], *b["step_spread"]])
+    if spread is not None:
+        typical = spread.high if spread.high is not None else spread.median
+        fraction = max(fraction, typical)
+        interval = "" if spread.low is None else f", 95 % interval {_percent(spread.low)} to {_percent(typical)}"
+        said.append(
+            f"the timed steps of a run typically spread by {_percent(spread.median)} (median of "
+            f"{labels.plural(spread.n, 'point')}{interval})"
+        )
+    if not said:
+        return Noise(
+            DEFAULT_THRESHOLD,
+            "Noise: unknown, with one timed step a run (or none told apart) and no repeats. Changes above "
+            f"{_percent(DEFAULT_THRESHOLD)} are listed as differing, and none is called faster or slower; --noise "
+            "PERCENT says what to take for noise.",
+        )
+    unseen = "" if pairs else " Nothing was run twice on one side, so what changes from run to run is not in it."
+    return Noise(fraction, f"Noise: {_percent(fraction)}; {'; '.join(said)}.{unseen}")
+
+
+def memory_kind(pairs: pd.DataFrame) -> MemoryKind:
+    """The peak that both sides know of most pairs: allocated memory, or reserved where only that was recorded."""
+    known = {
+        kind: int((pairs[f"peak_{kind}_a"].notna() & pairs[f"peak_{kind}_b"].notna()).sum())
+        for kind in GRANULARITY_BYTES
+    }
+    return MemoryKind("reserved" if known["reserved"] > known["allocated"] else "allocated")
+
+
+def judged(pairs: pd.DataFrame, noise: Noise, compare_losses: bool = True) -> pd.DataFrame:
+    """``pairs`` with the ratio of throughput and its verdict, the change of the peak and its, and of the losses.
+
+    ``ratio`` with ``ratio_low`` and ``ratio_high`` (every rate of one side's interval over every one of the other's);
+    ``speed``: one of `CLASSES`. ``peak_change_bytes``, ``peak_ratio``, ``memory``: more, less, same or unknown.
+    ``loss_difference``, ``norm_difference``: largest relative ones of the first steps; ``same_losses``: whether both
+    are within `results.agreement.TOLERANCES`, None where they cannot be compared.
+    """
+    ratio = pairs["rate_b"] / pairs["rate_a"]
+    low, high = pairs["rate_low_b"] / pairs["rate_high_a"], pairs["rate_high_b"] / pairs["rate_low_a"]
+    both = (pairs["outcome_a"] == "ok") & (pairs["outcome_b"] == "ok")
+    spread_known = low.notna() & high.notna()
+    up = (ratio > 1 + noise.fraction) & ~(low <= 1)
+    down = (ratio < 1 - noise.fraction) & ~(high >= 1)
+    sure = spread_known | noise.asked
+    threshold = max(noise.fraction, DEFAULT_THRESHOLD)
+    speed = np.select(
+        [~both, ratio.isna(), sure & up, sure & down, sure, (ratio - 1).abs() > threshold],
+        [UNFINISHED, UNKNOWN, FASTER, SLOWER, SAME, DIFFERS],
+        UNKNOWN,
+    )
+    kind = memory_kind(pairs)
+    peaks = {end: pairs[f"peak_{kind.name}_{end}"] for end in "ab"}
+    change = peaks["b"] - peaks["a"]
+    # Where repeats differ among themselves, a change has to leave the range of both sides.
+    own = sum(
+        (pairs[f"peak_{kind.name}_high_{end}"] - pairs[f"peak_{kind.name}_low_{end}"] for end in "ab"), 0 * change
+    )
+    moved = change.abs() > own.clip(lower=kind.granularity_bytes)
+    memory = np.select([change.isna(), moved & (change > 0), moved], ["unknown", "more", "less"], "same")
+    result = pairs.assign(ratio=ratio, ratio_low=low, ratio_high=high, speed=speed)
+    result = result.assign(peak_change_bytes=change, peak_ratio=peaks["b"] / peaks["a"], memory=memory)
+    losses = [_loss_verdict(row) if compare_losses else _NOT_COMPARED for row in labels.records(pairs[[*_OF_LOSSES]])]
+    return pd.concat([result, pd.DataFrame(losses, columns=list(_LOSS_COLUMNS), index=result.index)], axis=1)
+
+
+def transitions(pairs: pd.DataFrame) -> pd.DataFrame:
+    """Pairs by A's outcome (rows) and B's (columns)."""
+    return pd.crosstab(pairs["outcome_a"], pairs["outcome_b"])
+
+
+def changed_outcomes(pairs: pd.DataFrame) -> pd.Series:
+    """Pairs whose outcome changed, by (A's, B's), most first."""
+    changed = pairs[pairs["outcome_a"] != pairs["outcome_b"]]
+    return changed.groupby(["outcome_a", "outcome_b"]).size().sort_values(ascending=False, kind="stable")
+
+
+def by_axis(pairs: pd.DataFrame) -> pd.DataFrame:
+    """What moved for each value of each of `AXES` that has several: one row a value, of judged ``pairs`` that finished.
+
+    Medians of the ratios of throughput (``ratio``, with its bootstrap interval) and of peaks (``peak_ratio``), how many
+    are faster, slower, need more and less; ``explains`` and ``explains_peak``: how much of the order of the ratios the
+    axis's values explain (see `_explained`). An axis in which partners differ is left out.
+    """
+    rows = pairs[(pairs["outcome_a"] == "ok") & (pairs["outcome_b"] == "ok") & pairs["ratio"].notna()]
+    found = []
+    for axis in AXES:
+        values = rows[f"{axis}_a"]
+        groups = rows.groupby(f"{axis}_a", sort=True)
+        if groups.ngroups < 2 or not values.eq(rows[f"{axis}_b"]).all():
+            continue
+        explains = {name: _explained(rows[column], values) for name, column in _EXPLAINED.items()}
+        for value, group in groups:
+            ratio, peak = median_interval(group["ratio"]), median_interval(group["peak_ratio"])
+            assert ratio is not None
+            counts = {name: int((group[column] == name).sum()) for name, column in _COUNTED.items()}
+            found.append(
+                {"axis": axis, "value": value, "points": len(group), "ratio": ratio.median, "ratio_low": ratio.low}
+                | {"ratio_high": ratio.high, "peak_ratio": np.nan if peak is None else peak.median}
+                | counts
+                | explains
+            )
+    columns = ["axis", "value", "points", "ratio", "ratio_low", "ratio_high", "peak_ratio", *_COUNTED, *_EXPLAINED]
+    return pd.DataFrame(found, columns=columns)
+
+
+_COUNTED = {FASTER: "speed", SLOWER: "speed", "more": "memory", "less": "memory"}
+_EXPLAINED = {"explains": "ratio", "explains_peak": "peak_ratio"}
+_OF_LOSSES = ("losses_a", "losses_b", "grad_norms_a", "grad_norms_b", "precision_a")
+_LOSS_COLUMNS = ("loss_difference", "norm_difference", "same_losses")
+_NOT_COMPARED: tuple[float | None, float | None, bool | None] = (None, None, None)
+
+
+def _loss_verdict(row: dict[str, object]) -> tuple[float | None, float | None, bool | None]:
+    loss, norm = (largest_difference(_steps(row[f"{name}_b"]), _steps(row[f"{name}_a"])) for name in _COMPARED)
+    tolerance = TOLERANCES.get(str(row["precision_a"]))
+    if tolerance is None or (loss is None and norm is None):
+        return loss, norm, None
+    within = [found <= allowed for found, allowed in zip((loss, norm), tolerance, strict=True) if found is not None]
+    return loss, norm, all(within)
+
+
+def _steps(values: object) -> Sequence[float]:
+    """A list column's cell; none where it is missing."""
+    return list(values) if isinstance(values, (list, tuple, np.ndarray)) else []
+
+
+def _explained(values: pd.Series, groups: pd.Series) -> float:
+    """Share of the variance of the values' ranks that lies between the groups, adjusted for how many groups there are
+    (adjusted R²; ranks, so that a few outliers do not decide). NaN with less than three values a group, or none apart.
+    """
+    known = values.notna() & np.isfinite(values)
+    values, groups = values[known].rank(), groups[known]
+    total, count, kinds = float(((values - values.mean()) ** 2).sum()), len(values), groups.nunique()
+    if total <= 0 or count < 3 * kinds:
+        return float("nan")
+    within = float(((values - values.groupby(groups).transform("mean")) ** 2).sum())
+    return 1 - within / total * (count - 1) / (count - kinds)
+
+
+def _percent(fraction: float) -> str:
+    return f"{100 * fraction:.2g} %"
+
+
+def leading_axes(table: pd.DataFrame, least: float = 0.1, most: int = 2) -> Sequence[str]:
+    """Axes of `by_axis` that explain most of what moved, the best of throughput and of memory first; those below
+    ``least`` explain nothing."""
+    if table.empty:
+        return []
+    best = table.drop_duplicates("axis").set_index("axis")
+    leaders: list[str] = []
+    for column in _EXPLAINED:
+        ordered = best[column][best[column] >= least].sort_values(ascending=False, kind="stable")
+        leaders += [str(axis) for axis in ordered.index[:1] if axis not in leaders]
+    return leaders[:most]
