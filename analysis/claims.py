@@ -6,36 +6,17 @@ are not the study's a claim is asked of those rows: whether the same holds there
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import pandas as pd
 
-from analysis import bubble, labels, metrics, pairs, published, winners
+from analysis import bubble, claims_scaling, labels, metrics, pairs, published, winners
 from analysis.cohorts import Cohort
 from analysis.derived import SHAPE, add_formulas
 from analysis.labels import listed, number, percent, plural
-from analysis.stats import MIN_FOR_INTERVAL
+from analysis.verdicts import FAIL, FEWEST, PASS, SAME, UNKNOWN, Claim, Verdict, is_study
 
-PASS, FAIL, UNKNOWN = "pass", "fail", "not enough data"
-FEWEST = MIN_FOR_INTERVAL
-"""Fewer runs or pairs than this on a side decide nothing."""
-_STUDY_ENGINE = "nanotron"
-_SAME = 0.03
-"""Ratios of throughput within this of 1 count as no difference."""
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    verdict: str
-    evidence: str
-
-
-@dataclass(frozen=True, slots=True)
-class Claim:
-    name: str
-    statement: str
-    check: Callable[[pd.DataFrame], Verdict]
+__all__ = ["CLAIMS", "FAIL", "PASS", "UNKNOWN", "Claim", "Verdict", "is_study", "table"]
 
 
 def table(cohorts: Sequence[Cohort]) -> pd.DataFrame:
@@ -56,10 +37,6 @@ def table(cohorts: Sequence[Cohort]) -> pd.DataFrame:
                 }
             )
     return pd.DataFrame(rows, columns=["claim", "data", "verdict", "evidence", "name"])
-
-
-def is_study(frame: pd.DataFrame) -> bool:
-    return "study_label" in frame and bool((frame["engine"] == _STUDY_ENGINE).all())
 
 
 def published_winners(frame: pd.DataFrame) -> Verdict:
@@ -181,6 +158,7 @@ def zero_one_matched(frame: pd.DataFrame) -> Verdict:
     """ZeRO 1 saves memory and costs no throughput, over pairs that differ in nothing else."""
     rows = pairs.candidates(frame)
     rows = rows[rows["dp"] > 1]
+    rows = _one_of_each(rows)
     both = pairs.matched(rows[rows["zero_stage"] == 0], rows[rows["zero_stage"] == 1], ["zero_stage"])
     speed, memory = pairs.ratio(both, metrics.RANK_BY), pairs.ratio(both, metrics.memory_column(frame))
     if speed is None or memory is None or speed.value.n < FEWEST or speed.value.low is None or speed.value.high is None:
@@ -189,7 +167,7 @@ def zero_one_matched(frame: pd.DataFrame) -> Verdict:
     sizes = [f"{value:.2f} on {size}" for size, value in by_size.median()[by_size.size() >= FEWEST].items()]
     text = f"throughput of ZeRO 1 over ZeRO 0: {speed.text}; memory: {memory.text}"
     text += f"; by number of GPUs {listed(sizes, 9)}" if len(sizes) > 1 else ""
-    holds = speed.value.low > 1 - _SAME and memory.value.median < 1
+    holds = speed.value.low > 1 - SAME and memory.value.median < 1
     return Verdict(PASS if holds else FAIL, text)
 
 
@@ -225,7 +203,7 @@ def bubble_is_waited(frame: pd.DataFrame) -> Verdict:
     waited = bubble.waited(frame)
     if len(waited) >= FEWEST:
         ratio = waited["measured"] / waited["bubble"]
-        enough = float((ratio > 1 - _SAME).mean())
+        enough = float((ratio > 1 - SAME).mean())
         rank = waited["measured"].rank().corr(waited["bubble"].rank())
         text = (
             f"{plural(len(waited), 'pipeline')} waited {ratio.median():.2f} times the closed form in the median "
@@ -235,6 +213,7 @@ def bubble_is_waited(frame: pd.DataFrame) -> Verdict:
     rows = pairs.candidates(frame)
     rows = rows[rows["pp"] > 1]
     free = ["num_microbatches", "micro_batch_size"]
+    rows = _one_of_each(rows)
     both = pairs.matched(rows, rows, free)
     both = both[both["num_microbatches_two"] == 2 * both["num_microbatches_one"]]
     text = "the waiting of pipelines was not timed"
@@ -295,12 +274,26 @@ def throughputs_repeat(frame: pd.DataFrame) -> Verdict:
         text = (
             f"{plural(len(again), 'configuration')} ran more than once; their runs differ by at most {percent(worst)}"
         )
-        return Verdict(PASS if worst < 2 * _SAME else FAIL, text)
+        return Verdict(PASS if worst < 2 * SAME else FAIL, text)
     steps = frame.loc[frame["outcome"] == "ok", "timed_steps"].dropna()
     text = f"{plural(len(again), 'configuration') if len(again) else 'no configuration'} finished more than once"
     if len(steps) and steps.max() == 1:
         text += ", and every throughput is that of one step"
+    text += _across_engines(rows)
     return Verdict(UNKNOWN, text)
+
+
+def _across_engines(rows: pd.DataFrame) -> str:
+    """What became of configurations that finished under several versions of one engine."""
+    varying = ("engine_version", "network_regime")
+    settings = [name for name in pairs.SETTINGS if name in rows and name not in varying]
+    rates = rows.groupby(settings, dropna=False)[metrics.RANK_BY]
+    again = [sorted(group, reverse=True) for _, group in rates if len(group) > 1]
+    if not again:
+        return ""
+    worst = max(again, key=lambda group: group[0] / group[-1])
+    told = f"{plural(len(again), 'configuration')} finished under several versions of the engine"
+    return f"; {told}, the furthest apart with {number(worst[0])} and {number(worst[-1])} {labels.rate_unit(rows)}"
 
 
 CLAIMS = (
@@ -325,8 +318,46 @@ CLAIMS = (
         "From 16 nodes on, pp = 1 wins among runs on the same regime of the network",
         no_pipeline_wins_in_one_regime,
     ),
+    Claim(
+        "data_parallel_falls",
+        "Each doubling of pure data parallelism costs throughput per GPU",
+        claims_scaling.data_parallel_falls,
+    ),
+    Claim(
+        "short_pipelines_are_slower",
+        "A pipeline with 32 micro-batches is faster than one with m = p − 1 (or m = p)",
+        claims_scaling.short_pipelines_are_slower,
+    ),
+    Claim(
+        "published_bars",
+        "Every bar of the published scaling figures is a row of the table",
+        claims_scaling.published_bars,
+    ),
+    Claim(
+        "bandwidths_are_medians",
+        "The published bandwidths are medians over the runs, as captioned",
+        claims_scaling.bandwidths_are_medians,
+    ),
+    Claim(
+        "bandwidth_falls_in_one_regime",
+        "From 8 nodes on, more nodes slow the all-reduce down also inside one regime of the network",
+        claims_scaling.bandwidth_falls_in_one_regime,
+    ),
+    Claim(
+        "failures_take_devices",
+        "Runs that fail take about 45 % of the requested GPUs",
+        claims_scaling.failures_take_devices,
+    ),
     Claim("throughputs_repeat", "Runs of one configuration have the same throughput", throughputs_repeat),
 )
+
+
+def _one_of_each(rows: pd.DataFrame) -> pd.DataFrame:
+    """The middle run by throughput of each configuration: paired many with many, runs of one would count by the product
+    of their numbers."""
+    ordered = rows.sort_values(metrics.RANK_BY, kind="stable")
+    groups = ordered.groupby(list(pairs.SETTINGS), dropna=False)[metrics.RANK_BY]
+    return ordered[groups.cumcount() == (groups.transform("size") - 1) // 2]
 
 
 def _two_sides(rows: pd.DataFrame, keys: list[str], side: pd.Series, column: str) -> pd.DataFrame:

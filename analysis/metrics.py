@@ -125,7 +125,7 @@ def rehearsed_beside_measured(attempts: pd.DataFrame) -> pd.DataFrame:
     Only rows of one measurement version are joined. Relative differences are rehearsed over measured, minus 1.
     """
     keys = ["experiment_id", "cluster", "measurement_version"]
-    columns = [*keys, "model", "world_size", "peak_allocated_bytes", "step_time_s"]
+    columns = [*keys, "model", "world_size", "tp", "peak_allocated_bytes", "step_time_s"]
     final = last_attempts(attempts)
     final = final[final["outcome"] == "ok"]
     measured = final.loc[final["method"] == "measured", columns].drop_duplicates(keys, keep="last")

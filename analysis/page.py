@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,14 +19,11 @@ class DrawnFigure:
     section: str
     title: str
     caption: str
-    png: Path | None = None
-    svg: Path | None = None
+    files: tuple[str, ...] = ()
+    """Names of its files under ``figures/``."""
+    embedded: str = ""
+    """The picture as a data URI."""
     missing: str | None = None
-
-    @property
-    def data_uri(self) -> str:
-        assert self.png is not None
-        return "data:image/png;base64," + base64.b64encode(self.png.read_bytes()).decode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +40,8 @@ class Section:
     slug: str
     title: str
     meaning: str
+    cautions: list[str]
+    """What must be known before any number of these rows is read."""
     best: list[str]
     failed: list[str]
     trust: list[str]
@@ -53,7 +51,12 @@ class Section:
     failures: PageTable
 
     def figures_of(self, section: str) -> list[DrawnFigure]:
-        return [figure for figure in self.figures if figure.section == section]
+        """Those that were drawn."""
+        return [figure for figure in self.figures if figure.section == section and figure.missing is None]
+
+    @property
+    def missing(self) -> list[DrawnFigure]:
+        return [figure for figure in self.figures if figure.missing is not None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,17 +72,26 @@ class Page:
     claims: PageTable
     """The study's claims on each measured part; no rows when there is none."""
     tables: list[str]
-    """Names of the CSV files under ``tables/``."""
+    """Names of the files under ``tables/``."""
+    explorer: str | None
+    """Name of the explorer's page beside this one."""
 
 
 def render(page: Page) -> str:
     """The page as text; everything that comes from rows is escaped."""
-    environment = Environment(
+    return environment().get_template("report.html").render(page=page, style=style_sheet(), generator=GENERATOR)
+
+
+def environment() -> Environment:
+    """Where templates come from; everything put into one is escaped."""
+    return Environment(
         loader=FileSystemLoader(_TEMPLATES),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    style = (_TEMPLATES / "report.css").read_text()
-    return environment.get_template("report.html").render(page=page, style=style, generator=GENERATOR)
+
+
+def style_sheet() -> str:
+    return (_TEMPLATES / "report.css").read_text(encoding="utf-8")

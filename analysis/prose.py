@@ -10,7 +10,7 @@ import pandas as pd
 from analysis import labels, metrics
 from analysis.cohorts import mixtures
 from analysis.labels import gib, listed, number, percent, plural
-from analysis.load import Results, last_attempts, waiting
+from analysis.load import Results, last_attempts, planned, waiting
 from analysis.stats import MedianInterval, median_interval
 
 _METHODS = {"rehearsed_fake": "traced without a device"}
@@ -44,12 +44,14 @@ def what_was_run(results: Results) -> list[str]:
 
 
 def _plan(results: Results) -> list[str]:
-    verdicts = results.ledger["verdict"].value_counts()
+    verdict = results.ledger["verdict"].copy()
+    verdict[planned(results).index] = "run"
+    verdicts = verdict.value_counts()
     if verdicts.empty:
         return []
     names = {
         "run": "to run",
-        "cached": "already answered",
+        "cached": "answered by the rows of another sweep",
         "invalid": "against a rule",
         "predicted_oom": "predicted not to fit",
         "over_budget": "over the budget",
@@ -63,8 +65,8 @@ def unfinished(results: Results) -> str | None:
     left = len(waiting(results))
     if not left:
         return None
-    planned = int((results.ledger["verdict"] == "run").sum())
-    return f"Unfinished: {left:,} of {plural(planned, 'planned point')} have no result yet. What follows may change."
+    points = plural(len(planned(results)), "planned point")
+    return f"Unfinished: {left:,} of {points} {'has' if left == 1 else 'have'} no result yet. What follows may change."
 
 
 def what_is_best(frame: pd.DataFrame) -> list[str]:
@@ -189,17 +191,30 @@ def _losses(frame: pd.DataFrame) -> list[str]:
 
 
 def rehearsal_check(attempts: pd.DataFrame) -> list[str]:
-    """How rehearsed rows compare with measured ones of the same experiments, where both exist."""
+    """How rehearsed rows compare with measured ones of the same experiments, where both exist: peaks, and step times
+    with and without tensor parallelism, whose collectives a rehearsal only models."""
     both = metrics.rehearsed_beside_measured(attempts)
     sentences = []
-    for name, column in (("peak memory", "peak_difference"), ("step time", "step_time_difference")):
-        known = both[column].dropna().abs()
-        if len(known):
-            sentences.append(
-                f"{plural(len(known), 'experiment')} were both rehearsed and measured: the rehearsed {name} is off by "
-                f"{percent(known.median(), 2)} in the median and {percent(known.max(), 2)} at most."
-            )
+    peaks = both["peak_difference"].dropna().abs()
+    if len(peaks):
+        sentences.append(
+            f"{plural(len(peaks), 'experiment')} were both rehearsed and measured: the rehearsed peak memory is off by "
+            f"{percent(peaks.median(), 2)} in the median and {percent(peaks.max(), 2)} at most."
+        )
+    split = both["tp"] > 1
+    parts = []
+    for name, rows in (("with tensor parallelism", both[split]), ("without it", both[~split])):
+        times = rows["step_time_difference"].dropna()
+        if len(times):
+            low, middle, high = (_signed(value) for value in times.quantile([0, 0.5, 1]))
+            parts.append(f"{low} to {high} (median {middle}, n = {len(times):,}) {name}")
+    if parts:
+        sentences.append(f"Rehearsed step times differ from the measured ones by {' and '.join(parts)}.")
     return sentences
+
+
+def _signed(fraction: float) -> str:
+    return f"{100 * fraction:+.1f} %".replace("-", "−")
 
 
 def _interval(value: MedianInterval) -> str:

@@ -82,3 +82,37 @@ INFLATION = {"1.34B": 1.17, "3.57B": 1.10}
 """By how much the published MFU of a pipeline with tied embeddings is too high: published, two digits."""
 BEST_PIPELINE_BEFORE_AND_AFTER = ("3.57B", 4, 0.079, 0.369)
 """Label, nodes, and the best MFU of a pipeline before and after its communication was rewritten."""
+BARS = {
+    "dp, 1.34B": {8: 40149.94, 16: 37609.69, 32: 35367.61, 64: 31112.23, 128: 26446.44, 256: 15700.38},
+    "tp with sequence parallelism, 3B": {2: 14167.25, 4: 13460.16, 8: 10888.53, 16: 6159.3, 32: 3609.73},
+}
+"""Tokens/s/GPU by degree in the scaling figures."""
+BANDWIDTHS = {
+    ("all_reduce", 1): 435.97,
+    ("all_reduce", 2): 361.75,
+    ("all_reduce", 4): 160.14,
+    ("all_reduce", 8): 99.56,
+    ("all_reduce", 16): 84.74,
+    ("all_reduce", 32): 64.93,
+    ("all_reduce", 64): 32.94,
+    ("all_gather", 1): 249.85,
+    ("all_gather", 2): 184.61,
+    ("all_gather", 4): 118.97,
+    ("all_gather", 8): 69.00,
+    ("all_gather", 16): 54.97,
+    ("all_gather", 32): 27.97,
+    ("all_gather", 64): 11.04,
+    ("reduce_scatter", 1): 249.73,
+    ("reduce_scatter", 2): 181.55,
+    ("reduce_scatter", 4): 115.76,
+    ("reduce_scatter", 8): 68.55,
+    ("reduce_scatter", 16): 54.52,
+    ("reduce_scatter", 32): 27.94,
+    ("reduce_scatter", 64): 11.07,
+}
+"""GB/s by collective and number of nodes, as plotted."""
+BANDWIDTH_DIGIT = 0.01
+FAILED_SHARE = 0.45
+"""Of the requested devices, by runs that did not finish."""
+FAILED_SHARE_DIGIT = 0.05
+"""Shares this near to it count as the same."""

@@ -1,124 +1,195 @@
 """``python -m analysis.report RESULTS [--out DIR]``: a folder with a page, its figures and its tables.
 
 RESULTS is a sweep, a folder of sweeps, a Parquet file of attempts, or the published table of the Ultra-Scale
-Playbook's study (CSV).
+Playbook's study (CSV). `analysis.options` has the other options.
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from results.errors import InvalidResults, UltrasweepError
+from results.errors import UltrasweepError
 
-_WHAT = (
-    "a sweep, a folder that holds sweeps, a Parquet file of attempts, or bench_final2_mfu2.csv of the Hugging Face "
-    "dataset nanotron/ultrascale-playbook-data"
-)
+if TYPE_CHECKING:
+    from analysis.cohorts import Cohort
+    from analysis.figures.spec import FigureSpec
+    from analysis.load import Results
+    from analysis.options import Options
+    from analysis.page import Page, PageTable, Section
+
+# What takes time to import is imported where it is used: --help and mistakes answer at once.
 _MOST_ROWS = 300
 """Rows of the ranked table that the page shows."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m analysis.report",
-        description="Draw a report of a sweep, of every sweep below a folder, or of the Ultra-Scale Playbook's "
-        "published table: index.html, figures/ and tables/.",
-    )
-    parser.add_argument("results", type=Path, help=_WHAT)
-    parser.add_argument("--out", type=Path, default=Path("report"), help="where the report goes (default: report/)")
-    arguments = parser.parse_args(argv)
+    """The command. 0 and the page's path on stdout; 2 and one line for a mistake; 130 after Ctrl-C."""
     try:
-        index = build(arguments.results, arguments.out, say=lambda text: print(text, file=sys.stderr, flush=True))
+        return _main(argv)
     except UltrasweepError as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
-    except OSError as error:
-        print(f"error: cannot write a report into {arguments.out}: {error.strerror or error}", file=sys.stderr)
-        return 2
     except KeyboardInterrupt:
-        print("error: interrupted", file=sys.stderr)
+        print("error: interrupted; an earlier report is as it was", file=sys.stderr)
         return 130
+
+
+def _main(argv: Sequence[str] | None) -> int:
+    from analysis import options
+    from analysis.progress import Progress
+
+    asked = options.parse(argv)
+    if asked.list_figures:
+        print(figure_list())
+        return 0
+    assert asked.results is not None
+    progress = Progress(sys.stderr)
+    try:
+        index = build(asked.results, asked.out, asked.options, say=progress.say, step=progress.step)
+    finally:
+        progress.clear()
     if (peak := _peak_memory()) is not None:
         print(f"peak memory {peak / 2**20:,.0f} MiB", file=sys.stderr)
     print(index)
     return 0
 
 
-def build(results_path: Path, out: Path, *, say: Callable[[str], None] = lambda text: None) -> Path:
+def build(
+    results_path: Path,
+    out: Path,
+    options: Options | None = None,
+    *,
+    say: Callable[[str], None] = lambda text: None,
+    step: Callable[[int, int, str], None] = lambda done, total, what: None,
+) -> Path:
     """Write the report of ``results_path`` into ``out``; the path of its ``index.html``.
 
-    ``say`` gets one line for each thing done. Raises `InvalidResults` when there is nothing to read or ``out`` cannot
-    be written.
+    ``say`` gets a line for each part that is done, ``step`` every figure. Raises `InvalidResults` when there is nothing
+    to read, `InvalidOption` for a figure that does not exist, and `UnwritableReport` when ``out`` cannot be written; an
+    earlier report in ``out`` is then as it was.
     """
-    from analysis import claims, cohorts, drawing, page, prose, tables
+    from analysis import claims, cohorts, export, output, page, tables
+    from analysis.drawing import Drawing
     from analysis.labels import plural
     from analysis.load import load
+    from analysis.options import Options
 
+    options = options or Options()
+    specs = _chosen(options)
     results = load(results_path)
-    say(f"{plural(len(results.attempts), 'attempt')} of {plural(len(results.sweeps), 'sweep')} read")
-    figures_dir, tables_dir = _prepare(out, page.GENERATOR)
-    parts = cohorts.split(results.attempts)
-    drawn = drawing.draw_all(parts, figures_dir, say)
-    sections = []
-    for cohort, figures in zip(parts, drawn, strict=True):
-        frame = cohort.frame
-        sections.append(
-            page.Section(
-                slug=cohort.slug,
-                title=cohort.title,
-                meaning=cohort.meaning,
-                best=prose.what_is_best(frame),
-                failed=prose.what_failed(frame),
-                trust=prose.how_far_to_trust(frame),
-                figures=figures,
-                winners=page.PageTable(*tables.best_rows(frame)),
-                ranked=page.PageTable(*tables.ranked_rows(frame, _MOST_ROWS)),
-                failures=page.PageTable(*tables.failure_rows(frame)),
-            )
-        )
-    checked = claims.table(parts)
-    unfinished = prose.unfinished(results)
-    empty = [] if len(results.attempts) else ["Nothing has been run yet: there is no attempt to report on."]
-    html = page.render(
-        page.Page(
-            title=f"Sweep report: {results.path.resolve().name}",
-            source=str(results_path),
-            made_at=f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
-            version=_version(),
-            run=prose.what_was_run(results),
-            warnings=[*empty, *([unfinished] if unfinished else []), *results.problems],
-            sections=sections,
-            rehearsal=prose.rehearsal_check(results.attempts),
-            claims=page.PageTable(*tables.claim_rows(checked)),
-            tables=[path.name for path in tables.write_csv(parts, checked, tables_dir)],
-        )
-    )
+    attempts = plural(len(results.attempts), "attempt")
+    say(f"{attempts} of {plural(len(results.sweeps), 'sweep')} read")
     for problem in results.problems:
         say(f"warning: {problem}")
-    index = out / "index.html"
-    index.write_text(html)
-    return index
+    parts = cohorts.split(results.attempts)
+    for cohort in parts:
+        cohort.frame.attrs["price_per_gpu_hour"] = options.price_per_gpu_hour
+    with output.Staged(out) as staged:
+        with Drawing(parts, specs, staged.figures, options.formats) as drawing:
+            explored = _explorer(results, parts, staged.folder / "explorer.html")
+            words = [_words(cohort) for cohort in parts]
+            checked = claims.table(parts)
+            drawn = drawing.collect(step)
+        files = export.write(tables.all_tables(parts, drawn, checked), staged.tables, options.tables)
+        html = page.render(
+            _page(
+                results,
+                results_path,
+                [replace(said, figures=[d.figure for d in of]) for said, of in zip(words, drawn, strict=True)],
+                page.PageTable(*tables.claim_rows(checked)),
+                [path.name for path in files],
+                explored,
+            )
+        )
+        (staged.folder / "index.html").write_text(html, encoding="utf-8", errors="replace")
+        staged.put_in_place()
+    drawn_figures = sum(one.figure.missing is None for of in drawn for one in of)
+    asked = len(parts) * len(specs)
+    if asked:
+        say(f"{drawn_figures} of {plural(asked, 'figure')} drawn; the page says why the others are not")
+    return out / "index.html"
 
 
-def _prepare(out: Path, generator: str) -> tuple[Path, Path]:
-    """The folders for figures and tables. Those of an earlier report are emptied, so that none outlives its data."""
-    figures_dir, tables_dir = out / "figures", out / "tables"
-    try:
-        index = out / "index.html"
-        ours = index.is_file() and generator in index.read_text(errors="replace")[:4096]
-        for folder, kinds in ((figures_dir, (".png", ".svg")), (tables_dir, (".csv",))):
-            folder.mkdir(parents=True, exist_ok=True)
-            for old in folder.iterdir() if ours else ():
-                if old.suffix in kinds:
-                    old.unlink()
-    except OSError as error:
-        raise InvalidResults(f"cannot write a report into {out}: {error.strerror or error}") from None
-    return figures_dir, tables_dir
+def _explorer(results: Results, parts: Sequence[Cohort], path: Path) -> Path | None:
+    """The explorer's page, where there is a row to explore."""
+    if not parts:
+        return None
+    from analysis import explorer
+
+    return explorer.write(results, parts, path)
+
+
+def figure_list() -> str:
+    """Name, part of the page and title of every figure, one a line."""
+    from analysis.figures.registry import FIGURES
+
+    widths = [max(len(part) for part in column) for column in zip(*((s.name, s.section) for s in FIGURES), strict=True)]
+    return "\n".join(f"{s.name:{widths[0]}}  {s.section:{widths[1]}}  {s.title}" for s in FIGURES)
+
+
+def _chosen(options: Options) -> list[FigureSpec]:
+    from analysis.figures.registry import FIGURES
+    from analysis.options import choose
+
+    if options.figures is None:
+        return list(FIGURES)
+    choose(options.figures, [spec.name for spec in FIGURES])
+    return [spec for spec in FIGURES if spec.name in options.figures]
+
+
+def _words(cohort: Cohort) -> Section:
+    """What the page says of a cohort; its figures are drawn meanwhile."""
+    from analysis import cohorts, prose, tables
+    from analysis.page import PageTable, Section
+
+    frame = cohort.frame
+    return Section(
+        slug=cohort.slug,
+        title=cohort.title,
+        meaning=cohort.meaning,
+        cautions=cohorts.cautions(frame),
+        best=prose.what_is_best(frame),
+        failed=prose.what_failed(frame),
+        trust=prose.how_far_to_trust(frame),
+        figures=[],
+        winners=PageTable(*tables.best_rows(frame)),
+        ranked=PageTable(*tables.ranked_rows(frame, _MOST_ROWS)),
+        failures=PageTable(*tables.failure_rows(frame)),
+    )
+
+
+def _page(
+    results: Results,
+    source: Path,
+    sections: list[Section],
+    claims: PageTable,
+    tables: list[str],
+    explorer: Path | None,
+) -> Page:
+    from analysis import prose
+    from analysis.page import Page
+
+    empty = [] if len(results.attempts) else ["Nothing has been run yet: there is no attempt to report on."]
+    unfinished = prose.unfinished(results)
+    return Page(
+        title=f"Sweep report: {results.path.resolve().name}",
+        source=str(source),
+        made_at=f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
+        version=_version(),
+        run=prose.what_was_run(results),
+        warnings=[*empty, *([unfinished] if unfinished else []), *results.problems],
+        sections=sections,
+        rehearsal=prose.rehearsal_check(results.attempts),
+        claims=claims,
+        tables=tables,
+        explorer=None if explorer is None else explorer.name,
+    )
 
 
 def _peak_memory() -> int | None:

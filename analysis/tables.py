@@ -1,9 +1,8 @@
-"""The report's tables: as CSV files with full values, and as short rows for the page."""
+"""The report's tables: whole, for files, and as short rows for the page."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -11,11 +10,13 @@ import pyarrow as pa
 
 from analysis import labels, metrics
 from analysis.cohorts import Cohort
-from analysis.figures import registry
+from analysis.drawing import Drawn
+from analysis.export import Table
 from analysis.load import last_attempts
 from results.schema import ATTEMPTS
 
 _FIRST = ("method", "cluster", "measurement_version", "model", "seq_len", "world_size", "layout")
+_READ_FIRST = ("method", "cluster", "model", "seq_len", "world_size", "layout")
 _RANKING = ("rank", "tokens_per_s_per_gpu", "mfu_palm", "peak_allocated_bytes", "repeats", "repeat_spread")
 _SCALARS = tuple(
     field.name
@@ -26,31 +27,36 @@ _COHORT = ("method", "cluster", "engine", "measurement_version")
 _MOST_FAILURES = 20
 
 
-def write_csv(cohorts: Sequence[Cohort], claims: pd.DataFrame, folder: Path) -> list[Path]:
-    """``ranked.csv``, ``failures.csv``, ``claims.csv`` and the data of every figure, each row with what it is of."""
+def all_tables(cohorts: Sequence[Cohort], drawn: Sequence[Sequence[Drawn]], claims: pd.DataFrame) -> list[Table]:
+    """``ranked``, ``failures``, ``claims`` and the values of every figure, each row with the cohort that it is of."""
     ranked_columns = _ordered(*_FIRST, *_RANKING)
-    tables: dict[str, list[pd.DataFrame]] = {"ranked": [], "failures": [], "claims": [claims]}
-    for cohort in cohorts:
-        tables["ranked"].append(metrics.ranked(cohort.frame)[ranked_columns])
+    ranked, failures = [], []
+    values: dict[str, list[pd.DataFrame]] = {}
+    for cohort, figures in zip(cohorts, drawn, strict=True):
+        ranked.append(metrics.ranked(cohort.frame)[ranked_columns])
         final = last_attempts(cohort.frame)
-        tables["failures"].append(final.loc[final["outcome"] != "ok", _ordered(*_FIRST, "outcome", "evidence")])
-        for spec in registry.FIGURES:
-            if spec.data is not None:
-                tables.setdefault(spec.name, []).append(_of_cohort(spec.data(cohort.frame), cohort.frame))
-    paths = []
-    for name, frames in tables.items():
-        path = folder / f"{name}.csv"
-        filled = [frame for frame in frames if len(frame)] or frames[:1]
-        if filled:
-            pd.concat(filled, ignore_index=True).to_csv(path, index=False)
-            paths.append(path)
-    return paths
+        failures.append(final.loc[final["outcome"] != "ok", _ordered(*_FIRST, "outcome", "evidence")])
+        for figure in figures:
+            if figure.data is not None:
+                values.setdefault(figure.figure.name, []).append(_of_cohort(figure.data, cohort.frame))
+    tables = [Table("claims", claims)]
+    if cohorts:
+        tables += [
+            Table("ranked", _joined(ranked), (*_READ_FIRST, *_RANKING[:4], "peak_reserved_bytes")),
+            Table("failures", _joined(failures), (*_READ_FIRST, "outcome", "phase", "evidence")),
+        ]
+    return tables + [Table(name, _joined(frames)) for name, frames in values.items()]
 
 
 def claim_rows(claims: pd.DataFrame) -> tuple[list[str], list[list[str]], int]:
     """Header and cells of the study's claims."""
     cells = claims[["claim", "data", "verdict", "evidence"]].astype(str).to_numpy().tolist()
     return ["Claim", "Rows", "Verdict", "Evidence"], cells, len(claims)
+
+
+def _joined(frames: list[pd.DataFrame]) -> pd.DataFrame:
+    """All rows; the columns alone where there is none."""
+    return pd.concat([frame for frame in frames if len(frame)] or frames[:1], ignore_index=True)
 
 
 def _of_cohort(rows: pd.DataFrame, cohort: pd.DataFrame) -> pd.DataFrame:

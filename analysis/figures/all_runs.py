@@ -41,7 +41,9 @@ def draw(frame: pd.DataFrame) -> Figure:
     rows, note = labels.under_study_labels(last_attempts(frame))
     workloads, sizes = labels.workload_order(rows), labels.world_sizes(rows)
     if rows.empty or not workloads or not sizes:
-        raise style.NothingToDraw("there is no attempt")
+        raise style.NothingToDraw("no attempt is there")
+    if rows[metrics.RANK_BY].isna().all() and (rows["outcome"] == "ok").all():
+        raise style.NothingToDraw("no point has a throughput, and none failed")
     noun = labels.device_noun(frame)
     has_mfu = rows[metrics.MFU].notna().any()
     value, title = (100 * rows[metrics.MFU], f"{metrics.MFU_NAME}, % of peak")

@@ -137,7 +137,7 @@ def _heatmap(
                 continue
             unknown = np.isnan(row["_value"])
             face = (0.93, 0.93, 0.93, 1.0) if unknown else colours(norm(row["_value"]))
-            ax.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, facecolor=face, edgecolor="white", linewidth=1.5))
+            ax.add_artist(Rectangle((x - 0.5, y - 0.5), 1, 1, facecolor=face, edgecolor="white", linewidth=1.5))
             ink = style.ink_on(face)
             batching = row["batching"].replace(", ", "\n", 1)
             inside = [
@@ -168,5 +168,5 @@ def _why_empty(counts: dict[tuple[str, int], dict[str, int]], workload: str, siz
 
 
 def _empty_cell(ax: Axes, x: int, y: int, text: str) -> None:
-    ax.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, facecolor="#f4f4f4", edgecolor="white", linewidth=1.5))
+    ax.add_artist(Rectangle((x - 0.5, y - 0.5), 1, 1, facecolor="#f4f4f4", edgecolor="white", linewidth=1.5))
     ax.text(x, y, text, ha="center", va="center", color="#666666", fontsize=8, style="italic")

@@ -16,6 +16,8 @@ _MAX_PANELS = 6
 _FEWEST = 5
 """A model with fewer finished runs gets a panel only when none has more."""
 _MANY = 100
+_MOST_LINES = 1500
+"""Of more runs in a panel, as many from the best to the worst: more lines cover each other, and take long."""
 _BEST = 0.05
 """Share of the runs of a panel that are drawn in full strength."""
 AXES = {
@@ -63,8 +65,11 @@ def draw(frame: pd.DataFrame) -> Figure:
     axes = figure.subplots(len(names), 1, squeeze=False)[:, 0]
     colours = style.sequential("viridis")
     for ax, name in zip(axes, names, strict=True):
-        _panel(ax, rows[rows["workload"] == name], [*shown, "memory_gib", metrics.RANK_BY], titles)
-        ax.set_title(f"{name}: {labels.plural(int((rows['workload'] == name).sum()), 'finished run')}")
+        runs_here = rows[rows["workload"] == name]
+        drawn = runs_here.iloc[np.linspace(0, len(runs_here) - 1, min(len(runs_here), _MOST_LINES)).astype(int)]
+        _panel(ax, drawn, [*shown, "memory_gib", metrics.RANK_BY], titles)
+        cut = f", {len(drawn):,} of them drawn" if len(drawn) < len(runs_here) else ""
+        ax.set_title(f"{name}: {labels.plural(len(runs_here), 'finished run')}{cut}")
     bar = figure.colorbar(ScalarMappable(style.norm_of([0.0, 1.0]), colours), ax=list(axes), pad=0.01, aspect=40)
     bar.set_label("Share of the best")
     bar.outline.set_visible(False)

@@ -6,16 +6,19 @@ Figures are made without pyplot, so that nothing is global and no display is ask
 from __future__ import annotations
 
 import functools
+import io
 import math
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, ParamSpec
 
 import matplotlib
+import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import Colormap, Normalize
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
+from PIL import Image
 
 from results.schema import UNKNOWN_OUTCOME
 
@@ -47,6 +50,7 @@ RC: dict[str, Any] = {
     "legend.fontsize": 8.5,
     "hatch.linewidth": 0.5,
     "svg.hashsalt": "ultrasweep",
+    "svg.fonttype": "none",
     "figure.max_open_warning": 0,
 }
 PNG_DPI = 160
@@ -122,15 +126,47 @@ def bottom_legend(figure: Figure, handles: list[Any], title: str | None = None) 
     )
 
 
-def save(figure: Figure, png: Path, svg: Path) -> None:
-    """Both files, the same bytes for the same figure."""
+def settle(figure: Figure) -> None:
+    """Lay the figure out, once for every file made of it.
+
+    Saving with a layout engine would measure every text once more for each file, to find the same layout again.
+    """
     with matplotlib.rc_context(RC):
-        # Saving with a layout engine would draw everything once more for each file, only to settle the layout again.
         figure.set_dpi(PNG_DPI)
-        figure.draw_without_rendering()
-        figure.set_layout_engine(None)
-        figure.savefig(png, dpi=PNG_DPI)
-        figure.savefig(svg, metadata={"Date": None})
+        engine = figure.get_layout_engine()
+        if engine is not None:
+            engine.execute(figure)
+            figure.set_layout_engine(None)
+
+
+def png(figure: Figure) -> bytes:
+    """A settled figure as PNG, the same bytes for the same figure. Without an alpha channel: the ground is white."""
+    canvas = figure.canvas
+    assert isinstance(canvas, FigureCanvasAgg)
+    file = io.BytesIO()
+    with matplotlib.rc_context(RC):
+        canvas.draw()
+    pixels = np.asarray(canvas.buffer_rgba())[:, :, :3]
+    # Five bits a channel, black and white kept: no eye tells the difference, and a third of the bytes go. Level 4 takes
+    # three quarters of the time of 6 for 1 % more of them.
+    coarse = np.ascontiguousarray((pixels & 0xF8) | (pixels >> 5))
+    Image.fromarray(coarse).save(file, "PNG", compress_level=4, dpi=(PNG_DPI, PNG_DPI))
+    return file.getvalue()
+
+
+def svg(figure: Figure) -> bytes:
+    """A settled figure as SVG whose texts are texts: they can be searched, read aloud and edited."""
+    file = io.BytesIO()
+    with matplotlib.rc_context(RC):
+        figure.savefig(file, format="svg", metadata={"Date": None})
+    return file.getvalue()
+
+
+def save(figure: Figure, *paths: Path) -> None:
+    """A file for each path, PNG or SVG by its suffix."""
+    settle(figure)
+    for path in paths:
+        path.write_bytes({".png": png, ".svg": svg}[path.suffix](figure))
 
 
 def sequential(name: str) -> Colormap:

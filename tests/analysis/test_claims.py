@@ -42,7 +42,22 @@ def study() -> dict[str, dict[str, str]]:
         ("bubble_is_waited", claims.UNKNOWN, "was not timed"),
         ("no_pipeline_wins_from_16_nodes", claims.FAIL, "9 of 13 winners"),
         ("no_pipeline_wins_in_one_regime", claims.UNKNOWN, "4 of 15 models and sizes"),
+        ("data_parallel_falls", claims.PASS, "1.34B from 40,150 to 15,700 tokens/s each over dp 8 to 256"),
+        ("short_pipelines_are_slower", claims.PASS, "9 of 9 models and depths are slower with few micro-batches"),
+        ("published_bars", claims.FAIL, "6 of 6 for dp, 1.34B and 0 of 5 for tp with sequence parallelism, 3B"),
+        (
+            "bandwidths_are_medians",
+            claims.FAIL,
+            "of 21 published values 21 are the mean of their runs and 0 the median",
+        ),
+        ("bandwidth_falls_in_one_regime", claims.FAIL, "fast: 187, 173, 188 and 176 GB/s on 8, 16, 32 and 64 nodes"),
+        (
+            "failures_take_devices",
+            claims.PASS,
+            "45.0 % of the requested devices: 1,917 out of memory, 1,765 ok and 422",
+        ),
         ("throughputs_repeat", claims.UNKNOWN, "every throughput is that of one step"),
+        ("throughputs_repeat", claims.UNKNOWN, "the furthest apart with 3,449 and 737 tokens/s/GPU"),
     ],
 )
 def test_on_the_study(study: dict[str, dict[str, str]], name: str, verdict: str, told: str) -> None:
@@ -171,6 +186,45 @@ def test_tensor_parallelism_beyond_the_node() -> None:
     assert found.evidence.startswith("tp 8 → 16: 0.44")
     one_node = verdict("tensor_beyond_node", *(row | {"nodes": ["n0"]} for row in rows))
     assert one_node.verdict == claims.UNKNOWN
+
+
+def test_data_parallelism_that_gains_with_every_doubling_fails() -> None:
+    def rows(*rates: float) -> list[dict[str, Any]]:
+        return [timed(point(dp=2 ** (i + 1), zero_stage=1), i, rate) for i, rate in enumerate(rates)]
+
+    assert verdict("data_parallel_falls", *rows(1000.0, 900.0, 800.0)).verdict == claims.PASS
+    level = verdict("data_parallel_falls", *rows(1000.0, 1010.0, 800.0))
+    assert level.verdict == claims.PASS
+    assert "not llama1b over dp 2 to 4 (1.0 % faster)" in level.evidence
+    assert verdict("data_parallel_falls", *rows(1000.0, 1100.0, 800.0)).verdict == claims.FAIL
+    assert verdict("data_parallel_falls", *rows(1000.0, 900.0)).verdict == claims.UNKNOWN
+
+
+def test_short_pipelines_against_long_ones() -> None:
+    rows = []
+    for i in range(5):
+        model = synthetic.llama(f"m{i}", 16, 2048, 32, 8192)
+        for m, rate in ((4, 600.0), (32, 1000.0)):
+            experiment = point(model, pp=4, micro_batch_size=64 // m)
+            rows.append(timed(experiment, 2 * i + (m > 4), rate))
+    found = verdict("short_pipelines_are_slower", *rows)
+    assert found.verdict == claims.PASS
+    assert "speed against 32: 0.60" in found.evidence
+    faster = [row | {"tokens_per_s_per_gpu": 2000.0} if row["num_microbatches"] == 4 else row for row in rows]
+    assert verdict("short_pipelines_are_slower", *faster).verdict == claims.FAIL
+    assert verdict("short_pipelines_are_slower", *rows[:4]).verdict == claims.UNKNOWN
+
+
+def test_share_of_failures() -> None:
+    def rows(failed: int) -> list[dict[str, Any]]:
+        outcomes = ["oom"] * failed + ["ok"] * (20 - failed)
+        return [synthetic.attempt(point(dp=2), i, outcome=o, experiment_id=f"e{i}") for i, o in enumerate(outcomes)]
+
+    assert verdict("failures_take_devices", *rows(9)) == claims.Verdict(
+        claims.PASS, "45.0 % of the requested devices: 11 ok and 9 out of memory"
+    )
+    assert verdict("failures_take_devices", *rows(2)).verdict == claims.FAIL
+    assert verdict("failures_take_devices", *rows(0)[:3]).verdict == claims.UNKNOWN
 
 
 def test_published_cells_and_shapes_are_complete() -> None:

@@ -1,46 +1,22 @@
-"""The whole report, from folders on disk to the page: contents, half-finished and broken input, speed, no torch."""
+"""The report of good rows: what the page says, in which order, and what lies beside it."""
 
 from __future__ import annotations
 
-import json
 import re
-import subprocess
-import sys
-import time
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pandas as pd
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from analysis import metrics, report
 from analysis.cohorts import split
 from analysis.figures import registry
 from results import store
-from results.rows import table_from_rows
-from results.schema import ATTEMPTS, MEASUREMENT_VERSION
 from tests.analysis import synthetic
 from tests.analysis.conftest import frame_of
+from tests.analysis.pages import POINTS, QUICK, links, text_of
 
-ROOT = Path(__file__).resolve().parents[2]
-POINTS = list(synthetic.experiments(synthetic.MODELS[:2], (1, 2), (1, 4)))
-
-
-class Links(HTMLParser):
-    """Every address that a page refers to."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.found += [value for name, value in attrs if name in ("href", "src") and value]
-
-
-def text_of(index: Path) -> str:
-    return re.sub(r"\s+", " ", re.sub(r"<style>.*?</style>|<[^>]+>", " ", index.read_text(), flags=re.DOTALL))
+RECORDED = Path(__file__).resolve().parents[2] / "results" / "recorded"
 
 
 @pytest.fixture(scope="module")
@@ -92,30 +68,109 @@ def test_figures_of_what_was_not_measured_say_so_themselves(tmp_path: Path) -> N
 
 
 def test_page_is_self_contained_and_every_link_leads_somewhere(whole: Path) -> None:
-    parser = Links()
-    parser.feed(whole.read_text())
-    embedded = [link for link in parser.found if link.startswith("data:image/png;base64,")]
+    found, text = links(whole), whole.read_text()
+    embedded = [link for link in found if link.startswith("data:image/png;base64,")]
     assert len(embedded) == len(list((whole.parent / "figures").glob("*.png")))
-    for link in parser.found:
+    for link in found:
         if link.startswith("data:"):
             continue
         assert "://" not in link
-        target = link.removeprefix("#")
-        assert f'id="{target}"' in whole.read_text() if link.startswith("#") else (whole.parent / link).is_file()
-    assert "<script" not in whole.read_text()
-    assert "@import" not in whole.read_text()
+        assert f'id="{link[1:]}"' in text if link.startswith("#") else (whole.parent / link).is_file()
+    assert "<script" not in text
+    assert "@import" not in text
+    identities = re.findall(r' id="([^"]+)"', text)
+    assert len(identities) == len(set(identities))
 
 
-def test_every_figure_lands_as_png_and_svg(whole: Path) -> None:
-    missing = ("bandwidth", "pp_scaling")  # nothing of these rows
+def test_every_figure_has_its_files_and_its_picture_or_a_reason(whole: Path) -> None:
+    index, text = whole.read_text(), text_of(whole)
+    assert f'id="measured-h200-{registry.FIGURES[0].name}"' in index
     for spec in registry.FIGURES:
-        if spec.name in missing:
-            assert f"{spec.title}: not drawn, no " in text_of(whole)
-            continue
-        for kind in ("png", "svg"):
-            path = whole.parent / "figures" / f"{spec.name}-measured-h200.{kind}"
-            assert path.stat().st_size > 5000
+        paths = [whole.parent / "figures" / f"{spec.name}-measured-h200.{kind}" for kind in ("png", "svg")]
+        if f'id="measured-h200-{spec.name}"' in index:
+            assert all(path.stat().st_size > 5000 for path in paths), spec.name
+        else:
+            assert f"{spec.title}: no " in text
+            assert not any(path.exists() for path in paths), spec.name
     assert (whole.parent / "figures" / "outcomes-measured-h200.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_texts_of_a_vector_figure_are_texts(whole: Path) -> None:
+    assert ">llama1b, 1 GPU</text>" in (whole.parent / "figures" / "outcomes-measured-h200.svg").read_text()
+
+
+def test_every_figure_with_values_has_them_as_a_table(whole: Path) -> None:
+    for spec in registry.FIGURES:
+        assert (whole.parent / "tables" / f"{spec.name}.csv").exists() == (spec.data is not None), spec.name
+    best = pd.read_csv(whole.parent / "tables" / "best_configurations.csv")
+    asked = "model nodes rank_by mfu_percent memory_gb dp tp pp acc mbs zero tokens_per_s_per_gpu"
+    assert best.columns[:12].tolist() == asked.split()
+    claims = pd.read_csv(whole.parent / "tables" / "claims.csv")
+    assert claims.columns[:4].tolist() == ["claim", "data", "verdict", "evidence"]
+
+
+def test_the_page_answers_in_order(whole: Path) -> None:
+    found = re.findall(r"<h[23][^>]*>([^<]+)</h", whole.read_text())
+    asked = ["What is best", "Why", "What failed", "How far to trust it", "Ranked table"]
+    assert found[:7] == ["What was run", "Measured: h200", *asked]
+    assert found[7:13] == ["Rehearsed on one device: h200", *asked]
+
+
+def test_the_explorer_is_beside_the_page_and_linked(whole: Path) -> None:
+    assert "explorer.html" in links(whole)
+    assert (whole.parent / "explorer.html").stat().st_size > 10_000
+
+
+def test_points_that_the_sweep_answered_itself_are_planned_points(tmp_path: Path) -> None:
+    sweep = synthetic.make_sweep(tmp_path / "s", [synthetic.attempt(p, i) for i, p in enumerate(POINTS[:4])])
+    rows = store.read_ledger(sweep).to_pylist()
+    own = store.read_attempts(sweep)["attempt_id"].to_pylist()
+    for row, answer in zip(rows, [own[0], own[1], "of-another-sweep"], strict=False):
+        row |= {"verdict": "cached", "cached_attempt": answer}
+    store.write_ledger(sweep, rows)
+    text = text_of(report.build(sweep, tmp_path / "out", QUICK))
+    assert (
+        "6 grid points: 3 to run, 1 answered by the rows of another sweep, 1 against a rule and 1 predicted not to fit"
+        in text
+    )
+
+
+def test_rehearsed_times_are_cautioned_against_and_compared(tmp_path: Path) -> None:
+    split_point = next(p for p in POINTS if p.tp == 2 and p.dp == 1)
+    points = [POINTS[0], split_point]
+    measured = [synthetic.attempt(p, i, outcome="ok") for i, p in enumerate(points)]
+    folder = tmp_path / "results"
+    synthetic.make_sweep(folder / "real", measured)
+    rehearsed = [
+        row | {"attempt_id": f"r{i}", "method": "rehearsed", "step_time_s": (1, 0.8)[i] * row["step_time_s"]}
+        for i, row in enumerate(measured)
+    ]
+    synthetic.make_sweep(folder / "one", rehearsed)
+    text = text_of(report.build(folder, tmp_path / "out", QUICK))
+    assert "they rank tensor parallelism too high" in text
+    assert (
+        "Rehearsed step times differ from the measured ones by −20.0 % to −20.0 % (median −20.0 %, n = 1) with tensor "
+        "parallelism and +0.0 % to +0.0 % (median +0.0 %, n = 1) without it." in text
+    )
+
+
+def test_the_caution_on_rehearsals_is_what_the_recorded_rows_show() -> None:
+    both = metrics.rehearsed_beside_measured(store.read_attempts(RECORDED).to_pandas())
+    times, split_rows = both["step_time_difference"], both["tp"] > 1
+    assert both["peak_difference"].abs().max() < 0.002
+    assert times[split_rows].between(-0.235, -0.03).all()
+    assert times[~split_rows].between(-0.105, 0.02).all()
+
+
+def test_another_device_than_the_clusters_is_said_first(tmp_path: Path) -> None:
+    source = "none: ran on NVIDIA H200, cluster h100_efa describes NVIDIA H100 80GB HBM3"
+    row = synthetic.attempt(
+        *(POINTS[0], 0), outcome="ok", method="rehearsed", cluster="h100_efa", peak_flops=None, peak_flops_source=source
+    )
+    index = report.build(synthetic.make_sweep(tmp_path / "s", [row]), tmp_path / "out", QUICK)
+    said = "1 row ran on NVIDIA H200 for cluster h100_efa, whose devices are NVIDIA H100 80GB HBM3"
+    text = text_of(index)
+    assert text.index(said) < text.rindex("What is best")
 
 
 def test_ranked_table_holds_every_finished_run_in_full_precision(whole: Path) -> None:
@@ -127,129 +182,6 @@ def test_ranked_table_holds_every_finished_run_in_full_precision(whole: Path) ->
     assert found["tokens_per_s_per_gpu"].tolist() == pytest.approx(expected["tokens_per_s_per_gpu"].tolist(), rel=1e-12)
     outcomes = pd.read_csv(whole.parent / "tables" / "outcomes.csv")
     assert outcomes["points"].sum() == 32
-
-
-def test_an_earlier_report_is_replaced_whole(tmp_path: Path) -> None:
-    sweep = synthetic.make_sweep(tmp_path / "s", synthetic.attempts(POINTS[:2]))
-    out = tmp_path / "out"
-    report.build(sweep, out)
-    stale = out / "figures" / "all_runs-measured-a100.png"
-    stale.write_bytes(b"old")
-    (out / "notes.txt").write_text("mine")
-    report.build(sweep, out)
-    assert not stale.exists()
-    assert (out / "notes.txt").exists()
-
-
-def test_files_in_a_folder_that_is_no_report_are_left_alone(tmp_path: Path) -> None:
-    sweep = synthetic.make_sweep(tmp_path / "s", synthetic.attempts(POINTS[:1]))
-    (tmp_path / "out" / "figures").mkdir(parents=True)
-    mine = tmp_path / "out" / "figures" / "mine.png"
-    mine.write_bytes(b"mine")
-    report.build(sweep, tmp_path / "out")
-    assert mine.exists()
-
-
-def test_empty_sweep_gives_a_report_that_says_so(tmp_path: Path) -> None:
-    sweep = synthetic.make_sweep(tmp_path / "empty", [], waiting=POINTS[:5])
-    text = text_of(report.build(sweep, tmp_path / "out"))
-    assert "Nothing has been run yet" in text
-    assert "Unfinished: 5 of 5 planned points" in text
-
-
-def test_all_failed(tmp_path: Path) -> None:
-    rows = [synthetic.attempt(p, i, outcome="crash", evidence="boom <b>") for i, p in enumerate(POINTS[:4])]
-    index = report.build(synthetic.make_sweep(tmp_path / "s", rows), tmp_path / "out")
-    text = text_of(index)
-    assert "No run has finished with a throughput" in text
-    assert "4 of 4 points did not finish (100.0 %): 4 crash" in text
-    assert "not drawn, no finished run has its memory by category" in text
-    assert "boom &lt;b&gt;" in index.read_text()
-
-
-def test_damaged_part_unknown_columns_and_other_versions(tmp_path: Path) -> None:
-    sweep = synthetic.make_sweep(tmp_path / "s", synthetic.attempts(POINTS[:4]))
-    folder = sweep / "parts" / "attempts"
-    row = table_from_rows([synthetic.attempt(POINTS[5], 77, measurement_version=MEASUREMENT_VERSION + 1)], ATTEMPTS)
-    pq.write_table(row.append_column("noise_db", pa.array([3.0])), folder / "new.parquet")
-    (folder / "bad.parquet").write_bytes(b"PAR1")
-    pq.write_table(pa.table({"attempt_id": ["x"], "outcome": ["ok"]}), folder / "old.parquet")
-    said: list[str] = []
-    text = text_of(report.build(sweep, tmp_path / "out", say=said.append))
-    assert "bad.parquet cannot be read and is left out" in text
-    assert "1 rows without experiment_id, method, outcome, model or world_size are left out" in text
-    assert f"Measured: h200, measurement version {MEASUREMENT_VERSION}" in text
-    assert f"Measured: h200, measurement version {MEASUREMENT_VERSION + 1}" in text
-    assert sum("bad.parquet" in line for line in said) == 1
-
-
-def test_parquet_file_alone(tmp_path: Path) -> None:
-    sweep = synthetic.make_sweep(tmp_path / "s", synthetic.attempts(POINTS[:3]))
-    text = text_of(report.build(sweep / "attempts.parquet", tmp_path / "out"))
-    assert "3 points attempted in 1 sweep (s)" in text
-
-
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "analysis.report", *arguments],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-
-
-@pytest.mark.parametrize("what", ["a folder without a sweep", "nothing", "a text file"])
-def test_what_is_no_result_is_one_line_and_exit_2(tmp_path: Path, what: str) -> None:
-    path = tmp_path / "x"
-    if what == "a folder without a sweep":
-        path.mkdir()
-    elif what == "a text file":
-        path.write_text("hello")
-    done = run(str(path), "--out", str(tmp_path / "out"))
-    assert done.returncode == 2
-    assert done.stdout == ""
-    [line] = done.stderr.splitlines()
-    assert line.startswith("error: ")
-    assert str(path) in line
-    assert not (tmp_path / "out").exists()
-
-
-def test_out_that_is_a_file_is_one_line(tmp_path: Path) -> None:
-    sweep = synthetic.make_sweep(tmp_path / "s", synthetic.attempts(POINTS[:1]))
-    (tmp_path / "out").write_text("")
-    done = run(str(sweep), "--out", str(tmp_path / "out"))
-    assert done.returncode == 2
-    assert done.stderr.splitlines()[-1].startswith(f"error: cannot write a report into {tmp_path / 'out'}")
-    assert "Traceback" not in done.stderr
-
-
-def test_no_torch_and_no_pyplot_are_imported(tmp_path: Path) -> None:
-    sweep = synthetic.make_sweep(tmp_path / "s", synthetic.attempts(POINTS[:2]))
-    code = (
-        "import sys, json; from pathlib import Path; from analysis import report;"
-        f"report.build(Path({str(sweep)!r}), Path({str(tmp_path / 'out')!r}));"
-        "print(json.dumps([m for m in ('torch', 'matplotlib.pyplot', 'hydra', 'plotly') if m in sys.modules]))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True, timeout=120
-    )
-    assert json.loads(done.stdout) == []
-
-
-def test_five_thousand_rows_are_drawn_quickly(tmp_path: Path) -> None:
-    points = list(synthetic.experiments(world_sizes=(1, 2, 4, 8, 16, 32), micro_batch_sizes=(1, 2, 4, 8)))
-    rows = [row for seed in range(4) for row in synthetic.attempts(points, seed=seed)][:5000]
-    for i, row in enumerate(rows):
-        row["attempt_id"] = f"a{i}"
-    assert len(rows) == 5000
-    sweep = synthetic.make_sweep(tmp_path / "s", [])
-    pq.write_table(table_from_rows(rows, ATTEMPTS), sweep / "attempts.parquet")
-    start = time.process_time()
-    index = report.build(sweep, tmp_path / "out")
-    assert time.process_time() - start < 20  # about 6 s on an idle core; a busy machine gets twice and more
-    assert index.stat().st_size < 8e6
 
 
 def test_retried_points_count_once() -> None:

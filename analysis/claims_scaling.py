@@ -1,0 +1,116 @@
+"""The study's claims on scaling and on its published bars: data parallelism, short pipelines, bandwidth, failures."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from analysis import bandwidth, labels, metrics, published, scaling
+from analysis.labels import listed, number, percent, plural
+from analysis.load import last_attempts
+from analysis.stats import median_interval
+from analysis.verdicts import FAIL, FEWEST, PASS, SAME, UNKNOWN, Verdict, is_study
+
+_FEWEST_DEGREES = 3
+"""A series of fewer degrees shows no trend."""
+
+
+def published_bars(frame: pd.DataFrame) -> Verdict:
+    """Every bar of the published scaling figures is the throughput of a row."""
+    if not is_study(frame):
+        return Verdict(UNKNOWN, "these rows are not those of the published figures")
+    rates = frame.loc[frame["outcome"] == "ok", metrics.RANK_BY].to_numpy()
+    told, missing = [], 0
+    for name, bars in published.BARS.items():
+        found = sum(bool((abs(rates - bar) < 0.01).any()) for bar in bars.values())
+        missing += len(bars) - found
+        told.append(f"{found} of {len(bars)} for {name}")
+    return Verdict(FAIL if missing else PASS, f"rows with the published value: {listed(told)}")
+
+
+def data_parallel_falls(frame: pd.DataFrame) -> Verdict:
+    """Each doubling of pure data parallelism costs throughput per device, or at least gains none beyond `SAME`."""
+    table = scaling.data_parallel(frame)
+    told: list[str] = []
+    rises: list[str] = []
+    level: list[str] = []
+    for name, rows in table.groupby("workload", sort=False):
+        if len(rows) < _FEWEST_DEGREES:
+            continue
+        rates, degrees = rows[metrics.RANK_BY].to_numpy(), rows["degree"].astype(int).to_numpy()
+        told.append(
+            f"{name} from {number(rates[0])} to {number(rates[-1])} tokens/s each over dp {degrees[0]} to {degrees[-1]}"
+        )
+        for k, ratio in enumerate(rates[1:] / rates[:-1]):
+            if ratio >= 1:
+                step = f"{name} over dp {degrees[k]} to {degrees[k + 1]} ({percent(ratio - 1)} faster)"
+                (rises if ratio > 1 + SAME else level).append(step)
+    if not told:
+        return Verdict(UNKNOWN, f"no model has runs of pure data parallelism at {_FEWEST_DEGREES} degrees")
+    text = listed(told) + (f"; not {listed(rises + level)}" if rises or level else "")
+    return Verdict(FAIL if rises else PASS, text)
+
+
+def short_pipelines_are_slower(frame: pd.DataFrame) -> Verdict:
+    """At equal depth the fastest run with 32 micro-batches beats the fastest with m = p − 1 (else m = p)."""
+    table = scaling.pipeline_parallel(frame)
+    table = table[table["num_microbatches"].notna()] if len(table) else table
+    long = table[table["series"] == "m = 32"]
+    short = table[(table["series"] != "m = 32") & (table["num_microbatches"] < 32)]
+    short = short.sort_values("num_microbatches").drop_duplicates(["workload", "degree"])
+    both = short.merge(long, on=["workload", "degree"], suffixes=("_short", "_long"))
+    if len(both) < FEWEST:
+        return Verdict(UNKNOWN, f"{plural(len(both), 'depth')} with both few micro-batches and 32")
+    ratio = both[f"{metrics.RANK_BY}_short"] / both[f"{metrics.RANK_BY}_long"]
+    slower = int((ratio < 1).sum())
+    interval = median_interval(ratio)
+    assert interval is not None
+    text = f"{slower} of {plural(len(both), 'model and depth', 'models and depths')} are slower with few micro-batches"
+    return Verdict(PASS if slower == len(both) else FAIL, f"{text}; speed against 32: {interval.text()}")
+
+
+def bandwidths_are_medians(frame: pd.DataFrame) -> Verdict:
+    """The published bandwidths, captioned as medians over the runs, are those of the rows."""
+    table = bandwidth.by_nodes(frame)
+    if not is_study(frame) or table.empty:
+        return Verdict(UNKNOWN, "these rows are not those of the published figure")
+    table = table[(table["scope"] == "world") & (table["regime"] == "all")].set_index(["collective", "nodes"])
+    plotted = pd.Series(published.BANDWIDTHS)
+    means, medians = (
+        int(((table[what].reindex(plotted.index) - plotted).abs() < published.BANDWIDTH_DIGIT).sum())
+        for what in ("mean", "median")
+    )
+    return Verdict(
+        PASS if medians == len(plotted) else FAIL,
+        f"of {len(plotted)} published values {means} are the mean of their runs and {medians} the median",
+    )
+
+
+def bandwidth_falls_in_one_regime(frame: pd.DataFrame) -> Verdict:
+    """From 8 nodes on the all-reduce slows down with more nodes also inside one regime of the network."""
+    table = bandwidth.by_nodes(frame)
+    table = table[(table["scope"] == "world") & (table["collective"] == "all_reduce") & (table["regime"] != "all")]
+    table = table[table["runs"] >= FEWEST]
+    told, falls = [], []
+    for regime, rows in table.sort_values("nodes").groupby("regime"):
+        if len(rows) < _FEWEST_DEGREES:
+            continue
+        values = rows["median"].to_numpy()
+        falls.append(bool(values[-1] < (1 - SAME) * values[0] and (values[1:] < (1 + SAME) * values[:-1]).all()))
+        sizes = listed([f"{int(nodes)}" for nodes in rows["nodes"]], 8)
+        told.append(f"{regime}: {listed([number(value) for value in values], 8)} GB/s on {sizes} nodes")
+    if not falls:
+        return Verdict(UNKNOWN, f"no regime has a bandwidth at {_FEWEST_DEGREES} numbers of nodes")
+    return Verdict(PASS if all(falls) else FAIL, "medians, " + "; ".join(told))
+
+
+def failures_take_devices(frame: pd.DataFrame) -> Verdict:
+    """Points that fail hold about as large a share of the requested devices as in the study (45 %)."""
+    final = frame if is_study(frame) else last_attempts(frame)
+    if len(final) < FEWEST:
+        return Verdict(UNKNOWN, f"{plural(len(final), 'point')} in all")
+    failed = final["outcome"] != "ok"
+    share = float(final.loc[failed, "world_size"].sum() / final["world_size"].sum())
+    kinds = final["outcome"].value_counts()
+    counts = [f"{count:,} {labels.OUTCOME_NAMES.get(str(kind), kind)}" for kind, count in kinds.items()]
+    near = abs(share - published.FAILED_SHARE) < published.FAILED_SHARE_DIGIT
+    return Verdict(PASS if near else FAIL, f"{percent(share)} of the requested devices: {listed(counts)}")

@@ -1,0 +1,34 @@
+"""What a check of a claim answers with, and how many runs it takes to decide one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pandas as pd
+
+from analysis.stats import MIN_FOR_INTERVAL
+
+PASS, FAIL, UNKNOWN = "pass", "fail", "not enough data"
+FEWEST = MIN_FOR_INTERVAL
+"""Fewer runs or pairs than this on a side decide nothing."""
+SAME = 0.03
+"""Ratios of throughput within this of 1 count as no difference."""
+_STUDY_ENGINE = "nanotron"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    verdict: str
+    evidence: str
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    name: str
+    statement: str
+    check: Callable[[pd.DataFrame], Verdict]
+
+
+def is_study(frame: pd.DataFrame) -> bool:
+    return "study_label" in frame and bool((frame["engine"] == _STUDY_ENGINE).all())

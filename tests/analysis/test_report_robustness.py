@@ -1,0 +1,250 @@
+"""The report of rows that are few, broken, odd or many, and folders that cannot be written."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from analysis import output, report
+from results.rows import table_from_rows
+from results.schema import ATTEMPTS, MEASUREMENT_VERSION, SCHEMA_VERSION
+from tests.analysis import synthetic
+from tests.analysis.pages import POINTS, QUICK, text_of
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return synthetic.make_sweep(tmp_path_factory.mktemp("results") / "s", synthetic.attempts(POINTS[:3]))
+
+
+def test_empty_sweep_gives_a_report_that_says_so(tmp_path: Path) -> None:
+    sweep = synthetic.make_sweep(tmp_path / "empty", [], waiting=POINTS[:5])
+    text = text_of(report.build(sweep, tmp_path / "out"))
+    assert "Nothing has been run yet" in text
+    assert "Unfinished: 5 of 5 planned points" in text
+
+
+def test_all_failed(tmp_path: Path) -> None:
+    rows = [synthetic.attempt(p, i, outcome="crash", evidence="boom <b>") for i, p in enumerate(POINTS[:4])]
+    index = report.build(synthetic.make_sweep(tmp_path / "s", rows), tmp_path / "out")
+    text = text_of(index)
+    assert "No run has finished with a throughput" in text
+    assert "4 of 4 points did not finish (100.0 %): 4 crash" in text
+    assert "Memory by category: no finished run has its memory by category" in text
+    assert "boom &lt;b&gt;" in index.read_text()
+
+
+def test_damaged_part_unknown_columns_and_other_versions(tmp_path: Path) -> None:
+    sweep = synthetic.make_sweep(tmp_path / "s", synthetic.attempts(POINTS[:4]))
+    folder = sweep / "parts" / "attempts"
+    row = table_from_rows([synthetic.attempt(POINTS[5], 77, measurement_version=MEASUREMENT_VERSION + 1)], ATTEMPTS)
+    pq.write_table(row.append_column("noise_db", pa.array([3.0])), folder / "new.parquet")
+    (folder / "bad.parquet").write_bytes(b"PAR1")
+    pq.write_table(pa.table({"attempt_id": ["x"], "outcome": ["ok"]}), folder / "old.parquet")
+    said: list[str] = []
+    text = text_of(report.build(sweep, tmp_path / "out", QUICK, say=said.append))
+    assert "bad.parquet cannot be read and is left out" in text
+    assert "1 rows without experiment_id, method, outcome, model or world_size are left out" in text
+    assert f"Measured: h200, measurement version {MEASUREMENT_VERSION}" in text
+    assert f"Measured: h200, measurement version {MEASUREMENT_VERSION + 1}" in text
+    assert sum("bad.parquet" in line for line in said) == 1
+
+
+def test_parquet_file_alone(tmp_path: Path) -> None:
+    sweep = synthetic.make_sweep(tmp_path / "s", synthetic.attempts(POINTS[:3]))
+    text = text_of(report.build(sweep / "attempts.parquet", tmp_path / "out", QUICK))
+    assert "3 points attempted in 1 sweep (s)" in text
+
+
+def test_one_row(tmp_path: Path) -> None:
+    row = synthetic.attempt(POINTS[0], outcome="ok")
+    text = text_of(report.build(synthetic.make_sweep(tmp_path / "s", [row]), tmp_path / "out"))
+    assert "1 point attempted in 1 sweep" in text
+    assert "there is nothing to compare it with" in text
+    assert "No experiment ran more than once" in text
+
+
+def test_rows_of_almost_nothing(tmp_path: Path) -> None:
+    """Every column that may be empty is."""
+    kept = ("attempt_id", "schema_version", "method", "attempt_number", "experiment_id", "model", "world_size")
+    for outcome in ("ok", "oom"):
+        rows = [
+            dict.fromkeys(ATTEMPTS.names)
+            | {name: value for name, value in synthetic.attempt(p, i, outcome=outcome).items() if name in kept}
+            | {"outcome": outcome}
+            for i, p in enumerate(POINTS[:3])
+        ]
+        folder = synthetic.make_sweep(tmp_path / outcome, [])
+        table = pa.Table.from_pylist(rows, schema=pa.schema([field.with_nullable(True) for field in ATTEMPTS]))
+        pq.write_table(table, folder / "attempts.parquet")
+        text = text_of(report.build(folder, tmp_path / f"{outcome}-out"))
+        assert "No run has finished with a throughput" in text
+
+
+def test_mixed_schema_versions_are_said(tmp_path: Path) -> None:
+    rows = [synthetic.attempt(p, i, outcome="ok", schema_version=SCHEMA_VERSION - i) for i, p in enumerate(POINTS[:2])]
+    text = text_of(report.build(synthetic.make_sweep(tmp_path / "s", rows), tmp_path / "out", QUICK))
+    assert f"The rows mix 2 schema versions: {SCHEMA_VERSION} (1 rows) and {SCHEMA_VERSION - 1} (1 rows)" in text
+
+
+def test_a_truncated_part_is_left_out_and_said(tmp_path: Path) -> None:
+    folder = synthetic.make_sweep(tmp_path / "s", synthetic.attempts(POINTS[:3]))
+    part = folder / "parts" / "attempts" / "half.parquet"
+    pq.write_table(table_from_rows([synthetic.attempt(POINTS[5], 9)], ATTEMPTS), part)
+    part.write_bytes(part.read_bytes()[: part.stat().st_size // 2])
+    text = text_of(report.build(folder, tmp_path / "out", QUICK))
+    assert "half.parquet cannot be read and is left out" in text
+    assert "3 points attempted" in text
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_an_earlier_report_is_replaced_whole(sweep: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    report.build(sweep, out, QUICK)
+    stale = [out / "figures" / "all_runs-measured-a100.png", out / "tables" / "old.md"]
+    for path in stale:
+        path.write_bytes(b"old")
+    (out / "notes.txt").write_text("mine")
+    report.build(sweep, out, QUICK)
+    assert not any(path.exists() for path in stale)
+    assert (out / "notes.txt").exists()
+    assert not list(out.glob(".*"))
+
+
+def test_files_in_a_folder_that_is_no_report_are_left_alone(sweep: Path, tmp_path: Path) -> None:
+    mine = tmp_path / "out" / "figures" / "mine.png"
+    mine.parent.mkdir(parents=True)
+    mine.write_bytes(b"mine")
+    report.build(sweep, tmp_path / "out", QUICK)
+    assert mine.exists()
+
+
+def test_a_report_that_fails_leaves_the_earlier_one_and_nothing_else(
+    sweep: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "deep" / "out"
+
+    def full(*arguments: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("analysis.export.write", full)
+        with pytest.raises(output.UnwritableReport, match=r"out: No space left on device"):
+            report.build(sweep, out, QUICK)
+        assert not (tmp_path / "deep").exists()
+    report.build(sweep, out, QUICK)
+    before = files_of(out)
+    monkeypatch.setattr("analysis.export.write", full)
+    with pytest.raises(output.UnwritableReport):
+        report.build(sweep, out, QUICK)
+    assert files_of(out) == before
+
+
+def command(*arguments: object) -> list[str]:
+    return [sys.executable, "-m", "analysis.report", *map(str, arguments)]
+
+
+def test_a_file_that_cannot_grow_is_one_line(sweep: Path, tmp_path: Path) -> None:
+    """As on a full disk, from within the processes that draw."""
+    done = subprocess.run(
+        command(sweep, "--out", tmp_path / "out"),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000)),
+    )
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1] == f"error: cannot write a report into {tmp_path / 'out'}: File too large"
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_read_only_folder_is_one_line(sweep: Path, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir(mode=0o500)
+    with pytest.raises(output.UnwritableReport, match="Permission denied"):
+        report.build(sweep, tmp_path / "out")
+
+
+def test_out_that_is_a_file_is_one_line(sweep: Path, tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("")
+    done = subprocess.run(
+        command(sweep, "--out", tmp_path / "out"), cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].startswith(f"error: cannot write a report into {tmp_path / 'out'}")
+    assert "Traceback" not in done.stderr
+
+
+def test_ctrl_c_is_one_line_and_leaves_the_earlier_report(sweep: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    report.build(sweep, out)
+    before = files_of(out)
+    running = subprocess.Popen(
+        command(sweep, "--out", out), cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    deadline = time.monotonic() + 60
+    while not list((out / ".unfinished" / "figures").glob("*")) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    os.killpg(running.pid, signal.SIGINT)  # as a terminal sends it: to every process
+    _, told = running.communicate(timeout=60)
+    assert running.returncode == 130
+    assert told.splitlines()[-1] == "error: interrupted; an earlier report is as it was"
+    assert "Traceback" not in told
+    assert files_of(out) == before
+
+
+def test_five_thousand_rows_are_drawn_quickly(tmp_path: Path) -> None:
+    points = list(synthetic.experiments(world_sizes=(1, 2, 4, 8, 16, 32), micro_batch_sizes=(1, 2, 4, 8)))
+    rows = [row for seed in range(4) for row in synthetic.attempts(points, seed=seed)][:5000]
+    for i, row in enumerate(rows):
+        row["attempt_id"] = f"a{i}"
+    assert len(rows) == 5000
+    sweep = synthetic.make_sweep(tmp_path / "s", [])
+    pq.write_table(table_from_rows(rows, ATTEMPTS), sweep / "attempts.parquet")
+    start = sum(os.times()[:4])
+    index = report.build(sweep, tmp_path / "out")
+    # Of this process and those that draw: about 12 s on idle cores; a busy machine gets twice and more.
+    assert sum(os.times()[:4]) - start < 60
+    assert index.stat().st_size < 8e6
+
+
+@pytest.mark.skipif(not os.environ.get("ULTRASWEEP_SLOW_TESTS"), reason="a minute; set ULTRASWEEP_SLOW_TESTS=1")
+def test_a_hundred_thousand_rows_take_bounded_time_and_memory(tmp_path: Path) -> None:
+    points = list(synthetic.experiments(world_sizes=(1, 2, 4, 8, 16, 32), micro_batch_sizes=(1, 2, 4, 8)))
+    rows = synthetic.attempts(points)
+    table = table_from_rows(rows, ATTEMPTS)
+    copies = -(-100_000 // len(rows))
+    folder = synthetic.make_sweep(tmp_path / "s", [])
+    parts = []
+    for k in range(copies):
+        own = {
+            name: pa.array([f"{k}-{value}" for value in table[name].to_pylist()])
+            for name in ("attempt_id", "experiment_id")
+        }
+        part = table
+        for name, column in own.items():
+            part = part.set_column(part.schema.names.index(name), part.schema.field(name), column)
+        parts.append(part)
+    pq.write_table(pa.concat_tables(parts).slice(0, 100_000), folder / "attempts.parquet")
+    done = subprocess.run(
+        command(folder, "--out", tmp_path / "out"), cwd=ROOT, capture_output=True, text=True, timeout=300, check=True
+    )
+    [told] = [line for line in done.stderr.splitlines() if line.startswith("peak memory")]
+    assert int(told.split()[2].replace(",", "")) < 2048
