@@ -33,10 +33,10 @@ _Task = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """A figure of one cohort and the table of its values, None where another figure's table has them."""
+    """A figure of one cohort and the table of its values."""
 
     figure: DrawnFigure
-    data: pd.DataFrame | None
+    data: pd.DataFrame
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +130,7 @@ def _draw_inherited(cohort: int, spec: int) -> Drawn:
 def _draw(order: _Order, cohort_place: int, spec_place: int) -> Drawn:
     cohort, spec = order.cohorts[cohort_place], order.specs[spec_place]
     drawn = DrawnFigure(name=spec.name, section=spec.section, title=spec.title, caption=spec.caption)
-    data = None if spec.data is None else spec.data(cohort.frame)
+    data = spec.data(cohort.frame)
     try:
         figure = spec.draw(cohort.frame)
     except style.NothingToDraw as reason:

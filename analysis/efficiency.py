@@ -11,6 +11,7 @@ from __future__ import annotations
 import pandas as pd
 
 from analysis import breakdown, labels, metrics, pairs
+from analysis.memo import once_a_frame
 from analysis.stats import MIN_FOR_INTERVAL
 
 LAYOUTS = ("best layout", "pure data parallelism")
@@ -27,6 +28,7 @@ _NEEDED = (
 )
 
 
+@once_a_frame
 def table(frame: pd.DataFrame) -> pd.DataFrame:
     """One row for each workload, ``kind`` of scaling, ``layouts`` and number of devices, where there are two sizes.
 

@@ -13,9 +13,9 @@ MOST_ROWS = 200
 """Rows of the table that the page shows."""
 
 
-def render(figure: DrawnFigure, of: str, svg: str, data: pd.DataFrame | None) -> str:
+def render(figure: DrawnFigure, of: str, svg: str, data: pd.DataFrame) -> str:
     """The page as text. ``of`` is the cohort's title; ``data`` is cut to `MOST_ROWS` rows, and the page says so."""
-    table = None if data is None or data.empty else export.shown(data, MOST_ROWS)
+    table = None if data.empty else export.shown(data, MOST_ROWS)
     return (
         environment()
         .get_template("figure.html")

@@ -10,6 +10,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from analysis import metrics
+from analysis.memo import once_a_frame
 from analysis.stats import MedianInterval, median_interval
 
 SETTINGS = (
@@ -37,6 +38,7 @@ class Ratio:
         return self.value.text()
 
 
+@once_a_frame
 def candidates(frame: pd.DataFrame) -> pd.DataFrame:
     """Ranked rows of the tokens a step that most rows of their workload have, so that batches agree."""
     rows = comparable(frame)

@@ -37,8 +37,7 @@ def all_tables(cohorts: Sequence[Cohort], drawn: Sequence[Sequence[Drawn]], clai
         final = last_attempts(cohort.frame)
         failures.append(final.loc[final["outcome"] != "ok", _ordered(*_FIRST, "outcome", "evidence")])
         for figure in figures:
-            if figure.data is not None:
-                values.setdefault(figure.figure.name, []).append(_of_cohort(figure.data, cohort.frame))
+            values.setdefault(figure.figure.name, []).append(_of_cohort(figure.data, cohort.frame))
     tables = [Table("claims", claims)]
     if cohorts:
         tables += [

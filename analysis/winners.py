@@ -9,6 +9,7 @@ from __future__ import annotations
 import pandas as pd
 
 from analysis import labels, metrics
+from analysis.memo import once_a_frame
 
 RULES = ("published_mfu", "tokens_per_s")
 """Values of the table's ``rank_by``."""
@@ -79,8 +80,15 @@ def best_by(frame: pd.DataFrame, rule: str) -> pd.DataFrame:
     )
 
 
+@once_a_frame
 def table(frame: pd.DataFrame) -> pd.DataFrame:
     """Both rankings, one row a winner; ``memory_gb`` is reserved memory in GiB, ``shape`` the model by its shape."""
     rows = pd.concat([best_by(frame, rule) for rule in RULES], ignore_index=True)
     beside = [name for name in _BESIDE if name in rows]
     return rows[[*_COLUMNS, "workload", *beside]].rename(columns=_COLUMNS | {"workload": "shape"})
+
+
+def published_table(frame: pd.DataFrame) -> pd.DataFrame:
+    """Those rows of `table` that the study's own ranking gives."""
+    rows = table(frame)
+    return rows[rows["rank_by"] == "published_mfu"].reset_index(drop=True)

@@ -40,6 +40,7 @@ FIGURES: tuple[FigureSpec, ...] = (
         "the reserved memory of that configuration. Models under the study's labels. Both rankings are in "
         "best_configurations.csv.",
         best_heatmaps.draw_published,
+        winners.published_table,
     ),
     FigureSpec(
         "all_runs",

@@ -19,5 +19,5 @@ class FigureSpec:
     caption: str
     draw: Callable[[pd.DataFrame], Figure]
     """Raises `analysis.figures.style.NothingToDraw` with the reason when the rows cannot make it."""
-    data: Callable[[pd.DataFrame], pd.DataFrame] | None = None
-    """What ``tables/<name>.csv`` holds of these rows; None where another figure's table has it."""
+    data: Callable[[pd.DataFrame], pd.DataFrame]
+    """What ``tables/<name>.csv`` holds of these rows."""

@@ -53,7 +53,7 @@ RC: dict[str, Any] = {
     "svg.fonttype": "none",
     "figure.max_open_warning": 0,
 }
-PNG_DPI = 160
+PNG_DPI = 130
 
 CATEGORY_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#999999")
 """Okabe and Ito's palette (2008), ordered so that neighbours also differ in grey."""
