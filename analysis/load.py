@@ -12,7 +12,7 @@ import pandas as pd
 
 from analysis.derived import add_formulas
 from analysis.memo import once_a_frame
-from analysis.memory_steps import add_first_steps
+from analysis.memory.steps import add_first_steps
 from results import reference, store
 from results.errors import InvalidResults
 

@@ -74,7 +74,8 @@ def build(
     to read, `InvalidOption` for a figure that does not exist, and `UnwritableReport` when ``out`` cannot be written; an
     earlier report in ``out`` is then as it was.
     """
-    from analysis import claims, cohorts, export, output, page, tables
+    from analysis import cohorts, export, output, page, tables
+    from analysis.claims import study as claims
     from analysis.drawing import Drawing
     from analysis.labels import plural
     from analysis.load import load
@@ -120,7 +121,7 @@ def _explorer(results: Results, parts: Sequence[Cohort], path: Path) -> Path | N
     """The explorer's page, where there is a row to explore."""
     if not parts:
         return None
-    from analysis import explorer
+    from analysis.explorer import page as explorer
 
     return explorer.write(results, parts, path)
 

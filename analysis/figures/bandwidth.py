@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from analysis import bandwidth
+from analysis.data import bandwidth
 from analysis.figures import style
 
 _REGIMES = {"fast": ("#009E73", "^"), "slow": ("#D55E00", "v")}

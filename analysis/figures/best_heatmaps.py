@@ -15,7 +15,8 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from analysis import labels, metrics, winners
+from analysis import labels, metrics
+from analysis.data import winners
 from analysis.figures import style
 
 _CELL_IN = (1.62, 0.82)

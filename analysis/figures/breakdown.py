@@ -7,7 +7,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from analysis import breakdown, labels, metrics
+from analysis import labels, metrics
+from analysis.data import breakdown
 from analysis.figures import panels, style
 
 _BARS = 6

@@ -7,7 +7,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from analysis import bubble
+from analysis.data import bubble
 from analysis.figures import style
 
 _MARKERS = "osD^vP*X"

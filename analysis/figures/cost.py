@@ -8,7 +8,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
-from analysis import cost, labels, metrics
+from analysis import labels, metrics
+from analysis.data import cost
 from analysis.figures import outcomes, style
 from results.schema import OUTCOMES, UNKNOWN_OUTCOME
 

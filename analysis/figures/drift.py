@@ -10,7 +10,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from analysis import drift, labels
+from analysis import labels
+from analysis.data import drift
 from analysis.figures import style
 
 _WIDTH_IN = 10.0

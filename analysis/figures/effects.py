@@ -11,7 +11,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from analysis import effects, labels
+from analysis import labels
+from analysis.data import effects
 from analysis.figures import style
 
 _COLOUR = "#0072B2"

@@ -8,7 +8,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from analysis import efficiency, labels
+from analysis import labels
+from analysis.data import efficiency
 from analysis.figures import style
 
 _MOST_COLUMNS = 4

@@ -8,7 +8,8 @@ from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from analysis import gantt, labels
+from analysis import labels
+from analysis.data import gantt
 from analysis.figures import panels, style
 from workloads.costs.pipeline import Simulation, Span
 

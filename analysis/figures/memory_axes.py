@@ -14,11 +14,12 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from analysis import labels, memory_axes, metrics
+from analysis import labels, metrics
 from analysis.figures import style
-from analysis.memory_axes import Bar, Panel
-from analysis.memory_families import AXES
-from analysis.memory_rows import PREDICTED
+from analysis.memory import axes as memory_axes
+from analysis.memory.axes import Bar, Panel
+from analysis.memory.families import AXES
+from analysis.memory.rows import PREDICTED
 from workloads.experiment import ENGINE
 
 _PANEL_IN = (3.7, 3.4)

@@ -8,7 +8,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from analysis import labels, metrics, pareto
+from analysis import labels, metrics
+from analysis.data import pareto
 from analysis.figures import panels, style
 
 _MOST_PANELS = 6

@@ -9,7 +9,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from analysis import labels, moved
+from analysis import labels
+from analysis.compare import moved
 from analysis.figures import style
 
 MOST_LABELLED = 36
@@ -29,7 +30,7 @@ _LOOK = {
 
 @style.styled
 def draw(pairs: pd.DataFrame, noise: moved.Noise) -> Figure:
-    """``pairs`` as `analysis.moved.judged` gives them. Raises `NothingToDraw` when no pair finished on both sides."""
+    """``pairs`` as `moved.judged` gives them. Raises `NothingToDraw` when no pair finished on both sides."""
     rows = pairs[(pairs["speed"] != moved.UNFINISHED) & pairs["ratio"].notna()]
     if rows.empty:
         raise style.NothingToDraw("no matched point has a throughput on both sides")

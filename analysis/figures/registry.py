@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from analysis import bandwidth as bandwidth_data
-from analysis import bubble as bubble_data
-from analysis import scaling as scaling_data
-from analysis import winners
+from analysis.data import bandwidth as bandwidth_data
+from analysis.data import bubble as bubble_data
+from analysis.data import scaling as scaling_data
+from analysis.data import winners
 from analysis.figures import (
     all_runs,
     bandwidth,

@@ -12,7 +12,8 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter
 
-from analysis import labels, metrics, scaling
+from analysis import labels, metrics
+from analysis.data import scaling
 from analysis.figures import style
 
 _MAX_PANELS = 6

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from analysis import breakdown as breakdown_data
-from analysis import cost as cost_data
-from analysis import drift as drift_data
-from analysis import effects as effects_data
-from analysis import efficiency as efficiency_data
-from analysis import gantt as gantt_data
-from analysis import pareto as pareto_data
+from analysis.data import breakdown as breakdown_data
+from analysis.data import cost as cost_data
+from analysis.data import drift as drift_data
+from analysis.data import effects as effects_data
+from analysis.data import efficiency as efficiency_data
+from analysis.data import gantt as gantt_data
+from analysis.data import pareto as pareto_data
 from analysis.figures import breakdown, cost, drift, effects, efficiency, failures, gantt, pareto
 from analysis.figures.spec import FigureSpec
 

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis import cohorts, explorer
+from analysis import cohorts
+from analysis.explorer import page as explorer
 from analysis.load import Results
 from results import store
 from tests.analysis import synthetic

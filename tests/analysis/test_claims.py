@@ -8,7 +8,9 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from analysis import claims, pairs, published
+from analysis import pairs
+from analysis.claims import published
+from analysis.claims import study as claims
 from analysis.cohorts import Cohort, split
 from analysis.load import load
 from tests.analysis import synthetic

@@ -16,7 +16,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis import compare, matching, moved
+from analysis.compare import command as compare
+from analysis.compare import matching, moved
 from analysis.figures import ratios, style
 from results.errors import InvalidResults
 from tests.analysis import synthetic
@@ -250,7 +251,7 @@ def test_losses_that_differ_are_shouted() -> None:
     pairs = judged(a, b)
     assert pairs["same_losses"].tolist() == [False, True, True]  # of the third the gradient norms are known
     assert pairs["loss_difference"][0] == pytest.approx(4e-4)
-    from analysis import compare_prose
+    from analysis.compare import prose as compare_prose
 
     [alarm] = compare_prose.alarms(pairs)
     assert alarm.startswith("LOSSES DIFFER in 1 of 3 points")

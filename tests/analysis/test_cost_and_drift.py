@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from analysis import cost, drift
+from analysis.data import cost, drift
 from tests.analysis import synthetic
 from tests.analysis.test_figures import words
 from tests.analysis.test_study import study  # noqa: F401

@@ -8,8 +8,8 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from analysis import claims as claims_module
-from analysis import effects, efficiency
+from analysis.claims import study as claims_module
+from analysis.data import effects, efficiency
 from analysis.figures import effects as effects_figure
 from analysis.figures import efficiency as efficiency_figure
 from tests.analysis.test_figures import words

@@ -11,7 +11,9 @@ import pandas as pd
 import pytest
 from selenium.webdriver.common.action_chains import ActionChains
 
-from analysis import cohorts, explorer, explorer_data
+from analysis import cohorts
+from analysis.explorer import data as explorer_data
+from analysis.explorer import page as explorer
 from analysis.load import Results, load
 from tests.analysis import synthetic
 from tests.analysis.browser import Browser, Keys, chromium, until

@@ -11,7 +11,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis import cohorts, explorer, explorer_data, explorer_logs
+from analysis import cohorts
+from analysis.explorer import data as explorer_data
+from analysis.explorer import logs as explorer_logs
+from analysis.explorer import page as explorer
 from analysis.load import load
 from results.schema import ATTEMPTS
 from sweep.conffiles import ConfFolders

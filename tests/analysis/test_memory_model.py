@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from analysis.explorer_models import models_json
+from analysis.explorer.models import models_json
 from results.errors import UltrasweepError
 from tests.analysis.browser import Browser, chromium
 from tests.analysis.javascript import evaluate

@@ -9,12 +9,12 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from analysis import memory_timeline
 from analysis.cohorts import split
 from analysis.figures import memory_timeline as timeline_drawing
 from analysis.load import load
-from analysis.memory_rows import PREDICTED
-from analysis.memory_steps import FIRST_PEAKS, MOST_STEPS
+from analysis.memory import timeline as memory_timeline
+from analysis.memory.rows import PREDICTED
+from analysis.memory.steps import FIRST_PEAKS, MOST_STEPS
 from results import store
 from results.schema import MEASUREMENT_VERSION
 from tests.analysis import synthetic

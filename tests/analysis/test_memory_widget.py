@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from analysis import cohorts, explorer
-from analysis.explorer_models import models_json
+from analysis import cohorts
+from analysis.explorer import page as explorer
+from analysis.explorer.models import models_json
 from analysis.load import Results
 from results import store
 from sweep.conffiles import ConfFolders

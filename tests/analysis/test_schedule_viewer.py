@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from selenium.webdriver.common.action_chains import ActionChains
 
-from analysis import cohorts, explorer
+from analysis import cohorts
+from analysis.explorer import page as explorer
 from analysis.load import Results
 from results import store
 from tests.analysis.browser import Browser, Keys, chromium

@@ -8,8 +8,8 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from analysis import breakdown, gantt, pareto
 from analysis.cohorts import split
+from analysis.data import breakdown, gantt, pareto
 from analysis.figures import panels, style, why_specs
 from analysis.figures import pareto as pareto_figure
 from tests.analysis import synthetic

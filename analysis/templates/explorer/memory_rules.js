@@ -1,7 +1,7 @@
 /* Structural rules of a layout, with the planner's own sentences, for the page. No DOM here.
 
 A port of workloads/rules.py and of what workloads.experiment refuses; a test compares every sentence on random layouts.
-An experiment is the plain dict of workloads.experiment.to_dict, a cluster an entry of analysis.explorer_models. */
+An experiment is the plain dict of workloads.experiment.to_dict, a cluster an entry of analysis.explorer.models. */
 "use strict";
 const MemoryRules = (() => {
   const { dataParallel, div, numMicrobatches, V_SHAPED, worldSize } = ModelCosts;

@@ -10,11 +10,14 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from analysis import bubble, claims_scaling, labels, metrics, pairs, published, winners
+from analysis import labels, metrics, pairs
+from analysis.claims import published
+from analysis.claims import scaling as claims_scaling
+from analysis.claims.verdicts import FAIL, FEWEST, PASS, SAME, UNKNOWN, Claim, Verdict, is_study
 from analysis.cohorts import Cohort
+from analysis.data import bubble, winners
 from analysis.derived import SHAPE, add_formulas
 from analysis.labels import listed, number, percent, plural
-from analysis.verdicts import FAIL, FEWEST, PASS, SAME, UNKNOWN, Claim, Verdict, is_study
 
 __all__ = ["CLAIMS", "FAIL", "PASS", "UNKNOWN", "Claim", "Verdict", "is_study", "table"]
 

@@ -1,6 +1,6 @@
 """What moved between matched points beyond noise: throughput, peak memory, outcomes, losses.
 
-Everything here starts from `analysis.matching.Matching.pairs`. Ratios are B over A.
+Everything here starts from `analysis.compare.matching.Matching.pairs`. Ratios are B over A.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class MemoryKind:
 
 
 def noise_of(a: pd.DataFrame, b: pd.DataFrame, asked: float | None = None) -> Noise:
-    """Noise of two frames of `analysis.matching.points`, from repeats and from the timed steps; ``asked``: a fraction.
+    """Noise of two frames of `matching.points`, from repeats and from the timed steps; ``asked``: a fraction.
 
     Repeats: the relative difference that 95 % of the pairs of runs of one point stay below. Timed steps: the median
     over runs of slowest over fastest minus 1, at the upper end of its bootstrap interval. The larger of the two counts.

@@ -17,7 +17,7 @@ from analysis.derived import SHAPE
 from analysis.labels import records
 from analysis.load import last_attempts
 from analysis.memo import once_a_frame
-from analysis.memory_rows import READ, can_be_counted
+from analysis.memory.rows import READ, can_be_counted
 
 _POINT = ("sweep", "repeat_of", "started_at", "attempt_number")
 _REPLICAS = "_replicas"

@@ -16,9 +16,9 @@ import pandas as pd
 from analysis import metrics
 from analysis.labels import plural, records
 from analysis.memo import once_a_frame
-from analysis.memory_families import Axis, Family, countable, families, like, twin
-from analysis.memory_rows import Stack, experiment_of, predicted, stack_of
-from analysis.memory_variants import steps_to_all, variant
+from analysis.memory.families import Axis, Family, countable, families, like, twin
+from analysis.memory.rows import Stack, experiment_of, predicted, stack_of
+from analysis.memory.variants import steps_to_all, variant
 from workloads.record import config_columns
 
 MOST_MODELS = 2

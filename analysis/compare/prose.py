@@ -10,10 +10,11 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from analysis import labels, moved
+from analysis import labels
 from analysis.cohorts import METHOD_NAMES
+from analysis.compare import moved
+from analysis.compare.matching import MOST_EXAMINED, Matching
 from analysis.labels import listed, plural
-from analysis.matching import MOST_EXAMINED, Matching
 from analysis.stats import median_interval
 from results.agreement import COMPARED_STEPS
 

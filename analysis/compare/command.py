@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     import pandas as pd
     from rich.console import Console
 
-    from analysis.compare_prose import Table
-    from analysis.moved import Noise
+    from analysis.compare.moved import Noise
+    from analysis.compare.prose import Table
 
 FORMATS = ("png", "svg", "html")
 _WHAT = "a sweep, a folder of sweeps, a Parquet file of attempts, or the published table of the study (CSV)"
@@ -34,7 +34,7 @@ _FAULTS = ("oom", "hang", "timeout", "crash", "nccl_error", "diverged")
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What a comparison found. ``pairs`` is what `analysis.moved.judged` returns."""
+    """What a comparison found. ``pairs`` is what `analysis.compare.moved.judged` returns."""
 
     sides: tuple[str, str]
     cautions: list[str]
@@ -52,7 +52,7 @@ class Comparison:
 
     def tables(self, most: int) -> list[Table]:
         """Short tables in words: what the axes explain, and at most ``most`` points that moved."""
-        from analysis import compare_prose
+        from analysis.compare import prose as compare_prose
 
         return [*compare_prose.axis_tables(self.by_axis), compare_prose.moved_table(self.pairs, most)]
 
@@ -93,7 +93,8 @@ def compare(
     differ; ``noise``: a fraction, instead of what the data say. Raises `InvalidResults` when there is nothing to
     compare, or only something that must not be.
     """
-    from analysis import compare_prose, matching, moved
+    from analysis.compare import matching, moved
+    from analysis.compare import prose as compare_prose
     from analysis.load import load
 
     loaded = [load(path) for path in (a, b)]
@@ -135,7 +136,7 @@ def write(comparison: Comparison, out: Path, formats: Sequence[str] = FORMATS) -
     An earlier comparison's files are replaced; those of formats not asked for are removed. Raises `InvalidResults` when
     ``out`` cannot be written.
     """
-    from analysis import compare_page
+    from analysis.compare import page as compare_page
     from analysis.figures import ratios, style
 
     tables, figures, page = out / "tables", out / "figures", out / "compare.html"
@@ -167,14 +168,14 @@ def write(comparison: Comparison, out: Path, formats: Sequence[str] = FORMATS) -
 
 def no_longer_good(pairs: pd.DataFrame, fraction: float) -> pd.DataFrame:
     """Pairs slower by more than ``fraction`` beyond noise, or that finished in A and fail in B by their own fault."""
-    from analysis import moved
+    from analysis.compare import moved
 
     slower = (pairs["speed"] == moved.SLOWER) & (pairs["ratio"] < 1 - fraction)
     return pairs[slower | ((pairs["outcome_a"] == "ok") & pairs["outcome_b"].isin(_FAULTS))]
 
 
 def _gate(comparison: Comparison, fraction: float) -> int:
-    from analysis.moved import DIFFERS
+    from analysis.compare.moved import DIFFERS
 
     pairs = comparison.pairs
     if not (pairs["outcome_a"] == "ok").any():
@@ -309,7 +310,3 @@ def _formats(text: str) -> tuple[str, ...]:
     if not names or any(name not in FORMATS for name in names):
         raise argparse.ArgumentTypeError(f"{text!r}: formats are {', '.join(FORMATS)}")
     return names
-
-
-if __name__ == "__main__":
-    sys.exit(main())

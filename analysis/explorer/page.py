@@ -13,12 +13,13 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from plotly.offline import get_plotlyjs
 
-from analysis import explorer_data, explorer_logs
 from analysis.cohorts import Cohort
-from analysis.explorer_models import models_json
+from analysis.explorer import data as explorer_data
+from analysis.explorer import logs as explorer_logs
+from analysis.explorer.models import models_json
 from analysis.load import Results
 
-_TEMPLATES = Path(__file__).resolve().parent / "templates" / "explorer"
+_TEMPLATES = Path(__file__).resolve().parents[1] / "templates" / "explorer"
 _SCRIPTS = (
     *("model_costs.js", "memory_rules.js", "memory_model.js", "memory_form.js", "memory.js"),
     *("pipeline_model.js", "schedule.js"),

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from analysis import moved
+from analysis.compare import moved
 
 if TYPE_CHECKING:
-    from analysis.compare import Comparison
+    from analysis.compare.command import Comparison
 
-_TEMPLATES = Path(__file__).resolve().parent / "templates"
+_TEMPLATES = Path(__file__).resolve().parents[1] / "templates"
 _SHARED = ("model", "workload", "world_size", "layout")
 _OF_EACH = (
     *("experiment_id", "attempt_id", "cluster", "engine", "engine_version", "measurement_version", "outcome", "runs"),

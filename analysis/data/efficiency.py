@@ -1,7 +1,7 @@
 """Scaling efficiency: throughput per device on more devices relative to the fewest, and where the loss went.
 
 Strong scaling keeps the tokens of a step, weak scaling those of a rank. Device time a token is 1 / (tokens/s/GPU); it
-is the sum of the step's parts a token (`analysis.breakdown`). With t0 of the smallest size and t of a larger one the
+is the sum of the step's parts a token (`breakdown`). With t0 of the smallest size and t of a larger one the
 efficiency is t0 / t, and the loss 1 - t0 / t = sum over parts of (part - part0) / t. A part that takes less than
 before has a negative share. Where either run lacks its parts, the whole loss is not attributed.
 """
@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import pandas as pd
 
-from analysis import breakdown, labels, metrics, pairs
+from analysis import labels, metrics, pairs
+from analysis.data import breakdown
 from analysis.memo import once_a_frame
 from analysis.stats import MIN_FOR_INTERVAL
 

@@ -19,7 +19,7 @@ from workloads.cluster import ClusterSpec, cluster_from_dict
 from workloads.costs.params import num_params
 from workloads.errors import InvalidExperiment, InvalidSweep
 
-CONF = Path(__file__).resolve().parent.parent / "sweep" / "conf"
+CONF = Path(__file__).resolve().parents[2] / "sweep" / "conf"
 _DEVICE = "/device@device"
 """How a cluster file names its device file in its list of defaults (Hydra's grammar)."""
 

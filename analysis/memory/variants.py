@@ -21,7 +21,7 @@ STANDARD_STAGE = 3
 def variant(base: Experiment, axis: str, value: Any, *, sequence_parallel: bool | None = None) -> Experiment | None:
     """``base`` with one choice changed: its micro-batches and everything else stay; None for an impossible layout.
 
-    ``axis`` is a name of `analysis.memory_families.AXES`. The global batch follows the data-parallel ranks. Along
+    ``axis`` is a name of `analysis.memory.families.AXES`. The global batch follows the data-parallel ranks. Along
     ``dp`` all ranks shard together; elsewhere replicas beside shards stay.
     """
     if axis == "zero":

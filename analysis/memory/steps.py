@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from analysis.labels import records
-from analysis.memory_rows import CATEGORY_COLUMNS
+from analysis.memory.rows import CATEGORY_COLUMNS
 from results import files
 
 MOST_STEPS = 8
