@@ -24,9 +24,10 @@ METHOD_NAMES = {
 METHOD_MEANING = {
     "measured": "Every rank ran.",
     "rehearsed": "Single ranks of each layout ran on one device under a fake process group: memory and compute time "
-    "are measured, communication is modelled. These are not measurements of a whole run. Beside recorded runs on 2 and "
-    "4 H200 their peaks agreed within 0.2 %, while their steps were 3 to 23 % short with tensor parallelism and at "
-    "most 10 % without: they rank tensor parallelism too high. Compare their times only between layouts of one tp.",
+    "are measured, communication is modelled. These are not measurements of a whole run. Beside this project's "
+    "recorded runs on 4 H200 their peaks agreed within 0.2 %, while their steps were 3 to 23 % short with tensor "
+    "parallelism and at most 10 % without: they rank tensor parallelism too high. Compare their times only between "
+    "layouts of one tp.",
     "rehearsed_fake": "Single ranks were traced without a device: memory is traced and times are estimates. These are "
     "not measurements.",
 }

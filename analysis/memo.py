@@ -11,6 +11,8 @@ import pandas as pd
 
 P = ParamSpec("P")
 T = TypeVar("T")
+_DEEP = int(pd.__version__.partition(".")[0]) < 3
+"""Whether only a deep copy keeps a writer from changing what others see."""
 
 
 def once_a_frame(
@@ -19,7 +21,7 @@ def once_a_frame(
     """Keep the last result of a function of a frame (and of what is given after it) while that frame lives.
 
     For functions of the rows alone, which nobody changes in place: not of ``frame.attrs``. A frame is given out as a
-    copy that shares its data until somebody writes to it.
+    copy that shares its data until somebody writes to it (before pandas 3, one that shares nothing).
     """
     kept: tuple[weakref.ref[pd.DataFrame], object, T] | None = None
 
@@ -29,6 +31,6 @@ def once_a_frame(
         if kept is None or kept[0]() is not frame or kept[1] != (more, named):
             kept = weakref.ref(frame), (more, named), function(frame, *more, **named)
         found = kept[2]
-        return cast(T, found.copy(deep=False)) if isinstance(found, pd.DataFrame) else found
+        return cast(T, found.copy(deep=_DEEP)) if isinstance(found, pd.DataFrame) else found
 
     return remembering

@@ -78,7 +78,26 @@ def what_is_best(frame: pd.DataFrame) -> list[str]:
     noun, unit = labels.device_noun(frame), labels.rate_unit(frame)
     if len(best) > _MOST_WINNERS:
         best = best.groupby("workload", sort=False).tail(1)
-    return [_winner(row, noun, unit) for row in labels.records(best)]
+    return [_winner(row, noun, unit) for row in labels.records(best)] + _batches(frame, noun)
+
+
+def _batches(frame: pd.DataFrame, noun: str) -> list[str]:
+    """One sentence where runs of different batches are ranked together."""
+    rows = metrics.ranked(frame)
+    rows = rows[rows["rank"].notna() & rows["tokens_per_step"].notna()]
+    told = []
+    for _, group in rows.groupby(metrics.GROUP, sort=False):
+        counts = group["tokens_per_step"].value_counts()
+        if len(counts) > 1:
+            shown = listed([f"{tokens:,.0f} ({count:,})" for tokens, count in counts.items()])
+            told.append(f"{labels.group_name(group['workload'].iloc[0], group['world_size'].iloc[0], noun)}: {shown}")
+    if not told:
+        return []
+    return [
+        f"Runs of several batches are ranked together; a larger one spreads over more tokens what happens once a step. "
+        f"Tokens a step (runs): {'; '.join(told[:_MOST_WINNERS])}"
+        + (f"; and {len(told) - _MOST_WINNERS} more." if len(told) > _MOST_WINNERS else ".")
+    ]
 
 
 def _winner(row: Mapping[str, Any], noun: str, unit: str) -> str:
@@ -116,11 +135,13 @@ def what_failed(frame: pd.DataFrame) -> list[str]:
         lost = hours.drop("ok", errors="ignore").sum()
         noun = "GPU-hours" if labels.device_noun(frame) == "GPUs" else "process-hours"
         sentences.append(
-            f"Attempts that failed held {number(lost)} of {number(hours.sum())} {noun} ({percent(lost / hours.sum())})."
+            f"Attempts that did not finish held {number(lost)} of {number(hours.sum())} {noun} "
+            f"({percent(lost / hours.sum())})."
         )
     phases = failed["phase"].dropna().value_counts()
     if len(phases):
-        sentences.append(f"Phases they were in: {listed([f'{phase} ({count:,})' for phase, count in phases.items()])}.")
+        shown = listed([f"{phase} ({count:,})" for phase, count in phases.items()])
+        sentences.append(f"Phases in which points did not finish: {shown}.")
     hung = int(final["teardown_hung"].eq(True).sum())
     if hung:
         sentences.append(f"{plural(hung, 'point')} measured in full had to be killed in teardown; they count as ok.")
@@ -147,10 +168,10 @@ def how_far_to_trust(frame: pd.DataFrame) -> list[str]:
     if len(repeated):
         worst = percent(float(repeated["repeat_spread"].max()))
         sentences.append(
-            f"{plural(len(repeated), 'experiment')} ran more than once; the runs differ by at most {worst}."
+            f"{plural(len(repeated), 'experiment')} finished more than once; the runs differ by at most {worst}."
         )
     elif len(ranked):
-        sentences.append("No experiment ran more than once: differences between runs of one layout are unknown.")
+        sentences.append("No experiment finished more than once: differences between runs of one layout are unknown.")
     sentences += _losses(frame)
     for name, predicted, found in (
         ("peak memory", "predicted_peak_bytes", "peak_allocated_bytes"),

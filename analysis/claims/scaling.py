@@ -53,20 +53,22 @@ def data_parallel_falls(frame: pd.DataFrame) -> Verdict:
 
 
 def short_pipelines_are_slower(frame: pd.DataFrame) -> Verdict:
-    """At equal depth the fastest run with 32 micro-batches beats the fastest with m = p − 1 (else m = p)."""
-    table = scaling.pipeline_parallel(frame)
-    table = table[table["num_microbatches"].notna()] if len(table) else table
-    long = table[table["series"] == "m = 32"]
-    short = table[(table["series"] != "m = 32") & (table["num_microbatches"] < 32)]
-    short = short.sort_values("num_microbatches").drop_duplicates(["workload", "degree"])
-    both = short.merge(long, on=["workload", "degree"], suffixes=("_short", "_long"))
+    """At equal depth on as many devices the fastest run with 32 micro-batches beats the fastest with m = p − 1 (else
+    m = p)."""
+    rows = scaling.pipelines(frame).sort_values(metrics.RANK_BY, ascending=False, kind="stable")
+    same = ["workload", "world_size", "degree"]
+    long = rows[rows["series"] == "m = 32"].drop_duplicates(same)
+    short = rows[(rows["series"] != "m = 32") & (rows["num_microbatches"] < 32)]
+    short = short.sort_values("num_microbatches", kind="stable").drop_duplicates(same)
+    both = short[[*same, metrics.RANK_BY]].merge(long[[*same, metrics.RANK_BY]], on=same, suffixes=("_short", "_long"))
     if len(both) < FEWEST:
-        return Verdict(UNKNOWN, f"{plural(len(both), 'depth')} with both few micro-batches and 32")
+        return Verdict(UNKNOWN, f"{plural(len(both), 'depth')} with few micro-batches and with 32 on as many devices")
     ratio = both[f"{metrics.RANK_BY}_short"] / both[f"{metrics.RANK_BY}_long"]
     slower = int((ratio < 1).sum())
     interval = median_interval(ratio)
     assert interval is not None
-    text = f"{slower} of {plural(len(both), 'model and depth', 'models and depths')} are slower with few micro-batches"
+    asked = plural(len(both), "model, size and depth", "models, sizes and depths")
+    text = f"{slower} of {asked} are slower with few micro-batches"
     return Verdict(PASS if slower == len(both) else FAIL, f"{text}; speed against 32: {interval.text()}")
 
 

@@ -159,7 +159,7 @@ def pipeline_rewrite(frame: pd.DataFrame) -> Verdict:
 
 def zero_one_matched(frame: pd.DataFrame) -> Verdict:
     """ZeRO 1 saves memory and costs no throughput, over pairs that differ in nothing else."""
-    rows = pairs.candidates(frame)
+    rows = pairs.comparable(frame)
     rows = rows[rows["dp"] > 1]
     rows = _one_of_each(rows)
     both = pairs.matched(rows[rows["zero_stage"] == 0], rows[rows["zero_stage"] == 1], ["zero_stage"])
@@ -242,15 +242,17 @@ def no_pipeline_wins_from_16_nodes(frame: pd.DataFrame) -> Verdict:
 
 def no_pipeline_wins_in_one_regime(frame: pd.DataFrame) -> Verdict:
     """The same among runs of one regime of the network, where both sides have enough runs."""
+    every = pairs.comparable(frame)
+    every = every[winners.node_count(every).ge(16).fillna(False).astype(bool)]
     rows = pairs.candidates(frame)
     rows = rows[winners.node_count(rows).ge(16).fillna(False).astype(bool)]
     if rows.empty or rows["network_regime"].isna().all():
         return Verdict(UNKNOWN, "no finished run on 16 nodes or more whose network's regime is known")
     enough = _two_sides(rows, [*metrics.GROUP, "network_regime"], rows["pp"] == 1, metrics.RANK_BY)
-    fast = rows[rows["network_regime"] == "fast"]
+    fast = every[every["network_regime"] == "fast"]
     shares = (
-        f"{int((fast['pp'] == 1).sum())} of {int((rows['pp'] == 1).sum())} runs without a pipeline had the fast "
-        f"network, {int((fast['pp'] > 1).sum())} of {int((rows['pp'] > 1).sum())} with one"
+        f"{int((fast['pp'] == 1).sum())} of {int((every['pp'] == 1).sum())} runs without a pipeline had the fast "
+        f"network, {int((fast['pp'] > 1).sum())} of {int((every['pp'] > 1).sum())} with one"
     )
     asked = rows.groupby(metrics.GROUP).ngroups
     comparable = enough.reset_index().groupby(metrics.GROUP).ngroups

@@ -61,6 +61,11 @@ def pipeline_parallel(frame: pd.DataFrame) -> pd.DataFrame:
     The study's runs before its pipelines' communication was rewritten are left out.
     ``bubble`` is the closed form ``(p − 1) / (v m)``.
     """
+    return _table(_fastest(pipelines(frame)))
+
+
+def pipelines(frame: pd.DataFrame) -> pd.DataFrame:
+    """Every run that `pipeline_parallel` chooses from, once for each ``series`` that it belongs to."""
     rows = _comparable(frame)
     rows = rows[(rows["tp"] == 1) & (rows["pp"] > 1)]
     if "after_pp_fix" in rows:  # the study's pipelines before their communication was rewritten are another engine
@@ -69,7 +74,7 @@ def pipeline_parallel(frame: pd.DataFrame) -> pd.DataFrame:
     rows = rows.assign(axis="pp", degree=rows["pp"], bubble=(rows["pp"] - 1) / (virtual * rows["num_microbatches"]))
     asked = {PP_SERIES[0]: rows["pp"] - 1, PP_SERIES[1]: rows["pp"], PP_SERIES[2]: 32}
     parts = [rows[rows["num_microbatches"] == count].assign(series=name) for name, count in asked.items()]
-    return _table(_fastest(pd.concat(parts)))
+    return pd.concat(parts)
 
 
 def _comparable(frame: pd.DataFrame) -> pd.DataFrame:

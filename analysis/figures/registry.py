@@ -64,8 +64,8 @@ FIGURES: tuple[FigureSpec, ...] = (
         "dp_scaling",
         "scaling",
         "Scaling of data parallelism",
-        "Data parallelism alone, at the ZeRO stage with the most degrees: the fastest run of each degree and its "
-        "memory.",
+        "Data parallelism alone, at the ZeRO stage with the most degrees: the fastest of the n runs of each degree "
+        "and its memory, at the tokens a step that most runs of the model have.",
         scaling.draw_data_parallel,
         scaling_data.data_parallel,
     ),
@@ -73,8 +73,8 @@ FIGURES: tuple[FigureSpec, ...] = (
         "tp_scaling",
         "scaling",
         "Scaling of tensor parallelism",
-        "Tensor parallelism without a pipeline, each degree on the fewest devices it was run on: the fastest run, and "
-        "the largest micro-batch that fitted.",
+        "Tensor parallelism without a pipeline, each degree on the fewest devices it was run on: the fastest of its n "
+        "runs, and the largest micro-batch that fitted, at the tokens a step that most runs of the model have.",
         scaling.draw_tensor_parallel,
         scaling_data.tensor_parallel,
     ),

@@ -31,7 +31,10 @@ _SERIES_STYLES = {
 @style.styled
 def draw_data_parallel(frame: pd.DataFrame) -> Figure:
     """Pure data parallelism: throughput by degree with what each doubling loses, and the memory of the same runs."""
-    rows = _with_several(scaling.data_parallel(frame), "no model was run by data parallelism alone at two degrees")
+    rows = _with_several(
+        scaling.data_parallel(frame),
+        "no model has runs of data parallelism alone at two degrees with the same tokens a step",
+    )
     kind = rows["memory_kind"].iloc[0]
     line = ("memory_gib", f"{kind[0].upper()}{kind[1:]}, GiB", kind)
     return _bars(rows, "Data-parallel degree", labels.rate_unit(frame), line)
@@ -40,8 +43,11 @@ def draw_data_parallel(frame: pd.DataFrame) -> Figure:
 @style.styled
 def draw_tensor_parallel(frame: pd.DataFrame) -> Figure:
     """Tensor parallelism without a pipeline: throughput by degree, and the largest micro-batch that fitted."""
-    rows = _with_several(scaling.tensor_parallel(frame), "no model was run at two tensor-parallel degrees without pp")
-    line = ("largest_micro_batch", "Micro-batch, sequences", "largest micro-batch that fitted")
+    rows = _with_several(
+        scaling.tensor_parallel(frame),
+        "no model has runs at two tensor-parallel degrees without pp and with the same tokens a step",
+    )
+    line = ("largest_micro_batch", "Micro-batch, sequences", "largest micro-batch that fitted at these tokens a step")
     return _bars(rows, "Tensor-parallel degree", labels.rate_unit(frame), line)
 
 
@@ -90,7 +96,7 @@ def _bars(rows: pd.DataFrame, xlabel: str, unit: str, line: tuple[str, str, str]
         for place, (rate, lost) in enumerate(zip(group[metrics.RANK_BY], group["lost_share"], strict=True)):
             if pd.notna(lost):
                 ax.text(place, rate + 0.015 * top, _signed(-lost), ha="center", va="bottom", fontsize=7.5, color=_LOSS)
-        ax.set_xticks(group.index, [f"{int(degree)}" for degree in group["degree"]])
+        ax.set_xticks(group.index, _with_counts(group))
         ax.set(xlabel=xlabel, ylim=(0, 1.5 * top), xlim=(-0.6, len(group) - 0.4))
         _thousands(ax)
         ax.set_yticks([tick for tick in ax.get_yticks() if tick <= 1.02 * top])
@@ -154,6 +160,11 @@ def _with_several(rows: pd.DataFrame, otherwise: str) -> pd.DataFrame:
     if kept.empty:
         raise style.NothingToDraw(otherwise)
     return kept
+
+
+def _with_counts(group: pd.DataFrame) -> list[str]:
+    """A degree and how many runs its bar is the fastest of."""
+    return [f"{int(row['degree'])}\nn = {int(row['candidates'])}" for row in labels.records(group)]
 
 
 def _signed(share: float) -> str:

@@ -45,7 +45,7 @@ def study() -> dict[str, dict[str, str]]:
         ("no_pipeline_wins_from_16_nodes", claims.FAIL, "9 of 13 winners"),
         ("no_pipeline_wins_in_one_regime", claims.UNKNOWN, "4 of 15 models and sizes"),
         ("data_parallel_falls", claims.PASS, "1.34B from 40,150 to 15,700 tokens/s each over dp 8 to 256"),
-        ("short_pipelines_are_slower", claims.PASS, "9 of 9 models and depths are slower with few micro-batches"),
+        ("short_pipelines_are_slower", claims.UNKNOWN, "with few micro-batches and with 32 on as many devices"),
         ("published_bars", claims.FAIL, "6 of 6 for dp, 1.34B and 0 of 5 for tp with sequence parallelism, 3B"),
         (
             "bandwidths_are_medians",
@@ -69,7 +69,7 @@ def test_on_the_study(study: dict[str, dict[str, str]], name: str, verdict: str,
 
 def test_regimes_are_aligned_with_the_strategy(study: dict[str, dict[str, str]]) -> None:
     told = study["no_pipeline_wins_in_one_regime"]["evidence"]
-    assert told.startswith("231 of 278 runs without a pipeline had the fast network, 11 of 773 with one.")
+    assert told.startswith("231 of 284 runs without a pipeline had the fast network, 11 of 775 with one.")
 
 
 def point(model: ModelSpec = MODEL, **fields: Any) -> Experiment:

@@ -469,8 +469,8 @@ def test_study_against_itself_has_not_moved() -> None:
 def test_no_torch_is_imported(tmp_path: Path) -> None:
     a = sweep(tmp_path / "a", run(POINTS[0], 100.0))
     code = (
-        "import sys, json; from analysis import compare;"
-        f"compare.main([{str(a)!r}, {str(a)!r}, '--out', {str(tmp_path / 'out')!r}]);"
+        "import sys, json; from analysis.compare import command;"
+        f"command.main([{str(a)!r}, {str(a)!r}, '--out', {str(tmp_path / 'out')!r}]);"
         "print(json.dumps([m for m in ('torch', 'matplotlib.pyplot', 'hydra', 'plotly') if m in sys.modules]))"
     )
     done = subprocess.run(

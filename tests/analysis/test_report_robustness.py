@@ -72,7 +72,7 @@ def test_one_row(tmp_path: Path) -> None:
     text = text_of(report.build(synthetic.make_sweep(tmp_path / "s", [row]), tmp_path / "out"))
     assert "1 point attempted in 1 sweep" in text
     assert "there is nothing to compare it with" in text
-    assert "No experiment ran more than once" in text
+    assert "No experiment finished more than once" in text
 
 
 def test_rows_of_almost_nothing(tmp_path: Path) -> None:
