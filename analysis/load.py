@@ -59,6 +59,10 @@ def load(path: Path) -> Results:
             problems.append(str(error))
             ledger = store.empty_ledger().to_pandas()
     broken = attempts[list(_NEEDED)].isna().any(axis=1)
+    if path.is_file() and len(attempts) and broken.all():
+        raise InvalidResults(
+            f"{path} is not a table of attempts: no row has {', '.join(_NEEDED[:-1])} and {_NEEDED[-1]}"
+        )
     if broken.any():
         problems.append(f"{int(broken.sum())} rows without {', '.join(_NEEDED[:-1])} or {_NEEDED[-1]} are left out")
         attempts = attempts[~broken].reset_index(drop=True)

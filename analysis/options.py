@@ -60,8 +60,8 @@ def parse(argv: Sequence[str] | None) -> Asked:
         "published table: index.html, explorer.html, figures/ and tables/.",
         allow_abbrev=False,
     )
-    parser.add_argument("results", type=Path, nargs="?", metavar="RESULTS", help=_RESULTS)
-    parser.add_argument("--out", type=Path, default=Path("report"), help="where the report goes (default: report/)")
+    parser.add_argument("results", type=_folder, nargs="?", metavar="RESULTS", help=_RESULTS)
+    parser.add_argument("--out", type=_folder, default=Path("report"), help="where the report goes (default: report/)")
     parser.add_argument(
         "--format",
         default="png,svg",
@@ -117,11 +117,17 @@ def _names(option: str, text: str) -> tuple[str, ...]:
     return names
 
 
+def _folder(text: str) -> Path:
+    if not text.strip():
+        raise argparse.ArgumentTypeError("an empty path; write . for the folder that you are in")
+    return Path(text)
+
+
 def _price(text: str) -> float:
     try:
         price = float(text)
     except ValueError:
         price = math.nan
-    if not math.isfinite(price) or price < 0:
-        raise InvalidOption(f"--price-per-gpu-hour: {text!r} is not a price; it is a number from 0, e.g. 2.5")
+    if not math.isfinite(price) or price <= 0:
+        raise InvalidOption(f"--price-per-gpu-hour: {text!r} is not a price; it is a number above 0, e.g. 2.5")
     return price

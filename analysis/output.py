@@ -32,6 +32,9 @@ class Staged:
         self.tables = self.folder / "tables"
 
     def __enter__(self) -> Staged:
+        index = self.out / "index.html"
+        if index.exists() and not self._is_ours(index):
+            raise UnwritableReport(f"{index} is no report's page and would be overwritten; name another folder")
         self._made = [path for path in (self.out, *self.out.parents) if not path.exists()]
         try:
             shutil.rmtree(self.folder, ignore_errors=True)  # of a report that was killed
@@ -51,8 +54,7 @@ class Staged:
 
     def put_in_place(self) -> None:
         """Move everything to ``out``. Files of an earlier report go, so that none outlives its data."""
-        index = self.out / "index.html"
-        ours = index.is_file() and GENERATOR in index.read_text(errors="replace")[:4096]
+        ours = self._is_ours(self.out / "index.html")
         for name, kinds in _KINDS.items():
             folder = self.out / name
             folder.mkdir(exist_ok=True)
@@ -66,6 +68,10 @@ class Staged:
                 (self.folder / name).replace(self.out / name)
             elif ours:
                 (self.out / name).unlink(missing_ok=True)
+
+    @staticmethod
+    def _is_ours(index: Path) -> bool:
+        return index.is_file() and GENERATOR in index.read_text(errors="replace")[:4096]
 
     def _take_away(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)

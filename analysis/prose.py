@@ -121,14 +121,21 @@ def _winner(row: Mapping[str, Any], noun: str, unit: str) -> str:
 def what_failed(frame: pd.DataFrame) -> list[str]:
     """Counts by kind, the device time that failures took, and the phases they happened in."""
     final = last_attempts(frame)
+    waits = final["will_retry"].eq(True)
+    stopped = [f"{plural(int(waits.sum()), 'point')} had to stop and will be tried again."] if waits.any() else []
+    final = final[~waits]
     failed = final[final["outcome"] != "ok"]
+    if final.empty:
+        return stopped
     if failed.empty:
-        return ["The one point did not fail." if len(final) == 1 else f"None of the {len(final):,} points failed."]
+        fine = "The one point did not fail." if len(final) == 1 else f"None of the {len(final):,} points failed."
+        return [*stopped, fine]
     kinds = failed["outcome"].value_counts()
     parts = [f"{count:,} {labels.OUTCOME_NAMES.get(str(kind), kind)}" for kind, count in kinds.items()]
     sentences = [
+        *stopped,
         f"{len(failed):,} of {plural(len(final), 'point')} did not finish ({percent(len(failed) / len(final))}): "
-        f"{listed(parts)}."
+        f"{listed(parts)}.",
     ]
     hours = metrics.device_hours(frame)
     if hours.sum() > 0:

@@ -113,7 +113,8 @@ def build(
     drawn_figures = sum(one.figure.missing is None for of in drawn for one in of)
     asked = len(parts) * len(specs)
     if asked:
-        say(f"{drawn_figures} of {plural(asked, 'figure')} drawn; the page says why the others are not")
+        others = "" if drawn_figures == asked else "; the page says why the others are not"
+        say(f"{drawn_figures} of {plural(asked, 'figure')} drawn{others}")
     return out / "index.html"
 
 

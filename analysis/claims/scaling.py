@@ -110,6 +110,7 @@ def bandwidth_falls_in_one_regime(frame: pd.DataFrame) -> Verdict:
 def failures_take_devices(frame: pd.DataFrame) -> Verdict:
     """Points that fail hold about as large a share of the requested devices as in the study (45 %)."""
     final = frame if is_study(frame) else last_attempts(frame)
+    final = final[~final["will_retry"].eq(True)]
     if len(final) < FEWEST:
         return Verdict(UNKNOWN, f"{plural(len(final), 'point')} in all")
     failed = final["outcome"] != "ok"

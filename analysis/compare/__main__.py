@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import sys
 
-from analysis.compare.command import main
+try:
+    from analysis.compare.command import main
 
-sys.exit(main())
+    status = main()
+except KeyboardInterrupt:  # while modules are being imported
+    print("error: interrupted", file=sys.stderr)
+    status = 130
+sys.exit(status)

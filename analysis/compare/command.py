@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,6 +99,9 @@ def compare(
     from analysis.load import load
 
     loaded = [load(path) for path in (a, b)]
+    for path, read in zip((a, b), loaded, strict=True):
+        if read.attempts.empty and read.problems:
+            raise InvalidResults(f"{path} has no row that can be read: {read.problems[0]}")
     methods = matching.choose_methods(loaded[0].attempts, loaded[1].attempts, methods)
     rows = [found.attempts[found.attempts["method"] == of] for found, of in zip(loaded, methods, strict=True)]
     points = [
@@ -133,35 +137,39 @@ def compare(
 def write(comparison: Comparison, out: Path, formats: Sequence[str] = FORMATS) -> list[Path]:
     """``tables/compare.csv``, ``tables/compare_by_axis.csv``, ``figures/compare.png`` and ``.svg``, ``compare.html``.
 
-    An earlier comparison's files are replaced; those of formats not asked for are removed. Raises `InvalidResults` when
-    ``out`` cannot be written.
+    An earlier comparison's files are replaced once the new ones are whole; those of formats not asked for are removed.
+    Raises `InvalidResults` when ``out`` cannot be written.
     """
     from analysis.compare import page as compare_page
     from analysis.figures import ratios, style
 
-    tables, figures, page = out / "tables", out / "figures", out / "compare.html"
-    pictures = {kind: figures / f"compare.{kind}" for kind in ("png", "svg")}
+    names = {"csv": "tables/compare.csv", "axes": "tables/compare_by_axis.csv", "html": "compare.html"}
+    names |= {kind: f"figures/compare.{kind}" for kind in ("png", "svg")}
     try:
-        for folder in (tables, figures):
-            folder.mkdir(parents=True, exist_ok=True)
-        for old in (*pictures.values(), page):
-            old.unlink(missing_ok=True)
-        compare_page.table(comparison).to_csv(tables / "compare.csv", index=False)
-        comparison.by_axis.to_csv(tables / "compare_by_axis.csv", index=False)
-        written = [tables / "compare.csv", tables / "compare_by_axis.csv"]
-        missing = None
-        try:
-            figure = ratios.draw(comparison.pairs, comparison.noise)
-            style.save(figure, pictures["png"], pictures["svg"])
-        except style.NothingToDraw as reason:
-            missing = str(reason)
-        if "html" in formats:
-            html = compare_page.render(comparison, None if missing else pictures["png"], missing, most=_MOST_ON_PAGE)
-            page.write_text(html)
-        for kind, path in pictures.items():
-            if kind not in formats:
-                path.unlink(missing_ok=True)
-        return written + [path for path in (*pictures.values(), page) if path.exists()]
+        out.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".unfinished-", dir=out) as made_in:
+            made = {kind: Path(made_in) / name for kind, name in names.items()}
+            for path in made.values():
+                path.parent.mkdir(exist_ok=True)
+            compare_page.table(comparison).to_csv(made["csv"], index=False)
+            comparison.by_axis.to_csv(made["axes"], index=False)
+            missing = None
+            try:
+                style.save(ratios.draw(comparison.pairs, comparison.noise), made["png"], made["svg"])
+            except style.NothingToDraw as reason:
+                missing = str(reason)
+            if "html" in formats:
+                picture = None if missing else made["png"]
+                made["html"].write_text(compare_page.render(comparison, picture, missing, most=_MOST_ON_PAGE))
+            written = []
+            for kind, name in names.items():
+                place = out / name
+                if made[kind].exists() and kind in ("csv", "axes", *formats):
+                    place.parent.mkdir(exist_ok=True)
+                    written.append(made[kind].replace(place))
+                else:
+                    place.unlink(missing_ok=True)
+        return written
     except OSError as error:
         raise InvalidResults(f"cannot write a comparison into {out}: {error.strerror or error}") from None
 
@@ -250,9 +258,9 @@ def _parser() -> argparse.ArgumentParser:
         description="Match two results point by point and say what moved beyond noise: throughput, peak memory, "
         "outcomes, losses. Writes tables/compare.csv, figures/compare.png and .svg, and compare.html.",
     )
-    parser.add_argument("a", metavar="A", type=Path, help=_WHAT)
-    parser.add_argument("b", metavar="B", type=Path, help="the same, compared with A: ratios are B over A")
-    parser.add_argument("--out", type=Path, default=Path("comparison"), metavar="DIR", help="default: comparison/")
+    parser.add_argument("a", metavar="A", type=_folder, help=_WHAT)
+    parser.add_argument("b", metavar="B", type=_folder, help="the same, compared with A: ratios are B over A")
+    parser.add_argument("--out", type=_folder, default=Path("comparison"), metavar="DIR", help="default: comparison/")
     parser.add_argument(
         "--noise",
         type=_percent,
@@ -261,7 +269,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--across",
-        type=_names,
+        type=_axes,
         default=(),
         metavar="AXIS[,AXIS]",
         help="match points that differ in these axes, e.g. compile, recompute or dp_replicate,dp_shard,zero_stage",
@@ -296,6 +304,18 @@ def _percent(text: str) -> float:
 
 def _names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def _axes(text: str) -> tuple[str, ...]:
+    if not (names := _names(text)):
+        raise argparse.ArgumentTypeError(f"{text!r} names no axis")
+    return names
+
+
+def _folder(text: str) -> Path:
+    if not text.strip():
+        raise argparse.ArgumentTypeError("an empty path; write . for the folder that you are in")
+    return Path(text)
 
 
 def _methods(text: str) -> tuple[str, str]:

@@ -29,13 +29,16 @@ def tails(path: Path, frame: pd.DataFrame) -> dict[int, dict[str, str]]:
         folders = {folder.resolve().name: folder.resolve() for folder in store.sweep_dirs(path)}
     except InvalidResults:
         return {}
-    wanted = ~frame["outcome"].isin(_UNFAILED) & frame["log_dir"].notna() & frame["sweep"].isin(list(folders))
+    wanted = ~frame["outcome"].isin(_UNFAILED) & frame["log_dir"].notna()
     columns = frame.loc[wanted, ["sweep", "log_dir", "failed_rank"]]
+    renamed = [folder for name, folder in folders.items() if name not in set(frame["sweep"].dropna())]
     positions = wanted.to_numpy().nonzero()[0].tolist()
     found: dict[int, dict[str, str]] = {}
     left = MOST_BYTES
     for position, (sweep, log_dir, rank) in zip(positions, columns.itertuples(index=False), strict=True):
-        log = _log(folders[sweep], str(log_dir), None if pd.isna(rank) else int(rank))
+        homes = [folders[sweep]] if sweep in folders else renamed
+        logs = (_log(home, str(log_dir), None if pd.isna(rank) else int(rank)) for home in homes)
+        log = next((found_log for found_log in logs if found_log is not None), None)
         text = _tail(log) if log is not None else ""
         if log is None or not text:
             continue

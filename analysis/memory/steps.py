@@ -45,6 +45,11 @@ def add_first_steps(attempts: pd.DataFrame, sweeps: Sequence[Path]) -> tuple[pd.
     for sweep, rows in wanted.groupby("sweep"):
         if (folder := folders.get(str(sweep))) is not None:
             found |= _peaks(folder, list(rows["attempt_id"]), problems)
+    known = set(attempts["sweep"].dropna())
+    renamed = [folder for name, folder in folders.items() if name not in known]
+    homeless = list(wanted.loc[~wanted["sweep"].isin(list(folders)), "attempt_id"])
+    for folder in renamed if homeless else ():
+        found |= _peaks(folder, homeless, problems)
     columns = {
         name: attempts["attempt_id"].map({key: value[name] for key, value in found.items()}) for name in FIRST_PEAKS
     }

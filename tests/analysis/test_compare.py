@@ -310,6 +310,28 @@ def test_only_the_formats_asked_for_stay(tmp_path: Path) -> None:
     }
 
 
+def test_a_comparison_that_cannot_be_written_leaves_the_earlier_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a = sweep(tmp_path / "a", *(run(point, 100.0, i) for i, point in enumerate(POINTS[:3])))
+    assert cli(a, a, "--out", tmp_path / "out") == 0
+    before = {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()}
+
+    def full(*_: object, **__: object) -> str:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("analysis.compare.page.render", full)
+    assert cli(a, a, "--out", tmp_path / "out", "--noise", "50") == 2
+    assert "No space left on device" in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize("words", [("", "--out", "x"), (".", "--across", ","), (".", "--out", "")])
+def test_empty_words_are_mistakes(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli(".", *words) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
 def test_gate_for_ci(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     a = sweep(tmp_path / "a", *(run(point, 100.0) for point in POINTS[:3]))
     slower = sweep(tmp_path / "slower", *(run(point, 94.0) for point in POINTS[:3]))

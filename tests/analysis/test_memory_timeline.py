@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,12 @@ def test_first_steps_are_read_of_the_fastest_run_of_each_model_only(tmp_path: Pa
             assert kept[rows[0]["attempt_id"]] == [100 * step + 3 + offset for step in range(MOST_STEPS)]
             assert not isinstance(kept[rows[1]["attempt_id"]], list)
             assert len(kept[rows[2]["attempt_id"]]) == MOST_STEPS
+
+
+def test_steps_of_a_renamed_sweep_are_found(tmp_path: Path) -> None:
+    made = shutil.copytree(RECORDED / "h200x2_llama_node", tmp_path / "another_name")
+    column = load(made).attempts["first_steps_peak_allocated_bytes"]
+    assert column.notna().sum() == load(RECORDED / "h200x2_llama_node").attempts[column.name].notna().sum() > 0
 
 
 def test_damaged_steps_are_said_and_cost_nothing_else(tmp_path: Path) -> None:

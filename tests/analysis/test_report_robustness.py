@@ -67,6 +67,36 @@ def test_parquet_file_alone(tmp_path: Path) -> None:
     assert "3 points attempted in 1 sweep (s)" in text
 
 
+def test_a_table_of_something_else_leaves_the_report_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    steps = synthetic.make_sweep(tmp_path / "s", synthetic.attempts(POINTS[:3])) / "steps.parquet"
+    pq.write_table(pa.table({"attempt_id": ["a"], "step": [0]}), steps)
+    assert report.main([str(steps), "--out", str(tmp_path / "out")]) == 2
+    assert "is not a table of attempts" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_point_that_was_stopped_has_not_failed(tmp_path: Path) -> None:
+    rows = [*synthetic.attempts(POINTS[:2]), synthetic.attempt(POINTS[3], 9, outcome="cancelled", will_retry=True)]
+    text = text_of(report.build(synthetic.make_sweep(tmp_path / "s", rows), tmp_path / "out", QUICK))
+    assert "1 point had to stop and will be tried again." in text
+    assert "did not finish (" not in text
+
+
+def test_somebody_elses_page_is_not_overwritten(
+    sweep: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "index.html").write_text("<h1>mine</h1>")
+    assert report.main([str(sweep), "--out", str(tmp_path)]) == 2
+    assert "would be overwritten" in capsys.readouterr().err
+    assert (tmp_path / "index.html").read_text() == "<h1>mine</h1>"
+
+
+@pytest.mark.parametrize("words", [[""], [".", "--out", " "]])
+def test_an_empty_path_is_not_this_folder(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert report.main(words) == 2
+    assert "an empty path" in capsys.readouterr().err
+
+
 def test_one_row(tmp_path: Path) -> None:
     row = synthetic.attempt(POINTS[0], outcome="ok")
     text = text_of(report.build(synthetic.make_sweep(tmp_path / "s", [row]), tmp_path / "out"))
