@@ -111,7 +111,7 @@ def _write_total(ax: Axes, place: int, bar: Bar, top: float, unit: int) -> None:
         ha="center",
         va="top" if inside else "bottom",
         fontsize=7.5,
-        bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 0.5},
+        bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5},
     )
 
 

@@ -115,7 +115,7 @@ const Plot = (() => {
       const axis = (column, log) => ({
         title: { text: plain(cut(log ? `${column.title} (log)` : column.title, narrow ? 32 : 80)), font: { size: 13 }, standoff: 8 },
         type: log ? "log" : "linear",
-        ...(log ? { dtick: logTicks(column, points) } : {}),
+        ...(log ? { dtick: logTicks(column, points), tickformat: "~s" } : {}),
         ...(column.isText ? textTicks(column, points) : {}),
         ...(column.kind === "time" ? { type: "date" } : {}),
         automargin: true,
