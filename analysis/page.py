@@ -93,5 +93,10 @@ def environment() -> Environment:
     )
 
 
+def source(name: str) -> str:
+    """The text of a file below ``templates/``."""
+    return (_TEMPLATES / name).read_text(encoding="utf-8")
+
+
 def style_sheet() -> str:
-    return (_TEMPLATES / "report.css").read_text(encoding="utf-8")
+    return source("report.css")

@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pandas as pd
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from analysis.compare import moved
+from analysis.page import environment, style_sheet
 
 if TYPE_CHECKING:
     from analysis.compare.command import Comparison
 
-_TEMPLATES = Path(__file__).resolve().parents[1] / "templates"
+_GENERATOR = "ultrasweep analysis.compare"
 _SHARED = ("model", "workload", "world_size", "layout")
 _OF_EACH = (
     *("experiment_id", "attempt_id", "cluster", "engine", "engine_version", "measurement_version", "outcome", "runs"),
@@ -52,19 +52,17 @@ def table(comparison: Comparison) -> pd.DataFrame:
 
 def render(comparison: Comparison, png: Path | None, missing: str | None, most: int) -> str:
     """The page as text, ``png`` embedded; everything that comes from rows is escaped."""
-    environment = Environment(
-        loader=FileSystemLoader(_TEMPLATES),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
     transitions = moved.transitions(comparison.pairs)
-    return environment.get_template("compare.html").render(
-        comparison=comparison,
-        tables=[part for part in comparison.tables(most) if part.rows],
-        transitions=transitions if transitions.size else None,
-        figure=None if png is None else "data:image/png;base64," + base64.b64encode(png.read_bytes()).decode(),
-        missing=missing,
-        style=(_TEMPLATES / "report.css").read_text(),
+    return (
+        environment()
+        .get_template("compare.html")
+        .render(
+            generator=_GENERATOR,
+            comparison=comparison,
+            tables=[part for part in comparison.tables(most) if part.rows],
+            transitions=transitions if transitions.size else None,
+            figure=None if png is None else "data:image/png;base64," + base64.b64encode(png.read_bytes()).decode(),
+            missing=missing,
+            style=style_sheet(),
+        )
     )

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from plotly.offline import get_plotlyjs
 
 from analysis.cohorts import Cohort
@@ -18,8 +17,8 @@ from analysis.explorer import data as explorer_data
 from analysis.explorer import logs as explorer_logs
 from analysis.explorer.models import models_json
 from analysis.load import Results
+from analysis.page import environment, source
 
-_TEMPLATES = Path(__file__).resolve().parents[1] / "templates" / "explorer"
 _SCRIPTS = (
     *("model_costs.js", "memory_rules.js", "memory_model.js", "memory_form.js", "memory.js"),
     *("pipeline_model.js", "schedule.js"),
@@ -46,25 +45,17 @@ def write(results: Results, cohorts: Sequence[Cohort], path: Path) -> Path:
 
 def render(name: str, data: dict[str, Any]) -> str:
     """The page for ``data`` (see `explorer_data.encode`)."""
-    environment = Environment(
-        loader=FileSystemLoader(_TEMPLATES),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
+    return (
+        environment()
+        .get_template("explorer/explorer.html")
+        .render(
+            name=name,
+            styles=[source(f"explorer/{name}") for name in _STYLES],
+            plotly=get_plotlyjs(),
+            scripts=[source(f"explorer/{name}") for name in _SCRIPTS],
+            data=embeddable(data),
+        )
     )
-    return environment.get_template("explorer.html").render(
-        name=name,
-        styles=[_source(name) for name in _STYLES],
-        plotly=get_plotlyjs(),
-        scripts=[_source(name) for name in _SCRIPTS],
-        data=embeddable(data),
-    )
-
-
-def _source(name: str) -> str:
-    return (_TEMPLATES / name).read_text(encoding="utf-8")
 
 
 def embeddable(data: Any) -> str:

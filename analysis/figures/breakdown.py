@@ -14,15 +14,6 @@ from analysis.figures import panels, style
 _BARS = 6
 _MOST_PANELS = 6
 _COLUMNS = 2
-_STYLES = {
-    "forward and backward": ("#0072B2", ""),
-    "compute, bubble and optimizer": ("#0072B2", ""),
-    "exposed reduction": ("#E69F00", "////"),
-    "modelled communication": ("#E69F00", "////"),
-    "pipeline bubble": ("#DDDDDD", "...."),
-    "optimizer": ("#009E73", "\\\\\\\\"),
-    breakdown.REST: ("#999999", "xx"),
-}
 _UNTIMED = "no finished run has the parts of its step timed"
 
 
@@ -51,7 +42,7 @@ def draw(frame: pd.DataFrame) -> Figure:
 def _shares(ax: Axes, rows: pd.DataFrame) -> None:
     places = range(len(rows))
     left = pd.Series(0.0, index=rows.index)
-    for name, (colour, hatch) in _STYLES.items():
+    for name, (colour, hatch) in style.STEP_PARTS.items():
         if name in rows:
             width = 100 * rows[name].clip(lower=0)
             ax.barh(places, width, left=left, color=colour, hatch=hatch, edgecolor="white", linewidth=0.5, height=0.72)
@@ -88,7 +79,7 @@ def draw_along_axes(frame: pd.DataFrame) -> Figure:
 
 def _stacks(ax: Axes, family: pd.DataFrame) -> None:
     bottom = pd.Series(0.0, index=family.index)
-    for name, (colour, hatch) in _STYLES.items():
+    for name, (colour, hatch) in style.STEP_PARTS.items():
         if name in family:
             height = family[name].clip(lower=0)
             ax.bar(
@@ -119,6 +110,6 @@ def _title(axis: str, family: pd.DataFrame, noun: str) -> str:
 def _handles(rows: pd.DataFrame) -> list[Patch]:
     return [
         Patch(facecolor=colour, hatch=hatch, edgecolor="white", label=name)
-        for name, (colour, hatch) in _STYLES.items()
+        for name, (colour, hatch) in style.STEP_PARTS.items()
         if name in rows
     ]

@@ -23,16 +23,7 @@ _LINES = {
 }
 """Pure data parallelism is often the best layout: its larger marks lie below."""
 _BY_PREFERENCE = [(layouts, kind) for layouts in efficiency.LAYOUTS for kind in efficiency.KINDS]
-_PARTS = {
-    "forward and backward": ("#0072B2", ""),
-    "compute, bubble and optimizer": ("#0072B2", ""),
-    "exposed reduction": ("#E69F00", "////"),
-    "modelled communication": ("#E69F00", "////"),
-    "pipeline bubble": ("#DDDDDD", "...."),
-    "optimizer": ("#009E73", "\\\\\\\\"),
-    "rest": ("#999999", "xx"),
-    efficiency.UNATTRIBUTED: ("white", "--"),
-}
+_PARTS = {**style.STEP_PARTS, efficiency.UNATTRIBUTED: ("white", "--")}
 
 
 @style.styled

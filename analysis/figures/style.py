@@ -58,6 +58,16 @@ PNG_DPI = 130
 CATEGORY_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#999999")
 """Okabe and Ito's palette (2008), ordered so that neighbours also differ in grey."""
 CATEGORY_HATCHES = ("", "////", "", "....", "\\\\\\\\", "", "xx")
+STEP_PARTS = {
+    "forward and backward": ("#0072B2", ""),
+    "compute, bubble and optimizer": ("#0072B2", ""),
+    "exposed reduction": ("#E69F00", "////"),
+    "modelled communication": ("#E69F00", "////"),
+    "pipeline bubble": ("#DDDDDD", "...."),
+    "optimizer": ("#009E73", "\\\\\\\\"),
+    "rest": ("#999999", "xx"),
+}
+"""Colour and hatch of the parts of a step (`analysis.data.breakdown`)."""
 OUTCOME_COLOURS = {
     "ok": "#0072B2",
     "oom": "#D55E00",

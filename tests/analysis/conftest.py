@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
 import pandas as pd
 import pytest
 
@@ -9,6 +12,9 @@ from analysis.cohorts import split
 from results.rows import table_from_rows
 from results.schema import ATTEMPTS
 from tests.analysis import synthetic
+
+if TYPE_CHECKING:
+    from tests.analysis.browser import Browser
 
 
 def frame_of(rows: list[dict[str, object]]) -> pd.DataFrame:
@@ -21,3 +27,12 @@ def frame() -> pd.DataFrame:
     """Measured rows of three models on 1 to 8 GPUs, failures of several kinds included."""
     [cohort] = split(frame_of(synthetic.attempts(list(synthetic.experiments(micro_batch_sizes=(1, 4))))))
     return cohort.frame
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """Headless Chromium, one for each file of tests; skips where there is none."""
+    from tests.analysis.browser import chromium
+
+    with chromium() as found:
+        yield found

@@ -9,8 +9,9 @@ import numpy as np
 import pandas as pd
 
 from analysis import cohorts
+from analysis.explorer import data as explorer_data
 from analysis.explorer import page as explorer
-from analysis.load import Results
+from analysis.load import Results, load
 from results import store
 from tests.analysis import synthetic
 from tests.analysis.browser import Browser
@@ -29,6 +30,18 @@ def results_of(attempts: pd.DataFrame, path: Path) -> Results:
 
 def written(results: Results, folder: Path) -> Path:
     return explorer.write(results, cohorts.split(results.attempts), folder / "explorer.html")
+
+
+def without_rows(folder: Path) -> Path:
+    """An explorer of nothing: the tabs of memory and pipelines need no rows."""
+    return written(results_of(frame_of([]), folder), folder)
+
+
+def of_recorded(folder: Path) -> tuple[Path, pd.DataFrame]:
+    """The page of the recorded sweeps, and their rows in its order."""
+    results = load(RECORDED)
+    parts = cohorts.split(results.attempts)
+    return explorer.write(results, parts, folder / "recorded.html"), explorer_data.table(parts)
 
 
 def many(rows: int) -> pd.DataFrame:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +10,9 @@ import pandas as pd
 import pytest
 from selenium.webdriver.common.action_chains import ActionChains
 
-from analysis import cohorts
-from analysis.explorer import data as explorer_data
-from analysis.explorer import page as explorer
 from analysis.load import Results, load
 from tests.analysis import synthetic
-from tests.analysis.browser import Browser, Keys, chromium, until
+from tests.analysis.browser import Browser, Keys, until
 from tests.analysis.conftest import frame_of
 from tests.analysis.explorer_page import (
     HOSTILE,
@@ -25,6 +21,7 @@ from tests.analysis.explorer_page import (
     STUDY,
     chip,
     many,
+    of_recorded,
     opened,
     results_of,
     set_value,
@@ -34,22 +31,13 @@ from tests.analysis.explorer_page import (
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("explorer")
 
 
 @pytest.fixture(scope="module")
-def recorded(folder: Path) -> tuple[Path, pd.DataFrame]:
-    """The page of the recorded sweeps, and their rows in its order."""
-    results = load(RECORDED)
-    parts = cohorts.split(results.attempts)
-    return explorer.write(results, parts, folder / "recorded.html"), explorer_data.table(parts)
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, pd.DataFrame]:
+    return of_recorded(tmp_path_factory.mktemp("recorded"))
 
 
 def sources(kind: str, folder: Path) -> Results:

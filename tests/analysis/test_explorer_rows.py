@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -21,12 +20,12 @@ from sweep.conffiles import ConfFolders
 from sweep.config import compose_sweep
 from sweep.expand import expand_all
 from tests.analysis import synthetic
-from tests.analysis.browser import Browser, chromium
+from tests.analysis.browser import Browser
 from tests.analysis.conftest import frame_of
 from tests.analysis.explorer_page import (
     HOSTILE,
     POINTS,
-    RECORDED,
+    of_recorded,
     opened,
     results_of,
     written,
@@ -35,22 +34,13 @@ from workloads import experiment as ex
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("explorer")
 
 
 @pytest.fixture(scope="module")
-def recorded(folder: Path) -> tuple[Path, pd.DataFrame]:
-    """The page of the recorded sweeps, and their rows in its order."""
-    results = load(RECORDED)
-    parts = cohorts.split(results.attempts)
-    return explorer.write(results, parts, folder / "recorded.html"), explorer_data.table(parts)
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, pd.DataFrame]:
+    return of_recorded(tmp_path_factory.mktemp("recorded"))
 
 
 def test_the_command_plans_exactly_the_row(browser: Browser, recorded: tuple[Path, pd.DataFrame]) -> None:

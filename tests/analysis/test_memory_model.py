@@ -5,14 +5,13 @@ from __future__ import annotations
 import dataclasses
 import random
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from analysis.explorer.models import models_json
 from results.errors import UltrasweepError
-from tests.analysis.browser import Browser, chromium
+from tests.analysis.browser import Browser
 from tests.analysis.javascript import evaluate
 from workloads.cluster import ClusterSpec, DeviceSpec, LinkSpec
 from workloads.costs.activations import layer_tensors
@@ -126,12 +125,6 @@ def layouts(count: int, seed: int) -> list[Experiment]:
         if all(violation.rule in elsewhere for violation in violations(experiment, CLUSTER)):
             found.append(experiment)
     return found
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as found:
-        yield found
 
 
 @pytest.fixture(scope="module")

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from analysis import cohorts
-from analysis.explorer import page as explorer
 from analysis.explorer.models import models_json
-from analysis.load import Results
-from results import store
 from sweep.conffiles import ConfFolders
 from sweep.config import compose_sweep
 from sweep.expand import Expansion, GridPoint
 from sweep.plan import GIB, make_plan
 from tests.analysis import synthetic
-from tests.analysis.browser import Browser, Keys, chromium
+from tests.analysis.browser import Browser, Keys
 from tests.analysis.conftest import frame_of
+from tests.analysis.explorer_page import without_rows
 from workloads.costs.memory import estimate_memory
 from workloads.costs.params import num_params
 from workloads.errors import InvalidSweep
@@ -32,19 +28,8 @@ CATEGORIES = ("parameters", "gradients", "optimizer", "activations")
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An explorer without rows: the memory tab needs none."""
-    folder = tmp_path_factory.mktemp("explorer")
-    nothing = Results(
-        path=folder, sweeps=(), attempts=frame_of([]), ledger=store.empty_ledger().to_pandas(), problems=()
-    )
-    return explorer.write(nothing, cohorts.split(nothing.attempts), folder / "explorer.html")
+    return without_rows(tmp_path_factory.mktemp("explorer"))
 
 
 @pytest.fixture
@@ -209,7 +194,8 @@ def test_the_treemap_follows_the_theme(tab: Browser) -> None:
     ink = "document.querySelector('#m-treemap').data[0].textfont.color[0]"
     before = tab.js(ink)
     tab.click("#theme")
-    tab.wait(f"{ink} !== {before!r}")
+    tab.wait(f"{ink} !== {before!r}")  # fails when its time is over
+    assert tab.js(ink) != before
 
 
 def test_shapes_and_limits_are_those_that_the_planner_reads() -> None:

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from selenium.webdriver.common.action_chains import ActionChains
 
-from analysis import cohorts
-from analysis.explorer import page as explorer
-from analysis.load import Results
-from results import store
-from tests.analysis.browser import Browser, Keys, chromium
-from tests.analysis.conftest import frame_of
+from tests.analysis.browser import Browser, Keys
+from tests.analysis.explorer_page import without_rows
 from tests.analysis.javascript import evaluate
 from workloads.costs import schedule
 from workloads.costs.pipeline import Simulation, simulate
@@ -25,18 +20,8 @@ SCHEDULES = sorted(schedule._SCHEDULES)
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An explorer without rows: the pipeline tab needs none."""
-    folder = tmp_path_factory.mktemp("explorer")
-    ledger = store.empty_ledger().to_pandas()
-    nothing = Results(path=folder, sweeps=(), attempts=frame_of([]), ledger=ledger, problems=())
-    return explorer.write(nothing, cohorts.split(nothing.attempts), folder / "explorer.html")
+    return without_rows(tmp_path_factory.mktemp("explorer"))
 
 
 @pytest.fixture

@@ -7,10 +7,11 @@ import signal
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from typing import Any
 
 from tests.slurm.lab.lab import wait_until
 from tests.slurm.stage import Stage, Told, scenario
-from tests.slurm.sweeps import STEP_LIMIT_S, brief
+from tests.slurm.sweeps import STEP_LIMIT_S, StandinSweep, brief
 
 RANKS = {
     "oom": "a rank runs out of memory",
@@ -84,17 +85,22 @@ def pilot_times_out(stage: Stage) -> Told:
     return Told("the limit is cut to a minute, with a warning (SIGUSR2) before", sweep.summary())
 
 
-@scenario("a pilot freezes, is taken for dead, and goes on", nodes=2)
-def pilot_freezes(stage: Stage) -> Told:
-    sweep = stage.sweep(("ok", 1), ("ok_32", 1), *[("ok_4", 1)] * 3, words=["launcher.max_pilots=2"])
+def _frozen_until_taken_over(stage: Stage, sweep: StandinSweep) -> list[dict[str, Any]]:
+    """Freeze the pilot of ``ok_32`` until another has its point, let it go on; the point's rows when all is done."""
     sweep.start()
     state = sweep.wait_running("ok_32")
     stage.lab.kill_in_node(state.nodes[0], state.identity.pid, signal.SIGSTOP)
-    frozen = f"@{state.pilot_id}.json"
-    wait_until(lambda: not list(sweep.dir.claimed.glob(f"*{frozen}")), 90, f"a take-over: {sweep.said()}")
+    held = f"*@{state.pilot_id}.json"
+    wait_until(lambda: not list(sweep.dir.claimed.glob(held)), 90, f"a take-over: {sweep.said()}")
     stage.lab.kill_in_node(state.nodes[0], state.identity.pid, signal.SIGCONT)
     sweep.finish()
-    rows = sweep.check()["ok_32"]
+    return sweep.check()["ok_32"]
+
+
+@scenario("a pilot freezes, is taken for dead, and goes on", nodes=2)
+def pilot_freezes(stage: Stage) -> Told:
+    sweep = stage.sweep(("ok", 1), ("ok_32", 1), *[("ok_4", 1)] * 3, words=["launcher.max_pilots=2"])
+    rows = _frozen_until_taken_over(stage, sweep)
     assert any(row["outcome"] == "ok" and not row["will_retry"] for row in rows), brief(rows)
     return Told("SIGSTOP until another pilot has taken its point over, then SIGCONT", sweep.summary())
 
@@ -102,14 +108,7 @@ def pilot_freezes(stage: Stage) -> Told:
 @scenario("the only pilot freezes, and goes on", nodes=2)
 def only_pilot_freezes(stage: Stage) -> Told:
     sweep = stage.sweep(("ok", 1), ("ok_32", 1))
-    sweep.start()
-    state = sweep.wait_running("ok_32")
-    stage.lab.kill_in_node(state.nodes[0], state.identity.pid, signal.SIGSTOP)
-    frozen = f"@{state.pilot_id}.json"
-    wait_until(lambda: not list(sweep.dir.claimed.glob(f"*{frozen}")), 90, f"a take-over: {sweep.said()}")
-    stage.lab.kill_in_node(state.nodes[0], state.identity.pid, signal.SIGCONT)
-    sweep.finish()
-    rows = sweep.check()["ok_32"]
+    rows = _frozen_until_taken_over(stage, sweep)
     assert rows[-1]["outcome"] == "ok", brief(rows)
     assert "stands still" in sweep.said(), sweep.said()
     return Told("SIGSTOP until a pilot submitted in its place has taken its point over, then SIGCONT", sweep.summary())
