@@ -11,7 +11,7 @@ from pathlib import Path
 import pandas as pd
 
 from analysis.derived import add_formulas
-from analysis.memo import once_a_frame
+from analysis.memo import cache_per_frame
 from analysis.memory.steps import add_first_steps
 from results import reference, store
 from results.errors import InvalidResults
@@ -82,7 +82,7 @@ def _study(path: Path) -> Results:
     )
 
 
-@once_a_frame
+@cache_per_frame
 def last_attempts(attempts: pd.DataFrame) -> pd.DataFrame:
     """The attempt that decided each point: the last one of each experiment, sweep and method. Of a point that ran twice
     at once, the first row counts."""

@@ -15,7 +15,7 @@ _DEEP = int(pd.__version__.partition(".")[0]) < 3
 """Whether only a deep copy keeps a writer from changing what others see."""
 
 
-def once_a_frame(
+def cache_per_frame(
     function: Callable[Concatenate[pd.DataFrame, P], T],
 ) -> Callable[Concatenate[pd.DataFrame, P], T]:
     """Keep the last result of a function of a frame (and of what is given after it) while that frame lives.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from analysis.load import last_attempts
-from analysis.memo import once_a_frame
+from analysis.memo import cache_per_frame
 
 RANK_BY = "tokens_per_s_per_gpu"
 MFU = "mfu_palm"
@@ -30,7 +30,7 @@ OVERHEAD = {
 }
 
 
-@once_a_frame
+@cache_per_frame
 def ranked(frame: pd.DataFrame) -> pd.DataFrame:
     """One row for each experiment that has a throughput, best first within each group.
 
@@ -64,7 +64,7 @@ def losses_differ(frame: pd.DataFrame) -> pd.Series:
     return frame["loss_agrees"].map(lambda agrees: agrees is False or agrees == 0).astype(bool)
 
 
-@once_a_frame
+@cache_per_frame
 def best_configurations(frame: pd.DataFrame) -> pd.DataFrame:
     """The row of rank 1 of each group, with how far the next one is behind.
 

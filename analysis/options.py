@@ -37,7 +37,7 @@ class Options:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class CommandLine:
     """A whole command line."""
 
     results: Path | None
@@ -52,7 +52,7 @@ class _Parser(argparse.ArgumentParser):
         raise InvalidOption(f"{message} ({self.prog} --help lists every option)")
 
 
-def parse(argv: Sequence[str] | None) -> Asked:
+def parse(argv: Sequence[str] | None) -> CommandLine:
     """The command line. Raises `InvalidOption`; names of figures are looked at by `choose`."""
     parser = _Parser(
         prog="python -m analysis.report",
@@ -90,7 +90,7 @@ def parse(argv: Sequence[str] | None) -> Asked:
         tables=_several("--tables", found.tables, TABLE_KINDS),
         price_per_gpu_hour=None if found.price_per_gpu_hour is None else _price(found.price_per_gpu_hour),
     )
-    return Asked(found.results, found.out, found.list_figures, options)
+    return CommandLine(found.results, found.out, found.list_figures, options)
 
 
 def choose(wanted: Sequence[str], known: Sequence[str]) -> None:

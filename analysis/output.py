@@ -19,7 +19,7 @@ class UnwritableReport(UltrasweepError):
 
 
 class Staged:
-    """The folders of a report that is being made, below ``out``. A context: what `put_in_place` has not moved when it
+    """The folders of a report that is being made, below ``out``. A context: what `publish` has not moved when it
     is left is gone, and an earlier report in ``out`` is as it was.
 
     Raises `UnwritableReport` for any `OSError` inside.
@@ -52,7 +52,7 @@ class Staged:
         if isinstance(error, OSError):
             raise self._unwritable(error) from None
 
-    def put_in_place(self) -> None:
+    def publish(self) -> None:
         """Move everything to ``out``. Files of an earlier report go, so that none outlives its data."""
         ours = self._is_ours(self.out / "index.html")
         for name, kinds in _KINDS.items():

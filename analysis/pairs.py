@@ -10,7 +10,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from analysis import metrics
-from analysis.memo import once_a_frame
+from analysis.memo import cache_per_frame
 from analysis.stats import MedianInterval, median_interval
 
 SETTINGS = (
@@ -38,7 +38,7 @@ class Ratio:
         return self.value.text()
 
 
-@once_a_frame
+@cache_per_frame
 def candidates(frame: pd.DataFrame) -> pd.DataFrame:
     """Ranked rows of the tokens a step that most rows of their workload have, so that batches agree."""
     rows = comparable(frame)

@@ -113,7 +113,7 @@ def build(
             )
         )
         (staged.folder / "index.html").write_text(html, encoding="utf-8", errors="replace")
-        staged.put_in_place()
+        staged.publish()
     drawn_figures = sum(one.figure.missing is None for of in drawn for one in of)
     asked = len(parts) * len(specs)
     if asked:

@@ -8,21 +8,20 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
 
-from launchers import pilotstate
-from launchers.gates import held_kinds, held_message
+from launchers.attempt.outcome import has_room
 from launchers.interrupts import interrupts
-from launchers.outcome import has_room
-from launchers.payload import Payload, payload_to_dict, pilot_environment
-from launchers.pilot import FINISHED, STOPPED, TROUBLE
-from launchers.queue import Drawer
+from launchers.node.fork import signal_name
+from launchers.pilot.pilot import FINISHED, STOPPED, TROUBLE
 from launchers.settings import LaunchSettings
-from launchers.spawn import signal_name
-from launchers.status import StatusReader, SweepStatus
-from launchers.sweepdir import Point, SweepDir
-from launchers.view import LiveView, PlainView, View
+from launchers.state import pilot_state
+from launchers.state.circuit_breaker import paused_kinds, paused_message
+from launchers.state.pilot_config import PilotConfig, pilot_config_to_dict, pilot_environment
+from launchers.state.queue import QueueReader
+from launchers.state.sweep_dir import Point, SweepDir
+from launchers.status.run_summary import RunSummary
+from launchers.status.status import StatusReader, SweepStatus
+from launchers.status.view import LiveView, PlainView, View
 from results.errors import UltrasweepError
 from results.provenance import command_line
 from workloads.protocol import write_json
@@ -38,32 +37,6 @@ class PilotFailed(UltrasweepError):
     """A pilot could not start, or died again and again."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunSummary:
-    """What one call of `run_local` did."""
-
-    outcomes: Mapping[str, int]
-    """Finished points by outcome, those of earlier runs included."""
-    attempts: int
-    """Attempts made by this run."""
-    left: int
-    """Points that still wait."""
-    too_wide: int
-    """Of those, how many need more devices than this machine gives them."""
-    interrupted: bool
-    message: str = ""
-    """Why points are left although nobody interrupted, empty otherwise."""
-    detached: bool = False
-    """Pilots go on without this process."""
-
-    @property
-    def exit_code(self) -> int:
-        """0: every point has its row (failures are rows too). 130: interrupted. 1: something keeps points waiting."""
-        if self.interrupted:
-            return 130
-        return 1 if self.message else 0
-
-
 def run_local(
     sweep: SweepDir, settings: LaunchSettings, *, live: bool | None = None, command: str | None = None
 ) -> RunSummary:
@@ -75,7 +48,7 @@ def run_local(
     """
     reader = StatusReader(sweep)
     before = reader.read()
-    points = Drawer(sweep, "", lambda line: None).waiting()
+    points = QueueReader(sweep, "", lambda line: None).waiting()
     _refuse_other_methods(sweep, settings, points, before)
     too_wide = sum(_too_wide(point, settings) for point in points)
     message = ""
@@ -113,7 +86,7 @@ def _run_pilots(
     while True:
         known = len(reader.read().attempts)
         pilot_id, status, interrupts = _run_pilot(sweep, settings, reader, view, command)
-        state = pilotstate.read_state(sweep, pilot_id)
+        state = pilot_state.read_state(sweep, pilot_id)
         if interrupts or status == STOPPED:
             return True, ""
         if status == FINISHED:
@@ -125,7 +98,7 @@ def _run_pilots(
         deaths = 1 if len(reader.read().attempts) > known else deaths + 1
         ended = f"was killed by {signal_name(-status)}" if status < 0 else f"ended with status {status}"
         if deaths > _RESTARTS:
-            log = pilotstate.log_path(sweep, pilot_id)
+            log = pilot_state.log_path(sweep, pilot_id)
             raise PilotFailed(f"the pilot {ended} {deaths} times in a row; see {log}: {_tail(sweep, pilot_id)}")
         view.say(f"the pilot {ended}; starting another, which takes over what it held")
 
@@ -135,9 +108,9 @@ def _run_pilot(
 ) -> tuple[str, int, int]:
     """One pilot from start to end: its id, its exit status, and how often the user interrupted."""
     pilot_id = f"local-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
-    payload = Payload(settings=settings, command=command or command_line(), wall_time_s=None, tethered=True)
-    write_json(pilotstate.payload_path(sweep, pilot_id), payload_to_dict(payload))
-    with pilotstate.log_path(sweep, pilot_id).open("wb") as log, interrupts() as received:
+    config = PilotConfig(settings=settings, command=command or command_line(), wall_time_s=None, stop_with_parent=True)
+    write_json(pilot_state.config_path(sweep, pilot_id), pilot_config_to_dict(config))
+    with pilot_state.log_path(sweep, pilot_id).open("wb") as log, interrupts() as received:
         process = subprocess.Popen(
             [*PILOT, str(sweep.path), pilot_id],
             stdin=subprocess.PIPE,  # kept open: when this process dies, the pilot sees it close and stops
@@ -194,14 +167,14 @@ def _why_left(sweep: SweepDir, status: SweepStatus, too_wide: int, settings: Lau
         )
     if status.claimed and not status.todo:
         return f"{status.claimed} of {status.total} points are with other pilots, which run now"
-    if held := held_kinds(sweep, status.attempts, settings.breaker_failures):
-        return f"{status.left} of {status.total} points are left; {held_message(held)}"
+    if held := paused_kinds(sweep, status.attempts, settings.breaker_failures):
+        return f"{status.left} of {status.total} points are left; {paused_message(held)}"
     return f"{status.left} of {status.total} points are left"
 
 
 def _tail(sweep: SweepDir, pilot_id: str) -> str:
     try:
-        lines = pilotstate.log_path(sweep, pilot_id).read_text(errors="replace").splitlines()
+        lines = pilot_state.log_path(sweep, pilot_id).read_text(errors="replace").splitlines()
     except OSError:
         return ""
     return " | ".join(line.strip() for line in lines[-_LOG_LINES:] if line.strip())

@@ -56,7 +56,7 @@ def _compact_table(sweep_dir: Path, table: Table, lease: Lease) -> bool:
                         return False
             if not lease.held():
                 return False
-            files.put_in_place(temporary, target)
+            files.publish(temporary, target)
         finally:
             temporary.unlink(missing_ok=True)
     except pa.ArrowException as error:

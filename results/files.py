@@ -78,7 +78,7 @@ def write_parquet(path: Path, table: pa.Table) -> None:
     temporary = temporary_path(path)
     try:
         pq.write_table(table, temporary, compression="zstd")
-        put_in_place(temporary, path)
+        publish(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -88,7 +88,7 @@ def temporary_path(path: Path) -> Path:
     return path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(3)}.tmp")
 
 
-def put_in_place(temporary: Path, path: Path) -> None:
+def publish(temporary: Path, path: Path) -> None:
     """Make ``temporary`` durable, rename it to ``path``, and make that durable."""
     _sync(temporary)
     temporary.replace(path)

@@ -85,8 +85,8 @@ def _run(rest: list[str]) -> int:
     if options.detach and prepared.slurm is None:
         raise UltrasweepError("--detach is for launcher=slurm: a run on this machine ends with this command")
     if prepared.dry and prepared.slurm is not None:
-        from launchers.fleet import dry_run
-        from launchers.sweepdir import SweepDir
+        from launchers.slurm.submit import dry_run
+        from launchers.state.sweep_dir import SweepDir
 
         points = would_wait(prepared)
         tell_dry(prepared, points, console)
@@ -97,7 +97,7 @@ def _run(rest: list[str]) -> int:
     tell_start(prepared, queued, console)
     live = False if options.plain else None
     if prepared.slurm is not None:
-        from launchers.fleet import run_slurm
+        from launchers.slurm.submit import run_slurm
 
         summary = run_slurm(
             queued.sweep, prepared.settings, prepared.slurm, live=live, command=command, detach=options.detach
@@ -114,7 +114,7 @@ def _status(rest: list[str]) -> int:
     parser = _parser("status", "Where the sweeps below a folder stand, from their files, and from Slurm if it answers.")
     parser.add_argument("path", type=Path, nargs="?", default=Path("results"), help="a sweep or a folder of sweeps")
     options = parser.parse_args(rest)
-    from sweep.progress import print_status
+    from sweep.status import print_status
 
     print_status(options.path, _console())
     return 0
@@ -125,8 +125,8 @@ def _watch(rest: list[str]) -> int:
     parser.add_argument("path", type=Path, help="the sweep's folder, e.g. results/tiny")
     parser.add_argument("--plain", action="store_true", help="one line for each attempt instead of a live view")
     options = parser.parse_args(rest)
-    from launchers.fleet import watch
-    from launchers.sweepdir import SweepDir
+    from launchers.slurm.submit import watch
+    from launchers.state.sweep_dir import SweepDir
     from sweep.run import tell_end
 
     sweep = SweepDir.open(options.path)
@@ -145,8 +145,8 @@ def _cancel(rest: list[str]) -> int:
     )
     parser.add_argument("path", type=Path, help="the sweep's folder, e.g. results/tiny")
     options = parser.parse_args(rest)
-    from launchers.fleet import cancel
-    from launchers.sweepdir import SweepDir
+    from launchers.slurm.submit import cancel
+    from launchers.state.sweep_dir import SweepDir
 
     count = cancel(SweepDir.open(options.path))
     if count:
@@ -175,7 +175,7 @@ def _retry(rest: list[str]) -> int:
     parser.add_argument("which", nargs="*", help="outcomes (crash, hang ...) or ids; default: all but ok and oom")
     parser.add_argument("--outcome", action="append", default=[], metavar="OUTCOME", help="the same, by its name only")
     options = parser.parse_intermixed_args(rest)
-    from sweep.progress import check_outcomes, retry_points
+    from sweep.status import check_outcomes, retry_points
 
     check_outcomes(options.outcome)
     count = retry_points(options.path, [*options.which, *options.outcome])

@@ -12,7 +12,7 @@ from typing import Any
 
 from sweep.conffiles import ConfFolders
 from sweep.grid import GridSpec, grid_from_dict, suggest
-from sweep.overrides import CHOSEN_GROUPS, Words, sort_words
+from sweep.overrides import CHOSEN_GROUPS, Overrides, sort_overrides
 from workloads.cluster import ClusterSpec, cluster_from_dict
 from workloads.errors import InvalidSweep
 from workloads.experiment import ModelSpec
@@ -86,18 +86,18 @@ def compose_sweep(
     Raises `InvalidSweep` (or another `UltrasweepError`) with one line for everything that a user can get wrong.
     """
     folders = folders or ConfFolders()
-    sorted_words = sort_words(words, folders)
-    given = sorted_words.groups.get("cluster")
-    chosen = given or cluster or _cluster_of_grids(sorted_words.grids, folders)
-    groups = {"launcher": launcher, **sorted_words.groups, **({"cluster": chosen} if chosen else {})}
-    data = _compose(sorted_words, groups, folders)
+    sorted_overrides = sort_overrides(words, folders)
+    given = sorted_overrides.groups.get("cluster")
+    chosen = given or cluster or _cluster_of_grids(sorted_overrides.grids, folders)
+    groups = {"launcher": launcher, **sorted_overrides.groups, **({"cluster": chosen} if chosen else {})}
+    data = _compose(sorted_overrides, groups, folders)
     for section in data:
         if section not in _SECTIONS:
             known = {*_SECTIONS, "grid", "model"} - {"grids"}
             raise InvalidSweep(f"no option {section!r} at the top level{suggest(section, known)}")
     grids = tuple(
-        grid_from_dict(name, _with_models(data["grids"][name], sorted_words.models), extra_where)
-        for name in sorted_words.grids
+        grid_from_dict(name, _with_models(data["grids"][name], sorted_overrides.models), extra_where)
+        for name in sorted_overrides.grids
     )
     names = {
         str(row[axis.names.index("model")])
@@ -110,7 +110,7 @@ def compose_sweep(
     kind = options.get("launcher")
     if kind not in ("local", "rehearse", "slurm"):
         raise InvalidSweep(f"launcher.launcher={kind!r}; it may be local, rehearse or slurm")
-    default_name = "+".join(sorted_words.grids) + ("-rehearsed" if kind == "rehearse" else "")
+    default_name = "+".join(sorted_overrides.grids) + ("-rehearsed" if kind == "rehearse" else "")
     return SweepConfig(
         name=_sweep_name(data["name"], default_name),
         results_dir=_results_dir(data["results_dir"]),
@@ -119,7 +119,7 @@ def compose_sweep(
         cluster=_cluster(_mapping(data, "cluster")),
         cluster_given=given is not None,
         launcher=options,
-        launcher_given="launcher" in sorted_words.groups,
+        launcher_given="launcher" in sorted_overrides.groups,
         measure=_measure(_mapping(data, "measure")),
         plan=_plan_options(_mapping(data, "plan")),
         budget_gpu_hours=_budget(data["budget"]),
@@ -138,7 +138,7 @@ def _cluster_of_grids(grids: Sequence[str], folders: ConfFolders) -> str | None:
     return next(iter(clusters), None)
 
 
-def _compose(words: Words, groups: Mapping[str, str], folders: ConfFolders) -> dict[str, Any]:
+def _compose(words: Overrides, groups: Mapping[str, str], folders: ConfFolders) -> dict[str, Any]:
     """Compose once and return plain data; Hydra's errors become one line."""
     from hydra import compose, initialize_config_module
     from hydra.errors import ConfigCompositionException

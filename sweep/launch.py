@@ -12,7 +12,7 @@ from workloads.cluster import environment_from_dict, to_dict
 from workloads.errors import InvalidSweep
 
 if TYPE_CHECKING:
-    from launchers.slurmoptions import SlurmOptions
+    from launchers.slurm.options import SlurmOptions
 
 _PILOTS = {field.name for field in dataclasses.fields(LaunchSettings)}
 _OURS = ("dry",)
@@ -52,7 +52,7 @@ def slurm_options(config: SweepConfig) -> SlurmOptions | None:
     """How allocations are asked for; None for a launcher that asks for none. Raises `InvalidSweep`."""
     if config.launcher_kind != "slurm":
         return None
-    from launchers.slurmoptions import check_path, options_from_dict
+    from launchers.slurm.options import check_path, options_from_dict
 
     check_path(config.sweep_dir)
     return options_from_dict(

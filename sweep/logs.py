@@ -11,10 +11,10 @@ from typing import Any
 
 from rich.console import Console
 
-from launchers import pilotstate, queue
-from launchers.queue import AttemptRecord
-from launchers.submissions import log_dir, token_of_pilot
-from launchers.sweepdir import SweepDir, entry_names, key_of
+from launchers.state import history, pilot_state
+from launchers.state.history import AttemptRecord
+from launchers.state.submissions import log_dir, token_of_pilot
+from launchers.state.sweep_dir import SweepDir, entry_names, key_of
 from results.errors import InvalidResults
 from results.store import sweep_dirs
 
@@ -91,7 +91,7 @@ def _read(sweep: SweepDir, folder: Path) -> _Found:
     except (OSError, ValueError):
         about = {}
     names = [path.name for path in sweep.history.glob(f"*@{folder.name}.json")]
-    records = queue.read_records(sweep, names)
+    records = history.read_records(sweep, names)
     return _Found(
         sweep=sweep,
         folder=folder,
@@ -134,9 +134,9 @@ def _pilot_logs(found: _Found) -> list[Path]:
         return []
     token = token_of_pilot(pilot_id)
     if token is None:
-        path = pilotstate.log_path(found.sweep, pilot_id)
+        path = pilot_state.log_path(found.sweep, pilot_id)
         return [path] if path.is_file() else []
-    state = pilotstate.read_state(found.sweep, pilot_id)
+    state = pilot_state.read_state(found.sweep, pilot_id)
     folder = log_dir(found.sweep.path, token)
     if state is None or state.job is None or not folder.is_dir():
         return []

@@ -7,7 +7,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from launchers.devices import count_cuda_devices
+from launchers.node.devices import count_cuda_devices
 from sweep.conffiles import ConfFolders
 from sweep.config import SweepConfig
 from workloads.cluster import ClusterSpec

@@ -1,4 +1,4 @@
-"""The words of the command line (``+grid=playbook model=llama8b grid.axes.tp=[1,2] budget.gpu_hours=10``), sorted.
+"""The overrides of the command line (``+grid=playbook model=llama8b grid.axes.tp=[1,2] budget.gpu_hours=10``), sorted.
 
 Hydra's grammar reads them. What concerns grids is translated before Hydra composes: ``+grid=[a,b]`` puts each grid in
 its own place (``grids.a``, ``grids.b``), ``grid.*`` speaks to all of them, ``model=`` is an axis of them.
@@ -20,7 +20,7 @@ CHOSEN_GROUPS = ("cluster", "launcher", "measure")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Words:
+class Overrides:
     grids: tuple[str, ...]
     models: tuple[str, ...] | None
     """Models given with ``model=``, instead of those of the grids."""
@@ -30,9 +30,9 @@ class Words:
     """What Hydra composes besides the groups, grids and models."""
 
 
-def sort_words(words: Sequence[str], folders: ConfFolders) -> Words:
+def sort_overrides(overrides: Sequence[str], folders: ConfFolders) -> Overrides:
     """Sort and check the overrides of one sweep. Raises `InvalidSweep`, naming the closest thing there is."""
-    parsed = [_parse(word) for word in words]
+    parsed = [_parse(override) for override in overrides]
     grids = _names(parsed, "grid", folders)
     if not grids:
         raise InvalidSweep(f"no grid given: add +grid=NAME, one of {', '.join(folders.names('grid'))}")
@@ -53,21 +53,21 @@ def sort_words(words: Sequence[str], folders: ConfFolders) -> Words:
             raise InvalidSweep(f"{override.input_line}: write grid.axes.NAME=... (it speaks to every grid given)")
         else:
             hydra.append(override.input_line)
-    return Words(grids=grids, models=models or None, groups=groups, hydra=tuple(hydra))
+    return Overrides(grids=grids, models=models or None, groups=groups, hydra=tuple(hydra))
 
 
-def _parse(word: str) -> Any:
+def _parse(text: str) -> Any:
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
     try:
-        override = OverridesParser.create().parse_override(word)
+        override = OverridesParser.create().parse_override(text)
         if override.is_sweep_override():
-            raise InvalidSweep(f"{word}: for several values write a list, e.g. grid.axes.tp=[1,2]")
+            raise InvalidSweep(f"{text}: for several values write a list, e.g. grid.axes.tp=[1,2]")
         return override
     except HydraException as error:
         reason = str(error).splitlines()[0]
-        raise InvalidSweep(f"cannot read {word!r}: {reason}; expected NAME=VALUE (quote texts with spaces)") from None
+        raise InvalidSweep(f"cannot read {text!r}: {reason}; expected NAME=VALUE (quote texts with spaces)") from None
 
 
 def _names(parsed: Sequence[Any], group: str, folders: ConfFolders) -> tuple[str, ...]:

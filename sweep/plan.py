@@ -69,7 +69,7 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class DeviceLimit:
     """The most devices that one point can get."""
 
     devices: int
@@ -91,15 +91,15 @@ def make_plan(
     expansion: Expansion,
     method: Method,
     answers: Mapping[str, Answer] | None = None,
-    room: Room | None = None,
+    device_limit: DeviceLimit | None = None,
 ) -> Plan:
     """Judge every point.
 
-    ``answers``: by experiment id, what the results folder knows for this method and device. ``room``: what the
+    ``answers``: by experiment id, what the results folder knows for this method and device. ``device_limit``: what the
     launcher can give one point; None: as many nodes of the cluster as it needs.
     """
     answers = {} if config.plan.run_cached else answers or {}
-    judged = [_judge(config, point, method, answers, room) for point in expansion.points]
+    judged = [_judge(config, point, method, answers, device_limit) for point in expansion.points]
     candidates = [point for point in judged if point.verdict == "run"]
     others = [point for point in judged if point.verdict != "run"]
     prices = [point.price for point in candidates if point.price is not None]
@@ -185,13 +185,22 @@ def known_answers(results_dir: Path, method: Method, cluster: ClusterSpec) -> di
 
 
 def _judge(
-    config: SweepConfig, point: GridPoint, method: Method, answers: Mapping[str, Answer], room: Room | None
+    config: SweepConfig,
+    point: GridPoint,
+    method: Method,
+    answers: Mapping[str, Answer],
+    device_limit: DeviceLimit | None,
 ) -> PlannedPoint:
     experiment, cluster = point.experiment, config.cluster
     planned = PlannedPoint(grid=point.grid, experiment=experiment, verdict="run")
     broken = violations(experiment, cluster)
-    if room is not None and method == "measured" and experiment.world_size > room.devices and not broken:
-        message = f"needs {experiment.world_size} devices, {room.why}"
+    if (
+        device_limit is not None
+        and method == "measured"
+        and experiment.world_size > device_limit.devices
+        and not broken
+    ):
+        message = f"needs {experiment.world_size} devices, {device_limit.why}"
         return dataclasses.replace(planned, verdict="invalid", rule="launcher_devices", detail=message)
     structural = [violation for violation in broken if violation.rule != "engine_support"]
     if broken:

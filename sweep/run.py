@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from launchers.local import RunSummary
 from launchers.settings import LaunchSettings
-from launchers.status import SweepStatus, sweep_status
-from launchers.sweepdir import Point, SweepDir, entry_names, key_of
-from launchers.view import span
+from launchers.state.sweep_dir import Point, SweepDir, entry_names, key_of
+from launchers.status.run_summary import RunSummary
+from launchers.status.status import SweepStatus, sweep_status
+from launchers.status.view import span
 from results.errors import InvalidResults
 from results.schema import VERDICTS
 from sweep.conffiles import ConfFolders
@@ -24,12 +24,12 @@ from sweep.expand import expand_all
 from sweep.launch import is_dry, launch_settings, slurm_options
 from sweep.ledger import ledger_rows
 from sweep.machine import Machine, default_launcher, fitting_cluster, this_machine
-from sweep.plan import Plan, Room, known_answers, make_plan, refuse_hopeless
-from sweep.progress import SETTLED
+from sweep.plan import DeviceLimit, Plan, known_answers, make_plan, refuse_hopeless
+from sweep.status import SETTLED
 from sweep.summary import print_jobs
 
 if TYPE_CHECKING:
-    from launchers.slurmoptions import SlurmOptions
+    from launchers.slurm.options import SlurmOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,22 +69,24 @@ def prepare(words: Sequence[str], folders: ConfFolders, extra_where: Sequence[st
         expand_all(config.grids, config.models.__getitem__),
         settings.method,
         known_answers(config.results_dir, settings.method, config.cluster),
-        room=_room(settings, slurm),
+        device_limit=_device_limit(settings, slurm),
     )
     refuse_hopeless(plan)
     return Prepared(plan=plan, settings=settings, slurm=slurm, dry=is_dry(config), notes=tuple(notes))
 
 
-def _room(settings: LaunchSettings, slurm: SlurmOptions | None) -> Room | None:
+def _device_limit(settings: LaunchSettings, slurm: SlurmOptions | None) -> DeviceLimit | None:
     """The most devices that one point can get."""
     if settings.method != "measured":
         return None
     if slurm is None:
-        return Room(settings.num_devices, f"this machine gives {settings.num_devices}; launcher=rehearse needs one")
+        return DeviceLimit(
+            settings.num_devices, f"this machine gives {settings.num_devices}; launcher=rehearse needs one"
+        )
     if slurm.max_nodes is None:
         return None
     devices = slurm.max_nodes * settings.cluster.devices_per_node
-    return Room(devices, f"launcher.max_nodes={slurm.max_nodes} gives {devices}")
+    return DeviceLimit(devices, f"launcher.max_nodes={slurm.max_nodes} gives {devices}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,7 +230,7 @@ def tell_dry(prepared: Prepared, points: Sequence[Point], console: Console) -> N
 
 def _jobs(prepared: Prepared, points: Sequence[Point]) -> list[str]:
     """What would be submitted for ``points``, in words."""
-    from launchers.wanted import demand_of
+    from launchers.slurm.demand import demand_of
 
     assert prepared.slurm is not None
     demand, limit = demand_of(points, prepared.settings, prepared.slurm), prepared.slurm.time_min

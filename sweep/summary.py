@@ -27,8 +27,8 @@ def print_plan(plan: Plan, console: Console, *, top: int) -> None:
     """Print the whole summary; ``top`` limits the rows of the last table."""
     config = plan.config
     grids = ", ".join(grid.name for grid in config.grids)
-    left_out = [f"{plan.duplicates:,} duplicates" if plan.duplicates else "", _sampled(plan)]
-    notes = "".join(f"; left out: {note}" for note in left_out if note)
+    excluded = [f"{plan.duplicates:,} duplicates" if plan.duplicates else "", _sampled(plan)]
+    notes = "".join(f"; left out: {note}" for note in excluded if note)
     console.print(f"[bold]{config.name}[/]: {len(plan.points):,} points of {grids}{notes}", highlight=False)
     console.print(
         f"cluster {config.cluster.name} ({config.cluster.device.name}), launcher {config.launcher_kind} "

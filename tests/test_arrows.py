@@ -22,6 +22,8 @@ ANALYSIS_MAY_IMPORT = (
     "results",
     "analysis",
 )
+LAUNCHERS = ("settings", "interrupts", "state", "node", "attempt", "pilot", "status", "slurm", "local")
+"""Rooms and files of ``launchers``, from the lowest to the highest."""
 TORCH_FREE = (
     "workloads/costs",
     "workloads/cluster.py",
@@ -36,7 +38,7 @@ TORCH_FREE = (
 CONFINED = {
     "torch": ("workloads",),
     "triton": ("workloads",),
-    "submitit": ("launchers/slurm.py",),
+    "submitit": ("launchers/slurm/batch_file.py",),
     "hydra": ("sweep",),
     "omegaconf": ("sweep",),
     "matplotlib": ("analysis",),
@@ -45,10 +47,20 @@ CONFINED = {
 SOURCES = sorted(p for room in (*ROOMS, "analysis") for p in (ROOT / room).rglob("*.py") if "recorded" not in p.parts)
 
 
-def imports(path: Path) -> set[str]:
-    """Every module that a file imports anywhere, also inside functions."""
+def imports(path: Path, *, at_runtime: bool = False) -> set[str]:
+    """Every module that a file imports anywhere, also inside functions; ``at_runtime``: without those that only a type
+    checker sees."""
     found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    tree = ast.parse(path.read_text())
+    typing_only = {
+        inner
+        for node in ast.walk(tree)
+        if at_runtime and isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        for inner in ast.walk(node)
+    }
+    for node in ast.walk(tree):
+        if node in typing_only:
+            continue
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -78,6 +90,44 @@ def test_imports_point_downwards(path: Path) -> None:
                 assert any(str(relative).startswith(home) for home in homes), f"{relative} imports {module}"
         if any(str(relative).startswith(free) for free in TORCH_FREE):
             assert not below(module, "torch"), f"{relative} imports {module}"
+
+
+def modules_of(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+@pytest.mark.parametrize("path", [p for p in SOURCES if p.is_relative_to(ROOT / "launchers")], ids=modules_of)
+def test_launchers_rooms_point_downwards(path: Path) -> None:
+    parts = modules_of(path).split(".")
+    if len(parts) == 1:
+        return
+    for module in imports(path):
+        if module.startswith("launchers."):
+            room = module.split(".")[1]
+            assert LAUNCHERS.index(room) <= LAUNCHERS.index(parts[1]), f"{modules_of(path)} imports {module}"
+
+
+def test_no_ring_of_modules() -> None:
+    """No module imports itself through others, anywhere (imports for annotations alone do not count)."""
+    names = {modules_of(path): path for path in SOURCES}
+    arrows = {name: {m for m in imports(path, at_runtime=True) if m in names} - {name} for name, path in names.items()}
+    done: set[str] = set()
+
+    def visit(name: str, above: tuple[str, ...]) -> None:
+        assert name not in above, " -> ".join([*above[above.index(name) :], name])
+        if name not in done:
+            for below_it in sorted(arrows[name]):
+                visit(below_it, (*above, name))
+            done.add(name)
+
+    for name in sorted(names):
+        visit(name, ())
+
+
+def test_a_local_run_needs_nothing_of_slurm() -> None:
+    code = "import sys, launchers.local, launchers.pilot.pilot; print([m for m in sys.modules if 'slurm' in m.lower()])"
+    out = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "[]"
 
 
 @pytest.mark.parametrize("module", ["sweep.__main__", "analysis.report", "launchers.local", "workloads.costs.memory"])

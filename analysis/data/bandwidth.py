@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from analysis.labels import plural
-from analysis.memo import once_a_frame
+from analysis.memo import cache_per_frame
 
 COLLECTIVES = {
     "all_reduce": "All-reduce",
@@ -15,7 +15,7 @@ COLLECTIVES = {
 BAND = (0.05, 0.95)
 
 
-@once_a_frame
+@cache_per_frame
 def by_nodes(frame: pd.DataFrame) -> pd.DataFrame:
     """Quantiles and mean over the runs of each number of nodes, in GB/s (10⁹), one row for each collective and scope.
 

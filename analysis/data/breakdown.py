@@ -11,7 +11,7 @@ from __future__ import annotations
 import pandas as pd
 
 from analysis import labels, metrics, pairs
-from analysis.memo import once_a_frame
+from analysis.memo import cache_per_frame
 
 MEASURED = {
     "forward_backward_s": "forward and backward",
@@ -60,7 +60,7 @@ def timed(frame: pd.DataFrame) -> pd.DataFrame:
     return rows.assign(**shares(rows, parts))
 
 
-@once_a_frame
+@cache_per_frame
 def table(frame: pd.DataFrame) -> pd.DataFrame:
     """Shares of the step of every ranked run that has them, fastest first in each group."""
     rows = timed(frame)
@@ -68,7 +68,7 @@ def table(frame: pd.DataFrame) -> pd.DataFrame:
     return labels.in_group_order(rows)[kept].reset_index(drop=True) if len(rows) else rows[kept]
 
 
-@once_a_frame
+@cache_per_frame
 def along_axes(frame: pd.DataFrame) -> pd.DataFrame:
     """The longest family of each axis: runs that differ in its degree alone, and in what makes room for it.
 

@@ -7,7 +7,7 @@ import itertools
 import pandas as pd
 
 from analysis import labels
-from analysis.memo import once_a_frame
+from analysis.memo import cache_per_frame
 
 DEPTH = 8
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32)
@@ -51,7 +51,7 @@ def waited(frame: pd.DataFrame) -> pd.DataFrame:
     ).reset_index(drop=True)
 
 
-@once_a_frame
+@cache_per_frame
 def table(frame: pd.DataFrame) -> pd.DataFrame:
     """`sizes` and `waited` in one table, told apart by ``source``: ``closed form`` or ``measured``."""
     parts = [sizes().assign(source="closed form")]

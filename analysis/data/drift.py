@@ -10,7 +10,7 @@ from __future__ import annotations
 import pandas as pd
 
 from analysis import metrics
-from analysis.memo import once_a_frame
+from analysis.memo import cache_per_frame
 from analysis.stats import MedianInterval, chance_of_rank_correlation, rank_correlation, supported_median
 
 FEWEST_ALIKE = 3
@@ -24,7 +24,7 @@ COLUMNS = (
 )
 
 
-@once_a_frame
+@cache_per_frame
 def table(frame: pd.DataFrame) -> pd.DataFrame:
     """Every attempt whose place in time is known, `COLUMNS`, in order of start (of job id where no start is known).
 

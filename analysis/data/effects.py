@@ -15,7 +15,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from analysis import metrics, pairs
-from analysis.memo import once_a_frame
+from analysis.memo import cache_per_frame
 from analysis.stats import MIN_FOR_INTERVAL, MedianInterval, supported_median
 
 FEWEST = MIN_FOR_INTERVAL
@@ -67,7 +67,7 @@ def _effects(rows: pd.DataFrame) -> Iterator[Effect]:
             yield Effect(f"{shown} {degree} → {2 * degree}", axis, degree, 2 * degree, names)
 
 
-@once_a_frame
+@cache_per_frame
 def table(frame: pd.DataFrame) -> pd.DataFrame:
     """One row for each effect, `COLUMNS`: medians of after over before with bootstrap intervals and the 5 to 95 %
     range of the pairs. With fewer than `FEWEST` pairs there is no ratio. Pairs that share a run are not independent,

@@ -12,7 +12,7 @@ import pandas as pd
 
 from analysis import labels, metrics, pairs
 from analysis.data import breakdown
-from analysis.memo import once_a_frame
+from analysis.memo import cache_per_frame
 from analysis.stats import MIN_FOR_INTERVAL
 
 LAYOUTS = ("best layout", "pure data parallelism")
@@ -29,7 +29,7 @@ _NEEDED = (
 )
 
 
-@once_a_frame
+@cache_per_frame
 def table(frame: pd.DataFrame) -> pd.DataFrame:
     """One row for each workload, ``kind`` of scaling, ``layouts`` and number of devices, where there are two sizes.
 

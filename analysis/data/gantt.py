@@ -12,7 +12,7 @@ from typing import Any, get_args
 import pandas as pd
 
 from analysis import labels, metrics
-from analysis.memo import once_a_frame
+from analysis.memo import cache_per_frame
 from workloads.costs.pipeline import Simulation, simulate
 from workloads.costs.schedule import microbatches_in_flight, schedule_actions
 from workloads.errors import UnsupportedByEngine
@@ -87,7 +87,7 @@ def bubble_share(done: Simulation) -> float:
     return sum(done.idle_s) / (len(done.idle_s) * done.total_s)
 
 
-@once_a_frame
+@cache_per_frame
 def table(frame: pd.DataFrame) -> pd.DataFrame:
     """Every action of every schedule, `COLUMNS`: times from the start of the step in ``unit``."""
     pipeline = representative(frame)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from analysis import labels, metrics
-from analysis.memo import once_a_frame
+from analysis.memo import cache_per_frame
 
 COLUMNS = (
     *(*metrics.GROUP, "layout", "memory_bytes", "memory_kind", metrics.RANK_BY, "on_front"),
@@ -13,7 +13,7 @@ COLUMNS = (
 )
 
 
-@once_a_frame
+@cache_per_frame
 def table(frame: pd.DataFrame) -> pd.DataFrame:
     """Every ranked run whose peak memory is known, `COLUMNS`, by group and then by memory.
 

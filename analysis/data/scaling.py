@@ -10,7 +10,7 @@ from __future__ import annotations
 import pandas as pd
 
 from analysis import labels, metrics, pairs
-from analysis.memo import once_a_frame
+from analysis.memo import cache_per_frame
 
 _KEPT = (
     *("workload", "axis", "degree", "series", "world_size", "tokens_per_s_per_gpu", "lost", "lost_share"),
@@ -21,7 +21,7 @@ _KEPT = (
 PP_SERIES = ("m = p − 1", "m = p", "m = 32")
 
 
-@once_a_frame
+@cache_per_frame
 def data_parallel(frame: pd.DataFrame) -> pd.DataFrame:
     """Pure data parallelism: the fastest run of each degree, of one ZeRO stage for each workload.
 
@@ -40,7 +40,7 @@ def data_parallel(frame: pd.DataFrame) -> pd.DataFrame:
     return _table(_fastest(rows.assign(axis="dp", degree=rows["dp"], series=series)))
 
 
-@once_a_frame
+@cache_per_frame
 def tensor_parallel(frame: pd.DataFrame) -> pd.DataFrame:
     """Tensor parallelism without a pipeline, each degree on the fewest devices that it was run on.
 
@@ -53,7 +53,7 @@ def tensor_parallel(frame: pd.DataFrame) -> pd.DataFrame:
     return _table(_fastest(_fewest_devices(rows)))
 
 
-@once_a_frame
+@cache_per_frame
 def pipeline_parallel(frame: pd.DataFrame) -> pd.DataFrame:
     """Pipelines without tensor parallelism, each depth on whatever number of devices: few micro-batches, and 32.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import pandas as pd
 
 from analysis import labels, metrics
-from analysis.memo import once_a_frame
+from analysis.memo import cache_per_frame
 
 RULES = ("published_mfu", "tokens_per_s")
 """Values of the table's ``rank_by``."""
@@ -80,7 +80,7 @@ def best_by(frame: pd.DataFrame, rule: str) -> pd.DataFrame:
     )
 
 
-@once_a_frame
+@cache_per_frame
 def table(frame: pd.DataFrame) -> pd.DataFrame:
     """Both rankings, one row a winner; ``memory_gb`` is reserved memory in GiB, ``shape`` the model by its shape."""
     rows = pd.concat([best_by(frame, rule) for rule in RULES], ignore_index=True)

@@ -16,7 +16,7 @@ from matplotlib.lines import Line2D
 from analysis import labels, metrics
 from analysis.figures import style
 from analysis.load import last_attempts
-from analysis.memo import once_a_frame
+from analysis.memo import cache_per_frame
 
 _CELL_IN = (1.55, 1.25)
 _FILL = 0.86
@@ -25,7 +25,7 @@ _LARGEST_IN = 0.16
 """Width of a mark in a cell with room for larger ones."""
 
 
-@once_a_frame
+@cache_per_frame
 def data(frame: pd.DataFrame) -> pd.DataFrame:
     """One row for each mark: the attempt that decided each point."""
     rows = last_attempts(frame)

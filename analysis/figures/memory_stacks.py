@@ -12,14 +12,14 @@ from matplotlib.patches import Patch
 
 from analysis import labels, metrics
 from analysis.figures import style
-from analysis.memo import once_a_frame
+from analysis.memo import cache_per_frame
 
 _BARS = 8
 _MAX_PANELS = 8
 _PANELS_PER_ROW = 2
 
 
-@once_a_frame
+@cache_per_frame
 def data(frame: pd.DataFrame) -> pd.DataFrame:
     """Memory by category of every finished run that has it, fastest first in each group."""
     rows = metrics.ranked(frame).dropna(subset=list(metrics.CATEGORIES))

@@ -11,7 +11,7 @@ from matplotlib.ticker import MaxNLocator
 from analysis import labels, metrics
 from analysis.figures import style
 from analysis.load import last_attempts
-from analysis.memo import once_a_frame
+from analysis.memo import cache_per_frame
 from results.schema import OUTCOMES, PHASES, UNKNOWN_OUTCOME
 
 HATCHES = {
@@ -24,7 +24,7 @@ HATCHES = {
 }
 
 
-@once_a_frame
+@cache_per_frame
 def data(frame: pd.DataFrame) -> pd.DataFrame:
     """Points by model, sequence length, number of devices and outcome."""
     final = last_attempts(frame)

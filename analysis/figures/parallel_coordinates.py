@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from analysis import labels, metrics
 from analysis.figures import style
-from analysis.memo import once_a_frame
+from analysis.memo import cache_per_frame
 
 _MAX_PANELS = 6
 _FEWEST = 5
@@ -35,7 +35,7 @@ AXES = {
 _ALWAYS = ("dp", "tp", "pp", "num_microbatches", "micro_batch_size")
 
 
-@once_a_frame
+@cache_per_frame
 def data(frame: pd.DataFrame) -> pd.DataFrame:
     """One row for each line: the finished runs, best first in each model, with the columns of the axes."""
     rows = metrics.ranked(frame)

@@ -15,7 +15,7 @@ import pandas as pd
 
 from analysis import metrics
 from analysis.labels import plural, records
-from analysis.memo import once_a_frame
+from analysis.memo import cache_per_frame
 from analysis.memory.families import Axis, Family, countable, families, like, twin
 from analysis.memory.rows import Stack, experiment_of, predicted, stack_of
 from analysis.memory.variants import steps_to_all, variant
@@ -64,7 +64,7 @@ class Panel:
         return ROWS if any(bar.row is not None for bar in self.bars) else CLOSED_FORM
 
 
-@once_a_frame
+@cache_per_frame
 def along(frame: pd.DataFrame, axis: Axis) -> list[Panel]:
     """Panels of one axis, smallest model first; empty when no finished run's memory can be worked out.
 
@@ -81,7 +81,7 @@ def along(frame: pd.DataFrame, axis: Axis) -> list[Panel]:
     return [panel for base in fastest for panel in _of_variants(base, axis)]
 
 
-@once_a_frame
+@cache_per_frame
 def together(frame: pd.DataFrame) -> list[Panel]:
     """From one device to all axes, one added after another: a panel for the largest model.
 

@@ -16,7 +16,7 @@ import pandas as pd
 from analysis.derived import SHAPE
 from analysis.labels import records
 from analysis.load import last_attempts
-from analysis.memo import once_a_frame
+from analysis.memo import cache_per_frame
 from analysis.memory.rows import READ, can_be_counted
 
 _POINT = ("sweep", "repeat_of", "started_at", "attempt_number")
@@ -77,7 +77,7 @@ class Family:
         return str(self.rows[0]["model"])
 
 
-@once_a_frame
+@cache_per_frame
 def countable(frame: pd.DataFrame) -> pd.DataFrame:
     """The deciding attempts whose memory is known or can be worked out, with the columns that families are made of."""
     if "study_label" in frame:  # a few of its runs are of other shapes than their label says

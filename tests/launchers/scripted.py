@@ -11,9 +11,9 @@ import time
 from pathlib import Path
 from typing import Any, NoReturn
 
-from launchers import pilot
+from launchers.pilot import pilot
 from launchers.settings import LaunchSettings
-from launchers.sweepdir import Point
+from launchers.state.sweep_dir import Point
 from workloads import protocol
 from workloads.cluster import ClusterSpec, DeviceSpec, LinkSpec
 from workloads.experiment import Experiment, ModelSpec

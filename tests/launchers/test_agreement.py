@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from launchers.losses import Comparison, compare
+from launchers.attempt.loss_check import Comparison, compare
 from tests.pool import Pool
 from workloads import step as steps
 from workloads.engine.build import Engine, build, choose_attention

@@ -11,15 +11,16 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from launchers import devices, ports, watchdog
-from launchers.devices import CudaDevices, DeviceUnavailable, open_devices
-from launchers.drawing import needed_s
-from launchers.identity import own_identity
-from launchers.pilotstate import PilotState, Running
+from launchers.attempt import watchdog
+from launchers.attempt.watchdog import StalledRank
+from launchers.node import devices, ports
+from launchers.node.devices import CudaDevices, DeviceUnavailable, open_devices
 from launchers.settings import settings_from_dict, settings_to_dict
-from launchers.status import SweepStatus
-from launchers.view import PlainView, picture, span
-from launchers.watchdog import StoodStill
+from launchers.state.pilot_state import PilotState, Running
+from launchers.state.process_identity import own_identity
+from launchers.state.requirements import needed_s
+from launchers.status.status import SweepStatus
+from launchers.status.view import PlainView, picture, span
 from tests.launchers.scripted import points, settings
 from tests.launchers.test_queue import attempt
 from workloads.errors import InvalidSweep
@@ -167,7 +168,7 @@ def test_limits_follow_what_steps_take(
     late: tuple[str, int | None], longest_step_s: float | None, expected_step_s: float | None, limit_s: float
 ) -> None:
     state = watchdog._Rank(longest_step_s=longest_step_s)
-    still = StoodStill(rank=0, phase=late[0], step=late[1], age_s=0.0)
+    still = StalledRank(rank=0, phase=late[0], step=late[1], age_s=0.0)
     assert watchdog._limit_s(still, state, settings(phase_limits_s={}), expected_step_s) == limit_s
 
 
@@ -180,14 +181,14 @@ def test_the_rank_furthest_behind_is_blamed_not_those_that_wait_for_it() -> None
 
     strict = settings(phase_limits_s={"step": 5.0, "teardown": 1.0})
     ranks = {0: rank("step", 4, 6.0), 1: rank("step", 3, 6.0), 2: rank("step", 4, 6.0)}
-    assert [late.rank for late in watchdog._stood_still(ranks, {}, strict, None)] == [1]
+    assert [late.rank for late in watchdog._stalled(ranks, {}, strict, None)] == [1]
     ranks = {0: rank("step", 4, 4.0), 1: rank("step", 3, 4.0)}
-    assert watchdog._stood_still(ranks, {}, strict, None) == ()
+    assert watchdog._stalled(ranks, {}, strict, None) == ()
     # Who has finished may wait in teardown as long as somebody still steps.
     ranks = {0: rank("teardown", None, 4.0), 1: rank("step", 3, 4.0)}
-    assert watchdog._stood_still(ranks, {}, strict, None) == ()
+    assert watchdog._stalled(ranks, {}, strict, None) == ()
     ranks = {0: rank("teardown", None, 4.0), 1: rank("done", None, 0.0)}
-    assert [late.rank for late in watchdog._stood_still(ranks, {}, strict, None)] == [0]
+    assert [late.rank for late in watchdog._stalled(ranks, {}, strict, None)] == [0]
 
 
 def test_a_point_is_given_its_predicted_time_with_room_and_never_more_than_its_deadline() -> None:

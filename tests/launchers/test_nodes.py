@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 
 from analysis.load import last_attempts, load
-from launchers import nodebook, pilotstate
-from launchers.gates import held_kinds, lift
-from launchers.payload import Payload, payload_to_dict, pilot_environment
 from launchers.settings import LaunchSettings
-from launchers.status import sweep_status
-from launchers.sweepdir import SweepDir
+from launchers.state import node_exclusions, pilot_state
+from launchers.state.circuit_breaker import paused_kinds, resume
+from launchers.state.pilot_config import PilotConfig, pilot_config_to_dict, pilot_environment
+from launchers.state.sweep_dir import SweepDir
+from launchers.status.status import sweep_status
 from results import store
 from tests.launchers.scripted import points, settings
 from tests.launchers.test_sweep_runs import SCRIPTED, until
@@ -36,10 +36,16 @@ class Job:
 
     def __init__(self, sweep: SweepDir, told: LaunchSettings, nodes: int, name: str = "slurm-x", **env: str) -> None:
         self.sweep = sweep
-        payload = Payload(
-            settings=told, command=None, wall_time_s=None, tethered=False, nodes=nodes, scheduler="slurm", provenance={}
+        config = PilotConfig(
+            settings=told,
+            command=None,
+            wall_time_s=None,
+            stop_with_parent=False,
+            nodes=nodes,
+            scheduler="slurm",
+            provenance={},
         )
-        write_json(pilotstate.payload_path(sweep, name), payload_to_dict(payload))
+        write_json(pilot_state.config_path(sweep, name), pilot_config_to_dict(config))
         self.tasks = [
             subprocess.Popen(
                 [*SCRIPTED, str(sweep.path), name],
@@ -109,14 +115,14 @@ def test_a_lost_node_fails_its_point_as_node_failure_and_the_rest_goes_on(sweep:
     row = rows_of(sweep)[0]
     assert (row["outcome"], row["failed_rank"], row["will_retry"]) == ("node_failure", 2, True)
     assert "node node1 was lost: its agent's connection closed, with ranks 2, 3" in row["evidence"]
-    assert set(nodebook.excluded(sweep)) == {"node1"}
+    assert set(node_exclusions.excluded(sweep)) == {"node1"}
     assert sweep_status(sweep).todo == 1  # it needs two nodes, and one is left
     until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids.values()), 5)
 
 
 def test_a_node_left_out_is_not_used_by_the_next_pilot(sweep: SweepDir, job: Any) -> None:
     sweep.add_points(points(*["ok"] * 3))
-    nodebook.exclude(sweep, "node1", "its fan is broken", "p")
+    node_exclusions.exclude(sweep, "node1", "its fan is broken", "p")
     assert job(settings(), 2).wait()[0] == 0
     assert {tuple(record.nodes) for record in history(sweep)} == {("node0",)}
     sweep.add_points(
@@ -125,9 +131,9 @@ def test_a_node_left_out_is_not_used_by_the_next_pilot(sweep: SweepDir, job: Any
             for p in points("ok", global_batch_size=8)
         ]
     )
-    nodebook.exclude(sweep, "node0", "so is this one's", "p")
+    node_exclusions.exclude(sweep, "node0", "so is this one's", "p")
     assert job(settings(), 2, name="slurm-y").wait()[0] == 4
-    message = pilotstate.read_state(sweep, "slurm-y.0.0").message  # type: ignore[union-attr]
+    message = pilot_state.read_state(sweep, "slurm-y.0.0").message  # type: ignore[union-attr]
     assert "its fan is broken" in message and "so is this one's" in message
     assert sweep_status(sweep).todo == 1
 
@@ -147,12 +153,12 @@ def test_points_that_fail_alike_are_held_and_said_so(sweep: SweepDir, job: Any) 
     assert job(settings(breaker_failures=3), 1).wait() == [0]
     status = sweep_status(sweep)
     assert status.done == {"crash": 3, "ok": 1} and status.todo == 3
-    held = held_kinds(sweep, status.attempts, 3)
+    held = paused_kinds(sweep, status.attempts, 3)
     assert list(held) == ["raises, 1 node, ZeRO 0"]
     assert "3 points failed alike: crash in step: rank 1 in step 1" in held["raises, 1 node, ZeRO 0"]
-    message = pilotstate.read_state(sweep, "slurm-x.0.0").message  # type: ignore[union-attr]
+    message = pilot_state.read_state(sweep, "slurm-x.0.0").message  # type: ignore[union-attr]
     assert message.startswith("3 points of a kind that keeps failing are held back (raises, 1 node, ZeRO 0: 3 points")
-    lift(sweep)
+    resume(sweep)
     time.sleep(0.01)
     assert job(settings(breaker_failures=3), 1, name="slurm-y").wait() == [0]
     assert sweep_status(sweep).done == {"crash": 6, "ok": 1}
@@ -178,11 +184,11 @@ def test_a_stranger_at_the_door_is_no_agent(sweep: SweepDir, job: Any) -> None:
     import socket
 
     sweep.add_points(points("ok", dp=4))
-    meeting = sweep.pilots / "slurm-x.0.0.meeting.json"
+    head_address = sweep.pilots / "slurm-x.0.0.head.json"
     started = job(settings(), 2)
-    until(meeting.exists)
-    assert meeting.stat().st_mode & 0o077 == 0
-    place = json.loads(meeting.read_text())
+    until(head_address.exists)
+    assert head_address.stat().st_mode & 0o077 == 0
+    place = json.loads(head_address.read_text())
     for word in (b"GET / HTTP/1.1\r\n\r\n", b'{"secret": "guess", "name": "node1"}\n{"hello": {}}\n'):
         with socket.create_connection(("127.0.0.1", place["port"])) as stranger:
             stranger.sendall(word)

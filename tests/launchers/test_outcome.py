@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from launchers.outcome import Outcome, abandoned, classify, too_big_for_target
-from launchers.spawn import RankExit
-from launchers.watchdog import StoodStill, Watched
+from launchers.attempt.outcome import Outcome, abandoned, classify, too_big_for_target
+from launchers.attempt.watchdog import StalledRank, WatchResult
+from launchers.node.fork import RankExit
 from workloads import protocol
 from workloads.protocol import Heartbeat, RankError, RankResult, StepRecord
 
@@ -22,11 +22,11 @@ def exit_of(
     return RankExit(rank=rank, status=status, signal=by, time=at, killed_by_us=ours)
 
 
-def watched(*exits: RankExit, end: Any = "failed", **changes: Any) -> Watched:
+def watched(*exits: RankExit, end: Any = "failed", **changes: Any) -> WatchResult:
     beats = {
         exit_.rank: Heartbeat(rank=exit_.rank, phase="step", step=3 + exit_.rank, time=1.0, pid=1) for exit_ in exits
     }
-    return Watched(**{"end": end, "exits": {e.rank: e for e in exits}, "beats": beats, "seconds": 9.0, **changes})
+    return WatchResult(**{"end": end, "exits": {e.rank: e for e in exits}, "beats": beats, "seconds": 9.0, **changes})
 
 
 def fail(folder: Path, rank: int, kind: Any, message: str, at: float) -> None:
@@ -114,9 +114,9 @@ def test_a_hang_names_the_ranks_and_where_they_stand(tmp_path: Path) -> None:
         '  File "/x/engine/optimizer.py", line 60 in finish_gradients\n'
     )
     protocol.log_path(tmp_path, 1).write_text(stack)
-    still = (StoodStill(rank=1, phase="step", step=2, age_s=31.0),)
+    still = (StalledRank(rank=1, phase="step", step=2, age_s=31.0),)
     exits = [exit_of(rank, by=9, ours=True) for rank in (0, 1)]
-    found = classify(tmp_path, [0, 1], watched(*exits, end="hang", still=still), {}, None)
+    found = classify(tmp_path, [0, 1], watched(*exits, end="hang", stalled=still), {}, None)
     assert (found.outcome, found.failed_rank, found.phase, found.phase_step) == ("hang", 1, "step", 2)
     assert found.evidence == (
         "no progress: rank 1 in step 2 for 31 s; rank 1 in all_reduce (distributed_c10d.py:2810)"

@@ -7,14 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from launchers import pilotstate, queue
-from launchers.identity import Identity, own_identity, provably_dead
-from launchers.outcome import Outcome
-from launchers.pilotstate import Liveness, PilotState, write_state
-from launchers.queue import AttemptRecord, Drawer
-from launchers.settle import wants_retry
-from launchers.status import sweep_status
-from launchers.sweepdir import Point, SweepDir, entry_names, read_point
+from launchers.attempt.outcome import Outcome
+from launchers.pilot.recorder import wants_retry
+from launchers.state import history, pilot_state, queue
+from launchers.state.history import AttemptRecord
+from launchers.state.pilot_state import Liveness, PilotState, write_state
+from launchers.state.process_identity import ProcessIdentity, own_identity, provably_dead
+from launchers.state.queue import QueueReader
+from launchers.state.sweep_dir import Point, SweepDir, entry_names, read_point
+from launchers.status.status import sweep_status
 from results.errors import InvalidResults
 from tests.launchers.scripted import points, settings
 
@@ -28,8 +29,8 @@ def everything(waiting: list[Point]) -> list[Point]:
     return waiting
 
 
-def drawer(sweep: SweepDir, pilot_id: str, said: list[str] | None = None) -> Drawer:
-    return Drawer(sweep, pilot_id, (said if said is not None else []).append)
+def queue_reader(sweep: SweepDir, pilot_id: str, said: list[str] | None = None) -> QueueReader:
+    return QueueReader(sweep, pilot_id, (said if said is not None else []).append)
 
 
 def attempt(number: int, outcome: str = "hang", infrastructure: bool = False, **changes: object) -> AttemptRecord:
@@ -62,10 +63,10 @@ def test_a_point_survives_the_trip_through_its_file(sweep: SweepDir) -> None:
 def test_points_are_added_once_whatever_their_index_and_state(sweep: SweepDir) -> None:
     first, second, third = points("a", "b", "c")
     assert sweep.add_points([first, second]) == 2
-    claim = drawer(sweep, "p").draw(everything)
+    claim = queue_reader(sweep, "p").claim_next(everything)
     assert claim is not None and claim.point == first
     queue.finish(claim, "ok")
-    drawer(sweep, "p").draw(everything)
+    queue_reader(sweep, "p").claim_next(everything)
     moved = dataclasses.replace(first, index=77)
     measured_and_rehearsed = dataclasses.replace(first, method="rehearsed")
     assert sweep.add_points([moved, second, third, third, measured_and_rehearsed]) == 2
@@ -83,8 +84,8 @@ def test_many_drawers_never_draw_a_point_twice(sweep: SweepDir) -> None:
     drawn: list[str] = []
 
     def draw_all(name: str) -> None:
-        mine = drawer(sweep, name)
-        while (claim := mine.draw(everything)) is not None:
+        mine = queue_reader(sweep, name)
+        while (claim := mine.claim_next(everything)) is not None:
             drawn.append(claim.stem)
 
     threads = [threading.Thread(target=draw_all, args=(f"p{number}",)) for number in range(6)]
@@ -97,27 +98,27 @@ def test_many_drawers_never_draw_a_point_twice(sweep: SweepDir) -> None:
 
 def test_points_are_drawn_in_order_and_only_those_accepted(sweep: SweepDir) -> None:
     sweep.add_points(points(*["ok"] * 12))
-    mine = drawer(sweep, "p")
+    mine = queue_reader(sweep, "p")
 
     def even(waiting: list[Point]) -> list[Point]:
         return [point for point in waiting if point.index % 2 == 0]
 
-    first, second = mine.draw(even), mine.draw(even)
+    first, second = mine.claim_next(even), mine.claim_next(even)
     assert first is not None and second is not None
     assert [first.point.index, second.point.index] == [0, 2]
-    queue.hand_back(first)
-    again = mine.draw(even)
+    queue.release(first)
+    again = mine.claim_next(even)
     assert again is not None and again.point.index == 0
 
 
 def test_a_claim_taken_over_is_noticed_by_its_old_owner(sweep: SweepDir) -> None:
     sweep.add_points(points("ok"))
-    old = drawer(sweep, "slow").draw(everything)
+    old = queue_reader(sweep, "slow").claim_next(everything)
     assert old is not None and old.held
-    new = queue.seize(sweep, old.stem, "slow", "fresh")
+    new = queue.take_over(sweep, old.stem, "slow", "fresh")
     assert new is not None and new.held and not old.held
-    assert queue.seize(sweep, old.stem, "slow", "third") is None
-    assert not queue.finish(old, "ok") and not queue.hand_back(old)
+    assert queue.take_over(sweep, old.stem, "slow", "third") is None
+    assert not queue.finish(old, "ok") and not queue.release(old)
     assert queue.finish(new, "ok")
     assert entry_names(sweep.done) == [f"{old.stem}@ok.json"]
 
@@ -126,7 +127,7 @@ def test_a_garbage_file_in_the_queue_is_put_aside(sweep: SweepDir) -> None:
     sweep.add_points(points("ok"))
     (sweep.todo / "000000-garbage.json").write_text("{not json")
     said: list[str] = []
-    claim = drawer(sweep, "p", said).draw(everything)
+    claim = queue_reader(sweep, "p", said).claim_next(everything)
     assert claim is not None and claim.point.experiment.model.name == "ok"
     assert (sweep.path / "queue" / "broken" / "000000-garbage.json").exists()
     assert len(said) == 1 and "is not a point of a sweep" in said[0]
@@ -150,7 +151,7 @@ def test_creating_an_existing_sweep_opens_it(sweep: SweepDir) -> None:
     assert SweepDir.create(sweep.path, {"note": 2}).settings() == {"note": 1}
 
 
-def state(identity: Identity, count: int = 1, activity: pilotstate.Activity = "running") -> PilotState:
+def state(identity: ProcessIdentity, count: int = 1, activity: pilot_state.Activity = "running") -> PilotState:
     return PilotState(pilot_id="p", identity=identity, count=count, time=0.0, started_at=0.0, activity=activity)
 
 
@@ -170,7 +171,7 @@ def test_a_pilot_elsewhere_is_judged_by_its_count_not_by_its_clock(
 ) -> None:
     elsewhere = dataclasses.replace(own_identity(), host="elsewhere")
     now = [1000.0]
-    monkeypatch.setattr(pilotstate.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(pilot_state.time, "monotonic", lambda: now[0])
     liveness = Liveness(sweep, lease_s=60.0)
     write_state(sweep, state(elsewhere, count=1))  # its own clock says 1970
     assert liveness.judge("p") == "unknown"
@@ -188,7 +189,7 @@ def test_a_pilot_elsewhere_is_judged_by_its_count_not_by_its_clock(
 
 def test_a_pilot_without_a_state_is_dead_after_a_lease(sweep: SweepDir, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr(pilotstate.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(pilot_state.time, "monotonic", lambda: now[0])
     liveness = Liveness(sweep, lease_s=60.0)
     assert liveness.judge("gone") == "unknown"
     now[0] = 61.0
@@ -219,13 +220,13 @@ def test_retries_are_bounded_by_kind(outcome: Outcome, before: list[AttemptRecor
 
 def test_status_counts_from_files(sweep: SweepDir) -> None:
     sweep.add_points(points(*["ok"] * 5))
-    mine = drawer(sweep, "p")
+    mine = queue_reader(sweep, "p")
     for number, outcome in enumerate(("ok", "oom")):
-        claim = mine.draw(everything)
+        claim = mine.claim_next(everything)
         assert claim is not None
-        queue.record(sweep, claim.stem, attempt(number, outcome))
+        history.write_record(sweep, claim.stem, attempt(number, outcome))
         queue.finish(claim, outcome)
-    mine.draw(everything)
+    mine.claim_next(everything)
     status = sweep_status(sweep)
     assert (status.total, status.todo, status.claimed, status.done) == (5, 2, 1, {"ok": 1, "oom": 1})
     assert status.left == 3 and status.finished == 2
@@ -240,10 +241,10 @@ def test_garbage_in_the_queue_is_set_aside_not_run(sweep: SweepDir) -> None:
     (sweep.todo / "folder.json").mkdir()
     (sweep.claimed / "000001-b@gone.json").write_bytes(b"\xff\xfe")
     (sweep.claimed / "000002-c.json").write_text("{}")
-    claim = drawer(sweep, "p").draw(everything)
+    claim = queue_reader(sweep, "p").claim_next(everything)
     assert claim is not None and claim.point.index == 0
     for stem, holder in queue.claims_of_others(sweep, "p"):
-        assert queue.seize(sweep, stem, holder, "p") is None
+        assert queue.take_over(sweep, stem, holder, "p") is None
     assert queue.claims_of_others(sweep, "p") == []
     broken = sorted(path.name for path in (sweep.path / "queue" / "broken").iterdir())
     assert broken == ["000000-a.json", "000001-b@gone.json", "000002-c.json"]

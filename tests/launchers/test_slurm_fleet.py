@@ -15,13 +15,15 @@ from typing import Any
 
 import pytest
 
-from launchers import fleet, jobbook, queue, submissions
-from launchers.local import RunSummary
-from launchers.queue import Drawer
-from launchers.scheduler import Job, SlurmClient, jobs_of
-from launchers.slurmoptions import SlurmOptions
-from launchers.submissions import all_submissions, new_submission
-from launchers.sweepdir import SweepDir
+from launchers.slurm import submission_tracker as submission_tracker
+from launchers.slurm import submit as submit
+from launchers.slurm.client import Job, SlurmClient, jobs_of
+from launchers.slurm.options import SlurmOptions
+from launchers.state import queue, submissions
+from launchers.state.queue import QueueReader
+from launchers.state.submissions import all_submissions, new_submission
+from launchers.state.sweep_dir import SweepDir
+from launchers.status.run_summary import RunSummary
 from results.errors import UltrasweepError
 from tests.launchers.fakeslurm import FakeSlurm
 from tests.launchers.scripted import points, settings
@@ -31,10 +33,10 @@ TOKEN = "slurm-20260101-120000-abcdef"
 
 @pytest.fixture
 def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
-    monkeypatch.setattr(jobbook, "GRACE_S", 0.0)
-    monkeypatch.setattr(fleet, "POLL_S", 0.1)
-    monkeypatch.setattr(fleet, "SLOWEST_POLL_S", 0.2)
-    monkeypatch.setattr(fleet, "_LOOK_S", 0.1)
+    monkeypatch.setattr(submission_tracker, "GRACE_S", 0.0)
+    monkeypatch.setattr(submit, "POLL_S", 0.1)
+    monkeypatch.setattr(submit, "SLOWEST_POLL_S", 0.2)
+    monkeypatch.setattr(submit, "_LOOK_S", 0.1)
     cluster = FakeSlurm(tmp_path / "bin")
     monkeypatch.setenv("PATH", f"{cluster.folder}:{os.environ['PATH']}")
     return cluster
@@ -49,7 +51,7 @@ def sweep(tmp_path: Path) -> SweepDir:
 
 def run(sweep: SweepDir, *, detach: bool = False, **options: Any) -> RunSummary:
     chosen = SlurmOptions(**{"time_min": 5, **options})
-    return fleet.run_slurm(sweep, settings(num_devices=2), chosen, live=False, command="test", detach=detach)
+    return submit.run_slurm(sweep, settings(num_devices=2), chosen, live=False, command="test", detach=detach)
 
 
 @contextmanager
@@ -73,8 +75,8 @@ def interrupt() -> None:
 
 
 def finish_all(sweep: SweepDir) -> None:
-    drawer = Drawer(sweep, "p", lambda line: None)
-    while (claim := drawer.draw(lambda waiting: waiting)) is not None:
+    queue_reader = QueueReader(sweep, "p", lambda line: None)
+    while (claim := queue_reader.claim_next(lambda waiting: waiting)) is not None:
         queue.finish(claim, "ok")
 
 
@@ -173,21 +175,21 @@ def test_ctrl_c_while_sbatch_works(fake: FakeSlurm, sweep: SweepDir) -> None:
 
 def test_cancel_ends_the_pilots_and_the_watchers(fake: FakeSlurm, sweep: SweepDir) -> None:
     found: list[int] = []
-    with meanwhile(lambda: len(fake.calls("squeue")) > 2, lambda: found.append(fleet.cancel(sweep))):
+    with meanwhile(lambda: len(fake.calls("squeue")) > 2, lambda: found.append(submit.cancel(sweep))):
         summary = run(sweep, target_h=1e-4)
     assert found == [3] and "cancelled by another command" in summary.message
     assert summary.exit_code == 1 and [job["state"] for job in fake.jobs] == ["CANCELLED"] * 3
-    assert fleet.cancel(sweep) == 0
+    assert submit.cancel(sweep) == 0
     run(sweep, detach=True)  # a new run is a new wish
     assert sum(job["state"] == "PENDING" for job in fake.jobs) == 1
 
 
 def test_cancel_without_slurm(fake: FakeSlurm, sweep: SweepDir) -> None:
-    assert fleet.cancel(sweep) == 0  # nothing was ever submitted
+    assert submit.cancel(sweep) == 0  # nothing was ever submitted
     run(sweep, detach=True)
     fake.mode("squeue", "down")
     with pytest.raises(UltrasweepError, match="nothing was cancelled, the pilots go on: squeue: error: Unable"):
-        fleet.cancel(sweep)
+        submit.cancel(sweep)
 
 
 def test_a_refused_run_is_one_error(fake: FakeSlurm, sweep: SweepDir) -> None:
@@ -229,15 +231,17 @@ def test_without_slurm_on_path(sweep: SweepDir, monkeypatch: pytest.MonkeyPatch)
 def test_watch_ends_with_the_last_point_or_the_last_pilot(fake: FakeSlurm, sweep: SweepDir) -> None:
     run(sweep, detach=True)
     with meanwhile(lambda: len(fake.calls("squeue")) > 3, fake.forget):
-        summary = fleet.watch(sweep, live=False)
+        summary = submit.watch(sweep, live=False)
     assert "no pilot is there, 3 points left" in summary.message and len(fake.calls("sbatch")) == 1
     with meanwhile(lambda: True, lambda: finish_all(sweep)):
-        assert fleet.watch(sweep, live=False).left == 0
+        assert submit.watch(sweep, live=False).left == 0
 
 
 def _finish_narrow(sweep: SweepDir, fake: FakeSlurm) -> None:
-    drawer = Drawer(sweep, "p", lambda line: None)
-    while (claim := drawer.draw(lambda some: [one for one in some if one.experiment.world_size == 2])) is not None:
+    queue_reader = QueueReader(sweep, "p", lambda line: None)
+    while (
+        claim := queue_reader.claim_next(lambda some: [one for one in some if one.experiment.world_size == 2])
+    ) is not None:
         queue.finish(claim, "ok")
     fake.move("COMPLETED")
 
@@ -263,7 +267,7 @@ def test_somebody_elses_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
         run(sweep, detach=True)
         os.seteuid(65534)
         try:
-            for act in (lambda: run(sweep), lambda: fleet.cancel(sweep)):
+            for act in (lambda: run(sweep), lambda: submit.cancel(sweep)):
                 with pytest.raises(UltrasweepError, match=r"cannot write in .*: Permission denied"):
                     act()
         finally:

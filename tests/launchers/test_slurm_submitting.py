@@ -13,16 +13,18 @@ from typing import Any
 
 import pytest
 
-from launchers import jobbook, nodebook, pilotstate, queue, reconcile, slurm, submissions
-from launchers.identity import own_identity
-from launchers.payload import read_payload
-from launchers.pilotstate import Liveness, PilotState, write_state
-from launchers.queue import AttemptRecord, Drawer
-from launchers.reconcile import Cycle, PilotsEnd, Reconciler, only_submitter
-from launchers.slurmoptions import SlurmOptions
-from launchers.submissions import all_submissions, new_submission
-from launchers.sweepdir import SweepDir
-from launchers.wanted import demand_of
+from launchers.slurm import batch_file, reconcile, submission_tracker
+from launchers.slurm.demand import demand_of
+from launchers.slurm.options import SlurmOptions
+from launchers.slurm.reconcile import Cycle, PilotsEnd, Reconciler, only_submitter
+from launchers.state import node_exclusions, pilot_state, queue, submissions
+from launchers.state.history import AttemptRecord
+from launchers.state.pilot_config import read_pilot_config
+from launchers.state.pilot_state import Liveness, PilotState, write_state
+from launchers.state.process_identity import own_identity
+from launchers.state.queue import QueueReader
+from launchers.state.submissions import all_submissions, new_submission
+from launchers.state.sweep_dir import SweepDir
 from tests.launchers.fakeslurm import FakeSlurm
 from tests.launchers.scripted import points, settings
 
@@ -47,8 +49,8 @@ ROOT = Path(__file__).parent.parent.parent
 
 @pytest.fixture
 def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
-    monkeypatch.setattr(jobbook, "GRACE_S", 0.0)
-    monkeypatch.setattr(jobbook, "REQUEUE_GRACE_S", 0.2)
+    monkeypatch.setattr(submission_tracker, "GRACE_S", 0.0)
+    monkeypatch.setattr(submission_tracker, "REQUEUE_GRACE_S", 0.2)
     monkeypatch.setattr(reconcile, "_RETRY_S", (0.0,))
     monkeypatch.setattr(reconcile, "_PAUSES_S", (0.0, 0.0, 0.0))
     cluster = FakeSlurm(tmp_path / "bin")
@@ -111,14 +113,14 @@ def test_one_array_a_shape_and_nothing_twice(fake: FakeSlurm, sweep: SweepDir) -
 def test_the_payload_is_there_before_the_job(fake: FakeSlurm, sweep: SweepDir) -> None:
     Submitter(sweep, signal_delay_s=60).cycle()
     for one in all_submissions(sweep):
-        payload = read_payload(pilotstate.payload_path(sweep, one.token))
-        assert (payload.nodes, payload.scheduler, payload.tethered) == (one.nodes, "slurm", False)
-        assert payload.wall_time_s == 5 * 60 - 60 - 30
-        assert payload.provenance is not None and "git_commit" in payload.provenance
+        config = read_pilot_config(pilot_state.config_path(sweep, one.token))
+        assert (config.nodes, config.scheduler, config.stop_with_parent) == (one.nodes, "slurm", False)
+        assert config.wall_time_s == 5 * 60 - 60 - 30
+        assert config.provenance is not None and "git_commit" in config.provenance
     code = list((sweep.path / "code").iterdir())
     assert len(code) == 1 and (code[0] / "launchers" / "pilot.py").is_file()
     out = subprocess.run(
-        [sys.executable, "-c", "import launchers.pilot; print(launchers.pilot.__file__)"],
+        [sys.executable, "-c", "import launchers.pilot.pilot; print(launchers.pilot.pilot.__file__)"],
         cwd=code[0],
         capture_output=True,
         text=True,
@@ -162,7 +164,7 @@ def test_really_killed_in_the_middle(fake: FakeSlurm, sweep: SweepDir) -> None:
         "import json, os, pathlib, sys\n"
         "from tests.launchers.fakeslurm import FakeSlurm\n"
         "from tests.launchers.test_slurm_submitting import Submitter\n"
-        "from launchers.sweepdir import SweepDir\n"
+        "from launchers.state.sweep_dir import SweepDir\n"
         "path = pathlib.Path(sys.argv[1]) / 'state.json'\n"
         "path.write_text(json.dumps(json.loads(path.read_text()) | {'caller': os.getpid()}))\n"
         "Submitter(SweepDir(pathlib.Path(sys.argv[2]))).cycle()\n"
@@ -184,7 +186,7 @@ def test_an_intent_whose_job_may_still_come_is_waited_for(
     submitter = Submitter(sweep)
     assert submitter.cycle().live[2] == 1
     assert [job["id"] for job in fake.jobs] == [1]  # of the other shape
-    monkeypatch.setattr(jobbook, "INTENT_LIMIT_S", 0.0)
+    monkeypatch.setattr(submission_tracker, "INTENT_LIMIT_S", 0.0)
     assert submitter.cycle().submitted == 1
     assert [one.stage for one in all_submissions(sweep)] == ["failed", "submitted", "submitted"]
 
@@ -211,7 +213,7 @@ def test_sbatch_fails_and_has_not(fake: FakeSlurm, sweep: SweepDir) -> None:
 
 
 def test_sbatch_does_not_answer(fake: FakeSlurm, sweep: SweepDir, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slurm, "SBATCH_LIMIT_S", 0.3)
+    monkeypatch.setattr(batch_file, "SBATCH_LIMIT_S", 0.3)
     fake.mode("sbatch", "hang")
     submitter = Submitter(sweep)
     started = time.monotonic()
@@ -251,8 +253,8 @@ def test_a_user_may_have_few_jobs(fake: FakeSlurm, sweep: SweepDir) -> None:
 
 
 def test_nodes_that_are_left_out(fake: FakeSlurm, sweep: SweepDir) -> None:
-    nodebook.exclude(sweep, "node3", "memory stays", "p")
-    nodebook.exclude(sweep, "x\n#SBATCH --uid=0", "hostile", "p")
+    node_exclusions.exclude(sweep, "node3", "memory stays", "p")
+    node_exclusions.exclude(sweep, "x\n#SBATCH --uid=0", "hostile", "p")
     Submitter(sweep, exclude="node9").cycle()
     text = next(submissions.log_dir(sweep.path, all_submissions(sweep)[0].token).glob("*.sh")).read_text()
     assert "#SBATCH --exclude=node9,node3\n" in text and "uid" not in text
@@ -302,8 +304,8 @@ def test_claims_of_dead_pilots_count_as_waiting(fake: FakeSlurm, sweep: SweepDir
     submitter.cycle()
     token = next(one.token for one in all_submissions(sweep) if one.nodes == 1)
     fake.move("RUNNING")
-    drawer = Drawer(sweep, f"{token}.0.0", lambda line: None)
-    while drawer.draw(lambda waiting: waiting) is not None:
+    queue_reader = QueueReader(sweep, f"{token}.0.0", lambda line: None)
+    while queue_reader.claim_next(lambda waiting: waiting) is not None:
         pass
     cycle = submitter.cycle()
     assert cycle.runnable == 0 and cycle.submitted == 0 and len(queue.claims_of_others(sweep, "")) == 8
@@ -321,8 +323,8 @@ def test_a_frozen_pilot_does_not_count(fake: FakeSlurm, sweep: SweepDir) -> None
     submitter.cycle()
     token = next(one.token for one in all_submissions(sweep) if one.nodes == 1)
     fake.move("RUNNING")
-    drawer = Drawer(sweep, f"{token}.0.0", lambda line: None)
-    while drawer.draw(lambda waiting: waiting) is not None:
+    queue_reader = QueueReader(sweep, f"{token}.0.0", lambda line: None)
+    while queue_reader.claim_next(lambda waiting: waiting) is not None:
         pass
     state = PilotState(
         pilot_id=f"{token}.0.0", identity=own_identity(), count=7, time=0.0, started_at=0.0, activity="running"

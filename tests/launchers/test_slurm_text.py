@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 
-from launchers import fleet, slurm
-from launchers.slurm import PilotJob, submission_text
-from launchers.slurmoptions import SlurmOptions, options_from_dict
-from launchers.snapshot import take_snapshot, write_snapshot
-from launchers.sweepdir import SweepDir
+from launchers.slurm import batch_file
+from launchers.slurm import submit as submit
+from launchers.slurm.batch_file import PilotJob, submission_text
+from launchers.slurm.options import SlurmOptions, options_from_dict
+from launchers.state.code_snapshot import take_snapshot, write_snapshot
+from launchers.state.sweep_dir import SweepDir
 from results.errors import UltrasweepError
 from tests.launchers.scripted import cluster, points, settings
 
@@ -205,7 +206,7 @@ def test_what_must_not_reach_sbatch() -> None:
         "HOME": "/root",
     }
     given = {"partition": "mine", "time": 60, "account": None, "additional_parameters": {"reservation": "mine"}}
-    assert slurm._confusing(environment, given) == [
+    assert batch_file._confusing(environment, given) == [
         "SBATCH_NO_REQUEUE",
         "SBATCH_PARTITION",
         "SBATCH_RESERVATION",
@@ -219,7 +220,7 @@ def test_a_dry_run_writes_nothing_and_needs_no_slurm(tmp_path: Path, monkeypatch
     monkeypatch.setenv("PATH", "/nowhere")
     wide = points("ok", dp=32, global_batch_size=32)
     sweep = SweepDir(tmp_path / "sweep")
-    texts = fleet.dry_run(
+    texts = submit.dry_run(
         sweep, [*points("ok", "ok"), *wide], settings(num_devices=8, device="cuda", cluster=cluster()), SlurmOptions()
     )
     assert [parameters(text)["nodes"] for text in texts] == ["4", "1"]

@@ -15,13 +15,16 @@ from typing import Any
 
 import pytest
 
-from launchers import local, outcome, payload, pilotstate
-from launchers.identity import alive
+from launchers import local
+from launchers.attempt import outcome
 from launchers.local import run_local
-from launchers.payload import Payload, payload_to_dict
 from launchers.settings import LaunchSettings
-from launchers.status import retry, sweep_status
-from launchers.sweepdir import SweepDir
+from launchers.state import pilot_config as config
+from launchers.state import pilot_state
+from launchers.state.pilot_config import PilotConfig, pilot_config_to_dict
+from launchers.state.process_identity import alive
+from launchers.state.sweep_dir import SweepDir
+from launchers.status.status import retry, sweep_status
 from results import store
 from results.errors import UltrasweepError
 from tests.launchers.scripted import points, settings
@@ -46,11 +49,13 @@ def rows_of(sweep: SweepDir) -> list[dict[str, Any]]:
 
 
 def start_pilot(sweep: SweepDir, pilot_id: str, launch: LaunchSettings, **changes: Any) -> subprocess.Popen[bytes]:
-    told = Payload(**{"settings": launch, "command": "test", "wall_time_s": None, "tethered": False, **changes})
-    write_json(pilotstate.payload_path(sweep, pilot_id), payload_to_dict(told))
-    with pilotstate.log_path(sweep, pilot_id).open("wb") as log:
+    told = PilotConfig(
+        **{"settings": launch, "command": "test", "wall_time_s": None, "stop_with_parent": False, **changes}
+    )
+    write_json(pilot_state.config_path(sweep, pilot_id), pilot_config_to_dict(told))
+    with pilot_state.log_path(sweep, pilot_id).open("wb") as log:
         return subprocess.Popen(
-            [*SCRIPTED, str(sweep.path), pilot_id], env=payload.pilot_environment(), stdout=log, stderr=log
+            [*SCRIPTED, str(sweep.path), pilot_id], env=config.pilot_environment(), stdout=log, stderr=log
         )
 
 
@@ -191,7 +196,7 @@ def test_ctrl_c_puts_the_running_point_back_and_the_next_run_resumes(sweep: Swee
     sweep.add_points(points("ok", "slow", "ok", deadline_s=60.0))
     code = (
         "import sys; from pathlib import Path\n"
-        "from launchers import local; from launchers.sweepdir import SweepDir\n"
+        "from launchers import local; from launchers.state.sweep_dir import SweepDir\n"
         "from tests.launchers.scripted import settings\n"
         f"local.PILOT = {SCRIPTED!r}\n"
         "summary = local.run_local(SweepDir.open(Path(sys.argv[1])), settings(phase_limits_s={}), live=False)\n"
@@ -200,7 +205,7 @@ def test_ctrl_c_puts_the_running_point_back_and_the_next_run_resumes(sweep: Swee
     process = subprocess.Popen([sys.executable, "-c", code, str(sweep.path)], stdout=subprocess.PIPE, text=True)
 
     def slow_runs() -> bool:
-        running = [one for state in pilotstate.all_states(sweep) for one in state.running]
+        running = [one for state in pilot_state.all_states(sweep) for one in state.running]
         return any("slow" in run.experiment_id and run.phase == "warmup" for run in running)
 
     until(slow_runs)
@@ -221,9 +226,9 @@ def test_ctrl_c_puts_the_running_point_back_and_the_next_run_resumes(sweep: Swee
 def test_the_pilot_stops_when_whoever_started_it_is_killed(sweep: SweepDir) -> None:
     sweep.add_points(points("slow", deadline_s=60.0))
     reader, writer = os.pipe()
-    told = Payload(settings=settings(phase_limits_s={}), command=None, wall_time_s=None, tethered=True)
-    write_json(pilotstate.payload_path(sweep, "p"), payload_to_dict(told))
-    pilot = subprocess.Popen([*SCRIPTED, str(sweep.path), "p"], env=payload.pilot_environment(), stdin=reader)
+    told = PilotConfig(settings=settings(phase_limits_s={}), command=None, wall_time_s=None, stop_with_parent=True)
+    write_json(pilot_state.config_path(sweep, "p"), pilot_config_to_dict(told))
+    pilot = subprocess.Popen([*SCRIPTED, str(sweep.path), "p"], env=config.pilot_environment(), stdin=reader)
     os.close(reader)
     until(lambda: sweep_status(sweep).claimed == 1)
     os.close(writer)
@@ -234,7 +239,7 @@ def test_the_pilot_stops_when_whoever_started_it_is_killed(sweep: SweepDir) -> N
 def test_sigterm_hands_everything_back_as_preempted(sweep: SweepDir) -> None:
     sweep.add_points(points("slow", deadline_s=60.0))
     pilot = start_pilot(sweep, "p", settings(phase_limits_s={}))
-    until(lambda: any(one.phase == "warmup" for s in pilotstate.all_states(sweep) for one in s.running))
+    until(lambda: any(one.phase == "warmup" for s in pilot_state.all_states(sweep) for one in s.running))
     pilot.terminate()
     assert pilot.wait(10) == 3
     assert [(row["outcome"], row["will_retry"]) for row in rows_of(sweep)] == [("preempted", True)]
@@ -315,7 +320,7 @@ def test_a_disk_that_refuses_the_row_is_waited_for(sweep: SweepDir) -> None:
     sweep.add_points(points("ok", "ok"))
     (sweep.path / "parts").write_text("a file where a folder is needed")
     pilot = start_pilot(sweep, "p", settings())
-    until(lambda: any("trying again" in state.message for state in pilotstate.all_states(sweep)))
+    until(lambda: any("trying again" in state.message for state in pilot_state.all_states(sweep)))
     assert sweep_status(sweep).claimed == 1
     (sweep.path / "parts").unlink()
     assert pilot.wait(15) == 0
@@ -326,7 +331,7 @@ def test_a_result_that_could_not_be_written_is_written_by_the_next_run(sweep: Sw
     sweep.add_points(points("raises", "ok"))
     (sweep.path / "parts").write_text("a file where a folder is needed")
     pilot = start_pilot(sweep, "p", settings())
-    until(lambda: any("trying again" in state.message for state in pilotstate.all_states(sweep)))
+    until(lambda: any("trying again" in state.message for state in pilot_state.all_states(sweep)))
     pilot.send_signal(signal.SIGINT)
     assert pilot.wait(15) == 3
     (sweep.path / "parts").unlink()

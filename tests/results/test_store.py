@@ -131,11 +131,11 @@ def test_a_kill_during_compaction_loses_and_doubles_nothing(
     for name in ("a1", "a2"):
         store.write_attempt(sweep, attempt(name), steps(name))
 
-    put_in_place, unlink, unlinked = files.put_in_place, Path.unlink, []
+    publish, unlink, unlinked = files.publish, Path.unlink, []
 
     def killed_around_rename(temporary: Path, path: Path) -> None:
         if moment == "after the rename":
-            put_in_place(temporary, path)
+            publish(temporary, path)
         raise Killed
 
     def killed_at_second_part(path: Path, missing_ok: bool = False) -> None:
@@ -149,7 +149,7 @@ def test_a_kill_during_compaction_loses_and_doubles_nothing(
         if moment == "between the unlinks":
             patch.setattr(Path, "unlink", killed_at_second_part)
         else:
-            patch.setattr(compaction.files, "put_in_place", killed_around_rename)
+            patch.setattr(compaction.files, "publish", killed_around_rename)
         with pytest.raises(Killed):
             store.compact(sweep)
     assert len(part_names(sweep)) > 0

@@ -15,9 +15,9 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from launchers import pilotstate
-from launchers.payload import payload_to_dict, read_payload
-from launchers.sweepdir import SweepDir, entry_names, read_point
+from launchers.state import pilot_state
+from launchers.state.pilot_config import pilot_config_to_dict, read_pilot_config
+from launchers.state.sweep_dir import SweepDir, entry_names, read_point
 from results.store import read_attempts
 from tests.slurm.conftest import free_ports
 from tests.slurm.lab import Lab
@@ -76,14 +76,14 @@ def _one_job_a_point(lab: Lab, folder: Path, done: SweepDir, nodes: int) -> tupl
     """The same points as an array of jobs: a sweep of one point for each."""
     partition = lab.add_partition("single", lab.nodes[:nodes])
     token = next(iter((done.path / "submissions").glob("*.json"))).stem
-    payload = dataclasses.replace(
-        read_payload(pilotstate.payload_path(done, token)), wall_time_s=None, scheduler="none"
+    config = dataclasses.replace(
+        read_pilot_config(pilot_state.config_path(done, token)), wall_time_s=None, scheduler="none"
     )
     names = entry_names(done.done)
     for number, name in enumerate(names):
         single = SweepDir.create(folder / "singles" / str(number), {})
         single.add_points([read_point(done.done / name)])
-        pilotstate.payload_path(single, "p").write_text(json.dumps(payload_to_dict(payload)))
+        pilot_state.config_path(single, "p").write_text(json.dumps(pilot_config_to_dict(config)))
     script = folder / "single.sh"
     command = f'exec "{sys.executable}" "{STANDIN}" "{folder}/singles/$SLURM_ARRAY_TASK_ID" p'
     script.write_text(f"#!/bin/sh\nexport PYTHONPATH={CHECKOUT}\n{command}\n")

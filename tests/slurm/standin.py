@@ -1,6 +1,6 @@
 """The stand-in workload: a pilot like any other, whose ranks sleep and fail by script instead of training.
 
-``python tests/slurm/standin.py SWEEP_DIR PAYLOAD_ID`` is ``python -m launchers.pilot`` with three things replaced: the
+``python tests/slurm/standin.py SWEEP_DIR CONFIG_ID`` is ``python -m launchers.pilot`` with three things replaced: the
 rank's main function, the look at the GPUs (a virtual node has none) and, for tests of it, the node's clock. What is
 imported of the product is what the job finds: the sweep's own copy of the code.
 
@@ -48,7 +48,7 @@ class FakeGpus:
         given = os.environ.get("CUDA_VISIBLE_DEVICES", "")
         indices = [index for index in given.split(",") if index] or [str(number) for number in range(count)]
         if len(indices) < count:
-            from launchers.devices import DeviceUnavailable
+            from launchers.node.devices import DeviceUnavailable
 
             raise DeviceUnavailable(f"num_devices={count} GPUs were asked for; Slurm gave {given}")
         host = socket.gethostname()
@@ -62,7 +62,7 @@ class FakeGpus:
 
 
 def open_fake(device: str, num_devices: int) -> Any:
-    from launchers.devices import CpuDevices
+    from launchers.node.devices import CpuDevices
 
     return FakeGpus(num_devices) if device == "cuda" else CpuDevices()
 
@@ -173,10 +173,10 @@ def _result(task: Any, rank: int, started: Mapping[str, float]) -> Any:
 
 
 def one_process() -> type:
-    """Ranks of one node as `launchers.agent` starts them, of which only the first is a process of its own where the
-    sweep says so; the others end as it ends."""
-    from launchers.rankgroup import ForkedRanks
-    from launchers.spawn import RankExit
+    """Ranks of one node as `launchers.node.agent` starts them, of which only the first is a process of its own where
+    the sweep says so; the others end as it ends."""
+    from launchers.node.fork import RankExit
+    from launchers.node.rank_group import ForkedRanks
 
     class NodeOfRanks(ForkedRanks):
         def __init__(self) -> None:
@@ -203,12 +203,13 @@ def one_process() -> type:
 def main(argv: list[str] | None = None) -> int:
     """Be a pilot, or one of its agents, with the stand-in for its ranks."""
     shift_clock()
-    from launchers import agent, devices, pilot
+    from launchers.node import agent, devices
+    from launchers.slurm import pilot_job
 
     devices.open_devices = open_fake
     agent.open_devices = open_fake
     agent.ForkedRanks = one_process()
-    return pilot.main(argv, run_rank=run_rank)
+    return pilot_job.main(argv, run_rank=run_rank)
 
 
 if __name__ == "__main__":

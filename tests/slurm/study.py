@@ -25,7 +25,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from launchers.sweepdir import SweepDir, entry_names
+from launchers.state.sweep_dir import SweepDir, entry_names
 from results.store import read_attempts, read_ledger
 from tests.slurm.conftest import free_ports
 from tests.slurm.lab import Lab

@@ -12,10 +12,10 @@ STANDIN = Path(__file__).resolve().parent / "standin.py"
 
 
 def main() -> int:
-    from launchers import fleet
+    from launchers.slurm import submit as submit
     from sweep import __main__ as command_line
 
-    fleet.PILOT = (sys.executable, str(STANDIN))
+    submit.PILOT = (sys.executable, str(STANDIN))
     return command_line.main()
 
 

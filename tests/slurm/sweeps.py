@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from launchers import pilotstate
-from launchers.pilotstate import PilotState
-from launchers.sweepdir import SweepDir, entry_names
+from launchers.state import pilot_state
+from launchers.state.pilot_state import PilotState
+from launchers.state.sweep_dir import SweepDir, entry_names
 from results.store import read_attempts, read_ledger
 from tests.slurm.lab import Job, Lab
 from tests.slurm.lab.lab import CHECKOUT, wait_until
@@ -154,7 +154,7 @@ class StandinSweep:
     # What happens
 
     def states(self) -> list[PilotState]:
-        return pilotstate.all_states(self.dir)
+        return pilot_state.all_states(self.dir)
 
     def running(self, behaviour: str | None) -> PilotState | None:
         """The pilot that runs a point of this behaviour (None: any) in its steps, if one does."""

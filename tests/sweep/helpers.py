@@ -12,7 +12,7 @@ from results.schema import MEASUREMENT_VERSION, SCHEMA_VERSION
 from results.store import write_attempt
 from sweep.config import compose_sweep
 from sweep.expand import expand_all
-from sweep.plan import Answer, Plan, Room, make_plan
+from sweep.plan import Answer, DeviceLimit, Plan, make_plan
 from workloads.experiment import Experiment
 from workloads.protocol import Method
 from workloads.record import config_columns
@@ -22,7 +22,7 @@ def plan_of(
     words: Sequence[str],
     method: Method = "measured",
     answers: dict[str, Answer] | None = None,
-    room: Room | None = None,
+    room: DeviceLimit | None = None,
 ) -> Plan:
     config = compose_sweep(words)
     return make_plan(config, expand_all(config.grids, config.models.__getitem__), method, answers, room)

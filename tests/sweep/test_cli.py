@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 import launchers.local
-from launchers.local import RunSummary
 from launchers.settings import LaunchSettings
-from launchers.sweepdir import SweepDir, entry_names, key_of, read_point
+from launchers.state.sweep_dir import SweepDir, entry_names, key_of, read_point
+from launchers.status.run_summary import RunSummary
 from results.store import read_ledger
 from sweep import machine
 from sweep.__main__ import main

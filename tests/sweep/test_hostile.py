@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from launchers.sweepdir import SweepDir, entry_names
+from launchers.state.sweep_dir import SweepDir, entry_names
 from results.store import read_attempts
 from sweep.__main__ import main
 from tests.sweep.helpers import plan_of, store_attempt

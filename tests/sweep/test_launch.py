@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-import launchers.fleet
-from launchers.local import RunSummary
+import launchers.slurm.submit
 from launchers.settings import LaunchSettings
-from launchers.slurmoptions import SlurmOptions
-from launchers.sweepdir import Point, SweepDir, entry_names
+from launchers.slurm.options import SlurmOptions
+from launchers.state.sweep_dir import Point, SweepDir, entry_names
+from launchers.status.run_summary import RunSummary
 from results.errors import UltrasweepError
 from sweep import machine
 from sweep.__main__ import main
@@ -48,7 +48,7 @@ def login_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 class Fleet:
-    """Stands for `launchers.fleet`: notes what it was given."""
+    """Stands for `launchers.slurm.submit`: notes what it was given."""
 
     def __init__(self) -> None:
         self.runs: list[tuple[SweepDir, LaunchSettings, SlurmOptions, dict[str, Any]]] = []
@@ -67,10 +67,10 @@ class Fleet:
 
 
 @pytest.fixture
-def fleet(monkeypatch: pytest.MonkeyPatch) -> Fleet:
+def submit(monkeypatch: pytest.MonkeyPatch) -> Fleet:
     double = Fleet()
-    monkeypatch.setattr(launchers.fleet, "run_slurm", double.run_slurm)
-    monkeypatch.setattr(launchers.fleet, "dry_run", double.dry_run)
+    monkeypatch.setattr(launchers.slurm.submit, "run_slurm", double.run_slurm)
+    monkeypatch.setattr(launchers.slurm.submit, "dry_run", double.dry_run)
     monkeypatch.setattr(machine, "count_cuda_devices", lambda: pytest.fail("asked a login node for its GPUs"))
     return double
 
@@ -155,10 +155,10 @@ def test_mistakes_and_injections_are_one_line(word: str, message: str) -> None:
 
 
 def test_a_run_on_a_login_node_goes_to_slurm(
-    login_node: Path, fleet: Fleet, capsys: pytest.CaptureFixture[str]
+    login_node: Path, submit: Fleet, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["run", "+grid=playbook", "grid.axes.nodes=[1,2]", "model=llama8.86b", "--detach"]) == 0
-    sweep, settings, _, more = fleet.runs[0]
+    sweep, settings, _, more = submit.runs[0]
     assert sweep.path == Path("results/playbook")
     assert (settings.cluster.name, settings.num_devices) == ("h100_efa", 8)
     assert (more["detach"], more["live"]) == (True, None)
@@ -169,41 +169,41 @@ def test_a_run_on_a_login_node_goes_to_slurm(
     assert "to run by Slurm, on nodes of 8 GPUs" in told
 
 
-def test_a_dry_run_shows_and_does_nothing(fleet: Fleet, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dry_run_shows_and_does_nothing(submit: Fleet, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["run", "+grid=tiny", "launcher=slurm", "launcher.dry=true"]
     assert main(words) == 0
     told = capsys.readouterr().out
     assert "#SBATCH [bold]one[/]" in told and "#SBATCH two" in told
     assert "15 points: run 15; 15 points would wait" in told
-    assert fleet.runs == [] and len(fleet.shown[0]) == 15
+    assert submit.runs == [] and len(submit.shown[0]) == 15
     assert not Path("results").exists()
     every = told.splitlines()
     assert all(line.startswith("#") or not line for line in every)  # it can be read by sbatch's own parser
 
     assert main(["run", "+grid=tiny", "launcher=slurm", "--where", "world_size <= 2"]) == 0
-    sweep = fleet.runs[0][0]
+    sweep = submit.runs[0][0]
     first, second = entry_names(sweep.todo)[:2]
     (sweep.todo / first).rename(sweep.done / first.replace(".json", "@ok.json"))
     (sweep.todo / second).rename(sweep.claimed / second.replace(".json", "@p.json"))
     before = sorted(str(path) for path in Path("results").rglob("*"))
     assert main(words) == 0
-    assert len(fleet.shown[1]) == 13
+    assert len(submit.shown[1]) == 13
     assert sorted(str(path) for path in Path("results").rglob("*")) == before
 
 
-def test_points_wider_than_max_nodes_are_invalid(fleet: Fleet, capsys: pytest.CaptureFixture[str]) -> None:
+def test_points_wider_than_max_nodes_are_invalid(submit: Fleet, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["+grid=playbook", "grid.axes.nodes=[1,2,4]", "model=llama1.34b", "launcher=slurm", "launcher.max_nodes=2"]
     assert main(["run", *words, "launcher.dry=true"]) == 0
-    assert {point.experiment.world_size for point in fleet.shown[0]} == {8, 16}
+    assert {point.experiment.world_size for point in submit.shown[0]} == {8, 16}
     assert main(["run", *words, "grid.axes.nodes=[4]"]) == 2
     assert "needs 32 devices, launcher.max_nodes=2 gives 16" in capsys.readouterr().err
 
 
 def test_what_is_no_longer_planned_is_taken_off_and_what_runs_is_told(
-    fleet: Fleet, capsys: pytest.CaptureFixture[str]
+    submit: Fleet, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["run", "+grid=tiny", "launcher=slurm"]) == 0
-    sweep = fleet.runs[0][0]
+    sweep = submit.runs[0][0]
     wide = [name for name in entry_names(sweep.todo) if "tp2-pp2" in name or "dp4" in name]
     (sweep.todo / wide[0]).rename(sweep.claimed / wide[0].replace(".json", "@p.json"))
     assert main(["run", "+grid=tiny", "launcher=slurm", "--where", "world_size <= 2"]) == 0

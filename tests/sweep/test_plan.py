@@ -12,7 +12,7 @@ from results.schema import LEDGER, MEASUREMENT_VERSION
 from results.store import read_ledger
 from sweep.config import compose_sweep
 from sweep.ledger import ledger_rows, write_ledger_file
-from sweep.plan import GIB, Room, known_answers, refuse_hopeless
+from sweep.plan import GIB, DeviceLimit, known_answers, refuse_hopeless
 from sweep.summary import fastest
 from tests.sweep.helpers import plan_of, store_attempt
 from workloads.costs.memory import estimate_memory
@@ -57,7 +57,7 @@ def test_what_the_engine_cannot_run_is_predicted_nevertheless() -> None:
 
 
 def test_points_that_this_machine_cannot_give_devices_to() -> None:
-    plan = plan_of([*EIGHT], room=Room(4, "this machine gives 4"))
+    plan = plan_of([*EIGHT], room=DeviceLimit(4, "this machine gives 4"))
     assert {point.rule for point in plan.points} == {"launcher_devices"}
     assert "needs 8 devices, this machine gives 4" in (plan.points[0].detail or "")
     rehearsed = plan_of([*EIGHT, "launcher=rehearse"], "rehearsed", room=None)

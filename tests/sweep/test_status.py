@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from launchers import nodebook, pilotstate, queue
-from launchers.identity import Identity
-from launchers.pilotstate import PilotState, Running
-from launchers.queue import AttemptRecord
-from launchers.scheduler import Job
-from launchers.status import sweep_status
-from launchers.submissions import change, log_dir, new_submission
-from launchers.sweepdir import Point, entry_names, read_point, split_name
-from launchers.view import picture
-from sweep import progress
+from launchers.slurm.client import Job
+from launchers.state import history, node_exclusions, pilot_state
+from launchers.state.history import AttemptRecord
+from launchers.state.pilot_state import PilotState, Running
+from launchers.state.process_identity import ProcessIdentity
+from launchers.state.submissions import change, log_dir, new_submission
+from launchers.state.sweep_dir import Point, entry_names, read_point, split_name
+from launchers.status.status import sweep_status
+from launchers.status.view import picture
+from sweep import status
 from sweep.__main__ import main
 from sweep.conffiles import ConfFolders
 from sweep.run import enqueue, prepare
@@ -33,7 +33,7 @@ WORDS = [
     "grid.axes.nodes=[1,2]",
     "name=study",
 ]
-ELSEWHERE = Identity(host="node001", boot_id="b", pid_namespace=1, pid=7, start_ticks=1)
+ELSEWHERE = ProcessIdentity(host="node001", boot_id="b", pid_namespace=1, pid=7, start_ticks=1)
 """A process of which this machine knows nothing."""
 
 
@@ -73,7 +73,7 @@ class Study:
         outcomes = {0: ("ok", 40.0), 1: ("ok", 400.0), 2: ("oom", 12.0), 3: ("hang", 300.0)}
         for number, (outcome, seconds) in outcomes.items():
             point = self.take()
-            queue.record(self.sweep, point.stem, record_of(point, number, outcome, seconds))
+            history.write_record(self.sweep, point.stem, record_of(point, number, outcome, seconds))
             name = next(name for name in entry_names(self.sweep.claimed) if split_name(name)[0] == point.stem)
             (self.sweep.claimed / name).rename(self.sweep.done / f"{point.stem}@{outcome}.json")
         self.running = [self.take(), self.take()]
@@ -112,7 +112,7 @@ class Study:
             nodes=("node001", "node002", "node003"),
         )
         state = dataclasses.replace(state, **changes)
-        pilotstate.write_state(self.sweep, state)
+        pilot_state.write_state(self.sweep, state)
         return state
 
     def job(self, task: int, state: str, reason: str = "None") -> Job:
@@ -136,20 +136,20 @@ def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Study:
 @pytest.fixture
 def slurm_says(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[Job] | None], None]:
     def say(jobs: list[Job] | None) -> None:
-        monkeypatch.setattr(progress, "jobs_of", lambda sweep: jobs)
+        monkeypatch.setattr(status, "jobs_of", lambda sweep: jobs)
 
     return say
 
 
 def shown(study: Study, width: int = 160) -> str:
     console = Console(record=True, width=width, file=open("/dev/null", "w"))  # noqa: SIM115, PTH123
-    progress.print_status(study.sweep.path, console)
+    status.print_status(study.sweep.path, console)
     return console.export_text()
 
 
 def test_everything_is_told(study: Study, slurm_says: Callable[[list[Job] | None], None]) -> None:
     slurm_says([study.job(5, "RUNNING"), study.job(6, "PENDING", "Priority"), study.job(7, "RUNNING")])
-    nodebook.exclude(study.sweep, "node017", "device memory stays taken", "p")
+    node_exclusions.exclude(study.sweep, "node017", "device memory stays taken", "p")
     text = shown(study)
     for part in (
         "Slurm: 2 running, 1 pending (1 Priority)",
@@ -210,7 +210,7 @@ def test_without_submissions_slurm_is_not_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(progress, "jobs_of", lambda sweep: pytest.fail("asked"))
+    monkeypatch.setattr(status, "jobs_of", lambda sweep: pytest.fail("asked"))
     enqueue(prepare(["+grid=tiny", "launcher=local"], ConfFolders(), []))
     assert main(["status"]) == 0
     assert "Slurm" not in capsys.readouterr().out
@@ -259,7 +259,7 @@ def test_logs_of_the_newest_attempt(study: Study, capsys: pytest.CaptureFixture[
     (output / "1234_5_0_log.out").write_text("the pilot's words\n")
     (output / "1234_50_0_log.out").write_text("another pilot's\n")
     record = record_of(study.running[0], 9, "crash", 5.0, attempt_id=folder.name, failed_rank=3)
-    queue.record(study.sweep, study.running[0].stem, record)
+    history.write_record(study.sweep, study.running[0].stem, record)
     id = study.running[0].experiment.id
     assert main(["logs", id]) == 0
     told = capsys.readouterr().out

@@ -15,7 +15,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from workloads.engine.groups import Groups, TensorParallel
-from workloads.engine.ops import apply_rope, linear_cross_entropy, rms_norm, swiglu
+from workloads.engine.ops.linear_cross_entropy import linear_cross_entropy
+from workloads.engine.ops.rms_norm import rms_norm
+from workloads.engine.ops.rope import apply_rope
+from workloads.engine.ops.swiglu import swiglu
 from workloads.engine.parameters import ParameterSpec, Part
 from workloads.engine.recompute import Recipes
 from workloads.engine.tensor_parallel import (

@@ -32,12 +32,12 @@ def gather_async(x: Tensor, tp: TensorParallel) -> Tensor:
     return _ops.all_gather_into_tensor(x.contiguous(), tp.size, tp.name)
 
 
-def scatter_async(x: Tensor, tp: TensorParallel) -> Tensor:
+def reduce_scatter_async(x: Tensor, tp: TensorParallel) -> Tensor:
     """Start summing ``x`` over the group and keeping this rank's part of dim 0; call `wait` before using the result."""
     return _ops.reduce_scatter_tensor(x.contiguous(), "sum", tp.size, tp.name)
 
 
-def reduce_async(x: Tensor, tp: TensorParallel) -> Tensor:
+def all_reduce_async(x: Tensor, tp: TensorParallel) -> Tensor:
     """Start summing ``x`` over the group; call `wait` before using the result."""
     return _ops.all_reduce(x.contiguous(), "sum", tp.name)
 
@@ -60,10 +60,10 @@ class _ColumnLinear(torch.autograd.Function):
         tp = ctx.tp
         if tp.sequence_parallel:
             gathered = gather_async(x, tp)
-            partial = scatter_async(grad @ weight, tp)
+            partial = reduce_scatter_async(grad @ weight, tp)
             grad_weight = grad.t() @ wait(gathered)
         else:
-            partial = reduce_async(grad @ weight, tp)
+            partial = all_reduce_async(grad @ weight, tp)
             grad_weight = grad.t() @ x
         return wait(partial), grad_weight, None
 
@@ -79,7 +79,7 @@ class _EnterVocabulary(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         tp = ctx.tp
-        return wait(scatter_async(grad, tp) if tp.sequence_parallel else reduce_async(grad, tp)), None
+        return wait(reduce_scatter_async(grad, tp) if tp.sequence_parallel else all_reduce_async(grad, tp)), None
 
 
 class _SumPartials(torch.autograd.Function):
@@ -92,7 +92,7 @@ class _SumPartials(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, tp: TensorParallel) -> Tensor:
         ctx.tp = tp
-        return wait(scatter_async(x, tp) if tp.sequence_parallel else reduce_async(x, tp))
+        return wait(reduce_scatter_async(x, tp) if tp.sequence_parallel else all_reduce_async(x, tp))
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:

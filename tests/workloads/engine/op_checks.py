@@ -14,7 +14,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from workloads.engine.ops import apply_rope, backend, linear_cross_entropy, rms_norm, swiglu
+from workloads.engine.ops import backend
+from workloads.engine.ops.linear_cross_entropy import linear_cross_entropy
+from workloads.engine.ops.rms_norm import rms_norm
+from workloads.engine.ops.rope import apply_rope
+from workloads.engine.ops.swiglu import swiglu
 
 EPS = 1e-5
 

@@ -34,7 +34,11 @@ from tests.workloads.engine.op_checks import (
     relative_error,
     rope_tables,
 )
-from workloads.engine.ops import apply_rope, backend, linear_cross_entropy, rms_norm, swiglu
+from workloads.engine.ops import backend
+from workloads.engine.ops.linear_cross_entropy import linear_cross_entropy
+from workloads.engine.ops.rms_norm import rms_norm
+from workloads.engine.ops.rope import apply_rope
+from workloads.engine.ops.swiglu import swiglu
 
 ROOT = Path(__file__).resolve().parents[3]
 

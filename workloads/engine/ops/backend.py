@@ -22,6 +22,10 @@ from torch._subclasses.fake_tensor import FakeTensor
 BLOCK_ELEMENTS = 1 << 20
 """The torch backend works on about this many elements at a time: its fp32 temporaries stay far below the outputs."""
 
+ROW_ALIGNMENT = 16
+"""Rows of the logits start at multiples of this many elements, and kernels may read and write up to the next one, so
+that every access is 16 bytes wide whatever the vocabulary. On every backend: the padding counts as memory."""
+
 
 class Backend(Enum):
     SHAPES = auto()

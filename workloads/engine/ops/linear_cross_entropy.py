@@ -20,11 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from workloads.engine.ops.backend import Backend, accumulation_dtype, backend_of, row_blocks
-
-ROW_ALIGNMENT = 16
-"""Rows of the logits start at multiples of this many elements, and kernels may read and write up to the next one, so
-that every access is 16 bytes wide whatever the vocabulary. On every backend: the padding counts as memory."""
+from workloads.engine.ops.backend import ROW_ALIGNMENT, Backend, accumulation_dtype, backend_of, row_blocks
 
 
 def linear_cross_entropy(

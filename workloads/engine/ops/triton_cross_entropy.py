@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from workloads.engine.ops.linear_cross_entropy import ROW_ALIGNMENT
+from workloads.engine.ops.backend import ROW_ALIGNMENT
 
 _BLOCK = 4096
 _MAX_PROGRAMS = 2048

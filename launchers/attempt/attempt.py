@@ -1,0 +1,119 @@
+"""One try at one point: its folder, its task, and what a later pilot must know if this one dies in the middle."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from launchers.settings import LaunchSettings
+from launchers.state.queue import Claim
+from launchers.state.sweep_dir import Point, SweepDir
+from workloads import protocol
+from workloads.protocol import RankResult, Task
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    attempt_id: str
+    number: int
+    point: Point
+    folder: Path
+    task: Task
+    started_at: float
+    device_ids: tuple[str, ...] | None
+    nodes: tuple[str, ...] = ()
+    """Names of the nodes, those of the first ranks first."""
+    devices_per_node: int = 1
+
+    def node_of(self, rank: int) -> str | None:
+        """The node on which ``rank`` runs; a rehearsal's ranks all run on the first."""
+        index = rank // self.devices_per_node if self.task.method == "measured" else 0
+        return self.nodes[index] if index < len(self.nodes) else None
+
+    def ranks(self) -> range:
+        """Ranks of the layout (a rehearsal runs only some of them)."""
+        return range(self.point.experiment.world_size)
+
+    def results(self) -> dict[int, RankResult]:
+        """What the ranks have measured so far. A file that cannot be read counts as not there."""
+        found = {}
+        for rank in self.ranks():
+            try:
+                result = protocol.read_result(self.folder, rank)
+            except (OSError, ValueError, TypeError, KeyError):
+                continue
+            if result is not None:
+                found[rank] = result
+        return found
+
+
+def start_attempt(
+    claim: Claim,
+    number: int,
+    settings: LaunchSettings,
+    *,
+    host: str,
+    port: int,
+    device_ids: tuple[str, ...] | None,
+    nodes: tuple[str, ...],
+) -> Attempt:
+    """Write the folder of a new attempt. Its id says which experiment and which try, and is never given twice."""
+    point = claim.point
+    attempt_id = f"{point.experiment.id}.a{number}.{secrets.token_hex(3)}"
+    folder = claim.sweep.attempts / attempt_id
+    task = Task(
+        attempt_id=attempt_id,
+        experiment=point.experiment,
+        measure=settings.measure,
+        cluster=settings.cluster,
+        method=point.method,
+        device=settings.device,
+        rendezvous_host=host,
+        rendezvous_port=port,
+        collective_timeout_s=settings.collective_timeout_s,
+    )
+    protocol.write_task(folder, task)
+    started_at = time.time()
+    about = {
+        "number": number,
+        "started_at": started_at,
+        "pilot_id": claim.pilot_id,
+        "device_ids": device_ids,
+        "nodes": nodes,
+        "devices_per_node": settings.num_devices,
+    }
+    protocol.write_json(folder / "attempt.json", about)
+    return Attempt(
+        attempt_id=attempt_id,
+        number=number,
+        point=point,
+        folder=folder,
+        task=task,
+        started_at=started_at,
+        device_ids=device_ids,
+        nodes=nodes,
+        devices_per_node=settings.num_devices,
+    )
+
+
+def reopen_attempt(sweep: SweepDir, point: Point, attempt_id: str) -> Attempt | None:
+    """The attempt that another pilot had begun; None when it had not got as far as writing it down."""
+    folder = sweep.attempts / attempt_id
+    try:
+        about = json.loads((folder / "attempt.json").read_text())
+        return Attempt(
+            attempt_id=attempt_id,
+            number=about["number"],
+            point=point,
+            folder=folder,
+            task=protocol.read_task(folder),
+            started_at=about["started_at"],
+            device_ids=tuple(about["device_ids"]) if about["device_ids"] is not None else None,
+            nodes=tuple(about["nodes"]),
+            devices_per_node=about["devices_per_node"],
+        )
+    except (OSError, ValueError, TypeError, KeyError):
+        return None

@@ -1,0 +1,137 @@
+"""Run one attempt: all ranks of a measured point at once, or the few ranks of a rehearsal one after the other."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import shutil
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from launchers.attempt import outcome as oc
+from launchers.attempt import rows
+from launchers.attempt.attempt import Attempt
+from launchers.attempt.outcome import Outcome, StopReason
+from launchers.attempt.watchdog import Progress, WatchResult, watch
+from launchers.node.rank_group import RankGroup, StartFailed
+from launchers.settings import LaunchSettings
+from workloads import protocol
+from workloads.mesh import coordinates
+from workloads.protocol import RankResult
+from workloads.stages import RehearsedTimes, assemble, rehearsed_ranks, stage_key
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Execution:
+    outcome: Outcome
+    results: Mapping[int, RankResult]
+    rehearsed: RehearsedTimes | None = None
+    survivors: tuple[str, ...] = ()
+    """Processes that could not be ended."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Control:
+    """How an execution talks to the pilot that runs it."""
+
+    start: Callable[[Sequence[int]], RankGroup]
+    """Start these ranks. Raises `StartFailed` when all of what had started is gone again."""
+    stop_reason: Callable[[], StopReason | None]
+    on_progress: Callable[[Progress], None]
+    wait_until_free: Callable[[], str | None]
+    """Wait for the devices between two ranks of a rehearsal; what is still held, or None."""
+
+
+def execute(attempt: Attempt, settings: LaunchSettings, control: Control, stages: Path) -> Execution:
+    """Run the attempt to its end. Nothing of it is left when this returns, but for ``survivors``."""
+    if attempt.task.method == "measured":
+        return _measure(attempt, settings, control)
+    return _rehearse(attempt, settings, control, stages)
+
+
+def internal_error(error: Exception) -> Execution:
+    """An execution that this program itself has spoilt: a row that says so, and the sweep goes on."""
+    lines = traceback.format_exception(error)
+    found = Outcome(outcome="crash", evidence=f"error of the launcher, not of the point: {''.join(lines)[-1500:]}")
+    return Execution(outcome=found, results={})
+
+
+def _measure(attempt: Attempt, settings: LaunchSettings, control: Control) -> Execution:
+    ranks = attempt.ranks()
+    try:
+        group = control.start(ranks)
+    except StartFailed as error:
+        return _not_started(error)
+    watched = _watch(attempt, group, settings, control)
+    results = attempt.results()
+    found = oc.classify(attempt.folder, ranks, watched, results, control.stop_reason())
+    return Execution(outcome=found, results=results, survivors=watched.survivors)
+
+
+def _rehearse(attempt: Attempt, settings: LaunchSettings, control: Control, stages: Path) -> Execution:
+    """Ranks that stand for the others, each alone on the first device, unless an equal stage has been run before."""
+    experiment = attempt.point.experiment
+    chosen = rehearsed_ranks(experiment)
+    found = Outcome(outcome="ok", phase="done")
+    for rank in chosen:
+        cached = stages / f"{stage_key(attempt.task, rank)}.json"
+        if _reuse(cached, attempt, rank):
+            continue
+        try:
+            group = control.start([rank])
+        except StartFailed as error:
+            return _not_started(error)
+        watched = _watch(attempt, group, settings, control)
+        results = attempt.results()
+        found = oc.classify(attempt.folder, [rank], watched, results, control.stop_reason(), measured=False)
+        if found.outcome != "ok" or watched.survivors:
+            return Execution(outcome=found, results=results, survivors=watched.survivors)
+        with contextlib.suppress(OSError):  # the next point with this stage runs it again
+            protocol.write_json(cached, results[rank])
+        if rank != chosen[-1] and (held := control.wait_until_free()) is not None:
+            failed = Outcome(outcome="crash", phase="teardown", failed_rank=rank, evidence=held, infrastructure=True)
+            return Execution(outcome=failed, results=results)
+    results = attempt.results()
+    peaks = [peak for result in results.values() if (peak := rows.peak_bytes(result)) is not None]
+    cluster = settings.cluster
+    found = oc.too_big_for_target(found, max(peaks, default=None), cluster.usable_bytes, cluster.name)
+    return Execution(outcome=found, results=results, rehearsed=assemble(experiment, cluster, results))
+
+
+def _not_started(error: StartFailed) -> Execution:
+    failed = Outcome(outcome="crash", phase="spawn", failed_rank=error.rank, evidence=str(error), infrastructure=True)
+    return Execution(outcome=failed, results={}, survivors=error.survivors)
+
+
+def _watch(attempt: Attempt, group: RankGroup, settings: LaunchSettings, control: Control) -> WatchResult:
+    deadline_s = settings.point_deadline_s or attempt.point.deadline_s
+    return watch(
+        attempt.folder,
+        group,
+        settings,
+        deadline_s=max(0.0, deadline_s - (time.time() - attempt.started_at)),
+        expected_step_s=attempt.point.predicted_step_time_s,
+        stop_asked=lambda: control.stop_reason() is not None,
+        on_progress=control.on_progress,
+    )
+
+
+def _reuse(cached: Path, attempt: Attempt, rank: int) -> bool:
+    """Put an equal stage's result in place of ``rank``'s own, if there is one."""
+    try:
+        if not cached.exists():
+            return False
+        shutil.copyfile(cached, protocol.result_path(attempt.folder, rank))
+        result = protocol.read_result(attempt.folder, rank)
+        assert result is not None
+    except (OSError, ValueError, TypeError, KeyError):
+        protocol.result_path(attempt.folder, rank).unlink(missing_ok=True)
+        return False
+    position = coordinates(attempt.point.experiment, rank)
+    data = position["dp_replicate"] * attempt.point.experiment.dp_shard + position["dp_shard"]
+    own = dataclasses.replace(result, rank=rank, coordinates={**position, "dp": data})
+    protocol.write_json(protocol.result_path(attempt.folder, rank), own)
+    return True

@@ -1,0 +1,377 @@
+"""What happened to an attempt: one outcome with the evidence for it, from the files of its folder and how ranks ended.
+
+When one rank fails, others fail after it: their sockets close, their collectives time out. Such consequences are told
+from causes by what they say, and of the causes the first one wins.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from launchers.attempt import flight_summary
+from launchers.attempt.watchdog import StalledRank, WatchResult
+from results.schema import PHASES
+from workloads import protocol
+from workloads.protocol import RankError, RankResult
+
+EVIDENCE_LIMIT = 2000
+LEAST_ROOM_BYTES = 16 * 2**10
+_TAIL_LINES = 12
+_GIB = 2**30
+
+StopReason = Literal["cancelled", "preempted"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    outcome: str
+    """One of ``results.schema.OUTCOMES``."""
+    phase: str | None = None
+    phase_step: int | None = None
+    failed_rank: int | None = None
+    evidence: str | None = None
+    teardown_hung: bool = False
+    infrastructure: bool = False
+    """Not the point's own doing (a full disk, a port taken, a broken link): worth another try."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    """One rank that failed by itself."""
+
+    rank: int
+    kind: str
+    phase: str | None
+    step: int | None
+    message: str
+    time: float
+    consequence: bool
+
+
+_CONNECTION = re.compile(
+    r"connection (was )?(closed|reset|refused)|broken pipe|socket (closed|timeout)|remote process exited|"
+    r"pair is not connected|peer (closed|disconnected)|ncclRemoteError|heartbeat monitor|"
+    r"failed to recv, got 0 bytes|no error in the last .* ncclInProgress",
+    re.IGNORECASE,
+)
+_COLLECTIVE_TIMEOUT = re.compile(
+    r"watchdog caught collective operation timeout|timed out waiting|collective.{0,80}time.?out|"
+    r"operation timed out|time.?out.{0,80}(gloo|nccl|collective|store|barrier)|"
+    r"(gloo|nccl|store|barrier).{0,80}time.?out",
+    re.IGNORECASE | re.DOTALL,
+)
+_INFRASTRUCTURE = re.compile(
+    r"no space left on device|disk quota exceeded|stale file handle|input/output error|"
+    r"address already in use|EADDRINUSE|too many open files|resource temporarily unavailable|"
+    r"uncorrectable ECC|fallen off the bus|GPU is lost",
+    re.IGNORECASE,
+)
+
+
+def classify(
+    folder: Path,
+    ranks: Sequence[int],
+    watched: WatchResult,
+    results: Mapping[int, RankResult],
+    stop_reason: StopReason | None,
+    *,
+    measured: bool = True,
+) -> Outcome:
+    """The outcome of the ``ranks`` that ran in ``folder``. Losses only mean something when all ranks were ``measured``
+    together, not when one of them was rehearsed alone."""
+    if all(rank in results for rank in ranks):
+        return _completed(results, watched, measured)
+    failures = _failures(folder, ranks, watched, results)
+    causes = [failure for failure in failures if not failure.consequence]
+    if causes:
+        return _from_failure(folder, min(causes, key=lambda failure: failure.time), failures, watched)
+    if watched.lost:
+        return _lost(watched)
+    if failures and watched.end not in ("stopped", "hang"):
+        return _only_consequences(ranks, failures, watched, results)
+    if watched.end == "hang":
+        return _hang(folder, watched)
+    if watched.end == "deadline":
+        return _timeout(watched)
+    return _stopped(watched, stop_reason or "cancelled")
+
+
+def abandoned(folder: Path, ranks: Sequence[int], results: Mapping[int, RankResult], why: str) -> Outcome:
+    """The outcome of an attempt whose pilot died: what was measured in full counts, the rest is a node failure."""
+    if ranks and all(rank in results for rank in ranks):
+        return Outcome(outcome="ok", phase="teardown", evidence=f"measured in full, then {why}")
+    beats = [beat for rank in ranks if (beat := _last_beat(folder, rank)) is not None]
+    last = max(beats, key=lambda beat: beat.time, default=None)
+    return Outcome(
+        outcome="node_failure",
+        phase=last.phase if last is not None else "spawn",
+        phase_step=last.step if last is not None else None,
+        evidence=why,
+        infrastructure=True,
+    )
+
+
+def too_big_for_target(outcome: Outcome, peak_bytes: int | None, usable_bytes: int | None, cluster: str) -> Outcome:
+    """A rehearsal that ran well here but holds more than a device of the target cluster has is out of memory there."""
+    if outcome.outcome != "ok" or peak_bytes is None or usable_bytes is None or peak_bytes <= usable_bytes:
+        return outcome
+    return Outcome(
+        outcome="oom",
+        phase="step",
+        evidence=f"rehearsed in full; its peak of {peak_bytes / _GIB:.2f} GiB is over the "
+        f"{usable_bytes / _GIB:.2f} GiB that a device of cluster {cluster} can give",
+        teardown_hung=outcome.teardown_hung,
+    )
+
+
+def log_tail(folder: Path, rank: int, lines: int = _TAIL_LINES) -> str:
+    """The last lines of a rank's output, empty when it wrote nothing."""
+    try:
+        with protocol.log_path(folder, rank).open("rb") as file:
+            size = file.seek(0, 2)
+            file.seek(max(0, size - 16_384))
+            text = file.read().decode(errors="replace")
+    except OSError:
+        return ""
+    return "\n".join([line.rstrip() for line in text.splitlines() if line.strip()][-lines:])
+
+
+def _completed(results: Mapping[int, RankResult], watched: WatchResult, measured: bool) -> Outcome:
+    bad = [(step.step, rank) for rank, result in results.items() for step in result.steps if _not_finite(step.loss)]
+    if bad and measured:
+        step, rank = min(bad)
+        return Outcome(
+            outcome="diverged",
+            phase="step",
+            phase_step=step,
+            failed_rank=rank,
+            evidence=f"the loss of step {step} is not a finite number",
+        )
+    killed = sorted(rank for rank, exit_ in watched.exits.items() if exit_.killed_by_us)
+    if killed:
+        evidence = f"measured in full; {_ranks(killed)} did not end and had to be killed"
+        return Outcome(outcome="ok", phase="teardown", failed_rank=killed[0], evidence=evidence, teardown_hung=True)
+    broken = [str(exit_) for exit_ in watched.exits.values() if exit_.status != 0]
+    if broken:
+        return Outcome(outcome="ok", phase="teardown", evidence=f"measured in full; then {', '.join(broken)}")
+    return Outcome(outcome="ok", phase="done")
+
+
+def _failures(
+    folder: Path, ranks: Sequence[int], watched: WatchResult, results: Mapping[int, RankResult]
+) -> list[_Failure]:
+    found: list[_Failure] = []
+    for rank in ranks:
+        if rank in results:
+            continue
+        error = _error(folder, rank)
+        exit_ = watched.exits.get(rank)
+        if error is not None:
+            time_ = protocol.error_path(folder, rank).stat().st_mtime
+            text = f"{error.message}\n{error.traceback}"
+            consequence = error.kind in ("crash", "nccl_error") and _is_consequence(text)
+            found.append(_Failure(rank, error.kind, error.phase, error.step, error.message, time_, consequence))
+        elif exit_ is not None and not exit_.killed_by_us:
+            beat = watched.beats.get(rank)
+            phase, step = (beat.phase, beat.step) if beat is not None else ("spawn", None)
+            tail = log_tail(folder, rank)
+            # NCCL's own watchdog ends a process by SIGABRT when a collective of another rank's making fails.
+            consequence = exit_.signal != 9 and _is_consequence(tail)
+            found.append(_Failure(rank, "exit", phase, step, _join(str(exit_), tail), exit_.time, consequence))
+    return found
+
+
+def has_room(folder: Path) -> bool:
+    """Whether the disk that holds ``folder`` can take another small file."""
+    try:
+        disk = os.statvfs(folder)
+    except OSError:
+        return False
+    return disk.f_blocks == 0 or disk.f_bavail * disk.f_frsize >= LEAST_ROOM_BYTES
+
+
+def _from_failure(folder: Path, first: _Failure, failures: Sequence[_Failure], watched: WatchResult) -> Outcome:
+    others = [failure for failure in failures if failure.rank != first.rank]
+    also = f" (then {_ranks([failure.rank for failure in others])} failed too)" if others else ""
+    place = where(first.phase, first.step)
+    outcome = {"oom": "oom", "nccl_error": "nccl_error", "diverged": "diverged"}.get(first.kind, "crash")
+    infrastructure = outcome in ("crash", "nccl_error") and bool(_INFRASTRUCTURE.search(first.message))
+    unwritten = first.kind == "exit" and (
+        watched.exits[first.rank].status == protocol.CANNOT_WRITE or not has_room(folder)
+    )
+    if first.kind == "exit" and watched.exits[first.rank].signal == 9 and watched.host_oom_kills:
+        outcome = "oom"
+        evidence = (
+            f"rank {first.rank} killed by SIGKILL {place}{also}: the kernel's out-of-memory killer struck "
+            f"{watched.host_oom_kills} time(s) in this control group; host memory ran out"
+        )
+    elif unwritten:
+        infrastructure = True
+        evidence = f"rank {first.rank} {place}{also} could not write its files: the disk of {folder} is full or gone"
+    elif first.kind == "exit":
+        headline, _, tail = first.message.partition("\n")
+        evidence = _join(f"{headline} {place}{also}", tail)
+    else:
+        label = "unsupported: " if first.kind == "unsupported" else ""
+        evidence = f"rank {first.rank} {place}{also}: {label}{first.message}"
+    return Outcome(
+        outcome=outcome,
+        phase=first.phase,
+        phase_step=first.step,
+        failed_rank=first.rank,
+        evidence=_cut(evidence),
+        infrastructure=infrastructure or outcome == "nccl_error",
+    )
+
+
+def _only_consequences(
+    ranks: Sequence[int],
+    failures: Sequence[_Failure],
+    watched: WatchResult,
+    results: Mapping[int, RankResult],
+) -> Outcome:
+    """Every rank that failed blames another: a collective that timed out is a hang of those that did not fail."""
+    first = min(failures, key=lambda failure: failure.time)
+    silent = [rank for rank in ranks if rank not in results and rank not in {failure.rank for failure in failures}]
+    if any(_COLLECTIVE_TIMEOUT.search(failure.message) for failure in failures):
+        guilty = _furthest_behind(watched, silent or [failure.rank for failure in failures])
+        evidence = f"a collective timed out on {_ranks([failure.rank for failure in failures])}"
+        if silent:
+            evidence += f"; {_ranks(silent)} never came or never returned"
+        evidence += f", {_describe(guilty)} furthest behind: {first.message}"
+        return Outcome(
+            outcome="hang",
+            phase=guilty.phase,
+            phase_step=guilty.step,
+            failed_rank=guilty.rank,
+            evidence=_cut(evidence),
+        )
+    return Outcome(
+        outcome="nccl_error",
+        phase=first.phase,
+        phase_step=first.step,
+        failed_rank=first.rank,
+        evidence=_cut(
+            f"{_ranks([f.rank for f in failures])} lost their connections {where(first.phase, first.step)}; "
+            f"no rank failed by itself: {first.message}"
+        ),
+        infrastructure=True,
+    )
+
+
+def _lost(watched: WatchResult) -> Outcome:
+    """A node went, and its ranks with it; what the others then said is its consequence."""
+    rank, why = min(watched.lost.items())
+    beat = watched.beats.get(rank)
+    phase, step = (beat.phase, beat.step) if beat is not None else ("spawn", None)
+    return Outcome(
+        outcome="node_failure",
+        phase=phase,
+        phase_step=step,
+        failed_rank=rank,
+        evidence=_cut(f"{why}, with {_ranks(sorted(watched.lost))}"),
+        infrastructure=True,
+    )
+
+
+def _hang(folder: Path, watched: WatchResult) -> Outcome:
+    first = watched.stalled[0]
+    who = "; ".join(f"{_describe(late)} for {late.age_s:.0f} s" for late in watched.stalled[:4])
+    more = f" and {len(watched.stalled) - 4} more ranks" if len(watched.stalled) > 4 else ""
+    stack = _innermost_frames(log_tail(folder, first.rank, lines=60))
+    evidence = f"no progress: {who}{more}" + (f"; rank {first.rank} in {stack}" if stack else "")
+    if collectives := flight_summary.summary(folder, watched.beats):
+        evidence += f"; {collectives}"
+    return Outcome(
+        outcome="hang", phase=first.phase, phase_step=first.step, failed_rank=first.rank, evidence=_cut(evidence)
+    )
+
+
+def _timeout(watched: WatchResult) -> Outcome:
+    first = watched.stalled[0]
+    evidence = f"still running after {watched.seconds:.0f} s (the deadline); furthest behind: {_describe(first)}"
+    evidence += f", last heartbeat {first.age_s:.1f} s old"
+    return Outcome(
+        outcome="timeout", phase=first.phase, phase_step=first.step, failed_rank=first.rank, evidence=evidence
+    )
+
+
+def _stopped(watched: WatchResult, reason: StopReason) -> Outcome:
+    beats = [beat for beat in watched.beats.values() if beat is not None]
+    last = max(beats, key=lambda beat: beat.time, default=None)
+    why = "stopped by the user" if reason == "cancelled" else "the allocation was asked to end"
+    return Outcome(
+        outcome=reason,
+        phase=last.phase if last is not None else "spawn",
+        phase_step=last.step if last is not None else None,
+        evidence=f"{why} after {watched.seconds:.1f} s; the point waits again",
+    )
+
+
+def _furthest_behind(watched: WatchResult, ranks: Sequence[int]) -> StalledRank:
+    found = []
+    for rank in ranks:
+        beat = watched.beats.get(rank)
+        phase, step = (beat.phase, beat.step) if beat is not None else ("spawn", None)
+        found.append(StalledRank(rank=rank, phase=phase, step=step, age_s=0.0))
+    return min(
+        found, key=lambda late: (PHASES.index(late.phase), late.step if late.step is not None else -1, late.rank)
+    )
+
+
+def _is_consequence(text: str) -> bool:
+    return bool(_CONNECTION.search(text) or _COLLECTIVE_TIMEOUT.search(text)) and not _INFRASTRUCTURE.search(text)
+
+
+def _error(folder: Path, rank: int) -> RankError | None:
+    try:
+        return protocol.read_error(folder, rank)
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def _last_beat(folder: Path, rank: int) -> protocol.Heartbeat | None:
+    try:
+        return protocol.read_heartbeat(folder, rank)
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def _innermost_frames(tail: str, depth: int = 3) -> str:
+    """The innermost Python frames of the thread that `faulthandler` dumped last: the main thread."""
+    frames = re.findall(r'File "(.+?)", line (\d+) in (\S+)', tail.rpartition("most recent call first")[2])
+    return " < ".join(f"{function} ({Path(file).name}:{line})" for file, line, function in frames[:depth])
+
+
+def _describe(late: StalledRank) -> str:
+    return f"rank {late.rank} {where(late.phase, late.step)}"
+
+
+def where(phase: str | None, step: int | None) -> str:
+    """A place in an attempt for people: ``in step 4``, ``in build``."""
+    if step is not None and phase in ("warmup", "step"):
+        return f"in step {step}" if phase == "step" else f"in warmup step {step}"
+    return f"in {phase or 'an unknown phase'}"
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    shown = ", ".join(str(rank) for rank in ranks[:8])
+    return f"rank{'s' if len(ranks) > 1 else ''} {shown}" + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
+
+
+def _not_finite(loss: float | None) -> bool:
+    return loss is not None and not math.isfinite(loss)
+
+
+def _join(headline: str, tail: str) -> str:
+    return f"{headline}\n{tail}" if tail else headline
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= EVIDENCE_LIMIT else text[: EVIDENCE_LIMIT - 1].rstrip() + "…"

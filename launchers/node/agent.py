@@ -1,0 +1,200 @@
+"""The agent of one node: forks the ranks that its pilot asks for, tells how they end, and proves that they are gone.
+
+It has imported torch and never touched CUDA, and stays single-threaded, so that a rank is ready in milliseconds. It
+speaks JSON lines over one connection. When the connection closes, or the pilot has been silent for too long (the
+network is cut), it ends every rank and leaves: no rank outlives the pilot that watches it.
+
+    pilot → agent   {"request": 7, "do": "start" | "where" | "end" | "port" | "free", ...}   and beats: {}
+    agent → pilot   {"answer": 7, ...}   {"exit": {...}, "group": "a1"}   {"hello": {...}} or {"refused": "why"}
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import gc
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+from launchers.node import fork, ports
+from launchers.node.connection import BEAT_S, SILENCE_LIMIT_S, JsonLines
+from launchers.node.devices import Devices, open_devices
+from launchers.node.fork import RunRank
+from launchers.node.rank_group import ForkedRanks
+from launchers.settings import LaunchSettings
+from results.errors import UltrasweepError
+
+_TICK_S = 0.02
+_IDLE_S = 0.5
+
+
+class Agent:
+    """One node's agent; `serve` returns when the pilot has gone."""
+
+    def __init__(self, connection: socket.socket, name: str, devices: Devices, run_rank: RunRank) -> None:
+        self._lines = JsonLines(connection)
+        self._name = name
+        self._devices = devices
+        self._run_rank = run_rank
+        self._groups: dict[str, ForkedRanks] = {}
+        self._port: contextlib.ExitStack | None = None
+        self._heard = self._sent = time.monotonic()
+        self._doing: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+            "start": self._start,
+            "where": self._where,
+            "end": self._end,
+            "port": self._reserve_port,
+            "free": self._free,
+        }
+
+    def serve(self, silence_limit_s: float | None) -> None:
+        """Answer until the pilot goes; None: only a closed connection ends this."""
+        try:
+            hello = {"name": self._name, "device_ids": self._devices.ids, "notes": self._devices.notes()}
+            self._say({"hello": {**hello, "threads": _threads(), "pid": os.getpid()}})
+            while True:
+                busy = any(group.running for group in self._groups.values())
+                ready, _, _ = select.select([self._lines.connection], [], [], _TICK_S if busy else _IDLE_S)
+                if ready:
+                    messages = self._lines.receive()
+                    if messages is None:
+                        return
+                    self._heard = time.monotonic()
+                    for message in messages:
+                        self._answer(message)
+                self._tell_exits()
+                self._beat()
+                if silence_limit_s is not None and time.monotonic() - self._heard > silence_limit_s:
+                    print(f"agent {self._name}: no word from the pilot for {silence_limit_s:.0f} s; ending its ranks")
+                    return
+        except OSError:
+            return  # the pilot has gone while we spoke
+        finally:
+            for group in self._groups.values():
+                group.end()
+
+    def _answer(self, message: dict[str, Any]) -> None:
+        if "do" not in message:
+            return
+        try:
+            answer = self._doing[message["do"]](message)
+        except Exception as error:
+            answer = {"error": str(error) or type(error).__name__}
+        self._say({"answer": message["request"], **answer})
+
+    def _start(self, message: dict[str, Any]) -> dict[str, Any]:
+        group = self._groups[message["group"]] = ForkedRanks()
+        folder = Path(message["folder"])
+        for rank, local_rank in message["ranks"]:
+            try:
+                group.fork(folder, rank, local_rank, message["environment"], self._run_rank)
+            except OSError as error:  # no more processes or memory
+                return {"error": f"rank {rank} could not be started: {error}", "rank": rank}
+        return {}
+
+    def _where(self, message: dict[str, Any]) -> dict[str, Any]:
+        if (group := self._groups.get(message["group"])) is not None:
+            group.request_stacks(message["ranks"])
+        return {}
+
+    def _end(self, message: dict[str, Any]) -> dict[str, Any]:
+        group = self._groups.pop(message["group"], None)
+        self._release_port()
+        if group is None:
+            return {"survivors": [], "exits": [], "host_oom_kills": 0}
+        exits, survivors = group.end()
+        kills = group.host_oom_kills()
+        return {"survivors": survivors, "exits": [dataclasses.asdict(e) for e in exits], "host_oom_kills": kills}
+
+    def _reserve_port(self, message: dict[str, Any]) -> dict[str, Any]:
+        self._release_port()
+        self._port = contextlib.ExitStack()
+        return {"port": self._port.enter_context(ports.reserve_port())}
+
+    def _release_port(self) -> None:
+        if self._port is not None:
+            self._port.close()
+            self._port = None
+
+    def _free(self, message: dict[str, Any]) -> dict[str, Any]:
+        return {"held": self._devices.wait_until_free(message["count"], message["limit_s"], self._beat)}
+
+    def _tell_exits(self) -> None:
+        for name, group in self._groups.items():
+            for exit_ in group.poll():
+                self._say({"exit": dataclasses.asdict(exit_), "group": name})
+
+    def _beat(self) -> None:
+        if time.monotonic() - self._sent > BEAT_S:
+            self._say({})
+
+    def _say(self, message: Mapping[str, Any]) -> None:
+        self._lines.send(message)
+        self._sent = time.monotonic()
+
+
+def fork_agent(settings: LaunchSettings, name: str, run_rank: RunRank | None) -> tuple[int, socket.socket]:
+    """Start the agent of this machine as a child of this process, which must have no threads yet: its pid and our end
+    of the connection."""
+    ours, theirs = socket.socketpair()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pid = os.fork()
+    if pid == 0:
+        ours.close()
+        os.setsid()  # what a terminal or a scheduler sends to the pilot's group is the pilot's to answer
+        run_agent(theirs, settings, name, run_rank, silence_limit_s=None)
+    theirs.close()
+    return pid, ours
+
+
+def run_agent(
+    connection: socket.socket,
+    settings: LaunchSettings,
+    name: str,
+    run_rank: RunRank | None,
+    *,
+    silence_limit_s: float | None = SILENCE_LIMIT_S,
+) -> NoReturn:
+    """Be the agent of this machine until the pilot goes. ``run_rank``: None for the engine's own workload."""
+    status = 0
+    try:
+        # Slurm signals every process of a step; what is to happen is the pilot's decision.
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2):
+            signal.signal(number, signal.SIG_IGN)
+        # For CUDA and torch, here and in the children: an agent that asked CUDA itself for devices could not fork.
+        os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+        os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+        fork.adopt_orphans()
+        try:
+            devices = open_devices(settings.device, settings.num_devices)
+        except UltrasweepError as error:
+            JsonLines(connection).send({"refused": str(error)})
+            os._exit(2)
+        if run_rank is None:
+            from workloads import worker
+
+            worker.preload()
+            run_rank = worker.run_rank
+        gc.collect()
+        gc.freeze()  # what is loaded stays shared with the children: their collections do not copy its pages
+        Agent(connection, name, devices, run_rank).serve(silence_limit_s)
+    except BaseException as error:
+        print(f"agent {name}: {type(error).__name__}: {error}", file=sys.stderr)
+        status = 1
+    finally:
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(status)
+
+
+def _threads() -> int:
+    return len(list(Path("/proc/self/task").iterdir()))

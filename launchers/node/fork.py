@@ -1,0 +1,187 @@
+"""Start a point's ranks by forking this process, and end them by pid with proof. Linux only.
+
+The parent has imported torch and never touched CUDA, and has one thread: a child is ready in milliseconds. Every rank
+gets a session of its own, so that all it starts (compiler workers) can be ended with it; dies when the pilot dies; and
+whatever leaves its session is handed to the pilot by the kernel (subreaper) instead of living on as an orphan.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import faulthandler
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from launchers.state.process_identity import ProcessStat, alive, process_stat
+from workloads import protocol
+
+RunRank = Callable[[Path, int, int], NoReturn]
+"""``workloads.worker.run_rank``: ``(folder, rank, local_rank)``; ends the process."""
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankExit:
+    """How one rank ended. Exactly one of ``status`` and ``signal`` is set."""
+
+    rank: int
+    status: int | None
+    signal: int | None
+    time: float
+    """Unix time at which it was noticed."""
+    killed_by_us: bool
+
+    def __str__(self) -> str:
+        if self.signal is not None:
+            return f"rank {self.rank} killed by {signal_name(self.signal)}"
+        return f"rank {self.rank} ended with exit status {self.status}"
+
+
+def signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def adopt_orphans() -> None:
+    """Have the kernel give orphaned descendants of the ranks to this process."""
+    if _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
+
+
+def fork_rank(folder: Path, rank: int, local_rank: int, environment: Mapping[str, str], run_rank: RunRank) -> int:
+    """Start one rank; returns its pid. Output of the rank goes to ``protocol.log_path(folder, rank)``."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    parent = os.getpid()
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        _become_rank(parent, folder, rank, environment)
+        run_rank(folder, rank, local_rank)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(1)  # never through the parent's clean-up: run_rank ends by itself when all is well
+
+
+def _become_rank(parent: int, folder: Path, rank: int, environment: Mapping[str, str]) -> None:
+    os.setsid()
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # it died before the line above
+        os._exit(1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2, protocol.FLIGHT_SIGNAL):
+        # Slurm sends its warnings to every process of a step; what comes of them is the pilot's decision, and it kills
+        # by SIGKILL. A handler that does nothing, unlike SIG_IGN, is not inherited by programs that a rank starts.
+        signal.signal(number, lambda _number, _frame: None)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    log = os.open(protocol.log_path(folder, rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+    os.close(nothing)
+    # A parent whose streams were replaced (a test's capture) would otherwise swallow the rank's output.
+    sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
+    sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
+    faulthandler.enable(file=2)
+    faulthandler.register(protocol.STACKS_SIGNAL, file=2, all_threads=True)
+    os.environ.update(environment)
+
+
+def poll_exit(rank: int, pid: int, killed_by_us: bool) -> RankExit | None:
+    """How the rank ended, or None while it runs. What it left behind in its session is killed before its pid is
+    given back to the system, so that the group's number cannot belong to anybody else yet."""
+    info = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    if info is None:
+        return None
+    kill_group(pid)
+    os.waitpid(pid, 0)
+    by_signal = info.si_code in (os.CLD_KILLED, os.CLD_DUMPED)
+    return RankExit(
+        rank=rank,
+        status=None if by_signal else info.si_status,
+        signal=info.si_status if by_signal else None,
+        time=time.time(),
+        killed_by_us=killed_by_us,
+    )
+
+
+def kill_group(pgid: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pgid, signal.SIGKILL)
+
+
+def kill_rank(pid: int) -> None:
+    """Kill a rank that has not been reaped, and its group: right after the fork it may not lead one yet."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, signal.SIGKILL)
+    kill_group(pid)
+
+
+def survivors(groups: Iterable[int]) -> list[int]:
+    """Pids still alive in any of the process groups. Zombies are dead: pid 1 may be slow to bury them."""
+    wanted = {group for group in groups if _group_exists(group)}
+    if not wanted:
+        return []
+    return [pid for pid, stat in _all_processes() if stat.group in wanted and stat.state not in "ZX"]
+
+
+def _group_exists(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def end_strays(limit_s: float) -> list[int]:
+    """Kill and reap every child that this process still has; the pids that would not go within the limit.
+
+    Called when all ranks have been reaped: what is left are descendants that had left their rank's session.
+    """
+    until = time.monotonic() + limit_s
+    while children := _children():
+        for pid in children:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
+        if time.monotonic() > until:
+            return [pid for pid in children if alive(pid)]
+        time.sleep(0.002)
+    return []
+
+
+def _children() -> list[int]:
+    me = os.getpid()
+    try:
+        return [int(pid) for pid in Path(f"/proc/{me}/task/{me}/children").read_text().split()]
+    except FileNotFoundError:  # a kernel without CONFIG_PROC_CHILDREN
+        return [pid for pid, stat in _all_processes() if stat.parent == me]
+
+
+def _all_processes() -> Iterator[tuple[int, ProcessStat]]:
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit() and (stat := process_stat(int(folder.name))) is not None:
+            yield int(folder.name), stat

@@ -1,0 +1,167 @@
+"""A node as its pilot sees it: requests to its agent, and the ranks of an attempt over one or more nodes.
+
+Whoever wants something of a node sends a request and waits for the answer. A node whose connection closes or falls
+silent is lost, and so is everything that runs on it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from pathlib import Path
+from typing import Any
+
+from launchers.node.connection import JsonLines, NodeLost
+from launchers.node.fork import RankExit
+from launchers.node.rank_group import KILL_LIMIT_S, Ended, StartFailed
+
+_SLACK_S = 30.0
+
+
+class Node:
+    """One machine of the allocation, seen through its agent."""
+
+    def __init__(self, name: str, address: str, device_ids: Sequence[str] | None, lines: JsonLines) -> None:
+        self.name = name
+        self.address = address
+        """Where other nodes reach it."""
+        self.device_ids = tuple(device_ids) if device_ids is not None else None
+        self.lost: str | None = None
+        self.heard = time.monotonic()
+        self.groups: dict[str, RemoteRanks] = {}
+        self._lines = lines
+        self._sending = threading.Lock()
+        self._asked: dict[int, Future[dict[str, Any]]] = {}
+        self._numbers = itertools.count()
+
+    def ask(self, do: str, **fields: Any) -> Future[dict[str, Any]]:
+        """Send a request; the future fails with `NodeLost` when the node goes before it has answered."""
+        future: Future[dict[str, Any]] = Future()
+        number = next(self._numbers)
+        self._asked[number] = future
+        if self.lost is not None:
+            self._fail(number)
+        elif not self.send({"request": number, "do": do, **fields}):
+            self.lose("its agent's connection broke")
+        return future
+
+    def request(self, do: str, limit_s: float, **fields: Any) -> dict[str, Any]:
+        """Ask and wait. Raises `NodeLost` when there is no answer within ``limit_s``."""
+        return self.wait(self.ask(do, **fields), do, limit_s)
+
+    def wait(self, future: Future[dict[str, Any]], do: str, limit_s: float) -> dict[str, Any]:
+        try:
+            return future.result(limit_s)
+        except FutureTimeout:
+            self.lose(f"its agent did not answer {do!r} within {limit_s:.0f} s")
+            raise NodeLost(f"node {self.name}: {self.lost}") from None
+
+    def send(self, message: Mapping[str, Any]) -> bool:
+        with self._sending:
+            try:
+                self._lines.send(message)
+            except OSError:
+                return False
+        return True
+
+    def hear(self, message: dict[str, Any]) -> None:
+        self.heard = time.monotonic()
+        if "exit" in message:
+            group = self.groups.get(message["group"])
+            if group is not None:
+                group.noticed(RankExit(**message["exit"]))
+        elif "answer" in message and (future := self._asked.pop(message["answer"], None)) is not None:
+            future.set_result(message)
+
+    def lose(self, why: str) -> None:
+        if self.lost is None:
+            self.lost = why
+        for number in list(self._asked):
+            self._fail(number)
+
+    def _fail(self, number: int) -> None:
+        if (future := self._asked.pop(number, None)) is not None:
+            future.set_exception(NodeLost(f"node {self.name}: {self.lost}"))
+
+
+class RemoteRanks:
+    """The ranks of one attempt on one or more nodes, in order: the first ``per_node`` on the first node, and so on."""
+
+    def __init__(self, nodes: Sequence[Node], ranks: Sequence[int], per_node: int, group: str) -> None:
+        self.ranks = tuple(ranks)
+        self._group = group
+        self._places = [
+            (node, self.ranks[start : start + per_node])
+            for node, start in zip(nodes, range(0, len(self.ranks), per_node), strict=False)
+        ]
+        self._single = len(nodes) == 1
+        self._exits: dict[int, RankExit] = {}
+
+    def start(self, folder: Path, environments: Mapping[str, Mapping[str, str]]) -> None:
+        """``environments``: by node. Raises `StartFailed` when not all could be started; none is left then."""
+        asked = []
+        for node, ranks in self._places:
+            node.groups[self._group] = self
+            placed = [(rank, local) for local, rank in enumerate(ranks)]
+            asked.append(
+                node.ask(
+                    "start",
+                    group=self._group,
+                    folder=str(folder),
+                    ranks=placed,
+                    environment=dict(environments[node.name]),
+                )
+            )
+        failed: tuple[str, int] | None = None
+        for (node, ranks), future in zip(self._places, asked, strict=True):
+            try:
+                answer = node.wait(future, "start", _SLACK_S)
+            except NodeLost as error:
+                failed = failed or (str(error), ranks[0])
+                continue
+            if "error" in answer:
+                failed = failed or (answer["error"], answer.get("rank", ranks[0]))
+        if failed is not None:
+            raise StartFailed(*failed, survivors=self.end().survivors)
+
+    def noticed(self, exit_: RankExit) -> None:
+        self._exits[exit_.rank] = exit_
+
+    def exits(self) -> Mapping[int, RankExit]:
+        return dict(self._exits)
+
+    def lost(self) -> Mapping[int, str]:
+        return {
+            rank: f"node {node.name} was lost: {node.lost}"
+            for node, ranks in self._places
+            if node.lost is not None
+            for rank in ranks
+            if rank not in self._exits
+        }
+
+    def request_stacks(self, ranks: Iterable[int]) -> None:
+        wanted = set(ranks)
+        for node, own in self._places:
+            if chosen := [rank for rank in own if rank in wanted]:
+                node.ask("where", group=self._group, ranks=chosen)
+
+    def end(self) -> Ended:
+        asked = [node.ask("end", group=self._group) for node, _ in self._places]
+        survivors: list[str] = []
+        kills = 0
+        for (node, _), future in zip(self._places, asked, strict=True):
+            try:
+                answer = node.wait(future, "end", KILL_LIMIT_S + _SLACK_S)
+            except NodeLost:
+                continue  # its agent ends them when it hears nothing; the node is not used further
+            finally:
+                node.groups.pop(self._group, None)
+            for fields in answer.get("exits", ()):
+                self.noticed(RankExit(**fields))
+            survivors += [str(pid) if self._single else f"{pid} on {node.name}" for pid in answer.get("survivors", ())]
+            kills += answer.get("host_oom_kills", 0)
+        return Ended(survivors=tuple(survivors), host_oom_kills=kills)

@@ -1,0 +1,120 @@
+"""One attempt under way on some nodes of a pilot: a thread that runs it, and what came of it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from launchers.attempt.attempt import Attempt
+from launchers.attempt.execute import Control, Execution, execute, internal_error
+from launchers.attempt.outcome import StopReason
+from launchers.attempt.watchdog import Progress
+from launchers.node.connection import NodeLost
+from launchers.node.rank_group import RankGroup
+from launchers.node.remote import Node, RemoteRanks
+from launchers.settings import LaunchSettings
+from launchers.state.pilot_state import Running
+from launchers.state.queue import Claim
+
+_SLACK_S = 90.0
+
+
+class AttemptThread:
+    """Runs one attempt; ``done`` and what follows are set when ``finished`` is."""
+
+    def __init__(
+        self,
+        claim: Claim,
+        attempt: Attempt,
+        nodes: Sequence[Node],
+        width: int,
+        settings: LaunchSettings,
+        stages: Path,
+        stop_reason: Callable[[], StopReason | None],
+        wake: threading.Event,
+    ) -> None:
+        self.claim = claim
+        self.attempt = attempt
+        self.nodes = tuple(nodes)
+        self.done: Execution | None = None
+        self.held: Mapping[str, str] = {}
+        """Nodes whose device memory did not become free, and what holds it."""
+        self.ended_at = 0.0
+        self.progress = Progress(phase="spawn", step=None)
+        self._width = width
+        self._settings = settings
+        self._stages = stages
+        self._stop_reason = stop_reason
+        self._wake = wake
+        self._thread = threading.Thread(target=self._run, name=attempt.attempt_id, daemon=True)
+        self._thread.start()
+
+    @property
+    def finished(self) -> bool:
+        return not self._thread.is_alive()
+
+    def unclean(self) -> dict[str, str]:
+        """Nodes that this attempt has left in a state in which they cannot be used, and why."""
+        found = {node: f"device memory is not free: {held}" for node, held in self.held.items()}
+        for process in self.done.survivors if self.done is not None else ():
+            at = process.partition(" on ")[2] or self.nodes[0].name
+            found[at] = f"processes {process} cannot be ended; it is unclean"
+        return found
+
+    def running(self) -> Running:
+        attempt = self.attempt
+        return Running(
+            stem=self.claim.stem,
+            attempt_id=attempt.attempt_id,
+            experiment_id=attempt.point.experiment.id,
+            world_size=attempt.point.experiment.world_size,
+            started_at=attempt.started_at,
+            deadline_s=self._settings.point_deadline_s or attempt.point.deadline_s,
+            nodes=attempt.nodes,
+            phase=self.progress.phase,
+            step=self.progress.step,
+        )
+
+    def _run(self) -> None:
+        control = Control(
+            start=self._start,
+            stop_reason=self._stop_reason,
+            on_progress=self._note,
+            wait_until_free=lambda: "; ".join(self._wait_until_free().values()) or None,
+        )
+        try:
+            self.done = execute(self.attempt, self._settings, control, self._stages)
+        except Exception as error:
+            self.done = internal_error(error)
+        self.held = self._wait_until_free()
+        self.ended_at = time.time()
+        self._wake.set()
+
+    def _note(self, progress: Progress) -> None:
+        self.progress = progress
+
+    def _start(self, ranks: Sequence[int]) -> RankGroup:
+        per_node = self._settings.num_devices if self.attempt.task.method == "measured" else 1
+        group = RemoteRanks(self.nodes, ranks, per_node, self.attempt.attempt_id)
+        group.start(self.attempt.folder, {node.name: self._environment(node) for node in self.nodes})
+        return group
+
+    def _environment(self, node: Node) -> dict[str, str]:
+        ids = node.device_ids[: self._width] if node.device_ids is not None else ()
+        return {**self._settings.environment, "CUDA_VISIBLE_DEVICES": ",".join(ids)}
+
+    def _wait_until_free(self) -> dict[str, str]:
+        """What still holds device memory, by node, when the limit is over. A lost node is told elsewhere."""
+        limit_s = self._settings.device_free_limit_s
+        asked = [(node, node.ask("free", count=self._width, limit_s=limit_s)) for node in self.nodes]
+        found = {}
+        for node, future in asked:
+            try:
+                answer = node.wait(future, "free", limit_s + _SLACK_S)
+            except NodeLost:
+                continue
+            if (held := answer.get("held") or answer.get("error")) is not None:
+                found[node.name] = held
+        return found

@@ -1,0 +1,312 @@
+"""From what happened to the row, the record, and the point's next place: the only writer of a pilot's results.
+
+The order makes every crash harmless: the outcome into the attempt's folder, the row into the tables, the record into
+the history, and only then the point to ``done`` or back to ``todo``. Whoever takes over a dead pilot's claim finds out
+how far it had come and goes on from there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from launchers.attempt import loss_check, rows
+from launchers.attempt import outcome as oc
+from launchers.attempt.attempt import Attempt, reopen_attempt
+from launchers.attempt.execute import Execution, internal_error
+from launchers.attempt.outcome import Outcome
+from launchers.settings import LaunchSettings
+from launchers.state import history, queue
+from launchers.state.circuit_breaker import kind_of
+from launchers.state.history import AttemptRecord, describe
+from launchers.state.queue import Claim
+from launchers.state.sweep_dir import SweepDir
+from results import store
+from results.errors import InvalidResults
+from workloads import protocol
+from workloads.stages import assemble, rehearsed_ranks
+
+_RETRY_FIRST_S, _RETRY_LONGEST_S = 0.5, 30.0
+_HANGS_TRIED = 2
+
+_T = TypeVar("_T")
+
+Pause = Callable[[float, str], bool]
+"""Sleep for seconds, showing a message; False when the pilot should stop."""
+
+
+class AttemptRecorder:
+    """Writes what one pilot has to say about attempts, its own and those of dead pilots."""
+
+    def __init__(
+        self,
+        sweep: SweepDir,
+        pilot_id: str,
+        settings: LaunchSettings,
+        context: rows.RunContext,
+        say: Callable[[str], None],
+        pause: Pause,
+    ) -> None:
+        self._sweep = sweep
+        self._pilot_id = pilot_id
+        self._settings = settings
+        self._context = context
+        self._say = say
+        self._pause = pause
+
+    def record(
+        self,
+        claim: Claim,
+        attempt: Attempt,
+        done: Execution,
+        *,
+        ended_at: float,
+        gap_s: float | None = None,
+        still_held: str | None = None,
+    ) -> bool:
+        """Write the row and move the point on. False when the row could not be written before the pilot had to stop:
+        the claim stays, and whoever takes it over writes the row from the attempt's folder."""
+        try:
+            written = self._written(claim, attempt, done, ended_at, gap_s, still_held)
+        except Exception as error:  # results that no row can be made of
+            written = self._written(claim, attempt, internal_error(error), ended_at, None, still_held)
+        if written is None:
+            return False
+        record, retry = written
+
+        def move() -> bool:
+            if not (queue.release(claim) if retry else queue.finish(claim, record.outcome)):
+                self._say(f"{attempt.attempt_id}: its claim had been taken over; the point may run twice")
+            return True
+
+        # Past this line the row is there: an error of the file system must not make another one.
+        if self.until_written(move, f"the end of {attempt.attempt_id}") is None:
+            return False
+        self._say(describe(record))
+        return True
+
+    def _written(
+        self,
+        claim: Claim,
+        attempt: Attempt,
+        done: Execution,
+        ended_at: float,
+        gap_s: float | None,
+        still_held: str | None,
+    ) -> tuple[AttemptRecord, bool] | None:
+        """The attempt's record and whether the point is tried again, once the row is on disk; None if it cannot be."""
+        outcome = _with_notes(done, still_held, claim.held)
+        with contextlib.suppress(OSError):  # a help for a later pilot; the row matters more
+            protocol.write_json(attempt.folder / "outcome.json", outcome)
+        before = history.records_of(self._sweep, claim.stem)
+        retry = wants_retry(outcome, before, self._settings)
+        comparison = self._compare(attempt, done)
+        row = rows.attempt_row(
+            attempt,
+            self._context,
+            outcome,
+            done.results,
+            ended_at=ended_at,
+            will_retry=retry,
+            gap_s=gap_s,
+            comparison=comparison,
+            rehearsed=done.rehearsed,
+            repeat_of=_answered_meanwhile(before, attempt),
+        )
+        record = _record(row, attempt, outcome, claim, ended_at)
+        steps = rows.step_rows(attempt, done.results)
+
+        def write() -> bool:
+            store.write_attempt(self._sweep.path, row, steps)
+            history.write_record(self._sweep, claim.stem, record)
+            return True
+
+        if self.until_written(write, f"the row of {attempt.attempt_id}") is None:
+            return None
+        return record, retry
+
+    def take_over(self, stem: str, holder: str) -> bool:
+        """Finish what the dead pilot ``holder`` had begun with a point. False when a row could not be written."""
+        claim = queue.take_over(self._sweep, stem, holder, self._pilot_id)
+        if claim is None:  # another pilot was faster
+            return True
+        records = history.records_of(self._sweep, stem)
+        attempt = self._unrecorded(claim, {record.attempt_id for record in records})
+        if attempt is not None:
+            why = f"pilot {holder} died while it ran this point"
+            known = self._row_written(attempt.attempt_id)
+            if known is None:
+                return self.record(claim, attempt, self._salvage(attempt, why), ended_at=_last_sign(attempt))
+            record = _record(known, attempt, _outcome_of(known), claim, known["ended_at"].timestamp())
+            if (
+                self.until_written(lambda: history.write_record(self._sweep, stem, record), f"the record of {stem}")
+                is None
+            ):
+                return False
+            records = [*records, record]
+        last = records[-1] if records else None
+        if last is not None and not last.will_retry and last.pilot_id in (holder, self._pilot_id):
+            queue.finish(claim, last.outcome)
+        else:
+            queue.release(claim)
+        self._say(f"took {stem} over from pilot {holder}, which is dead")
+        return True
+
+    def compact(self) -> None:
+        """Put the parts of this sweep together. They stay readable as they are, so a failure is only said."""
+        try:
+            store.compact(self._sweep.path)
+        except (OSError, InvalidResults) as error:
+            self._say(f"the tables are not compacted (nothing is lost): {error}")
+
+    def until_written(self, write: Callable[[], _T], what: str) -> _T | None:
+        """Try until the disk lets us, saying why it does not; None when the pilot has to stop before.
+
+        A stop asked for leaves one last try.
+        """
+        wait_s, stopping = _RETRY_FIRST_S, False
+        while True:
+            try:
+                return write()
+            except OSError as error:
+                message = f"cannot write {what}: {error}; trying again, nothing is lost"
+            if wait_s == _RETRY_FIRST_S:
+                self._say(message)
+            if stopping:
+                return None
+            stopping = not self._pause(wait_s, message)
+            wait_s = min(2 * wait_s, _RETRY_LONGEST_S)
+
+    def _compare(self, attempt: Attempt, done: Execution) -> loss_check.Comparison | None:
+        known = [loss for loss in rows.losses_of(done.results) if loss is not None]
+        norms = [norm for norm in rows.grad_norms_of(done.results) if norm is not None]
+        if done.outcome.outcome != "ok" or attempt.task.method != "measured" or not known:
+            return None
+        try:
+            return loss_check.compare(self._sweep.losses, attempt.point.experiment, attempt.attempt_id, known, norms)
+        except OSError as error:
+            self._say(f"{attempt.attempt_id}: losses are not compared: {error}")
+            return None
+
+    def _unrecorded(self, claim: Claim, recorded: set[str]) -> Attempt | None:
+        """An attempt that another pilot began and did not live to record: the claim's last holder, or one before it
+        whose point that holder had taken over and not yet settled."""
+        for folder in sorted(self._sweep.attempts.glob(f"{claim.point.experiment.id}.a*")):
+            if folder.name in recorded or _pilot_of(folder / "attempt.json") in (None, self._pilot_id):
+                continue
+            attempt = reopen_attempt(self._sweep, claim.point, folder.name)
+            if attempt is not None and attempt.task.method == claim.point.method:
+                return attempt
+        return None
+
+    def _salvage(self, attempt: Attempt, why: str) -> Execution:
+        """What the attempt's folder says, for an attempt whose pilot did not live to say it."""
+        results = attempt.results()
+        measured = attempt.task.method == "measured"
+        ranks: Sequence[int] = attempt.ranks() if measured else rehearsed_ranks(attempt.point.experiment)
+        try:
+            outcome = Outcome(**json.loads((attempt.folder / "outcome.json").read_text()))
+        except (OSError, ValueError, TypeError):
+            outcome = oc.abandoned(attempt.folder, ranks, results, why)
+        try:
+            complete = not measured and all(rank in results for rank in ranks)
+            rehearsed = assemble(attempt.point.experiment, attempt.task.cluster, results) if complete else None
+        except Exception as error:
+            return internal_error(error)
+        return Execution(outcome=outcome, results=results, rehearsed=rehearsed)
+
+    def _row_written(self, attempt_id: str) -> Mapping[str, Any] | None:
+        try:
+            table = store.read_attempts(self._sweep.path)
+        except InvalidResults:
+            return None
+        for row in table.to_pylist():
+            if row["attempt_id"] == attempt_id:
+                return dict(row)
+        return None
+
+
+def wants_retry(outcome: Outcome, before: Sequence[AttemptRecord], settings: LaunchSettings) -> bool:
+    """Whether the point runs again: what was not its own doing a bounded number of times, a hang once, else never."""
+    if outcome.outcome in ("cancelled", "preempted"):
+        return True
+    if outcome.outcome == "hang":
+        return 1 + sum(record.outcome == "hang" for record in before) < _HANGS_TRIED
+    if outcome.infrastructure:
+        return 1 + sum(record.infrastructure for record in before) < settings.max_attempts
+    return False
+
+
+def _answered_meanwhile(before: Sequence[AttemptRecord], attempt: Attempt) -> str | None:
+    """The attempt that has answered the point while this one ran: its pilot was taken for dead, or the other way round.
+    A point that a user has put back ran before, not meanwhile."""
+    good = (record for record in before if record.outcome == "ok" and record.ended_at > attempt.started_at)
+    return next((record.attempt_id for record in good if record.attempt_id != attempt.attempt_id), None)
+
+
+def _with_notes(done: Execution, still_held: str | None, held: bool) -> Outcome:
+    notes = [still_held] if still_held is not None else []
+    if done.survivors:
+        notes.append(f"processes {', '.join(done.survivors)} could not be ended")
+    if not held:
+        notes.append("the claim on this point was taken over meanwhile: it may have run twice")
+    if not notes:
+        return done.outcome
+    evidence = "; ".join([*([done.outcome.evidence] if done.outcome.evidence else []), *notes])
+    return dataclasses.replace(done.outcome, evidence=evidence)
+
+
+def _record(row: Mapping[str, Any], attempt: Attempt, outcome: Outcome, claim: Claim, ended_at: float) -> AttemptRecord:
+    return AttemptRecord(
+        attempt_id=attempt.attempt_id,
+        attempt_number=attempt.number,
+        pilot_id=claim.pilot_id,
+        experiment_id=attempt.point.experiment.id,
+        world_size=attempt.point.experiment.world_size,
+        outcome=outcome.outcome,
+        phase=outcome.phase,
+        phase_step=outcome.phase_step,
+        failed_rank=outcome.failed_rank,
+        evidence=outcome.evidence,
+        infrastructure=outcome.infrastructure,
+        will_retry=row["will_retry"],
+        method=attempt.task.method,
+        started_at=attempt.started_at,
+        ended_at=ended_at,
+        gap_s=row["gap_s"],
+        step_time_s=row["step_time_s"],
+        tokens_per_s_per_gpu=row["tokens_per_s_per_gpu"],
+        peak_allocated_bytes=row["peak_allocated_bytes"],
+        nodes=attempt.nodes,
+        failed_node=attempt.node_of(outcome.failed_rank) if outcome.failed_rank is not None else None,
+        kind=kind_of(attempt.point.experiment, max(1, len(attempt.nodes))),
+    )
+
+
+def _outcome_of(row: Mapping[str, Any]) -> Outcome:
+    """The outcome that a written row tells."""
+    return Outcome(
+        outcome=row["outcome"],
+        phase=row["phase"],
+        phase_step=row["phase_step"],
+        failed_rank=row["failed_rank"],
+        evidence=row["evidence"],
+        teardown_hung=bool(row["teardown_hung"]),
+        infrastructure=row["outcome"] == "node_failure",
+    )
+
+
+def _pilot_of(path: Path) -> str | None:
+    try:
+        return str(json.loads(path.read_text())["pilot_id"])
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
+def _last_sign(attempt: Attempt) -> float:
+    """When something was last written in the attempt's folder."""
+    return max([attempt.started_at, *(path.stat().st_mtime for path in attempt.folder.iterdir())])

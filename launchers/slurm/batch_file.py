@@ -1,0 +1,272 @@
+"""Batch files of pilots and their submission. The only file that knows submitit.
+
+submitit writes the file and calls sbatch; its pickles are not used, since a job must not depend on anything that its
+submitter does after sbatch: what a pilot needs is a JSON file written before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import shlex
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from submitit.core.utils import FailedJobError, FailedSubmissionError
+from submitit.slurm.slurm import SlurmExecutor
+
+from launchers.slurm.options import SlurmOptions, check_path
+from launchers.state import submissions
+from results.errors import UltrasweepError
+
+SBATCH_LIMIT_S = 150
+"""sbatch takes 9 s to find out that slurmctld is down, and tries for 120 s where the cluster holds too many jobs."""
+_KILL_AFTER_S = 5
+_PASSING = (
+    "unable to contact slurm controller",
+    "resource temporarily unavailable",
+    "timed out",
+    "zero bytes",
+    "connection refused",
+    "connection reset",
+    "slurmctld",
+    "backup controller",
+    "standby mode",
+    "try again",
+    "unexpected message received",
+    "protocol authentication error",  # munged restarts
+    "munge",
+)
+"""What sbatch says of trouble that goes by, in lower case."""
+_LIMITED = ("submitjob", "submit job", "submit limit", "maxsubmit", "job limit")
+"""What it says when a user or account may not have so many jobs waiting."""
+
+
+class Refused(UltrasweepError):
+    """sbatch says no, and would say so again: a wrong partition, account, too many nodes ..."""
+
+
+class Limited(UltrasweepError):
+    """sbatch takes no more jobs from this user now; fewer may do."""
+
+
+class Unsure(UltrasweepError):
+    """sbatch failed, or was cut short, in a way that may pass. The job may even be there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PilotJob:
+    """One submission: ``count`` pilots of ``nodes`` nodes."""
+
+    token: str
+    """Names the submission, and the config of its pilots."""
+    job_name: str
+    sweep_dir: Path
+    """Absolute."""
+    code_dir: Path
+    """Where the pilots' code is (see `launchers.state.code_snapshot`)."""
+    nodes: int
+    count: int
+    gpus_per_node: int
+    """0: none are asked for."""
+    pilot: Sequence[str]
+    """Command line of a pilot; the sweep's folder and the token follow."""
+    excluded: Sequence[str] = ()
+    """Nodes that the sweep remembers as bad."""
+
+    @property
+    def log_dir(self) -> Path:
+        return submissions.log_dir(self.sweep_dir, self.token)
+
+
+def available() -> bool:
+    """Whether this machine can submit."""
+    return shutil.which("sbatch") is not None and shutil.which("srun") is not None
+
+
+def submission_text(job: PilotJob, options: SlurmOptions) -> str:
+    """The batch file. Raises `InvalidSweep` for a path that cannot stand in one."""
+    executor, command = _prepare(job, options)
+    return executor.text(command)
+
+
+def submit(job: PilotJob, options: SlurmOptions) -> str:
+    """Call sbatch; the id of the job (of the array, where there are several pilots).
+
+    Raises `Refused`, `Limited` or `Unsure` with what sbatch says. In no case is it certain that the job is not there:
+    look for the token.
+    """
+    if not available():
+        raise Refused("launcher=slurm needs sbatch and srun, which are not on PATH here; use a login node")
+    executor, command = _prepare(job, options)
+    try:
+        job.log_dir.mkdir(parents=True, exist_ok=True)
+        with contextlib.redirect_stderr(io.StringIO()):  # submitit prints what it raises
+            return str(executor._submit_command(command).job_id)
+    except FailedJobError as error:
+        raise _judged(str(error)) from None
+    except FailedSubmissionError as error:
+        raise Unsure(f"sbatch said something unexpected: {_one_line(str(error))}") from None
+    except OSError as error:
+        raise Unsure(f"cannot write in {job.log_dir}: {error.strerror or error}") from None
+
+
+def _judged(said: str) -> UltrasweepError:
+    line = _one_line(said)
+    lower = line.lower()
+    if not line:
+        return Unsure(f"sbatch did not answer within {SBATCH_LIMIT_S} s")
+    if any(word in lower for word in _LIMITED):
+        return Limited(line)
+    return Unsure(line) if any(word in lower for word in _PASSING) else Refused(line)
+
+
+def _one_line(said: str) -> str:
+    lines = [line.removeprefix("sbatch: ").removeprefix("error: ").strip() for line in said.splitlines()]
+    return "; ".join(dict.fromkeys(line for line in lines if line))
+
+
+class _PilotExecutor(SlurmExecutor):  # type: ignore[misc]
+    """submitit's executor with a time limit on sbatch, an environment of our own for it, and no need of a cluster for
+    writing the file."""
+
+    @classmethod
+    def affinity(cls) -> int:
+        return 2  # `submit` has looked for sbatch; a dry run needs none
+
+    def text(self, command: str) -> str:
+        return str(self._make_submission_file_text(command, ""))
+
+    def _make_submission_command(self, submission_file_path: Path) -> list[str]:
+        # `timeout` makes a process group of its own: a Ctrl-C in the terminal does not cut sbatch short.
+        limit = ["timeout", "-k", str(_KILL_AFTER_S), str(SBATCH_LIMIT_S)]
+        unset = [word for name in _confusing(os.environ, self.parameters) for word in ("-u", name)]
+        return [*limit, "env", *unset, "sbatch", str(submission_file_path)]
+
+
+_VARIABLES = {"time": "TIMELIMIT", "mem": "MEM_PER_NODE"}
+"""Parameters whose variable is called differently: ``SBATCH_TIMELIMIT``."""
+_NEVER = {
+    *("SBATCH_ARRAY_INX", "SBATCH_ERROR", "SBATCH_GPUS", "SBATCH_GPUS_PER_TASK"),
+    *("SBATCH_NO_REQUEUE", "SBATCH_OUTPUT", "SBATCH_REQUEUE", "SBATCH_WAIT"),
+}
+
+
+def _confusing(environment: Mapping[str, str], parameters: Mapping[str, Any]) -> list[str]:
+    """Variables that must not reach sbatch: those of an allocation that we may be in, which it would hand on to the
+    job, and those that would silently win over what the batch file says."""
+    more = parameters.get("additional_parameters") or {}
+    given = {key for key, value in {**parameters, **more}.items() if value is not None}
+    winning = {f"SBATCH_{_VARIABLES.get(name, name.replace('-', '_').upper())}" for name in given} | _NEVER
+    kept = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS", "SLURM_TIME_FORMAT", "SLURM_JWT")
+    return sorted(n for n in environment if n in winning or (n.startswith("SLURM_") and n not in kept))
+
+
+def _prepare(job: PilotJob, options: SlurmOptions) -> tuple[_PilotExecutor, str]:
+    for path in (job.sweep_dir, job.code_dir):
+        check_path(path)
+    executor = _PilotExecutor(folder=job.log_dir)
+    executor.update_parameters(**_parameters(job, options))
+    if job.count > 1:
+        executor.parameters["map_count"] = job.count
+    pilot = list(job.pilot)
+    if options.python is not None:
+        pilot[0] = options.python
+    return executor, shlex.join([*options.prefix, *pilot, str(job.sweep_dir), job.token])
+
+
+def _parameters(job: PilotJob, options: SlurmOptions) -> dict[str, Any]:
+    """submitit's parameters; those that are None are left out of the file."""
+    more: dict[str, Any] = {
+        "requeue" if options.requeue else "no-requeue": True,
+        # `python -m` puts the working directory first on its path, before PYTHONPATH: it must be the copy's.
+        "chdir": str(job.code_dir),
+        "signal": f"USR2@{options.signal_delay_s}",  # whatever submitit's environment variable says
+        "open-mode": "append",  # a requeued pilot goes on in the same log
+    }
+    if options.nice is not None:
+        more["nice"] = options.nice
+    if options.reservation is not None:
+        more["reservation"] = options.reservation
+    more |= {key.replace("_", "-"): value for key, value in options.sbatch.items() if value is not False}
+    gpus = gres = None
+    if job.gpus_per_node:
+        count = f"{options.gpu_type}:{job.gpus_per_node}" if options.gpu_type else str(job.gpus_per_node)
+        if options.gpus == "gpus_per_node":
+            gpus = count
+        elif options.gpus == "gres":
+            gres = f"gpu:{count}"
+    excluded = [name for name in (options.exclude, *job.excluded) if name]
+    return {
+        "job_name": job.job_name,
+        "comment": f"ultrasweep:{job.token}",
+        "nodes": job.nodes,
+        "ntasks_per_node": 1,
+        "time": options.time_min,
+        "partition": options.partition,
+        "account": options.account,
+        "qos": options.qos,
+        "constraint": options.constraint,
+        "nodelist": options.nodelist,
+        "exclude": ",".join(excluded) or None,
+        "exclusive": options.exclusive or None,
+        "cpus_per_task": options.cpus_per_task,
+        "mem": options.mem,
+        "gpus_per_node": gpus,
+        "gres": gres,
+        "array_parallelism": job.count,
+        "wckey": None,
+        "stderr_to_stdout": True,
+        "additional_parameters": more,
+        "setup": _setup(job, options),
+        "srun_args": _srun_args(job, options),
+    }
+
+
+def _setup(job: PilotJob, options: SlurmOptions) -> list[str]:
+    """Lines of shell before srun: the user's own first, so that they cannot take away what a pilot needs."""
+    ours = {
+        # No library shall give a pilot a thread at import: a process with threads must not fork.
+        "OPENBLAS_NUM_THREADS": "1",
+        "JE_ARROW_MALLOC_CONF": "background_thread:false",
+        "PYTHONUNBUFFERED": "1",
+    }
+    if options.cpus_per_task is not None:
+        ours["SRUN_CPUS_PER_TASK"] = str(options.cpus_per_task)
+    lines = [f"export {name}={shlex.quote(value)}" for name, value in ours.items()]
+    path = f'export PYTHONPATH={shlex.quote(str(job.code_dir))}"${{PYTHONPATH:+:$PYTHONPATH}}"'
+    return [*options.setup, *lines, path]
+
+
+def _srun_args(job: PilotJob, options: SlurmOptions) -> list[str]:
+    # Since Slurm 22.05 srun does not take --cpus-per-task from sbatch. Without it a step of whole nodes has all cores;
+    # none are bound, because one task a node would be bound to one core, and its ranks with it.
+    cpus = [f"--cpus-per-task={options.cpus_per_task}"] if options.cpus_per_task is not None else []
+    return [
+        f"--nodes={job.nodes}",
+        f"--ntasks={job.nodes}",
+        "--ntasks-per-node=1",
+        *cpus,
+        "--cpu-bind=none",
+        "--mpi=none",
+        "--export=ALL",
+        "--open-mode=append",
+        # Sites set KillOnBadExit=1 and a WaitTime, which would end the whole step with the first node agent that dies
+        # or ends. The pilot itself goes on without a dead agent's node, and its end is the agents' end.
+        "--kill-on-bad-exit=0",
+        "--wait=0",
+        *options.srun_args,
+    ]
+
+
+_NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+
+
+def node_names(names: Sequence[str]) -> list[str]:
+    """Of ``names``, those that can be names of nodes to Slurm."""
+    return [name for name in names if _NODE.fullmatch(name)]

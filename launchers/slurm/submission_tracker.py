@@ -1,0 +1,129 @@
+"""The submissions of a sweep beside what Slurm says of them, look after look.
+
+Slurm's word is taken slowly: a job that is not shown once, or shown as lost with its node, may be there again a moment
+later under the same number. While Slurm does not answer, nothing changes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+from launchers.slurm import batch_file
+from launchers.slurm.client import Ending, Job, SlurmClient
+from launchers.state import submissions
+from launchers.state.submissions import Submission
+from launchers.state.sweep_dir import SweepDir
+
+GRACE_S = 5.0
+"""How long a submission must have had no living job before that is believed."""
+REQUEUE_GRACE_S = 30.0
+"""The same where a job was lost with a node or preempted: Slurm may start it again under the same number."""
+INTENT_LIMIT_S = batch_file.SBATCH_LIMIT_S + 30.0
+"""How long an sbatch whose caller was killed may still bring up its job."""
+_COMING_BACK = frozenset({"NODE_FAIL", "PREEMPTED", "BOOT_FAIL", "LAUNCH_FAILED"})
+
+
+class SubmissionTracker:
+    """Only the one process that may submit for the sweep writes submissions through this."""
+
+    def __init__(self, sweep: SweepDir, client: SlurmClient) -> None:
+        self.live: Counter[int] = Counter()
+        """Pilots by shape that run, wait or are about to appear."""
+        self._sweep = sweep
+        self._client = client
+        self._open: dict[str, Submission] = {}
+        self._shapes: dict[str, int] = {}
+        self._expected: set[str] = set()
+        self._gone_since: dict[str, float] = {}
+        self._shown: dict[str, Sequence[Job]] = {}
+        """The jobs of a token when squeue last showed any."""
+
+    def update(self) -> list[Job] | None:
+        """Ask squeue, bring the submissions' files up to date; the sweep's jobs, or None when it does not answer.
+        Raises `OSError` when a file cannot be written."""
+        everything = submissions.all_submissions(self._sweep)
+        self._shapes = {one.token: one.nodes for one in everything}
+        self._open = {one.token: one for one in everything if one.open}
+        jobs = self._client.jobs({one.uid for one in everything}) if everything else []
+        if jobs is None:
+            return None
+        jobs = [job for job in jobs if job.token in self._shapes]
+        by_token: defaultdict[str, list[Job]] = defaultdict(list)
+        for job in jobs:
+            by_token[job.token].append(job)
+        self._shown |= by_token
+        for one in everything:  # Slurm may bring back a job whose end it had told
+            if not one.open and any(job.alive for job in by_token[one.token]):
+                self._open[one.token] = self.change(one, stage="submitted", ended_at=None, message="")
+        self.live, self._expected = Counter(), set()
+        for submission in list(self._open.values()):
+            self.live[submission.nodes] += self._look(submission, by_token[submission.token])
+        return jobs
+
+    def expected(self, token: str) -> bool:
+        """Whether pilots of this submission may be there although squeue shows none."""
+        return token in self._expected
+
+    def shape(self, token: str) -> int | None:
+        """Nodes of its pilots."""
+        return self._shapes.get(token)
+
+    def unconfirmed(self) -> list[Submission]:
+        """Submissions of which it is not known whether their job exists."""
+        return [one for one in self._open.values() if one.stage in ("intent", "unsure")]
+
+    def change(self, submission: Submission, **fields: Any) -> Submission:
+        """Write down what has become of a submission. Raises `OSError`."""
+        changed = submissions.change(self._sweep, submission, **fields)
+        self._shapes[changed.token] = changed.nodes
+        return changed
+
+    def ending(self, token: str) -> str:
+        """How the jobs of a submission ended, in a few words: ``job 12: 3 COMPLETED, 1 TIMEOUT``."""
+        jobs = self._shown.get(token, ())
+        states = Counter(job.state if not job.alive else "gone" for job in jobs)
+        exits: Counter[str] = Counter()
+        known_as = self._open.get(token)
+        number = jobs[0].array_id if jobs else known_as.job_id if known_as is not None else None
+        if (not states or "gone" in states) and (known := self._endings(token)):
+            last = {one.name: one for one in known}
+            states = Counter(one.state for one in last.values())
+            exits = Counter(one.exit_code for one in last.values() if one.exit_code not in ("", "0:0"))
+            number = known[-1].array_id
+        told = ", ".join(f"{count} {state}" for state, count in states.most_common()) or "no trace of it in Slurm"
+        codes = f" (exit {', '.join(exits)})" if exits else ""
+        return f"job {number or 'unknown'}: {told}{codes}"
+
+    def _look(self, submission: Submission, jobs: Sequence[Job]) -> int:
+        """One submission's living pilots; its file follows what is seen."""
+        token = submission.token
+        if jobs and submission.stage != "submitted":  # the id of an intent is found, whoever was killed before
+            submission = self.change(submission, stage="submitted", job_id=jobs[0].array_id)
+        if alive := sum(job.alive for job in jobs):
+            self._gone_since.pop(token, None)
+            return alive
+        now = time.monotonic()
+        gone_s = now - self._gone_since.setdefault(token, now)
+        young = time.time() - submission.created_at < INTENT_LIMIT_S
+        if submission.stage == "intent" and young and not self._endings(token):
+            return self._hope(submission)
+        grace_s = REQUEUE_GRACE_S if any(job.state in _COMING_BACK for job in jobs) else GRACE_S
+        if gone_s < grace_s:
+            return self._hope(submission)
+        known = self._endings(token) if submission.stage != "submitted" else None
+        stage = "ended" if submission.stage == "submitted" or known else "failed"
+        number = known[-1].array_id if known else submission.job_id
+        message = self.ending(token)
+        self.change(submission, stage=stage, job_id=number, ended_at=time.time(), message=message)
+        return 0
+
+    def _hope(self, submission: Submission) -> int:
+        self._expected.add(submission.token)
+        return submission.count
+
+    def _endings(self, token: str) -> list[Ending]:
+        known = self._open.get(token)
+        return (self._client.endings([known]) if known is not None else None) or []

@@ -1,0 +1,75 @@
+"""A copy of this code in the sweep's folder. Pilots run from it, so editing the checkout changes nothing that waits."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from launchers.state.sweep_dir import SweepDir
+from results.errors import InvalidResults
+
+PACKAGES = ("results", "workloads", "launchers")
+"""What a pilot imports."""
+_LEFT_OUT = frozenset({"__pycache__", "recorded"})
+"""Compiled files, and the tables of recorded sweeps, which no pilot reads."""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The files of `PACKAGES` under ``root`` as they are now."""
+
+    root: Path
+    files: tuple[tuple[str, bytes], ...]
+    """Relative path and content, in the order of the paths."""
+
+    @property
+    def digest(self) -> str:
+        """Names the content: equal code has an equal name."""
+        whole = hashlib.sha256()
+        for name, content in self.files:
+            whole.update(f"{name}\0{len(content)}\0".encode())
+            whole.update(content)
+        return whole.hexdigest()[:16]
+
+
+def code_root() -> Path:
+    """The folder that holds the packages which run now."""
+    return Path(__file__).resolve().parents[2]
+
+
+def take_snapshot(root: Path | None = None) -> Snapshot:
+    """Read the code; nothing is written."""
+    root = root or code_root()
+    paths = [path for package in PACKAGES for path in (root / package).rglob("*") if path.is_file()]
+    names = sorted(path.relative_to(root).as_posix() for path in paths)
+    kept = [name for name in names if not _LEFT_OUT & set(name.split("/")) and not name.split("/")[-1].startswith(".")]
+    return Snapshot(root, tuple((name, (root / name).read_bytes()) for name in kept))
+
+
+def folder_of(sweep: SweepDir, snapshot: Snapshot) -> Path:
+    """Where `write_snapshot` puts it (an absolute path: a job starts somewhere else)."""
+    return sweep.path.resolve() / "code" / snapshot.digest
+
+
+def write_snapshot(sweep: SweepDir, snapshot: Snapshot) -> Path:
+    """The copy's folder, which appears whole or not at all. Raises `InvalidResults` when it cannot be written."""
+    folder = folder_of(sweep, snapshot)
+    if folder.is_dir():
+        return folder
+    draft = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
+    try:
+        for name, content in snapshot.files:
+            target = draft / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(content)
+            target.chmod(0o444)
+        draft.rename(folder)
+    except OSError as error:
+        shutil.rmtree(draft, ignore_errors=True)
+        if folder.is_dir():  # another submitter was faster
+            return folder
+        raise InvalidResults(f"cannot copy the code to {folder}: {error.strerror or error}") from None
+    return folder

@@ -1,0 +1,86 @@
+"""What came of every attempt: one small file an attempt under ``queue/history``, never changed once written."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from launchers.state.sweep_dir import SweepDir, entry_names, split_name
+from workloads.protocol import Method, write_json
+
+_METHOD_PREFIX: Mapping[Method, str] = {"measured": "", "rehearsed": "rehearsed ", "rehearsed_fake": "estimated "}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptRecord:
+    """What came of one attempt, short: enough for status, retries and the expected end."""
+
+    attempt_id: str
+    attempt_number: int
+    pilot_id: str
+    experiment_id: str
+    world_size: int
+    outcome: str
+    phase: str | None
+    phase_step: int | None
+    failed_rank: int | None
+    evidence: str | None
+    infrastructure: bool
+    will_retry: bool
+    started_at: float
+    ended_at: float
+    method: Method = "measured"
+    gap_s: float | None = None
+    step_time_s: float | None = None
+    tokens_per_s_per_gpu: float | None = None
+    peak_allocated_bytes: int | None = None
+    nodes: Sequence[str] = ()
+    failed_node: str | None = None
+    """Where the failed rank ran."""
+    kind: str = ""
+    """See `launchers.state.circuit_breaker.kind_of`."""
+
+    @property
+    def duration_s(self) -> float:
+        return self.ended_at - self.started_at
+
+
+def write_record(sweep: SweepDir, stem: str, attempt: AttemptRecord) -> Path:
+    path = sweep.history / f"{stem}@{attempt.attempt_id}.json"
+    write_json(path, attempt)
+    return path
+
+
+def records_of(sweep: SweepDir, stem: str) -> list[AttemptRecord]:
+    """Every recorded attempt at one point, oldest first."""
+    return read_records(sweep, [name for name in entry_names(sweep.history) if split_name(name)[0] == stem])
+
+
+def read_records(sweep: SweepDir, names: Iterable[str]) -> list[AttemptRecord]:
+    """The records in the named files of ``history``, oldest first; unreadable ones are left out."""
+    records = []
+    for name in names:
+        try:
+            records.append(AttemptRecord(**json.loads((sweep.history / name).read_text())))
+        except (OSError, ValueError, TypeError):
+            continue
+    return sorted(records, key=lambda attempt: (attempt.started_at, attempt.attempt_number))
+
+
+def describe(record: AttemptRecord) -> str:
+    """One line about one attempt, for logs and plain progress."""
+    line = f"{record.outcome:<10} {record.experiment_id}"
+    if record.tokens_per_s_per_gpu is not None:
+        line += f"  {_METHOD_PREFIX[record.method]}{record.tokens_per_s_per_gpu:,.0f} tokens/s/GPU"
+    if record.peak_allocated_bytes is not None:
+        line += f"  peak {_size(record.peak_allocated_bytes)}"
+    line += f"  {record.duration_s:.1f} s"
+    if record.outcome != "ok" and record.evidence:
+        line += f"  {record.evidence.splitlines()[0][:160]}"
+    return line + ("  (will be tried again)" if record.will_retry else "")
+
+
+def _size(size_bytes: int) -> str:
+    return f"{size_bytes / 2**30:.2f} GiB" if size_bytes >= 2**30 // 10 else f"{size_bytes / 2**20:.2f} MiB"

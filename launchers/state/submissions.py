@@ -1,0 +1,168 @@
+"""What has been submitted for a sweep: one file a submission, written before sbatch is called.
+
+    submissions/<token>.json    shape, count and time; the job's id as soon as sbatch has told it
+    submissions/cancelled.json  when somebody last said ``cancel``: whoever watches stops submitting
+
+The token is in the job's comment and at the end of its name, so that a job is found again whatever happened between
+sbatch and the moment when its id would have been written down. Ids alone prove nothing: a cluster that loses its state
+gives them out again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import secrets
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from launchers.state.sweep_dir import SweepDir
+from results.errors import InvalidResults
+from workloads.protocol import write_json
+
+Stage = Literal["intent", "unsure", "submitted", "ended", "failed"]
+"""``intent``: sbatch may be running, or its caller was killed. ``unsure``: sbatch has ended without a clear answer.
+``ended``: none of its pilots is left. ``failed``: there is no such job."""
+OPEN: tuple[Stage, ...] = ("intent", "unsure", "submitted")
+
+TOKEN = re.compile(r"slurm-[0-9]{8}-[0-9]{6}-[0-9a-f]{6}")
+_NAME_LENGTH = 40
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submission:
+    token: str
+    job_name: str
+    nodes: int
+    """Of each pilot."""
+    count: int
+    """Pilots: elements of the job array, or one job."""
+    time_min: int
+    created_at: float
+    uid: int
+    """Of the user who submitted it."""
+    stage: Stage = "intent"
+    job_id: str | None = None
+    """Of the array, or of the single job."""
+    ended_at: float | None = None
+    message: str = ""
+    """What Slurm said in the end, for people."""
+
+    @property
+    def open(self) -> bool:
+        return self.stage in OPEN
+
+
+def new_submission(sweep: SweepDir, *, nodes: int, count: int, time_min: int) -> Submission:
+    """An intent, not yet written."""
+    token = f"slurm-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
+    name = re.sub(r"[^A-Za-z0-9_-]+", "-", sweep.name).strip("-")[:_NAME_LENGTH] or "sweep"
+    return Submission(
+        token=token,
+        job_name=f"{name}.{token}",
+        nodes=nodes,
+        count=count,
+        time_min=time_min,
+        created_at=time.time(),
+        uid=os.getuid(),
+    )
+
+
+def token_in(text: str) -> str | None:
+    """The token at the end of a job's name or comment; None for a job that is not ours."""
+    token = re.split(r"[.:]", text)[-1]
+    return token if TOKEN.fullmatch(token) else None
+
+
+def token_of_pilot(pilot_id: str) -> str | None:
+    """The submission that a pilot belongs to (``<token>.<index>.<restarts>``); None for a local pilot."""
+    return token_in(pilot_id.split(".", 1)[0])
+
+
+def index_of_pilot(pilot_id: str) -> int | None:
+    parts = pilot_id.split(".")
+    return int(parts[1]) if len(parts) > 1 and parts[1].isdigit() else None
+
+
+def successor(pilot_id: str) -> str:
+    """The pilot that the same job is when Slurm has started it once more."""
+    job, _, restarts = pilot_id.rpartition(".")
+    return f"{job}.{int(restarts) + 1}"
+
+
+def write(sweep: SweepDir, submission: Submission) -> None:
+    """Raises `OSError`."""
+    folder = _folder(sweep)
+    folder.mkdir(exist_ok=True)
+    write_json(folder / f"{submission.token}.json", submission)
+
+
+def change(sweep: SweepDir, submission: Submission, **fields: Any) -> Submission:
+    """Write ``submission`` with other fields; the changed one. Raises `OSError`."""
+    changed = dataclasses.replace(submission, **fields)
+    write(sweep, changed)
+    return changed
+
+
+def all_submissions(sweep: SweepDir) -> list[Submission]:
+    """Every submission, oldest first. A damaged file is read as an intent: its name is enough to find the job."""
+    try:
+        paths = sorted(_folder(sweep).glob("slurm-*.json"))
+    except OSError as error:
+        raise InvalidResults(f"{_folder(sweep)} cannot be read: {error.strerror or error}") from None
+    found = [_read(path) for path in paths if TOKEN.fullmatch(path.stem)]
+    return sorted(found, key=lambda one: (one.created_at, one.token))
+
+
+def log_dir(sweep: Path, token: str) -> Path:
+    """Where the batch file and the output of a submission's pilots are, in the sweep's folder."""
+    return sweep.resolve() / "slurm" / token
+
+
+def say_cancelled(sweep: SweepDir) -> None:
+    """Tell every watcher of the sweep to submit nothing more."""
+    _folder(sweep).mkdir(exist_ok=True)
+    write_json(_folder(sweep) / "cancelled.json", {"id": secrets.token_hex(8), "at": time.time()})
+
+
+def cancel_mark(sweep: SweepDir) -> str | None:
+    """Differs after every `say_cancelled`."""
+    try:
+        return (_folder(sweep) / "cancelled.json").read_text()
+    except OSError:
+        return None
+
+
+def lease_path(sweep: SweepDir) -> Path:
+    """Held by the one process that may submit for this sweep."""
+    _folder(sweep).mkdir(exist_ok=True)
+    return _folder(sweep) / ".submitter"
+
+
+def _folder(sweep: SweepDir) -> Path:
+    return sweep.path / "submissions"
+
+
+def _read(path: Path) -> Submission:
+    try:
+        fields = json.loads(path.read_text())
+        submission = Submission(**fields)
+        if submission.token == path.stem and submission.count >= 1 and submission.nodes >= 1:
+            return submission
+    except (OSError, ValueError, TypeError):
+        pass
+    stat = path.stat()
+    return Submission(
+        token=path.stem,
+        job_name=path.stem,
+        nodes=1,
+        count=1,
+        time_min=1,
+        created_at=stat.st_mtime,
+        uid=stat.st_uid,
+        message="its file is damaged",
+    )

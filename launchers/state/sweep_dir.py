@@ -1,0 +1,223 @@
+"""The folder of one sweep, and the points that are added to its queue.
+
+<results>/<sweep>/sweep.json            what this folder is
+                  queue/todo|claimed|done/   one file a point, in exactly one of the three (see `launchers.state.queue`)
+                  queue/history/        one record an attempt
+                  pilots/               config, state and log of every pilot
+                  attempts/<id>/        task, heartbeats, results and logs of one attempt
+                  stages/  losses/      rehearsed stages and reference losses shared by points
+                  parts/  *.parquet     the tables (see `results.store`)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from launchers.state.process_identity import ProcessIdentity, own_identity, provably_dead
+from results.errors import InvalidResults
+from workloads import experiment as ex
+from workloads.errors import InvalidExperiment
+from workloads.experiment import Experiment
+from workloads.protocol import Method, write_json
+
+FORMAT = 1
+_LOCK_LIMIT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """One place in the grid that shall be run."""
+
+    index: int
+    """Number in the expanded sweep: points are drawn in this order."""
+    grid: str
+    experiment: Experiment
+    predicted_peak_bytes: int | None = None
+    predicted_step_time_s: float | None = None
+    deadline_s: float
+    """Longest time from the start of its processes to their end."""
+    method: Method = "measured"
+
+    @property
+    def key(self) -> str:
+        """What makes two points the same: the experiment and how it is run."""
+        return self.experiment.id if self.method == "measured" else f"{self.experiment.id}+{self.method}"
+
+    @property
+    def stem(self) -> str:
+        """Name of the point's file in the queue."""
+        return f"{self.index:06d}-{self.key}"
+
+
+@dataclass(frozen=True, slots=True)
+class SweepDir:
+    path: Path
+
+    @classmethod
+    def create(cls, path: Path, settings: Mapping[str, Any]) -> SweepDir:
+        """Make the folder of a sweep, or take the one that is there; ``settings`` are kept for the reader.
+
+        Raises `InvalidResults` for a folder that holds something else.
+        """
+        sweep = cls(Path(path))
+        try:
+            if sweep.marker.exists():
+                return cls.open(path)
+            if sweep.path.exists() and (not sweep.path.is_dir() or any(sweep.path.iterdir())):
+                raise InvalidResults(f"{path} exists and is not a sweep (no sweep.json); choose another name or folder")
+            for folder in (sweep.todo, sweep.claimed, sweep.done, sweep.history, sweep.pilots, sweep.attempts):
+                folder.mkdir(parents=True, exist_ok=True)
+            sweep.stages.mkdir(exist_ok=True)
+            sweep.losses.mkdir(exist_ok=True)
+            about = {"format": FORMAT, "name": sweep.name, "created_at": time.time(), "settings": dict(settings)}
+            write_json(sweep.marker, about)
+        except OSError as error:
+            raise InvalidResults(f"cannot make a sweep in {path}: {error.strerror or error}") from None
+        return sweep
+
+    @classmethod
+    def open(cls, path: Path) -> SweepDir:
+        """The sweep in ``path``. Raises `InvalidResults` when there is none, or one that this version cannot read."""
+        sweep = cls(Path(path))
+        try:
+            about = json.loads(sweep.marker.read_text())
+        except (FileNotFoundError, NotADirectoryError):
+            raise InvalidResults(f"{path} is not a sweep: it has no sweep.json") from None
+        except (OSError, ValueError) as error:
+            raise InvalidResults(f"{sweep.marker} cannot be read: {error}") from None
+        if not isinstance(about, dict) or about.get("format") != FORMAT:
+            raise InvalidResults(f"{sweep.marker} is not of format {FORMAT}, which this version reads")
+        return sweep
+
+    @property
+    def name(self) -> str:
+        return self.path.resolve().name
+
+    @property
+    def marker(self) -> Path:
+        return self.path / "sweep.json"
+
+    @property
+    def todo(self) -> Path:
+        return self.path / "queue" / "todo"
+
+    @property
+    def claimed(self) -> Path:
+        return self.path / "queue" / "claimed"
+
+    @property
+    def done(self) -> Path:
+        return self.path / "queue" / "done"
+
+    @property
+    def history(self) -> Path:
+        return self.path / "queue" / "history"
+
+    @property
+    def pilots(self) -> Path:
+        return self.path / "pilots"
+
+    @property
+    def attempts(self) -> Path:
+        return self.path / "attempts"
+
+    @property
+    def stages(self) -> Path:
+        return self.path / "stages"
+
+    @property
+    def losses(self) -> Path:
+        return self.path / "losses"
+
+    def settings(self) -> dict[str, Any]:
+        """What `create` was given. Raises `InvalidResults` when the marker is damaged."""
+        try:
+            return dict(json.loads(self.marker.read_text())["settings"])
+        except (ValueError, TypeError, KeyError):
+            raise InvalidResults(f"{self.marker} is damaged: it does not hold a sweep's settings") from None
+
+    def add_points(self, points: Iterable[Point]) -> int:
+        """Put the points that the queue does not know yet under ``todo``; how many those were."""
+        added = 0
+        with _exclusive(self.path / "queue" / "adding.lock"):
+            known = {key_of(name) for folder in (self.todo, self.claimed, self.done) for name in entry_names(folder)}
+            for point in points:
+                if point.key not in known:
+                    known.add(point.key)
+                    write_json(self.todo / f"{point.stem}.json", point_to_dict(point))
+                    added += 1
+        return added
+
+
+def entry_names(folder: Path) -> list[str]:
+    """Names of the queue's files in ``folder``, in the order of the points' indices."""
+    with os.scandir(folder) as entries:  # tells files from folders without asking for each
+        return sorted(e.name for e in entries if e.name.endswith(".json") and e.name[0] != "." and e.is_file())
+
+
+def split_name(name: str) -> tuple[str, str]:
+    """``(stem, suffix)`` of ``stem@suffix.json``; the suffix is a pilot or an outcome, empty under ``todo``."""
+    stem, _, suffix = name.removesuffix(".json").partition("@")
+    return stem, suffix
+
+
+def key_of(name: str) -> str:
+    """`Point.key` from the name of its file."""
+    return split_name(name)[0].partition("-")[2]
+
+
+def point_to_dict(point: Point) -> dict[str, Any]:
+    return {**dataclasses.asdict(point), "experiment": ex.to_dict(point.experiment)}
+
+
+def read_point(path: Path) -> Point:
+    """The point in one of the queue's files. Raises `InvalidResults` when it holds anything else."""
+    try:
+        fields = json.loads(path.read_text())
+        return Point(**{**fields, "experiment": ex.from_dict(fields["experiment"])})
+    except (ValueError, TypeError, KeyError, InvalidExperiment) as error:
+        raise InvalidResults(f"{path} is not a point of a sweep: {error}") from None
+
+
+@contextmanager
+def _exclusive(lock: Path) -> Iterator[None]:
+    """Hold ``lock`` by exclusive creation. A lock whose holder is gone, or that outlives the limit, is removed."""
+    waited_from = time.monotonic()
+    seen: tuple[str, float] | None = None
+    while True:
+        try:
+            handle = os.open(lock, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
+            break
+        except FileExistsError:
+            try:
+                text = lock.read_text()
+            except FileNotFoundError:
+                continue
+            if seen is None or seen[0] != text:
+                seen = (text, time.monotonic())
+            if _holder_gone(text) or time.monotonic() - seen[1] > _LOCK_LIMIT_S:
+                lock.unlink(missing_ok=True)
+            elif time.monotonic() - waited_from > 5 * _LOCK_LIMIT_S:
+                raise InvalidResults(f"{lock} is held by another process; remove it if that one is gone") from None
+            time.sleep(0.05)
+    try:
+        os.write(handle, json.dumps(dataclasses.asdict(own_identity())).encode())
+        os.close(handle)
+        yield
+    finally:
+        lock.unlink(missing_ok=True)
+
+
+def _holder_gone(text: str) -> bool:
+    try:
+        return provably_dead(ProcessIdentity(**json.loads(text)))
+    except (ValueError, TypeError):
+        return False  # created, not yet written

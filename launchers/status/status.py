@@ -1,0 +1,170 @@
+"""Where a sweep stands, from its files alone: on any machine, on any later day, with pilots running or not."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from launchers.state import history, pilot_state, queue
+from launchers.state.history import AttemptRecord
+from launchers.state.pilot_state import PilotState
+from launchers.state.process_identity import provably_dead
+from launchers.state.sweep_dir import SweepDir, entry_names, key_of, split_name
+from launchers.status.work_left import Need, Pace, PointNeeds, ShapeStatus, by_shape, devices_of
+from results.errors import InvalidResults
+from results.schema import OUTCOMES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepStatus:
+    """Counts are of points unless they say otherwise."""
+
+    name: str
+    total: int
+    todo: int
+    claimed: int
+    done: Mapping[str, int]
+    """Finished points by the outcome of their last attempt."""
+    pilots: tuple[PilotState, ...]
+    """Pilots that have not ended and are not known to be dead."""
+    attempts: tuple[AttemptRecord, ...]
+    """Every recorded attempt, oldest first."""
+    device_hours: float
+    """Devices times time of all recorded attempts."""
+    expected_left_s: float | None
+    """Until the last point is done, with the nodes that the pilots hold now, by the predictions corrected by what has
+    been measured, or else at the pace of the last attempts; None while nothing can be said."""
+    shapes: tuple[ShapeStatus, ...] = ()
+
+    @property
+    def finished(self) -> int:
+        return sum(self.done.values())
+
+    @property
+    def left(self) -> int:
+        return self.todo + self.claimed
+
+    def failures(self) -> list[AttemptRecord]:
+        """The last attempt of every kind of failure, newest first."""
+        newest = {record.outcome: record for record in self.attempts if record.outcome != "ok"}
+        return sorted(newest.values(), key=lambda record: -record.ended_at)
+
+    def slowest(self, count: int) -> list[AttemptRecord]:
+        """The attempts that took longest, each point once; without those that were ended from outside."""
+        longest: dict[str, AttemptRecord] = {}
+        own = [record for record in self.attempts if record.outcome not in ("cancelled", "preempted")]
+        for record in sorted(own, key=lambda record: -record.duration_s):
+            longest.setdefault(record.experiment_id, record)
+        return list(longest.values())[:count]
+
+
+@dataclass(slots=True)
+class StatusReader:
+    """Reads a sweep's status again and again; attempt records, which never change, only once."""
+
+    sweep: SweepDir
+    _records: dict[str, AttemptRecord] = field(default_factory=dict)
+    _tracker: PointNeeds | None = None
+
+    def read(self, jobs: Collection[str] | None = None) -> SweepStatus:
+        """``jobs``: names of the jobs that the scheduler shows now (``1234_5``): pilots of others have gone. None: it
+        does not answer, or there is none."""
+        sweep = self.sweep
+        book = self._tracker = self._tracker or PointNeeds(sweep)
+        book.refresh()
+        # In the direction in which points move, so that none is missed on its way from one folder to the next.
+        todo, claimed, done = (
+            {key_of(name): name for name in entry_names(folder)} for folder in (sweep.todo, sweep.claimed, sweep.done)
+        )
+        claimed = {key: name for key, name in claimed.items() if key not in todo and key not in done}
+        todo = {key: name for key, name in todo.items() if key not in done}
+        for name in entry_names(sweep.history):
+            if name not in self._records and (records := history.read_records(sweep, [name])):
+                self._records[name] = records[0]
+        attempts = tuple(sorted(self._records.values(), key=lambda record: record.ended_at))
+        pilots = _living(pilot_state.all_states(sweep), jobs)
+        needs = {
+            folder: {name: book.need(key, folder, name) for key, name in entries.items()}
+            for folder, entries in ((sweep.todo, todo), (sweep.claimed, claimed), (sweep.done, done))
+        }
+        by_experiment = {
+            key.partition("+")[0]: need
+            for folder, entries in ((sweep.todo, todo), (sweep.claimed, claimed), (sweep.done, done))
+            for key, name in entries.items()
+            if (need := needs[folder][name]) is not None
+        }
+        pace = Pace.of(attempts, by_experiment)
+        return SweepStatus(
+            name=sweep.name,
+            total=len(todo) + len(claimed) + len(done),
+            todo=len(todo),
+            claimed=len(claimed),
+            done=dict(Counter(split_name(name)[1] for name in done.values())),
+            pilots=pilots,
+            attempts=attempts,
+            device_hours=sum(record.duration_s * devices_of(record) for record in attempts) / 3600,
+            expected_left_s=_left_s(book, pace, needs[sweep.todo].values(), by_experiment, pilots),
+            shapes=by_shape(book, pace, needs, attempts),
+        )
+
+
+def sweep_status(sweep: SweepDir, jobs: Collection[str] | None = None) -> SweepStatus:
+    """The status now; ``jobs`` as in `StatusReader.read`."""
+    return StatusReader(sweep).read(jobs)
+
+
+def retry(sweep: SweepDir, which: Collection[str]) -> int:
+    """Put finished points back into the queue; how many those were.
+
+    ``which`` holds outcomes (``hang``, ``crash`` ...), experiment ids or both. Raises `InvalidResults` for a word that
+    is neither an outcome nor the id of a point of this sweep.
+    """
+    done = entry_names(sweep.done)
+    ids = {key_of(name) for folder in (sweep.todo, sweep.claimed, sweep.done) for name in entry_names(folder)}
+    if unknown := set(which) - set(OUTCOMES) - ids:
+        raise InvalidResults(
+            f"{', '.join(sorted(unknown))}: neither a point of {sweep.path} nor an outcome ({', '.join(OUTCOMES)})"
+        )
+    wanted = [name for name in done if split_name(name)[1] in which or key_of(name) in which]
+    return sum(queue.requeue(sweep, name) for name in wanted)
+
+
+def _living(states: Sequence[PilotState], jobs: Collection[str] | None) -> tuple[PilotState, ...]:
+    """Without those that have ended, or are known to have gone: killed here, their job not to be seen any more, or
+    started again by the scheduler under another pilot's name."""
+    newest: dict[str, PilotState] = {}
+    for state in sorted(states, key=lambda state: state.started_at):
+        newest[state.job or state.pilot_id] = state
+    return tuple(
+        state
+        for state in newest.values()
+        if state.activity != "ended"
+        and not provably_dead(state.identity)
+        and (jobs is None or state.job is None or state.job in jobs)
+    )
+
+
+def _left_s(
+    book: PointNeeds,
+    pace: Pace,
+    waiting: Iterable[Need | None],
+    needs: Mapping[str, Need],
+    pilots: Sequence[PilotState],
+) -> float | None:
+    """Node-seconds of what waits and of what is left of what runs, over the nodes that pilots hold (where there are
+    none: over those that the widest waiting point needs)."""
+    work_s, now, widest = 0.0, time.time(), 1
+    for need in waiting:
+        each_s = pace.time_s(need)
+        if each_s is None:
+            return None
+        nodes = (book.nodes(need.devices) if need is not None else None) or 1
+        work_s, widest = work_s + each_s * nodes, max(widest, nodes)
+    for running in (running for pilot in pilots for running in pilot.running):
+        each_s = pace.time_s(needs.get(running.experiment_id))
+        if each_s is None:
+            return None
+        work_s += max(0.0, each_s - (now - running.started_at)) * max(1, len(running.nodes))
+    return work_s / (sum(max(1, len(pilot.nodes)) for pilot in pilots) or widest)

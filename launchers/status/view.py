@@ -1,0 +1,195 @@
+"""How a running sweep is shown: a live view in a terminal, one line an attempt everywhere else."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from types import TracebackType
+from typing import Protocol
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from launchers.attempt.outcome import where
+from launchers.state.history import describe
+from launchers.state.pilot_state import Running
+from launchers.status.status import SweepStatus
+from launchers.status.work_left import ShapeStatus
+
+_SHOWN, _RUNNING = 5, 8
+"""Attempts, and running points, that the live view has room for."""
+_COLOURS = {"ok": "green", "cancelled": "yellow", "preempted": "yellow", "oom": "magenta"}
+
+
+class View(Protocol):
+    """Shows one status after another between ``__enter__`` and ``__exit__``."""
+
+    def __enter__(self) -> View: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    def show(self, status: SweepStatus) -> None: ...
+
+    def say(self, line: str) -> None: ...
+
+
+class PlainView:
+    """One line for each attempt that ends, and for whatever holds a pilot up."""
+
+    def __init__(self, already_shown: set[str], console: Console | None = None) -> None:
+        self._console = console or Console(soft_wrap=True, highlight=False)
+        self._shown = already_shown
+        self._messages: dict[str, str] = {}
+
+    def __enter__(self) -> PlainView:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        return None
+
+    def show(self, status: SweepStatus) -> None:
+        fresh = [record for record in status.attempts if record.attempt_id not in self._shown]
+        finished = status.finished - sum(not record.will_retry for record in fresh)
+        for record in fresh:
+            self._shown.add(record.attempt_id)
+            finished += not record.will_retry
+            self.say(f"[{max(0, finished)}/{status.total}] {describe(record)}")
+        for pilot in status.pilots:
+            if pilot.message and self._messages.get(pilot.pilot_id) != pilot.message:
+                self.say(pilot.message)
+            self._messages[pilot.pilot_id] = pilot.message
+
+    def say(self, line: str) -> None:
+        self._console.print(Text(line))
+
+
+class LiveView:
+    """What runs, what is left, when it should end, and the failures by kind."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self._console = console or Console()
+        self._live = Live(console=self._console, refresh_per_second=4, transient=False)
+
+    def __enter__(self) -> LiveView:
+        self._live.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._live.__exit__(kind, error, trace)
+
+    def show(self, status: SweepStatus) -> None:
+        self._live.update(picture(status))
+
+    def say(self, line: str) -> None:
+        self._console.print(Text(line))
+
+
+def picture(status: SweepStatus) -> Group:
+    """The live view of one status."""
+    head = Table.grid(padding=(0, 2))
+    counts = Text(f"{status.finished}/{status.total} points")
+    for outcome, number in sorted(status.done.items(), key=lambda item: (item[0] != "ok", -item[1])):
+        counts.append(f"  {outcome} {number}", style=_COLOURS.get(outcome, "red"))
+    head.add_row(
+        Text(status.name, style="bold"),
+        ProgressBar(total=max(1, status.total), completed=status.finished, width=30),
+        counts,
+        Text(_time_left(status)),
+    )
+    parts: list[Table | Text] = [head]
+    if len(status.shapes) > 1:
+        parts.append(shape_table(status))
+    now = time.time()
+    running = sorted((one for pilot in status.pilots for one in pilot.running), key=lambda one: one.started_at)
+    parts += [_line(_running(one, now)) for one in running[:_RUNNING]]
+    if len(running) > _RUNNING:
+        parts.append(Text(f"  ... and {len(running) - _RUNNING:,} more points"))
+    idle = Counter(pilot.activity for pilot in status.pilots if not pilot.running)
+    parts += [Text(f"  {_pilots(count)}: {activity}") for activity, count in idle.items()]
+    messages = Counter(pilot.message for pilot in status.pilots if pilot.message)
+    for message, count in messages.most_common(_RUNNING):
+        parts.append(Text(f"  {_pilots(count)}: {message}" if count > 1 else f"  {message}", style="bold red"))
+    for record in status.attempts[-_SHOWN:]:
+        line = _line(f"  {describe(record)}")
+        line.stylize(_COLOURS.get(record.outcome, "red"), 2, 2 + len(record.outcome))
+        parts.append(line)
+    return Group(*parts)
+
+
+def shape_table(status: SweepStatus) -> Table:
+    """Points by the shape of their allocations."""
+    table = Table(box=None, pad_edge=False, header_style="bold", show_footer=len(status.shapes) > 1)
+    shapes = status.shapes
+    failed = [sum(count for outcome, count in one.done.items() if outcome != "ok") for one in shapes]
+    left = [one.device_hours_left for one in shapes]
+    columns: list[tuple[str, list[str], str]] = [
+        ("shape", [_shape(one) for one in shapes], "total"),
+        ("points", [f"{one.total:,}" for one in shapes], f"{sum(one.total for one in shapes):,}"),
+        ("waiting", [f"{one.waiting:,}" for one in shapes], f"{sum(one.waiting for one in shapes):,}"),
+        ("running", [f"{one.running:,}" for one in shapes], f"{sum(one.running for one in shapes):,}"),
+        ("ok", [f"{one.done.get('ok', 0):,}" for one in shapes], f"{status.done.get('ok', 0):,}"),
+        ("not ok", [f"{count:,}" for count in failed], f"{sum(failed):,}"),
+        ("device-h spent", [hours(one.device_hours) for one in shapes], hours(status.device_hours)),
+        (
+            "left",
+            [hours(value) for value in left],
+            hours(None if None in left else sum(value or 0.0 for value in left)),
+        ),
+    ]
+    for at, (name, _, footer) in enumerate(columns):
+        table.add_column(name, footer, justify="right" if at else "left")
+    for row in zip(*(cells for _, cells, _ in columns), strict=True):
+        table.add_row(*row)
+    return table
+
+
+def hours(value: float | None) -> str:
+    """Device-hours for people; ``?`` where they are not known."""
+    if value is None:
+        return "?"
+    return f"{value:,.0f}" if value >= 100 else f"{value:,.2f}"
+
+
+def span(seconds: float) -> str:
+    """A length of time for people: ``42 s``, ``3 min``, ``2 h 05 min``."""
+    minutes = round(seconds / 60)
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def _time_left(status: SweepStatus) -> str:
+    if status.left == 0:
+        return "done"
+    if status.expected_left_s is None:
+        return f"{status.left} left"
+    end = time.localtime(time.time() + status.expected_left_s)
+    stamp = time.strftime("%H:%M" if status.expected_left_s < 20 * 3600 else "%a %H:%M", end)
+    return f"{status.left} left, about {span(status.expected_left_s)}, until {stamp}"
+
+
+def _shape(shape: ShapeStatus) -> str:
+    devices = f"{shape.devices:,} device{'' if shape.devices == 1 else 's'}"
+    return devices if shape.nodes is None else f"{shape.nodes} node{'' if shape.nodes == 1 else 's'}, {devices}"
+
+
+def _pilots(count: int) -> str:
+    return f"{count} pilots" if count > 1 else "pilot"
+
+
+def _line(text: str) -> Text:
+    return Text(text, no_wrap=True, overflow="ellipsis")
+
+
+def _running(running: Running, now: float) -> str:
+    spent = f"{max(0.0, now - running.started_at):.0f} s of at most {running.deadline_s:.0f} s"
+    return f"  runs {running.experiment_id} on {running.world_size}: {where(running.phase, running.step)}, {spent}"

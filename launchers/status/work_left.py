@@ -1,0 +1,182 @@
+"""The points of a sweep by the shape of their allocations, and what is left of them in device-hours. For status.
+
+What a point needs is in the sweep's ledger; a point that the ledger does not know (of an earlier plan) is looked up in
+its own file, once.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from launchers.state.history import AttemptRecord
+from launchers.state.sweep_dir import SweepDir, read_point, split_name
+from results.errors import InvalidResults
+from results.store import read_ledger
+
+RECENT = 20
+"""Attempts whose mean stands for points of which nothing is predicted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What one point takes."""
+
+    devices: int
+    expected_s: float | None
+    """Predicted time from start to end; None where nothing is predicted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShapeStatus:
+    """Points that need the same number of devices. Counts are of points."""
+
+    devices: int
+    nodes: int | None
+    """None: a sweep that does not say how many devices a node has."""
+    waiting: int
+    running: int
+    done: Mapping[str, int]
+    """Finished points by outcome."""
+    device_hours: float
+    """Devices times time of all recorded attempts."""
+    device_hours_left: float | None
+    """Of points that wait or run; None where nothing is predicted and nothing has ended yet."""
+
+    @property
+    def total(self) -> int:
+        return self.waiting + self.running + sum(self.done.values())
+
+
+@dataclass(slots=True)
+class PointNeeds:
+    """What the points of a sweep need. Reads the ledger again only when it has changed."""
+
+    sweep: SweepDir
+    _ledger: dict[str, Need] = field(default_factory=dict)
+    _ledger_stamp: tuple[int, int] | None = None
+    _own: dict[str, Need | None] = field(default_factory=dict)
+    _devices_per_node: int | None = None
+
+    def __post_init__(self) -> None:
+        try:
+            given = self.sweep.settings().get("devices_per_node")
+        except (OSError, ValueError, TypeError, KeyError):
+            given = None
+        self._devices_per_node = given if isinstance(given, int) and given > 0 else None
+
+    def refresh(self) -> None:
+        path = self.sweep.path / "ledger.parquet"
+        try:
+            about = path.stat()
+            stamp = (about.st_mtime_ns, about.st_size)
+            if stamp == self._ledger_stamp:
+                return
+            table = read_ledger(path).select(["experiment_id", "world_size", "expected_gpu_hours"])
+        except (OSError, InvalidResults):  # none, or none that can be read: the points' own files tell
+            return
+        self._ledger_stamp = stamp
+        self._ledger = {row["experiment_id"]: _need(row) for row in table.to_pylist() if row["world_size"]}
+
+    def need(self, key: str, folder: Path, name: str) -> Need | None:
+        """What the point with this key needs; None when neither the ledger nor its file in the queue can tell."""
+        experiment_id, _, method = key.partition("+")
+        known = self._ledger.get(experiment_id)
+        if known is not None:
+            if not method:
+                return known
+            hours = known.expected_s * known.devices if known.expected_s is not None else None
+            return Need(1, hours)  # a rehearsal holds one device, whatever the layout
+        if key not in self._own:
+            try:
+                self._own[key] = Need(1 if method else read_point(folder / name).experiment.world_size, None)
+            except FileNotFoundError:  # on its way to another folder: next time
+                return None
+            except (OSError, InvalidResults):
+                self._own[key] = None
+        return self._own[key]
+
+    def nodes(self, devices: int) -> int | None:
+        return -(-devices // self._devices_per_node) if self._devices_per_node is not None else None
+
+
+def devices_of(record: AttemptRecord) -> int:
+    """Devices that an attempt held."""
+    return record.world_size if record.method == "measured" else 1
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How long points take, learnt from the recorded attempts."""
+
+    ratio: float | None
+    """Measured over predicted time of those that went well."""
+    mean_s: float | None
+    """Of the last attempts; None before the first."""
+
+    @classmethod
+    def of(cls, attempts: Sequence[AttemptRecord], needs: Mapping[str, Need]) -> Pace:
+        """``needs``: by experiment id."""
+        predicted = measured = 0.0
+        for record in attempts:
+            need = needs.get(record.experiment_id)
+            if record.outcome == "ok" and need is not None and need.expected_s:
+                predicted += need.expected_s
+                measured += record.duration_s
+        recent = attempts[-RECENT:]
+        return cls(
+            ratio=measured / predicted if predicted > 0 else None,
+            mean_s=statistics.fmean(record.duration_s for record in recent) if recent else None,
+        )
+
+    def time_s(self, need: Need | None) -> float | None:
+        """How long a point should take; None while nothing can be said."""
+        if need is not None and need.expected_s is not None:
+            return need.expected_s * (self.ratio if self.ratio is not None else 1.0)
+        return self.mean_s
+
+
+def by_shape(
+    book: PointNeeds, pace: Pace, needs: Mapping[Path, Mapping[str, Need | None]], attempts: Iterable[AttemptRecord]
+) -> tuple[ShapeStatus, ...]:
+    """``needs``: by the folder of the queue (``todo``, ``claimed`` or ``done``) and the file's name there."""
+    counts: defaultdict[int, Counter[str]] = defaultdict(Counter)
+    outcomes: defaultdict[int, Counter[str]] = defaultdict(Counter)
+    left_s: dict[int, float | None] = {}
+    todo, done = book.sweep.todo, book.sweep.done
+    for folder, entries in needs.items():
+        has_ended, state = folder == done, "waiting" if folder == todo else "running"
+        for name, need in entries.items():
+            if need is None:
+                continue
+            if has_ended:
+                outcomes[need.devices][split_name(name)[1]] += 1
+                continue
+            counts[need.devices][state] += 1
+            each_s, so_far = pace.time_s(need), left_s.get(need.devices, 0.0)
+            left_s[need.devices] = so_far + each_s if so_far is not None and each_s is not None else None
+    spent_s: defaultdict[int, float] = defaultdict(float)
+    for record in attempts:
+        spent_s[devices_of(record)] += record.duration_s
+    return tuple(
+        ShapeStatus(
+            devices=devices,
+            nodes=book.nodes(devices),
+            waiting=counts[devices]["waiting"],
+            running=counts[devices]["running"],
+            done=dict(outcomes[devices]),
+            device_hours=spent_s[devices] * devices / 3600,
+            device_hours_left=None if (left := left_s.get(devices, 0.0)) is None else left * devices / 3600,
+        )
+        for devices in sorted({*counts, *outcomes})
+    )
+
+
+def _need(row: Mapping[str, Any]) -> Need:
+    """A row of the ledger; its hours are those of all devices."""
+    devices, hours = row["world_size"], row["expected_gpu_hours"]
+    return Need(devices, hours * 3600 / devices if hours is not None else None)
