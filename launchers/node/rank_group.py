@@ -1,7 +1,7 @@
 """The processes of one attempt: what the watchdog needs of them wherever they run, and those of this machine.
 
-A pilot never forks ranks itself. An agent on each node does (`launchers.node.agent`), with `ForkedRanks`; the pilot sees
-the ranks of all its nodes as one `RankGroup`.
+A pilot never forks ranks itself. An agent on each node does, with `ForkedRanks` (see `launchers.node.agent`); the
+pilot sees the ranks of all its nodes as one `RankGroup`.
 """
 
 from __future__ import annotations

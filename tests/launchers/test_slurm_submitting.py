@@ -118,7 +118,7 @@ def test_the_payload_is_there_before_the_job(fake: FakeSlurm, sweep: SweepDir) -
         assert config.wall_time_s == 5 * 60 - 60 - 30
         assert config.provenance is not None and "git_commit" in config.provenance
     code = list((sweep.path / "code").iterdir())
-    assert len(code) == 1 and (code[0] / "launchers" / "pilot.py").is_file()
+    assert len(code) == 1 and (code[0] / "launchers" / "pilot" / "pilot.py").is_file()
     out = subprocess.run(
         [sys.executable, "-c", "import launchers.pilot.pilot; print(launchers.pilot.pilot.__file__)"],
         cwd=code[0],
@@ -127,7 +127,7 @@ def test_the_payload_is_there_before_the_job(fake: FakeSlurm, sweep: SweepDir) -
         check=True,
         env={k: v for k, v in os.environ.items() if k != "PYTHONPATH"},
     )
-    assert out.stdout.strip() == str(code[0] / "launchers" / "pilot.py")
+    assert out.stdout.strip() == str(code[0] / "launchers" / "pilot" / "pilot.py")
 
 
 def test_arrays_are_cut_to_what_the_cluster_takes(fake: FakeSlurm, sweep: SweepDir) -> None:
