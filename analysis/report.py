@@ -81,9 +81,9 @@ def build(
     from analysis import cohorts, export, output, page, tables
     from analysis.claims import study as claims
     from analysis.drawing import Drawing
-    from analysis.labels import plural
     from analysis.load import load
     from analysis.options import Options
+    from results.text import plural
 
     options = options or Options()
     specs = _chosen(options)

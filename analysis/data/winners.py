@@ -10,6 +10,7 @@ import pandas as pd
 
 from analysis import labels, metrics
 from analysis.memo import cache_per_frame
+from results.text import GIB
 
 RULES = ("published_mfu", "tokens_per_s")
 """Values of the table's ``rank_by``."""
@@ -76,7 +77,7 @@ def best_by(frame: pd.DataFrame, rule: str) -> pd.DataFrame:
         node_count=node_count(best),
         rank_by=rule,
         mfu_percent=100 * published_mfu(best),
-        memory_gb=best["peak_reserved_bytes"] / labels.GIB,
+        memory_gb=best["peak_reserved_bytes"] / GIB,
     )
 
 

@@ -10,9 +10,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from analysis import labels
 from analysis.data import drift
 from analysis.figures import style
+from results.text import listed
 
 _WIDTH_IN = 10.0
 _PANEL_IN = 2.0
@@ -90,7 +90,7 @@ def _state(ax: Axes, rows: pd.DataFrame, column: str) -> list[Line2D]:
     handles = []
     for which, colour, marker, label in (
         (reasons.eq(""), "#009E73", "D", "no clock event seen"),
-        (reasons.notna() & reasons.ne(""), _THROTTLED, "x", f"clocks held back ({labels.listed(named)})"),
+        (reasons.notna() & reasons.ne(""), _THROTTLED, "x", f"clocks held back ({listed(named)})"),
         (reasons.isna(), "#999999", "s", "clock events not known"),
     ):
         own = known[which.fillna(False).astype(bool)]

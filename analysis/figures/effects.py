@@ -14,6 +14,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from analysis import labels
 from analysis.data import effects
 from analysis.figures import style
+from results.text import listed
 
 _COLOUR = "#0072B2"
 _TICKS = (1.0, 0.5, 2.0, 0.2, 5.0, 0.1, 10.0, 0.8, 1.2, 0.9, 1.1, 1.5, 0.7, 0.3, 3.0, 0.05, 20.0)
@@ -91,9 +92,9 @@ def _note(frame: pd.DataFrame, table: pd.DataFrame) -> str | None:
         named = ", ".join(f"{effect} ({pairs})" for effect, pairs in zip(shown, few["pairs"], strict=True))
         parts.append(f"Too few pairs, fewer than {effects.FEWEST}, for a number: {named}.")
     ok = frame[frame["outcome"] == "ok"]
-    pooled = [f"{name} ({labels.listed(values)})" for name, values in _several(ok)]
+    pooled = [f"{name} ({listed(values)})" for name, values in _several(ok)]
     if pooled:
-        parts.append(f"Both runs of a pair share them, but one median has pairs of several {labels.listed(pooled)}.")
+        parts.append(f"Both runs of a pair share them, but one median has pairs of several {listed(pooled)}.")
     return "\n".join(line for part in parts for line in textwrap.wrap(part, int(_WIDTH_IN / 0.078))) or None
 
 

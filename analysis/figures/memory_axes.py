@@ -14,12 +14,13 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from analysis import labels, metrics
+from analysis import metrics
 from analysis.figures import style
 from analysis.memory import axes as memory_axes
 from analysis.memory.axes import Bar, Panel
 from analysis.memory.families import AXES
 from analysis.memory.rows import PREDICTED
+from results.text import byte_unit, listed
 from workloads.experiment import ENGINE
 
 _PANEL_IN = (3.7, 3.4)
@@ -53,7 +54,7 @@ def draw(frame: pd.DataFrame, axis: str) -> Figure:
     bars = [bar for panel in panels for bar in panel.bars]
     limits = limits_of(frame, bars)
     held_lines = max(1 + panel.held.count("\n") for panel in panels)
-    unit, unit_name = labels.memory_unit(max(bar.stack.total for bar in bars))
+    unit, unit_name = byte_unit(max(bar.stack.total for bar in bars))
     for ax, panel in zip(axes.ravel(), panels, strict=False):
         draw_bars(ax, panel.bars, limits, unit)
         ax.set_title("\n".join(name for name in (panel.model, panel.variant) if name), pad=8 + 11 * held_lines)
@@ -203,4 +204,4 @@ def _note(panels: Sequence[Panel], frame: pd.DataFrame) -> str | None:
     if all(panel.basis == memory_axes.CLOSED_FORM for panel in panels):
         return "Closed form: no rows differ in this only"
     others = sorted(set(frame["engine"].dropna()) - {ENGINE})
-    return f"Closed form of {ENGINE}'s engine, marks of {labels.listed(others)}'s runs" if others else None
+    return f"Closed form of {ENGINE}'s engine, marks of {listed(others)}'s runs" if others else None

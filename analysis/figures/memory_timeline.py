@@ -10,12 +10,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from analysis import labels
 from analysis.figures import style
 from analysis.figures.memory_axes import FILLS, draw_bars, handles, limits_of, look
 from analysis.memory import timeline as memory_timeline
 from analysis.memory.axes import Bar
 from analysis.memory.timeline import Timeline
+from results.text import byte_unit
 
 _MEASURED: dict[str, Any] = {"color": "black", "linewidth": 3.0, "solid_capstyle": "butt"}
 _PREDICTED: dict[str, Any] = {"color": "#D55E00", "linewidth": 1.4, "linestyle": (0, (4, 2))}
@@ -33,7 +33,7 @@ def draw(frame: pd.DataFrame) -> Figure:
         raise style.NothingToDraw("no finished run of a known shape and schedule has its memory by category")
     bars = [Bar("measured", found.measured, {**found.row, "repeats": 1}), Bar("closed\nform", found.predicted, None)]
     limits = limits_of(frame, bars)
-    unit, unit_name = labels.memory_unit(found.measured.total)
+    unit, unit_name = byte_unit(found.measured.total)
     figure = style.new_figure(10.0, 4.3)
     left, right = figure.subplots(1, 2, width_ratios=[4, 1.3], sharey=True)
     draw_bars(right, bars, limits, unit)

@@ -11,6 +11,7 @@ from matplotlib.lines import Line2D
 from analysis import labels, metrics
 from analysis.data import pareto
 from analysis.figures import panels, style
+from results.text import byte_unit
 
 _MOST_PANELS = 6
 _COLUMNS = 3
@@ -38,7 +39,7 @@ def draw(frame: pd.DataFrame) -> Figure:
     longest = max(len(layout) for part in named for layout in part["layout"])
     width = max(3.5, 0.062 * longest + 0.8, 0.09 * max(map(len, titles)) + 0.6)
     figure, axes = panels.grid(len(parts), _COLUMNS, (width, 3.5))
-    unit, unit_name = labels.memory_unit(rows["memory_bytes"].max())
+    unit, unit_name = byte_unit(rows["memory_bytes"].max())
     for place, (ax, title, part, few) in enumerate(zip(axes, titles, parts, named, strict=True)):
         _panel(ax, part, few, unit)
         ax.set_title(title)

@@ -14,11 +14,12 @@ from typing import Any
 import pandas as pd
 
 from analysis import metrics
-from analysis.labels import plural, records
+from analysis.labels import records
 from analysis.memo import cache_per_frame
 from analysis.memory.families import Axis, Family, countable, families, like, twin
 from analysis.memory.rows import Stack, experiment_of, predicted, stack_of
 from analysis.memory.variants import steps_to_all, variant
+from results.text import plural
 from workloads.record import config_columns
 
 MOST_MODELS = 2

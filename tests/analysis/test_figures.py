@@ -13,10 +13,11 @@ from matplotlib.backend_bases import RendererBase
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from analysis import labels, metrics
+from analysis import metrics
 from analysis.cohorts import split
 from analysis.figures import all_runs, best_heatmaps, memory_stacks, outcomes, overhead, predicted, registry, style
 from analysis.figures.spec import FigureSpec
+from results.text import format_bytes
 from tests.analysis import synthetic
 from tests.analysis.conftest import frame_of
 
@@ -76,7 +77,7 @@ def test_best_heatmaps_show_the_winner_of_every_cell(frame: pd.DataFrame) -> Non
     shown = words(figure)
     for row in metrics.best_configurations(frame).to_dict("records"):
         assert f"{100 * row['mfu_palm']:.1f} %" in shown
-        assert labels.gib(row["peak_allocated_bytes"]) in shown
+        assert format_bytes(row["peak_allocated_bytes"]) in shown
         assert row["degrees"] in shown
     assert any("none of" in text for text in shown)  # 8B does not fit on one GPU
     assert "MFU (PaLM), % of peak" in shown
