@@ -20,6 +20,8 @@ Table = Literal["attempts", "steps"]
 SCHEMAS: dict[Table, pa.Schema] = {"attempts": ATTEMPTS, "steps": STEPS}
 MARKER = "sweep.json"
 """A folder is a sweep when it holds this file."""
+SHIPPED_MARKER = "SHIPPED"
+"""Every sweep below a folder with this file came with the program and is not the user's own."""
 
 
 def compacted_path(sweep_dir: Path, table: Table) -> Path:

@@ -7,6 +7,10 @@
 
 An attempt may be in a part, in the compacted file, or (when a compaction died half-way) in both: readers take it once.
 A file that cannot be read costs one warning line. A folder is a sweep when it has a sweep.json.
+
+Sweeps that came with the program lie below a folder with a file SHIPPED (``results/recorded``). A reader of a folder
+above it gets the user's own sweeps, and the shipped ones only where there are no others. Whoever names the folder with
+the shipped sweeps, or one of them, gets those.
 """
 
 from __future__ import annotations
@@ -31,6 +35,8 @@ __all__ = [
     "Reading",
     "compact",
     "empty_ledger",
+    "only_shipped",
+    "own_sweep_dirs",
     "read_attempts",
     "read_ledger",
     "read_steps",
@@ -115,14 +121,27 @@ def scan(path: Path, table: Table) -> Reading:
 
 
 def sweep_dirs(path: Path) -> list[Path]:
-    """``path`` if it is a sweep, else every sweep below it, sorted. Raises `InvalidResults` when there is none."""
+    """``path`` if it is a sweep, else every sweep below it, sorted: the user's own, or the shipped ones where the user
+    has none (then `only_shipped` is true). Raises `InvalidResults` when there is no sweep at all."""
     path = Path(path)
     if not path.exists():
         raise InvalidResults(f"{path} does not exist")
-    found = sorted(_find_sweeps(path, _MAX_DEPTH)) if path.is_dir() else []
-    if not found:
+    own, shipped = _find_sweeps(path)
+    if not own and not shipped:
         raise InvalidResults(f"{path} holds no sweep: no folder in it has a {files.MARKER}")
-    return found
+    return own or shipped
+
+
+def own_sweep_dirs(path: Path) -> list[Path]:
+    """Like `sweep_dirs`, but never a shipped sweep, and empty when there is none or ``path`` does not exist."""
+    return _find_sweeps(Path(path))[0]
+
+
+def only_shipped(path: Path) -> bool:
+    """Whether ``path`` holds no sweep but shipped ones, so that readers of ``path`` show those. False for a path that
+    names the shipped sweeps: then they are what was asked for."""
+    own, shipped = _find_sweeps(Path(path))
+    return bool(shipped) and not own
 
 
 def write_ledger(sweep_dir: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
@@ -169,14 +188,25 @@ def _warned(reading: Reading) -> pa.Table:
     return reading.table
 
 
-def _find_sweeps(folder: Path, depth: int) -> Iterator[Path]:
-    try:
-        if (folder / files.MARKER).is_file():
-            yield folder
+def _find_sweeps(path: Path) -> tuple[list[Path], list[Path]]:
+    """The user's own sweeps at and below ``path``, and the shipped ones, both sorted."""
+    own: list[Path] = []
+    shipped: list[Path] = []
+
+    def visit(folder: Path, depth: int, found: list[Path]) -> None:
+        try:
+            if folder != path and (folder / files.SHIPPED_MARKER).is_file():
+                found = shipped
+            if (folder / files.MARKER).is_file():
+                found.append(folder)
+                return
+            inside = sorted(folder.iterdir()) if depth > 0 else []
+            children = [child for child in inside if not child.name.startswith(".") and child.is_dir()]
+        except OSError:  # no permission to read it, or it was removed meanwhile
             return
-        inside = sorted(folder.iterdir()) if depth > 0 else []
-        children = [child for child in inside if not child.name.startswith(".") and child.is_dir()]
-    except OSError:  # not ours to read, or gone meanwhile
-        return
-    for child in children:
-        yield from _find_sweeps(child, depth - 1)
+        for child in children:
+            visit(child, depth - 1, found)
+
+    if path.is_dir():
+        visit(path, _MAX_DEPTH, own)
+    return sorted(own), sorted(shipped)
