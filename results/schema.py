@@ -1,8 +1,8 @@
 """The columns of every table, with their types, units and meaning. The one place where a column is defined.
 
 Units and descriptions travel in the Parquet field metadata. A value that is not known is null: never 0, -1 or inf.
-``schema_version`` rises when columns change; ``measurement_version`` when the same column starts to mean something
-else, and readers refuse to pool rows across it.
+``schema_version`` rises when columns of ``attempts`` change; ``measurement_version`` when a column starts to mean
+something else, and readers refuse to pool rows across it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 SCHEMA_VERSION = 3
-"""2: grad_norm_max_difference. 3: nodes, scheduler_job, pilot_id, repeat_of."""
+"""Of ``attempts``. 2: grad_norm_max_difference. 3: nodes, scheduler_job, pilot_id, repeat_of."""
 MEASUREMENT_VERSION = 2
 """2: a stage's waiting for slower stages after its last backward is pipeline idle, no longer reduction or optimizer;
 HFU of full recomputation leaves out the down projection; losses agree by gradient norms too."""
@@ -266,7 +266,8 @@ LEDGER_COLUMNS: tuple[Column, ...] = (
     Column("predicted_tokens_per_s_per_gpu", _F, "tokens_per_step / predicted_step_time_s / world_size", "tokens/s"),
     Column("expected_gpu_hours", _F, "Predicted run time times devices", "h"),
     Column("worst_gpu_hours", _F, "Deadline times devices", "h"),
-    Column("cached_attempt", _S, "Attempt that already answers this point"),
+    Column("cached_attempt", _S, "Finished attempt whose row is used instead of a run"),
+    Column("cached_sweep", _S, "Sweep of cached_attempt: this one, or another one with plan.reuse=true"),
     *CONFIG_COLUMNS,
 )
 

@@ -53,7 +53,8 @@ def _plan(rest: list[str]) -> int:
     from sweep.launch import slurm_options
     from sweep.ledger import write_ledger_file
     from sweep.machine import default_launcher, method_of
-    from sweep.plan import known_answers, make_plan, refuse_hopeless
+    from sweep.plan import make_plan, refuse_if_nothing_can_run
+    from sweep.reuse import find_finished
     from sweep.summary import print_plan
 
     config = compose_sweep(
@@ -61,11 +62,11 @@ def _plan(rest: list[str]) -> int:
     )
     slurm_options(config)  # mistakes in them are told now, not after the plan
     method = method_of(config)
-    answers = known_answers(config.results_dir, method, config.cluster)
-    plan = make_plan(config, expand_all(config.grids, config.models.__getitem__), method, answers)
+    expansion = expand_all(config.grids, config.models.__getitem__)
+    plan = make_plan(config, expansion, method, find_finished(config, method))
     if options.out is not None:
         write_ledger_file(options.out, plan)
-    refuse_hopeless(plan)
+    refuse_if_nothing_can_run(plan)
     console = _console()
     print_plan(plan, console, top=options.top)
     if options.out is not None:

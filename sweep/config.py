@@ -37,7 +37,7 @@ class PlanOptions:
 
     oom_margin: float
     run_predicted_oom: bool
-    run_cached: bool
+    reuse: bool
     overhead_s: float
     compile_s: float
     rehearsed_rank_s: float

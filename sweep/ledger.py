@@ -31,6 +31,7 @@ def ledger_rows(plan: Plan) -> list[dict[str, Any]]:
                 "expected_gpu_hours": cost.expected_h if cost is not None else None,
                 "worst_gpu_hours": cost.worst_h if cost is not None else None,
                 "cached_attempt": point.cached_attempt,
+                "cached_sweep": point.cached_sweep,
                 **config_columns(point.experiment),
             }
         )

@@ -2,7 +2,7 @@
 
 invalid         a rule of the layout (or of this version of the engine, or of this machine) forbids it
 predicted_oom   its predicted peak exceeds what a device can hold, with a margin
-cached          the results folder has a row that answers it
+cached          it has a finished attempt: in this sweep, or in another one with plan.reuse=true
 over_budget     the budget ends before it
 run             everything else
 """
@@ -13,14 +13,13 @@ import dataclasses
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 from results.text import format_bytes
 from sweep.config import SweepConfig
 from sweep.expand import Expansion, GridPoint
-from sweep.price import Price, information_order, price, shared_stage_discount, spend
-from workloads.cluster import ClusterSpec
+from sweep.price import Price, information_order, price, shared_stage_discount, within_budget
+from sweep.reuse import FinishedAttempt
 from workloads.costs.memory import estimate_memory
 from workloads.costs.timeline import TimeEstimate, estimate_time
 from workloads.errors import InvalidSweep
@@ -41,6 +40,8 @@ class PlannedPoint:
     time: TimeEstimate | None = None
     price: Price | None = None
     cached_attempt: str | None = None
+    cached_sweep: str | None = None
+    """The attempt, and the sweep that it belongs to, whose row is used instead of a run."""
 
     @property
     def tokens_per_s_per_gpu(self) -> float | None:
@@ -76,31 +77,22 @@ class DeviceLimit:
     """Ends the sentence "needs 16 devices, ..."."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """A finished attempt that a point need not repeat."""
-
-    attempt_id: str
-    sweep: str
-    outcome: str
-
-
 def make_plan(
     config: SweepConfig,
     expansion: Expansion,
     method: Method,
-    answers: Mapping[str, Answer] | None = None,
+    finished: Mapping[str, FinishedAttempt] | None = None,
     device_limit: DeviceLimit | None = None,
 ) -> Plan:
-    """Judge every point.
+    """Give every point its verdict.
 
-    ``answers``: by experiment id, what the results folder knows for this method and device. ``device_limit``: what the
-    launcher can give one point; None: as many nodes of the cluster as it needs.
+    ``finished``: by experiment id, the attempts that need no other run (see `sweep.reuse`). ``device_limit``: the most
+    devices that the launcher can give one point; None: as many nodes of the cluster as it needs.
     """
-    answers = {} if config.plan.run_cached else answers or {}
-    judged = [_judge(config, point, method, answers, device_limit) for point in expansion.points]
-    candidates = [point for point in judged if point.verdict == "run"]
-    others = [point for point in judged if point.verdict != "run"]
+    finished = finished or {}
+    planned = [_planned(config, point, method, finished, device_limit) for point in expansion.points]
+    candidates = [point for point in planned if point.verdict == "run"]
+    others = [point for point in planned if point.verdict != "run"]
     prices = [point.price for point in candidates if point.price is not None]
     assert len(prices) == len(candidates)
     order = information_order(
@@ -109,18 +101,18 @@ def make_plan(
     ordered = [candidates[at] for at in order]
     if method != "measured":
         ordered = _without_repeated_stages(config, method, ordered)
-    funded = _fund(ordered, config.budget_gpu_hours)
+    affordable = _apply_budget(ordered, config.budget_gpu_hours)
     return Plan(
         config=config,
         method=method,
-        points=(*funded, *others),
+        points=(*affordable, *others),
         duplicates=expansion.duplicates,
         not_sampled=expansion.not_sampled,
     )
 
 
-def refuse_hopeless(plan: Plan) -> None:
-    """Raise `InvalidSweep` when no point can ever run: the plan is then the answer to a mistake."""
+def refuse_if_nothing_can_run(plan: Plan) -> None:
+    """Raise `InvalidSweep` with the numbers when no point of the plan can ever run: then the user made a mistake."""
     counts = plan.counts
     if counts["run"] or counts["cached"] or counts["over_budget"]:
         return
@@ -140,54 +132,11 @@ def refuse_hopeless(plan: Plan) -> None:
     raise InvalidSweep(f"no point can run; rules broken: {told}; e.g. {first.detail}")
 
 
-def known_answers(results_dir: Path, method: Method, cluster: ClusterSpec) -> dict[str, Answer]:
-    """Attempts below ``results_dir`` that settle their experiment on this device: ``ok``, and ``oom`` (which repeats).
-
-    Rehearsals count for the same cluster file (their communication comes from it), measured runs also for another file
-    that describes the device they ran on. A folder that does not exist, or holds no sweep yet, knows nothing.
-    """
-    if not results_dir.exists():
-        return {}
-    from results.errors import InvalidResults
-    from results.schema import MEASUREMENT_VERSION
-    from results.store import read_attempts
-
-    if not results_dir.is_dir():
-        raise InvalidSweep(f"results_dir={results_dir} is a file; give the folder that holds the sweeps")
-    try:
-        table = read_attempts(results_dir)
-    except InvalidResults:
-        return {}
-    columns = [
-        "experiment_id",
-        "attempt_id",
-        "sweep",
-        "outcome",
-        "method",
-        "cluster",
-        "device_name",
-        "measurement_version",
-    ]
-    names = {cluster.device.name, *cluster.device.driver_names}
-    answers: dict[str, Answer] = {}
-    for row in table.select(columns).to_pylist():
-        same_device = row["cluster"] == cluster.name or (method == "measured" and row["device_name"] in names)
-        if (
-            row["method"] == method
-            and row["measurement_version"] == MEASUREMENT_VERSION
-            and row["outcome"] in ("ok", "oom")
-            and same_device
-        ):
-            answer = Answer(attempt_id=row["attempt_id"], sweep=row["sweep"] or "?", outcome=row["outcome"])
-            answers.setdefault(row["experiment_id"], answer)
-    return answers
-
-
-def _judge(
+def _planned(
     config: SweepConfig,
     point: GridPoint,
     method: Method,
-    answers: Mapping[str, Answer],
+    finished: Mapping[str, FinishedAttempt],
     device_limit: DeviceLimit | None,
 ) -> PlannedPoint:
     experiment, cluster = point.experiment, config.cluster
@@ -217,9 +166,14 @@ def _judge(
     )
     if broken:
         return planned
-    if answers and (answer := answers.get(experiment.id)) is not None:
-        detail = f"{answer.outcome} in attempt {answer.attempt_id} of sweep {answer.sweep}"
-        return dataclasses.replace(planned, verdict="cached", detail=detail, cached_attempt=answer.attempt_id)
+    if finished and (attempt := finished.get(experiment.id)) is not None:  # the id costs a hash
+        return dataclasses.replace(
+            planned,
+            verdict="cached",
+            detail=f"{attempt.outcome} in attempt {attempt.attempt_id} of sweep {attempt.sweep}",
+            cached_attempt=attempt.attempt_id,
+            cached_sweep=attempt.sweep,
+        )
     limit, margin = cluster.usable_bytes, config.plan.oom_margin
     if limit is not None and memory.peak_bytes > limit * margin and not config.plan.run_predicted_oom:
         detail = (
@@ -261,13 +215,13 @@ def _without_repeated_stages(
     return result
 
 
-def _fund(ordered: Sequence[PlannedPoint], budget_h: float | None) -> list[PlannedPoint]:
+def _apply_budget(ordered: Sequence[PlannedPoint], budget_h: float | None) -> list[PlannedPoint]:
     costs = [point.price.charged_h for point in ordered if point.price is not None]
-    paid = spend(costs, budget_h)
-    funded = [point for point, fits in zip(ordered, paid, strict=True) if fits]
-    spent = sum(cost for cost, fits in zip(costs, paid, strict=True) if fits)
-    for point, cost, fits in zip(ordered, costs, paid, strict=True):
-        if not fits:
+    fits = within_budget(costs, budget_h)
+    result = [point for point, inside in zip(ordered, fits, strict=True) if inside]
+    spent = sum(cost for cost, inside in zip(costs, fits, strict=True) if inside)
+    for point, cost, inside in zip(ordered, costs, fits, strict=True):
+        if not inside:
             detail = f"needs {cost:.3g} GPU-h; points before it take {spent:.3g} of {budget_h:g}"
-            funded.append(dataclasses.replace(point, verdict="over_budget", detail=detail))
-    return funded
+            result.append(dataclasses.replace(point, verdict="over_budget", detail=detail))
+    return result

@@ -104,16 +104,15 @@ def information_order(
     return sorted(range(len(experiments)), key=lambda at: (rank[at], prices[at].charged_h, at))
 
 
-def spend(costs: Sequence[float], budget_h: float | None) -> list[bool]:
-    """Which points the budget pays for, in the order given."""
+def within_budget(costs: Sequence[float], budget_h: float | None) -> list[bool]:
+    """Which of ``costs`` (device-hours) the budget covers, taken in the order given; None: no budget, all of them."""
     if budget_h is None:
         return [True] * len(costs)
-    left, paid = budget_h, []
+    left, fits = budget_h, []
     for cost in costs:
-        fits = cost <= left
-        left -= cost if fits else 0.0
-        paid.append(fits)
-    return paid
+        fits.append(cost <= left)
+        left -= cost if fits[-1] else 0.0
+    return fits
 
 
 def shared_stage_discount(experiments: Sequence[Experiment], task: Callable[[Experiment], Task]) -> list[float]:

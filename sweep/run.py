@@ -24,9 +24,10 @@ from sweep.expand import expand_all
 from sweep.launch import is_dry, launch_settings, slurm_options
 from sweep.ledger import ledger_rows
 from sweep.machine import Machine, default_launcher, fitting_cluster, this_machine
-from sweep.plan import DeviceLimit, Plan, known_answers, make_plan, refuse_hopeless
+from sweep.plan import DeviceLimit, Plan, make_plan, refuse_if_nothing_can_run
+from sweep.reuse import find_finished
 from sweep.status import SETTLED
-from sweep.summary import print_jobs
+from sweep.summary import print_jobs, reused_from
 
 if TYPE_CHECKING:
     from launchers.slurm.options import SlurmOptions
@@ -68,10 +69,10 @@ def prepare(words: Sequence[str], folders: ConfFolders, extra_where: Sequence[st
         config,
         expand_all(config.grids, config.models.__getitem__),
         settings.method,
-        known_answers(config.results_dir, settings.method, config.cluster),
+        find_finished(config, settings.method),
         device_limit=_device_limit(settings, slurm),
     )
-    refuse_hopeless(plan)
+    refuse_if_nothing_can_run(plan)
     return Prepared(plan=plan, settings=settings, slurm=slurm, dry=is_dry(config), notes=tuple(notes))
 
 
@@ -193,6 +194,8 @@ def tell_start(prepared: Prepared, queued: Queued, console: Console) -> None:
     for note in prepared.notes:
         say(note)
     say(f"{queued.sweep.path}: {plural(len(plan.points), 'point')}: {_verdicts(plan)}")
+    if reused := reused_from(plan):
+        say(reused)
     if queued.removed:
         say(f"{queued.removed:,} points of an earlier run are not in this plan and were taken off the queue")
     if queued.foreign:
@@ -224,6 +227,8 @@ def tell_dry(prepared: Prepared, points: Sequence[Point], console: Console) -> N
     say = partial(console.print, highlight=False, markup=False, soft_wrap=True)
     say(f"# dry run of {shlex.quote(plan.config.name)}: nothing is written, nothing is submitted")
     say(f"# {plural(len(plan.points), 'point')}: {_verdicts(plan)}; {plural(len(points), 'point')} would wait")
+    if reused := reused_from(plan):
+        say(f"# {reused}")
     for line in _jobs(prepared, points):
         say(f"# {line}")
 

@@ -19,7 +19,7 @@ MEANING = {
     "run": "to be run",
     "invalid": "forbidden by a rule",
     "predicted_oom": "would not fit in memory",
-    "cached": "answered by a row in the results folder",
+    "cached": "have a finished attempt already, which is not run again",
     "over_budget": "the budget ends before them",
 }
 
@@ -37,6 +37,8 @@ def print_plan(plan: Plan, console: Console, *, top: int) -> None:
         highlight=False,
     )
     console.print(_verdicts(plan))
+    if reused := reused_from(plan):
+        console.print(reused, highlight=False, markup=False)
     if plan.to_run:
         print_jobs(plan, console)
     best = fastest(plan.points, config.cluster.usable_bytes)
@@ -51,6 +53,15 @@ def print_plan(plan: Plan, console: Console, *, top: int) -> None:
 def print_jobs(plan: Plan, console: Console) -> None:
     """What is to run, by the shape of its allocations, and what it will cost."""
     console.print(_shapes(plan))
+
+
+def reused_from(plan: Plan) -> str | None:
+    """One line that names the other sweeps whose rows the plan uses (``plan.reuse=true``); None when it uses none."""
+    sweeps = Counter(point.cached_sweep for point in plan.points if point.cached_sweep not in (None, plan.config.name))
+    if not sweeps:
+        return None
+    named = ", ".join(f"{sweep} ({count:,})" for sweep, count in sweeps.most_common())
+    return f"rows of other sweeps used instead of a run (plan.reuse=true): {named}"
 
 
 def fastest(points: Iterable[PlannedPoint], limit_bytes: int | None) -> list[PlannedPoint]:

@@ -57,7 +57,7 @@ def test_the_command_plans_exactly_the_row(browser: Browser, recorded: tuple[Pat
         assert point.experiment.id == frame["experiment_id"][row] or made["notes"], made
         assert config.cluster.name == frame["cluster"][row]
         assert config.launcher_kind == frame["launcher"][row]
-        assert config.plan.run_cached and config.plan.run_predicted_oom
+        assert not config.plan.reuse and config.plan.run_predicted_oom
         if pd.notna(frame["timed_steps"][row]):
             assert config.measure.timed_steps == frame["timed_steps"][row]
 

@@ -260,6 +260,22 @@ def test_a_second_run_of_a_finished_grid_runs_nothing(pilots: Pilots, capsys: py
     assert entry_names(pilots.calls[1][0].todo) == []
 
 
+def test_a_new_sweep_measures_unless_it_is_told_to_reuse(pilots: Pilots, capsys: pytest.CaptureFixture[str]) -> None:
+    pilots.finish = finish_all
+    assert main(["run", "+grid=tiny"]) == 0
+    pilots.finish = lambda _: None
+    assert main(["run", "+grid=tiny", "name=again"]) == 0
+    assert len(entry_names(pilots.calls[1][0].todo)) == 15
+    capsys.readouterr()
+    assert main(["plan", "+grid=tiny", "name=third", "plan.reuse=true"]) == 0
+    line = "rows of other sweeps used instead of a run (plan.reuse=true): tiny (15)"
+    assert line in capsys.readouterr().out
+    assert main(["run", "+grid=tiny", "name=third", "plan.reuse=true"]) == 0
+    assert line in capsys.readouterr().out
+    assert entry_names(pilots.calls[2][0].todo) == []
+    assert set(read_ledger(Path("results/third"))["cached_sweep"].to_pylist()) == {"tiny"}
+
+
 def test_finished_points_whose_rows_are_lost_are_told(pilots: Pilots, capsys: pytest.CaptureFixture[str]) -> None:
     pilots.finish = finish_all
     assert main(["run", "+grid=tiny"]) == 0
