@@ -83,6 +83,7 @@ def build(
     from analysis.drawing import Drawing
     from analysis.load import load
     from analysis.options import Options
+    from results import store
     from results.text import plural
 
     options = options or Options()
@@ -90,6 +91,8 @@ def build(
     results = load(results_path)
     attempts = plural(len(results.attempts), "attempt")
     say(f"{attempts} of {plural(len(results.sweeps), 'sweep')} read")
+    if store.only_shipped(results_path):
+        say(f"{results_path} holds no sweep of your own yet: this report shows the sweeps that came with the program")
     for problem in results.problems:
         say(f"warning: {problem}")
     parts = cohorts.split(results.attempts)

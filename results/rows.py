@@ -18,7 +18,7 @@ import pyarrow as pa
 from results.errors import InvalidResults
 from results.schema import METHODS, OUTCOMES, PHASES, VERDICTS
 
-_CHOICES = {"outcome": OUTCOMES, "method": METHODS, "verdict": VERDICTS, "phase": PHASES}
+CHOICES = {"outcome": OUTCOMES, "method": METHODS, "verdict": VERDICTS, "phase": PHASES}
 
 
 def table_from_rows(rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.Table:
@@ -79,7 +79,7 @@ def _checked(schema: pa.Schema, field: pa.Field, value: Any) -> Any:
     if hasattr(value, "item") and not isinstance(value, (list, tuple)):  # a NumPy scalar
         value = value.item()
     problem = _problem(field.type, value)
-    choices = _CHOICES.get(field.name)
+    choices = CHOICES.get(field.name)
     if problem is None and choices is not None and value not in choices:
         problem = f"it may be one of {', '.join(choices)}"
     if problem is not None:

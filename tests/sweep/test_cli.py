@@ -21,6 +21,8 @@ from launchers.status.run_summary import RunSummary
 from results.store import read_ledger
 from sweep import machine
 from sweep.__main__ import main
+from sweep.commands import COMMANDS
+from sweep.parsers import PARSERS
 from tests.sweep.helpers import plan_of, store_attempt
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -105,20 +107,9 @@ def test_bad_input_is_one_line_and_exit_code_2(
 def test_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     told = capsys.readouterr().out
-    for command in (
-        "plan",
-        "run",
-        "status",
-        "watch",
-        "logs",
-        "cancel",
-        "retry",
-        "explain",
-        "diff",
-        "+grid=",
-        "budget.gpu_hours",
-    ):
-        assert command in told
+    assert list(PARSERS) == list(COMMANDS)
+    for word in (*(f"\n  {name} " for name in COMMANDS), "+grid=", "budget.gpu_hours"):
+        assert word in told
     with pytest.raises(SystemExit) as done:
         main(["plan", "--help"])
     assert done.value.code == 0
@@ -309,7 +300,7 @@ def test_what_waits_and_is_no_longer_planned_is_taken_off(pilots: Pilots, capsys
     assert main(["run", "+grid=tiny", "--where", "world_size <= 2"]) == 0
     sweep = pilots.calls[1][0]
     assert {read_point(sweep.todo / name).experiment.world_size for name in entry_names(sweep.todo)} == {1, 2}
-    assert "are not in this plan and were taken off the queue" in capsys.readouterr().out
+    assert "are not in this plan and were taken out of the queue" in capsys.readouterr().out
 
 
 def test_retried_points_stay_in_the_queue_although_their_row_is_known(pilots: Pilots) -> None:

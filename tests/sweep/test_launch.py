@@ -208,7 +208,7 @@ def test_what_is_no_longer_planned_is_taken_off_and_what_runs_is_told(
     (sweep.todo / wide[0]).rename(sweep.claimed / wide[0].replace(".json", "@p.json"))
     assert main(["run", "+grid=tiny", "launcher=slurm", "--where", "world_size <= 2"]) == 0
     told = capsys.readouterr().out
-    assert "points of an earlier run are not in this plan and were taken off the queue" in told
+    assert "points of an earlier run are not in this plan and were taken out of the queue" in told
     assert "1 of an earlier run are not in this plan and run now; they will end and keep their rows" in told
     assert entry_names(sweep.claimed) == [wide[0].replace(".json", "@p.json")]
 
