@@ -43,7 +43,9 @@ class FileOptions:
 def read_options(path: Path) -> FileOptions:
     """The options of one file in its order; a ``defaults`` list (Hydra's) is not among them."""
     sections = [Section()]
-    intro, comment, above = "", [], []
+    intro = ""
+    comment: list[str] = []
+    above: list[tuple[int, str]] = []
     for number, line in enumerate([*path.read_text().splitlines(), ""]):
         stripped = line.strip()
         if stripped.startswith("#"):

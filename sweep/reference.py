@@ -9,10 +9,12 @@ A test fails when a page is older than what it is made from.
 
 from __future__ import annotations
 
+import argparse
 import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -22,7 +24,7 @@ from results.rows import CHOICES
 from results.schema import ATTEMPT_COLUMNS, CONFIG_COLUMNS, LEDGER_COLUMNS, STEP_COLUMNS, Column
 from sweep.conf_comments import FileOptions, Option, read_options
 from sweep.conffiles import PACKAGED, ConfFolders
-from sweep.parsers import PARSERS, help_text
+from sweep.parsers import OVERRIDES, PARSERS, help_text
 from workloads.costs.params import num_params
 
 ROOT = Path(__file__).parent.parent
@@ -30,7 +32,7 @@ FOLDER = ROOT / "docs" / "reference"
 COMMAND = "python -m sweep.reference"
 _OTHER_COMMANDS = ("analysis.report", "analysis.compare")
 """Modules of the room above this one: their help is asked for in a process of its own."""
-_WIDTH = "100"
+_WIDTH = 100
 _TYPES = {
     pa.string(): "text",
     pa.int64(): "whole number",
@@ -52,18 +54,18 @@ def main() -> int:
 def command_line() -> str:
     """Help of every command of ``python -m sweep``, of the report and of the comparison."""
     parts = [_heading("Command line"), _block(help_text())]
-    os.environ["COLUMNS"] = _WIDTH  # argparse wraps lines at the width of the terminal
     for name, make in PARSERS.items():
-        parts += [f"## sweep {name}", _block(make().format_help())]
+        parser = make()
+        # A width of its own: argparse would take the terminal's.
+        parser.formatter_class = partial(argparse.RawDescriptionHelpFormatter, width=_WIDTH)
+        if parser.epilog == OVERRIDES:
+            parser.epilog = "overrides: see the top of this page"
+        parts += [f"## sweep {name}", _block(parser.format_help())]
     for module in _OTHER_COMMANDS:
-        asked = subprocess.run(
-            [sys.executable, "-m", module, "--help"],
-            capture_output=True,
-            text=True,
-            check=True,
-            cwd=ROOT,
-        )
-        parts += [f"## {module}", _block(asked.stdout)]
+        environment = {**os.environ, "COLUMNS": str(_WIDTH)}
+        command = [sys.executable, "-m", module, "--help"]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT, env=environment)
+        parts += [f"## {module}", _block(done.stdout)]
     return _page(parts)
 
 
@@ -155,7 +157,7 @@ def _options_table(options: Iterable[Option], prefix: str = "") -> str:
 def _compared(group: str, files: dict[str, FileOptions]) -> str:
     """The options that at least two files of a group have, with a column of defaults for each file."""
     by_file = [file.by_name() for file in files.values()]
-    rows = []
+    rows: list[Sequence[str]] = []
     for name in dict.fromkeys(name for options in by_file for name in options):
         found = [options[name] for options in by_file if name in options]
         if len(found) < 2 or name == group:  # launcher.launcher is the file's kind, not a choice
@@ -176,7 +178,7 @@ def _slurm_alone(launchers: dict[str, FileOptions]) -> list[str]:
 
 
 def _grids(folders: ConfFolders) -> list[tuple[str, ...]]:
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for name in folders.names("grid"):
         grid = folders.read("grid", name)
         rows.append((f"`{name}`", f"`{grid['cluster']}`", str(grid["description"])))
