@@ -1,8 +1,8 @@
-"""Plain rows checked against a table's schema, and stored tables brought to it.
+"""Checks plain rows against a table's schema, and brings stored tables to it.
 
 Writing is strict: an unknown column, a wrong type, a NaN or a missing required value is an error that names the column
 and the value, because Arrow itself would let much of that through (3.5 in a whole-number column becomes 3). Reading is
-lenient: tables of an older or newer version get nulls for what they lack and keep the columns that we do not know.
+lenient: tables of an older or newer version get nulls for columns they lack and keep columns unknown here.
 """
 
 from __future__ import annotations

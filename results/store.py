@@ -1,11 +1,11 @@
-"""The tables of a sweep on disk: one file an attempt, put together from time to time.
+"""The tables of a sweep on disk: one file for each attempt, merged from time to time.
 
-<sweep>/parts/attempts/<attempt_id>.parquet     one attempt each, written by temp + rename: any number of pilots at once
+<sweep>/parts/attempts/<attempt_id>.parquet     one attempt each; any number of pilots may write at once
         parts/steps/<attempt_id>.parquet
-        attempts.parquet  steps.parquet         what `compact` has put together
+        attempts.parquet  steps.parquet         what `compact` has merged
         ledger.parquet                          every grid point with its verdict
 
-An attempt may be in a part, in the compacted file, or (when a compaction died half-way) in both: readers take it once.
+An attempt may be in a part, in the merged file, or (after a killed compaction) in both: readers count it once.
 A file that cannot be read costs one warning line. A folder is a sweep when it has a sweep.json.
 
 Sweeps that came with the program lie below a folder with a file SHIPPED (``results/recorded``). A reader of a folder
@@ -61,8 +61,8 @@ class Reading:
 def write_attempt(sweep_dir: Path, attempt: Mapping[str, Any], steps: Sequence[Mapping[str, Any]]) -> Path:
     """Store one attempt and its steps; the path of the attempt's part.
 
-    Raises `InvalidResults` naming the column and the value before anything is written. The steps land first: whoever
-    sees the attempt can read its steps.
+    Raises `InvalidResults` with the column and the value before anything is written. The steps are written first, so
+    that a reader who sees the attempt finds its steps.
     """
     sweep_dir = Path(sweep_dir)
     attempt_rows = table_from_rows([attempt], ATTEMPTS)
@@ -103,7 +103,7 @@ def scan(path: Path, table: Table) -> Reading:
     seen: set[str] = set()
     pieces: list[pa.Table] = []
     for file in _table_files(path, table):
-        rows = files.read_or_say(file, table, problems)
+        rows = files.read_or_report(file, table, problems)
         if rows is None:
             continue
         try:
@@ -172,10 +172,10 @@ def empty_ledger() -> pa.Table:
 
 
 def _table_files(path: Path, table: Table) -> Iterator[Path]:
-    """Files of one table, listed as they are needed.
+    """The files of one table, each listed when it is needed.
 
-    Parts come before the compacted file: a compaction puts an attempt there before it removes the part, so a reader
-    that finds a part gone finds its rows in the file that it opens next.
+    Parts come before the merged file: a compaction removes a part only after its rows are in that file, so a reader
+    that finds a part gone finds the rows in the file that it opens next.
     """
     for sweep in sweep_dirs(path):
         yield from files.part_paths(sweep, table)

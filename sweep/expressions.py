@@ -1,7 +1,7 @@
 """The small language of a grid's ``derive`` and ``where``: arithmetic and comparisons over names, nothing else.
 
-An expression is parsed by Python, checked node by node against what is allowed, and turned into nested closures. It is
-never handed to ``eval``: attributes, subscripts, calls of anything but a few functions, and powers are refused.
+Python parses an expression; every node is checked against what is allowed and becomes a closure. ``eval`` is never
+used. Attributes, subscripts, powers, and calls of all but a few functions are refused.
 """
 
 from __future__ import annotations
@@ -21,15 +21,17 @@ Evaluator = Callable[[Mapping[str, Any]], Any]
 class Expression:
     text: str
     names: frozenset[str]
-    """Variables it reads."""
+    """The variables that it uses."""
     evaluate: Evaluator
-    """From values by name to the value. Raises what Python's operators raise (ZeroDivisionError, TypeError)."""
+    """Takes the variables' values by name and returns the expression's value. Raises what Python's operators raise
+    (ZeroDivisionError, TypeError)."""
 
 
 def parse(text: object, label: str) -> Expression:
-    """The expression in ``text``; ``label`` says where it stands. Raises `InvalidSweep` naming what is not allowed."""
+    """The expression in ``text``; ``label`` says where it stands, for messages. Raises `InvalidSweep` with the part
+    that is not allowed."""
     if isinstance(text, (bool, int)):
-        text = str(text)  # YAML has read it as a number already
+        text = str(text)  # YAML reads an expression that is a single number as a number
     if not isinstance(text, str):
         raise InvalidSweep(f"{label}: {text!r} is not an expression; write it as text")
     try:
@@ -54,14 +56,14 @@ class _NotAllowed(Exception):
 
 
 def _divide(left: Any, right: Any) -> Any:
-    """``left / right``, a whole number where it is one, so that degrees stay integers."""
+    """``left / right``, as an integer where the result is whole, so that degrees stay integers."""
     if isinstance(left, int) and isinstance(right, int) and left % right == 0:
         return left // right
     return left / right
 
 
 def _numbers_only(op: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """``*`` repeats a text and ``%`` formats it, both without bound: here they are arithmetic."""
+    """``op`` for numbers alone. On texts ``*`` repeats and ``%`` formats, which could fill the memory."""
 
     def checked(left: Any, right: Any) -> Any:
         if isinstance(left, (int, float)) and isinstance(right, (int, float)):
@@ -127,7 +129,8 @@ def _unary(op: Callable[[Any], Any], operand: Evaluator) -> Evaluator:
 
 
 def _boolean(is_and: bool, terms: list[Evaluator]) -> Evaluator:
-    """Nested pairs: several times faster than ``all`` over a generator, and this runs millions of times."""
+    """``and`` or ``or`` of all terms, as nested pairs: several times faster than ``all`` over a generator, and it runs
+    millions of times."""
     first, rest = terms[0], terms[1:]
     if not rest:
         return first

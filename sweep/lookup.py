@@ -1,4 +1,4 @@
-"""Finding an experiment by its id (or a part of it) in the ledgers and rows of a results folder."""
+"""Finds an experiment by its id (or a part of it) in the ledgers and rows of a results folder."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Results:
         return sorted(id for id in found if id)
 
     def find(self, word: str) -> Record:
-        """The one experiment whose id is ``word`` or contains it. Raises `InvalidResults` for none and for several."""
+        """The experiment whose id is ``word`` or contains it. Raises `InvalidResults` when there is none or several."""
         ids = self.ids()
         matches = [word] if word in ids else [id for id in ids if word and word in id]
         if len(matches) > 1:
@@ -55,7 +55,9 @@ class Results:
         attempts.sort(key=lambda row: str(row["started_at"] or ""))
         text = next((row["config_json"] for row in [*ledger, *attempts] if row["config_json"]), None)
         if text is None:
-            raise InvalidResults(f"{matches[0]} in {self.path} was stored without its configuration")
+            raise InvalidResults(
+                f"{matches[0]} in {self.path} was stored without its configuration (column config_json)"
+            )
         return Record(experiment=ex.from_json(text), ledger=tuple(ledger), attempts=tuple(attempts))
 
     @staticmethod

@@ -1,7 +1,7 @@
 """The options of every command of ``python -m sweep``, and its help. `sweep.commands` does the work.
 
 Nothing here imports more than argparse, so that ``--help`` and mistakes answer at once. The reference of the command
-line (`sweep.reference`) is made from these parsers.
+line (`sweep.write_reference`) is made from these parsers.
 """
 
 from __future__ import annotations

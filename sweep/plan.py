@@ -1,9 +1,9 @@
-"""The plan: every grid point with a verdict, its numbers and its price. No torch, no GPU, nothing is started.
+"""The plan: every grid point with its verdict, its predicted numbers and its price. Needs no torch and no GPU.
 
 invalid         a rule of the layout (or of this version of the engine, or of this machine) forbids it
 predicted_oom   its predicted peak exceeds what a device can hold, with a margin
 cached          it has a finished attempt: in this sweep, or in another one with plan.reuse=true
-over_budget     the budget ends before it
+over_budget     the budget does not cover it
 run             everything else
 """
 
@@ -36,7 +36,7 @@ class PlannedPoint:
     rule: str | None = None
     detail: str | None = None
     peak_bytes: int | None = None
-    """Predicted; None for an invalid layout, of which nothing can be predicted."""
+    """Predicted, of the stage with the most; None for a layout that breaks a rule, because it has no prediction."""
     time: TimeEstimate | None = None
     price: Price | None = None
     cached_attempt: str | None = None
@@ -55,7 +55,7 @@ class Plan:
     config: SweepConfig
     method: Method
     points: tuple[PlannedPoint, ...]
-    """Those to run first, in the order in which they are drawn, then the others in the order of their grids."""
+    """First those to run, in the order in which pilots claim them, then the others in the order of their grids."""
     duplicates: int
     not_sampled: int
 
@@ -128,8 +128,8 @@ def refuse_if_nothing_can_run(plan: Plan) -> None:
         )
     rules = Counter(point.rule for point in plan.points)
     first = next(point for point in plan.points if point.rule == rules.most_common(1)[0][0])
-    told = ", ".join(f"{rule} ({count:,})" for rule, count in rules.most_common(4))
-    raise InvalidSweep(f"no point can run; rules broken: {told}; e.g. {first.detail}")
+    broken = ", ".join(f"{rule} ({count:,})" for rule, count in rules.most_common(4))
+    raise InvalidSweep(f"no point can run; rules broken: {broken}; e.g. {first.detail}")
 
 
 def _planned(
@@ -156,7 +156,7 @@ def _planned(
         planned = dataclasses.replace(planned, verdict="invalid", rule=first.rule, detail=first.message)
         if structural:
             return planned
-    # What the engine cannot run yet is predicted nevertheless: that is what the plan is asked for.
+    # Points that the engine cannot run yet are predicted too: a plan should show what they would give.
     memory, time = estimate_memory(experiment), estimate_time(experiment, cluster)
     planned = dataclasses.replace(
         planned,
@@ -187,7 +187,7 @@ def _planned(
 def _without_repeated_stages(
     config: SweepConfig, method: Method, ordered: Sequence[PlannedPoint]
 ) -> list[PlannedPoint]:
-    """The same points with the price of what is new in each: stages rehearsed for one are reused by all others."""
+    """The same points, each priced without the stages that an earlier point has rehearsed: those are not run again."""
 
     device: Literal["cuda", "cpu"] = "cuda" if method == "rehearsed" else "cpu"
 

@@ -30,9 +30,13 @@ def print_start(prepared: Prepared, queued: Queued, console: Console) -> None:
     if reused := reused_from(plan):
         say(reused)
     if queued.removed:
-        say(f"{queued.removed:,} points of an earlier run are not in this plan and were taken out of the queue")
+        are, were = ("is", "was") if queued.removed == 1 else ("are", "were")
+        points = plural(queued.removed, "point")
+        say(f"{points} of an earlier run {are} not in this plan and {were} taken out of the queue")
     if queued.foreign:
-        say(f"{queued.foreign:,} points of an earlier run are not in this plan but run now; they will keep their rows")
+        runs, its = ("runs", "its row") if queued.foreign == 1 else ("run", "their rows")
+        points = plural(queued.foreign, "point")
+        say(f"{points} of an earlier run still {runs} although not in this plan, and will get {its}")
     status = sweep_status(queued.sweep)
     if not status.left:
         lost = len(plan.to_run) - _failed(status)

@@ -1,4 +1,4 @@
-"""The plan for people: verdicts, rules, jobs by shape, price, and the fastest predicted layout of every cell."""
+"""Prints a plan: verdicts, rules broken, jobs by shape, price, and the predicted fastest layouts."""
 
 from __future__ import annotations
 
@@ -17,20 +17,21 @@ from workloads.experiment import Experiment
 
 MEANING = {
     "run": "to be run",
-    "invalid": "forbidden by a rule",
-    "predicted_oom": "would not fit in memory",
+    "invalid": "break a rule",
+    "predicted_oom": "predicted not to fit in memory",
     "cached": "have a finished attempt already, which is not run again",
-    "over_budget": "the budget ends before them",
+    "over_budget": "not covered by the budget",
 }
 
 
 def print_plan(plan: Plan, console: Console, *, top: int) -> None:
-    """Print the whole summary; ``top`` limits the rows of the last table."""
+    """Print the whole summary. ``top``: the most rows of the last table."""
     config = plan.config
     grids = ", ".join(grid.name for grid in config.grids)
-    excluded = [f"{plan.duplicates:,} duplicates" if plan.duplicates else "", _sampled(plan)]
-    notes = "".join(f"; left out: {note}" for note in excluded if note)
-    console.print(f"[bold]{config.name}[/]: {len(plan.points):,} points of {grids}{notes}", highlight=False)
+    excluded = [plural(plan.duplicates, "duplicate")] if plan.duplicates else []
+    excluded += [f"{plan.not_sampled:,} by subsampling"] if plan.not_sampled else []
+    note = f"; excluded: {', '.join(excluded)}" if excluded else ""
+    console.print(f"[bold]{config.name}[/]: {len(plan.points):,} points of {grids}{note}", highlight=False)
     console.print(
         f"cluster {config.cluster.name} ({config.cluster.device.name}), launcher {config.launcher_kind} "
         f"({plan.method}), {config.measure.warmup_steps} + {config.measure.timed_steps} steps a point",
@@ -51,7 +52,7 @@ def print_plan(plan: Plan, console: Console, *, top: int) -> None:
 
 
 def print_jobs(plan: Plan, console: Console) -> None:
-    """What is to run, by the shape of its allocations, and what it will cost."""
+    """Print the points to run by the size of their allocations, with their price."""
     console.print(_shapes(plan))
 
 
@@ -65,9 +66,10 @@ def reused_from(plan: Plan) -> str | None:
 
 
 def fastest(points: Iterable[PlannedPoint], limit_bytes: int | None) -> list[PlannedPoint]:
-    """The most tokens/s/GPU predicted for every model and world size, of the points that are predicted to fit.
+    """The point with the most predicted tokens/s/GPU for every model and world size, of those predicted to fit.
 
-    The pruning margin is not granted here: a point that may just fit is worth a run, not a recommendation.
+    ``limit_bytes`` counts here without ``plan.oom_margin``: a point that may just fit is worth a run, but is not
+    recommended.
     """
     best: dict[tuple[str, int], PlannedPoint] = {}
     order: dict[str, int] = {}
@@ -85,7 +87,7 @@ def fastest(points: Iterable[PlannedPoint], limit_bytes: int | None) -> list[Pla
 
 
 def layout(experiment: Experiment) -> str:
-    """Degrees and choices in one cell: what differs from plain training on one device."""
+    """A layout in one cell of a table: its degrees, and its choices that differ from the defaults."""
     parts = [f"dp {experiment.dp}"]
     if experiment.dp_replicate > 1 and experiment.dp_shard > 1:
         parts = [f"dp {experiment.dp_replicate}x{experiment.dp_shard}"]
@@ -104,10 +106,6 @@ def layout(experiment: Experiment) -> str:
     if experiment.seq_len != 4096:
         parts.append(f"seq {experiment.seq_len}")
     return ", ".join(parts)
-
-
-def _sampled(plan: Plan) -> str:
-    return f"{plan.not_sampled:,} by subsampling" if plan.not_sampled else ""
 
 
 def _verdicts(plan: Plan) -> Table:

@@ -138,7 +138,7 @@ def test_a_folder_of_ones_own(tmp_path: Path) -> None:
         (["+grid=tiny", "grid.axs.tp=[1]"], "a grid has no 'axs' to change; did you mean 'axes'"),
         (["+grid=tiny", "grid.axes.tp=1,2"], r"write a list, e\.g\. grid\.axes\.tp=\[1,2\]"),
         (["+grid=tiny", "grid.axes.dp=2"], r"dp is an axis and also derived .*add ~grid\.derive\.dp"),
-        (["+grid=tiny", "device=h200"], "use cluster=NAME"),
+        (["+grid=tiny", "device=h200"], "a device is part of a cluster file; choose it with cluster=NAME"),
         (["+grid=tiny", "hydra.run.dir=x"], "write grid.axes.NAME"),
         (["+grid=tiny", "a=b=c"], "cannot read 'a=b=c'"),
         (["+grid=tiny", "--grid"], "cannot read '--grid'"),

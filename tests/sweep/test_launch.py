@@ -209,7 +209,7 @@ def test_what_is_no_longer_planned_is_taken_off_and_what_runs_is_told(
     assert main(["run", "+grid=tiny", "launcher=slurm", "--where", "world_size <= 2"]) == 0
     told = capsys.readouterr().out
     assert "points of an earlier run are not in this plan and were taken out of the queue" in told
-    assert "1 of an earlier run are not in this plan and run now; they will end and keep their rows" in told
+    assert "1 point of an earlier run still runs although not in this plan, and will get its row" in told
     assert entry_names(sweep.claimed) == [wide[0].replace(".json", "@p.json")]
 
 

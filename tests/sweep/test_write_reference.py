@@ -9,20 +9,20 @@ import pytest
 
 from launchers.settings import LaunchSettings
 from launchers.slurm.options import SlurmOptions
-from sweep import reference
+from sweep import write_reference
 from sweep.conf_comments import read_options
 from sweep.conffiles import PACKAGED
 
 CONF = sorted([PACKAGED / "config.yaml", *PACKAGED.glob("launcher/*.yaml"), *PACKAGED.glob("measure/*.yaml")])
 
 
-@pytest.mark.parametrize("name", reference.PAGES)
+@pytest.mark.parametrize("name", write_reference.PAGES)
 def test_pages_are_up_to_date(name: str) -> None:
-    written = (reference.FOLDER / name).read_text(encoding="utf-8")
-    made = reference.PAGES[name]()
+    written = (write_reference.FOLDER / name).read_text(encoding="utf-8")
+    made = write_reference.PAGES[name]()
     # Spaces do not count: versions of argparse break lines in different places.
     up_to_date = "".join(written.split()) == "".join(made.split())
-    assert up_to_date, f"docs/reference/{name} is out of date: run {reference.COMMAND}"
+    assert up_to_date, f"docs/reference/{name} is out of date: run {write_reference.COMMAND}"
 
 
 @pytest.mark.parametrize("path", CONF, ids=lambda path: f"{path.parent.name}/{path.name}")

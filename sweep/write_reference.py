@@ -1,10 +1,10 @@
-"""``python -m sweep.reference``: writes the pages of ``docs/reference/`` from the code, so that they cannot be wrong.
+"""``python -m sweep.write_reference``: writes the pages of ``docs/reference/`` from the code.
 
-command_line.md     help of every command, from their parsers
+command_line.md     help of every command, from its parser
 tables.md           columns of every table, from `results.schema`
 configuration.md    options with defaults and meaning, from the files and comments of ``sweep/conf``
 
-A test fails when a page is older than what it is made from.
+A test fails when a page does not say what the code says.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from workloads.costs.params import num_params
 
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "docs" / "reference"
-COMMAND = "python -m sweep.reference"
+COMMAND = "python -m sweep.write_reference"
 _OTHER_COMMANDS = ("analysis.report", "analysis.compare")
 """Modules of the room above this one: their help is asked for in a process of its own."""
 _WIDTH = 100
