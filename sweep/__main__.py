@@ -78,7 +78,7 @@ def _dispatch(arguments: list[str]) -> int:
 
     command = COMMANDS.get(name)
     if command is None:
-        from sweep.grid import suggest
+        from workloads.checks import suggest
 
         raise UltrasweepError(f"no command {name!r}{suggest(name, COMMANDS)}")
     return command(rest)

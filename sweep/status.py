@@ -27,7 +27,7 @@ from results.errors import InvalidResults
 from results.schema import OUTCOMES
 from results.store import sweep_dirs
 from results.text import format_duration, format_hours
-from sweep.grid import suggest
+from workloads.checks import suggest
 
 SETTLED = ("ok", "oom")
 """Outcomes that another try would only repeat."""

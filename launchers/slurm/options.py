@@ -12,8 +12,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
+from workloads.checks import build, choice, flag, mapping, matching, number, sequence, text, whole_number
 from workloads.errors import InvalidSweep
 
 GpuRequest = Literal["gpus_per_node", "gres", "none"]
@@ -39,7 +40,15 @@ _SHAPES: Mapping[str, tuple[re.Pattern[str], str]] = {
     "gpu_type": (_TYPE, "the type of a GPU as Slurm knows it, such as h100"),
     "mem": (_MEMORY, "memory of a node, such as 500G, or 0 for all of it"),
 }
-_LEAST: Mapping[str, int] = {"time_min": 1, "cpus_per_task": 1, "max_nodes": 1, "max_pilots": 1, "signal_delay_s": 0}
+_LEAST: Mapping[str, int | None] = {
+    "time_min": 1,
+    "cpus_per_task": 1,
+    "max_nodes": 1,
+    "max_pilots": 1,
+    "signal_delay_s": 0,
+    "nice": None,
+}
+"""The least value of every whole number; None: any."""
 _PARAMETER = re.compile(r"[a-z][a-z0-9]*([-_][a-z0-9]+)*")
 _OURS = frozenset(
     {
@@ -117,22 +126,16 @@ class SlurmOptions:
 
     def __post_init__(self) -> None:
         for name, (shape, what) in _SHAPES.items():
-            value = getattr(self, name)
-            if value is not None and not (isinstance(value, str) and shape.fullmatch(value)):
-                raise InvalidSweep(f"launcher: {name}={value!r} must be {what}")
+            if (value := getattr(self, name)) is not None:
+                matching(f"launcher: {name}", value, shape, what)
         for name, least in _LEAST.items():
-            value = getattr(self, name)
-            if value is not None and (not _whole(value) or value < least):
-                raise InvalidSweep(f"launcher: {name}={value!r} must be a whole number of at least {least}")
-        if self.nice is not None and not _whole(self.nice):
-            raise InvalidSweep(f"launcher: nice={self.nice!r} must be a whole number")
-        if self.target_h is not None and not (_number(self.target_h) and self.target_h > 0):
-            raise InvalidSweep(f"launcher: target_h={self.target_h!r} must be a number of hours above 0")
+            if (value := getattr(self, name)) is not None:
+                whole_number(f"launcher: {name}", value, least)
+        if self.target_h is not None:
+            number("launcher: target_h", self.target_h, above=0, unit="hours")
         for name in ("requeue", "exclusive"):
-            if not isinstance(getattr(self, name), bool):
-                raise InvalidSweep(f"launcher: {name}={getattr(self, name)!r} must be true or false")
-        if self.gpus not in ("gpus_per_node", "gres", "none"):
-            raise InvalidSweep(f"launcher: gpus={self.gpus!r} must be gpus_per_node, gres or none")
+            flag(f"launcher: {name}", getattr(self, name))
+        choice("launcher: gpus", self.gpus, get_args(GpuRequest))
         if self.usable_s < _LEAST_USABLE_S:
             raise InvalidSweep(
                 f"launcher: time_min={self.time_min} less signal_delay_s={self.signal_delay_s} and "
@@ -152,9 +155,9 @@ class SlurmOptions:
     def _check_lines(self) -> None:
         for name in ("setup", "prefix", "srun_args"):
             for line in getattr(self, name):
-                _text(f"{name}", line)
+                _one_line(name, line)
         if self.python is not None:
-            _text("python", self.python)
+            _one_line("python", self.python)
         for line in self.setup:
             if line.lstrip().startswith("#SBATCH"):
                 raise InvalidSweep(f"launcher: setup line {line!r} is a parameter of sbatch; use launcher.sbatch")
@@ -165,69 +168,42 @@ class SlurmOptions:
             if dashed in _OURS or (dashed.replace("-", "_") in _NAMES and dashed != "setup"):
                 raise InvalidSweep(f"launcher: sbatch.{key} is set by the launcher itself; {_way_out(dashed)}")
             if not isinstance(given, int):
-                _text(f"sbatch.{key}", given)
+                _one_line(f"sbatch.{key}", given)
 
 
 def options_from_dict(fields: Mapping[str, Any]) -> SlurmOptions:
     """Options from plain data (YAML). Raises `InvalidSweep` with one line for whatever is wrong."""
     values = {str(key): value for key, value in fields.items()}
-    if unknown := set(values) - _NAMES:
-        raise InvalidSweep(f"launcher: no option {', '.join(sorted(unknown))}; known: {', '.join(sorted(_NAMES))}")
     for name in ("setup", "prefix", "srun_args"):
         if name in values:
-            values[name] = _words(name, values[name])
+            values[name] = tuple(sequence(f"launcher: {name}", values[name] or ()))
     if "sbatch" in values:
-        values["sbatch"] = _mapping("sbatch", values["sbatch"])
+        values["sbatch"] = mapping("launcher: sbatch", values["sbatch"] or {})
     for name in _SHAPES:  # YAML reads mem=0 and exclude=17 as numbers
-        if _whole(values.get(name)):
-            values[name] = str(values[name])
-    return SlurmOptions(**values)
+        value = values.get(name)
+        if isinstance(value, int) and not isinstance(value, bool):
+            values[name] = str(value)
+    return build(SlurmOptions, "launcher", values)
 
 
 def check_path(path: Path) -> None:
     """Raises `InvalidSweep` for a path that cannot be written into a batch file: Slurm replaces ``%`` and ``\\`` in
     the names of log files, and a line break would begin a new line of the file. Spaces and quotes are fine."""
-    text = str(path)
-    if _CONTROL.search(text) or "%" in text or "\\" in text:
+    name = str(path)
+    if _CONTROL.search(name) or "%" in name or "\\" in name:
         raise InvalidSweep(
-            f"{text!r} cannot be the folder of a sweep on Slurm: line breaks, other control characters, % and \\ have "
+            f"{name!r} cannot be the folder of a sweep on Slurm: line breaks, other control characters, % and \\ have "
             "a meaning in batch files; choose another results_dir or name"
         )
     try:
-        text.encode()
+        name.encode()
     except UnicodeEncodeError:
-        raise InvalidSweep(f"{text!r} cannot be the folder of a sweep on Slurm: it is not UTF-8") from None
+        raise InvalidSweep(f"{name!r} cannot be the folder of a sweep on Slurm: it is not UTF-8") from None
 
 
-def _text(name: str, value: object) -> None:
-    if not isinstance(value, str):
-        raise InvalidSweep(f"launcher: {name}={value!r} must be text")
-    if _CONTROL.search(value):
+def _one_line(name: str, value: object) -> None:
+    if _CONTROL.search(text(f"launcher: {name}", value)):
         raise InvalidSweep(f"launcher: {name}={value!r} holds a line break or another control character")
-
-
-def _words(name: str, value: object) -> tuple[str, ...]:
-    if value is None:
-        return ()
-    if not isinstance(value, (list, tuple)):
-        raise InvalidSweep(f"launcher: {name}={value!r} must be a list, such as {name}=['...','...']")
-    return tuple(value)
-
-
-def _mapping(name: str, value: object) -> dict[str, Any]:
-    if value is None:
-        return {}
-    if not isinstance(value, Mapping):
-        raise InvalidSweep(f"launcher: {name}={value!r} must be a mapping, such as {{NAME: value}}")
-    return dict(value)
-
-
-def _whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _way_out(parameter: str) -> str:
