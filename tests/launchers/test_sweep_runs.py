@@ -289,8 +289,8 @@ def test_a_run_survives_the_death_of_its_pilot(sweep: SweepDir, monkeypatch: pyt
         f"flag = {str(sweep.path / 'died')!r}\n"
         "if not os.path.exists(flag):\n"
         "    open(flag, 'w').close(); os.kill(os.getpid(), 9)\n"
-        "from launchers import pilot; from tests.launchers.scripted import run_rank\n"
-        "sys.exit(pilot.main(run_rank=run_rank))"
+        "from launchers.pilot import command; from tests.launchers.scripted import run_rank\n"
+        "sys.exit(command.main(run_rank=run_rank))"
     )
     monkeypatch.setattr(local, "PILOT", (sys.executable, "-c", dies_once))
     assert run_local(sweep, settings(), live=False).outcomes == {"ok": 2}
