@@ -15,10 +15,11 @@ from typing import Any
 
 import pytest
 
-from launchers.slurm import submission_tracker as submission_tracker
-from launchers.slurm import submit as submit
+from launchers.slurm import polling, submission_tracker, submit
+from launchers.slurm.cancel import cancel
 from launchers.slurm.client import Job, SlurmClient, jobs_of
 from launchers.slurm.options import SlurmOptions
+from launchers.slurm.watch import watch
 from launchers.state import queue, submissions
 from launchers.state.queue import QueueReader
 from launchers.state.submissions import all_submissions, new_submission
@@ -34,9 +35,9 @@ TOKEN = "slurm-20260101-120000-abcdef"
 @pytest.fixture
 def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
     monkeypatch.setattr(submission_tracker, "GRACE_S", 0.0)
-    monkeypatch.setattr(submit, "POLL_S", 0.1)
-    monkeypatch.setattr(submit, "SLOWEST_POLL_S", 0.2)
-    monkeypatch.setattr(submit, "_LOOK_S", 0.1)
+    monkeypatch.setattr(polling, "SQUEUE_S", 0.1)
+    monkeypatch.setattr(polling, "SLOWEST_SQUEUE_S", 0.2)
+    monkeypatch.setattr(polling, "FILES_S", 0.1)
     cluster = FakeSlurm(tmp_path / "bin")
     monkeypatch.setenv("PATH", f"{cluster.folder}:{os.environ['PATH']}")
     return cluster
@@ -175,21 +176,21 @@ def test_ctrl_c_while_sbatch_works(fake: FakeSlurm, sweep: SweepDir) -> None:
 
 def test_cancel_ends_the_pilots_and_the_watchers(fake: FakeSlurm, sweep: SweepDir) -> None:
     found: list[int] = []
-    with meanwhile(lambda: len(fake.calls("squeue")) > 2, lambda: found.append(submit.cancel(sweep))):
+    with meanwhile(lambda: len(fake.calls("squeue")) > 2, lambda: found.append(cancel(sweep))):
         summary = run(sweep, target_h=1e-4)
     assert found == [3] and "cancelled by another command" in summary.message
     assert summary.exit_code == 1 and [job["state"] for job in fake.jobs] == ["CANCELLED"] * 3
-    assert submit.cancel(sweep) == 0
+    assert cancel(sweep) == 0
     run(sweep, detach=True)  # a new run is a new wish
     assert sum(job["state"] == "PENDING" for job in fake.jobs) == 1
 
 
 def test_cancel_without_slurm(fake: FakeSlurm, sweep: SweepDir) -> None:
-    assert submit.cancel(sweep) == 0  # nothing was ever submitted
+    assert cancel(sweep) == 0  # nothing was ever submitted
     run(sweep, detach=True)
     fake.mode("squeue", "down")
     with pytest.raises(UltrasweepError, match="nothing was cancelled, the pilots go on: squeue: error: Unable"):
-        submit.cancel(sweep)
+        cancel(sweep)
 
 
 def test_a_refused_run_is_one_error(fake: FakeSlurm, sweep: SweepDir) -> None:
@@ -231,10 +232,10 @@ def test_without_slurm_on_path(sweep: SweepDir, monkeypatch: pytest.MonkeyPatch)
 def test_watch_ends_with_the_last_point_or_the_last_pilot(fake: FakeSlurm, sweep: SweepDir) -> None:
     run(sweep, detach=True)
     with meanwhile(lambda: len(fake.calls("squeue")) > 3, fake.forget):
-        summary = submit.watch(sweep, live=False)
+        summary = watch(sweep, live=False)
     assert "no pilot is there, 3 points left" in summary.message and len(fake.calls("sbatch")) == 1
     with meanwhile(lambda: True, lambda: finish_all(sweep)):
-        assert submit.watch(sweep, live=False).left == 0
+        assert watch(sweep, live=False).left == 0
 
 
 def _finish_narrow(sweep: SweepDir, fake: FakeSlurm) -> None:
@@ -267,7 +268,7 @@ def test_somebody_elses_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
         run(sweep, detach=True)
         os.seteuid(65534)
         try:
-            for act in (lambda: run(sweep), lambda: submit.cancel(sweep)):
+            for act in (lambda: run(sweep), lambda: cancel(sweep)):
                 with pytest.raises(UltrasweepError, match=r"cannot write in .*: Permission denied"):
                     act()
         finally:

@@ -13,10 +13,12 @@ from typing import Any
 
 import pytest
 
-from launchers.slurm import batch_file, reconcile, submission_tracker
+from launchers.slurm import batch_file, pilot_submitter, submission_tracker
 from launchers.slurm.demand import demand_of
 from launchers.slurm.options import SlurmOptions
-from launchers.slurm.reconcile import Cycle, PilotsEnd, Reconciler, only_submitter
+from launchers.slurm.pilot_submitter import PilotsEnd
+from launchers.slurm.reconcile import Cycle, Reconciler
+from launchers.slurm.submitter_lease import only_submitter
 from launchers.state import node_exclusions, pilot_state, queue, submissions
 from launchers.state.history import AttemptRecord
 from launchers.state.pilot_config import read_pilot_config
@@ -51,8 +53,8 @@ ROOT = Path(__file__).parent.parent.parent
 def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
     monkeypatch.setattr(submission_tracker, "GRACE_S", 0.0)
     monkeypatch.setattr(submission_tracker, "REQUEUE_GRACE_S", 0.2)
-    monkeypatch.setattr(reconcile, "_RETRY_S", (0.0,))
-    monkeypatch.setattr(reconcile, "_PAUSES_S", (0.0, 0.0, 0.0))
+    monkeypatch.setattr(pilot_submitter, "_RETRY_S", (0.0,))
+    monkeypatch.setattr(pilot_submitter, "_PAUSES_S", (0.0, 0.0, 0.0))
     cluster = FakeSlurm(tmp_path / "bin")
     monkeypatch.setenv("PATH", f"{cluster.folder}:{os.environ['PATH']}")
     return cluster
@@ -82,7 +84,7 @@ class Submitter:
             SlurmOptions(**{"time_min": 5, **options}),
             pilot=("python", "-m", "launchers.pilot"),
             command="test",
-            say=self.said.append,
+            report=self.said.append,
             stopped=lambda: False,
         )
 
@@ -261,7 +263,7 @@ def test_nodes_that_are_left_out(fake: FakeSlurm, sweep: SweepDir) -> None:
     fake.forget()
     fake.mode("sbatch", "bad node")
     other = Submitter(sweep)
-    assert other.cycle().submitted == 2 and "does not know all of the nodes" in other.said[0]
+    assert other.cycle().submitted == 2 and "does not know all of the excluded nodes" in other.said[0]
 
 
 def test_vanished_pilots_are_submitted_again(fake: FakeSlurm, sweep: SweepDir) -> None:
@@ -333,7 +335,7 @@ def test_a_frozen_pilot_does_not_count(fake: FakeSlurm, sweep: SweepDir) -> None
     assert submitter.cycle().submitted == 0
     time.sleep(0.3)
     assert submitter.cycle().submitted == 1
-    assert submitter.said.count(f"pilot {token}.0.0 stands still; another will run what it holds") == 1
+    assert submitter.said.count(f"pilot {token}.0.0 is stalled; another will run its points") == 1
     assert submitter.cycle().submitted == 0  # the new one is on its way
     write_state(sweep, dataclasses.replace(state, pilot_id=f"{token}.0.1", count=1))  # Slurm starts the job again
     fake.set(jobs=[job for job in fake.jobs if job["id"] != 3])

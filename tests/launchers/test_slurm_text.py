@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from launchers.slurm import batch_file
-from launchers.slurm import submit as submit
+from launchers.slurm import batch_file, submit
 from launchers.slurm.batch_file import PilotJob, submission_text
 from launchers.slurm.options import SlurmOptions, options_from_dict
 from launchers.state.code_snapshot import take_snapshot, write_snapshot
@@ -206,7 +205,7 @@ def test_what_must_not_reach_sbatch() -> None:
         "HOME": "/root",
     }
     given = {"partition": "mine", "time": 60, "account": None, "additional_parameters": {"reservation": "mine"}}
-    assert batch_file._confusing(environment, given) == [
+    assert batch_file._variables_to_unset(environment, given) == [
         "SBATCH_NO_REQUEUE",
         "SBATCH_PARTITION",
         "SBATCH_RESERVATION",

@@ -24,7 +24,8 @@ from launchers.state import pilot_state
 from launchers.state.pilot_config import PilotConfig, pilot_config_to_dict
 from launchers.state.process_identity import alive
 from launchers.state.sweep_dir import SweepDir
-from launchers.status.status import retry, sweep_status
+from launchers.status.retry import retry
+from launchers.status.status import sweep_status
 from results import store
 from results.errors import UltrasweepError
 from tests.launchers.scripted import points, settings

@@ -110,7 +110,7 @@ def only_pilot_freezes(stage: Stage) -> Told:
     sweep = stage.sweep(("ok", 1), ("ok_32", 1))
     rows = _frozen_until_taken_over(stage, sweep)
     assert rows[-1]["outcome"] == "ok", brief(rows)
-    assert "stands still" in sweep.said(), sweep.said()
+    assert "is stalled" in sweep.said(), sweep.said()
     return Told("SIGSTOP until a pilot submitted in its place has taken its point over, then SIGCONT", sweep.summary())
 
 
