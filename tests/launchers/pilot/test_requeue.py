@@ -1,4 +1,4 @@
-"""A pilot that Slurm ends with points left queues itself again, but not for ever."""
+"""A pilot that Slurm ends while points wait has its job queued again, but not for ever."""
 
 from __future__ import annotations
 
