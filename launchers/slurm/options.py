@@ -1,8 +1,8 @@
-"""What a cluster's users may choose about the Slurm jobs that run their pilots, checked before anything is written.
+"""The user's options for the Slurm jobs that run pilots, checked before anything is written.
 
-Every value ends up in a batch file, where a line break would start a new command. So control characters are refused
-everywhere, and whatever has a known shape (partition, account, node list ...) may only hold the characters of that
-shape. Setup lines and ``srun_args`` are the user's own shell and options.
+Every value is written into a batch file, where a line break would start a new command. So control characters are
+refused everywhere, and a value of a known form (partition, account, node list ...) may only hold the characters of that
+form. Setup lines and ``srun_args`` are the user's own shell and options.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from workloads.errors import InvalidSweep
 GpuRequest = Literal["gpus_per_node", "gres", "none"]
 
 WALL_TIME_MARGIN_S = 30
-"""Slurm looks at time limits every 30 s, so the warning may come that much late or early."""
+"""Slurm checks time limits every 30 s, so the warning may come that much later or earlier."""
 _LEAST_USABLE_S = 60
 
 _WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@:+-]*")
@@ -74,13 +74,13 @@ _OURS = frozenset(
         "wrap",
     }
 )
-"""Parameters of sbatch that launching depends on."""
+"""Parameters of sbatch that only the launcher may set."""
 _CONTROL = re.compile(r"[\x00-\x1f\x7f\x85\u2028\u2029]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlurmOptions:
-    """How pilots are submitted. None leaves a choice to the cluster."""
+    """How pilots are submitted. None leaves the choice to the cluster."""
 
     partition: str | None = None
     account: str | None = None
@@ -88,31 +88,31 @@ class SlurmOptions:
     constraint: str | None = None
     reservation: str | None = None
     exclude: str | None = None
-    """Nodes never to use, besides those that the sweep itself remembers as bad."""
+    """Nodes never to use, in addition to those that the sweep itself excludes."""
     nodelist: str | None = None
     nice: int | None = None
     time_min: int = 120
-    """Time limit of a pilot."""
+    """Time limit of a pilot in minutes."""
     signal_delay_s: int = 120
-    """How long before its time limit a pilot is warned (SIGUSR2), so that it can hand back what it runs."""
+    """How long before its time limit a pilot is warned (SIGUSR2), so that it can release its points."""
     requeue: bool = True
     """Let Slurm start a pilot again after a preemption or the loss of a node."""
     gpus: GpuRequest = "gpus_per_node"
-    """How to ask for GPUs; nothing is asked for on a CPU cluster. ``none``: nodes come with all of theirs."""
+    """How to request GPUs; a CPU cluster requests none. ``none``: nodes come with all of their GPUs."""
     gpu_type: str | None = None
     exclusive: bool = True
-    """Whole nodes. What is measured beside another job is not worth much."""
+    """Whole nodes, because other jobs on a node would disturb the measurement."""
     cpus_per_task: int | None = None
     """Cores of a node for the pilot; None: all of them, which needs ``exclusive``."""
     mem: str | None = "0"
-    """Memory of a node; ``0`` is all of it, None asks for nothing (some sites refuse the option)."""
+    """Memory of a node; ``0`` is all of it, None does not set the option (some sites refuse it)."""
     max_nodes: int | None = None
     """Nodes that the pilots of one shape may hold at a time; None: as many as finish within ``target_h``."""
     max_pilots: int | None = None
     """Pilots of one shape at a time; None: no limit but that of ``max_nodes``."""
     target_h: float | None = None
-    """When all points should be done, counted from the pilots' start. None: after one wall time, that is with the
-    fewest pilots that need not be submitted twice."""
+    """Hours from the pilots' start until all points should be done. None: one time limit, which takes the fewest pilots
+    that need not be submitted twice."""
     python: str | None = None
     """Interpreter on the nodes (in a container: inside it); None: the one that runs the submission."""
     prefix: tuple[str, ...] = ()
@@ -149,7 +149,7 @@ class SlurmOptions:
 
     @property
     def usable_s(self) -> int:
-        """What a pilot may use of its time limit: points must have ended when the warning comes."""
+        """Seconds of its time limit that a pilot may use: points must have ended when the warning comes."""
         return self.time_min * 60 - self.signal_delay_s - WALL_TIME_MARGIN_S
 
     def _check_lines(self) -> None:
@@ -166,19 +166,19 @@ class SlurmOptions:
                 raise InvalidSweep(f"launcher: sbatch has {key!r}, which is not a long parameter of sbatch")
             dashed = key.replace("_", "-")
             if dashed in _OURS or (dashed.replace("-", "_") in _NAMES and dashed != "setup"):
-                raise InvalidSweep(f"launcher: sbatch.{key} is set by the launcher itself; {_way_out(dashed)}")
+                raise InvalidSweep(f"launcher: sbatch.{key} is set by the launcher itself; {_alternative(dashed)}")
             if not isinstance(given, int):
                 _one_line(f"sbatch.{key}", given)
 
 
 def options_from_dict(fields: Mapping[str, Any]) -> SlurmOptions:
-    """Options from plain data (YAML). Raises `InvalidSweep` with one line for whatever is wrong."""
+    """Options from plain data (YAML). Raises `InvalidSweep` with one line about what is wrong."""
     values = {str(key): value for key, value in fields.items()}
     for name in ("setup", "prefix", "srun_args"):
-        if name in values:
-            values[name] = tuple(sequence(f"launcher: {name}", values[name] or ()))
-    if "sbatch" in values:
-        values["sbatch"] = mapping("launcher: sbatch", values["sbatch"] or {})
+        if (given := values.pop(name, None)) is not None:
+            values[name] = tuple(sequence(f"launcher: {name}", given))
+    if (given := values.pop("sbatch", None)) is not None:
+        values["sbatch"] = mapping("launcher: sbatch", given)
     for name in _SHAPES:  # YAML reads mem=0 and exclude=17 as numbers
         value = values.get(name)
         if isinstance(value, int) and not isinstance(value, bool):
@@ -206,7 +206,7 @@ def _one_line(name: str, value: object) -> None:
         raise InvalidSweep(f"launcher: {name}={value!r} holds a line break or another control character")
 
 
-def _way_out(parameter: str) -> str:
+def _alternative(parameter: str) -> str:
     options = {
         "time": "time_min",
         "signal": "signal_delay_s",
