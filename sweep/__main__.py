@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from results.errors import UltrasweepError
+from results.terminal import one_line
 
 USAGE, INTERRUPTED = 2, 130
 
@@ -24,7 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _dispatch(arguments)
     except UltrasweepError as error:
-        print(f"ultrasweep: {_one_line(str(error))}", file=sys.stderr)
+        print(f"ultrasweep: {one_line(str(error))}", file=sys.stderr)
         return USAGE
     except KeyboardInterrupt:
         print("ultrasweep: interrupted", file=sys.stderr)
@@ -34,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     except OSError as error:  # a full disk, no permission, a folder that is gone: not a bug
         where = f" {error.filename}" if error.filename else ""
-        print(_one_line(f"ultrasweep: cannot use{where}: {error.strerror or error}"), file=sys.stderr)
+        print(one_line(f"ultrasweep: cannot use{where}: {error.strerror or error}"), file=sys.stderr)
         return USAGE
 
 
@@ -51,17 +52,12 @@ def _dispatch(arguments: list[str]) -> int:
         print(f"ultrasweep {code_provenance(Path(__file__).parent.parent)['ultrasweep_version'] or '(not installed)'}")
         return 0
     if name not in PARSERS:
-        from sweep.grid import suggest
+        from workloads.checks import suggest
 
         raise UltrasweepError(f"no command {name!r}{suggest(name, PARSERS)}")
     from sweep.commands import run_command
 
     return run_command(name, arguments[1:])
-
-
-def _one_line(text: str) -> str:
-    """``text`` without line breaks and control characters, which names of files and points may bring with them."""
-    return "".join(char if char.isprintable() else "�" for char in " ".join(text.split()))
 
 
 if __name__ == "__main__":

@@ -7,16 +7,11 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 from results.errors import UltrasweepError
+from results.terminal import open_console
 from results.text import plural
 from sweep.parsers import PARSERS
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-_MIN_WIDTH = 120
 
 
 def run_command(name: str, arguments: Sequence[str]) -> int:
@@ -47,7 +42,7 @@ def _plan(options: Namespace) -> int:
     if options.out is not None:
         write_ledger_file(options.out, plan)
     refuse_if_nothing_can_run(plan)
-    console = _console()
+    console = open_console()
     print_plan(plan, console, top=options.top)
     if options.out is not None:
         console.print(f"ledger: {options.out}", highlight=False, markup=False)
@@ -60,7 +55,7 @@ def _run(options: Namespace) -> int:
     from sweep.run_messages import print_dry_run, print_end, print_start
 
     prepared = prepare(options.overrides, ConfFolders(tuple(options.conf)), options.where)
-    console = _console()
+    console = open_console()
     if options.detach and prepared.slurm is None:
         raise UltrasweepError("--detach is for launcher=slurm: a run on this machine ends with this command")
     if prepared.dry and prepared.slurm is not None:
@@ -97,25 +92,25 @@ def _run(options: Namespace) -> int:
 def _status(options: Namespace) -> int:
     from sweep.status import print_status
 
-    print_status(options.path, _console())
+    print_status(options.path, open_console())
     return 0
 
 
 def _watch(options: Namespace) -> int:
-    from launchers.slurm.submit import watch
+    from launchers.slurm.watch import watch
     from launchers.state.sweep_dir import SweepDir
     from sweep.run_messages import print_end
 
     sweep = SweepDir.open(options.path)
     summary = watch(sweep, live=False if options.plain else None)
-    print_end(sweep, summary, "", _console())
+    print_end(sweep, summary, "", open_console())
     if summary.detached:
-        print(f"{summary.left:,} points are left; this only stopped looking on")
+        print(f"{plural(summary.left, 'point')} left; only the watching has stopped")
     return summary.exit_code
 
 
 def _cancel(options: Namespace) -> int:
-    from launchers.slurm.submit import cancel
+    from launchers.slurm.cancel import cancel
     from launchers.state.sweep_dir import SweepDir
 
     count = cancel(SweepDir.open(options.path))
@@ -129,17 +124,21 @@ def _cancel(options: Namespace) -> int:
 def _logs(options: Namespace) -> int:
     from sweep.logs import print_logs
 
-    print_logs(options.results, options.id, _console(), rank=options.rank, lines=options.lines)
+    print_logs(options.results, options.id, open_console(), rank=options.rank, lines=options.lines)
     return 0
 
 
 def _retry(options: Namespace) -> int:
-    from sweep.status import check_outcomes, retry_points
+    from sweep.retry import check_outcomes, resume_paused, retry_points
 
+    if options.paused and not options.which and not options.outcome:
+        resume_paused(options.path)
+        print("no kind of point is paused any more; give the same `run` command again to run what waits")
+        return 0
     check_outcomes(options.outcome)
     count = retry_points(options.path, [*options.which, *options.outcome])
-    hint = "; run the sweep again to run what waits" if count else ""
-    print(f"{plural(count, 'point')} put back{hint}")
+    hint = "; give the same `run` command again to run what waits" if count else ""
+    print(f"{plural(count, 'point')} requeued{hint}")
     return 0
 
 
@@ -147,7 +146,7 @@ def _explain(options: Namespace) -> int:
     from sweep.explain import print_explanation
     from sweep.lookup import Results
 
-    print_explanation(Results(options.results).find(options.id), _console())
+    print_explanation(Results(options.results).find(options.id), open_console())
     return 0
 
 
@@ -156,7 +155,7 @@ def _diff(options: Namespace) -> int:
     from sweep.lookup import Results
 
     results = Results(options.results)
-    print_difference(results.find(options.first), results.find(options.second), _console())
+    print_difference(results.find(options.first), results.find(options.second), open_console())
     return 0
 
 
@@ -171,14 +170,6 @@ COMMANDS: dict[str, Callable[[Namespace], int]] = {
     "explain": _explain,
     "diff": _diff,
 }
-
-
-def _console() -> Console:
-    from rich.console import Console
-
-    console = Console()
-    # Tables need room where nobody set a width: in a pipe or a log file.
-    return console if console.is_terminal or console.width >= _MIN_WIDTH else Console(width=_MIN_WIDTH)
 
 
 def _command_line(name: str, arguments: Sequence[str]) -> str:

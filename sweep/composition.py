@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from sweep.conffiles import ConfFolders
-from sweep.grid import suggest
 from sweep.overrides import Overrides
+from workloads.checks import suggest
 from workloads.errors import InvalidSweep
 
 

@@ -13,12 +13,12 @@ is the name of a model file; expressions may use the model's shape (``num_heads`
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from sweep.expressions import Expression, parse
+from workloads.checks import suggest
 from workloads.errors import InvalidSweep
 from workloads.experiment import Experiment, ModelSpec
 
@@ -106,14 +106,6 @@ def shape_of(model: ModelSpec) -> dict[str, Scalar]:
     shape: dict[str, Scalar] = {name: getattr(model, name) for name in SHAPE_NAMES if name != "num_experts"}
     shape["num_experts"] = model.moe.num_experts if model.moe is not None else 1
     return shape
-
-
-def suggest(word: str, known: Iterable[str]) -> str:
-    """The end of an error message about an unknown ``word``: ``; did you mean 'x'? known: a, b``."""
-    options = sorted(known)
-    close = difflib.get_close_matches(word, options, n=1, cutoff=0.5)
-    hint = f"; did you mean {close[0]!r}?" if close else ";"
-    return f"{hint} known: {', '.join(options)}"
 
 
 def _check_names(grid: GridSpec) -> None:

@@ -115,13 +115,16 @@ def _cancel() -> Parser:
 
 
 def _retry() -> Parser:
-    parser = _parser("retry", "Put finished points back into a sweep's queue. The same `run` command then runs them.")
+    parser = _parser("retry", "Requeue finished points of a sweep. The same `run` command then runs them.")
     parser.add_argument("path", type=Path, help=_SWEEP_PATH)
     parser.add_argument(
         "which", nargs="*", help="outcomes (crash, hang ...) or ids (default: every outcome but ok and oom)"
     )
     parser.add_argument(
         "--outcome", action="append", default=[], metavar="OUTCOME", help="an outcome; unlike `which`, never an id"
+    )
+    parser.add_argument(
+        "--paused", action="store_true", help="requeue nothing, only let paused kinds of points run (any retry does)"
     )
     return parser
 

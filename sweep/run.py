@@ -97,7 +97,7 @@ def enqueue(prepared: Prepared) -> Queued:
     """Write the ledger and the queue. Raises `InvalidResults` when the folder's rows are of another device.
 
     Points that wait from an earlier run and are not part of this plan (another budget, other axes) are removed, so
-    that what runs is what was planned. Points put back by ``retry`` stay.
+    that what runs is what was planned. Points requeued by ``retry`` stay.
     """
     plan, settings = prepared.plan, prepared.settings
     config = plan.config

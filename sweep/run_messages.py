@@ -15,8 +15,8 @@ from launchers.status.status import SweepStatus, sweep_status
 from results.schema import VERDICTS
 from results.text import format_duration, plural
 from sweep.plan import Plan
+from sweep.retry import SETTLED
 from sweep.run import Prepared, Queued
-from sweep.status import SETTLED
 from sweep.summary import print_jobs, reused_from
 
 
@@ -42,7 +42,7 @@ def print_start(prepared: Prepared, queued: Queued, console: Console) -> None:
         lost = len(plan.to_run) - _failed(status)
         if lost > 0:  # the queue has them as finished, but their rows cannot be read
             retry = f"python -m sweep retry {shlex.quote(str(queued.sweep.path))} ok"
-            say(f"nothing to run: every point was run, but the rows of {lost:,} cannot be read; {retry} puts them back")
+            say(f"nothing to run: every point was run, but the rows of {lost:,} cannot be read; {retry} requeues them")
         else:
             say(f"nothing to run: every point has its row{_failures(status)}")
         return
@@ -117,4 +117,4 @@ def _failed(status: SweepStatus) -> int:
 
 def _failures(status: SweepStatus) -> str:
     failed = _failed(status)
-    return f"; {failed:,} failed (python -m sweep retry puts them back)" if failed else ""
+    return f"; {failed:,} failed (python -m sweep retry requeues them)" if failed else ""

@@ -25,6 +25,7 @@ ANALYSIS_MAY_IMPORT = (
 LAUNCHERS = ("settings", "interrupts", "state", "node", "attempt", "pilot", "status", "slurm", "local")
 """Rooms and files of ``launchers``, from the lowest to the highest."""
 TORCH_FREE = (
+    "workloads/checks.py",
     "workloads/costs",
     "workloads/cluster.py",
     "workloads/errors.py",

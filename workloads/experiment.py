@@ -12,6 +12,7 @@ import json
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+from workloads.checks import whole_number
 from workloads.errors import InvalidExperiment
 
 ENGINE = "ultrasweep"
@@ -76,7 +77,7 @@ class ModelSpec:
             "ffn_hidden_size",
             "vocab_size",
         ):
-            _require_positive_int(f"model {self.name}", field, getattr(self, field))
+            whole_number(f"model {self.name}: {field}", getattr(self, field), 1, error=InvalidExperiment)
         if self.num_heads % self.num_kv_heads:
             raise InvalidExperiment(
                 f"model {self.name}: num_kv_heads={self.num_kv_heads} must divide num_heads={self.num_heads}"
@@ -134,7 +135,7 @@ class Experiment:
             "seq_len",
             "virtual_stages",
         ]:
-            _require_positive_int(label, field, getattr(self, field))
+            whole_number(f"{label}: {field}", getattr(self, field), 1, error=InvalidExperiment)
         if self.zero_stage not in (0, 1, 2, 3):
             raise InvalidExperiment(f"{label}: zero_stage={self.zero_stage!r}; it may be 0, 1, 2 or 3")
         for field, allowed in _CHOICES.items():
@@ -271,8 +272,3 @@ def from_json(text: str) -> Experiment:
 
 def _slug(name: str) -> str:
     return "".join(c if c.isalnum() or c == "." else "" for c in name.lower()) or "model"
-
-
-def _require_positive_int(label: str, field: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise InvalidExperiment(f"{label}: {field}={value!r} must be a whole number of at least 1")

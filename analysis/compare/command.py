@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, NoReturn
 
 from results.errors import InvalidResults, UltrasweepError
 from results.schema import METHODS
+from results.terminal import open_console
 
 if TYPE_CHECKING:
     import pandas as pd
-    from rich.console import Console
 
     from analysis.compare.moved import Noise
     from analysis.compare.prose import Table
@@ -28,7 +28,6 @@ FORMATS = ("png", "svg", "html")
 _WHAT = "a sweep, a folder of sweeps, a Parquet file of attempts, or the published table of the study (CSV)"
 _MOST_TOLD, _MOST_ON_PAGE = 12, 100
 """Moved points that the terminal and the page show; compare.csv has all."""
-_MIN_WIDTH = 120
 _FAULTS = ("oom", "hang", "timeout", "crash", "nccl_error", "diverged")
 """Ways to fail that are the point's own, not the machine's or the user's."""
 
@@ -211,7 +210,7 @@ def _step_times(path: Path) -> Mapping[str, Sequence[float]]:
 
 
 def _tell(comparison: Comparison, files: Sequence[Path], hint: bool) -> None:
-    console = _console()
+    console = open_console()
 
     def line(text: str, style: str | None = None) -> None:
         console.print(text, style=style, markup=False, highlight=False)
@@ -242,14 +241,6 @@ def _rich(table: Table) -> object:
     for row in table.rows:
         shown.add_row(*(Text(cell) for cell in row))
     return shown
-
-
-def _console() -> Console:
-    from rich.console import Console
-
-    console = Console()
-    # Tables need room where nobody set a width: in a pipe or a log file.
-    return console if console.is_terminal or console.width >= _MIN_WIDTH else Console(width=_MIN_WIDTH)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -1,4 +1,4 @@
-"""A pilot that Slurm ends with points left queues itself again, but not for ever."""
+"""A pilot that Slurm ends while points wait has its job queued again, but not for ever."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def ended_pilot(tmp_path: Path, asked: list[str], *, restarts: int, reason: Any 
         return True
 
     one = Pilot(sweep, place, config, cast(NodePool, None), threading.Event(), {}, requeue)
-    one._stop = reason
+    one._stop.reason = reason
     return one
 
 
@@ -46,7 +46,7 @@ def test_it_comes_back_while_that_leads_anywhere(
 ) -> None:
     asked: list[str] = []
     one = ended_pilot(tmp_path, asked, restarts=restarts)
-    one._finished.update(finished)
+    one._state.finished.update(finished)
     one._requeue_own_job()
     assert asked == (["7_0"] if again else [])
 
