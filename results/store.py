@@ -120,15 +120,18 @@ def scan(path: Path, table: Table) -> Reading:
     return Reading(files.concat([schema.empty_table(), *pieces]), tuple(problems))
 
 
-def sweep_dirs(path: Path) -> list[Path]:
+def sweep_dirs(path: Path, *, or_shipped: bool = True) -> list[Path]:
     """``path`` if it is a sweep, else every sweep below it, sorted: the user's own, or the shipped ones where the user
-    has none (then `only_shipped` is true). Raises `InvalidResults` when there is no sweep at all."""
+    has none (then `only_shipped` is true). Raises `InvalidResults` when there is no sweep, and with ``or_shipped``
+    False also when there are only shipped ones."""
     path = Path(path)
     if not path.exists():
         raise InvalidResults(f"{path} does not exist")
     own, shipped = _find_sweeps(path)
     if not own and not shipped:
         raise InvalidResults(f"{path} holds no sweep: no folder in it has a {files.MARKER}")
+    if not own and not or_shipped:
+        raise InvalidResults(f"{path} holds no sweep of your own, only {len(shipped)} that came with the program")
     return own or shipped
 
 

@@ -12,7 +12,7 @@ from sweep.composition import compose
 from sweep.conffiles import ConfFolders
 from sweep.grid import GridSpec, grid_from_dict
 from sweep.overrides import CHOSEN_GROUPS, sort_overrides
-from workloads.checks import suggest
+from workloads import checks
 from workloads.cluster import ClusterSpec, check_cluster, cluster_from_dict
 from workloads.errors import InvalidSweep
 from workloads.experiment import ModelSpec
@@ -96,7 +96,7 @@ def compose_sweep(
     for section in data:
         if section not in _SECTIONS:
             known = {*_SECTIONS, "grid", "model"} - {"grids"}
-            raise InvalidSweep(f"no option {section!r} at the top level{suggest(section, known)}")
+            raise InvalidSweep(f"no option {section!r} at the top level{checks.suggest(section, known)}")
     grids = tuple(
         grid_from_dict(name, _with_models(data["grids"][name], given.models), extra_where) for name in given.grids
     )
@@ -108,9 +108,7 @@ def compose_sweep(
         for row in axis.rows
     }
     options = _mapping(data, "launcher")
-    kind = options.get("launcher")
-    if kind not in ("local", "rehearse", "slurm"):
-        raise InvalidSweep(f"launcher.launcher={kind!r}; it may be local, rehearse or slurm")
+    kind = checks.choice("launcher.launcher", options.get("launcher"), ("local", "rehearse", "slurm"))
     default_name = "+".join(given.grids) + ("-rehearsed" if kind == "rehearse" else "")
     return SweepConfig(
         name=_sweep_name(data["name"], default_name),
@@ -161,39 +159,24 @@ def _mapping(data: Mapping[str, Any], section: str) -> dict[str, Any]:
 
 
 def _measure(fields: Mapping[str, Any]) -> MeasureSpec:
-    measure: MeasureSpec = _build(MeasureSpec, "measure", fields)
-    for name, least in (("warmup_steps", 0), ("timed_steps", 1)):
-        value = getattr(measure, name)
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise InvalidSweep(f"measure.{name}={value!r} must be a whole number of at least {least}")
+    measure = checks.build(MeasureSpec, "measure", fields)
+    checks.whole_number("measure.warmup_steps", measure.warmup_steps, 0)
+    checks.whole_number("measure.timed_steps", measure.timed_steps, 1)
+    checks.flag("measure.memory_probe", measure.memory_probe)
     return measure
 
 
 def _plan_options(fields: Mapping[str, Any]) -> PlanOptions:
-    deadline: Deadline = _build(Deadline, "plan.deadline", _mapping(fields, "deadline"))
-    options: PlanOptions = _build(PlanOptions, "plan", {**fields, "deadline": deadline})
+    deadline = checks.build(Deadline, "plan.deadline", _mapping(fields, "deadline"))
+    options = checks.build(PlanOptions, "plan", {**fields, "deadline": deadline})
     for place, owner in (("plan", options), ("plan.deadline", deadline)):
         for field in dataclasses.fields(owner):
             value = getattr(owner, field.name)
-            if isinstance(value, Deadline):
-                continue
             if field.type == "bool":
-                if not isinstance(value, bool):
-                    raise InvalidSweep(f"{place}.{field.name}={value!r} must be true or false")
-            elif not _is_number(value) or value < 0:
-                raise InvalidSweep(f"{place}.{field.name}={value!r} must be a number of at least 0")
+                checks.flag(f"{place}.{field.name}", value)
+            elif field.type == "float":
+                checks.number(f"{place}.{field.name}", value, least=0)
     return options
-
-
-def _build(kind: type[Any], place: str, fields: Mapping[str, Any]) -> Any:
-    names = {field.name for field in dataclasses.fields(kind)}
-    for name in fields:
-        if name not in names:
-            raise InvalidSweep(f"no option {name!r} in {place}{suggest(name, names)}")
-    try:
-        return kind(**fields)
-    except TypeError as error:
-        raise InvalidSweep(f"{place}: {error}") from None
 
 
 def _budget(fields: Any) -> float | None:
@@ -202,9 +185,7 @@ def _budget(fields: Any) -> float | None:
     value = fields["gpu_hours"]
     if value is None:
         return None
-    if not _is_number(value) or value <= 0:
-        raise InvalidSweep(f"budget.gpu_hours={value!r} must be a number above 0")
-    return float(value)
+    return float(checks.number("budget.gpu_hours", value, above=0))
 
 
 def _sweep_name(given: Any, default: str) -> str:
@@ -228,7 +209,3 @@ def _results_dir(given: Any) -> Path:
     if not isinstance(given, str) or not given or not given.isprintable():
         raise InvalidSweep(f"results_dir={given!r} must name the folder that holds the sweeps")
     return Path(given).expanduser()
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and value == value

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from launchers.settings import LaunchSettings, settings_from_dict
 from sweep.config import SweepConfig
 from sweep.machine import Machine, method_of
+from workloads.checks import flag, mapping
 from workloads.cluster import environment_from_dict, to_dict
-from workloads.errors import InvalidSweep
 
 if TYPE_CHECKING:
     from launchers.slurm.options import SlurmOptions
@@ -31,7 +31,7 @@ def launch_settings(config: SweepConfig, machine: Machine) -> LaunchSettings:
         name: value for name, value in config.launcher.items() if name in _PILOT_OPTIONS or not slurm
     }
     # A variable of the launcher's file replaces one of the cluster's file.
-    own = environment_from_dict(fields.get("environment") or {})
+    own = environment_from_dict(fields.get("environment") or {}, "launcher")
     fields["environment"] = {**config.cluster.environment, **own}
     if slurm:
         fields["num_devices"] = config.cluster.devices_per_node
@@ -44,10 +44,9 @@ def launch_settings(config: SweepConfig, machine: Machine) -> LaunchSettings:
         "cluster": to_dict(config.cluster),
         "method": method,
     }
-    try:
-        return dataclasses.replace(settings_from_dict(fields), measure=config.measure)
-    except TypeError as error:
-        raise InvalidSweep(f"launcher: {error}; its options are numbers") from None
+    if "phase_limits_s" in fields:
+        fields["phase_limits_s"] = mapping("launcher: phase_limits_s", fields["phase_limits_s"])
+    return dataclasses.replace(settings_from_dict(fields), measure=config.measure)
 
 
 def slurm_options(config: SweepConfig) -> SlurmOptions | None:
@@ -68,7 +67,4 @@ def slurm_options(config: SweepConfig) -> SlurmOptions | None:
 
 def is_dry(config: SweepConfig) -> bool:
     """Whether batch files are only shown, not submitted. Raises `InvalidSweep` for any value but true and false."""
-    dry = config.launcher.get("dry", False)
-    if not isinstance(dry, bool):
-        raise InvalidSweep(f"launcher.dry={dry!r} must be true or false")
-    return dry
+    return flag("launcher.dry", config.launcher.get("dry", False))

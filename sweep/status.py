@@ -33,7 +33,7 @@ _MOST_ROWS, _MOST_SLOW, _EVIDENCE_LENGTH = 12, 3, 200
 def print_status(path: Path, console: Console) -> None:
     """Print one line for each sweep below ``path``, or all that is known where there is only one. Raises
     `InvalidResults` where there is none."""
-    sweeps = [SweepDir.open(folder) for folder in sweep_dirs(path)]
+    sweeps = [SweepDir.open(folder) for folder in sweep_dirs(path, or_shipped=False)]
     if len(sweeps) == 1:
         _print_one(sweeps[0], console)
         return

@@ -294,6 +294,8 @@ def test_shipped_sweeps_are_read_only_where_there_are_no_others_or_when_named(tm
     store.write_attempt(shipped, attempt("shipped"), [])
     assert store.own_sweep_dirs(tmp_path) == []
     assert store.only_shipped(tmp_path)
+    with pytest.raises(InvalidResults, match="holds no sweep of your own, only 1 that came with the program"):
+        store.sweep_dirs(tmp_path, or_shipped=False)
     assert ids(store.read_attempts(tmp_path)) == ["shipped"]
 
     mine = make_sweep(tmp_path / "zz" / "mine")
@@ -353,3 +355,10 @@ def test_ledger_round_trip(sweep: Path) -> None:
     assert store.read_ledger(sweep / "ledger.parquet").num_rows == 2
     with pytest.raises(InvalidResults, match="ledger: column verdict='maybe'"):
         store.write_ledger(sweep, [rows[0] | {"verdict": "maybe"}])
+
+
+def test_the_readme_names_every_file_of_the_code() -> None:
+    folder = Path(store.__file__).parent
+    readme = (folder / "README.md").read_text()
+    missing = [path.name for path in folder.glob("*.py") if path.stem != "__init__" and f"`{path.name}`" not in readme]
+    assert missing == []

@@ -20,12 +20,12 @@ from workloads.record import config_columns
 
 
 def plan_of(
-    words: Sequence[str],
+    overrides: Sequence[str],
     method: Method = "measured",
     finished: dict[str, FinishedAttempt] | None = None,
     device_limit: DeviceLimit | None = None,
 ) -> Plan:
-    config = compose_sweep(words)
+    config = compose_sweep(overrides)
     return make_plan(config, expand_all(config.grids, config.models.__getitem__), method, finished, device_limit)
 
 

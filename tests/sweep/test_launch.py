@@ -144,6 +144,7 @@ def test_the_options_reach_the_launcher() -> None:
         ("+launcher.sbatch.output=/etc/passwd", "sbatch.output is set by the launcher itself"),
         ("results_dir='a%j'", "cannot be the folder of a sweep on Slurm"),
         ("launcher.lease_s=0", "lease_s=0 must be a number of seconds above 0"),
+        ("launcher.phase_limits_s=3", "phase_limits_s=3 must be a mapping, NAME: VALUE"),
     ],
 )
 def test_mistakes_and_injections_are_one_line(word: str, message: str) -> None:

@@ -42,11 +42,11 @@ def test_every_point_has_one_verdict_and_its_numbers() -> None:
 
 
 def test_the_margin_and_the_wish_to_see_failures_are_options() -> None:
-    words = ["+grid=one_gpu", "model=llama8b", "cluster=h100_efa"]
-    default = plan_of([*words, "plan.oom_margin=2.0"])
-    strict = plan_of([*words, "plan.oom_margin=1.5"])
+    overrides = ["+grid=one_gpu", "model=llama8b", "cluster=h100_efa"]
+    default = plan_of([*overrides, "plan.oom_margin=2.0"])
+    strict = plan_of([*overrides, "plan.oom_margin=1.5"])
     assert strict.counts["predicted_oom"] > default.counts["predicted_oom"] > 0
-    eager = plan_of([*words, "plan.run_predicted_oom=true"])
+    eager = plan_of([*overrides, "plan.run_predicted_oom=true"])
     assert eager.counts == {"run": len(default.points)}
 
 
@@ -104,19 +104,19 @@ def test_prices_of_measured_points() -> None:
 
 def test_a_rehearsal_holds_one_device_and_pays_equal_stages_once() -> None:
     # With ZeRO 0 a rank does the same whatever the number of replicas: 4 nodes cost little more than 1.
-    words = [
+    overrides = [
         "+grid=playbook",
         "model=llama1.34b",
         "launcher=rehearse",
         "grid.axes.zero_stage=0",
         "grid.axes.nodes=[2,4]",
     ]
-    plan = plan_of(words, "rehearsed")
+    plan = plan_of(overrides, "rehearsed")
     prices = [point.price for point in plan.to_run if point.price is not None]
     assert all(price.devices == 1 for price in prices)
     free = [price for price in prices if price.expected_h == 0]
     assert 0 < len(free) < len(prices)
-    measured = sum(p.price.charged_h for p in plan_of(words).to_run if p.price)
+    measured = sum(p.price.charged_h for p in plan_of(overrides).to_run if p.price)
     assert sum(price.charged_h for price in prices) < measured / 20
 
 
@@ -164,8 +164,8 @@ def test_plans_of_which_nothing_can_run_are_refused_with_the_numbers() -> None:
 
 
 def test_finished_attempts_are_of_the_same_method_device_and_meaning(tmp_path: Path) -> None:
-    words = [*EIGHT, f"results_dir={tmp_path}", "name=mine"]
-    plan = plan_of(words)
+    overrides = [*EIGHT, f"results_dir={tmp_path}", "name=mine"]
+    plan = plan_of(overrides)
     ids = [point.experiment for point in plan.to_run[:7]]
     here = {"cluster": "h200", "device_name": "NVIDIA H200"}
     mine = tmp_path / "mine"
@@ -182,7 +182,7 @@ def test_finished_attempts_are_of_the_same_method_device_and_meaning(tmp_path: P
         ids[1].id: oom,
         ids[2].id: other_file,
     }
-    again = plan_of(words, finished=finished)
+    again = plan_of(overrides, finished=finished)
     assert again.counts["cached"] == 3
     cached = next(point for point in again.points if point.experiment == ids[1])
     assert (cached.cached_attempt, cached.detail) == (oom, f"oom in attempt {oom} of sweep mine")
@@ -190,8 +190,8 @@ def test_finished_attempts_are_of_the_same_method_device_and_meaning(tmp_path: P
 
 
 def test_rows_of_other_sweeps_stand_for_a_point_only_on_request(tmp_path: Path) -> None:
-    words = [*EIGHT, f"results_dir={tmp_path}", "name=mine"]
-    plan = plan_of(words)
+    overrides = [*EIGHT, f"results_dir={tmp_path}", "name=mine"]
+    plan = plan_of(overrides)
     first, second, third = (point.experiment for point in plan.to_run[:3])
     here = {"cluster": "h200", "device_name": "NVIDIA H200"}
     store_attempt(tmp_path / "other", first, **here)
@@ -202,13 +202,13 @@ def test_rows_of_other_sweeps_stand_for_a_point_only_on_request(tmp_path: Path) 
     (tmp_path / "recorded" / "SHIPPED").write_text("")
 
     assert set(find_finished(plan.config, "measured")) == {first.id}
-    reusing = compose_sweep([*words, "plan.reuse=true"])
+    reusing = compose_sweep([*overrides, "plan.reuse=true"])
     finished = find_finished(reusing, "measured")
     assert {key: (attempt.attempt_id, attempt.sweep) for key, attempt in finished.items()} == {
         first.id: (mine, "mine"),  # its own row before another sweep's
         second.id: (theirs, "theirs"),
     }
-    again = plan_of([*words, "plan.reuse=true"], finished=finished)
+    again = plan_of([*overrides, "plan.reuse=true"], finished=finished)
     assert reused_from(again) == "rows of other sweeps used instead of a run (plan.reuse=true): theirs (1)"
     rows = {row["experiment_id"]: row for row in ledger_rows(again)}
     assert [rows[key.id]["cached_sweep"] for key in (first, second, third)] == ["mine", "theirs", None]
