@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from analysis.labels import listed
+from analysis.rows.labels import listed
 from results.errors import UltrasweepError
 
 FORMATS = ("png", "svg", "html")

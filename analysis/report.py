@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING
 from results.errors import UltrasweepError
 
 if TYPE_CHECKING:
-    from analysis.cohorts import Cohort
     from analysis.figures.spec import FigureSpec
-    from analysis.load import Results
     from analysis.options import Options
-    from analysis.page import Page, PageTable, Section
+    from analysis.page.render import Page, PageTable, Section
+    from analysis.rows.cohorts import Cohort
+    from analysis.rows.load import Results
 
 # What takes time to import is imported where it is used: --help and mistakes answer at once.
 _MOST_ROWS = 300
@@ -78,12 +78,15 @@ def build(
     to read, `InvalidOption` for a figure that does not exist, and `UnwritableReport` when ``out`` cannot be written; an
     earlier report in ``out`` is then as it was.
     """
-    from analysis import cohorts, export, output, page, tables
     from analysis.claims import study as claims
-    from analysis.drawing import Drawing
-    from analysis.labels import plural
-    from analysis.load import load
     from analysis.options import Options
+    from analysis.page import export, tables
+    from analysis.page import render as page
+    from analysis.page import staging as output
+    from analysis.page.draw_figures import Drawing
+    from analysis.rows import cohorts
+    from analysis.rows.labels import plural
+    from analysis.rows.load import load
 
     options = options or Options()
     specs = _chosen(options)
@@ -151,8 +154,10 @@ def _chosen(options: Options) -> list[FigureSpec]:
 
 def _words(cohort: Cohort) -> Section:
     """What the page says of a cohort; its figures are drawn meanwhile."""
-    from analysis import cohorts, prose, tables
-    from analysis.page import PageTable, Section
+    from analysis.page import sentences as prose
+    from analysis.page import tables
+    from analysis.page.render import PageTable, Section
+    from analysis.rows import cohorts
 
     frame = cohort.frame
     return Section(
@@ -178,8 +183,8 @@ def _page(
     tables: list[str],
     explorer: Path | None,
 ) -> Page:
-    from analysis import prose
-    from analysis.page import Page
+    from analysis.page import sentences as prose
+    from analysis.page.render import Page
 
     empty = [] if len(results.attempts) else ["Nothing has been run yet: there is no attempt to report on."]
     unfinished = prose.unfinished(results)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pandas as pd
 
-from analysis import labels, metrics
 from analysis.claims import published
 from analysis.claims.verdicts import FAIL, FEWEST, PASS, SAME, UNKNOWN, Verdict, is_study
 from analysis.data import bandwidth, scaling
-from analysis.labels import listed, number, percent, plural
-from analysis.load import last_attempts
-from analysis.stats import median_interval
+from analysis.rows import labels, metrics
+from analysis.rows.labels import listed, number, percent, plural
+from analysis.rows.load import last_attempts
+from analysis.rows.stats import median_interval
 
 _FEWEST_DEGREES = 3
 """A series of fewer degrees shows no trend."""

@@ -10,14 +10,14 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from analysis import labels, metrics, pairs
 from analysis.claims import published
 from analysis.claims import scaling as claims_scaling
 from analysis.claims.verdicts import FAIL, FEWEST, PASS, SAME, UNKNOWN, Claim, Verdict, is_study
-from analysis.cohorts import Cohort
 from analysis.data import bubble, winners
-from analysis.derived import SHAPE, add_formulas
-from analysis.labels import listed, number, percent, plural
+from analysis.rows import labels, metrics, pairs
+from analysis.rows.cohorts import Cohort
+from analysis.rows.derived import SHAPE, add_formulas
+from analysis.rows.labels import listed, number, percent, plural
 
 __all__ = ["CLAIMS", "FAIL", "PASS", "UNKNOWN", "Claim", "Verdict", "is_study", "table"]
 

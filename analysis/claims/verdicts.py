@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from analysis.stats import MIN_FOR_INTERVAL
+from analysis.rows.stats import MIN_FOR_INTERVAL
 
 PASS, FAIL, UNKNOWN = "pass", "fail", "not enough data"
 FEWEST = MIN_FOR_INTERVAL

@@ -96,7 +96,7 @@ def compare(
     """
     from analysis.compare import matching, moved
     from analysis.compare import prose as compare_prose
-    from analysis.load import load
+    from analysis.rows.load import load
 
     loaded = [load(path) for path in (a, b)]
     for path, read in zip((a, b), loaded, strict=True):
@@ -141,7 +141,8 @@ def write(comparison: Comparison, out: Path, formats: Sequence[str] = FORMATS) -
     Raises `InvalidResults` when ``out`` cannot be written.
     """
     from analysis.compare import page as compare_page
-    from analysis.figures import ratios, style
+    from analysis.compare import ratio_figure as ratios
+    from analysis.figures import style
 
     names = {"csv": "tables/compare.csv", "axes": "tables/compare_by_axis.csv", "html": "compare.html"}
     names |= {kind: f"figures/compare.{kind}" for kind in ("png", "svg")}

@@ -16,8 +16,8 @@ from typing import Any, cast
 import numpy as np
 import pandas as pd
 
-from analysis.labels import add_labels, listed
-from analysis.stats import MIN_FOR_INTERVAL, median_interval
+from analysis.rows.labels import add_labels, listed
+from analysis.rows.stats import MIN_FOR_INTERVAL, median_interval
 from results.errors import InvalidResults
 from results.schema import CONFIG_COLUMNS, METHODS
 

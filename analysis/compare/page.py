@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from analysis.compare import moved
-from analysis.page import environment, style_sheet
+from analysis.page.render import environment, style_sheet
 
 if TYPE_CHECKING:
     from analysis.compare.command import Comparison

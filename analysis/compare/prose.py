@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from analysis import labels
-from analysis.cohorts import METHOD_NAMES
 from analysis.compare import moved
 from analysis.compare.matching import MOST_EXAMINED, Matching
-from analysis.labels import listed, plural
-from analysis.stats import median_interval
+from analysis.rows import labels
+from analysis.rows.cohorts import METHOD_NAMES
+from analysis.rows.labels import listed, plural
+from analysis.rows.stats import median_interval
 from results.agreement import COMPARED_STEPS
 
 _TELLING = {

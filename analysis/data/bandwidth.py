@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pandas as pd
 
-from analysis.labels import plural
-from analysis.memo import cache_per_frame
+from analysis.rows.frame_cache import cache_per_frame
+from analysis.rows.labels import plural
 
 COLLECTIVES = {
     "all_reduce": "All-reduce",

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import pandas as pd
 
-from analysis import labels, metrics, pairs
-from analysis.memo import cache_per_frame
+from analysis.rows import labels, metrics, pairs
+from analysis.rows.frame_cache import cache_per_frame
 
 MEASURED = {
     "forward_backward_s": "forward and backward",
@@ -49,8 +49,8 @@ def shares(rows: pd.DataFrame, parts: dict[str, str]) -> pd.DataFrame:
 
 
 def timed(frame: pd.DataFrame) -> pd.DataFrame:
-    """Ranked rows with all parts of their step, fastest first in each group: `shares`, `analysis.pairs.SETTINGS`, and
-    what tables and names need."""
+    """Ranked rows with all parts of their step, fastest first in each group: `shares`, `analysis.rows.pairs.SETTINGS`,
+    and what tables and names need."""
     parts = parts_of(frame)
     rows = pairs.comparable(frame)
     if not parts:

@@ -6,8 +6,8 @@ import itertools
 
 import pandas as pd
 
-from analysis import labels
-from analysis.memo import cache_per_frame
+from analysis.rows import labels
+from analysis.rows.frame_cache import cache_per_frame
 
 DEPTH = 8
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32)

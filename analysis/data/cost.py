@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from analysis import labels, metrics
+from analysis.rows import labels, metrics
 
 TRILLION = 1e12
 SPENT = ("model", *metrics.GROUP, "outcome", "attempts", "device_hours", "price", "attempts_without_duration")

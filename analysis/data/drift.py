@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import pandas as pd
 
-from analysis import metrics
-from analysis.memo import cache_per_frame
-from analysis.stats import MedianInterval, chance_of_rank_correlation, rank_correlation, supported_median
+from analysis.rows import metrics
+from analysis.rows.frame_cache import cache_per_frame
+from analysis.rows.stats import MedianInterval, chance_of_rank_correlation, rank_correlation, supported_median
 
 FEWEST_ALIKE = 3
 FEWEST_RUNS = 20

@@ -1,8 +1,8 @@
 """What one choice does by itself: ratios of throughput and memory over pairs of runs that agree in everything else.
 
 A degree doubled on the same devices at the same batch takes ranks from data parallelism, and a larger micro-batch takes
-micro-batches: `analysis.pairs.MAKE_ROOM` may differ there, nothing else. Each doubling stands by itself, since tp from
-1 to 2 and from 8 to 16 are not one effect.
+micro-batches: `analysis.rows.pairs.MAKE_ROOM` may differ there, nothing else. Each doubling stands by itself, since tp
+from 1 to 2 and from 8 to 16 are not one effect.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis import metrics, pairs
-from analysis.memo import cache_per_frame
-from analysis.stats import MIN_FOR_INTERVAL, MedianInterval, supported_median
+from analysis.rows import metrics, pairs
+from analysis.rows.frame_cache import cache_per_frame
+from analysis.rows.stats import MIN_FOR_INTERVAL, MedianInterval, supported_median
 
 FEWEST = MIN_FOR_INTERVAL
 """With fewer pairs an effect is listed as too few, without a number."""

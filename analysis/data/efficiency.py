@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import pandas as pd
 
-from analysis import labels, metrics, pairs
 from analysis.data import breakdown
-from analysis.memo import cache_per_frame
-from analysis.stats import MIN_FOR_INTERVAL
+from analysis.rows import labels, metrics, pairs
+from analysis.rows.frame_cache import cache_per_frame
+from analysis.rows.stats import MIN_FOR_INTERVAL
 
 LAYOUTS = ("best layout", "pure data parallelism")
 KINDS = ("strong", "weak")

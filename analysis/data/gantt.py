@@ -11,8 +11,8 @@ from typing import Any, get_args
 
 import pandas as pd
 
-from analysis import labels, metrics
-from analysis.memo import cache_per_frame
+from analysis.rows import labels, metrics
+from analysis.rows.frame_cache import cache_per_frame
 from workloads.costs.pipeline import Simulation, simulate
 from workloads.costs.schedule import microbatches_in_flight, schedule_actions
 from workloads.errors import UnsupportedByEngine

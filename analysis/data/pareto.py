@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pandas as pd
 
-from analysis import labels, metrics
-from analysis.memo import cache_per_frame
+from analysis.rows import labels, metrics
+from analysis.rows.frame_cache import cache_per_frame
 
 COLUMNS = (
     *(*metrics.GROUP, "layout", "memory_bytes", "memory_kind", metrics.RANK_BY, "on_front"),

@@ -2,15 +2,15 @@
 
 A run of one degree is compared with runs of another that may differ in micro-batch, accumulation and ZeRO stage, as in
 the study: each degree is represented by its fastest run. All rows of a workload have the same tokens a step, those that
-most of its rows have. Repeats count once (`analysis.metrics.ranked`).
+most of its rows have. Repeats count once (`analysis.rows.metrics.ranked`).
 """
 
 from __future__ import annotations
 
 import pandas as pd
 
-from analysis import labels, metrics, pairs
-from analysis.memo import cache_per_frame
+from analysis.rows import labels, metrics, pairs
+from analysis.rows.frame_cache import cache_per_frame
 
 _KEPT = (
     *("workload", "axis", "degree", "series", "world_size", "tokens_per_s_per_gpu", "lost", "lost_share"),

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import pandas as pd
 
-from analysis import labels, metrics
-from analysis.memo import cache_per_frame
+from analysis.rows import labels, metrics
+from analysis.rows.frame_cache import cache_per_frame
 
 RULES = ("published_mfu", "tokens_per_s")
 """Values of the table's ``rank_by``."""

@@ -13,10 +13,10 @@ from matplotlib.colors import Colormap, Normalize
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from analysis import labels, metrics
 from analysis.figures import style
-from analysis.load import last_attempts
-from analysis.memo import cache_per_frame
+from analysis.rows import labels, metrics
+from analysis.rows.frame_cache import cache_per_frame
+from analysis.rows.load import last_attempts
 
 _CELL_IN = (1.55, 1.25)
 _FILL = 0.86

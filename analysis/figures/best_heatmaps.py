@@ -15,9 +15,9 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from analysis import labels, metrics
 from analysis.data import winners
 from analysis.figures import style
+from analysis.rows import labels, metrics
 
 _CELL_IN = (1.62, 0.82)
 _MANY_WORKLOADS = 6

@@ -7,9 +7,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from analysis import labels, metrics
 from analysis.data import breakdown
 from analysis.figures import panels, style
+from analysis.rows import labels, metrics
 
 _BARS = 6
 _MOST_PANELS = 6

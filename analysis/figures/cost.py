@@ -8,9 +8,9 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
-from analysis import labels, metrics
 from analysis.data import cost
 from analysis.figures import outcomes, style
+from analysis.rows import labels, metrics
 from results.schema import OUTCOMES, UNKNOWN_OUTCOME
 
 _MOST_BARS = 40

@@ -10,9 +10,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from analysis import labels
 from analysis.data import drift
 from analysis.figures import style
+from analysis.rows import labels
 
 _WIDTH_IN = 10.0
 _PANEL_IN = 2.0

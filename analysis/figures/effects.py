@@ -11,9 +11,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from analysis import labels
 from analysis.data import effects
 from analysis.figures import style
+from analysis.rows import labels
 
 _COLOUR = "#0072B2"
 _TICKS = (1.0, 0.5, 2.0, 0.2, 5.0, 0.1, 10.0, 0.8, 1.2, 0.9, 1.1, 1.5, 0.7, 0.3, 3.0, 0.05, 20.0)

@@ -8,9 +8,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from analysis import labels
 from analysis.data import efficiency
 from analysis.figures import style
+from analysis.rows import labels
 
 _MOST_COLUMNS = 4
 _SEEN = 1e-4

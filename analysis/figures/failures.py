@@ -10,10 +10,10 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from analysis import labels
 from analysis.data import cost
 from analysis.figures import style
-from analysis.load import last_attempts
+from analysis.rows import labels
+from analysis.rows.load import last_attempts
 from results.schema import OUTCOMES, PHASES, UNKNOWN_OUTCOME
 
 _COLUMNS = ["outcome", "phase", "points", "device_hours"]

@@ -8,9 +8,9 @@ from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from analysis import labels
 from analysis.data import gantt
 from analysis.figures import panels, style
+from analysis.rows import labels
 from workloads.costs.pipeline import Simulation, Span
 
 _NAMES = {"gpipe": "GPipe", "1f1b": "1F1B"}

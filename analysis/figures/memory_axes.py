@@ -14,12 +14,12 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from analysis import labels, metrics
 from analysis.figures import style
-from analysis.memory import axes as memory_axes
-from analysis.memory.axes import Bar, Panel
+from analysis.memory import axis_panels as memory_axes
+from analysis.memory.axis_panels import Bar, Panel
 from analysis.memory.families import AXES
-from analysis.memory.rows import PREDICTED
+from analysis.memory.peak_split import PREDICTED
+from analysis.rows import labels, metrics
 from workloads.experiment import ENGINE
 
 _PANEL_IN = (3.7, 3.4)

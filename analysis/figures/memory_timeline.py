@@ -10,12 +10,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from analysis import labels
 from analysis.figures import style
 from analysis.figures.memory_axes import FILLS, draw_bars, handles, limits_of, look
-from analysis.memory import timeline as memory_timeline
-from analysis.memory.axes import Bar
-from analysis.memory.timeline import Timeline
+from analysis.memory import moments as memory_timeline
+from analysis.memory.axis_panels import Bar
+from analysis.memory.moments import Timeline
+from analysis.rows import labels
 
 _MEASURED: dict[str, Any] = {"color": "black", "linewidth": 3.0, "solid_capstyle": "butt"}
 _PREDICTED: dict[str, Any] = {"color": "#D55E00", "linewidth": 1.4, "linestyle": (0, (4, 2))}

@@ -8,10 +8,10 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from analysis import labels, metrics
 from analysis.figures import style
-from analysis.load import last_attempts
-from analysis.memo import cache_per_frame
+from analysis.rows import labels, metrics
+from analysis.rows.frame_cache import cache_per_frame
+from analysis.rows.load import last_attempts
 from results.schema import OUTCOMES, PHASES, UNKNOWN_OUTCOME
 
 HATCHES = {

@@ -9,8 +9,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from analysis import labels, metrics
 from analysis.figures import style
+from analysis.rows import labels, metrics
 
 
 def data(frame: pd.DataFrame) -> pd.DataFrame:

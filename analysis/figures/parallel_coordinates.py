@@ -9,9 +9,9 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 
-from analysis import labels, metrics
 from analysis.figures import style
-from analysis.memo import cache_per_frame
+from analysis.rows import labels, metrics
+from analysis.rows.frame_cache import cache_per_frame
 
 _MAX_PANELS = 6
 _FEWEST = 5

@@ -8,9 +8,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from analysis import labels, metrics
 from analysis.data import pareto
 from analysis.figures import panels, style
+from analysis.rows import labels, metrics
 
 _MOST_PANELS = 6
 _COLUMNS = 3

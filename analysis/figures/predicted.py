@@ -8,9 +8,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from analysis import labels, metrics
 from analysis.figures import style
-from analysis.load import last_attempts
+from analysis.rows import labels, metrics
+from analysis.rows.load import last_attempts
 
 
 def data(frame: pd.DataFrame) -> pd.DataFrame:

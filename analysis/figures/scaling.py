@@ -12,9 +12,9 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter
 
-from analysis import labels, metrics
 from analysis.data import scaling
 from analysis.figures import style
+from analysis.rows import labels, metrics
 
 _MAX_PANELS = 6
 _COLUMNS = 3

@@ -8,11 +8,11 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from analysis import pairs
 from analysis.claims import published
 from analysis.claims import study as claims
-from analysis.cohorts import Cohort, split
-from analysis.load import load
+from analysis.rows import pairs
+from analysis.rows.cohorts import Cohort, split
+from analysis.rows.load import load
 from tests.analysis import synthetic
 from tests.analysis.conftest import frame_of
 from workloads.experiment import Experiment, ModelSpec

@@ -17,7 +17,8 @@ import pytest
 
 from analysis.compare import command as compare
 from analysis.compare import matching, moved
-from analysis.figures import ratios, style
+from analysis.compare import ratio_figure as ratios
+from analysis.figures import style
 from results.errors import InvalidResults
 from tests.analysis import synthetic
 from tests.analysis.compared import MIB, POINTS, RECORDED, ROOT, STUDY, judged, points_of, run, sweep

@@ -13,10 +13,10 @@ from matplotlib.backend_bases import RendererBase
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from analysis import labels, metrics
-from analysis.cohorts import split
 from analysis.figures import all_runs, best_heatmaps, memory_stacks, outcomes, overhead, predicted, registry, style
 from analysis.figures.spec import FigureSpec
+from analysis.rows import labels, metrics
+from analysis.rows.cohorts import split
 from tests.analysis import synthetic
 from tests.analysis.conftest import frame_of
 

@@ -11,16 +11,16 @@ import pytest
 from matplotlib.colors import same_color
 from matplotlib.figure import Figure
 
-from analysis import metrics
-from analysis.cohorts import split
 from analysis.figures import memory_axes as drawing
 from analysis.figures import memory_specs, style
 from analysis.figures import memory_timeline as timeline_drawing
-from analysis.load import load
-from analysis.memory import axes as memory_axes
+from analysis.memory import axis_panels as memory_axes
 from analysis.memory.families import AXES, countable, families
-from analysis.memory.rows import PREDICTED, experiment_of
+from analysis.memory.peak_split import PREDICTED, experiment_of
 from analysis.memory.variants import steps_to_all, variant
+from analysis.rows import metrics
+from analysis.rows.cohorts import split
+from analysis.rows.load import load
 from results.schema import CONFIG_COLUMNS
 from tests.analysis import synthetic
 from tests.analysis.conftest import frame_of

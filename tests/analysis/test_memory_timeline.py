@@ -10,12 +10,12 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from analysis.cohorts import split
 from analysis.figures import memory_timeline as timeline_drawing
-from analysis.load import load
-from analysis.memory import timeline as memory_timeline
-from analysis.memory.rows import PREDICTED
-from analysis.memory.steps import FIRST_PEAKS, MOST_STEPS
+from analysis.memory import moments as memory_timeline
+from analysis.memory.peak_split import PREDICTED
+from analysis.rows.cohorts import split
+from analysis.rows.load import load
+from analysis.rows.step_peaks import FIRST_PEAKS, MOST_STEPS
 from results import store
 from results.schema import MEASUREMENT_VERSION
 from tests.analysis import synthetic

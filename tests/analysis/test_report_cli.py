@@ -11,9 +11,10 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from analysis import export, options, report
+from analysis import options, report
 from analysis.figures import registry
-from analysis.page import PageTable
+from analysis.page import export
+from analysis.page.render import PageTable
 from analysis.progress import Progress
 from tests.analysis import synthetic
 from tests.analysis.pages import POINTS, links, text_of

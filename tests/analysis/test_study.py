@@ -11,12 +11,12 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from analysis import labels, metrics
 from analysis.claims.published import WINNERS
-from analysis.cohorts import split
 from analysis.data import bandwidth, bubble, scaling, winners
 from analysis.figures import registry, style
-from analysis.load import load
+from analysis.rows import labels, metrics
+from analysis.rows.cohorts import split
+from analysis.rows.load import load
 from tests.analysis.test_figures import assert_texts_fit, words
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -8,10 +8,10 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from analysis.cohorts import split
 from analysis.data import breakdown, gantt, pareto
 from analysis.figures import panels, style, why_specs
 from analysis.figures import pareto as pareto_figure
+from analysis.rows.cohorts import split
 from tests.analysis import synthetic
 from tests.analysis.conftest import frame_of
 from tests.analysis.test_figures import assert_texts_fit, words

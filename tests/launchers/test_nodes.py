@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from analysis.load import last_attempts, load
+from analysis.rows.load import last_attempts, load
 from launchers.settings import LaunchSettings
 from launchers.state import node_exclusions, pilot_state
 from launchers.state.circuit_breaker import paused_kinds, resume

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pandas as pd
 
-from analysis.derived import add_formulas
-from analysis.memo import cache_per_frame
-from analysis.memory.steps import add_first_steps
+from analysis.rows.derived import add_formulas
+from analysis.rows.frame_cache import cache_per_frame
+from analysis.rows.step_peaks import add_first_steps
 from results import reference, store
 from results.errors import InvalidResults
 

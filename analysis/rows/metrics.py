@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pandas as pd
 
-from analysis.load import last_attempts
-from analysis.memo import cache_per_frame
+from analysis.rows.frame_cache import cache_per_frame
+from analysis.rows.load import last_attempts
 
 RANK_BY = "tokens_per_s_per_gpu"
 MFU = "mfu_palm"

@@ -13,12 +13,12 @@ from typing import Any
 
 import pandas as pd
 
-from analysis import metrics
-from analysis.labels import plural, records
-from analysis.memo import cache_per_frame
 from analysis.memory.families import Axis, Family, countable, families, like, twin
-from analysis.memory.rows import Stack, experiment_of, predicted, stack_of
+from analysis.memory.peak_split import Stack, experiment_of, predicted, stack_of
 from analysis.memory.variants import steps_to_all, variant
+from analysis.rows import metrics
+from analysis.rows.frame_cache import cache_per_frame
+from analysis.rows.labels import plural, records
 from workloads.record import config_columns
 
 MOST_MODELS = 2

@@ -13,7 +13,7 @@ from typing import cast
 
 import pandas as pd
 
-from analysis.labels import add_labels, listed, plural
+from analysis.rows.labels import add_labels, listed, plural
 from workloads.experiment import ENGINE
 
 METHOD_NAMES = {
@@ -54,7 +54,7 @@ _MIXABLE = {
 
 @dataclass(frozen=True, slots=True)
 class Cohort:
-    """Rows that may be compared with each other. ``frame`` is labelled (see `analysis.labels.add_labels`)."""
+    """Rows that may be compared with each other. ``frame`` is labelled (see `analysis.rows.labels.add_labels`)."""
 
     slug: str
     """Safe in a file name, e.g. ``measured-h200``."""

@@ -9,9 +9,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from analysis import labels
 from analysis.compare import moved
 from analysis.figures import style
+from analysis.rows import labels
 
 MOST_LABELLED = 36
 """With more points than this they stand side by side without names."""

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.page import PageTable
+from analysis.page.render import PageTable
 
 MOST_ROWS = 50
 """Rows of a table in Markdown and LaTeX."""

@@ -12,8 +12,8 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from analysis.labels import records
-from analysis.memory.rows import CATEGORY_COLUMNS
+from analysis.memory.peak_split import CATEGORY_COLUMNS
+from analysis.rows.labels import records
 from results import files
 
 MOST_STEPS = 8

@@ -8,11 +8,11 @@ from typing import Any
 import pandas as pd
 import pyarrow as pa
 
-from analysis import labels, metrics
-from analysis.cohorts import Cohort
-from analysis.drawing import Drawn
-from analysis.export import Table
-from analysis.load import last_attempts
+from analysis.page.draw_figures import Drawn
+from analysis.page.export import Table
+from analysis.rows import labels, metrics
+from analysis.rows.cohorts import Cohort
+from analysis.rows.load import last_attempts
 from results.schema import ATTEMPTS
 
 _FIRST = ("method", "cluster", "measurement_version", "model", "seq_len", "world_size", "layout")

@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 from types import TracebackType
 
-from analysis.page import GENERATOR
+from analysis.page.render import GENERATOR
 from results.errors import UltrasweepError
 
 _KINDS = {"figures": (".png", ".svg", ".html"), "tables": (".csv", ".md", ".tex")}

@@ -9,9 +9,9 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis import metrics
-from analysis.memo import cache_per_frame
-from analysis.stats import MedianInterval, median_interval
+from analysis.rows import metrics
+from analysis.rows.frame_cache import cache_per_frame
+from analysis.rows.stats import MedianInterval, median_interval
 
 SETTINGS = (
     *("workload", "world_size", "dp", "tp", "cp", "pp", "ep", "micro_batch_size", "num_microbatches", "zero_stage"),

@@ -20,10 +20,10 @@ from typing import Any
 
 import pandas as pd
 
-from analysis import metrics
-from analysis.labels import records
-from analysis.memory.rows import CATEGORY_COLUMNS, PREDICTED, READ, Stack, categories, experiment_of, stack_of
-from analysis.memory.steps import FIRST_PEAKS
+from analysis.memory.peak_split import CATEGORY_COLUMNS, PREDICTED, READ, Stack, categories, experiment_of, stack_of
+from analysis.rows import metrics
+from analysis.rows.labels import records
+from analysis.rows.step_peaks import FIRST_PEAKS
 from workloads.costs.activations import head_bytes, layer_bytes, rank_tokens
 from workloads.costs.memory import (
     COMPUTE_BYTES,

@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.labels import records
+from analysis.rows.labels import records
 from workloads.costs.flops import flops_per_token
 from workloads.costs.params import matmul_params, num_params
 from workloads.experiment import ModelSpec, model_from_dict

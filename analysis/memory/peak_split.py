@@ -12,7 +12,7 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.derived import SHAPE, model_of
+from analysis.rows.derived import SHAPE, model_of
 from workloads.costs.memory import StageMemory, estimate_memory
 from workloads.errors import InvalidExperiment
 from workloads.experiment import Experiment, from_json

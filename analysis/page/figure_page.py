@@ -6,8 +6,8 @@ import re
 
 import pandas as pd
 
-from analysis import export
-from analysis.page import GENERATOR, DrawnFigure, environment, style_sheet
+from analysis.page import export
+from analysis.page.render import GENERATOR, DrawnFigure, environment, style_sheet
 
 MOST_ROWS = 200
 """Rows of the table that the page shows."""

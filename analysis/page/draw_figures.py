@@ -17,11 +17,11 @@ from types import TracebackType
 
 import pandas as pd
 
-from analysis import figure_page
-from analysis.cohorts import Cohort
 from analysis.figures import style
 from analysis.figures.spec import FigureSpec
-from analysis.page import DrawnFigure
+from analysis.page import figure_page
+from analysis.page.render import DrawnFigure
+from analysis.rows.cohorts import Cohort
 
 _WORTH_ROWS = 1000
 """With fewer rows than this and few figures, starting processes takes longer than they save."""

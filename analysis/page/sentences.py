@@ -7,11 +7,11 @@ from typing import Any
 
 import pandas as pd
 
-from analysis import labels, metrics
-from analysis.cohorts import mixtures
-from analysis.labels import gib, listed, number, percent, plural
-from analysis.load import Results, last_attempts, planned, waiting
-from analysis.stats import MedianInterval, median_interval
+from analysis.rows import labels, metrics
+from analysis.rows.cohorts import mixtures
+from analysis.rows.labels import gib, listed, number, percent, plural
+from analysis.rows.load import Results, last_attempts, planned, waiting
+from analysis.rows.stats import MedianInterval, median_interval
 
 _METHODS = {"rehearsed_fake": "traced without a device"}
 _MOST_WINNERS = 4
