@@ -6,8 +6,7 @@ import pandas as pd
 
 from analysis.claims import published
 from analysis.claims.verdicts import FAIL, FEWEST, PASS, SAME, UNKNOWN, Verdict, is_study
-from analysis.data import bandwidth, scaling
-from analysis.rows import labels, metrics
+from analysis.rows import by_degree, collective_bandwidth, labels, metrics
 from analysis.rows.labels import listed, number, percent, plural
 from analysis.rows.load import last_attempts
 from analysis.rows.stats import median_interval
@@ -31,7 +30,7 @@ def published_bars(frame: pd.DataFrame) -> Verdict:
 
 def data_parallel_falls(frame: pd.DataFrame) -> Verdict:
     """Each doubling of pure data parallelism costs throughput per device, or at least gains none beyond `SAME`."""
-    table = scaling.data_parallel(frame)
+    table = by_degree.data_parallel(frame)
     told: list[str] = []
     rises: list[str] = []
     level: list[str] = []
@@ -55,7 +54,7 @@ def data_parallel_falls(frame: pd.DataFrame) -> Verdict:
 def short_pipelines_are_slower(frame: pd.DataFrame) -> Verdict:
     """At equal depth on as many devices the fastest run with 32 micro-batches beats the fastest with m = p − 1 (else
     m = p)."""
-    rows = scaling.pipelines(frame).sort_values(metrics.RANK_BY, ascending=False, kind="stable")
+    rows = by_degree.pipelines(frame).sort_values(metrics.RANK_BY, ascending=False, kind="stable")
     same = ["workload", "world_size", "degree"]
     long = rows[rows["series"] == "m = 32"].drop_duplicates(same)
     short = rows[(rows["series"] != "m = 32") & (rows["num_microbatches"] < 32)]
@@ -74,7 +73,7 @@ def short_pipelines_are_slower(frame: pd.DataFrame) -> Verdict:
 
 def bandwidths_are_medians(frame: pd.DataFrame) -> Verdict:
     """The published bandwidths, captioned as medians over the runs, are those of the rows."""
-    table = bandwidth.by_nodes(frame)
+    table = collective_bandwidth.by_nodes(frame)
     if not is_study(frame) or table.empty:
         return Verdict(UNKNOWN, "these rows are not those of the published figure")
     table = table[(table["scope"] == "world") & (table["regime"] == "all")].set_index(["collective", "nodes"])
@@ -91,7 +90,7 @@ def bandwidths_are_medians(frame: pd.DataFrame) -> Verdict:
 
 def bandwidth_falls_in_one_regime(frame: pd.DataFrame) -> Verdict:
     """From 8 nodes on the all-reduce slows down with more nodes also inside one regime of the network."""
-    table = bandwidth.by_nodes(frame)
+    table = collective_bandwidth.by_nodes(frame)
     table = table[(table["scope"] == "world") & (table["collective"] == "all_reduce") & (table["regime"] != "all")]
     table = table[table["runs"] >= FEWEST]
     told, falls = [], []

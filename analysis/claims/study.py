@@ -13,8 +13,7 @@ import pandas as pd
 from analysis.claims import published
 from analysis.claims import scaling as claims_scaling
 from analysis.claims.verdicts import FAIL, FEWEST, PASS, SAME, UNKNOWN, Claim, Verdict, is_study
-from analysis.data import bubble, winners
-from analysis.rows import labels, metrics, pairs
+from analysis.rows import labels, metrics, pairs, pipeline_bubble, winners
 from analysis.rows.cohorts import Cohort
 from analysis.rows.derived import SHAPE, add_formulas
 from analysis.rows.labels import listed, number, percent, plural
@@ -203,7 +202,7 @@ def tensor_beyond_node(frame: pd.DataFrame) -> Verdict:
 
 def bubble_is_waited(frame: pd.DataFrame) -> Verdict:
     """Pipelines wait at least ``(p − 1) / (v m)`` of their busy time."""
-    waited = bubble.waited(frame)
+    waited = pipeline_bubble.waited(frame)
     if len(waited) >= FEWEST:
         ratio = waited["measured"] / waited["bubble"]
         enough = float((ratio > 1 - SAME).mean())

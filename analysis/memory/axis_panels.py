@@ -18,7 +18,7 @@ from analysis.memory.peak_split import Stack, experiment_of, predicted, stack_of
 from analysis.memory.variants import steps_to_all, variant
 from analysis.rows import metrics
 from analysis.rows.frame_cache import cache_per_frame
-from analysis.rows.labels import plural, records
+from analysis.rows.labels import MEMORY_CATEGORIES, plural, records
 from workloads.record import config_columns
 
 MOST_MODELS = 2
@@ -30,7 +30,7 @@ ALL_AXES = "5d"
 _MICRO_BATCHES, _BATCH = "num_microbatches", "global_batch_size"
 _MEASURED = ("peak_allocated_bytes", "peak_reserved_bytes", "device_memory_bytes")
 _COLUMNS = (
-    *("model", "variant", "held", "value", "basis", "split", "outcome", *metrics.CATEGORIES, "stack_bytes"),
+    *("model", "variant", "held", "value", "basis", "split", "outcome", *MEMORY_CATEGORIES, "stack_bytes"),
     *(*_MEASURED, "repeats", "experiment_id", "attempt_id"),
 )
 _CHAIN_COLUMNS = (
@@ -118,7 +118,7 @@ def table(panels: list[Panel]) -> pd.DataFrame:
                     "basis": CLOSED_FORM if bar.row is None else ROWS,
                     "split": bar.stack.source,
                     "outcome": row.get("outcome"),
-                    **dict(zip(metrics.CATEGORIES, bar.stack.bytes, strict=True)),
+                    **dict(zip(MEMORY_CATEGORIES, bar.stack.bytes, strict=True)),
                     "stack_bytes": bar.stack.total,
                     **{name: row.get(name) for name in (*_MEASURED, "repeats", "experiment_id", "attempt_id")},
                 }

@@ -1,4 +1,4 @@
-"""Memory over the first steps of one run: the closed form from operation to operation, beside measured peaks.
+"""What a rank holds over the first steps, by the closed form, from operation to operation.
 
 Between two operations a rank of a pipeline stage holds (see `workloads.costs.memory` for the letters)
 
@@ -8,22 +8,15 @@ Between two operations a rank of a pipeline stage holds (see `workloads.costs.me
     optimizer   2 g P / S from the end of the first step on
     activations what is saved of each micro-batch whose forward has run and whose backward has not, and the token ids
 
-What an operation needs besides while it runs is in the peak of the step, which is the planner's: in the first step
-without the optimizer's state, or what the optimizer itself holds where that is more.
+What an operation needs besides while it runs is in the peak of the step (`peak_of_step`), which is the planner's: in
+the first step without the optimizer's state, or what the optimizer itself holds where that is more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-import pandas as pd
-
-from analysis.memory.peak_split import CATEGORY_COLUMNS, PREDICTED, READ, Stack, categories, experiment_of, stack_of
-from analysis.rows import metrics
-from analysis.rows.labels import records
-from analysis.rows.step_peaks import FIRST_PEAKS
+from analysis.memory.peak_split import categories
 from workloads.costs.activations import head_bytes, layer_bytes, rank_tokens
 from workloads.costs.memory import (
     COMPUTE_BYTES,
@@ -37,11 +30,11 @@ from workloads.costs.schedule import schedule_actions
 from workloads.experiment import Experiment
 
 STEPS = 4
-_SCHEDULES = ("none", "gpipe", "1f1b")
+SCHEDULES = ("none", "gpipe", "1f1b")
 """Those whose order of operations is known."""
 _LENGTHS = {"F": 1.0, "B": 2.0}
 """A backward computes twice what a forward does; the optimizer is drawn as long as a forward."""
-_Bytes = tuple[int, int, int, int]
+Bytes = tuple[int, int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,71 +45,7 @@ class Moment:
     at: float
     """0 at the start of the step, 1 at its end."""
     name: str
-    bytes: _Bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Timeline:
-    row: Mapping[str, Any]
-    measured: Stack
-    """At the highest moment of the timed steps."""
-    predicted: Stack
-    moments: tuple[Moment, ...]
-    predicted_peaks: tuple[_Bytes, ...]
-    """Of each step, the fullest stage."""
-    measured_peaks: tuple[int, ...]
-    """Allocated at the highest moment of each step; empty where the steps were not kept."""
-
-
-def timeline(frame: pd.DataFrame) -> Timeline | None:
-    """The first steps of the fastest finished run of the largest model that has its memory by category.
-
-    None when there is no such run, or none whose shape and schedule are known.
-    """
-    rows = frame[(frame["outcome"] == "ok") & frame["pp_schedule"].isin(_SCHEDULES)]
-    rows = rows.dropna(subset=list(CATEGORY_COLUMNS))
-    own = [name for name in FIRST_PEAKS if name in rows]
-    order = rows.assign(_kept=rows[own].notna().any(axis=1) if own else False).sort_values(
-        ["num_params", "_kept", metrics.RANK_BY, "attempt_id"], ascending=[False, False, False, True]
-    )
-    for row in records(order[[*READ, "layout", "workload", *own]].head(1)):
-        experiment, measured = experiment_of(row), stack_of(row)
-        if experiment is not None and measured is not None:
-            estimate = estimate_memory(experiment)
-            peaks = row.get("first_steps_peak_allocated_bytes")
-            return Timeline(
-                row=row,
-                measured=measured,
-                predicted=Stack(PREDICTED, categories(estimate.stages[estimate.peak_stage])),
-                moments=tuple(moments(experiment, estimate.peak_stage)),
-                predicted_peaks=tuple(peak_of_step(experiment, step) for step in range(STEPS)),
-                measured_peaks=tuple(peaks[:STEPS]) if isinstance(peaks, list) else (),
-            )
-    return None
-
-
-def table(found: Timeline | None) -> pd.DataFrame:
-    """One line a moment: ``held`` between operations and ``peak`` of a step, measured or predicted."""
-    columns = ["model", "layout", "split", "step", "moment", *CATEGORY_COLUMNS, "total_bytes", "attempt_id"]
-    if found is None:
-        return pd.DataFrame(columns=columns)
-    lines: list[tuple[str, int | None, str, tuple[int | None, ...], int]] = [
-        (PREDICTED, moment.step, f"held after {moment.name}", moment.bytes, sum(moment.bytes))
-        for moment in found.moments
-    ]
-    lines += [(PREDICTED, step, "peak", peak, sum(peak)) for step, peak in enumerate(found.predicted_peaks)]
-    unknown = (None,) * len(CATEGORY_COLUMNS)
-    source = found.measured.source
-    lines += [(source, step, "peak", unknown, peak) for step, peak in enumerate(found.measured_peaks)]
-    lines.append((source, None, "peak of the timed steps", found.measured.bytes, found.measured.total))
-    row = found.row
-    return pd.DataFrame(
-        [
-            (row["model"], row["layout"], split, step, name, *parts, total, row["attempt_id"])
-            for split, step, name, parts, total in lines
-        ],
-        columns=columns,
-    ).astype({"step": "Int64"})
+    bytes: Bytes
 
 
 def moments(experiment: Experiment, stage: int, steps: int = STEPS) -> list[Moment]:
@@ -143,7 +72,7 @@ def moments(experiment: Experiment, stage: int, steps: int = STEPS) -> list[Mome
     return found
 
 
-def peak_of_step(experiment: Experiment, step: int) -> _Bytes:
+def peak_of_step(experiment: Experiment, step: int) -> Bytes:
     """The closed form's highest moment of a step, of the stage that is fullest in it."""
     stages = estimate_memory(experiment).stages
     if step:

@@ -13,17 +13,12 @@ from typing import Any
 import pandas as pd
 
 from analysis.rows.derived import SHAPE, model_of
+from analysis.rows.labels import MEMORY_CATEGORIES
 from workloads.costs.memory import StageMemory, estimate_memory
 from workloads.errors import InvalidExperiment
 from workloads.experiment import Experiment, from_json
 
 PREDICTED = "predicted"
-CATEGORY_COLUMNS = (
-    "memory_parameters_bytes",
-    "memory_gradients_bytes",
-    "memory_optimizer_bytes",
-    "memory_activations_bytes",
-)
 _SOURCES = {"measured": "measured", "rehearsed": "measured", "rehearsed_fake": "traced"}
 """What the split of a row is, by how the row was obtained: a rehearsal measures memory, a trace does not."""
 _COUNTS = (
@@ -39,7 +34,7 @@ READ = tuple(
             *("attempt_id", "experiment_id", "method", "outcome", "model", "num_params", "dp", "num_microbatches"),
             *("attention", "compile", "seed", "engine", "engine_version", "config_json", "tokens_per_s_per_gpu"),
             *("world_size", "peak_allocated_bytes", "peak_reserved_bytes", "device_memory_bytes"),
-            *CATEGORY_COLUMNS,
+            *MEMORY_CATEGORIES,
             *NEEDED,
         )
     )
@@ -54,7 +49,7 @@ class Stack:
     source: str
     """``measured``, ``traced`` or ``predicted``."""
     bytes: tuple[int, int, int, int]
-    """Parameters, gradients, optimizer, activations and rest: the order of `CATEGORY_COLUMNS`."""
+    """Parameters, gradients, optimizer, activations and rest: the order of `MEMORY_CATEGORIES`."""
 
     @property
     def total(self) -> int:
@@ -63,7 +58,7 @@ class Stack:
 
 def stack_of(row: Mapping[str, Any]) -> Stack | None:
     """The split of a row's peak; the closed form's where it has none; None where its shape or layout is not known."""
-    found = [row[name] for name in CATEGORY_COLUMNS]
+    found = [row[name] for name in MEMORY_CATEGORIES]
     if not any(pd.isna(value) for value in found):
         a, b, c, d = (int(value) for value in found)
         return Stack(_SOURCES[row["method"]], (a, b, c, d))
@@ -99,7 +94,7 @@ def is_countable(e: Experiment) -> bool:
 
 def can_be_counted(rows: pd.DataFrame) -> pd.Series:
     """True for rows that may have a stack, by their columns alone."""
-    split = rows[list(CATEGORY_COLUMNS)].notna().all(axis=1)
+    split = rows[list(MEMORY_CATEGORIES)].notna().all(axis=1)
     return split | rows["config_json"].notna() | rows[list(NEEDED)].notna().all(axis=1)
 
 

@@ -25,7 +25,13 @@ OUTCOME_NAMES = {
     "cancelled": "cancelled",
     UNKNOWN_OUTCOME: "failed, not said how",
 }
-
+MEMORY_CATEGORIES = {
+    "memory_parameters_bytes": "parameters",
+    "memory_gradients_bytes": "gradients",
+    "memory_optimizer_bytes": "optimizer",
+    "memory_activations_bytes": "activations and rest",
+}
+"""Columns of the peak by category, and what they are called; they sum to the allocated peak."""
 
 _LABELLED_BY = (
     *("dp", "dp_replicate", "dp_shard", "zero_stage", "tp", "cp", "pp", "ep", "pp_schedule"),

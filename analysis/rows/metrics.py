@@ -14,12 +14,6 @@ MFU_NAME = "MFU (PaLM)"
 GROUP = ["workload", "world_size"]
 """What a choice is made within: the model (and sequence length) and the number of devices."""
 _RANKED_FROM = (RANK_BY, "experiment_id", "attempt_id", "loss_agrees", *GROUP)
-CATEGORIES = {
-    "memory_parameters_bytes": "parameters",
-    "memory_gradients_bytes": "gradients",
-    "memory_optimizer_bytes": "optimizer",
-    "memory_activations_bytes": "activations and rest",
-}
 OVERHEAD = {
     "spawn_s": "spawn",
     "rendezvous_s": "rendezvous",
@@ -106,9 +100,14 @@ def group_counts(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def device_hours(frame: pd.DataFrame) -> pd.Series:
-    """Hours times devices that the attempts of each outcome held. A rehearsal holds one device."""
+    """Hours times devices that the attempts of each outcome held, see `held_hours`."""
+    return held_hours(frame).groupby(frame["outcome"]).sum()
+
+
+def held_hours(frame: pd.DataFrame) -> pd.Series:
+    """Hours times devices that each attempt held, NaN where its duration is unknown. A rehearsal holds one device."""
     devices = frame["world_size"].where(frame["method"] == "measured", 1)
-    return (frame["duration_s"] * devices / 3600).groupby(frame["outcome"]).sum()
+    return frame["duration_s"] * devices / 3600
 
 
 def prediction_errors(frame: pd.DataFrame, predicted: str, found: str) -> pd.Series:

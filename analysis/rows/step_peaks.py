@@ -12,8 +12,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from analysis.memory.peak_split import CATEGORY_COLUMNS
-from analysis.rows.labels import records
+from analysis.rows.labels import MEMORY_CATEGORIES, records
 from results import files
 
 MOST_STEPS = 8
@@ -29,7 +28,7 @@ _READ = ("attempt_id", "step", *FIRST_PEAKS.values())
 
 def fastest_of_each_kind(attempts: pd.DataFrame) -> pd.DataFrame:
     """Of the finished rows with their memory by category, the fastest of each kind."""
-    finished = (attempts["outcome"] == "ok") & attempts[list(CATEGORY_COLUMNS)].notna().all(axis=1)
+    finished = (attempts["outcome"] == "ok") & attempts[list(MEMORY_CATEGORIES)].notna().all(axis=1)
     rows = attempts.loc[finished, ["sweep", "attempt_id", "tokens_per_s_per_gpu", *KIND]]
     order = rows.sort_values(["tokens_per_s_per_gpu", "attempt_id"], ascending=[False, True], na_position="last")
     return order.drop_duplicates(list(KIND))

@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from analysis.figures import style
+from analysis.figures.spec import FigureSpec
 from analysis.rows import labels, metrics
 from analysis.rows.load import last_attempts
 
@@ -118,3 +119,13 @@ def _signed(share: float) -> str:
     if value == 0:
         return "0.0"
     return f"{value:+.{0 if abs(value) >= 10 else 1}f}".replace("-", "−")
+
+
+FIGURE = FigureSpec(
+    name="predicted_vs_found",
+    section="trust",
+    title="Prediction and finding",
+    caption="The closed-form prediction made before the run against what the run showed; the band is ± 10 %.",
+    draw=draw,
+    data=data,
+)

@@ -1,4 +1,7 @@
-"""Stacked bars of memory along one axis, with the device's memory: measured in full colour, closed form in pale."""
+"""Stacked bars of memory by category with the device's memory: what is measured in full colour, closed forms in pale.
+
+The figures of memory along an axis and over the first steps share them.
+"""
 
 from __future__ import annotations
 
@@ -9,20 +12,15 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
-from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from analysis.figures import style
-from analysis.memory import axis_panels as memory_axes
-from analysis.memory.axis_panels import Bar, Panel
-from analysis.memory.families import AXES
+from analysis.memory.axis_panels import Bar
 from analysis.memory.peak_split import PREDICTED
-from analysis.rows import labels, metrics
-from workloads.experiment import ENGINE
+from analysis.rows import labels
 
-_PANEL_IN = (3.7, 3.4)
 _MOST_TIMES_THE_LIMIT = 3.0
 """Bars higher than this many times what fits are cut off, with their totals written on them: what is drawn of them
 would press all others flat."""
@@ -31,47 +29,6 @@ _OUTCOMES = {"ok": "", "oom": "OOM"}
 _PALE = 0.68
 _LINE_OF_TEXT = 0.095
 """Height of a bar's total as a share of an axis."""
-
-
-def data(frame: pd.DataFrame, axis: str) -> pd.DataFrame:
-    """Bars of one axis of `AXES`, or of ``5d``, as `memory_axes.table` gives them."""
-    return memory_axes.table(_panels(frame, axis))
-
-
-@style.styled
-def draw(frame: pd.DataFrame, axis: str) -> Figure:
-    """One panel a model (of tensor parallelism two), one bar a value of the axis."""
-    panels = _panels(frame, axis)
-    if not panels:
-        raise style.NothingToDraw("no finished run's shape and layout are known")
-    columns = 2 if any(panel.variant for panel in panels) else len(panels)
-    lines = -(-len(panels) // columns)
-    figure = style.new_figure(
-        max(_PANEL_IN[0] * columns + 0.5, 6.8), (_PANEL_IN[1] if lines == 1 else 2.7) * lines + 1.4
-    )
-    axes = figure.subplots(lines, columns, squeeze=False)
-    bars = [bar for panel in panels for bar in panel.bars]
-    limits = limits_of(frame, bars)
-    held_lines = max(1 + panel.held.count("\n") for panel in panels)
-    unit, unit_name = labels.memory_unit(max(bar.stack.total for bar in bars))
-    for ax, panel in zip(axes.ravel(), panels, strict=False):
-        draw_bars(ax, panel.bars, limits, unit)
-        ax.set_title("\n".join(name for name in (panel.model, panel.variant) if name), pad=8 + 11 * held_lines)
-        ax.annotate(
-            panel.held,
-            (0, 1),
-            (0, 4),
-            xycoords="axes fraction",
-            textcoords="offset points",
-            fontsize=8,
-            color="#444444",
-        )
-    for ax in axes[-1]:
-        ax.set_xlabel(AXES[axis].label if axis in AXES else "Layout, each with all that stands before it")
-    for ax in axes[:, 0]:
-        ax.set_ylabel(f"Memory of the fullest rank, {unit_name}")
-    style.bottom_legend(figure, handles(bars, limits, frame), _note(panels, frame))
-    return figure
 
 
 def draw_bars(ax: Axes, bars: Sequence[Bar], limits: Sequence[float], unit: int) -> None:
@@ -119,7 +76,7 @@ def handles(bars: Sequence[Bar], limits: Sequence[float], frame: pd.DataFrame) -
     """Legend of the categories, of what is measured and what not, and of the marks that these bars have."""
     found: list[Patch | Line2D] = [
         Patch(hatch=hatch, label=name, **look(colour, pale=False))
-        for name, (colour, hatch) in zip(metrics.CATEGORIES.values(), FILLS, strict=True)
+        for name, (colour, hatch) in zip(labels.MEMORY_CATEGORIES.values(), FILLS, strict=True)
     ]
     sources = dict.fromkeys(bar.stack.source for bar in bars)
     found += [
@@ -148,11 +105,7 @@ _MARKS: dict[str, dict[str, Any]] = {
 }
 _MARK_NAMES = {"peak_reserved_bytes": "peak reserved, measured", "peak_allocated_bytes": "peak allocated, measured"}
 _BLACK: dict[str, Any] = {"linestyle": "", "color": "black", "zorder": 5}
-FILLS = tuple(zip(style.CATEGORY_COLOURS, style.CATEGORY_HATCHES, strict=True))[: len(metrics.CATEGORIES)]
-
-
-def _panels(frame: pd.DataFrame, axis: str) -> list[Panel]:
-    return memory_axes.along(frame, AXES[axis]) if axis in AXES else memory_axes.together(frame)
+FILLS = tuple(zip(style.CATEGORY_COLOURS, style.CATEGORY_HATCHES, strict=True))[: len(labels.MEMORY_CATEGORIES)]
 
 
 def look(colour: str, *, pale: bool) -> dict[str, Any]:
@@ -196,11 +149,3 @@ def _tick(bar: Bar) -> str:
 
 def _short(value: float) -> str:
     return f"{value:,.0f}" if value >= 99.95 else f"{value:.1f}"
-
-
-def _note(panels: Sequence[Panel], frame: pd.DataFrame) -> str | None:
-    """What the legend must say besides: that no rows are shown, or that they are another engine's."""
-    if all(panel.basis == memory_axes.CLOSED_FORM for panel in panels):
-        return "Closed form: no rows differ in this only"
-    others = sorted(set(frame["engine"].dropna()) - {ENGINE})
-    return f"Closed form of {ENGINE}'s engine, marks of {labels.listed(others)}'s runs" if others else None

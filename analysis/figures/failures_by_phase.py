@@ -10,9 +10,9 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from analysis.data import cost
 from analysis.figures import style
-from analysis.rows import labels
+from analysis.figures.spec import FigureSpec
+from analysis.rows import labels, metrics
 from analysis.rows.load import last_attempts
 from results.schema import OUTCOMES, PHASES, UNKNOWN_OUTCOME
 
@@ -26,7 +26,7 @@ def data(frame: pd.DataFrame) -> pd.DataFrame:
     failed = failed[failed["outcome"] != "ok"]
     if failed["phase"].isna().all():
         return pd.DataFrame(columns=_COLUMNS)
-    failed = failed.assign(phase=failed["phase"].fillna(_UNSAID), device_hours=cost.held_hours(failed))
+    failed = failed.assign(phase=failed["phase"].fillna(_UNSAID), device_hours=metrics.held_hours(failed))
     groups = failed.groupby(["outcome", "phase"])
     found = groups.agg(
         points=("attempt_id", "size"), known=("device_hours", "count"), device_hours=("device_hours", "sum")
@@ -82,3 +82,13 @@ def _ordered(values: pd.Series, order: Sequence[str]) -> list[str]:
 
 def _hours(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.2g}"
+
+
+FIGURE = FigureSpec(
+    name="failures_by_phase",
+    section="failed",
+    title="Failures by kind and phase",
+    caption="The deciding attempt of each point that did not finish, with the hours that it had held its devices.",
+    draw=draw,
+    data=data,
+)

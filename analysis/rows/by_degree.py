@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from analysis.rows import labels, metrics, pairs
+from analysis.rows import labels, metrics, pairs, pipeline_bubble
 from analysis.rows.frame_cache import cache_per_frame
 
 _KEPT = (
@@ -71,7 +71,8 @@ def pipelines(frame: pd.DataFrame) -> pd.DataFrame:
     if "after_pp_fix" in rows:  # the study's pipelines before their communication was rewritten are another engine
         rows = rows[rows["after_pp_fix"].fillna(True).astype(bool)]
     virtual = rows["virtual_stages"].fillna(1)
-    rows = rows.assign(axis="pp", degree=rows["pp"], bubble=(rows["pp"] - 1) / (virtual * rows["num_microbatches"]))
+    bubble = pipeline_bubble.closed_form(rows["pp"], rows["num_microbatches"], virtual)
+    rows = rows.assign(axis="pp", degree=rows["pp"], bubble=bubble)
     asked = {PP_SERIES[0]: rows["pp"] - 1, PP_SERIES[1]: rows["pp"], PP_SERIES[2]: 32}
     parts = [rows[rows["num_microbatches"] == count].assign(series=name) for name, count in asked.items()]
     return pd.concat(parts)

@@ -15,14 +15,48 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from analysis.data import winners
 from analysis.figures import style
-from analysis.rows import labels, metrics
+from analysis.figures.spec import FigureSpec
+from analysis.rows import labels, metrics, winners
+from analysis.rows.frame_cache import cache_per_frame
 
 _CELL_IN = (1.62, 0.82)
 _MANY_WORKLOADS = 6
 _SIDE_BY_SIDE = 2
 """Up to so many columns the two heatmaps stand beside each other, else one above the other."""
+_COLUMNS = {
+    "label": "model",
+    "node_count": "nodes",
+    "rank_by": "rank_by",
+    "mfu_percent": "mfu_percent",
+    "memory_gb": "memory_gb",
+    "dp": "dp",
+    "tp": "tp",
+    "pp": "pp",
+    "num_microbatches": "acc",
+    "micro_batch_size": "mbs",
+    "zero_stage": "zero",
+    "tokens_per_s_per_gpu": "tokens_per_s_per_gpu",
+}
+_BESIDE = (
+    *("world_size", "seq_len", "layout", "candidates", "runner_up", "margin", "tie"),
+    *("mfu_palm", "peak_allocated_bytes", "peak_reserved_bytes", "network_regime", "engine_version"),
+    *("experiment_id", "attempt_id"),
+)
+
+
+@cache_per_frame
+def data(frame: pd.DataFrame) -> pd.DataFrame:
+    """Both rankings, one row a winner; ``memory_gb`` is reserved memory in GiB, ``shape`` the model by its shape."""
+    rows = pd.concat([winners.best_by(frame, rule) for rule in winners.RULES], ignore_index=True)
+    beside = [name for name in _BESIDE if name in rows]
+    return rows[[*_COLUMNS, "workload", *beside]].rename(columns=_COLUMNS | {"workload": "shape"})
+
+
+def data_published(frame: pd.DataFrame) -> pd.DataFrame:
+    """Those rows of `data` that the study's own ranking gives."""
+    rows = data(frame)
+    return rows[rows["rank_by"] == "published_mfu"].reset_index(drop=True)
 
 
 @style.styled
@@ -171,3 +205,30 @@ def _why_empty(counts: dict[tuple[str, int], dict[str, int]], workload: str, siz
 def _empty_cell(ax: Axes, x: int, y: int, text: str) -> None:
     ax.add_artist(Rectangle((x - 0.5, y - 0.5), 1, 1, facecolor="#f4f4f4", edgecolor="white", linewidth=1.5))
     ax.text(x, y, text, ha="center", va="center", color="#666666", fontsize=8, style="italic")
+
+
+FIGURES = (
+    FigureSpec(
+        name="best_configurations",
+        section="best",
+        title="Best configuration of each model and size",
+        caption=(
+            "Each cell is the configuration with the most tokens/s/GPU among those that finished: parallel degrees "
+            "with ZeRO stage, and micro-batch × number of micro-batches. Grey cells have no finished run."
+        ),
+        draw=draw,
+        data=data,
+    ),
+    FigureSpec(
+        name="best_by_published_mfu",
+        section="best",
+        title="Best configuration as the Ultra-Scale Playbook ranks it",
+        caption=(
+            "The study's own pair: best by its MFU, which counts tied embeddings twice once a pipeline splits them, "
+            "and the reserved memory of that configuration. Models under the study's labels. Both rankings are in "
+            "best_configurations.csv."
+        ),
+        draw=draw_published,
+        data=data_published,
+    ),
+)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pandas as pd
 
 from analysis.rows.frame_cache import cache_per_frame
-from analysis.rows.labels import plural
 
 COLLECTIVES = {
     "all_reduce": "All-reduce",
@@ -38,12 +37,6 @@ def by_nodes(frame: pd.DataFrame) -> pd.DataFrame:
                     )
     columns = ["collective", "scope", "regime", "nodes", "runs", "mean", "q05", "median", "q95"]
     return pd.DataFrame(rows, columns=columns)
-
-
-def counted(table: pd.DataFrame) -> str:
-    """How many runs stand behind the figure."""
-    world = table[(table["scope"] == "world") & (table["regime"] == "all") & (table["collective"] == "all_reduce")]
-    return plural(int(world["runs"].sum()), "run")
 
 
 def _summary(values: pd.Series) -> dict[str, float]:

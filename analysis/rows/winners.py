@@ -1,7 +1,7 @@
 """The best configuration of each model and number of devices, by two rules: the published MFU and the throughput.
 
 The study ranked by an MFU whose FLOPs count tied embeddings twice once a pipeline splits them, so that it favours
-pipelines; throughput per device has no such term. `best_by` ranks by either, and `table` puts both side by side.
+pipelines; throughput per device has no such term. `best_by` ranks by either.
 """
 
 from __future__ import annotations
@@ -9,29 +9,9 @@ from __future__ import annotations
 import pandas as pd
 
 from analysis.rows import labels, metrics
-from analysis.rows.frame_cache import cache_per_frame
 
 RULES = ("published_mfu", "tokens_per_s")
-"""Values of the table's ``rank_by``."""
-_COLUMNS = {
-    "label": "model",
-    "node_count": "nodes",
-    "rank_by": "rank_by",
-    "mfu_percent": "mfu_percent",
-    "memory_gb": "memory_gb",
-    "dp": "dp",
-    "tp": "tp",
-    "pp": "pp",
-    "num_microbatches": "acc",
-    "micro_batch_size": "mbs",
-    "zero_stage": "zero",
-    "tokens_per_s_per_gpu": "tokens_per_s_per_gpu",
-}
-_BESIDE = (
-    *("world_size", "seq_len", "layout", "candidates", "runner_up", "margin", "tie"),
-    *("mfu_palm", "peak_allocated_bytes", "peak_reserved_bytes", "network_regime", "engine_version"),
-    *("experiment_id", "attempt_id"),
-)
+"""Names of the rules, as in the column ``rank_by``."""
 
 
 def published_mfu(frame: pd.DataFrame) -> pd.Series:
@@ -78,17 +58,3 @@ def best_by(frame: pd.DataFrame, rule: str) -> pd.DataFrame:
         mfu_percent=100 * published_mfu(best),
         memory_gb=best["peak_reserved_bytes"] / labels.GIB,
     )
-
-
-@cache_per_frame
-def table(frame: pd.DataFrame) -> pd.DataFrame:
-    """Both rankings, one row a winner; ``memory_gb`` is reserved memory in GiB, ``shape`` the model by its shape."""
-    rows = pd.concat([best_by(frame, rule) for rule in RULES], ignore_index=True)
-    beside = [name for name in _BESIDE if name in rows]
-    return rows[[*_COLUMNS, "workload", *beside]].rename(columns=_COLUMNS | {"workload": "shape"})
-
-
-def published_table(frame: pd.DataFrame) -> pd.DataFrame:
-    """Those rows of `table` that the study's own ranking gives."""
-    rows = table(frame)
-    return rows[rows["rank_by"] == "published_mfu"].reset_index(drop=True)

@@ -11,6 +11,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from analysis.figures import style
+from analysis.figures.spec import FigureSpec
 from analysis.rows import labels, metrics
 from analysis.rows.frame_cache import cache_per_frame
 
@@ -22,15 +23,22 @@ _PANELS_PER_ROW = 2
 @cache_per_frame
 def data(frame: pd.DataFrame) -> pd.DataFrame:
     """Memory by category of every finished run that has it, fastest first in each group."""
-    rows = metrics.ranked(frame).dropna(subset=list(metrics.CATEGORIES))
-    kept = [*metrics.GROUP, "layout", *metrics.CATEGORIES, "peak_reserved_bytes", "device_memory_bytes", "attempt_id"]
+    rows = metrics.ranked(frame).dropna(subset=list(labels.MEMORY_CATEGORIES))
+    kept = [
+        *metrics.GROUP,
+        "layout",
+        *labels.MEMORY_CATEGORIES,
+        "peak_reserved_bytes",
+        "device_memory_bytes",
+        "attempt_id",
+    ]
     return rows[kept]
 
 
 @style.styled
 def draw(frame: pd.DataFrame) -> Figure:
     """Stacked bars of the rank with the highest peak, for the fastest layouts of each group, one panel a group."""
-    rows = metrics.ranked(frame).dropna(subset=list(metrics.CATEGORIES))
+    rows = metrics.ranked(frame).dropna(subset=list(labels.MEMORY_CATEGORIES))
     if rows.empty:
         raise style.NothingToDraw("no finished run has its memory by category")
     groups = [(cast("tuple[str, int]", key), group) for key, group in rows.groupby(metrics.GROUP)]
@@ -48,7 +56,7 @@ def draw(frame: pd.DataFrame) -> Figure:
     panel = 0.062 * max(map(len, layouts)) + max(0.09 * max(map(len, titles)), 3.2)
     figure = style.new_figure(max(panel * columns, 6.5), lines * (0.9 + 0.3 * bars) + 0.9)
     axes = figure.subplots(lines, columns, squeeze=False).ravel()
-    unit, name = labels.memory_unit(rows[list(metrics.CATEGORIES)].sum(axis=1).max())
+    unit, name = labels.memory_unit(rows[list(labels.MEMORY_CATEGORIES)].sum(axis=1).max())
     for ax, title, (_, group) in zip(axes, titles, groups, strict=False):
         _panel(ax, group.head(_BARS), unit)
         ax.set_title(title)
@@ -65,7 +73,7 @@ def _panel(ax: Axes, group: pd.DataFrame, unit: int) -> None:
     left = pd.Series(0.0, index=group.index)
     places = range(len(group))
     for (column, _), colour, hatch in zip(
-        metrics.CATEGORIES.items(), style.CATEGORY_COLOURS, style.CATEGORY_HATCHES, strict=False
+        labels.MEMORY_CATEGORIES.items(), style.CATEGORY_COLOURS, style.CATEGORY_HATCHES, strict=False
     ):
         width = group[column] / unit
         ax.barh(places, width, left=left, color=colour, hatch=hatch, edgecolor="white", linewidth=0.5, height=0.72)
@@ -86,7 +94,7 @@ def _handles(rows: pd.DataFrame) -> list[Patch | Line2D]:
     handles: list[Patch | Line2D] = [
         Patch(facecolor=colour, hatch=hatch, edgecolor="white", label=name)
         for name, colour, hatch in zip(
-            metrics.CATEGORIES.values(), style.CATEGORY_COLOURS, style.CATEGORY_HATCHES, strict=False
+            labels.MEMORY_CATEGORIES.values(), style.CATEGORY_COLOURS, style.CATEGORY_HATCHES, strict=False
         )
     ]
     if rows["peak_reserved_bytes"].notna().any():
@@ -98,3 +106,13 @@ def _handles(rows: pd.DataFrame) -> list[Patch | Line2D]:
     if rows["device_memory_bytes"].notna().any():
         handles.append(Line2D([], [], linestyle="--", color="#B00000", label="memory of the device"))
     return handles
+
+
+FIGURE = FigureSpec(
+    name="memory_by_category",
+    section="why",
+    title="Memory by category",
+    caption="The fastest layouts of each model and size, fastest first: memory of the fullest rank at its peak.",
+    draw=draw,
+    data=data,
+)
