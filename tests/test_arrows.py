@@ -29,6 +29,7 @@ TORCH_FREE = (
     "workloads/cluster.py",
     "workloads/errors.py",
     "workloads/experiment.py",
+    "workloads/expressions.py",
     "workloads/mesh.py",
     "workloads/protocol.py",
     "workloads/record.py",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from sweep.expressions import parse
 from workloads.errors import InvalidSweep
+from workloads.expressions import parse
 
 
 @pytest.mark.parametrize(
