@@ -17,8 +17,10 @@ ANALYSIS_MAY_IMPORT = (
     "workloads.costs",
     "workloads.cluster",
     "workloads.errors",
+    "workloads.expressions",
     "workloads.mesh",
     "workloads.record",
+    "workloads.rules",
     "results",
     "analysis",
 )

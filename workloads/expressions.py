@@ -1,13 +1,15 @@
-"""The small language of a grid's ``derive`` and ``where``: arithmetic and comparisons over names, nothing else.
+"""A small language of arithmetic and comparisons over names: a grid's ``derive`` and ``where``, the planner's rules.
 
 An expression is parsed by Python, checked node by node against what is allowed, and turned into nested closures. It is
 never handed to ``eval``: attributes, subscripts, calls of anything but a few functions, and powers are refused.
+`as_data` gives an expression as JSON, for readers in other languages.
 """
 
 from __future__ import annotations
 
 import ast
 import operator
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +17,8 @@ from typing import Any
 from workloads.errors import InvalidSweep
 
 Evaluator = Callable[[Mapping[str, Any]], Any]
+Data = str | int | float | list[Any]
+"""An expression as JSON, see `as_data`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +30,24 @@ class Expression:
     """From values by name to the value. Raises what Python's operators raise (ZeroDivisionError, TypeError)."""
 
 
-def parse(text: object, label: str) -> Expression:
-    """The expression in ``text``; ``label`` says where it stands. Raises `InvalidSweep` naming what is not allowed."""
+@dataclass(frozen=True, slots=True)
+class Template:
+    """A sentence with expressions in braces: ``tp={tp} does not divide {num_heads // 2}``."""
+
+    parts: tuple[str | Expression, ...]
+    """Plain text and expressions, in the order in which they stand."""
+
+    def fill(self, values: Mapping[str, Any]) -> str:
+        """The sentence for these values by name. A list is written with commas between its members."""
+        return "".join(part if isinstance(part, str) else _shown(part.evaluate(values)) for part in self.parts)
+
+
+def parse(text: object, label: str, functions: Mapping[str, Callable[..., Any]] | None = None) -> Expression:
+    """The expression in ``text``; ``label`` says where it stands. Raises `InvalidSweep` naming what is not allowed.
+
+    ``functions``: what may be called, by name; ``min``, ``max`` and ``abs`` when nothing is given.
+    """
+    functions = _FUNCTIONS if functions is None else functions
     if isinstance(text, (bool, int)):
         text = str(text)  # YAML has read it as a number already
     if not isinstance(text, str):
@@ -38,15 +58,34 @@ def parse(text: object, label: str) -> Expression:
         raise InvalidSweep(f"{label}: cannot read {text!r}; an example: world_size / (tp * pp)") from None
     names: set[str] = set()
     try:
-        evaluate = _compile(tree.body, names)
+        evaluate = _compile(tree.body, names, functions)
     except _NotAllowed as error:
         raise InvalidSweep(
             f"{label}: {error} in {text!r} is not allowed; use names, numbers, + - * / // %, comparisons, in, "
-            f"and, or, not, if-else, {', '.join(sorted(_FUNCTIONS))}"
+            f"and, or, not, if-else, {', '.join(sorted(functions))}"
         ) from None
     except RecursionError:
         raise InvalidSweep(f"{label}: the expression is nested too deeply") from None
     return Expression(text.strip(), frozenset(names), evaluate)
+
+
+def parse_template(text: str, label: str, functions: Mapping[str, Callable[..., Any]] | None = None) -> Template:
+    """The sentence ``text`` with its expressions in braces parsed; raises as `parse` does."""
+    pieces = re.split(r"\{([^{}]*)\}", text)
+    return Template(tuple(parse(piece, label, functions) if i % 2 else piece for i, piece in enumerate(pieces)))
+
+
+def as_data(expression: Expression) -> Data:
+    """The expression as JSON: a number; a name as text; an operation as a list of its sign and its operands.
+
+    Signs are Python's (``"//"``, ``"not in"``, ``"and"``) and the names of functions; ``["text", T]`` is the text T,
+    ``["list", ...]`` a list, ``["if", test, then, otherwise]`` a choice, and a minus sign may have one operand.
+    """
+    return _data(ast.parse(expression.text, mode="eval").body)
+
+
+def _shown(value: Any) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
 
 
 class _NotAllowed(Exception):
@@ -93,7 +132,10 @@ _UNARY: dict[type[ast.unaryop], Callable[[Any], Any]] = {ast.Not: operator.not_,
 _FUNCTIONS: dict[str, Callable[..., Any]] = {"min": min, "max": max, "abs": abs}
 
 
-def _compile(node: ast.expr, names: set[str]) -> Evaluator:
+def _compile(node: ast.expr, names: set[str], functions: Mapping[str, Callable[..., Any]]) -> Evaluator:
+    def inner(part: ast.expr) -> Evaluator:
+        return _compile(part, names, functions)
+
     match node:
         case ast.Constant(value=bool() | int() | float() | str() as value):
             return lambda env: value
@@ -101,20 +143,20 @@ def _compile(node: ast.expr, names: set[str]) -> Evaluator:
             names.add(name)
             return operator.itemgetter(name)
         case ast.BinOp(left=left, op=op, right=right) if type(op) in _BINARY:
-            return _binary(_BINARY[type(op)], _compile(left, names), _compile(right, names))
+            return _binary(_BINARY[type(op)], inner(left), inner(right))
         case ast.UnaryOp(op=op, operand=operand) if type(op) in _UNARY:
-            return _unary(_UNARY[type(op)], _compile(operand, names))
+            return _unary(_UNARY[type(op)], inner(operand))
         case ast.BoolOp(op=op, values=values):
-            return _boolean(isinstance(op, ast.And), [_compile(value, names) for value in values])
+            return _boolean(isinstance(op, ast.And), [inner(value) for value in values])
         case ast.Compare(left=left, ops=ops, comparators=comparators) if all(type(op) in _COMPARE for op in ops):
-            terms = [_compile(term, names) for term in (left, *comparators)]
+            terms = [inner(term) for term in (left, *comparators)]
             return _chain([_COMPARE[type(op)] for op in ops], terms)
         case ast.IfExp(test=test, body=body, orelse=orelse):
-            return _choice(_compile(test, names), _compile(body, names), _compile(orelse, names))
+            return _choice(inner(test), inner(body), inner(orelse))
         case ast.List(elts=elements) | ast.Tuple(elts=elements):
-            return _sequence([_compile(element, names) for element in elements])
-        case ast.Call(func=ast.Name(id=function), args=[_, *_] as arguments, keywords=[]) if function in _FUNCTIONS:
-            return _call(_FUNCTIONS[function], [_compile(argument, names) for argument in arguments])
+            return _sequence([inner(element) for element in elements])
+        case ast.Call(func=ast.Name(id=function), args=[_, *_] as arguments, keywords=[]) if function in functions:
+            return _call(functions[function], [inner(argument) for argument in arguments])
     raise _NotAllowed(repr(ast.unparse(node)))
 
 
@@ -154,3 +196,39 @@ def _sequence(elements: list[Evaluator]) -> Evaluator:
 
 def _call(function: Callable[..., Any], arguments: list[Evaluator]) -> Evaluator:
     return lambda env: function(*(argument(env) for argument in arguments))
+
+
+_SIGNS: dict[type[ast.AST], str] = dict(
+    [
+        *((ast.Add, "+"), (ast.Sub, "-"), (ast.Mult, "*"), (ast.Div, "/"), (ast.FloorDiv, "//"), (ast.Mod, "%")),
+        *((ast.Eq, "=="), (ast.NotEq, "!="), (ast.Lt, "<"), (ast.LtE, "<="), (ast.Gt, ">"), (ast.GtE, ">=")),
+        *((ast.In, "in"), (ast.NotIn, "not in"), (ast.And, "and"), (ast.Or, "or"), (ast.Not, "not"), (ast.USub, "-")),
+    ]
+)
+
+
+def _data(node: ast.expr) -> Data:
+    match node:
+        case ast.Constant(value=str() as text):
+            return ["text", text]
+        case ast.Constant(value=int() | float() as value):
+            return value
+        case ast.Name(id=name):
+            return name
+        case ast.BinOp(left=left, op=op, right=right):
+            return [_SIGNS[type(op)], _data(left), _data(right)]
+        case ast.UnaryOp(op=op, operand=operand):
+            return [_SIGNS[type(op)], _data(operand)]
+        case ast.BoolOp(op=op, values=values):
+            return [_SIGNS[type(op)], *map(_data, values)]
+        case ast.Compare(left=left, ops=ops, comparators=comparators):
+            terms = [_data(term) for term in (left, *comparators)]
+            steps = [[_SIGNS[type(op)], *pair] for op, *pair in zip(ops, terms[:-1], terms[1:], strict=True)]
+            return steps[0] if len(steps) == 1 else ["and", *steps]
+        case ast.IfExp(test=test, body=body, orelse=orelse):
+            return ["if", _data(test), _data(body), _data(orelse)]
+        case ast.List(elts=elements) | ast.Tuple(elts=elements):
+            return ["list", *map(_data, elements)]
+        case ast.Call(func=ast.Name(id=function), args=arguments):
+            return [function, *map(_data, arguments)]
+    raise AssertionError(f"{ast.unparse(node)}: an expression that was parsed holds nothing else")

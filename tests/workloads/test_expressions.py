@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from workloads.errors import InvalidSweep
-from workloads.expressions import parse
+from workloads.expressions import as_data, parse, parse_template
 
 
 @pytest.mark.parametrize(
@@ -75,3 +75,24 @@ def test_unreadable_text_is_refused(text: str) -> None:
 def test_texts_cannot_grow(text: str) -> None:
     with pytest.raises(TypeError, match="not both numbers"):
         parse(text, "here").evaluate({})
+
+
+@pytest.mark.parametrize(
+    ("text", "data"),
+    [
+        ("num_heads % (2 * tp)", ["%", "num_heads", ["*", 2, "tp"]]),
+        ("not sp or -pp < 3", ["or", ["not", "sp"], ["<", ["-", "pp"], 3]]),
+        ("1 < pp <= tp", ["and", ["<", 1, "pp"], ["<=", "pp", "tp"]]),
+        ("kind not in ('a', 'b')", ["not in", "kind", ["list", ["text", "a"], ["text", "b"]]]),
+        ("1 if tp == 2 else max(pp, 3)", ["if", ["==", "tp", 2], 1, ["max", "pp", 3]]),
+    ],
+)
+def test_expressions_as_data(text: str, data: object) -> None:
+    assert as_data(parse(text, "here")) == data
+
+
+def test_templates_are_filled() -> None:
+    template = parse_template("tp={tp}: {half(tp)} or {[1, 2]}", "here", {"half": lambda value: value // 2})
+    assert template.fill({"tp": 8}) == "tp=8: 4 or 1, 2"
+    with pytest.raises(InvalidSweep, match="here: .*open.* is not allowed"):
+        parse_template("{open('x')}", "here")
