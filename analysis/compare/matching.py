@@ -162,7 +162,18 @@ def why_unmatched(only: pd.DataFrame, other: pd.DataFrame, ignored: Sequence[str
 
 
 _DESCRIBING = (
-    *("experiment_id", "attempt_id", *COHORT, "engine_version", "model", "workload", "layout", "world_size", "dp"),
+    *(
+        "experiment_id",
+        "attempt_id",
+        *COHORT,
+        "backend",
+        "engine_version",
+        "model",
+        "workload",
+        "layout",
+        "world_size",
+        "dp",
+    ),
     *("num_microbatches", "tokens_per_step", "precision", "outcome", "losses", "grad_norms", "loss_agrees"),
 )
 _TOGETHER = (

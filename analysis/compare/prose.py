@@ -155,7 +155,7 @@ def moved_table(pairs: pd.DataFrame, most: int) -> Table:
     order = np.log(speed["ratio"]).abs().sort_values(ascending=False, kind="stable").index
     memory = pairs[pairs["memory"].isin(["more", "less"]) & ~pairs.index.isin(order)]
     order = order.append(np.log(memory["peak_ratio"]).abs().sort_values(ascending=False, kind="stable").index)
-    unit, kind = labels.rate_unit(pairs.rename(columns={"cluster_a": "cluster"})), moved.memory_kind(pairs).name
+    unit, kind = labels.rate_unit(pairs.rename(columns={"backend_a": "backend"})), moved.memory_kind(pairs).name
     shown = pairs.loc[order[:most]]
     rows = [
         [
@@ -171,7 +171,7 @@ def moved_table(pairs: pd.DataFrame, most: int) -> Table:
         for row in labels.records(shown)
     ]
     title = "Points that moved" + (f" (the first {len(shown)} of {len(order):,})" if len(order) > len(shown) else "")
-    header = ["Model", labels.device_noun(pairs.rename(columns={"cluster_a": "cluster"})), "Layout", unit, "Change"]
+    header = ["Model", labels.device_noun(pairs.rename(columns={"backend_a": "backend"})), "Layout", unit, "Change"]
     return Table(title, [*header, "Interval", "Throughput", f"Peak {kind}"], rows)
 
 

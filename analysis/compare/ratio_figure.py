@@ -36,7 +36,7 @@ def draw(pairs: pd.DataFrame, noise: moved.Noise) -> Figure:
         raise style.NothingToDraw("no matched point has a throughput on both sides")
     rows = rows.sort_values("ratio", kind="stable").reset_index(drop=True)
     memory = moved.memory_kind(rows).name
-    named = rows.rename(columns={"cluster_a": "cluster"})
+    named = rows.rename(columns={"backend_a": "backend"})
     panels = 2 if rows["peak_ratio"].notna().any() else 1
     if len(rows) <= MOST_LABELLED:
         figure = style.new_figure(4.6 + 3.2 * panels, 1.8 + 0.24 * max(len(rows), 5))

@@ -120,9 +120,9 @@ def world_sizes(frame: pd.DataFrame) -> list[int]:
 
 
 def device_noun(frame: pd.DataFrame) -> str:
-    """What ranks run on, for axes and sentences: ``GPUs`` unless every row is of a CPU cluster."""
-    clusters = frame["cluster"].dropna().unique()
-    return "CPU processes" if len(clusters) and all(str(name).startswith("cpu") for name in clusters) else "GPUs"
+    """What ranks run on, for axes and sentences: ``GPUs`` unless every row with a ``backend`` is of a CPU cluster."""
+    backends = frame["backend"].dropna()
+    return "CPU processes" if len(backends) and backends.eq("cpu").all() else "GPUs"
 
 
 def group_name(workload: str, size: float, noun: str) -> str:

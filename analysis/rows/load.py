@@ -66,9 +66,18 @@ def load(path: Path) -> Results:
     if broken.any():
         problems.append(f"{int(broken.sum())} rows without {', '.join(_NEEDED[:-1])} or {_NEEDED[-1]} are left out")
         attempts = attempts[~broken].reset_index(drop=True)
+    attempts["backend"] = attempts["backend"].fillna(_backend_by_device(attempts))
     attempts, unread = add_first_steps(attempts, folders)
     problems += unread
     return Results(path=path, sweeps=sweeps, attempts=attempts, ledger=ledger, problems=tuple(problems))
+
+
+def _backend_by_device(attempts: pd.DataFrame) -> pd.Series:
+    """``backend`` of measured rows that are older than the column: the driver of a GPU reports its memory, a CPU has
+    a name alone. None where the ranks told neither."""
+    told = attempts["device_name"].notna() & (attempts["method"] == "measured")
+    found = attempts["device_memory_bytes"].notna().map({True: "cuda", False: "cpu"})
+    return found.where(told, None)
 
 
 def _study(path: Path) -> Results:

@@ -147,7 +147,7 @@ def test_prediction_shows_out_of_memory_at_the_limit(frame: pd.DataFrame) -> Non
 def test_one_row_one_model_and_cpu_rows_without_mfu() -> None:
     point = next(synthetic.experiments(world_sizes=(2,)))
     empty = dict.fromkeys(["mfu_palm", "mfu_causal", "mfu_playbook", "hfu", "peak_flops", "device_memory_bytes"])
-    row = synthetic.attempt(point, outcome="ok", cluster="cpu", peak_allocated_bytes=40 * 2**20, **empty)
+    row = synthetic.attempt(point, outcome="ok", cluster="cpu", backend="cpu", peak_allocated_bytes=40 * 2**20, **empty)
     [cohort] = split(frame_of([row]))
     figures = drawn(cohort.frame)
     assert {"best_configurations", "all_runs", "outcomes", "overhead", "memory_by_category"} <= set(figures)

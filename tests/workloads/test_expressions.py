@@ -94,5 +94,5 @@ def test_expressions_as_data(text: str, data: object) -> None:
 def test_templates_are_filled() -> None:
     template = parse_template("tp={tp}: {half(tp)} or {[1, 2]}", "here", {"half": lambda value: value // 2})
     assert template.fill({"tp": 8}) == "tp=8: 4 or 1, 2"
-    with pytest.raises(InvalidSweep, match="here: .*open.* is not allowed"):
+    with pytest.raises(InvalidSweep, match=r"here: .*open.* is not allowed"):
         parse_template("{open('x')}", "here")
