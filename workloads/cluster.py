@@ -61,7 +61,7 @@ class ClusterSpec:
     inter_node: LinkSpec | None
     """None: a single node."""
     reserved_bytes: int = 0
-    """Device memory that training cannot have: CUDA context, NCCL buffers, allocator fragmentation."""
+    """Bytes of a device that training cannot have: CUDA context, NCCL buffers, allocator fragmentation."""
     matmul_efficiency: float | None = None
     """Reached share of peak_flops in large matrix products; calibrated, with its source in the YAML."""
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -69,6 +69,7 @@ class ClusterSpec:
 
     @property
     def usable_bytes(self) -> int | None:
+        """Bytes of one device that training can have; None where the device's memory is not known."""
         if self.device.memory_bytes is None:
             return None
         return self.device.memory_bytes - self.reserved_bytes
@@ -93,7 +94,10 @@ def cluster_from_dict(fields: Mapping[str, Any]) -> ClusterSpec:
 
 
 def environment_from_dict(fields: Any) -> dict[str, str]:
-    """Environment variables from plain data; raises `InvalidSweep` for what no environment can hold, or holds badly."""
+    """Environment variables from plain data.
+
+    Raises `InvalidSweep` for a name that is none, and for a value that is no text or number or cannot be printed.
+    """
     if not isinstance(fields, Mapping):
         raise InvalidSweep(f"environment={fields!r} must be a mapping, NAME: VALUE")
     environment: dict[str, str] = {}
@@ -109,4 +113,5 @@ def environment_from_dict(fields: Any) -> dict[str, str]:
 
 
 def to_dict(cluster: ClusterSpec) -> dict[str, Any]:
+    """Plain nested dict of every field; the inverse of `cluster_from_dict`."""
     return dataclasses.asdict(cluster)
