@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from analysis.rows.labels import listed
 from results.errors import UltrasweepError
+from results.text import listed
 
 FORMATS = ("png", "svg", "html")
 TABLE_KINDS = ("csv", "md", "latex")

@@ -16,7 +16,7 @@ from analysis.claims.verdicts import FAIL, FEWEST, PASS, SAME, UNKNOWN, Claim, V
 from analysis.rows import labels, metrics, pairs, pipeline_bubble, winners
 from analysis.rows.cohorts import Cohort
 from analysis.rows.derived import SHAPE, add_formulas
-from analysis.rows.labels import listed, number, percent, plural
+from results.text import format_number, format_percent, listed, plural
 
 __all__ = ["CLAIMS", "FAIL", "PASS", "UNKNOWN", "Claim", "Verdict", "is_study", "table"]
 
@@ -92,10 +92,11 @@ def cells_are_of_their_model(frame: pd.DataFrame) -> Verdict:
     proper = metrics.best_configurations(frame)
     for row in labels.records(other):
         own = proper[(proper["workload"] == row["label"]) & (proper["world_size"] == row["world_size"])]
-        instead = [f"{r['layout']} with {number(r[metrics.RANK_BY])} tokens/s/GPU" for r in labels.records(own)]
+        instead = [f"{r['layout']} with {format_number(r[metrics.RANK_BY])} tokens/s/GPU" for r in labels.records(own)]
         said.append(
-            f"{row['label']} on {row['world_size']} GPUs is {row['workload']} with {number(row[metrics.RANK_BY])} "
-            f"tokens/s/GPU; the best {row['label']} proper is {listed(instead) or 'none'}"
+            f"{row['label']} on {row['world_size']} GPUs is {row['workload']} with "
+            f"{format_number(row[metrics.RANK_BY])} tokens/s/GPU; "
+            f"the best {row['label']} proper is {listed(instead) or 'none'}"
         )
     return Verdict(FAIL, listed(said))
 
@@ -149,9 +150,9 @@ def pipeline_rewrite(frame: pd.DataFrame) -> Verdict:
     found_before, found_after = at["best_no"], at["best_yes"]
     same = abs(found_before - before) < 0.001 and abs(found_after - after) < 0.001
     text = (
-        f"best pipeline of {label} on {key[1]} GPUs: {percent(found_before)} before, {percent(found_after)} after; the "
-        f"best after is better in {faster} of {plural(len(groups), 'model and size', 'models and sizes')}. Not "
-        "matched: the two sides ran other layouts"
+        f"best pipeline of {label} on {key[1]} GPUs: {format_percent(found_before)} before, "
+        f"{format_percent(found_after)} after; the best after is better in {faster} of "
+        f"{plural(len(groups), 'model and size', 'models and sizes')}. Not matched: the two sides ran other layouts"
     )
     return Verdict(PASS if same and faster == len(groups) else FAIL, text)
 
@@ -276,7 +277,8 @@ def throughputs_repeat(frame: pd.DataFrame) -> Verdict:
     if len(again) >= FEWEST:
         worst = float(again["repeat_spread"].max())
         text = (
-            f"{plural(len(again), 'configuration')} ran more than once; their runs differ by at most {percent(worst)}"
+            f"{plural(len(again), 'configuration')} ran more than once; their runs differ by at most "
+            f"{format_percent(worst)}"
         )
         return Verdict(PASS if worst < 2 * SAME else FAIL, text)
     steps = frame.loc[frame["outcome"] == "ok", "timed_steps"].dropna()
@@ -297,7 +299,8 @@ def _across_engines(rows: pd.DataFrame) -> str:
         return ""
     worst = max(again, key=lambda group: group[0] / group[-1])
     told = f"{plural(len(again), 'configuration')} finished under several versions of the engine"
-    return f"; {told}, the furthest apart with {number(worst[0])} and {number(worst[-1])} {labels.rate_unit(rows)}"
+    apart = f"{format_number(worst[0])} and {format_number(worst[-1])} {labels.rate_unit(rows)}"
+    return f"; {told}, the furthest apart with {apart}"
 
 
 CLAIMS = (
