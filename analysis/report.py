@@ -81,9 +81,8 @@ def build(
     """
     from analysis.claims import study as claims
     from analysis.options import Options
-    from analysis.page import export, tables
+    from analysis.page import export, staging, tables
     from analysis.page import render as page
-    from analysis.page import staging as output
     from analysis.page.draw_figures import Drawing
     from analysis.rows import cohorts
     from analysis.rows.load import load
@@ -96,9 +95,8 @@ def build(
     for problem in results.problems:
         say(f"warning: {problem}")
     parts = cohorts.split(results.attempts)
-    for cohort in parts:
-        cohort.frame.attrs["price_per_gpu_hour"] = options.price_per_gpu_hour
-    with output.Staged(out) as staged:
+    earlier = staging.earlier_report(out)
+    with staging.Staged(out, "a report") as staged:
         with Drawing(parts, specs, staged.figures, options.formats) as drawing:
             explored = _explorer(results, parts, staged.folder / "explorer.html")
             words = [_words(cohort) for cohort in parts]
@@ -116,7 +114,7 @@ def build(
             )
         )
         (staged.folder / "index.html").write_text(html, encoding="utf-8", errors="replace")
-        staged.publish()
+        staged.publish(earlier)
     drawn_figures = sum(one.figure.missing is None for of in drawn for one in of)
     asked = len(parts) * len(specs)
     if asked:
@@ -143,13 +141,14 @@ def figure_list() -> str:
 
 
 def _chosen(options: Options) -> list[FigureSpec]:
-    from analysis.figures.registry import FIGURES
+    from analysis.figures.registry import priced
     from analysis.options import choose
 
+    specs = priced(options.price_per_gpu_hour)
     if options.figures is None:
-        return list(FIGURES)
-    choose(options.figures, [spec.name for spec in FIGURES])
-    return [spec for spec in FIGURES if spec.name in options.figures]
+        return list(specs)
+    choose(options.figures, [spec.name for spec in specs])
+    return [spec for spec in specs if spec.name in options.figures]
 
 
 def _words(cohort: Cohort) -> Section:

@@ -50,20 +50,10 @@ CONFINED = {
 SOURCES = sorted(p for room in (*ROOMS, "analysis") for p in (ROOT / room).rglob("*.py") if "recorded" not in p.parts)
 
 
-def imports(path: Path, *, at_runtime: bool = False) -> set[str]:
-    """Every module that a file imports anywhere, also inside functions; ``at_runtime``: without those that only a type
-    checker sees."""
+def imports(path: Path) -> set[str]:
+    """Every module that a file imports anywhere, also inside functions and for annotations alone."""
     found: set[str] = set()
-    tree = ast.parse(path.read_text())
-    typing_only = {
-        inner
-        for node in ast.walk(tree)
-        if at_runtime and isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
-        for inner in ast.walk(node)
-    }
-    for node in ast.walk(tree):
-        if node in typing_only:
-            continue
+    for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -111,9 +101,9 @@ def test_launchers_rooms_point_downwards(path: Path) -> None:
 
 
 def test_no_ring_of_modules() -> None:
-    """No module imports itself through others, anywhere (imports for annotations alone do not count)."""
+    """No module imports itself through others, anywhere: imports inside functions and for annotations count too."""
     names = {modules_of(path): path for path in SOURCES}
-    arrows = {name: {m for m in imports(path, at_runtime=True) if m in names} - {name} for name, path in names.items()}
+    arrows = {name: {m for m in imports(path) if m in names} - {name} for name, path in names.items()}
     done: set[str] = set()
 
     def visit(name: str, above: tuple[str, ...]) -> None:

@@ -20,15 +20,20 @@ _STUDY_ENGINE = "nanotron"
 @dataclass(frozen=True, slots=True)
 class Verdict:
     verdict: str
+    """`PASS`, `FAIL` or `UNKNOWN`."""
     evidence: str
+    """What was compared, how many runs or pairs, and the numbers; or what is missing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
     name: str
     statement: str
+    """What is claimed, in one sentence."""
     check: Callable[[pd.DataFrame], Verdict]
+    """From the attempts of one measured cohort."""
 
 
 def is_study(frame: pd.DataFrame) -> bool:
+    """Whether all rows are of the study's published table."""
     return "study_label" in frame and bool((frame["engine"] == _STUDY_ENGINE).all())

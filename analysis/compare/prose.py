@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +11,7 @@ import pandas as pd
 
 from analysis.compare import moved
 from analysis.compare.matching import MOST_EXAMINED, Matching
+from analysis.page.render import PageTable
 from analysis.rows import labels
 from analysis.rows.cohorts import METHOD_NAMES
 from analysis.rows.stats import median_interval
@@ -36,13 +36,6 @@ _BESIDE = {
     "warmup_steps": "warm-up steps",
 }
 _MOST_AXES = 3
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    title: str
-    header: list[str]
-    rows: list[list[str]]
 
 
 def side(name: str, path: Path, rows: pd.DataFrame, points: int) -> str:
@@ -149,7 +142,7 @@ def alarms(pairs: pd.DataFrame) -> list[str]:
     ]
 
 
-def moved_table(pairs: pd.DataFrame, most: int) -> Table:
+def moved_table(pairs: pd.DataFrame, most: int) -> PageTable:
     """The points whose throughput moved most beyond noise, then those whose memory did."""
     speed = pairs[pairs["speed"].isin([moved.FASTER, moved.SLOWER, moved.DIFFERS])]
     order = np.log(speed["ratio"]).abs().sort_values(ascending=False, kind="stable").index
@@ -172,10 +165,10 @@ def moved_table(pairs: pd.DataFrame, most: int) -> Table:
     ]
     title = "Points that moved" + (f" (the first {len(shown)} of {len(order):,})" if len(order) > len(shown) else "")
     header = ["Model", labels.device_noun(pairs.rename(columns={"backend_a": "backend"})), "Layout", unit, "Change"]
-    return Table(title, [*header, "Interval", "Throughput", f"Peak {kind}"], rows)
+    return PageTable([*header, "Interval", "Throughput", f"Peak {kind}"], rows, len(order), title)
 
 
-def axis_tables(table: pd.DataFrame) -> list[Table]:
+def axis_tables(table: pd.DataFrame) -> list[PageTable]:
     """What moved for each value of the axes that explain most of it."""
     tables = []
     for axis in moved.leading_axes(table):
@@ -193,7 +186,7 @@ def axis_tables(table: pd.DataFrame) -> list[Table]:
             for row in labels.records(part)
         ]
         header = [axis, "Points", "Throughput", "95 % interval", "Faster / slower", "Peak memory", "More / less"]
-        tables.append(Table(f"By {axis} (medians)", header, rows))
+        tables.append(PageTable(header, rows, len(rows), f"By {axis} (medians)"))
     return tables
 
 

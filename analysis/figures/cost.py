@@ -6,6 +6,8 @@ measured. Power is that of the devices alone, without hosts, network and cooling
 
 from __future__ import annotations
 
+from functools import partial
+
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -32,20 +34,14 @@ _LOGARITHMIC = 20
 """Values that differ by more than this factor stand on a logarithmic axis."""
 
 
-def price_per_device_hour(frame: pd.DataFrame) -> float | None:
-    """The price that whoever reads the report named; None when nobody did."""
-    price = frame.attrs.get("price_per_gpu_hour")
-    return None if price is None else float(price)
-
-
-def spent(frame: pd.DataFrame) -> pd.DataFrame:
+def spent(frame: pd.DataFrame, price: float | None = None) -> pd.DataFrame:
     """Device-hours of all attempts, retries included, by model, number of devices and outcome: `SPENT`.
 
+    ``price``: of one device for one hour, in whatever currency; without it the column ``price`` is not known.
     Attempts without a duration are counted beside the sum, which is over the others. Empty when none has one.
     """
     if frame["duration_s"].isna().all():
         return pd.DataFrame(columns=[*SPENT])
-    price = price_per_device_hour(frame)
     rows = frame.assign(device_hours=metrics.held_hours(frame))
     groups = rows.groupby(["model", *metrics.GROUP, "outcome"], sort=False)
     found = groups.agg(
@@ -62,18 +58,19 @@ def spent(frame: pd.DataFrame) -> pd.DataFrame:
     return found[[*SPENT]].reset_index(drop=True)
 
 
-def training(frame: pd.DataFrame) -> pd.DataFrame:
+def training(frame: pd.DataFrame, price: float | None = None) -> pd.DataFrame:
     """What a trillion tokens take with the fastest layout of each model and number of devices: `TRAINING`.
 
     hours = 1e12 / (tokens/s/GPU) / 3600 over all devices; days = 1e12 / (tokens/s/GPU × devices) / 86400;
     Wh per million tokens = W / (tokens/s/GPU) × 1e6 / 3600. At the speed of the timed steps: no restart, no
-    evaluation, no failure is in it. ``tie``: the next layout's timed steps overlap the winner's.
+    evaluation, no failure is in it. ``tie``: the next layout's timed steps overlap the winner's. ``price`` as in
+    `spent`.
     """
     best = metrics.best_configurations(frame)
     if best.empty:
         return pd.DataFrame(columns=[*TRAINING])
     best = labels.in_group_order(best)
-    price, rate = price_per_device_hour(frame), best[metrics.RANK_BY]
+    rate = best[metrics.RANK_BY]
     hours = TRILLION / rate / 3600
     found = best.assign(
         device_hours_per_trillion_tokens=hours,
@@ -85,9 +82,9 @@ def training(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 @style.styled
-def draw_spent(frame: pd.DataFrame) -> Figure:
+def draw_spent(frame: pd.DataFrame, price: float | None = None) -> Figure:
     """Stacked bars of device-hours by outcome, one bar a model and number of devices."""
-    table = spent(frame)
+    table = spent(frame, price)
     if table.empty:
         raise style.NothingToDraw("no attempt has its duration recorded")
     hours = table.pivot_table(
@@ -129,13 +126,12 @@ def draw_spent(frame: pd.DataFrame) -> Figure:
         )
         for kind in kinds
     ]
-    style.bottom_legend(figure, handles, _note(frame, table, float(left.sum())))
+    style.bottom_legend(figure, handles, _note(table, float(left.sum()), price))
     return figure
 
 
-def _note(frame: pd.DataFrame, table: pd.DataFrame, hours: float) -> str | None:
+def _note(table: pd.DataFrame, hours: float, price: float | None) -> str | None:
     parts = []
-    price = price_per_device_hour(frame)
     if price is not None:
         parts.append(f"At {price:g} an hour and device: {format_number(hours * price)}")
     without = int(table["attempts_without_duration"].sum())
@@ -145,16 +141,15 @@ def _note(frame: pd.DataFrame, table: pd.DataFrame, hours: float) -> str | None:
 
 
 @style.styled
-def draw_training(frame: pd.DataFrame) -> Figure:
+def draw_training(frame: pd.DataFrame, price: float | None = None) -> Figure:
     """Bars for a trillion tokens with the fastest layout of each group: device-hours, days, and money and energy."""
-    table = training(frame)
+    table = training(frame, price)
     if table.empty:
         raise style.NothingToDraw("no run has finished with a throughput")
     left_out = len(table) - _MOST_BARS
     table = table.head(_MOST_BARS)
     noun = labels.device_noun(frame)
     hours = "GPU-hours" if noun == "GPUs" else "Process-hours"
-    price = price_per_device_hour(frame)
     columns = {
         "device_hours_per_trillion_tokens": f"{hours} for 10¹² tokens",
         "days_per_trillion_tokens": "Days for 10¹² tokens",
@@ -219,27 +214,33 @@ def _short(value: float) -> str:
     return f"{value:g}"
 
 
-FIGURES = (
-    FigureSpec(
-        name="device_hours",
-        section="cost",
-        title="What the sweep held its devices for",
-        caption=(
-            "Duration of every attempt, retries included, times its devices; a rehearsal holds one. Money only where a "
-            "price was named."
+def figures(price: float | None) -> tuple[FigureSpec, ...]:
+    """The figures of cost, with money where the ``price`` of one device for one hour is known."""
+    return (
+        FigureSpec(
+            name="device_hours",
+            section="cost",
+            title="What the sweep held its devices for",
+            caption=(
+                "Duration of every attempt, retries included, times its devices; a rehearsal holds one. Money only "
+                "where a price was named."
+            ),
+            draw=partial(draw_spent, price=price),
+            data=partial(spent, price=price),
         ),
-        draw=draw_spent,
-        data=spent,
-    ),
-    FigureSpec(
-        name="training_cost",
-        section="cost",
-        title="What a trillion tokens would take",
-        caption=(
-            "The fastest layout of each model and size at the speed of its timed steps, without restarts, evaluation "
-            "or failures. Energy is the devices' measured power alone; money only where a price was named."
+        FigureSpec(
+            name="training_cost",
+            section="cost",
+            title="What a trillion tokens would take",
+            caption=(
+                "The fastest layout of each model and size at the speed of its timed steps, without restarts, "
+                "evaluation or failures. Energy is the devices' measured power alone; money only where a price was "
+                "named."
+            ),
+            draw=partial(draw_training, price=price),
+            data=partial(training, price=price),
         ),
-        draw=draw_training,
-        data=training,
-    ),
-)
+    )
+
+
+FIGURES = figures(None)

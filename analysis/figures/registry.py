@@ -70,3 +70,9 @@ FIGURES: tuple[FigureSpec, ...] = (
     failures_by_phase.FIGURE,
     drift.FIGURE,
 )
+
+
+def priced(price: float | None) -> tuple[FigureSpec, ...]:
+    """`FIGURES`, those of cost with money: ``price`` is that of one device for one hour, in whatever currency."""
+    of_cost = {spec.name: spec for spec in cost.figures(price)}
+    return tuple(of_cost.get(spec.name, spec) for spec in FIGURES)

@@ -50,8 +50,8 @@ _LATEX = str.maketrans(
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
-    """One table, and those of its columns that are to be read where it has too many."""
+class FileTable:
+    """A table that is written to files, and those of its columns that are to be read where it has too many."""
 
     name: str
     frame: pd.DataFrame
@@ -59,7 +59,7 @@ class Table:
     """Columns in Markdown and LaTeX; None: all of them."""
 
 
-def write(tables: Iterable[Table], folder: Path, kinds: Sequence[str]) -> list[Path]:
+def write(tables: Iterable[FileTable], folder: Path, kinds: Sequence[str]) -> list[Path]:
     """A file for each table and kind (of `analysis.options.TABLE_KINDS`) in ``folder``; their paths.
 
     Raises `OSError` when one cannot be written.

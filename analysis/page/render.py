@@ -28,9 +28,13 @@ class DrawnFigure:
 
 @dataclass(frozen=True, slots=True)
 class PageTable:
+    """A table that is read: cells as texts, and how many rows there are in all."""
+
     header: list[str]
     rows: list[list[str]]
     total: int
+    title: str = ""
+    """Above the table; empty where the page has its own heading."""
 
 
 @dataclass(frozen=True, slots=True)

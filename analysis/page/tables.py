@@ -9,7 +9,7 @@ import pandas as pd
 import pyarrow as pa
 
 from analysis.page.draw_figures import Drawn
-from analysis.page.export import Table
+from analysis.page.export import FileTable
 from analysis.rows import labels, metrics
 from analysis.rows.cohorts import Cohort
 from analysis.rows.load import last_attempts
@@ -28,7 +28,7 @@ _COHORT = ("method", "cluster", "engine", "measurement_version")
 _MOST_FAILURES = 20
 
 
-def all_tables(cohorts: Sequence[Cohort], drawn: Sequence[Sequence[Drawn]], claims: pd.DataFrame) -> list[Table]:
+def all_tables(cohorts: Sequence[Cohort], drawn: Sequence[Sequence[Drawn]], claims: pd.DataFrame) -> list[FileTable]:
     """``ranked``, ``failures``, ``claims`` and the values of every figure, each row with the cohort that it is of."""
     ranked_columns = _ordered(*_FIRST, *_RANKING)
     ranked, failures = [], []
@@ -39,13 +39,13 @@ def all_tables(cohorts: Sequence[Cohort], drawn: Sequence[Sequence[Drawn]], clai
         failures.append(final.loc[final["outcome"] != "ok", _ordered(*_FIRST, "outcome", "evidence")])
         for figure in figures:
             values.setdefault(figure.figure.name, []).append(_of_cohort(figure.data, cohort.frame))
-    tables = [Table("claims", claims)]
+    tables = [FileTable("claims", claims)]
     if cohorts:
         tables += [
-            Table("ranked", _joined(ranked), (*_READ_FIRST, *_RANKING[:4], "peak_reserved_bytes")),
-            Table("failures", _joined(failures), (*_READ_FIRST, "outcome", "phase", "evidence")),
+            FileTable("ranked", _joined(ranked), (*_READ_FIRST, *_RANKING[:4], "peak_reserved_bytes")),
+            FileTable("failures", _joined(failures), (*_READ_FIRST, "outcome", "phase", "evidence")),
         ]
-    return tables + [Table(name, _joined(frames)) for name, frames in values.items()]
+    return tables + [FileTable(name, _joined(frames)) for name, frames in values.items()]
 
 
 def claim_rows(claims: pd.DataFrame) -> tuple[list[str], list[list[str]], int]:

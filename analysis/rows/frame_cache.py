@@ -20,7 +20,7 @@ def cache_per_frame(
 ) -> Callable[Concatenate[pd.DataFrame, P], T]:
     """Keep the last result of a function of a frame (and of what is given after it) while that frame lives.
 
-    For functions of the rows alone, which nobody changes in place: not of ``frame.attrs``. A frame is given out as a
+    For functions of the rows alone, which nobody changes in place. A frame is given out as a
     copy that shares its data until somebody writes to it (before pandas 3, one that shares nothing).
     """
     kept: tuple[weakref.ref[pd.DataFrame], object, T] | None = None

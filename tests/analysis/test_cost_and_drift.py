@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from analysis.figures import cost, drift
+from analysis.figures import cost, drift, registry
 from tests.analysis import synthetic
 from tests.analysis.test_figures import words
 from tests.analysis.test_study import study  # noqa: F401
@@ -52,9 +52,11 @@ def test_device_hours_by_outcome_and_what_they_cost_only_with_a_price() -> None:
     shown = words(figure)
     assert "10 GPU-hours, 20.0 % of them by attempts that failed" in shown
     assert any("1 attempt without a duration" in text for text in shown)
-    frame.attrs["price_per_gpu_hour"] = 2.5
-    assert cost.spent(frame)["price"].tolist() == pytest.approx([5.0, 20.0])
-    assert any("At 2.5 an hour and device: 25" in text for text in words(NAMES["device_hours"].draw(frame)))
+    assert cost.spent(frame, 2.5)["price"].tolist() == pytest.approx([5.0, 20.0])
+    assert any("At 2.5 an hour and device: 25" in text for text in words(cost.draw_spent(frame, 2.5)))
+    priced = {spec.name: spec for spec in registry.priced(2.5)}
+    assert [*priced] == [*NAMES]
+    assert priced["device_hours"].data(frame)["price"].tolist() == pytest.approx([5.0, 20.0])
 
 
 def test_a_rehearsal_holds_one_device() -> None:
@@ -71,9 +73,8 @@ def test_what_a_trillion_tokens_take() -> None:
     assert row["tie"]  # steps vary by 1 %
     assert pd.isna(row["price_per_trillion_tokens"])
     assert not any("Price" in text for text in words(NAMES["training_cost"].draw(frame)))
-    frame.attrs["price_per_gpu_hour"] = 3.0
-    assert cost.training(frame)["price_per_trillion_tokens"].tolist() == pytest.approx([83_333.3], abs=0.1)
-    assert "Price of 10¹² tokens, 3 an hour" in words(NAMES["training_cost"].draw(frame))
+    assert cost.training(frame, 3.0)["price_per_trillion_tokens"].tolist() == pytest.approx([83_333.3], abs=0.1)
+    assert "Price of 10¹² tokens, 3 an hour" in words(cost.draw_training(frame, 3.0))
     cold = labelled(run(point(), 0, power_w=None))
     assert cost.training(cold)["wh_per_million_tokens"].isna().all()
     assert not any("energy" in text for text in words(NAMES["training_cost"].draw(cold)))

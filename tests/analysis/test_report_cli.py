@@ -57,9 +57,9 @@ def test_what_is_no_result_is_one_line_and_exit_2(tmp_path: Path, what: str) -> 
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["--format", "png,gif"], "--format: 'gif' is none of png, svg, html"),
-        (["--format", ","], "--format: ',' names nothing"),
-        (["--tables", "xlsx"], "--tables: 'xlsx' is none of csv, md, latex"),
+        (["--format", "png,gif"], "argument --format: 'gif' is none of png, svg, html"),
+        (["--format", ","], "argument --format: ',' names nothing"),
+        (["--tables", "xlsx"], "argument --tables: 'xlsx' is none of csv, md, latex"),
         (["--price-per-gpu-hour", "cheap"], "'cheap' is not a price"),
         (["--price-per-gpu-hour", "-1"], "'-1' is not a price"),
         (["--figures", "outcome"], "there is no figure 'outcome'; did you mean outcomes"),
@@ -177,7 +177,7 @@ def test_latex_is_escaped() -> None:
 
 def test_long_tables_are_cut_for_reading_with_their_number_of_rows(tmp_path: Path) -> None:
     long = pd.DataFrame({"x": range(1234)})
-    export.write([export.Table("long", long)], tmp_path, options.TABLE_KINDS)
+    export.write([export.FileTable("long", long)], tmp_path, options.TABLE_KINDS)
     told = "The first 50 of 1,234 rows"
     assert len(pd.read_csv(tmp_path / "long.csv")) == 1234
     assert told in (tmp_path / "long.md").read_text()

@@ -34,6 +34,7 @@ def data_parallel_falls(frame: pd.DataFrame) -> Verdict:
     told: list[str] = []
     rises: list[str] = []
     level: list[str] = []
+    doublings = 0
     for name, rows in table.groupby("workload", sort=False):
         if len(rows) < _FEWEST_DEGREES:
             continue
@@ -42,13 +43,16 @@ def data_parallel_falls(frame: pd.DataFrame) -> Verdict:
             f"{name} from {format_number(rates[0])} to {format_number(rates[-1])} tokens/s each "
             f"over dp {degrees[0]} to {degrees[-1]}"
         )
+        doublings += len(rates) - 1
         for k, ratio in enumerate(rates[1:] / rates[:-1]):
             if ratio >= 1:
                 step = f"{name} over dp {degrees[k]} to {degrees[k + 1]} ({format_percent(ratio - 1)} faster)"
                 (rises if ratio > 1 + SAME else level).append(step)
     if not told:
         return Verdict(UNKNOWN, f"no model has runs of pure data parallelism at {_FEWEST_DEGREES} degrees")
-    text = listed(told) + (f"; not {listed(rises + level)}" if rises or level else "")
+    falls = doublings - len(rises) - len(level)
+    text = f"{falls} of {plural(doublings, 'step')} to a higher degree cost throughput: {listed(told)}"
+    text += f"; not {listed(rises + level)}" if rises or level else ""
     return Verdict(FAIL if rises else PASS, text)
 
 
@@ -94,21 +98,22 @@ def bandwidth_falls_in_one_regime(frame: pd.DataFrame) -> Verdict:
     table = collective_bandwidth.by_nodes(frame)
     table = table[(table["scope"] == "world") & (table["collective"] == "all_reduce") & (table["regime"] != "all")]
     table = table[table["runs"] >= FEWEST]
-    told, falls = [], []
+    told, falls, runs = [], [], []
     for regime, rows in table.sort_values("nodes").groupby("regime"):
         if len(rows) < _FEWEST_DEGREES:
             continue
         values = rows["median"].to_numpy()
         falls.append(bool(values[-1] < (1 - SAME) * values[0] and (values[1:] < (1 + SAME) * values[:-1]).all()))
+        runs.append(int(rows["runs"].min()))
         sizes = listed([f"{int(nodes)}" for nodes in rows["nodes"]], 8)
         told.append(f"{regime}: {listed([format_number(value) for value in values], 8)} GB/s on {sizes} nodes")
     if not falls:
         return Verdict(UNKNOWN, f"no regime has a bandwidth at {_FEWEST_DEGREES} numbers of nodes")
-    return Verdict(PASS if all(falls) else FAIL, "medians, " + "; ".join(told))
+    return Verdict(PASS if all(falls) else FAIL, f"medians of at least {min(runs)} runs, " + "; ".join(told))
 
 
 def failures_take_devices(frame: pd.DataFrame) -> Verdict:
-    """Points that fail hold about as large a share of the requested devices as in the study (45 %)."""
+    """Points that fail hold about as large a share of the requested devices as `published.FAILED_SHARE`."""
     final = frame if is_study(frame) else last_attempts(frame)
     final = final[~final["will_retry"].eq(True)]
     if len(final) < FEWEST:
