@@ -83,8 +83,8 @@ def _across_engines(rows: pd.DataFrame) -> str:
         return ""
     worst = max(again, key=lambda group: group[0] / group[-1])
     told = f"{plural(len(again), 'configuration')} finished under several versions of the engine"
-    rates = f"{format_number(worst[0])} and {format_number(worst[-1])} {labels.rate_unit(rows)}"
-    return f"; {told}, the furthest apart with {rates}"
+    furthest = f"{format_number(worst[0])} and {format_number(worst[-1])} {labels.rate_unit(rows)}"
+    return f"; {told}, the furthest apart with {furthest}"
 
 
 def one_of_each(rows: pd.DataFrame) -> pd.DataFrame:

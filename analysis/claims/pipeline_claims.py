@@ -27,7 +27,8 @@ def pipeline_rewrite(frame: pd.DataFrame) -> Verdict:
     same = abs(found_before - before) < 0.001 and abs(found_after - after) < 0.001
     text = (
         f"best pipeline of {label} on {key[1]} GPUs: {format_percent(found_before)} before, "
-        f"{format_percent(found_after)} after; the best after is better in {faster} of {plural(len(groups), 'model and size', 'models and sizes')}. Not "
+        f"{format_percent(found_after)} after; the best after is better in {faster} of "
+        f"{plural(len(groups), 'model and size', 'models and sizes')}. Not "
         "matched: the two sides ran other layouts"
     )
     return Verdict(PASS if same and faster == len(groups) else FAIL, text)
