@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from analysis.rows.labels import listed
 from results import command_line
 from results.command_line import InvalidOption
+from results.text import listed
 
 FORMATS = ("png", "svg", "html")
 TABLE_KINDS = ("csv", "md", "latex")

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from results.errors import UltrasweepError
+from results.text import plural
 
 if TYPE_CHECKING:
     from analysis.figures.spec import FigureSpec
@@ -84,7 +85,6 @@ def build(
     from analysis.page import render as page
     from analysis.page.draw_figures import Drawing
     from analysis.rows import cohorts
-    from analysis.rows.labels import plural
     from analysis.rows.load import load
 
     options = options or Options()

@@ -23,6 +23,7 @@ from launchers.status.run_summary import RunSummary
 from launchers.status.status import StatusReader, SweepStatus
 from launchers.status.view import LiveView, PlainView, View
 from results.errors import UltrasweepError
+from results.log_tail import tail_in_one_line
 from results.provenance import command_line
 from workloads.protocol import write_json
 
@@ -93,13 +94,15 @@ def _run_pilots(
             return False, ""
         if status == TROUBLE:
             return False, state.message if state is not None else "the pilot stopped"
+        log = pilot_state.log_path(sweep, pilot_id)
         if status == 2:
-            raise PilotFailed(_tail(sweep, pilot_id) or "the pilot could not start")
+            raise PilotFailed(tail_in_one_line(log, _LOG_LINES) or "the pilot could not start")
         deaths = 1 if len(reader.read().attempts) > known else deaths + 1
         ended = f"was killed by {signal_name(-status)}" if status < 0 else f"ended with status {status}"
         if deaths > _RESTARTS:
-            log = pilot_state.log_path(sweep, pilot_id)
-            raise PilotFailed(f"the pilot {ended} {deaths} times in a row; see {log}: {_tail(sweep, pilot_id)}")
+            raise PilotFailed(
+                f"the pilot {ended} {deaths} times in a row; see {log}: {tail_in_one_line(log, _LOG_LINES)}"
+            )
         view.say(f"the pilot {ended}; starting another, which takes over what it held")
 
 
@@ -170,11 +173,3 @@ def _why_left(sweep: SweepDir, status: SweepStatus, too_wide: int, settings: Lau
     if held := paused_kinds(sweep, status.attempts, settings.breaker_failures):
         return f"{status.left} of {status.total} points are left; {paused_message(held)}"
     return f"{status.left} of {status.total} points are left"
-
-
-def _tail(sweep: SweepDir, pilot_id: str) -> str:
-    try:
-        lines = pilot_state.log_path(sweep, pilot_id).read_text(errors="replace").splitlines()
-    except OSError:
-        return ""
-    return " | ".join(line.strip() for line in lines[-_LOG_LINES:] if line.strip())

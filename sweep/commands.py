@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from results.errors import UltrasweepError
+from results.text import plural
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -150,7 +151,7 @@ def _cancel(rest: list[str]) -> int:
 
     count = cancel(SweepDir.open(options.path))
     if count:
-        print(f"{count} pilot{'' if count == 1 else 's'} cancelled; what they ran waits again, `run` goes on with it")
+        print(f"{plural(count, 'pilot')} cancelled; what they ran waits again, `run` goes on with it")
     else:
         print("nothing to cancel: Slurm has no pilot of this sweep (a run on one machine ends with Ctrl-C there)")
     return 0
@@ -180,7 +181,7 @@ def _retry(rest: list[str]) -> int:
     check_outcomes(options.outcome)
     count = retry_points(options.path, [*options.which, *options.outcome])
     hint = "; run the sweep again to run what waits" if count else ""
-    print(f"{count} point{'' if count == 1 else 's'} put back{hint}")
+    print(f"{plural(count, 'point')} put back{hint}")
     return 0
 
 

@@ -9,15 +9,14 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from results.text import byte_unit, format_bytes
 from sweep.lookup import Record
-from sweep.plan import GIB
 from workloads import experiment as ex
 from workloads.costs.flops import flops_per_token, hardware_flops_per_token
 from workloads.costs.memory import MemoryEstimate, estimate_memory
 from workloads.costs.params import num_params
 from workloads.experiment import Experiment
 
-MIB = 2**20
 _MEASURED = (
     ("outcome", "", 1.0, "s"),
     ("step time", "step_time_s", 1e3, ",.1f ms"),
@@ -102,7 +101,7 @@ def _configuration(experiment: Experiment) -> str:
 
 def _memory_table(memory: MemoryEstimate, limit: int | None) -> Table:
     """Predicted GiB by stage; runs of equal stages share a row."""
-    unit, size = ("GiB", GIB) if memory.peak_bytes >= GIB else ("MiB", MIB)
+    size, unit = byte_unit(memory.peak_bytes)
     title = f"predicted memory of a rank, {unit}" + (f" (limit {limit / size:,.1f})" if limit else "")
     table = Table(box=None, pad_edge=False, header_style="bold", title=title, title_justify="left")
     for name in ("stage", "parameters", "gradients", "optimizer", "activations", "peak"):
@@ -151,7 +150,7 @@ def _told(row: Mapping[str, Any] | None, column: str, factor: float, form: str) 
         return str(row["outcome"])
     value = row[column]
     if value is not None and form == "bytes":
-        return _bytes(value)
+        return format_bytes(value, 2)
     number, _, unit = form.partition(" ")
     return f"{value * factor:{number}} {unit}".strip() if value is not None else ""
 
@@ -164,16 +163,12 @@ def _newest(record: Record) -> Mapping[str, Any] | None:
 
 def _peak(record: Record) -> str:
     peaks = {row["predicted_peak_bytes"] for row in record.ledger if row["predicted_peak_bytes"]}
-    return _bytes(max(peaks)) if peaks else ""
+    return format_bytes(max(peaks), 2) if peaks else ""
 
 
 def _predicted_step(record: Record) -> str:
     times = [row["predicted_step_time_s"] for row in record.ledger if row["predicted_step_time_s"]]
     return f"{times[-1] * 1e3:,.1f} ms" if times else ""
-
-
-def _bytes(value: float) -> str:
-    return f"{value / GIB:.2f} GiB" if value >= GIB else f"{value / MIB:.2f} MiB"
 
 
 def _flat(fields: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,11 +15,11 @@ from launchers.state.history import AttemptRecord
 from launchers.state.submissions import log_dir, token_of_pilot
 from launchers.state.sweep_dir import SweepDir, entry_names, key_of
 from results.errors import InvalidResults
+from results.log_tail import read_tail
 from results.store import sweep_dirs
 
 _RANKS = 8
 """Ranks whose logs are shown unless one is asked for."""
-_TAIL_BYTES = 64 * 2**10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,24 +144,14 @@ def _pilot_logs(found: _Found) -> list[Path]:
 
 def _print_tail(console: Console, what: str, path: Path, count: int) -> None:
     try:
-        lines, whole = _tail(path, count)
+        lines, whole = read_tail(path, count)
     except OSError as error:
         _say(console, f"--- {what}: {path}: {error.strerror}")
         return
     told = f" (last {len(lines)} lines)" if not whole else "" if lines else " (empty)"
     _say(console, f"--- {what}: {path}{told}")
     for line in lines:
-        _say(console, line)
-
-
-def _tail(path: Path, count: int) -> tuple[list[str], bool]:
-    """The last lines, and whether they are all there are."""
-    with path.open("rb") as file:
-        size = file.seek(0, os.SEEK_END)
-        file.seek(max(0, size - _TAIL_BYTES))
-        text = file.read().decode(errors="replace")
-    lines = [_plain(line) for line in text.splitlines()]
-    return lines[-count:], size <= _TAIL_BYTES and len(lines) <= count
+        _say(console, _plain(line))
 
 
 def _plain(text: str) -> str:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from results.text import format_bytes
 from sweep.config import SweepConfig
 from sweep.expand import Expansion, GridPoint
 from sweep.price import Price, information_order, price, shared_stage_discount, spend
@@ -26,8 +27,6 @@ from workloads.errors import InvalidSweep
 from workloads.experiment import Experiment
 from workloads.protocol import Method, Task
 from workloads.rules import violations
-
-GIB = 2**30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,10 +128,10 @@ def refuse_hopeless(plan: Plan) -> None:
     too_big = [point for point in plan.points if point.verdict == "predicted_oom" and point.peak_bytes is not None]
     if too_big:
         smallest = min(too_big, key=lambda point: point.peak_bytes or 0)
-        peak, limit = (smallest.peak_bytes or 0) / GIB, (cluster.usable_bytes or 0) / GIB
+        peak, limit = format_bytes(smallest.peak_bytes), format_bytes(cluster.usable_bytes)
         raise InvalidSweep(
-            f"no point fits in memory: the smallest of {len(too_big):,} ({smallest.experiment.id}) needs {peak:.1f} "
-            f"GiB on a device, {cluster.device.name} has {limit:.1f} GiB for training; use more devices, tp, pp, "
+            f"no point fits in memory: the smallest of {len(too_big):,} ({smallest.experiment.id}) needs {peak} "
+            f"on a device, {cluster.device.name} has {limit} for training; use more devices, tp, pp, "
             "ZeRO 3 or recompute, or plan.run_predicted_oom=true to try"
         )
     rules = Counter(point.rule for point in plan.points)
@@ -224,8 +223,8 @@ def _judge(
     limit, margin = cluster.usable_bytes, config.plan.oom_margin
     if limit is not None and memory.peak_bytes > limit * margin and not config.plan.run_predicted_oom:
         detail = (
-            f"stage {memory.peak_stage} of {experiment.pp} needs {memory.peak_bytes / GIB:.1f} GiB; "
-            f"{limit / GIB:.1f} GiB x margin {margin:g} = {limit * margin / GIB:.1f} GiB"
+            f"stage {memory.peak_stage} of {experiment.pp} needs {format_bytes(memory.peak_bytes)}; "
+            f"{format_bytes(limit)} x margin {margin:g} = {format_bytes(limit * margin)}"
         )
         return dataclasses.replace(planned, verdict="predicted_oom", detail=detail)
     return planned

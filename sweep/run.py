@@ -15,9 +15,9 @@ from launchers.settings import LaunchSettings
 from launchers.state.sweep_dir import Point, SweepDir, entry_names, key_of
 from launchers.status.run_summary import RunSummary
 from launchers.status.status import SweepStatus, sweep_status
-from launchers.status.view import span
 from results.errors import InvalidResults
 from results.schema import VERDICTS
+from results.text import format_duration, plural
 from sweep.conffiles import ConfFolders
 from sweep.config import SweepConfig, compose_sweep
 from sweep.expand import expand_all
@@ -192,7 +192,7 @@ def tell_start(prepared: Prepared, queued: Queued, console: Console) -> None:
     say = partial(console.print, highlight=False, markup=False, soft_wrap=True)
     for note in prepared.notes:
         say(note)
-    say(f"{queued.sweep.path}: {_points(len(plan.points))}: {_verdicts(plan)}")
+    say(f"{queued.sweep.path}: {plural(len(plan.points), 'point')}: {_verdicts(plan)}")
     if queued.removed:
         say(f"{queued.removed:,} points of an earlier run are not in this plan and were taken off the queue")
     if queued.foreign:
@@ -210,10 +210,10 @@ def tell_start(prepared: Prepared, queued: Queued, console: Console) -> None:
     if prepared.slurm is not None:
         if plan.to_run:
             print_jobs(plan, console)
-        say(f"{_points(status.left)} to run by Slurm, on nodes of {_devices(settings)}")
+        say(f"{plural(status.left, 'point')} to run by Slurm, on nodes of {_devices(settings)}")
         return
     how = "run" if settings.method == "measured" else "be rehearsed"
-    say(f"{_points(status.left)} to {how}, with up to {_devices(settings)} at a time")
+    say(f"{plural(status.left, 'point')} to {how}, with up to {_devices(settings)} at a time")
     if settings.method == "rehearsed_fake":
         say("no GPU here: memory is traced on FakeTensor, step times are estimates")
 
@@ -223,7 +223,7 @@ def tell_dry(prepared: Prepared, points: Sequence[Point], console: Console) -> N
     plan = prepared.plan
     say = partial(console.print, highlight=False, markup=False, soft_wrap=True)
     say(f"# dry run of {shlex.quote(plan.config.name)}: nothing is written, nothing is submitted")
-    say(f"# {_points(len(plan.points))}: {_verdicts(plan)}; {_points(len(points))} would wait")
+    say(f"# {plural(len(plan.points), 'point')}: {_verdicts(plan)}; {plural(len(points), 'point')} would wait")
     for line in _jobs(prepared, points):
         say(f"# {line}")
 
@@ -235,14 +235,14 @@ def _jobs(prepared: Prepared, points: Sequence[Point]) -> list[str]:
     assert prepared.slurm is not None
     demand, limit = demand_of(points, prepared.settings, prepared.slurm), prepared.slurm.time_min
     lines = [
-        f"{_points(len(demand.points[nodes]))} on {nodes} node{'' if nodes == 1 else 's'}: {count} "
-        f"pilot{'' if count == 1 else 's'} of at most {limit} minutes"
+        f"{plural(len(demand.points[nodes]), 'point')} on {plural(nodes, 'node')}: "
+        f"{plural(count, 'pilot')} of at most {limit} minutes"
         for nodes, count in demand.pilots.items()
     ]
     if demand.too_long:
         lines.append(
-            f"{_points(demand.too_long)} may need {span(demand.longest_s)}, and a pilot of launcher.time_min={limit} "
-            f"has {span(prepared.slurm.usable_s)}: not submitted"
+            f"{plural(demand.too_long, 'point')} may need {format_duration(demand.longest_s)}, and a pilot of "
+            f"launcher.time_min={limit} has {format_duration(prepared.slurm.usable_s)}: not submitted"
         )
     return lines
 
@@ -252,10 +252,9 @@ def tell_end(sweep: SweepDir, summary: RunSummary, command: str, console: Consol
     say = partial(console.print, highlight=False, markup=False, soft_wrap=True)
     outcomes = ", ".join(f"{outcome} {count:,}" for outcome, count in sorted(summary.outcomes.items()))
     if summary.attempts:
-        plural = "" if summary.attempts == 1 else "s"
-        say(f"{summary.attempts:,} attempt{plural}; points by outcome: {outcomes or 'none yet'}")
+        say(f"{plural(summary.attempts, 'attempt')}; points by outcome: {outcomes or 'none yet'}")
     if summary.interrupted:
-        say(f"interrupted, {_points(summary.left)} left; go on with: {command}")
+        say(f"interrupted, {plural(summary.left, 'point')} left; go on with: {command}")
     elif summary.message:
         say(summary.message)
     elif summary.attempts and not summary.left:
@@ -267,13 +266,7 @@ def _verdicts(plan: Plan) -> str:
 
 
 def _devices(settings: LaunchSettings) -> str:
-    unit = {"cuda": "GPU", "cpu": "CPU process"}[settings.device]
-    plural = {"GPU": "s", "CPU process": "es"}[unit] if settings.num_devices > 1 else ""
-    return f"{settings.num_devices} {unit}{plural}"
-
-
-def _points(count: int) -> str:
-    return f"{count:,} point{'' if count == 1 else 's'}"
+    return plural(settings.num_devices, {"cuda": "GPU", "cpu": "CPU process"}[settings.device])
 
 
 def _failed(status: SweepStatus) -> int:

@@ -22,10 +22,11 @@ from launchers.state.pilot_state import PilotState, Running
 from launchers.state.submissions import all_submissions
 from launchers.state.sweep_dir import SweepDir, entry_names, key_of
 from launchers.status.status import SweepStatus, retry, sweep_status
-from launchers.status.view import hours, shape_table, span
+from launchers.status.view import shape_table
 from results.errors import InvalidResults
 from results.schema import OUTCOMES
 from results.store import sweep_dirs
+from results.text import format_duration, format_hours
 from sweep.grid import suggest
 
 SETTLED = ("ok", "oom")
@@ -48,8 +49,8 @@ def print_status(path: Path, console: Console) -> None:
         table.add_row(
             _cell(str(sweep.path)),
             *(f"{n:,}" for n in (status.total, status.finished, failed, status.claimed, status.todo)),
-            hours(status.device_hours),
-            hours(None if None in left else sum(value or 0.0 for value in left)),
+            format_hours(status.device_hours),
+            format_hours(None if None in left else sum(value or 0.0 for value in left)),
             _expected_end(status),
         )
     console.print(table)
@@ -128,7 +129,10 @@ def _print_one(sweep: SweepDir, console: Console) -> None:
         table = _table("slowest points", "devices", "took", "outcome")
         for record in slow:
             table.add_row(
-                _cell(record.experiment_id), f"{record.world_size:,}", span(record.duration_s), record.outcome
+                _cell(record.experiment_id),
+                f"{record.world_size:,}",
+                format_duration(record.duration_s),
+                record.outcome,
             )
         console.print(table)
     notes = [
@@ -189,8 +193,8 @@ def _running_rows(running: Iterable[Running]) -> list[tuple[str, ...]]:
             one.experiment_id,
             f"{one.world_size:,}",
             where(one.phase, one.step),
-            span(max(0.0, now - one.started_at)),
-            span(one.deadline_s),
+            format_duration(max(0.0, now - one.started_at)),
+            format_duration(one.deadline_s),
             _nodes(None, one.nodes),
         )
         for one in sorted(running, key=lambda one: one.started_at)
@@ -250,7 +254,7 @@ def _expected_end(status: SweepStatus) -> str:
         return "nothing is left"
     if status.expected_left_s is None:
         return "not begun" if not status.pilots else "end not known yet"
-    left = span(status.expected_left_s)
+    left = format_duration(status.expected_left_s)
     if not status.pilots:
         return "not begun" if not status.attempts else f"stopped, {left} left"
     return f"{left} left, until {_at(time.time() + status.expected_left_s)}"

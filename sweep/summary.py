@@ -9,7 +9,8 @@ from rich.console import Console
 from rich.table import Table
 
 from results.schema import VERDICTS
-from sweep.plan import GIB, Plan, PlannedPoint
+from results.text import GIB, format_hours, plural
+from sweep.plan import Plan, PlannedPoint
 from sweep.price import Shape, shape
 from workloads.costs.flops import flops_per_token
 from workloads.experiment import Experiment
@@ -121,17 +122,17 @@ def _shapes(plan: Plan) -> Table:
     unit = "GPU" if plan.config.cluster.backend == "cuda" else "process"
     table.add_column("jobs by shape", footer="total")
     table.add_column("points", justify="right", footer=f"{len(plan.to_run):,}")
-    table.add_column(f"expected {unit}-h", justify="right", footer=_hours(_expected(plan.to_run)))
-    table.add_column(f"worst {unit}-h", justify="right", footer=_hours(_worst(plan.to_run)))
+    table.add_column(f"expected {unit}-h", justify="right", footer=format_hours(_expected(plan.to_run)))
+    table.add_column(f"worst {unit}-h", justify="right", footer=format_hours(_worst(plan.to_run)))
     table.add_column("expected h", justify="right")
     for key in sorted(by_shape, key=lambda key: (key.nodes, key.devices)):
         points = by_shape[key]
         expected = _expected(points)
-        nodes = f"{key.nodes} node{'s' if key.nodes > 1 else ''}"
         wall = expected / key.devices if expected is not None else None
-        plural = "" if key.devices == 1 else {"GPU": "s", "process": "es"}[unit]
-        name = f"{nodes}, {key.devices} {unit}{plural}"
-        table.add_row(name, f"{len(points):,}", _hours(expected), _hours(_worst(points)), _hours(wall))
+        name = f"{plural(key.nodes, 'node')}, {plural(key.devices, unit)}"
+        table.add_row(
+            name, f"{len(points):,}", format_hours(expected), format_hours(_worst(points)), format_hours(wall)
+        )
     budget = plan.config.budget_gpu_hours
     if budget is not None:
         table.caption = f"budget.gpu_hours={budget:g}"
@@ -178,9 +179,3 @@ def _expected(points: Iterable[PlannedPoint]) -> float | None:
 
 def _worst(points: Iterable[PlannedPoint]) -> float:
     return sum(point.price.worst_h for point in points if point.price is not None)
-
-
-def _hours(value: float | None) -> str:
-    if value is None:
-        return "unknown"
-    return f"{value:,.0f}" if value >= 100 else f"{value:,.2f}"

@@ -26,6 +26,18 @@ ANALYSIS_MAY_IMPORT = (
 )
 LAUNCHERS = ("settings", "interrupts", "state", "node", "attempt", "pilot", "status", "slurm", "local")
 """Rooms and files of ``launchers``, from the lowest to the highest."""
+ANALYSIS = {
+    "rows": (),
+    "memory": ("rows",),
+    "figures": ("rows", "memory"),
+    "page": ("rows", "figures"),
+    "claims": ("rows",),
+    "explorer": ("rows", "page"),
+    "compare": ("rows", "figures", "page"),
+    "options": (),
+    "report": ("rows", "figures", "page", "claims", "explorer", "options"),
+}
+"""Rooms and files of ``analysis``, from the lowest to the highest, and what each imports of the others."""
 TORCH_FREE = (
     "workloads/costs",
     "workloads/cluster.py",
@@ -98,6 +110,20 @@ def test_launchers_rooms_point_downwards(path: Path) -> None:
         if module.startswith("launchers."):
             room = module.split(".")[1]
             assert LAUNCHERS.index(room) <= LAUNCHERS.index(parts[1]), f"{modules_of(path)} imports {module}"
+
+
+@pytest.mark.parametrize("path", [p for p in SOURCES if p.is_relative_to(ROOT / "analysis")], ids=modules_of)
+def test_analysis_rooms_point_downwards(path: Path) -> None:
+    parts = modules_of(path).split(".")
+    for module in imports(path) - {"analysis"}:
+        if len(parts) > 1 and module.startswith("analysis."):
+            room = module.split(".")[1]
+            assert room == parts[1] or room in ANALYSIS[parts[1]], f"{modules_of(path)} imports {module}"
+
+
+def test_analysis_rooms_have_an_order() -> None:
+    rooms = list(ANALYSIS)
+    assert all(rooms.index(below_it) < rooms.index(room) for room in rooms for below_it in ANALYSIS[room])
 
 
 def test_no_ring_of_modules() -> None:

@@ -13,7 +13,7 @@ needed ``num_microbatches >= pp - 1``.)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from math import gcd
 from operator import attrgetter
@@ -236,13 +236,36 @@ _get_experiment, _get_model = attrgetter(*_OF_EXPERIMENT), attrgetter(*_OF_MODEL
 
 def violations(experiment: Experiment, cluster: ClusterSpec) -> list[Violation]:
     """Every rule that the experiment breaks on this cluster; empty when it can run."""
-    names = names_of(experiment, cluster)
-    return [Violation(rule.name, rule.message.fill(names)) for rule in RULES if rule.broken.evaluate(names)]
+    return _broken(RULES, names_of(experiment, cluster))
+
+
+def layout_violations(experiment: Experiment) -> list[Violation]:
+    """The rules that the layout breaks wherever it runs, also where this engine cannot run it yet."""
+    return _broken(_LAYOUT, _layout_names(experiment))
+
+
+def _broken(rules: Iterable[Rule], names: Mapping[str, Any]) -> list[Violation]:
+    return [Violation(rule.name, rule.message.fill(names)) for rule in rules if rule.broken.evaluate(names)]
 
 
 def names_of(experiment: Experiment, cluster: ClusterSpec) -> dict[str, Any]:
     """What a rule may read, by name: fields of experiment, model and cluster, `DERIVED` and ``lacking``."""
-    model, device = experiment.model, cluster.device
+    names, device = _layout_names(experiment), cluster.device
+    names |= {
+        "cluster": cluster.name,
+        "backend": cluster.backend,
+        "device": device.name,
+        "devices_per_node": cluster.devices_per_node,
+        "single_node": cluster.inter_node is None,
+        "precisions": list(device.peak_flops),
+    }
+    names["lacking"] = [rule.message.fill(names) for rule in LACKING if rule.broken.evaluate(names)]
+    return names
+
+
+def _layout_names(experiment: Experiment) -> dict[str, Any]:
+    """What a rule of scope ``layout`` may read."""
+    model = experiment.model
     names = dict(zip(_OF_EXPERIMENT, _get_experiment(experiment), strict=True))
     names.update(zip(_OF_MODEL, _get_model(model), strict=True))
     names |= {
@@ -251,14 +274,7 @@ def names_of(experiment: Experiment, cluster: ClusterSpec) -> dict[str, Any]:
         "has_latent_attention": model.mla is not None,
         "num_experts": 0 if model.moe is None else model.moe.num_experts,
         "expert_hidden_size": 0 if model.moe is None else model.moe.expert_hidden_size,
-        "cluster": cluster.name,
-        "backend": cluster.backend,
-        "device": device.name,
-        "devices_per_node": cluster.devices_per_node,
-        "single_node": cluster.inter_node is None,
-        "precisions": list(device.peak_flops),
     }
     for name, derived in DERIVED.items():
         names[name] = derived.evaluate(names)
-    names["lacking"] = [rule.message.fill(names) for rule in LACKING if rule.broken.evaluate(names)]
     return names

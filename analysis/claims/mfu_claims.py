@@ -8,7 +8,7 @@ from analysis.claims import published
 from analysis.claims.verdicts import FAIL, PASS, UNKNOWN, Verdict, is_study
 from analysis.rows import metrics, winners
 from analysis.rows.derived import SHAPE, add_formulas
-from analysis.rows.labels import listed, plural
+from results.text import listed, plural
 
 
 def mfu_formula(frame: pd.DataFrame) -> Verdict:

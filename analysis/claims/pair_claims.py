@@ -6,7 +6,7 @@ import pandas as pd
 
 from analysis.claims.verdicts import FAIL, FEWEST, PASS, SAME, UNKNOWN, Verdict
 from analysis.rows import labels, metrics, pairs, winners
-from analysis.rows.labels import listed, number, percent, plural
+from results.text import format_number, format_percent, listed, plural
 
 
 def zero_one_matched(frame: pd.DataFrame) -> Verdict:
@@ -61,7 +61,8 @@ def throughputs_repeat(frame: pd.DataFrame) -> Verdict:
     if len(again) >= FEWEST:
         worst = float(again["repeat_spread"].max())
         text = (
-            f"{plural(len(again), 'configuration')} ran more than once; their runs differ by at most {percent(worst)}"
+            f"{plural(len(again), 'configuration')} ran more than once; "
+            f"their runs differ by at most {format_percent(worst)}"
         )
         return Verdict(PASS if worst < 2 * SAME else FAIL, text)
     steps = frame.loc[frame["outcome"] == "ok", "timed_steps"].dropna()
@@ -82,7 +83,8 @@ def _across_engines(rows: pd.DataFrame) -> str:
         return ""
     worst = max(again, key=lambda group: group[0] / group[-1])
     told = f"{plural(len(again), 'configuration')} finished under several versions of the engine"
-    return f"; {told}, the furthest apart with {number(worst[0])} and {number(worst[-1])} {labels.rate_unit(rows)}"
+    furthest = f"{format_number(worst[0])} and {format_number(worst[-1])} {labels.rate_unit(rows)}"
+    return f"; {told}, the furthest apart with {furthest}"
 
 
 def one_of_each(rows: pd.DataFrame) -> pd.DataFrame:

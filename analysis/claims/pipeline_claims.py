@@ -8,7 +8,7 @@ from analysis.claims import published
 from analysis.claims.pair_claims import one_of_each
 from analysis.claims.verdicts import FAIL, FEWEST, PASS, SAME, UNKNOWN, Verdict
 from analysis.rows import labels, metrics, pairs, pipeline_bubble, winners
-from analysis.rows.labels import listed, percent, plural
+from results.text import format_percent, listed, plural
 
 
 def pipeline_rewrite(frame: pd.DataFrame) -> Verdict:
@@ -26,8 +26,9 @@ def pipeline_rewrite(frame: pd.DataFrame) -> Verdict:
     found_before, found_after = at["best_no"], at["best_yes"]
     same = abs(found_before - before) < 0.001 and abs(found_after - after) < 0.001
     text = (
-        f"best pipeline of {label} on {key[1]} GPUs: {percent(found_before)} before, {percent(found_after)} after; the "
-        f"best after is better in {faster} of {plural(len(groups), 'model and size', 'models and sizes')}. Not "
+        f"best pipeline of {label} on {key[1]} GPUs: {format_percent(found_before)} before, "
+        f"{format_percent(found_after)} after; the best after is better in {faster} of "
+        f"{plural(len(groups), 'model and size', 'models and sizes')}. Not "
         "matched: the two sides ran other layouts"
     )
     return Verdict(PASS if same and faster == len(groups) else FAIL, text)

@@ -7,9 +7,9 @@ import pandas as pd
 from analysis.claims import published
 from analysis.claims.verdicts import FAIL, FEWEST, PASS, SAME, UNKNOWN, Verdict, is_study
 from analysis.rows import by_degree, collective_bandwidth, labels, metrics
-from analysis.rows.labels import listed, number, percent, plural
 from analysis.rows.load import last_attempts
 from analysis.rows.stats import median_interval
+from results.text import format_number, format_percent, listed, plural
 
 _FEWEST_DEGREES = 3
 """A series of fewer degrees shows no trend."""
@@ -40,12 +40,13 @@ def data_parallel_falls(frame: pd.DataFrame) -> Verdict:
             continue
         rates, degrees = rows[metrics.RANK_BY].to_numpy(), rows["degree"].astype(int).to_numpy()
         told.append(
-            f"{name} from {number(rates[0])} to {number(rates[-1])} tokens/s each over dp {degrees[0]} to {degrees[-1]}"
+            f"{name} from {format_number(rates[0])} to {format_number(rates[-1])} tokens/s each "
+            f"over dp {degrees[0]} to {degrees[-1]}"
         )
         doublings += len(rates) - 1
         for k, ratio in enumerate(rates[1:] / rates[:-1]):
             if ratio >= 1:
-                step = f"{name} over dp {degrees[k]} to {degrees[k + 1]} ({percent(ratio - 1)} faster)"
+                step = f"{name} over dp {degrees[k]} to {degrees[k + 1]} ({format_percent(ratio - 1)} faster)"
                 (rises if ratio > 1 + SAME else level).append(step)
     if not told:
         return Verdict(UNKNOWN, f"no model has runs of pure data parallelism at {_FEWEST_DEGREES} degrees")
@@ -105,7 +106,7 @@ def bandwidth_falls_in_one_regime(frame: pd.DataFrame) -> Verdict:
         falls.append(bool(values[-1] < (1 - SAME) * values[0] and (values[1:] < (1 + SAME) * values[:-1]).all()))
         runs.append(int(rows["runs"].min()))
         sizes = listed([f"{int(nodes)}" for nodes in rows["nodes"]], 8)
-        told.append(f"{regime}: {listed([number(value) for value in values], 8)} GB/s on {sizes} nodes")
+        told.append(f"{regime}: {listed([format_number(value) for value in values], 8)} GB/s on {sizes} nodes")
     if not falls:
         return Verdict(UNKNOWN, f"no regime has a bandwidth at {_FEWEST_DEGREES} numbers of nodes")
     return Verdict(PASS if all(falls) else FAIL, f"medians of at least {min(runs)} runs, " + "; ".join(told))
@@ -122,4 +123,4 @@ def failures_take_devices(frame: pd.DataFrame) -> Verdict:
     kinds = final["outcome"].value_counts()
     counts = [f"{count:,} {labels.OUTCOME_NAMES.get(str(kind), kind)}" for kind, count in kinds.items()]
     near = abs(share - published.FAILED_SHARE) < published.FAILED_SHARE_DIGIT
-    return Verdict(PASS if near else FAIL, f"{percent(share)} of the requested devices: {listed(counts)}")
+    return Verdict(PASS if near else FAIL, f"{format_percent(share)} of the requested devices: {listed(counts)}")

@@ -13,7 +13,7 @@ import pandas as pd
 from analysis.claims import mfu_claims, pair_claims, pipeline_claims, published, scaling_claims, winner_claims
 from analysis.claims.verdicts import Claim, is_study
 from analysis.rows.cohorts import Cohort
-from analysis.rows.labels import percent
+from results.text import format_percent
 
 CLAIMS = (
     Claim(
@@ -88,7 +88,7 @@ CLAIMS = (
     ),
     Claim(
         "failures_take_devices",
-        f"Runs that fail take about {percent(published.FAILED_SHARE, 0)} of the requested GPUs",
+        f"Runs that fail take about {format_percent(published.FAILED_SHARE, 0)} of the requested GPUs",
         scaling_claims.failures_take_devices,
     ),
     Claim("throughputs_repeat", "Runs of one configuration have the same throughput", pair_claims.throughputs_repeat),

@@ -7,7 +7,7 @@ import pandas as pd
 from analysis.claims import published
 from analysis.claims.verdicts import FAIL, PASS, UNKNOWN, Verdict, is_study
 from analysis.rows import labels, metrics, winners
-from analysis.rows.labels import listed, number, plural
+from results.text import format_number, listed, plural
 
 
 def published_winners(frame: pd.DataFrame) -> Verdict:
@@ -60,10 +60,11 @@ def cells_are_of_their_model(frame: pd.DataFrame) -> Verdict:
     proper = metrics.best_configurations(frame)
     for row in labels.records(other):
         own = proper[(proper["workload"] == row["label"]) & (proper["world_size"] == row["world_size"])]
-        instead = [f"{r['layout']} with {number(r[metrics.RANK_BY])} tokens/s/GPU" for r in labels.records(own)]
+        instead = [f"{r['layout']} with {format_number(r[metrics.RANK_BY])} tokens/s/GPU" for r in labels.records(own)]
         said.append(
-            f"{row['label']} on {row['world_size']} GPUs is {row['workload']} with {number(row[metrics.RANK_BY])} "
-            f"tokens/s/GPU; the best {row['label']} proper is {listed(instead) or 'none'}"
+            f"{row['label']} on {row['world_size']} GPUs is {row['workload']} with "
+            f"{format_number(row[metrics.RANK_BY])} tokens/s/GPU; "
+            f"the best {row['label']} proper is {listed(instead) or 'none'}"
         )
     return Verdict(FAIL, f"{len(other)} of {plural(len(best), 'winner')} have another shape: {listed(said)}")
 

@@ -16,10 +16,11 @@ from typing import Any, cast
 import numpy as np
 import pandas as pd
 
-from analysis.rows.labels import add_labels, listed
+from analysis.rows.labels import add_labels
 from analysis.rows.stats import MIN_FOR_INTERVAL, median_interval
 from results.errors import InvalidResults
 from results.schema import CONFIG_COLUMNS, METHODS
+from results.text import listed
 
 COHORT = ("cluster", "engine", "measurement_version")
 """What rows are never pooled over; two results may still differ in it, and are then compared across it."""

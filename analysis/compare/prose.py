@@ -14,9 +14,9 @@ from analysis.compare.matching import MOST_EXAMINED, Matching
 from analysis.page.render import PageTable
 from analysis.rows import labels
 from analysis.rows.cohorts import METHOD_NAMES
-from analysis.rows.labels import listed, plural
 from analysis.rows.stats import median_interval
 from results.agreement import COMPARED_STEPS
+from results.text import format_bytes, format_number, listed, plural
 
 _TELLING = {
     "cluster": "cluster",
@@ -155,7 +155,7 @@ def moved_table(pairs: pd.DataFrame, most: int) -> PageTable:
             row["workload_a"],
             f"{int(row['world_size_a']):,}",
             row["layout_a"] if row["layout_a"] == row["layout_b"] else f"{row['layout_a']} → {row['layout_b']}",
-            f"{labels.number(row['rate_a'])} → {labels.number(row['rate_b'])}",
+            f"{format_number(row['rate_a'])} → {format_number(row['rate_b'])}",
             change(row["ratio"]),
             interval(row["ratio_low"], row["ratio_high"]),
             row["speed"],
@@ -299,4 +299,4 @@ def _relative(value: float | None) -> str:
 def _moved_bytes(change_bytes: float) -> str:
     if not np.isfinite(change_bytes):
         return "–"
-    return f"{'+' if change_bytes > 0 else '−'}{labels.gib(abs(change_bytes))}"
+    return f"{'+' if change_bytes > 0 else '−'}{format_bytes(abs(change_bytes))}"

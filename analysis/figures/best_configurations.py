@@ -19,6 +19,7 @@ from analysis.figures import style
 from analysis.figures.spec import FigureSpec
 from analysis.rows import labels, metrics, winners
 from analysis.rows.frame_cache import cache_per_frame
+from results.text import byte_unit, format_bytes, format_number, format_percent, listed
 
 _CELL_IN = (1.62, 0.82)
 _MANY_WORKLOADS = 6
@@ -90,7 +91,7 @@ def draw_published(frame: pd.DataFrame) -> Figure:
         raise style.NothingToDraw("no finished run has an MFU as the study counts it")
     grouped = frame.assign(workload=labels.study_label(frame))
     other = best["workload"] != best["label"]
-    shapes = labels.listed(sorted(set(best.loc[other, "workload"])))
+    shapes = listed(sorted(set(best.loc[other, "workload"])))
     best = best.assign(degrees=best["degrees"] + other.map({True: " †", False: ""}), workload=best["label"])
     left = {
         "columns": {"_value": best["mfu_percent"], "_text": [f"{value:.2f} %" for value in best["mfu_percent"]]},
@@ -128,7 +129,7 @@ def _pair(
 
 def _by_mfu(best: pd.DataFrame) -> dict[str, Any]:
     value = 100 * best[metrics.MFU]
-    text = [labels.percent(mfu) for mfu in best[metrics.MFU]]
+    text = [format_percent(mfu) for mfu in best[metrics.MFU]]
     return {
         "columns": {"_value": value, "_text": text},
         "title": f"Fastest configuration: {metrics.MFU_NAME}",
@@ -138,7 +139,7 @@ def _by_mfu(best: pd.DataFrame) -> dict[str, Any]:
 
 
 def _by_throughput(best: pd.DataFrame, unit: str) -> dict[str, Any]:
-    text = [labels.number(value) for value in best[metrics.RANK_BY]]
+    text = [format_number(value) for value in best[metrics.RANK_BY]]
     return {
         "columns": {"_value": best[metrics.RANK_BY], "_text": text},
         "title": "Fastest configuration: throughput",
@@ -148,10 +149,10 @@ def _by_throughput(best: pd.DataFrame, unit: str) -> dict[str, Any]:
 
 
 def _by_memory(best: pd.DataFrame, column: str, which: str) -> dict[str, Any]:
-    unit, name = labels.memory_unit(best[column].max())
+    unit, name = byte_unit(best[column].max())
     what = metrics.MEMORY_NAMES[column]
     return {
-        "columns": {"_value": best[column] / unit, "_text": [labels.gib(value) for value in best[column]]},
+        "columns": {"_value": best[column] / unit, "_text": [format_bytes(value) for value in best[column]]},
         "title": f"{which} configuration: peak memory" if which == "Fastest" else f"{which}: {what}",
         "label": f"{what[0].upper()}{what[1:]}, {name}",
         "colours": "YlOrBr",

@@ -14,6 +14,7 @@ from analysis.figures import panels, style
 from analysis.figures.spec import FigureSpec
 from analysis.rows import labels, metrics, pairs, step_parts
 from analysis.rows.frame_cache import cache_per_frame
+from results.text import format_number
 
 AXES = ("tp", "pp", "dp")
 _FREE = {
@@ -123,7 +124,7 @@ def _shares(ax: Axes, rows: pd.DataFrame) -> None:
             ax.barh(places, width, left=left, color=colour, hatch=hatch, edgecolor="white", linewidth=0.5, height=0.72)
             left = left + width
     for place, rate in zip(places, rows[metrics.RANK_BY], strict=True):
-        ax.text(left.max() + 1.5, place, labels.number(rate), va="center", fontsize=8)
+        ax.text(left.max() + 1.5, place, format_number(rate), va="center", fontsize=8)
     ax.set_yticks(places, rows["layout"], fontsize=8)
     ax.set(xlim=(0, 118), ylim=(len(rows) - 0.4, -0.6))
     ax.set_xticks(range(0, 101, 20))
@@ -169,7 +170,7 @@ def _stacks(ax: Axes, family: pd.DataFrame) -> None:
             )
             bottom = bottom + height
     for place, rate in enumerate(family[metrics.RANK_BY]):
-        ax.text(place, 1.015 * bottom[place], labels.number(rate), ha="center", va="bottom", fontsize=8)
+        ax.text(place, 1.015 * bottom[place], format_number(rate), ha="center", va="bottom", fontsize=8)
     ax.set_xticks(family.index, [f"{degree}" for degree in family["degree"]])
     ax.set(ylim=(0, 1.12 * float(bottom.max())), xlim=(-0.6, len(family) - 0.4))
     ax.grid(axis="y")

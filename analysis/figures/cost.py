@@ -18,6 +18,7 @@ from analysis.figures import style
 from analysis.figures.spec import FigureSpec
 from analysis.rows import labels, metrics
 from results.schema import OUTCOMES, UNKNOWN_OUTCOME
+from results.text import format_number, format_percent, plural
 
 TRILLION = 1e12
 SPENT = ("model", *metrics.GROUP, "outcome", "attempts", "device_hours", "price", "attempts_without_duration")
@@ -112,7 +113,9 @@ def draw_spent(frame: pd.DataFrame, price: float | None = None) -> Figure:
     ax.set_yticks(range(len(hours)), [labels.group_name(str(name), size, noun) for name, size in hours.index])
     ax.set(ylim=(len(hours) - 0.4, -0.6), xlim=(0, 1.12 * max(float(left.max()), 1e-9)), xlabel=unit)
     failed = left.sum() - (hours["ok"].sum() if "ok" in hours else 0.0)
-    ax.set_title(f"{_amount(left.sum())} {unit}, {labels.percent(failed / left.sum())} of them by attempts that failed")
+    ax.set_title(
+        f"{format_number(left.sum())} {unit}, {format_percent(failed / left.sum())} of them by attempts that failed"
+    )
     ax.grid(axis="x")
     handles = [
         Patch(
@@ -130,10 +133,10 @@ def draw_spent(frame: pd.DataFrame, price: float | None = None) -> Figure:
 def _note(table: pd.DataFrame, hours: float, price: float | None) -> str | None:
     parts = []
     if price is not None:
-        parts.append(f"At {price:g} an hour and device: {_amount(hours * price)}")
+        parts.append(f"At {price:g} an hour and device: {format_number(hours * price)}")
     without = int(table["attempts_without_duration"].sum())
     if without:
-        parts.append(f"{labels.plural(without, 'attempt')} without a duration are not in it")
+        parts.append(f"{plural(without, 'attempt')} without a duration are not in it")
     return ". ".join(parts) or None
 
 
@@ -168,7 +171,7 @@ def draw_training(frame: pd.DataFrame, price: float | None = None) -> Figure:
     axes[0].set_yticks(range(len(table)), names, fontsize=8)
     axes[0].set_ylim(len(table) - 0.4, -0.6)
     notes = ["≈: the next layout's steps overlap"] if table["tie"].any() else []
-    notes += [f"{labels.plural(left_out, 'more group')} in the table"] if left_out > 0 else []
+    notes += [f"{plural(left_out, 'more group')} in the table"] if left_out > 0 else []
     if notes:
         figure.supxlabel("; ".join(notes), fontsize=8.5, x=0.02, ha="left")
     return figure
@@ -192,14 +195,15 @@ def _values(ax: Axes, values: pd.Series) -> None:
     for place, value in enumerate(values):
         if pd.notna(value):
             ax.annotate(
-                _amount(value), (value, place), xytext=(5, 0), textcoords="offset points", va="center", fontsize=7.5
+                format_number(value),
+                (value, place),
+                xytext=(5, 0),
+                textcoords="offset points",
+                va="center",
+                fontsize=7.5,
             )
     ax.tick_params(axis="y", length=0)
     ax.grid(axis="x")
-
-
-def _amount(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _short(value: float) -> str:

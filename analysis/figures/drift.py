@@ -18,9 +18,10 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from analysis.figures import style
 from analysis.figures.spec import FigureSpec
-from analysis.rows import labels, metrics
+from analysis.rows import metrics
 from analysis.rows.frame_cache import cache_per_frame
 from analysis.rows.stats import MedianInterval, chance_of_rank_correlation, rank_correlation, supported_median
+from results.text import listed
 
 FEWEST_ALIKE = 3
 FEWEST_RUNS = 20
@@ -175,7 +176,7 @@ def _state(ax: Axes, rows: pd.DataFrame, column: str) -> list[Line2D]:
     handles = []
     for which, colour, marker, label in (
         (reasons.eq(""), "#009E73", "D", "no clock event seen"),
-        (reasons.notna() & reasons.ne(""), _THROTTLED, "x", f"clocks held back ({labels.listed(named)})"),
+        (reasons.notna() & reasons.ne(""), _THROTTLED, "x", f"clocks held back ({listed(named)})"),
         (reasons.isna(), "#999999", "s", "clock events not known"),
     ):
         own = known[which.fillna(False).astype(bool)]

@@ -24,6 +24,7 @@ from analysis.figures.spec import FigureSpec
 from analysis.rows import labels, metrics, pairs
 from analysis.rows.frame_cache import cache_per_frame
 from analysis.rows.stats import MIN_FOR_INTERVAL, MedianInterval, supported_median
+from results.text import listed
 
 FEWEST = MIN_FOR_INTERVAL
 """With fewer pairs an effect is listed as too few, without a number."""
@@ -216,9 +217,9 @@ def _note(frame: pd.DataFrame, table: pd.DataFrame) -> str | None:
         named = ", ".join(f"{effect} ({pairs})" for effect, pairs in zip(shown, few["pairs"], strict=True))
         parts.append(f"Too few pairs, fewer than {FEWEST}, for a number: {named}.")
     ok = frame[frame["outcome"] == "ok"]
-    pooled = [f"{name} ({labels.listed(values)})" for name, values in _several(ok)]
+    pooled = [f"{name} ({listed(values)})" for name, values in _several(ok)]
     if pooled:
-        parts.append(f"Both runs of a pair share them, but one median has pairs of several {labels.listed(pooled)}.")
+        parts.append(f"Both runs of a pair share them, but one median has pairs of several {listed(pooled)}.")
     return "\n".join(line for part in parts for line in textwrap.wrap(part, int(_WIDTH_IN / 0.078))) or None
 
 

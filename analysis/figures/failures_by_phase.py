@@ -15,6 +15,7 @@ from analysis.figures.spec import FigureSpec
 from analysis.rows import labels, metrics
 from analysis.rows.load import last_attempts
 from results.schema import OUTCOMES, PHASES, UNKNOWN_OUTCOME
+from results.text import format_number, plural
 
 _COLUMNS = ["outcome", "phase", "points", "device_hours"]
 _UNSAID = "not said"
@@ -54,7 +55,7 @@ def draw(frame: pd.DataFrame) -> Figure:
     for row in labels.records(table):
         y, x = kinds.index(row["outcome"]), phases.index(row["phase"])
         counts[y, x] = row["points"]
-        held = f"\n{_hours(row['device_hours'])} {hours}" if pd.notna(row["device_hours"]) else ""
+        held = f"\n{format_number(row['device_hours'])} {hours}" if pd.notna(row["device_hours"]) else ""
         ink = style.ink_on(colours(norm(row["points"])))
         ax.text(x, y, f"{row['points']:,}{held}", ha="center", va="center", fontsize=8, color=ink)
     ax.imshow(counts, cmap=colours, norm=norm, aspect="auto")
@@ -66,7 +67,7 @@ def draw(frame: pd.DataFrame) -> Figure:
     ax.tick_params(which="both", length=0)
     ax.spines[:].set_visible(False)
     ax.set_xlabel("Phase that the failing rank was in")
-    ax.set_title(f"{labels.plural(int(table['points'].sum()), 'point')} that did not finish")
+    ax.set_title(f"{plural(int(table['points'].sum()), 'point')} that did not finish")
     bar = figure.colorbar(ScalarMappable(norm, colours), ax=ax, pad=0.02, fraction=0.05)
     bar.set_label("Number of points")
     bar.locator = MaxNLocator(4, integer=True)
@@ -78,10 +79,6 @@ def _ordered(values: pd.Series, order: Sequence[str]) -> list[str]:
     """The different values, those of ``order`` in it and any other after them."""
     there = [str(value) for value in values.unique()]
     return [name for name in order if name in there] + [name for name in there if name not in order]
-
-
-def _hours(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.2g}"
 
 
 FIGURE = FigureSpec(

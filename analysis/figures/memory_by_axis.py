@@ -14,7 +14,7 @@ from analysis.figures.spec import FigureSpec
 from analysis.memory import axis_panels
 from analysis.memory.axis_panels import Panel
 from analysis.memory.families import AXES
-from analysis.rows import labels
+from results.text import byte_unit, listed
 from workloads.experiment import ENGINE
 
 _PANEL_IN = (3.7, 3.4)
@@ -40,7 +40,7 @@ def draw(frame: pd.DataFrame, axis: str) -> Figure:
     bars = [bar for panel in panels for bar in panel.bars]
     limits = limits_of(frame, bars)
     held_lines = max(1 + panel.held.count("\n") for panel in panels)
-    unit, unit_name = labels.memory_unit(max(bar.stack.total for bar in bars))
+    unit, unit_name = byte_unit(max(bar.stack.total for bar in bars))
     for ax, panel in zip(axes.ravel(), panels, strict=False):
         draw_bars(ax, panel.bars, limits, unit)
         ax.set_title("\n".join(name for name in (panel.model, panel.variant) if name), pad=8 + 11 * held_lines)
@@ -70,7 +70,7 @@ def _note(panels: Sequence[Panel], frame: pd.DataFrame) -> str | None:
     if all(panel.basis == axis_panels.CLOSED_FORM for panel in panels):
         return "Closed form: no rows differ in this only"
     others = sorted(set(frame["engine"].dropna()) - {ENGINE})
-    return f"Closed form of {ENGINE}'s engine, marks of {labels.listed(others)}'s runs" if others else None
+    return f"Closed form of {ENGINE}'s engine, marks of {listed(others)}'s runs" if others else None
 
 
 _HOW = (

@@ -14,6 +14,7 @@ from analysis.figures import style
 from analysis.figures.spec import FigureSpec
 from analysis.rows import labels, metrics
 from analysis.rows.frame_cache import cache_per_frame
+from results.text import byte_unit
 
 _BARS = 8
 _MAX_PANELS = 8
@@ -56,7 +57,7 @@ def draw(frame: pd.DataFrame) -> Figure:
     panel = 0.062 * max(map(len, layouts)) + max(0.09 * max(map(len, titles)), 3.2)
     figure = style.new_figure(max(panel * columns, 6.5), lines * (0.9 + 0.3 * bars) + 0.9)
     axes = figure.subplots(lines, columns, squeeze=False).ravel()
-    unit, name = labels.memory_unit(rows[list(labels.MEMORY_CATEGORIES)].sum(axis=1).max())
+    unit, name = byte_unit(rows[list(labels.MEMORY_CATEGORIES)].sum(axis=1).max())
     for ax, title, (_, group) in zip(axes, titles, groups, strict=False):
         _panel(ax, group.head(_BARS), unit)
         ax.set_title(title)

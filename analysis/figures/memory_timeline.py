@@ -20,6 +20,7 @@ from analysis.memory.moments import SCHEDULES, STEPS, Bytes, Moment, moments, pe
 from analysis.memory.peak_split import PREDICTED, READ, Stack, categories, experiment_of, stack_of
 from analysis.rows import labels, metrics
 from analysis.rows.step_peaks import FIRST_PEAKS
+from results.text import byte_unit
 from workloads.costs.memory import estimate_memory
 
 _MEASURED: dict[str, Any] = {"color": "black", "linewidth": 3.0, "solid_capstyle": "butt"}
@@ -101,7 +102,7 @@ def draw(frame: pd.DataFrame) -> Figure:
         raise style.NothingToDraw("no finished run of a known shape and schedule has its memory by category")
     bars = [Bar("measured", found.measured, {**found.row, "repeats": 1}), Bar("closed\nform", found.predicted, None)]
     limits = limits_of(frame, bars)
-    unit, unit_name = labels.memory_unit(found.measured.total)
+    unit, unit_name = byte_unit(found.measured.total)
     figure = style.new_figure(10.0, 4.3)
     left, right = figure.subplots(1, 2, width_ratios=[4, 1.3], sharey=True)
     draw_bars(right, bars, limits, unit)

@@ -12,6 +12,7 @@ from analysis.figures import panels, style
 from analysis.figures.spec import FigureSpec
 from analysis.rows import labels, metrics
 from analysis.rows.frame_cache import cache_per_frame
+from results.text import byte_unit
 
 _VALUES = (
     *(*metrics.GROUP, "layout", "memory_bytes", "memory_kind", metrics.RANK_BY, "on_front"),
@@ -69,7 +70,7 @@ def draw(frame: pd.DataFrame) -> Figure:
     longest = max(len(layout) for part in named for layout in part["layout"])
     width = max(3.5, 0.062 * longest + 0.8, 0.09 * max(map(len, titles)) + 0.6)
     figure, axes = panels.grid(len(parts), _COLUMNS, (width, 3.5))
-    unit, unit_name = labels.memory_unit(rows["memory_bytes"].max())
+    unit, unit_name = byte_unit(rows["memory_bytes"].max())
     for place, (ax, title, part, few) in enumerate(zip(axes, titles, parts, named, strict=True)):
         _panel(ax, part, few, unit)
         ax.set_title(title)

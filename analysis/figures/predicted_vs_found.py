@@ -12,6 +12,7 @@ from analysis.figures import style
 from analysis.figures.spec import FigureSpec
 from analysis.rows import labels, metrics
 from analysis.rows.load import last_attempts
+from results.text import byte_unit
 
 
 def data(frame: pd.DataFrame) -> pd.DataFrame:
@@ -47,7 +48,7 @@ def draw(frame: pd.DataFrame) -> Figure:
 def _memory(ax: Axes, rows: pd.DataFrame) -> None:
     finished = rows[(rows["outcome"] == "ok") & rows["predicted_peak_bytes"].notna()]
     oom = rows[(rows["outcome"] == "oom") & rows["predicted_peak_bytes"].notna()]
-    unit, name = labels.memory_unit(finished["peak_allocated_bytes"].max())
+    unit, name = byte_unit(finished["peak_allocated_bytes"].max())
     _scatter(ax, finished, "predicted_peak_bytes", "peak_allocated_bytes", unit)
     limit = rows["device_memory_bytes"].max()
     if len(oom) and pd.notna(limit):

@@ -20,6 +20,7 @@ from analysis.figures import panels, style
 from analysis.figures.spec import FigureSpec
 from analysis.rows import labels, metrics
 from analysis.rows.frame_cache import cache_per_frame
+from results.text import format_percent, plural
 from workloads.costs.pipeline import Simulation, Span, simulate
 from workloads.costs.schedule import microbatches_in_flight, schedule_actions
 from workloads.errors import UnsupportedByEngine
@@ -145,8 +146,8 @@ def draw(frame: pd.DataFrame) -> Figure:
         _panel(ax, done, pipeline.stages, last)
         shown = _NAMES.get(name, name.replace("_", " "))
         ax.set_title(
-            f"{shown}: {labels.percent(bubble_share(done))} idle, at most "
-            f"{labels.plural(held, 'micro-batch', 'micro-batches')} held by a stage"
+            f"{shown}: {format_percent(bubble_share(done))} idle, at most "
+            f"{plural(held, 'micro-batch', 'micro-batches')} held by a stage"
         )
     axes[-1].set_xlabel(
         "Time from the start of the step, s" if pipeline.unit == "s" else "Time, in forwards of one micro-batch"
@@ -193,12 +194,12 @@ def _note(pipeline: Pipeline) -> str:
     if m > pipeline.micro_batches:
         text += (
             f",\ndrawn with {pipeline.micro_batches} of {m} micro-batches (idle with all of them: "
-            f"{labels.percent((p - 1) / (m + p - 1))})"
+            f"{format_percent((p - 1) / (m + p - 1))})"
         )
     idle = row["pipeline_idle_s"]
     if pd.notna(idle) and pd.notna(row["step_time_s"]):
         ran = _NAMES.get(str(row["pp_schedule"]), str(row["pp_schedule"]))
-        text += f"\nThe run itself ({ran}) waited {labels.percent(idle / row['step_time_s'])} of its step"
+        text += f"\nThe run itself ({ran}) waited {format_percent(idle / row['step_time_s'])} of its step"
     return text
 
 

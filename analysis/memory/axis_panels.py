@@ -18,7 +18,8 @@ from analysis.memory.peak_split import Stack, experiment_of, predicted, stack_of
 from analysis.memory.variants import steps_to_all, variant
 from analysis.rows import metrics
 from analysis.rows.frame_cache import cache_per_frame
-from analysis.rows.labels import MEMORY_CATEGORIES, plural, records
+from analysis.rows.labels import MEMORY_CATEGORIES, records
+from results.text import plural
 from workloads.record import config_columns
 
 MOST_MODELS = 2

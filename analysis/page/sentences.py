@@ -9,9 +9,9 @@ import pandas as pd
 
 from analysis.rows import labels, metrics
 from analysis.rows.cohorts import mixtures
-from analysis.rows.labels import gib, listed, number, percent, plural
 from analysis.rows.load import Results, last_attempts, planned, waiting
 from analysis.rows.stats import MedianInterval, median_interval
+from results.text import format_bytes, format_number, format_percent, listed, plural
 
 _METHODS = {"rehearsed_fake": "traced without a device"}
 _MOST_WINNERS = 4
@@ -103,19 +103,22 @@ def _batches(frame: pd.DataFrame, noun: str) -> list[str]:
 def _winner(row: Mapping[str, Any], noun: str, unit: str) -> str:
     details = []
     if pd.notna(row[metrics.MFU]):
-        details.append(f"{metrics.MFU_NAME} {percent(row[metrics.MFU])}")
+        details.append(f"{metrics.MFU_NAME} {format_percent(row[metrics.MFU])}")
     if pd.notna(row["peak_allocated_bytes"]):
-        details.append(f"peak {gib(row['peak_allocated_bytes'])}")
+        details.append(f"peak {format_bytes(row['peak_allocated_bytes'])}")
     elif pd.notna(row["peak_reserved_bytes"]):
-        details.append(f"{gib(row['peak_reserved_bytes'])} reserved")
+        details.append(f"{format_bytes(row['peak_reserved_bytes'])} reserved")
     text = f"{row['workload']} on {labels.devices(row['world_size'], noun)}: {row['layout']} is fastest of "
-    text += f"{plural(int(row['candidates']), 'finished layout')} with {number(row[metrics.RANK_BY])} {unit}"
+    text += f"{plural(int(row['candidates']), 'finished layout')} with {format_number(row[metrics.RANK_BY])} {unit}"
     text += f" ({', '.join(details)})" if details else ""
     if pd.isna(row["margin"]):
         return text + "; there is nothing to compare it with."
     if bool(row["tie"]):
-        return text + f"; {row['runner_up']} is {percent(row['margin'])} behind, within the spread of the steps: a tie."
-    return text + f", {percent(row['margin'])} ahead of {row['runner_up']}."
+        return (
+            text
+            + f"; {row['runner_up']} is {format_percent(row['margin'])} behind, within the spread of the steps: a tie."
+        )
+    return text + f", {format_percent(row['margin'])} ahead of {row['runner_up']}."
 
 
 def what_failed(frame: pd.DataFrame) -> list[str]:
@@ -134,16 +137,16 @@ def what_failed(frame: pd.DataFrame) -> list[str]:
     parts = [f"{count:,} {labels.OUTCOME_NAMES.get(str(kind), kind)}" for kind, count in kinds.items()]
     sentences = [
         *stopped,
-        f"{len(failed):,} of {plural(len(final), 'point')} did not finish ({percent(len(failed) / len(final))}): "
-        f"{listed(parts)}.",
+        f"{len(failed):,} of {plural(len(final), 'point')} did not finish "
+        f"({format_percent(len(failed) / len(final))}): {listed(parts)}.",
     ]
     hours = metrics.device_hours(frame)
     if hours.sum() > 0:
         lost = hours.drop("ok", errors="ignore").sum()
         noun = "GPU-hours" if labels.device_noun(frame) == "GPUs" else "process-hours"
         sentences.append(
-            f"Attempts that did not finish held {number(lost)} of {number(hours.sum())} {noun} "
-            f"({percent(lost / hours.sum())})."
+            f"Attempts that did not finish held {format_number(lost)} of {format_number(hours.sum())} {noun} "
+            f"({format_percent(lost / hours.sum())})."
         )
     phases = failed["phase"].dropna().value_counts()
     if len(phases):
@@ -173,7 +176,7 @@ def how_far_to_trust(frame: pd.DataFrame) -> list[str]:
     ranked = metrics.ranked(frame)
     repeated = ranked[ranked["repeats"] > 1]
     if len(repeated):
-        worst = percent(float(repeated["repeat_spread"].max()))
+        worst = format_percent(float(repeated["repeat_spread"].max()))
         sentences.append(
             f"{plural(len(repeated), 'experiment')} finished more than once; the runs differ by at most {worst}."
         )
@@ -227,7 +230,7 @@ def rehearsal_check(attempts: pd.DataFrame) -> list[str]:
     if len(peaks):
         sentences.append(
             f"{plural(len(peaks), 'experiment')} were both rehearsed and measured: the rehearsed peak memory is off by "
-            f"{percent(peaks.median(), 2)} in the median and {percent(peaks.max(), 2)} at most."
+            f"{format_percent(peaks.median(), 2)} in the median and {format_percent(peaks.max(), 2)} at most."
         )
     split = both["tp"] > 1
     parts = []
@@ -247,5 +250,5 @@ def _signed(fraction: float) -> str:
 
 def _interval(value: MedianInterval) -> str:
     if value.low is None or value.high is None:
-        return percent(value.median)
-    return f"{percent(value.median)} (95 % interval {100 * value.low:.1f} to {percent(value.high)})"
+        return format_percent(value.median)
+    return f"{format_percent(value.median)} (95 % interval {100 * value.low:.1f} to {format_percent(value.high)})"

@@ -14,6 +14,7 @@ from analysis.rows import labels, metrics
 from analysis.rows.cohorts import Cohort
 from analysis.rows.load import last_attempts
 from results.schema import ATTEMPTS
+from results.text import format_bytes, format_number, format_percent
 
 _FIRST = ("method", "cluster", "measurement_version", "model", "seq_len", "world_size", "layout")
 _READ_FIRST = ("method", "cluster", "model", "seq_len", "world_size", "layout")
@@ -75,11 +76,11 @@ def ranked_rows(frame: pd.DataFrame, most: int) -> tuple[list[str], list[list[st
             row["workload"],
             f"{int(row['world_size']):,}",
             row["layout"],
-            labels.number(row[metrics.RANK_BY]),
-            labels.percent(row[metrics.MFU]),
-            labels.number(row["step_time_s"]),
-            labels.percent(row["step_time_max_s"] / row["step_time_min_s"] - 1),
-            labels.gib(row[memory]),
+            format_number(row[metrics.RANK_BY]),
+            format_percent(row[metrics.MFU]),
+            format_number(row["step_time_s"]),
+            format_percent(row["step_time_max_s"] / row["step_time_min_s"] - 1),
+            format_bytes(row[memory]),
             _loss_word(row["loss_agrees"]),
         ]
         for row in labels.records(_fair_share(rows, most))
@@ -98,12 +99,12 @@ def best_rows(frame: pd.DataFrame) -> tuple[list[str], list[list[str]], int]:
             row["workload"],
             f"{int(row['world_size']):,}",
             row["layout"],
-            labels.number(row[metrics.RANK_BY]),
-            labels.percent(row[metrics.MFU]),
-            labels.gib(row[memory]),
+            format_number(row[metrics.RANK_BY]),
+            format_percent(row[metrics.MFU]),
+            format_bytes(row[memory]),
             f"{int(row['candidates']):,}",
             row["runner_up"] if isinstance(row["runner_up"], str) else "–",
-            labels.percent(row["margin"]) + (" (tie)" if row["tie"] else ""),
+            format_percent(row["margin"]) + (" (tie)" if row["tie"] else ""),
         ]
         for row in labels.records(labels.in_group_order(best))
     ]

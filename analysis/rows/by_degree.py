@@ -11,6 +11,7 @@ import pandas as pd
 
 from analysis.rows import labels, metrics, pairs, pipeline_bubble
 from analysis.rows.frame_cache import cache_per_frame
+from results.text import GIB
 
 _KEPT = (
     *("workload", "axis", "degree", "series", "world_size", "tokens_per_s_per_gpu", "lost", "lost_share"),
@@ -111,7 +112,7 @@ def _table(rows: pd.DataFrame) -> pd.DataFrame:
     rows = rows.assign(
         lost=before - rows[metrics.RANK_BY],
         lost_share=1 - rows[metrics.RANK_BY] / before,
-        memory_gib=rows[memory] / labels.GIB,
+        memory_gib=rows[memory] / GIB,
         memory_kind=metrics.MEMORY_NAMES[memory],
     )
     return rows[[name for name in _KEPT if name in rows]].reset_index(drop=True)

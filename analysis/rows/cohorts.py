@@ -13,7 +13,8 @@ from typing import cast
 
 import pandas as pd
 
-from analysis.rows.labels import add_labels, listed, plural
+from analysis.rows.labels import add_labels
+from results.text import listed, plural
 from workloads.experiment import ENGINE
 
 METHOD_NAMES = {

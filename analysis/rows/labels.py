@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from results.schema import UNKNOWN_OUTCOME
-
-GIB = 2**30
+from results.text import listed, plural
 
 OUTCOME_NAMES = {
     "ok": "ok",
@@ -131,47 +129,11 @@ def group_name(workload: str, size: float, noun: str) -> str:
 
 
 def devices(size: float, noun: str) -> str:
-    count = int(size)
-    return f"{count:,} {noun}" if count != 1 else "1 " + noun.removesuffix("es" if noun.endswith("sses") else "s")
+    return plural(int(size), noun.removesuffix("es" if noun.endswith("sses") else "s"))
 
 
 def rate_unit(frame: pd.DataFrame) -> str:
     return "tokens/s/process" if device_noun(frame) != "GPUs" else "tokens/s/GPU"
-
-
-def listed(items: Sequence[str], most: int = 6) -> str:
-    """``a, b and c``; a long list is cut with the number that is left."""
-    items = list(items)
-    if len(items) > most:
-        return ", ".join(items[:most]) + f" and {len(items) - most} more"
-    return " and ".join(items) if len(items) < 3 else ", ".join(items[:-1]) + f" and {items[-1]}"
-
-
-def gib(value: float | None) -> str:
-    """Bytes as ``61.3 GiB``; small amounts in MiB; unknown as a dash."""
-    if value is None or not np.isfinite(value):
-        return "–"
-    return f"{value / GIB:.1f} GiB" if value >= GIB / 10 else f"{value / 2**20:.1f} MiB"
-
-
-def memory_unit(largest_bytes: float) -> tuple[int, str]:
-    """Bytes and name of the unit that axes up to ``largest_bytes`` are drawn in."""
-    return (GIB, "GiB") if largest_bytes >= GIB else (2**20, "MiB")
-
-
-def number(value: float | None) -> str:
-    """Three significant digits for small numbers, thousands separated for large ones; unknown as a dash."""
-    if value is None or not np.isfinite(value):
-        return "–"
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
-
-
-def percent(fraction: float | None, digits: int = 1) -> str:
-    return "–" if fraction is None or not np.isfinite(fraction) else f"{100 * fraction:.{digits}f} %"
-
-
-def plural(count: int, noun: str, nouns: str | None = None) -> str:
-    return f"{count:,} {noun if count == 1 else nouns or noun + 's'}"
 
 
 def _int(row: Mapping[str, Any], name: str) -> int | None:

@@ -1,7 +1,7 @@
-"""Small statistics for few numbers: a median and how well it is known, and when there are too few to say.
+"""Small statistics for few numbers: a median and how well it is known, rank correlation, and too few values to say.
 
-Steps of warm-up are cut where rows are made: every time and rate of an attempt is over its timed steps alone, and
-nothing here or in any figure cuts again.
+Warm-up steps are cut where rows are made: every time and rate of an attempt is over its timed steps alone, and nothing
+here or in any figure cuts again.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
+import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
 MIN_FOR_INTERVAL = 5
@@ -63,10 +64,10 @@ def supported_median(values: Iterable[float], fewest: int = MIN_FOR_INTERVAL) ->
 
 def rank_correlation(one: ArrayLike, two: ArrayLike) -> float | None:
     """Spearman's rank correlation, ties sharing their mean rank; None where either does not vary."""
-    ranks = [_mean_ranks(np.asarray(values, dtype=float)) for values in (one, two)]
-    if any(rank.size < 2 or np.ptp(rank) == 0 for rank in ranks):
+    ranks = [_ranks(values) for values in (one, two)]
+    if any(rank.nunique() < 2 for rank in ranks):
         return None
-    return float(np.corrcoef(ranks[0], ranks[1])[0, 1])
+    return float(ranks[0].corr(ranks[1]))
 
 
 def chance_of_rank_correlation(one: ArrayLike, two: ArrayLike, *, shuffles: int = 1000, seed: int = 0) -> float | None:
@@ -81,8 +82,7 @@ def chance_of_rank_correlation(one: ArrayLike, two: ArrayLike, *, shuffles: int 
     size = np.asarray(one).size
     if size > MOST_SHUFFLED:
         return math.erfc(abs(found) * math.sqrt((size - 1) / 2))
-    a, b = (_mean_ranks(np.asarray(values, dtype=float)) for values in (one, two))
-    a, b = a - a.mean(), b - b.mean()
+    a, b = ((ranks - ranks.mean()).to_numpy() for ranks in (_ranks(one), _ranks(two)))
     shuffled = np.random.default_rng(seed).permuted(np.broadcast_to(b, (shuffles, b.size)), axis=1)
     others = shuffled @ a / np.sqrt((a @ a) * (b @ b))
     # The order that was found is one of the possible ones: no chance is ever 0.
@@ -106,8 +106,5 @@ def _resampled_medians(ordered: NDArray[np.float64], resamples: int, rng: np.ran
     return means
 
 
-def _mean_ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
-    last = np.cumsum(counts)
-    mean_rank: NDArray[np.float64] = (last - (counts - 1) / 2)[place]
-    return mean_rank
+def _ranks(values: ArrayLike) -> pd.Series:
+    return pd.Series(np.asarray(values, dtype=float)).rank()

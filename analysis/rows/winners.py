@@ -9,6 +9,7 @@ from __future__ import annotations
 import pandas as pd
 
 from analysis.rows import labels, metrics
+from results.text import GIB
 
 RULES = ("published_mfu", "tokens_per_s")
 """Names of the rules, as in the column ``rank_by``."""
@@ -56,5 +57,5 @@ def best_by(frame: pd.DataFrame, rule: str) -> pd.DataFrame:
         node_count=node_count(best),
         rank_by=rule,
         mfu_percent=100 * published_mfu(best),
-        memory_gb=best["peak_reserved_bytes"] / labels.GIB,
+        memory_gb=best["peak_reserved_bytes"] / GIB,
     )

@@ -16,14 +16,15 @@ from typing import Literal
 
 from launchers.attempt import flight_summary
 from launchers.attempt.watchdog import StalledRank, WatchResult
+from results.log_tail import read_tail
 from results.schema import PHASES
+from results.text import format_bytes, name_ranks
 from workloads import protocol
 from workloads.protocol import RankError, RankResult
 
 EVIDENCE_LIMIT = 2000
 LEAST_ROOM_BYTES = 16 * 2**10
 _TAIL_LINES = 12
-_GIB = 2**30
 
 StopReason = Literal["cancelled", "preempted"]
 
@@ -124,8 +125,8 @@ def too_big_for_target(outcome: Outcome, peak_bytes: int | None, usable_bytes: i
     return Outcome(
         outcome="oom",
         phase="step",
-        evidence=f"rehearsed in full; its peak of {peak_bytes / _GIB:.2f} GiB is over the "
-        f"{usable_bytes / _GIB:.2f} GiB that a device of cluster {cluster} can give",
+        evidence=f"rehearsed in full; its peak of {format_bytes(peak_bytes, 2)} is over the "
+        f"{format_bytes(usable_bytes, 2)} that a device of cluster {cluster} can give",
         teardown_hung=outcome.teardown_hung,
     )
 
@@ -133,13 +134,10 @@ def too_big_for_target(outcome: Outcome, peak_bytes: int | None, usable_bytes: i
 def log_tail(folder: Path, rank: int, lines: int = _TAIL_LINES) -> str:
     """The last lines of a rank's output, empty when it wrote nothing."""
     try:
-        with protocol.log_path(folder, rank).open("rb") as file:
-            size = file.seek(0, 2)
-            file.seek(max(0, size - 16_384))
-            text = file.read().decode(errors="replace")
+        found = read_tail(protocol.log_path(folder, rank), lines, skip_blank=True)
     except OSError:
         return ""
-    return "\n".join([line.rstrip() for line in text.splitlines() if line.strip()][-lines:])
+    return "\n".join(line.rstrip() for line in found.lines)
 
 
 def _completed(results: Mapping[int, RankResult], watched: WatchResult, measured: bool) -> Outcome:
@@ -155,7 +153,7 @@ def _completed(results: Mapping[int, RankResult], watched: WatchResult, measured
         )
     killed = sorted(rank for rank, exit_ in watched.exits.items() if exit_.killed_by_us)
     if killed:
-        evidence = f"measured in full; {_ranks(killed)} did not end and had to be killed"
+        evidence = f"measured in full; {name_ranks(killed)} did not end and had to be killed"
         return Outcome(outcome="ok", phase="teardown", failed_rank=killed[0], evidence=evidence, teardown_hung=True)
     broken = [str(exit_) for exit_ in watched.exits.values() if exit_.status != 0]
     if broken:
@@ -198,7 +196,7 @@ def has_room(folder: Path) -> bool:
 
 def _from_failure(folder: Path, first: _Failure, failures: Sequence[_Failure], watched: WatchResult) -> Outcome:
     others = [failure for failure in failures if failure.rank != first.rank]
-    also = f" (then {_ranks([failure.rank for failure in others])} failed too)" if others else ""
+    also = f" (then {name_ranks([failure.rank for failure in others])} failed too)" if others else ""
     place = where(first.phase, first.step)
     outcome = {"oom": "oom", "nccl_error": "nccl_error", "diverged": "diverged"}.get(first.kind, "crash")
     infrastructure = outcome in ("crash", "nccl_error") and bool(_INFRASTRUCTURE.search(first.message))
@@ -241,9 +239,9 @@ def _only_consequences(
     silent = [rank for rank in ranks if rank not in results and rank not in {failure.rank for failure in failures}]
     if any(_COLLECTIVE_TIMEOUT.search(failure.message) for failure in failures):
         guilty = _furthest_behind(watched, silent or [failure.rank for failure in failures])
-        evidence = f"a collective timed out on {_ranks([failure.rank for failure in failures])}"
+        evidence = f"a collective timed out on {name_ranks([failure.rank for failure in failures])}"
         if silent:
-            evidence += f"; {_ranks(silent)} never came or never returned"
+            evidence += f"; {name_ranks(silent)} never came or never returned"
         evidence += f", {_describe(guilty)} furthest behind: {first.message}"
         return Outcome(
             outcome="hang",
@@ -258,7 +256,7 @@ def _only_consequences(
         phase_step=first.step,
         failed_rank=first.rank,
         evidence=_cut(
-            f"{_ranks([f.rank for f in failures])} lost their connections {where(first.phase, first.step)}; "
+            f"{name_ranks([f.rank for f in failures])} lost their connections {where(first.phase, first.step)}; "
             f"no rank failed by itself: {first.message}"
         ),
         infrastructure=True,
@@ -275,7 +273,7 @@ def _lost(watched: WatchResult) -> Outcome:
         phase=phase,
         phase_step=step,
         failed_rank=rank,
-        evidence=_cut(f"{why}, with {_ranks(sorted(watched.lost))}"),
+        evidence=_cut(f"{why}, with {name_ranks(sorted(watched.lost))}"),
         infrastructure=True,
     )
 
@@ -358,11 +356,6 @@ def where(phase: str | None, step: int | None) -> str:
     if step is not None and phase in ("warmup", "step"):
         return f"in step {step}" if phase == "step" else f"in warmup step {step}"
     return f"in {phase or 'an unknown phase'}"
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    shown = ", ".join(str(rank) for rank in ranks[:8])
-    return f"rank{'s' if len(ranks) > 1 else ''} {shown}" + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
 
 
 def _not_finite(loss: float | None) -> bool:

@@ -18,11 +18,10 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from results.errors import UltrasweepError
+from results.text import GIB, MIB, format_bytes
 
-FREE_SLACK_BYTES = 256 * 2**20
+FREE_SLACK_BYTES = 256 * MIB
 """What the driver may keep beyond the level seen before the first point (its own buffers grow with first use)."""
-_MIB = 2**20
-_GIB = 2**30
 _POLL_S = 0.01
 _ANSWER_LIMIT_S = 60.0
 """A driver that takes longer than this to answer is not going to."""
@@ -78,10 +77,10 @@ class CudaDevices:
 
     def notes(self) -> list[str]:
         return [
-            f"GPU {index} already holds {device['used'] / _GIB:.2f} GiB of memory{_pids(device['pids'])}; "
+            f"GPU {index} already holds {format_bytes(device['used'], 2)} of memory{_pids(device['pids'])}; "
             "points on it will have that much less"
             for index, device in enumerate(self._seen)
-            if device["used"] > _GIB
+            if device["used"] > GIB
         ]
 
     def wait_until_free(self, count: int, limit_s: float, meanwhile: Callable[[], None]) -> str | None:
@@ -95,7 +94,7 @@ class CudaDevices:
         index = {device["id"]: number for number, device in enumerate(self._seen)}
         held = "; ".join(
             f"GPU {index[device['id']]} still holds "
-            f"{(device['used'] - levels[device['id']]) / _MIB:.0f} MiB{_pids(device['pids'])}"
+            f"{(device['used'] - levels[device['id']]) / MIB:.0f} MiB{_pids(device['pids'])}"
             for device in busy
         )
         return f"{held} {limit_s:.0f} s after the last process had gone"

@@ -33,7 +33,9 @@ from launchers.state.submissions import Submission
 from launchers.state.sweep_dir import Point, SweepDir, read_point
 from results.errors import InvalidResults, UltrasweepError
 from results.lease import Lease, acquire
+from results.log_tail import tail_in_one_line
 from results.provenance import code_provenance
+from results.text import plural
 from workloads.protocol import write_json
 
 _LEASE_STALE_S = 30.0
@@ -249,7 +251,7 @@ class Reconciler:
             self._failures = 0
             done += count
             self._last[nodes] = (submission.token, attempts, now)
-            self._say(f"{_pilots(count)} of {_nodes(nodes)} submitted: job {submission.job_id}")
+            self._say(f"{plural(count, 'pilot')} of {plural(nodes, 'node')} submitted: job {submission.job_id}")
         return done
 
     def _submit(self, nodes: int, count: int) -> Submission:
@@ -310,7 +312,7 @@ class Reconciler:
             self._give_up(
                 nodes,
                 PilotsEnd(
-                    f"pilots of {_nodes(nodes)} ended {failed} times in a row without an attempt; the last: "
+                    f"pilots of {plural(nodes, 'node')} ended {failed} times in a row without an attempt; the last: "
                     f"{self._tracker.ending(token)}; {_tail(self._sweep, token)}"
                 ),
             )
@@ -318,12 +320,14 @@ class Reconciler:
         if now - since < _PAUSES_S[failed]:
             return False
         self._fruitless[nodes] = failed
-        self._say(f"pilots of {_nodes(nodes)} ended without an attempt ({self._tracker.ending(token)}); trying again")
+        self._say(
+            f"pilots of {plural(nodes, 'node')} ended without an attempt ({self._tracker.ending(token)}); trying again"
+        )
         return True
 
     def _give_up(self, nodes: int, error: UltrasweepError) -> None:
         if not isinstance(error, PilotsEnd):
-            error = type(error)(f"Slurm refuses pilots of {_nodes(nodes)}: {error}")
+            error = type(error)(f"Slurm refuses pilots of {plural(nodes, 'node')}: {error}")
         self._given_up[nodes] = error
 
     def _try_later(self, line: str) -> None:
@@ -336,7 +340,7 @@ class Reconciler:
         """Take pilots off Slurm's queue whose shape has no point waiting any more."""
         idle = [job for job in jobs if job.waiting and self._tracker.shape(job.token) not in demand.points]
         if idle and self.client.cancel(idle, only_waiting=True):
-            self._say(f"{_pilots(len(idle))} taken off Slurm's queue: no point is left that would need more")
+            self._say(f"{plural(len(idle), 'pilot')} taken off Slurm's queue: no point is left that would need more")
 
 
 def pilot_job(
@@ -361,20 +365,11 @@ def pilot_job(
     )
 
 
-def _pilots(count: int) -> str:
-    return f"{count} pilot{'s' * (count > 1)}"
-
-
-def _nodes(count: int) -> str:
-    return f"{count} node{'s' * (count > 1)}"
-
-
 def _tail(sweep: SweepDir, token: str) -> str:
     """The last lines of the newest log of a submission's pilots."""
     try:
         logs = sorted(submissions.log_dir(sweep.path, token).glob("*.out"), key=lambda path: path.stat().st_mtime)
-        lines = logs[-1].read_text(errors="replace").splitlines() if logs else []
     except OSError:
-        lines = []
-    said = " | ".join(line.strip() for line in lines[-_LOG_LINES:] if line.strip())
+        logs = []
+    said = tail_in_one_line(logs[-1], _LOG_LINES) if logs else ""
     return f"{logs[-1]}: {said}" if said else "its log is empty"

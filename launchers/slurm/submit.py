@@ -25,9 +25,10 @@ from launchers.state.submissions import new_submission
 from launchers.state.sweep_dir import Point, SweepDir
 from launchers.status.run_summary import RunSummary
 from launchers.status.status import StatusReader, SweepStatus
-from launchers.status.view import LiveView, PlainView, View, span
+from launchers.status.view import LiveView, PlainView, View
 from results.errors import InvalidResults, UltrasweepError
 from results.provenance import command_line
+from results.text import format_duration, plural
 
 PILOT = (sys.executable, "-m", "launchers.slurm.pilot_job")
 POLL_S, SLOWEST_POLL_S = 2.0, 60.0
@@ -101,7 +102,9 @@ def watch(sweep: SweepDir, *, live: bool | None = None) -> RunSummary:
                 slurm_asked.next(changed)
                 nobody = nobody + 1 if jobs is not None and not any(j.alive for j in jobs) and not status.pilots else 0
                 if nobody >= 2:  # twice: a pilot may be between two states
-                    message = f"no pilot is there, {_points(status.left)} left; the command that ran them goes on"
+                    message = (
+                        f"no pilot is there, {plural(status.left, 'point')} left; the command that ran them goes on"
+                    )
                     break
             if received:
                 detached = True
@@ -219,7 +222,7 @@ class _Watcher:
                 self.leave()
                 return
             if self._cancelled():
-                self._message = f"cancelled by another command; {_points(status.left)} left"
+                self._message = f"cancelled by another command; {plural(status.left, 'point')} left"
                 return
             moved = status.finished != finished
             finished = status.finished
@@ -319,7 +322,7 @@ class _Watcher:
             return False
         if cycle.demand.points and len(status.attempts) == self._known_attempts:
             raise next(iter(cycle.given_up.values()))
-        self._message = "; ".join(self._why_left(cycle)) or f"{_points(status.left)} are left"
+        self._message = "; ".join(self._why_left(cycle)) or f"{plural(status.left, 'point')} are left"
         return True
 
     def _why_left(self, cycle: Cycle) -> list[str]:
@@ -329,8 +332,8 @@ class _Watcher:
             why.append(f"{_need(demand.too_wide)} more nodes than launcher.max_nodes={options.max_nodes}")
         if demand.too_long:
             why.append(
-                f"{_need(demand.too_long)} up to {span(demand.longest_s)}; a pilot of "
-                f"launcher.time_min={options.time_min} has {span(options.usable_s)}"
+                f"{_need(demand.too_long)} up to {format_duration(demand.longest_s)}; a pilot of "
+                f"launcher.time_min={options.time_min} has {format_duration(options.usable_s)}"
             )
         why += [f"held back: {kind}: {reason}" for kind, reason in cycle.held.items()]
         return why
@@ -394,9 +397,5 @@ def _sleep(seconds: float, received: list[int]) -> None:
         time.sleep(min(0.2, max(0.0, until - time.monotonic())))
 
 
-def _points(count: int) -> str:
-    return f"{count:,} point{'' if count == 1 else 's'}"
-
-
 def _need(count: int) -> str:
-    return f"{_points(count)} need{'s' * (count == 1)}"
+    return f"{plural(count, 'point')} need{'s' * (count == 1)}"

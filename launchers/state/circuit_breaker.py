@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 from launchers.state.history import AttemptRecord
 from launchers.state.sweep_dir import SweepDir
+from results.text import plural
 from workloads.experiment import Experiment
 from workloads.protocol import write_json
 
@@ -28,7 +29,7 @@ _BREAKING = ("crash", "hang", "nccl_error", "timeout", "diverged")
 def kind_of(experiment: Experiment, nodes: int) -> str:
     """What points must share for the failure of one to speak for the others, in words."""
     axes = [name for name in ("tp", "cp", "pp", "ep") if getattr(experiment, name) > 1]
-    parts = [experiment.model.name, f"{nodes} node{'' if nodes == 1 else 's'}", f"ZeRO {experiment.zero_stage}"]
+    parts = [experiment.model.name, plural(nodes, "node"), f"ZeRO {experiment.zero_stage}"]
     parts += ["+".join(axes)] if axes else []
     parts += [f"recompute {experiment.recompute}"] if experiment.recompute != "none" else []
     parts += [experiment.pp_schedule] if experiment.pp > 1 else []

@@ -18,6 +18,7 @@ from launchers.state.history import describe
 from launchers.state.pilot_state import Running
 from launchers.status.status import SweepStatus
 from launchers.status.work_left import ShapeStatus
+from results.text import format_duration, format_hours, plural
 
 _SHOWN, _RUNNING = 5, 8
 """Attempts, and running points, that the live view has room for."""
@@ -138,11 +139,11 @@ def shape_table(status: SweepStatus) -> Table:
         ("running", [f"{one.running:,}" for one in shapes], f"{sum(one.running for one in shapes):,}"),
         ("ok", [f"{one.done.get('ok', 0):,}" for one in shapes], f"{status.done.get('ok', 0):,}"),
         ("not ok", [f"{count:,}" for count in failed], f"{sum(failed):,}"),
-        ("device-h spent", [hours(one.device_hours) for one in shapes], hours(status.device_hours)),
+        ("device-h spent", [format_hours(one.device_hours) for one in shapes], format_hours(status.device_hours)),
         (
             "left",
-            [hours(value) for value in left],
-            hours(None if None in left else sum(value or 0.0 for value in left)),
+            [format_hours(value) for value in left],
+            format_hours(None if None in left else sum(value or 0.0 for value in left)),
         ),
     ]
     for at, (name, _, footer) in enumerate(columns):
@@ -152,21 +153,6 @@ def shape_table(status: SweepStatus) -> Table:
     return table
 
 
-def hours(value: float | None) -> str:
-    """Device-hours for people; ``?`` where they are not known."""
-    if value is None:
-        return "?"
-    return f"{value:,.0f}" if value >= 100 else f"{value:,.2f}"
-
-
-def span(seconds: float) -> str:
-    """A length of time for people: ``42 s``, ``3 min``, ``2 h 05 min``."""
-    minutes = round(seconds / 60)
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60:02d} min"
-
-
 def _time_left(status: SweepStatus) -> str:
     if status.left == 0:
         return "done"
@@ -174,16 +160,16 @@ def _time_left(status: SweepStatus) -> str:
         return f"{status.left} left"
     end = time.localtime(time.time() + status.expected_left_s)
     stamp = time.strftime("%H:%M" if status.expected_left_s < 20 * 3600 else "%a %H:%M", end)
-    return f"{status.left} left, about {span(status.expected_left_s)}, until {stamp}"
+    return f"{status.left} left, about {format_duration(status.expected_left_s)}, until {stamp}"
 
 
 def _shape(shape: ShapeStatus) -> str:
-    devices = f"{shape.devices:,} device{'' if shape.devices == 1 else 's'}"
-    return devices if shape.nodes is None else f"{shape.nodes} node{'' if shape.nodes == 1 else 's'}, {devices}"
+    devices = plural(shape.devices, "device")
+    return devices if shape.nodes is None else f"{plural(shape.nodes, 'node')}, {devices}"
 
 
 def _pilots(count: int) -> str:
-    return f"{count} pilots" if count > 1 else "pilot"
+    return plural(count, "pilot") if count > 1 else "pilot"
 
 
 def _line(text: str) -> Text:

@@ -24,8 +24,9 @@ from analysis.figures import (
     style,
 )
 from analysis.figures.spec import FigureSpec
-from analysis.rows import labels, metrics
+from analysis.rows import metrics
 from analysis.rows.cohorts import split
+from results.text import format_bytes
 from tests.analysis import synthetic
 from tests.analysis.conftest import frame_of
 
@@ -85,7 +86,7 @@ def test_best_heatmaps_show_the_winner_of_every_cell(frame: pd.DataFrame) -> Non
     shown = words(figure)
     for row in metrics.best_configurations(frame).to_dict("records"):
         assert f"{100 * row['mfu_palm']:.1f} %" in shown
-        assert labels.gib(row["peak_allocated_bytes"]) in shown
+        assert format_bytes(row["peak_allocated_bytes"]) in shown
         assert row["degrees"] in shown
     assert any("none of" in text for text in shown)  # 8B does not fit on one GPU
     assert "MFU (PaLM), % of peak" in shown

@@ -20,7 +20,8 @@ from launchers.state.pilot_state import PilotState, Running
 from launchers.state.process_identity import own_identity
 from launchers.state.requirements import needed_s
 from launchers.status.status import SweepStatus
-from launchers.status.view import PlainView, picture, span
+from launchers.status.view import PlainView, picture
+from results.text import format_duration
 from tests.launchers.scripted import points, settings
 from tests.launchers.test_queue import attempt
 from workloads.errors import InvalidSweep
@@ -275,4 +276,4 @@ def test_the_plain_view_prints_each_attempt_once(capsys: pytest.CaptureFixture[s
 
 
 def test_spans_are_for_people() -> None:
-    assert [span(s) for s in (4.2, 99.0, 150.0, 7500.0)] == ["4 s", "99 s", "2 min", "2 h 05 min"]
+    assert [format_duration(s) for s in (4.2, 99.0, 150.0, 7500.0)] == ["4 s", "99 s", "2 min", "2 h 05 min"]

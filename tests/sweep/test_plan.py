@@ -10,9 +10,10 @@ import pytest
 
 from results.schema import LEDGER, MEASUREMENT_VERSION
 from results.store import read_ledger
+from results.text import GIB
 from sweep.config import compose_sweep
 from sweep.ledger import ledger_rows, write_ledger_file
-from sweep.plan import GIB, DeviceLimit, known_answers, refuse_hopeless
+from sweep.plan import DeviceLimit, known_answers, refuse_hopeless
 from sweep.summary import fastest
 from tests.sweep.helpers import plan_of, store_attempt
 from workloads.costs.memory import estimate_memory
