@@ -42,7 +42,7 @@ class Job:
             wall_time_s=None,
             stop_with_parent=False,
             nodes=nodes,
-            scheduler="slurm",
+            batch_system="slurm",
             provenance={},
         )
         write_json(pilot_state.config_path(sweep, name), pilot_config_to_dict(config))
