@@ -5,15 +5,9 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 from results.errors import UltrasweepError
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-_MIN_WIDTH = 120
-"""Characters. Tables need room where nobody set a width: in a pipe or a log file."""
 
 
 class InvalidOption(UltrasweepError):
@@ -53,11 +47,3 @@ def names_of(known: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
         return found
 
     return known_names
-
-
-def console() -> Console:
-    """Where a command writes its tables: as wide as the terminal, or wide enough for tables elsewhere."""
-    from rich.console import Console
-
-    found = Console()
-    return found if found.is_terminal or found.width >= _MIN_WIDTH else Console(width=_MIN_WIDTH)

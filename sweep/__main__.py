@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from results.errors import UltrasweepError
+from results.terminal import one_line
 
 USAGE, INTERRUPTED = 2, 130
 
@@ -47,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _dispatch(arguments)
     except UltrasweepError as error:
-        print(f"ultrasweep: {_one_line(str(error))}", file=sys.stderr)
+        print(f"ultrasweep: {one_line(str(error))}", file=sys.stderr)
         return USAGE
     except KeyboardInterrupt:
         print("ultrasweep: interrupted", file=sys.stderr)
@@ -57,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     except OSError as error:  # a full disk, a folder that is not ours or has gone: the machine's matter, not a bug
         where = f" {error.filename}" if error.filename else ""
-        print(_one_line(f"ultrasweep: cannot use{where}: {error.strerror or error}"), file=sys.stderr)
+        print(one_line(f"ultrasweep: cannot use{where}: {error.strerror or error}"), file=sys.stderr)
         return USAGE
 
 
@@ -78,15 +79,10 @@ def _dispatch(arguments: list[str]) -> int:
 
     command = COMMANDS.get(name)
     if command is None:
-        from sweep.grid import suggest
+        from workloads.checks import suggest
 
         raise UltrasweepError(f"no command {name!r}{suggest(name, COMMANDS)}")
     return command(rest)
-
-
-def _one_line(text: str) -> str:
-    """What names of files or of points bring with them must neither break the line nor speak to the terminal."""
-    return "".join(char if char.isprintable() else "�" for char in " ".join(text.split()))
 
 
 if __name__ == "__main__":

@@ -8,15 +8,11 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 from results.errors import UltrasweepError
+from results.terminal import open_console
 from results.text import plural
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-_MIN_WIDTH = 120
 
 SWEEP_WORDS = """\
 words (Hydra's grammar; in zsh, quote those with brackets):
@@ -66,7 +62,7 @@ def _plan(rest: list[str]) -> int:
     if options.out is not None:
         write_ledger_file(options.out, plan)
     refuse_hopeless(plan)
-    console = _console()
+    console = open_console()
     print_plan(plan, console, top=options.top)
     if options.out is not None:
         console.print(f"ledger: {options.out}", highlight=False, markup=False)
@@ -82,7 +78,7 @@ def _run(rest: list[str]) -> int:
     from sweep.run import enqueue, prepare, tell_dry, tell_end, tell_start, would_wait
 
     prepared = prepare(options.words, ConfFolders(tuple(options.conf)), options.where)
-    command, console = _command("run", rest), _console()
+    command, console = _command("run", rest), open_console()
     if options.detach and prepared.slurm is None:
         raise UltrasweepError("--detach is for launcher=slurm: a run on this machine ends with this command")
     if prepared.dry and prepared.slurm is not None:
@@ -117,7 +113,7 @@ def _status(rest: list[str]) -> int:
     options = parser.parse_args(rest)
     from sweep.status import print_status
 
-    print_status(options.path, _console())
+    print_status(options.path, open_console())
     return 0
 
 
@@ -126,15 +122,15 @@ def _watch(rest: list[str]) -> int:
     parser.add_argument("path", type=Path, help="the sweep's folder, e.g. results/tiny")
     parser.add_argument("--plain", action="store_true", help="one line for each attempt instead of a live view")
     options = parser.parse_args(rest)
-    from launchers.slurm.submit import watch
+    from launchers.slurm.watch import watch
     from launchers.state.sweep_dir import SweepDir
     from sweep.run import tell_end
 
     sweep = SweepDir.open(options.path)
     summary = watch(sweep, live=False if options.plain else None)
-    tell_end(sweep, summary, "", _console())
+    tell_end(sweep, summary, "", open_console())
     if summary.detached:
-        print(f"{summary.left:,} points are left; this only stopped looking on")
+        print(f"{plural(summary.left, 'point')} left; only the watching has stopped")
     return summary.exit_code
 
 
@@ -146,7 +142,7 @@ def _cancel(rest: list[str]) -> int:
     )
     parser.add_argument("path", type=Path, help="the sweep's folder, e.g. results/tiny")
     options = parser.parse_args(rest)
-    from launchers.slurm.submit import cancel
+    from launchers.slurm.cancel import cancel
     from launchers.state.sweep_dir import SweepDir
 
     count = cancel(SweepDir.open(options.path))
@@ -166,22 +162,29 @@ def _logs(rest: list[str]) -> int:
     options = parser.parse_args(rest)
     from sweep.logs import print_logs
 
-    print_logs(options.results, options.id, _console(), rank=options.rank, lines=options.lines)
+    print_logs(options.results, options.id, open_console(), rank=options.rank, lines=options.lines)
     return 0
 
 
 def _retry(rest: list[str]) -> int:
-    parser = _parser("retry", "Put finished points back into the queue; `run` with the same words then runs them.")
+    parser = _parser("retry", "Requeue finished points; `run` with the same words then runs them.")
     parser.add_argument("path", type=Path, help="the sweep's folder, e.g. results/tiny")
     parser.add_argument("which", nargs="*", help="outcomes (crash, hang ...) or ids; default: all but ok and oom")
     parser.add_argument("--outcome", action="append", default=[], metavar="OUTCOME", help="the same, by its name only")
+    parser.add_argument(
+        "--paused", action="store_true", help="requeue nothing, only let paused kinds of points run (any retry does)"
+    )
     options = parser.parse_intermixed_args(rest)
-    from sweep.status import check_outcomes, retry_points
+    from sweep.retry import check_outcomes, resume_paused, retry_points
 
+    if options.paused and not options.which and not options.outcome:
+        resume_paused(options.path)
+        print("no kind of point is paused any more; run the sweep again to run what waits")
+        return 0
     check_outcomes(options.outcome)
     count = retry_points(options.path, [*options.which, *options.outcome])
     hint = "; run the sweep again to run what waits" if count else ""
-    print(f"{plural(count, 'point')} put back{hint}")
+    print(f"{plural(count, 'point')} requeued{hint}")
     return 0
 
 
@@ -193,7 +196,7 @@ def _explain(rest: list[str]) -> int:
     from sweep.explain import print_explanation
     from sweep.lookup import Results
 
-    print_explanation(Results(options.results).find(options.id), _console())
+    print_explanation(Results(options.results).find(options.id), open_console())
     return 0
 
 
@@ -207,7 +210,7 @@ def _diff(rest: list[str]) -> int:
     from sweep.lookup import Results
 
     results = Results(options.results)
-    print_difference(results.find(options.first), results.find(options.second), _console())
+    print_difference(results.find(options.first), results.find(options.second), open_console())
     return 0
 
 
@@ -255,14 +258,6 @@ def _add_results(
     parser: _Parser, what: str = "folder of sweeps, one sweep, or a ledger written by plan --out (default: results)"
 ) -> None:
     parser.add_argument("--results", type=Path, default=Path("results"), metavar="PATH", help=what)
-
-
-def _console() -> Console:
-    from rich.console import Console
-
-    console = Console()
-    # Tables need room where nobody set a width: in a pipe or a log file.
-    return console if console.is_terminal or console.width >= _MIN_WIDTH else Console(width=_MIN_WIDTH)
 
 
 def _command(name: str, rest: Sequence[str]) -> str:

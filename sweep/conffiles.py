@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sweep.grid import suggest
+from workloads.checks import suggest
 from workloads.errors import InvalidSweep
 from workloads.experiment import ModelSpec, model_from_dict
 

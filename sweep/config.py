@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from sweep.conffiles import ConfFolders
-from sweep.grid import GridSpec, grid_from_dict, suggest
+from sweep.grid import GridSpec, grid_from_dict
 from sweep.overrides import CHOSEN_GROUPS, Overrides, sort_overrides
-from workloads.cluster import ClusterSpec, cluster_from_dict
+from workloads.checks import suggest
+from workloads.cluster import ClusterSpec, check_cluster, cluster_from_dict
 from workloads.errors import InvalidSweep
 from workloads.experiment import ModelSpec
 from workloads.protocol import MeasureSpec
@@ -116,7 +117,7 @@ def compose_sweep(
         results_dir=_results_dir(data["results_dir"]),
         grids=grids,
         models={name: folders.model(name) for name in sorted(names)},
-        cluster=_cluster(_mapping(data, "cluster")),
+        cluster=check_cluster(cluster_from_dict(_mapping(data, "cluster"))),
         cluster_given=given is not None,
         launcher=options,
         launcher_given="launcher" in sorted_overrides.groups,
@@ -221,31 +222,6 @@ def _mapping(data: Mapping[str, Any], section: str) -> dict[str, Any]:
         hint = f"; use {section}=NAME" if section in CHOSEN_GROUPS else ""
         raise InvalidSweep(f"{section}={value!r} is not a group of options{hint}")
     return {str(key): entry for key, entry in value.items()}
-
-
-def _cluster(fields: Mapping[str, Any]) -> ClusterSpec:
-    cluster = cluster_from_dict(fields)
-    links = [link for link in (cluster.intra_node, cluster.inter_node) if link is not None]
-    numbers = {
-        "devices_per_node": cluster.devices_per_node,
-        "reserved_bytes": cluster.reserved_bytes,
-        "matmul_efficiency": cluster.matmul_efficiency,
-        "device.memory_bytes": cluster.device.memory_bytes,
-        "device.memory_bandwidth": cluster.device.memory_bandwidth,
-        **{f"device.peak_flops.{dtype}": peak for dtype, peak in cluster.device.peak_flops.items()},
-        **{f"link bandwidth {at}": link.bandwidth for at, link in enumerate(links)},
-        **{f"link latency_s {at}": link.latency_s for at, link in enumerate(links)},
-    }
-    for name, value in numbers.items():
-        if value is not None and (not _is_number(value) or value < 0):
-            raise InvalidSweep(f"cluster {cluster.name}: {name}={value!r} must be a number of at least 0")
-    if not isinstance(cluster.devices_per_node, int) or cluster.devices_per_node < 1:
-        raise InvalidSweep(f"cluster {cluster.name}: devices_per_node={cluster.devices_per_node!r} must be 1 or more")
-    if not all(link.bandwidth > 0 for link in links):
-        raise InvalidSweep(f"cluster {cluster.name}: a link's bandwidth must be above 0")
-    if cluster.backend not in ("cuda", "cpu"):
-        raise InvalidSweep(f"cluster {cluster.name}: backend={cluster.backend!r}; it may be cuda or cpu")
-    return cluster
 
 
 def _measure(fields: Mapping[str, Any]) -> MeasureSpec:

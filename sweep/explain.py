@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from results.terminal import plain_table
 from results.text import byte_unit, format_bytes
 from sweep.lookup import Record
 from workloads import experiment as ex
@@ -51,7 +52,7 @@ def print_explanation(record: Record, console: Console) -> None:
 
 def print_difference(first: Record, second: Record, console: Console) -> None:
     """Fields that differ, then predictions and the newest good measurement of both beside each other."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
+    table = plain_table()
     table.add_column("")
     table.add_column(first.experiment.id, overflow="fold")
     table.add_column(second.experiment.id, overflow="fold")
@@ -103,7 +104,7 @@ def _memory_table(memory: MemoryEstimate, limit: int | None) -> Table:
     """Predicted GiB by stage; runs of equal stages share a row."""
     size, unit = byte_unit(memory.peak_bytes)
     title = f"predicted memory of a rank, {unit}" + (f" (limit {limit / size:,.1f})" if limit else "")
-    table = Table(box=None, pad_edge=False, header_style="bold", title=title, title_justify="left")
+    table = plain_table(title=title)
     for name in ("stage", "parameters", "gradients", "optimizer", "activations", "peak"):
         table.add_column(name, justify="right")
     rows: list[tuple[list[int], tuple[str, ...]]] = []

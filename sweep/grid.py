@@ -13,11 +13,11 @@ A name is a field of `Experiment` (or ``dp``), or a variable of the grid's own (
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from workloads.checks import suggest
 from workloads.errors import InvalidSweep
 from workloads.experiment import Experiment, ModelSpec
 from workloads.expressions import Expression, parse
@@ -106,14 +106,6 @@ def shape_of(model: ModelSpec) -> dict[str, Scalar]:
     shape: dict[str, Scalar] = {name: getattr(model, name) for name in SHAPE_NAMES if name != "num_experts"}
     shape["num_experts"] = model.moe.num_experts if model.moe is not None else 1
     return shape
-
-
-def suggest(word: str, known: Iterable[str]) -> str:
-    """``; did you mean 'x'? known: a, b`` for an error message."""
-    options = sorted(known)
-    close = difflib.get_close_matches(word, options, n=1, cutoff=0.5)
-    hint = f"; did you mean {close[0]!r}?" if close else ";"
-    return f"{hint} known: {', '.join(options)}"
 
 
 def _check_names(grid: GridSpec) -> None:

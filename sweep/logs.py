@@ -1,4 +1,4 @@
-"""``logs``: the last lines that the ranks and the pilot of a point's newest attempt have written."""
+"""``logs``: prints the last lines of the ranks and of the pilot of a point's newest attempt."""
 
 from __future__ import annotations
 
@@ -17,18 +17,20 @@ from launchers.state.sweep_dir import SweepDir, entry_names, key_of
 from results.errors import InvalidResults
 from results.log_tail import read_tail
 from results.store import sweep_dirs
+from results.terminal import printable
 
 _RANKS = 8
 """Ranks whose logs are shown unless one is asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Found:
+class _Attempt:
     sweep: SweepDir
     folder: Path
     about: dict[str, Any]
+    """Content of its ``attempt.json``; empty where that cannot be read."""
     record: AttemptRecord | None
-    """None while it runs, and when its pilot died."""
+    """None while it runs, and when its pilot has died."""
 
     @property
     def started_at(self) -> float:
@@ -42,10 +44,10 @@ def print_logs(path: Path, word: str, console: Console, *, rank: int | None, lin
     Raises `InvalidResults` when no point or several have such an id, or when nothing of it has been run.
     """
     found = _newest(path, word)
-    _say(console, _headline(found))
+    _print_line(console, _headline(found))
     if found.record is not None and found.record.evidence:
         for line in found.record.evidence.splitlines():
-            _say(console, f"  {_plain(line)}")
+            _print_line(console, "  " + printable(line, keep="\t"))
     logs = _rank_logs(found.folder)
     if rank is not None and rank not in logs:
         known = f"it has those of ranks {min(logs)} to {max(logs)}" if logs else "it has none"
@@ -55,12 +57,12 @@ def print_logs(path: Path, word: str, console: Console, *, rank: int | None, lin
         _print_tail(console, f"rank {number}", logs[number], lines)
     if rank is None:
         if len(logs) > len(shown):
-            _say(console, f"... and {len(logs) - len(shown):,} more in {found.folder} (--rank N)")
+            _print_line(console, f"... and {len(logs) - len(shown):,} more in {found.folder} (--rank N)")
         for log in _pilot_logs(found):
             _print_tail(console, "pilot", log, lines)
 
 
-def _newest(path: Path, word: str) -> _Found:
+def _newest(path: Path, word: str) -> _Attempt:
     by_experiment: dict[str, list[tuple[SweepDir, Path]]] = {}
     waiting: set[str] = set()
     for folder in sweep_dirs(path):
@@ -84,14 +86,14 @@ def _newest(path: Path, word: str) -> _Found:
     return max(candidates, key=lambda found: found.started_at)
 
 
-def _read(sweep: SweepDir, folder: Path) -> _Found:
+def _read(sweep: SweepDir, folder: Path) -> _Attempt:
     try:
         about = json.loads((folder / "attempt.json").read_text())
     except (OSError, ValueError):
         about = {}
     names = [path.name for path in sweep.history.glob(f"*@{folder.name}.json")]
     records = history.read_records(sweep, names)
-    return _Found(
+    return _Attempt(
         sweep=sweep,
         folder=folder,
         about=about if isinstance(about, dict) else {},
@@ -99,15 +101,15 @@ def _read(sweep: SweepDir, folder: Path) -> _Found:
     )
 
 
-def _headline(found: _Found) -> str:
+def _headline(found: _Attempt) -> str:
     started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(found.started_at)) if found.started_at else "?"
     nodes = found.about.get("nodes") or []
     on = f" on {', '.join(map(str, nodes))}" if isinstance(nodes, list) and nodes else ""
     record = found.record
     if record is None:
-        return _plain(f"{found.folder.name}: not ended, started {started}{on}")
+        return printable(f"{found.folder.name}: not ended, started {started}{on}")
     what = f"{record.outcome} in {record.phase}" if record.outcome != "ok" and record.phase else record.outcome
-    return _plain(f"{found.folder.name}: {what} after {record.duration_s:.0f} s, started {started}{on}")
+    return printable(f"{found.folder.name}: {what} after {record.duration_s:.0f} s, started {started}{on}")
 
 
 def _rank_logs(folder: Path) -> dict[int, Path]:
@@ -120,14 +122,14 @@ def _rank_logs(folder: Path) -> dict[int, Path]:
 
 
 def _choose(logs: dict[int, Path], record: AttemptRecord | None) -> list[int]:
-    """The rank that failed, then the first ranks that wrote anything, then others."""
+    """The ranks to show: the failed one, then the first that have written anything, then others."""
     failed = record.failed_rank if record is not None else None
     order = sorted(logs, key=lambda rank: (rank != failed, logs[rank].stat().st_size == 0, rank))
     return order[:_RANKS]
 
 
-def _pilot_logs(found: _Found) -> list[Path]:
-    """What the pilot has printed: its own log, or under Slurm that of its job (of the job's first node)."""
+def _pilot_logs(found: _Attempt) -> list[Path]:
+    """The log of the attempt's pilot. Under Slurm this is the log of the job's first node."""
     pilot_id = found.record.pilot_id if found.record is not None else found.about.get("pilot_id")
     if not isinstance(pilot_id, str) or "/" in pilot_id:
         return []
@@ -146,18 +148,13 @@ def _print_tail(console: Console, what: str, path: Path, count: int) -> None:
     try:
         lines, whole = read_tail(path, count)
     except OSError as error:
-        _say(console, f"--- {what}: {path}: {error.strerror}")
+        _print_line(console, f"--- {what}: {path}: {error.strerror}")
         return
-    told = f" (last {len(lines)} lines)" if not whole else "" if lines else " (empty)"
-    _say(console, f"--- {what}: {path}{told}")
+    extent = f" (last {len(lines)} lines)" if not whole else "" if lines else " (empty)"
+    _print_line(console, f"--- {what}: {path}{extent}")
     for line in lines:
-        _say(console, _plain(line))
+        _print_line(console, printable(line, keep="\t"))
 
 
-def _plain(text: str) -> str:
-    """Without what a terminal would obey."""
-    return "".join(char if char.isprintable() or char == "\t" else "�" for char in text)
-
-
-def _say(console: Console, line: str) -> None:
+def _print_line(console: Console, line: str) -> None:
     console.print(line, highlight=False, markup=False, soft_wrap=True)

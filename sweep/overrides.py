@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sweep.conffiles import GROUPS, ConfFolders
-from sweep.grid import suggest
+from workloads.checks import suggest
 from workloads.errors import InvalidSweep
 
 GRID_SECTIONS = ("axes", "zip", "derive", "where", "subsample")

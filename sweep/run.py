@@ -25,7 +25,7 @@ from sweep.launch import is_dry, launch_settings, slurm_options
 from sweep.ledger import ledger_rows
 from sweep.machine import Machine, default_launcher, fitting_cluster, this_machine
 from sweep.plan import DeviceLimit, Plan, known_answers, make_plan, refuse_hopeless
-from sweep.status import SETTLED
+from sweep.retry import SETTLED
 from sweep.summary import print_jobs
 
 if TYPE_CHECKING:

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from results.schema import VERDICTS
+from results.terminal import plain_table
 from results.text import GIB, format_hours, plural
 from sweep.plan import Plan, PlannedPoint
 from sweep.price import Shape, shape
@@ -100,7 +101,7 @@ def _sampled(plan: Plan) -> str:
 
 
 def _verdicts(plan: Plan) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
+    table = plain_table()
     for name, justify in (("verdict", "left"), ("points", "right"), ("", "left")):
         table.add_column(name, justify=justify)  # type: ignore[arg-type]
     counts = plan.counts
@@ -115,7 +116,7 @@ def _verdicts(plan: Plan) -> Table:
 
 
 def _shapes(plan: Plan) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold", title="", show_footer=True)
+    table = plain_table(title="", show_footer=True)
     by_shape: dict[Shape, list[PlannedPoint]] = defaultdict(list)
     for point in plan.to_run:
         by_shape[shape(point.experiment, plan.method, plan.config.cluster)].append(point)
@@ -141,7 +142,7 @@ def _shapes(plan: Plan) -> Table:
 
 
 def _fastest_table(plan: Plan, best: Sequence[PlannedPoint]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold", title="")
+    table = plain_table(title="")
     table.add_column("fastest predicted")
     for name in ("GPUs", "tokens/s/GPU", "MFU %", "GiB"):
         table.add_column(name, justify="right")

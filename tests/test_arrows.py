@@ -15,6 +15,7 @@ ROOMS = ("results", "workloads", "launchers", "sweep")
 ANALYSIS_MAY_IMPORT = (
     "workloads.experiment",
     "workloads.costs",
+    "workloads.checks",
     "workloads.cluster",
     "workloads.errors",
     "workloads.expressions",
@@ -39,6 +40,7 @@ ANALYSIS = {
 }
 """Rooms and files of ``analysis``, from the lowest to the highest, and what each imports of the others."""
 TORCH_FREE = (
+    "workloads/checks.py",
     "workloads/costs",
     "workloads/cluster.py",
     "workloads/errors.py",

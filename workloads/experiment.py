@@ -12,6 +12,7 @@ import json
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+from workloads.checks import whole_number
 from workloads.errors import InvalidExperiment
 
 ENGINE = "ultrasweep"
@@ -32,9 +33,8 @@ COUNTS = (
     "virtual_stages",
 )
 """Fields of `ModelSpec` and `Experiment` that are whole numbers of at least 1, in the order of their checks."""
-NOT_A_COUNT = "{label}: {field}={value} must be a whole number of at least 1"
 HEADS_DO_NOT_DIVIDE = "{label}: num_kv_heads={num_kv_heads} must divide num_heads={num_heads}"
-"""What a constructor says that refuses; the report's explorer says the same."""
+"""What `ModelSpec` says when it refuses; the report's explorer says the same."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +81,7 @@ class ModelSpec:
     def __post_init__(self) -> None:
         label = f"model {self.name}"
         for field in MODEL_SIZES:
-            _require_positive_int(label, field, getattr(self, field))
+            whole_number(f"{label}: {field}", getattr(self, field), 1, error=InvalidExperiment)
         if self.num_heads % self.num_kv_heads:
             raise InvalidExperiment(
                 HEADS_DO_NOT_DIVIDE.format(label=label, num_kv_heads=self.num_kv_heads, num_heads=self.num_heads)
@@ -128,7 +128,7 @@ class Experiment:
     def __post_init__(self) -> None:
         label = f"experiment on {self.model.name}"
         for field in COUNTS:
-            _require_positive_int(label, field, getattr(self, field))
+            whole_number(f"{label}: {field}", getattr(self, field), 1, error=InvalidExperiment)
         if self.zero_stage not in (0, 1, 2, 3):
             raise InvalidExperiment(f"{label}: zero_stage={self.zero_stage!r}; it may be 0, 1, 2 or 3")
         for field, allowed in _CHOICES.items():
@@ -265,8 +265,3 @@ def from_json(text: str) -> Experiment:
 
 def _slug(name: str) -> str:
     return "".join(c if c.isalnum() or c == "." else "" for c in name.lower()) or "model"
-
-
-def _require_positive_int(label: str, field: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise InvalidExperiment(NOT_A_COUNT.format(label=label, field=field, value=repr(value)))

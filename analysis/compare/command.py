@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from results import command_line
 from results.errors import InvalidResults, UltrasweepError
 from results.schema import METHODS
+from results.terminal import open_console
 
 if TYPE_CHECKING:
     from analysis.compare.comparison import Comparison
@@ -65,7 +66,7 @@ def _gate(comparison: Comparison, fraction: float) -> int:
 
 
 def _tell(comparison: Comparison, files: Sequence[Path]) -> None:
-    console = command_line.console()
+    console = open_console()
 
     def line(text: str, style: str | None = None) -> None:
         console.print(text, style=style, markup=False, highlight=False)

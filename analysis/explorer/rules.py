@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from results.errors import UltrasweepError
 from workloads import experiment, rules
+from workloads.checks import whole_number
 from workloads.expressions import Template, as_data
 
 
@@ -23,10 +25,24 @@ def rules_json() -> dict[str, Any]:
         "refusals": {
             "model_sizes": list(experiment.MODEL_SIZES),
             "counts": list(experiment.COUNTS),
-            "not_a_count": experiment.NOT_A_COUNT,
+            "not_a_count": _said_of_no_count(),
             "heads_do_not_divide": experiment.HEADS_DO_NOT_DIVIDE,
         },
     }
+
+
+class _Placeholder:
+    def __repr__(self) -> str:
+        return "{value}"
+
+
+def _said_of_no_count() -> str:
+    """The sentence that a constructor refuses a number with, with ``label``, ``field`` and ``value`` in braces."""
+    try:
+        whole_number("{label}: {field}", _Placeholder(), 1)
+    except UltrasweepError as error:
+        return str(error)
+    raise AssertionError("a placeholder is no number")
 
 
 def _described(stated: Sequence[rules.Rule]) -> list[dict[str, Any]]:

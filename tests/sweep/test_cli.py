@@ -50,7 +50,10 @@ def _no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         (["plan", "+grid=one_gpu", "model=llama405b"], "no point fits in memory"),
         (["plan", "+grid=tiny", "launcher=slurm", "launcher.time_min=0"], "time_min=0 must be a whole number of at le"),
         (["plan", "+grid=tiny", "launcher=slurm", "launcher.num_devices=4"], "no option 'num_devices' in launcher"),
-        (["plan", "+grid=tiny", "launcher=slurm", "+launcher.partitoin=a"], "launcher: no option partitoin; known:"),
+        (
+            ["plan", "+grid=tiny", "launcher=slurm", "+launcher.partitoin=a"],
+            "'partitoin'; did you mean 'partition'",
+        ),
         (["run", "+grid=tiny", "launcher=slurm", "launcher.dry=maybe"], "launcher.dry='maybe' must be true or false"),
         (["run", "+grid=tiny", "launcher.dry=true"], "no option 'dry' in launcher"),
         (["run", "+grid=tiny", "--detach"], "--detach is for launcher=slurm"),

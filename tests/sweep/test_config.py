@@ -149,7 +149,7 @@ def test_a_folder_of_ones_own(tmp_path: Path) -> None:
         (["+grid=tiny", "plan.oom_margin=abc"], "plan.oom_margin='abc' must be a number"),
         (["+grid=tiny", "plan.run_cached=2"], "must be true or false"),
         (["+grid=tiny", "plan.deadline=3"], "deadline=3 is not a group of options"),
-        (["+grid=tiny", "cluster.devices_per_node=x"], "devices_per_node='x' must be a number"),
+        (["+grid=tiny", "cluster.devices_per_node=x"], "devices_per_node='x' must be a whole number of at least 1"),
         (["+grid=tiny", "cluster.backend=tpu"], "backend='tpu'; it may be cuda or cpu"),
     ],
 )

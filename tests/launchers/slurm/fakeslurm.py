@@ -1,7 +1,7 @@
 """A cluster that exists only on PATH: ``squeue``, ``sbatch`` ... as scripts that read and write one JSON file.
 
-The test sets how each command behaves, and moves jobs from state to state. `scontrol`, `scancel` and `sacct` know as
-much as launching uses of them.
+The test sets how each command behaves, and moves jobs from state to state. `scontrol`, `scancel` and `sacct` only know
+the options that the launcher uses.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class FakeSlurm:
         self._write({**self.state, **fields})
 
     def mode(self, command: str, mode: str = "") -> None:
-        """How ``command`` behaves from now on; nothing: as it should."""
+        """How ``command`` behaves from now on; empty: normally."""
         self.set(modes={**self.state["modes"], command: mode})
 
     def move(self, state: str, *, reason: str = "None", of: int | None = None) -> None:

@@ -1,7 +1,7 @@
-"""What a scenario plays on: nodes of its own on a shared cluster, and a register of all scenarios.
+"""The register of all fault scenarios, and how they run: each on nodes of its own of a shared cluster.
 
-Scenarios that keep to their own nodes are played at the same time; those that disturb the controller, one after the
-other. A play returns one `Told` for each line that it adds to the table in docs/reliability.md.
+Scenarios that only disturb their own nodes run at the same time; those that disturb the controller run one after the
+other. A scenario returns one `TableRow` for each line that it adds to the table in docs/reliability.md.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ from typing import Literal
 from tests.slurm.lab import Lab
 from tests.slurm.sweeps import StandinSweep
 
-Leg = Literal["nodes", "controller", "plain"]
-"""nodes: beside others, on a cluster with accounting. controller: alone on it. plain: alone, without accounting."""
+Isolation = Literal["nodes", "cluster", "plain"]
+"""nodes: beside other scenarios, on a cluster with accounting. cluster: alone on that cluster. plain: alone on a
+cluster without accounting."""
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class TableRow:
     """One line of the table."""
 
     injected: str
@@ -33,8 +34,8 @@ class Told:
 
 
 @dataclass(slots=True)
-class Stage:
-    """One scenario's place."""
+class Place:
+    """Where one scenario runs."""
 
     lab: Lab
     folder: Path
@@ -47,15 +48,15 @@ class Stage:
         return StandinSweep(points=points, words=words, **fields)  # type: ignore[arg-type]
 
 
-Play = Callable[[Stage], Mapping[str, Told]]
+Body = Callable[[Place], Mapping[str, TableRow]]
 
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
     titles: tuple[str, ...]
-    play: Play
+    body: Body
     nodes: int
-    leg: Leg
+    isolation: Isolation
     preemptible: bool
 
     @property
@@ -67,29 +68,30 @@ SCENARIOS: list[Scenario] = []
 
 
 def scenario(
-    *titles: str, nodes: int = 1, leg: Leg = "nodes", preemptible: bool = False
-) -> Callable[[Callable[[Stage], Told | Mapping[str, Told]]], None]:
-    """Register a play that adds ``titles`` to the table."""
+    *titles: str, nodes: int = 1, isolation: Isolation = "nodes", preemptible: bool = False
+) -> Callable[[Callable[[Place], TableRow | Mapping[str, TableRow]]], None]:
+    """Register a function as the scenario that adds ``titles`` to the table."""
 
-    def register(play: Callable[[Stage], Told | Mapping[str, Told]]) -> None:
-        def whole(stage: Stage) -> Mapping[str, Told]:
-            told = play(stage)
-            return {titles[0]: told} if isinstance(told, Told) else told
+    def register(function: Callable[[Place], TableRow | Mapping[str, TableRow]]) -> None:
+        def body(place: Place) -> Mapping[str, TableRow]:
+            found = function(place)
+            return {titles[0]: found} if isinstance(found, TableRow) else found
 
-        SCENARIOS.append(Scenario(titles, whole, nodes, leg, preemptible))
+        SCENARIOS.append(Scenario(titles, body, nodes, isolation, preemptible))
 
     return register
 
 
 @dataclass(frozen=True, slots=True)
-class Played:
-    told: Mapping[str, Told]
+class ScenarioResult:
+    rows: Mapping[str, TableRow]
+    """By title."""
     seconds: float
 
 
 @dataclass(slots=True)
-class Theatre:
-    """Plays scenarios on one cluster, as many at a time as there are nodes and hands."""
+class ScenarioRunner:
+    """Runs scenarios on one cluster, up to ``at_once`` at a time, each when enough nodes are free."""
 
     lab: Lab
     folder: Path
@@ -101,27 +103,27 @@ class Theatre:
     def __post_init__(self) -> None:
         self._free = list(self.lab.nodes)
 
-    def play_all(self, scenarios: Sequence[Scenario]) -> dict[str, Future[Played]]:
-        """Start playing; the futures by title."""
+    def run_all(self, scenarios: Sequence[Scenario]) -> dict[str, Future[ScenarioResult]]:
+        """Start them and return; the futures by title."""
         pool = ThreadPoolExecutor(self.at_once, thread_name_prefix="scenario")
-        futures: dict[str, Future[Played]] = {}
+        futures: dict[str, Future[ScenarioResult]] = {}
         for one in scenarios:
-            future = pool.submit(self.play, one)
+            future = pool.submit(self.run, one)
             futures |= dict.fromkeys(one.titles, future)
         pool.shutdown(wait=False)
         return futures
 
-    def play(self, one: Scenario) -> Played:
-        """Play one scenario on nodes that nobody else uses."""
+    def run(self, one: Scenario) -> ScenarioResult:
+        """Run one scenario on nodes that no other uses."""
         with self._nodes(one.nodes) as nodes:
             folder = self.folder / one.slug
             folder.mkdir(parents=True)
-            name = "main"  # in slurm.conf: what was made at run time goes with a slurmctld that ends
-            if one.leg == "nodes":
+            name = "main"  # from slurm.conf: a slurmctld that ends forgets partitions made at run time
+            if one.isolation == "nodes":
                 name = self.lab.add_partition(f"p{next(self._count)}", nodes, preemptible=one.preemptible)
             started = time.monotonic()
-            told = one.play(Stage(self.lab, folder, nodes, name))
-            return Played(told, time.monotonic() - started)
+            rows = one.body(Place(self.lab, folder, nodes, name))
+            return ScenarioResult(rows, time.monotonic() - started)
 
     @contextmanager
     def _nodes(self, count: int) -> Iterator[tuple[str, ...]]:

@@ -1,4 +1,4 @@
-"""Options of Slurm and the batch files made of them: read as text, and run by bash with an srun that only looks."""
+"""Batch files of pilots: read as text, and run by bash with an srun that only records how it was called."""
 
 from __future__ import annotations
 
@@ -12,13 +12,9 @@ from typing import Any
 import pytest
 
 from launchers.slurm import batch_file
-from launchers.slurm import submit as submit
 from launchers.slurm.batch_file import PilotJob, submission_text
 from launchers.slurm.options import SlurmOptions, options_from_dict
-from launchers.state.code_snapshot import take_snapshot, write_snapshot
-from launchers.state.sweep_dir import SweepDir
 from results.errors import UltrasweepError
-from tests.launchers.scripted import cluster, points, settings
 
 TOKEN = "slurm-20260101-120000-abcdef"
 
@@ -89,7 +85,7 @@ def test_ways_to_ask_for_gpus(options: dict[str, Any], expected: dict[str, str])
 
 
 def run_by_bash(text: str, folder: Path, **environment: str) -> tuple[list[str], dict[str, str]]:
-    """The words that the file gives to srun, and the environment that srun has."""
+    """The arguments that the file gives to srun, and the environment of srun."""
     shown = folder / "shown.json"
     srun = folder / "srun"
     srun.write_text(
@@ -131,61 +127,6 @@ def test_paths_that_mean_something_in_a_batch_file_are_refused(name: str) -> Non
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"partition": "a b"},
-        {"partition": "a\n#SBATCH --uid=0"},
-        {"partition": "$(id)"},
-        {"partition": "--uid=0"},
-        {"account": "a;b"},
-        {"qos": "`id`"},
-        {"constraint": "a b"},
-        {"constraint": "a\nb"},
-        {"reservation": "r'"},
-        {"exclude": "node1 node2"},
-        {"nodelist": "node1\nrm"},
-        {"gpu_type": "h100:8"},
-        {"mem": "all"},
-        {"mem": "-1"},
-        {"nice": "5"},
-        {"nice": 1.5},
-        {"time_min": 0},
-        {"time_min": "60"},
-        {"time_min": True},
-        {"time_min": 3, "signal_delay_s": 120},
-        {"signal_delay_s": -1},
-        {"gpus": "some"},
-        {"requeue": "yes"},
-        {"exclusive": False},
-        {"max_nodes": 0},
-        {"target_h": 0},
-        {"target_h": "1"},
-        {"setup": ["a\nb"]},
-        {"setup": ["a\rb"]},
-        {"setup": "module load x"},
-        {"setup": [5]},
-        {"setup": ["  #SBATCH --uid=0"]},
-        {"srun_args": ["--a\n--b"]},
-        {"prefix": ["a\0b"]},
-        {"python": "py\nthon"},
-        {"sbatch": {"uid\n": 1}},
-        {"sbatch": {"mail user": "x"}},
-        {"sbatch": {"mail-user": "x\n#SBATCH --uid=0"}},
-        {"sbatch": {"output": "/etc/passwd"}},
-        {"sbatch": {"partition": "x"}},
-        {"sbatch": {"comment": "x"}},
-        {"sbatch": {"mail-user": ["x"]}},
-        {"sbatch": ["x"]},
-        {"no_such": 1},
-    ],
-)
-def test_wrong_options_are_one_line(options: dict[str, Any]) -> None:
-    with pytest.raises(UltrasweepError) as error:
-        options_from_dict(options)
-    assert str(error.value).startswith("launcher: ") and "\n" not in str(error.value)
-
-
 def test_further_parameters_and_plain_numbers() -> None:
     options = options_from_dict({"mem": 0, "exclude": 17, "sbatch": {"switches": 1, "oversubscribe": True, "x": False}})
     found = parameters(submission_text(job(), options))
@@ -206,7 +147,7 @@ def test_what_must_not_reach_sbatch() -> None:
         "HOME": "/root",
     }
     given = {"partition": "mine", "time": 60, "account": None, "additional_parameters": {"reservation": "mine"}}
-    assert batch_file._confusing(environment, given) == [
+    assert batch_file._variables_to_unset(environment, given) == [
         "SBATCH_NO_REQUEUE",
         "SBATCH_PARTITION",
         "SBATCH_RESERVATION",
@@ -214,42 +155,3 @@ def test_what_must_not_reach_sbatch() -> None:
         "SLURM_JOB_ID",
         "SLURM_MEM_PER_CPU",
     ]
-
-
-def test_a_dry_run_writes_nothing_and_needs_no_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", "/nowhere")
-    wide = points("ok", dp=32, global_batch_size=32)
-    sweep = SweepDir(tmp_path / "sweep")
-    texts = submit.dry_run(
-        sweep, [*points("ok", "ok"), *wide], settings(num_devices=8, device="cuda", cluster=cluster()), SlurmOptions()
-    )
-    assert [parameters(text)["nodes"] for text in texts] == ["4", "1"]
-    assert all(parameters(text)["gpus-per-node"] == "8" for text in texts)
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_snapshot_outlives_the_checkout(tmp_path: Path) -> None:
-    checkout = tmp_path / "checkout"
-    for name in (
-        "launchers/pilot.py",
-        "workloads/data.json",
-        "results/a.py",
-        "results/recorded/big.parquet",
-        "sweep/x.py",
-    ):
-        (checkout / name).parent.mkdir(parents=True, exist_ok=True)
-        (checkout / name).write_text(name)
-    (checkout / "launchers" / "__pycache__").mkdir()
-    (checkout / "launchers" / "__pycache__" / "pilot.pyc").write_text("old")
-    sweep = SweepDir.create(tmp_path / "sweep", {})
-    first = write_snapshot(sweep, take_snapshot(checkout))
-    assert sorted(str(path.relative_to(first)) for path in first.rglob("*") if path.is_file()) == [
-        "launchers/pilot.py",
-        "results/a.py",
-        "workloads/data.json",
-    ]
-    assert write_snapshot(sweep, take_snapshot(checkout)) == first
-    (checkout / "launchers" / "pilot.py").write_text("edited")
-    second = write_snapshot(sweep, take_snapshot(checkout))
-    assert second != first and (first / "launchers" / "pilot.py").read_text() == "launchers/pilot.py"
-    assert sorted(path.name for path in (sweep.path / "code").iterdir()) == sorted([first.name, second.name])

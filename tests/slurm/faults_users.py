@@ -1,4 +1,4 @@
-"""Scenarios in which people get in each other's way, or in their own."""
+"""Scenarios in which users disturb each other's runs or their own."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tests.slurm.lab import Lab
 from tests.slurm.lab.lab import OTHER_USER, wait_until
-from tests.slurm.stage import Stage, Told, scenario
+from tests.slurm.scenarios import Place, TableRow, scenario
 from tests.slurm.sweeps import StandinSweep
 
 _SBATCH = """#!/bin/sh
@@ -42,22 +42,22 @@ def ctrl_c(sweep: StandinSweep) -> int:
 
 
 @scenario("two submitters of one sweep at once", nodes=2)
-def two_submitters(stage: Stage) -> Told:
-    sweep = stage.sweep(("ok_4", 2), *[("ok_2", 1)] * 5, words=["launcher.max_pilots=2"])
+def two_submitters(place: Place) -> TableRow:
+    sweep = place.sweep(("ok_4", 2), *[("ok_2", 1)] * 5, words=["launcher.max_pilots=2"])
     first, second = sweep.start(), sweep.start()
     sweep.finish()
-    assert (first.wait(60), second.wait(60)) == (0, 0), f"{sweep.said(0)}\n{sweep.told()}"
+    assert (first.wait(60), second.wait(60)) == (0, 0), f"{sweep.output(0)}\n{sweep.diagnosis()}"
     sweep.check()
-    return Told("the same command typed twice in one second", sweep.summary())
+    return TableRow("the same command typed twice in one second", sweep.summary())
 
 
 @scenario("two users' sweeps at once", nodes=2)
-def two_users(stage: Stage) -> Told:
-    theirs_root = stage.folder / "theirs"
+def two_users(place: Place) -> TableRow:
+    theirs_root = place.folder / "theirs"
     theirs_root.mkdir()
     points = [("ok_2", 1), ("raises", 1), ("ok_3", 2)]
-    ours = stage.sweep(*points)
-    theirs = stage.sweep(*points, root=theirs_root, name="theirs", as_other_user=True)
+    ours = place.sweep(*points)
+    theirs = place.sweep(*points, root=theirs_root, name="theirs", as_other_user=True)
     for path in (theirs_root, *theirs_root.rglob("*")):
         shutil.chown(path, OTHER_USER)
     for sweep in (ours, theirs):
@@ -70,13 +70,13 @@ def two_users(stage: Stage) -> Told:
         assert [row["outcome"] for row in rows["raises"]] == ["crash"]
     wait_until(lambda: not ours.jobs(), 60, "the end of all jobs")
     assert {path.owner() for path in theirs.path.rglob("*")} == {OTHER_USER}
-    return Told("root's and somebody else's, on the same two nodes", theirs.summary())
+    return TableRow("root's and somebody else's, on the same two nodes", theirs.summary())
 
 
 @scenario("Ctrl-C before anything is submitted")
-def interrupted_before(stage: Stage) -> Told:
-    gate = stage.folder / "gate"
-    sweep = stage.sweep(("ok_1", 1), ("ok", 1), environment=slow_sbatch(stage.lab, gate))
+def interrupted_before(place: Place) -> TableRow:
+    gate = place.folder / "gate"
+    sweep = place.sweep(("ok_1", 1), ("ok", 1), environment=slow_sbatch(place.lab, gate))
     (gate / "hold-before").touch()
     sweep.start()
     wait_until((gate / "asked").exists, 60, "the call of sbatch")
@@ -88,13 +88,13 @@ def interrupted_before(stage: Stage) -> Told:
     sweep.finish()
     sweep.check()
     jobs = {job.id.partition("_")[0] for job in sweep.jobs(every=True)}
-    return Told("while sbatch is being called; the command again", f"{sweep.summary()}; {len(jobs)} Slurm job(s)")
+    return TableRow("while sbatch is being called; the command again", f"{sweep.summary()}; {len(jobs)} Slurm job(s)")
 
 
 @scenario("Ctrl-C right after the submission, before its answer is read")
-def interrupted_after(stage: Stage) -> Told:
-    gate = stage.folder / "gate"
-    sweep = stage.sweep(("ok_6", 1), ("ok", 1), environment=slow_sbatch(stage.lab, gate))
+def interrupted_after(place: Place) -> TableRow:
+    gate = place.folder / "gate"
+    sweep = place.sweep(("ok_6", 1), ("ok", 1), environment=slow_sbatch(place.lab, gate))
     (gate / "hold-after").touch()
     sweep.start()
     wait_until((gate / "submitted").exists, 60, "the submission")
@@ -107,24 +107,24 @@ def interrupted_after(stage: Stage) -> Told:
     sweep.check()
     jobs = {job.id.partition("_")[0] for job in sweep.jobs(every=True)}
     assert len(jobs) == 1, f"submitted again although the job was there: {sorted(jobs)}"
-    return Told(
+    return TableRow(
         "the submitter is killed (kill -9) while sbatch answers; the command again", f"{sweep.summary()}; 1 job"
     )
 
 
 @scenario("Ctrl-C while watching")
-def interrupted_watching(stage: Stage) -> Told:
-    sweep = stage.sweep(("ok_6", 1), ("ok", 1))
+def interrupted_watching(place: Place) -> TableRow:
+    sweep = place.sweep(("ok_6", 1), ("ok", 1))
     sweep.start()
     sweep.wait_running("ok_6")
     status = ctrl_c(sweep)
-    said = sweep.said()
-    assert status == 0, said
-    assert "status" in said and "cancel" in said, said
+    output = sweep.output()
+    assert status == 0, output
+    assert "status" in output and "cancel" in output, output
     assert sweep.jobs(), "the jobs went with the submitter"
     wait_until(lambda: not sweep.left(), 60, "the end without anybody watching")
     sweep.start()
     sweep.finish()
     sweep.check()
     assert len({job.id.partition("_")[0] for job in sweep.jobs(every=True)}) == 1
-    return Told("it detaches; the jobs go on, nobody watches", sweep.summary())
+    return TableRow("it detaches; the jobs go on, nobody watches", sweep.summary())

@@ -1,4 +1,4 @@
-"""Pilots of several nodes, on this machine: each node is a process that Slurm's variables tell where it is."""
+"""Pilots of several nodes on this machine: each node is a process with Slurm's variables of that node."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from launchers.state.sweep_dir import SweepDir
 from launchers.status.status import sweep_status
 from results import store
 from tests.launchers.scripted import points, settings
-from tests.launchers.test_sweep_runs import SCRIPTED, until
+from tests.launchers.test_local import SCRIPTED, until
 from workloads.protocol import write_json
 
 
@@ -32,17 +32,17 @@ def sweep(tmp_path: Path) -> SweepDir:
 
 
 class Job:
-    """What ``srun`` makes of one allocation."""
+    """The processes that ``srun`` starts in one allocation."""
 
-    def __init__(self, sweep: SweepDir, told: LaunchSettings, nodes: int, name: str = "slurm-x", **env: str) -> None:
+    def __init__(self, sweep: SweepDir, launch: LaunchSettings, nodes: int, name: str = "slurm-x", **env: str) -> None:
         self.sweep = sweep
         config = PilotConfig(
-            settings=told,
+            settings=launch,
             command=None,
             wall_time_s=None,
             stop_with_parent=False,
             nodes=nodes,
-            scheduler="slurm",
+            batch_system="slurm",
             provenance={},
         )
         write_json(pilot_state.config_path(sweep, name), pilot_config_to_dict(config))
@@ -70,8 +70,8 @@ class Job:
 def job(sweep: SweepDir) -> Iterator[Callable[..., Job]]:
     jobs: list[Job] = []
 
-    def start(told: LaunchSettings, nodes: int, **more: str) -> Job:
-        jobs.append(Job(sweep, told, nodes, **more))
+    def start(launch: LaunchSettings, nodes: int, **more: str) -> Job:
+        jobs.append(Job(sweep, launch, nodes, **more))
         return jobs[-1]
 
     yield start
@@ -120,7 +120,7 @@ def test_a_lost_node_fails_its_point_as_node_failure_and_the_rest_goes_on(sweep:
     until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids.values()), 5)
 
 
-def test_a_node_left_out_is_not_used_by_the_next_pilot(sweep: SweepDir, job: Any) -> None:
+def test_an_excluded_node_is_not_used_by_the_next_pilot(sweep: SweepDir, job: Any) -> None:
     sweep.add_points(points(*["ok"] * 3))
     node_exclusions.exclude(sweep, "node1", "its fan is broken", "p")
     assert job(settings(), 2).wait()[0] == 0
@@ -146,18 +146,19 @@ def test_the_first_point_of_a_shape_goes_alone(sweep: SweepDir, job: Any) -> Non
     assert len({tuple(record.nodes) for record in history(sweep)}) == 3
 
 
-def test_points_that_fail_alike_are_held_and_said_so(sweep: SweepDir, job: Any) -> None:
+def test_points_that_fail_alike_are_paused_and_reported(sweep: SweepDir, job: Any) -> None:
     sweep.add_points([*points(*["raises"] * 6), *(
         p.__class__(index=i + 10, grid="", experiment=p.experiment, deadline_s=30.0) for i, p in enumerate(points("ok"))
     )])  # fmt: skip
     assert job(settings(breaker_failures=3), 1).wait() == [0]
     status = sweep_status(sweep)
     assert status.done == {"crash": 3, "ok": 1} and status.todo == 3
-    held = paused_kinds(sweep, status.attempts, 3)
-    assert list(held) == ["raises, 1 node, ZeRO 0"]
-    assert "3 points failed alike: crash in step: rank 1 in step 1" in held["raises, 1 node, ZeRO 0"]
+    paused = paused_kinds(sweep, status.attempts, 3)
+    assert list(paused) == ["raises, 1 node, ZeRO 0"]
+    assert "3 points failed alike: crash in step: rank 1 in step 1" in paused["raises, 1 node, ZeRO 0"]
     message = pilot_state.read_state(sweep, "slurm-x.0.0").message  # type: ignore[union-attr]
-    assert message.startswith("3 points of a kind that keeps failing are held back (raises, 1 node, ZeRO 0: 3 points")
+    assert message.startswith("3 points of a kind that keeps failing are ")
+    assert "(raises, 1 node, ZeRO 0: 3 points failed alike" in message
     resume(sweep)
     time.sleep(0.01)
     assert job(settings(breaker_failures=3), 1, name="slurm-y").wait() == [0]
@@ -179,8 +180,8 @@ def test_a_killed_pilot_takes_its_agents_and_ranks_with_it(sweep: SweepDir, job:
     assert {record.pilot_id for record in history(sweep)} == {"slurm-x.0.1"}
 
 
-def test_a_stranger_at_the_door_is_no_agent(sweep: SweepDir, job: Any) -> None:
-    """Whoever connects without the secret, or talks nonsense, changes nothing."""
+def test_a_connection_without_the_secret_is_no_agent(sweep: SweepDir, job: Any) -> None:
+    """A connection without the secret, or with another protocol, changes nothing."""
     import socket
 
     sweep.add_points(points("ok", dp=4))
@@ -204,7 +205,7 @@ def _runs(pid: int) -> bool:
 
 
 def test_a_point_that_ran_twice_at_once_counts_once_and_says_so(sweep: SweepDir, job: Any) -> None:
-    """A pilot that stands still is taken for dead; when it goes on after all, its row is marked."""
+    """A stalled pilot is taken for dead. When it goes on later, its row is marked."""
     sweep.add_points(points("slowish", deadline_s=60.0))
     first = job(settings(phase_limits_s={}), 1)
     until(lambda: len(list(sweep.attempts.glob("*/rank_*.heartbeat.json"))) == 2)

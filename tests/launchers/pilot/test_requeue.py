@@ -1,4 +1,4 @@
-"""A pilot that Slurm ends with points left queues itself again, but not for ever."""
+"""A pilot that Slurm ends while points wait has its job queued again, but not for ever."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ from tests.launchers.scripted import points, settings
 def ended_pilot(tmp_path: Path, asked: list[str], *, restarts: int, reason: Any = "preempted", left: int = 1) -> Pilot:
     sweep = SweepDir.create(tmp_path / "sweep", {})
     sweep.add_points(points(*["ok"] * left))
-    config = PilotConfig(settings=settings(), command=None, wall_time_s=60.0, stop_with_parent=False, scheduler="slurm")
+    config = PilotConfig(
+        settings=settings(), command=None, wall_time_s=60.0, stop_with_parent=False, batch_system="slurm"
+    )
     place = Allocation(pilot_id=f"p.0.{restarts}", job="7_0", node="n0", is_head=True, restarts=restarts)
 
     def requeue(job: str) -> bool:
@@ -27,7 +29,7 @@ def ended_pilot(tmp_path: Path, asked: list[str], *, restarts: int, reason: Any 
         return True
 
     one = Pilot(sweep, place, config, cast(NodePool, None), threading.Event(), {}, requeue)
-    one._stop = reason
+    one._stop.reason = reason
     return one
 
 
@@ -46,7 +48,7 @@ def test_it_comes_back_while_that_leads_anywhere(
 ) -> None:
     asked: list[str] = []
     one = ended_pilot(tmp_path, asked, restarts=restarts)
-    one._finished.update(finished)
+    one._state.finished.update(finished)
     one._requeue_own_job()
     assert asked == (["7_0"] if again else [])
 

@@ -1,4 +1,4 @@
-"""Submitting, against a cluster that exists only on PATH: nothing orphaned, nothing twice, whatever Slurm answers."""
+"""Cycles of submitting on a cluster that exists only on PATH: no job is lost or submitted twice."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 
-from launchers.slurm import batch_file, reconcile, submission_tracker
-from launchers.slurm.demand import demand_of
+from launchers.slurm import batch_file, submission_tracker
 from launchers.slurm.options import SlurmOptions
-from launchers.slurm.reconcile import Cycle, PilotsEnd, Reconciler, only_submitter
+from launchers.slurm.pilot_submitter import PilotsEnd
+from launchers.slurm.reconcile import Cycle, Reconciler
+from launchers.slurm.submitter_lease import only_submitter
 from launchers.state import node_exclusions, pilot_state, queue, submissions
 from launchers.state.history import AttemptRecord
 from launchers.state.pilot_config import read_pilot_config
@@ -25,8 +26,8 @@ from launchers.state.process_identity import own_identity
 from launchers.state.queue import QueueReader
 from launchers.state.submissions import all_submissions, new_submission
 from launchers.state.sweep_dir import SweepDir
-from tests.launchers.fakeslurm import FakeSlurm
 from tests.launchers.scripted import points, settings
+from tests.launchers.slurm.fakeslurm import FakeSlurm
 
 ATTEMPT = AttemptRecord(
     attempt_id="a",
@@ -44,18 +45,7 @@ ATTEMPT = AttemptRecord(
     started_at=1.0,
     ended_at=2.0,
 )
-ROOT = Path(__file__).parent.parent.parent
-
-
-@pytest.fixture
-def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
-    monkeypatch.setattr(submission_tracker, "GRACE_S", 0.0)
-    monkeypatch.setattr(submission_tracker, "REQUEUE_GRACE_S", 0.2)
-    monkeypatch.setattr(reconcile, "_RETRY_S", (0.0,))
-    monkeypatch.setattr(reconcile, "_PAUSES_S", (0.0, 0.0, 0.0))
-    cluster = FakeSlurm(tmp_path / "bin")
-    monkeypatch.setenv("PATH", f"{cluster.folder}:{os.environ['PATH']}")
-    return cluster
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
@@ -72,17 +62,17 @@ def _moved(point: Any, by: int) -> Any:
 
 
 class Submitter:
-    """A `Reconciler` and what it said."""
+    """A `Reconciler` and the lines that it reported."""
 
     def __init__(self, sweep: SweepDir, **options: Any) -> None:
-        self.said: list[str] = []
+        self.lines: list[str] = []
         self.reconciler = Reconciler(
             sweep,
             settings(num_devices=2),
             SlurmOptions(**{"time_min": 5, **options}),
             pilot=("python", "-m", "launchers.pilot"),
             command="test",
-            say=self.said.append,
+            report=self.lines.append,
             stopped=lambda: False,
         )
 
@@ -107,14 +97,14 @@ def test_one_array_a_shape_and_nothing_twice(fake: FakeSlurm, sweep: SweepDir) -
     for _ in range(2):
         assert submitter.cycle().submitted == 0
     assert Submitter(sweep, target_h=1 / 60).cycle().submitted == 0  # the same command once more
-    assert submitter.said == ["2 pilots of 2 nodes submitted: job 1", "2 pilots of 1 node submitted: job 2"]
+    assert submitter.lines == ["2 pilots of 2 nodes submitted: job 1", "2 pilots of 1 node submitted: job 2"]
 
 
-def test_the_payload_is_there_before_the_job(fake: FakeSlurm, sweep: SweepDir) -> None:
+def test_the_pilots_config_is_written_before_the_job(fake: FakeSlurm, sweep: SweepDir) -> None:
     Submitter(sweep, signal_delay_s=60).cycle()
     for one in all_submissions(sweep):
         config = read_pilot_config(pilot_state.config_path(sweep, one.token))
-        assert (config.nodes, config.scheduler, config.stop_with_parent) == (one.nodes, "slurm", False)
+        assert (config.nodes, config.batch_system, config.stop_with_parent) == (one.nodes, "slurm", False)
         assert config.wall_time_s == 5 * 60 - 60 - 30
         assert config.provenance is not None and "git_commit" in config.provenance
     code = list((sweep.path / "code").iterdir())
@@ -144,13 +134,13 @@ def test_a_cluster_without_arrays(max_array: int, fake: FakeSlurm, sweep: SweepD
     assert shapes(fake) == ["1_0", "2_0", "3_0", "4_0"] and not any(job["array"] for job in fake.jobs)
 
 
-@pytest.mark.parametrize("told_by", ["comment", "name"])
-def test_a_submitter_killed_after_sbatch(told_by: str, fake: FakeSlurm, sweep: SweepDir) -> None:
-    """sbatch has done its work, and nobody writes down the id: the token finds the job."""
+@pytest.mark.parametrize("known_by", ["comment", "name"])
+def test_a_submitter_killed_after_sbatch(known_by: str, fake: FakeSlurm, sweep: SweepDir) -> None:
+    """sbatch has submitted the job and nobody has written its id: the token finds the job."""
     intent = new_submission(sweep, nodes=2, count=1, time_min=5)
     submissions.write(sweep, intent)
     texts = {"comment": f"ultrasweep:{intent.token}", "name": intent.job_name}
-    texts = {"comment": "(null)", "name": "the-sites-own", told_by: texts[told_by]}
+    texts = {"comment": "(null)", "name": "the-sites-own", known_by: texts[known_by]}
     fake.set(jobs=[_job(7, state="RUNNING", **texts)], next=8)
     cycle = Submitter(sweep).cycle()
     assert cycle.live[2] == 1 and cycle.submitted == 1  # only the shape of one node lacked a pilot
@@ -162,8 +152,8 @@ def test_really_killed_in_the_middle(fake: FakeSlurm, sweep: SweepDir) -> None:
     """SIGKILL from inside sbatch, after the job is in the queue."""
     code = (
         "import json, os, pathlib, sys\n"
-        "from tests.launchers.fakeslurm import FakeSlurm\n"
-        "from tests.launchers.test_slurm_submitting import Submitter\n"
+        "from tests.launchers.slurm.fakeslurm import FakeSlurm\n"
+        "from tests.launchers.slurm.test_reconcile import Submitter\n"
         "from launchers.state.sweep_dir import SweepDir\n"
         "path = pathlib.Path(sys.argv[1]) / 'state.json'\n"
         "path.write_text(json.dumps(json.loads(path.read_text()) | {'caller': os.getpid()}))\n"
@@ -195,7 +185,7 @@ def test_sbatch_fails_and_has_submitted(fake: FakeSlurm, sweep: SweepDir) -> Non
     fake.mode("sbatch", "silent")
     submitter = Submitter(sweep)
     assert submitter.cycle().submitted == 0
-    assert "Socket timed out" in submitter.said[0]
+    assert "Socket timed out" in submitter.lines[0]
     fake.mode("sbatch")
     submitter.cycle()
     assert len(fake.jobs) == 2 and {one.stage for one in all_submissions(sweep)} == {"submitted"}
@@ -219,7 +209,7 @@ def test_sbatch_does_not_answer(fake: FakeSlurm, sweep: SweepDir, monkeypatch: p
     started = time.monotonic()
     cycle = submitter.cycle()
     assert cycle.submitted == 0 and cycle.missing == 2 and time.monotonic() - started < 5
-    assert "did not answer within" in submitter.said[0]
+    assert "did not answer within" in submitter.lines[0]
 
 
 def test_slurmctld_is_down(fake: FakeSlurm, sweep: SweepDir) -> None:
@@ -233,7 +223,7 @@ def test_slurmctld_is_down(fake: FakeSlurm, sweep: SweepDir) -> None:
     assert submitter.cycle().submitted == 0 and {one.stage for one in all_submissions(sweep)} == {"submitted"}
 
 
-def test_a_refusal_is_told_once_and_not_tried_again(fake: FakeSlurm, sweep: SweepDir) -> None:
+def test_a_refusal_is_reported_once_and_not_tried_again(fake: FakeSlurm, sweep: SweepDir) -> None:
     fake.mode("sbatch", "refuse")
     submitter = Submitter(sweep, partition="nope")
     cycle = submitter.cycle()
@@ -252,7 +242,7 @@ def test_a_user_may_have_few_jobs(fake: FakeSlurm, sweep: SweepDir) -> None:
     assert {one.count for one in all_submissions(sweep) if one.stage == "submitted"} == {1}
 
 
-def test_nodes_that_are_left_out(fake: FakeSlurm, sweep: SweepDir) -> None:
+def test_excluded_nodes(fake: FakeSlurm, sweep: SweepDir) -> None:
     node_exclusions.exclude(sweep, "node3", "memory stays", "p")
     node_exclusions.exclude(sweep, "x\n#SBATCH --uid=0", "hostile", "p")
     Submitter(sweep, exclude="node9").cycle()
@@ -261,7 +251,7 @@ def test_nodes_that_are_left_out(fake: FakeSlurm, sweep: SweepDir) -> None:
     fake.forget()
     fake.mode("sbatch", "bad node")
     other = Submitter(sweep)
-    assert other.cycle().submitted == 2 and "does not know all of the nodes" in other.said[0]
+    assert other.cycle().submitted == 2 and "does not know all of the excluded nodes" in other.lines[0]
 
 
 def test_vanished_pilots_are_submitted_again(fake: FakeSlurm, sweep: SweepDir) -> None:
@@ -316,7 +306,7 @@ def test_claims_of_dead_pilots_count_as_waiting(fake: FakeSlurm, sweep: SweepDir
     assert submitter.cycle([ATTEMPT]).submitted == 1
 
 
-def test_a_frozen_pilot_does_not_count(fake: FakeSlurm, sweep: SweepDir) -> None:
+def test_a_stalled_pilot_does_not_count(fake: FakeSlurm, sweep: SweepDir) -> None:
     """Its job runs, it holds every narrow point, and it does not move: nobody else would come."""
     submitter = Submitter(sweep)
     submitter.reconciler._liveness = Liveness(sweep, lease_s=0.2)
@@ -333,7 +323,7 @@ def test_a_frozen_pilot_does_not_count(fake: FakeSlurm, sweep: SweepDir) -> None
     assert submitter.cycle().submitted == 0
     time.sleep(0.3)
     assert submitter.cycle().submitted == 1
-    assert submitter.said.count(f"pilot {token}.0.0 stands still; another will run what it holds") == 1
+    assert submitter.lines.count(f"pilot {token}.0.0 is stalled; another will run its points") == 1
     assert submitter.cycle().submitted == 0  # the new one is on its way
     write_state(sweep, dataclasses.replace(state, pilot_id=f"{token}.0.1", count=1))  # Slurm starts the job again
     fake.set(jobs=[job for job in fake.jobs if job["id"] != 3])
@@ -392,37 +382,6 @@ def test_a_damaged_submission_is_still_found(fake: FakeSlurm, sweep: SweepDir) -
     path = sweep.path / "submissions" / f"{all_submissions(sweep)[0].token}.json"
     path.write_text('{"token": "rm -rf')
     assert submitter.cycle().submitted == 0 and all_submissions(sweep)[0].job_id == "1"
-
-
-def test_how_many_pilots() -> None:
-    def pilots(count: int, predicted_s: float | None = None, **options: Any) -> dict[int, int]:
-        made = points(*["ok"] * count)
-        if predicted_s is not None:
-            made = [dataclasses.replace(one, predicted_step_time_s=predicted_s, deadline_s=1e9) for one in made]
-        demand = demand_of(made, settings(num_devices=2), SlurmOptions(**{"time_min": 10, **options}))
-        return dict(demand.pilots)
-
-    # A pilot of 10 min less 150 s has 450 s. Without a prediction a point costs its deadline, 30 s.
-    assert pilots(15) == {1: 1}
-    assert pilots(16) == {1: 2}
-    # Three steps of 10 s and a start of 30 s: 60 s each.
-    assert pilots(15, 10.0) == {1: 2}
-    assert pilots(15, 10.0, target_h=0.05) == {1: 5}
-    assert pilots(3, 10.0, target_h=0.001) == {1: 3}
-    assert pilots(15, 10.0, target_h=0.05, max_pilots=2) == {1: 2}
-    assert pilots(15, 10.0, target_h=0.05, max_nodes=3) == {1: 3}
-    # 30 s + 1.5 * 3 * 100 s do not fit in 450 s.
-    demand = demand_of([], settings(), SlurmOptions())
-    assert (demand.pilots, demand.too_wide, demand.too_long) == ({}, 0, 0)
-    assert pilots(2, 100.0) == {}
-
-
-def test_points_that_no_pilot_can_run() -> None:
-    wide = points("ok", dp=8, global_batch_size=8)
-    demand = demand_of([*wide, *points("ok")], settings(num_devices=2), SlurmOptions(max_nodes=2))
-    assert (demand.pilots, demand.too_wide, demand.too_long) == ({1: 1}, 1, 0)
-    demand = demand_of(points("ok", deadline_s=200.0), settings(num_devices=2), SlurmOptions(time_min=5))
-    assert (demand.pilots, demand.too_long, demand.longest_s) == ({}, 1, 200.0)
 
 
 def _job(number: int, *, name: str, comment: str, state: str = "PENDING") -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Whole runs with a scripted workload: every way a point can end, and what the sweep makes of it."""
+"""Whole runs on this machine with a scripted workload: every way a point can end, and the rows that it leaves."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from launchers import local
 from launchers.attempt import outcome
 from launchers.local import run_local
 from launchers.settings import LaunchSettings
-from launchers.state import pilot_config as config
 from launchers.state import pilot_state
-from launchers.state.pilot_config import PilotConfig, pilot_config_to_dict
+from launchers.state.pilot_config import PilotConfig, pilot_config_to_dict, pilot_environment
 from launchers.state.process_identity import alive
 from launchers.state.sweep_dir import SweepDir
-from launchers.status.status import retry, sweep_status
+from launchers.status.retry import retry
+from launchers.status.status import sweep_status
 from results import store
 from results.errors import UltrasweepError
 from tests.launchers.scripted import points, settings
@@ -49,14 +49,12 @@ def rows_of(sweep: SweepDir) -> list[dict[str, Any]]:
 
 
 def start_pilot(sweep: SweepDir, pilot_id: str, launch: LaunchSettings, **changes: Any) -> subprocess.Popen[bytes]:
-    told = PilotConfig(
+    config = PilotConfig(
         **{"settings": launch, "command": "test", "wall_time_s": None, "stop_with_parent": False, **changes}
     )
-    write_json(pilot_state.config_path(sweep, pilot_id), pilot_config_to_dict(told))
+    write_json(pilot_state.config_path(sweep, pilot_id), pilot_config_to_dict(config))
     with pilot_state.log_path(sweep, pilot_id).open("wb") as log:
-        return subprocess.Popen(
-            [*SCRIPTED, str(sweep.path), pilot_id], env=config.pilot_environment(), stdout=log, stderr=log
-        )
+        return subprocess.Popen([*SCRIPTED, str(sweep.path), pilot_id], env=pilot_environment(), stdout=log, stderr=log)
 
 
 def until(condition: Any, limit_s: float = 15.0) -> None:
@@ -90,7 +88,7 @@ def test_faults_become_rows_and_the_points_after_them_run(sweep: SweepDir) -> No
     assert [(row["attempt_number"], row["will_retry"]) for row in hangs] == [(1, True), (2, False)]
     assert all(row["phase"] == "step" and row["phase_step"] == 1 for row in hangs)
     assert "no progress: rank 0 in step 1" in hangs[0]["evidence"]
-    assert "_misbehave (scripted.py:" in hangs[0]["evidence"]  # where it stood, from its own Python stack
+    assert "_misbehave (scripted.py:" in hangs[0]["evidence"]  # where it hung, from its own Python stack
 
     last = rows["ok", 7]
     assert last["outcome"] == "ok"
@@ -185,7 +183,7 @@ def test_a_second_run_of_a_finished_sweep_runs_nothing_and_retry_brings_points_b
     assert [row["attempt_number"] for row in rows_of(sweep)] == [1, 1, 2]
 
 
-def test_points_too_wide_for_this_machine_wait_and_are_told(sweep: SweepDir) -> None:
+def test_points_too_wide_for_this_machine_wait_and_are_reported(sweep: SweepDir) -> None:
     sweep.add_points(points("ok", dp=4))
     summary = run_local(sweep, settings(), live=False)
     assert (summary.left, summary.too_wide, summary.exit_code) == (1, 1, 1)
@@ -226,9 +224,9 @@ def test_ctrl_c_puts_the_running_point_back_and_the_next_run_resumes(sweep: Swee
 def test_the_pilot_stops_when_whoever_started_it_is_killed(sweep: SweepDir) -> None:
     sweep.add_points(points("slow", deadline_s=60.0))
     reader, writer = os.pipe()
-    told = PilotConfig(settings=settings(phase_limits_s={}), command=None, wall_time_s=None, stop_with_parent=True)
-    write_json(pilot_state.config_path(sweep, "p"), pilot_config_to_dict(told))
-    pilot = subprocess.Popen([*SCRIPTED, str(sweep.path), "p"], env=config.pilot_environment(), stdin=reader)
+    config = PilotConfig(settings=settings(phase_limits_s={}), command=None, wall_time_s=None, stop_with_parent=True)
+    write_json(pilot_state.config_path(sweep, "p"), pilot_config_to_dict(config))
+    pilot = subprocess.Popen([*SCRIPTED, str(sweep.path), "p"], env=pilot_environment(), stdin=reader)
     os.close(reader)
     until(lambda: sweep_status(sweep).claimed == 1)
     os.close(writer)
@@ -236,7 +234,7 @@ def test_the_pilot_stops_when_whoever_started_it_is_killed(sweep: SweepDir) -> N
     assert [row["outcome"] for row in rows_of(sweep)] == ["cancelled"]
 
 
-def test_sigterm_hands_everything_back_as_preempted(sweep: SweepDir) -> None:
+def test_sigterm_releases_everything_as_preempted(sweep: SweepDir) -> None:
     sweep.add_points(points("slow", deadline_s=60.0))
     pilot = start_pilot(sweep, "p", settings(phase_limits_s={}))
     until(lambda: any(one.phase == "warmup" for s in pilot_state.all_states(sweep) for one in s.running))
@@ -246,7 +244,7 @@ def test_sigterm_hands_everything_back_as_preempted(sweep: SweepDir) -> None:
     assert sweep_status(sweep).todo == 1
 
 
-def test_a_pilot_does_not_draw_what_does_not_fit_its_wall_time(sweep: SweepDir) -> None:
+def test_a_pilot_does_not_claim_what_does_not_fit_its_wall_time(sweep: SweepDir) -> None:
     long, short = points("ok", "ok", deadline_s=1000.0)
     short = short.__class__(index=1, grid="test", experiment=short.experiment, deadline_s=5.0)
     sweep.add_points([long, short])
@@ -289,8 +287,8 @@ def test_a_run_survives_the_death_of_its_pilot(sweep: SweepDir, monkeypatch: pyt
         f"flag = {str(sweep.path / 'died')!r}\n"
         "if not os.path.exists(flag):\n"
         "    open(flag, 'w').close(); os.kill(os.getpid(), 9)\n"
-        "from launchers import pilot; from tests.launchers.scripted import run_rank\n"
-        "sys.exit(pilot.main(run_rank=run_rank))"
+        "from launchers.pilot import command; from tests.launchers.scripted import run_rank\n"
+        "sys.exit(command.main(run_rank=run_rank))"
     )
     monkeypatch.setattr(local, "PILOT", (sys.executable, "-c", dies_once))
     assert run_local(sweep, settings(), live=False).outcomes == {"ok": 2}
@@ -366,10 +364,10 @@ def test_a_sweep_removed_while_it_runs_is_one_line(sweep: SweepDir) -> None:
     remover.join()
 
 
-def test_a_full_disk_is_told_although_the_pilot_cannot_write_it(
+def test_a_full_disk_is_reported_although_the_pilot_cannot_write_it(
     sweep: SweepDir, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sweep.add_points(points("ok"))
-    monkeypatch.setattr(outcome, "LEAST_ROOM_BYTES", 2**80)
+    monkeypatch.setattr(outcome, "LEAST_FREE_BYTES", 2**80)
     assert run_local(sweep, settings(), live=False).outcomes == {"ok": 1}
     assert capsys.readouterr().out.count("is full; what cannot be written waits") == 1
