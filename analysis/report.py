@@ -47,14 +47,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _main(argv: Sequence[str] | None) -> int:
     from analysis import options
-    from analysis.progress import Progress
 
     asked = options.parse(argv)
     if asked.list_figures:
         print(figure_list())
         return 0
     assert asked.results is not None
-    progress = Progress(sys.stderr)
+    from rich.console import Console
+
+    from analysis.page.report_progress import ReportProgress
+
+    progress = ReportProgress(Console(stderr=True))
     try:
         index = build(asked.results, asked.out, asked.options, say=progress.say, step=progress.step)
     finally:

@@ -98,23 +98,19 @@ def markdown(table: PageTable, name: str) -> str:
 def latex(table: PageTable, name: str) -> str:
     """A ``tabular`` with rules by booktabs; a comment says what it needs, and a row when rows are left out."""
     columns = len(table.header)
-    lines = [
-        "% Needs \\usepackage{booktabs}; wide tables fit with \\resizebox or a landscape page.",
-        f"\\begin{{tabular}}{{{'l' * columns}}}",
-        "\\toprule",
-        _latex_row(table.header),
-        "\\midrule",
-        *(_latex_row(row) for row in table.rows),
-        "\\bottomrule",
-    ]
+    # Cells are escaped here: pandas knows LaTeX's own signs, and none of the others of `_LATEX`.
+    rows = [[_latex_cell(cell) for cell in row] for row in table.rows]
+    frame = pd.DataFrame(rows, columns=[_latex_cell(name) for name in table.header])
+    text = frame.to_latex(index=False, escape=False, column_format="l" * columns)
     if left_out := _left_out(table, name):
-        lines.append(f"\\multicolumn{{{columns}}}{{l}}{{{left_out.translate(_LATEX)}}} \\\\")
-    return "\n".join([*lines, "\\end{tabular}"]) + "\n"
+        last = f"\\multicolumn{{{columns}}}{{l}}{{{left_out.translate(_LATEX)}}} \\\\\n"
+        text = text.replace("\\end{tabular}", last + "\\end{tabular}")
+    return "% Needs \\usepackage{booktabs}; wide tables fit with \\resizebox or a landscape page.\n" + text
 
 
-def _latex_row(cells: Sequence[str]) -> str:
+def _latex_cell(text: str) -> str:
     # A row that begins with "[" would be read as the argument of the line break before it.
-    return " & ".join(re.sub(r"^\[", "{[}", _one_line(cell).translate(_LATEX)) for cell in cells) + r" \\"
+    return re.sub(r"^\[", "{[}", _one_line(text).translate(_LATEX))
 
 
 def _left_out(table: PageTable, name: str) -> str:

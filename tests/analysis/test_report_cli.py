@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from rich.console import Console
 
 from analysis import options, report
 from analysis.figures import registry
 from analysis.page import export
 from analysis.page.render import PageTable
-from analysis.progress import Progress
+from analysis.page.report_progress import ReportProgress
 from tests.analysis import synthetic
 from tests.analysis.pages import POINTS, links, text_of
 
@@ -195,30 +196,23 @@ def test_a_price_reaches_the_figures(sweep: Path, tmp_path: Path) -> None:
     assert (out / "tables" / "training_cost.csv").read_text() != with_price
 
 
-class Terminal(io.StringIO):
-    def __init__(self, *, tty: bool) -> None:
-        super().__init__()
-        self.tty = tty
-
-    def isatty(self) -> bool:
-        return self.tty
-
-
-def test_progress_on_a_terminal_is_one_line_that_renews_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "30")
-    stream = Terminal(tty=True)
-    progress = Progress(stream)
+def test_progress_on_a_terminal_is_one_line_that_renews_itself() -> None:
+    stream = io.StringIO()
+    progress = ReportProgress(Console(file=stream, force_terminal=True, width=30))
     progress.step(1, 2, "a-figure-with-a-long-name-indeed")
+    progress.step(2, 2, "another")
     progress.say("done")
-    first, rest = stream.getvalue().split("\r\x1b[2K")[1:]
-    assert first == "figure 1 of 2: a-figure-with-"
-    assert rest == "done\n"
+    first, *_, rest = stream.getvalue().split("figure 2 of 2: another")
+    assert "figure 1 of 2: a-figure-with-…" in first
+    assert "\n" not in first
+    assert first.endswith("\r\x1b[2K"), "the line before is removed"
+    assert rest.endswith("\x1b[2Kdone\n")
 
 
 def test_progress_elsewhere_is_a_line_now_and_then() -> None:
     now = [0.0]
-    stream = Terminal(tty=False)
-    progress = Progress(stream, clock=lambda: now[0])
+    stream = io.StringIO()
+    progress = ReportProgress(Console(file=stream), clock=lambda: now[0])
     for done in range(1, 41):
         now[0] += 0.5
         progress.step(done, 40, "name")
