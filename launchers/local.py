@@ -9,7 +9,7 @@ import sys
 import time
 from collections import Counter
 
-from launchers.attempt.outcome import has_room
+from launchers.attempt.outcome import has_disk_space
 from launchers.interrupts import interrupts
 from launchers.node.fork import signal_name
 from launchers.pilot.pilot import FINISHED, STOPPED, TROUBLE
@@ -114,12 +114,12 @@ def _run_pilot(
         )
         handled, room = 0, True
         while process.poll() is None:
-            if room and not (room := has_room(sweep.path)):  # the pilot waits, but cannot write its message
+            if room and not (room := has_disk_space(sweep.path)):  # the pilot waits, but cannot write its message
                 view.print_line(
                     f"the disk that holds {sweep.path} is full; what cannot be written waits, nothing is lost"
                 )
             elif not room:
-                room = has_room(sweep.path)
+                room = has_disk_space(sweep.path)
             if len(signals) > handled:
                 handled = len(signals)
                 first = handled == 1

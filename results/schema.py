@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-SCHEMA_VERSION = 3
-"""Of ``attempts``. 2: grad_norm_max_difference. 3: nodes, scheduler_job, pilot_id, repeat_of."""
+SCHEMA_VERSION = 4
+"""Of ``attempts``. 2: grad_norm_max_difference. 3: nodes, scheduler_job, pilot_id, repeat_of. 4: backend."""
 MEASUREMENT_VERSION = 2
 """2: a stage's waiting for slower stages after its last backward is pipeline idle, no longer reduction or optimizer;
 HFU of full recomputation leaves out the down projection; losses agree by gradient norms too."""
@@ -211,6 +211,7 @@ ATTEMPT_COLUMNS: tuple[Column, ...] = (
     # provenance
     Column("launcher", _S, "local, slurm or rehearse"),
     Column("cluster", _S, "Cluster description used for prediction"),
+    Column("backend", _S, "Kind of device that the cluster description names: cuda or cpu"),
     Column("hosts", pa.list_(_S), "Host names"),
     Column("nodes", pa.list_(_S), "Nodes on which the ranks ran, by the scheduler's names, those of the first first"),
     Column("scheduler_job", _S, "The scheduler's id of the allocation, as its queue shows it"),

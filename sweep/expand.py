@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sweep.expressions import Expression
 from sweep.grid import CHECKED_FIELDS, POINT_FIELDS, SHAPE_NAMES, Axis, GridSpec, shape_of
 from workloads.errors import InvalidExperiment, InvalidSweep
 from workloads.experiment import Experiment, ModelSpec
+from workloads.expressions import Expression
 
 MAX_POINTS = 5_000_000
 """A grid with more combinations than this after its filters is refused: its experiments would not fit in memory."""

@@ -17,10 +17,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sweep.expressions import Expression, parse
 from workloads.checks import suggest
 from workloads.errors import InvalidSweep
 from workloads.experiment import Experiment, ModelSpec
+from workloads.expressions import Expression, parse
 
 POINT_FIELDS = frozenset(f.name for f in dataclasses.fields(Experiment)) | {"dp"}
 CHECKED_FIELDS = frozenset({"world_size", "num_microbatches", "tokens_per_step"})

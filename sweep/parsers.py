@@ -9,9 +9,8 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
 
-from results.errors import UltrasweepError
+from results.command_line import Parser, path
 
 EXAMPLES = """\
 examples:
@@ -42,13 +41,6 @@ _SWEEP_PATH = "the sweep's folder, e.g. results/tiny"
 _RESULTS = Path("results")
 
 
-class Parser(argparse.ArgumentParser):
-    """A parser whose errors are an `UltrasweepError` of one line, like all others."""
-
-    def error(self, message: str) -> NoReturn:
-        raise UltrasweepError(f"{message}; see {self.prog} --help")
-
-
 def help_text() -> str:
     """What ``python -m sweep --help`` prints: every command in one line, examples, and the overrides."""
     first_sentences = {name: (make().description or "").partition(". ")[0] for name, make in PARSERS.items()}
@@ -64,7 +56,7 @@ def _plan() -> Parser:
     parser = _sweep_parser(
         "plan", "Show every point of the grids with its verdict, predicted memory and speed, and price. Nothing is run."
     )
-    parser.add_argument("--out", type=Path, metavar="FILE.parquet", help="write the ledger: one row a point")
+    parser.add_argument("--out", type=path, metavar="FILE.parquet", help="write the ledger: one row a point")
     parser.add_argument("--top", type=_positive, default=40, metavar="N", help="rows of the last table (default: 40)")
     return parser
 
@@ -83,14 +75,18 @@ def _run() -> Parser:
 def _status() -> Parser:
     parser = _parser("status", "Show how far the sweeps below a folder are, from their files and from Slurm.")
     parser.add_argument(
-        "path", type=Path, nargs="?", default=_RESULTS, help="a sweep or a folder of sweeps (default: results)"
+        "path",
+        type=path,
+        nargs="?",
+        default=_RESULTS,
+        help="a sweep or a folder of sweeps (default: results)",
     )
     return parser
 
 
 def _watch() -> Parser:
     parser = _parser("watch", "Follow a sweep until no point is left, wherever it runs. Ctrl-C only stops watching.")
-    parser.add_argument("path", type=Path, help=_SWEEP_PATH)
+    parser.add_argument("path", type=path, help=_SWEEP_PATH)
     parser.add_argument("--plain", action="store_true", help="one line for each attempt instead of a live view")
     return parser
 
@@ -110,13 +106,13 @@ def _cancel() -> Parser:
         "Cancel a sweep's Slurm jobs; unfinished points stay in its queue. Running points get a row with the outcome\n"
         "preempted. To go on, give the same `run` command again.",
     )
-    parser.add_argument("path", type=Path, help=_SWEEP_PATH)
+    parser.add_argument("path", type=path, help=_SWEEP_PATH)
     return parser
 
 
 def _retry() -> Parser:
     parser = _parser("retry", "Requeue finished points of a sweep. The same `run` command then runs them.")
-    parser.add_argument("path", type=Path, help=_SWEEP_PATH)
+    parser.add_argument("path", type=path, help=_SWEEP_PATH)
     parser.add_argument(
         "which", nargs="*", help="outcomes (crash, hang ...) or ids (default: every outcome but ok and oom)"
     )
@@ -175,7 +171,12 @@ def _sweep_parser(command: str, description: str) -> Parser:
         "--where", action="append", default=[], metavar="EXPR", help="one more filter on every grid, e.g. 'tp <= 4'"
     )
     parser.add_argument(
-        "--conf", action="append", default=[], type=Path, metavar="DIR", help="folder with your own grid/, model/ ..."
+        "--conf",
+        action="append",
+        default=[],
+        type=path,
+        metavar="DIR",
+        help="folder with your own grid/, model/ ...",
     )
     return parser
 
@@ -183,7 +184,7 @@ def _sweep_parser(command: str, description: str) -> Parser:
 def _add_results(
     parser: Parser, what: str = "folder of sweeps, one sweep, or a ledger written by plan --out (default: results)"
 ) -> None:
-    parser.add_argument("--results", type=Path, default=_RESULTS, metavar="PATH", help=what)
+    parser.add_argument("--results", type=path, default=_RESULTS, metavar="PATH", help=what)
 
 
 def _positive(text: str) -> int:

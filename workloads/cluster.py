@@ -62,7 +62,7 @@ class ClusterSpec:
     inter_node: LinkSpec | None
     """None: a single node."""
     reserved_bytes: int = 0
-    """Device memory that training cannot have: CUDA context, NCCL buffers, allocator fragmentation."""
+    """Bytes of a device that training cannot have: CUDA context, NCCL buffers, allocator fragmentation."""
     matmul_efficiency: float | None = None
     """Reached share of peak_flops in large matrix products; calibrated, with its source in the YAML."""
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -70,6 +70,7 @@ class ClusterSpec:
 
     @property
     def usable_bytes(self) -> int | None:
+        """Bytes of one device that training can have; None where the device's memory is not known."""
         if self.device.memory_bytes is None:
             return None
         return self.device.memory_bytes - self.reserved_bytes
@@ -133,4 +134,5 @@ def environment_from_dict(fields: object, place: str = "") -> dict[str, str]:
 
 
 def to_dict(cluster: ClusterSpec) -> dict[str, Any]:
+    """Plain nested dict of every field; the inverse of `cluster_from_dict`."""
     return dataclasses.asdict(cluster)

@@ -13,8 +13,8 @@ from math import log
 import numpy as np
 import pandas as pd
 
-from analysis import labels
-from analysis.stats import median_interval
+from analysis.rows import labels
+from analysis.rows.stats import median_interval
 from results.agreement import TOLERANCES, largest_difference
 from results.text import plural
 

@@ -9,9 +9,10 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 
-from analysis import labels, metrics
 from analysis.figures import style
-from analysis.memo import cache_per_frame
+from analysis.figures.spec import FigureSpec
+from analysis.rows import labels, metrics
+from analysis.rows.frame_cache import cache_per_frame
 from results.text import GIB, format_number, plural
 
 _MAX_PANELS = 6
@@ -117,3 +118,16 @@ def _heights(ax: Axes, place: int, values: pd.Series, name: str) -> np.ndarray:
         inside = ax.text(place + 0.03, height, text, fontsize=7, va="center", zorder=5)
         inside.set_in_layout(name == metrics.RANK_BY)
     return heights.to_numpy(dtype=float)
+
+
+FIGURE = FigureSpec(
+    name="parallel_coordinates",
+    section="best",
+    title="Every finished run over its degrees",
+    caption=(
+        "One line a finished run, the best twentieth of each panel in full strength. Degrees and batching stand at "
+        "equal distances; memory and throughput are to scale."
+    ),
+    draw=draw,
+    data=data,
+)

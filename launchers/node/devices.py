@@ -66,7 +66,7 @@ class CudaDevices:
 
     def __init__(self, num_devices: int) -> None:
         """Raises `DeviceUnavailable` without a driver, or with fewer devices than ``num_devices``."""
-        seen = _in_child(_survey, _ANSWER_LIMIT_S, lambda: None)
+        seen = _in_child(_read_devices, _ANSWER_LIMIT_S, lambda: None)
         if len(seen) < num_devices:
             raise DeviceUnavailable(
                 f"num_devices={num_devices} GPUs were asked for; this machine shows {len(seen)}. "
@@ -112,10 +112,10 @@ def count_cuda_devices() -> int:
         return 0
 
 
-def _survey() -> list[dict[str, Any]]:
+def _read_devices() -> list[dict[str, Any]]:
     """UUID, used memory and users of every device that this process may use."""
     nvml = _nvml()
-    return [_look(nvml, handle) for handle in _visible_handles(nvml)]
+    return [_read_device(nvml, handle) for handle in _visible_handles(nvml)]
 
 
 def _wait(levels: dict[str, int], limit_s: float) -> list[dict[str, Any]]:
@@ -124,14 +124,14 @@ def _wait(levels: dict[str, int], limit_s: float) -> list[dict[str, Any]]:
     handles = [handle for handle in _visible_handles(nvml) if _text(nvml.nvmlDeviceGetUUID(handle)) in levels]
     until = time.monotonic() + limit_s
     while True:
-        seen = [_look(nvml, handle) for handle in handles]
+        seen = [_read_device(nvml, handle) for handle in handles]
         busy = [device for device in seen if device["used"] > levels[device["id"]] + FREE_SLACK_BYTES]
         if not busy or time.monotonic() > until:
             return busy
         time.sleep(_POLL_S)
 
 
-def _look(nvml: Any, handle: Any) -> dict[str, Any]:
+def _read_device(nvml: Any, handle: Any) -> dict[str, Any]:
     try:
         pids = [process.pid for process in nvml.nvmlDeviceGetComputeRunningProcesses(handle)]
     except nvml.NVMLError:
@@ -147,8 +147,8 @@ def _pids(pids: Sequence[int]) -> str:
     return f" (pids {', '.join(map(str, pids))})" if pids else ""
 
 
-def _in_child(question: Callable[[], Any], limit_s: float, meanwhile: Callable[[], None]) -> Any:
-    """What ``question`` answers (plain data) in a forked child, so that what it loads stays out of this process.
+def _in_child(query: Callable[[], Any], limit_s: float, meanwhile: Callable[[], None]) -> Any:
+    """What ``query`` answers (plain data) in a forked child, so that what it loads stays out of this process.
 
     Raises `DeviceUnavailable` with the child's words when it fails, or when it takes longer than ``limit_s``.
     """
@@ -159,7 +159,7 @@ def _in_child(question: Callable[[], Any], limit_s: float, meanwhile: Callable[[
         try:
             os.close(reader)
             try:
-                answer = {"answer": question()}
+                answer = {"answer": query()}
             except Exception as error:
                 answer = {"error": str(error) or type(error).__name__}
             with os.fdopen(writer, "w") as pipe:
@@ -180,7 +180,7 @@ def _in_child(question: Callable[[], Any], limit_s: float, meanwhile: Callable[[
             meanwhile()
     finally:
         os.close(reader)
-        _bury(pid)
+        _kill_and_reap(pid)
     try:
         told = json.loads(text)
     except ValueError:
@@ -202,7 +202,7 @@ def _nvml() -> Any:
     return pynvml
 
 
-def _bury(pid: int) -> None:
+def _kill_and_reap(pid: int) -> None:
     """End the child; one that hangs in the driver, where no signal reaches it, is left to the system."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)

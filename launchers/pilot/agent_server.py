@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from launchers.node.connection import BEAT_S, SILENCE_LIMIT_S, HeadAddress, JsonLines
+from launchers.node.connection import KEEPALIVE_S, SILENCE_LIMIT_S, HeadAddress, JsonLines
 from launchers.node.remote import Node
 
 
@@ -85,14 +85,14 @@ class AgentServer(threading.Thread):
             self._selector.unregister(peer.lines.connection)
             peer.lines.connection.close()
             if peer.node is not None:
-                peer.node.lose("its agent's connection closed")
+                peer.node.mark_lost("its agent's connection closed")
             elif peer.expected is not None:
                 self.refused.setdefault(peer.expected, "its agent ended before it was ready")
             self._wake.set()
             return
         for message in messages:
             if peer.node is not None:
-                peer.node.hear(message)
+                peer.node.handle(message)
             else:
                 self._admit(peer, message)
         self._wake.set()
@@ -117,14 +117,14 @@ class AgentServer(threading.Thread):
 
     def _keep_alive(self) -> None:
         now = time.monotonic()
-        if now - self._last_beat_at < BEAT_S:
+        if now - self._last_beat_at < KEEPALIVE_S:
             return
         self._last_beat_at = now
         for node in list(self.nodes.values()):
             if node.lost is not None:
                 continue
-            if now - node.heard > SILENCE_LIMIT_S:
-                node.lose(f"no word from its agent for {SILENCE_LIMIT_S:.0f} s")
+            if now - node.heard_at > SILENCE_LIMIT_S:
+                node.mark_lost(f"no word from its agent for {SILENCE_LIMIT_S:.0f} s")
                 self._wake.set()
             else:
                 node.send({})

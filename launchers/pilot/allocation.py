@@ -26,7 +26,7 @@ class Allocation:
 
 def allocation_of(config: PilotConfig, config_id: str) -> Allocation:
     """Where this process runs. A job that Slurm has requeued is a new pilot: the pilot's id ends with the restarts."""
-    if config.scheduler == "none":
+    if config.batch_system == "none":
         return Allocation(pilot_id=config_id, job=None, node=socket.gethostname(), is_head=True)
     env = os.environ
     task = env.get("SLURM_ARRAY_TASK_ID")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from launchers.node.agent import run_agent
-from launchers.node.connection import join, read_head_address
+from launchers.node.connection import connect_to_pilot, read_head_address
 from launchers.node.fork import RunRank
 from launchers.pilot.agent_server import AgentServer
 from launchers.pilot.allocation import allocation_of
@@ -49,7 +49,7 @@ def main(
         allocation = allocation_of(config, arguments.config_id)
         head_address = sweep.pilots / f"{allocation.pilot_id}.head.json"
         if not allocation.is_head:
-            connection = join(read_head_address(head_address, HEAD_LIMIT_S), allocation.node, HEAD_LIMIT_S)
+            connection = connect_to_pilot(read_head_address(head_address, HEAD_LIMIT_S), allocation.node, HEAD_LIMIT_S)
             run_agent(connection, config.settings, allocation.node, run_rank)
         provenance = _provenance(config)
         wake = threading.Event()

@@ -172,5 +172,5 @@ def start_pool(
             head_address, {"addresses": place.addresses, "port": place.port, "secret": place.secret}, private=True
         )
     server.start()
-    shared = sweep if config.scheduler != "none" else None
+    shared = sweep if config.batch_system != "none" else None
     return NodePool(server, name, config.nodes, pid, shared, allocation.pilot_id)

@@ -70,7 +70,7 @@ class Pilot:
         self.pilot_id = allocation.pilot_id
         self.settings = config.settings
         self._allocation = allocation
-        self._scheduled = config.scheduler != "none"
+        self._scheduled = config.batch_system != "none"
         self._pool = pool
         self._wake = wake
         self._requeue_job = requeue_job

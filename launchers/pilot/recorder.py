@@ -216,7 +216,7 @@ class AttemptRecorder:
         try:
             outcome = Outcome(**json.loads((attempt.folder / "outcome.json").read_text()))
         except (OSError, ValueError, TypeError):
-            outcome = oc.abandoned(attempt.folder, ranks, results, why)
+            outcome = oc.classify_abandoned(attempt.folder, ranks, results, why)
         try:
             complete = not measured and all(rank in results for rank in ranks)
             rehearsed = assemble(attempt.point.experiment, attempt.task.cluster, results) if complete else None

@@ -68,7 +68,7 @@ class Scheduler:
 
     def paused_message(self) -> str:
         """Why points wait that no pilot will claim; empty when there are none."""
-        return paused_message(self._breaker.held, self._paused) if self._paused else ""
+        return paused_message(self._breaker.paused, self._paused) if self._paused else ""
 
     def _shape(self, point: Point) -> int:
         return nodes_needed(point, self._settings.num_devices)
@@ -83,7 +83,7 @@ class Scheduler:
             and self._shape(point) <= size
             and (left_s is None or needed_s(point, self._settings) <= left_s)
         ]
-        paused = self._breaker.held
+        paused = self._breaker.paused
         allowed = [p for p in fitting if kind_of(p.experiment, self._shape(p)) not in paused] if paused else fitting
         self._paused = len(fitting) - len(allowed)
         ready = self._past_canary(allowed, running)
@@ -104,7 +104,7 @@ class Scheduler:
         return [point for point in points if self._shape(point) not in in_flight]
 
     def _report_paused(self) -> None:
-        for kind, why in self._breaker.held.items():
+        for kind, why in self._breaker.paused.items():
             if kind not in self._reported:
                 self._reported.add(kind)
                 self._report(f"paused: {kind}: {why}")

@@ -22,7 +22,7 @@ def cancel(sweep: SweepDir) -> int:
     if not submissions.all_submissions(sweep):
         return 0
     try:
-        submissions.say_cancelled(sweep)
+        submissions.mark_cancelled(sweep)
     except OSError as error:
         raise InvalidResults(
             f"cannot write in {sweep.path}: {error.strerror or error}; nothing was cancelled"

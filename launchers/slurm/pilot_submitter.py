@@ -125,7 +125,7 @@ class PilotSubmitter:
                 wall_time_s=float(options.usable_s),
                 stop_with_parent=False,
                 nodes=nodes,
-                scheduler="slurm",
+                batch_system="slurm",
                 provenance=provenance,
             )
             write_json(pilot_state.config_path(sweep, submission.token), pilot_config_to_dict(config))

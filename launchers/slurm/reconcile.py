@@ -167,10 +167,13 @@ class Reconciler:
         stalled: Counter[int] = Counter()
         for holder in {holder for _, holder in queue.claims_of_others(self._sweep, "")}:
             token, index = submissions.token_of_pilot(holder), submissions.index_of_pilot(holder)
-            if token is None or (token, index) not in running or not self._liveness.frozen(holder):
+            if token is None or (token, index) not in running or not self._liveness.stalled(holder):
                 continue
             nodes = self._tracker.shape(token)
-            if nodes is not None and not pilot_state.state_path(self._sweep, submissions.successor(holder)).exists():
+            if (
+                nodes is not None
+                and not pilot_state.state_path(self._sweep, submissions.restarted_pilot_id(holder)).exists()
+            ):
                 stalled[nodes] += 1
                 if holder not in self._reported_stalled:
                     self._reported_stalled.add(holder)

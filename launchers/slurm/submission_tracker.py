@@ -73,7 +73,7 @@ class SubmissionTracker:
 
     def change(self, submission: Submission, **fields: Any) -> Submission:
         """Write a submission's file with changed fields; the changed one. Raises `OSError`."""
-        changed = submissions.change(self._sweep, submission, **fields)
+        changed = submissions.update(self._sweep, submission, **fields)
         self._shapes[changed.token] = changed.nodes
         return changed
 

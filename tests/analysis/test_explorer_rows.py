@@ -10,11 +10,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis import cohorts
 from analysis.explorer import data as explorer_data
 from analysis.explorer import logs as explorer_logs
 from analysis.explorer import page as explorer
-from analysis.load import load
+from analysis.rows import cohorts
+from analysis.rows.load import load
 from results.schema import ATTEMPTS
 from sweep.conffiles import ConfFolders
 from sweep.config import compose_sweep

@@ -8,9 +8,9 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from analysis import cohorts, labels, metrics
-from analysis.load import last_attempts
-from analysis.stats import median_interval
+from analysis.rows import cohorts, labels, metrics
+from analysis.rows.load import last_attempts
+from analysis.rows.stats import median_interval
 from results.schema import MEASUREMENT_VERSION
 from results.text import format_bytes, listed
 from tests.analysis import synthetic

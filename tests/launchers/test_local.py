@@ -368,6 +368,6 @@ def test_a_full_disk_is_reported_although_the_pilot_cannot_write_it(
     sweep: SweepDir, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sweep.add_points(points("ok"))
-    monkeypatch.setattr(outcome, "LEAST_ROOM_BYTES", 2**80)
+    monkeypatch.setattr(outcome, "LEAST_FREE_BYTES", 2**80)
     assert run_local(sweep, settings(), live=False).outcomes == {"ok": 1}
     assert capsys.readouterr().out.count("is full; what cannot be written waits") == 1

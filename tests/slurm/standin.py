@@ -176,9 +176,9 @@ def one_process() -> type:
     """Ranks of one node as `launchers.node.agent` starts them, of which only the first is a process of its own where
     the sweep says so; the others end as it ends."""
     from launchers.node.fork import RankExit
-    from launchers.node.rank_group import ForkedRanks
+    from launchers.node.rank_group import LocalRanks
 
-    class NodeOfRanks(ForkedRanks):
+    class NodeOfRanks(LocalRanks):
         def __init__(self) -> None:
             super().__init__()
             self._followers: list[int] = []
@@ -208,7 +208,7 @@ def main(argv: list[str] | None = None) -> int:
 
     devices.open_devices = open_fake
     agent.open_devices = open_fake
-    agent.ForkedRanks = one_process()
+    agent.LocalRanks = one_process()
     return pilot_job.main(argv, run_rank=run_rank)
 
 

@@ -17,7 +17,7 @@ from launchers.state import history, node_exclusions, pilot_state
 from launchers.state.history import AttemptRecord
 from launchers.state.pilot_state import PilotState, Running
 from launchers.state.process_identity import ProcessIdentity
-from launchers.state.submissions import change, log_dir, new_submission
+from launchers.state.submissions import log_dir, new_submission, update
 from launchers.state.sweep_dir import Point, entry_names, read_point, split_name
 from launchers.status.status import sweep_status
 from launchers.status.view import render_status
@@ -63,7 +63,7 @@ class Study:
 
     def __init__(self) -> None:
         self.sweep = enqueue(prepare(WORDS, ConfFolders(), ["pp <= 2"])).sweep
-        self.submission = change(
+        self.submission = update(
             self.sweep,
             new_submission(self.sweep, nodes=1, count=3, time_min=60),
             token="slurm-20260101-000000-abcdef",

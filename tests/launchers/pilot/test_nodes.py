@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from analysis.load import last_attempts, load
+from analysis.rows.load import last_attempts, load
 from launchers.settings import LaunchSettings
 from launchers.state import node_exclusions, pilot_state
 from launchers.state.circuit_breaker import paused_kinds, resume
@@ -42,7 +42,7 @@ class Job:
             wall_time_s=None,
             stop_with_parent=False,
             nodes=nodes,
-            scheduler="slurm",
+            batch_system="slurm",
             provenance={},
         )
         write_json(pilot_state.config_path(sweep, name), pilot_config_to_dict(config))

@@ -19,7 +19,9 @@ from tests.launchers.scripted import points, settings
 def ended_pilot(tmp_path: Path, asked: list[str], *, restarts: int, reason: Any = "preempted", left: int = 1) -> Pilot:
     sweep = SweepDir.create(tmp_path / "sweep", {})
     sweep.add_points(points(*["ok"] * left))
-    config = PilotConfig(settings=settings(), command=None, wall_time_s=60.0, stop_with_parent=False, scheduler="slurm")
+    config = PilotConfig(
+        settings=settings(), command=None, wall_time_s=60.0, stop_with_parent=False, batch_system="slurm"
+    )
     place = Allocation(pilot_id=f"p.0.{restarts}", job="7_0", node="n0", is_head=True, restarts=restarts)
 
     def requeue(job: str) -> bool:

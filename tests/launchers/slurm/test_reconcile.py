@@ -104,7 +104,7 @@ def test_the_pilots_config_is_written_before_the_job(fake: FakeSlurm, sweep: Swe
     Submitter(sweep, signal_delay_s=60).cycle()
     for one in all_submissions(sweep):
         config = read_pilot_config(pilot_state.config_path(sweep, one.token))
-        assert (config.nodes, config.scheduler, config.stop_with_parent) == (one.nodes, "slurm", False)
+        assert (config.nodes, config.batch_system, config.stop_with_parent) == (one.nodes, "slurm", False)
         assert config.wall_time_s == 5 * 60 - 60 - 30
         assert config.provenance is not None and "git_commit" in config.provenance
     code = list((sweep.path / "code").iterdir())

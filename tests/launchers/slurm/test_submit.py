@@ -62,7 +62,7 @@ def test_ctrl_c_leaves_the_pilots(fake: FakeSlurm, sweep: SweepDir, capsys: pyte
 def test_ctrl_c_before_anything_is_submitted(fake: FakeSlurm, sweep: SweepDir) -> None:
     fake.mode("squeue", "down")
     submissions.write(sweep, new_submission(sweep, nodes=1, count=1, time_min=5))  # of an earlier run: squeue is asked
-    submissions.change(sweep, all_submissions(sweep)[0], stage="ended")
+    submissions.update(sweep, all_submissions(sweep)[0], stage="ended")
     with meanwhile(lambda: len(fake.calls("squeue")) > 1, interrupt):
         summary = run(sweep)
     assert (summary.interrupted, summary.detached, summary.exit_code) == (True, False, 130)
