@@ -133,9 +133,9 @@ def _explorer(results: Results, parts: Sequence[Cohort], path: Path) -> Path | N
     """The explorer's page, where there is a row to explore."""
     if not parts:
         return None
-    from analysis.explorer import page as explorer
+    from analysis.explorer import write_explorer
 
-    return explorer.write(results, parts, path)
+    return write_explorer.write(results, parts, path)
 
 
 def figure_list() -> str:

@@ -33,10 +33,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         options = _parser().parse_args(argv)
         from analysis.compare import comparison as comparing
-        from analysis.compare import page
+        from analysis.compare import write_comparison
 
         comparison = comparing.compare(options.a, options.b, options.methods, options.across, options.noise)
-        files = page.write(comparison, options.out, options.format, _MOST_ON_PAGE)
+        files = write_comparison.write(comparison, options.out, options.format, _MOST_ON_PAGE)
         _tell(comparison, files)
         return 0 if options.fail_if_slower is None else _gate(comparison, options.fail_if_slower)
     except UltrasweepError as error:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from analysis.compare import matching, moved, prose
+from analysis.compare import findings, matching, moved
 from analysis.page.render import PageTable
 from analysis.rows.load import load
 from results import store
@@ -45,7 +45,7 @@ class Comparison:
 
     def tables(self, most: int) -> list[PageTable]:
         """Short tables in words: what the axes explain, and at most ``most`` points that moved."""
-        return [*prose.axis_tables(self.by_axis), prose.moved_table(self.pairs, most)]
+        return [*findings.axis_tables(self.by_axis), findings.moved_table(self.pairs, most)]
 
 
 def compare(
@@ -78,16 +78,16 @@ def compare(
     ignored = (*found.crossed, *found.unrecorded, *across)
     why_a = matching.why_unmatched(found.only_a, points[1], ignored)
     why_b = matching.why_unmatched(found.only_b, points[0], ignored)
-    beside = prose.beside(rows[0], rows[1])
+    beside = findings.beside(rows[0], rows[1])
     return Comparison(
         sides=(
-            prose.side("A", a, rows[0], len(points[0])),
-            prose.side("B", b, rows[1], len(points[1])),
+            findings.side("A", a, rows[0], len(points[0])),
+            findings.side("B", b, rows[1], len(points[1])),
         ),
-        cautions=prose.cautions(rows[0], rows[1]),
-        alarms=prose.alarms(pairs),
-        matching=[*([beside] if beside else []), *prose.matched(found, why_a, why_b, across)],
-        found=prose.found(pairs, judged_by),
+        cautions=findings.cautions(rows[0], rows[1]),
+        alarms=findings.alarms(pairs),
+        matching=[*([beside] if beside else []), *findings.matched(found, why_a, why_b, across)],
+        found=findings.found(pairs, judged_by),
         pairs=pairs,
         only_a=found.only_a,
         only_b=found.only_b,

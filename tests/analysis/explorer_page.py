@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.explorer import data as explorer_data
-from analysis.explorer import page as explorer
+from analysis.explorer import row_data, write_explorer
 from analysis.rows import cohorts
 from analysis.rows.load import Results, load
 from results import store
@@ -29,7 +28,7 @@ def results_of(attempts: pd.DataFrame, path: Path) -> Results:
 
 
 def written(results: Results, folder: Path) -> Path:
-    return explorer.write(results, cohorts.split(results.attempts), folder / "explorer.html")
+    return write_explorer.write(results, cohorts.split(results.attempts), folder / "explorer.html")
 
 
 def without_rows(folder: Path) -> Path:
@@ -41,7 +40,7 @@ def of_recorded(folder: Path) -> tuple[Path, pd.DataFrame]:
     """The page of the recorded sweeps, and their rows in its order."""
     results = load(RECORDED)
     parts = cohorts.split(results.attempts)
-    return explorer.write(results, parts, folder / "recorded.html"), explorer_data.table(parts)
+    return write_explorer.write(results, parts, folder / "recorded.html"), row_data.table(parts)
 
 
 def many(rows: int) -> pd.DataFrame:

@@ -76,7 +76,7 @@ def test_a_comparison_that_cannot_be_written_leaves_the_earlier_one(
     def full(*_: object, **__: object) -> str:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("analysis.compare.page.render", full)
+    monkeypatch.setattr("analysis.compare.write_comparison.render", full)
     assert cli(a, a, "--out", tmp_path / "out", "--noise", "50") == 2
     assert "No space left on device" in capsys.readouterr().err
     assert {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()} == before

@@ -205,9 +205,9 @@ def test_losses_that_differ_are_shouted() -> None:
     pairs = judged(a, b)
     assert pairs["same_losses"].tolist() == [False, True, True]  # of the third the gradient norms are known
     assert pairs["loss_difference"][0] == pytest.approx(4e-4)
-    from analysis.compare import prose as compare_prose
+    from analysis.compare import findings
 
-    [alarm] = compare_prose.alarms(pairs)
+    [alarm] = findings.alarms(pairs)
     assert alarm.startswith("LOSSES DIFFER in 1 of 3 points")
     assert judged(a, b, compare_losses=False)["same_losses"].isna().all()
 

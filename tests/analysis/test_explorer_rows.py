@@ -10,9 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.explorer import data as explorer_data
-from analysis.explorer import logs as explorer_logs
-from analysis.explorer import page as explorer
+from analysis.explorer import failed_logs, row_data, write_explorer
 from analysis.rows import cohorts
 from analysis.rows.load import load
 from results.schema import ATTEMPTS
@@ -112,7 +110,7 @@ def test_the_log_of_the_failed_rank_is_there(browser: Browser, tmp_path: Path) -
     assert log == [f"rank 1 line {n}" for n in range(26, 40)] + [HOSTILE]
     assert "rank 0 line" not in page.read_text()
     assert browser.js("window.pwned ?? null") is None
-    found = explorer_logs.tails(tmp_path / "results", explorer_data.table(cohorts.split(results.attempts)))
+    found = failed_logs.tails(tmp_path / "results", row_data.table(cohorts.split(results.attempts)))
     assert len(found) == 1  # neither the finished one's nor one from outside the sweep
 
 
@@ -122,8 +120,8 @@ def test_logs_end_where_the_page_is_full(tmp_path: Path, monkeypatch: pytest.Mon
     for row in rows:
         (sweep / row["log_dir"]).mkdir(parents=True)
         (sweep / row["log_dir"] / "rank_0.log").write_text("x" * 300)
-    monkeypatch.setattr(explorer_logs, "MOST_BYTES", 700)
-    assert len(explorer_logs.tails(tmp_path, load(tmp_path).attempts)) == 2
+    monkeypatch.setattr(failed_logs, "MOST_BYTES", 700)
+    assert len(failed_logs.tails(tmp_path, load(tmp_path).attempts)) == 2
 
 
 def test_columns_keep_what_is_unknown_and_what_is_exact() -> None:
@@ -131,7 +129,7 @@ def test_columns_keep_what_is_unknown_and_what_is_exact() -> None:
     rows[1] |= {"peak_allocated_bytes": None, "step_time_s": None, "loss_agrees": None, "recompute": None}
     rows[2] |= {"peak_allocated_bytes": 123_456_789_012_345, "step_time_s": 0.123456789}
     parts = cohorts.split(frame_of(rows))
-    data = explorer_data.encode(explorer_data.table(parts), parts)
+    data = row_data.encode(row_data.table(parts), parts)
     columns = {column["name"]: column for column in data["columns"]}
     peak = columns["peak_allocated_bytes"]
     assert peak["codes"][1] == -1
@@ -143,7 +141,7 @@ def test_columns_keep_what_is_unknown_and_what_is_exact() -> None:
     assert "scheduler_job" not in columns  # no row has one
     assert "config_json" not in columns and "losses" not in columns
     assert set(columns) <= {*ATTEMPTS.names, "cohort", "workload", "degrees", "batching", "layout"}
-    text = explorer.embeddable({"a": "</script><!-- &"})
+    text = write_explorer.embeddable({"a": "</script><!-- &"})
     assert "<" not in text and json.loads(text) == {"a": "</script><!-- &"}
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from analysis.explorer.models import models_json
-from analysis.explorer.rules import rules_json
+from analysis.explorer.model_data import models_json
+from analysis.explorer.rule_data import rules_json
 from results.errors import UltrasweepError
 from tests.analysis.browser import Browser
 from tests.analysis.javascript import evaluate

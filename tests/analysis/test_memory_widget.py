@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from analysis.explorer.models import models_json
+from analysis.explorer.model_data import models_json
 from results.text import GIB
 from sweep.conffiles import ConfFolders
 from sweep.config import compose_sweep

@@ -1,9 +1,9 @@
 /* The planner's rules on a layout, evaluated from the data that the page carries. No DOM here.
 
-The rules themselves, conditions and sentences, are those of workloads/rules.py; analysis/explorer/rules.py writes them
+The rules themselves, conditions and sentences, are those of workloads/rules.py; analysis/explorer/rule_data.py writes them
 as JSON (data.widget.rules). An expression is a number, a name, or a list of an operation and its operands; see as_data in
 workloads/expressions.py. A test compares every sentence with the planner's on random layouts.
-An experiment is the plain dict of workloads.experiment.to_dict, a cluster an entry of analysis.explorer.models. */
+An experiment is the plain dict of workloads.experiment.to_dict, a cluster an entry of analysis.explorer.model_data. */
 "use strict";
 const MemoryRules = (() => {
   const { dataParallel, div, numMicrobatches, worldSize } = ModelCosts;

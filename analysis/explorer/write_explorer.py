@@ -12,9 +12,8 @@ from typing import Any
 
 from plotly.offline import get_plotlyjs
 
-from analysis.explorer import data as explorer_data
-from analysis.explorer import logs as explorer_logs
-from analysis.explorer.models import models_json
+from analysis.explorer import failed_logs, row_data
+from analysis.explorer.model_data import models_json
 from analysis.page.render import environment, source
 from analysis.rows.cohorts import Cohort
 from analysis.rows.load import Results
@@ -33,10 +32,10 @@ def write(results: Results, cohorts: Sequence[Cohort], path: Path) -> Path:
 
     Raises `OSError` when it cannot be written.
     """
-    frame = explorer_data.table(cohorts)
-    data = explorer_data.encode(frame, cohorts) | {
+    frame = row_data.table(cohorts)
+    data = row_data.encode(frame, cohorts) | {
         "source": str(results.path),
-        "logs": explorer_logs.tails(results.path, frame),
+        "logs": failed_logs.tails(results.path, frame),
         "widget": models_json(results.attempts),
     }
     path.write_text(render(results.path.resolve().name, data), encoding="utf-8", errors="replace")
@@ -44,7 +43,7 @@ def write(results: Results, cohorts: Sequence[Cohort], path: Path) -> Path:
 
 
 def render(name: str, data: dict[str, Any]) -> str:
-    """The page for ``data`` (see `explorer_data.encode`)."""
+    """The page for ``data`` (see `row_data.encode`)."""
     return (
         environment()
         .get_template("explorer/explorer.html")

@@ -14,7 +14,7 @@ from typing import Any, get_args
 import pandas as pd
 import yaml
 
-from analysis.explorer.rules import rules_json
+from analysis.explorer.rule_data import rules_json
 from workloads import experiment as ex
 from workloads.cluster import ClusterSpec, cluster_from_dict
 from workloads.costs.params import num_params
