@@ -24,7 +24,6 @@ from analysis.rows import labels
 _MOST_TIMES_THE_LIMIT = 3.0
 """Bars higher than this many times what fits are cut off, with their totals written on them: what is drawn of them
 would press all others flat."""
-_LIMIT_COLOUR = "#B00000"
 _OUTCOMES = {"ok": "", "oom": "OOM"}
 _PALE = 0.68
 _LINE_OF_TEXT = 0.095
@@ -46,7 +45,7 @@ def draw_bars(ax: Axes, bars: Sequence[Bar], limits: Sequence[float], unit: int)
         if known:
             ax.plot(*np.array([(place, value / unit) for place, value in known]).T, **_BLACK, **marker)
     for limit in limits:
-        ax.axhline(limit / unit, color=_LIMIT_COLOUR, linestyle="--", linewidth=1.2)
+        ax.axhline(limit / unit, color=style.LIMIT_COLOUR, linestyle="--", linewidth=1.2)
     for place, bar in enumerate(bars):
         _write_total(ax, place, bar, top, unit)
     ax.set_xticks(range(len(bars)), [_tick(bar) for bar in bars], fontsize=8)
@@ -90,7 +89,7 @@ def handles(bars: Sequence[Bar], limits: Sequence[float], frame: pd.DataFrame) -
     if limits:
         names = sorted(frame["device_name"].dropna().unique())
         of = f" ({names[0]})" if len(names) == 1 else ""
-        found.append(Line2D([], [], linestyle="--", color=_LIMIT_COLOUR, label=f"memory of the device{of}"))
+        found.append(Line2D([], [], linestyle="--", color=style.LIMIT_COLOUR, label=f"memory of the device{of}"))
     return found
 
 

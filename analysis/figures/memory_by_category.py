@@ -84,7 +84,7 @@ def _panel(ax: Axes, group: pd.DataFrame, unit: int) -> None:
     right = float(pd.concat([left, reserved]).max())
     limit = group["device_memory_bytes"].max() / unit
     if pd.notna(limit):
-        ax.axvline(limit, color="#B00000", linestyle="--", linewidth=1.2)
+        ax.axvline(limit, color=style.LIMIT_COLOUR, linestyle="--", linewidth=1.2)
         right = max(right, limit)
     ax.set_yticks(places, group["layout"], fontsize=8)
     ax.set(xlim=(0, 1.04 * right), ylim=(len(group) - 0.4, -0.6))
@@ -105,7 +105,7 @@ def _handles(rows: pd.DataFrame) -> list[Patch | Line2D]:
             )
         )
     if rows["device_memory_bytes"].notna().any():
-        handles.append(Line2D([], [], linestyle="--", color="#B00000", label="memory of the device"))
+        handles.append(Line2D([], [], linestyle="--", color=style.LIMIT_COLOUR, label="memory of the device"))
     return handles
 
 

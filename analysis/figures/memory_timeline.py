@@ -109,7 +109,7 @@ def draw(frame: pd.DataFrame) -> Figure:
     right.set_title("At the peak")
     _steps(left, found, unit)
     for limit in limits:
-        left.axhline(limit / unit, color="#B00000", linestyle="--", linewidth=1.2)
+        left.axhline(limit / unit, color=style.LIMIT_COLOUR, linestyle="--", linewidth=1.2)
     left.set_title(f"{found.row['workload']}: {found.row['layout']}")
     left.set(xlabel="Step, and the order of operations in it", ylabel=f"Memory of the fullest rank, {unit_name}")
     lines = [Line2D([], [], label="peak of a step, closed form", **_PREDICTED)]

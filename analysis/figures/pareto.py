@@ -27,7 +27,6 @@ _NAMED = 3
 _APART = 0.07
 """Share of a panel's width or height that named points keep from each other."""
 _COLOUR = "#0072B2"
-_LIMIT = "#B00000"
 
 
 @cache_per_frame
@@ -101,7 +100,7 @@ def _panel(ax: Axes, rows: pd.DataFrame, named: pd.DataFrame, unit: int) -> None
     limit = rows["device_memory_bytes"].max() / unit
     right = float((rows["memory_bytes"] / unit).max())
     if np.isfinite(limit):
-        ax.axvline(limit, color=_LIMIT, linestyle="--", linewidth=1.2)
+        ax.axvline(limit, color=style.LIMIT_COLOUR, linestyle="--", linewidth=1.2)
         right = max(right, float(limit))
     ax.set(xlim=(0, 1.05 * right), ylim=(0, 1.16 * float(rows[metrics.RANK_BY].max())))
     for letter, row in zip("abc", labels.records(named), strict=False):
@@ -150,7 +149,7 @@ def _handles(rows: pd.DataFrame) -> list[Line2D]:
         Line2D([], [], linestyle="", marker="o", markersize=3.5, color=style.FAILURE_GREY, label="other finished runs"),
     ]
     if rows["device_memory_bytes"].notna().any():
-        handles.append(Line2D([], [], linestyle="--", color=_LIMIT, label="memory of the device"))
+        handles.append(Line2D([], [], linestyle="--", color=style.LIMIT_COLOUR, label="memory of the device"))
     return handles
 
 

@@ -60,7 +60,7 @@ def _memory(ax: Axes, rows: pd.DataFrame) -> None:
             color=style.FAILURE_GREY,
             label="out of memory",
         )
-        ax.axhline(limit / unit, color="#B00000", linestyle="--", linewidth=1, label="memory of the device")
+        ax.axhline(limit / unit, color=style.LIMIT_COLOUR, linestyle="--", linewidth=1, label="memory of the device")
     _finish(ax, f"Predicted peak memory, {name}", f"Peak allocated memory, {name}")
     errors = metrics.prediction_errors(rows, "predicted_peak_bytes", "peak_allocated_bytes")
     ax.set_title(f"Memory: {_summary(errors)}")

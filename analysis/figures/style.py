@@ -81,6 +81,8 @@ OUTCOME_COLOURS = {
     "cancelled": "#DDDDDD",
     UNKNOWN_OUTCOME: "#777777",
 }
+LIMIT_COLOUR = "#B00000"
+"""Of the line at the device's memory."""
 OUTCOME_HATCHES = {
     "oom": "////",
     "timeout": "....",
@@ -144,7 +146,7 @@ def bottom_legend(figure: Figure, handles: list[Any], title: str | None = None) 
     )
 
 
-def settle(figure: Figure) -> None:
+def lay_out(figure: Figure) -> None:
     """Lay the figure out, once for every file made of it.
 
     Saving with a layout engine would measure every text once more for each file, to find the same layout again.
@@ -158,7 +160,7 @@ def settle(figure: Figure) -> None:
 
 
 def png(figure: Figure) -> bytes:
-    """A settled figure as PNG, the same bytes for the same figure. Without an alpha channel: the ground is white."""
+    """A figure that is laid out, as PNG: the same bytes for the same figure, on white, without an alpha channel."""
     canvas = figure.canvas
     assert isinstance(canvas, FigureCanvasAgg)
     file = io.BytesIO()
@@ -173,7 +175,7 @@ def png(figure: Figure) -> bytes:
 
 
 def svg(figure: Figure) -> bytes:
-    """A settled figure as SVG whose texts are texts: they can be searched, read aloud and edited."""
+    """A figure that is laid out, as SVG whose texts are texts: they can be searched, read aloud and edited."""
     file = io.BytesIO()
     with matplotlib.rc_context(RC):
         figure.savefig(file, format="svg", metadata={"Date": None})
@@ -182,7 +184,7 @@ def svg(figure: Figure) -> bytes:
 
 def save(figure: Figure, *paths: Path) -> None:
     """A file for each path, PNG or SVG by its suffix."""
-    settle(figure)
+    lay_out(figure)
     for path in paths:
         path.write_bytes({".png": png, ".svg": svg}[path.suffix](figure))
 

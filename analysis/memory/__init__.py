@@ -1,1 +1,1 @@
-"""Memory of one rank, from rows or by the closed form: one module a question."""
+"""Memory of one rank, from rows or by the closed form: what several figures of memory calculate with."""

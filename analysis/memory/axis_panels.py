@@ -23,9 +23,10 @@ from results.text import plural
 from workloads.record import config_columns
 
 MOST_MODELS = 2
-"""Of which families of rows are drawn: those with most values, then the largest."""
+"""Models whose families of rows are drawn: those with most values of the axis, then the largest."""
 _CLOSED_FORM_MODELS = {"seq_len": 3, "recompute": 2}
-"""Of which the closed form is drawn, the largest; else of one. Activations are what models differ in most."""
+"""By axis, for how many models (the largest) the closed form is drawn; for other axes for one. Models differ most in
+activations."""
 ROWS, CLOSED_FORM = "rows", "closed form"
 ALL_AXES = "5d"
 _MICRO_BATCHES, _BATCH = "num_microbatches", "global_batch_size"
@@ -39,13 +40,13 @@ _CHAIN_COLUMNS = (
     *("virtual_stages", "micro_batch_size", "global_batch_size", "seq_len", "recompute", "precision"),
 )
 _OF_THE_ROW = ("attention", "compile", "seed", "engine", "engine_version")
-"""Compared with what the row says; where that is unknown (other engines), not at all."""
+"""Columns that are compared with the row only where it knows them; rows of other engines do not."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bar:
     label: str
-    """Value of the axis."""
+    """The value of the axis."""
     stack: Stack
     row: Mapping[str, Any] | None
     """None where no row has this configuration."""
@@ -102,7 +103,7 @@ def together(frame: pd.DataFrame) -> list[Panel]:
 
 
 def table(panels: list[Panel]) -> pd.DataFrame:
-    """One line a bar: bytes by category and where they are from, and the row's own measurements where there is one.
+    """One line a bar: bytes by category, their source, and the row's own measurements where there is a row.
 
     ``basis``: rows, or closed form where no row has the configuration. ``split``: measured, traced or predicted.
     """

@@ -1,8 +1,8 @@
-"""Runs that differ in one choice only: the families from which memory along an axis is drawn.
+"""Families: runs that differ in one choice only, from which memory along an axis is drawn.
 
-All other columns of the configuration agree. What follows from the axis itself may differ with it: the number of
-devices, and of data parallelism either the global batch or the number of micro-batches. Where an axis is off, the
-choices that it alone gives a meaning have none: one data-parallel rank belongs to the families of every ZeRO stage.
+All other columns of the configuration agree. What follows from the axis may differ with it: the number of devices, and
+along data parallelism either the global batch or the number of micro-batches. Where an axis is off, choices that only
+it gives a meaning do not count: a run with one data-parallel rank belongs to the families of every ZeRO stage.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ class Axis:
     """One column of the configuration along which memory is drawn."""
 
     name: str
-    """As in file names: ``memory_by_<name>``."""
+    """The name in file names: ``memory_by_<name>``."""
     column: str
     label: str
-    """Of the x axis."""
+    """The label of the x axis."""
     values: tuple[Any, ...]
-    """In order; those that the closed form is drawn for where no rows differ in the axis only."""
+    """In order. Where no rows differ in the axis only, the closed form is drawn for these."""
     off: Any = None
-    """The value at which ``with_it`` has no meaning."""
+    """The value at which the columns of ``with_it`` have no meaning."""
     with_it: tuple[str, ...] = ()
 
 
@@ -67,9 +67,9 @@ class Family:
     """Rows that differ in one axis only, one for each of its values, in the order of the axis."""
 
     rows: tuple[dict[str, Any], ...]
-    """With ``repeats``, the number of finished runs of that configuration."""
+    """Each with ``repeats``, the number of finished runs of that configuration."""
     fixed: str
-    """Of the number of micro-batches and the global batch, what all rows share."""
+    """The column that all rows share: ``num_microbatches`` or ``global_batch_size``."""
     num_params: int
 
     @property
@@ -127,7 +127,7 @@ def _agree(rows: pd.DataFrame, wanted: Mapping[str, Any]) -> pd.Series:
 def _with_off_rows(rows: pd.DataFrame, axis: Axis, batch: str) -> pd.DataFrame:
     """Rows with their family in ``_family``; one where the axis is off stands in each family that it belongs to."""
     rows = rows[rows[axis.column].notna()]
-    # Most columns have one value in most frames, and leaving them out is what this costs least with.
+    # Most columns have one value in most frames; grouping without them takes less time.
     differ = [name for name in (*_CONFIG, batch) if name != axis.column and rows[name].nunique(dropna=False) > 1]
     keys = ["model", *(name for name in differ if name != "model" and name not in axis.with_it)]
     if axis.with_it:

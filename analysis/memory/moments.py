@@ -31,7 +31,7 @@ from workloads.experiment import Experiment
 
 STEPS = 4
 SCHEDULES = ("none", "gpipe", "1f1b")
-"""Those whose order of operations is known."""
+"""Schedules whose order of operations is known."""
 _LENGTHS = {"F": 1.0, "B": 2.0}
 """A backward computes twice what a forward does; the optimizer is drawn as long as a forward."""
 Bytes = tuple[int, int, int, int]
@@ -43,7 +43,7 @@ class Moment:
 
     step: int
     at: float
-    """0 at the start of the step, 1 at its end."""
+    """The place in the step: 0 at its start, 1 at its end."""
     name: str
     bytes: Bytes
 
@@ -73,7 +73,7 @@ def moments(experiment: Experiment, stage: int, steps: int = STEPS) -> list[Mome
 
 
 def peak_of_step(experiment: Experiment, step: int) -> Bytes:
-    """The closed form's highest moment of a step, of the stage that is fullest in it."""
+    """The closed form's peak of a step by category, on the stage that holds most in it."""
     stages = estimate_memory(experiment).stages
     if step:
         return max((categories(stage) for stage in stages), key=sum)

@@ -1,4 +1,4 @@
-"""What one row says of the memory of its fullest rank: its own split by category, or the closed form's.
+"""The memory of a row's fullest rank by category: as the row recorded it, or by the closed form.
 
 A finished run of ours has its peak by category. A row that has only its shape and layout (the study's, or a run that
 ran out of memory) gets the planner's closed form, `workloads.costs.memory.estimate_memory`, and says so.
@@ -20,14 +20,14 @@ from workloads.experiment import Experiment, from_json
 
 PREDICTED = "predicted"
 _SOURCES = {"measured": "measured", "rehearsed": "measured", "rehearsed_fake": "traced"}
-"""What the split of a row is, by how the row was obtained: a rehearsal measures memory, a trace does not."""
+"""Source of a row's split, by the row's method: a rehearsal measures memory, a trace does not."""
 _COUNTS = (
     *("dp_replicate", "dp_shard", "tp", "cp", "pp", "ep", "micro_batch_size", "global_batch_size", "seq_len"),
     *("zero_stage", "virtual_stages"),
 )
 _WORDS = ("recompute", "pp_schedule", "precision")
 NEEDED = (*SHAPE, *_COUNTS, *_WORDS, "sequence_parallel")
-"""Columns that the closed form asks of a row without the experiment in full."""
+"""Columns that the closed form needs of a row that does not hold its experiment in full."""
 READ = tuple(
     dict.fromkeys(
         (
@@ -39,7 +39,7 @@ READ = tuple(
         )
     )
 )
-"""Columns of a row that this and the figures of memory look at."""
+"""Columns that this module and the figures of memory read."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,9 @@ from workloads.experiment import Experiment
 from workloads.rules import layout_violations
 
 STANDARD_DP = 8
-"""Data-parallel ranks over which ZeRO stages are compared where the run itself has one."""
+"""Data-parallel ranks over which ZeRO stages are compared where the run itself has only one rank."""
 STANDARD_DEGREE = 2
-"""Of an axis that the run does not use, where all axes are shown together."""
+"""Degree of an axis that the run does not use, where all axes are shown together."""
 STANDARD_STAGE = 3
 
 

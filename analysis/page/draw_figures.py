@@ -1,4 +1,4 @@
-"""Drawing every figure of every cohort into files, on the cores that there are, while the caller does other work."""
+"""Draws every figure of every cohort into files, in parallel processes, while the caller does other work."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from analysis.page.render import DrawnFigure
 from analysis.rows.cohorts import Cohort
 
 _WORTH_ROWS = 1000
-"""With fewer rows than this and few figures, starting processes takes longer than they save."""
+"""Processes are started only for at least so many rows, or `_WORTH_FIGURES` figures: for less they save no time."""
 _WORTH_FIGURES = 20
 _MOST_PROCESSES = 8
 _Task = tuple[int, int]
-"""Places of a cohort and of a figure among those asked for."""
+"""Index of a cohort and index of a figure in what was asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,33 +40,34 @@ class Drawn:
 
 
 @dataclass(frozen=True, slots=True)
-class _Order:
+class _Request:
     cohorts: Sequence[Cohort]
     specs: Sequence[FigureSpec]
     folder: Path
     formats: Sequence[str]
 
 
-_order: _Order | None = None
+_request: _Request | None = None
 """What a forked process draws: it inherits the frames instead of having them sent."""
 
 
 class Drawing:
-    """Figures that other processes draw into ``folder`` from here on; `collect` waits for them.
+    """Figures that other processes draw into ``folder`` once the context is entered; `collect` waits for them.
 
-    A context: leaving it early (an error, Ctrl-C) drops what has not been begun. ``formats`` are of `options.FORMATS`.
+    Leaving the context early (an error, Ctrl-C) cancels the figures that have not been started. ``formats`` are of
+    `options.FORMATS`.
     """
 
     def __init__(
         self, cohorts: Sequence[Cohort], specs: Sequence[FigureSpec], folder: Path, formats: Sequence[str]
     ) -> None:
-        self._order = _Order(cohorts, specs, folder, formats)
+        self._request = _Request(cohorts, specs, folder, formats)
         self._tasks = [(i, k) for i in range(len(cohorts)) for k in range(len(specs))]
         self._pool: ProcessPoolExecutor | None = None
         self._futures: dict[Future[Drawn], _Task] = {}
 
     def __enter__(self) -> Drawing:
-        rows = sum(len(cohort.frame) for cohort in self._order.cohorts)
+        rows = sum(len(cohort.frame) for cohort in self._request.cohorts)
         processes = min(_cores(), _MOST_PROCESSES, len(self._tasks))
         if processes > 1 and (rows >= _WORTH_ROWS or len(self._tasks) >= _WORTH_FIGURES):
             self._start(processes)
@@ -80,7 +81,7 @@ class Drawing:
             gc.unfreeze()
 
     def collect(self, step: Callable[[int, int, str], None]) -> list[list[Drawn]]:
-        """What became of each figure, by cohort, in the order asked for.
+        """The result of each figure, by cohort, in the order asked for.
 
         ``step`` gets the number of figures done, of all, and the name of the last one. Raises `OSError` when a file
         cannot be written.
@@ -88,12 +89,12 @@ class Drawing:
         done: dict[_Task, Drawn] = {}
         for task, drawn in self._results():
             done[task] = drawn
-            step(len(done), len(self._tasks), f"{drawn.figure.name}, {self._order.cohorts[task[0]].title}")
-        return [[done[i, k] for k in range(len(self._order.specs))] for i in range(len(self._order.cohorts))]
+            step(len(done), len(self._tasks), f"{drawn.figure.name}, {self._request.cohorts[task[0]].title}")
+        return [[done[i, k] for k in range(len(self._request.specs))] for i in range(len(self._request.cohorts))]
 
     def _start(self, processes: int) -> None:
-        global _order
-        _order = self._order
+        global _request
+        _request = self._request
         gc.freeze()  # what is here already is not looked through again in every process, nor copied for it
         self._pool = ProcessPoolExecutor(
             processes, mp_context=multiprocessing.get_context("fork"), initializer=_leave_interrupts
@@ -102,7 +103,7 @@ class Drawing:
             # Python 3.12 warns of any thread at a fork; Arrow's, the only ones here, are made for it.
             warnings.simplefilter("ignore", DeprecationWarning)
             self._futures = {self._pool.submit(_draw_inherited, *task): task for task in self._tasks}
-        _order = None
+        _request = None
 
     def _results(self) -> Iterator[tuple[_Task, Drawn]]:
         left = list(self._tasks)
@@ -112,23 +113,23 @@ class Drawing:
                 left.remove(self._futures[future])
                 yield self._futures[future], drawn
         except BrokenProcessPool:
-            pass  # one was killed, for lack of memory perhaps: this process draws the rest
+            pass  # A process was killed, perhaps for lack of memory: this one draws the rest.
         for task in left:
-            yield task, _draw(self._order, *task)
+            yield task, _draw(self._request, *task)
 
 
 def _leave_interrupts() -> None:
-    """Ctrl-C reaches every process of the terminal; the one that waits for the others is to answer it, once."""
+    """Ignore Ctrl-C, which reaches every process of the terminal: only the one that waits for the others answers."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _draw_inherited(cohort: int, spec: int) -> Drawn:
-    assert _order is not None
-    return _draw(_order, cohort, spec)
+    assert _request is not None
+    return _draw(_request, cohort, spec)
 
 
-def _draw(order: _Order, cohort_place: int, spec_place: int) -> Drawn:
-    cohort, spec = order.cohorts[cohort_place], order.specs[spec_place]
+def _draw(request: _Request, cohort_place: int, spec_place: int) -> Drawn:
+    cohort, spec = request.cohorts[cohort_place], request.specs[spec_place]
     drawn = DrawnFigure(name=spec.name, section=spec.section, title=spec.title, caption=spec.caption)
     data = spec.data(cohort.frame)
     try:
@@ -137,20 +138,20 @@ def _draw(order: _Order, cohort_place: int, spec_place: int) -> Drawn:
         return Drawn(replace(drawn, missing=str(reason)), data)
     if cohort.stamp:  # a picture travels without its page
         figure.suptitle(cohort.stamp, fontsize="small", color="#666666")
-    style.settle(figure)
+    style.lay_out(figure)
     files: dict[str, bytes] = {}
-    if "png" in order.formats:
+    if "png" in request.formats:
         files["png"] = style.png(figure)
-    if "svg" in order.formats or "html" in order.formats:
+    if "svg" in request.formats or "html" in request.formats:
         files["svg"] = style.svg(figure)
     if "png" in files:
         embedded = "data:image/png;base64," + base64.b64encode(files["png"]).decode()
     else:
         embedded = "data:image/svg+xml;base64," + base64.b64encode(files["svg"]).decode()
-    if "html" in order.formats:
+    if "html" in request.formats:
         files["html"] = figure_page.render(drawn, cohort.title, files["svg"].decode(), data).encode()
-    paths = [order.folder / f"{spec.name}-{cohort.slug}.{kind}" for kind in order.formats]
-    for path, kind in zip(paths, order.formats, strict=True):
+    paths = [request.folder / f"{spec.name}-{cohort.slug}.{kind}" for kind in request.formats]
+    for path, kind in zip(paths, request.formats, strict=True):
         path.write_bytes(files[kind])
     return Drawn(replace(drawn, files=tuple(path.name for path in paths), embedded=embedded), data)
 

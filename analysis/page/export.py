@@ -1,4 +1,4 @@
-"""Tables as files: CSV with every row in full precision; Markdown and LaTeX short enough to be read, and said to be."""
+"""Tables as files: CSV with every row in full precision; Markdown and LaTeX cut to what is read, and saying so."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from analysis.page.render import PageTable
 MOST_ROWS = 50
 """Rows of a table in Markdown and LaTeX."""
 _LONGEST = 160
-"""Characters of a cell that is read; logs can be longer."""
+"""Characters of a cell in a table that is read; the evidence of a failure can be longer."""
 _SUFFIXES = {"csv": ".csv", "md": ".md", "latex": ".tex"}
 _MARKDOWN = str.maketrans({character: "\\" + character for character in "\\`*_{}[]<>#|~"})
 _LATEX = str.maketrans(

@@ -1,4 +1,4 @@
-"""One figure as a page of its own: the picture as SVG, its caption and the table of its values, nothing to load."""
+"""One figure as a page of its own: the picture as SVG, its caption and the table of its values, in one file."""
 
 from __future__ import annotations
 

@@ -12,9 +12,9 @@ from results.errors import InvalidResults
 
 
 def figure(name: str, frame: pd.DataFrame) -> Figure | str:
-    """The figure ``name`` of `analysis.figures.registry` from a cohort's frame, or the sentence why there is none.
+    """The figure ``name`` of `analysis.figures.registry` from a cohort's frame.
 
-    Raises `InvalidResults` when no figure has that name.
+    Where the rows cannot make it, a sentence that says why. Raises `InvalidResults` when no figure has that name.
     """
     specs = {spec.name: spec for spec in registry.FIGURES}
     if name not in specs:

@@ -1,4 +1,4 @@
-"""The report as one HTML file: figures embedded, no request to anywhere."""
+"""The report's page: one HTML file that holds its figures and asks no server for anything."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Section:
     failures: PageTable
 
     def figures_of(self, section: str) -> list[DrawnFigure]:
-        """Those that were drawn."""
+        """The figures of a section of the page that were drawn."""
         return [figure for figure in self.figures if figure.section == section and figure.missing is None]
 
     @property
@@ -87,7 +87,7 @@ def render(page: Page) -> str:
 
 
 def environment() -> Environment:
-    """Where templates come from; everything put into one is escaped."""
+    """Loads templates from ``templates/``; every value put into one is escaped."""
     return Environment(
         loader=FileSystemLoader(_TEMPLATES),
         autoescape=True,

@@ -15,11 +15,11 @@ from results.text import format_bytes, format_number, format_percent, listed, pl
 
 _METHODS = {"rehearsed_fake": "traced without a device"}
 _MOST_WINNERS = 4
-"""Of more groups than this, only the largest size of each model gets a sentence; the table has them all."""
+"""With more groups than this, only the largest size of each model gets a sentence; the table has every group."""
 
 
 def what_was_run(results: Results) -> list[str]:
-    """Sentences on the whole folder: sweeps, points, planned and left out, dates."""
+    """Sentences on the whole folder: its sweeps, points, dates, and what the plan ran or excluded."""
     attempts, final = results.attempts, last_attempts(results.attempts)
     sentences = []
     named = f" ({listed([str(name) for name in results.sweeps])})" if results.sweeps else ""
@@ -61,7 +61,7 @@ def _plan(results: Results) -> list[str]:
 
 
 def unfinished(results: Results) -> str | None:
-    """One sentence when planned points have no result yet."""
+    """A sentence if planned points have no result yet, else None."""
     left = len(waiting(results))
     if not left:
         return None

@@ -1,4 +1,4 @@
-"""The report's tables: whole, for files, and as short rows for the page."""
+"""The report's tables: all rows for the files, and short ones for the page."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ def claim_rows(claims: pd.DataFrame) -> tuple[list[str], list[list[str]], int]:
 
 
 def _joined(frames: list[pd.DataFrame]) -> pd.DataFrame:
-    """All rows; the columns alone where there is none."""
+    """All frames as one; an empty table with the columns where none has a row."""
     return pd.concat([frame for frame in frames if len(frame)] or frames[:1], ignore_index=True)
 
 
 def _of_cohort(rows: pd.DataFrame, cohort: pd.DataFrame) -> pd.DataFrame:
-    """The rows with the columns that are the same over a cohort, where they lack them."""
+    """The rows with the columns that tell which cohort they are of, where they lack them."""
     return rows.assign(**{name: cohort[name].iloc[0] for name in _COHORT if name not in rows})
 
 
@@ -132,12 +132,12 @@ def failure_rows(frame: pd.DataFrame) -> tuple[list[str], list[list[str]], int]:
 
 
 def _ordered(*first: str) -> list[str]:
-    """Every column of one value, those named coming first."""
+    """Every column whose values are scalars, with ``first`` in front."""
     return [*first, *(name for name in _SCALARS if name not in first)]
 
 
 def _fair_share(rows: pd.DataFrame, most: int) -> pd.DataFrame:
-    """The best rows of every group alike, when there is no room for all."""
+    """At most about ``most`` rows: the best ones of each group, the same number of each."""
     if len(rows) <= most:
         return rows
     each = max(most // max(rows.groupby(metrics.GROUP).ngroups, 1), 1)

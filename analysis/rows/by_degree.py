@@ -1,8 +1,8 @@
-"""How throughput changes with one degree of parallelism: which rows stand for each degree, and what each step loses.
+"""How throughput changes with one degree of parallelism: a run for each degree, and the loss against the one before.
 
-A run of one degree is compared with runs of another that may differ in micro-batch, accumulation and ZeRO stage, as in
-the study: each degree is represented by its fastest run. All rows of a workload have the same tokens a step, those that
-most of its rows have. Repeats count once (`analysis.rows.metrics.ranked`).
+Each degree is represented by its fastest run, as in the study: runs of two degrees may also differ in micro-batch,
+accumulation and ZeRO stage. All runs of a workload have the same tokens a step, those that most of its rows have.
+Repeats count once (`analysis.rows.metrics.ranked`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which rows may stand in one figure or ranking, and what else differs inside such a set.
+"""Which rows may be compared in one figure or ranking, and what else differs between them.
 
 Rows are never pooled across how they were obtained (measured, rehearsed), the cluster they are of, the engine, or the
 version of the measurement. Everything that may differ inside a set and can still move a number is said in words by
@@ -25,10 +25,9 @@ METHOD_NAMES = {
 METHOD_MEANING = {
     "measured": "Every rank ran.",
     "rehearsed": "Single ranks of each layout ran on one device under a fake process group: memory and compute time "
-    "are measured, communication is modelled. These are not measurements of a whole run. Beside this project's "
-    "recorded runs on 4 H200 their peaks agreed within 0.2 %, while their steps were 3 to 23 % short with tensor "
-    "parallelism and at most 10 % without: they rank tensor parallelism too high. Compare their times only between "
-    "layouts of one tp.",
+    "are measured, communication is modelled. These are not measurements of a whole run: steps with tensor parallelism "
+    "come out too short, so that they rank tensor parallelism too high. Compare their times only between layouts of "
+    "one tp.",
     "rehearsed_fake": "Single ranks were traced without a device: memory is traced and times are estimates. These are "
     "not measurements.",
 }

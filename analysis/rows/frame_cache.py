@@ -1,4 +1,4 @@
-"""Work on a frame that several figures and sentences ask for, done once."""
+"""Keeps what several figures and sentences compute from the same frame, so that it is computed once."""
 
 from __future__ import annotations
 

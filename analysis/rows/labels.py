@@ -1,4 +1,4 @@
-"""How rows are named to people: workloads, layouts, devices, bytes."""
+"""Names of rows and columns for people: workloads, layouts, devices, outcomes, parts of memory."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def study_label(frame: pd.DataFrame) -> pd.Series:
 
 
 def under_study_labels(frame: pd.DataFrame) -> tuple[pd.DataFrame, str | None]:
-    """The frame with the study's labels as workloads, and a line on the other shapes that stand under them."""
+    """The frame with the study's labels as workloads, and a line that names labels under which other shapes ran."""
     label = study_label(frame)
     other = label[label != frame["workload"]]
     if other.empty:

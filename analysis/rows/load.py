@@ -17,9 +17,9 @@ from results import reference, store
 from results.errors import InvalidResults
 
 POINT_KEYS = ["sweep", "experiment_id", "method"]
-"""What makes two attempts tries at the same point."""
+"""Attempts that agree in these columns are tries at the same point."""
 _NEEDED = ("experiment_id", "method", "outcome", "model", "world_size")
-"""Without one of these a row has no place in any group."""
+"""A row that lacks one of these columns is excluded: it belongs to no group."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ MFU = "mfu_palm"
 """The MFU shown where only one fits: PaLM's, as in most published tables. All definitions are in the tables."""
 MFU_NAME = "MFU (PaLM)"
 GROUP = ["workload", "world_size"]
-"""What a choice is made within: the model (and sequence length) and the number of devices."""
+"""Layouts are ranked within a group: one model (and sequence length) on one number of devices."""
 _RANKED_FROM = (RANK_BY, "experiment_id", "attempt_id", "loss_agrees", *GROUP)
 OVERHEAD = {
     "spawn_s": "spawn",

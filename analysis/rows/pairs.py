@@ -19,15 +19,15 @@ SETTINGS = (
     *("sequence_parallel", "tokens_per_step", "replicas", "network_regime"),
     *("device_name", "driver_version", "torch_version", "cuda_version", "nccl_version"),
 )
-"""What must agree but for the one choice. ``replicas`` is the outer degree of HSDP, 1 without it. What is known of no
-row, as the network's regime mostly is, does not separate runs."""
+"""Columns in which both runs of a pair must agree, except for the one choice. ``replicas`` is the outer degree of HSDP,
+1 without it. A column that no row knows (mostly the network's regime) separates no runs."""
 MAKE_ROOM = ("dp", "num_microbatches")
-"""What also changes with another degree on the same devices, or with the micro-batch, at the same tokens a step."""
+"""What must change too when a degree or the micro-batch changes on the same devices at the same tokens a step."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """Median of a ratio over pairs with its interval."""
+    """Median of a ratio over pairs of runs, with its interval."""
 
     value: MedianInterval
     slower: float
@@ -69,7 +69,7 @@ def matched(one: pd.DataFrame, two: pd.DataFrame, but_for: Sequence[str]) -> pd.
 
 
 class Matching:
-    """Which of these rows agree, asked often: settings are made numbers once."""
+    """Finds which rows agree. Settings are coded as numbers once, since many choices are asked about."""
 
     def __init__(self, rows: pd.DataFrame) -> None:
         self._columns = {name: pd.factorize(rows[name], use_na_sentinel=False)[0] for name in SETTINGS}

@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 MIN_FOR_INTERVAL = 5
 """Fewer values than this say too little about their own spread for a bootstrap."""
 MOST_SHUFFLED = 200
-"""Up to so many values a chance is found by shuffling them."""
+"""For at most so many values `chance_of_rank_correlation` shuffles them; for more it uses a formula."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class MedianInterval:
     n: int
 
     def text(self, show: Callable[[float], str] = lambda value: f"{value:.2f}") -> str:
-        """``0.98 (95 % interval 0.97 to 0.99), n = 35``; without an interval that there is none is said."""
+        """``0.98 (95 % interval 0.97 to 0.99), n = 35``, or ``0.98 (too few for an interval), n = 3``."""
         if self.low is None or self.high is None:
             return f"{show(self.median)} (too few for an interval), n = {self.n:,}"
         return f"{show(self.median)} (95 % interval {show(self.low)} to {show(self.high)}), n = {self.n:,}"
@@ -57,7 +57,7 @@ def median_interval(
 
 
 def supported_median(values: Iterable[float], fewest: int = MIN_FOR_INTERVAL) -> MedianInterval | None:
-    """`median_interval` of at least ``fewest`` values; None with fewer: then a figure warns instead of showing one."""
+    """`median_interval` of at least ``fewest`` known values. None with fewer, which a figure then says."""
     known = [value for value in values if value is not None and np.isfinite(value)]
     return median_interval(known) if len(known) >= max(fewest, MIN_FOR_INTERVAL) else None
 

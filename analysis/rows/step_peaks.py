@@ -1,6 +1,6 @@
-"""Memory of the first steps of the runs whose timeline may be drawn: the fastest of each model, of each kind of rows.
+"""Peak memory of the first steps, read for the few runs whose timeline may be drawn: the fastest run of each model.
 
-A table of steps has a line for each rank and step of every attempt. Only those of a few attempts are read.
+A table of steps has a line for each rank and step of every attempt. Only the lines of those runs are read.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ FIRST_PEAKS = {
     "first_steps_peak_allocated_bytes": "peak_allocated_bytes",
     "first_steps_peak_reserved_bytes": "peak_reserved_bytes",
 }
-"""Columns that are added, each a list of the highest rank's bytes from step 0 on, and what they are made of."""
+"""Columns that are added, and the column of the table of steps behind each. A value is a list: for each step from 0 on,
+the bytes of the rank that holds most."""
 KIND = ("method", "cluster", "engine", "measurement_version", "model")
 """Rows that agree in these may stand for each other."""
 _READ = ("attempt_id", "step", *FIRST_PEAKS.values())
@@ -35,8 +36,10 @@ def fastest_of_each_kind(attempts: pd.DataFrame) -> pd.DataFrame:
 
 
 def add_first_steps(attempts: pd.DataFrame, sweeps: Sequence[Path]) -> tuple[pd.DataFrame, list[str]]:
-    """The attempts with the columns of `FIRST_PEAKS`, known of `fastest_of_each_kind` only, and a line for each file
-    that could not be read."""
+    """The attempts with the columns of `FIRST_PEAKS`, and a line for each file that could not be read.
+
+    The columns are filled for the rows of `fastest_of_each_kind`.
+    """
     wanted = fastest_of_each_kind(attempts)
     folders = {folder.resolve().name: folder for folder in sweeps}
     problems: list[str] = []

@@ -22,7 +22,7 @@ def published_mfu(frame: pd.DataFrame) -> pd.Series:
 
 
 def node_count(frame: pd.DataFrame) -> pd.Series:
-    """Nodes that the ranks ran on, where it is recorded; of rehearsals, which take one device, it is unknown."""
+    """Number of nodes that the ranks ran on, where recorded. Unknown for rehearsals, which run on one device."""
 
     def several(value: object) -> float:
         return float(len(set(value))) if isinstance(value, (list, tuple)) or hasattr(value, "tolist") else float("nan")  # type: ignore[call-overload]
