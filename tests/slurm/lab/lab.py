@@ -189,7 +189,7 @@ class Lab:
         self._stop("slurmctld", signal.SIGKILL)
 
     def ctld_save(self) -> None:
-        """Copy its saved state for `ctld_forget`. It is stopped for a moment, since it saves its state when it stops."""
+        """Copy its saved state for `ctld_forget`. Stops it for a moment, since it saves its state when it stops."""
         self.ctld_stop()
         shutil.copytree(self.state / "ctld", self.state / "ctld-before", dirs_exist_ok=True)
         self.ctld_start()
