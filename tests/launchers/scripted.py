@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 from launchers.pilot import command
 from launchers.settings import LaunchSettings
+from launchers.state.history import AttemptRecord
 from launchers.state.sweep_dir import Point
 from workloads import protocol
 from workloads.cluster import ClusterSpec, DeviceSpec, LinkSpec
@@ -72,6 +73,29 @@ def points(*behaviours: str, deadline_s: float = 30.0, method: Any = "measured",
         )
         for index, behaviour in enumerate(behaviours)
     ]
+
+
+def attempt_record(
+    number: int, outcome: str = "hang", infrastructure: bool = False, **changes: object
+) -> AttemptRecord:
+    """The record of an attempt on 8 ranks that took 45 s."""
+    fields = {
+        "attempt_id": f"a{number}",
+        "attempt_number": number,
+        "pilot_id": "p",
+        "experiment_id": "e",
+        "world_size": 8,
+        "outcome": outcome,
+        "phase": "step",
+        "phase_step": 1,
+        "failed_rank": 0,
+        "evidence": "because",
+        "infrastructure": infrastructure,
+        "will_retry": False,
+        "started_at": 100.0 * number,
+        "ended_at": 100.0 * number + 45.0,
+    }
+    return AttemptRecord(**{**fields, **changes})  # type: ignore[arg-type]
 
 
 def run_rank(folder: Path, rank: int, local_rank: int) -> NoReturn:

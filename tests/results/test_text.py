@@ -65,7 +65,8 @@ def test_unit_of_an_axis() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "told"), [(42.4, "42 s"), (99.9, "100 s"), (100, "2 min"), (5999, "1 h 40 min"), (7500, "2 h 05 min")]
+    ("seconds", "told"),
+    [(4.2, "4 s"), (99.9, "100 s"), (100, "2 min"), (150, "2 min"), (5999, "1 h 40 min"), (7500, "2 h 05 min")],
 )
 def test_duration(seconds: float, told: str) -> None:
     assert text.format_duration(seconds) == told

@@ -1,0 +1,100 @@
+"""The folder of a sweep, and adding points to its queue."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from launchers.state import queue
+from launchers.state.process_identity import own_identity
+from launchers.state.sweep_dir import Point, SweepDir, entry_names, read_point
+from results.errors import InvalidResults
+from tests.launchers.queues import everything, queue_reader
+from tests.launchers.scripted import points
+from tests.results.helpers import PausedThread
+
+
+def test_a_point_survives_the_trip_through_its_file(sweep: SweepDir) -> None:
+    [point] = points("ok", method="rehearsed")
+    point = dataclasses.replace(point, predicted_peak_bytes=5, predicted_step_time_s=0.25)
+    assert sweep.add_points([point]) == 1
+    assert read_point(sweep.todo / f"000000-{point.experiment.id}+rehearsed.json") == point
+
+
+def test_points_are_added_once_whatever_their_index_and_state(sweep: SweepDir) -> None:
+    first, second, third = points("a", "b", "c")
+    assert sweep.add_points([first, second]) == 2
+    claim = queue_reader(sweep, "p").claim_next(everything)
+    assert claim is not None and claim.point == first
+    queue.finish(claim, "ok")
+    queue_reader(sweep, "p").claim_next(everything)
+    moved = dataclasses.replace(first, index=77)
+    measured_and_rehearsed = dataclasses.replace(first, method="rehearsed")
+    assert sweep.add_points([moved, second, third, third, measured_and_rehearsed]) == 2
+    assert [len(entry_names(folder)) for folder in (sweep.todo, sweep.claimed, sweep.done)] == [2, 1, 1]
+
+
+def test_a_lock_of_a_dead_adder_does_not_hold_others_up(sweep: SweepDir) -> None:
+    dead = dataclasses.replace(own_identity(), start_ticks=1)
+    lock = sweep.path / "queue" / "adding.lock"
+    lock.write_text(json.dumps(dataclasses.asdict(dead)))
+    os.utime(lock, (0, 0))
+    assert sweep.add_points(points("a")) == 1
+
+
+def test_a_slow_adder_leaves_the_lock_of_a_quicker_one_alone(sweep: SweepDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two adders find the lock of a dead one. The slow one is about to remove it when the quick one takes over."""
+    lock = sweep.path / "queue" / "adding.lock"
+    dead = dataclasses.replace(own_identity(), start_ticks=1)
+    lock.write_text(json.dumps(dataclasses.asdict(dead)))
+    os.utime(lock, (0, 0))
+    paused = PausedThread(monkeypatch, "slow", lock)
+    quick_inside, slow_inside, quick_may_end = threading.Event(), threading.Event(), threading.Event()
+
+    def of_the_slow() -> Iterator[Point]:
+        slow_inside.set()
+        yield from points("a", "b")
+
+    def of_the_quick() -> Iterator[Point]:
+        quick_inside.set()
+        assert quick_may_end.wait(30)
+        yield from points("a", "b")
+
+    slow = threading.Thread(target=sweep.add_points, args=(of_the_slow(),), name="slow")
+    slow.start()
+    assert paused.reached.wait(10)
+    quick = threading.Thread(target=sweep.add_points, args=(of_the_quick(),), name="quick")
+    quick.start()
+    assert quick_inside.wait(10)
+    paused.go_on.set()
+    both = slow_inside.wait(0.5)
+    quick_may_end.set()
+    slow.join()
+    quick.join()
+    assert not both, "two add points at once"
+    assert slow_inside.is_set()
+    assert len(entry_names(sweep.todo)) == 2
+
+
+def test_a_folder_that_is_no_sweep_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidResults, match=r"is not a sweep: it has no sweep\.json"):
+        SweepDir.open(tmp_path)
+    (tmp_path / "thesis.tex").touch()
+    with pytest.raises(InvalidResults, match="exists and is not a sweep"):
+        SweepDir.create(tmp_path, {})
+    (tmp_path / "sweep.json").write_text('{"format": 99}')
+    with pytest.raises(InvalidResults, match="is not of format 1"):
+        SweepDir.open(tmp_path)
+    (tmp_path / "file").touch()
+    with pytest.raises(InvalidResults):
+        SweepDir.create(tmp_path / "file" / "sweep", {})
+
+
+def test_creating_an_existing_sweep_opens_it(sweep: SweepDir) -> None:
+    assert SweepDir.create(sweep.path, {"note": 2}).settings() == {"note": 1}

@@ -1,0 +1,28 @@
+"""What the files of a sweep say about its progress."""
+
+from __future__ import annotations
+
+import pytest
+
+from launchers.state import history, queue
+from launchers.state.sweep_dir import SweepDir
+from launchers.status.status import sweep_status
+from tests.launchers.queues import everything, queue_reader
+from tests.launchers.scripted import attempt_record, points
+
+
+def test_status_counts_from_files(sweep: SweepDir) -> None:
+    sweep.add_points(points(*["ok"] * 5))
+    mine = queue_reader(sweep, "p")
+    for number, outcome in enumerate(("ok", "oom")):
+        claim = mine.claim_next(everything)
+        assert claim is not None
+        history.write_record(sweep, claim.stem, attempt_record(number, outcome))
+        queue.finish(claim, outcome)
+    mine.claim_next(everything)
+    status = sweep_status(sweep)
+    assert (status.total, status.todo, status.claimed, status.done) == (5, 2, 1, {"ok": 1, "oom": 1})
+    assert status.left == 3 and status.finished == 2
+    assert status.device_hours == pytest.approx(2 * 45 * 8 / 3600)
+    assert status.expected_left_s == pytest.approx(2 * 45)
+    assert [record.outcome for record in status.failures()] == ["oom"]
