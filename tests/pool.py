@@ -20,7 +20,8 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-PRELOAD = ["torch", "torch.distributed.fsdp", "torch.distributed.tensor", "torch.utils.checkpoint"]
+PRELOAD = ["torch", "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.tensor", "torch.utils.checkpoint"]
+"""What every worker needs. FSDP imports ``torch._dynamo`` at its first use, which costs each process over a second."""
 
 
 class RankFailed(AssertionError):
