@@ -18,6 +18,8 @@ import pytest
 
 from results.store import read_attempts, read_steps
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[1]
 CLUSTER = """
 defaults: [/device@device: cpu, _self_]

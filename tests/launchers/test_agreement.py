@@ -23,6 +23,8 @@ from workloads.engine.build import Engine, build, choose_attention
 from workloads.engine.groups import make_groups
 from workloads.experiment import Experiment, ModelSpec
 
+pytestmark = pytest.mark.slow
+
 MODEL = ModelSpec(
     name="agreement",
     num_layers=4,

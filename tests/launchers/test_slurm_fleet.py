@@ -228,6 +228,7 @@ def test_without_slurm_on_path(sweep: SweepDir, monkeypatch: pytest.MonkeyPatch)
         run(sweep)
 
 
+@pytest.mark.slow
 def test_watch_ends_with_the_last_point_or_the_last_pilot(fake: FakeSlurm, sweep: SweepDir) -> None:
     run(sweep, detach=True)
     with meanwhile(lambda: len(fake.calls("squeue")) > 3, fake.forget):
