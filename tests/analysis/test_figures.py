@@ -61,6 +61,7 @@ def words(figure: Figure) -> set[str]:
     return {text.get_text() for text in visible_texts(figure)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "spec", [spec for spec in registry.FIGURES if spec.name != "bandwidth"], ids=lambda spec: spec.name
 )

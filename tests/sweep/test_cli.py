@@ -152,6 +152,7 @@ def test_plan_of_the_study_is_quick_and_needs_no_torch() -> None:
         assert word in told
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["status", "explain", "diff", "retry"])
 def test_reading_commands_need_no_torch(command: str, tmp_path: Path) -> None:
     points = plan_of(["+grid=tiny"]).to_run
