@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from results.errors import UltrasweepError
+from results.text import plural
 
 if TYPE_CHECKING:
-    from analysis.cohorts import Cohort
     from analysis.figures.spec import FigureSpec
-    from analysis.load import Results
     from analysis.options import Options
-    from analysis.page import Page, PageTable, Section
+    from analysis.page.render import Page, PageTable, Section
+    from analysis.rows.cohorts import Cohort
+    from analysis.rows.load import Results
 
 # What takes time to import is imported where it is used: --help and mistakes answer at once.
 _MOST_ROWS = 300
@@ -46,14 +47,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _main(argv: Sequence[str] | None) -> int:
     from analysis import options
-    from analysis.progress import Progress
 
     asked = options.parse(argv)
     if asked.list_figures:
         print(figure_list())
         return 0
     assert asked.results is not None
-    progress = Progress(sys.stderr)
+    from rich.console import Console
+
+    from analysis.page.report_progress import ReportProgress
+
+    progress = ReportProgress(Console(stderr=True))
     try:
         index = build(asked.results, asked.out, asked.options, say=progress.say, step=progress.step)
     finally:
@@ -78,24 +82,27 @@ def build(
     to read, `InvalidOption` for a figure that does not exist, and `UnwritableReport` when ``out`` cannot be written; an
     earlier report in ``out`` is then as it was.
     """
-    from analysis import cohorts, export, output, page, tables
     from analysis.claims import study as claims
-    from analysis.drawing import Drawing
-    from analysis.labels import plural
-    from analysis.load import load
     from analysis.options import Options
+    from analysis.page import export, staging, tables
+    from analysis.page import render as page
+    from analysis.page.draw_figures import Drawing
+    from analysis.rows import cohorts
+    from analysis.rows.load import load
+    from results import store
 
     options = options or Options()
     specs = _chosen(options)
     results = load(results_path)
     attempts = plural(len(results.attempts), "attempt")
     say(f"{attempts} of {plural(len(results.sweeps), 'sweep')} read")
+    if store.only_shipped(results_path):
+        say(f"{results_path} holds no sweep of your own yet: this report shows the sweeps that came with the program")
     for problem in results.problems:
         say(f"warning: {problem}")
     parts = cohorts.split(results.attempts)
-    for cohort in parts:
-        cohort.frame.attrs["price_per_gpu_hour"] = options.price_per_gpu_hour
-    with output.Staged(out) as staged:
+    earlier = staging.earlier_report(out)
+    with staging.Staged(out, "a report") as staged:
         with Drawing(parts, specs, staged.figures, options.formats) as drawing:
             explored = _explorer(results, parts, staged.folder / "explorer.html")
             words = [_words(cohort) for cohort in parts]
@@ -113,7 +120,7 @@ def build(
             )
         )
         (staged.folder / "index.html").write_text(html, encoding="utf-8", errors="replace")
-        staged.publish()
+        staged.publish(earlier)
     drawn_figures = sum(one.figure.missing is None for of in drawn for one in of)
     asked = len(parts) * len(specs)
     if asked:
@@ -140,19 +147,22 @@ def figure_list() -> str:
 
 
 def _chosen(options: Options) -> list[FigureSpec]:
-    from analysis.figures.registry import FIGURES
+    from analysis.figures.registry import priced
     from analysis.options import choose
 
+    specs = priced(options.price_per_gpu_hour)
     if options.figures is None:
-        return list(FIGURES)
-    choose(options.figures, [spec.name for spec in FIGURES])
-    return [spec for spec in FIGURES if spec.name in options.figures]
+        return list(specs)
+    choose(options.figures, [spec.name for spec in specs])
+    return [spec for spec in specs if spec.name in options.figures]
 
 
 def _words(cohort: Cohort) -> Section:
     """What the page says of a cohort; its figures are drawn meanwhile."""
-    from analysis import cohorts, prose, tables
-    from analysis.page import PageTable, Section
+    from analysis.page import sentences as prose
+    from analysis.page import tables
+    from analysis.page.render import PageTable, Section
+    from analysis.rows import cohorts
 
     frame = cohort.frame
     return Section(
@@ -178,8 +188,8 @@ def _page(
     tables: list[str],
     explorer: Path | None,
 ) -> Page:
-    from analysis import prose
-    from analysis.page import Page
+    from analysis.page import sentences as prose
+    from analysis.page.render import Page
 
     empty = [] if len(results.attempts) else ["Nothing has been run yet: there is no attempt to report on."]
     unfinished = prose.unfinished(results)

@@ -1,4 +1,4 @@
-"""Run a sweep on this machine: one pilot as a child process, its progress shown, Ctrl-C answered cleanly."""
+"""Runs a sweep on this machine: starts one pilot as a child process, shows its progress and stops it on Ctrl-C."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 import time
 from collections import Counter
 
-from launchers.attempt.outcome import has_room
+from launchers.attempt.outcome import has_disk_space
 from launchers.interrupts import interrupts
 from launchers.node.fork import signal_name
 from launchers.pilot.pilot import FINISHED, STOPPED, TROUBLE
@@ -19,17 +19,18 @@ from launchers.state.circuit_breaker import paused_kinds, paused_message
 from launchers.state.pilot_config import PilotConfig, pilot_config_to_dict, pilot_environment
 from launchers.state.queue import QueueReader
 from launchers.state.sweep_dir import Point, SweepDir
-from launchers.status.run_summary import RunSummary
+from launchers.status.run_summary import RunSummary, summarize
 from launchers.status.status import StatusReader, SweepStatus
-from launchers.status.view import LiveView, PlainView, View
+from launchers.status.view import View, choose_view
 from results.errors import UltrasweepError
+from results.log_tail import tail_in_one_line
 from results.provenance import command_line
 from workloads.protocol import write_json
 
 PILOT = (sys.executable, "-m", "launchers.pilot")
 POLL_S = 0.25
 _RESTARTS = 2
-"""New pilots in a row for ones that died without finishing a point."""
+"""So many pilots in a row may die without finishing a point and be replaced."""
 _LOG_LINES = 8
 
 
@@ -42,9 +43,9 @@ def run_local(
 ) -> RunSummary:
     """Run every waiting point of ``sweep`` that fits this machine's devices, and return when none is left.
 
-    ``live``: a live view; None: when standard output is a terminal. ``command`` is the command line for the rows; None:
-    this process's own. Ctrl-C ends the running point (its row says cancelled, it waits again) and returns; a second one
-    kills the pilot. Raises `PilotFailed` when a pilot cannot start or keeps dying.
+    ``live``: as in `choose_view`. ``command``: the command line for the rows; None: that of this process. Ctrl-C ends
+    the running point, which gets a row (cancelled) and waits again; a second Ctrl-C kills the pilot. Raises
+    `PilotFailed` when a pilot cannot start or keeps dying.
     """
     reader = StatusReader(sweep)
     before = reader.read()
@@ -54,89 +55,84 @@ def run_local(
     message = ""
     interrupted = False
     if before.todo > too_wide or before.claimed:
-        live = sys.stdout.isatty() if live is None else live
-        view: View = LiveView() if live else PlainView({record.attempt_id for record in before.attempts})
+        view = choose_view(live, before)
         try:
             with view:
                 interrupted, message = _run_pilots(sweep, settings, reader, view, command)
         except FileNotFoundError:
             if sweep.marker.exists():
                 raise
-            raise PilotFailed(
-                f"{sweep.path} was removed while its points ran; nothing of it is left to go on"
-            ) from None
+            raise PilotFailed(f"{sweep.path} was removed while its points ran; nothing is left to go on with") from None
     after = reader.read()
     if not interrupted and not message:
         message = _why_left(sweep, after, too_wide, settings)
-    return RunSummary(
-        outcomes=after.done,
-        attempts=len(after.attempts) - len(before.attempts),
-        left=after.left,
-        too_wide=too_wide,
-        interrupted=interrupted,
-        message=message,
-    )
+    return summarize(before, after, too_wide=too_wide, interrupted=interrupted, message=message)
 
 
 def _run_pilots(
     sweep: SweepDir, settings: LaunchSettings, reader: StatusReader, view: View, command: str | None
 ) -> tuple[bool, str]:
-    """Run pilots until one ends as it should; whether the user interrupted, and what went wrong otherwise."""
+    """Run pilots until one ends regularly. Returns whether the user interrupted, and why the pilot stopped early."""
     deaths = 0
     while True:
         known = len(reader.read().attempts)
-        pilot_id, status, interrupts = _run_pilot(sweep, settings, reader, view, command)
+        pilot_id, status, interrupted = _run_pilot(sweep, settings, reader, view, command)
         state = pilot_state.read_state(sweep, pilot_id)
-        if interrupts or status == STOPPED:
+        if interrupted or status == STOPPED:
             return True, ""
         if status == FINISHED:
             return False, ""
         if status == TROUBLE:
             return False, state.message if state is not None else "the pilot stopped"
+        log = pilot_state.log_path(sweep, pilot_id)
         if status == 2:
-            raise PilotFailed(_tail(sweep, pilot_id) or "the pilot could not start")
+            raise PilotFailed(tail_in_one_line(log, _LOG_LINES) or "the pilot could not start")
         deaths = 1 if len(reader.read().attempts) > known else deaths + 1
         ended = f"was killed by {signal_name(-status)}" if status < 0 else f"ended with status {status}"
         if deaths > _RESTARTS:
-            log = pilot_state.log_path(sweep, pilot_id)
-            raise PilotFailed(f"the pilot {ended} {deaths} times in a row; see {log}: {_tail(sweep, pilot_id)}")
-        view.say(f"the pilot {ended}; starting another, which takes over what it held")
+            raise PilotFailed(
+                f"the pilot {ended} {deaths} times in a row; see {log}: {tail_in_one_line(log, _LOG_LINES)}"
+            )
+        view.print_line(f"the pilot {ended}; starting another, which takes over its point")
 
 
 def _run_pilot(
     sweep: SweepDir, settings: LaunchSettings, reader: StatusReader, view: View, command: str | None
-) -> tuple[str, int, int]:
-    """One pilot from start to end: its id, its exit status, and how often the user interrupted."""
+) -> tuple[str, int, bool]:
+    """Run one pilot from its start to its end. Returns its id, its exit status, and whether the user interrupted."""
     pilot_id = f"local-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
     config = PilotConfig(settings=settings, command=command or command_line(), wall_time_s=None, stop_with_parent=True)
     write_json(pilot_state.config_path(sweep, pilot_id), pilot_config_to_dict(config))
-    with pilot_state.log_path(sweep, pilot_id).open("wb") as log, interrupts() as received:
+    with pilot_state.log_path(sweep, pilot_id).open("wb") as log, interrupts() as signals:
         process = subprocess.Popen(
             [*PILOT, str(sweep.path), pilot_id],
-            stdin=subprocess.PIPE,  # kept open: when this process dies, the pilot sees it close and stops
+            stdin=subprocess.PIPE,  # stays open: when this process dies, it closes and the pilot stops
             stdout=log,
             stderr=subprocess.STDOUT,
             env=pilot_environment(),
-            start_new_session=True,  # a Ctrl-C of the terminal comes to us alone
+            start_new_session=True,  # a Ctrl-C in the terminal reaches only this process
         )
-        answered, room = 0, True
+        handled, room = 0, True
         while process.poll() is None:
-            if room and not (room := has_room(sweep.path)):  # the pilot waits, and cannot write down that it does
-                view.say(f"the disk that holds {sweep.path} is full; what cannot be written waits, nothing is lost")
+            if room and not (room := has_disk_space(sweep.path)):  # the pilot waits, but cannot write its message
+                view.print_line(
+                    f"the disk that holds {sweep.path} is full; what cannot be written waits, nothing is lost"
+                )
             elif not room:
-                room = has_room(sweep.path)
-            if len(received) > answered:
-                answered = len(received)
-                process.send_signal(signal.SIGINT if answered == 1 else signal.SIGKILL)
-                view.say(
-                    "stopping: the running point will wait again (Ctrl-C again: at once)" if answered == 1 else "killed"
+                room = has_disk_space(sweep.path)
+            if len(signals) > handled:
+                handled = len(signals)
+                first = handled == 1
+                process.send_signal(signal.SIGINT if first else signal.SIGKILL)
+                view.print_line(
+                    "stopping: the running point will wait again (Ctrl-C again: at once)" if first else "killed"
                 )
             view.show(reader.read())
             _wait(process, POLL_S)
         assert process.stdin is not None
         process.stdin.close()
     view.show(reader.read())
-    return pilot_id, process.returncode, len(received)
+    return pilot_id, process.returncode, bool(signals)
 
 
 def _wait(process: subprocess.Popen[bytes], seconds: float) -> None:
@@ -151,11 +147,11 @@ def _too_wide(point: Point, settings: LaunchSettings) -> bool:
 
 
 def _refuse_other_methods(sweep: SweepDir, settings: LaunchSettings, points: list[Point], before: SweepStatus) -> None:
-    """A pilot only draws points of its own method: one that would find none is a mistake to be told."""
+    """A pilot only claims points of its own method. Raises `UltrasweepError` when none of the waiting ones is."""
     methods = Counter(point.method for point in points)
     if points and not methods[settings.method] and not before.claimed:
         others = ", ".join(f"{count} {method}" for method, count in methods.items())
-        raise UltrasweepError(f"{sweep.path} has points waiting, but none to be {settings.method} (it has {others})")
+        raise UltrasweepError(f"{sweep.path}: no waiting point is to be {settings.method} (waiting: {others})")
 
 
 def _why_left(sweep: SweepDir, status: SweepStatus, too_wide: int, settings: LaunchSettings) -> str:
@@ -166,15 +162,7 @@ def _why_left(sweep: SweepDir, status: SweepStatus, too_wide: int, settings: Lau
             f"{too_wide} of the points need more than the {settings.num_devices} devices that this machine gives them"
         )
     if status.claimed and not status.todo:
-        return f"{status.claimed} of {status.total} points are with other pilots, which run now"
-    if held := paused_kinds(sweep, status.attempts, settings.breaker_failures):
-        return f"{status.left} of {status.total} points are left; {paused_message(held)}"
+        return f"{status.claimed} of {status.total} points are claimed by other pilots, which run now"
+    if paused := paused_kinds(sweep, status.attempts, settings.breaker_failures):
+        return f"{status.left} of {status.total} points are left; {paused_message(paused)}"
     return f"{status.left} of {status.total} points are left"
-
-
-def _tail(sweep: SweepDir, pilot_id: str) -> str:
-    try:
-        lines = pilot_state.log_path(sweep, pilot_id).read_text(errors="replace").splitlines()
-    except OSError:
-        return ""
-    return " | ".join(line.strip() for line in lines[-_LOG_LINES:] if line.strip())

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from workloads.checks import build, mapping, number, whole_number
 from workloads.cluster import ClusterSpec, cluster_from_dict
 from workloads.errors import InvalidSweep
 from workloads.protocol import MeasureSpec, Method
@@ -57,28 +58,21 @@ class LaunchSettings:
 
     def __post_init__(self) -> None:
         for name in ("num_devices", "max_attempts", "breaker_failures"):
-            count = getattr(self, name)
-            if not isinstance(count, int) or isinstance(count, bool) or count < 1:
-                raise InvalidSweep(f"launcher: {name}={count!r} must be a whole number of at least 1")
+            whole_number(f"launcher: {name}", getattr(self, name), 1)
         if unknown := set(self.phase_limits_s) - set(PHASE_LIMITS_S):
             known = ", ".join(PHASE_LIMITS_S)
             raise InvalidSweep(f"launcher: phase_limits_s has no phase {', '.join(sorted(unknown))}; it has {known}")
-        for name, value in self._times().items():
-            if not isinstance(value, (int, float)) or isinstance(value, bool) or not value > 0:
-                raise InvalidSweep(f"launcher: {name}={value!r} must be a number of seconds above 0")
+        for phase, limit_s in self.phase_limits_s.items():
+            number(f"launcher: phase_limits_s.{phase}", limit_s, above=0, unit="seconds")
+        for name in ("collective_timeout_s", "failure_grace_s", "device_free_limit_s", "lease_s"):
+            number(f"launcher: {name}", getattr(self, name), above=0, unit="seconds")
+        if self.point_deadline_s is not None:
+            number("launcher: point_deadline_s", self.point_deadline_s, above=0, unit="seconds")
 
     def phase_limit_s(self, phase: str) -> float:
         """Longest time without a heartbeat in ``phase``. ``done`` counts as teardown: only the exit is left."""
         key = "teardown" if phase == "done" else phase
         return self.phase_limits_s.get(key, PHASE_LIMITS_S[key])
-
-    def _times(self) -> dict[str, float]:
-        times = {f"phase_limits_s.{phase}": limit for phase, limit in self.phase_limits_s.items()}
-        for name in ("collective_timeout_s", "failure_grace_s", "device_free_limit_s", "lease_s"):
-            times[name] = getattr(self, name)
-        if self.point_deadline_s is not None:
-            times["point_deadline_s"] = self.point_deadline_s
-        return times
 
 
 def settings_to_dict(settings: LaunchSettings) -> dict[str, Any]:
@@ -89,13 +83,8 @@ def settings_to_dict(settings: LaunchSettings) -> dict[str, Any]:
 def settings_from_dict(fields: Mapping[str, Any]) -> LaunchSettings:
     """Inverse of `settings_to_dict`; raises `InvalidSweep` naming an unknown or missing field."""
     values = dict(fields)
-    known = {f.name for f in dataclasses.fields(LaunchSettings)}
-    if unknown := set(values) - known:
-        raise InvalidSweep(f"launcher: unknown field {', '.join(sorted(unknown))}; known: {', '.join(sorted(known))}")
-    try:
-        values["cluster"] = cluster_from_dict(values["cluster"])
-        if "measure" in values:
-            values["measure"] = MeasureSpec(**values["measure"])
-        return LaunchSettings(**values)
-    except (KeyError, TypeError) as error:
-        raise InvalidSweep(f"launcher: {error}") from None
+    if "cluster" in values:
+        values["cluster"] = cluster_from_dict(mapping("launcher: cluster", values["cluster"]))
+    if "measure" in values:
+        values["measure"] = build(MeasureSpec, "launcher: measure", mapping("launcher: measure", values["measure"]))
+    return build(LaunchSettings, "launcher", values)

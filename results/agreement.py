@@ -1,11 +1,11 @@
-"""How close two right layouts of one model are in their first losses and gradient norms, by precision."""
+"""How close the first losses and gradient norms of two correct layouts of one model are, by precision."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 COMPARED_STEPS = 3
-"""The first steps only: later ones drift apart by chaos, not by error."""
+"""Only the first steps are compared: later ones drift apart because training is chaotic, not because of errors."""
 
 TOLERANCES = {
     "fp64": (1e-9, 1e-9),
@@ -14,14 +14,14 @@ TOLERANCES = {
     "fp8_tensorwise": (3e-3, 3e-2),
     "fp8_rowwise": (3e-3, 3e-2),
 }
-"""Largest relative difference of a loss, and of a gradient norm, that rounding explains: sums are taken in another
-order on every layout. In bf16 78 recorded runs of right layouts differ by at most 8e-5 and 2e-4. Of errors planted in a
+"""The largest relative differences of a loss and of a gradient norm that rounding explains (every layout adds in
+another order). In bf16 78 recorded runs of correct layouts differ by at most 8e-5 and 2e-4. Of errors planted in a
 small model (`tests/launchers/test_agreement.py`) the mildest, an optimizer that does nothing, shows 3.6e-3 in the norm;
-a missing RoPE (1.5e-3 at width 512, 5e-4 at 256) is at the edge of what can be seen. The other precisions' tolerances
-are scaled by rounding, not measured."""
+a missing RoPE (1.5e-3 at width 512, 5e-4 at 256) can just be detected. The tolerances of the other precisions are
+scaled by their rounding, not measured."""
 
 
 def largest_difference(values: Sequence[float], reference: Sequence[float]) -> float | None:
-    """Largest relative difference of the first steps that both have; None when there are none."""
+    """The largest relative difference in the first steps that both have; None when there are none."""
     pairs = zip(values[:COMPARED_STEPS], reference[:COMPARED_STEPS], strict=False)
     return max((abs(a - b) / max(abs(b), 1e-12) for a, b in pairs), default=None)

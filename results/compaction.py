@@ -1,4 +1,4 @@
-"""Putting the parts of a sweep together, by one writer at a time, so that a kill at any moment loses nothing."""
+"""Merges the parts of a sweep into one file a table. One process at a time; a kill at any moment loses nothing."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ _log = logging.getLogger(__name__)
 
 
 def compact(sweep_dir: Path, *, wait_s: float = 10.0) -> bool:
-    """Put the parts into ``attempts.parquet`` and ``steps.parquet``. False when another process is at it.
+    """Merge the parts into ``attempts.parquet`` and ``steps.parquet``. False when another process is doing so.
 
-    A part is removed only after the file that holds its rows is durable; a part that cannot be read stays, with a
-    warning. Raises `InvalidResults` when ``sweep_dir`` is no sweep or a compacted file is damaged.
+    A part is removed only after the file that holds its rows is safe on disk. A part that cannot be read stays, with a
+    warning. ``wait_s``: how long to wait for another process. Raises `InvalidResults` when ``sweep_dir`` is no sweep,
+    or when a merged file is damaged.
     """
     sweep_dir = Path(sweep_dir)
     if not (sweep_dir / files.MARKER).is_file():
@@ -36,7 +37,7 @@ def compact(sweep_dir: Path, *, wait_s: float = 10.0) -> bool:
 
 
 def _compact_table(sweep_dir: Path, table: Table, lease: Lease) -> bool:
-    """Merge the parts of one table; False when the lease was lost before the new file could take its place."""
+    """Merge the parts of one table. False when the lease was lost before the new file replaced the old one."""
     target = files.compacted_path(sweep_dir, table)
     old = _open(target)
     try:
@@ -70,12 +71,12 @@ def _compact_table(sweep_dir: Path, table: Table, lease: Lease) -> bool:
 
 
 def _read_parts(sweep_dir: Path, table: Table, schema: pa.Schema) -> tuple[list[Path], pa.Table]:
-    """The parts that can be merged, and their rows in a schema that holds every column of them and of ``schema``."""
+    """The parts that can be merged, and their rows, with every column of ``schema`` and of any part."""
     problems: list[str] = []
     parts: list[Path] = []
     tables: list[pa.Table] = []
     for part in files.part_paths(sweep_dir, table):
-        rows = files.read_or_say(part, table, problems)
+        rows = files.read_or_report(part, table, problems)
         if rows is None:
             continue
         if not rows.schema.equals(schema):
@@ -101,7 +102,7 @@ def _open(path: Path) -> Any:
 
 
 def _without(old: Any, attempt_ids: pa.ChunkedArray, schema: pa.Schema) -> Iterator[pa.Table]:
-    """The rows of the old compacted file but those of ``attempt_ids``, in pieces, in the new schema."""
+    """The rows of the old merged file without those of ``attempt_ids``, in pieces, in the new schema."""
     if old is None:
         return
     for batch in old.iter_batches(batch_size=_ROWS_PER_GROUP):
@@ -111,12 +112,12 @@ def _without(old: Any, attempt_ids: pa.ChunkedArray, schema: pa.Schema) -> Itera
 
 
 def _regrouped(pieces: Iterable[pa.Table]) -> Iterator[pa.Table]:
-    """The same rows in tables of at least `_ROWS_PER_GROUP` rows, but for the last: small row groups read slowly."""
-    held: list[pa.Table] = []
+    """The same rows in tables of at least `_ROWS_PER_GROUP` rows, but the last: small row groups are slow to read."""
+    group: list[pa.Table] = []
     for piece in pieces:
-        held.append(piece)
-        if sum(table.num_rows for table in held) >= _ROWS_PER_GROUP:
-            yield files.concat(held)
-            held = []
-    if held:
-        yield files.concat(held)
+        group.append(piece)
+        if sum(table.num_rows for table in group) >= _ROWS_PER_GROUP:
+            yield files.concat(group)
+            group = []
+    if group:
+        yield files.concat(group)

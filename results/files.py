@@ -1,4 +1,4 @@
-"""Where a sweep's tables lie, and how one Parquet file is read and written. See `results.store` for the layout."""
+"""The paths of a sweep's tables, and how one Parquet file is read and written. See `results.store` for the layout."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ Table = Literal["attempts", "steps"]
 SCHEMAS: dict[Table, pa.Schema] = {"attempts": ATTEMPTS, "steps": STEPS}
 MARKER = "sweep.json"
 """A folder is a sweep when it holds this file."""
+SHIPPED_MARKER = "SHIPPED"
+"""Every sweep below a folder with this file came with the program and is not the user's own."""
 
 
 def compacted_path(sweep_dir: Path, table: Table) -> Path:
@@ -46,7 +48,7 @@ def read_parquet(path: Path) -> pa.Table:
 
 
 def read_file(path: Path, table: Table) -> pa.Table:
-    """One part or compacted file, with every column of today's schema and its own extra ones. Raises as above."""
+    """One part or merged file, with every column of today's schema and its own extra ones. Raises as `read_parquet`."""
     stored = read_parquet(path)
     if "attempt_id" not in stored.column_names:
         raise InvalidResults(f"{path} is not a table of {table}: it has no column attempt_id")
@@ -56,8 +58,8 @@ def read_file(path: Path, table: Table) -> pa.Table:
         raise InvalidResults(unreadable(path, error)) from None
 
 
-def read_or_say(path: Path, table: Table, problems: list[str]) -> pa.Table | None:
-    """`read_file`, but damage becomes a line in ``problems``; a file that has gone meanwhile is None without one."""
+def read_or_report(path: Path, table: Table, problems: list[str]) -> pa.Table | None:
+    """`read_file`, but None for a damaged file, with a line in ``problems``, and None for a file that is gone."""
     try:
         return read_file(path, table)
     except FileNotFoundError:
@@ -73,7 +75,7 @@ def unreadable(path: Path, error: Exception) -> str:
 
 
 def write_parquet(path: Path, table: pa.Table) -> None:
-    """Readers see the old file or the whole new one, also after a power cut."""
+    """Write ``table`` so that readers see the old file or the whole new one, also after a power cut."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = temporary_path(path)
     try:
@@ -84,12 +86,12 @@ def write_parquet(path: Path, table: pa.Table) -> None:
 
 
 def temporary_path(path: Path) -> Path:
-    # Two nodes may give one pid: it alone does not make a name this writer's own on a shared filesystem.
+    # Two nodes may have the same pid, so on a shared filesystem a pid alone is not unique.
     return path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(3)}.tmp")
 
 
 def publish(temporary: Path, path: Path) -> None:
-    """Make ``temporary`` durable, rename it to ``path``, and make that durable."""
+    """Write ``temporary`` through to disk, rename it to ``path``, and write that through too."""
     _sync(temporary)
     temporary.replace(path)
     with suppress(OSError):  # some filesystems cannot sync a folder
@@ -102,7 +104,7 @@ def concat(tables: Sequence[pa.Table]) -> pa.Table:
 
 
 def nullable(schema: pa.Schema) -> pa.Schema:
-    """The schema as it is read: an old file may lack a column that is required today."""
+    """``schema`` for reading, with every column nullable: an old file may lack a column that is required today."""
     return pa.schema([field.with_nullable(True) for field in schema], metadata=schema.metadata)
 
 

@@ -1,8 +1,16 @@
-"""A lock file on a shared filesystem that outlives neither its holder nor its holder's machine for long.
+"""A lock on a shared filesystem that ends soon after its holder, or its holder's machine, has died.
 
-The holder creates the file exclusively and touches it while it works. A file that nobody has touched for
-``stale_after_s`` belongs to a dead holder and is taken over. Ages are read off the filesystem's own clock, because the
-clocks of two machines differ. No kernel locks: not every shared filesystem has them.
+The lock is a folder that holds one file, named by the holder's token. The holder touches that file while it works. A
+file that nobody has touched for ``stale_after_s`` belongs to a dead holder, and whoever waits may remove it. Ages are
+read off the filesystem's own clock, because the clocks of two machines differ. No kernel locks: not every shared
+filesystem has them.
+
+Two steps make it sound however slowly a process goes from one to the next, because neither can hit the wrong holder:
+
+- A lease is taken by renaming a folder that holds one's own file to the lock's name. That succeeds only while the lock
+  does not exist or is an empty folder.
+- A lease ends, also a dead holder's, by removing its file. A token is used once, so that the file of a later holder
+  has another name.
 """
 
 from __future__ import annotations
@@ -22,25 +30,25 @@ _POLL_S = 0.05
 @dataclass(frozen=True, slots=True)
 class Lease:
     path: Path
+    """The lock: a folder."""
     token: str
+    """Name of the holder's file in it."""
 
     def held(self) -> bool:
-        """True while the file is still ours; also tells the others that we live."""
-        try:
-            if self.path.read_text() != self.token:
-                return False
-            os.utime(self.path)
-        except OSError:
-            return False
-        return True
+        """True while the lease is still ours. Asking also shows the others that we are alive."""
+        return _touch(self.path / self.token)
 
 
 @contextmanager
 def acquire(path: Path, *, stale_after_s: float, wait_s: float) -> Iterator[Lease | None]:
-    """Hold ``path`` inside the block; None when somebody alive has held it for all of ``wait_s``."""
-    lease = Lease(path, f"{socket.gethostname()} {os.getpid()} {uuid.uuid4().hex}\n")
+    """Hold the lock ``path`` inside the block; None when somebody alive has held it for all of ``wait_s``.
+
+    Both times are in seconds. A holder that works for longer than ``stale_after_s`` must call `Lease.held` more often
+    than that, and stop when it says False. Raises `OSError` where nothing can be written.
+    """
+    lease = Lease(path, f"{socket.gethostname()}.{os.getpid()}.{uuid.uuid4().hex}")
     give_up_at = time.monotonic() + wait_s
-    while not _create(lease):
+    while not _take(lease):
         if _remove_stale(path, stale_after_s):
             continue
         if time.monotonic() >= give_up_at:
@@ -50,38 +58,54 @@ def acquire(path: Path, *, stale_after_s: float, wait_s: float) -> Iterator[Leas
     try:
         yield lease
     finally:
-        if lease.held():
-            path.unlink(missing_ok=True)
+        (path / lease.token).unlink(missing_ok=True)
+        _remove_empty(path)
 
 
-def _create(lease: Lease) -> bool:
-    """The file appears with its whole content or not at all: a hard link is atomic also on NFS."""
-    draft = lease.path.with_name(f"{lease.path.name}.{uuid.uuid4().hex}")
-    draft.write_text(lease.token)
-    try:
-        os.link(draft, lease.path)
-    except FileExistsError:
-        return False
-    finally:
-        draft.unlink(missing_ok=True)
-    return True
+def _take(lease: Lease) -> bool:
+    """Give the lock our file, unless another's is in it."""
+    draft = lease.path.with_name(f"{lease.path.name}.{lease.token}")
+    draft.mkdir(exist_ok=True)
+    (draft / lease.token).touch()
+    with suppress(OSError):  # the lock is another's
+        draft.rename(lease.path)
+    # The file is asked for whatever the rename said: over NFS one that was done can be answered with an error.
+    if _touch(lease.path / lease.token):
+        return True
+    (draft / lease.token).unlink(missing_ok=True)
+    _remove_empty(draft)
+    return False
 
 
 def _remove_stale(path: Path, stale_after_s: float) -> bool:
-    """Take a stale file away. Of several that try, the rename lets one succeed; a fresh file caught so is put back."""
+    """End the lease of a dead holder. True when it was there and this process has ended it."""
     try:
-        seen = path.stat()
-        if _filesystem_time(path.parent) - seen.st_mtime <= stale_after_s:
+        # Up to version 0.1 the lock itself was the holder's file. One can still lie there after a kill.
+        holders = [path] if path.is_file() else list(path.iterdir())
+        if not holders:
             return False
-        aside = path.with_name(f"{path.name}.{uuid.uuid4().hex}")
-        path.rename(aside)
-    except FileNotFoundError:
-        return True
-    if aside.stat().st_ino != seen.st_ino:
-        with suppress(FileExistsError):
-            os.link(aside, path)
-    aside.unlink(missing_ok=True)
+        now = _filesystem_time(path.parent)
+        if any(now - holder.stat().st_mtime <= stale_after_s for holder in holders):
+            return False
+        for holder in holders:
+            holder.unlink()
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        return False  # somebody else has just ended it
     return True
+
+
+def _touch(file: Path) -> bool:
+    """Set the file's time of change to now. False when it is not there."""
+    try:
+        os.utime(file)
+    except OSError:
+        return False
+    return True
+
+
+def _remove_empty(folder: Path) -> None:
+    with suppress(OSError):  # another's file is in it by now, or another has removed it
+        folder.rmdir()
 
 
 def _filesystem_time(folder: Path) -> float:

@@ -1,4 +1,4 @@
-"""Which code is running: commit, versions, command line. What cannot be found out is None."""
+"""Which code is running: commit, versions, command line. None for what cannot be found out."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _GIT_LIMIT_S = 10.0
 def code_provenance(root: Path) -> dict[str, Any]:
     """``git_commit``, ``git_dirty`` (untracked files count: they can be imported) and ``ultrasweep_version``.
 
-    The first two are None unless ``root`` is itself the top of a checkout: an installed copy below somebody else's
-    checkout has nothing to do with that commit.
+    The first two are None unless ``root`` is itself the top of a checkout: the commit of a checkout that only contains
+    an installed copy says nothing about this code.
     """
     commit = dirty = None
     top = _git(root, "rev-parse", "--show-toplevel")
@@ -35,7 +35,7 @@ def python_version() -> str:
 
 
 def command_line(argv: Sequence[str] | None = None) -> str:
-    """The command of this process as one could type it again; ``argv`` instead of the interpreter's own if given."""
+    """The command of this process, quoted for a shell. ``argv``: instead of the interpreter's own."""
     return shlex.join(argv if argv is not None else sys.orig_argv)
 
 

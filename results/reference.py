@@ -37,18 +37,18 @@ from results.schema import ATTEMPTS, SCHEMA_VERSION, UNKNOWN_OUTCOME, Column
 
 ENGINE = "nanotron"
 BEFORE, AFTER = "before the pipeline rewrite", "after the pipeline rewrite"
-"""Engine versions: nothing else is recorded of nanotron's."""
+"""Versions of the engine; the table records nothing else about them."""
 MEASUREMENT_VERSION = 0
 """Ours start at 1. The study timed one step and read the memory of rank 0: its rows are never pooled with ours."""
 SWEEP = "ultrascale-playbook"
 CLUSTER = "h100_efa"
 DEVICES_PER_NODE = 8
 SHA256 = "2b20c1ecbab9de9af9627c3ebb727f72bad447ceca1b5503e00abd74ac5e7958"
-"""Of the published file that this reader was checked with."""
+"""Checksum of the published file with which this reader was checked."""
 PEAK_FLOPS = 989e12
 REGIME_NODES = 8
 REGIME_BYTES_PER_S = 120e9
-"""Between the two regimes at every number of nodes: the slow one reaches 102 GB/s, the fast one starts at 141 GB/s."""
+"""Lies between the two regimes at every number of nodes: the slow one ends at 102 GB/s, the fast one starts at 141."""
 
 _GIB = 2**30
 _VOCABULARY = 131_072
@@ -60,7 +60,7 @@ class Shape:
     label: str
     """What the authors call the model."""
     ffn_hidden_size: int
-    """Not in the table; from the authors' scripts, and it reproduces the table's parameter counts."""
+    """Not in the table but in the authors' scripts; with it the table's parameter counts come out right."""
 
 
 _SHAPES = {
@@ -114,7 +114,7 @@ _REQUIRED = (
     *("job_id", "name", "nodes", "seq_len", "mbs", "batch_accum", "dp", "pp", "tp", "hidden_size", "num_layers"),
     *("num_heads", "vocab_size", "zero_stage", "status", "after_pp_fix"),
 )
-"""Never empty in the published table; without them a row cannot be placed."""
+"""Never empty in the published table; a row without one of them cannot be used."""
 _COUNTS = ("nodes", "batch_accum", "mbs", "dp", "tp", "pp")
 _REQUIRED_OF_SUCCESS = ("tok/s/gpu", "mfu", "Mem Res (GB)")
 
@@ -157,8 +157,8 @@ class Reference:
 def read(path: Path) -> Reference:
     """The rows of the published table at ``path``, in its order.
 
-    Raises `InvalidResults`, one line, when ``path`` is not that table: unreadable, columns missing, a cell that is
-    empty, of the wrong type, or out of what the study knows.
+    Raises `InvalidResults` when ``path`` is not that table: it cannot be read, columns are missing, or a cell is empty,
+    of the wrong type or out of range.
     """
     path = Path(path)
     try:
@@ -221,7 +221,7 @@ def _cells(path: Path, content: bytes) -> pa.Table:
 
 
 def _record(path: Path, number: int, row: Mapping[str, Any]) -> dict[str, Any]:
-    """One row of the file as columns of `STUDY`; what is absent is null."""
+    """One row of the file as columns of `STUDY`; absent values are null."""
 
     def wrong(what: str) -> InvalidResults:
         return InvalidResults(f"{path}, row {number}: {what}")
@@ -319,7 +319,7 @@ def _model(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _measured(row: Mapping[str, Any], tokens_per_step: int, world: int, nodes: int) -> dict[str, Any]:
-    """What only a run that succeeded has."""
+    """The columns that only a successful run has."""
 
     def scaled(name: str, factor: float) -> float | None:
         return None if row[name] is None else row[name] * factor
@@ -345,11 +345,11 @@ def _measured(row: Mapping[str, Any], tokens_per_step: int, world: int, nodes: i
 
 
 def _experiment_id(record: Mapping[str, Any]) -> str:
-    """The same for two runs of the same configuration by the same version of the engine."""
-    told = ("num_layers", "hidden_size", "num_heads", "vocab_size", "seq_len", "engine_version")
-    # Failed rows do not name their key-value heads; the model's name has what is known of them.
+    """Equal for two runs of the same configuration by the same version of the engine."""
+    fields = ("num_layers", "hidden_size", "num_heads", "vocab_size", "seq_len", "engine_version")
+    # Failed rows have no number of key-value heads; what is known of it is part of the model's name.
     layout = ("model", "dp", "tp", "pp", "zero_stage", "micro_batch_size", "num_microbatches")
-    digest = hashlib.sha256(json.dumps([record[name] for name in (*told, *layout)]).encode()).hexdigest()[:8]
+    digest = hashlib.sha256(json.dumps([record[name] for name in (*fields, *layout)]).encode()).hexdigest()[:8]
     slug = "".join(c if c.isalnum() or c == "." else "" for c in record["model"].lower())
     degrees = f"dp{record['dp']}z{record['zero_stage']}-tp{record['tp']}-pp{record['pp']}"
     return f"{ENGINE}-{slug}-{degrees}-mbs{record['micro_batch_size']}-gbs{record['global_batch_size']}-{digest}"

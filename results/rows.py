@@ -1,8 +1,8 @@
-"""Plain rows checked against a table's schema, and stored tables brought to it.
+"""Checks plain rows against a table's schema, and brings stored tables to it.
 
 Writing is strict: an unknown column, a wrong type, a NaN or a missing required value is an error that names the column
 and the value, because Arrow itself would let much of that through (3.5 in a whole-number column becomes 3). Reading is
-lenient: tables of an older or newer version get nulls for what they lack and keep the columns that we do not know.
+lenient: tables of an older or newer version get nulls for columns they lack and keep columns unknown here.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import pyarrow as pa
 from results.errors import InvalidResults
 from results.schema import METHODS, OUTCOMES, PHASES, VERDICTS
 
-_CHOICES = {"outcome": OUTCOMES, "method": METHODS, "verdict": VERDICTS, "phase": PHASES}
+CHOICES = {"outcome": OUTCOMES, "method": METHODS, "verdict": VERDICTS, "phase": PHASES}
 
 
 def table_from_rows(rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.Table:
@@ -79,7 +79,7 @@ def _checked(schema: pa.Schema, field: pa.Field, value: Any) -> Any:
     if hasattr(value, "item") and not isinstance(value, (list, tuple)):  # a NumPy scalar
         value = value.item()
     problem = _problem(field.type, value)
-    choices = _CHOICES.get(field.name)
+    choices = CHOICES.get(field.name)
     if problem is None and choices is not None and value not in choices:
         problem = f"it may be one of {', '.join(choices)}"
     if problem is not None:

@@ -1,8 +1,8 @@
 """The columns of every table, with their types, units and meaning. The one place where a column is defined.
 
 Units and descriptions travel in the Parquet field metadata. A value that is not known is null: never 0, -1 or inf.
-``schema_version`` rises when columns change; ``measurement_version`` when the same column starts to mean something
-else, and readers refuse to pool rows across it.
+``schema_version`` rises when columns of ``attempts`` change; ``measurement_version`` when a column starts to mean
+something else, and readers refuse to pool rows across it.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-SCHEMA_VERSION = 3
-"""2: grad_norm_max_difference. 3: nodes, scheduler_job, pilot_id, repeat_of."""
+SCHEMA_VERSION = 4
+"""Of ``attempts``. 2: grad_norm_max_difference. 3: nodes, scheduler_job, pilot_id, repeat_of. 4: backend."""
 MEASUREMENT_VERSION = 2
 """2: a stage's waiting for slower stages after its last backward is pipeline idle, no longer reduction or optimizer;
 HFU of full recomputation leaves out the down projection; losses agree by gradient norms too."""
@@ -30,7 +30,7 @@ OUTCOMES = (
     "cancelled",
 )
 UNKNOWN_OUTCOME = "unknown"
-"""Outcome of a row that others recorded as failed without saying how. No row of ours has it."""
+"""Outcome of a run recorded by others that failed in a way they do not name. No row of this program has it."""
 METHODS = ("measured", "rehearsed", "rehearsed_fake")
 """measured: all ranks ran. rehearsed: single ranks ran on one device under a fake process group, communication is
 modelled. rehearsed_fake: single ranks traced on FakeTensor without a device, memory traced, time estimated."""
@@ -86,7 +86,7 @@ CONFIG_COLUMNS: tuple[Column, ...] = (
     Column("virtual_stages", _I, "Model chunks of one pipeline rank"),
     Column("sequence_parallel", _B, "Tensor parallelism shards activations over tokens between its regions"),
     Column("precision", _S, "Compute precision"),
-    Column("attention", _S, "Asked attention back end"),
+    Column("attention", _S, "Requested attention back end"),
     Column("compile", _S, "What torch.compile was applied to"),
     Column("seed", _I, "Seed of weights and data"),
     Column("engine", _S, "Training engine"),
@@ -122,14 +122,14 @@ ATTEMPT_COLUMNS: tuple[Column, ...] = (
     ),
     Column("phase", _S, "Phase the failing (or last) rank was in"),
     Column("phase_step", _I, "Step within the phase, for warmup and step"),
-    Column("failed_rank", _I, "First rank that failed, or that stood still in a hang"),
-    Column("evidence", _S, "Why the outcome is what it says: exception, last lines, signal, heartbeat ages"),
+    Column("failed_rank", _I, "First rank that failed, or that stalled in a hang"),
+    Column("evidence", _S, "What the outcome was concluded from: exception, last lines, signal, heartbeat ages"),
     Column("will_retry", _B, "Another attempt follows"),
     Column("teardown_hung", _B, "Measured in full, but processes had to be killed afterwards"),
     Column(
         "repeat_of",
         _S,
-        "Attempt that had answered this point while this one ran: the point was run twice, and the first row counts",
+        "Attempt that finished this point while this one ran: the point was run twice, and the first row counts",
     ),
     # throughput: medians over the timed steps of the slowest rank's time per step
     Column("step_time_s", _F, "Median over timed steps of the slowest rank's step time", "s"),
@@ -211,10 +211,11 @@ ATTEMPT_COLUMNS: tuple[Column, ...] = (
     # provenance
     Column("launcher", _S, "local, slurm or rehearse"),
     Column("cluster", _S, "Cluster description used for prediction"),
+    Column("backend", _S, "Kind of device that the cluster description names: cuda or cpu"),
     Column("hosts", pa.list_(_S), "Host names"),
     Column("nodes", pa.list_(_S), "Nodes on which the ranks ran, by the scheduler's names, those of the first first"),
     Column("scheduler_job", _S, "The scheduler's id of the allocation, as its queue shows it"),
-    Column("pilot_id", _S, "Pilot that ran the attempt, or that wrote the row of one whose pilot had died"),
+    Column("pilot_id", _S, "Pilot that ran the attempt, or that recorded it after its pilot had died"),
     Column("device_name", _S, "Device as the driver names it"),
     Column("device_ids", pa.list_(_S), "Device UUIDs"),
     Column("git_commit", _S, "Commit of the code that ran"),
@@ -266,7 +267,8 @@ LEDGER_COLUMNS: tuple[Column, ...] = (
     Column("predicted_tokens_per_s_per_gpu", _F, "tokens_per_step / predicted_step_time_s / world_size", "tokens/s"),
     Column("expected_gpu_hours", _F, "Predicted run time times devices", "h"),
     Column("worst_gpu_hours", _F, "Deadline times devices", "h"),
-    Column("cached_attempt", _S, "Attempt that already answers this point"),
+    Column("cached_attempt", _S, "Finished attempt whose row is used instead of a run"),
+    Column("cached_sweep", _S, "Sweep of cached_attempt: this one, or another one with plan.reuse=true"),
     *CONFIG_COLUMNS,
 )
 

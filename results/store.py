@@ -1,12 +1,16 @@
-"""The tables of a sweep on disk: one file an attempt, put together from time to time.
+"""The tables of a sweep on disk: one file for each attempt, merged from time to time.
 
-<sweep>/parts/attempts/<attempt_id>.parquet     one attempt each, written by temp + rename: any number of pilots at once
+<sweep>/parts/attempts/<attempt_id>.parquet     one attempt each; any number of pilots may write at once
         parts/steps/<attempt_id>.parquet
-        attempts.parquet  steps.parquet         what `compact` has put together
+        attempts.parquet  steps.parquet         what `compact` has merged
         ledger.parquet                          every grid point with its verdict
 
-An attempt may be in a part, in the compacted file, or (when a compaction died half-way) in both: readers take it once.
+An attempt may be in a part, in the merged file, or (after a killed compaction) in both: readers count it once.
 A file that cannot be read costs one warning line. A folder is a sweep when it has a sweep.json.
+
+Sweeps that came with the program lie below a folder with a file SHIPPED (``results/recorded``). A reader of a folder
+above it gets the user's own sweeps, and the shipped ones only where there are no others. Whoever names the folder with
+the shipped sweeps, or one of them, gets those.
 """
 
 from __future__ import annotations
@@ -31,6 +35,8 @@ __all__ = [
     "Reading",
     "compact",
     "empty_ledger",
+    "only_shipped",
+    "own_sweep_dirs",
     "read_attempts",
     "read_ledger",
     "read_steps",
@@ -55,8 +61,8 @@ class Reading:
 def write_attempt(sweep_dir: Path, attempt: Mapping[str, Any], steps: Sequence[Mapping[str, Any]]) -> Path:
     """Store one attempt and its steps; the path of the attempt's part.
 
-    Raises `InvalidResults` naming the column and the value before anything is written. The steps land first: whoever
-    sees the attempt can read its steps.
+    Raises `InvalidResults` with the column and the value before anything is written. The steps are written first, so
+    that a reader who sees the attempt finds its steps.
     """
     sweep_dir = Path(sweep_dir)
     attempt_rows = table_from_rows([attempt], ATTEMPTS)
@@ -97,7 +103,7 @@ def scan(path: Path, table: Table) -> Reading:
     seen: set[str] = set()
     pieces: list[pa.Table] = []
     for file in _table_files(path, table):
-        rows = files.read_or_say(file, table, problems)
+        rows = files.read_or_report(file, table, problems)
         if rows is None:
             continue
         try:
@@ -114,15 +120,31 @@ def scan(path: Path, table: Table) -> Reading:
     return Reading(files.concat([schema.empty_table(), *pieces]), tuple(problems))
 
 
-def sweep_dirs(path: Path) -> list[Path]:
-    """``path`` if it is a sweep, else every sweep below it, sorted. Raises `InvalidResults` when there is none."""
+def sweep_dirs(path: Path, *, or_shipped: bool = True) -> list[Path]:
+    """``path`` if it is a sweep, else every sweep below it, sorted: the user's own, or the shipped ones where the user
+    has none (then `only_shipped` is true). Raises `InvalidResults` when there is no sweep, and with ``or_shipped``
+    False also when there are only shipped ones."""
     path = Path(path)
     if not path.exists():
         raise InvalidResults(f"{path} does not exist")
-    found = sorted(_find_sweeps(path, _MAX_DEPTH)) if path.is_dir() else []
-    if not found:
+    own, shipped = _find_sweeps(path)
+    if not own and not shipped:
         raise InvalidResults(f"{path} holds no sweep: no folder in it has a {files.MARKER}")
-    return found
+    if not own and not or_shipped:
+        raise InvalidResults(f"{path} holds no sweep of your own, only {len(shipped)} that came with the program")
+    return own or shipped
+
+
+def own_sweep_dirs(path: Path) -> list[Path]:
+    """Like `sweep_dirs`, but never a shipped sweep, and empty when there is none or ``path`` does not exist."""
+    return _find_sweeps(Path(path))[0]
+
+
+def only_shipped(path: Path) -> bool:
+    """Whether ``path`` holds no sweep but shipped ones, so that readers of ``path`` show those. False for a path that
+    names the shipped sweeps: then they are what was asked for."""
+    own, shipped = _find_sweeps(Path(path))
+    return bool(shipped) and not own
 
 
 def write_ledger(sweep_dir: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
@@ -153,10 +175,10 @@ def empty_ledger() -> pa.Table:
 
 
 def _table_files(path: Path, table: Table) -> Iterator[Path]:
-    """Files of one table, listed as they are needed.
+    """The files of one table, each listed when it is needed.
 
-    Parts come before the compacted file: a compaction puts an attempt there before it removes the part, so a reader
-    that finds a part gone finds its rows in the file that it opens next.
+    Parts come before the merged file: a compaction removes a part only after its rows are in that file, so a reader
+    that finds a part gone finds the rows in the file that it opens next.
     """
     for sweep in sweep_dirs(path):
         yield from files.part_paths(sweep, table)
@@ -169,14 +191,25 @@ def _warned(reading: Reading) -> pa.Table:
     return reading.table
 
 
-def _find_sweeps(folder: Path, depth: int) -> Iterator[Path]:
-    try:
-        if (folder / files.MARKER).is_file():
-            yield folder
+def _find_sweeps(path: Path) -> tuple[list[Path], list[Path]]:
+    """The user's own sweeps at and below ``path``, and the shipped ones, both sorted."""
+    own: list[Path] = []
+    shipped: list[Path] = []
+
+    def visit(folder: Path, depth: int, found: list[Path]) -> None:
+        try:
+            if folder != path and (folder / files.SHIPPED_MARKER).is_file():
+                found = shipped
+            if (folder / files.MARKER).is_file():
+                found.append(folder)
+                return
+            inside = sorted(folder.iterdir()) if depth > 0 else []
+            children = [child for child in inside if not child.name.startswith(".") and child.is_dir()]
+        except OSError:  # no permission to read it, or it was removed meanwhile
             return
-        inside = sorted(folder.iterdir()) if depth > 0 else []
-        children = [child for child in inside if not child.name.startswith(".") and child.is_dir()]
-    except OSError:  # not ours to read, or gone meanwhile
-        return
-    for child in children:
-        yield from _find_sweeps(child, depth - 1)
+        for child in children:
+            visit(child, depth - 1, found)
+
+    if path.is_dir():
+        visit(path, _MAX_DEPTH, own)
+    return sorted(own), sorted(shipped)

@@ -1,6 +1,6 @@
-"""Where configuration files lie: this package's own folder and the user's (``--conf DIR``). No Hydra here.
+"""Finds and reads configuration files: in this package's own folder and in the user's (``--conf DIR``). No Hydra.
 
-Group options (grids, models, clusters, devices, launchers, measures) are files ``<folder>/<group>/<name>.yaml``.
+The options of a group (grid, model, cluster, device, launcher, measure) are files ``<folder>/<group>/<name>.yaml``.
 """
 
 from __future__ import annotations
@@ -10,28 +10,28 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sweep.grid import suggest
+from workloads.checks import suggest
 from workloads.errors import InvalidSweep
 from workloads.experiment import ModelSpec, model_from_dict
 
 PACKAGED = Path(__file__).parent / "conf"
 GROUPS = ("grid", "model", "cluster", "device", "launcher", "measure")
 COMPOSED = ("grid", "cluster", "device", "launcher", "measure")
-"""Groups whose options Hydra reads by their names, in its own grammar."""
+"""Groups whose files Hydra reads. A name of one must not mean anything else in Hydra's grammar."""
 _PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*")
 
 
 @dataclass(frozen=True, slots=True)
 class ConfFolders:
     own: tuple[Path, ...] = ()
-    """The user's folders, searched after the packaged one (as Hydra does)."""
+    """The user's folders. The packaged folder is searched before them, as in Hydra."""
 
     def __post_init__(self) -> None:
         for folder in self.own:
             if not folder.is_dir():
                 raise InvalidSweep(f"--conf {folder}: no such folder")
             if "${" in str(folder.resolve()) or not str(folder.resolve()).isprintable():
-                raise InvalidSweep(f"--conf {folder}: its path holds what Hydra would not take for a path")
+                raise InvalidSweep(f"--conf {folder}: its path has control characters or ${{, and Hydra refuses both")
 
     @property
     def all(self) -> tuple[Path, ...]:
@@ -41,7 +41,7 @@ class ConfFolders:
         return sorted({path.name.removesuffix(".yaml") for root in self.all for path in (root / group).glob("*.yaml")})
 
     def find(self, group: str, name: str) -> Path:
-        """File of one option. Raises `InvalidSweep` listing the options there are, the closest first."""
+        """The file of one option. Raises `InvalidSweep` with the closest name and all that exist."""
         for root in self.all:
             path = root / group / f"{name}.yaml"
             if name and "/" not in name and path.is_file():
@@ -51,7 +51,7 @@ class ConfFolders:
         raise InvalidSweep(f"no {group} called {name!r}{suggest(name, self.names(group))}")
 
     def read(self, group: str, name: str) -> dict[str, Any]:
-        """Contents of one option's file, on its own (its ``defaults`` list, if any, is not followed)."""
+        """The contents of one option's file alone: its ``defaults`` list, if it has one, is not followed."""
         from omegaconf import OmegaConf
         from omegaconf.errors import OmegaConfBaseException
         from yaml import YAMLError

@@ -1,19 +1,19 @@
-"""One sweep's configuration: Hydra composes it once, and what comes out is frozen data that knows no Hydra."""
+"""One sweep's configuration as frozen data, checked section by section."""
 
 from __future__ import annotations
 
 import dataclasses
-import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sweep.composition import compose
 from sweep.conffiles import ConfFolders
-from sweep.grid import GridSpec, grid_from_dict, suggest
-from sweep.overrides import CHOSEN_GROUPS, Overrides, sort_overrides
-from workloads.cluster import ClusterSpec, cluster_from_dict
+from sweep.grid import GridSpec, grid_from_dict
+from sweep.overrides import CHOSEN_GROUPS, sort_overrides
+from workloads import checks
+from workloads.cluster import ClusterSpec, check_cluster, cluster_from_dict
 from workloads.errors import InvalidSweep
 from workloads.experiment import ModelSpec
 from workloads.protocol import MeasureSpec
@@ -24,20 +24,21 @@ _SECTIONS = ("budget", "cluster", "grids", "launcher", "measure", "name", "plan"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deadline:
-    """Longest time that a point may take: ``base_s + factor * predicted time of its steps``."""
+    """Longest time that a point may take, in seconds: ``base_s + overhead + factor * predicted time of its steps``."""
 
     base_s: float
     factor: float
     without_estimate_s: float
+    """For the steps of a point whose step time cannot be predicted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanOptions:
-    """See the comments in ``conf/config.yaml``."""
+    """Options of the section ``plan``; ``conf/config.yaml`` says what each means."""
 
     oom_margin: float
     run_predicted_oom: bool
-    run_cached: bool
+    reuse: bool
     overhead_s: float
     compile_s: float
     rehearsed_rank_s: float
@@ -53,14 +54,15 @@ class SweepConfig:
     """Every model that a grid names."""
     cluster: ClusterSpec
     cluster_given: bool
-    """Chosen on the command line, not by the grid."""
+    """The user has named the cluster on the command line; otherwise the grid has."""
     launcher: Mapping[str, Any]
-    """Contents of the launcher's file; ``launcher`` is its kind."""
+    """Contents of the launcher's file; its entry ``launcher`` is local, rehearse or slurm."""
     launcher_given: bool
-    """Chosen on the command line, not by what this machine has."""
+    """The user has named the launcher on the command line; otherwise this machine decides."""
     measure: MeasureSpec
     plan: PlanOptions
     budget_gpu_hours: float | None
+    """None: no cap."""
 
     @property
     def sweep_dir(self) -> Path:
@@ -72,32 +74,31 @@ class SweepConfig:
 
 
 def compose_sweep(
-    words: Sequence[str],
+    overrides: Sequence[str],
     folders: ConfFolders | None = None,
     *,
     extra_where: Sequence[str] = (),
     cluster: str | None = None,
     launcher: str = "local",
 ) -> SweepConfig:
-    """The sweep that the command line's ``words`` describe.
+    """The sweep that the ``overrides`` of the command line describe.
 
-    ``extra_where``: filters for every grid. ``cluster``: goes before the grids' own, not before one given in ``words``.
-    ``launcher``: for words that give none.
-    Raises `InvalidSweep` (or another `UltrasweepError`) with one line for everything that a user can get wrong.
+    ``extra_where``: more filters for every grid. ``cluster``: instead of the grids' own, unless the overrides name one.
+    ``launcher``: used when the overrides name none.
+    Raises `InvalidSweep` (or another `UltrasweepError`) with one line for a mistake of the user.
     """
     folders = folders or ConfFolders()
-    sorted_overrides = sort_overrides(words, folders)
-    given = sorted_overrides.groups.get("cluster")
-    chosen = given or cluster or _cluster_of_grids(sorted_overrides.grids, folders)
-    groups = {"launcher": launcher, **sorted_overrides.groups, **({"cluster": chosen} if chosen else {})}
-    data = _compose(sorted_overrides, groups, folders)
+    given = sort_overrides(overrides, folders)
+    given_cluster = given.groups.get("cluster")
+    chosen = given_cluster or cluster or _cluster_of_grids(given.grids, folders)
+    groups = {"launcher": launcher, **given.groups, **({"cluster": chosen} if chosen else {})}
+    data = compose(given, groups, folders)
     for section in data:
         if section not in _SECTIONS:
             known = {*_SECTIONS, "grid", "model"} - {"grids"}
-            raise InvalidSweep(f"no option {section!r} at the top level{suggest(section, known)}")
+            raise InvalidSweep(f"no option {section!r} at the top level{checks.suggest(section, known)}")
     grids = tuple(
-        grid_from_dict(name, _with_models(data["grids"][name], sorted_overrides.models), extra_where)
-        for name in sorted_overrides.grids
+        grid_from_dict(name, _with_models(data["grids"][name], given.models), extra_where) for name in given.grids
     )
     names = {
         str(row[axis.names.index("model")])
@@ -107,19 +108,17 @@ def compose_sweep(
         for row in axis.rows
     }
     options = _mapping(data, "launcher")
-    kind = options.get("launcher")
-    if kind not in ("local", "rehearse", "slurm"):
-        raise InvalidSweep(f"launcher.launcher={kind!r}; it may be local, rehearse or slurm")
-    default_name = "+".join(sorted_overrides.grids) + ("-rehearsed" if kind == "rehearse" else "")
+    kind = checks.choice("launcher.launcher", options.get("launcher"), ("local", "rehearse", "slurm"))
+    default_name = "+".join(given.grids) + ("-rehearsed" if kind == "rehearse" else "")
     return SweepConfig(
         name=_sweep_name(data["name"], default_name),
         results_dir=_results_dir(data["results_dir"]),
         grids=grids,
         models={name: folders.model(name) for name in sorted(names)},
-        cluster=_cluster(_mapping(data, "cluster")),
-        cluster_given=given is not None,
+        cluster=check_cluster(cluster_from_dict(_mapping(data, "cluster"))),
+        cluster_given=given_cluster is not None,
         launcher=options,
-        launcher_given="launcher" in sorted_overrides.groups,
+        launcher_given="launcher" in given.groups,
         measure=_measure(_mapping(data, "measure")),
         plan=_plan_options(_mapping(data, "plan")),
         budget_gpu_hours=_budget(data["budget"]),
@@ -127,83 +126,19 @@ def compose_sweep(
 
 
 def _cluster_of_grids(grids: Sequence[str], folders: ConfFolders) -> str | None:
-    """The cluster that the grids are meant for; grids for different ones leave the choice to the user."""
-    wanted = {grid: folders.read("grid", grid).get("cluster") for grid in grids}
-    clusters = {str(cluster) for cluster in wanted.values() if cluster is not None}
+    """The cluster that the grids name, if any. Raises `InvalidSweep` when they name different ones."""
+    named = {grid: folders.read("grid", grid).get("cluster") for grid in grids}
+    clusters = {str(cluster) for cluster in named.values() if cluster is not None}
     if len(clusters) > 1:
-        told = ", ".join(f"{grid} for {cluster}" for grid, cluster in wanted.items())
-        raise InvalidSweep(f"these grids are meant for different clusters ({told}); choose one with cluster=NAME")
+        listed = ", ".join(f"{grid} for {cluster}" for grid, cluster in named.items())
+        raise InvalidSweep(f"these grids are meant for different clusters ({listed}); choose one with cluster=NAME")
     for cluster in clusters:
         folders.find("cluster", cluster)
     return next(iter(clusters), None)
 
 
-def _compose(words: Overrides, groups: Mapping[str, str], folders: ConfFolders) -> dict[str, Any]:
-    """Compose once and return plain data; Hydra's errors become one line."""
-    from hydra import compose, initialize_config_module
-    from hydra.errors import ConfigCompositionException
-    from omegaconf import OmegaConf
-
-    base = [f"+grid@grids.{name}={name}" for name in words.grids] + [
-        f"{group}={name}" for group, name in groups.items()
-    ]
-    if folders.own:
-        base.append(f"hydra.searchpath=[{','.join(_quoted(f'file://{folder.resolve()}') for folder in folders.own)}]")
-    with _one_line_errors(), initialize_config_module("sweep.conf", version_base="1.3"):
-        try:
-            composed = compose("config", overrides=[*base, *words.hydra])
-        except ConfigCompositionException as error:
-            known = OmegaConf.to_container(compose("config", overrides=base), resolve=False)
-            raise _unknown_key(words.hydra, known) or error from None
-        data = OmegaConf.to_container(composed, resolve=True)
-    assert isinstance(data, dict)
-    return {str(key): value for key, value in data.items()}
-
-
-def _quoted(text: str) -> str:
-    """A text in Hydra's grammar, whatever it holds: backslashes count only before a quote."""
-    escaped = re.sub(r"(\\*)'", r"\1\1\\'", text)
-    escaped = re.sub(r"(\\+)$", r"\1\1", escaped)
-    return f"'{escaped}'"
-
-
-@contextmanager
-def _one_line_errors() -> Iterator[None]:
-    from hydra.errors import HydraException
-    from omegaconf.errors import OmegaConfBaseException
-    from yaml import YAMLError
-
-    try:
-        yield
-    except (HydraException, OmegaConfBaseException, YAMLError) as error:
-        first = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        raise InvalidSweep(f"the configuration cannot be composed: {first.strip()}") from None
-
-
-def _unknown_key(overrides: Sequence[str], known: Any) -> InvalidSweep | None:
-    """What to say about the first override that changes something that is not there."""
-    for override in overrides:
-        if override.startswith("+"):
-            continue
-        key = override.removeprefix("~").partition("=")[0]
-        node, walked = known, ""
-        for part in key.split("."):
-            if not isinstance(node, Mapping):
-                return InvalidSweep(f"{override}: {walked} is a single value, it has no {part!r}")
-            if part not in node:
-                place = f"in {walked}" if walked else "at the top level"
-                return InvalidSweep(f"{override}: no option {part!r} {place}{suggest(part, _options(node, walked))}")
-            node, walked = node[part], f"{walked}.{part}".lstrip(".")
-    return None
-
-
-def _options(node: Mapping[str, Any], walked: str) -> list[str]:
-    names = [str(key) for key in node if key != "grids"]
-    return names if walked else [*names, "grid", "model"]
-
-
 def _with_models(grid: Any, models: tuple[str, ...] | None) -> Mapping[str, Any]:
-    """The grid's data, with the models of the command line in place of its own."""
+    """The grid's data with ``models``, if any are given, instead of its own."""
     if not isinstance(grid, Mapping):
         return {}
     fields = {str(key): value for key, value in grid.items()}
@@ -223,65 +158,25 @@ def _mapping(data: Mapping[str, Any], section: str) -> dict[str, Any]:
     return {str(key): entry for key, entry in value.items()}
 
 
-def _cluster(fields: Mapping[str, Any]) -> ClusterSpec:
-    cluster = cluster_from_dict(fields)
-    links = [link for link in (cluster.intra_node, cluster.inter_node) if link is not None]
-    numbers = {
-        "devices_per_node": cluster.devices_per_node,
-        "reserved_bytes": cluster.reserved_bytes,
-        "matmul_efficiency": cluster.matmul_efficiency,
-        "device.memory_bytes": cluster.device.memory_bytes,
-        "device.memory_bandwidth": cluster.device.memory_bandwidth,
-        **{f"device.peak_flops.{dtype}": peak for dtype, peak in cluster.device.peak_flops.items()},
-        **{f"link bandwidth {at}": link.bandwidth for at, link in enumerate(links)},
-        **{f"link latency_s {at}": link.latency_s for at, link in enumerate(links)},
-    }
-    for name, value in numbers.items():
-        if value is not None and (not _is_number(value) or value < 0):
-            raise InvalidSweep(f"cluster {cluster.name}: {name}={value!r} must be a number of at least 0")
-    if not isinstance(cluster.devices_per_node, int) or cluster.devices_per_node < 1:
-        raise InvalidSweep(f"cluster {cluster.name}: devices_per_node={cluster.devices_per_node!r} must be 1 or more")
-    if not all(link.bandwidth > 0 for link in links):
-        raise InvalidSweep(f"cluster {cluster.name}: a link's bandwidth must be above 0")
-    if cluster.backend not in ("cuda", "cpu"):
-        raise InvalidSweep(f"cluster {cluster.name}: backend={cluster.backend!r}; it may be cuda or cpu")
-    return cluster
-
-
 def _measure(fields: Mapping[str, Any]) -> MeasureSpec:
-    measure: MeasureSpec = _build(MeasureSpec, "measure", fields)
-    for name, least in (("warmup_steps", 0), ("timed_steps", 1)):
-        value = getattr(measure, name)
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise InvalidSweep(f"measure.{name}={value!r} must be a whole number of at least {least}")
+    measure = checks.build(MeasureSpec, "measure", fields)
+    checks.whole_number("measure.warmup_steps", measure.warmup_steps, 0)
+    checks.whole_number("measure.timed_steps", measure.timed_steps, 1)
+    checks.flag("measure.memory_probe", measure.memory_probe)
     return measure
 
 
 def _plan_options(fields: Mapping[str, Any]) -> PlanOptions:
-    deadline: Deadline = _build(Deadline, "plan.deadline", _mapping(fields, "deadline"))
-    options: PlanOptions = _build(PlanOptions, "plan", {**fields, "deadline": deadline})
+    deadline = checks.build(Deadline, "plan.deadline", _mapping(fields, "deadline"))
+    options = checks.build(PlanOptions, "plan", {**fields, "deadline": deadline})
     for place, owner in (("plan", options), ("plan.deadline", deadline)):
         for field in dataclasses.fields(owner):
             value = getattr(owner, field.name)
-            if isinstance(value, Deadline):
-                continue
             if field.type == "bool":
-                if not isinstance(value, bool):
-                    raise InvalidSweep(f"{place}.{field.name}={value!r} must be true or false")
-            elif not _is_number(value) or value < 0:
-                raise InvalidSweep(f"{place}.{field.name}={value!r} must be a number of at least 0")
+                checks.flag(f"{place}.{field.name}", value)
+            elif field.type == "float":
+                checks.number(f"{place}.{field.name}", value, least=0)
     return options
-
-
-def _build(kind: type[Any], place: str, fields: Mapping[str, Any]) -> Any:
-    names = {field.name for field in dataclasses.fields(kind)}
-    for name in fields:
-        if name not in names:
-            raise InvalidSweep(f"no option {name!r} in {place}{suggest(name, names)}")
-    try:
-        return kind(**fields)
-    except TypeError as error:
-        raise InvalidSweep(f"{place}: {error}") from None
 
 
 def _budget(fields: Any) -> float | None:
@@ -290,9 +185,7 @@ def _budget(fields: Any) -> float | None:
     value = fields["gpu_hours"]
     if value is None:
         return None
-    if not _is_number(value) or value <= 0:
-        raise InvalidSweep(f"budget.gpu_hours={value!r} must be a number above 0")
-    return float(value)
+    return float(checks.number("budget.gpu_hours", value, above=0))
 
 
 def _sweep_name(given: Any, default: str) -> str:
@@ -316,7 +209,3 @@ def _results_dir(given: Any) -> Path:
     if not isinstance(given, str) or not given or not given.isprintable():
         raise InvalidSweep(f"results_dir={given!r} must name the folder that holds the sweeps")
     return Path(given).expanduser()
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and value == value

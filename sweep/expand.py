@@ -1,8 +1,8 @@
-"""From a grid to its points, in plain Python: depth first over the axes, cutting a branch as soon as it cannot be.
+"""From a grid to its points, in plain Python: depth first over the axes.
 
-A derived value or a filter is evaluated right after the last axis it needs, so that a grid whose full product has
-millions of combinations costs only what its layouts cost. Points that are the same run (see `Experiment.canonical`)
-appear once.
+A derived value or a filter is evaluated right after the last axis it needs, and a branch ends as soon as one of them
+rules it out. So a grid whose full product has millions of combinations costs only what its layouts cost. Points that
+are the same run (see `Experiment.canonical`) appear once.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sweep.expressions import Expression
 from sweep.grid import CHECKED_FIELDS, POINT_FIELDS, SHAPE_NAMES, Axis, GridSpec, shape_of
 from workloads.errors import InvalidExperiment, InvalidSweep
 from workloads.experiment import Experiment, ModelSpec
+from workloads.expressions import Expression
 
 MAX_POINTS = 5_000_000
-"""Combinations left after the filters above which a grid is refused: it would not fit in memory as experiments."""
+"""A grid with more combinations than this after its filters is refused: its experiments would not fit in memory."""
 
 _HINT_LIMIT_S = 1.0
-"""How long a world size that works is looked for, to name it beside one that does not."""
+"""How long to search for a world size that works, for the message about one that does not."""
 
 Values = tuple[Any, ...]
 
@@ -45,7 +45,7 @@ class Expansion:
 
 
 def expand_all(grids: Sequence[GridSpec], models: Callable[[str], ModelSpec]) -> Expansion:
-    """Points of several grids one after the other; a run that two grids share belongs to the first."""
+    """The points of several grids, one grid after the other. A run that two grids share belongs to the first."""
     seen: dict[Experiment, GridPoint] = {}
     duplicates = not_sampled = 0
     for grid in grids:
@@ -59,17 +59,17 @@ def expand_all(grids: Sequence[GridSpec], models: Callable[[str], ModelSpec]) ->
 
 
 def expand(grid: GridSpec, models: Callable[[str], ModelSpec]) -> Expansion:
-    """All points of one grid, in the order of its axes; ``models`` gives the model of a name.
+    """All points of one grid, in the order of its axes. ``models`` returns the model of a name.
 
-    Raises `InvalidSweep` when nothing is left, when one of its world sizes has no layout at all, or when its variables
-    contradict the points they lead to.
+    Raises `InvalidSweep` when no point is left, when one of the world sizes has no layout at all, or when a variable of
+    the grid contradicts its points.
     """
     shapes = {name: models(str(name)) for axis in grid.axes for name in _model_names(axis)}
     search = _Search(grid, {name: shape_of(model) for name, model in shapes.items()})
     combinations = search.run()
     search.refuse_empty(combinations)
-    points = _experiments(grid, search.kept, shapes, _drawn(grid, combinations))
-    wanted = grid.subsample.count if grid.subsample else None
+    points = _experiments(grid, search.kept, shapes, _in_sampling_order(grid, combinations))
+    sample_size = grid.subsample.count if grid.subsample else None
     chosen: dict[Experiment, int] = {}
     duplicates = 0
     for position, experiment in points:
@@ -77,7 +77,7 @@ def expand(grid: GridSpec, models: Callable[[str], ModelSpec]) -> Expansion:
             duplicates += 1
         else:
             chosen[experiment] = position
-            if len(chosen) == wanted:
+            if len(chosen) == sample_size:
                 break
     ordered = sorted(chosen, key=chosen.__getitem__)
     return Expansion(
@@ -93,8 +93,8 @@ def _model_names(axis: Axis) -> Iterator[str]:
         yield from (str(row[column]) for row in axis.rows)
 
 
-def _drawn(grid: GridSpec, combinations: list[Values]) -> Iterable[tuple[int, Values]]:
-    """Combinations with their positions: in order, or in the order in which the subsample draws them."""
+def _in_sampling_order(grid: GridSpec, combinations: list[Values]) -> Iterable[tuple[int, Values]]:
+    """Combinations with their positions: in the order of the grid, or shuffled by the seed of its subsample."""
     if grid.subsample is None:
         return enumerate(combinations)
     positions = list(range(len(combinations)))
@@ -108,7 +108,7 @@ def _experiments(
     checked = CHECKED_FIELDS.intersection(names)
     dropped = set(checked)
     if {"dp_replicate", "dp_shard"} & set(names):
-        dropped.add("dp")  # then only a variable of the grid's own
+        dropped.add("dp")  # it is then a variable of the grid and no field of the experiment
     for position, values in combinations:
         fields = dict(zip(names, values, strict=True))
         given = {name: fields[name] for name in checked}
@@ -119,7 +119,7 @@ def _experiments(
             raise InvalidSweep(f"grid {grid.name}: {error}") from None
         except TypeError:
             raise InvalidSweep(
-                f"grid {grid.name}: it says nothing about global_batch_size; add an axis for it"
+                f"grid {grid.name}: global_batch_size is missing; add it as an axis or derive it"
             ) from None
         for name, value in given.items():
             if value != getattr(experiment, name):
@@ -141,14 +141,14 @@ class _Search:
     grid: GridSpec
     shapes: Mapping[str, Mapping[str, Any]]
     kept: tuple[str, ...] = ()
-    """Names whose values a combination holds."""
+    """Names whose values make up a combination."""
     sizes_seen: set[Any] = field(default_factory=set)
     not_whole: Counter[tuple[Any, str]] = field(default_factory=Counter)
-    """Branches cut for each (world size, derived name) because the value was not a whole number of at least 1."""
+    """How many branches ended because a derived value was no whole number of at least 1, by (world size, its name)."""
     filtered: Counter[str] = field(default_factory=Counter)
     found: list[Values] = field(default_factory=list)
-    wanted_size: int | None = None
-    """Only whether this world size has a point is asked: raise `_Found` at the first."""
+    sought_size: int | None = None
+    """If given, the search only asks whether this world size has a point, and raises `_Found` at the first one."""
 
     def run(self) -> list[Values]:
         grid = self.grid
@@ -158,7 +158,7 @@ class _Search:
         return self.found
 
     def _steps(self) -> Iterator[tuple[str, str, Any]]:
-        """``(kind, name, what)`` in the order of evaluation: each axis, then all that can be known with it."""
+        """``(kind, name, what)`` in the order of evaluation: each axis, then all expressions that need no later one."""
         bound: set[str] = set()
         derive, where = dict(self.grid.derive), dict(self.grid.where)
         for axis in self.grid.axes:
@@ -177,7 +177,7 @@ class _Search:
                     progress = True
         if derive:
             ring = ", ".join(sorted(derive))
-            raise InvalidSweep(f"grid {self.grid.name}: {ring} cannot be derived, each needs another of them")
+            raise InvalidSweep(f"grid {self.grid.name}: {ring} cannot be derived, because each needs another of them")
 
     def _visit(self, steps: tuple[tuple[str, str, Any], ...]) -> Callable[[dict[str, Any]], None]:
         if not steps:
@@ -188,7 +188,7 @@ class _Search:
         return self._filter(name, what, rest) if kind == "where" else self._bind(name, what, rest)
 
     def _emit(self, env: dict[str, Any]) -> None:
-        if self.wanted_size is not None and env.get("world_size") == self.wanted_size:
+        if self.sought_size is not None and env.get("world_size") == self.sought_size:
             raise _Found
         self.found.append(tuple([env[name] for name in self.kept]))
         if len(self.found) > MAX_POINTS:
@@ -207,7 +207,7 @@ class _Search:
                 if sees_size:
                     self.sizes_seen.add(env["world_size"])
                 rest(env)
-            if sees_size:  # what is cut further out must not be counted under the last size
+            if sees_size:  # branches that end further out must not be counted under the last size
                 del env["world_size"]
 
         return visit
@@ -254,25 +254,25 @@ class _Search:
             raise InvalidSweep(f"grid {self.grid.name}: {place}: {error}") from None
 
     def refuse_empty(self, combinations: list[Values]) -> None:
-        """Raise where the user asked for something of which nothing is left."""
+        """Raise `InvalidSweep` when no combination is left, or none of a world size that the user asked for."""
         if "world_size" in self.kept:
             column = self.kept.index("world_size")
             alive = {values[column] for values in combinations}
             for size in sorted(self.sizes_seen - alive):
                 cut = {name: count for (at, name), count in self.not_whole.items() if at == size}
-                # A size that only the filters leave out is the user's own doing.
+                # A size that only the filters rule out is what the user asked for.
                 if cut and not _has_layout(dataclasses.replace(self.grid, where={}), self.shapes, size):
                     raise InvalidSweep(self._no_layout(size, cut))
         if not combinations:
             cuts = self.filtered + Counter({f"derive.{name}": n for (_, name), n in self.not_whole.items()})
-            told = ", ".join(f"{name} ({count:,})" for name, count in cuts.most_common(3))
-            raise InvalidSweep(f"grid {self.grid.name}: no point is left; most were cut by {told}")
+            most = ", ".join(f"{name} ({count:,})" for name, count in cuts.most_common(3))
+            raise InvalidSweep(f"grid {self.grid.name}: no point is left; most combinations were ruled out by {most}")
 
     def _no_layout(self, size: Any, cut: Mapping[str, int]) -> str:
         name = max(cut, key=cut.__getitem__)
         values = {axis.names[0]: axis.rows for axis in self.grid.axes if len(axis.names) == 1}
         needed = sorted(self.grid.derive[name].names - {"world_size"})
-        told = ", ".join(
+        where = ", ".join(
             f"{key} in [{', '.join(str(row[0]) for row in values[key])}]" for key in needed if key in values
         )
         formula = f"{name} = {self.grid.derive[name].text}"
@@ -280,12 +280,12 @@ class _Search:
         hint = f"; world_size={' or '.join(map(str, works))} works" if works else ""
         return (
             f"grid {self.grid.name}: no layout divides world_size={size}: {formula} is never a whole number "
-            f"for {told or 'any point'}{hint}"
+            f"for {where or 'any point'}{hint}"
         )
 
 
 def _working_sizes(grid: GridSpec, shapes: Mapping[str, Mapping[str, Any]], size: int) -> list[int]:
-    """Nearest world sizes below and above that have a layout; empty where the size is not an axis of its own."""
+    """The nearest world sizes below and above that have a layout; none when world_size is no axis of its own."""
     if not any(axis.names == ("world_size",) for axis in grid.axes):
         return []
     works = []
@@ -306,7 +306,7 @@ def _has_layout(grid: GridSpec, shapes: Mapping[str, Mapping[str, Any]], size: i
         dataclasses.replace(axis, rows=((size,),)) if axis.names == ("world_size",) else axis for axis in grid.axes
     )
     try:
-        _Search(dataclasses.replace(grid, axes=axes), shapes, wanted_size=size).run()
+        _Search(dataclasses.replace(grid, axes=axes), shapes, sought_size=size).run()
     except _Found:
         return True
     return False

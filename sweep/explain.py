@@ -9,15 +9,15 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from results.terminal import plain_table
+from results.text import byte_unit, format_bytes
 from sweep.lookup import Record
-from sweep.plan import GIB
 from workloads import experiment as ex
 from workloads.costs.flops import flops_per_token, hardware_flops_per_token
 from workloads.costs.memory import MemoryEstimate, estimate_memory
 from workloads.costs.params import num_params
 from workloads.experiment import Experiment
 
-MIB = 2**20
 _MEASURED = (
     ("outcome", "", 1.0, "s"),
     ("step time", "step_time_s", 1e3, ",.1f ms"),
@@ -26,18 +26,19 @@ _MEASURED = (
     ("peak allocated", "peak_allocated_bytes", 1.0, "bytes"),
     ("peak reserved", "peak_reserved_bytes", 1.0, "bytes"),
 )
-"""Name, column, factor and format of what is shown of an attempt."""
+"""What is shown of an attempt: name, column (empty: the outcome), factor to the unit shown, and format."""
 
 
 def print_explanation(record: Record, console: Console) -> None:
+    """Configuration, verdicts, predicted memory by stage, and every attempt."""
     experiment = record.experiment
     console.print(f"[bold]{experiment.id}[/]", highlight=False)
     console.print(_configuration(experiment), highlight=False)
     for row in record.ledger:
         rule = f" ({row['rule']})" if row["rule"] else ""
         detail = f": {escape(row['detail'])}" if row["detail"] else ""
-        told = f"verdict in sweep {row['sweep']}, grid {row['grid']}: [bold]{row['verdict']}[/]{rule}{detail}"
-        console.print(told, highlight=False)
+        verdict = f"verdict in sweep {row['sweep']}, grid {row['grid']}: [bold]{row['verdict']}[/]{rule}{detail}"
+        console.print(verdict, highlight=False)
         step, rate = row["predicted_step_time_s"], row["predicted_tokens_per_s_per_gpu"]
         if step is not None and rate is not None:
             console.print(f"predicted step: {step * 1e3:,.1f} ms, {rate:,.0f} tokens/s/GPU", highlight=False)
@@ -51,8 +52,8 @@ def print_explanation(record: Record, console: Console) -> None:
 
 
 def print_difference(first: Record, second: Record, console: Console) -> None:
-    """Fields that differ, then predictions and the newest good measurement of both beside each other."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
+    """A table of the two: fields that differ, predictions, and the newest attempt of each (a successful one if any)."""
+    table = plain_table()
     table.add_column("")
     table.add_column(first.experiment.id, overflow="fold")
     table.add_column(second.experiment.id, overflow="fold")
@@ -71,11 +72,11 @@ def print_difference(first: Record, second: Record, console: Console) -> None:
     for name, a, b in derived:
         if a != b:
             table.add_row(name, str(a), str(b))
-    rows = (_newest(first), _newest(second))
+    rows = (_newest_attempt(first), _newest_attempt(second))
     for name, column, factor, form in _MEASURED:
-        told = [_told(row, column, factor, form) for row in rows]
-        if any(told):
-            table.add_row(name, *told)
+        values = [_formatted(row, column, factor, form) for row in rows]
+        if any(values):
+            table.add_row(name, *values)
     console.print(table)
 
 
@@ -101,10 +102,10 @@ def _configuration(experiment: Experiment) -> str:
 
 
 def _memory_table(memory: MemoryEstimate, limit: int | None) -> Table:
-    """Predicted GiB by stage; runs of equal stages share a row."""
-    unit, size = ("GiB", GIB) if memory.peak_bytes >= GIB else ("MiB", MIB)
+    """Predicted memory by stage. Neighbouring stages with the same numbers share a row."""
+    size, unit = byte_unit(memory.peak_bytes)
     title = f"predicted memory of a rank, {unit}" + (f" (limit {limit / size:,.1f})" if limit else "")
-    table = Table(box=None, pad_edge=False, header_style="bold", title=title, title_justify="left")
+    table = plain_table(title=title)
     for name in ("stage", "parameters", "gradients", "optimizer", "activations", "peak"):
         table.add_column(name, justify="right")
     rows: list[tuple[list[int], tuple[str, ...]]] = []
@@ -131,32 +132,32 @@ def _print_attempt(row: Mapping[str, Any], console: Console) -> None:
         f"{phase}{step}{rank}{retried}",
         highlight=False,
     )
-    told = [
+    measured = [
         f"{name} {text}"
         for name, column, factor, form in _MEASURED
-        if column and (text := _told(row, column, factor, form))
+        if column and (text := _formatted(row, column, factor, form))
     ]
-    if told:
-        console.print("  " + ", ".join(told), highlight=False)
+    if measured:
+        console.print("  " + ", ".join(measured), highlight=False)
     if row["evidence"] and row["outcome"] != "ok":
         console.print(f"  evidence: {row['evidence']}", highlight=False, markup=False)
     if row["log_dir"]:
         console.print(f"  logs: {row['sweep']}/{row['log_dir']}", highlight=False, markup=False)
 
 
-def _told(row: Mapping[str, Any] | None, column: str, factor: float, form: str) -> str:
+def _formatted(row: Mapping[str, Any] | None, column: str, factor: float, form: str) -> str:
     if row is None:
         return ""
     if not column:
         return str(row["outcome"])
     value = row[column]
     if value is not None and form == "bytes":
-        return _bytes(value)
+        return format_bytes(value, 2)
     number, _, unit = form.partition(" ")
     return f"{value * factor:{number}} {unit}".strip() if value is not None else ""
 
 
-def _newest(record: Record) -> Mapping[str, Any] | None:
+def _newest_attempt(record: Record) -> Mapping[str, Any] | None:
     good = [row for row in record.attempts if row["outcome"] == "ok"]
     known = good or list(record.attempts)
     return known[-1] if known else None
@@ -164,16 +165,12 @@ def _newest(record: Record) -> Mapping[str, Any] | None:
 
 def _peak(record: Record) -> str:
     peaks = {row["predicted_peak_bytes"] for row in record.ledger if row["predicted_peak_bytes"]}
-    return _bytes(max(peaks)) if peaks else ""
+    return format_bytes(max(peaks), 2) if peaks else ""
 
 
 def _predicted_step(record: Record) -> str:
     times = [row["predicted_step_time_s"] for row in record.ledger if row["predicted_step_time_s"]]
     return f"{times[-1] * 1e3:,.1f} ms" if times else ""
-
-
-def _bytes(value: float) -> str:
-    return f"{value / GIB:.2f} GiB" if value >= GIB else f"{value / MIB:.2f} MiB"
 
 
 def _flat(fields: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -1,30 +1,30 @@
-"""What a grid is: axes, zipped axes, derived values, filters, subsampling. Read from plain data and checked as a whole.
+"""What a grid is (axes, zipped axes, derived values, filters, subsampling), read from plain data and checked.
 
     axes:    {tp: [1, 2], seq_len: 4096}            every combination; a single value is an axis of one
     zip:     {speed: {precision: [...], compile: [...]}}   axes that move together
-    derive:  {dp: world_size / (tp * pp)}           must come out whole: where they do not, no point
-    where:   {small: tp <= 8}                       all must hold
-    subsample: {count: 1000, seed: 0}               a random part of what is left
+    derive:  {dp: world_size / (tp * pp)}           no point where a value is no whole number of at least 1
+    where:   {small: tp <= 8}                       filters; a point must pass all of them
+    subsample: {count: 1000, seed: 0}               a random sample of the points that are left
 
-A name is a field of `Experiment` (or ``dp``), or a variable of the grid's own (``nodes``) that an expression uses.
-``model`` is the name of a model description; expressions may use its shape (``num_heads``, ``num_layers`` ...).
+A name is a field of `Experiment` (or ``dp``), or a variable of the grid (``nodes``) that an expression uses. ``model``
+is the name of a model file; expressions may use the model's shape (``num_heads``, ``num_layers`` ...).
 """
 
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sweep.expressions import Expression, parse
+from workloads.checks import suggest
 from workloads.errors import InvalidSweep
 from workloads.experiment import Experiment, ModelSpec
+from workloads.expressions import Expression, parse
 
 POINT_FIELDS = frozenset(f.name for f in dataclasses.fields(Experiment)) | {"dp"}
 CHECKED_FIELDS = frozenset({"world_size", "num_microbatches", "tokens_per_step"})
-"""Not fields, but known once the point is: a grid's variable of that name must agree with it."""
+"""Not fields of an experiment but computed from them: a grid's variable of such a name must have the same value."""
 SHAPE_NAMES = (
     "num_layers",
     "hidden_size",
@@ -42,7 +42,7 @@ _COUNTS = frozenset(
     }
 )
 _MOST_SHOWN = 100
-"""Characters of what a user wrote that a message repeats."""
+"""A message repeats at most this many characters of what a user wrote."""
 _SECTIONS = ("description", "cluster", "axes", "zip", "derive", "where", "subsample")
 Scalar = bool | int | float | str
 
@@ -77,7 +77,7 @@ class GridSpec:
 
 
 def grid_from_dict(name: str, fields: Mapping[str, Any], extra_where: Iterable[str] = ()) -> GridSpec:
-    """A grid from plain data, with more filters if wanted. Raises `InvalidSweep` for what cannot be meant."""
+    """A grid from plain data. ``extra_where``: more filters. Raises `InvalidSweep` for a mistake in either."""
     label = f"grid {name}"
     for section in fields:
         if section not in _SECTIONS:
@@ -102,18 +102,10 @@ def grid_from_dict(name: str, fields: Mapping[str, Any], extra_where: Iterable[s
 
 
 def shape_of(model: ModelSpec) -> dict[str, Scalar]:
-    """What expressions may use of a model, by name. ``num_experts`` is 1 for a dense model."""
+    """The values of a model that expressions may use, by name. ``num_experts`` is 1 for a dense model."""
     shape: dict[str, Scalar] = {name: getattr(model, name) for name in SHAPE_NAMES if name != "num_experts"}
     shape["num_experts"] = model.moe.num_experts if model.moe is not None else 1
     return shape
-
-
-def suggest(word: str, known: Iterable[str]) -> str:
-    """``; did you mean 'x'? known: a, b`` for an error message."""
-    options = sorted(known)
-    close = difflib.get_close_matches(word, options, n=1, cutoff=0.5)
-    hint = f"; did you mean {close[0]!r}?" if close else ";"
-    return f"{hint} known: {', '.join(options)}"
 
 
 def _check_names(grid: GridSpec) -> None:
@@ -130,7 +122,7 @@ def _check_names(grid: GridSpec) -> None:
         raise InvalidSweep(f"{label}: it has no model; give one with model=NAME")
     own = {*axis_names, *grid.derive}
     if hidden := sorted(own & set(SHAPE_NAMES)):
-        raise InvalidSweep(f"{label}: {hidden[0]} belongs to the model's shape; name the variable otherwise")
+        raise InvalidSweep(f"{label}: {hidden[0]} is part of the model's shape; give the variable another name")
     expressions = {
         **{f"derive.{k}": v for k, v in grid.derive.items()},
         **{f"where.{k}": v for k, v in grid.where.items()},
@@ -182,8 +174,8 @@ def _zipped(label: str, zip_name: str, members: Any) -> Axis:
     columns = {str(name): _values(label, str(name), value) for name, value in members.items()}
     lengths = {name: len(values) for name, values in columns.items()}
     if len(set(lengths.values())) > 1:
-        told = ", ".join(f"{name} {length}" for name, length in lengths.items())
-        raise InvalidSweep(f"{label}: zip.{zip_name} pairs lists of different lengths: {told}")
+        counts = ", ".join(f"{name} {length}" for name, length in lengths.items())
+        raise InvalidSweep(f"{label}: zip.{zip_name} pairs lists of different lengths: {counts}")
     rows = tuple(tuple(cell[0] for cell in row) for row in zip(*columns.values(), strict=True))
     return Axis(names=tuple(columns), rows=rows)
 
@@ -199,6 +191,6 @@ def _subsample(label: str, value: Any) -> Subsample | None:
 
 
 def _shown(value: Any) -> str:
-    """What was written, cut where it is long."""
+    """``value`` as a message shows it, shortened where it is long."""
     text = repr(value)
     return text if len(text) <= _MOST_SHOWN else text[: _MOST_SHOWN - 1] + "…"

@@ -1,4 +1,4 @@
-"""From the launcher's file to what launchers take: what a pilot is told, and how Slurm is asked for allocations."""
+"""From the launcher's file to what launchers take: the settings of a pilot, and how jobs are submitted to Slurm."""
 
 from __future__ import annotations
 
@@ -8,28 +8,30 @@ from typing import TYPE_CHECKING, Any
 from launchers.settings import LaunchSettings, settings_from_dict
 from sweep.config import SweepConfig
 from sweep.machine import Machine, method_of
+from workloads.checks import flag, mapping
 from workloads.cluster import environment_from_dict, to_dict
-from workloads.errors import InvalidSweep
 
 if TYPE_CHECKING:
     from launchers.slurm.options import SlurmOptions
 
-_PILOTS = {field.name for field in dataclasses.fields(LaunchSettings)}
-_OURS = ("dry",)
-"""Options of the launcher's file that only this package reads."""
+_PILOT_OPTIONS = {field.name for field in dataclasses.fields(LaunchSettings)}
+_READ_HERE = ("dry",)
+"""Options of the launcher's file that no launcher takes."""
 
 
 def launch_settings(config: SweepConfig, machine: Machine) -> LaunchSettings:
-    """What a pilot is told. Under Slurm that is bound to the cluster file, everywhere else to this machine.
+    """The settings of a pilot. Under Slurm its devices are those of the cluster file, otherwise those of this machine.
 
-    Raises `InvalidSweep` for values that cannot be.
+    Raises `InvalidSweep` for a value of the wrong type or out of its range.
     """
     method = method_of(config)
     on_gpu = config.cluster.backend == "cuda" if method == "measured" else method == "rehearsed"
     slurm = config.launcher_kind == "slurm"
-    fields: dict[str, Any] = {name: value for name, value in config.launcher.items() if name in _PILOTS or not slurm}
-    # The cluster's variables come first, so that the launcher's can change them.
-    own = environment_from_dict(fields.get("environment") or {})
+    fields: dict[str, Any] = {
+        name: value for name, value in config.launcher.items() if name in _PILOT_OPTIONS or not slurm
+    }
+    # A variable of the launcher's file replaces one of the cluster's file.
+    own = environment_from_dict(fields.get("environment") or {}, "launcher")
     fields["environment"] = {**config.cluster.environment, **own}
     if slurm:
         fields["num_devices"] = config.cluster.devices_per_node
@@ -42,27 +44,27 @@ def launch_settings(config: SweepConfig, machine: Machine) -> LaunchSettings:
         "cluster": to_dict(config.cluster),
         "method": method,
     }
-    try:
-        return dataclasses.replace(settings_from_dict(fields), measure=config.measure)
-    except TypeError as error:
-        raise InvalidSweep(f"launcher: {error}; its options are numbers") from None
+    if "phase_limits_s" in fields:
+        fields["phase_limits_s"] = mapping("launcher: phase_limits_s", fields["phase_limits_s"])
+    return dataclasses.replace(settings_from_dict(fields), measure=config.measure)
 
 
 def slurm_options(config: SweepConfig) -> SlurmOptions | None:
-    """How allocations are asked for; None for a launcher that asks for none. Raises `InvalidSweep`."""
+    """How jobs are submitted; None for a launcher that submits none. Raises `InvalidSweep` for a wrong option."""
     if config.launcher_kind != "slurm":
         return None
     from launchers.slurm.options import check_path, options_from_dict
 
     check_path(config.sweep_dir)
     return options_from_dict(
-        {name: value for name, value in config.launcher.items() if name not in _PILOTS and name not in _OURS}
+        {
+            name: value
+            for name, value in config.launcher.items()
+            if name not in _PILOT_OPTIONS and name not in _READ_HERE
+        }
     )
 
 
 def is_dry(config: SweepConfig) -> bool:
-    """Whether submissions are only to be shown. Raises `InvalidSweep` for what is neither yes nor no."""
-    dry = config.launcher.get("dry", False)
-    if not isinstance(dry, bool):
-        raise InvalidSweep(f"launcher.dry={dry!r} must be true or false")
-    return dry
+    """Whether batch files are only shown, not submitted. Raises `InvalidSweep` for any value but true and false."""
+    return flag("launcher.dry", config.launcher.get("dry", False))

@@ -11,7 +11,7 @@ from workloads.record import config_columns
 
 
 def ledger_rows(plan: Plan) -> list[dict[str, Any]]:
-    """One row a point, numbered in the order of the plan. What was not predicted is None."""
+    """One row for each point, numbered in the order of the plan. Values that were not predicted are None."""
     limit = plan.config.cluster.usable_bytes
     rows = []
     for number, point in enumerate(plan.points):
@@ -31,6 +31,7 @@ def ledger_rows(plan: Plan) -> list[dict[str, Any]]:
                 "expected_gpu_hours": cost.expected_h if cost is not None else None,
                 "worst_gpu_hours": cost.worst_h if cost is not None else None,
                 "cached_attempt": point.cached_attempt,
+                "cached_sweep": point.cached_sweep,
                 **config_columns(point.experiment),
             }
         )

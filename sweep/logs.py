@@ -1,9 +1,8 @@
-"""``logs``: the last lines that the ranks and the pilot of a point's newest attempt have written."""
+"""``logs``: prints the last lines of the ranks and of the pilot of a point's newest attempt."""
 
 from __future__ import annotations
 
 import json
-import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,20 +15,22 @@ from launchers.state.history import AttemptRecord
 from launchers.state.submissions import log_dir, token_of_pilot
 from launchers.state.sweep_dir import SweepDir, entry_names, key_of
 from results.errors import InvalidResults
+from results.log_tail import read_tail
 from results.store import sweep_dirs
+from results.terminal import printable
 
 _RANKS = 8
 """Ranks whose logs are shown unless one is asked for."""
-_TAIL_BYTES = 64 * 2**10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Found:
+class _Attempt:
     sweep: SweepDir
     folder: Path
     about: dict[str, Any]
+    """Content of its ``attempt.json``; empty where that cannot be read."""
     record: AttemptRecord | None
-    """None while it runs, and when its pilot died."""
+    """None while it runs, and when its pilot has died."""
 
     @property
     def started_at(self) -> float:
@@ -43,10 +44,10 @@ def print_logs(path: Path, word: str, console: Console, *, rank: int | None, lin
     Raises `InvalidResults` when no point or several have such an id, or when nothing of it has been run.
     """
     found = _newest(path, word)
-    _say(console, _headline(found))
+    _print_line(console, _headline(found))
     if found.record is not None and found.record.evidence:
         for line in found.record.evidence.splitlines():
-            _say(console, f"  {_plain(line)}")
+            _print_line(console, "  " + printable(line, keep="\t"))
     logs = _rank_logs(found.folder)
     if rank is not None and rank not in logs:
         known = f"it has those of ranks {min(logs)} to {max(logs)}" if logs else "it has none"
@@ -56,12 +57,12 @@ def print_logs(path: Path, word: str, console: Console, *, rank: int | None, lin
         _print_tail(console, f"rank {number}", logs[number], lines)
     if rank is None:
         if len(logs) > len(shown):
-            _say(console, f"... and {len(logs) - len(shown):,} more in {found.folder} (--rank N)")
+            _print_line(console, f"... and {len(logs) - len(shown):,} more in {found.folder} (--rank N)")
         for log in _pilot_logs(found):
             _print_tail(console, "pilot", log, lines)
 
 
-def _newest(path: Path, word: str) -> _Found:
+def _newest(path: Path, word: str) -> _Attempt:
     by_experiment: dict[str, list[tuple[SweepDir, Path]]] = {}
     waiting: set[str] = set()
     for folder in sweep_dirs(path):
@@ -85,14 +86,14 @@ def _newest(path: Path, word: str) -> _Found:
     return max(candidates, key=lambda found: found.started_at)
 
 
-def _read(sweep: SweepDir, folder: Path) -> _Found:
+def _read(sweep: SweepDir, folder: Path) -> _Attempt:
     try:
         about = json.loads((folder / "attempt.json").read_text())
     except (OSError, ValueError):
         about = {}
     names = [path.name for path in sweep.history.glob(f"*@{folder.name}.json")]
     records = history.read_records(sweep, names)
-    return _Found(
+    return _Attempt(
         sweep=sweep,
         folder=folder,
         about=about if isinstance(about, dict) else {},
@@ -100,15 +101,15 @@ def _read(sweep: SweepDir, folder: Path) -> _Found:
     )
 
 
-def _headline(found: _Found) -> str:
+def _headline(found: _Attempt) -> str:
     started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(found.started_at)) if found.started_at else "?"
     nodes = found.about.get("nodes") or []
     on = f" on {', '.join(map(str, nodes))}" if isinstance(nodes, list) and nodes else ""
     record = found.record
     if record is None:
-        return _plain(f"{found.folder.name}: not ended, started {started}{on}")
+        return printable(f"{found.folder.name}: not ended, started {started}{on}")
     what = f"{record.outcome} in {record.phase}" if record.outcome != "ok" and record.phase else record.outcome
-    return _plain(f"{found.folder.name}: {what} after {record.duration_s:.0f} s, started {started}{on}")
+    return printable(f"{found.folder.name}: {what} after {record.duration_s:.0f} s, started {started}{on}")
 
 
 def _rank_logs(folder: Path) -> dict[int, Path]:
@@ -121,14 +122,14 @@ def _rank_logs(folder: Path) -> dict[int, Path]:
 
 
 def _choose(logs: dict[int, Path], record: AttemptRecord | None) -> list[int]:
-    """The rank that failed, then the first ranks that wrote anything, then others."""
+    """The ranks to show: the failed one, then the first that have written anything, then others."""
     failed = record.failed_rank if record is not None else None
     order = sorted(logs, key=lambda rank: (rank != failed, logs[rank].stat().st_size == 0, rank))
     return order[:_RANKS]
 
 
-def _pilot_logs(found: _Found) -> list[Path]:
-    """What the pilot has printed: its own log, or under Slurm that of its job (of the job's first node)."""
+def _pilot_logs(found: _Attempt) -> list[Path]:
+    """The log of the attempt's pilot. Under Slurm this is the log of the job's first node."""
     pilot_id = found.record.pilot_id if found.record is not None else found.about.get("pilot_id")
     if not isinstance(pilot_id, str) or "/" in pilot_id:
         return []
@@ -145,30 +146,15 @@ def _pilot_logs(found: _Found) -> list[Path]:
 
 def _print_tail(console: Console, what: str, path: Path, count: int) -> None:
     try:
-        lines, whole = _tail(path, count)
+        lines, whole = read_tail(path, count)
     except OSError as error:
-        _say(console, f"--- {what}: {path}: {error.strerror}")
+        _print_line(console, f"--- {what}: {path}: {error.strerror}")
         return
-    told = f" (last {len(lines)} lines)" if not whole else "" if lines else " (empty)"
-    _say(console, f"--- {what}: {path}{told}")
+    extent = f" (last {len(lines)} lines)" if not whole else "" if lines else " (empty)"
+    _print_line(console, f"--- {what}: {path}{extent}")
     for line in lines:
-        _say(console, line)
+        _print_line(console, printable(line, keep="\t"))
 
 
-def _tail(path: Path, count: int) -> tuple[list[str], bool]:
-    """The last lines, and whether they are all there are."""
-    with path.open("rb") as file:
-        size = file.seek(0, os.SEEK_END)
-        file.seek(max(0, size - _TAIL_BYTES))
-        text = file.read().decode(errors="replace")
-    lines = [_plain(line) for line in text.splitlines()]
-    return lines[-count:], size <= _TAIL_BYTES and len(lines) <= count
-
-
-def _plain(text: str) -> str:
-    """Without what a terminal would obey."""
-    return "".join(char if char.isprintable() or char == "\t" else "�" for char in text)
-
-
-def _say(console: Console, line: str) -> None:
+def _print_line(console: Console, line: str) -> None:
     console.print(line, highlight=False, markup=False, soft_wrap=True)

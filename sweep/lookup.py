@@ -1,4 +1,4 @@
-"""Finding an experiment by its id (or a part of it) in the ledgers and rows of a results folder."""
+"""Finds an experiment by its id (or a part of it) in the ledgers and rows of a results folder."""
 
 from __future__ import annotations
 
@@ -40,22 +40,26 @@ class Results:
             found |= set(self._attempts["experiment_id"].to_pylist())
         return sorted(id for id in found if id)
 
-    def find(self, word: str) -> Record:
-        """The one experiment whose id is ``word`` or contains it. Raises `InvalidResults` for none and for several."""
+    def find(self, id_part: str) -> Record:
+        """The experiment whose id is or contains ``id_part``. Raises `InvalidResults` when there is none or several."""
         ids = self.ids()
-        matches = [word] if word in ids else [id for id in ids if word and word in id]
+        matches = [id_part] if id_part in ids else [id for id in ids if id_part and id_part in id]
         if len(matches) > 1:
             shown = ", ".join(matches[:4]) + (" ..." if len(matches) > 4 else "")
-            raise InvalidResults(f"{word!r} is part of {len(matches):,} ids in {self.path}: {shown}; give more of it")
+            raise InvalidResults(
+                f"{id_part!r} is part of {len(matches):,} ids in {self.path}: {shown}; give more of it"
+            )
         if not matches:
-            close = difflib.get_close_matches(word, ids, n=1, cutoff=0.3)
+            close = difflib.get_close_matches(id_part, ids, n=1, cutoff=0.3)
             hint = f"; did you mean {close[0]}?" if close else ""
-            raise InvalidResults(f"no experiment {word!r} among {len(ids):,} in {self.path}{hint}")
+            raise InvalidResults(f"no experiment {id_part!r} among {len(ids):,} in {self.path}{hint}")
         ledger, attempts = self._rows(self._ledger, matches[0]), self._rows(self._attempts, matches[0])
         attempts.sort(key=lambda row: str(row["started_at"] or ""))
         text = next((row["config_json"] for row in [*ledger, *attempts] if row["config_json"]), None)
         if text is None:
-            raise InvalidResults(f"{matches[0]} in {self.path} was stored without its configuration")
+            raise InvalidResults(
+                f"{matches[0]} in {self.path} was stored without its configuration (column config_json)"
+            )
         return Record(experiment=ex.from_json(text), ledger=tuple(ledger), attempts=tuple(attempts))
 
     @staticmethod

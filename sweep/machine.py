@@ -1,4 +1,4 @@
-"""What this machine has, and the cluster file that describes it. Asks the driver's management library, never CUDA."""
+"""This machine's devices and the cluster files that describe them. Asks the driver's library (NVML), never CUDA."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from workloads.protocol import Method
 @dataclass(frozen=True, slots=True)
 class Machine:
     gpu_name: str | None
-    """As the driver reports it; None: no usable GPU."""
+    """As the driver reports it; None: there is no usable GPU."""
     num_gpus: int
 
 
@@ -54,10 +54,10 @@ def clusters_of_device(folders: ConfFolders, gpu_name: str) -> list[str]:
 
 
 def fitting_cluster(folders: ConfFolders, machine: Machine, current: ClusterSpec, given: bool) -> str | None:
-    """Which other cluster file to use for a real run here; None: ``current`` describes this machine.
+    """The cluster file to use instead of ``current`` for a real run on this machine; None: ``current`` describes it.
 
-    ``given``: the user chose ``current``. Raises `InvalidSweep` where it cannot be run here, or where the choice is
-    the user's to make.
+    ``given``: the user has named ``current``. Raises `InvalidSweep` when this machine cannot run it, or when no file or
+    several describe this machine.
     """
     if current.backend != "cuda":
         return None
@@ -78,7 +78,7 @@ def fitting_cluster(folders: ConfFolders, machine: Machine, current: ClusterSpec
 
 
 def _device_of(folders: ConfFolders, cluster: str) -> str | None:
-    """Option of the group ``device`` that a cluster file's defaults list takes."""
+    """The device file that a cluster file's ``defaults`` list names."""
     for entry in folders.read("cluster", cluster).get("defaults", ()):
         if isinstance(entry, dict):
             for key, option in entry.items():

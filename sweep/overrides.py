@@ -1,7 +1,7 @@
 """The overrides of the command line (``+grid=playbook model=llama8b grid.axes.tp=[1,2] budget.gpu_hours=10``), sorted.
 
-Hydra's grammar reads them. What concerns grids is translated before Hydra composes: ``+grid=[a,b]`` puts each grid in
-its own place (``grids.a``, ``grids.b``), ``grid.*`` speaks to all of them, ``model=`` is an axis of them.
+Hydra's grammar reads them. Overrides of grids are translated before Hydra composes: ``+grid=[a,b]`` puts the grids at
+``grids.a`` and ``grids.b``, ``grid.*`` changes each of them, and ``model=`` becomes an axis of each.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sweep.conffiles import GROUPS, ConfFolders
-from sweep.grid import suggest
+from workloads.checks import suggest
 from workloads.errors import InvalidSweep
 
 GRID_SECTIONS = ("axes", "zip", "derive", "where", "subsample")
@@ -23,15 +23,15 @@ CHOSEN_GROUPS = ("cluster", "launcher", "measure")
 class Overrides:
     grids: tuple[str, ...]
     models: tuple[str, ...] | None
-    """Models given with ``model=``, instead of those of the grids."""
+    """Given with ``model=``: used instead of the grids' own. None: not given."""
     groups: dict[str, str]
-    """Option chosen for a group of `CHOSEN_GROUPS`."""
+    """The option given for a group of `CHOSEN_GROUPS`."""
     hydra: tuple[str, ...]
-    """What Hydra composes besides the groups, grids and models."""
+    """All other overrides, which Hydra takes as they are."""
 
 
 def sort_overrides(overrides: Sequence[str], folders: ConfFolders) -> Overrides:
-    """Sort and check the overrides of one sweep. Raises `InvalidSweep`, naming the closest thing there is."""
+    """Sort and check the overrides of one sweep. Raises `InvalidSweep` with the closest name that exists."""
     parsed = [_parse(override) for override in overrides]
     grids = _names(parsed, "grid", folders)
     if not grids:
@@ -48,9 +48,9 @@ def sort_overrides(overrides: Sequence[str], folders: ConfFolders) -> Overrides:
         elif key.partition(".")[0] == "grid":
             hydra += _for_each_grid(override, grids)
         elif key in GROUPS:
-            raise InvalidSweep(f"{override.input_line}: {key} is chosen by a cluster, not on its own; use cluster=NAME")
+            raise InvalidSweep(f"{override.input_line}: a {key} is part of a cluster file; choose it with cluster=NAME")
         elif key.partition(".")[0] in ("grids", "hydra"):
-            raise InvalidSweep(f"{override.input_line}: write grid.axes.NAME=... (it speaks to every grid given)")
+            raise InvalidSweep(f"{override.input_line}: write grid.axes.NAME=... (it changes every grid given)")
         else:
             hydra.append(override.input_line)
     return Overrides(grids=grids, models=models or None, groups=groups, hydra=tuple(hydra))
@@ -71,7 +71,7 @@ def _parse(text: str) -> Any:
 
 
 def _names(parsed: Sequence[Any], group: str, folders: ConfFolders) -> tuple[str, ...]:
-    """Options of a group that takes several, in order, each once."""
+    """The options given for a group that takes several, each once and in the order given."""
     names: dict[str, None] = {}
     for override in parsed:
         if override.key_or_group == group:

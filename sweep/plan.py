@@ -1,9 +1,9 @@
-"""The plan: every grid point with a verdict, its numbers and its price. No torch, no GPU, nothing is started.
+"""The plan: every grid point with its verdict, its predicted numbers and its price. Needs no torch and no GPU.
 
 invalid         a rule of the layout (or of this version of the engine, or of this machine) forbids it
 predicted_oom   its predicted peak exceeds what a device can hold, with a margin
-cached          the results folder has a row that answers it
-over_budget     the budget ends before it
+cached          it has a finished attempt: in this sweep, or in another one with plan.reuse=true
+over_budget     the budget does not cover it
 run             everything else
 """
 
@@ -13,21 +13,19 @@ import dataclasses
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
+from results.text import format_bytes
 from sweep.config import SweepConfig
 from sweep.expand import Expansion, GridPoint
-from sweep.price import Price, information_order, price, shared_stage_discount, spend
-from workloads.cluster import ClusterSpec
+from sweep.price import Price, information_order, price, shared_stage_discount, within_budget
+from sweep.reuse import FinishedAttempt
 from workloads.costs.memory import estimate_memory
 from workloads.costs.timeline import TimeEstimate, estimate_time
 from workloads.errors import InvalidSweep
 from workloads.experiment import Experiment
 from workloads.protocol import Method, Task
 from workloads.rules import violations
-
-GIB = 2**30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,10 +36,12 @@ class PlannedPoint:
     rule: str | None = None
     detail: str | None = None
     peak_bytes: int | None = None
-    """Predicted; None for an invalid layout, of which nothing can be predicted."""
+    """Predicted, of the stage with the most; None for a layout that breaks a rule, because it has no prediction."""
     time: TimeEstimate | None = None
     price: Price | None = None
     cached_attempt: str | None = None
+    cached_sweep: str | None = None
+    """The attempt, and the sweep that it belongs to, whose row is used instead of a run."""
 
     @property
     def tokens_per_s_per_gpu(self) -> float | None:
@@ -55,7 +55,7 @@ class Plan:
     config: SweepConfig
     method: Method
     points: tuple[PlannedPoint, ...]
-    """Those to run first, in the order in which they are drawn, then the others in the order of their grids."""
+    """First those to run, in the order in which pilots claim them, then the others in the order of their grids."""
     duplicates: int
     not_sampled: int
 
@@ -77,31 +77,22 @@ class DeviceLimit:
     """Ends the sentence "needs 16 devices, ..."."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """A finished attempt that a point need not repeat."""
-
-    attempt_id: str
-    sweep: str
-    outcome: str
-
-
 def make_plan(
     config: SweepConfig,
     expansion: Expansion,
     method: Method,
-    answers: Mapping[str, Answer] | None = None,
+    finished: Mapping[str, FinishedAttempt] | None = None,
     device_limit: DeviceLimit | None = None,
 ) -> Plan:
-    """Judge every point.
+    """Give every point its verdict.
 
-    ``answers``: by experiment id, what the results folder knows for this method and device. ``device_limit``: what the
-    launcher can give one point; None: as many nodes of the cluster as it needs.
+    ``finished``: by experiment id, the attempts that need no other run (see `sweep.reuse`). ``device_limit``: the most
+    devices that the launcher can give one point; None: as many nodes of the cluster as it needs.
     """
-    answers = {} if config.plan.run_cached else answers or {}
-    judged = [_judge(config, point, method, answers, device_limit) for point in expansion.points]
-    candidates = [point for point in judged if point.verdict == "run"]
-    others = [point for point in judged if point.verdict != "run"]
+    finished = finished or {}
+    planned = [_planned(config, point, method, finished, device_limit) for point in expansion.points]
+    candidates = [point for point in planned if point.verdict == "run"]
+    others = [point for point in planned if point.verdict != "run"]
     prices = [point.price for point in candidates if point.price is not None]
     assert len(prices) == len(candidates)
     order = information_order(
@@ -110,18 +101,18 @@ def make_plan(
     ordered = [candidates[at] for at in order]
     if method != "measured":
         ordered = _without_repeated_stages(config, method, ordered)
-    funded = _fund(ordered, config.budget_gpu_hours)
+    affordable = _apply_budget(ordered, config.budget_gpu_hours)
     return Plan(
         config=config,
         method=method,
-        points=(*funded, *others),
+        points=(*affordable, *others),
         duplicates=expansion.duplicates,
         not_sampled=expansion.not_sampled,
     )
 
 
-def refuse_hopeless(plan: Plan) -> None:
-    """Raise `InvalidSweep` when no point can ever run: the plan is then the answer to a mistake."""
+def refuse_if_nothing_can_run(plan: Plan) -> None:
+    """Raise `InvalidSweep` with the numbers when no point of the plan can ever run: then the user made a mistake."""
     counts = plan.counts
     if counts["run"] or counts["cached"] or counts["over_budget"]:
         return
@@ -129,66 +120,23 @@ def refuse_hopeless(plan: Plan) -> None:
     too_big = [point for point in plan.points if point.verdict == "predicted_oom" and point.peak_bytes is not None]
     if too_big:
         smallest = min(too_big, key=lambda point: point.peak_bytes or 0)
-        peak, limit = (smallest.peak_bytes or 0) / GIB, (cluster.usable_bytes or 0) / GIB
+        peak, limit = format_bytes(smallest.peak_bytes), format_bytes(cluster.usable_bytes)
         raise InvalidSweep(
-            f"no point fits in memory: the smallest of {len(too_big):,} ({smallest.experiment.id}) needs {peak:.1f} "
-            f"GiB on a device, {cluster.device.name} has {limit:.1f} GiB for training; use more devices, tp, pp, "
+            f"no point fits in memory: the smallest of {len(too_big):,} ({smallest.experiment.id}) needs {peak} "
+            f"on a device, {cluster.device.name} has {limit} for training; use more devices, tp, pp, "
             "ZeRO 3 or recompute, or plan.run_predicted_oom=true to try"
         )
     rules = Counter(point.rule for point in plan.points)
     first = next(point for point in plan.points if point.rule == rules.most_common(1)[0][0])
-    told = ", ".join(f"{rule} ({count:,})" for rule, count in rules.most_common(4))
-    raise InvalidSweep(f"no point can run; rules broken: {told}; e.g. {first.detail}")
+    broken = ", ".join(f"{rule} ({count:,})" for rule, count in rules.most_common(4))
+    raise InvalidSweep(f"no point can run; rules broken: {broken}; e.g. {first.detail}")
 
 
-def known_answers(results_dir: Path, method: Method, cluster: ClusterSpec) -> dict[str, Answer]:
-    """Attempts below ``results_dir`` that settle their experiment on this device: ``ok``, and ``oom`` (which repeats).
-
-    Rehearsals count for the same cluster file (their communication comes from it), measured runs also for another file
-    that describes the device they ran on. A folder that does not exist, or holds no sweep yet, knows nothing.
-    """
-    if not results_dir.exists():
-        return {}
-    from results.errors import InvalidResults
-    from results.schema import MEASUREMENT_VERSION
-    from results.store import read_attempts
-
-    if not results_dir.is_dir():
-        raise InvalidSweep(f"results_dir={results_dir} is a file; give the folder that holds the sweeps")
-    try:
-        table = read_attempts(results_dir)
-    except InvalidResults:
-        return {}
-    columns = [
-        "experiment_id",
-        "attempt_id",
-        "sweep",
-        "outcome",
-        "method",
-        "cluster",
-        "device_name",
-        "measurement_version",
-    ]
-    names = {cluster.device.name, *cluster.device.driver_names}
-    answers: dict[str, Answer] = {}
-    for row in table.select(columns).to_pylist():
-        same_device = row["cluster"] == cluster.name or (method == "measured" and row["device_name"] in names)
-        if (
-            row["method"] == method
-            and row["measurement_version"] == MEASUREMENT_VERSION
-            and row["outcome"] in ("ok", "oom")
-            and same_device
-        ):
-            answer = Answer(attempt_id=row["attempt_id"], sweep=row["sweep"] or "?", outcome=row["outcome"])
-            answers.setdefault(row["experiment_id"], answer)
-    return answers
-
-
-def _judge(
+def _planned(
     config: SweepConfig,
     point: GridPoint,
     method: Method,
-    answers: Mapping[str, Answer],
+    finished: Mapping[str, FinishedAttempt],
     device_limit: DeviceLimit | None,
 ) -> PlannedPoint:
     experiment, cluster = point.experiment, config.cluster
@@ -208,7 +156,7 @@ def _judge(
         planned = dataclasses.replace(planned, verdict="invalid", rule=first.rule, detail=first.message)
         if structural:
             return planned
-    # What the engine cannot run yet is predicted nevertheless: that is what the plan is asked for.
+    # Points that the engine cannot run yet are predicted too: a plan should show what they would give.
     memory, time = estimate_memory(experiment), estimate_time(experiment, cluster)
     planned = dataclasses.replace(
         planned,
@@ -218,14 +166,19 @@ def _judge(
     )
     if broken:
         return planned
-    if answers and (answer := answers.get(experiment.id)) is not None:
-        detail = f"{answer.outcome} in attempt {answer.attempt_id} of sweep {answer.sweep}"
-        return dataclasses.replace(planned, verdict="cached", detail=detail, cached_attempt=answer.attempt_id)
+    if finished and (attempt := finished.get(experiment.id)) is not None:  # the id costs a hash
+        return dataclasses.replace(
+            planned,
+            verdict="cached",
+            detail=f"{attempt.outcome} in attempt {attempt.attempt_id} of sweep {attempt.sweep}",
+            cached_attempt=attempt.attempt_id,
+            cached_sweep=attempt.sweep,
+        )
     limit, margin = cluster.usable_bytes, config.plan.oom_margin
     if limit is not None and memory.peak_bytes > limit * margin and not config.plan.run_predicted_oom:
         detail = (
-            f"stage {memory.peak_stage} of {experiment.pp} needs {memory.peak_bytes / GIB:.1f} GiB; "
-            f"{limit / GIB:.1f} GiB x margin {margin:g} = {limit * margin / GIB:.1f} GiB"
+            f"stage {memory.peak_stage} of {experiment.pp} needs {format_bytes(memory.peak_bytes)}; "
+            f"{format_bytes(limit)} x margin {margin:g} = {format_bytes(limit * margin)}"
         )
         return dataclasses.replace(planned, verdict="predicted_oom", detail=detail)
     return planned
@@ -234,7 +187,7 @@ def _judge(
 def _without_repeated_stages(
     config: SweepConfig, method: Method, ordered: Sequence[PlannedPoint]
 ) -> list[PlannedPoint]:
-    """The same points with the price of what is new in each: stages rehearsed for one are reused by all others."""
+    """The same points, each priced without the stages that an earlier point has rehearsed: those are not run again."""
 
     device: Literal["cuda", "cpu"] = "cuda" if method == "rehearsed" else "cpu"
 
@@ -262,13 +215,13 @@ def _without_repeated_stages(
     return result
 
 
-def _fund(ordered: Sequence[PlannedPoint], budget_h: float | None) -> list[PlannedPoint]:
+def _apply_budget(ordered: Sequence[PlannedPoint], budget_h: float | None) -> list[PlannedPoint]:
     costs = [point.price.charged_h for point in ordered if point.price is not None]
-    paid = spend(costs, budget_h)
-    funded = [point for point, fits in zip(ordered, paid, strict=True) if fits]
-    spent = sum(cost for cost, fits in zip(costs, paid, strict=True) if fits)
-    for point, cost, fits in zip(ordered, costs, paid, strict=True):
-        if not fits:
+    fits = within_budget(costs, budget_h)
+    result = [point for point, inside in zip(ordered, fits, strict=True) if inside]
+    spent = sum(cost for cost, inside in zip(costs, fits, strict=True) if inside)
+    for point, cost, inside in zip(ordered, costs, fits, strict=True):
+        if not inside:
             detail = f"needs {cost:.3g} GPU-h; points before it take {spent:.3g} of {budget_h:g}"
-            funded.append(dataclasses.replace(point, verdict="over_budget", detail=detail))
-    return funded
+            result.append(dataclasses.replace(point, verdict="over_budget", detail=detail))
+    return result

@@ -1,12 +1,12 @@
-"""What a point costs in device-hours, in which order points are worth paying for, and where the budget ends.
+"""What a point costs in device-hours, the order in which points are run, and which of them a budget covers.
 
 Order ("cheapest information first"): points are grouped in cells of one model, world size and sequence length. Every
 cell's predicted fastest point comes first, then every cell's second, and so on; among points of equal rank the cheaper
-comes first. So a sweep that is cut short (by a budget, or by hand) knows the likely best layout of every cell before
-anybody pays for the fortieth of one. Where nothing can be predicted the order of the grid stands in for the rank.
+comes first. So a sweep that ends early (by its budget, or by hand) has run the likely best layout of every cell before
+the fortieth of any. Where no speed can be predicted, the order of the grid is the rank.
 
-The budget is spent in that order on expected hours (worst case where nothing is expected). A point that no longer fits
-is ``over_budget``; cheaper ones after it may still fit.
+The budget is spent in that order by expected hours (by the worst case where no time can be predicted). A point that no
+longer fits is ``over_budget``; cheaper points after it may still fit.
 """
 
 from __future__ import annotations
@@ -27,22 +27,24 @@ _HOUR = 3600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Price:
-    """Device-hours of one point. A rehearsal holds one device, whatever the layout."""
+    """Device-hours of one point. A rehearsal uses one device, whatever the layout."""
 
     devices: int
     expected_h: float | None
-    """None: its step time cannot be predicted."""
+    """None: the step time cannot be predicted."""
     worst_h: float
+    """If it takes all the time that its deadline allows."""
     deadline_s: float
 
     @property
     def charged_h(self) -> float:
+        """What a budget is charged for the point."""
         return self.expected_h if self.expected_h is not None else self.worst_h
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """Allocations of one size: ``nodes`` with ``devices`` in all."""
+    """The size of an allocation: ``devices`` in all, on ``nodes``."""
 
     nodes: int
     devices: int
@@ -51,7 +53,7 @@ class Shape:
 def price(
     experiment: Experiment, time: TimeEstimate | None, method: Method, measure: MeasureSpec, options: PlanOptions
 ) -> Price:
-    """What one point will cost, and its deadline in seconds."""
+    """What one point costs, and its deadline. ``time`` None: its step time cannot be predicted."""
     steps = measure.warmup_steps + measure.timed_steps
     compile_s = options.compile_s if experiment.compile != "none" else 0.0
     if method == "measured":
@@ -73,7 +75,7 @@ def price(
 
 
 def _rehearsed_steps_s(experiment: Experiment, time: TimeEstimate | None, method: Method, steps: int) -> float | None:
-    """Steps of single ranks: compute without waiting or communication, over few micro-batches; none on FakeTensor."""
+    """Seconds for the steps of single ranks: compute alone, over few micro-batches; 0 on FakeTensor; None: unknown."""
     if method == "rehearsed_fake":
         return 0.0
     if time is None:
@@ -93,7 +95,7 @@ def shape(experiment: Experiment, method: Method, cluster: ClusterSpec) -> Shape
 def information_order(
     experiments: Sequence[Experiment], rates: Sequence[float | None], prices: Sequence[Price]
 ) -> list[int]:
-    """Positions in the order in which points are worth paying for; ``rates`` are predicted tokens/s/GPU."""
+    """Positions of the points in the order in which they are run. ``rates`` are predicted tokens/s/GPU, or None."""
     cells: dict[tuple[str, int, int], list[int]] = defaultdict(list)
     for position, experiment in enumerate(experiments):
         cells[experiment.model.name, experiment.world_size, experiment.seq_len].append(position)
@@ -104,20 +106,19 @@ def information_order(
     return sorted(range(len(experiments)), key=lambda at: (rank[at], prices[at].charged_h, at))
 
 
-def spend(costs: Sequence[float], budget_h: float | None) -> list[bool]:
-    """Which points the budget pays for, in the order given."""
+def within_budget(costs: Sequence[float], budget_h: float | None) -> list[bool]:
+    """Which of ``costs`` (device-hours) the budget covers, taken in the order given; None: no budget, all of them."""
     if budget_h is None:
         return [True] * len(costs)
-    left, paid = budget_h, []
+    left, fits = budget_h, []
     for cost in costs:
-        fits = cost <= left
-        left -= cost if fits else 0.0
-        paid.append(fits)
-    return paid
+        fits.append(cost <= left)
+        left -= cost if fits[-1] else 0.0
+    return fits
 
 
 def shared_stage_discount(experiments: Sequence[Experiment], task: Callable[[Experiment], Task]) -> list[float]:
-    """Share of each rehearsed point's ranks that no point before it has rehearsed already; only those cost anything."""
+    """For each point the share of its ranks that no earlier point has rehearsed; only those cost anything."""
     seen: set[str] = set()
     shares = []
     for experiment in experiments:

@@ -1,32 +1,23 @@
-"""``run``: plan, put the points into the sweep's queue, let the launcher work, say what came of it."""
+"""What ``run`` does before the launcher works: plan for this machine or for Slurm, and fill the sweep's queue."""
 
 from __future__ import annotations
 
-import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
-
-from rich.console import Console
 
 from launchers.settings import LaunchSettings
 from launchers.state.sweep_dir import Point, SweepDir, entry_names, key_of
-from launchers.status.run_summary import RunSummary
-from launchers.status.status import SweepStatus, sweep_status
-from launchers.status.view import span
 from results.errors import InvalidResults
-from results.schema import VERDICTS
 from sweep.conffiles import ConfFolders
 from sweep.config import SweepConfig, compose_sweep
 from sweep.expand import expand_all
 from sweep.launch import is_dry, launch_settings, slurm_options
 from sweep.ledger import ledger_rows
 from sweep.machine import Machine, default_launcher, fitting_cluster, this_machine
-from sweep.plan import DeviceLimit, Plan, known_answers, make_plan, refuse_hopeless
-from sweep.status import SETTLED
-from sweep.summary import print_jobs
+from sweep.plan import DeviceLimit, Plan, make_plan, refuse_if_nothing_can_run
+from sweep.reuse import find_finished
 
 if TYPE_CHECKING:
     from launchers.slurm.options import SlurmOptions
@@ -39,20 +30,21 @@ class Prepared:
     plan: Plan
     settings: LaunchSettings
     slurm: SlurmOptions | None
-    """How allocations are asked for; None: this machine runs the points itself."""
+    """How jobs are submitted; None: this machine runs the points itself."""
     dry: bool
     """Show what would be submitted and do nothing."""
     notes: tuple[str, ...]
-    """What was chosen for the user."""
+    """Lines for the user on what was chosen for him: the launcher, the cluster file."""
 
 
-def prepare(words: Sequence[str], folders: ConfFolders, extra_where: Sequence[str]) -> Prepared:
+def prepare(overrides: Sequence[str], folders: ConfFolders, extra_where: Sequence[str]) -> Prepared:
     """Compose, choose the launcher and the cluster file where the user has not, and plan.
 
-    A local run needs a cluster file that describes this machine. A login node says nothing about the nodes behind it:
-    for Slurm the file is the user's or the grid's word.
+    A local run needs a cluster file that describes this machine. Under Slurm the file is the user's or the grid's
+    choice, because a login node has other devices than the nodes. Raises `InvalidSweep` (or another
+    `UltrasweepError`) for a mistake of the user, and when no point can run.
     """
-    config = compose_sweep(words, folders, extra_where=extra_where, launcher=default_launcher())
+    config = compose_sweep(overrides, folders, extra_where=extra_where, launcher=default_launcher())
     machine, notes = Machine(gpu_name=None, num_gpus=0), []
     if config.launcher_kind != "slurm":
         machine = this_machine()
@@ -61,17 +53,17 @@ def prepare(words: Sequence[str], folders: ConfFolders, extra_where: Sequence[st
     if config.launcher_kind == "local":
         other = fitting_cluster(folders, machine, config.cluster, config.cluster_given)
         if other is not None:
-            config = compose_sweep(words, folders, extra_where=extra_where, cluster=other, launcher="local")
+            config = compose_sweep(overrides, folders, extra_where=extra_where, cluster=other, launcher="local")
             notes.append(f"cluster={other}: this machine has {machine.gpu_name}")
     settings, slurm = launch_settings(config, machine), slurm_options(config)
     plan = make_plan(
         config,
         expand_all(config.grids, config.models.__getitem__),
         settings.method,
-        known_answers(config.results_dir, settings.method, config.cluster),
+        find_finished(config, settings.method),
         device_limit=_device_limit(settings, slurm),
     )
-    refuse_hopeless(plan)
+    refuse_if_nothing_can_run(plan)
     return Prepared(plan=plan, settings=settings, slurm=slurm, dry=is_dry(config), notes=tuple(notes))
 
 
@@ -91,21 +83,21 @@ def _device_limit(settings: LaunchSettings, slurm: SlurmOptions | None) -> Devic
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Queued:
-    """What `enqueue` did. Counts of points."""
+    """What `enqueue` did, in numbers of points."""
 
     sweep: SweepDir
     added: int
     removed: int
-    """Waited from an earlier run and are not part of this plan."""
+    """Points of an earlier run that waited and are not part of this plan: they were taken out of the queue."""
     foreign: int
-    """Are not part of this plan either, but run now: they end as they would have."""
+    """Points of an earlier run that are running now and are not part of this plan: they are left to end."""
 
 
 def enqueue(prepared: Prepared) -> Queued:
-    """Write the ledger and the queue.
+    """Write the ledger and the queue. Raises `InvalidResults` when the folder's rows are of another device.
 
-    Points that wait from an earlier run and are not part of this plan (another budget, other axes) are taken off, so
-    that what runs is what was planned. Points put back by ``retry`` stay.
+    Points that wait from an earlier run and are not part of this plan (another budget, other axes) are removed, so
+    that what runs is what was planned. Points requeued by ``retry`` stay.
     """
     plan, settings = prepared.plan, prepared.settings
     config = plan.config
@@ -116,20 +108,20 @@ def enqueue(prepared: Prepared) -> Queued:
 
     write_ledger(sweep.path, ledger_rows(plan))
     points = _points_of(prepared)
-    wanted = {point.key for point in points}
+    planned = {point.key for point in points}
     removed = 0
     for name in entry_names(sweep.todo):
-        if not _is_planned(name, wanted, settings):
+        if not _is_planned(name, planned, settings):
             (sweep.todo / name).unlink(missing_ok=True)
             removed += 1
-    foreign = sum(not _is_planned(name, wanted, settings) for name in entry_names(sweep.claimed))
+    foreign = sum(not _is_planned(name, planned, settings) for name in entry_names(sweep.claimed))
     to_run = {point.experiment.id for point in plan.to_run}
     added = sweep.add_points(point for point in points if point.experiment.id in to_run)
     return Queued(sweep=sweep, added=added, removed=removed, foreign=foreign)
 
 
 def would_wait(prepared: Prepared) -> list[Point]:
-    """Points that would wait in the queue after `enqueue`; nothing is written."""
+    """The points that would wait in the queue after `enqueue`. Nothing is written."""
     config = prepared.plan.config
     sweep = SweepDir(config.sweep_dir)
     points = _points_of(prepared)
@@ -146,7 +138,7 @@ def would_wait(prepared: Prepared) -> list[Point]:
 
 
 def _points_of(prepared: Prepared) -> list[Point]:
-    """The plan's points as the queue takes them: those to run, and those answered, which `retry` may put back."""
+    """The plan's points as the queue takes them: those to run, and the cached ones, which `retry` may put back."""
     return [
         Point(
             index=index,
@@ -162,10 +154,11 @@ def _points_of(prepared: Prepared) -> list[Point]:
     ]
 
 
-def _is_planned(name: str, wanted: set[str], settings: LaunchSettings) -> bool:
-    """Whether a file of the queue is this plan's business and in it; what is run in another way is not."""
+def _is_planned(name: str, planned: set[str], settings: LaunchSettings) -> bool:
+    """Whether a file of the queue may stay: its point is in this plan, or it is run by another method (measured,
+    rehearsed), of which this plan says nothing."""
     key = key_of(name)
-    return key in wanted or (key.partition("+")[2] or "measured") != settings.method
+    return key in planned or (key.partition("+")[2] or "measured") != settings.method
 
 
 def _about(config: SweepConfig) -> dict[str, Any]:
@@ -184,102 +177,3 @@ def _refuse_other_device(sweep: SweepDir, about: Mapping[str, Any]) -> None:
         raise InvalidResults(
             f"{sweep.path} holds runs planned for {device}; give this one, for {about['device']}, another name=NAME"
         )
-
-
-def tell_start(prepared: Prepared, queued: Queued, console: Console) -> None:
-    """What is about to happen, in a few lines; its price too where others may wait for the devices."""
-    plan = prepared.plan
-    say = partial(console.print, highlight=False, markup=False, soft_wrap=True)
-    for note in prepared.notes:
-        say(note)
-    say(f"{queued.sweep.path}: {_points(len(plan.points))}: {_verdicts(plan)}")
-    if queued.removed:
-        say(f"{queued.removed:,} points of an earlier run are not in this plan and were taken off the queue")
-    if queued.foreign:
-        say(f"{queued.foreign:,} of an earlier run are not in this plan and run now; they will end and keep their rows")
-    status = sweep_status(queued.sweep)
-    if not status.left:
-        lost = len(plan.to_run) - _failed(status)
-        if lost > 0:  # finished says the queue, and no row can be read
-            retry = f"python -m sweep retry {shlex.quote(str(queued.sweep.path))} ok"
-            say(f"nothing to run: every point was run, but the rows of {lost:,} cannot be read; {retry} puts them back")
-        else:
-            say(f"nothing to run: every point has its row{_failures(status)}")
-        return
-    settings = prepared.settings
-    if prepared.slurm is not None:
-        if plan.to_run:
-            print_jobs(plan, console)
-        say(f"{_points(status.left)} to run by Slurm, on nodes of {_devices(settings)}")
-        return
-    how = "run" if settings.method == "measured" else "be rehearsed"
-    say(f"{_points(status.left)} to {how}, with up to {_devices(settings)} at a time")
-    if settings.method == "rehearsed_fake":
-        say("no GPU here: memory is traced on FakeTensor, step times are estimates")
-
-
-def tell_dry(prepared: Prepared, points: Sequence[Point], console: Console) -> None:
-    """The lines before the sbatch files of ``launcher.dry=true``, as comments of the shell."""
-    plan = prepared.plan
-    say = partial(console.print, highlight=False, markup=False, soft_wrap=True)
-    say(f"# dry run of {shlex.quote(plan.config.name)}: nothing is written, nothing is submitted")
-    say(f"# {_points(len(plan.points))}: {_verdicts(plan)}; {_points(len(points))} would wait")
-    for line in _jobs(prepared, points):
-        say(f"# {line}")
-
-
-def _jobs(prepared: Prepared, points: Sequence[Point]) -> list[str]:
-    """What would be submitted for ``points``, in words."""
-    from launchers.slurm.demand import demand_of
-
-    assert prepared.slurm is not None
-    demand, limit = demand_of(points, prepared.settings, prepared.slurm), prepared.slurm.time_min
-    lines = [
-        f"{_points(len(demand.points[nodes]))} on {nodes} node{'' if nodes == 1 else 's'}: {count} "
-        f"pilot{'' if count == 1 else 's'} of at most {limit} minutes"
-        for nodes, count in demand.pilots.items()
-    ]
-    if demand.too_long:
-        lines.append(
-            f"{_points(demand.too_long)} may need {span(demand.longest_s)}, and a pilot of launcher.time_min={limit} "
-            f"has {span(prepared.slurm.usable_s)}: not submitted"
-        )
-    return lines
-
-
-def tell_end(sweep: SweepDir, summary: RunSummary, command: str, console: Console) -> None:
-    """What came of it, and how to go on."""
-    say = partial(console.print, highlight=False, markup=False, soft_wrap=True)
-    outcomes = ", ".join(f"{outcome} {count:,}" for outcome, count in sorted(summary.outcomes.items()))
-    if summary.attempts:
-        plural = "" if summary.attempts == 1 else "s"
-        say(f"{summary.attempts:,} attempt{plural}; points by outcome: {outcomes or 'none yet'}")
-    if summary.interrupted:
-        say(f"interrupted, {_points(summary.left)} left; go on with: {command}")
-    elif summary.message:
-        say(summary.message)
-    elif summary.attempts and not summary.left:
-        say(f"report: python -m analysis.report {shlex.quote(str(sweep.path))}")
-
-
-def _verdicts(plan: Plan) -> str:
-    return ", ".join(f"{verdict} {plan.counts[verdict]:,}" for verdict in VERDICTS if plan.counts[verdict])
-
-
-def _devices(settings: LaunchSettings) -> str:
-    unit = {"cuda": "GPU", "cpu": "CPU process"}[settings.device]
-    plural = {"GPU": "s", "CPU process": "es"}[unit] if settings.num_devices > 1 else ""
-    return f"{settings.num_devices} {unit}{plural}"
-
-
-def _points(count: int) -> str:
-    return f"{count:,} point{'' if count == 1 else 's'}"
-
-
-def _failed(status: SweepStatus) -> int:
-    return sum(count for outcome, count in status.done.items() if outcome not in SETTLED)
-
-
-def _failures(status: SweepStatus) -> str:
-    failed = _failed(status)
-    return f"; {failed:,} failed (python -m sweep retry puts them back)" if failed else ""

@@ -1,13 +1,12 @@
-"""``status`` and ``retry``: where sweeps stand, and putting failed points back.
+"""``status``: prints where sweeps stand.
 
-Everything is read from the sweep's files; where pilots were submitted to Slurm and Slurm answers, its word is shown
-beside theirs.
+Everything is read from the sweep's files. Where pilots were submitted to Slurm and Slurm answers, the state of their
+jobs is shown, too.
 """
 
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -17,80 +16,43 @@ from rich.text import Text
 
 from launchers.attempt.outcome import where
 from launchers.slurm.client import Job, jobs_of
+from launchers.slurm.job_summary import describe_jobs
 from launchers.state import circuit_breaker, node_exclusions
 from launchers.state.pilot_state import PilotState, Running
 from launchers.state.submissions import all_submissions
-from launchers.state.sweep_dir import SweepDir, entry_names, key_of
-from launchers.status.status import SweepStatus, retry, sweep_status
-from launchers.status.view import hours, shape_table, span
-from results.errors import InvalidResults
-from results.schema import OUTCOMES
+from launchers.state.sweep_dir import SweepDir
+from launchers.status.status import SweepStatus, sweep_status
+from launchers.status.view import shape_table
 from results.store import sweep_dirs
-from sweep.grid import suggest
+from results.terminal import one_line, plain_table
+from results.text import format_duration, format_hours
 
-SETTLED = ("ok", "oom")
-"""Outcomes that another try would only repeat."""
-_ROWS, _SLOWEST, _EVIDENCE = 12, 3, 200
-"""Rows of the longer tables; points called slow; characters of a failure's evidence."""
+_MOST_ROWS, _MOST_SLOW, _EVIDENCE_LENGTH = 12, 3, 200
 
 
 def print_status(path: Path, console: Console) -> None:
-    """A line for each sweep below ``path``; for a single one all that is known. Raises `InvalidResults` for none."""
-    sweeps = [SweepDir.open(folder) for folder in sweep_dirs(path)]
+    """Print one line for each sweep below ``path``, or all that is known where there is only one. Raises
+    `InvalidResults` where there is none."""
+    sweeps = [SweepDir.open(folder) for folder in sweep_dirs(path, or_shipped=False)]
     if len(sweeps) == 1:
         _print_one(sweeps[0], console)
         return
-    table = _table("sweep", "points", "done", "failed", "running", "waiting", "device-h", "left", "expected end")
+    table = _make_table("sweep", "points", "done", "failed", "running", "waiting", "device-h", "left", "expected end")
     for sweep in sweeps:
-        status, _ = _look(sweep)
+        status, _ = _read(sweep)
         failed = sum(count for outcome, count in status.done.items() if outcome != "ok")
         left = [shape.device_hours_left for shape in status.shapes]
         table.add_row(
             _cell(str(sweep.path)),
             *(f"{n:,}" for n in (status.total, status.finished, failed, status.claimed, status.todo)),
-            hours(status.device_hours),
-            hours(None if None in left else sum(value or 0.0 for value in left)),
+            format_hours(status.device_hours),
+            format_hours(None if None in left else sum(value or 0.0 for value in left)),
             _expected_end(status),
         )
     console.print(table)
 
 
-def check_outcomes(words: Iterable[str]) -> None:
-    """Raises `InvalidResults` for a word that is no outcome."""
-    for word in words:
-        if word not in OUTCOMES:
-            raise InvalidResults(f"--outcome {word}: no such outcome{suggest(word, OUTCOMES)}")
-
-
-def retry_points(path: Path, which: Sequence[str]) -> int:
-    """Put finished points back into the queue of the sweep in ``path``; how many.
-
-    ``which``: outcomes, ids or parts of ids that only one point has; none: every outcome but those of `SETTLED`. What
-    the breaker holds may be tried again, too: whoever retries has mended something.
-    """
-    sweep = SweepDir.open(path)
-    if not which:
-        wanted = [outcome for outcome in OUTCOMES if outcome not in SETTLED]
-    else:
-        keys = [key_of(name) for folder in (sweep.todo, sweep.claimed, sweep.done) for name in entry_names(folder)]
-        wanted = [word if word in OUTCOMES else _one_key(word, keys, path) for word in which]
-    circuit_breaker.resume(sweep)
-    return retry(sweep, wanted)
-
-
-def _one_key(word: str, keys: Sequence[str], path: Path) -> str:
-    matches = [word] if word in keys else [key for key in keys if word and word in key]
-    if len(matches) == 1:
-        return matches[0]
-    if matches:
-        raise InvalidResults(f"{word!r} is part of {len(matches)} ids in {path}, e.g. {matches[0]}; give more of it")
-    raise InvalidResults(
-        f"{word!r} is neither an outcome ({', '.join(OUTCOMES)}) nor a part of the id of one of the {len(keys)} points "
-        f"in {path}"
-    )
-
-
-def _look(sweep: SweepDir) -> tuple[SweepStatus, list[Job] | None]:
+def _read(sweep: SweepDir) -> tuple[SweepStatus, list[Job] | None]:
     """The status, and the jobs of the sweep's pilots; None when Slurm does not answer."""
     jobs: list[Job] | None = []
     names = None
@@ -102,41 +64,44 @@ def _look(sweep: SweepDir) -> tuple[SweepStatus, list[Job] | None]:
 
 def _print_one(sweep: SweepDir, console: Console) -> None:
     def say(line: str, style: str = "") -> None:
-        console.print(Text(_plain(line), style=style), soft_wrap=True)
+        console.print(Text(one_line(line), style=style), soft_wrap=True)
 
-    status, jobs = _look(sweep)
+    status, jobs = _read(sweep)
     say(f"{sweep.path}: {status.finished:,} of {status.total:,} points have ended; {_expected_end(status)}")
-    told = ", ".join(f"{outcome} {count:,}" for outcome, count in sorted(status.done.items(), key=lambda i: -i[1]))
-    if told:
-        say(f"outcomes: {told}")
+    outcomes = ", ".join(f"{outcome} {count:,}" for outcome, count in sorted(status.done.items(), key=lambda i: -i[1]))
+    if outcomes:
+        say(f"outcomes: {outcomes}")
     if status.shapes:
         console.print()
         console.print(shape_table(status))
     if jobs is None or (jobs and status.left) or status.pilots:
         console.print()
     if jobs is None or (jobs and status.left):
-        say(_describe_jobs(jobs))
+        say(describe_jobs(jobs) + ("; what follows is from the sweep's files" if jobs is None else ""))
     if rows := _pilot_rows(status.pilots, jobs or []):
-        _print_rows(console, _table("pilot", "Slurm says", "nodes", "does"), rows, "pilots")
+        _print_rows(console, _make_table("pilot", "Slurm says", "nodes", "does"), rows, "pilots")
     running = [one for pilot in status.pilots for one in pilot.running]
     if running:
         console.print()
-        table = _table("running", "devices", "phase", "for", "at most", "on")
+        table = _make_table("running", "devices", "phase", "for", "at most", "on")
         _print_rows(console, table, _running_rows(running), "running points")
-    if slow := status.slowest(_SLOWEST):
+    if slow := status.slowest(_MOST_SLOW):
         console.print()
-        table = _table("slowest points", "devices", "took", "outcome")
+        table = _make_table("slowest points", "devices", "took", "outcome")
         for record in slow:
             table.add_row(
-                _cell(record.experiment_id), f"{record.world_size:,}", span(record.duration_s), record.outcome
+                _cell(record.experiment_id),
+                f"{record.world_size:,}",
+                format_duration(record.duration_s),
+                record.outcome,
             )
         console.print(table)
     notes = [
-        f"left out: {one.node} until {_at(one.until)}: {one.reason}" for one in node_exclusions.excluded(sweep).values()
+        f"excluded: {one.node} until {_at(one.until)}: {one.reason}" for one in node_exclusions.excluded(sweep).values()
     ]
-    notes += [f"held: {kind}: {why}" for kind, why in circuit_breaker.paused_kinds(sweep, status.attempts).items()]
+    notes += [f"paused: {kind}: {why}" for kind, why in circuit_breaker.paused_kinds(sweep, status.attempts).items()]
     failures = [
-        f"{record.outcome}: {record.experiment_id} in {record.phase}: {(record.evidence or '')[:_EVIDENCE]}"
+        f"{record.outcome}: {record.experiment_id} in {record.phase}: {(record.evidence or '')[:_EVIDENCE_LENGTH]}"
         for record in status.failures()
     ]
     if notes or failures:
@@ -147,22 +112,8 @@ def _print_one(sweep: SweepDir, console: Console) -> None:
         say(line)
 
 
-def _describe_jobs(jobs: Sequence[Job] | None) -> str:
-    """One line about the jobs of a sweep's pilots; None: Slurm does not answer."""
-    if jobs is None:
-        return "Slurm does not answer; what follows is from the sweep's files"
-    alive = [job for job in jobs if job.alive]
-    if not alive:
-        return "Slurm: no pilot waits or runs"
-    states = Counter(job.state.lower() for job in alive)
-    reasons = Counter(job.reason for job in alive if job.waiting and job.reason not in ("", "None"))
-    why = f" ({', '.join(f'{count} {reason}' for reason, count in reasons.most_common(3))})" if reasons else ""
-    told = ", ".join(f"{count} {state}{why if state == 'pending' else ''}" for state, count in states.most_common())
-    return f"Slurm: {told}"
-
-
 def _pilot_rows(pilots: Sequence[PilotState], jobs: Sequence[Job]) -> list[tuple[str, ...]]:
-    """Pilots that run, whether or not Slurm knows of them; then jobs whose pilot has not said anything yet."""
+    """Pilots that run, whether or not Slurm shows their jobs; then jobs whose pilot has not written its state yet."""
     by_name = {job.name: job for job in jobs}
     rows: list[tuple[str, ...]] = []
     for pilot in sorted(pilots, key=lambda pilot: (not pilot.running, pilot.started_at)):
@@ -176,9 +127,9 @@ def _pilot_rows(pilots: Sequence[PilotState], jobs: Sequence[Job]) -> list[tuple
                 f"{does}; {pilot.message}" if pilot.message else does,
             )
         )
-    heard = {pilot.job for pilot in pilots}
-    starting = [job for job in jobs if job.alive and not job.waiting and job.name not in heard]
-    rows += [(job.name, job.state.lower(), _nodes(job, ()), "has not said anything yet") for job in starting]
+    known = {pilot.job for pilot in pilots}
+    starting = [job for job in jobs if job.alive and not job.waiting and job.name not in known]
+    rows += [(job.name, job.state.lower(), _nodes(job, ()), "has not written its state yet") for job in starting]
     return rows
 
 
@@ -189,8 +140,8 @@ def _running_rows(running: Iterable[Running]) -> list[tuple[str, ...]]:
             one.experiment_id,
             f"{one.world_size:,}",
             where(one.phase, one.step),
-            span(max(0.0, now - one.started_at)),
-            span(one.deadline_s),
+            format_duration(max(0.0, now - one.started_at)),
+            format_duration(one.deadline_s),
             _nodes(None, one.nodes),
         )
         for one in sorted(running, key=lambda one: one.started_at)
@@ -204,16 +155,16 @@ def _nodes(job: Job | None, nodes: Sequence[str]) -> str:
 
 
 def _print_rows(console: Console, table: Table, rows: Sequence[tuple[str, ...]], what: str) -> None:
-    for row in rows[:_ROWS]:
+    for row in rows[:_MOST_ROWS]:
         table.add_row(*(_cell(text) for text in row))
     console.print(table)
-    if len(rows) > _ROWS:
-        console.print(f"... and {len(rows) - _ROWS:,} more {what}", highlight=False)
+    if len(rows) > _MOST_ROWS:
+        console.print(f"... and {len(rows) - _MOST_ROWS:,} more {what}", highlight=False)
 
 
-def _table(*names: str) -> Table:
-    """The first column may be folded; numbers stand to the right."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
+def _make_table(*names: str) -> Table:
+    """A table with these columns; those of numbers are aligned to the right."""
+    table = plain_table()
     numbers = {
         "points",
         "done",
@@ -233,12 +184,7 @@ def _table(*names: str) -> Table:
 
 
 def _cell(text: str) -> Text:
-    return Text(_plain(text), overflow="fold")
-
-
-def _plain(text: str) -> str:
-    """One line, without what a terminal would obey."""
-    return "".join(char if char.isprintable() else "�" for char in " ".join(text.split()))
+    return Text(one_line(text), overflow="fold")
 
 
 def _at(when: float) -> str:
@@ -250,7 +196,7 @@ def _expected_end(status: SweepStatus) -> str:
         return "nothing is left"
     if status.expected_left_s is None:
         return "not begun" if not status.pilots else "end not known yet"
-    left = span(status.expected_left_s)
+    left = format_duration(status.expected_left_s)
     if not status.pilots:
         return "not begun" if not status.attempts else f"stopped, {left} left"
     return f"{left} left, until {_at(time.time() + status.expected_left_s)}"

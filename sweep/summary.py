@@ -1,4 +1,4 @@
-"""The plan for people: verdicts, rules, jobs by shape, price, and the fastest predicted layout of every cell."""
+"""Prints a plan: verdicts, rules broken, jobs by shape, price, and the predicted fastest layouts."""
 
 from __future__ import annotations
 
@@ -9,33 +9,38 @@ from rich.console import Console
 from rich.table import Table
 
 from results.schema import VERDICTS
-from sweep.plan import GIB, Plan, PlannedPoint
+from results.terminal import plain_table
+from results.text import GIB, format_hours, plural
+from sweep.plan import Plan, PlannedPoint
 from sweep.price import Shape, shape
 from workloads.costs.flops import flops_per_token
 from workloads.experiment import Experiment
 
 MEANING = {
     "run": "to be run",
-    "invalid": "forbidden by a rule",
-    "predicted_oom": "would not fit in memory",
-    "cached": "answered by a row in the results folder",
-    "over_budget": "the budget ends before them",
+    "invalid": "break a rule",
+    "predicted_oom": "predicted not to fit in memory",
+    "cached": "have a finished attempt already, which is not run again",
+    "over_budget": "not covered by the budget",
 }
 
 
 def print_plan(plan: Plan, console: Console, *, top: int) -> None:
-    """Print the whole summary; ``top`` limits the rows of the last table."""
+    """Print the whole summary. ``top``: the most rows of the last table."""
     config = plan.config
     grids = ", ".join(grid.name for grid in config.grids)
-    excluded = [f"{plan.duplicates:,} duplicates" if plan.duplicates else "", _sampled(plan)]
-    notes = "".join(f"; left out: {note}" for note in excluded if note)
-    console.print(f"[bold]{config.name}[/]: {len(plan.points):,} points of {grids}{notes}", highlight=False)
+    excluded = [plural(plan.duplicates, "duplicate")] if plan.duplicates else []
+    excluded += [f"{plan.not_sampled:,} by subsampling"] if plan.not_sampled else []
+    note = f"; excluded: {', '.join(excluded)}" if excluded else ""
+    console.print(f"[bold]{config.name}[/]: {len(plan.points):,} points of {grids}{note}", highlight=False)
     console.print(
         f"cluster {config.cluster.name} ({config.cluster.device.name}), launcher {config.launcher_kind} "
         f"({plan.method}), {config.measure.warmup_steps} + {config.measure.timed_steps} steps a point",
         highlight=False,
     )
     console.print(_verdicts(plan))
+    if reused := reused_from(plan):
+        console.print(reused, highlight=False, markup=False)
     if plan.to_run:
         print_jobs(plan, console)
     best = fastest(plan.points, config.cluster.usable_bytes)
@@ -48,14 +53,24 @@ def print_plan(plan: Plan, console: Console, *, top: int) -> None:
 
 
 def print_jobs(plan: Plan, console: Console) -> None:
-    """What is to run, by the shape of its allocations, and what it will cost."""
+    """Print the points to run by the size of their allocations, with their price."""
     console.print(_shapes(plan))
 
 
-def fastest(points: Iterable[PlannedPoint], limit_bytes: int | None) -> list[PlannedPoint]:
-    """The most tokens/s/GPU predicted for every model and world size, of the points that are predicted to fit.
+def reused_from(plan: Plan) -> str | None:
+    """One line that names the other sweeps whose rows the plan uses (``plan.reuse=true``); None when it uses none."""
+    sweeps = Counter(point.cached_sweep for point in plan.points if point.cached_sweep not in (None, plan.config.name))
+    if not sweeps:
+        return None
+    named = ", ".join(f"{sweep} ({count:,})" for sweep, count in sweeps.most_common())
+    return f"rows of other sweeps used instead of a run (plan.reuse=true): {named}"
 
-    The pruning margin is not granted here: a point that may just fit is worth a run, not a recommendation.
+
+def fastest(points: Iterable[PlannedPoint], limit_bytes: int | None) -> list[PlannedPoint]:
+    """The point with the most predicted tokens/s/GPU for every model and world size, of those predicted to fit.
+
+    ``limit_bytes`` counts here without ``plan.oom_margin``: a point that may just fit is worth a run, but is not
+    recommended.
     """
     best: dict[tuple[str, int], PlannedPoint] = {}
     order: dict[str, int] = {}
@@ -73,7 +88,7 @@ def fastest(points: Iterable[PlannedPoint], limit_bytes: int | None) -> list[Pla
 
 
 def layout(experiment: Experiment) -> str:
-    """Degrees and choices in one cell: what differs from plain training on one device."""
+    """A layout in one cell of a table: its degrees, and its choices that differ from the defaults."""
     parts = [f"dp {experiment.dp}"]
     if experiment.dp_replicate > 1 and experiment.dp_shard > 1:
         parts = [f"dp {experiment.dp_replicate}x{experiment.dp_shard}"]
@@ -94,12 +109,8 @@ def layout(experiment: Experiment) -> str:
     return ", ".join(parts)
 
 
-def _sampled(plan: Plan) -> str:
-    return f"{plan.not_sampled:,} by subsampling" if plan.not_sampled else ""
-
-
 def _verdicts(plan: Plan) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
+    table = plain_table()
     for name, justify in (("verdict", "left"), ("points", "right"), ("", "left")):
         table.add_column(name, justify=justify)  # type: ignore[arg-type]
     counts = plan.counts
@@ -114,24 +125,24 @@ def _verdicts(plan: Plan) -> Table:
 
 
 def _shapes(plan: Plan) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold", title="", show_footer=True)
+    table = plain_table(title="", show_footer=True)
     by_shape: dict[Shape, list[PlannedPoint]] = defaultdict(list)
     for point in plan.to_run:
         by_shape[shape(point.experiment, plan.method, plan.config.cluster)].append(point)
     unit = "GPU" if plan.config.cluster.backend == "cuda" else "process"
     table.add_column("jobs by shape", footer="total")
     table.add_column("points", justify="right", footer=f"{len(plan.to_run):,}")
-    table.add_column(f"expected {unit}-h", justify="right", footer=_hours(_expected(plan.to_run)))
-    table.add_column(f"worst {unit}-h", justify="right", footer=_hours(_worst(plan.to_run)))
+    table.add_column(f"expected {unit}-h", justify="right", footer=format_hours(_expected(plan.to_run)))
+    table.add_column(f"worst {unit}-h", justify="right", footer=format_hours(_worst(plan.to_run)))
     table.add_column("expected h", justify="right")
     for key in sorted(by_shape, key=lambda key: (key.nodes, key.devices)):
         points = by_shape[key]
         expected = _expected(points)
-        nodes = f"{key.nodes} node{'s' if key.nodes > 1 else ''}"
         wall = expected / key.devices if expected is not None else None
-        plural = "" if key.devices == 1 else {"GPU": "s", "process": "es"}[unit]
-        name = f"{nodes}, {key.devices} {unit}{plural}"
-        table.add_row(name, f"{len(points):,}", _hours(expected), _hours(_worst(points)), _hours(wall))
+        name = f"{plural(key.nodes, 'node')}, {plural(key.devices, unit)}"
+        table.add_row(
+            name, f"{len(points):,}", format_hours(expected), format_hours(_worst(points)), format_hours(wall)
+        )
     budget = plan.config.budget_gpu_hours
     if budget is not None:
         table.caption = f"budget.gpu_hours={budget:g}"
@@ -140,7 +151,7 @@ def _shapes(plan: Plan) -> Table:
 
 
 def _fastest_table(plan: Plan, best: Sequence[PlannedPoint]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold", title="")
+    table = plain_table(title="")
     table.add_column("fastest predicted")
     for name in ("GPUs", "tokens/s/GPU", "MFU %", "GiB"):
         table.add_column(name, justify="right")
@@ -178,9 +189,3 @@ def _expected(points: Iterable[PlannedPoint]) -> float | None:
 
 def _worst(points: Iterable[PlannedPoint]) -> float:
     return sum(point.price.worst_h for point in points if point.price is not None)
-
-
-def _hours(value: float | None) -> str:
-    if value is None:
-        return "unknown"
-    return f"{value:,.0f}" if value >= 100 else f"{value:,.2f}"

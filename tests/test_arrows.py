@@ -15,20 +15,37 @@ ROOMS = ("results", "workloads", "launchers", "sweep")
 ANALYSIS_MAY_IMPORT = (
     "workloads.experiment",
     "workloads.costs",
+    "workloads.checks",
     "workloads.cluster",
     "workloads.errors",
+    "workloads.expressions",
     "workloads.mesh",
     "workloads.record",
+    "workloads.rules",
     "results",
     "analysis",
 )
 LAUNCHERS = ("settings", "interrupts", "state", "node", "attempt", "pilot", "status", "slurm", "local")
 """Rooms and files of ``launchers``, from the lowest to the highest."""
+ANALYSIS = {
+    "rows": (),
+    "memory": ("rows",),
+    "figures": ("rows", "memory"),
+    "page": ("rows", "figures"),
+    "claims": ("rows",),
+    "explorer": ("rows", "page"),
+    "compare": ("rows", "figures", "page"),
+    "options": (),
+    "report": ("rows", "figures", "page", "claims", "explorer", "options"),
+}
+"""Rooms and files of ``analysis``, from the lowest to the highest, and what each imports of the others."""
 TORCH_FREE = (
+    "workloads/checks.py",
     "workloads/costs",
     "workloads/cluster.py",
     "workloads/errors.py",
     "workloads/experiment.py",
+    "workloads/expressions.py",
     "workloads/mesh.py",
     "workloads/protocol.py",
     "workloads/record.py",
@@ -47,20 +64,10 @@ CONFINED = {
 SOURCES = sorted(p for room in (*ROOMS, "analysis") for p in (ROOT / room).rglob("*.py") if "recorded" not in p.parts)
 
 
-def imports(path: Path, *, at_runtime: bool = False) -> set[str]:
-    """Every module that a file imports anywhere, also inside functions; ``at_runtime``: without those that only a type
-    checker sees."""
+def imports(path: Path) -> set[str]:
+    """Every module that a file imports anywhere, also inside functions and for annotations alone."""
     found: set[str] = set()
-    tree = ast.parse(path.read_text())
-    typing_only = {
-        inner
-        for node in ast.walk(tree)
-        if at_runtime and isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
-        for inner in ast.walk(node)
-    }
-    for node in ast.walk(tree):
-        if node in typing_only:
-            continue
+    for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -107,10 +114,24 @@ def test_launchers_rooms_point_downwards(path: Path) -> None:
             assert LAUNCHERS.index(room) <= LAUNCHERS.index(parts[1]), f"{modules_of(path)} imports {module}"
 
 
+@pytest.mark.parametrize("path", [p for p in SOURCES if p.is_relative_to(ROOT / "analysis")], ids=modules_of)
+def test_analysis_rooms_point_downwards(path: Path) -> None:
+    parts = modules_of(path).split(".")
+    for module in imports(path) - {"analysis"}:
+        if len(parts) > 1 and module.startswith("analysis."):
+            room = module.split(".")[1]
+            assert room == parts[1] or room in ANALYSIS[parts[1]], f"{modules_of(path)} imports {module}"
+
+
+def test_analysis_rooms_have_an_order() -> None:
+    rooms = list(ANALYSIS)
+    assert all(rooms.index(below_it) < rooms.index(room) for room in rooms for below_it in ANALYSIS[room])
+
+
 def test_no_ring_of_modules() -> None:
-    """No module imports itself through others, anywhere (imports for annotations alone do not count)."""
+    """No module imports itself through others, anywhere: imports inside functions and for annotations count too."""
     names = {modules_of(path): path for path in SOURCES}
-    arrows = {name: {m for m in imports(path, at_runtime=True) if m in names} - {name} for name, path in names.items()}
+    arrows = {name: {m for m in imports(path) if m in names} - {name} for name, path in names.items()}
     done: set[str] = set()
 
     def visit(name: str, above: tuple[str, ...]) -> None:

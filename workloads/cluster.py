@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from workloads.checks import build, choice, mapping, number, whole_number
 from workloads.errors import InvalidSweep
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -61,7 +62,7 @@ class ClusterSpec:
     inter_node: LinkSpec | None
     """None: a single node."""
     reserved_bytes: int = 0
-    """Device memory that training cannot have: CUDA context, NCCL buffers, allocator fragmentation."""
+    """Bytes of a device that training cannot have: CUDA context, NCCL buffers, allocator fragmentation."""
     matmul_efficiency: float | None = None
     """Reached share of peak_flops in large matrix products; calibrated, with its source in the YAML."""
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -69,44 +70,69 @@ class ClusterSpec:
 
     @property
     def usable_bytes(self) -> int | None:
+        """Bytes of one device that training can have; None where the device's memory is not known."""
         if self.device.memory_bytes is None:
             return None
         return self.device.memory_bytes - self.reserved_bytes
 
 
 def cluster_from_dict(fields: Mapping[str, Any]) -> ClusterSpec:
-    """A `ClusterSpec` from plain data (YAML); raises `InvalidSweep` naming the field that is missing or unknown."""
-    try:
-        values = dict(fields)
-        device = dict(values["device"])
+    """A `ClusterSpec` from plain data (YAML, JSON). Its numbers are not looked at; see `check_cluster`.
+
+    Raises `InvalidSweep` naming the field that is missing or unknown.
+    """
+    place = f"cluster {fields.get('name', '(unnamed)')}"
+    values = dict(fields)
+    if values.get("device") is not None:
+        device = mapping(f"{place}: device", values["device"])
         device["driver_names"] = tuple(device.get("driver_names", ()))
-        values["device"] = DeviceSpec(**device)
-        values["intra_node"] = LinkSpec(**values["intra_node"])
-        inter = values.get("inter_node")
-        values["inter_node"] = LinkSpec(**inter) if inter is not None else None
-        values["environment"] = environment_from_dict(values.get("environment") or {})
-        return ClusterSpec(**values)
-    except InvalidSweep as error:
-        raise InvalidSweep(f"cluster {fields.get('name', '(unnamed)')}: {error}") from None
-    except (KeyError, TypeError) as error:
-        raise InvalidSweep(f"cluster {fields.get('name', '(unnamed)')}: {error}") from None
+        values["device"] = build(DeviceSpec, f"{place}: device", device)
+    for link in ("intra_node", "inter_node"):
+        if values.get(link) is not None:
+            values[link] = build(LinkSpec, f"{place}: {link}", mapping(f"{place}: {link}", values[link]))
+    values.setdefault("inter_node", None)
+    values["environment"] = environment_from_dict(values.get("environment") or {}, place)
+    return build(ClusterSpec, place, values)
 
 
-def environment_from_dict(fields: Any) -> dict[str, str]:
-    """Environment variables from plain data; raises `InvalidSweep` for what no environment can hold, or holds badly."""
-    if not isinstance(fields, Mapping):
-        raise InvalidSweep(f"environment={fields!r} must be a mapping, NAME: VALUE")
+def check_cluster(cluster: ClusterSpec) -> ClusterSpec:
+    """The cluster itself; raises `InvalidSweep` for numbers that no hardware has."""
+    place = f"cluster {cluster.name}"
+    choice(f"{place}: backend", cluster.backend, ("cuda", "cpu"))
+    whole_number(f"{place}: devices_per_node", cluster.devices_per_node, 1)
+    amounts = {
+        "reserved_bytes": cluster.reserved_bytes,
+        "matmul_efficiency": cluster.matmul_efficiency,
+        "device.memory_bytes": cluster.device.memory_bytes,
+        "device.memory_bandwidth": cluster.device.memory_bandwidth,
+        **{f"device.peak_flops.{dtype}": peak for dtype, peak in cluster.device.peak_flops.items()},
+    }
+    for name, value in amounts.items():
+        if value is not None:
+            number(f"{place}: {name}", value, least=0)
+    for name, link in (("intra_node", cluster.intra_node), ("inter_node", cluster.inter_node)):
+        if link is not None:
+            number(f"{place}: {name}.bandwidth", link.bandwidth, above=0)
+            number(f"{place}: {name}.latency_s", link.latency_s, least=0)
+    return cluster
+
+
+def environment_from_dict(fields: object, place: str = "") -> dict[str, str]:
+    """Environment variables from plain data. Raises `InvalidSweep`, after ``place``, for what no environment can hold
+    or what YAML has probably read otherwise than it was meant."""
+    label = f"{place}: environment" if place else "environment"
     environment: dict[str, str] = {}
-    for name, value in fields.items():
-        if not isinstance(name, str) or not _VARIABLE.fullmatch(name):
-            raise InvalidSweep(f"environment: {name!r} cannot be the name of a variable (letters, digits and _)")
+    for name, value in mapping(label, fields).items():
+        if not _VARIABLE.fullmatch(name):
+            raise InvalidSweep(f"{label}: {name!r} cannot be the name of a variable (letters, digits and _)")
         if isinstance(value, bool) or not isinstance(value, (str, int, float)):
-            raise InvalidSweep(f"environment: {name}={value!r} must be a text or a number; put it in quotes")
+            raise InvalidSweep(f"{label}: {name}={value!r} must be text or a number; put it in quotes")
         if not str(value).isprintable():
-            raise InvalidSweep(f"environment: {name}={value!r} has a character that cannot be printed")
+            raise InvalidSweep(f"{label}: {name}={value!r} has a character that cannot be printed")
         environment[name] = str(value)
     return environment
 
 
 def to_dict(cluster: ClusterSpec) -> dict[str, Any]:
+    """Plain nested dict of every field; the inverse of `cluster_from_dict`."""
     return dataclasses.asdict(cluster)

@@ -13,6 +13,7 @@ import json
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+from workloads.checks import whole_number
 from workloads.errors import InvalidExperiment
 
 ENGINE = "ultrasweep"
@@ -24,6 +25,17 @@ PipelineSchedule = Literal["none", "gpipe", "1f1b", "interleaved_1f1b", "zero_bu
 Precision = Literal["bf16", "fp32", "fp64", "fp8_tensorwise", "fp8_rowwise"]
 Attention = Literal["auto", "cudnn", "flash", "efficient", "math"]
 Compile = Literal["none", "block"]
+
+MODEL_SIZES = (
+    *("num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim", "ffn_hidden_size", "vocab_size"),
+)
+COUNTS = (
+    *("dp_replicate", "dp_shard", "tp", "cp", "pp", "ep", "micro_batch_size", "global_batch_size", "seq_len"),
+    "virtual_stages",
+)
+"""Fields of `ModelSpec` and `Experiment` that are whole numbers of at least 1, in the order of their checks."""
+HEADS_DO_NOT_DIVIDE = "{label}: num_kv_heads={num_kv_heads} must divide num_heads={num_heads}"
+"""What `ModelSpec` says when it refuses; the report's explorer says the same."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,19 +80,12 @@ class ModelSpec:
     mla: MLASpec | None = None
 
     def __post_init__(self) -> None:
-        for field in (
-            "num_layers",
-            "hidden_size",
-            "num_heads",
-            "num_kv_heads",
-            "head_dim",
-            "ffn_hidden_size",
-            "vocab_size",
-        ):
-            _require_positive_int(f"model {self.name}", field, getattr(self, field))
+        label = f"model {self.name}"
+        for field in MODEL_SIZES:
+            whole_number(f"{label}: {field}", getattr(self, field), 1, error=InvalidExperiment)
         if self.num_heads % self.num_kv_heads:
             raise InvalidExperiment(
-                f"model {self.name}: num_kv_heads={self.num_kv_heads} must divide num_heads={self.num_heads}"
+                HEADS_DO_NOT_DIVIDE.format(label=label, num_kv_heads=self.num_kv_heads, num_heads=self.num_heads)
             )
 
 
@@ -123,19 +128,8 @@ class Experiment:
 
     def __post_init__(self) -> None:
         label = f"experiment on {self.model.name}"
-        for field in [
-            "dp_replicate",
-            "dp_shard",
-            "tp",
-            "cp",
-            "pp",
-            "ep",
-            "micro_batch_size",
-            "global_batch_size",
-            "seq_len",
-            "virtual_stages",
-        ]:
-            _require_positive_int(label, field, getattr(self, field))
+        for field in COUNTS:
+            whole_number(f"{label}: {field}", getattr(self, field), 1, error=InvalidExperiment)
         if self.zero_stage not in (0, 1, 2, 3):
             raise InvalidExperiment(f"{label}: zero_stage={self.zero_stage!r}; it may be 0, 1, 2 or 3")
         for field, allowed in _CHOICES.items():
@@ -272,8 +266,3 @@ def from_json(text: str) -> Experiment:
 
 def _slug(name: str) -> str:
     return "".join(c if c.isalnum() or c == "." else "" for c in name.lower()) or "model"
-
-
-def _require_positive_int(label: str, field: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise InvalidExperiment(f"{label}: {field}={value!r} must be a whole number of at least 1")

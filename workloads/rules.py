@@ -1,7 +1,11 @@
 """Structural rules: what a layout must obey before memory or time are worth asking about. No torch here.
 
-A rule's message says what is wrong, with the numbers, and what would work. ``engine_support`` is the one rule that is
-about this version of the engine and not about the layout.
+A rule is data: the condition under which a layout breaks it and the sentence that says so, both in the language of
+`workloads.expressions` over the names of `names_of`. So each rule is stated once: the planner evaluates it here
+(`violations`), and the report's explorer evaluates the same data in the browser.
+
+A sentence says what is wrong, with the numbers, and what would work. ``engine_support`` is the one rule that is about
+this version of the engine and not about the layout.
 
 Fewer micro-batches than stages is not a rule: such a pipeline runs, mostly idle. (The Ultra-Scale Playbook's engine
 needed ``num_microbatches >= pp - 1``.)
@@ -9,16 +13,21 @@ needed ``num_microbatches >= pp - 1``.)
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from math import gcd
-from typing import NamedTuple
+from operator import attrgetter
+from typing import Any, Literal, NamedTuple
 
 from workloads.cluster import ClusterSpec
 from workloads.costs.params import V_SHAPED
 from workloads.experiment import Experiment
+from workloads.expressions import Expression, Template, parse, parse_template
 
 RUNNABLE_SCHEDULES = ("none", "gpipe", "1f1b")
 """Pipeline schedules that the engine has; `workloads.costs.schedule` has their action lists."""
+
+Scope = Literal["layout", "cluster", "engine"]
 
 
 class Violation(NamedTuple):
@@ -26,181 +35,246 @@ class Violation(NamedTuple):
     message: str
 
 
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One rule, or one case of a rule whose sentence differs from case to case: at most one case of a rule holds."""
+
+    name: str
+    scope: Scope
+    """What the condition reads: the layout and the model alone, the cluster too, or what this engine lacks."""
+    broken: Expression
+    message: Template
+
+
+def divisors(value: int) -> list[int]:
+    """Every divisor of a whole number of at least 1, smallest first; none of 0."""
+    return [d for d in range(1, value + 1) if value % d == 0]
+
+
+_FUNCTIONS: Mapping[str, Callable[..., Any]] = {"gcd": gcd, "divisors": divisors}
+
+
+def _rules(scope: Scope, *stated: tuple[str, str, str]) -> tuple[Rule, ...]:
+    """Rules from their name, the condition that breaks them and the sentence."""
+    return tuple(
+        Rule(name, scope, parse(broken, name, _FUNCTIONS), parse_template(message, name, _FUNCTIONS))
+        for name, broken, message in stated
+    )
+
+
+_SPLIT = ("num_heads", "num_kv_heads", "ffn_hidden_size", "vocab_size", "expert_hidden_size")
+"""Heads, feed-forward columns and vocabulary rows are what tensor parallelism splits. ``expert_hidden_size`` is 0
+without routed experts: everything divides it, and it changes no greatest common divisor."""
+
+DERIVED = {
+    name: parse(text, name, _FUNCTIONS)
+    for name, text in {
+        "round": "dp * micro_batch_size",  # sequences that all ranks together take in one micro-batch
+        "rest": "global_batch_size % round",
+        "chunks": "pp * virtual_stages",
+        "schedule_fits": "(pp > 1) == (pp_schedule != 'none')",
+        "interleaved": "pp_schedule == 'interleaved_1f1b'",
+        "v_shaped": f"pp_schedule in {V_SHAPED}",
+        "tokens": "micro_batch_size * seq_len // cp",  # of one micro-batch on one context-parallel rank
+        "split": f"gcd({', '.join(_SPLIT)})",
+        "cp_part": "2 * cp",
+        "ep_ranks": "dp * cp",
+    }.items()
+}
+"""Names that several rules and sentences use; each may read those above it."""
+
+_LAYOUT = _rules(
+    "layout",
+    (
+        "global_batch",
+        "rest and global_batch_size > round",
+        "global_batch_size={global_batch_size} is not a multiple of dp*micro_batch_size = {dp}*{micro_batch_size} = "
+        "{round}; {global_batch_size - rest} or {global_batch_size - rest + round} would be",
+    ),
+    (
+        "global_batch",
+        "rest and global_batch_size < round",
+        "global_batch_size={global_batch_size} is not a multiple of dp*micro_batch_size = {dp}*{micro_batch_size} = "
+        "{round}; {round} would be",
+    ),
+    (
+        "pp_layers",
+        "virtual_stages == 1 and pp > num_layers",
+        "pp={pp} stages need as many layers, {model} has {num_layers}; use at most that many",
+    ),
+    (
+        "pp_layers",
+        "virtual_stages > 1 and chunks > num_layers",
+        "pp*virtual_stages = {pp}*{virtual_stages} = {chunks} stages need as many layers, {model} has {num_layers}; "
+        "use at most that many",
+    ),
+    (
+        "pp_schedule",
+        "not schedule_fits",
+        "pp_schedule={pp_schedule} with pp={pp}; it is none exactly when pp is 1",
+    ),
+    # With a schedule that does not fit, nothing more is said of virtual stages and micro-batches.
+    (
+        "virtual_stages",
+        "schedule_fits and (virtual_stages < 2 if interleaved else virtual_stages != (2 if v_shaped else 1))",
+        "pp_schedule={pp_schedule} with virtual_stages={virtual_stages}; it needs "
+        "{'2 or more' if interleaved else 2 if v_shaped else 1}",
+    ),
+    (
+        "interleaved_microbatches",
+        "schedule_fits and interleaved and num_microbatches % pp",
+        "interleaved_1f1b runs micro-batches in rounds of pp={pp}; num_microbatches={num_microbatches} is not a "
+        "multiple of it",
+    ),
+    *(
+        (
+            f"tp_{field}",
+            f"{field} % tp",
+            f"tp={{tp}} does not divide {field}={{{field}}} of {{model}}; tp may be one of {{divisors(split)}}",
+        )
+        for field in _SPLIT
+    ),
+    (
+        "sequence_parallel",
+        "sequence_parallel and tokens % tp",
+        "sequence parallelism splits micro_batch_size*seq_len/cp = {micro_batch_size}*{seq_len}/{cp} = {tokens} tokens "
+        "over tp={tp} ranks; tp may be one of {divisors(gcd(tokens, split))}",
+    ),
+    (
+        "cp_seq_len",
+        "cp > 1 and seq_len % cp_part",
+        "cp={cp} balances causal attention by cutting a sequence into 2*cp = {cp_part} equal parts; seq_len={seq_len} "
+        "is not a multiple of {cp_part}, {seq_len // cp_part * cp_part + cp_part} would be",
+    ),
+    ("ep_model", "ep > 1 and not has_experts", "ep={ep}, but {model} has no experts; ep must be 1"),
+    (
+        "ep_num_experts",
+        "has_experts and num_experts % ep",
+        "ep={ep} does not divide num_experts={num_experts} of {model}; ep may be one of {divisors(num_experts)}",
+    ),
+    (
+        "ep_ranks",
+        "has_experts and ep_ranks % ep",
+        "ep={ep} borrows ranks from dp*cp = {dp}*{cp} = {ep_ranks} and does not divide it; "
+        "ep may be one of {divisors(ep_ranks)}",
+    ),
+    (
+        "zero_shards",
+        "zero_stage == 0 and dp_shard > 1",
+        "zero_stage=0 shards nothing, but dp_shard={dp_shard}; use dp_replicate={dp} with dp_shard=1",
+    ),
+    (
+        "zero_shards",
+        "zero_stage > 0 and dp_shard == 1",
+        "zero_stage={zero_stage} with dp_shard=1 has nothing to shard over; use zero_stage=0",
+    ),
+    (
+        "zero3_zero_bubble",
+        "zero_stage == 3 and v_shaped",
+        "zero_stage=3 with pp_schedule={pp_schedule}: splitting the backward loses gradients of weights that are freed "
+        "in between; use zero_stage 0, 1 or 2",
+    ),
+)
+
+_CLUSTER = _rules(
+    "cluster",
+    (
+        "single_node",
+        "single_node and world_size > devices_per_node",
+        "{world_size} ranks (dp*cp*tp*pp = {dp}*{cp}*{tp}*{pp}) on cluster {cluster}, which is one node of "
+        "{devices_per_node}; at most {devices_per_node}",
+    ),
+    (
+        "attention",
+        "attention == 'cudnn' and backend != 'cuda'",
+        "attention=cudnn needs CUDA devices, cluster {cluster} has {backend}",
+    ),
+    (
+        "attention",
+        "attention in ('cudnn', 'flash') and backend == 'cuda' and precision in ('fp32', 'fp64')",
+        "attention={attention} has no {precision} kernels on CUDA; use attention=efficient, math or auto",
+    ),
+    (
+        "precision",
+        "'fp8' in precision and precisions and 'fp8' not in precisions",
+        "precision={precision}, but {device} has no fp8 matrix products; it has {precisions}",
+    ),
+)
+
+LACKING = _rules(
+    "engine",
+    *(
+        ("engine_support", broken, message)
+        for broken, message in (
+            ("cp > 1", "cp={cp} (use 1)"),
+            ("ep > 1", "ep={ep} (use 1)"),
+            ("has_experts", "routed experts ({model})"),
+            ("has_latent_attention", "latent attention ({model})"),
+            ("'fp8' in precision", "precision={precision} (use bf16)"),
+            (f"pp_schedule not in {RUNNABLE_SCHEDULES}", "pp_schedule={pp_schedule} (use 1f1b or gpipe)"),
+        )
+    ),
+)
+"""What a correct layout may ask for and this version of the engine cannot run yet. The messages of those that hold are
+the name ``lacking``, which the rule ``engine_support`` lists."""
+
+RULES = (
+    *_LAYOUT,
+    *_CLUSTER,
+    *_rules("engine", ("engine_support", "lacking", "engine version {engine_version} cannot run {lacking} yet")),
+)
+"""In the order in which their sentences are told."""
+
+_OF_EXPERIMENT = (
+    *("dp_replicate", "dp_shard", "dp", "tp", "cp", "pp", "ep", "world_size", "micro_batch_size", "global_batch_size"),
+    *("num_microbatches", "seq_len", "zero_stage", "pp_schedule", "virtual_stages", "sequence_parallel", "precision"),
+    *("attention", "engine_version"),
+)
+_OF_MODEL = ("num_layers", "num_heads", "num_kv_heads", "ffn_hidden_size", "vocab_size")
+_get_experiment, _get_model = attrgetter(*_OF_EXPERIMENT), attrgetter(*_OF_MODEL)
+
+
 def violations(experiment: Experiment, cluster: ClusterSpec) -> list[Violation]:
     """Every rule that the experiment breaks on this cluster; empty when it can run."""
-    found: list[Violation] = []
-    for check in (_batch, _pipeline, _tensor, _context, _experts, _zero, _device, _engine):
-        found.extend(check(experiment, cluster))
-    return found
+    return _broken(RULES, names_of(experiment, cluster))
 
 
-def _batch(e: Experiment, cluster: ClusterSpec) -> Iterator[Violation]:
-    del cluster
-    rest = e.global_batch_size % e.sequences_per_round
-    if rest:
-        below = e.global_batch_size - rest
-        work = " or ".join(str(size) for size in (below, below + e.sequences_per_round) if size)
-        yield Violation(
-            "global_batch",
-            f"global_batch_size={e.global_batch_size} is not a multiple of dp*micro_batch_size = {e.dp}*"
-            f"{e.micro_batch_size} = {e.sequences_per_round}; {work} would be",
-        )
+def layout_violations(experiment: Experiment) -> list[Violation]:
+    """The rules that the layout breaks wherever it runs, also where this engine cannot run it yet."""
+    return _broken(_LAYOUT, _layout_names(experiment))
 
 
-def _pipeline(e: Experiment, cluster: ClusterSpec) -> Iterator[Violation]:
-    del cluster
-    layers, chunks = e.model.num_layers, e.pp * e.virtual_stages
-    if chunks > layers:
-        what = f"pp={e.pp}" if e.virtual_stages == 1 else f"pp*virtual_stages = {e.pp}*{e.virtual_stages} = {chunks}"
-        yield Violation(
-            "pp_layers",
-            f"{what} stages need as many layers, {e.model.name} has {layers}; use at most that many",
-        )
-    if (e.pp == 1) != (e.pp_schedule == "none"):
-        yield Violation(
-            "pp_schedule",
-            f"pp_schedule={e.pp_schedule} with pp={e.pp}; it is none exactly when pp is 1",
-        )
-        return
-    needed = {"interleaved_1f1b": "2 or more", **dict.fromkeys(V_SHAPED, "2")}.get(e.pp_schedule, "1")
-    fits = e.virtual_stages >= 2 if needed == "2 or more" else e.virtual_stages == int(needed)
-    if not fits:
-        yield Violation(
-            "virtual_stages",
-            f"pp_schedule={e.pp_schedule} with virtual_stages={e.virtual_stages}; it needs {needed}",
-        )
-    if e.pp_schedule == "interleaved_1f1b" and e.num_microbatches % e.pp:
-        yield Violation(
-            "interleaved_microbatches",
-            f"interleaved_1f1b runs micro-batches in rounds of pp={e.pp}; num_microbatches={e.num_microbatches} is "
-            "not a multiple of it",
-        )
+def _broken(rules: Iterable[Rule], names: Mapping[str, Any]) -> list[Violation]:
+    return [Violation(rule.name, rule.message.fill(names)) for rule in rules if rule.broken.evaluate(names)]
 
 
-def _tensor(e: Experiment, cluster: ClusterSpec) -> Iterator[Violation]:
-    """Heads, key/value heads, feed-forward columns and vocabulary rows are split; tokens too between the regions."""
-    del cluster
-    tp, model = e.tp, e.model
-    if tp == 1:
-        return
-    split = {
-        "num_heads": model.num_heads,
-        "num_kv_heads": model.num_kv_heads,
-        "ffn_hidden_size": model.ffn_hidden_size,
-        "vocab_size": model.vocab_size,
+def names_of(experiment: Experiment, cluster: ClusterSpec) -> dict[str, Any]:
+    """What a rule may read, by name: fields of experiment, model and cluster, `DERIVED` and ``lacking``."""
+    names, device = _layout_names(experiment), cluster.device
+    names |= {
+        "cluster": cluster.name,
+        "backend": cluster.backend,
+        "device": device.name,
+        "devices_per_node": cluster.devices_per_node,
+        "single_node": cluster.inter_node is None,
+        "precisions": list(device.peak_flops),
     }
-    if model.moe is not None:
-        split["expert_hidden_size"] = model.moe.expert_hidden_size
-    tokens = e.micro_batch_size * e.seq_len // e.cp
-    uneven = [field for field, value in split.items() if value % tp]
-    if uneven:
-        works = _may_be("tp", gcd(*split.values()))
-        for field in uneven:
-            message = f"tp={tp} does not divide {field}={split[field]} of {model.name}; {works}"
-            yield Violation(f"tp_{field}", message)
-    if e.sequence_parallel and tokens % tp:
-        yield Violation(
-            "sequence_parallel",
-            f"sequence parallelism splits micro_batch_size*seq_len/cp = {e.micro_batch_size}*{e.seq_len}/{e.cp} = "
-            f"{tokens} tokens over tp={tp} ranks; {_may_be('tp', gcd(tokens, *split.values()))}",
-        )
+    names["lacking"] = [rule.message.fill(names) for rule in LACKING if rule.broken.evaluate(names)]
+    return names
 
 
-def _context(e: Experiment, cluster: ClusterSpec) -> Iterator[Violation]:
-    del cluster
-    if e.cp > 1 and e.seq_len % (2 * e.cp):
-        part = 2 * e.cp
-        yield Violation(
-            "cp_seq_len",
-            f"cp={e.cp} balances causal attention by cutting a sequence into 2*cp = {part} equal parts; seq_len="
-            f"{e.seq_len} is not a multiple of {part}, {e.seq_len // part * part + part} would be",
-        )
-
-
-def _experts(e: Experiment, cluster: ClusterSpec) -> Iterator[Violation]:
-    del cluster
-    if e.ep == 1:
-        return
-    if e.model.moe is None:
-        yield Violation("ep_model", f"ep={e.ep}, but {e.model.name} has no experts; ep must be 1")
-        return
-    if e.model.moe.num_experts % e.ep:
-        yield Violation(
-            "ep_num_experts",
-            f"ep={e.ep} does not divide num_experts={e.model.moe.num_experts} of {e.model.name}; "
-            f"{_may_be('ep', e.model.moe.num_experts)}",
-        )
-    if (e.dp * e.cp) % e.ep:
-        yield Violation(
-            "ep_ranks",
-            f"ep={e.ep} borrows ranks from dp*cp = {e.dp}*{e.cp} = {e.dp * e.cp} and does not divide it; "
-            f"{_may_be('ep', e.dp * e.cp)}",
-        )
-
-
-def _zero(e: Experiment, cluster: ClusterSpec) -> Iterator[Violation]:
-    del cluster
-    if e.zero_stage == 0 and e.dp_shard > 1:
-        yield Violation(
-            "zero_shards",
-            f"zero_stage=0 shards nothing, but dp_shard={e.dp_shard}; use dp_replicate={e.dp} with dp_shard=1",
-        )
-    if e.zero_stage > 0 and e.dp_shard == 1:
-        yield Violation(
-            "zero_shards", f"zero_stage={e.zero_stage} with dp_shard=1 has nothing to shard over; use zero_stage=0"
-        )
-    if e.zero_stage == 3 and e.pp_schedule in V_SHAPED:
-        yield Violation(
-            "zero3_zero_bubble",
-            f"zero_stage=3 with pp_schedule={e.pp_schedule}: splitting the backward loses gradients of weights "
-            "that are freed in between; use zero_stage 0, 1 or 2",
-        )
-
-
-def _device(e: Experiment, cluster: ClusterSpec) -> Iterator[Violation]:
-    if cluster.inter_node is None and e.world_size > cluster.devices_per_node:
-        yield Violation(
-            "single_node",
-            f"{e.world_size} ranks (dp*cp*tp*pp = {e.dp}*{e.cp}*{e.tp}*{e.pp}) on cluster {cluster.name}, which is one "
-            f"node of {cluster.devices_per_node}; at most {cluster.devices_per_node}",
-        )
-    if e.attention == "cudnn" and cluster.backend != "cuda":
-        yield Violation(
-            "attention", f"attention=cudnn needs CUDA devices, cluster {cluster.name} has {cluster.backend}"
-        )
-    if e.attention in ("cudnn", "flash") and cluster.backend == "cuda" and e.precision in ("fp32", "fp64"):
-        yield Violation(
-            "attention",
-            f"attention={e.attention} has no {e.precision} kernels on CUDA; use attention=efficient, math or auto",
-        )
-    rates = cluster.device.peak_flops
-    if rates and e.precision.startswith("fp8") and "fp8" not in rates:
-        yield Violation(
-            "precision",
-            f"precision={e.precision}, but {cluster.device.name} has no fp8 matrix products; it has {', '.join(rates)}",
-        )
-
-
-def _engine(e: Experiment, cluster: ClusterSpec) -> Iterator[Violation]:
-    """What a correct layout may ask for and this version of the engine cannot run yet."""
-    del cluster
-    missing = []
-    if e.cp > 1:
-        missing.append(f"cp={e.cp} (use 1)")
-    if e.ep > 1:
-        missing.append(f"ep={e.ep} (use 1)")
-    if e.model.moe is not None:
-        missing.append(f"routed experts ({e.model.name})")
-    if e.model.mla is not None:
-        missing.append(f"latent attention ({e.model.name})")
-    if e.precision.startswith("fp8"):
-        missing.append(f"precision={e.precision} (use bf16)")
-    if e.pp_schedule not in RUNNABLE_SCHEDULES:
-        missing.append(f"pp_schedule={e.pp_schedule} (use 1f1b or gpipe)")
-    if missing:
-        yield Violation("engine_support", f"engine version {e.engine_version} cannot run {', '.join(missing)} yet")
-
-
-def _may_be(axis: str, value: int) -> str:
-    """``tp may be one of 1, 2, 4, 8``: the divisors of ``value``."""
-    return f"{axis} may be one of {', '.join(str(d) for d in range(1, value + 1) if value % d == 0)}"
+def _layout_names(experiment: Experiment) -> dict[str, Any]:
+    """What a rule of scope ``layout`` may read."""
+    model = experiment.model
+    names = dict(zip(_OF_EXPERIMENT, _get_experiment(experiment), strict=True))
+    names.update(zip(_OF_MODEL, _get_model(model), strict=True))
+    names |= {
+        "model": model.name,
+        "has_experts": model.moe is not None,
+        "has_latent_attention": model.mla is not None,
+        "num_experts": 0 if model.moe is None else model.moe.num_experts,
+        "expert_hidden_size": 0 if model.moe is None else model.moe.expert_hidden_size,
+    }
+    for name, derived in DERIVED.items():
+        names[name] = derived.evaluate(names)
+    return names

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from analysis.stats import MIN_FOR_INTERVAL
+from analysis.rows.stats import MIN_FOR_INTERVAL
 
 PASS, FAIL, UNKNOWN = "pass", "fail", "not enough data"
 FEWEST = MIN_FOR_INTERVAL
@@ -20,15 +20,20 @@ _STUDY_ENGINE = "nanotron"
 @dataclass(frozen=True, slots=True)
 class Verdict:
     verdict: str
+    """`PASS`, `FAIL` or `UNKNOWN`."""
     evidence: str
+    """What was compared, how many runs or pairs, and the numbers; or what is missing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
     name: str
     statement: str
+    """What is claimed, in one sentence."""
     check: Callable[[pd.DataFrame], Verdict]
+    """From the attempts of one measured cohort."""
 
 
 def is_study(frame: pd.DataFrame) -> bool:
+    """Whether all rows are of the study's published table."""
     return "study_label" in frame and bool((frame["engine"] == _STUDY_ENGINE).all())

@@ -16,10 +16,11 @@ from typing import Any, cast
 import numpy as np
 import pandas as pd
 
-from analysis.labels import add_labels, listed
-from analysis.stats import MIN_FOR_INTERVAL, median_interval
+from analysis.rows.labels import add_labels
+from analysis.rows.stats import MIN_FOR_INTERVAL, median_interval
 from results.errors import InvalidResults
 from results.schema import CONFIG_COLUMNS, METHODS
+from results.text import listed
 
 COHORT = ("cluster", "engine", "measurement_version")
 """What rows are never pooled over; two results may still differ in it, and are then compared across it."""
@@ -162,7 +163,18 @@ def why_unmatched(only: pd.DataFrame, other: pd.DataFrame, ignored: Sequence[str
 
 
 _DESCRIBING = (
-    *("experiment_id", "attempt_id", *COHORT, "engine_version", "model", "workload", "layout", "world_size", "dp"),
+    *(
+        "experiment_id",
+        "attempt_id",
+        *COHORT,
+        "backend",
+        "engine_version",
+        "model",
+        "workload",
+        "layout",
+        "world_size",
+        "dp",
+    ),
     *("num_microbatches", "tokens_per_step", "precision", "outcome", "losses", "grad_norms", "loss_agrees"),
 )
 _TOGETHER = (

@@ -13,9 +13,10 @@ from math import log
 import numpy as np
 import pandas as pd
 
-from analysis import labels
-from analysis.stats import median_interval
+from analysis.rows import labels
+from analysis.rows.stats import median_interval
 from results.agreement import TOLERANCES, largest_difference
+from results.text import plural
 
 FASTER, SLOWER, SAME = "faster", "slower", "within noise"
 DIFFERS, UNKNOWN, UNFINISHED = "differs, spread unknown", "cannot say", "not finished in both"
@@ -73,9 +74,7 @@ def noise_of(a: pd.DataFrame, b: pd.DataFrame, asked: float | None = None) -> No
     ]
     if pairs:
         fraction = float(np.quantile(pairs, 0.95))
-        said.append(
-            f"95 % of {labels.plural(len(pairs), 'pair')} of repeated runs differ by less than {_percent(fraction)}"
-        )
+        said.append(f"95 % of {plural(len(pairs), 'pair')} of repeated runs differ by less than {_percent(fraction)}")
     spread = median_interval([*a["step_spread"], *b["step_spread"]])
     if spread is not None:
         typical = spread.high if spread.high is not None else spread.median
@@ -83,7 +82,7 @@ def noise_of(a: pd.DataFrame, b: pd.DataFrame, asked: float | None = None) -> No
         interval = "" if spread.low is None else f", 95 % interval {_percent(spread.low)} to {_percent(typical)}"
         said.append(
             f"the timed steps of a run typically spread by {_percent(spread.median)} (median of "
-            f"{labels.plural(spread.n, 'point')}{interval})"
+            f"{plural(spread.n, 'point')}{interval})"
         )
     if not said:
         return Noise(

@@ -1,20 +1,27 @@
-"""A comparison as one self-contained HTML file, and as the table behind it."""
+"""A comparison as files: one self-contained HTML page, its figure, and the tables behind both."""
 
 from __future__ import annotations
 
 import base64
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from analysis.compare import moved
-from analysis.page import environment, style_sheet
-
-if TYPE_CHECKING:
-    from analysis.compare.command import Comparison
+from analysis.compare import moved, ratio_figure
+from analysis.compare.comparison import Comparison
+from analysis.figures import style
+from analysis.page.render import environment, style_sheet
+from analysis.page.staging import Staged
 
 _GENERATOR = "ultrasweep analysis.compare"
+_FILES = {
+    "csv": "tables/compare.csv",
+    "axes": "tables/compare_by_axis.csv",
+    "html": "compare.html",
+    "png": "figures/compare.png",
+    "svg": "figures/compare.svg",
+}
 _SHARED = ("model", "workload", "world_size", "layout")
 _OF_EACH = (
     *("experiment_id", "attempt_id", "cluster", "engine", "engine_version", "measurement_version", "outcome", "runs"),
@@ -29,6 +36,31 @@ _NAMES = {
     "peak_allocated": "peak_allocated_bytes",
     "peak_reserved": "peak_reserved_bytes",
 }
+
+
+def write(comparison: Comparison, out: Path, formats: Sequence[str], most: int) -> list[Path]:
+    """Write the comparison into ``out``; the paths of its files.
+
+    Both tables always; of ``html`` (with at most ``most`` moved points), ``png`` and ``svg`` those in ``formats``. An
+    earlier comparison's files are replaced once the new ones are whole, and removed where their format is not asked
+    for. Raises `UnwritableReport` when ``out`` cannot be written.
+    """
+    with Staged(out, "a comparison") as staged:
+        made = {kind: staged.folder / name for kind, name in _FILES.items()}
+        table(comparison).to_csv(made["csv"], index=False)
+        comparison.by_axis.to_csv(made["axes"], index=False)
+        missing = None
+        try:
+            style.save(ratio_figure.draw(comparison.pairs, comparison.noise), made["png"], made["svg"])
+        except style.NothingToDraw as reason:
+            missing = str(reason)
+        if "html" in formats:
+            made["html"].write_text(render(comparison, None if missing else made["png"], missing, most))
+        for kind in {"png", "svg"} - set(formats):
+            made[kind].unlink(missing_ok=True)
+        written = [out / name for kind, name in _FILES.items() if made[kind].exists()]
+        staged.publish(earlier=[out / name for name in _FILES.values()])
+    return written
 
 
 def table(comparison: Comparison) -> pd.DataFrame:

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
-from analysis import labels
-from analysis.cohorts import METHOD_NAMES
 from analysis.compare import moved
 from analysis.compare.matching import MOST_EXAMINED, Matching
-from analysis.labels import listed, plural
-from analysis.stats import median_interval
+from analysis.page.render import PageTable
+from analysis.rows import labels
+from analysis.rows.cohorts import METHOD_NAMES
+from analysis.rows.stats import median_interval
 from results.agreement import COMPARED_STEPS
+from results.text import format_bytes, format_number, listed, plural
 
 _TELLING = {
     "cluster": "cluster",
@@ -36,13 +36,6 @@ _BESIDE = {
     "warmup_steps": "warm-up steps",
 }
 _MOST_AXES = 3
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    title: str
-    header: list[str]
-    rows: list[list[str]]
 
 
 def side(name: str, path: Path, rows: pd.DataFrame, points: int) -> str:
@@ -149,20 +142,20 @@ def alarms(pairs: pd.DataFrame) -> list[str]:
     ]
 
 
-def moved_table(pairs: pd.DataFrame, most: int) -> Table:
+def moved_table(pairs: pd.DataFrame, most: int) -> PageTable:
     """The points whose throughput moved most beyond noise, then those whose memory did."""
     speed = pairs[pairs["speed"].isin([moved.FASTER, moved.SLOWER, moved.DIFFERS])]
     order = np.log(speed["ratio"]).abs().sort_values(ascending=False, kind="stable").index
     memory = pairs[pairs["memory"].isin(["more", "less"]) & ~pairs.index.isin(order)]
     order = order.append(np.log(memory["peak_ratio"]).abs().sort_values(ascending=False, kind="stable").index)
-    unit, kind = labels.rate_unit(pairs.rename(columns={"cluster_a": "cluster"})), moved.memory_kind(pairs).name
+    unit, kind = labels.rate_unit(pairs.rename(columns={"backend_a": "backend"})), moved.memory_kind(pairs).name
     shown = pairs.loc[order[:most]]
     rows = [
         [
             row["workload_a"],
             f"{int(row['world_size_a']):,}",
             row["layout_a"] if row["layout_a"] == row["layout_b"] else f"{row['layout_a']} → {row['layout_b']}",
-            f"{labels.number(row['rate_a'])} → {labels.number(row['rate_b'])}",
+            f"{format_number(row['rate_a'])} → {format_number(row['rate_b'])}",
             change(row["ratio"]),
             interval(row["ratio_low"], row["ratio_high"]),
             row["speed"],
@@ -171,11 +164,11 @@ def moved_table(pairs: pd.DataFrame, most: int) -> Table:
         for row in labels.records(shown)
     ]
     title = "Points that moved" + (f" (the first {len(shown)} of {len(order):,})" if len(order) > len(shown) else "")
-    header = ["Model", labels.device_noun(pairs.rename(columns={"cluster_a": "cluster"})), "Layout", unit, "Change"]
-    return Table(title, [*header, "Interval", "Throughput", f"Peak {kind}"], rows)
+    header = ["Model", labels.device_noun(pairs.rename(columns={"backend_a": "backend"})), "Layout", unit, "Change"]
+    return PageTable([*header, "Interval", "Throughput", f"Peak {kind}"], rows, len(order), title)
 
 
-def axis_tables(table: pd.DataFrame) -> list[Table]:
+def axis_tables(table: pd.DataFrame) -> list[PageTable]:
     """What moved for each value of the axes that explain most of it."""
     tables = []
     for axis in moved.leading_axes(table):
@@ -193,7 +186,7 @@ def axis_tables(table: pd.DataFrame) -> list[Table]:
             for row in labels.records(part)
         ]
         header = [axis, "Points", "Throughput", "95 % interval", "Faster / slower", "Peak memory", "More / less"]
-        tables.append(Table(f"By {axis} (medians)", header, rows))
+        tables.append(PageTable(header, rows, len(rows), f"By {axis} (medians)"))
     return tables
 
 
@@ -306,4 +299,4 @@ def _relative(value: float | None) -> str:
 def _moved_bytes(change_bytes: float) -> str:
     if not np.isfinite(change_bytes):
         return "–"
-    return f"{'+' if change_bytes > 0 else '−'}{labels.gib(abs(change_bytes))}"
+    return f"{'+' if change_bytes > 0 else '−'}{format_bytes(abs(change_bytes))}"

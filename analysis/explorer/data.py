@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.cohorts import Cohort
-from analysis.labels import OUTCOME_NAMES
+from analysis.rows.cohorts import Cohort
+from analysis.rows.labels import OUTCOME_NAMES
 from results.reference import EXTRA_COLUMNS
 from results.schema import ATTEMPT_COLUMNS
 from workloads.experiment import ENGINE, ENGINE_VERSION

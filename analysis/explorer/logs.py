@@ -8,12 +8,12 @@ import pandas as pd
 
 from results import store
 from results.errors import InvalidResults
+from results.log_tail import read_tail
 
 LINES = 15
 MOST_BYTES = 1_000_000
 """Of all tails together: a page with logs of thousands of failures would not open."""
 _LINE_CHARACTERS = 400
-_TAIL_BYTES = 32 * 2**10
 _UNFAILED = ("ok", "cancelled")
 
 
@@ -66,9 +66,6 @@ def _log(sweep: Path, log_dir: str, rank: int | None) -> Path | None:
 
 def _tail(log: Path) -> str:
     try:
-        with log.open("rb") as file:
-            file.seek(max(0, log.stat().st_size - _TAIL_BYTES))
-            lines = file.read().decode(errors="replace").splitlines()
+        return "\n".join(line[:_LINE_CHARACTERS] for line in read_tail(log, LINES).lines)
     except OSError:
         return ""
-    return "\n".join(line[:_LINE_CHARACTERS] for line in lines[-LINES:])

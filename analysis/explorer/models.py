@@ -14,6 +14,7 @@ from typing import Any, get_args
 import pandas as pd
 import yaml
 
+from analysis.explorer.rules import rules_json
 from workloads import experiment as ex
 from workloads.cluster import ClusterSpec, cluster_from_dict
 from workloads.costs.params import num_params
@@ -30,7 +31,8 @@ def models_json(attempts: pd.DataFrame | None = None, conf: Path = CONF) -> dict
     ``models``: every shipped shape, smallest first, then shapes that only ``attempts`` (rows of `results.schema`) have;
     ``clusters``: every shipped cluster with known device memory, in bytes; ``oom_margin``: the planner leaves a layout
     out when its peak exceeds this many times a cluster's ``usable_bytes``; ``choices``: the words that the fields of an
-    experiment may hold; ``engine``: name and version. Raises `InvalidSweep` for a shipped file that cannot be read.
+    experiment may hold; ``engine``: name and version; ``rules``: see `rules_json`. Raises `InvalidSweep` for a shipped
+    file that cannot be read.
     """
     models = sorted((_model(path) for path in _files(conf, "model")), key=num_params)
     clusters = [_cluster(path, conf) for path in _files(conf, "cluster")]
@@ -47,6 +49,7 @@ def models_json(attempts: pd.DataFrame | None = None, conf: Path = CONF) -> dict
         "oom_margin": float(_read(conf / "config.yaml")["plan"]["oom_margin"]),
         "choices": {field: list(get_args(words)) for field, words in choices.items()},
         "engine": {"engine": ex.ENGINE, "engine_version": ex.ENGINE_VERSION},
+        "rules": rules_json(),
     }
 
 

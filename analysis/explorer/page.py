@@ -12,12 +12,12 @@ from typing import Any
 
 from plotly.offline import get_plotlyjs
 
-from analysis.cohorts import Cohort
 from analysis.explorer import data as explorer_data
 from analysis.explorer import logs as explorer_logs
 from analysis.explorer.models import models_json
-from analysis.load import Results
-from analysis.page import environment, source
+from analysis.page.render import environment, source
+from analysis.rows.cohorts import Cohort
+from analysis.rows.load import Results
 
 _SCRIPTS = (
     *("model_costs.js", "memory_rules.js", "memory_model.js", "memory_form.js", "memory.js"),

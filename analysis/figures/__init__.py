@@ -1,1 +1,1 @@
-"""One file a figure; each draws one frame of comparable, labelled rows (`analysis.cohorts`) or says what is missing."""
+"""One file a figure: it draws a frame of comparable, labelled rows (`analysis.rows.cohorts`) or says what it lacks."""

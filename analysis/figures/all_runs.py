@@ -13,10 +13,11 @@ from matplotlib.colors import Colormap, Normalize
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from analysis import labels, metrics
 from analysis.figures import style
-from analysis.load import last_attempts
-from analysis.memo import cache_per_frame
+from analysis.figures.spec import FigureSpec
+from analysis.rows import labels, metrics
+from analysis.rows.frame_cache import cache_per_frame
+from analysis.rows.load import last_attempts
 
 _CELL_IN = (1.55, 1.25)
 _FILL = 0.86
@@ -158,3 +159,16 @@ def _handles(kinds: list[str], any_finished: bool, area: float) -> list[Line2D]:
     dots = [mark("o", area * share, "#4f8f8b", label) for share, label in shares.items()]
     failures = [mark(style.OUTCOME_MARKERS[kind], 36, style.FAILURE_GREY, labels.OUTCOME_NAMES[kind]) for kind in kinds]
     return dots + failures
+
+
+FIGURE = FigureSpec(
+    name="all_runs",
+    section="best",
+    title="All runs",
+    caption=(
+        "One mark for each point, fastest first. Area: throughput relative to the best of the row. Grey markers: "
+        "failures."
+    ),
+    draw=draw,
+    data=data,
+)

@@ -8,8 +8,10 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from analysis.data import bandwidth
 from analysis.figures import style
+from analysis.figures.spec import FigureSpec
+from analysis.rows import collective_bandwidth
+from results.text import plural
 
 _REGIMES = {"fast": ("#009E73", "^"), "slow": ("#D55E00", "v")}
 _COLOUR = "#0072B2"
@@ -18,18 +20,18 @@ _COLOUR = "#0072B2"
 @style.styled
 def draw(frame: pd.DataFrame) -> Figure:
     """One panel a collective: mean and median over runs with the 5 to 95 % band, and the median of each regime."""
-    table = bandwidth.by_nodes(frame)
+    table = collective_bandwidth.by_nodes(frame)
     if table.empty:
         raise style.NothingToDraw("no run has the bandwidth of its collectives measured")
-    shown = [name for name in bandwidth.COLLECTIVES if (table["collective"] == name).any()]
+    shown = [name for name in collective_bandwidth.COLLECTIVES if (table["collective"] == name).any()]
     figure = style.new_figure(3.6 * len(shown) + 0.6, 3.6)
     axes = figure.subplots(1, len(shown), squeeze=False, sharey=True)[0]
     for ax, name in zip(axes, shown, strict=True):
         _panel(ax, table[(table["collective"] == name) & (table["scope"] == "world")])
-        ax.set_title(bandwidth.COLLECTIVES[name])
+        ax.set_title(collective_bandwidth.COLLECTIVES[name])
     axes[0].set_ylabel("Bus bandwidth over all ranks, GB/s")
     axes[0].set_ylim(bottom=0)
-    style.bottom_legend(figure, _handles(table), f"{bandwidth.counted(table)}, 1 GiB of fp32 before training")
+    style.bottom_legend(figure, _handles(table), f"{_counted(table)}, 1 GiB of fp32 before training")
     return figure
 
 
@@ -60,3 +62,22 @@ def _handles(table: pd.DataFrame) -> list[Line2D | Patch]:
             label = f"median of the {regime} regime"
             handles.append(Line2D([], [], linestyle="", marker=marker, color=colour, markersize=6, label=label))
     return handles
+
+
+def _counted(table: pd.DataFrame) -> str:
+    """How many runs stand behind the figure."""
+    world = table[(table["scope"] == "world") & (table["regime"] == "all") & (table["collective"] == "all_reduce")]
+    return plural(int(world["runs"].sum()), "run")
+
+
+FIGURE = FigureSpec(
+    name="bandwidth",
+    section="scaling",
+    title="Collective bandwidth",
+    caption=(
+        "Bus bandwidth that runs measured before training. Fast and slow are two regimes of one network, told apart by "
+        "the all-reduce from 8 nodes on (the border is 120 GB/s)."
+    ),
+    draw=draw,
+    data=collective_bandwidth.by_nodes,
+)

@@ -1,4 +1,7 @@
-"""Where a step's time goes: shares of the fastest layouts' steps, and time a token along tp, pp and dp."""
+"""Where a step's time goes: shares of the fastest layouts' steps, and time a token along tp, pp and dp.
+
+The parts of a step are those of `analysis.rows.step_parts`.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,21 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from analysis import labels, metrics
-from analysis.data import breakdown
 from analysis.figures import panels, style
+from analysis.figures.spec import FigureSpec
+from analysis.rows import labels, metrics, pairs, step_parts
+from analysis.rows.frame_cache import cache_per_frame
+from results.text import format_number
+
+AXES = ("tp", "pp", "dp")
+_FREE = {
+    "tp": ("dp", "tp", "num_microbatches", "sequence_parallel", "zero_stage"),
+    "pp": ("dp", "pp", "num_microbatches", "pp_schedule", "virtual_stages", "zero_stage"),
+    "dp": ("dp", "world_size", "tokens_per_step", "zero_stage"),
+}
+"""What may differ along an axis. tp and pp take ranks from dp on the same devices; along dp the work of a rank stays.
+The ZeRO stage may differ only from a single data-parallel rank, which has nothing to shard."""
+
 
 _BARS = 6
 _MOST_PANELS = 6
@@ -17,10 +32,71 @@ _COLUMNS = 2
 _UNTIMED = "no finished run has the parts of its step timed"
 
 
+def timed(frame: pd.DataFrame) -> pd.DataFrame:
+    """Ranked rows with all parts of their step, fastest first in each group.
+
+    Columns: the `step_parts.shares`, `analysis.rows.pairs.SETTINGS`, and what tables and names need.
+    """
+    parts = step_parts.parts_of(frame)
+    rows = pairs.comparable(frame)
+    if not parts:
+        return rows.head(0)
+    beside = ["step_time_s", "layout", "rank", "num_params", "seq_len", metrics.RANK_BY, "attempt_id"]
+    rows = rows.loc[rows[[*parts, "step_time_s"]].notna().all(axis=1), [*pairs.SETTINGS, *beside, *parts]]
+    return rows.assign(**step_parts.shares(rows, parts))
+
+
+@cache_per_frame
+def data(frame: pd.DataFrame) -> pd.DataFrame:
+    """Shares of the step of every ranked run that has them, fastest first in each group."""
+    rows = timed(frame)
+    kept = [*metrics.GROUP, "layout", "rank", "step_time_s", *step_parts.names_of(frame), metrics.RANK_BY, "attempt_id"]
+    return labels.in_group_order(rows)[kept].reset_index(drop=True) if len(rows) else rows[kept]
+
+
+@cache_per_frame
+def data_along_axes(frame: pd.DataFrame) -> pd.DataFrame:
+    """The longest family of each axis: runs that differ in its degree alone, and in what makes room for it.
+
+    ``axis``, ``degree``, and for each part ``<name>`` in device-microseconds a token: time of the part × devices /
+    tokens, so that families of one batch and of growing ones read alike and the parts sum to 1e6 / (tokens/s/GPU).
+    Of families equally long, the one with the fastest run.
+    """
+    rows = timed(frame)
+    names = step_parts.names_of(frame)
+    columns = ["axis", "degree", *metrics.GROUP, "layout", *names, metrics.RANK_BY, "attempt_id"]
+    found = [family for axis in AXES if len(family := _family(rows, axis)) > 1]
+    if not found:
+        return pd.DataFrame(columns=columns)
+    families = pd.concat(found, ignore_index=True)
+    per_token = 1e6 / families[metrics.RANK_BY]
+    return families.assign(**{name: families[name] * per_token for name in names})[columns]
+
+
+def _family(rows: pd.DataFrame, axis: str) -> pd.DataFrame:
+    if rows.empty or rows[axis].nunique() < 2:
+        return rows.head(0)
+    codes = pairs.Matching(rows).codes(_FREE[axis])
+    members = rows.assign(axis=axis, degree=rows[axis].astype(int), _code=codes)
+    if axis != "dp":  # a pipeline of one stage has no schedule, others must have the same
+        members = members[(members["pp"] == 1) | (members["pp_schedule"] == "1f1b")]
+    members = members.sort_values(metrics.RANK_BY, ascending=False, kind="stable")
+    families = []
+    for stage in sorted(rows["zero_stage"].dropna().unique()):
+        own = members[(members["dp"] == 1) | (members["zero_stage"] == stage)]
+        own = own.drop_duplicates(["_code", "degree"])
+        sizes = own.groupby("_code")[metrics.RANK_BY].agg(["size", "max"])
+        if len(sizes):
+            longest = sizes.sort_values(["size", "max"]).iloc[-1]
+            family = own[own["_code"] == longest.name]
+            families.append((int(longest["size"]), float(longest["max"]), family.sort_values("degree")))
+    return max(families, key=lambda found: found[:2])[2] if families else rows.head(0)
+
+
 @style.styled
 def draw(frame: pd.DataFrame) -> Figure:
     """Stacked bars in per cent of the step for the fastest layouts of each group, their throughput beside them."""
-    rows = breakdown.table(frame)
+    rows = data(frame)
     if rows.empty:
         raise style.NothingToDraw(_UNTIMED)
     groups, left_out = panels.chosen_groups(rows, _MOST_PANELS)
@@ -48,7 +124,7 @@ def _shares(ax: Axes, rows: pd.DataFrame) -> None:
             ax.barh(places, width, left=left, color=colour, hatch=hatch, edgecolor="white", linewidth=0.5, height=0.72)
             left = left + width
     for place, rate in zip(places, rows[metrics.RANK_BY], strict=True):
-        ax.text(left.max() + 1.5, place, labels.number(rate), va="center", fontsize=8)
+        ax.text(left.max() + 1.5, place, format_number(rate), va="center", fontsize=8)
     ax.set_yticks(places, rows["layout"], fontsize=8)
     ax.set(xlim=(0, 118), ylim=(len(rows) - 0.4, -0.6))
     ax.set_xticks(range(0, 101, 20))
@@ -58,9 +134,9 @@ def _shares(ax: Axes, rows: pd.DataFrame) -> None:
 @style.styled
 def draw_along_axes(frame: pd.DataFrame) -> Figure:
     """One panel an axis: device time a token of the longest family of runs that differ in that degree alone."""
-    rows = breakdown.along_axes(frame)
+    rows = data_along_axes(frame)
     if rows.empty:
-        if not breakdown.parts_of(frame):
+        if not step_parts.parts_of(frame):
             raise style.NothingToDraw(_UNTIMED)
         raise style.NothingToDraw("no two runs with the parts of their steps timed differ in tp, pp or dp alone")
     noun = labels.device_noun(frame)
@@ -94,7 +170,7 @@ def _stacks(ax: Axes, family: pd.DataFrame) -> None:
             )
             bottom = bottom + height
     for place, rate in enumerate(family[metrics.RANK_BY]):
-        ax.text(place, 1.015 * bottom[place], labels.number(rate), ha="center", va="bottom", fontsize=8)
+        ax.text(place, 1.015 * bottom[place], format_number(rate), ha="center", va="bottom", fontsize=8)
     ax.set_xticks(family.index, [f"{degree}" for degree in family["degree"]])
     ax.set(ylim=(0, 1.12 * float(bottom.max())), xlim=(-0.6, len(family) - 0.4))
     ax.grid(axis="y")
@@ -113,3 +189,31 @@ def _handles(rows: pd.DataFrame) -> list[Patch]:
         for name, (colour, hatch) in style.STEP_PARTS.items()
         if name in rows
     ]
+
+
+FIGURES = (
+    FigureSpec(
+        name="breakdown",
+        section="why",
+        title="Where a step's time goes",
+        caption=(
+            "The fastest layouts of each model and size. Forward and backward include the collectives inside them "
+            "(tensor parallelism's, ZeRO 3's gathers); the exposed reduction is what is left of gradient reduction "
+            "after the last backward. Parts are means over ranks, the step is the slowest rank's: the rest is what "
+            "lies between."
+        ),
+        draw=draw,
+        data=data,
+    ),
+    FigureSpec(
+        name="breakdown_by_axis",
+        section="why",
+        title="What a degree costs",
+        caption=(
+            "For each axis the longest series of runs that differ in its degree alone: tp and pp take ranks from data "
+            "parallelism on the same devices at the same batch, dp adds devices at the same work each."
+        ),
+        draw=draw_along_axes,
+        data=data_along_axes,
+    ),
+)

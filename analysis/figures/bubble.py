@@ -1,37 +1,71 @@
-"""Bubble sizes over micro-batches and virtual stages, and beside them what measured pipelines waited."""
+"""The pipeline bubble by its closed form over micro-batches and virtual stages, and what measured pipelines waited."""
 
 from __future__ import annotations
+
+import itertools
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from analysis.data import bubble
 from analysis.figures import style
+from analysis.figures.spec import FigureSpec
+from analysis.rows import labels, pipeline_bubble
+from analysis.rows.frame_cache import cache_per_frame
+
+DEPTH = 8
+MICRO_BATCHES = (1, 2, 4, 8, 16, 32)
+VIRTUAL_STAGES = (1, 2, 4, 8)
+
 
 _MARKERS = "osD^vP*X"
+
+
+def sizes(depth: int = DEPTH) -> pd.DataFrame:
+    """The closed form at one depth, smallest first: columns ``p``, ``m``, ``v``, ``bubble``."""
+    rows = [
+        {"p": depth, "m": m, "v": v, "bubble": pipeline_bubble.closed_form(depth, m, v)}
+        for m, v in itertools.product(MICRO_BATCHES, VIRTUAL_STAGES)
+    ]
+    return pd.DataFrame(rows).sort_values(["bubble", "v", "m"], ascending=[True, False, True], ignore_index=True)
+
+
+@cache_per_frame
+def data(frame: pd.DataFrame) -> pd.DataFrame:
+    """`sizes` and `pipeline_bubble.waited` in one table, told apart by ``source``: ``closed form`` or ``measured``."""
+    parts = [sizes().assign(source="closed form")]
+    measured = pipeline_bubble.waited(frame)
+    if len(measured):
+        parts.append(measured.assign(source="measured"))
+    return pd.concat(parts, ignore_index=True)
+
+
+def _order(frame: pd.DataFrame) -> list[str]:
+    """Workloads that have a timed pipeline, smallest first."""
+    have = set(pipeline_bubble.waited(frame)["workload"])
+    return [name for name in labels.workload_order(frame) if name in have]
 
 
 @style.styled
 def draw(frame: pd.DataFrame) -> Figure:
     """Left: the closed form at p = 8, smallest first. Right, where waiting was timed: idle over busy against it."""
-    sizes, waited = bubble.sizes(), bubble.waited(frame)
+    formula, waited = sizes(), pipeline_bubble.waited(frame)
     panels = 2 if len(waited) else 1
     figure = style.new_figure(5.4 * panels + 0.6, 5.0)
     axes = figure.subplots(1, panels, squeeze=False)[0]
-    _bars(axes[0], sizes)
+    _bars(axes[0], formula)
     if panels == 2:
-        _waited(axes[1], waited, bubble.order(frame))
+        _waited(axes[1], waited, _order(frame))
         style.bottom_legend(figure, axes[1].get_legend_handles_labels()[0])
     return figure
 
 
 def _bars(ax: Axes, sizes: pd.DataFrame) -> None:
     places = np.arange(len(sizes))
-    colours = {v: style.CATEGORY_COLOURS[i] for i, v in enumerate(bubble.VIRTUAL_STAGES)}
-    hatches = {v: style.CATEGORY_HATCHES[i] for i, v in enumerate(bubble.VIRTUAL_STAGES)}
-    for v in bubble.VIRTUAL_STAGES:
+    colours = {v: style.CATEGORY_COLOURS[i] for i, v in enumerate(VIRTUAL_STAGES)}
+    hatches = {v: style.CATEGORY_HATCHES[i] for i, v in enumerate(VIRTUAL_STAGES)}
+    for v in VIRTUAL_STAGES:
         own = (sizes["v"] == v).to_numpy()
         ax.barh(
             places[own],
@@ -49,7 +83,7 @@ def _bars(ax: Axes, sizes: pd.DataFrame) -> None:
     ax.set(xscale="log", xlim=(0.02, 14), ylim=(-0.7, len(sizes) - 0.3))
     ax.set_xticks([0.03, 0.1, 0.3, 1, 3, 10], ["0.03", "0.1", "0.3", "1", "3", "10"])
     ax.set_xlabel("Idle over busy time, (p − 1) / (v m)")
-    ax.set_title(f"Bubble of a pipeline of {bubble.DEPTH} stages")
+    ax.set_title(f"Bubble of a pipeline of {DEPTH} stages")
     ax.grid(axis="x")
 
 
@@ -74,3 +108,16 @@ def _waited(ax: Axes, waited: pd.DataFrame, order: list[str]) -> None:
     )
     ax.set_title(f"Waiting of measured pipelines, n = {len(waited):,}")
     ax.grid()
+
+
+FIGURE = FigureSpec(
+    name="bubble",
+    section="scaling",
+    title="Pipeline bubble",
+    caption=(
+        "Idle over busy time by the closed form for m micro-batches and v virtual stages; where waiting was timed, "
+        "what pipelines really waited against it."
+    ),
+    draw=draw,
+    data=data,
+)

@@ -1,4 +1,10 @@
-"""Nodes and network over the course of a sweep: what runs reached against what they should, clocks, heat, bandwidth."""
+"""Whether nodes and network stayed the same over a sweep: what each run reached against what it should, in order.
+
+A run that is repeated is compared with the median of its own experiment. Any other is compared with its prediction,
+scaled by how far predictions are off for the runs of the same model and degrees (the median of `FEWEST_ALIKE` or more).
+A grid runs in its own order: without that scaling, a prediction that suits one layout better than the next would look
+like drift.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +16,23 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from analysis import labels
-from analysis.data import drift
 from analysis.figures import style
+from analysis.figures.spec import FigureSpec
+from analysis.rows import metrics
+from analysis.rows.frame_cache import cache_per_frame
+from analysis.rows.stats import MedianInterval, chance_of_rank_correlation, rank_correlation, supported_median
+from results.text import listed
+
+FEWEST_ALIKE = 3
+FEWEST_RUNS = 20
+SHORTEST_S = 3600.0
+"""A sweep of fewer runs, or all started within less than this, is too short to tell drift from chance."""
+COLUMNS = (
+    *("order", "sweep", "started_at", "job_id", "node", "workload", "layout", "relative", "compared_with"),
+    *("sm_clock_mhz", "temperature_c", "throttle_reasons", "all_reduce_bytes_per_s", "network_regime", "node_count"),
+    "attempt_id",
+)
+
 
 _WIDTH_IN = 10.0
 _PANEL_IN = 2.0
@@ -22,10 +42,76 @@ _REGIMES = {"fast": ("#009E73", "^"), "slow": ("#D55E00", "v")}
 _OTHER = "fewer nodes"
 
 
+@cache_per_frame
+def data(frame: pd.DataFrame) -> pd.DataFrame:
+    """Every attempt whose place in time is known, `COLUMNS`, in order of start (of job id where no start is known).
+
+    ``relative`` is throughput over what was expected, of finished runs that have an expectation; ``compared_with``
+    says which: ``repeats`` or ``prediction``. ``node`` names all nodes of the run, null where they are not known.
+    """
+    rows = frame.reindex(columns=list(dict.fromkeys([*frame.columns, *COLUMNS])))
+    by = "started_at" if rows["started_at"].notna().any() else "job_id"
+    rows = rows[rows[by].notna()].sort_values(by, kind="stable").reset_index(drop=True)
+    relative, compared = _relative(rows)
+    rows = rows.assign(order=range(1, len(rows) + 1), node=_node(rows), relative=relative, compared_with=compared)
+    return rows[[*COLUMNS]]
+
+
+def too_short(rows: pd.DataFrame) -> str | None:
+    """Why the runs of `data` cannot tell drift from chance; None when they can."""
+    known = rows[rows["relative"].notna()]
+    span = (known["started_at"].max() - known["started_at"].min()).total_seconds() if len(known) else 0.0
+    if len(known) < FEWEST_RUNS:
+        return f"{len(known)} comparable runs, fewer than {FEWEST_RUNS}: too few to tell drift from chance"
+    if span < SHORTEST_S:
+        return f"{len(known)} comparable runs within {span / 60:.0f} minutes: too short a time to tell drift"
+    return None
+
+
+def trend(rows: pd.DataFrame) -> tuple[float, float] | None:
+    """Rank correlation of ``relative`` with the order of start, and its chance without any drift; None where a trend
+    cannot be told (`too_short`)."""
+    known = rows[rows["relative"].notna()]
+    if too_short(rows) is not None:
+        return None
+    found = rank_correlation(known["order"], known["relative"])
+    chance = chance_of_rank_correlation(known["order"], known["relative"])
+    return None if found is None or chance is None else (found, chance)
+
+
+def by_node(rows: pd.DataFrame) -> dict[str, tuple[int, MedianInterval | None]]:
+    """Comparable runs of each node (or set of nodes) and the median of ``relative``; None of it where they are few."""
+    known = rows[rows["relative"].notna() & rows["node"].notna()]
+    return {str(node): (len(own), supported_median(own["relative"])) for node, own in known.groupby("node")}
+
+
+def _relative(rows: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
+    ok = rows[(rows["outcome"] == "ok") & rows[metrics.RANK_BY].notna()]
+    repeats = ok.groupby([ok["experiment_id"], ok["engine_version"].fillna("–")])[metrics.RANK_BY]
+    repeated = (ok[metrics.RANK_BY] / repeats.transform("median")).where(repeats.transform("size") > 1)
+    ratio = ok["predicted_step_time_s"].astype(float) / ok["step_time_s"]
+    # A time traced without a device is the prediction itself.
+    ratio = ratio.where(ok["method"] != "rehearsed_fake")
+    alike = ratio.groupby([ok["workload"], ok["world_size"], ok["degrees"]])
+    predicted = (ratio / alike.transform("median")).where(alike.transform("count") >= FEWEST_ALIKE)
+    relative = repeated.fillna(predicted)
+    compared = pd.Series("prediction", index=ok.index).where(repeated.isna(), "repeats").where(relative.notna())
+    return relative.reindex(rows.index), compared.reindex(rows.index)
+
+
+def _node(rows: pd.DataFrame) -> pd.Series:
+    def named(value: object) -> str | None:
+        names = sorted({str(name) for name in value}) if hasattr(value, "__iter__") and len(list(value)) else []
+        return "+".join(names) or None
+
+    nodes = rows["nodes"].map(named)
+    return nodes.where(nodes.notna(), rows["hosts"].map(named))
+
+
 @style.styled
 def draw(frame: pd.DataFrame) -> Figure:
     """Panels over the order of start: throughput against expectation by node, clock, temperature, all-reduce."""
-    rows = drift.table(frame)
+    rows = data(frame)
     if rows.empty:
         raise style.NothingToDraw("no attempt says when it started")
     shown = [(column, panel) for column, panel in _PANELS.items() if rows[column].notna().any()]
@@ -51,9 +137,9 @@ def draw(frame: pd.DataFrame) -> Figure:
     return figure
 
 
-def _relative(ax: Axes, rows: pd.DataFrame) -> list[Line2D]:
+def _throughput(ax: Axes, rows: pd.DataFrame) -> list[Line2D]:
     known = rows[rows["relative"].notna()]
-    nodes = drift.by_node(rows)
+    nodes = by_node(rows)
     ax.axhline(1.0, color="#444444", linewidth=0.8)
     ax.set_ylabel("Throughput\nover expected")
     ax.grid(axis="y")
@@ -90,7 +176,7 @@ def _state(ax: Axes, rows: pd.DataFrame, column: str) -> list[Line2D]:
     handles = []
     for which, colour, marker, label in (
         (reasons.eq(""), "#009E73", "D", "no clock event seen"),
-        (reasons.notna() & reasons.ne(""), _THROTTLED, "x", f"clocks held back ({labels.listed(named)})"),
+        (reasons.notna() & reasons.ne(""), _THROTTLED, "x", f"clocks held back ({listed(named)})"),
         (reasons.isna(), "#999999", "s", "clock events not known"),
     ):
         own = known[which.fillna(False).astype(bool)]
@@ -119,7 +205,7 @@ def _bandwidth(ax: Axes, rows: pd.DataFrame) -> list[Line2D]:
 
 
 _PANELS: dict[str, Callable[[Axes, pd.DataFrame], list[Line2D]]] = {
-    "relative": _relative,
+    "relative": _throughput,
     "sm_clock_mhz": _clock,
     "temperature_c": _temperature,
     "all_reduce_bytes_per_s": _bandwidth,
@@ -130,7 +216,7 @@ def _told(rows: pd.DataFrame) -> str:
     known = rows[rows["relative"].notna()]
     if known.empty:
         return "No run can be compared with a repeat or a prediction"
-    short, found = drift.too_short(rows), drift.trend(rows)
+    short, found = too_short(rows), trend(rows)
     if short is not None:
         return short
     if found is None:
@@ -152,3 +238,17 @@ def _marks(ax: Axes, x: pd.Series, y: pd.Series, colour: str, marker: str) -> No
 
 def _handle(colour: str, marker: str, label: str) -> Line2D:
     return Line2D([], [], linestyle="", marker=marker, markersize=5, color=colour, label=label)
+
+
+FIGURE = FigureSpec(
+    name="drift",
+    section="trust",
+    title="Nodes and network over the sweep",
+    caption=(
+        "A repeated run against the median of its experiment; any other against its prediction, scaled by the median "
+        "over three or more runs of the same model and degrees, so that a layout is not taken for drift. Clocks and "
+        "temperature are over the timed steps, bandwidth is from before training."
+    ),
+    draw=draw,
+    data=data,
+)

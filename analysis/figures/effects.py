@@ -1,8 +1,15 @@
-"""What one choice does by itself: median ratios over matched pairs of runs, with their intervals."""
+"""What one choice does by itself: ratios of throughput and memory over pairs of runs that agree in everything else.
+
+A degree doubled on the same devices at the same batch takes ranks from data parallelism, and a larger micro-batch takes
+micro-batches: only `analysis.rows.pairs.MAKE_ROOM` may differ there. Each doubling has a line of its own, since going
+from tp 1 to 2 and from tp 8 to 16 are different effects.
+"""
 
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
@@ -10,10 +17,26 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+from numpy.typing import NDArray
 
-from analysis import labels
-from analysis.data import effects
 from analysis.figures import style
+from analysis.figures.spec import FigureSpec
+from analysis.rows import labels, metrics, pairs
+from analysis.rows.frame_cache import cache_per_frame
+from analysis.rows.stats import MIN_FOR_INTERVAL, MedianInterval, supported_median
+from results.text import listed
+
+FEWEST = MIN_FOR_INTERVAL
+"""With fewer pairs an effect is listed as too few, without a number."""
+COLUMNS = (
+    *("effect", "choice", "from", "to", "pairs", "enough", "slower_share"),
+    *("throughput_ratio", "throughput_low", "throughput_high", "throughput_q05", "throughput_q95"),
+    *("memory_pairs", "memory_ratio", "memory_low", "memory_high", "memory_q05", "memory_q95", "memory_kind"),
+)
+_BAND = (0.05, 0.95)
+Values = NDArray[np.float64]
+Places = NDArray[np.int64]
+
 
 _COLOUR = "#0072B2"
 _TICKS = (1.0, 0.5, 2.0, 0.2, 5.0, 0.1, 10.0, 0.8, 1.2, 0.9, 1.1, 1.5, 0.7, 0.3, 3.0, 0.05, 20.0)
@@ -28,15 +51,118 @@ _POOLED = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """``column`` going from one value to another, while ``free`` may differ too."""
+
+    name: str
+    column: str
+    before: int | str
+    after: int | str
+    free: tuple[str, ...] = ()
+
+
+def _effects(rows: pd.DataFrame) -> Iterator[Effect]:
+    """Every choice that is asked for, and each doubling that the rows could hold, in the order of the figure."""
+    for stage in (1, 2, 3):
+        yield Effect(f"ZeRO {stage - 1} → {stage}", "zero_stage", stage - 1, stage)
+    for kind in ("selective", "full"):
+        yield Effect(f"recompute none → {kind}", "recompute", "none", kind)
+    precisions = sorted(name for name in rows["precision"].dropna().unique() if str(name).startswith("fp8"))
+    for precision in precisions or ["fp8"]:
+        yield Effect(f"bf16 → {precision.replace('_', ' ')}", "precision", "bf16", precision)
+    modes = sorted(mode for mode in rows["compile"].dropna().unique() if mode != "none")
+    for mode in modes or ["block"]:
+        yield Effect("eager → compiled" + (f" ({mode})" if len(modes) > 1 else ""), "compile", "none", mode)
+    yield Effect("GPipe → 1F1B", "pp_schedule", "gpipe", "1f1b")
+    for axis, names in {
+        "cp": pairs.MAKE_ROOM,
+        "ep": (),
+        "tp": (*pairs.MAKE_ROOM, "sequence_parallel"),
+        "pp": (*pairs.MAKE_ROOM, "pp_schedule"),
+        "micro_batch_size": ("num_microbatches",),
+    }.items():
+        present = {int(value) for value in rows[axis].dropna().unique()}
+        shown = "micro-batch" if axis == "micro_batch_size" else axis
+        for degree in sorted(value for value in present if 2 * value in present) or [1]:
+            yield Effect(f"{shown} {degree} → {2 * degree}", axis, degree, 2 * degree, names)
+
+
+@cache_per_frame
+def data(frame: pd.DataFrame) -> pd.DataFrame:
+    """One row for each effect, `COLUMNS`: medians of after over before with bootstrap intervals and the 5 to 95 %
+    range of the pairs. With fewer than `FEWEST` pairs there is no ratio. Pairs that share a run are not independent,
+    so an interval is at its narrowest."""
+    rows = _once(pairs.comparable(frame))
+    memory = metrics.memory_column(frame)
+    rates, peaks = (rows[name].to_numpy(dtype=float) for name in (metrics.RANK_BY, memory))
+    found = [
+        _summary(effect, rates[two] / rates[one], peaks[two] / peaks[one], metrics.MEMORY_NAMES[memory])
+        for effect, one, two in _pairs(rows)
+    ]
+    return pd.DataFrame(found, columns=[*COLUMNS])
+
+
+def _once(rows: pd.DataFrame) -> pd.DataFrame:
+    """One row for each setting: of runs that agree in everything (seeds may differ), the middle one by throughput.
+
+    Else two runs before and two after would count as four pairs.
+    """
+    rows = rows.sort_values([metrics.RANK_BY, "attempt_id"], kind="stable")
+    groups = rows.groupby(pairs.Matching(rows).codes([]))[metrics.RANK_BY]
+    return rows[groups.cumcount() == (groups.transform("size") - 1) // 2]
+
+
+def _pairs(rows: pd.DataFrame) -> Iterator[tuple[Effect, Places, Places]]:
+    """Each effect with the places of the runs before and after in ``rows`` (of `pairs.comparable`)."""
+    matching = pairs.Matching(rows)
+    depth, schedule = rows["pp"].to_numpy(), rows["pp_schedule"].to_numpy()
+    for effect in _effects(rows):
+        before, after = rows[effect.column] == effect.before, rows[effect.column] == effect.after
+        if effect.column == "zero_stage":  # with one rank there is nothing to shard
+            before, after = before & (rows["dp"] > 1), after & (rows["dp"] > 1)
+        one, two = matching.pairs(before, after, [effect.column, *effect.free])
+        if effect.column == "pp":  # one stage has no schedule; with several both have the same, 1F1B from one stage
+            same = np.where(depth[one] == 1, schedule[two] == "1f1b", schedule[one] == schedule[two])
+            one, two = one[same], two[same]
+        yield effect, one, two
+
+
+def _summary(effect: Effect, speed: Values, memory: Values, memory_kind: str) -> dict[str, object]:
+    speed, memory = speed[np.isfinite(speed)], memory[np.isfinite(memory)]
+    known = supported_median(speed, FEWEST)
+    return {
+        "effect": effect.name,
+        "choice": effect.column,
+        "from": str(effect.before),
+        "to": str(effect.after),
+        "pairs": len(speed),
+        "enough": known is not None,
+        "slower_share": float((speed < 1).mean()) if known is not None else None,
+        **_columns("throughput", speed, known),
+        "memory_pairs": len(memory),
+        **_columns("memory", memory, supported_median(memory, FEWEST)),
+        "memory_kind": memory_kind,
+    }
+
+
+def _columns(name: str, values: Values, found: MedianInterval | None) -> dict[str, float | None]:
+    ends = dict.fromkeys(f"{name}_{end}" for end in ("ratio", "low", "high", "q05", "q95"))
+    if found is None:
+        return {**ends}
+    q05, q95 = np.quantile(values, _BAND)
+    return dict(zip(ends, (found.median, found.low, found.high, float(q05), float(q95)), strict=True))
+
+
 @style.styled
 def draw(frame: pd.DataFrame) -> Figure:
     """Throughput (left) and peak memory (right) after over before, one line an effect; too few pairs are named."""
-    table = effects.table(frame)
+    table = data(frame)
     known = table[table["enough"]].reset_index(drop=True)
     if known.empty:
         most = int(table["pairs"].max()) if len(table) else 0
         raise style.NothingToDraw(
-            f"no choice has {effects.FEWEST} pairs of runs that agree in everything else; the most there are is {most}"
+            f"no choice has {FEWEST} pairs of runs that agree in everything else; the most there are is {most}"
         )
     figure = style.new_figure(_WIDTH_IN, 0.27 * len(known) + 1.9)
     axes = figure.subplots(1, 2, sharey=True)
@@ -89,11 +215,11 @@ def _note(frame: pd.DataFrame, table: pd.DataFrame) -> str | None:
     if len(few):
         shown = few["effect"].str.replace(" ", "\N{NO-BREAK SPACE}")  # a line never breaks inside a name
         named = ", ".join(f"{effect} ({pairs})" for effect, pairs in zip(shown, few["pairs"], strict=True))
-        parts.append(f"Too few pairs, fewer than {effects.FEWEST}, for a number: {named}.")
+        parts.append(f"Too few pairs, fewer than {FEWEST}, for a number: {named}.")
     ok = frame[frame["outcome"] == "ok"]
-    pooled = [f"{name} ({labels.listed(values)})" for name, values in _several(ok)]
+    pooled = [f"{name} ({listed(values)})" for name, values in _several(ok)]
     if pooled:
-        parts.append(f"Both runs of a pair share them, but one median has pairs of several {labels.listed(pooled)}.")
+        parts.append(f"Both runs of a pair share them, but one median has pairs of several {listed(pooled)}.")
     return "\n".join(line for part in parts for line in textwrap.wrap(part, int(_WIDTH_IN / 0.078))) or None
 
 
@@ -111,3 +237,17 @@ def _handles() -> list[Line2D]:
         Line2D([], [], color=_COLOUR, marker="o", markersize=4.5, linewidth=1.8, label="median, 95 % interval"),
         Line2D([], [], color="#b5cfe3", linewidth=4.5, label="5 to 95 % of the pairs"),
     ]
+
+
+FIGURE = FigureSpec(
+    name="effects",
+    section="why",
+    title="What one choice does by itself",
+    caption=(
+        "Median ratio, after over before, over pairs of runs that agree in everything else, devices, driver and "
+        "versions included. A degree takes ranks from data parallelism on the same devices at the same batch, a larger "
+        "micro-batch takes micro-batches. Pairs that share a run are not independent: intervals are too narrow."
+    ),
+    draw=draw,
+    data=data,
+)

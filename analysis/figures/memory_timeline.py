@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,30 +12,97 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from analysis import labels
 from analysis.figures import style
-from analysis.figures.memory_axes import FILLS, draw_bars, handles, limits_of, look
-from analysis.memory import timeline as memory_timeline
-from analysis.memory.axes import Bar
-from analysis.memory.timeline import Timeline
+from analysis.figures.memory_bars import FILLS, draw_bars, handles, limits_of, look
+from analysis.figures.spec import FigureSpec
+from analysis.memory.axis_panels import Bar
+from analysis.memory.moments import SCHEDULES, STEPS, Bytes, Moment, moments, peak_of_step
+from analysis.memory.peak_split import PREDICTED, READ, Stack, categories, experiment_of, stack_of
+from analysis.rows import labels, metrics
+from analysis.rows.step_peaks import FIRST_PEAKS
+from results.text import byte_unit
+from workloads.costs.memory import estimate_memory
 
 _MEASURED: dict[str, Any] = {"color": "black", "linewidth": 3.0, "solid_capstyle": "butt"}
 _PREDICTED: dict[str, Any] = {"color": "#D55E00", "linewidth": 1.4, "linestyle": (0, (4, 2))}
 
 
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """One run: what is held between its operations, and the peaks of its steps."""
+
+    row: Mapping[str, Any]
+    measured: Stack
+    """At the highest moment of the timed steps."""
+    predicted: Stack
+    moments: tuple[Moment, ...]
+    predicted_peaks: tuple[Bytes, ...]
+    """Of each step, the fullest stage."""
+    measured_peaks: tuple[int, ...]
+    """Allocated at the highest moment of each step; empty where the steps were not kept."""
+
+
+def timeline(frame: pd.DataFrame) -> Timeline | None:
+    """The first steps of the fastest finished run of the largest model that has its memory by category.
+
+    None when there is no such run, or none whose shape and schedule are known.
+    """
+    rows = frame[(frame["outcome"] == "ok") & frame["pp_schedule"].isin(SCHEDULES)]
+    rows = rows.dropna(subset=list(labels.MEMORY_CATEGORIES))
+    own = [name for name in FIRST_PEAKS if name in rows]
+    order = rows.assign(_kept=rows[own].notna().any(axis=1) if own else False).sort_values(
+        ["num_params", "_kept", metrics.RANK_BY, "attempt_id"], ascending=[False, False, False, True]
+    )
+    for row in labels.records(order[[*READ, "layout", "workload", *own]].head(1)):
+        experiment, measured = experiment_of(row), stack_of(row)
+        if experiment is not None and measured is not None:
+            estimate = estimate_memory(experiment)
+            peaks = row.get("first_steps_peak_allocated_bytes")
+            return Timeline(
+                row=row,
+                measured=measured,
+                predicted=Stack(PREDICTED, categories(estimate.stages[estimate.peak_stage])),
+                moments=tuple(moments(experiment, estimate.peak_stage)),
+                predicted_peaks=tuple(peak_of_step(experiment, step) for step in range(STEPS)),
+                measured_peaks=tuple(peaks[:STEPS]) if isinstance(peaks, list) else (),
+            )
+    return None
+
+
 def data(frame: pd.DataFrame) -> pd.DataFrame:
-    return memory_timeline.table(memory_timeline.timeline(frame))
+    """One line a moment: ``held`` between operations and ``peak`` of a step, measured or predicted."""
+    found = timeline(frame)
+    columns = ["model", "layout", "split", "step", "moment", *labels.MEMORY_CATEGORIES, "total_bytes", "attempt_id"]
+    if found is None:
+        return pd.DataFrame(columns=columns)
+    lines: list[tuple[str, int | None, str, tuple[int | None, ...], int]] = [
+        (PREDICTED, moment.step, f"held after {moment.name}", moment.bytes, sum(moment.bytes))
+        for moment in found.moments
+    ]
+    lines += [(PREDICTED, step, "peak", peak, sum(peak)) for step, peak in enumerate(found.predicted_peaks)]
+    unknown = (None,) * len(labels.MEMORY_CATEGORIES)
+    source = found.measured.source
+    lines += [(source, step, "peak", unknown, peak) for step, peak in enumerate(found.measured_peaks)]
+    lines.append((source, None, "peak of the timed steps", found.measured.bytes, found.measured.total))
+    row = found.row
+    return pd.DataFrame(
+        [
+            (row["model"], row["layout"], split, step, name, *parts, total, row["attempt_id"])
+            for split, step, name, parts, total in lines
+        ],
+        columns=columns,
+    ).astype({"step": "Int64"})
 
 
 @style.styled
 def draw(frame: pd.DataFrame) -> Figure:
     """Left: the first steps, one after another. Right: the highest moment by category."""
-    found = memory_timeline.timeline(frame)
+    found = timeline(frame)
     if found is None:
         raise style.NothingToDraw("no finished run of a known shape and schedule has its memory by category")
     bars = [Bar("measured", found.measured, {**found.row, "repeats": 1}), Bar("closed\nform", found.predicted, None)]
     limits = limits_of(frame, bars)
-    unit, unit_name = labels.memory_unit(found.measured.total)
+    unit, unit_name = byte_unit(found.measured.total)
     figure = style.new_figure(10.0, 4.3)
     left, right = figure.subplots(1, 2, width_ratios=[4, 1.3], sharey=True)
     draw_bars(right, bars, limits, unit)
@@ -59,9 +128,24 @@ def _steps(ax: Axes, found: Timeline, unit: int) -> None:
     for peaks, line in ((found.measured_peaks, _MEASURED), (tuple(map(sum, found.predicted_peaks)), _PREDICTED)):
         for step, peak in enumerate(peaks):
             ax.plot([step + 0.02, step + 0.98], [peak / unit] * 2, **line)
-    for step in range(1, memory_timeline.STEPS):
+    for step in range(1, STEPS):
         ax.axvline(step, color="#888888", linewidth=0.8, linestyle=":")
-    ax.set_xticks(np.arange(memory_timeline.STEPS) + 0.5, [str(step) for step in range(memory_timeline.STEPS)])
+    ax.set_xticks(np.arange(STEPS) + 0.5, [str(step) for step in range(STEPS)])
     ax.tick_params(axis="x", length=0)
-    ax.set_xlim(0, memory_timeline.STEPS)
+    ax.set_xlim(0, STEPS)
     ax.grid(axis="y")
+
+
+FIGURE = FigureSpec(
+    name="memory_timeline",
+    section="why",
+    title="Memory over the first steps",
+    caption=(
+        "The fastest run of the largest model. Areas: what the closed form says is held between operations, which are "
+        "drawn in their order and not to their times. Lines: the highest moment of each step, with what an operation "
+        "needs while it runs. The optimizer's state appears with the first optimizer step. Right: the highest moment "
+        "of the timed steps by category."
+    ),
+    draw=draw,
+    data=data,
+)

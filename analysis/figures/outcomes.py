@@ -8,20 +8,12 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from analysis import labels, metrics
 from analysis.figures import style
-from analysis.load import last_attempts
-from analysis.memo import cache_per_frame
+from analysis.figures.spec import FigureSpec
+from analysis.rows import labels, metrics
+from analysis.rows.frame_cache import cache_per_frame
+from analysis.rows.load import last_attempts
 from results.schema import OUTCOMES, PHASES, UNKNOWN_OUTCOME
-
-HATCHES = {
-    "oom": "////",
-    "timeout": "....",
-    "hang": "\\\\\\\\",
-    "nccl_error": "xx",
-    "diverged": "++",
-    UNKNOWN_OUTCOME: "--",
-}
 
 
 @cache_per_frame
@@ -68,7 +60,7 @@ def draw(frame: pd.DataFrame) -> Figure:
     handles = [
         Patch(
             facecolor=style.OUTCOME_COLOURS[kind],
-            hatch=HATCHES.get(kind),
+            hatch=style.OUTCOME_HATCHES.get(kind),
             edgecolor="white",
             label=labels.OUTCOME_NAMES[kind],
         )
@@ -87,7 +79,7 @@ def _bars(ax: Axes, counts: pd.DataFrame, names: list[str]) -> None:
             counts[kind],
             left=left,
             color=style.OUTCOME_COLOURS[kind],
-            hatch=HATCHES.get(kind),
+            hatch=style.OUTCOME_HATCHES.get(kind),
             edgecolor="white",
             linewidth=0.5,
             height=0.75,
@@ -99,3 +91,13 @@ def _bars(ax: Axes, counts: pd.DataFrame, names: list[str]) -> None:
     ax.set(ylim=(len(counts) - 0.4, -0.6), xlim=(0, 1.1 * max(float(left.max()), 1)))
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     ax.grid(axis="x")
+
+
+FIGURE = FigureSpec(
+    name="outcomes",
+    section="failed",
+    title="Outcomes",
+    caption="What became of the points; a retried point counts by its last attempt.",
+    draw=draw,
+    data=data,
+)

@@ -9,8 +9,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from analysis import labels, metrics
 from analysis.figures import style
+from analysis.figures.spec import FigureSpec
+from analysis.rows import labels, metrics
 
 
 def data(frame: pd.DataFrame) -> pd.DataFrame:
@@ -74,3 +75,13 @@ def _name(key: tuple[Any, ...], noun: str, count: int) -> str:
     workload, size, *rest = key
     compiled = ", compiled" if rest and rest[0] != "none" else ""
     return f"{labels.group_name(workload, size, noun)}{compiled} (n = {count})"
+
+
+FIGURE = FigureSpec(
+    name="overhead",
+    section="trust",
+    title="Overhead",
+    caption="Median wall time of a finished point by phase; white diamonds: the time lost between two points.",
+    draw=draw,
+    data=data,
+)

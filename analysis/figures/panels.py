@@ -6,8 +6,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from analysis import metrics
 from analysis.figures import style
+from analysis.rows import metrics
 
 Group = tuple[str, int]
 """A workload and a number of devices."""

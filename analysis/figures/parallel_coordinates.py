@@ -9,9 +9,11 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 
-from analysis import labels, metrics
 from analysis.figures import style
-from analysis.memo import cache_per_frame
+from analysis.figures.spec import FigureSpec
+from analysis.rows import labels, metrics
+from analysis.rows.frame_cache import cache_per_frame
+from results.text import GIB, format_number, plural
 
 _MAX_PANELS = 6
 _FEWEST = 5
@@ -39,7 +41,7 @@ _ALWAYS = ("dp", "tp", "pp", "num_microbatches", "micro_batch_size")
 def data(frame: pd.DataFrame) -> pd.DataFrame:
     """One row for each line: the finished runs, best first in each model, with the columns of the axes."""
     rows = metrics.ranked(frame)
-    rows = rows[rows["rank"].notna()].assign(memory_gib=lambda r: r[metrics.memory_column(r)] / labels.GIB)
+    rows = rows[rows["rank"].notna()].assign(memory_gib=lambda r: r[metrics.memory_column(r)] / GIB)
     order = {name: place for place, name in enumerate(labels.workload_order(frame))}
     rows = rows.assign(_order=rows["workload"].map(order)).sort_values(
         ["_order", metrics.RANK_BY], ascending=[True, False], kind="stable"
@@ -71,7 +73,7 @@ def draw(frame: pd.DataFrame) -> Figure:
         drawn = runs_here.iloc[np.linspace(0, len(runs_here) - 1, min(len(runs_here), _MOST_LINES)).astype(int)]
         _panel(ax, drawn, [*shown, "memory_gib", metrics.RANK_BY], titles)
         cut = f", {len(drawn):,} of them drawn" if len(drawn) < len(runs_here) else ""
-        ax.set_title(f"{name}: {labels.plural(len(runs_here), 'finished run')}{cut}")
+        ax.set_title(f"{name}: {plural(len(runs_here), 'finished run')}{cut}")
     bar = figure.colorbar(ScalarMappable(style.norm_of([0.0, 1.0]), colours), ax=list(axes), pad=0.01, aspect=40)
     bar.set_label("Share of the best")
     bar.outline.set_visible(False)
@@ -110,9 +112,22 @@ def _heights(ax: Axes, place: int, values: pd.Series, name: str) -> np.ndarray:
     else:
         low, high = 0.0, float(values.max()) if values.notna().any() else 1.0
         heights = (values.astype(float) - low) / ((high - low) or 1.0)
-        marks = [(0.0, "0"), (0.5, labels.number(high / 2)), (1.0, labels.number(high))]
+        marks = [(0.0, "0"), (0.5, format_number(high / 2)), (1.0, format_number(high))]
     for height, text in marks:
         # Out of the layout: measuring so many texts takes time, and only those of the last axis reach beyond the panel.
         inside = ax.text(place + 0.03, height, text, fontsize=7, va="center", zorder=5)
         inside.set_in_layout(name == metrics.RANK_BY)
     return heights.to_numpy(dtype=float)
+
+
+FIGURE = FigureSpec(
+    name="parallel_coordinates",
+    section="best",
+    title="Every finished run over its degrees",
+    caption=(
+        "One line a finished run, the best twentieth of each panel in full strength. Degrees and batching stand at "
+        "equal distances; memory and throughput are to scale."
+    ),
+    draw=draw,
+    data=data,
+)

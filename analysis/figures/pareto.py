@@ -1,4 +1,4 @@
-"""Throughput against peak memory: the front of layouts that no other beats in both."""
+"""Throughput against peak memory: the front of layouts, to which no other is at least as fast in less memory."""
 
 from __future__ import annotations
 
@@ -8,9 +8,17 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from analysis import labels, metrics
-from analysis.data import pareto
 from analysis.figures import panels, style
+from analysis.figures.spec import FigureSpec
+from analysis.rows import labels, metrics
+from analysis.rows.frame_cache import cache_per_frame
+from results.text import byte_unit
+
+_VALUES = (
+    *(*metrics.GROUP, "layout", "memory_bytes", "memory_kind", metrics.RANK_BY, "on_front"),
+    *("device_memory_bytes", "attempt_id"),
+)
+
 
 _MOST_PANELS = 6
 _COLUMNS = 3
@@ -22,10 +30,34 @@ _COLOUR = "#0072B2"
 _LIMIT = "#B00000"
 
 
+@cache_per_frame
+def data(frame: pd.DataFrame) -> pd.DataFrame:
+    """Every ranked run whose peak memory is known, `_VALUES`, by group and then by memory.
+
+    ``on_front``: of its model and number of devices, no run has at least its throughput in at most its memory and
+    better one of the two. Runs equal in both are on the front together.
+    """
+    memory = metrics.memory_column(frame)
+    rows = metrics.ranked(frame)
+    rows = rows[rows["rank"].notna() & rows[memory].notna()]
+    rows = rows.assign(memory_bytes=rows[memory].astype(float), memory_kind=metrics.MEMORY_NAMES[memory])
+    rows = rows.sort_values(["memory_bytes", metrics.RANK_BY], ascending=[True, False], kind="stable")
+    groups = rows.groupby(metrics.GROUP, sort=False)
+    rate = rows[metrics.RANK_BY]
+    # Sorted by memory, then fastest first: the running maximum is reached first by the run on the front.
+    reached = groups[metrics.RANK_BY].cummax()
+    before = reached.groupby([rows[name] for name in metrics.GROUP]).shift(fill_value=0.0)
+    leads = rate > before
+    leader = rows["memory_bytes"].where(leads).groupby([rows[name] for name in metrics.GROUP]).ffill()
+    equal = (rate == reached) & (rows["memory_bytes"] == leader)
+    rows = rows.assign(on_front=leads | equal)
+    return labels.in_group_order(rows)[[*_VALUES]].reset_index(drop=True) if len(rows) else rows[[*_VALUES]]
+
+
 @style.styled
 def draw(frame: pd.DataFrame) -> Figure:
     """One panel a model and number of devices; the front is a line, its ends and knee are named below the panel."""
-    rows = pareto.table(frame)
+    rows = data(frame)
     if rows.empty:
         raise style.NothingToDraw("no finished run has both a throughput and a peak of memory")
     groups, left_out = panels.chosen_groups(rows, _MOST_PANELS)
@@ -38,7 +70,7 @@ def draw(frame: pd.DataFrame) -> Figure:
     longest = max(len(layout) for part in named for layout in part["layout"])
     width = max(3.5, 0.062 * longest + 0.8, 0.09 * max(map(len, titles)) + 0.6)
     figure, axes = panels.grid(len(parts), _COLUMNS, (width, 3.5))
-    unit, unit_name = labels.memory_unit(rows["memory_bytes"].max())
+    unit, unit_name = byte_unit(rows["memory_bytes"].max())
     for place, (ax, title, part, few) in enumerate(zip(axes, titles, parts, named, strict=True)):
         _panel(ax, part, few, unit)
         ax.set_title(title)
@@ -120,3 +152,16 @@ def _handles(rows: pd.DataFrame) -> list[Line2D]:
     if rows["device_memory_bytes"].notna().any():
         handles.append(Line2D([], [], linestyle="--", color=_LIMIT, label="memory of the device"))
     return handles
+
+
+FIGURE = FigureSpec(
+    name="pareto",
+    section="best",
+    title="Throughput against memory",
+    caption=(
+        "Each point is a finished layout, repeats counted once. On the front nothing else is at least as fast in less "
+        "memory; its leanest and fastest run and the knee between them are written out."
+    ),
+    draw=draw,
+    data=data,
+)

@@ -12,9 +12,9 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter
 
-from analysis import labels, metrics
-from analysis.data import scaling
 from analysis.figures import style
+from analysis.figures.spec import FigureSpec
+from analysis.rows import by_degree, labels, metrics
 
 _MAX_PANELS = 6
 _COLUMNS = 3
@@ -22,9 +22,9 @@ _BAR = "#56B4E9"
 _LINE = "#D55E00"
 _LOSS = "#7a2f00"
 _SERIES_STYLES = {
-    scaling.PP_SERIES[0]: ("#D55E00", "s", ":"),
-    scaling.PP_SERIES[1]: ("#CC79A7", "^", "--"),
-    scaling.PP_SERIES[2]: ("#0072B2", "o", "-"),
+    by_degree.PP_SERIES[0]: ("#D55E00", "s", ":"),
+    by_degree.PP_SERIES[1]: ("#CC79A7", "^", "--"),
+    by_degree.PP_SERIES[2]: ("#0072B2", "o", "-"),
 }
 
 
@@ -32,7 +32,7 @@ _SERIES_STYLES = {
 def draw_data_parallel(frame: pd.DataFrame) -> Figure:
     """Pure data parallelism: throughput by degree with what each doubling loses, and the memory of the same runs."""
     rows = _with_several(
-        scaling.data_parallel(frame),
+        by_degree.data_parallel(frame),
         "no model has runs of data parallelism alone at two degrees with the same tokens a step",
     )
     kind = rows["memory_kind"].iloc[0]
@@ -44,7 +44,7 @@ def draw_data_parallel(frame: pd.DataFrame) -> Figure:
 def draw_tensor_parallel(frame: pd.DataFrame) -> Figure:
     """Tensor parallelism without a pipeline: throughput by degree, and the largest micro-batch that fitted."""
     rows = _with_several(
-        scaling.tensor_parallel(frame),
+        by_degree.tensor_parallel(frame),
         "no model has runs at two tensor-parallel degrees without pp and with the same tokens a step",
     )
     line = ("largest_micro_batch", "Micro-batch, sequences", "largest micro-batch that fitted at these tokens a step")
@@ -55,7 +55,7 @@ def draw_tensor_parallel(frame: pd.DataFrame) -> Figure:
 def draw_pipeline_parallel(frame: pd.DataFrame) -> Figure:
     """Pipelines without tensor parallelism: throughput by depth, with few micro-batches and with 32."""
     rows = _with_several(
-        scaling.pipeline_parallel(frame), "no model was run at two pipeline depths with m = p − 1, p or 32 and tp = 1"
+        by_degree.pipeline_parallel(frame), "no model was run at two pipeline depths with m = p − 1, p or 32 and tp = 1"
     )
     figure, panels = _panels(rows)
     for ax, (_, group) in panels:
@@ -73,7 +73,7 @@ def draw_pipeline_parallel(frame: pd.DataFrame) -> Figure:
         ax.grid(axis="y")
         _thousands(ax)
     _label_left(panels, labels.rate_unit(frame))
-    shown = [name for name in scaling.PP_SERIES if (rows["series"] == name).any()]
+    shown = [name for name in by_degree.PP_SERIES if (rows["series"] == name).any()]
     style.bottom_legend(
         figure,
         [
@@ -175,3 +175,41 @@ def _signed(share: float) -> str:
 def _thousands(ax: Axes) -> None:
     formatter: Callable[[float, int], str] = lambda value, _: f"{value:,.0f}"  # noqa: E731
     ax.yaxis.set_major_formatter(FuncFormatter(formatter))
+
+
+FIGURES = (
+    FigureSpec(
+        name="dp_scaling",
+        section="scaling",
+        title="Scaling of data parallelism",
+        caption=(
+            "Data parallelism alone, at the ZeRO stage with the most degrees: the fastest of the n runs of each degree "
+            "and its memory, at the tokens a step that most runs of the model have."
+        ),
+        draw=draw_data_parallel,
+        data=by_degree.data_parallel,
+    ),
+    FigureSpec(
+        name="tp_scaling",
+        section="scaling",
+        title="Scaling of tensor parallelism",
+        caption=(
+            "Tensor parallelism without a pipeline, each degree on the fewest devices it was run on: the fastest of "
+            "its n runs, and the largest micro-batch that fitted, at the tokens a step that most runs of the model "
+            "have."
+        ),
+        draw=draw_tensor_parallel,
+        data=by_degree.tensor_parallel,
+    ),
+    FigureSpec(
+        name="pp_scaling",
+        section="scaling",
+        title="Scaling of pipelines",
+        caption=(
+            "Pipelines without tensor parallelism, with few micro-batches (m = p − 1, or m = p where those are powers "
+            "of two) and with 32: the fastest run of each depth, on whatever number of devices."
+        ),
+        draw=draw_pipeline_parallel,
+        data=by_degree.pipeline_parallel,
+    ),
+)

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import pandas as pd
 from matplotlib.figure import Figure
+
+Section = Literal["best", "scaling", "why", "cost", "failed", "trust"]
+"""The part of the report that a figure stands in."""
 
 
 @dataclass(frozen=True, slots=True)
 class FigureSpec:
     name: str
     """File name and anchor."""
-    section: str
-    """``best``, ``scaling``, ``why``, ``cost``, ``failed`` or ``trust``: the part of the report it stands in."""
+    section: Section
     title: str
     caption: str
     draw: Callable[[pd.DataFrame], Figure]

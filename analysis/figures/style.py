@@ -67,7 +67,7 @@ STEP_PARTS = {
     "optimizer": ("#009E73", "\\\\\\\\"),
     "rest": ("#999999", "xx"),
 }
-"""Colour and hatch of the parts of a step (`analysis.data.breakdown`)."""
+"""Colour and hatch of the parts of a step (`analysis.rows.step_parts`)."""
 OUTCOME_COLOURS = {
     "ok": "#0072B2",
     "oom": "#D55E00",
@@ -80,6 +80,14 @@ OUTCOME_COLOURS = {
     "diverged": "#E69F00",
     "cancelled": "#DDDDDD",
     UNKNOWN_OUTCOME: "#777777",
+}
+OUTCOME_HATCHES = {
+    "oom": "////",
+    "timeout": "....",
+    "hang": "\\\\\\\\",
+    "nccl_error": "xx",
+    "diverged": "++",
+    UNKNOWN_OUTCOME: "--",
 }
 OUTCOME_MARKERS = {
     "oom": "x",

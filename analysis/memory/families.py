@@ -13,11 +13,11 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.derived import SHAPE
-from analysis.labels import records
-from analysis.load import last_attempts
-from analysis.memo import cache_per_frame
-from analysis.memory.rows import READ, can_be_counted
+from analysis.memory.peak_split import READ, can_be_counted
+from analysis.rows.derived import SHAPE
+from analysis.rows.frame_cache import cache_per_frame
+from analysis.rows.labels import records
+from analysis.rows.load import last_attempts
 
 _POINT = ("sweep", "repeat_of", "started_at", "attempt_number")
 _REPLICAS = "_replicas"

@@ -1,6 +1,6 @@
-"""Layouts that no row has: one choice of a finished run's changed, or its axes added one after another.
+"""Layouts that no row has: a finished run with one choice changed, or its axes added one after another.
 
-Only layouts that the planner would not refuse: degrees that divide what they split, a layer for every stage.
+Only layouts that break no rule of the planner (`workloads.rules`); this engine need not be able to run them.
 """
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from workloads.costs.params import V_SHAPED
 from workloads.experiment import Experiment
+from workloads.rules import layout_violations
 
 STANDARD_DP = 8
 """Data-parallel ranks over which ZeRO stages are compared where the run itself has one."""
@@ -72,25 +72,4 @@ def _possible(base: Experiment, same_batch: bool = False, **changes: Any) -> Exp
     if not same_batch:
         fields["global_batch_size"] = dp * fields["micro_batch_size"] * base.num_microbatches
     e = Experiment.canonical(**fields)
-    return e if _divides(e) else None
-
-
-def _divides(e: Experiment) -> bool:
-    """What `workloads.rules` asks of the axes that change here."""
-    model, tokens = e.model, e.micro_batch_size * e.seq_len // e.cp
-    split = [model.num_heads, model.num_kv_heads, model.ffn_hidden_size, model.vocab_size]
-    if model.moe is not None:
-        split.append(model.moe.expert_hidden_size)
-    if e.global_batch_size % e.sequences_per_round:
-        return False
-    if any(size % e.tp for size in split) or (e.sequence_parallel and tokens % e.tp):
-        return False
-    if e.cp > 1 and e.seq_len % (2 * e.cp):
-        return False
-    if e.ep > 1 and (model.moe is None or model.moe.num_experts % e.ep or (e.dp * e.cp) % e.ep):
-        return False
-    if e.pp_schedule == "interleaved_1f1b" and e.num_microbatches % e.pp:
-        return False
-    if e.pp_schedule in V_SHAPED and e.zero_stage == 3:
-        return False
-    return e.pp * e.virtual_stages <= model.num_layers
+    return None if layout_violations(e) else e

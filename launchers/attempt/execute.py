@@ -78,7 +78,7 @@ def _rehearse(attempt: Attempt, settings: LaunchSettings, control: Control, stag
     found = Outcome(outcome="ok", phase="done")
     for rank in chosen:
         cached = stages / f"{stage_key(attempt.task, rank)}.json"
-        if _reuse(cached, attempt, rank):
+        if _reuse_stage(cached, attempt, rank):
             continue
         try:
             group = control.start([rank])
@@ -97,7 +97,7 @@ def _rehearse(attempt: Attempt, settings: LaunchSettings, control: Control, stag
     results = attempt.results()
     peaks = [peak for result in results.values() if (peak := rows.peak_bytes(result)) is not None]
     cluster = settings.cluster
-    found = oc.too_big_for_target(found, max(peaks, default=None), cluster.usable_bytes, cluster.name)
+    found = oc.check_target_memory(found, max(peaks, default=None), cluster.usable_bytes, cluster.name)
     return Execution(outcome=found, results=results, rehearsed=assemble(experiment, cluster, results))
 
 
@@ -119,7 +119,7 @@ def _watch(attempt: Attempt, group: RankGroup, settings: LaunchSettings, control
     )
 
 
-def _reuse(cached: Path, attempt: Attempt, rank: int) -> bool:
+def _reuse_stage(cached: Path, attempt: Attempt, rank: int) -> bool:
     """Put an equal stage's result in place of ``rank``'s own, if there is one."""
     try:
         if not cached.exists():

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from results.text import name_ranks
 from workloads import protocol
 
 _SHOWN = 3
@@ -22,7 +23,7 @@ def summary(folder: Path, ranks: Iterable[int]) -> str:
     if not waiting:
         return ""
     groups = sorted(waiting.items(), key=lambda item: -len(item[1]))
-    told = [f"{what} on {_ranks(who)}" for what, who in groups[:_SHOWN]]
+    told = [f"{what} on {name_ranks(who)}" for what, who in groups[:_SHOWN]]
     more = f" and {len(groups) - _SHOWN} other places" if len(groups) > _SHOWN else ""
     return f"waiting: {'; '.join(told)}{more}"
 
@@ -43,15 +44,3 @@ def _told(entry: dict[str, Any]) -> str:
     shape = f" {sizes[0]}" if isinstance(sizes, list) and sizes else ""
     group = f" in {entry['group']}" if entry.get("group") not in (None, "default_pg") else ""
     return f"{name}{number}{shape}{group}"
-
-
-def _ranks(ranks: list[int]) -> str:
-    """``rank 3``, ``ranks 0-2, 5``."""
-    spans: list[list[int]] = []
-    for rank in sorted(ranks):
-        if spans and rank == spans[-1][1] + 1:
-            spans[-1][1] = rank
-        else:
-            spans.append([rank, rank])
-    told = ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in spans)
-    return f"rank{'s' if len(ranks) > 1 else ''} {told}"

@@ -16,14 +16,15 @@ from typing import Literal
 
 from launchers.attempt import flight_summary
 from launchers.attempt.watchdog import StalledRank, WatchResult
+from results.log_tail import read_tail
 from results.schema import PHASES
+from results.text import format_bytes, name_ranks
 from workloads import protocol
 from workloads.protocol import RankError, RankResult
 
 EVIDENCE_LIMIT = 2000
-LEAST_ROOM_BYTES = 16 * 2**10
+LEAST_FREE_BYTES = 16 * 2**10
 _TAIL_LINES = 12
-_GIB = 2**30
 
 StopReason = Literal["cancelled", "preempted"]
 
@@ -102,12 +103,12 @@ def classify(
     return _stopped(watched, stop_reason or "cancelled")
 
 
-def abandoned(folder: Path, ranks: Sequence[int], results: Mapping[int, RankResult], why: str) -> Outcome:
+def classify_abandoned(folder: Path, ranks: Sequence[int], results: Mapping[int, RankResult], why: str) -> Outcome:
     """The outcome of an attempt whose pilot died: what was measured in full counts, the rest is a node failure."""
     if ranks and all(rank in results for rank in ranks):
         return Outcome(outcome="ok", phase="teardown", evidence=f"measured in full, then {why}")
-    beats = [beat for rank in ranks if (beat := _last_beat(folder, rank)) is not None]
-    last = max(beats, key=lambda beat: beat.time, default=None)
+    heartbeats = [heartbeat for rank in ranks if (heartbeat := _last_heartbeat(folder, rank)) is not None]
+    last = max(heartbeats, key=lambda heartbeat: heartbeat.time, default=None)
     return Outcome(
         outcome="node_failure",
         phase=last.phase if last is not None else "spawn",
@@ -117,15 +118,15 @@ def abandoned(folder: Path, ranks: Sequence[int], results: Mapping[int, RankResu
     )
 
 
-def too_big_for_target(outcome: Outcome, peak_bytes: int | None, usable_bytes: int | None, cluster: str) -> Outcome:
+def check_target_memory(outcome: Outcome, peak_bytes: int | None, usable_bytes: int | None, cluster: str) -> Outcome:
     """A rehearsal that ran well here but holds more than a device of the target cluster has is out of memory there."""
     if outcome.outcome != "ok" or peak_bytes is None or usable_bytes is None or peak_bytes <= usable_bytes:
         return outcome
     return Outcome(
         outcome="oom",
         phase="step",
-        evidence=f"rehearsed in full; its peak of {peak_bytes / _GIB:.2f} GiB is over the "
-        f"{usable_bytes / _GIB:.2f} GiB that a device of cluster {cluster} can give",
+        evidence=f"rehearsed in full; its peak of {format_bytes(peak_bytes, 2)} is over the "
+        f"{format_bytes(usable_bytes, 2)} that a device of cluster {cluster} can give",
         teardown_hung=outcome.teardown_hung,
     )
 
@@ -133,13 +134,10 @@ def too_big_for_target(outcome: Outcome, peak_bytes: int | None, usable_bytes: i
 def log_tail(folder: Path, rank: int, lines: int = _TAIL_LINES) -> str:
     """The last lines of a rank's output, empty when it wrote nothing."""
     try:
-        with protocol.log_path(folder, rank).open("rb") as file:
-            size = file.seek(0, 2)
-            file.seek(max(0, size - 16_384))
-            text = file.read().decode(errors="replace")
+        found = read_tail(protocol.log_path(folder, rank), lines, skip_blank=True)
     except OSError:
         return ""
-    return "\n".join([line.rstrip() for line in text.splitlines() if line.strip()][-lines:])
+    return "\n".join(line.rstrip() for line in found.lines)
 
 
 def _completed(results: Mapping[int, RankResult], watched: WatchResult, measured: bool) -> Outcome:
@@ -155,7 +153,7 @@ def _completed(results: Mapping[int, RankResult], watched: WatchResult, measured
         )
     killed = sorted(rank for rank, exit_ in watched.exits.items() if exit_.killed_by_us)
     if killed:
-        evidence = f"measured in full; {_ranks(killed)} did not end and had to be killed"
+        evidence = f"measured in full; {name_ranks(killed)} did not end and had to be killed"
         return Outcome(outcome="ok", phase="teardown", failed_rank=killed[0], evidence=evidence, teardown_hung=True)
     broken = [str(exit_) for exit_ in watched.exits.values() if exit_.status != 0]
     if broken:
@@ -178,8 +176,8 @@ def _failures(
             consequence = error.kind in ("crash", "nccl_error") and _is_consequence(text)
             found.append(_Failure(rank, error.kind, error.phase, error.step, error.message, time_, consequence))
         elif exit_ is not None and not exit_.killed_by_us:
-            beat = watched.beats.get(rank)
-            phase, step = (beat.phase, beat.step) if beat is not None else ("spawn", None)
+            heartbeat = watched.heartbeats.get(rank)
+            phase, step = (heartbeat.phase, heartbeat.step) if heartbeat is not None else ("spawn", None)
             tail = log_tail(folder, rank)
             # NCCL's own watchdog ends a process by SIGABRT when a collective of another rank's making fails.
             consequence = exit_.signal != 9 and _is_consequence(tail)
@@ -187,23 +185,23 @@ def _failures(
     return found
 
 
-def has_room(folder: Path) -> bool:
+def has_disk_space(folder: Path) -> bool:
     """Whether the disk that holds ``folder`` can take another small file."""
     try:
         disk = os.statvfs(folder)
     except OSError:
         return False
-    return disk.f_blocks == 0 or disk.f_bavail * disk.f_frsize >= LEAST_ROOM_BYTES
+    return disk.f_blocks == 0 or disk.f_bavail * disk.f_frsize >= LEAST_FREE_BYTES
 
 
 def _from_failure(folder: Path, first: _Failure, failures: Sequence[_Failure], watched: WatchResult) -> Outcome:
     others = [failure for failure in failures if failure.rank != first.rank]
-    also = f" (then {_ranks([failure.rank for failure in others])} failed too)" if others else ""
+    also = f" (then {name_ranks([failure.rank for failure in others])} failed too)" if others else ""
     place = where(first.phase, first.step)
     outcome = {"oom": "oom", "nccl_error": "nccl_error", "diverged": "diverged"}.get(first.kind, "crash")
     infrastructure = outcome in ("crash", "nccl_error") and bool(_INFRASTRUCTURE.search(first.message))
     unwritten = first.kind == "exit" and (
-        watched.exits[first.rank].status == protocol.CANNOT_WRITE or not has_room(folder)
+        watched.exits[first.rank].status == protocol.CANNOT_WRITE or not has_disk_space(folder)
     )
     if first.kind == "exit" and watched.exits[first.rank].signal == 9 and watched.host_oom_kills:
         outcome = "oom"
@@ -241,9 +239,9 @@ def _only_consequences(
     silent = [rank for rank in ranks if rank not in results and rank not in {failure.rank for failure in failures}]
     if any(_COLLECTIVE_TIMEOUT.search(failure.message) for failure in failures):
         guilty = _furthest_behind(watched, silent or [failure.rank for failure in failures])
-        evidence = f"a collective timed out on {_ranks([failure.rank for failure in failures])}"
+        evidence = f"a collective timed out on {name_ranks([failure.rank for failure in failures])}"
         if silent:
-            evidence += f"; {_ranks(silent)} never came or never returned"
+            evidence += f"; {name_ranks(silent)} never came or never returned"
         evidence += f", {_describe(guilty)} furthest behind: {first.message}"
         return Outcome(
             outcome="hang",
@@ -258,7 +256,7 @@ def _only_consequences(
         phase_step=first.step,
         failed_rank=first.rank,
         evidence=_cut(
-            f"{_ranks([f.rank for f in failures])} lost their connections {where(first.phase, first.step)}; "
+            f"{name_ranks([f.rank for f in failures])} lost their connections {where(first.phase, first.step)}; "
             f"no rank failed by itself: {first.message}"
         ),
         infrastructure=True,
@@ -268,25 +266,25 @@ def _only_consequences(
 def _lost(watched: WatchResult) -> Outcome:
     """A node went, and its ranks with it; what the others then said is its consequence."""
     rank, why = min(watched.lost.items())
-    beat = watched.beats.get(rank)
-    phase, step = (beat.phase, beat.step) if beat is not None else ("spawn", None)
+    heartbeat = watched.heartbeats.get(rank)
+    phase, step = (heartbeat.phase, heartbeat.step) if heartbeat is not None else ("spawn", None)
     return Outcome(
         outcome="node_failure",
         phase=phase,
         phase_step=step,
         failed_rank=rank,
-        evidence=_cut(f"{why}, with {_ranks(sorted(watched.lost))}"),
+        evidence=_cut(f"{why}, with {name_ranks(sorted(watched.lost))}"),
         infrastructure=True,
     )
 
 
 def _hang(folder: Path, watched: WatchResult) -> Outcome:
     first = watched.stalled[0]
-    who = "; ".join(f"{_describe(late)} for {late.age_s:.0f} s" for late in watched.stalled[:4])
+    who = "; ".join(f"{_describe(stalled)} for {stalled.age_s:.0f} s" for stalled in watched.stalled[:4])
     more = f" and {len(watched.stalled) - 4} more ranks" if len(watched.stalled) > 4 else ""
     stack = _innermost_frames(log_tail(folder, first.rank, lines=60))
     evidence = f"no progress: {who}{more}" + (f"; rank {first.rank} in {stack}" if stack else "")
-    if collectives := flight_summary.summary(folder, watched.beats):
+    if collectives := flight_summary.summary(folder, watched.heartbeats):
         evidence += f"; {collectives}"
     return Outcome(
         outcome="hang", phase=first.phase, phase_step=first.step, failed_rank=first.rank, evidence=_cut(evidence)
@@ -303,8 +301,8 @@ def _timeout(watched: WatchResult) -> Outcome:
 
 
 def _stopped(watched: WatchResult, reason: StopReason) -> Outcome:
-    beats = [beat for beat in watched.beats.values() if beat is not None]
-    last = max(beats, key=lambda beat: beat.time, default=None)
+    heartbeats = [heartbeat for heartbeat in watched.heartbeats.values() if heartbeat is not None]
+    last = max(heartbeats, key=lambda heartbeat: heartbeat.time, default=None)
     why = "stopped by the user" if reason == "cancelled" else "the allocation was asked to end"
     return Outcome(
         outcome=reason,
@@ -317,11 +315,16 @@ def _stopped(watched: WatchResult, reason: StopReason) -> Outcome:
 def _furthest_behind(watched: WatchResult, ranks: Sequence[int]) -> StalledRank:
     found = []
     for rank in ranks:
-        beat = watched.beats.get(rank)
-        phase, step = (beat.phase, beat.step) if beat is not None else ("spawn", None)
+        heartbeat = watched.heartbeats.get(rank)
+        phase, step = (heartbeat.phase, heartbeat.step) if heartbeat is not None else ("spawn", None)
         found.append(StalledRank(rank=rank, phase=phase, step=step, age_s=0.0))
     return min(
-        found, key=lambda late: (PHASES.index(late.phase), late.step if late.step is not None else -1, late.rank)
+        found,
+        key=lambda stalled: (
+            PHASES.index(stalled.phase),
+            stalled.step if stalled.step is not None else -1,
+            stalled.rank,
+        ),
     )
 
 
@@ -336,7 +339,7 @@ def _error(folder: Path, rank: int) -> RankError | None:
         return None
 
 
-def _last_beat(folder: Path, rank: int) -> protocol.Heartbeat | None:
+def _last_heartbeat(folder: Path, rank: int) -> protocol.Heartbeat | None:
     try:
         return protocol.read_heartbeat(folder, rank)
     except (OSError, ValueError, TypeError):
@@ -349,8 +352,8 @@ def _innermost_frames(tail: str, depth: int = 3) -> str:
     return " < ".join(f"{function} ({Path(file).name}:{line})" for file, line, function in frames[:depth])
 
 
-def _describe(late: StalledRank) -> str:
-    return f"rank {late.rank} {where(late.phase, late.step)}"
+def _describe(stalled: StalledRank) -> str:
+    return f"rank {stalled.rank} {where(stalled.phase, stalled.step)}"
 
 
 def where(phase: str | None, step: int | None) -> str:
@@ -358,11 +361,6 @@ def where(phase: str | None, step: int | None) -> str:
     if step is not None and phase in ("warmup", "step"):
         return f"in step {step}" if phase == "step" else f"in warmup step {step}"
     return f"in {phase or 'an unknown phase'}"
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    shown = ", ".join(str(rank) for rank in ranks[:8])
-    return f"rank{'s' if len(ranks) > 1 else ''} {shown}" + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
 
 
 def _not_finite(loss: float | None) -> bool:

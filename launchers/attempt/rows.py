@@ -101,6 +101,7 @@ def attempt_row(
         "gap_s": gap_s,
         "launcher": context.launcher,
         "cluster": context.cluster.name,
+        "backend": context.cluster.backend,
         "nodes": list(attempt.nodes) or None,
         "scheduler_job": context.job,
         "pilot_id": context.pilot_id,

@@ -19,13 +19,13 @@ from results.schema import PHASES
 from workloads import protocol
 from workloads.protocol import Heartbeat
 
-TICK_S = 0.02
+POLL_S = 0.02
 """How often exits and stop requests are looked at."""
-BEATS_EVERY_S = 0.2
+HEARTBEATS_EVERY_S = 0.2
 """How often heartbeats and error files are read (they may lie on a shared filesystem)."""
-ANSWER_S = 0.5
+STACKS_WAIT_S = 0.5
 """For the ranks of a hang to write down where they are."""
-ASKED_RANKS = 64
+MOST_STACKS = 64
 STEP_FACTOR = 20.0
 STEP_LIMIT_MIN_S = 30.0
 
@@ -49,7 +49,7 @@ class WatchResult:
     end: End
     """ended: all ranks ended by themselves and none failed. The others say why the rest was killed."""
     exits: Mapping[int, RankExit]
-    beats: Mapping[int, Heartbeat | None]
+    heartbeats: Mapping[int, Heartbeat | None]
     """Last heartbeat of each rank."""
     stalled: tuple[StalledRank, ...] = ()
     """The ranks that made a hang, or that were behind when the deadline came, the one furthest behind first."""
@@ -65,7 +65,7 @@ class WatchResult:
 
 @dataclass(slots=True)
 class _Rank:
-    beat: Heartbeat | None = None
+    heartbeat: Heartbeat | None = None
     since: float = field(default_factory=time.monotonic)
     """When the heartbeat last moved, on our clock."""
     longest_step_s: float | None = None
@@ -98,7 +98,7 @@ def watch(
     started = time.monotonic()
     lost: Mapping[int, str] = {}
     try:
-        end, still = _until_end(
+        end, stalled = _until_end(
             folder,
             ranks,
             group,
@@ -109,17 +109,17 @@ def watch(
             on_progress=on_progress,
         )
         if end == "hang":
-            group.request_stacks(group.ranks[:ASKED_RANKS])
-            time.sleep(ANSWER_S)
+            group.request_stacks(group.ranks[:MOST_STACKS])
+            time.sleep(STACKS_WAIT_S)
         lost = group.lost()
     finally:
         ended = group.end()
-    _read_beats(folder, ranks, {})
+    _read_heartbeats(folder, ranks, {})
     return WatchResult(
         end=end,
         exits=group.exits(),
-        beats={rank: state.beat for rank, state in ranks.items()},
-        stalled=still,
+        heartbeats={rank: state.heartbeat for rank, state in ranks.items()},
+        stalled=stalled,
         seconds=time.monotonic() - started,
         host_oom_kills=ended.host_oom_kills,
         survivors=ended.survivors,
@@ -140,16 +140,16 @@ def _until_end(
 ) -> tuple[End, tuple[StalledRank, ...]]:
     """Wait until all ranks have ended or there is a reason to end them."""
     failed_at: float | None = None
-    next_beats = 0.0
+    next_heartbeats = 0.0
     while True:
         exits = group.exits()
         now = time.monotonic()
         failed = any(not protocol.result_path(folder, rank).exists() for rank in exits)
         if group.lost():
             return "lost", ()
-        if now >= next_beats:
-            next_beats = now + BEATS_EVERY_S
-            _read_beats(folder, ranks, exits)
+        if now >= next_heartbeats:
+            next_heartbeats = now + HEARTBEATS_EVERY_S
+            _read_heartbeats(folder, ranks, exits)
             failed = failed or any(_gave_up(folder, rank) for rank in ranks)
             on_progress(_progress(ranks))
             late = _stalled(ranks, exits, settings, expected_step_s)
@@ -164,8 +164,8 @@ def _until_end(
         if stop_asked():
             return "stopped", ()
         if now > deadline_at:
-            return ("teardown" if _all_measured(folder, ranks) else "deadline"), _ages(ranks, exits)
-        time.sleep(TICK_S)
+            return ("teardown" if _all_measured(folder, ranks) else "deadline"), _by_progress(ranks, exits)
+        time.sleep(POLL_S)
 
 
 def _gave_up(folder: Path, rank: int) -> bool:
@@ -177,20 +177,20 @@ def _all_measured(folder: Path, ranks: Mapping[int, _Rank]) -> bool:
     return all(protocol.result_path(folder, rank).exists() for rank in ranks)
 
 
-def _read_beats(folder: Path, ranks: Mapping[int, _Rank], exits: Mapping[int, RankExit]) -> None:
+def _read_heartbeats(folder: Path, ranks: Mapping[int, _Rank], exits: Mapping[int, RankExit]) -> None:
     now = time.monotonic()
     for rank, state in ranks.items():
         if rank in exits:
             continue
         try:
-            beat = protocol.read_heartbeat(folder, rank)
+            heartbeat = protocol.read_heartbeat(folder, rank)
         except (OSError, ValueError, TypeError):  # a shared filesystem may answer late; the next look will do
             continue
-        if beat is None or beat == state.beat:
+        if heartbeat is None or heartbeat == state.heartbeat:
             continue
-        if state.beat is not None and beat.phase == state.beat.phase in ("warmup", "step"):
-            state.longest_step_s = max(state.longest_step_s or 0.0, beat.time - state.beat.time)
-        state.beat, state.since = beat, now
+        if state.heartbeat is not None and heartbeat.phase == state.heartbeat.phase in ("warmup", "step"):
+            state.longest_step_s = max(state.longest_step_s or 0.0, heartbeat.time - state.heartbeat.time)
+        state.heartbeat, state.since = heartbeat, now
 
 
 def _stalled(
@@ -200,16 +200,18 @@ def _stalled(
     expected_step_s: float | None,
 ) -> tuple[StalledRank, ...]:
     """Those furthest behind, once any rank has outstayed its phase's limit; empty when all move."""
-    ages = _ages(ranks, exits)
-    if not ages:
+    ordered = _by_progress(ranks, exits)
+    if not ordered:
         return ()
-    behind_phase = ages[0].phase  # who has finished may wait in teardown for those who have not
-    judged = [late for late in ages if late.phase not in ("teardown", "done") or behind_phase in ("teardown", "done")]
+    behind_phase = ordered[0].phase  # who has finished may wait in teardown for those who have not
+    judged = [
+        late for late in ordered if late.phase not in ("teardown", "done") or behind_phase in ("teardown", "done")
+    ]
     if not any(late.age_s > _limit_s(late, ranks[late.rank], settings, expected_step_s) for late in judged):
         return ()
     # Ranks that wait for a stuck one have mostly got as far as they can: who stands furthest behind is the cause.
-    furthest = _place(ages[0].phase, ages[0].step)
-    return tuple(late for late in ages if _place(late.phase, late.step) == furthest)
+    furthest = _place(ordered[0].phase, ordered[0].step)
+    return tuple(late for late in ordered if _place(late.phase, late.step) == furthest)
 
 
 def _limit_s(late: StalledRank, state: _Rank, settings: LaunchSettings, expected_step_s: float | None) -> float:
@@ -221,14 +223,14 @@ def _limit_s(late: StalledRank, state: _Rank, settings: LaunchSettings, expected
     return limit
 
 
-def _ages(ranks: Mapping[int, _Rank], exits: Mapping[int, RankExit]) -> tuple[StalledRank, ...]:
+def _by_progress(ranks: Mapping[int, _Rank], exits: Mapping[int, RankExit]) -> tuple[StalledRank, ...]:
     """Every running rank with the age of its heartbeat, the one furthest behind first."""
     now = time.monotonic()
     found = [
         StalledRank(
             rank=rank,
-            phase=state.beat.phase if state.beat is not None else "spawn",
-            step=state.beat.step if state.beat is not None else None,
+            phase=state.heartbeat.phase if state.heartbeat is not None else "spawn",
+            step=state.heartbeat.step if state.heartbeat is not None else None,
             age_s=now - state.since,
         )
         for rank, state in ranks.items()
@@ -242,5 +244,5 @@ def _place(phase: str, step: int | None) -> tuple[int, int]:
 
 
 def _progress(ranks: Mapping[int, _Rank]) -> Progress:
-    behind = _ages(ranks, {})[0]
+    behind = _by_progress(ranks, {})[0]
     return Progress(phase=behind.phase, step=behind.step)

@@ -4,7 +4,7 @@ It has imported torch and never touched CUDA, and stays single-threaded, so that
 speaks JSON lines over one connection. When the connection closes, or the pilot has been silent for too long (the
 network is cut), it ends every rank and leaves: no rank outlives the pilot that watches it.
 
-    pilot → agent   {"request": 7, "do": "start" | "where" | "end" | "port" | "free", ...}   and beats: {}
+    pilot → agent   {"request": 7, "do": "start" | "stacks" | "end" | "port" | "free", ...}   and beats: {}
     agent → pilot   {"answer": 7, ...}   {"exit": {...}, "group": "a1"}   {"hello": {...}} or {"refused": "why"}
 """
 
@@ -24,14 +24,14 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from launchers.node import fork, ports
-from launchers.node.connection import BEAT_S, SILENCE_LIMIT_S, JsonLines
+from launchers.node.connection import KEEPALIVE_S, SILENCE_LIMIT_S, JsonLines
 from launchers.node.devices import Devices, open_devices
 from launchers.node.fork import RunRank
-from launchers.node.rank_group import ForkedRanks
+from launchers.node.rank_group import LocalRanks
 from launchers.settings import LaunchSettings
 from results.errors import UltrasweepError
 
-_TICK_S = 0.02
+_POLL_S = 0.02
 _IDLE_S = 0.5
 
 
@@ -43,12 +43,12 @@ class Agent:
         self._name = name
         self._devices = devices
         self._run_rank = run_rank
-        self._groups: dict[str, ForkedRanks] = {}
+        self._groups: dict[str, LocalRanks] = {}
         self._port: contextlib.ExitStack | None = None
-        self._heard = self._sent = time.monotonic()
-        self._doing: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+        self._heard_at = self._sent_at = time.monotonic()
+        self._handlers: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
             "start": self._start,
-            "where": self._where,
+            "stacks": self._stacks,
             "end": self._end,
             "port": self._reserve_port,
             "free": self._free,
@@ -58,20 +58,20 @@ class Agent:
         """Answer until the pilot goes; None: only a closed connection ends this."""
         try:
             hello = {"name": self._name, "device_ids": self._devices.ids, "notes": self._devices.notes()}
-            self._say({"hello": {**hello, "threads": _threads(), "pid": os.getpid()}})
+            self._send({"hello": {**hello, "threads": _threads(), "pid": os.getpid()}})
             while True:
                 busy = any(group.running for group in self._groups.values())
-                ready, _, _ = select.select([self._lines.connection], [], [], _TICK_S if busy else _IDLE_S)
+                ready, _, _ = select.select([self._lines.connection], [], [], _POLL_S if busy else _IDLE_S)
                 if ready:
                     messages = self._lines.receive()
                     if messages is None:
                         return
-                    self._heard = time.monotonic()
+                    self._heard_at = time.monotonic()
                     for message in messages:
                         self._answer(message)
-                self._tell_exits()
-                self._beat()
-                if silence_limit_s is not None and time.monotonic() - self._heard > silence_limit_s:
+                self._report_exits()
+                self._keep_alive()
+                if silence_limit_s is not None and time.monotonic() - self._heard_at > silence_limit_s:
                     print(f"agent {self._name}: no word from the pilot for {silence_limit_s:.0f} s; ending its ranks")
                     return
         except OSError:
@@ -84,13 +84,13 @@ class Agent:
         if "do" not in message:
             return
         try:
-            answer = self._doing[message["do"]](message)
+            answer = self._handlers[message["do"]](message)
         except Exception as error:
             answer = {"error": str(error) or type(error).__name__}
-        self._say({"answer": message["request"], **answer})
+        self._send({"answer": message["request"], **answer})
 
     def _start(self, message: dict[str, Any]) -> dict[str, Any]:
-        group = self._groups[message["group"]] = ForkedRanks()
+        group = self._groups[message["group"]] = LocalRanks()
         folder = Path(message["folder"])
         for rank, local_rank in message["ranks"]:
             try:
@@ -99,7 +99,7 @@ class Agent:
                 return {"error": f"rank {rank} could not be started: {error}", "rank": rank}
         return {}
 
-    def _where(self, message: dict[str, Any]) -> dict[str, Any]:
+    def _stacks(self, message: dict[str, Any]) -> dict[str, Any]:
         if (group := self._groups.get(message["group"])) is not None:
             group.request_stacks(message["ranks"])
         return {}
@@ -124,20 +124,20 @@ class Agent:
             self._port = None
 
     def _free(self, message: dict[str, Any]) -> dict[str, Any]:
-        return {"held": self._devices.wait_until_free(message["count"], message["limit_s"], self._beat)}
+        return {"held": self._devices.wait_until_free(message["count"], message["limit_s"], self._keep_alive)}
 
-    def _tell_exits(self) -> None:
+    def _report_exits(self) -> None:
         for name, group in self._groups.items():
             for exit_ in group.poll():
-                self._say({"exit": dataclasses.asdict(exit_), "group": name})
+                self._send({"exit": dataclasses.asdict(exit_), "group": name})
 
-    def _beat(self) -> None:
-        if time.monotonic() - self._sent > BEAT_S:
-            self._say({})
+    def _keep_alive(self) -> None:
+        if time.monotonic() - self._sent_at > KEEPALIVE_S:
+            self._send({})
 
-    def _say(self, message: Mapping[str, Any]) -> None:
+    def _send(self, message: Mapping[str, Any]) -> None:
         self._lines.send(message)
-        self._sent = time.monotonic()
+        self._sent_at = time.monotonic()
 
 
 def fork_agent(settings: LaunchSettings, name: str, run_rank: RunRank | None) -> tuple[int, socket.socket]:
@@ -172,7 +172,7 @@ def run_agent(
         # For CUDA and torch, here and in the children: an agent that asked CUDA itself for devices could not fork.
         os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
         os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
-        fork.adopt_orphans()
+        fork.become_subreaper()
         try:
             devices = open_devices(settings.device, settings.num_devices)
         except UltrasweepError as error:

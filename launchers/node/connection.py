@@ -12,7 +12,7 @@ from typing import Any
 
 from results.errors import UltrasweepError
 
-BEAT_S = 2.0
+KEEPALIVE_S = 2.0
 SILENCE_LIMIT_S = 45.0
 """Without a word from the other side for this long, a connection counts as cut. Above the longest blocking answer
 that is not kept alive by beats (ending ranks, `rankgroup.KILL_LIMIT_S`)."""
@@ -56,7 +56,7 @@ class HeadAddress:
     secret: str
 
 
-def join(head_address: Mapping[str, Any], name: str, limit_s: float) -> socket.socket:
+def connect_to_pilot(head_address: Mapping[str, Any], name: str, limit_s: float) -> socket.socket:
     """Connect an agent to its pilot. Raises `NodeLost` when none of the pilot's addresses answers in time."""
     until = time.monotonic() + limit_s
     while True:

@@ -18,11 +18,10 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from results.errors import UltrasweepError
+from results.text import GIB, MIB, format_bytes
 
-FREE_SLACK_BYTES = 256 * 2**20
+FREE_SLACK_BYTES = 256 * MIB
 """What the driver may keep beyond the level seen before the first point (its own buffers grow with first use)."""
-_MIB = 2**20
-_GIB = 2**30
 _POLL_S = 0.01
 _ANSWER_LIMIT_S = 60.0
 """A driver that takes longer than this to answer is not going to."""
@@ -67,7 +66,7 @@ class CudaDevices:
 
     def __init__(self, num_devices: int) -> None:
         """Raises `DeviceUnavailable` without a driver, or with fewer devices than ``num_devices``."""
-        seen = _in_child(_survey, _ANSWER_LIMIT_S, lambda: None)
+        seen = _in_child(_read_devices, _ANSWER_LIMIT_S, lambda: None)
         if len(seen) < num_devices:
             raise DeviceUnavailable(
                 f"num_devices={num_devices} GPUs were asked for; this machine shows {len(seen)}. "
@@ -78,10 +77,10 @@ class CudaDevices:
 
     def notes(self) -> list[str]:
         return [
-            f"GPU {index} already holds {device['used'] / _GIB:.2f} GiB of memory{_pids(device['pids'])}; "
+            f"GPU {index} already holds {format_bytes(device['used'], 2)} of memory{_pids(device['pids'])}; "
             "points on it will have that much less"
             for index, device in enumerate(self._seen)
-            if device["used"] > _GIB
+            if device["used"] > GIB
         ]
 
     def wait_until_free(self, count: int, limit_s: float, meanwhile: Callable[[], None]) -> str | None:
@@ -95,7 +94,7 @@ class CudaDevices:
         index = {device["id"]: number for number, device in enumerate(self._seen)}
         held = "; ".join(
             f"GPU {index[device['id']]} still holds "
-            f"{(device['used'] - levels[device['id']]) / _MIB:.0f} MiB{_pids(device['pids'])}"
+            f"{(device['used'] - levels[device['id']]) / MIB:.0f} MiB{_pids(device['pids'])}"
             for device in busy
         )
         return f"{held} {limit_s:.0f} s after the last process had gone"
@@ -113,10 +112,10 @@ def count_cuda_devices() -> int:
         return 0
 
 
-def _survey() -> list[dict[str, Any]]:
+def _read_devices() -> list[dict[str, Any]]:
     """UUID, used memory and users of every device that this process may use."""
     nvml = _nvml()
-    return [_look(nvml, handle) for handle in _visible_handles(nvml)]
+    return [_read_device(nvml, handle) for handle in _visible_handles(nvml)]
 
 
 def _wait(levels: dict[str, int], limit_s: float) -> list[dict[str, Any]]:
@@ -125,14 +124,14 @@ def _wait(levels: dict[str, int], limit_s: float) -> list[dict[str, Any]]:
     handles = [handle for handle in _visible_handles(nvml) if _text(nvml.nvmlDeviceGetUUID(handle)) in levels]
     until = time.monotonic() + limit_s
     while True:
-        seen = [_look(nvml, handle) for handle in handles]
+        seen = [_read_device(nvml, handle) for handle in handles]
         busy = [device for device in seen if device["used"] > levels[device["id"]] + FREE_SLACK_BYTES]
         if not busy or time.monotonic() > until:
             return busy
         time.sleep(_POLL_S)
 
 
-def _look(nvml: Any, handle: Any) -> dict[str, Any]:
+def _read_device(nvml: Any, handle: Any) -> dict[str, Any]:
     try:
         pids = [process.pid for process in nvml.nvmlDeviceGetComputeRunningProcesses(handle)]
     except nvml.NVMLError:
@@ -148,8 +147,8 @@ def _pids(pids: Sequence[int]) -> str:
     return f" (pids {', '.join(map(str, pids))})" if pids else ""
 
 
-def _in_child(question: Callable[[], Any], limit_s: float, meanwhile: Callable[[], None]) -> Any:
-    """What ``question`` answers (plain data) in a forked child, so that what it loads stays out of this process.
+def _in_child(query: Callable[[], Any], limit_s: float, meanwhile: Callable[[], None]) -> Any:
+    """What ``query`` answers (plain data) in a forked child, so that what it loads stays out of this process.
 
     Raises `DeviceUnavailable` with the child's words when it fails, or when it takes longer than ``limit_s``.
     """
@@ -160,7 +159,7 @@ def _in_child(question: Callable[[], Any], limit_s: float, meanwhile: Callable[[
         try:
             os.close(reader)
             try:
-                answer = {"answer": question()}
+                answer = {"answer": query()}
             except Exception as error:
                 answer = {"error": str(error) or type(error).__name__}
             with os.fdopen(writer, "w") as pipe:
@@ -181,7 +180,7 @@ def _in_child(question: Callable[[], Any], limit_s: float, meanwhile: Callable[[
             meanwhile()
     finally:
         os.close(reader)
-        _bury(pid)
+        _kill_and_reap(pid)
     try:
         told = json.loads(text)
     except ValueError:
@@ -203,7 +202,7 @@ def _nvml() -> Any:
     return pynvml
 
 
-def _bury(pid: int) -> None:
+def _kill_and_reap(pid: int) -> None:
     """End the child; one that hangs in the driver, where no signal reaches it, is left to the system."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)

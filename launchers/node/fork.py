@@ -55,7 +55,7 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def adopt_orphans() -> None:
+def become_subreaper() -> None:
     """Have the kernel give orphaned descendants of the ranks to this process."""
     if _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
@@ -113,7 +113,7 @@ def poll_exit(rank: int, pid: int, killed_by_us: bool) -> RankExit | None:
     info = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     if info is None:
         return None
-    kill_group(pid)
+    kill_process_group(pid)
     os.waitpid(pid, 0)
     by_signal = info.si_code in (os.CLD_KILLED, os.CLD_DUMPED)
     return RankExit(
@@ -125,7 +125,7 @@ def poll_exit(rank: int, pid: int, killed_by_us: bool) -> RankExit | None:
     )
 
 
-def kill_group(pgid: int) -> None:
+def kill_process_group(pgid: int) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pgid, signal.SIGKILL)
 
@@ -134,10 +134,10 @@ def kill_rank(pid: int) -> None:
     """Kill a rank that has not been reaped, and its group: right after the fork it may not lead one yet."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(pid, signal.SIGKILL)
-    kill_group(pid)
+    kill_process_group(pid)
 
 
-def survivors(groups: Iterable[int]) -> list[int]:
+def living_processes(groups: Iterable[int]) -> list[int]:
     """Pids still alive in any of the process groups. Zombies are dead: pid 1 may be slow to bury them."""
     wanted = {group for group in groups if _group_exists(group)}
     if not wanted:
@@ -155,7 +155,7 @@ def _group_exists(group: int) -> bool:
     return True
 
 
-def end_strays(limit_s: float) -> list[int]:
+def kill_orphans(limit_s: float) -> list[int]:
     """Kill and reap every child that this process still has; the pids that would not go within the limit.
 
     Called when all ranks have been reaped: what is left are descendants that had left their rank's session.

@@ -1,6 +1,6 @@
 """The processes of one attempt: what the watchdog needs of them wherever they run, and those of this machine.
 
-A pilot never forks ranks itself. An agent on each node does, with `ForkedRanks` (see `launchers.node.agent`); the
+A pilot never forks ranks itself. An agent on each node does, with `LocalRanks` (see `launchers.node.agent`); the
 pilot sees the ranks of all its nodes as one `RankGroup`.
 """
 
@@ -23,7 +23,7 @@ KILL_LIMIT_S = 15.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
+class Termination:
     """What was found when the last rank had been ended."""
 
     survivors: tuple[str, ...] = ()
@@ -56,11 +56,11 @@ class RankGroup(Protocol):
     def request_stacks(self, ranks: Iterable[int]) -> None:
         """Have these ranks write down where they are: Python stacks in their logs, collectives beside them."""
 
-    def end(self) -> Ended:
+    def end(self) -> Termination:
         """Kill what still runs, reap it, and prove that nothing is left."""
 
 
-class ForkedRanks:
+class LocalRanks:
     """Ranks that are children of this process."""
 
     def __init__(self) -> None:
@@ -104,12 +104,12 @@ class ForkedRanks:
         until = time.monotonic() + KILL_LIMIT_S
         while time.monotonic() < until:
             fresh += self.poll()
-            if not self.running and not fork.survivors(groups):
+            if not self.running and not fork.living_processes(groups):
                 break
             time.sleep(0.002)
-        strays = fork.end_strays(max(0.1, until - time.monotonic())) if not self.running else []
+        strays = fork.kill_orphans(max(0.1, until - time.monotonic())) if not self.running else []
         unreaped = [pid for rank, pid in self._pids.items() if rank not in self._exits]
-        return fresh, list(dict.fromkeys([*unreaped, *fork.survivors(groups), *strays]))
+        return fresh, list(dict.fromkeys([*unreaped, *fork.living_processes(groups), *strays]))
 
     def host_oom_kills(self) -> int:
         """Since these ranks were made."""

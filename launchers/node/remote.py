@@ -17,7 +17,7 @@ from typing import Any
 
 from launchers.node.connection import JsonLines, NodeLost
 from launchers.node.fork import RankExit
-from launchers.node.rank_group import KILL_LIMIT_S, Ended, StartFailed
+from launchers.node.rank_group import KILL_LIMIT_S, StartFailed, Termination
 
 _SLACK_S = 30.0
 
@@ -31,22 +31,22 @@ class Node:
         """Where other nodes reach it."""
         self.device_ids = tuple(device_ids) if device_ids is not None else None
         self.lost: str | None = None
-        self.heard = time.monotonic()
+        self.heard_at = time.monotonic()
         self.groups: dict[str, RemoteRanks] = {}
         self._lines = lines
         self._sending = threading.Lock()
-        self._asked: dict[int, Future[dict[str, Any]]] = {}
+        self._pending: dict[int, Future[dict[str, Any]]] = {}
         self._numbers = itertools.count()
 
     def ask(self, do: str, **fields: Any) -> Future[dict[str, Any]]:
         """Send a request; the future fails with `NodeLost` when the node goes before it has answered."""
         future: Future[dict[str, Any]] = Future()
         number = next(self._numbers)
-        self._asked[number] = future
+        self._pending[number] = future
         if self.lost is not None:
             self._fail(number)
         elif not self.send({"request": number, "do": do, **fields}):
-            self.lose("its agent's connection broke")
+            self.mark_lost("its agent's connection broke")
         return future
 
     def request(self, do: str, limit_s: float, **fields: Any) -> dict[str, Any]:
@@ -57,7 +57,7 @@ class Node:
         try:
             return future.result(limit_s)
         except FutureTimeout:
-            self.lose(f"its agent did not answer {do!r} within {limit_s:.0f} s")
+            self.mark_lost(f"its agent did not answer {do!r} within {limit_s:.0f} s")
             raise NodeLost(f"node {self.name}: {self.lost}") from None
 
     def send(self, message: Mapping[str, Any]) -> bool:
@@ -68,23 +68,23 @@ class Node:
                 return False
         return True
 
-    def hear(self, message: dict[str, Any]) -> None:
-        self.heard = time.monotonic()
+    def handle(self, message: dict[str, Any]) -> None:
+        self.heard_at = time.monotonic()
         if "exit" in message:
             group = self.groups.get(message["group"])
             if group is not None:
-                group.noticed(RankExit(**message["exit"]))
-        elif "answer" in message and (future := self._asked.pop(message["answer"], None)) is not None:
+                group.add_exit(RankExit(**message["exit"]))
+        elif "answer" in message and (future := self._pending.pop(message["answer"], None)) is not None:
             future.set_result(message)
 
-    def lose(self, why: str) -> None:
+    def mark_lost(self, why: str) -> None:
         if self.lost is None:
             self.lost = why
-        for number in list(self._asked):
+        for number in list(self._pending):
             self._fail(number)
 
     def _fail(self, number: int) -> None:
-        if (future := self._asked.pop(number, None)) is not None:
+        if (future := self._pending.pop(number, None)) is not None:
             future.set_exception(NodeLost(f"node {self.name}: {self.lost}"))
 
 
@@ -128,7 +128,7 @@ class RemoteRanks:
         if failed is not None:
             raise StartFailed(*failed, survivors=self.end().survivors)
 
-    def noticed(self, exit_: RankExit) -> None:
+    def add_exit(self, exit_: RankExit) -> None:
         self._exits[exit_.rank] = exit_
 
     def exits(self) -> Mapping[int, RankExit]:
@@ -147,9 +147,9 @@ class RemoteRanks:
         wanted = set(ranks)
         for node, own in self._places:
             if chosen := [rank for rank in own if rank in wanted]:
-                node.ask("where", group=self._group, ranks=chosen)
+                node.ask("stacks", group=self._group, ranks=chosen)
 
-    def end(self) -> Ended:
+    def end(self) -> Termination:
         asked = [node.ask("end", group=self._group) for node, _ in self._places]
         survivors: list[str] = []
         kills = 0
@@ -161,7 +161,7 @@ class RemoteRanks:
             finally:
                 node.groups.pop(self._group, None)
             for fields in answer.get("exits", ()):
-                self.noticed(RankExit(**fields))
+                self.add_exit(RankExit(**fields))
             survivors += [str(pid) if self._single else f"{pid} on {node.name}" for pid in answer.get("survivors", ())]
             kills += answer.get("host_oom_kills", 0)
-        return Ended(survivors=tuple(survivors), host_oom_kills=kills)
+        return Termination(survivors=tuple(survivors), host_oom_kills=kills)

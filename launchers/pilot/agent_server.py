@@ -1,4 +1,4 @@
-"""The pilot's end of the connections to its agents: one thread accepts them, reads them all and keeps them alive."""
+"""The pilot's side of the connections to its agents: one thread accepts them, reads them and keeps them alive."""
 
 from __future__ import annotations
 
@@ -11,31 +11,32 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from launchers.node.connection import BEAT_S, SILENCE_LIMIT_S, HeadAddress, JsonLines
+from launchers.node.connection import KEEPALIVE_S, SILENCE_LIMIT_S, HeadAddress, JsonLines
 from launchers.node.remote import Node
 
 
 class AgentServer(threading.Thread):
-    """Reads every agent's connection; ``nodes`` are those that have said hello, in the order of their names."""
+    """Reads the connections of all agents. ``nodes`` holds, by name, those that are ready."""
 
     def __init__(self, wake: threading.Event) -> None:
         super().__init__(name="server", daemon=True)
         self.nodes: dict[str, Node] = {}
         self.refused: dict[str, str] = {}
-        """Agents that could not start, and why, in their own words."""
+        """Agents that could not start, by name, and the reason that they gave."""
         self.notes: list[str] = []
+        """Lines for the pilot's log that the agents have sent."""
         self._wake = wake
         self._selector = selectors.DefaultSelector()
         self._secret = secrets.token_hex(16)
         self._closing = False
-        self._beaten = time.monotonic()
+        self._last_beat_at = time.monotonic()
 
     def attach(self, connection: socket.socket, name: str) -> None:
-        """Take the connection to the agent of this machine. Before `start`."""
+        """Use the connection to the agent of this machine. Call it before `start`."""
         self._watch(connection, address="127.0.0.1", expected=name)
 
     def listen(self) -> HeadAddress:
-        """Let the agents of other nodes connect. Before `start`."""
+        """Let the agents of other nodes connect; the address to give them. Call it before `start`."""
         listener = socket.create_server(("", 0), backlog=1024)
         listener.setblocking(False)
         self._selector.register(listener, selectors.EVENT_READ, None)
@@ -48,10 +49,10 @@ class AgentServer(threading.Thread):
                     self._accept(key.fileobj)
                 else:
                     self._read(key.data)
-            self._beat()
+            self._keep_alive()
 
     def close(self) -> None:
-        """Let the agents go: they end what they still run."""
+        """Close all connections. An agent whose connection closes ends the ranks that it still runs."""
         self._closing = True
         self.join(2.0)
         for key in list(self._selector.get_map().values()):
@@ -64,7 +65,7 @@ class AgentServer(threading.Thread):
             return
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        # The address by which this machine was reached is one by which other nodes reach its ranks, too.
+        # The address by which this agent reached this machine is also good for the ranks of other nodes.
         own = connection.getsockname()[0]
         for node in self.nodes.values():
             if node.address == "127.0.0.1":
@@ -78,25 +79,26 @@ class AgentServer(threading.Thread):
     def _read(self, peer: _Peer) -> None:
         try:
             messages = peer.lines.receive()
-        except ValueError:  # not one of ours
+        except ValueError:  # the other end is no agent
             messages = None
         if messages is None:
             self._selector.unregister(peer.lines.connection)
             peer.lines.connection.close()
             if peer.node is not None:
-                peer.node.lose("its agent's connection closed")
+                peer.node.mark_lost("its agent's connection closed")
             elif peer.expected is not None:
                 self.refused.setdefault(peer.expected, "its agent ended before it was ready")
             self._wake.set()
             return
         for message in messages:
             if peer.node is not None:
-                peer.node.hear(message)
+                peer.node.handle(message)
             else:
-                self._greet(peer, message)
+                self._admit(peer, message)
         self._wake.set()
 
-    def _greet(self, peer: _Peer, message: dict[str, Any]) -> None:
+    def _admit(self, peer: _Peer, message: dict[str, Any]) -> None:
+        """One of the first messages on a connection: the secret, then whether the agent could start."""
         if peer.expected is None:
             if message.get("secret") == self._secret and isinstance(message.get("name"), str):
                 peer.expected = message["name"]
@@ -113,16 +115,16 @@ class AgentServer(threading.Thread):
                 )
             self.nodes[peer.expected] = peer.node
 
-    def _beat(self) -> None:
+    def _keep_alive(self) -> None:
         now = time.monotonic()
-        if now - self._beaten < BEAT_S:
+        if now - self._last_beat_at < KEEPALIVE_S:
             return
-        self._beaten = now
+        self._last_beat_at = now
         for node in list(self.nodes.values()):
             if node.lost is not None:
                 continue
-            if now - node.heard > SILENCE_LIMIT_S:
-                node.lose(f"no word from its agent for {SILENCE_LIMIT_S:.0f} s")
+            if now - node.heard_at > SILENCE_LIMIT_S:
+                node.mark_lost(f"no word from its agent for {SILENCE_LIMIT_S:.0f} s")
                 self._wake.set()
             else:
                 node.send({})
@@ -133,12 +135,13 @@ class _Peer:
     lines: JsonLines
     address: str
     expected: str | None
-    """Name of the node; None until the agent has shown the secret."""
+    """Name of the node; None until the agent has sent the secret."""
     node: Node | None = None
+    """None until the agent is ready."""
 
 
 def _own_addresses() -> tuple[str, ...]:
-    """Names and addresses of this machine that another node may know, the likeliest first."""
+    """Names and addresses by which another node may reach this machine, the likeliest first."""
     name = socket.gethostname()
     found = [name]
     with contextlib.suppress(OSError):

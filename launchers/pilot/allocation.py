@@ -1,4 +1,4 @@
-"""What the scheduler tells a process about the allocation it runs in, from its environment."""
+"""Reads from the environment which job and which of its nodes this process belongs to."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from launchers.state.pilot_config import PilotConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allocation:
-    """The place of this process in its allocation."""
+    """Where this process runs."""
 
     pilot_id: str
     job: str | None
     """As ``squeue`` prints it: ``1234``, or ``1234_5`` in an array. None without a scheduler."""
     node: str
-    """This machine's name to the scheduler."""
+    """The scheduler's name for this machine."""
     is_head: bool
-    """Whether this process draws and watches; the others fork ranks for it."""
+    """Whether this process is the pilot. On the other nodes it is an agent, which forks ranks."""
     restarts: int = 0
-    """How often the scheduler has started the job again."""
+    """How often the scheduler has restarted the job."""
 
 
 def allocation_of(config: PilotConfig, config_id: str) -> Allocation:
-    """Where this process runs. A job that Slurm has requeued is another pilot: its id counts the restarts."""
-    if config.scheduler == "none":
+    """Where this process runs. A job that Slurm has requeued is a new pilot: the pilot's id ends with the restarts."""
+    if config.batch_system == "none":
         return Allocation(pilot_id=config_id, job=None, node=socket.gethostname(), is_head=True)
     env = os.environ
     task = env.get("SLURM_ARRAY_TASK_ID")

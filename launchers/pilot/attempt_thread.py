@@ -1,4 +1,4 @@
-"""One attempt under way on some nodes of a pilot: a thread that runs it, and what came of it."""
+"""A thread that runs one attempt on some nodes of a pilot, and keeps its result."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ from launchers.settings import LaunchSettings
 from launchers.state.pilot_state import Running
 from launchers.state.queue import Claim
 
-_SLACK_S = 90.0
+_ANSWER_SLACK_S = 90.0
+"""How much longer than the limit itself an agent's answer may take."""
 
 
 class AttemptThread:
-    """Runs one attempt; ``done`` and what follows are set when ``finished`` is."""
+    """Starts at once. ``done``, ``held`` and ``ended_at`` are valid when ``finished`` is true."""
 
     def __init__(
         self,
@@ -40,7 +41,7 @@ class AttemptThread:
         self.nodes = tuple(nodes)
         self.done: Execution | None = None
         self.held: Mapping[str, str] = {}
-        """Nodes whose device memory did not become free, and what holds it."""
+        """By node: what still holds device memory after the attempt, where it did not become free."""
         self.ended_at = 0.0
         self.progress = Progress(phase="spawn", step=None)
         self._width = width
@@ -56,7 +57,7 @@ class AttemptThread:
         return not self._thread.is_alive()
 
     def unclean(self) -> dict[str, str]:
-        """Nodes that this attempt has left in a state in which they cannot be used, and why."""
+        """Nodes that cannot be used after this attempt, and why."""
         found = {node: f"device memory is not free: {held}" for node, held in self.held.items()}
         for process in self.done.survivors if self.done is not None else ():
             at = process.partition(" on ")[2] or self.nodes[0].name
@@ -64,6 +65,7 @@ class AttemptThread:
         return found
 
     def running(self) -> Running:
+        """The attempt as the pilot's state file shows it."""
         attempt = self.attempt
         return Running(
             stem=self.claim.stem,
@@ -81,7 +83,7 @@ class AttemptThread:
         control = Control(
             start=self._start,
             stop_reason=self._stop_reason,
-            on_progress=self._note,
+            on_progress=self._set_progress,
             wait_until_free=lambda: "; ".join(self._wait_until_free().values()) or None,
         )
         try:
@@ -92,7 +94,7 @@ class AttemptThread:
         self.ended_at = time.time()
         self._wake.set()
 
-    def _note(self, progress: Progress) -> None:
+    def _set_progress(self, progress: Progress) -> None:
         self.progress = progress
 
     def _start(self, ranks: Sequence[int]) -> RankGroup:
@@ -106,13 +108,13 @@ class AttemptThread:
         return {**self._settings.environment, "CUDA_VISIBLE_DEVICES": ",".join(ids)}
 
     def _wait_until_free(self) -> dict[str, str]:
-        """What still holds device memory, by node, when the limit is over. A lost node is told elsewhere."""
+        """By node: what still holds device memory after the limit. Lost nodes are not in it; the pool knows them."""
         limit_s = self._settings.device_free_limit_s
-        asked = [(node, node.ask("free", count=self._width, limit_s=limit_s)) for node in self.nodes]
+        requests = [(node, node.ask("free", count=self._width, limit_s=limit_s)) for node in self.nodes]
         found = {}
-        for node, future in asked:
+        for node, future in requests:
             try:
-                answer = node.wait(future, "free", limit_s + _SLACK_S)
+                answer = node.wait(future, "free", limit_s + _ANSWER_SLACK_S)
             except NodeLost:
                 continue
             if (held := answer.get("held") or answer.get("error")) is not None:

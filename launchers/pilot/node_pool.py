@@ -1,4 +1,4 @@
-"""The nodes of one pilot: brings their agents together at the start, knows which are free, in use or left out."""
+"""The nodes of one pilot: starts their agents, and knows which nodes are free, in use or excluded."""
 
 from __future__ import annotations
 
@@ -21,11 +21,9 @@ from results.errors import UltrasweepError
 from workloads.protocol import write_json
 
 AGENTS_LIMIT_S = 180.0
-"""From the pilot's start to the last agent's first word: a busy shared filesystem may take minutes to give torch."""
-
-
-GONE_FOR_S = 1800.0
-"""How long a node that was lost is left out."""
+"""From the pilot's start until the last agent is ready. A busy shared filesystem may need minutes to deliver torch."""
+LOST_FOR_S = 1800.0
+"""How long a lost node is excluded."""
 
 
 class NoNodes(UltrasweepError):
@@ -33,14 +31,14 @@ class NoNodes(UltrasweepError):
 
 
 class NodePool:
-    """Nodes by name, the pilot's own first."""
+    """The nodes of the allocation, the pilot's own first, then in the order of their names."""
 
     def __init__(
-        self, server: AgentServer, own: str, expected: int, agent_pid: int, memory: SweepDir | None, pilot_id: str
+        self, server: AgentServer, own: str, expected: int, agent_pid: int, shared: SweepDir | None, pilot_id: str
     ) -> None:
-        """``memory``: where nodes that are left out are remembered for other pilots; None where no scheduler hands out
-        nodes."""
-        self._memory = memory
+        """``own``: this machine's node. ``expected``: nodes of the allocation. ``shared``: the sweep whose folder holds
+        the excluded nodes for all pilots; None without a scheduler."""
+        self._shared = shared
         self._pilot_id = pilot_id
         self._server = server
         self._own = own
@@ -56,7 +54,7 @@ class NodePool:
 
     @property
     def lost_all(self) -> bool:
-        """Every agent has gone."""
+        """Whether the connections to all agents are lost."""
         return all(node.lost is not None for node in self._ordered())
 
     @property
@@ -66,7 +64,7 @@ class NodePool:
     @property
     def excluded(self) -> dict[str, str]:
         """Nodes of this allocation that are not used, and why."""
-        return {**self._gone(), **self._excluded}
+        return {**self._lost(), **self._excluded}
 
     @property
     def exclusion_summary(self) -> str:
@@ -77,9 +75,10 @@ class NodePool:
         return "; ".join(f"{node}: {why}" for node, why in excluded.items())
 
     def wait_for_agents(self, meanwhile: Callable[[], bool]) -> list[str]:
-        """Wait for every agent; lines worth saying. ``meanwhile`` is called often and ends the wait by returning False.
+        """Wait until every agent is ready or refuses; lines for the log. ``meanwhile`` is called often; returning False
+        ends the wait.
 
-        Raises `NoNodes` when none came.
+        Raises `NoNodes` when no agent is ready.
         """
         until = time.monotonic() + AGENTS_LIMIT_S
         while len(self._server.nodes) + len(self._server.refused) < self._expected and time.monotonic() < until:
@@ -87,14 +86,14 @@ class NodePool:
                 break
             time.sleep(0.01)
         if not self._server.nodes:
-            why = "; ".join(dict.fromkeys(self._server.refused.values())) or "no agent came"
+            why = "; ".join(dict.fromkeys(self._server.refused.values())) or "no agent has connected"
             raise NoNodes(why)
         lines = list(self._server.notes)
         if (missing := self._expected - len(self._server.nodes)) > 0 and self._expected > 1:
             refused = "; ".join(f"{name}: {why}" for name, why in self._server.refused.items())
             lines.append(f"{missing} of {self._expected} nodes cannot be used{': ' + refused if refused else ''}")
-        if self._memory is not None:
-            known = node_exclusions.excluded(self._memory)
+        if self._shared is not None:
+            known = node_exclusions.excluded(self._shared)
             self._excluded |= {node: known[node].reason for node in self.names if node in known}
         return [*lines, *self.exclude_lost()]
 
@@ -108,24 +107,24 @@ class NodePool:
         self._busy.difference_update(node.name for node in nodes)
 
     def exclude(self, node: str, why: str, *, for_s: float = node_exclusions.EXPIRES_AFTER_S) -> list[str]:
-        """Do not use this node again, here or in later pilots; lines worth saying."""
+        """Use this node no more, here and in later pilots; lines for the log. ``for_s``: for how long, in seconds."""
         if node in self._excluded:
             return []
         self._excluded[node] = why
-        if self._memory is None:
+        if self._shared is None:
             return []
         with contextlib.suppress(OSError):
-            node_exclusions.exclude(self._memory, node, why, self._pilot_id, for_s=for_s)
-        return [f"node {node} is left out: {why}"]
+            node_exclusions.exclude(self._shared, node, why, self._pilot_id, for_s=for_s)
+        return [f"node {node} is excluded: {why}"]
 
     def exclude_lost(self) -> list[str]:
-        """The same for nodes that were lost or never came, for a while: Slurm itself keeps away from those that are
-        down."""
-        return [line for node, why in self._gone().items() for line in self.exclude(node, why, for_s=GONE_FOR_S)]
+        """Exclude nodes that were lost or never connected; lines for the log. A short time is enough, since Slurm does
+        not use nodes that are down."""
+        return [line for node, why in self._lost().items() for line in self.exclude(node, why, for_s=LOST_FOR_S)]
 
     def exclude_failing(self, records: Sequence[AttemptRecord], nodes: Sequence[Node]) -> list[str]:
-        """The same for those of ``nodes`` on which points keep failing."""
-        if self._memory is None:
+        """Exclude those of ``nodes`` on which points keep failing; lines for the log."""
+        if self._shared is None:
             return []
         failing = node_exclusions.failing(records, [node.name for node in nodes], time.time())
         return [
@@ -133,14 +132,14 @@ class NodePool:
         ]
 
     def close(self) -> None:
-        """Let the agents go, and bury that of this machine."""
+        """Close the connections and wait for the end of this machine's agent, which is a child of this process."""
         self._server.close()
         until = time.monotonic() + 20.0
         with contextlib.suppress(ChildProcessError):
             while os.waitpid(self._agent_pid, os.WNOHANG) == (0, 0) and time.monotonic() < until:
                 time.sleep(0.01)
 
-    def _gone(self) -> dict[str, str]:
+    def _lost(self) -> dict[str, str]:
         lost = {node.name: node.lost for node in self._ordered() if node.lost is not None}
         return {**self._server.refused, **lost}
 
@@ -159,7 +158,11 @@ def start_pool(
     head_address: Path,
     server: AgentServer,
 ) -> NodePool:
-    """Fork this machine's agent, and open the door for those of the other nodes. Before any thread is started."""
+    """Fork this machine's agent and let those of the other nodes connect. Call it before any thread is started.
+
+    ``head_address``: the file from which the other nodes read where to connect. ``run_rank``: what a rank does; None:
+    the engine.
+    """
     name = allocation.node
     pid, connection = fork_agent(config.settings, name, run_rank)
     server.attach(connection, name)
@@ -169,5 +172,5 @@ def start_pool(
             head_address, {"addresses": place.addresses, "port": place.port, "secret": place.secret}, private=True
         )
     server.start()
-    memory = sweep if config.scheduler != "none" else None
-    return NodePool(server, name, config.nodes, pid, memory, allocation.pilot_id)
+    shared = sweep if config.batch_system != "none" else None
+    return NodePool(server, name, config.nodes, pid, shared, allocation.pilot_id)

@@ -1,8 +1,8 @@
-"""From what happened to the row, the record, and the point's next place: the only writer of a pilot's results.
+"""Writes the result of every attempt: its row, its record, and where its point goes next. Nothing else writes rows.
 
-The order makes every crash harmless: the outcome into the attempt's folder, the row into the tables, the record into
-the history, and only then the point to ``done`` or back to ``todo``. Whoever takes over a dead pilot's claim finds out
-how far it had come and goes on from there.
+The order makes every crash harmless: first the outcome into the attempt's folder, then the row into the tables, the
+record into the history, and last the point to ``done`` or back to ``todo``. A pilot that takes over a dead pilot's
+claim sees which of these are there, and goes on with the next.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from workloads import protocol
 from workloads.stages import assemble, rehearsed_ranks
 
 _RETRY_FIRST_S, _RETRY_LONGEST_S = 0.5, 30.0
-_HANGS_TRIED = 2
+_HANG_ATTEMPTS = 2
 
 _T = TypeVar("_T")
 
 Pause = Callable[[float, str], bool]
-"""Sleep for seconds, showing a message; False when the pilot should stop."""
+"""Takes seconds and a message: sleeps and shows the message meanwhile. False when the pilot shall stop."""
 
 
 class AttemptRecorder:
-    """Writes what one pilot has to say about attempts, its own and those of dead pilots."""
+    """Records attempts for one pilot: its own, and those of dead pilots."""
 
     def __init__(
         self,
@@ -48,14 +48,14 @@ class AttemptRecorder:
         pilot_id: str,
         settings: LaunchSettings,
         context: rows.RunContext,
-        say: Callable[[str], None],
+        report: Callable[[str], None],
         pause: Pause,
     ) -> None:
         self._sweep = sweep
         self._pilot_id = pilot_id
         self._settings = settings
         self._context = context
-        self._say = say
+        self._report = report
         self._pause = pause
 
     def record(
@@ -68,28 +68,32 @@ class AttemptRecorder:
         gap_s: float | None = None,
         still_held: str | None = None,
     ) -> bool:
-        """Write the row and move the point on. False when the row could not be written before the pilot had to stop:
-        the claim stays, and whoever takes it over writes the row from the attempt's folder."""
+        """Write the row and move the point. False when the pilot had to stop before the row could be written: then the
+        claim stays, and the pilot that takes it over writes the row from the attempt's folder.
+
+        ``ended_at``: seconds since the epoch. ``gap_s``: idle seconds before the attempt's first step. ``still_held``:
+        what holds device memory after the attempt.
+        """
         try:
-            written = self._written(claim, attempt, done, ended_at, gap_s, still_held)
-        except Exception as error:  # results that no row can be made of
-            written = self._written(claim, attempt, internal_error(error), ended_at, None, still_held)
+            written = self._write(claim, attempt, done, ended_at, gap_s, still_held)
+        except Exception as error:  # no row can be made of these results
+            written = self._write(claim, attempt, internal_error(error), ended_at, None, still_held)
         if written is None:
             return False
         record, retry = written
 
         def move() -> bool:
             if not (queue.release(claim) if retry else queue.finish(claim, record.outcome)):
-                self._say(f"{attempt.attempt_id}: its claim had been taken over; the point may run twice")
+                self._report(f"{attempt.attempt_id}: its claim had been taken over; the point may run twice")
             return True
 
-        # Past this line the row is there: an error of the file system must not make another one.
+        # The row is written: an error of the file system from here on must not lead to a second one.
         if self.until_written(move, f"the end of {attempt.attempt_id}") is None:
             return False
-        self._say(describe(record))
+        self._report(describe(record))
         return True
 
-    def _written(
+    def _write(
         self,
         claim: Claim,
         attempt: Attempt,
@@ -98,9 +102,9 @@ class AttemptRecorder:
         gap_s: float | None,
         still_held: str | None,
     ) -> tuple[AttemptRecord, bool] | None:
-        """The attempt's record and whether the point is tried again, once the row is on disk; None if it cannot be."""
+        """Write the row and the record; the record, and whether the point is tried again. None when that failed."""
         outcome = _with_notes(done, still_held, claim.held)
-        with contextlib.suppress(OSError):  # a help for a later pilot; the row matters more
+        with contextlib.suppress(OSError):  # it only helps a later pilot; the row matters more
             protocol.write_json(attempt.folder / "outcome.json", outcome)
         before = history.records_of(self._sweep, claim.stem)
         retry = wants_retry(outcome, before, self._settings)
@@ -130,7 +134,7 @@ class AttemptRecorder:
         return record, retry
 
     def take_over(self, stem: str, holder: str) -> bool:
-        """Finish what the dead pilot ``holder`` had begun with a point. False when a row could not be written."""
+        """Finish what the dead pilot ``holder`` began with a point. False when a row could not be written."""
         claim = queue.take_over(self._sweep, stem, holder, self._pilot_id)
         if claim is None:  # another pilot was faster
             return True
@@ -140,7 +144,7 @@ class AttemptRecorder:
             why = f"pilot {holder} died while it ran this point"
             known = self._row_written(attempt.attempt_id)
             if known is None:
-                return self.record(claim, attempt, self._salvage(attempt, why), ended_at=_last_sign(attempt))
+                return self.record(claim, attempt, self._abandoned(attempt, why), ended_at=_last_written_at(attempt))
             record = _record(known, attempt, _outcome_of(known), claim, known["ended_at"].timestamp())
             if (
                 self.until_written(lambda: history.write_record(self._sweep, stem, record), f"the record of {stem}")
@@ -153,20 +157,20 @@ class AttemptRecorder:
             queue.finish(claim, last.outcome)
         else:
             queue.release(claim)
-        self._say(f"took {stem} over from pilot {holder}, which is dead")
+        self._report(f"took {stem} over from pilot {holder}, which is dead")
         return True
 
     def compact(self) -> None:
-        """Put the parts of this sweep together. They stay readable as they are, so a failure is only said."""
+        """Merge the table's parts into one file. The parts stay readable, so a failure is only reported."""
         try:
             store.compact(self._sweep.path)
         except (OSError, InvalidResults) as error:
-            self._say(f"the tables are not compacted (nothing is lost): {error}")
+            self._report(f"the tables are not compacted (nothing is lost): {error}")
 
     def until_written(self, write: Callable[[], _T], what: str) -> _T | None:
-        """Try until the disk lets us, saying why it does not; None when the pilot has to stop before.
+        """Call ``write`` until it raises no `OSError`; its result, or None when the pilot has to stop before.
 
-        A stop asked for leaves one last try.
+        ``what`` is written, for the message. After a request to stop there is one last try.
         """
         wait_s, stopping = _RETRY_FIRST_S, False
         while True:
@@ -175,7 +179,7 @@ class AttemptRecorder:
             except OSError as error:
                 message = f"cannot write {what}: {error}; trying again, nothing is lost"
             if wait_s == _RETRY_FIRST_S:
-                self._say(message)
+                self._report(message)
             if stopping:
                 return None
             stopping = not self._pause(wait_s, message)
@@ -189,12 +193,13 @@ class AttemptRecorder:
         try:
             return loss_check.compare(self._sweep.losses, attempt.point.experiment, attempt.attempt_id, known, norms)
         except OSError as error:
-            self._say(f"{attempt.attempt_id}: losses are not compared: {error}")
+            self._report(f"{attempt.attempt_id}: losses are not compared: {error}")
             return None
 
     def _unrecorded(self, claim: Claim, recorded: set[str]) -> Attempt | None:
-        """An attempt that another pilot began and did not live to record: the claim's last holder, or one before it
-        whose point that holder had taken over and not yet settled."""
+        """The attempt at this point that a dead pilot began and did not record. None when there is none.
+
+        The pilot may be the claim's last holder, or an earlier one whose claim that holder had taken over."""
         for folder in sorted(self._sweep.attempts.glob(f"{claim.point.experiment.id}.a*")):
             if folder.name in recorded or _pilot_of(folder / "attempt.json") in (None, self._pilot_id):
                 continue
@@ -203,15 +208,15 @@ class AttemptRecorder:
                 return attempt
         return None
 
-    def _salvage(self, attempt: Attempt, why: str) -> Execution:
-        """What the attempt's folder says, for an attempt whose pilot did not live to say it."""
+    def _abandoned(self, attempt: Attempt, why: str) -> Execution:
+        """The result of an attempt whose pilot died before it could record it, from the attempt's folder."""
         results = attempt.results()
         measured = attempt.task.method == "measured"
         ranks: Sequence[int] = attempt.ranks() if measured else rehearsed_ranks(attempt.point.experiment)
         try:
             outcome = Outcome(**json.loads((attempt.folder / "outcome.json").read_text()))
         except (OSError, ValueError, TypeError):
-            outcome = oc.abandoned(attempt.folder, ranks, results, why)
+            outcome = oc.classify_abandoned(attempt.folder, ranks, results, why)
         try:
             complete = not measured and all(rank in results for rank in ranks)
             rehearsed = assemble(attempt.point.experiment, attempt.task.cluster, results) if complete else None
@@ -231,19 +236,20 @@ class AttemptRecorder:
 
 
 def wants_retry(outcome: Outcome, before: Sequence[AttemptRecord], settings: LaunchSettings) -> bool:
-    """Whether the point runs again: what was not its own doing a bounded number of times, a hang once, else never."""
+    """Whether the point runs again. After a failure of the infrastructure it does, up to ``settings.max_attempts``;
+    after a hang once; after any other failure of its own never. Cancelled and preempted attempts do not count."""
     if outcome.outcome in ("cancelled", "preempted"):
         return True
     if outcome.outcome == "hang":
-        return 1 + sum(record.outcome == "hang" for record in before) < _HANGS_TRIED
+        return 1 + sum(record.outcome == "hang" for record in before) < _HANG_ATTEMPTS
     if outcome.infrastructure:
         return 1 + sum(record.infrastructure for record in before) < settings.max_attempts
     return False
 
 
 def _answered_meanwhile(before: Sequence[AttemptRecord], attempt: Attempt) -> str | None:
-    """The attempt that has answered the point while this one ran: its pilot was taken for dead, or the other way round.
-    A point that a user has put back ran before, not meanwhile."""
+    """The id of an attempt that succeeded at this point while this one ran, because one of the two pilots was taken for
+    dead. A success before this attempt began does not count: then a user has requeued the point."""
     good = (record for record in before if record.outcome == "ok" and record.ended_at > attempt.started_at)
     return next((record.attempt_id for record in good if record.attempt_id != attempt.attempt_id), None)
 
@@ -288,7 +294,7 @@ def _record(row: Mapping[str, Any], attempt: Attempt, outcome: Outcome, claim: C
 
 
 def _outcome_of(row: Mapping[str, Any]) -> Outcome:
-    """The outcome that a written row tells."""
+    """The outcome in a row that is already written."""
     return Outcome(
         outcome=row["outcome"],
         phase=row["phase"],
@@ -307,6 +313,6 @@ def _pilot_of(path: Path) -> str | None:
         return None
 
 
-def _last_sign(attempt: Attempt) -> float:
+def _last_written_at(attempt: Attempt) -> float:
     """When something was last written in the attempt's folder."""
     return max([attempt.started_at, *(path.stat().st_mtime for path in attempt.folder.iterdir())])

@@ -1,4 +1,7 @@
-"""Which waiting point a pilot runs next: its own shape first, then what fits beside it, in what is left of the time."""
+"""Chooses the point that a pilot runs next: points as wide as its allocation first, then narrower ones side by side.
+
+A point must fit the time that is left. Its shape is the number of nodes that it needs.
+"""
 
 from __future__ import annotations
 
@@ -15,22 +18,24 @@ from launchers.state.sweep_dir import Point, SweepDir, entry_names
 
 
 class Scheduler:
-    """Draws for one pilot."""
+    """Claims points of the sweep's queue for one pilot."""
 
     def __init__(self, sweep: SweepDir, pilot_id: str, settings: LaunchSettings, report: Callable[[str], None]) -> None:
         self.waits_for_canary = False
-        """The last draw left points alone because the first of their shape still runs."""
+        """The last claim skipped points because the first point of their shape still runs."""
         self._sweep = sweep
         self._settings = settings
         self._report = report
         self._reader = QueueReader(sweep, pilot_id, report)
         self._breaker = CircuitBreaker(settings.breaker_failures)
         self._records: dict[str, AttemptRecord] = {}
-        self._told: set[str] = set()
-        self._held = 0
+        self._reported: set[str] = set()
+        """Paused kinds that are in the log already."""
+        self._paused = 0
+        """Points of paused kinds at the last claim."""
 
     def records(self) -> list[AttemptRecord]:
-        """Every attempt recorded so far, by any pilot."""
+        """Every attempt that any pilot has recorded so far."""
         fresh = [name for name in entry_names(self._sweep.history) if name not in self._records]
         for name in fresh:
             for record in history.read_records(self._sweep, [name]):
@@ -38,14 +43,17 @@ class Scheduler:
         return list(self._records.values())
 
     def claim_next(self, free: int, size: int, left_s: float | None, running: Sequence[Point]) -> Claim | None:
-        """Claim a point for ``free`` of the pilot's ``size`` nodes, ``left_s`` before the allocation ends (None: no
-        end), beside those that are ``running``; None when there is nothing for these nodes."""
+        """Claim the next point; None when no point fits.
+
+        ``free``: how many of the pilot's ``size`` nodes are free. ``left_s``: seconds until the allocation ends; None:
+        it has no end. ``running``: the points that this pilot runs now.
+        """
         self._breaker.update(self._sweep, self.records())
-        self._tell_held()
+        self._report_paused()
         self.waits_for_canary = False
         claim = self._reader.claim_next(lambda waiting: self._choose(waiting, free, size, left_s, running))
         if claim is not None and (shape := self._shape(claim.point)) not in self._breaker.proven:
-            # Two pilots may have drawn at the same moment: the one with the earlier point goes first.
+            # Two pilots may have claimed at the same moment: the one with the earlier point goes first.
             rivals = [p for p in self._reader.claimed_by_others() if self._shape(p) == shape]
             if any(rival.index < claim.point.index for rival in rivals):
                 queue.release(claim)
@@ -54,13 +62,13 @@ class Scheduler:
         return claim
 
     def choose_nodes(self, claim: Claim, free: Sequence[Node]) -> list[Node]:
-        """The nodes on which to run the point: others than those where it failed before, if there are enough."""
+        """The nodes on which to run the point. Nodes where it was tried before come last."""
         tried = {node for record in history.records_of(self._sweep, claim.stem) for node in record.nodes}
         return sorted(free, key=lambda node: node.name in tried)[: self._shape(claim.point)]
 
     def paused_message(self) -> str:
-        """Why points are left that no pilot will draw, empty when there are none."""
-        return paused_message(self._breaker.held, self._held) if self._held else ""
+        """Why points wait that no pilot will claim; empty when there are none."""
+        return paused_message(self._breaker.paused, self._paused) if self._paused else ""
 
     def _shape(self, point: Point) -> int:
         return nodes_needed(point, self._settings.num_devices)
@@ -75,28 +83,28 @@ class Scheduler:
             and self._shape(point) <= size
             and (left_s is None or needed_s(point, self._settings) <= left_s)
         ]
-        held = self._breaker.held
-        open_ = [p for p in fitting if kind_of(p.experiment, self._shape(p)) not in held] if held else fitting
-        self._held = len(fitting) - len(open_)
-        ready = self._past_canary(open_, running)
-        own = [point for point in ready if self._shape(point) == size]
-        if own:  # wide points go alone: nothing new starts beside them while they wait for their nodes
-            return own if free == size else []
+        paused = self._breaker.paused
+        allowed = [p for p in fitting if kind_of(p.experiment, self._shape(p)) not in paused] if paused else fitting
+        self._paused = len(fitting) - len(allowed)
+        ready = self._past_canary(allowed, running)
+        widest = [point for point in ready if self._shape(point) == size]
+        if widest:  # they run alone: nothing new starts while they wait for all nodes
+            return widest if free == size else []
         return sorted((p for p in ready if self._shape(p) <= free), key=lambda p: (-self._shape(p), p.index))
 
     def _past_canary(self, points: list[Point], running: Sequence[Point]) -> list[Point]:
-        """Without the points whose shape is not proven and of which one runs already, here or elsewhere."""
+        """``points`` without those of an unproven shape of which one point already runs, here or elsewhere."""
         shapes = {self._shape(point) for point in points} - self._breaker.proven
         if not shapes:
             return points
-        flying = {self._shape(point) for point in [*running, *self._reader.claimed_by_others()]} & shapes
-        if not flying:
+        in_flight = {self._shape(point) for point in [*running, *self._reader.claimed_by_others()]} & shapes
+        if not in_flight:
             return points
         self.waits_for_canary = True
-        return [point for point in points if self._shape(point) not in flying]
+        return [point for point in points if self._shape(point) not in in_flight]
 
-    def _tell_held(self) -> None:
-        for kind, why in self._breaker.held.items():
-            if kind not in self._told:
-                self._told.add(kind)
-                self._report(f"held back: {kind}: {why}")
+    def _report_paused(self) -> None:
+        for kind, why in self._breaker.paused.items():
+            if kind not in self._reported:
+                self._reported.add(kind)
+                self._report(f"paused: {kind}: {why}")

@@ -1,7 +1,7 @@
-"""Batch files of pilots and their submission. The only file that knows submitit.
+"""Writes the batch file of pilots and submits it. This is the only file that uses submitit.
 
-submitit writes the file and calls sbatch; its pickles are not used, since a job must not depend on anything that its
-submitter does after sbatch: what a pilot needs is a JSON file written before.
+submitit writes the file and calls sbatch. Its pickles are not used, because a job must not depend on anything that its
+submitter does after sbatch: a pilot's config is a JSON file written before.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from launchers.state import submissions
 from results.errors import UltrasweepError
 
 SBATCH_LIMIT_S = 150
-"""sbatch takes 9 s to find out that slurmctld is down, and tries for 120 s where the cluster holds too many jobs."""
+"""sbatch needs 9 s to notice that slurmctld is down, and tries for 120 s where the cluster holds too many jobs."""
 _KILL_AFTER_S = 5
 _PASSING = (
     "unable to contact slurm controller",
@@ -42,21 +42,21 @@ _PASSING = (
     "protocol authentication error",  # munged restarts
     "munge",
 )
-"""What sbatch says of trouble that goes by, in lower case."""
+"""Parts of sbatch's messages, in lower case, for errors that pass by themselves."""
 _LIMITED = ("submitjob", "submit job", "submit limit", "maxsubmit", "job limit")
-"""What it says when a user or account may not have so many jobs waiting."""
+"""The same for a user or account that may not have so many jobs."""
 
 
 class Refused(UltrasweepError):
-    """sbatch says no, and would say so again: a wrong partition, account, too many nodes ..."""
+    """sbatch refuses, and would refuse again: a wrong partition, account, too many nodes ..."""
 
 
 class Limited(UltrasweepError):
-    """sbatch takes no more jobs from this user now; fewer may do."""
+    """sbatch takes no more jobs from this user now; a smaller array may be taken."""
 
 
 class Unsure(UltrasweepError):
-    """sbatch failed, or was cut short, in a way that may pass. The job may even be there."""
+    """sbatch failed, or was ended, in a way that may pass. The job may exist nevertheless."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,20 +64,20 @@ class PilotJob:
     """One submission: ``count`` pilots of ``nodes`` nodes."""
 
     token: str
-    """Names the submission, and the config of its pilots."""
+    """Name of the submission and of its pilots' config."""
     job_name: str
     sweep_dir: Path
     """Absolute."""
     code_dir: Path
-    """Where the pilots' code is (see `launchers.state.code_snapshot`)."""
+    """Folder of the pilots' code (see `launchers.state.code_snapshot`)."""
     nodes: int
     count: int
     gpus_per_node: int
-    """0: none are asked for."""
+    """0: no GPUs are requested."""
     pilot: Sequence[str]
-    """Command line of a pilot; the sweep's folder and the token follow."""
+    """Command line of a pilot, to which the sweep's folder and the token are added."""
     excluded: Sequence[str] = ()
-    """Nodes that the sweep remembers as bad."""
+    """Nodes that the sweep has excluded."""
 
     @property
     def log_dir(self) -> Path:
@@ -85,21 +85,21 @@ class PilotJob:
 
 
 def available() -> bool:
-    """Whether this machine can submit."""
+    """Whether this machine can submit jobs."""
     return shutil.which("sbatch") is not None and shutil.which("srun") is not None
 
 
 def submission_text(job: PilotJob, options: SlurmOptions) -> str:
-    """The batch file. Raises `InvalidSweep` for a path that cannot stand in one."""
+    """The text of the batch file. Raises `InvalidSweep` for a path that cannot be written into one."""
     executor, command = _prepare(job, options)
     return executor.text(command)
 
 
 def submit(job: PilotJob, options: SlurmOptions) -> str:
-    """Call sbatch; the id of the job (of the array, where there are several pilots).
+    """Call sbatch; the id of the job, or of the array where there are several pilots.
 
-    Raises `Refused`, `Limited` or `Unsure` with what sbatch says. In no case is it certain that the job is not there:
-    look for the token.
+    Raises `Refused`, `Limited` or `Unsure` with sbatch's message. None of them proves that the job does not exist: look
+    for the token in squeue.
     """
     if not available():
         raise Refused("launcher=slurm needs sbatch and srun, which are not on PATH here; use a login node")
@@ -109,15 +109,15 @@ def submit(job: PilotJob, options: SlurmOptions) -> str:
         with contextlib.redirect_stderr(io.StringIO()):  # submitit prints what it raises
             return str(executor._submit_command(command).job_id)
     except FailedJobError as error:
-        raise _judged(str(error)) from None
+        raise _classify(str(error)) from None
     except FailedSubmissionError as error:
         raise Unsure(f"sbatch said something unexpected: {_one_line(str(error))}") from None
     except OSError as error:
         raise Unsure(f"cannot write in {job.log_dir}: {error.strerror or error}") from None
 
 
-def _judged(said: str) -> UltrasweepError:
-    line = _one_line(said)
+def _classify(message: str) -> UltrasweepError:
+    line = _one_line(message)
     lower = line.lower()
     if not line:
         return Unsure(f"sbatch did not answer within {SBATCH_LIMIT_S} s")
@@ -126,45 +126,45 @@ def _judged(said: str) -> UltrasweepError:
     return Unsure(line) if any(word in lower for word in _PASSING) else Refused(line)
 
 
-def _one_line(said: str) -> str:
-    lines = [line.removeprefix("sbatch: ").removeprefix("error: ").strip() for line in said.splitlines()]
+def _one_line(message: str) -> str:
+    lines = [line.removeprefix("sbatch: ").removeprefix("error: ").strip() for line in message.splitlines()]
     return "; ".join(dict.fromkeys(line for line in lines if line))
 
 
 class _PilotExecutor(SlurmExecutor):  # type: ignore[misc]
-    """submitit's executor with a time limit on sbatch, an environment of our own for it, and no need of a cluster for
-    writing the file."""
+    """submitit's executor, which limits the time and cleans the environment of sbatch, and writes the file without a
+    cluster."""
 
     @classmethod
     def affinity(cls) -> int:
-        return 2  # `submit` has looked for sbatch; a dry run needs none
+        return 2  # `submit` has checked for sbatch; a dry run needs none
 
     def text(self, command: str) -> str:
         return str(self._make_submission_file_text(command, ""))
 
     def _make_submission_command(self, submission_file_path: Path) -> list[str]:
-        # `timeout` makes a process group of its own: a Ctrl-C in the terminal does not cut sbatch short.
+        # `timeout` makes a new process group, so a Ctrl-C in the terminal does not end sbatch.
         limit = ["timeout", "-k", str(_KILL_AFTER_S), str(SBATCH_LIMIT_S)]
-        unset = [word for name in _confusing(os.environ, self.parameters) for word in ("-u", name)]
+        unset = [word for name in _variables_to_unset(os.environ, self.parameters) for word in ("-u", name)]
         return [*limit, "env", *unset, "sbatch", str(submission_file_path)]
 
 
 _VARIABLES = {"time": "TIMELIMIT", "mem": "MEM_PER_NODE"}
-"""Parameters whose variable is called differently: ``SBATCH_TIMELIMIT``."""
-_NEVER = {
+"""Parameters whose variable has another name, such as ``SBATCH_TIMELIMIT``."""
+_ALWAYS_UNSET = {
     *("SBATCH_ARRAY_INX", "SBATCH_ERROR", "SBATCH_GPUS", "SBATCH_GPUS_PER_TASK"),
     *("SBATCH_NO_REQUEUE", "SBATCH_OUTPUT", "SBATCH_REQUEUE", "SBATCH_WAIT"),
 }
 
 
-def _confusing(environment: Mapping[str, str], parameters: Mapping[str, Any]) -> list[str]:
-    """Variables that must not reach sbatch: those of an allocation that we may be in, which it would hand on to the
-    job, and those that would silently win over what the batch file says."""
+def _variables_to_unset(environment: Mapping[str, str], parameters: Mapping[str, Any]) -> list[str]:
+    """Variables that must not reach sbatch: those of an allocation around this process, which sbatch would pass on to
+    the job, and those that would override the batch file."""
     more = parameters.get("additional_parameters") or {}
     given = {key for key, value in {**parameters, **more}.items() if value is not None}
-    winning = {f"SBATCH_{_VARIABLES.get(name, name.replace('-', '_').upper())}" for name in given} | _NEVER
+    overriding = {f"SBATCH_{_VARIABLES.get(name, name.replace('-', '_').upper())}" for name in given} | _ALWAYS_UNSET
     kept = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS", "SLURM_TIME_FORMAT", "SLURM_JWT")
-    return sorted(n for n in environment if n in winning or (n.startswith("SLURM_") and n not in kept))
+    return sorted(n for n in environment if n in overriding or (n.startswith("SLURM_") and n not in kept))
 
 
 def _prepare(job: PilotJob, options: SlurmOptions) -> tuple[_PilotExecutor, str]:
@@ -181,13 +181,13 @@ def _prepare(job: PilotJob, options: SlurmOptions) -> tuple[_PilotExecutor, str]
 
 
 def _parameters(job: PilotJob, options: SlurmOptions) -> dict[str, Any]:
-    """submitit's parameters; those that are None are left out of the file."""
+    """submitit's parameters; those that are None do not appear in the file."""
     more: dict[str, Any] = {
         "requeue" if options.requeue else "no-requeue": True,
-        # `python -m` puts the working directory first on its path, before PYTHONPATH: it must be the copy's.
+        # `python -m` looks into the working directory first, before PYTHONPATH: it must be the copy of the code.
         "chdir": str(job.code_dir),
-        "signal": f"USR2@{options.signal_delay_s}",  # whatever submitit's environment variable says
-        "open-mode": "append",  # a requeued pilot goes on in the same log
+        "signal": f"USR2@{options.signal_delay_s}",  # overrides submitit's environment variable
+        "open-mode": "append",  # a requeued pilot writes into the same log
     }
     if options.nice is not None:
         more["nice"] = options.nice
@@ -229,9 +229,9 @@ def _parameters(job: PilotJob, options: SlurmOptions) -> dict[str, Any]:
 
 
 def _setup(job: PilotJob, options: SlurmOptions) -> list[str]:
-    """Lines of shell before srun: the user's own first, so that they cannot take away what a pilot needs."""
+    """Shell lines before srun. The user's own come first, so that they cannot undo what a pilot needs."""
     ours = {
-        # No library shall give a pilot a thread at import: a process with threads must not fork.
+        # Libraries must not start threads in a pilot at import: a process with threads must not fork.
         "OPENBLAS_NUM_THREADS": "1",
         "JE_ARROW_MALLOC_CONF": "background_thread:false",
         "PYTHONUNBUFFERED": "1",
@@ -244,8 +244,8 @@ def _setup(job: PilotJob, options: SlurmOptions) -> list[str]:
 
 
 def _srun_args(job: PilotJob, options: SlurmOptions) -> list[str]:
-    # Since Slurm 22.05 srun does not take --cpus-per-task from sbatch. Without it a step of whole nodes has all cores;
-    # none are bound, because one task a node would be bound to one core, and its ranks with it.
+    # Since Slurm 22.05 srun does not take --cpus-per-task from sbatch. Without it a step of whole nodes has all cores.
+    # Binding is off, because it would bind the one task of a node, and so all its ranks, to one core.
     cpus = [f"--cpus-per-task={options.cpus_per_task}"] if options.cpus_per_task is not None else []
     return [
         f"--nodes={job.nodes}",
@@ -256,8 +256,8 @@ def _srun_args(job: PilotJob, options: SlurmOptions) -> list[str]:
         "--mpi=none",
         "--export=ALL",
         "--open-mode=append",
-        # Sites set KillOnBadExit=1 and a WaitTime, which would end the whole step with the first node agent that dies
-        # or ends. The pilot itself goes on without a dead agent's node, and its end is the agents' end.
+        # Sites set KillOnBadExit=1 and a WaitTime, which would end the whole step when the first agent dies or ends.
+        # The pilot can go on without a dead agent's node, and all agents end when the pilot ends.
         "--kill-on-bad-exit=0",
         "--wait=0",
         *options.srun_args,
@@ -268,5 +268,5 @@ _NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 
 def node_names(names: Sequence[str]) -> list[str]:
-    """Of ``names``, those that can be names of nodes to Slurm."""
+    """Those of ``names`` that Slurm accepts as names of nodes."""
     return [name for name in names if _NODE.fullmatch(name)]

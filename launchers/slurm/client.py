@@ -1,7 +1,7 @@
-"""Our own client of Slurm: few calls, each with a time limit, and None where Slurm does not answer.
+"""Calls the few commands of Slurm that are needed, each with a time limit; None where Slurm does not answer.
 
-One ``squeue`` shows all jobs of the sweep's users. ``sacct`` is asked only about what squeue no longer shows, and
-everything works where there is none. A job is recognised by the token in its comment or name, never by its id.
+One ``squeue`` shows all jobs of the sweep's users. ``sacct`` is called only for jobs that squeue no longer shows, and
+is not required. A job is recognised by the token in its comment or name, never by its id.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from launchers.state.submissions import Submission, all_submissions, token_in
 from launchers.state.sweep_dir import SweepDir
+from results.errors import UltrasweepError
 
 CALL_LIMIT_S = 20.0
 _CHUNK = 200
@@ -37,7 +38,7 @@ DEAD = frozenset(
         "TIMEOUT",
     }
 )
-"""States that are an end, unless Slurm requeues the job. All others (also ones we do not know) count as alive."""
+"""States of a job that has ended, unless Slurm requeues it. All others count as alive, also unknown ones."""
 WAITING = frozenset({"PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT"})
 
 
@@ -49,7 +50,7 @@ class Job:
     index: int
     """In its array; 0 for a single job."""
     name: str
-    """As ``squeue`` prints it and ``scancel`` takes it: ``1234_5`` in an array. Pilots know themselves by it."""
+    """As ``squeue`` prints it and ``scancel`` takes it: ``1234_5`` in an array. A pilot's state file holds it, too."""
     array_id: str
     """Of the whole array; ``name`` of a single job."""
     state: str
@@ -62,8 +63,8 @@ class Job:
         return self.state not in DEAD
 
     @property
-    def stuck(self) -> bool:
-        """Slurm could not start it again after a failure of its own, and waits for somebody to say that it may."""
+    def held_by_slurm(self) -> bool:
+        """Slurm could not start it again after a failure of Slurm's own, and holds it until it is released."""
         return self.waiting and "requeued" in self.reason.lower() and "held" in self.reason.lower()
 
     @property
@@ -73,7 +74,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
-    """How one job ended, by the accounting."""
+    """How one job ended, as the accounting says."""
 
     token: str
     array_id: str
@@ -84,29 +85,33 @@ class Ending:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Of the cluster."""
+    """Limits of the cluster."""
 
     max_array_size: int
     max_job_count: int
-    """Jobs that Slurm keeps at a time, of all users together; each element of an array is one."""
+    """Jobs of all users that Slurm keeps at a time; each element of an array counts."""
 
     @property
     def largest_array(self) -> int:
-        """Its highest index must stay below MaxArraySize, of which 0 and 1 mean that there are no arrays. No more than
-        a quarter of all jobs, so that others can submit, too."""
+        """Elements of the largest array to submit. Its highest index must be below MaxArraySize; 0 and 1 mean that
+        arrays are off. At most a quarter of all jobs, so that other users can submit, too."""
         return max(1, min(self.max_array_size, self.max_job_count // 4))
 
 
 _DEFAULT_LIMITS = Limits(max_array_size=1001, max_job_count=10000)
 
-# Free text last: a comment may hold anything. A line that does not look like one of ours is somebody else's.
-# %A is no use: elements of an array that wait share one number, and cancelling it would cancel them all.
+# The comment stands last, because it may hold anything. A line without these fields is another user's job.
+# %A does not help: waiting elements of an array share one number, and cancelling it would cancel all of them.
 _FIELDS = "%F|%K|%i|%T|%r|%N|%j|%k"
 _NAME = re.compile(r"[0-9]+(_[0-9]+)?")
 
 
+class SlurmUnreachable(UltrasweepError):
+    """Slurm does not answer, and nothing can be done without it."""
+
+
 def jobs_of(sweep: SweepDir) -> list[Job] | None:
-    """What squeue says of this sweep's pilots, some ended ones among them; None when it does not answer."""
+    """The jobs of this sweep's pilots that squeue shows, some of them ended; None when squeue does not answer."""
     submissions = all_submissions(sweep)
     if not submissions:
         return []
@@ -116,7 +121,7 @@ def jobs_of(sweep: SweepDir) -> list[Job] | None:
 
 
 class SlurmClient:
-    """Calls Slurm's commands. ``complaint`` holds what the last failed call said."""
+    """Calls Slurm's commands. ``complaint`` is the error message of the last failed call."""
 
     def __init__(self, call_limit_s: float = CALL_LIMIT_S) -> None:
         self._call_limit_s = call_limit_s
@@ -133,11 +138,11 @@ class SlurmClient:
         return [job for line in out.splitlines() if (job := _job(line)) is not None]
 
     def endings(self, submissions: Sequence[Submission]) -> list[Ending] | None:
-        """Every attempt that the accounting knows of these submissions' jobs; None where there is no accounting."""
+        """How these submissions' jobs ended, each restart on its own; None where there is no accounting."""
         if self._no_accounting or shutil.which("sacct") is None or not submissions:
             return None
         tokens = {one.token for one in submissions}
-        # A day earlier than the earliest: the clocks of two login nodes and their time zones may differ.
+        # From a day before the first submission, since clocks and time zones of login nodes may differ.
         start = time.strftime("%Y-%m-%d", time.localtime(min(one.created_at for one in submissions) - 86400))
         found: list[Ending] = []
         for at in range(0, len(submissions), _CHUNK):
@@ -151,27 +156,27 @@ class SlurmClient:
         return found
 
     def cancel(self, jobs: Sequence[Job], *, only_waiting: bool = False) -> bool:
-        """``scancel``; False when Slurm did not take it. Jobs that have ended meanwhile are no failure.
-        ``only_waiting``: spare those that have started meanwhile."""
+        """Call ``scancel``; False when it failed. Jobs that have ended meanwhile are no failure. ``only_waiting``: do
+        not cancel those that have started meanwhile."""
         command = ["scancel", *(["--state=PENDING"] if only_waiting else [])]
         names = [job.name for job in jobs]
         chunks = (names[at : at + _CHUNK] for at in range(0, len(names), _CHUNK))
-        return None not in [self._call([*command, *chunk], also="invalid job id") for chunk in chunks]
+        return None not in [self._call([*command, *chunk], harmless="invalid job id") for chunk in chunks]
 
     def release(self, jobs: Sequence[Job]) -> bool:
-        """Let jobs that are held in the queue run."""
+        """Let jobs run that are held in Slurm's queue; False when that failed."""
         return self._call(["scontrol", "release", ",".join(job.name for job in jobs)]) is not None
 
     def requeue(self, name: str) -> bool:
-        """Have Slurm start this running job again later under its number. False when it may not be, or when it is being
-        cancelled: a job that somebody has ended must stay ended."""
+        """Make Slurm start this running job again later under its number. False when Slurm refuses, or when the job is
+        being cancelled: a job that a user has ended must stay ended."""
         state = self._call(["squeue", "-h", "-j", name, "-o", "%T"])
         if state is None or state.strip() != "RUNNING":
             return False
         return self._call(["scontrol", "requeue", name]) is not None
 
     def limits(self) -> Limits | None:
-        """None when the cluster cannot be asked now."""
+        """The cluster's limits; None when Slurm does not answer now."""
         if self._limits is None and (out := self._call(["scontrol", "show", "config"])) is not None:
             found = dict(re.findall(r"^(MaxArraySize|MaxJobCount)\s*=\s*(\d+)\s*$", out, re.MULTILINE))
             self._limits = Limits(
@@ -180,9 +185,9 @@ class SlurmClient:
             )
         return self._limits
 
-    def _call(self, command: Sequence[str], also: str | None = None) -> str | None:
-        """Standard output, or None when the command failed or took too long. A failure whose every line holds ``also``
-        counts as success."""
+    def _call(self, command: Sequence[str], harmless: str | None = None) -> str | None:
+        """Standard output, or None when the command failed or took too long. A failure counts as success when each line
+        of its error output holds ``harmless``."""
         try:
             process = subprocess.Popen(
                 command,
@@ -191,7 +196,7 @@ class SlurmClient:
                 stderr=subprocess.PIPE,
                 text=True,
                 errors="replace",
-                start_new_session=True,  # a Ctrl-C in the terminal is ours to answer, and nothing outlives the limit
+                start_new_session=True,  # Ctrl-C reaches only this process, and the limit ends the command's children
                 env={**os.environ, "SLURM_TIME_FORMAT": "standard"},
             )
         except OSError as error:
@@ -200,21 +205,21 @@ class SlurmClient:
         try:
             out, err = process.communicate(timeout=self._call_limit_s)
         except subprocess.TimeoutExpired:
-            _end(process)
+            _kill(process)
             self.complaint = f"{command[0]} did not answer within {self._call_limit_s:.0f} s"
             return None
         except BaseException:
-            _end(process)
+            _kill(process)
             raise
         lines = [line.strip() for line in err.splitlines() if line.strip()]
-        if process.returncode != 0 and not (also and lines and all(also in line.lower() for line in lines)):
+        if process.returncode != 0 and not (harmless and lines and all(harmless in line.lower() for line in lines)):
             self.complaint = lines[-1] if lines else f"{command[0]} ended with status {process.returncode}"
             return None
         return out
 
 
 def default_limits() -> Limits:
-    """Slurm's own, where no cluster can be asked."""
+    """Slurm's default limits, for where no cluster answers."""
     return _DEFAULT_LIMITS
 
 
@@ -252,7 +257,7 @@ def _ending(line: str) -> Ending | None:
     return Ending(token=token, array_id=array_id[0], name=fields[0], state=short(fields[1]), exit_code=fields[2])
 
 
-def _end(process: subprocess.Popen[str]) -> None:
+def _kill(process: subprocess.Popen[str]) -> None:
     try:
         os.killpg(process.pid, signal.SIGKILL)
     except OSError:

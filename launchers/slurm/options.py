@@ -1,8 +1,8 @@
-"""What a cluster's users may choose about the Slurm jobs that run their pilots, checked before anything is written.
+"""The user's options for the Slurm jobs that run pilots, checked before anything is written.
 
-Every value ends up in a batch file, where a line break would start a new command. So control characters are refused
-everywhere, and whatever has a known shape (partition, account, node list ...) may only hold the characters of that
-shape. Setup lines and ``srun_args`` are the user's own shell and options.
+Every value is written into a batch file, where a line break would start a new command. So control characters are
+refused everywhere, and a value of a known form (partition, account, node list ...) may only hold the characters of that
+form. Setup lines and ``srun_args`` are the user's own shell and options.
 """
 
 from __future__ import annotations
@@ -12,14 +12,15 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
+from workloads.checks import build, choice, flag, mapping, matching, number, sequence, text, whole_number
 from workloads.errors import InvalidSweep
 
 GpuRequest = Literal["gpus_per_node", "gres", "none"]
 
 WALL_TIME_MARGIN_S = 30
-"""Slurm looks at time limits every 30 s, so the warning may come that much late or early."""
+"""Slurm checks time limits every 30 s, so the warning may come that much later or earlier."""
 _LEAST_USABLE_S = 60
 
 _WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@:+-]*")
@@ -39,7 +40,15 @@ _SHAPES: Mapping[str, tuple[re.Pattern[str], str]] = {
     "gpu_type": (_TYPE, "the type of a GPU as Slurm knows it, such as h100"),
     "mem": (_MEMORY, "memory of a node, such as 500G, or 0 for all of it"),
 }
-_LEAST: Mapping[str, int] = {"time_min": 1, "cpus_per_task": 1, "max_nodes": 1, "max_pilots": 1, "signal_delay_s": 0}
+_LEAST: Mapping[str, int | None] = {
+    "time_min": 1,
+    "cpus_per_task": 1,
+    "max_nodes": 1,
+    "max_pilots": 1,
+    "signal_delay_s": 0,
+    "nice": None,
+}
+"""The least value of every whole number; None: any."""
 _PARAMETER = re.compile(r"[a-z][a-z0-9]*([-_][a-z0-9]+)*")
 _OURS = frozenset(
     {
@@ -65,13 +74,13 @@ _OURS = frozenset(
         "wrap",
     }
 )
-"""Parameters of sbatch that launching depends on."""
+"""Parameters of sbatch that only the launcher may set."""
 _CONTROL = re.compile(r"[\x00-\x1f\x7f\x85\u2028\u2029]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlurmOptions:
-    """How pilots are submitted. None leaves a choice to the cluster."""
+    """How pilots are submitted. None leaves the choice to the cluster."""
 
     partition: str | None = None
     account: str | None = None
@@ -79,31 +88,31 @@ class SlurmOptions:
     constraint: str | None = None
     reservation: str | None = None
     exclude: str | None = None
-    """Nodes never to use, besides those that the sweep itself remembers as bad."""
+    """Nodes never to use, in addition to those that the sweep itself excludes."""
     nodelist: str | None = None
     nice: int | None = None
     time_min: int = 120
-    """Time limit of a pilot."""
+    """Time limit of a pilot in minutes."""
     signal_delay_s: int = 120
-    """How long before its time limit a pilot is warned (SIGUSR2), so that it can hand back what it runs."""
+    """How long before its time limit a pilot is warned (SIGUSR2), so that it can release its points."""
     requeue: bool = True
     """Let Slurm start a pilot again after a preemption or the loss of a node."""
     gpus: GpuRequest = "gpus_per_node"
-    """How to ask for GPUs; nothing is asked for on a CPU cluster. ``none``: nodes come with all of theirs."""
+    """How to request GPUs; a CPU cluster requests none. ``none``: nodes come with all of their GPUs."""
     gpu_type: str | None = None
     exclusive: bool = True
-    """Whole nodes. What is measured beside another job is not worth much."""
+    """Whole nodes, because other jobs on a node would disturb the measurement."""
     cpus_per_task: int | None = None
     """Cores of a node for the pilot; None: all of them, which needs ``exclusive``."""
     mem: str | None = "0"
-    """Memory of a node; ``0`` is all of it, None asks for nothing (some sites refuse the option)."""
+    """Memory of a node; ``0`` is all of it, None does not set the option (some sites refuse it)."""
     max_nodes: int | None = None
     """Nodes that the pilots of one shape may hold at a time; None: as many as finish within ``target_h``."""
     max_pilots: int | None = None
     """Pilots of one shape at a time; None: no limit but that of ``max_nodes``."""
     target_h: float | None = None
-    """When all points should be done, counted from the pilots' start. None: after one wall time, that is with the
-    fewest pilots that need not be submitted twice."""
+    """Hours from the pilots' start until all points should be done. None: one time limit, which takes the fewest pilots
+    that need not be submitted twice."""
     python: str | None = None
     """Interpreter on the nodes (in a container: inside it); None: the one that runs the submission."""
     prefix: tuple[str, ...] = ()
@@ -117,22 +126,16 @@ class SlurmOptions:
 
     def __post_init__(self) -> None:
         for name, (shape, what) in _SHAPES.items():
-            value = getattr(self, name)
-            if value is not None and not (isinstance(value, str) and shape.fullmatch(value)):
-                raise InvalidSweep(f"launcher: {name}={value!r} must be {what}")
+            if (value := getattr(self, name)) is not None:
+                matching(f"launcher: {name}", value, shape, what)
         for name, least in _LEAST.items():
-            value = getattr(self, name)
-            if value is not None and (not _whole(value) or value < least):
-                raise InvalidSweep(f"launcher: {name}={value!r} must be a whole number of at least {least}")
-        if self.nice is not None and not _whole(self.nice):
-            raise InvalidSweep(f"launcher: nice={self.nice!r} must be a whole number")
-        if self.target_h is not None and not (_number(self.target_h) and self.target_h > 0):
-            raise InvalidSweep(f"launcher: target_h={self.target_h!r} must be a number of hours above 0")
+            if (value := getattr(self, name)) is not None:
+                whole_number(f"launcher: {name}", value, least)
+        if self.target_h is not None:
+            number("launcher: target_h", self.target_h, above=0, unit="hours")
         for name in ("requeue", "exclusive"):
-            if not isinstance(getattr(self, name), bool):
-                raise InvalidSweep(f"launcher: {name}={getattr(self, name)!r} must be true or false")
-        if self.gpus not in ("gpus_per_node", "gres", "none"):
-            raise InvalidSweep(f"launcher: gpus={self.gpus!r} must be gpus_per_node, gres or none")
+            flag(f"launcher: {name}", getattr(self, name))
+        choice("launcher: gpus", self.gpus, get_args(GpuRequest))
         if self.usable_s < _LEAST_USABLE_S:
             raise InvalidSweep(
                 f"launcher: time_min={self.time_min} less signal_delay_s={self.signal_delay_s} and "
@@ -146,15 +149,15 @@ class SlurmOptions:
 
     @property
     def usable_s(self) -> int:
-        """What a pilot may use of its time limit: points must have ended when the warning comes."""
+        """Seconds of its time limit that a pilot may use: points must have ended when the warning comes."""
         return self.time_min * 60 - self.signal_delay_s - WALL_TIME_MARGIN_S
 
     def _check_lines(self) -> None:
         for name in ("setup", "prefix", "srun_args"):
             for line in getattr(self, name):
-                _text(f"{name}", line)
+                _one_line(name, line)
         if self.python is not None:
-            _text("python", self.python)
+            _one_line("python", self.python)
         for line in self.setup:
             if line.lstrip().startswith("#SBATCH"):
                 raise InvalidSweep(f"launcher: setup line {line!r} is a parameter of sbatch; use launcher.sbatch")
@@ -163,74 +166,47 @@ class SlurmOptions:
                 raise InvalidSweep(f"launcher: sbatch has {key!r}, which is not a long parameter of sbatch")
             dashed = key.replace("_", "-")
             if dashed in _OURS or (dashed.replace("-", "_") in _NAMES and dashed != "setup"):
-                raise InvalidSweep(f"launcher: sbatch.{key} is set by the launcher itself; {_way_out(dashed)}")
+                raise InvalidSweep(f"launcher: sbatch.{key} is set by the launcher itself; {_alternative(dashed)}")
             if not isinstance(given, int):
-                _text(f"sbatch.{key}", given)
+                _one_line(f"sbatch.{key}", given)
 
 
 def options_from_dict(fields: Mapping[str, Any]) -> SlurmOptions:
-    """Options from plain data (YAML). Raises `InvalidSweep` with one line for whatever is wrong."""
+    """Options from plain data (YAML). Raises `InvalidSweep` with one line about what is wrong."""
     values = {str(key): value for key, value in fields.items()}
-    if unknown := set(values) - _NAMES:
-        raise InvalidSweep(f"launcher: no option {', '.join(sorted(unknown))}; known: {', '.join(sorted(_NAMES))}")
     for name in ("setup", "prefix", "srun_args"):
-        if name in values:
-            values[name] = _words(name, values[name])
-    if "sbatch" in values:
-        values["sbatch"] = _mapping("sbatch", values["sbatch"])
+        if (given := values.pop(name, None)) is not None:
+            values[name] = tuple(sequence(f"launcher: {name}", given))
+    if (given := values.pop("sbatch", None)) is not None:
+        values["sbatch"] = mapping("launcher: sbatch", given)
     for name in _SHAPES:  # YAML reads mem=0 and exclude=17 as numbers
-        if _whole(values.get(name)):
-            values[name] = str(values[name])
-    return SlurmOptions(**values)
+        value = values.get(name)
+        if isinstance(value, int) and not isinstance(value, bool):
+            values[name] = str(value)
+    return build(SlurmOptions, "launcher", values)
 
 
 def check_path(path: Path) -> None:
     """Raises `InvalidSweep` for a path that cannot be written into a batch file: Slurm replaces ``%`` and ``\\`` in
     the names of log files, and a line break would begin a new line of the file. Spaces and quotes are fine."""
-    text = str(path)
-    if _CONTROL.search(text) or "%" in text or "\\" in text:
+    name = str(path)
+    if _CONTROL.search(name) or "%" in name or "\\" in name:
         raise InvalidSweep(
-            f"{text!r} cannot be the folder of a sweep on Slurm: line breaks, other control characters, % and \\ have "
+            f"{name!r} cannot be the folder of a sweep on Slurm: line breaks, other control characters, % and \\ have "
             "a meaning in batch files; choose another results_dir or name"
         )
     try:
-        text.encode()
+        name.encode()
     except UnicodeEncodeError:
-        raise InvalidSweep(f"{text!r} cannot be the folder of a sweep on Slurm: it is not UTF-8") from None
+        raise InvalidSweep(f"{name!r} cannot be the folder of a sweep on Slurm: it is not UTF-8") from None
 
 
-def _text(name: str, value: object) -> None:
-    if not isinstance(value, str):
-        raise InvalidSweep(f"launcher: {name}={value!r} must be text")
-    if _CONTROL.search(value):
+def _one_line(name: str, value: object) -> None:
+    if _CONTROL.search(text(f"launcher: {name}", value)):
         raise InvalidSweep(f"launcher: {name}={value!r} holds a line break or another control character")
 
 
-def _words(name: str, value: object) -> tuple[str, ...]:
-    if value is None:
-        return ()
-    if not isinstance(value, (list, tuple)):
-        raise InvalidSweep(f"launcher: {name}={value!r} must be a list, such as {name}=['...','...']")
-    return tuple(value)
-
-
-def _mapping(name: str, value: object) -> dict[str, Any]:
-    if value is None:
-        return {}
-    if not isinstance(value, Mapping):
-        raise InvalidSweep(f"launcher: {name}={value!r} must be a mapping, such as {{NAME: value}}")
-    return dict(value)
-
-
-def _whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _way_out(parameter: str) -> str:
+def _alternative(parameter: str) -> str:
     options = {
         "time": "time_min",
         "signal": "signal_delay_s",

@@ -1,7 +1,7 @@
-"""The submissions of a sweep beside what Slurm says of them, look after look.
+"""Compares a sweep's submissions with what squeue shows, again and again, and counts the pilots that are there.
 
-Slurm's word is taken slowly: a job that is not shown once, or shown as lost with its node, may be there again a moment
-later under the same number. While Slurm does not answer, nothing changes.
+One look at squeue proves little: a job that is not shown, or is shown as lost with its node, may be there again a
+moment later under the same number. While Slurm does not answer, nothing changes.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from launchers.state.submissions import Submission
 from launchers.state.sweep_dir import SweepDir
 
 GRACE_S = 5.0
-"""How long a submission must have had no living job before that is believed."""
+"""A submission counts as ended when it has had no living job for so long."""
 REQUEUE_GRACE_S = 30.0
-"""The same where a job was lost with a node or preempted: Slurm may start it again under the same number."""
+"""The same for a job that was lost with a node or preempted: Slurm may start it again under the same number."""
 INTENT_LIMIT_S = batch_file.SBATCH_LIMIT_S + 30.0
-"""How long an sbatch whose caller was killed may still bring up its job."""
-_COMING_BACK = frozenset({"NODE_FAIL", "PREEMPTED", "BOOT_FAIL", "LAUNCH_FAILED"})
+"""The job of an sbatch whose caller was killed may appear so late."""
+_MAY_RETURN = frozenset({"NODE_FAIL", "PREEMPTED", "BOOT_FAIL", "LAUNCH_FAILED"})
 
 
 class SubmissionTracker:
-    """Only the one process that may submit for the sweep writes submissions through this."""
+    """Writes the submissions' files. Only the process that holds the submitter's lease may use it."""
 
     def __init__(self, sweep: SweepDir, client: SlurmClient) -> None:
         self.live: Counter[int] = Counter()
-        """Pilots by shape that run, wait or are about to appear."""
+        """By shape (nodes): pilots that run, wait or are about to appear."""
         self._sweep = sweep
         self._client = client
         self._open: dict[str, Submission] = {}
@@ -39,11 +39,11 @@ class SubmissionTracker:
         self._expected: set[str] = set()
         self._gone_since: dict[str, float] = {}
         self._shown: dict[str, Sequence[Job]] = {}
-        """The jobs of a token when squeue last showed any."""
+        """By token: its jobs when squeue last showed any."""
 
     def update(self) -> list[Job] | None:
-        """Ask squeue, bring the submissions' files up to date; the sweep's jobs, or None when it does not answer.
-        Raises `OSError` when a file cannot be written."""
+        """Call squeue and bring the submissions' files up to date; the sweep's jobs, or None when squeue does not
+        answer. Raises `OSError` when a file cannot be written."""
         everything = submissions.all_submissions(self._sweep)
         self._shapes = {one.token: one.nodes for one in everything}
         self._open = {one.token: one for one in everything if one.open}
@@ -55,12 +55,12 @@ class SubmissionTracker:
         for job in jobs:
             by_token[job.token].append(job)
         self._shown |= by_token
-        for one in everything:  # Slurm may bring back a job whose end it had told
+        for one in everything:  # Slurm may restart a job that it had shown as ended
             if not one.open and any(job.alive for job in by_token[one.token]):
                 self._open[one.token] = self.change(one, stage="submitted", ended_at=None, message="")
         self.live, self._expected = Counter(), set()
         for submission in list(self._open.values()):
-            self.live[submission.nodes] += self._look(submission, by_token[submission.token])
+            self.live[submission.nodes] += self._update_one(submission, by_token[submission.token])
         return jobs
 
     def expected(self, token: str) -> bool:
@@ -68,16 +68,12 @@ class SubmissionTracker:
         return token in self._expected
 
     def shape(self, token: str) -> int | None:
-        """Nodes of its pilots."""
+        """Nodes of this submission's pilots; None for an unknown one."""
         return self._shapes.get(token)
 
-    def unconfirmed(self) -> list[Submission]:
-        """Submissions of which it is not known whether their job exists."""
-        return [one for one in self._open.values() if one.stage in ("intent", "unsure")]
-
     def change(self, submission: Submission, **fields: Any) -> Submission:
-        """Write down what has become of a submission. Raises `OSError`."""
-        changed = submissions.change(self._sweep, submission, **fields)
+        """Write a submission's file with changed fields; the changed one. Raises `OSError`."""
+        changed = submissions.update(self._sweep, submission, **fields)
         self._shapes[changed.token] = changed.nodes
         return changed
 
@@ -86,21 +82,21 @@ class SubmissionTracker:
         jobs = self._shown.get(token, ())
         states = Counter(job.state if not job.alive else "gone" for job in jobs)
         exits: Counter[str] = Counter()
-        known_as = self._open.get(token)
-        number = jobs[0].array_id if jobs else known_as.job_id if known_as is not None else None
+        submission = self._open.get(token)
+        number = jobs[0].array_id if jobs else submission.job_id if submission is not None else None
         if (not states or "gone" in states) and (known := self._endings(token)):
             last = {one.name: one for one in known}
             states = Counter(one.state for one in last.values())
             exits = Counter(one.exit_code for one in last.values() if one.exit_code not in ("", "0:0"))
             number = known[-1].array_id
-        told = ", ".join(f"{count} {state}" for state, count in states.most_common()) or "no trace of it in Slurm"
+        summary = ", ".join(f"{count} {state}" for state, count in states.most_common()) or "no trace of it in Slurm"
         codes = f" (exit {', '.join(exits)})" if exits else ""
-        return f"job {number or 'unknown'}: {told}{codes}"
+        return f"job {number or 'unknown'}: {summary}{codes}"
 
-    def _look(self, submission: Submission, jobs: Sequence[Job]) -> int:
-        """One submission's living pilots; its file follows what is seen."""
+    def _update_one(self, submission: Submission, jobs: Sequence[Job]) -> int:
+        """Bring one submission's file up to date; how many of its pilots live or may still appear."""
         token = submission.token
-        if jobs and submission.stage != "submitted":  # the id of an intent is found, whoever was killed before
+        if jobs and submission.stage != "submitted":  # now the id is known, although the submitter was killed
             submission = self.change(submission, stage="submitted", job_id=jobs[0].array_id)
         if alive := sum(job.alive for job in jobs):
             self._gone_since.pop(token, None)
@@ -109,10 +105,10 @@ class SubmissionTracker:
         gone_s = now - self._gone_since.setdefault(token, now)
         young = time.time() - submission.created_at < INTENT_LIMIT_S
         if submission.stage == "intent" and young and not self._endings(token):
-            return self._hope(submission)
-        grace_s = REQUEUE_GRACE_S if any(job.state in _COMING_BACK for job in jobs) else GRACE_S
+            return self._expect(submission)
+        grace_s = REQUEUE_GRACE_S if any(job.state in _MAY_RETURN for job in jobs) else GRACE_S
         if gone_s < grace_s:
-            return self._hope(submission)
+            return self._expect(submission)
         known = self._endings(token) if submission.stage != "submitted" else None
         stage = "ended" if submission.stage == "submitted" or known else "failed"
         number = known[-1].array_id if known else submission.job_id
@@ -120,7 +116,7 @@ class SubmissionTracker:
         self.change(submission, stage=stage, job_id=number, ended_at=time.time(), message=message)
         return 0
 
-    def _hope(self, submission: Submission) -> int:
+    def _expect(self, submission: Submission) -> int:
         self._expected.add(submission.token)
         return submission.count
 

@@ -2,7 +2,7 @@
 
 One point of a shape (a number of nodes) goes first. While it runs, the others of that shape wait: when the environment
 is wrong for so many nodes, one point tells, not all pilots at once. And when several points of one kind fail in one
-way, with none that went well, the rest of that kind is held instead of burning the allocation.
+way, with none that went well, the rest of that kind is paused instead of burning the allocation.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 from launchers.state.history import AttemptRecord
 from launchers.state.sweep_dir import SweepDir
+from results.text import plural
 from workloads.experiment import Experiment
 from workloads.protocol import write_json
 
@@ -28,7 +29,7 @@ _BREAKING = ("crash", "hang", "nccl_error", "timeout", "diverged")
 def kind_of(experiment: Experiment, nodes: int) -> str:
     """What points must share for the failure of one to speak for the others, in words."""
     axes = [name for name in ("tp", "cp", "pp", "ep") if getattr(experiment, name) > 1]
-    parts = [experiment.model.name, f"{nodes} node{'' if nodes == 1 else 's'}", f"ZeRO {experiment.zero_stage}"]
+    parts = [experiment.model.name, plural(nodes, "node"), f"ZeRO {experiment.zero_stage}"]
     parts += ["+".join(axes)] if axes else []
     parts += [f"recompute {experiment.recompute}"] if experiment.recompute != "none" else []
     parts += [experiment.pp_schedule] if experiment.pp > 1 else []
@@ -46,7 +47,7 @@ def paused_kinds(
     for record in attempts:
         if record.kind and record.started_at > since:
             by_kind.setdefault(record.kind, []).append(record)
-    held = {}
+    paused = {}
     for kind, records in by_kind.items():
         if any(record.outcome in ("ok", "oom") for record in records):
             continue
@@ -58,21 +59,23 @@ def paused_kinds(
             if len(same) >= failures:
                 last = next(reversed(same.values()))
                 said = (last.evidence or "").partition("\n")[0][:160]
-                held[kind] = f"{len(same)} points failed alike: {last.outcome} in {last.phase}: {said}"
-    return held
+                paused[kind] = f"{len(same)} points failed alike: {last.outcome} in {last.phase}: {said}"
+    return paused
 
 
-def paused_message(held: Mapping[str, str], points: int | None = None) -> str:
-    """Why points are left that no pilot draws, empty when none is held; ``points``: how many, where that is known."""
-    if not held:
+def paused_message(paused: Mapping[str, str], points: int | None = None) -> str:
+    """Why points are left that no pilot draws, empty when none is paused; ``points``: how many, where that is known."""
+    if not paused:
         return ""
-    kinds = "; ".join(f"{kind}: {why}" for kind, why in held.items())
+    kinds = "; ".join(f"{kind}: {why}" for kind, why in paused.items())
     count = f"{points} points" if points is not None else "points"
-    return f"{count} of a kind that keeps failing are held back ({kinds}); python -m sweep retry --held lets them run"
+    return (
+        f"{count} of a kind that keeps failing are paused ({kinds}); python -m sweep retry PATH --paused lets them run"
+    )
 
 
 def resume(sweep: SweepDir) -> None:
-    """Let every kind that is held be tried again."""
+    """Let every kind that is paused be tried again."""
     write_json(sweep.path / "queue" / "breaker_lifted.json", {"at": time.time()})
 
 
@@ -81,7 +84,7 @@ class CircuitBreaker:
     """The circuit_breaker as one pilot sees them."""
 
     breaker_failures: int = BREAKER_FAILURES
-    held: dict[str, str] = field(default_factory=dict)
+    paused: dict[str, str] = field(default_factory=dict)
     proven: set[int] = field(default_factory=set)
     """Shapes, in nodes, of which an attempt has ended by its own doing."""
     _seen: tuple[int, float] | None = None
@@ -92,7 +95,7 @@ class CircuitBreaker:
         if seen == self._seen:
             return
         self._seen = seen
-        self.held = paused_kinds(sweep, records, self.breaker_failures)
+        self.paused = paused_kinds(sweep, records, self.breaker_failures)
         for record in records:
             if not record.infrastructure and record.outcome not in ("cancelled", "preempted"):
                 self.proven.add(max(1, len(record.nodes)))

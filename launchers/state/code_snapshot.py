@@ -13,7 +13,7 @@ from results.errors import InvalidResults
 
 PACKAGES = ("results", "workloads", "launchers")
 """What a pilot imports."""
-_LEFT_OUT = frozenset({"__pycache__", "recorded"})
+_NOT_COPIED = frozenset({"__pycache__", "recorded"})
 """Compiled files, and the tables of recorded sweeps, which no pilot reads."""
 
 
@@ -45,7 +45,9 @@ def take_snapshot(root: Path | None = None) -> Snapshot:
     root = root or code_root()
     paths = [path for package in PACKAGES for path in (root / package).rglob("*") if path.is_file()]
     names = sorted(path.relative_to(root).as_posix() for path in paths)
-    kept = [name for name in names if not _LEFT_OUT & set(name.split("/")) and not name.split("/")[-1].startswith(".")]
+    kept = [
+        name for name in names if not _NOT_COPIED & set(name.split("/")) and not name.split("/")[-1].startswith(".")
+    ]
     return Snapshot(root, tuple((name, (root / name).read_bytes()) for name in kept))
 
 

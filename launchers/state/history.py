@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launchers.state.sweep_dir import SweepDir, entry_names, split_name
+from results.text import format_bytes
 from workloads.protocol import Method, write_json
 
 _METHOD_PREFIX: Mapping[Method, str] = {"measured": "", "rehearsed": "rehearsed ", "rehearsed_fake": "estimated "}
@@ -75,12 +76,8 @@ def describe(record: AttemptRecord) -> str:
     if record.tokens_per_s_per_gpu is not None:
         line += f"  {_METHOD_PREFIX[record.method]}{record.tokens_per_s_per_gpu:,.0f} tokens/s/GPU"
     if record.peak_allocated_bytes is not None:
-        line += f"  peak {_size(record.peak_allocated_bytes)}"
+        line += f"  peak {format_bytes(record.peak_allocated_bytes, 2)}"
     line += f"  {record.duration_s:.1f} s"
     if record.outcome != "ok" and record.evidence:
         line += f"  {record.evidence.splitlines()[0][:160]}"
     return line + ("  (will be tried again)" if record.will_retry else "")
-
-
-def _size(size_bytes: int) -> str:
-    return f"{size_bytes / 2**30:.2f} GiB" if size_bytes >= 2**30 // 10 else f"{size_bytes / 2**20:.2f} MiB"

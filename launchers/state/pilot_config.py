@@ -13,7 +13,7 @@ from launchers.settings import LaunchSettings, settings_from_dict, settings_to_d
 from launchers.state.code_snapshot import code_root
 from results.errors import InvalidResults
 
-Scheduler = Literal["none", "slurm"]
+BatchSystem = Literal["none", "slurm"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +29,7 @@ class PilotConfig:
     """Standard input is a pipe from whoever started this pilot; when it closes, the pilot stops."""
     nodes: int = 1
     """Nodes of the allocation. With more than one the pilot's command runs on each of them (``srun``)."""
-    scheduler: Scheduler = "none"
+    batch_system: BatchSystem = "none"
     provenance: Mapping[str, Any] | None = None
     """Of the code, as it was when the pilot was submitted; None: the pilot looks for itself."""
 
@@ -41,7 +41,7 @@ def pilot_config_to_dict(config: PilotConfig) -> dict[str, Any]:
         "wall_time_s": config.wall_time_s,
         "stop_with_parent": config.stop_with_parent,
         "nodes": config.nodes,
-        "scheduler": config.scheduler,
+        "batch_system": config.batch_system,
         "provenance": dict(config.provenance) if config.provenance is not None else None,
     }
 
@@ -56,7 +56,7 @@ def read_pilot_config(path: Path) -> PilotConfig:
             wall_time_s=fields["wall_time_s"],
             stop_with_parent=fields["stop_with_parent"],
             nodes=fields["nodes"],
-            scheduler=fields["scheduler"],
+            batch_system=fields["batch_system"],
             provenance=fields["provenance"],
         )
     except (OSError, ValueError, TypeError, KeyError) as error:

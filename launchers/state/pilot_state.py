@@ -121,7 +121,7 @@ class Liveness:
             return "alive" if now - looked <= self._lease_s else "unknown"
         return "dead" if now - since > self._lease_s else "unknown"
 
-    def frozen(self, pilot_id: str) -> bool:
+    def stalled(self, pilot_id: str) -> bool:
         """Whether it is dead only by its count, which has stood still for a lease: its process may be there."""
         state = read_state(self._sweep, pilot_id)
         gone = state is None or state.activity == "ended" or provably_dead(state.identity)

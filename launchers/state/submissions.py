@@ -88,7 +88,7 @@ def index_of_pilot(pilot_id: str) -> int | None:
     return int(parts[1]) if len(parts) > 1 and parts[1].isdigit() else None
 
 
-def successor(pilot_id: str) -> str:
+def restarted_pilot_id(pilot_id: str) -> str:
     """The pilot that the same job is when Slurm has started it once more."""
     job, _, restarts = pilot_id.rpartition(".")
     return f"{job}.{int(restarts) + 1}"
@@ -101,7 +101,7 @@ def write(sweep: SweepDir, submission: Submission) -> None:
     write_json(folder / f"{submission.token}.json", submission)
 
 
-def change(sweep: SweepDir, submission: Submission, **fields: Any) -> Submission:
+def update(sweep: SweepDir, submission: Submission, **fields: Any) -> Submission:
     """Write ``submission`` with other fields; the changed one. Raises `OSError`."""
     changed = dataclasses.replace(submission, **fields)
     write(sweep, changed)
@@ -123,14 +123,14 @@ def log_dir(sweep: Path, token: str) -> Path:
     return sweep.resolve() / "slurm" / token
 
 
-def say_cancelled(sweep: SweepDir) -> None:
+def mark_cancelled(sweep: SweepDir) -> None:
     """Tell every watcher of the sweep to submit nothing more."""
     _folder(sweep).mkdir(exist_ok=True)
     write_json(_folder(sweep) / "cancelled.json", {"id": secrets.token_hex(8), "at": time.time()})
 
 
 def cancel_mark(sweep: SweepDir) -> str | None:
-    """Differs after every `say_cancelled`."""
+    """Differs after every `mark_cancelled`."""
     try:
         return (_folder(sweep) / "cancelled.json").read_text()
     except OSError:

@@ -15,21 +15,21 @@ import dataclasses
 import json
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from launchers.state.process_identity import ProcessIdentity, own_identity, provably_dead
 from results.errors import InvalidResults
+from results.lease import acquire
 from workloads import experiment as ex
 from workloads.errors import InvalidExperiment
 from workloads.experiment import Experiment
 from workloads.protocol import Method, write_json
 
 FORMAT = 1
-_LOCK_LIMIT_S = 60.0
+_ADDING_STALE_S = 30.0
+_ADDING_WAIT_S = 300.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,12 +145,26 @@ class SweepDir:
             raise InvalidResults(f"{self.marker} is damaged: it does not hold a sweep's settings") from None
 
     def add_points(self, points: Iterable[Point]) -> int:
-        """Put the points that the queue does not know yet under ``todo``; how many those were."""
+        """Put the points that the queue does not know yet under ``todo``; return how many those were.
+
+        Raises `InvalidResults` when another process adds points for minutes.
+        """
         added = 0
-        with _exclusive(self.path / "queue" / "adding.lock"):
+        lock = self.path / "queue" / "adding.lock"
+        with acquire(lock, stale_after_s=_ADDING_STALE_S, wait_s=_ADDING_WAIT_S) as lease:
+            if lease is None:
+                raise InvalidResults(
+                    f"another process has been adding points to {self.path} for {_ADDING_WAIT_S:.0f} s; "
+                    "try again when it has ended"
+                )
             known = {key_of(name) for folder in (self.todo, self.claimed, self.done) for name in entry_names(folder)}
             for point in points:
                 if point.key not in known:
+                    if not lease.held():
+                        raise InvalidResults(
+                            f"adding points to {self.path} stood still for {_ADDING_STALE_S:.0f} s, and another "
+                            "process went on with it; run the same command again"
+                        )
                     known.add(point.key)
                     write_json(self.todo / f"{point.stem}.json", point_to_dict(point))
                     added += 1
@@ -185,39 +199,3 @@ def read_point(path: Path) -> Point:
         return Point(**{**fields, "experiment": ex.from_dict(fields["experiment"])})
     except (ValueError, TypeError, KeyError, InvalidExperiment) as error:
         raise InvalidResults(f"{path} is not a point of a sweep: {error}") from None
-
-
-@contextmanager
-def _exclusive(lock: Path) -> Iterator[None]:
-    """Hold ``lock`` by exclusive creation. A lock whose holder is gone, or that outlives the limit, is removed."""
-    waited_from = time.monotonic()
-    seen: tuple[str, float] | None = None
-    while True:
-        try:
-            handle = os.open(lock, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
-            break
-        except FileExistsError:
-            try:
-                text = lock.read_text()
-            except FileNotFoundError:
-                continue
-            if seen is None or seen[0] != text:
-                seen = (text, time.monotonic())
-            if _holder_gone(text) or time.monotonic() - seen[1] > _LOCK_LIMIT_S:
-                lock.unlink(missing_ok=True)
-            elif time.monotonic() - waited_from > 5 * _LOCK_LIMIT_S:
-                raise InvalidResults(f"{lock} is held by another process; remove it if that one is gone") from None
-            time.sleep(0.05)
-    try:
-        os.write(handle, json.dumps(dataclasses.asdict(own_identity())).encode())
-        os.close(handle)
-        yield
-    finally:
-        lock.unlink(missing_ok=True)
-
-
-def _holder_gone(text: str) -> bool:
-    try:
-        return provably_dead(ProcessIdentity(**json.loads(text)))
-    except (ValueError, TypeError):
-        return False  # created, not yet written

@@ -5,28 +5,51 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from launchers.status.status import SweepStatus
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSummary:
     """Counts are of points unless they say otherwise."""
 
     outcomes: Mapping[str, int]
-    """Finished points by outcome, those of earlier runs included."""
+    """Finished points by outcome, also those of earlier runs."""
     attempts: int
-    """Attempts made by this run."""
+    """Attempts of this run."""
     left: int
     """Points that still wait."""
     too_wide: int
-    """Of those, how many need more devices than this machine gives them."""
+    """How many of those need more devices than this run can give them."""
     interrupted: bool
     message: str = ""
-    """Why points are left although nobody interrupted, empty otherwise."""
+    """Why points are left although nobody interrupted the run; empty otherwise."""
     detached: bool = False
     """Pilots go on without this process."""
 
     @property
     def exit_code(self) -> int:
-        """0: every point has its row (failures are rows too). 130: interrupted. 1: something keeps points waiting."""
+        """0: every point has its row (a failure is a row, too). 130: interrupted. 1: points wait that cannot run."""
         if self.interrupted:
             return 130
         return 1 if self.message else 0
+
+
+def summarize(
+    before: SweepStatus,
+    after: SweepStatus,
+    *,
+    too_wide: int = 0,
+    interrupted: bool = False,
+    message: str = "",
+    detached: bool = False,
+) -> RunSummary:
+    """The summary of a run from the sweep's status before and after it."""
+    return RunSummary(
+        outcomes=after.done,
+        attempts=len(after.attempts) - len(before.attempts),
+        left=after.left,
+        too_wide=too_wide,
+        interrupted=interrupted,
+        message=message,
+        detached=detached,
+    )

@@ -1,4 +1,4 @@
-"""Where a sweep stands, from its files alone: on any machine, on any later day, with pilots running or not."""
+"""Reads the status of a sweep from its files alone: on any machine, on any later day, with or without pilots."""
 
 from __future__ import annotations
 
@@ -7,14 +7,12 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from launchers.state import history, pilot_state, queue
+from launchers.state import history, pilot_state
 from launchers.state.history import AttemptRecord
 from launchers.state.pilot_state import PilotState
 from launchers.state.process_identity import provably_dead
 from launchers.state.sweep_dir import SweepDir, entry_names, key_of, split_name
 from launchers.status.work_left import Need, Pace, PointNeeds, ShapeStatus, by_shape, devices_of
-from results.errors import InvalidResults
-from results.schema import OUTCOMES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,8 +32,8 @@ class SweepStatus:
     device_hours: float
     """Devices times time of all recorded attempts."""
     expected_left_s: float | None
-    """Until the last point is done, with the nodes that the pilots hold now, by the predictions corrected by what has
-    been measured, or else at the pace of the last attempts; None while nothing can be said."""
+    """Seconds until the last point is done, on the nodes that the pilots hold now; None while it is not known. From the
+    predictions, corrected by the measured points, or else from the duration of the last attempts."""
     shapes: tuple[ShapeStatus, ...] = ()
 
     @property
@@ -62,19 +60,22 @@ class SweepStatus:
 
 @dataclass(slots=True)
 class StatusReader:
-    """Reads a sweep's status again and again; attempt records, which never change, only once."""
+    """Reads a sweep's status again and again. Records of attempts never change, so each is read only once."""
 
     sweep: SweepDir
     _records: dict[str, AttemptRecord] = field(default_factory=dict)
-    _tracker: PointNeeds | None = None
+    _needs: PointNeeds | None = None
 
     def read(self, jobs: Collection[str] | None = None) -> SweepStatus:
-        """``jobs``: names of the jobs that the scheduler shows now (``1234_5``): pilots of others have gone. None: it
-        does not answer, or there is none."""
+        """The status now.
+
+        ``jobs``: names of the jobs that the scheduler shows now (``1234_5``). A pilot of another job is taken as gone.
+        None: there is no scheduler, or it does not answer.
+        """
         sweep = self.sweep
-        book = self._tracker = self._tracker or PointNeeds(sweep)
-        book.refresh()
-        # In the direction in which points move, so that none is missed on its way from one folder to the next.
+        point_needs = self._needs = self._needs or PointNeeds(sweep)
+        point_needs.refresh()
+        # Read in the order in which points move, so that none is missed on its way from one folder to the next.
         todo, claimed, done = (
             {key_of(name): name for name in entry_names(folder)} for folder in (sweep.todo, sweep.claimed, sweep.done)
         )
@@ -86,7 +87,7 @@ class StatusReader:
         attempts = tuple(sorted(self._records.values(), key=lambda record: record.ended_at))
         pilots = _living(pilot_state.all_states(sweep), jobs)
         needs = {
-            folder: {name: book.need(key, folder, name) for key, name in entries.items()}
+            folder: {name: point_needs.need(key, folder, name) for key, name in entries.items()}
             for folder, entries in ((sweep.todo, todo), (sweep.claimed, claimed), (sweep.done, done))
         }
         by_experiment = {
@@ -105,8 +106,8 @@ class StatusReader:
             pilots=pilots,
             attempts=attempts,
             device_hours=sum(record.duration_s * devices_of(record) for record in attempts) / 3600,
-            expected_left_s=_left_s(book, pace, needs[sweep.todo].values(), by_experiment, pilots),
-            shapes=by_shape(book, pace, needs, attempts),
+            expected_left_s=_left_s(point_needs, pace, needs[sweep.todo].values(), by_experiment, pilots),
+            shapes=by_shape(point_needs, pace, needs, attempts),
         )
 
 
@@ -115,25 +116,9 @@ def sweep_status(sweep: SweepDir, jobs: Collection[str] | None = None) -> SweepS
     return StatusReader(sweep).read(jobs)
 
 
-def retry(sweep: SweepDir, which: Collection[str]) -> int:
-    """Put finished points back into the queue; how many those were.
-
-    ``which`` holds outcomes (``hang``, ``crash`` ...), experiment ids or both. Raises `InvalidResults` for a word that
-    is neither an outcome nor the id of a point of this sweep.
-    """
-    done = entry_names(sweep.done)
-    ids = {key_of(name) for folder in (sweep.todo, sweep.claimed, sweep.done) for name in entry_names(folder)}
-    if unknown := set(which) - set(OUTCOMES) - ids:
-        raise InvalidResults(
-            f"{', '.join(sorted(unknown))}: neither a point of {sweep.path} nor an outcome ({', '.join(OUTCOMES)})"
-        )
-    wanted = [name for name in done if split_name(name)[1] in which or key_of(name) in which]
-    return sum(queue.requeue(sweep, name) for name in wanted)
-
-
 def _living(states: Sequence[PilotState], jobs: Collection[str] | None) -> tuple[PilotState, ...]:
-    """Without those that have ended, or are known to have gone: killed here, their job not to be seen any more, or
-    started again by the scheduler under another pilot's name."""
+    """``states`` without pilots that have ended or are known to have gone: killed on this machine, without a job in the
+    scheduler, or followed by a new pilot of the same job."""
     newest: dict[str, PilotState] = {}
     for state in sorted(states, key=lambda state: state.started_at):
         newest[state.job or state.pilot_id] = state
@@ -147,20 +132,20 @@ def _living(states: Sequence[PilotState], jobs: Collection[str] | None) -> tuple
 
 
 def _left_s(
-    book: PointNeeds,
+    point_needs: PointNeeds,
     pace: Pace,
     waiting: Iterable[Need | None],
     needs: Mapping[str, Need],
     pilots: Sequence[PilotState],
 ) -> float | None:
-    """Node-seconds of what waits and of what is left of what runs, over the nodes that pilots hold (where there are
-    none: over those that the widest waiting point needs)."""
+    """Node-seconds that the waiting and the running points still need, divided by the nodes that pilots hold. Without
+    pilots: divided by the nodes of the widest waiting point."""
     work_s, now, widest = 0.0, time.time(), 1
     for need in waiting:
         each_s = pace.time_s(need)
         if each_s is None:
             return None
-        nodes = (book.nodes(need.devices) if need is not None else None) or 1
+        nodes = (point_needs.nodes(need.devices) if need is not None else None) or 1
         work_s, widest = work_s + each_s * nodes, max(widest, nodes)
     for running in (running for pilot in pilots for running in pilot.running):
         each_s = pace.time_s(needs.get(running.experiment_id))

@@ -1,7 +1,8 @@
-"""How a running sweep is shown: a live view in a terminal, one line an attempt everywhere else."""
+"""Shows a running sweep: a live view in a terminal, one line for each attempt everywhere else."""
 
 from __future__ import annotations
 
+import sys
 import time
 from collections import Counter
 from types import TracebackType
@@ -18,9 +19,11 @@ from launchers.state.history import describe
 from launchers.state.pilot_state import Running
 from launchers.status.status import SweepStatus
 from launchers.status.work_left import ShapeStatus
+from results.terminal import plain_table
+from results.text import format_duration, format_hours, plural
 
-_SHOWN, _RUNNING = 5, 8
-"""Attempts, and running points, that the live view has room for."""
+_MOST_ATTEMPTS, _MOST_RUNNING = 5, 8
+"""Attempts and running points that the live view shows."""
 _COLOURS = {"ok": "green", "cancelled": "yellow", "preempted": "yellow", "oom": "magenta"}
 
 
@@ -35,11 +38,18 @@ class View(Protocol):
 
     def show(self, status: SweepStatus) -> None: ...
 
-    def say(self, line: str) -> None: ...
+    def print_line(self, line: str) -> None: ...
+
+
+def choose_view(live: bool | None, status: SweepStatus) -> View:
+    """The live view or the plain one. ``live`` is None: the live one if standard output is a terminal. ``status``: the
+    plain view does not show the attempts that are already in it."""
+    live = sys.stdout.isatty() if live is None else live
+    return LiveView() if live else PlainView({record.attempt_id for record in status.attempts})
 
 
 class PlainView:
-    """One line for each attempt that ends, and for whatever holds a pilot up."""
+    """One line for each attempt that ends, and for each message of a pilot that cannot go on."""
 
     def __init__(self, already_shown: set[str], console: Console | None = None) -> None:
         self._console = console or Console(soft_wrap=True, highlight=False)
@@ -60,18 +70,18 @@ class PlainView:
         for record in fresh:
             self._shown.add(record.attempt_id)
             finished += not record.will_retry
-            self.say(f"[{max(0, finished)}/{status.total}] {describe(record)}")
+            self.print_line(f"[{max(0, finished)}/{status.total}] {describe(record)}")
         for pilot in status.pilots:
             if pilot.message and self._messages.get(pilot.pilot_id) != pilot.message:
-                self.say(pilot.message)
+                self.print_line(pilot.message)
             self._messages[pilot.pilot_id] = pilot.message
 
-    def say(self, line: str) -> None:
+    def print_line(self, line: str) -> None:
         self._console.print(Text(line))
 
 
 class LiveView:
-    """What runs, what is left, when it should end, and the failures by kind."""
+    """The points that run and that are left, the expected end, and the last attempts, drawn anew again and again."""
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or Console()
@@ -87,14 +97,14 @@ class LiveView:
         self._live.__exit__(kind, error, trace)
 
     def show(self, status: SweepStatus) -> None:
-        self._live.update(picture(status))
+        self._live.update(render_status(status))
 
-    def say(self, line: str) -> None:
+    def print_line(self, line: str) -> None:
         self._console.print(Text(line))
 
 
-def picture(status: SweepStatus) -> Group:
-    """The live view of one status."""
+def render_status(status: SweepStatus) -> Group:
+    """What the live view shows of one status."""
     head = Table.grid(padding=(0, 2))
     counts = Text(f"{status.finished}/{status.total} points")
     for outcome, number in sorted(status.done.items(), key=lambda item: (item[0] != "ok", -item[1])):
@@ -110,15 +120,15 @@ def picture(status: SweepStatus) -> Group:
         parts.append(shape_table(status))
     now = time.time()
     running = sorted((one for pilot in status.pilots for one in pilot.running), key=lambda one: one.started_at)
-    parts += [_line(_running(one, now)) for one in running[:_RUNNING]]
-    if len(running) > _RUNNING:
-        parts.append(Text(f"  ... and {len(running) - _RUNNING:,} more points"))
+    parts += [_line(_running(one, now)) for one in running[:_MOST_RUNNING]]
+    if len(running) > _MOST_RUNNING:
+        parts.append(Text(f"  ... and {len(running) - _MOST_RUNNING:,} more points"))
     idle = Counter(pilot.activity for pilot in status.pilots if not pilot.running)
     parts += [Text(f"  {_pilots(count)}: {activity}") for activity, count in idle.items()]
     messages = Counter(pilot.message for pilot in status.pilots if pilot.message)
-    for message, count in messages.most_common(_RUNNING):
+    for message, count in messages.most_common(_MOST_RUNNING):
         parts.append(Text(f"  {_pilots(count)}: {message}" if count > 1 else f"  {message}", style="bold red"))
-    for record in status.attempts[-_SHOWN:]:
+    for record in status.attempts[-_MOST_ATTEMPTS:]:
         line = _line(f"  {describe(record)}")
         line.stylize(_COLOURS.get(record.outcome, "red"), 2, 2 + len(record.outcome))
         parts.append(line)
@@ -127,7 +137,7 @@ def picture(status: SweepStatus) -> Group:
 
 def shape_table(status: SweepStatus) -> Table:
     """Points by the shape of their allocations."""
-    table = Table(box=None, pad_edge=False, header_style="bold", show_footer=len(status.shapes) > 1)
+    table = plain_table(show_footer=len(status.shapes) > 1)
     shapes = status.shapes
     failed = [sum(count for outcome, count in one.done.items() if outcome != "ok") for one in shapes]
     left = [one.device_hours_left for one in shapes]
@@ -138,11 +148,11 @@ def shape_table(status: SweepStatus) -> Table:
         ("running", [f"{one.running:,}" for one in shapes], f"{sum(one.running for one in shapes):,}"),
         ("ok", [f"{one.done.get('ok', 0):,}" for one in shapes], f"{status.done.get('ok', 0):,}"),
         ("not ok", [f"{count:,}" for count in failed], f"{sum(failed):,}"),
-        ("device-h spent", [hours(one.device_hours) for one in shapes], hours(status.device_hours)),
+        ("device-h spent", [format_hours(one.device_hours) for one in shapes], format_hours(status.device_hours)),
         (
             "left",
-            [hours(value) for value in left],
-            hours(None if None in left else sum(value or 0.0 for value in left)),
+            [format_hours(value) for value in left],
+            format_hours(None if None in left else sum(value or 0.0 for value in left)),
         ),
     ]
     for at, (name, _, footer) in enumerate(columns):
@@ -152,21 +162,6 @@ def shape_table(status: SweepStatus) -> Table:
     return table
 
 
-def hours(value: float | None) -> str:
-    """Device-hours for people; ``?`` where they are not known."""
-    if value is None:
-        return "?"
-    return f"{value:,.0f}" if value >= 100 else f"{value:,.2f}"
-
-
-def span(seconds: float) -> str:
-    """A length of time for people: ``42 s``, ``3 min``, ``2 h 05 min``."""
-    minutes = round(seconds / 60)
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60:02d} min"
-
-
 def _time_left(status: SweepStatus) -> str:
     if status.left == 0:
         return "done"
@@ -174,16 +169,16 @@ def _time_left(status: SweepStatus) -> str:
         return f"{status.left} left"
     end = time.localtime(time.time() + status.expected_left_s)
     stamp = time.strftime("%H:%M" if status.expected_left_s < 20 * 3600 else "%a %H:%M", end)
-    return f"{status.left} left, about {span(status.expected_left_s)}, until {stamp}"
+    return f"{status.left} left, about {format_duration(status.expected_left_s)}, until {stamp}"
 
 
 def _shape(shape: ShapeStatus) -> str:
-    devices = f"{shape.devices:,} device{'' if shape.devices == 1 else 's'}"
-    return devices if shape.nodes is None else f"{shape.nodes} node{'' if shape.nodes == 1 else 's'}, {devices}"
+    devices = plural(shape.devices, "device")
+    return devices if shape.nodes is None else f"{plural(shape.nodes, 'node')}, {devices}"
 
 
 def _pilots(count: int) -> str:
-    return f"{count} pilots" if count > 1 else "pilot"
+    return plural(count, "pilot") if count > 1 else "pilot"
 
 
 def _line(text: str) -> Text:

@@ -1,7 +1,7 @@
-"""The points of a sweep by the shape of their allocations, and what is left of them in device-hours. For status.
+"""Groups the points of a sweep by the nodes and devices that they need, and estimates the device-hours left.
 
-What a point needs is in the sweep's ledger; a point that the ledger does not know (of an earlier plan) is looked up in
-its own file, once.
+What a point needs is in the sweep's ledger. A point of an earlier plan, which the ledger does not have, is read once
+from its own file.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from results.errors import InvalidResults
 from results.store import read_ledger
 
 RECENT = 20
-"""Attempts whose mean stands for points of which nothing is predicted."""
+"""The mean of so many last attempts is the estimate for points without a prediction."""
 
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What one point takes."""
+    """What one point needs."""
 
     devices: int
     expected_s: float | None
-    """Predicted time from start to end; None where nothing is predicted."""
+    """Predicted seconds from start to end; None without a prediction."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +37,7 @@ class ShapeStatus:
 
     devices: int
     nodes: int | None
-    """None: a sweep that does not say how many devices a node has."""
+    """None in a sweep that does not record how many devices a node has."""
     waiting: int
     running: int
     done: Mapping[str, int]
@@ -45,7 +45,7 @@ class ShapeStatus:
     device_hours: float
     """Devices times time of all recorded attempts."""
     device_hours_left: float | None
-    """Of points that wait or run; None where nothing is predicted and nothing has ended yet."""
+    """Of points that wait or run; None where nothing is predicted and no attempt has ended yet."""
 
     @property
     def total(self) -> int:
@@ -70,6 +70,7 @@ class PointNeeds:
         self._devices_per_node = given if isinstance(given, int) and given > 0 else None
 
     def refresh(self) -> None:
+        """Read the ledger if it has changed."""
         path = self.sweep.path / "ledger.parquet"
         try:
             about = path.stat()
@@ -77,13 +78,13 @@ class PointNeeds:
             if stamp == self._ledger_stamp:
                 return
             table = read_ledger(path).select(["experiment_id", "world_size", "expected_gpu_hours"])
-        except (OSError, InvalidResults):  # none, or none that can be read: the points' own files tell
+        except (OSError, InvalidResults):  # missing or unreadable: `need` reads the points' own files
             return
         self._ledger_stamp = stamp
         self._ledger = {row["experiment_id"]: _need(row) for row in table.to_pylist() if row["world_size"]}
 
     def need(self, key: str, folder: Path, name: str) -> Need | None:
-        """What the point with this key needs; None when neither the ledger nor its file in the queue can tell."""
+        """What the point with this key needs; None when it is neither in the ledger nor readable in the queue."""
         experiment_id, _, method = key.partition("+")
         known = self._ledger.get(experiment_id)
         if known is not None:
@@ -94,29 +95,30 @@ class PointNeeds:
         if key not in self._own:
             try:
                 self._own[key] = Need(1 if method else read_point(folder / name).experiment.world_size, None)
-            except FileNotFoundError:  # on its way to another folder: next time
+            except FileNotFoundError:  # it is moving to another folder: the next look finds it
                 return None
             except (OSError, InvalidResults):
                 self._own[key] = None
         return self._own[key]
 
     def nodes(self, devices: int) -> int | None:
+        """Nodes of so many devices; None where the sweep does not record how many a node has."""
         return -(-devices // self._devices_per_node) if self._devices_per_node is not None else None
 
 
 def devices_of(record: AttemptRecord) -> int:
-    """Devices that an attempt held."""
+    """How many devices an attempt held."""
     return record.world_size if record.method == "measured" else 1
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How long points take, learnt from the recorded attempts."""
+    """How long points take, estimated from the recorded attempts."""
 
     ratio: float | None
-    """Measured over predicted time of those that went well."""
+    """Measured time over predicted time of the successful attempts; None before the first."""
     mean_s: float | None
-    """Of the last attempts; None before the first."""
+    """Mean seconds of the last attempts; None before the first."""
 
     @classmethod
     def of(cls, attempts: Sequence[AttemptRecord], needs: Mapping[str, Need]) -> Pace:
@@ -134,20 +136,23 @@ class Pace:
         )
 
     def time_s(self, need: Need | None) -> float | None:
-        """How long a point should take; None while nothing can be said."""
+        """Seconds that a point should take; None while there is no estimate."""
         if need is not None and need.expected_s is not None:
             return need.expected_s * (self.ratio if self.ratio is not None else 1.0)
         return self.mean_s
 
 
 def by_shape(
-    book: PointNeeds, pace: Pace, needs: Mapping[Path, Mapping[str, Need | None]], attempts: Iterable[AttemptRecord]
+    point_needs: PointNeeds,
+    pace: Pace,
+    needs: Mapping[Path, Mapping[str, Need | None]],
+    attempts: Iterable[AttemptRecord],
 ) -> tuple[ShapeStatus, ...]:
-    """``needs``: by the folder of the queue (``todo``, ``claimed`` or ``done``) and the file's name there."""
+    """The points by shape. ``needs``: by folder of the queue (``todo``, ``claimed`` or ``done``) and file name."""
     counts: defaultdict[int, Counter[str]] = defaultdict(Counter)
     outcomes: defaultdict[int, Counter[str]] = defaultdict(Counter)
     left_s: dict[int, float | None] = {}
-    todo, done = book.sweep.todo, book.sweep.done
+    todo, done = point_needs.sweep.todo, point_needs.sweep.done
     for folder, entries in needs.items():
         has_ended, state = folder == done, "waiting" if folder == todo else "running"
         for name, need in entries.items():
@@ -165,7 +170,7 @@ def by_shape(
     return tuple(
         ShapeStatus(
             devices=devices,
-            nodes=book.nodes(devices),
+            nodes=point_needs.nodes(devices),
             waiting=counts[devices]["waiting"],
             running=counts[devices]["running"],
             done=dict(outcomes[devices]),
@@ -177,6 +182,6 @@ def by_shape(
 
 
 def _need(row: Mapping[str, Any]) -> Need:
-    """A row of the ledger; its hours are those of all devices."""
+    """From a row of the ledger, whose hours are summed over all devices."""
     devices, hours = row["world_size"], row["expected_gpu_hours"]
     return Need(devices, hours * 3600 / devices if hours is not None else None)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pandas as pd
 import pytest
 
-from analysis.cohorts import split
+from analysis.rows.cohorts import split
 from results.rows import table_from_rows
 from results.schema import ATTEMPTS
 from tests.analysis import synthetic

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis import cohorts
 from analysis.explorer import data as explorer_data
 from analysis.explorer import page as explorer
-from analysis.load import Results, load
+from analysis.rows import cohorts
+from analysis.rows.load import Results, load
 from results import store
 from tests.analysis import synthetic
 from tests.analysis.browser import Browser

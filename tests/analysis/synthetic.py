@@ -114,6 +114,7 @@ def attempt(
         "outcome": outcome,
         "will_retry": False,
         "cluster": "h200",
+        "backend": "cuda",
         "launcher": "local",
         "num_params": params,
         "flops_per_token_palm": flops,

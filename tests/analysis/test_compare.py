@@ -15,9 +15,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.compare import command as compare
-from analysis.compare import matching, moved
-from analysis.figures import ratios, style
+from analysis.compare import command, matching, moved
+from analysis.compare import ratio_figure as ratios
+from analysis.compare.comparison import compare
+from analysis.figures import style
 from results.errors import InvalidResults
 from tests.analysis import synthetic
 from tests.analysis.compared import MIB, POINTS, RECORDED, ROOT, STUDY, judged, points_of, run, sweep
@@ -26,7 +27,7 @@ from tests.analysis.test_figures import assert_texts_fit
 
 
 def cli(*words: object) -> int:
-    return compare.main([str(word) for word in words])
+    return command.main([str(word) for word in words])
 
 
 def test_command_writes_its_files_and_says_what_moved(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -121,7 +122,7 @@ def test_gate_for_ci(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         (("{a}", "{a}", "--noise", "-3"), "error: argument --noise"),
         (("{a}", "{a}", "--methods", "measured"), "is not two of measured, rehearsed, rehearsed_fake"),
         (("{a}", "{a}", "--methods", "measured,rehearsed"), "B holds no rehearsed rows; it has measured ones"),
-        (("{a}", "{a}", "--format", "pdf"), "formats are png, svg, html"),
+        (("{a}", "{a}", "--format", "pdf"), "'pdf' is none of png, svg, html"),
         (("{a}", "{a}", "--across", "colour"), "'colour' is no axis of a configuration"),
         (("{a}", "{a}", "--out", "{a}/sweep.json/x"), "error: cannot write a comparison into"),
     ],
@@ -167,10 +168,10 @@ def test_nothing_to_draw_is_said(tmp_path: Path) -> None:
 def test_recorded_compiled_layout_beside_the_eager_one() -> None:
     """The numbers of the note beside those rows: 11,263 against 11,397 tokens/s/GPU at the same peak."""
     eager, compiled = RECORDED / "h200x4_llama8b_anchors", RECORDED / "h200x4_llama8b_compiled"
-    apart = compare.compare(eager, compiled)
+    apart = compare(eager, compiled)
     assert apart.pairs.empty
     assert "--across compile matches points that differ in compile alone." in apart.matching
-    found = compare.compare(eager, compiled, across=("compile",))
+    found = compare(eager, compiled, across=("compile",))
     [pair] = found.pairs.to_dict("records")
     assert (round(pair["rate_a"]), round(pair["rate_b"])) == (11_397, 11_263)
     assert (pair["memory"], pair["same_losses"]) == ("same", True)
@@ -178,7 +179,7 @@ def test_recorded_compiled_layout_beside_the_eager_one() -> None:
 
 def test_recorded_rehearsals_beside_the_real_runs() -> None:
     """The note's table: steps 1 to 20 % too short, most with tp; peaks within 0.01 %."""
-    found = compare.compare(
+    found = compare(
         RECORDED / "h200x4_llama8b_anchors", RECORDED / "rehearsed_llama8b_anchors", ("measured", "rehearsed")
     )
     assert found.cautions[0].startswith("A is measured, B rehearsed on one device")
@@ -196,7 +197,7 @@ def test_recorded_engine_versions_show_what_the_note_says(tmp_path: Path) -> Non
         pytest.skip("the rows of engine version 1 are not in this checkout's history")
     with tarfile.open(fileobj=io.BytesIO(archive.stdout)) as files:
         files.extractall(tmp_path, filter="data")
-    found = compare.compare(tmp_path / "results" / "recorded", RECORDED / "h200x4_llama_node")
+    found = compare(tmp_path / "results" / "recorded", RECORDED / "h200x4_llama_node")
     assert "measurement version (A 1, B 2)" in found.cautions[0]
     assert set(found.pairs["matched_by"]) == {"configuration"}
     finished = found.pairs[found.pairs["speed"] != moved.UNFINISHED]
@@ -215,12 +216,12 @@ def test_single_files_and_half_finished_folders_are_compared(tmp_path: Path) -> 
     a = sweep(tmp_path / "a", run(POINTS[0], 100.0), run(POINTS[1], 100.0))
     (a / "parts" / "attempts").mkdir(parents=True, exist_ok=True)
     (a / "parts" / "attempts" / "torn.parquet").write_bytes(b"PAR1")
-    found = compare.compare(a, a / "attempts.parquet")
+    found = compare(a, a / "attempts.parquet")
     assert len(found.pairs) == 2
     assert any("torn.parquet" in problem for problem in found.problems)
     empty = synthetic.make_sweep(tmp_path / "empty", [], waiting=POINTS[:2])
     with pytest.raises(InvalidResults, match="B holds no attempt"):
-        compare.compare(a, empty)
+        compare(a, empty)
 
 
 @pytest.mark.slow
@@ -241,7 +242,7 @@ def test_many_points_are_matched_quickly() -> None:
 def test_study_against_itself_has_not_moved() -> None:
     if not STUDY.is_file():
         pytest.skip(f"the study's raw table is not at {STUDY}")
-    found = compare.compare(STUDY, STUDY)
+    found = compare(STUDY, STUDY)
     assert (len(found.pairs), len(found.only_a), len(found.only_b)) == (4083, 0, 0)
     assert found.pairs["speed"].value_counts().to_dict() == {moved.UNFINISHED: 2318, moved.UNKNOWN: 1765}
     assert moved.changed_outcomes(found.pairs).empty

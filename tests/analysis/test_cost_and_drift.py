@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from analysis.data import cost, drift
+from analysis.figures import cost, drift, registry
 from tests.analysis import synthetic
 from tests.analysis.test_figures import words
 from tests.analysis.test_study import study  # noqa: F401
@@ -52,9 +52,11 @@ def test_device_hours_by_outcome_and_what_they_cost_only_with_a_price() -> None:
     shown = words(figure)
     assert "10 GPU-hours, 20.0 % of them by attempts that failed" in shown
     assert any("1 attempt without a duration" in text for text in shown)
-    frame.attrs["price_per_gpu_hour"] = 2.5
-    assert cost.spent(frame)["price"].tolist() == pytest.approx([5.0, 20.0])
-    assert any("At 2.5 an hour and device: 25" in text for text in words(NAMES["device_hours"].draw(frame)))
+    assert cost.spent(frame, 2.5)["price"].tolist() == pytest.approx([5.0, 20.0])
+    assert any("At 2.5 an hour and device: 25" in text for text in words(cost.draw_spent(frame, 2.5)))
+    priced = {spec.name: spec for spec in registry.priced(2.5)}
+    assert [*priced] == [*NAMES]
+    assert priced["device_hours"].data(frame)["price"].tolist() == pytest.approx([5.0, 20.0])
 
 
 def test_a_rehearsal_holds_one_device() -> None:
@@ -71,9 +73,8 @@ def test_what_a_trillion_tokens_take() -> None:
     assert row["tie"]  # steps vary by 1 %
     assert pd.isna(row["price_per_trillion_tokens"])
     assert not any("Price" in text for text in words(NAMES["training_cost"].draw(frame)))
-    frame.attrs["price_per_gpu_hour"] = 3.0
-    assert cost.training(frame)["price_per_trillion_tokens"].tolist() == pytest.approx([83_333.3], abs=0.1)
-    assert "Price of 10¹² tokens, 3 an hour" in words(NAMES["training_cost"].draw(frame))
+    assert cost.training(frame, 3.0)["price_per_trillion_tokens"].tolist() == pytest.approx([83_333.3], abs=0.1)
+    assert "Price of 10¹² tokens, 3 an hour" in words(cost.draw_training(frame, 3.0))
     cold = labelled(run(point(), 0, power_w=None))
     assert cost.training(cold)["wh_per_million_tokens"].isna().all()
     assert not any("energy" in text for text in words(NAMES["training_cost"].draw(cold)))
@@ -101,7 +102,7 @@ def repeated(count: int, apart_s: float, slower: float = 0.0, **columns: Any) ->
 
 def test_repeats_are_compared_with_their_median() -> None:
     rows = repeated(5, 60, 0.1)
-    table = drift.table(labelled(*rows[::-1]))
+    table = drift.data(labelled(*rows[::-1]))
     assert table["order"].tolist() == [1, 2, 3, 4, 5]
     assert table["relative"].tolist() == pytest.approx([1 / 0.8, 0.9 / 0.8, 1, 0.7 / 0.8, 0.6 / 0.8])
     assert table["compared_with"].unique().tolist() == ["repeats"]
@@ -114,23 +115,23 @@ def test_others_are_compared_with_their_prediction_scaled_over_runs_alike() -> N
         for i, (mbs, step) in enumerate(zip((1, 2, 4), found, strict=True))
     ]
     rows.append(run(point(dp=4, tp=2), 3, step_time_s=1.0, predicted_step_time_s=0.5))  # alone of its degrees
-    table = drift.table(labelled(*rows))
+    table = drift.data(labelled(*rows))
     assert table["relative"].tolist()[:3] == pytest.approx([1.0, 1.0, (0.9 / 1.5) / 0.9])
     assert pd.isna(table["relative"].iloc[3])
     assert table["compared_with"].tolist()[:3] == ["prediction"] * 3
 
 
 def test_short_sweeps_say_so_and_long_ones_tell_a_trend() -> None:
-    few = drift.table(labelled(*repeated(5, 3600)))
+    few = drift.data(labelled(*repeated(5, 3600)))
     assert str(drift.too_short(few)).startswith("5 comparable runs, fewer than 20")
-    quick = drift.table(labelled(*repeated(30, 10)))
+    quick = drift.data(labelled(*repeated(30, 10)))
     assert drift.too_short(quick) == "30 comparable runs within 5 minutes: too short a time to tell drift"
     assert drift.trend(quick) is None
-    long = drift.table(labelled(*repeated(30, 600, 0.001)))
+    long = drift.data(labelled(*repeated(30, 600, 0.001)))
     correlation, chance = drift.trend(long) or (0.0, 1.0)
     assert correlation == pytest.approx(-1.0)
     assert chance < 0.01
-    flat = drift.table(labelled(*repeated(30, 600)))
+    flat = drift.data(labelled(*repeated(30, 600)))
     assert drift.trend(flat) is None
     assert any("all alike" in text for text in words(NAMES["drift"].draw(labelled(*repeated(30, 600)))))
 
@@ -141,7 +142,7 @@ def test_nodes_stand_apart_with_their_medians() -> None:
         if row["nodes"] == ["b"]:
             row["tokens_per_s_per_gpu"] *= 0.9
     frame = labelled(*rows)
-    nodes = drift.by_node(drift.table(frame))
+    nodes = drift.by_node(drift.data(frame))
     assert {name: count for name, (count, _) in nodes.items()} == {"a": 4, "b": 8}
     assert nodes["a"][1] is None  # four runs: no median
     slow = nodes["b"][1]
@@ -162,7 +163,7 @@ def test_unknown_clock_events_are_not_none(frame: pd.DataFrame) -> None:
 
 
 def test_the_study_shows_its_two_networks_in_order(study: pd.DataFrame) -> None:  # noqa: F811
-    table = drift.table(study)
+    table = drift.data(study)
     assert table["job_id"].is_monotonic_increasing
     known = table[table["network_regime"].notna()]
     fast = known["network_regime"] == "fast"

@@ -9,9 +9,7 @@ import pandas as pd
 import pytest
 
 from analysis.claims import study as claims_module
-from analysis.data import effects, efficiency
-from analysis.figures import effects as effects_figure
-from analysis.figures import efficiency as efficiency_figure
+from analysis.figures import effects, efficiency
 from tests.analysis.test_figures import words
 from tests.analysis.test_study import study  # noqa: F401
 from tests.analysis.test_why_figures import GIB, labelled, point, run
@@ -39,7 +37,7 @@ def effect(table: pd.DataFrame, name: str) -> pd.Series:
 
 
 def test_effects_are_medians_over_pairs_of_whatever_batch() -> None:
-    table = effects.table(labelled(*zero_pairs(0.9, 8)))
+    table = effects.data(labelled(*zero_pairs(0.9, 8)))
     found = effect(table, "ZeRO 0 → 1")
     assert (found["pairs"], found["enough"]) == (8, True)
     assert (found["throughput_ratio"], found["throughput_low"], found["throughput_high"]) == pytest.approx((0.9,) * 3)
@@ -51,19 +49,19 @@ def test_effects_are_medians_over_pairs_of_whatever_batch() -> None:
 def test_runs_that_agree_in_everything_make_one_pair_not_many() -> None:
     rows = zero_pairs(0.9, 8)
     again = [row | {"experiment_id": f"seed-{i}", "attempt_id": f"seed-{i}"} for i, row in enumerate(rows)]
-    assert effect(effects.table(labelled(*rows, *again)), "ZeRO 0 → 1")["pairs"] == 8
+    assert effect(effects.data(labelled(*rows, *again)), "ZeRO 0 → 1")["pairs"] == 8
 
 
 def test_fewer_pairs_than_the_least_are_listed_without_a_number() -> None:
     frame = labelled(*zero_pairs(0.9, effects.FEWEST - 1))
-    found = effect(effects.table(frame), "ZeRO 0 → 1")
+    found = effect(effects.data(frame), "ZeRO 0 → 1")
     assert (found["pairs"], found["enough"]) == (effects.FEWEST - 1, False)
     assert pd.isna(found["throughput_ratio"])
     assert pd.isna(found["memory_ratio"])
     more = labelled(*zero_pairs(0.9, 8))
-    [note] = [text for text in words(effects_figure.draw(more)) if "Too few pairs" in text]
+    [note] = [text for text in words(effects.draw(more)) if "Too few pairs" in text]
     assert "cp 1 → 2 (0)" in " ".join(note.split())
-    assert any("ZeRO 0 → 1 (n = 8)" in text for text in words(effects_figure.draw(more)))
+    assert any("ZeRO 0 → 1 (n = 8)" in text for text in words(effects.draw(more)))
 
 
 @pytest.mark.parametrize(
@@ -72,14 +70,13 @@ def test_fewer_pairs_than_the_least_are_listed_without_a_number() -> None:
 def test_runs_of_other_drivers_devices_or_versions_are_no_pair(other: dict[str, str]) -> None:
     known = {"driver_version": "570.1", "device_name": "NVIDIA H200", "torch_version": "2.11.0"}
     rows = [row | known for row in zero_pairs(0.9, 8)]
-    assert effect(effects.table(labelled(*rows)), "ZeRO 0 → 1")["pairs"] == 8
+    assert effect(effects.data(labelled(*rows)), "ZeRO 0 → 1")["pairs"] == 8
     moved = [row | (other if row["zero_stage"] == 1 else {}) for row in rows]
-    assert effect(effects.table(labelled(*moved)), "ZeRO 0 → 1")["pairs"] == 0
+    assert effect(effects.data(labelled(*moved)), "ZeRO 0 → 1")["pairs"] == 0
     mixed = [row | (other if i // 2 % 2 else {}) for i, row in enumerate(rows)]
     mixed += [row | {"experiment_id": f"again-{i}"} for i, row in enumerate(mixed)]
     assert any(
-        "one median has pairs of several" in " ".join(text.split())
-        for text in words(effects_figure.draw(labelled(*mixed)))
+        "one median has pairs of several" in " ".join(text.split()) for text in words(effects.draw(labelled(*mixed)))
     )
 
 
@@ -87,7 +84,7 @@ def test_a_degree_takes_ranks_from_dp_at_the_same_batch() -> None:
     rows = [run(point(dp=8), 0, 1000), run(point(dp=4, tp=2), 1, 700), run(point(dp=2, tp=4), 2, 350)]
     rows += [run(point(dp=4, pp=2), 3, 900), run(point(dp=4, pp=2, pp_schedule="gpipe"), 4, 800)]
     rows += [run(point(dp=4, tp=2, global_batch_size=32), 5, 600)]  # another batch: pairs with nothing
-    table = effects.table(labelled(*rows))
+    table = effects.data(labelled(*rows))
     assert effect(table, "tp 1 → 2")["pairs"] == 1
     assert effect(table, "tp 2 → 4")["pairs"] == 1
     assert effect(table, "pp 1 → 2")["pairs"] == 1  # 1F1B's; GPipe is a choice of its own
@@ -95,12 +92,12 @@ def test_a_degree_takes_ranks_from_dp_at_the_same_batch() -> None:
 
 
 def test_effects_of_the_study_agree_with_its_claim(study: pd.DataFrame) -> None:  # noqa: F811
-    found = effect(effects.table(study), "ZeRO 0 → 1")
+    found = effect(effects.data(study), "ZeRO 0 → 1")
     claim = claims_module.zero_one_matched(study).evidence
     expected = f"{found['throughput_ratio']:.2f} (95 % interval {found['throughput_low']:.2f} to"
     assert expected in claim
     assert f"n = {found['pairs']}" in claim
-    assert effect(effects.table(study), "cp 1 → 2")["pairs"] == 0
+    assert effect(effects.data(study), "cp 1 → 2")["pairs"] == 0
 
 
 # Scaling efficiency
@@ -114,7 +111,7 @@ def test_loss_by_part_sums_to_the_loss() -> None:
 
     one = {"forward_backward_s": 0.9, "reduce_exposed_s": 0.0, "pipeline_idle_s": 0.0, "optimizer_s": 0.1}
     two = {"forward_backward_s": 0.7, "reduce_exposed_s": 0.25, "pipeline_idle_s": 0.0, "optimizer_s": 0.05}
-    table = efficiency.table(labelled(timed(2, 1000.0, one), timed(4, 800.0, two)))
+    table = efficiency.data(labelled(timed(2, 1000.0, one), timed(4, 800.0, two)))
     assert table["layouts"].unique().tolist() == ["pure data parallelism"]  # one layout a size is no best one
     row = table[table["world_size"] == 4].iloc[0]
     assert (row["kind"], row["efficiency"], row["lost"]) == ("strong", pytest.approx(0.8), pytest.approx(0.2))
@@ -129,15 +126,15 @@ def test_loss_by_part_sums_to_the_loss() -> None:
 
 def test_loss_of_runs_without_parts_is_not_attributed() -> None:
     frame = labelled(run(point(dp=2), 0, 1000.0), run(point(dp=4), 1, 700.0))
-    table = efficiency.table(frame)
+    table = efficiency.data(frame)
     assert table["lost to not attributed"].tolist() == pytest.approx([0.0, 0.3])
-    figure = efficiency_figure.draw(frame)
+    figure = efficiency.draw(frame)
     assert any("not attributed: no run has the parts" in text for text in words(figure))
     half = labelled(
         run(point(dp=2), 0, 1000.0),
         run(point(dp=4), 1, 700.0, forward_backward_s=1.0, reduce_exposed_s=0.1, pipeline_idle_s=0.0, optimizer_s=0.1),
     )
-    last = efficiency.table(half).iloc[-1]
+    last = efficiency.data(half).iloc[-1]
     assert last["lost to not attributed"] == pytest.approx(0.3)
     assert pd.isna(last["lost to optimizer"])
 
@@ -149,10 +146,10 @@ def test_weak_scaling_keeps_the_tokens_of_a_device_and_a_best_layout_needs_other
         points = [point(global_batch_size=8 * each["dp"], **each) for each in fields]
         return labelled(*[run(p, i, 100.0 * p.micro_batch_size) for i, p in enumerate(points)])
 
-    table = efficiency.table(swept(("none", "selective", "full")))
+    table = efficiency.data(swept(("none", "selective", "full")))
     assert set(table["kind"]) == {"weak"}
     best = table[table["layouts"] == "best layout"]
     assert (best["world_size"].tolist(), best["candidates"].tolist()) == ([2, 4], [6, 6])
     assert best["efficiency"].tolist() == [1.0, 1.0]
-    few = efficiency.table(swept(("none", "full")))  # four layouts a size
+    few = efficiency.data(swept(("none", "full")))  # four layouts a size
     assert set(few["layouts"]) == {"pure data parallelism"}

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 from selenium.webdriver.common.action_chains import ActionChains
 
-from analysis.load import Results, load
+from analysis.rows.load import Results, load
 from tests.analysis import synthetic
 from tests.analysis.browser import Browser, Keys, until
 from tests.analysis.conftest import frame_of

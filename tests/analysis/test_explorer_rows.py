@@ -10,11 +10,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis import cohorts
 from analysis.explorer import data as explorer_data
 from analysis.explorer import logs as explorer_logs
 from analysis.explorer import page as explorer
-from analysis.load import load
+from analysis.rows import cohorts
+from analysis.rows.load import load
 from results.schema import ATTEMPTS
 from sweep.conffiles import ConfFolders
 from sweep.config import compose_sweep
@@ -57,7 +57,7 @@ def test_the_command_plans_exactly_the_row(browser: Browser, recorded: tuple[Pat
         assert point.experiment.id == frame["experiment_id"][row] or made["notes"], made
         assert config.cluster.name == frame["cluster"][row]
         assert config.launcher_kind == frame["launcher"][row]
-        assert config.plan.run_cached and config.plan.run_predicted_oom
+        assert not config.plan.reuse and config.plan.run_predicted_oom
         if pd.notna(frame["timed_steps"][row]):
             assert config.measure.timed_steps == frame["timed_steps"][row]
 

@@ -13,10 +13,20 @@ from matplotlib.backend_bases import RendererBase
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from analysis import labels, metrics
-from analysis.cohorts import split
-from analysis.figures import all_runs, best_heatmaps, memory_stacks, outcomes, overhead, predicted, registry, style
+from analysis.figures import (
+    all_runs,
+    best_configurations,
+    memory_by_category,
+    outcomes,
+    overhead,
+    predicted_vs_found,
+    registry,
+    style,
+)
 from analysis.figures.spec import FigureSpec
+from analysis.rows import metrics
+from analysis.rows.cohorts import split
+from results.text import format_bytes
 from tests.analysis import synthetic
 from tests.analysis.conftest import frame_of
 
@@ -73,11 +83,11 @@ def test_no_text_is_clipped_or_overlaps_and_axes_have_labels(spec: FigureSpec, f
 
 
 def test_best_heatmaps_show_the_winner_of_every_cell(frame: pd.DataFrame) -> None:
-    figure = best_heatmaps.draw(frame)
+    figure = best_configurations.draw(frame)
     shown = words(figure)
     for row in metrics.best_configurations(frame).to_dict("records"):
         assert f"{100 * row['mfu_palm']:.1f} %" in shown
-        assert labels.gib(row["peak_allocated_bytes"]) in shown
+        assert format_bytes(row["peak_allocated_bytes"]) in shown
         assert row["degrees"] in shown
     assert any("none of" in text for text in shown)  # 8B does not fit on one GPU
     assert "MFU (PaLM), % of peak" in shown
@@ -102,7 +112,7 @@ def test_marks_stay_inside_their_cell() -> None:
 
 
 def test_memory_stacks_add_up_and_show_the_device(frame: pd.DataFrame) -> None:
-    figure = memory_stacks.draw(frame)
+    figure = memory_by_category.draw(frame)
     ax = figure.axes[0]
     ends = {}
     for patch in ax.patches:
@@ -130,7 +140,7 @@ def test_overhead_shows_medians(frame: pd.DataFrame) -> None:
 
 
 def test_prediction_shows_out_of_memory_at_the_limit(frame: pd.DataFrame) -> None:
-    figure = predicted.draw(frame)
+    figure = predicted_vs_found.draw(frame)
     [crosses] = [line for line in figure.axes[0].lines if line.get_label() == "out of memory"]
     assert len(crosses.get_xdata()) == (frame["outcome"] == "oom").sum()
     assert set(crosses.get_ydata()) == {synthetic.H200_BYTES / 2**30}
@@ -140,13 +150,13 @@ def test_prediction_shows_out_of_memory_at_the_limit(frame: pd.DataFrame) -> Non
 def test_one_row_one_model_and_cpu_rows_without_mfu() -> None:
     point = next(synthetic.experiments(world_sizes=(2,)))
     empty = dict.fromkeys(["mfu_palm", "mfu_causal", "mfu_playbook", "hfu", "peak_flops", "device_memory_bytes"])
-    row = synthetic.attempt(point, outcome="ok", cluster="cpu", peak_allocated_bytes=40 * 2**20, **empty)
+    row = synthetic.attempt(point, outcome="ok", cluster="cpu", backend="cpu", peak_allocated_bytes=40 * 2**20, **empty)
     [cohort] = split(frame_of([row]))
     figures = drawn(cohort.frame)
     assert {"best_configurations", "all_runs", "outcomes", "overhead", "memory_by_category"} <= set(figures)
     for figure in figures.values():
         assert_texts_fit(figure)
-    shown = words(best_heatmaps.draw(cohort.frame))
+    shown = words(best_configurations.draw(cohort.frame))
     assert {
         "Fastest configuration: throughput",
         "tokens/s/process",
@@ -172,7 +182,13 @@ def test_wide_sweeps_and_long_names_fit() -> None:
 def test_what_cannot_be_drawn_says_why() -> None:
     points = list(synthetic.experiments(world_sizes=(2,)))[:3]
     [cohort] = split(frame_of([synthetic.attempt(p, i, outcome="crash") for i, p in enumerate(points)]))
-    for draw in (best_heatmaps.draw, best_heatmaps.draw_published, memory_stacks.draw, predicted.draw, overhead.draw):
+    for draw in (
+        best_configurations.draw,
+        best_configurations.draw_published,
+        memory_by_category.draw,
+        predicted_vs_found.draw,
+        overhead.draw,
+    ):
         with pytest.raises(style.NothingToDraw, match=r"no .*finished"):
             draw(cohort.frame)
     assert len(all_runs.draw(cohort.frame).axes[0].collections) > 0
@@ -204,6 +220,6 @@ def test_ink_is_readable_on_every_colour() -> None:
 
 
 def test_errors_of_predictions_keep_a_decimal_below_ten_per_cent() -> None:
-    told = predicted._summary(pd.Series([-0.0004, -0.0004, 0.034]))
+    told = predicted_vs_found._summary(pd.Series([-0.0004, -0.0004, 0.034]))
     assert told == "off by 0.0 % (0.0 to +3.1 %), n = 3"
-    assert predicted._summary(pd.Series([-0.25, -0.012, 0.0])) == "off by −1.2 % (−23 to −0.1 %), n = 3"
+    assert predicted_vs_found._summary(pd.Series([-0.25, -0.012, 0.0])) == "off by −1.2 % (−23 to −0.1 %), n = 3"

@@ -11,16 +11,14 @@ import pytest
 from matplotlib.colors import same_color
 from matplotlib.figure import Figure
 
-from analysis import metrics
-from analysis.cohorts import split
-from analysis.figures import memory_axes as drawing
-from analysis.figures import memory_specs, style
-from analysis.figures import memory_timeline as timeline_drawing
-from analysis.load import load
-from analysis.memory import axes as memory_axes
+from analysis.figures import memory_by_axis, memory_timeline, style
+from analysis.memory import axis_panels
 from analysis.memory.families import AXES, countable, families
-from analysis.memory.rows import PREDICTED, experiment_of
+from analysis.memory.peak_split import PREDICTED, experiment_of
 from analysis.memory.variants import steps_to_all, variant
+from analysis.rows.cohorts import split
+from analysis.rows.labels import MEMORY_CATEGORIES
+from analysis.rows.load import load
 from results.schema import CONFIG_COLUMNS
 from tests.analysis import synthetic
 from tests.analysis.conftest import frame_of
@@ -33,7 +31,7 @@ from workloads.rules import violations
 ROOT = Path(__file__).resolve().parents[2]
 STUDY = ROOT.parent / "shared" / "study" / "bench_final2_mfu2.csv"
 RECORDED = ROOT / "results" / "recorded"
-CATEGORIES = list(metrics.CATEGORIES)
+CATEGORIES = list(MEMORY_CATEGORIES)
 BASE = Experiment.canonical(
     model=synthetic.MODELS[0], dp=2, zero_stage=1, tp=2, micro_batch_size=2, global_batch_size=16
 )
@@ -130,7 +128,7 @@ def test_replicas_beside_shards_are_another_family() -> None:
     along_zero = variant(hybrid, "zero", 2)
     assert along_zero is not None
     assert (along_zero.dp_replicate, along_zero.dp_shard) == (2, 2)
-    stacks = drawing.data(labelled(*rows_of(hybrid)), "dp")["stack_bytes"]
+    stacks = memory_by_axis.data(labelled(*rows_of(hybrid)), "dp")["stack_bytes"]
     assert stacks.is_monotonic_decreasing  # all ranks of a bar shard together, those of the run's own degree too
 
 
@@ -150,13 +148,13 @@ def test_bars_are_the_rows_own_where_they_finished_and_the_closed_form_where_not
     rows = rows_of(*[point for point in points if point])
     rows[0] = synthetic.attempt(points[0], 0, outcome="oom")  # type: ignore[arg-type]
     frame = labelled(*rows)
-    table = drawing.data(frame, "recompute")
+    table = memory_by_axis.data(frame, "recompute")
     assert table["value"].tolist() == ["none", "selective", "full"]
     assert table["split"].tolist() == [PREDICTED, "measured", "measured"]
     assert table["basis"].tolist() == ["rows"] * 3
     assert table.loc[0, CATEGORIES].tolist() == closed_form(points[0])  # type: ignore[arg-type]
     assert table.loc[1:, CATEGORIES].to_numpy().tolist() == [[row[name] for name in CATEGORIES] for row in rows[1:]]
-    figure = drawing.draw(frame, "recompute")
+    figure = memory_by_axis.draw(frame, "recompute")
     bars = drawn_bars(figure)
     for place, line in enumerate(table.to_dict("records")):
         assert [height for height, _ in bars[place]] == pytest.approx([line[name] for name in CATEGORIES])
@@ -173,24 +171,24 @@ def test_repeats_are_one_bar_of_the_middle_run() -> None:
         rows[0] | {"attempt_id": f"again{i}", "sweep": f"other{i}", "peak_allocated_bytes": peak}
         for i, peak in enumerate((rows[0]["peak_allocated_bytes"] - 5, rows[0]["peak_allocated_bytes"] + 5))
     ]
-    table = drawing.data(labelled(*rows), "recompute")
+    table = memory_by_axis.data(labelled(*rows), "recompute")
     assert table["repeats"].tolist() == [3, 1]
     assert table["attempt_id"].tolist() == [rows[0]["attempt_id"], rows[1]["attempt_id"]]
-    assert "none\nn = 3" in words(drawing.draw(labelled(*rows), "recompute"))
+    assert "none\nn = 3" in words(memory_by_axis.draw(labelled(*rows), "recompute"))
 
 
-@pytest.mark.parametrize("axis", [*AXES, memory_axes.ALL_AXES])
+@pytest.mark.parametrize("axis", [*AXES, axis_panels.ALL_AXES])
 def test_one_row_gives_the_closed_form_and_says_so(axis: str) -> None:
     frame = labelled(*rows_of(BASE))
-    table = drawing.data(frame, axis)
-    own = table["basis"] == memory_axes.ROWS
-    assert own.sum() == (axis == memory_axes.ALL_AXES)
+    table = memory_by_axis.data(frame, axis)
+    own = table["basis"] == axis_panels.ROWS
+    assert own.sum() == (axis == axis_panels.ALL_AXES)
     assert (table.loc[~own, "split"] == PREDICTED).all()
     assert table.loc[~own, "attempt_id"].isna().all()
-    figure = drawing.draw(frame, axis)
+    figure = memory_by_axis.draw(frame, axis)
     assert_texts_fit(figure)
     assert "pale: closed form, not measured" in words(figure)
-    if axis != memory_axes.ALL_AXES:
+    if axis != axis_panels.ALL_AXES:
         [legend] = figure.legends
         assert legend.get_title().get_text() == "Closed form: no rows differ in this only"
     for line in table[table["variant"] != "without sequence parallelism"].to_dict("records"):
@@ -211,7 +209,7 @@ def test_data_parallel_and_zero_variants_keep_the_micro_batches() -> None:
         assert point is not None
         assert point.num_microbatches == BASE.num_microbatches
         assert point.micro_batch_size == BASE.micro_batch_size
-    table = drawing.data(labelled(*rows_of(BASE)), "zero")
+    table = memory_by_axis.data(labelled(*rows_of(BASE)), "zero")
     expected = [Experiment.canonical(**{**_plain(BASE), "dp": 2, "zero_stage": stage}) for stage in range(4)]
     assert table[CATEGORIES].to_numpy().tolist() == [closed_form(point) for point in expected]
 
@@ -220,7 +218,7 @@ def test_runs_without_sequence_parallelism_stand_beside_those_with_it() -> None:
     wide = [variant(BASE, "tp", tp, sequence_parallel=True) for tp in (1, 2, 4)]
     bare = variant(BASE, "tp", 4, sequence_parallel=False)
     frame = labelled(*rows_of(*[point for point in [*wide, bare] if point]))
-    without, with_it = memory_axes.along(frame, AXES["tp"])
+    without, with_it = axis_panels.along(frame, AXES["tp"])
     assert (without.variant, with_it.variant) == ("without sequence parallelism", "with sequence parallelism")
     assert [bar.stack.source for bar in with_it.bars] == ["measured"] * 3
     assert [bar.stack.source for bar in without.bars] == ["measured", PREDICTED, "measured"]
@@ -241,7 +239,7 @@ def test_all_axes_one_after_another() -> None:
     assert (last.dp, last.zero_stage, last.tp, last.pp, last.cp) == (2, 1, 2, 2, 2)
     assert {point.num_microbatches for _, point in steps} == {BASE.num_microbatches}
     frame = labelled(*rows_of(*[point for name, point in steps if "dp" in name or "tp" in name]))
-    table = drawing.data(frame, memory_axes.ALL_AXES)
+    table = memory_by_axis.data(frame, axis_panels.ALL_AXES)
     assert table["split"].tolist() == [PREDICTED, "measured", PREDICTED, "measured", PREDICTED, PREDICTED]
     predicted = table[table["split"] == PREDICTED].index
     assert table.loc[predicted, CATEGORIES].to_numpy().tolist() == [closed_form(steps[i][1]) for i in predicted]
@@ -250,8 +248,8 @@ def test_all_axes_one_after_another() -> None:
 def test_bars_far_above_the_device_are_cut_and_say_how_high_they_are() -> None:
     model = synthetic.llama("llama70b", 80, 8192, 64, 28672)
     point = Experiment.canonical(model=model, dp=8, zero_stage=3, tp=8, micro_batch_size=1, global_batch_size=8)
-    figure = drawing.draw(labelled(*rows_of(point)), memory_axes.ALL_AXES)
-    highest = drawing.data(labelled(*rows_of(point)), memory_axes.ALL_AXES)["stack_bytes"].max() / 2**30
+    figure = memory_by_axis.draw(labelled(*rows_of(point)), axis_panels.ALL_AXES)
+    highest = memory_by_axis.data(labelled(*rows_of(point)), axis_panels.ALL_AXES)["stack_bytes"].max() / 2**30
     assert f"↑ {highest:,.0f}" in words(figure)
     assert figure.axes[0].get_ylim()[1] < highest
     assert_texts_fit(figure)
@@ -288,8 +286,8 @@ def test_variants_are_those_that_the_planner_accepts() -> None:
 def test_study_rows_are_the_closed_form_with_what_they_reserved(study: pd.DataFrame) -> None:
     finished = study[study["outcome"] == "ok"].set_index("attempt_id")
     for axis in ("dp", "zero", "tp", "pp"):
-        table = drawing.data(study, axis)
-        own = table[table["basis"] == memory_axes.ROWS]
+        table = memory_by_axis.data(study, axis)
+        own = table[table["basis"] == axis_panels.ROWS]
         assert len(own) >= 4
         assert (table["split"] == PREDICTED).all()
         reserved = finished.loc[own["attempt_id"], "peak_reserved_bytes"]
@@ -302,22 +300,22 @@ def test_study_rows_are_the_closed_form_with_what_they_reserved(study: pd.DataFr
             assert (experiment.dp, experiment.tp, experiment.pp) == (row["dp"], row["tp"], row["pp"])
             assert experiment.num_microbatches == row["num_microbatches"]
             assert [line[name] for name in CATEGORIES] == closed_form(experiment)
-        figure = drawing.draw(study, axis)
+        figure = memory_by_axis.draw(study, axis)
         assert_texts_fit(figure)
         assert "peak reserved, measured" in words(figure)
         assert "Closed form of ultrasweep's engine, marks of nanotron's runs" in words(figure)
-    assert set(drawing.data(study, "seq_len")["model"]) == {
+    assert set(memory_by_axis.data(study, "seq_len")["model"]) == {
         "8.86B",
         "80B",
         "469B",
     }  # no other shapes under their labels
     with pytest.raises(style.NothingToDraw, match=r"^no finished run"):
-        timeline_drawing.draw(study)
+        memory_timeline.draw(study)
 
 
 def test_what_cannot_be_drawn_says_why() -> None:
     frame = labelled(*rows_of(BASE, outcome="crash"))
-    for spec in memory_specs.FIGURES:
+    for spec in (memory_timeline.FIGURE, *memory_by_axis.FIGURES):
         with pytest.raises(style.NothingToDraw, match=r"^no finished run"):
             spec.draw(frame)
         assert spec.data is not None
@@ -327,12 +325,12 @@ def test_what_cannot_be_drawn_says_why() -> None:
 
 def test_unknown_shapes_are_left_out() -> None:
     rows = rows_of(BASE, BASE.replace(recompute="full"), config_json=None, **dict.fromkeys(CATEGORIES))
-    assert len(drawing.data(labelled(*rows), "recompute")) == 2  # from the columns alone
+    assert len(memory_by_axis.data(labelled(*rows), "recompute")) == 2  # from the columns alone
     rows[0]["num_kv_heads"] = None
-    assert drawing.data(labelled(*rows), "recompute")["basis"].unique().tolist() == [memory_axes.CLOSED_FORM]
+    assert memory_by_axis.data(labelled(*rows), "recompute")["basis"].unique().tolist() == [axis_panels.CLOSED_FORM]
     rows[1]["ffn_hidden_size"] = None
     with pytest.raises(style.NothingToDraw):
-        drawing.draw(labelled(*rows), "recompute")
+        memory_by_axis.draw(labelled(*rows), "recompute")
 
 
 def _fields(experiment: Experiment) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from analysis.explorer.models import models_json
+from analysis.explorer.rules import rules_json
 from results.errors import UltrasweepError
 from tests.analysis.browser import Browser
 from tests.analysis.javascript import evaluate
@@ -18,7 +19,7 @@ from workloads.costs.activations import layer_tensors
 from workloads.costs.memory import estimate_memory
 from workloads.costs.params import num_params
 from workloads.experiment import Experiment, MLASpec, ModelSpec, MoESpec, model_from_dict, to_dict
-from workloads.rules import violations
+from workloads.rules import RULES, violations
 
 SCRIPTS = ("model_costs.js", "memory_model.js", "memory_rules.js")
 SHIPPED = [model_from_dict(fields) for fields in models_json()["models"]]
@@ -204,7 +205,7 @@ def test_saved_tensors_stand_where_they_belong(browser: Browser, recompute: Any,
 
 def test_rules_are_told_in_the_planners_sentences(browser: Browser) -> None:
     draw = random.Random(7)
-    experiments = [random_experiment(draw) for _ in range(600)]
+    experiments = [random_experiment(draw) for _ in range(1000)]
     # What the draws seldom meet: a schedule where it cannot be, sharding nothing, shards without ZeRO.
     experiments += [
         dataclasses.replace(experiments[i], **changes)
@@ -212,16 +213,18 @@ def test_rules_are_told_in_the_planners_sentences(browser: Browser) -> None:
             [{"pp": 1, "pp_schedule": "1f1b"}, {"pp": 4, "pp_schedule": "none"}, {"zero_stage": 0, "dp_shard": 3}]
         )
     ]
-    code = "input.experiments.map((e) => MemoryRules.violations(e, input.cluster))"
-    said = evaluate(
-        browser, SCRIPTS, code, {"experiments": [to_dict(e) for e in experiments], "cluster": CLUSTER_IN_PAGE}
-    )
+    code = "input.experiments.map((e) => MemoryRules.violations(input.rules, e, input.cluster))"
+    given = {"experiments": [to_dict(e) for e in experiments], "cluster": CLUSTER_IN_PAGE, "rules": rules_json()}
+    said = evaluate(browser, SCRIPTS, code, given)
     rules = set()
     for experiment, page in zip(experiments, said, strict=True):
-        expected = [violation._asdict() for violation in violations(experiment, CLUSTER)]
-        assert page == expected, experiment
-        rules |= {violation["rule"] for violation in expected}
-    assert len(rules) >= 20, sorted(rules)
+        found = violations(experiment, CLUSTER)
+        assert [(entry["rule"], entry["message"]) for entry in page] == found, experiment
+        rules |= {violation.rule for violation in found}
+    assert rules == {rule.name for rule in RULES}, "the layouts drawn visit every rule"
+    anywhere = evaluate(browser, SCRIPTS, code, given | {"cluster": None})
+    for of_cluster, of_any in zip(said, anywhere, strict=True):
+        assert of_any == [entry for entry in of_cluster if entry["scope"] != "cluster"]
 
 
 def test_senseless_numbers_are_refused_in_the_planners_sentences(browser: Browser) -> None:
@@ -229,9 +232,9 @@ def test_senseless_numbers_are_refused_in_the_planners_sentences(browser: Browse
     wrong = [{**good, "tp": 0}, {**good, "seq_len": -1}]
     wrong += [{**good, "model": {**good["model"], "num_kv_heads": 3, "num_heads": 8}}]
     wrong += [{**good, "model": {**good["model"], "vocab_size": 0}}]
-    for fields, said in zip(
-        [good, *wrong], evaluate(browser, SCRIPTS, "input.map(MemoryRules.refusal)", [good, *wrong]), strict=True
-    ):
+    code = "input.experiments.map((e) => MemoryRules.refusal(input.rules, e))"
+    told = evaluate(browser, SCRIPTS, code, {"experiments": [good, *wrong], "rules": rules_json()})
+    for fields, said in zip([good, *wrong], told, strict=True):
         try:
             Experiment(**{**fields, "model": model_from_dict(fields["model"])})
         except UltrasweepError as error:

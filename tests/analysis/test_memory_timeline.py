@@ -10,12 +10,12 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from analysis.cohorts import split
-from analysis.figures import memory_timeline as timeline_drawing
-from analysis.load import load
-from analysis.memory import timeline as memory_timeline
-from analysis.memory.rows import PREDICTED
-from analysis.memory.steps import FIRST_PEAKS, MOST_STEPS
+from analysis.figures import memory_timeline
+from analysis.memory import moments
+from analysis.memory.peak_split import PREDICTED
+from analysis.rows.cohorts import split
+from analysis.rows.load import load
+from analysis.rows.step_peaks import FIRST_PEAKS, MOST_STEPS
 from results import store
 from results.schema import MEASUREMENT_VERSION
 from tests.analysis import synthetic
@@ -31,7 +31,7 @@ def test_recorded_rows_peaks_of_the_first_steps_are_near_the_closed_form() -> No
     known = [one for one in found if one is not None and one.measured_peaks]
     assert len(known) >= 2
     for one in known:
-        assert len(one.measured_peaks) == memory_timeline.STEPS
+        assert len(one.measured_peaks) == moments.STEPS
         predicted = [sum(peak) for peak in one.predicted_peaks]
         assert predicted == pytest.approx(list(one.measured_peaks), rel=0.022)
         assert predicted[0] < predicted[1] == predicted[3]
@@ -42,7 +42,7 @@ def test_held_memory_stays_below_the_peak_and_ends_where_it_began(frame: pd.Data
         experiment = from_json(text)
         estimate = estimate_memory(experiment)
         for stage, peak in enumerate(estimate.stages):
-            held = memory_timeline.moments(experiment, stage)
+            held = moments.moments(experiment, stage)
             later = [moment for moment in held if moment.step]
             assert max(sum(moment.bytes) for moment in later if moment.name != "optimizer") <= peak.peak_bytes
             assert {moment.bytes[2] for moment in later} == {peak.optimizer_bytes}
@@ -56,33 +56,33 @@ def test_first_step_may_be_highest_where_the_optimizer_makes_its_state() -> None
     wide = Experiment.canonical(model=BASE.model, micro_batch_size=8, global_batch_size=8)
     narrow = wide.replace(micro_batch_size=1, global_batch_size=1, recompute="full")
     [stage] = estimate_memory(wide).stages
-    assert sum(memory_timeline.peak_of_step(wide, 0)) == stage.peak_bytes - stage.optimizer_bytes
+    assert sum(moments.peak_of_step(wide, 0)) == stage.peak_bytes - stage.optimizer_bytes
     [stage] = estimate_memory(narrow).stages
     assert stage.peak_bytes - stage.optimizer_bytes < 2 * stage.optimizer_bytes
     # Master weights, their gradients, and two moments: four times 4 bytes a parameter.
-    assert sum(memory_timeline.peak_of_step(narrow, 0)) == 16 * num_params(narrow.model)
-    assert sum(memory_timeline.peak_of_step(narrow, 1)) == stage.peak_bytes
+    assert sum(moments.peak_of_step(narrow, 0)) == 16 * num_params(narrow.model)
+    assert sum(moments.peak_of_step(narrow, 1)) == stage.peak_bytes
 
 
 def test_timeline_shows_measured_steps_beside_the_closed_form() -> None:
     [row] = rows_of(BASE)
     frame = labelled(row)
-    table = timeline_drawing.data(frame)
+    table = memory_timeline.data(frame)
     assert set(table["split"]) == {"measured", PREDICTED}  # without steps, the split at the peak
     peaks = [30 * 2**30, 41 * 2**30, 42 * 2**30, 43 * 2**30, 44 * 2**30]
     frame["first_steps_peak_allocated_bytes"] = [peaks]
-    table = timeline_drawing.data(frame)
+    table = memory_timeline.data(frame)
     measured = table[(table["split"] == "measured") & (table["moment"] == "peak")]
-    assert measured["total_bytes"].tolist() == peaks[: memory_timeline.STEPS]
+    assert measured["total_bytes"].tolist() == peaks[: moments.STEPS]
     assert measured[CATEGORIES].isna().all(axis=None)
     [at_peak] = table[table["moment"] == "peak of the timed steps"].to_dict("records")
     assert [at_peak[name] for name in CATEGORIES] == [row[name] for name in CATEGORIES]
     predicted = table[(table["split"] == PREDICTED) & (table["moment"] == "peak")]
     assert predicted["total_bytes"].tolist()[1:] == [estimate_memory(BASE).peak_bytes] * 3
-    figure = timeline_drawing.draw(frame)
+    figure = memory_timeline.draw(frame)
     assert_texts_fit(figure)
     drawn = [line for line in figure.axes[0].lines if line.get_linewidth() == 3.0]
-    assert [line.get_ydata()[0] * 2**30 for line in drawn] == pytest.approx(peaks[: memory_timeline.STEPS])
+    assert [line.get_ydata()[0] * 2**30 for line in drawn] == pytest.approx(peaks[: moments.STEPS])
 
 
 def test_first_steps_are_read_of_the_fastest_run_of_each_model_only(tmp_path: Path) -> None:

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from analysis.explorer.models import models_json
+from results.text import GIB
 from sweep.conffiles import ConfFolders
 from sweep.config import compose_sweep
 from sweep.expand import Expansion, GridPoint
-from sweep.plan import GIB, make_plan
+from sweep.plan import make_plan
 from tests.analysis import synthetic
 from tests.analysis.browser import Browser, Keys
 from tests.analysis.conftest import frame_of

@@ -8,10 +8,11 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from analysis import cohorts, labels, metrics
-from analysis.load import last_attempts
-from analysis.stats import median_interval
+from analysis.rows import cohorts, labels, metrics
+from analysis.rows.load import last_attempts
+from analysis.rows.stats import median_interval
 from results.schema import MEASUREMENT_VERSION
+from results.text import format_bytes, listed
 from tests.analysis import synthetic
 from tests.analysis.conftest import frame_of
 from workloads.experiment import Experiment
@@ -165,9 +166,9 @@ def test_labels() -> None:
     assert labels.batching(batching) == "mbs 2×8, rc full, fp8 rowwise"
     assert labels.devices(1, "CPU processes") == "1 CPU process"
     assert labels.devices(8, "GPUs") == "8 GPUs"
-    assert labels.gib(1.5 * 2**30) == "1.5 GiB"
-    assert labels.gib(None) == "–"
-    assert labels.listed(["a", "b", "c"]) == "a, b and c"
+    assert format_bytes(1.5 * 2**30) == "1.5 GiB"
+    assert format_bytes(None) == "–"
+    assert listed(["a", "b", "c"]) == "a, b and c"
 
 
 def test_sequence_length_is_part_of_the_workload_only_where_it_varies() -> None:

@@ -12,7 +12,7 @@ import pytest
 from matplotlib.figure import Figure
 from nbclient import NotebookClient
 
-from analysis.interactive import figure
+from analysis.page.interactive import figure
 from results.errors import InvalidResults
 
 pytestmark = pytest.mark.slow

@@ -8,9 +8,10 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from analysis import metrics, report
-from analysis.cohorts import split
+from analysis import report
 from analysis.figures import registry
+from analysis.rows import metrics
+from analysis.rows.cohorts import split
 from results import store
 from tests.analysis import synthetic
 from tests.analysis.conftest import frame_of

@@ -10,11 +10,13 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from rich.console import Console
 
-from analysis import export, options, report
+from analysis import options, report
 from analysis.figures import registry
-from analysis.page import PageTable
-from analysis.progress import Progress
+from analysis.page import export
+from analysis.page.render import PageTable
+from analysis.page.report_progress import ReportProgress
 from tests.analysis import synthetic
 from tests.analysis.pages import POINTS, links, text_of
 
@@ -56,9 +58,9 @@ def test_what_is_no_result_is_one_line_and_exit_2(tmp_path: Path, what: str) -> 
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["--format", "png,gif"], "--format: 'gif' is none of png, svg, html"),
-        (["--format", ","], "--format: ',' names nothing"),
-        (["--tables", "xlsx"], "--tables: 'xlsx' is none of csv, md, latex"),
+        (["--format", "png,gif"], "argument --format: 'gif' is none of png, svg, html"),
+        (["--format", ","], "argument --format: ',' names nothing"),
+        (["--tables", "xlsx"], "argument --tables: 'xlsx' is none of csv, md, latex"),
         (["--price-per-gpu-hour", "cheap"], "'cheap' is not a price"),
         (["--price-per-gpu-hour", "-1"], "'-1' is not a price"),
         (["--figures", "outcome"], "there is no figure 'outcome'; did you mean outcomes"),
@@ -178,7 +180,7 @@ def test_latex_is_escaped() -> None:
 
 def test_long_tables_are_cut_for_reading_with_their_number_of_rows(tmp_path: Path) -> None:
     long = pd.DataFrame({"x": range(1234)})
-    export.write([export.Table("long", long)], tmp_path, options.TABLE_KINDS)
+    export.write([export.FileTable("long", long)], tmp_path, options.TABLE_KINDS)
     told = "The first 50 of 1,234 rows"
     assert len(pd.read_csv(tmp_path / "long.csv")) == 1234
     assert told in (tmp_path / "long.md").read_text()
@@ -197,30 +199,23 @@ def test_a_price_reaches_the_figures(sweep: Path, tmp_path: Path) -> None:
     assert (out / "tables" / "training_cost.csv").read_text() != with_price
 
 
-class Terminal(io.StringIO):
-    def __init__(self, *, tty: bool) -> None:
-        super().__init__()
-        self.tty = tty
-
-    def isatty(self) -> bool:
-        return self.tty
-
-
-def test_progress_on_a_terminal_is_one_line_that_renews_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "30")
-    stream = Terminal(tty=True)
-    progress = Progress(stream)
+def test_progress_on_a_terminal_is_one_line_that_renews_itself() -> None:
+    stream = io.StringIO()
+    progress = ReportProgress(Console(file=stream, force_terminal=True, width=30))
     progress.step(1, 2, "a-figure-with-a-long-name-indeed")
+    progress.step(2, 2, "another")
     progress.say("done")
-    first, rest = stream.getvalue().split("\r\x1b[2K")[1:]
-    assert first == "figure 1 of 2: a-figure-with-"
-    assert rest == "done\n"
+    first, *_, rest = stream.getvalue().split("figure 2 of 2: another")
+    assert "figure 1 of 2: a-figure-with-…" in first
+    assert "\n" not in first
+    assert first.endswith("\r\x1b[2K"), "the line before is removed"
+    assert rest.endswith("\x1b[2Kdone\n")
 
 
 def test_progress_elsewhere_is_a_line_now_and_then() -> None:
     now = [0.0]
-    stream = Terminal(tty=False)
-    progress = Progress(stream, clock=lambda: now[0])
+    stream = io.StringIO()
+    progress = ReportProgress(Console(file=stream), clock=lambda: now[0])
     for done in range(1, 41):
         now[0] += 0.5
         progress.step(done, 40, "name")

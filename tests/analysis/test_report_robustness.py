@@ -14,7 +14,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from analysis import output, report
+from analysis import report
+from analysis.page import staging as output
 from results.rows import table_from_rows
 from results.schema import ATTEMPTS, MEASUREMENT_VERSION, SCHEMA_VERSION
 from tests.analysis import synthetic
@@ -174,13 +175,13 @@ def test_a_report_that_fails_leaves_the_earlier_one_and_nothing_else(
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr("analysis.export.write", full)
+        patched.setattr("analysis.page.export.write", full)
         with pytest.raises(output.UnwritableReport, match=r"out: No space left on device"):
             report.build(sweep, out, QUICK)
         assert not (tmp_path / "deep").exists()
     report.build(sweep, out, QUICK)
     before = files_of(out)
-    monkeypatch.setattr("analysis.export.write", full)
+    monkeypatch.setattr("analysis.page.export.write", full)
     with pytest.raises(output.UnwritableReport):
         report.build(sweep, out, QUICK)
     assert files_of(out) == before

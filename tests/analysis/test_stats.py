@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from analysis import stats
-from analysis.stats import chance_of_rank_correlation, median_interval, rank_correlation, supported_median
+from analysis.rows import stats
+from analysis.rows.stats import chance_of_rank_correlation, median_interval, rank_correlation, supported_median
 
 TRUE_MEDIANS = {"normal": 0.0, "lognormal": 1.0, "exponential": math.log(2)}
 

@@ -11,12 +11,11 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from analysis import labels, metrics
 from analysis.claims.published import WINNERS
-from analysis.cohorts import split
-from analysis.data import bandwidth, bubble, scaling, winners
-from analysis.figures import registry, style
-from analysis.load import load
+from analysis.figures import best_configurations, bubble, registry, style
+from analysis.rows import by_degree, collective_bandwidth, labels, metrics, winners
+from analysis.rows.cohorts import split
+from analysis.rows.load import load
 from tests.analysis.test_figures import assert_texts_fit, words
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -43,7 +42,7 @@ def study() -> pd.DataFrame:
 
 
 def test_published_heatmap_cell_by_cell(study: pd.DataFrame) -> None:
-    table = winners.table(study)
+    table = best_configurations.data(study)
     found = table[table["rank_by"] == "published_mfu"].set_index(["model", "nodes"])
     assert set(found.index) == set(WINNERS)
     for key, cell in WINNERS.items():
@@ -57,7 +56,7 @@ def test_published_heatmap_cell_by_cell(study: pd.DataFrame) -> None:
 def test_both_rankings_name_the_rows_of_the_reference(study: pd.DataFrame, rule: str, prefix: str) -> None:
     expected = published("best_configs_published_vs_corrected.csv")
     expected = expected.assign(model=expected["model"].map(LABELS)).set_index(["model", "nodes"]).sort_index()
-    table = winners.table(study)
+    table = best_configurations.data(study)
     found = table[table["rank_by"] == rule].set_index(["model", "nodes"]).sort_index()
     assert list(found.index) == list(expected.index)
     assert found["tokens_per_s_per_gpu"].tolist() == pytest.approx(expected[f"{prefix}_tok/s/gpu"].tolist())
@@ -68,7 +67,7 @@ def test_both_rankings_name_the_rows_of_the_reference(study: pd.DataFrame, rule:
 
 
 def test_seven_of_27_winners_change(study: pd.DataFrame) -> None:
-    table = winners.table(study)
+    table = best_configurations.data(study)
     by_rule = {rule: table[table["rank_by"] == rule].set_index(["model", "nodes"]) for rule in winners.RULES}
     ids = [frame["attempt_id"].sort_index() for frame in by_rule.values()]
     changed = ids[0] != ids[1]
@@ -79,7 +78,7 @@ def test_seven_of_27_winners_change(study: pd.DataFrame) -> None:
 
 
 def test_a_cell_won_by_another_model_is_marked_and_models_are_ranked_apart(study: pd.DataFrame) -> None:
-    table = winners.table(study).set_index(["model", "nodes", "rank_by"])
+    table = best_configurations.data(study).set_index(["model", "nodes", "rank_by"])
     assert table.loc[("80B", 8, "published_mfu"), "shape"] == "80B (8 kv heads)"
     assert (table["shape"] != table.index.get_level_values("model")).sum() == 2
     best = metrics.best_configurations(study)
@@ -103,7 +102,7 @@ def test_utilization_by_our_formulas(study: pd.DataFrame) -> None:
 
 def test_scaling_of_data_parallelism_is_the_published_one(study: pd.DataFrame) -> None:
     figure = published("figures/dp_scaling.csv")
-    table = scaling.data_parallel(study)
+    table = by_degree.data_parallel(study)
     found = table[table["workload"] == "1.34B"].set_index("degree")
     rates = figure[figure["name"] == "Throughput (tokens/sec/GPU)"].set_index("x")["y"]
     assert found["tokens_per_s_per_gpu"].to_dict() == rates.to_dict()
@@ -118,7 +117,7 @@ def test_scaling_of_data_parallelism_is_the_published_one(study: pd.DataFrame) -
 
 def test_bandwidth_is_the_published_one(study: pd.DataFrame) -> None:
     figure = published("figures/pp_comm_bandwidth.csv")
-    table = bandwidth.by_nodes(study)
+    table = collective_bandwidth.by_nodes(study)
     whole = table[(table["scope"] == "world") & (table["regime"] == "all")]
     for number, (name, title) in enumerate(
         {"all_reduce": "AllReduce", "all_gather": "AllGather", "reduce_scatter": "ReduceScatter"}.items()
@@ -135,7 +134,7 @@ def test_bandwidth_is_the_published_one(study: pd.DataFrame) -> None:
 
 
 def test_regimes_stand_apart_in_the_bandwidth_table(study: pd.DataFrame) -> None:
-    table = bandwidth.by_nodes(study)
+    table = collective_bandwidth.by_nodes(study)
     table = table[(table["collective"] == "all_reduce") & (table["scope"] == "world")].set_index(["regime", "nodes"])
     assert table.loc["fast"].index.min() == 8
     assert table.loc[("slow", 64), "median"] == pytest.approx(13.3, abs=0.1)
@@ -152,12 +151,12 @@ def test_bubble_sizes_are_the_published_ones() -> None:
 
 
 def test_tensor_parallelism_falls_beyond_the_node_and_pipelines_are_after_the_rewrite(study: pd.DataFrame) -> None:
-    table = scaling.tensor_parallel(study).set_index(["workload", "degree"])
+    table = by_degree.tensor_parallel(study).set_index(["workload", "degree"])
     for model in ("1.34B", "3.57B", "8.86B"):
         assert table.loc[(model, 16), "lost_share"] > 0.2 > table.loc[(model, 8), "lost_share"]
         assert table.loc[(model, 32), "largest_micro_batch"] > table.loc[(model, 2), "largest_micro_batch"]
-    used = scaling.pipeline_parallel(study)
-    assert set(used["series"]) == set(scaling.PP_SERIES)
+    used = by_degree.pipeline_parallel(study)
+    assert set(used["series"]) == set(by_degree.PP_SERIES)
     versions = study.set_index("attempt_id").loc[used["attempt_id"], "after_pp_fix"]
     assert versions.all()
 

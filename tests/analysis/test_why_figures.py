@@ -8,10 +8,21 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from analysis.cohorts import split
-from analysis.data import breakdown, gantt, pareto
-from analysis.figures import panels, style, why_specs
-from analysis.figures import pareto as pareto_figure
+from analysis.figures import (
+    breakdown,
+    cost,
+    drift,
+    effects,
+    efficiency,
+    failures_by_phase,
+    panels,
+    pareto,
+    registry,
+    schedules,
+    style,
+)
+from analysis.rows import step_parts
+from analysis.rows.cohorts import split
 from tests.analysis import synthetic
 from tests.analysis.conftest import frame_of
 from tests.analysis.test_figures import assert_texts_fit, words
@@ -20,7 +31,14 @@ from workloads.experiment import Experiment
 
 GIB = 2**30
 MODEL = synthetic.MODELS[2]
-NAMES = {spec.name: spec for spec in why_specs.FIGURES}
+NAMES = {spec.name: spec for spec in registry.FIGURES}
+WHY = [
+    spec.name
+    for spec in (
+        *(pareto.FIGURE, *breakdown.FIGURES, schedules.FIGURE, effects.FIGURE, efficiency.FIGURE),
+        *(*cost.FIGURES, failures_by_phase.FIGURE, drift.FIGURE),
+    )
+]
 
 
 def point(**fields: Any) -> Experiment:
@@ -32,7 +50,7 @@ def run(experiment: Experiment, index: int = 0, rate: float = 1000.0, **columns:
     """A finished run of a throughput in tokens/s/GPU, without the parts of its step unless given."""
     step = experiment.tokens_per_step / rate / experiment.world_size
     times = {"step_time_s": step, "step_time_min_s": 0.99 * step, "step_time_max_s": 1.01 * step}
-    parts = dict.fromkeys(breakdown.MEASURED)
+    parts = dict.fromkeys(step_parts.MEASURED)
     return synthetic.attempt(
         experiment, index, **{"outcome": "ok", "tokens_per_s_per_gpu": rate, **times, **parts, **columns}
     )
@@ -54,7 +72,7 @@ def test_front_has_what_nothing_beats_and_equals_stand_together() -> None:
         run(point(dp=8, micro_batch_size=mbs, zero_stage=zero), i, rate, peak_allocated_bytes=gib * GIB)
         for i, ((gib, rate), (mbs, zero)) in enumerate(zip(points, variants, strict=False))
     ]
-    table = pareto.table(labelled(*rows))
+    table = pareto.data(labelled(*rows))
     front = table[table["on_front"]]
     assert [(row.memory_bytes / GIB, row.tokens_per_s_per_gpu) for row in front.itertuples()] == [
         *((10, 5), (20, 8), (20, 8), (40, 9))
@@ -67,14 +85,14 @@ def test_fronts_of_two_sizes_do_not_touch_each_other() -> None:
         run(point(dp=8), 0, 10, peak_allocated_bytes=10 * GIB),
         run(point(dp=4), 1, 1, peak_allocated_bytes=20 * GIB),
     ]
-    assert pareto.table(labelled(*rows))["on_front"].tolist() == [True, True]
+    assert pareto.data(labelled(*rows))["on_front"].tolist() == [True, True]
 
 
 def test_reserved_memory_serves_where_nothing_else_is_known() -> None:
     rows = [run(point(), 0, peak_allocated_bytes=None, peak_reserved_bytes=7 * GIB, device_memory_bytes=None)]
     frame = labelled(*rows)
-    assert pareto.table(frame)["memory_kind"].tolist() == ["peak reserved memory"]
-    figure = pareto_figure.draw(frame)
+    assert pareto.data(frame)["memory_kind"].tolist() == ["peak reserved memory"]
+    figure = pareto.draw(frame)
     assert "Peak reserved memory, GiB" in words(figure)
     assert "memory of the device" not in words(figure)
 
@@ -85,12 +103,12 @@ def test_the_named_layouts_of_a_front_are_its_ends_and_its_knee() -> None:
         run(point(micro_batch_size=mbs), mbs, rate, peak_allocated_bytes=gib * GIB)
         for (gib, rate), mbs in zip(rates.items(), (1, 2, 4, 8), strict=True)
     ]
-    shown = "\n".join(words(pareto_figure.draw(labelled(*rows))))
+    shown = "\n".join(words(pareto.draw(labelled(*rows))))
     assert "a  dp8 z0 · mbs 1×8\nb  dp8 z0 · mbs 2×4\nc  dp8 z0 · mbs 8×1" in shown
 
 
 def test_every_model_gets_a_panel_before_one_gets_two(frame: pd.DataFrame) -> None:
-    rows = pareto.table(frame)
+    rows = pareto.data(frame)
     groups, left_out = panels.chosen_groups(rows, 3)
     assert [name for name, _ in groups] == ["llama1b", "llama3b", "llama8b"]
     assert left_out is not None
@@ -105,16 +123,16 @@ def test_every_model_gets_a_panel_before_one_gets_two(frame: pd.DataFrame) -> No
 def test_shares_of_a_step_by_hand_and_what_is_left() -> None:
     parts = {"forward_backward_s": 1.2, "reduce_exposed_s": 0.2, "pipeline_idle_s": 0.4, "optimizer_s": 0.1}
     frame = labelled(run(point(dp=4, pp=2), 0, step_time_s=2.0, **parts))
-    row = breakdown.table(frame).iloc[0]
-    found = [row[name] for name in (*breakdown.MEASURED.values(), breakdown.REST)]
+    row = breakdown.data(frame).iloc[0]
+    found = [row[name] for name in (*step_parts.MEASURED.values(), step_parts.REST)]
     assert found == pytest.approx([0.6, 0.1, 0.2, 0.05, 0.05])
 
 
 def test_rehearsed_rows_have_compute_and_modelled_communication() -> None:
     columns = {"method": "rehearsed", "step_time_s": 2.0, "compute_time_s": 1.5, "communication_time_s": 0.5}
     frame = labelled(run(point(), 0, **columns))
-    row = breakdown.table(frame).iloc[0]
-    assert [row[name] for name in (*breakdown.REHEARSED.values(), breakdown.REST)] == pytest.approx([0.75, 0.25, 0.0])
+    row = breakdown.data(frame).iloc[0]
+    assert [row[name] for name in (*step_parts.REHEARSED.values(), step_parts.REST)] == pytest.approx([0.75, 0.25, 0.0])
 
 
 def test_families_along_an_axis_differ_in_nothing_else() -> None:
@@ -130,7 +148,7 @@ def test_families_along_an_axis_differ_in_nothing_else() -> None:
         timed(point(dp=4, tp=2, zero_stage=3), 3, 9000.0, 0.5),
         timed(point(dp=2, tp=4, zero_stage=1, micro_batch_size=2), 4, 9000.0, 0.0),
     ]
-    table = breakdown.along_axes(labelled(*rows))
+    table = breakdown.data_along_axes(labelled(*rows))
     assert table["axis"].unique().tolist() == ["tp"]
     assert table["degree"].tolist() == [1, 2, 8]
     assert table["tokens_per_s_per_gpu"].tolist() == [1000.0, 800.0, 500.0]
@@ -147,7 +165,7 @@ def test_schedules_of_equal_stages_wait_by_the_closed_form() -> None:
     rows = [run(point(dp=2, pp=4, micro_batch_size=4), 0, forward_backward_s=2.4, recompute="none")]
     assert rows[0]["num_microbatches"] == m
     frame = labelled(*rows)
-    table = gantt.table(frame)
+    table = schedules.data(frame)
     assert {"gpipe", "1f1b"} <= set(table["schedule"])
     for name, held in (("gpipe", m), ("1f1b", p)):
         own = table[table["schedule"] == name]
@@ -161,14 +179,18 @@ def test_schedules_of_equal_stages_wait_by_the_closed_form() -> None:
 
 def test_without_times_a_schedule_is_in_forwards_and_recomputation_makes_backwards_longer() -> None:
     frame = labelled(run(point(dp=4, pp=2, recompute="full"), 0))
-    pipeline = gantt.representative(frame)
+    pipeline = schedules.representative(frame)
     assert pipeline is not None
     assert (pipeline.forward, pipeline.backward, pipeline.unit) == (1.0, 3.0, "forwards")
     assert (pipeline.stages, pipeline.micro_batches) == (2, 16)
     deep = labelled(run(point(dp=1, pp=8), 0), run(point(dp=4, pp=2), 1, 5000.0))
-    chosen = gantt.representative(deep)
+    chosen = schedules.representative(deep)
     assert chosen is not None
-    assert (chosen.stages, chosen.row["num_microbatches"], chosen.micro_batches) == (8, 64, gantt.MOST_MICRO_BATCHES)
+    assert (chosen.stages, chosen.row["num_microbatches"], chosen.micro_batches) == (
+        8,
+        64,
+        schedules.MOST_MICRO_BATCHES,
+    )
     shown = "\n".join(words(NAMES["schedules"].draw(deep)))
     assert "drawn with 16 of 64 micro-batches" in shown
     assert f"{100 * 7 / 71:.1f} %" in shown
@@ -177,7 +199,7 @@ def test_without_times_a_schedule_is_in_forwards_and_recomputation_makes_backwar
 # All of them
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", WHY)
 def test_what_cannot_be_drawn_says_why_and_leaves_an_empty_table(name: str) -> None:
     rows = [synthetic.attempt(p, i, outcome="crash") for i, p in enumerate([point(), point(micro_batch_size=2)])]
     unknown = {"phase": None, "duration_s": float("nan"), "started_at": pd.NaT, "predicted_step_time_s": float("nan")}
@@ -191,8 +213,7 @@ def test_what_cannot_be_drawn_says_why_and_leaves_an_empty_table(name: str) -> N
     assert len(data(frame).columns) > 2
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", WHY)
 def test_figures_of_the_studys_rows_fit(name: str, study: pd.DataFrame) -> None:  # noqa: F811
     try:
         figure = NAMES[name].draw(study)

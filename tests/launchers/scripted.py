@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any, NoReturn
 
-from launchers.pilot import pilot
+from launchers.pilot import command
 from launchers.settings import LaunchSettings
 from launchers.state.sweep_dir import Point
 from workloads import protocol
@@ -191,4 +191,4 @@ def _leave_a_trace(folder: Path, behaviour: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(pilot.main(run_rank=run_rank))
+    sys.exit(command.main(run_rank=run_rank))

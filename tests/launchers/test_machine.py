@@ -20,7 +20,8 @@ from launchers.state.pilot_state import PilotState, Running
 from launchers.state.process_identity import own_identity
 from launchers.state.requirements import needed_s
 from launchers.status.status import SweepStatus
-from launchers.status.view import PlainView, picture, span
+from launchers.status.view import PlainView, render_status
+from results.text import format_duration
 from tests.launchers.scripted import points, settings
 from tests.launchers.test_queue import attempt
 from workloads.errors import InvalidSweep
@@ -153,7 +154,7 @@ def test_no_port_is_one_that_the_kernel_gives_to_outgoing_connections() -> None:
 
 
 @pytest.mark.parametrize(
-    ("late", "longest_step_s", "expected_step_s", "limit_s"),
+    ("position", "longest_step_s", "expected_step_s", "limit_s"),
     [
         (("build", None), None, None, 600.0),
         (("warmup", 0), None, 100.0, 2000.0),  # 20 predicted steps
@@ -165,30 +166,31 @@ def test_no_port_is_one_that_the_kernel_gives_to_outgoing_connections() -> None:
     ],
 )
 def test_limits_follow_what_steps_take(
-    late: tuple[str, int | None], longest_step_s: float | None, expected_step_s: float | None, limit_s: float
+    position: tuple[str, int | None], longest_step_s: float | None, expected_step_s: float | None, limit_s: float
 ) -> None:
     state = watchdog._Rank(longest_step_s=longest_step_s)
-    still = StalledRank(rank=0, phase=late[0], step=late[1], age_s=0.0)
-    assert watchdog._limit_s(still, state, settings(phase_limits_s={}), expected_step_s) == limit_s
+    phase, step = position
+    rank = StalledRank(rank=0, phase=phase, step=step, age_s=0.0)
+    assert watchdog._limit_s(rank, state, settings(phase_limits_s={}), expected_step_s) == limit_s
 
 
 def test_the_rank_furthest_behind_is_blamed_not_those_that_wait_for_it() -> None:
     now = time.monotonic()
 
     def rank(phase: Any, step: int | None, age_s: float) -> Any:
-        beat = Heartbeat(rank=0, phase=phase, step=step, time=0.0, pid=1)
-        return watchdog._Rank(beat=beat, since=now - age_s)
+        heartbeat = Heartbeat(rank=0, phase=phase, step=step, time=0.0, pid=1)
+        return watchdog._Rank(heartbeat=heartbeat, since=now - age_s)
 
     strict = settings(phase_limits_s={"step": 5.0, "teardown": 1.0})
     ranks = {0: rank("step", 4, 6.0), 1: rank("step", 3, 6.0), 2: rank("step", 4, 6.0)}
-    assert [late.rank for late in watchdog._stalled(ranks, {}, strict, None)] == [1]
+    assert [stalled.rank for stalled in watchdog._stalled(ranks, {}, strict, None)] == [1]
     ranks = {0: rank("step", 4, 4.0), 1: rank("step", 3, 4.0)}
     assert watchdog._stalled(ranks, {}, strict, None) == ()
     # Who has finished may wait in teardown as long as somebody still steps.
     ranks = {0: rank("teardown", None, 4.0), 1: rank("step", 3, 4.0)}
     assert watchdog._stalled(ranks, {}, strict, None) == ()
     ranks = {0: rank("teardown", None, 4.0), 1: rank("done", None, 0.0)}
-    assert [late.rank for late in watchdog._stalled(ranks, {}, strict, None)] == [0]
+    assert [stalled.rank for stalled in watchdog._stalled(ranks, {}, strict, None)] == [0]
 
 
 def test_a_point_is_given_its_predicted_time_with_room_and_never_more_than_its_deadline() -> None:
@@ -218,7 +220,7 @@ def test_settings_survive_the_trip_through_json() -> None:
 def test_settings_that_make_no_sense_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidSweep, match=message):
         settings(**changes)
-    with pytest.raises(InvalidSweep, match="unknown field numdevices"):
+    with pytest.raises(InvalidSweep, match="launcher: no option 'numdevices'; did you mean 'num_devices'"):
         settings_from_dict({"numdevices": 8})
 
 
@@ -252,7 +254,7 @@ def status(**changes: Any) -> SweepStatus:
 
 def test_the_live_view_tells_what_runs_what_is_left_and_what_failed() -> None:
     console = Console(record=True, width=160, force_terminal=True, file=open("/dev/null", "w"))  # noqa: SIM115, PTH123
-    console.print(picture(status()))
+    console.print(render_status(status()))
     text = console.export_text()
     for part in (
         "3/10 points",
@@ -275,4 +277,4 @@ def test_the_plain_view_prints_each_attempt_once(capsys: pytest.CaptureFixture[s
 
 
 def test_spans_are_for_people() -> None:
-    assert [span(s) for s in (4.2, 99.0, 150.0, 7500.0)] == ["4 s", "99 s", "2 min", "2 h 05 min"]
+    assert [format_duration(s) for s in (4.2, 99.0, 150.0, 7500.0)] == ["4 s", "99 s", "2 min", "2 h 05 min"]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from launchers.attempt.outcome import Outcome, abandoned, classify, too_big_for_target
+from launchers.attempt.outcome import Outcome, check_target_memory, classify, classify_abandoned
 from launchers.attempt.watchdog import StalledRank, WatchResult
 from launchers.node.fork import RankExit
 from workloads import protocol
@@ -23,10 +23,12 @@ def exit_of(
 
 
 def watched(*exits: RankExit, end: Any = "failed", **changes: Any) -> WatchResult:
-    beats = {
+    heartbeats = {
         exit_.rank: Heartbeat(rank=exit_.rank, phase="step", step=3 + exit_.rank, time=1.0, pid=1) for exit_ in exits
     }
-    return WatchResult(**{"end": end, "exits": {e.rank: e for e in exits}, "beats": beats, "seconds": 9.0, **changes})
+    return WatchResult(
+        **{"end": end, "exits": {e.rank: e for e in exits}, "heartbeats": heartbeats, "seconds": 9.0, **changes}
+    )
 
 
 def fail(folder: Path, rank: int, kind: Any, message: str, at: float) -> None:
@@ -150,17 +152,17 @@ def test_a_stop_is_no_failure_of_the_point(tmp_path: Path) -> None:
 
 
 def test_an_abandoned_attempt_is_ok_only_when_all_of_it_was_measured(tmp_path: Path) -> None:
-    assert abandoned(tmp_path, [0, 1], {0: result(0), 1: result(1)}, "the pilot died").outcome == "ok"
+    assert classify_abandoned(tmp_path, [0, 1], {0: result(0), 1: result(1)}, "the pilot died").outcome == "ok"
     protocol.heartbeat(tmp_path, 1, "build")
-    found = abandoned(tmp_path, [0, 1], {0: result(0)}, "the pilot died")
+    found = classify_abandoned(tmp_path, [0, 1], {0: result(0)}, "the pilot died")
     assert (found.outcome, found.phase, found.infrastructure) == ("node_failure", "build", True)
 
 
 def test_a_rehearsal_that_is_too_big_for_its_target_is_out_of_memory_there() -> None:
     ok = Outcome(outcome="ok", phase="done")
     gib = 2**30
-    assert too_big_for_target(ok, 70 * gib, 78 * gib, "h100") is ok
-    assert too_big_for_target(ok, None, 78 * gib, "h100") is ok
-    found = too_big_for_target(ok, 95 * gib, 78 * gib, "h100")
+    assert check_target_memory(ok, 70 * gib, 78 * gib, "h100") is ok
+    assert check_target_memory(ok, None, 78 * gib, "h100") is ok
+    found = check_target_memory(ok, 95 * gib, 78 * gib, "h100")
     assert found.outcome == "oom"
     assert found.evidence is not None and "95.00 GiB is over the 78.00 GiB" in found.evidence

@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,7 @@ from launchers.state.sweep_dir import Point, SweepDir, entry_names, read_point
 from launchers.status.status import sweep_status
 from results.errors import InvalidResults
 from tests.launchers.scripted import points, settings
+from tests.results.helpers import PausedThread
 
 
 @pytest.fixture
@@ -75,8 +78,44 @@ def test_points_are_added_once_whatever_their_index_and_state(sweep: SweepDir) -
 
 def test_a_lock_of_a_dead_adder_does_not_hold_others_up(sweep: SweepDir) -> None:
     dead = dataclasses.replace(own_identity(), start_ticks=1)
-    (sweep.path / "queue" / "adding.lock").write_text(json.dumps(dataclasses.asdict(dead)))
+    lock = sweep.path / "queue" / "adding.lock"
+    lock.write_text(json.dumps(dataclasses.asdict(dead)))
+    os.utime(lock, (0, 0))
     assert sweep.add_points(points("a")) == 1
+
+
+def test_a_slow_adder_leaves_the_lock_of_a_quicker_one_alone(sweep: SweepDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two adders find the lock of a dead one. The slow one is about to remove it when the quick one takes over."""
+    lock = sweep.path / "queue" / "adding.lock"
+    dead = dataclasses.replace(own_identity(), start_ticks=1)
+    lock.write_text(json.dumps(dataclasses.asdict(dead)))
+    os.utime(lock, (0, 0))
+    paused = PausedThread(monkeypatch, "slow", lock)
+    quick_inside, slow_inside, quick_may_end = threading.Event(), threading.Event(), threading.Event()
+
+    def of_the_slow() -> Iterator[Point]:
+        slow_inside.set()
+        yield from points("a", "b")
+
+    def of_the_quick() -> Iterator[Point]:
+        quick_inside.set()
+        assert quick_may_end.wait(30)
+        yield from points("a", "b")
+
+    slow = threading.Thread(target=sweep.add_points, args=(of_the_slow(),), name="slow")
+    slow.start()
+    assert paused.reached.wait(10)
+    quick = threading.Thread(target=sweep.add_points, args=(of_the_quick(),), name="quick")
+    quick.start()
+    assert quick_inside.wait(10)
+    paused.go_on.set()
+    both = slow_inside.wait(0.5)
+    quick_may_end.set()
+    slow.join()
+    quick.join()
+    assert not both, "two add points at once"
+    assert slow_inside.is_set()
+    assert len(entry_names(sweep.todo)) == 2
 
 
 def test_many_drawers_never_draw_a_point_twice(sweep: SweepDir) -> None:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import threading
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from results.schema import MEASUREMENT_VERSION, SCHEMA_VERSION
 
@@ -46,3 +51,24 @@ def steps(attempt_id: str, ranks: int = 2, count: int = 3) -> list[dict[str, Any
         for rank in range(ranks)
         for step in range(count)
     ]
+
+
+class PausedThread:
+    """Stops the thread of a given name just before it removes or renames ``path`` or something in it for the first
+    time, until ``go_on`` is set. Everything that it has read before is old by then."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, name: str, path: Path) -> None:
+        self.reached, self.go_on = threading.Event(), threading.Event()
+        self._name, self._path = name, path
+        for function in ("unlink", "rename", "rmdir"):
+            monkeypatch.setattr(os, function, self._pausing(getattr(os, function)))
+
+    def _pausing(self, original: Callable[..., None]) -> Callable[..., None]:
+        def call(path: Path, *args: Any, **kwargs: Any) -> None:
+            target = Path(path) == self._path or Path(path).parent == self._path
+            if target and threading.current_thread().name == self._name and not self.reached.is_set():
+                self.reached.set()
+                assert self.go_on.wait(30)
+            original(path, *args, **kwargs)
+
+        return call

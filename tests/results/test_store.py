@@ -289,6 +289,39 @@ def test_a_folder_that_cannot_be_read_is_passed_over(tmp_path: Path, monkeypatch
     assert store.sweep_dirs(tmp_path) == [tmp_path / "mine"]
 
 
+def test_shipped_sweeps_are_read_only_where_there_are_no_others_or_when_named(tmp_path: Path) -> None:
+    shipped = make_sweep(tmp_path / "recorded" / "shipped")
+    (shipped.parent / "SHIPPED").write_text("")
+    store.write_attempt(shipped, attempt("shipped"), [])
+    assert store.own_sweep_dirs(tmp_path) == []
+    assert store.only_shipped(tmp_path)
+    with pytest.raises(InvalidResults, match="holds no sweep of your own, only 1 that came with the program"):
+        store.sweep_dirs(tmp_path, or_shipped=False)
+    assert ids(store.read_attempts(tmp_path)) == ["shipped"]
+
+    mine = make_sweep(tmp_path / "zz" / "mine")
+    store.write_attempt(mine, attempt("mine"), [])
+    store.write_ledger(mine, [{"point": 0, "verdict": "run", "experiment_id": "e0"}])
+    store.write_ledger(shipped, [{"point": 0, "verdict": "run", "experiment_id": "e1"}])
+    assert store.own_sweep_dirs(tmp_path) == store.sweep_dirs(tmp_path) == [mine]
+    assert not store.only_shipped(tmp_path)
+    assert ids(store.read_attempts(tmp_path)) == ["mine"]
+    assert store.read_ledger(tmp_path)["experiment_id"].to_pylist() == ["e0"]
+
+    for named in (shipped.parent, shipped):
+        assert store.own_sweep_dirs(named) == store.sweep_dirs(named) == [shipped]
+        assert not store.only_shipped(named)
+    assert store.own_sweep_dirs(tmp_path / "nowhere") == []
+    assert not store.only_shipped(tmp_path / "nowhere")
+
+
+def test_the_recorded_sweeps_are_marked_as_shipped() -> None:
+    recorded = Path(store.__file__).parent / "recorded"
+    assert (recorded / "SHIPPED").is_file()
+    assert store.own_sweep_dirs(recorded) == sorted(path.parent for path in recorded.glob("*/sweep.json"))
+    assert not set(store.own_sweep_dirs(recorded.parent)) & set(store.own_sweep_dirs(recorded))
+
+
 def test_what_is_not_a_sweep(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("hello")
     with pytest.raises(InvalidResults, match=r"holds no sweep: no folder in it has a sweep.json"):
@@ -323,3 +356,10 @@ def test_ledger_round_trip(sweep: Path) -> None:
     assert store.read_ledger(sweep / "ledger.parquet").num_rows == 2
     with pytest.raises(InvalidResults, match="ledger: column verdict='maybe'"):
         store.write_ledger(sweep, [rows[0] | {"verdict": "maybe"}])
+
+
+def test_the_readme_names_every_file_of_the_code() -> None:
+    folder = Path(store.__file__).parent
+    readme = (folder / "README.md").read_text()
+    missing = [path.name for path in folder.glob("*.py") if path.stem != "__init__" and f"`{path.name}`" not in readme]
+    assert missing == []

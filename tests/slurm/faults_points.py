@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Any
 
 from tests.slurm.lab.lab import wait_until
-from tests.slurm.stage import Stage, Told, scenario
+from tests.slurm.scenarios import Place, TableRow, scenario
 from tests.slurm.sweeps import STEP_LIMIT_S, StandinSweep, brief
 
 RANKS = {
@@ -22,8 +22,8 @@ RANKS = {
 
 
 @scenario(*RANKS.values(), nodes=2)
-def ranks_fail(stage: Stage) -> Mapping[str, Told]:
-    sweep = stage.sweep(("oom", 1), ("raises", 2), ("killed", 2), ("hangs", 2), ("ok", 1), ("ok", 2), ("ok_1", 1))
+def ranks_fail(place: Place) -> Mapping[str, TableRow]:
+    sweep = place.sweep(("oom", 1), ("raises", 2), ("killed", 2), ("hangs", 2), ("ok", 1), ("ok", 2), ("ok_1", 1))
     sweep.start()
     sweep.finish()
     rows = sweep.check()
@@ -42,122 +42,124 @@ def ranks_fail(stage: Stage) -> Mapping[str, Told]:
         "hangs": f"no rank of 4 moves any more; the limit of a step is {STEP_LIMIT_S} s",
     }
     words = {name: ", then ".join(outcome for outcome, _ in found[name]) for name in RANKS}
-    return {title: Told(how[name], words[name]) for name, title in RANKS.items()}
+    return {title: TableRow(how[name], words[name]) for name, title in RANKS.items()}
 
 
 @scenario("a pilot is killed (kill -9)")
-def pilot_killed(stage: Stage) -> Told:
-    sweep = stage.sweep(("ok_8", 1), ("ok", 1), ("ok_1", 1))
+def pilot_killed(place: Place) -> TableRow:
+    sweep = place.sweep(("ok_8", 1), ("ok", 1), ("ok_1", 1))
     sweep.start()
     state = sweep.wait_running("ok_8")
-    stage.lab.kill_in_node(state.nodes[0], state.identity.pid)
+    place.lab.kill_in_node(state.nodes[0], state.identity.pid)
     sweep.finish()
     rows = sweep.check()["ok_8"]
     assert [row["outcome"] for row in rows] == ["node_failure", "ok"], brief(rows)
-    return Told("SIGKILL to the pilot while a point trains", sweep.summary())
+    return TableRow("SIGKILL to the pilot while a point trains", sweep.summary())
 
 
-@scenario("a node's agent is killed (kill -9)", nodes=3)  # the node is left out from then on
-def agent_killed(stage: Stage) -> Told:
-    sweep = stage.sweep(("ok_8", 2), ("ok", 1), ("ok", 2))
+@scenario("a node's agent is killed (kill -9)", nodes=3)  # the node is excluded from then on
+def agent_killed(place: Place) -> TableRow:
+    sweep = place.sweep(("ok_8", 2), ("ok", 1), ("ok", 2))
     sweep.start()
     state = sweep.wait_running("ok_8")
-    for pid in stage.lab.processes(str(sweep.path), node=state.nodes[1]):
+    for pid in place.lab.processes(str(sweep.path), node=state.nodes[1]):
         with suppress(ProcessLookupError):  # a rank goes with its agent
             os.kill(pid, signal.SIGKILL)
     sweep.finish()
     rows = sweep.check()["ok_8"]
     assert [row["outcome"] for row in rows] == ["node_failure", "ok"], brief(rows)
-    return Told("SIGKILL to all that runs on the second of two nodes", sweep.summary())
+    return TableRow("SIGKILL to all that runs on the second of two nodes", sweep.summary())
 
 
 @scenario("a pilot runs into its time limit, warned")
-def pilot_times_out(stage: Stage) -> Told:
-    sweep = stage.sweep(("ok_45", 1), ("ok", 1))
+def pilot_times_out(place: Place) -> TableRow:
+    sweep = place.sweep(("ok_45", 1), ("ok", 1))
     sweep.start()
     state = sweep.wait_running("ok_45")
-    stage.lab.run("scontrol", "update", f"jobid={state.job}", "TimeLimit=1")
-    wait_until(lambda: list(sweep.dir.history.glob("*ok45*")), 120, f"the end of the attempt: {sweep.said()}")
-    stage.lab.run("scontrol", "update", f"jobid={state.job}", "TimeLimit=5", check=False)  # if it is requeued
+    place.lab.run("scontrol", "update", f"jobid={state.job}", "TimeLimit=1")
+    wait_until(lambda: list(sweep.dir.history.glob("*ok45*")), 120, f"the end of the attempt: {sweep.output()}")
+    place.lab.run("scontrol", "update", f"jobid={state.job}", "TimeLimit=5", check=False)  # if it is requeued
     sweep.finish()
     rows = sweep.check()["ok_45"]
     assert rows[0]["outcome"] == "preempted" and rows[-1]["outcome"] == "ok", brief(rows)
-    return Told("the limit is cut to a minute, with a warning (SIGUSR2) before", sweep.summary())
+    return TableRow("the limit is cut to a minute, with a warning (SIGUSR2) before", sweep.summary())
 
 
-def _frozen_until_taken_over(stage: Stage, sweep: StandinSweep) -> list[dict[str, Any]]:
-    """Freeze the pilot of ``ok_32`` until another has its point, let it go on; the point's rows when all is done."""
+def _frozen_until_taken_over(place: Place, sweep: StandinSweep) -> list[dict[str, Any]]:
+    """Freeze the pilot of ``ok_32`` until another has its point, then let it go on; the point's rows in the end."""
     sweep.start()
     state = sweep.wait_running("ok_32")
-    stage.lab.kill_in_node(state.nodes[0], state.identity.pid, signal.SIGSTOP)
+    place.lab.kill_in_node(state.nodes[0], state.identity.pid, signal.SIGSTOP)
     held = f"*@{state.pilot_id}.json"
-    wait_until(lambda: not list(sweep.dir.claimed.glob(held)), 90, f"a take-over: {sweep.said()}")
-    stage.lab.kill_in_node(state.nodes[0], state.identity.pid, signal.SIGCONT)
+    wait_until(lambda: not list(sweep.dir.claimed.glob(held)), 90, f"a take-over: {sweep.output()}")
+    place.lab.kill_in_node(state.nodes[0], state.identity.pid, signal.SIGCONT)
     sweep.finish()
     return sweep.check()["ok_32"]
 
 
 @scenario("a pilot freezes, is taken for dead, and goes on", nodes=2)
-def pilot_freezes(stage: Stage) -> Told:
-    sweep = stage.sweep(("ok", 1), ("ok_32", 1), *[("ok_4", 1)] * 3, words=["launcher.max_pilots=2"])
-    rows = _frozen_until_taken_over(stage, sweep)
+def pilot_freezes(place: Place) -> TableRow:
+    sweep = place.sweep(("ok", 1), ("ok_32", 1), *[("ok_4", 1)] * 3, words=["launcher.max_pilots=2"])
+    rows = _frozen_until_taken_over(place, sweep)
     assert any(row["outcome"] == "ok" and not row["will_retry"] for row in rows), brief(rows)
-    return Told("SIGSTOP until another pilot has taken its point over, then SIGCONT", sweep.summary())
+    return TableRow("SIGSTOP until another pilot has taken its point over, then SIGCONT", sweep.summary())
 
 
 @scenario("the only pilot freezes, and goes on", nodes=2)
-def only_pilot_freezes(stage: Stage) -> Told:
-    sweep = stage.sweep(("ok", 1), ("ok_32", 1))
-    rows = _frozen_until_taken_over(stage, sweep)
+def only_pilot_freezes(place: Place) -> TableRow:
+    sweep = place.sweep(("ok", 1), ("ok_32", 1))
+    rows = _frozen_until_taken_over(place, sweep)
     assert rows[-1]["outcome"] == "ok", brief(rows)
-    assert "stands still" in sweep.said(), sweep.said()
-    return Told("SIGSTOP until a pilot submitted in its place has taken its point over, then SIGCONT", sweep.summary())
+    assert "is stalled" in sweep.output(), sweep.output()
+    return TableRow(
+        "SIGSTOP until a pilot submitted in its place has taken its point over, then SIGCONT", sweep.summary()
+    )
 
 
 @scenario("a pilot is preempted and requeued", nodes=1, preemptible=True)
-def pilot_preempted(stage: Stage) -> Told:
-    sweep = stage.sweep(("ok_9", 1), ("ok", 1), ("ok_1", 1))
+def pilot_preempted(place: Place) -> TableRow:
+    sweep = place.sweep(("ok_9", 1), ("ok", 1), ("ok_1", 1))
     sweep.start()
     state = sweep.wait_running("ok_9")
     assert state.job is not None
-    ours = stage.lab.run(
-        *("sbatch", "--parsable", "-p", "main", "-w", stage.nodes[0], "--exclusive", "-o", "/dev/null"),
+    ours = place.lab.run(
+        *("sbatch", "--parsable", "-p", "main", "-w", place.nodes[0], "--exclusive", "-o", "/dev/null"),
         *("--wrap", "sleep 4"),
     ).strip()
     sweep.finish()
     rows = sweep.check()["ok_9"]
     assert [row["outcome"] for row in rows] == ["preempted", "ok"], brief(rows)
-    told = stage.lab.run("scontrol", "show", "job", state.job)
-    assert "Restarts=1" in told, told
+    shown = place.lab.run("scontrol", "show", "job", state.job)
+    assert "Restarts=1" in shown, shown
     assert ours
-    return Told("another user's job takes the node; Slurm requeues the pilot", sweep.summary())
+    return TableRow("another user's job takes the node; Slurm requeues the pilot", sweep.summary())
 
 
 @scenario("a pilot is scancelled")
-def pilot_cancelled(stage: Stage) -> Told:
-    sweep = stage.sweep(("ok_8", 1), ("ok", 1), ("ok_1", 1))
+def pilot_cancelled(place: Place) -> TableRow:
+    sweep = place.sweep(("ok_8", 1), ("ok", 1), ("ok_1", 1))
     sweep.start()
     state = sweep.wait_running("ok_8")
     assert state.job is not None
-    stage.lab.run("scancel", state.job)
+    place.lab.run("scancel", state.job)
     sweep.finish()
     rows = sweep.check()["ok_8"]
     assert rows[0]["outcome"] in ("preempted", "cancelled") and rows[0]["will_retry"], brief(rows)
     assert rows[-1]["outcome"] == "ok", brief(rows)
-    return Told("scancel of a running job by hand", sweep.summary())
+    return TableRow("scancel of a running job by hand", sweep.summary())
 
 
 @scenario("a pilot vanishes while it waits")
-def pending_pilot_cancelled(stage: Stage) -> Told:
-    stage.lab.drain(stage.nodes[0])
+def pending_pilot_cancelled(place: Place) -> TableRow:
+    place.lab.drain(place.nodes[0])
     try:
-        sweep = stage.sweep(("ok", 1), ("ok_1", 1))
+        sweep = place.sweep(("ok", 1), ("ok_1", 1))
         sweep.start()
         wait_until(sweep.jobs, 60, "a job")
         time.sleep(2)
-        stage.lab.run("scancel", sweep.jobs()[0].id.partition("_")[0])
+        place.lab.run("scancel", sweep.jobs()[0].id.partition("_")[0])
     finally:
-        stage.lab.resume(stage.nodes[0])
+        place.lab.resume(place.nodes[0])
     sweep.finish()
     sweep.check()
-    return Told("scancel of a pending job by hand", sweep.summary())
+    return TableRow("scancel of a pending job by hand", sweep.summary())

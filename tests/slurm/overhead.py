@@ -77,7 +77,7 @@ def _one_job_a_point(lab: Lab, folder: Path, done: SweepDir, nodes: int) -> tupl
     partition = lab.add_partition("single", lab.nodes[:nodes])
     token = next(iter((done.path / "submissions").glob("*.json"))).stem
     config = dataclasses.replace(
-        read_pilot_config(pilot_state.config_path(done, token)), wall_time_s=None, scheduler="none"
+        read_pilot_config(pilot_state.config_path(done, token)), wall_time_s=None, batch_system="none"
     )
     names = entry_names(done.done)
     for number, name in enumerate(names):

@@ -1,4 +1,4 @@
-"""docs/reliability.md: what was done to real sweeps, and what became of their points. Written by the test run."""
+"""Writes docs/reliability.md from a test run: what was done to real sweeps, and which rows their points got."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.slurm.lab import Lab
 from tests.slurm.lab.lab import CHECKOUT
-from tests.slurm.stage import SCENARIOS, Played
+from tests.slurm.scenarios import SCENARIOS, ScenarioResult
 
 PAGE = CHECKOUT / "docs" / "reliability.md"
 _HEAD = """\
@@ -28,17 +28,17 @@ noticed after 15 to 90 s.
 """
 
 
-def write_page(played: Mapping[str, Played], lab: Lab, page: Path = PAGE) -> None:
-    """Write the table, in the order of the register."""
+def write_page(results: Mapping[str, ScenarioResult], lab: Lab, page: Path = PAGE) -> None:
+    """Write the page. Its table has the order of `SCENARIOS`."""
     import os
 
     version = lab.run("sinfo", "--version").strip()
     lines = []
     for scenario in SCENARIOS:
         for title in scenario.titles:
-            one = played[title]
-            told = one.told[title]
-            lines.append(f"| {title} | {told.injected} | {told.rows} | {one.seconds:.0f} |")
+            result = results[title]
+            row = result.rows[title]
+            lines.append(f"| {title} | {row.injected} | {row.rows} | {result.seconds:.0f} |")
     head = _HEAD.format(version=version, nodes=len(lab.nodes), cores=os.cpu_count())
     page.write_text(head + "\n".join(lines) + "\n")
 

@@ -1,8 +1,8 @@
 """The stand-in workload: a pilot like any other, whose ranks sleep and fail by script instead of training.
 
 ``python tests/slurm/standin.py SWEEP_DIR CONFIG_ID`` is ``python -m launchers.pilot`` with three things replaced: the
-rank's main function, the look at the GPUs (a virtual node has none) and, for tests of it, the node's clock. What is
-imported of the product is what the job finds: the sweep's own copy of the code.
+rank's main function, the check of the GPUs (a virtual node has none) and, in tests that need it, the node's clock. All
+other modules come from the sweep's own copy of the code, as in every job.
 
 A rank behaves as the name of its model says: ``ok``, ``ok_3`` (runs for three seconds), ``oom``, ``raises``,
 ``killed``, ``hangs``; any other model fails now and then, decided by the experiment's id: every attempt repeats it.
@@ -28,21 +28,21 @@ FAULTS = ("oom", "raises", "killed", "hangs")
 SHARES = {"oom": 0.04, "raises": 0.02, "killed": 0.005}
 """Shares of the points that fail where the model's name says nothing."""
 ONE_PROCESS = "STANDIN_ONE_PROCESS"
-"""A variable of the sweep's: one process plays all ranks of a node. Two cores are no room for 512 processes a point."""
+"""Environment variable: one process stands for all ranks of a node, since a point of 512 processes needs many cores."""
 STEP_S = 0.01
 GIB = 2**30
 
 
 def shift_clock() -> None:
     """Let this process and its children see the clock that the test has set for this node (`Lab.set_clock`)."""
-    told = Path(os.environ.get("SLURM_CONF", "/none")).parent / "clock" / socket.gethostname()
-    if told.exists():
-        real, offset = time.time, float(told.read_text())
+    file = Path(os.environ.get("SLURM_CONF", "/none")).parent / "clock" / socket.gethostname()
+    if file.exists():
+        real, offset = time.time, float(file.read_text())
         time.time = lambda: real() + offset
 
 
 class FakeGpus:
-    """What Slurm has given, taken at its word: nothing else knows of a virtual node's GPUs."""
+    """The GPUs that Slurm says it has given: a virtual node has none that could be checked."""
 
     def __init__(self, count: int) -> None:
         given = os.environ.get("CUDA_VISIBLE_DEVICES", "")
@@ -176,9 +176,9 @@ def one_process() -> type:
     """Ranks of one node as `launchers.node.agent` starts them, of which only the first is a process of its own where
     the sweep says so; the others end as it ends."""
     from launchers.node.fork import RankExit
-    from launchers.node.rank_group import ForkedRanks
+    from launchers.node.rank_group import LocalRanks
 
-    class NodeOfRanks(ForkedRanks):
+    class NodeOfRanks(LocalRanks):
         def __init__(self) -> None:
             super().__init__()
             self._followers: list[int] = []
@@ -208,7 +208,7 @@ def main(argv: list[str] | None = None) -> int:
 
     devices.open_devices = open_fake
     agent.open_devices = open_fake
-    agent.ForkedRanks = one_process()
+    agent.LocalRanks = one_process()
     return pilot_job.main(argv, run_rank=run_rank)
 
 

@@ -1,6 +1,6 @@
 """The study's layouts through a real Slurm of virtual nodes: ``python -m tests.slurm.study`` (as root).
 
-Points are stand-ins, one process a node playing its ranks; everything else is the ordinary command. Prints the number
+Points are stand-ins, one process a node for all its ranks; everything else is the ordinary command. Prints the number
 of Slurm jobs, how long the submission took, the throughput, the load of slurmctld (sdiag) and how many points have
 exactly one last row.
 

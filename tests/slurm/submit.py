@@ -12,7 +12,7 @@ STANDIN = Path(__file__).resolve().parent / "standin.py"
 
 
 def main() -> int:
-    from launchers.slurm import submit as submit
+    from launchers.slurm import submit
     from sweep import __main__ as command_line
 
     submit.PILOT = (sys.executable, str(STANDIN))

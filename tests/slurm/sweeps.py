@@ -1,14 +1,13 @@
-"""One sweep of stand-in points on a `Lab`, by the ordinary command, and what must be true of it whatever went wrong."""
+"""A sweep of stand-in points on a `Lab`, run by the ordinary command, and what must be true after every fault."""
 
 from __future__ import annotations
 
 import json
 import shlex
-import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -51,15 +50,6 @@ zip:
 axes: {{tp: 1, pp: 1, micro_batch_size: 1, seq_len: 128}}
 derive: {{dp: nodes * {devices}, global_batch_size: nodes * {devices}}}
 """
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """What a scenario says about itself, for the table."""
-
-    injected: str
-    rows: str
-    seconds: float
 
 
 @dataclass(slots=True)
@@ -110,7 +100,7 @@ class StandinSweep:
         return self.lab.as_other_user(command, login=self._login()) if self.as_other_user else command
 
     def start(self, *more: str, environment: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
-        """Type it, and go on; its output goes to a file (see `said`)."""
+        """Start the command and return; its output goes to a file (see `output`)."""
         log = self.root / f"submitter-{len(self.submitters)}.log"
         with log.open("w") as output:
             process = subprocess.Popen(
@@ -126,30 +116,30 @@ class StandinSweep:
         self.submitters.append(process)
         return process
 
-    def said(self, number: int = -1) -> str:
+    def output(self, number: int = -1) -> str:
         """What a submitter has printed."""
         which = number % len(self.submitters)
         return (self.root / f"submitter-{which}.log").read_text(errors="replace")
 
     def finish(self, limit_s: float = 240.0) -> None:
-        """Wait for the last submitter to say that the sweep is done; type the command again if one gave up, as a user
-        would, but once only."""
+        """Wait until the last submitter says that the sweep is done. If it gives up, start the command once more, as a
+        user would."""
         for again in (True, False):
             try:
                 status = self.submitters[-1].wait(limit_s)
             except subprocess.TimeoutExpired:
-                raise AssertionError(f"not finished within {limit_s:.0f} s: {self.told()}") from None
+                raise AssertionError(f"not finished within {limit_s:.0f} s: {self.diagnosis()}") from None
             if status == 0 and not self.left():
                 return
-            assert again, f"the submitter ended with {status}: {self.told()}"
+            assert again, f"the submitter ended with {status}: {self.diagnosis()}"
             self.start()
 
-    def told(self) -> str:
-        """Everything that helps to see why a scenario failed."""
+    def diagnosis(self) -> str:
+        """Everything that helps to find out why a scenario failed."""
         logs = sorted(self.dir.pilots.glob("*.log")) + sorted(self.dir.pilots.glob("*.out"))
         tails = "".join(f"\n--- {path.name}\n{path.read_text(errors='replace')[-1500:]}" for path in logs[-4:])
         jobs = self.lab.jobs(partition=self.partition, every=True)
-        return f"\n{shlex.join(self.command())}\n{self.said()[-3000:]}\njobs: {jobs}{tails}"
+        return f"\n{shlex.join(self.command())}\n{self.output()[-3000:]}\njobs: {jobs}{tails}"
 
     # What happens
 
@@ -179,7 +169,7 @@ class StandinSweep:
         try:
             wait_until(look, limit_s, f"a pilot that runs {behaviour or 'a point'}")
         except AssertionError as error:
-            raise AssertionError(f"{error}: {self.told()}") from None
+            raise AssertionError(f"{error}: {self.diagnosis()}") from None
         return found[0]
 
     def left(self) -> int:
@@ -238,11 +228,6 @@ class StandinSweep:
         parts += [f"{count} {outcome}, tried again" for outcome, count in sorted(before.items())]
         return "; ".join(parts)
 
-    def interrupt(self, number: int = -1) -> int:
-        """Ctrl-C: SIGINT to the submitter; its exit status."""
-        self.submitters[number].send_signal(signal.SIGINT)
-        return self.submitters[number].wait(60)
-
     def _login(self) -> str:
         return self.lab.nodes[-1]
 
@@ -255,7 +240,3 @@ def marked(row: Mapping[str, Any]) -> bool:
 def brief(rows: Sequence[Mapping[str, Any]]) -> str:
     names = ("attempt_id", "attempt_number", "outcome", "phase", "will_retry", "evidence")
     return json.dumps([{name: row[name] for name in names} for row in rows], default=str, indent=1)
-
-
-def wait_for(condition: Callable[[], object], limit_s: float, what: str) -> None:
-    wait_until(condition, limit_s, what)

@@ -1,4 +1,4 @@
-"""Every scenario of `faults_*`, played on real clusters at the same time as far as they do not disturb each other."""
+"""Runs every scenario of `faults_*` on real clusters, those that do not disturb each other at the same time."""
 
 from __future__ import annotations
 
@@ -11,36 +11,36 @@ import pytest
 
 from tests.slurm.lab import Lab
 from tests.slurm.reliability import PAGE, titles_in, write_page
-from tests.slurm.stage import SCENARIOS, Leg, Played, Theatre
+from tests.slurm.scenarios import SCENARIOS, Isolation, ScenarioResult, ScenarioRunner
 
-for kind in ("points", "cluster", "people"):  # in the order of the table
+for kind in ("points", "cluster", "users"):  # in the order of the table
     importlib.import_module(f"tests.slurm.faults_{kind}")
 TITLES = [title for scenario in SCENARIOS for title in scenario.titles]
 AT_ONCE = 6
 
 
 @pytest.fixture(scope="module")
-def playing(request: pytest.FixtureRequest, lab: Lab, plain_lab: Lab) -> Iterator[Mapping[str, Future[Played]]]:
-    """The chosen scenarios, being played; by title."""
+def running(request: pytest.FixtureRequest, lab: Lab, plain_lab: Lab) -> Iterator[Mapping[str, Future[ScenarioResult]]]:
+    """The chosen scenarios, which run now; by title."""
     chosen = {item.callspec.params.get("title") for item in request.session.items if hasattr(item, "callspec")}
-    futures = {title: Future[Played]() for title in TITLES}
+    futures = {title: Future[ScenarioResult]() for title in TITLES}
 
-    def play(leg: Leg, at_once: int) -> None:
-        where = plain_lab if leg == "plain" else lab
-        theatre = Theatre(where, where.state / "sweeps", at_once)
-        wanted = [one for one in SCENARIOS if one.leg == leg and chosen.intersection(one.titles)]
-        begun = theatre.play_all(wanted)
-        for title, future in begun.items():
-            future.add_done_callback(lambda done, title=title: _hand_on(done, futures[title]))
-        wait(begun.values())
+    def run(isolation: Isolation, at_once: int) -> None:
+        where = plain_lab if isolation == "plain" else lab
+        runner = ScenarioRunner(where, where.state / "sweeps", at_once)
+        chosen_here = [one for one in SCENARIOS if one.isolation == isolation and chosen.intersection(one.titles)]
+        futures_here = runner.run_all(chosen_here)
+        for title, future in futures_here.items():
+            future.add_done_callback(lambda done, title=title: _pass_on(done, futures[title]))
+        wait(futures_here.values())
 
     def with_accounting() -> None:
-        play("nodes", AT_ONCE)
-        play("controller", 1)
+        run("nodes", AT_ONCE)
+        run("cluster", 1)
 
     with ThreadPoolExecutor(2) as pool:
         pool.submit(with_accounting)
-        pool.submit(play, "plain", 1)
+        pool.submit(run, "plain", 1)
         yield futures
     if request.config.getoption("--write-reliability") and all(
         f.done() and not f.exception() for f in futures.values()
@@ -48,7 +48,7 @@ def playing(request: pytest.FixtureRequest, lab: Lab, plain_lab: Lab) -> Iterato
         write_page({title: future.result() for title, future in futures.items()}, lab)
 
 
-def _hand_on(done: Future[Played], to: Future[Played]) -> None:
+def _pass_on(done: Future[ScenarioResult], to: Future[ScenarioResult]) -> None:
     error = done.exception()
     if error is not None:
         to.set_exception(error)
@@ -59,11 +59,11 @@ def _hand_on(done: Future[Played], to: Future[Played]) -> None:
 @pytest.mark.slurm
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("title", TITLES)
-def test_nothing_is_lost_when(title: str, playing: Mapping[str, Future[Played]]) -> None:
-    played = playing[title].result(timeout=880)
-    told = played.told[title]  # missing where the scenario ended without a word of what it asserted
-    assert told.injected and told.rows
-    print(f"{played.seconds:.0f} s: {told.injected}: {told.rows}")
+def test_nothing_is_lost_when(title: str, running: Mapping[str, Future[ScenarioResult]]) -> None:
+    result = running[title].result(timeout=880)
+    row = result.rows[title]
+    assert row.injected and row.rows
+    print(f"{result.seconds:.0f} s: {row.injected}: {row.rows}")
 
 
 def test_the_page_lists_every_scenario(request: pytest.FixtureRequest) -> None:

@@ -63,11 +63,11 @@ def run(lab: Lab, conf: Path, name: str, *words: str) -> list[dict[str, Any]]:
     """The rows of an ordinary run of the grid, in the order of the layouts."""
     command = [sys.executable, "-m", "sweep", "run", "--plain", "--conf", str(conf), "+grid=layouts", "measure=quick"]
     command += [f"results_dir={conf.parent}", f"name={name}", *words]
-    told = subprocess.run(
+    done = subprocess.run(
         command, cwd=CHECKOUT, env=lab.environment, capture_output=True, text=True, timeout=400, check=False
     )
     logs = "".join(path.read_text()[-2000:] for path in (conf.parent / name).rglob("*.out"))
-    assert told.returncode == 0, told.stdout + told.stderr + logs
+    assert done.returncode == 0, done.stdout + done.stderr + logs
     rows: list[dict[str, Any]] = read_attempts(conf.parent / name).to_pylist()
     assert [row["outcome"] for row in rows] == ["ok"] * len(LAYOUTS["tp"]), [row["evidence"] for row in rows]
     return sorted(rows, key=lambda row: str(row["experiment_id"]))

@@ -12,20 +12,21 @@ from results.schema import MEASUREMENT_VERSION, SCHEMA_VERSION
 from results.store import write_attempt
 from sweep.config import compose_sweep
 from sweep.expand import expand_all
-from sweep.plan import Answer, DeviceLimit, Plan, make_plan
+from sweep.plan import DeviceLimit, Plan, make_plan
+from sweep.reuse import FinishedAttempt
 from workloads.experiment import Experiment
 from workloads.protocol import Method
 from workloads.record import config_columns
 
 
 def plan_of(
-    words: Sequence[str],
+    overrides: Sequence[str],
     method: Method = "measured",
-    answers: dict[str, Answer] | None = None,
-    room: DeviceLimit | None = None,
+    finished: dict[str, FinishedAttempt] | None = None,
+    device_limit: DeviceLimit | None = None,
 ) -> Plan:
-    config = compose_sweep(words)
-    return make_plan(config, expand_all(config.grids, config.models.__getitem__), method, answers, room)
+    config = compose_sweep(overrides)
+    return make_plan(config, expand_all(config.grids, config.models.__getitem__), method, finished, device_limit)
 
 
 def store_attempt(sweep_dir: Path, experiment: Experiment, **columns: Any) -> str:

@@ -21,6 +21,8 @@ from launchers.status.run_summary import RunSummary
 from results.store import read_ledger
 from sweep import machine
 from sweep.__main__ import main
+from sweep.commands import COMMANDS
+from sweep.parsers import PARSERS
 from tests.sweep.helpers import plan_of, store_attempt
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -50,7 +52,10 @@ def _no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         (["plan", "+grid=one_gpu", "model=llama405b"], "no point fits in memory"),
         (["plan", "+grid=tiny", "launcher=slurm", "launcher.time_min=0"], "time_min=0 must be a whole number of at le"),
         (["plan", "+grid=tiny", "launcher=slurm", "launcher.num_devices=4"], "no option 'num_devices' in launcher"),
-        (["plan", "+grid=tiny", "launcher=slurm", "+launcher.partitoin=a"], "launcher: no option partitoin; known:"),
+        (
+            ["plan", "+grid=tiny", "launcher=slurm", "+launcher.partitoin=a"],
+            "'partitoin'; did you mean 'partition'",
+        ),
         (["run", "+grid=tiny", "launcher=slurm", "launcher.dry=maybe"], "launcher.dry='maybe' must be true or false"),
         (["run", "+grid=tiny", "launcher.dry=true"], "no option 'dry' in launcher"),
         (["run", "+grid=tiny", "--detach"], "--detach is for launcher=slurm"),
@@ -75,6 +80,7 @@ def _no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         (["run", "+grid=tiny", "launcher.max_attempts=0"], "max_attempts=0 must be a whole number of at least 1"),
         (["status"], "results does not exist"),
         (["status", "occupied"], "occupied holds no sweep"),
+        (["status", "shipped"], "shipped holds no sweep of your own, only 1 that came with the program"),
         (["retry", "occupied"], "occupied is not a sweep"),
         (["retry"], "arguments are required: path"),
         (["retry", "occupied", "--outcome", "hnag"], "--outcome hnag: no such outcome; did you mean 'hang'"),
@@ -94,6 +100,8 @@ def test_bad_input_is_one_line_and_exit_code_2(
     (tmp_path / "file").write_text("not parquet")
     (tmp_path / "occupied").mkdir()
     (tmp_path / "occupied" / "thesis.txt").write_text("")
+    SweepDir.create(tmp_path / "shipped" / "recorded" / "s", {})
+    (tmp_path / "shipped" / "recorded" / "SHIPPED").write_text("")
     assert main(arguments) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
@@ -105,20 +113,9 @@ def test_bad_input_is_one_line_and_exit_code_2(
 def test_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     told = capsys.readouterr().out
-    for command in (
-        "plan",
-        "run",
-        "status",
-        "watch",
-        "logs",
-        "cancel",
-        "retry",
-        "explain",
-        "diff",
-        "+grid=",
-        "budget.gpu_hours",
-    ):
-        assert command in told
+    assert list(PARSERS) == list(COMMANDS)
+    for word in (*(f"\n  {name} " for name in COMMANDS), "+grid=", "budget.gpu_hours"):
+        assert word in told
     with pytest.raises(SystemExit) as done:
         main(["plan", "--help"])
     assert done.value.code == 0
@@ -262,6 +259,22 @@ def test_a_second_run_of_a_finished_grid_runs_nothing(pilots: Pilots, capsys: py
     assert entry_names(pilots.calls[1][0].todo) == []
 
 
+def test_a_new_sweep_measures_unless_it_is_told_to_reuse(pilots: Pilots, capsys: pytest.CaptureFixture[str]) -> None:
+    pilots.finish = finish_all
+    assert main(["run", "+grid=tiny"]) == 0
+    pilots.finish = lambda _: None
+    assert main(["run", "+grid=tiny", "name=again"]) == 0
+    assert len(entry_names(pilots.calls[1][0].todo)) == 15
+    capsys.readouterr()
+    assert main(["plan", "+grid=tiny", "name=third", "plan.reuse=true"]) == 0
+    line = "rows of other sweeps used instead of a run (plan.reuse=true): tiny (15)"
+    assert line in capsys.readouterr().out
+    assert main(["run", "+grid=tiny", "name=third", "plan.reuse=true"]) == 0
+    assert line in capsys.readouterr().out
+    assert entry_names(pilots.calls[2][0].todo) == []
+    assert set(read_ledger(Path("results/third"))["cached_sweep"].to_pylist()) == {"tiny"}
+
+
 def test_finished_points_whose_rows_are_lost_are_told(pilots: Pilots, capsys: pytest.CaptureFixture[str]) -> None:
     pilots.finish = finish_all
     assert main(["run", "+grid=tiny"]) == 0
@@ -295,7 +308,7 @@ def test_what_waits_and_is_no_longer_planned_is_taken_off(pilots: Pilots, capsys
     assert main(["run", "+grid=tiny", "--where", "world_size <= 2"]) == 0
     sweep = pilots.calls[1][0]
     assert {read_point(sweep.todo / name).experiment.world_size for name in entry_names(sweep.todo)} == {1, 2}
-    assert "are not in this plan and were taken off the queue" in capsys.readouterr().out
+    assert "are not in this plan and were taken out of the queue" in capsys.readouterr().out
 
 
 def test_retried_points_stay_in_the_queue_although_their_row_is_known(pilots: Pilots) -> None:

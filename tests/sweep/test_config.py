@@ -1,4 +1,4 @@
-"""The words of the command line, Hydra's part of them, and the user's own folder of YAML."""
+"""The overrides of the command line, Hydra's part of them, and the user's own folder of YAML."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from sweep.expand import expand_all
 from workloads.experiment import Experiment
 
 
-def experiments(words: list[str], folders: ConfFolders | None = None, **options: list[str]) -> list[Experiment]:
-    config = compose_sweep(words, folders, extra_where=options.get("where", []))
+def experiments(overrides: list[str], folders: ConfFolders | None = None, **options: list[str]) -> list[Experiment]:
+    config = compose_sweep(overrides, folders, extra_where=options.get("where", []))
     return [point.experiment for point in expand_all(config.grids, config.models.__getitem__).points]
 
 
@@ -45,7 +45,7 @@ def test_changes_reach_every_grid() -> None:
 
 
 def test_a_derived_value_can_be_taken_over() -> None:
-    words = [
+    overrides = [
         "+grid=tiny",
         "~grid.derive.dp",
         "grid.axes.dp=[2]",
@@ -53,7 +53,7 @@ def test_a_derived_value_can_be_taken_over() -> None:
         "grid.axes.tp=2",
         "grid.axes.pp=1",
     ]
-    assert {(e.dp, e.tp) for e in experiments(words)} == {(2, 2)}
+    assert {(e.dp, e.tp) for e in experiments(overrides)} == {(2, 2)}
 
 
 def test_filters_from_the_command_line() -> None:
@@ -119,7 +119,7 @@ def test_a_folder_of_ones_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("overrides", "message"),
     [
         ([], "no grid given: add .*playbook"),
         (["+grid=playbok"], "no grid called 'playbok'; did you mean 'playbook'"),
@@ -138,7 +138,7 @@ def test_a_folder_of_ones_own(tmp_path: Path) -> None:
         (["+grid=tiny", "grid.axs.tp=[1]"], "a grid has no 'axs' to change; did you mean 'axes'"),
         (["+grid=tiny", "grid.axes.tp=1,2"], r"write a list, e\.g\. grid\.axes\.tp=\[1,2\]"),
         (["+grid=tiny", "grid.axes.dp=2"], r"dp is an axis and also derived .*add ~grid\.derive\.dp"),
-        (["+grid=tiny", "device=h200"], "use cluster=NAME"),
+        (["+grid=tiny", "device=h200"], "a device is part of a cluster file; choose it with cluster=NAME"),
         (["+grid=tiny", "hydra.run.dir=x"], "write grid.axes.NAME"),
         (["+grid=tiny", "a=b=c"], "cannot read 'a=b=c'"),
         (["+grid=tiny", "--grid"], "cannot read '--grid'"),
@@ -147,13 +147,13 @@ def test_a_folder_of_ones_own(tmp_path: Path) -> None:
         (["+grid=tiny", "measure.timed_steps=0"], "timed_steps=0 must be a whole number of at least 1"),
         (["+grid=tiny", "measure=3"], "no measure called|a sweep has one measure"),
         (["+grid=tiny", "plan.oom_margin=abc"], "plan.oom_margin='abc' must be a number"),
-        (["+grid=tiny", "plan.run_cached=2"], "must be true or false"),
+        (["+grid=tiny", "plan.reuse=2"], "must be true or false"),
         (["+grid=tiny", "plan.deadline=3"], "deadline=3 is not a group of options"),
-        (["+grid=tiny", "cluster.devices_per_node=x"], "devices_per_node='x' must be a number"),
+        (["+grid=tiny", "cluster.devices_per_node=x"], "devices_per_node='x' must be a whole number of at least 1"),
         (["+grid=tiny", "cluster.backend=tpu"], "backend='tpu'; it may be cuda or cpu"),
     ],
 )
-def test_mistakes_are_told_in_one_line(words: list[str], message: str) -> None:
+def test_mistakes_are_told_in_one_line(overrides: list[str], message: str) -> None:
     with pytest.raises(UltrasweepError, match=message) as error:
-        compose_sweep(words)
+        compose_sweep(overrides)
     assert "\n" not in str(error.value)

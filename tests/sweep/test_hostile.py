@@ -164,7 +164,7 @@ def test_a_part_cut_in_half_costs_its_rows_only(
     cut = next(folder.glob(f"parts/attempts/{first.experiment.id}*"))
     cut.write_bytes(cut.read_bytes()[: cut.stat().st_size // 2])
     half = cut.read_bytes()
-    assert main(["plan", "+grid=tiny"]) == 0
+    assert main(["plan", "+grid=tiny", "name=s"]) == 0
     assert re.search(r"^cached +1 ", capsys.readouterr().out, re.MULTILINE)
     assert [record.message.count("\n") for record in caplog.records] == [0]
     assert cut.name in caplog.records[0].message

@@ -144,6 +144,7 @@ def test_the_options_reach_the_launcher() -> None:
         ("+launcher.sbatch.output=/etc/passwd", "sbatch.output is set by the launcher itself"),
         ("results_dir='a%j'", "cannot be the folder of a sweep on Slurm"),
         ("launcher.lease_s=0", "lease_s=0 must be a number of seconds above 0"),
+        ("launcher.phase_limits_s=3", "phase_limits_s=3 must be a mapping, NAME: VALUE"),
     ],
 )
 def test_mistakes_and_injections_are_one_line(word: str, message: str) -> None:
@@ -208,8 +209,8 @@ def test_what_is_no_longer_planned_is_taken_off_and_what_runs_is_told(
     (sweep.todo / wide[0]).rename(sweep.claimed / wide[0].replace(".json", "@p.json"))
     assert main(["run", "+grid=tiny", "launcher=slurm", "--where", "world_size <= 2"]) == 0
     told = capsys.readouterr().out
-    assert "points of an earlier run are not in this plan and were taken off the queue" in told
-    assert "1 of an earlier run are not in this plan and run now; they will end and keep their rows" in told
+    assert "points of an earlier run are not in this plan and were taken out of the queue" in told
+    assert "1 point of an earlier run still runs although not in this plan, and will get its row" in told
     assert entry_names(sweep.claimed) == [wide[0].replace(".json", "@p.json")]
 
 

@@ -10,10 +10,12 @@ import pytest
 
 from results.schema import LEDGER, MEASUREMENT_VERSION
 from results.store import read_ledger
+from results.text import GIB
 from sweep.config import compose_sweep
 from sweep.ledger import ledger_rows, write_ledger_file
-from sweep.plan import GIB, DeviceLimit, known_answers, refuse_hopeless
-from sweep.summary import fastest
+from sweep.plan import DeviceLimit, refuse_if_nothing_can_run
+from sweep.reuse import find_finished
+from sweep.summary import fastest, reused_from
 from tests.sweep.helpers import plan_of, store_attempt
 from workloads.costs.memory import estimate_memory
 from workloads.errors import InvalidSweep
@@ -40,11 +42,11 @@ def test_every_point_has_one_verdict_and_its_numbers() -> None:
 
 
 def test_the_margin_and_the_wish_to_see_failures_are_options() -> None:
-    words = ["+grid=one_gpu", "model=llama8b", "cluster=h100_efa"]
-    default = plan_of([*words, "plan.oom_margin=2.0"])
-    strict = plan_of([*words, "plan.oom_margin=1.5"])
+    overrides = ["+grid=one_gpu", "model=llama8b", "cluster=h100_efa"]
+    default = plan_of([*overrides, "plan.oom_margin=2.0"])
+    strict = plan_of([*overrides, "plan.oom_margin=1.5"])
     assert strict.counts["predicted_oom"] > default.counts["predicted_oom"] > 0
-    eager = plan_of([*words, "plan.run_predicted_oom=true"])
+    eager = plan_of([*overrides, "plan.run_predicted_oom=true"])
     assert eager.counts == {"run": len(default.points)}
 
 
@@ -57,10 +59,10 @@ def test_what_the_engine_cannot_run_is_predicted_nevertheless() -> None:
 
 
 def test_points_that_this_machine_cannot_give_devices_to() -> None:
-    plan = plan_of([*EIGHT], room=DeviceLimit(4, "this machine gives 4"))
+    plan = plan_of([*EIGHT], device_limit=DeviceLimit(4, "this machine gives 4"))
     assert {point.rule for point in plan.points} == {"launcher_devices"}
     assert "needs 8 devices, this machine gives 4" in (plan.points[0].detail or "")
-    rehearsed = plan_of([*EIGHT, "launcher=rehearse"], "rehearsed", room=None)
+    rehearsed = plan_of([*EIGHT, "launcher=rehearse"], "rehearsed", device_limit=None)
     assert rehearsed.counts["run"] > 0
 
 
@@ -102,19 +104,19 @@ def test_prices_of_measured_points() -> None:
 
 def test_a_rehearsal_holds_one_device_and_pays_equal_stages_once() -> None:
     # With ZeRO 0 a rank does the same whatever the number of replicas: 4 nodes cost little more than 1.
-    words = [
+    overrides = [
         "+grid=playbook",
         "model=llama1.34b",
         "launcher=rehearse",
         "grid.axes.zero_stage=0",
         "grid.axes.nodes=[2,4]",
     ]
-    plan = plan_of(words, "rehearsed")
+    plan = plan_of(overrides, "rehearsed")
     prices = [point.price for point in plan.to_run if point.price is not None]
     assert all(price.devices == 1 for price in prices)
     free = [price for price in prices if price.expected_h == 0]
     assert 0 < len(free) < len(prices)
-    measured = sum(p.price.charged_h for p in plan_of(words).to_run if p.price)
+    measured = sum(p.price.charged_h for p in plan_of(overrides).to_run if p.price)
     assert sum(price.charged_h for price in prices) < measured / 20
 
 
@@ -150,48 +152,75 @@ def test_the_fastest_of_each_cell_fits_without_a_margin() -> None:
         assert winner.tokens_per_s_per_gpu == max(rivals)
 
 
-def test_plans_without_any_hope_are_refused_with_the_numbers() -> None:
+def test_plans_of_which_nothing_can_run_are_refused_with_the_numbers() -> None:
     with pytest.raises(
         InvalidSweep, match=r"no point fits in memory: .* needs [\d.]+ GiB on a device, NVIDIA H200 has 137\.4"
     ):
-        refuse_hopeless(plan_of(["+grid=one_gpu", "model=llama405b"]))
+        refuse_if_nothing_can_run(plan_of(["+grid=one_gpu", "model=llama405b"]))
     with pytest.raises(InvalidSweep, match=r"no point can run; rules broken: tp_num_heads \(\d+\); e\.g\. tp=3"):
-        refuse_hopeless(
+        refuse_if_nothing_can_run(
             plan_of([*EIGHT, "grid.axes.tp=3", "grid.axes.world_size=24", "grid.axes.global_batch_size=384"])
         )
 
 
-def test_answers_come_from_the_same_method_device_and_meaning(tmp_path: Path) -> None:
-    plan = plan_of([*EIGHT])
+def test_finished_attempts_are_of_the_same_method_device_and_meaning(tmp_path: Path) -> None:
+    overrides = [*EIGHT, f"results_dir={tmp_path}", "name=mine"]
+    plan = plan_of(overrides)
     ids = [point.experiment for point in plan.to_run[:7]]
     here = {"cluster": "h200", "device_name": "NVIDIA H200"}
-    ok = store_attempt(tmp_path / "a", ids[0], **here)
-    oom = store_attempt(tmp_path / "b", ids[1], outcome="oom", **here)
-    other_file = store_attempt(tmp_path / "b", ids[2], cluster="my_h200", device_name="NVIDIA H200")
-    store_attempt(tmp_path / "b", ids[3], outcome="crash", **here)
-    store_attempt(tmp_path / "b", ids[4], method="rehearsed", **here)
-    store_attempt(tmp_path / "b", ids[5], cluster="h100_efa", device_name="NVIDIA H100 80GB HBM3")
-    store_attempt(tmp_path / "b", ids[6], **{**here, "measurement_version": MEASUREMENT_VERSION + 1})
-    answers = known_answers(tmp_path, "measured", plan.config.cluster)
-    assert {key: answer.attempt_id for key, answer in answers.items()} == {
+    mine = tmp_path / "mine"
+    ok = store_attempt(mine, ids[0], **here)
+    oom = store_attempt(mine, ids[1], outcome="oom", **here)
+    other_file = store_attempt(mine, ids[2], cluster="my_h200", device_name="NVIDIA H200")
+    store_attempt(mine, ids[3], outcome="crash", **here)
+    store_attempt(mine, ids[4], method="rehearsed", **here)
+    store_attempt(mine, ids[5], cluster="h100_efa", device_name="NVIDIA H100 80GB HBM3")
+    store_attempt(mine, ids[6], **{**here, "measurement_version": MEASUREMENT_VERSION + 1})
+    finished = find_finished(plan.config, "measured")
+    assert {key: attempt.attempt_id for key, attempt in finished.items()} == {
         ids[0].id: ok,
         ids[1].id: oom,
         ids[2].id: other_file,
     }
-    again = plan_of([*EIGHT], answers=answers)
+    again = plan_of(overrides, finished=finished)
     assert again.counts["cached"] == 3
     cached = next(point for point in again.points if point.experiment == ids[1])
-    assert (cached.cached_attempt, cached.detail) == (oom, f"oom in attempt {oom} of sweep b")
-    assert plan_of([*EIGHT, "plan.run_cached=true"], answers=answers).counts["cached"] == 0
+    assert (cached.cached_attempt, cached.detail) == (oom, f"oom in attempt {oom} of sweep mine")
+    assert reused_from(again) is None
 
 
-def test_a_folder_without_sweeps_knows_nothing(tmp_path: Path) -> None:
-    cluster = compose_sweep(["+grid=tiny"]).cluster
-    assert known_answers(tmp_path / "absent", "measured", cluster) == {}
-    assert known_answers(tmp_path, "measured", cluster) == {}
+def test_rows_of_other_sweeps_stand_for_a_point_only_on_request(tmp_path: Path) -> None:
+    overrides = [*EIGHT, f"results_dir={tmp_path}", "name=mine"]
+    plan = plan_of(overrides)
+    first, second, third = (point.experiment for point in plan.to_run[:3])
+    here = {"cluster": "h200", "device_name": "NVIDIA H200"}
+    store_attempt(tmp_path / "other", first, **here)
+    theirs = store_attempt(tmp_path / "deep" / "theirs", second, **here)
+    store_attempt(tmp_path / "other", second, **here)
+    mine = store_attempt(tmp_path / "mine", first, **here)
+    store_attempt(tmp_path / "recorded" / "shipped", third, **here)
+    (tmp_path / "recorded" / "SHIPPED").write_text("")
+
+    assert set(find_finished(plan.config, "measured")) == {first.id}
+    reusing = compose_sweep([*overrides, "plan.reuse=true"])
+    finished = find_finished(reusing, "measured")
+    assert {key: (attempt.attempt_id, attempt.sweep) for key, attempt in finished.items()} == {
+        first.id: (mine, "mine"),  # its own row before another sweep's
+        second.id: (theirs, "theirs"),
+    }
+    again = plan_of([*overrides, "plan.reuse=true"], finished=finished)
+    assert reused_from(again) == "rows of other sweeps used instead of a run (plan.reuse=true): theirs (1)"
+    rows = {row["experiment_id"]: row for row in ledger_rows(again)}
+    assert [rows[key.id]["cached_sweep"] for key in (first, second, third)] == ["mine", "theirs", None]
+    assert rows[third.id]["verdict"] == "run"
+
+
+def test_a_folder_without_sweeps_has_no_finished_attempts(tmp_path: Path) -> None:
+    for folder in (tmp_path / "absent", tmp_path):
+        assert find_finished(compose_sweep(["+grid=tiny", f"results_dir={folder}"]), "measured") == {}
     (tmp_path / "file").write_text("")
     with pytest.raises(InvalidSweep, match="is a file"):
-        known_answers(tmp_path / "file", "measured", cluster)
+        find_finished(compose_sweep(["+grid=tiny", f"results_dir={tmp_path / 'file'}"]), "measured")
 
 
 def test_the_ledger_has_every_point_once(tmp_path: Path) -> None:

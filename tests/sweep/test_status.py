@@ -17,10 +17,10 @@ from launchers.state import history, node_exclusions, pilot_state
 from launchers.state.history import AttemptRecord
 from launchers.state.pilot_state import PilotState, Running
 from launchers.state.process_identity import ProcessIdentity
-from launchers.state.submissions import change, log_dir, new_submission
+from launchers.state.submissions import log_dir, new_submission, update
 from launchers.state.sweep_dir import Point, entry_names, read_point, split_name
 from launchers.status.status import sweep_status
-from launchers.status.view import picture
+from launchers.status.view import render_status
 from sweep import status
 from sweep.__main__ import main
 from sweep.conffiles import ConfFolders
@@ -63,7 +63,7 @@ class Study:
 
     def __init__(self) -> None:
         self.sweep = enqueue(prepare(WORDS, ConfFolders(), ["pp <= 2"])).sweep
-        self.submission = change(
+        self.submission = update(
             self.sweep,
             new_submission(self.sweep, nodes=1, count=3, time_min=60),
             token="slurm-20260101-000000-abcdef",
@@ -159,12 +159,12 @@ def test_everything_is_told(study: Study, slurm_says: Callable[[list[Job] | None
         "node[001-003]",
         "runs 2",
         "1234_7",
-        "has not said anything yet",
+        "has not written its state yet",
         "step 2",
         "node001 + 2",
         "slowest points",
         "7 min",
-        "left out: node017 until",
+        "excluded: node017 until",
         "device memory stays taken",
         "hang: ",
         "why hang happened and more",
@@ -220,7 +220,7 @@ def test_the_live_view_shows_shapes_and_does_not_grow_without_end(study: Study) 
     for task in range(40):
         study.state(str(task), "0", study.running)
     console = Console(record=True, width=100, file=open("/dev/null", "w"))  # noqa: SIM115, PTH123
-    console.print(picture(sweep_status(study.sweep)))
+    console.print(render_status(sweep_status(study.sweep)))
     text = console.export_text()
     assert "2 nodes, 16 devices" in text
     assert "... and 72 more points" in text

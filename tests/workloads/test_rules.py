@@ -20,7 +20,7 @@ from workloads.cluster import ClusterSpec
 from workloads.costs.schedule import schedule_actions
 from workloads.errors import UnsupportedByEngine
 from workloads.experiment import ENGINE_VERSION, Experiment
-from workloads.rules import RUNNABLE_SCHEDULES, Violation, violations
+from workloads.rules import RUNNABLE_SCHEDULES, Violation, layout_violations, violations
 
 
 def broken(cluster: ClusterSpec = H200, **fields: Any) -> dict[str, str]:
@@ -147,6 +147,14 @@ def test_runnable_schedules_are_those_with_action_lists() -> None:
     for schedule in ("interleaved_1f1b", "zero_bubble_v", "dualpipe_v"):
         with pytest.raises(UnsupportedByEngine):
             schedule_actions(schedule, 0, 1, 2)
+
+
+def test_a_layout_alone_breaks_its_own_rules_and_no_others() -> None:
+    fields = {"model": LLAMA_8B, "global_batch_size": 250, "cp": 3, "tp": 3, "precision": "fp8_tensorwise"}
+    experiment = Experiment(dp_replicate=4, **fields)
+    found = violations(experiment, H200)
+    assert {"global_batch", "cp_seq_len", "tp_num_heads", "engine_support"} <= {v.rule for v in found}
+    assert layout_violations(experiment) == [v for v in found if v.rule != "engine_support"]
 
 
 def test_no_success_of_the_study_is_invalid() -> None:

@@ -54,6 +54,8 @@ class LayerTensors:
 
 @dataclass(frozen=True, slots=True)
 class LayerBytes:
+    """Bytes of one layer and one micro-batch on one rank."""
+
     saved: int
     """Held from forward to backward by every micro-batch in flight."""
     working: int
@@ -64,7 +66,11 @@ class LayerBytes:
 def layer_tensors(
     model: ModelSpec, routed: bool, tokens: int, stream_tokens: int, seq_len: int, tp: int, ep: int, c: int, math: bool
 ) -> LayerTensors:
-    """``stream_tokens`` is T_s, ``seq_len`` the keys that a query sees, ``c`` the bytes of the compute dtype."""
+    """What one layer's forward makes, in bytes. The formulas are those of `LayerTensors`.
+
+    ``routed``: a layer with experts; ``tokens`` is T, ``stream_tokens`` T_s, ``seq_len`` the keys that a query sees,
+    ``c`` the bytes of the compute dtype; ``math``: attention keeps its probabilities.
+    """
     h, heads, kv = model.hidden_size, model.num_heads, model.num_kv_heads
     qk, v = head_sizes(model)
     mla = model.mla
@@ -102,16 +108,22 @@ def layer_tensors(
 def layer_bytes(experiment: Experiment, *, routed: bool, c: int) -> LayerBytes:
     """Saved and working bytes of one layer under the experiment's recompute policy.
 
+    Saved, by ``recompute``:
+
     none       all of `LayerTensors`.
-    selective  all but what is made again in backward: normed inputs (their statistics stay), rotated queries and keys,
-               the SwiGLU product. With ``compile`` also the outputs of the two row-parallel layers stay and, with
-               tp > 1, their partial sums (full T), until used; the residual after attention comes again.
+    selective  all but what backward makes again: normed inputs (their statistics stay), rotated queries and keys, and
+               the SwiGLU product. With ``compile`` the residual after attention is made again too, and the outputs of
+               the two row-parallel layers stay and, with tp > 1, their partial sums (full T), until they are used.
     full       the block input.
 
-    While the backward runs, in its second half, there are besides the gradients of the stream (``c T_s h``) and of the
-    down weight (``c h F / tp``), and the most of: the gathered stream (``c T h``, tp > 1) with the product's gradient;
-    the gradient of gate_up (the product's takes the place of the product); that, the gathered input, its gradient and
-    the weight's, when the product and gate_up are free.
+    Working: the backward peaks in the feed-forward half. It holds the gradients of the stream (``c T_s h``) and of the
+    down weight (``c h F / tp``), and in turn
+
+    1. the gathered stream (``c T h``, tp > 1) and the product's gradient;
+    2. the gradient of gate_up, while the product's gradient takes the place of the product;
+    3. the gradients of gate_up, of its gathered input and of its weight, and that input; product and gate_up are free.
+
+    The largest of the three counts, and what recomputation makes again comes on top.
     """
     e, model = experiment, experiment.model
     tokens, stream_tokens = rank_tokens(e)
@@ -144,6 +156,8 @@ def rank_tokens(experiment: Experiment) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class HeadBytes:
+    """Bytes of the final norm, the head and the loss, for one micro-batch on one rank of the last stage."""
+
     saved: int
     """Held from forward to backward by every micro-batch in flight on the last stage."""
     working: int
@@ -153,11 +167,15 @@ class HeadBytes:
 def head_bytes(experiment: Experiment, c: int) -> HeadBytes:
     """Final norm and chunked linear cross-entropy over the local vocabulary, V / tp rows.
 
-    Saved: the norm's input and statistics, and the gradients of hidden states (``c T h``) and weight (``c V h / tp``),
-    which its forward has already computed; under GPipe, which holds every micro-batch, the normed (gathered) input and
-    one normalizer a token instead. Working, besides: the normed input, and the larger of one chunk of logits (whose
-    gradient takes their place) with the weight's gradient, accumulated in fp32 when there are several chunks, and of
-    that gradient with its rounded copy.
+    Saved: the norm's input and statistics, and the gradients of the hidden states (``c T h``) and of the weight
+    (``c V h / tp``), which the forward has computed already. GPipe holds every micro-batch and therefore saves the
+    normed (gathered) input and one normalizer a token instead of the gradients.
+
+    Working: the norm's input and statistics, the normed input, the gradient of the hidden states, and the larger of
+
+    1. one chunk of logits (their gradient takes their place) and the weight's gradient, which is accumulated in fp32
+       when there are several chunks;
+    2. that fp32 gradient and its copy in the compute dtype, when there are several chunks.
     """
     model = experiment.model
     tokens, stream_tokens = rank_tokens(experiment)

@@ -11,8 +11,9 @@ through all of them (NCCL's) crosses a node's boundary with as many links as it 
     all-to-all                   a + max(S * (l-1)/n / intra, S * (n-l)/n / inter)
     point to point               latency + S / bandwidth of the slowest hop of the group
 
-S is the size of the whole (gathered, or not yet scattered) buffer of one rank, as in nccl-tests. Bandwidths are per
-device (`LinkSpec`), so groups that run side by side on one node's devices do not slow one another.
+S is the size in bytes of the whole (gathered, or not yet scattered) buffer of one rank, and bus bandwidth is meant as
+in nccl-tests (its doc/PERFORMANCE.md derives the factors (n-1)/n and 2 (n-1)/n). Bandwidths are per device
+(`LinkSpec`), so groups that run side by side on one node's devices do not slow one another.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all",
 
 
 def members_per_node(group_size: int, stride: int, devices_per_node: int) -> int:
-    """Most members of a group that one node holds, ranks being laid out node after node."""
+    """The most members of a group that one node holds: ranks fill one node after the other."""
     return min(group_size, max(1, devices_per_node // stride))
 
 

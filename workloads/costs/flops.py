@@ -51,10 +51,10 @@ def head_sizes(model: ModelSpec) -> tuple[int, int]:
 def hardware_flops_per_token(experiment: Experiment) -> float:
     """FLOPs that devices spend on one token: causal attention halved, recomputation counted.
 
-    Full recomputation runs every block's forward again, up to the last tensor that backward needs: that spares the down
-    projection. Selective recomputation repeats no matrix product. GPipe keeps no
-    gradients of the head between forward and backward, so its logits are computed twice. The scores that a flash
-    attention kernel computes again inside its own backward are not counted (they replace memory traffic, in every run).
+    Full recomputation runs every block's forward again, up to the last tensor that backward needs, so all but the down
+    projection. Selective recomputation repeats no matrix product. GPipe keeps no gradients of the head between forward
+    and backward, so its logits are computed twice. The scores that a flash attention kernel computes again inside its
+    own backward are not counted: every run has them, and they replace memory traffic.
     """
     model = experiment.model
     total = flops_per_token(model, experiment.seq_len, "causal")

@@ -48,9 +48,12 @@ class StageMemory:
 
 @dataclass(frozen=True, slots=True)
 class MemoryEstimate:
+    """Predicted peak of every pipeline stage."""
+
     stages: tuple[StageMemory, ...]
     """One entry for each pipeline stage, in order."""
     peak_stage: int
+    """The stage with the highest peak; the first of several."""
 
     @property
     def peak_bytes(self) -> int:
@@ -102,14 +105,16 @@ def accumulates_unsharded(experiment: Experiment) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Shared:
-    """What is the same on every stage. Bytes unless said otherwise."""
+    """What is the same on every stage. Bytes unless said otherwise; c, g and m as above."""
 
     c: int
     g: int
     dense_saved: int
+    """Of one dense layer and one micro-batch."""
     moe_saved: int
+    """Of one layer with experts; 0 where the model has none."""
     working: int
-    """Of the hungriest kind of layer."""
+    """Of the kind of layer that needs most."""
     block: int
     """Elements of the largest block on one rank."""
     vocabulary: int
@@ -122,7 +127,9 @@ class _Shared:
     whole: bool
     """Gradients accumulate unsharded."""
     rounds: int
+    """m, the micro-batches of a step."""
     shards: int
+    """S, the ranks that share master weights and optimizer state."""
 
     @classmethod
     def of(cls, e: Experiment) -> _Shared:
@@ -156,10 +163,11 @@ class _Units:
     """One stage's FSDP units, in elements."""
 
     head: int
-    """0 without a head of its own."""
+    """The output projection; 0 where the stage has none of its own."""
     first: int
-    """Whose gradient comes last: the embedding, the tied weight or a block."""
+    """The unit whose gradient comes last: the embedding, the tied weight or a block."""
     tied: int
+    """The embedding that is also the output projection; 0 where the stage has no such weight."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +179,7 @@ class _Round:
     prior: int
     """Bytes of gradients that earlier micro-batches left."""
     last: bool
+    """Of the step: gradients are reduced here at the latest."""
     forward_follows: bool
     """Another micro-batch's forward comes after it."""
 
@@ -228,8 +237,8 @@ def _reduces(x: _Shared, turn: _Round) -> bool:
 def _reduce_bytes(x: _Shared, unit: int, turn: _Round) -> int:
     """Buffers while FSDP reduces a unit, besides gradients that stay.
 
-    A flat copy in g bytes, and with one shard a scaled copy of it. With several the unit's own (last) gradient lives
-    until the end (it is c bytes, or the accumulated g), as does the new shard where there is an earlier one to add to.
+    A flat copy in g bytes an element, and with one shard a scaled copy of it. With several shards the unit's own
+    gradient of c bytes an element lives until the end, as does the new shard where there is an earlier one to add to.
     """
     if x.shards == 1 or x.whole:
         return 2 * x.g * unit
@@ -251,8 +260,8 @@ def _head_moments(
 ) -> tuple[_Moment, ...]:
     """The head's forward (under GPipe its backward), and the reduction of its gradient right after its backward.
 
-    Forward: one chunk of logits and both gradients. A unit is gathered (S > 1) into a flat buffer in c bytes that lives
-    until the next is gathered: the head's is the last of a forward. With a tied weight it is a block's.
+    Forward: one chunk of logits and both gradients. With S > 1 a unit is gathered into a flat buffer in c bytes that
+    lives until the next unit is gathered. The head is the last unit of a forward; with a tied weight a block is.
     """
     c, g = x.c, x.g
     zero3 = e.zero_stage == 3
@@ -291,8 +300,8 @@ def _end_moment(
 ) -> _Moment:
     """The end of the backward: the last unit's gradient is there, or reduced; all others are.
 
-    In the middle of a pipeline the gradient that the stage received is still held. With ZeRO 3 the next forward may be
-    higher when it begins: the flat copy that was reduced is still there, and two gathered ones beside its first unit.
+    A stage that is not the last still holds the gradient that it received. With ZeRO 3 the beginning of the next
+    forward may be higher: the flat copy that was reduced is still there, and two gathered ones beside its first unit.
     """
     c, zero3 = x.c, e.zero_stage == 3
     received = 0 if is_last else x.stream

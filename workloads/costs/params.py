@@ -18,7 +18,7 @@ V_SHAPED = ("zero_bubble_v", "dualpipe_v")
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Parameters by how they are divided over ranks."""
+    """Numbers of parameters by how they are divided over ranks (see above)."""
 
     split: int = 0
     replicated: int = 0
@@ -94,6 +94,7 @@ def moe_layer(model: ModelSpec) -> Counts:
 
 
 def num_dense_layers(model: ModelSpec) -> int:
+    """Layers without routed experts."""
     return model.num_layers if model.moe is None else model.moe.num_dense_layers
 
 
@@ -105,7 +106,7 @@ def num_params(model: ModelSpec) -> int:
 
 @lru_cache(maxsize=256)
 def matmul_params(model: ModelSpec) -> int:
-    """Parameters that one token meets in matrix products: output head included, input embedding and norms not.
+    """Parameters that multiply one token in matrix products: with the output head, without input embedding and norms.
 
     Of routed experts only the ``experts_per_token`` that a token visits count.
     """

@@ -23,7 +23,7 @@ class Simulation:
     total_s: float
     """Start of the first action to the end of the last, on any stage."""
     idle_s: tuple[float, ...]
-    """For each stage: ``total_s`` less the time in its own actions."""
+    """For each stage: ``total_s`` minus the time in its own actions."""
     spans: tuple[Span, ...]
     """Every action, stage by stage in the order of its list."""
 
@@ -83,13 +83,14 @@ def pipeline_time_s(
     p2p_s: float = 0.0,
     virtual_stages: int = 1,
 ) -> float:
-    """Time of a whole schedule without simulating it. F_s, B_s per stage (all its chunks), p stages, m micro-batches.
+    """Seconds of a whole schedule, without simulating it.
+
+    F_s and B_s are the seconds of stage s for one micro-batch, over all its chunks; p stages, m micro-batches.
 
     gpipe  ``sum F + (m-1) max F + sum B + (m-1) max B + 2 (p-1) p2p``: two flow shops, exact.
     1f1b   The latest end that any one stage enforces, counting the way to it and back, its own work, and its waiting
            for the first micro-batch to return (see `_one_f_one_b_s`). Exact for equal stages without p2p and for one
-           heavy last stage; else from 8 % below `simulate` to 2 % above it, for stages that differ up to fourfold
-           and p2p up to a third of a forward (a test keeps this).
+           heavy last stage; a test keeps how near it is to `simulate` elsewhere.
     interleaved_1f1b   1f1b whose idle time is divided by v (arXiv:2104.04473, section 2.2).
     zero_bubble_v, dualpipe_v   1f1b with a ramp of max(0, F - B/2) a stage: backward's two halves fill it when F = B/2
            (arXiv:2401.10241). An ideal: no such schedule is simulated here yet.
@@ -108,7 +109,7 @@ def pipeline_time_s(
 
 
 def _one_f_one_b_s(forward_s: Sequence[float], backward_s: Sequence[float], m: int, p2p_s: float) -> float:
-    """Lower bounds on 1F1B's time, one of them tight up to the interplay of unequal stages.
+    """The largest of lower bounds on 1F1B's time, one for each stage.
 
     Stage s starts when the first forward reaches it and ends when the last backward has yet to go back: together
     ``ramp = sum_{j < s} (F_j + B_j) + 2 s p2p``. A micro-batch is away from it for ``round_trip`` (its own F and B

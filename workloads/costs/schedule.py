@@ -15,8 +15,11 @@ from workloads.errors import UnsupportedByEngine
 
 @dataclass(frozen=True, slots=True)
 class Action:
+    """What a stage does with one micro-batch: forward (F) or backward (B)."""
+
     kind: Literal["F", "B"]
     microbatch: int
+    """From 0."""
 
 
 def gpipe(stage: int, num_stages: int, num_microbatches: int) -> list[Action]:
@@ -43,14 +46,14 @@ _SCHEDULES: dict[str, Callable[[int, int, int], list[Action]]] = {
 
 
 def schedule_actions(name: str, stage: int, num_stages: int, num_microbatches: int) -> list[Action]:
-    """Actions of pipeline rank ``stage``, in order. Raises `UnsupportedByEngine` for a schedule not yet written."""
+    """Actions of pipeline rank ``stage``, in order. Raises `UnsupportedByEngine` for a schedule that has no list."""
     if name not in _SCHEDULES:
         raise UnsupportedByEngine(f"pp_schedule={name} is not available yet; use {' or '.join(sorted(_SCHEDULES))}")
     return _SCHEDULES[name](stage, num_stages, num_microbatches)
 
 
 def microbatches_in_flight(actions: Sequence[Action]) -> int:
-    """Most micro-batches whose forward has run and whose backward has not."""
+    """The most micro-batches, at any time, whose forward has run and whose backward has not."""
     held = most = 0
     for action in actions:
         held += 1 if action.kind == "F" else -1

@@ -1,11 +1,13 @@
-"""Step time in closed form: work over calibrated rates, exposed communication, pipeline bubble, optimizer.
+"""Step time in closed form, in seconds: work over calibrated rates, exposed communication, bubble, optimizer.
+
+Exposed communication is what nothing else runs beside. The parts are taken as follows.
 
 compute     matmul FLOPs / (peak * matmul_efficiency); attention at its own share of that; norms, RoPE, SwiGLU,
             residuals and gradient accumulation at memory bandwidth. Kernels follow each other without gaps
 tp          forward: all gathers and scatters are exposed. Backward: a row-parallel layer's gather is; a column-parallel
             layer gathers its input beside the input-gradient matmul and scatters beside the weight-gradient matmul
-dp          gradients of one micro-batch hide behind its backward, gathered weights behind its forward (ZeRO 3: both
-            ways, every micro-batch), but for the last unit reduced and the first unit gathered
+dp          gradients of one micro-batch hide behind its backward and gathered weights behind its forward, except for
+            the last unit reduced and the first unit gathered. ZeRO 3 gathers in both directions, every micro-batch
 pp          `pipeline_time_s` of the stages' actual times
 cp, ep      keys and values hide behind attention; experts' all-to-all is exposed
 """
@@ -31,10 +33,12 @@ ATTENTION_RELATIVE_EFFICIENCY = 0.74
 products of a Llama-3.1-8B layer at 4096 tokens, measured on H200 with torch 2.11."""
 
 ATTENTION_BACKWARD = 2.5
-"""Five products in a flash attention backward (scores come again) to two in its forward."""
+"""A flash attention backward has five matrix products (scores are computed again), its forward two
+(FlashAttention-2, arXiv:2307.08691)."""
 
 OPTIMIZER_PASSES = 10
-"""Times a master-sized value is read or written: norm 1, clipping 2, AdamW 4 reads and 3 writes."""
+"""How often each master-sized value is read or written: norm 1 read, clipping 1 read and 1 write, AdamW 4 reads
+(weight, gradient, two moments) and 3 writes."""
 
 
 @dataclass(frozen=True, slots=True)

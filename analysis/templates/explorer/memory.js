@@ -1,6 +1,6 @@
 /* The memory tab: sliders for model and layout, a treemap of the bytes of one rank, and the devices that they fit on.
 
-The numbers are the planner's (memory_model.js), so are the rules and their sentences (memory_rules.js). */
+The numbers are the planner's (memory_model.js), so are the rules and their sentences (widget.rules, memory_rules.js). */
 "use strict";
 const initMemory = (() => {
   const GIB = 2 ** 30, MOST_STAGES = 1024;
@@ -58,11 +58,10 @@ const initMemory = (() => {
   }
 
   /** What the planner would say of a peak on a cluster, in one word and one sentence (sweep.plan). */
-  function verdict(peak, cluster, margin, experiment) {
-    const here = MemoryRules.violations(experiment, cluster).filter(
-      ({ rule }) => ["single_node", "attention", "precision"].includes(rule));
-    if (here.length) return { kind: "no", mark: "✗", word: "invalid", text: here[0].message };
-    const usable = cluster.usable_bytes, limit = usable * margin;
+  function verdict(peak, cluster, widget, experiment) {
+    const here = MemoryRules.violations(widget.rules, experiment, cluster).find(({ scope }) => scope === "cluster");
+    if (here) return { kind: "no", mark: "✗", word: "invalid", text: here.message };
+    const usable = cluster.usable_bytes, limit = usable * widget.oom_margin;
     if (peak > limit) {
       const text = `${gib(peak - limit)} GiB above the planner's limit`;
       return { kind: "no", mark: "✗", word: "does not fit", text };
@@ -212,9 +211,9 @@ const initMemory = (() => {
 
     function show(e, complaint) {
       const tooMany = e.pp > MOST_STAGES ? `pp=${e.pp}: this page works out at most ${MOST_STAGES} stages` : null;
-      const refused = complaint ?? MemoryRules.refusal(e) ?? tooMany;
-      const broken = refused ? [] : MemoryRules.violations(e, null);
-      const structural = broken.filter(({ rule }) => rule !== "engine_support").map(({ message }) => message);
+      const refused = complaint ?? MemoryRules.refusal(widget.rules, e) ?? tooMany;
+      const broken = refused ? [] : MemoryRules.violations(widget.rules, e, null);
+      const structural = broken.filter(({ scope }) => scope === "layout").map(({ message }) => message);
       let sentences = refused ? [refused] : structural;
       memory = null;
       if (!sentences.length) {
@@ -227,7 +226,7 @@ const initMemory = (() => {
       }
       at("rules").hidden = !sentences.length;
       at("rules").replaceChildren(...sentences.map((sentence) => element("li", sentence)));
-      const engine = broken.find(({ rule }) => rule === "engine_support");
+      const engine = broken.find(({ scope }) => scope === "engine");
       at("note").hidden = !engine || !memory;
       at("note").textContent = engine ? `Predicted, but ${engine.message}` : "";
       at("answer").hidden = !memory;
@@ -243,7 +242,7 @@ const initMemory = (() => {
       at("verdict").textContent = "";
       if (!memory) return;
       const peak = memory.peak_bytes;
-      const lines = known.map((device) => ({ device, peak, ...verdict(peak, device, widget.oom_margin, e) }));
+      const lines = known.map((device) => ({ device, peak, ...verdict(peak, device, widget, e) }));
       at("fits").replaceChildren(...lines.map(fitLine));
       const fitting = named(lines, "yes"), close = named(lines, "maybe");
       at("verdict").textContent = [`${fitting ? `✓ fits ${fitting}` : "✗ fits none of these devices"}`,

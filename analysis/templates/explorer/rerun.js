@@ -22,8 +22,8 @@ const Rerun = (() => {
       if (String(value) !== String(usual)) words.push(`grid.axes.${name}=${FLAGS[value] ?? hydra(value)}`);
     }
     for (const name of ["warmup_steps", "timed_steps"]) if (read(name) !== null) words.push(`measure.${name}=${read(name)}`);
-    // It is to run, whatever the plan thinks of it and although a row answers it already.
-    words.push("plan.run_cached=true", "plan.run_predicted_oom=true", `name=rerun-${hash(read("experiment_id"))}`);
+    // It is to run, whatever the plan predicts; under a name of its own it has no row yet.
+    words.push("plan.run_predicted_oom=true", `name=rerun-${hash(read("experiment_id"))}`);
     const version = read("engine_version");
     const notes = version === engine.version ? [] : [`The row is of engine version ${version ?? "unknown"}; this command runs version ${engine.version}, which gives the point another id.`];
     return { words, notes };

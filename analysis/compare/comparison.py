@@ -1,0 +1,113 @@
+"""A comparison of two results: reading both, matching their points, and judging what moved."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+
+from analysis.compare import matching, moved, prose
+from analysis.page.render import PageTable
+from analysis.rows.load import load
+from results import store
+from results.errors import InvalidResults
+
+_FAULTS = ("oom", "hang", "timeout", "crash", "nccl_error", "diverged")
+"""Ways to fail that are the point's own, not the machine's or the user's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What a comparison found, in sentences and in tables. Ratios are B over A."""
+
+    sides: tuple[str, str]
+    """One line each on what A and B are."""
+    cautions: list[str]
+    """What must be known before any number is read: A and B differ in method, cluster, device or engine."""
+    alarms: list[str]
+    """What makes numbers worthless: losses that differ."""
+    matching: list[str]
+    """How points were matched, and why others were not."""
+    found: list[str]
+    """What moved."""
+    pairs: pd.DataFrame
+    """The matched points, as `analysis.compare.moved.judged` returns them."""
+    only_a: pd.DataFrame
+    """Points of A without a partner, with the columns of `analysis.compare.matching.points`."""
+    only_b: pd.DataFrame
+    by_axis: pd.DataFrame
+    """See `analysis.compare.moved.by_axis`."""
+    noise: moved.Noise
+    problems: tuple[str, ...]
+    """One line for each file that could not be read."""
+
+    def tables(self, most: int) -> list[PageTable]:
+        """Short tables in words: what the axes explain, and at most ``most`` points that moved."""
+        return [*prose.axis_tables(self.by_axis), prose.moved_table(self.pairs, most)]
+
+
+def compare(
+    a: Path,
+    b: Path,
+    methods: tuple[str, str] | None = None,
+    across: Sequence[str] = (),
+    noise: float | None = None,
+) -> Comparison:
+    """Match the results at ``a`` and ``b`` and judge every matched point.
+
+    ``methods``: of A's and of B's rows, the same one unless asked otherwise; ``across``: axes in which partners may
+    differ; ``noise``: a fraction, instead of what the data say. Raises `InvalidResults` when there is nothing to
+    compare, or only something that must not be.
+    """
+    loaded = [load(path) for path in (a, b)]
+    for path, read in zip((a, b), loaded, strict=True):
+        if read.attempts.empty and read.problems:
+            raise InvalidResults(f"{path} has no row that can be read: {read.problems[0]}")
+    methods = matching.choose_methods(loaded[0].attempts, loaded[1].attempts, methods)
+    rows = [found.attempts[found.attempts["method"] == of] for found, of in zip(loaded, methods, strict=True)]
+    points = [
+        matching.points(part, _step_times(path) if of == "measured" else None)
+        for part, path, of in zip(rows, (a, b), methods, strict=True)
+    ]
+    found = matching.match(points[0], points[1], across)
+    judged_by = moved.noise_of(points[0], points[1], noise)
+    same_numbers = not set(across) & set(moved.SAME_NUMBERS) and "seed" not in found.unrecorded
+    pairs = moved.judged(found.pairs, judged_by, compare_losses=same_numbers)
+    ignored = (*found.crossed, *found.unrecorded, *across)
+    why_a = matching.why_unmatched(found.only_a, points[1], ignored)
+    why_b = matching.why_unmatched(found.only_b, points[0], ignored)
+    beside = prose.beside(rows[0], rows[1])
+    return Comparison(
+        sides=(
+            prose.side("A", a, rows[0], len(points[0])),
+            prose.side("B", b, rows[1], len(points[1])),
+        ),
+        cautions=prose.cautions(rows[0], rows[1]),
+        alarms=prose.alarms(pairs),
+        matching=[*([beside] if beside else []), *prose.matched(found, why_a, why_b, across)],
+        found=prose.found(pairs, judged_by),
+        pairs=pairs,
+        only_a=found.only_a,
+        only_b=found.only_b,
+        by_axis=moved.by_axis(pairs),
+        noise=judged_by,
+        problems=(*loaded[0].problems, *loaded[1].problems),
+    )
+
+
+def no_longer_good(pairs: pd.DataFrame, fraction: float) -> pd.DataFrame:
+    """Pairs slower by more than ``fraction`` beyond noise, or that finished in A and fail in B by their own fault."""
+    slower = (pairs["speed"] == moved.SLOWER) & (pairs["ratio"] < 1 - fraction)
+    return pairs[slower | ((pairs["outcome_a"] == "ok") & pairs["outcome_b"].isin(_FAULTS))]
+
+
+def _step_times(path: Path) -> Mapping[str, Sequence[float]]:
+    """Time of every timed step by attempt, of its slowest rank, in seconds; empty where steps are not recorded."""
+    if not path.is_dir():
+        return {}
+    steps = store.scan(path, "steps").table.select(["attempt_id", "step", "is_warmup", "step_time_s"]).to_pandas()
+    timed = steps[steps["is_warmup"].eq(False) & steps["step_time_s"].notna()]
+    slowest = timed.groupby(["attempt_id", "step"])["step_time_s"].max()
+    return {str(attempt): times.tolist() for attempt, times in slowest.groupby(level="attempt_id")}

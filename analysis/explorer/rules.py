@@ -1,0 +1,61 @@
+"""The planner's rules as JSON, for the explorer's memory tab to evaluate: none is written down a second time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from results.errors import UltrasweepError
+from workloads import experiment, rules
+from workloads.checks import whole_number
+from workloads.expressions import Template, as_data
+
+
+def rules_json() -> dict[str, Any]:
+    """Plain data for the page (``data.widget.rules``). Expressions are as `workloads.expressions.as_data` writes them.
+
+    ``derived``: pairs of a name and its expression, each may read those before it; ``lacking`` and ``rules``: entries
+    with ``rule``, ``scope``, ``broken`` (an expression) and ``message`` (a list of texts, each followed by an
+    expression until the last); ``refusals``: what the constructors of a model and an experiment check first.
+    """
+    return {
+        "derived": [[name, as_data(expression)] for name, expression in rules.DERIVED.items()],
+        "lacking": _described(rules.LACKING),
+        "rules": _described(rules.RULES),
+        "refusals": {
+            "model_sizes": list(experiment.MODEL_SIZES),
+            "counts": list(experiment.COUNTS),
+            "not_a_count": _said_of_no_count(),
+            "heads_do_not_divide": experiment.HEADS_DO_NOT_DIVIDE,
+        },
+    }
+
+
+class _Placeholder:
+    def __repr__(self) -> str:
+        return "{value}"
+
+
+def _said_of_no_count() -> str:
+    """The sentence that a constructor refuses a number with, with ``label``, ``field`` and ``value`` in braces."""
+    try:
+        whole_number("{label}: {field}", _Placeholder(), 1)
+    except UltrasweepError as error:
+        return str(error)
+    raise AssertionError("a placeholder is no number")
+
+
+def _described(stated: Sequence[rules.Rule]) -> list[dict[str, Any]]:
+    return [
+        {
+            "rule": rule.name,
+            "scope": rule.scope,
+            "broken": as_data(rule.broken),
+            "message": _message(rule.message),
+        }
+        for rule in stated
+    ]
+
+
+def _message(template: Template) -> list[Any]:
+    return [part if isinstance(part, str) else as_data(part) for part in template.parts]

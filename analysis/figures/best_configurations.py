@@ -1,0 +1,235 @@
+"""The pair of heatmaps: the best configuration of each model and number of devices, by utilization and by memory.
+
+`draw` ranks by throughput, each model by itself; `draw_published` is the study's own pair, ranked by its MFU under its
+own labels of models.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+
+from analysis.figures import style
+from analysis.figures.spec import FigureSpec
+from analysis.rows import labels, metrics, winners
+from analysis.rows.frame_cache import cache_per_frame
+from results.text import byte_unit, format_bytes, format_number, format_percent, listed
+
+_CELL_IN = (1.62, 0.82)
+_MANY_WORKLOADS = 6
+_SIDE_BY_SIDE = 2
+"""Up to so many columns the two heatmaps stand beside each other, else one above the other."""
+_COLUMNS = {
+    "label": "model",
+    "node_count": "nodes",
+    "rank_by": "rank_by",
+    "mfu_percent": "mfu_percent",
+    "memory_gb": "memory_gb",
+    "dp": "dp",
+    "tp": "tp",
+    "pp": "pp",
+    "num_microbatches": "acc",
+    "micro_batch_size": "mbs",
+    "zero_stage": "zero",
+    "tokens_per_s_per_gpu": "tokens_per_s_per_gpu",
+}
+_BESIDE = (
+    *("world_size", "seq_len", "layout", "candidates", "runner_up", "margin", "tie"),
+    *("mfu_palm", "peak_allocated_bytes", "peak_reserved_bytes", "network_regime", "engine_version"),
+    *("experiment_id", "attempt_id"),
+)
+
+
+@cache_per_frame
+def data(frame: pd.DataFrame) -> pd.DataFrame:
+    """Both rankings, one row a winner; ``memory_gb`` is reserved memory in GiB, ``shape`` the model by its shape."""
+    rows = pd.concat([winners.best_by(frame, rule) for rule in winners.RULES], ignore_index=True)
+    beside = [name for name in _BESIDE if name in rows]
+    return rows[[*_COLUMNS, "workload", *beside]].rename(columns=_COLUMNS | {"workload": "shape"})
+
+
+def data_published(frame: pd.DataFrame) -> pd.DataFrame:
+    """Those rows of `data` that the study's own ranking gives."""
+    rows = data(frame)
+    return rows[rows["rank_by"] == "published_mfu"].reset_index(drop=True)
+
+
+@style.styled
+def draw(frame: pd.DataFrame) -> Figure:
+    """Fastest configuration by tokens/s/GPU in each cell, coloured by MFU (left) and by peak memory (right).
+
+    Where no peak rate is known for the device, the left one is coloured by throughput instead. ``frame`` is labelled.
+    """
+    best = metrics.best_configurations(frame)
+    counts = metrics.group_counts(frame)
+    workloads, sizes = labels.workload_order(frame), labels.world_sizes(frame)
+    if len(workloads) > _MANY_WORKLOADS:  # then only those that have something to show
+        workloads = [name for name in workloads if (best["workload"] == name).any()] or workloads
+    if not workloads or not sizes:
+        raise style.NothingToDraw("no row names its model and number of devices")
+    if best.empty:
+        raise style.NothingToDraw("no run has finished with a throughput")
+    left = _by_mfu(best) if best[metrics.MFU].notna().any() else _by_throughput(best, labels.rate_unit(frame))
+    right = _by_memory(best, metrics.memory_column(frame), "Fastest")
+    return _pair(best, counts, (workloads, sizes), (left, right), labels.device_noun(frame))
+
+
+@style.styled
+def draw_published(frame: pd.DataFrame) -> Figure:
+    """The study's pair: best configuration by its MFU (left) and the reserved memory of that configuration (right).
+
+    The study's labels stand for models: a cell won by a run of another shape under the same label is marked.
+    """
+    best = winners.best_by(frame, "published_mfu")
+    if best.empty:
+        raise style.NothingToDraw("no finished run has an MFU as the study counts it")
+    grouped = frame.assign(workload=labels.study_label(frame))
+    other = best["workload"] != best["label"]
+    shapes = listed(sorted(set(best.loc[other, "workload"])))
+    best = best.assign(degrees=best["degrees"] + other.map({True: " †", False: ""}), workload=best["label"])
+    left = {
+        "columns": {"_value": best["mfu_percent"], "_text": [f"{value:.2f} %" for value in best["mfu_percent"]]},
+        "title": "Best configuration by the study's MFU",
+        "label": "MFU as in the study, %",
+        "colours": "viridis",
+    }
+    right = _by_memory(best, "peak_reserved_bytes", "The same configuration")
+    places = (labels.workload_order(grouped), labels.world_sizes(grouped))
+    figure = _pair(best, metrics.group_counts(grouped), places, (left, right), labels.device_noun(frame))
+    if other.any():
+        figure.supxlabel(f"† another model than the rest of its row: {shapes}", fontsize=9, x=0.02, ha="left")
+    return figure
+
+
+def _pair(
+    best: pd.DataFrame,
+    counts: pd.DataFrame,
+    places: tuple[list[str], list[int]],
+    shown_pair: tuple[dict[str, Any], dict[str, Any]],
+    noun: str,
+) -> Figure:
+    workloads, sizes = places
+    stacked = len(sizes) > _SIDE_BY_SIDE
+    rows, columns = (2, 1) if stacked else (1, 2)
+    width = max(len(sizes) * _CELL_IN[0], 2.4) + 2.4
+    height = max(len(workloads) * _CELL_IN[1], 1.6) + 1.0
+    figure = style.new_figure(columns * width, rows * height)
+    axes = figure.subplots(rows, columns, squeeze=False).ravel()
+    for ax, shown in zip(axes, shown_pair, strict=True):
+        _heatmap(ax, best.assign(**shown["columns"]), counts, workloads, sizes, shown)
+        ax.set_xlabel(f"Number of {noun}")
+    return figure
+
+
+def _by_mfu(best: pd.DataFrame) -> dict[str, Any]:
+    value = 100 * best[metrics.MFU]
+    text = [format_percent(mfu) for mfu in best[metrics.MFU]]
+    return {
+        "columns": {"_value": value, "_text": text},
+        "title": f"Fastest configuration: {metrics.MFU_NAME}",
+        "label": f"{metrics.MFU_NAME}, % of peak",
+        "colours": "viridis",
+    }
+
+
+def _by_throughput(best: pd.DataFrame, unit: str) -> dict[str, Any]:
+    text = [format_number(value) for value in best[metrics.RANK_BY]]
+    return {
+        "columns": {"_value": best[metrics.RANK_BY], "_text": text},
+        "title": "Fastest configuration: throughput",
+        "label": unit,
+        "colours": "viridis",
+    }
+
+
+def _by_memory(best: pd.DataFrame, column: str, which: str) -> dict[str, Any]:
+    unit, name = byte_unit(best[column].max())
+    what = metrics.MEMORY_NAMES[column]
+    return {
+        "columns": {"_value": best[column] / unit, "_text": [format_bytes(value) for value in best[column]]},
+        "title": f"{which} configuration: peak memory" if which == "Fastest" else f"{which}: {what}",
+        "label": f"{what[0].upper()}{what[1:]}, {name}",
+        "colours": "YlOrBr",
+    }
+
+
+def _heatmap(
+    ax: Axes, best: pd.DataFrame, counts: pd.DataFrame, workloads: list[str], sizes: list[int], shown: dict[str, Any]
+) -> None:
+    norm, colours = style.norm_of(best["_value"]), style.sequential(shown["colours"])
+    by_outcome: dict[tuple[str, int], dict[str, int]] = counts.to_dict("index")  # type: ignore[assignment]
+    cells = {(row["workload"], int(row["world_size"])): row for row in labels.records(best)}
+    for y, workload in enumerate(workloads):
+        for x, size in enumerate(sizes):
+            row = cells.get((workload, size))
+            if row is None:
+                _empty_cell(ax, x, y, _why_empty(by_outcome, workload, size))
+                continue
+            unknown = np.isnan(row["_value"])
+            face = (0.93, 0.93, 0.93, 1.0) if unknown else colours(norm(row["_value"]))
+            ax.add_artist(Rectangle((x - 0.5, y - 0.5), 1, 1, facecolor=face, edgecolor="white", linewidth=1.5))
+            ink = style.ink_on(face)
+            batching = row["batching"].replace(", ", "\n", 1)
+            inside = [
+                ax.text(x, y - 0.24, row["_text"], ha="center", va="center", color=ink, fontsize=11, fontweight="bold"),
+                ax.text(x, y + 0.05, row["degrees"], ha="center", va="center", color=ink, fontsize=8),
+                ax.text(x, y + 0.28, batching, ha="center", va="center", color=ink, fontsize=7.5, linespacing=1.0),
+            ]
+            for text in inside:
+                text.set_in_layout(False)  # measuring what stays inside its cell only takes time
+    ax.set(xlim=(-0.5, len(sizes) - 0.5), ylim=(len(workloads) - 0.5, -0.5))
+    ax.set_xticks(range(len(sizes)), [f"{size:,}" for size in sizes])
+    ax.set_yticks(range(len(workloads)), workloads)
+    ax.tick_params(length=0)
+    ax.spines[:].set_visible(False)
+    ax.set_title(shown["title"])
+    if best["_value"].notna().any():
+        bar = ax.figure.colorbar(ScalarMappable(norm, colours), ax=ax, pad=0.01, aspect=25, fraction=0.05)
+        bar.set_label(shown["label"])
+        bar.outline.set_visible(False)
+
+
+def _why_empty(counts: dict[tuple[str, int], dict[str, int]], workload: str, size: int) -> str:
+    row = counts.get((workload, size))
+    if row is None:
+        return "not run"
+    tried = sum(row.values())
+    return f"none of {tried} fits" if row.get("oom", 0) == tried else f"none of {tried}\nfinished"
+
+
+def _empty_cell(ax: Axes, x: int, y: int, text: str) -> None:
+    ax.add_artist(Rectangle((x - 0.5, y - 0.5), 1, 1, facecolor="#f4f4f4", edgecolor="white", linewidth=1.5))
+    ax.text(x, y, text, ha="center", va="center", color="#666666", fontsize=8, style="italic")
+
+
+FIGURES = (
+    FigureSpec(
+        name="best_configurations",
+        section="best",
+        title="Best configuration of each model and size",
+        caption=(
+            "Each cell is the configuration with the most tokens/s/GPU among those that finished: parallel degrees "
+            "with ZeRO stage, and micro-batch × number of micro-batches. Grey cells have no finished run."
+        ),
+        draw=draw,
+        data=data,
+    ),
+    FigureSpec(
+        name="best_by_published_mfu",
+        section="best",
+        title="Best configuration as the Ultra-Scale Playbook ranks it",
+        caption=(
+            "The study's own pair: best by its MFU, which counts tied embeddings twice once a pipeline splits them, "
+            "and the reserved memory of that configuration. Models under the study's labels. Both rankings are in "
+            "best_configurations.csv."
+        ),
+        draw=draw_published,
+        data=data_published,
+    ),
+)

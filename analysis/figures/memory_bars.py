@@ -1,0 +1,151 @@
+"""Stacked bars of memory by category with the device's memory: what is measured in full colour, closed forms in pale.
+
+The figures of memory along an axis and over the first steps share them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.colors import to_rgb
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
+
+from analysis.figures import style
+from analysis.memory.axis_panels import Bar
+from analysis.memory.peak_split import PREDICTED
+from analysis.rows import labels
+
+_MOST_TIMES_THE_LIMIT = 3.0
+"""Bars higher than this many times what fits are cut off, with their totals written on them: what is drawn of them
+would press all others flat."""
+_LIMIT_COLOUR = "#B00000"
+_OUTCOMES = {"ok": "", "oom": "OOM"}
+_PALE = 0.68
+_LINE_OF_TEXT = 0.095
+"""Height of a bar's total as a share of an axis."""
+
+
+def draw_bars(ax: Axes, bars: Sequence[Bar], limits: Sequence[float], unit: int) -> None:
+    """Bars with their totals, marks of what was measured besides, and the device's memory."""
+    top = _top(bars, limits) / unit
+    for pale in (False, True):
+        places = [place for place, bar in enumerate(bars) if (bar.stack.source == PREDICTED) == pale]
+        bottom = np.zeros(len(places))
+        for i, (colour, hatch) in enumerate(FILLS):
+            heights = np.array([bars[place].stack.bytes[i] for place in places]) / unit
+            ax.bar(places, heights, bottom=bottom, width=0.72, hatch=hatch, **look(colour, pale=pale))
+            bottom += heights
+    for name, marker in _MARKS.items():
+        known = [(place, value) for place, bar in enumerate(bars) if (value := _mark(bar, name)) is not None]
+        if known:
+            ax.plot(*np.array([(place, value / unit) for place, value in known]).T, **_BLACK, **marker)
+    for limit in limits:
+        ax.axhline(limit / unit, color=_LIMIT_COLOUR, linestyle="--", linewidth=1.2)
+    for place, bar in enumerate(bars):
+        _write_total(ax, place, bar, top, unit)
+    ax.set_xticks(range(len(bars)), [_tick(bar) for bar in bars], fontsize=8)
+    ax.set(xlim=(-0.6, len(bars) - 0.4), ylim=(0, 1.12 * top))
+    ax.yaxis.set_major_locator(MaxNLocator(5))
+    ax.grid(axis="y")
+
+
+def _write_total(ax: Axes, place: int, bar: Bar, top: float, unit: int) -> None:
+    """The sum of a bar: on it, or inside where a mark is in the way, or at the upper end of one that is cut off."""
+    total = bar.stack.total / unit
+    mark = (_mark(bar, "peak_reserved_bytes") or 0) / unit
+    inside = total > top or (0 < mark - total < _LINE_OF_TEXT * top and total > 1.5 * _LINE_OF_TEXT * top)
+    ax.annotate(
+        f"{'↑ ' if total > top else ''}{_short(total)}",
+        (place, min(total if inside or mark - total >= _LINE_OF_TEXT * top else max(total, mark), top)),
+        (0, -3 if inside else 3),
+        textcoords="offset points",
+        ha="center",
+        va="top" if inside else "bottom",
+        fontsize=7.5,
+        bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5},
+    )
+
+
+def handles(bars: Sequence[Bar], limits: Sequence[float], frame: pd.DataFrame) -> list[Patch | Line2D]:
+    """Legend of the categories, of what is measured and what not, and of the marks that these bars have."""
+    found: list[Patch | Line2D] = [
+        Patch(hatch=hatch, label=name, **look(colour, pale=False))
+        for name, (colour, hatch) in zip(labels.MEMORY_CATEGORIES.values(), FILLS, strict=True)
+    ]
+    sources = dict.fromkeys(bar.stack.source for bar in bars)
+    found += [
+        Patch(label=_SOURCE_NAMES[source], **look("#555555", pale=source == PREDICTED))
+        for source in _SOURCE_NAMES
+        if source in sources
+    ]
+    for name, marker in _MARKS.items():
+        if any(_mark(bar, name) is not None for bar in bars):
+            found.append(Line2D([], [], label=_MARK_NAMES[name], **_BLACK, **marker))
+    if limits:
+        names = sorted(frame["device_name"].dropna().unique())
+        of = f" ({names[0]})" if len(names) == 1 else ""
+        found.append(Line2D([], [], linestyle="--", color=_LIMIT_COLOUR, label=f"memory of the device{of}"))
+    return found
+
+
+_SOURCE_NAMES = {
+    "measured": "full colour: measured",
+    "traced": "full colour: traced without a device",
+    PREDICTED: "pale: closed form, not measured",
+}
+_MARKS: dict[str, dict[str, Any]] = {
+    "peak_reserved_bytes": {"marker": "_", "markersize": 15, "markeredgewidth": 1.6},
+    "peak_allocated_bytes": {"marker": "D", "markersize": 4.5, "markerfacecolor": "white"},
+}
+_MARK_NAMES = {"peak_reserved_bytes": "peak reserved, measured", "peak_allocated_bytes": "peak allocated, measured"}
+_BLACK: dict[str, Any] = {"linestyle": "", "color": "black", "zorder": 5}
+FILLS = tuple(zip(style.CATEGORY_COLOURS, style.CATEGORY_HATCHES, strict=True))[: len(labels.MEMORY_CATEGORIES)]
+
+
+def look(colour: str, *, pale: bool) -> dict[str, Any]:
+    if not pale:
+        return {"facecolor": colour, "edgecolor": "white", "linewidth": 0.5}
+    mixed = tuple(np.array(to_rgb(colour)) * (1 - _PALE) + _PALE)
+    return {"facecolor": mixed, "edgecolor": colour, "linewidth": 0.9}
+
+
+def limits_of(frame: pd.DataFrame, bars: Sequence[Bar]) -> list[float]:
+    """Device memory of the rows drawn, else of all rows: one line for each kind of device."""
+    own = {value for bar in bars if (value := _known(bar, "device_memory_bytes")) is not None}
+    return sorted(own or {float(value) for value in frame["device_memory_bytes"].dropna().unique()})
+
+
+def _top(bars: Sequence[Bar], limits: Sequence[float]) -> float:
+    """Highest byte that the axis shows, see `_MOST_TIMES_THE_LIMIT`."""
+    reserved = [value for bar in bars if (value := _known(bar, "peak_reserved_bytes")) is not None]
+    highest = max([*(bar.stack.total for bar in bars), *reserved, *limits])
+    fits = max([*limits, *reserved], default=highest)
+    return min(highest, _MOST_TIMES_THE_LIMIT * fits)
+
+
+def _known(bar: Bar, name: str) -> float | None:
+    value = None if bar.row is None else bar.row[name]
+    return None if value is None or pd.isna(value) else float(value)
+
+
+def _mark(bar: Bar, name: str) -> float | None:
+    """What a mark shows of a bar; a split that was measured adds up to the allocated peak itself."""
+    return None if name == "peak_allocated_bytes" and bar.stack.source != PREDICTED else _known(bar, name)
+
+
+def _tick(bar: Bar) -> str:
+    if bar.row is None:
+        return bar.label
+    outcome = _OUTCOMES.get(bar.row["outcome"], "failed")
+    repeats = int(bar.row["repeats"])
+    return "\n".join(part for part in (bar.label, outcome, f"n = {repeats}" if repeats > 1 else "") if part)
+
+
+def _short(value: float) -> str:
+    return f"{value:,.0f}" if value >= 99.95 else f"{value:.1f}"

@@ -1,0 +1,142 @@
+"""Memory of the fullest rank along one axis, and from one device to all axes: one panel a model, one bar a value."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from analysis.figures import style
+from analysis.figures.memory_bars import draw_bars, handles, limits_of
+from analysis.figures.spec import FigureSpec
+from analysis.memory import axis_panels
+from analysis.memory.axis_panels import Panel
+from analysis.memory.families import AXES
+from results.text import byte_unit, listed
+from workloads.experiment import ENGINE
+
+_PANEL_IN = (3.7, 3.4)
+
+
+def data(frame: pd.DataFrame, axis: str) -> pd.DataFrame:
+    """Bars of one axis of `AXES`, or of ``5d``, as `analysis.memory.axis_panels.table` gives them."""
+    return axis_panels.table(_panels(frame, axis))
+
+
+@style.styled
+def draw(frame: pd.DataFrame, axis: str) -> Figure:
+    """One panel a model (of tensor parallelism two), one bar a value of the axis."""
+    panels = _panels(frame, axis)
+    if not panels:
+        raise style.NothingToDraw("no finished run's shape and layout are known")
+    columns = 2 if any(panel.variant for panel in panels) else len(panels)
+    lines = -(-len(panels) // columns)
+    figure = style.new_figure(
+        max(_PANEL_IN[0] * columns + 0.5, 6.8), (_PANEL_IN[1] if lines == 1 else 2.7) * lines + 1.4
+    )
+    axes = figure.subplots(lines, columns, squeeze=False)
+    bars = [bar for panel in panels for bar in panel.bars]
+    limits = limits_of(frame, bars)
+    held_lines = max(1 + panel.held.count("\n") for panel in panels)
+    unit, unit_name = byte_unit(max(bar.stack.total for bar in bars))
+    for ax, panel in zip(axes.ravel(), panels, strict=False):
+        draw_bars(ax, panel.bars, limits, unit)
+        ax.set_title("\n".join(name for name in (panel.model, panel.variant) if name), pad=8 + 11 * held_lines)
+        ax.annotate(
+            panel.held,
+            (0, 1),
+            (0, 4),
+            xycoords="axes fraction",
+            textcoords="offset points",
+            fontsize=8,
+            color="#444444",
+        )
+    for ax in axes[-1]:
+        ax.set_xlabel(AXES[axis].label if axis in AXES else "Layout, each with all that stands before it")
+    for ax in axes[:, 0]:
+        ax.set_ylabel(f"Memory of the fullest rank, {unit_name}")
+    style.bottom_legend(figure, handles(bars, limits, frame), _note(panels, frame))
+    return figure
+
+
+def _panels(frame: pd.DataFrame, axis: str) -> list[Panel]:
+    return axis_panels.along(frame, AXES[axis]) if axis in AXES else axis_panels.together(frame)
+
+
+def _note(panels: Sequence[Panel], frame: pd.DataFrame) -> str | None:
+    """What the legend must say besides: that no rows are shown, or that they are another engine's."""
+    if all(panel.basis == axis_panels.CLOSED_FORM for panel in panels):
+        return "Closed form: no rows differ in this only"
+    others = sorted(set(frame["engine"].dropna()) - {ENGINE})
+    return f"Closed form of {ENGINE}'s engine, marks of {listed(others)}'s runs" if others else None
+
+
+_HOW = (
+    " Runs that differ in nothing else, those with most values of the axis; bars in full colour are measured, pale "
+    "ones the planner's closed form of the same layout. Where no runs differ in this only, the closed form for the "
+    "fastest run of each of the largest models with the axis changed."
+)
+
+
+def _spec(axis: str, title: str, caption: str) -> FigureSpec:
+    """``axis`` is a name of `AXES` or `ALL_AXES`."""
+    return FigureSpec(
+        name=f"memory_{axis}" if axis == axis_panels.ALL_AXES else f"memory_by_{axis}",
+        section="why",
+        title=title,
+        caption=caption,
+        draw=partial(draw, axis=axis),
+        data=partial(data, axis=axis),
+    )
+
+
+FIGURES = (
+    _spec(
+        "seq_len",
+        "Memory against sequence length",
+        "Activations grow with the sequence, everything else stays." + _HOW,
+    ),
+    _spec(
+        "recompute",
+        "Memory against recomputation",
+        "Selective recomputation makes norms, rotated queries and keys and the SwiGLU product again; full "
+        "recomputation keeps the input of each block only." + _HOW,
+    ),
+    _spec(
+        "dp",
+        "Memory against data parallelism",
+        "More data-parallel ranks save memory only where ZeRO shards something over them." + _HOW,
+    ),
+    _spec(
+        "zero",
+        "Memory against ZeRO stage",
+        "Stage 1 shards the optimizer's state over the data-parallel ranks, 2 the gradients too, 3 the parameters. The "
+        "engine keeps master weights sharded from stage 1 on." + _HOW,
+    ),
+    _spec(
+        "tp",
+        "Memory against tensor parallelism, without and with sequence parallelism",
+        "With it, which is how the engine runs unless told otherwise, activations between the divided matrices are "
+        "divided over the ranks as well." + _HOW,
+    ),
+    _spec(
+        "cp",
+        "Memory against context parallelism",
+        "Context parallelism divides the tokens of each sequence: activations only." + _HOW,
+    ),
+    _spec(
+        "pp",
+        "Memory against pipeline parallelism",
+        "A stage holds 1/p of the layers, but under 1F1B the first one holds p micro-batches at a time: parameters "
+        "shrink, activations hardly do where there are micro-batches enough." + _HOW,
+    ),
+    _spec(
+        axis_panels.ALL_AXES,
+        "Memory from one device to all axes",
+        "One axis added after another to what stands left of it: the finished run of each model with the most axes in "
+        "use, those that it lacks at degree 2 (ZeRO: stage 3). Bars in full colour are measured, pale ones the "
+        "planner's closed form. Totals are written on bars that are cut off.",
+    ),
+)

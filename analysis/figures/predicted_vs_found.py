@@ -1,0 +1,132 @@
+"""The closed-form prediction made before each run against what the run showed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+from analysis.figures import style
+from analysis.figures.spec import FigureSpec
+from analysis.rows import labels, metrics
+from analysis.rows.load import last_attempts
+from results.text import byte_unit
+
+
+def data(frame: pd.DataFrame) -> pd.DataFrame:
+    """Predictions beside findings, of every point that has a prediction."""
+    rows = last_attempts(frame)
+    pairs = ["predicted_peak_bytes", "peak_allocated_bytes", "predicted_step_time_s", "step_time_s"]
+    rows = rows[rows["predicted_peak_bytes"].notna() | rows["predicted_step_time_s"].notna()]
+    return rows[["workload", "world_size", "layout", "outcome", *pairs, "device_memory_bytes", "attempt_id"]]
+
+
+@style.styled
+def draw(frame: pd.DataFrame) -> Figure:
+    """Left: peak memory of the fullest rank. Right: step time. The diagonal is a perfect prediction.
+
+    Runs that ran out of memory have no peak: they stand at the device's limit, at the memory predicted for them.
+    """
+    rows = last_attempts(frame)
+    memory = rows[(rows["outcome"] == "ok") & rows["predicted_peak_bytes"].notna() & (rows["peak_allocated_bytes"] > 0)]
+    times = metrics.prediction_errors(rows, "predicted_step_time_s", "step_time_s")
+    panels = [panel for panel, data in ((_memory, memory), (_times, times)) if len(data)]
+    if not panels:
+        raise style.NothingToDraw("no finished run has a prediction to compare with")
+    figure = style.new_figure(5.6 * len(panels), 5.2)
+    axes = figure.subplots(1, len(panels), squeeze=False)[0]
+    for ax, panel in zip(axes, panels, strict=True):
+        panel(ax, rows)
+        for line in ax.lines:
+            line.set_rasterized(len(rows) > style.MOST_VECTOR_MARKS)
+    style.bottom_legend(figure, axes[0].get_legend_handles_labels()[0])
+    return figure
+
+
+def _memory(ax: Axes, rows: pd.DataFrame) -> None:
+    finished = rows[(rows["outcome"] == "ok") & rows["predicted_peak_bytes"].notna()]
+    oom = rows[(rows["outcome"] == "oom") & rows["predicted_peak_bytes"].notna()]
+    unit, name = byte_unit(finished["peak_allocated_bytes"].max())
+    _scatter(ax, finished, "predicted_peak_bytes", "peak_allocated_bytes", unit)
+    limit = rows["device_memory_bytes"].max()
+    if len(oom) and pd.notna(limit):
+        ax.plot(
+            oom["predicted_peak_bytes"] / unit,
+            np.full(len(oom), limit / unit),
+            linestyle="",
+            marker="x",
+            color=style.FAILURE_GREY,
+            label="out of memory",
+        )
+        ax.axhline(limit / unit, color="#B00000", linestyle="--", linewidth=1, label="memory of the device")
+    _finish(ax, f"Predicted peak memory, {name}", f"Peak allocated memory, {name}")
+    errors = metrics.prediction_errors(rows, "predicted_peak_bytes", "peak_allocated_bytes")
+    ax.set_title(f"Memory: {_summary(errors)}")
+
+
+def _times(ax: Axes, rows: pd.DataFrame) -> None:
+    finished = rows[(rows["outcome"] == "ok") & rows["predicted_step_time_s"].notna()]
+    _scatter(ax, finished, "predicted_step_time_s", "step_time_s", 1)
+    _finish(ax, "Predicted step time, s", "Step time, s")
+    errors = metrics.prediction_errors(rows, "predicted_step_time_s", "step_time_s")
+    ax.set_title(f"Step time: {_summary(errors)}")
+
+
+def _scatter(ax: Axes, rows: pd.DataFrame, predicted: str, found: str, unit: float) -> None:
+    markers = "osD^vP*X"
+    for i, workload in enumerate(labels.workload_order(rows)):
+        group = rows[rows["workload"] == workload]
+        ax.plot(
+            group[predicted] / unit,
+            group[found] / unit,
+            linestyle="",
+            marker=markers[i % len(markers)],
+            color=style.CATEGORY_COLOURS[i % len(style.CATEGORY_COLOURS)],
+            markersize=4.5,
+            alpha=0.75,
+            markeredgewidth=0,
+            label=workload,
+        )
+
+
+def _finish(ax: Axes, xlabel: str, ylabel: str) -> None:
+    ax.set(xscale="log", yscale="log", xlabel=xlabel, ylabel=ylabel)
+    low = min(ax.get_xlim()[0], ax.get_ylim()[0])
+    high = max(ax.get_xlim()[1], ax.get_ylim()[1])
+    ends = np.array([low, high])
+    ax.plot(ends, ends, color="#444444", linewidth=1, label="predicted = found")
+    ax.fill_between(ends, 0.9 * ends, 1.1 * ends, color="#444444", alpha=0.12, linewidth=0, label="± 10 %")
+    ax.set(xlim=(low, high), ylim=(low, high))
+    ax.set_aspect("equal")
+    for axis in (ax.xaxis, ax.yaxis):
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high / low < 2000 else (1,)))
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axis.set_minor_formatter(NullFormatter())
+    ax.grid()
+
+
+def _summary(errors: pd.Series) -> str:
+    if len(errors) < 2:
+        return f"n = {len(errors)}"
+    low, middle, high = errors.quantile([0.05, 0.5, 0.95])
+    return f"off by {_signed(middle)} % ({_signed(low)} to {_signed(high)} %), n = {len(errors):,}"
+
+
+def _signed(share: float) -> str:
+    """Per cent with its sign, with one decimal below 10 %; what rounds to nothing has no sign."""
+    value = round(100 * share, 1)
+    if value == 0:
+        return "0.0"
+    return f"{value:+.{0 if abs(value) >= 10 else 1}f}".replace("-", "−")
+
+
+FIGURE = FigureSpec(
+    name="predicted_vs_found",
+    section="trust",
+    title="Prediction and finding",
+    caption="The closed-form prediction made before the run against what the run showed; the band is ± 10 %.",
+    draw=draw,
+    data=data,
+)

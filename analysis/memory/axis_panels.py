@@ -1,0 +1,233 @@
+"""Memory of the fullest rank along one axis, and from one device to every axis at once, as panels of stacked bars.
+
+From rows where a family of them differs in the axis only: their own split where they finished with one, the closed form
+where a row has only its shape and layout. Where no rows differ in the axis only: the closed form of the fastest
+finished run's layout with the axis changed. Every bar says which it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from analysis.memory.families import Axis, Family, countable, families, like, twin
+from analysis.memory.peak_split import Stack, experiment_of, predicted, stack_of
+from analysis.memory.variants import steps_to_all, variant
+from analysis.rows import metrics
+from analysis.rows.frame_cache import cache_per_frame
+from analysis.rows.labels import MEMORY_CATEGORIES, records
+from results.text import plural
+from workloads.record import config_columns
+
+MOST_MODELS = 2
+"""Of which families of rows are drawn: those with most values, then the largest."""
+_CLOSED_FORM_MODELS = {"seq_len": 3, "recompute": 2}
+"""Of which the closed form is drawn, the largest; else of one. Activations are what models differ in most."""
+ROWS, CLOSED_FORM = "rows", "closed form"
+ALL_AXES = "5d"
+_MICRO_BATCHES, _BATCH = "num_microbatches", "global_batch_size"
+_MEASURED = ("peak_allocated_bytes", "peak_reserved_bytes", "device_memory_bytes")
+_COLUMNS = (
+    *("model", "variant", "held", "value", "basis", "split", "outcome", *MEMORY_CATEGORIES, "stack_bytes"),
+    *(*_MEASURED, "repeats", "experiment_id", "attempt_id"),
+)
+_CHAIN_COLUMNS = (
+    *("model", "dp_replicate", "dp_shard", "zero_stage", "tp", "sequence_parallel", "cp", "pp", "pp_schedule", "ep"),
+    *("virtual_stages", "micro_batch_size", "global_batch_size", "seq_len", "recompute", "precision"),
+)
+_OF_THE_ROW = ("attention", "compile", "seed", "engine", "engine_version")
+"""Compared with what the row says; where that is unknown (other engines), not at all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    label: str
+    """Value of the axis."""
+    stack: Stack
+    row: Mapping[str, Any] | None
+    """None where no row has this configuration."""
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    model: str
+    variant: str
+    """What sets it apart from the model's other panel; empty when there is none."""
+    held: str
+    """The choices that all bars share, in two lines."""
+    bars: tuple[Bar, ...]
+
+    @property
+    def basis(self) -> str:
+        return ROWS if any(bar.row is not None for bar in self.bars) else CLOSED_FORM
+
+
+@cache_per_frame
+def along(frame: pd.DataFrame, axis: Axis) -> list[Panel]:
+    """Panels of one axis, smallest model first; empty when no finished run's memory can be worked out.
+
+    Of tensor parallelism each model has two: with and without sequence parallelism.
+    """
+    rows = countable(frame)
+    best = sorted(families(rows, axis), key=lambda family: (len(family.rows), family.num_params))[-MOST_MODELS:]
+    best.sort(key=lambda family: (family.num_params, family.model))
+    found = [panel for family in best for panel in _of_family(rows, family, axis)]
+    found = [panel for panel in found if len(panel.bars) > 1]
+    if found:
+        return found
+    fastest = _best_of_each_model(rows, [metrics.RANK_BY])[-_CLOSED_FORM_MODELS.get(axis.name, 1) :]
+    return [panel for base in fastest for panel in _of_variants(base, axis)]
+
+
+@cache_per_frame
+def together(frame: pd.DataFrame) -> list[Panel]:
+    """From one device to all axes, one added after another: a panel for the largest model.
+
+    It is of the finished run with the most axes in use, then on the most devices, then the fastest. The steps share the
+    number of micro-batches or else the global batch, whichever finds more rows that have them.
+    """
+    rows = countable(frame)
+    axes_in_use = (rows[["dp", "zero_stage", "tp", "pp", "cp", "ep"]] > [1, 0, 1, 1, 1, 1]).sum(axis=1)
+    rows = rows.assign(_in_use=axes_in_use)
+    panels = []
+    for row in _best_of_each_model(rows, ["_in_use", "world_size", metrics.RANK_BY])[-1:]:
+        chains = [(_chain(rows, row, fixed), fixed) for fixed in (_MICRO_BATCHES, _BATCH)]
+        bars, fixed = max(chains, key=lambda chain: sum(bar.row is not None for bar in chain[0]))
+        if len(bars) > 1:
+            panels.append(Panel(str(row["model"]), "", _held(row, ALL_AXES, fixed), bars))
+    return panels
+
+
+def table(panels: list[Panel]) -> pd.DataFrame:
+    """One line a bar: bytes by category and where they are from, and the row's own measurements where there is one.
+
+    ``basis``: rows, or closed form where no row has the configuration. ``split``: measured, traced or predicted.
+    """
+    lines = []
+    for panel in panels:
+        for bar in panel.bars:
+            row = bar.row or {}
+            lines.append(
+                {
+                    "model": panel.model,
+                    "variant": panel.variant,
+                    "held": panel.held.replace("\n", " · "),
+                    "value": bar.label.replace("\n", " "),
+                    "basis": CLOSED_FORM if bar.row is None else ROWS,
+                    "split": bar.stack.source,
+                    "outcome": row.get("outcome"),
+                    **dict(zip(MEMORY_CATEGORIES, bar.stack.bytes, strict=True)),
+                    "stack_bytes": bar.stack.total,
+                    **{name: row.get(name) for name in (*_MEASURED, "repeats", "experiment_id", "attempt_id")},
+                }
+            )
+    return pd.DataFrame(lines, columns=list(_COLUMNS))
+
+
+def _of_family(rows: pd.DataFrame, family: Family, axis: Axis) -> list[Panel]:
+    held = _held(family.rows[-1], axis.name, family.fixed)
+    if axis.name != "tp":
+        return [Panel(family.model, "", held, _bars(family, axis))]
+    with_it = bool(family.rows[-1]["sequence_parallel"])
+    own = Panel(family.model, _variant(with_it), held, _bars(family, axis))
+    other = Panel(family.model, _variant(not with_it), held, _flipped(rows, family, axis, not with_it))
+    return [other, own] if with_it else [own, other]
+
+
+def _bars(family: Family, axis: Axis) -> tuple[Bar, ...]:
+    found = [(row, stack_of(row)) for row in family.rows]
+    return tuple(Bar(_text(row[axis.column]), stack, row) for row, stack in found if stack is not None)
+
+
+def _flipped(rows: pd.DataFrame, family: Family, axis: Axis, sequence_parallel: bool) -> tuple[Bar, ...]:
+    """The family with the other setting of sequence parallelism: rows that have it, else the closed form."""
+    others = twin(rows, family, axis, sequence_parallel=sequence_parallel)
+    bars = []
+    for row in family.rows:
+        pair = row if row["tp"] == 1 else others.get(row["tp"])  # one rank has nothing to divide tokens over
+        stack = None if pair is None else stack_of(pair)
+        if stack is None and (e := experiment_of(row)) is not None:
+            changed = variant(e, "tp", e.tp, sequence_parallel=sequence_parallel)
+            stack = None if changed is None else predicted(changed)
+        if stack is not None:
+            bars.append(Bar(_text(row["tp"]), stack, pair))
+    return tuple(bars)
+
+
+def _of_variants(base: Mapping[str, Any], axis: Axis) -> list[Panel]:
+    """The closed form for one row's layout with the axis changed."""
+    experiment = experiment_of(base)
+    assert experiment is not None
+    panels = []
+    for kind in (False, True) if axis.name == "tp" else (None,):
+        layouts = [variant(experiment, axis.name, value, sequence_parallel=kind) for value in axis.values]
+        possible = [(value, e) for value, e in zip(axis.values, layouts, strict=True) if e is not None]
+        if len(possible) > 1:
+            bars = tuple(Bar(_text(value), predicted(e), None) for value, e in possible)
+            held = _held(config_columns(possible[-1][1]), axis.name, _MICRO_BATCHES)
+            panels.append(Panel(str(base["model"]), "" if kind is None else _variant(kind), held, bars))
+    return panels
+
+
+def _chain(rows: pd.DataFrame, row: Mapping[str, Any], fixed: str) -> tuple[Bar, ...]:
+    target = experiment_of(row)
+    assert target is not None
+    rows = rows[(rows["model"] == row["model"]) & (rows["micro_batch_size"] == row["micro_batch_size"])]
+    bars = []
+    for name, experiment in steps_to_all(target, same_batch=fixed == _BATCH):
+        columns = config_columns(experiment)
+        wanted = {column: columns[column] for column in _CHAIN_COLUMNS} | {name: row[name] for name in _OF_THE_ROW}
+        found = like(rows, wanted)
+        bars.append(Bar(name, (stack_of(found) if found else None) or predicted(experiment), found))
+    return tuple(bars)
+
+
+def _best_of_each_model(rows: pd.DataFrame, by: list[str]) -> list[dict[str, Any]]:
+    """The first finished row of each model by these columns, highest first; smallest model first."""
+    ok = rows[rows["outcome"] == "ok"]
+    order = ok.sort_values([*by, "attempt_id"], ascending=[*[False] * len(by), True], na_position="last")
+    chosen: dict[str, dict[str, Any]] = {}
+    for name, own in order.groupby("model", sort=False):
+        row = next((row for row in records(own.head(1)) if experiment_of(row) is not None), None)
+        if row is not None:
+            chosen[str(name)] = row
+    size = {name: row["num_params"] if pd.notna(row["num_params"]) else 0 for name, row in chosen.items()}
+    return [chosen[name] for name in sorted(chosen, key=lambda name: (size[name], name))]
+
+
+def _held(row: Mapping[str, Any], axis: str, fixed: str) -> str:
+    """What a panel's bars share but for the axis: degrees in one line, batch and sequence in the next."""
+    degrees = []
+    if axis == ALL_AXES:
+        pass
+    elif axis == "dp":
+        degrees.append(f"ZeRO {int(row['zero_stage'])}")
+    else:
+        replicas, shards, dp = (int(row[name]) for name in ("dp_replicate", "dp_shard", "dp"))
+        stage = "" if axis == "zero" or dp == 1 else f" z{int(row['zero_stage'])}"
+        degrees.append(f"dp{f'{replicas}×{shards}' if min(replicas, shards) > 1 else dp}{stage}")
+    if axis != ALL_AXES:
+        degrees += [f"{name}{int(row[name])}" for name in ("tp", "cp", "pp", "ep") if name != axis and row[name] > 1]
+    if axis != "recompute" and row["recompute"] != "none":
+        degrees.append(f"{row['recompute']} recompute")
+    if isinstance(row["compile"], str) and row["compile"] != "none":
+        degrees.append("compiled")
+    if row["precision"] != "bf16":
+        degrees.append(str(row["precision"]).replace("_", " "))
+    count = int(row[fixed])
+    batch = [f"mbs {int(row['micro_batch_size'])}"]
+    batch.append(plural(count, "micro-batch", "micro-batches") if fixed == _MICRO_BATCHES else f"batch {count:,}")
+    if axis != "seq_len":
+        batch.append(f"{int(row['seq_len']):,} tokens")
+    return "\n".join(" · ".join(line) for line in (degrees, batch) if line)
+
+
+def _variant(sequence_parallel: bool) -> str:
+    return f"{'with' if sequence_parallel else 'without'} sequence parallelism"
+
+
+def _text(value: Any) -> str:
+    return str(value) if isinstance(value, str) else f"{int(value):,}"

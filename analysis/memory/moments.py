@@ -1,0 +1,119 @@
+"""What a rank holds over the first steps, by the closed form, from operation to operation.
+
+Between two operations a rank of a pipeline stage holds (see `workloads.costs.memory` for the letters)
+
+    parameters  g P / S, and for ZeRO 0, 1, 2 the copy to compute with, c P, from the first forward to the last backward
+    gradients   after a step's first backward: g P until the last one where they accumulate unsharded, else g P / S;
+                the optimizer frees them
+    optimizer   2 g P / S from the end of the first step on
+    activations what is saved of each micro-batch whose forward has run and whose backward has not, and the token ids
+
+What an operation needs besides while it runs is in the peak of the step (`peak_of_step`), which is the planner's: in
+the first step without the optimizer's state, or what the optimizer itself holds where that is more.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from analysis.memory.peak_split import categories
+from workloads.costs.activations import head_bytes, layer_bytes, rank_tokens
+from workloads.costs.memory import (
+    COMPUTE_BYTES,
+    MASTER_BYTES,
+    accumulates_unsharded,
+    estimate_memory,
+    parameter_shard_bytes,
+)
+from workloads.costs.params import experiment_stages, local_params
+from workloads.costs.schedule import schedule_actions
+from workloads.experiment import Experiment
+
+STEPS = 4
+SCHEDULES = ("none", "gpipe", "1f1b")
+"""Those whose order of operations is known."""
+_LENGTHS = {"F": 1.0, "B": 2.0}
+"""A backward computes twice what a forward does; the optimizer is drawn as long as a forward."""
+Bytes = tuple[int, int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """What is held at one moment between two operations."""
+
+    step: int
+    at: float
+    """0 at the start of the step, 1 at its end."""
+    name: str
+    bytes: Bytes
+
+
+def moments(experiment: Experiment, stage: int, steps: int = STEPS) -> list[Moment]:
+    """What a rank of a stage holds before, between and after the operations of the first steps."""
+    e, x = experiment, _Held.of(experiment, stage)
+    actions = schedule_actions(e.pp_schedule, stage, e.pp, e.num_microbatches)
+    length = sum(_LENGTHS[action.kind] for action in actions) + _LENGTHS["F"]
+    found: list[Moment] = []
+    for step in range(steps):
+        optimizer = x.optimizer if step else 0
+        now, in_flight, backwards = 0.0, 0, 0
+        found.append(Moment(step, 0.0, "start", (x.shard, 0, optimizer, x.inputs)))
+        for action in actions:
+            now += _LENGTHS[action.kind] / length
+            in_flight += 1 if action.kind == "F" else -1
+            backwards += action.kind == "B"
+            last = backwards == e.num_microbatches
+            gradients = 0 if not backwards else x.shard if last else x.accumulated
+            held = (x.shard + (0 if last else x.copy), gradients, optimizer, x.inputs + in_flight * x.saved)
+            kind = "forward" if action.kind == "F" else "backward"
+            found.append(Moment(step, now, f"{kind} {action.microbatch + 1}", held))
+        found.append(Moment(step, now, "optimizer's first look", (x.shard, x.shard, x.optimizer, x.inputs)))
+        found.append(Moment(step, 1.0, "optimizer", (x.shard, x.shard, x.optimizer, x.inputs)))
+    return found
+
+
+def peak_of_step(experiment: Experiment, step: int) -> Bytes:
+    """The closed form's highest moment of a step, of the stage that is fullest in it."""
+    stages = estimate_memory(experiment).stages
+    if step:
+        return max((categories(stage) for stage in stages), key=sum)
+    running = [(p, g, 0, a) for p, g, _, a in map(categories, stages)]
+    # AdamW makes its moments, twice the shard, when all gradients are there.
+    stepping = [(o // 2, o // 2, o, 0) for _, _, o, _ in map(categories, stages)]
+    return max((*running, *stepping), key=sum)
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """Bytes of one rank of a stage."""
+
+    shard: int
+    copy: int
+    accumulated: int
+    optimizer: int
+    saved: int
+    """Of one micro-batch in flight."""
+    inputs: int
+
+    @classmethod
+    def of(cls, e: Experiment, stage: int) -> _Held:
+        held = experiment_stages(e)[stage]
+        c, g = COMPUTE_BYTES.get(e.precision, 2), MASTER_BYTES.get(e.precision, 4)
+        layers, experts = local_params(e, held.layers)
+        ends = (held.embedding + held.head) // e.tp + held.final_norm
+        shard = parameter_shard_bytes(e, layers + ends, experts)
+        tokens, stream_tokens = rank_tokens(e)
+        saved = held.dense_layers * layer_bytes(e, routed=False, c=c).saved
+        if held.moe_layers:
+            saved += held.moe_layers * layer_bytes(e, routed=True, c=c).saved
+        saved += head_bytes(e, c).saved if held.has_head else 0
+        saved += c * stream_tokens * e.model.hidden_size if stage < e.pp - 1 else 0  # the output, to be sent
+        everything = layers + experts + ends
+        return cls(
+            shard=shard,
+            copy=0 if e.zero_stage == 3 else c * everything,
+            accumulated=g * everything if accumulates_unsharded(e) else shard,
+            optimizer=2 * shard,
+            saved=saved,
+            inputs=16 * tokens * e.num_microbatches + 4 * e.seq_len * e.model.head_dim,
+        )

@@ -1,0 +1,254 @@
+"""The report's sentences: what was run, what is best, what failed and how far to trust it, each with its numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pandas as pd
+
+from analysis.rows import labels, metrics
+from analysis.rows.cohorts import mixtures
+from analysis.rows.load import Results, last_attempts, planned, waiting
+from analysis.rows.stats import MedianInterval, median_interval
+from results.text import format_bytes, format_number, format_percent, listed, plural
+
+_METHODS = {"rehearsed_fake": "traced without a device"}
+_MOST_WINNERS = 4
+"""Of more groups than this, only the largest size of each model gets a sentence; the table has them all."""
+
+
+def what_was_run(results: Results) -> list[str]:
+    """Sentences on the whole folder: sweeps, points, planned and left out, dates."""
+    attempts, final = results.attempts, last_attempts(results.attempts)
+    sentences = []
+    named = f" ({listed([str(name) for name in results.sweeps])})" if results.sweeps else ""
+    if attempts.empty:
+        sentences.append(f"{plural(len(results.sweeps), 'sweep')}{named} without a single attempt.")
+    else:
+        again = len(attempts) - len(final)
+        retries = f", {plural(again, 'earlier attempt')} of them tried again" if again else ""
+        methods = final["method"].value_counts()
+        how = listed([f"{count:,} {_METHODS.get(str(method), method)}" for method, count in methods.items()])
+        sentences.append(
+            f"{plural(len(final), 'point')} attempted in {plural(len(results.sweeps), 'sweep')}{named}: {how}{retries}."
+        )
+        models = [str(name) for name in final["model"].dropna().unique()]
+        sizes = [f"{size:,}" for size in labels.world_sizes(final)]
+        noun = labels.device_noun(final)
+        sentences.append(f"{plural(len(models), 'model')} ({listed(models)}) on {listed(sizes, 12)} {noun}.")
+        started, ended = attempts["started_at"].min(), attempts["ended_at"].max()
+        if pd.notna(started) and pd.notna(ended):
+            sentences.append(f"From {started:%Y-%m-%d %H:%M} to {ended:%Y-%m-%d %H:%M} UTC.")
+    return sentences + _plan(results)
+
+
+def _plan(results: Results) -> list[str]:
+    verdict = results.ledger["verdict"].copy()
+    verdict[planned(results).index] = "run"
+    verdicts = verdict.value_counts()
+    if verdicts.empty:
+        return []
+    names = {
+        "run": "to run",
+        "cached": "answered by the rows of another sweep",
+        "invalid": "against a rule",
+        "predicted_oom": "predicted not to fit",
+        "over_budget": "over the budget",
+    }
+    parts = [f"{verdicts[verdict]:,} {name}" for verdict, name in names.items() if verdict in verdicts]
+    return [f"The plan has {plural(int(verdicts.sum()), 'grid point')}: {listed(parts)}."]
+
+
+def unfinished(results: Results) -> str | None:
+    """One sentence when planned points have no result yet."""
+    left = len(waiting(results))
+    if not left:
+        return None
+    points = plural(len(planned(results)), "planned point")
+    return f"Unfinished: {left:,} of {points} {'has' if left == 1 else 'have'} no result yet. What follows may change."
+
+
+def what_is_best(frame: pd.DataFrame) -> list[str]:
+    """A sentence for each winner, from the smallest model and size to the largest."""
+    best = metrics.best_configurations(frame)
+    if best.empty:
+        return ["No run has finished with a throughput, so nothing can be called best."]
+    best = labels.in_group_order(best)
+    noun, unit = labels.device_noun(frame), labels.rate_unit(frame)
+    if len(best) > _MOST_WINNERS:
+        best = best.groupby("workload", sort=False).tail(1)
+    return [_winner(row, noun, unit) for row in labels.records(best)] + _batches(frame, noun)
+
+
+def _batches(frame: pd.DataFrame, noun: str) -> list[str]:
+    """One sentence where runs of different batches are ranked together."""
+    rows = metrics.ranked(frame)
+    rows = rows[rows["rank"].notna() & rows["tokens_per_step"].notna()]
+    told = []
+    for _, group in rows.groupby(metrics.GROUP, sort=False):
+        counts = group["tokens_per_step"].value_counts()
+        if len(counts) > 1:
+            shown = listed([f"{tokens:,.0f} ({count:,})" for tokens, count in counts.items()])
+            told.append(f"{labels.group_name(group['workload'].iloc[0], group['world_size'].iloc[0], noun)}: {shown}")
+    if not told:
+        return []
+    return [
+        f"Runs of several batches are ranked together; a larger one spreads over more tokens what happens once a step. "
+        f"Tokens a step (runs): {'; '.join(told[:_MOST_WINNERS])}"
+        + (f"; and {len(told) - _MOST_WINNERS} more." if len(told) > _MOST_WINNERS else ".")
+    ]
+
+
+def _winner(row: Mapping[str, Any], noun: str, unit: str) -> str:
+    details = []
+    if pd.notna(row[metrics.MFU]):
+        details.append(f"{metrics.MFU_NAME} {format_percent(row[metrics.MFU])}")
+    if pd.notna(row["peak_allocated_bytes"]):
+        details.append(f"peak {format_bytes(row['peak_allocated_bytes'])}")
+    elif pd.notna(row["peak_reserved_bytes"]):
+        details.append(f"{format_bytes(row['peak_reserved_bytes'])} reserved")
+    text = f"{row['workload']} on {labels.devices(row['world_size'], noun)}: {row['layout']} is fastest of "
+    text += f"{plural(int(row['candidates']), 'finished layout')} with {format_number(row[metrics.RANK_BY])} {unit}"
+    text += f" ({', '.join(details)})" if details else ""
+    if pd.isna(row["margin"]):
+        return text + "; there is nothing to compare it with."
+    if bool(row["tie"]):
+        return (
+            text
+            + f"; {row['runner_up']} is {format_percent(row['margin'])} behind, within the spread of the steps: a tie."
+        )
+    return text + f", {format_percent(row['margin'])} ahead of {row['runner_up']}."
+
+
+def what_failed(frame: pd.DataFrame) -> list[str]:
+    """Counts by kind, the device time that failures took, and the phases they happened in."""
+    final = last_attempts(frame)
+    waits = final["will_retry"].eq(True)
+    stopped = [f"{plural(int(waits.sum()), 'point')} had to stop and will be tried again."] if waits.any() else []
+    final = final[~waits]
+    failed = final[final["outcome"] != "ok"]
+    if final.empty:
+        return stopped
+    if failed.empty:
+        fine = "The one point did not fail." if len(final) == 1 else f"None of the {len(final):,} points failed."
+        return [*stopped, fine]
+    kinds = failed["outcome"].value_counts()
+    parts = [f"{count:,} {labels.OUTCOME_NAMES.get(str(kind), kind)}" for kind, count in kinds.items()]
+    sentences = [
+        *stopped,
+        f"{len(failed):,} of {plural(len(final), 'point')} did not finish "
+        f"({format_percent(len(failed) / len(final))}): {listed(parts)}.",
+    ]
+    hours = metrics.device_hours(frame)
+    if hours.sum() > 0:
+        lost = hours.drop("ok", errors="ignore").sum()
+        noun = "GPU-hours" if labels.device_noun(frame) == "GPUs" else "process-hours"
+        sentences.append(
+            f"Attempts that did not finish held {format_number(lost)} of {format_number(hours.sum())} {noun} "
+            f"({format_percent(lost / hours.sum())})."
+        )
+    phases = failed["phase"].dropna().value_counts()
+    if len(phases):
+        shown = listed([f"{phase} ({count:,})" for phase, count in phases.items()])
+        sentences.append(f"Phases in which points did not finish: {shown}.")
+    hung = int(final["teardown_hung"].eq(True).sum())
+    if hung:
+        sentences.append(f"{plural(hung, 'point')} measured in full had to be killed in teardown; they count as ok.")
+    return sentences
+
+
+def how_far_to_trust(frame: pd.DataFrame) -> list[str]:
+    """Spread of steps, agreement of losses, prediction errors, and whatever differs between rows."""
+    sentences = []
+    spread = median_interval(metrics.step_spread(frame))
+    if spread is not None:
+        sentences.append(
+            f"Within a run the slowest timed step took {_interval(spread)} longer than the fastest "
+            f"(median of {plural(spread.n, 'run')})."
+        )
+    once = frame["timed_steps"].eq(1) & frame[metrics.RANK_BY].notna()
+    if once.any():
+        sentences.append(
+            f"{plural(int(once.sum()), 'throughput')} stand on one timed step each: how far such a number moves by "
+            "itself is unknown."
+        )
+    ranked = metrics.ranked(frame)
+    repeated = ranked[ranked["repeats"] > 1]
+    if len(repeated):
+        worst = format_percent(float(repeated["repeat_spread"].max()))
+        sentences.append(
+            f"{plural(len(repeated), 'experiment')} finished more than once; the runs differ by at most {worst}."
+        )
+    elif len(ranked):
+        sentences.append("No experiment finished more than once: differences between runs of one layout are unknown.")
+    sentences += _losses(frame)
+    for name, predicted, found in (
+        ("peak memory", "predicted_peak_bytes", "peak_allocated_bytes"),
+        ("step time", "predicted_step_time_s", "step_time_s"),
+    ):
+        error = median_interval(metrics.prediction_errors(frame, predicted, found).abs())
+        if error is not None:
+            sentences.append(
+                f"The {name} predicted before the run was off by {_interval(error)} (median of {error.n:,})."
+            )
+    if frame["git_dirty"].eq(True).any():
+        dirty = int(frame["git_dirty"].eq(True).sum())
+        sentences.append(f"{plural(dirty, 'row')} came from a checkout with uncommitted changes.")
+    throttled = int(frame["throttle_reasons"].fillna("").ne("").sum())
+    if throttled:
+        reasons = sorted(
+            {r.strip() for text in frame["throttle_reasons"].dropna() for r in text.split(",") if r.strip()}
+        )
+        sentences.append(f"The device clocks were held back in {plural(throttled, 'run')} ({listed(reasons)}).")
+    return sentences + mixtures(frame)
+
+
+def _losses(frame: pd.DataFrame) -> list[str]:
+    ok = frame[frame["outcome"] == "ok"]
+    differ = ok[metrics.losses_differ(ok)]
+    agree = int(ok["loss_agrees"].eq(True).sum())
+    if differ.empty and not agree:
+        return []
+    if differ.empty:
+        return [
+            f"The first losses of {plural(agree, 'run')} agree with another layout's of the same model, seed and data."
+        ]
+    names = listed([f"{row['workload']} {row['layout']}" for row in labels.records(differ)], 4)
+    return [
+        f"The losses of {plural(len(differ), 'run')} differ from the reference layout's ({names}): they are not "
+        f"ranked, since a wrong layout can be fast. {agree:,} agree."
+    ]
+
+
+def rehearsal_check(attempts: pd.DataFrame) -> list[str]:
+    """How rehearsed rows compare with measured ones of the same experiments, where both exist: peaks, and step times
+    with and without tensor parallelism, whose collectives a rehearsal only models."""
+    both = metrics.rehearsed_beside_measured(attempts)
+    sentences = []
+    peaks = both["peak_difference"].dropna().abs()
+    if len(peaks):
+        sentences.append(
+            f"{plural(len(peaks), 'experiment')} were both rehearsed and measured: the rehearsed peak memory is off by "
+            f"{format_percent(peaks.median(), 2)} in the median and {format_percent(peaks.max(), 2)} at most."
+        )
+    split = both["tp"] > 1
+    parts = []
+    for name, rows in (("with tensor parallelism", both[split]), ("without it", both[~split])):
+        times = rows["step_time_difference"].dropna()
+        if len(times):
+            low, middle, high = (_signed(value) for value in times.quantile([0, 0.5, 1]))
+            parts.append(f"{low} to {high} (median {middle}, n = {len(times):,}) {name}")
+    if parts:
+        sentences.append(f"Rehearsed step times differ from the measured ones by {' and '.join(parts)}.")
+    return sentences
+
+
+def _signed(fraction: float) -> str:
+    return f"{100 * fraction:+.1f} %".replace("-", "−")
+
+
+def _interval(value: MedianInterval) -> str:
+    if value.low is None or value.high is None:
+        return format_percent(value.median)
+    return f"{format_percent(value.median)} (95 % interval {100 * value.low:.1f} to {format_percent(value.high)})"

@@ -1,0 +1,161 @@
+"""The report's tables: whole, for files, and as short rows for the page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+
+from analysis.page.draw_figures import Drawn
+from analysis.page.export import FileTable
+from analysis.rows import labels, metrics
+from analysis.rows.cohorts import Cohort
+from analysis.rows.load import last_attempts
+from results.schema import ATTEMPTS
+from results.text import format_bytes, format_number, format_percent
+
+_FIRST = ("method", "cluster", "measurement_version", "model", "seq_len", "world_size", "layout")
+_READ_FIRST = ("method", "cluster", "model", "seq_len", "world_size", "layout")
+_RANKING = ("rank", "tokens_per_s_per_gpu", "mfu_palm", "peak_allocated_bytes", "repeats", "repeat_spread")
+_SCALARS = tuple(
+    field.name
+    for field in ATTEMPTS
+    if not pa.types.is_list(field.type) and field.name not in ("config_json", "evidence")
+)
+_COHORT = ("method", "cluster", "engine", "measurement_version")
+_MOST_FAILURES = 20
+
+
+def all_tables(cohorts: Sequence[Cohort], drawn: Sequence[Sequence[Drawn]], claims: pd.DataFrame) -> list[FileTable]:
+    """``ranked``, ``failures``, ``claims`` and the values of every figure, each row with the cohort that it is of."""
+    ranked_columns = _ordered(*_FIRST, *_RANKING)
+    ranked, failures = [], []
+    values: dict[str, list[pd.DataFrame]] = {}
+    for cohort, figures in zip(cohorts, drawn, strict=True):
+        ranked.append(metrics.ranked(cohort.frame)[ranked_columns])
+        final = last_attempts(cohort.frame)
+        failures.append(final.loc[final["outcome"] != "ok", _ordered(*_FIRST, "outcome", "evidence")])
+        for figure in figures:
+            values.setdefault(figure.figure.name, []).append(_of_cohort(figure.data, cohort.frame))
+    tables = [FileTable("claims", claims)]
+    if cohorts:
+        tables += [
+            FileTable("ranked", _joined(ranked), (*_READ_FIRST, *_RANKING[:4], "peak_reserved_bytes")),
+            FileTable("failures", _joined(failures), (*_READ_FIRST, "outcome", "phase", "evidence")),
+        ]
+    return tables + [FileTable(name, _joined(frames)) for name, frames in values.items()]
+
+
+def claim_rows(claims: pd.DataFrame) -> tuple[list[str], list[list[str]], int]:
+    """Header and cells of the study's claims."""
+    cells = claims[["claim", "data", "verdict", "evidence"]].astype(str).to_numpy().tolist()
+    return ["Claim", "Rows", "Verdict", "Evidence"], cells, len(claims)
+
+
+def _joined(frames: list[pd.DataFrame]) -> pd.DataFrame:
+    """All rows; the columns alone where there is none."""
+    return pd.concat([frame for frame in frames if len(frame)] or frames[:1], ignore_index=True)
+
+
+def _of_cohort(rows: pd.DataFrame, cohort: pd.DataFrame) -> pd.DataFrame:
+    """The rows with the columns that are the same over a cohort, where they lack them."""
+    return rows.assign(**{name: cohort[name].iloc[0] for name in _COHORT if name not in rows})
+
+
+def ranked_rows(frame: pd.DataFrame, most: int) -> tuple[list[str], list[list[str]], int]:
+    """Header and text cells of the ranked table for the page, at most ``most`` rows, and how many there are in all."""
+    rows, memory = metrics.ranked(frame), metrics.memory_column(frame)
+    noun, unit = labels.device_noun(frame), labels.rate_unit(frame)
+    header = ["Rank", "Model", noun, "Layout", unit, metrics.MFU_NAME, "Step, s", "Spread"]
+    header += [_memory_header(memory), "Losses"]
+    cells = [
+        [
+            "–" if pd.isna(row["rank"]) else f"{int(row['rank'])}",
+            row["workload"],
+            f"{int(row['world_size']):,}",
+            row["layout"],
+            format_number(row[metrics.RANK_BY]),
+            format_percent(row[metrics.MFU]),
+            format_number(row["step_time_s"]),
+            format_percent(row["step_time_max_s"] / row["step_time_min_s"] - 1),
+            format_bytes(row[memory]),
+            _loss_word(row["loss_agrees"]),
+        ]
+        for row in labels.records(_fair_share(rows, most))
+    ]
+    return header, cells, len(rows)
+
+
+def best_rows(frame: pd.DataFrame) -> tuple[list[str], list[list[str]], int]:
+    """Header and cells of the winners of every model and size."""
+    best, memory = metrics.best_configurations(frame), metrics.memory_column(frame)
+    noun, unit = labels.device_noun(frame), labels.rate_unit(frame)
+    header = ["Model", noun, "Fastest layout", unit, metrics.MFU_NAME, _memory_header(memory)]
+    header += ["Of", "Runner-up", "Behind by"]
+    cells = [
+        [
+            row["workload"],
+            f"{int(row['world_size']):,}",
+            row["layout"],
+            format_number(row[metrics.RANK_BY]),
+            format_percent(row[metrics.MFU]),
+            format_bytes(row[memory]),
+            f"{int(row['candidates']):,}",
+            row["runner_up"] if isinstance(row["runner_up"], str) else "–",
+            format_percent(row["margin"]) + (" (tie)" if row["tie"] else ""),
+        ]
+        for row in labels.records(labels.in_group_order(best))
+    ]
+    return header, cells, len(best)
+
+
+def failure_rows(frame: pd.DataFrame) -> tuple[list[str], list[list[str]], int]:
+    """Header and cells of the failures that memory does not explain, and how many of those there are in all."""
+    final = last_attempts(frame)
+    odd = final[~final["outcome"].isin(["ok", "oom"])]
+    header = ["Outcome", "Model", labels.device_noun(frame), "Layout", "Phase", "Rank", "Evidence"]
+    cells = [
+        [
+            labels.OUTCOME_NAMES.get(row["outcome"], row["outcome"]),
+            row["workload"],
+            f"{int(row['world_size']):,}",
+            row["layout"],
+            row["phase"] if isinstance(row["phase"], str) else "–",
+            "–" if pd.isna(row["failed_rank"]) else f"{int(row['failed_rank'])}",
+            _first_line(row["evidence"]),
+        ]
+        for row in labels.records(odd.head(_MOST_FAILURES))
+    ]
+    return header, cells, len(odd)
+
+
+def _ordered(*first: str) -> list[str]:
+    """Every column of one value, those named coming first."""
+    return [*first, *(name for name in _SCALARS if name not in first)]
+
+
+def _fair_share(rows: pd.DataFrame, most: int) -> pd.DataFrame:
+    """The best rows of every group alike, when there is no room for all."""
+    if len(rows) <= most:
+        return rows
+    each = max(most // max(rows.groupby(metrics.GROUP).ngroups, 1), 1)
+    return rows.groupby(metrics.GROUP, sort=False).head(each)
+
+
+def _memory_header(column: str) -> str:
+    return "Peak memory" if column == "peak_allocated_bytes" else "Peak reserved"
+
+
+def _loss_word(agrees: Any) -> str:
+    if agrees is None or pd.isna(agrees):
+        return "–"
+    return "agree" if agrees else "differ"
+
+
+def _first_line(text: object) -> str:
+    if not isinstance(text, str) or not text.strip():
+        return "–"
+    line = text.strip().splitlines()[0]
+    return line if len(line) <= 160 else line[:159] + "…"

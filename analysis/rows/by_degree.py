@@ -1,0 +1,118 @@
+"""How throughput changes with one degree of parallelism: which rows stand for each degree, and what each step loses.
+
+A run of one degree is compared with runs of another that may differ in micro-batch, accumulation and ZeRO stage, as in
+the study: each degree is represented by its fastest run. All rows of a workload have the same tokens a step, those that
+most of its rows have. Repeats count once (`analysis.rows.metrics.ranked`).
+"""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from analysis.rows import labels, metrics, pairs, pipeline_bubble
+from analysis.rows.frame_cache import cache_per_frame
+from results.text import GIB
+
+_KEPT = (
+    *("workload", "axis", "degree", "series", "world_size", "tokens_per_s_per_gpu", "lost", "lost_share"),
+    *("memory_gib", "memory_kind", "largest_micro_batch", "candidates", "layout", "dp", "tp", "pp", "zero_stage"),
+    *("micro_batch_size", "num_microbatches", "global_batch_size", "bubble", "mfu_palm", "network_regime"),
+    *("experiment_id", "attempt_id"),
+)
+PP_SERIES = ("m = p − 1", "m = p", "m = 32")
+
+
+@cache_per_frame
+def data_parallel(frame: pd.DataFrame) -> pd.DataFrame:
+    """Pure data parallelism: the fastest run of each degree, of one ZeRO stage for each workload.
+
+    The stage is the lowest of those that reach the most degrees.
+    """
+    rows = _comparable(frame)
+    rows = rows[(rows["tp"] == 1) & (rows["pp"] == 1) & rows["zero_stage"].notna()]
+    if rows.empty:
+        return _table(rows)
+    # With one rank there is nothing to shard: such a run stands at the start of every stage's series.
+    sizes = rows.groupby(["workload", "zero_stage"])["dp"].nunique().reset_index()
+    sizes = sizes.sort_values(["workload", "dp", "zero_stage"], ascending=[True, False, True])
+    stage = sizes.drop_duplicates("workload").set_index("workload")["zero_stage"]
+    rows = rows[(rows["zero_stage"] == rows["workload"].map(stage)) | (rows["dp"] == 1)]
+    series = "ZeRO " + rows["workload"].map(stage).astype(int).astype(str)
+    return _table(_fastest(rows.assign(axis="dp", degree=rows["dp"], series=series)))
+
+
+@cache_per_frame
+def tensor_parallel(frame: pd.DataFrame) -> pd.DataFrame:
+    """Tensor parallelism without a pipeline, each degree on the fewest devices that it was run on.
+
+    ``largest_micro_batch`` is that of the runs that fitted.
+    """
+    rows = _comparable(frame)
+    rows = rows[rows["pp"] == 1]
+    rows = rows.assign(axis="tp", degree=rows["tp"], series="sequence parallel")
+    rows = rows[rows["sequence_parallel"].fillna(True).astype(bool)]
+    return _table(_fastest(_fewest_devices(rows)))
+
+
+@cache_per_frame
+def pipeline_parallel(frame: pd.DataFrame) -> pd.DataFrame:
+    """Pipelines without tensor parallelism, each depth on whatever number of devices: few micro-batches, and 32.
+
+    ``m = p − 1`` is the study's short schedule; where micro-batches come in powers of two, ``m = p`` is the nearest.
+    The study's runs before its pipelines' communication was rewritten are left out.
+    ``bubble`` is the closed form ``(p − 1) / (v m)``.
+    """
+    return _table(_fastest(pipelines(frame)))
+
+
+def pipelines(frame: pd.DataFrame) -> pd.DataFrame:
+    """Every run that `pipeline_parallel` chooses from, once for each ``series`` that it belongs to."""
+    rows = _comparable(frame)
+    rows = rows[(rows["tp"] == 1) & (rows["pp"] > 1)]
+    if "after_pp_fix" in rows:  # the study's pipelines before their communication was rewritten are another engine
+        rows = rows[rows["after_pp_fix"].fillna(True).astype(bool)]
+    virtual = rows["virtual_stages"].fillna(1)
+    bubble = pipeline_bubble.closed_form(rows["pp"], rows["num_microbatches"], virtual)
+    rows = rows.assign(axis="pp", degree=rows["pp"], bubble=bubble)
+    asked = {PP_SERIES[0]: rows["pp"] - 1, PP_SERIES[1]: rows["pp"], PP_SERIES[2]: 32}
+    parts = [rows[rows["num_microbatches"] == count].assign(series=name) for name, count in asked.items()]
+    return pd.concat(parts)
+
+
+def _comparable(frame: pd.DataFrame) -> pd.DataFrame:
+    """Ranked rows without context parallelism, of the tokens a step that most rows of the workload have."""
+    rows = pairs.candidates(frame)
+    return rows[rows["cp"].fillna(1) == 1]
+
+
+def _fewest_devices(rows: pd.DataFrame) -> pd.DataFrame:
+    fewest = rows.groupby(["workload", "series", "degree"])["world_size"].transform("min")
+    return rows[rows["world_size"] == fewest]
+
+
+def _fastest(rows: pd.DataFrame) -> pd.DataFrame:
+    keys = ["workload", "series", "degree"]
+    ordered = rows.sort_values(metrics.RANK_BY, ascending=False, kind="stable")
+    groups = ordered.groupby(keys)
+    ordered = ordered.assign(
+        candidates=groups["attempt_id"].transform("size"),
+        largest_micro_batch=groups["micro_batch_size"].transform("max"),
+    )
+    return ordered.drop_duplicates(keys)
+
+
+def _table(rows: pd.DataFrame) -> pd.DataFrame:
+    """The columns of a scaling figure; ``lost`` is by how much a degree is slower than the one before."""
+    if rows.empty:
+        return pd.DataFrame(columns=list(_KEPT))
+    order = {workload: i for i, workload in enumerate(labels.workload_order(rows))}
+    rows = rows.assign(_order=rows["workload"].map(order)).sort_values(["_order", "series", "degree"])
+    before = rows.groupby(["workload", "series"])[metrics.RANK_BY].shift()
+    memory = metrics.memory_column(rows)
+    rows = rows.assign(
+        lost=before - rows[metrics.RANK_BY],
+        lost_share=1 - rows[metrics.RANK_BY] / before,
+        memory_gib=rows[memory] / GIB,
+        memory_kind=metrics.MEMORY_NAMES[memory],
+    )
+    return rows[[name for name in _KEPT if name in rows]].reset_index(drop=True)

@@ -1,0 +1,65 @@
+"""Columns that follow from others by a closed form, for rows that other tools wrote and that lack them.
+
+Parameters, FLOPs and MFU of a row come from the same formulas as those of our own runs. A row whose shape is not
+fully known gets none of them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+
+from analysis.rows.labels import records
+from workloads.costs.flops import flops_per_token
+from workloads.costs.params import matmul_params, num_params
+from workloads.experiment import ModelSpec, model_from_dict
+
+SHAPE = (
+    *("num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim", "ffn_hidden_size", "vocab_size"),
+    "tie_embeddings",
+)
+_UTILIZATION = {"palm": "mfu_palm", "causal": "mfu_causal", "playbook": "mfu_playbook"}
+
+
+def add_formulas(attempts: pd.DataFrame) -> pd.DataFrame:
+    """The frame with parameter counts, FLOPs per token and MFU by every convention.
+
+    Without recomputation the hardware computes what `causal` counts, so HFU is set where ``recompute`` is none.
+    """
+    frame = attempts.copy()
+    keys = frame[[*SHAPE, "seq_len", "pp"]].copy()
+    keys["pp"] = keys["pp"].clip(upper=2)  # one stage or several: nothing else of it counts
+    known = keys.dropna().drop_duplicates()
+    known = known.assign(**_columns(known))
+    columns = [name for name in known.columns if name not in keys.columns]
+    found = keys.merge(known, on=list(keys.columns), how="left").set_index(frame.index)
+    frame[columns] = found[columns]
+    share = frame["tokens_per_s_per_gpu"] / frame["peak_flops"]
+    for convention, name in _UTILIZATION.items():
+        frame[name] = share * frame[f"flops_per_token_{convention}"]
+    plain = frame["recompute"] == "none"
+    frame["flops_per_token_hardware"] = frame["flops_per_token_causal"].where(plain)
+    frame["hfu"] = frame["mfu_causal"].where(plain)
+    return frame
+
+
+def model_of(row: dict[str, Any]) -> ModelSpec:
+    """The shape of a row that has all of `SHAPE`."""
+    fields = {name: int(row[name]) for name in SHAPE} | {"tie_embeddings": bool(row["tie_embeddings"])}
+    return model_from_dict({"name": str(row.get("model", "model")), **fields})
+
+
+def _columns(known: pd.DataFrame) -> dict[str, list[float]]:
+    rows = records(known)
+    models = [model_of(row) for row in rows]
+    columns: dict[str, list[float]] = {
+        "num_params": [num_params(model) for model in models],
+        "num_matmul_params": [matmul_params(model) for model in models],
+    }
+    for convention in ("palm", "causal", "playbook"):
+        columns[f"flops_per_token_{convention}"] = [
+            flops_per_token(model, int(row["seq_len"]), convention, pp=int(row["pp"]))
+            for model, row in zip(models, rows, strict=True)
+        ]
+    return columns

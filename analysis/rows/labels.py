@@ -1,0 +1,146 @@
+"""How rows are named to people: workloads, layouts, devices, bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pandas as pd
+
+from results.schema import UNKNOWN_OUTCOME
+from results.text import listed, plural
+
+OUTCOME_NAMES = {
+    "ok": "ok",
+    "oom": "out of memory",
+    "hang": "hang",
+    "timeout": "timeout",
+    "crash": "crash",
+    "nccl_error": "NCCL error",
+    "node_failure": "node failure",
+    "preempted": "preempted",
+    "diverged": "diverged",
+    "cancelled": "cancelled",
+    UNKNOWN_OUTCOME: "failed, not said how",
+}
+MEMORY_CATEGORIES = {
+    "memory_parameters_bytes": "parameters",
+    "memory_gradients_bytes": "gradients",
+    "memory_optimizer_bytes": "optimizer",
+    "memory_activations_bytes": "activations and rest",
+}
+"""Columns of the peak by category, and what they are called; they sum to the allocated peak."""
+
+_LABELLED_BY = (
+    *("dp", "dp_replicate", "dp_shard", "zero_stage", "tp", "cp", "pp", "ep", "pp_schedule"),
+    *("micro_batch_size", "num_microbatches", "recompute", "compile", "precision"),
+)
+
+
+def add_labels(attempts: pd.DataFrame) -> pd.DataFrame:
+    """The frame with ``workload`` (model, and sequence length where a model has several), ``degrees``, ``batching``
+    and ``layout`` as text columns."""
+    frame = attempts.copy()
+    several = frame.groupby("model")["seq_len"].nunique()
+    several_lengths = set(several[several > 1].index)
+    frame["workload"] = [
+        f"{model}, seq {int(seq)}" if model in several_lengths and pd.notna(seq) else str(model)
+        for model, seq in zip(frame["model"], frame["seq_len"], strict=True)
+    ]
+    rows = records(frame[[*_LABELLED_BY]])
+    frame["degrees"] = [degrees(row) for row in rows]
+    frame["batching"] = [batching(row) for row in rows]
+    frame["layout"] = frame["degrees"] + " · " + frame["batching"]
+    return frame
+
+
+def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """The rows as dicts by column name."""
+    return [{str(name): value for name, value in row.items()} for row in frame.to_dict("records")]
+
+
+def degrees(row: Mapping[str, Any]) -> str:
+    """Parallel degrees and ZeRO stage, e.g. ``dp4 z3 tp2 pp2``; degrees of 1 are left out but for dp."""
+    dp_replicate, dp_shard, dp = _int(row, "dp_replicate"), _int(row, "dp_shard"), _int(row, "dp")
+    hybrid = (dp_replicate or 1) > 1 and (dp_shard or 1) > 1
+    parts = [f"dp{dp_replicate}×{dp_shard}" if hybrid else f"dp{'?' if dp is None else dp}"]
+    if (dp or 1) > 1 and _int(row, "zero_stage") is not None:
+        parts[0] += f" z{_int(row, 'zero_stage')}"
+    parts += [f"{axis}{value}" for axis in ("tp", "cp", "pp", "ep") if (value := _int(row, axis) or 1) > 1]
+    schedule = row.get("pp_schedule")
+    if (_int(row, "pp") or 1) > 1 and isinstance(schedule, str) and schedule not in ("1f1b", "none"):
+        parts.append(schedule.replace("_", " "))
+    return " ".join(parts)
+
+
+def batching(row: Mapping[str, Any]) -> str:
+    """Micro-batch times number of micro-batches, and options that differ from the plain run: ``mbs 2×8, rc full``."""
+    parts = [f"mbs {_or_unknown(row, 'micro_batch_size')}×{_or_unknown(row, 'num_microbatches')}"]
+    if row.get("recompute") not in (None, "none") and isinstance(row.get("recompute"), str):
+        parts.append(f"rc {row['recompute']}")
+    if isinstance(row.get("compile"), str) and row["compile"] != "none":
+        parts.append("compiled")
+    if isinstance(row.get("precision"), str) and row["precision"] != "bf16":
+        parts.append(row["precision"].replace("_", " "))
+    return ", ".join(parts)
+
+
+def workload_order(frame: pd.DataFrame) -> list[str]:
+    """Workloads from the smallest model to the largest, then by sequence length."""
+    size = frame.groupby("workload").agg(params=("num_params", "max"), seq=("seq_len", "max")).reset_index()
+    return list(size.sort_values(["params", "seq", "workload"])["workload"])
+
+
+def study_label(frame: pd.DataFrame) -> pd.Series:
+    """What the study groups by: its own label of a model, which several shapes may share; else the workload."""
+    return frame["study_label"].fillna(frame["workload"]) if "study_label" in frame else frame["workload"]
+
+
+def under_study_labels(frame: pd.DataFrame) -> tuple[pd.DataFrame, str | None]:
+    """The frame with the study's labels as workloads, and a line on the other shapes that stand under them."""
+    label = study_label(frame)
+    other = label[label != frame["workload"]]
+    if other.empty:
+        return frame, None
+    named = listed(sorted(other.unique(), key=lambda name: (len(name), name)))
+    return frame.assign(workload=label), f"{named}: with {plural(len(other), 'point')} of other shapes"
+
+
+def in_group_order(rows: pd.DataFrame) -> pd.DataFrame:
+    """Rows sorted by workload (see `workload_order`), then by number of devices."""
+    order = {workload: i for i, workload in enumerate(workload_order(rows))}
+    keys = pd.DataFrame({"workload": rows["workload"].map(order), "world_size": rows["world_size"]})
+    return rows.loc[keys.sort_values(["workload", "world_size"], kind="stable").index]
+
+
+def world_sizes(frame: pd.DataFrame) -> list[int]:
+    return sorted(int(value) for value in frame["world_size"].dropna().unique())
+
+
+def device_noun(frame: pd.DataFrame) -> str:
+    """What ranks run on, for axes and sentences: ``GPUs`` unless every row with a ``backend`` is of a CPU cluster."""
+    backends = frame["backend"].dropna()
+    return "CPU processes" if len(backends) and backends.eq("cpu").all() else "GPUs"
+
+
+def group_name(workload: str, size: float, noun: str) -> str:
+    """``llama8b, 8 GPUs``."""
+    return f"{workload}, {devices(size, noun)}"
+
+
+def devices(size: float, noun: str) -> str:
+    return plural(int(size), noun.removesuffix("es" if noun.endswith("sses") else "s"))
+
+
+def rate_unit(frame: pd.DataFrame) -> str:
+    return "tokens/s/process" if device_noun(frame) != "GPUs" else "tokens/s/GPU"
+
+
+def _int(row: Mapping[str, Any], name: str) -> int | None:
+    value = row.get(name)
+    return None if value is None or pd.isna(value) else int(value)
+
+
+def _or_unknown(row: Mapping[str, Any], name: str) -> str:
+    value = _int(row, name)
+    return "?" if value is None else str(value)

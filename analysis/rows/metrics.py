@@ -1,0 +1,146 @@
+"""Ranking, winners and failures: from the attempts of one cohort to the tables behind figures and sentences."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from analysis.rows.frame_cache import cache_per_frame
+from analysis.rows.load import last_attempts
+
+RANK_BY = "tokens_per_s_per_gpu"
+MFU = "mfu_palm"
+"""The MFU shown where only one fits: PaLM's, as in most published tables. All definitions are in the tables."""
+MFU_NAME = "MFU (PaLM)"
+GROUP = ["workload", "world_size"]
+"""What a choice is made within: the model (and sequence length) and the number of devices."""
+_RANKED_FROM = (RANK_BY, "experiment_id", "attempt_id", "loss_agrees", *GROUP)
+OVERHEAD = {
+    "spawn_s": "spawn",
+    "rendezvous_s": "rendezvous",
+    "build_s": "build",
+    "warmup_s": "warm-up",
+    "timed_s": "timed steps",
+    "teardown_s": "teardown",
+}
+
+
+@cache_per_frame
+def ranked(frame: pd.DataFrame) -> pd.DataFrame:
+    """One row for each experiment that has a throughput, best first within each group.
+
+    Repeats of an experiment (several sweeps, retries that both finished) count as one row: the median one by
+    throughput, with ``repeats`` and the ``repeat_spread`` (highest over lowest, minus 1). ``rank`` counts within the
+    group over rows whose losses do not contradict the reference; a row whose losses do has no rank: a wrong layout
+    can be fast.
+    """
+    # A frame has some 150 columns: everything is worked out on the few that count, and the rows are taken once.
+    ok = frame.loc[(frame["outcome"] == "ok") & frame[RANK_BY].notna(), [*_RANKED_FROM]]
+    ok = ok.sort_values([RANK_BY, "attempt_id"], kind="stable")
+    by_experiment = ok.groupby("experiment_id", sort=False)
+    rates = by_experiment[RANK_BY]
+    ok = ok.assign(
+        repeats=rates.transform("size"),
+        repeat_spread=rates.transform("max") / rates.transform("min") - 1,
+        _middle=(rates.transform("size") - 1) // 2,
+        _position=by_experiment.cumcount(),
+    )
+    ok.loc[ok["repeats"] == 1, "repeat_spread"] = None
+    rows = ok[ok["_position"] == ok["_middle"]].drop(columns=["_middle", "_position"])
+    trusted = ~losses_differ(rows)
+    rows = rows.assign(rank=rows[trusted].groupby(GROUP)[RANK_BY].rank(method="first", ascending=False))
+    rows = rows.sort_values([*GROUP, RANK_BY], ascending=[True, True, False], kind="stable")
+    found = frame.loc[rows.index].reset_index(drop=True)
+    return found.assign(**{name: rows[name].array for name in ("repeats", "repeat_spread", "rank")})
+
+
+def losses_differ(frame: pd.DataFrame) -> pd.Series:
+    """True where the losses were compared with the reference layout's and differ."""
+    return frame["loss_agrees"].map(lambda agrees: agrees is False or agrees == 0).astype(bool)
+
+
+@cache_per_frame
+def best_configurations(frame: pd.DataFrame) -> pd.DataFrame:
+    """The row of rank 1 of each group, with how far the next one is behind.
+
+    ``margin`` is the winner's throughput over the runner-up's, minus 1; ``tie`` says that the ranges of their timed
+    steps overlap, so the order of the two may be chance.
+    """
+    rows = ranked(frame)
+    return lead(rows[rows["rank"].notna()].sort_values("rank", kind="stable"), RANK_BY, rows.groupby(GROUP).size())
+
+
+def lead(rows: pd.DataFrame, value: str, candidates: pd.Series | None = None) -> pd.DataFrame:
+    """The first row of each group of ``rows``, which come best first, and how far the second is behind in ``value``."""
+    place = rows.groupby(GROUP).cumcount()
+    winners = rows[place == 0].sort_values(GROUP, kind="stable").set_index(GROUP, drop=False)
+    second = rows[place == 1].set_index(GROUP).reindex(winners.index)
+    winners = winners.assign(
+        runner_up=second["layout"],
+        margin=winners[value] / second[value] - 1,
+        tie=(second["step_time_min_s"] / second["tokens_per_step"])
+        <= (winners["step_time_max_s"] / winners["tokens_per_step"]),
+        candidates=(rows.groupby(GROUP).size() if candidates is None else candidates).reindex(winners.index),
+    )
+    return winners.reset_index(drop=True)
+
+
+def memory_column(frame: pd.DataFrame) -> str:
+    """The peak that is known of these rows: allocated memory, or reserved memory where only that was recorded."""
+    known = frame["peak_allocated_bytes"].notna().any() or frame["peak_reserved_bytes"].isna().all()
+    return "peak_allocated_bytes" if known else "peak_reserved_bytes"
+
+
+MEMORY_NAMES = {"peak_allocated_bytes": "peak allocated memory", "peak_reserved_bytes": "peak reserved memory"}
+
+
+def group_counts(frame: pd.DataFrame) -> pd.DataFrame:
+    """Points of each group by outcome, the deciding attempt of each: index `GROUP`, one column for each outcome."""
+    final = last_attempts(frame)
+    return final.groupby([*GROUP, "outcome"]).size().unstack("outcome", fill_value=0)
+
+
+def device_hours(frame: pd.DataFrame) -> pd.Series:
+    """Hours times devices that the attempts of each outcome held, see `held_hours`."""
+    return held_hours(frame).groupby(frame["outcome"]).sum()
+
+
+def held_hours(frame: pd.DataFrame) -> pd.Series:
+    """Hours times devices that each attempt held, NaN where its duration is unknown. A rehearsal holds one device."""
+    devices = frame["world_size"].where(frame["method"] == "measured", 1)
+    return frame["duration_s"] * devices / 3600
+
+
+def prediction_errors(frame: pd.DataFrame, predicted: str, found: str) -> pd.Series:
+    """``predicted / found - 1`` of the finished runs that have both.
+
+    A step time traced without a device is the prediction itself: there is nothing to compare it with.
+    """
+    rows = frame[(frame["outcome"] == "ok") & frame[predicted].notna() & (frame[found] > 0)]
+    if found == "step_time_s":
+        rows = rows[rows["method"] != "rehearsed_fake"]
+    return rows[predicted] / rows[found] - 1
+
+
+def rehearsed_beside_measured(attempts: pd.DataFrame) -> pd.DataFrame:
+    """Experiments that were both rehearsed (on a device) and measured on the same cluster: peaks and step times.
+
+    Only rows of one measurement version are joined. Relative differences are rehearsed over measured, minus 1.
+    """
+    keys = ["experiment_id", "cluster", "measurement_version"]
+    columns = [*keys, "model", "world_size", "tp", "peak_allocated_bytes", "step_time_s"]
+    final = last_attempts(attempts)
+    final = final[final["outcome"] == "ok"]
+    measured = final.loc[final["method"] == "measured", columns].drop_duplicates(keys, keep="last")
+    rehearsed = final.loc[final["method"] == "rehearsed", [*keys, "peak_allocated_bytes", "step_time_s"]]
+    both = measured.merge(
+        rehearsed.drop_duplicates(keys, keep="last"), on=keys, suffixes=("_measured", "_rehearsed"), how="inner"
+    )
+    both["peak_difference"] = both["peak_allocated_bytes_rehearsed"] / both["peak_allocated_bytes_measured"] - 1
+    both["step_time_difference"] = both["step_time_s_rehearsed"] / both["step_time_s_measured"] - 1
+    return both.dropna(subset=["peak_difference", "step_time_difference"], how="all").reset_index(drop=True)
+
+
+def step_spread(frame: pd.DataFrame) -> pd.Series:
+    """Slowest over fastest timed step of each finished run, minus 1."""
+    ok = frame[frame["outcome"] == "ok"]
+    return (ok["step_time_max_s"] / ok["step_time_min_s"] - 1).dropna()

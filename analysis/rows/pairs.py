@@ -1,0 +1,109 @@
+"""Runs matched in everything but one choice, and the ratio between them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from analysis.rows import metrics
+from analysis.rows.frame_cache import cache_per_frame
+from analysis.rows.stats import MedianInterval, median_interval
+
+SETTINGS = (
+    *("workload", "world_size", "dp", "tp", "cp", "pp", "ep", "micro_batch_size", "num_microbatches", "zero_stage"),
+    *("recompute", "pp_schedule", "virtual_stages", "precision", "attention", "compile", "engine_version"),
+    *("sequence_parallel", "tokens_per_step", "replicas", "network_regime"),
+    *("device_name", "driver_version", "torch_version", "cuda_version", "nccl_version"),
+)
+"""What must agree but for the one choice. ``replicas`` is the outer degree of HSDP, 1 without it. What is known of no
+row, as the network's regime mostly is, does not separate runs."""
+MAKE_ROOM = ("dp", "num_microbatches")
+"""What also changes with another degree on the same devices, or with the micro-batch, at the same tokens a step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """Median of a ratio over pairs with its interval."""
+
+    value: MedianInterval
+    slower: float
+    """Share of pairs below 1."""
+
+    @property
+    def text(self) -> str:
+        return self.value.text()
+
+
+@cache_per_frame
+def candidates(frame: pd.DataFrame) -> pd.DataFrame:
+    """Ranked rows of the tokens a step that most rows of their workload have, so that batches agree."""
+    rows = comparable(frame)
+    if rows.empty:
+        return rows
+    usual = rows.groupby("workload")["tokens_per_step"].agg(lambda tokens: tokens.mode().iloc[0])
+    return rows[rows["tokens_per_step"] == rows["workload"].map(usual)]
+
+
+def comparable(frame: pd.DataFrame) -> pd.DataFrame:
+    """Ranked rows of any number of tokens a step, with all of `SETTINGS` as columns."""
+    rows = metrics.ranked(frame)
+    rows = rows[rows["rank"].notna()]
+    hybrid = (rows["dp_replicate"] > 1) & (rows["dp_shard"] > 1)
+    missing = {"network_regime": None} if "network_regime" not in rows else {}
+    return rows.assign(replicas=rows["dp_replicate"].where(hybrid, 1), **missing)
+
+
+def matched(one: pd.DataFrame, two: pd.DataFrame, but_for: Sequence[str]) -> pd.DataFrame:
+    """Rows of ``one`` (``_one``) beside those of ``two`` (``_two``) that agree in all of `SETTINGS` but ``but_for``.
+
+    Both come from `comparable` or `candidates`. Columns that agree by that stand once.
+    """
+    same = [name for name in SETTINGS if name not in but_for]
+    codes = Matching(pd.concat([one[[*SETTINGS]], two[[*SETTINGS]]])).codes(but_for)
+    left, right = one.assign(_pair=codes[: len(one)]), two.drop(columns=same).assign(_pair=codes[len(one) :])
+    return left.merge(right, on="_pair", suffixes=("_one", "_two")).drop(columns="_pair")
+
+
+class Matching:
+    """Which of these rows agree, asked often: settings are made numbers once."""
+
+    def __init__(self, rows: pd.DataFrame) -> None:
+        self._columns = {name: pd.factorize(rows[name], use_na_sentinel=False)[0] for name in SETTINGS}
+        self._varying = [name for name, codes in self._columns.items() if codes.size and codes.max() > 0]
+        self._rows = len(rows)
+
+    def codes(self, but_for: Sequence[str]) -> NDArray[np.int64]:
+        """A number for each row: equal where all of `SETTINGS` but ``but_for`` are, unknown counting as a value."""
+        found = np.zeros(self._rows, dtype=np.int64)
+        for name in self._varying:
+            if name not in but_for:
+                codes = self._columns[name]
+                # Made dense again after each column, so that the product of their sizes cannot run over.
+                found = np.unique(found * (codes.max() + 1) + codes, return_inverse=True)[1].astype(np.int64)
+        return found
+
+    def pairs(
+        self, before: pd.Series, after: pd.Series, but_for: Sequence[str]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Places of every row marked in ``before`` and of a row marked in ``after`` that agrees with it, pair by pair.
+
+        A row that agrees with several is in several pairs.
+        """
+        codes = self.codes(but_for)
+        one, two = np.flatnonzero(before), np.flatnonzero(after)
+        two = two[np.argsort(codes[two], kind="stable")]
+        first = np.searchsorted(codes[two], codes[one], side="left")
+        count = np.searchsorted(codes[two], codes[one], side="right") - first
+        within = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
+        return np.repeat(one, count), two[np.repeat(first, count) + within]
+
+
+def ratio(pairs: pd.DataFrame, column: str) -> Ratio | None:
+    """``column`` of the second over the first of each pair; None without a pair that has both."""
+    values = (pairs[f"{column}_two"] / pairs[f"{column}_one"]).dropna()
+    interval = median_interval(values)
+    return None if interval is None else Ratio(interval, float((values < 1).mean()))

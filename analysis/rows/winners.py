@@ -1,0 +1,61 @@
+"""The best configuration of each model and number of devices, by two rules: the published MFU and the throughput.
+
+The study ranked by an MFU whose FLOPs count tied embeddings twice once a pipeline splits them, so that it favours
+pipelines; throughput per device has no such term. `best_by` ranks by either.
+"""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from analysis.rows import labels, metrics
+from results.text import GIB
+
+RULES = ("published_mfu", "tokens_per_s")
+"""Names of the rules, as in the column ``rank_by``."""
+
+
+def published_mfu(frame: pd.DataFrame) -> pd.Series:
+    """The MFU that the study ranks by, a fraction: as published, else by the same formula (``mfu_playbook``)."""
+    own = frame["mfu_playbook"]
+    return frame["published_mfu"].fillna(own) if "published_mfu" in frame else own
+
+
+def node_count(frame: pd.DataFrame) -> pd.Series:
+    """Nodes that the ranks ran on, where it is recorded; of rehearsals, which take one device, it is unknown."""
+
+    def several(value: object) -> float:
+        return float(len(set(value))) if isinstance(value, (list, tuple)) or hasattr(value, "tolist") else float("nan")  # type: ignore[call-overload]
+
+    counts = pd.Series(float("nan"), index=frame.index)
+    for column in ("nodes", "hosts"):
+        counts = counts.fillna(frame[column].map(several).replace(0, float("nan")))
+    counts = counts.where(frame["method"] == "measured")
+    if "node_count" in frame:
+        counts = frame["node_count"].fillna(counts)
+    return counts.astype("Int64")
+
+
+def best_by(frame: pd.DataFrame, rule: str) -> pd.DataFrame:
+    """The best row of each label and number of devices by one of `RULES`, like `metrics.best_configurations`.
+
+    ``label``, ``rank_by``, ``mfu_percent`` (as the study counts it) and ``memory_gb`` (reserved, GiB, as in the study)
+    stand beside them. Rows without a value have no rank; nor have rows whose losses contradict the reference.
+    """
+    rows = metrics.ranked(frame.assign(workload=labels.study_label(frame), _shape=frame["workload"]))
+    rows = rows[rows["rank"].notna()]
+    if rule == "published_mfu":
+        rows = rows.assign(_value=published_mfu(rows))
+    else:
+        rows = rows.assign(_value=rows[metrics.RANK_BY])
+    rows = rows[rows["_value"].notna()]
+    best = metrics.lead(rows.sort_values("_value", ascending=False, kind="stable"), "_value")
+    best = labels.in_group_order(best)
+    return best.assign(
+        label=best["workload"],
+        workload=best["_shape"],
+        node_count=node_count(best),
+        rank_by=rule,
+        mfu_percent=100 * published_mfu(best),
+        memory_gb=best["peak_reserved_bytes"] / GIB,
+    )

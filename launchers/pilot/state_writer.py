@@ -1,0 +1,70 @@
+"""Writes a pilot's state file: what the pilot does now, and a count that shows other processes that it lives."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import Counter
+from collections.abc import Sequence
+
+from launchers.pilot.allocation import Allocation
+from launchers.pilot.attempt_thread import AttemptThread
+from launchers.pilot.node_pool import NodePool
+from launchers.state import pilot_state
+from launchers.state.pilot_state import Activity, PilotState
+from launchers.state.process_identity import own_identity
+from launchers.state.sweep_dir import SweepDir
+
+INTERVAL_S = 1.0
+"""The file is written at least this often."""
+
+
+class StateWriter:
+    """Knows what the pilot does. ``message`` is what keeps it from going on, for people; empty while nothing does."""
+
+    def __init__(
+        self, sweep: SweepDir, allocation: Allocation, pool: NodePool, threads: Sequence[AttemptThread]
+    ) -> None:
+        """``threads``: the pilot's own list of the attempts that run, read at every write."""
+        self.activity: Activity = "starting"
+        self.message = ""
+        self.finished: Counter[str] = Counter()
+        """Recorded attempts of this pilot by outcome."""
+        self._sweep = sweep
+        self._allocation = allocation
+        self._pool = pool
+        self._threads = threads
+        self._identity = own_identity()
+        self._started_at = time.time()
+        self._count = 0
+        self._next_at = 0.0
+        self._written: object = None
+        """Progress of the attempts at the last write."""
+
+    def write_if_due(self) -> None:
+        """Write when an attempt has made progress, or when the interval is over."""
+        progress = [(thread.attempt.attempt_id, thread.progress) for thread in self._threads]
+        if progress != self._written or time.monotonic() >= self._next_at:
+            self._written = progress
+            self.write("running" if self._threads else self.activity, self.message)
+
+    def write(self, activity: Activity, message: str = "") -> None:
+        """Write now. A file that cannot be written is no error here."""
+        self.activity, self._count = activity, self._count + 1
+        self._next_at = time.monotonic() + INTERVAL_S
+        state = PilotState(
+            pilot_id=self._allocation.pilot_id,
+            identity=self._identity,
+            count=self._count,
+            time=time.time(),
+            started_at=self._started_at,
+            activity=activity,
+            message=message,
+            running=tuple(thread.running() for thread in self._threads),
+            finished=dict(self.finished),
+            job=self._allocation.job,
+            nodes=self._pool.names,
+        )
+        # A full disk must not end the pilot. If it lasts, another pilot takes the claims over, and the rows say so.
+        with contextlib.suppress(OSError):
+            pilot_state.write_state(self._sweep, state)

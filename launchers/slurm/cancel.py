@@ -1,0 +1,54 @@
+"""Cancels every pilot of a sweep in Slurm, also those whose submission is not finished."""
+
+from __future__ import annotations
+
+import time
+
+from launchers.slurm import polling
+from launchers.slurm.batch_file import SBATCH_LIMIT_S
+from launchers.slurm.client import SlurmClient, SlurmUnreachable
+from launchers.slurm.submitter_lease import only_submitter
+from launchers.state import submissions
+from launchers.state.sweep_dir import SweepDir
+from results.errors import InvalidResults
+
+
+def cancel(sweep: SweepDir) -> int:
+    """Cancel every pilot of the sweep, and stop the commands that would submit more; how many pilots were cancelled.
+
+    The points that they ran wait again. Raises `SlurmUnreachable` when Slurm does not answer, and `InvalidResults` when
+    the sweep's folder is not writable.
+    """
+    if not submissions.all_submissions(sweep):
+        return 0
+    try:
+        submissions.mark_cancelled(sweep)
+    except OSError as error:
+        raise InvalidResults(
+            f"cannot write in {sweep.path}: {error.strerror or error}; nothing was cancelled"
+        ) from None
+    client = SlurmClient()
+    cancelled: set[tuple[str, str]] = set()
+    # A command in the middle of a submission finishes it, sees that the sweep is cancelled and releases the lease.
+    with only_submitter(sweep, wait_s=SBATCH_LIMIT_S + 10.0):
+        while True:
+            ours = submissions.all_submissions(sweep)
+            jobs = client.jobs({one.uid for one in ours})
+            if jobs is None:
+                raise SlurmUnreachable(f"nothing was cancelled, the pilots go on: {client.complaint}")
+            tokens = {one.token for one in ours}
+            alive = [job for job in jobs if job.token in tokens and job.alive and job.state != "COMPLETING"]
+            fresh = [job for job in alive if (job.token, job.name) not in cancelled]
+            if fresh and not client.cancel(fresh):
+                raise SlurmUnreachable(f"{len(fresh)} pilots could not be cancelled: {client.complaint}")
+            cancelled |= {(job.token, job.name) for job in fresh}
+            shown = {job.token for job in jobs}
+            # An sbatch whose caller was killed may still run: its job would appear after we have returned.
+            unfinished = [
+                one
+                for one in ours
+                if one.stage == "intent" and one.token not in shown and time.time() - one.created_at < SBATCH_LIMIT_S
+            ]
+            if not unfinished:
+                return len(cancelled)
+            time.sleep(polling.SQUEUE_S)

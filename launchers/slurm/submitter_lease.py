@@ -1,0 +1,35 @@
+"""The lease that one process holds while it submits jobs for a sweep, so that no two processes do it at once."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from launchers.state import submissions
+from launchers.state.sweep_dir import SweepDir
+from results.lease import Lease, acquire
+
+_STALE_S = 30.0
+_BEAT_S = 5.0
+
+
+@contextmanager
+def only_submitter(sweep: SweepDir, wait_s: float) -> Iterator[Lease | None]:
+    """Hold the lease of the sweep's submitter; None when another process has held it for all of ``wait_s`` seconds."""
+    with acquire(submissions.lease_path(sweep), stale_after_s=_STALE_S, wait_s=wait_s) as lease:
+        over = threading.Event()
+
+        def keep(ours: Lease) -> None:  # in a thread, since sbatch may block for minutes
+            while not over.wait(_BEAT_S):
+                ours.held()
+
+        keeper = threading.Thread(target=keep, args=(lease,), daemon=True) if lease is not None else None
+        if keeper is not None:
+            keeper.start()
+        try:
+            yield lease
+        finally:
+            over.set()
+            if keeper is not None:
+                keeper.join()

@@ -1,0 +1,51 @@
+"""Follows a sweep that pilots run, without submitting anything."""
+
+from __future__ import annotations
+
+from launchers.interrupts import interrupts
+from launchers.slurm.client import jobs_of
+from launchers.slurm.job_summary import describe_jobs
+from launchers.slurm.polling import files_timer, sleep_until_signal, squeue_timer
+from launchers.state.sweep_dir import SweepDir
+from launchers.status.run_summary import RunSummary, summarize
+from launchers.status.status import StatusReader
+from launchers.status.view import choose_view
+from results.text import plural
+
+_LOOKS_WITHOUT_PILOT = 2
+"""So many looks in a row must have found no pilot: one pilot may end just before the next begins."""
+
+
+def watch(sweep: SweepDir, *, live: bool | None = None) -> RunSummary:
+    """Show the sweep until no point or no pilot is left, or until Ctrl-C. ``live``: as in `choose_view`."""
+    reader = StatusReader(sweep)
+    before = status = reader.read()
+    view = choose_view(live, before)
+    message, shown, detached = "", "", False
+    files, squeue = files_timer(), squeue_timer()
+    without_pilot = 0
+    with interrupts(limit=2) as signals, view:
+        while True:
+            status = reader.read()
+            view.show(status)
+            if not status.left:
+                break
+            if squeue.due():
+                jobs = jobs_of(sweep)
+                line = describe_jobs(jobs)
+                if line != shown:
+                    view.print_line(line)
+                squeue.looked(changed=line != shown)
+                shown = line
+                gone = jobs is not None and not any(job.alive for job in jobs) and not status.pilots
+                without_pilot = without_pilot + 1 if gone else 0
+                if without_pilot >= _LOOKS_WITHOUT_PILOT:
+                    left = plural(status.left, "point")
+                    message = f"no pilot is there, {left} left; the command that ran them goes on"
+                    break
+            if signals:
+                detached = True
+                break
+            files.looked(changed=False)
+            sleep_until_signal(files.period_s, signals)
+    return summarize(before, status, message=message, detached=detached)

@@ -1,0 +1,75 @@
+"""How numbers, sizes, times and lists are written for people, in messages, tables and figures. One function each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+
+MIB = 2**20
+GIB = 2**30
+UNKNOWN = "–"
+
+
+def plural(count: int, noun: str, nouns: str | None = None) -> str:
+    """``1 point``, ``1,234 points``, ``2 processes``. ``nouns`` is given where the plural is not noun + s or + es."""
+    return f"{count:,} {noun if count == 1 else nouns or noun + ('es' if noun.endswith('s') else 's')}"
+
+
+def listed(items: Sequence[str], most: int = 6) -> str:
+    """``a, b and c``. Of a list longer than ``most`` the first ones are named and the others counted."""
+    items = list(items)
+    if len(items) > most:
+        return ", ".join(items[:most]) + f" and {len(items) - most} more"
+    return " and ".join(items) if len(items) < 3 else ", ".join(items[:-1]) + f" and {items[-1]}"
+
+
+def name_ranks(ranks: Collection[int]) -> str:
+    """``rank 3``; several in order, neighbours as one range: ``ranks 0-2, 5``."""
+    spans: list[list[int]] = []
+    for rank in sorted(ranks):
+        if spans and rank == spans[-1][1] + 1:
+            spans[-1][1] = rank
+        else:
+            spans.append([rank, rank])
+    told = ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {told}"
+
+
+def format_bytes(size_bytes: float | None, digits: int = 1) -> str:
+    """``61.3 GiB``; less than a tenth of a GiB in MiB; a dash where the size is not known."""
+    if size_bytes is None or not math.isfinite(size_bytes):
+        return UNKNOWN
+    unit, name = (GIB, "GiB") if size_bytes >= GIB / 10 else (MIB, "MiB")
+    return f"{size_bytes / unit:.{digits}f} {name}"
+
+
+def byte_unit(largest_bytes: float) -> tuple[int, str]:
+    """The unit of an axis or a column whose largest value is ``largest_bytes``: its size in bytes, and its name."""
+    return (GIB, "GiB") if largest_bytes >= GIB else (MIB, "MiB")
+
+
+def format_duration(seconds: float) -> str:
+    """``42 s``, ``3 min``, ``2 h 05 min``."""
+    minutes = round(seconds / 60)
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def format_hours(hours: float | None, unknown: str = "?") -> str:
+    """Device-hours without their unit: ``0.25``, ``1,234``; ``unknown`` for None."""
+    if hours is None:
+        return unknown
+    return f"{hours:,.0f}" if hours >= 100 else f"{hours:,.2f}"
+
+
+def format_number(value: float | None) -> str:
+    """Three significant digits below 100, whole numbers from there on; a dash where the value is not known."""
+    if value is None or not math.isfinite(value):
+        return UNKNOWN
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def format_percent(fraction: float | None, digits: int = 1) -> str:
+    """``0.123`` as ``12.3 %``; a dash where the fraction is not known."""
+    return UNKNOWN if fraction is None or not math.isfinite(fraction) else f"{100 * fraction:.{digits}f} %"

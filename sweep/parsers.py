@@ -1,0 +1,199 @@
+"""The options of every command of ``python -m sweep``, and its help. `sweep.commands` does the work.
+
+Nothing here imports more than argparse, so that ``--help`` and mistakes answer at once. The reference of the command
+line (`sweep.write_reference`) is made from these parsers.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+
+from results.command_line import Parser, path
+
+EXAMPLES = """\
+examples:
+  python -m sweep plan +grid=playbook
+  python -m sweep plan +grid=llama8b_8gpu cluster=h100_ib400 grid.axes.tp=[1,2] --out plan.parquet
+  python -m sweep run +grid=tiny
+  python -m sweep run +grid=[llama1b_8gpu,llama8b_8gpu] name=one_node budget.gpu_hours=10
+  python -m sweep run +grid=llama70b_512gpu launcher=rehearse
+  python -m sweep run +grid=playbook launcher=slurm launcher.partition=main --detach
+"""
+OVERRIDES = """\
+overrides (Hydra's grammar; in zsh, quote those with brackets):
+  +grid=NAME, +grid=[A,B]      which grids (files in sweep/conf/grid, or --conf DIR/grid)
+  model=NAME, model=[A,B]      models, instead of the grids' own
+  cluster=NAME                 what the points run on, instead of the cluster the grid is meant for
+  launcher=local|slurm|rehearse
+                               on this machine's devices; on allocations of Slurm (the default where jobs are
+                               submitted); or single ranks of any layout on one device
+  launcher.time_min=120        and all other options in sweep/conf/launcher/; launcher.dry=true shows the batch files
+  measure=default|quick        warm-up and timed steps
+  grid.axes.tp=[1,2]           change or add an axis; also grid.derive.X, grid.where.X, grid.subsample.count
+  budget.gpu_hours=10          cap on expected GPU-hours
+  name=NAME results_dir=DIR    the sweep's folder is results_dir/name
+  plan.reuse=true              use finished attempts of other sweeps in results_dir instead of running their points
+  plan.oom_margin=1.2          any other option of sweep/conf/config.yaml
+"""
+_SWEEP_PATH = "the sweep's folder, e.g. results/tiny"
+_RESULTS = Path("results")
+
+
+def help_text() -> str:
+    """What ``python -m sweep --help`` prints: every command in one line, examples, and the overrides."""
+    first_sentences = {name: (make().description or "").partition(". ")[0] for name, make in PARSERS.items()}
+    commands = "\n".join(f"  {name:8} {sentence.rstrip('.')}" for name, sentence in first_sentences.items())
+    return (
+        "usage: python -m sweep COMMAND [OVERRIDE ...] [options]\n\n"
+        f"Plan and run sweeps over the parallel layouts of LLM training.\n\n{commands}\n\n{EXAMPLES}\n{OVERRIDES}\n"
+        "python -m sweep COMMAND --help has the options of each command."
+    )
+
+
+def _plan() -> Parser:
+    parser = _sweep_parser(
+        "plan", "Show every point of the grids with its verdict, predicted memory and speed, and price. Nothing is run."
+    )
+    parser.add_argument("--out", type=path, metavar="FILE.parquet", help="write the ledger: one row a point")
+    parser.add_argument("--top", type=_positive, default=40, metavar="N", help="rows of the last table (default: 40)")
+    return parser
+
+
+def _run() -> Parser:
+    parser = _sweep_parser(
+        "run",
+        "Plan, then run every point that is worth running: on this machine, or through Slurm. Ctrl-C stops cleanly,\n"
+        "and the same command goes on where it stopped. Under Slurm, Ctrl-C only stops watching.",
+    )
+    parser.add_argument("--plain", action="store_true", help="one line for each attempt instead of a live view")
+    parser.add_argument("--detach", action="store_true", help="Slurm: return as soon as the jobs are submitted")
+    return parser
+
+
+def _status() -> Parser:
+    parser = _parser("status", "Show how far the sweeps below a folder are, from their files and from Slurm.")
+    parser.add_argument(
+        "path",
+        type=path,
+        nargs="?",
+        default=_RESULTS,
+        help="a sweep or a folder of sweeps (default: results)",
+    )
+    return parser
+
+
+def _watch() -> Parser:
+    parser = _parser("watch", "Follow a sweep until no point is left, wherever it runs. Ctrl-C only stops watching.")
+    parser.add_argument("path", type=path, help=_SWEEP_PATH)
+    parser.add_argument("--plain", action="store_true", help="one line for each attempt instead of a live view")
+    return parser
+
+
+def _logs() -> Parser:
+    parser = _parser("logs", "Show the last lines that the ranks and the pilot of a point's newest attempt wrote.")
+    parser.add_argument("id", help="id of an experiment or attempt, or a part that only one experiment has")
+    _add_results(parser, "folder of sweeps, or one sweep (default: results)")
+    parser.add_argument("--rank", type=_not_negative, metavar="N", help="show only this rank's log")
+    parser.add_argument("--lines", type=_positive, default=20, metavar="N", help="lines of each log (default: 20)")
+    return parser
+
+
+def _cancel() -> Parser:
+    parser = _parser(
+        "cancel",
+        "Cancel a sweep's Slurm jobs; unfinished points stay in its queue. Running points get a row with the outcome\n"
+        "preempted. To go on, give the same `run` command again.",
+    )
+    parser.add_argument("path", type=path, help=_SWEEP_PATH)
+    return parser
+
+
+def _retry() -> Parser:
+    parser = _parser("retry", "Requeue finished points of a sweep. The same `run` command then runs them.")
+    parser.add_argument("path", type=path, help=_SWEEP_PATH)
+    parser.add_argument(
+        "which", nargs="*", help="outcomes (crash, hang ...) or ids (default: every outcome but ok and oom)"
+    )
+    parser.add_argument(
+        "--outcome", action="append", default=[], metavar="OUTCOME", help="an outcome; unlike `which`, never an id"
+    )
+    parser.add_argument(
+        "--paused", action="store_true", help="requeue nothing, only let paused kinds of points run (any retry does)"
+    )
+    return parser
+
+
+def _explain() -> Parser:
+    parser = _parser("explain", "Show all that is known of one point: configuration, verdict, prediction, attempts.")
+    parser.add_argument("id", help="an experiment's id, or a part that only it has, such as the hash at its end")
+    _add_results(parser)
+    return parser
+
+
+def _diff() -> Parser:
+    parser = _parser("diff", "Show in what two points differ, with their predictions and measurements.")
+    parser.add_argument("first", help="an experiment's id, or a part that only it has")
+    parser.add_argument("second", help="the other one's")
+    _add_results(parser)
+    return parser
+
+
+PARSERS: dict[str, Callable[[], Parser]] = {
+    "plan": _plan,
+    "run": _run,
+    "status": _status,
+    "watch": _watch,
+    "logs": _logs,
+    "cancel": _cancel,
+    "retry": _retry,
+    "explain": _explain,
+    "diff": _diff,
+}
+"""Makes the parser of each command, in the order of the help."""
+
+
+def _parser(command: str, description: str, epilog: str | None = None) -> Parser:
+    return Parser(
+        prog=f"python -m sweep {command}",
+        description=description,
+        epilog=epilog,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+
+
+def _sweep_parser(command: str, description: str) -> Parser:
+    parser = _parser(command, description, OVERRIDES)
+    parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="what to sweep, see below")
+    parser.add_argument(
+        "--where", action="append", default=[], metavar="EXPR", help="one more filter on every grid, e.g. 'tp <= 4'"
+    )
+    parser.add_argument(
+        "--conf",
+        action="append",
+        default=[],
+        type=path,
+        metavar="DIR",
+        help="folder with your own grid/, model/ ...",
+    )
+    return parser
+
+
+def _add_results(
+    parser: Parser, what: str = "folder of sweeps, one sweep, or a ledger written by plan --out (default: results)"
+) -> None:
+    parser.add_argument("--results", type=path, default=_RESULTS, metavar="PATH", help=what)
+
+
+def _positive(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(text)
+
+
+def _not_negative(text: str) -> int:
+    if not text.isdigit():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 0")
+    return int(text)

@@ -1,0 +1,60 @@
+"""A pilot that Slurm ends while points wait has its job queued again, but not for ever."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from launchers.pilot.allocation import Allocation
+from launchers.pilot.node_pool import NodePool
+from launchers.pilot.pilot import FRUITLESS_RESTARTS, Pilot
+from launchers.state.pilot_config import PilotConfig
+from launchers.state.sweep_dir import SweepDir
+from tests.launchers.scripted import points, settings
+
+
+def ended_pilot(tmp_path: Path, asked: list[str], *, restarts: int, reason: Any = "preempted", left: int = 1) -> Pilot:
+    sweep = SweepDir.create(tmp_path / "sweep", {})
+    sweep.add_points(points(*["ok"] * left))
+    config = PilotConfig(
+        settings=settings(), command=None, wall_time_s=60.0, stop_with_parent=False, batch_system="slurm"
+    )
+    place = Allocation(pilot_id=f"p.0.{restarts}", job="7_0", node="n0", is_head=True, restarts=restarts)
+
+    def requeue(job: str) -> bool:
+        asked.append(job)
+        return True
+
+    one = Pilot(sweep, place, config, cast(NodePool, None), threading.Event(), {}, requeue)
+    one._stop.reason = reason
+    return one
+
+
+@pytest.mark.parametrize(
+    ("restarts", "finished", "again"),
+    [
+        (0, {}, True),
+        (FRUITLESS_RESTARTS - 1, {"preempted": 2}, True),
+        (FRUITLESS_RESTARTS, {}, False),
+        (FRUITLESS_RESTARTS, {"preempted": 2}, False),
+        (FRUITLESS_RESTARTS + 5, {"preempted": 2, "ok": 1}, True),
+    ],
+)
+def test_it_comes_back_while_that_leads_anywhere(
+    tmp_path: Path, restarts: int, finished: dict[str, int], again: bool
+) -> None:
+    asked: list[str] = []
+    one = ended_pilot(tmp_path, asked, restarts=restarts)
+    one._state.finished.update(finished)
+    one._requeue_own_job()
+    assert asked == (["7_0"] if again else [])
+
+
+@pytest.mark.parametrize(("reason", "left"), [("cancelled", 1), ("preempted", 0)])
+def test_it_stays_away_when_cancelled_or_done(tmp_path: Path, reason: str, left: int) -> None:
+    asked: list[str] = []
+    ended_pilot(tmp_path, asked, restarts=0, reason=reason, left=left)._requeue_own_job()
+    assert asked == []

@@ -1,0 +1,157 @@
+"""Batch files of pilots: read as text, and run by bash with an srun that only records how it was called."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launchers.slurm import batch_file
+from launchers.slurm.batch_file import PilotJob, submission_text
+from launchers.slurm.options import SlurmOptions, options_from_dict
+from results.errors import UltrasweepError
+
+TOKEN = "slurm-20260101-120000-abcdef"
+
+
+def job(folder: Path = Path("/shared/sweep"), **changes: Any) -> PilotJob:
+    fields: dict[str, Any] = {
+        "token": TOKEN,
+        "job_name": f"sweep.{TOKEN}",
+        "sweep_dir": folder,
+        "code_dir": folder / "code" / "0123",
+        "nodes": 2,
+        "count": 3,
+        "gpus_per_node": 8,
+        "pilot": ("python", "-m", "launchers.pilot"),
+    }
+    return PilotJob(**{**fields, **changes})
+
+
+def parameters(text: str) -> dict[str, str]:
+    lines = [shlex.split(line)[1] for line in text.splitlines() if line.startswith("#SBATCH ")]
+    return {key: value for key, _, value in (line.removeprefix("--").partition("=") for line in lines)}
+
+
+def test_the_batch_file_says_everything() -> None:
+    options = SlurmOptions(partition="gpu", account="llm", time_min=60, nice=10, reservation="r1", exclude="node[7-8]")
+    found = parameters(submission_text(job(excluded=("node3",)), options))
+    assert found == {
+        "account": "llm",
+        "array": "0-2%3",
+        "chdir": "/shared/sweep/code/0123",
+        "comment": f"ultrasweep:{TOKEN}",
+        "exclude": "node[7-8],node3",
+        "exclusive": "",
+        "gpus-per-node": "8",
+        "job-name": f"sweep.{TOKEN}",
+        "mem": "0",
+        "nice": "10",
+        "nodes": "2",
+        "ntasks-per-node": "1",
+        "open-mode": "append",
+        "output": f"/shared/sweep/slurm/{TOKEN}/%A_%a_0_log.out",
+        "partition": "gpu",
+        "requeue": "",
+        "reservation": "r1",
+        "signal": "USR2@120",
+        "time": "60",
+    }
+
+
+def test_a_single_pilot_is_no_array_and_a_cpu_cluster_has_no_gpus() -> None:
+    found = parameters(submission_text(job(count=1, gpus_per_node=0), SlurmOptions()))
+    assert "array" not in found and "gpus-per-node" not in found and "gres" not in found
+    assert found["output"].endswith("/%j_0_log.out")
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"gpus": "gres"}, {"gres": "gpu:8"}),
+        ({"gpus": "gres", "gpu_type": "h100"}, {"gres": "gpu:h100:8"}),
+        ({"gpu_type": "h100"}, {"gpus-per-node": "h100:8"}),
+        ({"gpus": "none"}, {}),
+    ],
+)
+def test_ways_to_ask_for_gpus(options: dict[str, Any], expected: dict[str, str]) -> None:
+    found = parameters(submission_text(job(), options_from_dict(options)))
+    assert {key: value for key, value in found.items() if key in ("gres", "gpus-per-node")} == expected
+
+
+def run_by_bash(text: str, folder: Path, **environment: str) -> tuple[list[str], dict[str, str]]:
+    """The arguments that the file gives to srun, and the environment of srun."""
+    shown = folder / "shown.json"
+    srun = folder / "srun"
+    srun.write_text(
+        f"#!{sys.executable} -S\nimport json, os, sys\n"
+        f"json.dump([sys.argv[1:], dict(os.environ)], open({str(shown)!r}, 'w'))\n"
+    )
+    srun.chmod(0o755)
+    env = {"PATH": f"{folder}:/usr/bin:/bin", **environment}
+    subprocess.run(["bash", "-c", text], check=True, env=env, cwd=folder)
+    words, seen = json.loads(shown.read_text())
+    return words, seen
+
+
+@pytest.mark.parametrize("name", ["plain", "two words", "it's", 'a "b" $(touch pwned) `touch pwned` ; & | # ~ *', "é"])
+def test_paths_reach_the_pilot_as_they_are(name: str, tmp_path: Path) -> None:
+    folder = tmp_path / name
+    options = SlurmOptions(cpus_per_task=12, srun_args=("--container-image=/i m'g",), prefix=("apptainer", "a b"))
+    words, seen = run_by_bash(submission_text(job(folder), options), tmp_path, PYTHONPATH="/mine")
+    assert words[-7:] == ["apptainer", "a b", "python", "-m", "launchers.pilot", str(folder), TOKEN]
+    assert words[words.index("--output") + 1] == str(folder / "slurm" / TOKEN / "%A_%a_%t_log.out")
+    for word in ("--kill-on-bad-exit=0", "--wait=0", "--cpu-bind=none", "--cpus-per-task=12", "--nodes=2"):
+        assert word in words
+    assert "--container-image=/i m'g" in words
+    assert seen["PYTHONPATH"] == f"{folder}/code/0123:/mine"
+    assert seen["SRUN_CPUS_PER_TASK"] == "12"
+    assert not list(tmp_path.rglob("pwned"))
+
+
+def test_setup_lines_run_first_and_cannot_take_the_code_away(tmp_path: Path) -> None:
+    options = SlurmOptions(setup=("export MINE=1 PYTHONPATH=/elsewhere",))
+    _, seen = run_by_bash(submission_text(job(), options), tmp_path)
+    assert seen["MINE"] == "1" and seen["PYTHONPATH"] == "/shared/sweep/code/0123:/elsewhere"
+
+
+@pytest.mark.parametrize("name", ["a\nb", "a\n#SBATCH --uid=0", "a%jb", "a\\b", "a\tb", "a\x7fb", "a\u2028b"])
+def test_paths_that_mean_something_in_a_batch_file_are_refused(name: str) -> None:
+    with pytest.raises(UltrasweepError, match="cannot be the folder of a sweep") as error:
+        submission_text(job(Path("/shared") / name), SlurmOptions())
+    assert "\n" not in str(error.value)
+
+
+def test_further_parameters_and_plain_numbers() -> None:
+    options = options_from_dict({"mem": 0, "exclude": 17, "sbatch": {"switches": 1, "oversubscribe": True, "x": False}})
+    found = parameters(submission_text(job(), options))
+    assert (found["switches"], found["oversubscribe"], found["exclude"], found["mem"]) == ("1", "", "17", "0")
+    assert "x" not in found
+
+
+def test_what_must_not_reach_sbatch() -> None:
+    environment = {
+        "SLURM_JOB_ID": "1",  # of the allocation that we may be in
+        "SLURM_MEM_PER_CPU": "2",
+        "SLURM_CONF": "/etc/slurm.conf",
+        "SBATCH_PARTITION": "wins",
+        "SBATCH_TIMELIMIT": "wins",
+        "SBATCH_ACCOUNT": "the site's own",
+        "SBATCH_NO_REQUEUE": "1",
+        "SBATCH_RESERVATION": "wins",
+        "HOME": "/root",
+    }
+    given = {"partition": "mine", "time": 60, "account": None, "additional_parameters": {"reservation": "mine"}}
+    assert batch_file._variables_to_unset(environment, given) == [
+        "SBATCH_NO_REQUEUE",
+        "SBATCH_PARTITION",
+        "SBATCH_RESERVATION",
+        "SBATCH_TIMELIMIT",
+        "SLURM_JOB_ID",
+        "SLURM_MEM_PER_CPU",
+    ]

@@ -1,0 +1,157 @@
+"""Whole runs on a cluster that exists only on PATH; the test itself does the pilots' work."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+from launchers.slurm import submit
+from launchers.slurm.cancel import cancel
+from launchers.slurm.options import SlurmOptions
+from launchers.state import queue, submissions
+from launchers.state.queue import QueueReader
+from launchers.state.submissions import all_submissions, new_submission
+from launchers.state.sweep_dir import SweepDir
+from results.errors import UltrasweepError
+from tests.launchers.scripted import cluster, points, settings
+from tests.launchers.slurm.fakeslurm import FakeSlurm
+from tests.launchers.slurm.runs import finish_all, interrupt, meanwhile, run
+from tests.launchers.slurm.test_batch_file import parameters
+
+
+def test_a_dry_run_writes_nothing_and_needs_no_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    wide = points("ok", dp=32, global_batch_size=32)
+    sweep = SweepDir(tmp_path / "sweep")
+    texts = submit.dry_run(
+        sweep, [*points("ok", "ok"), *wide], settings(num_devices=8, device="cuda", cluster=cluster()), SlurmOptions()
+    )
+    assert [parameters(text)["nodes"] for text in texts] == ["4", "1"]
+    assert all(parameters(text)["gpus-per-node"] == "8" for text in texts)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_run_from_submission_to_the_last_row(fake: FakeSlurm, sweep: SweepDir) -> None:
+    with meanwhile(lambda: bool(fake.jobs), lambda: finish_all(sweep)):
+        summary = run(sweep, target_h=1e-4)
+    assert (summary.left, summary.exit_code, summary.detached) == (0, 0, False)
+    assert [job["state"] for job in fake.jobs] == ["CANCELLED"] * 3  # they would have found nothing
+
+
+def test_detach_returns_at_once(fake: FakeSlurm, sweep: SweepDir, capsys: pytest.CaptureFixture[str]) -> None:
+    summary = run(sweep, detach=True)
+    assert (summary.detached, summary.exit_code, summary.left) == (True, 0, 3)
+    output = capsys.readouterr().out
+    for line in ("1 pilot of 1 node submitted: job 1", "python -m sweep watch", "python -m sweep cancel"):
+        assert line in output
+    assert run(sweep, detach=True).detached and len(fake.jobs) == 1
+
+
+def test_ctrl_c_leaves_the_pilots(fake: FakeSlurm, sweep: SweepDir, capsys: pytest.CaptureFixture[str]) -> None:
+    with meanwhile(lambda: len(fake.calls("squeue")) > 2, interrupt):
+        summary = run(sweep)
+    assert (summary.detached, summary.exit_code) == (True, 0)
+    assert [job["state"] for job in fake.jobs] == ["PENDING"] and "on without this command" in capsys.readouterr().out
+
+
+def test_ctrl_c_before_anything_is_submitted(fake: FakeSlurm, sweep: SweepDir) -> None:
+    fake.mode("squeue", "down")
+    submissions.write(sweep, new_submission(sweep, nodes=1, count=1, time_min=5))  # of an earlier run: squeue is asked
+    submissions.update(sweep, all_submissions(sweep)[0], stage="ended")
+    with meanwhile(lambda: len(fake.calls("squeue")) > 1, interrupt):
+        summary = run(sweep)
+    assert (summary.interrupted, summary.detached, summary.exit_code) == (True, False, 130)
+    assert fake.jobs == []
+
+
+def test_ctrl_c_while_sbatch_works(fake: FakeSlurm, sweep: SweepDir) -> None:
+    """The first waits for sbatch; the second does not, and the next run finds the job if there is one."""
+    fake.mode("sbatch", "hang")
+
+    def twice() -> None:
+        interrupt()
+        time.sleep(0.5)
+        interrupt()
+
+    with meanwhile(lambda: bool(fake.calls("sbatch")), twice):
+        summary = run(sweep)
+    assert summary.detached and [one.stage for one in all_submissions(sweep)] == ["intent"]
+    assert not submissions.lease_path(sweep).exists()
+
+
+def test_a_refused_run_is_one_error(fake: FakeSlurm, sweep: SweepDir) -> None:
+    fake.mode("sbatch", "refuse")
+    with pytest.raises(UltrasweepError, match="Slurm refuses pilots of 1 node: invalid partition specified") as error:
+        run(sweep)
+    assert "\n" not in str(error.value)
+
+
+def test_points_that_fit_no_pilot_end_the_run(fake: FakeSlurm, sweep: SweepDir) -> None:
+    sweep.add_points(points("ok", dp=8, global_batch_size=8))
+    with meanwhile(lambda: bool(fake.jobs), lambda: _finish_narrow(sweep, fake)):
+        summary = run(sweep, max_nodes=2)
+    assert summary.message == "1 point needs more nodes than launcher.max_nodes=2" and summary.too_wide == 1
+
+
+def test_slurm_comes_back(fake: FakeSlurm, sweep: SweepDir, capsys: pytest.CaptureFixture[str]) -> None:
+    run(sweep, detach=True)
+    fake.mode("squeue", "down")
+
+    def back() -> None:
+        fake.mode("squeue")
+        time.sleep(0.5)
+        finish_all(sweep)
+
+    with meanwhile(lambda: len(fake.calls("squeue")) > 3, back):
+        assert run(sweep).left == 0
+    output = capsys.readouterr().out
+    assert output.count("Slurm does not answer") == 1 and "Slurm answers again" in output
+    assert len(fake.calls("sbatch")) == 1
+
+
+def test_without_slurm_on_path(sweep: SweepDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(UltrasweepError, match="needs sbatch and srun"):
+        run(sweep)
+
+
+def _finish_narrow(sweep: SweepDir, fake: FakeSlurm) -> None:
+    queue_reader = QueueReader(sweep, "p", lambda line: None)
+    while (
+        claim := queue_reader.claim_next(lambda some: [one for one in some if one.experiment.world_size == 2])
+    ) is not None:
+        queue.finish(claim, "ok")
+    fake.move("COMPLETED")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs to become somebody else")
+def test_somebody_elses_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:  # pytest's own folders are closed to others
+        Path(name).chmod(0o755)
+        fake, sweep = FakeSlurm(Path(name) / "bin"), SweepDir.create(Path(name) / "sweep", {})
+        (fake.folder / "calls").touch(0o666)
+        (fake.folder / "calls").chmod(0o666)
+        monkeypatch.setenv("PATH", f"{fake.folder}:{os.environ['PATH']}")
+        sweep.add_points(points("ok"))
+        run(sweep, detach=True)
+        os.seteuid(65534)
+        try:
+            for act in (lambda: run(sweep), lambda: cancel(sweep)):
+                with pytest.raises(UltrasweepError, match=r"cannot write in .*: Permission denied"):
+                    act()
+        finally:
+            os.seteuid(0)
+        assert [job["state"] for job in fake.jobs] == ["PENDING"]
+
+
+def test_a_sweep_that_is_removed(fake: FakeSlurm, sweep: SweepDir) -> None:
+    with (
+        meanwhile(lambda: bool(fake.jobs), lambda: shutil.rmtree(sweep.path, ignore_errors=True)),
+        pytest.raises(UltrasweepError, match="was removed while its points ran"),
+    ):
+        run(sweep)

@@ -1,0 +1,17 @@
+"""Watching a sweep that other commands have submitted."""
+
+from __future__ import annotations
+
+from launchers.slurm.watch import watch
+from launchers.state.sweep_dir import SweepDir
+from tests.launchers.slurm.fakeslurm import FakeSlurm
+from tests.launchers.slurm.runs import finish_all, meanwhile, run
+
+
+def test_watch_ends_with_the_last_point_or_the_last_pilot(fake: FakeSlurm, sweep: SweepDir) -> None:
+    run(sweep, detach=True)
+    with meanwhile(lambda: len(fake.calls("squeue")) > 3, fake.forget):
+        summary = watch(sweep, live=False)
+    assert "no pilot is there, 3 points left" in summary.message and len(fake.calls("sbatch")) == 1
+    with meanwhile(lambda: True, lambda: finish_all(sweep)):
+        assert watch(sweep, live=False).left == 0

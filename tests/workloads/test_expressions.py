@@ -1,0 +1,98 @@
+"""The language of ``derive`` and ``where``: what it computes, and what it refuses."""
+
+from __future__ import annotations
+
+import pytest
+
+from workloads.errors import InvalidSweep
+from workloads.expressions import as_data, parse, parse_template
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("world_size / (tp * pp)", 3),  # 24 / (4 * 2), whole and an int
+        ("tp / world_size", 4 / 24),
+        ("world_size // 5 + world_size % 5", 8),
+        ("min(tp, pp) + max(1, pp) - abs(-pp)", 2),
+        ("tp in [1, 4] and not pp > 2", True),
+        ("1 < pp < tp <= 4", True),
+        ("1 < pp < tp < 4", False),
+        ("recompute != 'none' or tp not in (1, 2)", True),
+        ("tp if recompute == 'none' else pp", 4),
+        ("(tp > 1) + (pp > 1) <= 2", True),
+        ("-pp", -2),
+    ],
+)
+def test_values(text: str, expected: object) -> None:
+    value = parse(text, "here").evaluate({"world_size": 24, "tp": 4, "pp": 2, "recompute": "none"})
+    assert value == expected
+    assert type(value) is type(expected)
+
+
+def test_names_are_those_read() -> None:
+    assert parse("world_size / (tp * pp) if nodes > 1 else 8", "here").names == {"world_size", "tp", "pp", "nodes"}
+
+
+def test_and_or_stop_at_the_first_answer() -> None:
+    assert parse("tp == 1 or world_size / zero > 1", "here").evaluate({"tp": 1, "world_size": 8, "zero": 0}) is True
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "__import__('os').system('true')",
+        "open('x')",
+        "tp.__class__",
+        "[x for x in (1, 2)]",
+        "lambda: 1",
+        "tp[0]",
+        "2 ** 100",
+        "f'{tp}'",
+        "min(key=1)",
+        "min(*tp)",
+        "tp := 3",
+        "{1: 2}",
+        "1 << 40",
+        "tp is 1",
+        "None",
+        "...",
+    ],
+)
+def test_everything_else_is_refused(text: str) -> None:
+    with pytest.raises(InvalidSweep, match=r"^grid g: where\.x") as error:
+        parse(text, "grid g: where.x")
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("text", ["tp *", "", "tp = 3", "import os", "(" * 500])
+def test_unreadable_text_is_refused(text: str) -> None:
+    with pytest.raises(InvalidSweep, match=r"here: (cannot read|the expression|.*not allowed)"):
+        parse(text, "here")
+
+
+@pytest.mark.parametrize("text", ["'a' * 1000000", "'%1000000d' % 3", "[1] * 1000000"])
+def test_texts_cannot_grow(text: str) -> None:
+    with pytest.raises(TypeError, match="not both numbers"):
+        parse(text, "here").evaluate({})
+
+
+@pytest.mark.parametrize(
+    ("text", "data"),
+    [
+        ("num_heads % (2 * tp)", ["%", "num_heads", ["*", 2, "tp"]]),
+        ("not sp or -pp < 3", ["or", ["not", "sp"], ["<", ["-", "pp"], 3]]),
+        ("1 < pp <= tp", ["and", ["<", 1, "pp"], ["<=", "pp", "tp"]]),
+        ("kind not in ('a', 'b')", ["not in", "kind", ["list", ["text", "a"], ["text", "b"]]]),
+        ("1 if tp == 2 else max(pp, 3)", ["if", ["==", "tp", 2], 1, ["max", "pp", 3]]),
+    ],
+)
+def test_expressions_as_data(text: str, data: object) -> None:
+    assert as_data(parse(text, "here")) == data
+
+
+def test_templates_are_filled() -> None:
+    template = parse_template("tp={tp}: {half(tp)} or {[1, 2]}", "here", {"half": lambda value: value // 2})
+    assert template.fill({"tp": 8}) == "tp=8: 4 or 1, 2"
+    with pytest.raises(InvalidSweep, match=r"here: .*open.* is not allowed"):
+        parse_template("{open('x')}", "here")
