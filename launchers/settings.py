@@ -1,4 +1,4 @@
-"""How a sweep's points are run: on which devices, measured how, and how long anything may take. Frozen data."""
+"""The settings of a launcher: which devices points run on, how they are measured, and how long everything may take."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ PHASE_LIMITS_S: Mapping[str, float] = {
     "step": 600.0,
     "teardown": 10.0,
 }
-"""How long a rank may stay in a phase without a new heartbeat before that is called a hang. Warm-up includes
-compilation. Once a rank has beaten through some steps, the watchdog expects the next one much sooner."""
+"""How many seconds a rank may stay in a phase without a new heartbeat before that counts as a hang. Warm-up includes
+compilation. Once a rank has made some steps, the watchdog expects the next heartbeat much sooner."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchSettings:
-    """Everything a pilot needs besides the queue. Times in seconds."""
+    """How a pilot runs the points of its queue. Times are in seconds."""
 
     launcher: Launcher = "local"
     device: Device = "cpu"
@@ -39,20 +39,21 @@ class LaunchSettings:
     measure: MeasureSpec = field(default_factory=MeasureSpec)
     method: Method = "measured"
     max_attempts: int = 3
-    """Tries at a point whose failures are the infrastructure's. A hang is tried twice, oom never again."""
+    """Attempts at a point that fails because of the infrastructure. A hang is tried twice, out of memory once."""
     phase_limits_s: Mapping[str, float] = field(default_factory=dict)
-    """Changes to `PHASE_LIMITS_S`."""
+    """Seconds by phase, in the place of those in `PHASE_LIMITS_S`."""
     point_deadline_s: float | None = None
-    """From the start of a point's processes to their end; None: each point's own ``deadline_s``."""
+    """Longest time from the start of a point's processes to their end; None: each point's own ``deadline_s``."""
     collective_timeout_s: float = 120.0
+    """After this long a collective that does not end makes its ranks fail."""
     failure_grace_s: float = 0.5
-    """After one rank has failed, how long the others may take to fail with evidence of their own."""
+    """How long the other ranks may go on after one has failed, so that they can write down errors of their own."""
     device_free_limit_s: float = 30.0
-    """How long device memory may take to become free after a point's processes have gone."""
+    """How long device memory may take to become free after a point's processes have ended."""
     lease_s: float = 60.0
-    """A pilot whose heartbeat has stood still for this long has lost its claim."""
+    """Another pilot takes over the claims of a pilot whose heartbeat has stalled for this long."""
     breaker_failures: int = 4
-    """Points of one kind that fail alike, with none that goes well, before the rest of that kind is held."""
+    """So many points of one kind must fail alike, and none succeed, before the rest of that kind is paused."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Environment variables of every rank (NCCL's, gloo's)."""
 

@@ -28,6 +28,8 @@ from results.terminal import one_line, plain_table
 from results.text import format_duration, format_hours
 
 _MOST_ROWS, _MOST_SLOW, _EVIDENCE_LENGTH = 12, 3, 200
+_NUMBERS = ("points", "done", "failed", "running", "waiting", "device-h", "left", "devices", "for", "at most", "took")
+"""Columns that hold numbers."""
 
 
 def print_status(path: Path, console: Console) -> None:
@@ -53,7 +55,7 @@ def print_status(path: Path, console: Console) -> None:
 
 
 def _read(sweep: SweepDir) -> tuple[SweepStatus, list[Job] | None]:
-    """The status, and the jobs of the sweep's pilots; None when Slurm does not answer."""
+    """The status, and the jobs of the sweep's pilots: None when Slurm does not answer, empty without submissions."""
     jobs: list[Job] | None = []
     names = None
     if any(submission.open for submission in all_submissions(sweep)):
@@ -63,23 +65,16 @@ def _read(sweep: SweepDir) -> tuple[SweepStatus, list[Job] | None]:
 
 
 def _print_one(sweep: SweepDir, console: Console) -> None:
-    def say(line: str, style: str = "") -> None:
-        console.print(Text(one_line(line), style=style), soft_wrap=True)
-
     status, jobs = _read(sweep)
-    say(f"{sweep.path}: {status.finished:,} of {status.total:,} points have ended; {_expected_end(status)}")
+    counts = f"{status.finished:,} of {status.total:,} points have ended"
+    _print_line(console, f"{sweep.path}: {counts}; {_expected_end(status)}")
     outcomes = ", ".join(f"{outcome} {count:,}" for outcome, count in sorted(status.done.items(), key=lambda i: -i[1]))
     if outcomes:
-        say(f"outcomes: {outcomes}")
+        _print_line(console, f"outcomes: {outcomes}")
     if status.shapes:
         console.print()
         console.print(shape_table(status))
-    if jobs is None or (jobs and status.left) or status.pilots:
-        console.print()
-    if jobs is None or (jobs and status.left):
-        say(describe_jobs(jobs) + ("; what follows is from the sweep's files" if jobs is None else ""))
-    if rows := _pilot_rows(status.pilots, jobs or []):
-        _print_rows(console, _make_table("pilot", "Slurm says", "nodes", "does"), rows, "pilots")
+    _print_pilots(status, jobs, console)
     running = [one for pilot in status.pilots for one in pilot.running]
     if running:
         console.print()
@@ -88,18 +83,28 @@ def _print_one(sweep: SweepDir, console: Console) -> None:
     if slow := status.slowest(_MOST_SLOW):
         console.print()
         table = _make_table("slowest points", "devices", "took", "outcome")
-        for record in slow:
-            table.add_row(
-                _cell(record.experiment_id),
-                f"{record.world_size:,}",
-                format_duration(record.duration_s),
-                record.outcome,
-            )
-        console.print(table)
-    notes = [
-        f"excluded: {one.node} until {_at(one.until)}: {one.reason}" for one in node_exclusions.excluded(sweep).values()
-    ]
-    notes += [f"paused: {kind}: {why}" for kind, why in circuit_breaker.paused_kinds(sweep, status.attempts).items()]
+        rows = [(r.experiment_id, f"{r.world_size:,}", format_duration(r.duration_s), r.outcome) for r in slow]
+        _print_rows(console, table, rows, "points")
+    _print_notes(sweep, status, console)
+
+
+def _print_pilots(status: SweepStatus, jobs: Sequence[Job] | None, console: Console) -> None:
+    has_jobs = jobs is None or bool(jobs and status.left)
+    if has_jobs or status.pilots:
+        console.print()
+    if has_jobs:
+        source = "; what follows is from the sweep's files" if jobs is None else ""
+        _print_line(console, describe_jobs(jobs) + source)
+    if rows := _pilot_rows(status.pilots, jobs or []):
+        _print_rows(console, _make_table("pilot", "Slurm state", "nodes", "activity"), rows, "pilots")
+
+
+def _print_notes(sweep: SweepDir, status: SweepStatus, console: Console) -> None:
+    """Excluded nodes, paused kinds of points, and the last failure of each outcome."""
+    excluded = node_exclusions.excluded(sweep).values()
+    paused = circuit_breaker.paused_kinds(sweep, status.attempts)
+    notes = [f"excluded: {one.node} until {_at(one.until)}: {one.reason}" for one in excluded]
+    notes += [f"paused: {kind}: {why}" for kind, why in paused.items()]
     failures = [
         f"{record.outcome}: {record.experiment_id} in {record.phase}: {(record.evidence or '')[:_EVIDENCE_LENGTH]}"
         for record in status.failures()
@@ -107,9 +112,9 @@ def _print_one(sweep: SweepDir, console: Console) -> None:
     if notes or failures:
         console.print()
     for line in notes:
-        say(line, "yellow")
+        _print_line(console, line, "yellow")
     for line in failures:
-        say(line)
+        _print_line(console, line)
 
 
 def _pilot_rows(pilots: Sequence[PilotState], jobs: Sequence[Job]) -> list[tuple[str, ...]]:
@@ -118,13 +123,13 @@ def _pilot_rows(pilots: Sequence[PilotState], jobs: Sequence[Job]) -> list[tuple
     rows: list[tuple[str, ...]] = []
     for pilot in sorted(pilots, key=lambda pilot: (not pilot.running, pilot.started_at)):
         job = by_name.get(pilot.job or "")
-        does = f"runs {len(pilot.running)}" if pilot.running else pilot.activity
+        activity = f"runs {len(pilot.running)}" if pilot.running else pilot.activity
         rows.append(
             (
                 pilot.job or pilot.pilot_id,
                 job.state.lower() if job is not None else "",
                 _nodes(job, pilot.nodes),
-                f"{does}; {pilot.message}" if pilot.message else does,
+                f"{activity}; {pilot.message}" if pilot.message else activity,
             )
         )
     known = {pilot.job for pilot in pilots}
@@ -165,22 +170,13 @@ def _print_rows(console: Console, table: Table, rows: Sequence[tuple[str, ...]],
 def _make_table(*names: str) -> Table:
     """A table with these columns; those of numbers are aligned to the right."""
     table = plain_table()
-    numbers = {
-        "points",
-        "done",
-        "failed",
-        "running",
-        "waiting",
-        "device-h",
-        "left",
-        "devices",
-        "for",
-        "at most",
-        "took",
-    }
     for at, name in enumerate(names):
-        table.add_column(name, justify="right" if at and name in numbers else "left", overflow="fold")
+        table.add_column(name, justify="right" if at and name in _NUMBERS else "left", overflow="fold")
     return table
+
+
+def _print_line(console: Console, line: str, style: str = "") -> None:
+    console.print(Text(one_line(line), style=style), soft_wrap=True)
 
 
 def _cell(text: str) -> Text:

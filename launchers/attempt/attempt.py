@@ -1,4 +1,4 @@
-"""One try at one point: its folder, its task, and what a later pilot must know if this one dies in the middle."""
+"""One attempt at one point: its folder and task, and what another pilot needs if this one dies while it runs."""
 
 from __future__ import annotations
 
@@ -17,28 +17,33 @@ from workloads.protocol import RankResult, Task
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
+    """One attempt at one point, as it was started. It never changes."""
+
     attempt_id: str
     number: int
+    """1 for the first attempt at the point."""
     point: Point
     folder: Path
     task: Task
     started_at: float
+    """Seconds since the epoch."""
     device_ids: tuple[str, ...] | None
+    """UUIDs of the GPUs; None for CPU processes."""
     nodes: tuple[str, ...] = ()
-    """Names of the nodes, those of the first ranks first."""
+    """Names of the nodes, in the order of the ranks."""
     devices_per_node: int = 1
 
     def node_of(self, rank: int) -> str | None:
-        """The node on which ``rank`` runs; a rehearsal's ranks all run on the first."""
+        """The node on which ``rank`` runs; None where it is not known. A rehearsal runs on the first node."""
         index = rank // self.devices_per_node if self.task.method == "measured" else 0
         return self.nodes[index] if index < len(self.nodes) else None
 
     def ranks(self) -> range:
-        """Ranks of the layout (a rehearsal runs only some of them)."""
+        """All ranks of the layout. A rehearsal runs only some of them."""
         return range(self.point.experiment.world_size)
 
     def results(self) -> dict[int, RankResult]:
-        """What the ranks have measured so far. A file that cannot be read counts as not there."""
+        """The results of the ranks that have written one so far. An unreadable file counts as missing."""
         found = {}
         for rank in self.ranks():
             try:
@@ -60,7 +65,10 @@ def start_attempt(
     device_ids: tuple[str, ...] | None,
     nodes: tuple[str, ...],
 ) -> Attempt:
-    """Write the folder of a new attempt. Its id says which experiment and which try, and is never given twice."""
+    """Write the folder of a new attempt. Its id names the experiment and the attempt, and is never used twice.
+
+    ``host`` and ``port``: of the rendezvous. Raises `OSError`.
+    """
     point = claim.point
     attempt_id = f"{point.experiment.id}.a{number}.{secrets.token_hex(3)}"
     folder = claim.sweep.attempts / attempt_id
@@ -100,7 +108,7 @@ def start_attempt(
 
 
 def reopen_attempt(sweep: SweepDir, point: Point, attempt_id: str) -> Attempt | None:
-    """The attempt that another pilot had begun; None when it had not got as far as writing it down."""
+    """The attempt that another pilot had started; None when its folder is not complete."""
     folder = sweep.attempts / attempt_id
     try:
         about = json.loads((folder / "attempt.json").read_text())

@@ -1,4 +1,4 @@
-"""Run one attempt: all ranks of a measured point at once, or the few ranks of a rehearsal one after the other."""
+"""Runs one attempt: all ranks of a measured point at once, or the few ranks of a rehearsal one after the other."""
 
 from __future__ import annotations
 
@@ -26,34 +26,42 @@ from workloads.stages import RehearsedTimes, assemble, rehearsed_ranks, stage_ke
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Execution:
+    """What came out of one attempt."""
+
     outcome: Outcome
     results: Mapping[int, RankResult]
+    """By rank, of those that finished."""
     rehearsed: RehearsedTimes | None = None
     survivors: tuple[str, ...] = ()
-    """Processes that could not be ended."""
+    """Processes that did not end when they were killed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Control:
-    """How an execution talks to the pilot that runs it."""
+    """What an execution asks of the pilot that runs it."""
 
     start: Callable[[Sequence[int]], RankGroup]
-    """Start these ranks. Raises `StartFailed` when all of what had started is gone again."""
+    """Start these ranks. Raises `StartFailed` when not all could be started; the others have been killed then."""
     stop_reason: Callable[[], StopReason | None]
+    """Why the attempt should stop now; None: it should go on."""
     on_progress: Callable[[Progress], None]
+    """Called a few times a second."""
     wait_until_free: Callable[[], str | None]
-    """Wait for the devices between two ranks of a rehearsal; what is still held, or None."""
+    """Wait for device memory between two ranks of a rehearsal; what is still in use, or None."""
 
 
 def execute(attempt: Attempt, settings: LaunchSettings, control: Control, stages: Path) -> Execution:
-    """Run the attempt to its end. Nothing of it is left when this returns, but for ``survivors``."""
+    """Run the attempt to its end. No process of it is left then, except `Execution.survivors`.
+
+    ``stages``: the folder of stages that earlier rehearsals have measured.
+    """
     if attempt.task.method == "measured":
         return _measure(attempt, settings, control)
     return _rehearse(attempt, settings, control, stages)
 
 
 def internal_error(error: Exception) -> Execution:
-    """An execution that this program itself has spoilt: a row that says so, and the sweep goes on."""
+    """The execution to record when this program itself has failed: its row says so, and the sweep goes on."""
     lines = traceback.format_exception(error)
     found = Outcome(outcome="crash", evidence=f"error of the launcher, not of the point: {''.join(lines)[-1500:]}")
     return Execution(outcome=found, results={})
@@ -72,7 +80,8 @@ def _measure(attempt: Attempt, settings: LaunchSettings, control: Control) -> Ex
 
 
 def _rehearse(attempt: Attempt, settings: LaunchSettings, control: Control, stages: Path) -> Execution:
-    """Ranks that stand for the others, each alone on the first device, unless an equal stage has been run before."""
+    """Run the ranks that stand for all others, each alone on the first device. A stage that an earlier point has
+    rehearsed already is not run again."""
     experiment = attempt.point.experiment
     chosen = rehearsed_ranks(experiment)
     found = Outcome(outcome="ok", phase="done")
@@ -89,10 +98,10 @@ def _rehearse(attempt: Attempt, settings: LaunchSettings, control: Control, stag
         found = oc.classify(attempt.folder, [rank], watched, results, control.stop_reason(), measured=False)
         if found.outcome != "ok" or watched.survivors:
             return Execution(outcome=found, results=results, survivors=watched.survivors)
-        with contextlib.suppress(OSError):  # the next point with this stage runs it again
+        with contextlib.suppress(OSError):  # without this file the next point with this stage runs it again
             protocol.write_json(cached, results[rank])
-        if rank != chosen[-1] and (held := control.wait_until_free()) is not None:
-            failed = Outcome(outcome="crash", phase="teardown", failed_rank=rank, evidence=held, infrastructure=True)
+        if rank != chosen[-1] and (in_use := control.wait_until_free()) is not None:
+            failed = Outcome(outcome="crash", phase="teardown", failed_rank=rank, evidence=in_use, infrastructure=True)
             return Execution(outcome=failed, results=results)
     results = attempt.results()
     peaks = [peak for result in results.values() if (peak := rows.peak_bytes(result)) is not None]
@@ -120,7 +129,7 @@ def _watch(attempt: Attempt, group: RankGroup, settings: LaunchSettings, control
 
 
 def _reuse_stage(cached: Path, attempt: Attempt, rank: int) -> bool:
-    """Put an equal stage's result in place of ``rank``'s own, if there is one."""
+    """Use the result of an equal stage, ``cached``, as that of ``rank``; False when there is none."""
     try:
         if not cached.exists():
             return False

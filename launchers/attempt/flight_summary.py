@@ -1,4 +1,4 @@
-"""What ranks that hang say they wait in, in a few words for the row."""
+"""Sums up which collectives the ranks of a hang wait in, from the flight records that they have written."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ _SHOWN = 3
 
 
 def summary(folder: Path, ranks: Iterable[int]) -> str:
-    """``waiting: all_reduce #17 [4096] on ranks 0-2; all_gather #16 on rank 3``; empty where nothing was recorded."""
+    """For example ``waiting: all_reduce #17 [4096] on ranks 0-2; all_gather #16 on rank 3``; ``""`` where nothing was
+    recorded. ``folder``: of the attempt."""
     waiting: defaultdict[str, list[int]] = defaultdict(list)
     for rank in ranks:
         if (entry := _last_unfinished(folder, rank)) is not None:

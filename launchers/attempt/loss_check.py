@@ -1,8 +1,9 @@
-"""Do layouts of one model compute the same thing? The first steps' losses and gradient norms of every run are compared
-with those of the first run that trained the same model from the same seed on the same data: a wrong layout can be fast.
+"""Checks that all layouts of one model compute the same thing, because a wrong layout can be fast.
 
-The norm is the sharper test. Near initialisation the loss is close to the logarithm of the vocabulary whatever the
-model computes, and wrong gradients do not touch it until clipping and AdamW have hidden most of their error.
+The losses and gradient norms of the first steps of every run are compared with those of the first run that trained the
+same model from the same seed on the same data. The norm is the sharper test: near initialisation the loss is close to
+the logarithm of the vocabulary whatever the model computes, and clipping and AdamW hide most of the error of wrong
+gradients from later losses.
 """
 
 from __future__ import annotations
@@ -23,20 +24,23 @@ from workloads.experiment import Experiment
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
+    """How far one attempt is from its reference; None where nothing was compared."""
+
     reference_id: str | None
-    """Attempt compared with; None when this attempt is itself the reference."""
+    """The attempt that it was compared with; None when this attempt is itself the reference."""
     max_difference: float | None
-    """Of the losses, relative."""
+    """Largest relative difference of the losses."""
     max_norm_difference: float | None
-    """Of the gradient norms, relative."""
+    """Largest relative difference of the gradient norms."""
     agrees: bool | None
+    """Whether both are within the tolerances of the precision (`results.agreement`)."""
 
 
 NOT_COMPARED = Comparison(reference_id=None, max_difference=None, max_norm_difference=None, agrees=None)
 
 
 def loss_key(experiment: Experiment) -> str:
-    """What two runs must share for their losses to be the same: everything but the layout."""
+    """Equal for two experiments whose losses must be equal: those that differ only in their layout."""
     fields = ex.to_dict(experiment)
     shared = {
         name: fields[name] for name in ("global_batch_size", "seq_len", "seed", "precision", "engine", "engine_version")
@@ -49,20 +53,20 @@ def loss_key(experiment: Experiment) -> str:
 def compare(
     folder: Path, experiment: Experiment, attempt_id: str, losses: Sequence[float], grad_norms: Sequence[float]
 ) -> Comparison:
-    """Compare with the reference kept in ``folder``; the first attempt to come becomes it (by exclusive creation)."""
+    """Compare with the reference in ``folder``. The first attempt becomes it; of two at once only one does."""
     reference = folder / f"{loss_key(experiment)}.json"
-    mine: dict[str, Any] = {
+    own: dict[str, Any] = {
         "attempt_id": attempt_id,
         "losses": list(losses[:COMPARED_STEPS]),
         "grad_norms": list(grad_norms[:COMPARED_STEPS]),
     }
     other = _read(reference)
     if other is None:
-        _create(reference, mine)
-        other = _read(reference) or mine
+        _create(reference, own)
+        other = _read(reference) or own
     if other["attempt_id"] == attempt_id:
         return NOT_COMPARED
-    loss, norm = (largest_difference(mine[name], other.get(name, ())) for name in ("losses", "grad_norms"))
+    loss, norm = (largest_difference(own[name], other.get(name, ())) for name in ("losses", "grad_norms"))
     if loss is None or norm is None:
         return NOT_COMPARED
     loss_tolerance, norm_tolerance = TOLERANCES[experiment.precision]
@@ -83,7 +87,7 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 
 def _create(path: Path, data: dict[str, Any]) -> None:
-    """Write the whole file or nothing, and leave one that is there: link() is exclusive where rename() replaces."""
+    """Write the whole file or nothing, and keep one that is there: link() fails where rename() would replace it."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(3)}.tmp")
     temporary.write_text(json.dumps(data))
     try:

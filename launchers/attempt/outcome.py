@@ -1,7 +1,7 @@
-"""What happened to an attempt: one outcome with the evidence for it, from the files of its folder and how ranks ended.
+"""Decides how an attempt ended: one outcome with its evidence, from the files in its folder and the exits of its ranks.
 
 When one rank fails, others fail after it: their sockets close, their collectives time out. Such consequences are told
-from causes by what they say, and of the causes the first one wins.
+from causes by the text of their errors, and the earliest cause decides.
 """
 
 from __future__ import annotations
@@ -18,12 +18,14 @@ from launchers.attempt import flight_summary
 from launchers.attempt.watchdog import StalledRank, WatchResult
 from results.log_tail import read_tail
 from results.schema import PHASES
-from results.text import format_bytes, name_ranks
+from results.text import format_bytes, name_ranks, plural
 from workloads import protocol
 from workloads.protocol import RankError, RankResult
 
 EVIDENCE_LIMIT = 2000
+"""Characters of evidence that a row keeps."""
 LEAST_FREE_BYTES = 16 * 2**10
+"""A disk with less free space than this counts as full."""
 _TAIL_LINES = 12
 
 StopReason = Literal["cancelled", "preempted"]
@@ -31,6 +33,8 @@ StopReason = Literal["cancelled", "preempted"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
+    """How an attempt ended. The columns of the table of attempts have the same names (see `results.schema`)."""
+
     outcome: str
     """One of ``results.schema.OUTCOMES``."""
     phase: str | None = None
@@ -39,12 +43,12 @@ class Outcome:
     evidence: str | None = None
     teardown_hung: bool = False
     infrastructure: bool = False
-    """Not the point's own doing (a full disk, a port taken, a broken link): worth another try."""
+    """The point did not cause it (a full disk, a port in use, a broken link), so another attempt may succeed."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Failure:
-    """One rank that failed by itself."""
+    """One rank that failed, and was not killed by us."""
 
     rank: int
     kind: str
@@ -53,6 +57,7 @@ class _Failure:
     message: str
     time: float
     consequence: bool
+    """It failed because another rank had failed before."""
 
 
 _CONNECTION = re.compile(
@@ -84,8 +89,11 @@ def classify(
     *,
     measured: bool = True,
 ) -> Outcome:
-    """The outcome of the ``ranks`` that ran in ``folder``. Losses only mean something when all ranks were ``measured``
-    together, not when one of them was rehearsed alone."""
+    """The outcome of the ``ranks`` of the attempt in ``folder``.
+
+    ``results``: of the ranks that finished. ``stop_reason``: why the pilot stopped them, if it did. ``measured``: all
+    ranks ran together. Losses mean nothing where a rank was rehearsed alone.
+    """
     if all(rank in results for rank in ranks):
         return _completed(results, watched, measured)
     failures = _failures(folder, ranks, watched, results)
@@ -104,7 +112,10 @@ def classify(
 
 
 def classify_abandoned(folder: Path, ranks: Sequence[int], results: Mapping[int, RankResult], why: str) -> Outcome:
-    """The outcome of an attempt whose pilot died: what was measured in full counts, the rest is a node failure."""
+    """The outcome of an attempt whose pilot died: ok if every rank had finished, or else a node failure.
+
+    ``why``: what is known of the pilot's end, for the evidence.
+    """
     if ranks and all(rank in results for rank in ranks):
         return Outcome(outcome="ok", phase="teardown", evidence=f"measured in full, then {why}")
     heartbeats = [heartbeat for rank in ranks if (heartbeat := _last_heartbeat(folder, rank)) is not None]
@@ -119,7 +130,7 @@ def classify_abandoned(folder: Path, ranks: Sequence[int], results: Mapping[int,
 
 
 def check_target_memory(outcome: Outcome, peak_bytes: int | None, usable_bytes: int | None, cluster: str) -> Outcome:
-    """A rehearsal that ran well here but holds more than a device of the target cluster has is out of memory there."""
+    """Turns ``ok`` into ``oom`` where a rehearsal needed more memory here than a device of the target cluster has."""
     if outcome.outcome != "ok" or peak_bytes is None or usable_bytes is None or peak_bytes <= usable_bytes:
         return outcome
     return Outcome(
@@ -132,7 +143,7 @@ def check_target_memory(outcome: Outcome, peak_bytes: int | None, usable_bytes: 
 
 
 def log_tail(folder: Path, rank: int, lines: int = _TAIL_LINES) -> str:
-    """The last lines of a rank's output, empty when it wrote nothing."""
+    """The last lines of a rank's output that are not empty; ``""`` when there are none or the log cannot be read."""
     try:
         found = read_tail(protocol.log_path(folder, rank), lines, skip_blank=True)
     except OSError:
@@ -179,14 +190,14 @@ def _failures(
             heartbeat = watched.heartbeats.get(rank)
             phase, step = (heartbeat.phase, heartbeat.step) if heartbeat is not None else ("spawn", None)
             tail = log_tail(folder, rank)
-            # NCCL's own watchdog ends a process by SIGABRT when a collective of another rank's making fails.
+            # NCCL's own watchdog ends a process with SIGABRT when a collective fails because of another rank.
             consequence = exit_.signal != 9 and _is_consequence(tail)
             found.append(_Failure(rank, "exit", phase, step, _join(str(exit_), tail), exit_.time, consequence))
     return found
 
 
 def has_disk_space(folder: Path) -> bool:
-    """Whether the disk that holds ``folder`` can take another small file."""
+    """Whether another small file fits on the disk that holds ``folder``."""
     try:
         disk = os.statvfs(folder)
     except OSError:
@@ -206,8 +217,8 @@ def _from_failure(folder: Path, first: _Failure, failures: Sequence[_Failure], w
     if first.kind == "exit" and watched.exits[first.rank].signal == 9 and watched.host_oom_kills:
         outcome = "oom"
         evidence = (
-            f"rank {first.rank} killed by SIGKILL {place}{also}: the kernel's out-of-memory killer struck "
-            f"{watched.host_oom_kills} time(s) in this control group; host memory ran out"
+            f"rank {first.rank} killed by SIGKILL {place}{also}: the kernel's out-of-memory killer killed "
+            f"{plural(watched.host_oom_kills, 'process')} in this control group; host memory ran out"
         )
     elif unwritten:
         infrastructure = True
@@ -234,20 +245,21 @@ def _only_consequences(
     watched: WatchResult,
     results: Mapping[int, RankResult],
 ) -> Outcome:
-    """Every rank that failed blames another: a collective that timed out is a hang of those that did not fail."""
+    """Every failed rank failed because of another one. If a collective timed out, that is a hang of the ranks that did
+    not fail."""
     first = min(failures, key=lambda failure: failure.time)
     silent = [rank for rank in ranks if rank not in results and rank not in {failure.rank for failure in failures}]
     if any(_COLLECTIVE_TIMEOUT.search(failure.message) for failure in failures):
-        guilty = _furthest_behind(watched, silent or [failure.rank for failure in failures])
+        cause = _furthest_behind(watched, silent or [failure.rank for failure in failures])
         evidence = f"a collective timed out on {name_ranks([failure.rank for failure in failures])}"
         if silent:
             evidence += f"; {name_ranks(silent)} never came or never returned"
-        evidence += f", {_describe(guilty)} furthest behind: {first.message}"
+        evidence += f", {_describe(cause)} furthest behind: {first.message}"
         return Outcome(
             outcome="hang",
-            phase=guilty.phase,
-            phase_step=guilty.step,
-            failed_rank=guilty.rank,
+            phase=cause.phase,
+            phase_step=cause.step,
+            failed_rank=cause.rank,
             evidence=_cut(evidence),
         )
     return Outcome(
@@ -264,7 +276,7 @@ def _only_consequences(
 
 
 def _lost(watched: WatchResult) -> Outcome:
-    """A node went, and its ranks with it; what the others then said is its consequence."""
+    """A node was lost with its ranks. Errors of other ranks are consequences of that."""
     rank, why = min(watched.lost.items())
     heartbeat = watched.heartbeats.get(rank)
     phase, step = (heartbeat.phase, heartbeat.step) if heartbeat is not None else ("spawn", None)
@@ -347,7 +359,7 @@ def _last_heartbeat(folder: Path, rank: int) -> protocol.Heartbeat | None:
 
 
 def _innermost_frames(tail: str, depth: int = 3) -> str:
-    """The innermost Python frames of the thread that `faulthandler` dumped last: the main thread."""
+    """The innermost Python frames of the thread that `faulthandler` writes last, which is the main thread."""
     frames = re.findall(r'File "(.+?)", line (\d+) in (\S+)', tail.rpartition("most recent call first")[2])
     return " < ".join(f"{function} ({Path(file).name}:{line})" for file, line, function in frames[:depth])
 
@@ -357,7 +369,7 @@ def _describe(stalled: StalledRank) -> str:
 
 
 def where(phase: str | None, step: int | None) -> str:
-    """A place in an attempt for people: ``in step 4``, ``in build``."""
+    """Where in an attempt, for people: ``in step 4``, ``in build``."""
     if step is not None and phase in ("warmup", "step"):
         return f"in step {step}" if phase == "step" else f"in warmup step {step}"
     return f"in {phase or 'an unknown phase'}"

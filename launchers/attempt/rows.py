@@ -1,4 +1,4 @@
-"""One attempt as a row of the ``attempts`` table and its steps as rows of ``steps``. What is not known stays None."""
+"""Turns an attempt into a row of the table ``attempts`` and its steps into rows of ``steps``. Unknown stays None."""
 
 from __future__ import annotations
 
@@ -130,7 +130,8 @@ def attempt_row(
 
 
 def step_rows(attempt: Attempt, results: Mapping[int, RankResult]) -> list[dict[str, Any]]:
-    """Every step of every rank. A rehearsal's steps are of a shortened batch with made-up peers: no rate, no loss."""
+    """One row for every step of every rank. A rehearsal's steps have neither throughput nor loss: they are of a
+    shortened batch, and the other ranks are simulated."""
     experiment = attempt.point.experiment
     measured = attempt.task.method == "measured"
     rows = []
@@ -160,17 +161,17 @@ def step_rows(attempt: Attempt, results: Mapping[int, RankResult]) -> list[dict[
 
 
 def losses_of(results: Mapping[int, RankResult]) -> list[float | None]:
-    """Loss of each step from the first; every rank has the same, so any rank that knows it will do."""
+    """Loss of each step, from the first on. Every rank has the same, so it is taken from any rank that knows it."""
     return _per_step(results, "loss")
 
 
 def grad_norms_of(results: Mapping[int, RankResult]) -> list[float | None]:
-    """Gradient norm of each step, as `losses_of`."""
+    """Gradient norm of each step, as in `losses_of`."""
     return _per_step(results, "grad_norm")
 
 
 def peak_bytes(result: RankResult) -> int | None:
-    """Highest allocated memory of one rank: the allocator's over the timed steps, else the probe's total."""
+    """Highest allocated memory of one rank in bytes: over the timed steps, or else the total of the memory probe."""
     peaks = _present(step.peak_allocated_bytes for step in _timed(result))
     if peaks:
         return max(peaks)
@@ -181,7 +182,7 @@ def peak_bytes(result: RankResult) -> int | None:
 
 
 def first_step_at(results: Mapping[int, RankResult]) -> float | None:
-    """Unix time at which the last rank began its first step."""
+    """When the last rank began its first step, in seconds since the epoch."""
     starts = (
         min(_present(result.phase_started_at.get(phase) for phase in ("warmup", "step")), default=None)
         for result in results.values()
@@ -190,12 +191,12 @@ def first_step_at(results: Mapping[int, RankResult]) -> float | None:
 
 
 def last_step_end(results: Mapping[int, RankResult]) -> float | None:
-    """Unix time at which the last rank ended its last step."""
+    """When the last rank ended its last step, in seconds since the epoch."""
     return max(_present(result.phase_started_at.get("teardown") for result in results.values()), default=None)
 
 
 def _times(experiment: Experiment, results: Mapping[int, RankResult]) -> dict[str, Any]:
-    """The slowest rank makes the step; phases are means over ranks of each rank's median."""
+    """Times of steps, each that of its slowest rank, and of the parts of a step: means of the ranks' medians."""
     per_step = [
         max(times) for times in zip(*([s.step_time_s for s in _timed(r)] for r in results.values()), strict=False)
     ]
@@ -263,7 +264,8 @@ def _rates(experiment: Experiment, row: Mapping[str, Any], cluster: ClusterSpec)
 def _peak_flops(
     experiment: Experiment, device_name: str | None, cluster: ClusterSpec
 ) -> tuple[float | None, str | None]:
-    """The cluster's peak, unless the ranks ran on something that the cluster file does not describe."""
+    """The device's peak FLOP/s and its source. No peak, with the reason, where the ranks ran on another device than the
+    cluster file describes."""
     known = cluster.device.driver_names
     if cluster.backend == "cuda" and device_name is not None and known and device_name not in known:
         return None, f"none: ran on {device_name}, cluster {cluster.name} describes {cluster.device.name}"
@@ -338,10 +340,10 @@ def _device(results: Mapping[int, RankResult]) -> dict[str, Any]:
 
 
 def _overhead(attempt: Attempt, results: Mapping[int, RankResult], ended_at: float) -> dict[str, Any]:
-    """How long each phase took on the slowest rank: from its beginning to that of the next phase that the rank had."""
+    """Seconds that each phase took on its slowest rank, from its beginning to that of the rank's next phase."""
     columns: dict[str, Any] = {}
     own = [r for r in results.values() if min(r.phase_started_at.values(), default=0.0) >= attempt.started_at]
-    for result in own:  # a stage reused from another point took no time here
+    for result in own:  # a stage that was reused from another point took no time here
         begun = [(phase, result.phase_started_at[phase]) for phase in _PHASES if phase in result.phase_started_at]
         spent = {phase: after - start for (phase, start), (_, after) in itertools.pairwise(begun)}
         if begun and attempt.task.method == "measured":  # rehearsed ranks start one after the other
@@ -371,5 +373,5 @@ def _ratio(numerator: float | None, denominator: float | None) -> float | None:
 
 
 def _known(value: Any) -> Any:
-    """None for a number that is none: NaN and infinities never reach a table."""
+    """The value; None for NaN and infinities, which must not get into a table."""
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,7 +1,7 @@
-"""Watches the ranks of one attempt from their start to the proof that nothing of them is left.
+"""Watches the ranks of one attempt until all have ended, and ends them when one fails, hangs or runs out of time.
 
-It judges by heartbeats (phase, step, and how long they have stood still on this process's own clock), by exit statuses
-and by the deadline; never by log text. It kills by pid and process group, never by name.
+It judges by heartbeats (phase, step, and for how long they have stalled by this process's own clock), by exit statuses
+and by the deadline; never by the text of logs.
 """
 
 from __future__ import annotations
@@ -20,21 +20,25 @@ from workloads import protocol
 from workloads.protocol import Heartbeat
 
 POLL_S = 0.02
-"""How often exits and stop requests are looked at."""
+"""Seconds between two looks at exits and requests to stop."""
 HEARTBEATS_EVERY_S = 0.2
-"""How often heartbeats and error files are read (they may lie on a shared filesystem)."""
+"""Seconds between two readings of heartbeats and error files, which may lie on a shared filesystem."""
 STACKS_WAIT_S = 0.5
-"""For the ranks of a hang to write down where they are."""
+"""How long the ranks of a hang get to write down their stacks."""
 MOST_STACKS = 64
+"""Only so many ranks are asked for their stacks."""
 STEP_FACTOR = 20.0
+"""A step may take so many times what the slowest one took, or what was predicted."""
 STEP_LIMIT_MIN_S = 30.0
+"""But never less than this."""
 
 End = Literal["ended", "failed", "lost", "hang", "deadline", "teardown", "stopped"]
+_FINISHING = ("teardown", "done")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StalledRank:
-    """A rank without progress for longer than its phase allows."""
+    """Where a rank was last seen, and how long ago (``age_s``)."""
 
     rank: int
     phase: str
@@ -47,29 +51,30 @@ class WatchResult:
     """What the watchdog saw of one set of ranks."""
 
     end: End
-    """ended: all ranks ended by themselves and none failed. The others say why the rest was killed."""
+    """``ended``: all ranks ended by themselves and none failed. The others say why the rest was killed."""
     exits: Mapping[int, RankExit]
     heartbeats: Mapping[int, Heartbeat | None]
-    """Last heartbeat of each rank."""
+    """The last heartbeat of each rank; None where there was none."""
     stalled: tuple[StalledRank, ...] = ()
-    """The ranks that made a hang, or that were behind when the deadline came, the one furthest behind first."""
+    """In a hang the ranks that caused it; at the deadline all that still ran. The one furthest behind comes first."""
     seconds: float
-    """From the start of the watch to the last process gone."""
+    """From the start of the watch until the last process had ended."""
     host_oom_kills: int = 0
-    """Processes of this control group that the kernel killed for want of host memory meanwhile."""
+    """See `launchers.node.rank_group.Termination`, as for ``survivors``."""
     survivors: tuple[str, ...] = ()
-    """Processes that could not be ended; their machine must not be used further."""
     lost: Mapping[int, str] = field(default_factory=dict)
-    """Ranks whose node stopped answering, and what is known of it."""
+    """Ranks whose node stopped answering, with the sign of it."""
 
 
 @dataclass(slots=True)
 class _Rank:
+    """What is known of one rank that runs."""
+
     heartbeat: Heartbeat | None = None
     since: float = field(default_factory=time.monotonic)
-    """When the heartbeat last moved, on our clock."""
+    """When the heartbeat last changed, by our own monotonic clock."""
     longest_step_s: float | None = None
-    """Longest time between two heartbeats while stepping."""
+    """Longest time between two heartbeats in the phases ``warmup`` and ``step``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,9 +95,10 @@ def watch(
     stop_asked: Callable[[], bool],
     on_progress: Callable[[Progress], None],
 ) -> WatchResult:
-    """Wait until every rank of ``group`` is gone; end them where they fail, hang or outlive the deadline.
+    """Wait until every rank of ``group`` has ended; kill all when one fails, hangs or is still there at the deadline.
 
-    ``expected_step_s`` widens the limits of slow steps. ``on_progress`` is called a few times a second.
+    ``folder``: of the attempt. ``expected_step_s``: predicted time of a step, which widens the limits of slow steps.
+    ``stop_asked`` is asked all the time whether to stop. ``on_progress`` is called a few times a second.
     """
     ranks = {rank: _Rank() for rank in group.ranks}
     started = time.monotonic()
@@ -138,7 +144,7 @@ def _until_end(
     stop_asked: Callable[[], bool],
     on_progress: Callable[[Progress], None],
 ) -> tuple[End, tuple[StalledRank, ...]]:
-    """Wait until all ranks have ended or there is a reason to end them."""
+    """Wait until all ranks have ended or there is a reason to kill them; which, and `WatchResult.stalled`."""
     failed_at: float | None = None
     next_heartbeats = 0.0
     while True:
@@ -150,11 +156,11 @@ def _until_end(
         if now >= next_heartbeats:
             next_heartbeats = now + HEARTBEATS_EVERY_S
             _read_heartbeats(folder, ranks, exits)
-            failed = failed or any(_gave_up(folder, rank) for rank in ranks)
+            failed = failed or any(_reported_error(folder, rank) for rank in ranks)
             on_progress(_progress(ranks))
-            late = _stalled(ranks, exits, settings, expected_step_s)
-            if late and not failed:
-                return ("teardown" if _all_measured(folder, ranks) else "hang"), late
+            stalled = _stalled(ranks, exits, settings, expected_step_s)
+            if stalled and not failed:
+                return ("teardown" if _all_measured(folder, ranks) else "hang"), stalled
         if failed and failed_at is None:
             failed_at = now
         if len(exits) == len(ranks):
@@ -168,8 +174,8 @@ def _until_end(
         time.sleep(POLL_S)
 
 
-def _gave_up(folder: Path, rank: int) -> bool:
-    """The rank has said that it failed. One that fails after its result has lost nothing."""
+def _reported_error(folder: Path, rank: int) -> bool:
+    """Whether the rank has written that it failed. An error after its result does not count: nothing was lost."""
     return protocol.error_path(folder, rank).exists() and not protocol.result_path(folder, rank).exists()
 
 
@@ -184,7 +190,7 @@ def _read_heartbeats(folder: Path, ranks: Mapping[int, _Rank], exits: Mapping[in
             continue
         try:
             heartbeat = protocol.read_heartbeat(folder, rank)
-        except (OSError, ValueError, TypeError):  # a shared filesystem may answer late; the next look will do
+        except (OSError, ValueError, TypeError):  # a shared filesystem may be slow; try again next time
             continue
         if heartbeat is None or heartbeat == state.heartbeat:
             continue
@@ -199,32 +205,32 @@ def _stalled(
     settings: LaunchSettings,
     expected_step_s: float | None,
 ) -> tuple[StalledRank, ...]:
-    """Those furthest behind, once any rank has outstayed its phase's limit; empty when all move."""
-    ordered = _by_progress(ranks, exits)
-    if not ordered:
+    """The ranks furthest behind, as soon as any rank has been without progress for too long; else empty."""
+    running = _by_progress(ranks, exits)
+    if not running:
         return ()
-    behind_phase = ordered[0].phase  # who has finished may wait in teardown for those who have not
-    judged = [
-        late for late in ordered if late.phase not in ("teardown", "done") or behind_phase in ("teardown", "done")
-    ]
-    if not any(late.age_s > _limit_s(late, ranks[late.rank], settings, expected_step_s) for late in judged):
+    # A rank that has finished may wait in teardown as long as another has not finished.
+    finishing = running[0].phase in _FINISHING
+    judged = [rank for rank in running if finishing or rank.phase not in _FINISHING]
+    if not any(rank.age_s > _limit_s(rank, ranks[rank.rank], settings, expected_step_s) for rank in judged):
         return ()
-    # Ranks that wait for a stuck one have mostly got as far as they can: who stands furthest behind is the cause.
-    furthest = _place(ordered[0].phase, ordered[0].step)
-    return tuple(late for late in ordered if _place(late.phase, late.step) == furthest)
+    # The others go on until they wait for the rank that hangs. So the one furthest behind is the cause.
+    last = _position(running[0].phase, running[0].step)
+    return tuple(rank for rank in running if _position(rank.phase, rank.step) == last)
 
 
-def _limit_s(late: StalledRank, state: _Rank, settings: LaunchSettings, expected_step_s: float | None) -> float:
-    limit = settings.phase_limit_s(late.phase)
-    if late.phase in ("warmup", "step") and expected_step_s is not None:
+def _limit_s(rank: StalledRank, state: _Rank, settings: LaunchSettings, expected_step_s: float | None) -> float:
+    """How long the rank may stay without progress where it is now."""
+    limit = settings.phase_limit_s(rank.phase)
+    if rank.phase in ("warmup", "step") and expected_step_s is not None:
         limit = max(limit, STEP_FACTOR * expected_step_s)
-    if late.phase == "step" and state.longest_step_s is not None:
+    if rank.phase == "step" and state.longest_step_s is not None:
         limit = min(limit, max(STEP_LIMIT_MIN_S, STEP_FACTOR * state.longest_step_s))
     return limit
 
 
 def _by_progress(ranks: Mapping[int, _Rank], exits: Mapping[int, RankExit]) -> tuple[StalledRank, ...]:
-    """Every running rank with the age of its heartbeat, the one furthest behind first."""
+    """Every rank that still runs, with the age of its heartbeat; the one furthest behind comes first."""
     now = time.monotonic()
     found = [
         StalledRank(
@@ -236,10 +242,10 @@ def _by_progress(ranks: Mapping[int, _Rank], exits: Mapping[int, RankExit]) -> t
         for rank, state in ranks.items()
         if rank not in exits
     ]
-    return tuple(sorted(found, key=lambda late: (*_place(late.phase, late.step), late.rank)))
+    return tuple(sorted(found, key=lambda rank: (*_position(rank.phase, rank.step), rank.rank)))
 
 
-def _place(phase: str, step: int | None) -> tuple[int, int]:
+def _position(phase: str, step: int | None) -> tuple[int, int]:
     return PHASES.index(phase), step if step is not None else -1
 
 

@@ -1,11 +1,15 @@
-"""The agent of one node: forks the ranks that its pilot asks for, tells how they end, and proves that they are gone.
+"""The agent of one node: forks ranks for its pilot, reports how they end, and proves that nothing of them is left.
 
-It has imported torch and never touched CUDA, and stays single-threaded, so that a rank is ready in milliseconds. It
-speaks JSON lines over one connection. When the connection closes, or the pilot has been silent for too long (the
-network is cut), it ends every rank and leaves: no rank outlives the pilot that watches it.
+It has imported torch but never touched CUDA, and has one thread, so that a forked rank is ready in milliseconds. It
+exchanges JSON lines with the pilot over one connection. When that closes, or when nothing has come from the pilot for
+too long (the network is cut), it kills every rank and exits: no rank outlives the pilot that watches it.
 
-    pilot → agent   {"request": 7, "do": "start" | "stacks" | "end" | "port" | "free", ...}   and beats: {}
+    pilot → agent   {"request": 7, "do": "start" | "stacks" | "end" | "port" | "free", ...}   and {} as keep-alive
     agent → pilot   {"answer": 7, ...}   {"exit": {...}, "group": "a1"}   {"hello": {...}} or {"refused": "why"}
+
+    start   fork these ranks                       end    kill all ranks of a group, and say what is left
+    stacks  have ranks write down their stacks     port   reserve a port for the rendezvous
+    free    wait until device memory is free
 """
 
 from __future__ import annotations
@@ -36,7 +40,7 @@ _IDLE_S = 0.5
 
 
 class Agent:
-    """One node's agent; `serve` returns when the pilot has gone."""
+    """The agent of one node; `serve` returns when the pilot has gone."""
 
     def __init__(self, connection: socket.socket, name: str, devices: Devices, run_rank: RunRank) -> None:
         self._lines = JsonLines(connection)
@@ -55,7 +59,8 @@ class Agent:
         }
 
     def serve(self, silence_limit_s: float | None) -> None:
-        """Answer until the pilot goes; None: only a closed connection ends this."""
+        """Answer requests until the connection closes, or nothing has come for ``silence_limit_s`` seconds (None: no
+        limit)."""
         try:
             hello = {"name": self._name, "device_ids": self._devices.ids, "notes": self._devices.notes()}
             self._send({"hello": {**hello, "threads": _threads(), "pid": os.getpid()}})
@@ -72,10 +77,12 @@ class Agent:
                 self._report_exits()
                 self._keep_alive()
                 if silence_limit_s is not None and time.monotonic() - self._heard_at > silence_limit_s:
-                    print(f"agent {self._name}: no word from the pilot for {silence_limit_s:.0f} s; ending its ranks")
+                    print(
+                        f"agent {self._name}: no message from the pilot for {silence_limit_s:.0f} s; killing all ranks"
+                    )
                     return
         except OSError:
-            return  # the pilot has gone while we spoke
+            return  # the pilot has gone while we were sending
         finally:
             for group in self._groups.values():
                 group.end()
@@ -141,15 +148,15 @@ class Agent:
 
 
 def fork_agent(settings: LaunchSettings, name: str, run_rank: RunRank | None) -> tuple[int, socket.socket]:
-    """Start the agent of this machine as a child of this process, which must have no threads yet: its pid and our end
-    of the connection."""
+    """Start the agent of this machine as a child of this process, which must have no threads yet. Returns the agent's
+    pid and this process's end of the connection."""
     ours, theirs = socket.socketpair()
     sys.stdout.flush()
     sys.stderr.flush()
     pid = os.fork()
     if pid == 0:
         ours.close()
-        os.setsid()  # what a terminal or a scheduler sends to the pilot's group is the pilot's to answer
+        os.setsid()  # signals that a terminal or Slurm sends to the pilot's group are for the pilot alone
         run_agent(theirs, settings, name, run_rank, silence_limit_s=None)
     theirs.close()
     return pid, ours
@@ -163,13 +170,13 @@ def run_agent(
     *,
     silence_limit_s: float | None = SILENCE_LIMIT_S,
 ) -> NoReturn:
-    """Be the agent of this machine until the pilot goes. ``run_rank``: None for the engine's own workload."""
+    """Be the agent of this machine until the pilot has gone, then exit. ``run_rank``: None for the engine's own."""
     status = 0
     try:
-        # Slurm signals every process of a step; what is to happen is the pilot's decision.
+        # Slurm signals every process of a step, but only the pilot decides what follows.
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2):
             signal.signal(number, signal.SIG_IGN)
-        # For CUDA and torch, here and in the children: an agent that asked CUDA itself for devices could not fork.
+        # CUDA and torch read these here and in the ranks: asking CUDA itself for devices would make forking impossible.
         os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
         os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
         fork.become_subreaper()
@@ -184,7 +191,7 @@ def run_agent(
             worker.preload()
             run_rank = worker.run_rank
         gc.collect()
-        gc.freeze()  # what is loaded stays shared with the children: their collections do not copy its pages
+        gc.freeze()  # memory of what is loaded stays shared with the ranks: their garbage collector leaves it alone
         Agent(connection, name, devices, run_rank).serve(silence_limit_s)
     except BaseException as error:
         print(f"agent {name}: {type(error).__name__}: {error}", file=sys.stderr)

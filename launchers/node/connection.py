@@ -1,4 +1,4 @@
-"""The connection between a pilot and the agents of its nodes: JSON lines, and how an agent finds its pilot."""
+"""Connects a pilot with the agents of its nodes: messages as JSON lines, and how an agent finds its pilot."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from typing import Any
 from results.errors import UltrasweepError
 
 KEEPALIVE_S = 2.0
+"""Each side sends an empty message after so many seconds without another one."""
 SILENCE_LIMIT_S = 45.0
-"""Without a word from the other side for this long, a connection counts as cut. Above the longest blocking answer
-that is not kept alive by beats (ending ranks, `rankgroup.KILL_LIMIT_S`)."""
+"""A connection over which nothing has come for so many seconds counts as cut. It must be longer than the longest work
+during which an agent sends nothing (killing ranks, `rank_group.KILL_LIMIT_S`)."""
 
 
 class NodeLost(UltrasweepError):
-    """A node that does not answer any more."""
+    """A node does not answer any more, or could not reach its pilot."""
 
 
 class JsonLines:
@@ -30,11 +31,12 @@ class JsonLines:
         self._rest = b""
 
     def send(self, message: Mapping[str, Any]) -> None:
-        """Raises `OSError` when the other side is gone."""
+        """Send one message. Raises `OSError` when the other side has gone."""
         self.connection.sendall(json.dumps(message).encode() + b"\n")
 
     def receive(self) -> list[dict[str, Any]] | None:
-        """The messages that have come in; None when the other side has closed. Call when the socket is readable."""
+        """The messages that have come in, maybe none; None when the other side has gone. To be called when the socket
+        is readable."""
         try:
             chunk = self.connection.recv(1 << 20)
         except (BlockingIOError, InterruptedError):
@@ -49,7 +51,7 @@ class JsonLines:
 
 @dataclass(frozen=True, slots=True)
 class HeadAddress:
-    """Where the agents of other nodes find the pilot: a file that only this user can read."""
+    """Where the agents of other nodes find the pilot. It is written to a file that only this user can read."""
 
     addresses: tuple[str, ...]
     port: int
@@ -57,7 +59,8 @@ class HeadAddress:
 
 
 def connect_to_pilot(head_address: Mapping[str, Any], name: str, limit_s: float) -> socket.socket:
-    """Connect an agent to its pilot. Raises `NodeLost` when none of the pilot's addresses answers in time."""
+    """Connect an agent to its pilot. Raises `NodeLost` when none of the pilot's addresses answers within ``limit_s``
+    seconds."""
     until = time.monotonic() + limit_s
     while True:
         for address in head_address["addresses"]:
@@ -71,13 +74,13 @@ def connect_to_pilot(head_address: Mapping[str, Any], name: str, limit_s: float)
             JsonLines(connection).send({"secret": head_address["secret"], "name": name})
             return connection
         if time.monotonic() > until:
-            where = ", ".join(head_address["addresses"])
-            raise NodeLost(f"node {name}: the pilot answers at none of {where} (port {head_address['port']})")
+            addresses = ", ".join(head_address["addresses"])
+            raise NodeLost(f"node {name}: the pilot answers at none of {addresses} (port {head_address['port']})")
         time.sleep(0.5)
 
 
 def read_head_address(path: Path, limit_s: float) -> Mapping[str, Any]:
-    """Wait for the pilot's file. Raises `NodeLost` when it does not appear in time."""
+    """Wait for the pilot's file (see `HeadAddress`). Raises `NodeLost` when it does not come in ``limit_s`` seconds."""
     until = time.monotonic() + limit_s
     while True:
         try:
@@ -85,5 +88,5 @@ def read_head_address(path: Path, limit_s: float) -> Mapping[str, Any]:
             return found
         except (OSError, ValueError):
             if time.monotonic() > until:
-                raise NodeLost(f"the pilot did not say within {limit_s:.0f} s where it is ({path})") from None
+                raise NodeLost(f"the pilot has not written its address to {path} within {limit_s:.0f} s") from None
             time.sleep(0.2)

@@ -1,8 +1,8 @@
-"""The devices of this machine as a pilot sees them, and the proof that their memory is free between two points.
+"""The devices of this machine, and how to wait until their memory is free again between two points.
 
-Everything comes from NVML, the driver's management library: the pilot must never touch CUDA, or its children could
-not. NVML leaves a thread of the driver behind even when it is shut down, and a process with threads must not fork, so
-a pilot asks it in short-lived children of its own.
+Everything is asked of NVML, the driver's management library: a process that has touched CUDA cannot fork ranks that
+use it. NVML leaves a thread behind even when it is shut down, and a process with threads must not fork either. So each
+question to NVML is asked in a short-lived child process.
 """
 
 from __future__ import annotations
@@ -21,36 +21,37 @@ from results.errors import UltrasweepError
 from results.text import GIB, MIB, format_bytes
 
 FREE_SLACK_BYTES = 256 * MIB
-"""What the driver may keep beyond the level seen before the first point (its own buffers grow with first use)."""
+"""What the driver may use beyond the level before the first point: its own buffers grow with the first use."""
 _POLL_S = 0.01
 _ANSWER_LIMIT_S = 60.0
-"""A driver that takes longer than this to answer is not going to."""
+"""A driver that has not answered after this long never will."""
 
 
 class DeviceUnavailable(UltrasweepError):
-    """Devices that were asked for and are not there, or cannot be looked at."""
+    """Devices that were asked for are not there, or the driver does not answer."""
 
 
 class Devices(Protocol):
-    """What a pilot needs to know of its devices."""
+    """The devices of one machine, as an agent uses them."""
 
     @property
     def ids(self) -> tuple[str, ...] | None:
         """UUIDs, as ``CUDA_VISIBLE_DEVICES`` takes them; None for CPU processes."""
 
     def notes(self) -> list[str]:
-        """A line for every device that was in use before this pilot had started anything."""
+        """A line for people about every device whose memory was in use before the first point."""
 
     def wait_until_free(self, count: int, limit_s: float, meanwhile: Callable[[], None]) -> str | None:
-        """Wait for the first ``count`` devices to be as free as before the first point.
+        """Wait until the memory of the first ``count`` devices is as free as before the first point.
 
-        None when they are; else which ones are not after ``limit_s``. ``meanwhile`` is called every few milliseconds.
+        None when it is; else a line about the devices where it is not after ``limit_s`` seconds. ``meanwhile`` is
+        called every few milliseconds.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class CpuDevices:
-    """CPU processes: their memory is free when they are gone."""
+    """CPU processes: their memory is free as soon as they have ended."""
 
     ids: None = None
 
@@ -62,7 +63,7 @@ class CpuDevices:
 
 
 class CudaDevices:
-    """The GPUs that this process may use, in the order in which its ranks will number them."""
+    """The GPUs that this process may use, in the order in which its ranks number them."""
 
     def __init__(self, num_devices: int) -> None:
         """Raises `DeviceUnavailable` without a driver, or with fewer devices than ``num_devices``."""
@@ -101,11 +102,13 @@ class CudaDevices:
 
 
 def open_devices(device: str, num_devices: int) -> Devices:
+    """The first ``num_devices`` devices of this machine of the kind ``device`` (``cuda``, ``cpu``). Raises
+    `DeviceUnavailable`."""
     return CudaDevices(num_devices) if device == "cuda" else CpuDevices()
 
 
 def count_cuda_devices() -> int:
-    """GPUs that this process may use; 0 without a driver."""
+    """Number of GPUs that this process may use; 0 without a driver."""
     try:
         return len(_visible_handles(_nvml()))
     except DeviceUnavailable:
@@ -113,13 +116,13 @@ def count_cuda_devices() -> int:
 
 
 def _read_devices() -> list[dict[str, Any]]:
-    """UUID, used memory and users of every device that this process may use."""
+    """UUID (``id``), used memory in bytes and pids of every device that this process may use."""
     nvml = _nvml()
     return [_read_device(nvml, handle) for handle in _visible_handles(nvml)]
 
 
 def _wait(levels: dict[str, int], limit_s: float) -> list[dict[str, Any]]:
-    """Wait for the devices to come down to their levels; those that have not within the limit."""
+    """Wait until each device's used memory is down at its level (bytes by UUID); the devices where it is not."""
     nvml = _nvml()
     handles = [handle for handle in _visible_handles(nvml) if _text(nvml.nvmlDeviceGetUUID(handle)) in levels]
     until = time.monotonic() + limit_s
@@ -148,9 +151,9 @@ def _pids(pids: Sequence[int]) -> str:
 
 
 def _in_child(query: Callable[[], Any], limit_s: float, meanwhile: Callable[[], None]) -> Any:
-    """What ``query`` answers (plain data) in a forked child, so that what it loads stays out of this process.
+    """The result of ``query`` (plain data), run in a forked child, so that what it loads stays out of this process.
 
-    Raises `DeviceUnavailable` with the child's words when it fails, or when it takes longer than ``limit_s``.
+    Raises `DeviceUnavailable` with the child's error, or when it takes longer than ``limit_s`` seconds.
     """
     reader, writer = os.pipe()
     pid = os.fork()
@@ -203,7 +206,7 @@ def _nvml() -> Any:
 
 
 def _kill_and_reap(pid: int) -> None:
-    """End the child; one that hangs in the driver, where no signal reaches it, is left to the system."""
+    """Kill the child and reap it. One that hangs in the driver, where no signal reaches it, is left behind."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
     until = time.monotonic() + 1.0
@@ -212,7 +215,7 @@ def _kill_and_reap(pid: int) -> None:
 
 
 def _visible_handles(nvml: Any) -> Sequence[Any]:
-    """NVML handles in the order of ``CUDA_VISIBLE_DEVICES`` (the scheduler's), or of the PCI bus without it."""
+    """NVML handles in the order of ``CUDA_VISIBLE_DEVICES``, as Slurm sets it, or of the PCI bus without it."""
     every = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
     asked = os.environ.get("CUDA_VISIBLE_DEVICES")
     if asked is None:
@@ -227,7 +230,7 @@ def _visible_handles(nvml: Any) -> Sequence[Any]:
         ]:
             found.append(matches[0])
         else:
-            break  # CUDA, too, shows nothing after the first name that it does not know
+            break  # CUDA does the same: it ignores everything after the first name that it does not know
     return found
 
 

@@ -1,8 +1,9 @@
-"""Start a point's ranks by forking this process, and end them by pid with proof. Linux only.
+"""Forks single ranks, and kills and reaps them by pid with everything that they have started. Linux only.
 
-The parent has imported torch and never touched CUDA, and has one thread: a child is ready in milliseconds. Every rank
-gets a session of its own, so that all it starts (compiler workers) can be ended with it; dies when the pilot dies; and
-whatever leaves its session is handed to the pilot by the kernel (subreaper) instead of living on as an orphan.
+The parent (the agent of a node) has imported torch, has never touched CUDA and has one thread, so that a child is ready
+in milliseconds. Every rank leads a session of its own, so that what it starts (compiler workers) can be killed with it.
+It dies when its parent dies. Processes that leave its session are given to the parent by the kernel (subreaper) when
+the rank ends, so that they cannot live on as orphans.
 """
 
 from __future__ import annotations
@@ -39,8 +40,9 @@ class RankExit:
     status: int | None
     signal: int | None
     time: float
-    """Unix time at which it was noticed."""
+    """When it was noticed, in seconds since the epoch."""
     killed_by_us: bool
+    """The agent killed it, at the pilot's request."""
 
     def __str__(self) -> str:
         if self.signal is not None:
@@ -56,13 +58,13 @@ def signal_name(number: int) -> str:
 
 
 def become_subreaper() -> None:
-    """Have the kernel give orphaned descendants of the ranks to this process."""
+    """Have the kernel make this process the parent of orphaned descendants. Raises `OSError`."""
     if _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
 
 
 def fork_rank(folder: Path, rank: int, local_rank: int, environment: Mapping[str, str], run_rank: RunRank) -> int:
-    """Start one rank; returns its pid. Output of the rank goes to ``protocol.log_path(folder, rank)``."""
+    """Start one rank and return its pid. Its output goes to ``protocol.log_path(folder, rank)``. Raises `OSError`."""
     sys.stdout.flush()
     sys.stderr.flush()
     parent = os.getpid()
@@ -78,28 +80,28 @@ def fork_rank(folder: Path, rank: int, local_rank: int, environment: Mapping[str
         with contextlib.suppress(Exception):
             sys.stdout.flush()
             sys.stderr.flush()
-        os._exit(1)  # never through the parent's clean-up: run_rank ends by itself when all is well
+        os._exit(1)  # run_rank exits by itself when all is well; the parent's own clean-up must not run here
 
 
 def _become_rank(parent: int, folder: Path, rank: int, environment: Mapping[str, str]) -> None:
     os.setsid()
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # it died before the line above
+    if os.getppid() != parent:  # the parent died before the line above
         os._exit(1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2, protocol.FLIGHT_SIGNAL):
-        # Slurm sends its warnings to every process of a step; what comes of them is the pilot's decision, and it kills
-        # by SIGKILL. A handler that does nothing, unlike SIG_IGN, is not inherited by programs that a rank starts.
+        # Slurm sends its warnings to every process of a step, but only the pilot decides what follows, and it uses
+        # SIGKILL. A handler that does nothing, unlike SIG_IGN, is not inherited by programs that a rank starts.
         signal.signal(number, lambda _number, _frame: None)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     log = os.open(protocol.log_path(folder, rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
+    devnull = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(devnull, 0)
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)
-    os.close(nothing)
-    # A parent whose streams were replaced (a test's capture) would otherwise swallow the rank's output.
+    os.close(devnull)
+    # Where the parent's streams had been replaced (by a test), the rank's output would otherwise go there.
     sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
     sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
     faulthandler.enable(file=2)
@@ -108,8 +110,11 @@ def _become_rank(parent: int, folder: Path, rank: int, environment: Mapping[str,
 
 
 def poll_exit(rank: int, pid: int, killed_by_us: bool) -> RankExit | None:
-    """How the rank ended, or None while it runs. What it left behind in its session is killed before its pid is
-    given back to the system, so that the group's number cannot belong to anybody else yet."""
+    """How the rank ended, or None while it runs.
+
+    What it left behind in its session is killed before its pid is reaped: until then no other process group can get
+    its number.
+    """
     info = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     if info is None:
         return None
@@ -126,23 +131,24 @@ def poll_exit(rank: int, pid: int, killed_by_us: bool) -> RankExit | None:
 
 
 def kill_process_group(pgid: int) -> None:
+    """Kill every process of the group, if there is one."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pgid, signal.SIGKILL)
 
 
 def kill_rank(pid: int) -> None:
-    """Kill a rank that has not been reaped, and its group: right after the fork it may not lead one yet."""
+    """Kill a rank that has not been reaped, and its group. Right after the fork it does not lead a group yet."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(pid, signal.SIGKILL)
     kill_process_group(pid)
 
 
 def living_processes(groups: Iterable[int]) -> list[int]:
-    """Pids still alive in any of the process groups. Zombies are dead: pid 1 may be slow to bury them."""
-    wanted = {group for group in groups if _group_exists(group)}
-    if not wanted:
+    """Pids in any of the process ``groups`` that are alive. Zombies do not count: pid 1 may be slow to reap them."""
+    existing = {group for group in groups if _group_exists(group)}
+    if not existing:
         return []
-    return [pid for pid, stat in _all_processes() if stat.group in wanted and stat.state not in "ZX"]
+    return [pid for pid, stat in _all_processes() if stat.group in existing and stat.state not in "ZX"]
 
 
 def _group_exists(group: int) -> bool:
@@ -156,9 +162,10 @@ def _group_exists(group: int) -> bool:
 
 
 def kill_orphans(limit_s: float) -> list[int]:
-    """Kill and reap every child that this process still has; the pids that would not go within the limit.
+    """Kill and reap every child that this process still has. Returns the pids of those that are alive after
+    ``limit_s`` seconds.
 
-    Called when all ranks have been reaped: what is left are descendants that had left their rank's session.
+    To be called when all ranks have been reaped: the children are then descendants that had left a rank's session.
     """
     until = time.monotonic() + limit_s
     while children := _children():

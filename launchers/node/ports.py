@@ -1,8 +1,9 @@
-"""A rendezvous port for every attempt, without the race of "bind to 0, close, hope".
+"""Reserves a TCP port for the rendezvous of an attempt, so that nothing else takes it before rank 0 listens on it.
 
-Ports are taken from outside the kernel's ephemeral range, so that no outgoing connection can take one between the
-choice and rank 0's listening. Among pilots of one machine a port belongs to whoever holds the *UDP* socket of the same
-number: an exclusive, crash-safe lock that leaves the TCP port free for the rank.
+Asking the kernel for a free port and closing it again would leave a gap. Here ports come from outside the kernel's
+range for outgoing connections, so that none of those can take one. Among the pilots of one machine a port belongs to
+the process that holds the *UDP* socket of the same number: a lock that ends with its process and leaves the TCP port
+free for the rank.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ _count = itertools.count()
 
 
 class NoFreePort(UltrasweepError):
-    """Every port that a rendezvous might use is taken."""
+    """Every port that a rendezvous could use is taken."""
 
 
 @contextmanager
 def reserve_port(host: str = "127.0.0.1") -> Iterator[int]:
-    """A TCP port on which a rank may listen, this process's own for as long as the context lasts."""
+    """A TCP port for a rank to listen on, reserved while the block runs. Raises `NoFreePort`."""
     candidates = _candidates()
-    start = os.getpid() * 7 + next(_count)  # a new port each time: the last one may still be in TIME_WAIT
+    start = os.getpid() * 7 + next(_count)  # another port each time: the last one may be in TIME_WAIT
     for offset in range(len(candidates)):
         port = candidates[(start + offset) % len(candidates)]
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as lock:

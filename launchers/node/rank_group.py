@@ -1,7 +1,7 @@
-"""The processes of one attempt: what the watchdog needs of them wherever they run, and those of this machine.
+"""The ranks of one attempt as a group of processes: what the watchdog may ask of it, and those of one machine.
 
-A pilot never forks ranks itself. An agent on each node does, with `LocalRanks` (see `launchers.node.agent`); the
-pilot sees the ranks of all its nodes as one `RankGroup`.
+A pilot never forks ranks itself. An agent on each node does so, with `LocalRanks` (see `launchers.node.agent`). The
+pilot sees the ranks of all its nodes as one `RankGroup` (see `launchers.node.remote`).
 """
 
 from __future__ import annotations
@@ -20,20 +20,21 @@ from results.errors import UltrasweepError
 from workloads import protocol
 
 KILL_LIMIT_S = 15.0
+"""How long killed processes may take to end before they count as survivors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Termination:
-    """What was found when the last rank had been ended."""
+    """What was found after all ranks had been killed."""
 
     survivors: tuple[str, ...] = ()
-    """Processes that could not be ended, for people; their machine must not be used further."""
+    """Pids that did not end, for people. Their machine must not be used further."""
     host_oom_kills: int = 0
-    """Processes of the ranks' control groups that the kernel killed for want of host memory meanwhile."""
+    """Processes in the ranks' control groups that the kernel killed meanwhile because host memory ran out."""
 
 
 class StartFailed(UltrasweepError):
-    """A rank could not be started; the others have been ended again, but for ``survivors``."""
+    """A rank could not be started; the others have been killed again, except ``survivors``."""
 
     def __init__(self, message: str, rank: int, survivors: tuple[str, ...] = ()) -> None:
         super().__init__(message)
@@ -48,16 +49,16 @@ class RankGroup(Protocol):
     def ranks(self) -> Sequence[int]: ...
 
     def exits(self) -> Mapping[int, RankExit]:
-        """Every exit noticed so far."""
+        """The ranks that have ended so far, and how."""
 
     def lost(self) -> Mapping[int, str]:
-        """Ranks whose node no longer answers, and why that is thought."""
+        """Ranks whose node no longer answers, with the sign of it."""
 
     def request_stacks(self, ranks: Iterable[int]) -> None:
-        """Have these ranks write down where they are: Python stacks in their logs, collectives beside them."""
+        """Have these ranks write their Python stacks into their logs, and their collectives into files beside them."""
 
     def end(self) -> Termination:
-        """Kill what still runs, reap it, and prove that nothing is left."""
+        """Kill and reap all ranks that still run, with everything that they have started."""
 
 
 class LocalRanks:
@@ -70,15 +71,16 @@ class LocalRanks:
         self._oom_kills = _host_oom_kills()
 
     def fork(self, folder: Path, rank: int, local_rank: int, environment: Mapping[str, str], run_rank: RunRank) -> None:
-        """Raises `OSError` when the system has no room for another process."""
+        """Start one rank. Raises `OSError` when the system has no memory or number for another process."""
         self._pids[rank] = fork.fork_rank(folder, rank, local_rank, environment, run_rank)
 
     @property
     def running(self) -> bool:
+        """Whether any rank has not been reaped."""
         return len(self._exits) < len(self._pids)
 
     def poll(self) -> list[RankExit]:
-        """Exits that had not been noticed before."""
+        """Reap ranks that have ended since the last call; how they ended."""
         fresh = []
         for rank, pid in self._pids.items():
             if rank not in self._exits and (exit_ := fork.poll_exit(rank, pid, rank in self._killed)) is not None:
@@ -87,6 +89,7 @@ class LocalRanks:
         return fresh
 
     def request_stacks(self, ranks: Iterable[int]) -> None:
+        """See `RankGroup.request_stacks`."""
         for rank in ranks:
             if rank in self._pids and rank not in self._exits:
                 for number in (protocol.FLIGHT_SIGNAL, protocol.STACKS_SIGNAL):
@@ -94,7 +97,7 @@ class LocalRanks:
                         os.kill(self._pids[rank], number)
 
     def end(self) -> tuple[list[RankExit], list[int]]:
-        """Kill, reap and prove; the exits noticed while doing so, and the pids that would not go."""
+        """Kill and reap everything. Returns the exits noticed meanwhile, and the pids that did not end."""
         fresh = self.poll()
         for rank, pid in self._pids.items():
             if rank not in self._exits:
@@ -112,12 +115,12 @@ class LocalRanks:
         return fresh, list(dict.fromkeys([*unreaped, *fork.living_processes(groups), *strays]))
 
     def host_oom_kills(self) -> int:
-        """Since these ranks were made."""
+        """Kills by the kernel's out-of-memory killer in this control group since this object was made."""
         return max(0, _host_oom_kills() - self._oom_kills)
 
 
 def _host_oom_kills() -> int:
-    """Times that the kernel's out-of-memory killer struck in this process's control group (version 2); 0 where the
+    """How often the kernel's out-of-memory killer has killed in this process's control group (version 2); 0 where the
     kernel does not say."""
     try:
         group = next(

@@ -1,7 +1,7 @@
-"""A node as its pilot sees it: requests to its agent, and the ranks of an attempt over one or more nodes.
+"""A node as its pilot sees it: requests to its agent, and the ranks of one attempt on one or more nodes.
 
-Whoever wants something of a node sends a request and waits for the answer. A node whose connection closes or falls
-silent is lost, and so is everything that runs on it.
+Every request to an agent gets an answer. A node whose connection closes, or from which nothing comes any more, is
+lost, and so is everything that runs on it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from launchers.node.connection import JsonLines, NodeLost
 from launchers.node.fork import RankExit
 from launchers.node.rank_group import KILL_LIMIT_S, StartFailed, Termination
 
-_SLACK_S = 30.0
+_ANSWER_LIMIT_S = 30.0
+"""How long an agent may take for an answer, beside the time that the work itself may take."""
 
 
 class Node:
@@ -28,18 +29,21 @@ class Node:
     def __init__(self, name: str, address: str, device_ids: Sequence[str] | None, lines: JsonLines) -> None:
         self.name = name
         self.address = address
-        """Where other nodes reach it."""
+        """Where other nodes reach it: a host name or an IP address."""
         self.device_ids = tuple(device_ids) if device_ids is not None else None
         self.lost: str | None = None
+        """Why the node is lost; None while it answers."""
         self.heard_at = time.monotonic()
+        """When its agent last sent anything."""
         self.groups: dict[str, RemoteRanks] = {}
+        """The attempts that run on it, by the names of their groups."""
         self._lines = lines
         self._sending = threading.Lock()
         self._pending: dict[int, Future[dict[str, Any]]] = {}
         self._numbers = itertools.count()
 
     def ask(self, do: str, **fields: Any) -> Future[dict[str, Any]]:
-        """Send a request; the future fails with `NodeLost` when the node goes before it has answered."""
+        """Send the request ``do``; the future fails with `NodeLost` when the node is lost before it has answered."""
         future: Future[dict[str, Any]] = Future()
         number = next(self._numbers)
         self._pending[number] = future
@@ -50,10 +54,11 @@ class Node:
         return future
 
     def request(self, do: str, limit_s: float, **fields: Any) -> dict[str, Any]:
-        """Ask and wait. Raises `NodeLost` when there is no answer within ``limit_s``."""
+        """Send a request and wait for its answer. Raises `NodeLost` when none comes within ``limit_s`` seconds."""
         return self.wait(self.ask(do, **fields), do, limit_s)
 
     def wait(self, future: Future[dict[str, Any]], do: str, limit_s: float) -> dict[str, Any]:
+        """The answer to a request of `ask`. Raises `NodeLost` as `request` does."""
         try:
             return future.result(limit_s)
         except FutureTimeout:
@@ -61,6 +66,7 @@ class Node:
             raise NodeLost(f"node {self.name}: {self.lost}") from None
 
     def send(self, message: Mapping[str, Any]) -> bool:
+        """Send a message that needs no answer; False when the connection is broken."""
         with self._sending:
             try:
                 self._lines.send(message)
@@ -69,6 +75,7 @@ class Node:
         return True
 
     def handle(self, message: dict[str, Any]) -> None:
+        """Take in one message from the agent: the exit of a rank, or an answer."""
         self.heard_at = time.monotonic()
         if "exit" in message:
             group = self.groups.get(message["group"])
@@ -78,6 +85,7 @@ class Node:
             future.set_result(message)
 
     def mark_lost(self, why: str) -> None:
+        """From now on the node counts as lost; every request that waits for its answer fails."""
         if self.lost is None:
             self.lost = why
         for number in list(self._pending):
@@ -89,7 +97,7 @@ class Node:
 
 
 class RemoteRanks:
-    """The ranks of one attempt on one or more nodes, in order: the first ``per_node`` on the first node, and so on."""
+    """The ranks of one attempt (a `RankGroup`): the first ``per_node`` on the first node, the next on the second ..."""
 
     def __init__(self, nodes: Sequence[Node], ranks: Sequence[int], per_node: int, group: str) -> None:
         self.ranks = tuple(ranks)
@@ -102,7 +110,10 @@ class RemoteRanks:
         self._exits: dict[int, RankExit] = {}
 
     def start(self, folder: Path, environments: Mapping[str, Mapping[str, str]]) -> None:
-        """``environments``: by node. Raises `StartFailed` when not all could be started; none is left then."""
+        """Start all ranks, with the variables in ``environments`` by the names of nodes.
+
+        Raises `StartFailed` when not all could be started; the others have been killed then.
+        """
         asked = []
         for node, ranks in self._places:
             node.groups[self._group] = self
@@ -119,7 +130,7 @@ class RemoteRanks:
         failed: tuple[str, int] | None = None
         for (node, ranks), future in zip(self._places, asked, strict=True):
             try:
-                answer = node.wait(future, "start", _SLACK_S)
+                answer = node.wait(future, "start", _ANSWER_LIMIT_S)
             except NodeLost as error:
                 failed = failed or (str(error), ranks[0])
                 continue
@@ -129,6 +140,7 @@ class RemoteRanks:
             raise StartFailed(*failed, survivors=self.end().survivors)
 
     def add_exit(self, exit_: RankExit) -> None:
+        """Note that a rank has ended."""
         self._exits[exit_.rank] = exit_
 
     def exits(self) -> Mapping[int, RankExit]:
@@ -144,9 +156,9 @@ class RemoteRanks:
         }
 
     def request_stacks(self, ranks: Iterable[int]) -> None:
-        wanted = set(ranks)
+        asked = set(ranks)
         for node, own in self._places:
-            if chosen := [rank for rank in own if rank in wanted]:
+            if chosen := [rank for rank in own if rank in asked]:
                 node.ask("stacks", group=self._group, ranks=chosen)
 
     def end(self) -> Termination:
@@ -155,9 +167,9 @@ class RemoteRanks:
         kills = 0
         for (node, _), future in zip(self._places, asked, strict=True):
             try:
-                answer = node.wait(future, "end", KILL_LIMIT_S + _SLACK_S)
+                answer = node.wait(future, "end", KILL_LIMIT_S + _ANSWER_LIMIT_S)
             except NodeLost:
-                continue  # its agent ends them when it hears nothing; the node is not used further
+                continue  # its agent kills them when nothing comes from us any more; the node is not used further
             finally:
                 node.groups.pop(self._group, None)
             for fields in answer.get("exits", ()):

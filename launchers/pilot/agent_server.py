@@ -124,7 +124,7 @@ class AgentServer(threading.Thread):
             if node.lost is not None:
                 continue
             if now - node.heard_at > SILENCE_LIMIT_S:
-                node.mark_lost(f"no word from its agent for {SILENCE_LIMIT_S:.0f} s")
+                node.mark_lost(f"no message from its agent for {SILENCE_LIMIT_S:.0f} s")
                 self._wake.set()
             else:
                 node.send({})

@@ -22,6 +22,7 @@ from launchers.node.connection import NodeLost
 from launchers.node.remote import Node
 from launchers.pilot.allocation import Allocation
 from launchers.pilot.attempt_thread import AttemptThread
+from launchers.pilot.dead_pilots import DeadPilots
 from launchers.pilot.node_pool import NodePool, NoNodes
 from launchers.pilot.recorder import AttemptRecorder
 from launchers.pilot.scheduling import Scheduler
@@ -84,6 +85,7 @@ class Pilot:
             job=allocation.job,
         )
         self._recorder = AttemptRecorder(sweep, self.pilot_id, self.settings, context, self.log, self._pause)
+        self._dead_pilots = DeadPilots(sweep, self.pilot_id, self._recorder, self.log)
         self._scheduler = Scheduler(sweep, self.pilot_id, self.settings, self.log)
         self._liveness = Liveness(sweep, self.settings.lease_s)
         self._threads: list[AttemptThread] = []
@@ -248,7 +250,7 @@ class Pilot:
 
     def _requeue_own_job(self) -> None:
         """Let the batch system start this pilot again if a preemption or its time limit has ended it and points wait.
-        Then the sweep goes on although nobody watches it."""
+        So the sweep goes on even if no command watches it."""
         job = self._allocation.job
         requeue = self._requeue_job
         if job is None or requeue is None or self.stop_reason() != "preempted" or not entry_names(self.sweep.todo):
@@ -266,7 +268,7 @@ class Pilot:
         verdicts = {holder: self._liveness.judge(holder) for holder in {holder for _, holder in claims}}
         dead = [(stem, holder) for stem, holder in claims if verdicts[holder] == "dead"]
         for stem, holder in dead:
-            if not self._recorder.take_over(stem, holder):
+            if not self._dead_pilots.take_over(stem, holder):
                 self._state.message = f"the row of a dead pilot's point {stem} cannot be written"
                 return False
         if dead:

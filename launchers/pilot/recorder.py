@@ -1,4 +1,4 @@
-"""Writes the result of every attempt: its row, its record, and where its point goes next. Nothing else writes rows.
+"""Records attempts: writes their rows and records, and moves their points. Nothing else writes rows.
 
 The order makes every crash harmless: first the outcome into the attempt's folder, then the row into the tables, the
 record into the history, and last the point to ``done`` or back to ``todo``. A pilot that takes over a dead pilot's
@@ -9,14 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, TypeVar
 
 from launchers.attempt import loss_check, rows
-from launchers.attempt import outcome as oc
-from launchers.attempt.attempt import Attempt, reopen_attempt
+from launchers.attempt.attempt import Attempt
 from launchers.attempt.execute import Execution, internal_error
 from launchers.attempt.outcome import Outcome
 from launchers.settings import LaunchSettings
@@ -28,7 +25,6 @@ from launchers.state.sweep_dir import SweepDir
 from results import store
 from results.errors import InvalidResults
 from workloads import protocol
-from workloads.stages import assemble, rehearsed_ranks
 
 _RETRY_FIRST_S, _RETRY_LONGEST_S = 0.5, 30.0
 _HANG_ATTEMPTS = 2
@@ -40,7 +36,7 @@ Pause = Callable[[float, str], bool]
 
 
 class AttemptRecorder:
-    """Records attempts for one pilot: its own, and those of dead pilots."""
+    """Records attempts for one pilot."""
 
     def __init__(
         self,
@@ -121,7 +117,7 @@ class AttemptRecorder:
             rehearsed=done.rehearsed,
             repeat_of=_answered_meanwhile(before, attempt),
         )
-        record = _record(row, attempt, outcome, claim, ended_at)
+        record = record_of_row(row, attempt, outcome, claim, ended_at)
         steps = rows.step_rows(attempt, done.results)
 
         def write() -> bool:
@@ -132,33 +128,6 @@ class AttemptRecorder:
         if self.until_written(write, f"the row of {attempt.attempt_id}") is None:
             return None
         return record, retry
-
-    def take_over(self, stem: str, holder: str) -> bool:
-        """Finish what the dead pilot ``holder`` began with a point. False when a row could not be written."""
-        claim = queue.take_over(self._sweep, stem, holder, self._pilot_id)
-        if claim is None:  # another pilot was faster
-            return True
-        records = history.records_of(self._sweep, stem)
-        attempt = self._unrecorded(claim, {record.attempt_id for record in records})
-        if attempt is not None:
-            why = f"pilot {holder} died while it ran this point"
-            known = self._row_written(attempt.attempt_id)
-            if known is None:
-                return self.record(claim, attempt, self._abandoned(attempt, why), ended_at=_last_written_at(attempt))
-            record = _record(known, attempt, _outcome_of(known), claim, known["ended_at"].timestamp())
-            if (
-                self.until_written(lambda: history.write_record(self._sweep, stem, record), f"the record of {stem}")
-                is None
-            ):
-                return False
-            records = [*records, record]
-        last = records[-1] if records else None
-        if last is not None and not last.will_retry and last.pilot_id in (holder, self._pilot_id):
-            queue.finish(claim, last.outcome)
-        else:
-            queue.release(claim)
-        self._report(f"took {stem} over from pilot {holder}, which is dead")
-        return True
 
     def compact(self) -> None:
         """Merge the table's parts into one file. The parts stay readable, so a failure is only reported."""
@@ -196,44 +165,6 @@ class AttemptRecorder:
             self._report(f"{attempt.attempt_id}: losses are not compared: {error}")
             return None
 
-    def _unrecorded(self, claim: Claim, recorded: set[str]) -> Attempt | None:
-        """The attempt at this point that a dead pilot began and did not record. None when there is none.
-
-        The pilot may be the claim's last holder, or an earlier one whose claim that holder had taken over."""
-        for folder in sorted(self._sweep.attempts.glob(f"{claim.point.experiment.id}.a*")):
-            if folder.name in recorded or _pilot_of(folder / "attempt.json") in (None, self._pilot_id):
-                continue
-            attempt = reopen_attempt(self._sweep, claim.point, folder.name)
-            if attempt is not None and attempt.task.method == claim.point.method:
-                return attempt
-        return None
-
-    def _abandoned(self, attempt: Attempt, why: str) -> Execution:
-        """The result of an attempt whose pilot died before it could record it, from the attempt's folder."""
-        results = attempt.results()
-        measured = attempt.task.method == "measured"
-        ranks: Sequence[int] = attempt.ranks() if measured else rehearsed_ranks(attempt.point.experiment)
-        try:
-            outcome = Outcome(**json.loads((attempt.folder / "outcome.json").read_text()))
-        except (OSError, ValueError, TypeError):
-            outcome = oc.classify_abandoned(attempt.folder, ranks, results, why)
-        try:
-            complete = not measured and all(rank in results for rank in ranks)
-            rehearsed = assemble(attempt.point.experiment, attempt.task.cluster, results) if complete else None
-        except Exception as error:
-            return internal_error(error)
-        return Execution(outcome=outcome, results=results, rehearsed=rehearsed)
-
-    def _row_written(self, attempt_id: str) -> Mapping[str, Any] | None:
-        try:
-            table = store.read_attempts(self._sweep.path)
-        except InvalidResults:
-            return None
-        for row in table.to_pylist():
-            if row["attempt_id"] == attempt_id:
-                return dict(row)
-        return None
-
 
 def wants_retry(outcome: Outcome, before: Sequence[AttemptRecord], settings: LaunchSettings) -> bool:
     """Whether the point runs again. After a failure of the infrastructure it does, up to ``settings.max_attempts``;
@@ -266,7 +197,9 @@ def _with_notes(done: Execution, still_held: str | None, held: bool) -> Outcome:
     return dataclasses.replace(done.outcome, evidence=evidence)
 
 
-def _record(row: Mapping[str, Any], attempt: Attempt, outcome: Outcome, claim: Claim, ended_at: float) -> AttemptRecord:
+def record_of_row(
+    row: Mapping[str, Any], attempt: Attempt, outcome: Outcome, claim: Claim, ended_at: float
+) -> AttemptRecord:
     return AttemptRecord(
         attempt_id=attempt.attempt_id,
         attempt_number=attempt.number,
@@ -291,28 +224,3 @@ def _record(row: Mapping[str, Any], attempt: Attempt, outcome: Outcome, claim: C
         failed_node=attempt.node_of(outcome.failed_rank) if outcome.failed_rank is not None else None,
         kind=kind_of(attempt.point.experiment, max(1, len(attempt.nodes))),
     )
-
-
-def _outcome_of(row: Mapping[str, Any]) -> Outcome:
-    """The outcome in a row that is already written."""
-    return Outcome(
-        outcome=row["outcome"],
-        phase=row["phase"],
-        phase_step=row["phase_step"],
-        failed_rank=row["failed_rank"],
-        evidence=row["evidence"],
-        teardown_hung=bool(row["teardown_hung"]),
-        infrastructure=row["outcome"] == "node_failure",
-    )
-
-
-def _pilot_of(path: Path) -> str | None:
-    try:
-        return str(json.loads(path.read_text())["pilot_id"])
-    except (OSError, ValueError, TypeError, KeyError):
-        return None
-
-
-def _last_written_at(attempt: Attempt) -> float:
-    """When something was last written in the attempt's folder."""
-    return max([attempt.started_at, *(path.stat().st_mtime for path in attempt.folder.iterdir())])

@@ -47,15 +47,15 @@ _LIMITED = ("submitjob", "submit job", "submit limit", "maxsubmit", "job limit")
 """The same for a user or account that may not have so many jobs."""
 
 
-class Refused(UltrasweepError):
+class SubmissionRefused(UltrasweepError):
     """sbatch refuses, and would refuse again: a wrong partition, account, too many nodes ..."""
 
 
-class Limited(UltrasweepError):
+class JobLimitReached(UltrasweepError):
     """sbatch takes no more jobs from this user now; a smaller array may be taken."""
 
 
-class Unsure(UltrasweepError):
+class SubmissionUncertain(UltrasweepError):
     """sbatch failed, or was ended, in a way that may pass. The job may exist nevertheless."""
 
 
@@ -98,11 +98,11 @@ def submission_text(job: PilotJob, options: SlurmOptions) -> str:
 def submit(job: PilotJob, options: SlurmOptions) -> str:
     """Call sbatch; the id of the job, or of the array where there are several pilots.
 
-    Raises `Refused`, `Limited` or `Unsure` with sbatch's message. None of them proves that the job does not exist: look
-    for the token in squeue.
+    Raises `SubmissionRefused`, `JobLimitReached` or `SubmissionUncertain` with sbatch's message. None of them proves
+    that the job does not exist: look for the token in squeue.
     """
     if not available():
-        raise Refused("launcher=slurm needs sbatch and srun, which are not on PATH here; use a login node")
+        raise SubmissionRefused("launcher=slurm needs sbatch and srun, which are not on PATH here; use a login node")
     executor, command = _prepare(job, options)
     try:
         job.log_dir.mkdir(parents=True, exist_ok=True)
@@ -111,19 +111,19 @@ def submit(job: PilotJob, options: SlurmOptions) -> str:
     except FailedJobError as error:
         raise _classify(str(error)) from None
     except FailedSubmissionError as error:
-        raise Unsure(f"sbatch said something unexpected: {_one_line(str(error))}") from None
+        raise SubmissionUncertain(f"sbatch printed something unexpected: {_one_line(str(error))}") from None
     except OSError as error:
-        raise Unsure(f"cannot write in {job.log_dir}: {error.strerror or error}") from None
+        raise SubmissionUncertain(f"cannot write in {job.log_dir}: {error.strerror or error}") from None
 
 
 def _classify(message: str) -> UltrasweepError:
     line = _one_line(message)
     lower = line.lower()
     if not line:
-        return Unsure(f"sbatch did not answer within {SBATCH_LIMIT_S} s")
+        return SubmissionUncertain(f"sbatch did not answer within {SBATCH_LIMIT_S} s")
     if any(word in lower for word in _LIMITED):
-        return Limited(line)
-    return Unsure(line) if any(word in lower for word in _PASSING) else Refused(line)
+        return JobLimitReached(line)
+    return SubmissionUncertain(line) if any(word in lower for word in _PASSING) else SubmissionRefused(line)
 
 
 def _one_line(message: str) -> str:

@@ -90,7 +90,7 @@ class PilotSubmitter:
                 break
             try:
                 submission = self._submit_array(nodes, count)
-            except batch_file.Limited as error:
+            except batch_file.JobLimitReached as error:
                 if count > 1:
                     largest = count // 2
                     continue
@@ -99,10 +99,10 @@ class PilotSubmitter:
                 else:
                     self._try_later(f"Slurm takes no more pilots of this user for now: {error}")
                 break
-            except batch_file.Refused as error:
+            except batch_file.SubmissionRefused as error:
                 self._give_up(nodes, error)
                 break
-            except (batch_file.Unsure, InvalidResults) as error:
+            except (batch_file.SubmissionUncertain, InvalidResults) as error:
                 if "temporarily unavailable" in str(error).lower():  # the cluster may hold too many jobs
                     self._largest_array = max(1, count // 2)
                 self._try_later(f"submitting failed: {error}")
@@ -131,21 +131,21 @@ class PilotSubmitter:
             write_json(pilot_state.config_path(sweep, submission.token), pilot_config_to_dict(config))
             submissions.write(sweep, submission)
         except OSError as error:
-            raise batch_file.Unsure(f"cannot write in {sweep.path}: {error.strerror or error}") from None
+            raise batch_file.SubmissionUncertain(f"cannot write in {sweep.path}: {error.strerror or error}") from None
         excluded = batch_file.node_names(list(node_exclusions.excluded(sweep)))
         job = pilot_job(sweep, self._settings, submission, code, self._pilot, excluded)
         try:
             try:
                 job_id = batch_file.submit(job, options)
-            except batch_file.Refused as error:
+            except batch_file.SubmissionRefused as error:
                 if not excluded or "node name" not in str(error).lower():
                     raise
                 self._report(f"Slurm does not know all of the excluded nodes ({', '.join(excluded)}): {error}")
                 job_id = batch_file.submit(pilot_job(sweep, self._settings, submission, code, self._pilot, ()), options)
-        except (batch_file.Refused, batch_file.Limited) as error:
+        except (batch_file.SubmissionRefused, batch_file.JobLimitReached) as error:
             self._tracker.change(submission, stage="failed", message=str(error))
             raise
-        except batch_file.Unsure:
+        except batch_file.SubmissionUncertain:
             self._tracker.change(submission, stage="unsure")
             raise
         return self._tracker.change(submission, stage="submitted", job_id=job_id)

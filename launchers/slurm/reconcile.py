@@ -170,10 +170,8 @@ class Reconciler:
             if token is None or (token, index) not in running or not self._liveness.stalled(holder):
                 continue
             nodes = self._tracker.shape(token)
-            if (
-                nodes is not None
-                and not pilot_state.state_path(self._sweep, submissions.restarted_pilot_id(holder)).exists()
-            ):
+            restarted = pilot_state.state_path(self._sweep, submissions.restarted_pilot_id(holder))
+            if nodes is not None and not restarted.exists():
                 stalled[nodes] += 1
                 if holder not in self._reported_stalled:
                     self._reported_stalled.add(holder)

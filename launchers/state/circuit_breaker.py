@@ -1,8 +1,9 @@
-"""What keeps a waiting point from being drawn: the canary of its shape, and the breaker of its kind.
+"""Decides from the attempts so far which waiting points must not run yet: canaries by shape, paused kinds.
 
-One point of a shape (a number of nodes) goes first. While it runs, the others of that shape wait: when the environment
-is wrong for so many nodes, one point tells, not all pilots at once. And when several points of one kind fail in one
-way, with none that went well, the rest of that kind is paused instead of burning the allocation.
+The first point of a shape (a number of nodes) is its canary: while it runs, the other points of that shape wait. When
+the environment is wrong for that many nodes, one point finds out instead of one point of every pilot. And when several
+points of one kind fail in the same way and none succeeds, the rest of that kind is paused, so that it does not use up
+the allocation.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ from workloads.experiment import Experiment
 from workloads.protocol import write_json
 
 BREAKER_FAILURES = 4
-"""Different points of one kind that must have failed alike, unless the launcher's options say otherwise."""
+"""So many different points of one kind must fail alike before it is paused; see ``launcher.breaker_failures``."""
 _NUMBERS = re.compile(r"0x[0-9a-fA-F]+|[0-9]+(\.[0-9]+)?")
 _BREAKING = ("crash", "hang", "nccl_error", "timeout", "diverged")
 
 
 def kind_of(experiment: Experiment, nodes: int) -> str:
-    """What points must share for the failure of one to speak for the others, in words."""
+    """Name of the kind of a point: points of one kind probably fail for the same reason. It is text for people, too."""
     axes = [name for name in ("tp", "cp", "pp", "ep") if getattr(experiment, name) > 1]
     parts = [experiment.model.name, plural(nodes, "node"), f"ZeRO {experiment.zero_stage}"]
     parts += ["+".join(axes)] if axes else []
@@ -41,7 +42,7 @@ def kind_of(experiment: Experiment, nodes: int) -> str:
 def paused_kinds(
     sweep: SweepDir, attempts: Iterable[AttemptRecord], failures: int = BREAKER_FAILURES
 ) -> dict[str, str]:
-    """Kinds of points that the breaker holds, and why. Attempts before the last `resume` do not count."""
+    """The kinds of points that are paused, each with the reason. Attempts before the last `resume` do not count."""
     since = _resumed_at(sweep)
     by_kind: dict[str, list[AttemptRecord]] = {}
     for record in attempts:
@@ -64,7 +65,8 @@ def paused_kinds(
 
 
 def paused_message(paused: Mapping[str, str], points: int | None = None) -> str:
-    """Why points are left that no pilot draws, empty when none is paused; ``points``: how many, where that is known."""
+    """Says why no pilot claims the points that are left; ``""`` when no kind is paused. ``points``: their number, if
+    it is known."""
     if not paused:
         return ""
     kinds = "; ".join(f"{kind}: {why}" for kind, why in paused.items())
@@ -75,22 +77,24 @@ def paused_message(paused: Mapping[str, str], points: int | None = None) -> str:
 
 
 def resume(sweep: SweepDir) -> None:
-    """Let every kind that is paused be tried again."""
+    """Let the points of every paused kind run again."""
+    # The file's name stays as it was, so that sweeps recorded with earlier versions read the same.
     write_json(sweep.path / "queue" / "breaker_lifted.json", {"at": time.time()})
 
 
 @dataclass(slots=True)
 class CircuitBreaker:
-    """The circuit_breaker as one pilot sees them."""
+    """What one pilot knows of paused kinds and canaries; brought up to date by `update`."""
 
     breaker_failures: int = BREAKER_FAILURES
     paused: dict[str, str] = field(default_factory=dict)
+    """See `paused_kinds`."""
     proven: set[int] = field(default_factory=set)
-    """Shapes, in nodes, of which an attempt has ended by its own doing."""
+    """Shapes (numbers of nodes) that need no canary any more: an attempt has ended there, well or by its own fault."""
     _seen: tuple[int, float] | None = None
 
     def update(self, sweep: SweepDir, records: Collection[AttemptRecord]) -> None:
-        """``records``: all attempts so far; nothing is done where none is new and nothing was resumed."""
+        """Bring everything up to date with ``records``, all attempts of the sweep so far."""
         seen = len(records), _resumed_at(sweep)
         if seen == self._seen:
             return
@@ -102,7 +106,7 @@ class CircuitBreaker:
 
 
 def _signature(record: AttemptRecord) -> str:
-    """How a point failed, without what differs between points that fail alike."""
+    """How a point failed, without the numbers that differ between points that fail alike."""
     said = (record.evidence or "").partition("\n")[0]
     return f"{record.outcome} {record.phase} {_NUMBERS.sub('#', said)[:120]}"
 

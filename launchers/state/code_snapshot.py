@@ -1,4 +1,4 @@
-"""A copy of this code in the sweep's folder. Pilots run from it, so editing the checkout changes nothing that waits."""
+"""Copies this code into the sweep's folder. Pilots run from the copy, so that later edits do not change them."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ _NOT_COPIED = frozenset({"__pycache__", "recorded"})
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The files of `PACKAGES` under ``root`` as they are now."""
+    """The files of `PACKAGES` under ``root``, as they were when it was taken."""
 
     root: Path
     files: tuple[tuple[str, bytes], ...]
-    """Relative path and content, in the order of the paths."""
+    """Relative path and content of each file, in the order of the paths."""
 
     @property
     def digest(self) -> str:
-        """Names the content: equal code has an equal name."""
+        """16 hexadecimal digits of a hash of the files: equal code has an equal digest."""
         whole = hashlib.sha256()
         for name, content in self.files:
             whole.update(f"{name}\0{len(content)}\0".encode())
@@ -36,12 +36,12 @@ class Snapshot:
 
 
 def code_root() -> Path:
-    """The folder that holds the packages which run now."""
+    """The folder that holds the packages of the running process."""
     return Path(__file__).resolve().parents[2]
 
 
 def take_snapshot(root: Path | None = None) -> Snapshot:
-    """Read the code; nothing is written."""
+    """Read the code under ``root`` (default: `code_root`); nothing is written."""
     root = root or code_root()
     paths = [path for package in PACKAGES for path in (root / package).rglob("*") if path.is_file()]
     names = sorted(path.relative_to(root).as_posix() for path in paths)
@@ -52,12 +52,13 @@ def take_snapshot(root: Path | None = None) -> Snapshot:
 
 
 def folder_of(sweep: SweepDir, snapshot: Snapshot) -> Path:
-    """Where `write_snapshot` puts it (an absolute path: a job starts somewhere else)."""
+    """Where `write_snapshot` puts the copy. The path is absolute, because a job starts in another folder."""
     return sweep.path.resolve() / "code" / snapshot.digest
 
 
 def write_snapshot(sweep: SweepDir, snapshot: Snapshot) -> Path:
-    """The copy's folder, which appears whole or not at all. Raises `InvalidResults` when it cannot be written."""
+    """Write the copy, unless it is there, and return its folder, which appears whole or not at all. Raises
+    `InvalidResults` when it cannot be written."""
     folder = folder_of(sweep, snapshot)
     if folder.is_dir():
         return folder

@@ -1,4 +1,4 @@
-"""What came of every attempt: one small file an attempt under ``queue/history``, never changed once written."""
+"""Records of ended attempts: one small file for each under ``queue/history``, never changed once it is written."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ _METHOD_PREFIX: Mapping[Method, str] = {"measured": "", "rehearsed": "rehearsed 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptRecord:
-    """What came of one attempt, short: enough for status, retries and the expected end."""
+    """How one attempt ended, in short: enough for ``status``, for retries and for the expected end of the sweep.
+
+    Times are seconds since the epoch. The columns of the table of attempts have the same names (see `results.schema`).
+    """
 
     attempt_id: str
     attempt_number: int
@@ -39,7 +42,7 @@ class AttemptRecord:
     peak_allocated_bytes: int | None = None
     nodes: Sequence[str] = ()
     failed_node: str | None = None
-    """Where the failed rank ran."""
+    """The node on which the failed rank ran."""
     kind: str = ""
     """See `launchers.state.circuit_breaker.kind_of`."""
 
@@ -49,6 +52,7 @@ class AttemptRecord:
 
 
 def write_record(sweep: SweepDir, stem: str, attempt: AttemptRecord) -> Path:
+    """Write the record of an attempt at the point ``stem``; return its path. Raises `OSError`."""
     path = sweep.history / f"{stem}@{attempt.attempt_id}.json"
     write_json(path, attempt)
     return path
@@ -60,7 +64,7 @@ def records_of(sweep: SweepDir, stem: str) -> list[AttemptRecord]:
 
 
 def read_records(sweep: SweepDir, names: Iterable[str]) -> list[AttemptRecord]:
-    """The records in the named files of ``history``, oldest first; unreadable ones are left out."""
+    """The records in the named files of ``history``, oldest first; unreadable files are skipped."""
     records = []
     for name in names:
         try:
@@ -71,7 +75,7 @@ def read_records(sweep: SweepDir, names: Iterable[str]) -> list[AttemptRecord]:
 
 
 def describe(record: AttemptRecord) -> str:
-    """One line about one attempt, for logs and plain progress."""
+    """One line about one attempt, for logs and for the view without a terminal."""
     line = f"{record.outcome:<10} {record.experiment_id}"
     if record.tokens_per_s_per_gpu is not None:
         line += f"  {_METHOD_PREFIX[record.method]}{record.tokens_per_s_per_gpu:,.0f} tokens/s/GPU"

@@ -1,4 +1,4 @@
-"""What a pilot is told: a small JSON file in the sweep's folder, written before the pilot is started or submitted."""
+"""What a pilot is told to do: a small JSON file in the sweep's folder, written before the pilot is started."""
 
 from __future__ import annotations
 
@@ -18,23 +18,25 @@ BatchSystem = Literal["none", "slurm"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PilotConfig:
-    """What a pilot is told."""
+    """Everything that a pilot needs to know besides the queue."""
 
     settings: LaunchSettings
     command: str | None
-    """Command line of the sweep, for the rows."""
+    """The command line that started the sweep. It is copied into every row."""
     wall_time_s: float | None
-    """Length of the allocation; None: no end."""
+    """How long the allocation lasts, in seconds; None: without end."""
     stop_with_parent: bool
-    """Standard input is a pipe from whoever started this pilot; when it closes, the pilot stops."""
+    """Standard input is a pipe from the process that started this pilot; when it closes, the pilot stops."""
     nodes: int = 1
-    """Nodes of the allocation. With more than one the pilot's command runs on each of them (``srun``)."""
+    """Number of nodes in the allocation. With more than one, the pilot's command runs on each of them (``srun``)."""
     batch_system: BatchSystem = "none"
+    """What gave the allocation to the pilot."""
     provenance: Mapping[str, Any] | None = None
-    """Of the code, as it was when the pilot was submitted; None: the pilot looks for itself."""
+    """Provenance of the code when the pilot was submitted; None: the pilot finds it out itself."""
 
 
 def pilot_config_to_dict(config: PilotConfig) -> dict[str, Any]:
+    """Plain data, ready for JSON."""
     return {
         "settings": settings_to_dict(config.settings),
         "command": config.command,
@@ -47,7 +49,7 @@ def pilot_config_to_dict(config: PilotConfig) -> dict[str, Any]:
 
 
 def read_pilot_config(path: Path) -> PilotConfig:
-    """Raises `InvalidResults` when the file is not a pilot's config."""
+    """Inverse of `pilot_config_to_dict`, from a file. Raises `InvalidResults` when that is not a pilot's config."""
     try:
         fields: Mapping[str, Any] = json.loads(path.read_text())
         return PilotConfig(
@@ -64,8 +66,8 @@ def read_pilot_config(path: Path) -> PilotConfig:
 
 
 def pilot_environment() -> dict[str, str]:
-    """The environment to start a pilot in: it finds this code wherever it is started, and no library gives it a
-    thread of its own at import (NumPy's BLAS, Arrow's allocator), since a process with threads must not fork."""
+    """The environment variables of a new pilot. With them it finds this code from any folder, and no library (NumPy's
+    BLAS, Arrow's allocator) starts a thread in it at import: a process with threads must not fork."""
     paths = [str(code_root()), *(path for path in [os.environ.get("PYTHONPATH")] if path)]
     return {
         **os.environ,

@@ -1,7 +1,8 @@
-"""What a pilot tells the world: one file that only it writes, and from which others judge whether it lives.
+"""The state file of a pilot: what it does now, and how others tell from it whether the pilot is alive.
 
-A pilot counts up in its state file. Others do not compare clocks (a node's may be an hour off): they watch whether the
-count moves. On the pilot's own machine the kernel answers at once.
+Only the pilot itself writes it, with a count that goes up each time. Clocks of two machines may differ by an hour, so
+others do not compare times. They watch whether the count still goes up. On the pilot's own machine the kernel knows
+at once whether its process is there.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ Activity = Literal["starting", "running", "waiting", "stopping", "ended"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Running:
-    """The attempt that a pilot is busy with."""
+    """One attempt that a pilot runs now. Times in seconds, ``started_at`` since the epoch."""
 
     stem: str
     attempt_id: str
@@ -31,7 +32,7 @@ class Running:
     started_at: float
     deadline_s: float
     nodes: tuple[str, ...] = ()
-    """Where its ranks run."""
+    """Names of the nodes on which its ranks run."""
     phase: str = "spawn"
     """Phase of the rank that is furthest behind."""
     step: int | None = None
@@ -39,18 +40,21 @@ class Running:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PilotState:
+    """What a pilot last wrote about itself. Times are seconds since the epoch."""
+
     pilot_id: str
     identity: ProcessIdentity
     count: int
+    """Goes up with every write: the pilot's heartbeat."""
     time: float
     started_at: float
     activity: Activity
     message: str = ""
-    """What keeps it from going on, for people."""
+    """Why the pilot waits or has stopped, in words for people."""
     running: tuple[Running, ...] = ()
-    """Several when smaller points run side by side on the nodes of one allocation."""
+    """More than one when points that need fewer nodes run side by side."""
     finished: Mapping[str, int] = field(default_factory=dict)
-    """Attempts of this pilot by outcome."""
+    """Number of this pilot's ended attempts by outcome."""
     job: str | None = None
     """Slurm's id of the allocation as ``squeue`` prints it (``1234_5`` in an array); None without Slurm."""
     nodes: tuple[str, ...] = ()
@@ -74,7 +78,7 @@ def write_state(sweep: SweepDir, state: PilotState) -> None:
 
 
 def read_state(sweep: SweepDir, pilot_id: str) -> PilotState | None:
-    """None when the pilot never wrote one, or wrote something unreadable."""
+    """The state of one pilot; None when it has not written one yet or the file cannot be read."""
     try:
         data: dict[str, Any] = json.loads(state_path(sweep, pilot_id).read_text())
         data["identity"] = ProcessIdentity(**data["identity"])
@@ -86,6 +90,7 @@ def read_state(sweep: SweepDir, pilot_id: str) -> PilotState | None:
 
 
 def all_states(sweep: SweepDir) -> list[PilotState]:
+    """The states of all pilots that a sweep ever had, in the order of their ids."""
     suffix = ".state.json"
     names = sorted(path.name for path in sweep.pilots.glob(f"*{suffix}") if not path.name.startswith("."))
     states = (read_state(sweep, name.removesuffix(suffix)) for name in names)
@@ -93,17 +98,18 @@ def all_states(sweep: SweepDir) -> list[PilotState]:
 
 
 class Liveness:
-    """Tells dead pilots from living ones by watching their counts over this process's own clock."""
+    """Tells dead pilots from living ones: watches their counts and measures time by this process's own clock."""
 
     def __init__(self, sweep: SweepDir, lease_s: float) -> None:
+        """``lease_s``: seconds without a new count after which a pilot counts as dead."""
         self._sweep = sweep
         self._lease_s = lease_s
         self._seen: dict[str, tuple[int | None, float]] = {}
-        """Each pilot's last count, and when it was first seen."""
+        """For each pilot its last count, and when that count was first seen."""
         self._looked: dict[str, float] = {}
 
     def judge(self, pilot_id: str) -> Literal["alive", "dead", "unknown"]:
-        """``unknown`` until a count has moved or has stood still for a whole lease."""
+        """Whether the pilot is alive. ``unknown`` until its count has gone up, or has stalled for a whole lease."""
         state = read_state(self._sweep, pilot_id)
         if state is not None and (state.activity == "ended" or provably_dead(state.identity)):
             return "dead"
@@ -117,12 +123,12 @@ class Liveness:
         self._looked[pilot_id] = now
         if count != last_count:
             self._seen[pilot_id] = (count, now)
-            # It moved some time since the last look; only a recent look says that it moves still.
+            # It went up at some time since the last look. Only if that look was recent is the pilot alive now.
             return "alive" if now - looked <= self._lease_s else "unknown"
         return "dead" if now - since > self._lease_s else "unknown"
 
     def stalled(self, pilot_id: str) -> bool:
-        """Whether it is dead only by its count, which has stood still for a lease: its process may be there."""
+        """Whether the pilot counts as dead only because its count has stalled: its process may still run."""
         state = read_state(self._sweep, pilot_id)
         gone = state is None or state.activity == "ended" or provably_dead(state.identity)
         return not gone and self.judge(pilot_id) == "dead"

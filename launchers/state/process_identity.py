@@ -1,7 +1,7 @@
-"""Who a process is, so that another process can say for certain that it is gone.
+"""Names a process for ever, so that another process can prove that it has ended.
 
-A pid alone is reused, and means nothing on another machine or in another pid namespace; with the host, the boot, the
-namespace and the start time it names one process for ever.
+A pid alone is used again, and means nothing on another machine or in another pid namespace. Together with the host,
+the boot, the namespace and the start time it names one process only.
 """
 
 from __future__ import annotations
@@ -24,14 +24,19 @@ class ProcessIdentity:
 
 @dataclass(frozen=True, slots=True)
 class ProcessStat:
+    """The fields of ``/proc/pid/stat`` that are needed here."""
+
     state: str
-    """``R S D Z T X ...`` as in ``/proc/pid/stat``; ``Z`` (exited, not yet reaped) counts as dead."""
+    """One letter; ``Z`` (exited, not yet reaped) and ``X`` count as dead."""
     parent: int
+    """Pid of the parent."""
     group: int
+    """Process group."""
     start_ticks: int
 
 
 def own_identity() -> ProcessIdentity:
+    """The identity of the process that calls this."""
     stat = process_stat(os.getpid())
     assert stat is not None
     return ProcessIdentity(
@@ -54,12 +59,13 @@ def process_stat(pid: int) -> ProcessStat | None:
 
 
 def alive(pid: int) -> bool:
+    """Whether there is such a process on this machine; zombies do not count."""
     stat = process_stat(pid)
     return stat is not None and stat.state not in "ZX"
 
 
 def provably_dead(identity: ProcessIdentity) -> bool:
-    """True only when this machine can see that the process has gone; False also when it cannot know."""
+    """True only when it can be seen from this machine that the process has ended; False also where that is unknown."""
     if identity.host != socket.gethostname():
         return False
     if identity.boot_id != _boot_id():

@@ -1,11 +1,10 @@
-"""What has been submitted for a sweep: one file a submission, written before sbatch is called.
+"""What has been submitted to Slurm for a sweep: one file for each submission, written before sbatch is called.
 
-    submissions/<token>.json    shape, count and time; the job's id as soon as sbatch has told it
-    submissions/cancelled.json  when somebody last said ``cancel``: whoever watches stops submitting
+    submissions/<token>.json    shape, count and time limit; the job's id as soon as sbatch has printed it
+    submissions/cancelled.json  when ``cancel`` was last used: every watching command then stops submitting
 
-The token is in the job's comment and at the end of its name, so that a job is found again whatever happened between
-sbatch and the moment when its id would have been written down. Ids alone prove nothing: a cluster that loses its state
-gives them out again.
+The token is in the job's comment and at the end of its name. So a job is found again also when its submitter was
+killed before it could write down the id. Ids alone prove nothing: a cluster that loses its state uses them again.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from workloads.protocol import write_json
 
 Stage = Literal["intent", "unsure", "submitted", "ended", "failed"]
 """``intent``: sbatch may be running, or its caller was killed. ``unsure``: sbatch has ended without a clear answer.
-``ended``: none of its pilots is left. ``failed``: there is no such job."""
+``submitted``: the job is known. ``ended``: none of its pilots is left. ``failed``: there is no such job."""
 OPEN: tuple[Stage, ...] = ("intent", "unsure", "submitted")
 
 TOKEN = re.compile(r"slurm-[0-9]{8}-[0-9]{6}-[0-9a-f]{6}")
@@ -35,30 +34,35 @@ _NAME_LENGTH = 40
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submission:
+    """One call of sbatch: a job, or an array of equal jobs, each of which is one pilot."""
+
     token: str
     job_name: str
     nodes: int
-    """Of each pilot."""
+    """Nodes of each pilot."""
     count: int
-    """Pilots: elements of the job array, or one job."""
+    """Number of pilots: the elements of the job array, or 1."""
     time_min: int
+    """Time limit of each pilot, in minutes."""
     created_at: float
+    """Seconds since the epoch, as ``ended_at``."""
     uid: int
-    """Of the user who submitted it."""
+    """Id of the user who submitted it."""
     stage: Stage = "intent"
     job_id: str | None = None
-    """Of the array, or of the single job."""
+    """Slurm's id of the array, or of the single job."""
     ended_at: float | None = None
     message: str = ""
-    """What Slurm said in the end, for people."""
+    """What Slurm said about its end, for people."""
 
     @property
     def open(self) -> bool:
+        """Whether pilots of it may still come or run."""
         return self.stage in OPEN
 
 
 def new_submission(sweep: SweepDir, *, nodes: int, count: int, time_min: int) -> Submission:
-    """An intent, not yet written."""
+    """A submission in the stage ``intent`` with a new token; nothing is written yet."""
     token = f"slurm-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
     name = re.sub(r"[^A-Za-z0-9_-]+", "-", sweep.name).strip("-")[:_NAME_LENGTH] or "sweep"
     return Submission(
@@ -73,7 +77,7 @@ def new_submission(sweep: SweepDir, *, nodes: int, count: int, time_min: int) ->
 
 
 def token_in(text: str) -> str | None:
-    """The token at the end of a job's name or comment; None for a job that is not ours."""
+    """The token at the end of ``text``, a job's name or comment; None for a job that is not ours."""
     token = re.split(r"[.:]", text)[-1]
     return token if TOKEN.fullmatch(token) else None
 
@@ -84,32 +88,36 @@ def token_of_pilot(pilot_id: str) -> str | None:
 
 
 def index_of_pilot(pilot_id: str) -> int | None:
+    """The pilot's index in its job array; None for a local pilot."""
     parts = pilot_id.split(".")
     return int(parts[1]) if len(parts) > 1 and parts[1].isdigit() else None
 
 
 def restarted_pilot_id(pilot_id: str) -> str:
-    """The pilot that the same job is when Slurm has started it once more."""
+    """The id of the pilot that the same job becomes when Slurm starts it again."""
     job, _, restarts = pilot_id.rpartition(".")
     return f"{job}.{int(restarts) + 1}"
 
 
 def write(sweep: SweepDir, submission: Submission) -> None:
-    """Raises `OSError`."""
+    """Write or replace the submission's file. Raises `OSError`."""
     folder = _folder(sweep)
     folder.mkdir(exist_ok=True)
     write_json(folder / f"{submission.token}.json", submission)
 
 
 def update(sweep: SweepDir, submission: Submission, **fields: Any) -> Submission:
-    """Write ``submission`` with other fields; the changed one. Raises `OSError`."""
+    """Write ``submission`` with the given ``fields`` changed, and return it so. Raises `OSError`."""
     changed = dataclasses.replace(submission, **fields)
     write(sweep, changed)
     return changed
 
 
 def all_submissions(sweep: SweepDir) -> list[Submission]:
-    """Every submission, oldest first. A damaged file is read as an intent: its name is enough to find the job."""
+    """Every submission, oldest first. A damaged file is read as an ``intent``: its name is enough to find the job.
+
+    Raises `InvalidResults` when the folder cannot be read.
+    """
     try:
         paths = sorted(_folder(sweep).glob("slurm-*.json"))
     except OSError as error:
@@ -119,18 +127,18 @@ def all_submissions(sweep: SweepDir) -> list[Submission]:
 
 
 def log_dir(sweep: Path, token: str) -> Path:
-    """Where the batch file and the output of a submission's pilots are, in the sweep's folder."""
+    """The folder, inside the sweep's, of a submission's batch file and of its pilots' output."""
     return sweep.resolve() / "slurm" / token
 
 
 def mark_cancelled(sweep: SweepDir) -> None:
-    """Tell every watcher of the sweep to submit nothing more."""
+    """Tell every command that watches the sweep to submit nothing more."""
     _folder(sweep).mkdir(exist_ok=True)
     write_json(_folder(sweep) / "cancelled.json", {"id": secrets.token_hex(8), "at": time.time()})
 
 
 def cancel_mark(sweep: SweepDir) -> str | None:
-    """Differs after every `mark_cancelled`."""
+    """Text that is another one after every `mark_cancelled`; None before the first."""
     try:
         return (_folder(sweep) / "cancelled.json").read_text()
     except OSError:
@@ -138,7 +146,7 @@ def cancel_mark(sweep: SweepDir) -> str | None:
 
 
 def lease_path(sweep: SweepDir) -> Path:
-    """Held by the one process that may submit for this sweep."""
+    """The lock (see `results.lease`) of the one process that may submit for this sweep."""
     _folder(sweep).mkdir(exist_ok=True)
     return _folder(sweep) / ".submitter"
 

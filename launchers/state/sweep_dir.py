@@ -1,11 +1,11 @@
-"""The folder of one sweep, and the points that are added to its queue.
+"""The folder of one sweep, and how points are added to its queue.
 
 <results>/<sweep>/sweep.json            what this folder is
-                  queue/todo|claimed|done/   one file a point, in exactly one of the three (see `launchers.state.queue`)
-                  queue/history/        one record an attempt
+                  queue/todo|claimed|done/   one file for each point, in one of the three (see `launchers.state.queue`)
+                  queue/history/        one record for each attempt
                   pilots/               config, state and log of every pilot
                   attempts/<id>/        task, heartbeats, results and logs of one attempt
-                  stages/  losses/      rehearsed stages and reference losses shared by points
+                  stages/  losses/      rehearsed stages and reference losses, shared by points
                   parts/  *.parquet     the tables (see `results.store`)
 """
 
@@ -29,26 +29,27 @@ from workloads.protocol import Method, write_json
 
 FORMAT = 1
 _ADDING_STALE_S = 30.0
+"""After so long without a sign of life another process may add points in the place of this one."""
 _ADDING_WAIT_S = 300.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """One place in the grid that shall be run."""
+    """One place in the grid that shall be run. It never changes."""
 
     index: int
-    """Number in the expanded sweep: points are drawn in this order."""
+    """Number in the expanded sweep: points are claimed in this order."""
     grid: str
     experiment: Experiment
     predicted_peak_bytes: int | None = None
     predicted_step_time_s: float | None = None
     deadline_s: float
-    """Longest time from the start of its processes to their end."""
+    """Longest time, in seconds, from the start of its processes to their end."""
     method: Method = "measured"
 
     @property
     def key(self) -> str:
-        """What makes two points the same: the experiment and how it is run."""
+        """Two points with one key are the same: the same experiment, run by the same method."""
         return self.experiment.id if self.method == "measured" else f"{self.experiment.id}+{self.method}"
 
     @property
@@ -59,13 +60,15 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class SweepDir:
+    """The folder of one sweep: makes or opens it, names its parts, and adds points to its queue."""
+
     path: Path
 
     @classmethod
     def create(cls, path: Path, settings: Mapping[str, Any]) -> SweepDir:
-        """Make the folder of a sweep, or take the one that is there; ``settings`` are kept for the reader.
+        """Make the folder of a sweep, or open the one that is there. ``settings`` are written down for people.
 
-        Raises `InvalidResults` for a folder that holds something else.
+        Raises `InvalidResults` for a folder that holds something else, and where nothing can be written.
         """
         sweep = cls(Path(path))
         try:
@@ -162,8 +165,8 @@ class SweepDir:
                 if point.key not in known:
                     if not lease.held():
                         raise InvalidResults(
-                            f"adding points to {self.path} stood still for {_ADDING_STALE_S:.0f} s, and another "
-                            "process went on with it; run the same command again"
+                            f"adding points to {self.path} stalled for {_ADDING_STALE_S:.0f} s, and another process "
+                            "took over; run the same command again"
                         )
                     known.add(point.key)
                     write_json(self.todo / f"{point.stem}.json", point_to_dict(point))
@@ -172,28 +175,30 @@ class SweepDir:
 
 
 def entry_names(folder: Path) -> list[str]:
-    """Names of the queue's files in ``folder``, in the order of the points' indices."""
+    """Names of the files of points or records in ``folder``, in the order of the points' indices."""
     with os.scandir(folder) as entries:  # tells files from folders without asking for each
         return sorted(e.name for e in entries if e.name.endswith(".json") and e.name[0] != "." and e.is_file())
 
 
 def split_name(name: str) -> tuple[str, str]:
-    """``(stem, suffix)`` of ``stem@suffix.json``; the suffix is a pilot or an outcome, empty under ``todo``."""
+    """``(stem, suffix)`` of ``stem@suffix.json``. The suffix is a pilot's id under ``claimed``, an outcome under
+    ``done``, an attempt's id under ``history`` and empty under ``todo``."""
     stem, _, suffix = name.removesuffix(".json").partition("@")
     return stem, suffix
 
 
 def key_of(name: str) -> str:
-    """`Point.key` from the name of its file."""
+    """`Point.key` of the point whose file has this ``name``."""
     return split_name(name)[0].partition("-")[2]
 
 
 def point_to_dict(point: Point) -> dict[str, Any]:
+    """Plain data, ready for JSON; see `read_point`."""
     return {**dataclasses.asdict(point), "experiment": ex.to_dict(point.experiment)}
 
 
 def read_point(path: Path) -> Point:
-    """The point in one of the queue's files. Raises `InvalidResults` when it holds anything else."""
+    """The point in one of the queue's files. Raises `FileNotFoundError`, or `InvalidResults` for other content."""
     try:
         fields = json.loads(path.read_text())
         return Point(**{**fields, "experiment": ex.from_dict(fields["experiment"])})

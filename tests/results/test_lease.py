@@ -74,9 +74,9 @@ def test_a_slow_waiter_leaves_the_lease_of_a_quicker_one_alone(dead: Path, monke
     assert not slow.inside.wait(0.5)
     third = Hold(dead, "third")
     assert not third.inside.wait(0.5)
-    quick.leave.set()
-    for thread in (slow, third):
+    for thread in (quick, slow, third):
         thread.leave.set()
+    for thread in (quick, slow, third):
         thread.join(10)
     assert slow.inside.is_set() and third.inside.is_set()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -164,7 +165,7 @@ def test_really_killed_in_the_middle(fake: FakeSlurm, sweep: SweepDir) -> None:
     assert subprocess.run(words, cwd=ROOT, check=False).returncode == -9
     fake.mode("sbatch")
     assert [one.stage for one in all_submissions(sweep)] == ["intent"] and len(fake.jobs) == 1
-    submissions.lease_path(sweep).unlink()  # its lease would be stale in half a minute
+    shutil.rmtree(submissions.lease_path(sweep))  # its lease would be stale in half a minute
     Submitter(sweep).cycle()
     assert len(fake.jobs) == 2 and {one.stage for one in all_submissions(sweep)} == {"submitted"}
 

@@ -113,7 +113,7 @@ class Lab:
             raise RuntimeError(f"{' '.join(map(str, command))}: {done.stderr.strip()}")
         return done.stdout
 
-    # What is going on
+    # What the cluster does
 
     def jobs(self, *, partition: str | None = None, every: bool = False) -> list[Job]:
         """Jobs that wait or run; ``every``: those that ended in the last minutes, too."""
@@ -168,7 +168,7 @@ class Lab:
         self.node("exec", name, "bash", "-c", f"kill -{int(number)} {pid}")
 
     def set_clock(self, name: str, seconds: float) -> None:
-        """Put the node's clock off by ``seconds`` for stand-ins that start there from now on (see `standin`)."""
+        """Set the node's clock wrong by ``seconds`` for stand-ins that start there from now on (see `standin`)."""
         (self.state / "clock" / name).write_text(str(seconds))
 
     def add_partition(self, name: str, nodes: Sequence[str], *, preemptible: bool = False) -> str:
@@ -189,13 +189,13 @@ class Lab:
         self._stop("slurmctld", signal.SIGKILL)
 
     def ctld_save(self) -> None:
-        """Keep a copy of all that it knows now, for `ctld_forget`. It is down for a moment, since it saves all then."""
+        """Copy its saved state for `ctld_forget`. Stops it for a moment, since it saves its state when it stops."""
         self.ctld_stop()
         shutil.copytree(self.state / "ctld", self.state / "ctld-before", dirs_exist_ok=True)
         self.ctld_start()
 
     def ctld_forget(self) -> None:
-        """While it is down: let it lose what it has saved since `ctld_save`. Its job ids are given out again."""
+        """While it is down: restore the copy of `ctld_save`. So it forgets later jobs and gives out their ids again."""
         shutil.rmtree(self.state / "ctld")
         (self.state / "ctld-before").rename(self.state / "ctld")
 
@@ -227,7 +227,7 @@ class Lab:
         (folder / "sacct").chmod(0o755)
         return {**self.environment, "PATH": f"{folder}:{_PATH}"}
 
-    # Faults of the disk, other people
+    # Faults of the disk, other users
 
     def fill_disk(self) -> None:
         """Leave no byte on `disk`."""
@@ -241,7 +241,7 @@ class Lab:
         (self.disk / ".filler").unlink(missing_ok=True)
 
     def as_other_user(self, command: Sequence[str], *, login: str | None = None) -> list[str]:
-        """``command`` as somebody else's, typed on a node (inside of which closed folders are enterable)."""
+        """``command`` run by another user on a node (inside of which that user may enter closed folders)."""
         become = ["setpriv", "--reuid", OTHER_USER, "--regid", "nogroup", "--clear-groups"]
         node = login or self.nodes[0]
         return [str(HERE / "node"), str(self.state), "exec", node, *become, *command]
@@ -277,7 +277,7 @@ def wait_until(condition: Callable[[], object], limit_s: float, what: str, *, ev
 
 @contextmanager
 def afterwards(undo: Callable[[], None]) -> Iterator[None]:
-    """Undo a fault, whatever the test makes of it."""
+    """Call ``undo`` at the end, also when the test fails."""
     try:
         yield
     finally:

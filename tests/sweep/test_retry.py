@@ -1,0 +1,49 @@
+"""``retry``: which points it requeues, and what it does to paused kinds of points."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from launchers.state import queue
+from launchers.state.circuit_breaker import kind_of, paused_kinds
+from launchers.state.queue import QueueReader
+from launchers.state.sweep_dir import SweepDir, entry_names
+from sweep.__main__ import main
+from tests.launchers.scripted import points
+from tests.sweep.test_status import record_of
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> SweepDir:
+    """Six points: four have crashed in the same way, two wait."""
+    made = SweepDir.create(tmp_path / "s", {})
+    made.add_points(points(*["raises"] * 6))
+    reader = QueueReader(made, "p", lambda line: None)
+    for _ in range(4):
+        claim = reader.claim_next(lambda waiting: waiting)
+        assert claim is not None
+        queue.finish(claim, "crash")
+    return made
+
+
+def paused(sweep: SweepDir) -> dict[str, str]:
+    failed = points(*["raises"] * 4)
+    kind = kind_of(failed[0].experiment, 1)
+    return paused_kinds(sweep, [record_of(p, n, "crash", 1.0, kind=kind) for n, p in enumerate(failed)])
+
+
+def test_retry_paused_requeues_nothing(sweep: SweepDir, capsys: pytest.CaptureFixture[str]) -> None:
+    assert list(paused(sweep)) == ["raises, 1 node, ZeRO 0"]
+    assert main(["retry", str(sweep.path), "--paused"]) == 0
+    assert "no kind of point is paused any more" in capsys.readouterr().out
+    assert paused(sweep) == {}
+    assert len(entry_names(sweep.todo)) == 2
+
+
+def test_any_retry_lets_paused_kinds_run(sweep: SweepDir, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["retry", str(sweep.path), "--outcome", "crash"]) == 0
+    assert "4 points requeued" in capsys.readouterr().out
+    assert paused(sweep) == {}
+    assert len(entry_names(sweep.todo)) == 6
