@@ -4,7 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup demo test lint typecheck check format redraw clean
+WORKERS ?= 2
+PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadgroup --no-loadscope-reorder
+
+.PHONY: setup demo test quick lint typecheck check format redraw clean
 
 setup: $(READY)
 
@@ -17,8 +20,15 @@ demo: setup
 	$(BIN)/python -m sweep run +grid=tiny name=demo launcher=local
 	$(BIN)/python -m analysis.report results/demo --out report/demo
 
+# Every test. WORKERS: processes that run tests at the same time.
 test: setup
-	$(BIN)/python -m pytest
+	$(PYTEST)
+
+# A minute's answer while you change code: style, and a part of the tests from every folder.
+quick: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(PYTEST) -m "not slow and not browser and not slurm and not gpu and not multi_gpu"
 
 lint: setup
 	$(BIN)/ruff check .

@@ -1,4 +1,4 @@
-"""Fixtures shared by all tests: one pool of processes for each backend, and what needs devices skips without them."""
+"""Marks, groups and fixtures of all tests: what needs a device, a Slurm or a browser, and one pool for each backend."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from functools import cache
 import pytest
 
 from tests.pool import Pool
+
+MARK_OF_FIXTURE = {"lab": "slurm", "plain_lab": "slurm", "browser": "browser"}
+"""A test that uses the fixture, directly or through another one, carries the mark."""
 
 
 @cache
@@ -22,22 +25,54 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--write-reliability", action="store_true", help="write docs/reliability.md from this run")
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "slurm: needs a Slurm that can be brought up here (see tests/slurm/lab)")
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if any(item.get_closest_marker("slurm") for item in items):
-        from tests.slurm.lab import why_not
-
-        if (reason := why_not()) is not None:
-            for item in items:
-                if item.get_closest_marker("slurm"):
-                    item.add_marker(pytest.mark.skip(reason=reason))
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        for fixture in getattr(item, "fixturenames", ()):
+            if fixture in MARK_OF_FIXTURE:
+                item.add_marker(MARK_OF_FIXTURE[fixture])
+        item.add_marker(pytest.mark.xdist_group(group_of(item)))
+    _skip_without_slurm([item for item in items if item.get_closest_marker("slurm")])
     for item in items:
         needed = 2 if item.get_closest_marker("multi_gpu") else 1 if item.get_closest_marker("gpu") else 0
         if needed and device_count() < needed:
             item.add_marker(pytest.mark.skip(reason=f"needs {needed} CUDA device(s), {device_count()} here"))
+    if hasattr(config, "workerinput"):  # workers take groups in this order: the long ones first
+        weights = {group: sum(map(_weight, of_group)) for group, of_group in _by_group(items).items()}
+        items.sort(key=lambda item: -weights[group_of(item)])
+
+
+def group_of(item: pytest.Item) -> str:
+    """Tests of one group run one after the other in one worker of pytest-xdist.
+
+    A group is a file, whose tests share a browser or drawn figures. Everything that brings up Slurm is one group,
+    since two clusters at once would slow each other down.
+    """
+    return "slurm" if item.get_closest_marker("slurm") else item.nodeid.split("::")[0]
+
+
+def _by_group(items: list[pytest.Item]) -> dict[str, list[pytest.Item]]:
+    groups: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        groups.setdefault(group_of(item), []).append(item)
+    return groups
+
+
+def _weight(item: pytest.Item) -> int:
+    """A rough measure of how long a test takes: 0 if it is skipped."""
+    if item.get_closest_marker("skip"):
+        return 0
+    return 1000 if item.get_closest_marker("slurm") else 20 if item.get_closest_marker("slow") else 1
+
+
+def _skip_without_slurm(items: list[pytest.Item]) -> None:
+    if not items:
+        return
+    from tests.slurm.lab import why_not
+
+    if (reason := why_not()) is not None:
+        for item in items:
+            item.add_marker(pytest.mark.skip(reason=reason))
 
 
 @pytest.fixture(scope="session")

@@ -20,7 +20,8 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-PRELOAD = ["torch", "torch.distributed.fsdp", "torch.distributed.tensor", "torch.utils.checkpoint"]
+PRELOAD = ["torch", "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.tensor", "torch.utils.checkpoint"]
+"""What every worker needs. FSDP imports ``torch._dynamo`` at its first use, which costs each process over a second."""
 
 
 class RankFailed(AssertionError):
@@ -41,7 +42,7 @@ class Pool:
     def run(self, body: Callable[..., Any], world_size: int, *args: Any, timeout_s: float = 90.0) -> list[Any]:
         """``body(rank, *args)`` on ``world_size`` ranks inside an initialised process group; results by rank."""
         assert world_size <= self.size
-        self._fill()
+        self._start_workers(world_size)
         self.jobs += 1
         store = Path(self.folder.name) / f"store{self.jobs}"
         for rank, (_, pipe) in enumerate(self.workers[:world_size]):
@@ -74,8 +75,8 @@ class Pool:
             process.join()
         self.workers = []
 
-    def _fill(self) -> None:
-        while len(self.workers) < self.size:
+    def _start_workers(self, count: int) -> None:
+        while len(self.workers) < count:
             here, there = self.context.Pipe()
             process = self.context.Process(target=_serve, args=(there,), daemon=True)
             process.start()

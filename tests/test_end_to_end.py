@@ -18,6 +18,8 @@ import pytest
 
 from results.store import read_attempts, read_steps
 
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+
 ROOT = Path(__file__).resolve().parents[1]
 CLUSTER = """
 defaults: [/device@device: cpu, _self_]
@@ -121,7 +123,7 @@ def test_every_outcome_is_a_row_and_the_report_tells(conf: Path) -> None:
 
     report = conf.parent / "report"
     command = [sys.executable, "-m", "analysis.report", str(folder), "--out", str(report)]
-    told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=150, check=False)
     assert told.returncode == 0, told.stderr
     page = (report / "index.html").read_text()
     assert "out of memory" in page

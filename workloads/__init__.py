@@ -1,0 +1,1 @@
+"""What one experiment is, costs and does."""

@@ -1,4 +1,4 @@
-"""The device of one rank: making it ready, saying what it is, and how it fares while it is measured (NVML)."""
+"""Prepares the device of one rank, identifies it, and samples its power, clocks and temperature (NVML)."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ import torch
 from workloads.protocol import DeviceState, Task
 
 SAMPLE_EVERY_S = 0.2
+"""Seconds between two samples of clocks, temperature and throttle reasons."""
 _REASONS = {
     0x2: "applications_clocks",
     0x4: "sw_power_cap",
@@ -41,7 +42,7 @@ class Identity(TypedDict):
 
 
 def prepare_device(task: Task, local_rank: int) -> torch.device:
-    """Claim this rank's device. A CPU rank gets the memory its cluster description promises, and no more."""
+    """Select this rank's device. A CPU rank gets the memory that its cluster file states, and no more."""
     torch.set_num_threads(task.cpu_threads)
     if task.device == "cuda":
         torch.cuda.set_device(local_rank)
@@ -55,6 +56,7 @@ def prepare_device(task: Task, local_rank: int) -> torch.device:
 
 
 def identity(device: torch.device) -> Identity:
+    """The device, the host and the versions of the software that this rank runs on."""
     properties = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
     return Identity(
         device_memory_bytes=properties.total_memory if properties else None,
@@ -93,7 +95,7 @@ def _triton_version() -> str | None:
 
 
 class DeviceSampler:
-    """Samples between ``start()`` and ``stop()`` in a thread. Without NVML, ``stop()`` gives an empty `DeviceState`."""
+    """Samples a GPU in a thread between ``start()`` and ``stop()``. Without NVML all values of the result are None."""
 
     def __init__(self, device: torch.device) -> None:
         self._handle: Any = None
@@ -115,14 +117,14 @@ class DeviceSampler:
             self._handle = pynvml.nvmlDeviceGetHandleByUUID(device_id)
             self._nvml = pynvml
         except pynvml.NVMLError:
-            self._handle = None  # nothing is known then, and null says so
+            self._handle = None  # its values stay unknown, which is None
 
     @property
     def driver_version(self) -> str | None:
         return str(self._nvml.nvmlSystemGetDriverVersion()) if self._nvml is not None else None
 
     def start(self) -> None:
-        """Begin; further calls change nothing."""
+        """Start sampling; a second call does nothing."""
         if self._handle is not None and not self._started:
             self._started = True
             self._energy_start = self._energy()

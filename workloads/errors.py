@@ -1,4 +1,4 @@
-"""What a user can get wrong when describing an experiment, a cluster or a sweep."""
+"""Errors in what a user wrote: an experiment, a cluster or a sweep."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from results.errors import UltrasweepError
 
 
 class InvalidExperiment(UltrasweepError):
-    """An experiment or model description that cannot mean anything (a degree of 0, an unknown precision)."""
+    """An experiment or a model with a value that is never valid (a degree of 0, an unknown precision)."""
 
 
 class InfeasibleLayout(UltrasweepError):
-    """A meaningful experiment that breaks a structural rule (tp does not divide the heads)."""
+    """Valid values that do not fit together (tp does not divide the number of heads)."""
 
 
 class UnsupportedByEngine(UltrasweepError):
-    """A feasible experiment that this version of the engine cannot run yet."""
+    """A valid layout that this version of the engine cannot run yet."""
 
 
 class InvalidSweep(UltrasweepError):

@@ -1,7 +1,8 @@
-"""What one experiment is: a frozen description, its id, and its JSON form. No torch here.
+"""Describes one experiment: its fields, its id and its JSON form. No torch here.
 
-Everything that can change a measured number is a field (defaults included in the hash); nothing that cannot
-(paths, partitions, how many steps are timed) is. The id is for people and for joins: it is never parsed back.
+Everything that can change a measured number is a field, and every field goes into the hash, also a default. What
+cannot change a number (paths, partitions, how many steps are timed) is no field. The id is for people and for joining
+tables; nothing parses it.
 """
 
 from __future__ import annotations
@@ -189,11 +190,11 @@ class Experiment:
 
     @classmethod
     def canonical(cls, *, dp: int | None = None, **fields: Any) -> Experiment:
-        """An experiment from loosely given fields, with what has no effect set to its one canonical value.
+        """An experiment in which every field that has no effect has its one canonical value.
 
         ``dp`` (instead of ``dp_replicate``/``dp_shard``) becomes replicas for ZeRO-0 and shards otherwise. With one
-        data-parallel rank there is nothing to shard: ZeRO becomes 0. With one stage there is no schedule. So two
-        spellings of the same run have the same id.
+        data-parallel rank there is nothing to shard, so ZeRO becomes 0; with one stage there is no schedule. So one run
+        has one id, however its fields are given.
         """
         if dp is not None:
             if "dp_replicate" in fields or "dp_shard" in fields:
@@ -237,7 +238,7 @@ def from_dict(fields: dict[str, Any]) -> Experiment:
 
 
 def model_from_dict(fields: dict[str, Any]) -> ModelSpec:
-    """A `ModelSpec` from plain data (YAML or JSON); ``head_dim`` is hidden_size / num_heads if left out."""
+    """A `ModelSpec` from plain data (YAML or JSON); ``head_dim`` is hidden_size / num_heads if not given."""
     fields = dict(fields)
     name = fields.get("name", "(unnamed)")
     if unknown := set(fields) - {f.name for f in dataclasses.fields(ModelSpec)}:

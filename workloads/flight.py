@@ -1,7 +1,8 @@
-"""Which collective each rank of a hang waits in: torch's flight recorder, written down when the launcher asks.
+"""Writes down, when the launcher asks, which collective a rank waits in, from torch's flight recorder.
 
-A rank that hangs is blocked in C++ on its main thread. A signal still reaches it: Python's own C handler writes a byte
-to a pipe, on which a thread waits that can still run, since a collective waits without the interpreter's lock.
+The main thread of a rank that hangs is blocked in C++, so it runs no Python signal handler. But Python's C handler
+still writes a byte to a pipe. A second thread waits on that pipe, and it can run, because a collective that waits does
+not hold the interpreter's lock.
 """
 
 from __future__ import annotations
@@ -17,13 +18,15 @@ from typing import Any
 from workloads import protocol
 
 ENTRIES = 20
-"""Last collectives of a rank that are written down."""
+"""How many of a rank's last collectives are written down."""
 
 
 def answer_requests(folder: Path, rank: int, device: str) -> None:
-    """From now on write ``rank_r.flight.json`` whenever `protocol.FLIGHT_SIGNAL` comes. Call on the main thread, before
-    the process group is made."""
-    if device == "cpu":  # NCCL records by default, gloo when told
+    """From now on write ``rank_r.flight.json`` whenever `protocol.FLIGHT_SIGNAL` comes.
+
+    Call it on the main thread, before the process group is made.
+    """
+    if device == "cpu":  # NCCL records by default, gloo only with a buffer size
         os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
@@ -39,7 +42,7 @@ def answer_requests(folder: Path, rank: int, device: str) -> None:
 
 
 def write_flight(folder: Path, rank: int) -> None:
-    """The last collectives of this rank, oldest first; nothing where torch keeps no record."""
+    """The last collectives of this rank, oldest first; empty if torch keeps no record."""
     entries = [_entry(entry) for entry in _recorded()[-ENTRIES:]]
     protocol.write_json(protocol.flight_path(folder, rank), {"rank": rank, "entries": entries})
 

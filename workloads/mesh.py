@@ -1,6 +1,6 @@
-"""Where a rank stands in a layout. No torch here: planner, engine and rehearsal share these few lines.
+"""The coordinates of a rank on the axes of a layout. No torch here: planner, engine and rehearsal use it.
 
-Global ranks count with ``tp`` innermost and ``pp`` outermost, so that the chattiest axis stays inside a node:
+Global ranks count with ``tp`` innermost and ``pp`` outermost, so that the axis with most traffic stays inside a node:
 
     rank = (((pp * DP_REPLICATE + dp_replicate) * DP_SHARD + dp_shard) * CP + cp) * TP + tp
 """
@@ -23,7 +23,7 @@ def coordinates(experiment: Experiment, rank: int) -> dict[str, int]:
 
 
 def rank_of(experiment: Experiment, **position: int) -> int:
-    """Inverse of `coordinates`; axes left out are 0."""
+    """Inverse of `coordinates`; an axis that is not given is 0."""
     rank = 0
     for axis in AXES:
         rank = rank * getattr(experiment, axis) + position.get(axis, 0)

@@ -1,4 +1,4 @@
-"""What a launcher and a rank say to each other: files in one attempt's folder. No torch here.
+"""The files through which a launcher and the ranks of one attempt talk to each other. No torch here.
 
 A launcher writes ``task.json``; rank ``r`` writes ``rank_r.heartbeat.json`` (phase changes and every step),
 ``rank_r.result.json`` as soon as its last step is measured (before teardown, so that a hang there loses nothing) or
@@ -27,7 +27,7 @@ Method = Literal["measured", "rehearsed", "rehearsed_fake"]
 STACKS_SIGNAL = signal.SIGUSR1
 """A rank answers with the Python stacks of its threads in its log, even while it hangs inside a collective."""
 FLIGHT_SIGNAL = signal.SIGRTMIN + 1
-"""A rank answers with the collectives that it was in, in ``rank_r.flight.json``."""
+"""A rank answers with its last collectives, in ``rank_r.flight.json``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,8 +37,8 @@ class MeasureSpec:
     warmup_steps: int = 3
     timed_steps: int = 5
     memory_probe: bool = True
-    """The last warm-up step looks up memory by category at its peak (costs host time in that step only). Needs two
-    warm-up steps: in the first there is no optimizer state yet."""
+    """Record memory by category at its peak in the last warm-up step, which costs host time in that step only. Needs
+    two warm-up steps: in the first one there is no optimizer state yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,9 +54,9 @@ class Task:
     rendezvous_host: str = "127.0.0.1"
     rendezvous_port: int = 0
     collective_timeout_s: float = 120.0
-    """After this long a collective that does not end makes its ranks fail (NCCL and gloo time-out)."""
+    """NCCL's and gloo's time-out: a collective that takes longer makes its ranks fail."""
     cpu_threads: int = 1
-    """Intra-op threads of a CPU rank. One, whatever the machine: so that layouts of different widths compare."""
+    """Intra-op threads of a CPU rank. One on every machine, so that layouts with more or fewer ranks are comparable."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +90,7 @@ class MemoryAtPeak:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceState:
-    """What NVML said over the timed steps; None where it does not answer."""
+    """What NVML reported during the timed steps; None for what it did not report."""
 
     power_w: float | None = None
     sm_clock_mhz: float | None = None
@@ -100,6 +100,8 @@ class DeviceState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankResult:
+    """What one rank measured, in ``rank_r.result.json``."""
+
     rank: int
     coordinates: dict[str, int]
     """``dp``, ``tp``, ``cp``, ``pp`` coordinates of this rank."""
@@ -121,6 +123,8 @@ class RankResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankError:
+    """Why one rank failed, in ``rank_r.error.json``."""
+
     rank: int
     phase: Phase
     step: int | None
@@ -131,15 +135,18 @@ class RankError:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heartbeat:
+    """Where one rank was last, in ``rank_r.heartbeat.json``."""
+
     rank: int
     phase: Phase
     step: int | None
     time: float
+    """Unix time in seconds, by the clock of the rank's node."""
     pid: int
 
 
 CANNOT_WRITE = 74
-"""Exit status of a rank that could not even write why it failed: a full disk, a file system that is gone (EX_IOERR)."""
+"""Exit status of a rank that could not write its error file: the disk is full or the file system is gone (EX_IOERR)."""
 
 
 def flight_path(folder: Path, rank: int) -> Path:
@@ -152,7 +159,7 @@ def write_json(path: Path, value: Any, *, private: bool = False) -> None:
     ``private``: readable by this user alone.
     """
     data = dataclasses.asdict(value) if dataclasses.is_dataclass(value) and not isinstance(value, type) else value
-    # Two nodes may give one pid, so that a pid alone does not make the name this writer's own.
+    # A process on another node may have the same pid, so the name also has a random part.
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(3)}.tmp")
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if private else 0o666)
     with os.fdopen(handle, "w") as file:

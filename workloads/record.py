@@ -1,4 +1,4 @@
-"""An experiment as the config columns of the results tables."""
+"""Writes an experiment as the config columns of the results tables."""
 
 from __future__ import annotations
 

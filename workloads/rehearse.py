@@ -1,8 +1,8 @@
-"""One rank of an N-rank experiment on one device, or on none.
+"""Runs one rank of an N-rank experiment alone, on one device or without any.
 
-The rank builds and runs the real engine under torch's fake process group: collectives return at once, buffers have
-their real sizes, kernels are real, so peak memory and compute time are measured. Without a GPU the same program runs on
-FakeTensors: nothing is computed, every storage is counted, and there is no time to measure.
+The rank builds and runs the real engine under torch's fake process group: collectives return at once, but buffers have
+their real sizes and kernels are real. So peak memory and compute time are measured. Without a GPU the same program runs
+on FakeTensors: nothing is computed, every storage is counted, and no time is measured.
 """
 
 from __future__ import annotations
@@ -64,9 +64,9 @@ def rehearse(task: Task, rank: int, local_rank: int, enter: EnterPhase, started_
 
 
 def trace_memory(experiment: Experiment, groups: Groups, enter: EnterPhase) -> MemoryAtPeak:
-    """Peak memory by category of one rank, on FakeTensors; the second step, when the optimizer state is there.
+    """Peak memory of one rank by category, traced on FakeTensors in the second step, when the optimizer state exists.
 
-    Meshes and FSDP are set up outside the fake mode (building them reads tensor values).
+    Meshes and FSDP are set up outside the fake mode, because building them reads tensor values.
     """
     stage = shape_stage(experiment.replace(compile="none"), groups)
     with FakeTensorMode(allow_non_fake_inputs=True):

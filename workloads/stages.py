@@ -1,8 +1,8 @@
-"""Rehearsing a point: which ranks stand for all, which stages are equal, and how they add up. No torch here.
+"""Picks the ranks of a rehearsal, finds equal pipeline stages, and computes a step time from them. No torch here.
 
-Ranks of one pipeline stage do the same work, and the middle stages differ from the first and last only in what the
-two ends hold more. So the first and the last stage are run, one rank each; what they measured is kept by `stage_key`
-and used again for every point whose stage is the same (a grid of thousands needs tens of stages).
+All ranks of one pipeline stage do the same work. The first stage holds the embedding and the last one the head; the
+middle stages hold only layers. So a rehearsal runs one rank of the first stage and one of the last. Their results are
+stored under `stage_key` and used again for every point that has the same stage.
 """
 
 from __future__ import annotations
@@ -28,25 +28,26 @@ _SAME_FIELDS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RehearsedTimes:
-    """A step put together from stages. None where it could not be obtained."""
+    """Times of a whole step, computed from its rehearsed stages, in seconds. None: neither measured nor modelled."""
 
     step_time_s: float | None
     compute_time_s: float | None
     communication_time_s: float | None
     time_source: str
-    """``compute_measured``: compute measured, communication modelled. ``estimated``: all from the closed form."""
+    """``compute_measured``: compute is measured, communication is modelled. ``estimated``: both are modelled."""
 
 
 def rehearsed_ranks(experiment: Experiment) -> tuple[int, ...]:
-    """One rank of the first stage and, with more than one, one of the last."""
+    """Global ranks to run: one of the first stage and, if there are several stages, one of the last."""
     first = rank_of(experiment)
     return (first,) if experiment.pp == 1 else (first, rank_of(experiment, pp=experiment.pp - 1))
 
 
 def shortened(experiment: Experiment) -> Experiment:
-    """The experiment with as few micro-batches as have the same peak memory and the same work a micro-batch.
+    """The experiment with fewer micro-batches, but the same peak memory and the same work for each of them.
 
-    1F1B holds at most ``pp`` micro-batches, and one more shows accumulation on a full pipeline. GPipe holds all.
+    1F1B holds at most ``pp`` micro-batches; one more makes gradients accumulate while the pipeline is full. GPipe holds
+    all micro-batches, so its experiment is returned unchanged.
     """
     if experiment.pp_schedule == "gpipe":
         return experiment
@@ -55,7 +56,7 @@ def shortened(experiment: Experiment) -> Experiment:
 
 
 def stage_key(task: Task, rank: int) -> str:
-    """Equal for ranks, of any points, that allocate and compute the same."""
+    """A hash that is equal for two ranks, of any points, if both allocate and compute the same."""
     experiment = shortened(task.experiment)
     stage = rank // (experiment.world_size // experiment.pp)
     model = asdict(experiment.model)
@@ -78,11 +79,11 @@ def stage_key(task: Task, rank: int) -> str:
 
 
 def assemble(experiment: Experiment, cluster: ClusterSpec, results: dict[int, RankResult]) -> RehearsedTimes:
-    """The whole step from its rehearsed ranks.
+    """The times of the whole step from the results of its rehearsed ranks, by global rank.
 
-    Measured forward and backward times of the end stages fill the schedule (middle stages: the first stage's time,
-    scaled to their layers); optimizer and what reduction costs without peers (casts, copies) are the slower end's;
-    communication comes from the closed form.
+    The measured forward and backward times of the first and last stage fill the schedule; a middle stage takes the time
+    of the first one, scaled to its number of layers. The time after the last backward (optimizer, and the casts and
+    copies of the gradient reduction) is that of the slower of the two. Communication comes from the closed form.
     """
     estimate = estimate_time(experiment, cluster)
     communication = estimate.communication_s if estimate is not None else None

@@ -1,16 +1,16 @@
-"""The instrumented training step: warm-up, a memory probe, then timed steps without a host-device round trip between.
+"""Runs and times training steps: warm-up, a memory probe, then timed steps without a host-device round trip.
 
-Every step leaves marks on the device's time line:
+Every step sets marks on the device's time line:
 
     start ─ forward/backward (pipeline waits marked) ─ last backward ─ reduction left exposed ─ optimizer ─ end
 
 With several pipeline stages, waiting for the slowest one after the last backward (in the sums of loss and gradient norm
 over all ranks, and of a tied embedding's gradients) is pipeline idle time too.
 
-Batches lie on the device before the first step of their kind: copying one in would make host and device wait for each
-other. The host may run ahead of the device by at most one step, so that launching costs no device time and a heartbeat
-is never more than a step early. Loss and gradient norm of the global batch come from one small all-reduce, the same on
-every rank.
+All batches are copied to the device before the first warm-up step, or before the first timed one: a copy between two
+steps would make host and device wait for each other. The host may run ahead of the device by at most one step, so that
+launching costs no device time and a heartbeat is never more than a step early. One small all-reduce gives every rank
+the same loss and gradient norm of the global batch.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Diverged(RuntimeError):
 
 @dataclass(frozen=True)
 class _Pending:
-    """A step that the host has launched; its numbers may not be there yet."""
+    """A step that the host has launched; the device may not have computed its numbers yet."""
 
     step: int
     is_warmup: bool
@@ -56,6 +56,8 @@ class _Pending:
 
 @dataclass(frozen=True, slots=True)
 class Measurements:
+    """What one rank measured over all its steps; times in seconds."""
+
     steps: list[StepRecord]
     memory_at_peak: MemoryAtPeak | None
     forward_s: float | None
@@ -66,9 +68,9 @@ class Measurements:
 def measure(
     engine: Engine, spec: MeasureSpec, before_step: Callable[[int, bool], None] = lambda step, warm: None
 ) -> Measurements:
-    """Run ``spec.warmup_steps`` and ``spec.timed_steps``. ``before_step(step, is_warmup)`` is told of each.
+    """Run the warm-up steps and then the timed steps of ``spec``; call ``before_step(step, is_warmup)`` before each.
 
-    Raises `Diverged` when a loss or gradient norm is not finite, after all steps of its kind have run.
+    Raises `Diverged` when a loss or gradient norm is not finite: after all warm-up steps, or after all timed steps.
     """
     # In the very first step there is no optimizer state yet, and its peak says nothing about later ones.
     probe = MemoryProbe(engine) if spec.memory_probe and spec.warmup_steps > 1 else None
@@ -101,7 +103,7 @@ def _batches(engine: Engine, step: int) -> Batches:
 
 
 def run_step(engine: Engine, step: int, batches: Batches, *, is_warmup: bool) -> _Pending:
-    """Launch one optimizer step."""
+    """Launch one optimizer step. Its times and its loss are read later, by `_finish`."""
     groups, clock = engine.groups, engine.clock
     cuda = groups.device.type == "cuda"
     retries = _retries() if cuda else None

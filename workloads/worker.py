@@ -1,7 +1,7 @@
-"""A rank's main: one experiment in, measurements out, through the files of `workloads.protocol`.
+"""Runs one rank of an experiment and writes what it measured to the files of `workloads.protocol`.
 
-Called in a process forked from a parent that has imported torch but never touched CUDA. A rank leaves by ``os._exit``:
-a process group whose other members are gone cannot be torn down with a collective.
+It runs in a process that was forked from a parent which has imported torch but never used CUDA. A rank ends with
+``os._exit``: destroying a process group is a collective, and the other ranks may be gone.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ LEAVE_TOGETHER_S = 5.0
 
 
 def preload() -> None:
-    """Everything slow has been imported with this module; a caller may fork now.
+    """Check that this process may fork ranks: importing this module has imported torch, and CUDA is untouched.
 
-    Not `torch.cuda.is_available()`: asking the driver is enough to spoil CUDA for every fork.
+    It does not call `torch.cuda.is_available()`: asking the driver is enough to break CUDA in every forked process.
     """
     assert not torch.cuda.is_initialized()
 
 
 @dataclass
 class _Progress:
-    """Where the rank is now; every phase change is a heartbeat."""
+    """Where the rank is now; every change of phase or step writes a heartbeat."""
 
     folder: Path
     rank: int
@@ -106,7 +106,7 @@ _OUT_OF_MEMORY = (
 
 
 def classify(error: BaseException) -> Literal["oom", "nccl_error", "diverged", "unsupported", "crash"]:
-    """Kind of failure, by type where there is one; the texts are those of allocators that raise a RuntimeError."""
+    """The kind of a failure, from the error's type, or from its text where an allocator raises a plain RuntimeError."""
     text = str(error)
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return "oom"
@@ -141,7 +141,7 @@ def _measured(task: Task, rank: int, local_rank: int, progress: _Progress) -> Ra
         timeout=timedelta(seconds=task.collective_timeout_s),
     )
     groups = make_groups(task.experiment, rank, device)
-    dist.all_reduce(torch.ones(1, device=device))  # start the communicator here, so that its cost is not the build's
+    dist.all_reduce(torch.ones(1, device=device))  # starts the communicator now, so that the build does not pay for it
     progress.enter("build")
     choose_attention(task.experiment)
     engine = build(task.experiment, groups)
@@ -167,7 +167,7 @@ def _measured(task: Task, rank: int, local_rank: int, progress: _Progress) -> Ra
 
 
 def _leave_together(world_size: int, rank: int) -> None:
-    """Wait a little for the other ranks; a result is safe by now, so a peer that is gone or slow does not matter."""
+    """Wait up to `LEAVE_TOGETHER_S` for the other ranks. The result is written: a missing or slow peer is no error."""
     store = _get_default_store()
     store.set(f"measured/{rank}", "")
     with contextlib.suppress(RuntimeError):

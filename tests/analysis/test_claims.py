@@ -90,6 +90,7 @@ def verdict(name: str, *rows: dict[str, Any]) -> verdicts.Verdict:
     return claim.check(cohort(*rows).frame)
 
 
+@pytest.mark.slow
 def test_every_claim_declines_on_one_failed_row_and_on_one_run() -> None:
     for outcome in ("oom", "ok"):
         table = claims.table([cohort(synthetic.attempt(point(dp=2), outcome=outcome))])

@@ -55,6 +55,7 @@ def test_command_writes_its_files_and_says_what_moved(tmp_path: Path, capsys: py
     assert "<script" not in page
 
 
+@pytest.mark.slow
 def test_only_the_formats_asked_for_stay(tmp_path: Path) -> None:
     a = sweep(tmp_path / "a", run(POINTS[0], 100.0))
     assert cli(a, a, "--out", tmp_path / "out") == 0
@@ -66,6 +67,7 @@ def test_only_the_formats_asked_for_stay(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.slow
 def test_a_comparison_that_cannot_be_written_leaves_the_earlier_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -88,6 +90,7 @@ def test_empty_words_are_mistakes(words: tuple[str, ...], capsys: pytest.Capture
     assert len(capsys.readouterr().err.splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_gate_for_ci(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     a = sweep(tmp_path / "a", *(run(point, 100.0) for point in POINTS[:3]))
     slower = sweep(tmp_path / "slower", *(run(point, 94.0) for point in POINTS[:3]))
@@ -221,6 +224,7 @@ def test_single_files_and_half_finished_folders_are_compared(tmp_path: Path) -> 
         compare(a, empty)
 
 
+@pytest.mark.slow
 def test_many_points_are_matched_quickly() -> None:
     """Thirty thousand points in seconds."""
     base = frame_of([run(POINTS[0], 100.0)])
@@ -234,6 +238,7 @@ def test_many_points_are_matched_quickly() -> None:
     assert time.perf_counter() - start < 30
 
 
+@pytest.mark.slow
 def test_study_against_itself_has_not_moved() -> None:
     if not STUDY.is_file():
         pytest.skip(f"the study's raw table is not at {STUDY}")
@@ -244,6 +249,7 @@ def test_study_against_itself_has_not_moved() -> None:
     assert not found.pairs["memory"].isin(["more", "less"]).any()
 
 
+@pytest.mark.slow
 def test_no_torch_is_imported(tmp_path: Path) -> None:
     a = sweep(tmp_path / "a", run(POINTS[0], 100.0))
     code = (

@@ -71,6 +71,7 @@ def words(figure: Figure) -> set[str]:
     return {text.get_text() for text in visible_texts(figure)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "spec", [spec for spec in registry.FIGURES if spec.name != "bandwidth"], ids=lambda spec: spec.name
 )
@@ -145,6 +146,7 @@ def test_prediction_shows_out_of_memory_at_the_limit(frame: pd.DataFrame) -> Non
     assert set(crosses.get_ydata()) == {synthetic.H200_BYTES / 2**30}
 
 
+@pytest.mark.slow
 def test_one_row_one_model_and_cpu_rows_without_mfu() -> None:
     point = next(synthetic.experiments(world_sizes=(2,)))
     empty = dict.fromkeys(["mfu_palm", "mfu_causal", "mfu_playbook", "hfu", "peak_flops", "device_memory_bytes"])
@@ -164,6 +166,7 @@ def test_one_row_one_model_and_cpu_rows_without_mfu() -> None:
     } <= shown
 
 
+@pytest.mark.slow
 def test_wide_sweeps_and_long_names_fit() -> None:
     model = synthetic.llama("a-model-with-a-long-name-70b", 80, 8192, 64, 28672)
     sizes = (8, 16, 32, 64, 128, 256, 512)
@@ -191,6 +194,7 @@ def test_what_cannot_be_drawn_says_why() -> None:
     assert len(all_runs.draw(cohort.frame).axes[0].collections) > 0
 
 
+@pytest.mark.slow
 def test_files_are_reproducible_and_leave_no_state(frame: pd.DataFrame, tmp_path: Path) -> None:
     before = dict(matplotlib.rcParams)
     for name in ("a", "b"):
@@ -200,6 +204,7 @@ def test_files_are_reproducible_and_leave_no_state(frame: pd.DataFrame, tmp_path
     assert dict(matplotlib.rcParams) == before
 
 
+@pytest.mark.slow
 def test_every_figure_with_data_has_a_table_of_it(frame: pd.DataFrame) -> None:
     for spec in registry.FIGURES:
         if spec.data is None or spec.name == "bandwidth":

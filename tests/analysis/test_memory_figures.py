@@ -282,6 +282,7 @@ def test_variants_are_those_that_the_planner_accepts() -> None:
     assert refused > 50
 
 
+@pytest.mark.slow
 def test_study_rows_are_the_closed_form_with_what_they_reserved(study: pd.DataFrame) -> None:
     finished = study[study["outcome"] == "ok"].set_index("attempt_id")
     for axis in ("dp", "zero", "tp", "pp"):

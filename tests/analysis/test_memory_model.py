@@ -136,6 +136,7 @@ def compared(browser: Browser) -> list[tuple[Experiment, dict[str, Any]]]:
     return list(zip(experiments, said, strict=True))
 
 
+@pytest.mark.slow
 def test_thousand_layouts_have_the_planners_bytes_on_every_stage(
     compared: list[tuple[Experiment, dict[str, Any]]],
 ) -> None:

@@ -15,6 +15,8 @@ from nbclient import NotebookClient
 from analysis.page.interactive import figure
 from results.errors import InvalidResults
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "analysis" / "notebooks"
 STUDY = ROOT.parent / "shared" / "study" / "bench_final2_mfu2.csv"

@@ -17,6 +17,8 @@ from tests.analysis import synthetic
 from tests.analysis.conftest import frame_of
 from tests.analysis.pages import POINTS, QUICK, links, text_of
 
+pytestmark = pytest.mark.slow
+
 RECORDED = Path(__file__).resolve().parents[2] / "results" / "recorded"
 
 

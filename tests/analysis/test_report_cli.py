@@ -111,6 +111,7 @@ def test_only_the_figures_asked_for_are_drawn(sweep: Path, tmp_path: Path) -> No
     assert "that these rows cannot make" not in text_of(index)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("formats", [("png",), ("svg",), ("html",), ("png", "html")])
 def test_each_format_alone_makes_a_whole_page(formats: tuple[str, ...], sweep: Path, tmp_path: Path) -> None:
     index = report.build(sweep, tmp_path / "out", options.Options(formats=formats, figures=("outcomes",)))
@@ -122,6 +123,7 @@ def test_each_format_alone_makes_a_whole_page(formats: tuple[str, ...], sweep: P
     assert embedded.startswith("data:image/png" if "png" in formats else "data:image/svg+xml")
 
 
+@pytest.mark.slow
 def test_a_figure_as_a_page_holds_picture_caption_and_values(sweep: Path, tmp_path: Path) -> None:
     wanted = options.Options(formats=("html",), figures=("all_runs",))
     index = report.build(sweep, tmp_path / "out", wanted)
@@ -187,6 +189,7 @@ def test_long_tables_are_cut_for_reading_with_their_number_of_rows(tmp_path: Pat
     assert export.latex(PageTable(["x"], [["1"]], 1), "one").count("The first") == 0
 
 
+@pytest.mark.slow
 def test_a_price_reaches_the_figures(sweep: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     figure = "--figures=training_cost"
@@ -220,6 +223,7 @@ def test_progress_elsewhere_is_a_line_now_and_then() -> None:
     assert stream.getvalue().splitlines() == [f"figure {done} of 40: name" for done in (10, 20, 30, 40)]
 
 
+@pytest.mark.slow
 def test_no_torch_and_no_pyplot_are_imported(tmp_path: Path) -> None:
     sweep = synthetic.make_sweep(tmp_path / "s", synthetic.attempts(POINTS[:2]))
     code = (

@@ -21,6 +21,8 @@ from results.schema import ATTEMPTS, MEASUREMENT_VERSION, SCHEMA_VERSION
 from tests.analysis import synthetic
 from tests.analysis.pages import POINTS, QUICK, text_of
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 
 

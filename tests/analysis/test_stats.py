@@ -13,6 +13,7 @@ from analysis.rows.stats import chance_of_rank_correlation, median_interval, ran
 TRUE_MEDIANS = {"normal": 0.0, "lognormal": 1.0, "exponential": math.log(2)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("distribution", TRUE_MEDIANS)
 @pytest.mark.parametrize(("n", "least"), [(5, 0.9), (6, 0.9), (7, 0.84), (20, 0.91), (50, 0.92)])
 def test_an_interval_holds_the_true_median_about_as_often_as_it_says(distribution: str, n: int, least: float) -> None:

@@ -169,6 +169,7 @@ def test_outcomes_by_label_are_the_published_counts(study: pd.DataFrame) -> None
     assert (tables.loc[("469B", 512), "ok"], tables.loc[("469B", 512)].sum()) == (7, 114)
 
 
+@pytest.mark.slow
 def test_figures_of_the_study(study: pd.DataFrame) -> None:
     missing = set()
     for spec in registry.FIGURES:
@@ -182,6 +183,7 @@ def test_figures_of_the_study(study: pd.DataFrame) -> None:
     assert missing == {"memory_by_category", "predicted_vs_found", "overhead"} | never_recorded
 
 
+@pytest.mark.slow
 def test_the_report_takes_the_published_file(study: pd.DataFrame, tmp_path: Path) -> None:
     before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
     done = subprocess.run(

@@ -213,6 +213,7 @@ def test_what_cannot_be_drawn_says_why_and_leaves_an_empty_table(name: str) -> N
     assert len(data(frame).columns) > 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WHY)
 def test_figures_of_the_studys_rows_fit(name: str, study: pd.DataFrame) -> None:  # noqa: F811
     try:

@@ -64,6 +64,7 @@ def until(condition: Any, limit_s: float = 15.0) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.slow
 def test_faults_become_rows_and_the_points_after_them_run(sweep: SweepDir) -> None:
     behaviours = ["ok", "oom", "raises", "killed", "hangs", "silent", "teardown", "ok"]
     sweep.add_points(points(*behaviours))
@@ -136,6 +137,7 @@ def test_losses_of_layouts_are_compared(sweep: SweepDir) -> None:
     assert wrong["loss_max_difference"] == pytest.approx(0.2 / 5.3, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_a_collective_that_times_out_is_a_hang_of_the_rank_that_never_came(sweep: SweepDir) -> None:
     sweep.add_points(points("first_hangs"))
     run_local(sweep, settings(phase_limits_s={"step": 20.0}), live=False)
@@ -153,6 +155,7 @@ def test_infrastructure_is_tried_again_a_bounded_number_of_times(sweep: SweepDir
     ]
 
 
+@pytest.mark.slow
 def test_the_deadline_ends_a_point_that_goes_on(sweep: SweepDir) -> None:
     sweep.add_points(points("slow", deadline_s=1.0))
     started = time.monotonic()
@@ -162,6 +165,7 @@ def test_the_deadline_ends_a_point_that_goes_on(sweep: SweepDir) -> None:
     assert row["duration_s"] < 3 and time.monotonic() - started < 15
 
 
+@pytest.mark.slow
 def test_nothing_of_a_point_is_left_behind(sweep: SweepDir) -> None:
     sweep.add_points(points("litters"))
     run_local(sweep, settings(), live=False)
@@ -170,6 +174,7 @@ def test_nothing_of_a_point_is_left_behind(sweep: SweepDir) -> None:
     assert not any(alive(pid) for pid in pids)
 
 
+@pytest.mark.slow
 def test_a_second_run_of_a_finished_sweep_runs_nothing_and_retry_brings_points_back(sweep: SweepDir) -> None:
     sweep.add_points(points("ok", "raises"))
     assert run_local(sweep, settings(), live=False).attempts == 2
@@ -190,6 +195,7 @@ def test_points_too_wide_for_this_machine_wait_and_are_reported(sweep: SweepDir)
     assert "1 of the points need more than the 2 devices" in summary.message
 
 
+@pytest.mark.slow
 def test_ctrl_c_puts_the_running_point_back_and_the_next_run_resumes(sweep: SweepDir) -> None:
     sweep.add_points(points("ok", "slow", "ok", deadline_s=60.0))
     code = (
@@ -221,6 +227,7 @@ def test_ctrl_c_puts_the_running_point_back_and_the_next_run_resumes(sweep: Swee
     assert [row["attempt_number"] for row in rows_of(sweep) if row["model"] == "slow"] == [1, 2]
 
 
+@pytest.mark.slow
 def test_the_pilot_stops_when_whoever_started_it_is_killed(sweep: SweepDir) -> None:
     sweep.add_points(points("slow", deadline_s=60.0))
     reader, writer = os.pipe()
@@ -234,6 +241,7 @@ def test_the_pilot_stops_when_whoever_started_it_is_killed(sweep: SweepDir) -> N
     assert [row["outcome"] for row in rows_of(sweep)] == ["cancelled"]
 
 
+@pytest.mark.slow
 def test_sigterm_releases_everything_as_preempted(sweep: SweepDir) -> None:
     sweep.add_points(points("slow", deadline_s=60.0))
     pilot = start_pilot(sweep, "p", settings(phase_limits_s={}))
@@ -244,6 +252,7 @@ def test_sigterm_releases_everything_as_preempted(sweep: SweepDir) -> None:
     assert sweep_status(sweep).todo == 1
 
 
+@pytest.mark.slow
 def test_a_pilot_does_not_claim_what_does_not_fit_its_wall_time(sweep: SweepDir) -> None:
     long, short = points("ok", "ok", deadline_s=1000.0)
     short = short.__class__(index=1, grid="test", experiment=short.experiment, deadline_s=5.0)
@@ -253,6 +262,7 @@ def test_a_pilot_does_not_claim_what_does_not_fit_its_wall_time(sweep: SweepDir)
     assert sweep_status(sweep).todo == 1
 
 
+@pytest.mark.slow
 def test_two_pilots_at_once_run_each_point_exactly_once(sweep: SweepDir) -> None:
     sweep.add_points(points(*["ok"] * 14))
     pilots = [start_pilot(sweep, name, settings()) for name in ("p1", "p2")]
@@ -263,6 +273,7 @@ def test_two_pilots_at_once_run_each_point_exactly_once(sweep: SweepDir) -> None
     assert sweep_status(sweep).done == {"ok": 14}
 
 
+@pytest.mark.slow
 def test_a_killed_pilot_leaves_no_rank_and_its_point_is_taken_over(sweep: SweepDir) -> None:
     sweep.add_points(points("slow", "ok", deadline_s=60.0))
     pilot = start_pilot(sweep, "p1", settings(phase_limits_s={}))
@@ -280,6 +291,7 @@ def test_a_killed_pilot_leaves_no_rank_and_its_point_is_taken_over(sweep: SweepD
     assert "pilot p1 died while it ran this point" in slow[0]["evidence"]
 
 
+@pytest.mark.slow
 def test_a_run_survives_the_death_of_its_pilot(sweep: SweepDir, monkeypatch: pytest.MonkeyPatch) -> None:
     sweep.add_points(points("ok", "ok"))
     dies_once = (
@@ -299,6 +311,7 @@ def test_a_run_survives_the_death_of_its_pilot(sweep: SweepDir, monkeypatch: pyt
         run_local(sweep, settings(), live=False)
 
 
+@pytest.mark.slow
 def test_rehearsed_stages_are_shared_between_points(sweep: SweepDir) -> None:
     """Two points that differ only in the number of replicas' micro-batches have the same stages: run once."""
     base = points("ok", method="rehearsed", dp=1, pp=2)[0]
@@ -314,6 +327,7 @@ def test_rehearsed_stages_are_shared_between_points(sweep: SweepDir) -> None:
     assert logs[0] == 2
 
 
+@pytest.mark.slow
 def test_a_disk_that_refuses_the_row_is_waited_for(sweep: SweepDir) -> None:
     sweep.add_points(points("ok", "ok"))
     (sweep.path / "parts").write_text("a file where a folder is needed")
@@ -325,6 +339,7 @@ def test_a_disk_that_refuses_the_row_is_waited_for(sweep: SweepDir) -> None:
     assert [row["outcome"] for row in rows_of(sweep)] == ["ok", "ok"]
 
 
+@pytest.mark.slow
 def test_a_result_that_could_not_be_written_is_written_by_the_next_run(sweep: SweepDir) -> None:
     sweep.add_points(points("raises", "ok"))
     (sweep.path / "parts").write_text("a file where a folder is needed")
@@ -339,6 +354,7 @@ def test_a_result_that_could_not_be_written_is_written_by_the_next_run(sweep: Sw
     assert "ZeroDivisionError" in crash["evidence"]
 
 
+@pytest.mark.slow
 def test_results_that_no_row_can_be_made_of_cost_one_row_not_the_sweep(sweep: SweepDir) -> None:
     sweep.add_points(points("odd", "ok"))
     assert run_local(sweep, settings(), live=False).outcomes == {"crash": 1, "ok": 1}
@@ -364,6 +380,7 @@ def test_a_sweep_removed_while_it_runs_is_one_line(sweep: SweepDir) -> None:
     remover.join()
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_reported_although_the_pilot_cannot_write_it(
     sweep: SweepDir, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import shlex
 import subprocess
+import sys
 from pathlib import Path
 
 from results.provenance import code_provenance, command_line, python_version
@@ -37,5 +39,7 @@ def test_no_checkout_or_somebody_elses(tmp_path: Path) -> None:
 
 def test_command_and_python() -> None:
     assert command_line(["python", "-m", "sweep", "run", "grid=[a, b]"]) == "python -m sweep run 'grid=[a, b]'"
-    assert "pytest" in command_line()
+    printing = "from results.provenance import command_line; print(command_line())"
+    told = subprocess.run([sys.executable, "-c", printing], capture_output=True, text=True, check=True)
+    assert told.stdout.strip() == shlex.join([sys.executable, "-c", printing])
     assert python_version().count(".") == 2

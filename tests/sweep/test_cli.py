@@ -122,6 +122,7 @@ def test_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--out" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_plan_of_the_study_is_quick_and_needs_no_torch() -> None:
     program = (
         "import sys, resource\n"
@@ -148,6 +149,7 @@ def test_plan_of_the_study_is_quick_and_needs_no_torch() -> None:
         assert word in told
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["status", "explain", "diff", "retry"])
 def test_reading_commands_need_no_torch(command: str, tmp_path: Path) -> None:
     points = plan_of(["+grid=tiny"]).to_run

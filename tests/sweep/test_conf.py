@@ -91,7 +91,14 @@ def test_dense_peaks() -> None:
     assert "fp8" not in peaks["a100_80gb"]
 
 
-@pytest.mark.parametrize("name", [grid for grid in FOLDERS.names("grid") if grid != "playbook_5d"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(grid, marks=pytest.mark.slow) if grid == "playbook" else grid
+        for grid in FOLDERS.names("grid")
+        if grid != "playbook_5d"
+    ],
+)
 def test_grids_have_points_to_run(name: str) -> None:
     config = compose_sweep([f"+grid={name}"])
     assert config.grids[0].description
@@ -122,6 +129,7 @@ def test_sizes_that_are_no_power_of_two_are_ordinary() -> None:
     assert {e.num_microbatches for e in trained_with} == {1}
 
 
+@pytest.mark.slow
 def test_the_5d_grid_adds_every_axis_that_the_study_left_out() -> None:
     config = compose_sweep(["+grid=playbook_5d"])
     expansion = expand_all(config.grids, config.models.__getitem__)

@@ -12,6 +12,8 @@ from sweep.config import compose_sweep
 from sweep.expand import expand_all
 from sweep.plan import Plan, PlannedPoint, make_plan
 
+pytestmark = pytest.mark.slow
+
 TABLE = Path(__file__).resolve().parents[3] / "shared" / "study" / "bench_final2_mfu2.csv"
 MODELS = {
     "1.34G": "llama1.34b",

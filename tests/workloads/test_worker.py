@@ -120,6 +120,7 @@ def test_a_lonely_rank_gives_up_and_says_where(tmp_path: Path) -> None:
     assert (error.phase, error.kind) == ("rendezvous", "nccl_error")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("error", "kind"),
     [

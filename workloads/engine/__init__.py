@@ -1,0 +1,1 @@
+"""The training engine, one file for each axis of parallelism."""

@@ -1,4 +1,4 @@
-"""Builds one rank's engine: one ordered list for every model and layout."""
+"""Builds one rank's engine, with the same steps in the same order for every model and layout."""
 
 from __future__ import annotations
 
@@ -49,25 +49,27 @@ def shape_stage(experiment: Experiment, groups: Groups) -> Stage:
 
 
 def build(experiment: Experiment, groups: Groups) -> Engine:
-    """Shape, allocate on the device and fill with the seed's weights."""
+    """Build the sharded stage, allocate it on the device and fill it with the seed's weights."""
     stage = shape_stage(experiment, groups)
     stage.to_empty(device=groups.device)
     stage.fill_rope()
     position = groups.position
     initialise(stage, experiment.seed, experiment.tp, position["tp"], experiment.dp_shard, position["dp_shard"])
     if groups.device.type == "cuda":
-        torch.cuda.empty_cache()  # what drawing needed is not what training reserves
+        torch.cuda.empty_cache()  # initialisation used more than training reserves
     return assemble(experiment, groups, stage)
 
 
 def assemble(experiment: Experiment, groups: Groups, stage: Stage) -> Engine:
+    """The engine around a stage that is built already."""
     clock = Clock(groups.device)
     return Engine(experiment, groups, stage, ShardedAdamW(stage, groups), Pipeline(stage, groups, clock), clock)
 
 
 def choose_attention(experiment: Experiment) -> None:
-    """Set this process's SDPA back ends once. ``auto``: cuDNN on Hopper and newer in the 16-bit precisions that it has
-    kernels for, else torch's own order.
+    """Set the SDPA back ends of this process.
+
+    ``auto`` is cuDNN on Hopper and newer GPUs in the 16-bit precisions that it has kernels for, else torch's own order.
     """
     backends = {
         "cudnn": torch.backends.cuda.enable_cudnn_sdp,

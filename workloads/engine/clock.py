@@ -1,4 +1,4 @@
-"""Marks on the device's time line (CUDA events) or the host's (CPU), read after the step without disturbing it."""
+"""Sets time marks during a step, CUDA events or the host's clock on a CPU, and reads them after it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Synthetic token sequences: uniform, and the same for every layout.
+"""Makes synthetic batches: uniform random tokens, the same for every layout.
 
 Sequence ``i`` of step ``s`` depends on (seed, s, i) alone. Data-parallel rank ``d`` takes sequences
 ``(microbatch * dp + d) * micro_batch_size ...`` of the global batch.
@@ -27,7 +27,7 @@ def step_batches(
 
 
 def _sequence(experiment: Experiment, step: int, index: int) -> Tensor:
-    # Philox-like spreading of the three numbers is not needed: manual_seed scrambles its argument.
+    # Seeds of neighbouring sequences may be close to each other: manual_seed scrambles its argument.
     seed = (experiment.seed * 1_000_003 + step) * 1_000_003 + index
     generator = torch.Generator().manual_seed(seed & (2**63 - 1))
     return torch.randint(experiment.model.vocab_size, (experiment.seq_len + 1,), generator=generator)

@@ -1,4 +1,4 @@
-"""ZeRO 0 to 3 and HSDP, all through FSDP2's `fully_shard` on the (dp_replicate, dp_shard) mesh.
+"""Runs ZeRO 0 to 3 and HSDP through FSDP2's `fully_shard` on the (dp_replicate, dp_shard) mesh.
 
 | stage | shard degree | gathered parameters        | gradients over dp                     |
 |-------|--------------|----------------------------|---------------------------------------|

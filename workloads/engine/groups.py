@@ -1,4 +1,4 @@
-"""Process groups of one rank, made once and passed around; there are no global groups.
+"""Makes the process groups of one rank, which are passed to all that use them; there are no global groups.
 
 Every axis of `workloads.mesh.AXES` is a dimension of one `DeviceMesh`. Pipeline stages get two more groups, one for
 each direction, so that activations and gradients between two neighbours never wait behind each other.
@@ -18,7 +18,7 @@ from workloads.experiment import Experiment
 
 @dataclass(frozen=True, slots=True)
 class TensorParallel:
-    """The tensor-parallel group as the layers need it. ``size == 1``: every collective is left out."""
+    """The tensor-parallel group as the layers need it. With ``size == 1`` no collective runs."""
 
     size: int
     rank: int
@@ -30,6 +30,8 @@ class TensorParallel:
 
 @dataclass(frozen=True, slots=True)
 class Groups:
+    """Where one rank stands in the layout, and the groups that it communicates in."""
+
     experiment: Experiment
     rank: int
     device: torch.device
@@ -45,7 +47,7 @@ class Groups:
     tied_embedding: dist.ProcessGroup | None
     """First and last stage of this pipeline, where both hold a copy of one tied embedding."""
     is_rehearsal: bool = False
-    """The other ranks do not exist: what they would send is not meaningful, so neither are loss and gradients."""
+    """The other ranks do not exist. What this rank receives has no meaning, and so its loss and gradients have none."""
 
     @property
     def stage(self) -> int:

@@ -1,9 +1,9 @@
-"""Device memory of one rank by category, at the moment of its peak.
+"""Measures the device memory of one rank by category, at the moment of its peak.
 
 Parameters, gradients and optimizer state are counted from the tensors that are alive; activations are the rest of the
 peak (saved tensors, temporaries, communication buffers). The peak itself comes from CUDA's allocator, or from
-`StorageTracker` where there is none (CPU tensors, FakeTensors). The probe looks between blocks, forward and backward,
-and keeps the counts of the look during which the peak last rose, so the moment is right to within one block.
+`StorageTracker` where there is none (CPU tensors, FakeTensors). The probe counts between blocks, forward and backward,
+and keeps the counts from when the peak last rose, so the moment is right to within one block.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class MemoryProbe:
             (id(named.module), named.attribute): _bytes(local_shard(named.current))
             for named in engine.optimizer.parameters
         }
-        """Of every parameter's master shard, which FSDP hides while the parameter is gathered."""
+        """Bytes of every parameter's master shard, which FSDP hides while the parameter is gathered."""
         self.at_peak: MemoryAtPeak | None = None
 
     @contextmanager
@@ -126,7 +126,7 @@ class MemoryProbe:
         return self.tracker.peak
 
     def look(self) -> None:
-        """If the peak rose since the last look, remember what was alive."""
+        """If the peak rose since the last call, remember the bytes of each category."""
         peak = self.peak_bytes
         if peak <= self._highest:
             return
@@ -170,7 +170,7 @@ class MemoryProbe:
         return total
 
     def _resident(self) -> list[Tensor]:
-        """What is there between steps, from before the tracker: master weights, optimizer state and the RoPE tables."""
+        """Tensors that exist before the step: master weights, optimizer state and the RoPE tables."""
         shards = [local_shard(named.current) for named in self.engine.optimizer.parameters]
         return [*shards, *self.engine.optimizer.state_tensors(), *self.engine.stage.buffers()]
 

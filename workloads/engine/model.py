@@ -1,4 +1,4 @@
-"""One pipeline stage of a Llama-shaped transformer.
+"""The modules of one pipeline stage of a Llama-shaped transformer.
 
 Shapes: B sequences of a micro-batch, S tokens a sequence, T = B*S tokens (T/tp between tensor-parallel regions with
 sequence parallelism), D hidden size, N query heads and K key/value heads of this tensor-parallel rank, H head size,
@@ -68,7 +68,7 @@ class Attention(nn.Module):
         if self.recipes is None:
             q_BSNH, k_BSKH = apply_rope(q_BSNH, k_BSKH, cos_SH, sin_SH)
         else:
-            # The values are saved, and with them the whole projection that these are views of.
+            # Backward keeps the values, which are a view of the whole projection, so this costs no memory.
             plain_q, plain_k = q_BSNH.detach(), k_BSKH.detach()
             q_BSNH, k_BSKH = apply_rope(q_BSNH, k_BSKH, cos_SH, sin_SH)
             self.recipes.note((q_BSNH, k_BSKH), lambda: apply_rope(plain_q, plain_k, cos_SH, sin_SH))

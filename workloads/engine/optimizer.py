@@ -1,4 +1,4 @@
-"""Gradient norm over all axes, clipping and fused AdamW, on plain local shards.
+"""Computes the global gradient norm, clips, and updates the local shards with fused AdamW.
 
 The optimizer sees each parameter's local tensor rather than its DTensor: one fused kernel over plain tensors, without
 dispatch.
@@ -14,7 +14,7 @@ from workloads.engine.groups import Groups
 from workloads.engine.parameters import NamedParameter, local_shard, named_parameters
 
 LEARNING_RATE = 3e-5
-"""Small: runs start at full rate, and random tokens must not blow up the loss that layouts are compared by."""
+"""Small, because there is no warm-up of the rate, and the loss, by which layouts are compared, must not diverge."""
 BETAS = (0.9, 0.95)
 EPSILON = 1e-8
 WEIGHT_DECAY = 0.1
@@ -22,6 +22,8 @@ MAX_GRAD_NORM = 1.0
 
 
 class ShardedAdamW:
+    """AdamW over the shards that this rank holds."""
+
     def __init__(self, stage: nn.Module, groups: Groups) -> None:
         self.groups = groups
         self.parameters: list[NamedParameter] = list(named_parameters(stage))
@@ -30,10 +32,10 @@ class ShardedAdamW:
         self.optimizer: torch.optim.AdamW | None = None
 
     def finish_gradients(self) -> None:
-        """Add what data parallelism does not: partial sums over tp."""
+        """Sum over tp the gradients of weights that every tensor-parallel rank holds whole."""
         tp = self.groups.tp
         if tp.size > 1 and tp.sequence_parallel:
-            # Each tensor-parallel rank saw only its tokens: replicated weights hold partial sums. One message for all.
+            # Each tensor-parallel rank saw only its tokens, so these gradients are partial sums. One message for all.
             partial = [p.gradient for p in self.parameters if p.spec.tp_dim is None]
             flat = torch.cat([g.reshape(-1) for g in partial])
             dist.all_reduce(flat, group=tp.group)
@@ -47,7 +49,7 @@ class ShardedAdamW:
             dist.all_reduce(tied.gradient, group=self.groups.tied_embedding)
 
     def local_square_norm(self) -> Tensor:
-        """This rank's contribution to the squared norm: summed over the whole world, every element counts once."""
+        """This rank's share of the squared norm. In the sum over all ranks every element counts once."""
         gradients = [p.gradient for p in self.parameters]
         norms = torch.stack(torch._foreach_norm(gradients, 2.0))
         if self._weights is None:
@@ -81,6 +83,7 @@ class ShardedAdamW:
         return sum(t.numel() * t.element_size() for t in self.state_tensors())
 
     def _share(self, named: NamedParameter) -> float:
+        """One over the number of ranks that hold the same elements of a parameter."""
         copies = self.groups.experiment.dp_replicate
         if named.spec.tp_dim is None:
             copies *= self.groups.tp.size

@@ -1,7 +1,7 @@
-"""What each parameter *is*, apart from how it is sharded: canonical name, full shape, initial values.
+"""Describes each parameter apart from its sharding: canonical name, full shape and initial values.
 
-Initial values depend on (seed, canonical name) alone, so every layout starts from the same weights: each rank draws the
-full matrix on its device and keeps its shard. Drawing costs a moment at start-up and no communication.
+Initial values depend on (seed, canonical name) alone, so every layout starts from the same weights: each rank
+generates the full matrix on its device and keeps its shard. That costs a moment at start-up and no communication.
 """
 
 from __future__ import annotations
@@ -76,13 +76,17 @@ def initialise(root: nn.Module, seed: int, tp_size: int, tp_rank: int, shards: i
     """Fill every parameter's local shard. Temporary memory: the largest parameter of the unsharded model, in fp32."""
     for named in named_parameters(root):
         local = local_shard(named.current)
-        pieces = [_draw(part, seed, local.device, tp_size, tp_rank, named.spec.tp_dim) for part in named.spec.parts]
+        pieces = [
+            _initial_part(part, seed, local.device, tp_size, tp_rank, named.spec.tp_dim) for part in named.spec.parts
+        ]
         whole = torch.cat(pieces) if len(pieces) > 1 else pieces[0]
         rows = -(-whole.shape[0] // shards)  # FSDP shards dim 0 like torch.chunk: the last shards may be short or empty
         local.copy_(whole[shard_rank * rows : (shard_rank + 1) * rows])
 
 
-def _draw(part: Part, seed: int, device: torch.device, tp_size: int, tp_rank: int, tp_dim: int | None) -> Tensor:
+def _initial_part(
+    part: Part, seed: int, device: torch.device, tp_size: int, tp_rank: int, tp_dim: int | None
+) -> Tensor:
     if part.std is None:
         full = torch.ones(part.shape, device=device)
     else:
@@ -92,5 +96,5 @@ def _draw(part: Part, seed: int, device: torch.device, tp_size: int, tp_rank: in
 
 
 def _stream(seed: int, name: str) -> int:
-    """Seed of one parameter's random stream: 63 bits of a hash, so that streams do not run into each other."""
+    """Seed of one parameter's random stream: 63 bits of a hash, so that no two parameters share one."""
     return int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:8], "big") >> 1

@@ -1,8 +1,8 @@
 """Runs one step's micro-batches through this rank's stage, in the order of `workloads.costs.schedule`.
 
-One stage or many, it is the same loop. Why not `torch.distributed.pipelining`: it reduces gradients with the last
-micro-batch only (no ZeRO-2), runs an extra forward to learn shapes, and its warm-up does not work under a fake process
-group on either supported torch version without patching its internals. What is left of it is the loop below.
+The loop is the same for one stage and for many. `torch.distributed.pipelining` is not used, for three reasons: it
+reduces gradients with the last micro-batch only, which is not ZeRO-2; it runs an extra forward to learn shapes; and its
+warm-up does not work under a fake process group without patching its internals, on torch 2.11 and on 2.13.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class PipelineMarks:
 
 
 class _AtEndOfBackward(torch.autograd.Function):
-    """Identity on a stage's output. Its backward runs first of all, so its engine callback runs before FSDP's."""
+    """Identity on a stage's output. Its backward runs before all others, so its engine callback runs before FSDP's."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, callback: Callable[[], None]) -> Tensor:
@@ -54,6 +54,8 @@ class _AtEndOfBackward(torch.autograd.Function):
 
 
 class Pipeline:
+    """One rank's stage and the order of its forwards and backwards."""
+
     def __init__(self, stage: Stage, groups: Groups, clock: Clock) -> None:
         experiment = groups.experiment
         self.stage, self.groups, self.clock = stage, groups, clock
@@ -67,7 +69,10 @@ class Pipeline:
         self.boundary_dtype = compute_dtype(experiment)
 
     def run(self, batches: list[tuple[Tensor, Tensor]]) -> tuple[Tensor | None, PipelineMarks]:
-        """Forward and backward of every micro-batch. Returns this rank's share of the mean loss (last stage), marks."""
+        """Forward and backward of every micro-batch.
+
+        Returns this rank's share of the mean loss (None before the last stage) and the marks of the step.
+        """
         marks = PipelineMarks()
         held: dict[int, tuple[Tensor, Tensor]] = {}  # micro-batch -> (stage input, stage output)
         sends: list[tuple[dist.Work, Tensor]] = []  # a tensor must live until it has been sent
@@ -115,7 +120,7 @@ class Pipeline:
     def _send(self, x: Tensor, offset: int) -> list[tuple[dist.Work, Tensor]]:
         """Start sending to a neighbour stage; the tensor in the result must live until the work is done."""
         if self.groups.is_rehearsal:
-            return []  # sent at once: a fake group never says that a message has gone
+            return []  # a fake group never reports that a message was sent
         group = self.groups.pp_forward if offset > 0 else self.groups.pp_backward
         x = x.contiguous()
         work = dist.isend(x, self.groups.neighbour(offset), group=group)
@@ -132,5 +137,5 @@ class Pipeline:
         work.wait()
         marks.waits.append((start, self.clock.mark()))
         if self.groups.is_rehearsal:
-            x.normal_()  # nobody sent anything; ordinary numbers keep the device's power and clocks ordinary
+            x.normal_()  # nothing was sent: with numbers of the usual size, power and clocks are those of a real run
         return x

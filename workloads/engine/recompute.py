@@ -1,14 +1,14 @@
-"""Activation recomputation of one block.
+"""Recomputes activations of one block in its backward.
 
 none       every saved activation is kept
-selective  what is cheap to make again is: norms' outputs, rotated queries and keys, the SwiGLU product. Outputs of
-           matmuls, attention and collectives are kept, and none of these runs twice
+selective  cheap activations are recomputed: norms' outputs, rotated queries and keys, the SwiGLU product. Outputs of
+           matmuls, attention and collectives are kept, so none of these runs twice
 full       only the block's input is kept
 
-Selective works on autograd's saved tensors: a tensor with a recipe is not saved, its recipe is. Torch's own selective
-checkpointing does it by dispatching every operation through Python twice, which leaves a small eager block bound by the
-host, and keeps matmul outputs that no backward needs (each row-parallel layer's partial sum). Under `torch.compile`,
-where neither matters, it is the one that is used.
+Selective recomputation works on autograd's saved tensors: in the place of a cheap tensor it saves a recipe, a function
+that computes the tensor again. Torch's own selective checkpointing dispatches every operation through Python twice, so
+that a small eager block is bound by the host, and it keeps matmul outputs that no backward needs (the partial sum of
+each row-parallel layer). Neither matters under `torch.compile`, so compiled blocks use torch's.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _KEPT = {
 
 
 def apply_recompute(block: nn.Module, recompute: str, *, compiled: bool) -> nn.Module:
-    """The block, wrapped as ``recompute`` asks; ``compiled``: it is going to be compiled."""
+    """The block, wrapped for this kind of recomputation. ``compiled``: the caller is going to compile it."""
     if recompute == "none":
         return block
     if recompute == "selective" and not compiled:
@@ -63,7 +63,7 @@ def _keep_expensive(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointP
 
 
 class SelectiveBlock(nn.Module):
-    """A block whose cheap activations are made again when its backward asks for them."""
+    """A block whose cheap activations are computed again when its backward needs them."""
 
     def __init__(self, block: nn.Module) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ class SelectiveBlock(nn.Module):
 class _Recipe:
     make: Callable[[], tuple[Tensor, ...]]
     made: dict[int, Tensor] = field(default_factory=dict)
-    """Results not taken yet: one call makes all of them, backward asks for them one by one."""
+    """Results that backward has not asked for yet: one call computes all of them."""
 
     def take(self, index: int) -> Tensor:
         if index not in self.made:
@@ -94,7 +94,7 @@ class _Recipe:
 
 @dataclass(frozen=True, slots=True)
 class _Ingredient:
-    """Saved in the place of a tensor: how to make it, and which view of it was saved."""
+    """What is saved in the place of a tensor: its recipe, and which view of the result it was."""
 
     recipe: _Recipe
     index: int
@@ -104,18 +104,18 @@ class _Ingredient:
 
 
 class Recipes:
-    """Tensors that can be made again, by the storage they live in, for as long as they live."""
+    """The recipes of the tensors that are alive and can be computed again, by storage."""
 
     def __init__(self) -> None:
         self._by_storage: dict[int, tuple[_Recipe, int]] = {}
 
     def note(self, made: tuple[Tensor, ...], make: Callable[[], tuple[Tensor, ...]]) -> None:
-        """``make`` gives tensors equal to ``made``, from tensors that backward needs in any case."""
+        """Remember that ``make`` computes the tensors ``made`` again. It may only use what backward keeps anyway."""
         recipe = _Recipe(make)
         for index, tensor in enumerate(made):
             key = tensor.untyped_storage()._cdata
             self._by_storage[key] = (recipe, index)
-            # Once the tensor is gone, its address may be another's.
+            # Once the tensor is freed, another one may have its address.
             weakref.finalize(tensor, self._by_storage.pop, key, None)
 
     def pack(self, tensor: Tensor) -> Tensor | _Ingredient:

@@ -1,4 +1,4 @@
-"""Tensor parallelism with local weight shards and explicit collectives.
+"""Layers for tensor parallelism, with local weight shards and explicit collectives.
 
 Activations between tensor-parallel regions are flattened to tokens, ``x_TD``. With sequence parallelism each rank holds
 ``T / tp`` consecutive rows of the flattened batch, so gathering along dim 0 needs no transpose whatever the batch.
@@ -10,7 +10,7 @@ Activations between tensor-parallel regions are flattened to tokens, ``x_TD``. W
 identity forward / all-reduce backward, and all-reduce forward / identity backward. A column-parallel layer saves the
 *local* rows of X and gathers them again in its backward, beside the input-gradient matmul.
 
-DTensor would express the same; its dispatch costs so much host time that an eager 8B layer at tp=8 is bound by the CPU.
+DTensor could express the same, but its dispatch costs the host more time than a GPU needs for a layer in eager mode.
 """
 
 from __future__ import annotations
@@ -85,8 +85,8 @@ class _EnterVocabulary(torch.autograd.Function):
 class _SumPartials(torch.autograd.Function):
     """After a row-parallel layer or the vocabulary-parallel embedding: sum the partial rows, keep this rank's tokens.
 
-    Apart from the matmul before it, so that recomputation, which stops at the last tensor that backward needs, repeats
-    neither that matmul nor this collective.
+    It is a function of its own, apart from the matmul before it: recomputation stops at the last tensor that backward
+    needs, and so repeats neither that matmul nor this collective.
     """
 
     @staticmethod

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
 
 from launchers.attempt.loss_check import Comparison, compare
 from tests.pool import Pool
@@ -20,6 +22,8 @@ from workloads import step as steps
 from workloads.engine.build import Engine, build, choose_attention
 from workloads.engine.groups import make_groups
 from workloads.experiment import Experiment, ModelSpec
+
+pytestmark = pytest.mark.slow
 
 MODEL = ModelSpec(
     name="agreement",
@@ -81,14 +85,36 @@ ERRORS: list[Callable[[Engine], None]] = [
 ]
 
 
+class ProductsInFloat32(TorchDispatchMode):
+    """Computes products of bf16 matrices, and attention's backward, in fp32 and rounds once, as a GPU does.
+
+    A CPU without bf16 instructions takes a hundred times as long for a bf16 product as for one in fp32.
+    """
+
+    SLOW = tuple(
+        getattr(torch.ops.aten, name)
+        for name in ("mm", "addmm", "bmm", "baddbmm", "_scaled_dot_product_flash_attention_for_cpu_backward")
+    )
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        options = dict(kwargs or {})
+        if func.overloadpacket not in self.SLOW or args[0].dtype != torch.bfloat16:
+            return func(*args, **options)
+        out = options.pop("out", None)
+        exact = func.overloadpacket(*tree_map_only(torch.Tensor, torch.Tensor.float, args), **options)
+        return tree_map_only(torch.Tensor, torch.Tensor.bfloat16, exact) if out is None else out.copy_(exact)
+
+
 def train(rank: int, case: Experiment, plant: Callable[[Engine], None] | None = None) -> Numbers:
     choose_attention(case)
     engine = build(case, make_groups(case, rank, torch.device("cpu")))
     if plant is not None:
         plant(engine)
-    records = [
-        steps._finish(engine, steps.run_step(engine, i, steps._batches(engine, i), is_warmup=False)) for i in range(3)
-    ]
+    with ProductsInFloat32():
+        records = [
+            steps._finish(engine, steps.run_step(engine, i, steps._batches(engine, i), is_warmup=False))
+            for i in range(3)
+        ]
     losses, norms = [r.loss for r in records], [r.grad_norm for r in records]
     assert None not in losses + norms
     return losses, norms  # type: ignore[return-value]

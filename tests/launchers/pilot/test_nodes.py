@@ -89,6 +89,7 @@ def history(sweep: SweepDir) -> list[Any]:
     return list(sweep_status(sweep).attempts)
 
 
+@pytest.mark.slow
 def test_a_wide_point_runs_over_all_nodes_and_narrow_ones_side_by_side(sweep: SweepDir, job: Any) -> None:
     sweep.add_points([*points("ok", dp=4), *(p.__class__(index=i + 1, grid="", experiment=p.experiment, deadline_s=30.0)
                       for i, p in enumerate(points("ok", "slowish", *["ok"] * 4)))])  # fmt: skip
@@ -120,6 +121,7 @@ def test_a_lost_node_fails_its_point_as_node_failure_and_the_rest_goes_on(sweep:
     until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids.values()), 5)
 
 
+@pytest.mark.slow
 def test_an_excluded_node_is_not_used_by_the_next_pilot(sweep: SweepDir, job: Any) -> None:
     sweep.add_points(points(*["ok"] * 3))
     node_exclusions.exclude(sweep, "node1", "its fan is broken", "p")
@@ -138,6 +140,7 @@ def test_an_excluded_node_is_not_used_by_the_next_pilot(sweep: SweepDir, job: An
     assert sweep_status(sweep).todo == 1
 
 
+@pytest.mark.slow
 def test_the_first_point_of_a_shape_goes_alone(sweep: SweepDir, job: Any) -> None:
     sweep.add_points(points(*["ok"] * 6))
     assert job(settings(), 3).wait()[0] == 0
@@ -146,6 +149,7 @@ def test_the_first_point_of_a_shape_goes_alone(sweep: SweepDir, job: Any) -> Non
     assert len({tuple(record.nodes) for record in history(sweep)}) == 3
 
 
+@pytest.mark.slow
 def test_points_that_fail_alike_are_paused_and_reported(sweep: SweepDir, job: Any) -> None:
     sweep.add_points([*points(*["raises"] * 6), *(
         p.__class__(index=i + 10, grid="", experiment=p.experiment, deadline_s=30.0) for i, p in enumerate(points("ok"))
@@ -164,6 +168,7 @@ def test_points_that_fail_alike_are_paused_and_reported(sweep: SweepDir, job: An
     assert sweep_status(sweep).done == {"crash": 6, "ok": 1}
 
 
+@pytest.mark.slow
 def test_a_killed_pilot_takes_its_agents_and_ranks_with_it(sweep: SweepDir, job: Any) -> None:
     sweep.add_points(points("slow", dp=4, deadline_s=60.0))
     first = job(settings(phase_limits_s={}), 2)
@@ -179,6 +184,7 @@ def test_a_killed_pilot_takes_its_agents_and_ranks_with_it(sweep: SweepDir, job:
     assert {record.pilot_id for record in history(sweep)} == {"slurm-x.0.1"}
 
 
+@pytest.mark.slow
 def test_a_connection_without_the_secret_is_no_agent(sweep: SweepDir, job: Any) -> None:
     """A connection without the secret, or with another protocol, changes nothing."""
     import socket
@@ -203,6 +209,7 @@ def _runs(pid: int) -> bool:
         return False
 
 
+@pytest.mark.slow
 def test_a_point_that_ran_twice_at_once_counts_once_and_says_so(sweep: SweepDir, job: Any) -> None:
     """A stalled pilot is taken for dead. When it goes on later, its row is marked."""
     sweep.add_points(points("slowish", deadline_s=60.0))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
+
 from launchers.slurm.watch import watch
 from launchers.state.sweep_dir import SweepDir
 from tests.launchers.slurm.fakeslurm import FakeSlurm
 from tests.launchers.slurm.runs import finish_all, meanwhile, run
 
 
+@pytest.mark.slow
 def test_watch_ends_with_the_last_point_or_the_last_pilot(fake: FakeSlurm, sweep: SweepDir) -> None:
     run(sweep, detach=True)
     with meanwhile(lambda: len(fake.calls("squeue")) > 3, fake.forget):

@@ -13,6 +13,8 @@ from workloads.costs.memory import estimate_memory
 from workloads.experiment import Experiment, ModelSpec, model_from_dict
 from workloads.mesh import rank_of
 
+pytestmark = pytest.mark.slow
+
 
 def shortened(model: ModelSpec, num_layers: int = 2) -> ModelSpec:
     return model_from_dict({**dataclasses.asdict(model), "num_layers": num_layers})

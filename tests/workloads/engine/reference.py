@@ -1,6 +1,6 @@
 """The unsharded model, written down a second time in the plainest way, and the comparison with it.
 
-Only the initial weights come from the engine (`parameters._draw`); forward, loss, clipping and AdamW do not.
+Only the initial weights come from the engine (`parameters._initial_part`); forward, loss, clipping and AdamW do not.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from workloads.engine import optimizer as constants
 from workloads.engine.data import step_batches
 from workloads.engine.groups import TensorParallel
 from workloads.engine.model import Block, Head
-from workloads.engine.parameters import Part, _draw, named_parameters
+from workloads.engine.parameters import Part, _initial_part, named_parameters
 from workloads.engine.tensor_parallel import VocabularyParallelEmbedding
 from workloads.experiment import Experiment
 
@@ -30,7 +30,7 @@ class Trace:
 def draw_weights(rank: int, experiment: Experiment, device: str) -> dict[str, Tensor]:
     """The initial weights, drawn where the engine draws them (a GPU's random numbers are not a CPU's), on the CPU."""
     parts = _parts(experiment)
-    return {part.name: _draw(part, experiment.seed, torch.device(device), 1, 0, None).cpu() for part in parts}
+    return {part.name: _initial_part(part, experiment.seed, torch.device(device), 1, 0, None).cpu() for part in parts}
 
 
 def train(experiment: Experiment, weights: dict[str, Tensor], steps: int) -> Trace:

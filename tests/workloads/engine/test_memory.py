@@ -79,6 +79,7 @@ def total(memory: MemoryAtPeak) -> int:
     return memory.parameters_bytes + memory.gradients_bytes + memory.optimizer_bytes + memory.activations_bytes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_a_rank_alone_needs_what_it_needs_among_its_peers(gloo_pool: Pool, layout: dict[str, Any]) -> None:
     case = shortened(experiment(**layout))

@@ -268,6 +268,7 @@ def test_saved_for_backward() -> None:
     assert saved == [((6, 8), bf16), ((11, 8), bf16), ((6,), torch.int64), ((6,), fp32)]
 
 
+@pytest.mark.slow
 def test_the_package_imports_where_triton_is_missing() -> None:
     code = "import sys; sys.modules['triton'] = None; import workloads.engine.ops"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=120)

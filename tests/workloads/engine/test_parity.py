@@ -70,6 +70,8 @@ EXTRAS = [
     experiment(dp=4, zero_stage=2, micro_batch_size=1),
 ]
 CASES = _matrix() + EXTRAS
+QUICK = [case for case in CASES if case.world_size <= 4][::5]
+"""The cases that `make quick` runs."""
 
 
 @cache
@@ -94,7 +96,11 @@ def check(pool: Pool, case: Experiment, device: str, body: Callable[..., RankTra
             assert error < TOLERANCE, f"step {step}, {name}: relative error {error:.1e}"
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda c: c.id)
+@pytest.mark.parametrize(
+    "case",
+    [case if case in QUICK else pytest.param(case, marks=pytest.mark.slow) for case in CASES],
+    ids=lambda c: c.id,
+)
 def test_layout_equals_single_process_on_gloo(gloo_pool: Pool, case: Experiment) -> None:
     check(gloo_pool, case, "cpu")
 
@@ -131,6 +137,7 @@ def train_compiled_rank(rank: int, case: Experiment, steps: int, device: str) ->
         torch._dynamo.reset()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "layout",
     [
@@ -162,3 +169,10 @@ def test_matrix_is_wide_enough() -> None:
     assert {(c.recompute, c.num_microbatches > 1) for c in CASES} == set(
         product(("none", "selective", "full"), (False, True))
     )
+
+
+def test_quick_cases_meet_every_choice() -> None:
+    assert {c.zero_stage for c in QUICK} == set(range(4))
+    assert {c.pp_schedule for c in QUICK} == {"none", "gpipe", "1f1b"}
+    assert {c.recompute for c in QUICK} == {"none", "selective", "full"}
+    assert {(c.tp > 1, c.num_microbatches > 1) for c in QUICK} == set(product((False, True), repeat=2))

@@ -1,8 +1,8 @@
-"""Who computes an operation, and in which precision.
+"""Chooses what computes an operation, and in which precision.
 
 | tensors                    | backend  | what happens                                                  |
 |----------------------------|----------|---------------------------------------------------------------|
-| FakeTensor, meta           | `SHAPES` | outputs are allocated and left alone, as a kernel would do it |
+| FakeTensor, meta           | `SHAPES` | outputs are allocated, as for a kernel, and not filled        |
 | CUDA, up to 32 bits        | `TRITON` | one fused kernel a pass                                       |
 | others (CPU, CUDA float64) | `TORCH`  | torch operations on a block of rows at a time                 |
 
@@ -42,7 +42,7 @@ def backend_of(*tensors: Tensor) -> Backend:
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
-    """What sums and transcendental functions are computed in: fp32, or fp64 for fp64 tensors."""
+    """The precision of sums and transcendental functions: fp32, or fp64 for fp64 tensors."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 

@@ -1,8 +1,8 @@
-"""Bandwidth that the kernels reach on this GPU, beside a device copy: ``python -m workloads.engine.ops.bench``.
+"""Measures the bandwidth that the kernels reach on this GPU: ``python -m workloads.engine.ops.bench``.
 
 Shapes of an 8B Llama at 16,384 tokens in bf16. Bytes are what a kernel must at least read and write; the time is the
-median of runs that each start with a cold L2 cache. These kernels do no arithmetic to speak of, so the copy is the
-ceiling of them all.
+median of runs that each start with a cold L2 cache. These kernels are bound by memory, so the bandwidth of
+a device copy, which is printed first, is the most that they can reach.
 """
 
 from __future__ import annotations

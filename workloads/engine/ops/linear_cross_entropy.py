@@ -97,7 +97,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 logits = _logits(x, weight, chunk, buffer)
                 _logits_to_gradient(logits, targets[chunk], ctx.first_row, lse[chunk], ctx.scale)
                 gradients.add(logits, chunk)
-            del logits, buffer  # as in forward
+            del logits, buffer  # before the gradient of the weight is copied, as in forward
             dx, dweight = gradients.finish()
         for gradient in (dx, dweight):
             if gradient is not None:
@@ -141,7 +141,7 @@ def _accumulate(total_VD: Tensor, dz_CV: Tensor, x_CD: Tensor, *, first: bool) -
 
 
 def _chunks(tokens: int, chunk_tokens: int) -> Iterator[slice]:
-    """The fewest chunks of at most ``chunk_tokens``, as even as they can be: a matmul of a few rows is a slow one."""
+    """The fewest chunks of at most ``chunk_tokens``, all of nearly the same size: a matmul of a few rows is slow."""
     count = -(-tokens // chunk_tokens)
     size = -(-tokens // count)
     for start in range(0, tokens, size):

@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-def"
-"""Cross-entropy kernels over one chunk of logits [C, V]: one pass that reads, one that turns them into gradients."""
+"""Triton kernels of cross-entropy over a chunk of logits [C, V]: one reads them, one replaces them by gradients."""
 
 import torch
 import triton
@@ -16,7 +16,7 @@ def statistics(logits: Tensor, targets: Tensor, first_row: int, out: Tensor) -> 
     """Rows of ``out`` [3, C], fp32: largest logit, sum of ``exp(z - largest)``, target's logit (0 on other ranks).
 
     A program reads one row. Every lane keeps a maximum and a sum for the elements it loads itself, 16 bytes at a time;
-    the lanes meet once, at the end of the row.
+    the lanes are combined once, at the end of the row.
     """
     assert logits.stride(0) % ROW_ALIGNMENT == 0
     width = 16 // logits.element_size()

@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-def"
-"""RMSNorm kernels. Forward: a program normalises one tile of whole rows.
+"""Triton kernels of RMSNorm. Forward: a program normalises one tile of whole rows.
 
 Backward: a fixed number of programs walk over the tiles. Each keeps its share of the weight's gradient in registers and
 writes it once; a last reduction adds the shares up. No atomics, so the result does not change from run to run.

@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-def"
-"""RoPE kernel: queries and keys in one launch. A row is one head of one token; a program takes a tile of rows."""
+"""Triton kernel of RoPE: queries and keys in one launch. A row is one head of one token."""
 
 import triton
 import triton.language as tl

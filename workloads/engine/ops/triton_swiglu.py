@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-def"
-"""SwiGLU kernels. A program takes up to `_MAX_BLOCK` columns of one row: F read twice (forward) or three times."""
+"""Triton kernels of SwiGLU. A program takes up to `_MAX_BLOCK` columns of one row."""
 
 import triton
 import triton.language as tl

@@ -1,0 +1,100 @@
+"""What is declared in pyproject.toml is what the code uses, and a wheel holds all that a run needs."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = ("sweep", "workloads", "launchers", "results", "analysis")
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+MODULE_OF = {
+    "hydra-core": "hydra",
+    "nvidia-ml-py": "pynvml",
+    "pillow": "PIL",
+    "pyyaml": "yaml",
+}
+"""Distributions whose module has another name."""
+NOT_IMPORTED = {
+    "ipykernel": "nbclient starts it to run the notebooks",
+    "mypy": "a command",
+    "pandas-stubs": "types for mypy",
+    "pre-commit": "a command",
+    "pytest-timeout": "a plugin of pytest",
+    "pytest-xdist": "a plugin of pytest",
+    "ruff": "a command",
+    "types-pyyaml": "types for mypy",
+}
+
+
+def name_of(requirement: str) -> str:
+    """The name of a distribution in its normal form, without its versions."""
+    found = re.match(r"[A-Za-z0-9._-]+", requirement)
+    assert found, requirement
+    return re.sub(r"[-_.]+", "-", found.group()).lower()
+
+
+def imported(folders: tuple[str, ...]) -> set[str]:
+    """Top-level modules that the Python files and notebooks of some folders import."""
+    sources = [path.read_text() for folder in folders for path in (ROOT / folder).rglob("*.py")]
+    for folder in folders:
+        for path in (ROOT / folder).rglob("*.ipynb"):
+            cells = json.loads(path.read_text())["cells"]
+            code = [line for cell in cells if cell["cell_type"] == "code" for line in cell["source"]]
+            sources.append("\n".join(line.rstrip() for line in code if not line.startswith("%")))
+    modules: set[str] = set()
+    for source in sources:
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.Import):
+                modules |= {alias.name.split(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                modules.add(node.module.split(".")[0])
+    return modules
+
+
+def declared(requirements: list[str]) -> dict[str, str]:
+    """Module by distribution."""
+    names = map(name_of, requirements)
+    return {name: MODULE_OF.get(name, name.replace("-", "_")) for name in names}
+
+
+RUNTIME = declared(PROJECT["dependencies"])
+GPU = declared(PROJECT["optional-dependencies"]["gpu"])
+DEVELOPMENT = declared(PROJECT["optional-dependencies"]["dev"])
+
+
+def test_every_dependency_is_imported() -> None:
+    shipped, tests = imported(PACKAGES), imported(("tests",))
+    assert {name for name, module in {**RUNTIME, **GPU}.items() if module not in shipped} == set()
+    unused = {name for name, module in DEVELOPMENT.items() if module not in shipped | tests}
+    assert unused == set(NOT_IMPORTED), "used by name only: give the reason in NOT_IMPORTED"
+
+
+def test_every_import_is_a_dependency() -> None:
+    known = {*sys.stdlib_module_names, *PACKAGES, "tests"}
+    assert imported(PACKAGES) - known <= {*RUNTIME.values(), *GPU.values()}
+    assert imported(("tests",)) - known <= {*RUNTIME.values(), *GPU.values(), *DEVELOPMENT.values()}
+
+
+def test_every_dependency_is_pinned() -> None:
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pinned = {name_of(line) for line in lines if line and not line.startswith("#")}
+    assert {*RUNTIME, *GPU, *DEVELOPMENT} <= pinned
+    assert len(pinned) == len([line for line in lines if "==" in line]), "a package is pinned twice"
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_packages_say_that_they_are_typed(package: str) -> None:
+    assert (ROOT / package / "py.typed").is_file()
+
+
+def test_changelog_and_citation_name_the_version() -> None:
+    version = PROJECT["version"]
+    assert re.search(rf"^## \[{re.escape(version)}\] - (\d{{4}}-\d\d-\d\d)$", (ROOT / "CHANGELOG.md").read_text(), re.M)
+    assert re.search(rf"^version: {re.escape(version)}$", (ROOT / "CITATION.cff").read_text(), re.M)
