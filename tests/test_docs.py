@@ -26,6 +26,8 @@ from workloads.experiment import Experiment, MLASpec, ModelSpec, MoESpec
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
+WRITTEN_BY_HAND = [path for path in PAGES if path.parent != DOCS / "reference"]
+"""The pages of docs/reference are written from the code, and checked where that is done."""
 GRIDS = (DOCS / "grids.md").read_text()
 EXAMPLES = DOCS / "examples"
 
@@ -149,7 +151,7 @@ def anchors(page: str) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
-@pytest.mark.parametrize("path", [path for path in PAGES if path.parent != EXAMPLES], ids=name_of)
+@pytest.mark.parametrize("path", [path for path in WRITTEN_BY_HAND if path.parent != EXAMPLES], ids=name_of)
 def test_sweeps_on_the_command_lines_can_be_composed(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -169,12 +171,14 @@ def compose(words: list[str]) -> None:
             where.append(next(arguments))
         elif word == "--conf":
             folders.append(Path(next(arguments)))
+        elif word in ("--out", "--top"):
+            next(arguments)
         elif not word.startswith("--"):
             rest.append(word)
     compose_sweep(rest, ConfFolders(tuple(folders)), extra_where=where)
 
 
-@pytest.mark.parametrize("path", PAGES, ids=name_of)
+@pytest.mark.parametrize("path", WRITTEN_BY_HAND, ids=name_of)
 def test_commands_exist(path: Path) -> None:
     from sweep.commands import COMMANDS
 
