@@ -275,11 +275,15 @@ def test_every_choice_is_named() -> None:
 
 def test_names_of_expressions_and_sections_and_shipped_files_are_complete() -> None:
     from results.schema import VERDICTS
-    from sweep.expressions import _FUNCTIONS
-    from sweep.grid import _SECTIONS, CHECKED_FIELDS, SHAPE_NAMES
+    from sweep.grid import _SECTIONS, CHECKED_FIELDS, SHAPE_NAMES, grid_from_dict
+    from workloads.errors import InvalidSweep
 
     named = set(re.findall(r"`([\w.]+)`", GRIDS))
-    assert {*SHAPE_NAMES, *CHECKED_FIELDS, *_FUNCTIONS} <= named
+    with pytest.raises(InvalidSweep) as refused:
+        grid_from_dict("any", {"axes": {"model": "tiny"}, "where": {"any": "no_function(1)"}})
+    functions = str(refused.value).partition("if-else, ")[2].split(", ")
+    assert len(functions) >= 3
+    assert {*SHAPE_NAMES, *CHECKED_FIELDS, *functions} <= named
     assert set(table(section("Grid files"))) >= set(_SECTIONS)
     assert {*ConfFolders().names("device"), *ConfFolders().names("cluster")} <= named
     assert list(table(section("Reading the plan"))) == list(VERDICTS)
