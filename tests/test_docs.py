@@ -105,7 +105,7 @@ def test_every_file_says_what_it_is() -> None:
             "One thing: it does this, e.g. that (see `a.b`).",
         ),
         ('"""One thing\nover two lines.\n\nMore."""', "One thing over two lines."),
-        ('"""Without an end\n\nMore."""', "Without an end"),
+        ('"""Without an end\n\nMore."""', "Without an end."),
         ("x = 1", ""),
     ],
 )

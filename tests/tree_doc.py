@@ -71,7 +71,8 @@ def first_sentence(path: Path) -> str:
     end = _SENTENCE_END.search(paragraph)
     while end is not None and end.group().startswith(":") and len(paragraph[: end.start()].split()) < 12:
         end = _SENTENCE_END.search(paragraph, end.end())  # a colon ends the sentence only where it is long enough
-    return (paragraph[: end.end()] if end else paragraph).rstrip(":").replace("|", "\\|")
+    sentence = (paragraph[: end.end()] if end else paragraph).rstrip(":").replace("|", "\\|")
+    return sentence if not sentence or sentence.endswith((".", "?", "!", ".)")) else f"{sentence}."
 
 
 def rooms_lines(old: list[str]) -> list[str]:
