@@ -1,0 +1,352 @@
+"""The documents tell the truth: the tree, the examples, the commands, the fields and their defaults, the links."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import re
+import shlex
+import shutil
+import textwrap
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+import yaml
+
+from sweep.__main__ import main
+from sweep.conffiles import GROUPS, ConfFolders
+from sweep.config import compose_sweep
+from tests import tree_doc
+from workloads.cluster import ClusterSpec, DeviceSpec, LinkSpec
+from workloads.costs.params import num_params
+from workloads.experiment import Experiment, MLASpec, ModelSpec, MoESpec
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
+WRITTEN_BY_HAND = [path for path in PAGES if path.parent != DOCS / "reference"]
+"""The pages of docs/reference are written from the code, and checked where that is done."""
+GRIDS = (DOCS / "grids.md").read_text()
+EXAMPLES = DOCS / "examples"
+PLANNED = (DOCS / "grids.md", EXAMPLES / "README.md")
+"""Pages whose commands are run below, not only composed."""
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def code_lines(page: str) -> list[str]:
+    """The lines of a page's code blocks, without their comments."""
+    fenced = re.findall(r"^ *```(?!yaml)\w*\n(.*?)^ *```", page, re.DOTALL | re.MULTILINE)
+    indented = re.findall(
+        r"^ {4,}(?!\|)(.+)$", re.sub(r"^ *```.*?^ *```", "", page, flags=re.DOTALL | re.MULTILINE), re.M
+    )
+    lines = [*(line for block in fenced for line in block.splitlines()), *indented]
+    return [line.partition(" # ")[0].strip() for line in lines]
+
+
+def commands(page: str, module: str) -> list[list[str]]:
+    """The words after ``python -m MODULE`` of every such line in the page's code blocks."""
+    start = f"python -m {module} "
+    return [shlex.split(line.removeprefix(start)) for line in code_lines(page) if line.startswith(start)]
+
+
+def write_conf(page: str, folder: Path) -> Path:
+    """Every YAML block of a page whose first line names its file, written below ``folder``."""
+    blocks = re.findall(r"^( *)```yaml\n(.*?)^ *```", page, re.DOTALL | re.MULTILINE)
+    for _, block in blocks:
+        text = textwrap.dedent(block)
+        named = re.match(r"# (conf/(\w+)/[\w.-]+\.yaml)\n", text)
+        assert named, f"a YAML block does not begin with the name of its file: {text[:80]!r}"
+        assert named.group(2) in GROUPS
+        (folder / named.group(1)).parent.mkdir(parents=True, exist_ok=True)
+        (folder / named.group(1)).write_text(text)
+    (folder / "conf").mkdir(exist_ok=True)
+    return folder / "conf"
+
+
+# The tree
+
+
+def test_the_tree_is_that_of_the_code() -> None:
+    page = tree_doc.PAGE.read_text()
+    assert page == tree_doc.renewed(page), "stale; python -m tests.tree_doc --write mends it"
+
+
+def test_the_tree_lists_every_python_file_once() -> None:
+    listed, folder = [], ""
+    for line in tree_doc.PAGE.read_text().partition("<!-- tree: begin -->")[2].splitlines():
+        if named := re.match(r"\*\*`([\w/]+/)`\*\*", line):
+            folder = named.group(1)
+        elif (named := re.match(r"- `([\w.]+\.py)`", line)) is not None:
+            listed.append(folder + named.group(1))
+    files = [
+        name_of(path)
+        for room in tree_doc.ROOMS
+        for path in (ROOT / room).rglob("*.py")
+        if path.name != "__init__.py" and not path.is_relative_to(ROOT / "results" / "recorded")
+    ]
+    assert sorted(listed) == sorted(files)
+
+
+def test_every_file_says_what_it_is() -> None:
+    silent = [name_of(path) for room in tree_doc.ROOMS for path in tree_doc.source_files(room)]
+    assert [name for name in silent if not tree_doc.first_sentence(ROOT / name)] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (
+            '"""One thing: it does this, e.g. that (see `a.b`). And more."""',
+            "One thing: it does this, e.g. that (see `a.b`).",
+        ),
+        ('"""One thing\nover two lines.\n\nMore."""', "One thing over two lines."),
+        ('"""Without an end\n\nMore."""', "Without an end."),
+        ("x = 1", ""),
+    ],
+)
+def test_a_first_sentence(tmp_path: Path, text: str, sentence: str) -> None:
+    (tmp_path / "module.py").write_text(text)
+    assert tree_doc.first_sentence(tmp_path / "module.py") == sentence
+
+
+def test_the_diagrams_are_what_the_script_draws(tmp_path: Path) -> None:
+    spec = importlib.util.spec_from_file_location("draw_architecture", DOCS / "figures" / "draw_architecture.py")
+    assert spec is not None
+    assert spec.loader is not None
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    script.FOLDER = tmp_path
+    script.main()
+    drawn = sorted(tmp_path.glob("*.svg"))
+    assert len(drawn) == 2
+    for path in drawn:
+        assert svg_texts(path) == svg_texts(DOCS / "figures" / path.name)
+
+
+def svg_texts(path: Path) -> list[str]:
+    return [element.text or "" for element in ElementTree.parse(path).iter() if element.tag.endswith("}text")]
+
+
+# Links and commands
+
+
+@pytest.mark.parametrize("path", PAGES, ids=name_of)
+def test_links_lead_somewhere(path: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", path.read_text()):
+        if "://" in target:
+            continue
+        file, _, anchor = target.partition("#")
+        aim = path.parent / file if file else path
+        assert aim.exists(), f"{target} in {name_of(path)}"
+        if anchor:
+            assert anchor in anchors(aim.read_text()), f"{target} in {name_of(path)}"
+
+
+def anchors(page: str) -> set[str]:
+    """The anchors that GitHub gives to a page's headings."""
+    titles = re.findall(r"^#+ (.+)$", page, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("path", [path for path in WRITTEN_BY_HAND if path not in PLANNED], ids=name_of)
+def test_sweeps_on_the_command_lines_can_be_composed(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = path.read_text()
+    write_conf(page, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    for words in commands(page, "sweep"):
+        if words[0] in ("plan", "run") and len(words) > 1 and "--help" not in words:
+            compose(words[1:])
+
+
+def compose(words: list[str]) -> None:
+    rest, where, folders = [], [], []
+    arguments = iter(words)
+    for word in arguments:
+        if word == "--where":
+            where.append(next(arguments))
+        elif word == "--conf":
+            folders.append(Path(next(arguments)))
+        elif word in ("--out", "--top"):
+            next(arguments)
+        elif not word.startswith("--"):
+            rest.append(word)
+    compose_sweep(rest, ConfFolders(tuple(folders)), extra_where=where)
+
+
+@pytest.mark.parametrize("path", WRITTEN_BY_HAND, ids=name_of)
+def test_commands_exist(path: Path) -> None:
+    from sweep.commands import COMMANDS
+
+    page = path.read_text()
+    targets = re.findall(r"^([\w]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert {words[0] for words in commands(page, "sweep")} <= {*COMMANDS, "--help"}
+    for module in re.findall(r"python -m ([a-z_]+(?:\.[a-z_]+)*)", page):
+        assert importlib.util.find_spec(module) is not None, module
+    for target in re.findall(r"`make (\w+)`", page) + [
+        line.split()[1] for line in code_lines(page) if line[:5] == "make "
+    ]:
+        assert target in targets
+
+
+# docs/grids.md
+
+
+@pytest.mark.parametrize("command", commands(GRIDS, "sweep"), ids=" ".join)
+def test_plans_of_the_reference(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_conf(GRIDS, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    assert command[0] == "plan"
+    assert main(command) == 0, capsys.readouterr().err
+    assert "no step time is predicted" not in capsys.readouterr().out
+
+
+def test_every_file_of_the_reference_is_used_or_can_be(tmp_path: Path) -> None:
+    folders = ConfFolders((write_conf(GRIDS, tmp_path),))
+    own = {group: [path.stem for path in (tmp_path / "conf" / group).glob("*.yaml")] for group in GROUPS}
+    assert all(own.values()), own
+    for grid in own["grid"]:
+        assert compose_sweep([f"+grid={grid}"], folders).grids[0].description
+    for cluster in own["cluster"]:
+        assert compose_sweep(["+grid=first", f"cluster={cluster}"], folders).cluster.name == cluster
+    for model in own["model"]:
+        assert folders.model(model).name == model
+    for group in ("launcher", "measure"):
+        for name in own[group]:
+            compose_sweep(["+grid=first", f"{group}={name}"], folders)
+
+
+def section(title: str) -> str:
+    """The text below a heading of the second level."""
+    return re.split(rf"^## {title}$", GRIDS, flags=re.MULTILINE)[1].partition("\n## ")[0]
+
+
+def table(text: str) -> dict[str, list[str]]:
+    """Rows of the tables in a text by the name in their first cell."""
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("| `")
+    ]
+    return {row[0].strip("`"): row for row in rows}
+
+
+@pytest.mark.parametrize(
+    ("kind", "title", "derived"),
+    [
+        (Experiment, "The fields of a point", {}),
+        (ModelSpec, "Model files", {"name": "the file's name", "head_dim": "hidden_size / num_heads"}),
+        (ClusterSpec, "Cluster files", {"inter_node": "null"}),
+        (LinkSpec, "Cluster files", {}),
+        (DeviceSpec, "Device files", {}),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_every_field_is_described_with_its_default(kind: Any, title: str, derived: dict[str, str]) -> None:
+    rows = table(section(title))
+    for field in dataclasses.fields(kind):
+        if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+            expected = "required"
+        elif field.default in ("", (), dataclasses.MISSING):
+            expected = {"": "empty"}.get(field.default, "none")
+        else:
+            expected = yaml.safe_dump(field.default).partition("\n")[0].strip("'")
+        assert rows[field.name][2] == derived.get(field.name, expected), field.name
+    if kind is not LinkSpec and kind is not ClusterSpec:
+        assert set(rows) == {field.name for field in dataclasses.fields(kind)}
+
+
+@pytest.mark.parametrize("kind", [MoESpec, MLASpec])
+def test_fields_of_experts_and_latent_attention_are_named(kind: Any) -> None:
+    assert {field.name for field in dataclasses.fields(kind)} <= set(re.findall(r"`(\w+)`", section("Model files")))
+
+
+def test_every_choice_is_named() -> None:
+    from workloads.experiment import _CHOICES
+
+    rows = table(section("The fields of a point"))
+    for field, choices in _CHOICES.items():
+        assert tuple(re.findall(r"`(\w+)`", rows[field][1])) == choices
+
+
+def test_names_of_expressions_and_sections_and_shipped_files_are_complete() -> None:
+    from results.schema import VERDICTS
+    from sweep.grid import _SECTIONS, CHECKED_FIELDS, SHAPE_NAMES, grid_from_dict
+    from workloads.errors import InvalidSweep
+
+    named = set(re.findall(r"`([\w.]+)`", GRIDS))
+    with pytest.raises(InvalidSweep) as refused:
+        grid_from_dict("any", {"axes": {"model": "tiny"}, "where": {"any": "no_function(1)"}})
+    functions = str(refused.value).partition("if-else, ")[2].split(", ")
+    assert len(functions) >= 3
+    assert {*SHAPE_NAMES, *CHECKED_FIELDS, *functions} <= named
+    assert set(table(section("Grid files"))) >= set(_SECTIONS)
+    assert {*ConfFolders().names("device"), *ConfFolders().names("cluster")} <= named
+    assert list(table(section("Reading the plan"))) == list(VERDICTS)
+
+
+# docs/guides.md: where a new field or outcome has to be named
+
+
+def test_every_field_of_a_point_has_its_column_and_can_be_run_again() -> None:
+    from results.schema import CONFIG_COLUMNS
+
+    fields = {field.name for field in dataclasses.fields(Experiment)}
+    assert fields <= {column.name for column in CONFIG_COLUMNS}
+    spelled_out = fields - {"engine", "engine_version"}
+    assert set(ConfFolders().read("grid", "one_point")["axes"]) == spelled_out
+    script = (ROOT / "analysis" / "templates" / "explorer" / "rerun.js").read_text()
+    always = set(re.findall(r'"(\w+)"', re.findall(r"ALWAYS = \[(.*?)\]", script)[0]))
+    usual = set(re.findall(r"(\w+): ", re.findall(r"DEFAULTS = \{(.*?)\}", script)[0]))
+    assert always | usual == spelled_out - {"model"}
+
+
+def test_every_outcome_and_verdict_is_in_the_glossary() -> None:
+    from results.schema import OUTCOMES, VERDICTS
+
+    rows = {row[0].strip("*"): row[1] for row in map(cells, tree_doc.PAGE.read_text().splitlines()) if len(row) == 2}
+    assert tuple(re.findall(r"`(\w+)`", rows["outcome"])) == OUTCOMES
+    assert set(re.findall(r"`(\w+)`", rows["verdict"])) == set(VERDICTS)
+
+
+@pytest.mark.parametrize("path", PAGES, ids=name_of)
+def test_files_and_names_in_code_exist(path: Path) -> None:
+    """What pages call by its path exists; a name beside a path ("`wants_retry` in `a/b.py`") stands in that file."""
+    page = path.read_text()
+    rooms = "|".join((*tree_doc.ROOMS, "tests", "docs"))
+    for name in re.findall(rf"`((?:{rooms})/[\w/.]+)`", page):
+        if not re.search(r"\b[A-Z]{4,}\b", name):  # NAME and KIND stand for anything
+            assert (ROOT / name).exists(), f"{name} in {name_of(path)}"
+    for name, file in re.findall(r"`(\w+)`\s+(?:in|of)\s+`((?:\w+/)+\w+\.\w+)`", page):
+        assert re.search(rf"\b{name}\b", (ROOT / file).read_text()), f"{name} of {file} in {name_of(path)}"
+
+
+def cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.strip("|").split("|")] if line.startswith("| ") else []
+
+
+# docs/examples
+
+
+@pytest.mark.parametrize("command", commands((EXAMPLES / "README.md").read_text(), "sweep"), ids=" ".join)
+def test_examples_plan(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(EXAMPLES, tmp_path / "examples")
+    monkeypatch.chdir(tmp_path / "examples")
+    assert main(["plan", *command[1:]]) == 0, capsys.readouterr().err
+    assert re.search(r"^run +\d", capsys.readouterr().out, re.MULTILINE)
+
+
+def test_the_qwen_example_is_qwen(tmp_path: Path) -> None:
+    folders = ConfFolders((EXAMPLES / "qwen3_14b" / "conf",))
+    assert num_params(folders.model("qwen3_14b")) == 14_768_307_200  # safetensors total on Hugging Face
+    cluster = compose_sweep(["+grid=qwen3_14b_128gpu"], folders).cluster
+    assert cluster.inter_node is not None
+    assert 8 * 8 * cluster.inter_node.bandwidth == 4 * 200e9  # bits per second of a node
