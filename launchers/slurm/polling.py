@@ -1,4 +1,4 @@
-"""How often a run on Slurm looks at squeue and at the sweep's files: soon after a change, less and less without one."""
+"""How often a run on Slurm looks at squeue and at the sweep's files: often after a change, then less and less."""
 
 from __future__ import annotations
 

@@ -164,7 +164,7 @@ class _SlurmRun:
         path = command_line([str(self._sweep.path)])
         self._view.print_line(
             f"{pilots or 'some'} {'pilot goes' if pilots == 1 else 'pilots go'} on without this command\n"
-            f"  python -m sweep watch {path}    shows them again (status: once)\n"
+            f"  python -m sweep watch {path}    follows them (status shows them once)\n"
             f"  python -m sweep cancel {path}   ends them; the same run command submits again"
         )
 

@@ -1,0 +1,1 @@
+"""Reads from a sweep's files where it stands, and shows it while it runs."""

@@ -1,0 +1,1 @@
+"""Tests on a real Slurm of virtual nodes."""

@@ -157,8 +157,7 @@ def test_points_that_fail_alike_are_paused_and_reported(sweep: SweepDir, job: An
     assert list(paused) == ["raises, 1 node, ZeRO 0"]
     assert "3 points failed alike: crash in step: rank 1 in step 1" in paused["raises, 1 node, ZeRO 0"]
     message = pilot_state.read_state(sweep, "slurm-x.0.0").message  # type: ignore[union-attr]
-    assert message.startswith("3 points of a kind that keeps failing are ")
-    assert "(raises, 1 node, ZeRO 0: 3 points failed alike" in message
+    assert message.startswith("3 points of a kind that keeps failing are paused (raises, 1 node, ZeRO 0: 3 points")
     resume(sweep)
     time.sleep(0.01)
     assert job(settings(breaker_failures=3), 1, name="slurm-y").wait() == [0]
