@@ -83,14 +83,14 @@ def cluster_from_dict(fields: Mapping[str, Any]) -> ClusterSpec:
     """
     place = f"cluster {fields.get('name', '(unnamed)')}"
     values = dict(fields)
-    if values.get("device") is not None:
+    if "device" in values:
         device = mapping(f"{place}: device", values["device"])
         device["driver_names"] = tuple(device.get("driver_names", ()))
         values["device"] = build(DeviceSpec, f"{place}: device", device)
-    for link in ("intra_node", "inter_node"):
-        if values.get(link) is not None:
-            values[link] = build(LinkSpec, f"{place}: {link}", mapping(f"{place}: {link}", values[link]))
     values.setdefault("inter_node", None)
+    for link in ("intra_node", "inter_node"):
+        if link in values and (values[link] is not None or link == "intra_node"):
+            values[link] = build(LinkSpec, f"{place}: {link}", mapping(f"{place}: {link}", values[link]))
     values["environment"] = environment_from_dict(values.get("environment") or {}, place)
     return build(ClusterSpec, place, values)
 
