@@ -81,7 +81,7 @@ DERIVED = {
         "ep_ranks": "dp * cp",
     }.items()
 }
-"""Names that several rules and sentences use; each may read those above it."""
+"""Names that several conditions and sentences use; each may use those above it."""
 
 _LAYOUT = _rules(
     "layout",

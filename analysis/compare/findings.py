@@ -1,4 +1,4 @@
-"""What a comparison says in words and short tables, the same on the terminal and on the page."""
+"""What a comparison found, in sentences and short tables: the same on the terminal and on the page."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _MOST_AXES = 3
 
 
 def side(name: str, path: Path, rows: pd.DataFrame, points: int) -> str:
-    """One line on what a side is."""
+    """One line on side A or B: where it was read from, its attempts and points, cluster, version, commit and day."""
     told = [
         f"{plural(len(rows), 'attempt')} at {plural(points, 'point')}",
         METHOD_NAMES[rows["method"].iloc[0]].lower(),
@@ -53,7 +53,7 @@ def side(name: str, path: Path, rows: pd.DataFrame, points: int) -> str:
 
 
 def cautions(a: pd.DataFrame, b: pd.DataFrame) -> list[str]:
-    """What has to be known before any number: another method, cluster, device, engine or measurement."""
+    """What a reader must know before any number: the sides differ in method, cluster, device, engine or measurement."""
     found = []
     methods = [rows["method"].iloc[0] for rows in (a, b)]
     if methods[0] != methods[1]:
@@ -68,13 +68,13 @@ def cautions(a: pd.DataFrame, b: pd.DataFrame) -> list[str]:
 
 
 def beside(a: pd.DataFrame, b: pd.DataFrame) -> str | None:
-    """What else differs between the two, of what is recorded."""
+    """One sentence on other recorded differences (commit, versions, timed steps); None where there is none."""
     differences = _differences(a, b, _BESIDE)
     return f"They differ in {'; '.join(differences)}." if differences else None
 
 
 def matched(matching: Matching, why_a: Counter[str], why_b: Counter[str], across: Sequence[str]) -> list[str]:
-    """How points were matched, and why the others were not."""
+    """Sentences on how points were matched, and on why the others were not."""
     counts = matching.pairs["matched_by"].value_counts()
     how = [
         f"{counts[name]:,} by {words}"
@@ -107,7 +107,7 @@ def matched(matching: Matching, why_a: Counter[str], why_b: Counter[str], across
 
 
 def found(pairs: pd.DataFrame, noise: moved.Noise) -> list[str]:
-    """What moved, of judged pairs: noise, throughput, memory, outcomes, losses."""
+    """Sentences on what moved between judged ``pairs``: noise, throughput, memory, outcomes, losses."""
     if pairs.empty:
         return []
     sentences = [noise.why]
@@ -121,7 +121,7 @@ def found(pairs: pd.DataFrame, noise: moved.Noise) -> list[str]:
 
 
 def alarms(pairs: pd.DataFrame) -> list[str]:
-    """What must not be overlooked: losses that differ."""
+    """Sentences on losses that differ: then the speeds of the two sides do not compare."""
     wrong = pairs[pairs["same_losses"].eq(False)]
     told = []
     if len(wrong):
@@ -202,6 +202,7 @@ def change(ratio: float | None) -> str:
 
 
 def interval(low: float | None, high: float | None) -> str:
+    """An interval of ratios as signed changes: ``+1.4 % to +5.8 %``; a dash where an end is not known."""
     if low is None or high is None or not (np.isfinite(low) and np.isfinite(high)):
         return "–"
     return f"{change(low)} to {change(high)}"

@@ -20,8 +20,8 @@ from workloads.experiment import ENGINE, ENGINE_VERSION
 
 COHORT = "cohort"
 """Column with the title of a row's cohort."""
-_LEFT_OUT = frozenset({"config_json", "source_sha256", "log_dir"})
-"""Too large for what they tell; ``log_dir`` is said by the log itself."""
+_NOT_SHOWN = frozenset({"config_json", "source_sha256", "log_dir"})
+"""Columns that the page does not get: too large for what they tell, and ``log_dir``, which stands above each log."""
 _LISTS = frozenset({"hosts", "nodes"})
 """Columns of lists that are shown, as one text. All others are series (losses, bytes by step), not values of a row."""
 _DIGITS = 7
@@ -87,7 +87,7 @@ def table(cohorts: Sequence[Cohort]) -> pd.DataFrame:
 
 def encode(frame: pd.DataFrame, cohorts: Sequence[Cohort]) -> dict[str, Any]:
     """What the page needs of ``frame`` (see `table`), ready for `json.dumps`."""
-    columns = [column for name in frame.columns if name not in _LEFT_OUT and (column := _column(frame, str(name)))]
+    columns = [column for name in frame.columns if name not in _NOT_SHOWN and (column := _column(frame, str(name)))]
     order = {name: place for place, name in enumerate((*_LABELS, *_DESCRIBED))}
     columns.sort(key=lambda column: order.get(column["name"], len(order)))
     names = [column["name"] for column in columns]
