@@ -84,8 +84,7 @@ def build(
     """
     from analysis.claims import study as claims
     from analysis.options import Options
-    from analysis.page import export, staging, tables
-    from analysis.page import render as page
+    from analysis.page import export, render, staging, tables
     from analysis.page.draw_figures import Drawing
     from analysis.rows import cohorts
     from analysis.rows.load import load
@@ -109,12 +108,12 @@ def build(
             checked = claims.table(parts)
             drawn = drawing.collect(step)
         files = export.write(tables.all_tables(parts, drawn, checked), staged.tables, options.tables)
-        html = page.render(
+        html = render.render(
             _page(
                 results,
                 results_path,
                 [replace(said, figures=[d.figure for d in of]) for said, of in zip(words, drawn, strict=True)],
-                page.PageTable(*tables.claim_rows(checked)),
+                render.PageTable(*tables.claim_rows(checked)),
                 [path.name for path in files],
                 explored,
             )
@@ -159,8 +158,7 @@ def _chosen(options: Options) -> list[FigureSpec]:
 
 def _words(cohort: Cohort) -> Section:
     """What the page says of a cohort; its figures are drawn meanwhile."""
-    from analysis.page import sentences as prose
-    from analysis.page import tables
+    from analysis.page import sentences, tables
     from analysis.page.render import PageTable, Section
     from analysis.rows import cohorts
 
@@ -170,9 +168,9 @@ def _words(cohort: Cohort) -> Section:
         title=cohort.title,
         meaning=cohort.meaning,
         cautions=cohorts.cautions(frame),
-        best=prose.what_is_best(frame),
-        failed=prose.what_failed(frame),
-        trust=prose.how_far_to_trust(frame),
+        best=sentences.what_is_best(frame),
+        failed=sentences.what_failed(frame),
+        trust=sentences.how_far_to_trust(frame),
         figures=[],
         winners=PageTable(*tables.best_rows(frame)),
         ranked=PageTable(*tables.ranked_rows(frame, _MOST_ROWS)),
@@ -188,20 +186,20 @@ def _page(
     tables: list[str],
     explorer: Path | None,
 ) -> Page:
-    from analysis.page import sentences as prose
+    from analysis.page import sentences
     from analysis.page.render import Page
 
     empty = [] if len(results.attempts) else ["Nothing has been run yet: there is no attempt to report on."]
-    unfinished = prose.unfinished(results)
+    unfinished = sentences.unfinished(results)
     return Page(
         title=f"Sweep report: {results.path.resolve().name}",
         source=str(source),
         made_at=f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
         version=_version(),
-        run=prose.what_was_run(results),
+        run=sentences.what_was_run(results),
         warnings=[*empty, *([unfinished] if unfinished else []), *results.problems],
         sections=sections,
-        rehearsal=prose.rehearsal_check(results.attempts),
+        rehearsal=sentences.rehearsal_check(results.attempts),
         claims=claims,
         tables=tables,
         explorer=None if explorer is None else explorer.name,
