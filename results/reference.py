@@ -34,6 +34,7 @@ from results.errors import InvalidResults
 from results.files import nullable
 from results.rows import conform
 from results.schema import ATTEMPTS, SCHEMA_VERSION, UNKNOWN_OUTCOME, Column
+from results.text import GIB
 
 ENGINE = "nanotron"
 BEFORE, AFTER = "before the pipeline rewrite", "after the pipeline rewrite"
@@ -50,7 +51,6 @@ REGIME_NODES = 8
 REGIME_BYTES_PER_S = 120e9
 """Lies between the two regimes at every number of nodes: the slow one ends at 102 GB/s, the fast one starts at 141."""
 
-_GIB = 2**30
 _VOCABULARY = 131_072
 _OUTCOMES = {"Success": "ok", "OOM": "oom", "Other": UNKNOWN_OUTCOME}
 
@@ -334,8 +334,8 @@ def _measured(row: Mapping[str, Any], tokens_per_step: int, world: int, nodes: i
         "tokens_per_s": rate * world,
         "step_time_s": tokens_per_step / (rate * world) if rate > 0 else None,
         "time_source": "measured",
-        "peak_reserved_bytes": round(row["Mem Res (GB)"] * _GIB),
-        "allocated_after_step_bytes": None if allocated is None else round(allocated * _GIB),
+        "peak_reserved_bytes": round(row["Mem Res (GB)"] * GIB),
+        "allocated_after_step_bytes": None if allocated is None else round(allocated * GIB),
         "published_mfu": row["mfu"] / 100,
         "published_model_flops_per_s": scaled("mTFLOPs", 1e12),
         "counted_params": None if counted is None else counted * 1e9,
