@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from analysis.claims import study as claims_module
+from analysis.claims import pair_claims
 from analysis.figures import effects, efficiency
 from tests.analysis.test_figures import words
 from tests.analysis.test_study import study  # noqa: F401
@@ -93,7 +93,7 @@ def test_a_degree_takes_ranks_from_dp_at_the_same_batch() -> None:
 
 def test_effects_of_the_study_agree_with_its_claim(study: pd.DataFrame) -> None:  # noqa: F811
     found = effect(effects.data(study), "ZeRO 0 → 1")
-    claim = claims_module.zero_one_matched(study).evidence
+    claim = pair_claims.zero_one_matched(study).evidence
     expected = f"{found['throughput_ratio']:.2f} (95 % interval {found['throughput_low']:.2f} to"
     assert expected in claim
     assert f"n = {found['pairs']}" in claim
