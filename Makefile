@@ -7,6 +7,9 @@ READY := $(VENV)/.ready
 WORKERS ?= 2
 PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadgroup --no-loadscope-reorder
 
+# Compiled tests are kept between runs, also where the environment says otherwise: compiling them takes several seconds.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: setup demo test quick lint typecheck check format redraw clean
 
 setup: $(READY)

@@ -153,6 +153,7 @@ def anchors(page: str) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", [path for path in WRITTEN_BY_HAND if path not in PLANNED], ids=name_of)
 def test_sweeps_on_the_command_lines_can_be_composed(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -198,6 +199,7 @@ def test_commands_exist(path: Path) -> None:
 # docs/grids.md
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", commands(GRIDS, "sweep"), ids=" ".join)
 def test_plans_of_the_reference(
     command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -209,6 +211,7 @@ def test_plans_of_the_reference(
     assert "no step time is predicted" not in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_every_file_of_the_reference_is_used_or_can_be(tmp_path: Path) -> None:
     folders = ConfFolders((write_conf(GRIDS, tmp_path),))
     own = {group: [path.stem for path in (tmp_path / "conf" / group).glob("*.yaml")] for group in GROUPS}
@@ -334,6 +337,7 @@ def cells(line: str) -> list[str]:
 # docs/examples
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", commands((EXAMPLES / "README.md").read_text(), "sweep"), ids=" ".join)
 def test_examples_plan(
     command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

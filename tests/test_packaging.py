@@ -7,6 +7,7 @@ import json
 import re
 import sys
 import tomllib
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,7 @@ def name_of(requirement: str) -> str:
     return re.sub(r"[-_.]+", "-", found.group()).lower()
 
 
+@cache
 def imported(folders: tuple[str, ...]) -> set[str]:
     """Top-level modules that the Python files and notebooks of some folders import."""
     sources = [path.read_text() for folder in folders for path in (ROOT / folder).rglob("*.py")]
@@ -69,6 +71,7 @@ GPU = declared(PROJECT["optional-dependencies"]["gpu"])
 DEVELOPMENT = declared(PROJECT["optional-dependencies"]["dev"])
 
 
+@pytest.mark.slow
 def test_every_dependency_is_imported() -> None:
     shipped, tests = imported(PACKAGES), imported(("tests",))
     assert {name for name, module in {**RUNTIME, **GPU}.items() if module not in shipped} == set()
@@ -76,6 +79,7 @@ def test_every_dependency_is_imported() -> None:
     assert unused == set(NOT_IMPORTED), "used by name only: give the reason in NOT_IMPORTED"
 
 
+@pytest.mark.slow
 def test_every_import_is_a_dependency() -> None:
     known = {*sys.stdlib_module_names, *PACKAGES, "tests"}
     assert imported(PACKAGES) - known <= {*RUNTIME.values(), *GPU.values()}

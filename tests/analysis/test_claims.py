@@ -30,6 +30,7 @@ def study() -> dict[str, dict[str, str]]:
     return table.set_index("name").to_dict("index")  # type: ignore[return-value]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "verdict", "told"),
     [

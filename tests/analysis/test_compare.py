@@ -30,6 +30,7 @@ def cli(*words: object) -> int:
     return command.main([str(word) for word in words])
 
 
+@pytest.mark.slow
 def test_command_writes_its_files_and_says_what_moved(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     a = sweep(tmp_path / "a", *(run(point, 100.0) for point in POINTS[:6]), synthetic.attempt(POINTS[6], outcome="oom"))
     b = sweep(
@@ -138,6 +139,7 @@ def test_mistakes_cost_one_line(
     assert said in told.err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, ratios.MOST_LABELLED, ratios.MOST_LABELLED + 1])
 def test_no_text_of_the_figure_is_clipped_or_overlaps(count: int) -> None:
     several = list(synthetic.experiments(micro_batch_sizes=(1, 4)))[:count]
@@ -165,6 +167,7 @@ def test_nothing_to_draw_is_said(tmp_path: Path) -> None:
     assert "not drawn, no matched point" in (tmp_path / "out" / "compare.html").read_text()
 
 
+@pytest.mark.slow
 def test_recorded_compiled_layout_beside_the_eager_one() -> None:
     """The numbers of the note beside those rows: 11,263 against 11,397 tokens/s/GPU at the same peak."""
     eager, compiled = RECORDED / "h200x4_llama8b_anchors", RECORDED / "h200x4_llama8b_compiled"
@@ -188,6 +191,7 @@ def test_recorded_rehearsals_beside_the_real_runs() -> None:
     assert set(found.pairs["speed"]) == {"differs, spread unknown", "cannot say"}
 
 
+@pytest.mark.slow
 def test_recorded_engine_versions_show_what_the_note_says(tmp_path: Path) -> None:
     """Selective recomputation holds 8 % less (up to 32 %) and is 1.9 % faster, full 3.9 %, none is 0.2 % slower."""
     archive = subprocess.run(
@@ -212,6 +216,7 @@ def test_recorded_engine_versions_show_what_the_note_says(tmp_path: Path) -> Non
     assert finished["same_losses"].all()
 
 
+@pytest.mark.slow
 def test_single_files_and_half_finished_folders_are_compared(tmp_path: Path) -> None:
     a = sweep(tmp_path / "a", run(POINTS[0], 100.0), run(POINTS[1], 100.0))
     (a / "parts" / "attempts").mkdir(parents=True, exist_ok=True)

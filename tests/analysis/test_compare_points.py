@@ -176,6 +176,7 @@ def test_one_timed_step_can_differ_but_is_never_called_faster() -> None:
     assert judged(a, b, noise=0.02)["speed"].tolist() == ["faster", "faster", "slower"]  # the user knows the noise
 
 
+@pytest.mark.slow
 def test_memory_moves_beyond_the_allocators_granularity_and_beyond_repeats() -> None:
     peaks = (1000, 1001, 1003, 990)
     a = points_of(*(run(point, 100.0, i) for i, point in enumerate(POINTS[:4])))
@@ -212,6 +213,7 @@ def test_losses_that_differ_are_shouted() -> None:
     assert judged(a, b, compare_losses=False)["same_losses"].isna().all()
 
 
+@pytest.mark.slow
 def test_the_axis_that_explains_what_moved_is_found() -> None:
     gain = {"none": 1.0, "full": 1.08}
     a = points_of(*(run(point, 100.0 + i, i) for i, point in enumerate(POINTS)))

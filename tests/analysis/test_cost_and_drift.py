@@ -64,6 +64,7 @@ def test_a_rehearsal_holds_one_device() -> None:
     assert cost.spent(frame)["device_hours"].tolist() == [1.0]
 
 
+@pytest.mark.slow
 def test_what_a_trillion_tokens_take() -> None:
     frame = labelled(run(point(dp=8), 0, 10_000.0, power_w=700.0), run(point(dp=8, micro_batch_size=2), 1, 9_950.0))
     [row] = cost.training(frame).to_dict("records")
@@ -153,6 +154,7 @@ def test_nodes_stand_apart_with_their_medians() -> None:
     assert any(text.startswith("b: median 1.00 (95 % interval") for text in shown)
 
 
+@pytest.mark.slow
 def test_unknown_clock_events_are_not_none(frame: pd.DataFrame) -> None:
     shown = words(NAMES["drift"].draw(frame))
     assert {"no clock event seen", "clocks held back (sw_power_cap)"} <= shown

@@ -64,6 +64,7 @@ def test_fewer_pairs_than_the_least_are_listed_without_a_number() -> None:
     assert any("ZeRO 0 → 1 (n = 8)" in text for text in words(effects.draw(more)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "other", [{"driver_version": "580.1"}, {"device_name": "NVIDIA B200"}, {"torch_version": "2.13.0"}]
 )

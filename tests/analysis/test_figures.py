@@ -82,6 +82,7 @@ def test_no_text_is_clipped_or_overlaps_and_axes_have_labels(spec: FigureSpec, f
     assert any(labelled)
 
 
+@pytest.mark.slow
 def test_best_heatmaps_show_the_winner_of_every_cell(frame: pd.DataFrame) -> None:
     figure = best_configurations.draw(frame)
     shown = words(figure)

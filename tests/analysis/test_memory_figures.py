@@ -81,6 +81,7 @@ def study() -> pd.DataFrame:
     return cohort.frame
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("axis", AXES.values(), ids=lambda axis: axis.name)
 def test_a_family_differs_in_its_axis_only(axis: Any, frame: pd.DataFrame) -> None:
     frames = [frame, *(cohort.frame for cohort in split(load(RECORDED).attempts))]
@@ -177,6 +178,7 @@ def test_repeats_are_one_bar_of_the_middle_run() -> None:
     assert "none\nn = 3" in words(memory_by_axis.draw(labelled(*rows), "recompute"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("axis", [*AXES, axis_panels.ALL_AXES])
 def test_one_row_gives_the_closed_form_and_says_so(axis: str) -> None:
     frame = labelled(*rows_of(BASE))

@@ -199,6 +199,7 @@ def test_the_treemap_follows_the_theme(tab: Browser) -> None:
     assert tab.js(ink) != before
 
 
+@pytest.mark.slow
 def test_shapes_and_limits_are_those_that_the_planner_reads() -> None:
     given, folders = models_json(), ConfFolders()
     assert {shape.name: shape for shape in SHIPPED} == {name: folders.model(name) for name in folders.names("model")}

@@ -39,6 +39,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["a folder without a sweep", "nothing", "a text file"])
 def test_what_is_no_result_is_one_line_and_exit_2(tmp_path: Path, what: str) -> None:
     path = tmp_path / "x"
@@ -101,6 +102,7 @@ def test_every_figure_is_listed_with_its_part_and_title(capsys: pytest.CaptureFi
         assert line.endswith(spec.title)
 
 
+@pytest.mark.slow
 def test_only_the_figures_asked_for_are_drawn(sweep: Path, tmp_path: Path) -> None:
     wanted = options.Options(figures=("outcomes", "all_runs"))
     index = report.build(sweep, tmp_path / "out", wanted)
@@ -139,6 +141,7 @@ def test_a_figure_as_a_page_holds_picture_caption_and_values(sweep: Path, tmp_pa
     assert source.count("<tr>") == len(values) + 1
 
 
+@pytest.mark.slow
 def test_tables_in_every_kind(sweep: Path, tmp_path: Path) -> None:
     wanted = options.Options(tables=options.TABLE_KINDS, figures=("outcomes",))
     folder = report.build(sweep, tmp_path / "out", wanted).parent / "tables"

@@ -28,12 +28,14 @@ def build(results: Path, out: Path) -> tuple[str, list[str]]:
     return text_of(report.build(results, out, QUICK, say=lines.append)), lines
 
 
+@pytest.mark.slow
 def test_shipped_sweeps_are_shown_while_there_are_no_others(results: Path, tmp_path: Path) -> None:
     text, lines = build(results, tmp_path / "out")
     assert "3 points attempted in 1 sweep (shipped)" in text
     assert f"{results} {NOTE}" in lines
 
 
+@pytest.mark.slow
 def test_shipped_sweeps_do_not_mix_into_a_users_report(results: Path, tmp_path: Path) -> None:
     synthetic.make_sweep(results / "mine", synthetic.attempts(POINTS[:4]))
     text, lines = build(results, tmp_path / "out")
@@ -41,6 +43,7 @@ def test_shipped_sweeps_do_not_mix_into_a_users_report(results: Path, tmp_path: 
     assert not any(NOTE in line for line in lines)
 
 
+@pytest.mark.slow
 def test_a_report_of_the_named_folder_shows_the_shipped_sweeps(results: Path, tmp_path: Path) -> None:
     synthetic.make_sweep(results / "mine", synthetic.attempts(POINTS[:4]))
     text, lines = build(results / "recorded", tmp_path / "out")

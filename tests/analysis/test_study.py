@@ -214,6 +214,7 @@ def test_the_report_takes_the_published_file(study: pd.DataFrame, tmp_path: Path
             assert (tmp_path / "out" / "tables" / f"{spec.name}.csv").is_file()
 
 
+@pytest.mark.slow
 def test_a_csv_that_is_not_the_table_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "mine.csv").write_text("model,rate\nx,1\n")
     done = subprocess.run(

@@ -99,6 +99,7 @@ def test_faults_become_rows_and_the_points_after_them_run(sweep: SweepDir) -> No
     assert store.read_steps(sweep.path).num_rows == 3 * 2 * 3
 
 
+@pytest.mark.slow
 def test_a_measured_row_is_complete(sweep: SweepDir) -> None:
     sweep.add_points(points("ok", "ok", "wrong", zero_stage=1))
     run_local(sweep, settings(), live=False, command="sweep run +grid=x")
@@ -120,6 +121,7 @@ def test_a_measured_row_is_complete(sweep: SweepDir) -> None:
     assert third["seed"] == 2
 
 
+@pytest.mark.slow
 def test_losses_of_layouts_are_compared(sweep: SweepDir) -> None:
     base = points("ok")[0]
     layouts = [
@@ -146,6 +148,7 @@ def test_a_collective_that_times_out_is_a_hang_of_the_rank_that_never_came(sweep
     assert "timed out on rank 0; rank 1 never came" in row["evidence"]
 
 
+@pytest.mark.slow
 def test_infrastructure_is_tried_again_a_bounded_number_of_times(sweep: SweepDir) -> None:
     sweep.add_points(points("disk"))
     run_local(sweep, settings(max_attempts=2), live=False)
@@ -365,6 +368,7 @@ def _fields(point: Any) -> dict[str, Any]:
     return {name: getattr(point, name) for name in point.__dataclass_fields__}
 
 
+@pytest.mark.slow
 def test_a_sweep_removed_while_it_runs_is_one_line(sweep: SweepDir) -> None:
     sweep.add_points(points("slow", deadline_s=60.0))
 

@@ -63,6 +63,7 @@ def test_one_holder_at_a_time(tmp_path: Path) -> None:
         assert third is not None
 
 
+@pytest.mark.slow
 def test_a_slow_waiter_leaves_the_lease_of_a_quicker_one_alone(dead: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The slow one has found the holder dead and is about to remove its lease when the quick one takes over."""
     paused = PausedThread(monkeypatch, "slow", dead)
@@ -113,6 +114,7 @@ def test_a_holder_that_was_thought_dead_learns_it_and_leaves_the_next_one_alone(
             assert second is not None and second.held()
 
 
+@pytest.mark.slow
 def test_never_two_at_once_with_dying_holders_and_random_pauses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -123,6 +123,7 @@ class Killed(BaseException):
     """Stands for SIGKILL: nothing after it runs."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", ["before the rename", "after the rename", "between the unlinks"])
 def test_a_kill_during_compaction_loses_and_doubles_nothing(
     sweep: Path, monkeypatch: pytest.MonkeyPatch, moment: str

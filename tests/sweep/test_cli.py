@@ -180,6 +180,7 @@ def test_reading_commands_need_no_torch(command: str, tmp_path: Path) -> None:
     assert done.stdout.splitlines()[-1] == "False 0", done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_plan_writes_the_ledger_that_explain_reads(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "+grid=llama8b_8gpu", "cluster=h100_efa", "--out", "plan.parquet"]) == 0
     assert "ledger: plan.parquet" in capsys.readouterr().out
@@ -248,6 +249,7 @@ def test_run_queues_the_plan_in_its_order(pilots: Pilots, capsys: pytest.Capture
     assert f"{len(plan.points)} points: run {len(plan.points)}" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_second_run_of_a_finished_grid_runs_nothing(pilots: Pilots, capsys: pytest.CaptureFixture[str]) -> None:
     pilots.finish = finish_all
     assert main(["run", "+grid=tiny"]) == 0
@@ -259,6 +261,7 @@ def test_a_second_run_of_a_finished_grid_runs_nothing(pilots: Pilots, capsys: py
     assert entry_names(pilots.calls[1][0].todo) == []
 
 
+@pytest.mark.slow
 def test_a_new_sweep_measures_unless_it_is_told_to_reuse(pilots: Pilots, capsys: pytest.CaptureFixture[str]) -> None:
     pilots.finish = finish_all
     assert main(["run", "+grid=tiny"]) == 0
@@ -275,6 +278,7 @@ def test_a_new_sweep_measures_unless_it_is_told_to_reuse(pilots: Pilots, capsys:
     assert set(read_ledger(Path("results/third"))["cached_sweep"].to_pylist()) == {"tiny"}
 
 
+@pytest.mark.slow
 def test_finished_points_whose_rows_are_lost_are_told(pilots: Pilots, capsys: pytest.CaptureFixture[str]) -> None:
     pilots.finish = finish_all
     assert main(["run", "+grid=tiny"]) == 0
@@ -311,6 +315,7 @@ def test_what_waits_and_is_no_longer_planned_is_taken_off(pilots: Pilots, capsys
     assert "are not in this plan and were taken out of the queue" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_retried_points_stay_in_the_queue_although_their_row_is_known(pilots: Pilots) -> None:
     pilots.finish = finish_all
     assert main(["run", "+grid=tiny"]) == 0
@@ -323,6 +328,7 @@ def test_retried_points_stay_in_the_queue_although_their_row_is_known(pilots: Pi
     assert key_of(name) in {key_of(waiting) for waiting in entry_names(sweep.todo)}
 
 
+@pytest.mark.slow
 def test_a_rehearsal_without_a_gpu(pilots: Pilots, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["+grid=llama70b_512gpu", "launcher=rehearse", "budget.gpu_hours=0.5", "grid.axes.tp=8"]
     assert main(["run", *words]) == 0
@@ -344,6 +350,7 @@ def gpus(monkeypatch: pytest.MonkeyPatch, name: str, count: int) -> None:
     monkeypatch.setattr(machine, "_gpu_name", lambda: name)
 
 
+@pytest.mark.slow
 def test_a_real_run_takes_the_cluster_of_this_machine(
     pilots: Pilots, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -362,6 +369,7 @@ def test_a_real_run_takes_the_cluster_of_this_machine(
     assert "holds runs planned for NVIDIA B200; give this one, for NVIDIA H200, another name" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_cluster_that_is_not_this_machines_is_refused(
     pilots: Pilots, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -56,6 +56,7 @@ def test_a_derived_value_can_be_taken_over() -> None:
     assert {(e.dp, e.tp) for e in experiments(overrides)} == {(2, 2)}
 
 
+@pytest.mark.slow
 def test_filters_from_the_command_line() -> None:
     whole = experiments(["+grid=llama8b_8gpu"])
     assert experiments(["+grid=llama8b_8gpu"], where=["tp * pp == 8", "zero_stage == 0"]) == [

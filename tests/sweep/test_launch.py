@@ -245,6 +245,7 @@ def test_the_options_in_the_documentation_exist() -> None:
     assert named | table <= known
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("line", re.findall(r"^ {4}('?launcher\..*)$", PAGE, re.MULTILINE))
 def test_the_lines_in_the_documentation_can_be_typed(line: str) -> None:
     assert slurm_options(compose_sweep(["+grid=first_day", "launcher=slurm", *shlex.split(line)])) is not None

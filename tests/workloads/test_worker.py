@@ -90,6 +90,7 @@ def test_two_ranks_measure_one_step_alike(tmp_path: Path) -> None:
     assert beat.phase == "done"
 
 
+@pytest.mark.slow
 def test_a_cpu_rank_gets_the_memory_its_cluster_promises(tmp_path: Path) -> None:
     wide = experiment(micro_batch_size=4, seq_len=8192, global_batch_size=4)
     assert run(tmp_path, wide, cluster=cluster(memory_bytes=64 * 2**20)) == [1]
@@ -100,6 +101,7 @@ def test_a_cpu_rank_gets_the_memory_its_cluster_promises(tmp_path: Path) -> None
     assert resource.getrlimit(resource.RLIMIT_DATA)[0] == resource.RLIM_INFINITY, "the parent keeps its own limit"
 
 
+@pytest.mark.slow
 def test_a_lonely_rank_gives_up_and_says_where(tmp_path: Path) -> None:
     case = experiment(dp=2)
     task = Task(

@@ -104,6 +104,7 @@ def test_a_wide_point_runs_over_all_nodes_and_narrow_ones_side_by_side(sweep: Sw
     assert len(beside) >= 2, "nothing ran beside the slow point"
 
 
+@pytest.mark.slow
 def test_a_lost_node_fails_its_point_as_node_failure_and_the_rest_goes_on(sweep: SweepDir, job: Any) -> None:
     sweep.add_points(points("slow", dp=4, deadline_s=60.0))
     started = job(settings(phase_limits_s={}, point_deadline_s=4.0), 2)

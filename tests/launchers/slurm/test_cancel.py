@@ -11,6 +11,7 @@ from tests.launchers.slurm.fakeslurm import FakeSlurm
 from tests.launchers.slurm.runs import meanwhile, run
 
 
+@pytest.mark.slow
 def test_cancel_ends_the_pilots_and_the_watchers(fake: FakeSlurm, sweep: SweepDir) -> None:
     found: list[int] = []
     with meanwhile(lambda: len(fake.calls("squeue")) > 2, lambda: found.append(cancel(sweep))):

@@ -101,6 +101,7 @@ def test_one_array_a_shape_and_nothing_twice(fake: FakeSlurm, sweep: SweepDir) -
     assert submitter.lines == ["2 pilots of 2 nodes submitted: job 1", "2 pilots of 1 node submitted: job 2"]
 
 
+@pytest.mark.slow
 def test_the_pilots_config_is_written_before_the_job(fake: FakeSlurm, sweep: SweepDir) -> None:
     Submitter(sweep, signal_delay_s=60).cycle()
     for one in all_submissions(sweep):
@@ -149,6 +150,7 @@ def test_a_submitter_killed_after_sbatch(known_by: str, fake: FakeSlurm, sweep: 
     assert (found.token, found.stage, found.job_id) == (intent.token, "submitted", "7")
 
 
+@pytest.mark.slow
 def test_really_killed_in_the_middle(fake: FakeSlurm, sweep: SweepDir) -> None:
     """SIGKILL from inside sbatch, after the job is in the queue."""
     code = (
@@ -203,6 +205,7 @@ def test_sbatch_fails_and_has_not(fake: FakeSlurm, sweep: SweepDir) -> None:
     assert sorted(one.stage for one in all_submissions(sweep)) == ["failed", "failed", "submitted", "submitted"]
 
 
+@pytest.mark.slow
 def test_sbatch_does_not_answer(fake: FakeSlurm, sweep: SweepDir, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batch_file, "SBATCH_LIMIT_S", 0.3)
     fake.mode("sbatch", "hang")
@@ -237,6 +240,7 @@ def test_a_refusal_is_reported_once_and_not_tried_again(fake: FakeSlurm, sweep: 
     assert len(fake.calls("sbatch")) == 2
 
 
+@pytest.mark.slow
 def test_a_user_may_have_few_jobs(fake: FakeSlurm, sweep: SweepDir) -> None:
     fake.mode("sbatch", "at most 1")
     assert Submitter(sweep, target_h=1e-4).cycle().submitted == 8
@@ -273,6 +277,7 @@ def test_an_id_that_is_given_out_again_is_not_ours(fake: FakeSlurm, sweep: Sweep
     assert not any("1" in call or "2" in call for call in fake.calls("scancel"))
 
 
+@pytest.mark.slow
 def test_a_lost_node_is_followed_by_waiting(fake: FakeSlurm, sweep: SweepDir) -> None:
     """NODE_FAIL, then PENDING under the same number: nothing is submitted in between."""
     submitter = Submitter(sweep)
@@ -307,6 +312,7 @@ def test_claims_of_dead_pilots_count_as_waiting(fake: FakeSlurm, sweep: SweepDir
     assert submitter.cycle([ATTEMPT]).submitted == 1
 
 
+@pytest.mark.slow
 def test_a_stalled_pilot_does_not_count(fake: FakeSlurm, sweep: SweepDir) -> None:
     """Its job runs, it holds every narrow point, and it does not move: nobody else would come."""
     submitter = Submitter(sweep)

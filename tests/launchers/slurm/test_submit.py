@@ -52,6 +52,7 @@ def test_detach_returns_at_once(fake: FakeSlurm, sweep: SweepDir, capsys: pytest
     assert run(sweep, detach=True).detached and len(fake.jobs) == 1
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_the_pilots(fake: FakeSlurm, sweep: SweepDir, capsys: pytest.CaptureFixture[str]) -> None:
     with meanwhile(lambda: len(fake.calls("squeue")) > 2, interrupt):
         summary = run(sweep)
@@ -69,6 +70,7 @@ def test_ctrl_c_before_anything_is_submitted(fake: FakeSlurm, sweep: SweepDir) -
     assert fake.jobs == []
 
 
+@pytest.mark.slow
 def test_ctrl_c_while_sbatch_works(fake: FakeSlurm, sweep: SweepDir) -> None:
     """The first waits for sbatch; the second does not, and the next run finds the job if there is one."""
     fake.mode("sbatch", "hang")
@@ -98,6 +100,7 @@ def test_points_that_fit_no_pilot_end_the_run(fake: FakeSlurm, sweep: SweepDir) 
     assert summary.message == "1 point needs more nodes than launcher.max_nodes=2" and summary.too_wide == 1
 
 
+@pytest.mark.slow
 def test_slurm_comes_back(fake: FakeSlurm, sweep: SweepDir, capsys: pytest.CaptureFixture[str]) -> None:
     run(sweep, detach=True)
     fake.mode("squeue", "down")

@@ -71,6 +71,7 @@ class TestFloat64:
         q, k = randn(2, 3, 2, 4).requires_grad_(), randn(2, 3, 1, 4).requires_grad_()
         assert gradcheck(apply_rope, (q, k, cos, sin))
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("chunk_tokens", [4, 5, 11, 4096])
     def test_linear_cross_entropy(self, chunk_tokens: int) -> None:
         check_cross_entropy((11, 6, 19), chunk_tokens, torch.float64, "cpu", 1e-14)
@@ -199,6 +200,7 @@ def test_recomputed_cross_entropy(grads_in_forward: bool) -> None:
         assert torch.equal(a, b)
 
 
+@pytest.mark.slow
 def test_compiled_blocks_take_the_plain_expressions() -> None:
     """One graph without our functions in it, with the eager gradients."""
     graphs: list[torch.fx.GraphModule] = []

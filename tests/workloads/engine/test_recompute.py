@@ -56,6 +56,7 @@ def test_gradients_are_the_same_to_the_last_bit(recompute: str) -> None:
         assert torch.equal(expected, got)
 
 
+@pytest.mark.slow
 def test_selective_repeats_no_matmul_and_full_repeats_the_forward() -> None:
     none, selective, full = (run(recompute)[1] for recompute in ("none", "selective", "full"))
     assert selective == none
