@@ -92,6 +92,7 @@ def test_the_tree_lists_every_python_file_once() -> None:
     assert sorted(listed) == sorted(files)
 
 
+@pytest.mark.slow
 def test_every_file_says_what_it_is() -> None:
     silent = [name_of(path) for room in tree_doc.ROOMS for path in tree_doc.source_files(room)]
     assert [name for name in silent if not tree_doc.first_sentence(ROOT / name)] == []

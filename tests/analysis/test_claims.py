@@ -115,6 +115,7 @@ def zero_pairs(slowdown: float) -> list[dict[str, Any]]:
     return rows
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("slowdown", "expected"), [(1.0, verdicts.PASS), (0.98, verdicts.PASS), (0.9, verdicts.FAIL)])
 def test_zero_one_against_zero_zero_is_matched(slowdown: float, expected: str) -> None:
     found = verdict("zero_one_matched", *zero_pairs(slowdown))

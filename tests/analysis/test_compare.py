@@ -114,6 +114,7 @@ def test_gate_for_ci(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert cli(a, once, "--noise", "3", *gate, "5") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -158,6 +159,7 @@ def test_no_text_of_the_figure_is_clipped_or_overlaps(count: int) -> None:
     assert all(ax.get_xlabel() for ax in figure.axes)
 
 
+@pytest.mark.slow
 def test_nothing_to_draw_is_said(tmp_path: Path) -> None:
     a = points_of(synthetic.attempt(POINTS[0], outcome="oom"))
     with pytest.raises(style.NothingToDraw, match=r"^no matched point"):

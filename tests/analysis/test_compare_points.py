@@ -55,6 +55,7 @@ def test_of_several_engine_versions_of_one_configuration_the_last_one_counts() -
     assert (found.pairs["engine_version_b"].tolist(), found.older, len(found.only_b)) == (["2"], 1, 0)
 
 
+@pytest.mark.slow
 def test_partners_may_differ_in_an_axis_when_asked() -> None:
     eager, compiled = POINTS[0], POINTS[0].replace(compile="block")
     a, b = points_of(run(eager, 100.0)), points_of(run(compiled, 120.0))

@@ -37,6 +37,7 @@ def test_failures_by_phase_count_points_and_hours() -> None:
     assert pd.isna(again.loc[("oom", "build"), "device_hours"])
 
 
+@pytest.mark.slow
 def test_device_hours_by_outcome_and_what_they_cost_only_with_a_price() -> None:
     rows = [
         run(point(dp=8), 0, duration_s=3600.0),
@@ -122,6 +123,7 @@ def test_others_are_compared_with_their_prediction_scaled_over_runs_alike() -> N
     assert table["compared_with"].tolist()[:3] == ["prediction"] * 3
 
 
+@pytest.mark.slow
 def test_short_sweeps_say_so_and_long_ones_tell_a_trend() -> None:
     few = drift.data(labelled(*repeated(5, 3600)))
     assert str(drift.too_short(few)).startswith("5 comparable runs, fewer than 20")
@@ -164,6 +166,7 @@ def test_unknown_clock_events_are_not_none(frame: pd.DataFrame) -> None:
     assert "no clock event seen" not in words(NAMES["drift"].draw(unknown))
 
 
+@pytest.mark.slow
 def test_the_study_shows_its_two_networks_in_order(study: pd.DataFrame) -> None:  # noqa: F811
     table = drift.data(study)
     assert table["job_id"].is_monotonic_increasing

@@ -26,6 +26,7 @@ def test_every_figure_has_its_question_and_no_other_is_promised() -> None:
     assert named == {spec.name for spec in registry.FIGURES}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["report", "compare"])
 def test_every_option_is_described(command: str) -> None:
     done = subprocess.run(

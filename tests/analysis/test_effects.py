@@ -52,6 +52,7 @@ def test_runs_that_agree_in_everything_make_one_pair_not_many() -> None:
     assert effect(effects.data(labelled(*rows, *again)), "ZeRO 0 → 1")["pairs"] == 8
 
 
+@pytest.mark.slow
 def test_fewer_pairs_than_the_least_are_listed_without_a_number() -> None:
     frame = labelled(*zero_pairs(0.9, effects.FEWEST - 1))
     found = effect(effects.data(frame), "ZeRO 0 → 1")
@@ -92,6 +93,7 @@ def test_a_degree_takes_ranks_from_dp_at_the_same_batch() -> None:
     assert effect(table, "GPipe → 1F1B")["pairs"] == 1
 
 
+@pytest.mark.slow
 def test_effects_of_the_study_agree_with_its_claim(study: pd.DataFrame) -> None:  # noqa: F811
     found = effect(effects.data(study), "ZeRO 0 → 1")
     claim = pair_claims.zero_one_matched(study).evidence

@@ -247,6 +247,7 @@ def test_all_axes_one_after_another() -> None:
     assert table.loc[predicted, CATEGORIES].to_numpy().tolist() == [closed_form(steps[i][1]) for i in predicted]
 
 
+@pytest.mark.slow
 def test_bars_far_above_the_device_are_cut_and_say_how_high_they_are() -> None:
     model = synthetic.llama("llama70b", 80, 8192, 64, 28672)
     point = Experiment.canonical(model=model, dp=8, zero_stage=3, tp=8, micro_batch_size=1, global_batch_size=8)

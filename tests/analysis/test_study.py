@@ -41,6 +41,7 @@ def study() -> pd.DataFrame:
     return cohort.frame
 
 
+@pytest.mark.slow
 def test_published_heatmap_cell_by_cell(study: pd.DataFrame) -> None:
     table = best_configurations.data(study)
     found = table[table["rank_by"] == "published_mfu"].set_index(["model", "nodes"])
@@ -52,6 +53,7 @@ def test_published_heatmap_cell_by_cell(study: pd.DataFrame) -> None:
         assert tuple(int(row[name]) for name in LAYOUT) == cell.layout, key
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rule", "prefix"), [("published_mfu", "pub"), ("tokens_per_s", "true")])
 def test_both_rankings_name_the_rows_of_the_reference(study: pd.DataFrame, rule: str, prefix: str) -> None:
     expected = published("best_configs_published_vs_corrected.csv")
@@ -77,6 +79,7 @@ def test_seven_of_27_winners_change(study: pd.DataFrame) -> None:
     assert ((pure["tp"] == 1) & (pure["pp"] == 1)).all()
 
 
+@pytest.mark.slow
 def test_a_cell_won_by_another_model_is_marked_and_models_are_ranked_apart(study: pd.DataFrame) -> None:
     table = best_configurations.data(study).set_index(["model", "nodes", "rank_by"])
     assert table.loc[("80B", 8, "published_mfu"), "shape"] == "80B (8 kv heads)"

@@ -199,6 +199,7 @@ def test_without_times_a_schedule_is_in_forwards_and_recomputation_makes_backwar
 # All of them
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WHY)
 def test_what_cannot_be_drawn_says_why_and_leaves_an_empty_table(name: str) -> None:
     rows = [synthetic.attempt(p, i, outcome="crash") for i, p in enumerate([point(), point(micro_batch_size=2)])]

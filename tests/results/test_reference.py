@@ -226,6 +226,7 @@ def test_the_whole_table(study: pa.Table) -> None:
     assert pc.unique(study["source_sha256"]).to_pylist() == [hashlib.sha256(TABLE.read_bytes()).hexdigest()]
 
 
+@pytest.mark.slow
 def test_other_models_under_one_label(study: pa.Table) -> None:
     ok = study.filter(pc.equal(study["outcome"], "ok"))
     counts = Counter(ok["model"].to_pylist())

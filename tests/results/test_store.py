@@ -253,6 +253,7 @@ def test_part_of_conflicting_types_is_said_and_kept(sweep: Path, caplog: pytest.
     assert part_names(sweep) == ["odd.parquet", "q.parquet"]
 
 
+@pytest.mark.slow
 def test_many_row_groups_are_merged(sweep: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compaction, "_ROWS_PER_GROUP", 4)
     for i in range(5):

@@ -18,6 +18,7 @@ def experiments(overrides: list[str], folders: ConfFolders | None = None, **opti
     return [point.experiment for point in expand_all(config.grids, config.models.__getitem__).points]
 
 
+@pytest.mark.slow
 def test_several_grids_keep_their_own_axes() -> None:
     config = compose_sweep(["+grid=[llama1b_8gpu,llama8b_8gpu]"])
     assert config.name == "llama1b_8gpu+llama8b_8gpu"
@@ -73,6 +74,7 @@ def test_models_are_an_axis() -> None:
     assert {e.model.name for e in experiments(["+grid=llama8b_8gpu", "model=smollm1.7b"])} == {"smollm1.7b"}
 
 
+@pytest.mark.slow
 def test_a_given_cluster_goes_before_the_grids() -> None:
     assert compose_sweep(["+grid=playbook"]).cluster.name == "h100_efa"
     given = compose_sweep(["+grid=playbook", "cluster=h200", "cluster.reserved_bytes=7"])
@@ -119,6 +121,7 @@ def test_a_folder_of_ones_own(tmp_path: Path) -> None:
     assert experiments(["+grid=mine"], folders)[0].model.head_dim == 16
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [

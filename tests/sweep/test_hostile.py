@@ -143,6 +143,7 @@ def test_garbage_files_are_neither_run_nor_fatal(capsys: pytest.CaptureFixture[s
     assert set(before) <= {str(path) for path in sweep.path.rglob("*")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("marker", ["", "{", "[]", '{"format": 1}', '{"format": 1, "settings": 3}', '{"format": 99}'])
 def test_a_damaged_marker(marker: str, capsys: pytest.CaptureFixture[str]) -> None:
     sweep = SweepDir.create(Path("results/tiny"), {})

@@ -87,6 +87,7 @@ def test_slurm_is_the_default_where_jobs_are_submitted(login_node: Path, monkeyp
     assert default_launcher() == "local"
 
 
+@pytest.mark.slow
 def test_what_a_pilot_is_told_is_bound_to_the_cluster_file() -> None:
     config = compose_sweep(["+grid=playbook", "launcher=slurm", "+launcher.environment.NCCL_DEBUG=WARN"])
     settings = launch_settings(config, LOGIN_NODE)
@@ -132,6 +133,7 @@ def test_the_options_reach_the_launcher() -> None:
     assert options.sbatch == {"switches": 1}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("word", "message"),
     [
@@ -155,6 +157,7 @@ def test_mistakes_and_injections_are_one_line(word: str, message: str) -> None:
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.slow
 def test_a_run_on_a_login_node_goes_to_slurm(
     login_node: Path, submit: Fleet, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -170,6 +173,7 @@ def test_a_run_on_a_login_node_goes_to_slurm(
     assert "to run by Slurm, on nodes of 8 GPUs" in told
 
 
+@pytest.mark.slow
 def test_a_dry_run_shows_and_does_nothing(submit: Fleet, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["run", "+grid=tiny", "launcher=slurm", "launcher.dry=true"]
     assert main(words) == 0
@@ -192,6 +196,7 @@ def test_a_dry_run_shows_and_does_nothing(submit: Fleet, capsys: pytest.CaptureF
     assert sorted(str(path) for path in Path("results").rglob("*")) == before
 
 
+@pytest.mark.slow
 def test_points_wider_than_max_nodes_are_invalid(submit: Fleet, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["+grid=playbook", "grid.axes.nodes=[1,2,4]", "model=llama1.34b", "launcher=slurm", "launcher.max_nodes=2"]
     assert main(["run", *words, "launcher.dry=true"]) == 0
@@ -200,6 +205,7 @@ def test_points_wider_than_max_nodes_are_invalid(submit: Fleet, capsys: pytest.C
     assert "needs 32 devices, launcher.max_nodes=2 gives 16" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_what_is_no_longer_planned_is_taken_off_and_what_runs_is_told(
     submit: Fleet, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -58,6 +58,7 @@ def test_what_the_engine_cannot_run_is_predicted_nevertheless() -> None:
     assert all(point.peak_bytes and point.time for point in refused)
 
 
+@pytest.mark.slow
 def test_points_that_this_machine_cannot_give_devices_to() -> None:
     plan = plan_of([*EIGHT], device_limit=DeviceLimit(4, "this machine gives 4"))
     assert {point.rule for point in plan.points} == {"launcher_devices"}
@@ -102,6 +103,7 @@ def test_prices_of_measured_points() -> None:
         assert price.worst_h == pytest.approx(8 * price.deadline_s / 3600)
 
 
+@pytest.mark.slow
 def test_a_rehearsal_holds_one_device_and_pays_equal_stages_once() -> None:
     # With ZeRO 0 a rank does the same whatever the number of replicas: 4 nodes cost little more than 1.
     overrides = [
@@ -163,6 +165,7 @@ def test_plans_of_which_nothing_can_run_are_refused_with_the_numbers() -> None:
         )
 
 
+@pytest.mark.slow
 def test_finished_attempts_are_of_the_same_method_device_and_meaning(tmp_path: Path) -> None:
     overrides = [*EIGHT, f"results_dir={tmp_path}", "name=mine"]
     plan = plan_of(overrides)
@@ -189,6 +192,7 @@ def test_finished_attempts_are_of_the_same_method_device_and_meaning(tmp_path: P
     assert reused_from(again) is None
 
 
+@pytest.mark.slow
 def test_rows_of_other_sweeps_stand_for_a_point_only_on_request(tmp_path: Path) -> None:
     overrides = [*EIGHT, f"results_dir={tmp_path}", "name=mine"]
     plan = plan_of(overrides)
@@ -215,6 +219,7 @@ def test_rows_of_other_sweeps_stand_for_a_point_only_on_request(tmp_path: Path) 
     assert rows[third.id]["verdict"] == "run"
 
 
+@pytest.mark.slow
 def test_a_folder_without_sweeps_has_no_finished_attempts(tmp_path: Path) -> None:
     for folder in (tmp_path / "absent", tmp_path):
         assert find_finished(compose_sweep(["+grid=tiny", f"results_dir={folder}"]), "measured") == {}

@@ -180,6 +180,7 @@ def test_everything_is_told(study: Study, slurm_says: Callable[[list[Job] | None
     assert status.expected_left_s is not None and status.expected_left_s > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [80, 160])
 def test_it_fits_the_terminal(study: Study, width: int, slurm_says: Callable[[list[Job] | None], None]) -> None:
     slurm_says([study.job(task, "RUNNING") for task in range(30)])

@@ -129,6 +129,7 @@ def test_arrays_are_cut_to_what_the_cluster_takes(fake: FakeSlurm, sweep: SweepD
     assert ["show", "config"] in fake.calls("scontrol")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("max_array", [0, 1])
 def test_a_cluster_without_arrays(max_array: int, fake: FakeSlurm, sweep: SweepDir) -> None:
     fake.set(max_array=max_array)

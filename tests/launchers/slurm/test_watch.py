@@ -20,6 +20,7 @@ def test_watch_ends_with_the_last_point_or_the_last_pilot(fake: FakeSlurm, sweep
         assert watch(sweep, live=False).left == 0
 
 
+@pytest.mark.slow
 def test_ctrl_c_only_ends_the_watching(fake: FakeSlurm, sweep: SweepDir) -> None:
     run(sweep, detach=True)
     before = len(fake.calls("squeue"))

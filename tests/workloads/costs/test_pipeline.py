@@ -60,6 +60,7 @@ def test_closed_form_is_exact_with_a_heavy_head() -> None:
             assert pipeline_time_s("1f1b", forward, backward, m) == pytest.approx(exact, rel=0.005)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpipe", "1f1b"])
 def test_closed_form_near_simulation_for_unequal_stages(name: str) -> None:
     draw = random.Random(0)

@@ -64,6 +64,7 @@ class TestFloat64:
         check_swiglu(7, 13, torch.float64, "cpu", 1e-14)
         assert gradcheck(swiglu, (randn(3, 10).requires_grad_(),))
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("transposed_grads", [False, True])
     def test_rope(self, transposed_grads: bool) -> None:
         check_rope((2, 5, 4, 2, 6), torch.float64, "cpu", 1e-14, transposed_grads)
@@ -316,6 +317,7 @@ def check_vocabulary_parallel(pool: Pool, dtype: torch.dtype, device: str, toler
         assert relative_error(torch.from_numpy(np.concatenate([dw_0, dw_1])), weight.grad) <= tolerance
 
 
+@pytest.mark.slow
 def test_vocabulary_parallel_cross_entropy_is_the_unsharded_one(gloo_pool: Pool) -> None:
     check_vocabulary_parallel(gloo_pool, torch.float64, "cpu", 1e-14)
 

@@ -48,6 +48,7 @@ def run(recompute: str) -> tuple[list[Tensor], int, int]:
     return gradients, flops.get_total_flops(), held
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recompute", ["selective", "full"])
 def test_gradients_are_the_same_to_the_last_bit(recompute: str) -> None:
     plain, again = run("none")[0], run(recompute)[0]
@@ -64,6 +65,7 @@ def test_selective_repeats_no_matmul_and_full_repeats_the_forward() -> None:
     assert full == none + forward - down, "all but the last matmul, whose output nothing in backward needs"
 
 
+@pytest.mark.slow
 def test_each_step_of_recomputation_holds_less() -> None:
     none, selective, full = (run(recompute)[2] for recompute in ("none", "selective", "full"))
     tokens, width = 32, 8
