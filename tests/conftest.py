@@ -62,11 +62,7 @@ def _weight(item: pytest.Item) -> int:
     """A rough measure of how long a test takes: 0 if it is skipped."""
     if item.get_closest_marker("skip"):
         return 0
-    if item.get_closest_marker("slurm"):
-        return 1000
-    # A pool of processes takes seconds to start, also for quick tests: its file shall not come last.
-    pooled = "gloo_pool" in getattr(item, "fixturenames", ())
-    return 20 if pooled or item.get_closest_marker("slow") else 1
+    return 1000 if item.get_closest_marker("slurm") else 20 if item.get_closest_marker("slow") else 1
 
 
 def _skip_without_slurm(items: list[pytest.Item]) -> None:

@@ -72,26 +72,6 @@ EXTRAS = [
 CASES = _matrix() + EXTRAS
 
 
-def choices(case: Experiment) -> set[object]:
-    """What `make quick` shall meet at least once."""
-    return {("sharded", case.zero_stage > 0), case.recompute, case.tp > 1, ("accumulated", case.num_microbatches > 1)}
-
-
-def covering(cases: list[Experiment]) -> list[Experiment]:
-    """A few small cases that together meet every choice: the one that adds most first, of equals the smallest."""
-    left = set().union(*map(choices, cases))
-    found = []
-    while left:
-        best = max(cases, key=lambda case: (len(choices(case) & left), -case.world_size))
-        found.append(best)
-        left -= choices(best)
-    return found
-
-
-QUICK = covering([case for case in CASES if case.world_size == 2])
-"""The cases that `make quick` runs: two ranks each, so no pipelines, of which the matrix has none with two ranks."""
-
-
 @cache
 def trained_reference(pool: Pool, device: str, tie: bool, global_batch_size: int) -> reference.Trace:
     case = experiment(tie, global_batch_size=global_batch_size)
@@ -114,16 +94,12 @@ def check(pool: Pool, case: Experiment, device: str, body: Callable[..., RankTra
             assert error < TOLERANCE, f"step {step}, {name}: relative error {error:.1e}"
 
 
-@pytest.mark.parametrize(
-    "case",
-    [case if case in QUICK else pytest.param(case, marks=pytest.mark.slow) for case in CASES],
-    ids=lambda c: c.id,
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES, ids=lambda c: c.id)
 def test_layout_equals_single_process_on_gloo(gloo_pool: Pool, case: Experiment) -> None:
     check(gloo_pool, case, "cpu")
 
 
-@pytest.mark.slow
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "layout",
@@ -189,9 +165,3 @@ def test_matrix_is_wide_enough() -> None:
     assert {(c.recompute, c.num_microbatches > 1) for c in CASES} == set(
         product(("none", "selective", "full"), (False, True))
     )
-
-
-def test_quick_cases_meet_every_choice() -> None:
-    assert {c.zero_stage > 0 for c in QUICK} == {False, True}
-    assert {c.recompute for c in QUICK} == {"none", "selective", "full"}
-    assert {c.num_microbatches > 1 for c in QUICK} == {c.tp > 1 for c in QUICK} == {False, True}
