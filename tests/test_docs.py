@@ -17,7 +17,7 @@ import yaml
 
 from sweep.__main__ import main
 from sweep.conffiles import GROUPS, ConfFolders
-from sweep.config import compose_sweep
+from sweep.config import SweepConfig, compose_sweep
 from tests import tree_doc
 from workloads.cluster import ClusterSpec, DeviceSpec, LinkSpec
 from workloads.costs.params import num_params
@@ -164,10 +164,10 @@ def test_sweeps_on_the_command_lines_can_be_composed(
     monkeypatch.chdir(tmp_path)
     for words in commands(page, "sweep"):
         if words[0] in ("plan", "run") and len(words) > 1 and "--help" not in words:
-            compose(words[1:])
+            assert compose(words[1:]).grids, words
 
 
-def compose(words: list[str]) -> None:
+def compose(words: list[str]) -> SweepConfig:
     rest, where, folders = [], [], []
     arguments = iter(words)
     for word in arguments:
@@ -179,7 +179,7 @@ def compose(words: list[str]) -> None:
             next(arguments)
         elif not word.startswith("--"):
             rest.append(word)
-    compose_sweep(rest, ConfFolders(tuple(folders)), extra_where=where)
+    return compose_sweep(rest, ConfFolders(tuple(folders)), extra_where=where)
 
 
 @pytest.mark.parametrize("path", WRITTEN_BY_HAND, ids=name_of)
