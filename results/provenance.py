@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import platform
 import shlex
 import subprocess
 import sys
+import tomllib
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 _GIT_LIMIT_S = 10.0
+_PACKAGE = "ultrasweep"
 
 
 def code_provenance(root: Path) -> dict[str, Any]:
@@ -27,7 +30,7 @@ def code_provenance(root: Path) -> dict[str, Any]:
         status = _git(root, "status", "--porcelain")
         commit = head.strip() if head is not None else None
         dirty = bool(status.strip()) if status is not None else None
-    return {"git_commit": commit, "git_dirty": dirty, "ultrasweep_version": _version()}
+    return {"git_commit": commit, "git_dirty": dirty, "ultrasweep_version": _version(root)}
 
 
 def python_version() -> str:
@@ -39,9 +42,15 @@ def command_line(argv: Sequence[str] | None = None) -> str:
     return shlex.join(argv if argv is not None else sys.orig_argv)
 
 
-def _version() -> str | None:
+def _version(root: Path) -> str | None:
+    """Version of the code under ``root``. A checkout says it in its pyproject.toml; it may run without being installed,
+    or beside another version that is."""
+    with contextlib.suppress(OSError, ValueError):
+        project = tomllib.loads((root / "pyproject.toml").read_text()).get("project", {})
+        if project.get("name") == _PACKAGE and "version" in project:
+            return str(project["version"])
     try:
-        return metadata.version("ultrasweep")
+        return metadata.version(_PACKAGE)
     except metadata.PackageNotFoundError:
         return None
 

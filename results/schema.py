@@ -11,8 +11,10 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-SCHEMA_VERSION = 4
-"""Of ``attempts``. 2: grad_norm_max_difference. 3: nodes, scheduler_job, pilot_id, repeat_of. 4: backend."""
+SCHEMA_VERSION = 5
+"""Of ``attempts``. 2: grad_norm_max_difference. 3: nodes, scheduler_job, pilot_id, repeat_of. 4: backend. 5: the spread
+of step times, timed_wall_s, slowest_rank, energy_per_token_mj, power_limit_w, sm_clock_median_step_mhz,
+nccl_environment; timed_steps is how many were timed. Rows of older versions have null in newer columns."""
 MEASUREMENT_VERSION = 2
 """2: a stage's waiting for slower stages after its last backward is pipeline idle, no longer reduction or optimizer;
 HFU of full recomputation leaves out the down projection; losses agree by gradient norms too."""
@@ -112,7 +114,7 @@ ATTEMPT_COLUMNS: tuple[Column, ...] = (
     Column("duration_s", _F, "From start to the last process gone", "s"),
     *CONFIG_COLUMNS,
     Column("warmup_steps", _I, "Steps before timing"),
-    Column("timed_steps", _I, "Steps timed"),
+    Column("timed_steps", _I, "Steps timed; of a run that measured none, how many were asked for"),
     # outcome
     Column(
         "outcome",
@@ -135,6 +137,18 @@ ATTEMPT_COLUMNS: tuple[Column, ...] = (
     Column("step_time_s", _F, "Median over timed steps of the slowest rank's step time", "s"),
     Column("step_time_min_s", _F, "Fastest timed step", "s"),
     Column("step_time_max_s", _F, "Slowest timed step", "s"),
+    Column(
+        "step_time_mean_s", _F, "Mean over timed steps; times timed_steps it can be compared with timed_wall_s", "s"
+    ),
+    Column("step_time_std_s", _F, "Standard deviation of the timed steps (n - 1); null for a single one", "s"),
+    Column(
+        "timed_wall_s",
+        _F,
+        "Host time from the launch of the first timed step to the end of the last one, slowest rank",
+        "s",
+    ),
+    Column("slowest_rank", _I, "Rank with the highest median of forward_backward_s, for which others wait"),
+    Column("slowest_forward_backward_s", _F, "That rank's median", "s"),
     Column("tokens_per_s", _F, "tokens_per_step / step_time_s", "tokens/s"),
     Column("tokens_per_s_per_gpu", _F, "tokens_per_s / world_size", "tokens/s"),
     Column(
@@ -205,7 +219,12 @@ ATTEMPT_COLUMNS: tuple[Column, ...] = (
     Column("gap_s", _F, "End of the previous point's last timed step to the start of this point's first step", "s"),
     # device state over the timed steps
     Column("power_w", _F, "Mean power of one device", "W"),
+    Column("power_limit_w", _F, "Lowest power limit that the driver enforced on any device", "W"),
+    Column(
+        "energy_per_token_mj", _F, "Energy of all devices: power_w / tokens_per_s_per_gpu; measured runs only", "mJ"
+    ),
     Column("sm_clock_mhz", _F, "Mean SM clock", "MHz"),
+    Column("sm_clock_median_step_mhz", _F, "Mean SM clock over ranks in the step nearest to step_time_s", "MHz"),
     Column("temperature_c", _F, "Highest device temperature", "degC"),
     Column("throttle_reasons", _S, "NVML clock event reasons seen, comma separated; empty: none seen"),
     # provenance
@@ -227,6 +246,11 @@ ATTEMPT_COLUMNS: tuple[Column, ...] = (
     Column("nccl_version", _S, "NCCL"),
     Column("triton_version", _S, "Triton"),
     Column("driver_version", _S, "NVIDIA driver"),
+    Column(
+        "nccl_environment",
+        _S,
+        "NCCL_* and TORCH_NCCL_* variables in force, as JSON by name; a value that differs between ranks is a list",
+    ),
     Column("command", _S, "Command line of the sweep"),
     Column("log_dir", _S, "Folder of the attempt's logs, relative to the sweep's folder"),
 )
@@ -252,6 +276,7 @@ STEP_COLUMNS: tuple[Column, ...] = (
     Column("peak_allocated_bytes", _I, "Peak allocated memory in this step", "B"),
     Column("peak_reserved_bytes", _I, "Peak reserved memory in this step", "B"),
     Column("allocator_retries", _I, "Allocator retries in this step"),
+    Column("sm_clock_mhz", _F, "Mean SM clock during a timed step", "MHz"),
 )
 
 LEDGER_COLUMNS: tuple[Column, ...] = (

@@ -161,7 +161,8 @@ def _mapping(data: Mapping[str, Any], section: str) -> dict[str, Any]:
 def _measure(fields: Mapping[str, Any]) -> MeasureSpec:
     measure = checks.build(MeasureSpec, "measure", fields)
     checks.whole_number("measure.warmup_steps", measure.warmup_steps, 0)
-    checks.whole_number("measure.timed_steps", measure.timed_steps, 1)
+    if measure.timed_steps is not None:
+        checks.whole_number("measure.timed_steps", measure.timed_steps, 1)
     checks.flag("measure.memory_probe", measure.memory_probe)
     return measure
 

@@ -54,15 +54,15 @@ def price(
     experiment: Experiment, time: TimeEstimate | None, method: Method, measure: MeasureSpec, options: PlanOptions
 ) -> Price:
     """What one point costs, and its deadline. ``time`` None: its step time cannot be predicted."""
-    steps = measure.warmup_steps + measure.timed_steps
     compile_s = options.compile_s if experiment.compile != "none" else 0.0
     if method == "measured":
         devices, overhead_s = experiment.world_size, options.overhead_s + compile_s
-        steps_s = steps * time.step_time_s if time is not None else None
+        steps_s = measure.steps_of(time.step_time_s) * time.step_time_s if time is not None else None
     else:
         ranks = len(rehearsed_ranks(experiment))
         devices, overhead_s = 1, ranks * (options.rehearsed_rank_s + compile_s)
-        steps_s = _rehearsed_steps_s(experiment, time, method, ranks * steps)
+        one_rank_s = _rehearsed_steps_s(experiment, time, method, measure)
+        steps_s = ranks * one_rank_s if one_rank_s is not None else None
     deadline = options.deadline
     extra_s = deadline.factor * steps_s if steps_s is not None else deadline.without_estimate_s
     deadline_s = deadline.base_s + overhead_s + extra_s
@@ -74,14 +74,17 @@ def price(
     )
 
 
-def _rehearsed_steps_s(experiment: Experiment, time: TimeEstimate | None, method: Method, steps: int) -> float | None:
-    """Seconds for the steps of single ranks: compute alone, over few micro-batches; 0 on FakeTensor; None: unknown."""
+def _rehearsed_steps_s(
+    experiment: Experiment, time: TimeEstimate | None, method: Method, measure: MeasureSpec
+) -> float | None:
+    """Seconds for the steps of a single rank: compute alone, over few micro-batches; 0 on FakeTensor; None: unknown."""
     if method == "rehearsed_fake":
         return 0.0
     if time is None:
         return None
     share = shortened(experiment).num_microbatches / experiment.num_microbatches
-    return steps * (time.compute_s * share + time.optimizer_s)
+    step_s = time.compute_s * share + time.optimizer_s
+    return measure.steps_of(step_s) * step_s
 
 
 def shape(experiment: Experiment, method: Method, cluster: ClusterSpec) -> Shape:

@@ -35,7 +35,7 @@ def print_plan(plan: Plan, console: Console, *, top: int) -> None:
     console.print(f"[bold]{config.name}[/]: {len(plan.points):,} points of {grids}{note}", highlight=False)
     console.print(
         f"cluster {config.cluster.name} ({config.cluster.device.name}), launcher {config.launcher_kind} "
-        f"({plan.method}), {config.measure.warmup_steps} + {config.measure.timed_steps} steps a point",
+        f"({plan.method}), {config.measure.in_words} steps a point",
         highlight=False,
     )
     console.print(_verdicts(plan))

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import platform
 import resource
 import socket
 import statistics
 import threading
 import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypedDict
 
 import torch
 
-from workloads.protocol import DeviceState, Task
+from workloads.protocol import DeviceState, StepRecord, Task
 
 SAMPLE_EVERY_S = 0.2
 """Seconds between two samples of clocks, temperature and throttle reasons."""
@@ -94,13 +97,50 @@ def _triton_version() -> str | None:
     return str(triton.__version__)
 
 
+def nccl_environment() -> dict[str, str]:
+    """Variables in force that steer NCCL and torch's use of it, by name.
+
+    From the environment; what is not set there NCCL takes from the user's file (``NCCL_CONF_FILE``, else
+    ``~/.nccl.conf``), and then from ``/etc/nccl.conf`` (NCCL's documentation, "Environment Variables").
+    """
+    names = ("NCCL_", "TORCH_NCCL_")
+    found = dict(_assignments(Path("/etc/nccl.conf")))
+    with contextlib.suppress(RuntimeError):  # a user without a home
+        found |= _assignments(Path(os.environ.get("NCCL_CONF_FILE") or Path.home() / ".nccl.conf"))
+    found |= os.environ
+    return {name: value for name, value in sorted(found.items()) if name.startswith(names)}
+
+
+def _assignments(path: Path) -> Iterator[tuple[str, str]]:
+    """``NAME=value`` lines of a file, none where there is no file that can be read; of a repeated name the first."""
+    try:
+        lines = path.read_text(errors="replace").splitlines()
+    except OSError:
+        return
+    for line in reversed(lines):
+        name, assigned, value = line.partition("=")
+        if assigned and not name.startswith("#"):
+            yield name, value
+
+
+def clock_between(samples: Sequence[tuple[float, float]], start: float, end: float) -> float | None:
+    """Mean of the samples (time, MHz) from ``start`` to ``end``. Where there is none the nearest one, if it is not
+    farther away than the time between two samples."""
+    inside = [mhz for at, mhz in samples if start <= at <= end]
+    if inside:
+        return statistics.fmean(inside)
+    away, mhz = min(((max(start - at, at - end), mhz) for at, mhz in samples), default=(SAMPLE_EVERY_S, None))
+    return mhz if away <= SAMPLE_EVERY_S else None
+
+
 class DeviceSampler:
     """Samples a GPU in a thread between ``start()`` and ``stop()``. Without NVML all values of the result are None."""
 
     def __init__(self, device: torch.device) -> None:
         self._handle: Any = None
         self._nvml: Any = None
-        self._clocks: list[float] = []
+        self._clocks: list[tuple[float, float]] = []
+        """(seconds of `time.perf_counter`, MHz)"""
         self._temperatures: list[float] = []
         self._reasons: int | None = None
         self._started = False
@@ -141,12 +181,27 @@ class DeviceSampler:
             power = (end[1] - self._energy_start[1]) / (end[0] - self._energy_start[0])
         return DeviceState(
             power_w=power,
-            sm_clock_mhz=statistics.fmean(self._clocks) if self._clocks else None,
+            power_limit_w=self._power_limit_w(),
+            sm_clock_mhz=statistics.fmean(mhz for _, mhz in self._clocks) if self._clocks else None,
             temperature_c=max(self._temperatures, default=None),
             throttle_reasons=None
             if self._reasons is None
             else ",".join(name for bit, name in _REASONS.items() if self._reasons & bit),
         )
+
+    def with_clocks(self, steps: Sequence[StepRecord], spans: Mapping[int, tuple[float, float]]) -> list[StepRecord]:
+        """The steps, each with its mean SM clock where that is known. ``spans``: start and end of steps by number."""
+        return [
+            replace(step, sm_clock_mhz=clock_between(self._clocks, *spans[step.step])) if step.step in spans else step
+            for step in steps
+        ]
+
+    def _power_limit_w(self) -> float | None:
+        """What the driver enforces now, whoever set it."""
+        try:
+            return float(self._nvml.nvmlDeviceGetEnforcedPowerLimit(self._handle)) / 1e3
+        except self._nvml.NVMLError:
+            return None
 
     def _energy(self) -> tuple[float, float] | None:
         """(seconds, joules) from the device's energy counter, which gives exact mean power between two readings."""
@@ -160,7 +215,8 @@ class DeviceSampler:
         while not self._stop.wait(SAMPLE_EVERY_S):
             # One by one: a device that refuses one question (MIG, virtual GPUs) may answer the others.
             with contextlib.suppress(nvml.NVMLError):
-                self._clocks.append(float(nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)))
+                clock = float(nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM))
+                self._clocks.append((time.perf_counter(), clock))
             with contextlib.suppress(nvml.NVMLError):
                 self._temperatures.append(float(nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)))
             with contextlib.suppress(nvml.NVMLError):

@@ -17,7 +17,7 @@ from workloads.checks import whole_number
 from workloads.errors import InvalidExperiment
 
 ENGINE = "ultrasweep"
-ENGINE_VERSION = "2"
+ENGINE_VERSION = "3"
 """Raise when the engine computes or stores something differently, so that old rows are not taken for new ones."""
 
 Recompute = Literal["none", "selective", "full"]

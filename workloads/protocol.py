@@ -30,15 +30,37 @@ FLIGHT_SIGNAL = signal.SIGRTMIN + 1
 """A rank answers with its last collectives, in ``rank_r.flight.json``."""
 
 
+FEW_STEPS, MANY_STEPS = 5, 10
+SHORT_STEP_S = 1.0
+"""A median of many steps is better known, and as long as a step is short they cost little."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasureSpec:
     """How a run is measured. Not part of an experiment's identity."""
 
     warmup_steps: int = 3
-    timed_steps: int = 5
+    timed_steps: int | None = None
+    """None: `MANY_STEPS` where a step takes less than `SHORT_STEP_S`, else `FEW_STEPS`."""
     memory_probe: bool = True
     """Record memory by category at its peak in the last warm-up step, which costs host time in that step only. Needs
     two warm-up steps: in the first one there is no optimizer state yet."""
+
+    def timed_steps_of(self, step_time_s: float | None) -> int:
+        """How many steps are timed where one takes so many seconds; None: that is not known."""
+        if self.timed_steps is not None:
+            return self.timed_steps
+        return MANY_STEPS if step_time_s is not None and step_time_s < SHORT_STEP_S else FEW_STEPS
+
+    def steps_of(self, step_time_s: float | None) -> int:
+        """All steps of a run, warm-up included."""
+        return self.warmup_steps + self.timed_steps_of(step_time_s)
+
+    @property
+    def in_words(self) -> str:
+        """Warm-up and timed steps, such as ``3 + 5`` or ``3 + 5 to 10``."""
+        timed = f"{FEW_STEPS} to {MANY_STEPS}" if self.timed_steps is None else str(self.timed_steps)
+        return f"{self.warmup_steps} + {timed}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +98,8 @@ class StepRecord:
     peak_allocated_bytes: int | None = None
     peak_reserved_bytes: int | None = None
     allocator_retries: int | None = None
+    sm_clock_mhz: float | None = None
+    """Mean clock during a timed step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +117,7 @@ class DeviceState:
     """What NVML reported during the timed steps; None for what it did not report."""
 
     power_w: float | None = None
+    power_limit_w: float | None = None
     sm_clock_mhz: float | None = None
     temperature_c: float | None = None
     throttle_reasons: str | None = None
@@ -112,6 +137,8 @@ class RankResult:
     forward_s: float | None = None
     """Median over the timed steps of one micro-batch's forward on this stage, waits excluded."""
     backward_s: float | None = None
+    timed_wall_s: float | None = None
+    """Host time from the launch of the first timed step to the end of the last one."""
     device_memory_bytes: int | None = None
     device_name: str | None = None
     device_id: str | None = None
@@ -119,6 +146,8 @@ class RankResult:
     host: str | None = None
     versions: dict[str, str | None] = field(default_factory=dict)
     """``torch``, ``cuda``, ``nccl``, ``triton``, ``driver``, ``python``."""
+    nccl_environment: dict[str, str] | None = None
+    """Variables that steer NCCL; None where NCCL is not used."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

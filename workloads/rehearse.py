@@ -16,7 +16,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from workloads.device import identity, prepare_device
+from workloads.device import DeviceSampler, identity, prepare_device
 from workloads.engine.build import Engine, assemble, build, choose_attention, shape_stage
 from workloads.engine.groups import Groups, make_groups
 from workloads.engine.memory import MemoryProbe
@@ -50,15 +50,25 @@ def rehearse(task: Task, rank: int, local_rank: int, enter: EnterPhase, started_
         )
     choose_attention(experiment)
     engine = build(experiment, groups)
-    measurements = measure(engine, task.measure, lambda step, warm: enter("warmup" if warm else "step", step))
+    sampler = DeviceSampler(device)
+
+    def announce(step: int, is_warmup: bool) -> None:
+        enter("warmup" if is_warmup else "step", step)
+        if not is_warmup:
+            sampler.start()
+
+    measurements = measure(engine, task.measure, announce)
+    state = sampler.stop()
     return RankResult(
         rank=rank,
         coordinates=position,
-        steps=measurements.steps,
+        steps=sampler.with_clocks(measurements.steps, measurements.timed_spans),
         phase_started_at={**started_at, "teardown": time.time()},
         memory_at_peak=measurements.memory_at_peak,
         forward_s=measurements.forward_s,
         backward_s=measurements.backward_s,
+        timed_wall_s=measurements.timed_wall_s,
+        device_state=state,
         **identity(device),
     )
 

@@ -248,6 +248,15 @@ def _broken(rules: Iterable[Rule], names: Mapping[str, Any]) -> list[Violation]:
     return [Violation(rule.name, rule.message.fill(names)) for rule in rules if rule.broken.evaluate(names)]
 
 
+def lacking(experiment: Experiment) -> list[str]:
+    """What of an experiment this version of the engine cannot run, one phrase each; empty when it can run it."""
+    return _lacking(_layout_names(experiment))
+
+
+def _lacking(names: Mapping[str, Any]) -> list[str]:
+    return [rule.message.fill(names) for rule in LACKING if rule.broken.evaluate(names)]
+
+
 def names_of(experiment: Experiment, cluster: ClusterSpec) -> dict[str, Any]:
     """What a rule may read, by name: fields of experiment, model and cluster, `DERIVED` and ``lacking``."""
     names, device = _layout_names(experiment), cluster.device
@@ -259,7 +268,7 @@ def names_of(experiment: Experiment, cluster: ClusterSpec) -> dict[str, Any]:
         "single_node": cluster.inter_node is None,
         "precisions": list(device.peak_flops),
     }
-    names["lacking"] = [rule.message.fill(names) for rule in LACKING if rule.broken.evaluate(names)]
+    names["lacking"] = _lacking(names)
     return names
 
 

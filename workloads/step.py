@@ -11,12 +11,17 @@ All batches are copied to the device before the first warm-up step, or before th
 steps would make host and device wait for each other. The host may run ahead of the device by at most one step, so that
 launching costs no device time and a heartbeat is never more than a step early. One small all-reduce gives every rank
 the same loss and gradient norm of the global batch.
+
+The timed steps begin on all ranks together, after each has collected its garbage; Python's collector is off until they
+end. One rank's collection would otherwise make all of them wait.
 """
 
 from __future__ import annotations
 
+import gc
 import math
 import statistics
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -33,6 +38,8 @@ from workloads.engine.pipeline import PipelineMarks
 from workloads.protocol import MeasureSpec, MemoryAtPeak, StepRecord
 
 Batches = list[tuple[Tensor, Tensor]]
+BeforeStep = Callable[[int, bool], None]
+"""``(step, is_warmup)``"""
 
 
 class Diverged(RuntimeError):
@@ -45,6 +52,8 @@ class _Pending:
 
     step: int
     is_warmup: bool
+    launched_at: float
+    """By `time.perf_counter`."""
     start: Any
     reduced: Any
     end: Any
@@ -63,39 +72,93 @@ class Measurements:
     forward_s: float | None
     """Median over the timed steps of one micro-batch's forward on this stage."""
     backward_s: float | None
+    timed_wall_s: float
+    """By the host's clock, from the launch of the first timed step to the end of the last one on the device."""
+    timed_spans: dict[int, tuple[float, float]]
+    """Start and end of every timed step on the device, in seconds of `time.perf_counter`."""
 
 
-def measure(
-    engine: Engine, spec: MeasureSpec, before_step: Callable[[int, bool], None] = lambda step, warm: None
-) -> Measurements:
+def measure(engine: Engine, spec: MeasureSpec, before_step: BeforeStep = lambda step, warm: None) -> Measurements:
     """Run the warm-up steps and then the timed steps of ``spec``; call ``before_step(step, is_warmup)`` before each.
 
     Raises `Diverged` when a loss or gradient norm is not finite: after all warm-up steps, or after all timed steps.
     """
     # In the very first step there is no optimizer state yet, and its peak says nothing about later ones.
     probe = MemoryProbe(engine) if spec.memory_probe and spec.warmup_steps > 1 else None
-    records: list[StepRecord] = []
-    spans: dict[str, list[float]] = {"F": [], "B": []}
-    for first, count, warm in ((0, spec.warmup_steps, True), (spec.warmup_steps, spec.timed_steps, False)):
-        pending: list[_Pending] = []
-        steps = range(first, first + count)
-        batches = {step: _batches(engine, step) for step in steps}
-        for step in steps:
-            before_step(step, warm)
-            probing = probe is not None and warm and step == first + count - 1
-            with _watched(probe) if probing else nullcontext():
-                pending.append(run_step(engine, step, batches.pop(step), is_warmup=warm))
-            if probing and probe is not None and probe.tracker is not None:
-                pending[-1].memory["peak_allocated_bytes"] = probe.peak_bytes
-            if len(pending) > 1:
-                _wait_for(pending[-2].end)
-        engine.clock.finish()
-        records += [_finish(engine, p) for p in pending]
-        if not warm:
-            for action, start, end in (span for p in pending for span in p.marks.actions):
-                spans[action.kind].append(engine.clock.seconds(start, end))
-    forward, backward = (statistics.median(times) if times else None for times in spans.values())
-    return Measurements(records, probe.at_peak if probe is not None else None, forward, backward)
+    warm = range(spec.warmup_steps)
+    records = [_finish(engine, p) for p in _run_steps(engine, warm, before_step, is_warmup=True, probe=probe)]
+
+    # The first step compiles and the last one may be probed: the quickest is nearest to a timed one.
+    count = _agreed(engine, spec.timed_steps_of(min((record.step_time_s for record in records), default=None)))
+    steps = range(spec.warmup_steps, spec.warmup_steps + count)
+    with _garbage_collector_off():
+        timed = _run_steps(engine, steps, before_step, is_warmup=False)
+    wall_s = time.perf_counter() - timed[0].launched_at
+    records += [_finish(engine, p) for p in timed]
+    forward, backward = (_median_span(engine, timed, kind) for kind in "FB")
+    at_peak = probe.at_peak if probe is not None else None
+    return Measurements(records, at_peak, forward, backward, wall_s, _spans(engine, timed))
+
+
+def _run_steps(
+    engine: Engine, steps: range, before_step: BeforeStep, *, is_warmup: bool, probe: MemoryProbe | None = None
+) -> list[_Pending]:
+    """Launch the steps and wait until the device has done them. ``probe`` watches the last one."""
+    pending: list[_Pending] = []
+    batches = {step: _batches(engine, step) for step in steps}
+    if not is_warmup:
+        _line_up(engine)
+    for step in steps:
+        before_step(step, is_warmup)
+        watching = probe if step == steps[-1] else None
+        with watching.watch() if watching is not None else nullcontext():
+            pending.append(run_step(engine, step, batches.pop(step), is_warmup=is_warmup))
+        if watching is not None and watching.tracker is not None:
+            pending[-1].memory["peak_allocated_bytes"] = watching.peak_bytes
+        if len(pending) > 1:
+            _wait_for(pending[-2].end)
+    engine.clock.finish()
+    return pending
+
+
+@contextmanager
+def _garbage_collector_off() -> Iterator[None]:
+    """Collect garbage now, and not again before the end."""
+    was_on = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def _agreed(engine: Engine, value: int) -> int:
+    """The first rank's value, on every rank."""
+    shared = torch.tensor(value, device=engine.groups.device)
+    dist.broadcast(shared, src=0)
+    return int(shared.item())
+
+
+def _line_up(engine: Engine) -> None:
+    """Wait until every rank is here."""
+    dist.all_reduce(torch.zeros((), device=engine.groups.device))
+    engine.clock.finish()
+
+
+def _median_span(engine: Engine, timed: list[_Pending], kind: str) -> float | None:
+    """Median time of one micro-batch's forward ("F") or backward ("B") on this stage."""
+    spans = [span for pending in timed for span in pending.marks.actions]
+    times = [engine.clock.seconds(start, end) for action, start, end in spans if action.kind == kind]
+    return statistics.median(times) if times else None
+
+
+def _spans(engine: Engine, timed: list[_Pending]) -> dict[int, tuple[float, float]]:
+    # The device was idle when the first step was launched: there the host's clock and its own agree.
+    zero, first = timed[0].launched_at, timed[0].start
+    since = engine.clock.seconds
+    return {p.step: (zero + since(first, p.start), zero + since(first, p.end)) for p in timed}
 
 
 def _batches(engine: Engine, step: int) -> Batches:
@@ -109,6 +172,7 @@ def run_step(engine: Engine, step: int, batches: Batches, *, is_warmup: bool) ->
     retries = _retries() if cuda else None
     if cuda:
         torch.cuda.reset_peak_memory_stats()
+    launched_at = time.perf_counter()
     start = clock.mark()
     loss, marks = engine.pipeline.run(batches)
     engine.optimizer.finish_gradients()
@@ -131,7 +195,7 @@ def run_step(engine: Engine, step: int, batches: Batches, *, is_warmup: bool) ->
             "peak_reserved_bytes": torch.cuda.max_memory_reserved(),
             "allocator_retries": _retries() - (retries or 0),
         }
-    return _Pending(step, is_warmup, start, reduced, end, marks, totals, memory)
+    return _Pending(step, is_warmup, launched_at, start, reduced, end, marks, totals, memory)
 
 
 def _finish(engine: Engine, pending: _Pending) -> StepRecord:
@@ -155,13 +219,6 @@ def _finish(engine: Engine, pending: _Pending) -> StepRecord:
         grad_norm=None if engine.groups.is_rehearsal else math.sqrt(square_norm),
         **pending.memory,
     )
-
-
-@contextmanager
-def _watched(probe: MemoryProbe | None) -> Iterator[None]:
-    assert probe is not None
-    with probe.watch():
-        yield
 
 
 def _wait_for(mark: Any) -> None:

@@ -7,6 +7,7 @@ It runs in a process that was forked from a parent which has imported torch but 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import sys
 import time
@@ -22,7 +23,7 @@ from torch._C._distributed_c10d import TCPStore
 from torch.distributed.distributed_c10d import _get_default_store
 
 from workloads import protocol
-from workloads.device import DeviceSampler, identity, prepare_device
+from workloads.device import DeviceSampler, identity, nccl_environment, prepare_device
 from workloads.engine.build import build, choose_attention
 from workloads.engine.groups import make_groups
 from workloads.errors import UnsupportedByEngine
@@ -36,10 +37,14 @@ LEAVE_TOGETHER_S = 5.0
 
 
 def preload() -> None:
-    """Check that this process may fork ranks: importing this module has imported torch, and CUDA is untouched.
+    """Prepare this process to fork ranks: import what every rank needs, without touching CUDA.
+
+    Importing this module has imported torch. FSDP imports torch._dynamo with the first module that it wraps, whether
+    anything is compiled or not; left to the ranks, that would cost each of them more than a second.
 
     It does not call `torch.cuda.is_available()`: asking the driver is enough to break CUDA in every forked process.
     """
+    importlib.import_module("torch._dynamo")
     assert not torch.cuda.is_initialized()
 
 
@@ -153,15 +158,18 @@ def _measured(task: Task, rank: int, local_rank: int, progress: _Progress) -> Ra
             sampler.start()
 
     measurements = measure(engine, task.measure, announce)
+    state = sampler.stop()
     return RankResult(
         rank=rank,
         coordinates={**groups.position, "dp": groups.data_rank},
-        steps=measurements.steps,
+        steps=sampler.with_clocks(measurements.steps, measurements.timed_spans),
         phase_started_at={**progress.started_at, "teardown": time.time()},
         memory_at_peak=measurements.memory_at_peak,
         forward_s=measurements.forward_s,
         backward_s=measurements.backward_s,
-        device_state=sampler.stop(),
+        timed_wall_s=measurements.timed_wall_s,
+        device_state=state,
+        nccl_environment=nccl_environment() if task.device == "cuda" else None,
         **identity(device),
     )
 

@@ -98,7 +98,7 @@ class _Held:
     @classmethod
     def of(cls, e: Experiment, stage: int) -> _Held:
         held = experiment_stages(e)[stage]
-        c, g = COMPUTE_BYTES.get(e.precision, 2), MASTER_BYTES.get(e.precision, 4)
+        c, g = COMPUTE_BYTES[e.precision], MASTER_BYTES[e.precision]
         layers, experts = local_params(e, held.layers)
         ends = (held.embedding + held.head) // e.tp + held.final_norm
         shard = parameter_shard_bytes(e, layers + ends, experts)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
+from launchers.attempt import spread
 from launchers.attempt.attempt import Attempt
 from launchers.attempt.loss_check import Comparison
 from launchers.attempt.outcome import Outcome
@@ -32,6 +33,7 @@ _STEP_FIELDS = (
     "peak_allocated_bytes",
     "peak_reserved_bytes",
     "allocator_retries",
+    "sm_clock_mhz",
 )
 _PHASES = ("spawn", "rendezvous", "build", "warmup", "step", "teardown")
 _PHASE_COLUMNS = {
@@ -87,7 +89,7 @@ def attempt_row(
         "ended_at": datetime.fromtimestamp(ended_at, UTC),
         "duration_s": ended_at - attempt.started_at,
         "warmup_steps": attempt.task.measure.warmup_steps,
-        "timed_steps": attempt.task.measure.timed_steps,
+        "timed_steps": spread.timed_steps(results) or attempt.task.measure.timed_steps,
         "outcome": outcome.outcome,
         "phase": outcome.phase,
         "phase_step": outcome.phase_step,
@@ -114,7 +116,7 @@ def attempt_row(
     row |= _overhead(attempt, results, ended_at)
     whole = len(results) == experiment.world_size
     if measured and whole:
-        row |= _times(experiment, results) | _losses(results)
+        row |= _times(experiment, results) | spread.spread_columns(results) | _losses(results)
         if comparison is not None:
             row["loss_reference_id"] = comparison.reference_id
             row["loss_max_difference"] = comparison.max_difference
@@ -126,6 +128,7 @@ def attempt_row(
         row["communication_time_s"] = rehearsed.communication_time_s
         row["time_source"] = rehearsed.time_source
     row |= _rates(experiment, row, context.cluster)
+    row["energy_per_token_mj"] = spread.energy_per_token_mj(row)
     return {name: _known(value) for name, value in row.items()}
 
 
@@ -197,9 +200,7 @@ def last_step_end(results: Mapping[int, RankResult]) -> float | None:
 
 def _times(experiment: Experiment, results: Mapping[int, RankResult]) -> dict[str, Any]:
     """Times of steps, each that of its slowest rank, and of the parts of a step: means of the ranks' medians."""
-    per_step = [
-        max(times) for times in zip(*([s.step_time_s for s in _timed(r)] for r in results.values()), strict=False)
-    ]
+    per_step = list(spread.step_times(results).values())
     columns: dict[str, Any] = {}
     if per_step:
         columns = {
@@ -317,6 +318,7 @@ def _device(results: Mapping[int, RankResult]) -> dict[str, Any]:
     every = [results[rank] for rank in sorted(results)]
     first = every[0]
     power = _present(result.device_state.power_w for result in every)
+    limits = _present(result.device_state.power_limit_w for result in every)
     clocks = _present(result.device_state.sm_clock_mhz for result in every)
     heat = _present(result.device_state.temperature_c for result in every)
     reasons = _present(result.device_state.throttle_reasons for result in every)
@@ -324,6 +326,8 @@ def _device(results: Mapping[int, RankResult]) -> dict[str, Any]:
     ids = [result.device_id for result in every if result.device_id is not None]
     columns = {
         "power_w": statistics.fmean(power) if power else None,
+        "power_limit_w": min(limits, default=None),
+        "nccl_environment": spread.nccl_environment(results),
         "sm_clock_mhz": statistics.fmean(clocks) if clocks else None,
         "temperature_c": max(heat, default=None),
         "throttle_reasons": ",".join(names) if reasons else None,

@@ -34,6 +34,6 @@ def expected_s(point: Point, settings: LaunchSettings, room: float = 1.0) -> flo
     deadline_s = settings.point_deadline_s or point.deadline_s
     if point.predicted_step_time_s is None:
         return deadline_s
-    steps = settings.measure.warmup_steps + settings.measure.timed_steps
+    steps = settings.measure.steps_of(point.predicted_step_time_s)
     ranks = len(rehearsed_ranks(point.experiment)) if point.method != "measured" else 1
     return min(deadline_s, ranks * (START_UP_S + room * steps * point.predicted_step_time_s))

@@ -175,7 +175,7 @@ def test_parts_add_up_to_their_category(compared: list[tuple[Experiment, dict[st
 
 SAVED = {
     ("none", "none"): (
-        ("attention_norm", "projected", "rotated", "softmax", "attention_output"),
+        ("attention_norm", "projected", "qk_statistics", "rotated", "softmax", "attention_output"),
         ("ffn_norm", "gate_up", "product"),
         ("input", "residual"),
     ),

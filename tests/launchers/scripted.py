@@ -112,7 +112,7 @@ def run_rank(folder: Path, rank: int, local_rank: int) -> NoReturn:
     behaviour = task.experiment.model.name
     _leave_a_trace(folder, behaviour)
     steps = []
-    count = task.measure.warmup_steps + task.measure.timed_steps
+    count = task.measure.steps_of(None)
     for step in range(count):
         warm = step < task.measure.warmup_steps
         enter("warmup" if warm else "step", step)

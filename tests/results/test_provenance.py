@@ -3,7 +3,10 @@ from __future__ import annotations
 import shlex
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
+
+import pytest
 
 from results.provenance import code_provenance, command_line, python_version
 
@@ -43,3 +46,19 @@ def test_command_and_python() -> None:
     told = subprocess.run([sys.executable, "-c", printing], capture_output=True, text=True, check=True)
     assert told.stdout.strip() == shlex.join([sys.executable, "-c", printing])
     assert python_version().count(".") == 2
+
+
+def test_the_version_is_that_of_the_code_and_needs_no_installation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def not_installed(name: str) -> str:
+        raise metadata.PackageNotFoundError(name)
+
+    (tmp_path / "pyproject.toml").write_text('[project]\nname = "ultrasweep"\nversion = "9.8.7"\n')
+    assert code_provenance(tmp_path)["ultrasweep_version"] == "9.8.7", "not the one that is installed beside it"
+    monkeypatch.setattr(metadata, "version", not_installed)
+    assert code_provenance(tmp_path)["ultrasweep_version"] == "9.8.7"
+    (tmp_path / "pyproject.toml").write_text('[project]\nname = "theirs"\nversion = "1"\n')
+    assert code_provenance(tmp_path)["ultrasweep_version"] is None
+    (tmp_path / "pyproject.toml").write_text("no TOML")
+    assert code_provenance(tmp_path)["ultrasweep_version"] is None

@@ -86,7 +86,7 @@ def run_rank(folder: Path, rank: int, local_rank: int) -> NoReturn:
 
     task = protocol.read_task(folder)
     kind, seconds = behaviour(task.experiment.model.name, task.experiment.id)
-    count = task.measure.warmup_steps + task.measure.timed_steps
+    count = task.measure.steps_of(None)
     ranks = range(rank, rank + 1)
     if ONE_PROCESS in os.environ:
         ranks = range(rank, min(rank + task.cluster.devices_per_node, task.experiment.world_size))
@@ -160,7 +160,7 @@ def _result(task: Any, rank: int, started: Mapping[str, float]) -> Any:
             peak_reserved_bytes=4 * GIB,
             allocator_retries=0,
         )
-        for step in range(task.measure.warmup_steps + task.measure.timed_steps)
+        for step in range(task.measure.steps_of(None))
     ]
     return protocol.RankResult(
         rank=rank,

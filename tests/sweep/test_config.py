@@ -87,7 +87,7 @@ def test_a_given_cluster_goes_before_the_grids() -> None:
 def test_defaults() -> None:
     config = compose_sweep(["+grid=tiny"])
     assert (config.launcher_kind, config.sweep_dir) == ("local", Path("results/tiny"))
-    assert (config.measure.warmup_steps, config.measure.timed_steps) == (3, 5)
+    assert (config.measure.warmup_steps, config.measure.timed_steps) == (3, None)
     assert config.budget_gpu_hours is None
     assert compose_sweep(["+grid=tiny", "measure=quick"]).measure.timed_steps == 3
     assert compose_sweep(["+grid=tiny", "launcher=rehearse"]).name == "tiny-rehearsed"

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
 import multiprocessing
+import os
+import re
 import resource
 import socket
+import subprocess
+import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
 
 from workloads import protocol
 from workloads.cluster import ClusterSpec, DeviceSpec, LinkSpec
+from workloads.costs.memory import COMPUTE_BYTES, MASTER_BYTES
+from workloads.engine.data_parallel import compute_dtype
 from workloads.errors import UnsupportedByEngine
-from workloads.experiment import Experiment, ModelSpec
+from workloads.experiment import Experiment, ModelSpec, MoESpec, Precision
 from workloads.protocol import MeasureSpec, Task
 from workloads.step import Diverged
 from workloads.worker import classify, run_rank
@@ -29,6 +36,8 @@ MODEL = ModelSpec(
     ffn_hidden_size=64,
     vocab_size=128,
 )
+EXPERTS = MoESpec(num_experts=4, experts_per_token=2, expert_hidden_size=16)
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def cluster(memory_bytes: int | None = None) -> ClusterSpec:
@@ -144,3 +153,55 @@ def test_a_lonely_rank_gives_up_and_says_where(tmp_path: Path) -> None:
 )
 def test_a_failure_is_called_by_its_name(error: BaseException, kind: str) -> None:
     assert classify(error) == kind
+
+
+@pytest.mark.parametrize(
+    ("case", "lacking"),
+    [
+        (experiment(precision="fp8_tensorwise"), r"precision=fp8_tensorwise \(use bf16\)"),
+        (experiment(model=dataclasses.replace(MODEL, moe=EXPERTS)), r"routed experts \(worker\)"),
+    ],
+    ids=["precision", "experts"],
+)
+def test_what_the_engine_lacks_is_refused_and_not_replaced(tmp_path: Path, case: Experiment, lacking: str) -> None:
+    assert run(tmp_path, case) == [1]
+    error = protocol.read_error(tmp_path, 0)
+    assert error is not None
+    assert error.kind == "unsupported"
+    assert re.search(f"cannot run {lacking} yet", error.message), error.message
+
+
+def test_an_unknown_precision_has_no_dtype_and_no_size() -> None:
+    with pytest.raises(UnsupportedByEngine, match="precision=fp8_rowwise yet; it may be one of bf16, fp32, fp64"):
+        compute_dtype(experiment(precision="fp8_rowwise"))
+    assert set(COMPUTE_BYTES) == set(MASTER_BYTES) == set(get_args(Precision))
+
+
+def test_what_every_rank_needs_is_imported_before_the_ranks_are_forked(tmp_path: Path) -> None:
+    """FSDP imports torch._dynamo at its first use, which costs each rank more than a second."""
+    code = (
+        "import sys, os; from workloads import worker; worker.preload(); import torch\n"
+        "print('torch._dynamo' in sys.modules, torch.cuda.is_initialized(), len(os.listdir('/proc/self/task')))"
+    )
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    told = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True, check=True
+    )
+    assert told.stdout.split() == ["True", "False", "1"], "one thread: with more of them a fork is not safe"
+
+
+@pytest.mark.gpu
+def test_ranks_forked_after_the_imports_can_use_the_device() -> None:
+    code = (
+        "import os; from pathlib import Path; from workloads import worker\n"
+        "worker.preload()\n"
+        "opened = [str(fd.readlink()) for fd in Path('/proc/self/fd').iterdir() if fd.exists()]\n"
+        "assert not [name for name in opened if 'nvidia' in name], opened\n"
+        "pid = os.fork()\n"
+        "if pid == 0:\n"
+        "    import torch\n"
+        "    os._exit(int(torch.ones(3, device='cuda').sum().item()))\n"
+        "print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))"
+    )
+    told = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert told.stdout.split() == ["3"], told.stderr

@@ -30,6 +30,9 @@ class LayerTensors:
     projected: int
     """Fused query, key and value projection, kept alive by the values: ``c T (N + 2K) H / tp``. With latent attention
     the latents, their norms and both up-projections."""
+    qk_statistics: int
+    """With ``qk_norm``: one number for every head of queries and keys, ``4 T (N + K) / tp``. What is normed lies in the
+    projection."""
     rotated: int
     """Queries and keys after RoPE, saved by attention: ``c T (N + K) H / tp``."""
     softmax: int
@@ -75,6 +78,7 @@ def layer_tensors(
     qk, v = head_sizes(model)
     mla = model.mla
     latent = 0
+    qk_heads = heads + kv if model.qk_norm and mla is None else 0
     if mla is None:
         projected, rotated = (heads + 2 * kv) * qk // tp, (heads + kv) * qk // tp
     else:
@@ -94,6 +98,7 @@ def layer_tensors(
         input=stream,
         attention_norm=norm,
         projected=c * tokens * (projected + latent),
+        qk_statistics=STATISTICS_BYTES * tokens * qk_heads // tp,
         rotated=c * tokens * rotated,
         softmax=tokens * heads // tp * (c * seq_len if math else STATISTICS_BYTES),
         attention_output=c * tokens * heads * v // tp,
@@ -111,9 +116,9 @@ def layer_bytes(experiment: Experiment, *, routed: bool, c: int) -> LayerBytes:
     Saved, by ``recompute``:
 
     none       all of `LayerTensors`.
-    selective  all but what backward makes again: normed inputs (their statistics stay), rotated queries and keys, and
-               the SwiGLU product. With ``compile`` the residual after attention is made again too, and the outputs of
-               the two row-parallel layers stay and, with tp > 1, their partial sums (full T), until they are used.
+    selective  all but what backward makes again: normed inputs (statistics of norms stay), rotated queries and keys,
+               and the SwiGLU product. With ``compile`` the residual after attention is made again too, and the outputs
+               of the two row-parallel layers stay and, with tp > 1, their partial sums (full T), until they are used.
     full       the block input.
 
     Working: the backward peaks in the feed-forward half. It holds the gradients of the stream (``c T_s h``) and of the
@@ -143,7 +148,7 @@ def layer_bytes(experiment: Experiment, *, routed: bool, c: int) -> LayerBytes:
     if e.compile == "none":
         again = 2 * stream + t.rotated + t.product
         return LayerBytes(saved=t.total - again, working=t.product + working)
-    again = t.attention_norm + t.rotated + t.residual + t.ffn_norm + t.product
+    again = t.attention_norm + t.qk_statistics + t.rotated + t.residual + t.ffn_norm + t.product
     row_parallel = 2 * (stream + gathered)
     return LayerBytes(saved=t.total - again + row_parallel, working=again + working - row_parallel)
 

@@ -23,12 +23,12 @@ from dataclasses import dataclass
 
 from workloads.costs.activations import HeadBytes, head_bytes, layer_bytes, rank_tokens
 from workloads.costs.params import StageParams, dense_layer, experiment_stages, local_params, moe_layer
-from workloads.experiment import Experiment
+from workloads.experiment import Experiment, Precision
 
-MASTER_BYTES = {"fp64": 8}
-"""Bytes of master weights, reduced gradients and each optimizer moment; fp32 unless listed."""
-COMPUTE_BYTES = {"fp64": 8, "fp32": 4}
-"""Bytes of gathered weights and activations; bf16 unless listed (fp8 keeps bf16 tensors between its matmuls)."""
+MASTER_BYTES: dict[Precision, int] = {"bf16": 4, "fp32": 4, "fp64": 8, "fp8_tensorwise": 4, "fp8_rowwise": 4}
+"""Bytes of master weights, reduced gradients and each optimizer moment."""
+COMPUTE_BYTES: dict[Precision, int] = {"bf16": 2, "fp32": 4, "fp64": 8, "fp8_tensorwise": 2, "fp8_rowwise": 2}
+"""Bytes of gathered weights and activations; fp8 keeps bf16 tensors between its matmuls."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ def parameter_shard_bytes(experiment: Experiment, params: int, experts: int) -> 
     """Master weights of one rank: ``g P / S``; experts are sharded over the ranks that hold the same ones."""
     e = experiment
     expert_shards = max(1, e.dp_shard * e.cp // e.ep)
-    return MASTER_BYTES.get(e.precision, 4) * (params // e.dp_shard + experts // expert_shards)
+    return MASTER_BYTES[e.precision] * (params // e.dp_shard + experts // expert_shards)
 
 
 def accumulates_unsharded(experiment: Experiment) -> bool:
@@ -133,7 +133,7 @@ class _Shared:
 
     @classmethod
     def of(cls, e: Experiment) -> _Shared:
-        model, c = e.model, COMPUTE_BYTES.get(e.precision, 2)
+        model, c = e.model, COMPUTE_BYTES[e.precision]
         tokens, stream_tokens = rank_tokens(e)
         dense = layer_bytes(e, routed=False, c=c)
         block, moe_saved, working = sum(local_params(e, dense_layer(model))), 0, dense.working
@@ -143,7 +143,7 @@ class _Shared:
             block = max(block, sum(local_params(e, moe_layer(model))))
         return cls(
             c=c,
-            g=MASTER_BYTES.get(e.precision, 4),
+            g=MASTER_BYTES[e.precision],
             dense_saved=dense.saved,
             moe_saved=moe_saved,
             working=working,

@@ -133,17 +133,18 @@ def _layer(e: Experiment, cluster: ClusterSpec, rates: _Rates, *, routed: bool) 
     """Compute and exposed communication of one layer.
 
     Matmuls: 2 FLOPs a parameter and token forward, 4 backward. Attention: causal half of ``4 N H T seq``. Forward
-    bytes: two norms (read, write), two residual sums (2 reads, 1 write), RoPE (read, write), SwiGLU (2 reads, 1
-    write); twice that backward.
+    bytes: two norms (read, write), two residual sums (2 reads, 1 write), RoPE and norms of queries and keys (each read,
+    write), SwiGLU (2 reads, 1 write); twice that backward.
     """
-    model, c = e.model, COMPUTE_BYTES.get(e.precision, 2)
+    model, c = e.model, COMPUTE_BYTES[e.precision]
     tokens, stream = rank_tokens(e)
     matmul = 2.0 * tokens * matmul_of_layer(model, routed=routed) / e.tp / rates.matmul
     attention = 0.5 * tokens * attention_forward_flops(model, e.seq_len) / e.tp / rates.attention
     columns = _feed_forward_columns(model, routed)
     qk, v = head_sizes(model)
     rotated = (model.num_heads + model.num_kv_heads) * qk
-    passes = 10 * stream * model.hidden_size + (2 * rotated + 3 * columns) * tokens / e.tp
+    rotated_passes = 4 if model.qk_norm and model.mla is None else 2
+    passes = 10 * stream * model.hidden_size + (rotated_passes * rotated + 3 * columns) * tokens / e.tp
     memory = c * passes / rates.memory
     forward = matmul + attention + memory
     backward = 2 * matmul + ATTENTION_BACKWARD * attention + 2 * memory
@@ -212,7 +213,7 @@ class _Ends:
     @classmethod
     def of(cls, e: Experiment, cluster: ClusterSpec, rates: _Rates) -> _Ends:
         """Gradients are computed in the forward (three products); under GPipe in its backward, logits again."""
-        model, c = e.model, COMPUTE_BYTES.get(e.precision, 2)
+        model, c = e.model, COMPUTE_BYTES[e.precision]
         tokens = rank_tokens(e)[0]
         product = 2.0 * tokens * model.vocab_size * model.hidden_size / e.tp / rates.head
         forward, backward = (1, 3) if e.pp_schedule == "gpipe" else (3, 0)
@@ -236,7 +237,7 @@ class _Stage:
 def _stage(
     e: Experiment, cluster: ClusterSpec, rates: _Rates, held: StageParams, dense: _Layer, moe: _Layer, ends: _Ends
 ) -> _Stage:
-    c, g = COMPUTE_BYTES.get(e.precision, 2), MASTER_BYTES.get(e.precision, 4)
+    c, g = COMPUTE_BYTES[e.precision], MASTER_BYTES[e.precision]
     d, r = held.dense_layers, held.moe_layers
     layers, experts = local_params(e, held.layers)
     edge = (held.embedding + held.head) // e.tp + held.final_norm
@@ -287,7 +288,7 @@ def _p2p_s(e: Experiment, cluster: ClusterSpec) -> float:
     """One stage's output to the next: ``c T_s h``."""
     if e.pp == 1:
         return 0.0
-    message = COMPUTE_BYTES.get(e.precision, 2) * rank_tokens(e)[1] * e.model.hidden_size
+    message = COMPUTE_BYTES[e.precision] * rank_tokens(e)[1] * e.model.hidden_size
     return collective_time_s("p2p", message, e.pp, stride(e, "pp"), cluster)
 
 

@@ -14,7 +14,9 @@ from workloads.engine.optimizer import ShardedAdamW
 from workloads.engine.parameters import initialise
 from workloads.engine.pipeline import Pipeline
 from workloads.engine.recompute import apply_recompute
+from workloads.errors import UnsupportedByEngine
 from workloads.experiment import Experiment
+from workloads.rules import lacking
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +34,11 @@ class Engine:
 def shape_stage(experiment: Experiment, groups: Groups) -> Stage:
     """The sharded stage on the meta device: pipeline split → TP → recompute → compile → data parallel.
 
-    Expert and context parallelism belong between tensor parallelism and recompute.
+    Expert and context parallelism belong between tensor parallelism and recompute. Raises `UnsupportedByEngine` for
+    what this version cannot build.
     """
+    if missing := lacking(experiment):
+        raise UnsupportedByEngine(f"engine version {experiment.engine_version} cannot run {', '.join(missing)} yet")
     with torch.device("meta"):
         stage = Stage(experiment, groups).to(master_dtype(experiment))
         if experiment.precision != "fp64":

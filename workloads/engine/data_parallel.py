@@ -20,11 +20,21 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from workloads.engine.groups import Groups
 from workloads.engine.model import Stage
+from workloads.errors import UnsupportedByEngine
 from workloads.experiment import Experiment
+
+_COMPUTE_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp64": torch.float64}
 
 
 def compute_dtype(experiment: Experiment) -> torch.dtype:
-    return {"fp64": torch.float64, "fp32": torch.float32}.get(experiment.precision, torch.bfloat16)
+    """The dtype of activations and gathered weights. Raises `UnsupportedByEngine` for a precision without kernels."""
+    dtype = _COMPUTE_DTYPES.get(experiment.precision)
+    if dtype is None:
+        known = ", ".join(_COMPUTE_DTYPES)
+        raise UnsupportedByEngine(
+            f"the engine cannot run precision={experiment.precision} yet; it may be one of {known}"
+        )
+    return dtype
 
 
 def master_dtype(experiment: Experiment) -> torch.dtype:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -35,11 +37,12 @@ INIT_STD = 0.02
 
 
 class RMSNorm(nn.Module):
-    def __init__(self, name: str, size: int, eps: float) -> None:
+    def __init__(self, name: str, size: int, eps: float, split_among: Literal["tokens", "heads"] = "tokens") -> None:
         super().__init__()
         self.eps = eps
         self.weight = nn.Parameter(torch.empty(size))
-        self.specs = {"weight": ParameterSpec(parts=(Part(name, (size,), std=None),), tp_dim=None)}
+        part = Part(name, (size,), std=None)
+        self.specs = {"weight": ParameterSpec(parts=(part,), tp_dim=None, split_among=split_among)}
         self.recipes: Recipes | None = None
 
     def forward(self, x_TD: Tensor) -> Tensor:
@@ -51,6 +54,9 @@ class RMSNorm(nn.Module):
 
 
 class Attention(nn.Module):
+    """Grouped-query attention. With ``qk_norm`` every head of the queries and keys is normed before it is rotated, by
+    one weight of size H for all query heads and one for all key heads (Qwen3, arXiv:2505.09388)."""
+
     def __init__(self, prefix: str, model: ModelSpec, batch: int, tp: TensorParallel) -> None:
         super().__init__()
         self.batch = batch
@@ -60,18 +66,21 @@ class Attention(nn.Module):
         parts = [(f"{prefix}.q", q), (f"{prefix}.k", kv), (f"{prefix}.v", kv)]
         self.qkv = ColumnParallelLinear(model.hidden_size, parts, INIT_STD, tp)
         self.out = RowParallelLinear(f"{prefix}.o", q, model.hidden_size, residual_std(model), tp)
+        norm = partial(RMSNorm, size=model.head_dim, eps=model.norm_eps, split_among="heads")
+        self.q_norm = norm(f"{prefix}.q_norm") if model.qk_norm else None
+        self.k_norm = norm(f"{prefix}.k_norm") if model.qk_norm else None
         self.recipes: Recipes | None = None
 
     def forward(self, x_TD: Tensor, cos_SH: Tensor, sin_SH: Tensor) -> Tensor:
         qkv = self.qkv(x_TD).view(self.batch, -1, self.heads + 2 * self.kv_heads, self.head_dim)
         q_BSNH, k_BSKH, v_BSKH = qkv.split([self.heads, self.kv_heads, self.kv_heads], dim=2)
         if self.recipes is None:
-            q_BSNH, k_BSKH = apply_rope(q_BSNH, k_BSKH, cos_SH, sin_SH)
+            q_BSNH, k_BSKH = self._norm_and_rotate(q_BSNH, k_BSKH, cos_SH, sin_SH)
         else:
             # Backward keeps the values, which are a view of the whole projection, so this costs no memory.
             plain_q, plain_k = q_BSNH.detach(), k_BSKH.detach()
-            q_BSNH, k_BSKH = apply_rope(q_BSNH, k_BSKH, cos_SH, sin_SH)
-            self.recipes.note((q_BSNH, k_BSKH), lambda: apply_rope(plain_q, plain_k, cos_SH, sin_SH))
+            q_BSNH, k_BSKH = self._norm_and_rotate(q_BSNH, k_BSKH, cos_SH, sin_SH)
+            self.recipes.note((q_BSNH, k_BSKH), lambda: self._norm_and_rotate(plain_q, plain_k, cos_SH, sin_SH))
         o_BNSH = F.scaled_dot_product_attention(
             q_BSNH.transpose(1, 2),
             k_BSKH.transpose(1, 2),
@@ -80,6 +89,13 @@ class Attention(nn.Module):
             enable_gqa=self.heads != self.kv_heads,
         )
         return self.out(o_BNSH.transpose(1, 2).reshape(-1, self.heads * self.head_dim))
+
+    def _norm_and_rotate(self, q_BSNH: Tensor, k_BSKH: Tensor, cos_SH: Tensor, sin_SH: Tensor) -> tuple[Tensor, Tensor]:
+        if self.q_norm is not None and self.k_norm is not None:
+            # Not called as modules: their outputs need no recipes of their own, since rotation saves no input.
+            q_BSNH = rms_norm(q_BSNH, self.q_norm.weight, self.q_norm.eps)
+            k_BSKH = rms_norm(k_BSKH, self.k_norm.weight, self.k_norm.eps)
+        return apply_rope(q_BSNH, k_BSKH, cos_SH, sin_SH)
 
 
 class FeedForward(nn.Module):

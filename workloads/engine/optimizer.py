@@ -32,15 +32,18 @@ class ShardedAdamW:
         self.optimizer: torch.optim.AdamW | None = None
 
     def finish_gradients(self) -> None:
-        """Sum over tp the gradients of weights that every tensor-parallel rank holds whole."""
+        """Sum over tp the gradients of weights that every rank holds whole and uses on its own tokens or heads."""
         tp = self.groups.tp
-        if tp.size > 1 and tp.sequence_parallel:
-            # Each tensor-parallel rank saw only its tokens, so these gradients are partial sums. One message for all.
-            partial = [p.gradient for p in self.parameters if p.spec.tp_dim is None]
-            flat = torch.cat([g.reshape(-1) for g in partial])
-            dist.all_reduce(flat, group=tp.group)
-            for gradient, total in zip(partial, flat.split([g.numel() for g in partial]), strict=True):
-                gradient.copy_(total.view_as(gradient))
+        if tp.size == 1:
+            return
+        divided = ("tokens", "heads") if tp.sequence_parallel else ("heads",)
+        partial = [p.gradient for p in self.parameters if p.spec.tp_dim is None and p.spec.split_among in divided]
+        if not partial:
+            return
+        flat = torch.cat([g.reshape(-1) for g in partial])  # one message for all
+        dist.all_reduce(flat, group=tp.group)
+        for gradient, total in zip(partial, flat.split([g.numel() for g in partial]), strict=True):
+            gradient.copy_(total.view_as(gradient))
 
     def add_tied_copies(self) -> None:
         """Sum the gradients of the two copies of a tied embedding, in the first and the last stage."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +32,9 @@ class ParameterSpec:
 
     parts: tuple[Part, ...]
     tp_dim: int | None
+    split_among: Literal["tokens", "heads"] = "tokens"
+    """Of a replicated parameter: what the tensor-parallel ranks divide among themselves where it is used. Heads are
+    always divided, tokens only with sequence parallelism; then the gradient on one rank is a part of the sum."""
 
 
 @dataclass(frozen=True, slots=True)

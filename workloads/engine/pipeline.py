@@ -36,7 +36,7 @@ class PipelineMarks:
     last_backward: Mark | None = None
     """After the last backward's compute, before what is left of the gradient reduction."""
     actions: list[tuple[Action, Mark, Mark]] = field(default_factory=list)
-    """Every forward and backward, waits for neighbours excluded."""
+    """Every forward and backward, waits for neighbours and the wait after the last backward excluded."""
 
 
 class _AtEndOfBackward(torch.autograd.Function):
@@ -99,7 +99,9 @@ class Pipeline:
                     assert x.grad is not None
                     sends += self._send(x.grad, -1)
             del x, output
-            marks.actions.append((action, start, self.clock.mark()))
+            # After the last backward FSDP waits for the gradients' reduction, which is counted apart from it.
+            end = marks.last_backward if action == self.actions[-1] else self.clock.mark()
+            marks.actions.append((action, start, end))
             sends = [(work, tensor) for work, tensor in sends if not work.is_completed()]
         start = self.clock.mark()
         for work, _ in sends:

@@ -132,6 +132,7 @@ const ModelCosts = (() => {
     const [tokens, streamTokens] = rankTokens(e);
     const h = model.hidden_size, heads = model.num_heads, kv = model.num_kv_heads;
     const [qk, v] = headSizes(model);
+    const qkHeads = model.qk_norm && !mla ? heads + kv : 0;
     let latent = 0, projected = div((heads + 2 * kv) * qk, tp), rotated = div((heads + kv) * qk, tp);
     if (mla) {
       latent = 2 * (mla.q_lora_rank + mla.kv_lora_rank) + mla.qk_rope_head_dim;
@@ -149,6 +150,7 @@ const ModelCosts = (() => {
       input: stream,
       attention_norm: norm,
       projected: c * tokens * (projected + latent),
+      qk_statistics: div(STATISTICS_BYTES * tokens * qkHeads, tp),
       rotated: c * tokens * rotated,
       softmax: div(tokens * heads, tp) * (e.attention === "math" ? c * e.seq_len : STATISTICS_BYTES),
       attention_output: div(c * tokens * heads * v, tp),
@@ -164,7 +166,8 @@ const ModelCosts = (() => {
   function savedParts(t, attentionAgain, ffnAgain, residualAgain) {
     return {
       "residual stream": t.input + t.residual - residualAgain,
-      attention: t.attention_norm + t.projected + t.rotated + t.softmax + t.attention_output - attentionAgain,
+      attention: t.attention_norm + t.projected + t.qk_statistics + t.rotated + t.softmax + t.attention_output
+        - attentionAgain,
       "feed-forward": t.ffn_norm + t.gate_up + t.product - ffnAgain,
       "tokens sent to experts": t.dispatched,
     };
@@ -187,10 +190,10 @@ const ModelCosts = (() => {
       const parts = savedParts(t, stream + t.rotated, stream + t.product, 0);
       return { saved: total - again, working: t.product + working, parts };
     }
-    const again = t.attention_norm + t.rotated + t.residual + t.ffn_norm + t.product;
+    const again = t.attention_norm + t.qk_statistics + t.rotated + t.residual + t.ffn_norm + t.product;
     const rowParallel = 2 * (stream + gathered);
     const each = stream + gathered;
-    const parts = savedParts(t, t.attention_norm + t.rotated - each, t.ffn_norm + t.product - each, t.residual);
+    const parts = savedParts(t, t.attention_norm + t.qk_statistics + t.rotated - each, t.ffn_norm + t.product - each, t.residual);
     return { saved: total - again + rowParallel, working: again + working - rowParallel, parts };
   }
 

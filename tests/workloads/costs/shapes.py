@@ -55,6 +55,17 @@ MIXTRAL = ModelSpec(
     vocab_size=32000,
     moe=MoESpec(num_experts=8, experts_per_token=2, expert_hidden_size=14336),
 )
+QWEN3_14B = ModelSpec(
+    name="qwen3_14b",
+    num_layers=40,
+    hidden_size=5120,
+    num_heads=40,
+    num_kv_heads=8,
+    head_dim=128,
+    ffn_hidden_size=17408,
+    vocab_size=151936,
+    qk_norm=True,
+)
 QWEN3_30B = ModelSpec(
     name="qwen3_30b_a3b",
     num_layers=48,

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from tests.workloads.costs.shapes import (
@@ -8,6 +10,7 @@ from tests.workloads.costs.shapes import (
     LLAMA_8B,
     LLAMA_70B,
     MIXTRAL,
+    QWEN3_14B,
     study_experiment,
     study_rows,
 )
@@ -199,3 +202,24 @@ def test_drops_most_of_the_studys_ooms_and_no_success() -> None:
     assert dropped["Success"] == 0
     assert dropped["OOM"] >= 1600  # of 1,917
     assert LIMIT_BYTES - 11 * GIB < highest_success < LIMIT_BYTES - 9 * GIB, "the margin stated above"
+
+
+def test_norms_of_queries_and_keys_keep_one_number_a_head() -> None:
+    # Qwen3-14B: 40 query and 8 key heads, over tp 4; 4,096 tokens. The normed heads are not kept: rotation needs none.
+    plain, normed = (
+        layer_tensors(dataclasses.replace(QWEN3_14B, qk_norm=qk_norm), False, 4096, 1024, 4096, 4, 1, 2, False)
+        for qk_norm in (False, True)
+    )
+    assert normed.qk_statistics == 4 * 4096 * (40 + 8) / 4
+    assert normed.total - plain.total == normed.qk_statistics
+    kept = {
+        recompute: [
+            layer_bytes(
+                experiment(model=dataclasses.replace(QWEN3_14B, qk_norm=q), recompute=recompute), routed=False, c=2
+            )
+            for q in (False, True)
+        ]
+        for recompute in ("none", "selective", "full")
+    }
+    more = {recompute: with_norm.saved - without.saved for recompute, (without, with_norm) in kept.items()}
+    assert more == {"none": 4 * 4096 * 48, "selective": 4 * 4096 * 48, "full": 0}

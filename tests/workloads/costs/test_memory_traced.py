@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.workloads.costs.shapes import LLAMA_1B, LLAMA_8B
+from tests.workloads.costs.shapes import LLAMA_1B, LLAMA_8B, QWEN3_14B
 from workloads.costs.memory import estimate_memory
 from workloads.experiment import Experiment, ModelSpec, model_from_dict
 from workloads.mesh import rank_of
@@ -42,6 +42,10 @@ CASES = {
     "full": experiment(tp=4, micro_batch_size=8, microbatches=3, recompute="full"),
     "1f1b": experiment(pp=2, microbatches=2, micro_batch_size=2),
     "fp32": experiment(dp=8, zero_stage=2, precision="fp32"),
+    "qk norm": experiment(QWEN3_14B, dp=8, zero_stage=2, micro_batch_size=2),
+    "qk norm, tp": experiment(QWEN3_14B, tp=8, micro_batch_size=8, microbatches=2),
+    "qk norm, selective": experiment(QWEN3_14B, tp=2, micro_batch_size=4, recompute="selective"),
+    "qk norm, full": experiment(QWEN3_14B, dp=8, zero_stage=3, micro_batch_size=4, recompute="full"),
 }
 
 

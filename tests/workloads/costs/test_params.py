@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.workloads.costs.shapes import DEEPSEEK_V3, LLAMA_1B, LLAMA_8B, LLAMA_70B, MIXTRAL, QWEN3_30B, TINY
+from tests.workloads.costs.shapes import DEEPSEEK_V3, LLAMA_1B, LLAMA_8B, LLAMA_70B, MIXTRAL, QWEN3_14B, QWEN3_30B, TINY
 from workloads.costs.params import (
     active_params,
     local_params,
@@ -31,6 +31,7 @@ def test_tiny_by_hand() -> None:
         (LLAMA_70B, 70_553_706_496),
         (MIXTRAL, 46_702_792_704),
         (QWEN3_30B, 30_532_122_624),
+        (QWEN3_14B, 14_768_307_200),
     ],
 )
 def test_equals_checkpoints(model: ModelSpec, published: int) -> None:

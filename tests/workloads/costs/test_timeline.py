@@ -138,3 +138,14 @@ def test_fast_enough_for_grids() -> None:
         estimate_memory(experiment)
         estimate_time(experiment, H200)
     assert len(GRID) / (time.process_time() - start) > 2000
+
+
+def test_norms_of_queries_and_keys_take_memory_time() -> None:
+    # Forward one read and one write of (N + K) H numbers a token and layer, backward twice that; two bytes each.
+    plain = dataclasses.replace(LLAMA_8B, qk_norm=False)
+    case = Experiment.canonical(model=plain, global_batch_size=1, seq_len=4096)
+    without = estimate_time(case, H200)
+    with_norm = estimate_time(case.replace(model=dataclasses.replace(plain, qk_norm=True)), H200)
+    assert without is not None and with_norm is not None
+    passes = 3 * 2 * 2 * 4096 * (32 + 8) * 128 * 32
+    assert with_norm.compute_s - without.compute_s == pytest.approx(passes / H200.device.memory_bandwidth, rel=0.01)

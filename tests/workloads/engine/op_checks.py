@@ -84,6 +84,25 @@ def check_rms_norm(rows: int, size: int, dtype: torch.dtype, device: str, tolera
     compare(partial(rms_norm, eps=EPS), reference_rms_norm, [x, weight], tolerance)
 
 
+def check_rms_norm_of_heads(
+    shape: tuple[int, int, int, int, int], dtype: torch.dtype, device: str, tolerance: float
+) -> None:
+    """``shape`` (B, S, N, K, H): query and key heads of one fused projection are normed where they lie."""
+    batch, seq_len, heads, kv_heads, head_dim = shape
+
+    def norm(qkv: Tensor, q_weight: Tensor, k_weight: Tensor, norm_of: Callable[..., Tensor]) -> Tensor:
+        q, k, v = qkv.view(batch, seq_len, -1, head_dim).split([heads, kv_heads, kv_heads], dim=2)
+        normed = norm_of(q, q_weight), norm_of(k, k_weight)
+        assert all(n.is_contiguous() and n.shape == x.shape for n, x in zip(normed, (q, k), strict=True))
+        return torch.cat([*normed, v], dim=2).flatten(0, 1)
+
+    qkv = randn(batch * seq_len, (heads + 2 * kv_heads) * head_dim, dtype=dtype, device=device)
+    weights = [randn(head_dim, dtype=dtype, device=device, seed=seed) for seed in (1, 2)]
+    fused = partial(norm, norm_of=partial(rms_norm, eps=EPS))
+    plain = partial(norm, norm_of=lambda x, weight: reference_rms_norm(x.contiguous(), weight))
+    compare(fused, plain, [qkv, *weights], tolerance)
+
+
 def check_swiglu(rows: int, size: int, dtype: torch.dtype, device: str, tolerance: float) -> None:
     compare(swiglu, reference_swiglu, [randn(rows, 2 * size, dtype=dtype, device=device)], tolerance)
 
@@ -166,6 +185,7 @@ def interpreted_checks() -> None:
         for shape in ((2, 5, 4, 2, 12), (1, 3, 3, 1, 8)):
             for transposed_grads in (False, True):
                 check_rope(shape, dtype, "cpu", tolerance, transposed_grads)
+            check_rms_norm_of_heads(shape, dtype, "cpu", tolerance)
     for shape, chunk_tokens in (((7, 6, 150), 3), ((4, 8, 64), 64)):
         check_cross_entropy(shape, chunk_tokens, torch.float32, "cpu", 3e-6)
     check_sharded_kernels("cpu", 10, 70)

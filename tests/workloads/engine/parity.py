@@ -1,81 +1,106 @@
-"""The body of the parity tests: train one layout on all its ranks, hand back what to compare."""
+"""What the parity tests are made of: train one layout on all its ranks, and compare it with the unsharded model."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from workloads.engine.build import build, choose_attention
+from tests.pool import Pool
+from tests.workloads.engine import reference
+from workloads.engine.build import Engine, build, choose_attention
 from workloads.engine.groups import make_groups
-from workloads.experiment import Experiment
+from workloads.engine.parameters import NamedParameter, local_shard
+from workloads.experiment import Experiment, ModelSpec
 from workloads.step import _batches, _finish, run_step
+
+STEPS = 3
+TOLERANCE = 1e-12
 
 
 @dataclass
 class Shard:
-    """One local gradient and what it is a piece of."""
+    """One rank's piece of a gradient or of a weight, and what it is a piece of."""
 
     names: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
     tp_dim: int | None
     position: dict[str, int]
-    gradient: Tensor
+    values: Tensor
 
 
 @dataclass
 class RankTrace:
     losses: list[float]
     grad_norms: list[float]
-    shards: list[list[Shard]]
+    gradients: list[list[Shard]]
     """Of each step."""
+    weights: list[Shard]
+    """After the last step."""
 
 
-def train_rank(rank: int, experiment: Experiment, steps: int, device: str = "cpu") -> RankTrace:
+def train_rank(
+    rank: int, experiment: Experiment, steps: int, device: str = "cpu", gradient_scale: float = 1.0
+) -> RankTrace:
+    """``gradient_scale``: multiplies gradients before they are clipped."""
     choose_attention(experiment)
     torch.set_default_dtype(torch.float64 if experiment.precision == "fp64" else torch.float32)
     try:
         groups = make_groups(experiment, rank, torch.device(device, rank) if device == "cuda" else torch.device("cpu"))
         engine = build(experiment, groups)
-        shards: list[list[Shard]] = []
-        update = engine.optimizer.step
+        gradients: list[list[Shard]] = []
+        finish, update = engine.optimizer.finish_gradients, engine.optimizer.step
+
+        def finish_and_scale() -> None:
+            finish()
+            for named in engine.optimizer.parameters:
+                named.gradient.mul_(gradient_scale)
 
         def keep_gradients_then_update(norm: Tensor) -> None:
-            shards.append([])
-            for named in engine.optimizer.parameters:
-                shards[-1].append(
-                    Shard(
-                        names=tuple(part.name for part in named.spec.parts),
-                        shapes=tuple(part.shape for part in named.spec.parts),
-                        tp_dim=named.spec.tp_dim,
-                        position=groups.position,
-                        gradient=named.gradient.cpu().clone(),
-                    )
-                )
+            gradients.append(_shards(engine, lambda named: named.gradient))
             update(norm)
 
+        if gradient_scale != 1.0:
+            engine.optimizer.finish_gradients = finish_and_scale  # type: ignore[method-assign]
         engine.optimizer.step = keep_gradients_then_update  # type: ignore[method-assign]
         records = []
         for step in range(steps):
             pending = run_step(engine, step, _batches(engine, step), is_warmup=False)
             engine.clock.finish()
             records.append(_finish(engine, pending))
-        return RankTrace([r.loss for r in records], [r.grad_norm for r in records], shards)
+        weights = _shards(engine, lambda named: local_shard(named.current))
+        return RankTrace([r.loss for r in records], [r.grad_norm for r in records], gradients, weights)
     finally:
         torch.set_default_dtype(torch.float32)
 
 
-def full_gradients(experiment: Experiment, traces: list[RankTrace], step: int) -> dict[str, Tensor]:
-    """Put the ranks' gradient shards together; replicas must agree, and so must the copies of a tied embedding."""
+def _shards(engine: Engine, values: Callable[[NamedParameter], Tensor]) -> list[Shard]:
+    return [
+        Shard(
+            names=tuple(part.name for part in named.spec.parts),
+            shapes=tuple(part.shape for part in named.spec.parts),
+            tp_dim=named.spec.tp_dim,
+            position=engine.groups.position,
+            values=values(named).cpu().clone(),
+        )
+        for named in engine.optimizer.parameters
+    ]
+
+
+def put_together(experiment: Experiment, ranks: list[list[Shard]]) -> dict[str, Tensor]:
+    """The whole tensors from the shards of all ranks. Replicas must agree, and so must copies of a tied embedding."""
     pieces: dict[tuple, dict[int, dict[int, Tensor]]] = {}
     kinds: dict[tuple, Shard] = {}
-    for trace in traces:
-        for shard in trace.shards[step]:
+    for shards in ranks:
+        for shard in shards:
             p = shard.position
             key = (shard.names, p["pp"], p["dp_replicate"])
             kinds[key] = shard
-            pieces.setdefault(key, {}).setdefault(p["tp"], {})[p["dp_shard"]] = shard.gradient
+            pieces.setdefault(key, {}).setdefault(p["tp"], {})[p["dp_shard"]] = shard.values
     result: dict[str, Tensor] = {}
     for key, by_tp in pieces.items():
         kind = kinds[key]
@@ -95,3 +120,57 @@ def full_gradients(experiment: Experiment, traces: list[RankTrace], step: int) -
                 torch.testing.assert_close(value, result[name], rtol=1e-12, atol=1e-18)
             result[name] = value
     return result
+
+
+def model(**changes: Any) -> ModelSpec:
+    shape: dict[str, Any] = {
+        "name": "parity",
+        "num_layers": 3,
+        "hidden_size": 32,
+        "num_heads": 4,
+        "num_kv_heads": 2,
+        "head_dim": 8,
+        "ffn_hidden_size": 48,
+        "vocab_size": 96,
+    }
+    return ModelSpec(**{**shape, **changes})
+
+
+def experiment(tie: bool = False, qk_norm: bool = False, **layout: Any) -> Experiment:
+    fields = {"global_batch_size": 8, "seq_len": 16, "precision": "fp64", **layout}
+    return Experiment.canonical(model=model(tie_embeddings=tie, qk_norm=qk_norm), **fields)
+
+
+@cache
+def trained_reference(
+    pool: Pool, device: str, model: ModelSpec, global_batch_size: int, gradient_scale: float = 1.0
+) -> reference.Trace:
+    case = Experiment.canonical(model=model, global_batch_size=global_batch_size, seq_len=16, precision="fp64")
+    (weights,) = pool.run(reference.draw_weights, 1, case, device)
+    return reference.train(case, weights, STEPS, gradient_scale)
+
+
+def check(
+    pool: Pool,
+    case: Experiment,
+    device: str = "cpu",
+    body: Callable[..., RankTrace] = train_rank,
+    gradient_scale: float = 1.0,
+) -> None:
+    """Train the layout and the reference, and compare losses, gradient norms, gradients and the final weights."""
+    expected = trained_reference(pool, device, case.model, case.global_batch_size, gradient_scale)
+    traces = pool.run(body, case.world_size, case, STEPS, device, gradient_scale, timeout_s=150)
+    for trace in traces:
+        torch.testing.assert_close(trace.losses, expected.losses, rtol=TOLERANCE, atol=0)
+        torch.testing.assert_close(trace.grad_norms, expected.grad_norms, rtol=TOLERANCE, atol=0)
+    for step in range(STEPS):
+        compare(case, [trace.gradients[step] for trace in traces], expected.gradients[step], f"gradient, step {step}")
+    compare(case, [trace.weights for trace in traces], expected.weights, "weight after the last step")
+
+
+def compare(case: Experiment, ranks: list[list[Shard]], expected: dict[str, Tensor], what: str) -> None:
+    tensors = put_together(case, ranks)
+    assert tensors.keys() == expected.keys()
+    for name, tensor in tensors.items():
+        error = ((tensor - expected[name]).abs().max() / expected[name].abs().max()).item()
+        assert error < TOLERANCE, f"{what}, {name}: relative error {error:.1e}"

@@ -10,13 +10,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from workloads.engine import optimizer as constants
 from workloads.engine.data import step_batches
 from workloads.engine.groups import TensorParallel
 from workloads.engine.model import Block, Head
 from workloads.engine.parameters import Part, _initial_part, named_parameters
 from workloads.engine.tensor_parallel import VocabularyParallelEmbedding
 from workloads.experiment import Experiment
+
+# The recipe of every run, written down here a second time: a wrong constant in the engine must not be a wrong one here.
+LEARNING_RATE, BETAS, EPSILON, WEIGHT_DECAY, MAX_GRAD_NORM = 3e-5, (0.9, 0.95), 1e-8, 0.1, 1.0
 
 
 @dataclass
@@ -25,6 +27,8 @@ class Trace:
     grad_norms: list[float]
     gradients: list[dict[str, Tensor]]
     """Of each step, before clipping."""
+    weights: dict[str, Tensor]
+    """After the last step."""
 
 
 def draw_weights(rank: int, experiment: Experiment, device: str) -> dict[str, Tensor]:
@@ -33,20 +37,21 @@ def draw_weights(rank: int, experiment: Experiment, device: str) -> dict[str, Te
     return {part.name: _initial_part(part, experiment.seed, torch.device(device), 1, 0, None).cpu() for part in parts}
 
 
-def train(experiment: Experiment, weights: dict[str, Tensor], steps: int) -> Trace:
-    """Train on one process in float64 on the whole global batch at once."""
+def train(experiment: Experiment, weights: dict[str, Tensor], steps: int, gradient_scale: float = 1.0) -> Trace:
+    """Train on one process in float64 on the whole global batch at once. ``gradient_scale``: multiplies gradients
+    before they are clipped."""
     assert experiment.precision == "fp64"
     weights = {name: weight.double() for name, weight in weights.items()}
     for weight in weights.values():
         weight.requires_grad_()
     optimizer = torch.optim.AdamW(
         list(weights.values()),
-        lr=constants.LEARNING_RATE,
-        betas=constants.BETAS,
-        eps=constants.EPSILON,
-        weight_decay=constants.WEIGHT_DECAY,
+        lr=LEARNING_RATE,
+        betas=BETAS,
+        eps=EPSILON,
+        weight_decay=WEIGHT_DECAY,
     )
-    trace = Trace([], [], [])
+    trace = Trace([], [], [], {})
     whole = Experiment.canonical(
         model=experiment.model,
         global_batch_size=experiment.global_batch_size,
@@ -59,12 +64,13 @@ def train(experiment: Experiment, weights: dict[str, Tensor], steps: int) -> Tra
         ((tokens, targets),) = step_batches(whole, step, 0, torch.device("cpu"))
         loss = _loss(experiment, weights, tokens.view(-1, experiment.seq_len), targets)
         optimizer.zero_grad()
-        loss.backward()
+        (gradient_scale * loss).backward()
         trace.gradients.append({name: weight.grad.clone() for name, weight in weights.items()})
-        norm = torch.nn.utils.clip_grad_norm_(weights.values(), constants.MAX_GRAD_NORM)
+        norm = torch.nn.utils.clip_grad_norm_(weights.values(), MAX_GRAD_NORM)
         optimizer.step()
         trace.losses.append(loss.item())
         trace.grad_norms.append(norm.item())
+    trace.weights = {name: weight.detach() for name, weight in weights.items()}
     return trace
 
 
@@ -102,6 +108,8 @@ def _loss(experiment: Experiment, w: dict[str, Tensor], tokens: Tensor, targets:
         p = f"layers.{layer}"
         h = norm(x, f"{p}.attention_norm")
         q, k, v = ((h @ w[f"{p}.attention.{n}"].t()).view(batch, seq, -1, model.head_dim) for n in "qkv")
+        if model.qk_norm:
+            q, k = norm(q, f"{p}.attention.q_norm"), norm(k, f"{p}.attention.k_norm")
         q, k = rotate(q), rotate(k)
         repeats = model.num_heads // model.num_kv_heads
         k, v = k.repeat_interleave(repeats, 2), v.repeat_interleave(repeats, 2)

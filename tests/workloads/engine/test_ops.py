@@ -25,6 +25,7 @@ from tests.workloads.engine.op_checks import (
     EPS,
     check_cross_entropy,
     check_rms_norm,
+    check_rms_norm_of_heads,
     check_rope,
     check_sharded_kernels,
     check_swiglu,
@@ -59,6 +60,10 @@ class TestFloat64:
         check_rms_norm(7, 13, torch.float64, "cpu", 1e-14)
         x, weight = randn(3, 5).requires_grad_(), randn(5).requires_grad_()
         assert gradcheck(partial(rms_norm, eps=EPS), (x, weight))
+
+    @pytest.mark.parametrize("shape", [(2, 5, 4, 2, 6), (1, 3, 2, 1, 4)])
+    def test_rms_norm_of_heads(self, shape: tuple[int, int, int, int, int]) -> None:
+        check_rms_norm_of_heads(shape, torch.float64, "cpu", 1e-14)
 
     def test_swiglu(self) -> None:
         check_swiglu(7, 13, torch.float64, "cpu", 1e-14)
@@ -256,6 +261,10 @@ def test_saved_for_backward() -> None:
     with saved_tensors() as saved:
         rms_norm(x, weight, EPS)
     assert saved == [((6, 8), bf16), ((8,), bf16), ((6,), fp32)]
+    heads = x.view(1, 6, 4, 2)[:, :, 1:3]
+    with saved_tensors() as saved:
+        rms_norm(heads, weight[:2], EPS)
+    assert saved == [((1, 6, 2, 2), bf16), ((2,), bf16), ((1, 6, 2), fp32)]
     with saved_tensors() as saved:
         swiglu(x)
     assert saved == [((6, 8), bf16)]
@@ -269,6 +278,15 @@ def test_saved_for_backward() -> None:
     with saved_tensors() as saved:
         linear_cross_entropy(x, head, targets, scale=1.0, group=None, grads_in_forward=False)
     assert saved == [((6, 8), bf16), ((11, 8), bf16), ((6,), torch.int64), ((6,), fp32)]
+
+
+def test_heads_of_a_projection_are_saved_without_a_copy() -> None:
+    projection = randn(2, 3, 4, 8).requires_grad_()
+    heads = projection[:, :, :2]
+    kept: list[Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor) or tensor, lambda tensor: tensor):
+        rms_norm(heads, randn(8), EPS)
+    assert kept[0].untyped_storage().data_ptr() == projection.untyped_storage().data_ptr()
 
 
 @pytest.mark.slow
@@ -355,6 +373,11 @@ class TestOnGPU:
     def test_rms_norm(self, rows: int, size: int) -> None:
         check_rms_norm(rows, size, torch.bfloat16, "cuda", self.TOLERANCE.bf16)
         check_rms_norm(rows, size, torch.float32, "cuda", self.TOLERANCE.fp32)
+
+    @pytest.mark.parametrize("shape", [(2, 4096, 32, 8, 128), (3, 1000, 4, 1, 64), (1, 77, 7, 7, 80)])
+    def test_rms_norm_of_heads(self, shape: tuple[int, int, int, int, int]) -> None:
+        check_rms_norm_of_heads(shape, torch.bfloat16, "cuda", self.TOLERANCE.bf16)
+        check_rms_norm_of_heads(shape, torch.float32, "cuda", self.TOLERANCE.fp32)
 
     @pytest.mark.parametrize(("rows", "size"), [(4096, 14336), (1000, 1792), (77, 2731)])
     def test_swiglu(self, rows: int, size: int) -> None:

@@ -1,4 +1,4 @@
-"""Every layout computes the losses, gradient norms and gradients of the unsharded model.
+"""Every layout computes the losses, gradient norms, gradients and updated weights of the unsharded model.
 
 In float64, where a right layout agrees to about 1e-13 and every wrong one known to us is off by half or more; bf16
 would hide them. The same body runs on gloo (CPU) and on NCCL.
@@ -6,8 +6,7 @@ would hide them. The same body runs on gloo (CPU) and on NCCL.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache, partialmethod
+from functools import partialmethod
 from itertools import product
 from typing import Any
 
@@ -15,32 +14,10 @@ import pytest
 import torch
 
 from tests.pool import Pool
-from tests.workloads.engine import reference
-from tests.workloads.engine.parity import RankTrace, full_gradients, train_rank
-from workloads.experiment import Experiment, ModelSpec
+from tests.workloads.engine.parity import STEPS, RankTrace, check, experiment, train_rank, trained_reference
+from workloads.experiment import Experiment
 
-STEPS = 3
-TOLERANCE = 1e-12
 PIPELINES: list[dict[str, Any]] = [{}, {"pp": 2, "pp_schedule": "gpipe"}, {"pp": 2, "pp_schedule": "1f1b"}]
-
-
-def model(**changes: Any) -> ModelSpec:
-    shape: dict[str, Any] = {
-        "name": "parity",
-        "num_layers": 3,
-        "hidden_size": 32,
-        "num_heads": 4,
-        "num_kv_heads": 2,
-        "head_dim": 8,
-        "ffn_hidden_size": 48,
-        "vocab_size": 96,
-    }
-    return ModelSpec(**{**shape, **changes})
-
-
-def experiment(tie: bool = False, **layout: Any) -> Experiment:
-    layout = {"global_batch_size": 8, **layout}
-    return Experiment.canonical(model=model(tie_embeddings=tie), seq_len=16, precision="fp64", **layout)
 
 
 def _matrix() -> list[Experiment]:
@@ -69,29 +46,22 @@ EXTRAS = [
     experiment(pp=3, micro_batch_size=4),
     experiment(dp=4, zero_stage=2, micro_batch_size=1),
 ]
-CASES = _matrix() + EXTRAS
-
-
-@cache
-def trained_reference(pool: Pool, device: str, tie: bool, global_batch_size: int) -> reference.Trace:
-    case = experiment(tie, global_batch_size=global_batch_size)
-    (weights,) = pool.run(reference.draw_weights, 1, case, device)
-    return reference.train(case, weights, STEPS)
-
-
-def check(pool: Pool, case: Experiment, device: str, body: Callable[..., RankTrace] = train_rank) -> None:
-    expected = trained_reference(pool, device, case.model.tie_embeddings, case.global_batch_size)
-    traces = pool.run(body, case.world_size, case, STEPS, device, timeout_s=150)
-    for trace in traces:
-        torch.testing.assert_close(trace.losses, expected.losses, rtol=TOLERANCE, atol=0)
-        torch.testing.assert_close(trace.grad_norms, expected.grad_norms, rtol=TOLERANCE, atol=0)
-    for step in range(STEPS):
-        gradients = full_gradients(case, traces, step)
-        assert gradients.keys() == expected.gradients[step].keys()
-        for name, gradient in gradients.items():
-            wanted = expected.gradients[step][name]
-            error = ((gradient - wanted).abs().max() / wanted.abs().max()).item()
-            assert error < TOLERANCE, f"step {step}, {name}: relative error {error:.1e}"
+QK_NORM = [
+    experiment(qk_norm=True, **layout)
+    for layout in (
+        {},
+        {"tp": 2, "micro_batch_size": 2},
+        {"tp": 2, "sequence_parallel": False, "recompute": "full"},
+        {"tp": 2, "pp": 2, "micro_batch_size": 2, "recompute": "selective"},
+        {"pp": 3, "pp_schedule": "gpipe", "micro_batch_size": 2},
+        {"dp": 2, "micro_batch_size": 2, "recompute": "selective"},
+        {"dp": 2, "zero_stage": 1, "micro_batch_size": 2},
+        {"dp": 2, "zero_stage": 2, "micro_batch_size": 2, "recompute": "full"},
+        {"dp": 2, "tp": 2, "zero_stage": 3, "micro_batch_size": 2},
+        {"dp": 3, "zero_stage": 3, "global_batch_size": 12, "micro_batch_size": 2, "recompute": "selective"},
+    )
+]
+CASES = _matrix() + EXTRAS + QK_NORM
 
 
 @pytest.mark.slow
@@ -110,24 +80,25 @@ def test_layout_equals_single_process_on_gloo(gloo_pool: Pool, case: Experiment)
         {"dp": 2, "zero_stage": 3, "micro_batch_size": 2},
         {"dp_replicate": 2, "dp_shard": 2, "zero_stage": 2, "micro_batch_size": 1},
         {"tp": 2, "pp": 2, "micro_batch_size": 2},
+        {"qk_norm": True, "tp": 2, "micro_batch_size": 2, "recompute": "selective"},
     ],
     ids=str,
 )
 def test_bf16_stays_near_float64(gloo_pool: Pool, layout: dict[str, Any]) -> None:
     """Mixed precision has paths of its own: master weights, and gradients reduced and accumulated in fp32."""
     case = experiment(**layout).replace(precision="bf16")
-    expected = trained_reference(gloo_pool, "cpu", False, case.global_batch_size)
+    expected = trained_reference(gloo_pool, "cpu", case.model, case.global_batch_size)
     for trace in gloo_pool.run(train_rank, case.world_size, case, STEPS, "cpu"):
         torch.testing.assert_close(trace.losses, expected.losses, rtol=1e-4, atol=0)
         torch.testing.assert_close(trace.grad_norms, expected.grad_norms, rtol=2e-3, atol=0)
 
 
-def train_compiled_rank(rank: int, case: Experiment, steps: int, device: str) -> RankTrace:
+def train_compiled_rank(rank: int, case: Experiment, steps: int, device: str, gradient_scale: float) -> RankTrace:
     """Traced and differentiated ahead of time as in a compiled run, but executed op by op: no compiler, exact."""
     compile_module = torch.nn.Module.compile
     torch.nn.Module.compile = partialmethod(compile_module, backend="aot_eager")  # type: ignore[method-assign, assignment]
     try:
-        return train_rank(rank, case, steps, device)
+        return train_rank(rank, case, steps, device, gradient_scale)
     finally:
         torch.nn.Module.compile = compile_module  # type: ignore[method-assign]
         torch._dynamo.reset()
@@ -140,6 +111,7 @@ def train_compiled_rank(rank: int, case: Experiment, steps: int, device: str) ->
         {"dp": 2, "zero_stage": 3, "micro_batch_size": 2, "recompute": "full"},
         {"tp": 2, "micro_batch_size": 4, "recompute": "selective"},
         {"tp": 2, "micro_batch_size": 4, "sequence_parallel": False},
+        {"qk_norm": True, "tp": 2, "micro_batch_size": 4, "recompute": "selective"},
     ],
     ids=str,
 )

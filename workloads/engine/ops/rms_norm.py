@@ -1,12 +1,14 @@
 """RMSNorm (arXiv:1910.07467): ``y = x / sqrt(mean(x^2) + eps) * weight`` over the last dim.
 
-Shapes: T tokens, D features. With ``r = 1 / sqrt(mean(x^2) + eps)``, ``n = x * r`` and ``g = dy * weight``:
+Shapes: T tokens, D features; or B sequences of S tokens with N heads of D features. With ``r = 1 / sqrt(mean(x^2) +
+eps)``, ``n = x * r`` and ``g = dy * weight``:
 
-    dx = r * (g - n * mean(g * n))        dweight = sum over tokens of dy * n
+    dx = r * (g - n * mean(g * n))        dweight = sum over rows of dy * n
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -16,14 +18,15 @@ from torch.autograd.function import once_differentiable
 from workloads.engine.ops.backend import Backend, accumulation_dtype, backend_of, row_blocks
 
 
-def rms_norm(x_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
+def rms_norm(x: Tensor, weight_D: Tensor, eps: float) -> Tensor:
     """Normalise the last dim; computed in fp32 (fp64 for fp64) and rounded once, to the dtype of ``x``.
 
-    Saved for backward: ``x``, ``weight`` and one fp32 number a token.
+    ``x`` may be [B, S, N, D], some heads of one fused projection: they are read where they lie, and the result is
+    contiguous. Saved for backward: ``x``, ``weight`` and one fp32 number a row.
     """
     if torch.compiler.is_compiling():
-        return _expression(x_TD, weight_D, eps)
-    return _RMSNorm.apply(x_TD, weight_D, eps)
+        return _expression(x, weight_D, eps)
+    return _RMSNorm.apply(x, weight_D, eps)
 
 
 def _expression(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -38,17 +41,19 @@ def _inverse_rms(wide: Tensor, eps: float) -> Tensor:
 class _RMSNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        x = x.contiguous()
-        y = torch.empty_like(x)
+        if not _is_heads_of_projection(x):
+            x = x.contiguous()
+        y = x.new_empty(x.shape)
         rstd = x.new_empty(x.shape[:-1], dtype=accumulation_dtype(x.dtype))
         ctx.save_for_backward(x, weight, rstd)
         backend = backend_of(x, weight)
         if backend is Backend.TRITON:
             from workloads.engine.ops import triton_rms_norm
 
-            triton_rms_norm.forward(x, weight, eps, y, rstd)
+            triton_rms_norm.forward(_rows(x), weight, eps, y, rstd)
         elif backend is Backend.TORCH:
-            _forward(x.flatten(0, -2), weight, eps, y.flatten(0, -2), rstd.flatten())
+            rows = _rows(x)
+            _forward(rows, weight, eps, y.view(rows.shape), rstd.view(rows.shape[:-1]))
         return y
 
     @staticmethod
@@ -56,19 +61,31 @@ class _RMSNorm(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, None]:
         x, weight, rstd = ctx.saved_tensors
         dy = dy.contiguous()
-        dx, dweight = torch.empty_like(x), torch.empty_like(weight)
+        dx, dweight = x.new_empty(x.shape), torch.empty_like(weight)
         backend = backend_of(x, weight)
         if backend is Backend.TRITON:
             from workloads.engine.ops import triton_rms_norm
 
-            triton_rms_norm.backward(dy, x, weight, rstd, dx, dweight)
+            triton_rms_norm.backward(dy, _rows(x), weight, rstd, dx, dweight)
         elif backend is Backend.TORCH:
-            _backward(dy.flatten(0, -2), x.flatten(0, -2), weight, rstd.flatten(), dx.flatten(0, -2), dweight)
+            rows = _rows(x)
+            shape = rows.shape
+            _backward(dy.view(shape), rows, weight, rstd.view(shape[:-1]), dx.view(shape), dweight)
         return dx, dweight, None
 
 
+def _is_heads_of_projection(x: Tensor) -> bool:
+    """[B, S, N, D] in which heads follow each other and every token is equally far from the next."""
+    return x.dim() == 4 and x.stride()[2:] == (x.shape[3], 1) and x.stride(0) == x.shape[1] * x.stride(1)
+
+
+def _rows(x: Tensor) -> Tensor:
+    """A view: [rows, D] where ``x`` is contiguous, else [tokens, heads, D]."""
+    return x.flatten(0, -2) if x.is_contiguous() else x.flatten(0, 1)
+
+
 def _forward(x: Tensor, weight: Tensor, eps: float, y: Tensor, rstd: Tensor) -> None:
-    for block in row_blocks(*x.shape):
+    for block in row_blocks(x.shape[0], math.prod(x.shape[1:])):
         wide = x[block].to(rstd.dtype)
         inverse = _inverse_rms(wide, eps)
         rstd[block] = inverse.squeeze(-1)
@@ -77,11 +94,11 @@ def _forward(x: Tensor, weight: Tensor, eps: float, y: Tensor, rstd: Tensor) -> 
 
 def _backward(dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, dx: Tensor, dweight: Tensor) -> None:
     total = torch.zeros_like(weight, dtype=rstd.dtype)
-    for block in row_blocks(*x.shape):
+    for block in row_blocks(x.shape[0], math.prod(x.shape[1:])):
         inverse = rstd[block].unsqueeze(-1)
         normed = x[block].to(rstd.dtype) * inverse
         grad = dy[block].to(rstd.dtype)
-        total += (grad * normed).sum(dim=0)
+        total += (grad * normed).flatten(0, -2).sum(dim=0)
         grad = grad * weight
         dx[block] = (grad - normed * (grad * normed).mean(dim=-1, keepdim=True)) * inverse
     dweight.copy_(total)

@@ -1,6 +1,8 @@
 # mypy: disable-error-code="no-untyped-def"
 """Triton kernels of RMSNorm. Forward: a program normalises one tile of whole rows.
 
+Inputs are [rows, size], contiguous, or [tokens, heads, size], some heads of a fused projection; outputs are contiguous.
+
 Backward: a fixed number of programs walk over the tiles. Each keeps its share of the weight's gradient in registers and
 writes it once; a last reduction adds the shares up. No atomics, so the result does not change from run to run.
 """
@@ -22,22 +24,30 @@ _BACKWARD_THREADS = 512
 def forward(x: Tensor, weight: Tensor, eps: float, y: Tensor, rstd: Tensor) -> None:
     size = x.shape[-1]
     rows, tile_rows, block, warps = _tiling(x)
+    heads, token_stride = _heads(x)
     _forward_kernel[(triton.cdiv(rows, tile_rows),)](
-        x, weight, y, rstd, rows, size, eps, ROWS=tile_rows, BLOCK=block, num_warps=warps
+        x, token_stride, weight, y, rstd, rows, size, eps, HEADS=heads, ROWS=tile_rows, BLOCK=block, num_warps=warps
     )
 
 
 def backward(dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, dx: Tensor, dweight: Tensor) -> None:
     size = x.shape[-1]
     rows, tile_rows, block, warps = _tiling(x)
+    heads, token_stride = _heads(x)
     tiles = triton.cdiv(rows, tile_rows)
     programs = min(tiles, _multiprocessors(x.device) * max(1, _BACKWARD_THREADS // (32 * warps)))
     shares = x.new_empty(programs, size, dtype=torch.float32)
     _backward_kernel[(programs,)](
-        dy, x, weight, rstd, dx, shares, rows, size, tiles,
-        ROWS=tile_rows, BLOCK=block, STAGES=3 if tile_rows * block <= _PIPELINED_TILE else 1, num_warps=warps,
+        dy, x, token_stride, weight, rstd, dx, shares, rows, size, tiles,
+        HEADS=heads, ROWS=tile_rows, BLOCK=block,
+        STAGES=3 if tile_rows * block <= _PIPELINED_TILE else 1, num_warps=warps,
     )  # fmt: skip
     dweight.copy_(shares.sum(dim=0))
+
+
+def _heads(x: Tensor) -> tuple[int, int]:
+    """(heads of a token, elements from one token to the next); no heads: a matrix, whose rows follow each other."""
+    return (0 if x.dim() == 2 else x.shape[1]), x.stride(0)
 
 
 def _tiling(x: Tensor) -> tuple[int, int, int, int]:
@@ -55,12 +65,33 @@ def _multiprocessors(device: torch.device) -> int:
 
 
 @triton.jit
-def _forward_kernel(x_ptr, weight_ptr, y_ptr, rstd_ptr, rows, size, eps, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+def _place_in_projection(row, column, token_stride, size, HEADS: tl.constexpr):
+    token = (row // HEADS).to(tl.int64)
+    return (token * token_stride + row % HEADS * size)[:, None] + column[None, :]
+
+
+@triton.jit
+def _forward_kernel(
+    x_ptr,
+    token_stride,
+    weight_ptr,
+    y_ptr,
+    rstd_ptr,
+    rows,
+    size,
+    eps,
+    HEADS: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, BLOCK)
     mask = (row < rows)[:, None] & (column < size)[None, :]
     offset = row.to(tl.int64)[:, None] * size + column[None, :]
-    x = tl.load(x_ptr + offset, mask=mask, other=0.0).to(tl.float32)
+    source = offset
+    if HEADS > 0:
+        source = _place_in_projection(row, column, token_stride, size, HEADS)
+    x = tl.load(x_ptr + source, mask=mask, other=0.0).to(tl.float32)
     weight = tl.load(weight_ptr + column, mask=column < size, other=0.0).to(tl.float32)
     rstd = tl.rsqrt(tl.sum(x * x, axis=1) / size + eps)
     y = x * rstd[:, None] * weight[None, :]
@@ -72,6 +103,7 @@ def _forward_kernel(x_ptr, weight_ptr, y_ptr, rstd_ptr, rows, size, eps, ROWS: t
 def _backward_kernel(
     dy_ptr,
     x_ptr,
+    token_stride,
     weight_ptr,
     rstd_ptr,
     dx_ptr,
@@ -79,6 +111,7 @@ def _backward_kernel(
     rows,
     size,
     tiles,
+    HEADS: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
     STAGES: tl.constexpr,
@@ -92,7 +125,10 @@ def _backward_kernel(
         row = tile * ROWS + tl.arange(0, ROWS)
         mask = (row < rows)[:, None] & inside[None, :]
         offset = row.to(tl.int64)[:, None] * size + column[None, :]
-        x = tl.load(x_ptr + offset, mask=mask, other=0.0).to(tl.float32)
+        source = offset
+        if HEADS > 0:
+            source = _place_in_projection(row, column, token_stride, size, HEADS)
+        x = tl.load(x_ptr + source, mask=mask, other=0.0).to(tl.float32)
         dy = tl.load(dy_ptr + offset, mask=mask, other=0.0).to(tl.float32)
         rstd = tl.load(rstd_ptr + row, mask=row < rows, other=0.0)[:, None]
         normed = x * rstd

@@ -1,0 +1,80 @@
+"""Columns of an attempt that say how its timed steps, its ranks and its devices differ. Unknown stays None."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Mapping
+from typing import Any
+
+from workloads.protocol import RankResult
+
+
+def step_times(results: Mapping[int, RankResult]) -> dict[int, float]:
+    """Time of each timed step that every rank has measured, that of its slowest rank, in seconds by step."""
+    by_rank = [{s.step: s.step_time_s for s in result.steps if not s.is_warmup} for result in results.values()]
+    common = set(by_rank[0]).intersection(*by_rank[1:]) if by_rank else set()
+    return {step: max(times[step] for times in by_rank) for step in sorted(common)}
+
+
+def timed_steps(results: Mapping[int, RankResult]) -> int | None:
+    """How many steps were timed; None where no rank timed any, as on FakeTensors."""
+    return max((sum(not step.is_warmup for step in result.steps) for result in results.values()), default=0) or None
+
+
+def spread_columns(results: Mapping[int, RankResult]) -> dict[str, Any]:
+    """Spread over the timed steps and over the ranks of a run that all ranks have measured."""
+    times = step_times(results)
+    if not times:
+        return {}
+    every = list(times.values())
+    columns: dict[str, Any] = {
+        "step_time_mean_s": statistics.fmean(every),
+        "step_time_std_s": statistics.stdev(every) if len(every) > 1 else None,
+        "timed_wall_s": max((r.timed_wall_s for r in results.values() if r.timed_wall_s is not None), default=None),
+        "sm_clock_median_step_mhz": _clock_at_median(results, times),
+    }
+    busy = {rank: median for rank, result in results.items() if (median := _forward_backward(result)) is not None}
+    if busy:
+        slowest = max(busy, key=lambda rank: (busy[rank], -rank))
+        columns |= {"slowest_rank": slowest, "slowest_forward_backward_s": busy[slowest]}
+    return columns
+
+
+def energy_per_token_mj(row: Mapping[str, Any]) -> float | None:
+    """Millijoules a token of all devices together, from a measured row's power and throughput of one device."""
+    power, rate = row["power_w"], row["tokens_per_s_per_gpu"]
+    return 1e3 * power / rate if row["method"] == "measured" and power is not None and rate else None
+
+
+def nccl_environment(results: Mapping[int, RankResult]) -> str | None:
+    """The ranks' NCCL variables as JSON: a text where all agree, else a list of the values (null: not set there)."""
+    environments = [result.nccl_environment for result in results.values() if result.nccl_environment is not None]
+    if not environments:
+        return None
+    values = {
+        name: {env.get(name) for env in environments} for name in sorted({n for env in environments for n in env})
+    }
+    return json.dumps({name: _value(seen) for name, seen in values.items()})
+
+
+def _value(seen: set[str | None]) -> Any:
+    return next(iter(seen)) if len(seen) == 1 else sorted(seen, key=lambda value: (value is None, value or ""))
+
+
+def _clock_at_median(results: Mapping[int, RankResult], times: Mapping[int, float]) -> float | None:
+    """Mean over ranks of the clock in the step whose time is nearest to the median."""
+    median = statistics.median(times.values())
+    nearest = min(times, key=lambda step: (abs(times[step] - median), step))
+    clocks = [
+        step.sm_clock_mhz
+        for result in results.values()
+        for step in result.steps
+        if step.step == nearest and step.sm_clock_mhz is not None
+    ]
+    return statistics.fmean(clocks) if clocks else None
+
+
+def _forward_backward(result: RankResult) -> float | None:
+    own = [s.forward_backward_s for s in result.steps if not s.is_warmup and s.forward_backward_s is not None]
+    return statistics.median(own) if own else None
