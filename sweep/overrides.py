@@ -65,7 +65,9 @@ def _parse(text: str) -> Any:
         if override.is_sweep_override():
             raise InvalidSweep(f"{text}: for several values write a list, e.g. grid.axes.tp=[1,2]")
         return override
-    except HydraException as error:
+    except InvalidSweep:
+        raise
+    except (HydraException, ValueError) as error:  # ValueError: a number with thousands of digits
         reason = str(error).splitlines()[0]
         raise InvalidSweep(f"cannot read {text!r}: {reason}; expected NAME=VALUE (quote texts with spaces)") from None
 
