@@ -108,7 +108,9 @@ def _with_conditions(grid: GridSpec, conditions: Mapping[str, Expression]) -> Gr
                 "known of whole points only; write two conditions"
             )
         kinds["where_predicted" if condition.names & set(PREDICTED_NAMES) else "where_point"][place] = condition
-    return dataclasses.replace(grid, **kinds)
+    return dataclasses.replace(
+        grid, where=kinds["where"], where_point=kinds["where_point"], where_predicted=kinds["where_predicted"]
+    )
 
 
 def _check_names(grid: GridSpec, conditions: Mapping[str, Expression]) -> None:

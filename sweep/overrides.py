@@ -51,6 +51,9 @@ def sort_overrides(overrides: Sequence[str], folders: ConfFolders) -> Overrides:
             raise InvalidSweep(f"{override.input_line}: a {key} is part of a cluster file; choose it with cluster=NAME")
         elif key.partition(".")[0] in ("grids", "hydra"):
             raise InvalidSweep(f"{override.input_line}: write grid.axes.NAME=... (it changes every grid given)")
+        elif key.startswith("cluster.") and not override.is_delete():
+            # Also a field that the file leaves out; one that no cluster has is refused when the cluster is read.
+            hydra.append(f"++{override.input_line.lstrip('+')}")
         else:
             hydra.append(override.input_line)
     return Overrides(grids=grids, models=models or None, groups=groups, hydra=tuple(hydra))

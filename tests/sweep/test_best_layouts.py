@@ -164,16 +164,16 @@ def test_conditions_on_predictions_that_nothing_meets_are_refused() -> None:
 
 @pytest.mark.slow
 def test_the_command_lists_and_writes(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["plan", *SMALL, "cluster=h100_efa", "--where", "num_microbatches >= 2"]
+    words = ["plan", *SMALL, "cluster=h100_efa", "--where", "num_microbatches >= 4"]
     assert main([*words, "--out", "plan.parquet", "--top", "4"]) == 0
     text = capsys.readouterr().out
     assert len(listed(text)) == 4
-    assert re.search(r"combinations; ruled out by .*--where 'num_microbatches >= 2': \d", text)
+    assert re.search(r"combinations; ruled out by .*--where 'num_microbatches >= 4': \d", text)
     assert main([*words, "--out", "plan.csv", "--sort", "peak_bytes:asc", "--show", "all"]) == 0
     assert "predicted_oom" in capsys.readouterr().out
     stored = read_ledger(Path("plan.parquet"))
     assert stored.schema.names == LEDGER.names  # as a sweep's own ledger.parquet
-    assert min(stored["num_microbatches"].to_pylist()) >= 2
+    assert min(stored["num_microbatches"].to_pylist()) >= 4
     read = pc.read_csv("plan.csv")
     assert read.column_names == LEDGER.names
     assert read["experiment_id"].to_pylist() == stored["experiment_id"].to_pylist()
