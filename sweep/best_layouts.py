@@ -75,11 +75,11 @@ def print_best(
             return
     if order is not None:
         rows = _ordered(shown, order)[: top or DEFAULT_TOP]
-        heading = f"by {order.column}, {'largest' if order.descending else 'smallest'} first"
+        title = f"by {order.column}, {'largest' if order.descending else 'smallest'} first"
     else:
         rows = fastest(shown, top)
-        heading = "fastest predicted"
-    console.print(_table(plan, rows, heading, order, bool(verdicts)))
+        title = "fastest predicted of each model and size"
+    console.print(_table(plan, rows, title, order, bool(verdicts)))
     if len(rows) < len(shown):
         console.print(_how_to_see_more(len(rows), len(shown), top, order), highlight=False, markup=False)
 
@@ -108,15 +108,15 @@ def _ordered(points: Sequence[PlannedPoint], order: Order) -> list[PlannedPoint]
     return [point for _, point in known] + [point for value, point in values if value is None]
 
 
-def _table(plan: Plan, rows: Sequence[PlannedPoint], heading: str, order: Order | None, reasons: bool) -> Table:
-    table = plain_table(title="")
-    table.add_column(heading)
+def _table(plan: Plan, rows: Sequence[PlannedPoint], title: str, order: Order | None, reasons: bool) -> Table:
+    table = plain_table(title=f"\n{title}")
+    table.add_column("model")
     extra = order.column if order is not None and order.column not in _SHOWN else None
     processes = "GPUs" if plan.config.cluster.backend == "cuda" else "processes"
     for name in (processes, "tokens/s/GPU", "MFU %", "GiB", *([extra] if extra else [])):
         table.add_column(name, justify="right")
     table.add_column("layout")
-    table.add_column("id")
+    table.add_column("id", no_wrap=True)
     table.add_column("")
     last = ""
     for point in rows:
@@ -159,7 +159,7 @@ def _remark(point: PlannedPoint, reasons: bool) -> str:
         parts.append(f"{point.rule}: {point.detail}" if point.rule is not None else point.detail)
     if point.verdict in CAN_RUN and point.peak_bytes is not None and point.limit_bytes:
         share = point.peak_bytes / point.limit_bytes
-        parts += [f"may not fit: {100 * share:.0f} % of the memory"] if share > 1 else []
+        parts += [f"may not fit ({100 * share:.0f} %)"] if share > 1 else []
     return "; ".join(parts)
 
 

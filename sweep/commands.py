@@ -62,13 +62,15 @@ def _plan(options: Namespace) -> int:
         )
     if options.out is not None:
         write_ledger_file(options.out, plan)
-    refuse_if_nothing_can_run(plan)
+    if not options.show:
+        refuse_if_nothing_can_run(plan)
     console = open_console()
     print_plan(plan, console)
     verdicts = VERDICTS if "all" in options.show else options.show
     print_best(plan, console, top=options.top, order=order, verdicts=verdicts)
     if options.out is not None:
-        console.print(f"every point: {options.out}", highlight=False, markup=False)
+        console.print(f"ledger: {options.out}", highlight=False, markup=False)
+    refuse_if_nothing_can_run(plan)  # where --show has asked for the reasons first
     return 0
 
 

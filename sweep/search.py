@@ -14,6 +14,7 @@ from math import prod
 from operator import itemgetter
 from typing import Any
 
+from results.text import plural
 from sweep.columns import SHAPE_NAMES
 from sweep.grid import CHECKED_FIELDS, COUNTED, POINT_FIELDS, Axis, GridSpec
 from workloads.errors import InvalidSweep
@@ -229,10 +230,10 @@ class Search:
         formulas = {name: f"{name} = {self.grid.derive[name].text}" for name in cut}
         if len(cut) > 1:
             told = ", ".join(
-                f"{formulas[name]} is no whole number of at least 1 in {count:,}"
+                f"{formulas[name]} is no whole number in {plural(count, 'combination')}"
                 for name, count in Counter(cut).most_common()
             )
-            return f"grid {self.grid.name}: world_size={size} has no point: of its combinations, {told}{hint}"
+            return f"grid {self.grid.name}: no point has world_size={size}: {told}{hint}"
         (name,) = cut
         values = {axis.names[0]: axis.rows for axis in self.grid.axes if len(axis.names) == 1}
         needed = sorted(self.grid.derive[name].names - {"world_size"})

@@ -47,7 +47,7 @@ def _no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         (["plan"], "no grid given"),
         (["pla", "+grid=tiny"], "no command 'pla'; did you mean 'plan'"),
         (["plan", "+grid=llama8b_8gpu", "grid.axes.tpp=[1]"], "no axis is called 'tpp'; did you mean 'tp'"),
-        (["plan", "+grid=llama8b_8gpu", "grid.axes.world_size=7"], "no layout divides world_size=7"),
+        (["plan", "+grid=llama8b_8gpu", "grid.axes.world_size=7"], "no point has world_size=7: dp = "),
         (["plan", "+grid=llama8b_8gpu", "--where", "tp = 3"], "cannot read 'tp = 3'"),
         (["plan", "+grid=llama8b_8gpu", "--where", "tpp < 3"], "uses 'tpp', which is no axis; did you mean 'tp'"),
         (["plan", "+grid=tiny", "grid.axes.engine=foo"], "axis engine='foo'; it may be ultrasweep"),
