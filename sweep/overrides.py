@@ -70,8 +70,8 @@ def _parse(text: str) -> Any:
         return override
     except InvalidSweep:
         raise
-    except (HydraException, ValueError) as error:  # ValueError: a number with thousands of digits
-        reason = str(error).splitlines()[0]
+    except (HydraException, ValueError, RecursionError) as error:  # also: thousands of digits, or of brackets
+        reason = (str(error).splitlines() or ["it is too long"])[0]
         raise InvalidSweep(f"cannot read {text!r}: {reason}; expected NAME=VALUE (quote texts with spaces)") from None
 
 

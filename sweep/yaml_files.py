@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ from workloads.errors import InvalidSweep
 
 MOST_VALUES = 100_000
 """A file whose aliases (``*name``) stand for more values than this is refused."""
+_DEEPEST = 100
+"""Brackets in each other; the time that PyYAML takes grows with the square of them."""
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -24,6 +27,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
     try:
         text = path.read_text(encoding="utf-8")
+        _refuse_depth(path, text)
         _refuse_explosion(path, text)
         data = OmegaConf.to_container(OmegaConf.load(io.StringIO(text)))
     except InvalidSweep:
@@ -32,7 +36,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
         raise InvalidSweep(f"{path} is not UTF-8 text (byte {error.start + 1} of it); save it as UTF-8") from None
     except MarkedYAMLError as error:
         raise InvalidSweep(f"{path}{_place(error)}") from None
-    except RecursionError:
+    except RecursionError:  # by indentation
         raise InvalidSweep(f"{path}: it is nested too deeply") from None
     except (OSError, ValueError, YAMLError, OmegaConfBaseException) as error:
         raise InvalidSweep(f"{path}: {' '.join(str(error).split())}") from None
@@ -47,6 +51,14 @@ def _place(error: Any) -> str:
     line = f", line {mark.line + 1}" if mark is not None else ""
     told = ": ".join(" ".join(part.split()) for part in (error.context, error.problem) if part)
     return f"{line}: {told}"
+
+
+def _refuse_depth(path: Path, text: str) -> None:
+    depth = 0
+    for bracket in re.findall(r"[\[\]{}]", text):
+        depth += 1 if bracket in "[{" else -1
+        if depth > _DEEPEST:
+            raise InvalidSweep(f"{path}: more than {_DEEPEST} brackets are open at a time; it is nested too deeply")
 
 
 def _refuse_explosion(path: Path, text: str) -> None:

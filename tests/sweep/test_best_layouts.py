@@ -54,6 +54,7 @@ def test_ten_best_layouts_by_default_with_their_ids(plan: Plan) -> None:
     assert f"10 of {len(able):,} points; --top 20 shows more" in printed(plan)
 
 
+@pytest.mark.slow
 def test_every_model_and_size_has_its_best_layouts() -> None:
     plan = plan_of(["+grid=playbook", "grid.axes.nodes=[1,4]", "grid.axes.model=[llama3.57b,llama80b]"])
     best = fastest([point for point in plan.points if point.verdict == "run"], 2)
@@ -73,6 +74,7 @@ def test_every_model_and_size_has_its_best_layouts() -> None:
     assert len(fastest(plan.points)) == 40  # 4 models and sizes with 10 each
 
 
+@pytest.mark.slow
 def test_points_between_the_limit_and_the_margin_are_shown_and_marked(plan: Plan) -> None:
     tight = [
         point
@@ -156,6 +158,7 @@ def test_conditions_on_predictions_leave_points_out(name: str, plan: Plan) -> No
     assert chosen.unpredicted == sum(point.peak_bytes is None for point in plan.points)
 
 
+@pytest.mark.slow
 def test_conditions_on_predictions_that_nothing_meets_are_refused() -> None:
     config = compose_sweep(SMALL, extra_where=["predicted_peak_bytes < 1"])
     with pytest.raises(InvalidSweep, match=r"no point is left of .* ruled out by .*--where 'predicted_peak_bytes < 1'"):

@@ -31,6 +31,7 @@ def plan_on(memory: int, *words: str) -> Plan:
     return make_plan(config, expand_all(config.grids, config.models.__getitem__), "measured", host_bytes=memory)
 
 
+@pytest.mark.slow
 def test_cpu_processes_share_the_memory_of_the_machine() -> None:
     sizes = {p.experiment.id: estimate_memory(p.experiment) for p in plan_of(["+grid=tiny"]).points}
     together = {
@@ -80,6 +81,7 @@ def test_a_containers_limit_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert machine_memory_bytes() == 2097152
 
 
+@pytest.mark.slow
 def test_only_processes_on_this_machine_share_its_memory() -> None:
     assert host_bytes(compose_sweep(["+grid=tiny"]), "measured") == machine_memory_bytes()
     for words in (["+grid=tiny", "launcher=slurm"], ["+grid=one_gpu"]):
@@ -87,6 +89,7 @@ def test_only_processes_on_this_machine_share_its_memory() -> None:
     assert host_bytes(compose_sweep(["+grid=tiny", "launcher=rehearse"]), "rehearsed_fake") is None
 
 
+@pytest.mark.slow
 def test_layouts_beyond_the_cluster_are_flagged_with_their_reason() -> None:
     words = ["+grid=playbook", "model=llama1.34b", "grid.axes.nodes=[1,4,8]", "grid.axes.tp=1", "grid.axes.pp=1"]
     unknown = plan_of(words)

@@ -61,7 +61,7 @@ def test_a_value_that_holds_itself_is_refused(tmp_path: Path) -> None:
         ("axes:\n  tp: 1\n tp: 2\n", ", line 3: "),
         ("axes: {tp: 1}\naxes: {tp: 2}\n", ", line 2: while constructing a mapping: found duplicate key axes"),
         ("- a\n- b\n", "does not hold a mapping"),
-        ("axes: " + "[" * 3000 + "]" * 3000, "it is nested too deeply"),
+        ("axes: " + "[" * 200_000 + "]" * 200_000, "it is nested too deeply"),
         ("axes: {seed: " + "9" * 5000 + "}", "bad.yaml"),
         ("12\n", "bad.yaml"),
     ],
@@ -111,6 +111,7 @@ def test_a_file_with_the_name_of_a_shipped_one_is_not_ignored(tmp_path: Path) ->
         ConfFolders((tmp_path,))
 
 
+@pytest.mark.slow
 def test_a_grid_built_on_another_keeps_its_cluster(tmp_path: Path) -> None:
     write(tmp_path, "grid/base.yaml", f"cluster: h100_efa\n{AXES}")
     write(tmp_path, "grid/mine.yaml", "defaults: [base, _self_]\naxes: {tp: [1, 2]}\n")
@@ -138,6 +139,7 @@ def test_clusters_built_on_others_are_found_by_their_device(tmp_path: Path) -> N
     assert clusters_of_device(ConfFolders(), "NVIDIA B200") == ["b200"]
 
 
+@pytest.mark.slow
 def test_a_cluster_file_may_hold_quantities_with_units(tmp_path: Path) -> None:
     text = "defaults: [h200, _self_]\nname: ours\nnodes: 4\ninter_node: {bandwidth: 12.5 GB/s, latency_s: 5 us}\n"
     write(tmp_path, "cluster/ours.yaml", text)

@@ -175,6 +175,7 @@ def test_invalid_rows_of_the_study_failed() -> None:
     assert set(rules) <= {"pp_layers", "tp_num_heads", "tp_num_kv_heads"}
 
 
+@pytest.mark.slow
 def test_the_compiled_rules_say_what_each_rule_says() -> None:
     """Layouts that break every rule in turn: all at once as each by itself."""
     count = 0
