@@ -22,30 +22,55 @@ def run_command(name: str, arguments: Sequence[str]) -> int:
 
 
 def _plan(options: Namespace) -> int:
+    from results.schema import VERDICTS
+    from sweep.best_layouts import parse_order, print_best
     from sweep.conffiles import ConfFolders
     from sweep.config import compose_sweep
     from sweep.expand import expand_all
-    from sweep.launch import slurm_options
-    from sweep.ledger import write_ledger_file
-    from sweep.machine import default_launcher, method_of
+    from sweep.launch import launch_settings, slurm_options
+    from sweep.ledger import check_ledger_path, write_ledger_file
+    from sweep.limits import device_limit, host_bytes
+    from sweep.machine import Machine, default_launcher, method_of
     from sweep.plan import make_plan, refuse_if_nothing_can_run
+    from sweep.progress import PlanProgress
     from sweep.reuse import find_finished
     from sweep.summary import print_plan
+    from workloads.checks import suggest
 
+    order = parse_order(options.sort) if options.sort is not None else None
+    for name in options.show:
+        if name not in (*VERDICTS, "all"):
+            raise UltrasweepError(f"--show {name}: no such verdict{suggest(name, (*VERDICTS, 'all'))}")
+    if options.out is not None:
+        check_ledger_path(options.out)
     config = compose_sweep(
         options.overrides, ConfFolders(tuple(options.conf)), extra_where=options.where, launcher=default_launcher()
     )
-    slurm_options(config)  # mistakes in them are told now, not after the plan
+    # Mistakes in the launcher's options are told now, not after the plan, and for any machine.
+    slurm = slurm_options(config)
+    launch_settings(config, Machine(gpu_name=None, num_gpus=config.cluster.devices_per_node))
     method = method_of(config)
-    expansion = expand_all(config.grids, config.models.__getitem__)
-    plan = make_plan(config, expansion, method, find_finished(config, method))
+    with PlanProgress() as progress:
+        plan = make_plan(
+            config,
+            expand_all(config.grids, config.models.__getitem__, progress),
+            method,
+            find_finished(config, method),
+            device_limit(config, method, slurm, None),
+            host_bytes(config, method),
+            progress,
+        )
     if options.out is not None:
         write_ledger_file(options.out, plan)
-    refuse_if_nothing_can_run(plan)
+    if not options.show:
+        refuse_if_nothing_can_run(plan)
     console = open_console()
-    print_plan(plan, console, top=options.top)
+    print_plan(plan, console)
+    verdicts = VERDICTS if "all" in options.show else options.show
+    print_best(plan, console, top=options.top, order=order, verdicts=verdicts)
     if options.out is not None:
         console.print(f"ledger: {options.out}", highlight=False, markup=False)
+    refuse_if_nothing_can_run(plan)  # where --show has asked for the reasons first
     return 0
 
 

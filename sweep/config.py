@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sweep.composition import compose
-from sweep.conffiles import ConfFolders
+from sweep.conffiles import PACKAGED, BuiltFile, ConfFolders
 from sweep.grid import GridSpec, grid_from_dict
 from sweep.overrides import CHOSEN_GROUPS, sort_overrides
 from workloads import checks
@@ -17,6 +17,7 @@ from workloads.cluster import ClusterSpec, check_cluster, cluster_from_dict
 from workloads.errors import InvalidSweep
 from workloads.experiment import ModelSpec
 from workloads.protocol import MeasureSpec
+from workloads.units import seconds
 
 _MAX_NAME_BYTES = 255
 _SECTIONS = ("budget", "cluster", "grids", "launcher", "measure", "name", "plan", "results_dir")
@@ -92,6 +93,9 @@ def compose_sweep(
     given_cluster = given.groups.get("cluster")
     chosen = given_cluster or cluster or _cluster_of_grids(given.grids, folders)
     groups = {"launcher": launcher, **given.groups, **({"cluster": chosen} if chosen else {})}
+    for group, name in (*(("grid", grid) for grid in given.grids), *groups.items()):
+        if not folders.find(group, name).is_relative_to(PACKAGED):
+            folders.lineage(group, name)  # mistakes in files are told with their place, which Hydra does not say
     data = compose(given, groups, folders)
     for section in data:
         if section not in _SECTIONS:
@@ -127,7 +131,7 @@ def compose_sweep(
 
 def _cluster_of_grids(grids: Sequence[str], folders: ConfFolders) -> str | None:
     """The cluster that the grids name, if any. Raises `InvalidSweep` when they name different ones."""
-    named = {grid: folders.read("grid", grid).get("cluster") for grid in grids}
+    named = {grid: _cluster_of(folders.lineage("grid", grid)) for grid in grids}
     clusters = {str(cluster) for cluster in named.values() if cluster is not None}
     if len(clusters) > 1:
         listed = ", ".join(f"{grid} for {cluster}" for grid, cluster in named.items())
@@ -137,16 +141,27 @@ def _cluster_of_grids(grids: Sequence[str], folders: ConfFolders) -> str | None:
     return next(iter(clusters), None)
 
 
+def _cluster_of(files: Sequence[BuiltFile]) -> Any:
+    """The cluster that a grid names, or one of the grids that it is built on: the last one counts."""
+    named = [
+        file.fields["cluster"] for file in files if file.group == "grid" and file.fields.get("cluster") is not None
+    ]
+    return named[-1] if named else None
+
+
 def _with_models(grid: Any, models: tuple[str, ...] | None) -> Mapping[str, Any]:
     """The grid's data with ``models``, if any are given, instead of its own."""
     if not isinstance(grid, Mapping):
         return {}
     fields = {str(key): value for key, value in grid.items()}
     if models is not None:
-        for name, members in (fields.get("zip") or {}).items():
+        groups, axes = fields.get("zip") or {}, fields.get("axes") or {}
+        if not isinstance(groups, Mapping) or not isinstance(axes, Mapping):
+            return fields  # which is refused when the grid is read
+        for name, members in groups.items():
             if isinstance(members, Mapping) and "model" in members:
                 raise InvalidSweep(f"model= cannot replace a model that zip.{name} pairs with other values")
-        fields["axes"] = {**(fields.get("axes") or {}), "model": list(models)}
+        fields["axes"] = {**axes, "model": list(models)}
     return fields
 
 
@@ -168,8 +183,8 @@ def _measure(fields: Mapping[str, Any]) -> MeasureSpec:
 
 
 def _plan_options(fields: Mapping[str, Any]) -> PlanOptions:
-    deadline = checks.build(Deadline, "plan.deadline", _mapping(fields, "deadline"))
-    options = checks.build(PlanOptions, "plan", {**fields, "deadline": deadline})
+    deadline = checks.build(Deadline, "plan.deadline", _in_seconds("plan.deadline", _mapping(fields, "deadline")))
+    options = checks.build(PlanOptions, "plan", {**_in_seconds("plan", fields), "deadline": deadline})
     for place, owner in (("plan", options), ("plan.deadline", deadline)):
         for field in dataclasses.fields(owner):
             value = getattr(owner, field.name)
@@ -178,6 +193,11 @@ def _plan_options(fields: Mapping[str, Any]) -> PlanOptions:
             elif field.type == "float":
                 checks.number(f"{place}.{field.name}", value, least=0)
     return options
+
+
+def _in_seconds(place: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The options with those that are times in seconds, where they are given with a unit."""
+    return {name: seconds(f"{place}.{name}", value) if name.endswith("_s") else value for name, value in fields.items()}
 
 
 def _budget(fields: Any) -> float | None:

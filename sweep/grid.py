@@ -14,35 +14,20 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from workloads.checks import suggest
+from sweep.columns import COMPUTED, POINT_NAMES, PREDICTED, PREDICTED_NAMES, SHAPE_NAMES
+from workloads.checks import did_you_mean, shown, suggest
 from workloads.errors import InvalidSweep
-from workloads.experiment import Experiment, ModelSpec
+from workloads.experiment import AXES, COUNTS, Experiment
 from workloads.expressions import Expression, parse
 
 POINT_FIELDS = frozenset(f.name for f in dataclasses.fields(Experiment)) | {"dp"}
-CHECKED_FIELDS = frozenset({"world_size", "num_microbatches", "tokens_per_step"})
+CHECKED_FIELDS = frozenset(COMPUTED) - {"dp"}
 """Not fields of an experiment but computed from them: a grid's variable of such a name must have the same value."""
-SHAPE_NAMES = (
-    "num_layers",
-    "hidden_size",
-    "num_heads",
-    "num_kv_heads",
-    "head_dim",
-    "ffn_hidden_size",
-    "vocab_size",
-    "num_experts",
-)
-_COUNTS = frozenset(
-    {
-        *("world_size", "num_microbatches", "micro_batch_size", "global_batch_size", "seq_len", "virtual_stages"),
-        *("dp", "dp_replicate", "dp_shard", "tp", "cp", "pp", "ep"),
-    }
-)
-_MOST_SHOWN = 100
-"""A message repeats at most this many characters of what a user wrote."""
+COUNTED = frozenset({*COUNTS, *COMPUTED})
+"""Names that count something. A derived value below 1 leaves out its combination; any other may be 0."""
 _SECTIONS = ("description", "cluster", "axes", "zip", "derive", "where", "subsample")
 Scalar = bool | int | float | str
 
@@ -68,6 +53,11 @@ class GridSpec:
     axes: tuple[Axis, ...]
     derive: Mapping[str, Expression]
     where: Mapping[str, Expression]
+    """Conditions on axes, derived values and the model, by the words that name them in messages."""
+    where_point: Mapping[str, Expression] = field(default_factory=dict)
+    """Conditions on fields of a point that are neither axes nor derived."""
+    where_predicted: Mapping[str, Expression] = field(default_factory=dict)
+    """Conditions on what is predicted of a point."""
     subsample: Subsample | None = None
     description: str = ""
 
@@ -87,28 +77,43 @@ def grid_from_dict(name: str, fields: Mapping[str, Any], extra_where: Iterable[s
     if not axes:
         raise InvalidSweep(f"{label}: it has no axes")
     derive = {key: parse(text, f"{label}: derive.{key}") for key, text in _mapping(label, fields, "derive")}
-    where = {key: parse(text, f"{label}: where.{key}") for key, text in _mapping(label, fields, "where")}
-    where |= {f"--where {text}": parse(text, f"{label}: --where") for text in extra_where}
+    conditions = {
+        f"where.{key}": parse(text, f"{label}: where.{key}") for key, text in _mapping(label, fields, "where")
+    }
+    conditions |= {f"--where '{text}'": parse(text, f"{label}: --where") for text in extra_where}
     grid = GridSpec(
         name=name,
         axes=tuple(axes),
         derive=derive,
-        where=where,
+        where={},
         subsample=_subsample(label, fields.get("subsample")),
         description=str(fields.get("description") or ""),
     )
-    _check_names(grid)
-    return grid
+    _check_names(grid, conditions)
+    return _with_conditions(grid, conditions)
 
 
-def shape_of(model: ModelSpec) -> dict[str, Scalar]:
-    """The values of a model that expressions may use, by name. ``num_experts`` is 1 for a dense model."""
-    shape: dict[str, Scalar] = {name: getattr(model, name) for name in SHAPE_NAMES if name != "num_experts"}
-    shape["num_experts"] = model.moe.num_experts if model.moe is not None else 1
-    return shape
+def _with_conditions(grid: GridSpec, conditions: Mapping[str, Expression]) -> GridSpec:
+    """The grid with each condition where it is known first: on the axes, on a point's fields, on its prediction."""
+    own = {*grid.axis_names, *grid.derive, *SHAPE_NAMES}
+    kinds: dict[str, dict[str, Expression]] = {"where": {}, "where_point": {}, "where_predicted": {}}
+    for place, condition in conditions.items():
+        later = condition.names - own
+        if not later:
+            kinds["where"][place] = condition
+            continue
+        if variables := sorted(condition.names - POINT_NAMES - set(PREDICTED_NAMES)):
+            raise InvalidSweep(
+                f"grid {grid.name}: {place} uses {variables[0]}, a variable of the grid, beside {min(later)}, which is "
+                "known of whole points only; write two conditions"
+            )
+        kinds["where_predicted" if condition.names & set(PREDICTED_NAMES) else "where_point"][place] = condition
+    return dataclasses.replace(
+        grid, where=kinds["where"], where_point=kinds["where_point"], where_predicted=kinds["where_predicted"]
+    )
 
 
-def _check_names(grid: GridSpec) -> None:
+def _check_names(grid: GridSpec, conditions: Mapping[str, Expression]) -> None:
     label = f"grid {grid.name}"
     axis_names = grid.axis_names
     if twice := sorted({name for name in axis_names if axis_names.count(name) > 1}):
@@ -123,32 +128,37 @@ def _check_names(grid: GridSpec) -> None:
     own = {*axis_names, *grid.derive}
     if hidden := sorted(own & set(SHAPE_NAMES)):
         raise InvalidSweep(f"{label}: {hidden[0]} is part of the model's shape; give the variable another name")
-    expressions = {
-        **{f"derive.{k}": v for k, v in grid.derive.items()},
-        **{f"where.{k}": v for k, v in grid.where.items()},
-    }
-    used: set[str] = set()
-    for place, expression in expressions.items():
-        used |= expression.names
-        for name in sorted(expression.names - own - set(SHAPE_NAMES)):
-            raise InvalidSweep(
-                f"{label}: {place} uses {name!r}, which is no axis{suggest(name, own | set(SHAPE_NAMES))}"
-            )
-    known = POINT_FIELDS | CHECKED_FIELDS | used
+    if engine := sorted({"engine", "engine_version", "model"} & set(grid.derive)):
+        raise InvalidSweep(f"{label}: {engine[0]} cannot be derived; give it as an axis")
+    expressions = {**{f"derive.{name}": derived for name, derived in grid.derive.items()}, **conditions}
+    known = POINT_FIELDS | CHECKED_FIELDS | {name for expression in expressions.values() for name in expression.names}
+    # A misspelt axis comes before the expressions that miss it: their closest name would be the misspelling.
     for name in axis_names:
         if name not in known:
-            raise InvalidSweep(
-                f"{label}: no axis is called {name!r}{suggest(name, set(axis_names) - {name} | POINT_FIELDS)}"
-            )
+            raise InvalidSweep(f"{label}: no axis is called {name!r}{suggest(name, POINT_FIELDS | CHECKED_FIELDS)}")
     for name in grid.derive:
         if name not in known:
             raise InvalidSweep(f"{label}: derive.{name} is used by nothing{suggest(name, POINT_FIELDS)}")
+    for place, expression in expressions.items():
+        usable = own | set(SHAPE_NAMES)
+        if place in conditions:
+            usable |= POINT_NAMES | set(PREDICTED_NAMES)
+        for name in sorted(expression.names - usable):
+            raise InvalidSweep(f"{label}: {place} uses {name!r}, which {_missing(name, usable, own)}")
+
+
+def _missing(name: str, usable: set[str], own: set[str]) -> str:
+    """The end of the message about a name that an expression cannot use."""
+    if name in POINT_FIELDS | CHECKED_FIELDS:  # of a derived value: it is known only when the point is complete
+        return f"is no axis; add it to axes, or derive it; known: {', '.join(sorted(own))}"
+    close = did_you_mean(name, usable)
+    return f"is no axis{close or ';'} known: {', '.join(sorted(own | set(PREDICTED) & usable))}"
 
 
 def _mapping(label: str, fields: Mapping[str, Any], section: str) -> list[tuple[str, Any]]:
     value = fields.get(section) or {}
     if not isinstance(value, Mapping):
-        raise InvalidSweep(f"{label}: {section} must be a mapping from names, not {_shown(value)}")
+        raise InvalidSweep(f"{label}: {section} must be a mapping from names, not {shown(value)}")
     return [(str(key), entry) for key, entry in value.items()]
 
 
@@ -156,21 +166,18 @@ def _values(label: str, axis: str, value: Any) -> tuple[tuple[Scalar, ...], ...]
     values = value if isinstance(value, list) else [value]
     if not values:
         raise InvalidSweep(f"{label}: axis {axis} is empty")
+    place = f"{label}: axis {axis}"
+    if axis in AXES:
+        return tuple((AXES[axis].check(place, entry),) for entry in values)
     for entry in values:
         if not isinstance(entry, Scalar):
-            raise InvalidSweep(
-                f"{label}: axis {axis} holds {_shown(entry)}; values are numbers, words or true and false"
-            )
-        if axis in _COUNTS and (isinstance(entry, bool) or not isinstance(entry, int) or entry < 1):
-            raise InvalidSweep(
-                f"{label}: axis {axis} holds {_shown(entry)}; its values are whole numbers of at least 1"
-            )
+            raise InvalidSweep(f"{place} holds {shown(entry)}; values are numbers, words or true and false")
     return tuple((entry,) for entry in values)
 
 
 def _zipped(label: str, zip_name: str, members: Any) -> Axis:
     if not isinstance(members, Mapping) or not members:
-        raise InvalidSweep(f"{label}: zip.{zip_name} must map names to lists of one length, not {_shown(members)}")
+        raise InvalidSweep(f"{label}: zip.{zip_name} must map names to lists of one length, not {shown(members)}")
     columns = {str(name): _values(label, str(name), value) for name, value in members.items()}
     lengths = {name: len(values) for name, values in columns.items()}
     if len(set(lengths.values())) > 1:
@@ -187,10 +194,4 @@ def _subsample(label: str, value: Any) -> Subsample | None:
         count, seed = value["count"], value.get("seed", 0)
         if isinstance(count, int) and isinstance(seed, int) and not isinstance(count, bool) and count >= 1:
             return Subsample(count=count, seed=seed)
-    raise InvalidSweep(f"{label}: subsample={_shown(value)}; it may be {{count: N, seed: S}} with N of at least 1")
-
-
-def _shown(value: Any) -> str:
-    """``value`` as a message shows it, shortened where it is long."""
-    text = repr(value)
-    return text if len(text) <= _MOST_SHOWN else text[: _MOST_SHOWN - 1] + "…"
+    raise InvalidSweep(f"{label}: subsample={shown(value)}; it may be {{count: N, seed: S}} with N of at least 1")

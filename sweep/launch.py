@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from launchers.settings import LaunchSettings, settings_from_dict
+from sweep.conffiles import PACKAGED
 from sweep.config import SweepConfig
 from sweep.machine import Machine, method_of
-from workloads.checks import flag, mapping
+from sweep.yaml_files import read_yaml
+from workloads.checks import flag, known_names, mapping
 from workloads.cluster import environment_from_dict, to_dict
+from workloads.units import seconds
 
 if TYPE_CHECKING:
     from launchers.slurm.options import SlurmOptions
@@ -17,6 +21,29 @@ if TYPE_CHECKING:
 _PILOT_OPTIONS = {field.name for field in dataclasses.fields(LaunchSettings)}
 _READ_HERE = ("dry",)
 """Options of the launcher's file that no launcher takes."""
+_SECONDS = {"s": 1, "min": 60, "h": 3600}
+"""Seconds of the unit that ends an option's name."""
+
+
+def launcher_options(config: SweepConfig) -> dict[str, Any]:
+    """The options of the launcher, with times that are given with a unit (``2 h``) as numbers.
+
+    Raises `InvalidSweep` with the closest name for an option that this launcher does not have."""
+    options = {name: value for name, value in config.launcher.items() if name != "launcher"}
+    known = read_yaml(PACKAGED / "launcher" / f"{config.launcher_kind}.yaml")
+    known_names("launcher", options, known.keys() - {"launcher"})
+    for name, value in options.items():
+        size = _SECONDS.get(name.rpartition("_")[2])
+        found = seconds(f"launcher.{name}", value) if size is not None else value
+        if size is not None and found is not value and isinstance(found, float):
+            amount = found / size
+            options[name] = int(amount) if amount.is_integer() else amount
+    limits = options.get("phase_limits_s")
+    if isinstance(limits, Mapping):
+        options["phase_limits_s"] = {
+            str(phase): seconds(f"launcher.phase_limits_s.{phase}", limit) for phase, limit in limits.items()
+        }
+    return options
 
 
 def launch_settings(config: SweepConfig, machine: Machine) -> LaunchSettings:
@@ -28,8 +55,9 @@ def launch_settings(config: SweepConfig, machine: Machine) -> LaunchSettings:
     on_gpu = config.cluster.backend == "cuda" if method == "measured" else method == "rehearsed"
     slurm = config.launcher_kind == "slurm"
     fields: dict[str, Any] = {
-        name: value for name, value in config.launcher.items() if name in _PILOT_OPTIONS or not slurm
+        name: value for name, value in launcher_options(config).items() if name in _PILOT_OPTIONS or not slurm
     }
+    fields["launcher"] = config.launcher_kind
     # A variable of the launcher's file replaces one of the cluster's file.
     own = environment_from_dict(fields.get("environment") or {}, "launcher")
     fields["environment"] = {**config.cluster.environment, **own}
@@ -59,7 +87,7 @@ def slurm_options(config: SweepConfig) -> SlurmOptions | None:
     return options_from_dict(
         {
             name: value
-            for name, value in config.launcher.items()
+            for name, value in launcher_options(config).items()
             if name not in _PILOT_OPTIONS and name not in _READ_HERE
         }
     )

@@ -5,17 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from sweep.columns import PREDICTED
 from sweep.plan import Plan
 from workloads.errors import InvalidSweep
 from workloads.record import config_columns
 
+SUFFIXES = (".parquet", ".csv")
+"""What a ledger written by ``plan --out`` may end in."""
+
 
 def ledger_rows(plan: Plan) -> list[dict[str, Any]]:
     """One row for each point, numbered in the order of the plan. Values that were not predicted are None."""
-    limit = plan.config.cluster.usable_bytes
     rows = []
     for number, point in enumerate(plan.points):
-        cost = point.price
         rows.append(
             {
                 "sweep": plan.config.name,
@@ -24,12 +26,7 @@ def ledger_rows(plan: Plan) -> list[dict[str, Any]]:
                 "verdict": point.verdict,
                 "rule": point.rule,
                 "detail": point.detail,
-                "predicted_peak_bytes": point.peak_bytes,
-                "limit_bytes": limit,
-                "predicted_step_time_s": point.time.step_time_s if point.time is not None else None,
-                "predicted_tokens_per_s_per_gpu": point.tokens_per_s_per_gpu,
-                "expected_gpu_hours": cost.expected_h if cost is not None else None,
-                "worst_gpu_hours": cost.worst_h if cost is not None else None,
+                **{name: value(point) for name, value in PREDICTED.items()},
                 "cached_attempt": point.cached_attempt,
                 "cached_sweep": point.cached_sweep,
                 **config_columns(point.experiment),
@@ -38,20 +35,35 @@ def ledger_rows(plan: Plan) -> list[dict[str, Any]]:
     return rows
 
 
+def check_ledger_path(path: Path) -> None:
+    """Raises `InvalidSweep` for a name or a place that `write_ledger_file` cannot write to."""
+    if path.suffix not in SUFFIXES:
+        names = " or ".join(str(path.with_suffix(suffix)) for suffix in SUFFIXES) if path.name else "plan.parquet"
+        raise InvalidSweep(f"--out {path}: the ledger is a Parquet or a CSV file; name it {names}")
+    if not path.parent.is_dir():
+        raise InvalidSweep(f"--out {path}: there is no folder {path.parent}")
+
+
 def write_ledger_file(path: Path, plan: Plan) -> None:
-    """Write the ledger to ``path`` (Parquet). Raises `InvalidSweep` when that place cannot be written."""
+    """Write the ledger, every point of the plan, as Parquet or as CSV by the ending of ``path``.
+
+    A Parquet file is what a sweep's own ``ledger.parquet`` is: the schema `results.schema.LEDGER`. In CSV an unknown
+    value is an empty cell. Raises `InvalidSweep` when that place cannot be written.
+    """
+    import pyarrow.csv as pc
     import pyarrow.parquet as pq
 
     from results.rows import table_from_rows
     from results.schema import LEDGER
 
-    if path.suffix != ".parquet":
-        raise InvalidSweep(f"--out {path}: the ledger is a Parquet file; name it {path.with_suffix('.parquet')}")
-    if not path.parent.is_dir():
-        raise InvalidSweep(f"--out {path}: there is no folder {path.parent}")
+    check_ledger_path(path)
     temporary = path.with_name(f".{path.name}.tmp")
     try:
-        pq.write_table(table_from_rows(ledger_rows(plan), LEDGER), temporary, compression="zstd")
+        table = table_from_rows(ledger_rows(plan), LEDGER)
+        if path.suffix == ".csv":
+            pc.write_csv(table, temporary)
+        else:
+            pq.write_table(table, temporary, compression="zstd")
         temporary.replace(path)
     except OSError as error:
         temporary.unlink(missing_ok=True)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from launchers.node.devices import count_cuda_devices
-from sweep.conffiles import ConfFolders
+from sweep.conffiles import PACKAGED, ConfFolders
 from sweep.config import SweepConfig
 from workloads.cluster import ClusterSpec
 from workloads.errors import InvalidSweep
@@ -44,13 +45,11 @@ def default_launcher() -> str:
 
 
 def clusters_of_device(folders: ConfFolders, gpu_name: str) -> list[str]:
-    """Cluster files whose device the driver calls ``gpu_name``."""
-    found = []
-    for cluster in folders.names("cluster"):
-        device = _device_of(folders, cluster)
-        if device is not None and gpu_name in folders.read("device", device).get("driver_names", ()):
-            found.append(cluster)
-    return found
+    """Cluster files whose device the driver calls ``gpu_name``, also where they are built on another file: the user's
+    own where there are any, otherwise the shipped ones."""
+    found = [name for name in folders.names("cluster") if gpu_name in _driver_names(folders, name)]
+    own = [name for name in found if not folders.find("cluster", name).is_relative_to(PACKAGED)]
+    return own or found
 
 
 def fitting_cluster(folders: ConfFolders, machine: Machine, current: ClusterSpec, given: bool) -> str | None:
@@ -77,14 +76,14 @@ def fitting_cluster(folders: ConfFolders, machine: Machine, current: ClusterSpec
     return fitting[0]
 
 
-def _device_of(folders: ConfFolders, cluster: str) -> str | None:
-    """The device file that a cluster file's ``defaults`` list names."""
-    for entry in folders.read("cluster", cluster).get("defaults", ()):
-        if isinstance(entry, dict):
-            for key, option in entry.items():
-                if key.partition("@")[0].lstrip("/") == "device":
-                    return str(option)
-    return None
+def _driver_names(folders: ConfFolders, cluster: str) -> Sequence[str]:
+    """What the driver calls the device of a cluster file: by its device file, or written out in it."""
+    names: Sequence[str] = ()
+    for file in folders.lineage("cluster", cluster):
+        device = file.fields if file.group == "device" else file.fields.get("device")
+        if isinstance(device, Mapping) and device.get("driver_names"):
+            names = device["driver_names"]
+    return (names,) if isinstance(names, str) else names
 
 
 def _gpu_name() -> str:

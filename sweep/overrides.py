@@ -51,6 +51,9 @@ def sort_overrides(overrides: Sequence[str], folders: ConfFolders) -> Overrides:
             raise InvalidSweep(f"{override.input_line}: a {key} is part of a cluster file; choose it with cluster=NAME")
         elif key.partition(".")[0] in ("grids", "hydra"):
             raise InvalidSweep(f"{override.input_line}: write grid.axes.NAME=... (it changes every grid given)")
+        elif key.startswith("cluster.") and not override.is_delete():
+            # Also a field that the file leaves out; one that no cluster has is refused when the cluster is read.
+            hydra.append(f"++{override.input_line.lstrip('+')}")
         else:
             hydra.append(override.input_line)
     return Overrides(grids=grids, models=models or None, groups=groups, hydra=tuple(hydra))
@@ -65,8 +68,10 @@ def _parse(text: str) -> Any:
         if override.is_sweep_override():
             raise InvalidSweep(f"{text}: for several values write a list, e.g. grid.axes.tp=[1,2]")
         return override
-    except HydraException as error:
-        reason = str(error).splitlines()[0]
+    except InvalidSweep:
+        raise
+    except (HydraException, ValueError, RecursionError) as error:  # also: thousands of digits, or of brackets
+        reason = (str(error).splitlines() or ["it is too long"])[0]
         raise InvalidSweep(f"cannot read {text!r}: {reason}; expected NAME=VALUE (quote texts with spaces)") from None
 
 

@@ -10,7 +10,7 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 
-from results.command_line import Parser, path
+from results.command_line import Parser, names, path
 
 EXAMPLES = """\
 examples:
@@ -56,8 +56,29 @@ def _plan() -> Parser:
     parser = _sweep_parser(
         "plan", "Show every point of the grids with its verdict, predicted memory and speed, and price. Nothing is run."
     )
-    parser.add_argument("--out", type=path, metavar="FILE.parquet", help="write the ledger: one row a point")
-    parser.add_argument("--top", type=_positive, default=40, metavar="N", help="rows of the last table (default: 40)")
+    parser.add_argument(
+        "--out", type=path, metavar="FILE", help="write every point: FILE.parquet (a ledger) or FILE.csv"
+    )
+    parser.add_argument(
+        "--top",
+        type=_positive,
+        metavar="N",
+        help="list the N predicted fastest points of each model and size (default: 10, fewer where there are many), "
+        "or with --sort the first N of all",
+    )
+    parser.add_argument(
+        "--sort",
+        metavar="COLUMN[:asc|:desc]",
+        help="list points by a column of the ledger, e.g. predicted_peak_bytes:asc",
+    )
+    parser.add_argument(
+        "--show",
+        type=names,
+        default=(),
+        metavar="VERDICT,...",
+        help="list points of these verdicts with their reasons, e.g. invalid,predicted_oom, or all (default: those "
+        "that can run)",
+    )
     return parser
 
 
@@ -168,7 +189,12 @@ def _sweep_parser(command: str, description: str) -> Parser:
     parser = _parser(command, description, OVERRIDES)
     parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="what to sweep, see below")
     parser.add_argument(
-        "--where", action="append", default=[], metavar="EXPR", help="one more filter on every grid, e.g. 'tp <= 4'"
+        "--where",
+        action="append",
+        default=[],
+        metavar="EXPR",
+        help="one more condition: on axes and fields of a point (tp <= 4), or on what is predicted of it "
+        "(predicted_peak_bytes < 60e9)",
     )
     parser.add_argument(
         "--conf",

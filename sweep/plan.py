@@ -12,20 +12,27 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
-from results.text import format_bytes
+from results.text import format_bytes, plural
+from sweep.columns import holds
 from sweep.config import SweepConfig
-from sweep.expand import Expansion, GridPoint
+from sweep.expand import Expansion, GridPoint, ruled_out
 from sweep.price import Price, information_order, price, shared_stage_discount, within_budget
 from sweep.reuse import FinishedAttempt
-from workloads.costs.memory import estimate_memory
+from sweep.search import MISTAKES, Progress, silent
+from workloads.cluster import ClusterSpec
+from workloads.costs.memory import MemoryEstimate, estimate_memory
 from workloads.costs.timeline import TimeEstimate, estimate_time
 from workloads.errors import InvalidSweep
 from workloads.experiment import Experiment
+from workloads.expressions import Expression
 from workloads.protocol import Method, Task
-from workloads.rules import violations
+from workloads.rules import Violation, violations
+
+_TOLD_EVERY = 500
+"""Progress is told after so many points."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +44,8 @@ class PlannedPoint:
     detail: str | None = None
     peak_bytes: int | None = None
     """Predicted, of the stage with the most; None for a layout that breaks a rule, because it has no prediction."""
+    limit_bytes: int | None = None
+    """Of one device, or of one process where all share the memory of a machine; None: not known."""
     time: TimeEstimate | None = None
     price: Price | None = None
     cached_attempt: str | None = None
@@ -58,6 +67,12 @@ class Plan:
     """First those to run, in the order in which pilots claim them, then the others in the order of their grids."""
     duplicates: int
     not_sampled: int
+    combinations: int = 0
+    """All combinations of the axes of all grids."""
+    dropped: Mapping[str, int] = field(default_factory=dict)
+    """Combinations left out by each derived value and each condition, see `Expansion.dropped`."""
+    unpredicted: int = 0
+    """Of those, points that a condition left out because the value it asks for is not predicted."""
 
     @property
     def to_run(self) -> tuple[PlannedPoint, ...]:
@@ -83,14 +98,35 @@ def make_plan(
     method: Method,
     finished: Mapping[str, FinishedAttempt] | None = None,
     device_limit: DeviceLimit | None = None,
+    host_bytes: int | None = None,
+    progress: Progress = silent,
 ) -> Plan:
     """Give every point its verdict.
 
     ``finished``: by experiment id, the attempts that need no other run (see `sweep.reuse`). ``device_limit``: the most
-    devices that the launcher can give one point; None: as many nodes of the cluster as it needs.
+    devices that the launcher can give one point; None: as many nodes of the cluster as it needs. ``host_bytes``: memory
+    that all processes of a point share; None: every device has its own. Raises `InvalidSweep` when conditions on
+    predicted values leave no point.
     """
     finished = finished or {}
-    planned = [_planned(config, point, method, finished, device_limit) for point in expansion.points]
+    conditions = {grid.name: grid.where_predicted for grid in config.grids}
+    dropped = Counter(expansion.dropped)
+    unpredicted = 0
+    planned: list[PlannedPoint] = []
+    for done, point in enumerate(expansion.points):
+        if not done % _TOLD_EVERY:
+            progress("points predicted", done, len(expansion.points))
+        found = _planned(config, point, method, finished, device_limit, host_bytes)
+        if (failed := _failed_condition(found, conditions.get(point.grid, {}))) is None:
+            planned.append(found)
+        else:
+            dropped[failed.place] += 1
+            unpredicted += not failed.known
+    if not planned:
+        raise InvalidSweep(
+            f"no point is left of {plural(len(expansion.points), 'point')} whose predictions were asked for; "
+            f"{ruled_out(dropped)}"
+        )
     candidates = [point for point in planned if point.verdict == "run"]
     others = [point for point in planned if point.verdict != "run"]
     prices = [point.price for point in candidates if point.price is not None]
@@ -108,6 +144,9 @@ def make_plan(
         points=(*affordable, *others),
         duplicates=expansion.duplicates,
         not_sampled=expansion.not_sampled,
+        combinations=expansion.combinations,
+        dropped=dict(dropped),
+        unpredicted=unpredicted,
     )
 
 
@@ -120,9 +159,12 @@ def refuse_if_nothing_can_run(plan: Plan) -> None:
     too_big = [point for point in plan.points if point.verdict == "predicted_oom" and point.peak_bytes is not None]
     if too_big:
         smallest = min(too_big, key=lambda point: point.peak_bytes or 0)
+        begin = f"no point fits in memory: the smallest of {len(too_big):,} ({smallest.experiment.id})"
+        if cluster.usable_bytes is None:
+            raise InvalidSweep(f"{begin}: {smallest.detail}; use a smaller model or micro-batch, or fewer processes")
         peak, limit = format_bytes(smallest.peak_bytes), format_bytes(cluster.usable_bytes)
         raise InvalidSweep(
-            f"no point fits in memory: the smallest of {len(too_big):,} ({smallest.experiment.id}) needs {peak} "
+            f"{begin} needs {peak} "
             f"on a device, {cluster.device.name} has {limit} for training; use more devices, tp, pp, "
             "ZeRO 3 or recompute, or plan.run_predicted_oom=true to try"
         )
@@ -132,31 +174,46 @@ def refuse_if_nothing_can_run(plan: Plan) -> None:
     raise InvalidSweep(f"no point can run; rules broken: {broken}; e.g. {first.detail}")
 
 
+@dataclass(frozen=True, slots=True)
+class _Failed:
+    place: str
+    known: bool
+    """False: a value that the condition asks for is not predicted."""
+
+
+def _failed_condition(point: PlannedPoint, conditions: Mapping[str, Expression]) -> _Failed | None:
+    """The first condition on predicted values that a point does not meet."""
+    for place, condition in conditions.items():
+        try:
+            met = holds(condition, point)
+        except MISTAKES as error:
+            raise InvalidSweep(f"grid {point.grid}: {place}: {error}") from None
+        if not met:
+            return _Failed(place, met is not None)
+    return None
+
+
 def _planned(
     config: SweepConfig,
     point: GridPoint,
     method: Method,
     finished: Mapping[str, FinishedAttempt],
     device_limit: DeviceLimit | None,
+    host_bytes: int | None,
 ) -> PlannedPoint:
     experiment, cluster = point.experiment, config.cluster
-    planned = PlannedPoint(grid=point.grid, experiment=experiment, verdict="run")
+    share = host_bytes // experiment.world_size if host_bytes is not None else None
+    limits = [limit for limit in (cluster.usable_bytes, share) if limit is not None]
+    planned = PlannedPoint(grid=point.grid, experiment=experiment, verdict="run", limit_bytes=min(limits, default=None))
     broken = violations(experiment, cluster)
-    if (
-        device_limit is not None
-        and method == "measured"
-        and experiment.world_size > device_limit.devices
-        and not broken
-    ):
-        message = f"needs {experiment.world_size} devices, {device_limit.why}"
-        return dataclasses.replace(planned, verdict="invalid", rule="launcher_devices", detail=message)
     structural = [violation for violation in broken if violation.rule != "engine_support"]
-    if broken:
-        first = structural[0] if structural else broken[0]
-        planned = dataclasses.replace(planned, verdict="invalid", rule=first.rule, detail=first.message)
-        if structural:
-            return planned
-    # Points that the engine cannot run yet are predicted too: a plan should show what they would give.
+    if structural:
+        first = structural[0]
+        return dataclasses.replace(planned, verdict="invalid", rule=first.rule, detail=first.message)
+    too_wide = _too_wide(experiment, cluster, device_limit if method == "measured" else None)
+    if refused := (*broken, *too_wide):
+        planned = dataclasses.replace(planned, verdict="invalid", rule=refused[0].rule, detail=refused[0].message)
+    # Points that the engine cannot run yet, or that are too wide, are predicted too: a plan shows what they would give.
     memory, time = estimate_memory(experiment), estimate_time(experiment, cluster)
     planned = dataclasses.replace(
         planned,
@@ -164,7 +221,7 @@ def _planned(
         time=time,
         price=price(experiment, time, method, config.measure, config.plan),
     )
-    if broken:
+    if refused:
         return planned
     if finished and (attempt := finished.get(experiment.id)) is not None:  # the id costs a hash
         return dataclasses.replace(
@@ -174,14 +231,44 @@ def _planned(
             cached_attempt=attempt.attempt_id,
             cached_sweep=attempt.sweep,
         )
-    limit, margin = cluster.usable_bytes, config.plan.oom_margin
-    if limit is not None and memory.peak_bytes > limit * margin and not config.plan.run_predicted_oom:
-        detail = (
-            f"stage {memory.peak_stage} of {experiment.pp} needs {format_bytes(memory.peak_bytes)}; "
-            f"{format_bytes(limit)} x margin {margin:g} = {format_bytes(limit * margin)}"
-        )
-        return dataclasses.replace(planned, verdict="predicted_oom", detail=detail)
+    if not config.plan.run_predicted_oom:
+        detail = _too_big(experiment, memory, cluster.usable_bytes, host_bytes, config.plan.oom_margin)
+        if detail is not None:
+            return dataclasses.replace(planned, verdict="predicted_oom", detail=detail)
     return planned
+
+
+def _too_wide(experiment: Experiment, cluster: ClusterSpec, device_limit: DeviceLimit | None) -> list[Violation]:
+    """Why a point needs more than the cluster has, or than the launcher can give."""
+    size, found = experiment.world_size, []
+    if cluster.nodes is not None and size > cluster.nodes * cluster.devices_per_node:
+        needed = -(-size // cluster.devices_per_node)
+        has = f"cluster {cluster.name} has {plural(cluster.nodes, 'node')} of {cluster.devices_per_node} devices"
+        found.append(Violation("cluster_nodes", f"{size} ranks need {needed} nodes; {has} (nodes in its file)"))
+    if device_limit is not None and size > device_limit.devices:
+        found.append(Violation("launcher_devices", f"needs {size} devices, {device_limit.why}"))
+    return found
+
+
+def _too_big(
+    experiment: Experiment, memory: MemoryEstimate, device_bytes: int | None, host_bytes: int | None, margin: float
+) -> str | None:
+    """The numbers of a point that is predicted not to fit; None for one that does, or whose limits are not known."""
+    if device_bytes is not None and memory.peak_bytes > device_bytes * margin:
+        return (
+            f"stage {memory.peak_stage} of {experiment.pp} needs {format_bytes(memory.peak_bytes)}; "
+            f"{format_bytes(device_bytes)} x margin {margin:g} = {format_bytes(device_bytes * margin)}"
+        )
+    together = sum(stage.peak_bytes for stage in memory.stages) * (experiment.world_size // experiment.pp)
+    if host_bytes is not None and together > host_bytes * margin:
+        each = format_bytes(memory.peak_bytes)
+        size, needed = experiment.world_size, format_bytes(together)
+        many = f"{size} processes need {needed} together, at most {each} each"
+        return (
+            f"{many if size > 1 else f'1 process needs {needed}'}; this machine has {format_bytes(host_bytes)} "
+            f"x margin {margin:g} = {format_bytes(host_bytes * margin)}"
+        )
+    return None
 
 
 def _without_repeated_stages(

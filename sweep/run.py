@@ -15,8 +15,10 @@ from sweep.config import SweepConfig, compose_sweep
 from sweep.expand import expand_all
 from sweep.launch import is_dry, launch_settings, slurm_options
 from sweep.ledger import ledger_rows
+from sweep.limits import device_limit, host_bytes
 from sweep.machine import Machine, default_launcher, fitting_cluster, this_machine
-from sweep.plan import DeviceLimit, Plan, make_plan, refuse_if_nothing_can_run
+from sweep.plan import Plan, make_plan, refuse_if_nothing_can_run
+from sweep.progress import PlanProgress
 from sweep.reuse import find_finished
 
 if TYPE_CHECKING:
@@ -56,29 +58,18 @@ def prepare(overrides: Sequence[str], folders: ConfFolders, extra_where: Sequenc
             config = compose_sweep(overrides, folders, extra_where=extra_where, cluster=other, launcher="local")
             notes.append(f"cluster={other}: this machine has {machine.gpu_name}")
     settings, slurm = launch_settings(config, machine), slurm_options(config)
-    plan = make_plan(
-        config,
-        expand_all(config.grids, config.models.__getitem__),
-        settings.method,
-        find_finished(config, settings.method),
-        device_limit=_device_limit(settings, slurm),
-    )
+    with PlanProgress() as progress:
+        plan = make_plan(
+            config,
+            expand_all(config.grids, config.models.__getitem__, progress),
+            settings.method,
+            find_finished(config, settings.method),
+            device_limit(config, settings.method, slurm, settings.num_devices),
+            host_bytes(config, settings.method),
+            progress,
+        )
     refuse_if_nothing_can_run(plan)
     return Prepared(plan=plan, settings=settings, slurm=slurm, dry=is_dry(config), notes=tuple(notes))
-
-
-def _device_limit(settings: LaunchSettings, slurm: SlurmOptions | None) -> DeviceLimit | None:
-    """The most devices that one point can get."""
-    if settings.method != "measured":
-        return None
-    if slurm is None:
-        return DeviceLimit(
-            settings.num_devices, f"this machine gives {settings.num_devices}; launcher=rehearse needs one"
-        )
-    if slurm.max_nodes is None:
-        return None
-    devices = slurm.max_nodes * settings.cluster.devices_per_node
-    return DeviceLimit(devices, f"launcher.max_nodes={slurm.max_nodes} gives {devices}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

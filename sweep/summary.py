@@ -1,19 +1,19 @@
-"""Prints a plan: verdicts, rules broken, jobs by shape, price, and the predicted fastest layouts."""
+"""Prints a plan: verdicts, rules broken, jobs by shape and price. Its best points are in `sweep.best_layouts`."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from rich.console import Console
 from rich.table import Table
 
 from results.schema import VERDICTS
 from results.terminal import plain_table
-from results.text import GIB, format_hours, plural
+from results.text import format_hours, plural
+from sweep.expand import ruled_out
 from sweep.plan import Plan, PlannedPoint
 from sweep.price import Shape, shape
-from workloads.costs.flops import flops_per_token
 from workloads.experiment import Experiment
 
 MEANING = {
@@ -25,14 +25,18 @@ MEANING = {
 }
 
 
-def print_plan(plan: Plan, console: Console, *, top: int) -> None:
-    """Print the whole summary. ``top``: the most rows of the last table."""
+def print_plan(plan: Plan, console: Console) -> None:
+    """Print the summary: how many points of how many combinations, their verdicts, jobs and price."""
     config = plan.config
     grids = ", ".join(grid.name for grid in config.grids)
     excluded = [plural(plan.duplicates, "duplicate")] if plan.duplicates else []
     excluded += [f"{plan.not_sampled:,} by subsampling"] if plan.not_sampled else []
     note = f"; excluded: {', '.join(excluded)}" if excluded else ""
     console.print(f"[bold]{config.name}[/]: {len(plan.points):,} points of {grids}{note}", highlight=False)
+    if plan.dropped and any(plan.dropped.values()):
+        unknown = f" ({plan.unpredicted:,} of them have no prediction)" if plan.unpredicted else ""
+        said = f"{plan.combinations:,} combinations; {ruled_out(plan.dropped)}{unknown}"
+        console.print(said, highlight=False, markup=False)
     console.print(
         f"cluster {config.cluster.name} ({config.cluster.device.name}), launcher {config.launcher_kind} "
         f"({plan.method}), {config.measure.in_words} steps a point",
@@ -43,13 +47,6 @@ def print_plan(plan: Plan, console: Console, *, top: int) -> None:
         console.print(reused, highlight=False, markup=False)
     if plan.to_run:
         print_jobs(plan, console)
-    best = fastest(plan.points, config.cluster.usable_bytes)
-    if best:
-        console.print(_fastest_table(plan, best[:top]))
-        if len(best) > top:
-            console.print(f"... and {len(best) - top} more (--top {len(best)})", highlight=False)
-    elif plan.to_run:
-        console.print(f"no step time is predicted: cluster {config.cluster.name} has no known rates", highlight=False)
 
 
 def print_jobs(plan: Plan, console: Console) -> None:
@@ -64,27 +61,6 @@ def reused_from(plan: Plan) -> str | None:
         return None
     named = ", ".join(f"{sweep} ({count:,})" for sweep, count in sweeps.most_common())
     return f"rows of other sweeps used instead of a run (plan.reuse=true): {named}"
-
-
-def fastest(points: Iterable[PlannedPoint], limit_bytes: int | None) -> list[PlannedPoint]:
-    """The point with the most predicted tokens/s/GPU for every model and world size, of those predicted to fit.
-
-    ``limit_bytes`` counts here without ``plan.oom_margin``: a point that may just fit is worth a run, but is not
-    recommended.
-    """
-    best: dict[tuple[str, int], PlannedPoint] = {}
-    order: dict[str, int] = {}
-    for point in points:
-        order.setdefault(point.experiment.model.name, len(order))
-        rate = point.tokens_per_s_per_gpu
-        if rate is None or point.verdict == "invalid":
-            continue
-        if limit_bytes is not None and (point.peak_bytes or 0) > limit_bytes:
-            continue
-        key = (point.experiment.model.name, point.experiment.world_size)
-        if key not in best or rate > (best[key].tokens_per_s_per_gpu or 0.0):
-            best[key] = point
-    return [best[key] for key in sorted(best, key=lambda key: (order[key[0]], key[1]))]
 
 
 def layout(experiment: Experiment) -> str:
@@ -147,34 +123,6 @@ def _shapes(plan: Plan) -> Table:
     if budget is not None:
         table.caption = f"budget.gpu_hours={budget:g}"
         table.caption_justify = "left"
-    return table
-
-
-def _fastest_table(plan: Plan, best: Sequence[PlannedPoint]) -> Table:
-    table = plain_table(title="")
-    table.add_column("fastest predicted")
-    for name in ("GPUs", "tokens/s/GPU", "MFU %", "GiB"):
-        table.add_column(name, justify="right")
-    table.add_column("layout")
-    table.add_column("")
-    peak_flops = plan.config.cluster.device.peak_flops
-    last = ""
-    for point in best:
-        experiment, rate = point.experiment, point.tokens_per_s_per_gpu
-        assert rate is not None
-        name = experiment.model.name
-        peak = peak_flops.get("bf16")
-        mfu = 100 * rate * flops_per_token(experiment.model, experiment.seq_len, "palm") / peak if peak else None
-        table.add_row(
-            name if name != last else "",
-            str(experiment.world_size),
-            f"{rate:,.0f}",
-            f"{mfu:.1f}" if mfu is not None and experiment.precision == "bf16" else "",
-            f"{(point.peak_bytes or 0) / GIB:.1f}",
-            layout(experiment),
-            "" if point.verdict == "run" else point.verdict,
-        )
-        last = name
     return table
 
 

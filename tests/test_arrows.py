@@ -51,6 +51,7 @@ TORCH_FREE = (
     "workloads/record.py",
     "workloads/rules.py",
     "workloads/stages.py",
+    "workloads/units.py",
 )
 CONFINED = {
     "torch": ("workloads",),

@@ -175,7 +175,7 @@ def compose(words: list[str]) -> SweepConfig:
             where.append(next(arguments))
         elif word == "--conf":
             folders.append(Path(next(arguments)))
-        elif word in ("--out", "--top"):
+        elif word in ("--out", "--top", "--sort", "--show"):
             next(arguments)
         elif not word.startswith("--"):
             rest.append(word)

@@ -11,10 +11,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from workloads.checks import build, choice, mapping, number, whole_number
+from workloads.checks import build, choice, known_names, mapping, number, plausible, sequence, whole_number
 from workloads.errors import InvalidSweep
+from workloads.units import EXAMPLES, Unit, quantity
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+Range = tuple[float, float, str, str]
+"""Least and most that hardware has, the unit, and how to write such a quantity."""
+_LINK: Range = (1e7, 1e13, "B/s", EXAMPLES["B/s"])
+_LATENCY: Range = (0, 0.1, "s", EXAMPLES["s"])
+_MEMORY: Range = (2**20, 1e14, "B", EXAMPLES["B"])
+_MEMORY_BANDWIDTH: Range = (1e9, 1e15, "B/s", "3.35 TB/s")
+_PEAK: Range = (1e9, 1e18, "FLOP/s", EXAMPLES["FLOP/s"])
+_PEAKS = ("bf16", "fp16", "fp32", "fp64", "fp8", "fp4", "tf32", "int8")
+"""Names of data sheets; the formulas read bf16, fp8, fp32 and fp64."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +75,8 @@ class ClusterSpec:
     """Bytes of a device that training cannot have: CUDA context, NCCL buffers, allocator fragmentation."""
     matmul_efficiency: float | None = None
     """Reached share of peak_flops in large matrix products; calibrated, with its source in the YAML."""
+    nodes: int | None = None
+    """How many there are; None: not known, so no layout is too wide."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables that the network between the nodes needs in every rank (NCCL, EFA)."""
 
@@ -77,22 +89,41 @@ class ClusterSpec:
 
 
 def cluster_from_dict(fields: Mapping[str, Any]) -> ClusterSpec:
-    """A `ClusterSpec` from plain data (YAML, JSON). Its numbers are not looked at; see `check_cluster`.
+    """A `ClusterSpec` from plain data (YAML, JSON), in which quantities may be texts with a unit (``50 GB/s``).
 
-    Raises `InvalidSweep` naming the field that is missing or unknown.
+    Its numbers are not looked at; see `check_cluster`. Raises `InvalidSweep` naming the field that is missing or
+    unknown, or the unit that is.
     """
     place = f"cluster {fields.get('name', '(unnamed)')}"
     values = dict(fields)
     if "device" in values:
         device = mapping(f"{place}: device", values["device"])
-        device["driver_names"] = tuple(device.get("driver_names", ()))
+        names = device.get("driver_names") or ()
+        names = [names] if isinstance(names, str) else sequence(f"{place}: device.driver_names", names)
+        device["driver_names"] = tuple(names)
+        _convert(f"{place}: device.", device, {"memory_bytes": "B", "memory_bandwidth": "B/s"})
+        if "peak_flops" in device:
+            peaks = mapping(f"{place}: device.peak_flops", device["peak_flops"])
+            known_names(f"{place}: device.peak_flops", peaks, _PEAKS, noun="precision")
+            _convert(f"{place}: device.peak_flops.", peaks, dict.fromkeys(peaks, "FLOP/s"))
+            device["peak_flops"] = peaks
         values["device"] = build(DeviceSpec, f"{place}: device", device)
     values.setdefault("inter_node", None)
     for link in ("intra_node", "inter_node"):
         if link in values and (values[link] is not None or link == "intra_node"):
-            values[link] = build(LinkSpec, f"{place}: {link}", mapping(f"{place}: {link}", values[link]))
+            rates = mapping(f"{place}: {link}", values[link])
+            _convert(f"{place}: {link}.", rates, {"bandwidth": "B/s", "latency_s": "s"})
+            values[link] = build(LinkSpec, f"{place}: {link}", rates)
+    _convert(f"{place}: ", values, {"reserved_bytes": "B"})
     values["environment"] = environment_from_dict(values.get("environment") or {}, place)
     return build(ClusterSpec, place, values)
+
+
+def _convert(place: str, values: dict[str, Any], units: Mapping[str, Unit]) -> None:
+    """Put numbers into the place of texts with units. ``place`` ends where the name of a value begins."""
+    for name, unit in units.items():
+        if name in values:
+            values[name] = quantity(f"{place}{name}", values[name], unit)
 
 
 def check_cluster(cluster: ClusterSpec) -> ClusterSpec:
@@ -100,20 +131,30 @@ def check_cluster(cluster: ClusterSpec) -> ClusterSpec:
     place = f"cluster {cluster.name}"
     choice(f"{place}: backend", cluster.backend, ("cuda", "cpu"))
     whole_number(f"{place}: devices_per_node", cluster.devices_per_node, 1)
-    amounts = {
-        "reserved_bytes": cluster.reserved_bytes,
-        "matmul_efficiency": cluster.matmul_efficiency,
-        "device.memory_bytes": cluster.device.memory_bytes,
-        "device.memory_bandwidth": cluster.device.memory_bandwidth,
-        **{f"device.peak_flops.{dtype}": peak for dtype, peak in cluster.device.peak_flops.items()},
+    if cluster.nodes is not None:
+        whole_number(f"{place}: nodes", cluster.nodes, 1)
+    device = cluster.device
+    amounts: dict[str, tuple[Any, Range]] = {
+        "device.memory_bytes": (device.memory_bytes, _MEMORY),
+        "device.memory_bandwidth": (device.memory_bandwidth, _MEMORY_BANDWIDTH),
+        **{f"device.peak_flops.{dtype}": (peak, _PEAK) for dtype, peak in device.peak_flops.items()},
     }
-    for name, value in amounts.items():
-        if value is not None:
-            number(f"{place}: {name}", value, least=0)
     for name, link in (("intra_node", cluster.intra_node), ("inter_node", cluster.inter_node)):
         if link is not None:
-            number(f"{place}: {name}.bandwidth", link.bandwidth, above=0)
-            number(f"{place}: {name}.latency_s", link.latency_s, least=0)
+            plausible(f"{place}: {name}.bandwidth", link.bandwidth, *_LINK)
+            plausible(f"{place}: {name}.latency_s", link.latency_s, *_LATENCY)
+    for name, (value, span) in amounts.items():
+        if value is not None:
+            plausible(f"{place}: {name}", value, *span)
+    if cluster.reserved_bytes != 0:
+        plausible(f"{place}: reserved_bytes", cluster.reserved_bytes, *_MEMORY)
+    if device.memory_bytes is not None and cluster.reserved_bytes >= device.memory_bytes:
+        raise InvalidSweep(
+            f"{place}: reserved_bytes={cluster.reserved_bytes} leaves nothing of device.memory_bytes="
+            f"{device.memory_bytes}"
+        )
+    if (share := cluster.matmul_efficiency) is not None and not 0 < number(f"{place}: matmul_efficiency", share) <= 1:
+        raise InvalidSweep(f"{place}: matmul_efficiency={share} must be a share above 0, at most 1 (0.7 is 70 %)")
     return cluster
 
 

@@ -10,15 +10,18 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
 
-from workloads.checks import whole_number
+from workloads.checks import Values, build, flag, mapping, number, one_of, texts, whole_number, whole_numbers
 from workloads.errors import InvalidExperiment
 
 ENGINE = "ultrasweep"
 ENGINE_VERSION = "3"
 """Raise when the engine computes or stores something differently, so that old rows are not taken for new ones."""
+
+Part = TypeVar("Part", "MoESpec", "MLASpec")
 
 Recompute = Literal["none", "selective", "full"]
 PipelineSchedule = Literal["none", "gpipe", "1f1b", "interleaved_1f1b", "zero_bubble_v", "dualpipe_v"]
@@ -36,6 +39,32 @@ COUNTS = (
 """Fields of `ModelSpec` and `Experiment` that are whole numbers of at least 1, in the order of their checks."""
 HEADS_DO_NOT_DIVIDE = "{label}: num_kv_heads={num_kv_heads} must divide num_heads={num_heads}"
 """What `ModelSpec` says when it refuses; the report's explorer says the same."""
+
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "recompute": get_args(Recompute),
+    "pp_schedule": get_args(PipelineSchedule),
+    "precision": get_args(Precision),
+    "attention": get_args(Attention),
+    "compile": get_args(Compile),
+}
+FIELDS: Mapping[str, Values] = {
+    **dict.fromkeys(COUNTS, whole_numbers(1)),
+    "zero_stage": one_of(0, 1, 2, 3),
+    **{field: one_of(*words) for field, words in _CHOICES.items()},
+    "sequence_parallel": one_of(True, False),
+    "seed": Values(accepts=lambda value: type(value) is int and abs(value) < 2**63, must="a whole number"),
+    "engine": texts(),
+    "engine_version": texts(),
+}
+"""What every field of an `Experiment` but its model may hold. Stored experiments may be of other engines."""
+AXES: Mapping[str, Values] = {
+    **FIELDS,
+    "model": texts(),
+    **dict.fromkeys(("dp", "world_size", "num_microbatches", "tokens_per_step"), whole_numbers(1)),
+    "engine": one_of(ENGINE, is_text=True),
+    "engine_version": one_of(ENGINE_VERSION, is_text=True),
+}
+"""What the axis of such a name may hold in a grid: what can be run is more narrow than what can be stored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,16 +156,10 @@ class Experiment:
     engine_version: str = ENGINE_VERSION
 
     def __post_init__(self) -> None:
-        label = f"experiment on {self.model.name}"
-        for field in COUNTS:
-            whole_number(f"{label}: {field}", getattr(self, field), 1, error=InvalidExperiment)
-        if self.zero_stage not in (0, 1, 2, 3):
-            raise InvalidExperiment(f"{label}: zero_stage={self.zero_stage!r}; it may be 0, 1, 2 or 3")
-        for field, allowed in _CHOICES.items():
-            if getattr(self, field) not in allowed:
-                raise InvalidExperiment(
-                    f"{label}: {field}={getattr(self, field)!r}; it may be one of {', '.join(allowed)}"
-                )
+        for field, values in FIELDS.items():
+            if not values.accepts(getattr(self, field)):
+                label = f"experiment on {self.model.name}: {field}"
+                raise InvalidExperiment(values.refusal(label, getattr(self, field)))
 
     @property
     def dp(self) -> int:
@@ -215,15 +238,6 @@ class Experiment:
         return dataclasses.replace(self, **changes)
 
 
-_CHOICES: dict[str, tuple[str, ...]] = {
-    "recompute": get_args(Recompute),
-    "pp_schedule": get_args(PipelineSchedule),
-    "precision": get_args(Precision),
-    "attention": get_args(Attention),
-    "compile": get_args(Compile),
-}
-
-
 def to_dict(experiment: Experiment) -> dict[str, Any]:
     """Plain nested dict of every field, ready for JSON."""
     return dataclasses.asdict(experiment)
@@ -234,26 +248,49 @@ def from_dict(fields: dict[str, Any]) -> Experiment:
     expected = {f.name for f in dataclasses.fields(Experiment)}
     if wrong := expected.symmetric_difference(fields):
         raise InvalidExperiment(f"stored experiment has unknown or missing fields: {', '.join(sorted(wrong))}")
-    return Experiment(**{**fields, "model": model_from_dict(fields["model"])})
+    return Experiment(**{**fields, "model": _model("stored model", fields["model"])})
 
 
-def model_from_dict(fields: dict[str, Any]) -> ModelSpec:
-    """A `ModelSpec` from plain data (YAML or JSON); ``head_dim`` is hidden_size / num_heads if not given."""
+def model_from_dict(fields: Mapping[str, Any]) -> ModelSpec:
+    """A `ModelSpec` from what a user wrote (YAML); ``head_dim`` is hidden_size / num_heads if not given.
+
+    Raises `InvalidExperiment` with the closest name for a field that a model does not have, and for a wrong value.
+    """
+    label = f"model {fields.get('name', '(unnamed)')}"
     fields = dict(fields)
-    name = fields.get("name", "(unnamed)")
-    if unknown := set(fields) - {f.name for f in dataclasses.fields(ModelSpec)}:
-        known = ", ".join(f.name for f in dataclasses.fields(ModelSpec))
-        raise InvalidExperiment(f"model {name}: unknown field {', '.join(sorted(unknown))}; known: {known}")
-    if fields.get("head_dim") is None and fields.get("hidden_size") and fields.get("num_heads"):
+    for name in ("hidden_size", "num_heads"):
+        if name in fields:
+            whole_number(f"{label}: {name}", fields[name], 1, error=InvalidExperiment)
+    if fields.get("head_dim") is None and "hidden_size" in fields and "num_heads" in fields:
         fields["head_dim"] = fields["hidden_size"] // fields["num_heads"]
-    try:
-        if isinstance(fields.get("moe"), dict):
-            fields["moe"] = MoESpec(**fields["moe"])
-        if isinstance(fields.get("mla"), dict):
-            fields["mla"] = MLASpec(**fields["mla"])
-        return ModelSpec(**fields)
-    except TypeError as error:
-        raise InvalidExperiment(f"model {name}: {error}") from None
+    for name in ("rope_theta", "norm_eps"):
+        if name in fields:  # a float, so that 1000000 and 1000000.0 are one model with one id
+            fields[name] = float(number(f"{label}: {name}", fields[name], above=0, error=InvalidExperiment))
+    if "name" in fields:
+        fields["name"] = texts().check(f"{label}: name", fields["name"], error=InvalidExperiment)
+    for name in ("tie_embeddings", "qk_norm"):
+        if name in fields:
+            flag(f"{label}: {name}", fields[name], error=InvalidExperiment)
+    return _model(label, fields)
+
+
+def _model(label: str, fields: Any) -> ModelSpec:
+    values = mapping(label, fields, error=InvalidExperiment)
+    if values.get("moe") is not None:
+        values["moe"] = _part(MoESpec, f"{label}: moe", values["moe"])
+    if values.get("mla") is not None:
+        values["mla"] = _part(MLASpec, f"{label}: mla", values["mla"])
+    return build(ModelSpec, label, values, noun="field", error=InvalidExperiment)
+
+
+def _part(kind: type[Part], place: str, fields: Any) -> Part:
+    """Experts or latent attention: all of their fields are whole numbers, of at least 1 unless they have a default."""
+    values = mapping(place, fields, error=InvalidExperiment)
+    part = build(kind, place, values, noun="field", error=InvalidExperiment)
+    for field in dataclasses.fields(kind):
+        least = 1 if field.default is dataclasses.MISSING else 0
+        whole_number(f"{place}: {field.name}", getattr(part, field.name), least, error=InvalidExperiment)
+    return part
 
 
 def to_json(experiment: Experiment) -> str:

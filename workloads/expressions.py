@@ -1,22 +1,24 @@
 """A small language of arithmetic and comparisons over names: a grid's ``derive`` and ``where``, the planner's rules.
 
-Python parses an expression; every node is checked against what is allowed and becomes a closure. ``eval`` is never
-used. Attributes, subscripts, powers, and calls of all but a few functions are refused. `as_data` gives an expression as
-JSON, for readers in other languages.
+Python parses an expression; every node is checked against what is allowed, and only from checked nodes is the source of
+a function written, which is compiled once and then runs as fast as Python. Attributes, subscripts, powers, and calls of
+all but a few functions are refused, and no builtin can be reached. `as_data` gives an expression as JSON, for readers
+in other languages.
 """
 
 from __future__ import annotations
 
 import ast
-import operator
+import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from workloads.errors import InvalidSweep
 
 Evaluator = Callable[[Mapping[str, Any]], Any]
+Functions = Mapping[str, Callable[..., Any]]
 Data = str | int | float | list[Any]
 """An expression as JSON, see `as_data`."""
 
@@ -43,7 +45,7 @@ class Template:
         return "".join(part if isinstance(part, str) else _shown(part.evaluate(values)) for part in self.parts)
 
 
-def parse(text: object, label: str, functions: Mapping[str, Callable[..., Any]] | None = None) -> Expression:
+def parse(text: object, label: str, functions: Functions | None = None) -> Expression:
     """The expression in ``text``; ``label`` says where it stands. Raises `InvalidSweep` naming what is not allowed.
 
     ``functions``: what may be called, by name; ``min``, ``max`` and ``abs`` when nothing is given.
@@ -53,27 +55,60 @@ def parse(text: object, label: str, functions: Mapping[str, Callable[..., Any]] 
         text = str(text)  # YAML reads an expression that is a single number as a number
     if not isinstance(text, str):
         raise InvalidSweep(f"{label}: {text!r} is not an expression; write it as text")
+    names: set[str] = set()
+
+    def variable(name: str) -> str:
+        names.add(name)
+        return f"env[{name!r}]"
+
+    deep = f"{label}: the expression is nested too deeply"
     try:
         tree = ast.parse(text.strip(), mode="eval")
     except (SyntaxError, ValueError):
         raise InvalidSweep(f"{label}: cannot read {text!r}; an example: world_size / (tp * pp)") from None
-    names: set[str] = set()
+    except (RecursionError, MemoryError):
+        raise InvalidSweep(deep) from None
     try:
-        evaluate = _compile(tree.body, names, functions)
+        evaluate = _compiled(f"lambda env: {_source(tree.body, functions, variable)}", functions)
     except _NotAllowed as error:
         raise InvalidSweep(
             f"{label}: {error} in {text!r} is not allowed; use names, numbers, + - * / // %, comparisons, in, "
             f"and, or, not, if-else, {', '.join(sorted(functions))}"
         ) from None
-    except RecursionError:
-        raise InvalidSweep(f"{label}: the expression is nested too deeply") from None
+    except (RecursionError, MemoryError, SyntaxError):  # more brackets than Python's parser takes
+        raise InvalidSweep(deep) from None
     return Expression(text.strip(), frozenset(names), evaluate)
 
 
-def parse_template(text: str, label: str, functions: Mapping[str, Callable[..., Any]] | None = None) -> Template:
+def parse_template(text: str, label: str, functions: Functions | None = None) -> Template:
     """The sentence ``text`` with its expressions in braces parsed; raises as `parse` does."""
     pieces = re.split(r"\{([^{}]*)\}", text)
     return Template(tuple(parse(piece, label, functions) if i % 2 else piece for i, piece in enumerate(pieces)))
+
+
+def compile_tests(
+    names: Sequence[str], derived: Mapping[str, Expression], tests: Sequence[Expression], functions: Functions
+) -> Callable[..., list[int]]:
+    """One function in the place of many expressions: from values in the order of ``names`` to the positions of those
+    ``tests`` that hold.
+
+    ``derived``: expressions that the tests may use by name; each may use those before it. All of them must have been
+    parsed with these ``functions``.
+    """
+
+    def local(name: str) -> str:
+        return f"v_{name}"
+
+    def source(expression: Expression) -> str:
+        return _source(ast.parse(expression.text, mode="eval").body, functions, local)
+
+    lines = [f"def tests({', '.join(map(local, names))}):", "    found = []"]
+    lines += [f"    {local(name)} = {source(expression)}" for name, expression in derived.items()]
+    lines += [f"    if {source(test)}: found.append({number})" for number, test in enumerate(tests)]
+    space = _space(functions)
+    exec("\n".join([*lines, "    return found"]), space)
+    compiled: Callable[..., list[int]] = space["tests"]
+    return compiled
 
 
 def as_data(expression: Expression) -> Data:
@@ -100,106 +135,27 @@ def _divide(left: Any, right: Any) -> Any:
     return left / right
 
 
-def _numbers_only(op: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """``op`` for numbers alone. On texts ``*`` repeats and ``%`` formats, which could fill the memory."""
-
-    def checked(left: Any, right: Any) -> Any:
-        if isinstance(left, (int, float)) and isinstance(right, (int, float)):
-            return op(left, right)
-        raise TypeError(f"{left!r} and {right!r} are not both numbers")
-
-    return checked
+def _multiply(left: Any, right: Any) -> Any:
+    """The product of two numbers. ``*`` on texts repeats them, which could fill the memory."""
+    if isinstance(left, (int, float)) and isinstance(right, (int, float)):
+        return left * right
+    raise TypeError(f"{left!r} and {right!r} are not both numbers")
 
 
-_BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: _numbers_only(operator.mul),
+def _modulo(left: Any, right: Any) -> Any:
+    """The remainder of two numbers. ``%`` on texts formats them, which could fill the memory."""
+    if isinstance(left, (int, float)) and isinstance(right, (int, float)):
+        return left % right
+    raise TypeError(f"{left!r} and {right!r} are not both numbers")
+
+
+_CHECKED_OPERATIONS: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Div: _divide,
-    ast.FloorDiv: operator.floordiv,
-    ast.Mod: _numbers_only(operator.mod),
+    ast.Mult: _multiply,
+    ast.Mod: _modulo,
 }
-_COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
-    ast.Eq: operator.eq,
-    ast.NotEq: operator.ne,
-    ast.Lt: operator.lt,
-    ast.LtE: operator.le,
-    ast.Gt: operator.gt,
-    ast.GtE: operator.ge,
-    ast.In: lambda left, right: left in right,
-    ast.NotIn: lambda left, right: left not in right,
-}
-_UNARY: dict[type[ast.unaryop], Callable[[Any], Any]] = {ast.Not: operator.not_, ast.USub: operator.neg}
-_FUNCTIONS: dict[str, Callable[..., Any]] = {"min": min, "max": max, "abs": abs}
-
-
-def _compile(node: ast.expr, names: set[str], functions: Mapping[str, Callable[..., Any]]) -> Evaluator:
-    def inner(part: ast.expr) -> Evaluator:
-        return _compile(part, names, functions)
-
-    match node:
-        case ast.Constant(value=bool() | int() | float() | str() as value):
-            return lambda env: value
-        case ast.Name(id=name):
-            names.add(name)
-            return operator.itemgetter(name)
-        case ast.BinOp(left=left, op=op, right=right) if type(op) in _BINARY:
-            return _binary(_BINARY[type(op)], inner(left), inner(right))
-        case ast.UnaryOp(op=op, operand=operand) if type(op) in _UNARY:
-            return _unary(_UNARY[type(op)], inner(operand))
-        case ast.BoolOp(op=op, values=values):
-            return _boolean(isinstance(op, ast.And), [inner(value) for value in values])
-        case ast.Compare(left=left, ops=ops, comparators=comparators) if all(type(op) in _COMPARE for op in ops):
-            terms = [inner(term) for term in (left, *comparators)]
-            return _chain([_COMPARE[type(op)] for op in ops], terms)
-        case ast.IfExp(test=test, body=body, orelse=orelse):
-            return _choice(inner(test), inner(body), inner(orelse))
-        case ast.List(elts=elements) | ast.Tuple(elts=elements):
-            return _sequence([inner(element) for element in elements])
-        case ast.Call(func=ast.Name(id=function), args=[_, *_] as arguments, keywords=[]) if function in functions:
-            return _call(functions[function], [inner(argument) for argument in arguments])
-    raise _NotAllowed(repr(ast.unparse(node)))
-
-
-def _binary(op: Callable[[Any, Any], Any], left: Evaluator, right: Evaluator) -> Evaluator:
-    return lambda env: op(left(env), right(env))
-
-
-def _unary(op: Callable[[Any], Any], operand: Evaluator) -> Evaluator:
-    return lambda env: op(operand(env))
-
-
-def _boolean(is_and: bool, terms: list[Evaluator]) -> Evaluator:
-    """``and`` or ``or`` of all terms, as nested pairs: several times faster than ``all`` over a generator, and it runs
-    millions of times."""
-    first, rest = terms[0], terms[1:]
-    if not rest:
-        return first
-    second = _boolean(is_and, rest)
-    if is_and:
-        return lambda env: first(env) and second(env)
-    return lambda env: first(env) or second(env)
-
-
-def _chain(ops: list[Callable[[Any, Any], Any]], terms: list[Evaluator]) -> Evaluator:
-    if len(ops) == 1:
-        return _binary(ops[0], terms[0], terms[1])
-    pairs = list(zip(ops, terms[:-1], terms[1:], strict=True))
-    return lambda env: all(op(left(env), right(env)) for op, left, right in pairs)
-
-
-def _choice(test: Evaluator, body: Evaluator, orelse: Evaluator) -> Evaluator:
-    return lambda env: body(env) if test(env) else orelse(env)
-
-
-def _sequence(elements: list[Evaluator]) -> Evaluator:
-    return lambda env: [element(env) for element in elements]
-
-
-def _call(function: Callable[..., Any], arguments: list[Evaluator]) -> Evaluator:
-    return lambda env: function(*(argument(env) for argument in arguments))
-
-
+"""Operations that are a call of a function; all others are Python's own."""
+_FUNCTIONS: Functions = {"min": min, "max": max, "abs": abs}
 _SIGNS: dict[type[ast.AST], str] = dict(
     [
         *((ast.Add, "+"), (ast.Sub, "-"), (ast.Mult, "*"), (ast.Div, "/"), (ast.FloorDiv, "//"), (ast.Mod, "%")),
@@ -207,6 +163,51 @@ _SIGNS: dict[type[ast.AST], str] = dict(
         *((ast.In, "in"), (ast.NotIn, "not in"), (ast.And, "and"), (ast.Or, "or"), (ast.Not, "not"), (ast.USub, "-")),
     ]
 )
+"""Everything that is allowed between operands."""
+
+
+def _source(node: ast.expr, functions: Functions, variable: Callable[[str], str]) -> str:
+    """Python's source of a checked expression. ``variable`` writes a variable; `_space` has every other name."""
+
+    def inner(part: ast.expr) -> str:
+        return _source(part, functions, variable)
+
+    match node:
+        case ast.Constant(value=float() as value) if math.isinf(value):
+            return "1e999"
+        case ast.Constant(value=bool() | int() | float() | str() as value):
+            return repr(value)
+        case ast.Name(id=name):
+            return variable(name)
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in _CHECKED_OPERATIONS:
+            return f"{_CHECKED_OPERATIONS[type(op)].__name__}({inner(left)}, {inner(right)})"
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in _SIGNS:
+            return f"({inner(left)} {_SIGNS[type(op)]} {inner(right)})"
+        case ast.UnaryOp(op=op, operand=operand) if type(op) in _SIGNS:
+            return f"({_SIGNS[type(op)]} {inner(operand)})"
+        case ast.BoolOp(op=op, values=values):
+            return f"({f' {_SIGNS[type(op)]} '.join(map(inner, values))})"
+        case ast.Compare(left=left, ops=ops, comparators=comparators) if all(type(op) in _SIGNS for op in ops):
+            steps = [f"{_SIGNS[type(op)]} {inner(term)}" for op, term in zip(ops, comparators, strict=True)]
+            return f"({inner(left)} {' '.join(steps)})"
+        case ast.IfExp(test=test, body=body, orelse=orelse):
+            return f"({inner(body)} if {inner(test)} else {inner(orelse)})"
+        case ast.List(elts=elements) | ast.Tuple(elts=elements):
+            return f"[{', '.join(map(inner, elements))}]"
+        case ast.Call(func=ast.Name(id=function), args=[_, *_] as arguments, keywords=[]) if function in functions:
+            return f"f_{function}({', '.join(map(inner, arguments))})"
+    raise _NotAllowed(repr(ast.unparse(node)))
+
+
+def _space(functions: Functions) -> dict[str, Any]:
+    """The names that compiled source may use besides its variables."""
+    checked = {function.__name__: function for function in _CHECKED_OPERATIONS.values()}
+    return {"__builtins__": {}, **checked, **{f"f_{name}": function for name, function in functions.items()}}
+
+
+def _compiled(source: str, functions: Functions) -> Evaluator:
+    evaluator: Evaluator = eval(source, _space(functions))
+    return evaluator
 
 
 def _data(node: ast.expr) -> Data:

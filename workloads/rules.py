@@ -13,7 +13,7 @@ needed ``num_microbatches >= pp - 1``.)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import gcd
 from operator import attrgetter
@@ -22,7 +22,7 @@ from typing import Any, Literal, NamedTuple
 from workloads.cluster import ClusterSpec
 from workloads.costs.params import V_SHAPED
 from workloads.experiment import Experiment
-from workloads.expressions import Expression, Template, parse, parse_template
+from workloads.expressions import Expression, Template, compile_tests, parse, parse_template
 
 RUNNABLE_SCHEDULES = ("none", "gpipe", "1f1b")
 """Pipeline schedules that the engine has; `workloads.costs.schedule` has their action lists."""
@@ -231,26 +231,45 @@ _OF_EXPERIMENT = (
     *("attention", "engine_version"),
 )
 _OF_MODEL = ("num_layers", "num_heads", "num_kv_heads", "ffn_hidden_size", "vocab_size")
+_OF_PARTS = ("model", "has_experts", "has_latent_attention", "num_experts", "expert_hidden_size")
+_OF_CLUSTER = ("cluster", "backend", "device", "devices_per_node", "single_node", "precisions")
 _get_experiment, _get_model = attrgetter(*_OF_EXPERIMENT), attrgetter(*_OF_MODEL)
+_LAYOUT_NAMES = (*_OF_EXPERIMENT, *_OF_MODEL, *_OF_PARTS)
+
+_SUPPORTED = RULES[-1]
+"""The rule that lists what is lacking: it holds where one of `LACKING` does."""
+_STATED = RULES[:-1]
+_tests_of_layout = compile_tests(_LAYOUT_NAMES, DERIVED, [rule.broken for rule in _LAYOUT], _FUNCTIONS)
+_tests_of_all = compile_tests(
+    (*_LAYOUT_NAMES, *_OF_CLUSTER), DERIVED, [rule.broken for rule in (*_STATED, *LACKING)], _FUNCTIONS
+)
 
 
 def violations(experiment: Experiment, cluster: ClusterSpec) -> list[Violation]:
     """Every rule that the experiment breaks on this cluster; empty when it can run."""
-    return _broken(RULES, names_of(experiment, cluster))
+    held = _tests_of_all(*_layout_values(experiment), *_cluster_values(cluster))
+    if not held:
+        return []
+    broken = [_STATED[at] for at in held if at < len(_STATED)]
+    if held[-1] >= len(_STATED):
+        broken.append(_SUPPORTED)
+    names = names_of(experiment, cluster)
+    return [Violation(rule.name, rule.message.fill(names)) for rule in broken]
 
 
 def layout_violations(experiment: Experiment) -> list[Violation]:
     """The rules that the layout breaks wherever it runs, also where this engine cannot run it yet."""
-    return _broken(_LAYOUT, _layout_names(experiment))
-
-
-def _broken(rules: Iterable[Rule], names: Mapping[str, Any]) -> list[Violation]:
-    return [Violation(rule.name, rule.message.fill(names)) for rule in rules if rule.broken.evaluate(names)]
+    values = _layout_values(experiment)
+    held = _tests_of_layout(*values)
+    if not held:
+        return []
+    names = _with_derived(dict(zip(_LAYOUT_NAMES, values, strict=True)))
+    return [Violation(_LAYOUT[at].name, _LAYOUT[at].message.fill(names)) for at in held]
 
 
 def lacking(experiment: Experiment) -> list[str]:
     """What of an experiment this version of the engine cannot run, one phrase each; empty when it can run it."""
-    return _lacking(_layout_names(experiment))
+    return _lacking(_with_derived(dict(zip(_LAYOUT_NAMES, _layout_values(experiment), strict=True))))
 
 
 def _lacking(names: Mapping[str, Any]) -> list[str]:
@@ -259,31 +278,37 @@ def _lacking(names: Mapping[str, Any]) -> list[str]:
 
 def names_of(experiment: Experiment, cluster: ClusterSpec) -> dict[str, Any]:
     """What a rule may read, by name: fields of experiment, model and cluster, `DERIVED` and ``lacking``."""
-    names, device = _layout_names(experiment), cluster.device
-    names |= {
-        "cluster": cluster.name,
-        "backend": cluster.backend,
-        "device": device.name,
-        "devices_per_node": cluster.devices_per_node,
-        "single_node": cluster.inter_node is None,
-        "precisions": list(device.peak_flops),
-    }
+    values = (*_layout_values(experiment), *_cluster_values(cluster))
+    names = _with_derived(dict(zip((*_LAYOUT_NAMES, *_OF_CLUSTER), values, strict=True)))
     names["lacking"] = _lacking(names)
     return names
 
 
-def _layout_names(experiment: Experiment) -> dict[str, Any]:
-    """What a rule of scope ``layout`` may read."""
+def _layout_values(experiment: Experiment) -> tuple[Any, ...]:
+    """What a rule of scope ``layout`` may read, in the order of `_LAYOUT_NAMES`."""
     model = experiment.model
-    names = dict(zip(_OF_EXPERIMENT, _get_experiment(experiment), strict=True))
-    names.update(zip(_OF_MODEL, _get_model(model), strict=True))
-    names |= {
-        "model": model.name,
-        "has_experts": model.moe is not None,
-        "has_latent_attention": model.mla is not None,
-        "num_experts": 0 if model.moe is None else model.moe.num_experts,
-        "expert_hidden_size": 0 if model.moe is None else model.moe.expert_hidden_size,
-    }
+    moe = model.moe
+    parts = (
+        model.name,
+        moe is not None,
+        model.mla is not None,
+        moe.num_experts if moe is not None else 0,
+        moe.expert_hidden_size if moe is not None else 0,
+    )
+    return (*_get_experiment(experiment), *_get_model(model), *parts)
+
+
+def _cluster_values(cluster: ClusterSpec) -> tuple[Any, ...]:
+    """In the order of `_OF_CLUSTER`."""
+    device = cluster.device
+    link = cluster.inter_node
+    return (
+        *(cluster.name, cluster.backend, device.name, cluster.devices_per_node, link is None),
+        list(device.peak_flops),
+    )
+
+
+def _with_derived(names: dict[str, Any]) -> dict[str, Any]:
     for name, derived in DERIVED.items():
         names[name] = derived.evaluate(names)
     return names

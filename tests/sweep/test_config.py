@@ -10,6 +10,8 @@ from results.errors import UltrasweepError
 from sweep.conffiles import ConfFolders
 from sweep.config import compose_sweep
 from sweep.expand import expand_all
+from sweep.launch import launch_settings, slurm_options
+from sweep.machine import Machine
 from workloads.experiment import Experiment
 
 
@@ -77,8 +79,8 @@ def test_models_are_an_axis() -> None:
 @pytest.mark.slow
 def test_a_given_cluster_goes_before_the_grids() -> None:
     assert compose_sweep(["+grid=playbook"]).cluster.name == "h100_efa"
-    given = compose_sweep(["+grid=playbook", "cluster=h200", "cluster.reserved_bytes=7"])
-    assert (given.cluster.name, given.cluster.reserved_bytes, given.cluster_given) == ("h200", 7, True)
+    given = compose_sweep(["+grid=playbook", "cluster=h200", "cluster.reserved_bytes=7 GiB"])
+    assert (given.cluster.name, given.cluster.reserved_bytes, given.cluster_given) == ("h200", 7 * 2**30, True)
     suggested = compose_sweep(["+grid=playbook"], cluster="b200")
     assert (suggested.cluster.name, suggested.cluster_given) == ("b200", False)
     assert compose_sweep(["+grid=[one_gpu,playbook]", "cluster=h200"]).cluster.name == "h200"
@@ -92,6 +94,19 @@ def test_defaults() -> None:
     assert compose_sweep(["+grid=tiny", "measure=quick"]).measure.timed_steps == 3
     assert compose_sweep(["+grid=tiny", "launcher=rehearse"]).name == "tiny-rehearsed"
     assert compose_sweep(["+grid=tiny", "name=mine", "results_dir=out"]).sweep_dir == Path("out/mine")
+
+
+def test_times_may_have_units() -> None:
+    words = ["plan.overhead_s=2 min", "plan.deadline.base_s=1 h", "launcher.lease_s=3 min"]
+    config = compose_sweep(["+grid=tiny", *words])
+    assert (config.plan.overhead_s, config.plan.deadline.base_s) == (120, 3600)
+    settings = launch_settings(config, Machine(gpu_name=None, num_gpus=0))
+    assert settings.lease_s == 180
+    options = slurm_options(
+        compose_sweep(["+grid=tiny", "launcher=slurm", "launcher.time_min=4 h", "launcher.mem=500G"])
+    )
+    assert options is not None
+    assert (options.time_min, options.mem) == (240, "500G")
 
 
 def test_a_folder_of_ones_own(tmp_path: Path) -> None:
@@ -155,6 +170,16 @@ def test_a_folder_of_ones_own(tmp_path: Path) -> None:
         (["+grid=tiny", "plan.deadline=3"], "deadline=3 is not a group of options"),
         (["+grid=tiny", "cluster.devices_per_node=x"], "devices_per_node='x' must be a whole number of at least 1"),
         (["+grid=tiny", "cluster.backend=tpu"], "backend='tpu'; it may be cuda or cpu"),
+        (
+            ["+grid=one_gpu", "cluster.inter_node.bandwidth=12.5"],
+            "bandwidth=12.5 means 12.5 B/s; between",
+        ),
+        (
+            ["+grid=one_gpu", "cluster.inter_node.bandwidth=50 GX/s"],
+            "'GX/s' is no unit of bandwidth",
+        ),
+        (["+grid=one_gpu", "+cluster.inter_node.bandwith=1e10"], "inter_node: no option 'bandwith'; did you mean"),
+        (["+grid=one_gpu", "plan.overhead_s=12 parsecs"], "'parsecs' is no unit of time"),
     ],
 )
 def test_mistakes_are_told_in_one_line(overrides: list[str], message: str) -> None:

@@ -151,26 +151,58 @@ def test_grids_share_no_run() -> None:
     [
         ({"axes": {"tpp": [1]}}, r"no axis is called 'tpp'; did you mean 'tp'\?"),
         ({"axes": {"recompte": ["none"]}}, r"did you mean 'recompute'\?"),
+        # The expression that misses the axis does not suggest its misspelling.
+        (
+            {"axes": {"micro_batchsize": [1]}, "derive": {"dp": "8 / micro_batch_size"}},
+            r"no axis is called 'micro_batchsize'; did you mean 'micro_batch_size'\?",
+        ),
         ({"axes": {"tp": []}}, "axis tp is empty"),
-        ({"axes": {"tp": [[1]]}}, r"axis tp holds \[1\]"),
-        ({"axes": {"tp": [0]}}, "axis tp holds 0; its values are whole numbers of at least 1"),
-        ({"axes": {"tp": [None]}}, "axis tp holds None"),
+        ({"axes": {"tp": [[1]]}}, r"axis tp=\[1\] must be a whole number of at least 1"),
+        ({"axes": {"tp": [0]}}, "axis tp=0 must be a whole number of at least 1"),
+        ({"axes": {"tp": [None]}}, "axis tp=None must be a whole number of at least 1"),
+        ({"axes": {"tokens_per_step": ["x"]}}, "axis tokens_per_step='x' must be a whole number of at least 1"),
+        ({"axes": {"seed": ["abc"]}}, "axis seed='abc' must be a whole number"),
+        ({"axes": {"engine": "foo"}}, "axis engine='foo'; it may be ultrasweep"),
+        ({"axes": {"engine": "ultra_sweep"}}, r"axis engine='ultra_sweep'; did you mean 'ultrasweep'\?"),
+        ({"axes": {"engine_version": 1}}, "axis engine_version='1'; it may be 2"),
+        ({"axes": {"sequence_parallel": ["maybe"]}}, "axis sequence_parallel='maybe'; it may be true or false"),
+        ({"axes": {"zero_stage": ["abc"]}}, "axis zero_stage='abc'; it may be 0, 1, 2 or 3"),
+        ({"axes": {"compile": [False]}}, "axis compile=False; it may be none or block"),
+        (
+            {"axes": {"recompute": None}},
+            r"axis recompute=None; did you mean 'none'\? it may be none",
+        ),
+        ({"axes": {"recompute": "ful"}}, r"axis recompute='ful'; did you mean 'full'\? it may be none"),
+        ({"zip": {"a": {"precision": ["bf61"], "tp": [1]}}}, r"axis precision='bf61'; did you mean 'bf16'\?"),
         ({"axes": {"tp": 2}, "derive": {"tp": "1"}}, r"tp is an axis and also derived.*~grid\.derive\.tp"),
         ({"axes": {"tp": 2}, "zip": {"a": {"tp": [1], "pp": [1]}}}, "tp is on more than one axis"),
         ({"zip": {"a": {"tp": [1, 2], "pp": [1]}}}, "different lengths: tp 2, pp 1"),
-        ({"where": {"a": "tp < 2"}}, "where.a uses 'tp', which is no axis"),
+        ({"derive": {"dp": "8 / tp"}}, "derive.dp uses 'tp', which is no axis; add it to axes, or derive it"),
+        ({"where": {"a": "tpp < 2"}}, r"where\.a uses 'tpp', which is no axis; did you mean 'tp'\?"),
+        ({"where": {"a": "peak_byte < 2"}}, r"where\.a uses 'peak_byte', .*did you mean 'peak_bytes'\?"),
+        (
+            {"axes": {"nodes": [1]}, "where": {"a": "nodes * predicted_peak_bytes < 2"}},
+            r"where\.a uses nodes, a variable of the grid, beside predicted_peak_bytes.*write two conditions",
+        ),
         ({"derive": {"accumlation": "global_batch_size"}}, "derive.accumlation is used by nothing"),
+        ({"derive": {"engine": "'foo'"}}, "engine cannot be derived; give it as an axis"),
+        ({"derive": {"zero_stage": "7"}}, "derive.zero_stage=7; it may be 0, 1, 2 or 3"),
         ({"axis": {}}, r"no section 'axis'; did you mean 'axes'\?"),
         ({"subsample": {"count": 0}}, "subsample=.*at least 1"),
         ({"subsample": {"cout": 3}}, "subsample="),
         ({"axes": {"num_layers": 3}}, "num_layers is part of the model's shape"),
-        ({"axes": {"recompute": "ful"}}, "recompute='ful'; it may be one of none, selective, full"),
         ({"axes": {"tp": 2, "world_size": 4}}, "world_size=4, but .* has 2; derive the other degrees"),
         ({"axes": {"nodes": 1}, "derive": {"dp": "nodes / 'a'"}}, "derive.dp: unsupported operand"),
         (
             {"axes": {"tp": [1, 2]}, "where": {"none": "tp > 2"}},
-            r"no point is left; most .* ruled out by none \(2\)",
+            r"no point is left of 2 combinations; ruled out by where\.none: 2$",
         ),
+        # Each branch counts for the combinations below it: tp 1 for three of pp.
+        (
+            {"axes": {"tp": [1, 2, 3], "pp": [1, 2, 4]}, "where": {"none": "tp > 1", "deep": "pp > 4"}},
+            r"no point is left of 9 combinations; ruled out by where\.deep: 6, where\.none: 3$",
+        ),
+        ({"where": {"a": "num_microbatches > 64"}}, r"no point is left of 1 combination; ruled out by where\.a: 1$"),
     ],
 )
 def test_mistakes_are_told_in_one_line(sections: dict[str, Any], message: str) -> None:
@@ -216,3 +248,78 @@ def test_a_hundred_thousand_points_in_a_few_seconds() -> None:
     assert len(expansion.points) == 100_000
     assert isinstance(expansion.points[0].experiment, Experiment)
     assert time.perf_counter() - began < 20  # 3 s on two idle cores; the limit allows for a busy machine
+
+
+def test_every_combination_is_accounted_for() -> None:
+    expansion = grid(
+        axes={"tp": [1, 2, 3, 4, 8, 16], "world_size": 8, "micro_batch_size": [1, 16], "zero_stage": [0, 1]},
+        derive={"dp": "world_size / tp", "num_microbatches": "global_batch_size / (dp * micro_batch_size)"},
+        where={"small": "tp <= 4"},
+    )
+    assert expansion.combinations == 6 * 2 * 2
+    # tp 8 and 16 are filtered and tp 3 leaves a fraction, for 4 combinations each; tp 1 with micro-batches of 16 leaves
+    # a fraction for both ZeRO stages.
+    assert expansion.dropped == {"derive.dp": 4, "where.small": 8, "derive.num_microbatches": 2}
+    assert len(expansion.points) + expansion.duplicates + sum(expansion.dropped.values()) == expansion.combinations
+
+
+def test_a_derived_value_that_is_no_count_may_be_0() -> None:
+    expansion = grid(
+        axes={"dp": [1, 2, 4], "micro_batch_size": 1},
+        derive={"zero_stage": "0 if dp < 4 else 3", "left": "dp % 2"},
+        where={"even_or_one": "left == 0 or dp == 1"},
+    )
+    assert layouts(expansion, "dp", "zero_stage") == [(1, 0), (2, 0), (4, 3)]
+    assert sum(expansion.dropped.values()) == 0
+
+
+def test_conditions_see_fields_that_are_no_axes() -> None:
+    expansion = grid(axes={"dp": [1, 2, 4]}, where={"many": "num_microbatches >= 32 and seq_len == 4096"})
+    assert layouts(expansion, "dp") == [(1,), (2,)]
+    assert expansion.dropped["where.many"] == 1
+
+
+def test_a_subsample_is_drawn_from_what_the_conditions_leave() -> None:
+    expansion = grid(
+        axes={"micro_batch_size": [1, 2, 4, 8, 16, 32]}, where={"many": "num_microbatches >= 8"}, subsample={"count": 3}
+    )
+    assert len(expansion.points) == 3
+    assert all(point.experiment.num_microbatches >= 8 for point in expansion.points)
+
+
+def test_one_more_condition_is_named_as_it_was_typed() -> None:
+    fields = {"axes": {"model": "small", "global_batch_size": 8, "tp": [1, 2]}}
+    with pytest.raises(InvalidSweep, match=r"combinations; ruled out by --where 'tp > 2': 2$") as told:
+        expand(grid_from_dict("g", fields, ["tp > 2"]), MODELS.__getitem__)
+    assert "where.--where" not in str(told.value)
+
+
+def test_a_text_that_yaml_reads_as_a_number_is_a_name() -> None:
+    fields = {"axes": {"model": 8, "global_batch_size": 8, "engine_version": 2}}
+    expansion = expand(grid_from_dict("g", fields), {"8": MODELS["small"]}.__getitem__)
+    assert expansion.points[0].experiment.engine_version == "2"
+
+
+def test_the_message_of_an_impossible_size_names_every_derived_value_that_rules_it_out() -> None:
+    sections: dict[str, Any] = {
+        "axes": {"tp": [2, 3], "world_size": [8], "micro_batch_size": 48},
+        "derive": {"dp": "world_size / tp", "num_microbatches": "global_batch_size / (dp * micro_batch_size)"},
+    }
+    with pytest.raises(InvalidSweep) as told:
+        grid(**sections)
+    message = str(told.value)
+    assert "no point has world_size=8: " in message
+    assert "dp = world_size / tp is no whole number in 1 combination" in message
+    assert (
+        "num_microbatches = global_batch_size / (dp * micro_batch_size) is no whole number in 1 combination" in message
+    )
+
+
+def test_a_long_search_tells_how_far_it_is() -> None:
+    told: list[tuple[str, int, int]] = []
+    axes = {"model": "small", "global_batch_size": 64, "tp": [1, 2], "pp": [1, 2], "seed": list(range(3000))}
+    spec = grid_from_dict("g", {"axes": axes, "where": {"few": "seed < 2"}})
+    expand(spec, MODELS.__getitem__, lambda what, done, total: told.append((what, done, total)))
+    assert ("combinations", 3000, 12_000) in told
+    assert {what for what, _, _ in told} == {"combinations", "points checked"}
+    assert all(done <= total for _, done, total in told)

@@ -15,7 +15,7 @@ from sweep.config import compose_sweep
 from sweep.ledger import ledger_rows, write_ledger_file
 from sweep.plan import DeviceLimit, refuse_if_nothing_can_run
 from sweep.reuse import find_finished
-from sweep.summary import fastest, reused_from
+from sweep.summary import reused_from
 from tests.sweep.helpers import plan_of, store_attempt
 from workloads.costs.memory import estimate_memory
 from workloads.errors import InvalidSweep
@@ -129,29 +129,6 @@ def test_nothing_is_predicted_where_no_rate_is_known() -> None:
         assert point.price is not None
         assert point.price.expected_h is None
         assert point.price.charged_h == point.price.worst_h > 0
-    assert fastest(plan.points, None) == []
-
-
-def test_the_fastest_of_each_cell_fits_without_a_margin() -> None:
-    plan = plan_of(["+grid=playbook", "grid.axes.nodes=[1,4]", "grid.axes.model=[llama3.57b,llama80b]"])
-    limit = plan.config.cluster.usable_bytes
-    assert limit is not None
-    best = fastest(plan.points, limit)
-    assert [(p.experiment.model.name, p.experiment.world_size) for p in best] == [
-        ("llama3.57b", 8),
-        ("llama3.57b", 32),
-        ("llama80b", 32),  # a node holds no layout of it, as in the study
-    ]
-    for winner in best:
-        rivals = [
-            p.tokens_per_s_per_gpu or 0
-            for p in plan.points
-            if p.verdict == "run"
-            and p.experiment.model == winner.experiment.model
-            and p.experiment.world_size == winner.experiment.world_size
-            and (p.peak_bytes or 0) <= limit
-        ]
-        assert winner.tokens_per_s_per_gpu == max(rivals)
 
 
 def test_plans_of_which_nothing_can_run_are_refused_with_the_numbers() -> None:

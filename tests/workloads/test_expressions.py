@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from workloads.errors import InvalidSweep
-from workloads.expressions import as_data, parse, parse_template
+from workloads.expressions import as_data, compile_tests, parse, parse_template
 
 
 @pytest.mark.parametrize(
@@ -96,3 +96,34 @@ def test_templates_are_filled() -> None:
     assert template.fill({"tp": 8}) == "tp=8: 4 or 1, 2"
     with pytest.raises(InvalidSweep, match=r"here: .*open.* is not allowed"):
         parse_template("{open('x')}", "here")
+
+
+def test_a_variable_may_have_any_name() -> None:
+    """Names of the generated source, of builtins and of functions are a grid's own where it says so."""
+    values = {"env": 2, "_multiply": 3, "min": 5, "f_min": 7, "v_tp": 11, "print": 13, "größe": 17}
+    for name, value in values.items():
+        assert parse(f"{name} * 1", "here").evaluate(values) == value
+    assert parse("min(min, 4)", "here").evaluate(values) == 4
+
+
+def test_no_builtin_can_be_reached() -> None:
+    evaluate = parse("a + b", "here").evaluate
+    assert evaluate.__globals__["__builtins__"] == {}  # type: ignore[attr-defined]
+    with pytest.raises(KeyError):
+        parse("open", "here").evaluate({})
+
+
+def test_many_tests_in_one_function() -> None:
+    functions = {"half": lambda value: value // 2}
+    tests = [parse(text, "here", functions) for text in ("tp > 2", "size % 3", "half(size) == 6 and size in (12, 13)")]
+    derived = {"size": parse("tp * pp", "here", functions)}
+    compiled = compile_tests(("tp", "pp", "unused"), derived, tests, functions)
+    assert compiled(1, 3, None) == []
+    assert compiled(4, 3, None) == [0, 2]
+    assert compiled(2, 4, None) == [1]
+
+
+def test_a_sum_of_a_hundred_terms_is_taken_and_one_of_thousands_is_refused_in_one_line() -> None:
+    assert parse(" + ".join(["tp"] * 100), "here").evaluate({"tp": 2}) == 200
+    with pytest.raises(InvalidSweep, match="here: the expression is nested too deeply"):
+        parse(" + ".join(["tp"] * 5000), "here")

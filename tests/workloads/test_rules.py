@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -20,7 +22,7 @@ from workloads.cluster import ClusterSpec
 from workloads.costs.schedule import schedule_actions
 from workloads.errors import UnsupportedByEngine
 from workloads.experiment import ENGINE_VERSION, Experiment
-from workloads.rules import RUNNABLE_SCHEDULES, Violation, layout_violations, violations
+from workloads.rules import RULES, RUNNABLE_SCHEDULES, Violation, layout_violations, names_of, violations
 
 
 def broken(cluster: ClusterSpec = H200, **fields: Any) -> dict[str, str]:
@@ -173,6 +175,35 @@ def test_invalid_rows_of_the_study_failed() -> None:
     assert set(rules) <= {"pp_layers", "tp_num_heads", "tp_num_kv_heads"}
 
 
+@pytest.mark.slow
+def test_the_compiled_rules_say_what_each_rule_says() -> None:
+    """Layouts that break every rule in turn: all at once as each by itself."""
+    count = 0
+    for model in (LLAMA_8B, MIXTRAL, DEEPSEEK_V3):
+        for tp, cp, pp, ep, zero, schedule, precision in itertools.product(
+            (1, 3, 16), (1, 4), (1, 2, 40), (1, 3), (0, 3), ("none", "1f1b", "zero_bubble_v"), ("bf16", "fp8_rowwise")
+        ):
+            experiment = Experiment(
+                model=model,
+                tp=tp,
+                cp=cp,
+                pp=pp,
+                ep=ep,
+                zero_stage=zero,
+                dp_shard=2,
+                global_batch_size=7,
+                pp_schedule=schedule,
+                precision=precision,
+                seq_len=4100,  # type: ignore[arg-type]
+            )
+            for cluster in (H200, ONE_NODE):
+                names = names_of(experiment, cluster)
+                one_by_one = [Violation(r.name, r.message.fill(names)) for r in RULES if r.broken.evaluate(names)]
+                assert violations(experiment, cluster) == one_by_one
+                count += len(one_by_one)
+    assert count > 1000
+
+
 def test_cheap() -> None:
     experiments = [
         Experiment.canonical(model=LLAMA_1B, dp=8, tp=tp, pp=pp, global_batch_size=64)
@@ -184,3 +215,24 @@ def test_cheap() -> None:
         for experiment in experiments:
             violations(experiment, H200)
     assert (time.process_time() - start) / 3000 < 100e-6
+
+
+def test_a_layout_that_breaks_nothing_costs_a_fraction_of_its_rules_one_by_one() -> None:
+    experiments = [Experiment.canonical(model=LLAMA_1B, dp=8, tp=tp, global_batch_size=64) for tp in (1, 2, 4, 8)]
+
+    def one_by_one(experiment: Experiment) -> list[Any]:
+        names = names_of(experiment, H200)
+        return [rule for rule in RULES if rule.broken.evaluate(names)]
+
+    def time_of(check: Callable[[Experiment], list[Any]]) -> float:
+        times = []
+        for _ in range(5):
+            start = time.process_time()
+            for _ in range(300):
+                for experiment in experiments:
+                    assert check(experiment) == []
+            times.append((time.process_time() - start) / 1200)
+        return min(times)
+
+    together, single = time_of(lambda experiment: violations(experiment, H200)), time_of(one_by_one)
+    assert together < single / 2, f"{1e6 * together:.1f} of {1e6 * single:.1f} us"

@@ -1,0 +1,105 @@
+"""What a field of an experiment may hold, models from YAML, and ids that stay."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from workloads.errors import InvalidExperiment
+from workloads.experiment import AXES, FIELDS, Experiment, from_dict, model_from_dict, to_dict
+
+SHAPE: dict[str, Any] = {
+    "name": "ours",
+    "num_layers": 4,
+    "hidden_size": 64,
+    "num_heads": 4,
+    "num_kv_heads": 2,
+    "ffn_hidden_size": 128,
+    "vocab_size": 256,
+}
+MODEL = model_from_dict(SHAPE)
+
+
+def test_every_field_is_declared() -> None:
+    names = {field.name for field in dataclasses.fields(Experiment)}
+    assert set(FIELDS) == names - {"model"}
+    assert set(AXES) >= names
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"tp": 0}, "experiment on ours: tp=0 must be a whole number of at least 1"),
+        ({"tp": True}, "tp=True must be a whole number of at least 1"),
+        ({"seed": "abc"}, "seed='abc' must be a whole number"),
+        ({"seed": 2**63}, "must be a whole number"),
+        ({"sequence_parallel": "maybe"}, "sequence_parallel='maybe'; it may be true or false"),
+        ({"sequence_parallel": 1}, "sequence_parallel=1; it may be true or false"),
+        ({"zero_stage": 4}, "zero_stage=4; it may be 0, 1, 2 or 3"),
+        ({"zero_stage": True}, "zero_stage=True; it may be 0, 1, 2 or 3"),
+        ({"recompute": "ful"}, "recompute='ful'; did you mean 'full'? it may be none, selective or full"),
+        ({"precision": "fp16"}, "precision='fp16'; did you mean"),
+        ({"engine_version": 2}, "engine_version=2 must be text"),
+    ],
+)
+def test_wrong_values_are_refused_in_one_line(fields: dict[str, Any], told: str) -> None:
+    with pytest.raises(InvalidExperiment) as error:
+        Experiment(model=MODEL, global_batch_size=1, **fields)
+    assert told in str(error.value)
+
+
+def test_stored_experiments_of_other_engines_can_be_read() -> None:
+    stored = {**to_dict(Experiment(model=MODEL, global_batch_size=1)), "engine": "nanotron", "engine_version": "1"}
+    assert from_dict(stored).engine == "nanotron"
+
+
+def test_a_number_is_one_model_however_it_is_spelled() -> None:
+    ids = {
+        Experiment(model=model_from_dict({**SHAPE, "rope_theta": theta, "norm_eps": 1}), global_batch_size=1).id
+        for theta in (1_000_000, 1_000_000.0)
+    }
+    assert len(ids) == 1
+
+
+def test_ids_of_stored_rows_stay() -> None:
+    """A row that was recorded with a whole number keeps the id that it was recorded under."""
+    recorded = dataclasses.replace(MODEL, rope_theta=1_000_000)
+    experiment = Experiment(model=recorded, global_batch_size=1)
+    assert from_dict(to_dict(experiment)).id == experiment.id
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"hiden_size": 3}, "model ours: no field 'hiden_size'; did you mean 'hidden_size'? known: "),
+        ({"num_layers": None}, "model ours: num_layers=None must be a whole number of at least 1"),
+        ({"num_heads": "4"}, "model ours: num_heads='4' must be a whole number"),
+        ({"hidden_size": [64]}, r"model ours: hidden_size=[64] must be a whole number"),
+        ({"tie_embeddings": "yes"}, "model ours: tie_embeddings='yes' must be true or false"),
+        ({"rope_theta": "big"}, "model ours: rope_theta='big' must be a number above 0"),
+        ({"moe": 3}, "model ours: moe=3 must be a mapping"),
+        ({"moe": {"num_experts": 8}}, "model ours: moe: experts_per_token, expert_hidden_size must be given"),
+        (
+            {"moe": {"num_experts": 8, "experts_per_tok": 2}},
+            "model ours: moe: no field 'experts_per_tok'; did you mean 'experts_per_token'?",
+        ),
+        (
+            {"moe": {"num_experts": 8, "experts_per_token": "two", "expert_hidden_size": 8}},
+            "model ours: moe: experts_per_token='two' must be a whole number of at least 1",
+        ),
+    ],
+)
+def test_mistakes_in_models_name_the_field_and_what_would_work(fields: dict[str, Any], told: str) -> None:
+    with pytest.raises(InvalidExperiment) as error:
+        model_from_dict({**SHAPE, **fields})
+    message = str(error.value)
+    assert told in message
+    assert "__init__" not in message
+    assert "\n" not in message
+
+
+def test_what_a_model_lacks_is_named() -> None:
+    with pytest.raises(InvalidExperiment, match="model ours: ffn_hidden_size, vocab_size must be given"):
+        model_from_dict({name: SHAPE[name] for name in list(SHAPE)[:5]})
