@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from results.terminal import plain_table
-from results.text import byte_unit, format_bytes
+from results.text import byte_unit, device_noun, format_bytes
 from sweep.lookup import Record
 from workloads import experiment as ex
 from workloads.costs.flops import flops_per_token, hardware_flops_per_token
@@ -76,7 +76,7 @@ def print_difference(first: Record, second: Record, console: Console) -> None:
     for name, column, factor, form in _MEASURED:
         values = [_formatted(row, column, factor, form) for row in rows]
         if any(values):
-            table.add_row(name, *values)
+            table.add_row(_named(name, rows[0] or rows[1]), *values)
     console.print(table)
 
 
@@ -133,7 +133,7 @@ def _print_attempt(row: Mapping[str, Any], console: Console) -> None:
         highlight=False,
     )
     measured = [
-        f"{name} {text}"
+        f"{_named(name, row)} {text}"
         for name, column, factor, form in _MEASURED
         if column and (text := _formatted(row, column, factor, form))
     ]
@@ -143,6 +143,11 @@ def _print_attempt(row: Mapping[str, Any], console: Console) -> None:
         console.print(f"  evidence: {row['evidence']}", highlight=False, markup=False)
     if row["log_dir"]:
         console.print(f"  logs: {row['sweep']}/{row['log_dir']}", highlight=False, markup=False)
+
+
+def _named(name: str, row: Mapping[str, Any] | None) -> str:
+    """The name of a number, which speaks of GPUs only where they are some."""
+    return name.replace("GPU", device_noun(row["backend"] if row is not None else None))
 
 
 def _formatted(row: Mapping[str, Any] | None, column: str, factor: float, form: str) -> str:
