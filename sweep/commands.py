@@ -147,7 +147,7 @@ def _explain(options: Namespace) -> int:
     from sweep.explain import print_explanation
     from sweep.lookup import Results
 
-    print_explanation(Results(options.results).find(options.id), open_console())
+    print_explanation(Results(options.results).find(options.id), options.results, open_console())
     return 0
 
 

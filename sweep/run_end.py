@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.padding import Padding
 
 from launchers.state.sweep_dir import SweepDir
 from launchers.status.run_summary import RunSummary
@@ -78,46 +79,35 @@ def _rows_of(folder: Path) -> list[dict[str, Any]]:
 def _print_best(cells: Sequence[Cell], console: Console) -> None:
     if not cells:
         return
-    unit = device_noun(cells[0].layouts[0].backend)
+    shown = cells[:_MOST_CELLS]
+    noun = device_noun(shown[0].layouts[0].backend)
+    methods = {cell.key.method for cell in shown}
+    mfu = any(cell.layouts[0].mfu for cell in shown)
     table = plain_table(title="")
-    methods = {cell.key.method for cell in cells}
     table.add_column(f"fastest {_METHODS[methods.pop()]}" if len(methods) == 1 else "fastest", overflow="fold")
-    mfu = any(cell.layouts[0].mfu for cell in cells)
-    devices = {"GPU": "GPUs", "process": "processes"}[unit]
-    for heading in (devices, f"tokens/s/{unit}", "peak", *(("MFU",) if mfu else ()), "ahead"):
-        table.add_column(heading, justify="right")
-    table.add_column("layout", overflow="fold")
-    lengths = {cell.key.seq_len for cell in cells}
-    for cell in cells[:_MOST_CELLS]:
-        best = cell.layouts[0]
-        name = cell.key.model + (f", {cell.key.seq_len} tokens" if len(lengths) > 1 else "")
-        name += f" ({_METHODS[cell.key.method]})" if methods else ""
-        table.add_row(
-            name,
-            f"{cell.key.world_size:,}",
-            f"{best.rate:,.0f}",
-            format_bytes(best.peak_bytes),
-            *((format_percent(best.mfu),) if mfu else ()),
-            _lead(cell),
-            layout(best.experiment),
-        )
-        for other in cell.layouts[1 : min(cell.tied or 1, 1 + _MOST_TIED)]:
+    for heading in (f"tokens/s/{noun}", "peak", *(("MFU",) if mfu else ()), "ahead"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    several_lengths = len({cell.key.seq_len for cell in cells}) > 1
+    for cell in shown:
+        name = f"{cell.key.model} on {plural(cell.key.world_size, noun)}"
+        name += f", {cell.key.seq_len:,} tokens" if several_lengths else ""
+        name += f", tp {cell.key.tp}" if cell.key.tp is not None else ""
+        table.add_row(name + (f" ({_METHODS[cell.key.method]})" if methods else ""))
+        for place, one in enumerate(cell.layouts[: min(cell.tied or 1, 1 + _MOST_TIED)]):
             table.add_row(
-                "",
-                "",
-                f"{other.rate:,.0f}",
-                format_bytes(other.peak_bytes),
-                *((format_percent(other.mfu),) if mfu else ()),
-                "",
-                layout(other.experiment),
+                Padding(layout(one.experiment), (0, 0, 0, 2)),
+                f"{one.rate:,.0f}",
+                format_bytes(one.peak_bytes),
+                *((format_percent(one.mfu),) if mfu else ()),
+                "" if place else _lead(cell),
             )
     console.print(table)
     say = partial(console.print, highlight=False, markup=False)
     if len(cells) > _MOST_CELLS:
         say(f"... and {plural(len(cells) - _MOST_CELLS, 'model and size', 'models and sizes')} more in the report")
-    if any(cell.tied is None and len(cell.layouts) > 1 for cell in cells):
+    if any(cell.tied is None and len(cell.layouts) > 1 for cell in shown):
         say("?: how far a run moves by chance is not known (too few timed steps, no repeats)")
-    if any(cell.key.tp is not None for cell in cells):
+    if any(cell.key.tp is not None for cell in shown):
         say("rehearsed times do not rank one tp against another: each tp has its own line")
 
 

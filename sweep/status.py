@@ -29,6 +29,8 @@ from results.terminal import one_line, plain_table
 from results.text import format_duration, format_hours, short_id
 
 _MOST_ROWS, _MOST_SLOW, _EVIDENCE_LENGTH = 12, 3, 200
+_WIDE = 100
+"""Characters of a terminal from which on the list of sweeps has room for device-hours."""
 _NUMBERS = ("points", "done", "failed", "running", "waiting", "device-h", "left", "devices", "for", "at most", "took")
 """Columns that hold numbers."""
 
@@ -42,19 +44,32 @@ def print_status(path: Path, console: Console) -> None:
     if len(sweeps) == 1:
         _print_one(sweeps[0], console)
         return
-    table = _make_table("sweep", "points", "done", "failed", "running", "waiting", "device-h", "left", "expected end")
+    hours = console.width >= _WIDE
+    columns = (
+        "points",
+        "done",
+        "failed",
+        "running",
+        "waiting",
+        *(("device-h", "left") if hours else ()),
+        "expected end",
+    )
+    table = _make_table(f"sweep in {one_line(str(path))}", *columns)
     for sweep in sweeps:
         status, _ = _read(sweep)
         failed = sum(count for outcome, count in status.done.items() if outcome != "ok")
         left = [shape.device_hours_left for shape in status.shapes]
         table.add_row(
-            _cell(str(sweep.path)),
+            _cell(str(sweep.path.relative_to(path))),
             *(f"{n:,}" for n in (status.total, status.finished, failed, status.claimed, status.todo)),
-            format_hours(status.device_hours),
-            format_hours(None if None in left else sum(value or 0.0 for value in left)),
+            *((format_hours(status.device_hours), format_hours(_sum_known(left))) if hours else ()),
             _expected_end(sweep, status),
         )
     console.print(table)
+
+
+def _sum_known(hours: Sequence[float | None]) -> float | None:
+    return None if None in hours else sum(value or 0.0 for value in hours)
 
 
 def _read(sweep: SweepDir) -> tuple[SweepStatus, list[Job] | None]:
@@ -202,7 +217,7 @@ def _at(when: float) -> str:
 
 def _expected_end(sweep: SweepDir, status: SweepStatus) -> str:
     if sweep.archived:
-        return "archived: rows only"
+        return "archived"
     if not status.left:
         return "nothing is left"
     if status.expected_left_s is None:

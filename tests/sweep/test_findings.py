@@ -112,7 +112,11 @@ def test_rehearsed_layouts_are_ranked_within_one_tp(sweep: SweepDir) -> None:
     cells = cells_of(sweep)
     assert [(cell.key.tp, cell.layouts[0].rate) for cell in cells] == [(1, 9000.0), (2, 12000.0)]
     text = ended(sweep, width=80)
-    assert "fastest rehearsed" in text and "do not rank one tp against another" in text
+    assert (
+        "fastest rehearsed" in text
+        and "llama8b on 8 GPUs, tp 2" in text
+        and "do not rank one tp against another" in text
+    )
 
 
 def ledger_row(number: int, experiment: Experiment, verdict: str, predicted: float) -> dict[str, Any]:
