@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import signal
 import subprocess
@@ -9,7 +10,7 @@ import sys
 import time
 from collections import Counter
 
-from launchers.attempt.outcome import has_disk_space
+from launchers.attempt.outcome import Outcome, disk_trouble
 from launchers.interrupts import interrupts
 from launchers.node.fork import signal_name
 from launchers.pilot.pilot import FINISHED, STOPPED, TROUBLE
@@ -32,6 +33,8 @@ POLL_S = 0.25
 _RESTARTS = 2
 """So many pilots in a row may die without finishing a point and be replaced."""
 _LOG_LINES = 8
+_STOPPING = "stopping: the running point will wait again (Ctrl-C again: at once)"
+_KILLED = "killed; the next run records what was running, and runs it again"
 
 
 class PilotFailed(UltrasweepError):
@@ -55,14 +58,12 @@ def run_local(
     message = ""
     interrupted = False
     if before.todo > too_wide or before.claimed:
-        view = choose_view(live, before)
         try:
-            with view:
+            with choose_view(live, before) as view:
                 interrupted, message = _run_pilots(sweep, settings, reader, view, command)
         except FileNotFoundError:
-            if sweep.marker.exists():
-                raise
-            raise PilotFailed(f"{sweep.path} was removed while its points ran; nothing is left to go on with") from None
+            _refuse_if_gone(sweep)
+            raise
     after = reader.read()
     if not interrupted and not message:
         message = _why_left(sweep, after, too_wide, settings)
@@ -102,7 +103,7 @@ def _run_pilot(
     """Run one pilot from its start to its end. Returns its id, its exit status, and whether the user interrupted."""
     pilot_id = f"local-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
     config = PilotConfig(settings=settings, command=command or command_line(), wall_time_s=None, stop_with_parent=True)
-    write_json(pilot_state.config_path(sweep, pilot_id), pilot_config_to_dict(config))
+    write_json(pilot_state.config_path(sweep, pilot_id), pilot_config_to_dict(config), private=True)
     with pilot_state.log_path(sweep, pilot_id).open("wb") as log, interrupts() as signals:
         process = subprocess.Popen(
             [*PILOT, str(sweep.path), pilot_id],
@@ -112,27 +113,54 @@ def _run_pilot(
             env=pilot_environment(),
             start_new_session=True,  # a Ctrl-C in the terminal reaches only this process
         )
-        handled, room = 0, True
-        while process.poll() is None:
-            if room and not (room := has_disk_space(sweep.path)):  # the pilot waits, but cannot write its message
-                view.print_line(
-                    f"the disk that holds {sweep.path} is full; what cannot be written waits, nothing is lost"
-                )
-            elif not room:
-                room = has_disk_space(sweep.path)
-            if len(signals) > handled:
-                handled = len(signals)
-                first = handled == 1
-                process.send_signal(signal.SIGINT if first else signal.SIGKILL)
-                view.print_line(
-                    "stopping: the running point will wait again (Ctrl-C again: at once)" if first else "killed"
-                )
-            view.show(reader.read())
-            _wait(process, POLL_S)
         assert process.stdin is not None
-        process.stdin.close()
-    view.show(reader.read())
+        handled, trouble = 0, None
+        try:
+            while process.poll() is None:
+                if (now := disk_trouble(sweep.path)) is not None and now != trouble:
+                    _refuse_if_gone(sweep)
+                    view.print_line(f"{sweep.path} {now}; what cannot be written waits, nothing is lost")
+                trouble = now
+                if len(signals) > handled:
+                    handled = len(signals)
+                    process.send_signal(signal.SIGINT if handled == 1 else signal.SIGKILL)
+                    view.print_line(_STOPPING if handled == 1 else _KILLED)
+                    if handled > 1:
+                        _note_kill(sweep, pilot_id)
+                _show(sweep, reader, view)
+                _wait(process, POLL_S)
+        finally:
+            process.stdin.close()
+    _show(sweep, reader, view)
     return pilot_id, process.returncode, bool(signals)
+
+
+def _note_kill(sweep: SweepDir, pilot_id: str) -> None:
+    """Note in a pilot's attempts that the user has killed it, so that whoever records them takes it for no failure of
+    the machine."""
+    state = pilot_state.read_state(sweep, pilot_id)
+    killed = Outcome(outcome="cancelled", evidence="killed by the user (Ctrl-C twice)")
+    for one in state.running if state is not None else ():
+        with contextlib.suppress(OSError):
+            write_json(sweep.attempts / one.attempt_id / "outcome.json", killed)
+
+
+def _show(sweep: SweepDir, reader: StatusReader, view: View) -> None:
+    """Show where the sweep stands. A file system that fails for a moment costs one look, not the run."""
+    try:
+        view.show(reader.read())
+    except OSError:
+        _refuse_if_gone(sweep)
+
+
+def _refuse_if_gone(sweep: SweepDir) -> None:
+    """Raise `PilotFailed` when somebody has removed the sweep's folder."""
+    try:
+        sweep.marker.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        raise PilotFailed(f"{sweep.path} was removed while its points ran; nothing is left to go on with") from None
+    except OSError:
+        return
 
 
 def _wait(process: subprocess.Popen[bytes], seconds: float) -> None:

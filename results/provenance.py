@@ -13,6 +13,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from results.secrets import hide_in_arguments
+
 _GIT_LIMIT_S = 10.0
 _PACKAGE = "ultrasweep"
 
@@ -38,8 +40,9 @@ def python_version() -> str:
 
 
 def command_line(argv: Sequence[str] | None = None) -> str:
-    """The command of this process, quoted for a shell. ``argv``: instead of the interpreter's own."""
-    return shlex.join(argv if argv is not None else sys.orig_argv)
+    """The command of this process, quoted for a shell, without secret values. ``argv``: instead of the interpreter's
+    own."""
+    return shlex.join(hide_in_arguments(argv if argv is not None else sys.orig_argv))
 
 
 def _version(root: Path) -> str | None:

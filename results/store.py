@@ -41,6 +41,7 @@ __all__ = [
     "read_ledger",
     "read_steps",
     "scan",
+    "shipped_sweep_dirs",
     "sweep_dirs",
     "write_attempt",
     "write_ledger",
@@ -120,24 +121,26 @@ def scan(path: Path, table: Table) -> Reading:
     return Reading(files.concat([schema.empty_table(), *pieces]), tuple(problems))
 
 
-def sweep_dirs(path: Path, *, or_shipped: bool = True) -> list[Path]:
+def sweep_dirs(path: Path) -> list[Path]:
     """``path`` if it is a sweep, else every sweep below it, sorted: the user's own, or the shipped ones where the user
-    has none (then `only_shipped` is true). Raises `InvalidResults` when there is no sweep, and with ``or_shipped``
-    False also when there are only shipped ones."""
+    has none (then `only_shipped` is true). Raises `InvalidResults` when there is no sweep."""
     path = Path(path)
     if not path.exists():
         raise InvalidResults(f"{path} does not exist")
     own, shipped = _find_sweeps(path)
     if not own and not shipped:
         raise InvalidResults(f"{path} holds no sweep: no folder in it has a {files.MARKER}")
-    if not own and not or_shipped:
-        raise InvalidResults(f"{path} holds no sweep of your own, only {len(shipped)} that came with the program")
     return own or shipped
 
 
 def own_sweep_dirs(path: Path) -> list[Path]:
     """Like `sweep_dirs`, but never a shipped sweep, and empty when there is none or ``path`` does not exist."""
     return _find_sweeps(Path(path))[0]
+
+
+def shipped_sweep_dirs(path: Path) -> list[Path]:
+    """The sweeps below ``path`` that came with the program; empty for a path that names them (see `only_shipped`)."""
+    return _find_sweeps(Path(path))[1]
 
 
 def only_shipped(path: Path) -> bool:

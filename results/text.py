@@ -35,6 +35,20 @@ def name_ranks(ranks: Collection[int]) -> str:
     return f"{'rank' if len(ranks) == 1 else 'ranks'} {told}"
 
 
+def short_id(experiment_id: str, width: int) -> str:
+    """An experiment's id in ``width`` characters: its beginning and, behind ``…``, the hash at its end, which alone is
+    enough for ``explain`` and ``logs``."""
+    if len(experiment_id) <= width:
+        return experiment_id
+    digest = experiment_id.rpartition("-")[2]
+    return f"{experiment_id[: max(0, width - len(digest) - 1)]}…{digest}"
+
+
+def device_noun(backend: str | None) -> str:
+    """What one rank of a layout is on, by the backend of its cluster file: a ``GPU``, or a ``process`` on a CPU."""
+    return "process" if backend == "cpu" else "GPU"
+
+
 def format_bytes(size_bytes: float | None, digits: int = 1) -> str:
     """``61.3 GiB``; less than a tenth of a GiB in MiB; a dash where the size is not known."""
     if size_bytes is None or not math.isfinite(size_bytes):

@@ -13,14 +13,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from results.errors import UltrasweepError
-from results.terminal import one_line
+from results.terminal import OneLineFormatter, one_line
 
 USAGE, INTERRUPTED = 2, 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command. Exit codes: 0; 1 when points are left; 2 after a mistake of the user; 130 after Ctrl-C."""
-    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    warnings = logging.StreamHandler()
+    warnings.setFormatter(OneLineFormatter("%(message)s"))
+    logging.basicConfig(level=logging.WARNING, handlers=[warnings])
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         return _dispatch(arguments)

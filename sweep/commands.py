@@ -9,7 +9,7 @@ from argparse import Namespace
 from collections.abc import Callable, Sequence
 
 from results.errors import UltrasweepError
-from results.terminal import open_console
+from results.terminal import open_console, printable
 from results.text import plural
 from sweep.parsers import PARSERS
 
@@ -77,7 +77,8 @@ def _plan(options: Namespace) -> int:
 def _run(options: Namespace) -> int:
     from sweep.conffiles import ConfFolders
     from sweep.run import enqueue, prepare, would_wait
-    from sweep.run_messages import print_dry_run, print_end, print_start
+    from sweep.run_end import print_end
+    from sweep.run_messages import print_dry_run, print_start
 
     prepared = prepare(options.overrides, ConfFolders(tuple(options.conf)), options.where)
     console = open_console()
@@ -90,7 +91,7 @@ def _run(options: Namespace) -> int:
         points = would_wait(prepared)
         print_dry_run(prepared, points, console)
         for text in dry_run(SweepDir(prepared.plan.config.sweep_dir), points, prepared.settings, prepared.slurm):
-            print(f"\n{text.rstrip()}")
+            print("\n" + printable(text.rstrip(), keep="\n\t"))
         return 0
     queued = enqueue(prepared)
     print_start(prepared, queued, console)
@@ -124,9 +125,9 @@ def _status(options: Namespace) -> int:
 def _watch(options: Namespace) -> int:
     from launchers.slurm.watch import watch
     from launchers.state.sweep_dir import SweepDir
-    from sweep.run_messages import print_end
+    from sweep.run_end import print_end
 
-    sweep = SweepDir.open(options.path)
+    sweep = SweepDir.open(options.path, with_queue=True)
     summary = watch(sweep, live=False if options.plain else None)
     print_end(sweep, summary, "", open_console())
     if summary.detached:
@@ -171,7 +172,7 @@ def _explain(options: Namespace) -> int:
     from sweep.explain import print_explanation
     from sweep.lookup import Results
 
-    print_explanation(Results(options.results).find(options.id), open_console())
+    print_explanation(Results(options.results).find(options.id), options.results, open_console())
     return 0
 
 
@@ -198,6 +199,6 @@ COMMANDS: dict[str, Callable[[Namespace], int]] = {
 
 
 def _command_line(name: str, arguments: Sequence[str]) -> str:
-    import shlex
+    from results.provenance import command_line
 
-    return shlex.join(["python", "-m", "sweep", name, *arguments])
+    return command_line(["python", "-m", "sweep", name, *arguments])

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from results.store import sweep_dirs
 from results.terminal import plain_table
-from results.text import byte_unit, format_bytes
+from results.text import byte_unit, device_noun, format_bytes
 from sweep.lookup import Record
 from workloads import experiment as ex
 from workloads.costs.flops import flops_per_token, hardware_flops_per_token
@@ -29,8 +31,8 @@ _MEASURED = (
 """What is shown of an attempt: name, column (empty: the outcome), factor to the unit shown, and format."""
 
 
-def print_explanation(record: Record, console: Console) -> None:
-    """Configuration, verdicts, predicted memory by stage, and every attempt."""
+def print_explanation(record: Record, results: Path, console: Console) -> None:
+    """Configuration, verdicts, predicted memory by stage, and every attempt. ``results``: where it was found."""
     experiment = record.experiment
     console.print(f"[bold]{experiment.id}[/]", highlight=False)
     console.print(_configuration(experiment), highlight=False)
@@ -48,7 +50,7 @@ def print_explanation(record: Record, console: Console) -> None:
     if not record.attempts:
         console.print("no attempt yet")
     for row in record.attempts:
-        _print_attempt(row, console)
+        _print_attempt(row, results, console)
 
 
 def print_difference(first: Record, second: Record, console: Console) -> None:
@@ -76,7 +78,7 @@ def print_difference(first: Record, second: Record, console: Console) -> None:
     for name, column, factor, form in _MEASURED:
         values = [_formatted(row, column, factor, form) for row in rows]
         if any(values):
-            table.add_row(name, *values)
+            table.add_row(_named(name, rows[0] or rows[1]), *values)
     console.print(table)
 
 
@@ -121,7 +123,7 @@ def _memory_table(memory: MemoryEstimate, limit: int | None) -> Table:
     return table
 
 
-def _print_attempt(row: Mapping[str, Any], console: Console) -> None:
+def _print_attempt(row: Mapping[str, Any], results: Path, console: Console) -> None:
     began = row["started_at"].strftime("%Y-%m-%d %H:%M:%S") if row["started_at"] else "?"
     phase = f" in {row['phase']}" if row["phase"] and row["outcome"] != "ok" else ""
     step = f" {row['phase_step']}" if row["phase_step"] is not None and row["outcome"] != "ok" else ""
@@ -133,7 +135,7 @@ def _print_attempt(row: Mapping[str, Any], console: Console) -> None:
         highlight=False,
     )
     measured = [
-        f"{name} {text}"
+        f"{_named(name, row)} {text}"
         for name, column, factor, form in _MEASURED
         if column and (text := _formatted(row, column, factor, form))
     ]
@@ -141,8 +143,21 @@ def _print_attempt(row: Mapping[str, Any], console: Console) -> None:
         console.print("  " + ", ".join(measured), highlight=False)
     if row["evidence"] and row["outcome"] != "ok":
         console.print(f"  evidence: {row['evidence']}", highlight=False, markup=False)
-    if row["log_dir"]:
-        console.print(f"  logs: {row['sweep']}/{row['log_dir']}", highlight=False, markup=False)
+    if (folder := _log_folder(row, results)) is not None:
+        console.print(f"  logs: {folder}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _log_folder(row: Mapping[str, Any], results: Path) -> Path | None:
+    """Where the attempt's logs lie; None where they are not kept."""
+    if not row["log_dir"] or not results.is_dir():
+        return None
+    places = (folder / row["log_dir"] for folder in sweep_dirs(results) if folder.resolve().name == row["sweep"])
+    return next((place for place in places if place.is_dir()), None)
+
+
+def _named(name: str, row: Mapping[str, Any] | None) -> str:
+    """The name of a number, which speaks of GPUs only where they are some."""
+    return name.replace("GPU", device_noun(row["backend"] if row is not None else None))
 
 
 def _formatted(row: Mapping[str, Any] | None, column: str, factor: float, form: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +17,8 @@ from launchers.state.submissions import log_dir, token_of_pilot
 from launchers.state.sweep_dir import SweepDir, entry_names, key_of
 from results.errors import InvalidResults
 from results.log_tail import read_tail
-from results.store import sweep_dirs
-from results.terminal import printable
+from results.store import shipped_sweep_dirs, sweep_dirs
+from sweep.lookup import Results
 
 _RANKS = 8
 """Ranks whose logs are shown unless one is asked for."""
@@ -47,7 +48,7 @@ def print_logs(path: Path, word: str, console: Console, *, rank: int | None, lin
     _print_line(console, _headline(found))
     if found.record is not None and found.record.evidence:
         for line in found.record.evidence.splitlines():
-            _print_line(console, "  " + printable(line, keep="\t"))
+            _print_line(console, f"  {line}")
     logs = _rank_logs(found.folder)
     if rank is not None and rank not in logs:
         known = f"it has those of ranks {min(logs)} to {max(logs)}" if logs else "it has none"
@@ -70,7 +71,8 @@ def _newest(path: Path, word: str) -> _Attempt:
         for attempt in sorted(sweep.attempts.iterdir()) if sweep.attempts.is_dir() else []:
             if word and word in attempt.name and attempt.is_dir():
                 by_experiment.setdefault(attempt.name.rpartition(".a")[0] or attempt.name, []).append((sweep, attempt))
-        waiting |= {key for name in entry_names(sweep.todo) if word and word in (key := key_of(name))}
+        if not sweep.archived:
+            waiting |= {key for name in entry_names(sweep.todo) if word and word in (key := key_of(name))}
     if word in by_experiment:
         by_experiment = {word: by_experiment[word]}
     if len(by_experiment) > 1:
@@ -79,11 +81,18 @@ def _newest(path: Path, word: str) -> _Attempt:
     if not by_experiment:
         if waiting:
             raise InvalidResults(f"{min(waiting)} waits in the queue; nothing of it has been run yet")
-        raise InvalidResults(
-            f"no attempt in {path} has an id with {word!r} in it (python -m sweep explain finds points)"
-        )
+        raise InvalidResults(f"no attempt in {path} has an id with {word!r} in it{_hint(path, word)}")
     candidates = [_read(sweep, folder) for sweep, folder in next(iter(by_experiment.values()))]
     return max(candidates, key=lambda found: found.started_at)
+
+
+def _hint(path: Path, word: str) -> str:
+    """The end of a message: which archived sweep has rows of the point, or that ``explain`` finds points."""
+    for folder in dict.fromkeys([*sweep_dirs(path), *shipped_sweep_dirs(path)]):
+        if word and SweepDir.open(folder).archived and (found := [id for id in Results(folder).ids() if word in id]):
+            command = shlex.join(["python", "-m", "sweep", "explain", found[0], "--results", str(folder)])
+            return f"; {folder} has its rows but no logs: {command}"
+    return " (python -m sweep explain finds points)"
 
 
 def _read(sweep: SweepDir, folder: Path) -> _Attempt:
@@ -107,9 +116,9 @@ def _headline(found: _Attempt) -> str:
     on = f" on {', '.join(map(str, nodes))}" if isinstance(nodes, list) and nodes else ""
     record = found.record
     if record is None:
-        return printable(f"{found.folder.name}: not ended, started {started}{on}")
+        return f"{found.folder.name}: not ended, started {started}{on}"
     what = f"{record.outcome} in {record.phase}" if record.outcome != "ok" and record.phase else record.outcome
-    return printable(f"{found.folder.name}: {what} after {record.duration_s:.0f} s, started {started}{on}")
+    return f"{found.folder.name}: {what} after {record.duration_s:.0f} s, started {started}{on}"
 
 
 def _rank_logs(folder: Path) -> dict[int, Path]:
@@ -153,7 +162,7 @@ def _print_tail(console: Console, what: str, path: Path, count: int) -> None:
     extent = f" (last {len(lines)} lines)" if not whole else "" if lines else " (empty)"
     _print_line(console, f"--- {what}: {path}{extent}")
     for line in lines:
-        _print_line(console, printable(line, keep="\t"))
+        _print_line(console, line)
 
 
 def _print_line(console: Console, line: str) -> None:

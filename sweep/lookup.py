@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,9 +51,9 @@ class Results:
                 f"{id_part!r} is part of {len(matches):,} ids in {self.path}: {shown}; give more of it"
             )
         if not matches:
-            close = difflib.get_close_matches(id_part, ids, n=1, cutoff=0.3)
-            hint = f"; did you mean {close[0]}?" if close else ""
-            raise InvalidResults(f"no experiment {id_part!r} among {len(ids):,} in {self.path}{hint}")
+            raise InvalidResults(
+                f"no experiment {id_part!r} among {len(ids):,} in {self.path}{self._hint(id_part, ids)}"
+            )
         ledger, attempts = self._rows(self._ledger, matches[0]), self._rows(self._attempts, matches[0])
         attempts.sort(key=lambda row: str(row["started_at"] or ""))
         text = next((row["config_json"] for row in [*ledger, *attempts] if row["config_json"]), None)
@@ -61,6 +62,20 @@ class Results:
                 f"{matches[0]} in {self.path} was stored without its configuration (column config_json)"
             )
         return Record(experiment=ex.from_json(text), ledger=tuple(ledger), attempts=tuple(attempts))
+
+    def _hint(self, id_part: str, ids: Sequence[str]) -> str:
+        """The end of a message: where else the experiment is, or may be."""
+        from results.store import shipped_sweep_dirs
+
+        for folder in shipped_sweep_dirs(self.path):
+            if id_part and any(id_part in id for id in Results(folder).ids()):
+                return f"; it came with the program: --results {shlex.quote(str(folder))}"
+        close = difflib.get_close_matches(id_part, ids, n=1, cutoff=0.3)
+        hint = f"; did you mean {close[0]}?" if close else ""
+        if self.path.is_dir():
+            hint += "; a point that was only planned is in the plan's own file: plan ... --out plan.parquet, then "
+            hint += "--results plan.parquet"
+        return hint
 
     @staticmethod
     def _rows(table: Any, experiment_id: str) -> list[Mapping[str, Any]]:

@@ -29,7 +29,7 @@ def retry_points(path: Path, which: Sequence[str]) -> int:
     ``which``: outcomes, ids, or parts of ids that only one point has; empty: all outcomes but those of `SETTLED`.
     Paused kinds may run again, too, since a user who retries has changed something.
     """
-    sweep = SweepDir.open(path)
+    sweep = SweepDir.open(path, with_queue=True)
     if not which:
         chosen = [outcome for outcome in OUTCOMES if outcome not in SETTLED]
     else:
@@ -41,7 +41,7 @@ def retry_points(path: Path, which: Sequence[str]) -> int:
 
 def resume_paused(path: Path) -> None:
     """Let paused kinds of points of the sweep in ``path`` run again, without requeueing any finished point."""
-    circuit_breaker.resume(SweepDir.open(path))
+    circuit_breaker.resume(SweepDir.open(path, with_queue=True))
 
 
 def _one_key(word: str, keys: Sequence[str], path: Path) -> str:

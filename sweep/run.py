@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from launchers.settings import LaunchSettings
 from launchers.state.sweep_dir import Point, SweepDir, entry_names, key_of
 from results.errors import InvalidResults
+from results.secrets import hide_in_arguments
 from sweep.conffiles import ConfFolders
 from sweep.config import SweepConfig, compose_sweep
 from sweep.expand import expand_all
@@ -158,7 +159,7 @@ def _about(config: SweepConfig) -> dict[str, Any]:
         "device": config.cluster.device.name,
         "devices_per_node": config.cluster.devices_per_node,
         "grids": [grid.name for grid in config.grids],
-        "command": sys.argv[1:],
+        "command": hide_in_arguments(sys.argv[1:]),
     }
 
 

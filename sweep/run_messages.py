@@ -1,4 +1,4 @@
-"""What ``run``, ``watch`` and a dry run print before and after the launcher works."""
+"""What ``run`` and a dry run print before the launcher works. What they print at the end is in `sweep.run_end`."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from functools import partial
 from rich.console import Console
 
 from launchers.settings import LaunchSettings
-from launchers.state.sweep_dir import Point, SweepDir
-from launchers.status.run_summary import RunSummary
+from launchers.state.sweep_dir import Point
 from launchers.status.status import SweepStatus, sweep_status
 from results.schema import VERDICTS
 from results.text import format_duration, plural
@@ -87,20 +86,6 @@ def _jobs(prepared: Prepared, points: Sequence[Point]) -> list[str]:
             f"launcher.time_min={limit} has {format_duration(prepared.slurm.usable_s)}: not submitted"
         )
     return lines
-
-
-def print_end(sweep: SweepDir, summary: RunSummary, command: str, console: Console) -> None:
-    """Say how the points ended and how to go on. ``command`` runs the rest after an interruption."""
-    say = partial(console.print, highlight=False, markup=False, soft_wrap=True)
-    outcomes = ", ".join(f"{outcome} {count:,}" for outcome, count in sorted(summary.outcomes.items()))
-    if summary.attempts:
-        say(f"{plural(summary.attempts, 'attempt')}; points by outcome: {outcomes or 'none yet'}")
-    if summary.interrupted:
-        say(f"interrupted, {plural(summary.left, 'point')} left; go on with: {command}")
-    elif summary.message:
-        say(summary.message)
-    elif summary.attempts and not summary.left:
-        say(f"report: python -m analysis.report {shlex.quote(str(sweep.path))}")
 
 
 def _verdicts(plan: Plan) -> str:

@@ -21,13 +21,16 @@ from launchers.state import circuit_breaker, node_exclusions
 from launchers.state.pilot_state import PilotState, Running
 from launchers.state.submissions import all_submissions
 from launchers.state.sweep_dir import SweepDir
+from launchers.status.archived import archived_status
 from launchers.status.status import SweepStatus, sweep_status
 from launchers.status.view import shape_table
-from results.store import sweep_dirs
+from results.store import only_shipped, sweep_dirs
 from results.terminal import one_line, plain_table
-from results.text import format_duration, format_hours
+from results.text import format_duration, format_hours, short_id
 
 _MOST_ROWS, _MOST_SLOW, _EVIDENCE_LENGTH = 12, 3, 200
+_WIDE = 100
+"""Characters of a terminal from which on the list of sweeps has room for device-hours."""
 _NUMBERS = ("points", "done", "failed", "running", "waiting", "device-h", "left", "devices", "for", "at most", "took")
 """Columns that hold numbers."""
 
@@ -35,27 +38,44 @@ _NUMBERS = ("points", "done", "failed", "running", "waiting", "device-h", "left"
 def print_status(path: Path, console: Console) -> None:
     """Print one line for each sweep below ``path``, or all that is known where there is only one. Raises
     `InvalidResults` where there is none."""
-    sweeps = [SweepDir.open(folder) for folder in sweep_dirs(path, or_shipped=False)]
+    sweeps = [SweepDir.open(folder) for folder in sweep_dirs(path)]
+    if only_shipped(path):
+        _print_line(console, f"no sweep of your own in {path} yet; those that came with the program:")
     if len(sweeps) == 1:
         _print_one(sweeps[0], console)
         return
-    table = _make_table("sweep", "points", "done", "failed", "running", "waiting", "device-h", "left", "expected end")
+    hours = console.width >= _WIDE
+    columns = (
+        "points",
+        "done",
+        "failed",
+        "running",
+        "waiting",
+        *(("device-h", "left") if hours else ()),
+        "expected end",
+    )
+    table = _make_table(f"sweep in {one_line(str(path))}", *columns)
     for sweep in sweeps:
         status, _ = _read(sweep)
         failed = sum(count for outcome, count in status.done.items() if outcome != "ok")
         left = [shape.device_hours_left for shape in status.shapes]
         table.add_row(
-            _cell(str(sweep.path)),
+            _cell(str(sweep.path.relative_to(path))),
             *(f"{n:,}" for n in (status.total, status.finished, failed, status.claimed, status.todo)),
-            format_hours(status.device_hours),
-            format_hours(None if None in left else sum(value or 0.0 for value in left)),
-            _expected_end(status),
+            *((format_hours(status.device_hours), format_hours(_sum_known(left))) if hours else ()),
+            _expected_end(sweep, status),
         )
     console.print(table)
 
 
+def _sum_known(hours: Sequence[float | None]) -> float | None:
+    return None if None in hours else sum(value or 0.0 for value in hours)
+
+
 def _read(sweep: SweepDir) -> tuple[SweepStatus, list[Job] | None]:
     """The status, and the jobs of the sweep's pilots: None when Slurm does not answer, empty without submissions."""
+    if sweep.archived:
+        return archived_status(sweep), []
     jobs: list[Job] | None = []
     names = None
     if any(submission.open for submission in all_submissions(sweep)):
@@ -67,7 +87,7 @@ def _read(sweep: SweepDir) -> tuple[SweepStatus, list[Job] | None]:
 def _print_one(sweep: SweepDir, console: Console) -> None:
     status, jobs = _read(sweep)
     counts = f"{status.finished:,} of {status.total:,} points have ended"
-    _print_line(console, f"{sweep.path}: {counts}; {_expected_end(status)}")
+    _print_line(console, f"{sweep.path}: {counts}; {_expected_end(sweep, status)}")
     outcomes = ", ".join(f"{outcome} {count:,}" for outcome, count in sorted(status.done.items(), key=lambda i: -i[1]))
     if outcomes:
         _print_line(console, f"outcomes: {outcomes}")
@@ -79,11 +99,14 @@ def _print_one(sweep: SweepDir, console: Console) -> None:
     if running:
         console.print()
         table = _make_table("running", "devices", "phase", "for", "at most", "on")
-        _print_rows(console, table, _running_rows(running), "running points")
+        _print_rows(console, table, _running_rows(running, console.width), "running points")
     if slow := status.slowest(_MOST_SLOW):
         console.print()
         table = _make_table("slowest points", "devices", "took", "outcome")
-        rows = [(r.experiment_id, f"{r.world_size:,}", format_duration(r.duration_s), r.outcome) for r in slow]
+        rows = [
+            (_id(r.experiment_id, console.width), f"{r.world_size:,}", format_duration(r.duration_s), r.outcome)
+            for r in slow
+        ]
         _print_rows(console, table, rows, "points")
     _print_notes(sweep, status, console)
 
@@ -138,11 +161,11 @@ def _pilot_rows(pilots: Sequence[PilotState], jobs: Sequence[Job]) -> list[tuple
     return rows
 
 
-def _running_rows(running: Iterable[Running]) -> list[tuple[str, ...]]:
+def _running_rows(running: Iterable[Running], width: int) -> list[tuple[str, ...]]:
     now = time.time()
     return [
         (
-            one.experiment_id,
+            _id(one.experiment_id, width),
             f"{one.world_size:,}",
             where(one.phase, one.step),
             format_duration(max(0.0, now - one.started_at)),
@@ -151,6 +174,11 @@ def _running_rows(running: Iterable[Running]) -> list[tuple[str, ...]]:
         )
         for one in sorted(running, key=lambda one: one.started_at)
     ]
+
+
+def _id(experiment_id: str, width: int) -> str:
+    """The id in a table of ``width`` characters, where numbers need half of them."""
+    return short_id(experiment_id, max(20, width // 2))
 
 
 def _nodes(job: Job | None, nodes: Sequence[str]) -> str:
@@ -187,7 +215,9 @@ def _at(when: float) -> str:
     return time.strftime("%a %H:%M", time.localtime(when))
 
 
-def _expected_end(status: SweepStatus) -> str:
+def _expected_end(sweep: SweepDir, status: SweepStatus) -> str:
+    if sweep.archived:
+        return "archived"
     if not status.left:
         return "nothing is left"
     if status.expected_left_s is None:

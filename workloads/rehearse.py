@@ -7,7 +7,6 @@ on FakeTensors: nothing is computed, every storage is counted, and no time is me
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 import torch
@@ -28,8 +27,18 @@ from workloads.step import measure
 EnterPhase = Callable[[Phase, int | None], None]
 
 
-def rehearse(task: Task, rank: int, local_rank: int, enter: EnterPhase, started_at: dict[str, float]) -> RankResult:
-    """Run ``rank`` of ``task.experiment`` alone. Its step times are those of the shortened experiment."""
+def rehearse(
+    task: Task,
+    rank: int,
+    local_rank: int,
+    enter: EnterPhase,
+    started_at: dict[str, float],
+    clock: Callable[[], float],
+) -> RankResult:
+    """Run ``rank`` of ``task.experiment`` alone. Its step times are those of the shortened experiment.
+
+    ``started_at``: when each phase began, by ``clock``; ``enter`` fills it in.
+    """
     experiment = shortened(task.experiment)
     enter("rendezvous", None)
     fake = task.method == "rehearsed_fake"
@@ -44,7 +53,7 @@ def rehearse(task: Task, rank: int, local_rank: int, enter: EnterPhase, started_
             rank=rank,
             coordinates=position,
             steps=[],
-            phase_started_at={**started_at, "teardown": time.time()},
+            phase_started_at={**started_at, "teardown": clock()},
             memory_at_peak=at_peak,
             versions={"torch": torch.__version__},
         )
@@ -63,7 +72,7 @@ def rehearse(task: Task, rank: int, local_rank: int, enter: EnterPhase, started_
         rank=rank,
         coordinates=position,
         steps=sampler.with_clocks(measurements.steps, measurements.timed_spans),
-        phase_started_at={**started_at, "teardown": time.time()},
+        phase_started_at={**started_at, "teardown": clock()},
         memory_at_peak=measurements.memory_at_peak,
         forward_s=measurements.forward_s,
         backward_s=measurements.backward_s,

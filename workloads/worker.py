@@ -10,7 +10,6 @@ import contextlib
 import importlib
 import os
 import sys
-import time
 import traceback
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -23,6 +22,7 @@ from torch._C._distributed_c10d import TCPStore
 from torch.distributed.distributed_c10d import _get_default_store
 
 from workloads import protocol
+from workloads.clock import SteadyClock
 from workloads.device import DeviceSampler, identity, nccl_environment, prepare_device
 from workloads.engine.build import build, choose_attention
 from workloads.engine.groups import make_groups
@@ -57,10 +57,11 @@ class _Progress:
     phase: Phase = "spawn"
     step: int | None = None
     started_at: dict[str, float] = field(default_factory=dict)
+    clock: SteadyClock = field(default_factory=SteadyClock)
 
     def enter(self, phase: Phase, step: int | None = None) -> None:
         self.phase, self.step = phase, step
-        self.started_at.setdefault(phase, time.time())
+        self.started_at.setdefault(phase, self.clock())
         protocol.heartbeat(self.folder, self.rank, phase, step)
 
 
@@ -74,7 +75,7 @@ def run_rank(folder: Path, rank: int, local_rank: int) -> NoReturn:
         if task.method == "measured":
             result = _measured(task, rank, local_rank, progress)
         else:
-            result = rehearse(task, rank, local_rank, progress.enter, progress.started_at)
+            result = rehearse(task, rank, local_rank, progress.enter, progress.started_at, progress.clock)
         protocol.write_json(protocol.result_path(folder, rank), result)
         progress.enter("teardown")
         if task.method == "measured":
@@ -163,7 +164,7 @@ def _measured(task: Task, rank: int, local_rank: int, progress: _Progress) -> Ra
         rank=rank,
         coordinates={**groups.position, "dp": groups.data_rank},
         steps=sampler.with_clocks(measurements.steps, measurements.timed_spans),
-        phase_started_at={**progress.started_at, "teardown": time.time()},
+        phase_started_at={**progress.started_at, "teardown": progress.clock()},
         memory_at_peak=measurements.memory_at_peak,
         forward_s=measurements.forward_s,
         backward_s=measurements.backward_s,

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import secrets
-import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from launchers.settings import LaunchSettings
 from launchers.state.queue import Claim
 from launchers.state.sweep_dir import Point, SweepDir
+from results.secrets import hide_in_environment
 from workloads import protocol
+from workloads.clock import SteadyClock
 from workloads.protocol import RankResult, Task
 
 
@@ -32,6 +34,8 @@ class Attempt:
     nodes: tuple[str, ...] = ()
     """Names of the nodes, in the order of the ranks."""
     devices_per_node: int = 1
+    clock: SteadyClock = field(default_factory=SteadyClock, compare=False)
+    """By which the attempt was started, and by which its end is told in the process that started it."""
 
     def node_of(self, rank: int) -> str | None:
         """The node on which ``rank`` runs; None where it is not known. A rehearsal runs on the first node."""
@@ -76,7 +80,9 @@ def start_attempt(
         attempt_id=attempt_id,
         experiment=point.experiment,
         measure=settings.measure,
-        cluster=settings.cluster,
+        cluster=dataclasses.replace(
+            settings.cluster, environment=hide_in_environment(settings.cluster.environment)
+        ),  # the ranks get their variables from the agent
         method=point.method,
         device=settings.device,
         rendezvous_host=host,
@@ -84,7 +90,8 @@ def start_attempt(
         collective_timeout_s=settings.collective_timeout_s,
     )
     protocol.write_task(folder, task)
-    started_at = time.time()
+    clock = SteadyClock()
+    started_at = clock()
     about = {
         "number": number,
         "started_at": started_at,
@@ -104,6 +111,7 @@ def start_attempt(
         device_ids=device_ids,
         nodes=nodes,
         devices_per_node=settings.num_devices,
+        clock=clock,
     )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import shutil
-import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -121,7 +120,7 @@ def _watch(attempt: Attempt, group: RankGroup, settings: LaunchSettings, control
         attempt.folder,
         group,
         settings,
-        deadline_s=max(0.0, deadline_s - (time.time() - attempt.started_at)),
+        deadline_s=max(0.0, deadline_s - (attempt.clock() - attempt.started_at)),
         expected_step_s=attempt.point.predicted_step_time_s,
         stop_asked=lambda: control.stop_reason() is not None,
         on_progress=control.on_progress,

@@ -28,7 +28,14 @@ LEAST_FREE_BYTES = 16 * 2**10
 """A disk with less free space than this counts as full."""
 _TAIL_LINES = 12
 
-StopReason = Literal["cancelled", "preempted"]
+StopReason = Literal["cancelled", "preempted", "abandoned"]
+"""Why a pilot stops what it runs: the user asked for it, the allocation ends, or the command that started the pilot on
+this machine has gone. The last one has the outcome ``cancelled``, too."""
+_STOPPED: Mapping[StopReason, str] = {
+    "cancelled": "stopped by the user",
+    "preempted": "the allocation was asked to end",
+    "abandoned": "the command that ran the sweep had gone (killed, or its terminal closed): stopped",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,13 +203,16 @@ def _failures(
     return found
 
 
-def has_disk_space(folder: Path) -> bool:
-    """Whether another small file fits on the disk that holds ``folder``."""
+def disk_trouble(folder: Path) -> str | None:
+    """Why not even a small file can be written to ``folder``, to stand behind its name; None where one can."""
     try:
         disk = os.statvfs(folder)
-    except OSError:
-        return False
-    return disk.f_blocks == 0 or disk.f_bavail * disk.f_frsize >= LEAST_FREE_BYTES
+    except (FileNotFoundError, NotADirectoryError):
+        return "is not there any more"
+    except OSError as error:
+        return f"cannot be used ({error.strerror or error})"
+    full = disk.f_blocks > 0 and disk.f_bavail * disk.f_frsize < LEAST_FREE_BYTES
+    return "is on a full disk" if full else None
 
 
 def _from_failure(folder: Path, first: _Failure, failures: Sequence[_Failure], watched: WatchResult) -> Outcome:
@@ -211,18 +221,19 @@ def _from_failure(folder: Path, first: _Failure, failures: Sequence[_Failure], w
     place = where(first.phase, first.step)
     outcome = {"oom": "oom", "nccl_error": "nccl_error", "diverged": "diverged"}.get(first.kind, "crash")
     infrastructure = outcome in ("crash", "nccl_error") and bool(_INFRASTRUCTURE.search(first.message))
+    trouble = disk_trouble(folder) if first.kind == "exit" else None
     unwritten = first.kind == "exit" and (
-        watched.exits[first.rank].status == protocol.CANNOT_WRITE or not has_disk_space(folder)
+        trouble is not None or watched.exits[first.rank].status == protocol.CANNOT_WRITE
     )
     if first.kind == "exit" and watched.exits[first.rank].signal == 9 and watched.host_oom_kills:
         outcome = "oom"
         evidence = (
-            f"rank {first.rank} killed by SIGKILL {place}{also}: the kernel's out-of-memory killer killed "
-            f"{plural(watched.host_oom_kills, 'process')} in this control group; host memory ran out"
+            f"rank {first.rank} killed by SIGKILL {place}{also}: host memory ran out, which the kernel counted "
+            f"{plural(watched.host_oom_kills, 'time')} in this control group"
         )
     elif unwritten:
         infrastructure = True
-        evidence = f"rank {first.rank} {place}{also} could not write its files: the disk of {folder} is full or gone"
+        evidence = f"rank {first.rank} {place}{also} could not write its files: {folder} {trouble or 'refused them'}"
     elif first.kind == "exit":
         headline, _, tail = first.message.partition("\n")
         evidence = _join(f"{headline} {place}{also}", tail)
@@ -315,12 +326,11 @@ def _timeout(watched: WatchResult) -> Outcome:
 def _stopped(watched: WatchResult, reason: StopReason) -> Outcome:
     heartbeats = [heartbeat for heartbeat in watched.heartbeats.values() if heartbeat is not None]
     last = max(heartbeats, key=lambda heartbeat: heartbeat.time, default=None)
-    why = "stopped by the user" if reason == "cancelled" else "the allocation was asked to end"
     return Outcome(
-        outcome=reason,
+        outcome="preempted" if reason == "preempted" else "cancelled",
         phase=last.phase if last is not None else "spawn",
         phase_step=last.step if last is not None else None,
-        evidence=f"{why} after {watched.seconds:.1f} s; the point waits again",
+        evidence=f"{_STOPPED[reason]} after {watched.seconds:.1f} s",
     )
 
 

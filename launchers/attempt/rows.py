@@ -87,7 +87,7 @@ def attempt_row(
         "attempt_number": attempt.number,
         "started_at": datetime.fromtimestamp(attempt.started_at, UTC),
         "ended_at": datetime.fromtimestamp(ended_at, UTC),
-        "duration_s": ended_at - attempt.started_at,
+        "duration_s": seconds_between(attempt.started_at, ended_at),
         "warmup_steps": attempt.task.measure.warmup_steps,
         "timed_steps": spread.timed_steps(results) or attempt.task.measure.timed_steps,
         "outcome": outcome.outcome,
@@ -191,6 +191,12 @@ def first_step_at(results: Mapping[int, RankResult]) -> float | None:
         for result in results.values()
     )
     return max(_present(starts), default=None)
+
+
+def seconds_between(earlier: float, later: float) -> float | None:
+    """From one time to a later one. None where the clocks that told them disagree about which came first: those of two
+    machines do, and that of one does after somebody has set it back."""
+    return later - earlier if later >= earlier else None
 
 
 def last_step_end(results: Mapping[int, RankResult]) -> float | None:
@@ -346,17 +352,22 @@ def _device(results: Mapping[int, RankResult]) -> dict[str, Any]:
 def _overhead(attempt: Attempt, results: Mapping[int, RankResult], ended_at: float) -> dict[str, Any]:
     """Seconds that each phase took on its slowest rank, from its beginning to that of the rank's next phase."""
     columns: dict[str, Any] = {}
-    own = [r for r in results.values() if min(r.phase_started_at.values(), default=0.0) >= attempt.started_at]
-    for result in own:  # a stage that was reused from another point took no time here
+    measured = attempt.task.method == "measured"
+    own = [
+        result  # a stage that was reused from another point took no time here
+        for result in results.values()
+        if measured or min(result.phase_started_at.values(), default=0.0) >= attempt.started_at
+    ]
+    for result in own:
         begun = [(phase, result.phase_started_at[phase]) for phase in _PHASES if phase in result.phase_started_at]
-        spent = {phase: after - start for (phase, start), (_, after) in itertools.pairwise(begun)}
-        if begun and attempt.task.method == "measured":  # rehearsed ranks start one after the other
-            spent["spawn"] = begun[0][1] - attempt.started_at
+        spent = {phase: seconds_between(start, after) for (phase, start), (_, after) in itertools.pairwise(begun)}
+        if begun and measured:  # rehearsed ranks start one after the other
+            spent["spawn"] = seconds_between(attempt.started_at, begun[0][1])
         for phase, seconds in spent.items():
-            if (column := _PHASE_COLUMNS.get(phase)) is not None:
+            if seconds is not None and (column := _PHASE_COLUMNS.get(phase)) is not None:
                 columns[column] = max(columns.get(column) or 0.0, seconds)
     if own and (last := last_step_end({r.rank: r for r in own})) is not None:
-        columns["teardown_s"] = ended_at - last
+        columns["teardown_s"] = seconds_between(last, ended_at)
     return columns
 
 

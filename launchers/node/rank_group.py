@@ -14,8 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from launchers.node import fork
+from launchers.node import fork, log_cap
 from launchers.node.fork import RankExit, RunRank
+from launchers.node.host_memory import oom_kills
+from launchers.node.log_cap import CappedLog
 from results.errors import UltrasweepError
 from workloads import protocol
 
@@ -68,11 +70,14 @@ class LocalRanks:
         self._pids: dict[int, int] = {}
         self._exits: dict[int, RankExit] = {}
         self._killed: set[int] = set()
-        self._oom_kills = _host_oom_kills()
+        self._oom_kills = oom_kills()
+        self._logs: dict[int, CappedLog] = {}
+        self._next_look = 0.0
 
     def fork(self, folder: Path, rank: int, local_rank: int, environment: Mapping[str, str], run_rank: RunRank) -> None:
         """Start one rank. Raises `OSError` when the system has no memory or number for another process."""
-        self._pids[rank] = fork.fork_rank(folder, rank, local_rank, environment, run_rank)
+        pid = self._pids[rank] = fork.fork_rank(folder, rank, local_rank, environment, run_rank)
+        self._logs[rank] = CappedLog(protocol.log_path(folder, rank), pid)
 
     @property
     def running(self) -> bool:
@@ -86,6 +91,10 @@ class LocalRanks:
             if rank not in self._exits and (exit_ := fork.poll_exit(rank, pid, rank in self._killed)) is not None:
                 self._exits[rank] = exit_
                 fresh.append(exit_)
+        if (now := time.monotonic()) >= self._next_look:
+            self._next_look = now + log_cap.EVERY_S
+            for rank in self._pids.keys() - self._exits.keys():
+                self._logs[rank].trim()
         return fresh
 
     def request_stacks(self, ranks: Iterable[int]) -> None:
@@ -110,26 +119,12 @@ class LocalRanks:
             if not self.running and not fork.living_processes(groups):
                 break
             time.sleep(0.002)
+        for log in self._logs.values():
+            log.cut()
         strays = fork.kill_orphans(max(0.1, until - time.monotonic())) if not self.running else []
         unreaped = [pid for rank, pid in self._pids.items() if rank not in self._exits]
         return fresh, list(dict.fromkeys([*unreaped, *fork.living_processes(groups), *strays]))
 
     def host_oom_kills(self) -> int:
         """Kills by the kernel's out-of-memory killer in this control group since this object was made."""
-        return max(0, _host_oom_kills() - self._oom_kills)
-
-
-def _host_oom_kills() -> int:
-    """How often the kernel's out-of-memory killer has killed in this process's control group (version 2); 0 where the
-    kernel does not say."""
-    try:
-        group = next(
-            line.split("::", 1)[1].strip()
-            for line in Path("/proc/self/cgroup").read_text().splitlines()
-            if line.startswith("0::")
-        )
-        events = Path("/sys/fs/cgroup" + group) / "memory.events"
-        fields = dict(line.split() for line in events.read_text().splitlines())
-        return int(fields["oom_kill"])
-    except (OSError, StopIteration, KeyError, ValueError):
-        return 0
+        return max(0, oom_kills() - self._oom_kills)

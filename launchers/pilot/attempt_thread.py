@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -91,7 +90,7 @@ class AttemptThread:
         except Exception as error:
             self.done = internal_error(error)
         self.held = self._wait_until_free()
-        self.ended_at = time.time()
+        self.ended_at = self.attempt.clock()
         self._wake.set()
 
     def _set_progress(self, progress: Progress) -> None:

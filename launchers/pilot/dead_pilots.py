@@ -122,5 +122,7 @@ def _pilot_of(path: Path) -> str | None:
 
 
 def _last_written_at(attempt: Attempt) -> float:
-    """When something was last written in the attempt's folder."""
-    return max([attempt.started_at, *(path.stat().st_mtime for path in attempt.folder.iterdir())])
+    """When something was last written in the attempt's folder. How long that was after its start is told by its files
+    alone, since their times and those of the dead pilot may be by two clocks."""
+    written = [path.stat().st_mtime for path in attempt.folder.iterdir()]
+    return attempt.started_at + max(written) - (attempt.folder / "attempt.json").stat().st_mtime

@@ -225,7 +225,7 @@ class Pilot:
         first, gap_s = rows.first_step_at(done.results), None
         ends = [end for end in before if end is not None]
         if measured and first is not None and len(ends) == len(before):
-            gap_s = first - max(ends)
+            gap_s = rows.seconds_between(max(ends), first)
         if measured and done.outcome.outcome == "ok" and (last := rows.last_step_end(done.results)) is not None:
             self._last_step_ends |= dict.fromkeys((node.name for node in thread.nodes), last)
         recorded = self._recorder.record(

@@ -223,4 +223,5 @@ def record_of_row(
         nodes=attempt.nodes,
         failed_node=attempt.node_of(outcome.failed_rank) if outcome.failed_rank is not None else None,
         kind=kind_of(attempt.point.experiment, max(1, len(attempt.nodes))),
+        backend=row["backend"],
     )

@@ -29,7 +29,7 @@ class StopRequest:
     def check_parent(self) -> None:
         """Stop when the parent has closed its end of the pipe, or has died."""
         if self.reason is None and self._stop_with_parent and _is_closed(0):
-            self.reason = "cancelled"
+            self.reason = "abandoned"
 
     def _handler(self, reason: StopReason) -> Callable[[int, object], None]:
         def handler(_number: int, _frame: object) -> None:

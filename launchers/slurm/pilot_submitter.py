@@ -128,7 +128,7 @@ class PilotSubmitter:
                 batch_system="slurm",
                 provenance=provenance,
             )
-            write_json(pilot_state.config_path(sweep, submission.token), pilot_config_to_dict(config))
+            write_json(pilot_state.config_path(sweep, submission.token), pilot_config_to_dict(config), private=True)
             submissions.write(sweep, submission)
         except OSError as error:
             raise batch_file.SubmissionUncertain(f"cannot write in {sweep.path}: {error.strerror or error}") from None

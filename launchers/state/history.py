@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launchers.state.sweep_dir import SweepDir, entry_names, split_name
-from results.text import format_bytes
+from results.text import device_noun, format_bytes
 from workloads.protocol import Method, write_json
 
 _METHOD_PREFIX: Mapping[Method, str] = {"measured": "", "rehearsed": "rehearsed ", "rehearsed_fake": "estimated "}
@@ -45,10 +45,12 @@ class AttemptRecord:
     """The node on which the failed rank ran."""
     kind: str = ""
     """See `launchers.state.circuit_breaker.kind_of`."""
+    backend: str | None = None
+    """``cuda`` or ``cpu``; None in records of older versions."""
 
     @property
     def duration_s(self) -> float:
-        return self.ended_at - self.started_at
+        return max(0.0, self.ended_at - self.started_at)  # older records may be by a clock that was set back
 
 
 def write_record(sweep: SweepDir, stem: str, attempt: AttemptRecord) -> Path:
@@ -74,11 +76,19 @@ def read_records(sweep: SweepDir, names: Iterable[str]) -> list[AttemptRecord]:
     return sorted(records, key=lambda attempt: (attempt.started_at, attempt.attempt_number))
 
 
+def rate_of(record: AttemptRecord) -> str:
+    """Throughput and how it was obtained: ``11,324 tokens/s/GPU``, ``rehearsed 5,210 tokens/s/GPU``; empty without."""
+    if record.tokens_per_s_per_gpu is None:
+        return ""
+    rate = f"{record.tokens_per_s_per_gpu:,.0f} tokens/s/{device_noun(record.backend)}"
+    return _METHOD_PREFIX[record.method] + rate
+
+
 def describe(record: AttemptRecord) -> str:
     """One line about one attempt, for logs and for the view without a terminal."""
     line = f"{record.outcome:<10} {record.experiment_id}"
-    if record.tokens_per_s_per_gpu is not None:
-        line += f"  {_METHOD_PREFIX[record.method]}{record.tokens_per_s_per_gpu:,.0f} tokens/s/GPU"
+    if rate := rate_of(record):
+        line += f"  {rate}"
     if record.peak_allocated_bytes is not None:
         line += f"  peak {format_bytes(record.peak_allocated_bytes, 2)}"
     line += f"  {record.duration_s:.1f} s"

@@ -1,4 +1,8 @@
-"""What a pilot is told to do: a small JSON file in the sweep's folder, written before the pilot is started."""
+"""What a pilot is told to do: a small JSON file in the sweep's folder, written before the pilot is started.
+
+It holds the variables of the ranks with their values, secret ones too (`results.secrets`), so it is written for its
+user alone. Nothing else in a sweep's folder holds such a value.
+"""
 
 from __future__ import annotations
 

@@ -66,29 +66,33 @@ class SweepDir:
 
     @classmethod
     def create(cls, path: Path, settings: Mapping[str, Any]) -> SweepDir:
-        """Make the folder of a sweep, or open the one that is there. ``settings`` are written down for people.
+        """Make the folder of a sweep, or open the one that is there; an archived one gets a queue again. ``settings``
+        are written down for people.
 
         Raises `InvalidResults` for a folder that holds something else, and where nothing can be written.
         """
         sweep = cls(Path(path))
         try:
-            if sweep.marker.exists():
-                return cls.open(path)
-            if sweep.path.exists() and (not sweep.path.is_dir() or any(sweep.path.iterdir())):
+            known = sweep.marker.exists()
+            if known:
+                cls.open(path)
+            elif sweep.path.exists() and (not sweep.path.is_dir() or any(sweep.path.iterdir())):
                 raise InvalidResults(f"{path} exists and is not a sweep (no sweep.json); choose another name or folder")
             for folder in (sweep.todo, sweep.claimed, sweep.done, sweep.history, sweep.pilots, sweep.attempts):
                 folder.mkdir(parents=True, exist_ok=True)
             sweep.stages.mkdir(exist_ok=True)
             sweep.losses.mkdir(exist_ok=True)
             about = {"format": FORMAT, "name": sweep.name, "created_at": time.time(), "settings": dict(settings)}
-            write_json(sweep.marker, about)
+            if not known:
+                write_json(sweep.marker, about)
         except OSError as error:
             raise InvalidResults(f"cannot make a sweep in {path}: {error.strerror or error}") from None
         return sweep
 
     @classmethod
-    def open(cls, path: Path) -> SweepDir:
-        """The sweep in ``path``. Raises `InvalidResults` when there is none, or one that this version cannot read."""
+    def open(cls, path: Path, *, with_queue: bool = False) -> SweepDir:
+        """The sweep in ``path``. Raises `InvalidResults` when there is none, one that this version cannot read, or, for
+        a caller that needs its queue, one of which only the rows are left."""
         sweep = cls(Path(path))
         try:
             about = json.loads(sweep.marker.read_text())
@@ -98,7 +102,16 @@ class SweepDir:
             raise InvalidResults(f"{sweep.marker} cannot be read: {error}") from None
         if not isinstance(about, dict) or about.get("format") != FORMAT:
             raise InvalidResults(f"{sweep.marker} is not of format {FORMAT}, which this version reads")
+        if with_queue and sweep.archived:
+            raise InvalidResults(
+                f"{path} is an archived sweep: it has rows but no queue; status, explain and reports show its rows"
+            )
         return sweep
+
+    @property
+    def archived(self) -> bool:
+        """Whether only the rows are left of it, as of the sweeps that came with the program."""
+        return not self.todo.parent.is_dir()
 
     @property
     def name(self) -> str:

@@ -45,8 +45,10 @@ class SweepStatus:
         return self.todo + self.claimed
 
     def failures(self) -> list[AttemptRecord]:
-        """The last attempt of every kind of failure, newest first."""
-        newest = {record.outcome: record for record in self.attempts if record.outcome != "ok"}
+        """Of every kind of failure the newest point whose last attempt ended so, newest first."""
+        last = {(record.experiment_id, record.method): record for record in self.attempts}
+        ended = sorted(last.values(), key=lambda record: record.ended_at)
+        newest = {record.outcome: record for record in ended if record.outcome != "ok"}
         return sorted(newest.values(), key=lambda record: -record.ended_at)
 
     def slowest(self, count: int) -> list[AttemptRecord]:

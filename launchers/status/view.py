@@ -8,19 +8,19 @@ from collections import Counter
 from types import TracebackType
 from typing import Protocol
 
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
 from launchers.attempt.outcome import where
-from launchers.state.history import describe
+from launchers.state.history import AttemptRecord, describe, rate_of
 from launchers.state.pilot_state import Running
 from launchers.status.status import SweepStatus
 from launchers.status.work_left import ShapeStatus
-from results.terminal import plain_table
-from results.text import format_duration, format_hours, plural
+from results.terminal import open_console, plain_table
+from results.text import format_bytes, format_duration, format_hours, plural, short_id
 
 _MOST_ATTEMPTS, _MOST_RUNNING = 5, 8
 """Attempts and running points that the live view shows."""
@@ -52,7 +52,7 @@ class PlainView:
     """One line for each attempt that ends, and for each message of a pilot that cannot go on."""
 
     def __init__(self, already_shown: set[str], console: Console | None = None) -> None:
-        self._console = console or Console(soft_wrap=True, highlight=False)
+        self._console = console or open_console(soft_wrap=True)
         self._shown = already_shown
         self._messages: dict[str, str] = {}
 
@@ -77,14 +77,14 @@ class PlainView:
             self._messages[pilot.pilot_id] = pilot.message
 
     def print_line(self, line: str) -> None:
-        self._console.print(Text(line))
+        self._console.print(Text(line), highlight=False)
 
 
 class LiveView:
     """The points that run and that are left, the expected end, and the last attempts, drawn anew again and again."""
 
     def __init__(self, console: Console | None = None) -> None:
-        self._console = console or Console()
+        self._console = console or open_console()
         self._live = Live(console=self._console, refresh_per_second=4, transient=False)
 
     def __enter__(self) -> LiveView:
@@ -97,30 +97,29 @@ class LiveView:
         self._live.__exit__(kind, error, trace)
 
     def show(self, status: SweepStatus) -> None:
-        self._live.update(render_status(status))
+        self._live.update(render_status(status, self._console.width))
 
     def print_line(self, line: str) -> None:
         self._console.print(Text(line))
 
 
-def render_status(status: SweepStatus) -> Group:
-    """What the live view shows of one status."""
+def render_status(status: SweepStatus, width: int) -> Group:
+    """What the live view shows of one status, in ``width`` characters: numbers first, then ids as far as they fit."""
     head = Table.grid(padding=(0, 2))
-    counts = Text(f"{status.finished}/{status.total} points")
-    for outcome, number in sorted(status.done.items(), key=lambda item: (item[0] != "ok", -item[1])):
-        counts.append(f"  {outcome} {number}", style=_COLOURS.get(outcome, "red"))
     head.add_row(
-        Text(status.name, style="bold"),
-        ProgressBar(total=max(1, status.total), completed=status.finished, width=30),
-        counts,
-        Text(_time_left(status)),
+        _line(status.name, "bold"),
+        ProgressBar(total=max(1, status.total), completed=status.finished, width=max(10, min(30, width // 4))),
+        Text(f"{status.finished:,}/{status.total:,} points"),
     )
-    parts: list[Table | Text] = [head]
+    counts = Text(_time_left(status))
+    for outcome, number in sorted(status.done.items(), key=lambda item: (item[0] != "ok", -item[1])):
+        counts.append(f"  {outcome} {number:,}", style=_COLOURS.get(outcome, "red"))
+    parts: list[RenderableType] = [head, counts]
     if len(status.shapes) > 1:
         parts.append(shape_table(status))
     now = time.time()
     running = sorted((one for pilot in status.pilots for one in pilot.running), key=lambda one: one.started_at)
-    parts += [_line(_running(one, now)) for one in running[:_MOST_RUNNING]]
+    parts += [_line(_running(one, now, width)) for one in running[:_MOST_RUNNING]]
     if len(running) > _MOST_RUNNING:
         parts.append(Text(f"  ... and {len(running) - _MOST_RUNNING:,} more points"))
     idle = Counter(pilot.activity for pilot in status.pilots if not pilot.running)
@@ -129,9 +128,7 @@ def render_status(status: SweepStatus) -> Group:
     for message, count in messages.most_common(_MOST_RUNNING):
         parts.append(Text(f"  {_pilots(count)}: {message}" if count > 1 else f"  {message}", style="bold red"))
     for record in status.attempts[-_MOST_ATTEMPTS:]:
-        line = _line(f"  {describe(record)}")
-        line.stylize(_COLOURS.get(record.outcome, "red"), 2, 2 + len(record.outcome))
-        parts.append(line)
+        parts += _attempt(record, width)
     return Group(*parts)
 
 
@@ -148,7 +145,7 @@ def shape_table(status: SweepStatus) -> Table:
         ("running", [f"{one.running:,}" for one in shapes], f"{sum(one.running for one in shapes):,}"),
         ("ok", [f"{one.done.get('ok', 0):,}" for one in shapes], f"{status.done.get('ok', 0):,}"),
         ("not ok", [f"{count:,}" for count in failed], f"{sum(failed):,}"),
-        ("device-h spent", [format_hours(one.device_hours) for one in shapes], format_hours(status.device_hours)),
+        ("device-h", [format_hours(one.device_hours) for one in shapes], format_hours(status.device_hours)),
         (
             "left",
             [format_hours(value) for value in left],
@@ -181,10 +178,25 @@ def _pilots(count: int) -> str:
     return plural(count, "pilot") if count > 1 else "pilot"
 
 
-def _line(text: str) -> Text:
-    return Text(text, no_wrap=True, overflow="ellipsis")
+def _line(text: str, style: str = "") -> Text:
+    return Text(text, style=style, no_wrap=True, overflow="ellipsis")
 
 
-def _running(running: Running, now: float) -> str:
+def _running(running: Running, now: float, width: int) -> str:
     spent = f"{max(0.0, now - running.started_at):.0f} s of at most {running.deadline_s:.0f} s"
-    return f"  runs {running.experiment_id} on {running.world_size}: {where(running.phase, running.step)}, {spent}"
+    ranks = plural(running.world_size, "rank")
+    start = f"  runs        {where(running.phase, running.step)}, {spent}, {ranks}  "
+    return start + short_id(running.experiment_id, width - len(start))
+
+
+def _attempt(record: AttemptRecord, width: int) -> list[Text]:
+    """Outcome, speed, memory and time of one attempt, its id, and for a failure the first line of its evidence."""
+    peak = format_bytes(record.peak_allocated_bytes, 2) if record.peak_allocated_bytes is not None else ""
+    numbers = [text for text in (rate_of(record), peak, f"{record.duration_s:.1f} s") if text]
+    again = "  tried again" if record.will_retry else ""
+    start = f"  {record.outcome:<12}{'  '.join(numbers)}{again}  "
+    line = _line(start + short_id(record.experiment_id, width - len(start)))
+    line.stylize(_COLOURS.get(record.outcome, "red"), 2, 2 + len(record.outcome))
+    if record.outcome == "ok" or not record.evidence:
+        return [line]
+    return [line, _line(f"              {record.evidence.splitlines()[0]}")]

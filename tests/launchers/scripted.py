@@ -21,6 +21,8 @@ from workloads.experiment import Experiment, ModelSpec
 from workloads.protocol import MeasureSpec, RankError, RankResult, StepRecord
 
 STEP_S = 0.01
+FORGED = "\x1b]0;owned\x07\x1b[2J\x1b[8mthe forged last words"
+"""What a terminal would obey: a title, clear the screen, write invisibly."""
 
 
 def cluster(**device: Any) -> ClusterSpec:
@@ -154,7 +156,11 @@ def run_rank(folder: Path, rank: int, local_rank: int) -> NoReturn:
 
 
 def _misbehave(folder: Path, rank: int, behaviour: str, world_size: int) -> None:
-    if behaviour in ("oom", "raises", "killed", "hangs", "first_hangs", "disk") and rank == 0 and world_size > 1:
+    if (
+        behaviour in ("oom", "raises", "forges", "killed", "hangs", "first_hangs", "disk")
+        and rank == 0
+        and world_size > 1
+    ):
         if behaviour == "first_hangs":
             time.sleep(0.3)
             _fail(folder, rank, "nccl_error", "[gloo/transport] Timed out waiting 300ms for recv operation to complete")
@@ -170,6 +176,9 @@ def _misbehave(folder: Path, rank: int, behaviour: str, world_size: int) -> None
         raise_from_here(folder, rank)
     if behaviour == "disk":
         _fail(folder, rank, "crash", "OSError: [Errno 28] No space left on device")
+    if behaviour == "forges":
+        print(FORGED, flush=True)
+        _fail(folder, rank, "crash", f"ValueError: {FORGED}")
     if behaviour == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
     if behaviour in ("hangs", "first_hangs"):

@@ -241,7 +241,9 @@ def test_the_pilot_stops_when_whoever_started_it_is_killed(sweep: SweepDir) -> N
     until(lambda: sweep_status(sweep).claimed == 1)
     os.close(writer)
     assert pilot.wait(10) == 3
-    assert [row["outcome"] for row in rows_of(sweep)] == ["cancelled"]
+    [row] = rows_of(sweep)
+    assert (row["outcome"], row["will_retry"]) == ("cancelled", True)
+    assert row["evidence"].startswith("the command that ran the sweep had gone (killed, or its terminal closed)")
 
 
 @pytest.mark.slow
@@ -369,7 +371,7 @@ def _fields(point: Any) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_a_sweep_removed_while_it_runs_is_one_line(sweep: SweepDir) -> None:
+def test_a_sweep_removed_while_it_runs_is_one_line(sweep: SweepDir, capsys: pytest.CaptureFixture[str]) -> None:
     sweep.add_points(points("slow", deadline_s=60.0))
 
     def remove() -> None:
@@ -382,6 +384,7 @@ def test_a_sweep_removed_while_it_runs_is_one_line(sweep: SweepDir) -> None:
     with pytest.raises(local.PilotFailed, match="was removed while its points ran"):
         run_local(sweep, settings(phase_limits_s={}), live=False)
     remover.join()
+    assert "disk" not in capsys.readouterr().out
 
 
 @pytest.mark.slow
@@ -391,4 +394,13 @@ def test_a_full_disk_is_reported_although_the_pilot_cannot_write_it(
     sweep.add_points(points("ok"))
     monkeypatch.setattr(outcome, "LEAST_FREE_BYTES", 2**80)
     assert run_local(sweep, settings(), live=False).outcomes == {"ok": 1}
-    assert capsys.readouterr().out.count("is full; what cannot be written waits") == 1
+    assert capsys.readouterr().out.count("is on a full disk; what cannot be written waits, nothing is lost") == 1
+
+
+@pytest.mark.slow
+def test_a_pilots_config_is_for_its_user_alone(sweep: SweepDir) -> None:
+    sweep.add_points(points("ok"))
+    run_local(sweep, settings(environment={"HF_TOKEN": "hunter2"}), live=False)
+    holders = [path for path in sweep.path.rglob("*") if path.is_file() and b"hunter2" in path.read_bytes()]
+    assert [path.parent.name for path in holders] == ["pilots"]
+    assert holders[0].stat().st_mode & 0o077 == 0

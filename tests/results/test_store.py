@@ -297,8 +297,7 @@ def test_shipped_sweeps_are_read_only_where_there_are_no_others_or_when_named(tm
     store.write_attempt(shipped, attempt("shipped"), [])
     assert store.own_sweep_dirs(tmp_path) == []
     assert store.only_shipped(tmp_path)
-    with pytest.raises(InvalidResults, match="holds no sweep of your own, only 1 that came with the program"):
-        store.sweep_dirs(tmp_path, or_shipped=False)
+    assert store.sweep_dirs(tmp_path) == store.shipped_sweep_dirs(tmp_path) == [shipped]
     assert ids(store.read_attempts(tmp_path)) == ["shipped"]
 
     mine = make_sweep(tmp_path / "zz" / "mine")
@@ -307,6 +306,7 @@ def test_shipped_sweeps_are_read_only_where_there_are_no_others_or_when_named(tm
     store.write_ledger(shipped, [{"point": 0, "verdict": "run", "experiment_id": "e1"}])
     assert store.own_sweep_dirs(tmp_path) == store.sweep_dirs(tmp_path) == [mine]
     assert not store.only_shipped(tmp_path)
+    assert store.shipped_sweep_dirs(tmp_path) == [shipped]
     assert ids(store.read_attempts(tmp_path)) == ["mine"]
     assert store.read_ledger(tmp_path)["experiment_id"].to_pylist() == ["e0"]
 

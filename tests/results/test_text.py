@@ -88,3 +88,15 @@ def test_numbers_and_percent() -> None:
     ]
     assert [text.format_percent(value) for value in (0.1234, None, math.inf)] == ["12.3 %", "–", "–"]
     assert text.format_percent(0.1234, 0) == "12 %"
+
+
+def test_a_short_id_keeps_its_hash() -> None:
+    long = "llama8b-dp4z3-tp2-mbs2-gbs64-s4096-1f3c9a0e"
+    assert text.short_id(long, 60) == long
+    assert text.short_id(long, 24) == "llama8b-dp4z3-t…1f3c9a0e"
+    assert len(text.short_id(long, 24)) == 24
+    assert text.short_id(long, 3).endswith("…1f3c9a0e")
+
+
+def test_a_rank_of_a_cpu_is_no_gpu() -> None:
+    assert [text.device_noun(backend) for backend in ("cuda", "cpu", None)] == ["GPU", "process", "GPU"]

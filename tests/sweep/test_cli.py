@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -99,7 +100,8 @@ def _no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         (["run", "+grid=tiny", "launcher.max_attempts=0"], "max_attempts=0 must be a whole number of at least 1"),
         (["status"], "results does not exist"),
         (["status", "occupied"], "occupied holds no sweep"),
-        (["status", "shipped"], "shipped holds no sweep of your own, only 1 that came with the program"),
+        (["retry", "shipped/recorded/s"], "shipped/recorded/s is an archived sweep: it has rows but no queue"),
+        (["watch", "shipped/recorded/s"], "shipped/recorded/s is an archived sweep: it has rows but no queue"),
         (["retry", "occupied"], "occupied is not a sweep"),
         (["retry"], "arguments are required: path"),
         (["retry", "occupied", "--outcome", "hnag"], "--outcome hnag: no such outcome; did you mean 'hang'"),
@@ -119,7 +121,7 @@ def test_bad_input_is_one_line_and_exit_code_2(
     (tmp_path / "file").write_text("not parquet")
     (tmp_path / "occupied").mkdir()
     (tmp_path / "occupied" / "thesis.txt").write_text("")
-    SweepDir.create(tmp_path / "shipped" / "recorded" / "s", {})
+    shutil.rmtree(SweepDir.create(tmp_path / "shipped" / "recorded" / "s", {}).path / "queue")
     (tmp_path / "shipped" / "recorded" / "SHIPPED").write_text("")
     assert main(arguments) == 2
     captured = capsys.readouterr()

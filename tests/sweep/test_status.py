@@ -221,7 +221,7 @@ def test_the_live_view_shows_shapes_and_does_not_grow_without_end(study: Study) 
     for task in range(40):
         study.state(str(task), "0", study.running)
     console = Console(record=True, width=100, file=open("/dev/null", "w"))  # noqa: SIM115, PTH123
-    console.print(render_status(sweep_status(study.sweep)))
+    console.print(render_status(sweep_status(study.sweep), console.width))
     text = console.export_text()
     assert "2 nodes, 16 devices" in text
     assert "... and 72 more points" in text
@@ -271,7 +271,7 @@ def test_logs_of_the_newest_attempt(study: Study, capsys: pytest.CaptureFixture[
     assert "attempt 1" not in told
     assert "rank 1:" not in told  # wrote nothing
     assert "and 4 more in " in told
-    assert "before�[31m� red" in told and "\x1b" not in told
+    assert "before� red" in told and "\x1b" not in told
     assert "the pilot's words" in told and "another pilot's" not in told
 
     assert main(["logs", id.rsplit("-", 1)[1], "--rank", "5", "--lines", "2", "--results", "results/study"]) == 0

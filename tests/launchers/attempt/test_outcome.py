@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from launchers.attempt.outcome import Outcome, check_target_memory, classify, classify_abandoned
+from launchers.attempt import outcome
+from launchers.attempt.outcome import Outcome, check_target_memory, classify, classify_abandoned, disk_trouble
 from launchers.attempt.watchdog import StalledRank, WatchResult
 from launchers.node.fork import RankExit
 from workloads import protocol
@@ -90,7 +91,7 @@ def test_the_kernels_oom_killer_is_told_from_any_other_kill(tmp_path: Path) -> N
     assert classify(tmp_path, [0, 1], watched(*exits), {}, None).outcome == "crash"
     found = classify(tmp_path, [0, 1], watched(*exits, host_oom_kills=1), {}, None)
     assert found.outcome == "oom"
-    assert found.evidence is not None and "host memory ran out" in found.evidence
+    assert found.evidence is not None and "host memory ran out, which the kernel counted 1 time in" in found.evidence
 
 
 @pytest.mark.parametrize(
@@ -149,6 +150,29 @@ def test_a_stop_is_no_failure_of_the_point(tmp_path: Path) -> None:
     seen = watched(exit_of(0, by=9, ours=True), end="stopped")
     assert classify(tmp_path, [0], seen, {}, "cancelled").outcome == "cancelled"
     assert classify(tmp_path, [0], seen, {}, "preempted").outcome == "preempted"
+
+
+def test_a_command_that_was_killed_is_not_the_users_wish(tmp_path: Path) -> None:
+    seen = watched(exit_of(0, by=9, ours=True), end="stopped")
+    found = classify(tmp_path, [0], seen, {}, "abandoned")
+    assert found.outcome == "cancelled"
+    assert (
+        found.evidence
+        == "the command that ran the sweep had gone (killed, or its terminal closed): stopped after 9.0 s"
+    )
+    by_user = classify(tmp_path, [0], seen, {}, "cancelled")
+    assert by_user.evidence == "stopped by the user after 9.0 s"  # whether it waits is a matter of the queue
+
+
+def test_a_full_disk_is_told_from_a_folder_that_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert disk_trouble(tmp_path) is None
+    assert disk_trouble(tmp_path / "gone") == "is not there any more"
+    found = classify(tmp_path / "gone", [0], watched(exit_of(0, status=1)), {}, None)
+    assert found.evidence == f"rank 0 in step 3 could not write its files: {tmp_path}/gone is not there any more"
+    monkeypatch.setattr(outcome, "LEAST_FREE_BYTES", 2**80)
+    assert disk_trouble(tmp_path) == "is on a full disk"
+    monkeypatch.setattr(os, "statvfs", lambda folder: (_ for _ in ()).throw(OSError(116, "Stale file handle")))
+    assert disk_trouble(tmp_path) == "cannot be used (Stale file handle)"
 
 
 def test_an_abandoned_attempt_is_ok_only_when_all_of_it_was_measured(tmp_path: Path) -> None:

@@ -26,3 +26,16 @@ def test_status_counts_from_files(sweep: SweepDir) -> None:
     assert status.device_hours == pytest.approx(2 * 45 * 8 / 3600)
     assert status.expected_left_s == pytest.approx(2 * 45)
     assert [record.outcome for record in status.failures()] == ["oom"]
+
+
+def test_a_failure_of_a_point_that_has_finished_since_is_not_listed(sweep: SweepDir) -> None:
+    sweep.add_points(points("ok", "ok"))
+    mine = queue_reader(sweep, "p")
+    for number, outcomes in enumerate((("cancelled", "ok"), ("hang", "hang"))):
+        claim = mine.claim_next(everything)
+        assert claim is not None
+        for again, outcome in enumerate(outcomes):
+            record = attempt_record(2 * number + again, outcome, experiment_id=claim.point.experiment.id)
+            history.write_record(sweep, claim.stem, record)
+        queue.finish(claim, outcomes[-1])
+    assert [record.attempt_number for record in sweep_status(sweep).failures()] == [3]

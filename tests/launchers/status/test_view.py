@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from launchers.state.history import describe
 from launchers.state.pilot_state import PilotState, Running
 from launchers.state.process_identity import own_identity
 from launchers.status.status import SweepStatus
@@ -44,14 +45,15 @@ def status(**changes: Any) -> SweepStatus:
 
 def test_the_live_view_tells_what_runs_what_is_left_and_what_failed() -> None:
     console = Console(record=True, width=160, force_terminal=True, file=open("/dev/null", "w"))  # noqa: SIM115, PTH123
-    console.print(render_status(status()))
+    console.print(render_status(status(), console.width))
     text = console.export_text()
     for part in (
         "3/10 points",
         "ok 2",
         "oom 1",
         "7 left, about 67 min",
-        "runs llama-dp8 on 8: in step 4",
+        "runs        in step 4, ",
+        "of at most 600 s, 8 ranks  llama-dp8",
         "11,324 tokens/s/GPU",
     ):
         assert part in text, part
@@ -64,3 +66,45 @@ def test_the_plain_view_prints_each_attempt_once(capsys: pytest.CaptureFixture[s
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 1
     assert lines[0].startswith("[3/10] oom")
+
+
+LONG = "llama8b-dp4z3-tp2-pp2-1f1b-mbs2-gbs64-s4096-rcselective-1f3c9a0e"
+
+
+def drawn(width: int, **changes: Any) -> str:
+    console = Console(record=True, width=width, file=open("/dev/null", "w"))  # noqa: SIM115, PTH123
+    console.print(render_status(status(**changes), width))
+    return console.export_text()
+
+
+def test_at_80_columns_ids_give_way_to_numbers() -> None:
+    ok = attempt_record(
+        1, "ok", experiment_id=LONG, tokens_per_s_per_gpu=11324.0, peak_allocated_bytes=61 * 2**30, backend="cuda"
+    )
+    hang = attempt_record(
+        2, "hang", experiment_id=LONG, evidence="no progress: rank 3 in step 2 for 31 s", will_retry=True
+    )
+    text = drawn(80, attempts=(ok, hang))
+    assert all(len(line) <= 80 for line in text.splitlines())
+    [line] = [line for line in text.splitlines() if line.startswith("  ok")]
+    for part in ("11,324 tokens/s/GPU", "61.00 GiB", "45.0 s", "llama8b", "…1f3c9a0e"):
+        assert part in line, part
+    assert "no progress: rank 3 in step 2 for 31 s" in text
+    assert text.count("tried again") == 1 and "waits again" not in text
+    assert LONG in drawn(200, attempts=(ok,))
+
+
+def test_processes_are_not_called_gpus() -> None:
+    record = attempt_record(1, "ok", tokens_per_s_per_gpu=950.0, backend="cpu")
+    assert "950 tokens/s/process" in drawn(120, attempts=(record,))
+    assert "950 tokens/s/process" in describe(record)
+    assert "GPU" not in drawn(120, attempts=(record,))
+
+
+def test_logs_in_evidence_cannot_command_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    hostile = attempt_record(9, "crash", evidence="\x1b]0;owned\x07\x1b[2Jraised")
+    view = PlainView(set())
+    view.show(status(attempts=(hostile,)))
+    view.print_line("a\x1b[31mb")
+    told = capsys.readouterr().out
+    assert "raised" in told and "ab" in told and "\x1b" not in told and "\x07" not in told

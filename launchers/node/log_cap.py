@@ -1,0 +1,105 @@
+"""Keeps the log of a rank short while the rank writes it: its beginning and its end stay, the middle goes.
+
+A rank writes straight into its file, so nothing slows it, and its last lines are there when it crashes. When the file
+has grown too long, the agent cuts it behind its beginning and writes its end again right there, with a line between
+that says how much was left out. The rank goes on at the new end, because its file is open for appending. For those few
+milliseconds, once in every 8 MiB that it writes, the rank is stopped, so that nothing it writes is lost between.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+LIMIT_BYTES = 16 * 2**20
+"""A longer log is cut."""
+KEPT_BYTES = 4 * 2**20
+"""So much of its beginning stays, and as much of its end."""
+EVERY_S = 1.0
+"""Seconds between two looks at how long the logs of running ranks are."""
+_STOP_LIMIT_S = 0.1
+"""A rank that has not stopped after so long waits in the kernel; its log is looked at again later."""
+
+
+class CappedLog:
+    """The log of one rank."""
+
+    def __init__(self, path: Path, pid: int) -> None:
+        """``pid``: of the rank, whose standard output is the log."""
+        self._path = path
+        self._pid = pid
+        self._seen = 0
+        self._head_bytes: int | None = None
+        """Length of the beginning that stays; None before the first cut."""
+        self._note = b""
+        self._left_out = 0
+
+    def trim(self) -> None:
+        """Cut the log if it has become too long while the rank runs. Its length is asked of the kernel, without a look
+        at the file itself: that may lie on a file system that hangs, or that many ranks share."""
+        length = _position(self._pid)
+        if length > LIMIT_BYTES and length != self._seen:
+            with _stopped(self._pid) as stopped:
+                if stopped:
+                    self._seen = length
+                    self.cut()
+
+    def cut(self) -> None:
+        """Cut the log if it is too long. A file that cannot be read or written stays as it is."""
+        with contextlib.suppress(OSError):
+            if self._path.stat().st_size <= LIMIT_BYTES:
+                return
+            file = os.open(self._path, os.O_RDWR | os.O_APPEND)
+            try:
+                self._cut(file)
+            finally:
+                os.close(file)
+
+    def _cut(self, file: int) -> None:
+        if self._head_bytes is None:
+            beginning = os.pread(file, KEPT_BYTES, 0)
+            self._head_bytes = beginning.rfind(b"\n") + 1 or len(beginning)
+        size = os.fstat(file).st_size
+        end = os.pread(file, KEPT_BYTES, size - KEPT_BYTES)
+        end = end[end.find(b"\n") + 1 :]
+        self._left_out += size - self._head_bytes - len(self._note) - len(end)
+        os.ftruncate(file, self._head_bytes)
+        self._note = f"\n[ultrasweep: {self._left_out:,} bytes of this log were left out here]\n".encode()
+        _write(file, self._note + end)
+
+
+@contextlib.contextmanager
+def _stopped(pid: int) -> Iterator[bool]:
+    """Stop a child of this process with all its threads, and let it go on afterwards; whether it did stop."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGSTOP)
+    stopped = False
+    until = time.monotonic() + _STOP_LIMIT_S
+    try:
+        while not stopped and time.monotonic() < until:
+            with contextlib.suppress(ChildProcessError):
+                stopped = os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOHANG) is not None
+            if not stopped:
+                time.sleep(0.0005)
+        yield stopped
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+
+
+def _write(file: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(file, data) :]
+
+
+def _position(pid: int) -> int:
+    """How far the process has written its standard output, in bytes; 0 where the kernel does not tell."""
+    try:
+        fields = (Path(f"/proc/{pid}/fdinfo/1").read_text().splitlines() or [""])[0]
+        return int(fields.removeprefix("pos:"))
+    except (OSError, ValueError):
+        return 0

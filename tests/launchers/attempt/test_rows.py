@@ -1,0 +1,97 @@
+"""Rows of attempts whose clocks disagree: a duration is right, or it is null, and never negative."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launchers.attempt import rows
+from launchers.attempt.attempt import Attempt, start_attempt
+from launchers.attempt.outcome import Outcome
+from launchers.pilot import dead_pilots
+from launchers.state.queue import Claim
+from launchers.state.sweep_dir import SweepDir
+from tests.launchers.scripted import cluster, points, settings
+from workloads.protocol import RankResult, StepRecord
+
+DURATIONS = ("duration_s", "spawn_s", "rendezvous_s", "build_s", "warmup_s", "timed_s", "teardown_s")
+
+
+@pytest.fixture
+def attempt(tmp_path: Path) -> Attempt:
+    sweep = SweepDir.create(tmp_path / "s", {})
+    claim = Claim(sweep, points("ok")[0].stem, "p", points("ok")[0])
+    return start_attempt(claim, 1, settings(), host="localhost", port=1, device_ids=None, nodes=("n",))
+
+
+def result(rank: int, began: float, *, skew_s: float = 0.0) -> RankResult:
+    phases = ("spawn", "rendezvous", "build", "warmup", "step", "teardown")
+    return RankResult(
+        rank=rank,
+        coordinates={},
+        steps=[StepRecord(step=0, is_warmup=False, step_time_s=1.0)],
+        phase_started_at={phase: began + skew_s + 0.5 * number for number, phase in enumerate(phases)},
+    )
+
+
+def row_of(attempt: Attempt, ended_at: float, results: dict[int, RankResult]) -> dict[str, Any]:
+    context = rows.RunContext(sweep="s", launcher="local", cluster=cluster(), provenance={}, pilot_id="p")
+    return rows.attempt_row(
+        attempt,
+        context,
+        Outcome(outcome="ok"),
+        results,
+        ended_at=ended_at,
+        will_retry=False,
+        gap_s=None,
+        comparison=None,
+        rehearsed=None,
+    )
+
+
+def test_the_end_of_an_attempt_does_not_follow_a_clock_that_is_set_back(
+    attempt: Attempt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now - 3600.0)
+    row = row_of(attempt, attempt.clock(), {})
+    assert 0 <= row["duration_s"] < 10
+
+
+def test_durations_across_clocks_are_null_where_they_would_be_negative(attempt: Attempt) -> None:
+    row = row_of(attempt, attempt.started_at - 5.0, {})
+    assert row["duration_s"] is None
+    behind = {rank: result(rank, attempt.started_at, skew_s=-60.0) for rank in (0, 1)}
+    row = row_of(attempt, attempt.started_at + 4.0, behind)
+    assert row["spawn_s"] is None
+    assert (row["rendezvous_s"], row["timed_s"]) == (pytest.approx(0.5), pytest.approx(0.5))
+    ahead = {rank: result(rank, attempt.started_at, skew_s=60.0) for rank in (0, 1)}
+    row = row_of(attempt, attempt.started_at + 4.0, ahead)
+    assert row["teardown_s"] is None
+    assert all(row[name] is None or row[name] >= 0 for name in DURATIONS)
+    assert rows.seconds_between(2.0, 1.0) is None and rows.seconds_between(1.0, 2.5) == 1.5
+
+
+def test_what_a_dead_pilot_left_is_timed_by_its_files_alone(attempt: Attempt) -> None:
+    """The file server's clock is an hour behind that of the pilot."""
+    for name, at in (("task.json", 0.0), ("attempt.json", 0.0), ("rank_0.log", 12.0)):
+        (attempt.folder / name).touch()
+        os.utime(attempt.folder / name, (attempt.started_at - 3600 + at,) * 2)
+    assert dead_pilots._last_written_at(attempt) - attempt.started_at == pytest.approx(12.0, abs=1e-3)
+
+
+def test_no_file_of_an_attempt_holds_a_secret_of_the_cluster(tmp_path: Path) -> None:
+    import dataclasses
+
+    sweep = SweepDir.create(tmp_path / "s", {})
+    claim = Claim(sweep, points("ok")[0].stem, "p", points("ok")[0])
+    secret = dataclasses.replace(cluster(), environment={"HF_TOKEN": "hunter2", "NCCL_DEBUG": "INFO"})
+    launch = settings(cluster=secret)
+    made = start_attempt(claim, 1, launch, host="localhost", port=1, device_ids=None, nodes=())
+    assert all("hunter2" not in path.read_text() for path in made.folder.iterdir())
+    assert json.loads((made.folder / "task.json").read_text())["cluster"]["environment"]["NCCL_DEBUG"] == "INFO"

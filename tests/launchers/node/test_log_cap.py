@@ -1,0 +1,105 @@
+"""Logs of ranks that write too much, with real processes: bounded while they write, and nothing of the end is lost."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+from launchers.node import log_cap
+from launchers.node.log_cap import CappedLog
+from launchers.node.rank_group import LocalRanks
+from workloads import protocol
+
+LINES, KIB = 40_000, 2**10
+"""Lines of 64 bytes: 2.5 MB."""
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_cap, "LIMIT_BYTES", 256 * KIB)
+    monkeypatch.setattr(log_cap, "KEPT_BYTES", 64 * KIB)
+    monkeypatch.setattr(log_cap, "EVERY_S", 0.01)
+
+
+def line_of(number: int) -> str:
+    return f"{number:08d} {'x' * 54}\n"
+
+
+def flood(folder: Path, rank: int, local_rank: int, *_: object) -> NoReturn:
+    for number in range(LINES):
+        sys.stdout.write(line_of(number))
+        if number % 1000 == 0:
+            time.sleep(0.002)  # so that the log is cut more than once
+    sys.stdout.flush()
+    os.write(2, b"the last words\n")
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError
+
+
+def quiet(folder: Path, rank: int, local_rank: int, *_: object) -> NoReturn:
+    print("all is well", flush=True)
+    os._exit(0)
+
+
+def run(folder: Path, ranks: LocalRanks) -> int:
+    """The longest that any log was meanwhile, in bytes."""
+    longest = 0
+    until = time.monotonic() + 20
+    while ranks.running and time.monotonic() < until:
+        ranks.poll()
+        longest = max([longest, *(path.stat().st_size for path in folder.glob("*.log"))])
+    ranks.end()
+    return longest
+
+
+@pytest.mark.slow
+def test_a_flood_keeps_its_beginning_and_its_end(tmp_path: Path) -> None:
+    ranks = LocalRanks()
+    ranks.fork(tmp_path, 0, 0, {}, flood)
+    ranks.fork(tmp_path, 1, 1, {}, quiet)
+    longest = run(tmp_path, ranks)
+    log = protocol.log_path(tmp_path, 0)
+    assert log.stat().st_size <= 256 * KIB < longest < LINES * 64 / 2
+    lines = log.read_text().splitlines()
+    assert lines[0] == line_of(0).rstrip() and lines[-1] == "the last words"
+    assert lines[-2] == line_of(LINES - 1).rstrip()
+    notes = [line for line in lines if line.startswith("[ultrasweep: ")]
+    assert len(notes) == 1
+    numbers = [int(line[:8]) for line in lines if re.match(r"\d{8} x", line)]
+    assert all(len(line) == 63 for line in lines if line[:1] == "0")  # whole lines
+    assert numbers == sorted(numbers)
+    told = int(notes[0].split()[1].replace(",", ""))
+    assert told == (LINES - len(numbers)) * 64
+    assert protocol.log_path(tmp_path, 1).read_text() == "all is well\n"
+
+
+def test_a_log_of_one_line_is_cut_too(tmp_path: Path) -> None:
+    log = tmp_path / "rank_0.log"
+    log.write_bytes(b"a" * 300 * KIB + b"end")
+    CappedLog(log, os.getpid()).cut()
+    text = log.read_bytes()
+    assert len(text) < 130 * KIB
+    assert text.startswith(b"aaa") and text.endswith(b"aend") and b"bytes of this log were left out here" in text
+
+
+def test_what_cannot_be_cut_is_left(tmp_path: Path) -> None:
+    CappedLog(tmp_path / "none.log", os.getpid()).cut()
+    short = tmp_path / "short.log"
+    short.write_text("short\n")
+    CappedLog(short, os.getpid()).cut()
+    assert short.read_text() == "short\n"
+
+
+def test_a_quiet_rank_costs_no_call_to_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = CappedLog(tmp_path / "none.log", 1)
+    monkeypatch.setattr(os, "kill", lambda pid, number: pytest.fail("stopped the rank"))
+    monkeypatch.setattr(CappedLog, "cut", lambda self: pytest.fail("looked at the file"))
+    monkeypatch.setattr(log_cap, "_position", lambda pid: 256 * KIB)
+    log.trim()
