@@ -24,14 +24,18 @@ from launchers.status.status import StatusReader, SweepStatus
 from launchers.status.view import View, choose_view
 from results.errors import UltrasweepError
 from results.log_tail import tail_in_one_line
+from results.patience import patiently
 from results.provenance import command_line
 from workloads.protocol import write_json
 
 PILOT = (sys.executable, "-m", "launchers.pilot")
-POLL_S = 0.25
+POLL_S = 0.5
+"""Seconds between two looks at the sweep's files, and at Ctrl-C."""
 _RESTARTS = 2
 """So many pilots in a row may die without finishing a point and be replaced."""
 _LOG_LINES = 8
+_READ_LIMIT_S = 20.0
+"""How long to wait for a filesystem on which the queue cannot be read now."""
 
 
 class PilotFailed(UltrasweepError):
@@ -49,7 +53,8 @@ def run_local(
     """
     reader = StatusReader(sweep)
     before = reader.read()
-    points = QueueReader(sweep, "", lambda line: None).waiting()
+    damage: list[str] = []
+    points = patiently(QueueReader(sweep, "", damage.append).waiting, limit_s=_READ_LIMIT_S)
     _refuse_other_methods(sweep, settings, points, before)
     too_wide = sum(_too_wide(point, settings) for point in points)
     message = ""
@@ -58,6 +63,8 @@ def run_local(
         view = choose_view(live, before)
         try:
             with view:
+                for line in damage:
+                    view.print_line(line)
                 interrupted, message = _run_pilots(sweep, settings, reader, view, command)
         except FileNotFoundError:
             if sweep.marker.exists():
@@ -112,7 +119,7 @@ def _run_pilot(
             env=pilot_environment(),
             start_new_session=True,  # a Ctrl-C in the terminal reaches only this process
         )
-        handled, room = 0, True
+        handled, room, readable = 0, True, True
         while process.poll() is None:
             if room and not (room := has_disk_space(sweep.path)):  # the pilot waits, but cannot write its message
                 view.print_line(
@@ -127,7 +134,15 @@ def _run_pilot(
                 view.print_line(
                     "stopping: the running point will wait again (Ctrl-C again: at once)" if first else "killed"
                 )
-            view.show(reader.read())
+            try:
+                view.show(reader.read(limit_s=0.0))
+                readable = True
+            except FileNotFoundError:
+                raise
+            except OSError as error:  # the pilot waits, too, and says so in its log
+                if readable:
+                    view.print_line(f"{sweep.path} cannot be read now ({error}); waiting, nothing is lost")
+                readable = False
             _wait(process, POLL_S)
         assert process.stdin is not None
         process.stdin.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from results.errors import InvalidResults
 from results.log_tail import read_tail
 from results.store import sweep_dirs
 from results.terminal import printable
+from workloads.protocol import read_json
 
 _RANKS = 8
 """Ranks whose logs are shown unless one is asked for."""
@@ -88,7 +88,7 @@ def _newest(path: Path, word: str) -> _Attempt:
 
 def _read(sweep: SweepDir, folder: Path) -> _Attempt:
     try:
-        about = json.loads((folder / "attempt.json").read_text())
+        about = read_json(folder / "attempt.json")
     except (OSError, ValueError):
         about = {}
     names = [path.name for path in sweep.history.glob(f"*@{folder.name}.json")]

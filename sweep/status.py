@@ -25,7 +25,7 @@ from launchers.status.status import SweepStatus, sweep_status
 from launchers.status.view import shape_table
 from results.store import sweep_dirs
 from results.terminal import one_line, plain_table
-from results.text import format_duration, format_hours
+from results.text import format_duration, format_hours, plural
 
 _MOST_ROWS, _MOST_SLOW, _EVIDENCE_LENGTH = 12, 3, 200
 _NUMBERS = ("points", "done", "failed", "running", "waiting", "device-h", "left", "devices", "for", "at most", "took")
@@ -109,6 +109,7 @@ def _print_notes(sweep: SweepDir, status: SweepStatus, console: Console) -> None
         f"{record.outcome}: {record.experiment_id} in {record.phase}: {(record.evidence or '')[:_EVIDENCE_LENGTH]}"
         for record in status.failures()
     ]
+    notes += [status.damage] if status.damage else []
     if notes or failures:
         console.print()
     for line in notes:
@@ -189,7 +190,7 @@ def _at(when: float) -> str:
 
 def _expected_end(status: SweepStatus) -> str:
     if not status.left:
-        return "nothing is left"
+        return f"{plural(len(status.damaged), 'point')} damaged" if status.damaged else "nothing is left"
     if status.expected_left_s is None:
         return "not begun" if not status.pilots else "end not known yet"
     left = format_duration(status.expected_left_s)

@@ -18,6 +18,7 @@ from launchers.node import fork
 from launchers.node.fork import RankExit, RunRank
 from results.errors import UltrasweepError
 from workloads import protocol
+from workloads.beats import Heartbeat, HeartbeatSlot
 
 KILL_LIMIT_S = 15.0
 """How long killed processes may take to end before they count as survivors."""
@@ -54,6 +55,9 @@ class RankGroup(Protocol):
     def lost(self) -> Mapping[int, str]:
         """Ranks whose node no longer answers, with the sign of it."""
 
+    def heartbeats(self) -> Mapping[int, Heartbeat]:
+        """The latest known heartbeat of every rank that has sent one. Of a rank in `exits` it is the last one."""
+
     def request_stacks(self, ranks: Iterable[int]) -> None:
         """Have these ranks write their Python stacks into their logs, and their collectives into files beside them."""
 
@@ -67,12 +71,16 @@ class LocalRanks:
     def __init__(self) -> None:
         self._pids: dict[int, int] = {}
         self._exits: dict[int, RankExit] = {}
+        self._slots: dict[int, HeartbeatSlot] = {}
+        self._beats: dict[int, Heartbeat] = {}
         self._killed: set[int] = set()
         self._oom_kills = _host_oom_kills()
 
     def fork(self, folder: Path, rank: int, local_rank: int, environment: Mapping[str, str], run_rank: RunRank) -> None:
         """Start one rank. Raises `OSError` when the system has no memory or number for another process."""
-        self._pids[rank] = fork.fork_rank(folder, rank, local_rank, environment, run_rank)
+        slot = HeartbeatSlot()
+        self._pids[rank] = fork.fork_rank(folder, rank, local_rank, environment, run_rank, slot.writer(rank))
+        self._slots[rank] = slot
 
     @property
     def running(self) -> bool:
@@ -86,6 +94,16 @@ class LocalRanks:
             if rank not in self._exits and (exit_ := fork.poll_exit(rank, pid, rank in self._killed)) is not None:
                 self._exits[rank] = exit_
                 fresh.append(exit_)
+        return fresh
+
+    def new_beats(self) -> list[Heartbeat]:
+        """The heartbeats that have changed since the last call."""
+        fresh = []
+        for rank, slot in self._slots.items():
+            beat = slot.read()
+            if beat is not None and beat != self._beats.get(rank):
+                self._beats[rank] = beat
+                fresh.append(beat)
         return fresh
 
     def request_stacks(self, ranks: Iterable[int]) -> None:

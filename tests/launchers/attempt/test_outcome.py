@@ -13,7 +13,8 @@ from launchers.attempt.outcome import Outcome, check_target_memory, classify, cl
 from launchers.attempt.watchdog import StalledRank, WatchResult
 from launchers.node.fork import RankExit
 from workloads import protocol
-from workloads.protocol import Heartbeat, RankError, RankResult, StepRecord
+from workloads.beats import Heartbeat
+from workloads.protocol import RankError, RankResult, StepRecord
 
 
 def exit_of(
@@ -151,10 +152,10 @@ def test_a_stop_is_no_failure_of_the_point(tmp_path: Path) -> None:
     assert classify(tmp_path, [0], seen, {}, "preempted").outcome == "preempted"
 
 
-def test_an_abandoned_attempt_is_ok_only_when_all_of_it_was_measured(tmp_path: Path) -> None:
-    assert classify_abandoned(tmp_path, [0, 1], {0: result(0), 1: result(1)}, "the pilot died").outcome == "ok"
-    protocol.heartbeat(tmp_path, 1, "build")
-    found = classify_abandoned(tmp_path, [0, 1], {0: result(0)}, "the pilot died")
+def test_an_abandoned_attempt_is_ok_only_when_all_of_it_was_measured() -> None:
+    both = {0: result(0), 1: result(1)}
+    assert classify_abandoned([0, 1], both, "the pilot died", "step", 3).outcome == "ok"
+    found = classify_abandoned([0, 1], {0: result(0)}, "the pilot died", "build", None)
     assert (found.outcome, found.phase, found.infrastructure) == ("node_failure", "build", True)
 
 
