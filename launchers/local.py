@@ -25,16 +25,20 @@ from launchers.status.status import StatusReader, SweepStatus
 from launchers.status.view import View, choose_view
 from results.errors import UltrasweepError
 from results.log_tail import tail_in_one_line
+from results.patience import patiently
 from results.provenance import command_line
 from workloads.protocol import write_json
 
 PILOT = (sys.executable, "-m", "launchers.pilot")
-POLL_S = 0.25
+POLL_S = 0.5
+"""Seconds between two looks at the sweep's files, and at Ctrl-C."""
 _RESTARTS = 2
 """So many pilots in a row may die without finishing a point and be replaced."""
 _LOG_LINES = 8
 _STOPPING = "stopping: the running point will wait again (Ctrl-C again: at once)"
 _KILLED = "killed; the next run records what was running, and runs it again"
+_READ_LIMIT_S = 20.0
+"""How long to wait for a filesystem on which the queue cannot be read now."""
 
 
 class PilotFailed(UltrasweepError):
@@ -52,7 +56,8 @@ def run_local(
     """
     reader = StatusReader(sweep)
     before = reader.read()
-    points = QueueReader(sweep, "", lambda line: None).waiting()
+    damage: list[str] = []
+    points = patiently(QueueReader(sweep, "", damage.append).waiting, limit_s=_READ_LIMIT_S)
     _refuse_other_methods(sweep, settings, points, before)
     too_wide = sum(_too_wide(point, settings) for point in points)
     message = ""
@@ -60,6 +65,8 @@ def run_local(
     if before.todo > too_wide or before.claimed:
         try:
             with choose_view(live, before) as view:
+                for line in damage:
+                    view.print_line(line)
                 interrupted, message = _run_pilots(sweep, settings, reader, view, command)
         except FileNotFoundError:
             _refuse_if_gone(sweep)
@@ -148,7 +155,7 @@ def _note_kill(sweep: SweepDir, pilot_id: str) -> None:
 def _show(sweep: SweepDir, reader: StatusReader, view: View) -> None:
     """Show where the sweep stands. A file system that fails for a moment costs one look, not the run."""
     try:
-        view.show(reader.read())
+        view.show(reader.read(limit_s=0.0))
     except OSError:
         _refuse_if_gone(sweep)
 

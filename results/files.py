@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from results.errors import InvalidResults
+from results.patience import may_pass
 from results.rows import conform
 from results.schema import ATTEMPTS, STEPS
 
@@ -37,13 +38,16 @@ def part_paths(sweep_dir: Path, table: Table) -> list[Path]:
 
 
 def read_parquet(path: Path) -> pa.Table:
-    """The whole file. Raises `FileNotFoundError`, or `InvalidResults` when it is damaged or no Parquet file."""
+    """The whole file. Raises `FileNotFoundError`, another `OSError` when it cannot be read now, or `InvalidResults`
+    when it is damaged or no Parquet file."""
     try:
         with pq.ParquetFile(path) as file:
             return file.read()
     except FileNotFoundError:
         raise
     except (OSError, pa.ArrowException) as error:
+        if isinstance(error, OSError) and may_pass(error):
+            raise
         raise InvalidResults(unreadable(path, error)) from None
 
 
@@ -59,13 +63,16 @@ def read_file(path: Path, table: Table) -> pa.Table:
 
 
 def read_or_report(path: Path, table: Table, problems: list[str]) -> pa.Table | None:
-    """`read_file`, but None for a damaged file, with a line in ``problems``, and None for a file that is gone."""
+    """`read_file`, but None for a file that cannot be read, with a line in ``problems``, and for one that is gone."""
     try:
         return read_file(path, table)
     except FileNotFoundError:
         return None
     except InvalidResults as error:
         problems.append(str(error))
+        return None
+    except OSError as error:
+        problems.append(unreadable(path, error))
         return None
 
 
@@ -76,13 +83,22 @@ def unreadable(path: Path, error: Exception) -> str:
 
 def write_parquet(path: Path, table: pa.Table) -> None:
     """Write ``table`` so that readers see the old file or the whole new one, also after a power cut."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = temporary_path(path)
     try:
-        pq.write_table(table, temporary, compression="zstd")
-        publish(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+        try:
+            file = temporary.open("wb")
+        except FileNotFoundError:  # asking first would cost a call for every file
+            path.parent.mkdir(parents=True, exist_ok=True)
+            file = temporary.open("wb")
+        with file:
+            pq.write_table(table, file, compression="zstd")
+            file.flush()
+            os.fsync(file.fileno())
+        _replace(temporary, path)
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
 
 
 def temporary_path(path: Path) -> Path:
@@ -93,6 +109,11 @@ def temporary_path(path: Path) -> Path:
 def publish(temporary: Path, path: Path) -> None:
     """Write ``temporary`` through to disk, rename it to ``path``, and write that through too."""
     _sync(temporary)
+    _replace(temporary, path)
+
+
+def _replace(temporary: Path, path: Path) -> None:
+    """Rename a file that is on disk, and write that through, too."""
     temporary.replace(path)
     with suppress(OSError):  # some filesystems cannot sync a folder
         _sync(path.parent)

@@ -35,6 +35,7 @@ __all__ = [
     "Reading",
     "compact",
     "empty_ledger",
+    "find_attempt",
     "only_shipped",
     "own_sweep_dirs",
     "read_attempts",
@@ -87,6 +88,19 @@ def read_attempts(path: Path) -> pa.Table:
     `InvalidResults` when there is no sweep.
     """
     return _warned(scan(path, "attempts"))
+
+
+def find_attempt(sweep_dir: Path, attempt_id: str) -> dict[str, Any] | None:
+    """The row of one attempt of a sweep; None when there is none, or only a damaged one. Raises `OSError` when it
+    cannot be read now."""
+    for path in (files.part_path(sweep_dir, "attempts", attempt_id), files.compacted_path(sweep_dir, "attempts")):
+        try:
+            rows = files.read_file(path, "attempts")
+        except (FileNotFoundError, InvalidResults):
+            continue
+        for row in rows.filter(pc.equal(rows["attempt_id"], attempt_id)).to_pylist():
+            return dict(row)
+    return None
 
 
 def read_steps(path: Path) -> pa.Table:
@@ -168,7 +182,7 @@ def read_ledger(path: Path) -> pa.Table:
             tables.append(conform(files.read_parquet(sweep / "ledger.parquet"), LEDGER))
         except FileNotFoundError:
             continue
-        except InvalidResults as error:
+        except (InvalidResults, OSError) as error:
             _log.warning("%s", error)
     return files.concat(tables)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import time
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from results.errors import InvalidResults
 from results.log_tail import read_tail
 from results.store import shipped_sweep_dirs, sweep_dirs
 from sweep.lookup import Results
+from workloads.protocol import read_json
 
 _RANKS = 8
 """Ranks whose logs are shown unless one is asked for."""
@@ -97,7 +97,7 @@ def _hint(path: Path, word: str) -> str:
 
 def _read(sweep: SweepDir, folder: Path) -> _Attempt:
     try:
-        about = json.loads((folder / "attempt.json").read_text())
+        about = read_json(folder / "attempt.json")
     except (OSError, ValueError):
         about = {}
     names = [path.name for path in sweep.history.glob(f"*@{folder.name}.json")]

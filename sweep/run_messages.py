@@ -37,6 +37,8 @@ def print_start(prepared: Prepared, queued: Queued, console: Console) -> None:
         points = plural(queued.foreign, "point")
         say(f"{points} of an earlier run still {runs} although not in this plan, and will get {its}")
     status = sweep_status(queued.sweep)
+    if status.damaged:
+        say(status.damage)
     if not status.left:
         lost = len(plan.to_run) - _failed(status)
         if lost > 0:  # the queue has them as finished, but their rows cannot be read

@@ -26,7 +26,7 @@ from launchers.status.status import SweepStatus, sweep_status
 from launchers.status.view import shape_table
 from results.store import only_shipped, sweep_dirs
 from results.terminal import one_line, plain_table
-from results.text import format_duration, format_hours, short_id
+from results.text import format_duration, format_hours, plural, short_id
 
 _MOST_ROWS, _MOST_SLOW, _EVIDENCE_LENGTH = 12, 3, 200
 _WIDE = 100
@@ -132,6 +132,7 @@ def _print_notes(sweep: SweepDir, status: SweepStatus, console: Console) -> None
         f"{record.outcome}: {record.experiment_id} in {record.phase}: {(record.evidence or '')[:_EVIDENCE_LENGTH]}"
         for record in status.failures()
     ]
+    notes += [status.damage] if status.damage else []
     if notes or failures:
         console.print()
     for line in notes:
@@ -219,7 +220,7 @@ def _expected_end(sweep: SweepDir, status: SweepStatus) -> str:
     if sweep.archived:
         return "archived"
     if not status.left:
-        return "nothing is left"
+        return f"{plural(len(status.damaged), 'point')} damaged" if status.damaged else "nothing is left"
     if status.expected_left_s is None:
         return "not begun" if not status.pilots else "end not known yet"
     left = format_duration(status.expected_left_s)

@@ -40,6 +40,7 @@ ANALYSIS = {
 }
 """Rooms and files of ``analysis``, from the lowest to the highest, and what each imports of the others."""
 TORCH_FREE = (
+    "workloads/beats.py",
     "workloads/checks.py",
     "workloads/clock.py",
     "workloads/costs",

@@ -3,7 +3,6 @@ one runs; every outcome is a row, and the report says so."""
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
@@ -16,9 +15,12 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from launchers.state import pilot_state
+from launchers.state.sweep_dir import SweepDir
 from results.store import read_attempts, read_steps
 from sweep.conffiles import ConfFolders
 from sweep.machine import clusters_of_device, this_machine
+from tests.launchers.processes import rank_pids
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -81,10 +83,11 @@ def pid_of_training_rank(
     """Process of ``rank`` of the point with ``point`` in its id, once it is in one of ``phases``."""
     end = time.monotonic() + limit_s
     while time.monotonic() < end:
-        for path in attempts.glob(f"*{point}*/rank_{rank}.heartbeat.json"):
-            beat: dict[str, Any] = json.loads(path.read_text())
-            if beat["phase"] in phases:
-                return int(beat["pid"])
+        for state in pilot_state.all_states(SweepDir(attempts.parent)) if attempts.is_dir() else ():
+            for one in state.running:
+                pid = rank_pids(attempts / one.attempt_id).get(rank)
+                if point in one.experiment_id and one.phase in phases and pid is not None:
+                    return pid
         time.sleep(0.02)
     raise AssertionError(f"{point} did not start training")
 

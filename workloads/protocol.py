@@ -1,8 +1,8 @@
 """The files through which a launcher and the ranks of one attempt talk to each other. No torch here.
 
-A launcher writes ``task.json``; rank ``r`` writes ``rank_r.heartbeat.json`` (phase changes and every step),
-``rank_r.result.json`` as soon as its last step is measured (before teardown, so that a hang there loses nothing) or
-``rank_r.error.json`` when it fails, and its output to ``rank_r.log``. Every JSON file appears by temp + rename.
+A launcher writes ``task.json``; rank ``r`` writes ``rank_r.result.json`` as soon as its last step is measured (before
+teardown, so that a hang there loses nothing) or ``rank_r.error.json`` when it fails, and its output to ``rank_r.log``.
+Every JSON file appears by temp + rename. Where a rank is now it says in memory (`workloads.beats`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import json
 import os
 import secrets
 import signal
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -162,18 +161,6 @@ class RankError:
     traceback: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Heartbeat:
-    """Where one rank was last, in ``rank_r.heartbeat.json``."""
-
-    rank: int
-    phase: Phase
-    step: int | None
-    time: float
-    """Unix time in seconds, by the clock of the rank's node."""
-    pid: int
-
-
 CANNOT_WRITE = 74
 """Exit status of a rank that could not write its error file: the disk is full or the file system is gone (EX_IOERR)."""
 
@@ -196,28 +183,26 @@ def write_json(path: Path, value: Any, *, private: bool = False) -> None:
     temporary.replace(path)
 
 
+def read_json(path: Path) -> Any:
+    """The content of a JSON file. Raises `OSError`, or `ValueError` when it is damaged: no JSON, no text, or nested so
+    deep that no program of ours has written it."""
+    try:
+        return json.loads(path.read_text())
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
 def write_task(folder: Path, task: Task) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "task.json", task)
 
 
 def read_task(folder: Path) -> Task:
-    data = json.loads((folder / "task.json").read_text())
+    data = read_json(folder / "task.json")
     data["experiment"] = ex.from_dict(data["experiment"])
     data["measure"] = MeasureSpec(**data["measure"])
     data["cluster"] = cluster_from_dict(data["cluster"])
     return Task(**data)
-
-
-def heartbeat(folder: Path, rank: int, phase: Phase, step: int | None = None) -> None:
-    beat = Heartbeat(rank=rank, phase=phase, step=step, time=time.time(), pid=os.getpid())
-    write_json(heartbeat_path(folder, rank), beat)
-
-
-def read_heartbeat(folder: Path, rank: int) -> Heartbeat | None:
-    """The rank's last heartbeat; None before its first."""
-    data = _read(heartbeat_path(folder, rank))
-    return Heartbeat(**data) if data is not None else None
 
 
 def read_result(folder: Path, rank: int) -> RankResult | None:
@@ -236,10 +221,6 @@ def read_error(folder: Path, rank: int) -> RankError | None:
     return RankError(**data) if data is not None else None
 
 
-def heartbeat_path(folder: Path, rank: int) -> Path:
-    return folder / f"rank_{rank}.heartbeat.json"
-
-
 def result_path(folder: Path, rank: int) -> Path:
     return folder / f"rank_{rank}.result.json"
 
@@ -248,13 +229,18 @@ def error_path(folder: Path, rank: int) -> Path:
     return folder / f"rank_{rank}.error.json"
 
 
+def heartbeats_path(folder: Path) -> Path:
+    """Where every rank was last, for people: written when an attempt did not end by itself."""
+    return folder / "heartbeats.json"
+
+
 def log_path(folder: Path, rank: int) -> Path:
     return folder / f"rank_{rank}.log"
 
 
 def _read(path: Path) -> dict[str, Any] | None:
     try:
-        data: dict[str, Any] = json.loads(path.read_text())
+        data: dict[str, Any] = read_json(path)
     except FileNotFoundError:
         return None
     return data

@@ -22,6 +22,7 @@ from torch._C._distributed_c10d import TCPStore
 from torch.distributed.distributed_c10d import _get_default_store
 
 from workloads import protocol
+from workloads.beats import Beat
 from workloads.clock import SteadyClock
 from workloads.device import DeviceSampler, identity, nccl_environment, prepare_device
 from workloads.engine.build import build, choose_attention
@@ -50,10 +51,9 @@ def preload() -> None:
 
 @dataclass
 class _Progress:
-    """Where the rank is now; every change of phase or step writes a heartbeat."""
+    """Where the rank is now; every change of phase or step is a heartbeat."""
 
-    folder: Path
-    rank: int
+    beat: Beat
     phase: Phase = "spawn"
     step: int | None = None
     started_at: dict[str, float] = field(default_factory=dict)
@@ -62,18 +62,21 @@ class _Progress:
     def enter(self, phase: Phase, step: int | None = None) -> None:
         self.phase, self.step = phase, step
         self.started_at.setdefault(phase, self.clock())
-        protocol.heartbeat(self.folder, self.rank, phase, step)
+        self.beat(phase, step)
 
 
-def run_rank(folder: Path, rank: int, local_rank: int) -> NoReturn:
-    """Run one rank of the task in ``folder`` and exit: 0 with a result file, 1 with an error file."""
-    progress = _Progress(folder, rank)
+def run_rank(folder: Path, rank: int, local_rank: int, beat: Beat) -> NoReturn:
+    """Run one rank of the task in ``folder`` and exit: 0 with a result file, 1 with an error file.
+
+    ``beat`` is called at every change of phase or step, and once more when the error is written.
+    """
+    progress = _Progress(beat)
     status = 0
     try:
         progress.enter("spawn")
         task = protocol.read_task(folder)
         if task.method == "measured":
-            result = _measured(task, rank, local_rank, progress)
+            result = _measured(task, folder, rank, local_rank, progress)
         else:
             result = rehearse(task, rank, local_rank, progress.enter, progress.started_at, progress.clock)
         protocol.write_json(protocol.result_path(folder, rank), result)
@@ -95,6 +98,7 @@ def run_rank(folder: Path, rank: int, local_rank: int) -> NoReturn:
         )
         try:
             protocol.write_json(protocol.error_path(folder, rank), failure)
+            beat(progress.phase, progress.step, failed=True)
         except OSError:
             status = protocol.CANNOT_WRITE
     finally:
@@ -127,8 +131,8 @@ def classify(error: BaseException) -> Literal["oom", "nccl_error", "diverged", "
     return "crash"
 
 
-def _measured(task: Task, rank: int, local_rank: int, progress: _Progress) -> RankResult:
-    answer_requests(progress.folder, rank, task.device)
+def _measured(task: Task, folder: Path, rank: int, local_rank: int, progress: _Progress) -> RankResult:
+    answer_requests(folder, rank, task.device)
     progress.enter("rendezvous")
     device = prepare_device(task, local_rank)
     store = TCPStore(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import secrets
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,6 +30,8 @@ class Attempt:
     """Seconds since the epoch."""
     device_ids: tuple[str, ...] | None
     """UUIDs of the GPUs; None for CPU processes."""
+    pilot_id: str
+    """The pilot that started it."""
     nodes: tuple[str, ...] = ()
     """Names of the nodes, in the order of the ranks."""
     devices_per_node: int = 1
@@ -47,20 +48,27 @@ class Attempt:
         return range(self.point.experiment.world_size)
 
     def results(self) -> dict[int, RankResult]:
-        """The results of the ranks that have written one so far. An unreadable file counts as missing."""
+        """The results of the ranks that have written one so far. A damaged file counts as missing. Raises `OSError`
+        when a file cannot be read now."""
         found = {}
         for rank in self.ranks():
             try:
                 result = protocol.read_result(self.folder, rank)
-            except (OSError, ValueError, TypeError, KeyError):
+            except (ValueError, TypeError, KeyError):
                 continue
             if result is not None:
                 found[rank] = result
         return found
 
 
+def new_attempt_id(point: Point, number: int) -> str:
+    """An id that names the experiment and the attempt, and is never used twice."""
+    return f"{point.experiment.id}.a{number}.{secrets.token_hex(3)}"
+
+
 def start_attempt(
     claim: Claim,
+    attempt_id: str,
     number: int,
     settings: LaunchSettings,
     *,
@@ -69,12 +77,12 @@ def start_attempt(
     device_ids: tuple[str, ...] | None,
     nodes: tuple[str, ...],
 ) -> Attempt:
-    """Write the folder of a new attempt. Its id names the experiment and the attempt, and is never used twice.
+    """Write the folder of a new attempt.
 
-    ``host`` and ``port``: of the rendezvous. Raises `OSError`.
+    ``attempt_id``: of `new_attempt_id`; a call that has failed is repeated with the same one, so that it leaves no
+    second folder. ``host`` and ``port``: of the rendezvous. Raises `OSError`.
     """
     point = claim.point
-    attempt_id = f"{point.experiment.id}.a{number}.{secrets.token_hex(3)}"
     folder = claim.sweep.attempts / attempt_id
     task = Task(
         attempt_id=attempt_id,
@@ -109,6 +117,7 @@ def start_attempt(
         task=task,
         started_at=started_at,
         device_ids=device_ids,
+        pilot_id=claim.pilot_id,
         nodes=nodes,
         devices_per_node=settings.num_devices,
         clock=clock,
@@ -116,10 +125,11 @@ def start_attempt(
 
 
 def reopen_attempt(sweep: SweepDir, point: Point, attempt_id: str) -> Attempt | None:
-    """The attempt that another pilot had started; None when its folder is not complete."""
+    """The attempt that another pilot had started; None when its folder is not complete. Raises `OSError` when a file
+    cannot be read now."""
     folder = sweep.attempts / attempt_id
     try:
-        about = json.loads((folder / "attempt.json").read_text())
+        about = protocol.read_json(folder / "attempt.json")
         return Attempt(
             attempt_id=attempt_id,
             number=about["number"],
@@ -128,8 +138,9 @@ def reopen_attempt(sweep: SweepDir, point: Point, attempt_id: str) -> Attempt | 
             task=protocol.read_task(folder),
             started_at=about["started_at"],
             device_ids=tuple(about["device_ids"]) if about["device_ids"] is not None else None,
+            pilot_id=str(about["pilot_id"]),
             nodes=tuple(about["nodes"]),
             devices_per_node=about["devices_per_node"],
         )
-    except (OSError, ValueError, TypeError, KeyError):
+    except (FileNotFoundError, ValueError, TypeError, KeyError):
         return None

@@ -17,10 +17,14 @@ from launchers.attempt.outcome import Outcome, StopReason
 from launchers.attempt.watchdog import Progress, WatchResult, watch
 from launchers.node.rank_group import RankGroup, StartFailed
 from launchers.settings import LaunchSettings
+from results.patience import patiently
 from workloads import protocol
 from workloads.mesh import coordinates
 from workloads.protocol import RankResult
 from workloads.stages import RehearsedTimes, assemble, rehearsed_ranks, stage_key
+
+FILES_LIMIT_S = 600.0
+"""How long to wait for a filesystem on which the files of the ranks cannot be read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +66,11 @@ def execute(attempt: Attempt, settings: LaunchSettings, control: Control, stages
 def internal_error(error: Exception) -> Execution:
     """The execution to record when this program itself has failed: its row says so, and the sweep goes on."""
     lines = traceback.format_exception(error)
-    found = Outcome(outcome="crash", evidence=f"error of the launcher, not of the point: {''.join(lines)[-1500:]}")
+    found = Outcome(
+        outcome="crash",
+        evidence=f"error of the launcher, not of the point: {''.join(lines)[-1500:]}",
+        infrastructure=isinstance(error, OSError),
+    )
     return Execution(outcome=found, results={})
 
 
@@ -73,8 +81,7 @@ def _measure(attempt: Attempt, settings: LaunchSettings, control: Control) -> Ex
     except StartFailed as error:
         return _not_started(error)
     watched = _watch(attempt, group, settings, control)
-    results = attempt.results()
-    found = oc.classify(attempt.folder, ranks, watched, results, control.stop_reason())
+    results, found = _judge(attempt, ranks, watched, control)
     return Execution(outcome=found, results=results, survivors=watched.survivors)
 
 
@@ -93,8 +100,7 @@ def _rehearse(attempt: Attempt, settings: LaunchSettings, control: Control, stag
         except StartFailed as error:
             return _not_started(error)
         watched = _watch(attempt, group, settings, control)
-        results = attempt.results()
-        found = oc.classify(attempt.folder, [rank], watched, results, control.stop_reason(), measured=False)
+        results, found = _judge(attempt, [rank], watched, control)
         if found.outcome != "ok" or watched.survivors:
             return Execution(outcome=found, results=results, survivors=watched.survivors)
         with contextlib.suppress(OSError):  # without this file the next point with this stage runs it again
@@ -102,11 +108,24 @@ def _rehearse(attempt: Attempt, settings: LaunchSettings, control: Control, stag
         if rank != chosen[-1] and (in_use := control.wait_until_free()) is not None:
             failed = Outcome(outcome="crash", phase="teardown", failed_rank=rank, evidence=in_use, infrastructure=True)
             return Execution(outcome=failed, results=results)
-    results = attempt.results()
+    results = patiently(attempt.results, limit_s=FILES_LIMIT_S)
     peaks = [peak for result in results.values() if (peak := rows.peak_bytes(result)) is not None]
     cluster = settings.cluster
     found = oc.check_target_memory(found, max(peaks, default=None), cluster.usable_bytes, cluster.name)
     return Execution(outcome=found, results=results, rehearsed=assemble(experiment, cluster, results))
+
+
+def _judge(
+    attempt: Attempt, ranks: Sequence[int], watched: WatchResult, control: Control
+) -> tuple[dict[int, RankResult], Outcome]:
+    """The results of ``ranks`` and of those that were rehearsed before, and how ``ranks`` ended."""
+    measured = attempt.task.method == "measured"
+
+    def judge() -> tuple[dict[int, RankResult], Outcome]:
+        results = attempt.results()
+        return results, oc.classify(attempt.folder, ranks, watched, results, control.stop_reason(), measured=measured)
+
+    return patiently(judge, limit_s=FILES_LIMIT_S)
 
 
 def _not_started(error: StartFailed) -> Execution:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
@@ -31,7 +30,7 @@ def summary(folder: Path, ranks: Iterable[int]) -> str:
 
 def _last_unfinished(folder: Path, rank: int) -> dict[str, Any] | None:
     try:
-        entries = json.loads(protocol.flight_path(folder, rank).read_text())["entries"]
+        entries = protocol.read_json(protocol.flight_path(folder, rank))["entries"]
     except (OSError, ValueError, TypeError, KeyError):
         return None
     pending = [entry for entry in entries if not entry.get("retired") and entry.get("state") != "completed"]

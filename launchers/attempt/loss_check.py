@@ -20,6 +20,7 @@ from typing import Any
 from results.agreement import COMPARED_STEPS, TOLERANCES, largest_difference
 from workloads import experiment as ex
 from workloads.experiment import Experiment
+from workloads.protocol import read_json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,8 +63,7 @@ def compare(
     }
     other = _read(reference)
     if other is None:
-        _create(reference, own)
-        other = _read(reference) or own
+        other = own if _create(reference, own) else _read(reference) or own
     if other["attempt_id"] == attempt_id:
         return NOT_COMPARED
     loss, norm = (largest_difference(own[name], other.get(name, ())) for name in ("losses", "grad_norms"))
@@ -80,19 +80,21 @@ def compare(
 
 def _read(path: Path) -> dict[str, Any] | None:
     try:
-        data: dict[str, Any] = json.loads(path.read_text())
+        data: dict[str, Any] = read_json(path)
     except (FileNotFoundError, ValueError):
         return None
     return data
 
 
-def _create(path: Path, data: dict[str, Any]) -> None:
-    """Write the whole file or nothing, and keep one that is there: link() fails where rename() would replace it."""
+def _create(path: Path, data: dict[str, Any]) -> bool:
+    """Write the whole file or nothing, and keep one that is there: link() fails where rename() would replace it. False
+    when one was there."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(3)}.tmp")
     temporary.write_text(json.dumps(data))
     try:
         os.link(temporary, path)
     except FileExistsError:
-        pass
+        return False
     finally:
         temporary.unlink()
+    return True

@@ -99,7 +99,8 @@ def classify(
     """The outcome of the ``ranks`` of the attempt in ``folder``.
 
     ``results``: of the ranks that finished. ``stop_reason``: why the pilot stopped them, if it did. ``measured``: all
-    ranks ran together. Losses mean nothing where a rank was rehearsed alone.
+    ranks ran together. Losses mean nothing where a rank was rehearsed alone. Raises `OSError` when what the ranks have
+    written cannot be read now.
     """
     if all(rank in results for rank in ranks):
         return _completed(results, watched, measured)
@@ -118,22 +119,16 @@ def classify(
     return _stopped(watched, stop_reason or "cancelled")
 
 
-def classify_abandoned(folder: Path, ranks: Sequence[int], results: Mapping[int, RankResult], why: str) -> Outcome:
+def classify_abandoned(
+    ranks: Sequence[int], results: Mapping[int, RankResult], why: str, phase: str | None, step: int | None
+) -> Outcome:
     """The outcome of an attempt whose pilot died: ok if every rank had finished, or else a node failure.
 
-    ``why``: what is known of the pilot's end, for the evidence.
+    ``why``: what is known of the pilot's end, for the evidence. ``phase`` and ``step``: where its ranks were last.
     """
     if ranks and all(rank in results for rank in ranks):
         return Outcome(outcome="ok", phase="teardown", evidence=f"measured in full, then {why}")
-    heartbeats = [heartbeat for rank in ranks if (heartbeat := _last_heartbeat(folder, rank)) is not None]
-    last = max(heartbeats, key=lambda heartbeat: heartbeat.time, default=None)
-    return Outcome(
-        outcome="node_failure",
-        phase=last.phase if last is not None else "spawn",
-        phase_step=last.step if last is not None else None,
-        evidence=why,
-        infrastructure=True,
-    )
+    return Outcome(outcome="node_failure", phase=phase, phase_step=step, evidence=why, infrastructure=True)
 
 
 def check_target_memory(outcome: Outcome, peak_bytes: int | None, usable_bytes: int | None, cluster: str) -> Outcome:
@@ -357,14 +352,7 @@ def _is_consequence(text: str) -> bool:
 def _error(folder: Path, rank: int) -> RankError | None:
     try:
         return protocol.read_error(folder, rank)
-    except (OSError, ValueError, TypeError):
-        return None
-
-
-def _last_heartbeat(folder: Path, rank: int) -> protocol.Heartbeat | None:
-    try:
-        return protocol.read_heartbeat(folder, rank)
-    except (OSError, ValueError, TypeError):
+    except (ValueError, TypeError):
         return None
 
 

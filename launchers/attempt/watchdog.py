@@ -6,6 +6,8 @@ and by the deadline; never by the text of logs.
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -17,12 +19,12 @@ from launchers.node.rank_group import RankGroup
 from launchers.settings import LaunchSettings
 from results.schema import PHASES
 from workloads import protocol
-from workloads.protocol import Heartbeat
+from workloads.beats import Heartbeat
 
 POLL_S = 0.02
 """Seconds between two looks at exits and requests to stop."""
 HEARTBEATS_EVERY_S = 0.2
-"""Seconds between two readings of heartbeats and error files, which may lie on a shared filesystem."""
+"""Seconds between two looks at the heartbeats."""
 STACKS_WAIT_S = 0.5
 """How long the ranks of a hang get to write down their stacks."""
 MOST_STACKS = 64
@@ -75,6 +77,8 @@ class _Rank:
     """When the heartbeat last changed, by our own monotonic clock."""
     longest_step_s: float | None = None
     """Longest time between two heartbeats in the phases ``warmup`` and ``step``."""
+    has_result: bool | None = None
+    """Whether a rank that has ended had written its result; None before that is known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +124,9 @@ def watch(
         lost = group.lost()
     finally:
         ended = group.end()
-    _read_heartbeats(folder, ranks, {})
+    _take_heartbeats(group, ranks)
+    if end != "ended":
+        _keep_heartbeats(folder, ranks)
     return WatchResult(
         end=end,
         exits=group.exits(),
@@ -150,13 +156,15 @@ def _until_end(
     while True:
         exits = group.exits()
         now = time.monotonic()
-        failed = any(not protocol.result_path(folder, rank).exists() for rank in exits)
+        if exits:
+            _take_heartbeats(group, ranks)  # the last ones of a rank come before its exit
+        failed = any(not _has_result(folder, rank, ranks[rank]) for rank in exits)
         if group.lost():
             return "lost", ()
         if now >= next_heartbeats:
             next_heartbeats = now + HEARTBEATS_EVERY_S
-            _read_heartbeats(folder, ranks, exits)
-            failed = failed or any(_reported_error(folder, rank) for rank in ranks)
+            _take_heartbeats(group, ranks)
+            failed = failed or any(_reported_error(state) for state in ranks.values())
             on_progress(_progress(ranks))
             stalled = _stalled(ranks, exits, settings, expected_step_s)
             if stalled and not failed:
@@ -174,29 +182,48 @@ def _until_end(
         time.sleep(POLL_S)
 
 
-def _reported_error(folder: Path, rank: int) -> bool:
-    """Whether the rank has written that it failed. An error after its result does not count: nothing was lost."""
-    return protocol.error_path(folder, rank).exists() and not protocol.result_path(folder, rank).exists()
+def _reported_error(state: _Rank) -> bool:
+    """Whether the rank has said that it failed. After its result that does not count: nothing was lost."""
+    return state.heartbeat is not None and state.heartbeat.failed and state.heartbeat.phase not in _FINISHING
+
+
+def _has_result(folder: Path, rank: int, state: _Rank) -> bool:
+    """Whether a rank that has ended had written its result. It does so before it enters ``teardown``, so that its last
+    heartbeat tells; only of a rank that ended elsewhere the disk is asked, once."""
+    if state.has_result is None:
+        if state.heartbeat is not None and state.heartbeat.phase in _FINISHING:
+            state.has_result = True
+        else:
+            try:
+                state.has_result = protocol.result_path(folder, rank).exists()
+            except OSError:  # a shared filesystem may fail for a while: ask again at the next look
+                return True
+    return state.has_result
 
 
 def _all_measured(folder: Path, ranks: Mapping[int, _Rank]) -> bool:
-    return all(protocol.result_path(folder, rank).exists() for rank in ranks)
+    try:
+        return all(protocol.result_path(folder, rank).exists() for rank in ranks)
+    except OSError:  # the ranks are ended either way, and the outcome is decided from the files
+        return False
 
 
-def _read_heartbeats(folder: Path, ranks: Mapping[int, _Rank], exits: Mapping[int, RankExit]) -> None:
+def _take_heartbeats(group: RankGroup, ranks: Mapping[int, _Rank]) -> None:
     now = time.monotonic()
-    for rank, state in ranks.items():
-        if rank in exits:
-            continue
-        try:
-            heartbeat = protocol.read_heartbeat(folder, rank)
-        except (OSError, ValueError, TypeError):  # a shared filesystem may be slow; try again next time
-            continue
-        if heartbeat is None or heartbeat == state.heartbeat:
+    for rank, heartbeat in group.heartbeats().items():
+        state = ranks[rank]
+        if heartbeat == state.heartbeat:
             continue
         if state.heartbeat is not None and heartbeat.phase == state.heartbeat.phase in ("warmup", "step"):
             state.longest_step_s = max(state.longest_step_s or 0.0, heartbeat.time - state.heartbeat.time)
         state.heartbeat, state.since = heartbeat, now
+
+
+def _keep_heartbeats(folder: Path, ranks: Mapping[int, _Rank]) -> None:
+    """Write down where every rank was last. The evidence names only a few of them."""
+    known = [dataclasses.asdict(state.heartbeat) for state in ranks.values() if state.heartbeat is not None]
+    with contextlib.suppress(OSError):  # it is for people; the outcome does not depend on it
+        protocol.write_json(protocol.heartbeats_path(folder), known)
 
 
 def _stalled(

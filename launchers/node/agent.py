@@ -5,11 +5,18 @@ exchanges JSON lines with the pilot over one connection. When that closes, or wh
 too long (the network is cut), it kills every rank and exits: no rank outlives the pilot that watches it.
 
     pilot → agent   {"request": 7, "do": "start" | "stacks" | "end" | "port" | "free", ...}   and {} as keep-alive
-    agent → pilot   {"answer": 7, ...}   {"exit": {...}, "group": "a1"}   {"hello": {...}} or {"refused": "why"}
+    agent → pilot   {"answer": 7, ...}   {"exit": {...}, "group": "a1"}   {"beats": [...], "group": "a1"}
+                    {"hello": {...}} or {"refused": "why"}
 
     start   fork these ranks                       end    kill all ranks of a group, and say what is left
     stacks  have ranks write down their stacks     port   reserve a port for the rendezvous
     free    wait until device memory is free
+
+The ranks of a group beat in memory that they share with the agent (`workloads.beats`). Every `BEATS_EVERY_S` seconds
+the agent looks, and sends one message for each group of which a heartbeat has changed: ``beats`` lists the latest
+heartbeat of every rank that has one to tell, with the fields and units of `workloads.beats.Heartbeat`. So a node sends
+at most five such messages a second, of about 120 bytes a rank, however often its ranks beat; while they stand still, it
+sends none. The last heartbeats of a rank are sent before its exit, or with the answer to ``end``.
 """
 
 from __future__ import annotations
@@ -37,6 +44,8 @@ from results.errors import UltrasweepError
 
 _POLL_S = 0.02
 _IDLE_S = 0.5
+BEATS_EVERY_S = 0.2
+"""Seconds between two looks at the heartbeats of this node's ranks."""
 
 
 class Agent:
@@ -50,6 +59,7 @@ class Agent:
         self._groups: dict[str, LocalRanks] = {}
         self._port: contextlib.ExitStack | None = None
         self._heard_at = self._sent_at = time.monotonic()
+        self._next_beats_at = 0.0
         self._handlers: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
             "start": self._start,
             "stacks": self._stacks,
@@ -74,6 +84,7 @@ class Agent:
                     self._heard_at = time.monotonic()
                     for message in messages:
                         self._answer(message)
+                self._report_beats()
                 self._report_exits()
                 self._keep_alive()
                 if silence_limit_s is not None and time.monotonic() - self._heard_at > silence_limit_s:
@@ -115,10 +126,14 @@ class Agent:
         group = self._groups.pop(message["group"], None)
         self._release_port()
         if group is None:
-            return {"survivors": [], "exits": [], "host_oom_kills": 0}
+            return {"survivors": [], "exits": [], "beats": [], "host_oom_kills": 0}
         exits, survivors = group.end()
-        kills = group.host_oom_kills()
-        return {"survivors": survivors, "exits": [dataclasses.asdict(e) for e in exits], "host_oom_kills": kills}
+        return {
+            "survivors": survivors,
+            "exits": [dataclasses.asdict(e) for e in exits],
+            "beats": [dataclasses.asdict(b) for b in group.new_beats()],
+            "host_oom_kills": group.host_oom_kills(),
+        }
 
     def _reserve_port(self, message: dict[str, Any]) -> dict[str, Any]:
         self._release_port()
@@ -133,9 +148,23 @@ class Agent:
     def _free(self, message: dict[str, Any]) -> dict[str, Any]:
         return {"held": self._devices.wait_until_free(message["count"], message["limit_s"], self._keep_alive)}
 
+    def _report_beats(self) -> None:
+        now = time.monotonic()
+        if now >= self._next_beats_at:
+            self._next_beats_at = now + BEATS_EVERY_S
+            for name, group in self._groups.items():
+                self._send_beats(name, group)
+
+    def _send_beats(self, name: str, group: LocalRanks) -> None:
+        if beats := group.new_beats():
+            self._send({"beats": [dataclasses.asdict(beat) for beat in beats], "group": name})
+
     def _report_exits(self) -> None:
         for name, group in self._groups.items():
-            for exit_ in group.poll():
+            exits = group.poll()
+            if exits:
+                self._send_beats(name, group)
+            for exit_ in exits:
                 self._send({"exit": dataclasses.asdict(exit_), "group": name})
 
     def _keep_alive(self) -> None:

@@ -68,7 +68,7 @@ def connect_to_pilot(head_address: Mapping[str, Any], name: str, limit_s: float)
                 connection = socket.create_connection((address, head_address["port"]), timeout=5.0)
             except OSError:
                 continue
-            connection.settimeout(None)
+            connection.settimeout(SILENCE_LIMIT_S)  # an agent must not wait for ever to send over a network that is cut
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             JsonLines(connection).send({"secret": head_address["secret"], "name": name})

@@ -23,9 +23,10 @@ from typing import NoReturn
 
 from launchers.state.process_identity import ProcessStat, alive, process_stat
 from workloads import protocol
+from workloads.beats import Beat
 
-RunRank = Callable[[Path, int, int], NoReturn]
-"""``workloads.worker.run_rank``: ``(folder, rank, local_rank)``; ends the process."""
+RunRank = Callable[[Path, int, int, Beat], NoReturn]
+"""``workloads.worker.run_rank``: ``(folder, rank, local_rank, beat)``; ends the process."""
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -63,7 +64,9 @@ def become_subreaper() -> None:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
 
 
-def fork_rank(folder: Path, rank: int, local_rank: int, environment: Mapping[str, str], run_rank: RunRank) -> int:
+def fork_rank(
+    folder: Path, rank: int, local_rank: int, environment: Mapping[str, str], run_rank: RunRank, beat: Beat
+) -> int:
     """Start one rank and return its pid. Its output goes to ``protocol.log_path(folder, rank)``. Raises `OSError`."""
     sys.stdout.flush()
     sys.stderr.flush()
@@ -73,7 +76,7 @@ def fork_rank(folder: Path, rank: int, local_rank: int, environment: Mapping[str
         return pid
     try:
         _become_rank(parent, folder, rank, environment)
-        run_rank(folder, rank, local_rank)
+        run_rank(folder, rank, local_rank, beat)
     except BaseException:
         traceback.print_exc()
     finally:

@@ -20,6 +20,7 @@ from launchers.node.host_memory import oom_kills
 from launchers.node.log_cap import CappedLog
 from results.errors import UltrasweepError
 from workloads import protocol
+from workloads.beats import Heartbeat, HeartbeatSlot
 
 KILL_LIMIT_S = 15.0
 """How long killed processes may take to end before they count as survivors."""
@@ -56,6 +57,9 @@ class RankGroup(Protocol):
     def lost(self) -> Mapping[int, str]:
         """Ranks whose node no longer answers, with the sign of it."""
 
+    def heartbeats(self) -> Mapping[int, Heartbeat]:
+        """The latest known heartbeat of every rank that has sent one. Of a rank in `exits` it is the last one."""
+
     def request_stacks(self, ranks: Iterable[int]) -> None:
         """Have these ranks write their Python stacks into their logs, and their collectives into files beside them."""
 
@@ -69,6 +73,8 @@ class LocalRanks:
     def __init__(self) -> None:
         self._pids: dict[int, int] = {}
         self._exits: dict[int, RankExit] = {}
+        self._slots: dict[int, HeartbeatSlot] = {}
+        self._beats: dict[int, Heartbeat] = {}
         self._killed: set[int] = set()
         self._oom_kills = oom_kills()
         self._logs: dict[int, CappedLog] = {}
@@ -76,7 +82,9 @@ class LocalRanks:
 
     def fork(self, folder: Path, rank: int, local_rank: int, environment: Mapping[str, str], run_rank: RunRank) -> None:
         """Start one rank. Raises `OSError` when the system has no memory or number for another process."""
-        pid = self._pids[rank] = fork.fork_rank(folder, rank, local_rank, environment, run_rank)
+        slot = HeartbeatSlot()
+        pid = self._pids[rank] = fork.fork_rank(folder, rank, local_rank, environment, run_rank, slot.writer(rank))
+        self._slots[rank] = slot
         self._logs[rank] = CappedLog(protocol.log_path(folder, rank), pid)
 
     @property
@@ -95,6 +103,16 @@ class LocalRanks:
             self._next_look = now + log_cap.EVERY_S
             for rank in self._pids.keys() - self._exits.keys():
                 self._logs[rank].trim()
+        return fresh
+
+    def new_beats(self) -> list[Heartbeat]:
+        """The heartbeats that have changed since the last call."""
+        fresh = []
+        for rank, slot in self._slots.items():
+            beat = slot.read()
+            if beat is not None and beat != self._beats.get(rank):
+                self._beats[rank] = beat
+                fresh.append(beat)
         return fresh
 
     def request_stacks(self, ranks: Iterable[int]) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 from launchers.node.connection import JsonLines, NodeLost
 from launchers.node.fork import RankExit
 from launchers.node.rank_group import KILL_LIMIT_S, StartFailed, Termination
+from workloads.beats import Heartbeat
 
 _ANSWER_LIMIT_S = 30.0
 """How long an agent may take for an answer, beside the time that the work itself may take."""
@@ -75,8 +76,10 @@ class Node:
         return True
 
     def handle(self, message: dict[str, Any]) -> None:
-        """Take in one message from the agent: the exit of a rank, or an answer."""
+        """Take in one message from the agent: heartbeats, the exit of a rank, or an answer."""
         self.heard_at = time.monotonic()
+        if "beats" in message and (group := self.groups.get(message.get("group", ""))) is not None:
+            group.add_beats(message["beats"])
         if "exit" in message:
             group = self.groups.get(message["group"])
             if group is not None:
@@ -108,6 +111,7 @@ class RemoteRanks:
         ]
         self._single = len(nodes) == 1
         self._exits: dict[int, RankExit] = {}
+        self._beats: dict[int, Heartbeat] = {}
 
     def start(self, folder: Path, environments: Mapping[str, Mapping[str, str]]) -> None:
         """Start all ranks, with the variables in ``environments`` by the names of nodes.
@@ -143,8 +147,17 @@ class RemoteRanks:
         """Note that a rank has ended."""
         self._exits[exit_.rank] = exit_
 
+    def add_beats(self, beats: Iterable[Mapping[str, Any]]) -> None:
+        """Note where ranks are now; see `launchers.node.agent` for the message."""
+        for fields in beats:
+            beat = Heartbeat(**fields)
+            self._beats[beat.rank] = beat
+
     def exits(self) -> Mapping[int, RankExit]:
         return dict(self._exits)
+
+    def heartbeats(self) -> Mapping[int, Heartbeat]:
+        return dict(self._beats)
 
     def lost(self) -> Mapping[int, str]:
         return {
@@ -172,6 +185,7 @@ class RemoteRanks:
                 continue  # its agent kills them when nothing comes from us any more; the node is not used further
             finally:
                 node.groups.pop(self._group, None)
+            self.add_beats(answer.get("beats", ()))
             for fields in answer.get("exits", ()):
                 self.add_exit(RankExit(**fields))
             survivors += [str(pid) if self._single else f"{pid} on {node.name}" for pid in answer.get("survivors", ())]

@@ -7,6 +7,7 @@ folder. `launchers.local` or the Slurm submission has written that file before.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 import threading
 from pathlib import Path
@@ -61,7 +62,8 @@ def main(
         return Pilot(sweep, allocation, config, pool, wake, provenance, requeue_job).run()
     finally:
         pool.close()
-        head_address.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            head_address.unlink(missing_ok=True)
 
 
 def _provenance(config: PilotConfig) -> dict[str, Any]:

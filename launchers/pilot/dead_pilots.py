@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from launchers.attempt import outcome as oc
@@ -12,93 +10,122 @@ from launchers.attempt.attempt import Attempt, reopen_attempt
 from launchers.attempt.execute import Execution, internal_error
 from launchers.attempt.outcome import Outcome
 from launchers.pilot.recorder import AttemptRecorder, record_of_row
-from launchers.state import history, queue
+from launchers.state import pilot_state, queue
+from launchers.state.history import HistoryReader
 from launchers.state.queue import Claim
-from launchers.state.sweep_dir import SweepDir
+from launchers.state.sweep_dir import Point, SweepDir
 from results import store
-from results.errors import InvalidResults
+from workloads.protocol import read_json
 from workloads.stages import assemble, rehearsed_ranks
 
 
 class DeadPilots:
-    """Finishes what dead pilots began, for one living pilot."""
+    """Finishes what dead pilots began, for one living pilot.
+
+    Every method may be called again after an `OSError`: it goes on from what it finds.
+    """
 
     def __init__(
-        self, sweep: SweepDir, pilot_id: str, recorder: AttemptRecorder, report: Callable[[str], None]
+        self,
+        sweep: SweepDir,
+        pilot_id: str,
+        records: HistoryReader,
+        recorder: AttemptRecorder,
+        report: Callable[[str], None],
     ) -> None:
         """``pilot_id``: of the living pilot. ``report`` takes a line for its log."""
         self._sweep = sweep
         self._pilot_id = pilot_id
+        self._records = records
         self._recorder = recorder
         self._report = report
 
     def take_over(self, stem: str, holder: str) -> bool:
         """Finish what the dead pilot ``holder`` began with a point. False when a row could not be written."""
-        claim = queue.take_over(self._sweep, stem, holder, self._pilot_id)
-        if claim is None:  # another pilot was faster
+        self._records.refresh()
+        point = queue.claimed_point(self._sweep, stem, holder, self._report)
+        if point is None:  # another pilot was faster
             return True
-        records = history.records_of(self._sweep, stem)
-        attempt = self._unrecorded(claim, {record.attempt_id for record in records})
-        if attempt is not None:
-            why = f"pilot {holder} died while it ran this point"
-            known = self._row_written(attempt.attempt_id)
-            if known is None:
-                return self._recorder.record(
-                    claim, attempt, _abandoned(attempt, why), ended_at=_last_written_at(attempt)
-                )
-            record = record_of_row(known, attempt, _outcome_of(known), claim, known["ended_at"].timestamp())
-            path = self._recorder.until_written(
-                lambda: history.write_record(self._sweep, stem, record), f"the record of {stem}"
-            )
-            if path is None:
-                return False
-            records = [*records, record]
-        last = records[-1] if records else None
-        if last is not None and not last.will_retry and last.pilot_id in (holder, self._pilot_id):
-            queue.finish(claim, last.outcome)
-        else:
-            queue.release(claim)
+        recorded, last = "", self._records.of(stem)[-1:]
+        if last and last[0].pilot_id == holder and self._unrecorded(point, holder) is None:
+            recorded = last[0].attempt_id  # it died between its record and the move of the point
+        claim = queue.take_over(self._sweep, stem, holder, self._pilot_id, recorded, self._report)
+        if claim is None:
+            return True
+        if not self._settle(claim, holder):
+            return False
         self._report(f"took {stem} over from pilot {holder}, which is dead")
         return True
 
-    def _unrecorded(self, claim: Claim, recorded: set[str]) -> Attempt | None:
-        """The attempt at this point that a dead pilot began and did not record. None when there is none.
+    def resume(self, running: Collection[str]) -> bool:
+        """Finish what an error of the filesystem has interrupted: every claim of this pilot whose stem is not among
+        those that it is ``running``. False when a row could not be written."""
+        self._records.refresh()
+        claims = queue.claims_of(self._sweep, self._pilot_id, self._report)
+        return all(self._settle(claim, "") for claim in claims if claim.stem not in running)
 
-        The pilot may be the claim's last holder, or an earlier one whose claim that holder had taken over."""
-        for folder in sorted(self._sweep.attempts.glob(f"{claim.point.experiment.id}.a*")):
-            if folder.name in recorded or _pilot_of(folder / "attempt.json") in (None, self._pilot_id):
-                continue
-            attempt = reopen_attempt(self._sweep, claim.point, folder.name)
-            if attempt is not None and attempt.task.method == claim.point.method:
-                return attempt
-        return None
+    def _settle(self, claim: Claim, holder: str) -> bool:
+        """Bring a claim to its end: move the point to where its recorded attempt belongs; or else record the attempt
+        that was begun under it; or else, since nothing was begun, move it back to ``todo``."""
+        for record in self._records.of(claim.stem):
+            if record.attempt_id == claim.recorded:
+                return self._recorder.move(claim, record)
+        attempt = self._unrecorded(claim.point, holder)
+        if attempt is not None:
+            known = store.find_attempt(self._sweep.path, attempt.attempt_id)
+            if known is None:
+                done, ended_at = self._abandoned(attempt), _last_written_at(attempt)
+                return self._recorder.record(claim, attempt, done, ended_at=ended_at)
+            record = record_of_row(known, attempt, _outcome_of(known), claim, known["ended_at"].timestamp())
+            self._recorder.write_record(claim.stem, record)
+            return self._recorder.move(claim, record)
+        queue.release(claim)
+        return True
 
-    def _row_written(self, attempt_id: str) -> Mapping[str, Any] | None:
+    def _unrecorded(self, point: Point, holder: str) -> Attempt | None:
+        """The last attempt at this point, if another pilot began it and nobody recorded it. None when there is none.
+
+        The pilot may be the claim's last ``holder``, or an earlier one whose claim that holder had taken over."""
+        records = self._records.of(point.stem)
+        recorded = {record.attempt_id for record in records}
+        last = max((record.attempt_number for record in records), default=0)
+        begun = [
+            attempt
+            for folder in self._sweep.attempts.glob(f"{point.experiment.id}.a*")
+            if folder.name not in recorded
+            and (attempt := reopen_attempt(self._sweep, point, folder.name)) is not None
+            and attempt.task.method == point.method
+            and attempt.pilot_id != self._pilot_id
+            and attempt.number > last
+        ]
+        # Numbers, not times: the clocks of two nodes differ.
+        return max(begun, key=lambda one: (one.number, one.pilot_id == holder, one.started_at), default=None)
+
+    def _abandoned(self, attempt: Attempt) -> Execution:
+        """The result of an attempt whose pilot died before it could record it, from the attempt's folder."""
+        results = attempt.results()
+        measured = attempt.task.method == "measured"
+        ranks: Sequence[int] = attempt.ranks() if measured else rehearsed_ranks(attempt.point.experiment)
         try:
-            table = store.read_attempts(self._sweep.path)
-        except InvalidResults:
-            return None
-        for row in table.to_pylist():
-            if row["attempt_id"] == attempt_id:
-                return dict(row)
-        return None
+            outcome = Outcome(**read_json(attempt.folder / "outcome.json"))
+        except (FileNotFoundError, ValueError, TypeError):
+            why = f"pilot {attempt.pilot_id} died while it ran this point"
+            outcome = oc.classify_abandoned(ranks, results, why, *self._last_position(attempt))
+        try:
+            complete = not measured and all(rank in results for rank in ranks)
+            rehearsed = assemble(attempt.point.experiment, attempt.task.cluster, results) if complete else None
+        except Exception as error:
+            return internal_error(error)
+        return Execution(outcome=outcome, results=results, rehearsed=rehearsed)
 
-
-def _abandoned(attempt: Attempt, why: str) -> Execution:
-    """The result of an attempt whose pilot died before it could record it, from the attempt's folder."""
-    results = attempt.results()
-    measured = attempt.task.method == "measured"
-    ranks: Sequence[int] = attempt.ranks() if measured else rehearsed_ranks(attempt.point.experiment)
-    try:
-        outcome = Outcome(**json.loads((attempt.folder / "outcome.json").read_text()))
-    except (OSError, ValueError, TypeError):
-        outcome = oc.classify_abandoned(attempt.folder, ranks, results, why)
-    try:
-        complete = not measured and all(rank in results for rank in ranks)
-        rehearsed = assemble(attempt.point.experiment, attempt.task.cluster, results) if complete else None
-    except Exception as error:
-        return internal_error(error)
-    return Execution(outcome=outcome, results=results, rehearsed=rehearsed)
+    def _last_position(self, attempt: Attempt) -> tuple[str | None, int | None]:
+        """Phase and step in which the pilot of an attempt last showed it; its state file outlives it. ``spawn`` when it
+        had not shown the attempt yet, None when the file cannot be read."""
+        state = pilot_state.read_state(self._sweep, attempt.pilot_id)
+        if state is None:
+            return None, None
+        shown = next((one for one in state.running if one.attempt_id == attempt.attempt_id), None)
+        return (shown.phase, shown.step) if shown is not None else ("spawn", None)
 
 
 def _outcome_of(row: Mapping[str, Any]) -> Outcome:
@@ -112,13 +139,6 @@ def _outcome_of(row: Mapping[str, Any]) -> Outcome:
         teardown_hung=bool(row["teardown_hung"]),
         infrastructure=row["outcome"] == "node_failure",
     )
-
-
-def _pilot_of(path: Path) -> str | None:
-    try:
-        return str(json.loads(path.read_text())["pilot_id"])
-    except (OSError, ValueError, TypeError, KeyError):
-        return None
 
 
 def _last_written_at(attempt: Attempt) -> float:

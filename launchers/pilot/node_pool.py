@@ -18,10 +18,13 @@ from launchers.state.history import AttemptRecord
 from launchers.state.pilot_config import PilotConfig
 from launchers.state.sweep_dir import SweepDir
 from results.errors import UltrasweepError
+from results.patience import patiently
 from workloads.protocol import write_json
 
 AGENTS_LIMIT_S = 180.0
 """From the pilot's start until the last agent is ready. A busy shared filesystem may need minutes to deliver torch."""
+FILES_LIMIT_S = 120.0
+"""How long a pilot that starts waits for a filesystem that fails."""
 LOST_FOR_S = 1800.0
 """How long a lost node is excluded."""
 
@@ -93,7 +96,8 @@ class NodePool:
             refused = "; ".join(f"{name}: {why}" for name, why in self._server.refused.items())
             lines.append(f"{missing} of {self._expected} nodes cannot be used{': ' + refused if refused else ''}")
         if self._shared is not None:
-            known = node_exclusions.excluded(self._shared)
+            shared = self._shared
+            known = patiently(lambda: node_exclusions.excluded(shared), limit_s=FILES_LIMIT_S)
             self._excluded |= {node: known[node].reason for node in self.names if node in known}
         return [*lines, *self.exclude_lost()]
 
@@ -168,9 +172,8 @@ def start_pool(
     server.attach(connection, name)
     if config.nodes > 1:
         place = server.listen()
-        write_json(
-            head_address, {"addresses": place.addresses, "port": place.port, "secret": place.secret}, private=True
-        )
+        about = {"addresses": place.addresses, "port": place.port, "secret": place.secret}
+        patiently(lambda: write_json(head_address, about, private=True), limit_s=FILES_LIMIT_S)
     server.start()
     shared = sweep if config.batch_system != "none" else None
     return NodePool(server, name, config.nodes, pid, shared, allocation.pilot_id)

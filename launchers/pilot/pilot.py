@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from launchers.attempt import rows
-from launchers.attempt.attempt import start_attempt
+from launchers.attempt.attempt import new_attempt_id, start_attempt
 from launchers.attempt.outcome import StopReason
 from launchers.node.connection import NodeLost
 from launchers.node.remote import Node
@@ -24,15 +24,18 @@ from launchers.pilot.allocation import Allocation
 from launchers.pilot.attempt_thread import AttemptThread
 from launchers.pilot.dead_pilots import DeadPilots
 from launchers.pilot.node_pool import NodePool, NoNodes
+from launchers.pilot.patience import Patience
 from launchers.pilot.recorder import AttemptRecorder
 from launchers.pilot.scheduling import Scheduler
 from launchers.pilot.state_writer import StateWriter
 from launchers.pilot.stop_request import StopRequest
-from launchers.state import history, queue, requirements
+from launchers.state import queue, requirements
+from launchers.state.history import HistoryReader
 from launchers.state.pilot_config import PilotConfig
 from launchers.state.pilot_state import Liveness
 from launchers.state.queue import Claim
 from launchers.state.sweep_dir import SweepDir, entry_names
+from results.patience import patiently
 from results.rows import table_from_rows
 from results.schema import ATTEMPTS
 
@@ -41,12 +44,19 @@ FINISHED, STOPPED, TROUBLE = 0, 3, 4
 why)."""
 
 _DIED = 1
+_END_LIMIT_S = 20.0
+"""How long a pilot that ends waits for a filesystem that fails."""
 FRUITLESS_RESTARTS = 3
 """A pilot that has been restarted so often, and is ended once more before it has finished a point, is not requeued."""
 CLAIM_AGAIN_S = 0.5
 """While points run and none could be claimed beside them, the pause before the next try. A point that ends cuts it
 short."""
 _PORT_LIMIT_S = 30.0
+_WAIT_S = 0.5
+"""Between two looks at the queue while other pilots run what is left."""
+QUEUE_LIMIT_S = 900.0
+"""How long a pilot waits for a filesystem on which the queue cannot be read. What is measured already waits without a
+limit to be written."""
 
 
 RequeueJob = Callable[[str], bool]
@@ -84,9 +94,13 @@ class Pilot:
             pilot_id=self.pilot_id,
             job=allocation.job,
         )
-        self._recorder = AttemptRecorder(sweep, self.pilot_id, self.settings, context, self.log, self._pause)
-        self._dead_pilots = DeadPilots(sweep, self.pilot_id, self._recorder, self.log)
-        self._scheduler = Scheduler(sweep, self.pilot_id, self.settings, self.log)
+        self._patience = Patience(sweep, self.log, self._pause)
+        self._records = HistoryReader(sweep)
+        self._recorder = AttemptRecorder(
+            sweep, self.pilot_id, self.settings, context, self._records, self.log, self._patience
+        )
+        self._dead_pilots = DeadPilots(sweep, self.pilot_id, self._records, self._recorder, self.log)
+        self._scheduler = Scheduler(sweep, self.pilot_id, self.settings, self._records, self.log)
         self._liveness = Liveness(sweep, self.settings.lease_s)
         self._threads: list[AttemptThread] = []
         self._state = StateWriter(sweep, allocation, pool, self._threads)
@@ -112,9 +126,9 @@ class Pilot:
             if self.stop_reason() is not None or self._trouble:
                 if not self._threads:
                     break
-            elif self._start_one():
+            elif self._on_queue(self._start_one):
                 continue
-            elif not self._threads and not self._wait_for_others():
+            elif not self._threads and not self._on_queue(self._wait_for_others):
                 break
             self._wake.wait(0.02 if self._threads else 0.0)
             self._wake.clear()
@@ -155,6 +169,31 @@ class Pilot:
             where = "no node of this allocation can be used: " if self._scheduled else ""
             self._give_up(f"{where}{self._pool.exclusion_summary}")
 
+    def _on_queue(self, step: Callable[[], bool]) -> bool:
+        """Do ``step``, which reads the queue and moves points in it. Where the filesystem fails, first finish what it
+        had begun by then, and do it again.
+
+        True also after such a failure, since points may wait again; False also when the pilot has to give up.
+        """
+        failed = False
+
+        def whole() -> bool:
+            nonlocal failed
+            if failed and not self._dead_pilots.resume({thread.claim.stem for thread in self._threads}):
+                return False
+            try:
+                return step() or failed
+            except OSError:
+                failed = True
+                raise
+
+        if self._trouble:
+            return False
+        done = self._patience.until_done(whole, "read or move the points of the queue", limit_s=QUEUE_LIMIT_S)
+        if done is None and self.stop_reason() is None:
+            self._give_up(self._patience.failure)
+        return bool(done)
+
     def _start_one(self) -> bool:
         """Start one more point, if one waits that fits the free nodes."""
         free = self._pool.free()
@@ -189,10 +228,12 @@ class Pilot:
         ids = None
         if nodes[0].device_ids is not None:
             ids = tuple(device for node in nodes for device in (node.device_ids or ())[:width])
-        number = len(history.records_of(self.sweep, claim.stem)) + 1
-        attempt = self._recorder.until_written(
+        number = len(self._records.of(claim.stem)) + 1
+        attempt_id = new_attempt_id(point, number)
+        attempt = self._patience.until_done(
             lambda: start_attempt(
                 claim,
+                attempt_id,
                 number,
                 self.settings,
                 host=nodes[0].address,
@@ -200,10 +241,10 @@ class Pilot:
                 device_ids=ids,
                 nodes=tuple(node.name for node in nodes),
             ),
-            f"the task of {claim.stem}",
+            f"write the task of {claim.stem}",
         )
         if attempt is None:
-            self._give_up(f"cannot write in {self.sweep.path}; {claim.stem} waits again")
+            self._give_up(f"{self._patience.failure}; {claim.stem} waits again")
             return None
         return AttemptThread(
             claim, attempt, nodes, width, self.settings, self.sweep.stages, self.stop_reason, self._wake
@@ -215,7 +256,6 @@ class Pilot:
             self._threads.remove(thread)
             self._claim_again_at = 0.0
             self._pool.mark_free(thread.nodes)
-            self._state.write("running")
 
     def _record_attempt(self, thread: AttemptThread) -> None:
         done = thread.done
@@ -244,7 +284,7 @@ class Pilot:
             [
                 *self._pool.exclude_lost(),
                 *(line for node, why in thread.unclean().items() for line in self._pool.exclude(node, why)),
-                *self._pool.exclude_failing(self._scheduler.records(), thread.nodes),
+                *self._pool.exclude_failing(self._records.all(), thread.nodes),
             ]
         )
 
@@ -253,13 +293,20 @@ class Pilot:
         So the sweep goes on even if no command watches it."""
         job = self._allocation.job
         requeue = self._requeue_job
-        if job is None or requeue is None or self.stop_reason() != "preempted" or not entry_names(self.sweep.todo):
+        if job is None or requeue is None or self.stop_reason() != "preempted" or not self._points_wait():
             return
         if self._allocation.restarts >= FRUITLESS_RESTARTS and not set(self._state.finished) - {"preempted"}:
             self.log(f"job {job} is not queued again: it was ended {self._allocation.restarts + 1} times in a row")
             return
         if requeue(job):
             self.log(f"job {job} is queued again: points are left")
+
+    def _points_wait(self) -> bool:
+        try:
+            return bool(patiently(lambda: entry_names(self.sweep.todo), limit_s=_END_LIMIT_S))
+        except OSError as error:
+            self.log(f"cannot see whether points wait: {error}")
+            return False
 
     def _wait_for_others(self) -> bool:
         """No point could be claimed: take over what dead pilots had claimed. True when a claim may succeed now."""
@@ -275,12 +322,12 @@ class Pilot:
             return True
         if self._scheduler.waits_for_canary:
             self._state.activity = "waiting"
-            return self._pause(0.5, "the first point of this shape runs elsewhere; the others wait for it")
+            return self._pause(_WAIT_S, "the first point of this shape runs elsewhere; the others wait for it")
         if "unknown" not in verdicts.values():
             return False
         # A living pilot finishes its own points. One whose count does not move is dead when its lease is over.
         self._state.activity = "waiting"
-        return self._pause(0.2)
+        return self._pause(_WAIT_S)
 
     def _tick(self) -> None:
         self._stop.check_parent()

@@ -2,7 +2,8 @@
 
 The order makes every crash harmless: first the outcome into the attempt's folder, then the row into the tables, the
 record into the history, and last the point to ``done`` or back to ``todo``. A pilot that takes over a dead pilot's
-claim sees which of these are there, and goes on with the next.
+claim sees which of these are there, and goes on with the next. Each may be done twice, so an error of the filesystem is
+waited out by doing all of them again.
 """
 
 from __future__ import annotations
@@ -10,29 +11,28 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 from launchers.attempt import loss_check, rows
 from launchers.attempt.attempt import Attempt
 from launchers.attempt.execute import Execution, internal_error
 from launchers.attempt.outcome import Outcome
+from launchers.pilot.patience import Patience
 from launchers.settings import LaunchSettings
 from launchers.state import history, queue
 from launchers.state.circuit_breaker import kind_of
-from launchers.state.history import AttemptRecord, describe
+from launchers.state.history import AttemptRecord, HistoryReader, describe
 from launchers.state.queue import Claim
 from launchers.state.sweep_dir import SweepDir
 from results import store
 from results.errors import InvalidResults
 from workloads import protocol
 
-_RETRY_FIRST_S, _RETRY_LONGEST_S = 0.5, 30.0
 _HANG_ATTEMPTS = 2
-
-_T = TypeVar("_T")
-
-Pause = Callable[[float, str], bool]
-"""Takes seconds and a message: sleeps and shows the message meanwhile. False when the pilot shall stop."""
+_COMPARE_LIMIT_S = 60.0
+"""How long the comparison of losses may fail before a row is written without it."""
+_PLAIN_OK = Outcome(outcome="ok", phase="done")
+"""An outcome that anybody concludes from the results of the ranks; it needs no file of its own."""
 
 
 class AttemptRecorder:
@@ -44,15 +44,18 @@ class AttemptRecorder:
         pilot_id: str,
         settings: LaunchSettings,
         context: rows.RunContext,
+        records: HistoryReader,
         report: Callable[[str], None],
-        pause: Pause,
+        patience: Patience,
     ) -> None:
+        """``records``: what the pilot knows of earlier attempts. ``report`` takes a line for its log."""
         self._sweep = sweep
         self._pilot_id = pilot_id
         self._settings = settings
         self._context = context
+        self._records = records
         self._report = report
-        self._pause = pause
+        self._patience = patience
 
     def record(
         self,
@@ -71,20 +74,20 @@ class AttemptRecorder:
         what holds device memory after the attempt.
         """
         try:
-            written = self._write(claim, attempt, done, ended_at, gap_s, still_held)
-        except Exception as error:  # no row can be made of these results
-            written = self._write(claim, attempt, internal_error(error), ended_at, None, still_held)
-        if written is None:
-            return False
-        record, retry = written
+            comparison = self._compare(attempt, done)
+        except Exception as error:  # nothing can be made of these results
+            comparison, done = None, internal_error(error)
 
-        def move() -> bool:
-            if not (queue.release(claim) if retry else queue.finish(claim, record.outcome)):
-                self._report(f"{attempt.attempt_id}: its claim had been taken over; the point may run twice")
-            return True
+        def write() -> AttemptRecord:
+            try:
+                return self._write(claim, attempt, done, ended_at, gap_s, still_held, comparison)
+            except OSError:
+                raise
+            except Exception as error:  # no row can be made of these results
+                return self._write(claim, attempt, internal_error(error), ended_at, None, still_held, None)
 
-        # The row is written: an error of the file system from here on must not lead to a second one.
-        if self.until_written(move, f"the end of {attempt.attempt_id}") is None:
+        record = self._patience.until_done(write, f"write the row of {attempt.attempt_id}")
+        if record is None or not self.move(claim, record):
             return False
         self._report(describe(record))
         return True
@@ -97,14 +100,18 @@ class AttemptRecorder:
         ended_at: float,
         gap_s: float | None,
         still_held: str | None,
-    ) -> tuple[AttemptRecord, bool] | None:
-        """Write the row and the record; the record, and whether the point is tried again. None when that failed."""
-        outcome = _with_notes(done, still_held, claim.held)
-        with contextlib.suppress(OSError):  # it only helps a later pilot; the row matters more
-            protocol.write_json(attempt.folder / "outcome.json", outcome)
-        before = history.records_of(self._sweep, claim.stem)
+        comparison: loss_check.Comparison | None,
+    ) -> AttemptRecord:
+        """Write the row and the record, which is returned. Raises `OSError`; it may be called again then."""
+        held = claim.held
+        if not held:  # whoever took the claim over may have recorded an attempt
+            self._records.refresh()
+        outcome = _with_notes(done, still_held, held)
+        if outcome != _PLAIN_OK:
+            with contextlib.suppress(OSError):  # it only helps a later pilot; the row matters more
+                protocol.write_json(attempt.folder / "outcome.json", outcome)
+        before = [one for one in self._records.of(claim.stem) if one.attempt_id != attempt.attempt_id]
         retry = wants_retry(outcome, before, self._settings)
-        comparison = self._compare(attempt, done)
         row = rows.attempt_row(
             attempt,
             self._context,
@@ -117,17 +124,26 @@ class AttemptRecorder:
             rehearsed=done.rehearsed,
             repeat_of=_answered_meanwhile(before, attempt),
         )
+        store.write_attempt(self._sweep.path, row, rows.step_rows(attempt, done.results))
         record = record_of_row(row, attempt, outcome, claim, ended_at)
-        steps = rows.step_rows(attempt, done.results)
+        self.write_record(claim.stem, record)
+        return record
 
-        def write() -> bool:
-            store.write_attempt(self._sweep.path, row, steps)
-            history.write_record(self._sweep, claim.stem, record)
+    def write_record(self, stem: str, record: AttemptRecord) -> None:
+        """Write the record of an attempt whose row is written. Raises `OSError`."""
+        history.write_record(self._sweep, stem, record)
+        self._records.note(stem, record)
+
+    def move(self, claim: Claim, record: AttemptRecord) -> bool:
+        """Move the point of a recorded attempt to where it belongs. False when the pilot had to stop before."""
+
+        def move() -> bool:
+            if not (queue.release(claim) if record.will_retry else queue.finish(claim, record.outcome)):
+                self._report(f"{record.attempt_id}: its claim had been taken over; the point may run twice")
             return True
 
-        if self.until_written(write, f"the row of {attempt.attempt_id}") is None:
-            return None
-        return record, retry
+        # The row is written: an error of the file system from here on must not lead to a second one.
+        return self._patience.until_done(move, f"move the point of {record.attempt_id}") is not None
 
     def compact(self) -> None:
         """Merge the table's parts into one file. The parts stay readable, so a failure is only reported."""
@@ -136,34 +152,20 @@ class AttemptRecorder:
         except (OSError, InvalidResults) as error:
             self._report(f"the tables are not compacted (nothing is lost): {error}")
 
-    def until_written(self, write: Callable[[], _T], what: str) -> _T | None:
-        """Call ``write`` until it raises no `OSError`; its result, or None when the pilot has to stop before.
-
-        ``what`` is written, for the message. After a request to stop there is one last try.
-        """
-        wait_s, stopping = _RETRY_FIRST_S, False
-        while True:
-            try:
-                return write()
-            except OSError as error:
-                message = f"cannot write {what}: {error}; trying again, nothing is lost"
-            if wait_s == _RETRY_FIRST_S:
-                self._report(message)
-            if stopping:
-                return None
-            stopping = not self._pause(wait_s, message)
-            wait_s = min(2 * wait_s, _RETRY_LONGEST_S)
-
     def _compare(self, attempt: Attempt, done: Execution) -> loss_check.Comparison | None:
         known = [loss for loss in rows.losses_of(done.results) if loss is not None]
         norms = [norm for norm in rows.grad_norms_of(done.results) if norm is not None]
         if done.outcome.outcome != "ok" or attempt.task.method != "measured" or not known:
             return None
-        try:
+
+        def compare() -> loss_check.Comparison:
             return loss_check.compare(self._sweep.losses, attempt.point.experiment, attempt.attempt_id, known, norms)
-        except OSError as error:
-            self._report(f"{attempt.attempt_id}: losses are not compared: {error}")
-            return None
+
+        task = f"compare the losses of {attempt.attempt_id}"
+        found = self._patience.until_done(compare, task, limit_s=_COMPARE_LIMIT_S)
+        if found is None:
+            self._report(f"{attempt.attempt_id}: losses are not compared: {self._patience.failure}")
+        return found
 
 
 def wants_retry(outcome: Outcome, before: Sequence[AttemptRecord], settings: LaunchSettings) -> bool:
@@ -182,7 +184,7 @@ def _answered_meanwhile(before: Sequence[AttemptRecord], attempt: Attempt) -> st
     """The id of an attempt that succeeded at this point while this one ran, because one of the two pilots was taken for
     dead. A success before this attempt began does not count: then a user has requeued the point."""
     good = (record for record in before if record.outcome == "ok" and record.ended_at > attempt.started_at)
-    return next((record.attempt_id for record in good if record.attempt_id != attempt.attempt_id), None)
+    return next((record.attempt_id for record in good), None)
 
 
 def _with_notes(done: Execution, still_held: str | None, held: bool) -> Outcome:

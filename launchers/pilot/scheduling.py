@@ -9,18 +9,26 @@ from collections.abc import Callable, Iterable, Sequence
 
 from launchers.node.remote import Node
 from launchers.settings import LaunchSettings
-from launchers.state import history, queue
+from launchers.state import queue
 from launchers.state.circuit_breaker import CircuitBreaker, kind_of, paused_message
-from launchers.state.history import AttemptRecord
+from launchers.state.history import HistoryReader
 from launchers.state.queue import Claim, QueueReader
 from launchers.state.requirements import needed_s, nodes_needed
-from launchers.state.sweep_dir import Point, SweepDir, entry_names
+from launchers.state.sweep_dir import Point, SweepDir
 
 
 class Scheduler:
     """Claims points of the sweep's queue for one pilot."""
 
-    def __init__(self, sweep: SweepDir, pilot_id: str, settings: LaunchSettings, report: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        sweep: SweepDir,
+        pilot_id: str,
+        settings: LaunchSettings,
+        records: HistoryReader,
+        report: Callable[[str], None],
+    ) -> None:
+        """``records`` is brought up to date at every claim. ``report`` takes a line for the pilot's log."""
         self.waits_for_canary = False
         """The last claim skipped points because the first point of their shape still runs."""
         self._sweep = sweep
@@ -28,27 +36,20 @@ class Scheduler:
         self._report = report
         self._reader = QueueReader(sweep, pilot_id, report)
         self._breaker = CircuitBreaker(settings.breaker_failures)
-        self._records: dict[str, AttemptRecord] = {}
+        self._records = records
         self._reported: set[str] = set()
         """Paused kinds that are in the log already."""
         self._paused = 0
         """Points of paused kinds at the last claim."""
 
-    def records(self) -> list[AttemptRecord]:
-        """Every attempt that any pilot has recorded so far."""
-        fresh = [name for name in entry_names(self._sweep.history) if name not in self._records]
-        for name in fresh:
-            for record in history.read_records(self._sweep, [name]):
-                self._records[name] = record
-        return list(self._records.values())
-
     def claim_next(self, free: int, size: int, left_s: float | None, running: Sequence[Point]) -> Claim | None:
         """Claim the next point; None when no point fits.
 
         ``free``: how many of the pilot's ``size`` nodes are free. ``left_s``: seconds until the allocation ends; None:
-        it has no end. ``running``: the points that this pilot runs now.
+        it has no end. ``running``: the points that this pilot runs now. Raises `OSError`; a point may be claimed then.
         """
-        self._breaker.update(self._sweep, self.records())
+        self._records.refresh()
+        self._breaker.update(self._sweep, self._records.all())
         self._report_paused()
         self.waits_for_canary = False
         claim = self._reader.claim_next(lambda waiting: self._choose(waiting, free, size, left_s, running))
@@ -63,7 +64,7 @@ class Scheduler:
 
     def choose_nodes(self, claim: Claim, free: Sequence[Node]) -> list[Node]:
         """The nodes on which to run the point. Nodes where it was tried before come last."""
-        tried = {node for record in history.records_of(self._sweep, claim.stem) for node in record.nodes}
+        tried = {node for record in self._records.of(claim.stem) for node in record.nodes}
         return sorted(free, key=lambda node: node.name in tried)[: self._shape(claim.point)]
 
     def paused_message(self) -> str:

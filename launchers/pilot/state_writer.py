@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 
+from launchers.attempt.watchdog import Progress
 from launchers.pilot.allocation import Allocation
 from launchers.pilot.attempt_thread import AttemptThread
 from launchers.pilot.node_pool import NodePool
@@ -17,6 +18,8 @@ from launchers.state.sweep_dir import SweepDir
 
 INTERVAL_S = 1.0
 """The file is written at least this often."""
+PROGRESS_EVERY_S = 0.5
+"""Progress of an attempt is written at most this often: for people, and for whoever takes over from a dead pilot."""
 
 
 class StateWriter:
@@ -37,21 +40,20 @@ class StateWriter:
         self._identity = own_identity()
         self._started_at = time.time()
         self._count = 0
-        self._next_at = 0.0
-        self._written: object = None
+        self._written_at = 0.0
+        self._written: list[tuple[str, Progress]] = []
         """Progress of the attempts at the last write."""
 
     def write_if_due(self) -> None:
         """Write when an attempt has made progress, or when the interval is over."""
-        progress = [(thread.attempt.attempt_id, thread.progress) for thread in self._threads]
-        if progress != self._written or time.monotonic() >= self._next_at:
-            self._written = progress
+        age_s = time.monotonic() - self._written_at
+        if age_s >= INTERVAL_S or (age_s >= PROGRESS_EVERY_S and self._progress() != self._written):
             self.write("running" if self._threads else self.activity, self.message)
 
     def write(self, activity: Activity, message: str = "") -> None:
         """Write now. A file that cannot be written is no error here."""
         self.activity, self._count = activity, self._count + 1
-        self._next_at = time.monotonic() + INTERVAL_S
+        self._written_at, self._written = time.monotonic(), self._progress()
         state = PilotState(
             pilot_id=self._allocation.pilot_id,
             identity=self._identity,
@@ -68,3 +70,6 @@ class StateWriter:
         # A full disk must not end the pilot. If it lasts, another pilot takes the claims over, and the rows say so.
         with contextlib.suppress(OSError):
             pilot_state.write_state(self._sweep, state)
+
+    def _progress(self) -> list[tuple[str, Progress]]:
+        return [(thread.attempt.attempt_id, thread.progress) for thread in self._threads]

@@ -24,8 +24,8 @@ from launchers.state.history import AttemptRecord
 from launchers.state.pilot_state import Liveness
 from launchers.state.queue import QueueReader
 from launchers.state.requirements import nodes_needed
-from launchers.state.sweep_dir import Point, SweepDir, read_point
-from results.errors import InvalidResults, UltrasweepError
+from launchers.state.sweep_dir import Point, SweepDir
+from results.errors import UltrasweepError
 from results.text import plural
 
 _MOST_RELEASES = 3
@@ -180,10 +180,10 @@ class Reconciler:
 
     def _claimed_point(self, stem: str, holder: str) -> Point | None:
         if stem not in self._claimed:
-            try:
-                self._claimed[stem] = read_point(self._sweep.claimed / f"{stem}@{holder}.json")
-            except (FileNotFoundError, InvalidResults):
+            point = queue.claimed_point(self._sweep, stem, holder, self._report)
+            if point is None:
                 return None
+            self._claimed[stem] = point
         return self._claimed[stem]
 
     def _cancel_idle(self, jobs: Sequence[Job], demand: Demand) -> None:

@@ -9,7 +9,6 @@ the allocation.
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 import time
 from collections.abc import Collection, Iterable, Mapping
@@ -19,7 +18,7 @@ from launchers.state.history import AttemptRecord
 from launchers.state.sweep_dir import SweepDir
 from results.text import plural
 from workloads.experiment import Experiment
-from workloads.protocol import write_json
+from workloads.protocol import read_json, write_json
 
 BREAKER_FAILURES = 4
 """So many different points of one kind must fail alike before it is paused; see ``launcher.breaker_failures``."""
@@ -43,7 +42,10 @@ def paused_kinds(
     sweep: SweepDir, attempts: Iterable[AttemptRecord], failures: int = BREAKER_FAILURES
 ) -> dict[str, str]:
     """The kinds of points that are paused, each with the reason. Attempts before the last `resume` do not count."""
-    since = _resumed_at(sweep)
+    return _paused_kinds(_resumed_at(sweep), attempts, failures)
+
+
+def _paused_kinds(since: float, attempts: Iterable[AttemptRecord], failures: int) -> dict[str, str]:
     by_kind: dict[str, list[AttemptRecord]] = {}
     for record in attempts:
         if record.kind and record.started_at > since:
@@ -99,7 +101,7 @@ class CircuitBreaker:
         if seen == self._seen:
             return
         self._seen = seen
-        self.paused = paused_kinds(sweep, records, self.breaker_failures)
+        self.paused = _paused_kinds(seen[1], records, self.breaker_failures)
         for record in records:
             if not record.infrastructure and record.outcome not in ("cancelled", "preempted"):
                 self.proven.add(max(1, len(record.nodes)))
@@ -113,5 +115,5 @@ def _signature(record: AttemptRecord) -> str:
 
 def _resumed_at(sweep: SweepDir) -> float:
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
-        return float(json.loads((sweep.path / "queue" / "breaker_lifted.json").read_text())["at"])
+        return float(read_json(sweep.path / "queue" / "breaker_lifted.json")["at"])
     return 0.0

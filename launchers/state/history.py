@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from launchers.state.sweep_dir import SweepDir, entry_names, split_name
 from results.text import device_noun, format_bytes
-from workloads.protocol import Method, write_json
+from workloads.protocol import Method, read_json, write_json
 
 _METHOD_PREFIX: Mapping[Method, str] = {"measured": "", "rehearsed": "rehearsed ", "rehearsed_fake": "estimated "}
 
@@ -55,24 +55,69 @@ class AttemptRecord:
 
 def write_record(sweep: SweepDir, stem: str, attempt: AttemptRecord) -> Path:
     """Write the record of an attempt at the point ``stem``; return its path. Raises `OSError`."""
-    path = sweep.history / f"{stem}@{attempt.attempt_id}.json"
+    path = sweep.history / _file_name(stem, attempt)
     write_json(path, attempt)
     return path
 
 
-def records_of(sweep: SweepDir, stem: str) -> list[AttemptRecord]:
-    """Every recorded attempt at one point, oldest first."""
-    return read_records(sweep, [name for name in entry_names(sweep.history) if split_name(name)[0] == stem])
+class HistoryReader:
+    """Every record of one sweep; each file is read once, since it never changes."""
+
+    def __init__(self, sweep: SweepDir) -> None:
+        self._sweep = sweep
+        self._records: dict[str, AttemptRecord | None] = {}
+        """By the name of the file; None for a damaged one."""
+        self._by_stem: dict[str, list[AttemptRecord]] = {}
+
+    def refresh(self) -> None:
+        """Read the records that are new: one listing of the folder, and each new file. Raises `OSError`."""
+        for name in entry_names(self._sweep.history):
+            if name not in self._records:
+                self._add(name, _read(self._sweep.history / name))
+
+    def note(self, stem: str, record: AttemptRecord) -> None:
+        """Take in a record that this process has written, without reading it."""
+        name = _file_name(stem, record)
+        if self._records.get(name) is None:
+            self._add(name, record)
+
+    def all(self) -> list[AttemptRecord]:
+        """Every record known so far, in the order in which they became known."""
+        return [record for record in self._records.values() if record is not None]
+
+    def of(self, stem: str) -> list[AttemptRecord]:
+        """The records known so far of the attempts at one point, oldest first."""
+        return _sorted(self._by_stem.get(stem, ()))
+
+    def _add(self, name: str, record: AttemptRecord | None) -> None:
+        self._records[name] = record
+        if record is not None:
+            self._by_stem.setdefault(split_name(name)[0], []).append(record)
 
 
 def read_records(sweep: SweepDir, names: Iterable[str]) -> list[AttemptRecord]:
     """The records in the named files of ``history``, oldest first; unreadable files are skipped."""
     records = []
     for name in names:
-        try:
-            records.append(AttemptRecord(**json.loads((sweep.history / name).read_text())))
-        except (OSError, ValueError, TypeError):
-            continue
+        with contextlib.suppress(OSError):
+            if (record := _read(sweep.history / name)) is not None:
+                records.append(record)
+    return _sorted(records)
+
+
+def _read(path: Path) -> AttemptRecord | None:
+    """The record in a file; None when it is damaged. Raises `OSError`."""
+    try:
+        return AttemptRecord(**read_json(path))
+    except (ValueError, TypeError):
+        return None
+
+
+def _file_name(stem: str, record: AttemptRecord) -> str:
+    return f"{stem}@{record.attempt_id}.json"
+
+
+def _sorted(records: Iterable[AttemptRecord]) -> list[AttemptRecord]:
     return sorted(records, key=lambda attempt: (attempt.started_at, attempt.attempt_number))
 
 

@@ -8,7 +8,6 @@ layout. It is used again when the exclusion expires or its file is deleted.
 from __future__ import annotations
 
 import contextlib
-import json
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
@@ -16,7 +15,7 @@ from pathlib import Path
 
 from launchers.state.history import AttemptRecord
 from launchers.state.sweep_dir import SweepDir
-from workloads.protocol import write_json
+from workloads.protocol import read_json, write_json
 
 EXPIRES_AFTER_S = 12 * 3600.0
 FAILURES_TO_EXCLUDE = 3
@@ -55,7 +54,7 @@ def excluded(sweep: SweepDir) -> dict[str, Exclusion]:
     with contextlib.suppress(FileNotFoundError):
         for path in sorted((sweep.path / "nodes").glob("*.json")):
             try:
-                one = Exclusion(**json.loads(path.read_text()))
+                one = Exclusion(**read_json(path))
             except (OSError, ValueError, TypeError):
                 continue
             if one.until > time.time():

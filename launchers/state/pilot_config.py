@@ -6,7 +6,6 @@ user alone. Nothing else in a sweep's folder holds such a value.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,8 +15,12 @@ from typing import Any, Literal
 from launchers.settings import LaunchSettings, settings_from_dict, settings_to_dict
 from launchers.state.code_snapshot import code_root
 from results.errors import InvalidResults
+from results.patience import patiently
+from workloads.protocol import read_json
 
 BatchSystem = Literal["none", "slurm"]
+_READ_LIMIT_S = 60.0
+"""How long to wait for a filesystem on which the file cannot be read now."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +58,7 @@ def pilot_config_to_dict(config: PilotConfig) -> dict[str, Any]:
 def read_pilot_config(path: Path) -> PilotConfig:
     """Inverse of `pilot_config_to_dict`, from a file. Raises `InvalidResults` when that is not a pilot's config."""
     try:
-        fields: Mapping[str, Any] = json.loads(path.read_text())
+        fields: Mapping[str, Any] = patiently(lambda: read_json(path), limit_s=_READ_LIMIT_S)
         return PilotConfig(
             settings=settings_from_dict(fields["settings"]),
             command=fields["command"],

@@ -7,7 +7,6 @@ at once whether its process is there.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,7 +15,7 @@ from typing import Any, Literal
 
 from launchers.state.process_identity import ProcessIdentity, provably_dead
 from launchers.state.sweep_dir import SweepDir
-from workloads.protocol import write_json
+from workloads.protocol import read_json, write_json
 
 Activity = Literal["starting", "running", "waiting", "stopping", "ended"]
 
@@ -80,7 +79,7 @@ def write_state(sweep: SweepDir, state: PilotState) -> None:
 def read_state(sweep: SweepDir, pilot_id: str) -> PilotState | None:
     """The state of one pilot; None when it has not written one yet or the file cannot be read."""
     try:
-        data: dict[str, Any] = json.loads(state_path(sweep, pilot_id).read_text())
+        data: dict[str, Any] = read_json(state_path(sweep, pilot_id))
         data["identity"] = ProcessIdentity(**data["identity"])
         data["running"] = tuple(Running(**{**one, "nodes": tuple(one["nodes"])}) for one in data["running"])
         data["nodes"] = tuple(data["nodes"])

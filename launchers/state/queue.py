@@ -9,7 +9,11 @@ Every point is exactly one file, in exactly one of three folders, and moves by o
 The stem is the point's index and key (``000007-<key>``). `take_over` renames a dead pilot's claim to another pilot's.
 The content of the file never changes. What happened to a point stands in ``history/<stem>@<attempt>.json``, one record
 for each attempt. It is written before the point moves, so that whoever takes over the claim of a dead pilot knows what
-that pilot had decided.
+that pilot had decided. Then the claim says so, too: ``claimed/<stem>@<pilot>@<attempt>.json`` names the attempt that
+was recorded under it. So everybody who takes the claim over later knows it, also when that pilot dies before the move.
+
+A shared filesystem may do a rename and answer with an error. So every function here looks at what has become of the
+rename before it raises an `OSError`. After one, the whole operation may be tried again.
 """
 
 from __future__ import annotations
@@ -18,8 +22,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from launchers.state.sweep_dir import Point, SweepDir, entry_names, read_point, split_name
-from results.errors import InvalidResults
+from launchers.state.damaged import read_or_rebuild
+from launchers.state.sweep_dir import Point, SweepDir, entry_names, split_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +34,12 @@ class Claim:
     stem: str
     pilot_id: str
     point: Point
+    recorded: str = ""
+    """The attempt that was recorded under this claim by a pilot that had it before; empty when there is none."""
 
     @property
     def path(self) -> Path:
-        return self.sweep.claimed / f"{self.stem}@{self.pilot_id}.json"
+        return self.sweep.claimed / _claimed_name(self.stem, self.pilot_id, self.recorded)
 
     @property
     def held(self) -> bool:
@@ -62,8 +68,12 @@ class QueueReader:
 
     def claimed_by_others(self) -> list[Point]:
         """Points that other pilots have claimed and not finished."""
-        names = ((name, *split_name(name)) for name in entry_names(self.sweep.claimed))
-        points = [self._read(name, stem, self.sweep.claimed) for name, stem, pilot in names if pilot != self.pilot_id]
+        points = [
+            self._read(name, stem, self.sweep.claimed)
+            for name in entry_names(self.sweep.claimed)
+            for stem, pilot, _ in [_split_claim(name)]
+            if pilot != self.pilot_id
+        ]
         return [point for point in points if point is not None]
 
     def waiting(self) -> list[Point]:
@@ -73,14 +83,13 @@ class QueueReader:
 
     def _read(self, name: str, stem: str, folder: Path | None = None) -> Point | None:
         if stem not in self._points:
-            path = (folder or self.sweep.todo) / name
             try:
-                self._points[stem] = read_point(path)
+                point = read_or_rebuild(self.sweep, (folder or self.sweep.todo) / name, self._report)
             except FileNotFoundError:  # another pilot was faster
                 return None
-            except InvalidResults as error:
-                self._report(f"{error}; moved to {_set_aside(self.sweep, path)}")
+            if point is None:
                 return None
+            self._points[stem] = point
         return self._points[stem]
 
 
@@ -102,40 +111,90 @@ def requeue(sweep: SweepDir, name: str) -> bool:
 
 def claims_of_others(sweep: SweepDir, pilot_id: str) -> list[tuple[str, str]]:
     """Every claim of another pilot, as ``(stem of the point, id of that pilot)``."""
-    pairs = (split_name(name) for name in entry_names(sweep.claimed))
-    return [(stem, holder) for stem, holder in pairs if holder != pilot_id]
+    claims = (_split_claim(name) for name in entry_names(sweep.claimed))
+    return [(stem, holder) for stem, holder, _ in claims if holder != pilot_id]
 
 
-def take_over(sweep: SweepDir, stem: str, holder: str, pilot_id: str) -> Claim | None:
+def claims_of(sweep: SweepDir, pilot_id: str, report: Callable[[str], None]) -> list[Claim]:
+    """Every claim of one pilot. ``report`` as in `QueueReader`."""
+    found = []
+    for name in entry_names(sweep.claimed):
+        stem, holder, recorded = _split_claim(name)
+        if holder == pilot_id:
+            point = read_or_rebuild(sweep, sweep.claimed / name, report)
+            if point is not None:
+                found.append(Claim(sweep, stem, pilot_id, point, recorded))
+    return found
+
+
+def claimed_point(sweep: SweepDir, stem: str, holder: str, report: Callable[[str], None]) -> Point | None:
+    """The point that ``holder`` has claimed; None when it has not. ``report`` as in `QueueReader`."""
+    for name in _names_of(sweep, stem, holder):
+        try:
+            return read_or_rebuild(sweep, sweep.claimed / name, report)
+        except FileNotFoundError:
+            return None
+    return None
+
+
+def take_over(
+    sweep: SweepDir,
+    stem: str,
+    holder: str,
+    pilot_id: str,
+    recorded: str = "",
+    report: Callable[[str], None] = lambda line: None,
+) -> Claim | None:
     """Give the claim of the dead pilot ``holder`` to ``pilot_id``. None when another pilot was faster, or when the file
-    holds no point; then it is moved to ``broken``."""
-    claimed = sweep.claimed / (f"{stem}@{holder}.json" if holder else f"{stem}.json")
-    try:
-        claim = Claim(sweep, stem, pilot_id, read_point(claimed))
-    except FileNotFoundError:
-        return None
-    except InvalidResults:
-        _set_aside(sweep, claimed)
-        return None
-    return claim if _move(claimed, claim.path) else None
+    holds no point (see `read_or_rebuild`).
+
+    ``recorded``: the attempt that the holder has recorded under its claim, if it has. An attempt that the claim already
+    names stays. ``report`` as in `QueueReader`.
+    """
+    for name in _names_of(sweep, stem, holder):
+        claimed = sweep.claimed / name
+        try:
+            point = read_or_rebuild(sweep, claimed, report)
+        except FileNotFoundError:
+            return None
+        if point is None:
+            return None
+        claim = Claim(sweep, stem, pilot_id, point, _split_claim(name)[2] or recorded)
+        return claim if _move(claimed, claim.path) else None
+    return None
 
 
-def _set_aside(sweep: SweepDir, path: Path) -> Path:
-    """Move a file that holds no point to the folder ``broken``, which is returned."""
-    broken = sweep.path / "queue" / "broken"
-    broken.mkdir(exist_ok=True)
-    _move(path, broken / path.name)
-    return broken
+def _names_of(sweep: SweepDir, stem: str, holder: str) -> list[str]:
+    """The file under ``claimed`` of a point and its holder: one name, or none."""
+    return [name for name in entry_names(sweep.claimed) if _split_claim(name)[:2] == (stem, holder)]
+
+
+def _claimed_name(stem: str, pilot_id: str, recorded: str) -> str:
+    return f"{stem}@{pilot_id}@{recorded}.json" if recorded else f"{stem}@{pilot_id}.json"
+
+
+def _split_claim(name: str) -> tuple[str, str, str]:
+    """Stem, pilot and recorded attempt in the name of a file under ``claimed``."""
+    stem, suffix = split_name(name)
+    pilot_id, _, recorded = suffix.partition("@")
+    return stem, pilot_id, recorded
 
 
 def _move(source: Path, target: Path) -> bool:
     """Rename; False when ``source`` is not there any more.
 
-    Over NFS a rename can be sent twice and then report a missing source although it was done. So a target that is
-    there, with our own pilot's name in it, counts as moved by us.
+    Over NFS a rename that was done can be answered with an error, or be sent twice and then report a missing source. A
+    claim has its pilot's name, so a target that is there was moved by us. Elsewhere a source that has gone after an
+    error was moved by us, or by a pilot that took it over; either way it is not to be moved again. Raises `OSError`
+    when nothing was moved.
     """
+    claiming = target.parent.name == "claimed"
     try:
         source.rename(target)
     except FileNotFoundError:
-        return source.parent.name == "todo" and target.exists()
+        return claiming and target.exists()
+    except OSError:
+        if source.exists():
+            raise
+        return not claiming or target.exists()
     return True

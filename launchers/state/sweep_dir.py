@@ -2,9 +2,10 @@
 
 <results>/<sweep>/sweep.json            what this folder is
                   queue/todo|claimed|done/   one file for each point, in one of the three (see `launchers.state.queue`)
+                  queue/broken/         files that hold no point (see `launchers.state.damaged`)
                   queue/history/        one record for each attempt
                   pilots/               config, state and log of every pilot
-                  attempts/<id>/        task, heartbeats, results and logs of one attempt
+                  attempts/<id>/        task, results and logs of one attempt
                   stages/  losses/      rehearsed stages and reference losses, shared by points
                   parts/  *.parquet     the tables (see `results.store`)
 """
@@ -12,7 +13,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import time
 from collections.abc import Iterable, Mapping
@@ -22,15 +22,18 @@ from typing import Any
 
 from results.errors import InvalidResults
 from results.lease import acquire
+from results.patience import patiently
 from workloads import experiment as ex
 from workloads.errors import InvalidExperiment
 from workloads.experiment import Experiment
-from workloads.protocol import Method, write_json
+from workloads.protocol import Method, read_json, write_json
 
 FORMAT = 1
 _ADDING_STALE_S = 30.0
 """After so long without a sign of life another process may add points in the place of this one."""
 _ADDING_WAIT_S = 300.0
+_OPEN_LIMIT_S = 20.0
+"""How long to wait for a filesystem on which a sweep's marker cannot be read now."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +98,7 @@ class SweepDir:
         a caller that needs its queue, one of which only the rows are left."""
         sweep = cls(Path(path))
         try:
-            about = json.loads(sweep.marker.read_text())
+            about = patiently(lambda: read_json(sweep.marker), limit_s=_OPEN_LIMIT_S)
         except (FileNotFoundError, NotADirectoryError):
             raise InvalidResults(f"{path} is not a sweep: it has no sweep.json") from None
         except (OSError, ValueError) as error:
@@ -156,7 +159,7 @@ class SweepDir:
     def settings(self) -> dict[str, Any]:
         """What `create` was given. Raises `InvalidResults` when the marker is damaged."""
         try:
-            return dict(json.loads(self.marker.read_text())["settings"])
+            return dict(read_json(self.marker)["settings"])
         except (ValueError, TypeError, KeyError):
             raise InvalidResults(f"{self.marker} is damaged: it does not hold a sweep's settings") from None
 
@@ -211,9 +214,9 @@ def point_to_dict(point: Point) -> dict[str, Any]:
 
 
 def read_point(path: Path) -> Point:
-    """The point in one of the queue's files. Raises `FileNotFoundError`, or `InvalidResults` for other content."""
+    """The point in one of the queue's files. Raises `OSError`, or `InvalidResults` for other content."""
     try:
-        fields = json.loads(path.read_text())
+        fields = read_json(path)
         return Point(**{**fields, "experiment": ex.from_dict(fields["experiment"])})
-    except (ValueError, TypeError, KeyError, InvalidExperiment) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, InvalidExperiment) as error:
         raise InvalidResults(f"{path} is not a point of a sweep: {error}") from None

@@ -50,6 +50,6 @@ def summarize(
         left=after.left,
         too_wide=too_wide,
         interrupted=interrupted,
-        message=message,
+        message="; ".join(part for part in (message, after.damage) if part),
         detached=detached,
     )

@@ -5,14 +5,20 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from launchers.state import history, pilot_state
-from launchers.state.history import AttemptRecord
+from launchers.state import pilot_state
+from launchers.state.damaged import damaged_names
+from launchers.state.history import AttemptRecord, HistoryReader
 from launchers.state.pilot_state import PilotState
 from launchers.state.process_identity import provably_dead
 from launchers.state.sweep_dir import SweepDir, entry_names, key_of, split_name
 from launchers.status.work_left import Need, Pace, PointNeeds, ShapeStatus, by_shape, devices_of
+from results.patience import patiently
+from results.text import plural
+
+_READ_LIMIT_S = 20.0
+"""How long to wait for a filesystem on which the sweep's files cannot be read now."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +41,9 @@ class SweepStatus:
     """Seconds until the last point is done, on the nodes that the pilots hold now; None while it is not known. From the
     predictions, corrected by the measured points, or else from the duration of the last attempts."""
     shapes: tuple[ShapeStatus, ...] = ()
+    damaged: tuple[str, ...] = ()
+    """Files that hold no point any more and were set aside (`launchers.state.damaged`). They count in ``total``: each
+    was a point."""
 
     @property
     def finished(self) -> int:
@@ -43,6 +52,17 @@ class SweepStatus:
     @property
     def left(self) -> int:
         return self.todo + self.claimed
+
+    @property
+    def damage(self) -> str:
+        """One line about the points whose files are lost; empty when there are none."""
+        if not self.damaged:
+            return ""
+        more = f" and {len(self.damaged) - 1} more" if len(self.damaged) > 1 else ""
+        return (
+            f"{plural(len(self.damaged), 'point')} cannot be read, neither from the queue nor from the ledger "
+            f"(queue/broken/{self.damaged[0]}{more}); the command that planned the sweep queues what is missing anew"
+        )
 
     def failures(self) -> list[AttemptRecord]:
         """Of every kind of failure the newest point whose last attempt ended so, newest first."""
@@ -65,15 +85,19 @@ class StatusReader:
     """Reads a sweep's status again and again. Records of attempts never change, so each is read only once."""
 
     sweep: SweepDir
-    _records: dict[str, AttemptRecord] = field(default_factory=dict)
+    _records: HistoryReader | None = None
     _needs: PointNeeds | None = None
 
-    def read(self, jobs: Collection[str] | None = None) -> SweepStatus:
+    def read(self, jobs: Collection[str] | None = None, *, limit_s: float = _READ_LIMIT_S) -> SweepStatus:
         """The status now.
 
         ``jobs``: names of the jobs that the scheduler shows now (``1234_5``). A pilot of another job is taken as gone.
-        None: there is no scheduler, or it does not answer.
+        None: there is no scheduler, or it does not answer. Raises `OSError` when a filesystem that fails
+        has not come back within ``limit_s`` seconds.
         """
+        return patiently(lambda: self._read(jobs), limit_s=limit_s)
+
+    def _read(self, jobs: Collection[str] | None) -> SweepStatus:
         sweep = self.sweep
         point_needs = self._needs = self._needs or PointNeeds(sweep)
         point_needs.refresh()
@@ -83,10 +107,11 @@ class StatusReader:
         )
         claimed = {key: name for key, name in claimed.items() if key not in todo and key not in done}
         todo = {key: name for key, name in todo.items() if key not in done}
-        for name in entry_names(sweep.history):
-            if name not in self._records and (records := history.read_records(sweep, [name])):
-                self._records[name] = records[0]
-        attempts = tuple(sorted(self._records.values(), key=lambda record: record.ended_at))
+        known = {*todo, *claimed, *done}
+        damaged = tuple(name for name in damaged_names(sweep) if key_of(name) not in known)
+        records = self._records = self._records or HistoryReader(sweep)
+        records.refresh()
+        attempts = tuple(sorted(records.all(), key=lambda record: record.ended_at))
         pilots = _living(pilot_state.all_states(sweep), jobs)
         needs = {
             folder: {name: point_needs.need(key, folder, name) for key, name in entries.items()}
@@ -101,7 +126,7 @@ class StatusReader:
         pace = Pace.of(attempts, by_experiment)
         return SweepStatus(
             name=sweep.name,
-            total=len(todo) + len(claimed) + len(done),
+            total=len(known) + len(damaged),
             todo=len(todo),
             claimed=len(claimed),
             done=dict(Counter(split_name(name)[1] for name in done.values())),
@@ -110,6 +135,7 @@ class StatusReader:
             device_hours=sum(record.duration_s * devices_of(record) for record in attempts) / 3600,
             expected_left_s=_left_s(point_needs, pace, needs[sweep.todo].values(), by_experiment, pilots),
             shapes=by_shape(point_needs, pace, needs, attempts),
+            damaged=damaged,
         )
 
 

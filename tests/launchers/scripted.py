@@ -15,7 +15,9 @@ from launchers.pilot import command
 from launchers.settings import LaunchSettings
 from launchers.state.history import AttemptRecord
 from launchers.state.sweep_dir import Point
+from tests.launchers.processes import rank_pids
 from workloads import protocol
+from workloads.beats import Beat
 from workloads.cluster import ClusterSpec, DeviceSpec, LinkSpec
 from workloads.experiment import Experiment, ModelSpec
 from workloads.protocol import MeasureSpec, RankError, RankResult, StepRecord
@@ -100,14 +102,14 @@ def attempt_record(
     return AttemptRecord(**{**fields, **changes})  # type: ignore[arg-type]
 
 
-def run_rank(folder: Path, rank: int, local_rank: int) -> NoReturn:
+def run_rank(folder: Path, rank: int, local_rank: int, beat: Beat) -> NoReturn:
     """Stands for `workloads.worker.run_rank`. Behaviours that fail do so on rank 1, at the second step."""
     task = protocol.read_task(folder)
     started: dict[str, float] = {}
 
     def enter(phase: Any, step: int | None = None) -> None:
         started.setdefault(phase, time.time())
-        protocol.heartbeat(folder, rank, phase, step)
+        beat(phase, step)
 
     for phase in ("spawn", "rendezvous", "build"):
         enter(phase)
@@ -165,7 +167,7 @@ def _misbehave(folder: Path, rank: int, behaviour: str, world_size: int) -> None
             time.sleep(0.3)
             _fail(folder, rank, "nccl_error", "[gloo/transport] Timed out waiting 300ms for recv operation to complete")
         while behaviour != "hangs" and _alive(folder, 1):
-            time.sleep(0.005)
+            time.sleep(0.02)
         if behaviour == "hangs":
             time.sleep(60)
         # What gloo says on the ranks that are left when one goes; it may well come first in time.
@@ -201,11 +203,11 @@ def _fail(folder: Path, rank: int, kind: Any, message: str) -> NoReturn:
 
 
 def _alive(folder: Path, rank: int) -> bool:
-    beat = protocol.read_heartbeat(folder, rank)
-    if beat is None or protocol.error_path(folder, rank).exists():
-        return beat is None
-    state = Path(f"/proc/{beat.pid}/stat")
-    return state.exists() and state.read_text().rpartition(")")[2].split()[0] not in "ZX"
+    """Whether a rank runs, or has not started yet."""
+    if protocol.error_path(folder, rank).exists():
+        return False
+    pid = rank_pids(folder).get(rank)
+    return pid is not None or not protocol.log_path(folder, rank).exists()
 
 
 def _leave_a_trace(folder: Path, behaviour: str) -> None:

@@ -27,6 +27,7 @@ from launchers.status.retry import retry
 from launchers.status.status import sweep_status
 from results import store
 from results.errors import UltrasweepError
+from tests.launchers.processes import rank_pids
 from tests.launchers.scripted import points, settings
 from workloads.protocol import write_json
 
@@ -55,6 +56,11 @@ def start_pilot(sweep: SweepDir, pilot_id: str, launch: LaunchSettings, **change
     write_json(pilot_state.config_path(sweep, pilot_id), pilot_config_to_dict(config))
     with pilot_state.log_path(sweep, pilot_id).open("wb") as log:
         return subprocess.Popen([*SCRIPTED, str(sweep.path), pilot_id], env=pilot_environment(), stdout=log, stderr=log)
+
+
+def phase_of(sweep: SweepDir) -> str | None:
+    """Phase of the first attempt that runs, as its pilot shows it; None while none runs."""
+    return next((one.phase for state in pilot_state.all_states(sweep) for one in state.running), None)
 
 
 def until(condition: Any, limit_s: float = 15.0) -> None:
@@ -90,6 +96,8 @@ def test_faults_become_rows_and_the_points_after_them_run(sweep: SweepDir) -> No
     assert all(row["phase"] == "step" and row["phase_step"] == 1 for row in hangs)
     assert "no progress: rank 0 in step 1" in hangs[0]["evidence"]
     assert "_misbehave (scripted.py:" in hangs[0]["evidence"]  # where it hung, from its own Python stack
+    beats = json.loads((sweep.path / hangs[0]["log_dir"] / "heartbeats.json").read_text())
+    assert [(beat["rank"], beat["phase"], beat["step"]) for beat in beats] == [(0, "step", 1), (1, "step", 1)]
 
     last = rows["ok", 7]
     assert last["outcome"] == "ok"
@@ -282,10 +290,11 @@ def test_two_pilots_at_once_run_each_point_exactly_once(sweep: SweepDir) -> None
 def test_a_killed_pilot_leaves_no_rank_and_its_point_is_taken_over(sweep: SweepDir) -> None:
     sweep.add_points(points("slow", "ok", deadline_s=60.0))
     pilot = start_pilot(sweep, "p1", settings(phase_limits_s={}))
-    until(lambda: len(list(sweep.attempts.glob("*/rank_*.heartbeat.json"))) == 2)
+    until(lambda: phase_of(sweep) == "warmup")
+    pids = rank_pids(sweep.attempts).values()
+    assert len(pids) == 2
     pilot.kill()
     pilot.wait()
-    pids = [json.loads(path.read_text())["pid"] for path in sweep.attempts.glob("*/rank_*.heartbeat.json")]
     until(lambda: not any(alive(pid) for pid in pids), 5)
     assert sweep_status(sweep).claimed == 1
 
@@ -293,6 +302,7 @@ def test_a_killed_pilot_leaves_no_rank_and_its_point_is_taken_over(sweep: SweepD
     assert summary.outcomes == {"ok": 1, "timeout": 1}
     slow = [row for row in rows_of(sweep) if row["model"] == "slow"]
     assert [(row["outcome"], row["attempt_number"]) for row in slow] == [("node_failure", 1), ("timeout", 2)]
+    assert (slow[0]["phase"], slow[0]["phase_step"]) == ("warmup", 0)
     assert "pilot p1 died while it ran this point" in slow[0]["evidence"]
 
 
@@ -375,7 +385,7 @@ def test_a_sweep_removed_while_it_runs_is_one_line(sweep: SweepDir, capsys: pyte
     sweep.add_points(points("slow", deadline_s=60.0))
 
     def remove() -> None:
-        until(lambda: list(sweep.attempts.glob("*/rank_*.heartbeat.json")))
+        until(lambda: rank_pids(sweep.attempts))
         gone = sweep.path.rename(sweep.path.with_name("gone"))
         shutil.rmtree(gone, ignore_errors=True)
 

@@ -80,7 +80,7 @@ def behaviour(name: str, experiment_id: str) -> tuple[str, float]:
     return "ok", 0.0
 
 
-def run_rank(folder: Path, rank: int, local_rank: int) -> NoReturn:
+def run_rank(folder: Path, rank: int, local_rank: int, beat: Any) -> NoReturn:
     """Stands for `workloads.worker.run_rank`. The last rank is the one that fails, at the second step."""
     from workloads import protocol
 
@@ -93,19 +93,19 @@ def run_rank(folder: Path, rank: int, local_rank: int) -> NoReturn:
     started: dict[str, float] = {}
     for phase in ("spawn", "rendezvous", "build"):
         started[phase] = time.time()
-    protocol.heartbeat(folder, rank, "build")
+    beat("build")
     for step in range(count):
         phase: Any = "warmup" if step < task.measure.warmup_steps else "step"
         started.setdefault(phase, time.time())
         if seconds or step in (0, 1):  # many short points: their steps are not what is being tested
-            protocol.heartbeat(folder, rank, phase, step)
+            beat(phase, step)
         if step == 1 and kind in FAULTS:
             _fail(folder, ranks, kind, task.experiment.world_size)
-        _sleep(max(STEP_S, seconds / count), lambda: protocol.heartbeat(folder, rank, phase, step))  # noqa: B023
+        _sleep(max(STEP_S, seconds / count), lambda: beat(phase, step))  # noqa: B023
     started["teardown"] = time.time()
     for one in ranks:
         protocol.write_json(protocol.result_path(folder, one), _result(task, one, started))
-    protocol.heartbeat(folder, rank, "done")
+    beat("done")
     os._exit(0)
 
 

@@ -14,7 +14,8 @@ from launchers.attempt.outcome import Outcome, check_target_memory, classify, cl
 from launchers.attempt.watchdog import StalledRank, WatchResult
 from launchers.node.fork import RankExit
 from workloads import protocol
-from workloads.protocol import Heartbeat, RankError, RankResult, StepRecord
+from workloads.beats import Heartbeat
+from workloads.protocol import RankError, RankResult, StepRecord
 
 
 def exit_of(
@@ -175,10 +176,10 @@ def test_a_full_disk_is_told_from_a_folder_that_is_gone(tmp_path: Path, monkeypa
     assert disk_trouble(tmp_path) == "cannot be used (Stale file handle)"
 
 
-def test_an_abandoned_attempt_is_ok_only_when_all_of_it_was_measured(tmp_path: Path) -> None:
-    assert classify_abandoned(tmp_path, [0, 1], {0: result(0), 1: result(1)}, "the pilot died").outcome == "ok"
-    protocol.heartbeat(tmp_path, 1, "build")
-    found = classify_abandoned(tmp_path, [0, 1], {0: result(0)}, "the pilot died")
+def test_an_abandoned_attempt_is_ok_only_when_all_of_it_was_measured() -> None:
+    both = {0: result(0), 1: result(1)}
+    assert classify_abandoned([0, 1], both, "the pilot died", "step", 3).outcome == "ok"
+    found = classify_abandoned([0, 1], {0: result(0)}, "the pilot died", "build", None)
     assert (found.outcome, found.phase, found.infrastructure) == ("node_failure", "build", True)
 
 

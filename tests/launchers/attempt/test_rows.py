@@ -26,7 +26,7 @@ DURATIONS = ("duration_s", "spawn_s", "rendezvous_s", "build_s", "warmup_s", "ti
 def attempt(tmp_path: Path) -> Attempt:
     sweep = SweepDir.create(tmp_path / "s", {})
     claim = Claim(sweep, points("ok")[0].stem, "p", points("ok")[0])
-    return start_attempt(claim, 1, settings(), host="localhost", port=1, device_ids=None, nodes=("n",))
+    return start_attempt(claim, "p.a1.0", 1, settings(), host="localhost", port=1, device_ids=None, nodes=("n",))
 
 
 def result(rank: int, began: float, *, skew_s: float = 0.0) -> RankResult:
@@ -92,6 +92,6 @@ def test_no_file_of_an_attempt_holds_a_secret_of_the_cluster(tmp_path: Path) -> 
     claim = Claim(sweep, points("ok")[0].stem, "p", points("ok")[0])
     secret = dataclasses.replace(cluster(), environment={"HF_TOKEN": "hunter2", "NCCL_DEBUG": "INFO"})
     launch = settings(cluster=secret)
-    made = start_attempt(claim, 1, launch, host="localhost", port=1, device_ids=None, nodes=())
+    made = start_attempt(claim, "p.a1.0", 1, launch, host="localhost", port=1, device_ids=None, nodes=())
     assert all("hunter2" not in path.read_text() for path in made.folder.iterdir())
     assert json.loads((made.folder / "task.json").read_text())["cluster"]["environment"]["NCCL_DEBUG"] == "INFO"

@@ -10,7 +10,7 @@ import pytest
 from launchers.attempt import watchdog
 from launchers.attempt.watchdog import StalledRank
 from tests.launchers.scripted import settings
-from workloads.protocol import Heartbeat
+from workloads.beats import Heartbeat
 
 
 @pytest.mark.parametrize(

@@ -21,8 +21,9 @@ from launchers.state.pilot_config import PilotConfig, pilot_config_to_dict, pilo
 from launchers.state.sweep_dir import SweepDir
 from launchers.status.status import sweep_status
 from results import store
+from tests.launchers.processes import rank_pids
 from tests.launchers.scripted import points, settings
-from tests.launchers.test_local import SCRIPTED, until
+from tests.launchers.test_local import SCRIPTED, phase_of, until
 from workloads.protocol import write_json
 
 
@@ -108,10 +109,8 @@ def test_a_wide_point_runs_over_all_nodes_and_narrow_ones_side_by_side(sweep: Sw
 def test_a_lost_node_fails_its_point_as_node_failure_and_the_rest_goes_on(sweep: SweepDir, job: Any) -> None:
     sweep.add_points(points("slow", dp=4, deadline_s=60.0))
     started = job(settings(phase_limits_s={}, point_deadline_s=4.0), 2)
-    until(lambda: len(list(sweep.attempts.glob("*/rank_*.heartbeat.json"))) == 4)
-    pids = {
-        path.name: json.loads(path.read_text())["pid"] for path in sweep.attempts.glob("*/rank_[23].heartbeat.json")
-    }
+    until(lambda: len(rank_pids(sweep.attempts)) == 4 and phase_of(sweep) == "warmup")
+    pids = [pid for rank, pid in rank_pids(sweep.attempts).items() if rank in (2, 3)]
     started.tasks[1].kill()
     assert started.wait()[0] == 0
     row = rows_of(sweep)[0]
@@ -119,7 +118,7 @@ def test_a_lost_node_fails_its_point_as_node_failure_and_the_rest_goes_on(sweep:
     assert "node node1 was lost: its agent's connection closed, with ranks 2-3" in row["evidence"]
     assert set(node_exclusions.excluded(sweep)) == {"node1"}
     assert sweep_status(sweep).todo == 1  # it needs two nodes, and one is left
-    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids.values()), 5)
+    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), 5)
 
 
 @pytest.mark.slow
@@ -173,8 +172,8 @@ def test_points_that_fail_alike_are_paused_and_reported(sweep: SweepDir, job: An
 def test_a_killed_pilot_takes_its_agents_and_ranks_with_it(sweep: SweepDir, job: Any) -> None:
     sweep.add_points(points("slow", dp=4, deadline_s=60.0))
     first = job(settings(phase_limits_s={}), 2)
-    until(lambda: len(list(sweep.attempts.glob("*/rank_*.heartbeat.json"))) == 4)
-    pids = [json.loads(path.read_text())["pid"] for path in sweep.attempts.glob("*/rank_*.heartbeat.json")]
+    until(lambda: len(rank_pids(sweep.attempts)) == 4 and phase_of(sweep) == "warmup")
+    pids = [*rank_pids(sweep.attempts).values()]
     pids.append(first.agent())
     first.tasks[0].kill()
     assert first.wait(10)[0] == -9
@@ -215,9 +214,9 @@ def test_a_point_that_ran_twice_at_once_counts_once_and_says_so(sweep: SweepDir,
     """A stalled pilot is taken for dead. When it goes on later, its row is marked."""
     sweep.add_points(points("slowish", deadline_s=60.0))
     first = job(settings(phase_limits_s={}), 1)
-    until(lambda: len(list(sweep.attempts.glob("*/rank_*.heartbeat.json"))) == 2)
+    until(lambda: len(rank_pids(sweep.attempts)) == 2 and phase_of(sweep) == "warmup")
     frozen = [first.tasks[0].pid, first.agent()]
-    frozen += [json.loads(path.read_text())["pid"] for path in sweep.attempts.glob("*/rank_*.heartbeat.json")]
+    frozen += rank_pids(sweep.attempts).values()
     for pid in frozen:
         os.kill(pid, signal.SIGSTOP)
     assert job(settings(phase_limits_s={}), 1, name="slurm-y").wait() == [0]

@@ -1,0 +1,67 @@
+"""Waits out a shared filesystem that fails for a while: what fails is done again until it works or a limit is over.
+
+NFS answers with ESTALE or EIO, Lustre with ENOTCONN, while a server restarts or a network is cut; the same call works
+some seconds or minutes later. A call may also be done and answered with an error. So whatever is repeated must come to
+the same result however often, and up to whichever call, it has been done before.
+"""
+
+from __future__ import annotations
+
+import errno
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 30.0
+_PASSING = {
+    errno.EIO,
+    errno.ESTALE,
+    errno.ETIMEDOUT,
+    errno.EREMOTEIO,
+    errno.ENOTCONN,
+    errno.ESHUTDOWN,
+    errno.EAGAIN,
+    errno.EBUSY,
+    errno.EINTR,
+}
+"""Errors of a filesystem that fails, as against those that tell of a missing file, a full disk or a lacking right."""
+
+_T = TypeVar("_T")
+
+
+def may_pass(error: OSError) -> bool:
+    """Whether the same call may work later although nobody changes anything."""
+    return error.errno in _PASSING
+
+
+def patiently(
+    step: Callable[[], _T],
+    *,
+    limit_s: float | None,
+    wait: Callable[[float, OSError], bool] | None = None,
+    waits_for: Callable[[OSError], bool] = may_pass,
+) -> _T:
+    """The result of ``step``, which is called again while it raises an `OSError` that is worth waiting for.
+
+    ``limit_s``: seconds from the first error until the last call; None: no limit. ``wait``: takes seconds and the error
+    and sleeps; False: there is to be one last call, now. ``waits_for``: which errors are worth waiting for. Raises the
+    last error.
+    """
+    until, wait_s, last = None, FIRST_WAIT_S, False
+    while True:
+        try:
+            return step()
+        except OSError as error:
+            now = time.monotonic()
+            until = until if until is not None or limit_s is None else now + limit_s
+            if last or not waits_for(error) or (until is not None and now >= until):
+                raise
+            if until is not None:
+                wait_s = min(wait_s, until - now)
+            last = not (wait or _sleep)(wait_s, error)
+        wait_s = min(2 * wait_s, LONGEST_WAIT_S)
+
+
+def _sleep(seconds: float, _error: OSError) -> bool:
+    time.sleep(seconds)
+    return True

@@ -1,0 +1,168 @@
+"""A filesystem that fails at random moments, and a pilot without processes that must cope with it."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from launchers.attempt.execute import Execution
+from launchers.attempt.outcome import Outcome
+from launchers.attempt.watchdog import Progress
+from launchers.pilot import pilot as pilot_module
+from launchers.pilot.allocation import Allocation
+from launchers.pilot.node_pool import NodePool
+from launchers.pilot.pilot import Pilot
+from launchers.state.pilot_config import PilotConfig
+from launchers.state.sweep_dir import SweepDir
+from tests.launchers.scripted import settings
+from workloads import protocol
+from workloads.protocol import RankResult, StepRecord
+
+_CHANGING = ("rename", "replace", "mkdir", "unlink", "link")
+_READING = ("open", "scandir", "listdir", "stat")
+ERRORS = (errno.EIO, errno.ESTALE)
+
+
+class Death(BaseException):
+    """Ends a pilot as SIGKILL does: nothing handles it."""
+
+
+class FailingFiles:
+    """While ``active``, calls of `os` and `io` on files below ``root`` fail now and then.
+
+    A call that changes something fails before or after it is done, with equal chances.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, root: Path, seed: int, rate: float) -> None:
+        """``rate``: share of the calls that fail."""
+        self.active = False
+        self.calls = 0
+        self.failed: list[str] = []
+        self.dies_at: int | None = None
+        """Number of the call at which the pilot dies instead."""
+        self._root = str(root)
+        self._rate = rate
+        self._random = random.Random(seed)
+        for name in (*_CHANGING, *_READING):
+            monkeypatch.setattr(os, name, self._failing(name, getattr(os, name)))
+        monkeypatch.setattr(io, "open", self._failing("open", io.open))
+
+    def _failing(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            path = arguments[0] if arguments else options.get("path")
+            if not self.active or not isinstance(path, str | Path) or not str(path).startswith(self._root):
+                return real(*arguments, **options)
+            self.calls += 1
+            dies = self.calls == self.dies_at
+            if not dies and self._random.random() >= self._rate:
+                return real(*arguments, **options)
+            if name in _CHANGING and self._random.random() < 0.5:
+                real(*arguments, **options)
+            self.failed.append(f"{name} {Path(path).name}")
+            if dies:
+                raise Death
+            number = self._random.choice(ERRORS)
+            raise OSError(number, os.strerror(number), str(path))
+
+        return call
+
+
+class FakeAttempts:
+    """Takes the place of `AttemptThread`: every attempt is measured in full and over at once."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, files: FailingFiles) -> None:
+        self.runs: Counter[str] = Counter()
+        """How often each point was run, by its stem."""
+        self._files = files
+        monkeypatch.setattr(pilot_module, "AttemptThread", self._run)
+
+    def _run(self, claim: Any, attempt: Any, nodes: Any, width: int, launch: Any, stages: Path, *more: Any) -> Any:
+        active, self._files.active = self._files.active, False
+        self.runs[claim.stem] += 1
+        results = {rank: _result(rank) for rank in attempt.ranks()}
+        for rank, result in results.items():
+            protocol.write_json(protocol.result_path(attempt.folder, rank), result)
+        self._files.active = active
+        more[-1].set()  # the pilot's event: an attempt has ended
+        return SimpleNamespace(
+            claim=claim,
+            attempt=attempt,
+            nodes=tuple(nodes),
+            done=Execution(outcome=Outcome(outcome="ok", phase="done"), results=results),
+            held={},
+            ended_at=time.time(),
+            progress=Progress(phase="done", step=None),
+            finished=True,
+            unclean=dict,
+            running=lambda: _running(claim, attempt),
+        )
+
+
+def run_pilot(sweep: SweepDir, pilot_id: str) -> int:
+    """Run a pilot on one node without an agent, in this process; its exit status."""
+    config = PilotConfig(settings=settings(), command=None, wall_time_s=None, stop_with_parent=False)
+    place = Allocation(pilot_id=pilot_id, job=None, node="n0", is_head=True, restarts=0)
+    return Pilot(sweep, place, config, cast(NodePool, _Pool()), threading.Event(), {}).run()
+
+
+class _Pool:
+    """One node that is free or busy."""
+
+    size, lost_all, names, exclusion_summary = 1, False, ("n0",), ""
+
+    def __init__(self) -> None:
+        self._busy = False
+
+    def wait_for_agents(self, meanwhile: Callable[[], bool]) -> list[str]:
+        return []
+
+    def free(self) -> list[Any]:
+        node = SimpleNamespace(name="n0", address="here", device_ids=None, request=lambda *_: {"port": 1})
+        return [] if self._busy else [node]
+
+    def mark_busy(self, nodes: Sequence[Any]) -> None:
+        self._busy = True
+
+    def mark_free(self, nodes: Sequence[Any]) -> None:
+        self._busy = False
+
+    def exclude_lost(self) -> list[str]:
+        return []
+
+    def exclude_failing(self, records: Any, nodes: Any) -> list[str]:
+        return []
+
+
+def _running(claim: Any, attempt: Any) -> Any:
+    from launchers.state.pilot_state import Running
+
+    return Running(
+        stem=claim.stem,
+        attempt_id=attempt.attempt_id,
+        experiment_id=attempt.point.experiment.id,
+        world_size=attempt.point.experiment.world_size,
+        started_at=attempt.started_at,
+        deadline_s=30.0,
+    )
+
+
+def _result(rank: int) -> RankResult:
+    steps = [
+        StepRecord(step=step, is_warmup=step == 0, step_time_s=0.01, loss=5.5 - 0.1 * step, grad_norm=1.0)
+        for step in range(3)
+    ]
+    started = {"spawn": time.time(), "teardown": time.time()}
+    return RankResult(
+        rank=rank, coordinates={"dp": rank, "tp": 0, "cp": 0, "pp": 0}, steps=steps, phase_started_at=started
+    )

@@ -1,0 +1,173 @@
+"""Pilots on a filesystem that fails, and pilots that die at any call: every point runs once and ends once."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launchers.pilot import pilot as pilot_module
+from launchers.state import queue
+from launchers.state.pilot_state import Liveness
+from launchers.state.sweep_dir import SweepDir, entry_names
+from launchers.status.retry import retry
+from launchers.status.status import sweep_status
+from results import compaction, patience, store
+from tests.launchers.failing_files import Death, FailingFiles, FakeAttempts, run_pilot
+from tests.launchers.scripted import points
+
+POINTS = 3
+SEEDS = 20
+"""Seeds of one test; each is a sweep of its own."""
+
+
+@pytest.fixture(autouse=True)
+def own_signals() -> Iterator[None]:
+    """A pilot sets handlers; give them back."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)
+    before = [signal.getsignal(number) for number in numbers]
+    yield
+    for number, handler in zip(numbers, before, strict=True):
+        signal.signal(number, handler)
+
+
+@pytest.fixture(autouse=True)
+def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patience, "FIRST_WAIT_S", 1e-4)
+    monkeypatch.setattr(patience, "LONGEST_WAIT_S", 1e-3)
+    monkeypatch.setattr(compaction, "_STALE_AFTER_S", 0.01)
+
+
+def check(sweep: SweepDir, runs: Counter[str]) -> None:
+    """Every point ran once, has one row, and has ended."""
+    assert sweep_status(sweep).done == {"ok": POINTS}
+    assert entry_names(sweep.todo) == entry_names(sweep.claimed) == []
+    assert sorted(runs.values()) == [1] * POINTS, runs
+    rows = store.read_attempts(sweep.path).to_pylist()
+    final: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        if not row["will_retry"]:
+            final.setdefault(row["experiment_id"], []).append(row)
+    assert [len(of_point) for of_point in final.values()] == [1] * POINTS
+    assert {row["outcome"] for of_point in final.values() for row in of_point} == {"ok"}
+    assert not any(row["repeat_of"] for row in rows)
+    known = {record.attempt_id for record in sweep_status(sweep).attempts}
+    assert known == {row["attempt_id"] for row in rows}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block", range(5))
+def test_every_point_ends_once_whatever_calls_fail(
+    block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for seed in range(SEEDS * block, SEEDS * (block + 1)):
+        with monkeypatch.context() as patch:
+            sweep = SweepDir.create(tmp_path / str(seed), {})
+            sweep.add_points(points(*["ok"] * POINTS))
+            files = FailingFiles(patch, sweep.path, seed, rate=(0.01, 0.05, 0.2)[seed % 3])
+            attempts = FakeAttempts(patch, files)
+            files.active = True
+            status = run_pilot(sweep, "p")
+            files.active = False
+            assert status == pilot_module.FINISHED, (seed, files.failed)
+            check(sweep, attempts.runs)
+    assert "Traceback" not in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block", range(5))
+def test_every_point_ends_once_wherever_pilots_die(block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of four pilots dies at another call, and now and then a call fails; the fifth finishes what is left."""
+    monkeypatch.setattr(Liveness, "judge", lambda self, pilot_id: "dead")
+    for seed in range(SEEDS * block, SEEDS * (block + 1)):
+        with monkeypatch.context() as patch:
+            sweep = SweepDir.create(tmp_path / str(seed), {})
+            sweep.add_points(points(*["ok"] * POINTS))
+            files = FailingFiles(patch, sweep.path, seed, rate=(0.0, 0.02)[seed % 2])
+            attempts = FakeAttempts(patch, files)
+            deaths = (7 + seed % 97, 11 + 3 * seed % 61, 5 + 7 * seed % 67, 9 + 5 * seed % 71)
+            for number, dies_after in enumerate(deaths):
+                files.dies_at, files.active = files.calls + dies_after, True
+                try:
+                    run_pilot(sweep, f"p{number}")
+                    break
+                except Death:
+                    pass
+                finally:
+                    files.active = False
+            files.dies_at, files.active = None, True
+            run_pilot(sweep, "last")
+            files.active = False
+            check(sweep, attempts.runs)
+
+
+@pytest.mark.parametrize("takers", [1, 2, 3])
+def test_a_recorded_point_is_only_moved_however_often_its_pilots_die(
+    takers: int, sweep: SweepDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first pilot dies between its record and the move, and each that takes over before it can move the point."""
+    sweep.add_points(points("ok"))
+    attempts = FakeAttempts(monkeypatch, FailingFiles(monkeypatch, sweep.path, 0, rate=0.0))
+    monkeypatch.setattr(Liveness, "judge", lambda self, pilot_id: "dead")
+
+    def die(*_: object) -> bool:
+        raise Death
+
+    with monkeypatch.context() as patch:
+        patch.setattr(queue, "finish", die)
+        for number in range(takers + 1):
+            with pytest.raises(Death):
+                run_pilot(sweep, f"p{number}")
+    [record] = sweep_status(sweep).attempts
+    [name] = entry_names(sweep.claimed)
+    assert name.endswith(f"@p{takers}@{record.attempt_id}.json")
+    assert run_pilot(sweep, "last") == pilot_module.FINISHED
+    assert list(attempts.runs.values()) == [1]
+    assert sweep_status(sweep).done == {"ok": 1}
+    assert [row["attempt_id"] for row in store.read_attempts(sweep.path).to_pylist()] == [record.attempt_id]
+
+
+def test_a_retried_point_runs_although_an_earlier_claim_was_recorded(
+    sweep: SweepDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A claim says what was recorded under it; a point that a user has requeued since then starts anew."""
+    sweep.add_points(points("ok"))
+    attempts = FakeAttempts(monkeypatch, FailingFiles(monkeypatch, sweep.path, 0, rate=0.0))
+    monkeypatch.setattr(Liveness, "judge", lambda self, pilot_id: "dead")
+    run_pilot(sweep, "first")
+    assert retry(sweep, ["ok"]) == 1
+    with monkeypatch.context() as patch, pytest.raises(Death):
+        patch.setattr(pilot_module, "start_attempt", lambda *_, **__: (_ for _ in ()).throw(Death()))
+        run_pilot(sweep, "second")
+    run_pilot(sweep, "third")
+    assert list(attempts.runs.values()) == [2]
+
+
+def test_a_pilot_on_a_queue_that_stays_unreadable_gives_up_and_says_so(
+    sweep: SweepDir, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep.add_points(points("ok"))
+    files = FailingFiles(monkeypatch, sweep.path / "queue", 0, rate=1.0)
+    FakeAttempts(monkeypatch, files)
+    monkeypatch.setattr(pilot_module, "QUEUE_LIMIT_S", 0.05)
+    files.active = True
+    assert run_pilot(sweep, "p") == pilot_module.TROUBLE
+    files.active = False
+    said = capsys.readouterr().out
+    assert said.count("trying again, nothing is lost") == 1
+    assert "stopping: cannot read or move the points of the queue: [Errno" in said
+    assert sweep_status(sweep).todo == 1
+
+
+def test_a_pilot_whose_sweep_is_removed_ends_at_once(sweep: SweepDir, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.rmtree(sweep.path)
+    started = time.monotonic()
+    assert run_pilot(sweep, "p") == pilot_module.TROUBLE
+    assert time.monotonic() - started < 5
+    assert f"stopping: {sweep.path} was removed" in capsys.readouterr().out
