@@ -185,7 +185,7 @@ def interpreted_checks() -> None:
         for shape in ((2, 5, 4, 2, 12), (1, 3, 3, 1, 8)):
             for transposed_grads in (False, True):
                 check_rope(shape, dtype, "cpu", tolerance, transposed_grads)
-            check_rms_norm_of_heads(shape, dtype, "cpu", tolerance)
+            check_rms_norm_of_heads(shape, dtype, "cpu", 2 * tolerance)  # the interpreter cuts bf16 off
     for shape, chunk_tokens in (((7, 6, 150), 3), ((4, 8, 64), 64)):
         check_cross_entropy(shape, chunk_tokens, torch.float32, "cpu", 3e-6)
     check_sharded_kernels("cpu", 10, 70)

@@ -108,6 +108,7 @@ def test_leading_dims_are_kept(leading: tuple[int, ...]) -> None:
 def test_bf16_is_rounded_once() -> None:
     # One rounding to 8 significant bits: at most 2^-9 for an element, less in the norm. Two roundings would show.
     check_rms_norm(64, 96, torch.bfloat16, "cpu", 2**-9)
+    check_rms_norm_of_heads((2, 64, 1, 1, 128), torch.bfloat16, "cpu", 2**-9)
     check_swiglu(64, 96, torch.bfloat16, "cpu", 2**-9)
     check_rope((2, 16, 4, 2, 16), torch.bfloat16, "cpu", 2**-9, False)
     check_cross_entropy((64, 32, 100), 20, torch.bfloat16, "cpu", 2**-7)
@@ -376,7 +377,8 @@ class TestOnGPU:
 
     @pytest.mark.parametrize("shape", [(2, 4096, 32, 8, 128), (3, 1000, 4, 1, 64), (1, 77, 7, 7, 80)])
     def test_rms_norm_of_heads(self, shape: tuple[int, int, int, int, int]) -> None:
-        check_rms_norm_of_heads(shape, torch.bfloat16, "cuda", self.TOLERANCE.bf16)
+        # A weight has so few elements that the norm of their roundings may be nearer to the worst one.
+        check_rms_norm_of_heads(shape, torch.bfloat16, "cuda", 2 * self.TOLERANCE.bf16)
         check_rms_norm_of_heads(shape, torch.float32, "cuda", self.TOLERANCE.fp32)
 
     @pytest.mark.parametrize(("rows", "size"), [(4096, 14336), (1000, 1792), (77, 2731)])
