@@ -81,7 +81,7 @@ def print_best(
         title = "fastest predicted of each model and size"
     console.print(_table(plan, rows, title, order, bool(verdicts)))
     if len(rows) < len(shown):
-        console.print(_how_to_see_more(len(rows), len(shown), top, order), highlight=False, markup=False)
+        console.print(_how_to_see_more(len(rows), len(shown), order), highlight=False, markup=False)
 
 
 def fastest(points: Iterable[PlannedPoint], top: int | None = None) -> list[PlannedPoint]:
@@ -163,11 +163,12 @@ def _remark(point: PlannedPoint, reasons: bool) -> str:
     return "; ".join(parts)
 
 
-def _how_to_see_more(shown: int, of: int, top: int | None, order: Order | None) -> str:
+def _how_to_see_more(shown: int, of: int, order: Order | None) -> str:
     each = "" if order is not None else " of each model and size"
-    more = f"--top {2 * (top or DEFAULT_TOP)} shows more{each}"
-    others = "--sort COLUMN another order, --show all also those that cannot run"
-    return f"{shown:,} of {plural(of, 'point')}; {more}, {others}"
+    return (
+        f"{shown:,} of {plural(of, 'point')}; --top N{each}, --sort COLUMN, --show all with those that cannot run, "
+        "--out FILE for every point"
+    )
 
 
 def _without_times(plan: Plan, points: Sequence[PlannedPoint]) -> str:

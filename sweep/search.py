@@ -1,6 +1,8 @@
 """The walk over the axes of one grid: depth first, with every derived value and condition as early as it is known.
 
-A branch that ends counts for all combinations below it, so that every combination of the axes is accounted for.
+It is written as the source of one function with nested loops and compiled, because it may run a hundred million times.
+Only checked expressions become source (`workloads.expressions`); values are given to it by name. A branch that ends
+counts for all combinations below it, so that every combination of the axes is accounted for.
 """
 
 from __future__ import annotations
@@ -8,10 +10,10 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from math import prod
-from operator import itemgetter
 from typing import Any
 
 from results.text import plural
@@ -19,7 +21,7 @@ from sweep.columns import SHAPE_NAMES
 from sweep.grid import CHECKED_FIELDS, COUNTED, POINT_FIELDS, Axis, GridSpec
 from workloads.errors import InvalidSweep
 from workloads.experiment import AXES
-from workloads.expressions import Expression
+from workloads.expressions import Expression, namespace, source_of
 
 MAX_POINTS = 5_000_000
 """A grid with more combinations than this after its filters is refused: its experiments would not fit in memory."""
@@ -34,7 +36,9 @@ _HINT_LIMIT_S = 1.0
 Values = tuple[Any, ...]
 Progress = Callable[[str, int, int], None]
 """Told what is being done, how much of it is done, and how much there is."""
-Visitor = Callable[[dict[str, Any]], None]
+_FILE = "<the loops of a grid>"
+_MOST_LOOPS = 15
+"""In one function; Python takes 20 blocks in each other."""
 
 
 def silent(what: str, done: int, total: int) -> None:
@@ -47,7 +51,7 @@ class _Found(Exception):
 
 @dataclass(slots=True)
 class Search:
-    """Depth-first walk over the axes of one grid. A branch that ends counts for all combinations below it."""
+    """The walk as one function: its source has a loop for each axis, and every expression where it is first known."""
 
     grid: GridSpec
     shapes: Mapping[str, Mapping[str, Any]]
@@ -75,7 +79,16 @@ class Search:
         grid = self.grid
         names = (*grid.axis_names, *grid.derive)
         self.kept = tuple(name for name in names if name in POINT_FIELDS or name in CHECKED_FIELDS)
-        self._visit(tuple(self._steps()))({})
+        written = _Source(self, tuple(self._steps()))
+        space = {**namespace(), **written.values}
+        exec(compile("\n".join(written.lines), _FILE, "exec"), space)
+        try:
+            space["walk"]()
+        except MISTAKES as error:
+            place = written.place_of(error)
+            if place is None:
+                raise
+            raise InvalidSweep(f"grid {grid.name}: {place}: {error}") from None
         return self.found
 
     def dropped(self) -> Counter[str]:
@@ -84,6 +97,28 @@ class Search:
             {f"derive.{name}": sum(by_size.values()) for name, by_size in self.not_whole.items()}
             | {place: count for place, (count,) in self.filtered.items()}
         )
+
+    def tell(self) -> None:
+        """Tell how many combinations are done, if it is time."""
+        if time.monotonic() >= self.next_told:
+            self.next_told = time.monotonic() + _TOLD_EVERY_S
+            self.progress("combinations", len(self.found) + sum(self.dropped().values()), self.total)
+
+    def refuse_too_many(self) -> None:
+        raise InvalidSweep(f"grid {self.grid.name}: more than {MAX_POINTS:,} points; narrow its axes")
+
+    def found_sought(self) -> None:
+        raise _Found
+
+    def columns_of(self, axis: Axis) -> tuple[tuple[str, ...], list[Values]]:
+        """The names of an axis with the values that they take together; beside a model, what expressions use of it."""
+        if "model" not in axis.names:
+            return axis.names, list(axis.rows)
+        expressions = (*self.grid.derive.values(), *self.grid.where.values())
+        used = sorted({name for expression in expressions for name in expression.names}.intersection(SHAPE_NAMES))
+        column = axis.names.index("model")
+        rows = [(*row, *(self.shapes[str(row[column])][name] for name in used)) for row in axis.rows]
+        return (*axis.names, *used), rows
 
     def _steps(self) -> Iterator[tuple[str, str, Any]]:
         """``(kind, name, what)`` in the order of evaluation: each axis, then all expressions that need no later one."""
@@ -106,111 +141,6 @@ class Search:
         if derive:
             ring = ", ".join(sorted(derive))
             raise InvalidSweep(f"grid {self.grid.name}: {ring} cannot be derived, because each needs another of them")
-
-    def _visit(self, steps: tuple[tuple[str, str, Any], ...]) -> Visitor:
-        if not steps:
-            return self._emitter()
-        (kind, name, what), rest = steps[0], self._visit(steps[1:])
-        weight = prod(len(axis.rows) for later, _, axis in steps[1:] if later == "axis")
-        if kind == "axis":
-            return self._over(what, weight, rest)
-        return self._filter(name, what, weight, rest) if kind == "where" else self._bind(name, what, weight, rest)
-
-    def _emitter(self) -> Visitor:
-        take, found = itemgetter(*self.kept), self.found
-        if self.sought_size is not None or len(self.kept) < 2:
-            return self._emit
-
-        def visit(env: dict[str, Any]) -> None:
-            found.append(take(env))
-            if len(found) > MAX_POINTS:
-                self._too_many()
-
-        return visit
-
-    def _emit(self, env: dict[str, Any]) -> None:
-        if self.sought_size is not None and env.get("world_size") == self.sought_size:
-            raise _Found
-        self.found.append(tuple([env[name] for name in self.kept]))
-        if len(self.found) > MAX_POINTS:
-            self._too_many()
-
-    def _too_many(self) -> None:
-        raise InvalidSweep(f"grid {self.grid.name}: more than {MAX_POINTS:,} points; narrow its axes")
-
-    def _over(self, axis: Axis, weight: int, rest: Visitor) -> Visitor:
-        conditions = (*self.grid.derive.values(), *self.grid.where.values())
-        used = {name for expression in conditions for name in expression.names}
-        rows = [dict(zip(axis.names, row, strict=True)) for row in axis.rows]
-        if "model" in axis.names:
-            shapes = [self.shapes[str(row["model"])] for row in rows]
-            rows = [
-                {**{name: shape[name] for name in used & set(shape)}, **row}
-                for shape, row in zip(shapes, rows, strict=True)
-            ]
-        sees_size = "world_size" in axis.names
-        tells = weight >= TOLD_EVERY and self.sought_size is None
-        total = self.total
-
-        def visit(env: dict[str, Any]) -> None:
-            for values in rows:
-                env.update(values)
-                if sees_size:
-                    self.sizes_seen.add(env["world_size"])
-                rest(env)
-                if tells and time.monotonic() >= self.next_told:
-                    self.next_told = time.monotonic() + _TOLD_EVERY_S
-                    self.progress("combinations", len(self.found) + sum(self.dropped().values()), total)
-            if sees_size:  # branches that end further out must not be counted under the last size
-                del env["world_size"]
-
-        return visit
-
-    def _bind(self, name: str, derived: Expression, weight: int, rest: Visitor) -> Visitor:
-        evaluate = derived.evaluate
-        is_size, counted = name == "world_size", name in COUNTED
-        allowed = AXES.get(name) if not counted else None
-        ended = self.not_whole.setdefault(name, defaultdict(int))
-
-        def visit(env: dict[str, Any]) -> None:
-            try:
-                value = evaluate(env)
-            except MISTAKES as error:
-                raise self._mistake(f"derive.{name}", error) from None
-            if isinstance(value, float):
-                value = int(value) if value.is_integer() else None
-            if value is None or (counted and type(value) is int and value < 1):
-                ended[env.get("world_size")] += weight
-                return
-            if allowed is not None and not allowed.accepts(value):
-                raise InvalidSweep(allowed.refusal(f"grid {self.grid.name}: derive.{name}", value))
-            env[name] = value
-            if is_size:
-                self.sizes_seen.add(value)
-            rest(env)
-            if is_size:
-                del env[name]
-
-        return visit
-
-    def _filter(self, place: str, condition: Expression, weight: int, rest: Visitor) -> Visitor:
-        evaluate = condition.evaluate
-        ended = self.filtered.setdefault(place, [0])
-
-        def visit(env: dict[str, Any]) -> None:
-            try:
-                met = evaluate(env)
-            except MISTAKES as error:
-                raise self._mistake(place, error) from None
-            if met:
-                rest(env)
-            else:
-                ended[0] += weight
-
-        return visit
-
-    def _mistake(self, place: str, error: Exception) -> InvalidSweep:
-        return InvalidSweep(f"grid {self.grid.name}: {place}: {error}")
 
     def refuse_sizes_without_layout(self) -> None:
         """Raise `InvalidSweep` when there is no combination of a world size that the user asked for."""
@@ -245,6 +175,115 @@ class Search:
             f"grid {self.grid.name}: {begin} world_size={size}: {formulas[name]} is never a whole number of at least 1 "
             f"for {where or 'any point'}{hint}"
         )
+
+
+class _Source:
+    """The source of a search's function ``walk``, and the values that its names stand for."""
+
+    def __init__(self, search: Search, steps: Sequence[tuple[str, str, Any]]) -> None:
+        self.lines = ["def walk():"]
+        self.values: dict[str, Any] = {
+            "found": search.found,
+            "sizes_seen": search.sizes_seen,
+            "tell": search.tell,
+            "refuse_too_many": search.refuse_too_many,
+            "found_sought": search.found_sought,
+            "int": int,
+            "float": float,
+            "len": len,
+        }
+        self._places: dict[int, str] = {}
+        """By line number: the derived value or condition that is evaluated there."""
+        self._search = search
+        self._indent, self._loops, self._leave, self._size = 1, 0, "return", "None"
+        calls: list[str] = []
+        for number, (kind, name, what) in enumerate(steps):
+            weight = prod(len(axis.rows) for later, _, axis in steps[number + 1 :] if later == "axis")
+            if kind == "axis":
+                calls += self._axis(number, what, weight)
+            elif kind == "derive":
+                self._derive(number, name, what, weight)
+            else:
+                self._where(number, name, what, weight)
+        self._keep()
+        self.lines += reversed(calls)
+
+    def place_of(self, error: BaseException) -> str | None:
+        """The derived value or condition whose evaluation has raised ``error``."""
+        trace = error.__traceback__
+        place = None
+        while trace is not None:
+            if trace.tb_frame.f_code.co_filename == _FILE:
+                place = self._places.get(trace.tb_lineno)
+            trace = trace.tb_next
+        return place
+
+    def _add(self, line: str, deeper: int = 0) -> None:
+        self.lines.append("    " * (self._indent + deeper) + line)
+
+    def _axis(self, number: int, axis: Axis, weight: int) -> list[str]:
+        """A loop, or plain values where there is one of each. Returns the call that has to follow the whole source
+        where the loops go on in a function of their own."""
+        names, rows = self._search.columns_of(axis)
+        target = f"{', '.join(map(_variable, names))},"
+        calls = []
+        if len(rows) == 1:
+            self.values[f"row{number}"] = rows[0]
+            self._add(f"{target} = row{number}")
+        else:
+            if self._loops == _MOST_LOOPS:
+                self._add(f"def part{number}():")
+                calls, self._loops = ["    " * self._indent + f"part{number}()"], 0
+                self._indent += 1
+            self.values[f"rows{number}"] = rows
+            self._add(f"for {target} in rows{number}:")
+            self._indent, self._loops, self._leave = self._indent + 1, self._loops + 1, "continue"
+            if weight >= TOLD_EVERY and self._search.sought_size is None:
+                self._add("tell()")
+        if "world_size" in names:
+            self._see_size()
+        return calls
+
+    def _see_size(self) -> None:
+        self._size = _variable("world_size")
+        self._add(f"sizes_seen.add({self._size})")
+
+    def _derive(self, number: int, name: str, derived: Expression, weight: int) -> None:
+        variable, counted = _variable(name), name in COUNTED
+        self.values[f"ended{number}"] = self._search.not_whole.setdefault(name, defaultdict(int))
+        self._add(f"{variable} = {source_of(derived, _variable)}")
+        self._places[len(self.lines)] = f"derive.{name}"
+        self._add(f"if {variable}.__class__ is float:")
+        self._add(f"{variable} = int({variable}) if {variable}.is_integer() else None", 1)
+        too_small = f" or {variable}.__class__ is int and {variable} < 1" if counted else ""
+        self._add(f"if {variable} is None{too_small}:")
+        self._add(f"ended{number}[{self._size}] += {weight}", 1)
+        self._add(self._leave, 1)
+        if not counted and name in AXES:
+            self.values[f"check{number}"] = partial(AXES[name].check, f"grid {self._search.grid.name}: derive.{name}")
+            self._add(f"check{number}({variable})")
+        if name == "world_size":
+            self._see_size()
+
+    def _where(self, number: int, place: str, condition: Expression, weight: int) -> None:
+        self.values[f"ended{number}"] = self._search.filtered.setdefault(place, [0])
+        self._add(f"if not {source_of(condition, _variable)}:")
+        self._places[len(self.lines)] = place
+        self._add(f"ended{number}[0] += {weight}", 1)
+        self._add(self._leave, 1)
+
+    def _keep(self) -> None:
+        kept = self._search.kept
+        if (sought := self._search.sought_size) is not None and "world_size" in kept:
+            self._add(f"if {_variable('world_size')} == {sought!r}:")
+            self._add("found_sought()", 1)
+        self._add(f"found.append(({', '.join(map(_variable, kept))},))")
+        self._add(f"if len(found) > {MAX_POINTS}:")
+        self._add("refuse_too_many()", 1)
+
+
+def _variable(name: str) -> str:
+    return f"v_{name}"
 
 
 def _working_sizes(grid: GridSpec, shapes: Mapping[str, Mapping[str, Any]], size: int) -> list[int]:

@@ -12,6 +12,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, Literal, TypeVar, get_args
 
 from workloads.checks import Values, build, flag, mapping, number, one_of, texts, whole_number, whole_numbers
@@ -57,6 +58,7 @@ FIELDS: Mapping[str, Values] = {
     "engine_version": texts(),
 }
 """What every field of an `Experiment` but its model may hold. Stored experiments may be of other engines."""
+_fields_of = attrgetter(*FIELDS)
 AXES: Mapping[str, Values] = {
     **FIELDS,
     "model": texts(),
@@ -156,10 +158,9 @@ class Experiment:
     engine_version: str = ENGINE_VERSION
 
     def __post_init__(self) -> None:
-        for field, values in FIELDS.items():
-            if not values.accepts(getattr(self, field)):
-                label = f"experiment on {self.model.name}: {field}"
-                raise InvalidExperiment(values.refusal(label, getattr(self, field)))
+        for (field, values), value in zip(FIELDS.items(), _fields_of(self), strict=True):
+            if not values.accepts(value):
+                raise InvalidExperiment(values.refusal(f"experiment on {self.model.name}: {field}", value))
 
     @property
     def dp(self) -> int:

@@ -111,6 +111,17 @@ def compile_tests(
     return compiled
 
 
+def source_of(expression: Expression, variable: Callable[[str], str]) -> str:
+    """Python's source of an expression, for a larger function; ``variable`` writes its variables. The expression must
+    have been parsed with the functions of a grid, and its source runs beside the names of `namespace`."""
+    return _source(ast.parse(expression.text, mode="eval").body, _FUNCTIONS, variable)
+
+
+def namespace() -> dict[str, Any]:
+    """The names that the source of `source_of` uses besides its variables; no builtins."""
+    return _space(_FUNCTIONS)
+
+
 def as_data(expression: Expression) -> Data:
     """The expression as JSON: a number; a name as text; an operation as a list of its sign and its operands.
 

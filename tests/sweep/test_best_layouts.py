@@ -51,7 +51,7 @@ def test_ten_best_layouts_by_default_with_their_ids(plan: Plan) -> None:
     best = sorted(able, key=lambda point: -(point.tokens_per_s_per_gpu or 0))
     assert listed(printed(plan)) == [point.experiment.hash for point in best[:10]]
     assert listed(printed(plan, top=3)) == [point.experiment.hash for point in best[:3]]
-    assert f"10 of {len(able):,} points; --top 20 shows more" in printed(plan)
+    assert f"10 of {len(able):,} points; --top N of each model and size" in printed(plan)
 
 
 @pytest.mark.slow

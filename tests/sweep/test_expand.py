@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from sweep import search
 from sweep.expand import Expansion, expand, expand_all
 from sweep.grid import grid_from_dict
 from workloads.errors import InvalidSweep
@@ -232,7 +233,7 @@ def test_a_world_size_that_only_filters_leave_out_is_no_error() -> None:
 
 @pytest.mark.slow
 def test_a_hundred_thousand_points_in_a_few_seconds() -> None:
-    began = time.perf_counter()
+    began = time.process_time()
     expansion = grid(
         axes={
             "tp": [1, 2, 4, 8],
@@ -247,7 +248,7 @@ def test_a_hundred_thousand_points_in_a_few_seconds() -> None:
     )
     assert len(expansion.points) == 100_000
     assert isinstance(expansion.points[0].experiment, Experiment)
-    assert time.perf_counter() - began < 20  # 3 s on two idle cores; the limit allows for a busy machine
+    assert time.process_time() - began < 20  # 3 s on an idle machine
 
 
 def test_every_combination_is_accounted_for() -> None:
@@ -315,7 +316,8 @@ def test_the_message_of_an_impossible_size_names_every_derived_value_that_rules_
     )
 
 
-def test_a_long_search_tells_how_far_it_is() -> None:
+def test_a_long_search_tells_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(search, "_TOLD_EVERY_S", 0.0)
     told: list[tuple[str, int, int]] = []
     axes = {"model": "small", "global_batch_size": 64, "tp": [1, 2], "pp": [1, 2], "seed": list(range(3000))}
     spec = grid_from_dict("g", {"axes": axes, "where": {"few": "seed < 2"}})
@@ -323,3 +325,23 @@ def test_a_long_search_tells_how_far_it_is() -> None:
     assert ("combinations", 3000, 12_000) in told
     assert {what for what, _, _ in told} == {"combinations", "points checked"}
     assert all(done <= total for _, done, total in told)
+
+
+def test_a_grid_may_have_more_axes_than_python_nests_loops() -> None:
+    names = [f"x{n}" for n in range(40)]
+    expansion = grid(
+        axes={**{name: [0, 1] for name in names}, "tp": [1, 2]},
+        derive={"all": " + ".join(names)},
+        where={**{name: f"{name} == {n % 2}" for n, name in enumerate(names)}, "half": "all == 20"},
+    )
+    assert layouts(expansion, "tp") == [(1,), (2,)]
+    assert expansion.combinations == 2**41 == 2 + sum(expansion.dropped.values())
+
+
+def test_combinations_are_cheap() -> None:
+    """Of a million combinations that are all dropped at the last axis, each costs less than a microsecond or two."""
+    axes = {"seed": list(range(1000)), "x": list(range(1000))}
+    began = time.process_time()
+    with pytest.raises(InvalidSweep, match=r"of 1,000,000 combinations; ruled out by where\.none: 1,000,000"):
+        grid(axes=axes, where={"none": "x + seed < 0"})
+    assert time.process_time() - began < 3  # 0.15 s on an idle machine; 1.3 s when each expression was a tree of calls
