@@ -148,8 +148,10 @@ def _note_kill(sweep: SweepDir, pilot_id: str) -> None:
     state = pilot_state.read_state(sweep, pilot_id)
     killed = Outcome(outcome="cancelled", evidence="killed by the user (Ctrl-C twice)")
     for one in state.running if state is not None else ():
+        path = sweep.attempts / one.attempt_id / "outcome.json"
         with contextlib.suppress(OSError):
-            write_json(sweep.attempts / one.attempt_id / "outcome.json", killed)
+            if not path.exists():  # else the attempt had ended, and the pilot had judged it
+                write_json(path, killed)
 
 
 def _show(sweep: SweepDir, reader: StatusReader, view: View) -> None:

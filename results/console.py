@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
-from results.terminal import printable
+from results.printable import printable
 
 _KEPT = "\n\t"
 

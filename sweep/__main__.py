@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from results.errors import UltrasweepError
-from results.terminal import OneLineFormatter, one_line
+from results.printable import OneLineFormatter, one_line
 
 USAGE, INTERRUPTED = 2, 130
 

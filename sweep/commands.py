@@ -9,7 +9,8 @@ from argparse import Namespace
 from collections.abc import Callable, Sequence
 
 from results.errors import UltrasweepError
-from results.terminal import open_console, printable
+from results.printable import printable
+from results.terminal import open_console
 from results.text import plural
 from sweep.parsers import PARSERS
 

@@ -24,8 +24,9 @@ from launchers.state.sweep_dir import SweepDir
 from launchers.status.archived import archived_status
 from launchers.status.status import SweepStatus, sweep_status
 from launchers.status.view import shape_table
+from results.printable import one_line
 from results.store import only_shipped, sweep_dirs
-from results.terminal import one_line, plain_table
+from results.terminal import plain_table
 from results.text import format_duration, format_hours, plural, short_id
 
 _MOST_ROWS, _MOST_SLOW, _EVIDENCE_LENGTH = 12, 3, 200

@@ -8,7 +8,8 @@ import pytest
 from rich.live import Live
 from rich.text import Text
 
-from results.terminal import OneLineFormatter, one_line, open_console, plain_table, printable
+from results.printable import OneLineFormatter, one_line, printable
+from results.terminal import open_console, plain_table
 
 MARK = "\N{REPLACEMENT CHARACTER}"
 TITLE = "\x1b]0;owned\x07"

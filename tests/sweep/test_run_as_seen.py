@@ -18,8 +18,9 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+import pyarrow.parquet as pq
 import pytest
 
 from launchers.state import pilot_state
@@ -49,6 +50,8 @@ def _take_terminal() -> None:
 class Terminal:
     """A command on a terminal of its own."""
 
+    opened: ClassVar[list[Terminal]] = []
+
     def __init__(self, folder: Path, *words: str, width: int = 80) -> None:
         self._ours, theirs = pty.openpty()
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, width, 0, 0))
@@ -67,6 +70,15 @@ class Terminal:
         self._bytes = b""
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
+        Terminal.opened.append(self)
+
+    def close(self) -> None:
+        """End what a test that failed has left."""
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        self._reader.join(2)
+        os.close(self._ours)
 
     def _read(self) -> None:
         with contextlib.suppress(OSError):
@@ -99,7 +111,7 @@ class Terminal:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path: Path) -> Iterator[Path]:
     for name in ("grid", "model"):
         (tmp_path / "conf" / name).mkdir(parents=True)
     for name in ("ok", "slow", "killed", "forges"):
@@ -107,7 +119,10 @@ def folder(tmp_path: Path) -> Path:
     axes = {"model": ["ok"], "world_size": 2, "global_batch_size": 4, "seq_len": 32, "micro_batch_size": 1}
     grid = {"cluster": "cpu", "axes": axes, "derive": {"dp": "world_size"}}
     (tmp_path / "conf" / "grid" / "seen.yaml").write_text(json.dumps(grid))
-    return tmp_path
+    yield tmp_path
+    for terminal in Terminal.opened:
+        terminal.close()
+    Terminal.opened.clear()
 
 
 def words(*models: str, more: tuple[str, ...] = ()) -> list[str]:
@@ -264,3 +279,17 @@ def test_logs_cannot_command_the_terminal(folder: Path) -> None:
         for attack in ("\x07", "\x1b]", "\x1b[8m", "\x1b[2J"):
             assert attack not in seen.raw, (command, attack)
     assert b"\x1b]0;" in next((folder / "results" / "seen").glob("attempts/forges*/rank_1.log")).read_bytes()
+
+
+def test_a_secret_of_the_environment_is_in_no_table_and_no_message(folder: Path) -> None:
+    more = ("+launcher.environment.HF_TOKEN=hunter2", "+launcher.environment.NCCL_DEBUG=WARN", "--plain")
+    seen = Terminal(folder, *words("ok", more=more))
+    assert seen.end() == 0, seen.told
+    assert "hunter2" not in seen.told
+    [row] = rows_of(folder)
+    assert "'+launcher.environment.HF_TOKEN=***'" in row["command"] and "NCCL_DEBUG=WARN" in row["command"]
+    results = folder / "results" / "seen"
+    tables = [pq.read_table(path) for path in results.rglob("*.parquet")]
+    assert tables and all("hunter2" not in str(table.to_pylist()) for table in tables)
+    holders = [path for path in results.rglob("*") if path.is_file() and b"hunter2" in path.read_bytes()]
+    assert [(path.parent.name, path.stat().st_mode & 0o077) for path in holders] == [("pilots", 0)]

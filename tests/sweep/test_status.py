@@ -271,7 +271,7 @@ def test_logs_of_the_newest_attempt(study: Study, capsys: pytest.CaptureFixture[
     assert "attempt 1" not in told
     assert "rank 1:" not in told  # wrote nothing
     assert "and 4 more in " in told
-    assert "before� red" in told and "\x1b" not in told
+    assert "before red" in told and "\x1b" not in told and "\x07" not in told
     assert "the pilot's words" in told and "another pilot's" not in told
 
     assert main(["logs", id.rsplit("-", 1)[1], "--rank", "5", "--lines", "2", "--results", "results/study"]) == 0
