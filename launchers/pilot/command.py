@@ -10,17 +10,20 @@ import argparse
 import contextlib
 import sys
 import threading
+import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from launchers.node.agent import run_agent
-from launchers.node.connection import connect_to_pilot, read_head_address
+from launchers.node.connection import NodeLost, connect_to_pilot, read_head_address
 from launchers.node.fork import RunRank
 from launchers.pilot.agent_server import AgentServer
-from launchers.pilot.allocation import allocation_of
+from launchers.pilot.allocation import Allocation, allocation_of
+from launchers.pilot.batch_system import BatchSystem, is_environment
 from launchers.pilot.node_pool import start_pool
-from launchers.pilot.pilot import Pilot, RequeueJob
-from launchers.state import pilot_state
+from launchers.pilot.pilot import Pilot
+from launchers.state import node_exclusions, pilot_state
 from launchers.state.code_snapshot import code_root
 from launchers.state.pilot_config import PilotConfig, read_pilot_config
 from launchers.state.sweep_dir import SweepDir
@@ -28,15 +31,14 @@ from results.errors import UltrasweepError
 
 HEAD_LIMIT_S = 300.0
 """How long an agent waits for the head node's address, and then for its connection."""
+_HEAD_LOOK_S = 3.0
+"""Between two questions whether the pilot's own process has ended."""
 
 
-def main(
-    argv: list[str] | None = None, *, run_rank: RunRank | None = None, requeue_job: RequeueJob | None = None
-) -> int:
+def main(argv: list[str] | None = None, *, run_rank: RunRank | None = None, batch: BatchSystem | None = None) -> int:
     """Run one pilot, or the agent of one of its nodes; the exit status.
 
-    ``run_rank``: what a rank does; None: the engine. ``requeue_job``: see `launchers.pilot.pilot.RequeueJob`; None:
-    there is no batch system.
+    ``run_rank``: what a rank does; None: the engine. ``batch``: None without a batch system.
     """
     parser = argparse.ArgumentParser(
         prog="python -m launchers.pilot", description="Run the points of one sweep's queue."
@@ -50,20 +52,43 @@ def main(
         allocation = allocation_of(config, arguments.config_id)
         head_address = sweep.pilots / f"{allocation.pilot_id}.head.json"
         if not allocation.is_head:
-            connection = connect_to_pilot(read_head_address(head_address, HEAD_LIMIT_S), allocation.node, HEAD_LIMIT_S)
+            address = _wait_for_head(sweep, allocation, head_address, batch)
+            connection = connect_to_pilot(address, allocation.node, HEAD_LIMIT_S)
             run_agent(connection, config.settings, allocation.node, run_rank)
         provenance = _provenance(config)
         wake = threading.Event()
-        pool = start_pool(sweep, allocation, config, run_rank, head_address, AgentServer(wake))
+        pool = start_pool(sweep, allocation, config, run_rank, head_address, AgentServer(wake), batch)
     except UltrasweepError as error:
         print(error, file=sys.stderr)
         return 2
     try:
-        return Pilot(sweep, allocation, config, pool, wake, provenance, requeue_job).run()
+        requeue = batch.requeue if batch is not None else None
+        return Pilot(sweep, allocation, config, pool, wake, provenance, requeue).run()
     finally:
         pool.close()
         with contextlib.suppress(OSError):
             head_address.unlink(missing_ok=True)
+
+
+def _wait_for_head(sweep: SweepDir, allocation: Allocation, path: Path, batch: BatchSystem | None) -> Mapping[str, Any]:
+    """The pilot's address. Raises `NodeLost` when it does not come, or when the batch system says that the pilot's own
+    process has ended: then this agent, which has started, is the proof that its node is to blame."""
+    until = time.monotonic() + HEAD_LIMIT_S
+    while True:
+        try:
+            return read_head_address(path, _HEAD_LOOK_S)
+        except NodeLost:
+            ended = batch.ended_tasks(sweep, allocation) if batch is not None else ()
+            for one in ended:
+                if one.task == 0:
+                    if not is_environment(len(ended), len(batch.nodes()) if batch is not None else 0):
+                        with contextlib.suppress(OSError):
+                            node_exclusions.exclude(sweep, one.node, one.reason, allocation.pilot_id)
+                    why = f"the pilot on {one.node} could not start: {one.reason}"
+                    raise NodeLost(f"node {allocation.node}: {why}") from None
+            if time.monotonic() > until:
+                late = f"the pilot has not written its address to {path} within {HEAD_LIMIT_S:.0f} s"
+                raise NodeLost(late) from None
 
 
 def _provenance(config: PilotConfig) -> dict[str, Any]:

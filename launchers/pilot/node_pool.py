@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from launchers.node.agent import fork_agent
@@ -13,8 +13,10 @@ from launchers.node.fork import RunRank
 from launchers.node.remote import Node
 from launchers.pilot.agent_server import AgentServer
 from launchers.pilot.allocation import Allocation
-from launchers.state import node_exclusions
+from launchers.pilot.batch_system import LOOK_S, BatchSystem, is_environment
+from launchers.state import node_exclusions, pilot_state
 from launchers.state.history import AttemptRecord
+from launchers.state.node_exclusions import LOST_FOR_S
 from launchers.state.pilot_config import PilotConfig
 from launchers.state.sweep_dir import SweepDir
 from results.errors import UltrasweepError
@@ -25,8 +27,6 @@ AGENTS_LIMIT_S = 180.0
 """From the pilot's start until the last agent is ready. A busy shared filesystem may need minutes to deliver torch."""
 FILES_LIMIT_S = 120.0
 """How long a pilot that starts waits for a filesystem that fails."""
-LOST_FOR_S = 1800.0
-"""How long a lost node is excluded."""
 
 
 class NoNodes(UltrasweepError):
@@ -37,18 +37,32 @@ class NodePool:
     """The nodes of the allocation, the pilot's own first, then in the order of their names."""
 
     def __init__(
-        self, server: AgentServer, own: str, expected: int, agent_pid: int, shared: SweepDir | None, pilot_id: str
+        self,
+        server: AgentServer,
+        allocation: Allocation,
+        expected: int,
+        agent_pid: int,
+        shared: SweepDir | None,
+        *,
+        batch: BatchSystem | None = None,
+        use_excluded: bool = False,
     ) -> None:
-        """``own``: this machine's node. ``expected``: nodes of the allocation. ``shared``: the sweep whose folder holds
-        the excluded nodes for all pilots; None without a scheduler."""
+        """``expected``: nodes of the allocation. ``shared``: the sweep whose folder holds the excluded nodes for all
+        pilots; None without a scheduler. ``use_excluded``: do not look at those of earlier pilots."""
         self._shared = shared
-        self._pilot_id = pilot_id
+        self._allocation = allocation
+        self._batch = batch
+        self._use_excluded = use_excluded
         self._server = server
-        self._own = own
         self._expected = expected
         self._agent_pid = agent_pid
         self._excluded: dict[str, str] = {}
         self._busy: set[str] = set()
+
+    @property
+    def expected(self) -> int:
+        """Nodes of the allocation, whether they can be used or not."""
+        return self._expected
 
     @property
     def size(self) -> int:
@@ -83,19 +97,16 @@ class NodePool:
 
         Raises `NoNodes` when no agent is ready.
         """
-        until = time.monotonic() + AGENTS_LIMIT_S
-        while len(self._server.nodes) + len(self._server.refused) < self._expected and time.monotonic() < until:
-            if not meanwhile():
-                break
-            time.sleep(0.01)
-        if not self._server.nodes:
-            why = "; ".join(dict.fromkeys(self._server.refused.values())) or "no agent has connected"
-            raise NoNodes(why)
+        silent = self._wait(meanwhile)
         lines = list(self._server.notes)
+        not_started = {**self._server.refused, **silent}
+        lines += self._exclude_not_started(not_started, silent)
+        if not self._server.nodes:
+            raise NoNodes("; ".join([*dict.fromkeys(not_started.values())]) or "no agent has connected")
         if (missing := self._expected - len(self._server.nodes)) > 0 and self._expected > 1:
-            refused = "; ".join(f"{name}: {why}" for name, why in self._server.refused.items())
+            refused = "; ".join(f"{name}: {why}" for name, why in not_started.items())
             lines.append(f"{missing} of {self._expected} nodes cannot be used{': ' + refused if refused else ''}")
-        if self._shared is not None:
+        if self._shared is not None and not self._use_excluded:
             shared = self._shared
             known = patiently(lambda: node_exclusions.excluded(shared), limit_s=FILES_LIMIT_S)
             self._excluded |= {node: known[node].reason for node in self.names if node in known}
@@ -118,13 +129,19 @@ class NodePool:
         if self._shared is None:
             return []
         with contextlib.suppress(OSError):
-            node_exclusions.exclude(self._shared, node, why, self._pilot_id, for_s=for_s)
+            node_exclusions.exclude(self._shared, node, why, self._allocation.pilot_id, for_s=for_s)
         return [f"node {node} is excluded: {why}"]
 
     def exclude_lost(self) -> list[str]:
         """Exclude nodes that were lost or never connected; lines for the log. A short time is enough, since Slurm does
         not use nodes that are down."""
         return [line for node, why in self._lost().items() for line in self.exclude(node, why, for_s=LOST_FOR_S)]
+
+    def exclude_unclean(self, unclean: Mapping[str, str], of: int) -> list[str]:
+        """Exclude nodes that an attempt on ``of`` nodes has left unclean, each with the reason; lines for the log. Most
+        nodes at once are unclean because of a file system that hangs: then for a short time."""
+        for_s = LOST_FOR_S if is_environment(len(unclean), of) else node_exclusions.EXPIRES_AFTER_S
+        return [line for node, why in unclean.items() for line in self.exclude(node, why, for_s=for_s)]
 
     def exclude_failing(self, records: Sequence[AttemptRecord], nodes: Sequence[Node]) -> list[str]:
         """Exclude those of ``nodes`` on which points keep failing; lines for the log."""
@@ -142,6 +159,50 @@ class NodePool:
         with contextlib.suppress(ChildProcessError):
             while os.waitpid(self._agent_pid, os.WNOHANG) == (0, 0) and time.monotonic() < until:
                 time.sleep(0.01)
+
+    def _wait(self, meanwhile: Callable[[], bool]) -> dict[str, str]:
+        """Wait as `wait_for_agents` says; the nodes of which nothing was heard until the limit, and what that means."""
+        until, look_at = time.monotonic() + AGENTS_LIMIT_S, 0.0
+        while len(self._server.nodes.keys() | self._server.refused.keys()) < self._expected:
+            if not meanwhile():
+                return {}
+            if time.monotonic() > until:
+                known = self._server.nodes.keys() | self._server.refused.keys()
+                late = f"its agent did not start within {AGENTS_LIMIT_S:.0f} s"
+                return dict.fromkeys(set(self._batch.nodes() if self._batch is not None else ()) - known, late)
+            if self._batch is not None and self._shared is not None and time.monotonic() >= look_at:
+                look_at = time.monotonic() + LOOK_S
+                for ended in self._batch.ended_tasks(self._shared, self._allocation):
+                    if ended.node not in self._server.nodes:
+                        self._server.refused.setdefault(ended.node, ended.reason)
+            time.sleep(0.01)
+        return {}
+
+    def _exclude_not_started(self, failed: Mapping[str, str], silent: Collection[str]) -> list[str]:
+        """Exclude the nodes whose agents did not start, unless the environment is to blame; lines for the log."""
+        if is_environment(len(failed), self._expected):
+            self._excluded |= failed
+            return [
+                f"the agents of {len(failed)} of {self._expected} nodes did not start, so no node is excluded: look at "
+                "the environment (modules, image, launcher.python, the network between the nodes)"
+            ]
+        if not self._server.nodes and not self._others_work():
+            return []  # nothing shows that it is for this node
+        return [
+            line
+            for node, why in failed.items()
+            for line in self.exclude(node, why, for_s=LOST_FOR_S if node in silent else node_exclusions.EXPIRES_AFTER_S)
+        ]
+
+    def _others_work(self) -> bool:
+        """Whether a pilot of this sweep has ever started on another node than this one."""
+        if self._shared is None:
+            return False
+        return any(set(state.nodes) - {self._own} for state in pilot_state.all_states(self._shared))
+
+    @property
+    def _own(self) -> str:
+        return self._allocation.node
 
     def _lost(self) -> dict[str, str]:
         lost = {node.name: node.lost for node in self._ordered() if node.lost is not None}
@@ -161,11 +222,12 @@ def start_pool(
     run_rank: RunRank | None,
     head_address: Path,
     server: AgentServer,
+    batch: BatchSystem | None = None,
 ) -> NodePool:
     """Fork this machine's agent and let those of the other nodes connect. Call it before any thread is started.
 
     ``head_address``: the file from which the other nodes read where to connect. ``run_rank``: what a rank does; None:
-    the engine.
+    the engine. ``batch``: None without a batch system.
     """
     name = allocation.node
     pid, connection = fork_agent(config.settings, name, run_rank)
@@ -176,4 +238,4 @@ def start_pool(
         patiently(lambda: write_json(head_address, about, private=True), limit_s=FILES_LIMIT_S)
     server.start()
     shared = sweep if config.batch_system != "none" else None
-    return NodePool(server, name, config.nodes, pid, shared, allocation.pilot_id)
+    return NodePool(server, allocation, config.nodes, pid, shared, batch=batch, use_excluded=config.use_excluded)

@@ -161,6 +161,11 @@ class Pilot:
             return self.stop_reason() is None
 
         self._report_excluded(self._pool.wait_for_agents(meanwhile))
+        usable, expected = self._pool.size, self._pool.expected
+        if 0 < usable < expected and self._scheduler.waiting_for(usable + 1, expected):
+            # Pilots for the narrower points come, too. While this one lives, none comes in its place.
+            why = self._pool.exclusion_summary
+            self._give_up(f"only {usable} of {expected} nodes can be used, and wider points wait: {why}")
 
     def _report_excluded(self, lines: list[str]) -> None:
         for line in lines:
@@ -283,7 +288,7 @@ class Pilot:
         self._report_excluded(
             [
                 *self._pool.exclude_lost(),
-                *(line for node, why in thread.unclean().items() for line in self._pool.exclude(node, why)),
+                *self._pool.exclude_unclean(thread.unclean(), len(thread.nodes)),
                 *self._pool.exclude_failing(self._records.all(), thread.nodes),
             ]
         )

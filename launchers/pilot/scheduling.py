@@ -62,6 +62,13 @@ class Scheduler:
                 return None
         return claim
 
+    def waiting_for(self, least: int, most: int) -> int:
+        """How many points wait that need from ``least`` to ``most`` nodes."""
+        return sum(
+            point.method == self._settings.method and least <= self._shape(point) <= most
+            for point in self._reader.waiting()
+        )
+
     def choose_nodes(self, claim: Claim, free: Sequence[Node]) -> list[Node]:
         """The nodes on which to run the point. Nodes where it was tried before come last."""
         tried = {node for record in self._records.of(claim.stem) for node in record.nodes}

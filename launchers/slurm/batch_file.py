@@ -12,7 +12,7 @@ import os
 import re
 import shlex
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,9 @@ from typing import Any
 from submitit.core.utils import FailedJobError, FailedSubmissionError
 from submitit.slurm.slurm import SlurmExecutor
 
+from launchers.slurm.environment import unset_for_sbatch
 from launchers.slurm.options import SlurmOptions, check_path
+from launchers.slurm.srun_log import MARK
 from launchers.state import submissions
 from results.errors import UltrasweepError
 
@@ -145,26 +147,26 @@ class _PilotExecutor(SlurmExecutor):  # type: ignore[misc]
     def _make_submission_command(self, submission_file_path: Path) -> list[str]:
         # `timeout` makes a new process group, so a Ctrl-C in the terminal does not end sbatch.
         limit = ["timeout", "-k", str(_KILL_AFTER_S), str(SBATCH_LIMIT_S)]
-        unset = [word for name in _variables_to_unset(os.environ, self.parameters) for word in ("-u", name)]
-        return [*limit, "env", *unset, "sbatch", str(submission_file_path)]
+        unset = [word for name in unset_for_sbatch(os.environ, self._given()) for word in ("-u", name)]
+        return [*limit, "env", *unset, "sbatch", "--parsable", str(submission_file_path)]
+
+    def _given(self) -> set[str]:
+        """Names of the parameters that the batch file sets."""
+        everything = {**self.parameters, **(self.parameters.get("additional_parameters") or {})}
+        return {name for name, value in everything.items() if value is not None}
+
+    @staticmethod
+    def _get_job_id_from_submission_command(string: bytes | str) -> str:
+        """The number that ``sbatch --parsable`` prints alone on a line. A site may print lines of its own around it."""
+        text = string if isinstance(string, str) else string.decode(errors="replace")
+        numbers = [found[1] for line in text.splitlines() if (found := _PARSABLE.fullmatch(line.strip()))]
+        if len(numbers) != 1:  # the job is there, and its token finds it
+            raise FailedSubmissionError(f"no job number in: {text}" if not numbers else f"several numbers in: {text}")
+        return str(numbers[0])
 
 
-_VARIABLES = {"time": "TIMELIMIT", "mem": "MEM_PER_NODE"}
-"""Parameters whose variable has another name, such as ``SBATCH_TIMELIMIT``."""
-_ALWAYS_UNSET = {
-    *("SBATCH_ARRAY_INX", "SBATCH_ERROR", "SBATCH_GPUS", "SBATCH_GPUS_PER_TASK"),
-    *("SBATCH_NO_REQUEUE", "SBATCH_OUTPUT", "SBATCH_REQUEUE", "SBATCH_WAIT"),
-}
-
-
-def _variables_to_unset(environment: Mapping[str, str], parameters: Mapping[str, Any]) -> list[str]:
-    """Variables that must not reach sbatch: those of an allocation around this process, which sbatch would pass on to
-    the job, and those that would override the batch file."""
-    more = parameters.get("additional_parameters") or {}
-    given = {key for key, value in {**parameters, **more}.items() if value is not None}
-    overriding = {f"SBATCH_{_VARIABLES.get(name, name.replace('-', '_').upper())}" for name in given} | _ALWAYS_UNSET
-    kept = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS", "SLURM_TIME_FORMAT", "SLURM_JWT")
-    return sorted(n for n in environment if n in overriding or (n.startswith("SLURM_") and n not in kept))
+_PARSABLE = re.compile(r"([0-9]+)(;[A-Za-z0-9_.-]+)?")
+"""What ``sbatch --parsable`` prints: the job's number, and the cluster's name where there are several."""
 
 
 def _prepare(job: PilotJob, options: SlurmOptions) -> tuple[_PilotExecutor, str]:
@@ -240,7 +242,9 @@ def _setup(job: PilotJob, options: SlurmOptions) -> list[str]:
         ours["SRUN_CPUS_PER_TASK"] = str(options.cpus_per_task)
     lines = [f"export {name}={shlex.quote(value)}" for name, value in ours.items()]
     path = f'export PYTHONPATH={shlex.quote(str(job.code_dir))}"${{PYTHONPATH:+:$PYTHONPATH}}"'
-    return [*options.setup, *lines, path]
+    # See `launchers.slurm.srun_log`. It comes last: what stands after it in the log is srun's and the pilot's.
+    start = f"{job.token}.${{SLURM_ARRAY_TASK_ID:-0}}.${{SLURM_RESTART_COUNT:-0}}"
+    return [*options.setup, *lines, path, f'echo "{MARK} {start}"']
 
 
 def _srun_args(job: PilotJob, options: SlurmOptions) -> list[str]:

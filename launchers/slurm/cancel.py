@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 
 from launchers.slurm import polling
@@ -17,9 +18,14 @@ def cancel(sweep: SweepDir) -> int:
     """Cancel every pilot of the sweep, and stop the commands that would submit more; how many pilots were cancelled.
 
     The points that they ran wait again. Raises `SlurmUnreachable` when Slurm does not answer, and `InvalidResults` when
-    the sweep's folder is not writable.
+    the sweep's folder is not writable, or is a copy of the one whose pilots run.
     """
     if not submissions.all_submissions(sweep):
+        if (original := submissions.copied_from(sweep)) is not None:
+            raise InvalidResults(
+                f"{sweep.path} is a copy of {original}: the pilots that its files name belong to that folder, and "
+                f"nothing was cancelled; python -m sweep cancel {shlex.quote(original)} ends them"
+            )
         return 0
     try:
         submissions.mark_cancelled(sweep)
@@ -37,7 +43,7 @@ def cancel(sweep: SweepDir) -> int:
             if jobs is None:
                 raise SlurmUnreachable(f"nothing was cancelled, the pilots go on: {client.complaint}")
             tokens = {one.token for one in ours}
-            alive = [job for job in jobs if job.token in tokens and job.alive and job.state != "COMPLETING"]
+            alive = [job for job in jobs if job.token in tokens and job.alive and not job.ending]
             fresh = [job for job in alive if (job.token, job.name) not in cancelled]
             if fresh and not client.cancel(fresh):
                 raise SlurmUnreachable(f"{len(fresh)} pilots could not be cancelled: {client.complaint}")

@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from launchers.slurm.environment import command_environment, several_clusters
 from launchers.state.submissions import Submission, all_submissions, token_in
 from launchers.state.sweep_dir import SweepDir
 from results.errors import UltrasweepError
@@ -40,6 +41,12 @@ DEAD = frozenset(
 )
 """States of a job that has ended, unless Slurm requeues it. All others count as alive, also unknown ones."""
 WAITING = frozenset({"PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT"})
+_NEVER = re.compile(
+    r"PartitionTimeLimit|PartitionNodeLimit|PartitionConfig|BadConstraints|AccountNotAllowed|QOSNotAllowed|"
+    r"InvalidAccount|InvalidQOS|QOSTimeLimit|MaxMemPerLimit|DependencyNeverSatisfied|ReservationDeleted|"
+    r"(QOS|Assoc)Max\w*PerJob(Limit)?|QOSMin\w+"
+)
+"""Reasons for waiting that do not pass: the job asks for what its partition, account or QOS never gives."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +68,16 @@ class Job:
     @property
     def alive(self) -> bool:
         return self.state not in DEAD
+
+    @property
+    def ending(self) -> bool:
+        """It has been ended, and Slurm still cleans up. It may be queued again under its number, mostly it is not."""
+        return self.state == "COMPLETING"
+
+    @property
+    def never_starts(self) -> bool:
+        """It waits, and by the reason that Slurm gives it will wait for ever."""
+        return self.waiting and bool(_NEVER.fullmatch(self.reason))
 
     @property
     def held_by_slurm(self) -> bool:
@@ -167,6 +184,13 @@ class SlurmClient:
         """Let jobs run that are held in Slurm's queue; False when that failed."""
         return self._call(["scontrol", "release", ",".join(job.name for job in jobs)]) is not None
 
+    def exclude(self, jobs: Sequence[Job], nodes: Sequence[str]) -> bool:
+        """Let waiting jobs not get these nodes, in place of those that they excluded before; False if that fails."""
+        names = [job.name for job in jobs]
+        chunks = (names[at : at + _CHUNK] for at in range(0, len(names), _CHUNK))
+        words = [f"ExcNodeList={','.join(nodes)}"]
+        return None not in [self._call(["scontrol", "update", f"JobId={','.join(chunk)}", *words]) for chunk in chunks]
+
     def requeue(self, name: str) -> bool:
         """Make Slurm start this running job again later under its number. False when Slurm refuses, or when the job is
         being cancelled: a job that a user has ended must stay ended."""
@@ -174,6 +198,12 @@ class SlurmClient:
         if state is None or state.strip() != "RUNNING":
             return False
         return self._call(["scontrol", "requeue", name]) is not None
+
+    def hostnames(self, nodes: str) -> list[str]:
+        """The names in one of Slurm's lists of nodes, such as ``node[01-04,17]``; empty when it cannot be read."""
+        if not re.search(r"[\[,]", nodes):
+            return [nodes] if nodes else []
+        return (self._call(["scontrol", "show", "hostnames", nodes]) or "").split()
 
     def limits(self) -> Limits | None:
         """The cluster's limits; None when Slurm does not answer now."""
@@ -188,6 +218,9 @@ class SlurmClient:
     def _call(self, command: Sequence[str], harmless: str | None = None) -> str | None:
         """Standard output, or None when the command failed or took too long. A failure counts as success when each line
         of its error output holds ``harmless``."""
+        if trouble := several_clusters(os.environ):
+            self.complaint = trouble
+            return None
         try:
             process = subprocess.Popen(
                 command,
@@ -197,7 +230,7 @@ class SlurmClient:
                 text=True,
                 errors="replace",
                 start_new_session=True,  # Ctrl-C reaches only this process, and the limit ends the command's children
-                env={**os.environ, "SLURM_TIME_FORMAT": "standard"},
+                env=command_environment(os.environ),
             )
         except OSError as error:
             self.complaint = f"{command[0]}: {error.strerror or error}"

@@ -24,4 +24,6 @@ def describe_jobs(jobs: Sequence[Job] | None) -> str:
         f"{count} {state}" + (f" ({why})" if why and state == "pending" else "")
         for state, count in states.most_common()
     ]
-    return f"Slurm: {', '.join(parts)}"
+    never = sum(job.never_starts for job in alive)
+    note = f"; {never} of them will never start: the reason does not pass by itself" if never else ""
+    return f"Slurm: {', '.join(parts)}{note}"

@@ -1,7 +1,7 @@
 """Submits pilots of one shape after the other, and stops where Slurm refuses them or they keep ending at once.
 
 What is asked of Slurm is written down before sbatch is called. So this process may be killed at any moment: the next
-one finds the job by its token.
+one finds the job by its token. What Slurm has refused is removed again.
 """
 
 from __future__ import annotations
@@ -10,20 +10,23 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from launchers.settings import LaunchSettings
 from launchers.slurm import batch_file
 from launchers.slurm.client import SlurmClient, default_limits
+from launchers.slurm.failed_starts import last_words
+from launchers.slurm.job_quota import JobQuota
 from launchers.slurm.options import SlurmOptions
 from launchers.slurm.submission_tracker import SubmissionTracker
+from launchers.slurm.waiting_pilots import pilot_options
 from launchers.state import code_snapshot, node_exclusions, pilot_state, submissions
 from launchers.state.pilot_config import PilotConfig, pilot_config_to_dict
 from launchers.state.submissions import Submission
 from launchers.state.sweep_dir import SweepDir
 from results.errors import InvalidResults, UltrasweepError
 from results.lease import Lease
-from results.log_tail import tail_in_one_line
 from results.provenance import code_provenance
 from results.text import plural
 from workloads.protocol import write_json
@@ -31,13 +34,26 @@ from workloads.protocol import write_json
 _PAUSES_S = (0.0, 15.0, 60.0)
 """After pilots that ended without an attempt, the pause before the next pilots of that shape. After the last pause, no
 more are submitted."""
+_MOST_NARROWED = 3
+"""So many submissions in a row may end without an attempt because their pilots found, and excluded, a broken node."""
 _RETRY_S = (5.0, 10.0, 20.0, 40.0, 60.0)
 """Between two calls of sbatch when it fails in a way that may pass."""
-_LOG_LINES = 6
 
 
 class PilotsEnd(UltrasweepError):
     """Pilots keep ending without an attempt."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class There:
+    """What is there when pilots are submitted."""
+
+    shape: int
+    """Pilots of that shape that do something."""
+    all: int
+    """Pilots of all shapes."""
+    attempts: int
+    """Attempts recorded so far."""
 
 
 class PilotSubmitter:
@@ -70,34 +86,41 @@ class PilotSubmitter:
         """By shape: the last submission's token, the attempts recorded before it, and its monotonic time."""
         self._largest_array = sys.maxsize
         """Halved when the cluster holds too many jobs."""
+        self._quota = JobQuota()
+        self._narrowed: Counter[int] = Counter()
+        """By shape: submissions in a row whose pilots ended without an attempt and excluded a node."""
         self._failures = 0
         self._not_before = 0.0
 
-    def submit(self, nodes: int, lacking: int, living: int, attempts: int, lease: Lease) -> int:
-        """Submit up to ``lacking`` pilots of ``nodes`` nodes; how many were submitted.
+    @property
+    def full(self) -> bool:
+        """Slurm takes no more pilots of this user for now."""
+        return self._quota.full
 
-        ``living``: pilots of that shape that do something. ``attempts``: how many are recorded so far.
-        """
+    def submit(self, nodes: int, lacking: int, there: There, lease: Lease, *, use_excluded: bool = False) -> int:
+        """Submit up to ``lacking`` pilots of ``nodes`` nodes; how many were submitted. ``use_excluded``: they may get
+        the nodes that the sweep has excluded."""
         now = time.monotonic()
-        if now < self._not_before or not self._worth_trying(nodes, living, attempts, now):
+        if now < self._not_before or not self._worth_trying(nodes, there, now):
             return 0
+        asked = self._quota.allowed(lacking, there.all, now)
         limits = self._client.limits() or default_limits()
         largest = min(limits.largest_array, self._largest_array)
         done = 0
-        while done < lacking and not self._stopped():
-            count = min(lacking - done, largest)
+        while done < asked and not self._stopped():
+            count = min(asked - done, largest)
             if not lease.held():
                 break
             try:
-                submission = self._submit_array(nodes, count)
+                submission = self._submit_array(nodes, count, use_excluded)
             except batch_file.JobLimitReached as error:
                 if count > 1:
                     largest = count // 2
                     continue
-                if not living + done:
+                if not there.all + done:
                     self._give_up(nodes, error)
-                else:
-                    self._try_later(f"Slurm takes no more pilots of this user for now: {error}")
+                elif self._quota.refused(there.all + done, now):
+                    self._report(f"Slurm takes no more pilots of this user for now, the others follow: {error}")
                 break
             except batch_file.SubmissionRefused as error:
                 self._give_up(nodes, error)
@@ -109,16 +132,37 @@ class PilotSubmitter:
                 break
             self._failures = 0
             done += count
-            self._last[nodes] = (submission.token, attempts, now)
+            self._quota.accepted(there.all + done)
+            self._last[nodes] = (submission.token, there.attempts, now)
             self._report(f"{plural(count, 'pilot')} of {plural(nodes, 'node')} submitted: job {submission.job_id}")
         return done
 
-    def _submit_array(self, nodes: int, count: int) -> Submission:
+    def _submit_array(self, nodes: int, count: int, use_excluded: bool) -> Submission:
         """Write the pilots' config and the intent, call sbatch, write the job's id, in this order."""
+        excluded = [] if use_excluded else batch_file.node_names(list(node_exclusions.excluded(self._sweep)))
+        try:
+            return self._call_sbatch(nodes, count, excluded, use_excluded)
+        except batch_file.SubmissionRefused as error:
+            if not excluded:
+                raise
+            # Whatever the words: without these nodes there may be too few, or Slurm may not know them any more.
+            submission = self._call_sbatch(nodes, count, [], True)
+            self._report(f"Slurm takes the pilots only with the excluded nodes ({', '.join(excluded)}): {error}")
+            return submission
+
+    def _call_sbatch(self, nodes: int, count: int, excluded: Sequence[str], use_excluded: bool) -> Submission:
         sweep, options = self._sweep, self._options
         try:
             code, provenance = self._code_of_pilots()
-            submission = submissions.new_submission(sweep, nodes=nodes, count=count, time_min=options.time_min)
+            submission = submissions.new_submission(
+                sweep,
+                nodes=nodes,
+                count=count,
+                time_min=options.time_min,
+                options=pilot_options(options, self._settings),
+                excluded=excluded,
+                use_excluded=use_excluded,
+            )
             config = PilotConfig(
                 settings=self._settings,
                 command=self._command,
@@ -127,23 +171,17 @@ class PilotSubmitter:
                 nodes=nodes,
                 batch_system="slurm",
                 provenance=provenance,
+                use_excluded=use_excluded,
             )
             write_json(pilot_state.config_path(sweep, submission.token), pilot_config_to_dict(config), private=True)
             submissions.write(sweep, submission)
         except OSError as error:
             raise batch_file.SubmissionUncertain(f"cannot write in {sweep.path}: {error.strerror or error}") from None
-        excluded = batch_file.node_names(list(node_exclusions.excluded(sweep)))
         job = pilot_job(sweep, self._settings, submission, code, self._pilot, excluded)
         try:
-            try:
-                job_id = batch_file.submit(job, options)
-            except batch_file.SubmissionRefused as error:
-                if not excluded or "node name" not in str(error).lower():
-                    raise
-                self._report(f"Slurm does not know all of the excluded nodes ({', '.join(excluded)}): {error}")
-                job_id = batch_file.submit(pilot_job(sweep, self._settings, submission, code, self._pilot, ()), options)
-        except (batch_file.SubmissionRefused, batch_file.JobLimitReached) as error:
-            self._tracker.change(submission, stage="failed", message=str(error))
+            job_id = batch_file.submit(job, options)
+        except (batch_file.SubmissionRefused, batch_file.JobLimitReached):
+            submissions.discard(sweep, submission)
             raise
         except batch_file.SubmissionUncertain:
             self._tracker.change(submission, stage="unsure")
@@ -158,13 +196,20 @@ class PilotSubmitter:
             self._code = code_snapshot.write_snapshot(self._sweep, snapshot), provenance
         return self._code
 
-    def _worth_trying(self, nodes: int, living: int, attempts: int, now: float) -> bool:
+    def _worth_trying(self, nodes: int, there: There, now: float) -> bool:
         """Whether to submit this shape now. Gives it up when its pilots keep ending without an attempt."""
-        if nodes not in self._last or living:
+        if nodes not in self._last:
             return True
         token, before, since = self._last[nodes]
-        if attempts > before:
-            self._fruitless[nodes] = 0
+        if self._tracker.present(token):
+            return True
+        # Beside pilots that work, attempts say nothing about the last ones: did any of them start at all?
+        fruitful = pilot_state.has_states(self._sweep, token) if there.shape else there.attempts > before
+        if fruitful:
+            self._fruitless[nodes] = self._narrowed[nodes] = 0
+            return True
+        if self._narrowed[nodes] < _MOST_NARROWED and self._has_excluded_more(token):
+            self._narrowed[nodes] += 1
             return True
         failed = self._fruitless[nodes] + 1
         if failed >= len(_PAUSES_S):
@@ -172,7 +217,7 @@ class PilotSubmitter:
                 nodes,
                 PilotsEnd(
                     f"pilots of {plural(nodes, 'node')} ended {failed} times in a row without an attempt; the last: "
-                    f"{self._tracker.ending(token)}; {_end_of_log(self._sweep, token)}"
+                    f"{self._tracker.ending(token)}; {last_words(self._sweep, token)}"
                 ),
             )
             return False
@@ -182,6 +227,14 @@ class PilotSubmitter:
         ending = self._tracker.ending(token)
         self._report(f"pilots of {plural(nodes, 'node')} ended without an attempt ({ending}); trying again")
         return True
+
+    def _has_excluded_more(self, token: str) -> bool:
+        """Whether the pilots of a submission found a node that cannot be used: the next ones do not get it."""
+        known = self._tracker.submission(token)
+        if known is None or known.use_excluded:
+            return False
+        found = node_exclusions.excluded(self._sweep)
+        return any(submissions.token_of_pilot(one.pilot_id) == token for one in found.values())
 
     def _give_up(self, nodes: int, error: UltrasweepError) -> None:
         if not isinstance(error, PilotsEnd):
@@ -215,13 +268,3 @@ def pilot_job(
         pilot=pilot,
         excluded=excluded,
     )
-
-
-def _end_of_log(sweep: SweepDir, token: str) -> str:
-    """The last lines of the newest log of a submission's pilots."""
-    try:
-        logs = sorted(submissions.log_dir(sweep.path, token).glob("*.out"), key=lambda path: path.stat().st_mtime)
-    except OSError:
-        logs = []
-    lines = tail_in_one_line(logs[-1], _LOG_LINES) if logs else ""
-    return f"{logs[-1]}: {lines}" if lines else "its log is empty"

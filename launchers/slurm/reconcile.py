@@ -14,10 +14,12 @@ from dataclasses import dataclass, field
 from launchers.settings import LaunchSettings
 from launchers.slurm.client import Job, SlurmClient
 from launchers.slurm.demand import Demand, demand_of
+from launchers.slurm.failed_starts import FailedStarts
 from launchers.slurm.options import SlurmOptions
-from launchers.slurm.pilot_submitter import PilotSubmitter
+from launchers.slurm.pilot_submitter import PilotSubmitter, There
 from launchers.slurm.submission_tracker import SubmissionTracker
 from launchers.slurm.submitter_lease import only_submitter
+from launchers.slurm.waiting_pilots import WaitingPilots, pilot_options
 from launchers.state import pilot_state, queue, submissions
 from launchers.state.circuit_breaker import kind_of, paused_kinds
 from launchers.state.history import AttemptRecord
@@ -26,6 +28,7 @@ from launchers.state.queue import QueueReader
 from launchers.state.requirements import nodes_needed
 from launchers.state.sweep_dir import Point, SweepDir
 from results.errors import UltrasweepError
+from results.lease import Lease
 from results.text import plural
 
 _MOST_RELEASES = 3
@@ -40,10 +43,12 @@ class Cycle:
     """None when Slurm did not answer: then the other fields say nothing."""
     demand: Demand = field(default_factory=Demand)
     live: Mapping[int, int] = field(default_factory=dict)
-    """By shape: pilots that run, wait or are about to appear."""
+    """By shape: pilots that run, wait or are `unsettled`."""
+    unsettled: Mapping[int, int] = field(default_factory=dict)
+    """By shape: those of `live` of which it will be known in a moment whether they live."""
     submitted: int = 0
     missing: int = 0
-    """Pilots that are needed and could not be submitted now."""
+    """Pilots that are needed, could not be submitted now, and may be in the next cycles."""
     given_up: Mapping[int, UltrasweepError] = field(default_factory=dict)
     """By shape: why no more pilots of it are submitted."""
     paused: Mapping[str, str] = field(default_factory=dict)
@@ -55,6 +60,11 @@ class Cycle:
     def runnable(self) -> int:
         """Points for which a pilot could be submitted."""
         return sum(len(points) for nodes, points in self.demand.points.items() if nodes not in self.given_up)
+
+    @property
+    def going_on(self) -> int:
+        """Pilots that run or wait without doubt."""
+        return sum(self.live.values()) - sum(self.unsettled.values())
 
 
 class Reconciler:
@@ -91,6 +101,8 @@ class Reconciler:
             report=report,
             stopped=stopped,
         )
+        self._waiting = WaitingPilots(sweep, pilot_options(options, settings), self._tracker, self.client, report)
+        self._failed_starts = FailedStarts(sweep, self.client, report)
         self._released: Counter[str] = Counter()
         self._reported_stalled: set[str] = set()
 
@@ -102,34 +114,52 @@ class Reconciler:
         with only_submitter(self._sweep, wait_s) as lease:
             if lease is None:
                 return Cycle(jobs=None, busy=True)
-            given_up = self._submitter.given_up
             jobs = self._tracker.update()
             if jobs is None:
-                return Cycle(jobs=None, given_up=given_up)
+                return Cycle(jobs=None, given_up=self._submitter.given_up)
+            self._failed_starts.look(jobs)
             self._release_held_jobs(jobs)
             paused = paused_kinds(self._sweep, attempts, self._settings.breaker_failures)
             demand = demand_of(self._unclaimed(jobs, paused), self._settings, self._options)
-            live = self._tracker.live
-            working = live - self._stalled(jobs)
+            self._waiting.exclude_nodes(jobs, self._options.exclude)
+            old = self._waiting.look(jobs)
+            stuck_pilots, stuck = self._waiting.never_start(jobs)
+            live = self._tracker.live + self._tracker.unsettled - stuck_pilots
+            working = live - self._stalled(jobs) - old
             submitted = missing = 0
             for nodes, needed in demand.pilots.items():
-                lacking = needed - working[nodes]
-                if lacking <= 0 or nodes in given_up or self._stopped():
+                if nodes in stuck or nodes in self._submitter.given_up or self._stopped():
                     continue
-                done = self._submitter.submit(nodes, lacking, working[nodes], len(attempts), lease)
-                live[nodes] += done
+                there = There(shape=working[nodes], all=live.total(), attempts=len(attempts))
+                done, cancelled, lacking = self._fill(nodes, needed - working[nodes], there, lease)
+                live[nodes] += done - cancelled
                 submitted += done
-                missing += lacking - done if nodes not in given_up else 0
+                missing += lacking
             self._cancel_idle(jobs, demand)
             return Cycle(
                 jobs=jobs,
                 demand=demand,
                 live=dict(live),
+                unsettled=dict(self._tracker.unsettled),
                 submitted=submitted,
                 missing=missing,
-                given_up=dict(given_up),
+                given_up={**self._submitter.given_up, **stuck},
                 paused=paused,
             )
+
+    def _fill(self, nodes: int, lacking: int, there: There, lease: Lease) -> tuple[int, int, int]:
+        """Submit the lacking pilots of one shape, and cancel the waiting ones that they replace. How many were
+        submitted, how many were cancelled, and how many are missing that the next cycles may submit."""
+        done = 0
+        if lacking > 0:
+            use_excluded = nodes in self._waiting.lacks_nodes()
+            done = self._submitter.submit(nodes, lacking, there, lease, use_excluded=use_excluded)
+        if nodes in self._submitter.given_up:
+            self._waiting.kept(nodes)
+            return done, 0, 0
+        if done < lacking and not self._submitter.full:
+            return done, 0, lacking - done
+        return done, self._waiting.replaced(nodes), 0
 
     def _release_held_jobs(self, jobs: Sequence[Job]) -> None:
         """Slurm holds a job whose start has failed. Release it a few times, then cancel it, so that another comes."""

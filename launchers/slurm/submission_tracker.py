@@ -24,6 +24,8 @@ REQUEUE_GRACE_S = 30.0
 INTENT_LIMIT_S = batch_file.SBATCH_LIMIT_S + 30.0
 """The job of an sbatch whose caller was killed may appear so late."""
 _MAY_RETURN = frozenset({"NODE_FAIL", "PREEMPTED", "BOOT_FAIL", "LAUNCH_FAILED"})
+_FINAL = frozenset({"CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "OUT_OF_MEMORY", "TIMEOUT"})
+"""States in which a job stays: nothing has to be waited for."""
 
 
 class SubmissionTracker:
@@ -31,13 +33,21 @@ class SubmissionTracker:
 
     def __init__(self, sweep: SweepDir, client: SlurmClient) -> None:
         self.live: Counter[int] = Counter()
-        """By shape (nodes): pilots that run, wait or are about to appear."""
+        """By shape (nodes): pilots that run or wait."""
+        self.unsettled: Counter[int] = Counter()
+        """By shape: pilots of which it will be known in a moment whether they live. They are about to appear, are
+        ending, or have just vanished. Nothing is submitted in their place yet, and nobody may rely on them."""
         self._sweep = sweep
         self._client = client
         self._open: dict[str, Submission] = {}
         self._shapes: dict[str, int] = {}
+        self._everything: dict[str, Submission] = {}
         self._expected: set[str] = set()
+        self._present: set[str] = set()
+        self._cancelled_at = 0.0
         self._gone_since: dict[str, float] = {}
+        self._ending_since: dict[str, float] = {}
+        """By name of a job."""
         self._shown: dict[str, Sequence[Job]] = {}
         """By token: its jobs when squeue last showed any."""
 
@@ -46,6 +56,7 @@ class SubmissionTracker:
         answer. Raises `OSError` when a file cannot be written."""
         everything = submissions.all_submissions(self._sweep)
         self._shapes = {one.token: one.nodes for one in everything}
+        self._everything = {one.token: one for one in everything}
         self._open = {one.token: one for one in everything if one.open}
         jobs = self._client.jobs({one.uid for one in everything}) if everything else []
         if jobs is None:
@@ -55,17 +66,32 @@ class SubmissionTracker:
         for job in jobs:
             by_token[job.token].append(job)
         self._shown |= by_token
+        ending = {job.name for job in jobs if job.ending}
+        self._ending_since = {name: at for name, at in self._ending_since.items() if name in ending}
         for one in everything:  # Slurm may restart a job that it had shown as ended
-            if not one.open and any(job.alive for job in by_token[one.token]):
+            if not one.open and any(job.alive and not job.ending for job in by_token[one.token]):
                 self._open[one.token] = self.change(one, stage="submitted", ended_at=None, message="")
-        self.live, self._expected = Counter(), set()
+        self.live, self.unsettled, self._expected, self._present = Counter(), Counter(), set(), set()
+        self._cancelled_at = submissions.cancelled_at(self._sweep)
         for submission in list(self._open.values()):
-            self.live[submission.nodes] += self._update_one(submission, by_token[submission.token])
+            live, unsettled = self._update_one(submission, by_token[submission.token])
+            self.live[submission.nodes] += live
+            self.unsettled[submission.nodes] += unsettled
+            if live or unsettled:
+                self._present.add(submission.token)
         return jobs
 
     def expected(self, token: str) -> bool:
         """Whether pilots of this submission may be there although squeue shows none."""
         return token in self._expected
+
+    def present(self, token: str) -> bool:
+        """Whether pilots of this submission run, wait or may be there in a moment."""
+        return token in self._present
+
+    def submission(self, token: str) -> Submission | None:
+        """What was written down of it; None for an unknown one."""
+        return self._everything.get(token)
 
     def shape(self, token: str) -> int | None:
         """Nodes of this submission's pilots; None for an unknown one."""
@@ -75,6 +101,7 @@ class SubmissionTracker:
         """Write a submission's file with changed fields; the changed one. Raises `OSError`."""
         changed = submissions.update(self._sweep, submission, **fields)
         self._shapes[changed.token] = changed.nodes
+        self._everything[changed.token] = changed
         return changed
 
     def ending(self, token: str) -> str:
@@ -93,32 +120,41 @@ class SubmissionTracker:
         codes = f" (exit {', '.join(exits)})" if exits else ""
         return f"job {number or 'unknown'}: {summary}{codes}"
 
-    def _update_one(self, submission: Submission, jobs: Sequence[Job]) -> int:
-        """Bring one submission's file up to date; how many of its pilots live or may still appear."""
+    def _update_one(self, submission: Submission, jobs: Sequence[Job]) -> tuple[int, int]:
+        """Bring one submission's file up to date; how many of its pilots live, and how many are `unsettled`."""
         token = submission.token
         if jobs and submission.stage != "submitted":  # now the id is known, although the submitter was killed
             submission = self.change(submission, stage="submitted", job_id=jobs[0].array_id)
-        if alive := sum(job.alive for job in jobs):
-            self._gone_since.pop(token, None)
-            return alive
         now = time.monotonic()
+        cancelled = submission.created_at < self._cancelled_at
+        alive = sum(job.alive and not job.ending for job in jobs)
+        ending = 0 if cancelled else sum(self._may_return(job, now) for job in jobs if job.ending)
+        if alive or ending:
+            self._gone_since.pop(token, None)
+            return alive, ending
         gone_s = now - self._gone_since.setdefault(token, now)
         young = time.time() - submission.created_at < INTENT_LIMIT_S
         if submission.stage == "intent" and young and not self._endings(token):
             return self._expect(submission)
         grace_s = REQUEUE_GRACE_S if any(job.state in _MAY_RETURN for job in jobs) else GRACE_S
-        if gone_s < grace_s:
+        over = cancelled or (len(jobs) == submission.count and all(job.state in _FINAL for job in jobs))
+        if gone_s < grace_s and not over:
             return self._expect(submission)
         known = self._endings(token) if submission.stage != "submitted" else None
         stage = "ended" if submission.stage == "submitted" or known else "failed"
         number = known[-1].array_id if known else submission.job_id
         message = self.ending(token)
         self.change(submission, stage=stage, job_id=number, ended_at=time.time(), message=message)
-        return 0
+        return 0, 0
 
-    def _expect(self, submission: Submission) -> int:
+    def _expect(self, submission: Submission) -> tuple[int, int]:
         self._expected.add(submission.token)
-        return submission.count
+        return 0, submission.count
+
+    def _may_return(self, job: Job, now: float) -> bool:
+        """Whether a job that is ending may be queued again under its number; afterwards it is taken as gone, because
+        a node that does not answer can keep it for hours."""
+        return now - self._ending_since.setdefault(job.name, now) < REQUEUE_GRACE_S
 
     def _endings(self, token: str) -> list[Ending]:
         known = self._open.get(token)

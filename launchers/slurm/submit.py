@@ -7,6 +7,7 @@ be left (Ctrl-C), killed or started a second time at any moment.
 from __future__ import annotations
 
 import errno
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ from launchers.settings import LaunchSettings
 from launchers.slurm.batch_file import available, submission_text
 from launchers.slurm.client import SlurmClient, SlurmUnreachable, default_limits
 from launchers.slurm.demand import demand_of
+from launchers.slurm.environment import several_clusters
 from launchers.slurm.job_summary import describe_jobs
 from launchers.slurm.options import SlurmOptions, check_path
 from launchers.slurm.pilot_submitter import pilot_job
@@ -56,6 +58,8 @@ def run_slurm(
     """
     if not available():
         raise UltrasweepError("launcher=slurm needs sbatch and srun, which are not on PATH here; use a login node")
+    if trouble := several_clusters(os.environ):
+        raise UltrasweepError(trouble)
     check_path(sweep.path.resolve())
     reader = StatusReader(sweep)
     before = reader.read()
@@ -152,12 +156,14 @@ class _SlurmRun:
 
     def leave(self) -> None:
         """Show what goes on without this process."""
-        pilots = sum(self._cycle.live.values())
+        pilots = self._cycle.going_on
         unsure = [one for one in submissions.all_submissions(self._sweep) if one.stage in ("intent", "unsure")]
         self._detached = bool(pilots or unsure)
         self._interrupted = not self._detached
         if self._interrupted:
-            self._view.print_line("no pilot was submitted")
+            ending = sum(self._cycle.unsettled.values())
+            more = f"; {plural(ending, 'pilot')} of before {'is' if ending == 1 else 'are'} ending" if ending else ""
+            self._view.print_line(f"no pilot was submitted{more}")
             return
         if not pilots:
             self._view.print_line("a submission was cut short; if its job is there, the same command finds it again")
@@ -255,13 +261,15 @@ class _SlurmRun:
         return why
 
     def _may_detach(self, started: float) -> bool:
-        """Whether ``detach`` has nothing more to submit."""
+        """Whether ``detach`` has nothing more to submit. It looks once more after a submission: only then does Slurm
+        say that it will never start a job."""
         cycle = self._cycle
-        if cycle.jobs is not None and not cycle.missing:
+        settled = not cycle.missing and not cycle.submitted and not any(cycle.unsettled.values())
+        if cycle.jobs is not None and settled:
             self.leave()
             return True
         if time.monotonic() - started > _DETACH_LIMIT_S:
-            if not any(cycle.live.values()):
+            if not cycle.going_on:
                 raise SlurmUnreachable("Slurm took no pilot; the same command tries again")
             self.leave()
             return True

@@ -2,12 +2,14 @@
 
 A node is excluded at once when it cannot be used (its agent does not start, a process does not end, device memory
 stays occupied), and after several points have failed on it in ways that point to the machine rather than to the
-layout. It is used again when the exclusion expires or its file is deleted.
+layout. An ill file system, switch or environment looks the same from one node. So the other nodes are asked: where most
+of them fail, too, it is not the node. The node is used again when the exclusion expires or its file is deleted.
 """
 
 from __future__ import annotations
 
 import contextlib
+import re
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
@@ -18,6 +20,8 @@ from launchers.state.sweep_dir import SweepDir
 from workloads.protocol import read_json, write_json
 
 EXPIRES_AFTER_S = 12 * 3600.0
+LOST_FOR_S = 1800.0
+"""How long a lost node is excluded. A short time is enough, since Slurm does not use nodes that are down."""
 FAILURES_TO_EXCLUDE = 3
 """So many points must have failed on one node in `_SUSPICIOUS` ways within `EXPIRES_AFTER_S`, and none succeeded there
 since, before the node is excluded."""
@@ -25,6 +29,12 @@ since, before the node is excluded."""
 _SUSPICIOUS = ("hang", "nccl_error", "node_failure")
 """Outcomes that point to the machine, beside every failure of the infrastructure. A plain crash does not: a layout
 that raises an error does so on every node."""
+_FILE_SYSTEM = re.compile(
+    r"\[Errno (5|28|30|107|116|122)\]|input/output error|no space left on device|read-only file system|"
+    r"transport endpoint is not connected|stale file handle|disk quota exceeded|could not write its files",
+    re.IGNORECASE,
+)
+"""What an ill file system says. A shared one says it on every node, a node's own disk or mount on that node alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,21 +75,37 @@ def excluded(sweep: SweepDir) -> dict[str, Exclusion]:
 def failing(records: Iterable[AttemptRecord], nodes: Iterable[str], now: float) -> Mapping[str, str]:
     """Those of ``nodes`` on which enough of the latest points have failed in suspicious ways, each with its failures.
 
-    ``now``: seconds since the epoch.
+    Not those whose failures other nodes share: when the last points have failed so on at least as many other nodes as
+    they succeeded on, it is for what the nodes share. Errors of a file system count only if points have succeeded on
+    another node meanwhile. ``now``: seconds since the epoch.
     """
     recent = sorted((r for r in records if r.ended_at > now - EXPIRES_AFTER_S), key=lambda r: r.ended_at)
-    asked, bad = set(nodes), dict[str, list[AttemptRecord]]()
+    bad: dict[str, list[AttemptRecord]] = {}
+    last_good: dict[str, float] = {}
     for record in recent:
         if record.outcome == "ok":
-            for node in asked.intersection(record.nodes):
+            for node in record.nodes:
                 bad.pop(node, None)
-        elif record.failed_node in asked and (record.infrastructure or record.outcome in _SUSPICIOUS):
-            bad.setdefault(record.failed_node or "", []).append(record)
-    return {
-        node: ", ".join(f"{r.outcome} of {r.experiment_id}" for r in found[-FAILURES_TO_EXCLUDE:])
-        for node, found in bad.items()
-        if len({record.experiment_id for record in found}) >= FAILURES_TO_EXCLUDE
-    }
+                last_good[node] = record.ended_at
+        elif record.failed_node is not None and (record.infrastructure or record.outcome in _SUSPICIOUS):
+            bad.setdefault(record.failed_node, []).append(record)
+    failing_nodes: dict[str, str] = {}
+    for node in bad.keys() & set(nodes):
+        since = bad[node][0].ended_at
+        others_bad = sum(other != node and found[-1].ended_at >= since for other, found in bad.items())
+        others_good = sum(other not in bad for other in last_good)
+        if others_bad and others_bad >= others_good:
+            continue
+        counted = [record for record in bad[node] if not _is_file_system(record)]
+        if any(at > since for other, at in last_good.items() if other not in bad):
+            counted = bad[node]
+        if len({record.experiment_id for record in counted}) >= FAILURES_TO_EXCLUDE:
+            failing_nodes[node] = ", ".join(f"{r.outcome} of {r.experiment_id}" for r in counted[-FAILURES_TO_EXCLUDE:])
+    return failing_nodes
+
+
+def _is_file_system(record: AttemptRecord) -> bool:
+    return bool(_FILE_SYSTEM.search(record.evidence or ""))
 
 
 def _path(folder: Path, node: str) -> Path:

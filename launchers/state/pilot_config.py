@@ -40,6 +40,8 @@ class PilotConfig:
     """What gave the allocation to the pilot."""
     provenance: Mapping[str, Any] | None = None
     """Provenance of the code when the pilot was submitted; None: the pilot finds it out itself."""
+    use_excluded: bool = False
+    """Use also the nodes that the sweep has excluded: without them Slurm cannot give as many nodes as are needed."""
 
 
 def pilot_config_to_dict(config: PilotConfig) -> dict[str, Any]:
@@ -52,6 +54,7 @@ def pilot_config_to_dict(config: PilotConfig) -> dict[str, Any]:
         "nodes": config.nodes,
         "batch_system": config.batch_system,
         "provenance": dict(config.provenance) if config.provenance is not None else None,
+        "use_excluded": config.use_excluded,
     }
 
 
@@ -67,6 +70,7 @@ def read_pilot_config(path: Path) -> PilotConfig:
             nodes=fields["nodes"],
             batch_system=fields["batch_system"],
             provenance=fields["provenance"],
+            use_excluded=bool(fields.get("use_excluded", False)),
         )
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise InvalidResults(f"{path} is not the config of a pilot: {error}") from None

@@ -72,6 +72,11 @@ def log_path(sweep: SweepDir, pilot_id: str) -> Path:
     return sweep.pilots / f"{pilot_id}.log"
 
 
+def has_states(sweep: SweepDir, prefix: str) -> bool:
+    """Whether a pilot whose id is ``prefix`` and a suffix after a point has ever written its state."""
+    return any(sweep.pilots.glob(f"{prefix}.*.state.json"))
+
+
 def write_state(sweep: SweepDir, state: PilotState) -> None:
     write_json(state_path(sweep, state.pilot_id), state)
 

@@ -5,20 +5,29 @@
 
 The token is in the job's comment and at the end of its name. So a job is found again also when its submitter was
 killed before it could write down the id. Ids alone prove nothing: a cluster that loses its state uses them again.
+
+The token ends with a mark of the folder, and the file names that folder, because folders are copied and moved. The jobs
+of a copied folder belong to the original: the copy neither counts nor cancels them. The jobs of a folder that was moved
+belong to it as before.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import hashlib
 import json
 import os
 import re
 import secrets
+import shutil
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from launchers.state.pilot_state import config_path
 from launchers.state.sweep_dir import SweepDir
 from results.errors import InvalidResults
 from workloads.protocol import write_json
@@ -28,7 +37,11 @@ Stage = Literal["intent", "unsure", "submitted", "ended", "failed"]
 ``submitted``: the job is known. ``ended``: none of its pilots is left. ``failed``: there is no such job."""
 OPEN: tuple[Stage, ...] = ("intent", "unsure", "submitted")
 
-TOKEN = re.compile(r"slurm-[0-9]{8}-[0-9]{6}-[0-9a-f]{6}")
+TOKEN = re.compile(r"slurm-[0-9]{8}-[0-9]{6}-[0-9a-f]{6}(-[0-9a-f]{8})?")
+"""Time, a random number, and the mark of the sweep's folder, which tokens of earlier versions lack."""
+Origin = Literal["here", "moved", "copied"]
+"""Of a submission: this folder made it; this folder did, when it had another path; another folder did, of which this
+one is a copy."""
 _NAME_LENGTH = 40
 
 
@@ -54,6 +67,14 @@ class Submission:
     ended_at: float | None = None
     message: str = ""
     """What Slurm said about its end, for people."""
+    folder: str = ""
+    """The sweep's folder at the time, absolute; empty where that is not known."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """The launcher's options that its pilots were given; empty where they are not known."""
+    excluded: Sequence[str] = ()
+    """Nodes of the sweep's exclusions that its pilots that wait do not get."""
+    use_excluded: bool = False
+    """Its pilots may use the nodes that the sweep excludes."""
 
     @property
     def open(self) -> bool:
@@ -61,9 +82,19 @@ class Submission:
         return self.stage in OPEN
 
 
-def new_submission(sweep: SweepDir, *, nodes: int, count: int, time_min: int) -> Submission:
+def new_submission(
+    sweep: SweepDir,
+    *,
+    nodes: int,
+    count: int,
+    time_min: int,
+    options: Mapping[str, Any] | None = None,
+    excluded: Sequence[str] = (),
+    use_excluded: bool = False,
+) -> Submission:
     """A submission in the stage ``intent`` with a new token; nothing is written yet."""
-    token = f"slurm-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
+    folder = _resolved(sweep)
+    token = f"slurm-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}-{_mark(folder)}"
     name = re.sub(r"[^A-Za-z0-9_-]+", "-", sweep.name).strip("-")[:_NAME_LENGTH] or "sweep"
     return Submission(
         token=token,
@@ -73,6 +104,10 @@ def new_submission(sweep: SweepDir, *, nodes: int, count: int, time_min: int) ->
         time_min=time_min,
         created_at=time.time(),
         uid=os.getuid(),
+        folder=folder,
+        options=dict(options or {}),
+        excluded=tuple(excluded),
+        use_excluded=use_excluded,
     )
 
 
@@ -114,21 +149,51 @@ def update(sweep: SweepDir, submission: Submission, **fields: Any) -> Submission
 
 
 def all_submissions(sweep: SweepDir) -> list[Submission]:
-    """Every submission, oldest first. A damaged file is read as an ``intent``: its name is enough to find the job.
+    """Every submission of this folder, oldest first; not those that lie in it because it is a copy of another folder.
 
-    Raises `InvalidResults` when the folder cannot be read.
+    A damaged file is read as an ``intent``: its name is enough to find the job. Raises `InvalidResults` when the
+    folder cannot be read.
     """
+    return [one for one in _everything(sweep) if origin(sweep, one) != "copied"]
+
+
+def copied_from(sweep: SweepDir) -> str | None:
+    """The folder of which this one is a copy, as far as submissions that are still open tell; None when there are none.
+    Raises as `all_submissions`."""
+    copied = [one for one in _everything(sweep) if one.open and origin(sweep, one) == "copied"]
+    return (copied[-1].folder or "another folder") if copied else None
+
+
+def origin(sweep: SweepDir, submission: Submission) -> Origin:
+    """Whether this folder made the submission. What cannot be found out counts as a copy: then nothing is cancelled."""
+    here = _resolved(sweep)
+    if not submission.folder:  # a damaged file, or one of an earlier version
+        found = TOKEN.fullmatch(submission.token)
+        return "here" if found is None or found[1] in (None, f"-{_mark(here)}") else "copied"
+    if submission.folder == here:
+        return "here"
     try:
-        paths = sorted(_folder(sweep).glob("slurm-*.json"))
-    except OSError as error:
-        raise InvalidResults(f"{_folder(sweep)} cannot be read: {error.strerror or error}") from None
-    found = [_read(path) for path in paths if TOKEN.fullmatch(path.stem)]
-    return sorted(found, key=lambda one: (one.created_at, one.token))
+        if Path(submission.folder).samefile(here):
+            return "here"
+        (Path(submission.folder) / "submissions" / f"{submission.token}.json").stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return "moved"
+    except OSError:
+        return "copied"
+    return "copied"
 
 
 def log_dir(sweep: Path, token: str) -> Path:
     """The folder, inside the sweep's, of a submission's batch file and of its pilots' output."""
     return sweep.resolve() / "slurm" / token
+
+
+def discard(sweep: SweepDir, submission: Submission) -> None:
+    """Remove all that was written for a submission that Slurm has refused. What cannot be removed stays."""
+    shutil.rmtree(log_dir(sweep.path, submission.token), ignore_errors=True)
+    for path in (config_path(sweep, submission.token), _folder(sweep) / f"{submission.token}.json"):
+        with contextlib.suppress(OSError):
+            path.unlink(missing_ok=True)
 
 
 def mark_cancelled(sweep: SweepDir) -> None:
@@ -145,6 +210,14 @@ def cancel_mark(sweep: SweepDir) -> str | None:
         return None
 
 
+def cancelled_at(sweep: SweepDir) -> float:
+    """When `mark_cancelled` was last called, in seconds since the epoch; 0 before the first."""
+    try:
+        return float(json.loads(cancel_mark(sweep) or "{}").get("at", 0.0))
+    except (ValueError, TypeError, AttributeError):
+        return 0.0
+
+
 def lease_path(sweep: SweepDir) -> Path:
     """The lock (see `results.lease`) of the one process that may submit for this sweep."""
     _folder(sweep).mkdir(exist_ok=True)
@@ -155,7 +228,26 @@ def _folder(sweep: SweepDir) -> Path:
     return sweep.path / "submissions"
 
 
-def _read(path: Path) -> Submission:
+def _everything(sweep: SweepDir) -> list[Submission]:
+    try:
+        paths = sorted(_folder(sweep).glob("slurm-*.json"))
+    except OSError as error:
+        raise InvalidResults(f"{_folder(sweep)} cannot be read: {error.strerror or error}") from None
+    read = (_read(path) for path in paths if TOKEN.fullmatch(path.stem))
+    found = [one for one in read if one is not None]
+    return sorted(found, key=lambda one: (one.created_at, one.token))
+
+
+def _resolved(sweep: SweepDir) -> str:
+    return str(sweep.path.resolve())
+
+
+def _mark(folder: str) -> str:
+    return hashlib.sha256(os.fsencode(folder)).hexdigest()[:8]
+
+
+def _read(path: Path) -> Submission | None:
+    """None when the file has just been removed. Raises `OSError` when nothing is known even of the file."""
     try:
         fields = json.loads(path.read_text())
         submission = Submission(**fields)
@@ -163,7 +255,10 @@ def _read(path: Path) -> Submission:
             return submission
     except (OSError, ValueError, TypeError):
         pass
-    stat = path.stat()
+    try:
+        stat = path.stat()
+    except FileNotFoundError:
+        return None
     return Submission(
         token=path.stem,
         job_name=path.stem,

@@ -5,7 +5,8 @@ rank's main function, the check of the GPUs (a virtual node has none) and, in te
 other modules come from the sweep's own copy of the code, as in every job.
 
 A rank behaves as the name of its model says: ``ok``, ``ok_3`` (runs for three seconds), ``oom``, ``raises``,
-``killed``, ``hangs``; any other model fails now and then, decided by the experiment's id: every attempt repeats it.
+``killed``, ``hangs``, ``stale``; any other model fails now and then, decided by the experiment's id: every attempt
+repeats it.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from typing import Any, NoReturn
 if sys.path and Path(sys.path[0] or ".").resolve() == Path(__file__).resolve().parent:
     del sys.path[0]  # run by its path: the neighbours of this file are no modules
 
-FAULTS = ("oom", "raises", "killed", "hangs")
+FAULTS = ("oom", "raises", "killed", "hangs", "stale")
 SHARES = {"oom": 0.04, "raises": 0.02, "killed": 0.005}
 """Shares of the points that fail where the model's name says nothing."""
 ONE_PROCESS = "STANDIN_ONE_PROCESS"
@@ -131,6 +132,8 @@ def _fail(folder: Path, ranks: range, kind: str, world_size: int) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     if kind == "oom":
         _error(folder, ranks, "oom", "OutOfMemoryError: CUDA out of memory. Tried to allocate 30.00 GiB")
+    if kind == "stale":
+        _error(folder, ranks, "crash", f"OSError: [Errno 116] Stale file handle: '{folder}'")
     _error(folder, ranks, "crash", "ZeroDivisionError: division by zero")
 
 

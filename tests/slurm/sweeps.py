@@ -116,6 +116,19 @@ class StandinSweep:
         self.submitters.append(process)
         return process
 
+    def tell(self, verb: str, *, path: Path | None = None) -> subprocess.CompletedProcess[str]:
+        """Give another command (``cancel`` ...) for this sweep, or for the folder ``path``, and wait for its end."""
+        return subprocess.run(
+            [sys.executable, "-m", "tests.slurm.submit", verb, str(path or self.path)],
+            cwd=CHECKOUT,
+            env={**(self.environment or self.lab.environment), "PYTHONPATH": str(CHECKOUT)},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=240,
+            check=False,
+        )
+
     def output(self, number: int = -1) -> str:
         """What a submitter has printed."""
         which = number % len(self.submitters)

@@ -13,7 +13,7 @@ from tests.slurm.lab import Lab
 from tests.slurm.reliability import PAGE, titles_in, write_page
 from tests.slurm.scenarios import SCENARIOS, Isolation, ScenarioResult, ScenarioRunner
 
-for kind in ("points", "cluster", "users"):  # in the order of the table
+for kind in ("points", "cluster", "nodes", "users", "submission"):  # in the order of the table
     importlib.import_module(f"tests.slurm.faults_{kind}")
 TITLES = [title for scenario in SCENARIOS for title in scenario.titles]
 AT_ONCE = 6

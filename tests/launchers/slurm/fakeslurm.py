@@ -33,6 +33,8 @@ if mode == "hang":
 if mode == "down":
     fail(name + ": error: Unable to contact slurm controller (connect failure)")
 if name == "squeue":
+    if "SQUEUE_PARTITION" in os.environ or "SQUEUE_STATES" in os.environ:  # as the real one: only some jobs
+        sys.exit(0)
     for job in state["jobs"]:
         name = f"{job['id']}_{job['index']}" if job["array"] else str(job["id"])
         index = job["index"] if job["array"] else "N/A"
@@ -44,8 +46,18 @@ elif name == "sacct":
     for job in state["accounted"]:
         if job["name"] in option("--name").split(","):
             print(f"{job['id']}|{job['state']}|{job['exit']}|{job['name']}")
+elif name == "scontrol" and sys.argv[1:3] == ["show", "hostnames"]:
+    head, numbers = re.fullmatch(r"(.*)\[(.*)\]", sys.argv[3]).groups()
+    for part in numbers.split(","):
+        first, _, last = part.partition("-")
+        for number in range(int(first), int(last or first) + 1):
+            print(f"{head}{number:0{len(first)}d}")
+elif name == "scontrol" and sys.argv[1] == "update":
+    pass
 elif name == "scontrol":
     print(f"Configuration data\nMaxArraySize            = {state['max_array']}\nMaxJobCount             = 10000")
+elif name == "scancel" and "SCANCEL_STATE" in os.environ:  # as the real one: spares the others and reports success
+    pass
 elif name == "scancel":
     for word in sys.argv[1:]:
         for job in state["jobs"]:
@@ -60,9 +72,11 @@ elif name == "sbatch":
     if mode == "refuse":
         fail("sbatch: error: invalid partition specified: nope\nsbatch: error: Batch job submission failed: "
              "Invalid partition name specified")
-    if mode == "bad node" and "exclude" in given:
-        fail("sbatch: error: Batch job submission failed: Invalid node name specified")
-    if mode.startswith("at most ") and count > int(mode[8:]):
+    if mode.startswith("not without: ") and "exclude" in given:
+        fail("sbatch: error: Batch job submission failed: " + mode[13:])
+    alive = sum(job["state"] in ("PENDING", "RUNNING") for job in state["jobs"])
+    over = mode.startswith("quota ") and alive + count > int(mode[6:])
+    if over or (mode.startswith("at most ") and count > int(mode[8:])):
         fail("sbatch: error: QOSMaxSubmitJobPerUserLimit\nsbatch: error: Batch job submission failed: Job violates "
              "accounting/QOS policy (job submit limit, user's size and/or time limits)")
     if mode == "lost":
@@ -70,14 +84,19 @@ elif name == "sbatch":
     number = state["next"]
     state["next"] += 1
     for index in range(count):
-        state["jobs"].append({"id": number, "index": index, "array": count > 1, "state": "PENDING", "reason": "None",
-                              "nodes": "", "name": given["job-name"], "comment": given["comment"]})
+        state["jobs"].append({"id": number, "index": index, "array": count > 1, "state": "PENDING",
+                              "reason": state.get("default_reason", "None"), "nodes": "",
+                              "name": given["job-name"], "comment": given["comment"]})
     save()
     if mode == "silent":
         fail("sbatch: error: Batch job submission failed: Socket timed out on send/recv operation")
     if mode == "killed":
         os.kill(int(state["caller"]), 9)
-    print(f"Submitted batch job {number}")
+    if mode == "banner":
+        print("Welcome to cluster 9!\nYour last job 4711 ended well.\n31337 jobs served so far")
+    print(number if "--parsable" in sys.argv else f"Submitted batch job {number}")
+    if mode == "two numbers":
+        print(4711)
 """
 
 

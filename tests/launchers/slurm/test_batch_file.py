@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from launchers.slurm import batch_file
 from launchers.slurm.batch_file import PilotJob, submission_text
 from launchers.slurm.options import SlurmOptions, options_from_dict
 from results.errors import UltrasweepError
@@ -132,26 +131,3 @@ def test_further_parameters_and_plain_numbers() -> None:
     found = parameters(submission_text(job(), options))
     assert (found["switches"], found["oversubscribe"], found["exclude"], found["mem"]) == ("1", "", "17", "0")
     assert "x" not in found
-
-
-def test_what_must_not_reach_sbatch() -> None:
-    environment = {
-        "SLURM_JOB_ID": "1",  # of the allocation that we may be in
-        "SLURM_MEM_PER_CPU": "2",
-        "SLURM_CONF": "/etc/slurm.conf",
-        "SBATCH_PARTITION": "wins",
-        "SBATCH_TIMELIMIT": "wins",
-        "SBATCH_ACCOUNT": "the site's own",
-        "SBATCH_NO_REQUEUE": "1",
-        "SBATCH_RESERVATION": "wins",
-        "HOME": "/root",
-    }
-    given = {"partition": "mine", "time": 60, "account": None, "additional_parameters": {"reservation": "mine"}}
-    assert batch_file._variables_to_unset(environment, given) == [
-        "SBATCH_NO_REQUEUE",
-        "SBATCH_PARTITION",
-        "SBATCH_RESERVATION",
-        "SBATCH_TIMELIMIT",
-        "SLURM_JOB_ID",
-        "SLURM_MEM_PER_CPU",
-    ]

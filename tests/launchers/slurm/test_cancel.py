@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
+
 import pytest
 
+from launchers.slurm import submission_tracker
 from launchers.slurm.cancel import cancel
+from launchers.slurm.client import jobs_of
+from launchers.state.submissions import all_submissions
 from launchers.state.sweep_dir import SweepDir
 from results.errors import UltrasweepError
 from tests.launchers.slurm.fakeslurm import FakeSlurm
@@ -29,3 +35,88 @@ def test_cancel_without_slurm(fake: FakeSlurm, sweep: SweepDir) -> None:
     fake.mode("squeue", "down")
     with pytest.raises(UltrasweepError, match="nothing was cancelled, the pilots go on: squeue: error: Unable"):
         cancel(sweep)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["cancel", "scancel"])
+@pytest.mark.parametrize("shown", ["COMPLETING", "CANCELLED", ""])
+def test_a_run_right_after_a_cancel_submits_again(
+    how: str, shown: str, fake: FakeSlurm, sweep: SweepDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slurm shows a cancelled job as completing for a while, then as cancelled, then no more."""
+    monkeypatch.setattr(submission_tracker, "GRACE_S", 1.0)
+    monkeypatch.setattr(submission_tracker, "REQUEUE_GRACE_S", 1.0)
+    run(sweep, detach=True)
+    fake.move("RUNNING")
+    if how == "cancel":
+        assert cancel(sweep) == 1
+    if shown:
+        fake.move(shown)
+    else:
+        fake.forget()
+    assert run(sweep, detach=True).detached
+    assert [job["state"] for job in fake.jobs if job["id"] == 2] == ["PENDING"]
+
+
+@pytest.mark.slow
+def test_a_job_that_slurm_queues_again_is_not_replaced(
+    fake: FakeSlurm, sweep: SweepDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A preempted job is shown as completing before it waits again under its number."""
+    monkeypatch.setattr(submission_tracker, "REQUEUE_GRACE_S", 20.0)
+    run(sweep, detach=True)
+    fake.move("COMPLETING")
+    with meanwhile(lambda: len(fake.calls("squeue")) > 3, lambda: fake.move("PENDING", reason="BeginTime")):
+        assert run(sweep, detach=True).detached
+    assert len(fake.jobs) == 1
+
+
+@pytest.mark.slow
+def test_a_copied_folder_leaves_the_originals_pilots_alone(fake: FakeSlurm, sweep: SweepDir, tmp_path: Path) -> None:
+    run(sweep, detach=True)
+    copy = SweepDir(tmp_path / "a copy")
+    shutil.copytree(sweep.path, copy.path)
+    assert jobs_of(copy) == []
+    with pytest.raises(UltrasweepError, match=r"a copy is a copy of .*it's a sweep: .* nothing was cancelled"):
+        cancel(copy)
+    assert [job["state"] for job in fake.jobs] == ["PENDING"]
+    run(copy, detach=True)  # it gets pilots of its own
+    assert cancel(copy) == 1
+    assert [job["state"] for job in fake.jobs] == ["PENDING", "CANCELLED"]
+    assert cancel(sweep) == 1
+
+
+@pytest.mark.slow
+def test_a_copied_damaged_submission_is_no_ones_but_the_originals(
+    fake: FakeSlurm, sweep: SweepDir, tmp_path: Path
+) -> None:
+    run(sweep, detach=True)
+    copy = SweepDir(tmp_path / "a copy")
+    shutil.copytree(sweep.path, copy.path)
+    for one in (sweep, copy):
+        (one.path / "submissions" / f"{all_submissions(sweep)[0].token}.json").write_text("{")
+    with pytest.raises(UltrasweepError, match="is a copy of another folder"):
+        cancel(copy)
+    assert cancel(sweep) == 1
+
+
+@pytest.mark.slow
+def test_a_moved_folder_keeps_its_pilots_and_replaces_those_that_wait(
+    fake: FakeSlurm, sweep: SweepDir, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Those that wait would look for the old path."""
+    run(sweep, detach=True)
+    sweep.path.rename(tmp_path / "moved")
+    moved = SweepDir(tmp_path / "moved")
+    run(moved, detach=True)
+    assert [job["state"] for job in fake.jobs] == ["CANCELLED", "PENDING"]
+    assert f"this folder was {sweep.path} when they were submitted" in capsys.readouterr().out
+    moved.path.rename(tmp_path / "moved again")
+    assert cancel(SweepDir(tmp_path / "moved again")) == 1
+
+
+@pytest.mark.slow
+def test_another_way_to_the_same_folder_is_the_same_folder(fake: FakeSlurm, sweep: SweepDir, tmp_path: Path) -> None:
+    run(sweep, detach=True)
+    (tmp_path / "link").symlink_to(sweep.path)
+    assert cancel(SweepDir(tmp_path / "link")) == 1

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from typing import Any
+
+import pytest
 
 from launchers.slurm.client import Job, SlurmClient, jobs_of
 from launchers.state.submissions import new_submission
@@ -66,3 +69,24 @@ def test_jobs_know_whether_they_live() -> None:
     assert job("A_STATE_OF_A_LATER_SLURM").alive and not job("A_STATE_OF_A_LATER_SLURM").waiting
     assert job("REQUEUED").alive and job("REQUEUED").waiting
     assert not job("NODE_FAIL").alive and not job("TIMEOUT").alive
+
+
+@pytest.mark.parametrize(
+    ("reason", "never"),
+    [
+        ("PartitionTimeLimit", True),
+        ("QOSMaxWallDurationPerJobLimit", True),
+        ("AssocMaxNodePerJobLimit", True),
+        ("QOSMaxGRESPerJob", True),
+        ("Priority", False),
+        ("Resources", False),
+        ("QOSMaxJobsPerUserLimit", False),
+        ("AssocGrpGRES", False),
+        ("JobHeldUser", False),
+        ("ReqNodeNotAvail, Reserved for maintenance", False),
+    ],
+)
+def test_reasons_that_do_not_pass_by_themselves(reason: str, never: bool) -> None:
+    job = Job(token=TOKEN, index=0, name="1", array_id="1", state="PENDING", reason=reason, nodes="")
+    assert job.never_starts is never
+    assert not dataclasses.replace(job, state="RUNNING").never_starts

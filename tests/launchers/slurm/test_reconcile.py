@@ -178,7 +178,8 @@ def test_an_intent_whose_job_may_still_come_is_waited_for(
 ) -> None:
     submissions.write(sweep, new_submission(sweep, nodes=2, count=1, time_min=5))
     submitter = Submitter(sweep)
-    assert submitter.cycle().live[2] == 1
+    cycle = submitter.cycle()
+    assert cycle.live[2] == cycle.unsettled[2] == 1
     assert [job["id"] for job in fake.jobs] == [1]  # of the other shape
     monkeypatch.setattr(submission_tracker, "INTENT_LIMIT_S", 0.0)
     assert submitter.cycle().submitted == 1
@@ -255,9 +256,6 @@ def test_excluded_nodes(fake: FakeSlurm, sweep: SweepDir) -> None:
     text = next(submissions.log_dir(sweep.path, all_submissions(sweep)[0].token).glob("*.sh")).read_text()
     assert "#SBATCH --exclude=node9,node3\n" in text and "uid" not in text
     fake.forget()
-    fake.mode("sbatch", "bad node")
-    other = Submitter(sweep)
-    assert other.cycle().submitted == 2 and "does not know all of the excluded nodes" in other.lines[0]
 
 
 def test_vanished_pilots_are_submitted_again(fake: FakeSlurm, sweep: SweepDir) -> None:

@@ -26,7 +26,8 @@ AccountingStoragePort=$((PORT + 1))
 # not a password: the munge socket for the connection to slurmdbd (AuthInfo does not count there)
 AccountingStoragePass=$STATE/munge/socket
 AccountingStorageTRES=gres/gpu
-AccountingStoreFlags=job_comment"
+AccountingStoreFlags=job_comment
+AccountingStorageEnforce=limits,qos"
   else
     acct="AccountingStorageType=accounting_storage/none"
   fi

@@ -180,6 +180,27 @@ class Lab:
         self.run("scontrol", "create", f"PartitionName={name}", names, "DefaultTime=60", "State=UP", *words)
         return name
 
+    def break_python(self, name: str) -> None:
+        """Whatever starts Python on this node from now on starts ``false`` and ends at once."""
+        false = shutil.which("false") or "/bin/false"
+        self.node("exec", name, "mount", "--bind", false, os.path.realpath(sys.executable))
+
+    def repair_python(self, name: str) -> None:
+        self.node("exec", name, "umount", os.path.realpath(sys.executable))
+
+    def node_seconds(self, partition: str) -> float:
+        """What all jobs of a partition so far have held, as Slurm accounts for it: nodes times seconds."""
+        time.sleep(3)  # the accounting is a little behind
+        words = ["-D", "-X", "-n", "-P", "-r", partition, "-S", "now-1day", "-o", "ElapsedRaw,NNodes,Start"]
+        text = self.run("sacct", *words)
+        rows = [line.split("|") for line in text.splitlines()]
+        return sum(float(seconds) * int(nodes) for seconds, nodes, start in rows if start not in ("None", "Unknown"))
+
+    def limit_jobs(self, partition: str, most: int) -> None:
+        """Let each user have only so many jobs in a partition; each element of an array counts."""
+        self.run("sacctmgr", "-i", "add", "qos", f"most{most}", f"MaxSubmitJobsPerUser={most}")
+        wait_until(lambda: self._has_qos(partition, f"most{most}"), 20, "the limit")
+
     # Faults of the controller
 
     def ctld_stop(self) -> None:
@@ -245,6 +266,10 @@ class Lab:
         become = ["setpriv", "--reuid", OTHER_USER, "--regid", "nogroup", "--clear-groups"]
         node = login or self.nodes[0]
         return [str(HERE / "node"), str(self.state), "exec", node, *become, *command]
+
+    def _has_qos(self, partition: str, qos: str) -> bool:
+        self.run("scontrol", "update", f"PartitionName={partition}", f"QOS={qos}", check=False)
+        return f"QoS={qos}" in self.run("scontrol", "show", "partition", partition)
 
     def _pid(self, daemon: str) -> int:
         return int((self.state / "run" / f"{daemon}.pid").read_text())

@@ -1,0 +1,59 @@
+"""The environment of Slurm's commands, without the variables by which a user changes what they select and print.
+
+``SQUEUE_PARTITION`` hides jobs, ``SQUEUE_FORMAT`` changes columns, ``SCANCEL_STATE`` spares jobs, ``SBATCH_TIMELIMIT``
+overrides a batch file. A submitter that does not see its jobs submits them a second time, and a cancel reports success
+while jobs run on. So every call gets only the variables of Slurm that are named here. The environment of ``srun`` is
+another matter: it runs inside the job and needs what Slurm has set there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+_PREFIXES = (
+    *("SACCT_", "SALLOC_", "SBATCH_", "SCANCEL_", "SCONTROL_", "SINFO_", "SLURM_", "SLURMD_"),
+    *("SPRIO_", "SQUEUE_", "SRUN_", "SSTAT_"),
+)
+_TO_REACH_THE_CLUSTER = frozenset({"SLURM_CLUSTERS", "SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT"})
+"""Where the configuration is, which cluster is meant, and the token of clusters that know users by one."""
+_WHO_PAYS: Mapping[str, str] = {
+    "SBATCH_ACCOUNT": "account",
+    "SBATCH_CONSTRAINT": "constraint",
+    "SBATCH_PARTITION": "partition",
+    "SBATCH_QOS": "qos",
+    "SBATCH_RESERVATION": "reservation",
+    "SBATCH_WCKEY": "wckey",
+}
+"""Sites tell users to set these once instead of naming them in every job. They reach sbatch where the launcher's option
+is null, and change nothing else about a job."""
+
+
+def command_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """``environment`` for ``squeue``, ``sacct``, ``scancel`` and ``scontrol``: Slurm's variables are left out, but for
+    those that are needed to reach the cluster, and messages are in English."""
+    kept = {name: value for name, value in environment.items() if not _is_dropped(name)}
+    kept.pop("LANGUAGE", None)
+    return {**kept, "LC_ALL": "C"}
+
+
+def unset_for_sbatch(environment: Mapping[str, str], given: Collection[str]) -> list[str]:
+    """Names of the variables that must not reach sbatch, nor the job to which it passes its environment on.
+
+    ``given``: the parameters that the batch file sets. The locale stays, because it is the job's, too.
+    """
+    return sorted(
+        name for name in environment if _is_dropped(name) and (name not in _WHO_PAYS or _WHO_PAYS[name] in given)
+    )
+
+
+def several_clusters(environment: Mapping[str, str]) -> str:
+    """Why ``SLURM_CLUSTERS`` cannot be used; empty when it can. Job numbers of two clusters may be equal, so that
+    cancelling one would cancel the other."""
+    value = environment.get("SLURM_CLUSTERS", "")
+    if value.lower() == "all" or "," in value:
+        return f"SLURM_CLUSTERS={value} names several clusters; set it to the one that shall run the sweep"
+    return ""
+
+
+def _is_dropped(name: str) -> bool:
+    return name.startswith(_PREFIXES) and name not in _TO_REACH_THE_CLUSTER

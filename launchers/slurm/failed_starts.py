@@ -1,0 +1,93 @@
+"""Finds pilots that have ended before they could start, and excludes the nodes on which only they fail.
+
+Slurm knows nothing of a node on which Python or the shared folder is missing: jobs end there at once, so that the node
+is free again and gets the next one. A pilot that starts excludes such nodes of its own allocation by itself. On its
+first node nothing of it runs that could, so the submitting command does it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+
+from launchers.slurm import srun_log
+from launchers.slurm.client import Job, SlurmClient
+from launchers.state import node_exclusions, pilot_state, submissions
+from launchers.state.node_exclusions import LOST_FOR_S
+from launchers.state.sweep_dir import SweepDir
+from results.log_tail import tail_in_one_line
+from results.text import plural
+
+_FAILED = ("BOOT_FAIL", "FAILED", "LAUNCH_FAILED", "OUT_OF_MEMORY")
+"""States in which a job ends that could not start its pilot. Those that somebody has ended say nothing of a node."""
+_MOST_NODES = 2
+"""When pilots fail to start on more nodes than this, it is not for the nodes."""
+_LOG_LINES = 6
+
+
+class FailedStarts:
+    """Looks at the jobs of one sweep, again and again."""
+
+    def __init__(self, sweep: SweepDir, client: SlurmClient, report: Callable[[str], None]) -> None:
+        self._sweep, self._client, self._report = sweep, client, report
+        self._seen: set[str] = set()
+        """Names of jobs whose end has been looked at."""
+        self._failed: dict[str, tuple[str, str]] = {}
+        """By node: the pilot that could not start there, and why. They wait for a pilot that starts elsewhere."""
+        self._too_many = False
+
+    def look(self, jobs: Sequence[Job]) -> None:
+        """Exclude the nodes on which pilots could not start while others did on other nodes."""
+        for job in jobs:
+            if job.state in _FAILED and job.name not in self._seen:
+                self._seen.add(job.name)
+                self._note(job)
+        if not self._failed:
+            return
+        if len(self._failed) > _MOST_NODES:
+            if not self._too_many:
+                self._report(
+                    f"pilots end at their start on {plural(len(self._failed), 'node')} ({', '.join(self._failed)}), so "
+                    f"no node is excluded: {next(reversed(self._failed.values()))[1]}"
+                )
+            self._too_many = True
+            return
+        known = node_exclusions.excluded(self._sweep)
+        for node in known.keys() & self._failed.keys():  # an agent of the same job was faster
+            del self._failed[node]
+        for node in [node for node in self._failed if self._others_work(node)]:
+            pilot, why = self._failed.pop(node)
+            with contextlib.suppress(OSError):
+                node_exclusions.exclude(self._sweep, node, why, pilot, for_s=LOST_FOR_S)
+                self._report(f"node {node} is excluded for {LOST_FOR_S / 60:.0f} min: {why}")
+
+    def _note(self, job: Job) -> None:
+        pilot = f"{job.token}.{job.index}"
+        if pilot_state.has_states(self._sweep, pilot):
+            return
+        blamed = [task for task in srun_log.ended_tasks(self._sweep, pilot, job.name, self._client) if task.task == 0]
+        if blamed:
+            self._failed[blamed[0].node] = (pilot, f"a pilot could not start: {blamed[0].reason}")
+        elif nodes := self._client.hostnames(job.nodes):
+            self._failed[nodes[0]] = (pilot, f"a pilot's job ended there ({job.state}) before the pilot could start")
+
+    def _others_work(self, node: str) -> bool:
+        """Whether pilots of this sweep have started on other nodes, so that the environment is not to blame."""
+        return any(set(state.nodes) - {node} for state in pilot_state.all_states(self._sweep))
+
+
+def last_words(sweep: SweepDir, token: str) -> str:
+    """Why a submission's pilots ended: what one of them wrote, or else the end of the newest log."""
+    said = [
+        state.message
+        for state in pilot_state.all_states(sweep)
+        if state.message and submissions.token_of_pilot(state.pilot_id) == token
+    ]
+    if said:
+        return said[-1]
+    try:
+        logs = sorted(submissions.log_dir(sweep.path, token).glob("*.out"), key=lambda path: path.stat().st_mtime)
+    except OSError:
+        logs = []
+    lines = tail_in_one_line(logs[-1], _LOG_LINES) if logs else ""
+    return f"{logs[-1]}: {lines}" if lines else "its log is empty"

@@ -1,0 +1,136 @@
+"""Pilots some of whose nodes never start an agent. srun's words about them lie in the pilot's log."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from launchers.pilot.batch_system import is_environment
+from launchers.slurm.srun_log import MARK, log_path
+from launchers.state import node_exclusions, pilot_state
+from launchers.state.node_exclusions import EXPIRES_AFTER_S
+from launchers.state.pilot_config import PilotConfig, pilot_config_to_dict, pilot_environment
+from launchers.state.submissions import new_submission
+from launchers.state.sweep_dir import SweepDir
+from launchers.status.status import sweep_status
+from tests.launchers.scripted import points, settings
+from workloads.protocol import write_json
+
+PILOT = (
+    "import sys\nfrom launchers.slurm import pilot_job\nfrom tests.launchers.scripted import run_rank\n"
+    "sys.exit(pilot_job.main(run_rank=run_rank))"
+)
+SCONTROL = "#!/bin/sh\nfor number in 0 1 2 3; do echo node$number; done\n"
+Start = Callable[..., tuple[list[int], float]]
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> SweepDir:
+    return SweepDir.create(tmp_path / "sweep", {})
+
+
+@pytest.fixture
+def start(sweep: SweepDir, tmp_path: Path) -> Iterator[Start]:
+    """Starts the tasks of one job of four nodes whose others, by srun's words, have ended; their exit statuses, and how
+    many seconds that took."""
+    processes: list[subprocess.Popen[bytes]] = []
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "scontrol").write_text(SCONTROL)
+    (tmp_path / "bin" / "scontrol").chmod(0o755)
+
+    def run(*tasks: int, said: str, use_excluded: bool = False, token: str = "") -> tuple[list[int], float]:
+        token = token or new_submission(sweep, nodes=4, count=1, time_min=5).token
+        config = PilotConfig(
+            settings=settings(),
+            command=None,
+            wall_time_s=None,
+            stop_with_parent=False,
+            nodes=4,
+            batch_system="slurm",
+            provenance={},
+            use_excluded=use_excluded,
+        )
+        write_json(pilot_state.config_path(sweep, token), pilot_config_to_dict(config))
+        log = log_path(sweep, token, "7")
+        log.parent.mkdir(parents=True)
+        log.write_text(f"{MARK} {token}.0.0\n{said}")
+        began = time.monotonic()
+        for task in tasks:
+            variables = {
+                "SLURM_PROCID": str(task),
+                "SLURMD_NODENAME": f"node{task}",
+                "SLURM_JOB_ID": "7",
+                "SLURM_JOB_NODELIST": "node[0-3]",
+                "PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin",
+            }
+            environment = pilot_environment() | variables
+            command = [sys.executable, "-c", PILOT, str(sweep.path), token]
+            processes.append(subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL))
+        return [process.wait(60) for process in processes[-len(tasks) :]], time.monotonic() - began
+
+    yield run
+    for process in processes:
+        process.kill()
+        process.wait()
+
+
+def words(*tasks: int) -> str:
+    return "".join(f"srun: error: node{task}: task {task}: Exited with exit code 127\n" for task in tasks)
+
+
+@pytest.mark.slow
+def test_a_node_whose_agent_never_starts_is_excluded_at_once(sweep: SweepDir, start: Start) -> None:
+    sweep.add_points(points("ok", "ok"))
+    statuses, seconds = start(0, 1, 3, said=words(2))
+    assert statuses == [0, 0, 0] and seconds < 45, seconds
+    assert sweep_status(sweep).done == {"ok": 2}
+    (found,) = node_exclusions.excluded(sweep).values()
+    assert found.node == "node2" and "Exited with exit code 127" in found.reason
+    assert found.until - found.since == EXPIRES_AFTER_S
+
+
+@pytest.mark.slow
+def test_a_pilot_that_is_too_narrow_makes_room_for_another(sweep: SweepDir, start: Start) -> None:
+    """While it lived, no pilot would be submitted for the points that need all four nodes."""
+    sweep.add_points(points("ok", dp=8, global_batch_size=8))
+    statuses, seconds = start(0, 1, 3, said=words(2))
+    assert statuses[0] == 4 and seconds < 45, (statuses, seconds)
+    assert sweep_status(sweep).todo == 1 and set(node_exclusions.excluded(sweep)) == {"node2"}
+    (state,) = pilot_state.all_states(sweep)
+    assert state.message.startswith("only 3 of 4 nodes can be used, and wider points wait: its process ended at")
+
+
+@pytest.mark.slow
+def test_when_all_others_fail_no_node_is_excluded(
+    sweep: SweepDir, start: Start, capfd: pytest.CaptureFixture[str]
+) -> None:
+    sweep.add_points(points("ok", dp=8, global_batch_size=8))
+    statuses, seconds = start(0, said=words(1, 2, 3))
+    assert statuses == [4] and seconds < 45
+    assert not node_exclusions.excluded(sweep)
+    assert "the agents of 3 of 4 nodes did not start, so no node is excluded" in capfd.readouterr().out
+
+
+@pytest.mark.slow
+def test_agents_whose_pilot_never_starts_end_and_exclude_its_node(sweep: SweepDir, start: Start) -> None:
+    statuses, seconds = start(1, 2, 3, said=words(0))
+    assert statuses == [2, 2, 2] and seconds < 45
+    assert set(node_exclusions.excluded(sweep)) == {"node0"}
+
+
+@pytest.mark.slow
+def test_a_pilot_may_be_told_to_use_excluded_nodes(sweep: SweepDir, start: Start) -> None:
+    sweep.add_points(points("ok", dp=8, global_batch_size=8))
+    node_exclusions.exclude(sweep, "node1", "it failed before", "p")
+    statuses, _ = start(0, 1, 2, 3, said="", use_excluded=True)
+    assert statuses[0] == 0 and sweep_status(sweep).done == {"ok": 1}
+
+
+def test_what_is_the_environments_fault() -> None:
+    assert not is_environment(1, 2) and not is_environment(2, 4) and not is_environment(5, 64)
+    assert is_environment(2, 3) and is_environment(3, 4) and is_environment(33, 64)

@@ -1,0 +1,54 @@
+"""What a user has set for Slurm's commands does not reach those of the launcher."""
+
+from __future__ import annotations
+
+import pytest
+
+from launchers.slurm.cancel import cancel
+from launchers.slurm.environment import command_environment, unset_for_sbatch
+from launchers.state.sweep_dir import SweepDir
+from results.errors import UltrasweepError
+from tests.launchers.slurm.fakeslurm import FakeSlurm
+from tests.launchers.slurm.runs import run
+
+HOSTILE = {
+    "SQUEUE_PARTITION": "other",
+    "SQUEUE_STATES": "RUNNING",
+    "SQUEUE_FORMAT": "%i",
+    "SCANCEL_STATE": "RUNNING",
+    "SACCT_FORMAT": "JobID",
+    "SLURM_TIME_FORMAT": "relative",
+    "SRUN_DEBUG": "3",
+    "SBATCH_TIMELIMIT": "1",
+    "SBATCH_EXCLUSIVE": "user",
+    "SLURM_JOB_ID": "1",
+}
+
+
+def test_only_what_is_needed_to_reach_the_cluster_is_left() -> None:
+    plain = {"HOME": "/root", "SLURM_CONF": "/etc/slurm.conf", "SLURM_CLUSTERS": "one", "SLURM_JWT": "x"}
+    found = command_environment({**plain, **HOSTILE, "LC_ALL": "tr_TR.UTF-8", "LANGUAGE": "tr"})
+    assert found == {**plain, "LC_ALL": "C"}
+
+
+def test_sbatch_gets_what_the_site_sets_for_accounts_and_nothing_that_changes_a_job() -> None:
+    site = {"SBATCH_ACCOUNT": "llm", "SBATCH_PARTITION": "gpu", "SLURM_CONF": "/etc/slurm.conf", "LC_ALL": "de_DE"}
+    assert unset_for_sbatch({**site, **HOSTILE}, {"time", "partition"}) == sorted([*HOSTILE, "SBATCH_PARTITION"])
+
+
+@pytest.mark.slow
+def test_a_users_variables_hide_no_job_and_spare_none(
+    fake: FakeSlurm, sweep: SweepDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in HOSTILE.items():
+        monkeypatch.setenv(name, value)
+    run(sweep, detach=True)
+    assert run(sweep, detach=True).detached and len(fake.jobs) == 1
+    assert cancel(sweep) == 1 and [job["state"] for job in fake.jobs] == ["CANCELLED"]
+
+
+def test_several_clusters_are_refused(fake: FakeSlurm, sweep: SweepDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_CLUSTERS", "a,b")
+    with pytest.raises(UltrasweepError, match="SLURM_CLUSTERS=a,b names several clusters"):
+        run(sweep, detach=True)
+    assert not fake.calls("sbatch")

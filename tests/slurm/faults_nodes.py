@@ -1,0 +1,89 @@
+"""Scenarios in which nodes are broken in ways that Slurm does not see, and a shared file system is ill."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+from launchers.state import node_exclusions
+from tests.slurm.scenarios import Place, TableRow, scenario
+from tests.slurm.sweeps import StandinSweep, brief
+
+
+def _broken(place: Place, *nodes: str) -> ExitStack:
+    """Python ends at once on these nodes until the end of the block."""
+    stack = ExitStack()
+    for node in nodes:
+        place.lab.break_python(node)
+        stack.callback(place.lab.repair_python, node)
+    return stack
+
+
+def _excluded(sweep: StandinSweep) -> set[str]:
+    return set(node_exclusions.excluded(sweep.dir))
+
+
+def _in_all(place: Place, sweep: StandinSweep) -> str:
+    """The rows, and what the jobs held."""
+    return f"{sweep.summary()}; {place.lab.node_seconds(place.partition):.0f} node-seconds in all"
+
+
+@scenario("Python is broken on one of a pilot's nodes", nodes=5)
+def an_agent_never_starts(place: Place) -> TableRow:
+    broken = place.nodes[2]
+    with _broken(place, broken):
+        sweep = place.sweep(("ok_2", 4), ("ok", 4), ("ok_1", 1))
+        sweep.start()
+        sweep.finish()
+        rows = sweep.check()
+    assert _excluded(sweep) == {broken}, sweep.output()
+    assert all(row["outcome"] == "ok" for some in rows.values() for row in some), brief(rows["ok"])
+    return TableRow("`false` in its place on the third of five nodes; points of four nodes", _in_all(place, sweep))
+
+
+@scenario("Python is broken on a pilot's first node", nodes=5)
+def a_head_never_starts(place: Place) -> TableRow:
+    broken = place.nodes[0]
+    with _broken(place, broken):
+        sweep = place.sweep(("ok_2", 4), ("ok", 4))
+        sweep.start()
+        sweep.finish()
+        sweep.check()
+    assert _excluded(sweep) == {broken}, sweep.output()
+    return TableRow("the same on the first of five nodes", _in_all(place, sweep))
+
+
+@scenario("Python is broken on a node of pilots of one node", nodes=3)
+def a_node_takes_every_job(place: Place) -> TableRow:
+    broken = place.nodes[0]
+    with _broken(place, broken):
+        sweep = place.sweep(*[("ok_4", 1)] * 6, words=["launcher.max_pilots=3"])
+        sweep.start()
+        sweep.finish()
+        sweep.check()
+    assert _excluded(sweep) == {broken}, sweep.output()
+    return TableRow("one of three nodes; jobs end there at once, so that it gets the next one", _in_all(place, sweep))
+
+
+@scenario("Python is broken everywhere", nodes=2)
+def the_environment_is_broken(place: Place) -> TableRow:
+    sweep = place.sweep(("ok", 2), ("ok_1", 2))
+    with _broken(place, *place.nodes):
+        process = sweep.start()
+        assert process.wait(240) == 2, sweep.output()
+        assert "times in a row without an attempt" in sweep.output() and "Exited with exit code" in sweep.output()
+        assert not _excluded(sweep)
+    sweep.start()
+    sweep.finish()
+    sweep.check()
+    return TableRow("on both nodes; the command stops and says why; repaired, and the command again", sweep.summary())
+
+
+@scenario("a shared file system reports stale handles", nodes=2)
+def stale_handles(place: Place) -> TableRow:
+    sweep = place.sweep(*[("stale", 1)] * 4, ("ok", 2), words=["launcher.max_attempts=2", "launcher.max_pilots=2"])
+    sweep.start()
+    sweep.finish()
+    rows = sweep.check()
+    assert len(rows["stale"]) == 8 and rows["ok"][-1]["outcome"] == "ok", brief(rows["stale"])
+    assert not _excluded(sweep), sweep.output()
+    return TableRow("every rank of four points gets ESTALE; no node is excluded", sweep.summary())
