@@ -44,7 +44,7 @@ class DeadPilots:
             known = self._row_written(attempt.attempt_id)
             if known is None:
                 return self._recorder.record(
-                    claim, attempt, _abandoned(attempt, why), ended_at=_last_written_at(attempt)
+                    claim, attempt, abandoned(attempt, why), ended_at=_last_written_at(attempt)
                 )
             record = record_of_row(known, attempt, _outcome_of(known), claim, known["ended_at"].timestamp())
             path = self._recorder.until_written(
@@ -84,7 +84,7 @@ class DeadPilots:
         return None
 
 
-def _abandoned(attempt: Attempt, why: str) -> Execution:
+def abandoned(attempt: Attempt, why: str) -> Execution:
     """The result of an attempt whose pilot died before it could record it, from the attempt's folder."""
     results = attempt.results()
     measured = attempt.task.method == "measured"
