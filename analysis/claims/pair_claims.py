@@ -50,7 +50,7 @@ def tensor_beyond_node(frame: pd.DataFrame) -> Verdict:
     text = f"tp {per_node} → {2 * per_node}: {beyond.text}; "
     text += f"inside the node, tp {per_node // 2} → {per_node}: {inside.text}; "
     text += "best run without a pipeline of each model, size and regime of the network, whatever else it has chosen. "
-    text += "With all other choices held and ranks taken from dp: " + listed(
+    text += "With all other choices held and ranks taken from dp, also without a pipeline: " + listed(
         [f"tp {tp} → {2 * tp}: {_matched(rows, tp)}" for tp in (per_node, per_node // 2)]
     )
     assert beyond.value.high is not None

@@ -105,7 +105,7 @@ def other_engines(frame: pd.DataFrame) -> list[str]:
 def _source_name(source: str, others: str) -> str:
     """The legend of a bar's source; a closed form says whose it is where the rows are another engine's."""
     if source == PREDICTED and others:
-        return f"pale: closed form of {ENGINE}'s engine for the same layout, not {others}'s"
+        return f"pale: closed form of {ENGINE}'s engine, not {others}'s"
     return _SOURCE_NAMES[source]
 
 

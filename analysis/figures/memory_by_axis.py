@@ -15,6 +15,7 @@ from analysis.memory import axis_panels
 from analysis.memory.axis_panels import Panel
 from analysis.memory.families import AXES
 from results.text import byte_unit, listed
+from workloads.experiment import ENGINE
 
 _PANEL_IN = (3.7, 3.4)
 
@@ -71,7 +72,7 @@ def _note(panels: Sequence[Panel], frame: pd.DataFrame) -> str | None:
     others = other_engines(frame)
     if not others:
         return None
-    return f"Bars and marks are of two engines: what lies between them is no error of measurement ({listed(others)})"
+    return f"Bars are {ENGINE}'s closed form, marks {listed(others)}'s runs: two engines, so they need not agree"
 
 
 _HOW = (

@@ -101,7 +101,8 @@ def pair_spread(one: pd.DataFrame, two: pd.DataFrame) -> pd.Series:
 
 def fewest_freedom(one: pd.DataFrame, two: pd.DataFrame) -> NDArray[np.float64]:
     """The smaller degrees of freedom of two noises, row by row."""
-    return np.fmin(one["noise_freedom"].to_numpy(dtype=float), two["noise_freedom"].to_numpy(dtype=float))
+    fewest: NDArray[np.float64] = np.fmin(*(rows["noise_freedom"].to_numpy(dtype=float) for rows in (one, two)))
+    return fewest
 
 
 def log(values: pd.Series) -> pd.Series:
