@@ -16,8 +16,8 @@ from results.text import listed
 FORMATS = ("png", "svg", "html")
 TABLE_KINDS = ("csv", "md", "latex")
 _RESULTS = (
-    "a sweep, a folder that holds sweeps, a Parquet file of attempts, or bench_final2_mfu2.csv of the Hugging Face "
-    "dataset nanotron/ultrascale-playbook-data"
+    "a sweep, a folder that holds sweeps, a Parquet file of attempts or of a plan, or bench_final2_mfu2.csv of the "
+    "Hugging Face dataset nanotron/ultrascale-playbook-data"
 )
 
 

@@ -1,7 +1,7 @@
 """``python -m analysis.report RESULTS [--out DIR]``: a folder with a page, its figures and its tables.
 
-RESULTS is a sweep, a folder of sweeps, a Parquet file of attempts, or the published table of the Ultra-Scale
-Playbook's study (CSV). `analysis.options` has the other options.
+RESULTS is a sweep, a folder of sweeps, a Parquet file of attempts, a plan (``plan --out``), or the published table of
+the Ultra-Scale Playbook's study (CSV). `analysis.options` has the other options.
 """
 
 from __future__ import annotations
@@ -97,6 +97,8 @@ def build(
     say(f"{attempts} of {plural(len(results.sweeps), 'sweep')} read")
     if store.only_shipped(results_path):
         say(f"{results_path} holds no sweep of your own yet: this report shows the sweeps that came with the program")
+    for note in results.notes:
+        say(note)
     for problem in results.problems:
         say(f"warning: {problem}")
     parts = cohorts.split(results.attempts)
@@ -129,12 +131,12 @@ def build(
 
 
 def _explorer(results: Results, parts: Sequence[Cohort], path: Path) -> Path | None:
-    """The explorer's page, where there is a row to explore."""
-    if not parts:
+    """The explorer's page, where there is a row to explore: of a plan of which nothing has run, its points."""
+    if not parts and results.ledger.empty:
         return None
-    from analysis.explorer import write_explorer
+    from analysis.explorer import plan_rows, write_explorer
 
-    return write_explorer.write(results, parts, path)
+    return write_explorer.write(results, parts or [plan_rows.cohort(results.ledger)], path)
 
 
 def figure_list() -> str:
@@ -190,13 +192,15 @@ def _page(
     from analysis.page.render import Page
 
     empty = [] if len(results.attempts) else ["Nothing has been run yet: there is no attempt to report on."]
+    if empty and explorer is not None:
+        empty[0] += " The explorer shows what the plan predicts."
     unfinished = sentences.unfinished(results)
     return Page(
         title=f"Sweep report: {results.path.resolve().name}",
         source=str(source),
         made_at=f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
         version=_version(),
-        run=sentences.what_was_run(results),
+        run=[*sentences.what_was_run(results), *results.notes],
         warnings=[*empty, *([unfinished] if unfinished else []), *results.problems],
         sections=sections,
         rehearsal=sentences.rehearsal_check(results.attempts),

@@ -47,6 +47,9 @@ DEVICES_PER_NODE = 8
 SHA256 = "2b20c1ecbab9de9af9627c3ebb727f72bad447ceca1b5503e00abd74ac5e7958"
 """Checksum of the published file with which this reader was checked."""
 PEAK_FLOPS = 989e12
+DEVICE_NAME = "NVIDIA H100 80GB HBM3"
+DEVICE_MEMORY_BYTES = 85_520_809_984
+"""Of every device of the cluster (p5.48xlarge), as nvidia-smi reports it: 81,559 MiB. The table records neither."""
 REGIME_NODES = 8
 REGIME_BYTES_PER_S = 120e9
 """Lies between the two regimes at every number of nodes: the slow one ends at 102 GB/s, the fast one starts at 141."""
@@ -286,10 +289,12 @@ _IN_ALL_RUNS = {
     "virtual_stages": 1,
     "sequence_parallel": True,
     "precision": "bf16",
+    "device_name": DEVICE_NAME,
+    "device_memory_bytes": DEVICE_MEMORY_BYTES,
     "peak_flops": PEAK_FLOPS,
     "peak_flops_source": "the study's own formula: H100 SXM, dense bf16",
 }
-"""What the authors' scripts set for every run."""
+"""What the authors' scripts set for every run, and the devices that all ran on."""
 
 
 def _model(row: Mapping[str, Any]) -> dict[str, Any]:

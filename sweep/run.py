@@ -59,6 +59,8 @@ def prepare(overrides: Sequence[str], folders: ConfFolders, extra_where: Sequenc
             config = compose_sweep(overrides, folders, extra_where=extra_where, cluster=other, launcher="local")
             notes.append(f"cluster={other}: this machine has {machine.gpu_name}")
     settings, slurm = launch_settings(config, machine), slurm_options(config)
+    if (rebuilt := _rebuilt(config)) is not None:
+        notes.append(rebuilt)
     with PlanProgress() as progress:
         plan = make_plan(
             config,
@@ -71,6 +73,15 @@ def prepare(overrides: Sequence[str], folders: ConfFolders, extra_where: Sequenc
         )
     refuse_if_nothing_can_run(plan)
     return Prepared(plan=plan, settings=settings, slurm=slurm, dry=is_dry(config), notes=tuple(notes))
+
+
+def _rebuilt(config: SweepConfig) -> str | None:
+    """Makes rows again that the sweep's tables have lost; what was done, in one line."""
+    if not SweepDir(config.sweep_dir).marker.is_file():
+        return None
+    from launchers.pilot.rebuild import rebuild_lost_rows
+
+    return rebuild_lost_rows(SweepDir(config.sweep_dir))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

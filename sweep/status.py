@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from launchers.attempt.outcome import where
+from launchers.pilot.rebuild import rebuild_lost_rows
 from launchers.slurm.client import Job, jobs_of
 from launchers.slurm.job_summary import describe_jobs
 from launchers.state import circuit_breaker, node_exclusions
@@ -40,6 +41,9 @@ def print_status(path: Path, console: Console) -> None:
     """Print one line for each sweep below ``path``, or all that is known where there is only one. Raises
     `InvalidResults` where there is none."""
     sweeps = [SweepDir.open(folder) for folder in sweep_dirs(path)]
+    for sweep in sweeps:
+        if (rebuilt := rebuild_lost_rows(sweep)) is not None:
+            _print_line(console, rebuilt)
     if only_shipped(path):
         _print_line(console, f"no sweep of your own in {path} yet; those that came with the program:")
     if len(sweeps) == 1:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from analysis.claims import published
-from analysis.claims.verdicts import FAIL, PASS, UNKNOWN, Verdict, is_study
+from analysis.claims.verdicts import FAIL, PASS, UNKNOWN, Tally, Verdict, is_study
 from analysis.rows import metrics, winners
 from analysis.rows.derived import SHAPE, add_formulas
 from results.text import listed, plural
@@ -26,7 +26,8 @@ def mfu_formula(frame: pd.DataFrame) -> Verdict:
     error = (again / recorded - 1).abs()
     wrong = int((error > 1e-6).sum())
     again_text = f"{len(known) - wrong:,} of {plural(len(known), 'value')} reproduced"
-    return Verdict(FAIL if wrong else PASS, f"{again_text}, largest relative difference {error.max():.0e}")
+    tally = Tally(len(known) - wrong, len(known))
+    return Verdict(FAIL if wrong else PASS, f"{again_text}, largest relative difference {error.max():.0e}", tally)
 
 
 def tied_embeddings(frame: pd.DataFrame) -> Verdict:

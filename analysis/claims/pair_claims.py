@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from analysis.claims.verdicts import FAIL, FEWEST, PASS, SAME, UNKNOWN, Verdict
+from analysis.claims.verdicts import FAIL, FEWEST, PASS, SAME, UNKNOWN, Tally, Verdict
 from analysis.rows import labels, metrics, pairs, winners
 from results.text import format_number, format_percent, listed, plural
 
@@ -18,12 +18,17 @@ def zero_one_matched(frame: pd.DataFrame) -> Verdict:
     speed, memory = pairs.ratio(both, metrics.RANK_BY), pairs.ratio(both, metrics.memory_column(frame))
     if speed is None or memory is None or speed.value.n < FEWEST or speed.value.low is None or speed.value.high is None:
         return Verdict(UNKNOWN, f"{plural(len(both), 'pair')} of runs that differ only in ZeRO 0 or 1")
-    by_size = (both[f"{metrics.RANK_BY}_two"] / both[f"{metrics.RANK_BY}_one"]).groupby(both["world_size"])
+    peak = metrics.memory_column(frame)
+    rate, less = (both[f"{name}_two"] / both[f"{name}_one"] for name in (metrics.RANK_BY, peak))
+    by_size = rate.groupby(both["world_size"])
     sizes = [f"{value:.2f} on {size}" for size, value in by_size.median()[by_size.size() >= FEWEST].items()]
     text = f"pairs that differ in nothing else, throughput of ZeRO 1 over ZeRO 0: {speed.text}; memory: {memory.text}"
+    few = int((by_size.size() < FEWEST).sum())
     text += f"; by number of GPUs {listed(sizes, 9)}" if len(sizes) > 1 else ""
+    text += f" ({plural(few, 'size')} with fewer than {FEWEST} pairs not shown)" if len(sizes) > 1 and few else ""
     holds = speed.value.low > 1 - SAME and memory.value.median < 1
-    return Verdict(PASS if holds else FAIL, text)
+    tally = Tally(int(((rate > 1 - SAME) & (less < 1)).sum()), len(both))
+    return Verdict(PASS if holds else FAIL, text + _in_noise(both), tally)
 
 
 def tensor_beyond_node(frame: pd.DataFrame) -> Verdict:
@@ -35,23 +40,32 @@ def tensor_beyond_node(frame: pd.DataFrame) -> Verdict:
     if sizes.empty:
         return Verdict(UNKNOWN, "no finished run without a pipeline is known to have spanned two nodes")
     per_node = int(sizes.max())
-    rows = rows.assign(network_regime=rows["network_regime"].astype(object).where(rows["network_regime"].notna(), "–"))
-    best = rows.groupby(["workload", "world_size", "network_regime", "tp"])[metrics.RANK_BY].max().reset_index()
 
     def doubled(tp: int) -> pairs.Ratio | None:
-        keys = ["workload", "world_size", "network_regime"]
-        one, two = best[best["tp"] == tp], best[best["tp"] == 2 * tp]
-        return pairs.ratio(one.merge(two, on=keys, suffixes=("_one", "_two")), metrics.RANK_BY)
+        return pairs.ratio(pairs.best_against_best(rows, "tp", tp, 2 * tp), metrics.RANK_BY)
 
     inside, beyond = doubled(per_node // 2), doubled(per_node)
     if beyond is None or inside is None or beyond.value.n < FEWEST or inside.value.n < FEWEST:
         return Verdict(UNKNOWN, f"fewer than {FEWEST} models and sizes with tp of {per_node} and {2 * per_node}")
     text = f"tp {per_node} → {2 * per_node}: {beyond.text}; "
     text += f"inside the node, tp {per_node // 2} → {per_node}: {inside.text}; "
-    text += "best run without a pipeline of each model and size"
+    text += "best run without a pipeline of each model, size and regime of the network, whatever else it has chosen. "
+    text += "With all other choices held and ranks taken from dp, also without a pipeline: " + listed(
+        [f"tp {tp} → {2 * tp}: {_matched(rows, tp)}" for tp in (per_node, per_node // 2)]
+    )
     assert beyond.value.high is not None
     assert inside.value.low is not None
-    return Verdict(PASS if beyond.value.high < min(inside.value.low, 1) else FAIL, text)
+    pair = pairs.best_against_best(rows, "tp", per_node, 2 * per_node)
+    tally = Tally(int((pair[f"{metrics.RANK_BY}_two"] < pair[f"{metrics.RANK_BY}_one"]).sum()), len(pair))
+    return Verdict(PASS if beyond.value.high < min(inside.value.low, 1) else FAIL, text, tally)
+
+
+def _matched(rows: pd.DataFrame, tp: int) -> str:
+    """What doubling tp does over pairs of runs that agree in everything but `pairs.MAKE_ROOM`."""
+    rows = one_of_each(rows)
+    free = ["tp", "sequence_parallel", *pairs.MAKE_ROOM]
+    found = pairs.ratio(pairs.matched(rows[rows["tp"] == tp], rows[rows["tp"] == 2 * tp], free), metrics.RANK_BY)
+    return "no pair" if found is None else found.text
 
 
 def throughputs_repeat(frame: pd.DataFrame) -> Verdict:
@@ -64,7 +78,8 @@ def throughputs_repeat(frame: pd.DataFrame) -> Verdict:
             f"{plural(len(again), 'configuration')} ran more than once; "
             f"their runs differ by at most {format_percent(worst)}"
         )
-        return Verdict(PASS if worst < 2 * SAME else FAIL, text)
+        tally = Tally(int((again["repeat_spread"] < 2 * SAME).sum()), len(again))
+        return Verdict(PASS if worst < 2 * SAME else FAIL, text, tally)
     steps = frame.loc[frame["outcome"] == "ok", "timed_steps"].dropna()
     text = f"{plural(len(again), 'configuration') if len(again) else 'no configuration'} finished more than once"
     if len(steps) and steps.max() == 1:
@@ -85,6 +100,13 @@ def _across_engines(rows: pd.DataFrame) -> str:
     told = f"{plural(len(again), 'configuration')} finished under several versions of the engine"
     furthest = f"{format_number(worst[0])} and {format_number(worst[-1])} {labels.rate_unit(rows)}"
     return f"; {told}, the furthest apart with {furthest}"
+
+
+def _in_noise(both: pd.DataFrame) -> str:
+    """How many pairs differ in throughput by no more than noise, where it is known."""
+    within = pairs.within_noise(both)
+    known = int(within.notna().sum())
+    return f"; {int(within.sum())} of {plural(known, 'pair')} differ by no more than noise" if known else ""
 
 
 def one_of_each(rows: pd.DataFrame) -> pd.DataFrame:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from analysis.rows import labels
+
 DEVICES_PER_NODE = 8
 
 
@@ -39,6 +41,13 @@ class Cell:
     @property
     def layout(self) -> tuple[int, int, int, int, int, int]:
         return self.dp, self.tp, self.pp, self.acc, self.mbs, self.zero
+
+    @property
+    def label(self) -> str:
+        """The layout as reports write it."""
+        row = {"dp": self.dp, "tp": self.tp, "pp": self.pp, "zero_stage": self.zero, "pp_schedule": "1f1b"}
+        row |= {"micro_batch_size": self.mbs, "num_microbatches": self.acc}
+        return f"{labels.degrees(row)} · {labels.batching(row)}"
 
 
 SHAPES = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from analysis.claims import published
-from analysis.claims.verdicts import FAIL, FEWEST, PASS, SAME, UNKNOWN, Verdict, is_study
+from analysis.claims.verdicts import FAIL, FEWEST, PASS, SAME, UNKNOWN, Tally, Verdict, is_study
 from analysis.rows import by_degree, collective_bandwidth, labels, metrics
 from analysis.rows.load import last_attempts
 from analysis.rows.stats import median_interval
@@ -34,11 +34,12 @@ def data_parallel_falls(frame: pd.DataFrame) -> Verdict:
     told: list[str] = []
     rises: list[str] = []
     level: list[str] = []
-    doublings = 0
+    doublings, short = 0, [0, 0]
     for name, rows in table.groupby("workload", sort=False):
-        if len(rows) < _FEWEST_DEGREES:
-            continue
         rates, degrees = rows[metrics.RANK_BY].to_numpy(), rows["degree"].astype(int).to_numpy()
+        if len(rows) < _FEWEST_DEGREES:
+            short = [short[0] + int((rates[1:] < rates[:-1]).sum()), short[1] + len(rates) - 1]
+            continue
         told.append(
             f"{name} from {format_number(rates[0])} to {format_number(rates[-1])} tokens/s each "
             f"over dp {degrees[0]} to {degrees[-1]}"
@@ -53,14 +54,17 @@ def data_parallel_falls(frame: pd.DataFrame) -> Verdict:
     falls = doublings - len(rises) - len(level)
     text = f"{falls} of {plural(doublings, 'step')} to a higher degree cost throughput: {listed(told)}"
     text += f"; not {listed(rises + level)}" if rises or level else ""
-    return Verdict(FAIL if rises else PASS, text)
+    kept, every = Tally(falls, doublings), Tally(falls + short[0], doublings + short[1])
+    rule = f"models with fewer than {_FEWEST_DEGREES} degrees"
+    return Verdict(FAIL if rises else PASS, text, every, kept, rule)
 
 
 def short_pipelines_are_slower(frame: pd.DataFrame) -> Verdict:
     """At equal depth on as many devices the fastest run with 32 micro-batches beats the fastest with m = p − 1 (else
     m = p)."""
     rows = by_degree.pipelines(frame).sort_values(metrics.RANK_BY, ascending=False, kind="stable")
-    same = ["workload", "world_size", "degree"]
+    rows = rows.assign(network_regime=rows["network_regime"].astype(object).fillna("not known"))
+    same = ["workload", "world_size", "network_regime", "degree"]
     long = rows[rows["series"] == "m = 32"].drop_duplicates(same)
     short = rows[(rows["series"] != "m = 32") & (rows["num_microbatches"] < 32)]
     short = short.sort_values("num_microbatches", kind="stable").drop_duplicates(same)
@@ -73,7 +77,8 @@ def short_pipelines_are_slower(frame: pd.DataFrame) -> Verdict:
     assert interval is not None
     asked = plural(len(both), "model, size and depth", "models, sizes and depths")
     text = f"{slower} of {asked} are slower with few micro-batches"
-    return Verdict(PASS if slower == len(both) else FAIL, f"{text}; speed against 32: {interval.text()}")
+    tally = Tally(slower, len(both))
+    return Verdict(PASS if slower == len(both) else FAIL, f"{text}; speed against 32: {interval.text()}", tally)
 
 
 def bandwidths_are_medians(frame: pd.DataFrame) -> Verdict:
@@ -97,19 +102,31 @@ def bandwidth_falls_in_one_regime(frame: pd.DataFrame) -> Verdict:
     """From 8 nodes on the all-reduce slows down with more nodes also inside one regime of the network."""
     table = collective_bandwidth.by_nodes(frame)
     table = table[(table["scope"] == "world") & (table["collective"] == "all_reduce") & (table["regime"] != "all")]
-    table = table[table["runs"] >= FEWEST]
-    told, falls, runs = [], [], []
+    every, _, _ = _falling(table)
+    falls, told, fewest = _falling(table[table["runs"] >= FEWEST])
+    if not falls:
+        return Verdict(UNKNOWN, f"no regime has a bandwidth at {_FEWEST_DEGREES} numbers of nodes")
+    return Verdict(
+        PASS if all(falls) else FAIL,
+        f"medians of at least {fewest} runs, " + "; ".join(told),
+        Tally(sum(every), len(every)),
+        Tally(sum(falls), len(falls)),
+        f"sizes with fewer than {FEWEST} runs in a regime",
+    )
+
+
+def _falling(table: pd.DataFrame) -> tuple[list[bool], list[str], int]:
+    """Whether the bandwidth falls in each regime with enough sizes, what it is, and the fewest runs behind a median."""
+    falls, told, fewest = [], [], []
     for regime, rows in table.sort_values("nodes").groupby("regime"):
         if len(rows) < _FEWEST_DEGREES:
             continue
         values = rows["median"].to_numpy()
         falls.append(bool(values[-1] < (1 - SAME) * values[0] and (values[1:] < (1 + SAME) * values[:-1]).all()))
-        runs.append(int(rows["runs"].min()))
+        fewest.append(int(rows["runs"].min()))
         sizes = listed([f"{int(nodes)}" for nodes in rows["nodes"]], 8)
         told.append(f"{regime}: {listed([format_number(value) for value in values], 8)} GB/s on {sizes} nodes")
-    if not falls:
-        return Verdict(UNKNOWN, f"no regime has a bandwidth at {_FEWEST_DEGREES} numbers of nodes")
-    return Verdict(PASS if all(falls) else FAIL, f"medians of at least {min(runs)} runs, " + "; ".join(told))
+    return falls, told, min(fewest, default=0)
 
 
 def failures_take_devices(frame: pd.DataFrame) -> Verdict:

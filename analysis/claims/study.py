@@ -94,12 +94,15 @@ CLAIMS = (
     Claim("throughputs_repeat", "Runs of one configuration have the same throughput", pair_claims.throughputs_repeat),
 )
 
+COLUMNS = ("claim", "data", "verdict", "evidence", "holds_in", "holds_in_kept", "left_out", "name")
+
 
 def table(cohorts: Sequence[Cohort]) -> pd.DataFrame:
     """Every claim on every measured cohort, one row each.
 
     ``claim`` is its statement, ``data`` names the cohort, ``verdict`` and ``evidence`` are as in
-    `analysis.claims.verdicts.Verdict`, and ``name`` is short.
+    `analysis.claims.verdicts.Verdict`, and ``name`` is short. ``holds_in`` counts the cells in which the claim holds,
+    of all that could be compared; ``holds_in_kept`` those after ``left_out``, the rule by which some were left out.
     """
     rows = []
     for cohort in cohorts:
@@ -113,7 +116,10 @@ def table(cohorts: Sequence[Cohort]) -> pd.DataFrame:
                     "data": "the study" if is_study(cohort.frame) else cohort.title,
                     "verdict": verdict.verdict,
                     "evidence": verdict.evidence,
+                    "holds_in": None if verdict.compared is None else str(verdict.compared),
+                    "holds_in_kept": None if verdict.kept is None else str(verdict.kept),
+                    "left_out": verdict.left_out or None,
                     "name": claim.name,
                 }
             )
-    return pd.DataFrame(rows, columns=["claim", "data", "verdict", "evidence", "name"])
+    return pd.DataFrame(rows, columns=[*COLUMNS])

@@ -18,11 +18,28 @@ _STUDY_ENGINE = "nanotron"
 
 
 @dataclass(frozen=True, slots=True)
+class Tally:
+    """In how many of ``of`` cells (models and sizes, pairs, steps) a claim holds."""
+
+    holds: int
+    of: int
+
+    def __str__(self) -> str:
+        return f"{self.holds} of {self.of}"
+
+
+@dataclass(frozen=True, slots=True)
 class Verdict:
     verdict: str
     """`PASS`, `FAIL` or `UNKNOWN`."""
     evidence: str
     """What was compared, how many runs or pairs, and the numbers; or what is missing."""
+    compared: Tally | None = None
+    """In how many of all cells that could be compared the claim holds; None where it is not asked cell by cell."""
+    kept: Tally | None = None
+    """The same after what ``left_out`` says has been left out."""
+    left_out: str = ""
+    """By which rule cells were left out; empty where none was."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from analysis.claims import published
-from analysis.claims.verdicts import FAIL, PASS, UNKNOWN, Verdict, is_study
+from analysis.claims.verdicts import FAIL, PASS, UNKNOWN, Tally, Verdict, is_study
 from analysis.rows import labels, metrics, winners
 from results.text import format_number, listed, plural
 
@@ -27,12 +27,15 @@ def published_winners(frame: pd.DataFrame) -> Verdict:
             same = same and abs(row["mfu_percent"] - cell.mfu_percent) < 0.01
             same = same and abs(row["memory_gb"] - cell.memory_gb) < 0.01
         if not same:
-            wrong.append(f"{label} on {nodes * published.DEVICES_PER_NODE} GPUs: {row['layout']}")
+            tied = isinstance(row["tied_layouts"], str) and cell.label in row["tied_layouts"].split("; ")
+            ahead = f"{row['layout']}, which noise may put ahead of the published one" if tied else row["layout"]
+            wrong.append(f"{label} on {nodes * published.DEVICES_PER_NODE} GPUs: {ahead}")
     if not compared:
         return Verdict(UNKNOWN, "no finished run of the study's models on its numbers of GPUs")
     what = "layout, MFU and memory" if is_study(frame) else "layout"
     agree = f"{compared - len(wrong)} of {plural(compared, 'cell')} agree in {what}"
-    return Verdict(FAIL if wrong else PASS, agree + (f"; others: {listed(wrong, 3)}" if wrong else ""))
+    agree += f"; others: {listed(wrong, 3)}" if wrong else ""
+    return Verdict(FAIL if wrong else PASS, agree, Tally(compared - len(wrong), compared))
 
 
 def winners_by_throughput(frame: pd.DataFrame) -> Verdict:
@@ -45,7 +48,19 @@ def winners_by_throughput(frame: pd.DataFrame) -> Verdict:
     changed = common[both[0].loc[common, "attempt_id"] != both[1].loc[common, "attempt_id"]]
     names = [f"{row['label']} on {row['world_size']}" for row in labels.records(both[0].loc[changed].reset_index())]
     text = f"{len(changed)} of {plural(len(common), 'winner')} change"
-    return Verdict(PASS if len(changed) else FAIL, text + (f": {listed(names, 7)} GPUs" if names else ""))
+    text += f": {listed(names, 7)} GPUs" + _beyond_noise(both, changed) if names else ""
+    return Verdict(PASS if len(changed) else FAIL, text, Tally(len(changed), len(common)))
+
+
+def _beyond_noise(both: list[pd.DataFrame], changed: pd.Index) -> str:
+    """How many of the changed winners may be as fast as what takes their place."""
+    rows = both[1].loc[changed]
+    known = rows["tie"].notna()
+    if not known.any():
+        return "; how many of these are more than noise is not known: one timed step a run and no repeats"
+    before = both[0].loc[changed, "layout"]
+    tied = [old in str(names).split("; ") for old, names in zip(before, rows["tied_layouts"], strict=True)]
+    return f"; in {sum(tied)} of the {int(known.sum())} with known noise both may be as fast"
 
 
 def cells_are_of_their_model(frame: pd.DataFrame) -> Verdict:
@@ -55,7 +70,7 @@ def cells_are_of_their_model(frame: pd.DataFrame) -> Verdict:
     best = winners.best_by(frame, "published_mfu")
     other = best[best["label"] != best["workload"]]
     if other.empty:
-        return Verdict(PASS, f"all {len(best)} winners have the shape of their label")
+        return Verdict(PASS, f"all {len(best)} winners have the shape of their label", Tally(len(best), len(best)))
     said = []
     proper = metrics.best_configurations(frame)
     for row in labels.records(other):
@@ -66,7 +81,8 @@ def cells_are_of_their_model(frame: pd.DataFrame) -> Verdict:
             f"{format_number(row[metrics.RANK_BY])} tokens/s/GPU; "
             f"the best {row['label']} proper is {listed(instead) or 'none'}"
         )
-    return Verdict(FAIL, f"{len(other)} of {plural(len(best), 'winner')} have another shape: {listed(said)}")
+    text = f"{len(other)} of {plural(len(best), 'winner')} have another shape: {listed(said)}"
+    return Verdict(FAIL, text, Tally(len(best) - len(other), len(best)))
 
 
 def _label_of_shape(rows: pd.DataFrame) -> pd.Series:

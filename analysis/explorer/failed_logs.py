@@ -23,7 +23,7 @@ def tails(path: Path, frame: pd.DataFrame) -> dict[int, dict[str, str]]:
     ``path`` is what the rows were read from: a sweep or a folder of sweeps. Rows of a single file have no logs.
     The first rows get theirs until `MOST_BYTES` are full.
     """
-    if frame.empty or not path.is_dir():
+    if frame.empty or "outcome" not in frame or not path.is_dir():
         return {}
     try:
         folders = {folder.resolve().name: folder.resolve() for folder in store.sweep_dirs(path)}

@@ -15,7 +15,7 @@ import pandas as pd
 from analysis.rows.cohorts import Cohort
 from analysis.rows.labels import OUTCOME_NAMES
 from results.reference import EXTRA_COLUMNS
-from results.schema import ATTEMPT_COLUMNS
+from results.schema import ATTEMPT_COLUMNS, LEDGER_COLUMNS
 from workloads.experiment import ENGINE, ENGINE_VERSION
 
 COHORT = "cohort"
@@ -57,23 +57,37 @@ _LABELS = {
     "peak_reserved_bytes": "peak reserved",
     "predicted_peak_bytes": "predicted peak",
     "predicted_step_time_s": "predicted step time",
+    "predicted_tokens_per_s_per_gpu": "predicted tokens/s/GPU",
+    "limit_bytes": "limit of the device",
+    "expected_gpu_hours": "expected GPU-hours",
+    "worst_gpu_hours": "GPU-hours at most",
 }
-_DESCRIBED = {column.name: (column.unit, column.description) for column in (*ATTEMPT_COLUMNS, *EXTRA_COLUMNS)}
+_DESCRIBED = {
+    column.name: (column.unit, column.description) for column in (*LEDGER_COLUMNS, *ATTEMPT_COLUMNS, *EXTRA_COLUMNS)
+}
 """Unit and meaning of each column that the schema, or the reader of the study, defines."""
-_UNIT_IN_LABEL = frozenset({"world_size", "tokens_per_s", "tokens_per_s_per_gpu"})
+_UNIT_IN_LABEL = frozenset(
+    {"world_size", "tokens_per_s", "tokens_per_s_per_gpu", "predicted_tokens_per_s_per_gpu", "expected_gpu_hours"}
+    | {"worst_gpu_hours"}
+)
 _UNIT_ENDINGS = frozenset({"s", "bytes", "w", "c", "mhz"})
 _FRACTIONS = frozenset({"mfu_palm", "mfu_causal", "mfu_playbook", "hfu", "published_mfu"})
 _FILTERS = (
-    *(COHORT, "sweep", "grid", "outcome", "phase", "model", "study_label", "seq_len", "world_size"),
+    *(COHORT, "sweep", "grid", "verdict", "rule", "outcome", "phase", "model", "study_label", "seq_len", "world_size"),
     *("dp", "dp_replicate", "tp", "cp", "pp", "ep", "zero_stage"),
     *("micro_batch_size", "num_microbatches", "global_batch_size", "recompute", "pp_schedule", "virtual_stages"),
     *("sequence_parallel", "precision", "attention", "compile", "network_regime", "after_pp_fix"),
     *("tokens_per_s_per_gpu", "mfu_palm", "step_time_s", "peak_allocated_bytes", "peak_reserved_bytes"),
+    *("predicted_tokens_per_s_per_gpu", "predicted_peak_bytes"),
 )
 """Filters in their order on the page, where a column has several values. Any other column can be added there."""
 _TABLE = (
     *("model", "world_size", "layout", "outcome", "tokens_per_s_per_gpu", "mfu_palm", "step_time_s"),
     *("peak_allocated_bytes", "peak_reserved_bytes", "sweep"),
+)
+_PLAN_TABLE = (
+    *("model", "world_size", "layout", "verdict", "predicted_tokens_per_s_per_gpu", "predicted_step_time_s"),
+    *("predicted_peak_bytes", "limit_bytes", "expected_gpu_hours", "rule", "detail"),
 )
 
 
@@ -98,7 +112,7 @@ def encode(frame: pd.DataFrame, cohorts: Sequence[Cohort]) -> dict[str, Any]:
         "cohorts": [{"title": c.title, "meaning": c.meaning, "stamp": c.stamp, "rows": len(c.frame)} for c in cohorts],
         "columns": columns,
         "filters": [name for name in _FILTERS if name in names],
-        "table": [name for name in _TABLE if name in names],
+        "table": [name for name in (_PLAN_TABLE if "verdict" in names else _TABLE) if name in names],
         "outcomes": OUTCOME_NAMES,
         "engine": {"name": ENGINE, "version": ENGINE_VERSION},
     }

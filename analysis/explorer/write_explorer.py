@@ -36,7 +36,7 @@ def write(results: Results, cohorts: Sequence[Cohort], path: Path) -> Path:
     data = row_data.encode(frame, cohorts) | {
         "source": str(results.path),
         "logs": failed_logs.tails(results.path, frame),
-        "widget": models_json(results.attempts),
+        "widget": models_json(results.attempts if len(results.attempts) else results.ledger),
     }
     path.write_text(render(results.path.resolve().name, data), encoding="utf-8", errors="replace")
     return path

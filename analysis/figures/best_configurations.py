@@ -17,11 +17,11 @@ from matplotlib.patches import Rectangle
 
 from analysis.figures import style
 from analysis.figures.spec import FigureSpec
-from analysis.rows import labels, metrics, winners
+from analysis.rows import labels, metrics, noise, winners
 from analysis.rows.frame_cache import cache_per_frame
 from results.text import byte_unit, format_bytes, format_number, format_percent, listed
 
-_CELL_IN = (1.62, 0.82)
+_CELL_IN = (1.62, 0.92)
 _MANY_WORKLOADS = 6
 _SIDE_BY_SIDE = 2
 """Up to so many columns the two heatmaps stand beside each other, else one above the other."""
@@ -40,7 +40,8 @@ _COLUMNS = {
     "tokens_per_s_per_gpu": "tokens_per_s_per_gpu",
 }
 _BESIDE = (
-    *("world_size", "seq_len", "layout", "candidates", "runner_up", "margin", "tie"),
+    *("world_size", "seq_len", "layout", "candidates", "runner_up", "slower_by", "tie", "tied", "tied_layouts"),
+    *("tied_slower_by", *noise.COLUMNS),
     *("mfu_palm", "peak_allocated_bytes", "peak_reserved_bytes", "network_regime", "engine_version"),
     *("experiment_id", "attempt_id"),
 )
@@ -77,7 +78,12 @@ def draw(frame: pd.DataFrame) -> Figure:
         raise style.NothingToDraw("no run has finished with a throughput")
     left = _by_mfu(best) if best[metrics.MFU].notna().any() else _by_throughput(best, labels.rate_unit(frame))
     right = _by_memory(best, metrics.memory_column(frame), "Fastest")
-    return _pair(best, counts, (workloads, sizes), (left, right), labels.device_noun(frame))
+    figure = _pair(best, counts, (workloads, sizes), (left, right), labels.device_noun(frame))
+    apart = "cells of one model and different tp do not compare: rehearsed steps with tp are too short"
+    _note(
+        figure, [apart if "rehearsed" in set(frame["method"]) and frame["tp"].nunique() > 1 else None, _tie_note(best)]
+    )
+    return figure
 
 
 @style.styled
@@ -102,9 +108,28 @@ def draw_published(frame: pd.DataFrame) -> Figure:
     right = _by_memory(best, "peak_reserved_bytes", "The same configuration")
     places = (labels.workload_order(grouped), labels.world_sizes(grouped))
     figure = _pair(best, metrics.group_counts(grouped), places, (left, right), labels.device_noun(frame))
-    if other.any():
-        figure.supxlabel(f"† another model than the rest of its row: {shapes}", fontsize=9, x=0.02, ha="left")
+    marked = f"† another model than the rest of its row: {shapes}" if other.any() else None
+    _note(figure, [marked, _tie_note(best)])
     return figure
+
+
+def _note(figure: Figure, notes: list[str | None]) -> None:
+    lines = [note for note in notes if note]
+    if lines:
+        figure.supxlabel("\n".join(lines), fontsize=9, x=0.02, ha="left")
+
+
+def _tie_note(best: pd.DataFrame) -> str | None:
+    """What the mark of a tie means, and where nothing is known of the noise."""
+    several = best["candidates"] > 1
+    unknown = int((best["tie"].isna() & several).sum())
+    notes = []
+    if best["tie"].eq(True).any():
+        notes.append("≈ 2 more: so many other layouts are behind by no more than noise; the table names them")
+    if unknown:
+        where = "" if unknown == int(several.sum()) else f" in {unknown} of {int(several.sum())} cells"
+        notes.append(f"noise not known{where}: one timed step and no repeats, so any lead may be chance")
+    return "\n".join(notes) or None
 
 
 def _pair(
@@ -176,8 +201,10 @@ def _heatmap(
             ax.add_artist(Rectangle((x - 0.5, y - 0.5), 1, 1, facecolor=face, edgecolor="white", linewidth=1.5))
             ink = style.ink_on(face)
             batching = row["batching"].replace(", ", "\n", 1)
+            tied = f"≈ {int(row['tied'])} more" if metrics.is_tie(row["tie"]) else ""
             inside = [
-                ax.text(x, y - 0.24, row["_text"], ha="center", va="center", color=ink, fontsize=11, fontweight="bold"),
+                ax.text(x, y - 0.41, tied, ha="center", va="center", color=ink, fontsize=6.5),
+                ax.text(x, y - 0.22, row["_text"], ha="center", va="center", color=ink, fontsize=11, fontweight="bold"),
                 ax.text(x, y + 0.05, row["degrees"], ha="center", va="center", color=ink, fontsize=8),
                 ax.text(x, y + 0.28, batching, ha="center", va="center", color=ink, fontsize=7.5, linespacing=1.0),
             ]
@@ -215,7 +242,9 @@ FIGURES = (
         title="Best configuration of each model and size",
         caption=(
             "Each cell is the configuration with the most tokens/s/GPU among those that finished: parallel degrees "
-            "with ZeRO stage, and micro-batch × number of micro-batches. Grey cells have no finished run."
+            "with ZeRO stage, and micro-batch × number of micro-batches. Repeats of a layout count once, by their "
+            "median. ≈: other layouts are within the noise of it, and the winner is all of them. Grey cells have no "
+            "finished run."
         ),
         draw=draw,
         data=data,

@@ -63,7 +63,7 @@ def training(frame: pd.DataFrame, price: float | None = None) -> pd.DataFrame:
 
     hours = 1e12 / (tokens/s/GPU) / 3600 over all devices; days = 1e12 / (tokens/s/GPU × devices) / 86400;
     Wh per million tokens = W / (tokens/s/GPU) × 1e6 / 3600. At the speed of the timed steps: no restart, no
-    evaluation, no failure is in it. ``tie``: the next layout's timed steps overlap the winner's. ``price`` as in
+    evaluation, no failure is in it. ``tie``: other layouts are within the winner's noise. ``price`` as in
     `spent`.
     """
     best = metrics.best_configurations(frame)
@@ -159,7 +159,8 @@ def draw_training(frame: pd.DataFrame, price: float | None = None) -> Figure:
     if table["wh_per_million_tokens"].notna().any():
         columns["wh_per_million_tokens"] = "Device energy, Wh for 10⁶ tokens"
     names = [
-        f"{labels.group_name(str(row['workload']), row['world_size'], noun)}: {row['layout']}" + " ≈" * bool(row["tie"])
+        f"{labels.group_name(str(row['workload']), row['world_size'], noun)}: {row['layout']}"
+        + " ≈" * metrics.is_tie(row["tie"])
         for row in labels.records(table)
     ]
     width = 2.5 * len(columns) + 0.062 * max(map(len, names)) + 0.4
@@ -170,7 +171,7 @@ def draw_training(frame: pd.DataFrame, price: float | None = None) -> Figure:
         ax.set_xlabel(label)
     axes[0].set_yticks(range(len(table)), names, fontsize=8)
     axes[0].set_ylim(len(table) - 0.4, -0.6)
-    notes = ["≈: the next layout's steps overlap"] if table["tie"].any() else []
+    notes = ["≈: other layouts are within its noise"] if table["tie"].eq(True).any() else []
     notes += [f"{plural(left_out, 'more group')} in the table"] if left_out > 0 else []
     if notes:
         figure.supxlabel("; ".join(notes), fontsize=8.5, x=0.02, ha="left")

@@ -3,6 +3,10 @@
 A degree doubled on the same devices at the same batch takes ranks from data parallelism, and a larger micro-batch takes
 micro-batches: only `analysis.rows.pairs.MAKE_ROOM` may differ there. Each doubling has a line of its own, since going
 from tp 1 to 2 and from tp 8 to 16 are different effects.
+
+Beside it stands what is found when nothing is held: the fastest run with the one value against the fastest with the
+other (`analysis.rows.pairs.best_against_best`). The two differ: a tp that costs much at the same micro-batch costs
+less where the memory that it frees is used for a larger one.
 """
 
 from __future__ import annotations
@@ -21,7 +25,7 @@ from numpy.typing import NDArray
 
 from analysis.figures import style
 from analysis.figures.spec import FigureSpec
-from analysis.rows import labels, metrics, pairs
+from analysis.rows import labels, metrics, noise, pairs
 from analysis.rows.frame_cache import cache_per_frame
 from analysis.rows.stats import MIN_FOR_INTERVAL, MedianInterval, supported_median
 from results.text import listed
@@ -29,9 +33,10 @@ from results.text import listed
 FEWEST = MIN_FOR_INTERVAL
 """With fewer pairs an effect is listed as too few, without a number."""
 COLUMNS = (
-    *("effect", "choice", "from", "to", "pairs", "enough", "slower_share"),
+    *("effect", "choice", "from", "to", "pairs", "enough", "slower_share", "within_noise_share"),
     *("throughput_ratio", "throughput_low", "throughput_high", "throughput_q05", "throughput_q95"),
     *("memory_pairs", "memory_ratio", "memory_low", "memory_high", "memory_q05", "memory_q95", "memory_kind"),
+    *("held", "best_pairs", "best_ratio", "best_low", "best_high"),
 )
 _BAND = (0.05, 0.95)
 Values = NDArray[np.float64]
@@ -39,6 +44,7 @@ Places = NDArray[np.int64]
 
 
 _COLOUR = "#0072B2"
+_BEST = "#D55E00"
 _TICKS = (1.0, 0.5, 2.0, 0.2, 5.0, 0.1, 10.0, 0.8, 1.2, 0.9, 1.1, 1.5, 0.7, 0.3, 3.0, 0.05, 20.0)
 """Those that come first are kept first."""
 _WIDTH_IN = 10.5
@@ -75,6 +81,7 @@ def _effects(rows: pd.DataFrame) -> Iterator[Effect]:
     for mode in modes or ["block"]:
         yield Effect("eager → compiled" + (f" ({mode})" if len(modes) > 1 else ""), "compile", "none", mode)
     yield Effect("GPipe → 1F1B", "pp_schedule", "gpipe", "1f1b")
+    across_tp = "rehearsed" not in set(rows["method"])  # whose times rank tp too high, see `analysis.rows.cohorts`
     for axis, names in {
         "cp": pairs.MAKE_ROOM,
         "ep": (),
@@ -82,6 +89,8 @@ def _effects(rows: pd.DataFrame) -> Iterator[Effect]:
         "pp": (*pairs.MAKE_ROOM, "pp_schedule"),
         "micro_batch_size": ("num_microbatches",),
     }.items():
+        if axis == "tp" and not across_tp:
+            continue
         present = {int(value) for value in rows[axis].dropna().unique()}
         shown = "micro-batch" if axis == "micro_batch_size" else axis
         for degree in sorted(value for value in present if 2 * value in present) or [1]:
@@ -92,12 +101,16 @@ def _effects(rows: pd.DataFrame) -> Iterator[Effect]:
 def data(frame: pd.DataFrame) -> pd.DataFrame:
     """One row for each effect, `COLUMNS`: medians of after over before with bootstrap intervals and the 5 to 95 %
     range of the pairs. With fewer than `FEWEST` pairs there is no ratio. Pairs that share a run are not independent,
-    so an interval is at its narrowest."""
+    so an interval is at its narrowest. ``within_noise_share`` is the share of pairs that differ by no more than noise,
+    null where it is not known. ``held`` says what may differ within a pair; ``best_ratio`` is of the fastest run
+    against the fastest, with everything else free."""
     rows = _once(pairs.comparable(frame))
     memory = metrics.memory_column(frame)
     rates, peaks = (rows[name].to_numpy(dtype=float) for name in (metrics.RANK_BY, memory))
     found = [
         _summary(effect, rates[two] / rates[one], peaks[two] / peaks[one], metrics.MEMORY_NAMES[memory])
+        | {"within_noise_share": _within_noise(rows, one, two)}
+        | _best(rows, effect)
         for effect, one, two in _pairs(rows)
     ]
     return pd.DataFrame(found, columns=[*COLUMNS])
@@ -126,6 +139,27 @@ def _pairs(rows: pd.DataFrame) -> Iterator[tuple[Effect, Places, Places]]:
             same = np.where(depth[one] == 1, schedule[two] == "1f1b", schedule[one] == schedule[two])
             one, two = one[same], two[same]
         yield effect, one, two
+
+
+def _within_noise(rows: pd.DataFrame, one: Places, two: Places) -> float | None:
+    """The share of pairs that differ by no more than noise; None where no pair's noise is known."""
+    kept = [metrics.RANK_BY, *noise.COLUMNS]
+    sides = [rows[kept].iloc[places].reset_index(drop=True) for places in (one, two)]
+    told = pairs.within_noise(sides[0].add_suffix("_one").join(sides[1].add_suffix("_two"))).dropna()
+    return float(told.mean()) if len(told) else None
+
+
+def _best(rows: pd.DataFrame, effect: Effect) -> dict[str, object]:
+    """The fastest run after over the fastest before, of each workload, size, batch and regime."""
+    both = pairs.best_against_best(rows, effect.column, effect.before, effect.after)
+    ratios = (both[f"{metrics.RANK_BY}_two"] / both[f"{metrics.RANK_BY}_one"]).dropna()
+    known = supported_median(ratios, FEWEST)
+    ends = (None, None, None) if known is None else (known.median, known.low, known.high)
+    return {
+        "held": f"everything but {listed([effect.column, *effect.free])}",
+        "best_pairs": len(ratios),
+        **dict(zip(("best_ratio", "best_low", "best_high"), ends, strict=True)),
+    }
 
 
 def _summary(effect: Effect, speed: Values, memory: Values, memory_kind: str) -> dict[str, object]:
@@ -173,10 +207,21 @@ def draw(frame: pd.DataFrame) -> Figure:
     ):
         _panel(ax, known, name)
         ax.set_xlabel(label)
-    names = [f"{effect} (n = {pairs:,})" for effect, pairs in zip(known["effect"], known["pairs"], strict=True)]
+    names = [_name(row) for row in labels.records(known)]
+    best = known["best_ratio"].astype(float)
+    axes[0].plot(
+        best, range(len(known)), linestyle="", marker="D", markersize=4.5, color=_BEST, markerfacecolor="white"
+    )
     axes[0].set_yticks(range(len(known)), names, fontsize=8.5)
     style.bottom_legend(figure, _handles(), _note(frame, table))
     return figure
+
+
+def _name(row: dict[str, object]) -> str:
+    """An effect, its pairs, and whether most of them differ by no more than noise."""
+    share = row["within_noise_share"]
+    noisy = "≈ " if isinstance(share, float) and share > 0.5 else ""
+    return f"{noisy}{row['effect']} (n = {row['pairs']:,})"
 
 
 def _panel(ax: Axes, rows: pd.DataFrame, name: str) -> None:
@@ -188,7 +233,8 @@ def _panel(ax: Axes, rows: pd.DataFrame, name: str) -> None:
     for place, (choice, before) in enumerate(zip(rows["choice"], rows["choice"].shift(), strict=True)):
         if place and choice != before:
             ax.axhline(place - 0.5, color="#e2e2e2", linewidth=0.8, zorder=0)
-    values = rows[[f"{name}_q05", f"{name}_q95"]].to_numpy(dtype=float)
+    shown = [f"{name}_q05", f"{name}_q95", *(["best_ratio"] if name == "throughput" else [])]
+    values = rows[shown].to_numpy(dtype=float)
     low, high = (float(np.nanmin(values)), float(np.nanmax(values))) if np.isfinite(values).any() else (0.9, 1.1)
     low, high = min(0.95 * low, 0.9), max(1.05 * high, 1.1)
     ax.set(xscale="log", xlim=(low, high), ylim=(len(rows) - 0.4, -0.6))
@@ -217,6 +263,8 @@ def _note(frame: pd.DataFrame, table: pd.DataFrame) -> str | None:
         named = ", ".join(f"{effect} ({pairs})" for effect, pairs in zip(shown, few["pairs"], strict=True))
         parts.append(f"Too few pairs, fewer than {FEWEST}, for a number: {named}.")
     ok = frame[frame["outcome"] == "ok"]
+    if "rehearsed" in set(frame["method"]):
+        parts.append("Not asked of rehearsed rows: tp, whose steps come out too short; memory by tp has a figure.")
     pooled = [f"{name} ({listed(values)})" for name, values in _several(ok)]
     if pooled:
         parts.append(f"Both runs of a pair share them, but one median has pairs of several {listed(pooled)}.")
@@ -234,8 +282,20 @@ def _several(rows: pd.DataFrame) -> list[tuple[str, list[str]]]:
 
 def _handles() -> list[Line2D]:
     return [
-        Line2D([], [], color=_COLOUR, marker="o", markersize=4.5, linewidth=1.8, label="median, 95 % interval"),
+        Line2D(
+            [], [], color=_COLOUR, marker="o", markersize=4.5, linewidth=1.8, label="median of the pairs, 95 % interval"
+        ),
         Line2D([], [], color="#b5cfe3", linewidth=4.5, label="5 to 95 % of the pairs"),
+        Line2D(
+            [],
+            [],
+            linestyle="",
+            marker="D",
+            markersize=4.5,
+            color=_BEST,
+            markerfacecolor="white",
+            label="fastest against fastest, all else free (median)",
+        ),
     ]
 
 
@@ -246,7 +306,9 @@ FIGURE = FigureSpec(
     caption=(
         "Median ratio, after over before, over pairs of runs that agree in everything else, devices, driver and "
         "versions included. A degree takes ranks from data parallelism on the same devices at the same batch, a larger "
-        "micro-batch takes micro-batches. Pairs that share a run are not independent: intervals are too narrow."
+        "micro-batch takes micro-batches. Pairs that share a run are not independent: intervals are too narrow. "
+        "Diamonds hold nothing: the fastest run with one value over the fastest with the other. ≈: most pairs differ "
+        "by no more than noise."
     ),
     draw=draw,
     data=data,

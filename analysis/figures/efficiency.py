@@ -16,7 +16,7 @@ from matplotlib.patches import Patch
 
 from analysis.figures import style
 from analysis.figures.spec import FigureSpec
-from analysis.rows import labels, metrics, pairs, step_parts
+from analysis.rows import labels, metrics, noise, pairs, step_parts
 from analysis.rows.frame_cache import cache_per_frame
 from analysis.rows.stats import MIN_FOR_INTERVAL
 
@@ -30,7 +30,7 @@ _BESIDE = ("layout", "tokens_per_step", metrics.RANK_BY, "efficiency", "lost", "
 
 _NEEDED = (
     *(*metrics.GROUP, "layout", "attempt_id", metrics.RANK_BY, "tokens_per_step", "tp", "cp", "pp", "ep"),
-    *("step_time_s", "step_time_min_s", "step_time_max_s", "network_regime", "num_params", "seq_len"),
+    *("step_time_s", "network_regime", "num_params", "seq_len", *noise.COLUMNS),
 )
 
 
@@ -53,7 +53,7 @@ def data(frame: pd.DataFrame) -> pd.DataFrame:
     """One row for each workload, ``kind`` of scaling, ``layouts`` and number of devices, where there are two sizes.
 
     ``lost`` is 1 - ``efficiency``; ``lost to <part>`` sum to it, ``lost to not attributed`` among them. ``tie`` says
-    that another layout's steps overlap the chosen one's.
+    that another layout is within the noise of the chosen one; null where the noise is not known.
     """
     parts = step_parts.parts_of(frame)
     rows = pairs.comparable(frame)[[*_NEEDED, *parts]]

@@ -20,6 +20,8 @@ from analysis.figures import style
 from analysis.memory.axis_panels import Bar
 from analysis.memory.peak_split import PREDICTED
 from analysis.rows import labels
+from results.text import listed
+from workloads.experiment import ENGINE
 
 _MOST_TIMES_THE_LIMIT = 3.0
 """Bars higher than this many times what fits are cut off, with their totals written on them: what is drawn of them
@@ -78,19 +80,33 @@ def handles(bars: Sequence[Bar], limits: Sequence[float], frame: pd.DataFrame) -
         for name, (colour, hatch) in zip(labels.MEMORY_CATEGORIES.values(), FILLS, strict=True)
     ]
     sources = dict.fromkeys(bar.stack.source for bar in bars)
+    others = listed(other_engines(frame))
     found += [
-        Patch(label=_SOURCE_NAMES[source], **look("#555555", pale=source == PREDICTED))
+        Patch(label=_source_name(source, others), **look("#555555", pale=source == PREDICTED))
         for source in _SOURCE_NAMES
         if source in sources
     ]
     for name, marker in _MARKS.items():
         if any(_mark(bar, name) is not None for bar in bars):
-            found.append(Line2D([], [], label=_MARK_NAMES[name], **_BLACK, **marker))
+            whose = f" by {others}" if others else ""
+            found.append(Line2D([], [], label=_MARK_NAMES[name] + whose, **_BLACK, **marker))
     if limits:
         names = sorted(frame["device_name"].dropna().unique())
         of = f" ({names[0]})" if len(names) == 1 else ""
         found.append(Line2D([], [], linestyle="--", color=style.LIMIT_COLOUR, label=f"memory of the device{of}"))
     return found
+
+
+def other_engines(frame: pd.DataFrame) -> list[str]:
+    """Engines of the rows that are not this project's, of which the closed form is."""
+    return sorted(set(frame["engine"].dropna()) - {ENGINE})
+
+
+def _source_name(source: str, others: str) -> str:
+    """The legend of a bar's source; a closed form says whose it is where the rows are another engine's."""
+    if source == PREDICTED and others:
+        return f"pale: closed form of {ENGINE}'s engine, not {others}'s"
+    return _SOURCE_NAMES[source]
 
 
 _SOURCE_NAMES = {

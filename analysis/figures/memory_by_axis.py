@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from analysis.figures import style
-from analysis.figures.memory_bars import draw_bars, handles, limits_of
+from analysis.figures.memory_bars import draw_bars, handles, limits_of, other_engines
 from analysis.figures.spec import FigureSpec
 from analysis.memory import axis_panels
 from analysis.memory.axis_panels import Panel
@@ -69,14 +69,16 @@ def _note(panels: Sequence[Panel], frame: pd.DataFrame) -> str | None:
     """What the legend must say besides: that no rows are shown, or that they are another engine's."""
     if all(panel.basis == axis_panels.CLOSED_FORM for panel in panels):
         return "Closed form: no rows differ in this only"
-    others = sorted(set(frame["engine"].dropna()) - {ENGINE})
-    return f"Closed form of {ENGINE}'s engine, marks of {listed(others)}'s runs" if others else None
+    others = other_engines(frame)
+    if not others:
+        return None
+    return f"Bars are {ENGINE}'s closed form, marks {listed(others)}'s runs: two engines, so they need not agree"
 
 
 _HOW = (
     " Runs that differ in nothing else, those with most values of the axis; bars in full colour are measured, pale "
-    "ones the planner's closed form of the same layout. Where no runs differ in this only, the closed form for the "
-    "fastest run of each of the largest models with the axis changed."
+    "ones the planner's closed form of the same layout in this project's engine. Where no runs differ in this only, "
+    "the closed form for the fastest run of each of the largest models with the axis changed."
 )
 
 

@@ -15,6 +15,7 @@ from matplotlib.ticker import FuncFormatter
 from analysis.figures import style
 from analysis.figures.spec import FigureSpec
 from analysis.rows import by_degree, labels, metrics
+from analysis.rows.by_degree import PLACE
 
 _MAX_PANELS = 6
 _COLUMNS = 3
@@ -43,6 +44,10 @@ def draw_data_parallel(frame: pd.DataFrame) -> Figure:
 @style.styled
 def draw_tensor_parallel(frame: pd.DataFrame) -> Figure:
     """Tensor parallelism without a pipeline: throughput by degree, and the largest micro-batch that fitted."""
+    if "rehearsed" in set(frame["method"]):
+        raise style.NothingToDraw(
+            "no rehearsed times compare across tp: the steps come out too short where tp is above 1"
+        )
     rows = _with_several(
         by_degree.tensor_parallel(frame),
         "no model has runs at two tensor-parallel degrees without pp and with the same tokens a step",
@@ -53,10 +58,9 @@ def draw_tensor_parallel(frame: pd.DataFrame) -> Figure:
 
 @style.styled
 def draw_pipeline_parallel(frame: pd.DataFrame) -> Figure:
-    """Pipelines without tensor parallelism: throughput by depth, with few micro-batches and with 32."""
-    rows = _with_several(
-        by_degree.pipeline_parallel(frame), "no model was run at two pipeline depths with m = p − 1, p or 32 and tp = 1"
-    )
+    """Pipelines without tensor parallelism: throughput by depth, with few micro-batches and with 32. Each panel is of
+    one model on one number of devices in one regime of the network."""
+    rows = _one_place_each(by_degree.pipeline_parallel(frame), labels.device_noun(frame))
     figure, panels = _panels(rows)
     for ax, (_, group) in panels:
         depths = sorted(group["degree"].unique())
@@ -154,6 +158,25 @@ def _label_left(panels: Panels, unit: str) -> None:
             ax.set_ylabel(unit)
 
 
+def _one_place_each(rows: pd.DataFrame, noun: str) -> pd.DataFrame:
+    """Of each workload the number of devices and the regime of the network with the most depths, then the most runs;
+    they become part of its name. Raises `style.NothingToDraw` when none has two depths."""
+    rows = rows.assign(network_regime=rows["network_regime"].astype(object).fillna(""))
+    places = rows.groupby(PLACE).agg(depths=("degree", "nunique"), runs=("candidates", "sum")).reset_index()
+    places = places[places["depths"] > 1].sort_values(["depths", "runs"], ascending=False, kind="stable")
+    if places.empty:
+        raise style.NothingToDraw(
+            "no model was run at two pipeline depths on as many devices with m = p − 1, p or 32 and tp = 1"
+        )
+    chosen = rows.merge(places.drop_duplicates("workload")[PLACE], on=PLACE)
+    where = [
+        labels.group_name(row["workload"], row["world_size"], noun)
+        + (f", {row['network_regime']} network" if row["network_regime"] else "")
+        for row in labels.records(chosen)
+    ]
+    return chosen.assign(workload=where)
+
+
 def _with_several(rows: pd.DataFrame, otherwise: str) -> pd.DataFrame:
     """The rows of workloads that have at least two degrees. Raises `style.NothingToDraw` when there is none."""
     kept = rows[rows.groupby("workload")["degree"].transform("nunique") > 1] if len(rows) else rows
@@ -207,7 +230,8 @@ FIGURES = (
         title="Scaling of pipelines",
         caption=(
             "Pipelines without tensor parallelism, with few micro-batches (m = p − 1, or m = p where those are powers "
-            "of two) and with 32: the fastest run of each depth, on whatever number of devices."
+            "of two) and with 32: the fastest run of each depth. All runs of a panel have as many devices and the same "
+            "regime of the network, those with the most depths; the table has the others."
         ),
         draw=draw_pipeline_parallel,
         data=by_degree.pipeline_parallel,

@@ -14,12 +14,13 @@ from typing import Any
 import pandas as pd
 
 from analysis.memory.families import Axis, Family, countable, families, like, twin
-from analysis.memory.peak_split import Stack, experiment_of, predicted, stack_of
+from analysis.memory.peak_split import PREDICTED, Stack, experiment_of, predicted, stack_of
 from analysis.memory.variants import steps_to_all, variant
 from analysis.rows import metrics
 from analysis.rows.frame_cache import cache_per_frame
 from analysis.rows.labels import MEMORY_CATEGORIES, records
 from results.text import plural
+from workloads.experiment import ENGINE
 from workloads.record import config_columns
 
 MOST_MODELS = 2
@@ -33,7 +34,7 @@ _MICRO_BATCHES, _BATCH = "num_microbatches", "global_batch_size"
 _MEASURED = ("peak_allocated_bytes", "peak_reserved_bytes", "device_memory_bytes")
 _COLUMNS = (
     *("model", "variant", "held", "value", "basis", "split", "outcome", *MEMORY_CATEGORIES, "stack_bytes"),
-    *(*_MEASURED, "repeats", "experiment_id", "attempt_id"),
+    *(*_MEASURED, "repeats", "stack_engine", "engine", "experiment_id", "attempt_id"),
 )
 _CHAIN_COLUMNS = (
     *("model", "dp_replicate", "dp_shard", "zero_stage", "tp", "sequence_parallel", "cp", "pp", "pp_schedule", "ep"),
@@ -106,6 +107,7 @@ def table(panels: list[Panel]) -> pd.DataFrame:
     """One line a bar: bytes by category, their source, and the row's own measurements where there is a row.
 
     ``basis``: rows, or closed form where no row has the configuration. ``split``: measured, traced or predicted.
+    ``stack_engine`` is the engine that the bytes by category are of, ``engine`` that of the row's measurements.
     """
     lines = []
     for panel in panels:
@@ -123,6 +125,8 @@ def table(panels: list[Panel]) -> pd.DataFrame:
                     **dict(zip(MEMORY_CATEGORIES, bar.stack.bytes, strict=True)),
                     "stack_bytes": bar.stack.total,
                     **{name: row.get(name) for name in (*_MEASURED, "repeats", "experiment_id", "attempt_id")},
+                    "stack_engine": ENGINE if bar.stack.source == PREDICTED else row.get("engine"),
+                    "engine": row.get("engine"),
                 }
             )
     return pd.DataFrame(lines, columns=list(_COLUMNS))

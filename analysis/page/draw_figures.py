@@ -7,6 +7,7 @@ import gc
 import multiprocessing
 import os
 import signal
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
@@ -64,6 +65,7 @@ class Drawing:
         self._request = _Request(cohorts, specs, folder, formats)
         self._tasks = [(i, k) for i in range(len(cohorts)) for k in range(len(specs))]
         self._pool: ProcessPoolExecutor | None = None
+        self._life: tuple[int, int] | None = None
         self._futures: dict[Future[Drawn], _Task] = {}
 
     def __enter__(self) -> Drawing:
@@ -79,6 +81,9 @@ class Drawing:
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
             gc.unfreeze()
+        if self._life is not None:
+            for end in self._life:
+                os.close(end)
 
     def collect(self, step: Callable[[int, int, str], None]) -> list[list[Drawn]]:
         """The result of each figure, by cohort, in the order asked for.
@@ -96,8 +101,12 @@ class Drawing:
         global _request
         _request = self._request
         gc.freeze()  # what is here already is not looked through again in every process, nor copied for it
+        self._life = os.pipe()
         self._pool = ProcessPoolExecutor(
-            processes, mp_context=multiprocessing.get_context("fork"), initializer=_leave_interrupts
+            processes,
+            mp_context=multiprocessing.get_context("fork"),
+            initializer=_serve,
+            initargs=self._life,
         )
         with warnings.catch_warnings():
             # Python 3.12 warns of any thread at a fork; Arrow's, the only ones here, are made for it.
@@ -118,9 +127,21 @@ class Drawing:
             yield task, _draw(self._request, *task)
 
 
-def _leave_interrupts() -> None:
-    """Ignore Ctrl-C, which reaches every process of the terminal: only the one that waits for the others answers."""
+def _serve(life: int, held: int) -> None:
+    """What a drawing process does first: it leaves Ctrl-C, which reaches every process of the terminal, to the one that
+    waits for the others, and ends when that one is gone, however it was killed.
+
+    ``life`` and ``held`` are the ends of a pipe into which nothing is written: once the other process, the last to have
+    ``held`` open, is gone, the system ends the reading.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.close(held)
+
+    def wait() -> None:
+        os.read(life, 1)
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
 
 
 def _draw_inherited(cohort: int, spec: int) -> Drawn:

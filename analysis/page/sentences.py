@@ -7,15 +7,17 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.rows import labels, metrics
+from analysis.rows import labels, metrics, noise
 from analysis.rows.cohorts import mixtures
 from analysis.rows.load import Results, last_attempts, planned, waiting
-from analysis.rows.stats import MedianInterval, median_interval
+from analysis.rows.stats import MIN_FOR_INTERVAL, MedianInterval, median_interval
 from results.text import format_bytes, format_number, format_percent, listed, plural
 
 _METHODS = {"rehearsed_fake": "traced without a device"}
 _MOST_WINNERS = 4
-"""With more groups than this, only the largest size of each model gets a sentence; the table has every group."""
+"""With more groups than this, one size of each of so many models gets a sentence; the table has every group."""
+_ALONE = 0.1
+"""A winner further ahead than this of every other layout is less certain: nothing near it shows the same."""
 
 
 def what_was_run(results: Results) -> list[str]:
@@ -70,15 +72,51 @@ def unfinished(results: Results) -> str | None:
 
 
 def what_is_best(frame: pd.DataFrame) -> list[str]:
-    """A sentence for each winner, from the smallest model and size to the largest."""
+    """A sentence for each winner, those that tell most first: the largest model on the most devices whose winner can be
+    trusted. Of many, the largest such size of each model; then why the others are less certain."""
     best = metrics.best_configurations(frame)
     if best.empty:
         return ["No run has finished with a throughput, so nothing can be called best."]
-    best = labels.in_group_order(best)
+    best = labels.in_group_order(best).iloc[::-1]
+    best = best.assign(_doubt=_doubts(best, frame))
     noun, unit = labels.device_noun(frame), labels.rate_unit(frame)
+    best = best.sort_values("_doubt", key=lambda doubt: doubt.ne(""), kind="stable")
+    shown = best
     if len(best) > _MOST_WINNERS:
-        best = best.groupby("workload", sort=False).tail(1)
-    return [_winner(row, noun, unit) for row in labels.records(best)] + _batches(frame, noun)
+        shown = best.drop_duplicates("workload").head(_MOST_WINNERS)
+    told = [_winner(row, noun, unit) for row in labels.records(shown)]
+    return told + _less_certain(best) + _batches(frame, noun)
+
+
+def _doubts(best: pd.DataFrame, frame: pd.DataFrame) -> list[str]:
+    """Why each winner is less certain than others; empty for those that nothing speaks against."""
+    rows = metrics.ranked(frame)
+    rows = rows[rows["rank"].notna()]
+    regimes = rows.groupby(metrics.GROUP)["network_regime"].nunique().to_dict() if "network_regime" in rows else {}
+    doubts = []
+    for row in labels.records(best):
+        if regimes.get((row["workload"], row["world_size"]), 0) > 1:
+            doubts.append("the layouts ran in different regimes of the network")
+        elif row["candidates"] < MIN_FOR_INTERVAL:
+            doubts.append(f"fewer than {MIN_FOR_INTERVAL} layouts finished")
+        elif row["slower_by"] > _ALONE:
+            doubts.append(
+                f"the winner stands alone, the next layout being more than {format_percent(_ALONE, 0)} slower"
+            )
+        else:
+            doubts.append("")
+    return doubts
+
+
+def _less_certain(best: pd.DataFrame) -> list[str]:
+    """One sentence on the winners that something speaks against."""
+    counts = best.loc[best["_doubt"] != "", "_doubt"].value_counts()
+    if not len(counts) or len(best) == 1:
+        return []
+    why = "; ".join(f"{count} because {doubt}" for doubt, count in counts.items())
+    return [
+        f"{counts.sum()} of {plural(len(best), 'winner')} {'is' if counts.sum() == 1 else 'are'} less certain: {why}."
+    ]
 
 
 def _batches(frame: pd.DataFrame, noun: str) -> list[str]:
@@ -111,14 +149,24 @@ def _winner(row: Mapping[str, Any], noun: str, unit: str) -> str:
     text = f"{row['workload']} on {labels.devices(row['world_size'], noun)}: {row['layout']} is fastest of "
     text += f"{plural(int(row['candidates']), 'finished layout')} with {format_number(row[metrics.RANK_BY])} {unit}"
     text += f" ({', '.join(details)})" if details else ""
-    if pd.isna(row["margin"]):
+    if pd.isna(row["slower_by"]):
         return text + "; there is nothing to compare it with."
-    if bool(row["tie"]):
+    if pd.isna(row["tie"]):
         return (
             text
-            + f"; {row['runner_up']} is {format_percent(row['margin'])} behind, within the spread of the steps: a tie."
+            + f"; the next one, {row['runner_up']}, is {format_percent(row['slower_by'])} slower, and nothing says "
+            "how much of that is noise: one timed step and no repeats."
         )
-    return text + f", {format_percent(row['margin'])} ahead of {row['runner_up']}."
+    if metrics.is_tie(row["tie"]):
+        named = listed(row["tied_layouts"].split("; "), 4)
+        return (
+            text + f", and {plural(int(row['tied']), 'more layout')} within the noise may be as fast: {named}, up to "
+            f"{format_percent(row['tied_slower_by'])} slower ({noise.describe(row)})."
+        )
+    return text + (
+        f"; the next one, {row['runner_up']}, is {format_percent(row['slower_by'])} slower, more than noise explains "
+        f"({noise.describe(row)})."
+    )
 
 
 def what_failed(frame: pd.DataFrame) -> list[str]:
@@ -178,10 +226,11 @@ def how_far_to_trust(frame: pd.DataFrame) -> list[str]:
     if len(repeated):
         worst = format_percent(float(repeated["repeat_spread"].max()))
         sentences.append(
-            f"{plural(len(repeated), 'experiment')} finished more than once; the runs differ by at most {worst}."
+            f"{plural(len(repeated), 'layout')} finished more than once; the runs of one differ by at most {worst}."
         )
     elif len(ranked):
-        sentences.append("No experiment finished more than once: differences between runs of one layout are unknown.")
+        sentences.append("No layout finished more than once: differences between runs of one layout are unknown.")
+    sentences += _noise(ranked)
     sentences += _losses(frame)
     for name, predicted, found in (
         ("peak memory", "predicted_peak_bytes", "peak_allocated_bytes"),
@@ -202,6 +251,19 @@ def how_far_to_trust(frame: pd.DataFrame) -> list[str]:
         )
         sentences.append(f"The device clocks were held back in {plural(throttled, 'run')} ({listed(reasons)}).")
     return sentences + mixtures(frame)
+
+
+def _noise(ranked: pd.DataFrame) -> list[str]:
+    """What the order of layouts is judged by."""
+    told = []
+    for source, rows in ranked[ranked["noise"].notna()].groupby("noise_from", sort=False):
+        low, high = format_percent(rows["noise"].min()), format_percent(rows["noise"].max())
+        span = low if low == high else f"{low} to {high}"
+        told.append(f"{span} of one run, from {source} ({plural(len(rows), 'layout')})")
+    unknown = int(ranked["noise"].isna().sum())
+    if unknown:
+        told.append(f"not known for {plural(unknown, 'layout')}")
+    return [f"Noise by which the order of layouts is judged (standard deviation): {'; '.join(told)}."] if told else []
 
 
 def _losses(frame: pd.DataFrame) -> list[str]:

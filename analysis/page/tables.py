@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from analysis.page.draw_figures import Drawn
 from analysis.page.export import FileTable
-from analysis.rows import labels, metrics
+from analysis.rows import labels, metrics, noise
 from analysis.rows.cohorts import Cohort
 from analysis.rows.load import last_attempts
 from results.schema import ATTEMPTS
@@ -18,7 +18,10 @@ from results.text import format_bytes, format_number, format_percent
 
 _FIRST = ("method", "cluster", "measurement_version", "model", "seq_len", "world_size", "layout")
 _READ_FIRST = ("method", "cluster", "model", "seq_len", "world_size", "layout")
-_RANKING = ("rank", "tokens_per_s_per_gpu", "mfu_palm", "peak_allocated_bytes", "repeats", "repeat_spread")
+_RANKING = (
+    *("rank", "tokens_per_s_per_gpu", "mfu_palm", "peak_allocated_bytes", "repeats", "repeat_spread"),
+    *("noise", "noise_from"),
+)
 _SCALARS = tuple(
     field.name
     for field in ATTEMPTS
@@ -50,8 +53,19 @@ def all_tables(cohorts: Sequence[Cohort], drawn: Sequence[Sequence[Drawn]], clai
 
 def claim_rows(claims: pd.DataFrame) -> tuple[list[str], list[list[str]], int]:
     """Header and cells of the study's claims."""
-    cells = claims[["claim", "data", "verdict", "evidence"]].astype(str).to_numpy().tolist()
-    return ["Claim", "Rows", "Verdict", "Evidence"], cells, len(claims)
+    cells = [
+        [row["claim"], row["data"], row["verdict"], _holds_in(row), row["evidence"]] for row in labels.records(claims)
+    ]
+    return ["Claim", "Rows", "Verdict", "Holds in", "Evidence"], cells, len(claims)
+
+
+def _holds_in(row: dict[str, Any]) -> str:
+    """In how many cells a claim holds, before and after some were left out."""
+    if not isinstance(row["holds_in"], str):
+        return "–"
+    if not isinstance(row["holds_in_kept"], str):
+        return row["holds_in"]
+    return f"{row['holds_in']}; without cells of {row['left_out']}: {row['holds_in_kept']}"
 
 
 def _joined(frames: list[pd.DataFrame]) -> pd.DataFrame:
@@ -89,11 +103,11 @@ def ranked_rows(frame: pd.DataFrame, most: int) -> tuple[list[str], list[list[st
 
 
 def best_rows(frame: pd.DataFrame) -> tuple[list[str], list[list[str]], int]:
-    """Header and cells of the winners of every model and size."""
+    """Header and cells of the winners of every model and size. ``Slower by`` is 1 - runner-up over winner."""
     best, memory = metrics.best_configurations(frame), metrics.memory_column(frame)
     noun, unit = labels.device_noun(frame), labels.rate_unit(frame)
     header = ["Model", noun, "Fastest layout", unit, metrics.MFU_NAME, _memory_header(memory)]
-    header += ["Of", "Runner-up", "Behind by"]
+    header += ["Of", "Runner-up", "Slower by", "Within the noise"]
     cells = [
         [
             row["workload"],
@@ -104,11 +118,21 @@ def best_rows(frame: pd.DataFrame) -> tuple[list[str], list[list[str]], int]:
             format_bytes(row[memory]),
             f"{int(row['candidates']):,}",
             row["runner_up"] if isinstance(row["runner_up"], str) else "–",
-            format_percent(row["margin"]) + (" (tie)" if row["tie"] else ""),
+            format_percent(row["slower_by"]),
+            _tied(row),
         ]
         for row in labels.records(labels.in_group_order(best))
     ]
     return header, cells, len(best)
+
+
+def _tied(row: dict[str, Any]) -> str:
+    """Which other layouts may be as fast, and what the noise was worked out from."""
+    if pd.isna(row["tie"]):
+        return "–" if row["candidates"] == 1 else "not known"
+    if not row["tie"]:
+        return f"none ({noise.describe(row)})"
+    return f"{int(row['tied'])} more ({noise.describe(row)}): {row['tied_layouts']}"
 
 
 def failure_rows(frame: pd.DataFrame) -> tuple[list[str], list[list[str]], int]:

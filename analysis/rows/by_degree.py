@@ -7,6 +7,8 @@ Repeats count once (`analysis.rows.metrics.ranked`).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pandas as pd
 
 from analysis.rows import labels, metrics, pairs, pipeline_bubble
@@ -19,6 +21,8 @@ _KEPT = (
     *("micro_batch_size", "num_microbatches", "global_batch_size", "bubble", "mfu_palm", "network_regime"),
     *("experiment_id", "attempt_id"),
 )
+PLACE = ["workload", "world_size", "network_regime"]
+"""Runs that agree in these had the same devices and the same network."""
 PP_SERIES = ("m = p − 1", "m = p", "m = 32")
 
 
@@ -56,13 +60,14 @@ def tensor_parallel(frame: pd.DataFrame) -> pd.DataFrame:
 
 @cache_per_frame
 def pipeline_parallel(frame: pd.DataFrame) -> pd.DataFrame:
-    """Pipelines without tensor parallelism, each depth on whatever number of devices: few micro-batches, and 32.
+    """Pipelines without tensor parallelism, with few micro-batches and with 32, for each number of devices and regime
+    of the network by itself: a deeper pipeline on more devices would show the network, not the pipeline.
 
     ``m = p − 1`` is the study's short schedule; where micro-batches come in powers of two, ``m = p`` is the nearest.
     The study's runs before its pipelines' communication was rewritten are left out.
     ``bubble`` is the closed form ``(p − 1) / (v m)``.
     """
-    return _table(_fastest(pipelines(frame)))
+    return _table(_fastest(pipelines(frame), PLACE), PLACE)
 
 
 def pipelines(frame: pd.DataFrame) -> pd.DataFrame:
@@ -90,10 +95,10 @@ def _fewest_devices(rows: pd.DataFrame) -> pd.DataFrame:
     return rows[rows["world_size"] == fewest]
 
 
-def _fastest(rows: pd.DataFrame) -> pd.DataFrame:
-    keys = ["workload", "series", "degree"]
+def _fastest(rows: pd.DataFrame, within: Sequence[str] = ("workload",)) -> pd.DataFrame:
+    keys = [*within, "series", "degree"]
     ordered = rows.sort_values(metrics.RANK_BY, ascending=False, kind="stable")
-    groups = ordered.groupby(keys)
+    groups = ordered.groupby(keys, dropna=False)
     ordered = ordered.assign(
         candidates=groups["attempt_id"].transform("size"),
         largest_micro_batch=groups["micro_batch_size"].transform("max"),
@@ -101,13 +106,14 @@ def _fastest(rows: pd.DataFrame) -> pd.DataFrame:
     return ordered.drop_duplicates(keys)
 
 
-def _table(rows: pd.DataFrame) -> pd.DataFrame:
-    """The columns of a scaling figure; ``lost`` is by how much a degree is slower than the one before."""
+def _table(rows: pd.DataFrame, within: Sequence[str] = ("workload",)) -> pd.DataFrame:
+    """The columns of a scaling figure; ``lost`` is by how much a degree is slower than the one before of its series."""
     if rows.empty:
         return pd.DataFrame(columns=list(_KEPT))
     order = {workload: i for i, workload in enumerate(labels.workload_order(rows))}
-    rows = rows.assign(_order=rows["workload"].map(order)).sort_values(["_order", "series", "degree"])
-    before = rows.groupby(["workload", "series"])[metrics.RANK_BY].shift()
+    rows = rows.assign(_order=rows["workload"].map(order))
+    rows = rows.sort_values(["_order", *within[1:], "series", "degree"], kind="stable")
+    before = rows.groupby([*within, "series"], dropna=False)[metrics.RANK_BY].shift()
     memory = metrics.memory_column(rows)
     rows = rows.assign(
         lost=before - rows[metrics.RANK_BY],

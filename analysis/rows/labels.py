@@ -54,6 +54,17 @@ def add_labels(attempts: pd.DataFrame) -> pd.DataFrame:
     return frame
 
 
+def tell_tp_apart(frame: pd.DataFrame) -> pd.DataFrame:
+    """A labelled frame in which each tp of a model is a workload of its own, where there are several: for rows whose
+    times do not compare across tp. Everything that is ranked is ranked within a workload."""
+    if frame["tp"].nunique() < 2:
+        return frame
+    known = frame["tp"].notna()
+    return frame.assign(
+        workload=frame["workload"] + (", tp " + frame["tp"].astype("Int64").astype(str)).where(known, "")
+    )
+
+
 def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
     """The rows as dicts by column name."""
     return [{str(name): value for name, value in row.items()} for row in frame.to_dict("records")]
@@ -86,9 +97,9 @@ def batching(row: Mapping[str, Any]) -> str:
 
 
 def workload_order(frame: pd.DataFrame) -> list[str]:
-    """Workloads from the smallest model to the largest, then by sequence length."""
-    size = frame.groupby("workload").agg(params=("num_params", "max"), seq=("seq_len", "max")).reset_index()
-    return list(size.sort_values(["params", "seq", "workload"])["workload"])
+    """Workloads from the smallest model to the largest, then by sequence length, then by tp where it tells apart."""
+    size = frame.groupby("workload").agg(params=("num_params", "max"), seq=("seq_len", "max"), tp=("tp", "min"))
+    return list(size.reset_index().sort_values(["params", "seq", "tp", "workload"])["workload"])
 
 
 def study_label(frame: pd.DataFrame) -> pd.Series:

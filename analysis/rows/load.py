@@ -1,20 +1,27 @@
 """Every attempt below a results folder as one frame, with what was planned and what could not be read.
 
-The published table of the Ultra-Scale Playbook's study (a CSV file) is read in the same way.
+The published table of the Ultra-Scale Playbook's study (a CSV file) is read in the same way, and so is a plan of which
+nothing has run: then there is no attempt, and the ledger is all there is.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 
+from analysis.rows.answers import from_other_sweeps
 from analysis.rows.derived import add_formulas
 from analysis.rows.frame_cache import cache_per_frame
 from analysis.rows.step_peaks import add_first_steps
 from results import reference, store
 from results.errors import InvalidResults
+from results.load import upgraded
+from results.schema import ATTEMPTS
 
 POINT_KEYS = ["sweep", "experiment_id", "method"]
 """Attempts that agree in these columns are tries at the same point."""
@@ -31,33 +38,46 @@ class Results:
     attempts: pd.DataFrame
     ledger: pd.DataFrame
     problems: tuple[str, ...]
-    """One line for each file that could not be read."""
+    """One line for each file that could not be read, and for whatever else is missing."""
+    notes: tuple[str, ...] = ()
+    """One line for each sweep whose rows are here because the plan has taken them over."""
 
 
 def load(path: Path) -> Results:
-    """Attempts and ledgers of a sweep, of every sweep below a folder, of one Parquet file of attempts, or the study's
-    published table (``.csv``).
+    """Attempts and ledgers of a sweep, of every sweep below a folder, of one Parquet file of attempts or of a plan, or
+    the study's published table (``.csv``). Points that finished attempts of other sweeps answer have those rows.
 
     Raises `InvalidResults` when there is nothing of that kind.
     """
     path = Path(path)
     if path.suffix.lower() == ".csv" and not path.is_dir():
         return _study(path)
+    if path.is_file() and _is_plan(path):
+        return _plan(path)
     reading = store.scan(path, "attempts")
-    attempts = reading.table.to_pandas()
-    problems = list(reading.problems)
+    table, newer = upgraded(reading.table)
+    attempts = table.to_pandas()
+    problems = [*reading.problems, *newer]
+    notes: list[str] = []
     folders: list[Path] = []
     if path.is_file():
         sweeps = tuple(sorted(attempts["sweep"].dropna().unique()))
         ledger = store.empty_ledger().to_pandas()
     else:
         folders = store.sweep_dirs(path)
-        sweeps = tuple(folder.resolve().name for folder in folders)
+        problems += _remedies(folders, reading.problems)
         try:
             ledger = store.read_ledger(path).to_pandas()
         except InvalidResults as error:
             problems.append(str(error))
             ledger = store.empty_ledger().to_pandas()
+        others = from_other_sweeps(ledger, attempts, folders)
+        if others.rows is not None:
+            attempts = upgraded(pa.concat_tables([table, others.rows], promote_options="permissive"))[0].to_pandas()
+        folders += others.folders
+        notes += others.found
+        problems += others.missing
+        sweeps = tuple(folder.resolve().name for folder in folders)
     broken = attempts[list(_NEEDED)].isna().any(axis=1)
     if path.is_file() and len(attempts) and broken.all():
         raise InvalidResults(
@@ -66,18 +86,33 @@ def load(path: Path) -> Results:
     if broken.any():
         problems.append(f"{int(broken.sum())} rows without {', '.join(_NEEDED[:-1])} or {_NEEDED[-1]} are left out")
         attempts = attempts[~broken].reset_index(drop=True)
-    attempts["backend"] = attempts["backend"].fillna(_backend_by_device(attempts))
     attempts, unread = add_first_steps(attempts, folders)
     problems += unread
-    return Results(path=path, sweeps=sweeps, attempts=attempts, ledger=ledger, problems=tuple(problems))
+    return Results(path, sweeps, attempts, ledger, tuple(problems), tuple(notes))
 
 
-def _backend_by_device(attempts: pd.DataFrame) -> pd.Series:
-    """``backend`` of measured rows that are older than the column: the driver of a GPU reports its memory, a CPU has
-    a name alone. None where the ranks told neither."""
-    told = attempts["device_name"].notna() & (attempts["method"] == "measured")
-    found = attempts["device_memory_bytes"].notna().map({True: "cuda", False: "cpu"})
-    return found.where(told, None)
+def _remedies(folders: Sequence[Path], problems: Sequence[str]) -> list[str]:
+    """How to get the rows of a damaged merged table back, where the folders of its attempts are still there."""
+    return [
+        f"the rows of {folder} can be made again from {folder / 'attempts'}: python -m sweep status {folder}"
+        for folder in folders
+        if any(str(folder / "attempts.parquet") in problem for problem in problems) and (folder / "attempts").is_dir()
+    ]
+
+
+def _is_plan(path: Path) -> bool:
+    """Whether a file is a ledger, as ``plan --out`` writes it."""
+    try:
+        names = pq.read_schema(path).names
+    except (OSError, pa.ArrowException):
+        return False
+    return "verdict" in names and "attempt_id" not in names
+
+
+def _plan(path: Path) -> Results:
+    ledger = store.read_ledger(path).to_pandas()
+    attempts, _ = add_first_steps(ATTEMPTS.empty_table().to_pandas(), [])
+    return Results(path, tuple(sorted(ledger["sweep"].dropna().unique())), attempts, ledger, ())
 
 
 def _study(path: Path) -> Results:

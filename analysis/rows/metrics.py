@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
+from analysis.rows import noise
 from analysis.rows.frame_cache import cache_per_frame
 from analysis.rows.load import last_attempts
 
@@ -13,7 +14,9 @@ MFU = "mfu_palm"
 MFU_NAME = "MFU (PaLM)"
 GROUP = ["workload", "world_size"]
 """Layouts are ranked within a group: one model (and sequence length) on one number of devices."""
-_RANKED_FROM = (RANK_BY, "experiment_id", "attempt_id", "loss_agrees", *GROUP)
+_RANKED_FROM = (RANK_BY, "attempt_id", "loss_agrees", *GROUP, *noise.USED)
+_RATES = (RANK_BY, "tokens_per_s", "mfu_palm", "mfu_causal", "mfu_playbook", "hfu", "published_mfu")
+"""Columns that are proportional to the throughput."""
 OVERHEAD = {
     "spawn_s": "spawn",
     "rendezvous_s": "rendezvous",
@@ -26,31 +29,42 @@ OVERHEAD = {
 
 @cache_per_frame
 def ranked(frame: pd.DataFrame) -> pd.DataFrame:
-    """One row for each experiment that has a throughput, best first within each group.
+    """One row for each layout that has a throughput, best first within each group.
 
-    Repeats of an experiment (several sweeps, retries that both finished) count as one row: the median one by
-    throughput, with ``repeats`` and the ``repeat_spread`` (highest over lowest, minus 1). ``rank`` counts within the
-    group over rows whose losses do not contradict the reference; a row whose losses do has no rank: a wrong layout
-    can be fast.
+    Repeats of a layout (other seeds, several sweeps, retries that both finished) are one row: the middle run by
+    throughput, with the median of their rates (`_RATES`) and step times, ``repeats``, and the ``repeat_spread``
+    (highest over lowest, minus 1). `analysis.rows.noise.COLUMNS` say how far its throughput moves by chance. ``rank``
+    counts within the group over rows whose losses do not contradict the reference; a row whose losses do has no rank:
+    a wrong layout can be fast.
     """
     # A frame has some 150 columns: everything is worked out on the few that count, and the rows are taken once.
-    ok = frame.loc[(frame["outcome"] == "ok") & frame[RANK_BY].notna(), [*_RANKED_FROM]]
+    regime = [name for name in ("network_regime",) if name in frame]
+    ok = frame.loc[(frame["outcome"] == "ok") & frame[RANK_BY].notna(), [*_RANKED_FROM, *regime]]
+    trusted = ~losses_differ(ok)
+    ok = ok.assign(_layout=noise.layout_key(ok) + trusted.map({True: "", False: " losses differ"}), _trusted=trusted)
     ok = ok.sort_values([RANK_BY, "attempt_id"], kind="stable")
-    by_experiment = ok.groupby("experiment_id", sort=False)
-    rates = by_experiment[RANK_BY]
+    by_layout = ok.groupby("_layout", sort=False)
+    rates = by_layout[RANK_BY]
     ok = ok.assign(
-        repeats=rates.transform("size"),
         repeat_spread=rates.transform("max") / rates.transform("min") - 1,
+        _median=rates.transform("median"),
         _middle=(rates.transform("size") - 1) // 2,
-        _position=by_experiment.cumcount(),
+        _position=by_layout.cumcount(),
     )
-    ok.loc[ok["repeats"] == 1, "repeat_spread"] = None
-    rows = ok[ok["_position"] == ok["_middle"]].drop(columns=["_middle", "_position"])
-    trusted = ~losses_differ(rows)
-    rows = rows.assign(rank=rows[trusted].groupby(GROUP)[RANK_BY].rank(method="first", ascending=False))
-    rows = rows.sort_values([*GROUP, RANK_BY], ascending=[True, True, False], kind="stable")
+    rows = ok[ok["_position"] == ok["_middle"]]
+    known = noise.of_layouts(ok, GROUP, RANK_BY).reindex(rows["_layout"].to_numpy())
+    rows = rows.assign(**{name: known[name].array for name in noise.COLUMNS})
+    rows = rows.assign(repeat_spread=rows["repeat_spread"].where(rows["repeats"] > 1))
+    places = rows[rows["_trusted"]].groupby(GROUP)["_median"].rank(method="first", ascending=False)
+    rows = rows.assign(rank=places).sort_values([*GROUP, "_median"], ascending=[True, True, False], kind="stable")
     found = frame.loc[rows.index].reset_index(drop=True)
-    return found.assign(**{name: rows[name].array for name in ("repeats", "repeat_spread", "rank")})
+    pooled = (rows["_median"] / rows[RANK_BY]).array
+    even = {name: found[name] * pooled for name in _RATES if name in found}
+    return found.assign(
+        **even,
+        step_time_s=found["step_time_s"] / pooled,
+        **{name: rows[name].array for name in (*noise.COLUMNS, "repeat_spread", "rank")},
+    )
 
 
 def losses_differ(frame: pd.DataFrame) -> pd.Series:
@@ -60,28 +74,43 @@ def losses_differ(frame: pd.DataFrame) -> pd.Series:
 
 @cache_per_frame
 def best_configurations(frame: pd.DataFrame) -> pd.DataFrame:
-    """The row of rank 1 of each group, with how far the next one is behind.
-
-    ``margin`` is the winner's throughput over the runner-up's, minus 1; ``tie`` says that the ranges of their timed
-    steps overlap, so the order of the two may be chance.
-    """
+    """The row of rank 1 of each group, with the layouts that may be as fast and how far the next one is behind; see
+    `lead`."""
     rows = ranked(frame)
     return lead(rows[rows["rank"].notna()].sort_values("rank", kind="stable"), RANK_BY, rows.groupby(GROUP).size())
 
 
 def lead(rows: pd.DataFrame, value: str, candidates: pd.Series | None = None) -> pd.DataFrame:
-    """The first row of each group of ``rows``, which come best first, and how far the second is behind in ``value``."""
+    """The first row of each group of ``rows``, which come best first in ``value``, and what stands beside it.
+
+    ``runner_up`` is the second layout and ``slower_by`` is 1 - its value over the winner's. ``tie`` says whether other
+    layouts are within the noise of the winner (`analysis.rows.noise.within`), so that the winner is a set: ``tied`` is
+    how many they are, ``tied_layouts`` names them, best first, and ``tied_slower_by`` is how far the last of them is
+    behind. All four are null where the noise is not known, ``tie`` also where there is no other layout.
+    ``candidates`` is the number of layouts.
+    """
+    rows = rows.assign(_within=noise.within(rows, value, GROUP))
     place = rows.groupby(GROUP).cumcount()
     winners = rows[place == 0].sort_values(GROUP, kind="stable").set_index(GROUP, drop=False)
     second = rows[place == 1].set_index(GROUP).reindex(winners.index)
+    others = rows[(place > 0) & rows["_within"].fillna(False).astype(bool)].groupby(GROUP)
+    known = second["_within"].notna()
+    last = others[value].last().reindex(winners.index)
     winners = winners.assign(
         runner_up=second["layout"],
-        margin=winners[value] / second[value] - 1,
-        tie=(second["step_time_min_s"] / second["tokens_per_step"])
-        <= (winners["step_time_max_s"] / winners["tokens_per_step"]),
+        slower_by=1 - second[value] / winners[value],
+        tie=(others.size().reindex(winners.index, fill_value=0) > 0).astype("boolean").where(known, pd.NA),
+        tied=others.size().reindex(winners.index, fill_value=0).astype("Int64").where(known, pd.NA),
+        tied_layouts=others["layout"].agg("; ".join).reindex(winners.index),
+        tied_slower_by=1 - last / winners[value],
         candidates=(rows.groupby(GROUP).size() if candidates is None else candidates).reindex(winners.index),
     )
-    return winners.reset_index(drop=True)
+    return winners.drop(columns="_within").reset_index(drop=True)
+
+
+def is_tie(tie: object) -> bool:
+    """Whether a value of the column ``tie`` says so; unknown is no tie."""
+    return tie is not pd.NA and tie is not None and bool(tie)
 
 
 def memory_column(frame: pd.DataFrame) -> str:

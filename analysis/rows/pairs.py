@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis.rows import metrics
+from analysis.rows import metrics, noise
 from analysis.rows.frame_cache import cache_per_frame
 from analysis.rows.stats import MedianInterval, median_interval
 
@@ -23,6 +23,9 @@ SETTINGS = (
 1 without it. A column that no row knows (mostly the network's regime) separates no runs."""
 MAKE_ROOM = ("dp", "num_microbatches")
 """What must change too when a degree or the micro-batch changes on the same devices at the same tokens a step."""
+
+
+_NOISE = ("noise", "noise_freedom", "repeats")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +69,29 @@ def matched(one: pd.DataFrame, two: pd.DataFrame, but_for: Sequence[str]) -> pd.
     codes = Matching(pd.concat([one[[*SETTINGS]], two[[*SETTINGS]]])).codes(but_for)
     left, right = one.assign(_pair=codes[: len(one)]), two.drop(columns=same).assign(_pair=codes[len(one) :])
     return left.merge(right, on="_pair", suffixes=("_one", "_two")).drop(columns="_pair")
+
+
+def best_against_best(rows: pd.DataFrame, column: str, before: object, after: object) -> pd.DataFrame:
+    """The fastest row with ``before`` in ``column`` (``_one``) beside the fastest with ``after`` (``_two``), of each
+    workload, number of devices, tokens a step and regime of the network. All other choices are free, so this is what a
+    user sees who chooses them anew; `matched` is what the one choice does by itself.
+    """
+    keys = ["workload", "world_size", "tokens_per_step", "network_regime"]
+    regime = rows["network_regime"].astype(object)
+    rows = rows.assign(network_regime=regime.where(regime.notna(), "–"))
+    rows = rows.sort_values(metrics.RANK_BY, ascending=False, kind="stable").drop_duplicates([*keys, column])
+    one, two = rows[rows[column] == before], rows[rows[column] == after]
+    return one.merge(two, on=keys, suffixes=("_one", "_two"))
+
+
+def within_noise(pairs: pd.DataFrame) -> pd.Series:
+    """Which pairs (of `matched` or `best_against_best`) differ in throughput by no more than noise explains in 95 % of
+    pairs that do not differ at all; NA where the noise is not known."""
+    one, two = (pairs[[f"{name}{end}" for name in _NOISE]].set_axis([*_NOISE], axis=1) for end in ("_one", "_two"))
+    level = np.full(len(pairs), (1 + noise.CONFIDENCE) / 2)
+    reach = noise.pair_spread(one, two) * noise.quantiles(level, noise.fewest_freedom(one, two))
+    apart = noise.log(pairs[f"{metrics.RANK_BY}_two"] / pairs[f"{metrics.RANK_BY}_one"]).abs()
+    return (apart <= reach).astype("boolean").mask(reach.isna())
 
 
 class Matching:

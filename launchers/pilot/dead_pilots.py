@@ -74,7 +74,8 @@ class DeadPilots:
         if attempt is not None:
             known = store.find_attempt(self._sweep.path, attempt.attempt_id)
             if known is None:
-                done, ended_at = self._abandoned(attempt), _last_written_at(attempt)
+                why = f"pilot {attempt.pilot_id} died while it ran this point"
+                done, ended_at = abandoned(self._sweep, attempt, why), _last_written_at(attempt)
                 return self._recorder.record(claim, attempt, done, ended_at=ended_at)
             record = record_of_row(known, attempt, _outcome_of(known), claim, known["ended_at"].timestamp())
             self._recorder.write_record(claim.stem, record)
@@ -101,31 +102,32 @@ class DeadPilots:
         # Numbers, not times: the clocks of two nodes differ.
         return max(begun, key=lambda one: (one.number, one.pilot_id == holder, one.started_at), default=None)
 
-    def _abandoned(self, attempt: Attempt) -> Execution:
-        """The result of an attempt whose pilot died before it could record it, from the attempt's folder."""
-        results = attempt.results()
-        measured = attempt.task.method == "measured"
-        ranks: Sequence[int] = attempt.ranks() if measured else rehearsed_ranks(attempt.point.experiment)
-        try:
-            outcome = Outcome(**read_json(attempt.folder / "outcome.json"))
-        except (FileNotFoundError, ValueError, TypeError):
-            why = f"pilot {attempt.pilot_id} died while it ran this point"
-            outcome = oc.classify_abandoned(ranks, results, why, *self._last_position(attempt))
-        try:
-            complete = not measured and all(rank in results for rank in ranks)
-            rehearsed = assemble(attempt.point.experiment, attempt.task.cluster, results) if complete else None
-        except Exception as error:
-            return internal_error(error)
-        return Execution(outcome=outcome, results=results, rehearsed=rehearsed)
 
-    def _last_position(self, attempt: Attempt) -> tuple[str | None, int | None]:
-        """Phase and step in which the pilot of an attempt last showed it; its state file outlives it. ``spawn`` when it
-        had not shown the attempt yet, None when the file cannot be read."""
-        state = pilot_state.read_state(self._sweep, attempt.pilot_id)
-        if state is None:
-            return None, None
-        shown = next((one for one in state.running if one.attempt_id == attempt.attempt_id), None)
-        return (shown.phase, shown.step) if shown is not None else ("spawn", None)
+def abandoned(sweep: SweepDir, attempt: Attempt, why: str) -> Execution:
+    """The result of an attempt whose pilot died before it could record it, from the attempt's folder."""
+    results = attempt.results()
+    measured = attempt.task.method == "measured"
+    ranks: Sequence[int] = attempt.ranks() if measured else rehearsed_ranks(attempt.point.experiment)
+    try:
+        outcome = Outcome(**read_json(attempt.folder / "outcome.json"))
+    except (FileNotFoundError, ValueError, TypeError):
+        outcome = oc.classify_abandoned(ranks, results, why, *_last_position(sweep, attempt))
+    try:
+        complete = not measured and all(rank in results for rank in ranks)
+        rehearsed = assemble(attempt.point.experiment, attempt.task.cluster, results) if complete else None
+    except Exception as error:
+        return internal_error(error)
+    return Execution(outcome=outcome, results=results, rehearsed=rehearsed)
+
+
+def _last_position(sweep: SweepDir, attempt: Attempt) -> tuple[str | None, int | None]:
+    """Phase and step in which the pilot of an attempt last showed it; its state file outlives it. ``spawn`` when it
+    had not shown the attempt yet, None when the file cannot be read."""
+    state = pilot_state.read_state(sweep, attempt.pilot_id)
+    if state is None:
+        return None, None
+    shown = next((one for one in state.running if one.attempt_id == attempt.attempt_id), None)
+    return (shown.phase, shown.step) if shown is not None else ("spawn", None)
 
 
 def _outcome_of(row: Mapping[str, Any]) -> Outcome:

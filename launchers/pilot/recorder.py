@@ -122,7 +122,7 @@ class AttemptRecorder:
             gap_s=gap_s,
             comparison=comparison,
             rehearsed=done.rehearsed,
-            repeat_of=_answered_meanwhile(before, attempt),
+            repeat_of=answered_meanwhile(before, attempt),
         )
         store.write_attempt(self._sweep.path, row, rows.step_rows(attempt, done.results))
         record = record_of_row(row, attempt, outcome, claim, ended_at)
@@ -180,7 +180,7 @@ def wants_retry(outcome: Outcome, before: Sequence[AttemptRecord], settings: Lau
     return False
 
 
-def _answered_meanwhile(before: Sequence[AttemptRecord], attempt: Attempt) -> str | None:
+def answered_meanwhile(before: Sequence[AttemptRecord], attempt: Attempt) -> str | None:
     """The id of an attempt that succeeded at this point while this one ran, because one of the two pilots was taken for
     dead. A success before this attempt began does not count: then a user has requeued the point."""
     good = (record for record in before if record.outcome == "ok" and record.ended_at > attempt.started_at)

@@ -105,7 +105,7 @@ def test_one_row(tmp_path: Path) -> None:
     text = text_of(report.build(synthetic.make_sweep(tmp_path / "s", [row]), tmp_path / "out"))
     assert "1 point attempted in 1 sweep" in text
     assert "there is nothing to compare it with" in text
-    assert "No experiment finished more than once" in text
+    assert "No layout finished more than once" in text
 
 
 def test_rows_of_almost_nothing(tmp_path: Path) -> None:
@@ -281,3 +281,39 @@ def test_a_hundred_thousand_rows_take_bounded_time_and_memory(tmp_path: Path) ->
     )
     [told] = [line for line in done.stderr.splitlines() if line.startswith("peak memory")]
     assert int(told.split()[2].replace(",", "")) < 2048
+
+
+def test_a_killed_report_leaves_no_process_behind(tmp_path: Path) -> None:
+    sweep = synthetic.make_sweep(tmp_path / "s", synthetic.attempts(POINTS[:24]))
+    command = [sys.executable, "-m", "analysis.report", str(sweep), "--out", str(tmp_path / "out")]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    drawing: list[str] = []
+    limit = time.monotonic() + 60
+    while not drawing and time.monotonic() < limit:
+        drawing = children.read_text().split()
+        time.sleep(0.01)
+    assert drawing
+    process.kill()
+    process.wait()
+    limit = time.monotonic() + 10
+    while (left := [pid for pid in drawing if _runs(pid)]) and time.monotonic() < limit:
+        time.sleep(0.05)
+    for pid in left:
+        os.kill(int(pid), signal.SIGKILL)
+    assert not left
+
+
+def _runs(pid: str) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_a_damaged_table_says_how_its_rows_come_back(tmp_path: Path) -> None:
+    sweep = synthetic.make_sweep(tmp_path / "s", synthetic.attempts(POINTS[:3]))
+    (sweep / "attempts.parquet").write_bytes(b"PAR1")
+    (sweep / "attempts").mkdir()
+    text = text_of(report.build(sweep, tmp_path / "out", QUICK))
+    assert f"the rows of {sweep} can be made again from {sweep / 'attempts'}: python -m sweep status {sweep}" in text

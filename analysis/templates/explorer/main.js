@@ -7,6 +7,7 @@ window.Explorer = (() => {
   const columns = Columns.unpack(data);
   const filters = new Filters.Model(columns, data.rows);
   const state = { tab: "runs", selected: new Set(), current: -1, open: false, only: false, sort: { name: "", descending: false }, anchor: -1 };
+  const planned = columns.has("verdict"); // points of a plan: nothing of them has run
   const timing = {};
   const noted = new Map(); // what the other tabs keep in the address
   const started = new Set();
@@ -205,11 +206,12 @@ window.Explorer = (() => {
     const first = (...names) => names.find((name) => usable(columns.get(name))) ?? plottable[0]?.name ?? "";
     const memory = columns.has("peak_allocated_bytes") ? "peak_allocated_bytes" : "peak_reserved_bytes";
     state.x = first(memory, "predicted_peak_bytes", "duration_s", "world_size");
-    state.y = first("tokens_per_s_per_gpu", "predicted_step_time_s", "duration_s", "tp");
-    state.colour = ["workload", "outcome", "tp"].find((name) => columns.get(name)?.several) ?? "";
+    state.y = first("tokens_per_s_per_gpu", "predicted_tokens_per_s_per_gpu", "predicted_step_time_s", "duration_s", "tp");
+    state.colour = [...(planned ? ["verdict"] : []), "workload", "outcome", "tp"].find((name) => columns.get(name)?.several) ?? "";
     state.size = "";
     [state.logX, state.logY] = [wide(columns.get(state.x)), wide(columns.get(state.y))];
-    state.sort = columns.has("tokens_per_s_per_gpu") ? { name: "tokens_per_s_per_gpu", descending: true } : { name: "", descending: false };
+    const fastest = ["tokens_per_s_per_gpu", "predicted_tokens_per_s_per_gpu"].find((name) => columns.has(name));
+    state.sort = fastest ? { name: fastest, descending: true } : { name: "", descending: false };
     Object.assign(state, { selected: new Set(), current: -1, only: false });
     firstCohort();
   }

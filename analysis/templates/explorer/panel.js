@@ -27,14 +27,17 @@ const Panel = (() => {
       this.text = (name) => columns.get(name)?.text(row) ?? Columns.UNKNOWN;
       this.row = row;
       const outcome = raw("outcome");
+      const verdict = raw("verdict");
+      const planned = verdict !== null; // a point of a plan: nothing of it has run
+      const [word, kind] = planned ? [verdict.replaceAll("_", " "), verdict === "run" || verdict === "cached" ? "good" : "bad"] : [this.data.outcomes[outcome] ?? outcome, outcome === "ok" ? "good" : "bad"];
       this.root.replaceChildren(
         element("header", {},
           element("div", {},
             element("h2", { id: "panel-title" }, `${this.text("workload")}, ${this.text("layout")}`),
             element("p", { class: "quiet" }, raw("cohort")),
-            element("p", {}, element("span", { class: `badge ${outcome === "ok" ? "good" : "bad"}` }, this.data.outcomes[outcome] ?? outcome))),
+            element("p", {}, element("span", { class: `badge ${kind}` }, word))),
           element("button", { type: "button", class: "plain close", "aria-label": "Close", onclick: () => this.on.close() }, "✕")),
-        ...[this.outcome(outcome), this.result(), this.time(), this.memory(), this.predicted(), this.configuration(), this.command(), this.others(), this.everything()].filter(Boolean),
+        ...[planned ? this.verdict() : this.outcome(outcome), this.result(), this.time(), this.memory(), this.predicted(), this.configuration(), this.command(), this.others(), this.everything()].filter(Boolean),
       );
       this.root.hidden = false;
       this.root.scrollTop = 0;
@@ -117,6 +120,12 @@ const Panel = (() => {
       return this.section("predicted", "Predicted and found", element("table", {}, element("thead", {}, element("tr", {}, ...head)), element("tbody", {}, ...body)));
     }
 
+    /** What the plan says of a point before it runs, and what it would cost. */
+    verdict() {
+      const list = this.list(["verdict", "rule", "detail", "predicted_tokens_per_s_per_gpu", "limit_bytes", "expected_gpu_hours", "worst_gpu_hours", "cached_attempt", "cached_sweep"]);
+      return this.section("verdict", "What the plan says", list, element("p", { class: "quiet" }, "Nothing of this point has run: all numbers are predictions."));
+    }
+
     outcome(outcome) {
       const log = this.data.logs[this.row];
       const evidence = this.raw("evidence");
@@ -146,7 +155,7 @@ const Panel = (() => {
       const same = [];
       for (let row = 0; row < this.data.rows && same.length < 20; row++) if (row !== this.row && ids.value(row) === own) same.push(row);
       if (!same.length) return null;
-      const name = (row) => [this.columns.get("sweep")?.text(row), this.columns.get("method")?.text(row), this.columns.get("outcome").text(row), this.columns.get("tokens_per_s_per_gpu")?.value(row) != null ? `${this.columns.get("tokens_per_s_per_gpu").text(row)} tokens/s/GPU` : ""].filter(Boolean).join(", ");
+      const name = (row) => [this.columns.get("sweep")?.text(row), this.columns.get("method")?.text(row), this.columns.get("outcome")?.text(row), this.columns.get("tokens_per_s_per_gpu")?.value(row) != null ? `${this.columns.get("tokens_per_s_per_gpu").text(row)} tokens/s/GPU` : ""].filter(Boolean).join(", ");
       return this.section("others", "Other rows of this experiment", element("ul", { class: "plainlist" }, ...same.map((row) => element("li", {}, element("button", { type: "button", class: "link", onclick: () => this.on.open(row) }, name(row))))));
     }
 

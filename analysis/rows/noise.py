@@ -1,0 +1,192 @@
+"""How far a throughput moves by chance, and which layouts cannot be told from the fastest one.
+
+The noise of a layout is the relative standard deviation of one run's throughput. It comes from repeats, runs of the
+same layout on the same kind of machine: what changes from run to run (placement, clocks, the network's other users) is
+in them. Where there are too few repeats it is the spread of one timed step; it is not averaged over the steps of a run,
+which share all that changes between runs. With one timed step and no repeat the noise is not known: null.
+
+A winner is the set of all layouts that may be the fastest: those behind the best by at most what noise explains. With
+k layouts each is compared at a level of 0.05 / (k - 1), so that the set holds the truly fastest one in at least 95 % of
+sweeps (subset selection: Gupta 1965, Technometrics 7, 225; the levels are Bonferroni's).
+"""
+
+from __future__ import annotations
+
+import math
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from results.text import format_percent
+
+CONFIDENCE = 0.95
+FEWEST_FREEDOM = 4
+"""Degrees of freedom below which a standard deviation says too little: five repeats of one layout have four."""
+COLUMNS = ("repeats", "noise", "noise_freedom", "noise_from")
+"""``noise`` is relative, of one run; ``noise_freedom`` are the degrees of freedom it stands on; ``noise_from`` says in
+words what it was worked out from."""
+USED = (
+    *("experiment_id", "config_json", "timed_steps", "step_time_min_s", "step_time_max_s"),
+    *("device_name", "driver_version", "torch_version", "nccl_version"),
+)
+"""Columns of runs that this module reads besides those of the groups."""
+_MACHINE = ("device_name", "driver_version", "torch_version", "nccl_version")
+"""Runs of one layout that differ in these are one layout, but what sets them apart is not chance."""
+
+
+def layout_key(runs: pd.DataFrame) -> pd.Series:
+    """A text for each run, equal for runs of one layout: everything that its experiment fixes but the seed.
+
+    Rows of other engines do not hold their experiment in full: theirs is the ``experiment_id``.
+    """
+    return runs["config_json"].str.replace(r'"seed": -?\d+', "", regex=True).fillna(runs["experiment_id"])
+
+
+def of_layouts(runs: pd.DataFrame, group: list[str], value: str) -> pd.DataFrame:
+    """`COLUMNS` by layout: the index has the values of ``runs["_layout"]``.
+
+    ``runs`` are finished runs with `USED`, ``_layout``, the columns of ``group`` (the same for all runs of a layout)
+    and a throughput ``value``.
+
+    A layout with `FEWEST_FREEDOM` of its own has its own noise. The others take what is typical of their group: the
+    median over its layouts, which one odd run does not move. Repeats come before timed steps; repeats of other groups
+    too, since the steps of one run cannot show what changes between runs.
+    """
+    layouts = runs.groupby("_layout", sort=False)
+    found = layouts[group].first().assign(repeats=layouts.size())
+    empty = pd.Series(np.nan, index=found.index)
+    found = found.assign(noise=empty, noise_freedom=empty, noise_from=None)
+    if found.empty:
+        return found[[*COLUMNS]]
+    repeats, steps = _of_repeats(runs, value), _of_steps(runs)
+    for variance, whole, own, typical, other in (
+        (*repeats, "repeats of this layout", "repeats of its model and size", "repeats of other models and sizes"),
+        (*steps, "its timed steps", "timed steps of its model and size", None),
+    ):
+        table = found[group].assign(variance=variance, freedom=whole)
+        enough = table["freedom"] >= FEWEST_FREEDOM
+        of_group = table.groupby(group)[["variance", "freedom"]].apply(_typical)
+        of_group = of_group.reindex(pd.MultiIndex.from_frame(table[group])).set_axis(table.index)
+        _fill(found, table["variance"].where(enough), table["freedom"], own)
+        _fill(found, of_group["variance"], of_group["freedom"], typical)
+        if other is not None:
+            of_all = _typical(table[["variance", "freedom"]])
+            _fill(found, empty.fillna(of_all["variance"]), empty.fillna(of_all["freedom"]), other)
+    return found[[*COLUMNS]]
+
+
+def within(rows: pd.DataFrame, value: str, group: list[str]) -> pd.Series:
+    """Which rows are behind the first one of their group by no more than noise explains; NA where that is not known.
+
+    ``rows`` come best first in each group, by ``value``, with `COLUMNS`. The first row itself is among them.
+    """
+    groups = rows.groupby(group)
+    first = groups[[value, "noise", "noise_freedom", "repeats"]].transform("first")
+    others = (groups[value].transform("size") - 1).clip(lower=1)
+    spread = pair_spread(first, rows)
+    level = 1 - (1 - CONFIDENCE) / others
+    reach = spread * quantiles(level.to_numpy(dtype=float), fewest_freedom(first, rows))
+    told = (log(first[value] / rows[value]) <= reach).astype("boolean").mask(reach.isna())
+    return told.mask(groups.cumcount() == 0, True)
+
+
+def pair_spread(one: pd.DataFrame, two: pd.DataFrame) -> pd.Series:
+    """Standard deviation of the logarithm of the ratio of two pooled throughputs, row by row; NaN where not known."""
+    variance = one["noise"] ** 2 * _of_median(one["repeats"]) + two["noise"] ** 2 * _of_median(two["repeats"])
+    return variance**0.5
+
+
+def fewest_freedom(one: pd.DataFrame, two: pd.DataFrame) -> NDArray[np.float64]:
+    """The smaller degrees of freedom of two noises, row by row."""
+    fewest: NDArray[np.float64] = np.fmin(*(rows["noise_freedom"].to_numpy(dtype=float) for rows in (one, two)))
+    return fewest
+
+
+def log(values: pd.Series) -> pd.Series:
+    """Natural logarithms; NaN where a value is not above 0."""
+    return pd.Series(np.log(values.where(values > 0).to_numpy(dtype=float)), index=values.index)
+
+
+def quantiles(level: NDArray[np.float64], freedom: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Quantiles of Student's t. NaN where ``freedom`` is not known."""
+    asked = list(zip(level.tolist(), freedom.tolist(), strict=True))
+    known = {pair: _student(*pair) for pair in set(asked) if not math.isnan(pair[1])}
+    return np.array([known.get(pair, math.nan) for pair in asked], dtype=float)
+
+
+def describe(row: Any) -> str:
+    """``noise 0.8 %, from its timed steps``, of a row with `COLUMNS`."""
+    if row["noise_from"] is None or pd.isna(row["noise"]):
+        return "noise not known"
+    return f"noise {format_percent(row['noise'])}, from {row['noise_from']}"
+
+
+def _of_repeats(runs: pd.DataFrame, value: str) -> tuple[pd.Series, pd.Series]:
+    """Variance of the logarithm of the throughput within runs of one layout and machine, and its degrees of freedom."""
+    machines = [name for name in (*_MACHINE, "network_regime") if name in runs]
+    rates = log(runs[value])
+    same = [runs["_layout"], *(runs[name] for name in machines)]
+    apart = (rates - rates.groupby(same, dropna=False).transform("mean")) ** 2
+    kinds = runs.drop_duplicates(["_layout", *machines]).groupby("_layout", sort=False).size()
+    layouts = runs["_layout"]
+    freedom = rates.groupby(layouts, sort=False).count() - kinds
+    return apart.groupby(layouts, sort=False).sum() / freedom.where(freedom > 0), freedom
+
+
+def _of_steps(runs: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
+    """The same from the fastest and the slowest timed step of each run.
+
+    The expected range of n normal values is 2 z((n - 0.375) / (n + 0.25)) standard deviations (Blom 1958).
+    """
+    steps = runs["timed_steps"].where(runs["timed_steps"] > 1).astype(float)
+    widths = {n: 2 * NormalDist().inv_cdf((n - 0.375) / (n + 0.25)) for n in steps.dropna().unique()}
+    spread = log(runs["step_time_max_s"] / runs["step_time_min_s"]) / steps.map(widths)
+    freedom = (steps - 1).where(spread.notna())
+    layouts = runs["_layout"]
+    summed = (spread**2 * freedom).groupby(layouts, sort=False).sum()
+    whole = freedom.groupby(layouts, sort=False).sum()
+    return summed / whole.where(whole > 0), whole
+
+
+def _typical(table: pd.DataFrame) -> pd.Series:
+    """Median of the variances, and all degrees of freedom together; NaN below `FEWEST_FREEDOM`.
+
+    A variance of few values is mostly below the true one: its median is that of chi-squared over its degrees of
+    freedom, (1 - 2 / 9 f)^3 (Wilson and Hilferty 1931), by which each is divided.
+    """
+    known = table[table["variance"].notna() & (table["freedom"] > 0)]
+    freedom = float(known["freedom"].sum())
+    if freedom < FEWEST_FREEDOM:
+        return pd.Series({"variance": np.nan, "freedom": np.nan})
+    fair = known["variance"] / (1 - 2 / (9 * known["freedom"].astype(float))) ** 3
+    return pd.Series({"variance": float(fair.median()), "freedom": freedom})
+
+
+def _fill(found: pd.DataFrame, variance: pd.Series, freedom: pd.Series, source: str) -> None:
+    """Give the layouts that have no noise yet this one, where it is known."""
+    new = found["noise"].isna() & variance.notna()
+    found.loc[new, "noise"] = variance[new] ** 0.5
+    found.loc[new, "noise_freedom"] = freedom[new].astype(float)
+    found.loc[new, "noise_from"] = source
+
+
+def _of_median(repeats: pd.Series) -> pd.Series:
+    """Variance of the median of so many normal values, over that of one: pi/2 / (n + pi/2 - 1), within 3 % for odd
+    n."""
+    return (math.pi / 2) / (repeats + math.pi / 2 - 1)
+
+
+def _student(level: float, freedom: float) -> float:
+    """By the expansion 26.7.5 of Abramowitz and Stegun: within 1 % for four degrees of freedom up to a level of
+    0.998."""
+    z = NormalDist().inv_cdf(level)
+    terms = (
+        (z**3 + z) / 4,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
+    )
+    return z + sum(term / freedom**power for power, term in enumerate(terms, start=1))

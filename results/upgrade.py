@@ -1,0 +1,54 @@
+"""``python -m results.upgrade FOLDER``: rewrites the merged tables of every sweep below a folder with today's columns.
+
+Readers of this project need no such thing: they upgrade what they read. It is for files that other programs read
+together, such as ``duckdb -c "from 'results/recorded/*/attempts.parquet'"``.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from results import command_line
+from results.errors import InvalidResults, UltrasweepError
+from results.lease import acquire
+from results.load import SCHEMAS, load, rewrite
+from results.store import sweep_dirs
+from results.text import listed
+
+_LOCK = ".compact.lock"
+"""The lock of `results.compaction`, which replaces the same files."""
+_STALE_AFTER_S = 120.0
+_WAIT_S = 10.0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command. 0 and a line for each sweep; 2 and one line for a mistake."""
+    parser = command_line.Parser(
+        prog="python -m results.upgrade",
+        description="Rewrite attempts.parquet, steps.parquet and ledger.parquet of every sweep below a folder with the "
+        "columns of this version. Rows keep their values.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("folder", type=command_line.path, help="a sweep, or a folder that holds sweeps")
+    try:
+        folder = parser.parse_args(argv).folder
+        for sweep in sweep_dirs(folder):
+            newer = [
+                problem for name in SCHEMAS for problem in load(sweep, name).problems if "newer version" in problem
+            ]
+            if newer:
+                raise InvalidResults(newer[0])
+            with acquire(sweep / _LOCK, stale_after_s=_STALE_AFTER_S, wait_s=_WAIT_S) as lease:
+                if lease is None:
+                    raise InvalidResults(f"{sweep} is being compacted by another process; try again in a minute")
+                changed = [f"{name}.parquet" for name in SCHEMAS if rewrite(sweep, name)]
+            print(f"{sweep}: {listed(changed) + ' rewritten' if changed else 'up to date'}")
+        return 0
+    except UltrasweepError as error:
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,113 @@
+"""The report of what has not run here: a plan alone, and points that another sweep has answered."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from analysis import report
+from analysis.rows.load import load
+from results import store
+from results.schema import LEDGER
+from sweep.__main__ import main as sweep_main
+from tests.analysis import synthetic
+from tests.analysis.browser import Browser
+from tests.analysis.pages import POINTS, QUICK, text_of
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The ledger of a shipped grid."""
+    path = tmp_path_factory.mktemp("plan") / "plan.parquet"
+    assert sweep_main(["plan", "+grid=llama_node_limits", "cluster=h200", "--out", str(path)]) == 0
+    return path
+
+
+def test_a_plan_alone_opens_in_the_explorer_as_predictions(plan: Path, tmp_path: Path, browser: Browser) -> None:
+    index = report.build(plan, tmp_path / "out")
+    text = text_of(index)
+    assert (
+        "Nothing has been run yet: there is no attempt to report on. The explorer shows what the plan predicts." in text
+    )
+    assert "Ranked table" not in text
+    assert "What is best" not in text
+    page = tmp_path / "out" / "explorer.html"
+    browser.open(page, size=(1400, 900))
+    browser.wait("document.querySelectorAll('#table [role=row]').length > 3")
+    ledger = store.read_ledger(plan)
+    assert f"{ledger.num_rows:,} of {ledger.num_rows:,} rows" in browser.text("#count")
+    assert "Nothing of this has run." in browser.text("#cohort-note")
+    head = browser.text("#table")
+    assert "predicted tokens/s/GPU" in head
+    assert "verdict" in head
+    axes = [browser.js(f"document.querySelector('select[data-axis={axis}]').value") for axis in ("x", "y")]
+    assert axes == ["predicted_peak_bytes", "predicted_tokens_per_s_per_gpu"]
+    data = json.loads(browser.js("document.getElementById('data').textContent"))
+    assert not {"tokens_per_s_per_gpu", "outcome", "step_time_s"} & {column["name"] for column in data["columns"]}
+    assert browser.console() == []
+
+
+def test_a_point_of_a_plan_opens_with_its_verdict(plan: Path, tmp_path: Path, browser: Browser) -> None:
+    report.build(plan, tmp_path / "out", QUICK)
+    refused = next(row for row in store.read_ledger(plan).to_pylist() if row["verdict"] == "predicted_oom")
+    name = f"{refused['sweep']} point {refused['point']}"
+    browser.open(tmp_path / "out" / "explorer.html", "#row=" + name.replace(" ", "%20"))
+    browser.wait("!document.getElementById('panel').hidden")
+    told = browser.text("#panel")
+    assert "What the plan says" in told
+    assert refused["detail"] in told
+    assert "Nothing of this point has run" in told
+    assert "No log of it" not in told
+    assert browser.console() == []
+
+
+def test_a_sweep_of_which_nothing_has_run_has_the_same_page(tmp_path: Path) -> None:
+    sweep = synthetic.make_sweep(tmp_path / "empty", [], waiting=POINTS[:5])
+    index = report.build(sweep, tmp_path / "out", QUICK)
+    assert "The explorer shows what the plan predicts." in text_of(index)
+    assert (tmp_path / "out" / "explorer.html").exists()
+
+
+def second_sweep(folder: Path) -> Path:
+    """A sweep whose points a sweep called ``first`` has answered."""
+    rows = synthetic.attempts(POINTS[:3], outcome="ok")
+    synthetic.make_sweep(folder / "first", rows)
+    second = folder / "second"
+    second.mkdir()
+    (second / "sweep.json").write_text("{}")
+    cached = [
+        {name: row[name] for name in LEDGER.names if name in row}
+        | {"point": i, "sweep": "second", "verdict": "cached"}
+        | {"cached_attempt": row["attempt_id"], "cached_sweep": "first"}
+        for i, row in enumerate(rows)
+    ]
+    store.write_ledger(second, cached)
+    return second
+
+
+def test_points_answered_by_another_sweep_are_in_the_report(tmp_path: Path) -> None:
+    said: list[str] = []
+    second = second_sweep(tmp_path)
+    text = text_of(report.build(second, tmp_path / "out", QUICK, say=said.append))
+    assert "Nothing has been run yet" not in text
+    note = f"3 points of this plan have run in the sweep first ({tmp_path / 'first'}): its rows are shown here."
+    assert note in text
+    assert note in said
+    assert "3 attempts of 2 sweeps read" in said
+    assert load(tmp_path).notes == ()  # the folder above holds both: no row is there twice
+    assert len(load(tmp_path).attempts) == 3
+
+
+def test_answers_that_are_gone_are_said(tmp_path: Path) -> None:
+    second = second_sweep(tmp_path)
+    (tmp_path / "first").rename(tmp_path / "moved")
+    found = load(second)
+    assert found.attempts.empty
+    [line] = found.problems
+    assert line == (
+        f"3 points of this plan have run in the sweep first, whose rows are not below {tmp_path}: they are missing here"
+    )

@@ -1,0 +1,226 @@
+"""What the report says first, and what it does not rank: order of the sentences, rehearsed times, cells left out."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from analysis.claims import study as claims
+from analysis.figures import best_configurations, effects, memory_by_axis, scaling, style
+from analysis.page import sentences, tables
+from analysis.rows import by_degree, metrics
+from analysis.rows.cohorts import Cohort, split
+from analysis.rows.load import load
+from results import reference
+from tests.analysis import synthetic
+from tests.analysis.conftest import frame_of
+from tests.analysis.test_figures import words
+from tests.analysis.test_noise import labelled, point, run
+from tests.analysis.test_study import study  # noqa: F401
+from workloads.experiment import Experiment
+
+RECORDED = Path(__file__).resolve().parents[2] / "results" / "recorded"
+ONE_B, THREE_B, EIGHT_B = synthetic.MODELS
+
+
+def cell(model: Any, dp: int, *rates: float, start: int = 0, **columns: Any) -> list[dict[str, Any]]:
+    """Finished runs of one model on ``dp`` devices, one for each rate."""
+    sizes = (1, 2, 4, 8, 16, 32)
+    return [
+        run(point(mbs, model, dp=dp, global_batch_size=256), start + mbs, rate, 1e-3, **columns)
+        for mbs, rate in zip(sizes, rates, strict=False)
+    ]
+
+
+# How far behind
+
+
+def test_how_far_the_next_layout_is_behind_is_a_share_of_the_winner() -> None:
+    frame = labelled(*cell(ONE_B, 2, 239.0, 100.0))
+    best = metrics.best_configurations(frame)
+    assert best["slower_by"].iloc[0] == pytest.approx(1 - 100 / 239)
+    header, [cells], _ = tables.best_rows(frame)
+    assert dict(zip(header, cells, strict=True))["Slower by"] == "58.2 %"
+    assert "is 58.2 % slower" in sentences.what_is_best(frame)[0]
+
+
+@pytest.mark.slow
+def test_nothing_of_the_study_is_more_than_all_behind(study: pd.DataFrame) -> None:  # noqa: F811
+    header, cells, _ = tables.best_rows(study)
+    behind = [
+        float(row[header.index("Slower by")].rstrip(" %")) for row in cells if row[header.index("Runner-up")] != "–"
+    ]
+    assert max(behind) < 100
+    assert max(behind) > 58  # said as 139 % before
+
+
+# The order of the sentences
+
+
+def test_the_largest_model_whose_winner_can_be_trusted_leads() -> None:
+    trusted = cell(THREE_B, 4, 100.0, 98.0, 97.0, 96.0, 95.0)
+    few = cell(EIGHT_B, 8, 30.0, 29.0, start=100)
+    alone = cell(THREE_B, 8, 90.0, 40.0, 39.0, 38.0, 37.0, start=200)
+    small = cell(ONE_B, 8, 200.0, 199.0, 198.0, 197.0, 196.0, start=300)
+    first, second, third, fourth, why = sentences.what_is_best(labelled(*small, *few, *alone, *trusted))[:5]
+    assert first.startswith("llama3b on 4 GPUs:")
+    assert second.startswith("llama1b on 8 GPUs:")
+    assert third.startswith("llama8b on 8 GPUs:")
+    assert fourth.startswith("llama3b on 8 GPUs:")
+    assert why.startswith("2 of 4 winners are less certain: ")
+    assert "1 because fewer than 5 layouts finished" in why
+    assert "1 because the winner stands alone, the next layout being more than 10 % slower" in why
+
+
+@pytest.mark.slow
+def test_the_study_is_not_led_by_its_worst_cells(study: pd.DataFrame) -> None:  # noqa: F811
+    said = sentences.what_is_best(study)
+    assert not re.match(r".* on 512 GPUs", said[0])
+    # Both regimes of the network are among the layouts from 8 nodes on, and each favoured one strategy.
+    sizes = [int(match.group(1)) for text in said if (match := re.match(r"\S+ on (\d+) GPUs:", text))]
+    assert sizes[0] <= 32
+    assert any("different regimes of the network" in text for text in said)
+
+
+# Cells that a claim leaves out
+
+
+@pytest.mark.slow
+def test_a_claim_shows_the_cells_before_and_after_its_filter(study: pd.DataFrame) -> None:  # noqa: F811
+    [row] = [
+        row
+        for row in claims.table([Cohort("study", "the study", "", study)]).to_dict("records")
+        if row["name"] == "pipeline_rewrite"
+    ]
+    assert (row["holds_in"], row["holds_in_kept"]) == ("23 of 24", "13 of 13")
+    assert row["left_out"] == "fewer than 5 pipelines on a side"
+    assert "better in 23 of 24 (not " in row["evidence"]
+    header, [cells], _ = tables.claim_rows(pd.DataFrame([row]))
+    told = dict(zip(header, cells, strict=True))
+    assert told["Holds in"] == "23 of 24; without cells of fewer than 5 pipelines on a side: 13 of 13"
+
+
+@pytest.mark.slow
+def test_every_claim_with_a_filter_has_both_counts(study: pd.DataFrame) -> None:  # noqa: F811
+    table = claims.table([Cohort("study", "the study", "", study)]).set_index("name")
+    assert table["holds_in_kept"].notna().equals(table["left_out"].notna())
+    kept = table[table["holds_in_kept"].notna()]
+    assert {"pipeline_rewrite", "no_pipeline_wins_in_one_regime", "data_parallel_falls"} <= set(kept.index)
+    for before, after in zip(kept["holds_in"], kept["holds_in_kept"], strict=True):
+        assert int(before.split(" of ")[1]) >= int(after.split(" of ")[1])
+
+
+# Rehearsed times
+
+
+def rehearsed() -> Cohort:
+    """Rehearsed rows of three tp, of which the times of the higher ones are far too short."""
+    points = [
+        Experiment.canonical(model=ONE_B, dp=8 // tp, tp=tp, global_batch_size=64, micro_batch_size=mbs)
+        for tp in (1, 2, 4)
+        for mbs in (1, 2, 4)
+    ]
+    rows = [run(e, i, 100.0 * e.tp + e.micro_batch_size, method="rehearsed") for i, e in enumerate(points)]
+    [found] = split(frame_of(rows))
+    return found
+
+
+def test_rehearsed_times_are_ranked_within_one_tp_only() -> None:
+    cohort = rehearsed()
+    best = metrics.best_configurations(cohort.frame)
+    assert best["workload"].tolist() == ["llama1b, tp 1", "llama1b, tp 2", "llama1b, tp 4"]
+    assert best["tp"].tolist() == [1, 2, 4]
+    assert best["candidates"].tolist() == [3, 3, 3]
+    measured = cohort.frame.drop(columns="workload").assign(method="measured")
+    [other] = split(measured)
+    assert metrics.best_configurations(other.frame)["tp"].tolist() == [4]
+
+
+def test_figures_across_tp_are_not_made_of_rehearsed_times() -> None:
+    frame = rehearsed().frame
+    with pytest.raises(style.NothingToDraw, match="no rehearsed times compare across tp"):
+        scaling.draw_tensor_parallel(frame)
+    assert by_degree.tensor_parallel(frame)["lost_share"].isna().all()
+    assert not effects.data(frame)["choice"].eq("tp").any()
+    shown = words(best_configurations.draw(frame))
+    assert {"llama1b, tp 1", "llama1b, tp 2", "llama1b, tp 4"} <= shown
+    assert any("cells of one model and different tp do not compare" in text for text in shown)
+
+
+@pytest.mark.slow
+def test_the_recorded_rehearsals_say_nothing_across_tp() -> None:
+    for cohort in split(load(RECORDED).attempts):
+        if cohort.frame["method"].iloc[0] == "rehearsed":
+            ranked = metrics.ranked(cohort.frame)
+            assert (ranked.groupby(metrics.GROUP)["tp"].nunique() == 1).all()
+
+
+# tp 4 → 8 by what is held
+
+
+@pytest.mark.slow
+def test_effects_and_the_claim_on_tp_show_both_numbers_and_what_is_held(study: pd.DataFrame) -> None:  # noqa: F811
+    table = effects.data(study).set_index("effect")
+    row = table.loc["tp 4 → 8"]
+    assert row["held"] == "everything but tp, dp, num_microbatches and sequence_parallel"
+    assert row["throughput_ratio"] < row["best_ratio"]
+    [claim] = [claim for claim in claims.CLAIMS if claim.name == "tensor_beyond_node"]
+    evidence = claim.check(study).evidence
+    assert "whatever else it has chosen" in evidence
+    assert "With all other choices held" in evidence
+    assert evidence.count("tp 4 → 8:") == 2
+
+
+# Pipelines on one size and network
+
+
+def test_pipelines_of_different_sizes_and_regimes_are_not_one_line() -> None:
+    rows = []
+    for size, regime, rates in ((8, "fast", (90.0, 80.0, 70.0)), (16, "slow", (50.0, 40.0, 30.0))):
+        for pp, rate in zip((2, 4, 8), rates, strict=True):
+            e = Experiment.canonical(
+                model=ONE_B, dp=size // pp, pp=pp, micro_batch_size=1, global_batch_size=32 * size // pp
+            )
+            rows.append((run(e, len(rows), rate), regime))
+    frame = labelled(*(row for row, _ in rows)).assign(
+        network_regime=[regime for _, regime in rows], tokens_per_step=1_000_000
+    )
+    table = by_degree.pipeline_parallel(frame)
+    lost = table.set_index(["world_size", "degree"])["lost_share"]
+    assert pd.isna(lost.loc[(8, 2)])
+    assert pd.isna(lost.loc[(16, 2)])
+    assert lost.loc[(16, 4)] == pytest.approx(0.2)
+    figure = scaling.draw_pipeline_parallel(frame)
+    [title] = [text for text in words(figure) if text.startswith("llama1b, ")]
+    assert title in ("llama1b, 8 GPUs, fast network", "llama1b, 16 GPUs, slow network")
+
+
+@pytest.mark.slow
+def test_each_pipeline_panel_of_the_study_is_of_one_size_and_network(study: pd.DataFrame) -> None:  # noqa: F811
+    titles = [text for text in words(scaling.draw_pipeline_parallel(study)) if re.match(r"[\d.]+B", text)]
+    assert titles
+    assert all(re.fullmatch(r"[\d.]+B.*, \d+ GPUs(, (fast|slow) network)?", title) for title in titles)
+
+
+# Whose memory
+
+
+@pytest.mark.slow
+def test_memory_of_the_study_says_whose_closed_form_it_is_and_draws_the_device(
+    study: pd.DataFrame,  # noqa: F811
+) -> None:
+    figure = memory_by_axis.draw(study, "zero")
+    shown = words(figure)
+    assert "pale: closed form of ultrasweep's engine, not nanotron's" in shown
+    assert "peak reserved, measured by nanotron" in shown
+    assert "memory of the device (NVIDIA H100 80GB HBM3)" in shown
+    limit = reference.DEVICE_MEMORY_BYTES / 2**30
+    for ax in figure.axes:
+        assert any(line.get_ydata()[0] == pytest.approx(limit) for line in ax.lines)
+    table = memory_by_axis.data(study, "zero")
+    assert set(table["stack_engine"]) == {"ultrasweep"}
+    assert set(table["engine"].dropna()) == {"nanotron"}
