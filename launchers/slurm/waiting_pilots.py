@@ -40,7 +40,9 @@ def pilot_options(options: SlurmOptions, settings: LaunchSettings) -> dict[str, 
     """All that the options say about one pilot, as plain data that is equal after a way through JSON."""
     chosen = {name: value for name, value in dataclasses.asdict(options).items() if name not in _COUNTS}
     plain: dict[str, Any] = json.loads(json.dumps({**settings_to_dict(settings), **chosen}))
-    # Only whether a variable has changed is of interest, and its value may be a secret.
+    # Only whether a variable has changed is of interest, and its value may be a secret. Those of the cluster's file are
+    # among the settings' own.
+    plain["cluster"].pop("environment", None)
     for name, value in plain["environment"].items():
         plain["environment"][name] = hashlib.sha256(value.encode()).hexdigest()[:16]
     return plain
