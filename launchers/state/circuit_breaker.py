@@ -42,7 +42,10 @@ def paused_kinds(
     sweep: SweepDir, attempts: Iterable[AttemptRecord], failures: int = BREAKER_FAILURES
 ) -> dict[str, str]:
     """The kinds of points that are paused, each with the reason. Attempts before the last `resume` do not count."""
-    return _paused_kinds(_resumed_at(sweep), attempts, failures)
+    since = 0.0
+    with contextlib.suppress(OSError):
+        since = _resumed_at(sweep)
+    return _paused_kinds(since, attempts, failures)
 
 
 def _paused_kinds(since: float, attempts: Iterable[AttemptRecord], failures: int) -> dict[str, str]:
@@ -96,7 +99,7 @@ class CircuitBreaker:
     _seen: tuple[int, float] | None = None
 
     def update(self, sweep: SweepDir, records: Collection[AttemptRecord]) -> None:
-        """Bring everything up to date with ``records``, all attempts of the sweep so far."""
+        """Bring everything up to date with ``records``, all attempts of the sweep so far. Raises `OSError`."""
         seen = len(records), _resumed_at(sweep)
         if seen == self._seen:
             return
@@ -114,6 +117,7 @@ def _signature(record: AttemptRecord) -> str:
 
 
 def _resumed_at(sweep: SweepDir) -> float:
-    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+    """Raises `OSError` when the file cannot be read now: a pilot must not take kinds for paused then."""
+    with contextlib.suppress(FileNotFoundError, ValueError, TypeError, KeyError):
         return float(read_json(sweep.path / "queue" / "breaker_lifted.json")["at"])
     return 0.0

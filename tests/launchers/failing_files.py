@@ -6,6 +6,7 @@ import errno
 import io
 import os
 import random
+import sys
 import threading
 import time
 from collections import Counter
@@ -19,13 +20,14 @@ import pytest
 from launchers.attempt.execute import Execution
 from launchers.attempt.outcome import Outcome
 from launchers.attempt.watchdog import Progress
+from launchers.pilot import command
 from launchers.pilot import pilot as pilot_module
 from launchers.pilot.allocation import Allocation
 from launchers.pilot.node_pool import NodePool
 from launchers.pilot.pilot import Pilot
 from launchers.state.pilot_config import PilotConfig
 from launchers.state.sweep_dir import SweepDir
-from tests.launchers.scripted import settings
+from tests.launchers.scripted import run_rank, settings
 from workloads import protocol
 from workloads.protocol import RankResult, StepRecord
 
@@ -41,7 +43,7 @@ class Death(BaseException):
 class FailingFiles:
     """While ``active``, calls of `os` and `io` on files below ``root`` fail now and then.
 
-    A call that changes something fails before or after it is done, with equal chances.
+    A call that changes something fails before or after it is done, with equal chances. Forked processes are spared.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, root: Path, seed: int, rate: float) -> None:
@@ -52,6 +54,7 @@ class FailingFiles:
         self.dies_at: int | None = None
         """Number of the call at which the pilot dies instead."""
         self._root = str(root)
+        self._pid = os.getpid()
         self._rate = rate
         self._random = random.Random(seed)
         for name in (*_CHANGING, *_READING):
@@ -61,7 +64,12 @@ class FailingFiles:
     def _failing(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any, **options: Any) -> Any:
             path = arguments[0] if arguments else options.get("path")
-            if not self.active or not isinstance(path, str | Path) or not str(path).startswith(self._root):
+            if (
+                not self.active
+                or os.getpid() != self._pid
+                or not isinstance(path, str | Path)
+                or not str(path).startswith(self._root)
+            ):
                 return real(*arguments, **options)
             self.calls += 1
             dies = self.calls == self.dies_at
@@ -76,6 +84,13 @@ class FailingFiles:
             raise OSError(number, os.strerror(number), str(path))
 
         return call
+
+
+def main() -> int:
+    """``python -m tests.launchers.failing_files SWEEP_DIR PILOT_ID``: a pilot of scripted ranks, on files that fail."""
+    with pytest.MonkeyPatch.context() as patch:
+        FailingFiles(patch, Path(sys.argv[1]), seed=sum(sys.argv[2].encode()), rate=0.03).active = True
+        return command.main(run_rank=run_rank)
 
 
 class FakeAttempts:
@@ -166,3 +181,7 @@ def _result(rank: int) -> RankResult:
     return RankResult(
         rank=rank, coordinates={"dp": rank, "tp": 0, "cp": 0, "pp": 0}, steps=steps, phase_started_at=started
     )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -24,7 +25,7 @@ from launchers.state.pilot_config import PilotConfig, pilot_config_to_dict, pilo
 from launchers.state.process_identity import alive
 from launchers.state.sweep_dir import SweepDir
 from launchers.status.retry import retry
-from launchers.status.status import sweep_status
+from launchers.status.status import StatusReader, sweep_status
 from results import store
 from results.errors import UltrasweepError
 from tests.launchers.processes import rank_pids
@@ -395,6 +396,25 @@ def test_a_sweep_removed_while_it_runs_is_one_line(sweep: SweepDir, capsys: pyte
         run_local(sweep, settings(phase_limits_s={}), live=False)
     remover.join()
     assert "disk" not in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_while_its_files_cannot_be_read(
+    sweep: SweepDir, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep.add_points(points("ok", "ok"))
+    real, left = StatusReader._read, [1, 2]
+
+    def fails(reader: StatusReader, jobs: Any) -> Any:
+        if left and list(sweep.attempts.iterdir()):
+            left.pop()
+            raise OSError(errno.ESTALE, "Stale file handle")
+        return real(reader, jobs)
+
+    monkeypatch.setattr(StatusReader, "_read", fails)
+    assert run_local(sweep, settings(), live=False).outcomes == {"ok": 2}
+    assert not left
+    assert capsys.readouterr().out.count("cannot be read now ([Errno 116] Stale file handle); waiting") == 1
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import signal
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -13,14 +14,16 @@ from typing import Any
 import pytest
 
 from launchers.pilot import pilot as pilot_module
-from launchers.state import queue
+from launchers.state import pilot_state, queue
 from launchers.state.pilot_state import Liveness
 from launchers.state.sweep_dir import SweepDir, entry_names
 from launchers.status.retry import retry
 from launchers.status.status import sweep_status
 from results import compaction, patience, store
+from tests.launchers import test_local
 from tests.launchers.failing_files import Death, FailingFiles, FakeAttempts, run_pilot
-from tests.launchers.scripted import points
+from tests.launchers.scripted import points, settings
+from tests.launchers.test_local import start_pilot
 
 POINTS = 3
 SEEDS = 20
@@ -105,6 +108,24 @@ def test_every_point_ends_once_wherever_pilots_die(block: int, tmp_path: Path, m
             run_pilot(sweep, "last")
             files.active = False
             check(sweep, attempts.runs)
+
+
+@pytest.mark.slow
+def test_real_pilots_on_failing_files_run_each_point_exactly_once(
+    sweep: SweepDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two pilots with agents and ranks, of whose own file calls every thirtieth fails."""
+    sweep.add_points(points(*["ok"] * 10))
+    pilot = (sys.executable, "-m", "tests.launchers.failing_files")
+    monkeypatch.setattr(test_local, "SCRIPTED", pilot)
+    pilots = [start_pilot(sweep, name, settings(lease_s=60.0)) for name in ("p1", "p2")]
+    assert [one.wait(120) for one in pilots] == [0, 0]
+    assert sweep_status(sweep).done == {"ok": 10}
+    rows = store.read_attempts(sweep.path).to_pylist()
+    assert sorted(row["seed"] for row in rows) == list(range(10))
+    assert len(list(sweep.attempts.glob("*/rank_0.log"))) == 10, "a point ran twice"
+    said = "".join(pilot_state.log_path(sweep, name).read_text() for name in ("p1", "p2"))
+    assert "trying again, nothing is lost" in said and "Traceback" not in said
 
 
 @pytest.mark.parametrize("takers", [1, 2, 3])

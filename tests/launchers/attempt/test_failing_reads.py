@@ -1,0 +1,99 @@
+"""What ranks have written cannot be read for a while, or need not be read: neither changes what an attempt came to."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from launchers.attempt import execute, watchdog
+from launchers.attempt.attempt import Attempt, new_attempt_id, start_attempt
+from launchers.attempt.watchdog import WatchResult
+from launchers.state.sweep_dir import SweepDir
+from results import patience
+from tests.launchers.queues import everything, queue_reader
+from tests.launchers.scripted import points, settings
+from workloads import protocol
+from workloads.beats import Heartbeat
+from workloads.protocol import RankError, RankResult
+
+
+def new_attempt(sweep: SweepDir) -> Attempt:
+    """An attempt of two ranks that nobody runs."""
+    sweep.add_points(points("ok"))
+    claim = queue_reader(sweep, "p").claim_next(everything)
+    assert claim is not None
+    name = new_attempt_id(claim.point, 1)
+    return start_attempt(claim, name, 1, settings(), host="h", port=1, device_ids=None, nodes=("n",))
+
+
+def judge(attempt: Attempt, monkeypatch: pytest.MonkeyPatch, failing: str) -> Any:
+    """The outcome, where the first three calls of ``protocol.<failing>`` fail with ESTALE."""
+    monkeypatch.setattr(patience, "FIRST_WAIT_S", 1e-4)
+    real, left = getattr(protocol, failing), [1, 2, 3]
+
+    def fails(*arguments: Any) -> Any:
+        if left:
+            left.pop()
+            raise OSError(errno.ESTALE, "Stale file handle")
+        return real(*arguments)
+
+    monkeypatch.setattr(protocol, failing, fails)
+    watched = WatchResult(end="ended", exits={}, heartbeats={}, seconds=1.0)
+    control = cast(execute.Control, SimpleNamespace(stop_reason=lambda: None))
+    return execute._judge(attempt, [0, 1], watched, control)[1]
+
+
+def test_results_that_cannot_be_read_now_are_waited_for(sweep: SweepDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    attempt = new_attempt(sweep)
+    for rank in (0, 1):
+        result = RankResult(rank=rank, coordinates={}, steps=[], phase_started_at={})
+        protocol.write_json(protocol.result_path(attempt.folder, rank), result)
+    assert judge(attempt, monkeypatch, "read_result").outcome == "ok"
+
+
+def test_an_error_that_cannot_be_read_now_is_not_taken_for_a_crash(
+    sweep: SweepDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempt = new_attempt(sweep)
+    for rank in (0, 1):
+        error = RankError(rank=rank, phase="step", step=1, kind="oom", message="out of memory", traceback="")
+        protocol.write_json(protocol.error_path(attempt.folder, rank), error)
+    found = judge(attempt, monkeypatch, "read_error")
+    assert (found.outcome, found.phase_step) == ("oom", 1)
+
+
+def test_an_error_of_the_filesystem_is_no_fault_of_the_point() -> None:
+    assert execute.internal_error(OSError(errno.EIO, "Input/output error")).outcome.infrastructure
+    assert not execute.internal_error(TypeError("odd")).outcome.infrastructure
+
+
+def test_the_disk_is_asked_once_and_only_of_ranks_that_ended_before_their_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    real = protocol.result_path
+
+    def path(folder: Path, rank: int) -> Path:
+        asked.append(rank)
+        return real(folder, rank)
+
+    monkeypatch.setattr(protocol, "result_path", path)
+    beat = {"step": 1, "time": 1.0, "pid": 1}
+    states = {
+        0: watchdog._Rank(heartbeat=Heartbeat(rank=0, phase="teardown", **beat)),  # type: ignore[arg-type]
+        1: watchdog._Rank(heartbeat=Heartbeat(rank=1, phase="step", **beat)),  # type: ignore[arg-type]
+        2: watchdog._Rank(),
+    }
+    for _ in range(50):
+        assert [watchdog._has_result(tmp_path, rank, state) for rank, state in states.items()] == [True, False, False]
+    assert asked == [1, 2]
+
+
+@pytest.mark.parametrize(("phase", "failed"), [("step", True), ("teardown", False)])
+def test_a_rank_that_says_it_failed_has_failed_unless_it_was_measured(phase: Any, failed: bool) -> None:
+    heartbeat = Heartbeat(rank=0, phase=phase, step=None, time=1.0, pid=1, failed=True)
+    assert watchdog._reported_error(watchdog._Rank(heartbeat=heartbeat)) is failed
