@@ -16,7 +16,7 @@ from analysis.rows.load import last_attempts
 from results.schema import ATTEMPTS
 from results.text import format_bytes, format_number, format_percent
 
-_FIRST = ("method", "cluster", "measurement_version", "model", "seq_len", "world_size", "layout")
+_FIRST = ("method", "cluster", "measurement_version", "workload", "model", "seq_len", "world_size", "layout")
 _READ_FIRST = ("method", "cluster", "model", "seq_len", "world_size", "layout")
 _RANKING = (
     *("rank", "tokens_per_s_per_gpu", "mfu_palm", "peak_allocated_bytes", "repeats", "repeat_spread"),

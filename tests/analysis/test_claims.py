@@ -154,9 +154,11 @@ def test_tied_embeddings_inflate_only_the_studys_mfu() -> None:
     rows = [timed(point(dp=2), 0, 1000.0, mfu_playbook=0.40, mfu_palm=0.40)]
     rows.append(timed(point(pp=2), 1, 900.0, mfu_playbook=0.45, mfu_palm=0.36))
     assert verdict("tied_embeddings", *rows).evidence.startswith("the MFU of a pipeline is higher by × 1.250")
-    assert verdict("winners_by_throughput", *rows) == verdicts.Verdict(
-        verdicts.PASS, "1 of 1 winner change: llama1b on 2 GPUs"
-    )
+    found = verdict("winners_by_throughput", *rows)
+    assert (found.verdict, found.compared) == (verdicts.PASS, verdicts.Tally(1, 1))
+    # 1,000 and 900 tokens/s/GPU are further apart than steps that vary by some percent.
+    told = "1 of 1 winner change: llama1b on 2 GPUs; in 0 of the 1 with known noise both may be as fast"
+    assert found.evidence == told
 
 
 def test_published_winners_are_looked_for_by_shape_whatever_the_name() -> None:
