@@ -42,7 +42,7 @@ def print_status(path: Path, console: Console) -> None:
     `InvalidResults` where there is none."""
     sweeps = [SweepDir.open(folder) for folder in sweep_dirs(path)]
     for sweep in sweeps:
-        if (rebuilt := rebuild_lost_rows(sweep)) is not None:
+        if not sweep.archived and (rebuilt := rebuild_lost_rows(sweep)) is not None:
             _print_line(console, rebuilt)
     if only_shipped(path):
         _print_line(console, f"no sweep of your own in {path} yet; those that came with the program:")

@@ -8,6 +8,7 @@ config holds it, else null.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,9 @@ from launchers.state.sweep_dir import Point, SweepDir, entry_names, read_point, 
 from results import files, store
 from results.errors import InvalidResults
 from results.text import plural
+
+_RECORDED = ("outcome", "phase", "phase_step", "failed_rank", "evidence", "infrastructure")
+"""What a record says of how the attempt ended."""
 
 
 def rebuild_lost_rows(sweep: SweepDir) -> str | None:
@@ -110,15 +114,16 @@ def _rebuild(sweep: SweepDir, point_file: Path | None, records: Sequence[Attempt
     if record is None or attempt is None:
         return False
     done = abandoned(sweep, attempt, record.evidence or "its row was lost")
+    outcome = dataclasses.replace(done.outcome, **{name: getattr(record, name) for name in _RECORDED})
     row = rows.attempt_row(
         attempt,
         _context(sweep, attempt, record),
-        done.outcome,
+        outcome,
         done.results,
         ended_at=record.ended_at,
         will_retry=record.will_retry,
         gap_s=record.gap_s,
-        comparison=_compared(sweep, attempt, done.outcome.outcome, done.results),
+        comparison=_compared(sweep, attempt, outcome.outcome, done.results),
         rehearsed=done.rehearsed,
         repeat_of=answered_meanwhile([one for one in records if one.ended_at < record.ended_at], attempt),
     )

@@ -155,6 +155,9 @@ class _Pool:
     def exclude_lost(self) -> list[str]:
         return []
 
+    def exclude_unclean(self, unclean: Any, nodes: int) -> list[str]:
+        return []
+
     def exclude_failing(self, records: Any, nodes: Any) -> list[str]:
         return []
 
