@@ -34,7 +34,8 @@ _RECORDED = ("outcome", "phase", "phase_step", "failed_rank", "evidence", "infra
 
 def rebuild_lost_rows(sweep: SweepDir) -> str | None:
     """Write the rows of recorded attempts that the tables lack, and move damaged merged files aside. What was done, in
-    one line; None where nothing was lost. Where nothing can be written the line says that."""
+    one line; None where nothing was lost, or nothing is left to make rows from. Where nothing can be written the line
+    says that."""
     ids = {table: _merged_ids(files.compacted_path(sweep.path, table)) for table in files.SCHEMAS}
     damaged = [files.compacted_path(sweep.path, table) for table, found in ids.items() if found is None]
     known = _known(sweep, "attempts", ids)
@@ -55,7 +56,7 @@ def rebuild_lost_rows(sweep: SweepDir) -> str | None:
     except OSError as error:
         rows_lost = plural(len(lost), "row")
         return f"{sweep.path}: {rows_lost} lost from the tables could not be made again: {error.strerror or error}"
-    return _told(sweep, damaged, rebuilt, len(lost))
+    return _told(sweep, damaged, rebuilt, len(lost)) if rebuilt or damaged else None
 
 
 def _told(sweep: SweepDir, damaged: list[Path], rebuilt: int, lost: int) -> str:
