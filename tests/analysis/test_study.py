@@ -209,7 +209,7 @@ def test_the_report_takes_the_published_file(study: pd.DataFrame, tmp_path: Path
     yardstick = max(yardstick, processor_seconds_of_a_fixed_task())  # a busy machine slows both
     used = after.ru_utime - before.ru_utime
     print(f"{time.monotonic() - start:.1f} s, of processors {used:.1f} s, {used / yardstick:.0f} times the fixed task")
-    assert used < LIMIT * yardstick
+    assert used < 500 * yardstick  # 200 to 240 times on idle cores
     assert not any(line.endswith(("| torch", "  torch")) for line in done.stderr.splitlines())
     assert "peak memory" in done.stderr
     table = pd.read_csv(tmp_path / "out" / "tables" / "best_configurations.csv")

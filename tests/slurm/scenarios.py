@@ -122,7 +122,11 @@ class ScenarioRunner:
             if one.isolation == "nodes":
                 name = self.lab.add_partition(f"p{next(self._count)}", nodes, preemptible=one.preemptible)
             started = time.monotonic()
-            rows = one.body(Place(self.lab, folder, nodes, name))
+            try:
+                rows = one.body(Place(self.lab, folder, nodes, name))
+            finally:
+                if one.isolation != "nodes":
+                    self.lab.resume_nodes()  # one that fails must not make the next ones fail
             return ScenarioResult(rows, time.monotonic() - started)
 
     @contextmanager

@@ -209,6 +209,10 @@ class Lab:
     def ctld_kill(self) -> None:
         self._stop("slurmctld", signal.SIGKILL)
 
+    def resume_nodes(self) -> None:
+        """Let jobs use every node again, whatever Slurm or a scenario has drained."""
+        self.run("scontrol", "update", "nodename=ALL", "state=resume", check=False)
+
     def ctld_save(self) -> None:
         """Copy its saved state for `ctld_forget`. Stops it for a moment, since it saves its state when it stops."""
         self.ctld_stop()
