@@ -108,8 +108,8 @@ def ctld_restarts(place: Place) -> TableRow:
 @scenario("slurmctld is killed", nodes=2, isolation="plain")
 def ctld_is_killed(place: Place) -> TableRow:
     sweep = _long_sweep(place)
-    # Changes of jobs are saved within five seconds (SAVE_MAX_WAIT in slurmctld). With an older state it would start jobs
-    # again on nodes that run them, and drain those nodes ("Duplicate jobid on nodes").
+    # Changes of jobs are saved within five seconds (SAVE_MAX_WAIT in slurmctld). With an older state it would start
+    # jobs again on nodes that run them, and drain those nodes ("Duplicate jobid on nodes").
     time.sleep(6)
     place.lab.ctld_kill()
     time.sleep(3)
