@@ -1,11 +1,7 @@
-"""A filesystem that fails at random moments, and a pilot without processes that must cope with it."""
+"""A pilot on a filesystem that fails at random moments: with processes (`main`), and without (`run_pilot`)."""
 
 from __future__ import annotations
 
-import errno
-import io
-import os
-import random
 import sys
 import threading
 import time
@@ -27,69 +23,16 @@ from launchers.pilot.node_pool import NodePool
 from launchers.pilot.pilot import Pilot
 from launchers.state.pilot_config import PilotConfig
 from launchers.state.sweep_dir import SweepDir
+from tests.launchers.failing_calls import FailingFiles
 from tests.launchers.scripted import run_rank, settings
 from workloads import protocol
 from workloads.protocol import RankResult, StepRecord
-
-_CHANGING = ("rename", "replace", "mkdir", "unlink", "link")
-_READING = ("open", "scandir", "listdir", "stat")
-ERRORS = (errno.EIO, errno.ESTALE)
-
-
-class Death(BaseException):
-    """Ends a pilot as SIGKILL does: nothing handles it."""
-
-
-class FailingFiles:
-    """While ``active``, calls of `os` and `io` on files below ``root`` fail now and then.
-
-    A call that changes something fails before or after it is done, with equal chances. Forked processes are spared.
-    """
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, root: Path, seed: int, rate: float) -> None:
-        """``rate``: share of the calls that fail."""
-        self.active = False
-        self.calls = 0
-        self.failed: list[str] = []
-        self.dies_at: int | None = None
-        """Number of the call at which the pilot dies instead."""
-        self._root = str(root)
-        self._pid = os.getpid()
-        self._rate = rate
-        self._random = random.Random(seed)
-        for name in (*_CHANGING, *_READING):
-            monkeypatch.setattr(os, name, self._failing(name, getattr(os, name)))
-        monkeypatch.setattr(io, "open", self._failing("open", io.open))
-
-    def _failing(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*arguments: Any, **options: Any) -> Any:
-            path = arguments[0] if arguments else options.get("path")
-            if (
-                not self.active
-                or os.getpid() != self._pid
-                or not isinstance(path, str | Path)
-                or not str(path).startswith(self._root)
-            ):
-                return real(*arguments, **options)
-            self.calls += 1
-            dies = self.calls == self.dies_at
-            if not dies and self._random.random() >= self._rate:
-                return real(*arguments, **options)
-            if name in _CHANGING and self._random.random() < 0.5:
-                real(*arguments, **options)
-            self.failed.append(f"{name} {Path(path).name}")
-            if dies:
-                raise Death
-            number = self._random.choice(ERRORS)
-            raise OSError(number, os.strerror(number), str(path))
-
-        return call
 
 
 def main() -> int:
     """``python -m tests.launchers.failing_files SWEEP_DIR PILOT_ID``: a pilot of scripted ranks, on files that fail."""
     with pytest.MonkeyPatch.context() as patch:
-        FailingFiles(patch, Path(sys.argv[1]), seed=sum(sys.argv[2].encode()), rate=0.03).active = True
+        FailingFiles(patch.setattr, Path(sys.argv[1]), seed=sum(sys.argv[2].encode()), rate=0.03).active = True
         return command.main(run_rank=run_rank)
 
 

@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from launchers.state import node_exclusions
 from tests.slurm.lab.lab import afterwards, wait_until
 from tests.slurm.scenarios import Place, TableRow, scenario
+from tests.slurm.standin import FAILING_FILES
 from tests.slurm.sweeps import StandinSweep, brief
 
 
@@ -96,3 +97,22 @@ def stale_handles(place: Place) -> TableRow:
     assert len(rows["stale"]) == 8 and rows["ok"][-1]["outcome"] == "ok", brief(rows["stale"])
     assert not _excluded(sweep), sweep.output()
     return TableRow("every rank of four points gets ESTALE; no node is excluded", sweep.summary())
+
+
+@scenario("a shared file system fails now and then under the pilots", nodes=2)
+def failing_files(place: Place) -> TableRow:
+    rate = 0.03
+    words = [f"launcher.setup=['export {FAILING_FILES}={rate}']", "launcher.max_pilots=2"]
+    sweep = place.sweep(*[("ok_1", 1)] * 8, words=words)
+    sweep.start()
+    sweep.finish()
+    rows = sweep.check()
+    assert [row["outcome"] for row in rows["ok_1"]] == ["ok"] * 8, brief(rows["ok_1"])
+    said = "".join(log.read_text() for log in sweep.path.glob("slurm/*/*.out"))
+    assert "trying again, nothing is lost" in said and "Traceback" not in said, said
+    assert not _excluded(sweep), sweep.output()
+    return TableRow(
+        f"{rate:.0%} of the pilots' own calls on the sweep's files get EIO or ESTALE, half of those that change "
+        "something after they were done",
+        sweep.summary(),
+    )

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import importlib.util
 import os
 import signal
 import socket
@@ -30,6 +31,8 @@ SHARES = {"oom": 0.04, "raises": 0.02, "killed": 0.005}
 """Shares of the points that fail where the model's name says nothing."""
 ONE_PROCESS = "STANDIN_ONE_PROCESS"
 """Environment variable: one process stands for all ranks of a node, since a point of 512 processes needs many cores."""
+FAILING_FILES = "STANDIN_FAILING_FILES"
+"""Environment variable: the share of a pilot's own calls on the sweep's files that fail."""
 STEP_S = 0.01
 GIB = 2**30
 
@@ -203,9 +206,21 @@ def one_process() -> type:
     return NodeOfRanks
 
 
+def fail_files(sweep_dir: str, rate: float) -> None:
+    """Let this process's calls on files of the sweep fail now and then, as those on an ill shared filesystem do."""
+    path = Path(__file__).resolve().parents[1] / "launchers" / "failing_calls.py"
+    spec = importlib.util.spec_from_file_location("failing_calls", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.FailingFiles(setattr, Path(sweep_dir), seed=os.getpid(), rate=rate).active = True
+
+
 def main(argv: list[str] | None = None) -> int:
     """Be a pilot, or one of its agents, with the stand-in for its ranks."""
     shift_clock()
+    if FAILING_FILES in os.environ and os.environ.get("SLURM_PROCID", "0") == "0":
+        fail_files((argv or sys.argv[1:])[0], float(os.environ[FAILING_FILES]))
     from launchers.node import agent, devices
     from launchers.slurm import pilot_job
 

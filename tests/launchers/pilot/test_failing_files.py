@@ -21,7 +21,8 @@ from launchers.status.retry import retry
 from launchers.status.status import sweep_status
 from results import compaction, patience, store
 from tests.launchers import test_local
-from tests.launchers.failing_files import Death, FailingFiles, FakeAttempts, run_pilot
+from tests.launchers.failing_calls import Death, FailingFiles
+from tests.launchers.failing_files import FakeAttempts, run_pilot
 from tests.launchers.scripted import points, settings
 from tests.launchers.test_local import start_pilot
 
@@ -73,7 +74,7 @@ def test_every_point_ends_once_whatever_calls_fail(
         with monkeypatch.context() as patch:
             sweep = SweepDir.create(tmp_path / str(seed), {})
             sweep.add_points(points(*["ok"] * POINTS))
-            files = FailingFiles(patch, sweep.path, seed, rate=(0.01, 0.05, 0.2)[seed % 3])
+            files = FailingFiles(patch.setattr, sweep.path, seed, rate=(0.01, 0.05, 0.2)[seed % 3])
             attempts = FakeAttempts(patch, files)
             files.active = True
             status = run_pilot(sweep, "p")
@@ -92,7 +93,7 @@ def test_every_point_ends_once_wherever_pilots_die(block: int, tmp_path: Path, m
         with monkeypatch.context() as patch:
             sweep = SweepDir.create(tmp_path / str(seed), {})
             sweep.add_points(points(*["ok"] * POINTS))
-            files = FailingFiles(patch, sweep.path, seed, rate=(0.0, 0.02)[seed % 2])
+            files = FailingFiles(patch.setattr, sweep.path, seed, rate=(0.0, 0.02)[seed % 2])
             attempts = FakeAttempts(patch, files)
             deaths = (7 + seed % 97, 11 + 3 * seed % 61, 5 + 7 * seed % 67, 9 + 5 * seed % 71)
             for number, dies_after in enumerate(deaths):
@@ -134,7 +135,7 @@ def test_a_recorded_point_is_only_moved_however_often_its_pilots_die(
 ) -> None:
     """The first pilot dies between its record and the move, and each that takes over before it can move the point."""
     sweep.add_points(points("ok"))
-    attempts = FakeAttempts(monkeypatch, FailingFiles(monkeypatch, sweep.path, 0, rate=0.0))
+    attempts = FakeAttempts(monkeypatch, FailingFiles(monkeypatch.setattr, sweep.path, 0, rate=0.0))
     monkeypatch.setattr(Liveness, "judge", lambda self, pilot_id: "dead")
 
     def die(*_: object) -> bool:
@@ -159,7 +160,7 @@ def test_a_retried_point_runs_although_an_earlier_claim_was_recorded(
 ) -> None:
     """A claim says what was recorded under it; a point that a user has requeued since then starts anew."""
     sweep.add_points(points("ok"))
-    attempts = FakeAttempts(monkeypatch, FailingFiles(monkeypatch, sweep.path, 0, rate=0.0))
+    attempts = FakeAttempts(monkeypatch, FailingFiles(monkeypatch.setattr, sweep.path, 0, rate=0.0))
     monkeypatch.setattr(Liveness, "judge", lambda self, pilot_id: "dead")
     run_pilot(sweep, "first")
     assert retry(sweep, ["ok"]) == 1
@@ -174,7 +175,7 @@ def test_a_pilot_on_a_queue_that_stays_unreadable_gives_up_and_says_so(
     sweep: SweepDir, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sweep.add_points(points("ok"))
-    files = FailingFiles(monkeypatch, sweep.path / "queue", 0, rate=1.0)
+    files = FailingFiles(monkeypatch.setattr, sweep.path / "queue", 0, rate=1.0)
     FakeAttempts(monkeypatch, files)
     monkeypatch.setattr(pilot_module, "QUEUE_LIMIT_S", 0.05)
     files.active = True
