@@ -112,7 +112,7 @@ def failing_files(place: Place) -> TableRow:
     assert "trying again, nothing is lost" in said and "Traceback" not in said, said
     assert not _excluded(sweep), sweep.output()
     return TableRow(
-        f"{100 * rate:.0f} % of the pilots' own calls on the sweep's files get EIO or ESTALE, half of those that change "
-        "something after they were done",
+        f"{100 * rate:.0f} % of the pilots' own calls on the sweep's files get EIO or ESTALE, half of those that "
+        "change something after they were done",
         sweep.summary(),
     )
