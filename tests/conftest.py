@@ -42,6 +42,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items.sort(key=lambda item: -weights[group_of(item)])
 
 
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Stop where pytest-xdist has lost the groups: each worker would then bring up every cluster, browser and pool."""
+    scattered = [item.nodeid for item in session.items if not item.nodeid.endswith(f"@{group_of(item)}")]
+    if hasattr(session.config, "workerinput") and session.config.getvalue("loadgroup") and scattered:
+        pytest.exit(f"pytest {pytest.__version__} and pytest-xdist do not keep groups together: {scattered[0]}", 3)
+
+
 def group_of(item: pytest.Item) -> str:
     """Tests of one group run one after the other in one worker of pytest-xdist.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,8 +14,6 @@ from results.errors import InvalidResults
 
 PACKAGES = ("results", "workloads", "launchers")
 """What a pilot imports."""
-_NOT_COPIED = frozenset({"__pycache__", "recorded"})
-"""Compiled files, and the tables of recorded sweeps, which no pilot reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +42,19 @@ def code_root() -> Path:
 def take_snapshot(root: Path | None = None) -> Snapshot:
     """Read the code under ``root`` (default: `code_root`); nothing is written."""
     root = root or code_root()
-    paths = [path for package in PACKAGES for path in (root / package).rglob("*") if path.is_file()]
+    paths = [path for package in PACKAGES for path in _files_of_package(root / package)]
     names = sorted(path.relative_to(root).as_posix() for path in paths)
-    kept = [
-        name for name in names if not _NOT_COPIED & set(name.split("/")) and not name.split("/")[-1].startswith(".")
-    ]
-    return Snapshot(root, tuple((name, (root / name).read_bytes()) for name in kept))
+    return Snapshot(root, tuple((name, (root / name).read_bytes()) for name in names))
+
+
+def _files_of_package(folder: Path) -> Iterator[Path]:
+    """The files of a package and of the packages in it. Other folders hold no code: sweeps lie in ``results``. They may
+    be large, and those of another user may not be readable."""
+    for path in folder.iterdir():
+        if path.is_dir() and (path / "__init__.py").is_file():
+            yield from _files_of_package(path)
+        elif path.is_file() and not path.name.startswith("."):
+            yield path
 
 
 def folder_of(sweep: SweepDir, snapshot: Snapshot) -> Path:

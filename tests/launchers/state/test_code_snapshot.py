@@ -11,10 +11,15 @@ from launchers.state.sweep_dir import SweepDir
 def test_a_snapshot_outlives_the_checkout(tmp_path: Path) -> None:
     checkout = tmp_path / "checkout"
     for name in (
+        "launchers/__init__.py",
         "launchers/pilot.py",
+        "launchers/state/__init__.py",
+        "workloads/__init__.py",
         "workloads/data.json",
+        "results/__init__.py",
         "results/a.py",
         "results/recorded/big.parquet",
+        "results/mine/pilots/secret.json",
         "sweep/x.py",
     ):
         (checkout / name).parent.mkdir(parents=True, exist_ok=True)
@@ -24,8 +29,12 @@ def test_a_snapshot_outlives_the_checkout(tmp_path: Path) -> None:
     sweep = SweepDir.create(tmp_path / "sweep", {})
     first = write_snapshot(sweep, take_snapshot(checkout))
     assert sorted(str(path.relative_to(first)) for path in first.rglob("*") if path.is_file()) == [
+        "launchers/__init__.py",
         "launchers/pilot.py",
+        "launchers/state/__init__.py",
+        "results/__init__.py",
         "results/a.py",
+        "workloads/__init__.py",
         "workloads/data.json",
     ]
     assert write_snapshot(sweep, take_snapshot(checkout)) == first
