@@ -45,6 +45,9 @@ def main(argv: Sequence[str] | None = None) -> int:
                 changed = [f"{name}.parquet" for name in SCHEMAS if rewrite(sweep, name)]
             print(f"{sweep}: {listed(changed) + ' rewritten' if changed else 'up to date'}")
         return 0
+    except OSError as error:
+        print(f"error: {error.filename or folder}: {error.strerror or error}", file=sys.stderr)
+        return 2
     except UltrasweepError as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2

@@ -7,7 +7,6 @@ by an amount that depends on tp, so rehearsed cells also have one tp each.
 from __future__ import annotations
 
 import json
-import math
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,8 +19,10 @@ from workloads.experiment import Experiment
 Row = Mapping[str, Any]
 ROW_COLUMNS = [
     *("attempt_id", "experiment_id", "outcome", "method", "measurement_version", "repeat_of", "loss_agrees"),
+    "engine_version",
     *("model", "seq_len", "world_size", "tp", "backend", "config_json", "timed_steps"),
     *("tokens_per_s_per_gpu", "mfu_palm", "peak_allocated_bytes", "step_time_min_s", "step_time_max_s"),
+    *("device_name", "driver_version", "torch_version", "nccl_version"),
 ]
 LEDGER_COLUMNS = [
     *("experiment_id", "verdict", "model", "seq_len", "world_size", "tp", "config_json", "cached_attempt"),
@@ -30,9 +31,7 @@ LEDGER_COLUMNS = [
 """What is read of the tables: a study has ten thousand rows of 150 columns."""
 WITHIN = 0.97
 """An untried point is worth trying if it should reach this share of the best of its cell."""
-_CONFIDENCE = 0.95
-_LEAST_FREEDOM = 4
-"""A standard deviation of fewer degrees of freedom says too little."""
+_RATE = "tokens_per_s_per_gpu"
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -55,11 +54,7 @@ class Layout:
     peak_bytes: int | None
     mfu: float | None
     backend: str | None
-    log_rates: tuple[float, ...]
-    """Of each run."""
-    step_spread: float | None
-    """Relative standard deviation of one timed step, and ``step_freedom``, its degrees of freedom."""
-    step_freedom: int
+    runs: tuple[Row, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,8 +63,8 @@ class Cell:
     layouts: tuple[Layout, ...]
     """Fastest first."""
     tied: int | None
-    """How many layouts, with the fastest, cannot be told from it by the noise that the runs show; 1: it leads clearly.
-    None: the noise is not known."""
+    """How many layouts, with the fastest, are behind it by no more than noise explains; 1: it leads clearly. None: the
+    noise is not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,12 +91,17 @@ def best_layouts(rows: Iterable[Row]) -> list[Cell]:
         and row["loss_agrees"] is not False
         and row["config_json"]
     ]
-    newest = max((row["measurement_version"] for row in good), default=0)
+    newest = max(map(_version, good), default=(0, 0))
     runs: dict[CellKey, dict[str, list[Row]]] = defaultdict(lambda: defaultdict(list))
     for row in good:
-        if row["measurement_version"] == newest:
+        if _version(row) == newest:
             runs[_cell_of(row, row["method"])][_without_seed(row["config_json"])].append(row)
-    return [_cell(key, [_layout(group) for group in runs[key].values()]) for key in sorted(runs)]
+    keys = sorted(runs)
+    cells = [sorted(map(_layout, runs[key].values()), key=lambda layout: -layout.rate) for key in keys]
+    return [
+        Cell(key=key, layouts=tuple(layouts), tied=tied)
+        for key, layouts, tied in zip(keys, cells, _tied(cells), strict=True)
+    ]
 
 
 def untried_points(ledger: Iterable[Row], rows: Iterable[Row], cells: Sequence[Cell], method: str) -> list[Untried]:
@@ -139,8 +139,14 @@ def untried_points(ledger: Iterable[Row], rows: Iterable[Row], cells: Sequence[C
     return sorted(found, key=lambda point: (point.gain is not None, -(point.gain or 0.0), -point.rate))
 
 
+def _version(row: Row) -> tuple[int, int]:
+    """Of measurement and engine: rows of different ones do not compare."""
+    engine = str(row["engine_version"] or "")
+    return row["measurement_version"] or 0, int(engine) if engine.isdigit() else 0
+
+
 def _cell_of(row: Row, method: str) -> CellKey:
-    tp = None if method == "measured" else row["tp"]
+    tp = row["tp"] if method == "rehearsed" else None
     return CellKey(row["model"] or "", row["seq_len"] or 0, row["world_size"] or 0, method, tp)
 
 
@@ -150,57 +156,38 @@ def _without_seed(config_json: str) -> str:
 
 def _layout(runs: Sequence[Row]) -> Layout:
     middle = sorted(runs, key=lambda row: row["tokens_per_s_per_gpu"])[(len(runs) - 1) // 2]
-    spreads = [(spread, row["timed_steps"] - 1) for row in runs if (spread := _step_spread(row)) is not None]
-    freedom = sum(own for _, own in spreads)
-    pooled = math.sqrt(sum(spread**2 * own for spread, own in spreads) / freedom) if freedom else None
     return Layout(
         experiment=ex.from_json(middle["config_json"]),
         rate=statistics.median(row["tokens_per_s_per_gpu"] for row in runs),
         peak_bytes=middle["peak_allocated_bytes"],
         mfu=middle["mfu_palm"],
         backend=middle["backend"],
-        log_rates=tuple(math.log(row["tokens_per_s_per_gpu"]) for row in runs),
-        step_spread=pooled,
-        step_freedom=freedom,
+        runs=tuple(runs),
     )
 
 
-def _step_spread(row: Row) -> float | None:
-    """Relative standard deviation of one timed step, from the fastest and the slowest of n: the expected range of n
-    normal values is 2 z((n - 0.375) / (n + 0.25)) standard deviations (Blom 1958)."""
-    low, high, count = row["step_time_min_s"], row["step_time_max_s"], row["timed_steps"]
-    if not low or not high or not count or count < 2:
-        return None
-    return math.log(high / low) / (2 * statistics.NormalDist().inv_cdf((count - 0.375) / (count + 0.25)))
+def _tied(cells: Sequence[Sequence[Layout]]) -> list[int | None]:
+    """How many layouts of each cell, fastest first, may be the fastest: by the rule of the report (`results.noise`)."""
+    import pandas as pd  # takes half a second, which only the end of a run pays
 
+    from results import noise
 
-def _cell(key: CellKey, layouts: list[Layout]) -> Cell:
-    layouts.sort(key=lambda layout: -layout.rate)
-    noise = _noise(layouts)
-    if noise is None:
-        return Cell(key=key, layouts=tuple(layouts), tied=None)
-    best, others = layouts[0], layouts[1:]
-    # A set that holds the truly fastest with the given confidence: each is compared at its share of what is left
-    # (subset selection, Gupta 1965; shares by Bonferroni).
-    level = 1 - (1 - _CONFIDENCE) / max(1, len(others))
-    reach = statistics.NormalDist().inv_cdf(level) * noise
-    tied = 1
-    for layout in others:
-        spread = math.sqrt(1 / len(best.log_rates) + 1 / len(layout.log_rates))
-        if math.log(best.rate / layout.rate) > reach * spread:
-            break
-        tied += 1
-    return Cell(key=key, layouts=tuple(layouts), tied=tied)
-
-
-def _noise(layouts: Sequence[Layout]) -> float | None:
-    """Relative standard deviation of one run's rate: from repeated runs, or else from timed steps, of which the median
-    over the layouts is taken. It is not averaged over the steps of a run: they share what changes between runs."""
-    repeated = [layout.log_rates for layout in layouts if len(layout.log_rates) > 1]
-    freedom = sum(len(rates) - 1 for rates in repeated)
-    if freedom >= _LEAST_FREEDOM:
-        squares = sum((len(rates) - 1) * statistics.variance(rates) for rates in repeated)
-        return math.sqrt(squares / freedom)
-    spreads = [layout.step_spread for layout in layouts if layout.step_spread is not None]
-    known = sum(layout.step_freedom for layout in layouts)
-    return statistics.median(spreads) if spreads and known >= _LEAST_FREEDOM else None
+    places = [(cell, place, one) for cell, layouts in enumerate(cells) for place, one in enumerate(layouts)]
+    if not places:
+        return []
+    runs = pd.DataFrame(
+        [
+            {name: row.get(name) for name in (*noise.USED, _RATE)} | {"_layout": f"{cell}.{place}", "_cell": cell}
+            for cell, place, one in places
+            for row in one.runs
+        ]
+    )
+    known = noise.of_layouts(runs, ["_cell"], _RATE)
+    rows = pd.DataFrame([{"_layout": f"{cell}.{place}", "_cell": cell, _RATE: one.rate} for cell, place, one in places])
+    rows = rows.join(known, on="_layout")
+    within = noise.within(rows, _RATE, ["_cell"])
+    found: list[int | None] = []
+    for cell, layouts in enumerate(cells):
+        told = within[rows["_cell"] == cell]
+        found.append(None if len(layouts) > 1 and pd.isna(told.iloc[1]) else int(told.fillna(False).sum()))
+    return found

@@ -45,8 +45,7 @@ def print_end(sweep: SweepDir, summary: RunSummary, command: str, console: Conso
     elif summary.message:
         say(summary.message)
     elif not summary.left and folders:
-        where = folders[0] if len(folders) == 1 else sweep.path.parent
-        say(f"report: python -m analysis.report {shlex.quote(str(where))}")
+        say(f"report: python -m analysis.report {shlex.quote(str(sweep.path))}")
 
 
 def _print_findings(sweep: SweepDir, summary: RunSummary, command: str, console: Console) -> list[Path]:
@@ -85,7 +84,7 @@ def _print_best(cells: Sequence[Cell], console: Console) -> None:
     mfu = any(cell.layouts[0].mfu for cell in shown)
     table = plain_table(title="")
     table.add_column(f"fastest {_METHODS[methods.pop()]}" if len(methods) == 1 else "fastest", overflow="fold")
-    for heading in (f"tokens/s/{noun}", "peak", *(("MFU",) if mfu else ()), "ahead"):
+    for heading in (f"tokens/s/{noun}", "peak", *(("MFU",) if mfu else ()), "next is slower by"):
         table.add_column(heading, justify="right", no_wrap=True)
     several_lengths = len({cell.key.seq_len for cell in cells}) > 1
     for cell in shown:
@@ -112,10 +111,10 @@ def _print_best(cells: Sequence[Cell], console: Console) -> None:
 
 
 def _lead(cell: Cell) -> str:
-    """How far the fastest layout is ahead of the next one, or that it is not."""
+    """How far the next layout is behind the fastest one, or how many may be as fast."""
     if len(cell.layouts) == 1:
-        return "alone"
-    lead = format_percent(cell.layouts[0].rate / cell.layouts[1].rate - 1)
+        return "no other"
+    lead = format_percent(1 - cell.layouts[1].rate / cell.layouts[0].rate)
     if cell.tied is None:
         return f"{lead} ?"
     return f"tie of {cell.tied}" if cell.tied > 1 else lead

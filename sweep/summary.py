@@ -71,6 +71,8 @@ def layout(experiment: Experiment) -> str:
     parts += [
         f"{axis} {getattr(experiment, axis)}" for axis in ("tp", "cp", "pp", "ep") if getattr(experiment, axis) > 1
     ]
+    if experiment.pp > 1 and experiment.pp_schedule != "1f1b":
+        parts.append(experiment.pp_schedule.replace("_", " "))
     parts.append(f"mbs {experiment.micro_batch_size} x {experiment.num_microbatches}")
     if experiment.zero_stage:
         parts.append(f"ZeRO {experiment.zero_stage}")

@@ -17,8 +17,9 @@ from matplotlib.patches import Rectangle
 
 from analysis.figures import style
 from analysis.figures.spec import FigureSpec
-from analysis.rows import labels, metrics, noise, winners
+from analysis.rows import labels, metrics, winners
 from analysis.rows.frame_cache import cache_per_frame
+from results import noise
 from results.text import byte_unit, format_bytes, format_number, format_percent, listed
 
 _CELL_IN = (1.62, 0.92)

@@ -25,9 +25,10 @@ from numpy.typing import NDArray
 
 from analysis.figures import style
 from analysis.figures.spec import FigureSpec
-from analysis.rows import labels, metrics, noise, pairs
+from analysis.rows import labels, metrics, pairs
 from analysis.rows.frame_cache import cache_per_frame
 from analysis.rows.stats import MIN_FOR_INTERVAL, MedianInterval, supported_median
+from results import noise
 from results.text import listed
 
 FEWEST = MIN_FOR_INTERVAL

@@ -16,9 +16,10 @@ from matplotlib.patches import Patch
 
 from analysis.figures import style
 from analysis.figures.spec import FigureSpec
-from analysis.rows import labels, metrics, noise, pairs, step_parts
+from analysis.rows import labels, metrics, pairs, step_parts
 from analysis.rows.frame_cache import cache_per_frame
 from analysis.rows.stats import MIN_FOR_INTERVAL
+from results import noise
 
 LAYOUTS = ("best layout", "pure data parallelism")
 KINDS = ("strong", "weak")

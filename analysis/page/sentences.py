@@ -7,10 +7,11 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.rows import labels, metrics, noise
+from analysis.rows import labels, metrics
 from analysis.rows.cohorts import mixtures
 from analysis.rows.load import Results, last_attempts, planned, waiting
 from analysis.rows.stats import MIN_FOR_INTERVAL, MedianInterval, median_interval
+from results import noise
 from results.text import format_bytes, format_number, format_percent, listed, plural
 
 _METHODS = {"rehearsed_fake": "traced without a device"}

@@ -10,9 +10,10 @@ import pyarrow as pa
 
 from analysis.page.draw_figures import Drawn
 from analysis.page.export import FileTable
-from analysis.rows import labels, metrics, noise
+from analysis.rows import labels, metrics
 from analysis.rows.cohorts import Cohort
 from analysis.rows.load import last_attempts
+from results import noise
 from results.schema import ATTEMPTS
 from results.text import format_bytes, format_number, format_percent
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pandas as pd
 
-from analysis.rows import noise
 from analysis.rows.frame_cache import cache_per_frame
 from analysis.rows.load import last_attempts
+from results import noise
 
 RANK_BY = "tokens_per_s_per_gpu"
 MFU = "mfu_palm"
@@ -33,7 +33,7 @@ def ranked(frame: pd.DataFrame) -> pd.DataFrame:
 
     Repeats of a layout (other seeds, several sweeps, retries that both finished) are one row: the middle run by
     throughput, with the median of their rates (`_RATES`) and step times, ``repeats``, and the ``repeat_spread``
-    (highest over lowest, minus 1). `analysis.rows.noise.COLUMNS` say how far its throughput moves by chance. ``rank``
+    (highest over lowest, minus 1). `results.noise.COLUMNS` say how far its throughput moves by chance. ``rank``
     counts within the group over rows whose losses do not contradict the reference; a row whose losses do has no rank:
     a wrong layout can be fast.
     """
@@ -84,7 +84,7 @@ def lead(rows: pd.DataFrame, value: str, candidates: pd.Series | None = None) ->
     """The first row of each group of ``rows``, which come best first in ``value``, and what stands beside it.
 
     ``runner_up`` is the second layout and ``slower_by`` is 1 - its value over the winner's. ``tie`` says whether other
-    layouts are within the noise of the winner (`analysis.rows.noise.within`), so that the winner is a set: ``tied`` is
+    layouts are within the noise of the winner (`results.noise.within`), so that the winner is a set: ``tied`` is
     how many they are, ``tied_layouts`` names them, best first, and ``tied_slower_by`` is how far the last of them is
     behind. All four are null where the noise is not known, ``tie`` also where there is no other layout.
     ``candidates`` is the number of layouts.

@@ -9,9 +9,10 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis.rows import metrics, noise
+from analysis.rows import metrics
 from analysis.rows.frame_cache import cache_per_frame
 from analysis.rows.stats import MedianInterval, median_interval
+from results import noise
 
 SETTINGS = (
     *("workload", "world_size", "dp", "tp", "cp", "pp", "ep", "micro_batch_size", "num_microbatches", "zero_stage"),

@@ -81,7 +81,10 @@ def _measure(attempt: Attempt, settings: LaunchSettings, control: Control) -> Ex
     except StartFailed as error:
         return _not_started(error)
     watched = _watch(attempt, group, settings, control)
-    results, found = _judge(attempt, ranks, watched, control)
+    try:
+        results, found = _judge(attempt, ranks, watched, control)
+    except OSError as error:  # processes that could not be killed must not be forgotten
+        return dataclasses.replace(internal_error(error), survivors=watched.survivors)
     return Execution(outcome=found, results=results, survivors=watched.survivors)
 
 

@@ -81,7 +81,8 @@ def _wait_for_head(sweep: SweepDir, allocation: Allocation, path: Path, batch: B
             ended = batch.ended_tasks(sweep, allocation) if batch is not None else ()
             for one in ended:
                 if one.task == 0:
-                    if not is_environment(len(ended), len(batch.nodes()) if batch is not None else 0):
+                    started = _has_state(sweep, allocation)  # then it ended for another reason, before this agent came
+                    if not started and not is_environment(len(ended), len(batch.nodes()) if batch is not None else 0):
                         with contextlib.suppress(OSError):
                             node_exclusions.exclude(sweep, one.node, one.reason, allocation.pilot_id)
                     why = f"the pilot on {one.node} could not start: {one.reason}"
@@ -89,6 +90,17 @@ def _wait_for_head(sweep: SweepDir, allocation: Allocation, path: Path, batch: B
             if time.monotonic() > until:
                 late = f"the pilot has not written its address to {path} within {HEAD_LIMIT_S:.0f} s"
                 raise NodeLost(late) from None
+
+
+def _has_state(sweep: SweepDir, allocation: Allocation) -> bool:
+    """Whether the pilot has written its state, which it does before it waits for agents. True where it is not known."""
+    try:
+        pilot_state.state_path(sweep, allocation.pilot_id).stat()
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    return True
 
 
 def _provenance(config: PilotConfig) -> dict[str, Any]:

@@ -112,6 +112,8 @@ def abandoned(sweep: SweepDir, attempt: Attempt, why: str) -> Execution:
         outcome = Outcome(**read_json(attempt.folder / "outcome.json"))
     except (FileNotFoundError, ValueError, TypeError):
         outcome = oc.classify_abandoned(ranks, results, why, *_last_position(sweep, attempt))
+    if outcome.outcome == "cancelled" and ranks and all(rank in results for rank in ranks):
+        outcome = oc.classify_abandoned(ranks, results, why, None, None)  # it was measured before it was killed
     try:
         complete = not measured and all(rank in results for rank in ranks)
         rehearsed = assemble(attempt.point.experiment, attempt.task.cluster, results) if complete else None

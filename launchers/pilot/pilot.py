@@ -119,6 +119,9 @@ class Pilot:
         except NoNodes as error:
             print(error, file=sys.stderr)
             self._state.write("ended", message=str(error))
+            if self.stop_reason() is not None:  # the wait for agents was cut short
+                self._requeue_own_job()
+                return STOPPED
             return TROUBLE if self._scheduled else 2
         while True:
             self._tick()
@@ -162,7 +165,9 @@ class Pilot:
 
         self._report_excluded(self._pool.wait_for_agents(meanwhile))
         usable, expected = self._pool.size, self._pool.expected
-        if 0 < usable < expected and self._scheduler.waiting_for(usable + 1, expected):
+        if 0 < usable < expected and self._patience.until_done(
+            lambda: self._scheduler.waiting_for(usable + 1, expected) > 0, "read the queue", limit_s=QUEUE_LIMIT_S
+        ):
             # Pilots for the narrower points come, too. While this one lives, none comes in its place.
             why = self._pool.exclusion_summary
             self._give_up(f"only {usable} of {expected} nodes can be used, and wider points wait: {why}")

@@ -36,12 +36,19 @@ def rebuild_lost_rows(sweep: SweepDir) -> str | None:
     """Write the rows of recorded attempts that the tables lack, and move damaged merged files aside. What was done, in
     one line; None where nothing was lost, or nothing is left to make rows from. Where nothing can be written the line
     says that."""
-    ids = {table: _merged_ids(files.compacted_path(sweep.path, table)) for table in files.SCHEMAS}
-    damaged = [files.compacted_path(sweep.path, table) for table, found in ids.items() if found is None]
-    known = _known(sweep, "attempts", ids)
-    if ids["steps"] is None:
-        known &= _known(sweep, "steps", ids)
-    lost = {attempt_id: stem for attempt_id, stem in _recorded(sweep).items() if attempt_id not in known}
+    # In this order nothing looks lost while pilots work: a row is written before its record, and a part is removed
+    # after it is in the merged file.
+    try:
+        recorded = _recorded(sweep)
+        parts = {table: {path.stem for path in files.part_paths(sweep.path, table)} for table in files.SCHEMAS}
+        merged = {table: _merged_ids(files.compacted_path(sweep.path, table)) for table in files.SCHEMAS}
+    except OSError:  # the file system fails for a while: nothing is known to be lost
+        return None
+    damaged = [files.compacted_path(sweep.path, table) for table, found in merged.items() if found is None]
+    known = parts["attempts"] | (merged["attempts"] or set())
+    if merged["steps"] is None:
+        known &= parts["steps"]
+    lost = {attempt_id: stem for attempt_id, stem in recorded.items() if attempt_id not in known}
     if not lost and not damaged:
         return None
     points = _points(sweep)
@@ -70,19 +77,19 @@ def _told(sweep: SweepDir, damaged: list[Path], rebuilt: int, lost: int) -> str:
     return f"{sweep.path}: {why}; {plural(rebuilt, 'row')} made again from {sweep.attempts.name}/{left}"
 
 
-def _known(sweep: SweepDir, table: files.Table, merged: Mapping[files.Table, set[str] | None]) -> set[str]:
-    """Ids of the attempts of which the table has rows: in parts, which are named by them, or in the merged file."""
-    return {path.stem for path in files.part_paths(sweep.path, table)} | (merged[table] or set())
-
-
 def _merged_ids(path: Path) -> set[str] | None:
-    """Ids of the attempts in a merged file; empty where there is none, None where it cannot be read."""
+    """Ids of the attempts in a merged file; empty where there is none, None where it is damaged. Raises `OSError` for
+    an error of the file system, which says nothing of the content."""
     try:
         with pq.ParquetFile(path) as file:
             return set(file.read(columns=["attempt_id"])["attempt_id"].to_pylist())
     except FileNotFoundError:
         return set()
-    except (OSError, pa.ArrowException, KeyError):
+    except OSError as error:
+        if error.errno is not None:
+            raise
+        return None  # Arrow's words for a file that is cut
+    except (pa.ArrowException, KeyError):
         return None
 
 

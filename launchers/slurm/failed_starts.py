@@ -34,6 +34,8 @@ class FailedStarts:
         """Names of jobs whose end has been looked at."""
         self._failed: dict[str, tuple[str, str]] = {}
         """By node: the pilot that could not start there, and why. They wait for a pilot that starts elsewhere."""
+        self._blamed: set[str] = set()
+        """Nodes that this command has excluded."""
         self._too_many = False
 
     def look(self, jobs: Sequence[Job]) -> None:
@@ -44,19 +46,22 @@ class FailedStarts:
                 self._note(job)
         if not self._failed:
             return
-        if len(self._failed) > _MOST_NODES:
+        known = node_exclusions.excluded(self._sweep)
+        self._blamed &= known.keys()
+        nodes = [*self._failed, *(self._blamed - self._failed.keys())]
+        if len(nodes) > _MOST_NODES:
             if not self._too_many:
                 self._report(
-                    f"pilots end at their start on {plural(len(self._failed), 'node')} ({', '.join(self._failed)}), so "
-                    f"no node is excluded: {next(reversed(self._failed.values()))[1]}"
+                    f"pilots end at their start on {plural(len(nodes), 'node')} ({', '.join(nodes)}), so "
+                    f"no {'other ' if self._blamed else ''}node is excluded: {next(reversed(self._failed.values()))[1]}"
                 )
             self._too_many = True
             return
-        known = node_exclusions.excluded(self._sweep)
         for node in known.keys() & self._failed.keys():  # an agent of the same job was faster
             del self._failed[node]
         for node in [node for node in self._failed if self._others_work(node)]:
             pilot, why = self._failed.pop(node)
+            self._blamed.add(node)
             with contextlib.suppress(OSError):
                 node_exclusions.exclude(self._sweep, node, why, pilot, for_s=LOST_FOR_S)
                 self._report(f"node {node} is excluded for {LOST_FOR_S / 60:.0f} min: {why}")

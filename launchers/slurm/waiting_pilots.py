@@ -65,8 +65,8 @@ class WaitingPilots:
         self._why: dict[str, str] | None = None
         """By token: why its waiting pilots are replaced. None before the first look."""
         self._waiting: list[Job] = []
-        self._tried: set[tuple[str, int]] = set()
-        """Tokens and numbers of excluded nodes with which Slurm was asked to exclude more nodes."""
+        self._tried: set[tuple[str, tuple[str, ...]]] = set()
+        """Tokens and excluded nodes with which Slurm was asked to exclude more nodes."""
 
     def look(self, jobs: Sequence[Job]) -> Counter[int]:
         """Find the waiting pilots that are to be replaced; how many, by shape. They do not count as there."""
@@ -89,8 +89,8 @@ class WaitingPilots:
             known = self._tracker.submission(token)
             if known is None or known.use_excluded or not set(excluded) - set(known.excluded):
                 continue
-            if (token, len(excluded)) not in self._tried:  # a site may forbid it: then pilots find out by themselves
-                self._tried.add((token, len(excluded)))
+            if (token, tuple(excluded)) not in self._tried:  # a site may forbid it: then pilots find out by themselves
+                self._tried.add((token, tuple(excluded)))
                 waiting = [job for job in jobs if job.waiting and job.token == token]
                 if self._client.exclude(waiting, [*([own] if own else []), *excluded]):
                     self._tracker.change(known, excluded=excluded)

@@ -12,7 +12,8 @@ import pytest
 
 from analysis.figures import best_configurations
 from analysis.page import sentences, tables
-from analysis.rows import labels, metrics, noise
+from analysis.rows import labels, metrics
+from results import noise
 from tests.analysis import synthetic
 from tests.analysis.conftest import frame_of
 from tests.analysis.test_figures import words

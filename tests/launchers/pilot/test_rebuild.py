@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from rich.console import Console
 
 from launchers import local
 from launchers.local import run_local
+from launchers.pilot import rebuild
 from launchers.pilot.rebuild import rebuild_lost_rows
 from launchers.state.sweep_dir import SweepDir
 from results import store
@@ -74,3 +76,42 @@ def test_an_archived_sweep_has_nothing_to_make_again() -> None:
     recorded = Path(store.__file__).parent / "recorded"
     for marker in recorded.glob("*/sweep.json"):
         assert rebuild_lost_rows(SweepDir(marker.parent)) is None
+
+
+@pytest.mark.slow
+def test_an_error_of_the_file_system_is_no_damage(ran: SweepDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = rows_of(ran)
+
+    def stale(*_: object, **__: object) -> None:
+        raise OSError(116, "Stale file handle")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(rebuild.pq, "ParquetFile", stale)
+        assert rebuild_lost_rows(ran) is None
+    assert not list(ran.path.glob("*.damaged")) and rows_of(ran) == before
+
+
+@pytest.mark.slow
+def test_rows_that_a_pilot_merges_meanwhile_are_not_lost(ran: SweepDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    before, [merged] = rows_of(ran), [ran.path / "attempts.parquet"]
+    for row in before.values():  # back to parts, as while pilots work
+        store.write_attempt(ran.path, row, [])
+    merged.unlink()
+    looked: list[str] = []
+
+    def merging_between(kind: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        """``real``, before whose first call the pilot merges, if the other kind of file has been looked at."""
+
+        def call(*arguments: Any) -> Any:
+            if kind not in looked:
+                looked.append(kind)
+                if len(looked) == 2:
+                    assert store.compact(ran.path)
+            return real(*arguments)
+
+        return call
+
+    monkeypatch.setattr(rebuild, "_merged_ids", merging_between("merged", rebuild._merged_ids))
+    monkeypatch.setattr(rebuild.files, "part_paths", merging_between("parts", rebuild.files.part_paths))
+    assert rebuild_lost_rows(ran) is None
+    assert rows_of(ran) == before
