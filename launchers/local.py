@@ -121,7 +121,7 @@ def _run_pilot(
             start_new_session=True,  # a Ctrl-C in the terminal reaches only this process
         )
         assert process.stdin is not None
-        handled, trouble = 0, None
+        handled, trouble, unread = 0, None, None
         try:
             while process.poll() is None:
                 if (now := disk_trouble(sweep.path)) is not None and now != trouble:
@@ -134,7 +134,10 @@ def _run_pilot(
                     view.print_line(_STOPPING if handled == 1 else _KILLED)
                     if handled > 1:
                         _note_kill(sweep, pilot_id)
-                _show(sweep, reader, view)
+                error = _show(sweep, reader, view)
+                if error is not None and unread is None:
+                    view.print_line(f"{sweep.path} cannot be read now ({error}); waiting, nothing is lost")
+                unread = error
                 _wait(process, POLL_S)
         finally:
             process.stdin.close()
@@ -154,12 +157,14 @@ def _note_kill(sweep: SweepDir, pilot_id: str) -> None:
                 write_json(path, killed)
 
 
-def _show(sweep: SweepDir, reader: StatusReader, view: View) -> None:
-    """Show where the sweep stands. A file system that fails for a moment costs one look, not the run."""
+def _show(sweep: SweepDir, reader: StatusReader, view: View) -> OSError | None:
+    """Show where the sweep stands. A file system that fails costs one look, not the run: returns its error."""
     try:
         view.show(reader.read(limit_s=0.0))
-    except OSError:
+    except OSError as error:
         _refuse_if_gone(sweep)
+        return error
+    return None
 
 
 def _refuse_if_gone(sweep: SweepDir) -> None:
