@@ -1,0 +1,63 @@
+"""The collectives between ranks. Each names the axis of the layout that it runs along.
+
+Everything that layers, attention and the pipeline send goes through here, so that one place knows which axis pays for
+it. What data parallelism sends is FSDP's (`workloads.engine.data_parallel`).
+
+Those ending in ``_async`` start and return at once: call `wait` on the result before it is used. All of them are
+functional: they can be traced by ``torch.compile``, and their inputs may be freed at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+_ops = torch.ops._c10d_functional
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """One axis of the layout as one rank sees it: the ranks that differ from this one on that axis alone."""
+
+    name: str
+    """A name of `workloads.mesh.AXES`."""
+    size: int
+    rank: int
+    """Coordinate of this rank."""
+    group: dist.ProcessGroup | None
+    """None when ``size == 1``: then no collective may run."""
+
+    @property
+    def group_name(self) -> str:
+        """The name under which functional collectives know the group."""
+        assert self.group is not None, f"a collective along {self.name}, which has one rank"
+        return self.group.group_name
+
+
+def gather_async(x: Tensor, axis: Axis) -> Tensor:
+    """Start gathering ``x`` of all ranks, concatenated along dim 0."""
+    return _ops.all_gather_into_tensor(x.contiguous(), axis.size, axis.group_name)
+
+
+def reduce_scatter_async(x: Tensor, axis: Axis) -> Tensor:
+    """Start summing ``x`` over the ranks and keeping this rank's part of dim 0."""
+    return _ops.reduce_scatter_tensor(x.contiguous(), "sum", axis.size, axis.group_name)
+
+
+def all_reduce_async(x: Tensor, axis: Axis) -> Tensor:
+    """Start summing ``x`` over the ranks."""
+    return _ops.all_reduce(x.contiguous(), "sum", axis.group_name)
+
+
+def all_to_all_async(x: Tensor, axis: Axis) -> Tensor:
+    """Start sending the i-th of ``size`` equal parts of dim 0 to rank i; part j of the result is from rank j."""
+    parts = [x.shape[0] // axis.size] * axis.size
+    return _ops.all_to_all_single(x.contiguous(), parts, parts, axis.group_name)
+
+
+def wait(x: Tensor) -> Tensor:
+    """The result of a collective that was started above, ready to use."""
+    return _ops.wait_tensor(x)
