@@ -26,6 +26,8 @@ Part = TypeVar("Part", "MoESpec", "MLASpec")
 
 Recompute = Literal["none", "selective", "full"]
 PipelineSchedule = Literal["none", "gpipe", "1f1b", "interleaved_1f1b", "zero_bubble_v", "dualpipe_v"]
+PipelineSplit = Literal["balanced", "even"]
+ContextKind = Literal["ring", "allgather", "ulysses"]
 Precision = Literal["bf16", "fp32", "fp64", "fp8_tensorwise", "fp8_rowwise"]
 Attention = Literal["auto", "cudnn", "flash", "efficient", "math"]
 Compile = Literal["none", "block"]
@@ -44,6 +46,8 @@ HEADS_DO_NOT_DIVIDE = "{label}: num_kv_heads={num_kv_heads} must divide num_head
 _CHOICES: dict[str, tuple[str, ...]] = {
     "recompute": get_args(Recompute),
     "pp_schedule": get_args(PipelineSchedule),
+    "pp_split": get_args(PipelineSplit),
+    "cp_kind": get_args(ContextKind),
     "precision": get_args(Precision),
     "attention": get_args(Attention),
     "compile": get_args(Compile),
@@ -126,7 +130,7 @@ class Experiment:
 
     ``world_size = dp_replicate * dp_shard * cp * tp * pp``; ``ep`` borrows ranks from the data-parallel and
     context-parallel axes and does not multiply. ``zero_stage`` 0 replicates (``dp_shard == 1``); 1, 2, 3 shard
-    optimizer state, then gradients, then parameters over ``dp_shard`` (``dp_replicate > 1`` beside it is HSDP).
+    optimizer state, then gradients, then parameters over ``dp_shard * cp`` (``dp_replicate > 1`` beside it is HSDP).
     """
 
     model: ModelSpec
@@ -147,6 +151,11 @@ class Experiment:
     """``none`` exactly when ``pp == 1``."""
     virtual_stages: int = 1
     """Model chunks held by one pipeline rank."""
+    pp_split: PipelineSplit = "balanced"
+    """How layers are given to stages (`workloads.costs.partition`). Without effect when ``pp == 1``."""
+    cp_kind: ContextKind = "ring"
+    """How context-parallel ranks exchange keys and values (`workloads.engine.context_parallel`). Without effect when
+    ``cp == 1``."""
     sequence_parallel: bool = True
     """Activations between tensor-parallel regions are sharded over tokens. Without effect when ``tp == 1``."""
     precision: Precision = "bf16"
@@ -170,6 +179,11 @@ class Experiment:
     @property
     def world_size(self) -> int:
         return self.dp * self.cp * self.tp * self.pp
+
+    @property
+    def num_stages(self) -> int:
+        """Stages of a pipeline: every rank of it holds ``virtual_stages`` of them."""
+        return self.pp * self.virtual_stages
 
     @property
     def sequences_per_round(self) -> int:
@@ -217,22 +231,24 @@ class Experiment:
         """An experiment in which every field that has no effect has its one canonical value.
 
         ``dp`` (instead of ``dp_replicate``/``dp_shard``) becomes replicas for ZeRO-0 and shards otherwise. With one
-        data-parallel rank there is nothing to shard, so ZeRO becomes 0; with one stage there is no schedule. So one run
-        has one id, however its fields are given.
+        data- and context-parallel rank there is nothing to shard, so ZeRO becomes 0; with one stage there is no
+        schedule. So one run has one id, however its fields are given.
         """
         if dp is not None:
             if "dp_replicate" in fields or "dp_shard" in fields:
                 raise InvalidExperiment(f"give dp={dp} or dp_replicate and dp_shard, not both")
             sharded = fields.get("zero_stage", 0) > 0
             fields["dp_replicate"], fields["dp_shard"] = (1, dp) if sharded else (dp, 1)
-        if fields.get("dp_replicate", 1) * fields.get("dp_shard", 1) == 1:
+        if fields.get("dp_replicate", 1) * fields.get("dp_shard", 1) * fields.get("cp", 1) == 1:
             fields["zero_stage"] = 0
         if fields.get("pp", 1) == 1:
-            fields["pp_schedule"], fields["virtual_stages"] = "none", 1
+            fields["pp_schedule"], fields["virtual_stages"], fields["pp_split"] = "none", 1, "balanced"
         elif fields.get("pp_schedule", "none") == "none":
             fields["pp_schedule"] = "1f1b"
         if fields.get("tp", 1) == 1:
             fields["sequence_parallel"] = True
+        if fields.get("cp", 1) == 1:
+            fields["cp_kind"] = "ring"
         return cls(**fields)
 
     def replace(self, **changes: Any) -> Experiment:

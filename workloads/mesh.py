@@ -38,8 +38,18 @@ def stride(experiment: Experiment, axis: str) -> int:
     return result
 
 
-def layers_of_stage(num_layers: int, pp: int, stage: int) -> range:
-    """Contiguous layers of one pipeline stage; the first ``num_layers % pp`` stages hold one more."""
-    base, extra = divmod(num_layers, pp)
-    start = stage * base + min(stage, extra)
-    return range(start, start + base + (stage < extra))
+def lines(experiment: Experiment, axis: str) -> list[list[int]]:
+    """Global ranks of every group along ``axis``, in the order of the axis."""
+    step, degree = stride(experiment, axis), getattr(experiment, axis)
+    first = [rank for rank in range(experiment.world_size) if rank // step % degree == 0]
+    return [[start + i * step for i in range(degree)] for start in first]
+
+
+def data_degrees(experiment: Experiment) -> tuple[int, int]:
+    """(replicas, shards): how many copies of the master weights there are, and over how many ranks each is sharded.
+
+    Context-parallel ranks hold the same parameters and see different tokens, as data-parallel ranks do. With ZeRO they
+    shard along with ``dp_shard``; without it (stage 0) they are replicas.
+    """
+    e = experiment
+    return (e.dp_replicate * e.cp, 1) if e.zero_stage == 0 else (e.dp_replicate, e.dp_shard * e.cp)

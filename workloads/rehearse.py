@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from workloads.device import DeviceSampler, identity, prepare_device
-from workloads.engine.build import Engine, assemble, build, choose_attention, shape_stage
+from workloads.engine.build import Engine, assemble, build, choose_attention, shape_chunks
 from workloads.engine.groups import Groups, make_groups
 from workloads.engine.memory import MemoryProbe
 from workloads.experiment import Experiment
@@ -87,10 +87,11 @@ def trace_memory(experiment: Experiment, groups: Groups, enter: EnterPhase) -> M
 
     Meshes and FSDP are set up outside the fake mode, because building them reads tensor values.
     """
-    stage = shape_stage(experiment.replace(compile="none"), groups)
+    chunks = shape_chunks(experiment.replace(compile="none"), groups)
     with FakeTensorMode(allow_non_fake_inputs=True):
-        stage.to_empty(device="cpu")
-        engine = assemble(experiment, groups, stage)
+        for chunk in chunks:
+            chunk.to_empty(device="cpu")
+        engine = assemble(experiment, groups, chunks)
         enter("warmup", 0)
         _step(engine)
         enter("step", 1)
@@ -109,6 +110,6 @@ def _step(engine: Engine) -> None:
 
 
 def _empty_batches(experiment: Experiment) -> list[tuple[Tensor, Tensor]]:
-    tokens = experiment.micro_batch_size * experiment.seq_len
+    tokens = experiment.micro_batch_size * experiment.seq_len // experiment.cp
     make = lambda: torch.empty(tokens, dtype=torch.long)  # noqa: E731
     return [(make(), make()) for _ in range(experiment.num_microbatches)]

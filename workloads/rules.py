@@ -20,10 +20,11 @@ from operator import attrgetter
 from typing import Any, Literal, NamedTuple
 
 from workloads.cluster import ClusterSpec
-from workloads.costs.params import V_SHAPED
 from workloads.experiment import Experiment
 from workloads.expressions import Expression, Template, compile_tests, parse, parse_template
 
+V_SHAPED = ("zero_bubble_v", "dualpipe_v")
+"""Schedules whose first rank holds the first and the last stage of the model."""
 RUNNABLE_SCHEDULES = ("none", "gpipe", "1f1b")
 """Pipeline schedules that the engine has; `workloads.costs.schedule` has their action lists."""
 
@@ -165,8 +166,8 @@ _LAYOUT = _rules(
     ),
     (
         "zero_shards",
-        "zero_stage > 0 and dp_shard == 1",
-        "zero_stage={zero_stage} with dp_shard=1 has nothing to shard over; use zero_stage=0",
+        "zero_stage > 0 and dp_shard * cp == 1",
+        "zero_stage={zero_stage} with dp_shard=1 and cp=1 has nothing to shard over; use zero_stage=0",
     ),
     (
         "zero3_zero_bubble",

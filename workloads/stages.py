@@ -13,10 +13,11 @@ import statistics
 from dataclasses import asdict, dataclass
 
 from workloads.cluster import ClusterSpec
+from workloads.costs.partition import experiment_layers
 from workloads.costs.schedule import microbatches_in_flight, schedule_actions
 from workloads.costs.timeline import estimate_time, simulate
 from workloads.experiment import Experiment
-from workloads.mesh import layers_of_stage, rank_of
+from workloads.mesh import rank_of
 from workloads.protocol import RankResult, Task
 
 _SAME_FIELDS = (
@@ -61,7 +62,7 @@ def stage_key(task: Task, rank: int) -> str:
     stage = rank // (experiment.world_size // experiment.pp)
     model = asdict(experiment.model)
     model.pop("name")
-    model["num_layers"] = len(layers_of_stage(experiment.model.num_layers, experiment.pp, stage))
+    model["num_layers"] = len(experiment_layers(experiment)[stage])
     actions = schedule_actions(experiment.pp_schedule, stage, experiment.pp, experiment.num_microbatches)
     same = {
         "model": model,
@@ -100,8 +101,8 @@ def assemble(experiment: Experiment, cluster: ClusterSpec, results: dict[int, Ra
         end = ends[-1] if stage == experiment.pp - 1 else ends[0]
         scale = 1.0
         if 0 < stage < experiment.pp - 1:
-            layers = experiment.model.num_layers, experiment.pp
-            scale = len(layers_of_stage(*layers, stage)) / len(layers_of_stage(*layers, 0))
+            layers = experiment_layers(experiment)
+            scale = len(layers[stage]) / len(layers[0])
         assert end.forward_s is not None
         assert end.backward_s is not None
         forward.append(end.forward_s * scale)

@@ -70,7 +70,7 @@ class Measurements:
     steps: list[StepRecord]
     memory_at_peak: MemoryAtPeak | None
     forward_s: float | None
-    """Median over the timed steps of one micro-batch's forward on this stage."""
+    """Median over the timed steps of one micro-batch's forward through all chunks of this rank."""
     backward_s: float | None
     timed_wall_s: float
     """By the host's clock, from the launch of the first timed step to the end of the last one on the device."""
@@ -95,7 +95,7 @@ def measure(engine: Engine, spec: MeasureSpec, before_step: BeforeStep = lambda 
         timed = _run_steps(engine, steps, before_step, is_warmup=False)
     wall_s = time.perf_counter() - timed[0].launched_at
     records += [_finish(engine, p) for p in timed]
-    forward, backward = (_median_span(engine, timed, kind) for kind in "FB")
+    forward, backward = (_median_span(engine, timed, kinds) for kinds in ("F", "BIW"))
     at_peak = probe.at_peak if probe is not None else None
     return Measurements(records, at_peak, forward, backward, wall_s, _spans(engine, timed))
 
@@ -147,11 +147,13 @@ def _line_up(engine: Engine) -> None:
     engine.clock.finish()
 
 
-def _median_span(engine: Engine, timed: list[_Pending], kind: str) -> float | None:
-    """Median time of one micro-batch's forward ("F") or backward ("B") on this stage."""
-    spans = [span for pending in timed for span in pending.marks.actions]
-    times = [engine.clock.seconds(start, end) for action, start, end in spans if action.kind == kind]
-    return statistics.median(times) if times else None
+def _median_span(engine: Engine, timed: list[_Pending], kinds: str) -> float | None:
+    """Median time of one micro-batch's actions of these kinds, summed over kinds and over this rank's chunks."""
+    spans: dict[tuple[str, int], list[float]] = {}
+    for action, start, end in (span for pending in timed for span in pending.marks.actions):
+        if action.kind in kinds:
+            spans.setdefault((action.kind, action.chunk), []).append(engine.clock.seconds(start, end))
+    return sum(statistics.median(times) for times in spans.values()) if spans else None
 
 
 def _spans(engine: Engine, timed: list[_Pending]) -> dict[int, tuple[float, float]]:
@@ -162,7 +164,8 @@ def _spans(engine: Engine, timed: list[_Pending]) -> dict[int, tuple[float, floa
 
 
 def _batches(engine: Engine, step: int) -> Batches:
-    return step_batches(engine.experiment, step, engine.groups.data_rank, engine.groups.device)
+    groups = engine.groups
+    return step_batches(engine.experiment, step, groups.data_rank, groups.device, groups.position["cp"])
 
 
 def run_step(engine: Engine, step: int, batches: Batches, *, is_warmup: bool) -> _Pending:
@@ -180,7 +183,7 @@ def run_step(engine: Engine, step: int, batches: Batches, *, is_warmup: bool) ->
     # What follows waits for the slowest stage: it is not this stage's reduction, nor its optimizer.
     engine.optimizer.add_tied_copies()
     square_norm = engine.optimizer.local_square_norm()
-    own_loss = loss if loss is not None and groups.tp.rank == 0 else torch.zeros((), device=groups.device)
+    own_loss = loss if loss is not None and groups.axes["tp"].rank == 0 else torch.zeros((), device=groups.device)
     totals = torch.stack([own_loss.to(square_norm.dtype), square_norm])
     dist.all_reduce(totals)
     summed = clock.mark()

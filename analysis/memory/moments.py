@@ -25,7 +25,8 @@ from workloads.costs.memory import (
     estimate_memory,
     parameter_shard_bytes,
 )
-from workloads.costs.params import experiment_stages, local_params
+from workloads.costs.params import local_params
+from workloads.costs.partition import experiment_stages
 from workloads.costs.schedule import schedule_actions
 from workloads.experiment import Experiment
 

@@ -1,8 +1,9 @@
 """Device memory of one training step in closed form: every pipeline stage, by category, at its highest moment.
 
-P parameters of one rank (its stage, divided by tp), S = dp_shard, g bytes of the master and gradient dtype, c of the
-compute dtype, m micro-batches. A unit is what FSDP gathers and reduces at one time: a block, the embedding, the head
-with the final norm; or, where both ends meet in one tied weight, that weight with the stage itself. The engine keeps
+P parameters of one rank (its stages, divided by tp), S the ranks that share master weights (`data_degrees`), g bytes of
+the master and gradient dtype, c of the compute dtype, m micro-batches. A unit is what FSDP gathers and reduces at one
+time: a block, the embedding, the head with the final norm; or, where both ends meet in one tied weight, that weight
+with the stage itself. The engine keeps
 
     parameters  g P / S master shards, and the copy to compute with: c P for ZeRO 0, 1, 2; for ZeRO 3 two blocks in
                 backward, and the embedding or head while it runs
@@ -22,8 +23,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from workloads.costs.activations import HeadBytes, head_bytes, layer_bytes, rank_tokens
-from workloads.costs.params import StageParams, dense_layer, experiment_stages, local_params, moe_layer
+from workloads.costs.params import dense_layer, local_params, moe_layer
+from workloads.costs.partition import StageParams, experiment_stages
 from workloads.experiment import Experiment, Precision
+from workloads.mesh import data_degrees
 
 MASTER_BYTES: dict[Precision, int] = {"bf16": 4, "fp32": 4, "fp64": 8, "fp8_tensorwise": 4, "fp8_rowwise": 4}
 """Bytes of master weights, reduced gradients and each optimizer moment."""
@@ -94,8 +97,8 @@ def microbatches_held(experiment: Experiment, stage: int) -> float:
 def parameter_shard_bytes(experiment: Experiment, params: int, experts: int) -> int:
     """Master weights of one rank: ``g P / S``; experts are sharded over the ranks that hold the same ones."""
     e = experiment
-    expert_shards = max(1, e.dp_shard * e.cp // e.ep)
-    return MASTER_BYTES[e.precision] * (params // e.dp_shard + experts // expert_shards)
+    shards = data_degrees(e)[1]
+    return MASTER_BYTES[e.precision] * (params // shards + experts // max(1, shards // e.ep))
 
 
 def accumulates_unsharded(experiment: Experiment) -> bool:
@@ -154,7 +157,7 @@ class _Shared:
             inputs=16 * tokens * e.num_microbatches + 4 * e.seq_len * model.head_dim,
             whole=accumulates_unsharded(e),
             rounds=e.num_microbatches,
-            shards=e.dp_shard,
+            shards=data_degrees(e)[1],
         )
 
 

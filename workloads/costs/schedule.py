@@ -17,9 +17,10 @@ from workloads.errors import UnsupportedByEngine
 class Action:
     """What a stage does with one micro-batch: forward (F) or backward (B)."""
 
-    kind: Literal["F", "B"]
+    kind: Literal["F", "B", "I", "W"]
     microbatch: int
     """From 0."""
+    chunk: int = 0
 
 
 def gpipe(stage: int, num_stages: int, num_microbatches: int) -> list[Action]:
@@ -45,7 +46,9 @@ _SCHEDULES: dict[str, Callable[[int, int, int], list[Action]]] = {
 }
 
 
-def schedule_actions(name: str, stage: int, num_stages: int, num_microbatches: int) -> list[Action]:
+def schedule_actions(
+    name: str, stage: int, num_stages: int, num_microbatches: int, virtual_stages: int = 1
+) -> list[Action]:
     """Actions of pipeline rank ``stage``, in order. Raises `UnsupportedByEngine` for a schedule that has no list."""
     if name not in _SCHEDULES:
         raise UnsupportedByEngine(f"pp_schedule={name} is not available yet; use {' or '.join(sorted(_SCHEDULES))}")
@@ -59,3 +62,15 @@ def microbatches_in_flight(actions: Sequence[Action]) -> int:
         held += 1 if action.kind == "F" else -1
         most = max(most, held)
     return most
+
+
+def stage_at(name: str, rank: int, chunk: int, num_ranks: int) -> int:
+    if name in ("zero_bubble_v", "dualpipe_v"):
+        return rank if chunk == 0 else 2 * num_ranks - 1 - rank
+    return chunk * num_ranks + rank
+
+
+def place_of(name: str, stage: int, num_ranks: int, virtual_stages: int) -> tuple[int, int]:
+    if name in ("zero_bubble_v", "dualpipe_v"):
+        return (stage, 0) if stage < num_ranks else (2 * num_ranks - 1 - stage, 1)
+    return stage % num_ranks, stage // num_ranks

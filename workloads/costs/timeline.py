@@ -21,10 +21,11 @@ from workloads.costs.activations import rank_tokens
 from workloads.costs.collectives import Collective, collective_time_s
 from workloads.costs.flops import attention_forward_flops, head_sizes
 from workloads.costs.memory import COMPUTE_BYTES, MASTER_BYTES, parameter_shard_bytes
-from workloads.costs.params import StageParams, experiment_stages, local_params, matmul_of_layer
+from workloads.costs.params import local_params, matmul_of_layer
+from workloads.costs.partition import StageParams, experiment_stages
 from workloads.costs.pipeline import Simulation, Span, pipeline_time_s, simulate
 from workloads.experiment import Experiment, ModelSpec
-from workloads.mesh import stride
+from workloads.mesh import data_degrees, stride
 
 __all__ = ["Simulation", "Span", "TimeEstimate", "estimate_time", "pipeline_time_s", "simulate"]
 
@@ -255,9 +256,11 @@ def _stage(
 
     # Expert weights are fewer on each data-parallel group of their own; taken here as travelling with the others.
     unit = max(1, held.num_layers)
-    gather = _over(e, cluster, "all_gather", c * params, "dp_shard")
-    scatter = _over(e, cluster, "reduce_scatter", g * params, "dp_shard")
-    replicas = _over(e, cluster, "all_reduce", shard_bytes, "dp_replicate")
+    copies, shards = data_degrees(e)
+    apart = e.tp * shards if shards > 1 else e.tp  # global ranks between two replicas
+    gather = collective_time_s("all_gather", c * params, shards, e.tp, cluster)
+    scatter = collective_time_s("reduce_scatter", g * params, shards, e.tp, cluster)
+    replicas = collective_time_s("all_reduce", shard_bytes, copies, apart, cluster)
     once = 0.0
     if e.zero_stage == 3:
         forward_exposed += max(0.0, gather - forward) + gather / unit
@@ -279,11 +282,6 @@ def _stage(
     )
 
 
-def _over(e: Experiment, cluster: ClusterSpec, op: Collective, bytes: float, axis: str) -> float:
-    size: int = getattr(e, axis)
-    return collective_time_s(op, bytes, size, stride(e, axis), cluster) if size > 1 else 0.0
-
-
 def _p2p_s(e: Experiment, cluster: ClusterSpec) -> float:
     """One stage's output to the next: ``c T_s h``."""
     if e.pp == 1:
@@ -297,4 +295,4 @@ def _tied_s(e: Experiment, cluster: ClusterSpec, held: StageParams, g: int) -> f
     if not e.model.tie_embeddings or e.pp == 1 or not held.has_head or held.head == 0:
         return 0.0
     distance = stride(e, "pp") * (e.pp - 1)
-    return collective_time_s("all_reduce", g * held.head / e.tp / e.dp_shard, 2, distance, cluster)
+    return collective_time_s("all_reduce", g * held.head / e.tp / data_degrees(e)[1], 2, distance, cluster)

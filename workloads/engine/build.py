@@ -9,7 +9,7 @@ import torch
 from workloads.engine.clock import Clock
 from workloads.engine.data_parallel import apply_data_parallel, master_dtype
 from workloads.engine.groups import Groups
-from workloads.engine.model import Stage, replace_blocks
+from workloads.engine.model import Chunk, replace_blocks
 from workloads.engine.optimizer import ShardedAdamW
 from workloads.engine.parameters import initialise
 from workloads.engine.pipeline import Pipeline
@@ -25,50 +25,55 @@ class Engine:
 
     experiment: Experiment
     groups: Groups
-    stage: Stage
+    chunks: list[Chunk]
+    """This rank's pipeline stages; one without virtual stages."""
     optimizer: ShardedAdamW
     pipeline: Pipeline
     clock: Clock
 
 
-def shape_stage(experiment: Experiment, groups: Groups) -> Stage:
-    """The sharded stage on the meta device: pipeline split → TP → recompute → compile → data parallel.
+def shape_chunks(experiment: Experiment, groups: Groups) -> list[Chunk]:
+    """This rank's sharded stages on the meta device: pipeline split → TP, CP → recompute → compile → data parallel.
 
-    Expert and context parallelism belong between tensor parallelism and recompute. Raises `UnsupportedByEngine` for
-    what this version cannot build.
+    Raises `UnsupportedByEngine` for what this version cannot build.
     """
     if missing := lacking(experiment):
         raise UnsupportedByEngine(f"engine version {experiment.engine_version} cannot run {', '.join(missing)} yet")
+    return [_shape(experiment, groups, groups.stage_of(chunk)) for chunk in range(experiment.virtual_stages)]
+
+
+def _shape(experiment: Experiment, groups: Groups, stage: int) -> Chunk:
     with torch.device("meta"):
-        stage = Stage(experiment, groups).to(master_dtype(experiment))
+        chunk = Chunk(experiment, groups, stage).to(master_dtype(experiment))
         if experiment.precision != "fp64":
-            stage.cos, stage.sin = stage.cos.float(), stage.sin.float()
+            chunk.cos, chunk.sin = chunk.cos.float(), chunk.sin.float()
     compiled = experiment.compile == "block"
-    blocks = [apply_recompute(block, experiment.recompute, compiled=compiled) for block in stage.blocks]
+    blocks = [apply_recompute(block, experiment.recompute, compiled=compiled) for block in chunk.blocks]
     if compiled:
         for block in blocks:
             block.compile()
-    replace_blocks(stage, blocks)
-    apply_data_parallel(stage, groups)
-    return stage
+    replace_blocks(chunk, blocks)
+    apply_data_parallel(chunk, groups)
+    return chunk
 
 
 def build(experiment: Experiment, groups: Groups) -> Engine:
-    """Build the sharded stage, allocate it on the device and fill it with the seed's weights."""
-    stage = shape_stage(experiment, groups)
-    stage.to_empty(device=groups.device)
-    stage.fill_rope()
-    position = groups.position
-    initialise(stage, experiment.seed, experiment.tp, position["tp"], experiment.dp_shard, position["dp_shard"])
+    """Build the sharded stages, allocate them on the device and fill them with the seed's weights."""
+    chunks = shape_chunks(experiment, groups)
+    shards = groups.data_mesh["shard"]
+    for chunk in chunks:
+        chunk.to_empty(device=groups.device)
+        chunk.fill_rope()
+        initialise(chunk, experiment.seed, groups.axes, shards.size(), shards.get_local_rank())
     if groups.device.type == "cuda":
         torch.cuda.empty_cache()  # initialisation used more than training reserves
-    return assemble(experiment, groups, stage)
+    return assemble(experiment, groups, chunks)
 
 
-def assemble(experiment: Experiment, groups: Groups, stage: Stage) -> Engine:
-    """The engine around a stage that is built already."""
+def assemble(experiment: Experiment, groups: Groups, chunks: list[Chunk]) -> Engine:
+    """The engine around stages that are built already."""
     clock = Clock(groups.device)
-    return Engine(experiment, groups, stage, ShardedAdamW(stage, groups), Pipeline(stage, groups, clock), clock)
+    return Engine(experiment, groups, chunks, ShardedAdamW(chunks, groups), Pipeline(chunks, groups, clock), clock)
 
 
 def choose_attention(experiment: Experiment) -> None:

@@ -6,6 +6,9 @@ import time
 
 import torch
 
+Mark = torch.cuda.Event | float
+"""A point of time on the device, or on the host without one."""
+
 
 class Clock:
     """``mark()`` returns a token; ``seconds(a, b)`` is the time between two tokens, once the device has passed both."""
@@ -13,14 +16,14 @@ class Clock:
     def __init__(self, device: torch.device) -> None:
         self.cuda = device.type == "cuda"
 
-    def mark(self) -> torch.cuda.Event | float:
+    def mark(self) -> Mark:
         if not self.cuda:
             return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)
         event.record()
         return event
 
-    def seconds(self, start: torch.cuda.Event | float, end: torch.cuda.Event | float) -> float:
+    def seconds(self, start: Mark, end: Mark) -> float:
         if isinstance(start, torch.cuda.Event):
             assert isinstance(end, torch.cuda.Event)
             return start.elapsed_time(end) / 1e3

@@ -1,7 +1,7 @@
 """Makes synthetic batches: uniform random tokens, the same for every layout.
 
 Sequence ``i`` of step ``s`` depends on (seed, s, i) alone. Data-parallel rank ``d`` takes sequences
-``(microbatch * dp + d) * micro_batch_size ...`` of the global batch.
+``(microbatch * dp + d) * micro_batch_size ...`` of the global batch; context-parallel ranks share these out by position.
 """
 
 from __future__ import annotations
@@ -9,19 +9,24 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from workloads.engine.context_parallel import local_positions
 from workloads.experiment import Experiment
 
 
 def step_batches(
-    experiment: Experiment, step: int, data_rank: int, device: torch.device
+    experiment: Experiment, step: int, data_rank: int, device: torch.device, cp_rank: int = 0
 ) -> list[tuple[Tensor, Tensor]]:
-    """(tokens_T, targets_T) of every micro-batch of one data-parallel rank, on ``device``, T = B*S flattened."""
+    """(tokens_T, targets_T) of every micro-batch of one data- and context-parallel rank, on ``device``.
+
+    T = B*S flattened, S the tokens of a sequence that the rank holds, in the order of `local_positions`.
+    """
     size, dp = experiment.micro_batch_size, experiment.dp
+    own = local_positions(experiment.seq_len, experiment.cp, cp_rank, experiment.cp_kind)
     batches = []
     for microbatch in range(experiment.num_microbatches):
         first = (microbatch * dp + data_rank) * size
         rows = torch.stack([_sequence(experiment, step, first + i) for i in range(size)])
-        tokens, targets = rows[:, :-1], rows[:, 1:]
+        tokens, targets = rows[:, :-1][:, own], rows[:, 1:][:, own]
         batches.append((tokens.reshape(-1).to(device), targets.reshape(-1).to(device)))
     return batches
 

@@ -1,11 +1,11 @@
-"""Runs ZeRO 0 to 3 and HSDP through FSDP2's `fully_shard` on the (dp_replicate, dp_shard) mesh.
+"""Runs ZeRO 0 to 3 and HSDP through FSDP2's `fully_shard` on the (replicate, shard) mesh.
 
 | stage | shard degree | gathered parameters        | gradients over dp                     |
 |-------|--------------|----------------------------|---------------------------------------|
 | 0     | 1            | kept for the whole step    | all-reduced with the last micro-batch |
-| 1     | dp_shard     | kept for the whole step    | reduce-scattered with the last one    |
-| 2     | dp_shard     | kept for the whole step    | reduce-scattered with every one       |
-| 3     | dp_shard     | gathered at use, both ways | reduce-scattered with every one       |
+| 1     | dp_shard·cp  | kept for the whole step    | reduce-scattered with the last one    |
+| 2     | dp_shard·cp  | kept for the whole step    | reduce-scattered with every one       |
+| 3     | dp_shard·cp  | gathered at use, both ways | reduce-scattered with every one       |
 
 Replicas (HSDP) are all-reduced once, with the last micro-batch. Master weights and optimizer state live in fp32
 shards; the gathered copy has the compute dtype; gradients are reduced, and accumulated over micro-batches, in fp32.
@@ -14,12 +14,17 @@ Gradients are *summed* over ranks: the loss is already divided by the tokens of 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
 import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp._fully_shard._fsdp_param import ShardedState
 
 from workloads.engine.groups import Groups
-from workloads.engine.model import Stage
+from workloads.engine.model import Chunk
 from workloads.errors import UnsupportedByEngine
 from workloads.experiment import Experiment
 
@@ -41,10 +46,10 @@ def master_dtype(experiment: Experiment) -> torch.dtype:
     return torch.float64 if experiment.precision == "fp64" else torch.float32
 
 
-def apply_data_parallel(stage: Stage, groups: Groups) -> None:
-    """Wrap every block, the embedding, the head and the stage itself; also done for dp = 1 (mixed precision)."""
+def apply_data_parallel(chunk: Chunk, groups: Groups) -> None:
+    """Wrap every block, the embedding, the head and the chunk itself; also done for one rank (mixed precision)."""
     experiment = groups.experiment
-    mesh = groups.data_mesh if experiment.dp_replicate > 1 else groups.data_mesh["dp_shard"]
+    mesh = groups.data_mesh if groups.data_mesh["replicate"].size() > 1 else groups.data_mesh["shard"]
     dtype = compute_dtype(experiment)
     mixed = dtype != master_dtype(experiment)
     policy = MixedPrecisionPolicy(
@@ -57,37 +62,85 @@ def apply_data_parallel(stage: Stage, groups: Groups) -> None:
     def shard(module: nn.Module, *, reshard_after_forward: bool) -> None:
         fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard_after_forward)
 
-    for block in stage.blocks:
+    for block in chunk.blocks:
         shard(block, reshard_after_forward=reshard)
-    if not (experiment.model.tie_embeddings and groups.is_first_stage and groups.is_last_stage):
-        # A tied weight belongs to two modules, so it stays with the stage; untied ends are units of their own.
-        if stage.embedding is not None:
-            shard(stage.embedding, reshard_after_forward=reshard)
-        if stage.head is not None:
-            shard(stage.head, reshard_after_forward=False)  # its backward comes next
-    shard(stage, reshard_after_forward=False)
-    for module in stage.modules():
+    if not (experiment.model.tie_embeddings and chunk.is_first and chunk.is_last):
+        # A tied weight belongs to two modules, so it stays with the chunk; untied ends are units of their own.
+        if chunk.embedding is not None:
+            shard(chunk.embedding, reshard_after_forward=reshard)
+        if chunk.head is not None:
+            shard(chunk.head, reshard_after_forward=False)  # its backward comes next
+    shard(chunk, reshard_after_forward=False)
+    for module in chunk.modules():
         if isinstance(module, FSDPModule):  # these two setters are not recursive
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
 
 
 class GradientSync:
-    """Tells FSDP, before each backward, what to reduce and what to keep gathered."""
+    """Tells FSDP, for every backward of one pipeline stage, what to reduce and what to keep gathered."""
 
-    def __init__(self, stage: Stage, experiment: Experiment) -> None:
-        assert isinstance(stage, FSDPModule)
-        self.stage: FSDPModule = stage
+    def __init__(self, chunk: Chunk, experiment: Experiment) -> None:
+        assert isinstance(chunk, FSDPModule)
+        self.chunk: FSDPModule = chunk
         self.every_microbatch = experiment.zero_stage >= 2
         self.keep_gathered = experiment.zero_stage <= 2
-        self.last: bool | None = None
+        self._told: tuple[bool, bool] | None = None
 
     def before_backward(self, *, last: bool) -> None:
-        if last == self.last:
+        """Before a whole backward. ``last``: this stage's last one of the step."""
+        self._tell(reduces=last or self.every_microbatch, last=last)
+
+    def before_input_gradients(self) -> None:
+        """Before the first half of a split backward, in which the products' weights get no gradients yet."""
+        self._tell(reduces=False, last=False)
+
+    def after_weight_gradients(self, *, last: bool) -> None:
+        """After the second half. FSDP reduces in hooks of autograd, which did not run: so do here what they do."""
+        self._tell(reduces=last or self.every_microbatch, last=last)
+        for module in self.chunk.modules():  # type: ignore[attr-defined]
+            if isinstance(module, FSDPModule):
+                for group in param_groups_of(module):
+                    with _as_if_gathered(group):
+                        group.post_backward()
+        state: Any = self.chunk._get_fsdp_state()
+        state._root_post_backward_final_callback()
+
+    def _tell(self, *, reduces: bool, last: bool) -> None:
+        if self._told == (reduces, last):
             return
-        self.last = last
-        self.stage.set_is_last_backward(last)
-        self.stage.set_requires_gradient_sync(last or self.every_microbatch)
-        self.stage.set_requires_all_reduce(last)  # after the line above, which sets both
+        self._told = reduces, last
+        self.chunk.set_is_last_backward(last)
+        self.chunk.set_requires_gradient_sync(reduces)
+        self.chunk.set_requires_all_reduce(last)  # after the line above, which sets both
         if self.keep_gathered:
-            self.stage.set_reshard_after_backward(last)
+            self.chunk.set_reshard_after_backward(last)
+
+
+def param_groups_of(module: FSDPModule) -> list[Any]:
+    """FSDP's parameter groups of one module (one attribute in torch 2.11, a list in 2.13)."""
+    state: Any = module._get_fsdp_state()
+    if hasattr(state, "_fsdp_param_groups"):
+        return list(state._fsdp_param_groups)
+    return [state._fsdp_param_group] if state._fsdp_param_group is not None else []
+
+
+@contextmanager
+def _as_if_gathered(group: Any) -> Iterator[None]:
+    """With ZeRO 3 weights are freed before their gradients are complete. FSDP wants them gathered to hand out their
+    gradients, although it reads no weight: gathering them again would cost a collective."""
+    freed = [
+        p for p in group.fsdp_params if p.sharded_state != ShardedState.UNSHARDED and hasattr(p, "_unsharded_param")
+    ]
+    states = [p.sharded_state for p in freed]
+    reshard = group.reshard_after_backward
+    if freed:
+        group.reshard_after_backward = False
+    for parameter in freed:
+        parameter.sharded_state = ShardedState.UNSHARDED
+    try:
+        yield
+    finally:
+        group.reshard_after_backward = reshard
+        for parameter, state in zip(freed, states, strict=True):
+            parameter.sharded_state = state

@@ -1,7 +1,9 @@
 """Makes the process groups of one rank, which are passed to all that use them; there are no global groups.
 
-Every axis of `workloads.mesh.AXES` is a dimension of one `DeviceMesh`. Pipeline stages get two more groups, one for
-each direction, so that activations and gradients between two neighbours never wait behind each other.
+Data and context parallelism see different tokens of the same parameters, so one ``data_mesh`` of (replicate, shard)
+covers both: `workloads.mesh.data_degrees` says how. Pipeline neighbours get a group for each kind of message and each
+direction. Within such a group a pair of ranks sends one way only, in the same order on both sides, so no message waits
+behind one of the other kind or the other way.
 """
 
 from __future__ import annotations
@@ -13,19 +15,12 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from workloads import mesh as ranks
+from workloads.costs.schedule import place_of, stage_at
+from workloads.engine.communication import Axis
 from workloads.experiment import Experiment
 
-
-@dataclass(frozen=True, slots=True)
-class TensorParallel:
-    """The tensor-parallel group as the layers need it. With ``size == 1`` no collective runs."""
-
-    size: int
-    rank: int
-    group: dist.ProcessGroup | None
-    name: str
-    """Registered name of the group, for functional collectives."""
-    sequence_parallel: bool
+Channel = tuple[str, bool]
+"""What is sent between stages, activations ("F") or gradients ("B"), and whether to a higher pipeline rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,77 +32,82 @@ class Groups:
     device: torch.device
     position: dict[str, int]
     """Coordinate of this rank on every mesh axis."""
+    axes: dict[str, Axis]
+    """``tp`` and ``cp``, along which layers communicate."""
     data_mesh: DeviceMesh
-    """(dp_replicate, dp_shard): what FSDP replicates and shards over."""
-    tp: TensorParallel
-    pp_forward: dist.ProcessGroup | None
-    """Pipeline neighbours, activations downstream. None when ``pp == 1``."""
-    pp_backward: dist.ProcessGroup | None
-    """The same ranks, gradients upstream."""
+    """(replicate, shard): what FSDP replicates and shards over."""
+    channels: dict[Channel, dist.ProcessGroup]
+    """All ranks of this pipeline, once for each way that messages take in it; empty when ``pp == 1``."""
     tied_embedding: dist.ProcessGroup | None
-    """First and last stage of this pipeline, where both hold a copy of one tied embedding."""
+    """The ranks that hold the first and the last stage of this pipeline, where each has a copy of a tied embedding."""
     is_rehearsal: bool = False
     """The other ranks do not exist. What this rank receives has no meaning, and so its loss and gradients have none."""
-
-    @property
-    def stage(self) -> int:
-        return self.position["pp"]
-
-    @property
-    def is_first_stage(self) -> bool:
-        return self.stage == 0
-
-    @property
-    def is_last_stage(self) -> bool:
-        return self.stage == self.experiment.pp - 1
 
     @property
     def data_rank(self) -> int:
         """Index among the ``dp`` ranks that see different sequences."""
         return self.position["dp_replicate"] * self.experiment.dp_shard + self.position["dp_shard"]
 
-    def neighbour(self, offset: int) -> int:
-        """Global rank of the pipeline stage ``offset`` away from this one."""
-        return self.rank + offset * ranks.stride(self.experiment, "pp")
+    def stage_of(self, chunk: int) -> int:
+        """Which stage of the whole pipeline this rank's ``chunk`` is, from 0."""
+        return stage_at(self.experiment.pp_schedule, self.position["pp"], chunk, self.experiment.pp)
+
+    def rank_of_stage(self, stage: int) -> int:
+        """Global rank that holds a stage of this rank's pipeline."""
+        return self.rank + (_holder(self.experiment, stage) - self.position["pp"]) * ranks.stride(self.experiment, "pp")
+
+    def channel(self, kind: str, source: int, target: int) -> dist.ProcessGroup:
+        """The group in which stage ``source`` sends activations ("F") or gradients ("B") to stage ``target``."""
+        return self.channels[kind, _holder(self.experiment, source) < _holder(self.experiment, target)]
 
 
 def make_groups(experiment: Experiment, rank: int, device: torch.device) -> Groups:
     """Build every group of ``rank``. Collective over the (already initialised) default group."""
-    shape = tuple(getattr(experiment, axis) for axis in ranks.AXES)
-    mesh = init_device_mesh(device.type, shape, mesh_dim_names=ranks.AXES)
-    tp_group = mesh["tp"].get_group() if experiment.tp > 1 else None
-    tp = TensorParallel(
-        size=experiment.tp,
-        rank=ranks.coordinates(experiment, rank)["tp"],
-        group=tp_group,
-        name=tp_group.group_name if tp_group is not None else "",
-        sequence_parallel=experiment.sequence_parallel,
-    )
-    forward = backward = tied = None
+    replicas, shards = ranks.data_degrees(experiment)
+    shape = (experiment.pp, replicas, shards, experiment.tp)
+    mesh = init_device_mesh(device.type, shape, mesh_dim_names=("pp", "replicate", "shard", "tp"))
+    position = ranks.coordinates(experiment, rank)
+    groups = {
+        "tp": mesh["tp"].get_group() if experiment.tp > 1 else None,
+        "cp": _own_group(ranks.lines(experiment, "cp"), rank) if experiment.cp > 1 else None,
+    }
+    channels: dict[Channel, dist.ProcessGroup] = {}
+    tied = None
     if experiment.pp > 1:
-        pipelines = _pipelines(experiment)
-        forward, backward = _own_group(pipelines, rank), _own_group(pipelines, rank)
-        if experiment.model.tie_embeddings:
-            ends = [[pipeline[0], pipeline[-1]] for pipeline in pipelines]
-            tied = _own_group(ends, rank)
+        pipelines = ranks.lines(experiment, "pp")
+        for channel in _channels(experiment):
+            group = _own_group(pipelines, rank)
+            assert group is not None
+            channels[channel] = group
+        first, last = _holder(experiment, 0), _holder(experiment, experiment.num_stages - 1)
+        if experiment.model.tie_embeddings and first != last:
+            tied = _own_group([[pipeline[first], pipeline[last]] for pipeline in pipelines], rank)
     return Groups(
         experiment=experiment,
         rank=rank,
         device=device,
-        position=ranks.coordinates(experiment, rank),
-        data_mesh=mesh["dp_replicate", "dp_shard"],
-        tp=tp,
-        pp_forward=forward,
-        pp_backward=backward,
+        position=position,
+        axes={name: Axis(name, getattr(experiment, name), position[name], group) for name, group in groups.items()},
+        data_mesh=mesh["replicate", "shard"],
+        channels=channels,
         tied_embedding=tied,
         is_rehearsal=dist.get_backend() == "fake",
     )
 
 
-def _pipelines(experiment: Experiment) -> list[list[int]]:
-    """Global ranks of every pipeline, first stage first."""
-    step = ranks.stride(experiment, "pp")
-    return [[first + stage * step for stage in range(experiment.pp)] for first in range(step)]
+def _holder(experiment: Experiment, stage: int) -> int:
+    """Pipeline rank that holds a stage."""
+    return place_of(experiment.pp_schedule, stage, experiment.pp, experiment.virtual_stages)[0]
+
+
+def _channels(experiment: Experiment) -> list[Channel]:
+    """The ways that messages take in a pipeline, in one order on all ranks."""
+    found: set[Channel] = set()
+    for stage in range(experiment.num_stages - 1):
+        here, there = _holder(experiment, stage), _holder(experiment, stage + 1)
+        if here != there:
+            found |= {("F", here < there), ("B", there < here)}
+    return sorted(found)
 
 
 def _own_group(members: list[list[int]], rank: int) -> dist.ProcessGroup | None:

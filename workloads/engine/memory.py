@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 from workloads.engine.build import Engine
+from workloads.engine.data_parallel import param_groups_of
 from workloads.engine.parameters import local_shard
 from workloads.protocol import MemoryAtPeak
 
@@ -106,7 +107,8 @@ class MemoryProbe:
 
     @contextmanager
     def watch(self) -> Iterator[None]:
-        self.engine.stage.between_blocks = self._between_blocks
+        for chunk in self.engine.chunks:
+            chunk.between_blocks = self._between_blocks
         try:
             if self.tracker is None:
                 yield
@@ -116,7 +118,8 @@ class MemoryProbe:
                 with tracked_storages(self.tracker):
                     yield
         finally:
-            self.engine.stage.between_blocks = None
+            for chunk in self.engine.chunks:
+                chunk.between_blocks = None
             self.look()
 
     @property
@@ -157,7 +160,10 @@ class MemoryProbe:
 
     def _gradients(self) -> int:
         total = 0
-        for group in _param_groups(self.engine.stage):
+        modules = (module for chunk in self.engine.chunks for module in chunk.modules())
+        for group in (
+            group for module in modules if isinstance(module, FSDPModule) for group in param_groups_of(module)
+        ):
             for parameter in group.fsdp_params:
                 unsharded = getattr(parameter, "_unsharded_param", None)
                 for gradient in (
@@ -172,18 +178,11 @@ class MemoryProbe:
     def _resident(self) -> list[Tensor]:
         """Tensors that exist before the step: master weights, optimizer state and the RoPE tables."""
         shards = [local_shard(named.current) for named in self.engine.optimizer.parameters]
-        return [*shards, *self.engine.optimizer.state_tensors(), *self.engine.stage.buffers()]
-
-
-def _param_groups(stage: torch.nn.Module) -> Iterator[Any]:
-    """FSDP's parameter groups below ``stage`` (one attribute in torch 2.11, a list in 2.13)."""
-    for module in stage.modules():
-        if isinstance(module, FSDPModule):
-            state: Any = module._get_fsdp_state()
-            if hasattr(state, "_fsdp_param_groups"):
-                yield from state._fsdp_param_groups
-            elif state._fsdp_param_group is not None:
-                yield state._fsdp_param_group
+        return [
+            *shards,
+            *self.engine.optimizer.state_tensors(),
+            *(buffer for chunk in self.engine.chunks for buffer in chunk.buffers()),
+        ]
 
 
 def _bytes(tensor: Tensor) -> int:

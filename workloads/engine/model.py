@@ -1,4 +1,4 @@
-"""The modules of one pipeline stage of a Llama-shaped transformer.
+"""The modules of a Llama-shaped transformer, and the chunk of it that is one pipeline stage.
 
 Shapes: B sequences of a micro-batch, S tokens a sequence, T = B*S tokens (T/tp between tensor-parallel regions with
 sequence parallelism), D hidden size, N query heads and K key/value heads of this tensor-parallel rank, H head size,
@@ -7,42 +7,44 @@ F feed-forward columns of this rank, V vocabulary rows of this rank.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from workloads.engine.groups import Groups, TensorParallel
+from workloads import weights
+from workloads.costs.partition import experiment_layers
+from workloads.engine.communication import Axis
+from workloads.engine.context_parallel import context_attention, local_positions
+from workloads.engine.groups import Groups
+from workloads.engine.ops.attention import attention
+from workloads.engine.ops.linear import DeferredGradients
 from workloads.engine.ops.linear_cross_entropy import linear_cross_entropy
 from workloads.engine.ops.rms_norm import rms_norm
 from workloads.engine.ops.rope import apply_rope
 from workloads.engine.ops.swiglu import swiglu
-from workloads.engine.parameters import ParameterSpec, Part
+from workloads.engine.parameters import add_parameter
 from workloads.engine.recompute import Recipes
 from workloads.engine.tensor_parallel import (
     ColumnParallelLinear,
     RowParallelLinear,
+    TensorParallel,
     VocabularyParallelEmbedding,
     enter_vocabulary,
-    vocabulary_spec,
 )
-from workloads.experiment import Experiment, ModelSpec
-from workloads.mesh import layers_of_stage
+from workloads.experiment import ContextKind, Experiment, ModelSpec
+from workloads.weights import Weight
 
-INIT_STD = 0.02
+ContextParallel = tuple[Axis, ContextKind]
 
 
 class RMSNorm(nn.Module):
-    def __init__(self, name: str, size: int, eps: float, split_among: Literal["tokens", "heads"] = "tokens") -> None:
+    weight: nn.Parameter
+
+    def __init__(self, weight: Weight, eps: float) -> None:
         super().__init__()
         self.eps = eps
-        self.weight = nn.Parameter(torch.empty(size))
-        part = Part(name, (size,), std=None)
-        self.specs = {"weight": ParameterSpec(parts=(part,), tp_dim=None, split_among=split_among)}
+        add_parameter(self, "weight", [weight], {})
         self.recipes: Recipes | None = None
 
     def forward(self, x_TD: Tensor) -> Tensor:
@@ -57,18 +59,18 @@ class Attention(nn.Module):
     """Grouped-query attention. With ``qk_norm`` every head of the queries and keys is normed before it is rotated, by
     one weight of size H for all query heads and one for all key heads (Qwen3, arXiv:2505.09388)."""
 
-    def __init__(self, prefix: str, model: ModelSpec, batch: int, tp: TensorParallel) -> None:
+    def __init__(
+        self, prefix: str, model: ModelSpec, batch: int, tp: TensorParallel, cp: ContextParallel | None = None
+    ) -> None:
         super().__init__()
-        self.batch = batch
+        self.batch, self.cp = batch, cp
         self.heads, self.kv_heads = model.num_heads // tp.size, model.num_kv_heads // tp.size
         self.head_dim = model.head_dim
-        q, kv = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
-        parts = [(f"{prefix}.q", q), (f"{prefix}.k", kv), (f"{prefix}.v", kv)]
-        self.qkv = ColumnParallelLinear(model.hidden_size, parts, INIT_STD, tp)
-        self.out = RowParallelLinear(f"{prefix}.o", q, model.hidden_size, residual_std(model), tp)
-        norm = partial(RMSNorm, size=model.head_dim, eps=model.norm_eps, split_among="heads")
-        self.q_norm = norm(f"{prefix}.q_norm") if model.qk_norm else None
-        self.k_norm = norm(f"{prefix}.k_norm") if model.qk_norm else None
+        own = weights.attention(model, prefix)
+        self.qkv = ColumnParallelLinear([own["q"], own["k"], own["v"]], tp)
+        self.out = RowParallelLinear(own["o"], tp)
+        self.q_norm = RMSNorm(own["q_norm"], model.norm_eps) if model.qk_norm else None
+        self.k_norm = RMSNorm(own["k_norm"], model.norm_eps) if model.qk_norm else None
         self.recipes: Recipes | None = None
 
     def forward(self, x_TD: Tensor, cos_SH: Tensor, sin_SH: Tensor) -> Tensor:
@@ -81,13 +83,11 @@ class Attention(nn.Module):
             plain_q, plain_k = q_BSNH.detach(), k_BSKH.detach()
             q_BSNH, k_BSKH = self._norm_and_rotate(q_BSNH, k_BSKH, cos_SH, sin_SH)
             self.recipes.note((q_BSNH, k_BSKH), lambda: self._norm_and_rotate(plain_q, plain_k, cos_SH, sin_SH))
-        o_BNSH = F.scaled_dot_product_attention(
-            q_BSNH.transpose(1, 2),
-            k_BSKH.transpose(1, 2),
-            v_BSKH.transpose(1, 2),
-            is_causal=True,
-            enable_gqa=self.heads != self.kv_heads,
-        )
+        q_BNSH, k_BKSH, v_BKSH = (x.transpose(1, 2) for x in (q_BSNH, k_BSKH, v_BSKH))
+        if self.cp is None:
+            o_BNSH = attention(q_BNSH, k_BKSH, v_BKSH, causal=True)
+        else:
+            o_BNSH = context_attention(q_BNSH, k_BKSH, v_BKSH, *self.cp)
         return self.out(o_BNSH.transpose(1, 2).reshape(-1, self.heads * self.head_dim))
 
     def _norm_and_rotate(self, q_BSNH: Tensor, k_BSKH: Tensor, cos_SH: Tensor, sin_SH: Tensor) -> tuple[Tensor, Tensor]:
@@ -101,11 +101,9 @@ class Attention(nn.Module):
 class FeedForward(nn.Module):
     def __init__(self, prefix: str, model: ModelSpec, tp: TensorParallel) -> None:
         super().__init__()
-        parts = [(f"{prefix}.gate", model.ffn_hidden_size), (f"{prefix}.up", model.ffn_hidden_size)]
-        self.gate_up = ColumnParallelLinear(model.hidden_size, parts, INIT_STD, tp)
-        self.down = RowParallelLinear(
-            f"{prefix}.down", model.ffn_hidden_size, model.hidden_size, residual_std(model), tp
-        )
+        own = weights.feed_forward(model, prefix, model.ffn_hidden_size)
+        self.gate_up = ColumnParallelLinear([own["gate"], own["up"]], tp)
+        self.down = RowParallelLinear(own["down"], tp)
         self.recipes: Recipes | None = None
 
     def forward(self, x_TD: Tensor) -> Tensor:
@@ -118,12 +116,14 @@ class FeedForward(nn.Module):
 
 
 class Block(nn.Module):
-    def __init__(self, layer: int, model: ModelSpec, batch: int, tp: TensorParallel) -> None:
+    def __init__(
+        self, layer: int, model: ModelSpec, batch: int, tp: TensorParallel, cp: ContextParallel | None = None
+    ) -> None:
         super().__init__()
         prefix = f"layers.{layer}"
-        self.attention_norm = RMSNorm(f"{prefix}.attention_norm", model.hidden_size, model.norm_eps)
-        self.attention = Attention(f"{prefix}.attention", model, batch, tp)
-        self.ffn_norm = RMSNorm(f"{prefix}.ffn_norm", model.hidden_size, model.norm_eps)
+        self.attention_norm = RMSNorm(weights.norm(f"{prefix}.attention_norm", model.hidden_size), model.norm_eps)
+        self.attention = Attention(f"{prefix}.attention", model, batch, tp, cp)
+        self.ffn_norm = RMSNorm(weights.norm(f"{prefix}.ffn_norm", model.hidden_size), model.norm_eps)
         self.ffn = FeedForward(f"{prefix}.ffn", model, tp)
 
     def forward(self, x_TD: Tensor, cos_SH: Tensor, sin_SH: Tensor) -> Tensor:
@@ -134,14 +134,14 @@ class Block(nn.Module):
 class Head(nn.Module):
     """Final norm and vocabulary-parallel cross-entropy; the logits of a whole micro-batch never exist."""
 
+    weight: nn.Parameter
+
     def __init__(self, experiment: Experiment, tp: TensorParallel) -> None:
         super().__init__()
         model = experiment.model
         self.tp = tp
-        self.norm = RMSNorm("norm", model.hidden_size, model.norm_eps)
-        self.weight = nn.Parameter(torch.empty(model.vocab_size // tp.size, model.hidden_size))
-        name = "embedding" if model.tie_embeddings else "head"
-        self.specs = {"weight": vocabulary_spec(model.vocab_size, model.hidden_size, INIT_STD, name)}
+        self.norm = RMSNorm(weights.final_norm(model), model.norm_eps)
+        add_parameter(self, "weight", [weights.head(model)], tp.sizes)
         self.scale = 1.0 / experiment.tokens_per_step
         # GPipe holds every micro-batch between its forward and backward: keep one number a token, not two gradients.
         self.grads_in_forward = experiment.pp_schedule != "gpipe"
@@ -153,33 +153,41 @@ class Head(nn.Module):
             self.weight,
             targets_T,
             scale=self.scale,
-            group=self.tp.group,
+            group=self.tp.axis.group,
             grads_in_forward=self.grads_in_forward,
         )
 
 
-class Stage(nn.Module):
-    """The layers of one pipeline rank. The first takes tokens; the last takes targets too and returns the loss."""
+class Chunk(nn.Module):
+    """One stage of the pipeline: some layers, the embedding before the first, the head after the last.
+
+    The first stage takes tokens; the last takes targets too and returns the loss.
+    """
 
     cos: Tensor
     sin: Tensor
 
-    def __init__(self, experiment: Experiment, groups: Groups) -> None:
+    def __init__(self, experiment: Experiment, groups: Groups, stage: int) -> None:
         super().__init__()
-        model, tp = experiment.model, groups.tp
-        self.seq_len, self.head_dim, self.theta = experiment.seq_len, model.head_dim, model.rope_theta
-        self.embedding = (
-            VocabularyParallelEmbedding(model.vocab_size, model.hidden_size, INIT_STD, tp)
-            if groups.is_first_stage
-            else None
-        )
-        layers = layers_of_stage(model.num_layers, experiment.pp, groups.stage)
-        self.blocks = nn.ModuleList(Block(layer, model, experiment.micro_batch_size, tp) for layer in layers)
-        self.head = Head(experiment, tp) if groups.is_last_stage else None
+        model = experiment.model
+        tp = TensorParallel(groups.axes["tp"], experiment.sequence_parallel)
+        self.stage = stage
+        self.is_first, self.is_last = stage == 0, stage == experiment.num_stages - 1
+        cp = (groups.axes["cp"], experiment.cp_kind) if experiment.cp > 1 else None
+        self.placed = experiment.seq_len, experiment.cp, groups.position["cp"], experiment.cp_kind
+        self.head_dim, self.theta = model.head_dim, model.rope_theta
+        self.embedding = VocabularyParallelEmbedding(weights.embedding(model), tp) if self.is_first else None
+        layers = experiment_layers(experiment)[stage]
+        self.blocks = nn.ModuleList(Block(layer, model, experiment.micro_batch_size, tp, cp) for layer in layers)
+        self.head = Head(experiment, tp) if self.is_last else None
         if self.embedding is not None and self.head is not None and model.tie_embeddings:
             self.head.weight = self.embedding.weight
-        self.register_buffer("cos", torch.empty(self.seq_len, self.head_dim // 2), persistent=False)
-        self.register_buffer("sin", torch.empty(self.seq_len, self.head_dim // 2), persistent=False)
+        self.register_buffer(
+            "cos", torch.empty(experiment.seq_len // experiment.cp, self.head_dim // 2), persistent=False
+        )
+        self.register_buffer(
+            "sin", torch.empty(experiment.seq_len // experiment.cp, self.head_dim // 2), persistent=False
+        )
         self.between_blocks: Callable[[Tensor], Tensor] | None = None
         """Called on the residual stream before every block and after the last; the memory probe hooks in here."""
 
@@ -187,7 +195,7 @@ class Stage(nn.Module):
     def fill_rope(self) -> None:
         """RoPE tables (arXiv:2104.09864), angles in fp64 so that every precision rotates by the same amount."""
         exponent = torch.arange(0, self.head_dim, 2, dtype=torch.float64, device=self.cos.device) / self.head_dim
-        position = torch.arange(self.seq_len, dtype=torch.float64, device=self.cos.device)
+        position = local_positions(*self.placed).to(self.cos.device, torch.float64)
         angle = torch.outer(position, self.theta**-exponent)
         self.cos.copy_(angle.cos())
         self.sin.copy_(angle.sin())
@@ -204,14 +212,15 @@ class Stage(nn.Module):
             x = self.head(x, targets_T)
         return x
 
+    def defer_to(self, deferred: DeferredGradients) -> None:
+        """Let split backwards leave the gradients of this chunk's products to ``deferred``."""
+        for module in self.modules():
+            if isinstance(module, (ColumnParallelLinear, RowParallelLinear)):
+                module.deferred = deferred
+
     def _mark(self, x: Tensor) -> Tensor:
         return x if self.between_blocks is None else self.between_blocks(x)
 
 
-def residual_std(model: ModelSpec) -> float:
-    """Projections that add to the residual stream start smaller with depth (GPT-2)."""
-    return INIT_STD / math.sqrt(2 * model.num_layers)
-
-
-def replace_blocks(stage: Stage, blocks: Sequence[nn.Module]) -> None:
-    stage.blocks = nn.ModuleList(blocks)
+def replace_blocks(chunk: Chunk, blocks: Sequence[nn.Module]) -> None:
+    chunk.blocks = nn.ModuleList(blocks)

@@ -6,6 +6,8 @@ dispatch.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -24,32 +26,36 @@ MAX_GRAD_NORM = 1.0
 class ShardedAdamW:
     """AdamW over the shards that this rank holds."""
 
-    def __init__(self, stage: nn.Module, groups: Groups) -> None:
+    def __init__(self, chunks: Sequence[nn.Module], groups: Groups) -> None:
         self.groups = groups
-        self.parameters: list[NamedParameter] = list(named_parameters(stage))
+        self.parameters: list[NamedParameter] = [named for chunk in chunks for named in named_parameters(chunk)]
         self._locals: list[nn.Parameter] = []
         self._weights: Tensor | None = None
         self.optimizer: torch.optim.AdamW | None = None
 
     def finish_gradients(self) -> None:
         """Sum over tp the gradients of weights that every rank holds whole and uses on its own tokens or heads."""
-        tp = self.groups.tp
-        if tp.size == 1:
-            return
-        divided = ("tokens", "heads") if tp.sequence_parallel else ("heads",)
-        partial = [p.gradient for p in self.parameters if p.spec.tp_dim is None and p.spec.split_among in divided]
+        e = self.groups.experiment
+        partial = [
+            p.gradient
+            for p in self.parameters
+            if p.spec.placement.summed_over(tp=e.tp, sequence_parallel=e.sequence_parallel)
+        ]
         if not partial:
             return
         flat = torch.cat([g.reshape(-1) for g in partial])  # one message for all
-        dist.all_reduce(flat, group=tp.group)
+        dist.all_reduce(flat, group=self.groups.axes["tp"].group)
         for gradient, total in zip(partial, flat.split([g.numel() for g in partial]), strict=True):
             gradient.copy_(total.view_as(gradient))
 
     def add_tied_copies(self) -> None:
         """Sum the gradients of the two copies of a tied embedding, in the first and the last stage."""
-        if self.groups.tied_embedding is not None:
-            tied = next(p for p in self.parameters if p.spec.parts[0].name == "embedding")
-            dist.all_reduce(tied.gradient, group=self.groups.tied_embedding)
+        copies = [p.gradient for p in self.parameters if p.spec.parts[0].name == "embedding"]
+        if len(copies) == 2:  # both stages are on this rank
+            copies[0].add_(copies[1])
+            copies[1].copy_(copies[0])
+        elif self.groups.tied_embedding is not None:
+            dist.all_reduce(copies[0], group=self.groups.tied_embedding)
 
     def local_square_norm(self) -> Tensor:
         """This rank's share of the squared norm. In the sum over all ranks every element counts once."""
@@ -86,10 +92,9 @@ class ShardedAdamW:
         return sum(t.numel() * t.element_size() for t in self.state_tensors())
 
     def _share(self, named: NamedParameter) -> float:
-        """One over the number of ranks that hold the same elements of a parameter."""
-        copies = self.groups.experiment.dp_replicate
-        if named.spec.tp_dim is None:
-            copies *= self.groups.tp.size
-        if self.groups.tied_embedding is not None and named.spec.parts[0].name == "embedding":
+        """One over the number of times that a parameter's elements are held, over all ranks."""
+        e = self.groups.experiment
+        copies = self.groups.data_mesh["replicate"].size() * named.spec.placement.copies({"tp": e.tp})
+        if e.model.tie_embeddings and e.num_stages > 1 and named.spec.parts[0].name == "embedding":
             copies *= 2
         return 1.0 / copies

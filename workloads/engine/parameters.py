@@ -1,4 +1,4 @@
-"""Describes each parameter apart from its sharding: canonical name, full shape and initial values.
+"""Makes parameters from the table of weights, and remembers of each what it is and how the ranks hold it.
 
 Initial values depend on (seed, canonical name) alone, so every layout starts from the same weights: each rank
 generates the full matrix on its device and keeps its shard. That costs a moment at start-up and no communication.
@@ -7,34 +7,39 @@ generates the full matrix on its device and keeps its shard. That costs a moment
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """One matrix of the unsharded model; several may be fused into one parameter."""
-
-    name: str
-    shape: tuple[int, ...]
-    std: float | None
-    """Normal initialisation; None means ones (norm weights)."""
+from workloads.engine.communication import Axis
+from workloads.weights import Placement, Weight
 
 
 @dataclass(frozen=True, slots=True)
 class ParameterSpec:
-    """``parts`` concatenated on dim 0, each split over the tensor-parallel group on ``tp_dim`` (None: replicated)."""
+    """What one parameter is made of: ``parts``, all of one placement, concatenated on dim 0."""
 
-    parts: tuple[Part, ...]
-    tp_dim: int | None
-    split_among: Literal["tokens", "heads"] = "tokens"
-    """Of a replicated parameter: what the tensor-parallel ranks divide among themselves where it is used. Heads are
-    always divided, tokens only with sequence parallelism; then the gradient on one rank is a part of the sum."""
+    parts: tuple[Weight, ...]
+
+    @property
+    def placement(self) -> Placement:
+        return self.parts[0].placement
+
+    def local_shape(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
+        """Of this rank's part; ``sizes`` are degrees by axis."""
+        shapes = [self.placement.local_shape(part.shape, sizes) for part in self.parts]
+        return (sum(shape[0] for shape in shapes), *shapes[0][1:])
+
+
+def add_parameter(module: nn.Module, attribute: str, parts: Sequence[Weight], sizes: Mapping[str, int]) -> None:
+    """Give ``module`` a parameter for ``parts``, without values, and remember its spec in ``module.specs``."""
+    spec = ParameterSpec(tuple(parts))
+    assert all(part.placement == spec.placement for part in parts), f"{attribute}: parts of several placements"
+    module.register_parameter(attribute, nn.Parameter(torch.empty(spec.local_shape(sizes))))
+    module.__dict__.setdefault("specs", {})[attribute] = spec
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,27 +81,30 @@ def local_shard(parameter: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def initialise(root: nn.Module, seed: int, tp_size: int, tp_rank: int, shards: int, shard_rank: int) -> None:
-    """Fill every parameter's local shard. Temporary memory: the largest parameter of the unsharded model, in fp32."""
+def initialise(root: nn.Module, seed: int, axes: Mapping[str, Axis], shards: int, shard_rank: int) -> None:
+    """Fill every parameter's local shard. Temporary memory: the largest parameter of the unsharded model, in fp32.
+
+    ``axes`` by name; ``shards``, ``shard_rank``: of the ranks that share master weights, and this one's place.
+    """
     for named in named_parameters(root):
         local = local_shard(named.current)
-        pieces = [
-            _initial_part(part, seed, local.device, tp_size, tp_rank, named.spec.tp_dim) for part in named.spec.parts
-        ]
+        pieces = [initial_part(part, seed, local.device, axes) for part in named.spec.parts]
         whole = torch.cat(pieces) if len(pieces) > 1 else pieces[0]
         rows = -(-whole.shape[0] // shards)  # FSDP shards dim 0 like torch.chunk: the last shards may be short or empty
         local.copy_(whole[shard_rank * rows : (shard_rank + 1) * rows])
 
 
-def _initial_part(
-    part: Part, seed: int, device: torch.device, tp_size: int, tp_rank: int, tp_dim: int | None
-) -> Tensor:
+def initial_part(part: Weight, seed: int, device: torch.device, axes: Mapping[str, Axis]) -> Tensor:
+    """This rank's part of a weight; the whole weight where no axis divides it."""
     if part.std is None:
-        full = torch.ones(part.shape, device=device)
+        value = torch.ones(part.shape, device=device)
     else:
         generator = torch.Generator(device).manual_seed(_stream(seed, part.name))
-        full = torch.empty(part.shape, device=device, dtype=torch.float32).normal_(0.0, part.std, generator=generator)
-    return full if tp_dim is None else full.tensor_split(tp_size, dim=tp_dim)[tp_rank]
+        value = torch.empty(part.shape, device=device, dtype=torch.float32).normal_(0.0, part.std, generator=generator)
+    for axis, dim in part.placement.split:
+        if axis in axes:
+            value = value.tensor_split(axes[axis].size, dim=dim)[axes[axis].rank]
+    return value
 
 
 def _stream(seed: int, name: str) -> int:

@@ -1,8 +1,9 @@
-"""Runs one step's micro-batches through this rank's stage, in the order of `workloads.costs.schedule`.
+"""Runs one step's micro-batches through this rank's stages, in the order of `workloads.costs.schedule`.
 
-The loop is the same for one stage and for many. `torch.distributed.pipelining` is not used, for three reasons: it
-reduces gradients with the last micro-batch only, which is not ZeRO-2; it runs an extra forward to learn shapes; and its
-warm-up does not work under a fake process group without patching its internals, on torch 2.11 and on 2.13.
+The loop is the same for one stage and for many, for whole and for split backwards. `torch.distributed.pipelining` is
+not used, for three reasons: it reduces gradients with the last micro-batch only, which is not ZeRO-2; it runs an extra
+forward to learn shapes; and its warm-up does not work under a fake process group without patching its internals, on
+torch 2.11 and on 2.13.
 """
 
 from __future__ import annotations
@@ -12,17 +13,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.autograd import Variable
 
 from workloads.costs.schedule import Action, schedule_actions
-from workloads.engine.clock import Clock
+from workloads.engine.clock import Clock, Mark
 from workloads.engine.data_parallel import GradientSync, compute_dtype
 from workloads.engine.groups import Groups
-from workloads.engine.model import Stage
-
-Mark = Any
+from workloads.engine.messages import Messages
+from workloads.engine.model import Chunk
+from workloads.engine.ops.linear import DeferredGradients
 
 
 @dataclass
@@ -30,13 +30,13 @@ class PipelineMarks:
     """Device-time marks of one step."""
 
     waits: list[tuple[Mark, Mark]] = field(default_factory=list)
-    """Around each wait for a neighbour stage, up to the last backward."""
+    """Around each wait for another stage, up to the last backward."""
     late_waits: list[tuple[Mark, Mark]] = field(default_factory=list)
     """With several stages: around waiting for messages to leave and for sums over stages, after the last backward."""
     last_backward: Mark | None = None
     """After the last backward's compute, before what is left of the gradient reduction."""
     actions: list[tuple[Action, Mark, Mark]] = field(default_factory=list)
-    """Every forward and backward, waits for neighbours and the wait after the last backward excluded."""
+    """Every action, waits for other stages and the wait after the last backward excluded."""
 
 
 class _AtEndOfBackward(torch.autograd.Function):
@@ -54,90 +54,111 @@ class _AtEndOfBackward(torch.autograd.Function):
 
 
 class Pipeline:
-    """One rank's stage and the order of its forwards and backwards."""
+    """One rank's stages and the order of their forwards and backwards."""
 
-    def __init__(self, stage: Stage, groups: Groups, clock: Clock) -> None:
-        experiment = groups.experiment
-        self.stage, self.groups, self.clock = stage, groups, clock
-        self.sync = GradientSync(stage, experiment)
+    def __init__(self, chunks: list[Chunk], groups: Groups, clock: Clock) -> None:
+        e = groups.experiment
+        self.chunks, self.groups, self.clock = chunks, groups, clock
+        self.sync = [GradientSync(chunk, e) for chunk in chunks]
         self.actions = schedule_actions(
-            experiment.pp_schedule, groups.stage, experiment.pp, experiment.num_microbatches
+            e.pp_schedule, groups.position["pp"], e.pp, e.num_microbatches, e.virtual_stages
         )
-        tokens = experiment.micro_batch_size * experiment.seq_len
-        shards = experiment.tp if experiment.sequence_parallel else 1
-        self.boundary_shape = (tokens // shards, experiment.model.hidden_size)
-        self.boundary_dtype = compute_dtype(experiment)
+        backwards = [action for action in self.actions if action.kind in ("B", "W")]
+        self.last_of_chunk = {action.chunk: action for action in backwards}
+        """The action that completes each chunk's gradients."""
+        self.deferred = [DeferredGradients() for _ in chunks] if any(a.kind == "W" for a in self.actions) else None
+        if self.deferred is not None:
+            for chunk, deferred in zip(chunks, self.deferred, strict=True):
+                chunk.defer_to(deferred)
+        tokens = e.micro_batch_size * e.seq_len // e.cp
+        self.boundary_shape = (tokens // (e.tp if e.sequence_parallel else 1), e.model.hidden_size)
+        self.boundary_dtype = compute_dtype(e)
 
     def run(self, batches: list[tuple[Tensor, Tensor]]) -> tuple[Tensor | None, PipelineMarks]:
         """Forward and backward of every micro-batch.
 
-        Returns this rank's share of the mean loss (None before the last stage) and the marks of the step.
+        Returns this rank's share of the mean loss (None on ranks without the last stage) and the marks of the step.
         """
-        marks = PipelineMarks()
-        held: dict[int, tuple[Tensor, Tensor]] = {}  # micro-batch -> (stage input, stage output)
-        sends: list[tuple[dist.Work, Tensor]] = []  # a tensor must live until it has been sent
-        losses: list[Tensor] = []
-        last = len(batches) - 1
-        for action in self.actions:
-            i = action.microbatch
-            if action.kind == "F":
-                x = batches[i][0] if self.groups.is_first_stage else self._receive(-1, marks).requires_grad_()
-                start = self.clock.mark()
-                output = self._forward(x, batches[i][1], i == last, marks)
-                held[i] = x, output
-                if self.groups.is_last_stage:
-                    losses.append(output.detach())
-                else:
-                    sends += self._send(output.detach(), +1)
-            else:
-                x, output = held.pop(i)
-                gradient = None if self.groups.is_last_stage else self._receive(+1, marks)
-                start = self.clock.mark()
-                self.sync.before_backward(last=i == last)
-                output.backward(gradient)
-                if not self.groups.is_first_stage:
-                    assert x.grad is not None
-                    sends += self._send(x.grad, -1)
-            del x, output
-            # After the last backward FSDP waits for the gradients' reduction, which is counted apart from it.
-            end = marks.last_backward if action == self.actions[-1] else self.clock.mark()
-            marks.actions.append((action, start, end))
-            sends = [(work, tensor) for work, tensor in sends if not work.is_completed()]
+        step = _Step(self, batches)
+        for at, action in enumerate(self.actions):
+            step.run(action, self.actions[at + 1] if at + 1 < len(self.actions) else None)
+        marks = step.marks
         start = self.clock.mark()
-        for work, _ in sends:
-            work.wait()
+        step.messages.finish()
         marks.late_waits.append((start, self.clock.mark()))
-        return (torch.stack(losses).sum() if losses else None), marks
+        return (torch.stack(step.losses).sum() if step.losses else None), marks
 
-    def _forward(self, x: Tensor, targets_T: Tensor, is_last: bool, marks: PipelineMarks) -> Tensor:
-        output: Tensor = self.stage(x, targets_T if self.groups.is_last_stage else None)
-        if not is_last:
-            return output
 
-        def note() -> None:
-            marks.last_backward = self.clock.mark()
+class _Step:
+    """What one step holds between its actions."""
 
-        return _AtEndOfBackward.apply(output, note)
+    def __init__(self, pipeline: Pipeline, batches: list[tuple[Tensor, Tensor]]) -> None:
+        self.pipeline, self.batches = pipeline, batches
+        self.marks = PipelineMarks()
+        self.messages = Messages(
+            pipeline.groups, pipeline.clock, pipeline.boundary_shape, pipeline.boundary_dtype, self.marks.waits
+        )
+        self.held: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
+        """(chunk, micro-batch) -> (stage input, stage output)"""
+        self.losses: list[Tensor] = []
 
-    def _send(self, x: Tensor, offset: int) -> list[tuple[dist.Work, Tensor]]:
-        """Start sending to a neighbour stage; the tensor in the result must live until the work is done."""
-        if self.groups.is_rehearsal:
-            return []  # a fake group never reports that a message was sent
-        group = self.groups.pp_forward if offset > 0 else self.groups.pp_backward
-        x = x.contiguous()
-        work = dist.isend(x, self.groups.neighbour(offset), group=group)
-        assert work is not None
-        return [(work, x)]
+    def run(self, action: Action, following: Action | None) -> None:
+        """Run one action; ``following`` is the next one, whose message may come meanwhile."""
+        pipeline, clock = self.pipeline, self.pipeline.clock
+        chunk = pipeline.chunks[action.chunk]
+        takes = not chunk.is_first if action.kind == "F" else action.kind != "W" and not chunk.is_last
+        received = self.messages.take(action) if takes else None
+        if following is not None:
+            self.messages.post(following)
+        start = clock.mark()
+        if action.kind == "F":
+            self._forward(action, chunk, received)
+        elif action.kind == "W":
+            self._weight_gradients(action)
+        else:
+            self._backward(action, chunk, received)
+        # After the last backward FSDP waits for the gradients' reduction, which is counted apart from it.
+        end = self.marks.last_backward if following is None else clock.mark()
+        assert end is not None
+        self.marks.actions.append((action, start, end))
 
-    def _receive(self, offset: int, marks: PipelineMarks) -> Tensor:
-        """Activations from the stage before (offset -1) or gradients from the stage after (+1)."""
-        group = self.groups.pp_forward if offset < 0 else self.groups.pp_backward
-        x = torch.empty(self.boundary_shape, dtype=self.boundary_dtype, device=self.groups.device)
-        start = self.clock.mark()
-        work = dist.irecv(x, self.groups.neighbour(offset), group=group)
-        assert work is not None
-        work.wait()
-        marks.waits.append((start, self.clock.mark()))
-        if self.groups.is_rehearsal:
-            x.normal_()  # nothing was sent: with numbers of the usual size, power and clocks are those of a real run
-        return x
+    def _forward(self, action: Action, chunk: Chunk, received: Tensor | None) -> None:
+        tokens, targets = self.batches[action.microbatch]
+        x = tokens if received is None else received.requires_grad_()
+        output: Tensor = chunk(x, targets if chunk.is_last else None)
+        if chunk.is_last:
+            self.losses.append(output.detach())
+        else:
+            self.messages.give(action, output.detach())
+        last = self.pipeline.actions[-1]
+        if last.kind == "B" and (last.chunk, last.microbatch) == (action.chunk, action.microbatch):
+            output = _AtEndOfBackward.apply(output, self._note_last_backward)
+        self.held[action.chunk, action.microbatch] = x, output
+
+    def _backward(self, action: Action, chunk: Chunk, received: Tensor | None) -> None:
+        pipeline = self.pipeline
+        x, output = self.held.pop((action.chunk, action.microbatch))
+        sync = pipeline.sync[action.chunk]
+        if action.kind == "B":
+            sync.before_backward(last=action == pipeline.last_of_chunk[action.chunk])
+            output.backward(received)
+        else:
+            assert pipeline.deferred is not None
+            sync.before_input_gradients()
+            pipeline.deferred[action.chunk].collect(action.microbatch)
+            output.backward(received)
+            pipeline.deferred[action.chunk].stop()
+        if not chunk.is_first:
+            assert x.grad is not None
+            self.messages.give(action, x.grad)
+
+    def _weight_gradients(self, action: Action) -> None:
+        pipeline = self.pipeline
+        assert pipeline.deferred is not None
+        pipeline.deferred[action.chunk].compute(action.microbatch)
+        if action == pipeline.actions[-1]:
+            self._note_last_backward()
+        pipeline.sync[action.chunk].after_weight_gradients(last=action == pipeline.last_of_chunk[action.chunk])
+
+    def _note_last_backward(self) -> None:
+        self.marks.last_backward = self.pipeline.clock.mark()

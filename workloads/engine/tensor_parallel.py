@@ -15,57 +15,74 @@ DTensor could express the same, but its dispatch costs the host more time than a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from workloads.engine.groups import TensorParallel
-from workloads.engine.parameters import ParameterSpec, Part
-
-_ops = torch.ops._c10d_functional
-
-
-def gather_async(x: Tensor, tp: TensorParallel) -> Tensor:
-    """Start gathering ``x`` along dim 0; call `wait` before using the result."""
-    return _ops.all_gather_into_tensor(x.contiguous(), tp.size, tp.name)
+from workloads.engine.communication import Axis, all_reduce_async, gather_async, reduce_scatter_async, wait
+from workloads.engine.ops.linear import DeferredGradients, linear
+from workloads.engine.parameters import add_parameter
+from workloads.weights import Weight
 
 
-def reduce_scatter_async(x: Tensor, tp: TensorParallel) -> Tensor:
-    """Start summing ``x`` over the group and keeping this rank's part of dim 0; call `wait` before using the result."""
-    return _ops.reduce_scatter_tensor(x.contiguous(), "sum", tp.size, tp.name)
+@dataclass(frozen=True, slots=True)
+class TensorParallel:
+    """The tensor-parallel axis as the layers need it. With ``size == 1`` no collective runs."""
 
+    axis: Axis
+    sequence_parallel: bool
 
-def all_reduce_async(x: Tensor, tp: TensorParallel) -> Tensor:
-    """Start summing ``x`` over the group; call `wait` before using the result."""
-    return _ops.all_reduce(x.contiguous(), "sum", tp.name)
+    @property
+    def size(self) -> int:
+        return self.axis.size
 
+    @property
+    def rank(self) -> int:
+        return self.axis.rank
 
-def wait(x: Tensor) -> Tensor:
-    return _ops.wait_tensor(x)
+    @property
+    def sizes(self) -> dict[str, int]:
+        return {"tp": self.size}
 
 
 class _ColumnLinear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, tp: TensorParallel) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, tp: TensorParallel, deferred: DeferredGradients | None) -> Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.tp = tp
-        full = wait(gather_async(x, tp)) if tp.sequence_parallel else x
+        ctx.tp, ctx.deferred = tp, deferred
+        ctx.parameter = weight if deferred is not None else None
+        full = wait(gather_async(x, tp.axis)) if tp.sequence_parallel else x
         return full @ weight.t()
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
         x, weight = ctx.saved_tensors
-        tp = ctx.tp
-        if tp.sequence_parallel:
-            gathered = gather_async(x, tp)
-            partial = reduce_scatter_async(grad @ weight, tp)
+        tp: TensorParallel = ctx.tp
+
+        def later() -> Tensor:
+            full = wait(gather_async(x, tp.axis)) if tp.sequence_parallel else x
+            return grad.t() @ full
+
+        grad_weight = None
+        if ctx.deferred is not None and ctx.deferred.add(ctx.parameter, later):
+            partial = _sum_async(grad @ weight, tp)
+        elif tp.sequence_parallel:
+            gathered = gather_async(x, tp.axis)
+            partial = reduce_scatter_async(grad @ weight, tp.axis)
             grad_weight = grad.t() @ wait(gathered)
         else:
-            partial = all_reduce_async(grad @ weight, tp)
+            partial = all_reduce_async(grad @ weight, tp.axis)
             grad_weight = grad.t() @ x
-        return wait(partial), grad_weight, None
+        return wait(partial), grad_weight, None, None
+
+
+def _sum_async(x: Tensor, tp: TensorParallel) -> Tensor:
+    """Start summing partial rows; with sequence parallelism this rank keeps its own tokens."""
+    return reduce_scatter_async(x, tp.axis) if tp.sequence_parallel else all_reduce_async(x, tp.axis)
 
 
 class _EnterVocabulary(torch.autograd.Function):
@@ -74,12 +91,12 @@ class _EnterVocabulary(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, tp: TensorParallel) -> Tensor:
         ctx.tp = tp
-        return wait(gather_async(x, tp)) if tp.sequence_parallel else x.view_as(x)
+        return wait(gather_async(x, tp.axis)) if tp.sequence_parallel else x.view_as(x)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         tp = ctx.tp
-        return wait(reduce_scatter_async(grad, tp) if tp.sequence_parallel else all_reduce_async(grad, tp)), None
+        return wait(_sum_async(grad, tp)), None
 
 
 class _SumPartials(torch.autograd.Function):
@@ -92,11 +109,11 @@ class _SumPartials(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, tp: TensorParallel) -> Tensor:
         ctx.tp = tp
-        return wait(reduce_scatter_async(x, tp) if tp.sequence_parallel else all_reduce_async(x, tp))
+        return wait(_sum_async(x, tp))
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return (wait(gather_async(grad, ctx.tp)) if ctx.tp.sequence_parallel else grad), None
+        return (wait(gather_async(grad, ctx.tp.axis)) if ctx.tp.sequence_parallel else grad), None
 
 
 def enter_vocabulary(x_TD: Tensor, tp: TensorParallel) -> Tensor:
@@ -104,51 +121,51 @@ def enter_vocabulary(x_TD: Tensor, tp: TensorParallel) -> Tensor:
 
 
 class ColumnParallelLinear(nn.Module):
-    """Several projections of one input, fused into one matmul; each part's rows are split over the group.
+    """Several projections of one input, fused into one matmul; each weight's rows are split over the group.
 
-    ``parts`` are (canonical name, full output size). The output is the concatenation of this rank's slice of each part.
+    The output is the concatenation of this rank's slice of each part.
     """
 
-    def __init__(self, in_features: int, parts: list[tuple[str, int]], std: float, tp: TensorParallel) -> None:
+    weight: nn.Parameter
+
+    def __init__(self, parts: Sequence[Weight], tp: TensorParallel) -> None:
         super().__init__()
         self.tp = tp
-        self.weight = nn.Parameter(torch.empty(sum(rows for _, rows in parts) // tp.size, in_features))
-        self.specs = {
-            "weight": ParameterSpec(
-                parts=tuple(Part(name, (rows, in_features), std=std) for name, rows in parts), tp_dim=0
-            )
-        }
+        self.deferred: DeferredGradients | None = None
+        add_parameter(self, "weight", parts, tp.sizes)
 
     def forward(self, x_TD: Tensor) -> Tensor:
         if self.tp.size == 1:
-            return F.linear(x_TD, self.weight)
-        return _ColumnLinear.apply(x_TD, self.weight, self.tp)
+            return linear(x_TD, self.weight, self.deferred)
+        return _ColumnLinear.apply(x_TD, self.weight, self.tp, self.deferred)
 
 
 class RowParallelLinear(nn.Module):
     """A projection whose input features are split over the group."""
 
-    def __init__(self, name: str, in_features: int, out_features: int, std: float, tp: TensorParallel) -> None:
+    weight: nn.Parameter
+
+    def __init__(self, part: Weight, tp: TensorParallel) -> None:
         super().__init__()
         self.tp = tp
-        self.weight = nn.Parameter(torch.empty(out_features, in_features // tp.size))
-        self.specs = {"weight": ParameterSpec(parts=(Part(name, (out_features, in_features), std=std),), tp_dim=1)}
+        self.deferred: DeferredGradients | None = None
+        add_parameter(self, "weight", [part], tp.sizes)
 
     def forward(self, x_TF: Tensor) -> Tensor:
-        if self.tp.size == 1:
-            return F.linear(x_TF, self.weight)
-        return _SumPartials.apply(F.linear(x_TF, self.weight), self.tp)
+        y_TD = linear(x_TF, self.weight, self.deferred)
+        return y_TD if self.tp.size == 1 else _SumPartials.apply(y_TD, self.tp)
 
 
 class VocabularyParallelEmbedding(nn.Module):
     """Embedding look-up with the vocabulary's rows split over the group; returns this rank's tokens."""
 
-    def __init__(self, vocab_size: int, hidden_size: int, std: float, tp: TensorParallel) -> None:
+    weight: nn.Parameter
+
+    def __init__(self, part: Weight, tp: TensorParallel) -> None:
         super().__init__()
         self.tp = tp
-        self.rows = vocab_size // tp.size
-        self.weight = nn.Parameter(torch.empty(self.rows, hidden_size))
-        self.specs = {"weight": vocabulary_spec(vocab_size, hidden_size, std)}
+        self.rows = part.shape[0] // tp.size
+        add_parameter(self, "weight", [part], tp.sizes)
 
     def forward(self, tokens_T: Tensor) -> Tensor:
         if self.tp.size == 1:
@@ -157,7 +174,3 @@ class VocabularyParallelEmbedding(nn.Module):
         mine = (local >= 0) & (local < self.rows)
         x_TD = F.embedding(local.clamp(0, self.rows - 1), self.weight) * mine.unsqueeze(-1)
         return _SumPartials.apply(x_TD, self.tp)
-
-
-def vocabulary_spec(vocab_size: int, hidden_size: int, std: float, name: str = "embedding") -> ParameterSpec:
-    return ParameterSpec(parts=(Part(name, (vocab_size, hidden_size), std=std),), tp_dim=0)

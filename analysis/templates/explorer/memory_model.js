@@ -7,7 +7,7 @@ its parts, which add up to it. Above 2^53 bytes (8 PiB on one rank) `estimateMem
 "use strict";
 const MemoryModel = (() => {
   const {
-    computeBytes, denseLayer, div, experimentStages, headBytes, layerBytes, localParams, masterBytes, moeLayer,
+    computeBytes, dataDegrees, denseLayer, div, experimentStages, headBytes, layerBytes, localParams, masterBytes, moeLayer,
     numMicrobatches, rankTokens, sum,
   } = ModelCosts;
 
@@ -28,11 +28,11 @@ const MemoryModel = (() => {
   }
 
   /** How many ranks share the master weights of an expert (in memory.parameter_shard_bytes). */
-  const expertShards = (e) => Math.max(1, div(e.dp_shard * e.cp, e.ep));
+  const expertShards = (e) => Math.max(1, div(dataDegrees(e)[1], e.ep));
 
   /** memory.parameter_shard_bytes */
   const parameterShardBytes = (e, params, experts) =>
-    masterBytes(e) * (div(params, e.dp_shard) + div(experts, expertShards(e)));
+    masterBytes(e) * (div(params, dataDegrees(e)[1]) + div(experts, expertShards(e)));
 
   /** memory.accumulates_unsharded */
   const accumulatesUnsharded = (e) => e.zero_stage <= 1 && numMicrobatches(e) > 1;
@@ -62,7 +62,7 @@ const MemoryModel = (() => {
       inputs: 16 * tokens * numMicrobatches(e) + 4 * e.seq_len * model.head_dim,
       whole: accumulatesUnsharded(e),
       rounds: numMicrobatches(e),
-      shards: e.dp_shard,
+      shards: dataDegrees(e)[1],
     };
   }
 

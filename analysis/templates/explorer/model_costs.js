@@ -1,6 +1,7 @@
 /* What a model and its layers weigh, in closed form: the planner's own formulas, for the page. No DOM here.
 
-A line-by-line port of workloads/costs/{params,activations}.py and of what they need of workloads/{experiment,mesh}.py,
+A line-by-line port of workloads/costs/{params,partition,activations}.py and of what they need of
+workloads/{experiment,mesh}.py,
 which explain the formulas; names, order of arithmetic and integer divisions are theirs (tests compare both sides).
 Experiments are the plain dicts of workloads.experiment.to_dict. Beyond the port, a layer's saved bytes come with their
 parts. Numbers are doubles: whole ones are exact below 2^53. */
@@ -10,7 +11,7 @@ const ModelCosts = (() => {
   const LOSS_CHUNK_TOKENS = 4096;
   const MASTER_BYTES = { fp64: 8 };
   const COMPUTE_BYTES = { fp64: 8, fp32: 4 };
-  /** params.V_SHAPED */
+  /** rules.V_SHAPED */
   const V_SHAPED = ["zero_bubble_v", "dualpipe_v"];
 
   /** Python's `a // b` for whole numbers from 0 to 2^53. */
@@ -28,12 +29,8 @@ const ModelCosts = (() => {
   /** Experiment.num_microbatches */
   const numMicrobatches = (e) => div(e.global_batch_size, dataParallel(e) * e.micro_batch_size);
 
-  /** mesh.layers_of_stage, as [first, end). */
-  function layersOfStage(numLayers, pp, stage) {
-    const base = div(numLayers, pp), extra = numLayers % pp;
-    const start = stage * base + Math.min(stage, extra);
-    return [start, start + base + (stage < extra ? 1 : 0)];
-  }
+  /** mesh.data_degrees: [replicas, shards] */
+  const dataDegrees = (e) => (e.zero_stage === 0 ? [e.dp_replicate * e.cp, 1] : [e.dp_replicate, e.dp_shard * e.cp]);
 
   /* ---- workloads/costs/params.py ---- */
 
@@ -72,42 +69,93 @@ const ModelCosts = (() => {
     return add(attentionParams(model), counts(moe.num_shared_experts * expert, replicated, moe.num_experts * expert));
   }
 
-  /** params.stages: what each pipeline rank holds. */
-  function stages(model, pp, virtualStages, vShaped) {
-    const denseTotal = model.moe ? model.moe.num_dense_layers : model.num_layers;
-    const vocabulary = model.vocab_size * model.hidden_size;
-    const count = vShaped ? 2 * pp : virtualStages * pp;
-    return Array.from({ length: pp }, (_, stage) => {
-      const chunks = vShaped
-        ? [stage, 2 * pp - 1 - stage]
-        : Array.from({ length: virtualStages }, (_, turn) => stage + turn * pp);
-      let dense = 0, layers = 0;
-      for (const chunk of chunks) {
-        const [start, end] = layersOfStage(model.num_layers, count, chunk);
-        layers += end - start;
+  /** params.num_dense_layers */
+  const numDenseLayers = (model) => (model.moe ? model.moe.num_dense_layers : model.num_layers);
+
+  /** params.num_params */
+  function numParams(model) {
+    const vocabulary = model.vocab_size * model.hidden_size, dense = numDenseLayers(model);
+    const ends = (model.tie_embeddings ? 1 : 2) * vocabulary + model.hidden_size;
+    const routed = model.moe ? (model.num_layers - dense) * sum(moeLayer(model)) : 0;
+    return ends + dense * sum(denseLayer(model)) + routed;
+  }
+
+  /** params.matmul_of_layer */
+  function matmulOfLayer(model, routed) {
+    const h = model.hidden_size, attention = sum(attentionParams(model)) - normsInAttention(model);
+    if (!routed) return attention + 3 * h * model.ffn_hidden_size;
+    const moe = model.moe, expert = 3 * h * moe.expert_hidden_size;
+    return attention + (moe.experts_per_token + moe.num_shared_experts) * expert + h * moe.num_experts;
+  }
+
+  /* ---- workloads/costs/partition.py ---- */
+
+  /** schedule.place_of, the rank alone */
+  function rankOf(schedule, stage, pp) {
+    if (V_SHAPED.includes(schedule)) return stage < pp ? stage : 2 * pp - 1 - stage;
+    return stage % pp;
+  }
+
+  /** partition.head_in_layers */
+  function headInLayers(model, seqLen) {
+    const dense = numDenseLayers(model), [qk, v] = headSizes(model);
+    let matmul = dense * matmulOfLayer(model, false);
+    if (model.moe) matmul += (model.num_layers - dense) * matmulOfLayer(model, true);
+    const layer = (2.0 * matmul) / model.num_layers + 0.5 * (2.0 * model.num_heads * (qk + v) * seqLen);
+    return (2.0 * model.vocab_size * model.hidden_size) / layer;
+  }
+
+  /** partition.experiment_layers: [first, end) of every stage. */
+  function experimentLayers(e) {
+    const model = e.model, count = e.pp * e.virtual_stages, base = div(model.num_layers, count);
+    const layers = Array.from({ length: count }, (_, stage) => base + (stage < model.num_layers % count ? 1 : 0));
+    if (e.pp_split === "balanced" && base) {
+      const ranks = layers.map((_, stage) => rankOf(e.pp_schedule, stage, e.pp));
+      const work = layers.map((_, stage) => (stage === count - 1 ? 1.0 + headInLayers(model, e.seq_len) : 1.0));
+      const ofRank = Array(e.pp).fill(0.0);
+      ranks.forEach((rank, stage) => { ofRank[rank] += work[stage]; });
+      layers.fill(1);
+      for (let left = model.num_layers - count; left > 0; left -= 1) {
+        let least = 0;
+        for (let stage = 1; stage < count; stage += 1) {
+          const ahead = ofRank[ranks[stage]] - ofRank[ranks[least]] || work[stage] - work[least];
+          if (ahead < 0) least = stage;
+        }
+        layers[least] += 1;
+        work[least] += 1.0;
+        ofRank[ranks[least]] += 1.0;
+      }
+    }
+    let start = 0;
+    return layers.map((size) => [start, (start += size)]);
+  }
+
+  /** partition.experiment_stages: what each pipeline rank holds. */
+  function experimentStages(e) {
+    const model = e.model, layers = experimentLayers(e), last = layers.length - 1;
+    const denseTotal = numDenseLayers(model), vocabulary = model.vocab_size * model.hidden_size;
+    return Array.from({ length: e.pp }, (_, rank) => {
+      const own = layers.map((_, stage) => stage).filter((stage) => rankOf(e.pp_schedule, stage, e.pp) === rank);
+      let dense = 0, held = 0;
+      for (const stage of own) {
+        const [start, end] = layers[stage];
+        held += end - start;
         dense += Math.max(0, Math.min(end, denseTotal) - start);
       }
-      let held = times(denseLayer(model), dense);
-      if (layers > dense) held = add(held, times(moeLayer(model), layers - dense));
-      const hasEmbedding = chunks.includes(0), hasHead = chunks.includes(count - 1);
+      let parts = times(denseLayer(model), dense);
+      if (held > dense) parts = add(parts, times(moeLayer(model), held - dense));
+      const hasHead = own.includes(last);
       return {
         dense_layers: dense,
-        moe_layers: layers - dense,
-        layers: held,
-        embedding: hasEmbedding ? vocabulary : 0,
-        head: hasHead && !(hasEmbedding && model.tie_embeddings) ? vocabulary : 0,
+        moe_layers: held - dense,
+        layers: parts,
+        embedding: own.includes(0) ? vocabulary : 0,
+        head: hasHead && !(last === 0 && model.tie_embeddings) ? vocabulary : 0,
         has_head: hasHead,
         final_norm: hasHead ? model.hidden_size : 0,
       };
     });
   }
-
-  /** params.experiment_stages */
-  const experimentStages = (e) => stages(e.model, e.pp, e.virtual_stages, V_SHAPED.includes(e.pp_schedule));
-
-  /** params.num_params */
-  const numParams = (model) =>
-    stages(model, 1, 1, false).reduce((n, s) => n + sum(s.layers) + s.embedding + s.head + s.final_norm, 0);
 
   /** params.local_params: [parameters, expert parameters] of one rank. */
   const localParams = (e, c) => [div(c.split, e.tp) + c.replicated, div(c.experts, e.ep * e.tp)];
@@ -213,7 +261,7 @@ const ModelCosts = (() => {
   }
 
   return {
-    computeBytes, dataParallel, denseLayer, div, experimentStages, headBytes, layerBytes, localParams, masterBytes,
+    computeBytes, dataDegrees, dataParallel, denseLayer, div, experimentStages, headBytes, layerBytes, localParams, masterBytes,
     moeLayer, numMicrobatches, numParams, rankTokens, sum, V_SHAPED, worldSize,
   };
 })();

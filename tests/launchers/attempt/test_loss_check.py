@@ -43,12 +43,12 @@ def experiment(**layout: Any) -> Experiment:
 
 
 def attention_off(engine: Engine) -> None:
-    for block in engine.stage.blocks:
+    for block in engine.chunks[0].blocks:
         block.attention.register_forward_hook(lambda module, inputs, output: output * 0)
 
 
 def feed_forward_off(engine: Engine) -> None:
-    for block in engine.stage.blocks:
+    for block in engine.chunks[0].blocks:
         block.ffn.register_forward_hook(lambda module, inputs, output: output * 0)
 
 

@@ -159,4 +159,5 @@ def study_experiment(row: dict[str, str]) -> Experiment:
         global_batch_size=round(dp * micro_batch * float(row["batch_accum"])),
         seq_len=int(row["seq_len"]),
         zero_stage=int(row["zero_stage"]),
+        pp_split="even",
     )

@@ -72,15 +72,15 @@ def traced_peak_bytes(case: Experiment, rank: int) -> int:
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    from workloads.engine.build import assemble, shape_stage
+    from workloads.engine.build import assemble, shape_chunks
     from workloads.engine.groups import make_groups
     from workloads.engine.memory import StorageTracker, tracked_storages
     from workloads.engine.parameters import local_shard
 
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=case.world_size)
     groups = make_groups(case, rank, torch.device("cpu"))
-    stage = shape_stage(case, groups)
-    tokens = case.micro_batch_size * case.seq_len
+    chunks = shape_chunks(case, groups)
+    tokens = case.micro_batch_size * case.seq_len // case.cp
 
     def step() -> None:
         batches = [
@@ -92,11 +92,12 @@ def traced_peak_bytes(case: Experiment, rank: int) -> int:
         engine.optimizer.step(engine.optimizer.local_square_norm().sqrt())
 
     with FakeTensorMode(allow_non_fake_inputs=True):
-        stage.to_empty(device="cpu")
-        engine = assemble(case, groups, stage)
+        for chunk in chunks:
+            chunk.to_empty(device="cpu")
+        engine = assemble(case, groups, chunks)
         step()
         resident = [local_shard(parameter.current) for parameter in engine.optimizer.parameters]
-        resident += list(stage.buffers())
+        resident += [buffer for chunk in chunks for buffer in chunk.buffers()]
         there = sum(t.numel() * t.element_size() for t in resident) + engine.optimizer.state_bytes()
         with tracked_storages(StorageTracker()) as tracker:
             step()

@@ -128,7 +128,7 @@ def _measure_slowed(rank: int, place: str) -> Measurements:
 
     finish = FSDPState._root_post_backward_final_callback
     if place == "forward":
-        engine.stage.between_blocks = partial(late, lambda x: x)
+        engine.chunks[0].between_blocks = partial(late, lambda x: x)
     elif place == "optimizer":
         engine.optimizer.step = partial(late, engine.optimizer.step)  # type: ignore[method-assign]
     else:
@@ -159,8 +159,9 @@ def _separate_gradients(rank: int, case: Experiment) -> list[dict[str, Tensor]]:
     gradients = []
     for own in data.step_batches(case, 0, 0, CPU):
         alone = built(rank, case.replace(global_batch_size=1))
-        assert alone.stage.head is not None
-        alone.stage.head.scale /= 2  # the mean is over both
+        head = alone.chunks[0].head
+        assert head is not None
+        head.scale /= 2  # the mean is over both
         alone.pipeline.run([own])
         shards = parity._shards(alone, lambda named: named.gradient)
         gradients.append(parity.put_together(case, [shards]))
@@ -170,7 +171,7 @@ def _separate_gradients(rank: int, case: Experiment) -> list[dict[str, Tensor]]:
 def traffic(pool: Pool, fault: Fault | None) -> None:
     """How often each block's weights are gathered and its gradients reduced in a step, by ZeRO stage: the table on top
     of `workloads.engine.data_parallel`."""
-    layers, rounds = 3, 4
+    layers, rounds = experiment().model.num_layers, 4
     wanted = {
         0: {"allreduce_": layers},
         1: {"_allgather_base_": layers, "_reduce_scatter_base_": layers},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -16,7 +17,9 @@ from workloads.engine.build import Engine, build, choose_attention
 from workloads.engine.groups import make_groups
 from workloads.engine.parameters import NamedParameter, local_shard
 from workloads.experiment import Experiment, ModelSpec
+from workloads.mesh import data_degrees
 from workloads.step import _batches, _finish, run_step
+from workloads.weights import Placement
 
 STEPS = 3
 TOLERANCE = 1e-12
@@ -28,8 +31,9 @@ class Shard:
 
     names: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
-    tp_dim: int | None
+    placement: Placement
     position: dict[str, int]
+    """On the axes of the layout; ``replicate`` and ``shard`` on the data mesh; ``copy`` counts a rank's own copies."""
     values: Tensor
 
 
@@ -79,41 +83,49 @@ def train_rank(
 
 
 def _shards(engine: Engine, values: Callable[[NamedParameter], Tensor]) -> list[Shard]:
-    return [
-        Shard(
-            names=tuple(part.name for part in named.spec.parts),
-            shapes=tuple(part.shape for part in named.spec.parts),
-            tp_dim=named.spec.tp_dim,
-            position=engine.groups.position,
-            values=values(named).cpu().clone(),
+    mesh = engine.groups.data_mesh
+    data = {name: mesh[name].get_local_rank() for name in ("replicate", "shard")}
+    seen: Counter[tuple[str, ...]] = Counter()
+    shards = []
+    for named in engine.optimizer.parameters:
+        names = tuple(part.name for part in named.spec.parts)
+        shards.append(
+            Shard(
+                names=names,
+                shapes=tuple(part.shape for part in named.spec.parts),
+                placement=named.spec.placement,
+                position={**engine.groups.position, **data, "copy": seen[names]},
+                values=values(named).cpu().clone(),
+            )
         )
-        for named in engine.optimizer.parameters
-    ]
+        seen[names] += 1
+    return shards
 
 
 def put_together(experiment: Experiment, ranks: list[list[Shard]]) -> dict[str, Tensor]:
     """The whole tensors from the shards of all ranks. Replicas must agree, and so must copies of a tied embedding."""
     pieces: dict[tuple, dict[int, dict[int, Tensor]]] = {}
     kinds: dict[tuple, Shard] = {}
+    shards_of_data = data_degrees(experiment)[1]
     for shards in ranks:
         for shard in shards:
             p = shard.position
-            key = (shard.names, p["pp"], p["dp_replicate"])
+            key = (shard.names, p["pp"], p["copy"], p["replicate"])
             kinds[key] = shard
-            pieces.setdefault(key, {}).setdefault(p["tp"], {})[p["dp_shard"]] = shard.values
+            pieces.setdefault(key, {}).setdefault(p["tp"], {})[p["shard"]] = shard.values
     result: dict[str, Tensor] = {}
     for key, by_tp in pieces.items():
         kind = kinds[key]
+        dim = kind.placement.dim("tp")
         by_part: list[list[Tensor]] = [[] for _ in kind.names]
         for tp_rank in range(experiment.tp):
-            whole = torch.cat([by_tp[tp_rank][i] for i in range(experiment.dp_shard)])
-            split = experiment.tp if kind.tp_dim == 0 else 1
-            rows = [shape[0] // split for shape in kind.shapes]
+            whole = torch.cat([by_tp[tp_rank][i] for i in range(shards_of_data)])
+            rows = [shape[0] // (experiment.tp if dim == 0 else 1) for shape in kind.shapes]
             for part, piece in zip(by_part, whole.split(rows), strict=True):
                 part.append(piece)
         for name, tensors in zip(kind.names, by_part, strict=True):
-            value = tensors[0] if kind.tp_dim is None else torch.cat(tensors, kind.tp_dim)
-            if kind.tp_dim is None:
+            value = tensors[0] if dim is None else torch.cat(tensors, dim)
+            if dim is None:
                 for other in tensors[1:]:
                     torch.testing.assert_close(other, value, rtol=1e-12, atol=0)
             if name in result:
@@ -125,7 +137,7 @@ def put_together(experiment: Experiment, ranks: list[list[Shard]]) -> dict[str, 
 def model(**changes: Any) -> ModelSpec:
     shape: dict[str, Any] = {
         "name": "parity",
-        "num_layers": 3,
+        "num_layers": 5,  # not a multiple of 2 or 4: stages differ
         "hidden_size": 32,
         "num_heads": 4,
         "num_kv_heads": 2,
@@ -136,9 +148,16 @@ def model(**changes: Any) -> ModelSpec:
     return ModelSpec(**{**shape, **changes})
 
 
-def experiment(tie: bool = False, qk_norm: bool = False, **layout: Any) -> Experiment:
+def experiment(
+    tie: bool = False, qk_norm: bool = False, num_kv_heads: int = 2, rounds: int | None = None, **layout: Any
+) -> Experiment:
+    """A small case in float64. ``rounds``: micro-batches of one sequence, instead of a global batch of 8."""
     fields = {"global_batch_size": 8, "seq_len": 16, "precision": "fp64", **layout}
-    return Experiment.canonical(model=model(tie_embeddings=tie, qk_norm=qk_norm), **fields)
+    if rounds is not None:
+        ranks = fields.get("dp") or fields.get("dp_replicate", 1) * fields.get("dp_shard", 1)
+        fields |= {"global_batch_size": rounds * ranks, "micro_batch_size": 1}
+    shape = model(tie_embeddings=tie, qk_norm=qk_norm, num_kv_heads=num_kv_heads)
+    return Experiment.canonical(model=shape, **fields)
 
 
 @cache

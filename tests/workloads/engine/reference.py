@@ -1,6 +1,6 @@
 """The unsharded model, written down a second time in the plainest way, and the comparison with it.
 
-Only the initial weights come from the engine (`parameters._initial_part`); forward, loss, clipping and AdamW do not.
+Only the initial weights come from the engine (`parameters.initial_part`); forward, loss, clipping and AdamW do not.
 """
 
 from __future__ import annotations
@@ -10,12 +10,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from workloads import weights as table
 from workloads.engine.data import step_batches
-from workloads.engine.groups import TensorParallel
-from workloads.engine.model import Block, Head
-from workloads.engine.parameters import Part, _initial_part, named_parameters
-from workloads.engine.tensor_parallel import VocabularyParallelEmbedding
+from workloads.engine.parameters import initial_part
 from workloads.experiment import Experiment
+from workloads.weights import Weight
 
 # The recipe of every run, written down here a second time: a wrong constant in the engine must not be a wrong one here.
 LEARNING_RATE, BETAS, EPSILON, WEIGHT_DECAY, MAX_GRAD_NORM = 3e-5, (0.9, 0.95), 1e-8, 0.1, 1.0
@@ -34,7 +33,7 @@ class Trace:
 def draw_weights(rank: int, experiment: Experiment, device: str) -> dict[str, Tensor]:
     """The initial weights, drawn where the engine draws them (a GPU's random numbers are not a CPU's), on the CPU."""
     parts = _parts(experiment)
-    return {part.name: _initial_part(part, experiment.seed, torch.device(device), 1, 0, None).cpu() for part in parts}
+    return {part.name: initial_part(part, experiment.seed, torch.device(device), {}).cpu() for part in parts}
 
 
 def train(experiment: Experiment, weights: dict[str, Tensor], steps: int, gradient_scale: float = 1.0) -> Trace:
@@ -74,17 +73,11 @@ def train(experiment: Experiment, weights: dict[str, Tensor], steps: int, gradie
     return trace
 
 
-def _parts(experiment: Experiment) -> list[Part]:
-    single = TensorParallel(size=1, rank=0, group=None, name="", sequence_parallel=True)
+def _parts(experiment: Experiment) -> list[Weight]:
     model = experiment.model
-    with torch.device("meta"):
-        modules = [Block(layer, model, 1, single) for layer in range(model.num_layers)]
-        modules += [
-            VocabularyParallelEmbedding(model.vocab_size, model.hidden_size, 0.02, single),
-            Head(experiment, single),
-        ]
-    parts = {part.name: part for m in modules for named in named_parameters(m) for part in named.spec.parts}
-    return list(parts.values())
+    ends = [table.embedding(model), table.final_norm(model), table.head(model)]
+    layers = [table.block(model, f"layers.{layer}", routed=False) for layer in range(model.num_layers)]
+    return list({part.name: part for part in [*ends, *(part for layer in layers for part in layer)]}.values())
 
 
 def _loss(experiment: Experiment, w: dict[str, Tensor], tokens: Tensor, targets: Tensor) -> Tensor:

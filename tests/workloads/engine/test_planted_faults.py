@@ -35,12 +35,12 @@ FAULTS: list[tuple[Check, Fault]] = [
     ),
     (checks.targets, Fault("targets are two tokens ahead", BATCHES, "rows[:, 1:].roll(-1, 1)", "rows[:, 1:]")),
     (checks.targets, Fault("all ranks have one batch", BATCHES, "(microbatch * dp)", "(microbatch * dp + data_rank)")),
-    (checks.initial_weights, Fault("weights start larger", "workloads.engine.model:INIT_STD", 0.025)),
+    (checks.initial_weights, Fault("weights start larger", "workloads.weights:INIT_STD", 0.025)),
     (
         checks.initial_weights,
         Fault(
             "depth is forgotten",
-            "workloads.engine.model:residual_std",
+            "workloads.weights:residual_std",
             "INIT_STD",
             "INIT_STD / math.sqrt(2 * model.num_layers)",
         ),
@@ -50,9 +50,9 @@ FAULTS: list[tuple[Check, Fault]] = [
         checks.marks,
         Fault(
             "the last backward ends after FSDP's wait",
-            "workloads.engine.pipeline:Pipeline.run",
-            "self.clock.mark()",
-            "marks.last_backward if action == self.actions[-1] else self.clock.mark()",
+            "workloads.engine.pipeline:_Step.run",
+            "clock.mark()",
+            "self.marks.last_backward if following is None else clock.mark()",
         ),
     ),
     (

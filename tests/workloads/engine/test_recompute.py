@@ -7,11 +7,12 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from workloads.engine.groups import TensorParallel
+from workloads.engine.communication import Axis
 from workloads.engine.memory import StorageTracker
 from workloads.engine.model import Block
 from workloads.engine.parameters import initialise
 from workloads.engine.recompute import Recipes, SelectiveBlock, apply_recompute
+from workloads.engine.tensor_parallel import TensorParallel
 from workloads.experiment import ModelSpec
 
 MODEL = ModelSpec(
@@ -24,13 +25,13 @@ MODEL = ModelSpec(
     ffn_hidden_size=64,
     vocab_size=64,
 )
-SINGLE = TensorParallel(size=1, rank=0, group=None, name="", sequence_parallel=True)
+SINGLE = TensorParallel(Axis("tp", 1, 0, None), sequence_parallel=True)
 
 
 def run(recompute: str) -> tuple[list[Tensor], int, int]:
     """(gradients, matmul FLOPs, bytes alive between forward and backward) of one block."""
     block = Block(0, MODEL, 2, SINGLE).double()
-    initialise(block, 0, 1, 0, 1, 0)
+    initialise(block, 0, {}, 1, 0)
     wrapped = apply_recompute(block, recompute, compiled=False)
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(32, 32, generator=generator, dtype=torch.float64, requires_grad=True)

@@ -1,0 +1,125 @@
+"""Which layers and which ends of the model each stage of a pipeline holds, and with it each rank.
+
+``even`` gives every stage as many layers as the others. ``balanced`` counts the head too: its matrix product costs as
+much as a layer or several, so that the rank which holds it gets fewer layers. The embedding is a look-up and counts for
+nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from workloads.costs.flops import attention_forward_flops
+from workloads.costs.params import Counts, dense_layer, matmul_of_layer, moe_layer, num_dense_layers
+from workloads.costs.schedule import place_of
+from workloads.experiment import Experiment, ModelSpec, PipelineSplit
+
+
+@dataclass(frozen=True, slots=True)
+class StageParams:
+    """What one pipeline rank holds. Counts are over the whole tensor-parallel group."""
+
+    dense_layers: int
+    moe_layers: int
+    layers: Counts
+    embedding: int
+    """Input embedding; 0 where this rank has none."""
+    head: int
+    """Output projection of its own; 0 where this rank has none or where it is the tied embedding beside it."""
+    has_head: bool
+    final_norm: int
+
+    @property
+    def num_layers(self) -> int:
+        return self.dense_layers + self.moe_layers
+
+    @property
+    def total(self) -> int:
+        return self.layers.total + self.embedding + self.head + self.final_norm
+
+
+@lru_cache(maxsize=4096)
+def stage_layers(
+    model: ModelSpec, schedule: str, pp: int, virtual_stages: int, split: PipelineSplit, seq_len: int
+) -> tuple[range, ...]:
+    """The contiguous layers of every stage, in the order of the model.
+
+    even      the first ``num_layers % stages`` stages hold one more than the others
+    balanced  every stage gets a layer; each further one goes to the rank with least work, and there to the stage with
+              least. Work is forward FLOPs a token, which makes the largest work of a rank as small as whole layers
+              allow. Ties go to the earlier stage
+
+    A model of fewer layers than stages, which the rules refuse, leaves the last stages without layers.
+    """
+    count = pp * virtual_stages
+    base, extra = divmod(model.num_layers, count)
+    layers = [base + (stage < extra) for stage in range(count)]
+    if split == "balanced" and base:
+        ranks = [place_of(schedule, stage, pp, virtual_stages)[0] for stage in range(count)]
+        head = head_in_layers(model, seq_len)
+        work = [1.0] * (count - 1) + [1.0 + head]
+        of_rank = [0.0] * pp
+        for rank, own in zip(ranks, work, strict=True):
+            of_rank[rank] += own
+        layers = [1] * count
+        for _ in range(model.num_layers - count):
+            stage = min(range(count), key=lambda s: (of_rank[ranks[s]], work[s], s))
+            layers[stage] += 1
+            work[stage] += 1.0
+            of_rank[ranks[stage]] += 1.0
+    starts = [sum(layers[:stage]) for stage in range(count)]
+    return tuple(range(start, start + size) for start, size in zip(starts, layers, strict=True))
+
+
+def head_in_layers(model: ModelSpec, seq_len: int) -> float:
+    """Forward FLOPs of the head over those of a layer (of the average one, where some have routed experts)."""
+    dense = num_dense_layers(model)
+    matmul = dense * matmul_of_layer(model, routed=False)
+    if model.moe is not None:
+        matmul += (model.num_layers - dense) * matmul_of_layer(model, routed=True)
+    layer = 2.0 * matmul / model.num_layers + 0.5 * attention_forward_flops(model, seq_len)
+    return 2.0 * model.vocab_size * model.hidden_size / layer
+
+
+def experiment_layers(experiment: Experiment) -> tuple[range, ...]:
+    """The layers of every stage of an experiment."""
+    e = experiment
+    return stage_layers(e.model, e.pp_schedule, e.pp, e.virtual_stages, e.pp_split, e.seq_len)
+
+
+def experiment_stages(experiment: Experiment) -> tuple[StageParams, ...]:
+    """What each pipeline rank of an experiment holds, all its stages together."""
+    e = experiment
+    return _ranks(e.model, e.pp_schedule, e.pp, e.virtual_stages, experiment_layers(e))
+
+
+@lru_cache(maxsize=4096)
+def _ranks(
+    model: ModelSpec, schedule: str, pp: int, virtual_stages: int, layers: tuple[range, ...]
+) -> tuple[StageParams, ...]:
+    """A tied embedding whose two ends are different stages is held, and trained, by both."""
+    dense_total = num_dense_layers(model)
+    vocabulary = model.vocab_size * model.hidden_size
+    last = len(layers) - 1
+    result = []
+    for rank in range(pp):
+        stages = [s for s in range(len(layers)) if place_of(schedule, s, pp, virtual_stages)[0] == rank]
+        held = [layer for stage in stages for layer in layers[stage]]
+        dense = sum(layer < dense_total for layer in held)
+        counts = dense_layer(model) * dense
+        if len(held) > dense:
+            counts = counts + moe_layer(model) * (len(held) - dense)
+        has_head = last in stages
+        result.append(
+            StageParams(
+                dense_layers=dense,
+                moe_layers=len(held) - dense,
+                layers=counts,
+                embedding=vocabulary if 0 in stages else 0,
+                head=vocabulary if has_head and not (last == 0 and model.tie_embeddings) else 0,
+                has_head=has_head,
+                final_norm=model.hidden_size if has_head else 0,
+            )
+        )
+    return tuple(result)

@@ -1,0 +1,98 @@
+"""Messages between pipeline stages: activations to the next stage, gradients to the one before.
+
+Receives are posted one action before the action that needs them, so that a message that is there already costs no
+waiting. Stages that follow each other on one rank hand their tensors over without a message.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from workloads.costs.schedule import Action
+from workloads.engine.clock import Clock, Mark
+from workloads.engine.groups import Groups
+
+
+@dataclass
+class _Arriving:
+    tensor: Tensor
+    work: dist.Work | None
+    """None when the tensor is here already."""
+
+
+@dataclass
+class Messages:
+    """Everything that one rank sends and receives in one step."""
+
+    groups: Groups
+    clock: Clock
+    shape: tuple[int, ...]
+    """Of what stages pass on."""
+    dtype: torch.dtype
+    waits: list[tuple[Mark, Mark]] = field(default_factory=list)
+    """Around each wait for a message."""
+    _arriving: dict[tuple[str, int, int], _Arriving] = field(default_factory=dict)
+    """By kind, receiving stage and micro-batch."""
+    _leaving: list[tuple[dist.Work, Tensor]] = field(default_factory=list)
+    """A tensor must live until it has been sent."""
+
+    def post(self, action: Action) -> None:
+        """Start receiving what ``action`` needs, unless that is here, or on its way, or comes from this rank."""
+        kind, stage, source = self._needed(action)
+        key = kind, stage, action.microbatch
+        if source is None or key in self._arriving or self.groups.rank_of_stage(source) == self.groups.rank:
+            return
+        x = torch.empty(self.shape, dtype=self.dtype, device=self.groups.device)
+        if self.groups.is_rehearsal:
+            # Nothing is sent: with numbers of the usual size, power and clocks are those of a real run.
+            self._arriving[key] = _Arriving(x.normal_(), None)
+            return
+        work = dist.irecv(x, self.groups.rank_of_stage(source), group=self.groups.channel(kind, source, stage))
+        assert work is not None
+        self._arriving[key] = _Arriving(x, work)
+
+    def take(self, action: Action) -> Tensor:
+        """What ``action`` needs from another stage; waits for it."""
+        self.post(action)
+        kind, stage, _ = self._needed(action)
+        arriving = self._arriving.pop((kind, stage, action.microbatch))
+        if arriving.work is not None:
+            start = self.clock.mark()
+            arriving.work.wait()
+            self.waits.append((start, self.clock.mark()))
+        return arriving.tensor
+
+    def give(self, action: Action, x: Tensor) -> None:
+        """Send the result of ``action`` to the stage that needs it."""
+        stage = self.groups.stage_of(action.chunk)
+        kind, target = ("F", stage + 1) if action.kind == "F" else ("B", stage - 1)
+        peer = self.groups.rank_of_stage(target)
+        if peer == self.groups.rank:
+            self._arriving[kind, target, action.microbatch] = _Arriving(x, None)
+            return
+        if self.groups.is_rehearsal:
+            return  # a fake group never reports that a message was sent
+        x = x.contiguous()
+        work = dist.isend(x, peer, group=self.groups.channel(kind, stage, target))
+        assert work is not None
+        self._leaving = [(work, tensor) for work, tensor in self._leaving if not work.is_completed()]
+        self._leaving.append((work, x))
+
+    def finish(self) -> None:
+        """Wait until everything has left."""
+        assert not self._arriving, f"received and not used: {sorted(self._arriving)}"
+        for work, _ in self._leaving:
+            work.wait()
+        self._leaving.clear()
+
+    def _needed(self, action: Action) -> tuple[str, int, int | None]:
+        """(kind, own stage, the stage that sends): what ``action`` needs; None where it needs no message."""
+        stage = self.groups.stage_of(action.chunk)
+        if action.kind == "W":
+            return "B", stage, None
+        kind, source = ("F", stage - 1) if action.kind == "F" else ("B", stage + 1)
+        return kind, stage, source if 0 <= source < self.groups.experiment.num_stages else None
