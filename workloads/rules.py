@@ -20,7 +20,7 @@ from operator import attrgetter
 from typing import Any, Literal, NamedTuple
 
 from workloads.cluster import ClusterSpec
-from workloads.costs.params import V_SHAPED
+from workloads.costs.schedule import INTERLEAVED, SPLIT_BACKWARD, V_SHAPED
 from workloads.experiment import Experiment
 from workloads.expressions import Expression, Template, compile_tests, parse, parse_template
 
@@ -73,8 +73,10 @@ DERIVED = {
         "rest": "global_batch_size % round",
         "chunks": "pp * virtual_stages",
         "schedule_fits": "(pp > 1) == (pp_schedule != 'none')",
-        "interleaved": "pp_schedule == 'interleaved_1f1b'",
+        "least_chunks": "2 if pp_schedule == 'interleaved_1f1b' else 1",  # with one chunk a rank it is a worse 1f1b
+        "interleaved": f"pp_schedule in {INTERLEAVED}",
         "v_shaped": f"pp_schedule in {V_SHAPED}",
+        "splits_backward": f"pp_schedule in {SPLIT_BACKWARD}",
         "tokens": "micro_batch_size * seq_len // cp",  # of one micro-batch on one context-parallel rank
         "split": f"gcd({', '.join(_SPLIT)})",
         "cp_part": "2 * cp",
@@ -113,18 +115,13 @@ _LAYOUT = _rules(
         "not schedule_fits",
         "pp_schedule={pp_schedule} with pp={pp}; it is none exactly when pp is 1",
     ),
-    # With a schedule that does not fit, nothing more is said of virtual stages and micro-batches.
+    # With a schedule that does not fit, nothing more is said of virtual stages. Every schedule takes any number of
+    # micro-batches: the lists of `workloads.costs.schedule` leave out those that are missing in the last round.
     (
         "virtual_stages",
-        "schedule_fits and (virtual_stages < 2 if interleaved else virtual_stages != (2 if v_shaped else 1))",
+        "schedule_fits and (virtual_stages < least_chunks if interleaved else virtual_stages != (2 if v_shaped else 1))",
         "pp_schedule={pp_schedule} with virtual_stages={virtual_stages}; it needs "
-        "{'2 or more' if interleaved else 2 if v_shaped else 1}",
-    ),
-    (
-        "interleaved_microbatches",
-        "schedule_fits and interleaved and num_microbatches % pp",
-        "interleaved_1f1b runs micro-batches in rounds of pp={pp}; num_microbatches={num_microbatches} is not a "
-        "multiple of it",
+        "{least_chunks if interleaved else 2 if v_shaped else 1}{' or more' if interleaved else ''}",
     ),
     *(
         (
@@ -170,7 +167,7 @@ _LAYOUT = _rules(
     ),
     (
         "zero3_zero_bubble",
-        "zero_stage == 3 and v_shaped",
+        "zero_stage == 3 and splits_backward",
         "zero_stage=3 with pp_schedule={pp_schedule}: splitting the backward loses gradients of weights that are freed "
         "in between; use zero_stage 0, 1 or 2",
     ),

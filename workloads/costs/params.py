@@ -9,11 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
+from workloads.costs.schedule import V_SHAPED
 from workloads.experiment import Experiment, ModelSpec
 from workloads.mesh import layers_of_stage
-
-V_SHAPED = ("zero_bubble_v", "dualpipe_v")
-"""Schedules whose first rank holds the first and the last chunk of the model."""
 
 
 @dataclass(frozen=True, slots=True)
