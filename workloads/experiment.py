@@ -25,7 +25,9 @@ ENGINE_VERSION = "3"
 Part = TypeVar("Part", "MoESpec", "MLASpec")
 
 Recompute = Literal["none", "selective", "full"]
-PipelineSchedule = Literal["none", "gpipe", "1f1b", "interleaved_1f1b", "zero_bubble_v", "dualpipe_v"]
+PipelineSchedule = Literal[
+    "none", "gpipe", "1f1b", "interleaved_1f1b", "interleaved_zero_bubble", "zero_bubble_v", "dualpipe_v"
+]
 PipelineSplit = Literal["balanced", "even"]
 ContextKind = Literal["ring", "allgather", "ulysses"]
 Precision = Literal["bf16", "fp32", "fp64", "fp8_tensorwise", "fp8_rowwise"]

@@ -20,13 +20,9 @@ from operator import attrgetter
 from typing import Any, Literal, NamedTuple
 
 from workloads.cluster import ClusterSpec
+from workloads.costs.schedule import INTERLEAVED, SPLIT_BACKWARD, V_SHAPED
 from workloads.experiment import Experiment
 from workloads.expressions import Expression, Template, compile_tests, parse, parse_template
-
-V_SHAPED = ("zero_bubble_v", "dualpipe_v")
-"""Schedules whose first rank holds the first and the last stage of the model."""
-RUNNABLE_SCHEDULES = ("none", "gpipe", "1f1b")
-"""Pipeline schedules that the engine has; `workloads.costs.schedule` has their action lists."""
 
 Scope = Literal["layout", "cluster", "engine"]
 
@@ -74,8 +70,10 @@ DERIVED = {
         "rest": "global_batch_size % round",
         "chunks": "pp * virtual_stages",
         "schedule_fits": "(pp > 1) == (pp_schedule != 'none')",
-        "interleaved": "pp_schedule == 'interleaved_1f1b'",
+        "least_chunks": "2 if pp_schedule == 'interleaved_1f1b' else 1",  # with one chunk a rank it is a worse 1f1b
+        "interleaved": f"pp_schedule in {INTERLEAVED}",
         "v_shaped": f"pp_schedule in {V_SHAPED}",
+        "splits_backward": f"pp_schedule in {SPLIT_BACKWARD}",
         "tokens": "micro_batch_size * seq_len // cp",  # of one micro-batch on one context-parallel rank
         "split": f"gcd({', '.join(_SPLIT)})",
         "cp_part": "2 * cp",
@@ -114,18 +112,14 @@ _LAYOUT = _rules(
         "not schedule_fits",
         "pp_schedule={pp_schedule} with pp={pp}; it is none exactly when pp is 1",
     ),
-    # With a schedule that does not fit, nothing more is said of virtual stages and micro-batches.
+    # With a schedule that does not fit, nothing more is said of virtual stages. Every schedule takes any number of
+    # micro-batches: the lists of `workloads.costs.schedule` leave out those that are missing in the last round.
     (
         "virtual_stages",
-        "schedule_fits and (virtual_stages < 2 if interleaved else virtual_stages != (2 if v_shaped else 1))",
+        "schedule_fits and "
+        "(virtual_stages < least_chunks if interleaved else virtual_stages != (2 if v_shaped else 1))",
         "pp_schedule={pp_schedule} with virtual_stages={virtual_stages}; it needs "
-        "{'2 or more' if interleaved else 2 if v_shaped else 1}",
-    ),
-    (
-        "interleaved_microbatches",
-        "schedule_fits and interleaved and num_microbatches % pp",
-        "interleaved_1f1b runs micro-batches in rounds of pp={pp}; num_microbatches={num_microbatches} is not a "
-        "multiple of it",
+        "{least_chunks if interleaved else 2 if v_shaped else 1}{' or more' if interleaved else ''}",
     ),
     *(
         (
@@ -146,6 +140,15 @@ _LAYOUT = _rules(
         "cp > 1 and seq_len % cp_part",
         "cp={cp} balances causal attention by cutting a sequence into 2*cp = {cp_part} equal parts; seq_len={seq_len} "
         "is not a multiple of {cp_part}, {seq_len // cp_part * cp_part + cp_part} would be",
+    ),
+    *(
+        (
+            f"cp_{field}",
+            f"cp > 1 and cp_kind == 'ulysses' and {field} % tp == 0 and {field} // tp % cp",
+            f"cp_kind=ulysses gives every rank whole heads: cp={{cp}} does not divide the {{{field} // tp}} of "
+            f"{field}={{{field}}} that each of tp={{tp}} ranks has; use cp_kind=ring or allgather",
+        )
+        for field in ("num_heads", "num_kv_heads")
     ),
     ("ep_model", "ep > 1 and not has_experts", "ep={ep}, but {model} has no experts; ep must be 1"),
     (
@@ -170,10 +173,10 @@ _LAYOUT = _rules(
         "zero_stage={zero_stage} with dp_shard=1 and cp=1 has nothing to shard over; use zero_stage=0",
     ),
     (
-        "zero3_zero_bubble",
-        "zero_stage == 3 and v_shaped",
-        "zero_stage=3 with pp_schedule={pp_schedule}: splitting the backward loses gradients of weights that are freed "
-        "in between; use zero_stage 0, 1 or 2",
+        "compile_split_backward",
+        "compile == 'block' and splits_backward",
+        "compile=block with pp_schedule={pp_schedule}: a compiled backward cannot leave weights' gradients for later; use "
+        "compile=none, or pp_schedule=1f1b, interleaved_1f1b or gpipe",
     ),
 )
 
@@ -207,12 +210,10 @@ LACKING = _rules(
     *(
         ("engine_support", broken, message)
         for broken, message in (
-            ("cp > 1", "cp={cp} (use 1)"),
             ("ep > 1", "ep={ep} (use 1)"),
             ("has_experts", "routed experts ({model})"),
             ("has_latent_attention", "latent attention ({model})"),
             ("'fp8' in precision", "precision={precision} (use bf16)"),
-            (f"pp_schedule not in {RUNNABLE_SCHEDULES}", "pp_schedule={pp_schedule} (use 1f1b or gpipe)"),
         )
     ),
 )
@@ -229,7 +230,7 @@ RULES = (
 _OF_EXPERIMENT = (
     *("dp_replicate", "dp_shard", "dp", "tp", "cp", "pp", "ep", "world_size", "micro_batch_size", "global_batch_size"),
     *("num_microbatches", "seq_len", "zero_stage", "pp_schedule", "virtual_stages", "sequence_parallel", "precision"),
-    *("attention", "engine_version"),
+    *("attention", "cp_kind", "compile", "engine_version"),
 )
 _OF_MODEL = ("num_layers", "num_heads", "num_kv_heads", "ffn_hidden_size", "vocab_size")
 _OF_PARTS = ("model", "has_experts", "has_latent_attention", "num_experts", "expert_hidden_size")

@@ -49,7 +49,7 @@ def _order(frame: pd.DataFrame) -> list[str]:
 
 @style.styled
 def draw(frame: pd.DataFrame) -> Figure:
-    """Left: the closed form at p = 8, smallest first. Right, where waiting was timed: idle over busy against it."""
+    """Left: the closed form at p = 8, smallest first. Right, where waiting was timed: idle over busy, measured."""
     formula, waited = sizes(), pipeline_bubble.waited(frame)
     panels = 2 if len(waited) else 1
     figure = style.new_figure(5.4 * panels + 0.6, 5.0)
@@ -102,9 +102,12 @@ def _waited(ax: Axes, waited: pd.DataFrame, order: list[str]) -> None:
             label=workload,
         )
     highest = 1.1 * float(max(waited["bubble"].max(), waited["measured"].max()))
-    ax.plot([0, highest], [0, highest], color="#444444", linewidth=1, label="measured = closed form")
+    ax.plot([0, highest], [0, highest], color="#444444", linewidth=1, label="measured = equal ranks")
     ax.set(
-        xlim=(0, highest), ylim=(0, highest), xlabel="Closed form, (p − 1) / (v m)", ylabel="Measured, idle over busy"
+        xlim=(0, highest),
+        ylim=(0, highest),
+        xlabel="Idle over busy of equal ranks; 1F1B: (p − 1) / m",
+        ylabel="Measured, idle over busy",
     )
     ax.set_title(f"Waiting of measured pipelines, n = {len(waited):,}")
     ax.grid()
@@ -116,7 +119,7 @@ FIGURE = FigureSpec(
     title="Pipeline bubble",
     caption=(
         "Idle over busy time by the closed form for m micro-batches and v virtual stages; where waiting was timed, "
-        "what pipelines really waited against it."
+        "what pipelines really waited against what their schedule does with equal ranks."
     ),
     draw=draw,
     data=data,

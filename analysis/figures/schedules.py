@@ -1,8 +1,8 @@
-"""Pipeline schedules on a time line: which stage works on which micro-batch, and where it waits.
+"""Pipeline schedules on a time line: which rank works on which micro-batch, and where it waits.
 
-Every schedule that the cost model can execute is drawn, for the layout of one run. Stages are taken as equal and
-sending as free, so that the schedule itself is seen. Times are the run's own where its forward and backward were
-timed, else in forwards of one micro-batch on one stage.
+Every schedule is drawn for the layout of one run. Ranks are taken as equal and sending as free, so that the schedule
+itself is seen. Times are the run's own where its forward and backward were timed, else in forwards of one micro-batch
+on one rank.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any, get_args
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
+from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
@@ -20,34 +21,45 @@ from analysis.figures import panels, style
 from analysis.figures.spec import FigureSpec
 from analysis.rows import labels, metrics
 from analysis.rows.frame_cache import cache_per_frame
-from results.text import format_percent, plural
-from workloads.costs.pipeline import Simulation, Span, simulate
-from workloads.costs.schedule import microbatches_in_flight, schedule_actions
-from workloads.errors import UnsupportedByEngine
+from results.text import format_percent
+from workloads.costs.pipeline import Simulation, Span, pipeline_time_s, simulate
+from workloads.costs.schedule import INTERLEAVED, V_SHAPED, held, microbatches_in_flight, schedule_actions, stage_at
 from workloads.experiment import PipelineSchedule
 
-MOST_STAGES = 8
+MOST_RANKS = 8
 MOST_MICRO_BATCHES = 16
 """More of either cannot be told apart in print."""
 COLUMNS = (
-    *("schedule", "stage", "kind", "micro_batch", "start", "end", "unit", "p", "m", "bubble_share", "most_in_flight"),
-    *("layout", "attempt_id"),
+    *("schedule", "rank", "chunk", "stage", "kind", "micro_batch", "start", "end", "unit", "p", "m", "v"),
+    *("bubble_share", "most_in_flight", "most_held", "layout", "attempt_id"),
 )
 
-
-_NAMES = {"gpipe": "GPipe", "1f1b": "1F1B"}
-_KINDS = {"F": ("#56B4E9", "", "forward"), "B": ("#E69F00", "", "backward")}
-_MOST_NUMBERED = 160
-"""With more actions than this in a panel, their micro-batches are not written into them."""
+_NAMES = {
+    "gpipe": "GPipe",
+    "1f1b": "1F1B",
+    "interleaved_1f1b": "Interleaved 1F1B",
+    "interleaved_zero_bubble": "Interleaved zero bubble",
+    "zero_bubble_v": "ZB-V",
+    "dualpipe_v": "DualPipeV",
+}
+_KINDS = {
+    "F": ("#56B4E9", "forward"),
+    "B": ("#E69F00", "backward"),
+    "I": ("#CC79A7", "backward, input's gradient"),
+    "W": ("#009E73", "backward, weights' gradient"),
+}
+_PANEL_IN = 7.4
+_LEAST_NUMBERED_IN = 0.11
+"""Where an action is drawn narrower, micro-batches are not written into their boxes."""
 _HEIGHT = 0.86
 
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """The run that stands for the others, and how long one micro-batch takes on one of its stages."""
+    """The run that stands for the others, and how long one micro-batch takes on one of its ranks."""
 
     row: dict[str, Any]
-    stages: int
+    ranks: int
     micro_batches: int
     """At most `MOST_MICRO_BATCHES`."""
     forward: float
@@ -55,14 +67,33 @@ class Pipeline:
     unit: str
     """``s``, or ``forwards`` where the run did not time them."""
 
+    def chunks(self, schedule: str) -> int:
+        """Of a rank: the run's own where it is interleaved, else two where the schedule takes any number."""
+        if schedule in INTERLEAVED:
+            own = self.row.get("virtual_stages")
+            return int(own) if self.row["pp_schedule"] == schedule and pd.notna(own) else 2
+        return 2 if schedule in V_SHAPED else 1
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """One schedule, executed."""
+
+    done: Simulation
+    chunks: int
+    in_flight: float
+    """The most micro-batches of which a rank holds activations: those of one chunk count as a part."""
+    held: float
+    """The most that a rank holds of, activations or what a weights' gradient still needs."""
+
 
 def representative(frame: pd.DataFrame) -> Pipeline | None:
-    """The fastest run of the deepest pipelines of up to `MOST_STAGES` stages; None without a finished pipeline.
+    """The fastest run of the deepest pipelines of up to `MOST_RANKS` ranks; None without a finished pipeline.
 
     A backward counts as two forwards (twice the matrix products), under full recomputation as three.
     """
     rows = metrics.ranked(frame)
-    rows = rows[rows["rank"].notna() & rows["pp"].between(2, MOST_STAGES)]
+    rows = rows[rows["rank"].notna() & rows["pp"].between(2, MOST_RANKS)]
     if rows.empty:
         return None
     rows = rows[rows["pp"] == rows["pp"].max()]
@@ -73,7 +104,7 @@ def representative(frame: pd.DataFrame) -> Pipeline | None:
     forward, unit = (busy / m / forwards, "s") if pd.notna(busy) else (1.0, "forwards")
     return Pipeline(
         row=row,
-        stages=int(row["pp"]),
+        ranks=int(row["pp"]),
         micro_batches=min(m, MOST_MICRO_BATCHES),
         forward=float(forward),
         backward=float(forwards - 1) * float(forward),
@@ -81,25 +112,30 @@ def representative(frame: pd.DataFrame) -> Pipeline | None:
     )
 
 
-def schedules(pipeline: Pipeline) -> dict[str, tuple[Simulation, int]]:
-    """Each schedule executed for these stages and micro-batches, with the most micro-batches that a stage holds."""
-    p, m = pipeline.stages, pipeline.micro_batches
+def schedules(pipeline: Pipeline) -> dict[str, Drawn]:
+    """Each schedule executed for these ranks and micro-batches."""
+    p, m = pipeline.ranks, pipeline.micro_batches
+    forward, backward, inputs, weights = _times(pipeline)
     found = {}
     for name in get_args(PipelineSchedule):
         if name == "none":
             continue
-        try:
-            actions = [schedule_actions(name, stage, p, m) for stage in range(p)]
-        except UnsupportedByEngine:
-            continue
-        done = simulate(actions, [pipeline.forward] * p, [pipeline.backward] * p)
-        found[name] = (done, max(microbatches_in_flight(own) for own in actions))
+        v = pipeline.chunks(name)
+        actions = [schedule_actions(name, rank, p, m, v) for rank in range(p)]
+        moments = [moment for own in actions for moment in held(own)]
+        found[name] = Drawn(
+            done=simulate(actions, forward, backward, name=name, input_s=inputs, weight_s=weights),
+            chunks=v,
+            in_flight=max(microbatches_in_flight(own) for own in actions) / v,
+            held=max(sum(moment.activations) + sum(moment.for_weights) for moment in moments) / v,
+        )
     return found
 
 
-def bubble_share(done: Simulation) -> float:
-    """Idle time of all stages over the devices' whole time."""
-    return sum(done.idle_s) / (len(done.idle_s) * done.total_s)
+def _times(pipeline: Pipeline) -> list[list[float]]:
+    """By rank: F, B, I and W. W has a forward's matrix products; what is computed again belongs to I."""
+    forward, backward = pipeline.forward, pipeline.backward
+    return [[one] * pipeline.ranks for one in (forward, backward, backward - forward, forward)]
 
 
 @cache_per_frame
@@ -107,28 +143,32 @@ def data(frame: pd.DataFrame) -> pd.DataFrame:
     """Every action of every schedule, `COLUMNS`: times from the start of the step in ``unit``."""
     pipeline = representative(frame)
     rows = []
-    for name, (done, held) in (schedules(pipeline) if pipeline is not None else {}).items():
+    for name, drawn in (schedules(pipeline) if pipeline is not None else {}).items():
         assert pipeline is not None
         shared = {
             "schedule": name,
             "unit": pipeline.unit,
-            "p": pipeline.stages,
+            "p": pipeline.ranks,
             "m": pipeline.micro_batches,
-            "bubble_share": bubble_share(done),
-            "most_in_flight": held,
+            "v": drawn.chunks,
+            "bubble_share": drawn.done.idle_share,
+            "most_in_flight": drawn.in_flight,
+            "most_held": drawn.held,
             "layout": pipeline.row["layout"],
             "attempt_id": pipeline.row["attempt_id"],
         }
         rows += [
             shared
             | {
-                "stage": span.stage,
+                "rank": span.rank,
+                "chunk": span.action.chunk,
+                "stage": stage_at(name, span.rank, span.action.chunk, pipeline.ranks),
                 "kind": span.action.kind,
                 "micro_batch": span.action.microbatch,
                 "start": span.start_s,
                 "end": span.end_s,
             }
-            for span in done.spans
+            for span in drawn.done.spans
         ]
     return pd.DataFrame(rows, columns=[*COLUMNS])
 
@@ -138,68 +178,89 @@ def draw(frame: pd.DataFrame) -> Figure:
     """Every schedule for one of the rows' pipelines, on one scale; idle share and micro-batches held are written."""
     pipeline = representative(frame)
     if pipeline is None:
-        raise style.NothingToDraw(f"no run of a pipeline of 2 to {MOST_STAGES} stages has finished")
+        raise style.NothingToDraw(f"no run of a pipeline of 2 to {MOST_RANKS} ranks has finished")
     found = schedules(pipeline)
-    figure, axes = panels.grid(len(found), 1, (10.0, 0.26 * pipeline.stages + 0.75), extra_in=1.1)
-    last = max(done.total_s for done, _ in found.values())
-    for ax, (name, (done, held)) in zip(axes, found.items(), strict=True):
-        _panel(ax, done, pipeline.stages, last)
-        shown = _NAMES.get(name, name.replace("_", " "))
+    figure, axes = panels.grid(len(found), 2, (_PANEL_IN, 0.24 * pipeline.ranks + 0.75), extra_in=1.1)
+    last = max(drawn.done.total_s for drawn in found.values())
+    for ax, (name, drawn) in zip(axes, found.items(), strict=True):
+        _panel(ax, drawn, pipeline.ranks, last)
         ax.set_title(
-            f"{shown}: {format_percent(bubble_share(done))} idle, at most "
-            f"{plural(held, 'micro-batch', 'micro-batches')} held by a stage"
+            f"{_NAMES[name]}: {format_percent(drawn.done.idle_share)} idle, at most {drawn.held:g} micro-batches "
+            "held by a rank"
         )
-    axes[-1].set_xlabel(
-        "Time from the start of the step, s" if pipeline.unit == "s" else "Time, in forwards of one micro-batch"
-    )
+    for ax in axes[-2:]:
+        ax.set_xlabel(
+            "Time from the start of the step, s" if pipeline.unit == "s" else "Time, in forwards of one micro-batch"
+        )
     style.bottom_legend(figure, _handles(found), _note(pipeline))
     return figure
 
 
-def _panel(ax: Axes, done: Simulation, stages: int, last: float) -> None:
-    ax.axhspan(-0.5, stages - 0.5, color="#f1f1f1", linewidth=0, zorder=0)
-    for kind, (colour, _, _) in _KINDS.items():
-        spans = [span for span in done.spans if span.action.kind == kind]
-        ax.add_collection(
-            PolyCollection([_box(span) for span in spans], facecolors=colour, edgecolors="white", linewidths=0.6)
+def _panel(ax: Axes, drawn: Drawn, ranks: int, last: float) -> None:
+    ax.axhspan(-0.5, ranks - 0.5, color="#f1f1f1", linewidth=0, zorder=0)
+    spans = drawn.done.spans
+    ax.add_collection(
+        PolyCollection(
+            [_box(span) for span in spans],
+            facecolors=[_colour(span.action.kind, span.action.chunk, drawn.chunks) for span in spans],
+            edgecolors="white",
+            linewidths=0.5,
         )
-    if len(done.spans) <= _MOST_NUMBERED:
-        for span in done.spans:
+    )
+    shortest = min(span.end_s - span.start_s for span in spans)
+    if shortest / last * _PANEL_IN >= _LEAST_NUMBERED_IN:
+        for span in spans:
             middle = (span.start_s + span.end_s) / 2
-            number = ax.text(middle, span.stage, f"{span.action.microbatch}", ha="center", va="center", fontsize=6.5)
+            number = ax.text(middle, span.rank, f"{span.action.microbatch}", ha="center", va="center", fontsize=6)
             number.set_in_layout(False)  # inside its box, and measuring so many takes time
-    ax.set(xlim=(0, 1.005 * last), ylim=(stages - 0.4, -0.6), ylabel="Stage")
-    ax.set_yticks(range(stages))
+    ax.set(xlim=(0, 1.005 * last), ylim=(ranks - 0.4, -0.6), ylabel="Rank")
+    ax.set_yticks(range(ranks))
     ax.tick_params(axis="y", length=0)
 
 
+def _colour(kind: str, chunk: int, chunks: int) -> tuple[float, ...]:
+    """Lighter for a rank's later chunks."""
+    light = 0.6 * chunk / max(1, chunks - 1)
+    return tuple(one + light * (1 - one) for one in to_rgb(_KINDS[kind][0]))
+
+
 def _box(span: Span) -> list[tuple[float, float]]:
-    low, high = span.stage - _HEIGHT / 2, span.stage + _HEIGHT / 2
+    low, high = span.rank - _HEIGHT / 2, span.rank + _HEIGHT / 2
     return [(span.start_s, low), (span.end_s, low), (span.end_s, high), (span.start_s, high)]
 
 
-def _handles(found: dict[str, tuple[Simulation, int]]) -> list[Patch]:
-    kinds = {span.action.kind for done, _ in found.values() for span in done.spans}
+def _handles(found: dict[str, Drawn]) -> list[Patch]:
+    kinds = {span.action.kind for drawn in found.values() for span in drawn.done.spans}
     handles = [
-        Patch(facecolor=colour, hatch=hatch, edgecolor="white", label=f"{name} of a micro-batch")
-        for kind, (colour, hatch, name) in _KINDS.items()
+        Patch(facecolor=colour, edgecolor="white", label=name)
+        for kind, (colour, name) in _KINDS.items()
         if kind in kinds
     ]
-    return [*handles, Patch(facecolor="#f1f1f1", edgecolor="#cccccc", label="idle")]
+    return [
+        *handles,
+        Patch(facecolor=_colour("F", 1, 2), edgecolor="white", label="lighter: later chunks of a rank"),
+        Patch(facecolor="#f1f1f1", edgecolor="#cccccc", label="idle"),
+    ]
 
 
 def _note(pipeline: Pipeline) -> str:
-    row, p, m = pipeline.row, pipeline.stages, int(pipeline.row["num_microbatches"])
-    text = f"{row['workload']}, {row['layout']}, as equal stages"
+    row, m = pipeline.row, int(pipeline.row["num_microbatches"])
+    text = f"{row['workload']}, {row['layout']}, as equal ranks"
+    ran = str(row["pp_schedule"])
     if m > pipeline.micro_batches:
+        forward, backward, inputs, weights = _times(pipeline)
+        chunks = pipeline.chunks(ran)
+        whole = pipeline_time_s(ran, forward, backward, m, virtual_stages=chunks, input_s=inputs, weight_s=weights)
+        idle = 1 - m * (pipeline.forward + pipeline.backward) / whole
         text += (
-            f",\ndrawn with {pipeline.micro_batches} of {m} micro-batches (idle with all of them: "
-            f"{format_percent((p - 1) / (m + p - 1))})"
+            f",\ndrawn with {pipeline.micro_batches} of {m} micro-batches ({_NAMES.get(ran, ran)} with all of them: "
+            f"{format_percent(idle)} idle)"
         )
     idle = row["pipeline_idle_s"]
     if pd.notna(idle) and pd.notna(row["step_time_s"]):
-        ran = _NAMES.get(str(row["pp_schedule"]), str(row["pp_schedule"]))
-        text += f"\nThe run itself ({ran}) waited {format_percent(idle / row['step_time_s'])} of its step"
+        text += (
+            f"\nThe run itself ({_NAMES.get(ran, ran)}) waited {format_percent(idle / row['step_time_s'])} of its step"
+        )
     return text
 
 
@@ -208,9 +269,9 @@ FIGURE = FigureSpec(
     section="why",
     title="Pipeline schedules",
     caption=(
-        "Every schedule that the cost model can execute, for the fastest run of the deepest pipelines of up to 8 "
-        "stages: equal stages, sending free. A backward counts as two forwards, under full recomputation as three; "
-        "seconds are the run's own where its forward and backward were timed."
+        "Every pipeline schedule for the fastest run of the deepest pipelines of up to 8 ranks: equal ranks, sending "
+        "free, two chunks of the model a rank where a schedule has several. A backward counts as two forwards, under "
+        "full recomputation as three; seconds are the run's own where its forward and backward were timed."
     ),
     draw=draw,
     data=data,

@@ -65,7 +65,7 @@ def pipeline_parallel(frame: pd.DataFrame) -> pd.DataFrame:
 
     ``m = p − 1`` is the study's short schedule; where micro-batches come in powers of two, ``m = p`` is the nearest.
     The study's runs before its pipelines' communication was rewritten are left out.
-    ``bubble`` is the closed form ``(p − 1) / (v m)``.
+    ``bubble`` is what the schedule idles with equal ranks.
     """
     return _table(_fastest(pipelines(frame), PLACE), PLACE)
 
@@ -76,9 +76,7 @@ def pipelines(frame: pd.DataFrame) -> pd.DataFrame:
     rows = rows[(rows["tp"] == 1) & (rows["pp"] > 1)]
     if "after_pp_fix" in rows:  # the study's pipelines before their communication was rewritten are another engine
         rows = rows[rows["after_pp_fix"].fillna(True).astype(bool)]
-    virtual = rows["virtual_stages"].fillna(1)
-    bubble = pipeline_bubble.closed_form(rows["pp"], rows["num_microbatches"], virtual)
-    rows = rows.assign(axis="pp", degree=rows["pp"], bubble=bubble)
+    rows = rows.assign(axis="pp", degree=rows["pp"], bubble=pipeline_bubble.of_rows(rows))
     asked = {PP_SERIES[0]: rows["pp"] - 1, PP_SERIES[1]: rows["pp"], PP_SERIES[2]: 32}
     parts = [rows[rows["num_microbatches"] == count].assign(series=name) for name, count in asked.items()]
     return pd.concat(parts)

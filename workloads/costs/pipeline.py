@@ -1,18 +1,33 @@
-"""How long a pipeline of stages with given times takes: exactly by simulation, or in closed form."""
+"""How long a pipeline takes whose chunks have given times: its action lists, executed without a device.
+
+Idle share of the whole time with F, I and W of equal length (a backward twice as long as a forward), sending free, two
+chunks a rank where the schedule has several:
+
+TABLE
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import get_args
 
-from workloads.costs.schedule import Action
+from workloads.costs.schedule import Action, Kind, schedule_actions, stage_at
+
+Times = Sequence[float] | Sequence[Sequence[float]]
+"""Seconds of one micro-batch by rank: one number for all chunks of a rank together, of which each takes an equal part,
+or each chunk's own."""
+
+_KINDS: tuple[Kind, ...] = get_args(Kind)
+_Steps = tuple[tuple[int, int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One action of one stage on the time line."""
+    """One action of one rank on the time line."""
 
-    stage: int
+    rank: int
     action: Action
     start_s: float
     end_s: float
@@ -21,114 +36,188 @@ class Span:
 @dataclass(frozen=True, slots=True)
 class Simulation:
     total_s: float
-    """Start of the first action to the end of the last, on any stage."""
+    """Start of the first action to the end of the last, on any rank."""
     idle_s: tuple[float, ...]
-    """For each stage: ``total_s`` minus the time in its own actions."""
+    """For each rank: ``total_s`` minus the time in its own actions."""
     spans: tuple[Span, ...]
-    """Every action, stage by stage in the order of its list."""
+    """Every action, rank by rank in the order of its list."""
+
+    @property
+    def idle_share(self) -> float:
+        """Idle time of all ranks over their whole time."""
+        return sum(self.idle_s) / (len(self.idle_s) * self.total_s)
 
 
 def simulate(
     schedule: Sequence[Sequence[Action]],
-    forward_s: Sequence[float],
-    backward_s: Sequence[float],
+    forward_s: Times,
+    backward_s: Times,
     p2p_s: float = 0.0,
+    *,
+    name: str = "1f1b",
+    input_s: Times | None = None,
+    weight_s: Times | None = None,
 ) -> Simulation:
-    """Execute the action list of every stage (`schedule_actions`) with constant times per stage.
+    """Execute the action list of every rank (`schedule_actions`) with constant times.
 
-    A stage runs its list in order. A forward waits for the same micro-batch's forward on the stage before, a backward
-    for its backward on the stage after, each plus ``p2p_s``; sending takes no time of the sender. Raises ValueError for
-    lists that wait for each other for ever.
+    A rank runs its list in order. A forward waits for the same micro-batch's forward of the stage before, a B or I for
+    the B or I of the stage after, each plus ``p2p_s`` where that stage is on another rank; sending takes no time of the
+    sender. ``name``, the schedule, says where stages are (`stage_at`). ``input_s`` and ``weight_s`` are the times of I
+    and W; each is half of ``backward_s`` where not given. Raises ValueError for lists that wait for each other.
     """
-    num_stages = len(schedule)
-    done: dict[tuple[str, int, int], float] = {}
-    position, clock = [0] * num_stages, [0.0] * num_stages
-    spans: list[list[Span]] = [[] for _ in range(num_stages)]
-    remaining = sum(len(actions) for actions in schedule)
-    while remaining:
-        before = remaining
-        for stage, actions in enumerate(schedule):
-            while position[stage] < len(actions):
-                action = actions[position[stage]]
-                neighbour = stage - 1 if action.kind == "F" else stage + 1
-                start = clock[stage]
-                if 0 <= neighbour < num_stages:
-                    ready = done.get((action.kind, neighbour, action.microbatch))
-                    if ready is None:
-                        break
-                    start = max(start, ready + p2p_s)
-                elif action.kind == "B" and ("F", stage, action.microbatch) not in done:
-                    break
-                end = start + (forward_s[stage] if action.kind == "F" else backward_s[stage])
-                done[action.kind, stage, action.microbatch] = clock[stage] = end
-                spans[stage].append(Span(stage, action, start, end))
-                position[stage] += 1
-                remaining -= 1
-        if remaining == before:
-            waiting = [f"stage {s}: {a[position[s]]}" for s, a in enumerate(schedule) if position[s] < len(a)]
-            raise ValueError(f"the schedule waits for itself; next actions are {'; '.join(waiting)}")
+    chunks = 1 + max((action.chunk for actions in schedule for action in actions), default=0)
+    times = _durations(chunks, forward_s, backward_s, input_s, weight_s)
+    clock = [0.0] * len(schedule)
+    busy = [0.0] * len(schedule)
+    spans: list[list[Span]] = [[] for _ in schedule]
+    ends: list[float] = []
+    for rank, action, awaited in _order(schedule, name, chunks):
+        start = clock[rank] if awaited < 0 else max(clock[rank], ends[awaited] + p2p_s)
+        length = times[_place(action, rank, len(schedule), chunks)]
+        clock[rank] = end = start + length
+        busy[rank] += length
+        ends.append(end)
+        spans[rank].append(Span(rank, action, start, end))
     total = max(clock)
-    idle = tuple(
-        total - len(forwards) * forward_s[s] - (len(spans[s]) - len(forwards)) * backward_s[s]
-        for s, forwards in enumerate([span for span in own if span.action.kind == "F"] for own in spans)
+    return Simulation(
+        total_s=total,
+        idle_s=tuple(total - own for own in busy),
+        spans=tuple(span for own in spans for span in own),
     )
-    return Simulation(total_s=total, idle_s=idle, spans=tuple(span for own in spans for span in own))
 
 
 def pipeline_time_s(
     name: str,
-    forward_s: Sequence[float],
-    backward_s: Sequence[float],
+    forward_s: Times,
+    backward_s: Times,
     num_microbatches: int,
     p2p_s: float = 0.0,
     virtual_stages: int = 1,
+    *,
+    input_s: Times | None = None,
+    weight_s: Times | None = None,
 ) -> float:
-    """Seconds of a whole schedule, without simulating it.
+    """Seconds of a whole schedule: ``total_s`` of `simulate`, whose arguments these are.
 
-    F_s and B_s are the seconds of stage s for one micro-batch, over all its chunks; p stages, m micro-batches.
+    F_r and B_r being the seconds of rank r, p ranks, m micro-batches:
 
-    gpipe  ``sum F + (m-1) max F + sum B + (m-1) max B + 2 (p-1) p2p``: two flow shops, exact.
-    1f1b   The latest end that any one stage enforces, counting the way to it and back, its own work, and its waiting
-           for the first micro-batch to return (see `_one_f_one_b_s`). Exact for equal stages without p2p and for one
-           heavy last stage; a test keeps how near it is to `simulate` elsewhere.
-    interleaved_1f1b   1f1b whose idle time is divided by v (arXiv:2104.04473, section 2.2).
-    zero_bubble_v, dualpipe_v   1f1b with a ramp of max(0, F - B/2) a stage: backward's two halves fill it when F = B/2
-           (arXiv:2401.10241). An ideal: no such schedule is simulated here yet.
+    gpipe   ``sum F + (m-1) max F + sum B + (m-1) max B + 2 (p-1) p2p``: two flow shops, exact.
+    others  Exact up to `MOST_EXECUTED` micro-batches: which action waits for which is found once for a schedule and its
+            sizes, and what is left is one addition and one comparison an action. With more micro-batches every further
+            round of p takes as long as the last one executed: a test keeps how near this is.
     """
     p, m = len(forward_s), num_microbatches
+    times = _durations(virtual_stages, forward_s, backward_s, input_s, weight_s)
     if name == "gpipe":
-        ramps = sum(forward_s) + sum(backward_s) + 2 * (p - 1) * p2p_s
-        return ramps + (m - 1) * (max(forward_s) + max(backward_s))
-    total = _one_f_one_b_s(forward_s, backward_s, m, p2p_s)
-    if name in ("none", "1f1b"):
-        return total
-    busy = m * max(f + b for f, b in zip(forward_s, backward_s, strict=True))
-    if name == "interleaved_1f1b":
-        return busy + (total - busy) / virtual_stages
-    return busy + sum(max(0.0, f - b / 2) for f, b in zip(forward_s, backward_s, strict=True)) * (p - 1) / p
-
-
-def _one_f_one_b_s(forward_s: Sequence[float], backward_s: Sequence[float], m: int, p2p_s: float) -> float:
-    """The largest of lower bounds on 1F1B's time, one for each stage.
-
-    Stage s starts when the first forward reaches it and ends when the last backward has yet to go back: together
-    ``ramp = sum_{j < s} (F_j + B_j) + 2 s p2p``. A micro-batch is away from it for ``round_trip`` (its own F and B
-    included), with k = p - s micro-batches in flight. If m > k the stage works m (F + B), waits for the first return
-    after k forwards and for the last k backwards at their end, or is held up by the round trip in every cycle of k; if
-    m <= k all forwards come first.
-    """
-    p = len(forward_s)
-    ramp = sum(forward_s) + sum(backward_s) + 2 * p * p2p_s
-    round_trip = total = 0.0
-    for s in range(p - 1, -1, -1):
-        f, b, k = forward_s[s], backward_s[s], p - s
-        ramp -= f + b + 2 * p2p_s
-        round_trip += f + b
-        if m > k:
-            waits = max(0.0, round_trip - k * f - b) + max(0.0, round_trip - f - k * b)
-            own = max(m * (f + b) + waits, round_trip * (1 + (m - 1) / k))
-        else:
-            own = max(m * (f + b), round_trip + (m - 1) * max(f, b))
-        total = max(total, ramp + own)
-        round_trip += 2 * p2p_s
+        forward, backward = times[:p], times[p : 2 * p]
+        ramps = sum(forward) + sum(backward) + 2 * (p - 1) * p2p_s
+        return ramps + (m - 1) * (max(forward) + max(backward))
+    left_out = max(0, -(-(m - max(MOST_EXECUTED, 2 * p)) // p))
+    executed = m - left_out * p
+    total = _executed_s(_steps(name, p, executed, virtual_stages), times, p, p2p_s)
+    if left_out:
+        before = _executed_s(_steps(name, p, executed - p, virtual_stages), times, p, p2p_s)
+        total += left_out * (total - before)
     return total
+
+
+MOST_EXECUTED = 64
+"""Micro-batches of a pipeline that are executed one by one; in pipelines of more than 32 ranks twice the ranks."""
+
+
+def _executed_s(steps: _Steps, times: Sequence[float], num_ranks: int, p2p_s: float) -> float:
+    clock = [0.0] * num_ranks
+    ends: list[float] = []
+    note = ends.append
+    for rank, awaited, place in steps:
+        end = clock[rank]
+        if awaited >= 0:
+            ready = ends[awaited] + p2p_s
+            if ready > end:
+                end = ready
+        end += times[place]
+        clock[rank] = end
+        note(end)
+    return max(clock)
+
+
+@lru_cache(maxsize=256)
+def _steps(name: str, num_ranks: int, num_microbatches: int, chunks: int) -> _Steps:
+    """Every action in an order in which it can be executed: its rank, what it awaits (see `_order`), its `_place`."""
+    schedule = [schedule_actions(name, rank, num_ranks, num_microbatches, chunks) for rank in range(num_ranks)]
+    return tuple(
+        (rank, awaited, _place(action, rank, num_ranks, chunks))
+        for rank, action, awaited in _order(schedule, name, chunks)
+    )
+
+
+def _place(action: Action, rank: int, num_ranks: int, chunks: int) -> int:
+    """Where `_durations` has the action's."""
+    return (_KINDS.index(action.kind) * num_ranks + rank) * chunks + action.chunk
+
+
+def _durations(
+    chunks: int, forward_s: Times, backward_s: Times, input_s: Times | None, weight_s: Times | None
+) -> list[float]:
+    """Seconds by kind, rank and chunk, in the order of `_KINDS`."""
+    forward, backward = _by_chunk(forward_s, chunks), _by_chunk(backward_s, chunks)
+    half = [0.5 * own for own in backward]
+    return [
+        *(*forward, *backward),
+        *(half if input_s is None else _by_chunk(input_s, chunks)),
+        *(half if weight_s is None else _by_chunk(weight_s, chunks)),
+    ]
+
+
+def _by_chunk(times: Times, chunks: int) -> list[float]:
+    found: list[float] = []
+    for own in times:
+        found += [own / chunks] * chunks if isinstance(own, (int, float)) else own
+    return found
+
+
+def _order(schedule: Sequence[Sequence[Action]], name: str, chunks: int) -> list[tuple[int, Action, int]]:
+    """Every action with its rank, and with the place in this order of the other rank's action that it waits for.
+
+    That place is -1 where there is none. Each action comes after the one it waits for and after those before it in its
+    list. Raises ValueError where no such order exists.
+    """
+    num_ranks = len(schedule)
+    last_stage = num_ranks * chunks - 1
+    forward: dict[tuple[int, int], tuple[int, int]] = {}
+    """Stage and micro-batch of every forward so far: its rank and its place."""
+    backward: dict[tuple[int, int], tuple[int, int]] = {}
+    """The same of every B and I."""
+    position = [0] * num_ranks
+    found: list[tuple[int, Action, int]] = []
+    remaining = sum(len(actions) for actions in schedule)
+    while remaining > len(found):
+        before = len(found)
+        for rank, actions in enumerate(schedule):
+            while position[rank] < len(actions):
+                action = actions[position[rank]]
+                stage, i = stage_at(name, rank, action.chunk, num_ranks), action.microbatch
+                awaited: tuple[int, int] | None = (rank, -1)
+                if action.kind == "F":
+                    if stage > 0:
+                        awaited = forward.get((stage - 1, i))
+                    ended = forward
+                elif action.kind == "W":
+                    if (stage, i) not in backward:
+                        break
+                    ended = {}
+                else:
+                    if (stage, i) not in forward:
+                        break
+                    if stage < last_stage:
+                        awaited = backward.get((stage + 1, i))
+                    ended = backward
+                if awaited is None:
+                    break
+                ended[stage, i] = rank, len(found)
+                found.append((rank, action, awaited[1] if awaited[0] != rank else -1))
+                position[rank] += 1
+        if len(found) == before:
+            waiting = [f"rank {r}: {a[position[r]]}" for r, a in enumerate(schedule) if position[r] < len(a)]
+            raise ValueError(f"the schedule waits for itself; next actions are {'; '.join(waiting)}")
+    return found

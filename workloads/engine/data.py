@@ -1,7 +1,7 @@
 """Makes synthetic batches: uniform random tokens, the same for every layout.
 
 Sequence ``i`` of step ``s`` depends on (seed, s, i) alone. Data-parallel rank ``d`` takes sequences
-``(microbatch * dp + d) * micro_batch_size ...`` of the global batch; context-parallel ranks share these out by position.
+``(microbatch * dp + d) * micro_batch_size ...`` of the global batch. Context-parallel ranks share out their positions.
 """
 
 from __future__ import annotations

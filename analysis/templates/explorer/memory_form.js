@@ -152,7 +152,7 @@ const MemoryForm = (() => {
       for (const name of ["recompute", "precision", "attention", "compile"]) e[name] = field(name).value;
       e.global_batch_size = ModelCosts.dataParallel(e) * e.micro_batch_size * whole("num_microbatches");
       e.pp_schedule = e.pp === 1 ? "none" : field("pp_schedule").value;
-      const interleaved = e.pp_schedule === "interleaved_1f1b";
+      const interleaved = e.pp_schedule.startsWith("interleaved");
       e.virtual_stages = interleaved ? whole("virtual_stages") : V_SHAPED.includes(e.pp_schedule) ? 2 : 1;
       e.sequence_parallel = e.tp === 1 || field("sequence_parallel").checked;
       return e;
@@ -168,7 +168,7 @@ const MemoryForm = (() => {
     function enable(e) {
       const off = {
         pp_schedule: e.pp === 1,
-        virtual_stages: e.pp_schedule !== "interleaved_1f1b",
+        virtual_stages: !e.pp_schedule.startsWith("interleaved"),
         sequence_parallel: e.tp === 1,
         ep: model.moe === null && e.ep === 1,
       };

@@ -3,22 +3,42 @@
 Times have no unit: only their ratio matters. The actions and their times come from pipeline_model.js. */
 "use strict";
 const initPipeline = (() => {
+  const { INTERLEAVED, SCHEDULES, SPLIT_BACKWARD, V_SHAPED } = PipelineModel;
   const ROW = 34, BAR = 26, LEFT = 4, TOP = 6, AXIS = 22;
   const SVG = "http://www.w3.org/2000/svg";
-  /** Name, and what a stage does. */
+  /** Name, and what a rank does. */
   const NAMES = {
-    "1f1b": ["1F1B", "Each stage alternates one forward and one backward as soon as it can (arXiv:2006.09503)."],
-    gpipe: ["GPipe", "Each stage runs all forwards, then all backwards (arXiv:1811.06965)."],
+    gpipe: ["GPipe", "Each rank runs all forwards, then all backwards (arXiv:1811.06965)."],
+    "1f1b": ["1F1B", "Each rank alternates one forward and one backward as soon as it can (arXiv:2006.09503)."],
+    interleaved_1f1b: ["Interleaved 1F1B",
+      "1F1B with several chunks of the model a rank: rank r has stages r, r + p, and so on (arXiv:2104.04473)."],
+    interleaved_zero_bubble: ["Interleaved zero bubble",
+      "The same with split backwards: weights' gradients fill the waiting at the end (ZB, arXiv:2401.10241)."],
+    zero_bubble_v: ["ZB-V",
+      "Two chunks a rank in a V: rank r has stages r and 2p − 1 − r. Split backwards (arXiv:2401.10241, section 6)."],
+    dualpipe_v: ["DualPipeV",
+      "The same V in pairs of a forward and a backward, which follow each other here (arXiv:2412.19437)."],
   };
-  const KINDS = { F: "forward", B: "backward" };
+  const schedules = Object.keys(SCHEDULES).filter((name) => name !== "none");
+  const KINDS = { F: "forward", B: "backward", I: "backward, input's gradient", W: "backward, weights' gradient" };
+  /** More cannot be told apart, and take long to draw. */
+  const MOST_ACTIONS = 30000;
   /** [field, label, smallest, largest, step, at first] */
   const FIELDS = [
-    ["stages", "Stages p", 1, 32, 1, 4],
+    ["ranks", "Pipeline ranks p", 1, 32, 1, 4],
     ["microbatches", "Micro-batches m", 1, 128, 1, 8],
+    ["chunks", "Model chunks a rank v", 1, 8, 1, 1],
     ["forward", "Time of a forward", 0.1, 10, 0.1, 1],
     ["backward", "Time of a backward", 0.1, 10, 0.1, 2],
-    ["p2p", "Time between stages (p2p)", 0, 5, 0.1, 0],
+    ["weights", "Weights' gradient, % of a backward", 5, 95, 1, 50],
+    ["p2p", "Time between ranks (p2p)", 0, 5, 0.1, 0],
   ];
+  /** The fewest and the most chunks that a rank may have. */
+  function chunkLimits(schedule) {
+    if (V_SHAPED.includes(schedule)) return [2, 2];
+    if (!INTERLEAVED.includes(schedule)) return [1, 1];
+    return [schedule === "interleaved_1f1b" ? 2 : 1, 8];
+  }
   const field = ([name, label, least, most, step, value]) => {
     const limits = `min="${least}" max="${most}" step="${step}" value="${value}"`;
     return `
@@ -28,7 +48,8 @@ const initPipeline = (() => {
       <input type="number" id="p-${name}" name="${name}" ${limits} inputmode="decimal" required>
     </div>`;
   };
-  const schedules = Object.keys(PipelineModel.SCHEDULES).filter((name) => name !== "none").sort();
+  const swatch = ([kind, name]) => `<span data-kind="${kind}"><svg width="26" height="16" aria-hidden="true">
+      <rect class="g-${kind}" width="26" height="16"/></svg> ${name}</span>`;
   const PAGE = `
     <div class="widget pipeline">
       <form class="w-controls w-row" aria-label="Pipeline">
@@ -38,47 +59,56 @@ const initPipeline = (() => {
               ${schedules.map((name) => `<option value="${name}">${NAMES[name][0]}</option>`).join("")}
             </select></div>
           <p class="quiet" id="p-meaning"></p>
-          ${FIELDS.slice(0, 2).map(field).join("")}
+          ${FIELDS.slice(0, 3).map(field).join("")}
         </fieldset>
-        <fieldset><legend>Times</legend>${FIELDS.slice(2).map(field).join("")}</fieldset>
+        <fieldset><legend>Times of a rank</legend>${FIELDS.slice(3).map(field).join("")}</fieldset>
       </form>
       <div class="w-result">
         <p class="warning" id="p-wrong" role="status" hidden></p>
         <div id="p-answer">
           <dl class="w-facts" aria-live="polite">
             <div><dt>Idle over working time</dt><dd id="p-bubble"></dd></div>
-            <div><dt>(p − 1) / m = <span id="p-fraction"></span></dt><dd id="p-closed"></dd></div>
+            <div><dt><span id="p-formula"></span> = <span id="p-fraction"></span></dt><dd id="p-closed"></dd></div>
             <div><dt>Idle share of the step</dt><dd id="p-share"></dd></div>
             <div><dt>Whole step</dt><dd id="p-total"></dd></div>
           </dl>
           <p class="quiet" id="p-remark"></p>
-          <p class="w-legend"><span><svg width="26" height="16" aria-hidden="true">
-              <rect class="g-F" width="26" height="16"/></svg> forward</span>
-            <span><svg width="26" height="16" aria-hidden="true"><rect class="g-B" width="26" height="16"/>
-              </svg> backward</span>
+          <p class="w-legend">${Object.entries(KINDS).map(swatch).join("")}
             <span><svg width="26" height="16" aria-hidden="true"><rect fill="url(#p-idle)" width="26" height="16"/>
               </svg> idle</span>
+            <span id="p-lighter">lighter: later chunks of a rank</span>
             <label class="w-check"><input type="checkbox" id="p-fit"> Whole step at once</label></p>
           <div class="w-chart"><svg id="p-labels" width="58" aria-hidden="true"></svg>
             <div class="w-scroll" id="p-scroll"><svg id="p-chart" tabindex="0" role="application"
               aria-label="Schedule: arrow keys step through the actions" aria-describedby="p-now"></svg></div></div>
-          <p class="quiet">Left and right: this stage's actions. Up and down: the next stage's. Or point at one.</p>
+          <p class="quiet">Left and right: this rank's actions. Up and down: the next rank's. Or point at one.</p>
           <p class="w-now" id="p-now" role="status"></p>
-          <div class="w-scroll"><table class="w-table"><caption>Each stage</caption><thead><tr>
-            <th scope="col">Stage</th>
+          <div class="w-scroll"><table class="w-table"><caption>Each rank</caption><thead><tr>
+            <th scope="col">Rank</th>
             <th scope="col" class="n">Idle time</th><th scope="col" class="n">Idle share</th>
             <th scope="col" class="n">Most micro-batches in flight</th>
-            <th scope="col" class="n">In flight at the chosen action</th></tr></thead>
+            <th scope="col" class="n">In flight at the chosen action</th>
+            <th scope="col" class="n">Most that wait for weights' gradients</th></tr></thead>
             <tbody id="p-table"></tbody></table></div>
         </div>
       </div>
       <svg width="0" height="0" class="w-patterns" aria-hidden="true"><defs>
-        <pattern id="p-hatch" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">
-          <rect width="6" height="6" class="g-ground"/><line x1="0" y1="0" x2="0" y2="6" class="g-hatch"/></pattern>
+        <g id="p-hatches"></g>
         <pattern id="p-idle" width="5" height="5" patternUnits="userSpaceOnUse">
           <rect width="5" height="5" class="g-idle"/><circle cx="2.5" cy="2.5" r="0.8" class="g-dot"/></pattern>
       </defs></svg>
     </div>`;
+
+  /** A chunk's colour: lighter the later it is. */
+  function colour(kind, chunk, chunks) {
+    const part = 100 - (60 * chunk) / Math.max(1, chunks - 1);
+    return `color-mix(in srgb, var(--${kind}) ${part}%, white)`;
+  }
+  const hatch = (chunk, chunks) => `
+    <pattern id="p-hatch-${chunk}" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">
+      <rect width="6" height="6" style="fill: ${colour("backward", chunk, chunks)}"/>
+      <line x1="0" y1="0" x2="0" y2="6" class="g-hatch"/></pattern>`;
+  const VARIABLES = { F: "forward", I: "input", W: "weight" };
 
   /** Without the noise of sums of tenths: 4.800000001 is 4.8. */
   const plain = (value) => value.toLocaleString("en", { maximumFractionDigits: 2 });
@@ -106,48 +136,78 @@ const initPipeline = (() => {
     /** The inputs, or the sentence that says which of them makes no sense. */
     function read() {
       const given = { schedule: form.elements.schedule.value };
-      for (const [name, label, least, most, step] of FIELDS) {
+      for (const [name, label, first, last, step] of FIELDS) {
         const value = form.elements[name].valueAsNumber, whole = step === 1;
+        const [least, most] = name === "chunks" ? chunkLimits(given.schedule) : [first, last];
         if (!(value >= least && value <= most) || (whole && !Number.isInteger(value))) {
           return { wrong: `${label}: ${whole ? "a whole number" : "a number"} from ${least} to ${most}` };
         }
         given[name] = value;
       }
+      const kinds = SPLIT_BACKWARD.includes(given.schedule) ? 3 : 2;
+      const actions = kinds * given.ranks * given.microbatches * given.chunks;
+      if (actions > MOST_ACTIONS) {
+        const [shown, most] = [actions, MOST_ACTIONS].map((count) => count.toLocaleString("en"));
+        return { wrong: `${shown} actions are too many to draw; at most ${most}` };
+      }
       return given;
     }
 
     function compute(given) {
-      const p = given.stages, m = given.microbatches;
-      const each = (time) => Array(p).fill(time);
-      const actions = each(null).map((_, stage) => PipelineModel.scheduleActions(given.schedule, stage, p, m));
-      const run = PipelineModel.simulate(actions, each(given.forward), each(given.backward), given.p2p);
-      const busy = m * (given.forward + given.backward), idle = run.idle.reduce((a, b) => a + b, 0) / p;
-      return { ...given, ...run, busy, meanIdle: idle, inFlight: actions.map(PipelineModel.microbatchesInFlight) };
+      const { schedule, ranks: p, microbatches: m, chunks: v } = given;
+      const each = (time) => Array.from({ length: p }, () => Array(v).fill(time / v));
+      const weights = (given.backward * given.weights) / 100;
+      const lengths = {
+        F: each(given.forward), B: each(given.backward), I: each(given.backward - weights), W: each(weights),
+      };
+      const actions = lengths.F.map((_, rank) => PipelineModel.scheduleActions(schedule, rank, p, m, v));
+      const run = PipelineModel.simulate(schedule, actions, lengths, given.p2p);
+      return {
+        ...given, ...run, lengths,
+        busy: m * (given.forward + given.backward),
+        meanIdle: run.idle.reduce((a, b) => a + b, 0) / p,
+        inFlight: actions.map((own) => PipelineModel.microbatchesInFlight(own) / v),
+        waiting: actions.map((own) => PipelineModel.weightsWaiting(own) / v),
+      };
     }
 
+    /** (p − 1) / (v m) is what 1F1B and GPipe idle with v = 1, and interleaved 1F1B; of the others 1F1B is shown. */
     function showFacts() {
-      const { stages: p, microbatches: m, total, busy, meanIdle } = found;
+      const { schedule, ranks: p, microbatches: m, total, busy, meanIdle } = found;
+      const split = SPLIT_BACKWARD.includes(schedule), v = split ? 1 : found.chunks, closed = (p - 1) / (v * m);
       at("bubble").textContent = percent(meanIdle / busy);
-      at("fraction").textContent = `${p - 1}\u00a0/\u00a0${m}`;
-      at("closed").textContent = percent((p - 1) / m);
+      at("formula").textContent = split ? "1F1B: (p − 1) / m" : v > 1 ? "(p − 1) / (v m)" : "(p − 1) / m";
+      at("fraction").textContent = `${p - 1}\u00a0/\u00a0${v * m}`;
+      at("closed").textContent = percent(closed);
       at("share").textContent = percent(meanIdle / total);
       at("total").textContent = plain(total);
-      const alike = Math.abs(meanIdle / busy - (p - 1) / m) < 1e-9;
-      at("meaning").textContent = NAMES[found.schedule][1];
-      at("remark").textContent = alike
-        ? "The simulation and the closed form, (p − 1) / m, agree: stages are equal, sending takes no time."
-        : "The closed form, (p − 1) / m, leaves out the time between stages; the simulation waits for it.";
+      at("meaning").textContent = NAMES[schedule][1];
+      at("remark").textContent = remark(split, Math.abs(meanIdle / busy - closed) < 1e-9);
+      at("lighter").hidden = found.chunks === 1;
+      for (const kind of Object.keys(KINDS)) {
+        const drawn = found.spans.some((own) => own.some((span) => span.action.kind === kind));
+        root.querySelector(`[data-kind=${kind}]`).hidden = !drawn;
+      }
     }
 
-    function showStages(inFlightNow) {
-      at("table").replaceChildren(...found.spans.map((_, stage) => {
+    function remark(split, alike) {
+      if (split) return "The closed form is 1F1B's with free sending: what a split backward and chunks are set against.";
+      if (alike) return "The simulation and the closed form agree: ranks are equal, sending takes no time.";
+      return found.p2p > 0
+        ? "The closed form leaves out the time between ranks; the simulation waits for it."
+        : "The closed form is that of a number of micro-batches that p divides.";
+    }
+
+    function showRanks(inFlightNow) {
+      at("table").replaceChildren(...found.spans.map((_, rank) => {
         const row = document.createElement("tr"), head = document.createElement("th");
         head.scope = "row";
-        head.textContent = stage;
+        head.textContent = rank;
         row.append(head);
-        const idle = found.idle[stage];
-        for (const text of [plain(Math.abs(idle)), percent(Math.abs(idle) / found.total), found.inFlight[stage],
-          inFlightNow[stage]]) {
+        const idle = Math.abs(found.idle[rank]);
+        const cells = [plain(idle), percent(idle / found.total), plain(found.inFlight[rank]), plain(inFlightNow[rank]),
+          plain(found.waiting[rank])];
+        for (const text of cells) {
           const cell = document.createElement("td");
           cell.className = "n";
           cell.textContent = text;
@@ -159,7 +219,8 @@ const initPipeline = (() => {
 
     function drawChart() {
       const { spans, total } = found, room = at("scroll").clientWidth - LEFT - 2;
-      const shortest = Math.min(found.forward, found.backward);
+      const { chunks, lengths } = found, kinds = new Set(spans.flat().map((span) => span.action.kind));
+      const shortest = Math.min(...[...kinds].map((kind) => lengths[kind][0][0]));
       const numbered = 8 + 7 * String(found.microbatches - 1).length; // wide enough for every micro-batch's number
       const scale = at("fit").checked ? room / total : Math.max(room / total, (numbered + 2) / shortest);
       const width = LEFT + total * scale + 2, height = TOP + spans.length * ROW + AXIS;
@@ -167,13 +228,16 @@ const initPipeline = (() => {
       chart.setAttribute("height", height);
       const x = (time) => LEFT + time * scale;
       const parts = [], labels = [];
-      bars = spans.map((own, stage) => {
-        const y = TOP + stage * ROW, middle = y + BAR / 2;
-        labels.push(draw("text", { x: 52, y: middle, class: "g-label", "text-anchor": "end" }, `stage ${stage}`));
+      at("hatches").innerHTML = Array.from({ length: chunks }, (_, chunk) => hatch(chunk, chunks)).join("");
+      bars = spans.map((own, rank) => {
+        const y = TOP + rank * ROW, middle = y + BAR / 2;
+        labels.push(draw("text", { x: 52, y: middle, class: "g-label", "text-anchor": "end" }, `rank ${rank}`));
         parts.push(draw("rect", { x: LEFT, y, width: total * scale, height: BAR, fill: "url(#p-idle)" }));
         return own.map(({ action, start, end }, index) => {
-          const width = (end - start) * scale, names = { "data-stage": stage, "data-index": index };
-          const bar = draw("rect", { ...names, class: `g-${action.kind}`, x: x(start), y, width, height: BAR });
+          const { kind, chunk } = action, width = (end - start) * scale;
+          const fill = kind === "B" ? `url(#p-hatch-${chunk})` : colour(VARIABLES[kind], chunk, chunks);
+          const names = { "data-rank": rank, "data-index": index, class: `g-${kind}`, style: `fill: ${fill}` };
+          const bar = draw("rect", { ...names, x: x(start), y, width, height: BAR });
           parts.push(bar);
           if (width >= numbered) {
             parts.push(draw("text", { x: x(start) + width / 2, y: middle, class: "g-number" }, action.microbatch));
@@ -196,38 +260,53 @@ const initPipeline = (() => {
     }
 
     /** Shows one action: outlined in the chart, in words below it, and in the table what is in flight as it starts. */
-    function choose(stage, index, scroll) {
-      chosen = [stage, index];
-      const { action, start, end } = found.spans[stage][index], before = index ? found.spans[stage][index - 1].end : 0;
-      const box = bars[stage][index], outline = chart.lastChild;
+    function choose(rank, index, scroll) {
+      chosen = [rank, index];
+      const { action, start, end } = found.spans[rank][index], before = index ? found.spans[rank][index - 1].end : 0;
+      const box = bars[rank][index], outline = chart.lastChild;
       for (const name of ["x", "y", "width"]) outline.setAttribute(name, box.getAttribute(name));
       const waited = start - before > 1e-9 ? `, after ${plain(start - before)} idle` : "";
-      at("now").textContent = `Stage ${stage}: ${KINDS[action.kind]} of micro-batch ${action.microbatch}, ` +
+      const stage = PipelineModel.stageAt(found.schedule, rank, action.chunk, found.ranks);
+      const where = found.chunks > 1 ? ` in chunk ${action.chunk} (stage ${stage})` : "";
+      at("now").textContent = `Rank ${rank}: ${KINDS[action.kind]} of micro-batch ${action.microbatch}${where}, ` +
         `from ${plain(start)} to ${plain(end)}${waited}.`;
       const tiny = 1e-9 * found.total; // sums of tenths differ in their last bits
-      showStages(found.spans.map((own) => own.reduce((held, span) => {
+      showRanks(found.spans.map((own) => own.reduce((held, span) => {
+        if (span.action.kind === "W") return held;
         if (span.action.kind === "F") return held + (span.start <= start + tiny ? 1 : 0);
         return held - (span.end <= start + tiny ? 1 : 0);
-      }, 0)));
+      }, 0) / found.chunks));
       if (!scroll) return;
       const view = at("scroll"), left = Number(box.getAttribute("x")), right = left + Number(box.getAttribute("width"));
       if (left < view.scrollLeft) view.scrollLeft = left - LEFT;
       else if (right > view.scrollLeft + view.clientWidth) view.scrollLeft = right - view.clientWidth + LEFT;
     }
 
-    /** The action of another stage that is nearest in time. */
-    function nearest(stage, time) {
-      const distances = found.spans[stage].map((span) => Math.abs(span.start - time));
+    /** The action of another rank that is nearest in time. */
+    function nearest(rank, time) {
+      const distances = found.spans[rank].map((span) => Math.abs(span.start - time));
       return distances.indexOf(Math.min(...distances));
     }
     function step(event) {
-      const [stage, index] = chosen, last = found.spans[stage].length - 1;
+      const [rank, index] = chosen, last = found.spans[rank].length - 1;
       const up = event.key === "ArrowUp" ? -1 : event.key === "ArrowDown" ? 1 : 0;
       const to = { ArrowLeft: index - 1, ArrowRight: index + 1, Home: 0, End: last }[event.key];
       if (!up && to === undefined) return;
       event.preventDefault();
-      if (up && found.spans[stage + up]) choose(stage + up, nearest(stage + up, found.spans[stage][index].start), true);
-      else if (!up && to >= 0 && to <= last) choose(stage, to, true);
+      if (up && found.spans[rank + up]) choose(rank + up, nearest(rank + up, found.spans[rank][index].start), true);
+      else if (!up && to >= 0 && to <= last) choose(rank, to, true);
+    }
+
+    const control = (name) => [form.elements[name], form.querySelector(`[data-of=${name}]`)];
+    /** Brings the number of chunks into the schedule's limits, and greys out what has no effect. */
+    function follow() {
+      const schedule = form.elements.schedule.value, [least, most] = chunkLimits(schedule);
+      const chunks = Math.min(most, Math.max(least, form.elements.chunks.valueAsNumber || least));
+      for (const input of control("chunks")) {
+        Object.assign(input, { min: least, max: most, disabled: least === most });
+        input.value = chunks;
+      }
+      for (const input of control("weights")) input.disabled = !SPLIT_BACKWARD.includes(schedule);
     }
 
     function update() {
@@ -239,7 +318,8 @@ const initPipeline = (() => {
       found = compute(given);
       showFacts();
       drawChart();
-      choose(Math.min(chosen[0], found.stages - 1), Math.min(chosen[1], 2 * found.microbatches - 1), false);
+      const rank = Math.min(chosen[0], found.ranks - 1);
+      choose(rank, Math.min(chosen[1], found.spans[rank].length - 1), false);
     }
 
     form.addEventListener("input", (event) => {
@@ -247,6 +327,7 @@ const initPipeline = (() => {
       if (of) form.elements[of].value = event.target.value;
       const slider = form.querySelector(`[data-of=${name}]`);
       if (slider && !of) slider.value = event.target.value;
+      if (name === "schedule") follow();
       update();
     });
     form.addEventListener("submit", (event) => event.preventDefault());
@@ -254,11 +335,12 @@ const initPipeline = (() => {
     chart.addEventListener("keydown", step);
     for (const kind of ["pointermove", "pointerdown"]) {
       chart.addEventListener(kind, (event) => {
-        const bar = event.target.closest("[data-stage]");
-        if (bar) choose(Number(bar.dataset.stage), Number(bar.dataset.index), false);
+        const bar = event.target.closest("[data-rank]");
+        if (bar) choose(Number(bar.dataset.rank), Number(bar.dataset.index), false);
       });
     }
     new ResizeObserver(() => found && at("scroll").clientWidth && update()).observe(at("scroll"));
+    follow();
     update();
   };
 })();

@@ -1,34 +1,283 @@
+"""Every schedule's lists by their invariants, against torch's own lists, and under the ways they may be run."""
+
 from __future__ import annotations
+
+import itertools
+import random
+from collections import Counter, deque
+from collections.abc import Callable, Hashable, Iterator
+from typing import Any, get_args
 
 import pytest
 
 from tests.workloads.costs.shapes import LLAMA_8B
 from workloads.costs.memory import microbatches_held
 from workloads.costs.pipeline import simulate
-from workloads.costs.schedule import Action, microbatches_in_flight, schedule_actions
-from workloads.errors import UnsupportedByEngine
-from workloads.experiment import Experiment
+from workloads.costs.schedule import (
+    INTERLEAVED,
+    SPLIT_BACKWARD,
+    V_SHAPED,
+    Action,
+    held,
+    microbatches_in_flight,
+    place_of,
+    schedule_actions,
+    stage_at,
+)
+from workloads.experiment import Experiment, PipelineSchedule
 
+Size = tuple[int, int, int]
+"""p, m and v."""
 SIZES = [(1, 1), (1, 4), (2, 1), (2, 2), (3, 8), (4, 4), (8, 3), (8, 32)]
+NAMES = [name for name in get_args(PipelineSchedule) if name != "none"]
+
+
+def chunks_of(name: str) -> tuple[int, ...]:
+    if name in V_SHAPED:
+        return (2,)
+    return {"interleaved_1f1b": (2, 3, 4), "interleaved_zero_bubble": (1, 2, 3, 4)}.get(name, (1,))
+
+
+def sizes(name: str, count: int = 60) -> Iterator[Size]:
+    """Small sizes all, and some drawn."""
+    yield from itertools.product((1, 2, 3, 4), (1, 2, 3, 4, 5, 7, 8, 9), chunks_of(name)[:2])
+    draw = random.Random(name)
+    for _ in range(count):
+        yield draw.randint(1, 12), draw.randint(1, 40), draw.choice(chunks_of(name))
+
+
+def lists(name: str, p: int, m: int, v: int = 1) -> list[list[Action]]:
+    return [schedule_actions(name, rank, p, m, v) for rank in range(p)]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_chunk_runs_every_microbatch_once_and_in_order(name: str) -> None:
+    for p, m, v in sizes(name):
+        for rank, actions in enumerate(lists(name, p, m, v)):
+            assert len(actions) == len(set(actions)), (p, m, v, rank)
+            for chunk in range(v):
+                own = [action for action in actions if action.chunk == chunk]
+                at = {(action.kind, action.microbatch): place for place, action in enumerate(own)}
+                whole = {i for kind, i in at if kind == "B"}
+                assert len(own) == sum(2 if i in whole else 3 for i in range(m))
+                for i in range(m):
+                    if i in whole:
+                        assert at["F", i] < at["B", i]
+                    else:
+                        assert at["F", i] < at["I", i] < at["W", i]
+                for kinds in ("F", "BI", "BW"):  # so the last weights' gradient of a chunk is the last micro-batch's
+                    microbatches = [action.microbatch for action in own if action.kind in kinds]
+                    assert microbatches == list(range(m)), (p, m, v, rank, chunk, kinds)
+
+
+def test_which_schedules_split_backwards() -> None:
+    kinds = {"interleaved_zero_bubble": "FIW", "zero_bubble_v": "FIW", "dualpipe_v": "FBIW"}
+    for name in NAMES:
+        found = {action.kind for actions in lists(name, 4, 8, chunks_of(name)[0]) for action in actions}
+        assert found == set(kinds.get(name, "FB"))
+        assert (name in SPLIT_BACKWARD) == ("I" in found)
+
+
+def test_stages_and_places_are_each_others_inverse() -> None:
+    # ranks 0, 1, 2 with two chunks each: 0 3, 1 4, 2 5 in a loop, 0 5, 1 4, 2 3 in a V
+    assert [stage_at("interleaved_1f1b", rank, chunk, 3) for rank in range(3) for chunk in (0, 1)] == [0, 3, 1, 4, 2, 5]
+    assert [stage_at("zero_bubble_v", rank, chunk, 3) for rank in range(3) for chunk in (0, 1)] == [0, 5, 1, 4, 2, 3]
+    for name in NAMES:
+        for p, v in itertools.product((1, 2, 3, 8), chunks_of(name)):
+            places = [place_of(name, stage, p, v) for stage in range(p * v)]
+            assert [stage_at(name, rank, chunk, p) for rank, chunk in places] == list(range(p * v))
+            assert len(set(places)) == p * v
+
+
+def test_the_number_of_chunks_must_be_the_schedules() -> None:
+    for name, v in [("zero_bubble_v", 1), ("dualpipe_v", 3), ("1f1b", 2), ("gpipe", 2)]:
+        with pytest.raises(AssertionError):
+            schedule_actions(name, 0, 2, 4, v)
+
+
+# Against torch
+
+
+def torch_list(name: str, rank: int, p: int, m: int, v: int) -> list[Action]:
+    """What `torch.distributed.pipelining` has for a rank.
+
+    Its schedules want stages and a process group; the method that lists their operations needs only these numbers.
+    """
+    from torch.distributed.pipelining import schedules
+
+    kinds = {"FORWARD": "F", "FULL_BACKWARD": "B", "BACKWARD_INPUT": "I", "BACKWARD_WEIGHT": "W"}
+    class_names = {
+        "interleaved_1f1b": "ScheduleInterleaved1F1B",
+        "interleaved_zero_bubble": "ScheduleInterleavedZeroBubble",
+        "zero_bubble_v": "ScheduleZBVZeroBubble",
+        "dualpipe_v": "ScheduleDualPipeV",
+    }
+    schedule: Any = object.__new__(getattr(schedules, class_names[name]))
+    schedule.pp_group_size, schedule._n_microbatches, schedule.n_local_stages = p, m, v
+    schedule.num_stages = schedule._num_stages = p * v
+    schedule.microbatches_per_round = m // max(1, m // p)
+    found = []
+    for operation in schedule._calculate_single_rank_operations(rank):
+        if operation is None:
+            continue  # a step of waiting: times decide that here
+        # A pair that DualPipeV runs at the same time follows each other here: the forward, then the backward.
+        for one in operation.sub_actions or (operation,):
+            at, chunk = place_of(name, one.stage_index, p, v)
+            assert at == rank
+            found.append(Action(kinds[one.computation_type.name], one.microbatch_index, chunk))  # type: ignore[arg-type]
+    return found
+
+
+@pytest.mark.parametrize("name", [*INTERLEAVED, *V_SHAPED])
+def test_lists_are_torchs(name: str) -> None:
+    """Wherever torch has the same: interleaved schedules run micro-batches in rounds of p, but torch makes the rounds
+    longer where m is no multiple of p (and refuses some m), and DualPipeV with fewer micro-batches than stages is ours
+    alone."""
+    count = 0
+    for p, m, v in itertools.product(range(1, 9), range(1, 41), chunks_of(name)):
+        if (name in INTERLEAVED and m % p) or (name == "dualpipe_v" and m < 2 * p):
+            continue
+        for rank in range(p):
+            assert schedule_actions(name, rank, p, m, v) == torch_list(name, rank, p, m, v), (rank, p, m, v)
+            count += 1
+    assert count > 500
+
+
+# Run together
 
 
 @pytest.mark.parametrize("name", ["gpipe", "1f1b"])
 @pytest.mark.parametrize(("stages", "microbatches"), SIZES)
-def test_every_microbatch_goes_forward_then_backward_once(name: str, stages: int, microbatches: int) -> None:
-    for stage in range(stages):
-        actions = schedule_actions(name, stage, stages, microbatches)
-        assert len(actions) == len(set(actions)) == 2 * microbatches
-        for i in range(microbatches):
-            assert actions.index(Action("F", i)) < actions.index(Action("B", i))
-        backwards = [a.microbatch for a in actions if a.kind == "B"]
-        assert backwards == sorted(backwards), "the last backward must be the last micro-batch's"
+def test_time_of_equal_stages(name: str, stages: int, microbatches: int) -> None:
+    together = lists(name, stages, microbatches)
+    assert simulate(together, [1.0] * stages, [2.0] * stages).total_s == 3.0 * (microbatches + stages - 1)
 
 
-@pytest.mark.parametrize("name", ["gpipe", "1f1b"])
-@pytest.mark.parametrize(("stages", "microbatches"), SIZES)
-def test_all_stages_together_do_not_wait_for_each_other_for_ever(name: str, stages: int, microbatches: int) -> None:
-    lists = [schedule_actions(name, stage, stages, microbatches) for stage in range(stages)]
-    assert simulate(lists, [1.0] * stages, [2.0] * stages).total_s == 3.0 * (microbatches + stages - 1)
+Message = tuple[str, int, int]
+"""Direction (F or B), the stage that receives, and the micro-batch."""
+
+
+def awaited(name: str, action: Action, rank: int, p: int, v: int) -> tuple[Message, int] | None:
+    """The message that an action needs and the rank that sends it; None where it comes from no other rank."""
+    stage = stage_at(name, rank, action.chunk, p)
+    before = stage - 1 if action.kind == "F" else stage + 1
+    if action.kind == "W" or not 0 <= before < p * v or place_of(name, before, p, v)[0] == rank:
+        return None
+    return ("F" if action.kind == "F" else "B", stage, action.microbatch), place_of(name, before, p, v)[0]
+
+
+def sent(name: str, action: Action, rank: int, p: int, v: int) -> tuple[Message, int] | None:
+    """The message that follows from an action and the rank that receives it."""
+    stage = stage_at(name, rank, action.chunk, p)
+    after = stage + 1 if action.kind == "F" else stage - 1
+    if action.kind == "W" or not 0 <= after < p * v or place_of(name, after, p, v)[0] == rank:
+        return None
+    return ("F" if action.kind == "F" else "B", after, action.microbatch), place_of(name, after, p, v)[0]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_messages_between_two_ranks_are_received_in_the_order_in_which_they_are_sent(name: str) -> None:
+    for p, m, v in sizes(name):
+        ways: dict[str, dict[tuple[str, int, int], list[Message]]] = {"sent": {}, "received": {}}
+        for rank, actions in enumerate(lists(name, p, m, v)):
+            for action in actions:
+                if found := sent(name, action, rank, p, v):
+                    ways["sent"].setdefault((found[0][0], rank, found[1]), []).append(found[0])
+                if found := awaited(name, action, rank, p, v):
+                    ways["received"].setdefault((found[0][0], found[1], rank), []).append(found[0])
+        assert ways["sent"] == ways["received"], (p, m, v)
+
+
+Channel = Callable[[str, int, int], Hashable]
+"""By direction, sender and receiver: messages of one channel pass in the order in which both sides asked for them."""
+
+
+def comes_to_an_end(name: str, p: int, m: int, v: int, *, early: int, channel: Channel, sends_block: bool) -> bool:
+    """Whether the lists end when a message passes only once it is sent and its receive is posted.
+
+    Each rank posts the receives of an action and of the ``early`` next ones before the action, waits for the action's
+    own, and sends afterwards; with ``sends_block`` it goes on only when that message has passed.
+    """
+    programs: list[deque[tuple[str, Message, int]]] = []
+    for rank, actions in enumerate(lists(name, p, m, v)):
+        program: deque[tuple[str, Message, int]] = deque()
+        posted = 0
+        for at, action in enumerate(actions):
+            for later in actions[posted : at + early + 1]:
+                if found := awaited(name, later, rank, p, v):
+                    program.append(("receive", *found))
+            posted = max(posted, at + early + 1)
+            if found := awaited(name, action, rank, p, v):
+                program.append(("wait", *found))
+            if found := sent(name, action, rank, p, v):
+                program.append(("send", *found))
+                if sends_block:
+                    program.append(("wait", *found))
+        programs.append(program)
+    queues: dict[Hashable, dict[int, deque[Message]]] = {}
+    passed: set[Message] = set()
+    moved = True
+    while moved:
+        moved = False
+        for rank, program in enumerate(programs):
+            while program and (program[0][0] != "wait" or program[0][1] in passed):
+                what, message, other = program.popleft()
+                moved = True
+                if what != "wait":
+                    ends = (rank, other) if what == "send" else (other, rank)
+                    both = queues.setdefault(channel(message[0], *ends), {rank: deque(), other: deque()})
+                    both[rank].append(message)
+        for one, peer in (both.values() for both in queues.values()):
+            while one and peer and one[0] == peer[0]:
+                passed.add(one.popleft())
+                peer.popleft()
+                moved = True
+    return not any(programs)
+
+
+def one_way(direction: str, sender: int, receiver: int) -> Hashable:
+    """A channel for each direction, sender and receiver."""
+    return direction, sender, receiver
+
+
+@pytest.mark.parametrize("early", [0, 1, 2])
+@pytest.mark.parametrize("name", NAMES)
+def test_no_deadlock_where_messages_wait_for_their_receives(name: str, early: int) -> None:
+    for p, m, v in sizes(name, 10):
+        assert comes_to_an_end(name, p, m, v, early=early, channel=one_way, sends_block=False), (p, m, v)
+
+
+# What is held
+
+
+def walked(actions: list[Action], chunks: int) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """After each action, by chunk: micro-batches between F and B or I, and between I and W."""
+    done: Counter[tuple[str, int]] = Counter()
+    moments = []
+    for action in actions:
+        done[action.kind, action.chunk] += 1
+        moments.append(
+            (
+                tuple(done["F", c] - done["B", c] - done["I", c] for c in range(chunks)),
+                tuple(done["I", c] - done["W", c] for c in range(chunks)),
+            )
+        )
+    return moments
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_held_most_is_what_a_walk_finds(name: str) -> None:
+    for p, m, v in sizes(name, 20):
+        for actions in lists(name, p, m, v):
+            moments = walked(actions, v)
+            found = [moment.activations + moment.for_weights for moment in held(actions)]
+            flat = [full + waiting for full, waiting in moments]
+            assert set(found) <= set(flat)
+            assert all(any(all(a <= b for a, b in zip(one, most, strict=True)) for most in found) for one in flat)
+            assert not any(
+                all(a <= b for a, b in zip(*two, strict=True)) for two in itertools.permutations(found, 2)
+            ), "one moment is in another"
+            assert microbatches_in_flight(actions) == max(sum(full) for full, _ in moments)
 
 
 @pytest.mark.parametrize("name", ["gpipe", "1f1b"])
@@ -40,6 +289,18 @@ def test_closed_form_of_microbatches_held(name: str, stages: int, microbatches: 
         assert microbatches_held(experiment, stage) == microbatches_in_flight(actions)
 
 
-def test_schedule_not_written_yet() -> None:
-    with pytest.raises(UnsupportedByEngine, match="zero_bubble_v is not available yet; use 1f1b or gpipe"):
-        schedule_actions("zero_bubble_v", 0, 2, 2)
+def test_published_counts_of_what_is_held() -> None:
+    """Megatron-LM's ``2 (p - r - 1) + (v - 1) p + 1`` chunks; ZB-H1 and ZB-V hold what 1F1B's first rank does, p
+    micro-batches, also for W; DualPipeV one more."""
+    for p, v in itertools.product((2, 4, 8), (2, 3)):
+        m = 4 * p
+        for rank in range(p):
+            interleaved = schedule_actions("interleaved_1f1b", rank, p, m, v)
+            assert microbatches_in_flight(interleaved) == 2 * (p - rank - 1) + (v - 1) * p + 1
+            for name, chunks, most in (
+                ("interleaved_zero_bubble", 1, p),
+                ("zero_bubble_v", 2, 2 * p),
+                ("dualpipe_v", 2, 2 * p + 1),
+            ):
+                moments = held(schedule_actions(name, rank, p, m, chunks))
+                assert max(sum(one.activations + one.for_weights) for one in moments) == most, (name, p, rank)
