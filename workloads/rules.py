@@ -175,7 +175,7 @@ _LAYOUT = _rules(
     (
         "compile_split_backward",
         "compile == 'block' and splits_backward",
-        "compile=block with pp_schedule={pp_schedule}: a compiled backward cannot leave weights' gradients for later; use "
+        "compile=block with pp_schedule={pp_schedule}: a compiled backward cannot put off weights' gradients; use "
         "compile=none, or pp_schedule=1f1b, interleaved_1f1b or gpipe",
     ),
 )
