@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 _ops = torch.ops._c10d_functional
 
@@ -58,6 +59,19 @@ def all_to_all_async(x: Tensor, axis: Axis) -> Tensor:
     return _ops.all_to_all_single(x.contiguous(), parts, parts, axis.group_name)
 
 
+def rotate_async(x: Tensor, axis: Axis) -> Tensor:
+    """Start sending ``x`` to the next rank of the axis and receiving the same shape from the rank before (a ring).
+
+    It is an all-to-all whose other parts are empty, which NCCL sends as one message to one peer. Unlike ``isend`` and
+    ``irecv`` it can be traced, and returns under a fake process group.
+    """
+    to, origin = [0] * axis.size, [0] * axis.size
+    to[(axis.rank + 1) % axis.size] = origin[(axis.rank - 1) % axis.size] = x.shape[0]
+    return _ops.all_to_all_single(x.contiguous(), origin, to, axis.group_name)
+
+
 def wait(x: Tensor) -> Tensor:
-    """The result of a collective that was started above, ready to use."""
+    """The result of a collective that was started above, ready to use: the same memory."""
+    if isinstance(x, FakeTensor) and not torch.compiler.is_compiling():
+        return x  # there is nothing to wait for, and the operator's imitation would take memory of its own
     return _ops.wait_tensor(x)

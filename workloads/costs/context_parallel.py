@@ -1,0 +1,68 @@
+"""What context-parallel attention sends: calls and bytes of each kind. No torch here.
+
+Per layer and micro-batch, of one rank, with T tokens of this rank (micro_batch_size * seq_len / cp), N query heads and
+K key and value heads of this rank (heads / tp), head size H, c bytes of the compute dtype and a bytes of the dtype of
+sums (4; 8 in fp64). The bytes are those that one call sends to other ranks, and as many are received:
+
+| kind      | pass     | calls                      | bytes of each call                                        |
+|-----------|----------|----------------------------|-----------------------------------------------------------|
+| ring      | forward  | cp - 1 sends               | 2 T K H c: keys and values                                |
+|           | backward | cp - 1 sends               | 2 T K H c: keys and values again                          |
+|           |          | cp - 1 sends               | 2 T K H a: their gradients                                |
+| allgather | forward  | 1 all-gather               | (cp - 1) 2 T K H c                                        |
+|           | backward | 1 all-gather               | (cp - 1) 2 T K H c                                        |
+|           |          | 1 reduce-scatter           | (cp - 1) 2 T K H a                                        |
+| ulysses   | forward  | 1 all-to-all               | (cp - 1) / cp T (N + 2 K) H c: queries, keys and values   |
+|           |          | 1 all-to-all               | (cp - 1) / cp T N H c: outputs                            |
+|           | backward | the same two, turned round | the same                                                  |
+
+A forward that is computed again in the backward (full recomputation) sends again what a forward sends.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+ContextKind = Literal["ring", "allgather", "ulysses"]
+
+
+@dataclass(frozen=True, slots=True)
+class Messages:
+    """Calls of one kind and size."""
+
+    op: Literal["send", "all_gather", "reduce_scatter", "all_to_all"]
+    calls: int
+    bytes_each: int
+    """What one call sends to other ranks."""
+
+
+def context_messages(
+    kind: ContextKind,
+    *,
+    backward: bool,
+    cp: int,
+    tokens: int,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    compute_bytes: int,
+    sum_bytes: int = 4,
+) -> list[Messages]:
+    """What one layer's attention sends in the forward or the backward of one micro-batch (the table above), in order.
+
+    ``tokens``, ``heads`` and ``kv_heads`` are those of one rank; ``compute_bytes`` and ``sum_bytes`` are bytes of one
+    number. Empty with one rank.
+    """
+    if cp == 1:
+        return []
+    if kind == "ulysses":
+        a_head = (cp - 1) * tokens * head_dim * compute_bytes
+        calls = [Messages("all_to_all", 1, count // cp * a_head) for count in (heads + 2 * kv_heads, heads)]
+        return calls[::-1] if backward else calls
+    numbers = 2 * tokens * kv_heads * head_dim
+    if kind == "ring":
+        calls = [Messages("send", cp - 1, numbers * compute_bytes)]
+        return calls + [Messages("send", cp - 1, numbers * sum_bytes)] * backward
+    calls = [Messages("all_gather", 1, (cp - 1) * numbers * compute_bytes)]
+    return calls + [Messages("reduce_scatter", 1, (cp - 1) * numbers * sum_bytes)] * backward

@@ -1,0 +1,233 @@
+"""The one place that calls an attention kernel: whole, or forward and backward apart with the log-sum-exp between.
+
+Shapes: B sequences, N query heads, K key and value heads (N a multiple of K: query head n uses head n // (N / K)),
+S queries, T keys, H head size. For each head, with the scores of masked keys left out:
+
+    z = q @ k^T / sqrt(H)     lse = log(sum over keys of exp(z))     p = exp(z - lse)     o = p @ v
+    dv = p^T @ do     dz = p * (do @ v^T - rowsum(do * o)) / sqrt(H)     dq = dz @ k     dk = dz^T @ q
+
+Backward needs of the other keys of a row only ``lse`` and ``rowsum(do * o)`` (FlashAttention-2, arXiv:2307.08691,
+section 2.3). With ``o`` and ``lse`` of the whole row, the backward over a block of the keys is that block's exact part
+of the gradients, and parts add up. Every kernel here is of that kind: FlashAttention and torch's CPU kernel compute
+``p`` from the given ``lse`` and the row sums from the given ``o``; so does memory-efficient attention (its "delta");
+cuDNN's backward takes ``o`` and the softmax statistics, which are ``lse``, as inputs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend
+
+from workloads.engine.ops.backend import accumulation_dtype
+
+_aten = torch.ops.aten
+_EFFICIENT_ROWS = 32
+"""Memory-efficient attention pads the queries of its log-sum-exp to a multiple of this, with infinity."""
+
+
+def attention(q_BNSH: Tensor, k_BKTH: Tensor, v_BKTH: Tensor, *, causal: bool) -> Tensor:
+    """Attention of every query over all keys (``causal``: those up to its own position; S = T). Result [B, N, S, H].
+
+    Torch picks the kernel among those that the process allows (`workloads.engine.build.choose_attention`).
+    """
+    grouped = q_BNSH.shape[1] != k_BKTH.shape[1]
+    return F.scaled_dot_product_attention(q_BNSH, k_BKTH, v_BKTH, is_causal=causal, enable_gqa=grouped)
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """What `attention_backward` needs of its forward beside the tensors that the caller keeps."""
+
+    kernel: Kernel
+    repeats: int
+    """How often keys and values were repeated, for kernels that need as many of them as of queries; else 1."""
+    random: tuple[Tensor, ...] = ()
+    """State of the random numbers for dropout, which the kernels ask for although there is no dropout."""
+    lse_dims: int = 3
+    """cuDNN's log-sum-exp has a last dim of size 1 in some versions of torch."""
+
+
+def attention_forward(q_BNSH: Tensor, k_BKTH: Tensor, v_BKTH: Tensor, *, causal: bool) -> tuple[Tensor, Tensor, Saved]:
+    """One kernel's forward without autograd: (o [B, N, S, H], lse [B, N, S], what its backward needs).
+
+    The kernel is the one that `attention` would use, ``lse`` is fp32 (fp64 for fp64 inputs). ``causal`` needs S = T,
+    because kernels differ in which corner of an oblong they put the diagonal.
+    """
+    assert not causal or q_BNSH.shape[2] == k_BKTH.shape[2], "a causal block is square"
+    kernel, repeats = _choose(q_BNSH, k_BKTH, v_BKTH, causal)
+    o, lse, saved = kernel.forward(q_BNSH, _repeat(k_BKTH, repeats), _repeat(v_BKTH, repeats), causal)
+    return o, lse, replace(saved, repeats=repeats)
+
+
+def attention_backward(
+    grad_o: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse_BNS: Tensor, saved: Saved, *, causal: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(dq, dk, dv) of one block of keys, in the dtype of the inputs.
+
+    ``o`` and ``lse`` are those of the queries over all keys, of which ``k`` and ``v`` may be a part (see above).
+    ``saved`` is what `attention_forward` returned for the same block.
+    """
+    repeats = saved.repeats
+    args = (grad_o, q, _repeat(k, repeats), _repeat(v, repeats), o, lse_BNS)
+    dq, dk, dv = saved.kernel.backward(*args, saved, causal)
+    if repeats > 1:
+        dk, dv = (grad.unflatten(1, (-1, repeats)).sum(2) for grad in (dk, dv))
+    return dq, dk, dv
+
+
+def _repeat(x_BKTH: Tensor, repeats: int) -> Tensor:
+    return x_BKTH if repeats == 1 else x_BKTH.repeat_interleave(repeats, dim=1)
+
+
+# Kernels
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """A kernel with its log-sum-exp as [B, N, S], whatever its own layout is."""
+
+    name: str
+    forward: Callable[[Tensor, Tensor, Tensor, bool], tuple[Tensor, Tensor, Saved]]
+    """(q, k, v, causal) -> (o, lse, saved)."""
+    backward: Callable[..., tuple[Tensor, Tensor, Tensor]]
+    """(grad_o, q, k, v, o, lse, saved, causal) -> (dq, dk, dv)."""
+    grouped: bool
+    """Takes fewer heads of keys and values than of queries."""
+
+
+def _cudnn_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor, Saved]:
+    out = _aten._scaled_dot_product_cudnn_attention(q, k, v, None, True, 0.0, causal)
+    lse = out[1]
+    return out[0], lse.reshape(lse.shape[:3]), Saved(CUDNN, 1, (out[6], out[7]), lse.dim())
+
+
+def _cudnn_backward(
+    grad_o: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, saved: Saved, causal: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    lse = lse.contiguous()
+    stats = lse.unsqueeze(-1) if saved.lse_dims == 4 else lse
+    lengths = q.shape[2], k.shape[2]
+    return _aten._scaled_dot_product_cudnn_attention_backward(
+        grad_o, q, k, v, o, stats, *saved.random, None, None, None, *lengths, 0.0, causal
+    )
+
+
+def _flash_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor, Saved]:
+    out = _aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal)
+    return out[0], out[1], Saved(FLASH, 1, (out[6], out[7]))
+
+
+def _flash_backward(
+    grad_o: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, saved: Saved, causal: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    lengths = q.shape[2], k.shape[2]
+    return _aten._scaled_dot_product_flash_attention_backward(
+        grad_o, q, k, v, o, lse.contiguous(), None, None, *lengths, 0.0, causal, *saved.random
+    )
+
+
+def _efficient_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor, Saved]:
+    o, lse, seed, offset = _aten._scaled_dot_product_efficient_attention(q, k, v, None, True, 0.0, causal)
+    return o, lse[:, :, : q.shape[2]], Saved(EFFICIENT, 1, (seed, offset))
+
+
+def _efficient_backward(
+    grad_o: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, saved: Saved, causal: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    lse = F.pad(lse, (0, -lse.shape[2] % _EFFICIENT_ROWS), value=math.inf).contiguous()
+    wanted = [True, True, True, False]
+    return _aten._scaled_dot_product_efficient_attention_backward(
+        grad_o, q, k, v, None, o, lse, *saved.random, 0.0, wanted, causal
+    )[:3]
+
+
+def _cpu_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor, Saved]:
+    o, lse = _aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal)
+    return o, lse, Saved(CPU, 1)
+
+
+def _cpu_backward(
+    grad_o: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, saved: Saved, causal: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    return _aten._scaled_dot_product_flash_attention_for_cpu_backward(grad_o, q, k, v, o, lse, 0.0, causal)
+
+
+def _math_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor, Saved]:
+    """All scores at once, in fp32 (fp64 for fp64): for what no kernel takes, and for ``attention=math``."""
+    scores = _scores(q, k, causal)
+    lse = scores.logsumexp(dim=-1)
+    p_BKGST = torch.exp(scores - lse.unsqueeze(-1))
+    o = (p_BKGST @ v.unsqueeze(2).to(p_BKGST.dtype)).flatten(1, 2)
+    return o.to(q.dtype), lse.flatten(1, 2), Saved(MATH, 1)
+
+
+def _math_backward(
+    grad_o: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, saved: Saved, causal: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    groups = (k.shape[1], -1)
+    scores = _scores(q, k, causal)
+    wide_q, wide_o, wide_grad = (x.to(scores.dtype).unflatten(1, groups) for x in (q, o, grad_o))
+    wide_k, wide_v = (x.to(scores.dtype).unsqueeze(2) for x in (k, v))
+    p_BKGST = torch.exp(scores - lse.to(scores.dtype).unflatten(1, groups).unsqueeze(-1))
+    dv = (p_BKGST.mT @ wide_grad).sum(2)
+    row_sums = (wide_grad * wide_o).sum(-1, keepdim=True)
+    dz = p_BKGST * (wide_grad @ wide_v.mT - row_sums) / math.sqrt(q.shape[-1])
+    dq, dk = (dz @ wide_k).flatten(1, 2), (dz.mT @ wide_q).sum(2)
+    return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype)
+
+
+def _scores(q: Tensor, k: Tensor, causal: bool) -> Tensor:
+    """[B, K, N / K, S, T], -inf where a key comes after its query."""
+    dtype = accumulation_dtype(q.dtype)
+    grouped = q.to(dtype).unflatten(1, (k.shape[1], -1)) / math.sqrt(q.shape[-1])
+    scores = grouped @ k.to(dtype).unsqueeze(2).mT
+    if causal:
+        hidden = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
+        scores = scores.masked_fill(hidden, -math.inf)
+    return scores
+
+
+CUDNN = Kernel("cudnn", _cudnn_forward, _cudnn_backward, grouped=True)
+FLASH = Kernel("flash", _flash_forward, _flash_backward, grouped=True)
+EFFICIENT = Kernel("efficient", _efficient_forward, _efficient_backward, grouped=False)
+CPU = Kernel("cpu", _cpu_forward, _cpu_backward, grouped=True)
+MATH = Kernel("math", _math_forward, _math_backward, grouped=True)
+
+_KERNELS = {
+    SDPBackend.CUDNN_ATTENTION.value: CUDNN,
+    SDPBackend.FLASH_ATTENTION.value: FLASH,
+    SDPBackend.EFFICIENT_ATTENTION.value: EFFICIENT,
+    SDPBackend.MATH.value: MATH,
+}
+
+
+def _choose(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Kernel, int]:
+    """The kernel that torch would pick for these tensors, and how often keys and values must be repeated for it."""
+    if _is_cpu(q) and torch.backends.cuda.flash_sdp_enabled():
+        return CPU, 1  # not asked of torch, which takes FakeTensors for tensors of another device
+    repeats = q.shape[1] // k.shape[1]
+    kernel = _picked(q, k, v, causal, grouped=repeats > 1)
+    if kernel is MATH and repeats > 1:
+        # Memory-efficient attention is the only fused kernel for fp32 on a GPU and knows no groups: repeated keys and
+        # values are far smaller than all scores.
+        as_many = (-1, q.shape[1], -1, -1)
+        kernel = _picked(q, k[:, :1].expand(as_many), v[:, :1].expand(as_many), causal, grouped=False)
+    return kernel, 1 if kernel.grouped else repeats
+
+
+def _picked(q: Tensor, k: Tensor, v: Tensor, causal: bool, *, grouped: bool) -> Kernel:
+    kernel = _KERNELS.get(torch._fused_sdp_choice(q, k, v, None, 0.0, causal, enable_gqa=grouped))
+    if kernel is None:
+        raise RuntimeError(f"none of the allowed attention kernels takes heads of {q.shape[-1]} in {q.dtype}")
+    # Torch pads heads of other sizes for this kernel before it calls it.
+    return MATH if kernel is FLASH and q.shape[-1] % 8 else kernel
+
+
+def _is_cpu(x: Tensor) -> bool:
+    return x.device.type == "cpu"
