@@ -1,0 +1,389 @@
+"""Context-parallel attention: every rank's part of the output and gradients is that of attention on one process."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
+
+from tests.pool import Pool
+from tests.workloads.engine.attention_checks import inputs, relative_error, textbook_gradients
+from workloads.costs.context_parallel import ContextKind, context_messages
+from workloads.engine import context_parallel
+from workloads.engine.communication import Axis
+from workloads.engine.context_parallel import context_attention, local_positions
+
+KINDS: tuple[ContextKind, ...] = ("ring", "allgather", "ulysses")
+HALF, SIZE = 5, 8
+"""Tokens in one of the 2 cp parts of a sequence, and in a head."""
+CASES = [(kind, cp, heads, kv) for kind in KINDS for cp in (2, 3, 4) for heads, kv in ((cp, cp), (3 * cp, cp))]
+CASES += [(kind, cp, 4, 1) for kind in ("ring", "allgather") for cp in (2, 3, 4)]
+
+
+# Positions
+
+
+def test_positions_by_hand() -> None:
+    of = lambda kind, cp, rank: local_positions(12, cp, rank, kind).tolist()  # noqa: E731
+    for kind in ("ring", "allgather"):
+        assert of(kind, 2, 0) == [0, 1, 2, 9, 10, 11]
+        assert of(kind, 2, 1) == [3, 4, 5, 6, 7, 8]
+        assert of(kind, 3, 1) == [2, 3, 8, 9]
+    assert of("ulysses", 2, 0) == [0, 1, 2, 3, 4, 5]
+    assert of("ulysses", 3, 2) == [8, 9, 10, 11]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_position_is_held_once_and_work_is_balanced(kind: ContextKind) -> None:
+    for cp in (1, 2, 3, 5, 8):
+        ranks = [local_positions(16 * cp, cp, rank, kind) for rank in range(cp)]
+        assert sorted(torch.cat(ranks).tolist()) == list(range(16 * cp))
+        scores = {int((positions + 1).sum()) for positions in ranks}
+        assert kind == "ulysses" or len(scores) == 1, "a query at position i has i + 1 scores"
+
+
+# Values
+
+
+def world_axis(rank: int) -> Axis:
+    return Axis("cp", dist.get_world_size(), rank, dist.group.WORLD)
+
+
+def run_rank(
+    rank: int,
+    kind: ContextKind,
+    shape: tuple[int, int, int, int, int],
+    dtype: torch.dtype = torch.float64,
+    device: str = "cpu",
+    run: Callable[..., Tensor] = context_attention,
+    axis: Axis | None = None,
+) -> dict[str, float]:
+    """Relative errors of one rank's output and gradients; ``shape`` is (B, N, K, whole sequence, H)."""
+    cp = axis or world_axis(rank)
+    whole = inputs(shape, dtype, device)
+    expected = textbook_gradients(*whole, causal=True)
+    positions = local_positions(shape[3], cp.size, cp.rank, kind)
+    # As the model has them: tokens outermost, heads inside.
+    own = [x.transpose(1, 2)[:, positions].contiguous().transpose(1, 2) for x in whole]
+    q, k, v = (x.detach().requires_grad_() for x in own[:3])
+    o = run(q, k, v, cp, kind)
+    gradients = torch.autograd.grad(o, (q, k, v), own[3])
+    actual = {"o": o.detach(), "dq": gradients[0], "dk": gradients[1], "dv": gradients[2]}
+    wanted = dict(zip(("o", "dq", "dk", "dv"), (expected[0], *expected[2:]), strict=True))
+    assert all(x.dtype == dtype for x in actual.values())
+    return {name: relative_error(x, wanted[name][:, :, positions]) for name, x in actual.items()}
+
+
+def check(errors: list[dict[str, float]], tolerance: float = 1e-12) -> None:
+    assert max(max(of_rank.values()) for of_rank in errors) <= tolerance, errors
+
+
+def run_cases(rank: int, cases: list[tuple[ContextKind, int, int]], only_math: bool) -> list[dict[str, float]]:
+    """Several cases, one after the other in one group: (kind, heads, key heads)."""
+    tokens = 2 * HALF * dist.get_world_size()
+    switches = [SDPBackend.MATH] if only_math else [SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]
+    with sdpa_kernel(switches):
+        return [run_rank(rank, kind, (2, heads, kv, tokens, SIZE)) for kind, heads, kv in cases]
+
+
+@pytest.mark.parametrize("only_math", [False, True], ids=["kernel", "math"])
+@pytest.mark.parametrize("cp", [2, 3, 4])
+def test_attention_of_one_process(gloo_pool: Pool, cp: int, only_math: bool) -> None:
+    cases = [(kind, heads, kv) for kind, of_cp, heads, kv in CASES if of_cp == cp]
+    ranks = gloo_pool.run(run_cases, cp, cases, only_math)
+    for case, errors in zip(cases, zip(*ranks, strict=True), strict=True):
+        assert max(max(of_rank.values()) for of_rank in errors) <= 1e-12, (case, errors)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_bf16_is_near(gloo_pool: Pool, kind: ContextKind) -> None:
+    """As near as one kernel in bf16: outputs of blocks and gradients are added in fp32."""
+    check(gloo_pool.run(run_rank, 4, kind, (1, 8, 4, 256, 16), torch.bfloat16), 3e-2)
+
+
+def test_one_rank_is_plain_attention() -> None:
+    axis = Axis("cp", 1, 0, None)
+    for kind in KINDS:
+        check([run_rank(0, kind, (2, 4, 2, 12, SIZE), axis=axis)])
+
+
+def in_subgroups(rank: int, kind: ContextKind) -> dict[str, float]:
+    """Ranks 0 and 2 are one group, 1 and 3 another."""
+    groups = [dist.new_group(members) for members in ([0, 2], [1, 3])]
+    return run_rank(rank, kind, (1, 4, 2, 20, SIZE), axis=Axis("cp", 2, rank // 2, groups[rank % 2]))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_groups_beside_each_other(gloo_pool: Pool, kind: ContextKind) -> None:
+    check(gloo_pool.run(in_subgroups, 4, kind))
+
+
+def checkpointed(q: Tensor, k: Tensor, v: Tensor, cp: Axis, kind: ContextKind) -> Tensor:
+    return checkpoint(partial(context_attention, cp=cp, kind=kind), q, k, v, use_reentrant=False)
+
+
+def two_layers(
+    q: Tensor, k: Tensor, v: Tensor, cp: Axis, kind: ContextKind, *, attend: Callable[..., Tensor]
+) -> Tensor:
+    """The second layer's queries are the first one's output, and its gradient goes back through both."""
+    return attend(attend(q, k, v, cp, kind), k, v, cp, kind)
+
+
+def recomputed(rank: int, kind: ContextKind) -> bool:
+    cp = world_axis(rank)
+    results = []
+    for attend in (context_attention, checkpointed):
+        own = [x[:, :, local_positions(18, 3, rank, kind)] for x in inputs((2, 6, 3, 18, SIZE))]
+        q, k, v = (x.requires_grad_() for x in own[:3])
+        o = two_layers(q, k, v, cp, kind, attend=attend)
+        results.append([o, *torch.autograd.grad(o, (q, k, v), own[3])])
+    return all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_recomputed_gradients_are_the_same(gloo_pool: Pool, kind: ContextKind) -> None:
+    assert gloo_pool.run(recomputed, 3, kind) == [True] * 3
+
+
+def test_ulysses_needs_heads_for_every_rank() -> None:
+    """The rules of the layout refuse it before, with the numbers."""
+    q, k, v, _ = inputs((1, 4, 3, 20, SIZE))
+    with pytest.raises(AssertionError, match="heads over 2 ranks"):
+        context_attention(q, k, v, Axis("cp", 2, 0, None), "ulysses")
+
+
+# Faults that the tests above must see
+
+
+def drop_a_step() -> None:
+    right = context_parallel._Output.join
+    calls = iter(range(100))
+    context_parallel._Output.join = lambda *args: right(*args) if next(calls) else None  # type: ignore[method-assign]
+
+
+def merge_by_halves() -> None:
+    def join(self: Any, first: int, o: Tensor, lse: Tensor) -> None:
+        self.o[:, :, first:] = (self.o[:, :, first:] + o) / 2
+
+    context_parallel._Output.join = join  # type: ignore[method-assign]
+
+
+def forget_the_joined_sum() -> None:
+    right = context_parallel._Output.join
+
+    def join(self: Any, first: int, o: Tensor, lse: Tensor) -> None:
+        before = self.lse.clone()
+        right(self, first, o, lse)
+        self.lse = before
+
+    context_parallel._Output.join = join  # type: ignore[method-assign]
+
+
+def hold_the_other_positions() -> None:
+    right, other = local_positions, {"ring": "ulysses", "allgather": "ulysses", "ulysses": "ring"}
+    globals()["local_positions"] = lambda seq_len, cp, rank, kind: right(seq_len, cp, rank, other[kind])
+
+
+def keep_own_gradients_only() -> None:
+    right = context_parallel.attention_backward
+
+    def backward(*args: Any, causal: bool) -> tuple[Tensor, ...]:
+        dq, dk, dv = right(*args, causal=causal)
+        return (dq, dk, dv) if causal else (dq, 0 * dk, 0 * dv)
+
+    context_parallel.attention_backward = backward  # type: ignore[assignment]
+
+
+def keep_own_query_gradients_only() -> None:
+    right = context_parallel.attention_backward
+
+    def backward(*args: Any, causal: bool) -> tuple[Tensor, ...]:
+        dq, dk, dv = right(*args, causal=causal)
+        return (dq if causal else 0 * dq, dk, dv)
+
+    context_parallel.attention_backward = backward  # type: ignore[assignment]
+
+
+def send_the_other_way() -> None:
+    def rotate(x: Tensor, axis: Axis) -> Tensor:
+        to, origin = [0] * axis.size, [0] * axis.size
+        to[(axis.rank - 1) % axis.size] = origin[(axis.rank + 1) % axis.size] = x.shape[0]
+        return torch.ops._c10d_functional.all_to_all_single(x.contiguous(), origin, to, axis.group_name)
+
+    context_parallel.rotate_async = rotate
+
+
+FAULTS: list[tuple[Callable[[], None], ContextKind]] = [
+    *((fault, kind) for fault in (drop_a_step, merge_by_halves, forget_the_joined_sum) for kind in KINDS[:2]),
+    *((fault, kind) for fault in (keep_own_gradients_only, keep_own_query_gradients_only) for kind in KINDS[:2]),
+    *((hold_the_other_positions, kind) for kind in KINDS),
+    (send_the_other_way, "ring"),
+]
+
+
+def with_fault(rank: int, fault: Callable[[], None], kind: ContextKind) -> dict[str, float]:
+    kept = dict(vars(context_parallel)), context_parallel._Output.join, local_positions
+    fault()
+    try:
+        return run_rank(rank, kind, (2, 6, 3, 6 * HALF, SIZE))
+    finally:
+        vars(context_parallel).update(kept[0])
+        context_parallel._Output.join = kept[1]  # type: ignore[method-assign]
+        globals()["local_positions"] = kept[2]
+
+
+@pytest.mark.parametrize(("fault", "kind"), FAULTS, ids=lambda x: getattr(x, "__name__", x))
+def test_faults_are_seen(gloo_pool: Pool, fault: Callable[[], None], kind: ContextKind) -> None:
+    errors = gloo_pool.run(with_fault, 3, fault, kind)
+    assert max(max(of_rank.values()) for of_rank in errors) > 1e-2, errors
+    with pytest.raises(AssertionError):
+        check(errors)
+
+
+# What is sent
+
+
+class Sent(TorchDispatchMode):
+    """Counts (operation, bytes sent to other ranks) of the collectives that run inside."""
+
+    def __init__(self, cp: int, rank: int) -> None:
+        super().__init__()
+        self.cp, self.rank = cp, rank
+        self.calls: Counter[tuple[str, int]] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace in ("_c10d_functional", "c10d") and "wait" not in func.__name__:
+            self.count(func.__name__.split(".")[0], args)
+        return func(*args, **(kwargs or {}))
+
+    def count(self, name: str, args: Any) -> None:
+        size = args[0].numel() * args[0].element_size()
+        if name == "all_gather_into_tensor":
+            self.calls["all_gather", (self.cp - 1) * size] += 1
+        elif name == "reduce_scatter_tensor":
+            self.calls["reduce_scatter", size - size // self.cp] += 1
+        else:
+            assert name == "all_to_all_single", f"{name} is not in the closed form"
+            _, received, parts, _ = args
+            row = size // sum(parts)
+            peers = sum(part > 0 for other, part in enumerate(parts) if other != self.rank)
+            assert sum(received) == sum(parts) and peers in (1, self.cp - 1)
+            kind = "all_to_all" if parts[self.rank] else "send"
+            self.calls[kind, row * (sum(parts) - parts[self.rank])] += 1
+
+
+def count_messages(rank: int, kind: ContextKind, shape: Any, dtype: torch.dtype) -> list[Counter[tuple[str, int]]]:
+    cp = world_axis(rank)
+    own = [x[:, :, local_positions(shape[3], cp.size, rank, kind)] for x in inputs(shape, dtype)]
+    q, k, v = (x.requires_grad_() for x in own[:3])
+    with Sent(cp.size, rank) as forward:
+        o = context_attention(q, k, v, cp, kind)
+    with Sent(cp.size, rank) as backward:
+        o.backward(own[3])
+    return [forward.calls, backward.calls]
+
+
+@pytest.mark.parametrize("cp", [2, 3, 4])
+@pytest.mark.parametrize("kind", KINDS)
+def test_messages_are_those_of_the_closed_form(gloo_pool: Pool, kind: ContextKind, cp: int) -> None:
+    for dtype, compute_bytes, sum_bytes in ((torch.bfloat16, 2, 4), (torch.float64, 8, 8)):
+        shape = (2, 4 * cp, 2 * cp, 2 * HALF * cp, SIZE)
+        ranks = gloo_pool.run(count_messages, cp, kind, shape, dtype)
+        for index, backward in enumerate((False, True)):
+            wanted: Counter[tuple[str, int]] = Counter()
+            for message in context_messages(
+                kind,
+                backward=backward,
+                cp=cp,
+                tokens=2 * 2 * HALF,
+                heads=4 * cp,
+                kv_heads=2 * cp,
+                head_dim=SIZE,
+                compute_bytes=compute_bytes,
+                sum_bytes=sum_bytes,
+            ):
+                wanted[message.op, message.bytes_each] += message.calls
+            assert [counts[index] for counts in ranks] == [wanted] * cp, f"backward={backward}, {dtype}"
+
+
+def test_closed_form_by_hand() -> None:
+    """cp 2, 100 tokens, 4 query heads and 2 key heads of 8 in bf16: keys and values are 2 * 100 * 2 * 8 * 2 bytes."""
+    sizes = {"cp": 2, "tokens": 100, "heads": 4, "kv_heads": 2, "head_dim": 8, "compute_bytes": 2}
+    of = lambda kind, backward: [  # noqa: E731
+        (m.op, m.calls, m.bytes_each) for m in context_messages(kind, backward=backward, **sizes)
+    ]
+    assert of("ring", False) == [("send", 1, 6400)]
+    assert of("ring", True) == [("send", 1, 6400), ("send", 1, 12800)]
+    assert of("allgather", True) == [("all_gather", 1, 6400), ("reduce_scatter", 1, 12800)]
+    assert of("ulysses", False) == [("all_to_all", 1, 6400), ("all_to_all", 1, 3200)]
+    assert context_messages("ring", backward=False, **{**sizes, "cp": 1}) == []
+
+
+# Alone, in a fake group
+
+
+def alone(rank: int, cp: int, kind: ContextKind, fake_tensors: bool, answer: Any) -> None:
+    """In a process of its own: one fake process group a process. Answers (shapes, bytes at the peak)."""
+    from contextlib import nullcontext
+
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    from workloads.engine.memory import StorageTracker
+
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=cp)
+    own = [x[:, :, : 4 * HALF].contiguous() for x in inputs((1, 8, 4, 4 * HALF, SIZE), torch.bfloat16)]
+    mode = FakeTensorMode() if fake_tensors else None
+    if mode is not None:
+        own = [mode.from_tensor(x) for x in own]
+    with mode or nullcontext(), StorageTracker() as tracker:
+        q, k, v = (x.requires_grad_() for x in own[:3])
+        o = context_attention(q, k, v, world_axis(rank), kind)
+        held = tracker.current
+        gradients = torch.autograd.grad(o, (q, k, v), own[3])
+    answer.send(([tuple(x.shape) for x in (o, *gradients)], held, tracker.peak))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_alone_in_a_fake_group(kind: ContextKind) -> None:
+    """A rehearsal ends, and FakeTensors need the memory that real tensors need, to the byte."""
+    answers = {}
+    for rank in (0, 3):
+        for fake_tensors in (False, True):
+            here, there = multiprocessing.Pipe()
+            process = multiprocessing.get_context("forkserver").Process(
+                target=alone, args=(rank, 4, kind, fake_tensors, there)
+            )
+            process.start()
+            assert here.poll(60), "the rehearsing process did not answer"
+            answers[rank, fake_tensors] = here.recv()
+            process.join()
+        assert answers[rank, False] == answers[rank, True]
+        q, kv = (1, 8, 4 * HALF, SIZE), (1, 4, 4 * HALF, SIZE)
+        assert answers[rank, True][0] == [q, q, kv, kv]
+
+
+# GPU
+
+
+@pytest.mark.multi_gpu
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("backend", [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION], ids=str)
+def test_two_gpus(nccl_pool: Pool, kind: ContextKind, backend: Any) -> None:
+    check(nccl_pool.run(on_gpu, 2, kind, backend.value), 3e-2)
+
+
+def on_gpu(rank: int, kind: ContextKind, backend: int) -> dict[str, float]:
+    with sdpa_kernel([SDPBackend(backend), SDPBackend.MATH]):
+        return run_rank(rank, kind, (1, 8, 4, 1024, 64), torch.bfloat16, "cuda")
