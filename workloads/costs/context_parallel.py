@@ -24,7 +24,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-ContextKind = Literal["ring", "allgather", "ulysses"]
+from workloads.experiment import ContextKind
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from workloads.costs.context_parallel import ContextKind
 from workloads.engine.communication import (
     Axis,
     all_to_all_async,
@@ -42,13 +41,17 @@ from workloads.engine.communication import (
 )
 from workloads.engine.ops.attention import Saved, attention, attention_backward, attention_forward
 from workloads.engine.ops.backend import accumulation_dtype
+from workloads.experiment import ContextKind
 
 
 def local_positions(seq_len: int, cp: int, rank: int, kind: ContextKind) -> Tensor:
     """The positions in the sequence of the tokens that ``rank`` holds, in the order in which it holds them (int64).
 
-    Tokens, targets and the rows of the RoPE tables are all taken by it. ``seq_len`` is a multiple of ``2 * cp``.
+    Tokens, targets and the rows of the RoPE tables are all taken by it. ``seq_len`` is a multiple of ``2 * cp``;
+    any number without context parallelism.
     """
+    if cp == 1:
+        return torch.arange(seq_len)
     assert seq_len % (2 * cp) == 0, (seq_len, cp)
     parts = torch.arange(seq_len).view(2 * cp, -1)
     if kind == "ulysses":
