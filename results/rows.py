@@ -93,6 +93,11 @@ def _problem(kind: pa.DataType, value: Any) -> str | None:
         if not isinstance(value, (list, tuple)):
             return f"a list of {kind.value_type} was expected, got {type(value).__name__}"
         return next((p for v in value if v is not None and (p := _problem(kind.value_type, v))), None)
+    if pa.types.is_struct(kind):
+        fields = {field.name: field.type for field in kind}
+        if not isinstance(value, Mapping) or value.keys() != fields.keys():
+            return f"an entry with {', '.join(fields)} was expected, got {_short(value)}"
+        return next((p for name, v in value.items() if v is not None and (p := _problem(fields[name], v))), None)
     if pa.types.is_boolean(kind):
         return None if isinstance(value, bool) else f"true or false was expected, got {type(value).__name__}"
     if pa.types.is_integer(kind):

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 """Of ``attempts``. 2: grad_norm_max_difference. 3: nodes, scheduler_job, pilot_id, repeat_of. 4: backend. 5: the spread
 of step times, timed_wall_s, slowest_rank, energy_per_token_mj, power_limit_w, sm_clock_median_step_mhz,
-nccl_environment; timed_steps is how many were timed. Rows of older versions have null in newer columns."""
+nccl_environment; timed_steps is how many were timed. 6: traffic, traffic_source,
+breakdown_*, trace_file. Rows of older versions have null in newer columns."""
 MEASUREMENT_VERSION = 2
 """2: a stage's waiting for slower stages after its last backward is pipeline idle, no longer reduction or optimizer;
 HFU of full recomputation leaves out the down projection; losses agree by gradient norms too."""
@@ -57,6 +58,10 @@ class Column:
 
 _S, _I, _F, _B = pa.string(), pa.int64(), pa.float64(), pa.bool_()
 _T = pa.timestamp("us", tz="UTC")
+_TRAFFIC = pa.list_(
+    pa.struct([("stage", _I), ("axis", _S), ("op", _S), ("link", _S), ("calls", _I), ("bytes", _I)]),
+)
+_AXIS_TIMES = pa.list_(pa.struct([("axis", _S), ("exposed_s", _F), ("hidden_s", _F)]))
 
 CONFIG_COLUMNS: tuple[Column, ...] = (
     Column("experiment_id", _S, "Readable slug and hash of everything that can change the number", nullable=False),
@@ -165,6 +170,44 @@ ATTEMPT_COLUMNS: tuple[Column, ...] = (
     Column("compute_time_s", _F, "Rehearsed: measured time of the slowest stage's compute", "s"),
     Column("communication_time_s", _F, "Rehearsed or estimated: modelled communication left exposed", "s"),
     Column("time_source", _S, "How step_time_s was obtained: measured, compute_measured or estimated"),
+    # what one step sends, and where the time of one profiled step went
+    Column(
+        "traffic",
+        _TRAFFIC,
+        "What the first rank of each pipeline stage sends in one step, by axis (pp, dp_replicate, dp_shard, cp, tp; "
+        "tied: copies of a tied embedding; world: all ranks, where no axis has all of them), operation and link "
+        "(inside_node, between_nodes; null: not known). Bytes: the whole gathered, or not yet scattered, buffer of one "
+        "rank; a message counts where it is sent",
+    ),
+    Column("traffic_source", _S, "How traffic was obtained: counted (in a warm-up step) or closed_form (rehearsed)"),
+    Column(
+        "breakdown_step_time_s",
+        _F,
+        "Time of the profiled step on the device, the sum of matmul, attention, memory_bound, optimizer, comm_exposed, "
+        "bubble and launch_gaps. As all of breakdown_*: mean over the first ranks of the pipeline stages",
+        "s",
+    ),
+    Column("breakdown_matmul_s", _F, "Of the profiled step: matrix products", "s"),
+    Column("breakdown_attention_s", _F, "Of the profiled step: attention, while no matrix product runs", "s"),
+    Column("breakdown_memory_bound_s", _F, "Of the profiled step: other kernels, while none of these runs", "s"),
+    Column("breakdown_optimizer_s", _F, "Of the profiled step: gradient norm, clipping and update", "s"),
+    Column("breakdown_comm_exposed_s", _F, "Of the profiled step: communication, while no compute runs", "s"),
+    Column("breakdown_comm_hidden_s", _F, "Communication hidden behind these parts, summed over the axes", "s"),
+    Column(
+        "breakdown_comm_by_axis",
+        _AXIS_TIMES,
+        "Communication of the profiled step by axis, names as in traffic (null: group not known); exposed_s is null "
+        "where it is waiting for other stages, which is the bubble",
+        "s",
+    ),
+    Column(
+        "breakdown_bubble_s",
+        _F,
+        "Of the profiled step: waiting for other pipeline stages while nothing else runs, their messages included",
+        "s",
+    ),
+    Column("breakdown_launch_gaps_s", _F, "Of the profiled step: the device had nothing to run", "s"),
+    Column("trace_file", _S, "Trace of the profiled step on rank 0, for Perfetto, relative to the sweep's folder"),
     # utilization
     Column("num_params", _I, "Parameters, tied embeddings counted once"),
     Column("num_matmul_params", _I, "Parameters in matrix products: all but the input embedding look-up and norms"),

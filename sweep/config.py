@@ -178,7 +178,8 @@ def _measure(fields: Mapping[str, Any]) -> MeasureSpec:
     checks.whole_number("measure.warmup_steps", measure.warmup_steps, 0)
     if measure.timed_steps is not None:
         checks.whole_number("measure.timed_steps", measure.timed_steps, 1)
-    checks.flag("measure.memory_probe", measure.memory_probe)
+    for name in ("memory_probe", "profile"):
+        checks.flag(f"measure.{name}", getattr(measure, name))
     return measure
 
 

@@ -146,7 +146,12 @@ def _columns(columns: Iterable[Column]) -> str:
 
 
 def _type(kind: pa.DataType) -> str:
-    return f"list of {_TYPES[kind.value_type]}s" if pa.types.is_list(kind) else _TYPES[kind]
+    if not pa.types.is_list(kind):
+        return _TYPES[kind]
+    if not pa.types.is_struct(kind.value_type):
+        return f"list of {_TYPES[kind.value_type]}s"
+    fields = (f"{field.name}: {_TYPES[field.type]}" for field in kind.value_type)
+    return f"list of entries ({', '.join(fields)})"
 
 
 def _options_table(options: Iterable[Option], prefix: str = "") -> str:

@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 from workloads import experiment as ex
 from workloads.cluster import ClusterSpec, cluster_from_dict
+from workloads.costs.traffic import Traffic
 from workloads.experiment import Experiment
 
 Phase = Literal["spawn", "rendezvous", "build", "warmup", "step", "teardown", "done"]
@@ -32,6 +33,8 @@ FLIGHT_SIGNAL = signal.SIGRTMIN + 1
 FEW_STEPS, MANY_STEPS = 5, 10
 SHORT_STEP_S = 1.0
 """A median of many steps is better known, and as long as a step is short they cost little."""
+PROFILED_STEPS = 3
+"""Steps after the timed ones where a run is profiled: one for the profiler's own start, and two that are recorded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +47,8 @@ class MeasureSpec:
     memory_probe: bool = True
     """Record memory by category at its peak in the last warm-up step, which costs host time in that step only. Needs
     two warm-up steps: in the first one there is no optimizer state yet."""
+    profile: bool = False
+    """After the timed steps, record `PROFILED_STEPS` more and divide the last one's time among its kernels. On GPUs."""
 
     def timed_steps_of(self, step_time_s: float | None) -> int:
         """How many steps are timed where one takes so many seconds; None: that is not known."""
@@ -52,8 +57,8 @@ class MeasureSpec:
         return MANY_STEPS if step_time_s is not None and step_time_s < SHORT_STEP_S else FEW_STEPS
 
     def steps_of(self, step_time_s: float | None) -> int:
-        """All steps of a run, warm-up included."""
-        return self.warmup_steps + self.timed_steps_of(step_time_s)
+        """All steps of a run, those before and after the timed ones included."""
+        return self.warmup_steps + self.timed_steps_of(step_time_s) + (PROFILED_STEPS if self.profile else 0)
 
     @property
     def in_words(self) -> str:
@@ -72,6 +77,8 @@ class Task:
     cluster: ClusterSpec
     method: Method = "measured"
     device: Literal["cuda", "cpu"] = "cpu"
+    devices_per_node: int | None = None
+    """Ranks fill one node after the other, so many on each; None: not known."""
     rendezvous_host: str = "127.0.0.1"
     rendezvous_port: int = 0
     collective_timeout_s: float = 120.0
@@ -112,6 +119,42 @@ class MemoryAtPeak:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AxisTime:
+    """Time that one rank's communication along one axis took in one step, in seconds."""
+
+    axis: str | None
+    """As `workloads.costs.traffic.Traffic.axis`; None: the trace does not say which group a kernel belongs to."""
+    exposed_s: float | None
+    """Nothing else ran. None where that time is waiting for other stages, which is the bubble."""
+    hidden_s: float
+    """Beside compute, or beside communication to which the time is given."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Breakdown:
+    """Where the time of one profiled step of one rank went, in seconds.
+
+    All but ``comm_hidden_s`` add up to ``step_time_s``: each moment is given to the first of these that ran.
+    """
+
+    step_time_s: float
+    """From the end of the step before to its own end, on the device."""
+    matmul_s: float
+    attention_s: float
+    optimizer_s: float
+    memory_bound_s: float
+    """All other kernels and copies."""
+    comm_exposed_s: float
+    bubble_s: float
+    """Waiting for other pipeline stages, the transfer of their messages included."""
+    launch_gaps_s: float
+    """The device was idle."""
+    comm_hidden_s: float
+    """Sum over the axes."""
+    comm_by_axis: list[AxisTime]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceState:
     """What NVML reported during the timed steps; None for what it did not report."""
 
@@ -147,6 +190,12 @@ class RankResult:
     """``torch``, ``cuda``, ``nccl``, ``triton``, ``driver``, ``python``."""
     nccl_environment: dict[str, str] | None = None
     """Variables that steer NCCL; None where NCCL is not used."""
+    traffic: list[Traffic] | None = None
+    """What this rank sends in one step, counted in a warm-up step; None where it was not counted."""
+    breakdown: Breakdown | None = None
+    """Of the ranks that were profiled: the first one of every pipeline stage."""
+    trace: str | None = None
+    """Name of the trace's file in the attempt's folder, where this rank has kept one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,6 +212,11 @@ class RankError:
 
 CANNOT_WRITE = 74
 """Exit status of a rank that could not write its error file: the disk is full or the file system is gone (EX_IOERR)."""
+
+
+def trace_path(folder: Path, rank: int) -> Path:
+    """The profiled steps of a rank, to be opened in Perfetto (https://ui.perfetto.dev)."""
+    return folder / f"rank_{rank}.trace.json.gz"
 
 
 def flight_path(folder: Path, rank: int) -> Path:
@@ -213,6 +267,11 @@ def read_result(folder: Path, rank: int) -> RankResult | None:
     if data["memory_at_peak"] is not None:
         data["memory_at_peak"] = MemoryAtPeak(**data["memory_at_peak"])
     data["device_state"] = DeviceState(**data["device_state"])
+    if data.get("traffic") is not None:
+        data["traffic"] = [Traffic(**sent) for sent in data["traffic"]]
+    if data.get("breakdown") is not None:
+        axes = [AxisTime(**time) for time in data["breakdown"]["comm_by_axis"]]
+        data["breakdown"] = Breakdown(**{**data["breakdown"], "comm_by_axis": axes})
     return RankResult(**data)
 
 

@@ -23,18 +23,21 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.profiler import record_function
 
+from workloads.engine.breakdown import OPTIMIZER_RANGE, STEP_RANGE
 from workloads.engine.build import Engine
 from workloads.engine.data import step_batches
 from workloads.engine.memory import MemoryProbe
 from workloads.engine.pipeline import PipelineMarks
+from workloads.engine.traffic import TrafficCounter
 from workloads.protocol import MeasureSpec, MemoryAtPeak, StepRecord
 
 Batches = list[tuple[Tensor, Tensor]]
@@ -78,21 +81,31 @@ class Measurements:
     """Start and end of every timed step on the device, in seconds of `time.perf_counter`."""
 
 
-def measure(engine: Engine, spec: MeasureSpec, before_step: BeforeStep = lambda step, warm: None) -> Measurements:
+def measure(
+    engine: Engine,
+    spec: MeasureSpec,
+    before_step: BeforeStep = lambda step, warm: None,
+    counter: TrafficCounter | None = None,
+) -> Measurements:
     """Run the warm-up steps and then the timed steps of ``spec``; call ``before_step(step, is_warmup)`` before each.
 
-    Raises `Diverged` when a loss or gradient norm is not finite: after all warm-up steps, or after all timed steps.
+    In the last warm-up step memory is looked up, and ``counter`` counts what is sent. Where that is also the first one,
+    compiled blocks are not counted: nothing can be compiled while a counter is active. Raises `Diverged` when a loss or
+    gradient norm is not finite: after all warm-up steps, or after all timed steps.
     """
     # In the very first step there is no optimizer state yet, and its peak says nothing about later ones.
     probe = MemoryProbe(engine) if spec.memory_probe and spec.warmup_steps > 1 else None
+    if spec.warmup_steps == 1 and engine.experiment.compile != "none":
+        counter = None
     warm = range(spec.warmup_steps)
-    records = [_finish(engine, p) for p in _run_steps(engine, warm, before_step, is_warmup=True, probe=probe)]
+    warmed = run_steps(engine, warm, before_step, is_warmup=True, probe=probe, counter=counter)
+    records = [_finish(engine, pending) for pending in warmed]
 
     # The first step compiles and the last one may be probed: the quickest is nearest to a timed one.
     count = _agreed(engine, spec.timed_steps_of(min((record.step_time_s for record in records), default=None)))
     steps = range(spec.warmup_steps, spec.warmup_steps + count)
-    with _garbage_collector_off():
-        timed = _run_steps(engine, steps, before_step, is_warmup=False)
+    with garbage_collector_off():
+        timed = run_steps(engine, steps, before_step, is_warmup=False)
     wall_s = time.perf_counter() - timed[0].launched_at
     records += [_finish(engine, p) for p in timed]
     forward, backward = (_median_span(engine, timed, kinds) for kinds in ("F", "BIW"))
@@ -100,21 +113,27 @@ def measure(engine: Engine, spec: MeasureSpec, before_step: BeforeStep = lambda 
     return Measurements(records, at_peak, forward, backward, wall_s, _spans(engine, timed))
 
 
-def _run_steps(
-    engine: Engine, steps: range, before_step: BeforeStep, *, is_warmup: bool, probe: MemoryProbe | None = None
+def run_steps(
+    engine: Engine,
+    steps: range,
+    before_step: BeforeStep,
+    *,
+    is_warmup: bool,
+    probe: MemoryProbe | None = None,
+    counter: TrafficCounter | None = None,
 ) -> list[_Pending]:
-    """Launch the steps and wait until the device has done them. ``probe`` watches the last one."""
+    """Launch the steps and wait until the device has done them. ``probe`` and ``counter`` watch the last one."""
     pending: list[_Pending] = []
     batches = {step: _batches(engine, step) for step in steps}
     if not is_warmup:
         _line_up(engine)
     for step in steps:
         before_step(step, is_warmup)
-        watching = probe if step == steps[-1] else None
-        with watching.watch() if watching is not None else nullcontext():
+        is_last = step == steps[-1]
+        with record_function(STEP_RANGE), _watched(probe, counter) if is_last else nullcontext():
             pending.append(run_step(engine, step, batches.pop(step), is_warmup=is_warmup))
-        if watching is not None and watching.tracker is not None:
-            pending[-1].memory["peak_allocated_bytes"] = watching.peak_bytes
+        if is_last and probe is not None and probe.tracker is not None:
+            pending[-1].memory["peak_allocated_bytes"] = probe.peak_bytes
         if len(pending) > 1:
             _wait_for(pending[-2].end)
     engine.clock.finish()
@@ -122,7 +141,19 @@ def _run_steps(
 
 
 @contextmanager
-def _garbage_collector_off() -> Iterator[None]:
+def _watched(probe: MemoryProbe | None, counter: TrafficCounter | None) -> Iterator[None]:
+    with ExitStack() as stack:
+        if probe is not None:
+            stack.enter_context(probe.watch())
+        if counter is not None:
+            # What dynamo is asked to compile under a dispatch mode it leaves uncompiled for good: it must not be asked.
+            stack.enter_context(torch.compiler.set_stance("eager_on_recompile"))
+            stack.enter_context(counter)
+        yield
+
+
+@contextmanager
+def garbage_collector_off() -> Iterator[None]:
     """Collect garbage now, and not again before the end."""
     was_on = gc.isenabled()
     gc.collect()
@@ -182,14 +213,16 @@ def run_step(engine: Engine, step: int, batches: Batches, *, is_warmup: bool) ->
     reduced = clock.mark()
     # What follows waits for the slowest stage: it is not this stage's reduction, nor its optimizer.
     engine.optimizer.add_tied_copies()
-    square_norm = engine.optimizer.local_square_norm()
+    with record_function(OPTIMIZER_RANGE):
+        square_norm = engine.optimizer.local_square_norm()
     own_loss = loss if loss is not None and groups.axes["tp"].rank == 0 else torch.zeros((), device=groups.device)
     totals = torch.stack([own_loss.to(square_norm.dtype), square_norm])
     dist.all_reduce(totals)
     summed = clock.mark()
     if engine.experiment.pp > 1:
         marks.late_waits.append((reduced, summed))
-    engine.optimizer.step(totals[1].sqrt())
+    with record_function(OPTIMIZER_RANGE):
+        engine.optimizer.step(totals[1].sqrt())
     end = clock.mark()
     memory: dict[str, int | None] = {}
     if cuda:

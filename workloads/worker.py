@@ -7,6 +7,7 @@ It runs in a process that was forked from a parent which has imported torch but 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import importlib
 import os
 import sys
@@ -27,8 +28,10 @@ from workloads.clock import SteadyClock
 from workloads.device import DeviceSampler, identity, nccl_environment, prepare_device
 from workloads.engine.build import build, choose_attention
 from workloads.engine.groups import make_groups
+from workloads.engine.traffic import TrafficCounter, axes_of
 from workloads.errors import UnsupportedByEngine
 from workloads.flight import answer_requests
+from workloads.profiled import profile
 from workloads.protocol import Phase, RankError, RankResult, Task
 from workloads.rehearse import rehearse
 from workloads.step import Diverged, measure
@@ -162,9 +165,12 @@ def _measured(task: Task, folder: Path, rank: int, local_rank: int, progress: _P
         if not is_warmup:
             sampler.start()
 
-    measurements = measure(engine, task.measure, announce)
+    counter = TrafficCounter(axes_of(groups), task.devices_per_node)
+    measurements = measure(engine, task.measure, announce, counter)
     state = sampler.stop()
-    return RankResult(
+    if counter.problem is not None:
+        sys.stderr.write(f"what a step sends is not counted: {counter.problem}\n")
+    result = RankResult(
         rank=rank,
         coordinates={**groups.position, "dp": groups.data_rank},
         steps=sampler.with_clocks(measurements.steps, measurements.timed_spans),
@@ -175,8 +181,15 @@ def _measured(task: Task, folder: Path, rank: int, local_rank: int, progress: _P
         timed_wall_s=measurements.timed_wall_s,
         device_state=state,
         nccl_environment=nccl_environment() if task.device == "cuda" else None,
+        traffic=counter.traffic,
         **identity(device),
     )
+    if not task.measure.profile:
+        return result
+    protocol.write_json(protocol.result_path(folder, rank), result)  # whatever becomes of the profiler
+    last = measurements.steps[-1].step
+    breakdown, trace = profile(engine, folder, last + 1, lambda step, warm: progress.enter("step", step))
+    return dataclasses.replace(result, breakdown=breakdown, trace=trace)
 
 
 def _leave_together(world_size: int, rank: int) -> None:

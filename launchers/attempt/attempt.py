@@ -93,6 +93,7 @@ def start_attempt(
         ),  # the ranks get their variables from the agent
         method=point.method,
         device=settings.device,
+        devices_per_node=settings.num_devices,
         rendezvous_host=host,
         rendezvous_port=port,
         collective_timeout_s=settings.collective_timeout_s,

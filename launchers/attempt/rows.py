@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
-from launchers.attempt import spread
+from launchers.attempt import spread, step_parts
 from launchers.attempt.attempt import Attempt
 from launchers.attempt.loss_check import Comparison
 from launchers.attempt.outcome import Outcome
@@ -114,9 +114,11 @@ def attempt_row(
     row |= _memory(experiment, results)
     row |= _device(results)
     row |= _overhead(attempt, results, ended_at)
+    row |= step_parts.traffic_columns(attempt, results)
     whole = len(results) == experiment.world_size
     if measured and whole:
         row |= _times(experiment, results) | spread.spread_columns(results) | _losses(results)
+        row |= step_parts.breakdown_columns(attempt, results)
         if comparison is not None:
             row["loss_reference_id"] = comparison.reference_id
             row["loss_max_difference"] = comparison.max_difference

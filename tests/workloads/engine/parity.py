@@ -13,6 +13,7 @@ from torch import Tensor
 
 from tests.pool import Pool
 from tests.workloads.engine import reference
+from workloads.engine import optimizer
 from workloads.engine.build import Engine, build, choose_attention
 from workloads.engine.groups import make_groups
 from workloads.engine.parameters import NamedParameter, local_shard
@@ -21,7 +22,7 @@ from workloads.mesh import data_degrees
 from workloads.step import _batches, _finish, run_step
 from workloads.weights import Placement
 
-STEPS = 3
+STEPS = 2
 TOLERANCE = 1e-12
 
 
@@ -48,10 +49,18 @@ class RankTrace:
 
 
 def train_rank(
-    rank: int, experiment: Experiment, steps: int, device: str = "cpu", gradient_scale: float = 1.0
+    rank: int,
+    experiment: Experiment,
+    steps: int,
+    device: str = "cpu",
+    gradient_scale: float = 1.0,
+    clip_at: float | None = None,
 ) -> RankTrace:
-    """``gradient_scale``: multiplies gradients before they are clipped."""
+    """``gradient_scale``: multiplies gradients before they are clipped. ``clip_at``: a largest norm of the test's own."""
     choose_attention(experiment)
+    largest_norm = optimizer.MAX_GRAD_NORM
+    if clip_at is not None:
+        optimizer.MAX_GRAD_NORM = clip_at
     torch.set_default_dtype(torch.float64 if experiment.precision == "fp64" else torch.float32)
     try:
         groups = make_groups(experiment, rank, torch.device(device, rank) if device == "cuda" else torch.device("cpu"))
@@ -79,6 +88,7 @@ def train_rank(
         weights = _shards(engine, lambda named: local_shard(named.current))
         return RankTrace([r.loss for r in records], [r.grad_norm for r in records], gradients, weights)
     finally:
+        optimizer.MAX_GRAD_NORM = largest_norm
         torch.set_default_dtype(torch.float32)
 
 
@@ -162,11 +172,17 @@ def experiment(
 
 @cache
 def trained_reference(
-    pool: Pool, device: str, model: ModelSpec, global_batch_size: int, gradient_scale: float = 1.0
+    pool: Pool,
+    device: str,
+    model: ModelSpec,
+    global_batch_size: int,
+    seq_len: int = 16,
+    gradient_scale: float = 1.0,
+    clip_at: float | None = None,
 ) -> reference.Trace:
-    case = Experiment.canonical(model=model, global_batch_size=global_batch_size, seq_len=16, precision="fp64")
+    case = Experiment.canonical(model=model, global_batch_size=global_batch_size, seq_len=seq_len, precision="fp64")
     (weights,) = pool.run(reference.draw_weights, 1, case, device)
-    return reference.train(case, weights, STEPS, gradient_scale)
+    return reference.train(case, weights, STEPS, gradient_scale, clip_at)
 
 
 def check(
@@ -175,10 +191,12 @@ def check(
     device: str = "cpu",
     body: Callable[..., RankTrace] = train_rank,
     gradient_scale: float = 1.0,
+    clip_at: float | None = None,
 ) -> None:
     """Train the layout and the reference, and compare losses, gradient norms, gradients and the final weights."""
-    expected = trained_reference(pool, device, case.model, case.global_batch_size, gradient_scale)
-    traces = pool.run(body, case.world_size, case, STEPS, device, gradient_scale, timeout_s=150)
+    how = gradient_scale, clip_at
+    expected = trained_reference(pool, device, case.model, case.global_batch_size, case.seq_len, *how)
+    traces = pool.run(body, case.world_size, case, STEPS, device, *how, timeout_s=150)
     for trace in traces:
         torch.testing.assert_close(trace.losses, expected.losses, rtol=TOLERANCE, atol=0)
         torch.testing.assert_close(trace.grad_norms, expected.grad_norms, rtol=TOLERANCE, atol=0)

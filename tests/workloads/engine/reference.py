@@ -36,9 +36,15 @@ def draw_weights(rank: int, experiment: Experiment, device: str) -> dict[str, Te
     return {part.name: initial_part(part, experiment.seed, torch.device(device), {}).cpu() for part in parts}
 
 
-def train(experiment: Experiment, weights: dict[str, Tensor], steps: int, gradient_scale: float = 1.0) -> Trace:
+def train(
+    experiment: Experiment,
+    weights: dict[str, Tensor],
+    steps: int,
+    gradient_scale: float = 1.0,
+    clip_at: float | None = None,
+) -> Trace:
     """Train on one process in float64 on the whole global batch at once. ``gradient_scale``: multiplies gradients
-    before they are clipped."""
+    before they are clipped. ``clip_at``: a largest norm instead of every run's."""
     assert experiment.precision == "fp64"
     weights = {name: weight.double() for name, weight in weights.items()}
     for weight in weights.values():
@@ -65,7 +71,7 @@ def train(experiment: Experiment, weights: dict[str, Tensor], steps: int, gradie
         optimizer.zero_grad()
         (gradient_scale * loss).backward()
         trace.gradients.append({name: weight.grad.clone() for name, weight in weights.items()})
-        norm = torch.nn.utils.clip_grad_norm_(weights.values(), MAX_GRAD_NORM)
+        norm = torch.nn.utils.clip_grad_norm_(weights.values(), clip_at or MAX_GRAD_NORM)
         optimizer.step()
         trace.losses.append(loss.item())
         trace.grad_norms.append(norm.item())

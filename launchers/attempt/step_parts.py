@@ -1,0 +1,68 @@
+"""Columns of an attempt: what a step sends, and where the time of its profiled step went. Unknown stays None."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from launchers.attempt.attempt import Attempt
+from workloads.costs.traffic import Traffic, step_traffic
+from workloads.mesh import rank_of
+from workloads.protocol import Breakdown, RankResult
+
+_PARTS = (
+    *("step_time_s", "matmul_s", "attention_s", "memory_bound_s", "optimizer_s", "comm_exposed_s", "comm_hidden_s"),
+    *("bubble_s", "launch_gaps_s"),
+)
+
+
+def traffic_columns(attempt: Attempt, results: Mapping[int, RankResult]) -> dict[str, Any]:
+    """What was counted in a measured run. A rehearsal runs fewer micro-batches and takes its stages from other points,
+    so that its row has the closed form, for the nodes of the cluster that it stands for."""
+    experiment = attempt.point.experiment
+    firsts = [rank_of(experiment, pp=stage) for stage in range(experiment.pp)]
+    if attempt.task.method == "measured":
+        source, sent = "counted", [results[rank].traffic if rank in results else None for rank in firsts]
+    elif results:
+        devices = attempt.task.cluster.devices_per_node
+        source, sent = "closed_form", [step_traffic(experiment, rank, devices) for rank in firsts]
+    else:
+        return {}
+    known = [traffic for traffic in sent if traffic is not None]
+    return {"traffic": _entries(known), "traffic_source": source} if len(known) == len(firsts) else {}
+
+
+def breakdown_columns(attempt: Attempt, results: Mapping[int, RankResult]) -> dict[str, Any]:
+    """Means over the pipeline stages, of each of which one rank is profiled. Nothing where one of them is missing."""
+    columns: dict[str, Any] = {}
+    if results.get(0) is not None and results[0].trace is not None:
+        columns["trace_file"] = f"attempts/{attempt.attempt_id}/{results[0].trace}"
+    found = [result.breakdown for result in results.values() if result.breakdown is not None]
+    if len(found) == attempt.point.experiment.pp:
+        for part in _PARTS:
+            columns[f"breakdown_{part}"] = statistics.fmean(getattr(breakdown, part) for breakdown in found)
+        columns["breakdown_comm_by_axis"] = _by_axis(found)
+    return columns
+
+
+def _entries(stages: Sequence[Sequence[Traffic]]) -> list[dict[str, Any]]:
+    return [{"stage": stage, **dataclasses.asdict(sent)} for stage, every in enumerate(stages) for sent in every]
+
+
+def _by_axis(found: Sequence[Breakdown]) -> list[dict[str, Any]]:
+    """Mean over the ranks for every axis. A rank that has nothing of an axis spent no time on it."""
+    axes = dict.fromkeys(time.axis for breakdown in found for time in breakdown.comm_by_axis)
+    entries = []
+    for axis in axes:
+        times = [time for breakdown in found for time in breakdown.comm_by_axis if time.axis == axis]
+        exposed = [time.exposed_s for time in times if time.exposed_s is not None]
+        entries.append(
+            {
+                "axis": axis,
+                "exposed_s": sum(exposed) / len(found) if len(exposed) == len(times) else None,
+                "hidden_s": sum(time.hidden_s for time in times) / len(found),
+            }
+        )
+    return entries

@@ -1,0 +1,120 @@
+"""What a step sends, worked out by hand. That the engine sends the same: `tests/workloads/engine/test_traffic.py`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.workloads.costs.shapes import LLAMA_8B, MIXTRAL, TINY
+from workloads.costs.traffic import Tally, Traffic, step_traffic
+from workloads.experiment import Experiment, ModelSpec
+
+C, G = 2, 4  # bytes of a compute and of a master value in bf16
+
+
+def case(model: ModelSpec = TINY, **layout: Any) -> Experiment:
+    return Experiment.canonical(**{"model": model, "seq_len": 16, "global_batch_size": 8, **layout})
+
+
+def sent(experiment: Experiment, rank: int = 0, devices: int | None = None) -> dict[tuple[str, str], tuple[int, int]]:
+    traffic = step_traffic(experiment, rank, devices)
+    assert traffic is not None
+    return {(one.axis, one.op): (one.calls, one.bytes) for one in traffic}
+
+
+def test_one_rank_alone_sends_nothing() -> None:
+    assert step_traffic(case(), 0) == []
+
+
+def test_zero3_by_hand() -> None:
+    """TINY: 4 blocks of D 8, 2 query heads and 1 of keys and values of size 4, F 16; V 32."""
+    block = 8 + 16 * 8 + 8 * 8 + 8 + 32 * 8 + 8 * 16  # norm, qkv, out, norm, gate and up, down
+    ends, head = 32 * 8, 32 * 8 + 8
+    found = sent(case(dp=2, zero_stage=3, micro_batch_size=4))
+    assert found == {
+        # Blocks and the embedding are gathered for their forward and for their backward, the head once for both.
+        ("dp_shard", "all_gather"): (2 * 5 + 1, C * (2 * (4 * block + ends) + head)),
+        ("dp_shard", "reduce_scatter"): (6, G * (4 * block + ends + head)),
+        ("dp_shard", "all_reduce"): (1, 2 * G),  # loss and norm; the axis has all ranks
+    }
+
+
+@pytest.mark.parametrize(("zero", "gathers", "scatters"), [(1, 6, 6), (2, 6, 24), (3, 4 * 11, 24)])
+def test_accumulation(zero: int, gathers: int, scatters: int) -> None:
+    """Four micro-batches. FSDP gathers the head once more, for nothing, in the last backward's first unit."""
+    found = sent(case(dp=2, zero_stage=zero, micro_batch_size=1))
+    assert found["dp_shard", "all_gather"][0] == gathers + 1
+    assert found["dp_shard", "reduce_scatter"][0] == scatters
+
+
+def test_replicas_add_up_the_shards_once_a_step() -> None:
+    whole = sent(case(dp=4, zero_stage=2, micro_batch_size=1))["dp_shard", "reduce_scatter"]
+    found = sent(case(dp_replicate=2, dp_shard=4, zero_stage=2, micro_batch_size=1))
+    assert found["dp_replicate", "all_reduce"] == (6, whole[1] // 2 // 4), "2 micro-batches, 4 shards"
+    assert sent(case(dp=2, micro_batch_size=1))["dp_replicate", "all_reduce"][0] == 6 + 1, "and the loss"
+
+
+def test_tensor_parallel_block_by_hand() -> None:
+    """8B, tp 2, one micro-batch of 4,096 tokens: S = 2 * 4096 * 4096 bytes."""
+    s = C * 4096 * 4096
+    experiment = case(LLAMA_8B, tp=2, seq_len=4096, global_batch_size=1)
+    found = sent(experiment)
+    norms = 65 * 4096 * G
+    loss = 3 * 4096 * 4
+    total = 2 * G  # loss and norm of the whole step
+    assert found == {
+        ("tp", "all_gather"): (32 * 6 + 2, (32 * 6 + 2) * s),
+        ("tp", "reduce_scatter"): (32 * 4 + 2, (32 * 4 + 2) * s),
+        ("tp", "all_reduce"): (2 + 1 + 1, loss + norms + total),
+    }
+    plain = sent(experiment.replace(sequence_parallel=False))
+    assert plain["tp", "all_reduce"] == (32 * 4 + 2 + 2 + 1, (32 * 4 + 2) * s + loss + total)
+    full = sent(experiment.replace(recompute="full"))
+    assert full["tp", "all_gather"][0] - found["tp", "all_gather"][0] == 2 * 32
+    assert full["tp", "reduce_scatter"][0] - found["tp", "reduce_scatter"][0] == 32
+    assert sent(experiment.replace(recompute="selective")) == found
+
+
+def test_pipeline_sends_to_its_neighbours() -> None:
+    experiment = case(pp=4, micro_batch_size=1)
+    message = C * 16 * 8
+    for rank, neighbours in enumerate((1, 2, 2, 1)):
+        assert sent(experiment, rank)["pp", "p2p"] == (8 * neighbours, 8 * neighbours * message)
+    half = case(pp=4, tp=2, micro_batch_size=1, model=TINY)
+    assert sent(half)["pp", "p2p"] == (8, 8 * message // 2)
+    assert sent(half.replace(sequence_parallel=False))["pp", "p2p"] == (8, 8 * message)
+
+
+def test_links_follow_the_nodes() -> None:
+    experiment = case(LLAMA_8B, dp=4, zero_stage=3, tp=2, pp=2, global_batch_size=8)
+
+    def links(rank: int, devices: int | None) -> set[tuple[str, str | None]]:
+        return {(one.axis, one.link) for one in step_traffic(experiment, rank, devices) or ()}
+
+    inside, between = "inside_node", "between_nodes"
+    assert links(0, 8) == {("tp", inside), ("dp_shard", inside), ("pp", between), ("world", between)}
+    assert links(0, 4) == {("tp", inside), ("dp_shard", between), ("pp", between), ("world", between)}
+    assert links(0, 16) == {(axis, inside) for axis in ("tp", "dp_shard", "pp", "world")}
+    assert links(0, None) == {(axis, None) for axis in ("tp", "dp_shard", "pp", "world")}
+
+
+def test_messages_to_either_neighbour_may_take_other_links() -> None:
+    experiment = case(pp=4, micro_batch_size=1)
+    pp = [one for one in step_traffic(experiment, 1, 2) or () if one.op == "p2p"]
+    assert [(one.link, one.calls) for one in pp] == [("between_nodes", 8), ("inside_node", 8)]
+
+
+def test_what_the_closed_form_does_not_know_is_none() -> None:
+    assert step_traffic(case(cp=2), 0) is None
+    assert step_traffic(case(MIXTRAL, dp=2), 0) is None
+    assert step_traffic(case(tp=2, compile="block"), 0) is None
+    assert step_traffic(case(dp=2, compile="block"), 0) is not None
+
+
+def test_a_tally_leaves_out_what_stays_on_one_rank() -> None:
+    tally = Tally(rank=3, devices_per_node=4)
+    tally.add("tp", "all_reduce", 100, [3])
+    tally.add("pp", "p2p", 10, [4], calls=2)
+    tally.add("pp", "p2p", 5, [4])
+    assert tally.result() == [Traffic(axis="pp", op="p2p", link="between_nodes", calls=3, bytes=25)]

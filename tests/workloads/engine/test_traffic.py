@@ -1,0 +1,238 @@
+"""What a step sends, counted call by call, is what the closed form says: on every rank, to the byte."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable
+from functools import partialmethod
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.pool import Pool
+from tests.workloads.engine.parity import experiment
+from tests.workloads.engine.test_parity import CASES
+from workloads.costs.traffic import Traffic, step_traffic
+from workloads.engine.build import Engine, build, choose_attention
+from workloads.engine.groups import make_groups
+from workloads.engine.traffic import TrafficCounter, axes_of
+from workloads.experiment import Experiment
+from workloads.protocol import MeasureSpec
+from workloads.step import _batches, measure, run_step
+
+DEVICES_PER_NODE = 2
+Counted = list[Traffic] | None
+
+
+def built(rank: int, case: Experiment) -> Engine:
+    choose_attention(case)
+    return build(case, make_groups(case, rank, torch.device("cpu")))
+
+
+def count(rank: int, case: Experiment) -> tuple[Counted, str | None]:
+    """What this rank sends in its second step."""
+    torch.set_default_dtype(torch.float64 if case.precision == "fp64" else torch.float32)
+    try:
+        engine = built(rank, case)
+        counter = TrafficCounter(axes_of(engine.groups), DEVICES_PER_NODE)
+        run_step(engine, 0, _batches(engine, 0), is_warmup=True)
+        with counter:
+            run_step(engine, 1, _batches(engine, 1), is_warmup=True)
+        return counter.traffic, counter.problem
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def check(pool: Pool, case: Experiment, body: Callable[..., tuple[Counted, str | None]] = count) -> None:
+    for rank, (counted, problem) in enumerate(pool.run(body, case.world_size, case)):
+        assert problem is None
+        assert counted == step_traffic(case, rank, DEVICES_PER_NODE), f"rank {rank}"
+
+
+def _with_both_precisions(cases: list[Experiment]) -> list[Experiment]:
+    """The cases in turns as they are and in bf16, so that each kind of layout is counted with both sizes of values."""
+    return [case.replace(precision="bf16") if number % 2 else case for number, case in enumerate(cases)]
+
+
+MORE = [
+    # With several micro-batches FSDP gathers what it does not need any more.
+    *(experiment(dp=2, zero_stage=zero, micro_batch_size=1, precision="bf16") for zero in range(4)),
+    experiment(dp=2, zero_stage=3, micro_batch_size=1, tie=True),
+    experiment(dp=2, zero_stage=2, micro_batch_size=1, tie=True, tp=2),
+    *(
+        experiment(dp=2, zero_stage=zero, pp=2, pp_schedule=schedule, micro_batch_size=1)
+        for zero in (1, 3)
+        for schedule in ("gpipe", "1f1b")
+    ),
+    experiment(dp=2, zero_stage=3, pp=3, micro_batch_size=1, recompute="full"),
+    experiment(dp_replicate=2, dp_shard=2, zero_stage=3, tp=2, micro_batch_size=1, qk_norm=True),
+    experiment(dp_replicate=2, dp_shard=2, zero_stage=2, pp=2, micro_batch_size=1, tie=True),
+    experiment(dp=2, tp=2, pp=2, sequence_parallel=False, micro_batch_size=2, recompute="full", qk_norm=True),
+    experiment(tp=2, recompute="full", micro_batch_size=2),
+    experiment(tp=2, recompute="selective", micro_batch_size=2, sequence_parallel=False),
+    # Shards of unequal size; more tokens than one chunk of the loss.
+    experiment(dp=3, tp=2, zero_stage=1, global_batch_size=6, micro_batch_size=2, qk_norm=True, precision="bf16"),
+    experiment(tp=2, global_batch_size=2, micro_batch_size=2, precision="bf16").replace(seq_len=2500),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", _with_both_precisions(CASES[::2]) + MORE, ids=lambda c: c.id)
+def test_every_rank_sends_what_the_closed_form_says(gloo_pool: Pool, case: Experiment) -> None:
+    check(gloo_pool, case)
+
+
+def test_the_matrix_has_every_choice() -> None:
+    cases = _with_both_precisions(CASES[::2]) + MORE
+    assert {(c.zero_stage, c.precision) for c in cases} == {(z, p) for z in range(4) for p in ("fp64", "bf16")}
+    assert {(c.tp > 1, c.recompute, c.sequence_parallel) for c in cases} >= {
+        (True, recompute, sp) for recompute in ("none", "selective", "full") for sp in (True, False)
+    }
+    assert any(c.model.tie_embeddings and c.pp > 1 and c.zero_stage for c in cases)
+
+
+def count_alone(case: Experiment, rank: int, answer: Any) -> None:
+    """In a process of its own: one fake process group a process."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    from workloads.engine.build import assemble, shape_chunks
+    from workloads.rehearse import _step
+
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=case.world_size)
+    chunks = shape_chunks(case, groups := make_groups(case, rank, torch.device("cpu")))
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        for chunk in chunks:
+            chunk.to_empty(device="cpu")
+        engine = assemble(case, groups, chunks)
+        _step(engine)
+        with TrafficCounter(axes_of(groups), 8) as counter:
+            _step(engine)
+    answer.send((counter.traffic, counter.problem))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "layout",
+    [
+        {"dp": 16, "tp": 2, "zero_stage": 3},
+        {"dp_replicate": 8, "dp_shard": 4, "tp": 2, "zero_stage": 2},
+        {"dp": 4, "tp": 2, "pp": 3, "zero_stage": 1, "tie": True},
+    ],
+    ids=str,
+)
+def test_one_rank_alone_without_memory_counts_the_same(layout: dict[str, Any]) -> None:
+    """Under a fake process group and on FakeTensors. There nothing is sent to neighbours, nor the loss summed."""
+    case = experiment(global_batch_size=128, micro_batch_size=2, precision="bf16", **layout)
+    rank = case.world_size - 1
+    here, there = multiprocessing.Pipe()
+    process = multiprocessing.get_context("forkserver").Process(target=count_alone, args=(case, rank, there))
+    process.start()
+    assert here.poll(90), "the process did not answer"
+    counted, problem = here.recv()
+    process.join()
+    assert problem is None
+    expected = step_traffic(case, rank, 8)
+    assert expected is not None
+    assert counted == [sent for sent in expected if sent.axis not in ("pp", "world")]
+
+
+def measure_compiled(rank: int, case: Experiment, backend: str, warmup_steps: int) -> tuple[Counted, str | None, dict]:
+    """Counted by `measure`; and how often dynamo has skipped or compiled a frame after the first step."""
+    from torch._dynamo.utils import counters
+
+    compile_module = torch.nn.Module.compile
+    torch.nn.Module.compile = partialmethod(compile_module, backend=backend)  # type: ignore[method-assign, assignment]
+    frames: list[dict[str, int]] = []
+    try:
+        engine = built(rank, case)
+        counter = TrafficCounter(axes_of(engine.groups), DEVICES_PER_NODE)
+        spec = MeasureSpec(warmup_steps=warmup_steps, timed_steps=2)
+        measure(engine, spec, lambda step, warm: frames.append(dict(counters["frames"])), counter)
+        frames.append(dict(counters["frames"]))
+        return counter.traffic, counter.problem, {"after the first step": frames[1], "at the end": frames[-1]}
+    finally:
+        torch.nn.Module.compile = compile_module  # type: ignore[method-assign]
+        torch._dynamo.reset()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_compiled_blocks_are_counted_and_stay_compiled(gloo_pool: Pool, recompute: str) -> None:
+    case = experiment(dp=2, zero_stage=3, micro_batch_size=2, recompute=recompute, compile="block", precision="fp32")
+    for rank, (counted, problem, frames) in enumerate(
+        gloo_pool.run(measure_compiled, case.world_size, case, "aot_eager", 2)
+    ):
+        assert problem is None
+        assert counted == step_traffic(case, rank, DEVICES_PER_NODE)
+        assert frames["at the end"] == frames["after the first step"]
+        assert frames["at the end"]["ok"] > 0
+
+
+@pytest.mark.slow
+def test_a_step_in_which_blocks_are_compiled_is_not_counted(gloo_pool: Pool) -> None:
+    case = experiment(dp=2, micro_batch_size=4, compile="block", precision="fp32")
+    for counted, problem, frames in gloo_pool.run(measure_compiled, case.world_size, case, "aot_eager", 1):
+        assert (counted, problem) == (None, "no step was watched")
+        assert frames["at the end"]["ok"] > 0
+
+
+def call_in_unknown_group(rank: int) -> tuple[Counted, str | None]:
+    other = dist.new_group([0, 1])
+    with TrafficCounter({dist.group.WORLD.group_name: "world"}) as counter:
+        dist.all_reduce(torch.ones(3))
+        dist.all_reduce(torch.ones(3), group=other)
+    return counter.traffic, counter.problem
+
+
+def call_unknown_kind(rank: int) -> tuple[Counted, str | None]:
+    with TrafficCounter({dist.group.WORLD.group_name: "world"}) as counter:
+        dist.broadcast(torch.ones(3), src=0)
+    return counter.traffic, counter.problem
+
+
+def every_kind(rank: int) -> tuple[Counted, str | None]:
+    name = dist.group.WORLD.group_name
+    ops, x = torch.ops._c10d_functional, torch.ones(4, dtype=torch.bfloat16)
+    with TrafficCounter({name: "world"}, 1) as counter:
+        for out in (
+            ops.all_gather_into_tensor(x, 2, name),
+            ops.reduce_scatter_tensor(x, "sum", 2, name),
+            ops.all_to_all_single(x, [2, 2], [2, 2], name),
+            ops.all_reduce(x, "sum", name),
+        ):
+            ops.wait_tensor(out)
+        dist.all_gather([torch.empty_like(x), torch.empty_like(x)], x)
+        dist.all_to_all_single(torch.empty_like(x), x)
+        dist.all_reduce(x)
+        dist.barrier()
+        message = torch.ones(3)
+        work = dist.isend(message, 1 - rank)
+        dist.recv(torch.empty(3), 1 - rank)
+        work.wait()
+    return counter.traffic, counter.problem
+
+
+def test_what_cannot_be_booked_makes_the_count_unknown(gloo_pool: Pool) -> None:
+    for traffic, problem in gloo_pool.run(call_in_unknown_group, 2):
+        assert traffic is None
+        assert "belongs to no axis" in problem
+    for traffic, problem in gloo_pool.run(call_unknown_kind, 2):
+        assert (traffic, problem) == (None, "c10d::broadcast_ is not known")
+
+
+def test_bytes_are_those_of_the_whole_buffer(gloo_pool: Pool) -> None:
+    def sent(op: str, calls: int, bytes: int) -> Traffic:
+        return Traffic(axis="world", op=op, link="between_nodes", calls=calls, bytes=bytes)  # type: ignore[arg-type]
+
+    for traffic, problem in gloo_pool.run(every_kind, 2):
+        assert problem is None
+        assert traffic == [
+            sent("all_gather", 2, 16 + 16),
+            sent("all_reduce", 2, 8 + 8),
+            sent("all_to_all", 2, 8 + 8),
+            sent("p2p", 1, 12),
+            sent("reduce_scatter", 1, 8),
+        ]

@@ -1,0 +1,382 @@
+"""What one rank sends in one optimizer step, by axis of the layout and kind of collective, exactly. No torch here.
+
+Bytes are S of `workloads.costs.collectives`: the whole (gathered, or not yet scattered) buffer of one rank. A message
+between two ranks counts where it is sent. Groups of one rank send nothing. The engine counts the same in a warm-up step
+(`workloads.engine.traffic`), and a test requires that both agree to the byte on every rank.
+
+Symbols: c and g bytes of a compute and of a master value, T tokens of a micro-batch on one rank, D hidden size.
+Axes ``dp_shard`` and ``dp_replicate`` are the data mesh's shards and replicas, cp among them (`mesh.data_degrees`).
+
+tp      each block, forward and backward of one micro-batch, S = c T D:
+        with sequence parallelism 6 gathers and 4 scatters (a column-parallel layer gathers its input again in its
+        backward), without it 4 all-reduces. Full recomputation repeats the forward up to the last projection's sum.
+        The embedding and the head add one gather and one scatter each, or one all-reduce. The loss adds two all-reduces
+        a chunk: the largest logit of each token, then two sums (accumulated in fp32, or fp64). Once a step the
+        gradients of weights that every tp rank holds whole are summed, in one all-reduce of this rank's shards
+cp      each layer's attention, see `workloads.costs.context_parallel`. A ring's messages are all-to-alls
+dp      FSDP sends one message for each unit that it wraps, see `_data_parallel`
+pp      c T D a micro-batch and stage on another rank (c T D / tp with sequence parallelism): activations to the next
+        stage, gradients to the one before
+tied    one all-reduce of this rank's shard of the embedding's gradient, between the first and the last stage, where
+        they are on two ranks
+world   the loss and the squared gradient norm, in one all-reduce of two master values. Where one axis has all ranks
+        this is a call along that axis
+
+A further kind of parallelism is one more term in `_TERMS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from workloads.costs.activations import LOSS_CHUNK_TOKENS
+from workloads.costs.collectives import Collective
+from workloads.costs.context_parallel import context_messages
+from workloads.costs.memory import COMPUTE_BYTES, MASTER_BYTES
+from workloads.costs.partition import experiment_layers
+from workloads.costs.schedule import place_of, schedule_actions, stage_at
+from workloads.experiment import Experiment
+from workloads.mesh import coordinates, data_degrees, stride
+from workloads.weights import block, final_norm
+
+Link = Literal["inside_node", "between_nodes"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traffic:
+    """All calls of one kind that one rank makes along one axis in one step."""
+
+    axis: str
+    """A name of `workloads.mesh.AXES`; ``tied``: the two copies of a tied embedding; ``world``: all ranks, where
+    no axis has all of them. Of several that have, it is the first of dp_replicate, dp_shard, tp, cp and pp."""
+    op: Collective
+    link: Link | None
+    """``between_nodes`` when the ranks of the call are on more than one node; None where the nodes are not known."""
+    calls: int
+    bytes: int
+
+
+@dataclass(slots=True)
+class Tally:
+    """Adds up what one rank sends. ``devices_per_node``: ranks fill one node after the other; None: not known."""
+
+    rank: int
+    devices_per_node: int | None = None
+    _sums: dict[tuple[str, Collective, Link | None], tuple[int, int]] = field(default_factory=dict)
+
+    def add(self, axis: str, op: Collective, bytes: int, peers: Iterable[int], *, calls: int = 1) -> None:
+        """Count ``calls`` calls of ``bytes`` bytes each among this rank and ``peers`` (global ranks)."""
+        ranks = {self.rank, *peers}
+        if len(ranks) == 1 or calls == 0:
+            return
+        key = axis, op, self._link(ranks)
+        known_calls, known_bytes = self._sums.get(key, (0, 0))
+        self._sums[key] = known_calls + calls, known_bytes + calls * bytes
+
+    def result(self) -> list[Traffic]:
+        """The sums, in alphabetical order."""
+        ordered = sorted(self._sums.items(), key=lambda item: [text or "" for text in item[0]])
+        return [
+            Traffic(axis=axis, op=op, link=link, calls=calls, bytes=bytes)
+            for (axis, op, link), (calls, bytes) in ordered
+        ]
+
+    def _link(self, ranks: Iterable[int]) -> Link | None:
+        if self.devices_per_node is None:
+            return None
+        return "inside_node" if len({rank // self.devices_per_node for rank in ranks}) == 1 else "between_nodes"
+
+
+def step_traffic(experiment: Experiment, rank: int, devices_per_node: int | None = None) -> list[Traffic] | None:
+    """What ``rank`` sends in one step; None for what this closed form does not cover.
+
+    It covers what the engine runs, except tensor parallelism in compiled blocks: there the compiler decides whether a
+    gathered tensor is kept for backward or gathered again. Raises `UnsupportedByEngine` for a schedule without a list.
+    """
+    e = experiment
+    if e.ep > 1 or e.model.moe is not None or e.model.mla is not None:
+        return None
+    if e.compile != "none" and e.tp > 1:
+        return None
+    sender = _Sender(e, rank, Tally(rank, devices_per_node))
+    for term in _TERMS:
+        term(sender)
+    return sender.tally.result()
+
+
+@dataclass(frozen=True, slots=True)
+class _Stage:
+    """One pipeline stage that a rank holds."""
+
+    index: int
+    num_layers: int
+    is_first: bool
+    is_last: bool
+
+
+@dataclass(slots=True)
+class _Sender:
+    """One rank, and what it is known to send so far."""
+
+    experiment: Experiment
+    rank: int
+    tally: Tally
+    position: dict[str, int] = field(init=False)
+    stages: list[_Stage] = field(init=False)
+    """By chunk."""
+
+    def __post_init__(self) -> None:
+        e = self.experiment
+        self.position = coordinates(e, self.rank)
+        held = [stage_at(e.pp_schedule, self.position["pp"], chunk, e.pp) for chunk in range(e.virtual_stages)]
+        layers = experiment_layers(e)
+        self.stages = [_Stage(s, len(layers[s]), s == 0, s == e.num_stages - 1) for s in held]
+
+    @property
+    def compute(self) -> int:
+        return COMPUTE_BYTES[self.experiment.precision]
+
+    @property
+    def master(self) -> int:
+        return MASTER_BYTES[self.experiment.precision]
+
+    @property
+    def tokens(self) -> int:
+        return self.experiment.micro_batch_size * self.experiment.seq_len // self.experiment.cp
+
+    @property
+    def num_layers(self) -> int:
+        return sum(stage.num_layers for stage in self.stages)
+
+    def along(self, axis: str, op: Collective, bytes: int, calls: int = 1) -> None:
+        """Count calls among the ranks that differ from this one on ``axis`` alone."""
+        size, step = getattr(self.experiment, axis), stride(self.experiment, axis)
+        self._among(axis, op, bytes, calls, size, step)
+
+    def along_shards(self, op: Collective, bytes: int, calls: int) -> None:
+        """Count calls among the ranks that share one copy of the master weights."""
+        self._among("dp_shard", op, bytes, calls, data_degrees(self.experiment)[1], self.experiment.tp)
+
+    def along_replicas(self, op: Collective, bytes: int) -> None:
+        """Count a call among the ranks that hold copies of this one's master weights."""
+        replicas, shards = data_degrees(self.experiment)
+        self._among("dp_replicate", op, bytes, 1, replicas, shards * self.experiment.tp)
+
+    def _among(self, axis: str, op: Collective, bytes: int, calls: int, size: int, step: int) -> None:
+        first = self.rank - self.rank // step % size * step
+        self.tally.add(axis, op, bytes, range(first, first + size * step, step), calls=calls)
+
+    def own_rows(self, rows: int) -> int:
+        """Rows that this rank holds of a parameter. FSDP shards dim 0 like `torch.chunk`: the last may be short."""
+        shards = data_degrees(self.experiment)[1]
+        whole = -(-rows // shards)
+        shard = self.rank // self.experiment.tp % shards
+        return max(0, min(rows, (shard + 1) * whole) - shard * whole)
+
+    def rank_of_stage(self, stage: int) -> int:
+        """Global rank that holds a stage of this rank's pipeline."""
+        e = self.experiment
+        holder = place_of(e.pp_schedule, stage, e.pp, e.virtual_stages)[0]
+        return self.rank + (holder - self.position["pp"]) * stride(e, "pp")
+
+
+def _tensor_parallel(s: _Sender) -> None:
+    e = s.experiment
+    activations = s.compute * s.tokens * e.model.hidden_size
+    full = e.recompute == "full"
+    has_head = any(stage.is_last for stage in s.stages)
+    ends = (any(stage.is_first for stage in s.stages) + has_head) * e.num_microbatches
+    blocks = s.num_layers * e.num_microbatches
+    if e.sequence_parallel:
+        s.along("tp", "all_gather", activations, blocks * (8 if full else 6) + ends)
+        s.along("tp", "reduce_scatter", activations, blocks * (5 if full else 4) + ends)
+    else:
+        s.along("tp", "all_reduce", activations, blocks * (5 if full else 4) + ends)
+    if has_head:
+        accumulated = 8 if e.precision == "fp64" else 4
+        chunks = -(-s.tokens // LOSS_CHUNK_TOKENS)
+        size = -(-s.tokens // chunks)
+        for start in range(0, s.tokens, size):
+            tokens = min(size, s.tokens - start)
+            for values in (1, 2):
+                s.along("tp", "all_reduce", values * tokens * accumulated, e.num_microbatches)
+    rows = _replicated_rows(s, has_head)
+    if rows:
+        s.along("tp", "all_reduce", s.master * sum(s.own_rows(size) for size in rows))
+
+
+def _replicated_rows(s: _Sender, has_head: bool) -> list[int]:
+    """Sizes of the weights whose gradients the tp ranks add up."""
+    e = s.experiment
+    layers = [*block(e.model, "layer", routed=False)] * s.num_layers
+    held = [*layers, *([final_norm(e.model)] if has_head else [])]
+    sp = e.sequence_parallel
+    return [weight.shape[0] for weight in held if weight.placement.summed_over(tp=e.tp, sequence_parallel=sp)]
+
+
+def _context_parallel(s: _Sender) -> None:
+    e, model = s.experiment, s.experiment.model
+    passes = [False, True] + [False] * (e.recompute == "full")  # backward?
+    for backward in passes:
+        for sent in context_messages(
+            e.cp_kind,
+            backward=backward,
+            cp=e.cp,
+            tokens=s.tokens,
+            heads=model.num_heads // e.tp,
+            kv_heads=model.num_kv_heads // e.tp,
+            head_dim=model.head_dim,
+            compute_bytes=s.compute,
+            sum_bytes=s.master,
+        ):
+            op: Collective = "all_to_all" if sent.op == "send" else sent.op
+            # The other kinds leave out this rank's own part of the buffer.
+            size = sent.bytes_each if sent.op == "send" else sent.bytes_each * e.cp // (e.cp - 1)
+            s.along("cp", op, size, sent.calls * s.num_layers * e.num_microbatches)
+
+
+@dataclass(frozen=True, slots=True)
+class _Unit:
+    """Parameters that FSDP gathers and reduces in one message."""
+
+    shapes: tuple[tuple[int, ...], ...]
+    """Of one tensor-parallel rank."""
+    reshard_after_forward: bool
+
+    def padded(self, shards: int) -> int:
+        """Elements of all shards together: dim 0 is padded to a multiple of their number."""
+        total = 0
+        for rows, *rest in self.shapes:
+            total += -(-rows // shards) * shards * (rest[0] if rest else 1)
+        return total
+
+
+def _units(s: _Sender, stage: _Stage) -> tuple[_Unit | None, list[_Unit]]:
+    """The stage's own unit, which holds what belongs to no other (None: nothing), and the others in forward order."""
+    e, model = s.experiment, s.experiment.model
+    d, h, zero3 = model.hidden_size, model.head_dim, e.zero_stage == 3
+    q, kv, ffn = model.num_heads * h, model.num_kv_heads * h, model.ffn_hidden_size
+    attention = ((d,), ((q + 2 * kv) // e.tp, d), (d, q // e.tp), *([(h,), (h,)] if model.qk_norm else []))
+    block = (*attention, (d,), (2 * ffn // e.tp, d), (d, ffn // e.tp))
+    blocks = [_Unit(block, zero3)] * stage.num_layers
+    vocabulary = (model.vocab_size // e.tp, d)
+    if model.tie_embeddings and stage.is_first and stage.is_last:
+        return _Unit((vocabulary, (d,)), False), blocks
+    first = [_Unit((vocabulary,), zero3)] if stage.is_first else []
+    last = [_Unit(((d,), vocabulary), False)] if stage.is_last else []
+    return None, [*first, *blocks, *last]
+
+
+def _data_parallel(s: _Sender) -> None:
+    """Walks the schedule as FSDP does, for each of this rank's stages apart.
+
+    A unit is gathered when a forward or a backward finds it sharded: S = c times its padded elements. It is sharded
+    again after its forward (ZeRO 3; not the head, whose backward comes next) and after its backward (ZeRO 3: always,
+    else with the last micro-batch). As soon as a unit's backward has begun, FSDP gathers the unit that ran before it in
+    the order of all forwards so far; before the first unit of a forward that is the last unit of the forward before.
+    With the last micro-batch nothing uses that one again, but it has been sent.
+
+    Gradients are reduce-scattered with every micro-batch (ZeRO 2 and 3) or with the last (S = g times the padded
+    elements), and all-reduced over the replicas with the last (S = the shard of it). Of a split backward the second
+    half reduces; it gathers nothing.
+    """
+    e = s.experiment
+    actions = schedule_actions(e.pp_schedule, s.position["pp"], e.pp, e.num_microbatches, e.virtual_stages)
+    shards = data_degrees(e)[1]
+    for chunk, stage in enumerate(s.stages):
+        own, others = _units(s, stage)
+        walk = _FsdpWalk(own, others, keep_gathered=e.zero_stage <= 2)
+        reductions = 0
+        of_chunk = [action for action in actions if action.chunk == chunk]
+        final = [action for action in of_chunk if action.kind in ("B", "W")][-1]
+        for action in of_chunk:
+            if action.kind == "F":
+                walk.forward()
+            elif action.kind == "I":
+                walk.backward(last=False)
+            else:
+                if action.kind == "B":
+                    walk.backward(last=action == final)
+                reductions += action == final or e.zero_stage >= 2
+        for unit, gathers in zip(walk.units, walk.gathers, strict=True):
+            elements = unit.padded(shards)
+            s.along_shards("all_gather", s.compute * elements, gathers)
+            s.along_shards("reduce_scatter", s.master * elements, reductions)
+            s.along_replicas("all_reduce", s.master * elements // shards)
+
+
+class _FsdpWalk:
+    """Counts how often each unit is gathered. A unit is known by its index in ``units``."""
+
+    def __init__(self, own: _Unit | None, others: Sequence[_Unit], *, keep_gathered: bool) -> None:
+        self.units = [*others, *([own] if own is not None else [])]
+        self.own = len(others) if own is not None else None
+        self.keep_gathered = keep_gathered
+        self.gathers = [0] * len(self.units)
+        self._gathered: set[int] = set()
+        self._order: list[int] = []
+        """Units in the order in which their forwards have ended since the last step."""
+        self._places: list[list[int]] = [[] for _ in self.units]
+        """Of each unit: its places in that order whose backward has not begun."""
+
+    def forward(self) -> None:
+        if self.own is not None:  # begins before all others and ends after them
+            self._gather(self.own)
+        for index, unit in enumerate(self.units):
+            self._gather(index)
+            if unit.reshard_after_forward:
+                self._gathered.discard(index)
+            self._places[index].append(len(self._order))
+            self._order.append(index)
+
+    def backward(self, *, last: bool) -> None:
+        for index in reversed(range(len(self.units))):
+            self._gather(index)
+            place = self._places[index].pop()
+            if place > 0:
+                self._gather(self._order[place - 1])
+            if index != self.own:
+                self._shard_again(index, last)
+        if self.own is not None:
+            self._shard_again(self.own, last)
+        if last:
+            self._gathered.clear()  # also what was gathered for nothing
+            self._order.clear()
+
+    def _gather(self, index: int) -> None:
+        if index not in self._gathered:
+            self._gathered.add(index)
+            self.gathers[index] += 1
+
+    def _shard_again(self, index: int, last: bool) -> None:
+        if last or not self.keep_gathered:
+            self._gathered.discard(index)
+
+
+def _pipeline(s: _Sender) -> None:
+    e = s.experiment
+    message = s.compute * (s.tokens // (e.tp if e.sequence_parallel else 1)) * e.model.hidden_size
+    for stage in s.stages:
+        neighbours = ([] if stage.is_last else [stage.index + 1]) + ([] if stage.is_first else [stage.index - 1])
+        for neighbour in neighbours:
+            s.tally.add("pp", "p2p", message, [s.rank_of_stage(neighbour)], calls=e.num_microbatches)
+
+
+def _once(s: _Sender) -> None:
+    """The gradient of a tied embedding; the loss and the gradient norm."""
+    e = s.experiment
+    ends = [s.rank_of_stage(0), s.rank_of_stage(e.num_stages - 1)]
+    if e.model.tie_embeddings and s.rank in ends:
+        elements = s.own_rows(e.model.vocab_size // e.tp) * e.model.hidden_size
+        s.tally.add("tied", "all_reduce", s.master * elements, ends)
+    replicas, shards = data_degrees(e)
+    sizes = {"dp_replicate": replicas, "dp_shard": shards, "tp": e.tp, "cp": e.cp, "pp": e.pp}
+    axis = next((axis for axis, size in sizes.items() if size == e.world_size), "world")
+    s.tally.add(axis, "all_reduce", 2 * s.master, range(e.world_size))
+
+
+_TERMS: tuple[Callable[[_Sender], None], ...] = (
+    *(_tensor_parallel, _context_parallel, _data_parallel, _pipeline, _once),
+)
