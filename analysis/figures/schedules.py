@@ -250,9 +250,7 @@ def _note(pipeline: Pipeline) -> str:
     if m > pipeline.micro_batches:
         forward, backward, inputs, weights = _times(pipeline)
         chunks = pipeline.chunks(ran)
-        whole = pipeline_time_s(
-            ran, forward, backward, m, virtual_stages=chunks, input_s=inputs, weight_s=weights
-        )
+        whole = pipeline_time_s(ran, forward, backward, m, virtual_stages=chunks, input_s=inputs, weight_s=weights)
         idle = 1 - m * (pipeline.forward + pipeline.backward) / whole
         text += (
             f",\ndrawn with {pipeline.micro_batches} of {m} micro-batches ({_NAMES.get(ran, ran)} with all of them: "
@@ -260,7 +258,9 @@ def _note(pipeline: Pipeline) -> str:
         )
     idle = row["pipeline_idle_s"]
     if pd.notna(idle) and pd.notna(row["step_time_s"]):
-        text += f"\nThe run itself ({_NAMES.get(ran, ran)}) waited {format_percent(idle / row['step_time_s'])} of its step"
+        text += (
+            f"\nThe run itself ({_NAMES.get(ran, ran)}) waited {format_percent(idle / row['step_time_s'])} of its step"
+        )
     return text
 
 

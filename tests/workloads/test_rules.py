@@ -4,7 +4,7 @@ import dataclasses
 import itertools
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
@@ -20,8 +20,7 @@ from tests.workloads.costs.shapes import (
 )
 from workloads.cluster import ClusterSpec
 from workloads.costs.schedule import schedule_actions
-from workloads.errors import UnsupportedByEngine
-from workloads.experiment import ENGINE_VERSION, Experiment
+from workloads.experiment import ENGINE_VERSION, Experiment, PipelineSchedule
 from workloads.rules import RULES, RUNNABLE_SCHEDULES, Violation, layout_violations, names_of, violations
 
 
@@ -69,15 +68,12 @@ def test_layouts_that_run(fields: dict[str, Any]) -> None:
         ({"pp": 2, "pp_schedule": "1f1b", "virtual_stages": 2}, "virtual_stages", "it needs 1"),
         ({"pp": 2, "pp_schedule": "interleaved_1f1b"}, "virtual_stages", "it needs 2 or more"),
         ({"pp": 2, "pp_schedule": "zero_bubble_v"}, "virtual_stages", "it needs 2"),
+        ({"pp": 2, "pp_schedule": "dualpipe_v", "virtual_stages": 3}, "virtual_stages", "=3; it needs 2"),
+        ({"pp": 2, "pp_schedule": "gpipe", "virtual_stages": 2}, "virtual_stages", "=2; it needs 1"),
         (
             {"pp": 16, "pp_schedule": "interleaved_1f1b", "virtual_stages": 4},
             "pp_layers",
             "pp*virtual_stages = 16*4 = 64 stages",
-        ),
-        (
-            {"pp": 3, "pp_schedule": "interleaved_1f1b", "virtual_stages": 2},
-            "interleaved_microbatches",
-            "rounds of pp=3; num_microbatches=256 is not a multiple",
         ),
         (
             {"tp": 16},
@@ -107,6 +103,11 @@ def test_layouts_that_run(fields: dict[str, Any]) -> None:
             {"pp": 2, "pp_schedule": "dualpipe_v", "virtual_stages": 2, "zero_stage": 3, "dp_shard": 2},
             "zero3_zero_bubble",
             "use zero_stage 0, 1 or 2",
+        ),
+        (
+            {"pp": 2, "pp_schedule": "interleaved_zero_bubble", "zero_stage": 3, "dp_shard": 2},
+            "zero3_zero_bubble",
+            "zero_stage=3 with pp_schedule=interleaved_zero_bubble",
         ),
         ({"attention": "flash", "precision": "fp32"}, "attention", "no fp32 kernels on CUDA"),
     ],
@@ -143,12 +144,13 @@ def test_what_this_engine_cannot_run_yet(fields: dict[str, Any], names: str) -> 
     assert found["engine_support"].startswith(f"engine version {ENGINE_VERSION} cannot run ")
 
 
-def test_runnable_schedules_are_those_with_action_lists() -> None:
-    for schedule in RUNNABLE_SCHEDULES:
-        assert schedule_actions(schedule, 0, 1, 2)
-    for schedule in ("interleaved_1f1b", "zero_bubble_v", "dualpipe_v"):
-        with pytest.raises(UnsupportedByEngine):
-            schedule_actions(schedule, 0, 1, 2)
+def test_every_schedule_has_lists_for_the_chunks_and_micro_batches_that_the_rules_let_through() -> None:
+    assert set(RUNNABLE_SCHEDULES) <= set(get_args(PipelineSchedule))
+    for schedule, pp, chunks, rounds in itertools.product(get_args(PipelineSchedule), (1, 2, 3), (1, 2, 3), (1, 2, 7)):
+        e = Experiment(model=LLAMA_8B, pp=pp, pp_schedule=schedule, virtual_stages=chunks, global_batch_size=rounds)
+        if not layout_violations(e):
+            for rank in range(pp):
+                assert schedule_actions(schedule, rank, pp, rounds, chunks)
 
 
 def test_a_layout_alone_breaks_its_own_rules_and_no_others() -> None:
