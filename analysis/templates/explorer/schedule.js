@@ -56,7 +56,7 @@ const initPipeline = (() => {
         <fieldset><legend>Pipeline</legend>
           <div class="w-field w-choice"><label for="p-schedule">Schedule</label>
             <select id="p-schedule" name="schedule">
-              ${schedules.map((name) => `<option value="${name}">${NAMES[name][0]}</option>`).join("")}
+              ${schedules.map((name) => `<option value="${name}" ${name === "1f1b" ? "selected" : ""}>${NAMES[name][0]}</option>`).join("")}
             </select></div>
           <p class="quiet" id="p-meaning"></p>
           ${FIELDS.slice(0, 3).map(field).join("")}
