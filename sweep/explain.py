@@ -18,7 +18,9 @@ from workloads import experiment as ex
 from workloads.costs.flops import flops_per_token, hardware_flops_per_token
 from workloads.costs.memory import MemoryEstimate, estimate_memory
 from workloads.costs.params import num_params
+from workloads.costs.pipeline import pipeline_time_s
 from workloads.experiment import Experiment
+from workloads.rules import layout_violations
 
 _MEASURED = (
     ("outcome", "", 1.0, "s"),
@@ -82,10 +84,22 @@ def print_difference(first: Record, second: Record, console: Console) -> None:
     console.print(table)
 
 
+def _schedule(e: Experiment) -> str:
+    """A pipeline's schedule, how the model is cut, and what ranks of equal length would idle: F, I and W alike."""
+    text: str = e.pp_schedule
+    if e.virtual_stages > 1:
+        text += f", {e.virtual_stages} chunks of the model on each of {e.pp} pipeline ranks"
+    if layout_violations(e):
+        return text
+    times = [1.0] * e.pp, [2.0] * e.pp, e.num_microbatches
+    total = pipeline_time_s(e.pp_schedule, *times, virtual_stages=e.virtual_stages)
+    return f"{text}, {100 * (1 - 3 * e.num_microbatches / total):.1f} % idle if all ranks took equally long"
+
+
 def _configuration(experiment: Experiment) -> str:
     e = experiment
     degrees = f"dp {e.dp_replicate}x{e.dp_shard} (replicas x shards), tp {e.tp}, cp {e.cp}, pp {e.pp}, ep {e.ep}"
-    schedule = f"; {e.pp_schedule}, {e.virtual_stages} chunk(s) a rank" if e.pp > 1 else ""
+    schedule = f"; {_schedule(e)}" if e.pp > 1 else ""
     ranks = "rank" if e.world_size == 1 else "ranks"
     return "\n".join(
         (

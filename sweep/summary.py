@@ -14,6 +14,7 @@ from results.text import format_hours, plural
 from sweep.expand import ruled_out
 from sweep.plan import Plan, PlannedPoint
 from sweep.price import Shape, shape
+from workloads.costs.schedule import INTERLEAVED
 from workloads.experiment import Experiment
 
 MEANING = {
@@ -73,6 +74,8 @@ def layout(experiment: Experiment) -> str:
     ]
     if experiment.pp > 1 and experiment.pp_schedule != "1f1b":
         parts.append(experiment.pp_schedule.replace("_", " "))
+        if experiment.pp_schedule in INTERLEAVED:
+            parts[-1] += f" v{experiment.virtual_stages}"
     parts.append(f"mbs {experiment.micro_batch_size} x {experiment.num_microbatches}")
     if experiment.zero_stage:
         parts.append(f"ZeRO {experiment.zero_stage}")

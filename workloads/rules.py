@@ -70,9 +70,9 @@ DERIVED = {
         "rest": "global_batch_size % round",
         "chunks": "pp * virtual_stages",
         "schedule_fits": "(pp > 1) == (pp_schedule != 'none')",
-        "least_chunks": "2 if pp_schedule == 'interleaved_1f1b' else 1",  # with one chunk a rank it is a worse 1f1b
         "interleaved": f"pp_schedule in {INTERLEAVED}",
-        "v_shaped": f"pp_schedule in {V_SHAPED}",
+        # With one chunk a rank, interleaved 1F1B is a worse 1F1B, but interleaved zero-bubble is ZB-H1.
+        "least_chunks": f"2 if pp_schedule in {('interleaved_1f1b', *V_SHAPED)} else 1",
         "splits_backward": f"pp_schedule in {SPLIT_BACKWARD}",
         "tokens": "micro_batch_size * seq_len // cp",  # of one micro-batch on one context-parallel rank
         "split": f"gcd({', '.join(_SPLIT)})",
@@ -116,10 +116,9 @@ _LAYOUT = _rules(
     # micro-batches: the lists of `workloads.costs.schedule` leave out those that are missing in the last round.
     (
         "virtual_stages",
-        "schedule_fits and "
-        "(virtual_stages < least_chunks if interleaved else virtual_stages != (2 if v_shaped else 1))",
+        "schedule_fits and (virtual_stages < least_chunks or virtual_stages > least_chunks and not interleaved)",
         "pp_schedule={pp_schedule} with virtual_stages={virtual_stages}; it needs "
-        "{least_chunks if interleaved else 2 if v_shaped else 1}{' or more' if interleaved else ''}",
+        "{least_chunks}{' or more' if interleaved else ''}",
     ),
     *(
         (

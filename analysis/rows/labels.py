@@ -9,6 +9,7 @@ import pandas as pd
 
 from results.schema import UNKNOWN_OUTCOME
 from results.text import listed, plural
+from workloads.costs.schedule import INTERLEAVED
 
 OUTCOME_NAMES = {
     "ok": "ok",
@@ -32,7 +33,7 @@ MEMORY_CATEGORIES = {
 """Columns of the peak by category, and what they are called; they sum to the allocated peak."""
 
 _LABELLED_BY = (
-    *("dp", "dp_replicate", "dp_shard", "zero_stage", "tp", "cp", "pp", "ep", "pp_schedule"),
+    *("dp", "dp_replicate", "dp_shard", "zero_stage", "tp", "cp", "pp", "ep", "pp_schedule", "virtual_stages"),
     *("micro_batch_size", "num_microbatches", "recompute", "compile", "precision"),
 )
 
@@ -81,6 +82,8 @@ def degrees(row: Mapping[str, Any]) -> str:
     schedule = row.get("pp_schedule")
     if (_int(row, "pp") or 1) > 1 and isinstance(schedule, str) and schedule not in ("1f1b", "none"):
         parts.append(schedule.replace("_", " "))
+        if schedule in INTERLEAVED and _int(row, "virtual_stages") is not None:
+            parts[-1] += f" v{_int(row, 'virtual_stages')}"
     return " ".join(parts)
 
 

@@ -34,7 +34,7 @@ def of_schedule(name: str, depth: int, micro_batches: int, virtual_stages: int) 
 
 
 def of_rows(rows: pd.DataFrame) -> pd.Series:
-    """`of_schedule` of each row. Rows have ``pp`` and ``num_microbatches``; an unknown schedule counts as 1F1B."""
+    """`of_schedule` of each row with ``pp`` and ``num_microbatches``; a schedule that is not known is taken as 1F1B."""
     asked = pd.DataFrame(
         {
             "name": rows["pp_schedule"].fillna("1f1b").astype(str),

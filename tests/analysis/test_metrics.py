@@ -162,6 +162,8 @@ def test_prediction_errors_and_device_hours_by_hand() -> None:
 def test_labels() -> None:
     assert labels.degrees({"dp": 8, "dp_replicate": 2, "dp_shard": 4, "zero_stage": 3, "tp": 2}) == "dp2×4 z3 tp2"
     assert labels.degrees({"dp": 1, "pp": 4, "pp_schedule": "gpipe", "zero_stage": 0}) == "dp1 pp4 gpipe"
+    interleaved = {"dp": 1, "pp": 4, "pp_schedule": "interleaved_1f1b", "virtual_stages": 2.0}
+    assert labels.degrees(interleaved) == "dp1 pp4 interleaved 1f1b v2"
     batching = {"micro_batch_size": 2, "num_microbatches": 8, "recompute": "full", "precision": "fp8_rowwise"}
     assert labels.batching(batching) == "mbs 2×8, rc full, fp8 rowwise"
     assert labels.devices(1, "CPU processes") == "1 CPU process"

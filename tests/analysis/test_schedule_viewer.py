@@ -31,46 +31,81 @@ def tab(browser: Browser, page: Path) -> Browser:
     return browser
 
 
-def run(name: str, p: int, m: int, forward: list[float], backward: list[float], p2p: float) -> Simulation:
-    return simulate([schedule.schedule_actions(name, s, p, m) for s in range(p)], forward, backward, p2p)
+Lengths = dict[str, list[list[float]]]
+"""Times by kind of action, rank and chunk."""
+
+
+def lists(name: str, p: int, m: int, v: int = 1) -> list[list[schedule.Action]]:
+    return [schedule.schedule_actions(name, rank, p, m, v) for rank in range(p)]
+
+
+def run(name: str, p: int, m: int, v: int, lengths: Lengths, p2p: float) -> Simulation:
+    return simulate(
+        *(lists(name, p, m, v), lengths["F"], lengths["B"], p2p),
+        name=name,
+        input_s=lengths["I"],
+        weight_s=lengths["W"],
+    )
+
+
+def equal(p: int, forward: float, backward: float, v: int = 1) -> Lengths:
+    """As the tab has them: W half of a backward."""
+    times = {"F": forward, "B": backward, "I": backward / 2, "W": backward / 2}
+    return {kind: [[time / v] * v] * p for kind, time in times.items()}
 
 
 def spans_of(simulation: Simulation) -> list[list[Any]]:
-    return [[s.stage, s.action.kind, s.action.microbatch, s.start_s, s.end_s] for s in simulation.spans]
+    return [[s.rank, s.action.kind, s.action.microbatch, s.action.chunk, s.start_s, s.end_s] for s in simulation.spans]
 
 
 def test_the_page_knows_the_engines_schedules(browser: Browser) -> None:
     assert evaluate(browser, SCRIPTS, "Object.keys(PipelineModel.SCHEDULES).sort()", None) == SCHEDULES
 
 
-def test_three_hundred_pipelines_are_simulated_alike(browser: Browser) -> None:
+def chunks_of(name: str, draw: random.Random) -> int:
+    if name in schedule.V_SHAPED:
+        return 2
+    return draw.randint(1, 4) if name in schedule.INTERLEAVED else 1
+
+
+def test_five_hundred_pipelines_are_simulated_alike(browser: Browser) -> None:
     draw = random.Random(29)
     cases = []
-    for _ in range(300):
-        p, m = draw.randint(1, 12), draw.randint(1, 24)
-        times = [[draw.choice([1.0, 0.1, draw.random() + 0.01]) for _ in range(p)] for _ in "FB"]
-        cases.append([draw.choice(SCHEDULES), p, m, *times, draw.choice([0.0, 0.0, draw.random()])])
-    code = """input.map(([name, p, m, forward, backward, p2p]) => {
-      const actions = forward.map((_, stage) => PipelineModel.scheduleActions(name, stage, p, m));
-      const { total, idle, spans } = PipelineModel.simulate(actions, forward, backward, p2p);
-      const flat = spans.flat().map(({ stage, action, start, end }) =>
-        [stage, action.kind, action.microbatch, start, end]);
-      return { total, idle, spans: flat, inFlight: actions.map(PipelineModel.microbatchesInFlight) };
+    for _ in range(500):
+        name, p, m = draw.choice(SCHEDULES), draw.randint(1, 12), draw.randint(1, 24)
+        v = chunks_of(name, draw)
+        lengths = {
+            kind: [[draw.choice([1.0, 0.1, draw.random() + 0.01]) for _ in range(v)] for _ in range(p)]
+            for kind in "FBIW"
+        }
+        cases.append([name, p, m, v, lengths, draw.choice([0.0, 0.0, draw.random()])])
+    code = """input.map(([name, p, m, v, lengths, p2p]) => {
+      const actions = lengths.F.map((_, rank) => PipelineModel.scheduleActions(name, rank, p, m, v));
+      const { total, idle, spans } = PipelineModel.simulate(name, actions, lengths, p2p);
+      const flat = spans.flat().map(({ rank, action, start, end }) =>
+        [rank, action.kind, action.microbatch, action.chunk, start, end]);
+      return {
+        total, idle, spans: flat, inFlight: actions.map(PipelineModel.microbatchesInFlight),
+        waiting: actions.map(PipelineModel.weightsWaiting),
+      };
     })"""
     for case, said in zip(cases, evaluate(browser, SCRIPTS, code, cases), strict=True):
-        name, p, m = case[:3]
         expected = run(*case)
         assert said["total"] == expected.total_s, case
         assert said["idle"] == list(expected.idle_s), case
         assert said["spans"] == spans_of(expected), case
-        actions = [schedule.schedule_actions(name, stage, p, m) for stage in range(p)]
+        actions = lists(*case[:4])
         assert said["inFlight"] == [schedule.microbatches_in_flight(own) for own in actions]
+        waiting = [max(sum(moment.for_weights) for moment in schedule.held(own)) for own in actions]
+        assert said["waiting"] == waiting, case
+    assert {case[0] for case in cases} == set(SCHEDULES)
 
 
 def test_a_schedule_that_waits_for_itself_is_told(browser: Browser) -> None:
     code = """(() => {
-      const F = { kind: "F", microbatch: 0 }, B = { kind: "B", microbatch: 0 };
-      try { return PipelineModel.simulate([[F, B], [B, F]], [1, 1], [1, 1], 0); }
+      const F = { kind: "F", microbatch: 0, chunk: 0 }, B = { kind: "B", microbatch: 0, chunk: 0 };
+      const each = [[1], [1]];
+      try { return PipelineModel.simulate("1f1b", [[F, B], [B, F]], { F: each, B: each, I: each, W: each }, 0); }
       catch (error) { return error.message; }
     })()"""
     assert evaluate(browser, SCRIPTS, code, None) == "the schedule waits for itself"
@@ -87,78 +122,118 @@ def type_in(browser: Browser, **values: float | str) -> None:
 
 
 def drawn(browser: Browser) -> list[list[float]]:
-    """[stage, x, width] of every bar."""
+    """[rank, x, width] of every bar."""
     return list(
         browser.js(
-            "[...document.querySelectorAll('#p-chart [data-stage]')].map(bar => [Number(bar.dataset.stage), "
+            "[...document.querySelectorAll('#p-chart [data-rank]')].map(bar => [Number(bar.dataset.rank), "
             "Number(bar.getAttribute('x')), Number(bar.getAttribute('width'))])"
         )
     )
 
 
-def stages_shown(browser: Browser) -> list[list[str]]:
+def ranks_shown(browser: Browser) -> list[list[str]]:
     rows = "[...document.querySelectorAll('#p-table tr')].map(row => [...row.children].map(cell => cell.textContent))"
     return list(browser.js(rows))
 
 
 def test_bubble_stands_beside_its_closed_form(tab: Browser) -> None:
-    type_in(tab, schedule="1f1b", stages=4, microbatches=6, forward=1, backward=2, p2p=0)
+    type_in(tab, schedule="1f1b", ranks=4, microbatches=6, forward=1, backward=2, p2p=0)
     assert tab.text("#p-bubble") == "50.0 %"
     assert tab.text("#p-fraction").split() == ["3", "/", "6"]
     assert tab.text("#p-closed") == "50.0 %"
     assert tab.text("#p-share") == "33.3 %"
     assert tab.text("#p-total") == "27"  # (m + p - 1) (F + B)
     assert "agree" in tab.text("#p-remark")
-    assert [row[3] for row in stages_shown(tab)] == ["4", "3", "2", "1"]
+    assert [row[3] for row in ranks_shown(tab)] == ["4", "3", "2", "1"]
     type_in(tab, schedule="gpipe")
-    assert [row[3] for row in stages_shown(tab)] == ["6"] * 4
+    assert [row[3] for row in ranks_shown(tab)] == ["6"] * 4
     type_in(tab, p2p=0.5)
-    expected = run("gpipe", 4, 6, [1.0] * 4, [2.0] * 4, 0.5)
+    expected = run("gpipe", 4, 6, 1, equal(4, 1.0, 2.0), 0.5)
     assert tab.text("#p-total") == f"{expected.total_s:g}"
     assert tab.text("#p-bubble") == f"{100 * (expected.total_s - 18) / 18:.1f} %"
     assert "agree" not in tab.text("#p-remark")
 
 
 def test_bars_stand_where_the_simulation_puts_them(tab: Browser) -> None:
-    type_in(tab, schedule="1f1b", stages=3, microbatches=5, forward=1, backward=1.5, p2p=0.3)
-    expected = run("1f1b", 3, 5, [1.0] * 3, [1.5] * 3, 0.3)
+    type_in(tab, schedule="1f1b", ranks=3, microbatches=5, forward=1, backward=1.5, p2p=0.3)
+    expected = run("1f1b", 3, 5, 1, equal(3, 1.0, 1.5), 0.3)
     bars = drawn(tab)
-    assert [bar[0] for bar in bars] == [span.stage for span in expected.spans]
+    assert [bar[0] for bar in bars] == [span.rank for span in expected.spans]
     zero, scale = bars[0][1], bars[0][2]  # the first bar: a forward from 0 to 1
     for (_, x, width), span in zip(bars, expected.spans, strict=True):
         assert x == pytest.approx(zero + scale * span.start_s)
         assert width == pytest.approx(scale * (span.end_s - span.start_s))
 
 
+def test_chunks_follow_the_schedule(tab: Browser) -> None:
+    """The number of chunks goes into the limits of the schedule, and cannot be chosen where there is one."""
+    seen = {}
+    for name in [option.get_attribute("value") for option in tab.all("#p-schedule option")]:
+        type_in(tab, schedule=name)
+        box = tab.find("#p-chunks")
+        seen[name] = (box.get_attribute("value"), box.is_enabled(), tab.find("#p-weights").is_enabled())
+        assert not tab.find("#p-wrong").is_displayed()
+        assert (name in schedule.SPLIT_BACKWARD) == tab.find("[data-kind=W]").is_displayed()
+    assert seen == {
+        "gpipe": ("1", False, False),
+        "1f1b": ("1", False, False),
+        "interleaved_1f1b": ("2", True, False),
+        "interleaved_zero_bubble": ("2", True, True),
+        "zero_bubble_v": ("2", False, True),
+        "dualpipe_v": ("2", False, True),
+    }
+    assert sorted(seen) == [name for name in SCHEDULES if name != "none"]
+    type_in(tab, schedule="interleaved_1f1b", chunks=1)
+    assert tab.text("#p-wrong") == "Model chunks a rank v: a whole number from 2 to 8"
+    type_in(tab, chunks=8, ranks=32, microbatches=128)
+    assert tab.text("#p-wrong") == "65,536 actions are too many to draw; at most 30,000"
+
+
+def test_chunks_and_split_backwards_are_told(tab: Browser) -> None:
+    type_in(tab, schedule="zero_bubble_v", ranks=4, microbatches=8, forward=1, backward=2, weights=50, p2p=0)
+    expected = run("zero_bubble_v", 4, 8, 2, equal(4, 1.0, 2.0, 2), 0.0)
+    assert tab.text("#p-total") == f"{expected.total_s:g}"
+    assert tab.text("#p-share") == f"{100 * expected.idle_share:.1f} %"
+    assert tab.text("#p-formula") == "1F1B: (p − 1) / m"
+    assert [row[3] for row in ranks_shown(tab)] == ["4"] * 4
+    tab.js("document.querySelector('#p-chart').focus()")
+    tab.press(Keys.END)
+    assert tab.text("#p-now").startswith("Rank 0: backward, weights' gradient of micro-batch 7 in chunk 0 (stage 0), ")
+    type_in(tab, schedule="interleaved_1f1b", chunks=2)
+    assert tab.text("#p-formula") == "(p − 1) / (v m)"
+    assert tab.text("#p-bubble") == tab.text("#p-closed") == "18.8 %"  # 3 / 16
+    assert "agree" in tab.text("#p-remark")
+
+
 def test_arrow_keys_step_through_the_actions(tab: Browser) -> None:
-    type_in(tab, schedule="1f1b", stages=4, microbatches=8, forward=1, backward=2, p2p=0)
+    type_in(tab, schedule="1f1b", ranks=4, microbatches=8, forward=1, backward=2, p2p=0)
     tab.js("document.querySelector('#p-chart').focus()")
     said = []
     for key in (Keys.ARROW_RIGHT, Keys.ARROW_DOWN, Keys.END, Keys.ARROW_UP, Keys.HOME, Keys.ARROW_LEFT):
         tab.press(key)
         said.append(tab.text("#p-now"))
     assert said == [
-        "Stage 0: forward of micro-batch 1, from 1 to 2.",
-        "Stage 1: forward of micro-batch 0, from 1 to 2, after 1 idle.",
-        "Stage 1: backward of micro-batch 7, from 29 to 31, after 1 idle.",
-        "Stage 0: backward of micro-batch 6, from 28 to 30, after 1 idle.",
-        "Stage 0: forward of micro-batch 0, from 0 to 1.",
-        "Stage 0: forward of micro-batch 0, from 0 to 1.",
+        "Rank 0: forward of micro-batch 1, from 1 to 2.",
+        "Rank 1: forward of micro-batch 0, from 1 to 2, after 1 idle.",
+        "Rank 1: backward of micro-batch 7, from 29 to 31, after 1 idle.",
+        "Rank 0: backward of micro-batch 6, from 28 to 30, after 1 idle.",
+        "Rank 0: forward of micro-batch 0, from 0 to 1.",
+        "Rank 0: forward of micro-batch 0, from 0 to 1.",
     ]
     for _ in range(3):
         tab.press(Keys.ARROW_RIGHT)
     # At 3 the fourth forward of stage 0 starts; stage 1 and 2 have started three and two of theirs, stage 3 one.
-    assert [row[4] for row in stages_shown(tab)] == ["4", "3", "2", "1"]
+    assert [row[4] for row in ranks_shown(tab)] == ["4", "3", "2", "1"]
 
 
 def test_pointing_at_a_bar_tells_its_times(tab: Browser) -> None:
-    type_in(tab, schedule="gpipe", stages=2, microbatches=2, forward=1, backward=2, p2p=0)
-    bar = tab.all("#p-chart [data-stage='1']")[2]
+    type_in(tab, schedule="gpipe", ranks=2, microbatches=2, forward=1, backward=2, p2p=0)
+    bar = tab.all("#p-chart [data-rank='1']")[2]
     ActionChains(tab.driver, duration=0).move_to_element(bar).perform()
-    assert tab.text("#p-now") == "Stage 1: backward of micro-batch 0, from 3 to 5."
+    assert tab.text("#p-now") == "Rank 1: backward of micro-batch 0, from 3 to 5."
 
 
-@pytest.mark.parametrize(("name", "value"), [("stages", 0), ("stages", 2.5), ("microbatches", ""), ("forward", -1)])
+@pytest.mark.parametrize(("name", "value"), [("ranks", 0), ("ranks", 2.5), ("microbatches", ""), ("forward", -1)])
 def test_a_senseless_number_is_one_sentence(tab: Browser, name: str, value: float | str) -> None:
     type_in(tab, **{name: value})
     assert "number from" in tab.text("#p-wrong")
@@ -174,7 +249,7 @@ def test_pipeline_tab_fits_its_window_and_stays_quiet(
 ) -> None:
     browser.open(page, size=size, dark=dark)
     browser.click("#tab-pipeline")
-    type_in(browser, stages=32, microbatches=128)
+    type_in(browser, ranks=32, microbatches=128)
     assert len(drawn(browser)) == 2 * 32 * 128
     assert browser.js("document.documentElement.scrollWidth") == size[0]
     # Every bar is wide enough for its number: the chart scrolls sideways instead.

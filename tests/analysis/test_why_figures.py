@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any
+from typing import Any, get_args
 
 import pandas as pd
 import pytest
@@ -27,7 +27,7 @@ from tests.analysis import synthetic
 from tests.analysis.conftest import frame_of
 from tests.analysis.test_figures import assert_texts_fit, words
 from tests.analysis.test_study import study  # noqa: F401
-from workloads.experiment import Experiment
+from workloads.experiment import Experiment, PipelineSchedule
 
 GIB = 2**30
 MODEL = synthetic.MODELS[2]
@@ -177,16 +177,47 @@ def test_schedules_of_equal_stages_wait_by_the_closed_form() -> None:
         assert own["unit"].unique().tolist() == ["s"]
 
 
+def test_every_schedule_is_drawn_with_its_chunks_and_halves_of_backwards() -> None:
+    p, m = 4, 8
+    frame = labelled(run(point(dp=2, pp=4, micro_batch_size=4), 0, forward_backward_s=2.4))
+    table = schedules.data(frame)
+    names = [name for name in get_args(PipelineSchedule) if name != "none"]
+    assert table["schedule"].unique().tolist() == names
+    # A rank holds up to 2 (p - 1) + (v - 1) p + 1 = 11 of its chunks under interleaved 1F1B, 8 and 9 in a V.
+    most = {"interleaved_1f1b": 5.5, "interleaved_zero_bubble": 4, "zero_bubble_v": 4, "dualpipe_v": 4.5}
+    for name, held in most.items():
+        own = table[table["schedule"] == name]
+        assert own["v"].unique().tolist() == [2]
+        assert own["most_held"].unique().tolist() == [held]
+        counts = own.groupby(["stage", "kind"]).size().unstack(fill_value=0)
+        assert counts.index.tolist() == list(range(2 * p))
+        assert (counts["F"] == m).all()
+        assert (counts.get("B", 0) + counts.get("W", 0) == m).all()
+        assert (own["end"] - own["start"]).groupby(own["rank"]).sum().tolist() == pytest.approx([2.4] * p)
+        assert own["bubble_share"].max() < 0.16 < 3 / 11
+    figure = NAMES["schedules"].draw(frame)
+    assert_texts_fit(figure)
+    shown = "\n".join(words(figure))
+    assert "ZB-V: 5.9 % idle, at most 4 micro-batches held by a rank" in shown
+
+
+def test_an_interleaved_run_is_drawn_with_its_own_chunks() -> None:
+    own = {"pp_schedule": "interleaved_1f1b", "virtual_stages": 4}
+    pipeline = schedules.representative(labelled(run(point(dp=2, pp=4, **own), 0)))
+    assert pipeline is not None
+    assert [pipeline.chunks(name) for name in ("interleaved_1f1b", "interleaved_zero_bubble", "1f1b")] == [4, 2, 1]
+
+
 def test_without_times_a_schedule_is_in_forwards_and_recomputation_makes_backwards_longer() -> None:
     frame = labelled(run(point(dp=4, pp=2, recompute="full"), 0))
     pipeline = schedules.representative(frame)
     assert pipeline is not None
     assert (pipeline.forward, pipeline.backward, pipeline.unit) == (1.0, 3.0, "forwards")
-    assert (pipeline.stages, pipeline.micro_batches) == (2, 16)
+    assert (pipeline.ranks, pipeline.micro_batches) == (2, 16)
     deep = labelled(run(point(dp=1, pp=8), 0), run(point(dp=4, pp=2), 1, 5000.0))
     chosen = schedules.representative(deep)
     assert chosen is not None
-    assert (chosen.stages, chosen.row["num_microbatches"], chosen.micro_batches) == (
+    assert (chosen.ranks, chosen.row["num_microbatches"], chosen.micro_batches) == (
         8,
         64,
         schedules.MOST_MICRO_BATCHES,

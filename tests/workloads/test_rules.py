@@ -4,7 +4,7 @@ import dataclasses
 import itertools
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
@@ -19,7 +19,8 @@ from tests.workloads.costs.shapes import (
     study_rows,
 )
 from workloads.cluster import ClusterSpec
-from workloads.experiment import ENGINE_VERSION, Experiment
+from workloads.costs.schedule import schedule_actions
+from workloads.experiment import ENGINE_VERSION, Experiment, PipelineSchedule
 from workloads.rules import RULES, Violation, layout_violations, names_of, violations
 
 
@@ -67,6 +68,8 @@ def test_layouts_that_run(fields: dict[str, Any]) -> None:
         ({"pp": 2, "pp_schedule": "1f1b", "virtual_stages": 2}, "virtual_stages", "it needs 1"),
         ({"pp": 2, "pp_schedule": "interleaved_1f1b"}, "virtual_stages", "it needs 2 or more"),
         ({"pp": 2, "pp_schedule": "zero_bubble_v"}, "virtual_stages", "it needs 2"),
+        ({"pp": 2, "pp_schedule": "dualpipe_v", "virtual_stages": 3}, "virtual_stages", "=3; it needs 2"),
+        ({"pp": 2, "pp_schedule": "gpipe", "virtual_stages": 2}, "virtual_stages", "=2; it needs 1"),
         (
             {"pp": 16, "pp_schedule": "interleaved_1f1b", "virtual_stages": 4},
             "pp_layers",
@@ -137,6 +140,14 @@ def test_what_this_engine_cannot_run_yet(fields: dict[str, Any], names: str) -> 
     assert set(found) == {"engine_support"}
     assert names in found["engine_support"]
     assert found["engine_support"].startswith(f"engine version {ENGINE_VERSION} cannot run ")
+
+
+def test_every_schedule_has_lists_for_the_chunks_and_micro_batches_that_the_rules_let_through() -> None:
+    for schedule, pp, chunks, rounds in itertools.product(get_args(PipelineSchedule), (1, 2, 3), (1, 2, 3), (1, 2, 7)):
+        e = Experiment(model=LLAMA_8B, pp=pp, pp_schedule=schedule, virtual_stages=chunks, global_batch_size=rounds)
+        if not layout_violations(e):
+            for rank in range(pp):
+                assert schedule_actions(schedule, rank, pp, rounds, chunks)
 
 
 def test_a_layout_alone_breaks_its_own_rules_and_no_others() -> None:

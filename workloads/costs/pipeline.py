@@ -1,13 +1,20 @@
 """How long a pipeline takes whose chunks have given times: its action lists, executed without a device.
 
-Idle share of the whole time with F, I and W of equal length (a backward twice as long as a forward), sending free, two
-chunks a rank where the schedule has several:
+Idle share of the whole time of p equal ranks, where F, I and W take equally long (so a backward twice as long as a
+forward) and sending takes no time, with two chunks a rank where the schedule has several:
 
-TABLE
+    schedule                      p 2, m 8   p 2, m 32    p 4, m 8   p 4, m 32
+    gpipe                           11.1 %       3.0 %      27.3 %       8.6 %
+    1f1b                            11.1 %       3.0 %      27.3 %       8.6 %
+    interleaved_1f1b                 5.9 %       1.5 %      15.8 %       4.5 %
+    interleaved_zero_bubble          2.0 %       0.5 %       5.9 %       1.5 %
+    zero_bubble_v                    2.0 %       0.5 %       5.9 %       1.5 %
+    dualpipe_v                       2.0 %       0.5 %       5.9 %       1.5 %
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -18,6 +25,9 @@ from workloads.costs.schedule import Action, Kind, schedule_actions, stage_at
 Times = Sequence[float] | Sequence[Sequence[float]]
 """Seconds of one micro-batch by rank: one number for all chunks of a rank together, of which each takes an equal part,
 or each chunk's own."""
+
+MOST_EXECUTED = 64
+"""Micro-batches that are executed one by one for a total, in a pipeline of 16 to 32 ranks."""
 
 _KINDS: tuple[Kind, ...] = get_args(Kind)
 _Steps = tuple[tuple[int, int, int], ...]
@@ -63,16 +73,17 @@ def simulate(
     A rank runs its list in order. A forward waits for the same micro-batch's forward of the stage before, a B or I for
     the B or I of the stage after, each plus ``p2p_s`` where that stage is on another rank; sending takes no time of the
     sender. ``name``, the schedule, says where stages are (`stage_at`). ``input_s`` and ``weight_s`` are the times of I
-    and W; each is half of ``backward_s`` where not given. Raises ValueError for lists that wait for each other.
+    and W; each is half of ``backward_s`` where not given. Raises ValueError for lists that wait for each other without
+    end.
     """
     chunks = 1 + max((action.chunk for actions in schedule for action in actions), default=0)
     times = _durations(chunks, forward_s, backward_s, input_s, weight_s)
     clock = [0.0] * len(schedule)
     busy = [0.0] * len(schedule)
     spans: list[list[Span]] = [[] for _ in schedule]
-    ends: list[float] = []
+    ends = [-math.inf]
     for rank, action, awaited in _order(schedule, name, chunks):
-        start = clock[rank] if awaited < 0 else max(clock[rank], ends[awaited] + p2p_s)
+        start = max(clock[rank], ends[awaited] + p2p_s)
         length = times[_place(action, rank, len(schedule), chunks)]
         clock[rank] = end = start + length
         busy[rank] += length
@@ -102,9 +113,10 @@ def pipeline_time_s(
     F_r and B_r being the seconds of rank r, p ranks, m micro-batches:
 
     gpipe   ``sum F + (m-1) max F + sum B + (m-1) max B + 2 (p-1) p2p``: two flow shops, exact.
-    others  Exact up to `MOST_EXECUTED` micro-batches: which action waits for which is found once for a schedule and its
-            sizes, and what is left is one addition and one comparison an action. With more micro-batches every further
-            round of p takes as long as the last one executed: a test keeps how near this is.
+    others  Exact up to 64 micro-batches, in shallow pipelines up to 1,024 / p: which action waits for which is found
+            once for a schedule and its sizes, and what is left is one sum and one comparison an action. With more
+            micro-batches, every further round of p takes as long as the last one that is executed: within 2 %, in the
+            mean 0.1 %, in a test of unequal ranks that wait for messages, too; equal ranks are exact.
     """
     p, m = len(forward_s), num_microbatches
     times = _durations(virtual_stages, forward_s, backward_s, input_s, weight_s)
@@ -112,7 +124,8 @@ def pipeline_time_s(
         forward, backward = times[:p], times[p : 2 * p]
         ramps = sum(forward) + sum(backward) + 2 * (p - 1) * p2p_s
         return ramps + (m - 1) * (max(forward) + max(backward))
-    left_out = max(0, -(-(m - max(MOST_EXECUTED, 2 * p)) // p))
+    most = max(MOST_EXECUTED, 2 * p, 16 * MOST_EXECUTED // p)
+    left_out = max(0, -(-(m - most) // p))
     executed = m - left_out * p
     total = _executed_s(_steps(name, p, executed, virtual_stages), times, p, p2p_s)
     if left_out:
@@ -121,22 +134,15 @@ def pipeline_time_s(
     return total
 
 
-MOST_EXECUTED = 64
-"""Micro-batches of a pipeline that are executed one by one; in pipelines of more than 32 ranks twice the ranks."""
-
-
 def _executed_s(steps: _Steps, times: Sequence[float], num_ranks: int, p2p_s: float) -> float:
-    clock = [0.0] * num_ranks
-    ends: list[float] = []
+    """The same as in `simulate`, for nothing but the total; written for speed."""
+    clock, ends = [0.0] * num_ranks, [-math.inf]
     note = ends.append
     for rank, awaited, place in steps:
-        end = clock[rank]
-        if awaited >= 0:
-            ready = ends[awaited] + p2p_s
-            if ready > end:
-                end = ready
-        end += times[place]
-        clock[rank] = end
+        end, ready = clock[rank], ends[awaited] + p2p_s
+        if ready > end:
+            end = ready
+        clock[rank] = end = end + times[place]
         note(end)
     return max(clock)
 
@@ -172,14 +178,17 @@ def _durations(
 def _by_chunk(times: Times, chunks: int) -> list[float]:
     found: list[float] = []
     for own in times:
-        found += [own / chunks] * chunks if isinstance(own, (int, float)) else own
+        if isinstance(own, (int, float)):
+            found += [own / chunks] * chunks
+        else:
+            found += own
     return found
 
 
 def _order(schedule: Sequence[Sequence[Action]], name: str, chunks: int) -> list[tuple[int, Action, int]]:
-    """Every action with its rank, and with the place in this order of the other rank's action that it waits for.
+    """Every action with its rank, and with the place in this order, from 1, of the other rank's action it waits for.
 
-    That place is -1 where there is none. Each action comes after the one it waits for and after those before it in its
+    That place is 0 where there is none. Each action comes after the one it waits for and after those before it in its
     list. Raises ValueError where no such order exists.
     """
     num_ranks = len(schedule)
@@ -197,7 +206,7 @@ def _order(schedule: Sequence[Sequence[Action]], name: str, chunks: int) -> list
             while position[rank] < len(actions):
                 action = actions[position[rank]]
                 stage, i = stage_at(name, rank, action.chunk, num_ranks), action.microbatch
-                awaited: tuple[int, int] | None = (rank, -1)
+                awaited: tuple[int, int] | None = (rank, 0)
                 if action.kind == "F":
                     if stage > 0:
                         awaited = forward.get((stage - 1, i))
@@ -214,8 +223,8 @@ def _order(schedule: Sequence[Sequence[Action]], name: str, chunks: int) -> list
                     ended = backward
                 if awaited is None:
                     break
+                found.append((rank, action, awaited[1] if awaited[0] != rank else 0))
                 ended[stage, i] = rank, len(found)
-                found.append((rank, action, awaited[1] if awaited[0] != rank else -1))
                 position[rank] += 1
         if len(found) == before:
             waiting = [f"rank {r}: {a[position[r]]}" for r, a in enumerate(schedule) if position[r] < len(a)]

@@ -15,6 +15,10 @@ dualpipe_v               the same V with pairs of a forward and a backward (Dual
 Every schedule takes any number of micro-batches from 1 on. Where the published one needs a multiple of p, or 2 p, the
 list is that of more micro-batches without those there are not: micro-batches never wait for each other, so a list that
 ends still ends when some of them are left out.
+
+Messages of one direction (F; B and I) from one rank to another are received in the order in which they are sent. They
+need a channel of their own: in a V, and with two ranks, a direction's messages go both ways between two ranks, and in
+one channel each way would wait for the other.
 """
 
 from __future__ import annotations

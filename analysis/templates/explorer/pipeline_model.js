@@ -59,7 +59,7 @@ const PipelineModel = (() => {
       backward: (chunk) => { add("B", chunk); },
       inputs: (chunk) => { waiting.push(act("W", add("I", chunk), chunk)); },
       weights,
-      remainingWeights: (chunk) => times(waiting.filter((action) => action.chunk === chunk).length, () => weights(chunk)),
+      remainingWeights: (chunk) => waiting.filter((action) => action.chunk === chunk).forEach(() => weights(chunk)),
     };
   }
 

@@ -15,7 +15,7 @@ const initPipeline = (() => {
     interleaved_zero_bubble: ["Interleaved zero bubble",
       "The same with split backwards: weights' gradients fill the waiting at the end (ZB, arXiv:2401.10241)."],
     zero_bubble_v: ["ZB-V",
-      "Two chunks a rank in a V: rank r has stages r and 2p − 1 − r. Split backwards (arXiv:2401.10241, section 6)."],
+      "Two chunks a rank in a V, rank r has stages r and 2p − 1 − r; split backwards (arXiv:2401.10241, 6)."],
     dualpipe_v: ["DualPipeV",
       "The same V in pairs of a forward and a backward, which follow each other here (arXiv:2412.19437)."],
   };
@@ -48,6 +48,8 @@ const initPipeline = (() => {
       <input type="number" id="p-${name}" name="${name}" ${limits} inputmode="decimal" required>
     </div>`;
   };
+  const option = (name) =>
+    `<option value="${name}" ${name === "1f1b" ? "selected" : ""}>${NAMES[name][0]}</option>`;
   const swatch = ([kind, name]) => `<span data-kind="${kind}"><svg width="26" height="16" aria-hidden="true">
       <rect class="g-${kind}" width="26" height="16"/></svg> ${name}</span>`;
   const PAGE = `
@@ -56,7 +58,7 @@ const initPipeline = (() => {
         <fieldset><legend>Pipeline</legend>
           <div class="w-field w-choice"><label for="p-schedule">Schedule</label>
             <select id="p-schedule" name="schedule">
-              ${schedules.map((name) => `<option value="${name}">${NAMES[name][0]}</option>`).join("")}
+              ${schedules.map(option).join("")}
             </select></div>
           <p class="quiet" id="p-meaning"></p>
           ${FIELDS.slice(0, 3).map(field).join("")}
@@ -191,7 +193,7 @@ const initPipeline = (() => {
     }
 
     function remark(split, alike) {
-      if (split) return "The closed form is 1F1B's with free sending: what a split backward and chunks are set against.";
+      if (split) return "The closed form is 1F1B's with free sending: what this schedule is set against.";
       if (alike) return "The simulation and the closed form agree: ranks are equal, sending takes no time.";
       return found.p2p > 0
         ? "The closed form leaves out the time between ranks; the simulation waits for it."

@@ -56,7 +56,7 @@ def train_rank(
     gradient_scale: float = 1.0,
     clip_at: float | None = None,
 ) -> RankTrace:
-    """``gradient_scale``: multiplies gradients before they are clipped. ``clip_at``: a largest norm of the test's own."""
+    """``gradient_scale``: multiplies gradients before they are clipped. ``clip_at``: a largest norm for this test."""
     choose_attention(experiment)
     largest_norm = optimizer.MAX_GRAD_NORM
     if clip_at is not None:

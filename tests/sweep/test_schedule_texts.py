@@ -1,0 +1,44 @@
+"""How ``plan`` and ``explain`` name a pipeline schedule."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sweep import explain, summary
+from tests.workloads.costs.shapes import LLAMA_8B
+from workloads.experiment import Experiment
+
+
+def pipeline(**fields: Any) -> Experiment:
+    return Experiment.canonical(model=LLAMA_8B, global_batch_size=8, **{"pp": 4, **fields})
+
+
+@pytest.mark.parametrize(
+    ("fields", "name"),
+    [
+        ({}, "dp 1, pp 4, mbs"),
+        ({"pp_schedule": "gpipe"}, "dp 1, pp 4, gpipe, mbs"),
+        ({"pp_schedule": "interleaved_1f1b", "virtual_stages": 4}, "dp 1, pp 4, interleaved 1f1b v4, mbs"),
+        ({"pp_schedule": "interleaved_zero_bubble"}, "dp 1, pp 4, interleaved zero bubble v1, mbs"),
+        ({"pp_schedule": "zero_bubble_v", "virtual_stages": 2}, "dp 1, pp 4, zero bubble v, mbs"),
+    ],
+)
+def test_layouts_that_differ_in_their_chunks_differ_in_their_name(fields: dict[str, Any], name: str) -> None:
+    assert summary.layout(pipeline(**fields)).startswith(name)
+
+
+def test_explain_says_how_the_model_is_cut_and_what_equal_ranks_would_idle() -> None:
+    # m = 8, p = 4: (p - 1) / (m + p - 1) = 3 / 11; interleaved 3 / 2 of 8 + 3 / 2; see the table in pipeline.py
+    for fields, text in (
+        ({}, "ZeRO 0; 1f1b, 27.3 % idle if all ranks took equally long"),
+        (
+            {"pp_schedule": "interleaved_1f1b", "virtual_stages": 2},
+            "; interleaved_1f1b, 2 chunks of the model on each of 4 pipeline ranks, 15.8 % idle if",
+        ),
+        ({"pp_schedule": "zero_bubble_v", "virtual_stages": 2}, " 5.9 % idle if all ranks took equally long"),
+        # What breaks a rule has no list of actions.
+        ({"pp_schedule": "zero_bubble_v"}, "ZeRO 0; zero_bubble_v\n"),
+    ):
+        assert text in explain._configuration(pipeline(**fields))
