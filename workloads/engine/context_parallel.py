@@ -67,12 +67,17 @@ def context_attention(q_BNSH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor, cp: Axis, 
         return attention(q_BNSH, k_BKSH, v_BKSH, causal=True)
     if kind == "ulysses":
         return _ulysses(q_BNSH, k_BKSH, v_BKSH, cp)
-    assert q_BNSH.shape[2] == k_BKSH.shape[2] and q_BNSH.shape[2] % 2 == 0
-    function = _Ring if kind == "ring" else _AllGather
-    return function.apply(q_BNSH, k_BKSH, v_BKSH, cp)
+    return _zigzag(q_BNSH, k_BKSH, v_BKSH, cp, kind)
 
 
 # What ring and allgather share
+
+
+@torch.compiler.disable  # one break of the graph; traced, there would be one at every choice of a kernel
+def _zigzag(q_BNSH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor, cp: Axis, kind: ContextKind) -> Tensor:
+    assert q_BNSH.shape[2] == k_BKSH.shape[2] and q_BNSH.shape[2] % 2 == 0
+    function = _Ring if kind == "ring" else _AllGather
+    return function.apply(q_BNSH, k_BKSH, v_BKSH, cp)
 
 
 def _pack(k_BKSH: Tensor, v_BKSH: Tensor) -> Tensor:

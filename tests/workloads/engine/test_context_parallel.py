@@ -98,7 +98,7 @@ def run_cases(rank: int, cases: list[tuple[ContextKind, int, int]], only_math: b
 
 
 @pytest.mark.parametrize("only_math", [False, True], ids=["kernel", "math"])
-@pytest.mark.parametrize("cp", [2, 3, 4])
+@pytest.mark.parametrize("cp", [2, *(pytest.param(cp, marks=pytest.mark.slow) for cp in (3, 4))])
 def test_attention_of_one_process(gloo_pool: Pool, cp: int, only_math: bool) -> None:
     cases = [(kind, heads, kv) for kind, of_cp, heads, kv in CASES if of_cp == cp]
     ranks = gloo_pool.run(run_cases, cp, cases, only_math)
@@ -106,6 +106,7 @@ def test_attention_of_one_process(gloo_pool: Pool, cp: int, only_math: bool) -> 
         assert max(max(of_rank.values()) for of_rank in errors) <= 1e-12, (case, errors)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_bf16_is_near(gloo_pool: Pool, kind: ContextKind) -> None:
     """As near as one kernel in bf16: outputs of blocks and gradients are added in fp32."""
@@ -124,6 +125,7 @@ def in_subgroups(rank: int, kind: ContextKind) -> dict[str, float]:
     return run_rank(rank, kind, (1, 4, 2, 20, SIZE), axis=Axis("cp", 2, rank // 2, groups[rank % 2]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_groups_beside_each_other(gloo_pool: Pool, kind: ContextKind) -> None:
     check(gloo_pool.run(in_subgroups, 4, kind))
@@ -151,6 +153,7 @@ def recomputed(rank: int, kind: ContextKind) -> bool:
     return all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_recomputed_gradients_are_the_same(gloo_pool: Pool, kind: ContextKind) -> None:
     assert gloo_pool.run(recomputed, 3, kind) == [True] * 3
@@ -161,6 +164,38 @@ def test_ulysses_needs_heads_for_every_rank() -> None:
     q, k, v, _ = inputs((1, 4, 3, 20, SIZE))
     with pytest.raises(AssertionError, match="heads over 2 ranks"):
         context_attention(q, k, v, Axis("cp", 2, 0, None), "ulysses")
+
+
+def scaled(q: Tensor, k: Tensor, v: Tensor, cp: Axis, kind: ContextKind) -> Tensor:
+    return 3 * context_attention(2 * q, 2 * k, v, cp, kind)
+
+
+def scaled_and_checkpointed(q: Tensor, k: Tensor, v: Tensor, cp: Axis, kind: ContextKind) -> Tensor:
+    return checkpoint(partial(scaled, cp=cp, kind=kind), q, k, v, use_reentrant=False, preserve_rng_state=False)
+
+
+def compiled(rank: int, kind: ContextKind) -> list[float]:
+    """Largest differences between compiled and eager, of output and gradients, without and with recomputation."""
+    cp = world_axis(rank)
+    differences = []
+    for plain in (scaled, scaled_and_checkpointed):
+        torch._dynamo.reset()
+        results = []
+        for run in (plain, torch.compile(plain, backend="aot_eager", fullgraph=kind == "ulysses")):
+            own = [x[:, :, local_positions(20, 2, rank, kind)] for x in inputs((2, 4, 2, 20, SIZE))]
+            q, k, v = (x.requires_grad_() for x in own[:3])
+            o = run(q, k, v, cp, kind)
+            results.append([o, *torch.autograd.grad(o, (q, k, v), own[3])])
+        differences += [relative_error(a, b) for a, b in zip(*results, strict=True)]
+    return differences
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_compiled(gloo_pool: Pool, kind: ContextKind) -> None:
+    """Ulysses in one graph; the others, which choose kernels by what they are given, with a break in it."""
+    for differences in gloo_pool.run(compiled, 2, kind):
+        assert max(differences) <= 1e-13
 
 
 # Faults that the tests above must see
@@ -243,6 +278,7 @@ def with_fault(rank: int, fault: Callable[[], None], kind: ContextKind) -> dict[
         globals()["local_positions"] = kept[2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("fault", "kind"), FAULTS, ids=lambda x: getattr(x, "__name__", x))
 def test_faults_are_seen(gloo_pool: Pool, fault: Callable[[], None], kind: ContextKind) -> None:
     errors = gloo_pool.run(with_fault, 3, fault, kind)
@@ -294,6 +330,7 @@ def count_messages(rank: int, kind: ContextKind, shape: Any, dtype: torch.dtype)
     return [forward.calls, backward.calls]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cp", [2, 3, 4])
 @pytest.mark.parametrize("kind", KINDS)
 def test_messages_are_those_of_the_closed_form(gloo_pool: Pool, kind: ContextKind, cp: int) -> None:
