@@ -113,6 +113,29 @@ def test_bf16_is_near(gloo_pool: Pool, kind: ContextKind) -> None:
     check(gloo_pool.run(run_rank, 4, kind, (1, 8, 4, 256, 16), torch.bfloat16), 3e-2)
 
 
+def with_sums_in(rank: int, kind: ContextKind, dtypes: list[torch.dtype]) -> bool:
+    """Whether output and gradients in bf16 have the same bits whatever sums are kept in."""
+    cp, right, results = world_axis(rank), context_parallel._sum_dtype, []
+    for dtype in dtypes:
+        context_parallel._sum_dtype = lambda _, cp, dtype=dtype: dtype  # type: ignore[misc]
+        own = [x[:, :, local_positions(96, cp.size, rank, kind)] for x in inputs((1, 4, 2, 96, 16), torch.bfloat16)]
+        q, k, v = (x.requires_grad_() for x in own[:3])
+        o = context_attention(q, k, v, cp, kind)
+        results.append([o, *torch.autograd.grad(o, (q, k, v), own[3])])
+    context_parallel._sum_dtype = right
+    return all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["ring", "allgather"])
+def test_sums_of_two_terms_are_rounded_once(gloo_pool: Pool, kind: ContextKind) -> None:
+    """And so need no fp32; sums of three do."""
+    dtypes = [torch.bfloat16, torch.float32]
+    assert gloo_pool.run(with_sums_in, 2, kind, dtypes) == [True, True]
+    assert gloo_pool.run(with_sums_in, 3, kind, dtypes) != [True, True, True]
+    assert [context_parallel._sum_dtype(torch.bfloat16, Axis("cp", cp, 0, None)) for cp in (2, 3)] == dtypes
+
+
 def test_one_rank_is_plain_attention() -> None:
     axis = Axis("cp", 1, 0, None)
     for kind in KINDS:
@@ -361,10 +384,13 @@ def test_closed_form_by_hand() -> None:
         (m.op, m.calls, m.bytes_each) for m in context_messages(kind, backward=backward, **sizes)
     ]
     assert of("ring", False) == [("send", 1, 6400)]
-    assert of("ring", True) == [("send", 1, 6400), ("send", 1, 12800)]
-    assert of("allgather", True) == [("all_gather", 1, 6400), ("reduce_scatter", 1, 12800)]
+    assert of("ring", True) == [("send", 1, 6400), ("send", 1, 6400)]
+    assert of("allgather", True) == [("all_gather", 1, 6400), ("reduce_scatter", 1, 6400)]
     assert of("ulysses", False) == [("all_to_all", 1, 6400), ("all_to_all", 1, 3200)]
     assert context_messages("ring", backward=False, **{**sizes, "cp": 1}) == []
+    sizes["cp"] = 3  # sums have three terms, in fp32
+    assert of("ring", True) == [("send", 2, 6400), ("send", 2, 12800)]
+    assert of("allgather", True) == [("all_gather", 1, 12800), ("reduce_scatter", 1, 25600)]
 
 
 # Alone, in a fake group
