@@ -2,7 +2,8 @@
 
 Per layer and micro-batch, of one rank, with T tokens of this rank (micro_batch_size * seq_len / cp), N query heads and
 K key and value heads of this rank (heads / tp), head size H, c bytes of the compute dtype and a bytes of the dtype of
-sums (4; 8 in fp64). The bytes are those that one call sends to other ranks, and as many are received:
+sums: 4 (8 in fp64), but c with cp = 2, where a sum has two terms and is rounded once in any case. The bytes are those
+that one call sends to other ranks, and as many are received:
 
 | kind      | pass     | calls                      | bytes of each call                                        |
 |-----------|----------|----------------------------|-----------------------------------------------------------|
@@ -52,7 +53,7 @@ def context_messages(
     """What one layer's attention sends in the forward or the backward of one micro-batch (the table above), in order.
 
     ``tokens``, ``heads`` and ``kv_heads`` are those of one rank; ``compute_bytes`` and ``sum_bytes`` are bytes of one
-    number. Empty with one rank.
+    number, in sums of more than two terms the latter. Empty with one rank.
     """
     if cp == 1:
         return []
@@ -60,6 +61,7 @@ def context_messages(
         a_head = (cp - 1) * tokens * head_dim * compute_bytes
         calls = [Messages("all_to_all", 1, count // cp * a_head) for count in (heads + 2 * kv_heads, heads)]
         return calls[::-1] if backward else calls
+    sum_bytes = compute_bytes if cp == 2 else sum_bytes
     numbers = 2 * tokens * kv_heads * head_dim
     if kind == "ring":
         calls = [Messages("send", cp - 1, numbers * compute_bytes)]

@@ -70,12 +70,17 @@ def context_attention(q_BNSH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor, cp: Axis, 
         return attention(q_BNSH, k_BKSH, v_BKSH, causal=True)
     if kind == "ulysses":
         return _ulysses(q_BNSH, k_BKSH, v_BKSH, cp)
-    assert q_BNSH.shape[2] == k_BKSH.shape[2] and q_BNSH.shape[2] % 2 == 0
-    function = _Ring if kind == "ring" else _AllGather
-    return function.apply(q_BNSH, k_BKSH, v_BKSH, cp)
+    return _zigzag(q_BNSH, k_BKSH, v_BKSH, cp, kind)
 
 
 # What ring and allgather share
+
+
+@torch.compiler.disable  # one break of the graph; traced, there would be one at every choice of a kernel
+def _zigzag(q_BNSH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor, cp: Axis, kind: ContextKind) -> Tensor:
+    assert q_BNSH.shape[2] == k_BKSH.shape[2] and q_BNSH.shape[2] % 2 == 0
+    function = _Ring if kind == "ring" else _AllGather
+    return function.apply(q_BNSH, k_BKSH, v_BKSH, cp)
 
 
 def _pack(k_BKSH: Tensor, v_BKSH: Tensor) -> Tensor:
@@ -95,16 +100,28 @@ class _Output:
     With ``z = log(exp(lse1) + exp(lse2))`` the output over both is ``exp(lse1 - z) * o1 + exp(lse2 - z) * o2``.
     """
 
-    def __init__(self, o_BNSH: Tensor, lse_BNS: Tensor) -> None:
+    def __init__(self, o_BNSH: Tensor, lse_BNS: Tensor, cp: Axis) -> None:
         """Of the first block, which every query sees."""
-        self.o, self.lse = o_BNSH.to(accumulation_dtype(o_BNSH.dtype)), lse_BNS.contiguous()
+        self.o, self.lse = o_BNSH.to(_sum_dtype(o_BNSH.dtype, cp)), lse_BNS.contiguous()
 
     def join(self, first: int, o_BNSH: Tensor, lse_BNS: Tensor) -> None:
         """Add another block, which the queries from ``first`` on see."""
         o, lse = self.o[:, :, first:], self.lse[:, :, first:]
         both = torch.logaddexp(lse, lse_BNS)
-        o.mul_(torch.exp(lse - both).unsqueeze(-1)).addcmul_(o_BNSH, torch.exp(lse_BNS - both).unsqueeze(-1))
+        share, other_share = torch.exp(lse - both).unsqueeze(-1), torch.exp(lse_BNS - both).unsqueeze(-1)
+        if o.dtype == share.dtype:
+            o.mul_(share).addcmul_(o_BNSH, other_share)
+        else:
+            o.copy_((o * share).addcmul_(o_BNSH, other_share))  # in the precision of the shares
         lse.copy_(both)
+
+
+def _sum_dtype(dtype: torch.dtype, cp: Axis) -> torch.dtype:
+    """What sums over blocks or ranks are kept and sent in: fp32 (fp64 for fp64 inputs).
+
+    With two ranks every sum has two terms. Adding them rounds once in any case, so that their own dtype is as good.
+    """
+    return dtype if cp.size == 2 else accumulation_dtype(dtype)
 
 
 def _finish(ctx: Any, q: Tensor, k: Tensor, v: Tensor, output: _Output) -> Tensor:
@@ -122,10 +139,10 @@ def _block_backward(
     return attention_backward(grad, q, k, v, o, lse, saved, causal=False)
 
 
-def _zeros(k_BKSH: Tensor, tokens: int) -> Tensor:
+def _zeros(k_BKSH: Tensor, tokens: int, cp: Axis) -> Tensor:
     """Packed gradients of so many keys and values, in the precision of sums."""
     batch, heads, _, size = k_BKSH.shape
-    return k_BKSH.new_zeros(tokens, batch, 2, heads, size, dtype=accumulation_dtype(k_BKSH.dtype))
+    return k_BKSH.new_zeros(tokens, batch, 2, heads, size, dtype=_sum_dtype(k_BKSH.dtype, cp))
 
 
 # Ring
@@ -141,7 +158,7 @@ class _Ring(torch.autograd.Function):
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, cp: Axis) -> Tensor:
         coming = rotate_async(_pack(k, v), cp)
         o, lse, saved = attention_forward(q, k, v, causal=True)
-        output, kept = _Output(o, lse), [saved]
+        output, kept = _Output(o, lse, cp), [saved]
         del o, lse
         for step in range(1, cp.size):
             held = wait(coming)
@@ -162,8 +179,8 @@ class _Ring(torch.autograd.Function):
         cp, kept = ctx.cp, ctx.kept
         coming = rotate_async(_pack(k, v), cp)
         dq, dk, dv = attention_backward(grad, q, k, v, o, lse, kept[0], causal=True)
-        dq = dq.to(accumulation_dtype(q.dtype))
-        sums = _zeros(k, k.shape[2])
+        dq = dq.to(_sum_dtype(q.dtype, cp))
+        sums = _zeros(k, k.shape[2], cp)
         for step in range(1, cp.size):
             held = wait(coming)
             if step < cp.size - 1:
@@ -196,7 +213,7 @@ class _AllGather(torch.autograd.Function):
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, cp: Axis) -> Tensor:
         coming = gather_async(_pack(k, v), cp)
         o, lse, saved = attention_forward(q, k, v, causal=True)
-        output, kept = _Output(o, lse), [saved]
+        output, kept = _Output(o, lse, cp), [saved]
         del o, lse
         gathered = wait(coming)
         for first, seen in _gathered_blocks(gathered, cp):
@@ -213,8 +230,8 @@ class _AllGather(torch.autograd.Function):
         half = k.shape[2] // 2
         coming = gather_async(_pack(k, v), cp)
         dq, dk, dv = attention_backward(grad, q, k, v, o, lse, kept[0], causal=True)
-        dq = dq.to(accumulation_dtype(q.dtype))
-        sums = _zeros(k, cp.size * k.shape[2])
+        dq = dq.to(_sum_dtype(q.dtype, cp))
+        sums = _zeros(k, cp.size * k.shape[2], cp)
         own = slice(2 * half * cp.rank, 2 * half * (cp.rank + 1))
         sums[own] = _pack(dk, dv)
         del dk, dv

@@ -99,7 +99,7 @@ def run_cases(rank: int, cases: list[tuple[ContextKind, int, int]], only_math: b
 
 
 @pytest.mark.parametrize("only_math", [False, True], ids=["kernel", "math"])
-@pytest.mark.parametrize("cp", [2, 3, 4])
+@pytest.mark.parametrize("cp", [2, *(pytest.param(cp, marks=pytest.mark.slow) for cp in (3, 4))])
 def test_attention_of_one_process(gloo_pool: Pool, cp: int, only_math: bool) -> None:
     cases = [(kind, heads, kv) for kind, of_cp, heads, kv in CASES if of_cp == cp]
     ranks = gloo_pool.run(run_cases, cp, cases, only_math)
@@ -107,10 +107,34 @@ def test_attention_of_one_process(gloo_pool: Pool, cp: int, only_math: bool) -> 
         assert max(max(of_rank.values()) for of_rank in errors) <= 1e-12, (case, errors)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_bf16_is_near(gloo_pool: Pool, kind: ContextKind) -> None:
     """As near as one kernel in bf16: outputs of blocks and gradients are added in fp32."""
     check(gloo_pool.run(run_rank, 4, kind, (1, 8, 4, 256, 16), torch.bfloat16), 3e-2)
+
+
+def with_sums_in(rank: int, kind: ContextKind, dtypes: list[torch.dtype]) -> bool:
+    """Whether output and gradients in bf16 have the same bits whatever sums are kept in."""
+    cp, right, results = world_axis(rank), context_parallel._sum_dtype, []
+    for dtype in dtypes:
+        context_parallel._sum_dtype = lambda _, cp, dtype=dtype: dtype  # type: ignore[misc]
+        own = [x[:, :, local_positions(96, cp.size, rank, kind)] for x in inputs((1, 4, 2, 96, 16), torch.bfloat16)]
+        q, k, v = (x.requires_grad_() for x in own[:3])
+        o = context_attention(q, k, v, cp, kind)
+        results.append([o, *torch.autograd.grad(o, (q, k, v), own[3])])
+    context_parallel._sum_dtype = right
+    return all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["ring", "allgather"])
+def test_sums_of_two_terms_are_rounded_once(gloo_pool: Pool, kind: ContextKind) -> None:
+    """And so need no fp32; sums of three do."""
+    dtypes = [torch.bfloat16, torch.float32]
+    assert gloo_pool.run(with_sums_in, 2, kind, dtypes) == [True, True]
+    assert gloo_pool.run(with_sums_in, 3, kind, dtypes) != [True, True, True]
+    assert [context_parallel._sum_dtype(torch.bfloat16, Axis("cp", cp, 0, None)) for cp in (2, 3)] == dtypes
 
 
 def test_one_rank_is_plain_attention() -> None:
@@ -125,6 +149,7 @@ def in_subgroups(rank: int, kind: ContextKind) -> dict[str, float]:
     return run_rank(rank, kind, (1, 4, 2, 20, SIZE), axis=Axis("cp", 2, rank // 2, groups[rank % 2]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_groups_beside_each_other(gloo_pool: Pool, kind: ContextKind) -> None:
     check(gloo_pool.run(in_subgroups, 4, kind))
@@ -152,6 +177,7 @@ def recomputed(rank: int, kind: ContextKind) -> bool:
     return all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_recomputed_gradients_are_the_same(gloo_pool: Pool, kind: ContextKind) -> None:
     assert gloo_pool.run(recomputed, 3, kind) == [True] * 3
@@ -162,6 +188,38 @@ def test_ulysses_needs_heads_for_every_rank() -> None:
     q, k, v, _ = inputs((1, 4, 3, 20, SIZE))
     with pytest.raises(AssertionError, match="heads over 2 ranks"):
         context_attention(q, k, v, Axis("cp", 2, 0, None), "ulysses")
+
+
+def scaled(q: Tensor, k: Tensor, v: Tensor, cp: Axis, kind: ContextKind) -> Tensor:
+    return 3 * context_attention(2 * q, 2 * k, v, cp, kind)
+
+
+def scaled_and_checkpointed(q: Tensor, k: Tensor, v: Tensor, cp: Axis, kind: ContextKind) -> Tensor:
+    return checkpoint(partial(scaled, cp=cp, kind=kind), q, k, v, use_reentrant=False, preserve_rng_state=False)
+
+
+def compiled(rank: int, kind: ContextKind) -> list[float]:
+    """Largest differences between compiled and eager, of output and gradients, without and with recomputation."""
+    cp = world_axis(rank)
+    differences = []
+    for plain in (scaled, scaled_and_checkpointed):
+        torch._dynamo.reset()
+        results = []
+        for run in (plain, torch.compile(plain, backend="aot_eager", fullgraph=kind == "ulysses")):
+            own = [x[:, :, local_positions(20, 2, rank, kind)] for x in inputs((2, 4, 2, 20, SIZE))]
+            q, k, v = (x.requires_grad_() for x in own[:3])
+            o = run(q, k, v, cp, kind)
+            results.append([o, *torch.autograd.grad(o, (q, k, v), own[3])])
+        differences += [relative_error(a, b) for a, b in zip(*results, strict=True)]
+    return differences
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_compiled(gloo_pool: Pool, kind: ContextKind) -> None:
+    """Ulysses in one graph; the others, which choose kernels by what they are given, with a break in it."""
+    for differences in gloo_pool.run(compiled, 2, kind):
+        assert max(differences) <= 1e-13
 
 
 # Faults that the tests above must see
@@ -244,6 +302,7 @@ def with_fault(rank: int, fault: Callable[[], None], kind: ContextKind) -> dict[
         globals()["local_positions"] = kept[2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("fault", "kind"), FAULTS, ids=lambda x: getattr(x, "__name__", x))
 def test_faults_are_seen(gloo_pool: Pool, fault: Callable[[], None], kind: ContextKind) -> None:
     errors = gloo_pool.run(with_fault, 3, fault, kind)
@@ -295,6 +354,7 @@ def count_messages(rank: int, kind: ContextKind, shape: Any, dtype: torch.dtype)
     return [forward.calls, backward.calls]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cp", [2, 3, 4])
 @pytest.mark.parametrize("kind", KINDS)
 def test_messages_are_those_of_the_closed_form(gloo_pool: Pool, kind: ContextKind, cp: int) -> None:
@@ -325,10 +385,13 @@ def test_closed_form_by_hand() -> None:
         (m.op, m.calls, m.bytes_each) for m in context_messages(kind, backward=backward, **sizes)
     ]
     assert of("ring", False) == [("send", 1, 6400)]
-    assert of("ring", True) == [("send", 1, 6400), ("send", 1, 12800)]
-    assert of("allgather", True) == [("all_gather", 1, 6400), ("reduce_scatter", 1, 12800)]
+    assert of("ring", True) == [("send", 1, 6400), ("send", 1, 6400)]
+    assert of("allgather", True) == [("all_gather", 1, 6400), ("reduce_scatter", 1, 6400)]
     assert of("ulysses", False) == [("all_to_all", 1, 6400), ("all_to_all", 1, 3200)]
     assert context_messages("ring", backward=False, **{**sizes, "cp": 1}) == []
+    sizes["cp"] = 3  # sums have three terms, in fp32
+    assert of("ring", True) == [("send", 2, 6400), ("send", 2, 12800)]
+    assert of("allgather", True) == [("all_gather", 1, 12800), ("reduce_scatter", 1, 25600)]
 
 
 # Alone, in a fake group

@@ -149,7 +149,8 @@ def _efficient_backward(
 
 def _cpu_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor, Saved]:
     o, lse = _aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal)
-    return o, lse, Saved(CPU, 1)
+    # On torch 2.11 the FakeTensor of fp64 inputs' log-sum-exp says fp32, which it is not.
+    return o, lse.to(accumulation_dtype(q.dtype)), Saved(CPU, 1)
 
 
 def _cpu_backward(
