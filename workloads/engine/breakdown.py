@@ -31,6 +31,8 @@ Kind = Literal["matmul", "attention", "optimizer", "memory_bound", "communicatio
 _COMPUTE: tuple[Kind, ...] = ("matmul", "attention", "optimizer", "memory_bound")
 """In the order in which they take a moment that several of them share."""
 _INNERMOST_FIRST = ("tp", "cp", "dp_shard", "dp_replicate")
+_FUSED = re.compile(r"triton_(poi|red|per|for)_")
+"""Inductor's memory-bound kernels, named after the operations around them."""
 _ATTENTION = re.compile(r"fmha|flash|attention|attn|sdpa", re.IGNORECASE)
 _MATMUL = re.compile(r"gemm|gemv|cutlass|cublas|nvjet|xmma|wgmma|splitk|triton_tem_.*mm", re.IGNORECASE)
 
@@ -57,6 +59,8 @@ def kind_of(name: str, *, in_optimizer: bool = False) -> Kind:
         return "communication"
     if in_optimizer:
         return "optimizer"
+    if _FUSED.match(name):
+        return "memory_bound"
     if _ATTENTION.search(name):
         return "attention"
     return "matmul" if _MATMUL.search(name) else "memory_bound"

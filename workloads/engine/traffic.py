@@ -137,10 +137,8 @@ def axes_of(groups: Groups) -> dict[str, str]:
     axes += [(_AXES_OF_MESH.get(dim, dim), mesh.get_group(dim)) for dim in mesh.mesh_dim_names or ()]
     found = [(axis, group) for axis, group in axes if group is not None]
     of_all = next((axis for axis, group in found if group.size() == dist.get_world_size()), "world")
-    named = {dist.group.WORLD.group_name: of_all} if dist.group.WORLD is not None else {}
-    if groups.tied_embedding is not None:
-        named[groups.tied_embedding.group_name] = "tied"
-    return named | {group.group_name: axis for axis, group in found}
+    every = [(of_all, dist.group.WORLD), ("tied", groups.tied_embedding), *found]
+    return {str(group.group_name): axis for axis, group in every if group is not None}
 
 
 def _group_name(args: tuple[Any, ...]) -> str | None:
