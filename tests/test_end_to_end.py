@@ -118,6 +118,8 @@ def test_every_outcome_is_a_row_and_the_report_tells(conf: Path) -> None:
     assert by_kind["too_large"].phase == "warmup"
     good = by_kind["fits"]
     assert good.tokens_per_s_per_gpu == pytest.approx(8 * 128 / good.step_time_s / 2)
+    assert good.traffic_source == "counted"
+    assert {(sent["axis"], sent["link"]) for sent in good.traffic} == {("dp_replicate", "inside_node")}
     assert good.git_commit is None or len(good.git_commit) == 40
     steps = read_steps(folder).to_pandas()
     assert set(steps.attempt_id) == {good.attempt_id}

@@ -31,6 +31,8 @@ Kind = Literal["matmul", "attention", "optimizer", "memory_bound", "communicatio
 _COMPUTE: tuple[Kind, ...] = ("matmul", "attention", "optimizer", "memory_bound")
 """In the order in which they take a moment that several of them share."""
 _INNERMOST_FIRST = ("tp", "cp", "dp_shard", "dp_replicate")
+_FUSED = re.compile(r"triton_(poi|red|per|for)_")
+"""Inductor's memory-bound kernels, named after the operations around them."""
 _ATTENTION = re.compile(r"fmha|flash|attention|attn|sdpa", re.IGNORECASE)
 _MATMUL = re.compile(r"gemm|gemv|cutlass|cublas|nvjet|xmma|wgmma|splitk|triton_tem_.*mm", re.IGNORECASE)
 
@@ -57,6 +59,8 @@ def kind_of(name: str, *, in_optimizer: bool = False) -> Kind:
         return "communication"
     if in_optimizer:
         return "optimizer"
+    if _FUSED.match(name):
+        return "memory_bound"
     if _ATTENTION.search(name):
         return "attention"
     return "matmul" if _MATMUL.search(name) else "memory_bound"
@@ -86,7 +90,7 @@ def break_down(spans: Iterable[Span], start_s: float, end_s: float, waiting: Col
         length = end - begin
         if length <= 0:
             continue
-        axes = sorted((axis for axis, count in sending.items() if count), key=lambda axis: _rank(axis, waiting))
+        axes = sorted((axis for axis, count in sending.items() if count), key=_place)
         part = next((kind for kind in _COMPUTE if computing[kind]), None)
         if part is not None:
             parts[part] += length
@@ -96,7 +100,7 @@ def break_down(spans: Iterable[Span], start_s: float, end_s: float, waiting: Col
             parts["launch_gaps"] += length
         for axis in axes:
             hidden[axis] += length
-    found = sorted({*exposed, *hidden}, key=lambda axis: _rank(axis, waiting))
+    found = sorted({*exposed, *hidden}, key=_place)
     return Breakdown(
         step_time_s=end_s - start_s,
         **{f"{part}_s": parts[part] for part in (*_COMPUTE, "launch_gaps")},
@@ -110,6 +114,7 @@ def break_down(spans: Iterable[Span], start_s: float, end_s: float, waiting: Col
     )
 
 
-def _rank(axis: str | None, waiting: Collection[str]) -> tuple[bool, int, str]:
+def _place(axis: str | None) -> tuple[int, str]:
+    """Where an axis stands among those that share a moment. Those that may be waited for come last."""
     known = _INNERMOST_FIRST.index(axis) if axis in _INNERMOST_FIRST else len(_INNERMOST_FIRST)
-    return axis in waiting, known, axis or ""
+    return known, axis or ""

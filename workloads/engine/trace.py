@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from results.text import plural
 from workloads.engine.breakdown import OPTIMIZER_RANGE, STEP_RANGE, Span, kind_of
 
 _ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
@@ -61,7 +62,7 @@ def read_step(trace: Mapping[str, Any], axes: Mapping[str, str]) -> Recorded:
         if at is not None and (step := _place(steps, at)) is not None:
             of_step[step].append(span)
     if not of_step or not of_step[-1]:
-        raise ValueError(f"the trace holds {len(steps)} steps and, in the last of them, no kernel")
+        raise ValueError(f"the trace holds {plural(len(steps), 'step')} and, in the last of them, no kernel")
     start_s = min(span.start_s for span in of_step[-1])
     if len(of_step) > 1 and of_step[-2]:
         start_s = max(span.end_s for span in of_step[-2])

@@ -171,6 +171,37 @@ def test_compiled_blocks_are_counted_and_stay_compiled(gloo_pool: Pool, recomput
         assert frames["at the end"]["ok"] > 0
 
 
+def forget_compiled_blocks_before_counting(rank: int, case: Experiment) -> tuple[int, int]:
+    """Frames that dynamo has compiled: before the counted step, and at the end."""
+    from torch._dynamo.utils import counters
+
+    compile_module = torch.nn.Module.compile
+    torch.nn.Module.compile = partialmethod(compile_module, backend="aot_eager")  # type: ignore[method-assign, assignment]
+    compiled: list[int] = []
+
+    def before(step: int, is_warmup: bool) -> None:
+        if step == 1:
+            torch._dynamo.reset()
+            compiled.append(counters["frames"]["ok"])
+
+    try:
+        engine = built(rank, case)
+        spec = MeasureSpec(warmup_steps=2, timed_steps=2)
+        measure(engine, spec, before, TrafficCounter(axes_of(engine.groups), DEVICES_PER_NODE))
+        return compiled[0], counters["frames"]["ok"]
+    finally:
+        torch.nn.Module.compile = compile_module  # type: ignore[method-assign]
+        torch._dynamo.reset()
+
+
+@pytest.mark.slow
+def test_what_needs_compiling_in_the_counted_step_is_compiled_in_the_next(gloo_pool: Pool) -> None:
+    """Dynamo would leave it uncompiled for good, and the timed steps would be those of an eager run."""
+    case = experiment(dp=2, micro_batch_size=4, compile="block", precision="fp32")
+    for before, at_the_end in gloo_pool.run(forget_compiled_blocks_before_counting, case.world_size, case):
+        assert at_the_end > before > 0
+
+
 @pytest.mark.slow
 def test_a_step_in_which_blocks_are_compiled_is_not_counted(gloo_pool: Pool) -> None:
     case = experiment(dp=2, micro_batch_size=4, compile="block", precision="fp32")
