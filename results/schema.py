@@ -14,8 +14,8 @@ import pyarrow as pa
 SCHEMA_VERSION = 6
 """Of ``attempts``. 2: grad_norm_max_difference. 3: nodes, scheduler_job, pilot_id, repeat_of. 4: backend. 5: the spread
 of step times, timed_wall_s, slowest_rank, energy_per_token_mj, power_limit_w, sm_clock_median_step_mhz,
-nccl_environment; timed_steps is how many were timed. 6: traffic, traffic_source,
-breakdown_*, trace_file. Rows of older versions have null in newer columns."""
+nccl_environment; timed_steps is how many were timed. 6: pp_split, cp_kind, traffic,
+traffic_source, breakdown_*, trace_file. Rows of older versions have null in newer columns."""
 MEASUREMENT_VERSION = 2
 """2: a stage's waiting for slower stages after its last backward is pipeline idle, no longer reduction or optimizer;
 HFU of full recomputation leaves out the down projection; losses agree by gradient norms too."""
@@ -77,7 +77,7 @@ CONFIG_COLUMNS: tuple[Column, ...] = (
     Column("world_size", _I, "Ranks of the layout", "ranks"),
     Column("dp", _I, "Data-parallel degree: dp_replicate times dp_shard"),
     Column("dp_replicate", _I, "Replicas (HSDP outer degree)"),
-    Column("dp_shard", _I, "Ranks that share one replica's optimizer state"),
+    Column("dp_shard", _I, "Data-parallel ranks that share one replica's optimizer state"),
     Column("tp", _I, "Tensor-parallel degree"),
     Column("cp", _I, "Context-parallel degree"),
     Column("pp", _I, "Pipeline-parallel degree"),
@@ -91,6 +91,8 @@ CONFIG_COLUMNS: tuple[Column, ...] = (
     Column("recompute", _S, "Activation recomputation: none, selective or full"),
     Column("pp_schedule", _S, "Pipeline schedule; none where pp is 1"),
     Column("virtual_stages", _I, "Model chunks of one pipeline rank"),
+    Column("pp_split", _S, "How layers are given to pipeline stages: balanced counts the head, even does not"),
+    Column("cp_kind", _S, "How context-parallel ranks exchange keys and values: ring, allgather or ulysses"),
     Column("sequence_parallel", _B, "Tensor parallelism shards activations over tokens between its regions"),
     Column("precision", _S, "Compute precision"),
     Column("attention", _S, "Requested attention back end"),

@@ -1,8 +1,8 @@
 """Picks the ranks of a rehearsal, finds equal pipeline stages, and computes a step time from them. No torch here.
 
-All ranks of one pipeline stage do the same work. The first stage holds the embedding and the last one the head; the
-middle stages hold only layers. So a rehearsal runs one rank of the first stage and one of the last. Their results are
-stored under `stage_key` and used again for every point that has the same stage.
+All ranks with one pipeline coordinate do the same work. The ends of the model are on the first and the last of them (in
+a V on the first alone); the middle ones hold only layers. So a rehearsal runs one of the first ranks and one of the
+last. Their results are stored under `stage_key` and used again for every point that has the same rank.
 """
 
 from __future__ import annotations
@@ -14,14 +14,26 @@ from dataclasses import asdict, dataclass
 
 from workloads.cluster import ClusterSpec
 from workloads.costs.partition import experiment_layers
-from workloads.costs.schedule import microbatches_in_flight, schedule_actions
-from workloads.costs.timeline import estimate_time, simulate
+from workloads.costs.pipeline import pipeline_time_s
+from workloads.costs.schedule import V_SHAPED, Action, Held, held, schedule_actions, stage_at
+from workloads.costs.timeline import estimate_time
 from workloads.experiment import Experiment
-from workloads.mesh import rank_of
+from workloads.mesh import data_degrees, rank_of
 from workloads.protocol import RankResult, Task
 
 _SAME_FIELDS = (
-    *("dp_shard", "tp", "cp", "ep", "micro_batch_size", "seq_len", "zero_stage", "recompute", "sequence_parallel"),
+    *(
+        "dp_shard",
+        "tp",
+        "cp",
+        "cp_kind",
+        "ep",
+        "micro_batch_size",
+        "seq_len",
+        "zero_stage",
+        "recompute",
+        "sequence_parallel",
+    ),
     *("precision", "attention", "compile", "virtual_stages", "engine", "engine_version"),
 )
 """Fields of an experiment on which its stages' memory and compute depend as they stand."""
@@ -47,30 +59,42 @@ def rehearsed_ranks(experiment: Experiment) -> tuple[int, ...]:
 def shortened(experiment: Experiment) -> Experiment:
     """The experiment with fewer micro-batches, but the same peak memory and the same work for each of them.
 
-    1F1B holds at most ``pp`` micro-batches; one more makes gradients accumulate while the pipeline is full. GPipe holds
-    all micro-batches, so its experiment is returned unchanged.
+    It has as many as are needed until every rank holds what it holds at most, and one more, which makes gradients
+    accumulate while the pipeline is full: ``pp + 1`` for 1F1B. GPipe holds all micro-batches, so its experiment is
+    returned unchanged.
     """
-    if experiment.pp_schedule == "gpipe":
-        return experiment
-    microbatches = min(experiment.num_microbatches, experiment.pp + 1)
-    return experiment.replace(global_batch_size=microbatches * experiment.sequences_per_round)
+    e = experiment
+    if e.pp_schedule == "gpipe":
+        return e
+    most = _most_held(e, e.num_microbatches)
+    enough = next(count for count in range(1, e.num_microbatches + 1) if _most_held(e, count) == most)
+    return e.replace(global_batch_size=min(e.num_microbatches, enough + 1) * e.sequences_per_round)
+
+
+def _most_held(e: Experiment, num_microbatches: int) -> list[tuple[Held, ...]]:
+    return [held(actions) for actions in _lists(e, num_microbatches)]
+
+
+def _lists(e: Experiment, num_microbatches: int) -> list[list[Action]]:
+    """The actions of every pipeline rank."""
+    return [schedule_actions(e.pp_schedule, rank, e.pp, num_microbatches, e.virtual_stages) for rank in range(e.pp)]
 
 
 def stage_key(task: Task, rank: int) -> str:
     """A hash that is equal for two ranks, of any points, if both allocate and compute the same."""
     experiment = shortened(task.experiment)
-    stage = rank // (experiment.world_size // experiment.pp)
+    pp_rank = rank // (experiment.world_size // experiment.pp)
     model = asdict(experiment.model)
     model.pop("name")
-    model["num_layers"] = len(experiment_layers(experiment)[stage])
-    actions = schedule_actions(experiment.pp_schedule, stage, experiment.pp, experiment.num_microbatches)
+    model["num_layers"] = _layers_of_rank(experiment, pp_rank)
+    moments = held(_lists(experiment, experiment.num_microbatches)[pp_rank])
     same = {
         "model": model,
-        "ends": (stage == 0, stage == experiment.pp - 1),
-        "in_flight": microbatches_in_flight(actions),
+        "ends": _ends(experiment, pp_rank),
+        "held": [asdict(moment) for moment in moments],
         "accumulates": experiment.num_microbatches > 1,
         "gpipe": experiment.pp_schedule == "gpipe",
-        "replicates": experiment.dp_replicate > 1,
+        "replicates": data_degrees(experiment)[0] > 1,
         "measure": asdict(task.measure),
         "device": (task.method, task.device),
     }
@@ -82,9 +106,10 @@ def stage_key(task: Task, rank: int) -> str:
 def assemble(experiment: Experiment, cluster: ClusterSpec, results: dict[int, RankResult]) -> RehearsedTimes:
     """The times of the whole step from the results of its rehearsed ranks, by global rank.
 
-    The measured forward and backward times of the first and last stage fill the schedule; a middle stage takes the time
-    of the first one, scaled to its number of layers. The time after the last backward (optimizer, and the casts and
-    copies of the gradient reduction) is that of the slower of the two. Communication comes from the closed form.
+    The measured forward and backward times of the first and the last rank fill the schedule; a middle rank takes the
+    time of the first one (in a V that of the last, which like itself holds no end), scaled to its number of layers. The
+    time after the last backward (optimizer, and the casts and copies of the gradient reduction) is that of the slower
+    of the two. Communication comes from the closed form.
     """
     estimate = estimate_time(experiment, cluster)
     communication = estimate.communication_s if estimate is not None else None
@@ -97,21 +122,18 @@ def assemble(experiment: Experiment, cluster: ClusterSpec, results: dict[int, Ra
             time_source="estimated",
         )
     forward, backward = [], []
-    for stage in range(experiment.pp):
-        end = ends[-1] if stage == experiment.pp - 1 else ends[0]
-        scale = 1.0
-        if 0 < stage < experiment.pp - 1:
-            layers = experiment_layers(experiment)
-            scale = len(layers[stage]) / len(layers[0])
+    for rank in range(experiment.pp):
+        like = 0 if rank == 0 else experiment.pp - 1
+        if 0 < rank < like and experiment.pp_schedule not in V_SHAPED:
+            like = 0
+        end = ends[0] if like == 0 else ends[-1]
+        scale = _layers_of_rank(experiment, rank) / _layers_of_rank(experiment, like)
         assert end.forward_s is not None
         assert end.backward_s is not None
         forward.append(end.forward_s * scale)
         backward.append(end.backward_s * scale)
-    actions = [
-        schedule_actions(experiment.pp_schedule, stage, experiment.pp, experiment.num_microbatches)
-        for stage in range(experiment.pp)
-    ]
-    busy = simulate(actions, forward, backward, 0.0).total_s
+    e = experiment
+    busy = pipeline_time_s(e.pp_schedule, forward, backward, e.num_microbatches, virtual_stages=e.virtual_stages)
     compute = busy + max(_after_backward_s(end) for end in ends)
     return RehearsedTimes(
         step_time_s=compute + communication if communication is not None else None,
@@ -119,6 +141,20 @@ def assemble(experiment: Experiment, cluster: ClusterSpec, results: dict[int, Ra
         communication_time_s=communication,
         time_source="compute_measured",
     )
+
+
+def _stages_of_rank(e: Experiment, rank: int) -> list[int]:
+    return [stage_at(e.pp_schedule, rank, chunk, e.pp) for chunk in range(e.virtual_stages)]
+
+
+def _layers_of_rank(e: Experiment, rank: int) -> int:
+    return sum(len(experiment_layers(e)[stage]) for stage in _stages_of_rank(e, rank))
+
+
+def _ends(e: Experiment, rank: int) -> tuple[bool, bool]:
+    """Whether a pipeline rank holds the embedding and the head."""
+    stages = _stages_of_rank(e, rank)
+    return 0 in stages, e.num_stages - 1 in stages
 
 
 def _after_backward_s(end: RankResult) -> float:

@@ -39,6 +39,8 @@ def models_json(attempts: pd.DataFrame | None = None, conf: Path = CONF) -> dict
     choices = {
         "recompute": ex.Recompute,
         "pp_schedule": ex.PipelineSchedule,
+        "pp_split": ex.PipelineSplit,
+        "cp_kind": ex.ContextKind,
         "precision": ex.Precision,
         "attention": ex.Attention,
         "compile": ex.Compile,

@@ -76,7 +76,16 @@ _FILTERS = (
     *(COHORT, "sweep", "grid", "verdict", "rule", "outcome", "phase", "model", "study_label", "seq_len", "world_size"),
     *("dp", "dp_replicate", "tp", "cp", "pp", "ep", "zero_stage"),
     *("micro_batch_size", "num_microbatches", "global_batch_size", "recompute", "pp_schedule", "virtual_stages"),
-    *("sequence_parallel", "precision", "attention", "compile", "network_regime", "after_pp_fix"),
+    *(
+        "pp_split",
+        "cp_kind",
+        "sequence_parallel",
+        "precision",
+        "attention",
+        "compile",
+        "network_regime",
+        "after_pp_fix",
+    ),
     *("tokens_per_s_per_gpu", "mfu_palm", "step_time_s", "peak_allocated_bytes", "peak_reserved_bytes"),
     *("predicted_tokens_per_s_per_gpu", "predicted_peak_bytes"),
 )

@@ -153,6 +153,19 @@ def layer_bytes(experiment: Experiment, *, routed: bool, c: int) -> LayerBytes:
     return LayerBytes(saved=t.total - again + row_parallel, working=again + working - row_parallel)
 
 
+def deferred_bytes(experiment: Experiment, *, routed: bool, c: int) -> int:
+    """What one layer holds for one micro-batch between the two halves of a split backward.
+
+    The inputs of its matrix products (the two normed streams, the attention output, the SwiGLU product) and the
+    gradients of their outputs (queries, keys and values; gate and up; the two row-parallel sums, ``c T h`` each).
+    """
+    e, model = experiment, experiment.model
+    tokens, stream_tokens = rank_tokens(e)
+    t = layer_tensors(model, routed, tokens, stream_tokens, e.seq_len, e.tp, e.ep, c, e.attention == "math")
+    inputs = 2 * c * stream_tokens * model.hidden_size + t.attention_output + t.product
+    return inputs + t.projected + t.gate_up + 2 * c * tokens * model.hidden_size
+
+
 def rank_tokens(experiment: Experiment) -> tuple[int, int]:
     """(T, T_s): a micro-batch's tokens on one rank, inside and between tensor-parallel regions."""
     tokens = experiment.micro_batch_size * experiment.seq_len // experiment.cp

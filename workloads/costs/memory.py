@@ -21,10 +21,12 @@ Not in here (`ClusterSpec.reserved_bytes` has it): device context, NCCL's buffer
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
-from workloads.costs.activations import HeadBytes, head_bytes, layer_bytes, rank_tokens
+from workloads.costs.activations import HeadBytes, deferred_bytes, head_bytes, layer_bytes, rank_tokens
 from workloads.costs.params import dense_layer, local_params, moe_layer
 from workloads.costs.partition import StageParams, experiment_stages
+from workloads.costs.schedule import held, schedule_actions
 from workloads.experiment import Experiment, Precision
 from workloads.mesh import data_degrees
 
@@ -67,31 +69,31 @@ def estimate_memory(experiment: Experiment) -> MemoryEstimate:
     """Peak allocated bytes of each stage. Expects an experiment that breaks no rule of `workloads.rules`."""
     e = experiment
     shared = _Shared.of(e)
-    result = [
-        _stage_memory(e, shared, stage, held, stage == e.pp - 1) for stage, held in enumerate(experiment_stages(e))
-    ]
+    result = [_stage_memory(e, shared, rank, held) for rank, held in enumerate(experiment_stages(e))]
     peaks = [memory.peak_bytes for memory in result]
     return MemoryEstimate(stages=tuple(result), peak_stage=peaks.index(max(peaks)))
 
 
-def microbatches_held(experiment: Experiment, stage: int) -> float:
-    """Most micro-batches in flight on a stage, counted in forwards of everything that the rank holds.
+def microbatches_held(experiment: Experiment, rank: int) -> float:
+    """Most micro-batches in flight on a pipeline rank, counted in forwards of everything that the rank holds."""
+    return max(in_flight for in_flight, _ in moments_held(experiment, rank))
 
-    gpipe: m. 1f1b: min(pp - stage, m). interleaved_1f1b with v chunks a rank (Megatron-LM, arXiv:2104.04473):
-    ``2 (pp - stage - 1) + (v - 1) pp + 1`` chunks. zero_bubble_v: pp (arXiv:2401.10241); dualpipe_v: pp + 1 (DeepSeek,
-    DualPipe). Never more than m.
-    """
+
+def moments_held(experiment: Experiment, rank: int) -> tuple[tuple[float, float], ...]:
+    """The moments at which a pipeline rank holds most: (micro-batches in flight, micro-batches between the halves of a
+    split backward), both counted in whole ranks, of whose chunks each is an equal part."""
     e, m = experiment, experiment.num_microbatches
     if e.pp_schedule == "gpipe":
-        return m
-    if e.pp_schedule == "interleaved_1f1b":
-        chunks = 2 * (e.pp - stage - 1) + (e.virtual_stages - 1) * e.pp + 1
-        return min(chunks / e.virtual_stages, m)
-    if e.pp_schedule == "zero_bubble_v":
-        return min(e.pp, m)
-    if e.pp_schedule == "dualpipe_v":
-        return min(e.pp + 1, m)
-    return min(e.pp - stage, m)
+        return ((m, 0.0),)
+    # A longer list repeats itself: no rank holds more than in this one (a test keeps it).
+    rounds = m if m <= 4 * e.pp else 4 * e.pp + m % e.pp
+    return _moments_held(e.pp_schedule, rank, e.pp, rounds, e.virtual_stages)
+
+
+@lru_cache(maxsize=65536)
+def _moments_held(name: str, rank: int, pp: int, m: int, v: int) -> tuple[tuple[float, float], ...]:
+    moments = held(schedule_actions(name, rank, pp, m, v))
+    return tuple(dict.fromkeys((sum(one.activations) / v, sum(one.for_weights) / v) for one in moments))
 
 
 def parameter_shard_bytes(experiment: Experiment, params: int, experts: int) -> int:
@@ -116,6 +118,9 @@ class _Shared:
     """Of one dense layer and one micro-batch."""
     moe_saved: int
     """Of one layer with experts; 0 where the model has none."""
+    dense_deferred: int
+    """Of one dense layer between the halves of a split backward."""
+    moe_deferred: int
     working: int
     """Of the kind of layer that needs most."""
     block: int
@@ -149,12 +154,14 @@ class _Shared:
             g=MASTER_BYTES[e.precision],
             dense_saved=dense.saved,
             moe_saved=moe_saved,
+            dense_deferred=deferred_bytes(e, routed=False, c=c),
+            moe_deferred=deferred_bytes(e, routed=True, c=c) if model.moe is not None else 0,
             working=working,
             block=block,
             vocabulary=model.vocab_size // e.tp * model.hidden_size,
             head=head_bytes(e, c),
             stream=c * stream_tokens * model.hidden_size,
-            inputs=16 * tokens * e.num_microbatches + 4 * e.seq_len * model.head_dim,
+            inputs=16 * tokens * e.num_microbatches + 4 * e.seq_len // e.cp * model.head_dim,
             whole=accumulates_unsharded(e),
             rounds=e.num_microbatches,
             shards=data_degrees(e)[1],
@@ -179,6 +186,8 @@ class _Round:
 
     in_flight: float
     """Micro-batches held when it starts."""
+    deferred: int
+    """Bytes of what other micro-batches hold for their weights' gradients."""
     prior: int
     """Bytes of gradients that earlier micro-batches left."""
     last: bool
@@ -191,7 +200,7 @@ _Moment = tuple[int, int, int]
 """Bytes of (gathered parameters, gradients, activations)."""
 
 
-def _stage_memory(e: Experiment, x: _Shared, stage: int, held: StageParams, is_last: bool) -> StageMemory:
+def _stage_memory(e: Experiment, x: _Shared, stage: int, held: StageParams) -> StageMemory:
     layers, experts = local_params(e, held.layers)
     ends = (held.embedding + held.head) // e.tp + held.final_norm
     params = layers + experts + ends
@@ -202,14 +211,18 @@ def _stage_memory(e: Experiment, x: _Shared, stage: int, held: StageParams, is_l
         first=x.vocabulary if held.embedding else x.block,
         tied=x.vocabulary if is_tied else 0,
     )
-    saved = held.dense_layers * x.dense_saved + held.moe_layers * x.moe_saved + (0 if is_last else x.stream)
+    outputs = e.virtual_stages - held.has_head  # a stage keeps what it passes on; the last one passes nothing on
+    saved = held.dense_layers * x.dense_saved + held.moe_layers * x.moe_saved + outputs * x.stream
+    waiting = held.dense_layers * x.dense_deferred + held.moe_layers * x.moe_deferred
+    in_flight, deferred = max(moments_held(e, stage), key=lambda one: one[0] * saved + one[1] * waiting)
     best: _Moment = (0, 0, 0)
-    for turn in _rounds(x, microbatches_held(e, stage), accumulated=x.g * params if x.whole else shard):
+    accumulated = x.g * params if x.whole else shard
+    for turn in _rounds(x, in_flight, int(deferred * waiting), accumulated):
         best = max(
             best,
             *(_head_moments(e, x, units, turn, params, saved) if held.has_head else ()),
             _block_moment(e, x, units, turn, params, saved, held.has_head),
-            _end_moment(e, x, units, turn, params, shard, saved, is_last),
+            _end_moment(e, x, units, turn, held, params, shard, saved),
             key=sum,
         )
     copies, gradients, activations = best
@@ -222,14 +235,15 @@ def _stage_memory(e: Experiment, x: _Shared, stage: int, held: StageParams, is_l
     )
 
 
-def _rounds(x: _Shared, in_flight: float, accumulated: int) -> list[_Round]:
+def _rounds(x: _Shared, in_flight: float, deferred: int, accumulated: int) -> list[_Round]:
     """The first backward (no gradients yet), the second (as many in flight, gradients there) and the last (alone)."""
     m = x.rounds
-    rounds = [_Round(in_flight, 0, last=m == 1, forward_follows=m > in_flight)]
+    rounds = [_Round(in_flight, deferred, 0, last=m == 1, forward_follows=m > in_flight)]
     if m > 2:
-        rounds.append(_Round(min(in_flight, m - 1), accumulated, last=False, forward_follows=m - 1 > in_flight))
+        more = m - 1 > in_flight
+        rounds.append(_Round(min(in_flight, m - 1), deferred, accumulated, last=False, forward_follows=more))
     if m > 1:
-        rounds.append(_Round(1, accumulated, last=True, forward_follows=False))
+        rounds.append(_Round(1, 0, accumulated, last=True, forward_follows=False))
     return rounds
 
 
@@ -255,7 +269,7 @@ def _waiting(x: _Shared, units: _Units, turn: _Round) -> int:
 
 def _held(x: _Shared, turn: _Round, saved: int, has_head: bool) -> int:
     """Saved activations at the start of a backward, without what the head keeps for this micro-batch."""
-    return int(turn.in_flight * saved + (turn.in_flight - 1) * (x.head.saved if has_head else 0))
+    return turn.deferred + int(turn.in_flight * saved + (turn.in_flight - 1) * (x.head.saved if has_head else 0))
 
 
 def _head_moments(
@@ -299,7 +313,7 @@ def _block_moment(
 
 
 def _end_moment(
-    e: Experiment, x: _Shared, units: _Units, turn: _Round, params: int, shard: int, saved: int, is_last: bool
+    e: Experiment, x: _Shared, units: _Units, turn: _Round, held: StageParams, params: int, shard: int, saved: int
 ) -> _Moment:
     """The end of the backward: the last unit's gradient is there, or reduced; all others are.
 
@@ -307,10 +321,11 @@ def _end_moment(
     forward may be higher: the flat copy that was reduced is still there, and two gathered ones beside its first unit.
     """
     c, zero3 = x.c, e.zero_stage == 3
-    received = 0 if is_last else x.stream
+    received = x.stream if e.virtual_stages > held.has_head else 0
     if turn.last:
         return 0, shard, received + _reduce_bytes(x, units.first, turn)
-    others = int((turn.in_flight - 1) * (saved + (x.head.saved if is_last else 0))) + received + x.stream
+    others = int((turn.in_flight - 1) * (saved + (x.head.saved if held.has_head else 0))) + received + x.stream
+    others += turn.deferred
     everything = c * params
     if x.whole:
         # An unmixed gradient is its own accumulation buffer at first.

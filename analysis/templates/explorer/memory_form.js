@@ -38,13 +38,15 @@ const MemoryForm = (() => {
   const DEFAULTS = {
     model: "llama8b", dp_replicate: 1, dp_shard: 4, tp: 1, cp: 1, pp: 1, ep: 1, micro_batch_size: 2,
     num_microbatches: 4, seq_len: 4096, zero_stage: 2, recompute: "none", pp_schedule: "1f1b", virtual_stages: 2,
-    precision: "bf16", attention: "auto", compile: "none", sequence_parallel: true,
+    pp_split: "balanced", cp_kind: "ring", precision: "bf16", attention: "auto", compile: "none",
+    sequence_parallel: true,
   };
   const WORDS = {
     zero_stage: {
       0: "0: nothing sharded", 1: "1: optimizer state", 2: "2: and gradients", 3: "3: and parameters",
     },
     recompute: { none: "none", selective: "selective", full: "full: every block again" },
+    pp_split: { balanced: "balanced: the head counts", even: "even" },
   };
   const V_SHAPED = ModelCosts.V_SHAPED;
 
@@ -88,6 +90,8 @@ const MemoryForm = (() => {
         ${choiceField("recompute", "Recompute", choices.recompute)}
         ${choiceField("pp_schedule", "Pipeline schedule", schedules)}
         ${numberField(["virtual_stages", "Model chunks a rank", [2, 3, 4, 5, 6, 8]])}
+        ${choiceField("pp_split", "Layers on the pipeline's ranks", choices.pp_split)}
+        ${choiceField("cp_kind", "Context parallelism", choices.cp_kind)}
         ${choiceField("precision", "Precision", choices.precision)}
         ${choiceField("attention", "Attention", choices.attention)}
         ${choiceField("compile", "Compiled", choices.compile)}
@@ -154,6 +158,8 @@ const MemoryForm = (() => {
       e.pp_schedule = e.pp === 1 ? "none" : field("pp_schedule").value;
       const interleaved = e.pp_schedule.startsWith("interleaved");
       e.virtual_stages = interleaved ? whole("virtual_stages") : V_SHAPED.includes(e.pp_schedule) ? 2 : 1;
+      e.pp_split = e.pp === 1 ? "balanced" : field("pp_split").value;
+      e.cp_kind = e.cp === 1 ? "ring" : field("cp_kind").value;
       e.sequence_parallel = e.tp === 1 || field("sequence_parallel").checked;
       return e;
     }
@@ -169,6 +175,8 @@ const MemoryForm = (() => {
       const off = {
         pp_schedule: e.pp === 1,
         virtual_stages: !e.pp_schedule.startsWith("interleaved"),
+        pp_split: e.pp === 1,
+        cp_kind: e.cp === 1,
         sequence_parallel: e.tp === 1,
         ep: model.moe === null && e.ep === 1,
       };

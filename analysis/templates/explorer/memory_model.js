@@ -7,24 +7,26 @@ its parts, which add up to it. Above 2^53 bytes (8 PiB on one rank) `estimateMem
 "use strict";
 const MemoryModel = (() => {
   const {
-    computeBytes, dataDegrees, denseLayer, div, experimentStages, headBytes, layerBytes, localParams, masterBytes, moeLayer,
-    numMicrobatches, rankTokens, sum,
+    computeBytes, dataDegrees, deferredBytes, denseLayer, div, experimentStages, headBytes, layerBytes, localParams,
+    masterBytes, moeLayer, numMicrobatches, rankTokens, sum,
   } = ModelCosts;
 
   /** The [part, bytes] with the most bytes. */
   const largest = (entries) => entries.reduce((most, part) => (part[1] > most[1] ? part : most));
 
-  /** memory.microbatches_held: most micro-batches in flight on a stage. */
-  function microbatchesHeld(e, stage) {
-    const m = numMicrobatches(e);
-    if (e.pp_schedule === "gpipe") return m;
-    if (e.pp_schedule === "interleaved_1f1b") {
-      const chunks = 2 * (e.pp - stage - 1) + (e.virtual_stages - 1) * e.pp + 1;
-      return Math.min(chunks / e.virtual_stages, m);
+  /** memory.moments_held: [micro-batches in flight, micro-batches between the halves of a split backward]. */
+  function momentsHeld(e, rank) {
+    const m = numMicrobatches(e), v = e.virtual_stages;
+    if (e.pp_schedule === "gpipe") return [[m, 0]];
+    const rounds = m <= 4 * e.pp ? m : 4 * e.pp + (m % e.pp);
+    let inFlight = 0, waits = 0;
+    const found = [[0, 0]];
+    for (const { kind } of PipelineModel.scheduleActions(e.pp_schedule, rank, e.pp, rounds, v)) {
+      if (kind !== "W") inFlight += kind === "F" ? 1 : -1;
+      if (kind === "I" || kind === "W") waits += kind === "I" ? 1 : -1;
+      found.push([inFlight / v, waits / v]);
     }
-    if (e.pp_schedule === "zero_bubble_v") return Math.min(e.pp, m);
-    if (e.pp_schedule === "dualpipe_v") return Math.min(e.pp + 1, m);
-    return Math.min(e.pp - stage, m);
+    return found;
   }
 
   /** How many ranks share the master weights of an expert (in memory.parameter_shard_bytes). */
@@ -54,12 +56,14 @@ const MemoryModel = (() => {
       g: masterBytes(e),
       dense,
       routed,
+      denseDeferred: deferredBytes(e, false, c),
+      routedDeferred: model.moe ? deferredBytes(e, true, c) : 0,
       working,
       block,
       vocabulary: div(model.vocab_size, e.tp) * model.hidden_size,
       head: headBytes(e, c),
       stream: c * streamTokens * model.hidden_size,
-      inputs: 16 * tokens * numMicrobatches(e) + 4 * e.seq_len * model.head_dim,
+      inputs: 16 * tokens * numMicrobatches(e) + 4 * div(e.seq_len, e.cp) * model.head_dim,
       whole: accumulatesUnsharded(e),
       rounds: numMicrobatches(e),
       shards: dataDegrees(e)[1],
@@ -67,12 +71,13 @@ const MemoryModel = (() => {
   }
 
   /** memory._rounds: the first backward, the second, and the last. */
-  function backwardRounds(x, inFlight, accumulated) {
+  function backwardRounds(x, inFlight, deferred, accumulated) {
     const m = x.rounds;
-    const turn = (in_flight, prior, last, forward_follows) => ({ in_flight, prior, last, forward_follows });
-    const rounds = [turn(inFlight, 0, m === 1, m > inFlight)];
-    if (m > 2) rounds.push(turn(Math.min(inFlight, m - 1), accumulated, false, m - 1 > inFlight));
-    if (m > 1) rounds.push(turn(1, accumulated, true, false));
+    const turn = (in_flight, waits, prior, last, forward_follows) =>
+      ({ in_flight, deferred: waits, prior, last, forward_follows });
+    const rounds = [turn(inFlight, deferred, 0, m === 1, m > inFlight)];
+    if (m > 2) rounds.push(turn(Math.min(inFlight, m - 1), deferred, accumulated, false, m - 1 > inFlight));
+    if (m > 1) rounds.push(turn(1, 0, accumulated, true, false));
     return rounds;
   }
 
@@ -105,7 +110,8 @@ const MemoryModel = (() => {
   function held(x, turn, stage, hasHead) {
     const head = (turn.in_flight - 1) * (hasHead ? x.head.saved : 0);
     const total = Math.trunc(turn.in_flight * stage.saved + head);
-    return savedInParts(stage, turn.in_flight, total, Math.trunc(head));
+    const parts = savedInParts(stage, turn.in_flight, total, Math.trunc(head));
+    return { ...parts, "kept for the weights' gradients": turn.deferred };
   }
 
   /** memory._head_moments */
@@ -149,15 +155,16 @@ const MemoryModel = (() => {
   /** memory._end_moment */
   function endMoment(e, x, units, turn, stage) {
     const { c, g } = x, name = "the end of a backward";
-    const received = stage.is_last ? 0 : x.stream;
+    const received = e.virtual_stages > (stage.has_head ? 1 : 0) ? x.stream : 0;
     if (turn.last) {
       const activations = { "gradient of the stream": received, "FSDP buffers": reduceBytes(x, units.first, turn) };
       return { name, copies: 0, gradients: stage.shard, activations };
     }
-    const before = turn.in_flight - 1, headSaved = stage.is_last ? x.head.saved : 0;
+    const before = turn.in_flight - 1, headSaved = stage.has_head ? x.head.saved : 0;
     const total = Math.trunc(before * (stage.saved + headSaved));
     const others = savedInParts(stage, before, total, Math.trunc(before * headSaved));
     others["gradient of the stream"] = received + x.stream;
+    others["kept for the weights' gradients"] = turn.deferred;
     const everything = c * stage.params;
     if (x.whole) {
       const own = c === g && !turn.prior ? 0 : c * units.first * (units.tied ? 2 : 1);
@@ -175,7 +182,6 @@ const MemoryModel = (() => {
 
   /** memory._stage_memory: `parts` is {category: {part: bytes}}, `moment` says when the stage is at its highest. */
   function stageMemory(e, x, index, holds) {
-    const isLast = index === e.pp - 1;
     const [layers, experts] = localParams(e, holds.layers);
     const ends = div(holds.embedding + holds.head, e.tp) + holds.final_norm;
     const params = layers + experts + ends;
@@ -186,16 +192,19 @@ const MemoryModel = (() => {
       first: holds.embedding ? x.vocabulary : x.block,
       tied: isTied ? x.vocabulary : 0,
     };
-    const output = isLast ? 0 : x.stream;
+    const output = (e.virtual_stages - (holds.has_head ? 1 : 0)) * x.stream;
     const saved = holds.dense_layers * x.dense.saved + holds.moe_layers * x.routed.saved + output;
     const parts = { "stage output": output };
     for (const [layer, count] of [[x.dense, holds.dense_layers], [x.routed, holds.moe_layers]]) {
       for (const [name, bytes] of Object.entries(layer.parts)) parts[name] = (parts[name] ?? 0) + count * bytes;
     }
-    const stage = { params, shard, saved, parts, has_head: holds.has_head, is_last: isLast };
+    const stage = { params, shard, saved, parts, has_head: holds.has_head };
     const totalOf = (moment) => moment.copies + moment.gradients + sum(moment.activations);
     let best = { name: "nothing", copies: 0, gradients: 0, activations: {} };
-    for (const turn of backwardRounds(x, microbatchesHeld(e, index), x.whole ? x.g * params : shard)) {
+    const waiting = holds.dense_layers * x.denseDeferred + holds.moe_layers * x.routedDeferred;
+    const bytesOf = ([inFlight, waits]) => inFlight * saved + waits * waiting;
+    const [inFlight, waits] = momentsHeld(e, index).reduce((most, one) => (bytesOf(one) > bytesOf(most) ? one : most));
+    for (const turn of backwardRounds(x, inFlight, Math.trunc(waits * waiting), x.whole ? x.g * params : shard)) {
       const moments = [
         ...(holds.has_head ? headMoments(e, x, units, turn, stage) : []),
         blockMoment(e, x, units, turn, stage),
@@ -203,7 +212,7 @@ const MemoryModel = (() => {
       ];
       for (const moment of moments) if (totalOf(moment) > totalOf(best)) best = moment;
     }
-    const expertShard = x.g * div(experts, expertShards(e)), endShard = x.g * div(ends, e.dp_shard);
+    const expertShard = x.g * div(experts, expertShards(e)), endShard = x.g * div(ends, x.shards);
     return {
       stage: index,
       parameters_bytes: shard + best.copies,

@@ -245,6 +245,14 @@ const ModelCosts = (() => {
     return { saved: total - again + rowParallel, working: again + working - rowParallel, parts };
   }
 
+  /** activations.deferred_bytes */
+  function deferredBytes(e, routed, c) {
+    const [tokens, streamTokens] = rankTokens(e), h = e.model.hidden_size;
+    const t = layerTensors(e, routed, c);
+    const inputs = 2 * c * streamTokens * h + t.attention_output + t.product;
+    return inputs + t.projected + t.gate_up + 2 * c * tokens * h;
+  }
+
   /** activations.head_bytes */
   function headBytes(e, c) {
     const model = e.model, [tokens, streamTokens] = rankTokens(e);
@@ -261,7 +269,7 @@ const ModelCosts = (() => {
   }
 
   return {
-    computeBytes, dataDegrees, dataParallel, denseLayer, div, experimentStages, headBytes, layerBytes, localParams, masterBytes,
+    computeBytes, dataDegrees, dataParallel, deferredBytes, denseLayer, div, experimentStages, headBytes, layerBytes, localParams, masterBytes,
     moeLayer, numMicrobatches, numParams, rankTokens, sum, V_SHAPED, worldSize,
   };
 })();

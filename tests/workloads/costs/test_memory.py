@@ -15,8 +15,9 @@ from tests.workloads.costs.shapes import (
     study_rows,
 )
 from workloads.costs.activations import head_bytes, layer_bytes, layer_tensors
-from workloads.costs.memory import accumulates_unsharded, estimate_memory, microbatches_held
+from workloads.costs.memory import accumulates_unsharded, estimate_memory, microbatches_held, moments_held
 from workloads.costs.params import num_params
+from workloads.costs.schedule import held, schedule_actions
 from workloads.experiment import Experiment
 
 GIB = 2**30
@@ -140,13 +141,27 @@ def test_gpipe_holds_all_microbatches() -> None:
 
 
 @pytest.mark.parametrize(
-    ("schedule", "held"),
-    [("interleaved_1f1b", [5.5, 4.5, 3.5, 2.5]), ("zero_bubble_v", [4] * 4), ("dualpipe_v", [5] * 4)],
+    ("schedule", "most"),
+    [("interleaved_1f1b", [5.5, 4.5, 3.5, 2.5]), ("zero_bubble_v", [4] * 4), ("dualpipe_v", [4.5] * 4)],
 )
-def test_microbatches_held_by_schedules_to_come(schedule: str, held: list[float]) -> None:
+def test_microbatches_held_by_schedules_with_chunks(schedule: str, most: list[float]) -> None:
     e = experiment(pp=4, pp_schedule=schedule, virtual_stages=2, global_batch_size=32)
-    assert [microbatches_held(e, stage) for stage in range(4)] == held
+    assert [microbatches_held(e, stage) for stage in range(4)] == most
     assert estimate_memory(e).peak_bytes > 0
+
+
+@pytest.mark.parametrize(
+    "schedule", ["1f1b", "interleaved_1f1b", "interleaved_zero_bubble", "zero_bubble_v", "dualpipe_v"]
+)
+@pytest.mark.parametrize("pp", [2, 4])
+@pytest.mark.parametrize("rest", [0, 1])
+def test_long_schedules_hold_no_more_than_short_ones(schedule: str, pp: int, rest: int) -> None:
+    chunks = 1 if schedule == "1f1b" else 2
+    e = experiment(pp=pp, pp_schedule=schedule, virtual_stages=chunks, global_batch_size=16 * pp + rest)
+    for rank in range(pp):
+        whole = held(schedule_actions(schedule, rank, pp, e.num_microbatches, chunks))
+        found = {(sum(one.activations) / chunks, sum(one.for_weights) / chunks) for one in whole}
+        assert set(moments_held(e, rank)) == found
 
 
 def test_experts_are_sharded_over_the_ranks_that_share_them() -> None:
