@@ -24,7 +24,7 @@ from workloads.rules import RULES, violations
 SCRIPTS = ("model_costs.js", "memory_model.js", "memory_rules.js")
 SHIPPED = [model_from_dict(fields) for fields in models_json()["models"]]
 CATEGORIES = ("parameters", "gradients", "optimizer", "activations")
-SCHEDULES = ("gpipe", "1f1b", "interleaved_1f1b", "zero_bubble_v", "dualpipe_v")
+SCHEDULES = ("gpipe", "1f1b", "interleaved_1f1b", "interleaved_zero_bubble", "zero_bubble_v", "dualpipe_v")
 
 
 def random_model(draw: random.Random) -> ModelSpec:
@@ -66,7 +66,8 @@ def random_experiment(draw: random.Random) -> Experiment:
     model = random_model(draw)
     pp = draw.choice([1, 1, 2, 3, 4, 7, 8])
     schedule = draw.choice(SCHEDULES) if pp > 1 else "none"
-    virtual = {"interleaved_1f1b": draw.choice([2, 3]), "zero_bubble_v": 2, "dualpipe_v": 2}.get(schedule, 1)
+    chunks = {"interleaved_1f1b": draw.choice([2, 3]), "interleaved_zero_bubble": draw.choice([1, 2])}
+    virtual = {**chunks, "zero_bubble_v": 2, "dualpipe_v": 2}.get(schedule, 1)
     zero = draw.randint(0, 3)
     fields: dict[str, Any] = {
         "dp_replicate": draw.choice([1, 1, 2, 3]),
@@ -160,7 +161,7 @@ def test_the_layouts_visit_every_branch(compared: list[tuple[Experiment, dict[st
         seen["tied", experiment.model.tie_embeddings] += 1
         seen.update(("moment", stage["moment"]) for stage in page["stages"])
     assert min(seen.values()) >= 10, seen
-    expected = {"zero_stage": 4, "recompute": 3, "pp_schedule": 6, "precision": 5, "compile": 2, "tp": 5, "moment": 4}
+    expected = {"zero_stage": 4, "recompute": 3, "pp_schedule": 7, "precision": 5, "compile": 2, "tp": 5, "moment": 4}
     assert {field: sum(key[0] == field for key in seen) for field in expected} == expected
 
 
