@@ -19,8 +19,9 @@ The first two cut a sequence into 2 cp parts, of which rank r holds part r and p
 
 Ulysses keeps tokens in their own order, rank after rank, since each of its ranks computes whole sequences.
 
-What each sends is `workloads.costs.context_parallel.messages`. Ring and allgather save for backward what attention
-alone saves: queries, keys, values, output and log-sum-exp of this rank's tokens.
+What each sends is `workloads.costs.context_parallel.context_messages`. Ring and allgather save for backward what
+attention alone saves: queries, keys, values, output and log-sum-exp of this rank's tokens. Ulysses saves queries, keys
+and values as they were received, and the output before it is sent back, besides the log-sum-exp.
 """
 
 from __future__ import annotations
@@ -63,8 +64,8 @@ def context_attention(q_BNSH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor, cp: Axis, 
     """Causal attention of this rank's queries over the whole sequence: [B, N, S, H].
 
     Every rank of ``cp`` passes the tokens of `local_positions`, in that order; queries and keys are rotated by their
-    positions already. ``ulysses`` needs N and K to be multiples of cp. Sums over ranks and blocks are made in fp32
-    (fp64 for fp64 inputs).
+    positions already. ``ulysses`` needs N and K to be multiples of cp. Sums over blocks and ranks are rounded to the
+    dtype of the inputs once, at their end.
     """
     if cp.size == 1:
         return attention(q_BNSH, k_BKSH, v_BKSH, causal=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 from collections import Counter
 from collections.abc import Callable
@@ -435,19 +436,31 @@ def test_alone_in_a_fake_group(kind: ContextKind) -> None:
             process.join()
         assert answers[rank, False] == answers[rank, True]
         q, kv = (1, 8, 4 * HALF, SIZE), (1, 4, 4 * HALF, SIZE)
-        assert answers[rank, True][0] == [q, q, kv, kv]
+        shapes, held, _ = answers[rank, True]
+        assert shapes == [q, q, kv, kv]
+        of_queries, of_keys, of_lse = 2 * math.prod(q), 2 * math.prod(kv), 4 * math.prod(q[:3])
+        saved = of_queries + of_lse
+        if kind == "ulysses":  # what was received, and the output before it was sent back
+            saved += of_queries + 2 * of_keys + of_queries
+        assert held == of_queries + 2 * of_keys + saved, "the inputs and what is saved beside them"
 
 
 # GPU
 
 
+def on_gpus(rank: int, kind: ContextKind, backend: int, dtype: torch.dtype) -> dict[str, float]:
+    with sdpa_kernel(SDPBackend(backend)):
+        return run_rank(rank, kind, (1, 8, 4, 1024, 64), dtype, "cuda")
+
+
 @pytest.mark.multi_gpu
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("backend", [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION], ids=str)
+@pytest.mark.parametrize("backend", [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION], ids=lambda b: b.name)
 def test_two_gpus(nccl_pool: Pool, kind: ContextKind, backend: Any) -> None:
-    check(nccl_pool.run(on_gpu, 2, kind, backend.value), 3e-2)
+    check(nccl_pool.run(on_gpus, 2, kind, backend.value, torch.bfloat16), 3e-2)
 
 
-def on_gpu(rank: int, kind: ContextKind, backend: int) -> dict[str, float]:
-    with sdpa_kernel([SDPBackend(backend), SDPBackend.MATH]):
-        return run_rank(rank, kind, (1, 8, 4, 1024, 64), torch.bfloat16, "cuda")
+@pytest.mark.multi_gpu
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_gpus_in_fp64(nccl_pool: Pool, kind: ContextKind) -> None:
+    check(nccl_pool.run(on_gpus, 2, kind, SDPBackend.MATH.value, torch.float64))
