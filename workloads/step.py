@@ -23,7 +23,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -89,9 +89,9 @@ def measure(
 ) -> Measurements:
     """Run the warm-up steps and then the timed steps of ``spec``; call ``before_step(step, is_warmup)`` before each.
 
-    In the last warm-up step memory is looked up, and ``counter`` counts what is sent. Where that is also the first one,
-    compiled blocks are not counted: nothing can be compiled while a counter is active. Raises `Diverged` when a loss or
-    gradient norm is not finite: after all warm-up steps, or after all timed steps.
+    In the last warm-up step memory is looked up, in the second one ``counter`` counts what is sent. It counts in the
+    first where there is no other and no block is compiled: nothing can be compiled while a counter is active. Raises
+    `Diverged` when a loss or gradient norm is not finite: after all warm-up steps, or after all timed steps.
     """
     # In the very first step there is no optimizer state yet, and its peak says nothing about later ones.
     probe = MemoryProbe(engine) if spec.memory_probe and spec.warmup_steps > 1 else None
@@ -122,18 +122,20 @@ def run_steps(
     probe: MemoryProbe | None = None,
     counter: TrafficCounter | None = None,
 ) -> list[_Pending]:
-    """Launch the steps and wait until the device has done them. ``probe`` and ``counter`` watch the last one."""
+    """Launch the steps and wait until the device has done them. ``probe`` watches the last one, ``counter`` the second
+    one (or the only one)."""
     pending: list[_Pending] = []
     batches = {step: _batches(engine, step) for step in steps}
     if not is_warmup:
         _line_up(engine)
     for step in steps:
         before_step(step, is_warmup)
-        is_last = step == steps[-1]
-        with record_function(STEP_RANGE), _watched(probe, counter) if is_last else nullcontext():
+        watching = probe if step == steps[-1] else None
+        counting = counter if step == steps[:2][-1] else None
+        with record_function(STEP_RANGE), _watched(watching, counting):
             pending.append(run_step(engine, step, batches.pop(step), is_warmup=is_warmup))
-        if is_last and probe is not None and probe.tracker is not None:
-            pending[-1].memory["peak_allocated_bytes"] = probe.peak_bytes
+        if watching is not None and watching.tracker is not None:
+            pending[-1].memory["peak_allocated_bytes"] = watching.peak_bytes
         if len(pending) > 1:
             _wait_for(pending[-2].end)
     engine.clock.finish()

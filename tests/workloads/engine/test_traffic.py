@@ -171,6 +171,30 @@ def test_compiled_blocks_are_counted_and_stay_compiled(gloo_pool: Pool, recomput
         assert frames["at the end"]["ok"] > 0
 
 
+def counted_steps(rank: int, case: Experiment) -> list[list[int]]:
+    """The steps in which a counter is active, with 0 to 3 warm-up steps before 2 timed ones."""
+    now: list[int] = []
+    found: list[int] = []
+
+    class Noting(TrafficCounter):
+        def __enter__(self) -> TrafficCounter:
+            found.append(now[-1])
+            return super().__enter__()
+
+    engine = built(rank, case)
+    result = []
+    for warmup_steps in range(4):
+        spec = MeasureSpec(warmup_steps=warmup_steps, timed_steps=2)
+        measure(engine, spec, lambda step, warm: now.append(step), Noting(axes_of(engine.groups)))
+        result.append(list(found))
+        found.clear()
+    return result
+
+
+def test_only_a_warmup_step_is_counted(gloo_pool: Pool) -> None:
+    assert gloo_pool.run(counted_steps, 1, experiment(precision="fp32")) == [[[], [0], [1], [1]]]
+
+
 def forget_compiled_blocks_before_counting(rank: int, case: Experiment) -> tuple[int, int]:
     """Frames that dynamo has compiled: before the counted step, and at the end."""
     from torch._dynamo.utils import counters
