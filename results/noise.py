@@ -1,9 +1,10 @@
 """How far a throughput moves by chance, and which layouts cannot be told from the fastest one.
 
-The noise of a layout is the relative standard deviation of one run's throughput. It comes from repeats, runs of the
-same layout on the same kind of machine: what changes from run to run (placement, clocks, the network's other users) is
-in them. Where there are too few repeats it is the spread of one timed step; it is not averaged over the steps of a run,
-which share all that changes between runs. With one timed step and no repeat the noise is not known: null.
+The noise of a layout is the relative standard deviation of one run's throughput. It comes from repeats, independent
+runs of the same layout on the same kind of machine: what changes from run to run (placement, clocks, the network's
+other users) is in them. Where there are too few repeats it is the spread of one timed step; it is not averaged over the
+steps of a run, which share all that changes between runs. With one timed step and no repeat the noise is not known:
+null.
 
 A winner is the set of all layouts that may be the fastest: those behind the best by at most what noise explains. With
 k layouts each is compared at a level of 0.05 / (k - 1), so that the set holds the truly fastest one in at least 95 % of
@@ -45,11 +46,27 @@ def layout_key(runs: pd.DataFrame) -> pd.Series:
     return runs["config_json"].str.replace(r'"seed": -?\d+', "", regex=True).fillna(runs["experiment_id"])
 
 
+def independent(runs: pd.DataFrame, value: str) -> pd.Series:
+    """Which of ``runs`` were measured for themselves, so that each of them is a repeat of its layout.
+
+    Other seeds, other sweeps and points that a user has had run again are. Two kinds of rows are not. Of a point that
+    two pilots ran at once, because one of them had been taken for dead, the first run counts (the row of the other has
+    ``repeat_of``): the second may have shared its devices with it. And a rehearsal takes over the stages that its sweep
+    has rehearsed before, so that a further row of the same layout has the throughput of the first to the last digit; an
+    estimate without a device always has.
+
+    ``runs`` are finished runs with ``_layout``, ``method``, ``repeat_of`` and a throughput ``value``.
+    """
+    first = runs["repeat_of"].isna()
+    again = runs.assign(_first=first).duplicated(["_layout", "method", value, "_first"])
+    return first & ~(again & (runs["method"] != "measured"))
+
+
 def of_layouts(runs: pd.DataFrame, group: list[str], value: str) -> pd.DataFrame:
     """`COLUMNS` by layout: the index has the values of ``runs["_layout"]``.
 
-    ``runs`` are finished runs with `USED`, ``_layout``, the columns of ``group`` (the same for all runs of a layout)
-    and a throughput ``value``.
+    ``runs`` are finished runs that are `independent`, with `USED`, ``_layout``, the columns of ``group`` (the same for
+    all runs of a layout) and a throughput ``value``.
 
     A layout with `FEWEST_FREEDOM` of its own has its own noise. The others take what is typical of their group: the
     median over its layouts, which one odd run does not move. Repeats come before timed steps; repeats of other groups

@@ -1,5 +1,7 @@
 """Waits out a shared filesystem that fails for a while: what fails is done again until it works or a limit is over.
 
+A file system may also hang: a call to it then returns when the server does, in minutes or days (`in_background`).
+
 NFS answers with ESTALE or EIO, Lustre with ENOTCONN, while a server restarts or a network is cut; the same call works
 some seconds or minutes later. A call may also be done and answered with an error. So whatever is repeated must come to
 the same result however often, and up to whichever call, it has been done before.
@@ -8,8 +10,10 @@ the same result however often, and up to whichever call, it has been done before
 from __future__ import annotations
 
 import errno
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import TypeVar
 
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 30.0
@@ -65,3 +69,18 @@ def patiently(
 def _sleep(seconds: float, _error: OSError) -> bool:
     time.sleep(seconds)
     return True
+
+
+def in_background(call: Callable[[], _T]) -> Future[_T]:
+    """Do ``call``, which a file system that hangs may hold up for ever, in a thread of its own, so that the caller can
+    go on without it. The thread does not keep the process from ending."""
+    future: Future[_T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(call())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return future

@@ -46,6 +46,7 @@ __all__ = [
     "sweep_dirs",
     "write_attempt",
     "write_ledger",
+    "write_steps",
 ]
 _MAX_DEPTH = 5
 """How many folders below the given one a sweep may lie."""
@@ -68,17 +69,22 @@ def write_attempt(sweep_dir: Path, attempt: Mapping[str, Any], steps: Sequence[M
     """
     sweep_dir = Path(sweep_dir)
     attempt_rows = table_from_rows([attempt], ATTEMPTS)
-    step_rows = table_from_rows(steps, STEPS)
     attempt_id = attempt["attempt_id"]
     if not attempt_id or "/" in attempt_id or attempt_id.startswith("."):
         raise InvalidResults(f"attempts: column attempt_id={attempt_id!r} cannot name a file")
-    if stray := {step["attempt_id"] for step in steps} - {attempt_id}:
-        raise InvalidResults(f"steps: column attempt_id={min(stray)!r} is not that of the attempt, {attempt_id!r}")
     if steps:
-        files.write_parquet(files.part_path(sweep_dir, "steps", attempt_id), step_rows)
+        write_steps(sweep_dir, attempt_id, steps)
     path = files.part_path(sweep_dir, "attempts", attempt_id)
     files.write_parquet(path, attempt_rows)
     return path
+
+
+def write_steps(sweep_dir: Path, attempt_id: str, steps: Sequence[Mapping[str, Any]]) -> None:
+    """Store the steps of one attempt. Raises `InvalidResults` as `write_attempt` does."""
+    rows = table_from_rows(steps, STEPS)
+    if stray := {step["attempt_id"] for step in steps} - {attempt_id}:
+        raise InvalidResults(f"steps: column attempt_id={min(stray)!r} is not that of the attempt, {attempt_id!r}")
+    files.write_parquet(files.part_path(Path(sweep_dir), "steps", attempt_id), rows)
 
 
 def read_attempts(path: Path) -> pa.Table:

@@ -95,7 +95,10 @@ def best_layouts(rows: Iterable[Row]) -> list[Cell]:
     runs: dict[CellKey, dict[str, list[Row]]] = defaultdict(lambda: defaultdict(list))
     for row in good:
         if _version(row) == newest:
-            runs[_cell_of(row, row["method"])][_without_seed(row["config_json"])].append(row)
+            same = runs[_cell_of(row, row["method"])][_without_seed(row["config_json"])]
+            # As in `results.noise.independent`: what a rehearsal has taken over is no run of its own.
+            if row["method"] == "measured" or row[_RATE] not in {other[_RATE] for other in same}:
+                same.append(row)
     keys = sorted(runs)
     cells = [sorted(map(_layout, runs[key].values()), key=lambda layout: -layout.rate) for key in keys]
     return [

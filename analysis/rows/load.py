@@ -92,11 +92,11 @@ def load(path: Path) -> Results:
 
 
 def _remedies(folders: Sequence[Path], problems: Sequence[str]) -> list[str]:
-    """How to get the rows of a damaged merged table back, where the folders of its attempts are still there."""
+    """How to get the rows of a damaged file back, where the folders of its attempts are still there."""
     return [
         f"the rows of {folder} can be made again from {folder / 'attempts'}: python -m sweep status {folder}"
         for folder in folders
-        if any(str(folder / "attempts.parquet") in problem for problem in problems) and (folder / "attempts").is_dir()
+        if any(f"{folder}/" in problem for problem in problems) and (folder / "attempts").is_dir()
     ]
 
 

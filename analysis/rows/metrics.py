@@ -14,7 +14,7 @@ MFU = "mfu_palm"
 MFU_NAME = "MFU (PaLM)"
 GROUP = ["workload", "world_size"]
 """Layouts are ranked within a group: one model (and sequence length) on one number of devices."""
-_RANKED_FROM = (RANK_BY, "attempt_id", "loss_agrees", *GROUP, *noise.USED)
+_RANKED_FROM = (RANK_BY, "attempt_id", "loss_agrees", "method", "repeat_of", *GROUP, *noise.USED)
 _RATES = (RANK_BY, "tokens_per_s", "mfu_palm", "mfu_causal", "mfu_playbook", "hfu", "published_mfu")
 """Columns that are proportional to the throughput."""
 OVERHEAD = {
@@ -31,7 +31,7 @@ OVERHEAD = {
 def ranked(frame: pd.DataFrame) -> pd.DataFrame:
     """One row for each layout that has a throughput, best first within each group.
 
-    Repeats of a layout (other seeds, several sweeps, retries that both finished) are one row: the middle run by
+    Repeats of a layout (other seeds, several sweeps, points that were run again) are one row: the middle run by
     throughput, with the median of their rates (`_RATES`) and step times, ``repeats``, and the ``repeat_spread``
     (highest over lowest, minus 1). `results.noise.COLUMNS` say how far its throughput moves by chance. ``rank``
     counts within the group over rows whose losses do not contradict the reference; a row whose losses do has no rank:
@@ -42,7 +42,7 @@ def ranked(frame: pd.DataFrame) -> pd.DataFrame:
     ok = frame.loc[(frame["outcome"] == "ok") & frame[RANK_BY].notna(), [*_RANKED_FROM, *regime]]
     trusted = ~losses_differ(ok)
     ok = ok.assign(_layout=noise.layout_key(ok) + trusted.map({True: "", False: " losses differ"}), _trusted=trusted)
-    ok = ok.sort_values([RANK_BY, "attempt_id"], kind="stable")
+    ok = ok[noise.independent(ok, RANK_BY)].sort_values([RANK_BY, "attempt_id"], kind="stable")
     by_layout = ok.groupby("_layout", sort=False)
     rates = by_layout[RANK_BY]
     ok = ok.assign(

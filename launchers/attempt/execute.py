@@ -59,7 +59,7 @@ def execute(attempt: Attempt, settings: LaunchSettings, control: Control, stages
     ``stages``: the folder of stages that earlier rehearsals have measured.
     """
     if attempt.task.method == "measured":
-        return _measure(attempt, settings, control)
+        return _run(attempt, attempt.ranks(), settings, control)
     return _rehearse(attempt, settings, control, stages)
 
 
@@ -74,8 +74,9 @@ def internal_error(error: Exception) -> Execution:
     return Execution(outcome=found, results={})
 
 
-def _measure(attempt: Attempt, settings: LaunchSettings, control: Control) -> Execution:
-    ranks = attempt.ranks()
+def _run(attempt: Attempt, ranks: Sequence[int], settings: LaunchSettings, control: Control) -> Execution:
+    """Start these ranks, watch them to their end and judge them. The results are also those of ranks that were
+    rehearsed before."""
     try:
         group = control.start(ranks)
     except StartFailed as error:
@@ -83,7 +84,7 @@ def _measure(attempt: Attempt, settings: LaunchSettings, control: Control) -> Ex
     watched = _watch(attempt, group, settings, control)
     try:
         results, found = _judge(attempt, ranks, watched, control)
-    except OSError as error:  # processes that could not be killed must not be forgotten
+    except Exception as error:  # processes that could not be killed must not be forgotten
         return dataclasses.replace(internal_error(error), survivors=watched.survivors)
     return Execution(outcome=found, results=results, survivors=watched.survivors)
 
@@ -98,19 +99,15 @@ def _rehearse(attempt: Attempt, settings: LaunchSettings, control: Control, stag
         cached = stages / f"{stage_key(attempt.task, rank)}.json"
         if _reuse_stage(cached, attempt, rank):
             continue
-        try:
-            group = control.start([rank])
-        except StartFailed as error:
-            return _not_started(error)
-        watched = _watch(attempt, group, settings, control)
-        results, found = _judge(attempt, [rank], watched, control)
-        if found.outcome != "ok" or watched.survivors:
-            return Execution(outcome=found, results=results, survivors=watched.survivors)
+        done = _run(attempt, [rank], settings, control)
+        found = done.outcome
+        if found.outcome != "ok" or done.survivors:
+            return done
         with contextlib.suppress(OSError):  # without this file the next point with this stage runs it again
-            protocol.write_json(cached, results[rank])
+            protocol.write_json(cached, done.results[rank])
         if rank != chosen[-1] and (in_use := control.wait_until_free()) is not None:
             failed = Outcome(outcome="crash", phase="teardown", failed_rank=rank, evidence=in_use, infrastructure=True)
-            return Execution(outcome=failed, results=results)
+            return Execution(outcome=failed, results=done.results)
     results = patiently(attempt.results, limit_s=FILES_LIMIT_S)
     peaks = [peak for result in results.values() if (peak := rows.peak_bytes(result)) is not None]
     cluster = settings.cluster

@@ -9,7 +9,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -17,6 +18,7 @@ from typing import Literal
 from launchers.node.fork import RankExit
 from launchers.node.rank_group import RankGroup
 from launchers.settings import LaunchSettings
+from results.patience import in_background
 from results.schema import PHASES
 from workloads import protocol
 from workloads.beats import Heartbeat
@@ -33,6 +35,9 @@ STEP_FACTOR = 20.0
 """A step may take so many times what the slowest one took, or what was predicted."""
 STEP_LIMIT_MIN_S = 30.0
 """But never less than this."""
+FILES_WAIT_S = 1.0
+"""How long a question to the file system holds up the watch. The answer to a slower one is read at a later look: ranks
+are ended in time also while the file system hangs."""
 
 End = Literal["ended", "failed", "lost", "hang", "deadline", "teardown", "stopped"]
 _FINISHING = ("teardown", "done")
@@ -151,6 +156,7 @@ def _until_end(
     on_progress: Callable[[Progress], None],
 ) -> tuple[End, tuple[StalledRank, ...]]:
     """Wait until all ranks have ended or there is a reason to kill them; which, and `WatchResult.stalled`."""
+    files = _ResultFiles(folder)
     failed_at: float | None = None
     next_heartbeats = 0.0
     while True:
@@ -158,7 +164,8 @@ def _until_end(
         now = time.monotonic()
         if exits:
             _take_heartbeats(group, ranks)  # the last ones of a rank come before its exit
-        failed = any(not _has_result(folder, rank, ranks[rank]) for rank in exits)
+        _note_results(files, exits, ranks)
+        failed = any(ranks[rank].has_result is False for rank in exits)
         if group.lost():
             return "lost", ()
         if now >= next_heartbeats:
@@ -187,25 +194,47 @@ def _reported_error(state: _Rank) -> bool:
     return state.heartbeat is not None and state.heartbeat.failed and state.heartbeat.phase not in _FINISHING
 
 
-def _has_result(folder: Path, rank: int, state: _Rank) -> bool:
-    """Whether a rank that has ended had written its result. It does so before it enters ``teardown``, so that its last
-    heartbeat tells; only of a rank that ended elsewhere the disk is asked, once."""
-    if state.has_result is None:
-        if state.heartbeat is not None and state.heartbeat.phase in _FINISHING:
+def _note_results(files: _ResultFiles, exits: Mapping[int, RankExit], ranks: Mapping[int, _Rank]) -> None:
+    """Note of each rank that has ended whether it had written its result. It does so before it enters ``teardown``, so
+    that its last heartbeat tells; only of ranks that ended elsewhere the disk is asked, once."""
+    unknown = []
+    for rank in exits:
+        state = ranks[rank]
+        if state.has_result is None and state.heartbeat is not None and state.heartbeat.phase in _FINISHING:
             state.has_result = True
-        else:
-            try:
-                state.has_result = protocol.result_path(folder, rank).exists()
-            except OSError:  # a shared filesystem may fail for a while: ask again at the next look
-                return True
-    return state.has_result
+        elif state.has_result is None:
+            unknown.append(rank)
+    if unknown:
+        for rank, written in files.written(unknown).items():
+            ranks[rank].has_result = written
 
 
 def _all_measured(folder: Path, ranks: Mapping[int, _Rank]) -> bool:
-    try:
-        return all(protocol.result_path(folder, rank).exists() for rank in ranks)
-    except OSError:  # the ranks are ended either way, and the outcome is decided from the files
-        return False
+    """Whether all ranks have written their results. False where that is not known: the ranks are ended either way, and
+    the outcome is decided from the files."""
+    written = _ResultFiles(folder).written(list(ranks))
+    return all(written.get(rank, False) for rank in ranks)
+
+
+class _ResultFiles:
+    """Asks a file system that may hang for the results of ranks."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._asked: Future[dict[int, bool]] | None = None
+
+    def written(self, ranks: Sequence[int]) -> dict[int, bool]:
+        """Whether ranks have written their results; only of those of which that is known. Ask again for the others."""
+        if self._asked is None:
+            self._asked = in_background(lambda: {r: protocol.result_path(self._folder, r).exists() for r in ranks})
+            wait([self._asked], FILES_WAIT_S)
+        if not self._asked.done():
+            return {}
+        asked, self._asked = self._asked, None
+        try:
+            return asked.result()
+        except OSError:  # a shared filesystem may fail for a while
+            return {}
 
 
 def _take_heartbeats(group: RankGroup, ranks: Mapping[int, _Rank]) -> None:

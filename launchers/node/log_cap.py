@@ -4,6 +4,9 @@ A rank writes straight into its file, so nothing slows it, and its last lines ar
 has grown too long, the agent cuts it behind its beginning and writes its end again right there, with a line between
 that says how much was left out. The rank goes on at the new end, because its file is open for appending. For those few
 milliseconds, once in every 8 MiB that it writes, the rank is stopped, so that nothing it writes is lost between.
+
+Logs lie on a shared file system, which may hang. So they are cut in threads: the agent waits for one a moment, and goes
+on without it. Whatever happens to a log, ranks can be killed.
 """
 
 from __future__ import annotations
@@ -12,8 +15,11 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable
+from concurrent.futures import Future, wait
 from pathlib import Path
+
+from results.patience import in_background
 
 LIMIT_BYTES = 16 * 2**20
 """A longer log is cut."""
@@ -23,6 +29,8 @@ EVERY_S = 1.0
 """Seconds between two looks at how long the logs of running ranks are."""
 _STOP_LIMIT_S = 0.1
 """A rank that has not stopped after so long waits in the kernel; its log is looked at again later."""
+CUT_WAIT_S = 1.0
+"""How long the agent waits for a cut; a slower one goes on in the background."""
 
 
 class CappedLog:
@@ -37,16 +45,30 @@ class CappedLog:
         """Length of the beginning that stays; None before the first cut."""
         self._note = b""
         self._left_out = 0
+        self._cutting: Future[None] | None = None
+        """The cut for which the rank is stopped; None while it is not."""
 
     def trim(self) -> None:
-        """Cut the log if it has become too long while the rank runs. Its length is asked of the kernel, without a look
-        at the file itself: that may lie on a file system that hangs, or that many ranks share."""
-        length = _position(self._pid)
-        if length > LIMIT_BYTES and length != self._seen:
-            with _stopped(self._pid) as stopped:
-                if stopped:
-                    self._seen = length
-                    self.cut()
+        """Cut the log if it has become too long while the rank runs; call it often. Its length is asked of the kernel,
+        without a look at the file itself: that may lie on a file system that hangs, or that many ranks share."""
+        if self._cutting is None:
+            length = _position(self._pid)
+            if length <= LIMIT_BYTES or length == self._seen:
+                return
+            if not _stop(self._pid):
+                _signal(self._pid, signal.SIGCONT)
+                return
+            self._seen = length
+            self._cutting = in_background(self.cut)
+            wait([self._cutting], CUT_WAIT_S)
+        if self._cutting.done():
+            self._cutting = None
+            _signal(self._pid, signal.SIGCONT)
+
+    @property
+    def being_cut(self) -> bool:
+        """Whether a cut goes on in the background."""
+        return self._cutting is not None and not self._cutting.done()
 
     def cut(self) -> None:
         """Cut the log if it is too long. A file that cannot be read or written stays as it is."""
@@ -72,23 +94,32 @@ class CappedLog:
         _write(file, self._note + end)
 
 
-@contextlib.contextmanager
-def _stopped(pid: int) -> Iterator[bool]:
-    """Stop a child of this process with all its threads, and let it go on afterwards; whether it did stop."""
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGSTOP)
-    stopped = False
+def cut_all(logs: Iterable[CappedLog]) -> None:
+    """Cut the logs of ranks that have ended. On a file system that hangs that goes on in the background."""
+    chosen = [log for log in logs if not log.being_cut]
+
+    def cut() -> None:
+        for log in chosen:
+            log.cut()
+
+    wait([in_background(cut)], CUT_WAIT_S)
+
+
+def _stop(pid: int) -> bool:
+    """Stop a child of this process with all its threads; whether it did stop."""
+    _signal(pid, signal.SIGSTOP)
     until = time.monotonic() + _STOP_LIMIT_S
-    try:
-        while not stopped and time.monotonic() < until:
-            with contextlib.suppress(ChildProcessError):
-                stopped = os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOHANG) is not None
-            if not stopped:
-                time.sleep(0.0005)
-        yield stopped
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGCONT)
+    while time.monotonic() < until:
+        with contextlib.suppress(ChildProcessError):
+            if os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOHANG) is not None:
+                return True
+        time.sleep(0.0005)
+    return False
+
+
+def _signal(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
 
 
 def _write(file: int, data: bytes) -> None:

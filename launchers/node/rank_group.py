@@ -137,9 +137,8 @@ class LocalRanks:
             if not self.running and not fork.living_processes(groups):
                 break
             time.sleep(0.002)
-        for log in self._logs.values():
-            log.cut()
         strays = fork.kill_orphans(max(0.1, until - time.monotonic())) if not self.running else []
+        log_cap.cut_all(self._logs.values())
         unreaped = [pid for rank, pid in self._pids.items() if rank not in self._exits]
         return fresh, list(dict.fromkeys([*unreaped, *fork.living_processes(groups), *strays]))
 

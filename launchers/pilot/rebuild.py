@@ -1,15 +1,17 @@
-"""Writes rows again that a sweep's tables have lost (a damaged or deleted ``attempts.parquet``), from the folders of
-the attempts.
+"""Writes rows again that a sweep's tables have lost (a damaged or deleted file), from the folders of the attempts.
 
 Every recorded attempt had its row before its record, so a record without a row is a row that was lost. A row that is
 made again has the same numbers. What only the pilot knew of the code (commit, versions) is there where the pilot's
-config holds it, else null.
+config holds it, else null. So only what is lost is written again.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import os
+import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,55 +28,150 @@ from launchers.state.pilot_config import PilotConfig, read_pilot_config
 from launchers.state.sweep_dir import Point, SweepDir, entry_names, read_point, split_name
 from results import files, store
 from results.errors import InvalidResults
-from results.text import plural
+from results.text import listed, plural
 
 _RECORDED = ("outcome", "phase", "phase_step", "failed_rank", "evidence", "infrastructure")
 """What a record says of how the attempt ended."""
+_MAGIC = b"PAR1"
+"""A Parquet file begins and ends with it."""
+_LEAST_BYTES = 12
+_ENDING = ".damaged"
+"""Of the names under which damaged files are kept."""
+_MOST_NAMES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """Of which attempts one table has rows."""
+
+    merged_path: Path
+    merged: set[str] | None
+    """In the merged file; None where that is damaged."""
+    whole: set[str]
+    """In parts."""
+    damaged: dict[str, Path]
+    """Parts that are damaged."""
+
+    @property
+    def known(self) -> set[str]:
+        return self.whole | (self.merged or set())
+
+    def keep(self, attempt_id: str) -> list[Path]:
+        """Keep a copy of a damaged part, in whose place a whole one will be written; the part, if there is one."""
+        part = self.damaged.get(attempt_id)
+        if part is None:
+            return []
+        shutil.copyfile(part, _aside(part))
+        return [part]
+
+    def move_aside(self) -> list[Path]:
+        """Move a damaged merged file out of the readers' way, and damaged parts whose rows it holds; which."""
+        found = [self.merged_path] if self.merged is None else []
+        found += [part for attempt_id, part in self.damaged.items() if attempt_id in (self.merged or ())]
+        for path in found:
+            path.replace(_aside(path))
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """What the tables have of one attempt."""
+
+    attempt: dict[str, Any]
+    steps: list[dict[str, Any]]
 
 
 def rebuild_lost_rows(sweep: SweepDir) -> str | None:
-    """Write the rows of recorded attempts that the tables lack, and move damaged merged files aside. What was done, in
-    one line; None where nothing was lost, or nothing is left to make rows from. Where nothing can be written the line
-    says that."""
+    """Write the rows of recorded attempts that the tables lack, and move damaged files aside. What was done, in one
+    line; None where nothing was lost, or nothing is left to make rows from. Where nothing can be written the line says
+    that."""
     # In this order nothing looks lost while pilots work: a row is written before its record, and a part is removed
     # after it is in the merged file.
     try:
         recorded = _recorded(sweep)
-        parts = {table: {path.stem for path in files.part_paths(sweep.path, table)} for table in files.SCHEMAS}
-        merged = {table: _merged_ids(files.compacted_path(sweep.path, table)) for table in files.SCHEMAS}
+        parts = {table: files.part_paths(sweep.path, table) for table in files.SCHEMAS}
+        attempts, steps = (_look(sweep, table, parts[table]) for table in files.SCHEMAS)
     except OSError:  # the file system fails for a while: nothing is known to be lost
         return None
-    damaged = [files.compacted_path(sweep.path, table) for table, found in merged.items() if found is None]
-    known = parts["attempts"] | (merged["attempts"] or set())
-    if merged["steps"] is None:
-        known &= parts["steps"]
-    lost = {attempt_id: stem for attempt_id, stem in recorded.items() if attempt_id not in known}
+    lost = recorded.keys() - attempts.known
+    # An attempt that failed early has no steps, so that a missing file says nothing: only a damaged one does.
+    without_steps = lost | (recorded.keys() if steps.merged is None else recorded.keys() & steps.damaged.keys())
+    without_steps -= steps.known
+    damaged = [table for table in (attempts, steps) if table.merged is None or table.damaged]
     if not lost and not damaged:
         return None
     points = _points(sweep)
+    aside: list[Path] = []
+    rows_remade = steps_remade = gone = 0
     try:
         records = HistoryReader(sweep)
         records.refresh()
-        rebuilt = sum(
-            _rebuild(sweep, points.get(stem), records.of(stem), attempt_id) for attempt_id, stem in sorted(lost.items())
-        )
-        for path in damaged:
-            path.replace(_aside(path))
+        for attempt_id in sorted(lost | without_steps):
+            stem = recorded[attempt_id]
+            found = _rows_of(sweep, points.get(stem), records.of(stem), attempt_id)
+            if found is None:
+                gone += 1
+                continue
+            if attempt_id in without_steps and found.steps:
+                aside += steps.keep(attempt_id)
+                store.write_steps(sweep.path, attempt_id, found.steps)
+                steps_remade += attempt_id not in lost
+            if attempt_id in lost:
+                aside += attempts.keep(attempt_id)
+                store.write_attempt(sweep.path, found.attempt, [])
+                rows_remade += 1
+        aside += [path for table in damaged for path in table.move_aside()]
     except OSError as error:
-        rows_lost = plural(len(lost), "row")
-        return f"{sweep.path}: {rows_lost} lost from the tables could not be made again: {error.strerror or error}"
-    return _told(sweep, damaged, rebuilt, len(lost)) if rebuilt or damaged else None
+        count = plural(len(lost | without_steps), "attempt")
+        return f"{sweep.path}: lost rows of {count} could not be made again: {error.strerror or error}"
+    return _told(sweep, aside, rows_remade, steps_remade, gone) if rows_remade or steps_remade or aside else None
 
 
-def _told(sweep: SweepDir, damaged: list[Path], rebuilt: int, lost: int) -> str:
+def _told(sweep: SweepDir, aside: Sequence[Path], rows_remade: int, steps_remade: int, gone: int) -> str:
+    names = listed([str(path.relative_to(sweep.path)) for path in aside])
     why = (
-        f"{' and '.join(path.name for path in damaged)} could not be read and {'is' if len(damaged) == 1 else 'are'} "
-        f"kept as {', '.join(_aside(path).name for path in damaged)}"
-        if damaged
+        f"{names} could not be read and {'is' if len(aside) == 1 else 'are'} kept as "
+        f"{listed([_aside(path).name for path in aside])}"
+        if 0 < len(aside) <= _MOST_NAMES
+        else f"{plural(len(aside), 'file')} could not be read and are kept under names that end in {_ENDING}"
+        if aside
         else "rows of recorded attempts were missing"
     )
-    left = "" if rebuilt == lost else f"; of {lost - rebuilt} the folder is gone too"
-    return f"{sweep.path}: {why}; {plural(rebuilt, 'row')} made again from {sweep.attempts.name}/{left}"
+    if not rows_remade and not steps_remade and not gone:
+        return f"{sweep.path}: {why}; no row is lost"
+    made = [plural(rows_remade, "row")] if rows_remade or not steps_remade else []
+    made += [f"the steps of {plural(steps_remade, 'attempt')}"] if steps_remade else []
+    left = f"; of {gone} the folder is gone too" if gone else ""
+    return f"{sweep.path}: {why}; {listed(made)} made again from {sweep.attempts.name}/{left}"
+
+
+def _look(sweep: SweepDir, table: files.Table, parts: Sequence[Path]) -> _Table:
+    """Raises `OSError` for an error of the file system, which says nothing of the content of a file."""
+    merged_path = files.compacted_path(sweep.path, table)
+    damaged = {path.stem: path for path in parts if _is_damaged(path, table, merged_path)}
+    whole = {path.stem for path in parts} - damaged.keys()
+    return _Table(merged_path, _merged_ids(merged_path), whole, damaged)
+
+
+def _is_damaged(part: Path, table: files.Table, merged: Path) -> bool:
+    """Whether a part can be read. Both of its ends are looked at, which finds a part that was cut or never written to
+    disk. Only a part that the last compaction has left is read, since it may have been left because of damage: a sweep
+    may have thousands of parts."""
+    try:
+        with part.open("rb") as file:
+            begins = file.read(len(_MAGIC))
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - len(_MAGIC)))
+            if begins != _MAGIC or file.read() != _MAGIC or size < _LEAST_BYTES:
+                return True
+            written_at = os.fstat(file.fileno()).st_mtime
+        if merged.exists() and written_at < merged.stat().st_mtime:
+            files.read_file(part, table)
+    except FileNotFoundError:  # a pilot has merged it meanwhile
+        return False
+    except InvalidResults:
+        return True
+    return False
 
 
 def _merged_ids(path: Path) -> set[str] | None:
@@ -94,7 +191,7 @@ def _merged_ids(path: Path) -> set[str] | None:
 
 
 def _aside(path: Path) -> Path:
-    return path.with_name(f"{path.name}.damaged")
+    return path.with_name(f"{path.name}{_ENDING}")
 
 
 def _recorded(sweep: SweepDir) -> dict[str, str]:
@@ -111,16 +208,18 @@ def _points(sweep: SweepDir) -> dict[str, Path]:
     return {split_name(name)[0]: folder / name for folder in folders for name in entry_names(folder)}
 
 
-def _rebuild(sweep: SweepDir, point_file: Path | None, records: Sequence[AttemptRecord], attempt_id: str) -> bool:
-    """Write the row and the steps of one attempt again. False where its folder or its point is gone."""
+def _rows_of(
+    sweep: SweepDir, point_file: Path | None, records: Sequence[AttemptRecord], attempt_id: str
+) -> _Rows | None:
+    """The row and the steps of one attempt; None where its folder or its point is gone."""
     record = next((one for one in records if one.attempt_id == attempt_id), None)
     try:
         point: Point | None = read_point(point_file) if point_file is not None else None
     except (OSError, InvalidResults):
-        return False
+        return None
     attempt = reopen_attempt(sweep, point, attempt_id) if point is not None else None
     if record is None or attempt is None:
-        return False
+        return None
     done = abandoned(sweep, attempt, record.evidence or "its row was lost")
     outcome = dataclasses.replace(done.outcome, **{name: getattr(record, name) for name in _RECORDED})
     row = rows.attempt_row(
@@ -135,8 +234,7 @@ def _rebuild(sweep: SweepDir, point_file: Path | None, records: Sequence[Attempt
         rehearsed=done.rehearsed,
         repeat_of=answered_meanwhile([one for one in records if one.ended_at < record.ended_at], attempt),
     )
-    store.write_attempt(sweep.path, row, rows.step_rows(attempt, done.results))
-    return True
+    return _Rows(row, rows.step_rows(attempt, done.results))
 
 
 def _context(sweep: SweepDir, attempt: Attempt, record: AttemptRecord) -> rows.RunContext:

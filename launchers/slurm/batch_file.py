@@ -20,7 +20,7 @@ from typing import Any
 from submitit.core.utils import FailedJobError, FailedSubmissionError
 from submitit.slurm.slurm import SlurmExecutor
 
-from launchers.slurm.environment import unset_for_sbatch
+from launchers.slurm.environment import CLUSTERS, unset_for_sbatch
 from launchers.slurm.options import SlurmOptions, check_path
 from launchers.slurm.srun_log import MARK
 from launchers.state import submissions
@@ -80,6 +80,8 @@ class PilotJob:
     """Command line of a pilot, to which the sweep's folder and the token are added."""
     excluded: Sequence[str] = ()
     """Nodes that the sweep has excluded."""
+    cluster: str | None = None
+    """As in `launchers.state.submissions.Submission`."""
 
     @property
     def log_dir(self) -> Path:
@@ -137,6 +139,9 @@ class _PilotExecutor(SlurmExecutor):  # type: ignore[misc]
     """submitit's executor, which limits the time and cleans the environment of sbatch, and writes the file without a
     cluster."""
 
+    cluster: str | None = None
+    """Of the job; see `PilotJob`."""
+
     @classmethod
     def affinity(cls) -> int:
         return 2  # `submit` has checked for sbatch; a dry run needs none
@@ -147,8 +152,10 @@ class _PilotExecutor(SlurmExecutor):  # type: ignore[misc]
     def _make_submission_command(self, submission_file_path: Path) -> list[str]:
         # `timeout` makes a new process group, so a Ctrl-C in the terminal does not end sbatch.
         limit = ["timeout", "-k", str(_KILL_AFTER_S), str(SBATCH_LIMIT_S)]
-        unset = [word for name in unset_for_sbatch(os.environ, self._given()) for word in ("-u", name)]
-        return [*limit, "env", *unset, "sbatch", "--parsable", str(submission_file_path)]
+        names = [*unset_for_sbatch(os.environ, self._given()), *([] if self.cluster is None else [CLUSTERS])]
+        unset = [word for name in names for word in ("-u", name)]
+        chosen = [f"{CLUSTERS}={self.cluster}"] if self.cluster else []
+        return [*limit, "env", *unset, *chosen, "sbatch", "--parsable", str(submission_file_path)]
 
     def _given(self) -> set[str]:
         """Names of the parameters that the batch file sets."""
@@ -173,6 +180,7 @@ def _prepare(job: PilotJob, options: SlurmOptions) -> tuple[_PilotExecutor, str]
     for path in (job.sweep_dir, job.code_dir):
         check_path(path)
     executor = _PilotExecutor(folder=job.log_dir)
+    executor.cluster = job.cluster
     executor.update_parameters(**_parameters(job, options))
     if job.count > 1:
         executor.parameters["map_count"] = job.count

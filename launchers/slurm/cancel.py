@@ -33,7 +33,7 @@ def cancel(sweep: SweepDir) -> int:
         raise InvalidResults(
             f"cannot write in {sweep.path}: {error.strerror or error}; nothing was cancelled"
         ) from None
-    client = SlurmClient()
+    client = SlurmClient(submissions.cluster_of(sweep))
     cancelled: set[tuple[str, str]] = set()
     # A command in the middle of a submission finishes it, sees that the sweep is cancelled and releases the lease.
     with only_submitter(sweep, wait_s=SBATCH_LIMIT_S + 10.0):

@@ -15,8 +15,8 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from launchers.slurm.environment import command_environment, several_clusters
-from launchers.state.submissions import Submission, all_submissions, token_in
+from launchers.slurm.environment import cluster_in, command_environment, several_clusters
+from launchers.state.submissions import Submission, all_submissions, cluster_of, token_in
 from launchers.state.sweep_dir import SweepDir
 from results.errors import UltrasweepError
 
@@ -133,14 +133,22 @@ def jobs_of(sweep: SweepDir) -> list[Job] | None:
     if not submissions:
         return []
     tokens = {one.token for one in submissions}
-    jobs = SlurmClient().jobs({one.uid for one in submissions})
+    jobs = SlurmClient(cluster_of(sweep)).jobs({one.uid for one in submissions})
     return [job for job in jobs if job.token in tokens] if jobs is not None else None
+
+
+def cluster_for(sweep: SweepDir) -> str:
+    """The cluster to which pilots of a sweep are submitted: that of those which may be there, or else the user's."""
+    known = cluster_of(sweep, only_open=True)
+    return cluster_in(os.environ) if known is None else known
 
 
 class SlurmClient:
     """Calls Slurm's commands. ``complaint`` is the error message of the last failed call."""
 
-    def __init__(self, call_limit_s: float = CALL_LIMIT_S) -> None:
+    def __init__(self, cluster: str | None = None, *, call_limit_s: float = CALL_LIMIT_S) -> None:
+        """``cluster``: as in `launchers.slurm.environment.command_environment`."""
+        self.cluster = cluster
         self._call_limit_s = call_limit_s
         self._limits: Limits | None = None
         self._no_accounting = False
@@ -218,7 +226,8 @@ class SlurmClient:
     def _call(self, command: Sequence[str], harmless: str | None = None) -> str | None:
         """Standard output, or None when the command failed or took too long. A failure counts as success when each line
         of its error output holds ``harmless``."""
-        if trouble := several_clusters(os.environ):
+        environment = command_environment(os.environ, self.cluster)
+        if trouble := several_clusters(environment):
             self.complaint = trouble
             return None
         try:
@@ -230,7 +239,7 @@ class SlurmClient:
                 text=True,
                 errors="replace",
                 start_new_session=True,  # Ctrl-C reaches only this process, and the limit ends the command's children
-                env=command_environment(os.environ),
+                env=environment,
             )
         except OSError as error:
             self.complaint = f"{command[0]}: {error.strerror or error}"

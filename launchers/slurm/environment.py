@@ -14,7 +14,8 @@ _PREFIXES = (
     *("SACCT_", "SALLOC_", "SBATCH_", "SCANCEL_", "SCONTROL_", "SINFO_", "SLURM_", "SLURMD_"),
     *("SPRIO_", "SQUEUE_", "SRUN_", "SSTAT_"),
 )
-_TO_REACH_THE_CLUSTER = frozenset({"SLURM_CLUSTERS", "SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT"})
+CLUSTERS = "SLURM_CLUSTERS"
+_TO_REACH_THE_CLUSTER = frozenset({CLUSTERS, "SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT"})
 """Where the configuration is, which cluster is meant, and the token of clusters that know users by one."""
 _WHO_PAYS: Mapping[str, str] = {
     "SBATCH_ACCOUNT": "account",
@@ -28,11 +29,18 @@ _WHO_PAYS: Mapping[str, str] = {
 is null, and change nothing else about a job."""
 
 
-def command_environment(environment: Mapping[str, str]) -> dict[str, str]:
+def command_environment(environment: Mapping[str, str], cluster: str | None = None) -> dict[str, str]:
     """``environment`` for ``squeue``, ``sacct``, ``scancel`` and ``scontrol``: Slurm's variables are left out, but for
-    those that are needed to reach the cluster, and messages are in English."""
+    those that are needed to reach the cluster, and messages are in English.
+
+    ``cluster``: the one to ask, whatever ``SLURM_CLUSTERS`` says; empty: the one that Slurm takes by itself. None: what
+    the variable says.
+    """
     kept = {name: value for name, value in environment.items() if not _is_dropped(name)}
     kept.pop("LANGUAGE", None)
+    if cluster is not None:
+        kept.pop(CLUSTERS, None)
+        kept |= {CLUSTERS: cluster} if cluster else {}
     return {**kept, "LC_ALL": "C"}
 
 
@@ -46,10 +54,15 @@ def unset_for_sbatch(environment: Mapping[str, str], given: Collection[str]) -> 
     )
 
 
+def cluster_in(environment: Mapping[str, str]) -> str:
+    """The cluster that a user has chosen; empty for the one that Slurm takes by itself."""
+    return environment.get(CLUSTERS, "").strip()
+
+
 def several_clusters(environment: Mapping[str, str]) -> str:
     """Why ``SLURM_CLUSTERS`` cannot be used; empty when it can. Job numbers of two clusters may be equal, so that
     cancelling one would cancel the other."""
-    value = environment.get("SLURM_CLUSTERS", "")
+    value = cluster_in(environment)
     if value.lower() == "all" or "," in value:
         return f"SLURM_CLUSTERS={value} names several clusters; set it to the one that shall run the sweep"
     return ""

@@ -54,6 +54,8 @@ _OURS = frozenset(
     {
         "array",
         "chdir",
+        "cluster-constraint",
+        "clusters",
         "comment",
         "error",
         "gpus-per-node",
@@ -214,6 +216,8 @@ def _alternative(parameter: str) -> str:
         "gres": "gpus",
         "no-requeue": "requeue",
     }
+    if parameter == "clusters":
+        return "set the variable SLURM_CLUSTERS when the sweep is first run"
     name = options.get(parameter, parameter.replace("-", "_"))
     return f"use launcher.{name}" if name in _NAMES else "it cannot be changed"
 

@@ -162,6 +162,7 @@ class PilotSubmitter:
                 options=pilot_options(options, self._settings),
                 excluded=excluded,
                 use_excluded=use_excluded,
+                cluster=self._client.cluster,
             )
             config = PilotConfig(
                 settings=self._settings,
@@ -267,4 +268,5 @@ def pilot_job(
         gpus_per_node=settings.num_devices if settings.device == "cuda" else 0,
         pilot=pilot,
         excluded=excluded,
+        cluster=submission.cluster,
     )

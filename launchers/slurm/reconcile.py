@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from launchers.settings import LaunchSettings
-from launchers.slurm.client import Job, SlurmClient
+from launchers.slurm.client import Job, SlurmClient, cluster_for
 from launchers.slurm.demand import Demand, demand_of
 from launchers.slurm.failed_starts import FailedStarts
 from launchers.slurm.options import SlurmOptions
@@ -83,7 +83,7 @@ class Reconciler:
         client: SlurmClient | None = None,
     ) -> None:
         """The arguments after ``options`` are those of `PilotSubmitter`."""
-        self.client = client or SlurmClient()
+        self.client = client or SlurmClient(cluster_for(sweep))
         self._sweep, self._settings, self._options = sweep, settings, options
         self._report, self._stopped = report, stopped
         self._reader = QueueReader(sweep, "", report)

@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from launchers.interrupts import interrupts
 from launchers.settings import LaunchSettings
 from launchers.slurm.batch_file import available, submission_text
-from launchers.slurm.client import SlurmClient, SlurmUnreachable, default_limits
+from launchers.slurm.client import SlurmClient, SlurmUnreachable, cluster_for, default_limits
 from launchers.slurm.demand import demand_of
-from launchers.slurm.environment import several_clusters
+from launchers.slurm.environment import cluster_in, several_clusters
 from launchers.slurm.job_summary import describe_jobs
 from launchers.slurm.options import SlurmOptions, check_path
 from launchers.slurm.pilot_submitter import pilot_job
@@ -111,6 +111,10 @@ class _SlurmRun:
         self._reader, self._view, self._signals, self._detach = reader, view, signals, detach
         self._known_attempts = len(reader.read().attempts)
         self._cancel_mark = submissions.cancel_mark(sweep)
+        used, chosen = cluster_for(sweep), cluster_in(os.environ)
+        if chosen and chosen != used:
+            where = f"cluster {used}" if used else "the cluster that Slurm takes without SLURM_CLUSTERS"
+            view.print_line(f"the pilots are on {where}; SLURM_CLUSTERS={chosen} counts when they have ended")
         self._reconciler = Reconciler(
             sweep,
             settings,

@@ -75,6 +75,8 @@ class Submission:
     """Nodes of the sweep's exclusions that its pilots that wait do not get."""
     use_excluded: bool = False
     """Its pilots may use the nodes that the sweep excludes."""
+    cluster: str | None = None
+    """The one cluster that ``SLURM_CLUSTERS`` named; empty: the one that Slurm takes by itself; None: not known."""
 
     @property
     def open(self) -> bool:
@@ -91,6 +93,7 @@ def new_submission(
     options: Mapping[str, Any] | None = None,
     excluded: Sequence[str] = (),
     use_excluded: bool = False,
+    cluster: str | None = None,
 ) -> Submission:
     """A submission in the stage ``intent`` with a new token; nothing is written yet."""
     folder = _resolved(sweep)
@@ -108,6 +111,7 @@ def new_submission(
         options=dict(options or {}),
         excluded=tuple(excluded),
         use_excluded=use_excluded,
+        cluster=cluster,
     )
 
 
@@ -155,6 +159,15 @@ def all_submissions(sweep: SweepDir) -> list[Submission]:
     folder cannot be read.
     """
     return [one for one in _everything(sweep) if origin(sweep, one) != "copied"]
+
+
+def cluster_of(sweep: SweepDir, *, only_open: bool = False) -> str | None:
+    """The cluster of the newest submission, as in `Submission.cluster`: of those that are open and not cancelled, or
+    else, unless ``only_open``, of the others. None also where there is none. Raises as `all_submissions`."""
+    everything, cancelled = all_submissions(sweep), cancelled_at(sweep)
+    there = [one for one in everything if one.open and one.created_at >= cancelled]
+    chosen = there if there or only_open else everything
+    return chosen[-1].cluster if chosen else None
 
 
 def copied_from(sweep: SweepDir) -> str | None:

@@ -175,3 +175,36 @@ def test_the_winners_set_is_in_the_table_the_figure_and_the_sentences() -> None:
     assert "and 2 more layouts within the noise may be as fast: dp2 z1 · mbs 2×16 and dp2 z1 · mbs 4×8" in said
     assert "up to 1.0 % slower (noise 0.8 %, from its timed steps)" in said
     assert any("Noise by which the order" in text for text in sentences.how_far_to_trust(frame))
+
+
+def test_the_second_of_two_runs_at_once_is_no_repeat() -> None:
+    """A pilot that was taken for dead woke up and finished the point, too, perhaps on the devices of the other."""
+    first = run(point(1), 0, 100.0, 0.002)
+    second = run(point(1), 1, 60.0, 0.002, repeat_of=first["attempt_id"])
+    ranked = metrics.ranked(labelled(first, second, run(point(2), 2, 90.0, 0.002)))
+    assert ranked["tokens_per_s_per_gpu"].tolist() == [100.0, 90.0]
+    assert ranked["repeats"].tolist() == [1, 1]
+    alone = metrics.ranked(labelled(second))
+    assert alone.empty
+
+
+def test_a_point_that_was_run_again_is_a_repeat() -> None:
+    again = [run(point(1), i, rate, attempt_number=i + 1) for i, rate in enumerate((100.0, 104.0))]
+    [row] = metrics.ranked(labelled(*again)).to_dict("records")
+    assert (row["repeats"], row["tokens_per_s_per_gpu"]) == (2, 102.0)
+    [row] = metrics.ranked(labelled(run(point(1), 0, 100.0), run(point(1), 1, 100.0))).to_dict("records")
+    assert row["repeats"] == 2  # equal times can be measured twice
+
+
+@pytest.mark.parametrize("method", ["rehearsed", "rehearsed_fake"])
+def test_stages_that_a_rehearsal_took_over_are_not_measured_again(method: str) -> None:
+    """Other seeds and retries have the stages of the first, so that five rows would be a noise of exactly zero."""
+    fields: dict[str, Any] = {"method": method, "step_time_min_s": None, "step_time_max_s": None}
+    taken_over = [run(point(1, seed=i), i, 100.0) | fields for i in range(6)]
+    other = run(point(2), 9, 99.0) | fields
+    ranked = metrics.ranked(labelled(*taken_over, other))
+    assert ranked["repeats"].tolist() == [1, 1]
+    assert ranked[["noise", "noise_freedom"]].isna().all(axis=None)
+    assert metrics.best_configurations(labelled(*taken_over, other))["tie"].isna().all()
+    elsewhere = run(point(1), 20, 103.0, sweep="another") | fields
+    assert metrics.ranked(labelled(*taken_over, elsewhere))["repeats"].tolist() == [2]

@@ -104,6 +104,27 @@ def test_wrong_losses_and_second_runs_of_a_point_do_not_rank(sweep: SweepDir) ->
     assert [layout.rate for layout in cell.layouts] == [10000.0]
 
 
+def test_rows_of_older_engines_and_measurements_do_not_rank(sweep: SweepDir) -> None:
+    """Version 10 is newer than 9, and a measurement counts before an engine."""
+    first, second, third = layouts(3)
+    store(sweep, first, 30000.0, engine_version="9")
+    store(sweep, second, 10000.0, engine_version="10")
+    store(sweep, third, 20000.0, engine_version="11", measurement_version=1)
+    [cell] = cells_of(sweep)
+    assert [(layout.experiment, layout.rate) for layout in cell.layouts] == [(second, 10000.0)]
+
+
+def test_rehearsals_that_took_over_their_stages_are_one_run(sweep: SweepDir) -> None:
+    first, second, _ = layouts(3)
+    steps = {"method": "rehearsed", "step_time_min_s": None, "step_time_max_s": None}
+    for seed in range(6):
+        store(sweep, first.replace(seed=seed), 10000.0, **steps)
+    store(sweep, second, 9990.0, **steps)
+    [cell] = cells_of(sweep)
+    assert [len(layout.runs) for layout in cell.layouts] == [1, 1]
+    assert cell.tied is None
+
+
 def test_rehearsed_layouts_are_ranked_within_one_tp(sweep: SweepDir) -> None:
     one = next(experiment for experiment in planned() if experiment.tp == 1)
     two = next(experiment for experiment in planned() if experiment.tp == 2)

@@ -21,9 +21,9 @@ from workloads.beats import Heartbeat
 from workloads.protocol import RankError, RankResult
 
 
-def new_attempt(sweep: SweepDir) -> Attempt:
+def new_attempt(sweep: SweepDir, method: str = "measured") -> Attempt:
     """An attempt of two ranks that nobody runs."""
-    sweep.add_points(points("ok"))
+    sweep.add_points(points("ok", method=method))
     claim = queue_reader(sweep, "p").claim_next(everything)
     assert claim is not None
     name = new_attempt_id(claim.point, 1)
@@ -66,6 +66,24 @@ def test_an_error_that_cannot_be_read_now_is_not_taken_for_a_crash(
     assert (found.outcome, found.phase_step) == ("oom", 1)
 
 
+@pytest.mark.parametrize("method", ["measured", "rehearsed"])
+@pytest.mark.parametrize("error", [OSError(errno.ESTALE, "Stale file handle"), RuntimeError("odd")])
+def test_processes_that_live_on_are_known_although_no_result_can_be_read(
+    sweep: SweepDir, monkeypatch: pytest.MonkeyPatch, method: str, error: Exception
+) -> None:
+    def fails(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(execute, "FILES_LIMIT_S", 0.0)
+    monkeypatch.setattr(protocol, "read_result", fails)
+    watched = WatchResult(end="stopped", exits={}, heartbeats={}, seconds=1.0, survivors=("4242 on node7",))
+    monkeypatch.setattr(execute, "_watch", lambda *_: watched)
+    control = cast(execute.Control, SimpleNamespace(start=lambda ranks: None, stop_reason=lambda: None))
+    done = execute.execute(new_attempt(sweep, method), settings(), control, sweep.stages)
+    assert done.survivors == ("4242 on node7",)
+    assert done.outcome.outcome == "crash" and str(error) in (done.outcome.evidence or "")
+
+
 def test_an_error_of_the_filesystem_is_no_fault_of_the_point() -> None:
     assert execute.internal_error(OSError(errno.EIO, "Input/output error")).outcome.infrastructure
     assert not execute.internal_error(TypeError("odd")).outcome.infrastructure
@@ -88,8 +106,10 @@ def test_the_disk_is_asked_once_and_only_of_ranks_that_ended_before_their_result
         1: watchdog._Rank(heartbeat=Heartbeat(rank=1, phase="step", **beat)),  # type: ignore[arg-type]
         2: watchdog._Rank(),
     }
+    files = watchdog._ResultFiles(tmp_path)
     for _ in range(50):
-        assert [watchdog._has_result(tmp_path, rank, state) for rank, state in states.items()] == [True, False, False]
+        watchdog._note_results(files, dict.fromkeys(states), states)  # type: ignore[arg-type]
+        assert [state.has_result for state in states.values()] == [True, False, False]
     assert asked == [1, 2]
 
 

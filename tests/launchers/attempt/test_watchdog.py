@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import threading
 import time
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from launchers.attempt import watchdog
 from launchers.attempt.watchdog import StalledRank
+from launchers.node.fork import RankExit
+from launchers.node.rank_group import Termination
 from tests.launchers.scripted import settings
 from workloads.beats import Heartbeat
 
@@ -51,3 +56,69 @@ def test_the_rank_furthest_behind_is_blamed_not_those_that_wait_for_it() -> None
     assert watchdog._stalled(ranks, {}, strict, None) == ()
     ranks = {0: rank("teardown", None, 4.0), 1: rank("done", None, 0.0)}
     assert [stalled.rank for stalled in watchdog._stalled(ranks, {}, strict, None)] == [0]
+
+
+class EndedAndRunning:
+    """Two ranks: 0 has ended without a result, 1 runs until it is killed."""
+
+    ranks = (0, 1)
+    killed = False
+
+    def exits(self) -> dict[int, RankExit]:
+        return {0: RankExit(rank=0, status=1, signal=None, time=0.0, killed_by_us=False)}
+
+    def heartbeats(self) -> dict[int, Heartbeat]:
+        return {rank: Heartbeat(rank=rank, phase="step", step=1, time=1.0, pid=1) for rank in self.ranks}
+
+    def lost(self) -> dict[int, str]:
+        return {}
+
+    def request_stacks(self, ranks: Iterable[int]) -> None: ...
+
+    def end(self) -> Termination:
+        self.killed = True
+        return Termination()
+
+
+@pytest.mark.parametrize("end", ["stopped", "deadline"])
+def test_ranks_are_ended_although_no_answer_comes_about_a_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    """As on a file system whose server does not answer."""
+    answers, real = threading.Event(), Path.exists
+
+    def exists(self: Path, **options: Any) -> bool:
+        return real(self, **options) if answers.wait(20) else False
+
+    monkeypatch.setattr(watchdog, "FILES_WAIT_S", 0.1)
+    monkeypatch.setattr(Path, "exists", exists)
+    group, began = EndedAndRunning(), time.monotonic()
+    found = watchdog.watch(
+        tmp_path,
+        group,
+        settings(),
+        deadline_s=0.5 if end == "deadline" else 60.0,
+        expected_step_s=None,
+        stop_asked=lambda: end == "stopped",
+        on_progress=lambda progress: None,
+    )
+    answers.set()
+    assert found.end == end and group.killed and time.monotonic() - began < 5
+
+
+def test_a_rank_without_a_result_has_failed_as_soon_as_the_file_system_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, slow_s = Path.exists, 0.4
+    monkeypatch.setattr(Path, "exists", lambda self, **options: time.sleep(slow_s) or real(self, **options))
+    monkeypatch.setattr(watchdog, "FILES_WAIT_S", 0.05)
+    found = watchdog.watch(
+        tmp_path,
+        EndedAndRunning(),
+        settings(failure_grace_s=0.1),
+        deadline_s=60.0,
+        expected_step_s=None,
+        stop_asked=lambda: False,
+        on_progress=lambda progress: None,
+    )
+    assert found.end == "failed" and found.seconds < 5

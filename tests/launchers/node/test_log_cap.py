@@ -6,15 +6,18 @@ import os
 import re
 import signal
 import sys
+import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 
 from launchers.node import log_cap
 from launchers.node.log_cap import CappedLog
 from launchers.node.rank_group import LocalRanks
+from launchers.state.process_identity import process_stat
 from workloads import protocol
 
 LINES, KIB = 40_000, 2**10
@@ -103,3 +106,64 @@ def test_a_quiet_rank_costs_no_call_to_its_file(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(CappedLog, "cut", lambda self: pytest.fail("looked at the file"))
     monkeypatch.setattr(log_cap, "_position", lambda pid: 256 * KIB)
     log.trim()
+
+
+@pytest.fixture
+def hung(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Nobody gets an answer about a log before this is set, as on a file system whose server does not answer."""
+    answers = threading.Event()
+    real = Path.stat
+
+    def stat(self: Path, **options: Any) -> os.stat_result:
+        if self.suffix == ".log":
+            answers.wait(20)
+        return real(self, **options)
+
+    monkeypatch.setattr(Path, "stat", stat)
+    monkeypatch.setattr(log_cap, "CUT_WAIT_S", 0.1)
+    yield answers
+    answers.set()
+
+
+def sleeps(folder: Path, rank: int, local_rank: int, *_: object) -> NoReturn:
+    time.sleep(60)
+    os._exit(0)
+
+
+def floods_and_sleeps(folder: Path, rank: int, local_rank: int, *_: object) -> NoReturn:
+    os.write(1, line_of(1).encode() * 8000)  # twice the limit
+    time.sleep(60)
+    os._exit(0)
+
+
+def test_ranks_are_killed_while_the_file_system_of_their_logs_hangs(tmp_path: Path, hung: threading.Event) -> None:
+    ranks = LocalRanks()
+    for rank in range(3):
+        ranks.fork(tmp_path, rank, rank, {}, sleeps)
+    began = time.monotonic()
+    exits, survivors = ranks.end()
+    assert time.monotonic() - began < 5
+    assert {one.rank for one in exits} == {0, 1, 2} and not survivors
+
+
+@pytest.mark.parametrize("answers", [False, True])
+def test_a_cut_that_hangs_holds_up_nothing_but_its_rank(tmp_path: Path, hung: threading.Event, answers: bool) -> None:
+    ranks = LocalRanks()
+    ranks.fork(tmp_path, 0, 0, {}, floods_and_sleeps)
+    [pid] = ranks._pids.values()
+
+    def wait_for(states: str) -> None:
+        until = time.monotonic() + 10
+        while (stat := process_stat(pid)) is None or stat.state not in states:
+            assert time.monotonic() < until, stat
+            ranks.poll()
+
+    began = time.monotonic()
+    wait_for("T")  # it is stopped for the cut
+    if answers:
+        hung.set()
+        wait_for("SR")
+        assert protocol.log_path(tmp_path, 0).stat().st_size < 130 * KIB
+    exits, survivors = ranks.end()
+    assert time.monotonic() - began < 10
+    assert [one.signal for one in exits] == [signal.SIGKILL] and not survivors

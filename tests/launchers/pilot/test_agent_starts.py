@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from launchers.pilot.batch_system import is_environment
+from launchers.node.connection import NodeLost
+from launchers.pilot import command
+from launchers.pilot.allocation import Allocation
+from launchers.pilot.batch_system import EndedTask, is_environment
 from launchers.slurm.srun_log import MARK, log_path
 from launchers.state import node_exclusions, pilot_state
 from launchers.state.node_exclusions import EXPIRES_AFTER_S
@@ -134,3 +140,38 @@ def test_a_pilot_may_be_told_to_use_excluded_nodes(sweep: SweepDir, start: Start
 def test_what_is_the_environments_fault() -> None:
     assert not is_environment(1, 2) and not is_environment(2, 4) and not is_environment(5, 64)
     assert is_environment(2, 3) and is_environment(3, 4) and is_environment(33, 64)
+
+
+class PilotHasEnded:
+    """A batch system that says of four nodes that the pilot's own process has ended on the first."""
+
+    def nodes(self) -> list[str]:
+        return [f"node{number}" for number in range(4)]
+
+    def ended_tasks(self, sweep: SweepDir, place: Allocation) -> list[EndedTask]:
+        return [EndedTask("node0", 0, "Exited with exit code 1")]
+
+    def requeue(self, job: str) -> bool:
+        return False
+
+
+@pytest.mark.parametrize(("state", "blamed"), [("none", True), ("written", False), ("unreadable", False)])
+def test_a_late_agent_does_not_blame_a_node_on_which_its_pilot_had_started(
+    sweep: SweepDir, monkeypatch: pytest.MonkeyPatch, state: str, blamed: bool
+) -> None:
+    monkeypatch.setattr(command, "_HEAD_LOOK_S", 0.01)
+    place = Allocation(pilot_id="slurm-x.0.0", job="7", node="node1", is_head=False)
+    path = pilot_state.state_path(sweep, place.pilot_id)
+    if state == "written":
+        path.write_text("{}")
+    real = Path.stat
+
+    def stat(self: Path, **options: Any) -> os.stat_result:
+        if self == path and state == "unreadable":
+            raise OSError(errno.ESTALE, "Stale file handle")
+        return real(self, **options)
+
+    monkeypatch.setattr(Path, "stat", stat)
+    with pytest.raises(NodeLost, match="node node1: the pilot on node0 could not start: Exited with exit code 1"):
+        command._wait_for_head(sweep, place, sweep.pilots / "slurm-x.0.0.head.json", PilotHasEnded())
+    assert set(node_exclusions.excluded(sweep)) == ({"node0"} if blamed else set())

@@ -16,7 +16,7 @@ from launchers.local import run_local
 from launchers.pilot import rebuild
 from launchers.pilot.rebuild import rebuild_lost_rows
 from launchers.state.sweep_dir import SweepDir
-from results import store
+from results import files, store
 from sweep.status import print_status
 from tests.launchers.scripted import points, settings
 
@@ -115,3 +115,60 @@ def test_rows_that_a_pilot_merges_meanwhile_are_not_lost(ran: SweepDir, monkeypa
     monkeypatch.setattr(rebuild.files, "part_paths", merging_between("parts", rebuild.files.part_paths))
     assert rebuild_lost_rows(ran) is None
     assert rows_of(ran) == before
+
+
+def as_parts(sweep: SweepDir) -> dict[str, Path]:
+    """Every row back in a part of its own, as while pilots work; the parts of attempts, by id."""
+    steps = store.read_steps(sweep.path).to_pylist()
+    for row in store.read_attempts(sweep.path).to_pylist():
+        name = row["attempt_id"]
+        store.write_attempt(sweep.path, row, [step for step in steps if step["attempt_id"] == name])
+    for table in ("attempts", "steps"):
+        (sweep.path / f"{table}.parquet").unlink()
+    return {path.stem: path for path in files.part_paths(sweep.path, "attempts")}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("table", ["attempts", "steps"])
+@pytest.mark.parametrize("damage", ["cut", "empty", "garbled"])
+def test_a_damaged_part_is_made_again(ran: SweepDir, table: files.Table, damage: str) -> None:
+    before, steps = rows_of(ran), store.read_steps(ran.path).num_rows
+    commits = {row["attempt_id"]: row["git_commit"] for row in store.read_attempts(ran.path).to_pylist()}
+    hit = next(name for name, part in sorted(as_parts(ran).items()) if before[name]["outcome"] == "ok" and part)
+    part = files.part_path(ran.path, table, hit)
+    whole = part.read_bytes()
+    if damage == "garbled":  # both ends are there: only reading it shows the damage, as the next compaction does
+        part.write_bytes(whole[:40] + bytes(len(whole) - 80) + whole[-40:])
+        assert store.compact(ran.path) and part.exists()
+    else:
+        part.write_bytes(whole[: len(whole) // 2] if damage == "cut" else b"")
+    lost = (before.keys() - rows_of(ran).keys(), steps - store.read_steps(ran.path).num_rows)
+    assert lost == (({hit}, 0) if table == "attempts" else (set(), steps // 2))
+    said = rebuild_lost_rows(ran)
+    assert said is not None and f"parts/{table}/{hit}.parquet could not be read and is kept as" in said
+    assert ("1 row made again" if table == "attempts" else "the steps of 1 attempt made again") in said
+    assert rows_of(ran) == before and store.read_steps(ran.path).num_rows == steps
+    assert part.with_name(f"{part.name}.damaged").exists()
+    assert rebuild_lost_rows(ran) is None
+    found = {row["attempt_id"]: row["git_commit"] for row in store.read_attempts(ran.path).to_pylist()}
+    assert {name: commits[name] for name in commits if name != hit}.items() <= found.items()  # others are not touched
+    assert table == "attempts" or found == commits
+
+
+@pytest.mark.slow
+def test_a_damaged_part_whose_row_is_merged_is_moved_aside(ran: SweepDir) -> None:
+    before, [name, *_] = rows_of(ran), sorted(rows_of(ran))
+    part = files.part_path(ran.path, "attempts", name)
+    part.write_bytes(b"PAR1")
+    said = rebuild_lost_rows(ran)
+    assert said is not None and "could not be read and is kept as" in said and said.endswith("no row is lost")
+    assert not part.exists() and rows_of(ran) == before and rebuild_lost_rows(ran) is None
+
+
+@pytest.mark.slow
+def test_damaged_steps_leave_the_rows_of_attempts_alone(ran: SweepDir) -> None:
+    before, steps = store.read_attempts(ran.path).to_pylist(), store.read_steps(ran.path).num_rows
+    (ran.path / "steps.parquet").write_bytes(b"PAR1")
+    said = rebuild_lost_rows(ran)
+    assert said is not None and "the steps of 2 attempts made again" in said
+    assert store.read_attempts(ran.path).to_pylist() == before and store.read_steps(ran.path).num_rows == steps

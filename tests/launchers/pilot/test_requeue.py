@@ -9,8 +9,8 @@ from typing import Any, cast
 import pytest
 
 from launchers.pilot.allocation import Allocation
-from launchers.pilot.node_pool import NodePool
-from launchers.pilot.pilot import FRUITLESS_RESTARTS, Pilot
+from launchers.pilot.node_pool import NodePool, NoNodes
+from launchers.pilot.pilot import FRUITLESS_RESTARTS, STOPPED, TROUBLE, Pilot
 from launchers.state.pilot_config import PilotConfig
 from launchers.state.sweep_dir import SweepDir
 from tests.launchers.scripted import points, settings
@@ -58,3 +58,26 @@ def test_it_stays_away_when_cancelled_or_done(tmp_path: Path, reason: str, left:
     asked: list[str] = []
     ended_pilot(tmp_path, asked, restarts=0, reason=reason, left=left)._requeue_own_job()
     assert asked == []
+
+
+@pytest.mark.parametrize(
+    ("reason", "status", "again"), [("preempted", STOPPED, True), ("cancelled", STOPPED, False), (None, TROUBLE, False)]
+)
+def test_a_pilot_that_is_ended_while_its_agents_start_was_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reason: Any, status: int, again: bool
+) -> None:
+    class NoAgents:
+        """A pool whose wait for agents is cut short, or in vain."""
+
+        names = ()
+
+        def wait_for_agents(self, meanwhile: object) -> list[str]:
+            one._stop.reason = reason
+            raise NoNodes("no agent has connected")
+
+    asked: list[str] = []
+    one = ended_pilot(tmp_path, asked, restarts=0, reason=None)
+    one._pool = one._state._pool = cast(NodePool, NoAgents())
+    monkeypatch.setattr(one._stop, "listen", lambda: None)
+    assert one.run() == status
+    assert asked == (["7_0"] if again else [])

@@ -26,6 +26,8 @@ def save():
     with open(path + ".new", "w") as file:
         json.dump(state, file)
     os.replace(path + ".new", path)
+cluster = os.environ.get("SLURM_CLUSTERS", "")
+mine = [job for job in state["jobs"] if job.get("cluster", "") == cluster]
 def option(flag):
     return sys.argv[sys.argv.index(flag) + 1]
 if mode == "hang":
@@ -35,7 +37,7 @@ if mode == "down":
 if name == "squeue":
     if "SQUEUE_PARTITION" in os.environ or "SQUEUE_STATES" in os.environ:  # as the real one: only some jobs
         sys.exit(0)
-    for job in state["jobs"]:
+    for job in mine:
         name = f"{job['id']}_{job['index']}" if job["array"] else str(job["id"])
         index = job["index"] if job["array"] else "N/A"
         fields = (job["id"], index, name, job["state"], job["reason"], job["nodes"], job["name"], job["comment"])
@@ -53,14 +55,15 @@ elif name == "scontrol" and sys.argv[1:3] == ["show", "hostnames"]:
         for number in range(int(first), int(last or first) + 1):
             print(f"{head}{number:0{len(first)}d}")
 elif name == "scontrol" and sys.argv[1] == "update":
-    pass
+    if mode == "refuse":
+        fail("slurm_update error: Access/permission denied")
 elif name == "scontrol":
     print(f"Configuration data\nMaxArraySize            = {state['max_array']}\nMaxJobCount             = 10000")
 elif name == "scancel" and "SCANCEL_STATE" in os.environ:  # as the real one: spares the others and reports success
     pass
 elif name == "scancel":
     for word in sys.argv[1:]:
-        for job in state["jobs"]:
+        for job in mine:
             if word == f"{job['id']}_{job['index']}" or word == str(job["id"]):
                 if job["state"] == "PENDING" or "--state=PENDING" not in sys.argv:
                     job["state"] = "CANCELLED"
@@ -86,7 +89,7 @@ elif name == "sbatch":
     for index in range(count):
         state["jobs"].append({"id": number, "index": index, "array": count > 1, "state": "PENDING",
                               "reason": state.get("default_reason", "None"), "nodes": "",
-                              "name": given["job-name"], "comment": given["comment"]})
+                              "name": given["job-name"], "comment": given["comment"], "cluster": cluster})
     save()
     if mode == "silent":
         fail("sbatch: error: Batch job submission failed: Socket timed out on send/recv operation")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from launchers.slurm.cancel import cancel
+from launchers.slurm.client import jobs_of
 from launchers.slurm.environment import command_environment, unset_for_sbatch
 from launchers.state.sweep_dir import SweepDir
 from results.errors import UltrasweepError
@@ -52,3 +53,38 @@ def test_several_clusters_are_refused(fake: FakeSlurm, sweep: SweepDir, monkeypa
     with pytest.raises(UltrasweepError, match="SLURM_CLUSTERS=a,b names several clusters"):
         run(sweep, detach=True)
     assert not fake.calls("sbatch")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("first", "later"), [("far", None), ("far", "near"), ("", "near")])
+def test_every_call_asks_the_cluster_to_which_the_pilots_were_submitted(
+    fake: FakeSlurm,
+    sweep: SweepDir,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    first: str,
+    later: str | None,
+) -> None:
+    def choose(cluster: str | None) -> None:
+        monkeypatch.setenv("SLURM_CLUSTERS", cluster) if cluster else monkeypatch.delenv("SLURM_CLUSTERS", False)
+
+    choose(first)
+    run(sweep, detach=True, target_h=1e-4, max_pilots=2)
+    choose(later)
+    assert len(jobs_of(sweep) or ()) == 2
+    assert run(sweep, detach=True, target_h=1e-4, max_pilots=3).detached
+    assert [job["cluster"] for job in fake.jobs] == [first] * 3  # the third beside the two, and none twice
+    told = f"SLURM_CLUSTERS={later} counts when they have ended" in capsys.readouterr().out
+    assert told == (later is not None)
+    assert cancel(sweep) == 3 and {job["state"] for job in fake.jobs} == {"CANCELLED"}
+
+
+@pytest.mark.slow
+def test_a_sweep_that_was_cancelled_may_go_on_elsewhere(
+    fake: FakeSlurm, sweep: SweepDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for cluster in ("far", "near"):
+        monkeypatch.setenv("SLURM_CLUSTERS", cluster)
+        run(sweep, detach=True)
+        assert cancel(sweep) == 1
+    assert [job["cluster"] for job in fake.jobs] == ["far", "near"]

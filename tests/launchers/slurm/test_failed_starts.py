@@ -126,3 +126,15 @@ def test_pilots_that_cannot_start_are_given_up_beside_others_that_work(fake: Fak
         submitter.cycle()
         fake.set(jobs=[{**j, "state": "FAILED" if j["state"] == "PENDING" else j["state"]} for j in fake.jobs])
     assert len(fake.calls("sbatch")) <= 4 and not Path(sweep.path / "nodes").exists()
+
+
+def test_nodes_that_are_excluded_already_count_when_more_fail(fake: FakeSlurm, sweep: SweepDir) -> None:
+    """One node after the other fails: after the second it is not for the nodes, although no two fail together."""
+    submitter = Submitter(sweep)
+    submitter.cycle()
+    started(sweep, "slurm-x.0.0", "node1")
+    for number in (1, 2, 3):
+        fail_to_start(fake, sweep, number, f"node{number + 1}")
+        submitter.cycle()
+    assert set(node_exclusions.excluded(sweep)) == {"node2", "node3"}
+    assert any("on 3 nodes (node4, node" in line and "so no other node is" in line for line in submitter.lines)

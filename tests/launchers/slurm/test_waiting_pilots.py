@@ -149,3 +149,18 @@ def test_waiting_pilots_do_not_get_nodes_that_are_excluded_meanwhile(fake: FakeS
     updates = [words for words in fake.calls("scontrol") if words[0] == "update"]
     assert updates == [["update", "JobId=1_0,1_1,1_2", "ExcNodeList=node9,node3"]]
     assert list(all_submissions(sweep)[0].excluded) == ["node3"] and not fake.calls("scancel")
+
+
+def test_other_nodes_are_asked_for_although_so_many_were_refused_before(fake: FakeSlurm, sweep: SweepDir) -> None:
+    submitter = Submitter(sweep)
+    submitter.cycle()
+    fake.mode("scontrol", "refuse")
+    node_exclusions.exclude(sweep, "node3", "memory stays", "p")
+    for _ in range(2):
+        submitter.cycle()
+    fake.mode("scontrol")
+    node_exclusions.exclude(sweep, "node3", "memory stays", "p", for_s=0.0)  # its exclusion is over
+    node_exclusions.exclude(sweep, "node4", "memory stays", "p")
+    submitter.cycle()
+    updates = [words for words in fake.calls("scontrol") if words[0] == "update"]
+    assert [words[-1] for words in updates] == ["ExcNodeList=node3", "ExcNodeList=node4"]

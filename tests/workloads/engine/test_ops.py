@@ -10,6 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import gradcheck
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from tests.pool import Pool
@@ -36,6 +38,7 @@ from tests.workloads.engine.op_checks import (
     rope_tables,
 )
 from workloads.engine.ops import backend
+from workloads.engine.ops import linear_cross_entropy as ops_linear_cross_entropy
 from workloads.engine.ops.linear_cross_entropy import linear_cross_entropy
 from workloads.engine.ops.rms_norm import rms_norm
 from workloads.engine.ops.rope import apply_rope
@@ -255,6 +258,32 @@ def test_fake_tensors_save_what_real_tensors_save(grads_in_forward: bool) -> Non
         assert (a.grad.shape, a.grad.dtype) == (b.grad.shape, b.grad.dtype)
 
 
+class Allocations(TorchDispatchMode):
+    """Names of the operations whose results are new memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if not func.is_view:
+            self.names.append(str(func))
+        return result
+
+
+def test_a_fake_gradient_is_neither_computed_nor_given_memory_of_its_own() -> None:
+    """A GPU adds a bf16 product to the fp32 sum in place. Torch's way of doing that to fake tensors is another in every
+    version: 2.11 has none, 2.13 allocates the product and the sum."""
+    with FakeTensorMode():
+        total = torch.empty(7, 5, dtype=torch.float32)
+        dz, x = torch.empty(3, 7, dtype=torch.bfloat16), torch.empty(3, 5, dtype=torch.bfloat16)
+        with Allocations() as seen:
+            for first in (True, False):
+                ops_linear_cross_entropy._accumulate(total, dz, x, first=first)
+    assert seen.names == []
+
+
 def test_saved_for_backward() -> None:
     """The whole list: inputs, one fp32 number a token, the tables, and both gradients of the loss."""
     x, weight = randn(6, 8, dtype=torch.bfloat16).requires_grad_(), randn(8, dtype=torch.bfloat16).requires_grad_()
@@ -351,7 +380,7 @@ def test_vocabulary_parallel_cross_entropy_on_nccl(nccl_pool: Pool) -> None:
 
 
 def test_kernels_under_the_interpreter() -> None:
-    pytest.importorskip("triton")
+    triton = pytest.importorskip("triton")
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         [sys.executable, str(Path(__file__).with_name("op_checks.py"))],
@@ -362,6 +391,11 @@ def test_kernels_under_the_interpreter() -> None:
         text=True,
         timeout=170,
     )
+    if "only 0-dimensional arrays can be converted to Python scalars" in done.stderr:
+        pytest.skip(
+            f"the interpreter of triton {triton.__version__} takes arrays of one element for numbers in loops over a "
+            f"range, which numpy refuses from 2.4 on (here {np.__version__})"
+        )
     assert done.returncode == 0, done.stdout + done.stderr
 
 

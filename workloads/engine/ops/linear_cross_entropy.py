@@ -129,12 +129,12 @@ class _Gradients:
 
 def _accumulate(total_VD: Tensor, dz_CV: Tensor, x_CD: Tensor, *, first: bool) -> None:
     """``total (+)= dz^T @ x``; the old content of ``total`` is ignored when ``first``."""
-    beta = 0.0 if first else 1.0
+    beta, backend = 0.0 if first else 1.0, backend_of(dz_CV)
     if total_VD.dtype == dz_CV.dtype:
         torch.addmm(total_VD, dz_CV.t(), x_CD, beta=beta, out=total_VD)
-    elif backend_of(dz_CV) is not Backend.TORCH:
+    elif backend is Backend.TRITON:
         torch.ops.aten.addmm.dtype_out(total_VD, dz_CV.t(), x_CD, total_VD.dtype, beta=beta, out=total_VD)
-    else:  # no CPU matmul accumulates into a wider dtype
+    elif backend is Backend.TORCH:  # no CPU matmul accumulates into a wider dtype
         for rows in row_blocks(*total_VD.shape):
             product = dz_CV[:, rows].t() @ x_CD
             total_VD[rows] = product if first else total_VD[rows] + product
