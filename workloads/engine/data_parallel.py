@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_param import ShardedState
 
@@ -77,6 +77,10 @@ def apply_data_parallel(chunk: Chunk, groups: Groups) -> None:
             module.set_force_sum_reduction_for_comms(True)
 
 
+_Gradient = tuple[Any, str, Tensor]
+"""Who has it, in which attribute, and the gradient."""
+
+
 class GradientSync:
     """Tells FSDP, for every backward of one pipeline stage, what to reduce and what to keep gathered."""
 
@@ -86,6 +90,8 @@ class GradientSync:
         self.every_microbatch = experiment.zero_stage >= 2
         self.keep_gathered = experiment.zero_stage <= 2
         self._told: tuple[bool, bool] | None = None
+        self._kept: dict[int, list[_Gradient]] = {}
+        """By micro-batch: gradients of the first half of its backward."""
 
     def before_backward(self, *, last: bool) -> None:
         """Before a whole backward. ``last``: this stage's last one of the step."""
@@ -95,16 +101,30 @@ class GradientSync:
         """Before the first half of a split backward, in which the products' weights get no gradients yet."""
         self._tell(reduces=False, last=False)
 
-    def after_weight_gradients(self, *, last: bool) -> None:
+    def after_input_gradients(self, microbatch: int) -> None:
+        """After it. Where every micro-batch is reduced alone, the gradients that the first half made (of norms, of the
+        ends of the model) wait apart for the second one, so that no other micro-batch takes them along."""
+        if self.every_microbatch:
+            self._kept[microbatch] = [taken for group in self._groups() for taken in _take_gradients(group)]
+
+    def after_weight_gradients(self, microbatch: int, *, last: bool) -> None:
         """After the second half. FSDP reduces in hooks of autograd, which did not run: so do here what they do."""
         self._tell(reduces=last or self.every_microbatch, last=last)
-        for module in self.chunk.modules():  # type: ignore[attr-defined]
-            if isinstance(module, FSDPModule):
-                for group in param_groups_of(module):
-                    with _as_if_gathered(group):
-                        group.post_backward()
+        for parameter, attribute, gradient in self._kept.pop(microbatch, []):
+            setattr(parameter, attribute, gradient)
+        for group in self._groups():
+            with _as_if_gathered(group):
+                for parameter in group.fsdp_params:  # all of one dtype, as FSDP wants them: that of reductions
+                    parameter.accumulate_unsharded_grad_if_needed()
+                    parameter.to_accumulated_grad_if_needed()
+                group.post_backward()
         state: Any = self.chunk._get_fsdp_state()
         state._root_post_backward_final_callback()
+
+    def _groups(self) -> Iterator[Any]:
+        for module in self.chunk.modules():  # type: ignore[attr-defined]
+            if isinstance(module, FSDPModule):
+                yield from param_groups_of(module)
 
     def _tell(self, *, reduces: bool, last: bool) -> None:
         if self._told == (reduces, last):
@@ -123,6 +143,17 @@ def param_groups_of(module: FSDPModule) -> list[Any]:
     if hasattr(state, "_fsdp_param_groups"):
         return list(state._fsdp_param_groups)
     return [state._fsdp_param_group] if state._fsdp_param_group is not None else []
+
+
+def _take_gradients(group: Any) -> Iterator[_Gradient]:
+    """The whole gradients that a group's parameters have, which have them no more."""
+    for parameter in group.fsdp_params:
+        if not hasattr(parameter, "_unsharded_param"):
+            continue
+        for holder, attribute in ((parameter, "unsharded_accumulated_grad"), (parameter._unsharded_param, "grad")):
+            if (gradient := getattr(holder, attribute)) is not None:
+                setattr(holder, attribute, None)
+                yield holder, attribute, gradient
 
 
 @contextmanager

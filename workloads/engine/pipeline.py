@@ -148,6 +148,7 @@ class _Step:
             pipeline.deferred[action.chunk].collect(action.microbatch)
             output.backward(received)
             pipeline.deferred[action.chunk].stop()
+            sync.after_input_gradients(action.microbatch)
         if not chunk.is_first:
             assert x.grad is not None
             self.messages.give(action, x.grad)
@@ -158,7 +159,8 @@ class _Step:
         pipeline.deferred[action.chunk].compute(action.microbatch)
         if action == pipeline.actions[-1]:
             self._note_last_backward()
-        pipeline.sync[action.chunk].after_weight_gradients(last=action == pipeline.last_of_chunk[action.chunk])
+        last = action == pipeline.last_of_chunk[action.chunk]
+        pipeline.sync[action.chunk].after_weight_gradients(action.microbatch, last=last)
 
     def _note_last_backward(self) -> None:
         self.marks.last_backward = self.pipeline.clock.mark()
