@@ -38,7 +38,7 @@ def chunks_of(name: str) -> tuple[int, ...]:
     return {"interleaved_1f1b": (2, 3, 4), "interleaved_zero_bubble": (1, 2, 3, 4)}.get(name, (1,))
 
 
-def sizes(name: str, count: int = 60) -> Iterator[Size]:
+def sizes(name: str, count: int = 30) -> Iterator[Size]:
     """Small sizes all, and some drawn."""
     yield from itertools.product((1, 2, 3, 4), (1, 2, 3, 4, 5, 7, 8, 9), chunks_of(name)[:2])
     draw = random.Random(name)
