@@ -21,7 +21,7 @@ from analysis.figures import (
     schedules,
     style,
 )
-from analysis.rows import step_parts
+from analysis.rows import pipeline_bubble, step_parts
 from analysis.rows.cohorts import split
 from tests.analysis import synthetic
 from tests.analysis.conftest import frame_of
@@ -199,6 +199,23 @@ def test_every_schedule_is_drawn_with_its_chunks_and_halves_of_backwards() -> No
     assert_texts_fit(figure)
     shown = "\n".join(words(figure))
     assert "ZB-V: 5.9 % idle, at most 4 micro-batches held by a rank" in shown
+
+
+def test_the_bubble_of_a_row_is_its_schedules() -> None:
+    # p = 4, m = 8, in working time of a rank: 1F1B 3 / 8, interleaved 3 / 16, ZB-V 1.5 of 24; see the table of
+    # workloads.costs.pipeline, which has them of the whole time. What is not known is taken as 1F1B.
+    known = {
+        "gpipe": 3 / 8,
+        "1f1b": 3 / 8,
+        "interleaved_1f1b": 3 / 16,
+        "zero_bubble_v": 1.5 / 24,
+        "breadth_first": 3 / 8,
+    }
+    rows = pd.DataFrame({"pp_schedule": list(known), "virtual_stages": [None, 1.0, 2.0, 2.0, 2.0]})
+    rows = rows.assign(pp=4, num_microbatches=8).iloc[::-1]
+    found = pipeline_bubble.of_rows(rows)
+    assert found.index.tolist() == rows.index.tolist()
+    assert found.tolist() == pytest.approx(list(known.values())[::-1])
 
 
 def test_an_interleaved_run_is_drawn_with_its_own_chunks() -> None:

@@ -19,6 +19,7 @@ from workloads.costs.schedule import (
     V_SHAPED,
     Action,
     held,
+    held_by_rank,
     microbatches_in_flight,
     place_of,
     schedule_actions,
@@ -38,7 +39,7 @@ def chunks_of(name: str) -> tuple[int, ...]:
     return {"interleaved_1f1b": (2, 3, 4), "interleaved_zero_bubble": (1, 2, 3, 4)}.get(name, (1,))
 
 
-def sizes(name: str, count: int = 60) -> Iterator[Size]:
+def sizes(name: str, count: int = 30) -> Iterator[Size]:
     """Small sizes all, and some drawn."""
     yield from itertools.product((1, 2, 3, 4), (1, 2, 3, 4, 5, 7, 8, 9), chunks_of(name)[:2])
     draw = random.Random(name)
@@ -302,6 +303,15 @@ def test_what_is_held_most_is_what_a_walk_finds(name: str) -> None:
                 all(a <= b for a, b in zip(*two, strict=True)) for two in itertools.permutations(found, 2)
             ), "one moment is in another"
             assert microbatches_in_flight(actions) == max(sum(full) for full, _ in moments)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_two_rounds_fill_a_pipeline(name: str) -> None:
+    for p, v in itertools.product((1, 2, 3, 4, 7), chunks_of(name)[:3]):
+        for m in {1, p, p + 1, 2 * p - 1, 2 * p, 2 * p + 1, 3 * p - 1, 4 * p, 6 * p + 2}:
+            for rank, actions in enumerate(lists(name, p, m, v)):
+                assert set(held_by_rank(name, rank, p, m, v)) == set(held(actions)), (p, m, v, rank)
 
 
 @pytest.mark.parametrize("name", ["gpipe", "1f1b"])
