@@ -4,8 +4,7 @@ Bytes are S of `workloads.costs.collectives`: the whole (gathered, or not yet sc
 between two ranks counts where it is sent. Groups of one rank send nothing. The engine counts the same in a warm-up step
 (`workloads.engine.traffic`), and a test requires that both agree to the byte on every rank.
 
-Symbols: c and g bytes of a compute and of a master value, T tokens of a micro-batch, D hidden size, n = dp_shard,
-m micro-batches.
+Symbols: c and g bytes of a compute and of a master value, T tokens of a micro-batch, D hidden size.
 
 tp      each block, forward and backward of one micro-batch, S = c T D:
         with sequence parallelism 6 gathers and 4 scatters (a column-parallel layer gathers its input again in its
