@@ -308,7 +308,8 @@ def test_every_field_of_a_point_has_its_column_and_can_be_run_again() -> None:
     script = (ROOT / "analysis" / "templates" / "explorer" / "rerun.js").read_text()
     always = set(re.findall(r'"(\w+)"', re.findall(r"ALWAYS = \[(.*?)\]", script)[0]))
     usual = set(re.findall(r"(\w+): ", re.findall(r"DEFAULTS = \{(.*?)\}", script)[0]))
-    assert always | usual == spelled_out - {"model"}
+    since = set(re.findall(r"(\w+): \[", re.findall(r"SINCE = \{(.*?)\}", script)[0]))
+    assert always | usual | since == spelled_out - {"model"}
 
 
 def test_every_outcome_and_verdict_is_in_the_glossary() -> None:

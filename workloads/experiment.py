@@ -263,7 +263,12 @@ def to_dict(experiment: Experiment) -> dict[str, Any]:
 
 
 def from_dict(fields: dict[str, Any]) -> Experiment:
-    """Inverse of `to_dict`. Unknown or missing fields are refused: an old file is not silently given new defaults."""
+    """Inverse of `to_dict`. Unknown or missing fields are refused: an old file is not silently given new defaults.
+
+    Experiments of engine versions that had no choice in a matter get the field with what those engines did.
+    """
+    if fields.get("engine") == ENGINE and fields.get("engine_version") in ("1", "2"):
+        fields = {**_UNTIL_2, **fields}
     expected = {f.name for f in dataclasses.fields(Experiment)}
     if wrong := expected.symmetric_difference(fields):
         raise InvalidExperiment(f"stored experiment has unknown or missing fields: {', '.join(sorted(wrong))}")
@@ -310,6 +315,10 @@ def _part(kind: type[Part], place: str, fields: Any) -> Part:
         least = 1 if field.default is dataclasses.MISSING else 0
         whole_number(f"{place}: {field.name}", getattr(part, field.name), least, error=InvalidExperiment)
     return part
+
+
+_UNTIL_2 = {"pp_split": "even", "cp_kind": "ring"}
+"""What engine versions 1 and 2 did where later ones have a choice. (Context parallelism they did not have.)"""
 
 
 def to_json(experiment: Experiment) -> str:

@@ -18,6 +18,7 @@ from tests.workloads.engine.attention_checks import inputs
 from tests.workloads.engine.test_context_parallel import HALF, KINDS, SIZE, world_axis
 from workloads.costs.context_parallel import context_messages
 from workloads.engine.context_parallel import context_attention, local_positions
+from workloads.experiment import ContextKind
 
 # What is sent
 
