@@ -103,6 +103,7 @@ def build(
         say(f"warning: {problem}")
     parts = cohorts.split(results.attempts)
     earlier = staging.earlier_report(out)
+    _compute_shared(parts)
     with staging.Staged(out, "a report") as staged:
         with Drawing(parts, specs, staged.figures, options.formats) as drawing:
             explored = _explorer(results, parts, staged.folder / "explorer.html")
@@ -128,6 +129,18 @@ def build(
         others = "" if drawn_figures == asked else "; the page says why the others are not"
         say(f"{drawn_figures} of {plural(asked, 'figure')} drawn{others}")
     return out / "index.html"
+
+
+def _compute_shared(parts: Sequence[Cohort]) -> None:
+    """What the figures, the claims and the sentences of a cohort all start from, before other processes are started:
+    they inherit it instead of computing it again."""
+    from analysis.rows import metrics, pairs, winners
+
+    for part in parts:
+        metrics.best_configurations(part.frame)
+        pairs.candidates(part.frame)
+        for rule in winners.RULES:
+            winners.best_by(part.frame, rule)
 
 
 def _explorer(results: Results, parts: Sequence[Cohort], path: Path) -> Path | None:

@@ -85,13 +85,12 @@ def of_layouts(runs: pd.DataFrame, group: list[str], value: str) -> pd.DataFrame
     ):
         table = found[group].assign(variance=variance, freedom=whole)
         enough = table["freedom"] >= FEWEST_FREEDOM
-        of_group = table.groupby(group)[["variance", "freedom"]].apply(_typical)
-        of_group = of_group.reindex(pd.MultiIndex.from_frame(table[group])).set_axis(table.index)
+        of_group = _typical(table, group)
         _fill(found, table["variance"].where(enough), table["freedom"], own)
         _fill(found, of_group["variance"], of_group["freedom"], typical)
         if other is not None:
-            of_all = _typical(table[["variance", "freedom"]])
-            _fill(found, empty.fillna(of_all["variance"]), empty.fillna(of_all["freedom"]), other)
+            of_all = _typical(table.assign(_all=0), ["_all"])
+            _fill(found, of_all["variance"], of_all["freedom"], other)
     return found[[*COLUMNS]]
 
 
@@ -168,18 +167,22 @@ def _of_steps(runs: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
     return summed / whole.where(whole > 0), whole
 
 
-def _typical(table: pd.DataFrame) -> pd.Series:
-    """Median of the variances, and all degrees of freedom together; NaN below `FEWEST_FREEDOM`.
+def _typical(table: pd.DataFrame, group: list[str]) -> pd.DataFrame:
+    """Of the group of each row: the median of the variances, and all degrees of freedom together; NaN below
+    `FEWEST_FREEDOM`.
 
     A variance of few values is mostly below the true one: its median is that of chi-squared over its degrees of
     freedom, (1 - 2 / 9 f)^3 (Wilson and Hilferty 1931), by which each is divided.
     """
-    known = table[table["variance"].notna() & (table["freedom"] > 0)]
-    freedom = float(known["freedom"].sum())
-    if freedom < FEWEST_FREEDOM:
-        return pd.Series({"variance": np.nan, "freedom": np.nan})
-    fair = known["variance"] / (1 - 2 / (9 * known["freedom"].astype(float))) ** 3
-    return pd.Series({"variance": float(fair.median()), "freedom": freedom})
+    known = table["variance"].notna() & (table["freedom"] > 0)
+    freedom = table["freedom"].where(known).astype(float)
+    fair = table["variance"].where(known) / (1 - 2 / (9 * freedom)) ** 3
+    groups = table[group].assign(variance=fair, freedom=freedom).groupby(group)
+    whole = groups["freedom"].transform("sum")
+    enough = whole >= FEWEST_FREEDOM
+    return pd.DataFrame(
+        {"variance": groups["variance"].transform("median").where(enough), "freedom": whole.where(enough)}
+    )
 
 
 def _fill(found: pd.DataFrame, variance: pd.Series, freedom: pd.Series, source: str) -> None:

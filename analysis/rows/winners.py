@@ -9,6 +9,7 @@ from __future__ import annotations
 import pandas as pd
 
 from analysis.rows import labels, metrics
+from analysis.rows.frame_cache import cache_per_frame
 from results.text import GIB
 
 RULES = ("published_mfu", "tokens_per_s")
@@ -36,13 +37,20 @@ def node_count(frame: pd.DataFrame) -> pd.Series:
     return counts.astype("Int64")
 
 
+@cache_per_frame
+def _by_study_label(frame: pd.DataFrame) -> pd.DataFrame:
+    """Ranked rows, grouped by the study's labels; ``_shape`` is the workload."""
+    return metrics.ranked(frame.assign(workload=labels.study_label(frame), _shape=frame["workload"]))
+
+
+@cache_per_frame
 def best_by(frame: pd.DataFrame, rule: str) -> pd.DataFrame:
     """The best row of each label and number of devices by one of `RULES`, like `metrics.best_configurations`.
 
     ``label``, ``rank_by``, ``mfu_percent`` (as the study counts it) and ``memory_gb`` (reserved, GiB, as in the study)
     stand beside them. Rows without a value have no rank; nor have rows whose losses contradict the reference.
     """
-    rows = metrics.ranked(frame.assign(workload=labels.study_label(frame), _shape=frame["workload"]))
+    rows = _by_study_label(frame)
     rows = rows[rows["rank"].notna()]
     if rule == "published_mfu":
         rows = rows.assign(_value=published_mfu(rows))
