@@ -247,6 +247,8 @@ class Experiment:
             fields["pp_schedule"], fields["virtual_stages"], fields["pp_split"] = "none", 1, "balanced"
         elif fields.get("pp_schedule", "none") == "none":
             fields["pp_schedule"] = "1f1b"
+        if fields.get("virtual_stages", 1) == 1 and fields["pp_schedule"] in ("zero_bubble_v", "dualpipe_v"):
+            fields["virtual_stages"] = 2  # the two legs of the V
         if fields.get("tp", 1) == 1:
             fields["sequence_parallel"] = True
         if fields.get("cp", 1) == 1:

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from workloads.cluster import ClusterSpec
 from workloads.costs.partition import experiment_layers
 from workloads.costs.pipeline import pipeline_time_s
-from workloads.costs.schedule import V_SHAPED, Action, Held, held, schedule_actions, stage_at
+from workloads.costs.schedule import V_SHAPED, Held, held_by_rank, stage_at
 from workloads.costs.timeline import estimate_time
 from workloads.experiment import Experiment
 from workloads.mesh import data_degrees, rank_of
@@ -72,12 +72,7 @@ def shortened(experiment: Experiment) -> Experiment:
 
 
 def _most_held(e: Experiment, num_microbatches: int) -> list[tuple[Held, ...]]:
-    return [held(actions) for actions in _lists(e, num_microbatches)]
-
-
-def _lists(e: Experiment, num_microbatches: int) -> list[list[Action]]:
-    """The actions of every pipeline rank."""
-    return [schedule_actions(e.pp_schedule, rank, e.pp, num_microbatches, e.virtual_stages) for rank in range(e.pp)]
+    return [held_by_rank(e.pp_schedule, rank, e.pp, num_microbatches, e.virtual_stages) for rank in range(e.pp)]
 
 
 def stage_key(task: Task, rank: int) -> str:
@@ -87,7 +82,7 @@ def stage_key(task: Task, rank: int) -> str:
     model = asdict(experiment.model)
     model.pop("name")
     model["num_layers"] = _layers_of_rank(experiment, pp_rank)
-    moments = held(_lists(experiment, experiment.num_microbatches)[pp_rank])
+    moments = _most_held(experiment, experiment.num_microbatches)[pp_rank]
     same = {
         "model": model,
         "ends": _ends(experiment, pp_rank),

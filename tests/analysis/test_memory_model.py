@@ -194,7 +194,14 @@ SAVED = {
 def test_saved_tensors_stand_where_they_belong(browser: Browser, recompute: Any, compile: Any) -> None:
     llama = next(shape for shape in SHIPPED if shape.name == "llama8b")
     experiment = Experiment(
-        model=llama, pp=4, pp_schedule="1f1b", tp=2, global_batch_size=16, recompute=recompute, compile=compile
+        model=llama,
+        pp=4,
+        pp_schedule="1f1b",
+        pp_split="even",
+        tp=2,
+        global_batch_size=16,
+        recompute=recompute,
+        compile=compile,
     )
     tensors = layer_tensors(llama, False, 4096, 2048, 4096, 2, 1, 2, False)
     page = evaluate(browser, SCRIPTS, "MemoryModel.estimateMemory(input)", to_dict(experiment))

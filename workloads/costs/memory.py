@@ -21,12 +21,11 @@ Not in here (`ClusterSpec.reserved_bytes` has it): device context, NCCL's buffer
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 
 from workloads.costs.activations import HeadBytes, deferred_bytes, head_bytes, layer_bytes, rank_tokens
 from workloads.costs.params import dense_layer, local_params, moe_layer
 from workloads.costs.partition import StageParams, experiment_stages
-from workloads.costs.schedule import held, schedule_actions
+from workloads.costs.schedule import held_by_rank
 from workloads.experiment import Experiment, Precision
 from workloads.mesh import data_degrees
 
@@ -82,18 +81,11 @@ def microbatches_held(experiment: Experiment, rank: int) -> float:
 def moments_held(experiment: Experiment, rank: int) -> tuple[tuple[float, float], ...]:
     """The moments at which a pipeline rank holds most: (micro-batches in flight, micro-batches between the halves of a
     split backward), both counted in whole ranks, of whose chunks each is an equal part."""
-    e, m = experiment, experiment.num_microbatches
+    e, v = experiment, experiment.virtual_stages
     if e.pp_schedule == "gpipe":
-        return ((m, 0.0),)
-    # A longer list repeats itself: no rank holds more than in this one (a test keeps it).
-    rounds = m if m <= 4 * e.pp else 4 * e.pp + m % e.pp
-    return _moments_held(e.pp_schedule, rank, e.pp, rounds, e.virtual_stages)
-
-
-@lru_cache(maxsize=65536)
-def _moments_held(name: str, rank: int, pp: int, m: int, v: int) -> tuple[tuple[float, float], ...]:
-    moments = held(schedule_actions(name, rank, pp, m, v))
-    return tuple(dict.fromkeys((sum(one.activations) / v, sum(one.for_weights) / v) for one in moments))
+        return ((e.num_microbatches, 0.0),)
+    moments = held_by_rank(e.pp_schedule, rank, e.pp, e.num_microbatches, v)
+    return tuple((sum(one.activations) / v, sum(one.for_weights) / v) for one in moments)
 
 
 def parameter_shard_bytes(experiment: Experiment, params: int, experts: int) -> int:

@@ -9,7 +9,8 @@ tp          forward: all gathers and scatters are exposed. Backward: a row-paral
 dp          gradients of one micro-batch hide behind its backward and gathered weights behind its forward, except for
             the last unit reduced and the first unit gathered. ZeRO 3 gathers in both directions, every micro-batch
 pp          `pipeline_time_s` of the stages' actual times
-cp, ep      keys and values hide behind attention; experts' all-to-all is exposed
+cp          a ring's messages hide behind attention; gathers and all-to-alls are exposed
+ep          experts' all-to-all is exposed
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from dataclasses import dataclass
 from workloads.cluster import ClusterSpec
 from workloads.costs.activations import rank_tokens
 from workloads.costs.collectives import Collective, collective_time_s
+from workloads.costs.context_parallel import context_messages
 from workloads.costs.flops import attention_forward_flops, head_sizes
 from workloads.costs.memory import COMPUTE_BYTES, MASTER_BYTES, parameter_shard_bytes
 from workloads.costs.params import local_params, matmul_of_layer
@@ -142,7 +144,7 @@ def _layer(e: Experiment, cluster: ClusterSpec, rates: _Rates, *, routed: bool) 
     matmul = 2.0 * tokens * matmul_of_layer(model, routed=routed) / e.tp / rates.matmul
     attention = 0.5 * tokens * attention_forward_flops(model, e.seq_len) / e.tp / rates.attention
     columns = _feed_forward_columns(model, routed)
-    qk, v = head_sizes(model)
+    qk, _ = head_sizes(model)
     rotated = (model.num_heads + model.num_kv_heads) * qk
     rotated_passes = 4 if model.qk_norm and model.mla is None else 2
     passes = 10 * stream * model.hidden_size + (rotated_passes * rotated + 3 * columns) * tokens / e.tp
@@ -166,11 +168,36 @@ def _layer(e: Experiment, cluster: ClusterSpec, rates: _Rates, *, routed: bool) 
     if routed and e.ep > 1 and model.moe is not None:
         sent = c * tokens * model.moe.experts_per_token * model.hidden_size
         others += 2 * collective_time_s("all_to_all", sent, e.ep, stride(e, "cp"), cluster)
-    if e.cp > 1:
-        kv = c * tokens * model.num_kv_heads * (qk + v) / e.tp
-        ring = collective_time_s("all_gather", kv * e.cp, e.cp, stride(e, "cp"), cluster)
-        others += max(0.0, ring - attention)
-    return _Layer(forward, backward, tp_forward + others, tp_backward + others)
+    cp_forward, cp_backward = (_cp_exposed_s(e, cluster, attention, backward=turn) for turn in (False, True))
+    if e.recompute == "full":
+        cp_backward += cp_forward
+    return _Layer(forward, backward, tp_forward + others + cp_forward, tp_backward + others + cp_backward)
+
+
+def _cp_exposed_s(e: Experiment, cluster: ClusterSpec, attention_s: float, *, backward: bool) -> float:
+    """Exposed context-parallel communication of one layer. ``attention_s``: of its forward."""
+    if e.cp == 1:
+        return 0.0
+    sent = context_messages(
+        e.cp_kind,
+        backward=backward,
+        cp=e.cp,
+        tokens=rank_tokens(e)[0],
+        heads=e.model.num_heads // e.tp,
+        kv_heads=e.model.num_kv_heads // e.tp,
+        head_dim=sum(head_sizes(e.model)) // 2,
+        compute_bytes=COMPUTE_BYTES[e.precision],
+        sum_bytes=MASTER_BYTES[e.precision],
+    )
+    total = 0.0
+    for message in sent:
+        op: Collective = "p2p" if message.op == "send" else message.op
+        # Collectives are told the whole buffer, this rank's own part included.
+        whole = message.bytes_each if op == "p2p" else message.bytes_each * e.cp / (e.cp - 1)
+        total += message.calls * collective_time_s(op, whole, e.cp, stride(e, "cp"), cluster)
+    if e.cp_kind != "ring":
+        return total
+    return max(0.0, total - (ATTENTION_BACKWARD if backward else 1.0) * attention_s)
 
 
 def _feed_forward_columns(model: ModelSpec, routed: bool) -> int:

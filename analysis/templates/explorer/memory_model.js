@@ -18,7 +18,7 @@ const MemoryModel = (() => {
   function momentsHeld(e, rank) {
     const m = numMicrobatches(e), v = e.virtual_stages;
     if (e.pp_schedule === "gpipe") return [[m, 0]];
-    const rounds = m <= 4 * e.pp ? m : 4 * e.pp + (m % e.pp);
+    const rounds = Math.min(m, 2 * e.pp); // schedule.held_by_rank
     let inFlight = 0, waits = 0;
     const found = [[0, 0]];
     for (const { kind } of PipelineModel.scheduleActions(e.pp_schedule, rank, e.pp, rounds, v)) {
