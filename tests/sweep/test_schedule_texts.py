@@ -39,6 +39,6 @@ def test_explain_says_how_the_model_is_cut_and_what_equal_ranks_would_idle() -> 
         ),
         ({"pp_schedule": "zero_bubble_v", "virtual_stages": 2}, " 5.9 % idle if all ranks took equally long"),
         # What breaks a rule has no list of actions.
-        ({"pp_schedule": "zero_bubble_v"}, "ZeRO 0; zero_bubble_v\n"),
+        ({"pp_schedule": "interleaved_1f1b"}, "ZeRO 0; interleaved_1f1b\n"),
     ):
         assert text in explain._configuration(pipeline(**fields))

@@ -10,6 +10,7 @@ Axes ``dp_shard`` and ``dp_replicate`` are the data mesh's shards and replicas, 
 tp      each block, forward and backward of one micro-batch, S = c T D:
         with sequence parallelism 6 gathers and 4 scatters (a column-parallel layer gathers its input again in its
         backward), without it 4 all-reduces. Full recomputation repeats the forward up to the last projection's sum.
+        Selective recomputation repeats nothing, but in compiled blocks the 2 gathers of the forward.
         The embedding and the head add one gather and one scatter each, or one all-reduce. The loss adds two all-reduces
         a chunk: the largest logit of each token, then two sums (accumulated in fp32, or fp64). Once a step the
         gradients of weights that every tp rank holds whole are summed, in one all-reduce of this rank's shards
@@ -92,13 +93,10 @@ class Tally:
 def step_traffic(experiment: Experiment, rank: int, devices_per_node: int | None = None) -> list[Traffic] | None:
     """What ``rank`` sends in one step; None for what this closed form does not cover.
 
-    It covers what the engine runs, except tensor parallelism in compiled blocks: there the compiler decides whether a
-    gathered tensor is kept for backward or gathered again. Raises `UnsupportedByEngine` for a schedule without a list.
+    It covers what the engine runs. Raises `UnsupportedByEngine` for a schedule without a list.
     """
     e = experiment
     if e.ep > 1 or e.model.moe is not None or e.model.mla is not None:
-        return None
-    if e.compile != "none" and e.tp > 1:
         return None
     sender = _Sender(e, rank, Tally(rank, devices_per_node))
     for term in _TERMS:
@@ -190,7 +188,7 @@ def _tensor_parallel(s: _Sender) -> None:
     ends = (any(stage.is_first for stage in s.stages) + has_head) * e.num_microbatches
     blocks = s.num_layers * e.num_microbatches
     if e.sequence_parallel:
-        s.along("tp", "all_gather", activations, blocks * (8 if full else 6) + ends)
+        s.along("tp", "all_gather", activations, blocks * (8 if regathers else 6) + ends)
         s.along("tp", "reduce_scatter", activations, blocks * (5 if full else 4) + ends)
     else:
         s.along("tp", "all_reduce", activations, blocks * (5 if full else 4) + ends)

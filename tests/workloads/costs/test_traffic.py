@@ -108,8 +108,6 @@ def test_messages_to_either_neighbour_may_take_other_links() -> None:
 def test_what_the_closed_form_does_not_know_is_none() -> None:
     assert step_traffic(case(cp=2), 0) is not None
     assert step_traffic(case(MIXTRAL, dp=2), 0) is None
-    assert step_traffic(case(tp=2, compile="block"), 0) is None
-    assert step_traffic(case(dp=2, compile="block"), 0) is not None
 
 
 def test_a_tally_leaves_out_what_stays_on_one_rank() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import shutil
 from collections.abc import Callable
 from functools import partialmethod
 from typing import Any
@@ -159,12 +160,23 @@ def measure_compiled(rank: int, case: Experiment, backend: str, warmup_steps: in
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("recompute", ["none", "full"])
-def test_compiled_blocks_are_counted_and_stay_compiled(gloo_pool: Pool, recompute: str) -> None:
-    case = experiment(dp=2, zero_stage=3, micro_batch_size=2, recompute=recompute, compile="block", precision="fp32")
-    for rank, (counted, problem, frames) in enumerate(
-        gloo_pool.run(measure_compiled, case.world_size, case, "aot_eager", 2)
-    ):
+@pytest.mark.skipif(shutil.which("c++") is None, reason="Inductor needs a C++ compiler")
+@pytest.mark.parametrize(
+    "layout",
+    [
+        {"dp": 2, "zero_stage": 3, "micro_batch_size": 2},
+        {"tp": 2, "micro_batch_size": 4},
+        {"tp": 2, "micro_batch_size": 4, "recompute": "selective"},
+        {"tp": 2, "micro_batch_size": 4, "recompute": "selective", "sequence_parallel": False},
+        {"tp": 2, "micro_batch_size": 4, "recompute": "full"},
+    ],
+    ids=str,
+)
+def test_compiled_blocks_are_counted_and_stay_compiled(gloo_pool: Pool, layout: dict[str, Any]) -> None:
+    """The compiler decides what backward gathers again."""
+    case = experiment(compile="block", precision="bf16", **layout)
+    ranks = gloo_pool.run(measure_compiled, case.world_size, case, "inductor", 2, timeout_s=240)
+    for rank, (counted, problem, frames) in enumerate(ranks):
         assert problem is None
         assert counted == step_traffic(case, rank, DEVICES_PER_NODE)
         assert frames["at the end"] == frames["after the first step"]
