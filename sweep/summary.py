@@ -72,6 +72,10 @@ def layout(experiment: Experiment) -> str:
     parts += [
         f"{axis} {getattr(experiment, axis)}" for axis in ("tp", "cp", "pp", "ep") if getattr(experiment, axis) > 1
     ]
+    if experiment.cp > 1 and experiment.cp_kind != "ring":
+        parts.append(experiment.cp_kind)
+    if experiment.pp > 1 and experiment.pp_split != "balanced":
+        parts.append(f"{experiment.pp_split} split")
     if experiment.pp > 1 and experiment.pp_schedule != "1f1b":
         parts.append(experiment.pp_schedule.replace("_", " "))
         if experiment.pp_schedule in INTERLEAVED:

@@ -34,6 +34,7 @@ MEMORY_CATEGORIES = {
 
 _LABELLED_BY = (
     *("dp", "dp_replicate", "dp_shard", "zero_stage", "tp", "cp", "pp", "ep", "pp_schedule", "virtual_stages"),
+    *("cp_kind", "pp_split"),
     *("micro_batch_size", "num_microbatches", "recompute", "compile", "precision"),
 )
 
@@ -79,6 +80,10 @@ def degrees(row: Mapping[str, Any]) -> str:
     if (dp or 1) > 1 and _int(row, "zero_stage") is not None:
         parts[0] += f" z{_int(row, 'zero_stage')}"
     parts += [f"{axis}{value}" for axis in ("tp", "cp", "pp", "ep") if (value := _int(row, axis) or 1) > 1]
+    if (_int(row, "cp") or 1) > 1 and row.get("cp_kind") in ("allgather", "ulysses"):
+        parts.append(str(row["cp_kind"]))
+    if (_int(row, "pp") or 1) > 1 and row.get("pp_split") == "even":
+        parts.append("even split")
     schedule = row.get("pp_schedule")
     if (_int(row, "pp") or 1) > 1 and isinstance(schedule, str) and schedule not in ("1f1b", "none"):
         parts.append(schedule.replace("_", " "))

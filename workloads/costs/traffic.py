@@ -184,6 +184,7 @@ def _tensor_parallel(s: _Sender) -> None:
     e = s.experiment
     activations = s.compute * s.tokens * e.model.hidden_size
     full = e.recompute == "full"
+    regathers = full or (e.recompute == "selective" and e.compile == "block")
     has_head = any(stage.is_last for stage in s.stages)
     ends = (any(stage.is_first for stage in s.stages) + has_head) * e.num_microbatches
     blocks = s.num_layers * e.num_microbatches

@@ -84,7 +84,7 @@ def test_a_rehearsed_row_has_the_closed_form_of_the_whole_batch(tmp_path: Path) 
         {"stage": stage, **dataclasses.asdict(sent)} for stage in (0, 1) for sent in expected[stage]
     ]
     assert traffic_columns(attempt(tmp_path, "rehearsed"), {}) == {}
-    unknown = EXPERIMENT.replace(tp=2, compile="block")
+    unknown = EXPERIMENT.replace(ep=2)
     assert traffic_columns(attempt(tmp_path, "rehearsed", unknown), {0: result(0)}) == {}
 
 
