@@ -14,9 +14,7 @@ from workloads.engine.optimizer import ShardedAdamW
 from workloads.engine.parameters import initialise
 from workloads.engine.pipeline import Pipeline
 from workloads.engine.recompute import apply_recompute
-from workloads.errors import UnsupportedByEngine
 from workloads.experiment import Experiment
-from workloads.rules import lacking
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +31,7 @@ class Engine:
 
 
 def shape_chunks(experiment: Experiment, groups: Groups) -> list[Chunk]:
-    """This rank's sharded stages on the meta device: pipeline split → TP, CP → recompute → compile → data parallel.
-
-    Raises `UnsupportedByEngine` for what this version cannot build.
-    """
-    if missing := lacking(experiment):
-        raise UnsupportedByEngine(f"engine version {experiment.engine_version} cannot run {', '.join(missing)} yet")
+    """This rank's sharded stages on the meta device: pipeline split → TP, CP → recompute → compile → data parallel."""
     return [_shape(experiment, groups, groups.stage_of(chunk)) for chunk in range(experiment.virtual_stages)]
 
 

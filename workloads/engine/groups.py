@@ -17,7 +17,9 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from workloads import mesh as ranks
 from workloads.costs.schedule import place_of, stage_at
 from workloads.engine.communication import Axis
+from workloads.errors import InfeasibleLayout, UnsupportedByEngine
 from workloads.experiment import Experiment
+from workloads.rules import lacking, layout_violations
 
 Channel = tuple[str, bool]
 """What is sent between stages, activations ("F") or gradients ("B"), and whether to a higher pipeline rank."""
@@ -62,7 +64,15 @@ class Groups:
 
 
 def make_groups(experiment: Experiment, rank: int, device: torch.device) -> Groups:
-    """Build every group of ``rank``. Collective over the (already initialised) default group."""
+    """Build every group of ``rank``. Collective over the (already initialised) default group.
+
+    Every rank begins here, so a layout that cannot be built is refused here: raises `InfeasibleLayout` with the rule
+    that it breaks, `UnsupportedByEngine` with what this version of the engine cannot run.
+    """
+    if broken := layout_violations(experiment):
+        raise InfeasibleLayout("; ".join(violation.message for violation in broken))
+    if missing := lacking(experiment):
+        raise UnsupportedByEngine(f"engine version {experiment.engine_version} cannot run {', '.join(missing)} yet")
     replicas, shards = ranks.data_degrees(experiment)
     shape = (experiment.pp, replicas, shards, experiment.tp)
     mesh = init_device_mesh(device.type, shape, mesh_dim_names=("pp", "replicate", "shard", "tp"))
