@@ -163,3 +163,11 @@ def test_planner_and_report_start_without_torch(module: str) -> None:
 
 def test_test_of_arrows_sees_files() -> None:
     assert len(SOURCES) > 30
+
+
+def test_files_of_the_engine_can_be_read_in_one_sitting() -> None:
+    """At most 300 lines each, and each says first what it is for."""
+    for path in (ROOT / "workloads" / "engine").rglob("*.py"):
+        text = path.read_text()
+        assert len(text.splitlines()) <= 300, path
+        assert text.startswith('"""') or not text, f"{path} does not say what it is for"
