@@ -73,11 +73,6 @@ def estimate_memory(experiment: Experiment) -> MemoryEstimate:
     return MemoryEstimate(stages=tuple(result), peak_stage=peaks.index(max(peaks)))
 
 
-def microbatches_held(experiment: Experiment, rank: int) -> float:
-    """Most micro-batches in flight on a pipeline rank, counted in forwards of everything that the rank holds."""
-    return max(in_flight for in_flight, _ in moments_held(experiment, rank))
-
-
 def moments_held(experiment: Experiment, rank: int) -> tuple[tuple[float, float], ...]:
     """The moments at which a pipeline rank holds most: (micro-batches in flight, micro-batches between the halves of a
     split backward), both counted in whole ranks, of whose chunks each is an equal part."""

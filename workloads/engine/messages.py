@@ -55,10 +55,12 @@ class Messages:
         assert work is not None
         self._arriving[key] = _Arriving(x, work)
 
-    def take(self, action: Action) -> Tensor:
-        """What ``action`` needs from another stage; waits for it."""
+    def take(self, action: Action) -> Tensor | None:
+        """What ``action`` needs from another stage, waited for; None where it needs nothing."""
+        kind, stage, source = self._needed(action)
+        if source is None:
+            return None
         self.post(action)
-        kind, stage, _ = self._needed(action)
         arriving = self._arriving.pop((kind, stage, action.microbatch))
         if arriving.work is not None:
             start = self.clock.mark()

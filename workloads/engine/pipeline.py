@@ -106,8 +106,7 @@ class _Step:
         """Run one action; ``following`` is the next one, whose message may come meanwhile."""
         pipeline, clock = self.pipeline, self.pipeline.clock
         chunk = pipeline.chunks[action.chunk]
-        takes = not chunk.is_first if action.kind == "F" else action.kind != "W" and not chunk.is_last
-        received = self.messages.take(action) if takes else None
+        received = self.messages.take(action)
         if following is not None:
             self.messages.post(following)
         start = clock.mark()
