@@ -60,7 +60,10 @@ def build(experiment: Experiment, groups: Groups) -> Engine:
         initialise(chunk, experiment.seed, groups.axes, shards.size(), shards.get_local_rank())
     if groups.device.type == "cuda":
         torch.cuda.empty_cache()  # initialisation used more than training reserves
-    return assemble(experiment, groups, chunks)
+    engine = assemble(experiment, groups, chunks)
+    if groups.device.type == "cuda" and experiment.pp > 1 and not groups.is_rehearsal:
+        engine.pipeline.prepare()
+    return engine
 
 
 def assemble(experiment: Experiment, groups: Groups, chunks: list[Chunk]) -> Engine:

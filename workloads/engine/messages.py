@@ -2,6 +2,10 @@
 
 Receives are posted one action before the action that needs them, so that a message that is there already costs no
 waiting. Stages that follow each other on one rank hand their tensors over without a message.
+
+On GPUs a receive is a kernel that runs until its message is there. Whatever makes the host wait for all kernels, such
+as loading another kernel, then waits for another rank; two ranks can wait for each other without end. So `connect` and
+`workloads.engine.pipeline.Pipeline.load_kernels` do all that happens once before any message is on its way.
 """
 
 from __future__ import annotations
@@ -33,6 +37,8 @@ class Messages:
     shape: tuple[int, ...]
     """Of what stages pass on."""
     dtype: torch.dtype
+    alone: bool = False
+    """Nothing is sent, and what is received is made up."""
     waits: list[tuple[Mark, Mark]] = field(default_factory=list)
     """Around each wait for a message."""
     _arriving: dict[tuple[str, int, int], _Arriving] = field(default_factory=dict)
@@ -47,8 +53,8 @@ class Messages:
         if source is None or key in self._arriving or self.groups.rank_of_stage(source) == self.groups.rank:
             return
         x = torch.empty(self.shape, dtype=self.dtype, device=self.groups.device)
-        if self.groups.is_rehearsal:
-            # Nothing is sent: with numbers of the usual size, power and clocks are those of a real run.
+        if self.alone:
+            # With numbers of the usual size power and clocks are those of a real run.
             self._arriving[key] = _Arriving(x.normal_(), None)
             return
         work = dist.irecv(x, self.groups.rank_of_stage(source), group=self.groups.channel(kind, source, stage))
@@ -76,8 +82,8 @@ class Messages:
         if peer == self.groups.rank:
             self._arriving[kind, target, action.microbatch] = _Arriving(x, None)
             return
-        if self.groups.is_rehearsal:
-            return  # a fake group never reports that a message was sent
+        if self.alone:
+            return
         x = x.contiguous()
         work = dist.isend(x, peer, group=self.groups.channel(kind, stage, target))
         assert work is not None
@@ -98,3 +104,23 @@ class Messages:
             return "B", stage, None
         kind, source = ("F", stage - 1) if action.kind == "F" else ("B", stage + 1)
         return kind, stage, source if 0 <= source < self.groups.experiment.num_stages else None
+
+
+def connect(groups: Groups) -> None:
+    """Send one message on every way between this rank's stages and their neighbours. Collective over the pipeline.
+
+    NCCL connects two ranks with their first message on a way, and their hosts wait for each other. In a step each could
+    wait on another way. Here all go from the first stage to the last.
+    """
+    x = torch.zeros(1, device=groups.device)
+    connected = set()
+    for stage in range(groups.experiment.num_stages - 1):
+        for kind, source, target in (("F", stage, stage + 1), ("B", stage + 1, stage)):
+            sender, receiver = groups.rank_of_stage(source), groups.rank_of_stage(target)
+            if sender == receiver or (kind, sender, receiver) in connected:
+                continue
+            connected.add((kind, sender, receiver))
+            if groups.rank == sender:
+                dist.send(x, receiver, group=groups.channel(kind, source, target))
+            elif groups.rank == receiver:
+                dist.recv(x, sender, group=groups.channel(kind, source, target))

@@ -20,9 +20,10 @@ from workloads.costs.schedule import Action, schedule_actions
 from workloads.engine.clock import Clock, Mark
 from workloads.engine.data_parallel import GradientSync, compute_dtype
 from workloads.engine.groups import Groups
-from workloads.engine.messages import Messages
+from workloads.engine.messages import Messages, connect
 from workloads.engine.model import Chunk
 from workloads.engine.ops.linear import DeferredGradients
+from workloads.engine.parameters import named_parameters
 
 
 @dataclass
@@ -63,15 +64,13 @@ class Pipeline:
         self.actions = schedule_actions(
             e.pp_schedule, groups.position["pp"], e.pp, e.num_microbatches, e.virtual_stages
         )
-        backwards = [action for action in self.actions if action.kind in ("B", "W")]
-        self.last_of_chunk = {action.chunk: action for action in backwards}
-        """The action that completes each chunk's gradients."""
         self.deferred = [DeferredGradients() for _ in chunks] if any(a.kind == "W" for a in self.actions) else None
         if self.deferred is not None:
             for chunk, deferred in zip(chunks, self.deferred, strict=True):
                 chunk.defer_to(deferred)
-        tokens = e.micro_batch_size * e.seq_len // e.cp
-        self.boundary_shape = (tokens // (e.tp if e.sequence_parallel else 1), e.model.hidden_size)
+        self.tokens = e.micro_batch_size * e.seq_len // e.cp
+        """Of one micro-batch on this rank."""
+        self.boundary_shape = (self.tokens // (e.tp if e.sequence_parallel else 1), e.model.hidden_size)
         self.boundary_dtype = compute_dtype(e)
 
     def run(self, batches: list[tuple[Tensor, Tensor]]) -> tuple[Tensor | None, PipelineMarks]:
@@ -79,30 +78,58 @@ class Pipeline:
 
         Returns this rank's share of the mean loss (None on ranks without the last stage) and the marks of the step.
         """
-        step = _Step(self, batches)
-        for at, action in enumerate(self.actions):
-            step.run(action, self.actions[at + 1] if at + 1 < len(self.actions) else None)
+        step = _Step(self, self.actions, batches, alone=self.groups.is_rehearsal)
+        step.run()
         marks = step.marks
         start = self.clock.mark()
         step.messages.finish()
         marks.late_waits.append((start, self.clock.mark()))
         return (torch.stack(step.losses).sum() if step.losses else None), marks
 
+    def prepare(self) -> None:
+        """Connect to the neighbouring stages and load every kernel, before any message is on its way."""
+        connect(self.groups)
+        self.load_kernels()
+
+    def load_kernels(self) -> None:
+        """Run one micro-batch through this rank's stages alone, with made-up inputs, and drop its gradients.
+
+        Other axes than the pipeline take part as in a step, so their communicators are made, too.
+        """
+        e = self.groups.experiment
+        actions = schedule_actions(e.pp_schedule, self.groups.position["pp"], e.pp, 1, e.virtual_stages)
+        tokens = torch.zeros(self.tokens, dtype=torch.int64, device=self.groups.device)
+        _Step(self, actions, [(tokens, tokens)], alone=True).run()
+        self.clock.finish()
+        for chunk in self.chunks:
+            for named in named_parameters(chunk):
+                named.current.grad = None
+
 
 class _Step:
     """What one step holds between its actions."""
 
-    def __init__(self, pipeline: Pipeline, batches: list[tuple[Tensor, Tensor]]) -> None:
-        self.pipeline, self.batches = pipeline, batches
+    def __init__(
+        self, pipeline: Pipeline, actions: list[Action], batches: list[tuple[Tensor, Tensor]], *, alone: bool
+    ) -> None:
+        self.pipeline, self.actions, self.batches = pipeline, actions, batches
+        backwards = [action for action in actions if action.kind in ("B", "W")]
+        self.last_of_chunk = {action.chunk: action for action in backwards}
+        """The action that completes each chunk's gradients."""
         self.marks = PipelineMarks()
         self.messages = Messages(
-            pipeline.groups, pipeline.clock, pipeline.boundary_shape, pipeline.boundary_dtype, self.marks.waits
+            pipeline.groups, pipeline.clock, pipeline.boundary_shape, pipeline.boundary_dtype, alone, self.marks.waits
         )
         self.held: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
         """(chunk, micro-batch) -> (stage input, stage output)"""
         self.losses: list[Tensor] = []
 
-    def run(self, action: Action, following: Action | None) -> None:
+    def run(self) -> None:
+        """Run all actions."""
+        for at, action in enumerate(self.actions):
+            self._run(action, self.actions[at + 1] if at + 1 < len(self.actions) else None)
+
+    def _run(self, action: Action, following: Action | None) -> None:
         """Run one action; ``following`` is the next one, whose message may come meanwhile."""
         pipeline, clock = self.pipeline, self.pipeline.clock
         chunk = pipeline.chunks[action.chunk]
@@ -129,7 +156,7 @@ class _Step:
             self.losses.append(output.detach())
         else:
             self.messages.give(action, output.detach())
-        last = self.pipeline.actions[-1]
+        last = self.actions[-1]
         if last.kind == "B" and (last.chunk, last.microbatch) == (action.chunk, action.microbatch):
             output = _AtEndOfBackward.apply(output, self._note_last_backward)
         self.held[action.chunk, action.microbatch] = x, output
@@ -139,7 +166,7 @@ class _Step:
         x, output = self.held.pop((action.chunk, action.microbatch))
         sync = pipeline.sync[action.chunk]
         if action.kind == "B":
-            sync.before_backward(last=action == pipeline.last_of_chunk[action.chunk])
+            sync.before_backward(last=action == self.last_of_chunk[action.chunk])
             output.backward(received)
         else:
             assert pipeline.deferred is not None
@@ -156,9 +183,9 @@ class _Step:
         pipeline = self.pipeline
         assert pipeline.deferred is not None
         pipeline.deferred[action.chunk].compute(action.microbatch)
-        if action == pipeline.actions[-1]:
+        if action == self.actions[-1]:
             self._note_last_backward()
-        last = action == pipeline.last_of_chunk[action.chunk]
+        last = action == self.last_of_chunk[action.chunk]
         pipeline.sync[action.chunk].after_weight_gradients(action.microbatch, last=last)
 
     def _note_last_backward(self) -> None:

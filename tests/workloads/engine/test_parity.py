@@ -13,8 +13,11 @@ import pytest
 import torch
 
 from tests.pool import Pool
+from tests.workloads.engine import parity
 from tests.workloads.engine.layouts import AXES, every_pair, larger
 from tests.workloads.engine.parity import STEPS, RankTrace, check, experiment, train_rank, trained_reference
+from workloads.engine.build import Engine, build
+from workloads.engine.groups import Groups
 from workloads.experiment import Experiment
 
 CLIP_AT = 0.3
@@ -117,6 +120,36 @@ def train_compiled_rank(rank: int, case: Experiment, steps: int, device: str, *h
 def test_compiled_blocks_equal_single_process(gloo_pool: Pool, layout: dict[str, Any]) -> None:
     case = experiment(**layout, compile="block")
     check(gloo_pool, case, "cpu", body=train_compiled_rank)
+
+
+def train_prepared_rank(rank: int, case: Experiment, steps: int, device: str, *how: Any) -> RankTrace:
+    """With what GPUs do before the first step: connect the stages and run one micro-batch alone."""
+
+    def build_and_prepare(experiment: Experiment, groups: Groups) -> Engine:
+        engine = build(experiment, groups)
+        engine.pipeline.prepare()
+        return engine
+
+    parity.build = build_and_prepare  # type: ignore[attr-defined]
+    try:
+        return train_rank(rank, case, steps, device, *how)
+    finally:
+        parity.build = build  # type: ignore[attr-defined]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "layout",
+    [
+        {"pp": 2, "dp": 2, "zero_stage": 3, "tp": 2, "rounds": 2},
+        {"pp": 2, "pp_schedule": "interleaved_zero_bubble", "virtual_stages": 2, "dp": 2, "zero_stage": 2},
+        {"pp": 2, "pp_schedule": "zero_bubble_v", "virtual_stages": 2, "dp": 2, "zero_stage": 1, "tie": True},
+        {"pp": 2, "pp_schedule": "dualpipe_v", "virtual_stages": 2, "cp": 2, "micro_batch_size": 2},
+    ],
+    ids=str,
+)
+def test_preparations_leave_nothing_behind(gloo_pool: Pool, layout: dict[str, Any]) -> None:
+    check(gloo_pool, experiment(**layout), "cpu", body=train_prepared_rank, clip_at=CLIP_AT)
 
 
 @pytest.mark.gpu

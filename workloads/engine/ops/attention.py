@@ -141,6 +141,7 @@ def _efficient_backward(
     grad_o: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, saved: Saved, causal: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     lse = F.pad(lse, (0, -lse.shape[2] % _EFFICIENT_ROWS), value=math.inf).contiguous()
+    o = o.transpose(1, 2).contiguous().transpose(1, 2)  # read as the forward writes it, whatever its strides say
     wanted = [True, True, True, False]
     return _aten._scaled_dot_product_efficient_attention_backward(
         grad_o, q, k, v, None, o, lse, *saved.random, 0.0, wanted, causal
