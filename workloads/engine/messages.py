@@ -1,11 +1,12 @@
 """Messages between pipeline stages: activations to the next stage, gradients to the one before.
 
-Receives are posted one action before the action that needs them, so that a message that is there already costs no
-waiting. Stages that follow each other on one rank hand their tensors over without a message.
+Stages that follow each other on one rank hand their tensors over without a message.
 
-On GPUs a receive is a kernel that runs until its message is there. Whatever makes the host wait for all kernels, such
-as loading another kernel, then waits for another rank; two ranks can wait for each other without end. So `connect` and
-`workloads.engine.pipeline.Pipeline.load_kernels` do all that happens once before any message is on its way.
+On GPUs a message is a kernel on both sides that runs until the other side is there too. It takes multiprocessors and
+power from the kernels beside it. So a receive is posted when it is needed: posted one action earlier, two stages of
+Llama 8B on H200 were 5 % slower under 1F1B, for a message that takes 0.2 ms. And whatever makes the host wait for all
+kernels, such as loading another kernel, then waits for another rank; two ranks can wait for each other without end. So
+`connect` and `workloads.engine.pipeline.Pipeline.load_kernels` do all that happens once before any message is sent.
 """
 
 from __future__ import annotations
@@ -22,13 +23,6 @@ from workloads.engine.groups import Groups
 
 
 @dataclass
-class _Arriving:
-    tensor: Tensor
-    work: dist.Work | None
-    """None when the tensor is here already."""
-
-
-@dataclass
 class Messages:
     """Everything that one rank sends and receives in one step."""
 
@@ -41,38 +35,29 @@ class Messages:
     """Nothing is sent, and what is received is made up."""
     waits: list[tuple[Mark, Mark]] = field(default_factory=list)
     """Around each wait for a message."""
-    _arriving: dict[tuple[str, int, int], _Arriving] = field(default_factory=dict)
-    """By kind, receiving stage and micro-batch."""
+    _here: dict[tuple[str, int, int], Tensor] = field(default_factory=dict)
+    """From a stage of this rank to another one, by kind, receiving stage and micro-batch."""
     _leaving: list[tuple[dist.Work, Tensor]] = field(default_factory=list)
     """A tensor must live until it has been sent."""
-
-    def post(self, action: Action) -> None:
-        """Start receiving what ``action`` needs, unless that is here, or on its way, or comes from this rank."""
-        kind, stage, source = self._needed(action)
-        key = kind, stage, action.microbatch
-        if source is None or key in self._arriving or self.groups.rank_of_stage(source) == self.groups.rank:
-            return
-        x = torch.empty(self.shape, dtype=self.dtype, device=self.groups.device)
-        if self.alone:
-            # With numbers of the usual size power and clocks are those of a real run.
-            self._arriving[key] = _Arriving(x.normal_(), None)
-            return
-        work = dist.irecv(x, self.groups.rank_of_stage(source), group=self.groups.channel(kind, source, stage))
-        assert work is not None
-        self._arriving[key] = _Arriving(x, work)
 
     def take(self, action: Action) -> Tensor | None:
         """What ``action`` needs from another stage, waited for; None where it needs nothing."""
         kind, stage, source = self._needed(action)
         if source is None:
             return None
-        self.post(action)
-        arriving = self._arriving.pop((kind, stage, action.microbatch))
-        if arriving.work is not None:
-            start = self.clock.mark()
-            arriving.work.wait()
-            self.waits.append((start, self.clock.mark()))
-        return arriving.tensor
+        peer = self.groups.rank_of_stage(source)
+        if peer == self.groups.rank:
+            return self._here.pop((kind, stage, action.microbatch))
+        self._let_go()
+        x = torch.empty(self.shape, dtype=self.dtype, device=self.groups.device)
+        start = self.clock.mark()
+        if not self.alone:
+            work = dist.irecv(x, peer, group=self.groups.channel(kind, source, stage))
+            assert work is not None
+            work.wait()
+        self.waits.append((start, self.clock.mark()))
+        # With numbers of the usual size power and clocks are those of a real run.
+        return x.normal_() if self.alone else x
 
     def give(self, action: Action, x: Tensor) -> None:
         """Send the result of ``action`` to the stage that needs it."""
@@ -80,19 +65,27 @@ class Messages:
         kind, target = ("F", stage + 1) if action.kind == "F" else ("B", stage - 1)
         peer = self.groups.rank_of_stage(target)
         if peer == self.groups.rank:
-            self._arriving[kind, target, action.microbatch] = _Arriving(x, None)
+            self._here[kind, target, action.microbatch] = x
             return
         if self.alone:
             return
         x = x.contiguous()
         work = dist.isend(x, peer, group=self.groups.channel(kind, stage, target))
         assert work is not None
-        self._leaving = [(work, tensor) for work, tensor in self._leaving if not work.is_completed()]
         self._leaving.append((work, x))
+
+    def _let_go(self) -> None:
+        """Free what has left."""
+        leaving, self._leaving = self._leaving, []
+        for work, x in leaving:
+            if work.is_completed():
+                work.wait()  # or the process group keeps the tensor until its next message
+            else:
+                self._leaving.append((work, x))
 
     def finish(self) -> None:
         """Wait until everything has left."""
-        assert not self._arriving, f"received and not used: {sorted(self._arriving)}"
+        assert not self._here, f"made and not used: {sorted(self._here)}"
         for work, _ in self._leaving:
             work.wait()
         self._leaving.clear()

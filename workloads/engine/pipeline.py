@@ -126,16 +126,13 @@ class _Step:
 
     def run(self) -> None:
         """Run all actions."""
-        for at, action in enumerate(self.actions):
-            self._run(action, self.actions[at + 1] if at + 1 < len(self.actions) else None)
+        for action in self.actions:
+            self._run(action)
 
-    def _run(self, action: Action, following: Action | None) -> None:
-        """Run one action; ``following`` is the next one, whose message may come meanwhile."""
+    def _run(self, action: Action) -> None:
         pipeline, clock = self.pipeline, self.pipeline.clock
         chunk = pipeline.chunks[action.chunk]
         received = self.messages.take(action)
-        if following is not None:
-            self.messages.post(following)
         start = clock.mark()
         if action.kind == "F":
             self._forward(action, chunk, received)
@@ -144,7 +141,7 @@ class _Step:
         else:
             self._backward(action, chunk, received)
         # After the last backward FSDP waits for the gradients' reduction, which is counted apart from it.
-        end = self.marks.last_backward if following is None else clock.mark()
+        end = self.marks.last_backward if action is self.actions[-1] else clock.mark()
         assert end is not None
         self.marks.actions.append((action, start, end))
 
