@@ -50,9 +50,9 @@ FAULTS: list[tuple[Check, Fault]] = [
         checks.marks,
         Fault(
             "the last backward ends after FSDP's wait",
-            "workloads.engine.pipeline:_Step.run",
+            "workloads.engine.pipeline:_Step._run",
             "clock.mark()",
-            "self.marks.last_backward if following is None else clock.mark()",
+            "self.marks.last_backward if action is self.actions[-1] else clock.mark()",
         ),
     ),
     (
