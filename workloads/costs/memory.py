@@ -114,6 +114,8 @@ def moments_held(experiment: Experiment, rank: int) -> tuple[tuple[float, float]
 def _moments(schedule: str, rank: int, pp: int, m: int, v: int) -> tuple[tuple[float, float], ...]:
     if schedule == "gpipe":
         return ((m, 0.0),)
+    if schedule in ("1f1b", "none"):
+        return ((float(min(pp - rank, m)), 0.0),)
     moments = held_by_rank(schedule, rank, pp, m, v)
     return tuple((sum(one.activations) / v, sum(one.for_weights) / v) for one in moments)
 
@@ -237,13 +239,14 @@ def _stage_memory(e: Experiment, x: _Shared, stage: int, held: StageParams) -> S
     best: _Moment = (0, 0, 0)
     accumulated = x.g * params if x.whole else shard
     for turn in _rounds(x, in_flight, int(deferred * waiting), accumulated):
-        best = max(
-            best,
+        moments = [
             *(_head_moments(e, x, units, turn, params, saved) if held.has_head else ()),
             _block_moment(e, x, units, turn, params, saved, held.has_head),
             _end_moment(e, x, units, turn, held, params, shard, saved),
-            key=sum,
-        )
+        ]
+        for moment in moments:
+            if sum(moment) > sum(best):
+                best = moment
     copies, gradients, activations = best
     return StageMemory(
         stage=stage,

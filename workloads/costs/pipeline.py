@@ -33,7 +33,7 @@ MOST_EXECUTED = 64
 _ALIKE = 1e-12
 """Times that differ by this part are taken as equal: far more than rounding makes of them."""
 
-_FEW_ACTIONS = 128
+_FEW_ACTIONS = 64
 """Pairs of a forward and a backward, up to which executing them takes least."""
 
 _KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -120,7 +120,7 @@ def pipeline_time_s(
     F_r and B_r being the seconds of rank r, p ranks, m micro-batches:
 
     gpipe   ``sum F + (m-1) max F + sum B + (m-1) max B + 2 (p-1) p2p``: two flow shops, exact.
-    1f1b    Exact: `_one_f_one_b_s`, where that takes less than executing the actions.
+    1f1b    Exact: `_longest_chain_s`, where that takes less than executing the actions.
     others  Exact up to 64 micro-batches, in shallow pipelines up to 1,024 / p: which action waits for which is found
             once for a schedule and its sizes, and what is left is one sum and one comparison an action. With more
             micro-batches, every further round of p takes as long as the last one that is executed: within 2 %, in the
@@ -128,7 +128,7 @@ def pipeline_time_s(
     """
     p, m = len(forward_s), num_microbatches
     times = _durations(virtual_stages, forward_s, backward_s, input_s, weight_s)
-    if name in ("1f1b", "none") and p * m > _FEW_ACTIONS:
+    if name in ("1f1b", "none"):
         return _one_f_one_b_s(tuple(times[:p]), tuple(times[p : 2 * p]), m, p2p_s)
     if name == "gpipe":
         forward, backward = times[:p], times[p : 2 * p]
@@ -146,6 +146,14 @@ def pipeline_time_s(
 
 @lru_cache(maxsize=4096)
 def _one_f_one_b_s(forward: tuple[float, ...], backward: tuple[float, ...], m: int, p2p_s: float) -> float:
+    """Of 1F1B. Many layouts of a plan differ in nothing that its time depends on."""
+    p = len(forward)
+    if p * m > _FEW_ACTIONS:
+        return _longest_chain_s(forward, backward, m, p2p_s)
+    return _executed_s(_steps("1f1b", p, m, 1), (*forward, *backward), p, p2p_s)
+
+
+def _longest_chain_s(forward: Sequence[float], backward: Sequence[float], m: int, p2p_s: float) -> float:
     """Seconds of 1F1B whose stages take these times: the longest chain of actions that wait for each other.
 
     q counts ranks from the last one on. After its first q forwards rank q runs, in its round k from 0 on, the forward
@@ -158,7 +166,7 @@ def _one_f_one_b_s(forward: tuple[float, ...], backward: tuple[float, ...], m: i
     3. backwards alone, from the round of the last forward on: as 1.
 
     Maxima of sums commute with a shift of all times: once a round is an earlier one but for a shift, so is everything
-    that follows, and whole repetitions of what lies between the two are skipped.
+    that follows, and what lies between the two repeats.
     """
     p, n = len(forward), min(len(forward), m)
     down, up = _ramps(forward, p2p_s), _ramps(backward, p2p_s)
@@ -166,19 +174,20 @@ def _one_f_one_b_s(forward: tuple[float, ...], backward: tuple[float, ...], m: i
     back = [0.0, *accumulate(backward[p - 1 - q] + p2p_s for q in range(n))]
     """From the last rank's backward to that of rank q."""
     now = [down[q] - back[q] for q in range(n)]
-    rounds, k, hop = [now], 0, 2 * p2p_s
-    while k < m - n:
-        k += 1
+    rounds, hop, looks = [now], 2 * p2p_s, max(1, p // 4)
+    for k in range(1, m - n + 1):
         passed = [*now[1:], -math.inf]
         best = list(accumulate(now, max))
         now = [w + (a if a > b + hop else b + hop) for w, a, b in zip(both, best, passed, strict=True)]
         rounds.append(now)
-        if k % p == 0 and (found := _repetition(rounds)):
+        if (k == 2 or k % looks == 0) and (found := _repetition(rounds)):
             lag, later = found
-            skipped = (m - n - k) // lag
-            now = [one + skipped * later for one in now]
-            k += skipped * lag
-            rounds = [now]
+            repeated = [list(accumulate(one, max)) for one in rounds[-lag:]]
+            found_s = []
+            for q in range(n):
+                times, turn = divmod(m - 1 - q - (k + 1 - lag), lag)  # of the round of rank q's last forward
+                found_s.append(repeated[turn][q] + times * later + back[q] + up[q])
+            return max(found_s)
     total = 0.0
     for q in reversed(range(n)):  # one rank after another, from the first on, has no forward left
         best = list(accumulate(now, max))
@@ -187,7 +196,7 @@ def _one_f_one_b_s(forward: tuple[float, ...], backward: tuple[float, ...], m: i
     return total
 
 
-def _ramps(times: tuple[float, ...], p2p_s: float) -> list[float]:
+def _ramps(times: Sequence[float], p2p_s: float) -> list[float]:
     """Seconds from the first rank's first action to the end of rank q's action q, by q: a flow shop of equal jobs."""
     found, together, most = [], 0.0, 0.0
     for rank, one in enumerate(times):

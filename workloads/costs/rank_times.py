@@ -142,7 +142,10 @@ def rank_times(
     c, g = COMPUTE_BYTES[e.precision], MASTER_BYTES[e.precision]
     params, experts = _held_params(e, held)
     shard_bytes = parameter_shard_bytes(e, params - experts, experts)
-    forward, backward = sum(chunk.forward_s for chunk in chunks), sum(chunk.backward_s for chunk in chunks)
+    forward = backward = exposed = 0.0
+    for chunk in chunks:
+        forward, backward = forward + chunk.forward_s, backward + chunk.backward_s
+        exposed += chunk.forward_exposed_s + chunk.backward_exposed_s
     unit = max(1, held.num_layers)
     copies, shards = data_degrees(e)
     apart = e.tp * shards if shards > 1 else e.tp  # global ranks between two replicas
@@ -154,7 +157,6 @@ def rank_times(
     last = replicas + (scatter if e.zero_stage <= 1 else 0.0)
     once += max(0.0, last - backward) + (scatter + replicas) / unit
     once += _tied_s(e, cluster, held, g)
-    exposed = sum(chunk.forward_exposed_s + chunk.backward_exposed_s for chunk in chunks)
     return RankTimes(
         chunks=chunks,
         busy_s=forward + backward + exposed,
