@@ -29,6 +29,11 @@ class StageParams:
     """Output projection of its own; 0 where this rank has none or where it is the tied embedding beside it."""
     has_head: bool
     final_norm: int
+    dense_recomputed: int
+    """Of ``dense_layers``: those that are recomputed, if anything is."""
+    moe_recomputed: int
+    kept_after: int
+    """Layers after the last recomputed one, all that it has where none is: backward meets them first."""
 
     @property
     def num_layers(self) -> int:
@@ -91,14 +96,16 @@ def experiment_layers(experiment: Experiment) -> tuple[range, ...]:
 def experiment_stages(experiment: Experiment) -> tuple[StageParams, ...]:
     """What each pipeline rank of an experiment holds, all its stages together."""
     e = experiment
-    return _ranks(e.model, e.pp_schedule, e.pp, e.virtual_stages, experiment_layers(e))
+    every = e.recompute_every if e.recompute != "none" else 1
+    return _ranks(e.model, e.pp_schedule, e.pp, e.virtual_stages, experiment_layers(e), every)
 
 
 @lru_cache(maxsize=4096)
 def _ranks(
-    model: ModelSpec, schedule: str, pp: int, virtual_stages: int, layers: tuple[range, ...]
+    model: ModelSpec, schedule: str, pp: int, virtual_stages: int, layers: tuple[range, ...], every: int
 ) -> tuple[StageParams, ...]:
-    """A tied embedding whose two ends are different stages is held, and trained, by both."""
+    """A tied embedding whose two ends are different stages is held, and trained, by both. ``every``: layers whose index
+    is a multiple of it are recomputed."""
     dense_total = num_dense_layers(model)
     vocabulary = model.vocab_size * model.hidden_size
     last = len(layers) - 1
@@ -111,6 +118,8 @@ def _ranks(
         if len(held) > dense:
             counts = counts + moe_layer(model) * (len(held) - dense)
         has_head = last in stages
+        recomputed = [layer for layer in held if layer % every == 0]
+        dense_recomputed = sum(layer < dense_total for layer in recomputed)
         result.append(
             StageParams(
                 dense_layers=dense,
@@ -120,6 +129,9 @@ def _ranks(
                 head=vocabulary if has_head and not (last == 0 and model.tie_embeddings) else 0,
                 has_head=has_head,
                 final_norm=model.hidden_size if has_head else 0,
+                dense_recomputed=dense_recomputed,
+                moe_recomputed=len(recomputed) - dense_recomputed,
+                kept_after=sum(layer > max(recomputed, default=-1) for layer in held),
             )
         )
     return tuple(result)
