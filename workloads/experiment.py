@@ -1,6 +1,7 @@
 """Describes one experiment: its fields, its id and its JSON form. No torch here.
 
-Everything that can change a measured number is a field, and every field goes into the hash, also a default. What
+Everything that can change a measured number is a field, and every field goes into the hash, also a default (a
+field that came later may be left out where it says what engines did before). What
 cannot change a number (paths, partitions, how many steps are timed) is no field. The id is for people and for joining
 tables; nothing parses it.
 """
