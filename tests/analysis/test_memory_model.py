@@ -185,7 +185,7 @@ def test_the_layouts_visit_every_branch(compared: list[tuple[Experiment, dict[st
         "precision": 5,
         "compile": 2,
         "tp": 5,
-        "moment": 4,
+        "moment": 5,
     }
     assert {field: sum(key[0] == field for key in seen) for field in expected} == expected
 

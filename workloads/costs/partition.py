@@ -32,6 +32,8 @@ class StageParams:
     dense_recomputed: int
     """Of ``dense_layers``: those that are recomputed, if anything is."""
     moe_recomputed: int
+    first_recomputed: bool
+    """Whether its first layer is one of them: backward meets it last."""
     kept_after: int
     """Layers after the last recomputed one, all that it has where none is: backward meets them first."""
 
@@ -131,6 +133,7 @@ def _ranks(
                 final_norm=model.hidden_size if has_head else 0,
                 dense_recomputed=dense_recomputed,
                 moe_recomputed=len(recomputed) - dense_recomputed,
+                first_recomputed=held[:1] == recomputed[:1],
                 kept_after=sum(layer > max(recomputed, default=-1) for layer in held),
             )
         )

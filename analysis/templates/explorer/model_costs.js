@@ -157,7 +157,7 @@ const ModelCosts = (() => {
       }
       let parts = times(denseLayer(model), dense);
       if (held > dense) parts = add(parts, times(moeLayer(model), held - dense));
-      const hasHead = own.includes(last);
+      const hasHead = own.includes(last), firstRecomputed = layers[own[0]][0] % every === 0;
       return {
         dense_layers: dense,
         moe_layers: held - dense,
@@ -168,6 +168,7 @@ const ModelCosts = (() => {
         final_norm: hasHead ? model.hidden_size : 0,
         dense_recomputed: denseRecomputed,
         moe_recomputed: recomputed - denseRecomputed,
+        first_recomputed: firstRecomputed,
         kept_after: keptAfter,
       };
     });
