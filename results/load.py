@@ -43,6 +43,8 @@ def load(path: Path | str, table: Table = "attempts") -> Reading:
         problems += said
     else:
         problems += _newer_files(path, table)
+        if table == "ledger":
+            found = upgraded_ledger(found)
     schema = SCHEMAS[table]
     if others := [name for name in found.column_names if name not in schema.names]:
         problems.append(f"{plural(len(others), 'column')} that this version does not know left out: {listed(others)}")
@@ -66,9 +68,20 @@ def upgraded(attempts: pa.Table) -> tuple[pa.Table, list[str]]:
             f"knows {SCHEMA_VERSION}): what it has added or changed since is not understood here; update to read all "
             "of it"
         )
-    place = attempts.schema.get_field_index("backend")
-    known = pc.coalesce(attempts["backend"], _backend(attempts))
-    return attempts.set_column(place, attempts.schema.field(place), known), problems
+    attempts = _with(attempts, "backend", _backend(attempts))
+    return _with(attempts, "recompute_every", _recompute_every(attempts)), problems
+
+
+def _with(table: pa.Table, column: str, otherwise: pa.ChunkedArray) -> pa.Table:
+    """``table`` with the values of ``otherwise`` where a column has none."""
+    place = table.schema.get_field_index(column)
+    return table.set_column(place, table.schema.field(place), pc.coalesce(table[column], otherwise))
+
+
+def _recompute_every(table: pa.Table) -> pa.ChunkedArray:
+    """``recompute_every`` of rows that are older than the column (schema 7): every layer, where a row tells at all
+    whether it recomputed. Null where it does not."""
+    return pc.if_else(pc.is_valid(table["recompute"]), pa.scalar(1, pa.int64()), pa.scalar(None, pa.int64()))
 
 
 def _backend(attempts: pa.Table) -> pa.ChunkedArray:
@@ -77,6 +90,12 @@ def _backend(attempts: pa.Table) -> pa.ChunkedArray:
     told = pc.and_(pc.is_valid(attempts["device_name"]), pc.fill_null(pc.equal(attempts["method"], "measured"), False))
     found = pc.if_else(pc.is_valid(attempts["device_memory_bytes"]), "cuda", "cpu")
     return pc.if_else(told, found, pa.scalar(None, pa.string()))
+
+
+def upgraded_ledger(ledger: pa.Table) -> pa.Table:
+    """A ledger of any version with every column of today's and its own extra ones."""
+    ledger = conform(ledger, LEDGER)
+    return _with(ledger, "recompute_every", _recompute_every(ledger)) if ledger.num_rows else ledger
 
 
 def _newer_files(path: Path, table: Table) -> list[str]:
@@ -104,7 +123,10 @@ def rewrite(sweep_dir: Path, table: Table) -> bool:
     if not path.exists():
         return False
     stored = files.read_parquet(path)
-    found = upgraded(stored)[0] if table == "attempts" else conform(stored, SCHEMAS[table])
+    if table == "attempts":
+        found = upgraded(stored)[0]
+    else:
+        found = upgraded_ledger(stored) if table == "ledger" else conform(stored, SCHEMAS[table])
     version = (stored.schema.metadata or {}).get(b"schema_version")
     if found.schema.equals(stored.schema) and version == str(SCHEMA_VERSION).encode() and found.equals(stored):
         return False

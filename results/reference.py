@@ -286,6 +286,7 @@ _IN_ALL_RUNS = {
     "cp": 1,
     "ep": 1,
     "recompute": "none",
+    "recompute_every": 1,
     "virtual_stages": 1,
     "sequence_parallel": True,
     "precision": "bf16",

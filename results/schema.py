@@ -11,11 +11,12 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 """Of ``attempts``. 2: grad_norm_max_difference. 3: nodes, scheduler_job, pilot_id, repeat_of. 4: backend. 5: the spread
 of step times, timed_wall_s, slowest_rank, energy_per_token_mj, power_limit_w, sm_clock_median_step_mhz,
 nccl_environment; timed_steps is how many were timed. 6: pp_split, cp_kind, traffic,
-traffic_source, breakdown_*, trace_file. Rows of older versions have null in newer columns."""
+traffic_source, breakdown_*, trace_file. 7: recompute_every, which is 1 in older rows. Rows of older versions have null
+in all other newer columns."""
 MEASUREMENT_VERSION = 2
 """2: a stage's waiting for slower stages after its last backward is pipeline idle, no longer reduction or optimizer;
 HFU of full recomputation leaves out the down projection; losses agree by gradient norms too."""
@@ -88,7 +89,8 @@ CONFIG_COLUMNS: tuple[Column, ...] = (
     Column("seq_len", _I, "Tokens of one sequence", "tokens"),
     Column("tokens_per_step", _I, "Tokens of one optimizer step", "tokens"),
     Column("zero_stage", _I, "ZeRO stage 0 to 3"),
-    Column("recompute", _S, "Activation recomputation: none, selective or full"),
+    Column("recompute", _S, "Activation recomputation: none, selective, full, or operations such as norm+swiglu"),
+    Column("recompute_every", _I, "Only layers whose index is a multiple of it are recomputed; 1: every layer"),
     Column("pp_schedule", _S, "Pipeline schedule; none where pp is 1"),
     Column("virtual_stages", _I, "Model chunks of one pipeline rank"),
     Column("pp_split", _S, "How layers are given to pipeline stages: balanced counts the head, even does not"),

@@ -100,6 +100,10 @@ def _schedule(e: Experiment) -> str:
     return f"{text}, {100 * (1 - 3 * e.num_microbatches / total):.1f} % idle if all ranks took equally long"
 
 
+def _every(e: Experiment) -> str:
+    return f" in 1 layer of {e.recompute_every}" if e.recompute != "none" and e.recompute_every > 1 else ""
+
+
 def _configuration(experiment: Experiment) -> str:
     e = experiment
     degrees = f"dp {e.dp_replicate}x{e.dp_shard} (replicas x shards), tp {e.tp}, cp {e.cp}, pp {e.pp}, ep {e.ep}"
@@ -112,9 +116,9 @@ def _configuration(experiment: Experiment) -> str:
             f"layout     {e.world_size} {ranks}: {degrees}; ZeRO {e.zero_stage}{schedule}",
             f"batch      {e.global_batch_size} sequences of {e.seq_len} tokens = {e.tokens_per_step:,} tokens: "
             f"{e.num_microbatches} micro-batch(es) of {e.micro_batch_size} on each of {e.dp} data-parallel ranks",
-            f"choices    {e.precision}, recompute {e.recompute}, attention {e.attention}, compile {e.compile}, "
-            f"sequence parallel {'on' if e.sequence_parallel else 'off'}, seed {e.seed}, engine {e.engine} "
-            f"{e.engine_version}",
+            f"choices    {e.precision}, recompute {e.recompute}{_every(e)}, attention {e.attention}, "
+            f"compile {e.compile}, sequence parallel {'on' if e.sequence_parallel else 'off'}, seed {e.seed}, "
+            f"engine {e.engine} {e.engine_version}",
             f"FLOPs      {flops_per_token(e.model, e.seq_len, 'palm'):.3e} a token (PaLM), "
             f"{hardware_flops_per_token(e):.3e} on the device",
         )

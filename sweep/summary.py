@@ -84,7 +84,8 @@ def layout(experiment: Experiment) -> str:
     if experiment.zero_stage:
         parts.append(f"ZeRO {experiment.zero_stage}")
     if experiment.recompute != "none":
-        parts.append(f"recompute {experiment.recompute}")
+        every = f" every {experiment.recompute_every}" if experiment.recompute_every > 1 else ""
+        parts.append(f"recompute {experiment.recompute}{every}")
     if experiment.precision != "bf16":
         parts.append(experiment.precision)
     if experiment.compile != "none":

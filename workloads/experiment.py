@@ -1,6 +1,7 @@
 """Describes one experiment: its fields, its id and its JSON form. No torch here.
 
-Everything that can change a measured number is a field, and every field goes into the hash, also a default. What
+Everything that can change a measured number is a field, and every field goes into the hash, also a default (a
+field that came later may be left out where it says what engines did before). What
 cannot change a number (paths, partitions, how many steps are timed) is no field. The id is for people and for joining
 tables; nothing parses it.
 """
@@ -24,7 +25,10 @@ ENGINE_VERSION = "3"
 
 Part = TypeVar("Part", "MoESpec", "MLASpec")
 
-Recompute = Literal["none", "selective", "full"]
+Recompute = Literal["none", "norm", "rope", "swiglu", "norm+rope", "norm+swiglu", "rope+swiglu", "selective", "full"]
+RECOMPUTED_OPERATIONS = ("norm", "rope", "swiglu")
+"""The cheap operations that backward can run again one by one, in the order of their names in ``recompute``: norms'
+outputs, rotated queries and keys, the SwiGLU product. ``selective`` is all of them."""
 PipelineSchedule = Literal[
     "none", "gpipe", "1f1b", "interleaved_1f1b", "interleaved_zero_bubble", "zero_bubble_v", "dualpipe_v"
 ]
@@ -39,7 +43,7 @@ MODEL_SIZES = (
 )
 COUNTS = (
     *("dp_replicate", "dp_shard", "tp", "cp", "pp", "ep", "micro_batch_size", "global_batch_size", "seq_len"),
-    "virtual_stages",
+    *("virtual_stages", "recompute_every"),
 )
 """Fields of `ModelSpec` and `Experiment` that are whole numbers of at least 1, in the order of their checks."""
 HEADS_DO_NOT_DIVIDE = "{label}: num_kv_heads={num_kv_heads} must divide num_heads={num_heads}"
@@ -67,6 +71,9 @@ FIELDS: Mapping[str, Values] = {
 _fields_of = attrgetter(*FIELDS)
 AXES: Mapping[str, Values] = {
     **FIELDS,
+    "recompute": dataclasses.replace(
+        FIELDS["recompute"], accepts=lambda value: FIELDS["recompute"].accepts(canonical_recompute(value))
+    ),
     "model": texts(),
     **dict.fromkeys(("dp", "world_size", "num_microbatches", "tokens_per_step"), whole_numbers(1)),
     "engine": one_of(ENGINE, is_text=True),
@@ -153,6 +160,11 @@ class Experiment:
     seq_len: int = 4096
     zero_stage: int = 0
     recompute: Recompute = "none"
+    """What backward computes again (`workloads.engine.recompute`): nothing, some cheap operations by their names joined
+    by "+", all cheap ones (``selective``) or everything but a layer's input (``full``)."""
+    recompute_every: int = 1
+    """Only layers whose index in the model is a multiple of it are recomputed. Without effect with ``recompute=none``.
+    """
     pp_schedule: PipelineSchedule = "none"
     """``none`` exactly when ``pp == 1``."""
     virtual_stages: int = 1
@@ -187,6 +199,17 @@ class Experiment:
         return self.dp * self.cp * self.tp * self.pp
 
     @property
+    def recomputed_operations(self) -> tuple[str, ...]:
+        """The cheap operations that a recomputed layer runs again one by one; none with ``none`` and ``full``."""
+        if self.recompute == "selective":
+            return RECOMPUTED_OPERATIONS
+        return tuple(name for name in self.recompute.split("+") if name in RECOMPUTED_OPERATIONS)
+
+    def recompute_of_layer(self, layer: int) -> Recompute:
+        """The kind of recomputation of a layer, counted from the first of the model."""
+        return self.recompute if layer % self.recompute_every == 0 else "none"
+
+    @property
     def num_stages(self) -> int:
         """Stages of a pipeline: every rank of it holds ``virtual_stages`` of them."""
         return self.pp * self.virtual_stages
@@ -207,9 +230,14 @@ class Experiment:
 
     @property
     def hash(self) -> str:
-        """Eight hex digits over every field but the model's name (a name cannot change a number)."""
+        """Eight hex digits over every field but the model's name (a name cannot change a number).
+
+        A ``recompute_every`` of 1 is left out, so that experiments keep the hashes from before there was such a field.
+        """
         fields = to_dict(self)
         fields["model"].pop("name")
+        if self.recompute_every == 1:
+            fields.pop("recompute_every")
         return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:8]
 
     @property
@@ -225,7 +253,9 @@ class Experiment:
             parts.append(self.pp_schedule + (f"v{self.virtual_stages}" if self.virtual_stages > 1 else ""))
         parts += [f"mbs{self.micro_batch_size}", f"gbs{self.global_batch_size}", f"s{self.seq_len}"]
         if self.recompute != "none":
-            parts.append(f"rc{self.recompute}")
+            parts.append(f"rc{self.recompute.replace('+', '.')}")
+            if self.recompute_every > 1:
+                parts[-1] += f".every{self.recompute_every}"
         if self.precision != "bf16":
             parts.append(self.precision)
         if self.compile != "none":
@@ -238,7 +268,7 @@ class Experiment:
 
         ``dp`` (instead of ``dp_replicate``/``dp_shard``) becomes replicas for ZeRO-0 and shards otherwise. With one
         data- and context-parallel rank there is nothing to shard, so ZeRO becomes 0; with one stage there is no
-        schedule. So one run has one id, however its fields are given.
+        schedule. Recomputed operations are put in order. So one run has one id, however its fields are given.
         """
         if dp is not None:
             if "dp_replicate" in fields or "dp_shard" in fields:
@@ -257,10 +287,25 @@ class Experiment:
             fields["sequence_parallel"] = True
         if fields.get("cp", 1) == 1:
             fields["cp_kind"] = "ring"
+        fields["recompute"] = canonical_recompute(fields.get("recompute", "none"))
+        if fields["recompute"] == "none":
+            fields["recompute_every"] = 1
+        elif fields.get("recompute_every", 1) > fields["model"].num_layers:
+            fields["recompute_every"] = fields["model"].num_layers  # the first layer alone
         return cls(**fields)
 
     def replace(self, **changes: Any) -> Experiment:
         return dataclasses.replace(self, **changes)
+
+
+def canonical_recompute(value: Any) -> Any:
+    """``value`` with its operations in their one order, each once, and all of them as ``selective``. What is no list of
+    known operations comes back as it is."""
+    named = value.split("+") if isinstance(value, str) else []
+    if not named or not set(named) <= set(RECOMPUTED_OPERATIONS):
+        return value
+    ordered = [name for name in RECOMPUTED_OPERATIONS if name in named]
+    return "selective" if len(ordered) == len(RECOMPUTED_OPERATIONS) else "+".join(ordered)
 
 
 def to_dict(experiment: Experiment) -> dict[str, Any]:
@@ -273,6 +318,7 @@ def from_dict(fields: dict[str, Any]) -> Experiment:
 
     Experiments of engine versions that had no choice in a matter get the field with what those engines did.
     """
+    fields = {**_BEFORE_7, **fields}
     if fields.get("engine") == ENGINE and fields.get("engine_version") in ("1", "2"):
         fields = {**_UNTIL_2, **fields}
     expected = {f.name for f in dataclasses.fields(Experiment)}
@@ -323,6 +369,8 @@ def _part(kind: type[Part], place: str, fields: Any) -> Part:
     return part
 
 
+_BEFORE_7 = {"recompute_every": 1}
+"""What every engine did whose rows are older than schema version 7: it recomputed all layers, or none."""
 _UNTIL_2 = {"pp_split": "even", "cp_kind": "ring"}
 """What engine versions 1 and 2 did where later ones have a choice. (Context parallelism they did not have.)"""
 

@@ -177,6 +177,13 @@ _LAYOUT = _rules(
         "compile=block with pp_schedule={pp_schedule}: a compiled backward cannot put off weights' gradients; use "
         "compile=none, or pp_schedule=1f1b, interleaved_1f1b or gpipe",
     ),
+    # A compiled block is recomputed by torch's selective checkpointing, which sees it as aten operations.
+    (
+        "compile_recompute",
+        "compile == 'block' and recompute not in ('none', 'selective', 'full')",
+        "compile=block with recompute={recompute}: a compiled block has no norms, RoPE or SwiGLU any more that could "
+        "be named, only the operations that they are made of; use recompute=none, selective or full, or compile=none",
+    ),
 )
 
 _CLUSTER = _rules(
@@ -229,7 +236,7 @@ RULES = (
 _OF_EXPERIMENT = (
     *("dp_replicate", "dp_shard", "dp", "tp", "cp", "pp", "ep", "world_size", "micro_batch_size", "global_batch_size"),
     *("num_microbatches", "seq_len", "zero_stage", "pp_schedule", "virtual_stages", "sequence_parallel", "precision"),
-    *("attention", "cp_kind", "compile", "engine_version"),
+    *("attention", "cp_kind", "compile", "recompute", "engine_version"),
 )
 _OF_MODEL = ("num_layers", "num_heads", "num_kv_heads", "ffn_hidden_size", "vocab_size")
 _OF_PARTS = ("model", "has_experts", "has_latent_attention", "num_experts", "expert_hidden_size")

@@ -2,7 +2,9 @@
 
 All ranks with one pipeline coordinate do the same work. The ends of the model are on the first and the last of them (in
 a V on the first alone); the middle ones hold only layers. So a rehearsal runs one of the first ranks and one of the
-last. Their results are stored under `stage_key` and used again for every point that has the same rank.
+last. Where not every layer is recomputed (``recompute_every``), a middle rank may hold more than either, so the one
+that holds most by the closed form is run too. Their results are stored under `stage_key` and used again for every point
+that has the same rank.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import statistics
 from dataclasses import asdict, dataclass
 
 from workloads.cluster import ClusterSpec
+from workloads.costs.memory import estimate_memory
 from workloads.costs.partition import experiment_layers
 from workloads.costs.pipeline import pipeline_time_s
 from workloads.costs.schedule import INTERLEAVED, V_SHAPED, Held, held_by_rank, stage_at
@@ -31,12 +34,12 @@ _SAME_FIELDS = (
         "micro_batch_size",
         "seq_len",
         "zero_stage",
-        "recompute",
         "sequence_parallel",
     ),
     *("precision", "attention", "compile", "virtual_stages", "engine", "engine_version"),
 )
-"""Fields of an experiment on which its stages' memory and compute depend as they stand."""
+"""Fields of an experiment on which its stages' memory and compute depend as they stand. Recomputation counts as it is
+on a stage's own layers, see `_recomputed`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,9 +54,19 @@ class RehearsedTimes:
 
 
 def rehearsed_ranks(experiment: Experiment) -> tuple[int, ...]:
-    """Global ranks to run: one of the first stage and, if there are several stages, one of the last."""
-    first = rank_of(experiment)
-    return (first,) if experiment.pp == 1 else (first, rank_of(experiment, pp=experiment.pp - 1))
+    """Global ranks to run: one of the first stage and, if there are several stages, one of the last.
+
+    With ``recompute_every`` also one of the stage with the highest predicted peak, between these two.
+    """
+    return tuple(rank_of(experiment, pp=rank) for rank in _rehearsed(experiment))
+
+
+def _rehearsed(e: Experiment) -> list[int]:
+    """The pipeline ranks to run, in order."""
+    ranks = {0, e.pp - 1}
+    if e.pp > 2 and e.recompute_every > 1:
+        ranks.add(estimate_memory(e).peak_stage)
+    return sorted(ranks)
 
 
 def shortened(experiment: Experiment) -> Experiment:
@@ -103,6 +116,7 @@ def stage_key(task: Task, rank: int) -> str:
     }
     for name in _SAME_FIELDS:
         same[name] = getattr(experiment, name)
+    same |= _recomputed(experiment, pp_rank)
     return hashlib.sha256(json.dumps(same, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -110,9 +124,10 @@ def assemble(experiment: Experiment, cluster: ClusterSpec, results: dict[int, Ra
     """The times of the whole step from the results of its rehearsed ranks, by global rank.
 
     The measured forward and backward times of the first and the last rank fill the schedule; a middle rank takes the
-    time of the first one (in a V that of the last, which like itself holds no end), scaled to its number of layers. The
-    time after the last backward (optimizer, and the casts and copies of the gradient reduction) is that of the slower
-    of the two. Communication comes from the closed form.
+    time of the first one (in a V that of the last, which like itself holds no end), scaled to its layers: a forward to
+    their number, a backward to what they compute in it, which is half as much again where a forward is run first. The
+    time after the last backward (optimizer, and the casts and copies of the gradient reduction) is that of the slowest.
+    Communication comes from the closed form.
     """
     estimate = estimate_time(experiment, cluster)
     communication = estimate.communication_s if estimate is not None else None
@@ -124,17 +139,16 @@ def assemble(experiment: Experiment, cluster: ClusterSpec, results: dict[int, Ra
             communication_time_s=communication,
             time_source="estimated",
         )
+    measured = dict(zip(_rehearsed(experiment), ends, strict=True))
     forward, backward = [], []
     for rank in range(experiment.pp):
-        like = 0 if rank == 0 else experiment.pp - 1
-        if 0 < rank < like and experiment.pp_schedule not in V_SHAPED:
-            like = 0
-        end = ends[0] if like == 0 else ends[-1]
-        scale = _layers_of_rank(experiment, rank) / _layers_of_rank(experiment, like)
+        middle_like = experiment.pp - 1 if experiment.pp_schedule in V_SHAPED else 0
+        like = rank if rank in measured else middle_like
+        end = measured[like]
         assert end.forward_s is not None
         assert end.backward_s is not None
-        forward.append(end.forward_s * scale)
-        backward.append(end.backward_s * scale)
+        forward.append(end.forward_s * _layers_of_rank(experiment, rank) / _layers_of_rank(experiment, like))
+        backward.append(end.backward_s * _backward_work(experiment, rank) / _backward_work(experiment, like))
     e = experiment
     busy = pipeline_time_s(e.pp_schedule, forward, backward, e.num_microbatches, virtual_stages=e.virtual_stages)
     compute = busy + max(_after_backward_s(end) for end in ends)
@@ -152,6 +166,23 @@ def _stages_of_rank(e: Experiment, rank: int) -> list[int]:
 
 def _layers_of_rank(e: Experiment, rank: int) -> int:
     return sum(len(experiment_layers(e)[stage]) for stage in _stages_of_rank(e, rank))
+
+
+def _recompute_by_layer(e: Experiment, rank: int) -> list[str]:
+    return [e.recompute_of_layer(layer) for stage in _stages_of_rank(e, rank) for layer in experiment_layers(e)[stage]]
+
+
+def _backward_work(e: Experiment, rank: int) -> int:
+    """What a rank's layers compute in backward, in forwards of one layer. Cheap operations count for nothing."""
+    return sum(3 if kind == "full" else 2 for kind in _recompute_by_layer(e, rank))
+
+
+def _recomputed(e: Experiment, rank: int) -> dict[str, object]:
+    """The recomputation of a rank's layers: one word where it is the same for all of them, else with each layer's."""
+    kinds = _recompute_by_layer(e, rank)
+    if len(set(kinds)) == 1:
+        return {"recompute": kinds[0]}
+    return {"recompute": e.recompute, "recompute_by_layer": kinds}
 
 
 def _ends(e: Experiment, rank: int) -> tuple[bool, bool]:

@@ -31,7 +31,7 @@ SAME_NUMBERS = ("global_batch_size", "seq_len", "seed", "precision", "vocab_size
 """Settings that change the losses: of partners that may differ in one they are not compared."""
 AXES = (
     *("model", "world_size", "dp", "zero_stage", "tp", "cp", "pp", "ep", "micro_batch_size", "num_microbatches"),
-    *("seq_len", "recompute", "pp_schedule", "virtual_stages", "precision", "attention", "compile"),
+    *("seq_len", "recompute", "recompute_every", "pp_schedule", "virtual_stages", "precision", "attention", "compile"),
 )
 """What changes are grouped by."""
 

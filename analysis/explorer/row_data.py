@@ -43,6 +43,7 @@ _LABELS = {
     "seq_len": "sequence length",
     "zero_stage": "ZeRO stage",
     "recompute": "recomputation",
+    "recompute_every": "one layer recomputed in",
     "tokens_per_s_per_gpu": "tokens/s/GPU",
     "tokens_per_s": "tokens/s",
     "step_time_s": "step time",
@@ -75,7 +76,8 @@ _FRACTIONS = frozenset({"mfu_palm", "mfu_causal", "mfu_playbook", "hfu", "publis
 _FILTERS = (
     *(COHORT, "sweep", "grid", "verdict", "rule", "outcome", "phase", "model", "study_label", "seq_len", "world_size"),
     *("dp", "dp_replicate", "tp", "cp", "pp", "ep", "zero_stage"),
-    *("micro_batch_size", "num_microbatches", "global_batch_size", "recompute", "pp_schedule", "virtual_stages"),
+    *("micro_batch_size", "num_microbatches", "global_batch_size", "recompute", "recompute_every"),
+    *("pp_schedule", "virtual_stages"),
     *(
         "pp_split",
         "cp_kind",

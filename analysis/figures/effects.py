@@ -73,8 +73,11 @@ def _effects(rows: pd.DataFrame) -> Iterator[Effect]:
     """Every choice that is asked for, and each doubling that the rows could hold, in the order of the figure."""
     for stage in (1, 2, 3):
         yield Effect(f"ZeRO {stage - 1} → {stage}", "zero_stage", stage - 1, stage)
-    for kind in ("selective", "full"):
+    named = sorted(kind for kind in rows["recompute"].dropna().unique() if kind not in ("none", "selective", "full"))
+    for kind in (*named, "selective", "full"):
         yield Effect(f"recompute none → {kind}", "recompute", "none", kind)
+    for every in sorted(int(value) for value in rows["recompute_every"].dropna().unique() if value > 1):
+        yield Effect(f"recompute all layers → 1 in {every}", "recompute_every", 1, every)
     precisions = sorted(name for name in rows["precision"].dropna().unique() if str(name).startswith("fp8"))
     for precision in precisions or ["fp8"]:
         yield Effect(f"bf16 → {precision.replace('_', ' ')}", "precision", "bf16", precision)

@@ -7,6 +7,7 @@ on one rank.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -90,7 +91,7 @@ class Drawn:
 def representative(frame: pd.DataFrame) -> Pipeline | None:
     """The fastest run of the deepest pipelines of up to `MOST_RANKS` ranks; None without a finished pipeline.
 
-    A backward counts as two forwards (twice the matrix products), under full recomputation as three.
+    A backward counts as two forwards (twice the matrix products), under full recomputation of all layers as three.
     """
     rows = metrics.ranked(frame)
     rows = rows[rows["rank"].notna() & rows["pp"].between(2, MOST_RANKS)]
@@ -99,7 +100,7 @@ def representative(frame: pd.DataFrame) -> Pipeline | None:
     rows = rows[rows["pp"] == rows["pp"].max()]
     row = labels.records(rows.sort_values(metrics.RANK_BY, ascending=False, kind="stable").head(1))[0]
     m = int(row["num_microbatches"])
-    forwards = 4 if row["recompute"] == "full" else 3
+    forwards = 3.0 + _forwards_again(row)
     busy = row["forward_backward_s"]
     forward, unit = (busy / m / forwards, "s") if pd.notna(busy) else (1.0, "forwards")
     return Pipeline(
@@ -110,6 +111,14 @@ def representative(frame: pd.DataFrame) -> Pipeline | None:
         backward=float(forwards - 1) * float(forward),
         unit=unit,
     )
+
+
+def _forwards_again(row: Mapping[str, Any]) -> float:
+    """How much of a forward the backward runs again: the share of layers that are recomputed in full."""
+    if row["recompute"] != "full":
+        return 0.0
+    layers = int(row["num_layers"])
+    return -(-layers // int(row["recompute_every"])) / layers
 
 
 def schedules(pipeline: Pipeline) -> dict[str, Drawn]:

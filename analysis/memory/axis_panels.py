@@ -38,7 +38,8 @@ _COLUMNS = (
 )
 _CHAIN_COLUMNS = (
     *("model", "dp_replicate", "dp_shard", "zero_stage", "tp", "sequence_parallel", "cp", "pp", "pp_schedule", "ep"),
-    *("virtual_stages", "micro_batch_size", "global_batch_size", "seq_len", "recompute", "precision"),
+    *("virtual_stages", "micro_batch_size", "global_batch_size", "seq_len", "recompute", "recompute_every"),
+    "precision",
 )
 _OF_THE_ROW = ("attention", "compile", "seed", "engine", "engine_version")
 """Columns that are compared with the row only where it knows them; rows of other engines do not."""
@@ -217,7 +218,7 @@ def _held(row: Mapping[str, Any], axis: str, fixed: str) -> str:
     if axis != ALL_AXES:
         degrees += [f"{name}{int(row[name])}" for name in ("tp", "cp", "pp", "ep") if name != axis and row[name] > 1]
     if axis != "recompute" and row["recompute"] != "none":
-        degrees.append(f"{row['recompute']} recompute")
+        degrees.append(f"{row['recompute']} recompute" + _every(row))
     if isinstance(row["compile"], str) and row["compile"] != "none":
         degrees.append("compiled")
     if row["precision"] != "bf16":
@@ -228,6 +229,11 @@ def _held(row: Mapping[str, Any], axis: str, fixed: str) -> str:
     if axis != "seq_len":
         batch.append(f"{int(row['seq_len']):,} tokens")
     return "\n".join(" · ".join(line) for line in (degrees, batch) if line)
+
+
+def _every(row: Mapping[str, Any]) -> str:
+    every = row["recompute_every"]
+    return f" of 1 layer in {int(every)}" if pd.notna(every) and every > 1 else ""
 
 
 def _variant(sequence_parallel: bool) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import pandas as pd
 
@@ -18,14 +18,15 @@ from analysis.rows.derived import SHAPE
 from analysis.rows.frame_cache import cache_per_frame
 from analysis.rows.labels import records
 from analysis.rows.load import last_attempts
+from workloads.experiment import Recompute
 
 _POINT = ("sweep", "repeat_of", "started_at", "attempt_number")
 _REPLICAS = "_replicas"
 """Replicas beside shards (HSDP's outer degree); 1 where nothing is sharded."""
 _CONFIG = (
     *("model", *SHAPE, "seq_len", "dp", _REPLICAS, "zero_stage", "tp", "sequence_parallel", "cp", "pp", "pp_schedule"),
-    *("virtual_stages", "ep", "micro_batch_size", "recompute", "precision", "attention", "compile", "seed"),
-    *("engine", "engine_version"),
+    *("virtual_stages", "ep", "micro_batch_size", "recompute", "recompute_every", "precision", "attention", "compile"),
+    *("seed", "engine", "engine_version"),
 )
 _OUTCOME_ORDER = {"ok": 0, "oom": 1}
 _BATCHES = ("num_microbatches", "global_batch_size")
@@ -47,12 +48,13 @@ class Axis:
     with_it: tuple[str, ...] = ()
 
 
+_EVERY = ("recompute_every",)
 _POWERS = (1, 2, 4, 8, 16, 32, 64)
 AXES = {
     axis.name: axis
     for axis in (
         Axis("seq_len", "seq_len", "Sequence length, tokens", tuple(1024 * power for power in _POWERS[:6])),
-        Axis("recompute", "recompute", "Recomputation of activations", ("none", "selective", "full")),
+        Axis("recompute", "recompute", "Recomputation of activations", ("none", "selective", "full"), "none", _EVERY),
         Axis("dp", "dp", "Data-parallel degree", _POWERS, 1, ("zero_stage", _REPLICAS)),
         Axis("zero", "zero_stage", "ZeRO stage", (0, 1, 2, 3), 0, (_REPLICAS,)),
         Axis("tp", "tp", "Tensor-parallel degree", _POWERS[:5], 1, ("sequence_parallel",)),
@@ -161,7 +163,7 @@ def _best_by_model(rows: pd.DataFrame, axis: Axis, batch: str) -> list[tuple[tup
     for number, score in best[order].iterrows():
         own = _one_each(rows[rows["_family"] == number], [axis.column])
         if axis.column == "recompute":  # the others are numbers
-            place = {value: i for i, value in enumerate(axis.values)}
+            place = {value: i for i, value in enumerate(get_args(Recompute))}
             own = own.iloc[own["recompute"].map(place).fillna(len(place)).argsort(kind="stable")]
         picked = tuple(records(own))
         result.append((tuple(map(float, score)), Family(picked, batch, _size(picked[0]))))

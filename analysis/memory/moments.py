@@ -17,13 +17,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from analysis.memory.peak_split import categories
-from workloads.costs.activations import head_bytes, layer_bytes, rank_tokens
+from workloads.costs.activations import head_bytes, rank_tokens
 from workloads.costs.memory import (
     COMPUTE_BYTES,
     MASTER_BYTES,
     accumulates_unsharded,
     estimate_memory,
     parameter_shard_bytes,
+    saved_bytes,
 )
 from workloads.costs.params import local_params
 from workloads.costs.partition import experiment_stages
@@ -104,9 +105,7 @@ class _Held:
         ends = (held.embedding + held.head) // e.tp + held.final_norm
         shard = parameter_shard_bytes(e, layers + ends, experts)
         tokens, stream_tokens = rank_tokens(e)
-        saved = held.dense_layers * layer_bytes(e, routed=False, c=c).saved
-        if held.moe_layers:
-            saved += held.moe_layers * layer_bytes(e, routed=True, c=c).saved
+        saved = saved_bytes(e, held)
         saved += head_bytes(e, c).saved if held.has_head else 0
         saved += c * stream_tokens * e.model.hidden_size if stage < e.pp - 1 else 0  # the output, to be sent
         everything = layers + experts + ends

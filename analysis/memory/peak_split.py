@@ -23,7 +23,7 @@ _SOURCES = {"measured": "measured", "rehearsed": "measured", "rehearsed_fake": "
 """Source of a row's split, by the row's method: a rehearsal measures memory, a trace does not."""
 _COUNTS = (
     *("dp_replicate", "dp_shard", "tp", "cp", "pp", "ep", "micro_batch_size", "global_batch_size", "seq_len"),
-    *("zero_stage", "virtual_stages"),
+    *("zero_stage", "virtual_stages", "recompute_every"),
 )
 _WORDS = ("recompute", "pp_schedule", "precision")
 NEEDED = (*SHAPE, *_COUNTS, *_WORDS, "sequence_parallel")

@@ -35,7 +35,7 @@ MEMORY_CATEGORIES = {
 _LABELLED_BY = (
     *("dp", "dp_replicate", "dp_shard", "zero_stage", "tp", "cp", "pp", "ep", "pp_schedule", "virtual_stages"),
     *("cp_kind", "pp_split"),
-    *("micro_batch_size", "num_microbatches", "recompute", "compile", "precision"),
+    *("micro_batch_size", "num_microbatches", "recompute", "recompute_every", "compile", "precision"),
 )
 
 
@@ -96,7 +96,8 @@ def batching(row: Mapping[str, Any]) -> str:
     """Micro-batch times number of micro-batches, and options that differ from the plain run: ``mbs 2×8, rc full``."""
     parts = [f"mbs {_or_unknown(row, 'micro_batch_size')}×{_or_unknown(row, 'num_microbatches')}"]
     if row.get("recompute") not in (None, "none") and isinstance(row.get("recompute"), str):
-        parts.append(f"rc {row['recompute']}")
+        every = _int(row, "recompute_every") or 1
+        parts.append(f"rc {row['recompute']}" + (f" every {every}" if every > 1 else ""))
     if isinstance(row.get("compile"), str) and row["compile"] != "none":
         parts.append("compiled")
     if isinstance(row.get("precision"), str) and row["precision"] != "bf16":

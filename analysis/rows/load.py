@@ -20,7 +20,7 @@ from analysis.rows.frame_cache import cache_per_frame
 from analysis.rows.step_peaks import add_first_steps
 from results import reference, store
 from results.errors import InvalidResults
-from results.load import upgraded
+from results.load import upgraded, upgraded_ledger
 from results.schema import ATTEMPTS
 
 POINT_KEYS = ["sweep", "experiment_id", "method"]
@@ -67,7 +67,7 @@ def load(path: Path) -> Results:
         folders = store.sweep_dirs(path)
         problems += _remedies(folders, reading.problems)
         try:
-            ledger = store.read_ledger(path).to_pandas()
+            ledger = upgraded_ledger(store.read_ledger(path)).to_pandas()
         except InvalidResults as error:
             problems.append(str(error))
             ledger = store.empty_ledger().to_pandas()
@@ -110,7 +110,7 @@ def _is_plan(path: Path) -> bool:
 
 
 def _plan(path: Path) -> Results:
-    ledger = store.read_ledger(path).to_pandas()
+    ledger = upgraded_ledger(store.read_ledger(path)).to_pandas()
     attempts, _ = add_first_steps(ATTEMPTS.empty_table().to_pandas(), [])
     return Results(path, tuple(sorted(ledger["sweep"].dropna().unique())), attempts, ledger, ())
 

@@ -16,7 +16,8 @@ from results import noise
 
 SETTINGS = (
     *("workload", "world_size", "dp", "tp", "cp", "pp", "ep", "micro_batch_size", "num_microbatches", "zero_stage"),
-    *("recompute", "pp_schedule", "virtual_stages", "precision", "attention", "compile", "engine_version"),
+    *("recompute", "recompute_every", "pp_schedule", "virtual_stages", "precision", "attention", "compile"),
+    *("engine_version",),
     *("sequence_parallel", "tokens_per_step", "replicas", "network_regime"),
     *("device_name", "driver_version", "torch_version", "cuda_version", "nccl_version"),
 )

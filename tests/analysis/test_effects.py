@@ -46,6 +46,24 @@ def test_effects_are_medians_over_pairs_of_whatever_batch() -> None:
     assert effect(table, "micro-batch 1 → 2")["pairs"] == 4
 
 
+def test_recomputing_fewer_layers_is_a_choice_of_its_own() -> None:
+    kinds = (("none", 1, 1000.0), ("full", 1, 700.0), ("full", 4, 900.0), ("norm+rope", 1, 980.0))
+    rows = []
+    for mbs, batch in itertools.product((1, 2, 4, 8), (16, 64)):
+        for kind, every, rate in kinds:
+            fields = {"micro_batch_size": mbs, "global_batch_size": batch, "recompute": kind, "recompute_every": every}
+            rows.append(run(point(dp=2, tp=2, **fields), len(rows), rate))
+    table = effects.data(labelled(*rows))
+    ratios = {
+        "recompute none → full": 0.7,  # of all layers alone
+        "recompute none → norm+rope": 0.98,
+        "recompute all layers → 1 in 4": 9 / 7,
+    }
+    for name, expected in ratios.items():
+        assert effect(table, name)["pairs"] == 8
+        assert effect(table, name)["throughput_ratio"] == pytest.approx(expected)
+
+
 def test_runs_that_agree_in_everything_make_one_pair_not_many() -> None:
     rows = zero_pairs(0.9, 8)
     again = [row | {"experiment_id": f"seed-{i}", "attempt_id": f"seed-{i}"} for i, row in enumerate(rows)]

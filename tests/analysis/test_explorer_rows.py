@@ -64,7 +64,7 @@ def test_commands_of_odd_rows(browser: Browser, tmp_path: Path) -> None:
     point = ex.Experiment.canonical(
         model=synthetic.MODELS[0], dp_replicate=2, dp_shard=2, tp=2, cp=2, pp=2, zero_stage=2, global_batch_size=64,
         micro_batch_size=2, sequence_parallel=False, precision="fp32", attention="flash", compile="block", seed=7,
-        virtual_stages=2, pp_schedule="interleaved_1f1b", recompute="full", seq_len=8192,
+        virtual_stages=2, pp_schedule="interleaved_1f1b", recompute="full", recompute_every=3, seq_len=8192,
     )  # fmt: skip
     words = ["python", "-m", "sweep", "run", "--conf", "my conf", "+grid=mine", "launcher.partition=a b", "name=x"]
     rows = [

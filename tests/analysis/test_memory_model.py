@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import random
 from collections import Counter
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
@@ -18,7 +18,7 @@ from workloads.cluster import ClusterSpec, DeviceSpec, LinkSpec
 from workloads.costs.activations import layer_tensors
 from workloads.costs.memory import estimate_memory
 from workloads.costs.params import num_params
-from workloads.experiment import Experiment, MLASpec, ModelSpec, MoESpec, model_from_dict, to_dict
+from workloads.experiment import Experiment, MLASpec, ModelSpec, MoESpec, Recompute, model_from_dict, to_dict
 from workloads.rules import RULES, violations
 
 SCRIPTS = ("model_costs.js", "pipeline_model.js", "memory_model.js", "memory_rules.js")
@@ -91,7 +91,8 @@ def random_experiment(draw: random.Random) -> Experiment:
         global_batch_size=sequences,
         seq_len=draw.choice([512, 1536, 2048, 4096, 4100, 7680, 131072]),
         zero_stage=zero,
-        recompute=draw.choice(["none", "selective", "full"]),
+        recompute=draw.choice(get_args(Recompute)),
+        recompute_every=draw.choice([1, 1, 1, 2, 3, 8]),
         pp_schedule=schedule,  # type: ignore[arg-type]
         virtual_stages=virtual,
         pp_split=draw.choice(["balanced", "even"]),
@@ -158,14 +159,34 @@ def test_thousand_layouts_have_the_planners_bytes_on_every_stage(
 def test_the_layouts_visit_every_branch(compared: list[tuple[Experiment, dict[str, Any]]]) -> None:
     seen: Counter[tuple[str, Any]] = Counter()
     for experiment, page in compared:
-        for field in ("zero_stage", "recompute", "pp_schedule", "precision", "compile", "tp", "cp", "pp", "ep"):
+        for field in (
+            "zero_stage",
+            "recompute",
+            "recompute_every",
+            "pp_schedule",
+            "precision",
+            "compile",
+            "tp",
+            "cp",
+            "pp",
+            "ep",
+        ):
             seen[field, getattr(experiment, field)] += 1
         seen["moe", experiment.model.moe is not None] += 1
         seen["mla", experiment.model.mla is not None] += 1
         seen["tied", experiment.model.tie_embeddings] += 1
         seen.update(("moment", stage["moment"]) for stage in page["stages"])
     assert min(seen.values()) >= 10, seen
-    expected = {"zero_stage": 4, "recompute": 3, "pp_schedule": 7, "precision": 5, "compile": 2, "tp": 5, "moment": 5}
+    expected = {
+        "zero_stage": 4,
+        "recompute": 9,
+        "recompute_every": 4,
+        "pp_schedule": 7,
+        "precision": 5,
+        "compile": 2,
+        "tp": 5,
+        "moment": 5,
+    }
     assert {field: sum(key[0] == field for key in seen) for field in expected} == expected
 
 
@@ -185,6 +206,11 @@ SAVED = {
         ("input", "residual"),
     ),
     ("full", "none"): ((), (), ("input",)),
+    ("norm+swiglu", "none"): (
+        ("projected", "qk_statistics", "rotated", "softmax", "attention_output"),
+        ("gate_up",),
+        ("input", "residual"),
+    ),
     ("selective", "block"): (("projected", "softmax", "attention_output"), ("gate_up",), ("input",)),
 }
 """By recompute and compile: tensors that attention, feed-forward and the residual stream keep for backward."""
@@ -209,8 +235,11 @@ def test_saved_tensors_stand_where_they_belong(browser: Browser, recompute: Any,
     shown = page["stages"][1]["parts"]["activations"]
     # With compiled blocks the outputs of both row-parallel layers stay: c T_s h, and with tp their partial sums, c T h.
     row_parallel = 2 * (2048 + 4096) * 4096 if compile == "block" else 0
+    statistics = 4 * 2048 if recompute == "norm+swiglu" else 0  # of each norm, whose output is made again
     for part, names in zip(("attention", "feed-forward", "residual stream"), SAVED[recompute, compile], strict=True):
-        layer = sum(getattr(tensors, name) for name in names) + (row_parallel if part != "residual stream" else 0)
+        layer = sum(getattr(tensors, name) for name in names) + (
+            row_parallel + statistics if part != "residual stream" else 0
+        )
         # Eight layers a stage, of three micro-batches in flight.
         assert shown.get(part, 0) == 8 * 3 * layer, part
 

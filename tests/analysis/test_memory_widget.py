@@ -69,6 +69,8 @@ SETTINGS: tuple[dict[str, int | str], ...] = (
     {"model": "llama70b", "tp": 8, "pp": 4, "pp_schedule": "interleaved_1f1b", "virtual_stages": 5},
     {"model": "llama405b", "dp_replicate": 2, "dp_shard": 16, "zero_stage": 3, "pp": 8, "pp_schedule": "gpipe"},
     {"model": "deepseek_v3", "dp_shard": 64, "zero_stage": 1, "ep": 32, "pp": 4, "precision": "fp8_rowwise"},
+    {"model": "llama8b", "dp_shard": 8, "pp": 4, "recompute": "full", "recompute_every": 3},
+    {"model": "llama1b", "recompute": "norm+swiglu", "recompute_every": 2},
     {"model": "smollm3_3b", "tp": 2, "cp": 4, "seq_len": 131072, "precision": "fp32", "compile": "block"},
 )
 

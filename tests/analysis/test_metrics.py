@@ -166,6 +166,8 @@ def test_labels() -> None:
     assert labels.degrees(interleaved) == "dp1 pp4 interleaved 1f1b v2"
     batching = {"micro_batch_size": 2, "num_microbatches": 8, "recompute": "full", "precision": "fp8_rowwise"}
     assert labels.batching(batching) == "mbs 2×8, rc full, fp8 rowwise"
+    assert labels.batching({**batching, "recompute_every": 1.0}) == "mbs 2×8, rc full, fp8 rowwise"
+    assert labels.batching({**batching, "recompute_every": 3.0}) == "mbs 2×8, rc full every 3, fp8 rowwise"
     assert labels.devices(1, "CPU processes") == "1 CPU process"
     assert labels.devices(8, "GPUs") == "8 GPUs"
     assert format_bytes(1.5 * 2**30) == "1.5 GiB"

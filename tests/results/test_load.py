@@ -47,6 +47,21 @@ def test_any_folder_is_one_table_with_todays_columns(folder: Path) -> None:
     assert load(folder, "ledger").table.schema.names == LEDGER.names
 
 
+def test_rows_from_before_recompute_every_recomputed_every_layer(tmp_path: Path) -> None:
+    """Where a row does not say whether it recomputed, neither does it say how often."""
+    old = make_sweep(tmp_path / "old")
+    rows = [attempt("a", recompute="full"), attempt("b", recompute="none"), attempt("c", recompute=None)]
+    table = table_from_rows(rows, ATTEMPTS).drop_columns("recompute_every")
+    pq.write_table(table, old / "attempts.parquet")
+    plan = [{"point": 0, "verdict": "run", "experiment_id": "e0", "recompute": "none"}]
+    pq.write_table(table_from_rows(plan, LEDGER).drop_columns("recompute_every"), old / "ledger.parquet")
+    assert load(old).table["recompute_every"].to_pylist() == [1, 1, None]
+    assert load(old, "ledger").table["recompute_every"].to_pylist() == [1]
+    assert upgrade.main([str(old)]) == 0
+    assert pq.read_table(old / "attempts.parquet")["recompute_every"].to_pylist() == [1, 1, None]
+    assert pq.read_table(old / "ledger.parquet")["recompute_every"].to_pylist() == [1]
+
+
 @pytest.mark.parametrize("table", ["attempts", "steps", "ledger"])
 def test_a_newer_schema_is_said_in_one_line(folder: Path, table: Any) -> None:
     path = folder / "today" / f"{table}.parquet"

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+import hashlib
+import json
+import re
+from typing import Any, get_args
 
 import pytest
 
 from workloads.errors import InvalidExperiment
-from workloads.experiment import AXES, FIELDS, Experiment, from_dict, model_from_dict, to_dict
+from workloads.experiment import AXES, FIELDS, Experiment, Recompute, from_dict, model_from_dict, to_dict
 
 SHAPE: dict[str, Any] = {
     "name": "ours",
@@ -39,7 +42,14 @@ def test_every_field_is_declared() -> None:
         ({"sequence_parallel": 1}, "sequence_parallel=1; it may be true or false"),
         ({"zero_stage": 4}, "zero_stage=4; it may be 0, 1, 2 or 3"),
         ({"zero_stage": True}, "zero_stage=True; it may be 0, 1, 2 or 3"),
-        ({"recompute": "ful"}, "recompute='ful'; did you mean 'full'? it may be none, selective or full"),
+        (
+            {"recompute": "ful"},
+            "recompute='ful'; did you mean 'full'? it may be none, norm, rope, swiglu, norm+rope, norm+swiglu, "
+            "rope+swiglu, selective or full",
+        ),
+        ({"recompute": "swiglu+norm"}, "recompute='swiglu+norm'; did you mean"),
+        ({"recompute": "norm+attention"}, "recompute='norm+attention'"),
+        ({"recompute_every": 0}, "recompute_every=0 must be a whole number of at least 1"),
         ({"precision": "fp16"}, "precision='fp16'; did you mean"),
         ({"engine_version": 2}, "engine_version=2 must be text"),
     ],
@@ -68,6 +78,49 @@ def test_ids_of_stored_rows_stay() -> None:
     recorded = dataclasses.replace(MODEL, rope_theta=1_000_000)
     experiment = Experiment(model=recorded, global_batch_size=1)
     assert from_dict(to_dict(experiment)).id == experiment.id
+
+
+def test_experiments_from_before_recompute_every_keep_their_ids() -> None:
+    stored = to_dict(Experiment(model=MODEL, global_batch_size=1, recompute="full"))
+    assert stored.pop("recompute_every") == 1
+    read = from_dict(stored)
+    assert read.recompute_every == 1
+    every = {key: value for key, value in stored.items() if key != "model"}
+    model = {key: value for key, value in stored["model"].items() if key != "name"}
+    before = hashlib.sha256(json.dumps({**every, "model": model}, sort_keys=True).encode()).hexdigest()[:8]
+    assert read.hash == before
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"recompute": "swiglu+norm"}, {"recompute": "norm+swiglu"}),
+        ({"recompute": "norm+norm"}, {"recompute": "norm"}),
+        ({"recompute": "swiglu+rope+norm"}, {"recompute": "selective"}),
+        ({"recompute": "none", "recompute_every": 4}, {}),
+        ({"recompute": "full", "recompute_every": 4}, {"recompute": "full", "recompute_every": 100}),
+    ],
+)
+def test_two_spellings_of_one_recomputation_are_one_experiment(one: dict[str, Any], other: dict[str, Any]) -> None:
+    first, second = (Experiment.canonical(model=MODEL, global_batch_size=1, **fields) for fields in (one, other))
+    assert first == second
+    AXES["recompute"].check("axis recompute", one["recompute"])
+
+
+def test_every_kind_of_recomputation_has_an_id_of_its_own() -> None:
+    cases = [
+        Experiment.canonical(model=MODEL, global_batch_size=1, recompute=kind, recompute_every=every)
+        for kind in get_args(Recompute)
+        for every in (1, 2, 3)
+    ]
+    found = {case: case.id for case in cases}
+    assert len(found) == len(set(found.values())) == 8 * 3 + 1
+    readable = {re.sub("-[0-9a-f]{8}$", "", name) for name in found.values()}
+    assert len(readable) == len(found)
+    assert all(re.fullmatch(r"[A-Za-z0-9._-]+", name) for name in found.values())
+    assert "ours-dp1z0-mbs1-gbs1-s4096-rcnorm.swiglu.every2" in readable
+    assert {len(case.recomputed_operations) for case in cases} == {0, 1, 2, 3}
+    assert [cases[-1].recompute_of_layer(layer) for layer in range(4)] == ["full", "none", "none", "full"]
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,8 @@ def broken(cluster: ClusterSpec = H200, **fields: Any) -> dict[str, str]:
         {"pp": 5, "pp_schedule": "1f1b"},  # 32 layers over 5 stages: 7, 7, 6, 6, 6
         {"dp_shard": 48, "zero_stage": 1, "tp": 8, "global_batch_size": 96},  # 384 devices
         {"precision": "fp32", "recompute": "full", "compile": "block"},
+        {"recompute": "selective", "compile": "block", "recompute_every": 2},
+        {"recompute": "norm+rope", "recompute_every": 64},
     ],
 )
 def test_layouts_that_run(fields: dict[str, Any]) -> None:
@@ -108,6 +110,11 @@ def test_layouts_that_run(fields: dict[str, Any]) -> None:
             {"cp": 8, "tp": 2, "cp_kind": "ulysses"},
             "cp_num_kv_heads",
             "cp=8 does not divide the 4 of num_kv_heads=8 that each of tp=2 ranks has; use cp_kind=ring or allgather",
+        ),
+        (
+            {"recompute": "norm+swiglu", "compile": "block"},
+            "compile_recompute",
+            "compile=block with recompute=norm+swiglu: a compiled block has no norms",
         ),
         ({"attention": "flash", "precision": "fp32"}, "attention", "no fp32 kernels on CUDA"),
     ],

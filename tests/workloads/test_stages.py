@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from workloads.cluster import ClusterSpec, DeviceSpec, LinkSpec
+from workloads.costs.memory import estimate_memory
 from workloads.costs.schedule import INTERLEAVED
 from workloads.costs.timeline import estimate_time
 from workloads.experiment import Experiment, ModelSpec
@@ -77,6 +78,8 @@ def test_a_profile_after_the_timed_steps_does_not_change_a_stage() -> None:
         {"micro_batch_size": 2},
         {"tp": 4},
         {"recompute": "full"},
+        {"recompute": "norm+rope"},
+        {"recompute": "full", "recompute_every": 2},
         {"seq_len": 128},
         {"zero_stage": 1},
         {"pp": 4},
@@ -87,6 +90,44 @@ def test_a_profile_after_the_timed_steps_does_not_change_a_stage() -> None:
 def test_what_changes_memory_or_compute_changes_the_key(change: dict[str, Any]) -> None:
     base = {"dp": 2, "tp": 2, "pp": 2}
     assert stage_key(task(experiment(**base)), 0) != stage_key(task(experiment(**{**base, **change})), 0)
+
+
+def test_recomputation_counts_as_it_is_on_the_stages_own_layers() -> None:
+    """Eight layers on two stages of four, of which 0 and 4, or 0 alone, are recomputed."""
+    base = {"dp": 2, "tp": 2, "pp": 2, "pp_split": "even"}
+
+    def keys(**fields: Any) -> list[str]:
+        case = experiment(**base, **fields)
+        return [stage_key(task(case), rank) for rank in rehearsed_ranks(case)]
+
+    none, full = keys(), keys(recompute="full")
+    some, first = (keys(recompute="full", recompute_every=every) for every in (4, 8))
+    assert first == [some[0], none[1]]
+    assert len({*none, *full, *some}) == 6
+    assert keys(recompute="full", recompute_every=2)[0] != keys(recompute="full", recompute_every=3)[0], "another order"
+
+
+def test_the_stage_that_holds_most_is_rehearsed_too() -> None:
+    """Layers 0 and 4 of eight are recomputed: the second of four stages holds three micro-batches whole."""
+    case = experiment(pp=4, pp_split="even", recompute="full", recompute_every=4, micro_batch_size=4)
+    peak = estimate_memory(case).peak_stage
+    assert peak == 1
+    assert [coordinates(case, rank)["pp"] for rank in rehearsed_ranks(case)] == [0, 1, 3]
+    assert len(rehearsed_ranks(case.replace(recompute_every=1))) == 2
+    results = {rank: result(rank, 1.0, 2.0) for rank in rehearsed_ranks(case)}
+    slower = assemble(case, CLUSTER, results | {rehearsed_ranks(case)[1]: result(1, 2.0, 4.0)})
+    times = assemble(case, CLUSTER, results)
+    assert times.compute_time_s is not None and slower.compute_time_s is not None
+    assert slower.compute_time_s > times.compute_time_s
+
+
+def test_a_middle_stage_computes_again_what_is_recomputed_of_it() -> None:
+    """Eight layers on three stages of 3, 3 and 2 in 1F1B, of which 0, 2, 4 and 6 are recomputed. A backward of 2 for a
+    layer, 3 where its forward is run again: 8 forwards on the first stage, 7 on the middle one."""
+    case = experiment(pp=3, pp_split="even", recompute="full", recompute_every=2, global_batch_size=1)
+    first, last = rehearsed_ranks(case)
+    results = {first: result(first, 3.0, 8.0, 0.0), last: result(last, 2.0, 5.0, 0.0)}
+    assert assemble(case, CLUSTER, results).compute_time_s == pytest.approx((3 + 3 + 2) + (8 + 7 + 5))
 
 
 def test_shortening_keeps_what_is_in_flight() -> None:

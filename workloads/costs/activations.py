@@ -115,15 +115,17 @@ def layer_tensors(
     )
 
 
-def layer_bytes(experiment: Experiment, *, routed: bool, c: int) -> LayerBytes:
-    """Saved and working bytes of one layer under the experiment's recompute policy.
+def layer_bytes(experiment: Experiment, *, routed: bool, c: int, recomputed: bool = True) -> LayerBytes:
+    """Saved and working bytes of one layer under the experiment's recompute policy. ``recomputed``: whether the policy
+    meets the layer (``recompute_every``).
 
     Saved, by ``recompute``:
 
-    none       all of `LayerTensors`.
+    none       all of `LayerTensors`, as of every layer that is not recomputed.
     selective  all but what backward makes again: normed inputs (statistics of norms stay), rotated queries and keys,
-               and the SwiGLU product. With ``compile`` the residual after attention is made again too, and the outputs
-               of the two row-parallel layers stay and, with tp > 1, their partial sums (full T), until they are used.
+               and the SwiGLU product; with some of them named (norm, rope, swiglu) all but those. With ``compile`` the
+               residual after attention is made again too, and the outputs of the two row-parallel layers stay and, with
+               tp > 1, their partial sums (full T), until they are used.
     full       the block input.
 
     Working: the backward peaks in the feed-forward half. It holds the gradients of the stream (``c T_s h``) and of the
@@ -146,13 +148,15 @@ def layer_bytes(experiment: Experiment, *, routed: bool, c: int) -> LayerBytes:
         2 * gathered + 2 * down_weight - t.product,
     )
     working = stream + down_weight + max(steps)
-    if e.recompute == "none":
+    if e.recompute == "none" or not recomputed:
         return LayerBytes(saved=t.total, working=working)
     if e.recompute == "full":
         return LayerBytes(saved=t.input, working=t.total - t.input + working)
     if e.compile == "none":
-        again = 2 * stream + t.rotated + t.product
-        return LayerBytes(saved=t.total - again, working=t.product + working)
+        of = {"norm": 2 * stream, "rope": t.rotated, "swiglu": t.product}
+        named = e.recomputed_operations
+        product = t.product if "swiglu" in named else 0
+        return LayerBytes(saved=t.total - sum(of[name] for name in named), working=product + working)
     again = t.attention_norm + t.qk_statistics + t.rotated + t.residual + t.ffn_norm + t.product
     row_parallel = 2 * (stream + gathered)
     return LayerBytes(saved=t.total - again + row_parallel, working=again + working - row_parallel)

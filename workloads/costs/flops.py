@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Literal, get_args
 
-from workloads.costs.params import matmul_params, playbook_params
+from workloads.costs.params import matmul_of_layer, matmul_params, num_dense_layers, playbook_params
 from workloads.experiment import Experiment, ModelSpec
 
 FlopsConvention = Literal["palm", "causal", "playbook"]
@@ -51,18 +51,23 @@ def head_sizes(model: ModelSpec) -> tuple[int, int]:
 def hardware_flops_per_token(experiment: Experiment) -> float:
     """FLOPs that devices spend on one token: causal attention halved, recomputation counted.
 
-    Full recomputation runs every block's forward again, up to the last tensor that backward needs, so all but the down
-    projection. Selective recomputation repeats no matrix product. GPipe keeps no gradients of the head between forward
-    and backward, so its logits are computed twice. The scores that a flash attention kernel computes again inside its
-    own backward are not counted: every run has them, and they replace memory traffic.
+    Full recomputation runs the forward of every recomputed block again, up to the last tensor that backward needs, so
+    all but the down projection. Selective recomputation repeats no matrix product. GPipe keeps no gradients of the head
+    between forward and backward, so its logits are computed twice. The scores that a flash attention kernel computes
+    again inside its own backward are not counted: every run has them, and they replace memory traffic.
     """
     model = experiment.model
     total = flops_per_token(model, experiment.seq_len, "causal")
     head = model.vocab_size * model.hidden_size
     if experiment.recompute == "full":
-        spared = model.num_layers * model.ffn_hidden_size * model.hidden_size if model.moe is None else 0
-        total += 2.0 * (matmul_params(model) - head - spared)
-        total += 0.5 * model.num_layers * attention_forward_flops(model, experiment.seq_len)
+        every, dense = experiment.recompute_every, num_dense_layers(model)
+        layers = -(-model.num_layers // every)
+        of_dense = min(layers, -(-dense // every))
+        spared = layers * model.ffn_hidden_size * model.hidden_size if model.moe is None else 0
+        again = of_dense * matmul_of_layer(model, routed=False) - spared
+        if model.moe is not None:
+            again += (layers - of_dense) * matmul_of_layer(model, routed=True)
+        total += 2.0 * again + 0.5 * layers * attention_forward_flops(model, experiment.seq_len)
     if experiment.pp_schedule == "gpipe":
         total += 2.0 * head
     return total

@@ -146,6 +146,10 @@ class _Shared(NamedTuple):
     moe_deferred: int
     working: int
     """Of the kind of layer that needs most."""
+    dense_kept: int
+    """As ``dense_saved``, of a layer that is not recomputed (``recompute_every``)."""
+    moe_kept: int
+    working_kept: int
     block: int
     """Elements of the largest block on one rank."""
     vocabulary: int
@@ -168,9 +172,13 @@ class _Shared(NamedTuple):
         tokens, stream_tokens = rank_tokens(e)
         dense = layer_bytes(e, routed=False, c=c)
         block, moe_saved, working = sum(local_params(e, dense_layer(model))), 0, dense.working
+        kept = layer_bytes(e, routed=False, c=c, recomputed=False) if e.recompute_every > 1 else dense
+        moe_kept, working_kept = 0, kept.working
         if model.moe is not None:
             routed = layer_bytes(e, routed=True, c=c)
             moe_saved, working = routed.saved, max(working, routed.working)
+            own = layer_bytes(e, routed=True, c=c, recomputed=False) if e.recompute_every > 1 else routed
+            moe_kept, working_kept = own.saved, max(working_kept, own.working)
             block = max(block, sum(local_params(e, moe_layer(model))))
         return cls(
             c=c,
@@ -180,6 +188,9 @@ class _Shared(NamedTuple):
             dense_deferred=deferred_bytes(e, routed=False, c=c),
             moe_deferred=deferred_bytes(e, routed=True, c=c) if model.moe is not None else 0,
             working=working,
+            dense_kept=kept.saved,
+            moe_kept=moe_kept,
+            working_kept=working_kept,
             block=block,
             vocabulary=model.vocab_size // e.tp * model.hidden_size,
             head=head_bytes(e, c),
@@ -189,6 +200,17 @@ class _Shared(NamedTuple):
             rounds=e.num_microbatches,
             shards=data_degrees(e)[1],
         )
+
+    def saved(self, held: StageParams) -> int:
+        """Of the layers of a stage and one micro-batch."""
+        dense, moe = held.dense_recomputed, held.moe_recomputed
+        recomputed = dense * self.dense_saved + moe * self.moe_saved
+        return recomputed + (held.dense_layers - dense) * self.dense_kept + (held.moe_layers - moe) * self.moe_kept
+
+
+def saved_bytes(experiment: Experiment, held: StageParams) -> int:
+    """What the layers of a pipeline rank hold from forward to backward, of one micro-batch."""
+    return _Shared.of(experiment).saved(held)
 
 
 class _Units(NamedTuple):
@@ -233,7 +255,7 @@ def _stage_memory(e: Experiment, x: _Shared, stage: int, held: StageParams) -> S
         tied=x.vocabulary if is_tied else 0,
     )
     outputs = e.virtual_stages - held.has_head  # a stage keeps what it passes on; the last one passes nothing on
-    saved = held.dense_layers * x.dense_saved + held.moe_layers * x.moe_saved + outputs * x.stream
+    saved = x.saved(held) + outputs * x.stream
     waiting = held.dense_layers * x.dense_deferred + held.moe_layers * x.moe_deferred
     in_flight, deferred = max(moments_held(e, stage), key=lambda one: one[0] * saved + one[1] * waiting)
     best: _Moment = (0, 0, 0)
@@ -241,7 +263,7 @@ def _stage_memory(e: Experiment, x: _Shared, stage: int, held: StageParams) -> S
     for turn in _rounds(x, in_flight, int(deferred * waiting), accumulated):
         moments = [
             *(_head_moments(e, x, units, turn, params, saved) if held.has_head else ()),
-            _block_moment(e, x, units, turn, params, saved, held.has_head),
+            *_block_moments(e, x, units, turn, params, saved, held),
             _first_block_moment(e, x, units, turn, held, params, saved),
             _end_moment(e, x, units, turn, held, params, shard, saved),
         ]
@@ -322,17 +344,40 @@ def _head_moments(
     return forward, (copies - resharded, gradients, held + x.stream + _reduce_bytes(x, units.head, turn))
 
 
-def _block_moment(
-    e: Experiment, x: _Shared, units: _Units, turn: _Round, params: int, saved: int, has_head: bool
-) -> _Moment:
-    """The last block's backward: its gradients and what it computes again; the head's gradient is there."""
+def _block_moments(
+    e: Experiment, x: _Shared, units: _Units, turn: _Round, params: int, saved: int, held: StageParams
+) -> tuple[_Moment, ...]:
+    """The last block's backward: its gradients and what it computes again; the head's gradient is there.
+
+    Where the last blocks are not recomputed, also that of the last one that is: what those saved is free by then, and
+    their gradients are there; a stage that is not the last still holds the gradient that it received. With ZeRO 3 the
+    unit that comes next is gathered already: a block or the embedding.
+    """
     zero3, reduces = e.zero_stage == 3, _reduces(x, turn)
     resharded = units.head if turn.last else 0
     copies = x.c * (min(params, 2 * x.block + units.tied) if zero3 else params - resharded)
     head = 0 if turn.prior else x.g * units.head // (x.shards if reduces else 1)
     flat = x.g * units.head if units.head and reduces else _waiting(x, units, turn)
     gradients = turn.prior + head + x.c * units.tied
-    return copies, gradients, _held(x, turn, saved, has_head) + x.working + flat
+    all_held = _held(x, turn, saved, held.has_head)
+    done = held.kept_after
+    last = (copies, gradients, all_held + (x.working_kept if done else x.working) + flat)
+    if done in (0, held.num_layers):
+        return (last,)
+    moe = min(done, held.moe_layers)
+    freed = moe * x.moe_kept + (done - moe) * x.dense_kept
+    unsharded, shard = x.g * x.block, x.g * x.block // x.shards
+    if not turn.prior:
+        gradients += done * (shard if reduces else unsharded)
+    elif x.whole and turn.last:
+        gradients -= done * (unsharded - shard)
+    if zero3 and held.embedding and done == held.num_layers - 1:
+        copies = x.c * (x.block + units.first)
+    elif not zero3 and turn.last:
+        copies -= x.c * done * x.block
+    received = x.stream if e.virtual_stages > held.has_head else 0
+    activations = all_held - freed + x.working + received + (unsharded if reduces else flat)
+    return last, (copies, gradients, activations)
 
 
 def _first_block_moment(
@@ -351,11 +396,13 @@ def _first_block_moment(
     remaining = x.block + (units.tied or units.first) if zero3 else params - done
     copies = x.c * (remaining if zero3 or turn.last else params)
     head = x.head.saved if held.has_head else 0
-    own = min(bytes for bytes in (x.dense_saved, x.moe_saved) if bytes)
+    of_kinds = (x.dense_saved, x.moe_saved) if held.first_recomputed else (x.dense_kept, x.moe_kept)
+    own = min(bytes for bytes in of_kinds if bytes)
     others = int((turn.in_flight - 1) * (saved + head)) + turn.deferred + own
     others += x.stream if e.virtual_stages > held.has_head else 0  # the gradient that a stage before the last received
     flat = x.g * x.block if reduces else _waiting(x, units, turn)
-    return copies, gradients + x.c * units.tied, others + x.working + flat
+    working = x.working if held.first_recomputed else x.working_kept
+    return copies, gradients + x.c * units.tied, others + working + flat
 
 
 def _end_moment(

@@ -29,6 +29,13 @@ class StageParams:
     """Output projection of its own; 0 where this rank has none or where it is the tied embedding beside it."""
     has_head: bool
     final_norm: int
+    dense_recomputed: int
+    """Of ``dense_layers``: those that are recomputed, if anything is."""
+    moe_recomputed: int
+    first_recomputed: bool
+    """Whether its first layer is one of them: backward meets it last."""
+    kept_after: int
+    """Layers after the last recomputed one, all that it has where none is: backward meets them first."""
 
     @property
     def num_layers(self) -> int:
@@ -90,36 +97,46 @@ def experiment_layers(experiment: Experiment) -> tuple[range, ...]:
 
 def experiment_stages(experiment: Experiment) -> tuple[StageParams, ...]:
     """What each pipeline rank of an experiment holds, all its stages together."""
-    e = experiment
-    return _ranks(e.model, e.pp_schedule, e.pp, e.virtual_stages, experiment_layers(e))
+    return _ranks(*_split(experiment))
 
 
 def experiment_chunks(experiment: Experiment) -> tuple[tuple[StageParams, ...], ...]:
     """What each chunk of each pipeline rank of an experiment holds: its stages one by one."""
-    e = experiment
-    return _chunks(e.model, e.pp_schedule, e.pp, e.virtual_stages, experiment_layers(e))
+    return _chunks(*_split(experiment))
 
 
 def ranks_alike(experiment: Experiment) -> tuple[int, ...]:
     """For each pipeline rank a number, which it shares with those whose chunks hold the same."""
-    e = experiment
-    return _alike(e.model, e.pp_schedule, e.pp, e.virtual_stages, experiment_layers(e))
+    return _alike(*_split(experiment))
+
+
+_Split = tuple[ModelSpec, str, int, int, tuple[range, ...], int]
+
+
+def _split(e: Experiment) -> _Split:
+    """All that `_chunks` depends on. The last number: layers whose index is a multiple of it are recomputed."""
+    every = e.recompute_every if e.recompute != "none" else 1
+    return e.model, e.pp_schedule, e.pp, e.virtual_stages, experiment_layers(e), every
 
 
 @lru_cache(maxsize=4096)
-def _alike(model: ModelSpec, schedule: str, pp: int, virtual_stages: int, layers: tuple[range, ...]) -> tuple[int, ...]:
-    chunks = _chunks(model, schedule, pp, virtual_stages, layers)
+def _alike(*split: *_Split) -> tuple[int, ...]:
+    chunks = _chunks(*split)
     return tuple(chunks.index(own) for own in chunks)
 
 
 @lru_cache(maxsize=4096)
-def _ranks(
-    model: ModelSpec, schedule: str, pp: int, virtual_stages: int, layers: tuple[range, ...]
-) -> tuple[StageParams, ...]:
-    return tuple(_together(own) for own in _chunks(model, schedule, pp, virtual_stages, layers))
+def _ranks(*split: *_Split) -> tuple[StageParams, ...]:
+    return tuple(_together(own) for own in _chunks(*split))
 
 
 def _together(stages: tuple[StageParams, ...]) -> StageParams:
+    holding = [one for one in stages if one.num_layers] or [stages[0]]
+    kept_after = 0
+    for one in reversed(holding):
+        kept_after += one.kept_after
+        if one.kept_after < one.num_layers:
+            break
     return StageParams(
         dense_layers=sum(one.dense_layers for one in stages),
         moe_layers=sum(one.moe_layers for one in stages),
@@ -128,12 +145,16 @@ def _together(stages: tuple[StageParams, ...]) -> StageParams:
         head=sum(one.head for one in stages),
         has_head=any(one.has_head for one in stages),
         final_norm=sum(one.final_norm for one in stages),
+        dense_recomputed=sum(one.dense_recomputed for one in stages),
+        moe_recomputed=sum(one.moe_recomputed for one in stages),
+        first_recomputed=holding[0].first_recomputed,
+        kept_after=kept_after,
     )
 
 
 @lru_cache(maxsize=4096)
 def _chunks(
-    model: ModelSpec, schedule: str, pp: int, virtual_stages: int, layers: tuple[range, ...]
+    model: ModelSpec, schedule: str, pp: int, virtual_stages: int, layers: tuple[range, ...], every: int
 ) -> tuple[tuple[StageParams, ...], ...]:
     """A tied embedding whose two ends are different stages is held, and trained, by both."""
     dense_total = num_dense_layers(model)
@@ -145,6 +166,8 @@ def _chunks(
         counts = dense_layer(model) * dense
         if len(held) > dense:
             counts = counts + moe_layer(model) * (len(held) - dense)
+        recomputed = [layer for layer in held if layer % every == 0]
+        dense_recomputed = sum(layer < dense_total for layer in recomputed)
         stages.append(
             StageParams(
                 dense_layers=dense,
@@ -154,6 +177,10 @@ def _chunks(
                 head=vocabulary if stage == last and not (last == 0 and model.tie_embeddings) else 0,
                 has_head=stage == last,
                 final_norm=model.hidden_size if stage == last else 0,
+                dense_recomputed=dense_recomputed,
+                moe_recomputed=len(recomputed) - dense_recomputed,
+                first_recomputed=list(held[:1]) == recomputed[:1],
+                kept_after=sum(layer > max(recomputed, default=-1) for layer in held),
             )
         )
     return tuple(

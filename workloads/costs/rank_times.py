@@ -36,11 +36,14 @@ class LayerTimes(NamedTuple):
 
     forward_s: float
     backward_s: float
-    """Recomputation included."""
+    """Without recomputation."""
     weight_s: float
     """Of that, the weights' gradients of matmuls."""
     forward_exposed_s: float
     backward_exposed_s: float
+    again_s: float
+    """Recomputation, where the layer is recomputed."""
+    again_exposed_s: float
 
 
 class EndTimes(NamedTuple):
@@ -115,9 +118,11 @@ def chunk_times(
     # Adding a gradient to what earlier micro-batches left, or copying it for reduction: read c, read and write g.
     accumulating = (c + 2 * g) * params / rates.memory
     backward = d * dense.backward_s + r * moe.backward_s + accumulating
+    backward += held.dense_recomputed * dense.again_s + held.moe_recomputed * moe.again_s
     weight = d * dense.weight_s + r * moe.weight_s + accumulating
     forward_exposed = d * dense.forward_exposed_s + r * moe.forward_exposed_s
     backward_exposed = d * dense.backward_exposed_s + r * moe.backward_exposed_s
+    backward_exposed += held.dense_recomputed * dense.again_exposed_s + held.moe_recomputed * moe.again_exposed_s
     if held.has_head:
         forward, backward = forward + ends.head_forward_s, backward + ends.head_backward_s
     edges = ends.exposed_s * ((held.embedding > 0) + held.has_head)

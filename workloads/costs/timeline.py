@@ -165,22 +165,30 @@ def _layer(e: Experiment, cluster: ClusterSpec, rates: Rates, *, routed: bool) -
     qk, _ = head_sizes(model)
     rotated = (model.num_heads + model.num_kv_heads) * qk
     rotated_passes = 4 if model.qk_norm and model.mla is None else 2
-    passes = 10 * stream * model.hidden_size + (rotated_passes * rotated + 3 * columns) * tokens / e.tp
+    of = {
+        "norm": 4.0 * stream * model.hidden_size,
+        "rope": rotated_passes * rotated * tokens / e.tp,
+        "swiglu": 3.0 * columns * tokens / e.tp,
+    }
+    passes = 6 * stream * model.hidden_size + sum(of.values())
     memory = c * passes / rates.memory
     forward = matmul + attention + memory
     backward = 2 * matmul + ATTENTION_BACKWARD * attention + 2 * memory
 
     tp_forward, tp_backward = _tp_exposed(e, cluster, c, matmul, columns)
+    again, again_exposed = 0.0, 0.0
     if e.recompute == "full":
-        backward += forward
-        tp_backward += tp_forward
+        again, again_exposed = forward, tp_forward
         if not routed:  # backward needs nothing of the last matmul's output, nor of the sum after it
-            backward -= 2.0 * tokens * columns * model.hidden_size / e.tp / rates.matmul
-            tp_backward -= tp_forward / 4
-    elif e.recompute == "selective":
-        backward += memory
-        if e.compile == "block" and e.sequence_parallel and e.tp > 1:
-            tp_backward += tp_forward / 2  # gathers come again, scatters' outputs were kept
+            again -= 2.0 * tokens * columns * model.hidden_size / e.tp / rates.matmul
+            # Of two gathers and two scatters, or of two all-reduces.
+            again_exposed -= tp_forward / (4 if e.sequence_parallel else 2)
+    elif e.compile == "block" and e.recompute == "selective":
+        again = memory
+        if e.sequence_parallel and e.tp > 1:
+            again_exposed = tp_forward / 2  # gathers come again, scatters' outputs were kept
+    else:
+        again = c * sum(of[name] for name in e.recomputed_operations) / rates.memory
 
     others = 0.0
     if routed and e.ep > 1 and model.moe is not None:
@@ -188,8 +196,9 @@ def _layer(e: Experiment, cluster: ClusterSpec, rates: Rates, *, routed: bool) -
         others += 2 * collective_time_s("all_to_all", sent, e.ep, stride(e, "cp"), cluster)
     cp_forward, cp_backward = (_cp_exposed_s(e, cluster, attention, backward=turn) for turn in (False, True))
     if e.recompute == "full":
-        cp_backward += cp_forward
-    return LayerTimes(forward, backward, matmul, tp_forward + others + cp_forward, tp_backward + others + cp_backward)
+        again_exposed += cp_forward
+    exposed = tp_forward + others + cp_forward, tp_backward + others + cp_backward
+    return LayerTimes(forward, backward, matmul, *exposed, again, again_exposed)
 
 
 def _cp_exposed_s(e: Experiment, cluster: ClusterSpec, attention_s: float, *, backward: bool) -> float:

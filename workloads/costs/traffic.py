@@ -10,7 +10,8 @@ Axes ``dp_shard`` and ``dp_replicate`` are the data mesh's shards and replicas, 
 tp      each block, forward and backward of one micro-batch, S = c T D:
         with sequence parallelism 6 gathers and 4 scatters (a column-parallel layer gathers its input again in its
         backward), without it 4 all-reduces. Full recomputation repeats the forward up to the last projection's sum.
-        Selective recomputation repeats nothing, but in compiled blocks the 2 gathers of the forward.
+        Selective recomputation repeats nothing, but in compiled blocks the 2 gathers of the forward. Blocks that
+        ``recompute_every`` leaves out repeat nothing
         The embedding and the head add one gather and one scatter each, or one all-reduce. The loss adds two all-reduces
         a chunk: the largest logit of each token, then two sums (accumulated in fp32, or fp64). Once a step the
         gradients of weights that every tp rank holds whole are summed, in one all-reduce of this rank's shards
@@ -110,6 +111,8 @@ class _Stage:
 
     index: int
     num_layers: int
+    num_recomputed: int
+    """Of its layers: those that are recomputed, if anything is."""
     is_first: bool
     is_last: bool
 
@@ -130,7 +133,8 @@ class _Sender:
         self.position = coordinates(e, self.rank)
         held = [stage_at(e.pp_schedule, self.position["pp"], chunk, e.pp) for chunk in range(e.virtual_stages)]
         layers = experiment_layers(e)
-        self.stages = [_Stage(s, len(layers[s]), s == 0, s == e.num_stages - 1) for s in held]
+        recomputed = [sum(layer % e.recompute_every == 0 for layer in own) for own in layers]
+        self.stages = [_Stage(s, len(layers[s]), recomputed[s], s == 0, s == e.num_stages - 1) for s in held]
 
     @property
     def compute(self) -> int:
@@ -147,6 +151,10 @@ class _Sender:
     @property
     def num_layers(self) -> int:
         return sum(stage.num_layers for stage in self.stages)
+
+    @property
+    def num_recomputed(self) -> int:
+        return sum(stage.num_recomputed for stage in self.stages)
 
     def along(self, axis: str, op: Collective, bytes: int, calls: int = 1) -> None:
         """Count calls among the ranks that differ from this one on ``axis`` alone."""
@@ -187,12 +195,12 @@ def _tensor_parallel(s: _Sender) -> None:
     regathers = full or (e.recompute == "selective" and e.compile == "block")
     has_head = any(stage.is_last for stage in s.stages)
     ends = (any(stage.is_first for stage in s.stages) + has_head) * e.num_microbatches
-    blocks = s.num_layers * e.num_microbatches
+    blocks, again = s.num_layers * e.num_microbatches, s.num_recomputed * e.num_microbatches
     if e.sequence_parallel:
-        s.along("tp", "all_gather", activations, blocks * (8 if regathers else 6) + ends)
-        s.along("tp", "reduce_scatter", activations, blocks * (5 if full else 4) + ends)
+        s.along("tp", "all_gather", activations, 6 * blocks + (2 * again if regathers else 0) + ends)
+        s.along("tp", "reduce_scatter", activations, 4 * blocks + (again if full else 0) + ends)
     else:
-        s.along("tp", "all_reduce", activations, blocks * (5 if full else 4) + ends)
+        s.along("tp", "all_reduce", activations, 4 * blocks + (again if full else 0) + ends)
     if has_head:
         accumulated = 8 if e.precision == "fp64" else 4
         chunks = -(-s.tokens // LOSS_CHUNK_TOKENS)
@@ -217,8 +225,8 @@ def _replicated_rows(s: _Sender, has_head: bool) -> list[int]:
 
 def _context_parallel(s: _Sender) -> None:
     e, model = s.experiment, s.experiment.model
-    passes = [False, True] + [False] * (e.recompute == "full")  # backward?
-    for backward in passes:
+    passes = [(False, s.num_layers), (True, s.num_layers), (False, s.num_recomputed * (e.recompute == "full"))]
+    for backward, layers in passes:
         for sent in context_messages(
             e.cp_kind,
             backward=backward,
@@ -233,7 +241,7 @@ def _context_parallel(s: _Sender) -> None:
             op: Collective = "all_to_all" if sent.op == "send" else sent.op
             # The other kinds leave out this rank's own part of the buffer.
             size = sent.bytes_each if sent.op == "send" else sent.bytes_each * e.cp // (e.cp - 1)
-            s.along("cp", op, size, sent.calls * s.num_layers * e.num_microbatches)
+            s.along("cp", op, size, sent.calls * layers * e.num_microbatches)
 
 
 @dataclass(frozen=True, slots=True)

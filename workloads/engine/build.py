@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from workloads.costs.partition import experiment_layers
 from workloads.engine.clock import Clock
 from workloads.engine.data_parallel import apply_data_parallel, master_dtype
 from workloads.engine.groups import Groups
@@ -41,7 +42,10 @@ def _shape(experiment: Experiment, groups: Groups, stage: int) -> Chunk:
         if experiment.precision != "fp64":
             chunk.cos, chunk.sin = chunk.cos.float(), chunk.sin.float()
     compiled = experiment.compile == "block"
-    blocks = [apply_recompute(block, experiment.recompute, compiled=compiled) for block in chunk.blocks]
+    blocks = [
+        apply_recompute(block, experiment.recompute_of_layer(layer), compiled=compiled)
+        for layer, block in zip(experiment_layers(experiment)[stage], chunk.blocks, strict=True)
+    ]
     if compiled:
         for block in blocks:
             block.compile()

@@ -40,6 +40,8 @@ ContextParallel = tuple[Axis, ContextKind]
 
 class RMSNorm(nn.Module):
     weight: nn.Parameter
+    recomputes = "norm"
+    """The name in ``Experiment.recompute`` of what its recipes make again; of other modules too."""
 
     def __init__(self, weight: Weight, eps: float) -> None:
         super().__init__()
@@ -58,6 +60,8 @@ class RMSNorm(nn.Module):
 class Attention(nn.Module):
     """Grouped-query attention. With ``qk_norm`` every head of the queries and keys is normed before it is rotated, by
     one weight of size H for all query heads and one for all key heads (Qwen3, arXiv:2505.09388)."""
+
+    recomputes = "rope"
 
     def __init__(
         self, prefix: str, model: ModelSpec, batch: int, tp: TensorParallel, cp: ContextParallel | None = None
@@ -99,6 +103,8 @@ class Attention(nn.Module):
 
 
 class FeedForward(nn.Module):
+    recomputes = "swiglu"
+
     def __init__(self, prefix: str, model: ModelSpec, tp: TensorParallel) -> None:
         super().__init__()
         own = weights.feed_forward(model, prefix, model.ffn_hidden_size)

@@ -5,6 +5,13 @@ selective  cheap activations are recomputed: norms' outputs, rotated queries and
            matmuls, attention and collectives are kept, so none of these runs twice
 full       only the block's input is kept
 
+A list of the cheap ones, such as ``norm+swiglu``, recomputes those alone; selective is all of them.
+
+Attention itself is not on the list (Megatron-LM recomputes it as ``core_attn``). That freed the scores and the
+probabilities, S by S for each head, when they were stored. Fused kernels store one number a row instead and compute the
+scores again in their own backward. Of what they keep, the output is needed for the gradient of the output projection
+too, so that running the dearest kernel of a block again would free next to nothing.
+
 Selective recomputation works on autograd's saved tensors: in the place of a cheap tensor it saves a recipe, a function
 that computes the tensor again. Torch's own selective checkpointing dispatches every operation through Python twice, so
 that a small eager block is bound by the host, and it keeps matmul outputs that no backward needs (the partial sum of
@@ -14,7 +21,7 @@ each row-parallel layer). Neither matters under `torch.compile`, so compiled blo
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -22,6 +29,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+from workloads.experiment import RECOMPUTED_OPERATIONS
 
 _aten = torch.ops.aten
 _KEPT = {
@@ -39,9 +48,9 @@ def apply_recompute(block: nn.Module, recompute: str, *, compiled: bool) -> nn.M
     """The block, wrapped for this kind of recomputation. ``compiled``: the caller is going to compile it."""
     if recompute == "none":
         return block
-    if recompute == "selective" and not compiled:
-        return SelectiveBlock(block)
-    return CheckpointedBlock(block, selective=recompute == "selective")
+    if recompute == "full" or compiled:
+        return CheckpointedBlock(block, selective=recompute == "selective")
+    return SelectiveBlock(block, RECOMPUTED_OPERATIONS if recompute == "selective" else recompute.split("+"))
 
 
 class CheckpointedBlock(nn.Module):
@@ -63,14 +72,15 @@ def _keep_expensive(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointP
 
 
 class SelectiveBlock(nn.Module):
-    """A block whose cheap activations are computed again when its backward needs them."""
+    """A block whose cheap activations are computed again when its backward needs them: those of ``operations``, which
+    its modules know as their ``recomputes``."""
 
-    def __init__(self, block: nn.Module) -> None:
+    def __init__(self, block: nn.Module, operations: Collection[str]) -> None:
         super().__init__()
         self.block = block
         self.recipes = Recipes()
         for module in block.modules():
-            if hasattr(module, "recipes"):
+            if getattr(module, "recomputes", None) in operations:
                 setattr(module, "recipes", self.recipes)  # noqa: B010 - nn.Module's own attributes are typed as tensors
 
     def forward(self, x_TD: Tensor, cos_SH: Tensor, sin_SH: Tensor) -> Tensor:

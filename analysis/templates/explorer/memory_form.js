@@ -37,7 +37,7 @@ const MemoryForm = (() => {
   ];
   const DEFAULTS = {
     model: "llama8b", dp_replicate: 1, dp_shard: 4, tp: 1, cp: 1, pp: 1, ep: 1, micro_batch_size: 2,
-    num_microbatches: 4, seq_len: 4096, zero_stage: 2, recompute: "none", pp_schedule: "1f1b", virtual_stages: 2,
+    num_microbatches: 4, seq_len: 4096, zero_stage: 2, recompute: "none", recompute_every: 1, pp_schedule: "1f1b", virtual_stages: 2,
     pp_split: "balanced", cp_kind: "ring", precision: "bf16", attention: "auto", compile: "none",
     sequence_parallel: true,
   };
@@ -45,9 +45,10 @@ const MemoryForm = (() => {
     zero_stage: {
       0: "0: nothing sharded", 1: "1: optimizer state", 2: "2: and gradients", 3: "3: and parameters",
     },
-    recompute: { none: "none", selective: "selective", full: "full: every block again" },
+    recompute: { none: "none", selective: "selective: norm+rope+swiglu", full: "full: every block again" },
     pp_split: { balanced: "balanced: the head counts", even: "even" },
   };
+  const EVERY = ["recompute_every", "Recompute one layer in", [1, 2, 3, 4, 6, 8, 16]];
   const V_SHAPED = ModelCosts.V_SHAPED;
 
   const numberField = ([name, label, steps]) => `
@@ -88,6 +89,7 @@ const MemoryForm = (() => {
       group("Memory for time", `
         ${choiceField("zero_stage", "ZeRO stage", [0, 1, 2, 3])}
         ${choiceField("recompute", "Recompute", choices.recompute)}
+        ${numberField(EVERY)}
         ${choiceField("pp_schedule", "Pipeline schedule", schedules)}
         ${numberField(["virtual_stages", "Model chunks a rank", [2, 3, 4, 5, 6, 8]])}
         ${choiceField("pp_split", "Layers on the pipeline's ranks", choices.pp_split)}
@@ -105,7 +107,7 @@ const MemoryForm = (() => {
     form.innerHTML = html(widget.choices);
     const field = (name) => form.elements[name];
     const sliders = Object.fromEntries(
-      [...SHAPE, ...EXPERTS, ...LAYOUT, ...BATCH, ["virtual_stages", "", [2, 3, 4, 5, 6, 8]]].map(
+      [...SHAPE, ...EXPERTS, ...LAYOUT, ...BATCH, EVERY, ["virtual_stages", "", [2, 3, 4, 5, 6, 8]]].map(
         ([name, , steps]) => [name, { element: form.querySelector(`[data-of=${name}]`), steps }]));
     let model = null; // the shape as it is, edits included
     for (const known of widget.models) field("model").add(new Option(known.name, known.name));
@@ -154,6 +156,7 @@ const MemoryForm = (() => {
       for (const [name] of LAYOUT) e[name] = whole(name);
       for (const name of ["micro_batch_size", "seq_len", "zero_stage"]) e[name] = whole(name);
       for (const name of ["recompute", "precision", "attention", "compile"]) e[name] = field(name).value;
+      e.recompute_every = e.recompute === "none" ? 1 : whole("recompute_every");
       e.global_batch_size = ModelCosts.dataParallel(e) * e.micro_batch_size * whole("num_microbatches");
       e.pp_schedule = e.pp === 1 ? "none" : field("pp_schedule").value;
       const interleaved = e.pp_schedule.startsWith("interleaved");
@@ -174,6 +177,7 @@ const MemoryForm = (() => {
     function enable(e) {
       const off = {
         pp_schedule: e.pp === 1,
+        recompute_every: e.recompute === "none",
         virtual_stages: !e.pp_schedule.startsWith("interleaved"),
         pp_split: e.pp === 1,
         cp_kind: e.cp === 1,

@@ -45,9 +45,13 @@ const MemoryModel = (() => {
     const dense = layerBytes(e, false, c);
     const [own, ownExperts] = localParams(e, denseLayer(model));
     let block = own + ownExperts, working = dense.working, routed = { saved: 0, parts: {} };
+    const denseKept = layerBytes(e, false, c, false);
+    let workingKept = denseKept.working, routedKept = routed;
     if (model.moe) {
       routed = layerBytes(e, true, c);
       working = Math.max(working, routed.working);
+      routedKept = layerBytes(e, true, c, false);
+      workingKept = Math.max(workingKept, routedKept.working);
       const [rest, experts] = localParams(e, moeLayer(model));
       block = Math.max(block, rest + experts);
     }
@@ -59,6 +63,9 @@ const MemoryModel = (() => {
       denseDeferred: deferredBytes(e, false, c),
       routedDeferred: model.moe ? deferredBytes(e, true, c) : 0,
       working,
+      denseKept,
+      routedKept,
+      workingKept,
       block,
       vocabulary: div(model.vocab_size, e.tp) * model.hidden_size,
       head: headBytes(e, c),
@@ -138,18 +145,33 @@ const MemoryModel = (() => {
     return [forward, reduction];
   }
 
-  /** memory._block_moment */
-  function blockMoment(e, x, units, turn, stage) {
+  /** memory._block_moments */
+  function blockMoments(e, x, units, turn, stage) {
     const zero3 = e.zero_stage === 3, reducesNow = reduces(x, turn);
     const resharded = turn.last ? units.head : 0;
     const copies = x.c * (zero3 ? Math.min(stage.params, 2 * x.block + units.tied) : stage.params - resharded);
     const head = turn.prior ? 0 : div(x.g * units.head, reducesNow ? x.shards : 1);
     const flat = units.head && reducesNow ? x.g * units.head : waiting(x, units, turn);
     const saved = held(x, turn, stage, stage.has_head);
-    return {
-      name: "a block's backward", copies, gradients: turn.prior + head + x.c * units.tied,
-      activations: { ...saved, "backward of one block": x.working, "FSDP buffers": flat },
-    };
+    let gradients = turn.prior + head + x.c * units.tied;
+    const { holds } = stage, done = holds.kept_after, name = "a block's backward";
+    const working = done ? x.workingKept : x.working;
+    const last = { name, copies, gradients, activations: { ...saved, "backward of one block": working, "FSDP buffers": flat } };
+    if (done === 0 || done === holds.dense_layers + holds.moe_layers) return [last];
+    const moe = Math.min(done, holds.moe_layers), left = { ...saved };
+    for (const [layer, count] of [[x.routedKept, moe], [x.denseKept, done - moe]]) {
+      for (const [part, bytes] of Object.entries(layer.parts)) left[part] -= count * bytes;
+    }
+    const unsharded = x.g * x.block, shard = div(x.g * x.block, x.shards);
+    if (!turn.prior) gradients += done * (reducesNow ? shard : unsharded);
+    else if (x.whole && turn.last) gradients -= done * (unsharded - shard);
+    let gathered = copies;
+    if (zero3 && holds.embedding && done === holds.dense_layers + holds.moe_layers - 1) gathered = x.c * (x.block + units.first);
+    else if (!zero3 && turn.last) gathered -= x.c * done * x.block;
+    const received = e.virtual_stages > (holds.has_head ? 1 : 0) ? x.stream : 0;
+    const own = { "gradient of the stream": received, "backward of one block": x.working };
+    const buffers = { "FSDP buffers": reducesNow ? unsharded : flat };
+    return [last, { name, copies: gathered, gradients, activations: { ...left, ...own, ...buffers } }];
   }
 
   /** memory._first_block_moment */
@@ -166,11 +188,13 @@ const MemoryModel = (() => {
     const others = savedInParts(stage, before, total, Math.trunc(before * headSaved));
     others["kept for the weights' gradients"] = turn.deferred;
     others["gradient of the stream"] = e.virtual_stages > (stage.has_head ? 1 : 0) ? x.stream : 0;
-    others["saved by the first block"] = Math.min(...[x.dense.saved, x.routed.saved].filter((bytes) => bytes > 0));
+    const again = stage.holds.first_recomputed;
+    const ofKinds = again ? [x.dense.saved, x.routed.saved] : [x.denseKept.saved, x.routedKept.saved];
+    others["saved by the first block"] = Math.min(...ofKinds.filter((bytes) => bytes > 0));
     const flat = reducesNow ? g * x.block : waiting(x, units, turn);
     return {
       name: "the first block's backward", copies, gradients: gradients + c * units.tied,
-      activations: { ...others, "backward of one block": x.working, "FSDP buffers": flat },
+      activations: { ...others, "backward of one block": again ? x.working : x.workingKept, "FSDP buffers": flat },
     };
   }
 
@@ -215,12 +239,16 @@ const MemoryModel = (() => {
       tied: isTied ? x.vocabulary : 0,
     };
     const output = (e.virtual_stages - (holds.has_head ? 1 : 0)) * x.stream;
-    const saved = holds.dense_layers * x.dense.saved + holds.moe_layers * x.routed.saved + output;
     const parts = { "stage output": output };
-    for (const [layer, count] of [[x.dense, holds.dense_layers], [x.routed, holds.moe_layers]]) {
+    const layerKinds = [
+      [x.dense, holds.dense_recomputed], [x.denseKept, holds.dense_layers - holds.dense_recomputed],
+      [x.routed, holds.moe_recomputed], [x.routedKept, holds.moe_layers - holds.moe_recomputed],
+    ];
+    const saved = layerKinds.reduce((total, [layer, count]) => total + count * layer.saved, output);
+    for (const [layer, count] of layerKinds) {
       for (const [name, bytes] of Object.entries(layer.parts)) parts[name] = (parts[name] ?? 0) + count * bytes;
     }
-    const stage = { params, shard, saved, parts, has_head: holds.has_head, has_embedding: holds.embedding > 0 };
+    const stage = { params, shard, saved, parts, holds, has_head: holds.has_head, has_embedding: holds.embedding > 0 };
     const totalOf = (moment) => moment.copies + moment.gradients + sum(moment.activations);
     let best = { name: "nothing", copies: 0, gradients: 0, activations: {} };
     const waiting = holds.dense_layers * x.denseDeferred + holds.moe_layers * x.routedDeferred;
@@ -229,7 +257,7 @@ const MemoryModel = (() => {
     for (const turn of backwardRounds(x, inFlight, Math.trunc(waits * waiting), x.whole ? x.g * params : shard)) {
       const moments = [
         ...(holds.has_head ? headMoments(e, x, units, turn, stage) : []),
-        blockMoment(e, x, units, turn, stage),
+        ...blockMoments(e, x, units, turn, stage),
         firstBlockMoment(e, x, units, turn, stage),
         endMoment(e, x, units, turn, stage),
       ];

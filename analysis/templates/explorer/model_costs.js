@@ -11,6 +11,8 @@ const ModelCosts = (() => {
   const LOSS_CHUNK_TOKENS = 4096;
   const MASTER_BYTES = { fp64: 8 };
   const COMPUTE_BYTES = { fp64: 8, fp32: 4 };
+  /** experiment.RECOMPUTED_OPERATIONS */
+  const RECOMPUTED_OPERATIONS = ["norm", "rope", "swiglu"];
   /** rules.V_SHAPED */
   const V_SHAPED = ["zero_bubble_v", "dualpipe_v"];
 
@@ -28,6 +30,10 @@ const ModelCosts = (() => {
   const worldSize = (e) => dataParallel(e) * e.cp * e.tp * e.pp;
   /** Experiment.num_microbatches */
   const numMicrobatches = (e) => div(e.global_batch_size, dataParallel(e) * e.micro_batch_size);
+
+  /** Experiment.recomputed_operations */
+  const recomputedOperations = (e) =>
+    (e.recompute === "selective" ? RECOMPUTED_OPERATIONS : RECOMPUTED_OPERATIONS.filter((name) => e.recompute.split("+").includes(name)));
 
   /** mesh.data_degrees: [replicas, shards] */
   const dataDegrees = (e) => (e.zero_stage === 0 ? [e.dp_replicate * e.cp, 1] : [e.dp_replicate, e.dp_shard * e.cp]);
@@ -134,17 +140,24 @@ const ModelCosts = (() => {
   function experimentStages(e) {
     const model = e.model, layers = experimentLayers(e), last = layers.length - 1;
     const denseTotal = numDenseLayers(model), vocabulary = model.vocab_size * model.hidden_size;
+    const every = e.recompute === "none" ? 1 : e.recompute_every;
     return Array.from({ length: e.pp }, (_, rank) => {
       const own = layers.map((_, stage) => stage).filter((stage) => rankOf(e.pp_schedule, stage, e.pp) === rank);
-      let dense = 0, held = 0;
-      for (const stage of own) {
+      let dense = 0, held = 0, denseRecomputed = 0, recomputed = 0, keptAfter = 0;
+      for (const stage of own.sort((a, b) => a - b)) {
         const [start, end] = layers[stage];
         held += end - start;
         dense += Math.max(0, Math.min(end, denseTotal) - start);
+        for (let layer = start; layer < end; layer += 1) {
+          const again = layer % every === 0;
+          recomputed += again;
+          denseRecomputed += again && layer < denseTotal;
+          keptAfter = again ? 0 : keptAfter + 1;
+        }
       }
       let parts = times(denseLayer(model), dense);
       if (held > dense) parts = add(parts, times(moeLayer(model), held - dense));
-      const hasHead = own.includes(last);
+      const hasHead = own.includes(last), firstRecomputed = layers[own[0]][0] % every === 0;
       return {
         dense_layers: dense,
         moe_layers: held - dense,
@@ -153,6 +166,10 @@ const ModelCosts = (() => {
         head: hasHead && !(last === 0 && model.tie_embeddings) ? vocabulary : 0,
         has_head: hasHead,
         final_norm: hasHead ? model.hidden_size : 0,
+        dense_recomputed: denseRecomputed,
+        moe_recomputed: recomputed - denseRecomputed,
+        first_recomputed: firstRecomputed,
+        kept_after: keptAfter,
       };
     });
   }
@@ -222,21 +239,23 @@ const ModelCosts = (() => {
   }
 
   /** activations.layer_bytes: saved (with its parts) and working bytes of one layer. */
-  function layerBytes(e, routed, c) {
+  function layerBytes(e, routed, c, recomputed = true) {
     const [tokens, streamTokens] = rankTokens(e), h = e.model.hidden_size;
     const t = layerTensors(e, routed, c), total = sum(t);
     const stream = c * streamTokens * h, gathered = e.tp > 1 ? c * tokens * h : 0;
     const downWeight = routed ? 0 : div(t.product, tokens) * h;
     const steps = [gathered + t.product, t.gate_up, 2 * gathered + 2 * downWeight - t.product];
     const working = stream + downWeight + Math.max(...steps);
-    if (e.recompute === "none") return { saved: total, working, parts: savedParts(t, 0, 0, 0) };
+    if (e.recompute === "none" || !recomputed) return { saved: total, working, parts: savedParts(t, 0, 0, 0) };
     if (e.recompute === "full") {
       return { saved: t.input, working: total - t.input + working, parts: { "residual stream": t.input } };
     }
     if (e.compile === "none") {
-      const again = 2 * stream + t.rotated + t.product;
-      const parts = savedParts(t, stream + t.rotated, stream + t.product, 0);
-      return { saved: total - again, working: t.product + working, parts };
+      const named = recomputedOperations(e);
+      const norm = named.includes("norm") ? stream : 0, rotated = named.includes("rope") ? t.rotated : 0;
+      const product = named.includes("swiglu") ? t.product : 0;
+      const parts = savedParts(t, norm + rotated, norm + product, 0);
+      return { saved: total - (2 * norm + rotated + product), working: product + working, parts };
     }
     const again = t.attention_norm + t.qk_statistics + t.rotated + t.residual + t.ffn_norm + t.product;
     const rowParallel = 2 * (stream + gathered);

@@ -42,6 +42,10 @@ def test_hardware_flops_count_recomputation() -> None:
     full = none.replace(recompute="full")
     forward = (model_flops - 6 * head) / 3
     assert hardware_flops_per_token(full) - model_flops == pytest.approx(forward - 2 * 32 * 14336 * 4096)
+    quarter = none.replace(recompute="full", recompute_every=4)
+    again = hardware_flops_per_token(full) - model_flops
+    assert hardware_flops_per_token(quarter) - model_flops == pytest.approx(again / 4)
+    assert hardware_flops_per_token(quarter.replace(recompute_every=5)) - model_flops == pytest.approx(again * 7 / 32)
     gpipe = none.replace(pp=2, pp_schedule="gpipe")
     assert hardware_flops_per_token(gpipe) - model_flops == 2 * head
 

@@ -23,6 +23,7 @@ from workloads.costs.schedule import held, schedule_actions
 from workloads.experiment import Experiment, PipelineSchedule
 
 GIB = 2**30
+OPERATIONS = ("norm", "rope", "swiglu")
 
 
 def experiment(**fields: object) -> Experiment:
@@ -58,6 +59,35 @@ def test_recompute_keeps_less() -> None:
     )
     assert full == 32 * 2**20, "the block input alone"
     assert 0.6 < selective / none < 0.8
+    spared = {kind: none - layer_bytes(experiment(recompute=kind), routed=False, c=2).saved for kind in OPERATIONS}
+    assert sum(spared.values()) == none - selective
+    assert none - layer_bytes(experiment(recompute="norm+rope"), routed=False, c=2).saved == (
+        spared["norm"] + spared["rope"]
+    )
+
+
+@pytest.mark.parametrize("kind", ["full", "selective", "swiglu"])
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+def test_a_stage_without_recomputed_layers_is_as_without_recomputation(kind: str, zero: int) -> None:
+    """32 layers on four stages of 8, of which only layers 0 and 16 are recomputed."""
+    layout = {"pp": 4, "pp_split": "even", "dp": 2, "zero_stage": zero, "global_batch_size": 32}
+    none = estimate_memory(experiment(**layout)).stages
+    some = estimate_memory(experiment(recompute=kind, recompute_every=16, **layout)).stages
+    every = estimate_memory(experiment(recompute=kind, **layout)).stages
+    assert (some[1], some[3]) == (none[1], none[3])
+    for stage in (0, 2):
+        assert every[stage].peak_bytes < some[stage].peak_bytes < none[stage].peak_bytes
+
+
+@pytest.mark.parametrize("kind", ["full", "selective"])
+def test_fewer_recomputed_layers_hold_more(kind: str) -> None:
+    peaks = [
+        estimate_memory(experiment(recompute=kind, recompute_every=every, dp=8, zero_stage=2)).peak_bytes
+        for every in (1, 2, 4, 8, 16, 32)
+    ]
+    assert peaks == sorted(peaks)
+    assert len(set(peaks)) == len(peaks)
+    assert peaks[-1] < estimate_memory(experiment(dp=8, zero_stage=2)).peak_bytes
 
 
 def test_math_attention_keeps_the_scores() -> None:

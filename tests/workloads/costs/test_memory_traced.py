@@ -20,9 +20,9 @@ def shortened(model: ModelSpec, num_layers: int = 2) -> ModelSpec:
     return model_from_dict({**dataclasses.asdict(model), "num_layers": num_layers})
 
 
-def experiment(model: ModelSpec = LLAMA_8B, microbatches: int = 1, **fields: Any) -> Experiment:
+def experiment(model: ModelSpec = LLAMA_8B, microbatches: int = 1, layers: int = 2, **fields: Any) -> Experiment:
     sequences = fields.get("dp", 1) * fields.get("micro_batch_size", 1) * microbatches
-    return Experiment.canonical(model=shortened(model), seq_len=4096, global_batch_size=sequences, **fields)
+    return Experiment.canonical(model=shortened(model, layers), seq_len=4096, global_batch_size=sequences, **fields)
 
 
 CASES = {
@@ -40,6 +40,53 @@ CASES = {
     "tp without sequence parallelism": experiment(tp=2, micro_batch_size=8, sequence_parallel=False),
     "selective": experiment(tp=2, micro_batch_size=8, sequence_parallel=False, recompute="selective"),
     "full": experiment(tp=4, micro_batch_size=8, microbatches=3, recompute="full"),
+    **{
+        named: experiment(dp=8, zero_stage=3, micro_batch_size=4, recompute=named)
+        for named in ("norm", "rope", "swiglu", "norm+rope", "norm+swiglu", "rope+swiglu")
+    },
+    "norm, tp": experiment(tp=2, micro_batch_size=8, microbatches=2, recompute="norm"),
+    "qk norm, rope": experiment(QWEN3_14B, tp=2, micro_batch_size=4, recompute="rope"),
+    # The last layer is recomputed, the last but one, or only the first.
+    "full, 1 in 2 of 3": experiment(
+        layers=3, dp=8, zero_stage=2, micro_batch_size=4, recompute="full", recompute_every=2
+    ),
+    "full, 1 in 2 of 4": experiment(
+        layers=4, dp=8, zero_stage=3, micro_batch_size=4, recompute="full", recompute_every=2
+    ),
+    "full, 1 in 4": experiment(layers=4, dp=8, zero_stage=2, micro_batch_size=4, recompute="full", recompute_every=4),
+    "full, 1 in 2, ZeRO 0": experiment(
+        layers=4, dp=2, microbatches=2, micro_batch_size=2, recompute="full", recompute_every=2
+    ),
+    "full, 1 in 2, ZeRO 1": experiment(
+        layers=4, dp=2, zero_stage=1, microbatches=3, micro_batch_size=2, recompute="full", recompute_every=2
+    ),
+    "full, 1 in 2, tp": experiment(
+        layers=4, tp=4, sequence_parallel=False, micro_batch_size=8, microbatches=3, recompute="full", recompute_every=2
+    ),
+    "full, 1 in 2, alone": experiment(layers=4, micro_batch_size=4, recompute="full", recompute_every=2),
+    "selective, 1 in 2": experiment(layers=4, tp=2, micro_batch_size=8, recompute="selective", recompute_every=2),
+    "swiglu, 1 in 2": experiment(
+        layers=4, dp=8, zero_stage=3, micro_batch_size=4, recompute="swiglu", recompute_every=2
+    ),
+    # The first stage is at its highest in the backward of a recomputed layer before one that is not.
+    "full, 1 in 2, 1f1b": experiment(
+        layers=4,
+        dp=8,
+        zero_stage=3,
+        pp=2,
+        pp_split="even",
+        microbatches=2,
+        micro_batch_size=4,
+        recompute="full",
+        recompute_every=2,
+    ),
+    "full, 1 in 2 of 3, 1f1b": experiment(
+        layers=3, dp=8, zero_stage=2, pp=2, pp_split="even", micro_batch_size=4, recompute="full", recompute_every=2
+    ),
+    # The second stage has no layer that is recomputed.
+    "full, 1 in 4, 1f1b": experiment(
+        layers=4, pp=2, pp_split="even", microbatches=2, micro_batch_size=2, recompute="full", recompute_every=4
+    ),
     "1f1b": experiment(pp=2, microbatches=2, micro_batch_size=2),
     "fp32": experiment(dp=8, zero_stage=2, precision="fp32"),
     "qk norm": experiment(QWEN3_14B, dp=8, zero_stage=2, micro_batch_size=2),

@@ -8,11 +8,13 @@ import pytest
 
 from tests.workloads.costs.shapes import DEEPSEEK_V3, H200, LLAMA_1B, LLAMA_8B, LLAMA_70B, MIXTRAL, ONE_NODE
 from workloads.costs import timeline
+from workloads.costs.collectives import collective_time_s
 from workloads.costs.flops import flops_per_token, hardware_flops_per_token
 from workloads.costs.memory import estimate_memory
 from workloads.costs.partition import ranks_alike
 from workloads.costs.schedule import schedule_actions
 from workloads.costs.timeline import TimeEstimate, estimate_idle, estimate_time, simulate
+from workloads.costs.traffic import step_traffic
 from workloads.experiment import Experiment, ModelSpec, PipelineSchedule
 from workloads.rules import violations
 
@@ -85,6 +87,40 @@ def test_recomputation_costs_compute() -> None:
     assert none < selective < full
     # A forward more, but for its last matmul, where the backward is two; an H200 took 1.22 times as long.
     assert 1.2 < full / none < 1.28
+
+
+def test_each_recomputed_layer_costs_the_same() -> None:
+    """32 layers: all of them, 16, 11 and none."""
+    layout = {"dp": 8, "zero_stage": 2, "micro_batch_size": 4, "global_batch_size": 32}
+    plain = estimate(**layout).compute_s
+    for kind in ("full", "selective", "norm+swiglu"):
+        every, second, third = (
+            estimate(recompute=kind, recompute_every=n, **layout).compute_s - plain for n in (1, 2, 3)
+        )
+        assert (second, third) == (pytest.approx(every * 16 / 32), pytest.approx(every * 11 / 32))
+    one_by_one = sum(estimate(recompute=kind, **layout).compute_s - plain for kind in ("norm", "rope", "swiglu"))
+    assert estimate(recompute="selective", **layout).compute_s - plain == pytest.approx(one_by_one)
+
+
+@pytest.mark.parametrize("sequence_parallel", [True, False])
+def test_recomputation_sends_again_what_the_engine_sends_again(sequence_parallel: bool) -> None:
+    """Per layer and micro-batch: two gathers and a scatter of a forward's four calls, or one of its two all-reduces.
+    A device that computes without end hides nothing and leaves the calls alone."""
+    device = dataclasses.replace(H200.device, peak_flops={"bf16": 1e30}, memory_bandwidth=1e30)
+    cluster = dataclasses.replace(H200, device=device)
+    layout = {"tp": 8, "micro_batch_size": 4, "global_batch_size": 4, "sequence_parallel": sequence_parallel}
+    none, full = (
+        Experiment.canonical(model=LLAMA_8B, seq_len=4096, recompute=kind, **layout) for kind in ("none", "full")
+    )
+    exposed = [estimate_time(case, cluster) for case in (none, full)]
+    sent = [{one.op: one for one in step_traffic(case, 0) or () if one.axis == "tp"} for case in (none, full)]
+    calls = {op: sent[1][op].calls - sent[0][op].calls for op in sent[0]}
+    again = 0.0
+    for op, count in calls.items():
+        each = (sent[1][op].bytes - sent[0][op].bytes) / max(1, count)
+        again += count * collective_time_s(op, each, 8, 1, cluster)
+    assert exposed[0] is not None and exposed[1] is not None
+    assert exposed[1].communication_s - exposed[0].communication_s == pytest.approx(again)
 
 
 def test_bubble_shrinks_with_microbatches() -> None:

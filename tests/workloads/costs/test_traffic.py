@@ -74,6 +74,10 @@ def test_tensor_parallel_block_by_hand() -> None:
     assert full["tp", "all_gather"][0] - found["tp", "all_gather"][0] == 2 * 32
     assert full["tp", "reduce_scatter"][0] - found["tp", "reduce_scatter"][0] == 32
     assert sent(experiment.replace(recompute="selective")) == found
+    some = sent(experiment.replace(recompute="full", recompute_every=5))
+    assert some["tp", "all_gather"][0] - found["tp", "all_gather"][0] == 2 * 7, "layers 0, 5, 10, 15, 20, 25 and 30"
+    again = plain["tp", "all_reduce"][0] + 32
+    assert sent(experiment.replace(sequence_parallel=False, recompute="full"))["tp", "all_reduce"][0] == again
 
 
 def test_pipeline_sends_to_its_neighbours() -> None:

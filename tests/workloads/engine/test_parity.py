@@ -7,7 +7,7 @@ would hide them. The same body runs on gloo (CPU) and on NCCL.
 from __future__ import annotations
 
 from functools import partialmethod
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ from tests.workloads.engine.layouts import AXES, every_pair, larger
 from tests.workloads.engine.parity import STEPS, RankTrace, check, experiment, train_rank, trained_reference
 from workloads.engine.build import Engine, build
 from workloads.engine.groups import Groups
-from workloads.experiment import Experiment
+from workloads.experiment import Experiment, Recompute
 
 CLIP_AT = 0.3
 """Below the gradient norms of these cases (about 0.75), so that clipping is compared too."""
@@ -34,7 +34,8 @@ FEW_RANKS = [
     experiment(pp=2, pp_schedule="interleaved_zero_bubble", virtual_stages=2, micro_batch_size=2),
     experiment(pp=2, pp_schedule="zero_bubble_v", virtual_stages=2, micro_batch_size=2, tie=True),
     experiment(pp=2, pp_schedule="dualpipe_v", virtual_stages=2, micro_batch_size=1),
-    experiment(qk_norm=True, micro_batch_size=2, recompute="selective"),
+    *(experiment(qk_norm=True, micro_batch_size=2, recompute=kind) for kind in get_args(Recompute)),
+    *(experiment(micro_batch_size=2, recompute="full", recompute_every=every) for every in (2, 4)),
 ]
 """Each axis alone, on at most two ranks."""
 ODD = [
@@ -113,6 +114,8 @@ def train_compiled_rank(rank: int, case: Experiment, steps: int, device: str, *h
         {"dp": 2, "zero_stage": 3, "micro_batch_size": 2, "recompute": "full"},
         {"tp": 2, "micro_batch_size": 4, "recompute": "selective"},
         {"tp": 2, "micro_batch_size": 4, "sequence_parallel": False},
+        {"dp": 2, "zero_stage": 2, "micro_batch_size": 2, "recompute": "full", "recompute_every": 2},
+        {"tp": 2, "micro_batch_size": 4, "recompute": "selective", "recompute_every": 3},
         {"qk_norm": True, "tp": 2, "micro_batch_size": 4, "recompute": "selective"},
     ],
     ids=str,

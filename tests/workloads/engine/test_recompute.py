@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
+from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.flop_counter import FlopCounterMode
 
+from tests.workloads.engine.parity import experiment
+from workloads.engine.build import shape_chunks
 from workloads.engine.communication import Axis
+from workloads.engine.groups import make_groups
 from workloads.engine.memory import StorageTracker
 from workloads.engine.model import Block
 from workloads.engine.parameters import initialise
-from workloads.engine.recompute import Recipes, SelectiveBlock, apply_recompute
+from workloads.engine.recompute import CheckpointedBlock, Recipes, SelectiveBlock, apply_recompute
 from workloads.engine.tensor_parallel import TensorParallel
-from workloads.experiment import ModelSpec
+from workloads.experiment import ModelSpec, Recompute
 
 MODEL = ModelSpec(
     name="block",
@@ -50,7 +57,7 @@ def run(recompute: str) -> tuple[list[Tensor], int, int]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("recompute", ["selective", "full"])
+@pytest.mark.parametrize("recompute", get_args(Recompute)[1:])
 def test_gradients_are_the_same_to_the_last_bit(recompute: str) -> None:
     plain, again = run("none")[0], run(recompute)[0]
     assert len(plain) == 7
@@ -60,8 +67,8 @@ def test_gradients_are_the_same_to_the_last_bit(recompute: str) -> None:
 
 @pytest.mark.slow
 def test_selective_repeats_no_matmul_and_full_repeats_the_forward() -> None:
-    none, selective, full = (run(recompute)[1] for recompute in ("none", "selective", "full"))
-    assert selective == none
+    none, selective, named, full = (run(recompute)[1] for recompute in ("none", "selective", "norm+rope", "full"))
+    assert selective == named == none
     forward, down = none // 3, 2 * 32 * 64 * 32
     assert full == none + forward - down, "all but the last matmul, whose output nothing in backward needs"
 
@@ -73,6 +80,9 @@ def test_each_step_of_recomputation_holds_less() -> None:
     made_again = tokens * (2 * 32 + (4 + 2) * 8 + 64) * width  # two norms' outputs, rotated q and k, the product
     assert none - selective == made_again
     assert full == tokens * 32 * width, "nothing but the block's output"
+    of = {"norm": tokens * 2 * 32 * width, "rope": tokens * (4 + 2) * 8 * width, "swiglu": tokens * 64 * width}
+    for named in get_args(Recompute)[1:-2]:
+        assert none - run(named)[2] == sum(of[name] for name in named.split("+")), named
 
 
 def test_a_recipe_ends_with_its_tensor() -> None:
@@ -96,3 +106,16 @@ def test_a_compiled_block_is_recomputed_by_torch() -> None:
     block = Block(0, MODEL, 2, SINGLE)
     assert isinstance(apply_recompute(block, "selective", compiled=False), SelectiveBlock)
     assert not isinstance(apply_recompute(Block(0, MODEL, 2, SINGLE), "selective", compiled=True), SelectiveBlock)
+
+
+def test_every_third_layer_of_the_model_is_wrapped_on_whichever_stage_it_is() -> None:
+    case = experiment(pp=2, pp_split="even", recompute="full", recompute_every=3)
+    found = []
+    for rank in range(2):
+        dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=2)
+        try:
+            (chunk,) = shape_chunks(case, make_groups(case, rank, torch.device("cpu")))
+        finally:
+            dist.destroy_process_group()
+        found += [isinstance(block, CheckpointedBlock) for block in chunk.blocks]
+    assert found == [layer % 3 == 0 for layer in range(case.model.num_layers)]

@@ -73,6 +73,14 @@ MORE = [
     experiment(dp=2, tp=2, pp=2, sequence_parallel=False, micro_batch_size=2, recompute="full", qk_norm=True),
     experiment(tp=2, recompute="full", micro_batch_size=2),
     experiment(tp=2, recompute="selective", micro_batch_size=2, sequence_parallel=False),
+    # Of 5 layers on two stages, those of the second are not recomputed.
+    *(
+        experiment(tp=2, pp=2, pp_split="even", recompute="full", recompute_every=5, sequence_parallel=sp, rounds=2)
+        for sp in (True, False)
+    ),
+    experiment(cp=2, dp=2, zero_stage=3, recompute="full", recompute_every=3, micro_batch_size=2),
+    experiment(tp=2, recompute="norm+rope", micro_batch_size=2),
+    experiment(tp=2, micro_batch_size=2, sequence_parallel=False),
     # Shards of unequal size; more tokens than one chunk of the loss.
     experiment(dp=3, tp=2, zero_stage=1, global_batch_size=6, micro_batch_size=2, qk_norm=True, precision="bf16"),
     experiment(tp=2, global_batch_size=2, micro_batch_size=2, precision="bf16").replace(seq_len=2500),
@@ -169,6 +177,7 @@ def measure_compiled(rank: int, case: Experiment, backend: str, warmup_steps: in
         {"tp": 2, "micro_batch_size": 4, "recompute": "selective"},
         {"tp": 2, "micro_batch_size": 4, "recompute": "selective", "sequence_parallel": False},
         {"tp": 2, "micro_batch_size": 4, "recompute": "full"},
+        {"tp": 2, "micro_batch_size": 4, "recompute": "selective", "recompute_every": 3},
     ],
     ids=str,
 )

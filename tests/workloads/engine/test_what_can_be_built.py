@@ -12,7 +12,7 @@ import pytest
 from results.errors import UltrasweepError
 from tests.workloads.costs.shapes import MIXTRAL
 from workloads.costs.schedule import INTERLEAVED, V_SHAPED
-from workloads.experiment import ContextKind, Experiment, ModelSpec, PipelineSchedule
+from workloads.experiment import ContextKind, Experiment, ModelSpec, PipelineSchedule, Recompute
 from workloads.mesh import rank_of
 from workloads.rules import lacking, layout_violations
 
@@ -53,7 +53,8 @@ def drawn(draw: random.Random) -> Experiment:
         global_batch_size=replicas * shards * draw.choice([2, 4, 6, 1]),
         seq_len=draw.choice([48] * 9 + [50]),
         zero_stage=zero,
-        recompute=draw.choice(["none", "selective", "full"]),
+        recompute=draw.choice(get_args(Recompute)),
+        recompute_every=draw.choice([1, 1, 2, 3]),
         pp_schedule=schedule,
         virtual_stages=draw.choice([chunks] * 9 + [1, 3]),
         pp_split=draw.choice(["balanced", "even"]),
@@ -101,6 +102,8 @@ def test_the_planners_refusals_are_the_engines() -> None:
         seen[refused is None] += 1
         if refused is None:
             seen.update([case.pp_schedule, f"cp {case.cp}", f"ZeRO {case.zero_stage}"])
+            seen.update([case.recompute, f"1 layer in {case.recompute_every}"])
     assert seen[True] >= 25
     assert seen[False] >= 25
     assert {*get_args(PipelineSchedule), "cp 2", *(f"ZeRO {stage}" for stage in range(4))} <= set(seen)
+    assert {*get_args(Recompute), *(f"1 layer in {every}" for every in (1, 2, 3))} <= set(seen)
