@@ -19,7 +19,7 @@ import torch
 
 from workloads import protocol
 from workloads.cluster import ClusterSpec, DeviceSpec, LinkSpec
-from workloads.costs.memory import COMPUTE_BYTES, MASTER_BYTES
+from workloads.costs.params import COMPUTE_BYTES, MASTER_BYTES
 from workloads.engine.data_parallel import compute_dtype
 from workloads.errors import UnsupportedByEngine
 from workloads.experiment import Experiment, ModelSpec, MoESpec, Precision

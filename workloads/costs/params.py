@@ -11,8 +11,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from workloads import weights
-from workloads.experiment import Experiment, ModelSpec
+from workloads.experiment import Experiment, ModelSpec, Precision
 from workloads.weights import Weight
+
+MASTER_BYTES: dict[Precision, int] = {"bf16": 4, "fp32": 4, "fp64": 8, "fp8_tensorwise": 4, "fp8_rowwise": 4}
+"""Bytes of master weights, reduced gradients and each optimizer moment."""
+COMPUTE_BYTES: dict[Precision, int] = {"bf16": 2, "fp32": 4, "fp64": 8, "fp8_tensorwise": 2, "fp8_rowwise": 2}
+"""Bytes of gathered weights and activations; fp8 keeps bf16 tensors between its matmuls."""
 
 
 @dataclass(frozen=True, slots=True)

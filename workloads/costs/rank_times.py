@@ -10,8 +10,8 @@ from typing import NamedTuple
 from workloads.cluster import ClusterSpec
 from workloads.costs.activations import rank_tokens
 from workloads.costs.collectives import Collective, collective_time_s
-from workloads.costs.memory import COMPUTE_BYTES, MASTER_BYTES, parameter_shard_bytes
-from workloads.costs.params import local_params
+from workloads.costs.memory import parameter_shard_bytes
+from workloads.costs.params import COMPUTE_BYTES, MASTER_BYTES, local_params
 from workloads.costs.partition import StageParams
 from workloads.experiment import Experiment
 from workloads.mesh import data_degrees, stride

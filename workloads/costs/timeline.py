@@ -23,8 +23,7 @@ from workloads.costs.activations import rank_tokens
 from workloads.costs.collectives import Collective, collective_time_s
 from workloads.costs.context_parallel import context_messages
 from workloads.costs.flops import attention_forward_flops, head_sizes
-from workloads.costs.memory import COMPUTE_BYTES, MASTER_BYTES
-from workloads.costs.params import matmul_of_layer
+from workloads.costs.params import COMPUTE_BYTES, MASTER_BYTES, matmul_of_layer
 from workloads.costs.partition import experiment_chunks, experiment_stages, ranks_alike
 from workloads.costs.pipeline import Simulation, Span, pipeline_time_s, simulate
 from workloads.costs.rank_times import EndTimes, LayerTimes, RankTimes, Rates, chunk_times, rank_times

@@ -36,7 +36,7 @@ from typing import Literal
 from workloads.costs.activations import LOSS_CHUNK_TOKENS
 from workloads.costs.collectives import Collective
 from workloads.costs.context_parallel import context_messages
-from workloads.costs.memory import COMPUTE_BYTES, MASTER_BYTES
+from workloads.costs.params import COMPUTE_BYTES, MASTER_BYTES
 from workloads.costs.partition import experiment_layers
 from workloads.costs.schedule import place_of, schedule_actions, stage_at
 from workloads.experiment import Experiment

@@ -1,8 +1,8 @@
 /* Device memory of one training step in closed form: the planner's own formulas, for the page. No DOM here.
 
-A line-by-line port of workloads/costs/memory.py, which explains the formulas; names, order of arithmetic and integer
-divisions are its own, and a test compares both on a thousand random layouts. Beyond the port, every number comes with
-its parts, which add up to it. Above 2^53 bytes (8 PiB on one rank) `estimateMemory` throws: doubles count no further.
+A line-by-line port of workloads/costs/memory.py and moments.py, which explain the formulas; names, order of arithmetic
+and integer divisions are theirs, and a test compares both on a thousand random layouts. Beyond the port, every number
+comes with its parts, which add up to it. Above 2^53 bytes (8 PiB on one rank) `estimateMemory` throws: doubles count no further.
 */
 "use strict";
 const MemoryModel = (() => {
@@ -36,10 +36,10 @@ const MemoryModel = (() => {
   const parameterShardBytes = (e, params, experts) =>
     masterBytes(e) * (div(params, dataDegrees(e)[1]) + div(experts, expertShards(e)));
 
-  /** memory.accumulates_unsharded */
+  /** moments.accumulates_unsharded */
   const accumulatesUnsharded = (e) => e.zero_stage <= 1 && numMicrobatches(e) > 1;
 
-  /** memory._Shared.of: what is the same on every stage. */
+  /** moments.Shared.of: what is the same on every stage. */
   function shared(e) {
     const model = e.model, c = computeBytes(e), [tokens, streamTokens] = rankTokens(e);
     const dense = layerBytes(e, false, c);
@@ -77,7 +77,7 @@ const MemoryModel = (() => {
     };
   }
 
-  /** memory._rounds: the first backward, the second, and the last. */
+  /** moments.rounds_of: the first backward, the second, and the last. */
   function backwardRounds(x, inFlight, deferred, accumulated) {
     const m = x.rounds;
     const turn = (in_flight, waits, prior, last, forward_follows) =>
@@ -88,16 +88,16 @@ const MemoryModel = (() => {
     return rounds;
   }
 
-  /** memory._reduces */
+  /** moments._reduces */
   const reduces = (x, turn) => turn.last || !x.whole;
 
-  /** memory._reduce_bytes */
+  /** moments._reduce_bytes */
   function reduceBytes(x, unit, turn) {
     if (x.shards === 1 || x.whole) return 2 * x.g * unit;
     return (x.g + x.c) * unit + (turn.prior ? div(x.g * unit, x.shards) : 0);
   }
 
-  /** memory._waiting */
+  /** moments._waiting */
   const waiting = (x, units, turn) => (turn.prior && !x.whole ? x.g * units.first : 0);
 
   /** `factor` times every part; what rounding takes from them, up to `total`, is in the largest. */
@@ -113,7 +113,7 @@ const MemoryModel = (() => {
     "loss of other micro-batches": head,
   });
 
-  /** memory._held, in its parts. */
+  /** moments._held, in its parts. */
   function held(x, turn, stage, hasHead) {
     const head = (turn.in_flight - 1) * (hasHead ? x.head.saved : 0);
     const total = Math.trunc(turn.in_flight * stage.saved + head);
@@ -121,7 +121,7 @@ const MemoryModel = (() => {
     return { ...parts, "kept for the weights' gradients": turn.deferred };
   }
 
-  /** memory._head_moments */
+  /** moments.head_moments */
   function headMoments(e, x, units, turn, stage) {
     const { c, g } = x, zero3 = e.zero_stage === 3;
     const saved = held(x, turn, stage, true);
@@ -145,7 +145,7 @@ const MemoryModel = (() => {
     return [forward, reduction];
   }
 
-  /** memory._block_moments */
+  /** moments.block_moments */
   function blockMoments(e, x, units, turn, stage) {
     const zero3 = e.zero_stage === 3, reducesNow = reduces(x, turn);
     const resharded = turn.last ? units.head : 0;
@@ -174,7 +174,7 @@ const MemoryModel = (() => {
     return [last, { name, copies: gathered, gradients, activations: { ...left, ...own, ...buffers } }];
   }
 
-  /** memory._first_block_moment */
+  /** moments.first_block_moment */
   function firstBlockMoment(e, x, units, turn, stage) {
     const { c, g } = x, reducesNow = reduces(x, turn);
     const done = Math.max(0, stage.params - x.block - (stage.has_embedding ? units.first : 0));
@@ -198,7 +198,7 @@ const MemoryModel = (() => {
     };
   }
 
-  /** memory._end_moment */
+  /** moments.end_moment */
   function endMoment(e, x, units, turn, stage) {
     const { c, g } = x, name = "the end of a backward";
     const received = e.virtual_stages > (stage.has_head ? 1 : 0) ? x.stream : 0;

@@ -17,7 +17,8 @@ from tests.workloads.costs.shapes import (
     study_rows,
 )
 from workloads.costs.activations import head_bytes, layer_bytes, layer_tensors
-from workloads.costs.memory import accumulates_unsharded, estimate_memory, moments_held, peak_stage
+from workloads.costs.memory import estimate_memory, moments_held, peak_stage
+from workloads.costs.moments import accumulates_unsharded
 from workloads.costs.params import num_params
 from workloads.costs.schedule import held, schedule_actions
 from workloads.experiment import Experiment, PipelineSchedule
