@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from workloads.costs.partition import experiment_layers
 from workloads.engine.build import Engine
 from workloads.engine.context_parallel import local_positions
 from workloads.engine.model import Block, Chunk
+from workloads.engine.parameters import named_parameters
 from workloads.experiment import Experiment
 from workloads.parity.shards import Whole, relative_difference
 
@@ -45,10 +45,9 @@ class Recorder:
         self.position = engine.groups.position
         self.forward: dict[tuple[str, int, int], Piece] = {}
         self.backward: dict[tuple[str, int, int], Piece] = {}
-        layers = experiment_layers(engine.experiment)
         for index, chunk in enumerate(engine.chunks):
             order = [a.microbatch for a in engine.pipeline.actions if a.kind == "F" and a.chunk == index]
-            _Watch(self, chunk, layers[chunk.stage], order, inside=engine.experiment.compile == "none")
+            _Watch(self, chunk, order, inside=engine.experiment.compile == "none")
 
     def take(self) -> tuple[list[Piece], list[Piece]]:
         """(activations, gradients of the residual stream) of the step that has ended."""
@@ -67,16 +66,17 @@ class Recorder:
 class _Watch:
     """Hooks on one chunk."""
 
-    def __init__(self, recorder: Recorder, chunk: Chunk, layers: range, order: list[int], *, inside: bool) -> None:
+    def __init__(self, recorder: Recorder, chunk: Chunk, order: list[int], *, inside: bool) -> None:
         self.recorder, self.stage = recorder, chunk.stage
-        self.names = [_stream(layer) for layer in (layers.start, *(layer + 1 for layer in layers))]
+        blocks = [found for wrapped in chunk.blocks for found in wrapped.modules() if isinstance(found, Block)]
+        layers = [_layer_of(block) for block in blocks]
+        self.names = [_stream(layer) for layer in (layers[0], *(layer + 1 for layer in layers))]
         self.order = order
         self.runs = self.marks = 0
         chunk.register_forward_pre_hook(self._begin)
         chunk.between_blocks = self._between
         if inside:
-            for layer, wrapped in zip(layers, chunk.blocks, strict=True):
-                (block,) = (module for module in wrapped.modules() if isinstance(module, Block))
+            for layer, block in zip(layers, blocks, strict=True):
                 for part in PARTS:
                     self._hook(getattr(block, part), f"layers.{layer}.{part}")
         if chunk.head is not None:
@@ -107,6 +107,12 @@ class _Watch:
             self.recorder.note(name, self.stage, self.microbatch, output)
 
         module.register_forward_hook(note)
+
+
+def _layer_of(block: Block) -> int:
+    """By the names of its weights."""
+    name = next(named_parameters(block)).spec.parts[0].name
+    return int(name.split(".")[1])
 
 
 def _stream(layer: int) -> str:

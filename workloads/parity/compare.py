@@ -10,8 +10,8 @@ those is the noise of each tensor: a right layout is about as far (TTrace, arXiv
 perturbation). Allowed is `NOISE_FACTOR` times that, and at least one rounding of the largest element. A loss and a
 gradient norm are single numbers, which may be near by chance: at least what `results.agreement` allows.
 
-**Updates.** AdamW's first update is nearly the sign of the gradient. Where gradients may differ by e, a share of about e
-of their entries is smaller than that and may get the other sign: of n entries ``e n``, and by chance three times the
+**Updates.** AdamW's first update is nearly the sign of the gradient. Where gradients may differ by e, a share of about
+e of their entries is smaller than that and may get the other sign: of n entries ``e n``, and by chance three times the
 square root of that and one more. Each of them adds ``4 / n`` to the relative mean square.
 """
 
@@ -29,7 +29,7 @@ from workloads.parity.order import Computed, Key, difference
 UNIT_ROUNDOFF = {"bf16": 2.0**-8, "fp32": 2.0**-24, "fp64": 2.0**-53}
 HIGHER: Mapping[Precision, Precision] = {"bf16": "fp32", "fp32": "fp64"}
 SAFETY = 16.0
-NOISE_FACTOR = 4.0
+NOISE_FACTOR = 8.0
 LIKELY = 1e-4
 """Fewer expected entries than this are none."""
 

@@ -77,6 +77,7 @@ def _read(path: Path) -> RankTrace:
 def _run(experiment: Experiment, rank: int, steps: int, device: str, folder: Path) -> None:
     import torch
     import torch.distributed as dist
+    from torch._C._distributed_c10d import FileStore
 
     from workloads.parity.training import train_rank
 
@@ -86,7 +87,7 @@ def _run(experiment: Experiment, rank: int, steps: int, device: str, folder: Pat
             torch.cuda.set_device(rank)
         dist.init_process_group(
             "nccl" if device == "cuda" else "gloo",
-            store=dist.FileStore(str(folder / "store"), experiment.world_size),
+            store=FileStore(str(folder / "store"), experiment.world_size),
             rank=rank,
             world_size=experiment.world_size,
             timeout=timedelta(seconds=120),

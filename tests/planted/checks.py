@@ -17,10 +17,10 @@ from torch import Tensor
 from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests.planted.plant import Fault, planted, with_fault
 from tests.pool import Pool
 from tests.workloads.engine import parity
 from tests.workloads.engine.parity import experiment, model
-from tests.workloads.engine.planted import Fault, planted, with_fault
 from workloads.engine import data
 from workloads.engine.build import Engine, build, choose_attention
 from workloads.engine.groups import make_groups
