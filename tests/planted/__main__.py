@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections.abc import Sequence
 
 from results.terminal import open_console, plain_table
 from tests.planted.faults_of_ranks import FAULTS
@@ -13,13 +14,13 @@ from tests.pool import Pool
 from workloads.checks import suggest
 
 
-def main() -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """0 when every fault is found."""
     parser = argparse.ArgumentParser(prog="python -m tests.planted", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help="faults to plant (default: all)")
     parser.add_argument("--precision", choices=("fp64", "fp32", "bf16"), default="fp64")
     parser.add_argument("--list", action="store_true", help="print the names and what they are")
-    options = parser.parse_args()
+    options = parser.parse_args(argv)
     known = {fault.name: fault for fault in FAULTS}
     for name in options.names:
         if name not in known:
@@ -28,6 +29,7 @@ def main() -> int:
     console = open_console()
     table = plain_table()
     if options.list:
+        table.show_header = False
         for fault in chosen:
             table.add_row(fault.axis, fault.name, fault.what)
         console.print(table)
@@ -39,11 +41,13 @@ def main() -> int:
     try:
         detector = Detector(pool)
         for at, fault in enumerate(chosen):
-            print(f"\r{at + 1}/{len(chosen)} {fault.name:40}", end="", file=sys.stderr, flush=True)
+            if console.is_terminal:
+                print(f"\r{at + 1}/{len(chosen)} {fault.name:40}", end="", file=sys.stderr, flush=True)
             findings.append(detector.find(fault, options.precision))
     finally:
         pool.close()
-    print(file=sys.stderr)
+    if console.is_terminal:
+        print(file=sys.stderr)
     for finding in findings:
         table.add_row(*_cells(finding))
     console.print(table)
