@@ -30,6 +30,9 @@ UNIT_ROUNDOFF = {"bf16": 2.0**-8, "fp32": 2.0**-24, "fp64": 2.0**-53}
 HIGHER: Mapping[Precision, Precision] = {"bf16": "fp32", "fp32": "fp64"}
 SAFETY = 16.0
 NOISE_FACTOR = 8.0
+RARE_FACTOR = 4.0
+"""By so much more are later steps allowed to differ in fp32. There an entry that an update moves the other way is so
+rare that the left layout may have none, and it shows in all that follows. (In bf16 there are always some.)"""
 LIKELY = 1e-4
 """Fewer expected entries than this are none."""
 
@@ -98,7 +101,8 @@ def _allowed(experiment: Experiment, key: Key, noise: Mapping[Key, float] | None
         return SAFETY * unit * math.sqrt(roundings(experiment))
     loss, grad_norm = TOLERANCES[experiment.precision]
     least = loss if phase == "loss" else grad_norm if phase == "gradient norm" else unit
-    return max(NOISE_FACTOR * noise[key], least)
+    rare = RARE_FACTOR if experiment.precision == "fp32" and key[0] else 1.0
+    return max(rare * NOISE_FACTOR * noise[key], least)
 
 
 def roundings(experiment: Experiment) -> int:

@@ -52,6 +52,11 @@ def test_noise_gives_the_others() -> None:
     noise = {of.key: 0.01, (0, "update", "w"): 0.001}
     assert allowed_difference(case, of, noise) == NOISE_FACTOR * 0.01
     assert allowed_difference(case, of, {of.key: 0.0}) == 2.0**-8
+    later = Computed(1, "backward", "w", of.whole)
+    assert allowed_difference(case, later, {later.key: 0.01}) == NOISE_FACTOR * 0.01
+    fp32 = ONE.replace(precision="fp32")
+    assert allowed_difference(fp32, of, {of.key: 1e-6}) == pytest.approx(NOISE_FACTOR * 1e-6)
+    assert allowed_difference(fp32, later, {later.key: 1e-6}) == pytest.approx(4 * NOISE_FACTOR * 1e-6)
     loss = computed("loss", torch.ones(()), "loss")
     assert allowed_difference(case, loss, {loss.key: 0.0}) == TOLERANCES["bf16"][0]
     flips = NOISE_FACTOR * 0.01 * 1000
