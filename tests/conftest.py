@@ -49,6 +49,19 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         pytest.exit(f"pytest {pytest.__version__} and pytest-xdist do not keep groups together: {scattered[0]}", 3)
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say how many layouts were compared with the unsharded model, and in how much time."""
+    compared = [
+        report
+        for outcome in ("passed", "failed")
+        for report in terminalreporter.getreports(outcome)
+        if report.when == "call" and "test_parity.py" in report.nodeid
+    ]
+    if len(compared) > 1:
+        minutes = sum(report.duration for report in compared) / 60
+        terminalreporter.write_line(f"parity: {len(compared)} tests of layouts in {minutes:.1f} minutes of one worker")
+
+
 def group_of(item: pytest.Item) -> str:
     """Tests of one group run one after the other in one worker of pytest-xdist.
 

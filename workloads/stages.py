@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from workloads.cluster import ClusterSpec
 from workloads.costs.partition import experiment_layers
 from workloads.costs.pipeline import pipeline_time_s
-from workloads.costs.schedule import V_SHAPED, Held, held_by_rank, stage_at
+from workloads.costs.schedule import INTERLEAVED, V_SHAPED, Held, held_by_rank, stage_at
 from workloads.costs.timeline import estimate_time
 from workloads.experiment import Experiment
 from workloads.mesh import data_degrees, rank_of
@@ -61,14 +61,18 @@ def shortened(experiment: Experiment) -> Experiment:
 
     It has as many as are needed until every rank holds what it holds at most, and one more, which makes gradients
     accumulate while the pipeline is full: ``pp + 1`` for 1F1B. GPipe holds all micro-batches, so its experiment is
-    returned unchanged.
+    returned unchanged. Interleaved schedules go through groups of ``pp`` micro-batches; the last group decides what
+    else is held while a chunk's gradients are reduced, so it keeps its size.
     """
     e = experiment
     if e.pp_schedule == "gpipe":
         return e
     most = _most_held(e, e.num_microbatches)
     enough = next(count for count in range(1, e.num_microbatches + 1) if _most_held(e, count) == most)
-    return e.replace(global_batch_size=min(e.num_microbatches, enough + 1) * e.sequences_per_round)
+    count = min(e.num_microbatches, enough + 1)
+    if e.pp_schedule in INTERLEAVED:
+        count += (e.num_microbatches - count) % e.pp
+    return e.replace(global_batch_size=count * e.sequences_per_round)
 
 
 def _most_held(e: Experiment, num_microbatches: int) -> list[tuple[Held, ...]]:
@@ -89,6 +93,7 @@ def stage_key(task: Task, rank: int) -> str:
         "held": [asdict(moment) for moment in moments],
         "accumulates": experiment.num_microbatches > 1,
         "gpipe": experiment.pp_schedule == "gpipe",
+        "last_group": experiment.num_microbatches % experiment.pp if experiment.pp_schedule in INTERLEAVED else None,
         "replicates": data_degrees(experiment)[0] > 1,
         "measure": asdict(task.measure),
         "device": (task.method, task.device),

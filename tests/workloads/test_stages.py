@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from workloads.cluster import ClusterSpec, DeviceSpec, LinkSpec
+from workloads.costs.schedule import INTERLEAVED
 from workloads.costs.timeline import estimate_time
 from workloads.experiment import Experiment, ModelSpec
 from workloads.mesh import coordinates
@@ -86,6 +87,23 @@ def test_shortening_keeps_what_is_in_flight() -> None:
     assert shortened(case).num_microbatches == 5
     assert shortened(experiment(dp=2, pp=4, pp_schedule="gpipe")).num_microbatches == 32
     assert shortened(experiment(dp=64)).num_microbatches == 1
+
+
+@pytest.mark.parametrize("schedule", INTERLEAVED)
+def test_shortening_keeps_the_size_of_the_last_group(schedule: str) -> None:
+    """With another last group another chunk is held while gradients are reduced: 0.6 GiB of 97 on two H200."""
+    for sequences in range(2, 41):
+        case = experiment(pp=2, pp_schedule=schedule, virtual_stages=2).replace(global_batch_size=sequences)
+        short = shortened(case)
+        assert short.num_microbatches <= 7
+        assert (case.num_microbatches - short.num_microbatches) % case.pp == 0
+
+
+def test_a_stage_whose_last_group_differs_is_not_the_same() -> None:
+    layout: dict[str, Any] = {"pp": 2, "pp_schedule": "interleaved_1f1b", "virtual_stages": 2}
+    cases = [experiment(**layout).replace(global_batch_size=sequences) for sequences in (16, 17, 18)]
+    sixteen, seventeen, eighteen = (stage_key(task(case), 0) for case in cases)
+    assert sixteen == eighteen != seventeen
 
 
 def test_a_step_is_the_schedule_of_its_stages() -> None:

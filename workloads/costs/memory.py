@@ -209,6 +209,7 @@ def _stage_memory(e: Experiment, x: _Shared, stage: int, held: StageParams) -> S
             best,
             *(_head_moments(e, x, units, turn, params, saved) if held.has_head else ()),
             _block_moment(e, x, units, turn, params, saved, held.has_head),
+            _first_block_moment(e, x, units, turn, held, params, saved),
             _end_moment(e, x, units, turn, held, params, shard, saved),
             key=sum,
         )
@@ -297,6 +298,29 @@ def _block_moment(
     flat = x.g * units.head if units.head and reduces else _waiting(x, units, turn)
     gradients = turn.prior + head + x.c * units.tied
     return copies, gradients, _held(x, turn, saved, has_head) + x.working + flat
+
+
+def _first_block_moment(
+    e: Experiment, x: _Shared, units: _Units, turn: _Round, held: StageParams, params: int, saved: int
+) -> _Moment:
+    """The first block's backward, the last of its stage: the gradients of all other blocks and of the head are there.
+
+    It is higher than the last block's where a block's gradient takes more than the block had saved.
+    """
+    zero3, reduces = e.zero_stage == 3, _reduces(x, turn)
+    done = max(0, params - x.block - (units.first if held.embedding else 0))
+    gradients = turn.prior or x.g * done // (x.shards if reduces else 1)
+    if x.whole and turn.last:
+        gradients -= x.g * done - x.g * done // x.shards
+    # With ZeRO 3 FSDP gathers the next unit, the embedding, while this one computes.
+    remaining = x.block + (units.tied or units.first) if zero3 else params - done
+    copies = x.c * (remaining if zero3 or turn.last else params)
+    head = x.head.saved if held.has_head else 0
+    own = min(bytes for bytes in (x.dense_saved, x.moe_saved) if bytes)
+    others = int((turn.in_flight - 1) * (saved + head)) + turn.deferred + own
+    others += x.stream if e.virtual_stages > held.has_head else 0  # the gradient that a stage before the last received
+    flat = x.g * x.block if reduces else _waiting(x, units, turn)
+    return copies, gradients + x.c * units.tied, others + x.working + flat
 
 
 def _end_moment(

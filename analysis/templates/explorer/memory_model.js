@@ -152,6 +152,28 @@ const MemoryModel = (() => {
     };
   }
 
+  /** memory._first_block_moment */
+  function firstBlockMoment(e, x, units, turn, stage) {
+    const { c, g } = x, reducesNow = reduces(x, turn);
+    const done = Math.max(0, stage.params - x.block - (stage.has_embedding ? units.first : 0));
+    let gradients = turn.prior || div(g * done, reducesNow ? x.shards : 1);
+    if (x.whole && turn.last) gradients -= g * done - div(g * done, x.shards);
+    const copies = e.zero_stage === 3
+      ? c * (x.block + (units.tied || units.first))
+      : c * (turn.last ? stage.params - done : stage.params);
+    const before = turn.in_flight - 1, headSaved = stage.has_head ? x.head.saved : 0;
+    const total = Math.trunc(before * (stage.saved + headSaved));
+    const others = savedInParts(stage, before, total, Math.trunc(before * headSaved));
+    others["kept for the weights' gradients"] = turn.deferred;
+    others["gradient of the stream"] = e.virtual_stages > (stage.has_head ? 1 : 0) ? x.stream : 0;
+    others["saved by the first block"] = Math.min(...[x.dense.saved, x.routed.saved].filter((bytes) => bytes > 0));
+    const flat = reducesNow ? g * x.block : waiting(x, units, turn);
+    return {
+      name: "the first block's backward", copies, gradients: gradients + c * units.tied,
+      activations: { ...others, "backward of one block": x.working, "FSDP buffers": flat },
+    };
+  }
+
   /** memory._end_moment */
   function endMoment(e, x, units, turn, stage) {
     const { c, g } = x, name = "the end of a backward";
@@ -198,7 +220,7 @@ const MemoryModel = (() => {
     for (const [layer, count] of [[x.dense, holds.dense_layers], [x.routed, holds.moe_layers]]) {
       for (const [name, bytes] of Object.entries(layer.parts)) parts[name] = (parts[name] ?? 0) + count * bytes;
     }
-    const stage = { params, shard, saved, parts, has_head: holds.has_head };
+    const stage = { params, shard, saved, parts, has_head: holds.has_head, has_embedding: holds.embedding > 0 };
     const totalOf = (moment) => moment.copies + moment.gradients + sum(moment.activations);
     let best = { name: "nothing", copies: 0, gradients: 0, activations: {} };
     const waiting = holds.dense_layers * x.denseDeferred + holds.moe_layers * x.routedDeferred;
@@ -208,6 +230,7 @@ const MemoryModel = (() => {
       const moments = [
         ...(holds.has_head ? headMoments(e, x, units, turn, stage) : []),
         blockMoment(e, x, units, turn, stage),
+        firstBlockMoment(e, x, units, turn, stage),
         endMoment(e, x, units, turn, stage),
       ];
       for (const moment of moments) if (totalOf(moment) > totalOf(best)) best = moment;

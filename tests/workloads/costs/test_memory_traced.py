@@ -54,6 +54,9 @@ CASES |= {
     f"cp {kind}": Experiment.canonical(model=shortened(LLAMA_8B), cp_kind=kind, **LONG)
     for kind in ("ring", "allgather", "ulysses")
 }
+CASES["full, gradients outgrow what blocks saved"] = Experiment.canonical(
+    model=shortened(LLAMA_8B, 10), seq_len=32768, dp=2, zero_stage=3, recompute="full", global_batch_size=2
+)
 CHUNKED = {
     schedule: Experiment.canonical(
         model=shortened(LLAMA_8B, 4),

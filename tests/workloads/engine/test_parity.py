@@ -122,6 +122,40 @@ def test_compiled_blocks_equal_single_process(gloo_pool: Pool, layout: dict[str,
     check(gloo_pool, case, "cpu", body=train_compiled_rank)
 
 
+COMPILED = [
+    {"micro_batch_size": 4},
+    {"dp": 2, "zero_stage": 1, "micro_batch_size": 2},
+    {"dp": 2, "zero_stage": 2, "micro_batch_size": 2, "recompute": "selective"},
+    {"dp": 2, "zero_stage": 3, "micro_batch_size": 2, "recompute": "full"},
+    {"tp": 2, "micro_batch_size": 4},
+    {"tp": 2, "micro_batch_size": 4, "sequence_parallel": False},
+    {"tp": 2, "micro_batch_size": 4, "qk_norm": True, "recompute": "selective"},
+    {"cp": 2, "cp_kind": "ring", "micro_batch_size": 4},
+    {"cp": 2, "cp_kind": "allgather", "micro_batch_size": 4},
+    {"cp": 2, "cp_kind": "ulysses", "micro_batch_size": 4, "num_kv_heads": 4},
+    {"pp": 2, "pp_schedule": "1f1b", "micro_batch_size": 4},
+    {"pp": 2, "pp_schedule": "interleaved_1f1b", "virtual_stages": 2, "micro_batch_size": 4, "tie": True},
+]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("layout", COMPILED, ids=str)
+def test_blocks_that_inductor_compiles_stay_near_float64(gloo_pool: Pool, layout: dict[str, Any]) -> None:
+    case = experiment(**layout, compile="block").replace(precision="bf16")
+    expected = trained_reference(gloo_pool, "cpu", case.model, case.global_batch_size)
+    for trace in gloo_pool.run(train_inductor_rank, case.world_size, case, STEPS, "cpu", timeout_s=360):
+        torch.testing.assert_close(trace.losses, expected.losses, rtol=1e-4, atol=0)
+        torch.testing.assert_close(trace.grad_norms, expected.grad_norms, rtol=2e-3, atol=0)
+
+
+def train_inductor_rank(rank: int, *args: Any) -> RankTrace:
+    try:
+        return train_rank(rank, *args)
+    finally:
+        torch._dynamo.reset()
+
+
 def train_prepared_rank(rank: int, case: Experiment, steps: int, device: str, *how: Any) -> RankTrace:
     """With what GPUs do before the first step: connect the stages and run one micro-batch alone."""
 
