@@ -33,6 +33,8 @@ NOISE_FACTOR = 8.0
 RARE_FACTOR = 4.0
 """By so much more are later steps allowed to differ in fp32. There an entry that an update moves the other way is so
 rare that the left layout may have none, and it shows in all that follows. (In bf16 there are always some.)"""
+MOST_OF_UPDATE = 0.9
+"""An update that was not made at all differs by 1."""
 LIKELY = 1e-4
 """Fewer expected entries than this are none."""
 
@@ -91,7 +93,8 @@ def allowed_difference(experiment: Experiment, computed: Computed, noise: Mappin
         flips = gradient * count
         if flips > LIKELY:
             flips += 3 * math.sqrt(flips) + 1
-        return max(2 * math.sqrt(flips / count), NOISE_FACTOR * noise[computed.key] if noise is not None else 0.0)
+        noisy = NOISE_FACTOR * noise[computed.key] if noise is not None else 0.0
+        return min(max(2 * math.sqrt(flips / count), noisy), MOST_OF_UPDATE)
     return _allowed(experiment, computed.key, noise)
 
 

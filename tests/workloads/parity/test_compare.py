@@ -67,8 +67,9 @@ def test_noise_gives_the_others() -> None:
 def test_an_update_that_was_not_made_always_differs() -> None:
     """The noise of its gradient is never so large that it would be allowed; of the smallest parameters, too."""
     case = ONE.replace(precision="bf16")
-    of = computed("update", torch.ones(4096))
-    assert allowed_difference(case, of, {(0, "backward", "w"): 0.02, of.key: 0.05}) < 1.0
+    for count in (8, 32, 4096):
+        of = computed("update", torch.ones(count))
+        assert allowed_difference(case, of, {(0, "backward", "w"): 0.02, of.key: 0.3}) < 1.0
 
 
 def test_the_first_that_differs_and_where() -> None:
