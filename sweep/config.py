@@ -11,7 +11,7 @@ from typing import Any
 from sweep.composition import compose
 from sweep.conffiles import PACKAGED, BuiltFile, ConfFolders
 from sweep.grid import GridSpec, grid_from_dict
-from sweep.overrides import CHOSEN_GROUPS, sort_overrides
+from sweep.overrides import CHOSEN_GROUPS, Overrides, sort_overrides
 from workloads import checks
 from workloads.cluster import ClusterSpec, check_cluster, cluster_from_dict
 from workloads.errors import InvalidSweep
@@ -127,6 +127,19 @@ def compose_sweep(
         plan=_plan_options(_mapping(data, "plan")),
         budget_gpu_hours=_budget(data["budget"]),
     )
+
+
+def cluster_for(grid: str, name: str | None = None, folders: ConfFolders | None = None) -> ClusterSpec | None:
+    """The cluster called ``name``, without one that of a grid, as its file describes it now; None: it names none.
+
+    Raises `InvalidSweep` (or another `UltrasweepError`) for names that these folders do not have.
+    """
+    folders = folders or ConfFolders()
+    chosen = name or _cluster_of_grids((grid,), folders)
+    if chosen is None:
+        return None
+    data = compose(Overrides(grids=(), models=None, groups={}, hydra=()), {"cluster": chosen}, folders)
+    return check_cluster(cluster_from_dict(_mapping(data, "cluster")))
 
 
 def _cluster_of_grids(grids: Sequence[str], folders: ConfFolders) -> str | None:

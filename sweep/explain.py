@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +10,17 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from results.errors import UltrasweepError
 from results.store import sweep_dirs
 from results.terminal import plain_table
-from results.text import byte_unit, device_noun, format_bytes
+from results.text import byte_unit, device_noun, format_bytes, format_percent
 from sweep.lookup import Record
 from workloads import experiment as ex
 from workloads.costs.flops import flops_per_token, hardware_flops_per_token
 from workloads.costs.memory import MemoryEstimate, estimate_memory
 from workloads.costs.params import num_params
 from workloads.costs.pipeline import pipeline_time_s
+from workloads.costs.timeline import estimate_idle
 from workloads.experiment import Experiment
 from workloads.rules import layout_violations
 
@@ -49,6 +51,8 @@ def print_explanation(record: Record, results: Path, console: Console) -> None:
     if all(row["verdict"] != "invalid" or row["predicted_peak_bytes"] for row in record.ledger):
         limit = next((row["limit_bytes"] for row in record.ledger if row["limit_bytes"]), None)
         console.print(_memory_table(estimate_memory(experiment), limit))
+        if experiment.pp > 1 and (text := _predicted_idle(record)):
+            console.print(text, highlight=False)
     if not record.attempts:
         console.print("no attempt yet")
     for row in record.attempts:
@@ -135,6 +139,40 @@ def _memory_table(memory: MemoryEstimate, limit: int | None) -> Table:
     for stages, cells in rows:
         table.add_row(f"{stages[0]}" if len(stages) == 1 else f"{stages[0]}-{stages[-1]}", *cells)
     return table
+
+
+def _predicted_idle(record: Record) -> str | None:
+    """How long each pipeline rank is predicted to wait on the cluster of the newest attempt, without one the grid's.
+
+    None where that cluster, or how fast it is, is not known here.
+    """
+    from sweep.config import cluster_for
+
+    grid = next((row["grid"] for row in record.ledger), "")
+    name = next((row["cluster"] for row in reversed(record.attempts) if row["cluster"]), None)
+    try:
+        cluster = cluster_for(grid, name)
+        shares = estimate_idle(record.experiment, cluster) if cluster is not None else None
+    except UltrasweepError:
+        return None
+    if cluster is None or shares is None:
+        return None
+    mean = format_percent(sum(shares) / len(shares))
+    return f"predicted waiting for other stages, share of a step on {cluster.name}: {mean}; {_by_rank(shares)}"
+
+
+def _by_rank(shares: Sequence[float]) -> str:
+    """Neighbouring ranks with the same text share it."""
+    runs: list[tuple[int, int, str]] = []
+    for rank, share in enumerate(shares):
+        text = format_percent(share)
+        if runs and runs[-1][2] == text:
+            runs[-1] = (runs[-1][0], rank, text)
+        else:
+            runs.append((rank, rank, text))
+    return ", ".join(
+        f"rank {first} {text}" if first == last else f"ranks {first}-{last} {text}" for first, last, text in runs
+    )
 
 
 def _print_attempt(row: Mapping[str, Any], results: Path, console: Console) -> None:

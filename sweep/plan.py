@@ -23,7 +23,7 @@ from sweep.price import Price, information_order, price, shared_stage_discount, 
 from sweep.reuse import FinishedAttempt
 from sweep.search import MISTAKES, Progress, silent
 from workloads.cluster import ClusterSpec
-from workloads.costs.memory import MemoryEstimate, estimate_memory
+from workloads.costs.memory import StageMemory, estimate_memory, peak_stage
 from workloads.costs.timeline import TimeEstimate, estimate_time
 from workloads.errors import InvalidSweep
 from workloads.experiment import Experiment
@@ -214,7 +214,7 @@ def _planned(
     if refused := (*broken, *too_wide):
         planned = dataclasses.replace(planned, verdict="invalid", rule=refused[0].rule, detail=refused[0].message)
     # Points that the engine cannot run yet, or that are too wide, are predicted too: a plan shows what they would give.
-    memory, time = estimate_memory(experiment), estimate_time(experiment, cluster)
+    memory, time = peak_stage(experiment), estimate_time(experiment, cluster)
     planned = dataclasses.replace(
         planned,
         peak_bytes=memory.peak_bytes,
@@ -251,16 +251,19 @@ def _too_wide(experiment: Experiment, cluster: ClusterSpec, device_limit: Device
 
 
 def _too_big(
-    experiment: Experiment, memory: MemoryEstimate, device_bytes: int | None, host_bytes: int | None, margin: float
+    experiment: Experiment, memory: StageMemory, device_bytes: int | None, host_bytes: int | None, margin: float
 ) -> str | None:
     """The numbers of a point that is predicted not to fit; None for one that does, or whose limits are not known."""
     if device_bytes is not None and memory.peak_bytes > device_bytes * margin:
         return (
-            f"stage {memory.peak_stage} of {experiment.pp} needs {format_bytes(memory.peak_bytes)}; "
+            f"stage {memory.stage} of {experiment.pp} needs {format_bytes(memory.peak_bytes)}; "
             f"{format_bytes(device_bytes)} x margin {margin:g} = {format_bytes(device_bytes * margin)}"
         )
-    together = sum(stage.peak_bytes for stage in memory.stages) * (experiment.world_size // experiment.pp)
-    if host_bytes is not None and together > host_bytes * margin:
+    if host_bytes is None:
+        return None
+    stages = estimate_memory(experiment).stages
+    together = sum(stage.peak_bytes for stage in stages) * (experiment.world_size // experiment.pp)
+    if together > host_bytes * margin:
         each = format_bytes(memory.peak_bytes)
         size, needed = experiment.world_size, format_bytes(together)
         many = f"{size} processes need {needed} together, at most {each} each"

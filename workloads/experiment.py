@@ -125,6 +125,10 @@ class ModelSpec:
                 HEADS_DO_NOT_DIVIDE.format(label=label, num_kv_heads=self.num_kv_heads, num_heads=self.num_heads)
             )
 
+    def __hash__(self) -> int:
+        """Of the name alone: a plan looks a model up in caches a hundred times a point."""
+        return hash(self.name)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experiment:

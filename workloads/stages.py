@@ -80,7 +80,10 @@ def _most_held(e: Experiment, num_microbatches: int) -> list[tuple[Held, ...]]:
 
 
 def stage_key(task: Task, rank: int) -> str:
-    """A hash that is equal for two ranks, of any points, if both allocate and compute the same."""
+    """A hash that is equal for two ranks, of any points, if both allocate and compute the same.
+
+    Whether steps are profiled after the timed ones changes neither.
+    """
     experiment = shortened(task.experiment)
     pp_rank = rank // (experiment.world_size // experiment.pp)
     model = asdict(experiment.model)
@@ -95,7 +98,7 @@ def stage_key(task: Task, rank: int) -> str:
         "gpipe": experiment.pp_schedule == "gpipe",
         "last_group": experiment.num_microbatches % experiment.pp if experiment.pp_schedule in INTERLEAVED else None,
         "replicates": data_degrees(experiment)[0] > 1,
-        "measure": asdict(task.measure),
+        "measure": {name: value for name, value in asdict(task.measure).items() if name != "profile"},
         "device": (task.method, task.device),
     }
     for name in _SAME_FIELDS:

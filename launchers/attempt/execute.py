@@ -147,7 +147,8 @@ def _watch(attempt: Attempt, group: RankGroup, settings: LaunchSettings, control
 
 
 def _reuse_stage(cached: Path, attempt: Attempt, rank: int) -> bool:
-    """Use the result of an equal stage, ``cached``, as that of ``rank``; False when there is none."""
+    """Use the result of an equal stage, ``cached``, as that of ``rank``; False when there is none, or one without the
+    profile that is asked for."""
     try:
         if not cached.exists():
             return False
@@ -156,6 +157,9 @@ def _reuse_stage(cached: Path, attempt: Attempt, rank: int) -> bool:
         assert result is not None
     except (OSError, ValueError, TypeError, KeyError):
         protocol.result_path(attempt.folder, rank).unlink(missing_ok=True)
+        return False
+    if result.breakdown is None and attempt.task.measure.profile and attempt.task.device == "cuda":
+        protocol.result_path(attempt.folder, rank).unlink()
         return False
     position = coordinates(attempt.point.experiment, rank)
     data = position["dp_replicate"] * attempt.point.experiment.dp_shard + position["dp_shard"]

@@ -164,7 +164,7 @@ def test_plan_of_the_study_is_quick_and_needs_no_torch() -> None:
     lines = done.stdout.splitlines()
     assert lines[0] == "playbook: 10,611 points of playbook"
     assert lines[-1].startswith("CODE 0 HEAVY []"), lines[-1]
-    assert float(lines[-1].split()[-1]) < 20  # seconds of CPU time, 8 here, whatever else runs beside it
+    assert float(lines[-1].split()[-1]) < 10  # seconds of CPU time, 3.3 here, whatever else runs beside it
     told = done.stdout
     for word in ("run", "invalid", "pp_layers", "predicted_oom", "64 nodes, 512 GPUs", "expected GPU-h", "llama469b"):
         assert word in told

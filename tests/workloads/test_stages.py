@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -61,6 +62,13 @@ def test_replicas_and_batch_do_not_change_a_stage() -> None:
     few, many = task(experiment(dp=2, tp=2, pp=2)), task(experiment(dp=8, tp=2, pp=2))
     assert stage_key(few, 0) == stage_key(many, 0)
     assert stage_key(few, 0) != stage_key(few, rehearsed_ranks(few.experiment)[1]), "only one of them has the embedding"
+
+
+def test_a_profile_after_the_timed_steps_does_not_change_a_stage() -> None:
+    timed = task(experiment())
+    for measure, same in (({"profile": True}, True), ({"warmup_steps": 4}, False), ({"memory_probe": False}, False)):
+        other = dataclasses.replace(timed, measure=dataclasses.replace(timed.measure, **measure))
+        assert (stage_key(other, 0) == stage_key(timed, 0)) is same, measure
 
 
 @pytest.mark.parametrize(

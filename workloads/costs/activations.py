@@ -6,8 +6,10 @@ T tokens of a micro-batch on one rank, T_s = T / tp of them between tensor-paral
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import lru_cache
+from operator import attrgetter
 
 from workloads.costs.flops import head_sizes
 from workloads.experiment import Experiment, ModelSpec
@@ -52,7 +54,10 @@ class LayerTensors:
 
     @property
     def total(self) -> int:
-        return sum(getattr(self, field.name) for field in fields(self))
+        return sum(_TENSORS(self))
+
+
+_TENSORS: Callable[[LayerTensors], tuple[int, ...]] = attrgetter(*(field.name for field in fields(LayerTensors)))
 
 
 @dataclass(frozen=True, slots=True)

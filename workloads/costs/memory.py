@@ -21,11 +21,13 @@ Not in here (`ClusterSpec.reserved_bytes` has it): device context, NCCL's buffer
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
 
 from workloads.costs.activations import HeadBytes, deferred_bytes, head_bytes, layer_bytes, rank_tokens
 from workloads.costs.params import dense_layer, local_params, moe_layer
-from workloads.costs.partition import StageParams, experiment_stages
-from workloads.costs.schedule import held_by_rank
+from workloads.costs.partition import StageParams, experiment_stages, ranks_alike
+from workloads.costs.schedule import SPLIT_BACKWARD, held_by_rank
 from workloads.experiment import Experiment, Precision
 from workloads.mesh import data_degrees
 
@@ -73,13 +75,48 @@ def estimate_memory(experiment: Experiment) -> MemoryEstimate:
     return MemoryEstimate(stages=tuple(result), peak_stage=peaks.index(max(peaks)))
 
 
+def peak_stage(experiment: Experiment) -> StageMemory:
+    """The stage with the highest peak, the first of several, as `estimate_memory` has it; alike ranks count once."""
+    e = experiment
+    shared, held = _Shared.of(e), experiment_stages(e)
+    ranks = _fullest(ranks_alike(e), e.pp_schedule, e.num_microbatches, e.virtual_stages)
+    return max((_stage_memory(e, shared, rank, held[rank]) for rank in ranks), key=lambda one: one.peak_bytes)
+
+
+@lru_cache(maxsize=4096)
+def _fullest(alike: tuple[int, ...], schedule: str, m: int, v: int) -> tuple[int, ...]:
+    """Ranks of which one has the highest peak. ``alike``: equal numbers for ranks that hold equal parts of the model.
+
+    Of such ranks those with equal moments need the same. Without split backwards a moment is a number of micro-batches
+    in flight, of which every term of `_stage_memory` is a sum that never falls, as long as the same rounds have a
+    forward after them (`_Round.forward_follows`); and no rank has more of them in flight than one before it.
+    """
+    fullest: dict[tuple[object, ...], tuple[float, int]] = {}
+    for rank, kind in enumerate(alike):
+        moments, most = _moments(schedule, rank, len(alike), m, v), 0.0
+        key: tuple[object, ...] = (kind, moments)
+        if schedule not in SPLIT_BACKWARD:
+            most = max(in_flight for in_flight, _ in moments)
+            key = (kind, m > most, m - 1 > most)
+        if key not in fullest or most > fullest[key][0]:
+            fullest[key] = most, rank
+    return tuple(sorted(rank for _, rank in fullest.values()))
+
+
 def moments_held(experiment: Experiment, rank: int) -> tuple[tuple[float, float], ...]:
     """The moments at which a pipeline rank holds most: (micro-batches in flight, micro-batches between the halves of a
     split backward), both counted in whole ranks, of whose chunks each is an equal part."""
-    e, v = experiment, experiment.virtual_stages
-    if e.pp_schedule == "gpipe":
-        return ((e.num_microbatches, 0.0),)
-    moments = held_by_rank(e.pp_schedule, rank, e.pp, e.num_microbatches, v)
+    e = experiment
+    return _moments(e.pp_schedule, rank, e.pp, e.num_microbatches, e.virtual_stages)
+
+
+@lru_cache(maxsize=65536)
+def _moments(schedule: str, rank: int, pp: int, m: int, v: int) -> tuple[tuple[float, float], ...]:
+    if schedule == "gpipe":
+        return ((m, 0.0),)
+    if schedule in ("1f1b", "none"):
+        return ((float(min(pp - rank, m)), 0.0),)
+    moments = held_by_rank(schedule, rank, pp, m, v)
     return tuple((sum(one.activations) / v, sum(one.for_weights) / v) for one in moments)
 
 
@@ -95,8 +132,7 @@ def accumulates_unsharded(experiment: Experiment) -> bool:
     return experiment.zero_stage <= 1 and experiment.num_microbatches > 1
 
 
-@dataclass(frozen=True, slots=True)
-class _Shared:
+class _Shared(NamedTuple):
     """What is the same on every stage. Bytes unless said otherwise; c, g and m as above."""
 
     c: int
@@ -155,8 +191,7 @@ class _Shared:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Units:
+class _Units(NamedTuple):
     """One stage's FSDP units, in elements."""
 
     head: int
@@ -167,8 +202,7 @@ class _Units:
     """The embedding that is also the output projection; 0 where the stage has no such weight."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Round:
+class _Round(NamedTuple):
     """The backward of one micro-batch."""
 
     in_flight: float
@@ -205,14 +239,15 @@ def _stage_memory(e: Experiment, x: _Shared, stage: int, held: StageParams) -> S
     best: _Moment = (0, 0, 0)
     accumulated = x.g * params if x.whole else shard
     for turn in _rounds(x, in_flight, int(deferred * waiting), accumulated):
-        best = max(
-            best,
+        moments = [
             *(_head_moments(e, x, units, turn, params, saved) if held.has_head else ()),
             _block_moment(e, x, units, turn, params, saved, held.has_head),
             _first_block_moment(e, x, units, turn, held, params, saved),
             _end_moment(e, x, units, turn, held, params, shard, saved),
-            key=sum,
-        )
+        ]
+        for moment in moments:
+            if sum(moment) > sum(best):
+                best = moment
     copies, gradients, activations = best
     return StageMemory(
         stage=stage,

@@ -12,7 +12,7 @@ from functools import lru_cache
 
 from workloads.costs.flops import attention_forward_flops
 from workloads.costs.params import Counts, dense_layer, matmul_of_layer, moe_layer, num_dense_layers
-from workloads.costs.schedule import place_of
+from workloads.costs.schedule import place_of, stage_at
 from workloads.experiment import Experiment, ModelSpec, PipelineSplit
 
 
@@ -94,32 +94,68 @@ def experiment_stages(experiment: Experiment) -> tuple[StageParams, ...]:
     return _ranks(e.model, e.pp_schedule, e.pp, e.virtual_stages, experiment_layers(e))
 
 
+def experiment_chunks(experiment: Experiment) -> tuple[tuple[StageParams, ...], ...]:
+    """What each chunk of each pipeline rank of an experiment holds: its stages one by one."""
+    e = experiment
+    return _chunks(e.model, e.pp_schedule, e.pp, e.virtual_stages, experiment_layers(e))
+
+
+def ranks_alike(experiment: Experiment) -> tuple[int, ...]:
+    """For each pipeline rank a number, which it shares with those whose chunks hold the same."""
+    e = experiment
+    return _alike(e.model, e.pp_schedule, e.pp, e.virtual_stages, experiment_layers(e))
+
+
+@lru_cache(maxsize=4096)
+def _alike(model: ModelSpec, schedule: str, pp: int, virtual_stages: int, layers: tuple[range, ...]) -> tuple[int, ...]:
+    chunks = _chunks(model, schedule, pp, virtual_stages, layers)
+    return tuple(chunks.index(own) for own in chunks)
+
+
 @lru_cache(maxsize=4096)
 def _ranks(
     model: ModelSpec, schedule: str, pp: int, virtual_stages: int, layers: tuple[range, ...]
 ) -> tuple[StageParams, ...]:
+    return tuple(_together(own) for own in _chunks(model, schedule, pp, virtual_stages, layers))
+
+
+def _together(stages: tuple[StageParams, ...]) -> StageParams:
+    return StageParams(
+        dense_layers=sum(one.dense_layers for one in stages),
+        moe_layers=sum(one.moe_layers for one in stages),
+        layers=sum((one.layers for one in stages), Counts()),
+        embedding=sum(one.embedding for one in stages),
+        head=sum(one.head for one in stages),
+        has_head=any(one.has_head for one in stages),
+        final_norm=sum(one.final_norm for one in stages),
+    )
+
+
+@lru_cache(maxsize=4096)
+def _chunks(
+    model: ModelSpec, schedule: str, pp: int, virtual_stages: int, layers: tuple[range, ...]
+) -> tuple[tuple[StageParams, ...], ...]:
     """A tied embedding whose two ends are different stages is held, and trained, by both."""
     dense_total = num_dense_layers(model)
     vocabulary = model.vocab_size * model.hidden_size
     last = len(layers) - 1
-    result = []
-    for rank in range(pp):
-        stages = [s for s in range(len(layers)) if place_of(schedule, s, pp, virtual_stages)[0] == rank]
-        held = [layer for stage in stages for layer in layers[stage]]
+    stages = []
+    for stage, held in enumerate(layers):
         dense = sum(layer < dense_total for layer in held)
         counts = dense_layer(model) * dense
         if len(held) > dense:
             counts = counts + moe_layer(model) * (len(held) - dense)
-        has_head = last in stages
-        result.append(
+        stages.append(
             StageParams(
                 dense_layers=dense,
                 moe_layers=len(held) - dense,
                 layers=counts,
-                embedding=vocabulary if 0 in stages else 0,
-                head=vocabulary if has_head and not (last == 0 and model.tie_embeddings) else 0,
-                has_head=has_head,
-                final_norm=model.hidden_size if has_head else 0,
+                embedding=vocabulary if stage == 0 else 0,
+                head=vocabulary if stage == last and not (last == 0 and model.tie_embeddings) else 0,
+                has_head=stage == last,
+                final_norm=model.hidden_size if stage == last else 0,
             )
         )
-    return tuple(result)
+    return tuple(
+        tuple(stages[stage_at(schedule, rank, chunk, pp)] for chunk in range(virtual_stages)) for rank in range(pp)
+    )

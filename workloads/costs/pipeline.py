@@ -18,6 +18,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import accumulate
 from typing import get_args
 
 from workloads.costs.schedule import Action, Kind, schedule_actions, stage_at
@@ -28,6 +29,12 @@ or each chunk's own."""
 
 MOST_EXECUTED = 64
 """Micro-batches that are executed one by one for a total, in a pipeline of 16 to 32 ranks."""
+
+_ALIKE = 1e-12
+"""Times that differ by this part are taken as equal: far more than rounding makes of them."""
+
+_FEW_ACTIONS = 64
+"""Pairs of a forward and a backward, up to which executing them takes least."""
 
 _KINDS: tuple[Kind, ...] = get_args(Kind)
 _Steps = tuple[tuple[int, int, int], ...]
@@ -113,6 +120,7 @@ def pipeline_time_s(
     F_r and B_r being the seconds of rank r, p ranks, m micro-batches:
 
     gpipe   ``sum F + (m-1) max F + sum B + (m-1) max B + 2 (p-1) p2p``: two flow shops, exact.
+    1f1b    Exact: `_longest_chain_s`, where that takes less than executing the actions.
     others  Exact up to 64 micro-batches, in shallow pipelines up to 1,024 / p: which action waits for which is found
             once for a schedule and its sizes, and what is left is one sum and one comparison an action. With more
             micro-batches, every further round of p takes as long as the last one that is executed: within 2 %, in the
@@ -120,6 +128,8 @@ def pipeline_time_s(
     """
     p, m = len(forward_s), num_microbatches
     times = _durations(virtual_stages, forward_s, backward_s, input_s, weight_s)
+    if name in ("1f1b", "none"):
+        return _one_f_one_b_s(tuple(times[:p]), tuple(times[p : 2 * p]), m, p2p_s)
     if name == "gpipe":
         forward, backward = times[:p], times[p : 2 * p]
         ramps = sum(forward) + sum(backward) + 2 * (p - 1) * p2p_s
@@ -132,6 +142,86 @@ def pipeline_time_s(
         before = _executed_s(_steps(name, p, executed - p, virtual_stages), times, p, p2p_s)
         total += left_out * (total - before)
     return total
+
+
+@lru_cache(maxsize=4096)
+def _one_f_one_b_s(forward: tuple[float, ...], backward: tuple[float, ...], m: int, p2p_s: float) -> float:
+    """Of 1F1B. Many layouts of a plan differ in nothing that its time depends on."""
+    p = len(forward)
+    if p * m > _FEW_ACTIONS:
+        return _longest_chain_s(forward, backward, m, p2p_s)
+    return _executed_s(_steps("1f1b", p, m, 1), (*forward, *backward), p, p2p_s)
+
+
+def _longest_chain_s(forward: Sequence[float], backward: Sequence[float], m: int, p2p_s: float) -> float:
+    """Seconds of 1F1B whose stages take these times: the longest chain of actions that wait for each other.
+
+    q counts ranks from the last one on. After its first q forwards rank q runs, in its round k from 0 on, the forward
+    of micro-batch k + q, which waits for that of rank q + 1 in round k - 1, and then the backward of k, which waits for
+    that of rank q - 1 in the same round. So a chain has three parts:
+
+    1. forwards alone up to a round 0, a flow shop: ``sum F + q max F + hops`` over the ranks before rank q and itself;
+    2. rounds with both. A chain that passes on to the next rank comes back later: each of a rank's rounds in it counts
+       ``F + B``, and each passing ``2 p2p``. Times are counted without what the chain's last way back has too much;
+    3. backwards alone, from the round of the last forward on: as 1.
+
+    Maxima of sums commute with a shift of all times: once a round is an earlier one but for a shift, so is everything
+    that follows, and what lies between the two repeats.
+    """
+    p, n = len(forward), min(len(forward), m)
+    down, up = _ramps(forward, p2p_s), _ramps(backward, p2p_s)
+    both = [forward[p - 1 - q] + backward[p - 1 - q] for q in range(n)]
+    back = [0.0, *accumulate(backward[p - 1 - q] + p2p_s for q in range(n))]
+    """From the last rank's backward to that of rank q."""
+    now = [down[q] - back[q] for q in range(n)]
+    rounds, hop, looks = [now], 2 * p2p_s, max(1, p // 4)
+    for k in range(1, m - n + 1):
+        passed = [*now[1:], -math.inf]
+        best = list(accumulate(now, max))
+        now = [w + (a if a > b + hop else b + hop) for w, a, b in zip(both, best, passed, strict=True)]
+        rounds.append(now)
+        if (k == 2 or k % looks == 0) and (found := _repetition(rounds)):
+            lag, later = found
+            repeated = [list(accumulate(one, max)) for one in rounds[-lag:]]
+            found_s = []
+            for q in range(n):
+                times, turn = divmod(m - 1 - q - (k + 1 - lag), lag)  # of the round of rank q's last forward
+                found_s.append(repeated[turn][q] + times * later + back[q] + up[q])
+            return max(found_s)
+    total = 0.0
+    for q in reversed(range(n)):  # one rank after another, from the first on, has no forward left
+        best = list(accumulate(now, max))
+        total = max(total, best[q] + back[q] + up[q])
+        now = [w + (a if a > b + hop else b + hop) for w, a, b in zip(both, best, now[1:], strict=False)]
+    return total
+
+
+def _ramps(times: Sequence[float], p2p_s: float) -> list[float]:
+    """Seconds from the first rank's first action to the end of rank q's action q, by q: a flow shop of equal jobs."""
+    found, together, most = [], 0.0, 0.0
+    for rank, one in enumerate(times):
+        together += one
+        most = max(most, one)
+        found.append(together + rank * p2p_s + (len(times) - 1 - rank) * most)
+    return found[::-1]
+
+
+def _repetition(rounds: list[list[float]]) -> tuple[int, float] | None:
+    """How many rounds ago, at most p, all times were as now but for one shift; and that shift.
+
+    Where times differ from it by a part of it, at most `_ALIKE`, so does the total: neither sums nor maxima make a
+    difference larger.
+    """
+    now = rounds[-1]
+    for lag in range(1, min(len(now), len(rounds) - 1) + 1):
+        before = rounds[-1 - lag]
+        later = now[0] - before[0]
+        least, most = (1 - _ALIKE) * later, (1 + _ALIKE) * later
+        if least <= now[-1] - before[-1] <= most and all(
+            least <= a - b <= most for a, b in zip(now, before, strict=True)
+        ):
+            return lag, later
+    return None
 
 
 def _executed_s(steps: _Steps, times: Sequence[float], num_ranks: int, p2p_s: float) -> float:

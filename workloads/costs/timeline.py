@@ -8,7 +8,8 @@ tp          forward: all gathers and scatters are exposed. Backward: a row-paral
             layer gathers its input beside the input-gradient matmul and scatters beside the weight-gradient matmul
 dp          gradients of one micro-batch hide behind its backward and gathered weights behind its forward, except for
             the last unit reduced and the first unit gathered. ZeRO 3 gathers in both directions, every micro-batch
-pp          `pipeline_time_s` of the stages' actual times
+pp          `pipeline_time_s` of every chunk's actual times. A split backward's W has the weights' gradients of matmuls,
+            their accumulation and their reduction, I all else: attention, norms, what is computed again
 cp          a ring's messages hide behind attention; gathers and all-to-alls are exposed
 ep          experts' all-to-all is exposed
 """
@@ -22,14 +23,16 @@ from workloads.costs.activations import rank_tokens
 from workloads.costs.collectives import Collective, collective_time_s
 from workloads.costs.context_parallel import context_messages
 from workloads.costs.flops import attention_forward_flops, head_sizes
-from workloads.costs.memory import COMPUTE_BYTES, MASTER_BYTES, parameter_shard_bytes
-from workloads.costs.params import local_params, matmul_of_layer
-from workloads.costs.partition import StageParams, experiment_stages
+from workloads.costs.memory import COMPUTE_BYTES, MASTER_BYTES
+from workloads.costs.params import matmul_of_layer
+from workloads.costs.partition import experiment_chunks, experiment_stages, ranks_alike
 from workloads.costs.pipeline import Simulation, Span, pipeline_time_s, simulate
+from workloads.costs.rank_times import EndTimes, LayerTimes, RankTimes, Rates, chunk_times, rank_times
+from workloads.costs.schedule import SPLIT_BACKWARD
 from workloads.experiment import Experiment, ModelSpec
-from workloads.mesh import data_degrees, stride
+from workloads.mesh import stride
 
-__all__ = ["Simulation", "Span", "TimeEstimate", "estimate_time", "pipeline_time_s", "simulate"]
+__all__ = ["Simulation", "Span", "TimeEstimate", "estimate_idle", "estimate_time", "pipeline_time_s", "simulate"]
 
 ATTENTION_RELATIVE_EFFICIENCY = 0.74
 """Rate of causal attention over the rate of matmuls: cuDNN forward and backward 510 TFLOP/s beside 690 for the matrix
@@ -38,10 +41,6 @@ products of a Llama-3.1-8B layer at 4096 tokens, measured on H200 with torch 2.1
 ATTENTION_BACKWARD = 2.5
 """A flash attention backward has five matrix products (scores are computed again), its forward two
 (FlashAttention-2, arXiv:2307.08691)."""
-
-OPTIMIZER_PASSES = 10
-"""How often each master-sized value is read or written: norm 1 read, clipping 1 read and 1 write, AdamW 4 reads
-(weight, gradient, two moments) and 3 writes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,25 +57,16 @@ class TimeEstimate:
 
 
 @dataclass(frozen=True, slots=True)
-class _Layer:
-    """One layer and one micro-batch on one rank, in seconds."""
+class _Pipeline:
+    ranks: dict[int, RankTimes]
+    """By what they hold, see `ranks_alike`."""
+    total_s: float
+    """From the first forward to the last backward."""
 
-    forward_s: float
-    backward_s: float
-    """Recomputation included."""
-    forward_exposed_s: float
-    backward_exposed_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class _Rates:
-    matmul: float
-    """FLOP/s of the blocks' matrix products."""
-    head: float
-    """FLOP/s of the head's, which stay in bf16 in fp8 runs."""
-    attention: float
-    memory: float
-    """Bytes per second."""
+    @property
+    def step_time_s(self) -> float:
+        ranks = self.ranks.values()
+        return self.total_s + max(rank.once_exposed_s for rank in ranks) + max(rank.optimizer_s for rank in ranks)
 
 
 def estimate_time(experiment: Experiment, cluster: ClusterSpec) -> TimeEstimate | None:
@@ -85,46 +75,74 @@ def estimate_time(experiment: Experiment, cluster: ClusterSpec) -> TimeEstimate 
     Raises `InfeasibleLayout` when the layout leaves the only node of a cluster without a link between nodes. Expects an
     experiment that breaks no rule of `workloads.rules`.
     """
-    e = experiment
+    found = _pipeline(experiment, cluster)
+    if found is None:
+        return None
+    ranks, m = list(found.ranks.values()), experiment.num_microbatches
+    busiest = max(ranks, key=lambda rank: rank.busy_s)
+    compute = m * sum(chunk.forward_s + chunk.backward_s for chunk in busiest.chunks)
+    exposed = m * sum(chunk.forward_exposed_s + chunk.backward_exposed_s for chunk in busiest.chunks)
+    once = max(rank.once_exposed_s for rank in ranks)
+    return TimeEstimate(
+        step_time_s=found.step_time_s,
+        compute_s=compute,
+        communication_s=exposed + once,
+        bubble_s=max(0.0, found.total_s - compute - exposed),
+        optimizer_s=max(rank.optimizer_s for rank in ranks),
+    )
+
+
+def estimate_idle(experiment: Experiment, cluster: ClusterSpec) -> tuple[float, ...] | None:
+    """The share of a step in which each pipeline rank waits for another; None, and errors, as of `estimate_time`.
+
+    Their mean is what ``pipeline_idle_s`` over ``step_time_s`` is of a measured run.
+    """
+    found = _pipeline(experiment, cluster)
+    if found is None:
+        return None
+    busy = {kind: experiment.num_microbatches * rank.busy_s for kind, rank in found.ranks.items()}
+    return tuple((found.total_s - busy[kind]) / found.step_time_s for kind in ranks_alike(experiment))
+
+
+def _pipeline(e: Experiment, cluster: ClusterSpec) -> _Pipeline | None:
     rates = _rates(e, cluster)
     if rates is None:
         return None
     dense = _layer(e, cluster, rates, routed=False)
     moe = _layer(e, cluster, rates, routed=True) if e.model.moe is not None else dense
-    ends = _Ends.of(e, cluster, rates)
-    m, p2p = e.num_microbatches, _p2p_s(e, cluster)
-
-    costs: dict[StageParams, _Stage] = {}
-    held = experiment_stages(e)
-    for stage in held:
-        if stage not in costs:
-            costs[stage] = _stage(e, cluster, rates, stage, dense, moe, ends)
-    forward = [costs[s].forward_s + costs[s].forward_exposed_s for s in held]
-    backward = [costs[s].backward_s + costs[s].backward_exposed_s for s in held]
-    total = pipeline_time_s(e.pp_schedule, forward, backward, m, p2p, e.virtual_stages)
-
-    busiest = max(range(e.pp), key=lambda s: forward[s] + backward[s])
-    stage_cost = costs[held[busiest]]
-    compute = m * (stage_cost.forward_s + stage_cost.backward_s)
-    exposed = m * (stage_cost.forward_exposed_s + stage_cost.backward_exposed_s)
-    once = max(cost.once_exposed_s for cost in costs.values())
-    optimizer = max(cost.optimizer_s for cost in costs.values())
-    return TimeEstimate(
-        step_time_s=total + once + optimizer,
-        compute_s=compute,
-        communication_s=exposed + once,
-        bubble_s=max(0.0, total - compute - exposed),
-        optimizer_s=optimizer,
+    ends = EndTimes.of(e, cluster, rates)
+    alike, whole, chunks = ranks_alike(e), experiment_stages(e), experiment_chunks(e)
+    ranks = {}
+    for kind in dict.fromkeys(alike):
+        costs = tuple(chunk_times(e, cluster, rates, held, dense, moe, ends) for held in chunks[kind])
+        ranks[kind] = rank_times(e, cluster, rates, whole[kind], costs)
+    forward = {kind: [chunk.forward_s + chunk.forward_exposed_s for chunk in ranks[kind].chunks] for kind in ranks}
+    backward = {kind: [chunk.backward_s + chunk.backward_exposed_s for chunk in ranks[kind].chunks] for kind in ranks}
+    inputs = weights = None
+    if e.pp_schedule in SPLIT_BACKWARD:
+        weight = {kind: [chunk.weight_s for chunk in ranks[kind].chunks] for kind in ranks}
+        weights = [weight[kind] for kind in alike]
+        inputs = [[b - w for b, w in zip(backward[kind], weight[kind], strict=True)] for kind in alike]
+    total = pipeline_time_s(
+        e.pp_schedule,
+        [forward[kind] for kind in alike],
+        [backward[kind] for kind in alike],
+        e.num_microbatches,
+        _p2p_s(e, cluster),
+        e.virtual_stages,
+        input_s=inputs,
+        weight_s=weights,
     )
+    return _Pipeline(ranks, total)
 
 
-def _rates(e: Experiment, cluster: ClusterSpec) -> _Rates | None:
+def _rates(e: Experiment, cluster: ClusterSpec) -> Rates | None:
     device, share = cluster.device, cluster.matmul_efficiency
     peak = device.peak_of(e.precision)
     head = device.peak_of("bf16" if e.precision.startswith("fp8") else e.precision)
     if peak is None or head is None or share is None or device.memory_bandwidth is None:
         return None
-    return _Rates(
+    return Rates(
         matmul=peak * share,
         head=head * share,
         attention=head * share * ATTENTION_RELATIVE_EFFICIENCY,
@@ -132,7 +150,7 @@ def _rates(e: Experiment, cluster: ClusterSpec) -> _Rates | None:
     )
 
 
-def _layer(e: Experiment, cluster: ClusterSpec, rates: _Rates, *, routed: bool) -> _Layer:
+def _layer(e: Experiment, cluster: ClusterSpec, rates: Rates, *, routed: bool) -> LayerTimes:
     """Compute and exposed communication of one layer.
 
     Matmuls: 2 FLOPs a parameter and token forward, 4 backward. Attention: causal half of ``4 N H T seq``. Forward
@@ -171,7 +189,7 @@ def _layer(e: Experiment, cluster: ClusterSpec, rates: _Rates, *, routed: bool) 
     cp_forward, cp_backward = (_cp_exposed_s(e, cluster, attention, backward=turn) for turn in (False, True))
     if e.recompute == "full":
         cp_backward += cp_forward
-    return _Layer(forward, backward, tp_forward + others + cp_forward, tp_backward + others + cp_backward)
+    return LayerTimes(forward, backward, matmul, tp_forward + others + cp_forward, tp_backward + others + cp_backward)
 
 
 def _cp_exposed_s(e: Experiment, cluster: ClusterSpec, attention_s: float, *, backward: bool) -> float:
@@ -229,97 +247,9 @@ def _tp_exposed(e: Experiment, cluster: ClusterSpec, c: int, matmul_s: float, co
     return 2 * (gather + scatter), 2 * (gather + hidden_in_part)
 
 
-@dataclass(frozen=True, slots=True)
-class _Ends:
-    """Embedding and head, one micro-batch, in seconds."""
-
-    head_forward_s: float
-    head_backward_s: float
-    exposed_s: float
-    """The vocabulary-parallel collective on either end, forward or backward."""
-
-    @classmethod
-    def of(cls, e: Experiment, cluster: ClusterSpec, rates: _Rates) -> _Ends:
-        """Gradients are computed in the forward (three products); under GPipe in its backward, logits again."""
-        model, c = e.model, COMPUTE_BYTES[e.precision]
-        tokens = rank_tokens(e)[0]
-        product = 2.0 * tokens * model.vocab_size * model.hidden_size / e.tp / rates.head
-        forward, backward = (1, 3) if e.pp_schedule == "gpipe" else (3, 0)
-        op: Collective = "all_gather" if e.sequence_parallel else "all_reduce"
-        exposed = collective_time_s(op, float(c * tokens * model.hidden_size), e.tp, 1, cluster)
-        return cls(forward * product, backward * product, exposed)
-
-
-@dataclass(frozen=True, slots=True)
-class _Stage:
-    """One micro-batch of one stage, and what happens once a step, in seconds."""
-
-    forward_s: float
-    backward_s: float
-    forward_exposed_s: float
-    backward_exposed_s: float
-    once_exposed_s: float
-    optimizer_s: float
-
-
-def _stage(
-    e: Experiment, cluster: ClusterSpec, rates: _Rates, held: StageParams, dense: _Layer, moe: _Layer, ends: _Ends
-) -> _Stage:
-    c, g = COMPUTE_BYTES[e.precision], MASTER_BYTES[e.precision]
-    d, r = held.dense_layers, held.moe_layers
-    layers, experts = local_params(e, held.layers)
-    edge = (held.embedding + held.head) // e.tp + held.final_norm
-    params = layers + experts + edge
-    shard_bytes = parameter_shard_bytes(e, layers + edge, experts)
-
-    forward = d * dense.forward_s + r * moe.forward_s
-    # Adding a gradient to what earlier micro-batches left, or copying it for reduction: read c, read and write g.
-    backward = d * dense.backward_s + r * moe.backward_s + (c + 2 * g) * params / rates.memory
-    forward_exposed = d * dense.forward_exposed_s + r * moe.forward_exposed_s
-    backward_exposed = d * dense.backward_exposed_s + r * moe.backward_exposed_s
-    if held.has_head:
-        forward, backward = forward + ends.head_forward_s, backward + ends.head_backward_s
-    edges = ends.exposed_s * ((held.embedding > 0) + held.has_head)
-
-    # Expert weights are fewer on each data-parallel group of their own; taken here as travelling with the others.
-    unit = max(1, held.num_layers)
-    copies, shards = data_degrees(e)
-    apart = e.tp * shards if shards > 1 else e.tp  # global ranks between two replicas
-    gather = collective_time_s("all_gather", c * params, shards, e.tp, cluster)
-    scatter = collective_time_s("reduce_scatter", g * params, shards, e.tp, cluster)
-    replicas = collective_time_s("all_reduce", shard_bytes, copies, apart, cluster)
-    once = 0.0
-    if e.zero_stage == 3:
-        forward_exposed += max(0.0, gather - forward) + gather / unit
-        backward_exposed += max(0.0, gather + scatter - backward)
-    else:
-        once += max(0.0, gather - forward) + gather / unit
-        if e.zero_stage == 2:
-            backward_exposed += max(0.0, scatter - backward)
-    last = replicas + (scatter if e.zero_stage <= 1 else 0.0)
-    once += max(0.0, last - backward) + (scatter + replicas) / unit
-    once += _tied_s(e, cluster, held, g)
-    return _Stage(
-        forward_s=forward,
-        backward_s=backward,
-        forward_exposed_s=forward_exposed + edges,
-        backward_exposed_s=backward_exposed + edges,
-        once_exposed_s=once,
-        optimizer_s=(OPTIMIZER_PASSES + 1 + c / g) * shard_bytes / rates.memory,  # and casting the new weights
-    )
-
-
 def _p2p_s(e: Experiment, cluster: ClusterSpec) -> float:
     """One stage's output to the next: ``c T_s h``."""
     if e.pp == 1:
         return 0.0
     message = COMPUTE_BYTES[e.precision] * rank_tokens(e)[1] * e.model.hidden_size
     return collective_time_s("p2p", message, e.pp, stride(e, "pp"), cluster)
-
-
-def _tied_s(e: Experiment, cluster: ClusterSpec, held: StageParams, g: int) -> float:
-    """Summing the two copies of a tied embedding over the first and the last stage."""
-    if not e.model.tie_embeddings or e.pp == 1 or not held.has_head or held.head == 0:
-        return 0.0
-    distance = stride(e, "pp") * (e.pp - 1)
-    return collective_time_s("all_reduce", g * held.head / e.tp / data_degrees(e)[1], 2, distance, cluster)

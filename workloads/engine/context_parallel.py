@@ -131,6 +131,12 @@ def _finish(ctx: Any, q: Tensor, k: Tensor, v: Tensor, output: _Output) -> Tenso
     return o
 
 
+def _own_tokens(q: Tensor, k: Tensor, v: Tensor, cp: Axis) -> tuple[_Output, list[Saved]]:
+    """The first block, a rank's own keys: its output, and what its backward needs."""
+    o, lse, saved = attention_forward(q, k, v, causal=True)
+    return _Output(o, lse, cp), [saved]
+
+
 def _block_backward(
     grad: Tensor, q: Tensor, seen_SB2KH: Tensor, o: Tensor, lse: Tensor, saved: Saved, first: int
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -158,9 +164,7 @@ class _Ring(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, cp: Axis) -> Tensor:
         coming = rotate_async(_pack(k, v), cp)
-        o, lse, saved = attention_forward(q, k, v, causal=True)
-        output, kept = _Output(o, lse, cp), [saved]
-        del o, lse
+        output, kept = _own_tokens(q, k, v, cp)
         for step in range(1, cp.size):
             held = wait(coming)
             if step < cp.size - 1:
@@ -213,9 +217,7 @@ class _AllGather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, cp: Axis) -> Tensor:
         coming = gather_async(_pack(k, v), cp)
-        o, lse, saved = attention_forward(q, k, v, causal=True)
-        output, kept = _Output(o, lse, cp), [saved]
-        del o, lse
+        output, kept = _own_tokens(q, k, v, cp)
         gathered = wait(coming)
         for first, seen in _gathered_blocks(gathered, cp):
             o, lse, saved = attention_forward(q[:, :, first:], *_unpack(seen), causal=False)

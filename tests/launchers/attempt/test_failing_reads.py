@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import pytest
 
@@ -18,7 +19,7 @@ from tests.launchers.queues import everything, queue_reader
 from tests.launchers.scripted import points, settings
 from workloads import protocol
 from workloads.beats import Heartbeat
-from workloads.protocol import RankError, RankResult
+from workloads.protocol import Breakdown, RankError, RankResult
 
 
 def new_attempt(sweep: SweepDir, method: str = "measured") -> Attempt:
@@ -82,6 +83,32 @@ def test_processes_that_live_on_are_known_although_no_result_can_be_read(
     done = execute.execute(new_attempt(sweep, method), settings(), control, sweep.stages)
     assert done.survivors == ("4242 on node7",)
     assert done.outcome.outcome == "crash" and str(error) in (done.outcome.evidence or "")
+
+
+@pytest.mark.parametrize(
+    ("asked", "device", "profiled", "reused"),
+    [
+        (False, "cuda", False, True),
+        (False, "cuda", True, True),
+        (True, "cuda", False, False),
+        (True, "cuda", True, True),
+        (True, "cpu", False, True),  # where nothing is profiled
+    ],
+)
+def test_a_stage_without_the_profile_that_is_asked_for_is_run_again(
+    sweep: SweepDir, tmp_path: Path, asked: bool, device: Literal["cuda", "cpu"], profiled: bool, reused: bool
+) -> None:
+    attempt = new_attempt(sweep, "rehearsed")
+    measure = dataclasses.replace(attempt.task.measure, profile=asked)
+    attempt = dataclasses.replace(attempt, task=dataclasses.replace(attempt.task, measure=measure, device=device))
+    times = dict.fromkeys((one.name for one in dataclasses.fields(Breakdown) if one.name != "comm_by_axis"), 0.5)
+    breakdown = Breakdown(**times, comm_by_axis=[]) if profiled else None
+    cached = tmp_path / "stage.json"
+    protocol.write_json(cached, RankResult(rank=1, coordinates={}, steps=[], phase_started_at={}, breakdown=breakdown))
+    assert execute._reuse_stage(cached, attempt, 0) is reused
+    found = protocol.read_result(attempt.folder, 0)
+    assert (found is not None) is reused
+    assert found is None or (found.rank, found.breakdown) == (0, breakdown)
 
 
 def test_an_error_of_the_filesystem_is_no_fault_of_the_point() -> None:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import dataclasses
+import random
+from typing import get_args
 
 import pytest
 
@@ -15,10 +17,10 @@ from tests.workloads.costs.shapes import (
     study_rows,
 )
 from workloads.costs.activations import head_bytes, layer_bytes, layer_tensors
-from workloads.costs.memory import accumulates_unsharded, estimate_memory, moments_held
+from workloads.costs.memory import accumulates_unsharded, estimate_memory, moments_held, peak_stage
 from workloads.costs.params import num_params
 from workloads.costs.schedule import held, schedule_actions
-from workloads.experiment import Experiment
+from workloads.experiment import Experiment, PipelineSchedule
 
 GIB = 2**30
 
@@ -117,6 +119,28 @@ def test_fp32_has_no_second_dtype() -> None:
     assert memory.optimizer_bytes == 8 * n
     fp64 = estimate_memory(e.replace(precision="fp64")).stages[0]
     assert fp64.optimizer_bytes == 16 * n
+
+
+@pytest.mark.parametrize("name", [name for name in get_args(PipelineSchedule) if name != "none"])
+def test_the_highest_stage_alone_is_what_all_stages_say(name: str) -> None:
+    draw = random.Random(name)
+    for _ in range(60):
+        pp, chunks = draw.choice([2, 3, 4, 8]), draw.choice([2, 3]) if name.startswith("interleaved") else 1
+        zero, m = draw.choice([0, 1, 2, 3]), draw.choice([1, 2, pp - 1, pp, pp + 1, 2 * pp, 24])
+        e = experiment(
+            model=dataclasses.replace(draw.choice([LLAMA_1B, LLAMA_8B, MIXTRAL]), num_layers=draw.randint(24, 34)),
+            pp=pp,
+            pp_schedule=name,
+            virtual_stages=chunks,
+            pp_split=draw.choice(["even", "balanced"]),
+            dp=2,
+            zero_stage=zero,
+            recompute=draw.choice(["none", "selective", "full"]),
+            micro_batch_size=2,
+            global_batch_size=4 * m,
+        )
+        everything = estimate_memory(e)
+        assert peak_stage(e) == everything.stages[everything.peak_stage], e
 
 
 def test_first_pipeline_stage_holds_most_microbatches() -> None:

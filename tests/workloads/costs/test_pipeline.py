@@ -128,6 +128,27 @@ def test_the_fast_way_is_exact(name: str) -> None:
 
 
 @pytest.mark.slow
+def test_1f1b_is_exact_with_any_number_of_micro_batches() -> None:
+    draw = random.Random(3)
+    for turn in range(150):
+        p, m = draw.randint(1, 14), draw.choice([draw.randint(1, 40), draw.randint(40, 300)])
+        forward, backward, p2p = drawn_times(draw, p, 1)
+        if turn % 3 == 0:
+            backward = [[draw.uniform(0.5, 4)] for _ in range(p)]
+        slow = simulated("1f1b", forward, backward, m, p2p, 1)
+        flat = [own for (own,) in forward], [own for (own,) in backward]
+        assert pipeline_time_s("1f1b", *flat, m, p2p) == pytest.approx(slow, rel=1e-11), (p, m)
+        assert pipeline._longest_chain_s(*flat, m, p2p) == pytest.approx(slow, rel=1e-11), (p, m)
+
+
+def test_a_million_micro_batches_are_no_more_work_than_a_hundred() -> None:
+    # Equal ranks: in p rounds the longest chain runs p (F + B) and goes down all p - 1 hops and back.
+    p, m, p2p = 8, 10**6, 0.25
+    few, many = (pipeline_time_s("1f1b", [1.0] * p, [2.0] * p, count, p2p) for count in (m % p + 10 * p, m))
+    assert many - few == pytest.approx((m - m % p - 10 * p) / p * (3 * p + 2 * (p - 1) * p2p), rel=1e-11)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_many_micro_batches_take_what_they_would(name: str) -> None:
     """Beyond what is executed one by one: exact for equal ranks, else within 2 % and mostly within 0.1 %."""

@@ -2,14 +2,18 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from typing import get_args
 
 import pytest
 
 from tests.workloads.costs.shapes import DEEPSEEK_V3, H200, LLAMA_1B, LLAMA_8B, LLAMA_70B, MIXTRAL, ONE_NODE
+from workloads.costs import timeline
 from workloads.costs.flops import flops_per_token, hardware_flops_per_token
 from workloads.costs.memory import estimate_memory
-from workloads.costs.timeline import TimeEstimate, estimate_time
-from workloads.experiment import Experiment, ModelSpec
+from workloads.costs.partition import ranks_alike
+from workloads.costs.schedule import schedule_actions
+from workloads.costs.timeline import TimeEstimate, estimate_idle, estimate_time, simulate
+from workloads.experiment import Experiment, ModelSpec, PipelineSchedule
 from workloads.rules import violations
 
 GRID = [
@@ -128,6 +132,67 @@ def test_every_axis_gives_a_finite_estimate() -> None:
         assert 0 < result.step_time_s < 1000
     tied = estimate(model=LLAMA_1B, pp=2, dp=2, zero_stage=1, global_batch_size=4)
     assert tied.communication_s > 0
+
+
+def test_a_chunk_costs_what_it_holds() -> None:
+    # Four stages of 8, 8, 8 and 8 layers in a V: rank 0 has the first, with the embedding, and the last, with the head.
+    e = Experiment.canonical(
+        model=LLAMA_8B, pp=2, pp_schedule="zero_bubble_v", pp_split="even", global_batch_size=8, seq_len=4096
+    )
+    found = timeline._pipeline(e, H200)
+    assert found is not None
+    (first, last), (second, third) = (rank.chunks for rank in found.ranks.values())
+    assert second == third
+    rate = 989e12 * (H200.matmul_efficiency or 0)
+    head = 3 * 2.0 * 4096 * 128256 * 4096 / rate  # the logits and both gradients, all in its forward
+    assert last.forward_s - second.forward_s == pytest.approx(head)
+    assert first.forward_s == pytest.approx(second.forward_s)
+    # Per layer 6 h h (queries, keys, values and the output: 1 + 1/4 + 1/4 + 1) and 3 x 3.5 h h, a third of all FLOPs.
+    weights = 8 * 2.0 * 4096 * (2.5 + 10.5) * 4096**2 / rate
+    accumulating = (2 + 4 + 4) * (8 * (13 * 4096**2 + 2 * 4096)) / (H200.device.memory_bandwidth or 0)
+    assert second.weight_s == pytest.approx(weights + accumulating)
+    assert second.backward_s - second.weight_s > second.weight_s  # attention, norms and what they read are I's
+    ends = 128256 * 4096 * 10 / (H200.device.memory_bandwidth or 0)
+    assert first.weight_s == pytest.approx(second.weight_s + ends)
+
+
+@pytest.mark.parametrize("name", [name for name in get_args(PipelineSchedule) if name != "none"])
+def test_ranks_idle_as_their_chunks_times_say(name: str) -> None:
+    for pp, split, m, zero in ((2, "even", 8, 0), (4, "balanced", 7, 3), (3, "even", 24, 2)):
+        v = 2 if name.startswith("interleaved") else 1
+        e = Experiment.canonical(
+            model=LLAMA_8B,
+            dp=2,
+            tp=2,
+            pp=pp,
+            pp_schedule=name,
+            pp_split=split,
+            virtual_stages=v,
+            zero_stage=zero,
+            global_batch_size=2 * m,
+        )
+        found, result, idle = timeline._pipeline(e, H200), estimate_time(e, H200), estimate_idle(e, H200)
+        assert found is not None and result is not None and idle is not None
+        ranks = [found.ranks[kind].chunks for kind in ranks_alike(e)]
+        whole = [[chunk.backward_s + chunk.backward_exposed_s for chunk in own] for own in ranks]
+        done = simulate(
+            [schedule_actions(name, rank, pp, m, e.virtual_stages) for rank in range(pp)],
+            [[chunk.forward_s + chunk.forward_exposed_s for chunk in own] for own in ranks],
+            whole,
+            timeline._p2p_s(e, H200),
+            name=name,
+            input_s=[[b - c.weight_s for b, c in zip(*both, strict=True)] for both in zip(whole, ranks, strict=True)],
+            weight_s=[[chunk.weight_s for chunk in own] for own in ranks],
+        )
+        assert found.total_s == pytest.approx(done.total_s, rel=1e-12)
+        assert idle == pytest.approx([waited / result.step_time_s for waited in done.idle_s], abs=1e-12)
+        assert min(idle) * result.step_time_s == pytest.approx(result.bubble_s, abs=1e-12)
+        assert all(chunk.weight_s < chunk.backward_s + chunk.backward_exposed_s for own in ranks for chunk in own)
+
+
+def test_no_rates_no_idle_share() -> None:
+    assert estimate_idle(Experiment(model=LLAMA_8B, global_batch_size=1), ONE_NODE) is None
+    assert estimate_idle(Experiment(model=LLAMA_8B, global_batch_size=1), H200) == (0.0,)
 
 
 def test_fast_enough_for_grids() -> None:
