@@ -109,7 +109,7 @@ ATTENTION = [
         (
             f"{kind}_causal_forgotten",
             "queries see later tokens of their own rank",
-            CONTEXT + f"{function}.forward",
+            CONTEXT + "_own_tokens",
             "attention_forward(q, k, v, causal=True)",
             "attention_forward(q, k, v, causal=False)",
             layout,
