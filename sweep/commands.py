@@ -1,6 +1,6 @@
 """One function for each command of ``python -m sweep``: it takes the parsed options and says who does the work.
 
-Modules are imported by the command that needs them, so that each starts fast; none of them imports torch.
+Modules are imported by the command that needs them, so that each starts fast; only ``parity`` imports torch.
 """
 
 from __future__ import annotations
@@ -186,6 +186,19 @@ def _diff(options: Namespace) -> int:
     return 0
 
 
+def _parity(options: Namespace) -> int:
+    from sweep.conffiles import ConfFolders
+    from sweep.parity import print_comparison, read_pair
+
+    folders = ConfFolders(tuple(options.conf))
+    pair = read_pair(options.overrides, options.left, options.right, folders, options.device, options.steps)
+    from workloads.parity.run import compare_layouts  # this alone needs torch
+
+    compared = compare_layouts(pair.left, pair.right, options.steps, pair.device)
+    print_comparison(compared, open_console())
+    return 0 if compared.first is None else 1
+
+
 COMMANDS: dict[str, Callable[[Namespace], int]] = {
     "plan": _plan,
     "run": _run,
@@ -196,6 +209,7 @@ COMMANDS: dict[str, Callable[[Namespace], int]] = {
     "retry": _retry,
     "explain": _explain,
     "diff": _diff,
+    "parity": _parity,
 }
 
 

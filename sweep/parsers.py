@@ -37,6 +37,12 @@ overrides (Hydra's grammar; in zsh, quote those with brackets):
   plan.reuse=true              use finished attempts of other sweeps in results_dir instead of running their points
   plan.oom_margin=1.2          any other option of sweep/conf/config.yaml
 """
+PARITY_EXAMPLES = """\
+examples:
+  python -m sweep parity model=tiny --right "tp=2 pp=2 dp=2 zero_stage=3"
+  python -m sweep parity model=tiny precision=bf16 --left "dp=4" --right "cp=2 cp_kind=ulysses tp=2 zero_stage=1"
+  python -m sweep parity model=llama8b model.num_layers=2 seq_len=512 precision=fp64 --right "dp=2 zero_stage=2"
+"""
 _SWEEP_PATH = "the sweep's folder, e.g. results/tiny"
 _RESULTS = Path("results")
 
@@ -161,6 +167,30 @@ def _diff() -> Parser:
     return parser
 
 
+def _parity() -> Parser:
+    parser = _parser(
+        "parity",
+        "Train two layouts of one model from the same seed and batches, and compare every tensor. Exit code: 0 they\n"
+        "agree to what rounding explains, 1 they differ (the first tensor that does is named), 2 no comparison.",
+        PARITY_EXAMPLES,
+    )
+    parser.add_argument(
+        "overrides",
+        nargs="*",
+        metavar="NAME=VALUE",
+        help="what both have: model=NAME (needed), model.num_layers=2 or another size of it, seq_len (default: 128), "
+        "global_batch_size (8), precision=fp64, fp32 or bf16 (fp32), seed; also fields of a layout",
+    )
+    parser.add_argument("--left", default="", metavar="FIELDS", help="the left layout (default: one rank)")
+    parser.add_argument("--right", required=True, metavar="FIELDS", help='the right layout, e.g. "tp=2 pp=2 dp=2"')
+    parser.add_argument("--steps", type=_positive, default=2, metavar="N", help="optimizer steps (default: 2)")
+    parser.add_argument(
+        "--device", choices=("cpu", "cuda"), help="CPU processes or GPUs (default: GPUs where there are any)"
+    )
+    parser.add_argument("--conf", action="append", default=[], type=path, metavar="DIR", help="your own model/ ...")
+    return parser
+
+
 PARSERS: dict[str, Callable[[], Parser]] = {
     "plan": _plan,
     "run": _run,
@@ -171,6 +201,7 @@ PARSERS: dict[str, Callable[[], Parser]] = {
     "retry": _retry,
     "explain": _explain,
     "diff": _diff,
+    "parity": _parity,
 }
 """Makes the parser of each command, in the order of the help."""
 

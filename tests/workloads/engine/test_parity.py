@@ -13,12 +13,12 @@ import pytest
 import torch
 
 from tests.pool import Pool
-from tests.workloads.engine import parity
 from tests.workloads.engine.layouts import AXES, every_pair, larger
-from tests.workloads.engine.parity import STEPS, RankTrace, check, experiment, train_rank, trained_reference
+from tests.workloads.engine.parity import STEPS, check, experiment, train_rank, trained_reference
 from workloads.engine.build import Engine, build
 from workloads.engine.groups import Groups
 from workloads.experiment import Experiment, Recompute
+from workloads.parity.training import RankTrace
 
 CLIP_AT = 0.3
 """Below the gradient norms of these cases (about 0.75), so that clipping is compared too."""
@@ -167,11 +167,7 @@ def train_prepared_rank(rank: int, case: Experiment, steps: int, device: str, *h
         engine.pipeline.prepare()
         return engine
 
-    parity.build = build_and_prepare  # type: ignore[attr-defined]
-    try:
-        return train_rank(rank, case, steps, device, *how)
-    finally:
-        parity.build = build  # type: ignore[attr-defined]
+    return train_rank(rank, case, steps, device, *how, builder=build_and_prepare)
 
 
 @pytest.mark.slow

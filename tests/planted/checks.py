@@ -17,15 +17,17 @@ from torch import Tensor
 from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests.planted.plant import Fault, planted, with_fault
 from tests.pool import Pool
 from tests.workloads.engine import parity
 from tests.workloads.engine.parity import experiment, model
-from tests.workloads.engine.planted import Fault, planted, with_fault
 from workloads.engine import data
 from workloads.engine.build import Engine, build, choose_attention
 from workloads.engine.groups import make_groups
 from workloads.engine.parameters import local_shard
 from workloads.experiment import Experiment
+from workloads.parity.shards import shards_of
+from workloads.parity.training import RankTrace
 from workloads.protocol import MeasureSpec
 from workloads.step import Measurements, _batches, measure
 
@@ -46,7 +48,7 @@ def updates(pool: Pool, fault: Fault | None) -> None:
         parity.check(pool, case, body=partial(_train_with_fault, fault=fault), gradient_scale=scale)
 
 
-def _train_with_fault(rank: int, *args: Any, fault: Fault | None) -> parity.RankTrace:
+def _train_with_fault(rank: int, *args: Any, fault: Fault | None) -> RankTrace:
     with planted(fault):
         return parity.train_rank(rank, *args)
 
@@ -148,7 +150,7 @@ def reduction_precision(pool: Pool, fault: Fault | None) -> None:
     for layout in ({}, {"dp": 2}, {"dp": 2, "zero_stage": 1}, {"dp": 2, "zero_stage": 2}, {"dp": 2, "zero_stage": 3}):
         layout_case = experiment(precision="bf16", global_batch_size=2, **layout)
         traces = pool.run(with_fault, layout_case.world_size, fault, parity.train_rank, layout_case, 1)
-        got = parity.put_together(layout_case, [trace.gradients[0] for trace in traces])
+        got = parity.whole(layout_case, [trace.steps[0].gradients for trace in traces])
         assert got.keys() == wanted.keys()
         for name, gradient in got.items():
             assert torch.equal(gradient, wanted[name]), f"{layout_case.id}: {name} is rounded"
@@ -163,8 +165,7 @@ def _separate_gradients(rank: int, case: Experiment) -> list[dict[str, Tensor]]:
         assert head is not None
         head.scale /= 2  # the mean is over both
         alone.pipeline.run([own])
-        shards = parity._shards(alone, lambda named: named.gradient)
-        gradients.append(parity.put_together(case, [shards]))
+        gradients.append(parity.whole(case, [shards_of(alone, lambda named: named.gradient)]))
     return gradients
 
 

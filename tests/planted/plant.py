@@ -1,4 +1,4 @@
-"""Plants a fault in the engine for as long as a test asks: other text in one function's source, or another constant."""
+"""Plants a fault in the engine for as long as it is asked to: other text in one function, or another constant."""
 
 from __future__ import annotations
 
@@ -6,24 +6,39 @@ import importlib
 import inspect
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
     """``place`` is "module:name" or "module:Class.method". With ``old``, a piece of its source becomes ``new``; without
     it, the name is a constant whose value becomes ``new``."""
 
+    name: str
     what: str
+    axis: str
     place: str
     new: Any
     old: str | None = None
+    layout: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of `tests.workloads.engine.parity.experiment`: a layout that meets the fault."""
+    check: str = "parity"
+    """The check that must find it: `parity` (losses, gradient norms, gradients and weights of ``layout`` are those of
+    the unsharded model) or a function of `tests.planted.checks`."""
+    steps: int = 1
+    """How many it takes to show."""
+    scale: float = 1.0
+    """Multiplies the gradients before they are clipped."""
 
     def __str__(self) -> str:
-        return self.what
+        return self.name
+
+
+class CannotBePlanted(RuntimeError):
+    """The code that a fault changes is not there. No `AssertionError`, so that no check seems to have found it."""
 
 
 @contextmanager
@@ -39,7 +54,8 @@ def planted(fault: Fault | None) -> Iterator[None]:
     for part in owners:
         owner = getattr(owner, part)
     right = getattr(owner, name)
-    wrong = fault.new if fault.old is None else _rewritten(right, name, fault.old, fault.new, vars(module))
+    kept = vars(owner)[name]  # a static method as such
+    wrong = fault.new if fault.old is None else _rewritten(right, name, fault.old, fault.new, vars(module), owner)
     holders = [
         owner,
         *(m for m in _our_modules() if owner is module and m is not module and vars(m).get(name) is right),
@@ -50,7 +66,7 @@ def planted(fault: Fault | None) -> Iterator[None]:
         yield
     finally:
         for holder in holders:
-            setattr(holder, name, right)
+            setattr(holder, name, kept)
 
 
 def with_fault(rank: int, fault: Fault | None, body: Callable[..., Any], *args: Any) -> Any:
@@ -59,12 +75,15 @@ def with_fault(rank: int, fault: Fault | None, body: Callable[..., Any], *args: 
         return body(rank, *args)
 
 
-def _rewritten(function: Any, name: str, old: str, new: str, scope: dict[str, Any]) -> Any:
+def _rewritten(function: Any, name: str, old: str, new: str, scope: dict[str, Any], owner: Any) -> Any:
     source = textwrap.dedent(inspect.getsource(function))
-    assert source.count(old) == 1, f"{name} has changed: {old!r} is in it {source.count(old)} times"
+    if source.count(old) != 1:
+        raise CannotBePlanted(f"{name} has changed: {old!r} is in it {source.count(old)} times")
     made: dict[str, Any] = {}
-    exec(source.replace(old, new), scope, made)
-    return made[name]
+    # The name __class__ in an enclosing function is what super() without arguments looks for.
+    body = textwrap.indent(source.replace(old, new), "    ")
+    exec(f"def make(__class__):\n{body}\n    return {name}\n", scope, made)
+    return made["make"](owner)
 
 
 def _our_modules() -> list[Any]:

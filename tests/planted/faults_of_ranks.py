@@ -1,0 +1,304 @@
+"""More faults: of data and pipeline parallelism, recomputation, gradient norm, optimizer and measurement; and all."""
+
+from __future__ import annotations
+
+from tests.planted.faults import (
+    CLIPPED,
+    DATA,
+    DATA_PARALLEL,
+    DP,
+    ENGINE,
+    HSDP,
+    LOSS,
+    OPTIMIZER,
+    PIPELINE,
+    RUN_STEP,
+    SCALES,
+    STEP,
+    SYNC,
+    TENSORS,
+    TIED,
+    TP,
+    TWO,
+    VEE,
+    WEIGHTS,
+    ZERO_BUBBLE,
+    faults_of,
+)
+from tests.planted.faults_of_attention import ATTENTION, POSITIONS
+from tests.planted.plant import Fault
+
+_MESH = 'groups.data_mesh if groups.data_mesh["replicate"].size() > 1 else groups.data_mesh["shard"]'
+_SHARD = 'groups.data_mesh["shard"]'
+_FIRST = 'self.__dict__.setdefault("first", self.weight.detach().clone()) + self.weight - self.weight.detach()'
+_UPDATE, _UPDATE_BUT_ONE = "self.optimizer.step()", "self.optimizer.step() if self.groups.rank else None"
+ZERO1, ZERO2, ZERO3 = ({**DP, "zero_stage": zero_stage} for zero_stage in (1, 2, 3))
+SHARDING = [
+    *faults_of(
+        "dp",
+        ("replicas_not_summed", "HSDP replicas keep their own gradients", DATA_PARALLEL, _MESH, _SHARD, HSDP),
+        ("dp_not_summed", "data-parallel ranks keep their own gradients", DATA_PARALLEL, _MESH, _SHARD, DP),
+        (
+            "updates_a_copy",
+            "the optimizer updates a copy of the weights",
+            STEP,
+            "nn.Parameter(local_shard(p.current))",
+            "nn.Parameter(local_shard(p.current).clone())",
+            ZERO3,
+        ),
+        ("shard_not_updated", "one rank's shards are not updated", STEP, _UPDATE, _UPDATE_BUT_ONE, ZERO1),
+        ("replicas_drift", "one of two replicas is not updated", STEP, _UPDATE, _UPDATE_BUT_ONE, DP),
+    ),
+    *faults_of(
+        "dp",
+        (
+            "stale_gathered_weights",
+            "gathered weights are those of the first step",
+            ENGINE + "tensor_parallel:RowParallelLinear.forward",
+            "linear(x_TF, self.weight, self.deferred)",
+            f"linear(x_TF, {_FIRST}, self.deferred)",
+            ZERO3,
+        ),
+        (
+            "gradients_kept",
+            "gradients are not reset after a step",
+            STEP,
+            "parameter.grad = named.current.grad = None",
+            "parameter.grad = None",
+            ZERO2,
+        ),
+        steps=2,
+    ),
+    *faults_of(
+        "dp",
+        (
+            "gradients_reduced_in_bf16",
+            "gradients are reduced in bf16",
+            DATA_PARALLEL,
+            "reduce_dtype=master_dtype(experiment)",
+            "reduce_dtype=dtype",
+            DP,
+        ),
+        check="reduction_precision",
+    ),
+    *faults_of(
+        "traffic",
+        (
+            "zero3_gathered_after_forward",
+            "ZeRO 3 stays gathered after the forward",
+            DATA_PARALLEL,
+            "experiment.zero_stage == 3",
+            "False",
+            ZERO3,
+        ),
+        (
+            "zero3_gathered_after_backward",
+            "ZeRO 3 stays gathered after the backward",
+            SYNC,
+            "experiment.zero_stage <= 2",
+            "True",
+            ZERO3,
+        ),
+        (
+            "zero2_reduces_once",
+            "ZeRO 2 reduces once a step",
+            SYNC,
+            "experiment.zero_stage >= 2",
+            "experiment.zero_stage >= 3",
+            ZERO2,
+        ),
+        (
+            "zero1_reduces_always",
+            "ZeRO 1 reduces every micro-batch",
+            SYNC,
+            "experiment.zero_stage >= 2",
+            "True",
+            ZERO1,
+        ),
+        check="traffic",
+    ),
+]
+
+_COMPUTE = ENGINE + "ops.linear:DeferredGradients.compute"
+_TIED = OPTIMIZER + "ShardedAdamW.add_tied_copies"
+STAGES = faults_of(
+    "pp",
+    (
+        "tied_not_summed",
+        "the two ends of a tied embedding are not summed",
+        _TIED,
+        "dist.all_reduce(copies[0], group=self.groups.tied_embedding)",
+        "pass",
+        TIED,
+    ),
+    (
+        "tied_drift_in_vee",
+        "of two ends on one rank only the first gets the sum",
+        _TIED,
+        "copies[1].copy_(copies[0])",
+        "pass",
+        {**VEE, "tie": True},
+    ),
+    (
+        "weight_gradient_lost",
+        "the second half of a split backward makes nothing",
+        _COMPUTE,
+        "gradient = make()",
+        "gradient = 0 * make()",
+        ZERO_BUBBLE,
+    ),
+    (
+        "weight_gradient_of_last",
+        "later micro-batches replace a weight's gradient",
+        _COMPUTE,
+        "weight.grad.add_(gradient)",
+        "gradient",
+        {**ZERO_BUBBLE, "micro_batch_size": 1},
+    ),
+    (
+        "weight_gradient_twice",
+        "both halves of a split backward make a weight's gradient",
+        ENGINE + "ops.linear:_Linear.backward",
+        "None if deferred else grad.t() @ x",
+        "grad.t() @ x",
+        VEE,
+    ),
+    (
+        "first_half_lost",
+        "gradients of norms from the first half are lost",
+        ENGINE + "data_parallel:GradientSync.after_weight_gradients",
+        "setattr(parameter, attribute, gradient)",
+        "setattr(parameter, attribute, 0 * gradient)",
+        {**ZERO_BUBBLE, "dp": 2, "zero_stage": 2, "micro_batch_size": 1},
+    ),
+    (
+        "boundary_of_other_microbatch",
+        "a stage runs its first input again",
+        PIPELINE + "_forward",
+        "received.requires_grad_()",
+        "(next(iter(self.held.values()))[0].detach() if self.held else received).clone().requires_grad_()",
+        {"pp": 2, "pp_schedule": "gpipe", **TWO},
+    ),
+)
+
+RECOMPUTATION = faults_of(
+    "recompute",
+    (
+        "rotated_backwards",
+        "queries and keys are rotated the other way when they are computed again",
+        ENGINE + "model:Attention.forward",
+        "lambda: self._norm_and_rotate(plain_q, plain_k, cos_SH, sin_SH)",
+        "lambda: self._norm_and_rotate(plain_q, plain_k, cos_SH, -sin_SH)",
+        {"recompute": "selective", **TWO},
+    ),
+    (
+        "swiglu_of_other_rows",
+        "SwiGLU is computed again of other tokens",
+        ENGINE + "model:FeedForward.forward",
+        "lambda: (swiglu(gate_up),)",
+        "lambda: (swiglu(gate_up.flip(0)),)",
+        {"recompute": "selective", **TP},
+    ),
+    (
+        "norm_of_other_eps",
+        "norms are computed again with another epsilon",
+        ENGINE + "model:RMSNorm.forward",
+        "lambda: (rms_norm(x_TD, self.weight, self.eps),)",
+        "lambda: (rms_norm(x_TD, self.weight, 100 * self.eps),)",
+        {"recompute": "selective", **TWO},
+    ),
+    (
+        "block_of_other_input",
+        "a block is computed again from another input",
+        ENGINE + "recompute:CheckpointedBlock.forward",
+        "checkpoint(self.block,",
+        "checkpoint(lambda x, c, s, runs=[]: self.block(0.9 * x if runs.append(1) or len(runs) > 1 else x, c, s),",
+        {"recompute": "full", **DP},
+    ),
+)
+
+_SHARE = OPTIMIZER + "ShardedAdamW._share"
+_CLAMP = "torch._foreach_mul_(gradients, torch.clamp(MAX_GRAD_NORM / (norm + 1e-6), max=1.0))"
+_COPIES = ' * named.spec.placement.copies({"tp": e.tp})'
+_REPLICAS = 'self.groups.data_mesh["replicate"].size() * '
+_OWN_NORM = "(self.local_square_norm().sqrt() + 1e-6)"
+NORM = [
+    *faults_of(
+        "norm",
+        ("norm_counts_tp_copies", "the norm counts weights that all tp ranks have for each", _SHARE, _COPIES, "", TP),
+        ("norm_counts_replicas", "the norm counts every replica", _SHARE, _REPLICAS, "", HSDP),
+        (
+            "norm_counts_tied_twice",
+            "the norm counts both ends of a tied embedding",
+            _SHARE,
+            "copies *= 2",
+            "pass",
+            TIED,
+        ),
+        ("norm_of_square", "gradients are clipped by the squared norm", RUN_STEP, "totals[1].sqrt()", "totals[1]", DP),
+        ("norm_of_own_shard", "each rank clips by its own shard's norm", STEP, "(norm + 1e-6)", _OWN_NORM, CLIPPED),
+        scale=2.0,
+    ),
+    *faults_of(
+        "norm",
+        ("never_clipped", "gradients are never clipped", STEP, _CLAMP, "pass", CLIPPED),
+        ("other_largest_norm", "another largest norm", OPTIMIZER + "MAX_GRAD_NORM", None, 2.0, CLIPPED),
+        check="updates",
+        scale=1000.0,
+    ),
+    *faults_of(
+        "norm",
+        ("always_clipped", "gradients are always scaled to the largest norm", STEP, ", max=1.0", ", max=1e9", CLIPPED),
+        check="updates",
+    ),
+]
+
+CONSTANTS = [
+    *faults_of(
+        "optimizer",
+        ("learning_rate", "another learning rate", OPTIMIZER + "LEARNING_RATE", None, 3e-4, CLIPPED),
+        ("epsilon", "another epsilon", OPTIMIZER + "EPSILON", None, 1e-6, CLIPPED),
+        ("weight_decay", "torch's own weight decay", OPTIMIZER + "WEIGHT_DECAY", None, 0.01, CLIPPED),
+        ("coupled_decay", "weight decay passes the moments", STEP, "torch.optim.AdamW(", "torch.optim.Adam(", CLIPPED),
+        check="updates",
+    ),
+    *faults_of(
+        "optimizer",
+        ("betas", "torch's own betas", OPTIMIZER + "BETAS", None, (0.9, 0.999), CLIPPED),
+        check="updates",
+        steps=2,
+    ),
+]
+
+_END = "    engine.optimizer.step(totals[1].sqrt())\n    end = clock.mark()\n"
+_SWAPPED = "    end = clock.mark()\n    engine.optimizer.step(totals[1].sqrt())\n"
+MARKS = faults_of(
+    "clock",
+    ("end_before_optimizer", "the end is marked before the optimizer", RUN_STEP, _END, _SWAPPED, DP),
+    (
+        "reduction_in_backward",
+        "the last backward ends after FSDP's wait",
+        PIPELINE + "_run",
+        "self.marks.last_backward if action is self.actions[-1] else clock.mark()",
+        "clock.mark()",
+        DP,
+    ),
+    check="marks",
+)
+
+FAULTS: list[Fault] = [
+    *SCALES,
+    *DATA,
+    *WEIGHTS,
+    *TENSORS,
+    *LOSS,
+    *POSITIONS,
+    *ATTENTION,
+    *SHARDING,
+    *STAGES,
+    *RECOMPUTATION,
+    *NORM,
+    *CONSTANTS,
+    *MARKS,
+]
+"""All of them, in the order of the report."""

@@ -1,0 +1,181 @@
+"""Records activations and their gradients on one rank, and puts those of all ranks together.
+
+Recorded is what has the hidden size: the residual stream between blocks, and in each block the outputs of its norms, of
+attention and of the feed-forward part. A rank has some sequences of it, some of their positions, and with sequence
+parallelism some rows. With compiled blocks only the stream is recorded: a hook inside would change what is compiled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from workloads.engine.build import Engine
+from workloads.engine.context_parallel import local_positions
+from workloads.engine.model import Block, Chunk
+from workloads.engine.parameters import named_parameters
+from workloads.experiment import Experiment
+from workloads.parity.shards import Whole, relative_difference
+
+PARTS = ("attention_norm", "attention", "ffn_norm", "ffn")
+"""Of a block, in the order of its forward."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One rank's rows of one micro-batch."""
+
+    name: str
+    """``embedding``, ``layers.3.attention``, ``layers.3`` (the block's output), ``norm`` (the last one)."""
+    microbatch: int
+    position: dict[str, int]
+    values: Tensor
+    """[tokens of this rank, hidden size]"""
+
+
+class Recorder:
+    """Records one step at a time: `forward` and `backward` hold what has been seen since `take` was called."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.position = engine.groups.position
+        self.forward: dict[tuple[str, int, int], Piece] = {}
+        self.backward: dict[tuple[str, int, int], Piece] = {}
+        for index, chunk in enumerate(engine.chunks):
+            order = [a.microbatch for a in engine.pipeline.actions if a.kind == "F" and a.chunk == index]
+            _Watch(self, chunk, order, inside=engine.experiment.compile == "none")
+
+    def take(self) -> tuple[list[Piece], list[Piece]]:
+        """(activations, gradients of the residual stream) of the step that has ended."""
+        taken = list(self.forward.values()), list(self.backward.values())
+        self.forward, self.backward = {}, {}
+        return taken
+
+    def note(self, name: str, stage: int, microbatch: int, x: Tensor, *, gradient: bool = False) -> None:
+        """Keep a copy on the host; of what is computed again in a backward, the first time counts."""
+        kept = self.backward if gradient else self.forward
+        if (name, stage, microbatch) not in kept:
+            values = x.detach().reshape(-1, x.shape[-1]).cpu().clone()
+            kept[name, stage, microbatch] = Piece(name, microbatch, self.position, values)
+
+
+class _Watch:
+    """Hooks on one chunk."""
+
+    def __init__(self, recorder: Recorder, chunk: Chunk, order: list[int], *, inside: bool) -> None:
+        self.recorder, self.stage = recorder, chunk.stage
+        blocks = [found for wrapped in chunk.blocks for found in wrapped.modules() if isinstance(found, Block)]
+        layers = [_layer_of(block) for block in blocks]
+        self.names = [_stream(layer) for layer in (layers[0], *(layer + 1 for layer in layers))]
+        self.order = order
+        self.runs = self.marks = 0
+        chunk.register_forward_pre_hook(self._begin)
+        chunk.between_blocks = self._between
+        if inside:
+            for layer, block in zip(layers, blocks, strict=True):
+                for part in PARTS:
+                    self._hook(getattr(block, part), f"layers.{layer}.{part}")
+        if chunk.head is not None:
+            self._hook(chunk.head.norm, "norm")
+
+    @property
+    def microbatch(self) -> int:
+        step = self.order or [0]
+        return step[(self.runs - 1) % len(step)]
+
+    def _begin(self, module: nn.Module, inputs: Any) -> None:
+        self.runs += 1
+        self.marks = 0
+
+    def _between(self, x: Tensor) -> Tensor:
+        name, microbatch = self.names[self.marks], self.microbatch
+        self.marks += 1
+        self.recorder.note(name, self.stage, microbatch, x)
+        if x.requires_grad:
+            x.register_hook(partial(self._gradient, name, microbatch))
+        return x
+
+    def _gradient(self, name: str, microbatch: int, gradient: Tensor) -> None:
+        self.recorder.note(name, self.stage, microbatch, gradient, gradient=True)
+
+    def _hook(self, module: nn.Module, name: str) -> None:
+        def note(module: nn.Module, inputs: Any, output: Tensor) -> None:
+            self.recorder.note(name, self.stage, self.microbatch, output)
+
+        module.register_forward_hook(note)
+
+
+def _layer_of(block: Block) -> int:
+    """By the names of its weights."""
+    name = next(named_parameters(block)).spec.parts[0].name
+    return int(name.split(".")[1])
+
+
+def _stream(layer: int) -> str:
+    """The residual stream before a layer."""
+    return "embedding" if layer == 0 else f"layers.{layer - 1}"
+
+
+def names_in_order(num_layers: int) -> Iterator[str]:
+    """The names of what is recorded, in the order of the forward."""
+    yield "embedding"
+    for layer in range(num_layers):
+        yield from (f"layers.{layer}.{part}" for part in PARTS)
+        yield f"layers.{layer}"
+    yield "norm"
+
+
+def put_activations_together(experiment: Experiment, ranks: Sequence[Sequence[Piece]]) -> dict[str, Whole]:
+    """[sequences of the global batch, positions, hidden size], by name, from the pieces of all ranks."""
+    e = experiment
+    found: dict[str, Whole] = {}
+    wholes: dict[str, Tensor] = {}
+    spreads: dict[str, float] = {}
+    for pieces in ranks:
+        for piece in pieces:
+            shape = (e.global_batch_size, e.seq_len, e.model.hidden_size)
+            whole = wholes.setdefault(piece.name, torch.full(shape, torch.nan, dtype=piece.values.dtype))
+            sequences, positions = _places(e, piece)
+            if len(sequences) != len(piece.values):  # a layout that cuts rows elsewhere has no right place for them
+                spreads[piece.name] = float("inf")
+                continue
+            there = whole[sequences, positions]
+            if there.isnan().all():
+                whole[sequences, positions] = piece.values
+            else:
+                spread = relative_difference(piece.values, there)
+                spreads[piece.name] = max(spreads.get(piece.name, 0.0), spread)
+    for name, whole in wholes.items():
+        found[name] = Whole(whole, spreads.get(name, 0.0))
+    return found
+
+
+def _places(e: Experiment, piece: Piece) -> tuple[Tensor, Tensor]:
+    """(sequence of the global batch, position in it) of every row of a piece."""
+    at = piece.position
+    data_rank = at["dp_replicate"] * e.dp_shard + at["dp_shard"]
+    first = (piece.microbatch * e.dp + data_rank) * e.micro_batch_size
+    positions = local_positions(e.seq_len, e.cp, at["cp"], e.cp_kind)
+    of_row = positions.repeat(e.micro_batch_size)
+    sequence = torch.arange(first, first + e.micro_batch_size).repeat_interleave(len(positions))
+    if e.tp > 1 and e.sequence_parallel:
+        own = slice(at["tp"] * len(of_row) // e.tp, (at["tp"] + 1) * len(of_row) // e.tp)
+        return sequence[own], of_row[own]
+    return sequence, of_row
+
+
+def microbatch_of(experiment: Experiment, sequence: int) -> int:
+    """In which micro-batch of its data-parallel rank a layout computes a sequence of the global batch."""
+    return sequence // experiment.sequences_per_round
+
+
+def differing(value: Tensor, expected: Tensor, tolerance: float) -> int | None:
+    """The first sequence of an activation that differs by more than ``tolerance``; None: all agree."""
+    scale = expected.double().abs().max()
+    errors = ((value.double() - expected.double()).abs() / scale).flatten(1).amax(1)
+    wrong = [i for i, error in enumerate(errors.tolist()) if not error <= tolerance]
+    return wrong[0] if wrong else None

@@ -1,0 +1,119 @@
+"""Says whether two layouts agree, and which tensor is the first that differs by more than rounding explains.
+
+**fp64.** Rounding in other orders moves a result by about ``u * sqrt(n)``, with the unit roundoff ``u = 2^-53`` and n
+roundings on the way, since rounding errors are of both signs (Higham and Mary, SIAM J. Sci. Comput. 41(5), 2019). Here
+``n`` is the longest sum (hidden size, feed-forward columns, vocabulary, tokens of a step) times the products that
+follow each other (7 a layer forward, twice that backward). `SAFETY` is above what correct layouts have shown.
+
+**fp32, bf16.** The left layout is trained a second time in the next higher precision. How far its own values are from
+those is the noise of each tensor: a right layout is about as far (TTrace, arXiv:2506.09280, estimates the same by a
+perturbation). Allowed is `NOISE_FACTOR` times that, and at least one rounding of the largest element. A loss and a
+gradient norm are single numbers, which may be near by chance: at least what `results.agreement` allows.
+
+**Updates.** AdamW's first update is nearly the sign of the gradient. Where gradients may differ by e, a share of about
+e of their entries is smaller than that and may get the other sign: of n entries ``e n``, and by chance three times the
+square root of that and one more. Each of them adds ``4 / n`` to the relative mean square.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from results.agreement import TOLERANCES
+from workloads.experiment import Experiment, Precision
+from workloads.parity.activations import differing, microbatch_of
+from workloads.parity.order import Computed, Key, difference
+
+UNIT_ROUNDOFF = {"bf16": 2.0**-8, "fp32": 2.0**-24, "fp64": 2.0**-53}
+HIGHER: Mapping[Precision, Precision] = {"bf16": "fp32", "fp32": "fp64"}
+SAFETY = 16.0
+NOISE_FACTOR = 8.0
+RARE_FACTOR = 4.0
+"""By so much more are later steps allowed to differ in fp32. There an entry that an update moves the other way is so
+rare that the left layout may have none, and it shows in all that follows. (In bf16 there are always some.)"""
+MOST_OF_UPDATE = 0.9
+"""An update that was not made at all differs by 1."""
+LIKELY = 1e-4
+"""Fewer expected entries than this are none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One tensor of both layouts."""
+
+    computed: Computed
+    """Of the right layout."""
+    relative: float
+    allowed: float
+    sequence: int | None = None
+    microbatch: int | None = None
+    """Of activations that differ: the first sequence of the global batch, and the right layout's micro-batch."""
+
+    @property
+    def differs(self) -> bool:
+        return not self.relative <= self.allowed
+
+
+def compare(
+    left: Sequence[Computed], right: Sequence[Computed], experiment: Experiment, noise: Mapping[Key, float] | None
+) -> list[Difference]:
+    """Every tensor that both layouts have, in the order of the computation. ``experiment``: the right layout.
+
+    ``noise``: of each tensor, by `Computed.key`; None in fp64.
+    """
+    expected = {of.key: of for of in left}
+    found = []
+    for of in right:
+        if (other := expected.get(of.key)) is None:
+            continue
+        allowed = allowed_difference(experiment, of, noise)
+        relative, sequence = difference(of, other), None
+        if of.phase == "forward" and relative > allowed:
+            sequence = differing(of.whole.value, other.whole.value, allowed)
+        microbatch = None if sequence is None else microbatch_of(experiment, sequence)
+        found.append(Difference(of, relative, allowed, sequence, microbatch))
+    return found
+
+
+def noise_of(values: Iterable[Computed], higher: Iterable[Computed]) -> dict[Key, float]:
+    """How far each tensor is from the same layout's in a higher precision."""
+    expected = {of.key: of for of in higher}
+    return {of.key: difference(of, expected[of.key]) for of in values if of.key in expected}
+
+
+def allowed_difference(experiment: Experiment, computed: Computed, noise: Mapping[Key, float] | None) -> float:
+    """The largest relative difference that rounding explains. ``noise`` as in `compare`."""
+    if computed.phase == "initial weights":
+        return 0.0  # drawn from the seed, not computed
+    if computed.phase == "update":
+        gradient = _allowed(experiment, (computed.step, "backward", computed.name), noise)
+        count = computed.whole.value.numel()
+        flips = gradient * count
+        if flips > LIKELY:
+            flips += 3 * math.sqrt(flips) + 1
+        noisy = NOISE_FACTOR * noise[computed.key] if noise is not None else 0.0
+        return min(max(2 * math.sqrt(flips / count), noisy), MOST_OF_UPDATE)
+    return _allowed(experiment, computed.key, noise)
+
+
+def _allowed(experiment: Experiment, key: Key, noise: Mapping[Key, float] | None) -> float:
+    unit, phase = UNIT_ROUNDOFF[experiment.precision], key[1]
+    if noise is None:
+        return SAFETY * unit * math.sqrt(roundings(experiment))
+    loss, grad_norm = TOLERANCES[experiment.precision]
+    least = loss if phase == "loss" else grad_norm if phase == "gradient norm" else unit
+    rare = RARE_FACTOR if experiment.precision == "fp32" and key[0] else 1.0
+    return max(rare * NOISE_FACTOR * noise[key], least)
+
+
+def roundings(experiment: Experiment) -> int:
+    """The longest sum times the products that follow each other in a step's forward and backward."""
+    model = experiment.model
+    longest = max(model.hidden_size, model.ffn_hidden_size, model.vocab_size, experiment.tokens_per_step)
+    return longest * 3 * (7 * model.num_layers + 1)
+
+
+def first_that_differs(differences: Iterable[Difference]) -> Difference | None:
+    return next((found for found in differences if found.differs), None)

@@ -1,0 +1,54 @@
+"""Trains two layouts on this machine and compares them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from workloads.experiment import Experiment
+from workloads.parity.compare import HIGHER, Difference, compare, first_that_differs, noise_of
+from workloads.parity.order import Computed, Phase, in_order
+from workloads.parity.processes import train
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    left: Experiment
+    right: Experiment
+    computed: tuple[Sequence[Computed], Sequence[Computed]]
+    """By the left and by the right layout."""
+    differences: list[Difference]
+    """Of every tensor, in the order of the computation."""
+
+    @property
+    def first(self) -> Difference | None:
+        """The first tensor that differs by more than rounding explains."""
+        return first_that_differs(self.differences)
+
+    def by_phase(self) -> dict[tuple[int | None, Phase], list[Difference]]:
+        groups: dict[tuple[int | None, Phase], list[Difference]] = {}
+        for difference in self.differences:
+            groups.setdefault(difference.computed.key[:2], []).append(difference)
+        return groups
+
+    def numbers(self) -> Iterator[tuple[tuple[float, float], tuple[float, float]]]:
+        """Of each step the (left, right) losses and gradient norms."""
+        left, right = ({of.key: of.whole.value for of in side} for side in self.computed)
+        for step in sorted({key[0] for key in right if key[0] is not None}):
+            loss: tuple[int, Phase, str] = (step, "loss", "loss")
+            norm: tuple[int, Phase, str] = (step, "gradient norm", "gradient norm")
+            yield (left[loss].item(), right[loss].item()), (left[norm].item(), right[norm].item())
+
+
+def compare_layouts(left: Experiment, right: Experiment, steps: int, device: str) -> Comparison:
+    """Train each layout for ``steps`` steps on ``device`` (``cpu`` or ``cuda``), one after the other.
+
+    Raises `workloads.parity.processes.RankFailed` when a rank cannot.
+    """
+    noise = None
+    of_left = in_order(left, train(left, steps, device))
+    if (precision := HIGHER.get(left.precision)) is not None:
+        higher = left.replace(precision=precision, attention="auto")
+        noise = noise_of(of_left, in_order(higher, train(higher, steps, device)))
+    of_right = in_order(right, train(right, steps, device))
+    return Comparison(left, right, (of_left, of_right), compare(of_left, of_right, right, noise))

@@ -1,0 +1,104 @@
+"""Trains one layout for a few steps on one rank and keeps what it computed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from workloads.engine.build import Engine, build, choose_attention
+from workloads.engine.groups import Groups, make_groups
+from workloads.engine.parameters import local_shard
+from workloads.experiment import Experiment
+from workloads.parity.activations import Piece, Recorder
+from workloads.parity.shards import Shard, shards_of
+from workloads.step import _batches, _finish, run_step
+
+
+@dataclass(frozen=True, slots=True)
+class StepTrace:
+    """What one rank has of one step."""
+
+    loss: float
+    grad_norm: float
+    gradients: list[Shard]
+    """Before they are clipped."""
+    weights: list[Shard]
+    """After the update."""
+    activations: list[Piece] = field(default_factory=list)
+    activation_gradients: list[Piece] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class RankTrace:
+    initial: list[Shard]
+    steps: list[StepTrace]
+
+    @property
+    def losses(self) -> list[float]:
+        return [step.loss for step in self.steps]
+
+    @property
+    def grad_norms(self) -> list[float]:
+        return [step.grad_norm for step in self.steps]
+
+
+def train_rank(
+    rank: int,
+    experiment: Experiment,
+    steps: int,
+    device: str = "cpu",
+    *,
+    gradient_scale: float = 1.0,
+    with_activations: bool = False,
+    builder: Callable[[Experiment, Groups], Engine] = build,
+) -> RankTrace:
+    """Train in an initialised process group. ``gradient_scale`` multiplies gradients before they are clipped.
+
+    Raises what the engine raises: `workloads.step.Diverged` where a loss is not finite.
+    """
+    choose_attention(experiment)
+    with _default_dtype(torch.float64 if experiment.precision == "fp64" else torch.float32):
+        groups = make_groups(experiment, rank, torch.device(device, rank) if device == "cuda" else torch.device("cpu"))
+        engine = builder(experiment, groups)
+        recorder = Recorder(engine) if with_activations else None
+        gradients: list[list[Shard]] = []
+        finish, update = engine.optimizer.finish_gradients, engine.optimizer.step
+
+        def finish_and_scale() -> None:
+            finish()
+            for named in engine.optimizer.parameters:
+                named.gradient.mul_(gradient_scale)
+
+        def keep_gradients_then_update(norm: Tensor) -> None:
+            gradients.append(shards_of(engine, lambda named: named.gradient))
+            update(norm)
+
+        if gradient_scale != 1.0:
+            engine.optimizer.finish_gradients = finish_and_scale  # type: ignore[method-assign]
+        engine.optimizer.step = keep_gradients_then_update  # type: ignore[method-assign]
+        trace = RankTrace(_weights(engine), [])
+        for step in range(steps):
+            pending = run_step(engine, step, _batches(engine, step), is_warmup=False)
+            engine.clock.finish()
+            record = _finish(engine, pending)
+            assert record.loss is not None and record.grad_norm is not None
+            kept = recorder.take() if recorder is not None else ([], [])
+            trace.steps.append(StepTrace(record.loss, record.grad_norm, gradients[step], _weights(engine), *kept))
+        return trace
+
+
+def _weights(engine: Engine) -> list[Shard]:
+    return shards_of(engine, lambda named: local_shard(named.current))
+
+
+@contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(torch.float32)
