@@ -8,9 +8,8 @@ from __future__ import annotations
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch
 
-from analysis.figures import panels, style
+from analysis.figures import panels, shares, style
 from analysis.figures.spec import FigureSpec
 from analysis.rows import labels, metrics, pairs, step_parts
 from analysis.rows.frame_cache import cache_per_frame
@@ -26,9 +25,6 @@ _FREE = {
 The ZeRO stage may differ only from a single data-parallel rank, which has nothing to shard."""
 
 
-_BARS = 6
-_MOST_PANELS = 6
-_COLUMNS = 2
 _UNTIMED = "no finished run has the parts of its step timed"
 
 
@@ -99,36 +95,7 @@ def draw(frame: pd.DataFrame) -> Figure:
     rows = data(frame)
     if rows.empty:
         raise style.NothingToDraw(_UNTIMED)
-    groups, left_out = panels.chosen_groups(rows, _MOST_PANELS)
-    parts = [panels.rows_of(rows, group).head(_BARS) for group in groups]
-    longest = max(len(layout) for part in parts for layout in part["layout"])
-    height = 0.9 + 0.28 * max(len(part) for part in parts)
-    figure, axes = panels.grid(len(parts), _COLUMNS, (0.062 * longest + 3.6, height))
-    noun, unit = labels.device_noun(frame), labels.rate_unit(frame)
-    for ax, group, part in zip(axes, groups, parts, strict=True):
-        _shares(ax, part)
-        ax.set_title(labels.group_name(*group, noun))
-    for ax in axes[-min(_COLUMNS, len(axes)) :]:
-        ax.set_xlabel("Share of the step, %")
-    note = "; ".join(part for part in (f"Right of each bar: {unit}", left_out) if part)
-    style.bottom_legend(figure, _handles(rows), note)
-    return figure
-
-
-def _shares(ax: Axes, rows: pd.DataFrame) -> None:
-    places = range(len(rows))
-    left = pd.Series(0.0, index=rows.index)
-    for name, (colour, hatch) in style.STEP_PARTS.items():
-        if name in rows:
-            width = 100 * rows[name].clip(lower=0)
-            ax.barh(places, width, left=left, color=colour, hatch=hatch, edgecolor="white", linewidth=0.5, height=0.72)
-            left = left + width
-    for place, rate in zip(places, rows[metrics.RANK_BY], strict=True):
-        ax.text(left.max() + 1.5, place, format_number(rate), va="center", fontsize=8)
-    ax.set_yticks(places, rows["layout"], fontsize=8)
-    ax.set(xlim=(0, 118), ylim=(len(rows) - 0.4, -0.6))
-    ax.set_xticks(range(0, 101, 20))
-    ax.grid(axis="x")
+    return shares.draw_shares(frame, rows, style.STEP_PARTS)
 
 
 @style.styled
@@ -149,7 +116,7 @@ def draw_along_axes(frame: pd.DataFrame) -> Figure:
         ax.set_title(title, fontsize=8.5)
         ax.set_xlabel(f"{axis} degree")
     axes[0].set_ylabel(f"{'GPU' if noun == 'GPUs' else 'Process'} time a token, µs")
-    style.bottom_legend(figure, _handles(rows), f"Above each bar: {labels.rate_unit(frame)}")
+    style.bottom_legend(figure, shares.handles(rows, style.STEP_PARTS), f"Above each bar: {labels.rate_unit(frame)}")
     return figure
 
 
@@ -181,14 +148,6 @@ def _title(axis: str, family: pd.DataFrame, noun: str) -> str:
     sizes = labels.world_sizes(family)
     place = family["workload"].iloc[0] + (f", {labels.devices(sizes[0], noun)}" if len(sizes) == 1 else "")
     return f"{place}\n{family['layout'].iloc[0]}\nto {family['layout'].iloc[-1]}"
-
-
-def _handles(rows: pd.DataFrame) -> list[Patch]:
-    return [
-        Patch(facecolor=colour, hatch=hatch, edgecolor="white", label=name)
-        for name, (colour, hatch) in style.STEP_PARTS.items()
-        if name in rows
-    ]
 
 
 FIGURES = (

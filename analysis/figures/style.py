@@ -68,6 +68,22 @@ STEP_PARTS = {
     "rest": ("#999999", "xx"),
 }
 """Colour and hatch of the parts of a step (`analysis.rows.step_parts`)."""
+STEP_KINDS = {
+    "matmul": ("#0072B2", ""),
+    "attention": ("#56B4E9", ""),
+    "memory-bound kernels": ("#CC79A7", "...."),
+    "optimizer": ("#009E73", "\\\\\\\\"),
+    "exposed tp": ("#E69F00", "////"),
+    "exposed cp": ("#E69F00", ""),
+    "exposed dp_shard": ("#D55E00", "////"),
+    "exposed dp_replicate": ("#D55E00", ""),
+    "exposed world": ("#8C5A00", ""),
+    "exposed tied": ("#8C5A00", "////"),
+    "exposed communication": ("#8C5A00", "...."),
+    "bubble": ("#DDDDDD", "...."),
+    "launch gaps": ("#999999", "xx"),
+}
+"""Colour and hatch of what the kernels of a step do (`analysis.figures.breakdown_by_kind`)."""
 OUTCOME_COLOURS = {
     "ok": "#0072B2",
     "oom": "#D55E00",

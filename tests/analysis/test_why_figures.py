@@ -10,6 +10,7 @@ import pytest
 
 from analysis.figures import (
     breakdown,
+    breakdown_by_kind,
     cost,
     drift,
     effects,
@@ -35,7 +36,14 @@ NAMES = {spec.name: spec for spec in registry.FIGURES}
 WHY = [
     spec.name
     for spec in (
-        *(pareto.FIGURE, *breakdown.FIGURES, schedules.FIGURE, effects.FIGURE, efficiency.FIGURE),
+        *(
+            pareto.FIGURE,
+            *breakdown.FIGURES,
+            breakdown_by_kind.FIGURE,
+            schedules.FIGURE,
+            effects.FIGURE,
+            efficiency.FIGURE,
+        ),
         *(*cost.FIGURES, failures_by_phase.FIGURE, drift.FIGURE),
     )
 ]
@@ -247,6 +255,56 @@ def test_without_times_a_schedule_is_in_forwards_and_recomputation_makes_backwar
 # All of them
 
 
+# Kinds of a profiled step
+
+
+def profiled(**columns: Any) -> dict[str, Any]:
+    """A profiled step of 1 s: 0.7 s of compute, 0.1 s exposed on tp and 0.05 s on cp, a bubble and gaps."""
+    parts = {
+        "matmul": 0.5,
+        "attention": 0.1,
+        "memory_bound": 0.06,
+        "optimizer": 0.04,
+        "bubble": 0.1,
+        "launch_gaps": 0.05,
+    }
+    by_axis = [
+        {"axis": "tp", "exposed_s": 0.1, "hidden_s": 0.2},
+        {"axis": "cp", "exposed_s": 0.05, "hidden_s": 0.0},
+        {"axis": "pp", "exposed_s": None, "hidden_s": 0.02},
+    ]
+    given = {f"breakdown_{name}_s": value for name, value in parts.items()}
+    given |= {"breakdown_step_time_s": 1.0, "breakdown_comm_exposed_s": 0.15, "breakdown_comm_hidden_s": 0.22}
+    return {**given, "breakdown_comm_by_axis": by_axis, **columns}
+
+
+def test_kinds_of_a_profiled_step_add_up_to_it() -> None:
+    twice = profiled(breakdown_step_time_s=2.0)
+    layouts = point(dp=4, tp=2), point(dp=2, tp=4), point(dp=8)
+    rows = [run(layouts[0], 0, 900.0, **profiled()), run(layouts[1], 1, 800.0, **twice), run(layouts[2], 2, 1000.0)]
+    frame = labelled(*rows)
+    table = breakdown_by_kind.data(frame)
+    assert table["rank"].tolist() == [2, 3], "the fastest run was not profiled"
+    kinds = [name for name in style.STEP_KINDS if name in table]
+    assert {"exposed tp", "exposed cp"} < set(kinds) and "exposed pp" not in table
+    first = table.iloc[0]
+    assert first[kinds].sum() == pytest.approx(1.0)
+    assert (first["matmul"], first["exposed tp"], first["bubble"]) == (0.5, 0.1, 0.1)
+    assert first[breakdown_by_kind.HIDDEN] == pytest.approx(0.22)
+    assert table.iloc[1]["exposed cp"] == pytest.approx(0.025)
+    figure = breakdown_by_kind.draw(frame)
+    assert {"exposed tp", "launch gaps", "900", "800"} < set(words(figure))
+    assert_texts_fit(figure)
+
+
+def test_every_axis_that_may_be_exposed_has_a_colour() -> None:
+    axes = ["dp_replicate", "dp_shard", "cp", "tp", "world", "tied", None]
+    entries = [{"axis": axis, "exposed_s": 0.1, "hidden_s": 0.0} for axis in axes]
+    table = breakdown_by_kind.data(labelled(run(point(), **profiled(breakdown_comm_by_axis=entries))))
+    exposed = {name for name in table if name.startswith("exposed ")}
+    assert len(exposed) == len(axes) and exposed <= set(style.STEP_KINDS)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", WHY)
 def test_what_cannot_be_drawn_says_why_and_leaves_an_empty_table(name: str) -> None:
@@ -268,6 +326,6 @@ def test_figures_of_the_studys_rows_fit(name: str, study: pd.DataFrame) -> None:
     try:
         figure = NAMES[name].draw(study)
     except style.NothingToDraw:
-        assert name in ("breakdown", "breakdown_by_axis", "device_hours", "failures_by_phase")
+        assert name in ("breakdown", "breakdown_by_axis", "breakdown_by_kind", "device_hours", "failures_by_phase")
         return
     assert_texts_fit(figure)

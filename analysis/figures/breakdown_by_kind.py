@@ -1,0 +1,81 @@
+"""Where a profiled step's time goes, by what the kernels did: the columns ``breakdown_*`` of runs with
+``measure.profile=true``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from analysis.figures import shares, style
+from analysis.figures.spec import FigureSpec
+from analysis.rows import labels, metrics
+from analysis.rows.frame_cache import cache_per_frame
+
+_KINDS = {
+    "breakdown_matmul_s": "matmul",
+    "breakdown_attention_s": "attention",
+    "breakdown_memory_bound_s": "memory-bound kernels",
+    "breakdown_optimizer_s": "optimizer",
+    "breakdown_bubble_s": "bubble",
+    "breakdown_launch_gaps_s": "launch gaps",
+}
+HIDDEN = "hidden communication"
+_EXPOSED = "exposed {axis}"
+
+
+@cache_per_frame
+def data(frame: pd.DataFrame) -> pd.DataFrame:
+    """Shares of the profiled step of every ranked run that has them, fastest first in each group.
+
+    A column for each kind, one for the exposed communication of each axis, all of which sum to 1, and beside them
+    ``hidden communication``: what ran behind other kernels, over the step.
+    """
+    beside = [*metrics.GROUP, "layout", "rank", "breakdown_step_time_s", metrics.RANK_BY, "attempt_id"]
+    names = [*_KINDS.values(), HIDDEN]
+    if "breakdown_step_time_s" not in frame:
+        return pd.DataFrame(columns=[*beside, *names])
+    rows = metrics.ranked(frame)
+    rows = rows[rows["rank"].notna() & rows["breakdown_step_time_s"].notna()]
+    if rows.empty:
+        return pd.DataFrame(columns=[*beside, *names])
+    rows = labels.in_group_order(rows).reset_index(drop=True)
+    step = rows["breakdown_step_time_s"]
+    found = pd.DataFrame({name: rows[column] / step for column, name in _KINDS.items()}, index=rows.index)
+    found[HIDDEN] = rows["breakdown_comm_hidden_s"] / step
+    by_axis = [_exposed_by_axis(entries) for entries in rows["breakdown_comm_by_axis"]]
+    axes = dict.fromkeys(axis for exposed in by_axis for axis in exposed)
+    for axis in axes:
+        seconds = pd.Series([exposed.get(axis, 0.0) for exposed in by_axis], index=rows.index)
+        found[_EXPOSED.format(axis=axis)] = seconds / step
+    return rows[beside].join(found)
+
+
+def _exposed_by_axis(entries: Any) -> dict[str, float]:
+    """Seconds of each axis that has any. What waits for another stage has none: it is the bubble."""
+    known = [] if entries is None else entries
+    return {entry["axis"] or "communication": entry["exposed_s"] for entry in known if entry["exposed_s"]}
+
+
+@style.styled
+def draw(frame: pd.DataFrame) -> Figure:
+    rows = data(frame)
+    if rows.empty:
+        raise style.NothingToDraw("no finished run was profiled; measure.profile=true records a step of each")
+    return shares.draw_shares(frame, rows, style.STEP_KINDS)
+
+
+FIGURE = FigureSpec(
+    name="breakdown_by_kind",
+    section="why",
+    title="What the kernels of a step do",
+    caption=(
+        "The fastest profiled layouts of each model and size. One step after the timed ones, recorded on one rank of "
+        "each pipeline stage, mean over the stages. Each moment counts once: for compute where any runs, for exposed "
+        "communication where only that runs, for a launch gap where nothing runs. Communication behind compute takes "
+        "no time here, though it slows what runs beside it; the table has it."
+    ),
+    draw=draw,
+    data=data,
+)
