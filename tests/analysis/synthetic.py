@@ -157,7 +157,7 @@ def attempt(
             "temperature_c": 55.0 + index % 11,
             "throttle_reasons": "sw_power_cap" if index % 5 == 0 else "",
         }
-        row |= memory | _parts(experiment, step)
+        row |= memory | _parts(experiment, step) | _kinds(experiment, step)
     else:
         row |= {"phase": rng.choice(["warmup", "build"]) if outcome == "oom" else "step", "failed_rank": 0}
         row["evidence"] = "torch.OutOfMemoryError: CUDA out of memory" if outcome == "oom" else f"{outcome} at step 2"
@@ -215,6 +215,23 @@ def _parts(experiment: Experiment, step: float) -> dict[str, float]:
         "reduce_exposed_s": reduction,
         "optimizer_s": optimizer,
         "pipeline_idle_s": idle,
+    }
+
+
+def _kinds(experiment: Experiment, step: float) -> dict[str, Any]:
+    """A profiled step: 3 % exposed on each axis of more than one rank, the rest is compute and gaps of the host."""
+    e = experiment
+    axes = [axis for axis in ("tp", "cp", "dp_shard", "dp_replicate") if getattr(e, axis) > 1]
+    bubble = _parts(e, step)["pipeline_idle_s"]
+    compute = step - bubble - 0.03 * step * len(axes)
+    shares = {"matmul": 0.7, "attention": 0.1, "memory_bound": 0.15, "optimizer": 0.02, "launch_gaps": 0.03}
+    return {
+        **{f"breakdown_{name}_s": share * compute for name, share in shares.items()},
+        "breakdown_step_time_s": step,
+        "breakdown_bubble_s": bubble,
+        "breakdown_comm_exposed_s": 0.03 * step * len(axes),
+        "breakdown_comm_hidden_s": 0.05 * step * len(axes),
+        "breakdown_comm_by_axis": [{"axis": axis, "exposed_s": 0.03 * step, "hidden_s": 0.05 * step} for axis in axes],
     }
 
 

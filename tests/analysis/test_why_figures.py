@@ -58,7 +58,7 @@ def run(experiment: Experiment, index: int = 0, rate: float = 1000.0, **columns:
     """A finished run of a throughput in tokens/s/GPU, without the parts of its step unless given."""
     step = experiment.tokens_per_step / rate / experiment.world_size
     times = {"step_time_s": step, "step_time_min_s": 0.99 * step, "step_time_max_s": 1.01 * step}
-    parts = dict.fromkeys(step_parts.MEASURED)
+    parts = dict.fromkeys([*step_parts.MEASURED, "breakdown_step_time_s"])
     return synthetic.attempt(
         experiment, index, **{"outcome": "ok", "tokens_per_s_per_gpu": rate, **times, **parts, **columns}
     )
