@@ -3,7 +3,8 @@
 Starting processes and importing torch costs seconds; a fork server and workers that live through the session bring a
 2-rank test to a few tenths of a second. Traps that this file works round: DTensor's caches outlive a destroyed process
 group and hold its meshes and threads, so they are cleared after every job; a failed rank leaves its peers hanging in a
-collective, so after a failure or time-out all workers are replaced.
+collective, so after a failure or time-out all workers are replaced. Whatever else keeps a group's threads alive (there is
+such a cache in torch 2.11) would slow every later job: workers that have gathered too many threads are replaced, too.
 """
 
 from __future__ import annotations
@@ -22,6 +23,10 @@ from typing import Any
 
 PRELOAD = ["torch", "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.tensor", "torch.utils.checkpoint"]
 """What every worker needs. FSDP imports ``torch._dynamo`` at its first use, which costs each process over a second."""
+
+
+_MOST_THREADS = 150
+"""A worker with more threads than this between two jobs is replaced. Gloo starts about a dozen for a layout's groups."""
 
 
 class RankFailed(AssertionError):
@@ -66,6 +71,8 @@ class Pool:
         if failure is not None:
             self.close()
             raise RankFailed(failure)
+        if any(_thread_count(process.pid) > _MOST_THREADS for process, _ in self.workers):
+            self.close()
         return results
 
     def close(self) -> None:
@@ -82,6 +89,14 @@ class Pool:
             process.start()
             there.close()
             self.workers.append((process, here))
+
+
+def _thread_count(pid: int) -> int:
+    """Threads of a process; 0 where the system does not tell."""
+    try:
+        return len(os.listdir(f"/proc/{pid}/task"))
+    except OSError:
+        return 0
 
 
 def _serve(pipe: Connection) -> None:
