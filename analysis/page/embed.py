@@ -8,7 +8,7 @@ import zlib
 from typing import Any
 
 _LEVEL = 6
-"""Of zlib. 9 makes the study's page 1 % smaller and takes three times as long."""
+"""Of zlib. Level 9 makes the rows of the study 2 % smaller and takes five times as long (measured)."""
 
 
 def deflated(data: Any) -> str:
