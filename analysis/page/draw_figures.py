@@ -150,7 +150,11 @@ def _draw_inherited(cohort: int, spec: int) -> Drawn:
 
 
 def _draw(request: _Request, cohort_place: int, spec_place: int) -> Drawn:
-    cohort, spec = request.cohorts[cohort_place], request.specs[spec_place]
+    with style.in_style():
+        return _drawn(request, request.cohorts[cohort_place], request.specs[spec_place])
+
+
+def _drawn(request: _Request, cohort: Cohort, spec: FigureSpec) -> Drawn:
     drawn = DrawnFigure(name=spec.name, section=spec.section, title=spec.title, caption=spec.caption)
     data = spec.data(cohort.frame)
     try:
