@@ -161,6 +161,8 @@ def _drawn(request: _Request, cohort: Cohort, spec: FigureSpec) -> Drawn:
         figure = spec.draw(cohort.frame)
     except style.NothingToDraw as reason:
         return Drawn(replace(drawn, missing=str(reason)), data)
+    if said := spec.conclude(cohort.frame):
+        drawn = replace(drawn, caption=f"{said} {spec.caption}")
     if cohort.stamp:  # a picture travels without its page
         figure.suptitle(cohort.stamp, fontsize="small", color="#666666")
     style.lay_out(figure)
