@@ -62,6 +62,8 @@ PNG_DPI = 130
 
 CATEGORY_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#999999")
 """Okabe and Ito's palette (2008), ordered so that neighbours also differ in grey."""
+SERIES_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#4B3F9E", "#777777")
+"""For lines: theirs with an indigo for the vermilion, which means out of memory."""
 CATEGORY_HATCHES = ("", "////", "", "....", "\\\\\\\\", "", "xx")
 STEP_PARTS = {
     "forward and backward": ("#0072B2", ""),
