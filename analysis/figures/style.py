@@ -163,9 +163,10 @@ def new_figure(width_in: float, height_in: float) -> Figure:
 
 def bottom_legend(figure: Figure, handles: list[Any], title: str | None = None) -> None:
     """A legend below the axes, in as many columns as the figure is wide enough for."""
-    longest = max((len(handle.get_label()) for handle in handles), default=0)
-    entry_in = 0.068 * longest + 0.6
-    columns = max(int((figure.get_figwidth() - 0.4) // entry_in), 1)
+    longest = [len(handle.get_label()) for handle in handles]
+    columns = next(
+        (count for count in range(len(handles), 1, -1) if _columns_in(longest, count) <= figure.get_figwidth() - 0.4), 1
+    )
     rows = -(-len(handles) // columns)
     figure.legend(
         handles=handles,
@@ -174,6 +175,12 @@ def bottom_legend(figure: Figure, handles: list[Any], title: str | None = None) 
         title=title,
         handletextpad=0.5,
     )
+
+
+def _columns_in(longest: list[int], columns: int) -> float:
+    """About how wide a legend is in so many columns, which are filled one after the other, in inches."""
+    parts = np.array_split(longest, -(-len(longest) // -(-len(longest) // columns)))
+    return sum(0.068 * int(part.max()) + 0.6 for part in parts)
 
 
 def lay_out(figure: Figure) -> None:
