@@ -42,7 +42,18 @@ _COLUMNS = {
     "tokens_per_s_per_gpu": "tokens_per_s_per_gpu",
 }
 _BESIDE = (
-    *("world_size", "seq_len", "tokens_per_step", "layout", "candidates", "runner_up", "slower_by", "tie", "tied", "tied_layouts"),
+    *(
+        "world_size",
+        "seq_len",
+        "tokens_per_step",
+        "layout",
+        "candidates",
+        "runner_up",
+        "slower_by",
+        "tie",
+        "tied",
+        "tied_layouts",
+    ),
     *("tied_slower_by", *noise.COLUMNS),
     *("mfu_palm", "peak_allocated_bytes", "peak_reserved_bytes", "network_regime", "engine_version"),
     *("experiment_id", "attempt_id"),
@@ -121,7 +132,7 @@ def conclude(frame: pd.DataFrame) -> str | None:
         return None
     kinds = pd.Series([_kind(row) for row in labels.records(best)], index=best.index)
     order = [name for name in labels.workload_order(best) if (best["workload"] == name).any()]
-    alone = [kinds[best["workload"] == name].eq(_ALONE).all() for name in order]
+    alone = [bool(kinds[best["workload"] == name].eq(_ALONE).all()) for name in order]
     none = [not kinds[best["workload"] == name].eq(_ALONE).any() for name in order]
     up_to = sum(alone)
     if 0 < up_to < len(order) and all(alone[:up_to]) and all(none[up_to:]):

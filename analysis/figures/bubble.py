@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -136,7 +137,7 @@ def _line(ax: Axes, p: int, v: int, most: int, colour: str) -> None:
 def _handles(waited: pd.DataFrame) -> list[Line2D]:
     handles = [Line2D([], [], color="#444444", label="equal ranks by the closed form, (p − 1) / (m v + p − 1)")]
     plain = waited["schedule"].isin(_PLAIN)
-    mark = {"linestyle": "", "marker": "o", "color": "#444444", "markersize": 5}
+    mark: dict[str, Any] = {"linestyle": "", "marker": "o", "color": "#444444", "markersize": 5}
     if plain.any():
         handles.append(Line2D([], [], **mark, label="measured: 1F1B or GPipe"))
     if not plain.all():

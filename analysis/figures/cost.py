@@ -162,15 +162,15 @@ def draw_training(frame: pd.DataFrame, price: float | None = None) -> Figure:
     names.keep_clear(x, y)
     colours = {name: style.SERIES_COLOURS[i % len(style.SERIES_COLOURS)] for i, name in enumerate(shown)}
     for i, (name, colour) in enumerate(colours.items()):
-        own = table.index[table["workload"] == name]
-        ax.plot(x[own], y[own], color=colour, marker=_MARKERS[i % len(_MARKERS)], markersize=4.5, linewidth=1.4)
-        names.keep_line_clear(x[own].tolist(), y[own].tolist())
+        line = table.index[table["workload"] == name]
+        ax.plot(x[line], y[line], color=colour, marker=_MARKERS[i % len(_MARKERS)], markersize=4.5, linewidth=1.4)
+        names.keep_line_clear(x[line].tolist(), y[line].tolist())
     for name, colour in colours.items():  # a model has its name at its fewest devices, where lines are apart
         own = table[table["workload"] == name]
         first = own.index[0]
         names.write(f"{name}, {int(own['world_size'].iloc[0])}", x[first], y[first], colour, bold=True)
-        for at, size in own["world_size"].iloc[1:].items():
-            names.write(f"{int(size)}", x[at], y[at], "#444444")
+        for size, across, up in zip(own["world_size"][1:], x[own.index[1:]], y[own.index[1:]], strict=True):
+            names.write(f"{int(size)}", across, up, "#444444")
     ax.set_ylabel("Days for 10¹² tokens")
     hours = "GPU-hours" if noun == "GPUs" else "Process-hours"
     ax.set_xlabel(f"{hours} for 10¹² tokens" if price is None else f"Price of 10¹² tokens, {price:g} an hour")
@@ -187,10 +187,11 @@ def conclude_training(frame: pd.DataFrame, price: float | None = None) -> str | 
         return None
     column = "device_hours_per_trillion_tokens" if price is None else "price_per_trillion_tokens"
     sizes = table.groupby("workload", sort=False)["world_size"].transform("size")
-    own = table[table["workload"] == table["workload"][sizes.idxmax()]]
+    own = table[sizes == sizes.max()]
+    own = own[own["workload"] == own["workload"].iloc[0]]
     if len(own) < 2:
         return None
-    cheap, quick = own.loc[own[column].idxmin()], own.loc[own["days_per_trillion_tokens"].idxmin()]
+    cheap, quick = (own.sort_values(name).iloc[0] for name in (column, "days_per_trillion_tokens"))
     if cheap["world_size"] == quick["world_size"]:
         return None
     noun, what = labels.device_noun(frame), "device-hours" if price is None else "money"

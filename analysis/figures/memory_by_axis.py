@@ -78,8 +78,9 @@ def _note(panels: Sequence[Panel], frame: pd.DataFrame) -> str | None:
 
 _HOW = (
     " Runs that differ in nothing else, those with most values of the axis; bars in full colour are measured, pale "
-    "ones (narrow beside a measured one) the planner's closed form of the same layout in this project's engine. Where no runs differ in this only, "
-    "the closed form for the fastest run of each of the largest models with the axis changed."
+    "ones (narrow beside a measured one) the planner's closed form of the same layout in this project's engine. Where "
+    "no runs differ in this only, the closed form for the fastest run of each of the largest models with the axis "
+    "changed."
 )
 
 
@@ -92,7 +93,13 @@ def conclude(frame: pd.DataFrame, axis: str) -> str | None:
     first, last = panel.bars[0], panel.bars[-1]
     change = last.stack.total / first.stack.total - 1
     sources = {bar.stack.source for bar in (first, last)}
-    whose = "measured" if sources == {"measured"} else "by the closed form" if sources == {PREDICTED} else "in part measured"
+    whose = (
+        "measured"
+        if sources == {"measured"}
+        else "by the closed form"
+        if sources == {PREDICTED}
+        else "in part measured"
+    )
     name = AXES[axis].name.replace("_", " ") if axis in AXES else ""
     values = [bar.label.replace("\n", " ") for bar in (first, last)]
     of = f"{panel.model}{f', {panel.variant}' if panel.variant else ''}"

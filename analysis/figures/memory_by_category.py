@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
+from numpy.typing import NDArray
 
 from analysis.figures import style
 from analysis.figures.memory_bars import FILLS, look
@@ -85,12 +86,12 @@ def _closed_forms(group: pd.DataFrame) -> list[Stack | None]:
 def _panel(ax: Axes, group: pd.DataFrame, unit: int, closed: list[Stack | None]) -> None:
     left = pd.Series(0.0, index=group.index)
     known = [(place, stack.bytes) for place, stack in enumerate(closed) if stack is not None]
-    end = np.zeros(len(known))
+    end: NDArray[np.float64] = np.zeros(len(known))
     for i, (colour, hatch) in enumerate(FILLS if known else ()):
-        width = np.array([split[i] for _, split in known]) / unit
+        predicted_widths = np.array([split[i] for _, split in known]) / unit
         below = [place + (_BAR + _TWIN) / 2 for place, _ in known]
-        ax.barh(below, width, left=end, height=_TWIN, hatch=hatch, **look(colour, pale=True))
-        end = end + width
+        ax.barh(below, predicted_widths, left=end, height=_TWIN, hatch=hatch, **look(colour, pale=True))
+        end = end + predicted_widths
     places = range(len(group))
     for (column, _), colour, hatch in zip(
         labels.MEMORY_CATEGORIES.items(), style.CATEGORY_COLOURS, style.CATEGORY_HATCHES, strict=False
@@ -146,7 +147,9 @@ def conclude(frame: pd.DataFrame) -> str | None:
         f"{labels.MEMORY_CATEGORIES[str(shares.idxmax())]} take {format_percent(shares.max(), 0)} of the peak"
     )
     full = (rows["peak_reserved_bytes"] / rows["device_memory_bytes"]).dropna()
-    return said + (f", and {format_percent(full.median(), 0)} of the device is reserved (medians)." if len(full) else " (median).")
+    return said + (
+        f", and {format_percent(full.median(), 0)} of the device is reserved (medians)." if len(full) else " (median)."
+    )
 
 
 FIGURE = FigureSpec(
@@ -154,8 +157,8 @@ FIGURE = FigureSpec(
     section="why",
     title="Memory by category",
     caption=(
-        "The fastest layouts of each model and size, fastest first: memory of the fullest rank at its peak, as measured "
-        "by category, and the planner's closed form of the same layout below it."
+        "The fastest layouts of each model and size, fastest first: memory of the fullest rank at its peak, as "
+        "measured by category, and the planner's closed form of the same layout below it."
     ),
     draw=draw,
     data=data,

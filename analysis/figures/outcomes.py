@@ -12,6 +12,7 @@ from analysis.figures.spec import FigureSpec
 from analysis.rows import labels, metrics
 from analysis.rows.frame_cache import cache_per_frame
 from analysis.rows.load import last_attempts
+from results.schema import UNKNOWN_OUTCOME
 from results.text import format_percent, listed
 
 KINDS = {
@@ -112,7 +113,7 @@ def _otherwise(frame: pd.DataFrame) -> str | None:
     """How those failed that are not out of memory, most frequent first, where that was recorded."""
     final = last_attempts(frame)
     kinds = final.loc[~final["outcome"].isin(["ok", "oom"]), "outcome"].value_counts()
-    if not len(kinds) or list(kinds.index) == [style.UNKNOWN_OUTCOME]:
+    if not len(kinds) or list(kinds.index) == [UNKNOWN_OUTCOME]:
         return None
     named = [f"{labels.OUTCOME_NAMES[str(kind)]} {count:,}" for kind, count in kinds.head(_MOST_NAMED).items()]
     more = [f"other {kinds.iloc[_MOST_NAMED:].sum():,}"] if len(kinds) > _MOST_NAMED else []
@@ -132,8 +133,8 @@ def conclude(frame: pd.DataFrame) -> str | None:
     by_model = counts.groupby(level=0).sum()
     shares = by_model["finished"] / by_model.sum(axis=1)
     if len(shares) > 1 and shares.min() < shares.max():
-        worst = by_model.loc[shares.idxmin()]
-        said += f"; of {shares.idxmin()} {int(worst['finished']):,} of {int(worst.sum()):,} finished"
+        worst = by_model.loc[shares.sort_values(kind="stable").index].iloc[0]
+        said += f"; of {worst.name} {int(worst['finished']):,} of {int(worst.sum()):,} finished"
     return said + "."
 
 

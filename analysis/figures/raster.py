@@ -18,7 +18,7 @@ _CHANNEL_BITS = 5
 _MOST_COLOURS = 256
 
 
-class Canvas(FigureCanvasAgg):
+class Canvas(FigureCanvasAgg):  # type: ignore[misc]
     """Agg's canvas whose texts are drawn string by string.
 
     matplotlib 3.11 places and blends every glyph by itself, in Python: three times the time for a difference of less
@@ -36,7 +36,7 @@ class Canvas(FigureCanvasAgg):
         return self.renderer
 
 
-class _Renderer(RendererAgg):
+class _Renderer(RendererAgg):  # type: ignore[misc]
     def draw_text(
         self,
         gc: Any,

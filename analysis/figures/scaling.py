@@ -251,8 +251,8 @@ FIGURES = (
         title="Scaling of pipelines",
         caption=(
             "Pipelines without tensor parallelism, with few micro-batches (m = p − 1, or m = p where those are powers "
-            "of two) and with 32: the fastest run of each depth. All panels are of one number of devices and one regime "
-            "of the network, where most models have two depths; the table has the others."
+            "of two) and with 32: the fastest run of each depth. All panels are of one number of devices and one "
+            "regime of the network, where most models have two depths; the table has the others."
         ),
         draw=draw_pipeline_parallel,
         data=by_degree.pipeline_parallel,

@@ -203,7 +203,8 @@ def lay_out(figure: Figure) -> None:
             if axis.label.get_text():
                 axis.get_tightbbox()  # puts the label where it belongs
                 place = axis.label.get_transform().transform(axis.label.get_position())
-                axis.set_label_coords(*figure.transFigure.inverted().transform(place), figure.transFigure)
+                x, y = figure.transFigure.inverted().transform(place)
+                axis.set_label_coords(x, y, figure.transFigure)
 
 
 def png(figure: Figure) -> bytes:

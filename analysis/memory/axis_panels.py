@@ -33,7 +33,18 @@ ALL_AXES = "5d"
 _MICRO_BATCHES, _BATCH = "num_microbatches", "global_batch_size"
 _MEASURED = ("peak_allocated_bytes", "peak_reserved_bytes", "device_memory_bytes")
 _COLUMNS = (
-    *("model", "variant", "held", "value", "basis", "split", "outcome", *MEMORY_CATEGORIES, "stack_bytes", "closed_form_bytes"),
+    *(
+        "model",
+        "variant",
+        "held",
+        "value",
+        "basis",
+        "split",
+        "outcome",
+        *MEMORY_CATEGORIES,
+        "stack_bytes",
+        "closed_form_bytes",
+    ),
     *(*_MEASURED, "repeats", "stack_engine", "engine", "experiment_id", "attempt_id"),
 )
 _CHAIN_COLUMNS = (

@@ -52,7 +52,8 @@ def of_usual_batch(rows: pd.DataFrame) -> pd.DataFrame:
     counts = counts.sort_values(["layouts", "tokens_per_step"], ascending=[False, True], kind="stable")
     usual = counts.drop_duplicates(metrics.GROUP).set_index(metrics.GROUP)["tokens_per_step"]
     own = usual.reindex(pd.MultiIndex.from_frame(rows[metrics.GROUP])).to_numpy()
-    return rows[rows["tokens_per_step"].to_numpy() == own]
+    found: pd.DataFrame = rows[rows["tokens_per_step"].to_numpy() == own]
+    return found
 
 
 @cache_per_frame
