@@ -54,16 +54,18 @@ def _layouts(frame: pd.DataFrame, won: list[answer.Answer]) -> Said | None:
             rest += f"; on fewer, {len(below)} of {fewer} are data parallelism alone"
         start = f"From {from_size} {noun} on every" if fewer else "Every"
         return Said(f"{start} fastest layout uses tensor parallelism", f"{rest}.")
-    used = [f"{count} {name}" for name, count in _uses(won).items() if count]
+    used = [f"{count} {'uses' if count == 1 else 'use'} {name}" for name, count in _uses(won).items() if count]
     if len(won) == 1:
         [only] = [one.best for one in won if one.best is not None]
         return Said(f"One model and size has a fastest layout: {only['layout']}", ".")
-    kinds = f"; {listed(used)} use more" if used else ""
-    return Said(f"{len(alone)} of {len(won)} fastest layouts are data parallelism alone", f"{kinds}.")
+    kinds = f"; {listed(used)} parallelism" if used else ""
+    few = "None" if not alone else str(len(alone))
+    verb = "is" if len(alone) == 1 else "are"
+    return Said(f"{few} of {len(won)} fastest layouts {verb} data parallelism alone", f"{kinds}.")
 
 
 def _uses(won: list[answer.Answer]) -> dict[str, int]:
-    names = {"tp": "with tensor", "cp": "with context", "pp": "with pipeline", "ep": "with expert parallelism"}
+    names = {"tp": "tensor", "cp": "context", "pp": "pipeline", "ep": "expert"}
     return {name: sum(_degree(one, axis) > 1 for one in won) for axis, name in names.items()}
 
 
@@ -175,6 +177,7 @@ def _trust(frame: pd.DataFrame, part: Cohort) -> Iterator[Said]:
     elif agree:
         yield Said("Losses agree.", f" Those of {plural(agree, 'run')} are the reference layout's within tolerance.")
     final = last_attempts(frame)
+    final = final[~final["will_retry"].eq(True)]
     unknown = int((~final["outcome"].isin(["ok", "oom"])).sum())
     if unknown:
         share = format_percent(unknown / len(final), 0)

@@ -43,7 +43,7 @@ def _part(part: Cohort, first: int, results: Results) -> dict[str, Any]:
         "first": first,
         "rows": len(frame),
         "noun": "GPUs" if "backend" not in frame else labels.device_noun(frame),
-        "workloads": labels.workload_order(frame),
+        "workloads": labels.workload_order(frame) if "num_params" in frame else list(frame["workload"].unique()),
         "device": _device(frame),
         "capacity": capacity(frame),
     }
@@ -103,9 +103,9 @@ def effects_of(frame: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def _waiting(results: Results, frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """Points of the plan without a result, counted by model and size."""
+    """Points without a result of this part's sweeps, and of sweeps without any row, counted by model and size."""
     rows = waiting(results)
-    rows = rows[rows["cluster"].isin(frame["cluster"].unique())] if len(rows) else rows
+    rows = rows[rows["sweep"].isin(frame["sweep"].unique()) | ~rows["sweep"].isin(results.attempts["sweep"].unique())]
     if rows.empty:
         return []
     lengths = frame.drop_duplicates(["model", "seq_len"]).set_index(["model", "seq_len"])["workload"].to_dict()

@@ -12,7 +12,7 @@ const CellMap = (() => {
     const all = [
       ["mfu", "MFU", best((place) => part.mfu(place)), (value) => Words.percent(value)],
       ["rate", "tokens/s", best((place) => part.rate(place)), Words.short],
-      ["memory", "memory", best((place) => part.memoryOf(place)), (value) => `${Words.gib(value)} GiB`],
+      ["memory", "memory", best((place) => part.memoryOf(place)), Words.memory],
       ["finished", "finished", (cell, found) => (found.points ? (found.points - found.outOfMemory - found.failed) / found.points : null), (value) => Words.percent(value, 0)],
       ["hours", "GPU-h", best((place) => part.hours(place, tokens)), Words.fixed],
     ];
@@ -97,7 +97,7 @@ const CellMap = (() => {
   function legend(state, rows, write, low, top, act) {
     const { part } = state;
     const items = [];
-    if (top) items.push(element("span", {}, low ? write(top) : write(0), element("i", { class: low ? "ramp turned" : "ramp" }), low ? write(low) : write(top)));
+    if (top && !part.isPlan) items.push(element("span", {}, low ? write(top) : write(0), element("i", { class: low ? "ramp turned" : "ramp" }), low ? write(low) : write(top)));
     const cells = [...part.cells.values()].filter((cell) => rows.includes(cell.workload));
     if (!part.isPlan && cells.some((cell) => !cell.layouts.length && cell.points.length)) items.push(element("span", {}, element("i", { class: "sw hatched" }), "none finished"));
     if (cells.some((cell) => cell.waiting && !cell.points.length)) items.push(element("span", {}, element("i", { class: "sw pale" }), "planned, not run"));
