@@ -81,7 +81,7 @@ const Finder = (() => {
       list.push([`${Words.gib(memory)} GiB`, part.capacity === null ? kind : `${kind} of ${Words.gib(part.capacity)} GiB`]);
     }
     if (part.noun === "GPUs" && part.method !== "rehearsed_fake") {
-      list.push([`${Words.days(hours / cell.size / 24)} days`, `for ${Words.short(state.trillions)} T tokens`]);
+      list.push([`${Words.days(hours / cell.size / 24)} days`, `for ${state.trillions} T tokens`]);
       list.push(state.price ? [Words.money(hours * state.price), `${Words.fixed(hours)} GPU-hours`] : [Words.fixed(hours), "GPU-hours; no price given"]);
     }
     return element("dl", { class: "stats" }, ...list.map(([value, name]) => element("div", {}, element("dt", {}, name), element("dd", {}, value))));
