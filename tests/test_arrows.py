@@ -34,9 +34,10 @@ ANALYSIS = {
     "page": ("rows", "figures"),
     "claims": ("rows",),
     "explorer": ("rows", "page"),
+    "index_page": ("rows", "figures", "page", "explorer"),
     "compare": ("rows", "figures", "page"),
     "options": (),
-    "report": ("rows", "figures", "page", "claims", "explorer", "options"),
+    "report": ("rows", "figures", "page", "claims", "explorer", "index_page", "options"),
 }
 """Rooms and files of ``analysis``, from the lowest to the highest, and what each imports of the others."""
 TORCH_FREE = (
