@@ -76,7 +76,7 @@ def page(results: Results, source_path: Path, sections: list[Section], claims: p
     empty = [] if len(results.attempts) else ["Nothing has been run yet: there is no attempt to report on."]
     if empty and sections:
         empty[0] += " What follows is what the plan predicts."
-    unfinished = None if empty else sentences.unfinished(results)
+    unfinished = None if results.path.is_file() else sentences.unfinished(results)
     name = results.path.resolve().name
     return Page(
         title=f"Sweep report: {name}",

@@ -105,9 +105,9 @@ def effects_of(frame: pd.DataFrame) -> list[dict[str, Any]]:
 def _waiting(results: Results, frame: pd.DataFrame) -> list[dict[str, Any]]:
     """Points without a result of this part's sweeps, and of sweeps without any row, counted by model and size."""
     rows = waiting(results)
-    rows = rows[rows["sweep"].isin(frame["sweep"].unique()) | ~rows["sweep"].isin(results.attempts["sweep"].unique())]
     if rows.empty:
         return []
+    rows = rows[rows["sweep"].isin(frame["sweep"].unique()) | ~rows["sweep"].isin(results.attempts["sweep"].unique())]
     lengths = frame.drop_duplicates(["model", "seq_len"]).set_index(["model", "seq_len"])["workload"].to_dict()
     counted = rows.groupby(["model", "seq_len", "world_size"], as_index=False).size()
     return [

@@ -99,7 +99,7 @@ def _cells(frame: pd.DataFrame) -> dict[tuple[str, int], tuple[pd.Series, pd.Dat
     outcomes = final.groupby(metrics.GROUP, sort=False)["outcome"]
     found = {key: (group, rows.get(key, empty)) for key, group in outcomes}
     order = {name: place for place, name in enumerate(labels.workload_order(frame))}
-    sized = {(str(workload), int(str(size))): found[workload, size] for workload, size in found}
+    sized = {(str(workload), int(float(str(size)))): found[workload, size] for workload, size in found}
     return {key: sized[key] for key in sorted(sized, key=lambda key: (order[key[0]], key[1]))}
 
 
