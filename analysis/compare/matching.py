@@ -16,6 +16,8 @@ from typing import Any, cast
 import numpy as np
 import pandas as pd
 
+from analysis.compare.facts import DEVICE_STATE, FACTS
+from analysis.rows import winners
 from analysis.rows.labels import add_labels
 from analysis.rows.stats import MIN_FOR_INTERVAL, median_interval
 from results.errors import InvalidResults
@@ -94,19 +96,32 @@ def points(attempts: pd.DataFrame, step_times: Mapping[str, Sequence[float]] | N
     )
     rows = add_labels(rows.reset_index(drop=True))
     rows[REST] = [_rest_of(text) for text in rows["config_json"]]
+    rows["node_count"] = winners.node_count(rows).astype(float)
     runs = _run_intervals(rows, step_times or {})
     finished = (rows["outcome"] == "ok").to_numpy()
     cancelled = (rows["outcome"] == "cancelled").to_numpy()
-    places, found = [], []
+    places: list[int] = []
+    found = []
+    several: dict[int, np.ndarray[Any, Any]] = {}
     grouped = cast("dict[Any, np.ndarray[Any, Any]]", rows.groupby(IDENTITY, dropna=False, sort=False).indices)
     for members in grouped.values():
         ok = members[finished[members]]
         told = ok if len(ok) else members[~cancelled[members]]
+        if len(ok) > 1:
+            several[len(places)] = ok
         places.append((told if len(told) else members)[-1])
         found.append(_together(runs, ok))
     summary = pd.DataFrame(found, columns=list(_TOGETHER))
-    kept = [*_DESCRIBING, *(name for name in SETTINGS if name not in _DESCRIBING)]
-    return pd.concat([rows.iloc[places][kept].reset_index(drop=True), summary], axis=1)
+    facts = rows.reindex(columns=list(FACTS))
+    kept = [*_DESCRIBING, *(name for name in (*SETTINGS, *FACTS) if name not in _DESCRIBING)]
+    result = rows.reindex(columns=kept).iloc[places].reset_index(drop=True)
+    if several:
+        of_several = [_facts_of(facts.iloc[ok]) for ok in several.values()]
+        for name in FACTS:
+            values = result[name].astype(object)
+            values.iloc[list(several)] = [told[name] for told in of_several]
+            result[name] = values
+    return pd.concat([result, summary], axis=1)
 
 
 def match(a: pd.DataFrame, b: pd.DataFrame, across: Sequence[str] = ()) -> Matching:
@@ -230,6 +245,20 @@ def _together(runs: _Runs, ok: np.ndarray[Any, Any]) -> dict[str, Any]:
         return result | {"rate_low": interval.low, "rate_high": interval.high}
     # Few runs: from the lowest to the highest that any of them may be, each at least its own median.
     return result | {"rate_low": np.fmin(lows, rates).min(), "rate_high": np.fmax(highs, rates).max()}
+
+
+def _facts_of(rows: pd.DataFrame) -> dict[str, Any]:
+    """What the runs of one point say of how and where they ran: the value they share, else all values in one text; of
+    a device's state the median."""
+    told: dict[str, Any] = {}
+    for name in FACTS:
+        known = rows[name].dropna()
+        values = known.unique()
+        if name in DEVICE_STATE:
+            told[name] = float(known.median()) if len(known) else None
+        else:
+            told[name] = values[0] if len(values) == 1 else ", ".join(sorted(map(str, values))) or None
+    return told
 
 
 def _rest_of(config_json: Any) -> str | None:
