@@ -84,7 +84,7 @@ def build(
     """
     from analysis.claims import study as claims
     from analysis.options import Options
-    from analysis.page import export, render, staging, tables
+    from analysis.page import claims_page, export, render, staging, tables
     from analysis.page.draw_figures import Drawing
     from analysis.rows import cohorts
     from analysis.rows.load import load
@@ -111,6 +111,7 @@ def build(
             checked = claims.table(parts)
             drawn = drawing.collect(step)
         files = export.write(tables.all_tables(parts, drawn, checked), staged.tables, options.tables)
+        claims_page.write(checked, staged.folder / "claims.html")
         html = render.render(
             _page(
                 results,
