@@ -13,7 +13,7 @@ def zero_one_matched(frame: pd.DataFrame) -> Verdict:
     """ZeRO 1 saves memory and costs no throughput, over pairs that differ in nothing else."""
     rows = pairs.comparable(frame)
     rows = rows[rows["dp"] > 1]
-    rows = one_of_each(rows)
+    rows = pairs.once(rows)
     both = pairs.matched(rows[rows["zero_stage"] == 0], rows[rows["zero_stage"] == 1], ["zero_stage"])
     speed, memory = pairs.ratio(both, metrics.RANK_BY), pairs.ratio(both, metrics.memory_column(frame))
     peak = metrics.memory_column(frame)
@@ -62,7 +62,7 @@ def tensor_beyond_node(frame: pd.DataFrame) -> Verdict:
 
 def _matched(rows: pd.DataFrame, tp: int) -> str:
     """What doubling tp does over pairs of runs that agree in everything but `pairs.MAKE_ROOM`."""
-    rows = one_of_each(rows)
+    rows = pairs.once(rows)
     free = ["tp", "sequence_parallel", *pairs.MAKE_ROOM]
     found = pairs.ratio(pairs.matched(rows[rows["tp"] == tp], rows[rows["tp"] == 2 * tp], free), metrics.RANK_BY)
     return "no pair" if found is None else found.text
@@ -107,11 +107,3 @@ def _in_noise(both: pd.DataFrame) -> str:
     within = pairs.within_noise(both)
     known = int(within.notna().sum())
     return f"; {int(within.sum())} of {plural(known, 'pair')} differ by no more than noise" if known else ""
-
-
-def one_of_each(rows: pd.DataFrame) -> pd.DataFrame:
-    """The middle run by throughput of each configuration: paired many with many, runs of one would count by the product
-    of their numbers."""
-    ordered = rows.sort_values(metrics.RANK_BY, kind="stable")
-    groups = ordered.groupby(list(pairs.SETTINGS), dropna=False)[metrics.RANK_BY]
-    return ordered[groups.cumcount() == (groups.transform("size") - 1) // 2]

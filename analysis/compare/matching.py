@@ -20,10 +20,12 @@ from analysis.compare.facts import DEVICE_STATE, FACTS
 from analysis.rows import winners
 from analysis.rows.labels import add_labels
 from analysis.rows.stats import MIN_FOR_INTERVAL, median_interval
+from results import noise
 from results.errors import InvalidResults
 from results.schema import CONFIG_COLUMNS, METHODS
 from results.text import listed
 
+_RATE = "tokens_per_s_per_gpu"
 COHORT = ("cluster", "engine", "measurement_version")
 """What rows are never pooled over; two results may still differ in it, and are then compared across it."""
 _DERIVED = ("world_size", "dp", "num_microbatches", "tokens_per_step")
@@ -91,9 +93,10 @@ def points(attempts: pd.DataFrame, step_times: Mapping[str, Sequence[float]] | N
     where there is one timed step and no repeat. ``step_spread`` is slowest over fastest timed step minus 1, ``rates``
     the rates of the runs, ``peak_*`` bytes. ``step_times``: seconds of each timed step (slowest rank) by attempt.
     """
-    rows = attempts[attempts["repeat_of"].isna()].sort_values(
-        ["started_at", "attempt_number"], na_position="first", kind="stable"
-    )
+    rows = attempts[attempts["repeat_of"].isna()]
+    timed = rows[(rows["outcome"] == "ok") & rows[_RATE].notna()].assign(_layout=rows["experiment_id"])
+    rows = rows.drop(index=timed.index[~noise.independent(timed, _RATE)])
+    rows = rows.sort_values(["started_at", "attempt_number"], na_position="first", kind="stable")
     rows = add_labels(rows.reset_index(drop=True))
     rows[REST] = [_rest_of(text) for text in rows["config_json"]]
     rows["node_count"] = winners.node_count(rows).astype(float)
@@ -208,7 +211,7 @@ def _run_intervals(rows: pd.DataFrame, step_times: Mapping[str, Sequence[float]]
         times = step_times.get(attempt, ())
         if spread_known[place] and len(times) >= MIN_FOR_INTERVAL and (interval := median_interval(times)) is not None:
             low_s[place], high_s[place] = interval.low, interval.high
-    rate = rows["tokens_per_s_per_gpu"].to_numpy(float)
+    rate = rows[_RATE].to_numpy(float)
     return {
         "rate": rate,
         "low": rate * middle / high_s,
