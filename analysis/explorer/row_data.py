@@ -74,20 +74,10 @@ _UNIT_IN_LABEL = frozenset(
 _UNIT_ENDINGS = frozenset({"s", "bytes", "w", "c", "mhz"})
 _FRACTIONS = frozenset({"mfu_palm", "mfu_causal", "mfu_playbook", "hfu", "published_mfu"})
 _FILTERS = (
-    *(COHORT, "sweep", "grid", "verdict", "rule", "outcome", "phase", "model", "study_label", "seq_len", "world_size"),
-    *("dp", "dp_replicate", "tp", "cp", "pp", "ep", "zero_stage"),
-    *("micro_batch_size", "num_microbatches", "global_batch_size", "recompute", "recompute_every"),
-    *("pp_schedule", "virtual_stages"),
-    *(
-        "pp_split",
-        "cp_kind",
-        "sequence_parallel",
-        "precision",
-        "attention",
-        "compile",
-        "network_regime",
-        "after_pp_fix",
-    ),
+    *(COHORT, "verdict", "rule", "outcome", "phase", "model", "world_size", "tp", "pp", "dp", "cp", "ep"),
+    *("micro_batch_size", "num_microbatches", "zero_stage", "recompute", "recompute_every", "global_batch_size"),
+    *("seq_len", "network_regime", "engine_version", "pp_schedule", "virtual_stages", "pp_split", "cp_kind"),
+    *("sequence_parallel", "precision", "attention", "compile", "dp_replicate", "sweep", "grid"),
     *("tokens_per_s_per_gpu", "mfu_palm", "step_time_s", "peak_allocated_bytes", "peak_reserved_bytes"),
     *("predicted_tokens_per_s_per_gpu", "predicted_peak_bytes"),
 )

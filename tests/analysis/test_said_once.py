@@ -19,7 +19,7 @@ from analysis.figures import best_configurations, cost, effects, pareto
 from analysis.figures.registry import FIGURES
 from analysis.options import Options
 from analysis.report import build
-from analysis.rows import metrics, pairs, winners
+from analysis.rows import answer, metrics, pairs, winners
 from analysis.rows.cohorts import Cohort, split
 from analysis.rows.load import load
 from launchers.state.sweep_dir import SweepDir
@@ -123,6 +123,26 @@ def test_tables_of_figures_have_the_same_fastest(cohorts: list[Cohort]) -> None:
         told = cost.training(cohort.frame).set_index(metrics.GROUP)
         assert all(told.loc[key, "tie"] is own.loc[key, "tie"] or told.loc[key, "tie"] == own.loc[key, "tie"]
                    for key in own.index)  # fmt: skip
+
+
+def test_the_page_answers_with_these_winners(cohorts: list[Cohort]) -> None:
+    """At any batch; of the usual one its winner is a row of ``ranked``, and the first of its batch."""
+    for cohort in cohorts:
+        rows = metrics.ranked(cohort.frame)
+        for row in metrics.best_configurations(cohort.frame).to_dict("records"):
+            query = answer.Query(row["workload"], row["world_size"], tokens_per_step=answer.ANY)
+            found = answer.answer(cohort.frame, query)
+            assert found.best is not None
+            assert found.best["attempt_id"] == row["attempt_id"]
+            assert close(found.best[metrics.RANK_BY], row[metrics.RANK_BY])
+            assert len(found.layouts) == row["candidates"]
+            if len(found.layouts) > 1:
+                assert close(found.layouts[1]["behind"], row["slower_by"])
+                assert pd.isna(row["tied"]) if found.untimed else len(found.ties) == row["tied"] + 1
+        for found in answer.of_every_cell(cohort.frame):
+            cell = rows[(rows["workload"] == found.query.workload) & (rows["world_size"] == found.query.world_size)]
+            cell = cell[cell["tokens_per_step"].eq(found.tokens_per_step) & cell["rank"].notna()]
+            assert [layout["attempt_id"] for layout in found.layouts[:1]] == cell["attempt_id"].head(1).tolist()
 
 
 def test_a_comparison_has_the_winners_throughput(cohorts: list[Cohort]) -> None:

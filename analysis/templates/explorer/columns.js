@@ -27,7 +27,9 @@ const Columns = (() => {
   }
 
   class Column {
-    constructor(packed, rows) {
+    /** `names`: words for the values of a column of texts, where they are codes. */
+    constructor(packed, rows, names = {}) {
+      this.names = names;
       Object.assign(this, { name: packed.name, label: packed.label, kind: packed.kind, description: packed.description });
       this.isText = packed.kind === "text";
       this.rawUnit = packed.unit;
@@ -74,9 +76,14 @@ const Columns = (() => {
 
     write(value) {
       if (value === null || value === undefined) return UNKNOWN;
-      if (this.isText) return value;
+      if (this.isText) return this.say(value);
       if (this.kind === "time") return new Date(value * 1000).toISOString().slice(0, 19).replace("T", " ");
       return this.isId ? String(value) : writeNumber(value / this.scale);
+    }
+
+    /** A text as people read it: an outcome's name for its code. */
+    say(value) {
+      return Object.hasOwn(this.names, value) ? this.names[value] : value;
     }
 
     get title() {
@@ -110,7 +117,7 @@ const Columns = (() => {
 
   /** Columns by name, in the order of the file. */
   function unpack(data) {
-    return new Map(data.columns.map((packed) => [packed.name, new Column(packed, data.rows)]));
+    return new Map(data.columns.map((packed) => [packed.name, new Column(packed, data.rows, packed.name === "outcome" ? { ...data.outcomes, ok: "finished" } : {})]));
   }
 
   return { unpack, writeNumber, UNKNOWN };
