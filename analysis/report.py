@@ -77,8 +77,9 @@ def build(
     earlier report in ``out`` is then as it was.
     """
     from analysis.claims import study as claims
+    from analysis.index_page import assemble, report_json
     from analysis.options import Options
-    from analysis.page import assemble, claims_page, export, render, report_json, staging, tables
+    from analysis.page import claims_page, export, render, staging, tables
     from analysis.page.draw_figures import Drawing
     from analysis.rows import cohorts
     from analysis.rows.load import load

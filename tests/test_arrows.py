@@ -34,9 +34,10 @@ ANALYSIS = {
     "claims": ("rows",),
     "page": ("rows", "figures", "claims"),
     "explorer": ("rows", "page"),
+    "index_page": ("rows", "figures", "claims", "page", "explorer"),
     "compare": ("rows", "figures", "page"),
     "options": (),
-    "report": ("rows", "figures", "page", "claims", "explorer", "options"),
+    "report": ("rows", "figures", "page", "claims", "explorer", "index_page", "options"),
 }
 """Rooms and files of ``analysis``, from the lowest to the highest, and what each imports of the others."""
 TORCH_FREE = (

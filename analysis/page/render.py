@@ -8,13 +8,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, NamedTuple
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from analysis.page.headlines import Said
-
 _TEMPLATES = Path(__file__).resolve().parent.parent / "templates"
 GENERATOR = "ultrasweep analysis.report"
+
+
+class Said(NamedTuple):
+    """A sentence: what is concluded, which the page sets in bold, and what it rests on."""
+
+    concluded: str
+    rest: str = ""
+    mark: Literal["good", "doubt", "bad"] = "good"
 
 
 @dataclass(frozen=True, slots=True)

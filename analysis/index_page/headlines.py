@@ -1,29 +1,18 @@
-"""The page's first sentences on a part of the results, and how far to trust it: computed from the rows, or absent.
-
-A `Said` is what is concluded and what it rests on. The page sets the first in bold.
-"""
+"""The page's first sentences on a part of the results, and how far to trust it: computed from the rows, or absent."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator
-from typing import Literal, NamedTuple
 
 import pandas as pd
 
+from analysis.page.render import Said
 from analysis.rows import answer, labels, metrics
 from analysis.rows.cohorts import Cohort
 from analysis.rows.load import last_attempts
 from analysis.rows.stats import MIN_FOR_INTERVAL, median_interval
 from results.text import format_percent, listed, plural
-
-Mark = Literal["good", "doubt", "bad"]
-
-
-class Said(NamedTuple):
-    concluded: str
-    rest: str = ""
-    mark: Mark = "good"
 
 
 def of_part(part: Cohort) -> list[Said]:

@@ -13,7 +13,8 @@ import pandas as pd
 from analysis.claims.verdicts import FAIL, PASS, STUDY
 from analysis.explorer import parts as runs
 from analysis.explorer import plan_rows, row_data
-from analysis.page import headlines, page_data, sentences, tables
+from analysis.index_page import headlines, page_data
+from analysis.page import sentences, tables
 from analysis.page.embed import deflated
 from analysis.page.render import Page, PageTable, Parts, Section, source
 from analysis.rows import cohorts

@@ -105,6 +105,8 @@ def effects_of(frame: pd.DataFrame) -> list[dict[str, Any]]:
 def _waiting(results: Results, frame: pd.DataFrame) -> list[dict[str, Any]]:
     """Points without a result of this part's sweeps, and of sweeps without any row, counted by model and size."""
     rows = waiting(results)
+    if rows.empty:  # without a ledger it has no columns either
+        return []
     rows = rows[rows["sweep"].isin(frame["sweep"].unique()) | ~rows["sweep"].isin(results.attempts["sweep"].unique())]
     if rows.empty:
         return []

@@ -13,7 +13,7 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.page import headlines, page_data
+from analysis.index_page import headlines, page_data
 from analysis.rows import answer, metrics
 from analysis.rows.cohorts import Cohort
 from results import noise
