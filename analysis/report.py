@@ -79,7 +79,7 @@ def build(
     from analysis.claims import study as claims
     from analysis.index_page import assemble, report_json
     from analysis.options import Options
-    from analysis.page import export, render, staging, tables
+    from analysis.page import claims_page, export, render, staging, tables
     from analysis.page.draw_figures import Drawing
     from analysis.rows import cohorts
     from analysis.rows.load import load
@@ -107,6 +107,7 @@ def build(
             checked = claims.table(parts)
             drawn = drawing.collect(step)
         files = export.write(tables.all_tables(parts, drawn, checked), staged.tables, options.tables)
+        claims_page.write(checked, staged.folder / "claims.html")
         pictures = [[one.figure for one in of] for of in drawn] or [[] for _ in shown]
         words = assemble.page(
             results,

@@ -10,6 +10,7 @@ from typing import Any
 
 import pandas as pd
 
+from analysis.claims.verdicts import FAIL, PASS, STUDY
 from analysis.explorer import parts as runs
 from analysis.explorer import plan_rows, row_data
 from analysis.index_page import headlines, page_data
@@ -19,6 +20,7 @@ from analysis.page.render import Page, PageTable, Parts, Section, source
 from analysis.rows import cohorts
 from analysis.rows.cohorts import Cohort
 from analysis.rows.load import Results
+from results.text import plural
 
 _OWN = ("words", "noise", "part", "answer", "planned", "state", "finder", "map", "ten", "why", "cost", "failed", "main")
 """Scripts of the page in the order in which they need each other; the last one starts it."""
@@ -108,13 +110,15 @@ def about(words: Page) -> dict[str, Any]:
 
 
 def claims_in_words(claims: pd.DataFrame) -> str | None:
-    """How many of the study's claims hold; None when no claim was asked of these rows."""
+    """How many of the study's claims hold, our audits of it apart; None when no claim was asked of these rows."""
     if claims.empty:
         return None
-    counts = claims["verdict"].value_counts()
-    holds, fails = int(counts.get("pass", 0)), int(counts.get("fail", 0))
-    open_ones = len(claims) - holds - fails
-    return f"The study's claims on these rows: {holds} hold, {fails} do not, {open_ones} cannot be decided."
+    own = claims["source"] == STUDY
+    counts = claims.loc[own, "verdict"].value_counts()
+    holds, fails = int(counts.get(PASS, 0)), int(counts.get(FAIL, 0))
+    told = f"Of {plural(int(own.sum()), 'claim')} of the study {holds:,} hold on these rows, {fails:,} do not and "
+    open_ones = int(own.sum()) - holds - fails
+    return f"{told}{open_ones:,} cannot be decided; {plural(int((~own).sum()), 'audit')} of our own stand apart."
 
 
 def version() -> str:

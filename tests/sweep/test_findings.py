@@ -19,7 +19,7 @@ from launchers.status.run_summary import RunSummary
 from results.store import read_attempts, write_ledger
 from sweep import run_end
 from sweep.__main__ import main
-from sweep.findings import best_layouts, untried_points
+from sweep.findings import best_layouts, older, untried_points
 from tests.launchers.scripted import attempt_record
 from tests.launchers.slurm.runs import finish_all
 from tests.sweep.helpers import plan_of, store_attempt
@@ -97,7 +97,7 @@ def test_repeats_come_before_timed_steps(sweep: SweepDir) -> None:
         store(sweep, first.replace(seed=number), 10000.0 * factor)
         store(sweep, second.replace(seed=number), 9800.0 * factor)
     [cell] = cells_of(sweep)
-    assert [len(layout.runs) for layout in cell.layouts] == [5, 5]
+    assert [layout.runs for layout in cell.layouts] == [5, 5]
     assert cell.layouts[0].rate == pytest.approx(10000.0)
     assert cell.tied == 2
 
@@ -119,6 +119,8 @@ def test_rows_of_older_engines_and_measurements_do_not_rank(sweep: SweepDir) -> 
     store(sweep, third, 20000.0, engine_version="11", measurement_version=1)
     [cell] = cells_of(sweep)
     assert [(layout.experiment, layout.rate) for layout in cell.layouts] == [(second, 10000.0)]
+    assert older(read_attempts(sweep.path).to_pylist()) == 2
+    assert "2 finished runs of older versions of the engine or the measurement are not ranked here" in ended(sweep, 200)
 
 
 def test_rehearsals_that_took_over_their_stages_are_one_run(sweep: SweepDir) -> None:
@@ -128,7 +130,7 @@ def test_rehearsals_that_took_over_their_stages_are_one_run(sweep: SweepDir) -> 
         store(sweep, first.replace(seed=seed), 10000.0, **steps)
     store(sweep, second, 9990.0, **steps)
     [cell] = cells_of(sweep)
-    assert [len(layout.runs) for layout in cell.layouts] == [1, 1]
+    assert [layout.runs for layout in cell.layouts] == [1, 1]
     assert cell.tied is None
 
 
