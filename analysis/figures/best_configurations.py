@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
+from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
@@ -41,7 +42,18 @@ _COLUMNS = {
     "tokens_per_s_per_gpu": "tokens_per_s_per_gpu",
 }
 _BESIDE = (
-    *("world_size", "seq_len", "layout", "candidates", "runner_up", "slower_by", "tie", "tied", "tied_layouts"),
+    *(
+        "world_size",
+        "seq_len",
+        "tokens_per_step",
+        "layout",
+        "candidates",
+        "runner_up",
+        "slower_by",
+        "tie",
+        "tied",
+        "tied_layouts",
+    ),
     *("tied_slower_by", *noise.COLUMNS),
     *("mfu_palm", "peak_allocated_bytes", "peak_reserved_bytes", "network_regime", "engine_version"),
     *("experiment_id", "attempt_id"),
@@ -64,11 +76,12 @@ def data_published(frame: pd.DataFrame) -> pd.DataFrame:
 
 @style.styled
 def draw(frame: pd.DataFrame) -> Figure:
-    """Fastest configuration by tokens/s/GPU in each cell, coloured by MFU (left) and by peak memory (right).
+    """Fastest configuration by tokens/s/GPU in each cell, coloured by MFU (left) and by peak memory (right), of the
+    batch that most layouts of the cell have. Colours start at 0.
 
     Where no peak rate is known for the device, the left one is coloured by throughput instead. ``frame`` is labelled.
     """
-    best = metrics.best_configurations(frame)
+    best = _with_batch(winners.best_of_usual_batch(frame))
     counts = metrics.group_counts(frame)
     workloads, sizes = labels.workload_order(frame), labels.world_sizes(frame)
     if len(workloads) > _MANY_WORKLOADS:  # then only those that have something to show
@@ -79,12 +92,74 @@ def draw(frame: pd.DataFrame) -> Figure:
         raise style.NothingToDraw("no run has finished with a throughput")
     left = _by_mfu(best) if best[metrics.MFU].notna().any() else _by_throughput(best, labels.rate_unit(frame))
     right = _by_memory(best, metrics.memory_column(frame), "Fastest")
+    right["most"] = frame["device_memory_bytes"].max()
     figure = _pair(best, counts, (workloads, sizes), (left, right), labels.device_noun(frame))
     apart = "cells of one model and different tp do not compare: rehearsed steps with tp are too short"
     _note(
-        figure, [apart if "rehearsed" in set(frame["method"]) and frame["tp"].nunique() > 1 else None, _tie_note(best)]
+        figure,
+        [
+            apart if "rehearsed" in set(frame["method"]) and frame["tp"].nunique() > 1 else None,
+            _batch_note(best),
+            _tie_note(best),
+        ],
     )
+    if title := conclude(frame):
+        figure.suptitle(title.removesuffix("."), x=0.01, ha="left", fontsize=12, fontweight="bold")
     return figure
+
+
+def _with_batch(best: pd.DataFrame) -> pd.DataFrame:
+    """A line with the tokens a step in each cell, where cells have different ones."""
+    several = best["tokens_per_step"].nunique() > 1
+    lines = [f"\n{int(tokens):,} tokens a step" if several else "" for tokens in best["tokens_per_step"]]
+    return best.assign(batch=lines)
+
+
+def _batch_note(best: pd.DataFrame) -> str:
+    """Which batch a cell is of."""
+    batches = best["tokens_per_step"].unique()
+    if len(batches) == 1:
+        return f"All cells at {int(batches[0]):,} tokens a step, the batch of most layouts"
+    return "Each cell at the tokens a step that most of its layouts have: cells of different ones do not compare"
+
+
+def conclude(frame: pd.DataFrame) -> str | None:
+    """Up to which model data parallelism alone is fastest, else which axes are fastest in how many cells. Of measured
+    rows; None for fewer than two cells of several devices."""
+    best = winners.best_of_usual_batch(frame)
+    best = best[best["world_size"] > 1] if len(best) else best
+    if len(best) < 2 or set(frame["method"]) != {"measured"}:
+        return None
+    kinds = pd.Series([_kind(row) for row in labels.records(best)], index=best.index)
+    order = [name for name in labels.workload_order(best) if (best["workload"] == name).any()]
+    alone = [bool(kinds[best["workload"] == name].eq(_ALONE).all()) for name in order]
+    none = [not kinds[best["workload"] == name].eq(_ALONE).any() for name in order]
+    up_to = sum(alone)
+    if 0 < up_to < len(order) and all(alone[:up_to]) and all(none[up_to:]):
+        said, own = f"{_ALONE} is fastest up to {order[up_to - 1]}", kinds == _ALONE
+        said += f" ({int(own.sum())} of {len(best)} cells)"
+    else:
+        counts = kinds.value_counts(sort=False).sort_values(ascending=False, kind="stable")
+        own = kinds == counts.index[0]
+        said = f"{counts.index[0]} is fastest in {int(own.sum())} of {len(best)} cells"
+        if len(counts) > 1 and own.mean() < _MOSTLY:
+            second = str(counts.index[1])
+            return f"{said}, {second[0].lower()}{second[1:]} in {counts.iloc[1]}."
+    ties = int(best.loc[own, "tie"].eq(True).sum())
+    return said + (f", in {ties} of them tied with other layouts" if ties else "") + "."
+
+
+_MOSTLY = 0.6
+"""Where a kind of layout wins less than this share of cells, the second is told too."""
+_ALONE = "Data parallelism alone"
+_AXIS_NAMES = {"tp": "tensor", "cp": "context", "pp": "pipeline", "ep": "expert"}
+
+
+def _kind(row: dict[str, Any]) -> str:
+    """The axes that a layout uses besides dp, in words."""
+    used = [name for axis, name in _AXIS_NAMES.items() if pd.notna(row[axis]) and row[axis] > 1]
+    text = listed(used) + " parallelism" if used else _ALONE
+    return text[0].upper() + text[1:]
 
 
 @style.styled
@@ -99,7 +174,7 @@ def draw_published(frame: pd.DataFrame) -> Figure:
     grouped = frame.assign(workload=labels.study_label(frame))
     other = best["workload"] != best["label"]
     shapes = listed(sorted(set(best.loc[other, "workload"])))
-    best = best.assign(degrees=best["degrees"] + other.map({True: " †", False: ""}), workload=best["label"])
+    best = best.assign(batch="", degrees=best["degrees"] + other.map({True: " †", False: ""}), workload=best["label"])
     left = {
         "columns": {"_value": best["mfu_percent"], "_text": [f"{value:.2f} %" for value in best["mfu_percent"]]},
         "title": "Best configuration by the study's MFU",
@@ -182,13 +257,14 @@ def _by_memory(best: pd.DataFrame, column: str, which: str) -> dict[str, Any]:
         "title": f"{which} configuration: peak memory" if which == "Fastest" else f"{which}: {what}",
         "label": f"{what[0].upper()}{what[1:]}, {name}",
         "colours": "YlOrBr",
+        "unit": unit,
     }
 
 
 def _heatmap(
     ax: Axes, best: pd.DataFrame, counts: pd.DataFrame, workloads: list[str], sizes: list[int], shown: dict[str, Any]
 ) -> None:
-    norm, colours = style.norm_of(best["_value"]), style.sequential(shown["colours"])
+    norm, colours = _from_zero(best["_value"], shown), style.sequential(shown["colours"])
     by_outcome: dict[tuple[str, int], dict[str, int]] = counts.to_dict("index")  # type: ignore[assignment]
     cells = {(row["workload"], int(row["world_size"])): row for row in labels.records(best)}
     for y, workload in enumerate(workloads):
@@ -201,13 +277,13 @@ def _heatmap(
             face = (0.93, 0.93, 0.93, 1.0) if unknown else colours(norm(row["_value"]))
             ax.add_artist(Rectangle((x - 0.5, y - 0.5), 1, 1, facecolor=face, edgecolor="white", linewidth=1.5))
             ink = style.ink_on(face)
-            batching = row["batching"].replace(", ", "\n", 1)
+            batching = row["batching"].replace(", ", " " if row["batch"] else "\n", 1) + row["batch"]
             tied = f"≈ {int(row['tied'])} more" if metrics.is_tie(row["tie"]) else ""
             inside = [
                 ax.text(x, y - 0.41, tied, ha="center", va="center", color=ink, fontsize=6.5),
                 ax.text(x, y - 0.22, row["_text"], ha="center", va="center", color=ink, fontsize=11, fontweight="bold"),
                 ax.text(x, y + 0.05, row["degrees"], ha="center", va="center", color=ink, fontsize=8),
-                ax.text(x, y + 0.28, batching, ha="center", va="center", color=ink, fontsize=7.5, linespacing=1.0),
+                ax.text(x, y + 0.28, batching, ha="center", va="center", color=ink, fontsize=7.5, linespacing=1.1),
             ]
             for text in inside:
                 text.set_in_layout(False)  # measuring what stays inside its cell only takes time
@@ -221,6 +297,14 @@ def _heatmap(
         bar = ax.figure.colorbar(ScalarMappable(norm, colours), ax=ax, pad=0.01, aspect=25, fraction=0.05)
         bar.set_label(shown["label"])
         bar.outline.set_visible(False)
+
+
+def _from_zero(values: pd.Series, shown: dict[str, Any]) -> Normalize:
+    """Colours from 0, so that a small difference looks small; to the highest value, or to what the device has."""
+    highest = values.max()
+    if pd.notna(shown.get("most")):
+        highest = max(highest, shown["most"] / shown["unit"])
+    return Normalize(0.0, highest if highest > 0 else 1.0)
 
 
 def _why_empty(counts: dict[tuple[str, int], dict[str, int]], workload: str, size: int) -> str:
@@ -242,13 +326,15 @@ FIGURES = (
         section="best",
         title="Best configuration of each model and size",
         caption=(
-            "Each cell is the configuration with the most tokens/s/GPU among those that finished: parallel degrees "
-            "with ZeRO stage, and micro-batch × number of micro-batches. Repeats of a layout count once, by their "
+            "Each cell is the configuration with the most tokens/s/GPU among those that finished with the tokens a "
+            "step that most of its layouts have: parallel degrees with ZeRO stage, and micro-batch × number of "
+            "micro-batches. Colours start at 0. Repeats of a layout count once, by their "
             "median. ≈: other layouts are within the noise of it, and the winner is all of them. Grey cells have no "
             "finished run."
         ),
         draw=draw,
         data=data,
+        conclude=conclude,
     ),
     FigureSpec(
         name="best_by_published_mfu",

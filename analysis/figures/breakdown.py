@@ -9,11 +9,11 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from analysis.figures import panels, shares, style
+from analysis.figures import breakdown_by_kind, panels, shares, style
 from analysis.figures.spec import FigureSpec
 from analysis.rows import labels, metrics, pairs, step_parts
 from analysis.rows.frame_cache import cache_per_frame
-from results.text import format_number
+from results.text import format_number, format_percent, listed, plural
 
 AXES = ("tp", "pp", "dp")
 _FREE = {
@@ -25,6 +25,7 @@ _FREE = {
 The ZeRO stage may differ only from a single data-parallel rank, which has nothing to shard."""
 
 
+_SHARE = "share of "
 _UNTIMED = "no finished run has the parts of its step timed"
 
 
@@ -56,17 +57,36 @@ def data_along_axes(frame: pd.DataFrame) -> pd.DataFrame:
 
     ``axis``, ``degree``, and for each part ``<name>`` in device-microseconds a token: time of the part × devices /
     tokens, so that families of one batch and of growing ones read alike and the parts sum to 1e6 / (tokens/s/GPU).
-    Of families equally long, the one with the fastest run.
+    Of families equally long, the one with the fastest run. The parts are those of a profiled step by kind where runs
+    with one have families of as many axes.
     """
-    rows = timed(frame)
-    names = step_parts.names_of(frame)
+    names, found = step_parts.names_of(frame), _families(timed(frame))
+    profiled, kinds = _profiled(frame)
+    if len(by_kind := _families(profiled)) >= max(len(found), 1):
+        names, found = kinds, by_kind
     columns = ["axis", "degree", *metrics.GROUP, "layout", *names, metrics.RANK_BY, "attempt_id"]
-    found = [family for axis in AXES if len(family := _family(rows, axis)) > 1]
     if not found:
         return pd.DataFrame(columns=columns)
     families = pd.concat(found, ignore_index=True)
+    if _SHARE + names[0] in families:  # "attention" is a setting of a run as well
+        families = families.drop(columns=names, errors="ignore").rename(columns=lambda name: name.removeprefix(_SHARE))
     per_token = 1e6 / families[metrics.RANK_BY]
     return families.assign(**{name: families[name] * per_token for name in names})[columns]
+
+
+def _profiled(frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
+    """Ranked rows with a profiled step and the share of each kind of it, and the names of the kinds."""
+    rows = pairs.comparable(frame)
+    if "breakdown_step_time_s" not in rows or rows["breakdown_step_time_s"].isna().all():
+        return rows.head(0), []
+    rows = rows[rows["breakdown_step_time_s"].notna()]
+    shares = breakdown_by_kind.kinds(rows)
+    beside = ["layout", "num_params", "seq_len", metrics.RANK_BY, "attempt_id"]
+    return rows[[*pairs.SETTINGS, *beside]].join(shares.add_prefix(_SHARE)), [str(name) for name in shares]
+
+
+def _families(rows: pd.DataFrame) -> list[pd.DataFrame]:
+    return [family for axis in AXES if len(family := _family(rows, axis)) > 1]
 
 
 def _family(rows: pd.DataFrame, axis: str) -> pd.DataFrame:
@@ -95,6 +115,9 @@ def draw(frame: pd.DataFrame) -> Figure:
     rows = data(frame)
     if rows.empty:
         raise style.NothingToDraw(_UNTIMED)
+    profiled = frame.loc[frame["breakdown_step_time_s"].notna(), "attempt_id"]
+    if rows["attempt_id"].isin(set(profiled)).all():
+        raise style.NothingToDraw("no run is without a profiled step: breakdown_by_kind divides these further")
     return shares.draw_shares(frame, rows, style.STEP_PARTS)
 
 
@@ -116,13 +139,18 @@ def draw_along_axes(frame: pd.DataFrame) -> Figure:
         ax.set_title(title, fontsize=8.5)
         ax.set_xlabel(f"{axis} degree")
     axes[0].set_ylabel(f"{'GPU' if noun == 'GPUs' else 'Process'} time a token, µs")
-    style.bottom_legend(figure, shares.handles(rows, style.STEP_PARTS), f"Above each bar: {labels.rate_unit(frame)}")
+    style.bottom_legend(figure, shares.handles(rows, _looks(rows)), f"Above each bar: {labels.rate_unit(frame)}")
     return figure
+
+
+def _looks(rows: pd.DataFrame) -> dict[str, tuple[str, str]]:
+    """Colours and hatches of the parts that these rows have, in the order of the stack."""
+    return style.STEP_KINDS if "matmul" in rows else style.STEP_PARTS
 
 
 def _stacks(ax: Axes, family: pd.DataFrame) -> None:
     bottom = pd.Series(0.0, index=family.index)
-    for name, (colour, hatch) in style.STEP_PARTS.items():
+    for name, (colour, hatch) in _looks(family).items():
         if name in family:
             height = family[name].clip(lower=0)
             ax.bar(
@@ -150,6 +178,33 @@ def _title(axis: str, family: pd.DataFrame, noun: str) -> str:
     return f"{place}\n{family['layout'].iloc[0]}\nto {family['layout'].iloc[-1]}"
 
 
+def conclude(frame: pd.DataFrame) -> str | None:
+    """The largest part of the fastest layouts' steps besides the first one."""
+    rows = data(frame)
+    rows = rows.drop_duplicates(metrics.GROUP) if len(rows) else rows
+    if rows.empty:
+        return None
+    parts = rows[step_parts.names_of(frame)].median().sort_values(ascending=False)
+    told = listed([f"{name} {format_percent(value, 0)}" for name, value in parts.head(2).items()])
+    groups = plural(len(rows), "model and size", "models and sizes")
+    return f"Of a step of the fastest layouts (n = {groups}): {told} (medians)."
+
+
+def conclude_along_axes(frame: pd.DataFrame) -> str | None:
+    """For each axis what its last degree adds to the time a token, and the part that grows most."""
+    rows = data_along_axes(frame)
+    said = []
+    names = [name for name in _looks(rows) if name in rows]
+    for axis, family in rows.groupby("axis", sort=False) if len(rows) else ():
+        first, last = family.iloc[0], family.iloc[-1]
+        more = first[metrics.RANK_BY] / last[metrics.RANK_BY] - 1
+        grown = (last[names].astype(float) - first[names].astype(float)).fillna(0.0)
+        by = f", most of it {grown.idxmax()}" if more > 0 and grown.max() > 0 else ""
+        takes = f"{format_percent(abs(more), 0)} {'more' if more > 0 else 'less'} time a token"
+        said.append(f"{axis} {int(first['degree'])} → {int(last['degree'])} takes {takes}{by} (n = {len(family)} runs)")
+    return "; ".join(said) + "." if said else None
+
+
 FIGURES = (
     FigureSpec(
         name="breakdown",
@@ -163,6 +218,7 @@ FIGURES = (
         ),
         draw=draw,
         data=data,
+        conclude=conclude,
     ),
     FigureSpec(
         name="breakdown_by_axis",
@@ -170,9 +226,11 @@ FIGURES = (
         title="What a degree costs",
         caption=(
             "For each axis the longest series of runs that differ in its degree alone: tp and pp take ranks from data "
-            "parallelism on the same devices at the same batch, dp adds devices at the same work each."
+            "parallelism on the same devices at the same batch, dp adds devices at the same work each. Parts by kind "
+            "of kernel where the runs have a profiled step."
         ),
         draw=draw_along_axes,
         data=data_along_axes,
+        conclude=conclude_along_axes,
     ),
 )

@@ -12,6 +12,7 @@ from analysis.figures import shares, style
 from analysis.figures.spec import FigureSpec
 from analysis.rows import labels, metrics
 from analysis.rows.frame_cache import cache_per_frame
+from results.text import format_percent, plural
 
 _KINDS = {
     "breakdown_matmul_s": "matmul",
@@ -41,15 +42,23 @@ def data(frame: pd.DataFrame) -> pd.DataFrame:
     if rows.empty:
         return pd.DataFrame(columns=[*beside, *names])
     rows = labels.in_group_order(rows).reset_index(drop=True)
+    hidden = (rows["breakdown_comm_hidden_s"] / rows["breakdown_step_time_s"]).rename(HIDDEN)
+    found = kinds(rows)
+    found.insert(len(_KINDS), HIDDEN, hidden)
+    return rows[beside].join(found)
+
+
+def kinds(rows: pd.DataFrame) -> pd.DataFrame:
+    """Of rows with a profiled step the share of each kind and of the exposed communication of each axis; they sum to
+    1."""
     step = rows["breakdown_step_time_s"]
     found = pd.DataFrame({name: rows[column] / step for column, name in _KINDS.items()}, index=rows.index)
-    found[HIDDEN] = rows["breakdown_comm_hidden_s"] / step
     by_axis = [_exposed_by_axis(entries) for entries in rows["breakdown_comm_by_axis"]]
     axes = dict.fromkeys(axis for exposed in by_axis for axis in exposed)
     for axis in axes:
         seconds = pd.Series([exposed.get(axis, 0.0) for exposed in by_axis], index=rows.index)
         found[_EXPOSED.format(axis=axis)] = seconds / step
-    return rows[beside].join(found)
+    return found
 
 
 def _exposed_by_axis(entries: Any) -> dict[str, float]:
@@ -66,6 +75,22 @@ def draw(frame: pd.DataFrame) -> Figure:
     return shares.draw_shares(frame, rows, style.STEP_KINDS)
 
 
+def conclude(frame: pd.DataFrame) -> str | None:
+    """The share of matmuls and attention, and the largest of all others, in the fastest profiled layouts."""
+    rows = data(frame)
+    rows = rows.drop_duplicates(metrics.GROUP) if len(rows) else rows
+    if rows.empty:
+        return None
+    shares = rows[[name for name in style.STEP_KINDS if name in rows]].median()
+    useful = shares[["matmul", "attention"]].sum()
+    rest = shares.drop(["matmul", "attention"])
+    return (
+        f"Of the fastest profiled layouts (n = {plural(len(rows), 'model and size', 'models and sizes')}) matmuls and "
+        f"attention take {format_percent(useful, 0)} of the step, then {rest.idxmax()} "
+        f"{format_percent(rest.max(), 0)} (medians)."
+    )
+
+
 FIGURE = FigureSpec(
     name="breakdown_by_kind",
     section="why",
@@ -78,4 +103,5 @@ FIGURE = FigureSpec(
     ),
     draw=draw,
     data=data,
+    conclude=conclude,
 )

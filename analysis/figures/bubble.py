@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import NullLocator
 
 from analysis.figures import style
 from analysis.figures.spec import FigureSpec
-from analysis.rows import labels, pipeline_bubble
+from analysis.rows import pipeline_bubble
 from analysis.rows.frame_cache import cache_per_frame
 
 DEPTH = 8
@@ -19,7 +22,14 @@ MICRO_BATCHES = (1, 2, 4, 8, 16, 32)
 VIRTUAL_STAGES = (1, 2, 4, 8)
 
 
-_MARKERS = "osD^vP*X"
+DEPTHS = (2, 4, 8, 16)
+"""Lines of the closed form where the rows have no pipeline."""
+_MOST_DEPTHS = 6
+_APART = 5.5
+"""Per cent between the names of two lines."""
+_MARKERS = "osD^vP"
+_PLAIN = ("1f1b", "gpipe")
+"""Schedules that the closed form with v = 1 is of."""
 
 
 def sizes(depth: int = DEPTH) -> pd.DataFrame:
@@ -33,84 +43,118 @@ def sizes(depth: int = DEPTH) -> pd.DataFrame:
 
 @cache_per_frame
 def data(frame: pd.DataFrame) -> pd.DataFrame:
-    """`sizes` and `pipeline_bubble.waited` in one table, told apart by ``source``: ``closed form`` or ``measured``."""
-    parts = [sizes().assign(source="closed form")]
+    """`sizes` and `pipeline_bubble.waited` in one table, told apart by ``source``: ``closed form`` or ``measured``.
+
+    ``percent_of_step`` is what is drawn: idle time over the whole step, 100 b / (1 + b) of an idle over busy time b.
+    """
+    formula = sizes()
+    parts = [formula.assign(source="closed form", percent_of_step=percent_of_step(formula["bubble"]))]
     measured = pipeline_bubble.waited(frame)
     if len(measured):
-        parts.append(measured.assign(source="measured"))
+        parts.append(measured.assign(source="measured", percent_of_step=percent_of_step(measured["measured"])))
     return pd.concat(parts, ignore_index=True)
 
 
-def _order(frame: pd.DataFrame) -> list[str]:
-    """Workloads that have a timed pipeline, smallest first."""
-    have = set(pipeline_bubble.waited(frame)["workload"])
-    return [name for name in labels.workload_order(frame) if name in have]
+def percent_of_step(bubble: pd.Series) -> pd.Series:
+    """Idle time in per cent of the step, from idle over busy time."""
+    return 100 * bubble / (1 + bubble)
 
 
 @style.styled
 def draw(frame: pd.DataFrame) -> Figure:
-    """Left: the closed form at p = 8, smallest first. Right, where waiting was timed: idle over busy, measured."""
-    formula, waited = sizes(), pipeline_bubble.waited(frame)
-    panels = 2 if len(waited) else 1
-    figure = style.new_figure(5.4 * panels + 0.6, 5.0)
-    axes = figure.subplots(1, panels, squeeze=False)[0]
-    _bars(axes[0], formula)
-    if panels == 2:
-        _waited(axes[1], waited, _order(frame))
-        style.bottom_legend(figure, axes[1].get_legend_handles_labels()[0])
+    """Left: the closed form over micro-batches, a line for each depth, with a mark for every run whose waiting was
+    timed. Right: the closed form of one depth, a line for each number of virtual stages."""
+    waited = pipeline_bubble.waited(frame)
+    waited = waited.assign(percent=percent_of_step(waited["measured"]))
+    most = max([MICRO_BATCHES[-1], *waited["m"].astype(int)])
+    figure = style.new_figure(10.6, 4.1)
+    left, right = figure.subplots(1, 2, width_ratios=[3, 2])
+    depths = _depths(frame, waited)
+    for i, p in enumerate(depths):
+        colour = style.CATEGORY_COLOURS[i % len(style.CATEGORY_COLOURS)]
+        _line(left, p, 1, most, colour)
+        own = waited[waited["p"] == p]
+        for plain in (True, False):
+            runs = own[own["schedule"].isin(_PLAIN) == plain]
+            if len(runs):
+                left.plot(
+                    runs["m"],
+                    runs["percent"],
+                    linestyle="",
+                    marker=_MARKERS[i % len(_MARKERS)],
+                    markersize=5,
+                    color=colour,
+                    markerfacecolor=colour if plain else "white",
+                    alpha=0.85,
+                )
+    for i, v in enumerate(VIRTUAL_STAGES):
+        _line(right, DEPTH, v, MICRO_BATCHES[-1], style.CATEGORY_COLOURS[i])
+    _name_lines(left, {f"p = {p}": float(p - 1) for p in depths})
+    _name_lines(right, {f"v = {v}": (DEPTH - 1) / v for v in VIRTUAL_STAGES})
+    left.set_title(f"1F1B and waiting of measured pipelines, n = {len(waited):,}" if len(waited) else "1F1B or GPipe")
+    right.set_title(f"Interleaved, {DEPTH} stages, v on each rank")
+    left.set_ylabel("Idle, % of the step")
+    for ax in (left, right):
+        ax.set_xlabel("Micro-batches m of a step")
+    if len(waited):
+        style.bottom_legend(figure, _handles(waited))
     return figure
 
 
-def _bars(ax: Axes, sizes: pd.DataFrame) -> None:
-    places = np.arange(len(sizes))
-    colours = {v: style.CATEGORY_COLOURS[i] for i, v in enumerate(VIRTUAL_STAGES)}
-    hatches = {v: style.CATEGORY_HATCHES[i] for i, v in enumerate(VIRTUAL_STAGES)}
-    for v in VIRTUAL_STAGES:
-        own = (sizes["v"] == v).to_numpy()
-        ax.barh(
-            places[own],
-            sizes.loc[own, "bubble"],
-            color=colours[v],
-            hatch=hatches[v],
-            edgecolor="white",
-            linewidth=0.5,
-            height=0.78,
-            label=f"v = {v}",
-        )
-    for place, value in enumerate(sizes["bubble"]):
-        ax.text(1.06 * value, place, f"{value:.3g}", va="center", fontsize=7.5)
-    ax.set_yticks(places, [f"m = {m}, v = {v}" for m, v in zip(sizes["m"], sizes["v"], strict=True)], fontsize=8)
-    ax.set(xscale="log", xlim=(0.02, 14), ylim=(-0.7, len(sizes) - 0.3))
-    ax.set_xticks([0.03, 0.1, 0.3, 1, 3, 10], ["0.03", "0.1", "0.3", "1", "3", "10"])
-    ax.set_xlabel("Idle over busy time, (p − 1) / (v m)")
-    ax.set_title(f"Bubble of a pipeline of {DEPTH} stages")
-    ax.grid(axis="x")
+def _depths(frame: pd.DataFrame, waited: pd.DataFrame) -> list[int]:
+    """Depths with a line: those timed, most runs first, else those that finished."""
+    counts = waited["p"].value_counts()
+    if not len(counts):
+        pipelines = frame.loc[(frame["outcome"] == "ok") & (frame["pp"] > 1), "pp"]
+        counts = pipelines.value_counts()
+    return sorted(int(p) for p in counts.index[:_MOST_DEPTHS]) or list(DEPTHS)
 
 
-def _waited(ax: Axes, waited: pd.DataFrame, order: list[str]) -> None:
-    for i, workload in enumerate(order):
-        rows = waited[waited["workload"] == workload]
-        ax.plot(
-            rows["bubble"],
-            rows["measured"],
-            linestyle="",
-            marker=_MARKERS[i % len(_MARKERS)],
-            color=style.CATEGORY_COLOURS[i % len(style.CATEGORY_COLOURS)],
-            markersize=5,
-            alpha=0.8,
-            markeredgewidth=0,
-            label=workload,
-        )
-    highest = 1.1 * float(max(waited["bubble"].max(), waited["measured"].max()))
-    ax.plot([0, highest], [0, highest], color="#444444", linewidth=1, label="measured = equal ranks")
-    ax.set(
-        xlim=(0, highest),
-        ylim=(0, highest),
-        xlabel="Idle over busy of equal ranks; 1F1B: (p − 1) / m",
-        ylabel="Measured, idle over busy",
+def _name_lines(ax: Axes, bubbles: dict[str, float]) -> None:
+    """Names at the left ends of lines of these idle over busy times, pushed apart where they would touch."""
+    lowest = -_APART
+    order = sorted(enumerate(bubbles.items()), key=lambda one: one[1][1])
+    for i, (name, bubble) in order:
+        lowest = max(lowest + _APART, 100 * bubble / (1 + bubble))
+        colour = style.CATEGORY_COLOURS[i % len(style.CATEGORY_COLOURS)]
+        ax.annotate(name, (1, lowest), (-4, 0), textcoords="offset points", ha="right", va="center", color=colour)
+
+
+def _line(ax: Axes, p: int, v: int, most: int, colour: str) -> None:
+    """The closed form over micro-batches as a curve."""
+    m = np.geomspace(1, most, 60)
+    bubble = (p - 1) / (v * m)
+    percent = 100 * bubble / (1 + bubble)
+    ax.plot(m, percent, color=colour, linewidth=1.5)
+    ax.set_xscale("log", base=2)
+    ticks = [2**k for k in range(int(np.log2(most)) + 1)]
+    ax.set_xticks(ticks, [f"{tick}" for tick in ticks])
+    ax.set(xlim=(0.5, 1.12 * most), ylim=(0, 100))
+    ax.xaxis.set_minor_locator(NullLocator())
+    ax.grid(axis="y")
+
+
+def _handles(waited: pd.DataFrame) -> list[Line2D]:
+    handles = [Line2D([], [], color="#444444", label="equal ranks by the closed form, (p − 1) / (m v + p − 1)")]
+    plain = waited["schedule"].isin(_PLAIN)
+    mark: dict[str, Any] = {"linestyle": "", "marker": "o", "color": "#444444", "markersize": 5}
+    if plain.any():
+        handles.append(Line2D([], [], **mark, label="measured: 1F1B or GPipe"))
+    if not plain.all():
+        handles.append(Line2D([], [], **mark, markerfacecolor="white", label="measured: other schedules"))
+    return handles
+
+
+def conclude(frame: pd.DataFrame) -> str | None:
+    """What pipelines waited beside what their schedule explains."""
+    waited = pipeline_bubble.waited(frame)
+    if waited.empty:
+        return None
+    measured, equal = percent_of_step(waited["measured"]).median(), percent_of_step(waited["bubble"]).median()
+    return (
+        f"Pipelines waited {measured:.0f} % of a step, where equal ranks would wait {equal:.0f} % "
+        f"(medians, n = {len(waited):,})."
     )
-    ax.set_title(f"Waiting of measured pipelines, n = {len(waited):,}")
-    ax.grid()
 
 
 FIGURE = FigureSpec(
@@ -118,9 +162,11 @@ FIGURE = FigureSpec(
     section="scaling",
     title="Pipeline bubble",
     caption=(
-        "Idle over busy time by the closed form for m micro-batches and v virtual stages; where waiting was timed, "
-        "what pipelines really waited against what their schedule does with equal ranks."
+        "Idle share of a step by the closed form of equal ranks over m micro-batches, for pipelines of p stages and "
+        "for v virtual stages on each rank; marks are what pipelines really waited, which holds waiting for stages of "
+        "unequal length too."
     ),
     draw=draw,
     data=data,
+    conclude=conclude,
 )

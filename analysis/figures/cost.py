@@ -9,12 +9,11 @@ from __future__ import annotations
 from functools import partial
 
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-from analysis.figures import style
+from analysis.figures import direct_labels, style
 from analysis.figures.spec import FigureSpec
 from analysis.rows import labels, metrics
 from results.schema import OUTCOMES, UNKNOWN_OUTCOME
@@ -28,10 +27,9 @@ TRAINING = (
 )
 
 
-_MOST_BARS = 40
-_BAR = "#0072B2"
-_LOGARITHMIC = 20
-"""Values that differ by more than this factor stand on a logarithmic axis."""
+_CURVES_IN = (8.4, 5.4)
+_MOST_LINES = 10
+_MARKERS = "osD^vPX"
 
 
 def spent(frame: pd.DataFrame, price: float | None = None) -> pd.DataFrame:
@@ -142,69 +140,82 @@ def _note(table: pd.DataFrame, hours: float, price: float | None) -> str | None:
 
 @style.styled
 def draw_training(frame: pd.DataFrame, price: float | None = None) -> Figure:
-    """Bars for a trillion tokens with the fastest layout of each group: device-hours, days, and money and energy."""
+    """Days against what a trillion tokens take, in device-hours or, with a ``price``, in money: a line a model over its
+    numbers of devices, each point with the fastest layout of its number."""
     table = training(frame, price)
     if table.empty:
         raise style.NothingToDraw("no run has finished with a throughput")
-    left_out = len(table) - _MOST_BARS
-    table = table.head(_MOST_BARS)
     noun = labels.device_noun(frame)
+    models = [str(name) for name in table["workload"].unique()]
+    shown = models[:_MOST_LINES]
+    table = table[table["workload"].isin(shown)]
+    column = "device_hours_per_trillion_tokens" if price is None else "price_per_trillion_tokens"
+    x, y = table[column].astype(float), table["days_per_trillion_tokens"].astype(float)
+    figure = style.new_figure(*_CURVES_IN)
+    ax = figure.subplots()
+    ax.set(xscale="log", yscale="log", xlim=(x.min() / 1.5, x.max() * 1.9), ylim=(y.min() / 1.5, y.max() * 1.5))
+    for axis in (ax.xaxis, ax.yaxis):
+        axis.set_major_locator(LogLocator(subs=(1, 3) if axis is ax.xaxis else (1, 2, 5), numticks=12))
+        axis.set_minor_locator(NullLocator())
+        axis.set_major_formatter(FuncFormatter(lambda value, _: _short(value)))
+    names = direct_labels.Labels(ax, _CURVES_IN)
+    names.keep_clear(x, y)
+    colours = {name: style.SERIES_COLOURS[i % len(style.SERIES_COLOURS)] for i, name in enumerate(shown)}
+    for i, (name, colour) in enumerate(colours.items()):
+        line = table.index[table["workload"] == name]
+        ax.plot(x[line], y[line], color=colour, marker=_MARKERS[i % len(_MARKERS)], markersize=4.5, linewidth=1.4)
+        names.keep_line_clear(x[line].tolist(), y[line].tolist())
+    for name, colour in colours.items():  # a model has its name at its fewest devices, where lines are apart
+        own = table[table["workload"] == name]
+        first = own.index[0]
+        names.write(f"{name}, {int(own['world_size'].iloc[0])}", x[first], y[first], colour, bold=True)
+        for size, across, up in zip(own["world_size"][1:], x[own.index[1:]], y[own.index[1:]], strict=True):
+            names.write(f"{int(size)}", across, up, "#444444")
+    ax.set_ylabel("Days for 10¹² tokens")
     hours = "GPU-hours" if noun == "GPUs" else "Process-hours"
-    columns = {
-        "device_hours_per_trillion_tokens": f"{hours} for 10¹² tokens",
-        "days_per_trillion_tokens": "Days for 10¹² tokens",
-    }
-    if price is not None:
-        columns["price_per_trillion_tokens"] = f"Price of 10¹² tokens, {price:g} an hour"
-    if table["wh_per_million_tokens"].notna().any():
-        columns["wh_per_million_tokens"] = "Device energy, Wh for 10⁶ tokens"
-    names = [
-        f"{labels.group_name(str(row['workload']), row['world_size'], noun)}: {row['layout']}"
-        + " ≈" * metrics.is_tie(row["tie"])
-        for row in labels.records(table)
-    ]
-    width = 2.5 * len(columns) + 0.062 * max(map(len, names)) + 0.4
-    figure = style.new_figure(max(width, 7.5), 0.27 * max(len(table), 2) + 1.5)
-    axes = figure.subplots(1, len(columns), sharey=True, squeeze=False)[0]
-    for ax, (column, label) in zip(axes, columns.items(), strict=True):
-        _values(ax, table[column].astype(float))
-        ax.set_xlabel(label)
-    axes[0].set_yticks(range(len(table)), names, fontsize=8)
-    axes[0].set_ylim(len(table) - 0.4, -0.6)
-    notes = ["≈: other layouts are within its noise"] if table["tie"].eq(True).any() else []
-    notes += [f"{plural(left_out, 'more group')} in the table"] if left_out > 0 else []
-    if notes:
-        figure.supxlabel("; ".join(notes), fontsize=8.5, x=0.02, ha="left")
+    ax.set_xlabel(f"{hours} for 10¹² tokens" if price is None else f"Price of 10¹² tokens, {price:g} an hour")
+    ax.grid()
+    more = f"; {plural(len(models) - len(shown), 'more model')} in the table" if len(models) > len(shown) else ""
+    figure.supxlabel(f"Numbers beside points: {noun}{more}", fontsize=8.5, x=0.02, ha="left")
     return figure
 
 
-def _values(ax: Axes, values: pd.Series) -> None:
-    """Bars from 0, or points on a logarithmic axis where values differ by orders of magnitude; each written beside."""
-    low, high = float(values.min()), float(values.max())
-    places = range(len(values))
-    if high > _LOGARITHMIC * low:
-        ax.plot(values, places, linestyle="", marker="o", markersize=5, color=_BAR)
-        start, end = low / 1.6, high * (high / low) ** 0.45
-        ax.set(xscale="log", xlim=(start, end))
-        ax.xaxis.set_major_locator(LogLocator(subs=(1,), numticks=6))
-        ax.xaxis.set_minor_locator(NullLocator())
-    else:
-        ax.barh(places, values, color=_BAR, height=0.7)
-        ax.set_xlim(0, 1.4 * high)
-        ax.xaxis.set_major_locator(MaxNLocator(4))
-    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _short(value)))
-    for place, value in enumerate(values):
-        if pd.notna(value):
-            ax.annotate(
-                format_number(value),
-                (value, place),
-                xytext=(5, 0),
-                textcoords="offset points",
-                va="center",
-                fontsize=7.5,
-            )
-    ax.tick_params(axis="y", length=0)
-    ax.grid(axis="x")
+def conclude_training(frame: pd.DataFrame, price: float | None = None) -> str | None:
+    """What the fastest size of the model with the most sizes saves in days, and costs more than its cheapest."""
+    table = training(frame, price)
+    if table.empty:
+        return None
+    column = "device_hours_per_trillion_tokens" if price is None else "price_per_trillion_tokens"
+    sizes = table.groupby("workload", sort=False)["world_size"].transform("size")
+    own = table[sizes == sizes.max()]
+    own = own[own["workload"] == own["workload"].iloc[0]]
+    if len(own) < 2:
+        return None
+    cheap, quick = (own.sort_values(name).iloc[0] for name in (column, "days_per_trillion_tokens"))
+    if cheap["world_size"] == quick["world_size"]:
+        return None
+    noun, what = labels.device_noun(frame), "device-hours" if price is None else "money"
+    more = quick[column] / cheap[column] - 1
+    return (
+        f"{own['workload'].iloc[0]}: {labels.devices(quick['world_size'], noun)} instead of {int(cheap['world_size'])} "
+        f"take {format_number(quick['days_per_trillion_tokens'])} days instead of "
+        f"{format_number(cheap['days_per_trillion_tokens'])}, for {format_percent(more, 0)} more {what} "
+        f"(n = {len(own)} sizes)."
+    )
+
+
+def conclude_spent(frame: pd.DataFrame) -> str | None:
+    """The hours of all attempts, and the share of those that failed."""
+    table = spent(frame)
+    hours = table["device_hours"].sum()
+    if not hours:
+        return None
+    failed = table.loc[table["outcome"] != "ok", "device_hours"].sum()
+    known = int((table["attempts"] - table["attempts_without_duration"]).sum())
+    return (
+        f"{plural(known, 'attempt')} held devices for {format_number(hours)} device-hours, "
+        f"{format_percent(failed / hours, 0)} of them in attempts that failed."
+    )
 
 
 def _short(value: float) -> str:
@@ -228,6 +239,7 @@ def figures(price: float | None) -> tuple[FigureSpec, ...]:
             ),
             draw=partial(draw_spent, price=price),
             data=partial(spent, price=price),
+            conclude=conclude_spent,
         ),
         FigureSpec(
             name="training_cost",
@@ -235,11 +247,12 @@ def figures(price: float | None) -> tuple[FigureSpec, ...]:
             title="What a trillion tokens would take",
             caption=(
                 "The fastest layout of each model and size at the speed of its timed steps, without restarts, "
-                "evaluation or failures. Energy is the devices' measured power alone; money only where a price was "
-                "named."
+                "evaluation or failures: days against device-hours, or against money where a price was named. The "
+                "table has the layouts, and the energy of the devices alone where their power was measured."
             ),
             draw=partial(draw_training, price=price),
             data=partial(training, price=price),
+            conclude=partial(conclude_training, price=price),
         ),
     )
 

@@ -23,7 +23,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from numpy.typing import NDArray
 
-from analysis.figures import style
+from analysis.figures import conclusions, style
 from analysis.figures.spec import FigureSpec
 from analysis.rows import labels, metrics, pairs
 from analysis.rows.frame_cache import cache_per_frame
@@ -306,4 +306,5 @@ FIGURE = FigureSpec(
     ),
     draw=draw,
     data=data,
+    conclude=lambda frame: conclusions.of_effects(data(frame)),
 )

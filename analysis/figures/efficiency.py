@@ -20,6 +20,7 @@ from analysis.rows import labels, metrics, pairs, step_parts
 from analysis.rows.frame_cache import cache_per_frame
 from analysis.rows.stats import MIN_FOR_INTERVAL
 from results import noise
+from results.text import format_percent, plural
 
 LAYOUTS = ("best layout", "pure data parallelism")
 KINDS = ("strong", "weak")
@@ -60,7 +61,7 @@ def data(frame: pd.DataFrame) -> pd.DataFrame:
     rows = pairs.comparable(frame)[[*_NEEDED, *parts]]
     names = step_parts.names_of(frame)
     lost = [f"lost to {name}" for name in (*names, UNATTRIBUTED)]
-    columns = ["workload", "kind", "layouts", "world_size", *_BESIDE, *lost, "attempt_id"]
+    columns = ["workload", "kind", "layouts", "world_size", *_BESIDE, *lost, *names, "attempt_id"]
     if rows.empty:
         return pd.DataFrame(columns=columns)
     if parts:
@@ -106,7 +107,7 @@ def _attributed(series: pd.DataFrame, names: list[str]) -> pd.DataFrame:
 
 @style.styled
 def draw(frame: pd.DataFrame) -> Figure:
-    """Above: efficiency against the smallest size. Below, where a run has its parts timed: the loss by part."""
+    """Above: efficiency against the smallest size. Below, where a run has its parts timed: the time a token by part."""
     rows = data(frame)
     if rows.empty:
         raise style.NothingToDraw("no model has finished runs of comparable batches on two numbers of devices")
@@ -124,11 +125,11 @@ def draw(frame: pd.DataFrame) -> Figure:
         _efficiency(axes[0][place], own)
         axes[0][place].set_title(workload)
         if attributed:
-            _losses(axes[1][place], own, timed)
+            _times(axes[1][place], own, timed)
         axes[-1][place].set_xlabel(f"Number of {noun}")
     axes[0][0].set_ylabel("Efficiency, % of the smallest")
     if attributed:
-        axes[1][0].set_ylabel("Loss, % of the time a token")
+        axes[1][0].set_ylabel(f"{'GPU' if noun == 'GPUs' else 'Process'} time a token, µs")
     style.bottom_legend(figure, _handles(rows, timed if attributed else []), _note(rows, attributed, len(most)))
     return figure
 
@@ -158,26 +159,27 @@ def _efficiency(ax: Axes, rows: pd.DataFrame) -> None:
     ax.grid(axis="y")
 
 
-def _losses(ax: Axes, rows: pd.DataFrame, parts: list[str]) -> None:
-    """Diverging stacks of the series with the most sizes: what costs more than on the fewest devices, and what less."""
+def _times(ax: Axes, rows: pd.DataFrame, parts: list[str]) -> None:
+    """One stacked bar a size of the series with the most sizes: device time a token by part, the efficiency above."""
     series = [rows[(rows["layouts"] == layouts) & (rows["kind"] == kind)] for layouts, kind in _BY_PREFERENCE]
     line = max(series, key=len).sort_values("world_size")
     sizes = labels.world_sizes(rows)
     places = [sizes.index(size) for size in line["world_size"]]
-    above, below = pd.Series(0.0, index=line.index), pd.Series(0.0, index=line.index)
+    whole = 1e6 / line[metrics.RANK_BY]
+    bottom = pd.Series(0.0, index=line.index)
     for name in parts:
-        share = (100 * line[f"lost to {name}"]).fillna(0.0)
-        base = above.where(share > 0, below)
+        untimed = line[[part for part in parts if part != UNATTRIBUTED]].isna().any(axis=1)
+        height = whole.where(untimed, 0.0) if name == UNATTRIBUTED else (line[name] * whole).fillna(0.0)
         colour, hatch = _PARTS[name]
         edge = "#888888" if colour == "white" else "white"
-        ax.bar(places, share, bottom=base, color=colour, hatch=hatch, edgecolor=edge, linewidth=0.5, width=0.6)
-        above, below = above + share.clip(lower=0), below + share.clip(upper=0)
-    ax.plot(places, 100 * line["lost"], linestyle="", marker="D", markersize=5, color="black", markerfacecolor="white")
-    ax.axhline(0, color="#444444", linewidth=0.8)
+        height = height.clip(lower=0)
+        ax.bar(places, height, bottom=bottom, color=colour, hatch=hatch, edgecolor=edge, linewidth=0.5, width=0.6)
+        bottom = bottom + height
+    for place, top, share in zip(places, bottom, line["efficiency"], strict=True):
+        ax.text(place, 1.02 * top, f"{100 * share:.0f} %", ha="center", va="bottom", fontsize=7.5)
     ax.set_title(f"{line['layouts'].iloc[0]}, {line['kind'].iloc[0]}", fontsize=8.5, weight="normal")
     _sizes(ax, sizes)
-    low, high = float(below.min()), float(above.max())
-    ax.set_ylim(min(1.15 * low, -0.1 * high, -1.0), max(1.15 * high, -0.1 * low, 1.0))
+    ax.set_ylim(0, 1.15 * float(bottom.max()))
     ax.grid(axis="y")
 
 
@@ -211,14 +213,30 @@ def _handles(rows: pd.DataFrame, parts: list[str]) -> list[Line2D | Patch]:
         )
     for name in parts:
         colour, hatch = _PARTS[name]
-        if rows[f"lost to {name}"].abs().max() > _SEEN:
+        seen = rows[name].max() if name in rows else rows[f"lost to {name}"].abs().max()
+        if seen > _SEEN:
             edge = "#888888" if colour == "white" else "white"
             handles.append(Patch(facecolor=colour, hatch=hatch, edgecolor=edge, label=name))
-    if parts:
-        handles.append(
-            Line2D([], [], linestyle="", marker="D", color="black", markerfacecolor="white", markersize=5, label="loss")
-        )
     return handles
+
+
+def conclude(frame: pd.DataFrame) -> str | None:
+    """What is left of the throughput a device at the largest size of the model with the most, of strong scaling."""
+    rows = data(frame)
+    rows = rows[rows["kind"] == "strong"] if len(rows) else rows
+    best = rows[rows["layouts"] == LAYOUTS[0]]
+    rows = best if len(best) else rows
+    if rows.empty:
+        return None
+    name = rows.groupby("workload", sort=False)["world_size"].nunique().idxmax()
+    own = rows[rows["workload"] == name].sort_values("world_size")
+    first, last = own.iloc[0], own.iloc[-1]
+    noun = labels.device_noun(frame)
+    return (
+        f"{name}, {last['layouts']}: {labels.devices(last['world_size'], noun)} have "
+        f"{format_percent(last['efficiency'], 0)} of the throughput a device of {int(first['world_size'])} at the same "
+        f"batch (n = {plural(len(own), 'size')})."
+    )
 
 
 FIGURE = FigureSpec(
@@ -227,9 +245,11 @@ FIGURE = FigureSpec(
     title="Scaling efficiency and its loss",
     caption=(
         "Throughput per device relative to the smallest size with five finished layouts of the same batch (pure data "
-        "parallelism: with one). Strong scaling keeps the tokens of a step, weak scaling a device's. The loss is the "
-        "growth of device time a token; each part's share is by how much it grew, negative where it shrank."
+        "parallelism: with one). Strong scaling keeps the tokens of a step, weak scaling a device's. Below, where the "
+        "parts of steps were timed, a bar a size: device time a token by part, the efficiency above it. In the table "
+        "each part's share of the loss is by how much it grew, negative where it shrank."
     ),
     draw=draw,
     data=data,
+    conclude=conclude,
 )

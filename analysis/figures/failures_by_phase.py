@@ -10,7 +10,7 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from analysis.figures import style
+from analysis.figures import conclusions, style
 from analysis.figures.spec import FigureSpec
 from analysis.rows import labels, metrics
 from analysis.rows.load import last_attempts
@@ -88,4 +88,5 @@ FIGURE = FigureSpec(
     caption="The deciding attempt of each point that did not finish, with the hours that it had held its devices.",
     draw=draw,
     data=data,
+    conclude=lambda frame: conclusions.of_failures(data(frame)),
 )

@@ -28,6 +28,9 @@ _MOST_TIMES_THE_LIMIT = 3.0
 would press all others flat."""
 _OUTCOMES = {"ok": "", "oom": "OOM"}
 _PALE = 0.68
+_WIDTH = 0.62
+_TWIN = 0.16
+"""Of the closed form's bar beside a measured one."""
 _LINE_OF_TEXT = 0.095
 """Height of a bar's total as a share of an axis."""
 
@@ -35,12 +38,18 @@ _LINE_OF_TEXT = 0.095
 def draw_bars(ax: Axes, bars: Sequence[Bar], limits: Sequence[float], unit: int) -> None:
     """Bars with their totals, marks of what was measured besides, and the device's memory."""
     top = _top(bars, limits) / unit
+    own = [(place, bar.stack, _WIDTH) for place, bar in enumerate(bars)]
+    beside = [(place, bar.closed_form) for place, bar in enumerate(bars)]
+    twins = [(place + (_WIDTH + _TWIN) / 2, stack, _TWIN) for place, stack in beside if stack is not None]
     for pale in (False, True):
-        places = [place for place, bar in enumerate(bars) if (bar.stack.source == PREDICTED) == pale]
-        bottom = np.zeros(len(places))
+        some = [one for one in (*own, *twins) if (one[1].source == PREDICTED) == pale]
+        if not some:
+            continue
+        places, widths = [place for place, _, _ in some], [width for _, _, width in some]
+        bottom = np.zeros(len(some))
         for i, (colour, hatch) in enumerate(FILLS):
-            heights = np.array([bars[place].stack.bytes[i] for place in places]) / unit
-            ax.bar(places, heights, bottom=bottom, width=0.72, hatch=hatch, **look(colour, pale=pale))
+            heights = np.array([stack.bytes[i] for _, stack, _ in some]) / unit
+            ax.bar(places, heights, bottom=bottom, width=widths, hatch=hatch, **look(colour, pale=pale))
             bottom += heights
     for name, marker in _MARKS.items():
         known = [(place, value) for place, bar in enumerate(bars) if (value := _mark(bar, name)) is not None]
@@ -80,6 +89,8 @@ def handles(bars: Sequence[Bar], limits: Sequence[float], frame: pd.DataFrame) -
         for name, (colour, hatch) in zip(labels.MEMORY_CATEGORIES.values(), FILLS, strict=True)
     ]
     sources = dict.fromkeys(bar.stack.source for bar in bars)
+    if any(bar.closed_form is not None for bar in bars):
+        sources[PREDICTED] = None
     others = listed(other_engines(frame))
     found += [
         Patch(label=_source_name(source, others), **look("#555555", pale=source == PREDICTED))
@@ -139,7 +150,8 @@ def limits_of(frame: pd.DataFrame, bars: Sequence[Bar]) -> list[float]:
 def _top(bars: Sequence[Bar], limits: Sequence[float]) -> float:
     """Highest byte that the axis shows, see `_MOST_TIMES_THE_LIMIT`."""
     reserved = [value for bar in bars if (value := _known(bar, "peak_reserved_bytes")) is not None]
-    highest = max([*(bar.stack.total for bar in bars), *reserved, *limits])
+    closed = [bar.closed_form.total for bar in bars if bar.closed_form is not None]
+    highest = max([*(bar.stack.total for bar in bars), *closed, *reserved, *limits])
     fits = max([*limits, *reserved], default=highest)
     return min(highest, _MOST_TIMES_THE_LIMIT * fits)
 

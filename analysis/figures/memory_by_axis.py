@@ -14,7 +14,8 @@ from analysis.figures.spec import FigureSpec
 from analysis.memory import axis_panels
 from analysis.memory.axis_panels import Panel
 from analysis.memory.families import AXES
-from results.text import byte_unit, listed
+from analysis.memory.peak_split import PREDICTED
+from results.text import byte_unit, format_bytes, format_percent, listed
 from workloads.experiment import ENGINE
 
 _PANEL_IN = (3.7, 3.4)
@@ -77,9 +78,36 @@ def _note(panels: Sequence[Panel], frame: pd.DataFrame) -> str | None:
 
 _HOW = (
     " Runs that differ in nothing else, those with most values of the axis; bars in full colour are measured, pale "
-    "ones the planner's closed form of the same layout in this project's engine. Where no runs differ in this only, "
-    "the closed form for the fastest run of each of the largest models with the axis changed."
+    "ones (narrow beside a measured one) the planner's closed form of the same layout in this project's engine. Where "
+    "no runs differ in this only, the closed form for the fastest run of each of the largest models with the axis "
+    "changed."
 )
+
+
+def conclude(frame: pd.DataFrame, axis: str) -> str | None:
+    """The last panel's highest bar against its last, with their values and where the bytes are from."""
+    panels = _panels(frame, axis)
+    if not panels:
+        return None
+    panel = panels[-1]
+    first, last = panel.bars[0], panel.bars[-1]
+    change = last.stack.total / first.stack.total - 1
+    sources = {bar.stack.source for bar in (first, last)}
+    whose = (
+        "measured"
+        if sources == {"measured"}
+        else "by the closed form"
+        if sources == {PREDICTED}
+        else "in part measured"
+    )
+    name = AXES[axis].name.replace("_", " ") if axis in AXES else ""
+    values = [bar.label.replace("\n", " ") for bar in (first, last)]
+    of = f"{panel.model}{f', {panel.variant}' if panel.variant else ''}"
+    return (
+        f"{of}: {name} {values[0]} → {values[1]} takes the fullest rank from {format_bytes(first.stack.total)} to "
+        f"{format_bytes(last.stack.total)} ({'+' if change > 0 else '−' if change < 0 else '±'}"
+        f"{format_percent(abs(change), 0)}, {whose}; n = {len(panel.bars)} bars)."
+    ).replace(":  ", ": ")
 
 
 def _spec(axis: str, title: str, caption: str) -> FigureSpec:
@@ -91,6 +119,7 @@ def _spec(axis: str, title: str, caption: str) -> FigureSpec:
         caption=caption,
         draw=partial(draw, axis=axis),
         data=partial(data, axis=axis),
+        conclude=partial(conclude, axis=axis),
     )
 
 
@@ -138,7 +167,7 @@ FIGURES = (
         axis_panels.ALL_AXES,
         "Memory from one device to all axes",
         "One axis added after another to what stands left of it: the finished run of each model with the most axes in "
-        "use, those that it lacks at degree 2 (ZeRO: stage 3). Bars in full colour are measured, pale ones the "
-        "planner's closed form. Totals are written on bars that are cut off.",
+        "use, those that it lacks at degree 2 (ZeRO: stage 3). Bars in full colour are measured, pale ones (narrow "
+        "beside a measured one) the planner's closed form. Totals are written on bars that are cut off.",
     ),
 )

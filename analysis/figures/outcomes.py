@@ -1,4 +1,4 @@
-"""What became of the points, by model and size, and in which phase the failures happened."""
+"""What became of the points: a grid of models and sizes, in each cell how many finished, ran out of memory, failed."""
 
 from __future__ import annotations
 
@@ -6,14 +6,26 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
-from matplotlib.ticker import MaxNLocator
 
 from analysis.figures import style
 from analysis.figures.spec import FigureSpec
 from analysis.rows import labels, metrics
 from analysis.rows.frame_cache import cache_per_frame
 from analysis.rows.load import last_attempts
-from results.schema import OUTCOMES, PHASES, UNKNOWN_OUTCOME
+from results.schema import UNKNOWN_OUTCOME
+from results.text import format_percent, listed
+
+KINDS = {
+    "finished": ("#0072B2", "", "#005A8E"),
+    "out of memory": ("#D55E00", "////", "#A84600"),
+    "failed otherwise": ("#9AA0A8", "", "#5A616B"),
+}
+"""Colour and hatch of each part of a bar, and the darker colour of its count."""
+_CELL_IN = (1.15, 0.62)
+_BAR = 0.26
+"""Height of a bar as a share of its cell."""
+_WIDTH = 0.84
+_MOST_NAMED = 4
 
 
 @cache_per_frame
@@ -24,80 +36,117 @@ def data(frame: pd.DataFrame) -> pd.DataFrame:
     return final.groupby(keys, dropna=False).size().rename("points").reset_index()
 
 
+@cache_per_frame
+def cells(frame: pd.DataFrame) -> pd.DataFrame:
+    """Points of each model and number of devices by `KINDS`: index workload and world_size."""
+    counts = metrics.group_counts(frame)
+    own = {"finished": ["ok"], "out of memory": ["oom"]}
+    own["failed otherwise"] = [name for name in counts.columns if name not in ("ok", "oom")]
+    return pd.DataFrame({kind: counts.reindex(columns=names, fill_value=0).sum(axis=1) for kind, names in own.items()})
+
+
 @style.styled
 def draw(frame: pd.DataFrame) -> Figure:
-    """Left: points by outcome for each group. Right: the failed ones by the phase they were in."""
+    """Rows are models, columns numbers of devices. A bar shows shares of the points of its cell, below are counts."""
     frame, note = labels.under_study_labels(frame)
-    counts = metrics.group_counts(frame)
+    counts = cells(frame)
     if counts.empty:
         raise style.NothingToDraw("there is no attempt")
-    order = {workload: i for i, workload in enumerate(labels.workload_order(frame))}
-    counts = counts.loc[sorted(counts.index, key=lambda key: (order[key[0]], key[1]))]
-    kinds = [kind for kind in (*OUTCOMES, UNKNOWN_OUTCOME) if kind in counts.columns]
-    failed = last_attempts(frame)
-    failed = failed[failed["outcome"] != "ok"]
-    if failed["phase"].isna().all():
-        failed = failed.head(0)  # a panel that says "unknown" of every failure would say nothing
-    by_phase = (
-        failed.assign(phase=failed["phase"].fillna("unknown"))
-        .groupby(["phase", "outcome"])
-        .size()
-        .unstack(fill_value=0)
+    have = set(counts.index.get_level_values(0))
+    workloads = [name for name in labels.workload_order(frame) if name in have]
+    sizes = sorted({int(size) for size in counts.index.get_level_values(1)})
+    figure = style.new_figure(
+        max(_CELL_IN[0] * len(sizes) + 0.085 * max(map(len, workloads)) + 0.5, 6.0), _CELL_IN[1] * len(workloads) + 1.3
     )
-    by_phase = by_phase.reindex([phase for phase in (*PHASES, "unknown") if phase in by_phase.index])
-
-    bars = max(len(counts), len(by_phase), 2)
-    figure = style.new_figure(11.5 if len(by_phase) else 7.0, 0.3 * bars + 1.6)
-    axes = figure.subplots(1, 2 if len(by_phase) else 1, squeeze=False, width_ratios=[3, 2] if len(by_phase) else None)[
-        0
-    ]
-    noun = labels.device_noun(frame)
-    _bars(axes[0], counts[kinds], [labels.group_name(workload, size, noun) for workload, size in counts.index])
-    axes[0].set(title="Points by outcome", xlabel="Number of points")
-    if len(by_phase):
-        _bars(axes[1], by_phase[[kind for kind in kinds if kind in by_phase]], list(by_phase.index))
-        axes[1].set(title="Failures by phase", xlabel="Number of points")
+    ax = figure.subplots()
+    places = {(name, size): (x, y) for y, name in enumerate(workloads) for x, size in enumerate(sizes)}
+    at = [places[str(name), int(size)] for name, size in counts.index]
+    _bars(ax, counts, at)
+    for x, y in set(places.values()) - set(at):
+        _inside(ax, x, y, "not run", "#666666", style="italic")
+    ax.set(xlim=(-0.5, len(sizes) - 0.5), ylim=(len(workloads) - 0.5, -0.5))
+    ax.set_xlabel(f"Number of {labels.device_noun(frame)}")
+    ax.set_xticks(range(len(sizes)), [f"{size:,}" for size in sizes])
+    ax.set_yticks(range(len(workloads)), workloads)
+    ax.tick_params(length=0)
+    ax.spines[:].set_visible(False)
+    ax.hlines([y - 0.5 for y in range(1, len(workloads))], -0.5, len(sizes) - 0.5, color="#dddddd", linewidth=0.8)
+    total = counts.sum()
     handles = [
-        Patch(
-            facecolor=style.OUTCOME_COLOURS[kind],
-            hatch=style.OUTCOME_HATCHES.get(kind),
-            edgecolor="white",
-            label=labels.OUTCOME_NAMES[kind],
-        )
-        for kind in kinds
+        Patch(facecolor=colour, hatch=hatch, edgecolor="white", label=f"{kind}: {int(total[kind]):,}")
+        for kind, (colour, hatch, _) in KINDS.items()
+        if total[kind]
     ]
-    style.bottom_legend(figure, handles, note)
+    style.bottom_legend(figure, handles, "; ".join(part for part in (_otherwise(frame), note) if part) or None)
     return figure
 
 
-def _bars(ax: Axes, counts: pd.DataFrame, names: list[str]) -> None:
-    places = range(len(counts))
-    left = pd.Series(0, index=counts.index)
-    for kind in counts.columns:
+def _bars(ax: Axes, counts: pd.DataFrame, at: list[tuple[int, int]]) -> None:
+    share = counts.div(counts.sum(axis=1), axis=0) * _WIDTH
+    left = pd.Series([x - _WIDTH / 2 for x, _ in at], index=counts.index)
+    for place, (kind, (colour, hatch, ink)) in enumerate(KINDS.items()):
+        if not counts[kind].any():
+            continue
         ax.barh(
-            places,
-            counts[kind],
+            [y - 0.16 for _, y in at],
+            share[kind],
             left=left,
-            color=style.OUTCOME_COLOURS[kind],
-            hatch=style.OUTCOME_HATCHES.get(kind),
+            height=_BAR,
+            color=colour,
+            hatch=hatch,
             edgecolor="white",
             linewidth=0.5,
-            height=0.75,
         )
-        left = left + counts[kind]
-    for place, total in zip(places, left, strict=True):
-        ax.text(total, place, f" {int(total):,}", va="center", fontsize=8)
-    ax.set_yticks(places, names)
-    ax.set(ylim=(len(counts) - 0.4, -0.6), xlim=(0, 1.1 * max(float(left.max()), 1)))
-    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
-    ax.grid(axis="x")
+        left = left + share[kind]
+        side = ("left", "center", "right")[place]
+        for (x, y), count in zip(at, counts[kind], strict=True):
+            if count:
+                _inside(ax, x + (place - 1) * _WIDTH / 2, y + 0.2, f"{count:,}", ink, ha=side)
+
+
+def _inside(ax: Axes, x: float, y: float, text: str, colour: str, ha: str = "center", style: str = "normal") -> None:
+    inside = ax.text(x, y, text, ha=ha, va="center", color=colour, fontsize=8.5, style=style)
+    inside.set_in_layout(False)
+
+
+def _otherwise(frame: pd.DataFrame) -> str | None:
+    """How those failed that are not out of memory, most frequent first, where that was recorded."""
+    final = last_attempts(frame)
+    kinds = final.loc[~final["outcome"].isin(["ok", "oom"]), "outcome"].value_counts()
+    if not len(kinds) or list(kinds.index) == [UNKNOWN_OUTCOME]:
+        return None
+    named = [f"{labels.OUTCOME_NAMES[str(kind)]} {count:,}" for kind, count in kinds.head(_MOST_NAMED).items()]
+    more = [f"other {kinds.iloc[_MOST_NAMED:].sum():,}"] if len(kinds) > _MOST_NAMED else []
+    return f"Failed otherwise: {listed(named + more)}"
+
+
+def conclude(frame: pd.DataFrame) -> str | None:
+    """How many finished, and the model of which the fewest did."""
+    frame, _ = labels.under_study_labels(frame)
+    counts = cells(frame)
+    if counts.empty:
+        return None
+    whole, points = counts.sum(), int(counts.to_numpy().sum())
+    said = f"{format_percent(whole['finished'] / points, 0)} of {points:,} points finished"
+    if whole["out of memory"]:
+        said += f", {format_percent(whole['out of memory'] / points, 0)} ran out of memory"
+    by_model = counts.groupby(level=0).sum()
+    shares = by_model["finished"] / by_model.sum(axis=1)
+    if len(shares) > 1 and shares.min() < shares.max():
+        worst = by_model.loc[shares.sort_values(kind="stable").index].iloc[0]
+        said += f"; of {worst.name} {int(worst['finished']):,} of {int(worst.sum()):,} finished"
+    return said + "."
 
 
 FIGURE = FigureSpec(
     name="outcomes",
     section="failed",
     title="Outcomes",
-    caption="What became of the points; a retried point counts by its last attempt.",
+    caption=(
+        "What became of the points of each model and size: shares as bars, counts below them. A retried point counts "
+        "by its last attempt."
+    ),
     draw=draw,
     data=data,
+    conclude=conclude,
 )

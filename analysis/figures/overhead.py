@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from analysis.figures import style
+from analysis.figures import conclusions, style
 from analysis.figures.spec import FigureSpec
 from analysis.rows import labels, metrics
 
@@ -84,4 +84,5 @@ FIGURE = FigureSpec(
     caption="Median wall time of a finished point by phase; white diamonds: the time lost between two points.",
     draw=draw,
     data=data,
+    conclude=lambda frame: conclusions.of_overhead(data(frame)),
 )

@@ -73,7 +73,7 @@ def draw(frame: pd.DataFrame) -> Figure:
         drawn = runs_here.iloc[np.linspace(0, len(runs_here) - 1, min(len(runs_here), _MOST_LINES)).astype(int)]
         _panel(ax, drawn, [*shown, "memory_gib", metrics.RANK_BY], titles)
         cut = f", {len(drawn):,} of them drawn" if len(drawn) < len(runs_here) else ""
-        ax.set_title(f"{name}: {plural(len(runs_here), 'finished run')}{cut}")
+        ax.set_title(f"{name}: {plural(len(runs_here), 'finished run')}{cut}", pad=20)  # above the names of the axes
     bar = figure.colorbar(ScalarMappable(style.norm_of([0.0, 1.0]), colours), ax=list(axes), pad=0.01, aspect=40)
     bar.set_label("Share of the best")
     bar.outline.set_visible(False)

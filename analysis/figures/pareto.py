@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from analysis.figures import panels, style
+from analysis.figures import conclusions, panels, style
 from analysis.figures.spec import FigureSpec
 from analysis.rows import labels, metrics
 from analysis.rows.frame_cache import cache_per_frame
@@ -163,4 +163,5 @@ FIGURE = FigureSpec(
     ),
     draw=draw,
     data=data,
+    conclude=lambda frame: conclusions.of_front(data(frame), frame),
 )

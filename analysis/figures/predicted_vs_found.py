@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from analysis.figures import style
+from analysis.figures import conclusions, style
 from analysis.figures.spec import FigureSpec
 from analysis.rows import labels, metrics
 from analysis.rows.load import last_attempts
@@ -129,4 +129,5 @@ FIGURE = FigureSpec(
     caption="The closed-form prediction made before the run against what the run showed; the band is ± 10 %.",
     draw=draw,
     data=data,
+    conclude=lambda frame: conclusions.of_predictions(last_attempts(frame)),
 )

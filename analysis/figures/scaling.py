@@ -12,7 +12,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter
 
-from analysis.figures import style
+from analysis.figures import conclusions, style
 from analysis.figures.spec import FigureSpec
 from analysis.rows import by_degree, labels, metrics
 from analysis.rows.by_degree import PLACE
@@ -58,22 +58,22 @@ def draw_tensor_parallel(frame: pd.DataFrame) -> Figure:
 
 @style.styled
 def draw_pipeline_parallel(frame: pd.DataFrame) -> Figure:
-    """Pipelines without tensor parallelism: throughput by depth, with few micro-batches and with 32. Each panel is of
-    one model on one number of devices in one regime of the network."""
-    rows = _one_place_each(by_degree.pipeline_parallel(frame), labels.device_noun(frame))
+    """Pipelines without tensor parallelism: throughput by depth, with few micro-batches and with 32. A panel a model,
+    all on one number of devices in one regime of the network."""
+    rows, place = _one_place(by_degree.pipeline_parallel(frame), labels.device_noun(frame))
     figure, panels = _panels(rows)
     for ax, (_, group) in panels:
         depths = sorted(group["degree"].unique())
+        top = float(group[metrics.RANK_BY].max())
         for series, (colour, marker, dashes) in _SERIES_STYLES.items():
             line = group[group["series"] == series]
             places = [depths.index(degree) for degree in line["degree"]]
             ax.plot(places, line[metrics.RANK_BY], color=colour, marker=marker, linestyle=dashes, markersize=5)
+            for x, rate, lost in zip(places, line[metrics.RANK_BY], line["lost_share"], strict=True):
+                if pd.notna(lost):
+                    _lost(ax, x, rate + 0.05 * top, lost)
         ax.set_xticks(range(len(depths)), [f"{int(depth)}" for depth in depths])
-        ax.set(
-            ylim=(0, 1.12 * float(group[metrics.RANK_BY].max())),
-            xlabel="Pipeline depth p",
-            xlim=(-0.4, len(depths) - 0.6),
-        )
+        ax.set(ylim=(0, 1.2 * top), xlabel="Pipeline depth p", xlim=(-0.4, len(depths) - 0.6))
         ax.grid(axis="y")
         _thousands(ax)
     _label_left(panels, labels.rate_unit(frame))
@@ -85,6 +85,7 @@ def draw_pipeline_parallel(frame: pd.DataFrame) -> Figure:
             for name in shown
             for colour, marker, dashes in [_SERIES_STYLES[name]]
         ],
+        f"All on {place}; in per cent: against the depth before",
     )
     return figure
 
@@ -99,7 +100,7 @@ def _bars(rows: pd.DataFrame, xlabel: str, unit: str, line: tuple[str, str, str]
         top = float(group[metrics.RANK_BY].max())
         for place, (rate, lost) in enumerate(zip(group[metrics.RANK_BY], group["lost_share"], strict=True)):
             if pd.notna(lost):
-                ax.text(place, rate + 0.015 * top, _signed(-lost), ha="center", va="bottom", fontsize=7.5, color=_LOSS)
+                _lost(ax, place, rate + 0.015 * top, lost)
         ax.set_xticks(group.index, _with_counts(group))
         ax.set(xlabel=xlabel, ylim=(0, 1.5 * top), xlim=(-0.6, len(group) - 0.4))
         _thousands(ax)
@@ -158,23 +159,21 @@ def _label_left(panels: Panels, unit: str) -> None:
             ax.set_ylabel(unit)
 
 
-def _one_place_each(rows: pd.DataFrame, noun: str) -> pd.DataFrame:
-    """Of each workload the number of devices and the regime of the network with the most depths, then the most runs;
-    they become part of its name. Raises `style.NothingToDraw` when none has two depths."""
+def _one_place(rows: pd.DataFrame, noun: str) -> tuple[pd.DataFrame, str]:
+    """The rows of one number of devices and one regime of the network, and its name: of the place where most workloads
+    have two depths, then with the most depths, then the most runs. Of those workloads alone. Raises
+    `style.NothingToDraw` when none has two depths."""
     rows = rows.assign(network_regime=rows["network_regime"].astype(object).fillna(""))
-    places = rows.groupby(PLACE).agg(depths=("degree", "nunique"), runs=("candidates", "sum")).reset_index()
-    places = places[places["depths"] > 1].sort_values(["depths", "runs"], ascending=False, kind="stable")
-    if places.empty:
+    series = rows.groupby(PLACE).agg(depths=("degree", "nunique"), runs=("candidates", "sum")).reset_index()
+    series = series[series["depths"] > 1]
+    if series.empty:
         raise style.NothingToDraw(
             "no model was run at two pipeline depths on as many devices with m = p − 1, p or 32 and tp = 1"
         )
-    chosen = rows.merge(places.drop_duplicates("workload")[PLACE], on=PLACE)
-    where = [
-        labels.group_name(row["workload"], row["world_size"], noun)
-        + (f", {row['network_regime']} network" if row["network_regime"] else "")
-        for row in labels.records(chosen)
-    ]
-    return chosen.assign(workload=where)
+    places = series.groupby(PLACE[1:]).agg(models=("depths", "size"), depths=("depths", "sum"), runs=("runs", "sum"))
+    size, regime = places.sort_values([*places.columns], ascending=False, kind="stable").index[0]
+    chosen = rows.merge(series[(series["world_size"] == size) & (series["network_regime"] == regime)][PLACE], on=PLACE)
+    return chosen, labels.devices(size, noun) + (f", {regime} regime of the network" if regime else "")
 
 
 def _with_several(rows: pd.DataFrame, otherwise: str) -> pd.DataFrame:
@@ -190,6 +189,11 @@ def _with_counts(group: pd.DataFrame) -> list[str]:
     return [f"{int(row['degree'])}\nn = {int(row['candidates'])}" for row in labels.records(group)]
 
 
+def _lost(ax: Axes, x: float, y: float, share: float) -> None:
+    box = {"facecolor": "white", "edgecolor": "none", "pad": 0.4}
+    ax.text(x, y, _signed(-share), ha="center", va="bottom", fontsize=7.5, color=_LOSS, bbox=box)
+
+
 def _signed(share: float) -> str:
     percent = round(100 * share)
     return f"{'+' if percent > 0 else '−' if percent < 0 else '±'}{abs(percent)} %"
@@ -198,6 +202,21 @@ def _signed(share: float) -> str:
 def _thousands(ax: Axes) -> None:
     formatter: Callable[[float, int], str] = lambda value, _: f"{value:,.0f}"  # noqa: E731
     ax.yaxis.set_major_formatter(FuncFormatter(formatter))
+
+
+def _conclude_tensor_parallel(frame: pd.DataFrame) -> str | None:
+    """Nothing of rehearsed rows, whose times do not compare across tp."""
+    if "rehearsed" in set(frame["method"]):
+        return None
+    return conclusions.of_degrees(by_degree.tensor_parallel(frame), "tp")
+
+
+def _conclude_pipelines(frame: pd.DataFrame) -> str | None:
+    try:
+        rows, place = _one_place(by_degree.pipeline_parallel(frame), labels.device_noun(frame))
+    except style.NothingToDraw:
+        return None
+    return conclusions.of_degrees(rows[rows["series"] != by_degree.PP_SERIES[2]], "pp", f" on {place}")
 
 
 FIGURES = (
@@ -211,6 +230,7 @@ FIGURES = (
         ),
         draw=draw_data_parallel,
         data=by_degree.data_parallel,
+        conclude=lambda frame: conclusions.of_degrees(by_degree.data_parallel(frame), "dp"),
     ),
     FigureSpec(
         name="tp_scaling",
@@ -223,6 +243,7 @@ FIGURES = (
         ),
         draw=draw_tensor_parallel,
         data=by_degree.tensor_parallel,
+        conclude=_conclude_tensor_parallel,
     ),
     FigureSpec(
         name="pp_scaling",
@@ -230,10 +251,11 @@ FIGURES = (
         title="Scaling of pipelines",
         caption=(
             "Pipelines without tensor parallelism, with few micro-batches (m = p − 1, or m = p where those are powers "
-            "of two) and with 32: the fastest run of each depth. All runs of a panel have as many devices and the same "
-            "regime of the network, those with the most depths; the table has the others."
+            "of two) and with 32: the fastest run of each depth. All panels are of one number of devices and one "
+            "regime of the network, where most models have two depths; the table has the others."
         ),
         draw=draw_pipeline_parallel,
         data=by_degree.pipeline_parallel,
+        conclude=_conclude_pipelines,
     ),
 )

@@ -24,3 +24,6 @@ class FigureSpec:
     """Raises `analysis.figures.style.NothingToDraw` with the reason when the rows cannot make it."""
     data: Callable[[pd.DataFrame], pd.DataFrame]
     """What ``tables/<name>.csv`` holds of these rows."""
+    conclude: Callable[[pd.DataFrame], str | None] = lambda frame: None
+    """A sentence or two on what these rows show, with numbers and n, put before the caption; None where nothing can be
+    said."""

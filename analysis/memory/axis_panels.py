@@ -33,7 +33,18 @@ ALL_AXES = "5d"
 _MICRO_BATCHES, _BATCH = "num_microbatches", "global_batch_size"
 _MEASURED = ("peak_allocated_bytes", "peak_reserved_bytes", "device_memory_bytes")
 _COLUMNS = (
-    *("model", "variant", "held", "value", "basis", "split", "outcome", *MEMORY_CATEGORIES, "stack_bytes"),
+    *(
+        "model",
+        "variant",
+        "held",
+        "value",
+        "basis",
+        "split",
+        "outcome",
+        *MEMORY_CATEGORIES,
+        "stack_bytes",
+        "closed_form_bytes",
+    ),
     *(*_MEASURED, "repeats", "stack_engine", "engine", "experiment_id", "attempt_id"),
 )
 _CHAIN_COLUMNS = (
@@ -52,6 +63,8 @@ class Bar:
     stack: Stack
     row: Mapping[str, Any] | None
     """None where no row has this configuration."""
+    closed_form: Stack | None = None
+    """Of the same layout, beside a split that was measured or traced."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,12 +138,18 @@ def table(panels: list[Panel]) -> pd.DataFrame:
                     "outcome": row.get("outcome"),
                     **dict(zip(MEMORY_CATEGORIES, bar.stack.bytes, strict=True)),
                     "stack_bytes": bar.stack.total,
+                    "closed_form_bytes": None if bar.closed_form is None else bar.closed_form.total,
                     **{name: row.get(name) for name in (*_MEASURED, "repeats", "experiment_id", "attempt_id")},
                     "stack_engine": ENGINE if bar.stack.source == PREDICTED else row.get("engine"),
                     "engine": row.get("engine"),
                 }
             )
     return pd.DataFrame(lines, columns=list(_COLUMNS))
+
+
+def _bar(label: str, stack: Stack, row: Mapping[str, Any] | None) -> Bar:
+    experiment = None if row is None or stack.source == PREDICTED else experiment_of(row)
+    return Bar(label, stack, row, None if experiment is None else predicted(experiment))
 
 
 def _of_family(rows: pd.DataFrame, family: Family, axis: Axis) -> list[Panel]:
@@ -145,7 +164,7 @@ def _of_family(rows: pd.DataFrame, family: Family, axis: Axis) -> list[Panel]:
 
 def _bars(family: Family, axis: Axis) -> tuple[Bar, ...]:
     found = [(row, stack_of(row)) for row in family.rows]
-    return tuple(Bar(_text(row[axis.column]), stack, row) for row, stack in found if stack is not None)
+    return tuple(_bar(_text(row[axis.column]), stack, row) for row, stack in found if stack is not None)
 
 
 def _flipped(rows: pd.DataFrame, family: Family, axis: Axis, sequence_parallel: bool) -> tuple[Bar, ...]:
@@ -159,7 +178,7 @@ def _flipped(rows: pd.DataFrame, family: Family, axis: Axis, sequence_parallel: 
             changed = variant(e, "tp", e.tp, sequence_parallel=sequence_parallel)
             stack = None if changed is None else predicted(changed)
         if stack is not None:
-            bars.append(Bar(_text(row["tp"]), stack, pair))
+            bars.append(_bar(_text(row["tp"]), stack, pair))
     return tuple(bars)
 
 
@@ -187,7 +206,7 @@ def _chain(rows: pd.DataFrame, row: Mapping[str, Any], fixed: str) -> tuple[Bar,
         columns = config_columns(experiment)
         wanted = {column: columns[column] for column in _CHAIN_COLUMNS} | {name: row[name] for name in _OF_THE_ROW}
         found = like(rows, wanted)
-        bars.append(Bar(name, (stack_of(found) if found else None) or predicted(experiment), found))
+        bars.append(_bar(name, (stack_of(found) if found else None) or predicted(experiment), found))
     return tuple(bars)
 
 

@@ -149,13 +149,19 @@ def _draw_inherited(cohort: int, spec: int) -> Drawn:
 
 
 def _draw(request: _Request, cohort_place: int, spec_place: int) -> Drawn:
-    cohort, spec = request.cohorts[cohort_place], request.specs[spec_place]
+    with style.in_style():
+        return _drawn(request, request.cohorts[cohort_place], request.specs[spec_place])
+
+
+def _drawn(request: _Request, cohort: Cohort, spec: FigureSpec) -> Drawn:
     drawn = DrawnFigure(name=spec.name, section=spec.section, title=spec.title, caption=spec.caption)
     data = spec.data(cohort.frame)
     try:
         figure = spec.draw(cohort.frame)
     except style.NothingToDraw as reason:
         return Drawn(replace(drawn, missing=str(reason)), data)
+    if said := spec.conclude(cohort.frame):
+        drawn = replace(drawn, caption=f"{said} {spec.caption}")
     if cohort.stamp:  # a picture travels without its page
         figure.suptitle(cohort.stamp, fontsize="small", color="#666666")
     style.lay_out(figure)

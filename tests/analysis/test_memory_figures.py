@@ -158,8 +158,12 @@ def test_bars_are_the_rows_own_where_they_finished_and_the_closed_form_where_not
     figure = memory_by_axis.draw(frame, "recompute")
     bars = drawn_bars(figure)
     for place, line in enumerate(table.to_dict("records")):
-        assert [height for height, _ in bars[place]] == pytest.approx([line[name] for name in CATEGORIES])
-        assert {full for _, full in bars[place]} == {line["split"] == "measured"}
+        measured = line["split"] == "measured"
+        own = [height for height, full in bars[place] if full == measured]
+        assert own == pytest.approx([line[name] for name in CATEGORIES])
+        beside = [height for height, full in bars[place] if full != measured]  # the closed form of the same layout
+        assert beside == (pytest.approx(closed_form(points[place])) if measured else [])  # type: ignore[arg-type]
+        assert measured == (line["closed_form_bytes"] == sum(closed_form(points[place])))  # type: ignore[arg-type]
     assert {"none\nOOM", "full colour: measured", "pale: closed form, not measured"} <= words(figure)
     assert any(line.get_ydata()[0] == pytest.approx(synthetic.H200_BYTES / 2**30) for line in figure.axes[0].lines)
     assert_texts_fit(figure)

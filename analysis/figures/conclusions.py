@@ -1,0 +1,123 @@
+"""Sentences that captions begin with: what the table behind a figure shows, with numbers and n; None without them."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from analysis.rows import labels, metrics, winners
+from results.text import format_percent, listed, plural
+
+_NEXT_TO_NOTHING = 0.01
+_NEAR = 0.1
+"""A run is near the fastest when it is slower by no more than this share."""
+
+
+def of_degrees(rows: pd.DataFrame, axis: str, where: str = "") -> str | None:
+    """Of a table of `analysis.rows.by_degree`: the step from one degree to the next that costs most, of the steps that
+    most workloads have; the median of their losses, the lowest and the highest."""
+    if rows.empty:
+        return None
+    rows = rows.sort_values(["workload", "series", "degree"], kind="stable")
+    before = rows.groupby(["workload", "series"], dropna=False)["degree"].shift()
+    rows = rows.assign(before=before)[rows["lost_share"].notna() & before.notna()]
+    if rows.empty:
+        return None
+    steps = rows.groupby(["before", "degree"]).agg(
+        models=("workload", "nunique"), n=("workload", "size"), lost=("lost_share", "median")
+    )
+    worst = steps.reset_index().sort_values(["models", "lost"], kind="stable").iloc[-1]
+    degrees = f"{axis} {int(worst['before'])} → {int(worst['degree'])}"
+    own = rows[(rows["before"] == worst["before"]) & (rows["degree"] == worst["degree"])]["lost_share"]
+    verb = "costs" if worst["lost"] >= 0 else "gains"
+    spread = f", {_signed(own.max())} to {_signed(own.min())}" if len(own) > 1 else ""
+    changes = f"{verb} {format_percent(abs(worst['lost']), 0)} of the throughput of a device"
+    if abs(worst["lost"]) < _NEXT_TO_NOTHING:
+        changes = f"changes the throughput of a device by less than {format_percent(_NEXT_TO_NOTHING, 0)}"
+    return f"{degrees}{where} {changes} ({'median, ' * (len(own) > 1)}n = {plural(len(own), 'model')}{spread})."
+
+
+def of_effects(table: pd.DataFrame) -> str | None:
+    """Of `effects.data`: the choices that cost and that gain most throughput by themselves."""
+    # Only what is known to cost or to gain: its interval leaves out 1.
+    known = table[(table["throughput_high"] < 1) | (table["throughput_low"] > 1)] if len(table) else table
+    if known.empty:
+        return None
+    said = []
+    for row in labels.records(known.sort_values("throughput_ratio").iloc[[0, -1]].drop_duplicates("effect")):
+        change = float(row["throughput_ratio"]) - 1
+        if abs(change) >= _NEXT_TO_NOTHING:
+            interval = f"{row['throughput_low']:.2f} to {row['throughput_high']:.2f}"
+            verb = "costs" if change < 0 else "gains"
+            said.append(
+                f"{row['effect']} {verb} {format_percent(abs(change), 0)} ({interval}, n = {row['pairs']:,} pairs)"
+            )
+    return f"By itself {listed(said)}." if said else None
+
+
+def of_front(table: pd.DataFrame, frame: pd.DataFrame) -> str | None:
+    """Of `pareto.data`: what the leanest run within a tenth of the fastest saves, in the group with the most runs, of
+    the batch that most of them have."""
+    usual = winners.of_usual_batch(metrics.ranked(frame))
+    table = table[table["attempt_id"].isin(set(usual["attempt_id"]))]
+    if table.empty:
+        return None
+    sizes = table.groupby(metrics.GROUP)["attempt_id"].transform("size")
+    own = table[sizes == sizes.max()]
+    workload, size = own["workload"].iloc[0], own["world_size"].iloc[0]
+    own = own[(own["workload"] == workload) & (own["world_size"] == size)]
+    fastest = own.sort_values(metrics.RANK_BY).iloc[-1]
+    near = own[own[metrics.RANK_BY] >= (1 - _NEAR) * fastest[metrics.RANK_BY]]
+    lean = near.sort_values("memory_bytes").iloc[0]
+    saved = 1 - lean["memory_bytes"] / fastest["memory_bytes"]
+    if saved < _NEXT_TO_NOTHING:
+        return None
+    slower = 1 - lean[metrics.RANK_BY] / fastest[metrics.RANK_BY]
+    return (
+        f"{workload} on {int(size)} devices: {format_percent(saved, 0)} less memory than the fastest run costs "
+        f"{format_percent(slower)} of the throughput (n = {plural(len(own), 'run')})."
+    )
+
+
+def of_predictions(frame: pd.DataFrame) -> str | None:
+    """By how much the planner's memory and step time were off, in the middle of all points."""
+    said = []
+    for name, predicted, found in (
+        ("memory", "predicted_peak_bytes", "peak_allocated_bytes"),
+        ("step time", "predicted_step_time_s", "step_time_s"),
+    ):
+        errors = metrics.prediction_errors(frame, predicted, found).abs()
+        if len(errors):
+            said.append(f"{format_percent(errors.median())} of {name} (n = {len(errors):,})")
+    return f"Predictions were off by {listed(said)}: medians of the size of the error." if said else None
+
+
+def of_overhead(rows: pd.DataFrame) -> str | None:
+    """Of `overhead.data`: what share of a point's time its timed steps are, and the longest other phase."""
+    known = rows.dropna(subset=list(metrics.OVERHEAD))
+    if known.empty:
+        return None
+    phases = known[list(metrics.OVERHEAD)].rename(columns=metrics.OVERHEAD)
+    shares = phases.div(phases.sum(axis=1), axis=0).median()
+    timed = metrics.OVERHEAD["timed_s"]
+    rest = shares.drop(timed)
+    return (
+        f"Timed steps are {format_percent(shares[timed], 0)} of a point's time, {rest.idxmax()} "
+        f"{format_percent(rest.max(), 0)} (medians, n = {plural(len(known), 'point')})."
+    )
+
+
+def of_failures(table: pd.DataFrame) -> str | None:
+    """Of `failures_by_phase.data`: the most frequent failure and its phase."""
+    if table.empty:
+        return None
+    most = table.sort_values("points", kind="stable").iloc[-1]
+    return (
+        f"{int(most['points']):,} of {plural(int(table['points'].sum()), 'failure')}: "
+        f"{labels.OUTCOME_NAMES[str(most['outcome'])]}, phase {most['phase']}."
+    )
+
+
+def _signed(lost: float) -> str:
+    """A loss as a change: ``−12 %``."""
+    percent = round(-100 * lost)
+    return f"{'+' if percent > 0 else '−' if percent < 0 else '±'}{abs(percent)} %"
