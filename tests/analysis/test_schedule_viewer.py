@@ -134,7 +134,9 @@ def drawn(browser: Browser) -> list[list[float]]:
 
 
 def ranks_shown(browser: Browser) -> list[list[str]]:
-    rows = "[...document.querySelectorAll('#runs-p-table tr')].map(row => [...row.children].map(cell => cell.textContent))"
+    rows = (
+        "[...document.querySelectorAll('#runs-p-table tr')].map(row => [...row.children].map(cell => cell.textContent))"
+    )
     return list(browser.js(rows))
 
 
@@ -200,7 +202,9 @@ def test_chunks_and_split_backwards_are_told(tab: Browser) -> None:
     assert [row[3] for row in ranks_shown(tab)] == ["4"] * 4
     tab.js("document.querySelector('#runs-p-chart').focus()")
     tab.press(Keys.END)
-    assert tab.text("#runs-p-now").startswith("Rank 0: backward, weights' gradient of micro-batch 7 in chunk 0 (stage 0), ")
+    assert tab.text("#runs-p-now").startswith(
+        "Rank 0: backward, weights' gradient of micro-batch 7 in chunk 0 (stage 0), "
+    )
     type_in(tab, schedule="interleaved_1f1b", chunks=2)
     assert tab.text("#runs-p-formula") == "(p − 1) / (v m)"
     assert tab.text("#runs-p-bubble") == tab.text("#runs-p-closed") == "18.8 %"  # 3 / 16
