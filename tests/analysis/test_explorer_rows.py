@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.explorer import failed_logs, row_data
+from analysis.explorer import failed_logs, pack_texts, row_data
 from analysis.rows import cohorts
 from analysis.rows.load import load
 from results.schema import ATTEMPTS
@@ -25,6 +25,7 @@ from tests.analysis.conftest import frame_of
 from tests.analysis.explorer_page import (
     HOSTILE,
     POINTS,
+    many,
     of_recorded,
     opened,
     results_of,
@@ -144,6 +145,34 @@ def test_columns_keep_what_is_unknown_and_what_is_exact() -> None:
     assert "scheduler_job" not in columns  # no row has one
     assert "config_json" not in columns and "losses" not in columns
     assert set(columns) <= {*ATTEMPTS.names, "cohort", "workload", "degrees", "batching", "layout"}
+
+
+def test_names_of_many_runs_are_packed_and_unpacked() -> None:
+    names = [f"m{n % 3}.5b-dp{n % 8}-{n:05x}.a1" for n in range(100)] + ["", "-_", "plain", 'a"b-c_d']
+    packed = pack_texts.pack(names)
+    assert packed is not None and pack_texts.unpack(packed) == names
+    alike = [f"run-{n}-{n * 7919 % 97:x}" for n in range(200)]
+    packed = pack_texts.pack(alike)
+    assert packed is not None and "form" not in packed and pack_texts.unpack(packed) == alike
+    assert packed["forms"][0]["places"][0] == {"levels": ["run"], "codes": [0] * 200}
+    assert (
+        pack_texts.unpack(pack_texts.pack([f"job-{14113488 + n}-{n:03}" for n in range(99)]) or {})[7]
+        == "job-14113495-007"
+    )
+    assert pack_texts.steps([5, 6, 7, 7]) is None and pack_texts.steps([1000, 1001, 999]) == [1000, 1, -2]
+    assert pack_texts.steps([1000, None, 1001]) is None and pack_texts.steps([1000, 1000.5]) is None
+    assert pack_texts.pack(["-" * n for n in range(100)]) is None
+    assert pack_texts.pack(names[:10]) is None
+
+
+@pytest.mark.parametrize("rows", [401, 1000])
+def test_packed_names_reach_the_page(browser: Browser, tmp_path: Path, rows: int) -> None:
+    frame = many(rows)
+    frame = frame.assign(attempt_id=[f"a.{n % 7}-{n}{'_x' if n % 5 == 0 else ''}" for n in range(rows)])
+    opened(browser, written(results_of(frame, tmp_path), tmp_path))
+    assert browser.js("'texts' in Explorer.columns.get('attempt_id').packed")
+    read = "Array.from({length: arguments[0]}, (_, row) => Explorer.columns.get('attempt_id').value(row))"
+    assert sorted(browser.js(read, rows)) == sorted(frame["attempt_id"])
 
 
 def test_the_panel_says_what_the_row_says(browser: Browser, recorded: tuple[Path, pd.DataFrame]) -> None:
