@@ -5,6 +5,7 @@ A `Said` is what is concluded and what it rests on. The page sets the first in b
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
@@ -27,9 +28,11 @@ class Said(NamedTuple):
 
 def of_part(part: Cohort) -> list[Said]:
     """What holds over the whole part: which layouts win, what the choice is worth, how many winners are ties."""
-    found = [answer.answer(part.frame, answer.Query(workload, size)) for workload, size in answer.cells(part.frame)]
+    found = answer.of_every_cell(part.frame)
     won = [one for one in found if one.best is not None]
-    sentences = [_layouts(part.frame, won), _worth(part.frame, won), _ties(part.frame, found, won)]
+    # Times that were not measured do not say which kind of parallelism wins.
+    layouts = _layouts(part.frame, won) if set(part.frame["method"]) == {"measured"} else None
+    sentences = [layouts, _worth(part.frame, won), _ties(part.frame, found, won)]
     return [said for said in sentences if said is not None]
 
 
@@ -42,7 +45,7 @@ def _layouts(frame: pd.DataFrame, won: list[answer.Answer]) -> Said | None:
     alone = [one for one in won if all(_degree(one, axis) == 1 for axis in ("tp", "cp", "pp", "ep"))]
     sizes = sorted({size for size, _ in tp})
     from_size = next((size for size in sizes if all(uses for at, uses in tp if at >= size)), None)
-    if from_size is not None and len(won) > 3 and "rehearsed" not in set(frame["method"]):
+    if from_size is not None and len(won) > 3:
         above = [one for one in won if one.query.world_size >= from_size]
         below = [one for one in alone if one.query.world_size < from_size]
         fewer = len(won) - len(above)
@@ -51,15 +54,18 @@ def _layouts(frame: pd.DataFrame, won: list[answer.Answer]) -> Said | None:
             rest += f"; on fewer, {len(below)} of {fewer} are data parallelism alone"
         start = f"From {from_size} {noun} on every" if fewer else "Every"
         return Said(f"{start} fastest layout uses tensor parallelism", f"{rest}.")
-    used = [f"{count} {name}" for name, count in _uses(won).items() if count]
+    used = [f"{count} {'uses' if count == 1 else 'use'} {name}" for name, count in _uses(won).items() if count]
     if len(won) == 1:
-        return Said(f"One model and size has a fastest layout: {won[0].best['layout']}", ".")  # type: ignore[index]
-    kinds = f"; {listed(used)} use more" if used else ""
-    return Said(f"{len(alone)} of {len(won)} fastest layouts are data parallelism alone", f"{kinds}.")
+        [only] = [one.best for one in won if one.best is not None]
+        return Said(f"One model and size has a fastest layout: {only['layout']}", ".")
+    kinds = f"; {listed(used)} parallelism" if used else ""
+    few = "None" if not alone else str(len(alone))
+    verb = "is" if len(alone) == 1 else "are"
+    return Said(f"{few} of {len(won)} fastest layouts {verb} data parallelism alone", f"{kinds}.")
 
 
 def _uses(won: list[answer.Answer]) -> dict[str, int]:
-    names = {"tp": "with tensor", "cp": "with context", "pp": "with pipeline", "ep": "with expert parallelism"}
+    names = {"tp": "tensor", "cp": "context", "pp": "pipeline", "ep": "expert"}
     return {name: sum(_degree(one, axis) > 1 for one in won) for axis, name in names.items()}
 
 
@@ -71,13 +77,13 @@ def _degree(one: answer.Answer, axis: str) -> int:
 
 def _worth(frame: pd.DataFrame, won: list[answer.Answer]) -> Said | None:
     """How much faster the best layout is than the median one, on the fewest and on the most devices."""
-    enough = [one for one in won if len(one.ranked) >= MIN_FOR_INTERVAL]
+    enough = [one for one in won if len(one.layouts) >= MIN_FOR_INTERVAL]
     if not enough:
         return None
     ratios: dict[int, list[float]] = {}
     for one in enough:
-        rates = one.ranked[metrics.RANK_BY]
-        ratios.setdefault(one.query.world_size, []).append(float(rates.iloc[0] / rates.median()))
+        rates = [layout[metrics.RANK_BY] for layout in one.layouts]
+        ratios.setdefault(one.query.world_size, []).append(rates[0] / statistics.median(rates))
     low, high = min(ratios), max(ratios)
     noun = labels.device_noun(frame)
     first = f"The choice is worth {_span(ratios[low])} on {labels.devices(low, noun)}"
@@ -100,7 +106,7 @@ def _ties(frame: pd.DataFrame, found: list[answer.Answer], won: list[answer.Answ
     ended += [f"{oom:,} ran out of memory"] if oom else []
     ended += [f"{failed:,} failed otherwise"] if failed else []
     outcomes = f"Of {plural(points, 'point')} {listed(ended)}."
-    two = [one for one in won if len(one.ranked) > 1]
+    two = [one for one in won if len(one.layouts) > 1]
     if not two:
         return Said(outcomes) if points else None
     close = sum(len(one.ties) > 1 for one in two)
@@ -111,6 +117,9 @@ def _ties(frame: pd.DataFrame, found: list[answer.Answer], won: list[answer.Answ
         else "noise may have put the others behind"
         + (f" (5 % is taken where it is not known: {untimed})" if untimed else "")
     )
+    if len(two) == 1:
+        only = f"The winner of the one model and size with a runner-up is {'a tie' if close else 'no tie'}"
+        return Said(only, f". {outcomes}")
     if not close:
         return Said(f"None of {plural(len(two), 'winner')} is a tie", f". {outcomes}")
     return Said(
@@ -147,18 +156,18 @@ def _trust(frame: pd.DataFrame, part: Cohort) -> Iterator[Said]:
         yield Said("Several timed steps a run:", f"{steps} {what}.", "good" if again else "doubt")
     if "network_regime" in frame and ok["network_regime"].nunique() > 1:
         counts = ok["network_regime"].value_counts()
-        told = listed([f"{count:,} saw the {name} one" for name, count in counts.items()])
+        told = [f"{count:,} saw the {name} one" for name, count in counts.items()]
         missing = int(ok["network_regime"].isna().sum())
-        rest = f" and {missing:,} were not timed" if missing else ""
+        told += [f"{missing:,} were not timed"] if missing else []
         yield Said(
             f"{len(counts)} network regimes.",
-            f" Of the finished runs {told}{rest}. Network above separates them.",
+            f" Of the finished runs {listed(told)}. Network above separates them.",
             "bad",
         )
     versions = ok["engine_version"].dropna().value_counts()
     if len(versions) > 1:
-        told = listed([f"{version} ({count:,})" for version, count in versions.items()])
-        yield Said(f"{len(versions)} engine versions are ranked together:", f" {told}.", "doubt")
+        each = listed([f"{version} ({count:,})" for version, count in versions.items()])
+        yield Said(f"{len(versions)} engine versions are ranked together:", f" {each}.", "doubt")
     differ = int(metrics.losses_differ(ok).sum())
     agree = int(ok["loss_agrees"].eq(True).sum())
     if differ:
@@ -168,6 +177,7 @@ def _trust(frame: pd.DataFrame, part: Cohort) -> Iterator[Said]:
     elif agree:
         yield Said("Losses agree.", f" Those of {plural(agree, 'run')} are the reference layout's within tolerance.")
     final = last_attempts(frame)
+    final = final[~final["will_retry"].eq(True)]
     unknown = int((~final["outcome"].isin(["ok", "oom"])).sum())
     if unknown:
         share = format_percent(unknown / len(final), 0)

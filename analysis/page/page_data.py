@@ -43,7 +43,7 @@ def _part(part: Cohort, first: int, results: Results) -> dict[str, Any]:
         "first": first,
         "rows": len(frame),
         "noun": "GPUs" if "backend" not in frame else labels.device_noun(frame),
-        "workloads": labels.workload_order(frame),
+        "workloads": labels.workload_order(frame) if "num_params" in frame else list(frame["workload"].unique()),
         "device": _device(frame),
         "capacity": capacity(frame),
     }
@@ -53,13 +53,13 @@ def _part(part: Cohort, first: int, results: Results) -> dict[str, Any]:
         "memory": metrics.memory_column(frame),
         "points": _points(last_attempts(frame), first),
         "ranked": _ranked(frame, first),
-        "effects": _effects(frame),
+        "effects": effects_of(frame),
         "waiting": _waiting(results, frame) if about["method"] == "measured" else [],
     }
 
 
 def capacity(frame: pd.DataFrame) -> float | None:
-    """Memory of the device in bytes, the smallest of several; of a plan, what training can have of it. None if unknown."""
+    """Memory of the device in bytes, the smallest of several; of a plan what training can have; None if unknown."""
     for name in ("device_memory_bytes", "limit_bytes"):
         if name in frame and frame[name].notna().any():
             return float(frame[name].min())
@@ -67,7 +67,7 @@ def capacity(frame: pd.DataFrame) -> float | None:
 
 
 def _device(frame: pd.DataFrame) -> str | None:
-    names = frame["device_name"].dropna().unique() if "device_name" in frame else []
+    names = list(frame["device_name"].dropna().unique()) if "device_name" in frame else []
     return str(names[0]) if len(names) == 1 else None
 
 
@@ -94,7 +94,7 @@ def _ranked(frame: pd.DataFrame, first: int) -> dict[str, Any]:
     }
 
 
-def _effects(frame: pd.DataFrame) -> list[dict[str, Any]]:
+def effects_of(frame: pd.DataFrame) -> list[dict[str, Any]]:
     """Matched pairs, as the figure `effects` has them; effects of too few pairs are left out."""
     table = effects.data(frame)
     table = table[table["enough"].eq(True)]
@@ -103,16 +103,17 @@ def _effects(frame: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def _waiting(results: Results, frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """Points of the plan without a result, counted by model and size."""
+    """Points without a result of this part's sweeps, and of sweeps without any row, counted by model and size."""
     rows = waiting(results)
-    rows = rows[rows["cluster"].isin(frame["cluster"].unique())] if len(rows) else rows
+    rows = rows[rows["sweep"].isin(frame["sweep"].unique()) | ~rows["sweep"].isin(results.attempts["sweep"].unique())]
     if rows.empty:
         return []
     lengths = frame.drop_duplicates(["model", "seq_len"]).set_index(["model", "seq_len"])["workload"].to_dict()
-    counted = rows.groupby(["model", "seq_len", "world_size"]).size()
+    counted = rows.groupby(["model", "seq_len", "world_size"], as_index=False).size()
     return [
-        {"workload": str(lengths.get((model, seq), model)), "world_size": int(size), "points": int(count)}
-        for (model, seq, size), count in counted.items()  # type: ignore[misc]
+        {"workload": str(lengths.get((row["model"], row["seq_len"]), row["model"]))}
+        | {"world_size": int(row["world_size"]), "points": int(row["size"])}
+        for row in labels.records(counted)
     ]
 
 

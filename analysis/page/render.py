@@ -1,11 +1,17 @@
-"""The report's page: one HTML file that holds its figures and asks no server for anything."""
+"""The report's page: one HTML file that holds its rows and scripts and asks no server for anything.
+
+Figures stand beside it as files; the gallery at its end shows them when it is opened.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from analysis.page.headlines import Said
 
 _TEMPLATES = Path(__file__).resolve().parent.parent / "templates"
 GENERATOR = "ultrasweep analysis.report"
@@ -21,9 +27,13 @@ class DrawnFigure:
     caption: str
     files: tuple[str, ...] = ()
     """Names of its files under ``figures/``."""
-    embedded: str = ""
-    """The picture as a data URI."""
     missing: str | None = None
+
+    @property
+    def shown(self) -> str | None:
+        """The file that a browser shows small: the PNG, else the SVG."""
+        pictures = [file for kind in (".png", ".svg") for file in self.files if file.endswith(kind)]
+        return pictures[0] if pictures else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,24 +49,25 @@ class PageTable:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """What the page says of one cohort."""
+    """What Python writes into the page on a cohort. Answer, map, causes and cost are drawn from the rows by scripts."""
 
     slug: str
     title: str
     meaning: str
     cautions: list[str]
     """What must be known before any number of these rows is read."""
+    headlines: list[Said]
     best: list[str]
     failed: list[str]
+    facts: list[Said]
     trust: list[str]
     figures: list[DrawnFigure]
     winners: PageTable
-    ranked: PageTable
     failures: PageTable
 
-    def figures_of(self, section: str) -> list[DrawnFigure]:
-        """The figures of a section of the page that were drawn."""
-        return [figure for figure in self.figures if figure.section == section and figure.missing is None]
+    @property
+    def drawn(self) -> list[DrawnFigure]:
+        return [figure for figure in self.figures if figure.missing is None]
 
     @property
     def missing(self) -> list[DrawnFigure]:
@@ -66,6 +77,8 @@ class Section:
 @dataclass(frozen=True, slots=True)
 class Page:
     title: str
+    name: str
+    """The title in a word or two."""
     source: str
     made_at: str
     version: str
@@ -73,17 +86,36 @@ class Page:
     warnings: list[str]
     sections: list[Section]
     rehearsal: list[str]
-    claims: PageTable
-    """The study's claims on each measured part; no rows when there is none."""
+    claims: str | None
+    """How many of the study's claims hold, for the link to their page; None without such a page."""
     tables: list[str]
     """Names of the files under ``tables/``."""
-    explorer: str | None
-    """Name of the explorer's page beside this one."""
 
 
-def render(page: Page) -> str:
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What the page is made of beside its words. ``data`` and ``late`` are deflated (`analysis.page.embed`)."""
+
+    styles: Sequence[str]
+    scripts: Sequence[str]
+    data: str
+    late: Mapping[str, str]
+
+
+def render(page: Page, parts: Parts) -> str:
     """The page as text; everything that comes from rows is escaped."""
-    return environment().get_template("report.html").render(page=page, style=style_sheet(), generator=GENERATOR)
+    return (
+        environment()
+        .get_template("report.html")
+        .render(
+            page=page,
+            styles=parts.styles,
+            scripts=parts.scripts,
+            data=parts.data,
+            runs=parts.late,
+            generator=GENERATOR,
+        )
+    )
 
 
 def environment() -> Environment:

@@ -19,7 +19,7 @@ const Cost = (() => {
     if (!points.length) return void box.replaceChildren(element("p", { class: "empty" }, "No run of this model finished under these limits."));
     const cheapest = points.reduce((a, b) => (b.paid < a.paid ? b : a)), soonest = points.reduce((a, b) => (b.days < a.days ? b : a));
     const write = (value) => (state.price ? Words.money(value) : `${Words.fixed(value)} GPU-hours`);
-    const lead = `${state.cell.workload}, ${Words.short(state.trillions)} T tokens: cheapest on ${cheapest.cell.size} GPUs (${write(cheapest.paid)}, ${Words.days(cheapest.days)} days)`;
+    const lead = `${state.cell.workload}, ${state.trillions} T tokens: cheapest on ${cheapest.cell.size} GPUs (${write(cheapest.paid)}, ${Words.days(cheapest.days)} days)`;
     const soon = soonest === cheapest ? ", and soonest there too." : `; soonest on ${soonest.cell.size}: ${Words.days(soonest.days)} days for ${Words.fixed(soonest.paid / cheapest.paid, 2)} times as much.`;
     const line = (point) => element("tr", { class: point.cell === state.cell ? "tie" : "" },
       ...[["", point.cell.size], ["l lay", part.layoutName(point.best.place)], ["", Words.days(point.days)], ["", Words.fixed(point.hours)], ...(state.price ? [["", Words.money(point.paid)]] : []), ["", point === cheapest ? Words.UNKNOWN : `× ${Words.fixed(point.paid / cheapest.paid, 2)}`]].map(([kind, text]) => element("td", { class: kind }, String(text))));

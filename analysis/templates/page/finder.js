@@ -78,10 +78,10 @@ const Finder = (() => {
     const memory = part.memoryOf(best.place);
     if (memory !== null) {
       const kind = part.memory === "peak_reserved_bytes" ? "reserved" : "peak";
-      list.push([`${Words.gib(memory)} GiB`, part.capacity === null ? kind : `${kind} of ${Words.gib(part.capacity)} GiB`]);
+      list.push([Words.memory(memory), part.capacity === null ? kind : `${kind} of ${Words.gib(part.capacity)} GiB`]);
     }
     if (part.noun === "GPUs" && part.method !== "rehearsed_fake") {
-      list.push([`${Words.days(hours / cell.size / 24)} days`, `for ${Words.short(state.trillions)} T tokens`]);
+      list.push([`${Words.days(hours / cell.size / 24)} days`, `for ${state.trillions} T tokens`]);
       list.push(state.price ? [Words.money(hours * state.price), `${Words.fixed(hours)} GPU-hours`] : [Words.fixed(hours), "GPU-hours; no price given"]);
     }
     return element("dl", { class: "stats" }, ...list.map(([value, name]) => element("div", {}, element("dt", {}, name), element("dd", {}, value))));
@@ -120,7 +120,7 @@ const Finder = (() => {
       if (found.ties.length > 1) {
         const lean = Math.min(...found.ties.map(({ place }) => part.memoryOf(place) ?? Infinity));
         const why = next.unknown ? "; one timed step each and no repeat, so up to 5 % decides nothing." : `; noise (${spread}) explains that.`;
-        told.push(callout(false, strong(`Tie of ${found.ties.length}.`), " The next, ", code(part.layoutName(next.place)), `, is ${behind}${why}`, Number.isFinite(lean) ? ` Leanest of the tie: ${Words.gib(lean)} GiB.` : ""));
+        told.push(callout(false, strong(`Tie of ${found.ties.length}.`), " The next, ", code(part.layoutName(next.place)), `, is ${behind}${why}`, Number.isFinite(lean) ? ` Leanest of the tie: ${Words.memory(lean)}.` : ""));
       } else {
         const why = next.unknown ? ", more than the 5 % that one timed step may hide." : `, more than noise explains (${spread}).`;
         told.push(callout(true, strong("Clear winner:"), " the next, ", code(part.layoutName(next.place)), `, is ${behind}${why}`));
@@ -145,7 +145,7 @@ const Finder = (() => {
     const within = (size) => { const other = part.at(cell.workload, size); return other && Answer.find(part, state.query(other)).best; };
     if (found.finished && !found.fits) {
       const lean = found.cell.layouts.map((place) => part.memoryOf(place)).filter((bytes) => bytes !== null).sort((a, b) => a - b)[0];
-      if (lean !== undefined && Object.keys(state.only).length === 0) return [`The leanest finished layout needs ${Words.gib(lean)} GiB. `, button("Allow that", () => act.set({ memory: Math.ceil(lean / Words.GIB) }))];
+      if (lean !== undefined && Object.keys(state.only).length === 0) return [`The leanest finished layout needs ${Words.memory(lean)}. `, button("Allow that", () => act.set({ memory: Math.ceil(lean / Words.GIB) }))];
       return ["The limits leave nothing. ", button("Drop them", () => act.set({ only: {}, memory: state.usualMemory }))];
     }
     if (found.fits) return [`${Words.plural(found.fits, "layout")} finished at other batches. `, button("Take any batch", () => act.set({ batch: Answer.ANY }))];

@@ -12,7 +12,7 @@ const CellMap = (() => {
     const all = [
       ["mfu", "MFU", best((place) => part.mfu(place)), (value) => Words.percent(value)],
       ["rate", "tokens/s", best((place) => part.rate(place)), Words.short],
-      ["memory", "memory", best((place) => part.memoryOf(place)), (value) => `${Words.gib(value)} GiB`],
+      ["memory", "memory", best((place) => part.memoryOf(place)), Words.memory],
       ["finished", "finished", (cell, found) => (found.points ? (found.points - found.outOfMemory - found.failed) / found.points : null), (value) => Words.percent(value, 0)],
       ["hours", "GPU-h", best((place) => part.hours(place, tokens)), Words.fixed],
     ];
@@ -56,7 +56,7 @@ const CellMap = (() => {
   function button(state, cell, answer, value, write, shade, act) {
     const { part } = state, chosen = cell === state.cell;
     const tie = answer.ties.length > 1, pale = part.isPlan || (!answer.best && cell.points.length === 0);
-    const [degrees, batching] = answer.best ? part.layoutName(answer.best.place).split(" · ") : ["", ""];
+    const lines = answer.best ? brief(part, answer.best) : [];
     const words = value !== null && !pale ? write(value) : part.isPlan ? `${Planned.candidates(state, cell).length} of ${cell.points.length}` : cell.waiting && !cell.points.length ? `${cell.waiting} planned` : `0 of ${cell.points.length}`;
     const said = `${cell.workload} on ${cell.size}: ${words}${answer.best ? `, ${part.layoutName(answer.best.place)}${tie ? `, a tie of ${answer.ties.length}` : ""}` : ""}`;
     const kind = pale ? " pale" : value === null || !answer.best ? " none" : "";
@@ -66,12 +66,19 @@ const CellMap = (() => {
       onpointerleave: hide, onblur: hide, onkeydown: move,
     }, element("b", {}, words));
     if (answer.best && !pale) {
-      node.append(element("span", {}, degrees), element("span", {}, batching.replace(/^mbs /, "")));
+      node.append(...lines.map((line) => element("span", {}, line)));
       if (shade !== null) paint(node, shade);
       const slow = part.value("network_regime", answer.best.row) === "slow";
       if (tie || slow) node.append(element("span", { class: "flag", "aria-hidden": "true" }, `${tie ? "≈" : ""}${slow ? "▾" : ""}`));
     }
     return node;
+  }
+
+  /** A layout in two short lines: degrees; ZeRO stage and batching. */
+  function brief(part, { place, row }) {
+    const [degrees, batching] = part.layoutName(place).split(" · ");
+    const zero = part.value("dp", row) > 1 ? `z${part.value("zero_stage", row)} ` : "";
+    return [degrees.replace(/ z\d/, "").replace(/ (?=\w)/g, "\u202f"), zero + batching.replace(/^mbs /, "")];
   }
 
   /** The colour of a share of the ramp, and black or white text by its luminance. */
@@ -90,7 +97,7 @@ const CellMap = (() => {
   function legend(state, rows, write, low, top, act) {
     const { part } = state;
     const items = [];
-    if (top) items.push(element("span", {}, low ? write(top) : write(0), element("i", { class: low ? "ramp turned" : "ramp" }), low ? write(low) : write(top)));
+    if (top && !part.isPlan) items.push(element("span", {}, low ? write(top) : write(0), element("i", { class: low ? "ramp turned" : "ramp" }), low ? write(low) : write(top)));
     const cells = [...part.cells.values()].filter((cell) => rows.includes(cell.workload));
     if (!part.isPlan && cells.some((cell) => !cell.layouts.length && cell.points.length)) items.push(element("span", {}, element("i", { class: "sw hatched" }), "none finished"));
     if (cells.some((cell) => cell.waiting && !cell.points.length)) items.push(element("span", {}, element("i", { class: "sw pale" }), "planned, not run"));

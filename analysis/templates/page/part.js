@@ -13,7 +13,7 @@ class Part {
     this.ranked ??= { row: [], rate: [], repeats: [], noise: [], freedom: [], from: [], sources: [] };
     this.isPlan = packed.method === "planned";
     this.cells = new Map();
-    this.gpuName = (this.device ?? "").replace(/^NVIDIA /, "").split(" ")[0];
+    this.gpuName = this.noun === "GPUs" ? (this.device ?? "").replace(/^NVIDIA /, "").split(" ")[0] : "";
     const [workload, size] = [columns.get("workload"), columns.get("world_size")];
     const cell = (row) => this.at(workload.value(row), size.value(row), true);
     this.points.rows.forEach((row, place) => {
@@ -94,7 +94,7 @@ class Part {
       const count = new Map(this.workloads.map((name) => [name, 0]));
       for (const { workload, points, waiting } of this.cells.values()) count.set(workload, count.get(workload) + points.length + waiting);
       const most = Math.max(0, ...count.values());
-      this._minor = new Set(this.workloads.filter((name) => count.get(name) < 0.06 * most));
+      this._minor = new Set(this.workloads.length > 6 ? this.workloads.filter((name) => count.get(name) < 0.06 * most) : []);
     }
     return this._minor;
   }

@@ -28,7 +28,7 @@ const Planned = (() => {
 
   /** The first ten by predicted throughput, as rows of the table below the answer. */
   function table(state) {
-    const { part } = state, rows = candidates(state).slice(0, 10);
+    const { part } = state, all = candidates(state), rows = all.slice(0, 10);
     const head = ["Layout", "Predicted tokens/s/GPU", "Predicted step, s", "Predicted GiB", "GPU-hours"];
     const cells = rows.map((row) => [
       { text: part.value("layout", row), row },
@@ -37,7 +37,7 @@ const Planned = (() => {
       { text: Words.gib(part.value("predicted_peak_bytes", row)) },
       { text: Words.short(part.value("expected_gpu_hours", row)) },
     ]);
-    return { head, cells, title: rows.length ? `Ten of ${rows.length} by predicted throughput: a prediction, not a ranking` : "" };
+    return { head, cells, title: rows.length ? `${rows.length} of ${all.length} by predicted throughput: a prediction, not a ranking` : "" };
   }
 
   return { show, table, candidates };

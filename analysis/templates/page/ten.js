@@ -12,10 +12,11 @@ const TopTen = (() => {
     const last = 1 - list.at(-1).behind, low = Math.max(0, Math.min(0.9, Math.floor(20 * last) / 20));
     const at = (share) => (100 * (Math.max(low, share) - low)) / (1 - low);
     const network = part.valuesOf("network_regime", found.list.map(({ row }) => row)).length > 0;
+    const mfu = list.some(({ place }) => part.mfu(place) !== null);
     const money = part.noun === "GPUs" && part.method !== "rehearsed_fake";
     const head = [
       ["l", "#"], ["l", "Layout"], ["", `tokens/s/${part.noun === "GPUs" ? "GPU" : "process"}`], ["track hide", element("span", { class: "scale" }, element("span", {}, Words.percent(low, 0)), element("span", {}, "of the best"), element("span", {}, "best"))],
-      ["", "Slower"], ["hide", "MFU"], ["hide", "GiB"], ["hide", "Step, s"],
+      ["", "Slower"], ...(mfu ? [["hide", "MFU"]] : []), ["hide", "GiB"], ["hide", "Step, s"],
       ...(money ? [["hide", "Days"], ["hide", state.price ? "Extra cost" : "Extra GPU-hours"]] : []), ...(network ? [["hide", "Network"]] : []),
     ];
     const reach = found.list.filter(({ tied }) => tied).at(-1).behind;
@@ -25,7 +26,7 @@ const TopTen = (() => {
       const cells = [
         ["l", String(place + 1)], ["l", element("button", { type: "button", class: "open lay", onclick: () => open(layout.row) }, part.layoutName(layout.place)), tie && !place ? element("span", { class: "tag" }, "tie") : ""],
         ["", Words.short(layout.rate)], ["track hide", track], ["", place ? Words.percent(layout.behind) : Words.UNKNOWN],
-        ["hide", Words.percent(part.mfu(layout.place))], ["hide", Words.gib(part.memoryOf(layout.place))], ["hide", Words.short(part.stepTime(layout.place))],
+        ...(mfu ? [["hide", Words.percent(part.mfu(layout.place))]] : []), ["hide", Words.gib(part.memoryOf(layout.place))], ["hide", Words.short(part.stepTime(layout.place))],
         ...(money ? [["hide", Words.days(hours / state.cell.size / 24)], ["hide", place ? `+${state.price ? Words.money(extra * state.price) : Words.fixed(extra)}` : Words.UNKNOWN]] : []),
         ...(network ? [["hide", part.value("network_regime", layout.row) ?? Words.UNKNOWN]] : []),
       ];

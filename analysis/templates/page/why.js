@@ -78,8 +78,8 @@ const Why = (() => {
   function memory(part, found) {
     const known = found.list.filter(({ row }) => PARTS.some(([, name]) => part.value(name, row) !== null)).slice(0, 4);
     const peak = found.best && part.memoryOf(found.best.place);
-    if (!known.length) return by("memstack").replaceChildren(empty(peak ? `Only the peak was recorded: ${Words.gib(peak)} GiB for the fastest. A row's Memory view splits it by the planner's closed form.` : "No memory was recorded here."));
-    return by("memstack").replaceChildren(...stacks(part, known, PARTS, () => part.capacity, (value) => `${Words.gib(value)} GiB`));
+    if (!known.length) return by("memstack").replaceChildren(empty(peak ? `Only the peak was recorded: ${Words.memory(peak)} for the fastest. A row's Memory view splits it by the planner's closed form.` : "No memory was recorded here."));
+    return by("memstack").replaceChildren(...stacks(part, known, PARTS, () => part.capacity, Words.memory));
   }
 
   /** Stacked bars of up to four layouts with one legend; `whole(row)` is what a full bar stands for, null: the largest sum. */

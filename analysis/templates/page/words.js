@@ -25,6 +25,12 @@ const Words = (() => {
   const percent = (fraction, digits = 1) => (known(fraction) ? `${fixed(100 * fraction, digits)} %` : UNKNOWN);
   const gib = (bytes, digits = 1) => (known(bytes) ? fixed(bytes / GIB, bytes < GIB ? 3 : digits) : UNKNOWN);
 
+  /** With its unit: MiB below a tenth of a GiB. */
+  function memory(bytes) {
+    if (!known(bytes)) return UNKNOWN;
+    return bytes < GIB / 10 ? `${short(bytes / 2 ** 20)} MiB` : `${fixed(bytes / GIB, 1)} GiB`;
+  }
+
   function tokens(count) {
     if (!known(count)) return UNKNOWN;
     if (count >= 1e6) return `${fixed(count / 1e6, 2)} M`;
@@ -69,5 +75,5 @@ const Words = (() => {
     return read("virtual_stages") > 1 ? `${name}, ${read("virtual_stages")} chunks` : name;
   }
 
-  return { UNKNOWN, GIB, known, fixed, short, percent, gib, tokens, money, days, plural, one, layout };
+  return { UNKNOWN, GIB, known, fixed, short, percent, gib, memory, tokens, money, days, plural, one, layout };
 })();
