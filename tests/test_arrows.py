@@ -63,7 +63,6 @@ CONFINED = {
     "hydra": ("sweep",),
     "omegaconf": ("sweep",),
     "matplotlib": ("analysis",),
-    "plotly": ("analysis",),
 }
 SOURCES = sorted(p for room in (*ROOMS, "analysis") for p in (ROOT / room).rglob("*.py") if "recorded" not in p.parts)
 

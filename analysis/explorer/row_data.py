@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from analysis.explorer import pack_texts
 from analysis.rows.cohorts import Cohort
 from analysis.rows.labels import OUTCOME_NAMES
 from results.reference import EXTRA_COLUMNS
@@ -20,8 +21,9 @@ from workloads.experiment import ENGINE, ENGINE_VERSION
 
 COHORT = "cohort"
 """Column with the title of a row's cohort."""
-_NOT_SHOWN = frozenset({"config_json", "source_sha256", "log_dir"})
-"""Columns that the page does not get: too large for what they tell, and ``log_dir``, which stands above each log."""
+_NOT_SHOWN = frozenset({"config_json", "source_sha256", "log_dir", "job_id"})
+"""Columns that the page does not get: ``config_json``, which the page puts together from the others, what is too large
+for what it tells, ``log_dir``, which stands above each log, and the study's ``job_id``, which is its scheduler_job."""
 _LISTS = frozenset({"hosts", "nodes"})
 """Columns of lists that are shown, as one text. All others are series (losses, bytes by step), not values of a row."""
 _DIGITS = 7
@@ -162,7 +164,8 @@ def _numbers(array: np.ndarray, digits: int | None) -> dict[str, Any] | None:
         return None
     if len(levels) <= _LEVELS:
         return {"levels": _plain(levels), **_packed(codes)}
-    return {"values": _plain(array)}
+    plain = _plain(array)
+    return {"steps": steps} if (steps := pack_texts.steps(plain)) is not None else {"values": plain}
 
 
 def _plain(array: np.ndarray) -> list[float | int | None]:
@@ -178,13 +181,20 @@ def _plain(array: np.ndarray) -> list[float | int | None]:
 
 
 def _codes(values: pd.Series) -> dict[str, Any] | None:
-    codes, levels = pd.factorize(values)
-    return {"levels": [str(level) for level in levels], **_packed(codes)} if len(levels) else None
+    codes, found = pd.factorize(values)
+    if not len(found):
+        return None
+    levels = [str(level) for level in found]
+    packed = pack_texts.pack(levels) if len(levels) > _LEVELS else None
+    return {**({"levels": levels} if packed is None else {"texts": packed}), **_packed(codes)}
 
 
 def _packed(codes: np.ndarray) -> dict[str, Any]:
-    """A column of one value everywhere is that value's code alone."""
-    return {"code": int(codes[0])} if (codes == codes[0]).all() else {"codes": codes.tolist()}
+    """A column of one value everywhere is that value's code alone; codes that count up are kept as steps."""
+    if (codes == codes[0]).all():
+        return {"code": int(codes[0])}
+    plain = codes.tolist()
+    return {"codeSteps": steps} if (steps := pack_texts.steps(plain)) is not None else {"codes": plain}
 
 
 def _text(value: Any) -> str:

@@ -12,6 +12,8 @@ from analysis.page.render import environment, source
 from analysis.rows.cohorts import Cohort
 from analysis.rows.load import Results
 
+_STYLES = ("page/colours.css", "explorer/explorer_page.css", *parts.STYLES)
+
 
 def write(results: Results, cohorts: Sequence[Cohort], path: Path) -> Path:
     """Write the explorer of ``results``, split into ``cohorts``, to ``path``; returns ``path``.
@@ -30,7 +32,7 @@ def render(name: str, data: dict[str, Any]) -> str:
         .get_template("explorer/explorer.html")
         .render(
             name=name,
-            styles=[source(style) for style in ("explorer/explorer_page.css", *parts.STYLES)],
+            styles=[source(style) for style in _STYLES],
             runs=parts.late(),
             scripts=[source(script) for script in (*parts.SCRIPTS, "explorer/explorer_page.js")],
             data=deflated(data),

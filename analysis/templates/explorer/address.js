@@ -22,6 +22,8 @@ const Address = (() => {
     return pairs.map((pair) => [unescape(pair.split("=")[0]), pair]);
   }
 
+  const matches = (names, key) => names.some((name) => (name.endsWith("*") ? key.startsWith(name.slice(0, -1)) : key === name));
+
   /**
    * The keys of one part of the page.
    * @param {string} owner Names the part in the message when two parts want the same key.
@@ -31,9 +33,9 @@ const Address = (() => {
    */
   function claim(owner, keys) {
     const own = [...keys];
-    const mine = (key) => own.some((name) => (name.endsWith("*") ? key.startsWith(name.slice(0, -1)) : key === name));
+    const mine = (key) => matches(own, key);
     for (const [other, theirs] of claims) {
-      const both = other !== owner && theirs.find((name) => mine(name) || mine(name.replace(/\*$/, "")));
+      const both = other !== owner && (theirs.find((name) => matches(own, name)) ?? own.find((name) => matches(theirs, name)));
       if (both) throw new Error(`${owner} and ${other} both claim ${both} in the address`);
     }
     claims.set(owner, own);

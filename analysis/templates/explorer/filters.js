@@ -119,6 +119,7 @@ const Filters = (() => {
       const values = new Set(boxes.filter(({ box }) => box.checked).map(({ box }) => box.value));
       changed(values.size ? { values } : null);
     };
+    const unknown = column.codes.includes(-1);
     const root = fieldset(column, element("div", { class: "chips" }, ...boxes.map(({ chip }) => chip)));
     const update = (filter, model) => {
       const counts = model.counts(column);
@@ -127,7 +128,7 @@ const Filters = (() => {
         box.checked = Boolean(filter?.values?.has(box.value));
         count.textContent = rows.toLocaleString("en-GB");
         chip.classList.toggle("none", rows === 0 && !box.checked);
-        if (code < 0) chip.hidden = !column.packed.codes?.includes(-1);
+        if (code < 0) chip.hidden = !unknown;
       }
     };
     return { root, update };

@@ -122,7 +122,7 @@ const Panel = (() => {
       if (!rows.length) return null;
       const cell = (name) => (this.raw(name) === null ? Columns.UNKNOWN : `${this.text(name)} ${this.columns.get(name).unit}`);
       const change = (planned, name) => (this.raw(name) ? `${((this.raw(planned) / this.raw(name) - 1) * 100).toFixed(1)} %` : Columns.UNKNOWN);
-      const head = ["", "predicted", "found", "off by"].map((text) => element("th", { scope: "col" }, text));
+      const head = ["", "predicted", "found", "off by"].map((text) => (text ? element("th", { scope: "col" }, text) : element("td", {})));
       const body = rows.map(([label, planned, name]) => element("tr", {}, element("th", { scope: "row" }, label), ...[cell(planned), cell(name), change(planned, name)].map((text) => element("td", {}, text))));
       return this.section("predicted", "Predicted and found", element("table", {}, element("thead", {}, element("tr", {}, ...head)), element("tbody", {}, ...body)));
     }

@@ -60,7 +60,7 @@ const Plot = (() => {
       const strip = found.below.length ? STRIP : 0;
       this.area = { left: small ? 48 : LEFT, top: TOP, right: width - RIGHT - band, bottom: height - FOOT - strip, band, strip, small };
       this.extents = [PlotPoints.extent(x, [...found.placed, ...found.below], logX, limits), PlotPoints.extent(y, found.placed, logY)];
-      this.found = found;
+      Object.assign(this, { found, front, limits, groups: made.groups });
       this.marks = [];
       this.beyond(found.beyond);
       const key = [x.name, y.name, logX, logY, width, height].join();
@@ -74,7 +74,7 @@ const Plot = (() => {
           grid: [{ left: this.area.left, top: TOP, right: width - this.area.right, bottom: height - this.area.bottom }, { left: 0, top: 0, right: 0, bottom: 0 }],
           xAxis: [this.axis(x, logX, 0, colour), { gridIndex: 1, show: false, min: 0, max: width }],
           yAxis: [this.axis(y, logY, 1, colour), { gridIndex: 1, show: false, min: 0, max: height, inverse: true }],
-          dataZoom: [["xAxisIndex", 0], ["yAxisIndex", 1]].map(([which, at]) => ({ type: "inside", id: which, [which]: 0, filterMode: "none", start: this.window[at][0], end: this.window[at][1], zoomOnMouseWheel: "ctrl", moveOnMouseMove: false, moveOnMouseWheel: false })),
+          dataZoom: [["xAxisIndex", 0], ["yAxisIndex", 1]].map(([which, at]) => ({ type: "inside", id: which, [which]: 0, filterMode: "none", startValue: this.value(at, this.window[at][0]), endValue: this.value(at, this.window[at][1]), zoomOnMouseWheel: "ctrl", moveOnMouseMove: false, moveOnMouseWheel: false })),
           brush: { id: "brush", seriesIndex: [-1], brushMode: "single", transformable: false, removeOnClick: true, brushStyle: { borderWidth: 1, color: colour("--accent-soft"), borderColor: colour("--accent"), opacity: 0.5 } },
           series: [...this.layers(made.groups, colour), ...this.failures(colour), ...this.lines(limits, front, colour), ...this.rings(front, colour)],
         },
@@ -82,7 +82,7 @@ const Plot = (() => {
       );
       this.setMode(this.mode);
       this.below();
-      this.writeWords(limits, colour);
+      this.writeWords(limits);
       this.writeLegend(made, front);
       const failed = found.beyond.length + found.below.length;
       this.canvas.setAttribute("aria-label", `${y.label} against ${x.label} of ${found.placed.length.toLocaleString("en-GB")} rows${failed ? `, and ${failed.toLocaleString("en-GB")} failures` : ""}; the table below has the same rows`);
@@ -94,7 +94,7 @@ const Plot = (() => {
       const [least, most] = this.extents[at];
       const stepped = PlotPoints.isStepped(column);
       const room = at ? this.area.bottom - this.area.top : this.area.right - this.area.left;
-      const ticks = stepped ? { customValues: PlotPoints.steps(column.levels.length, room / (at ? 16 : 46)) } : log ? { customValues: PlotPoints.decades(this.extents[at]) } : {};
+      const ticks = stepped ? { customValues: PlotPoints.steps(column.levels.length, room / (at ? 16 : 46)) } : log ? { customValues: PlotPoints.decades(this.window[at].map((share) => this.value(at, share))) } : {};
       const cut = (text) => (text.length > (at ? 9 : 18) ? `${text.slice(0, at ? 8 : 17)}…` : text);
       const name = (place) => cut(column.write(column.levels[column.sortedLevels[Math.round(place)]]));
       const short = (value) => (Math.abs(value) >= 1e4 ? `${Columns.writeNumber(value / 1000)} k` : Columns.writeNumber(value));
@@ -150,8 +150,9 @@ const Plot = (() => {
       const { bottom, left, right } = this.area;
       this.marks = [];
       const columns = new Map();
+      const { toPixels } = this;
       for (const row of rows) {
-        const at = Math.round(this.toPixels(values(this.asked.x)[row], this.extents[1][0])[0] / 3) * 3;
+        const at = Math.round(toPixels(values(this.asked.x)[row], this.extents[1][0])[0] / 3) * 3;
         if (at >= left - 1 && at <= right + 1) columns.set(at, [...(columns.get(at) ?? []), row]);
       }
       const places = [...columns.keys()].sort((a, b) => a - b);
@@ -178,7 +179,7 @@ const Plot = (() => {
         if (!this.found.beyond.length && !this.found.below.length) return [];
         const plain = this.markSize < 5 || own.length > LARGE;
         const data = new Float64Array(own.flatMap(([px, py]) => [px, py]));
-        return [{ type: "scatter", id, silent: true, xAxisIndex: 1, yAxisIndex: 1, dimensions: ["x", "y"], data, large: own.length > LARGE, largeThreshold: 0, progressive: 0, symbol: plain ? "rect" : sign, symbolSize: Math.max(1, Math.min(7, this.markSize - 1.5)), itemStyle: { color: ink, opacity: selected.size && !own.some(([, , row]) => selected.has(row)) ? 0.2 : 1 } }];
+        return [{ type: "scatter", id, silent: true, xAxisIndex: 1, yAxisIndex: 1, dimensions: ["x", "y"], data, large: own.length > LARGE, largeThreshold: 0, progressive: 0, symbol: plain ? "rect" : sign, symbolSize: plain ? Math.max(1, this.markSize - 0.75) : Math.min(7, this.markSize - 1.5), itemStyle: { color: ink, opacity: selected.size && !own.some(([, , row]) => selected.has(row)) ? 0.2 : 1 } }];
       });
     }
 
@@ -200,7 +201,7 @@ const Plot = (() => {
       return at.length ? [{ type: "scatter", id: "ring", silent: true, xAxisIndex: 0, yAxisIndex: 0, symbol: "circle", symbolSize: 18, data: at, itemStyle: { color: "transparent", borderColor: colour("--ink"), borderWidth: 2.5 }, z: 9 }] : [];
     }
 
-    writeWords(limits, colour) {
+    writeWords(limits) {
       const { left, right, top, bottom, band, strip, small } = this.area;
       const { x, y, logX, logY } = this.asked;
       const word = (text, style, kind = "") => element("span", { style, class: kind }, text);
@@ -238,19 +239,35 @@ const Plot = (() => {
 
     // ---- pointing -----------------------------------------------------------------------------------------------
 
-    /** A value's fraction along an axis, of the window that is zoomed to. */
-    along(at, value) {
-      const log = at ? this.asked.logY : this.asked.logX;
-      const [least, most] = this.extents[at];
-      const read = log ? Math.log : (number) => number;
-      const share = (read(value) - read(least)) / (read(most) - read(least));
-      const [from, to] = this.window[at];
-      return (100 * share - from) / (to - from);
+    /** A value's place on an axis, in per cent of the whole of it. The library's own per cents are not logarithmic. */
+    share(at, value) {
+      const [least, most] = this.extents[at].map(this.read(at));
+      return Math.round((1e8 * (this.read(at)(value) - least)) / (most - least)) / 1e6;
     }
 
-    toPixels(a, b) {
+    /** The value at a per cent. */
+    value(at, share) {
+      const [least, most] = this.extents[at].map(this.read(at));
+      const place = least + ((most - least) * share) / 100;
+      return this.read(at) === Math.log ? Math.exp(place) : place;
+    }
+
+    read(at) {
+      return (at ? this.asked.logY : this.asked.logX) ? Math.log : Number;
+    }
+
+    /** From values of an axis to fractions of the window that is zoomed to. */
+    along(at) {
+      const read = this.read(at);
+      const [least, most] = this.window[at].map((share) => read(this.value(at, share)));
+      return (value) => (read(value) - least) / (most - least);
+    }
+
+    /** From a value across and one up to pixels of the canvas. */
+    get toPixels() {
       const { left, right, top, bottom } = this.area;
-      return [left + this.along(0, a) * (right - left), bottom - this.along(1, b) * (bottom - top)];
+      const [across, up] = [this.along(0), this.along(1)];
+      return (a, b) => [left + across(a) * (right - left), bottom - up(b) * (bottom - top)];
     }
 
     /** [x, y, row] of every point and mark in the canvas, made when first asked for after a drawing. */
@@ -259,7 +276,8 @@ const Plot = (() => {
       if (this.spotsOf !== this.found || this.spotsAt !== stamp) {
         const { left, right, top, bottom } = this.area;
         const inside = ([px, py]) => px >= left - 4 && px <= right + 4 && py >= top - 4 && py <= bottom + 4;
-        const points = this.found.placed.map((row) => [...this.toPixels(this.xs(row), this.ys(row)), row]).filter(inside);
+        const { toPixels } = this;
+        const points = this.found.placed.map((row) => [...toPixels(this.xs(row), this.ys(row)), row]).filter(inside);
         Object.assign(this, { spotsOf: this.found, spotsAt: stamp, allSpots: [...points, ...this.marks] });
       }
       return this.allSpots;
@@ -317,20 +335,23 @@ const Plot = (() => {
     }
 
     zoomTo(shares) {
-      ["xAxisIndex", "yAxisIndex"].forEach((id, at) => this.chart.dispatchAction({ type: "dataZoom", dataZoomId: id, start: shares[at][0], end: shares[at][1] }));
+      ["xAxisIndex", "yAxisIndex"].forEach((id, at) => this.chart.dispatchAction({ type: "dataZoom", dataZoomId: id, startValue: this.value(at, shares[at][0]), endValue: this.value(at, shares[at][1]) }));
     }
 
     zoomed() {
       const before = `${this.window}`;
-      this.window = this.chart.getOption().dataZoom.map(({ start, end }) => [start, end]);
+      this.window = this.chart.getOption().dataZoom.map(({ startValue, endValue }, at) => [this.share(at, startValue), this.share(at, endValue)]);
       if (before === `${this.window}`) return;
+      const { x, y, logX, logY } = this.asked;
+      const colour = PlotColours.theme(this.root);
+      this.chart.setOption({ xAxis: [this.axis(x, logX, 0, colour)], yAxis: [this.axis(y, logY, 1, colour)] });
       this.below();
-      this.writeWords(PlotPoints.capacities(this.columns, this.asked.rows, this.asked.x), PlotColours.theme(this.root));
+      this.writeWords(this.limits);
       this.on.zoom?.(this.isZoomed);
     }
 
     get isZoomed() {
-      return this.window?.some(([from, to]) => from > 0 || to < 100) ?? false;
+      return this.window?.some(([from, to]) => from > 0.01 || to < 99.99) ?? false;
     }
   }
 

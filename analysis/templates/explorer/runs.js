@@ -15,7 +15,7 @@ const Runs = (() => {
    * @param {{read: Function, write: Function}} [given.hash] `Address.claim("runs", ["r.*"])`, which is the default.
    * @param {(row: number) => void} [given.onopen] Called with a row's number when its drawer opens.
    * @returns {{focus: Function, clear: Function, open: Function, order: Function, rerun: Function, timing: object,
-   *   state: object}} See the functions.
+   *   state: object, plot: object}} See the functions; `state` and `plot` are for tests and the console.
    */
   function mount({ root, data, columns, hash = Address.claim("runs", KEYS), onopen = () => {} }) {
     const by = (id) => root.querySelector(`#runs-${id}`);
@@ -280,6 +280,7 @@ const Runs = (() => {
     return {
       timing,
       state,
+      plot,
       /**
        * Filter by exactly these columns, as if the user had; filters on other columns stay.
        * @param {Object<string, ?(string|number|Array)>} wanted Value, or values, of `cohort` (its title), `workload`,

@@ -47,7 +47,7 @@ const Table = (() => {
       this.grid.style.setProperty("--width", `${widths.reduce((sum, width) => sum + width, 2.2)}rem`);
       const focused = document.activeElement?.dataset?.sort;
       this.head.replaceChildren(
-        element("span", { role: "columnheader", class: "tick", "aria-label": "Selected" }),
+        element("span", { role: "columnheader", class: "tick" }, element("span", { class: "unseen" }, "Selected")),
         ...columns.map((column) => {
           const sorted = column.name === sort.name ? (sort.descending ? "descending" : "ascending") : null;
           const button = element(
