@@ -187,7 +187,15 @@ const Plot = (() => {
     lines(limits, front, colour) {
       const [low, high] = this.extents[1];
       const line = { type: "line", silent: true, xAxisIndex: 0, yAxisIndex: 0, symbol: "none", clip: true };
-      const rows = front.map((row) => [this.xs(row), this.ys(row)]);
+      const rows = [];
+      let height = Infinity;
+      for (const row of front) {
+        const [, py] = this.toPixels(this.xs(row), this.ys(row));
+        if (height - py < 1) continue; // steps of less than a pixel are drawn as slopes
+        rows.push([this.xs(row), this.ys(row)]);
+        height = py;
+      }
+      if (front.length) rows.push([this.xs(front.at(-1)), rows.at(-1)[1]]);
       return [
         ...limits.map((limit) => ({ ...line, data: [[limit, low], [limit, high]], lineStyle: { color: colour("--oom"), type: "dashed", width: 1.2 } })),
         ...(rows.length ? [{ ...line, step: "end", data: [[rows[0][0], low], ...rows], lineStyle: { color: colour("--ink"), width: 1.2 } }] : []),
