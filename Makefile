@@ -10,7 +10,7 @@ PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadgroup --n
 # Compiled tests are kept between runs, also where the environment says otherwise: compiling them takes several seconds.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo test quick lint typecheck check format redraw clean
+.PHONY: setup demo test quick lint typecheck check format redraw notebooks clean
 
 setup: $(READY)
 
@@ -50,6 +50,10 @@ format: setup
 redraw: setup
 	$(BIN)/python -m analysis.report results/recorded --out report/recorded
 	cp report/recorded/figures/best_configurations-measured-h200.png report/recorded/figures/predicted_vs_found-measured-h200.png docs/figures/
+
+# The notebooks' outputs. STUDY: the study's table, which is not shipped; without it study.ipynb stays as it is.
+notebooks: setup
+	$(BIN)/python -m tests.analysis.run_notebooks $(if $(STUDY),--study $(STUDY))
 
 clean:
 	rm -rf $(VENV) build report .pytest_cache .mypy_cache .ruff_cache

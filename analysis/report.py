@@ -10,8 +10,6 @@ import gc
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,13 +19,9 @@ from results.text import plural
 if TYPE_CHECKING:
     from analysis.figures.spec import FigureSpec
     from analysis.options import Options
-    from analysis.page.render import Page, PageTable, Section
     from analysis.rows.cohorts import Cohort
-    from analysis.rows.load import Results
 
 # What takes time to import is imported where it is used: --help and mistakes answer at once.
-_MOST_ROWS = 300
-"""Rows of the ranked table that the page shows."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -83,8 +77,9 @@ def build(
     earlier report in ``out`` is then as it was.
     """
     from analysis.claims import study as claims
+    from analysis.index_page import assemble, report_json
     from analysis.options import Options
-    from analysis.page import export, render, staging, tables
+    from analysis.page import claims_page, export, render, staging, tables
     from analysis.page.draw_figures import Drawing
     from analysis.rows import cohorts
     from analysis.rows.load import load
@@ -102,26 +97,29 @@ def build(
     for problem in results.problems:
         say(f"warning: {problem}")
     parts = cohorts.split(results.attempts)
+    shown = assemble.with_plan(results, parts)
     earlier = staging.earlier_report(out)
     _compute_shared(parts)
     with staging.Staged(out, "a report") as staged:
         with Drawing(parts, specs, staged.figures, options.formats) as drawing:
-            explored = _explorer(results, parts, staged.folder / "explorer.html")
-            words = [_words(cohort) for cohort in parts]
+            scripts = assemble.scripts(assemble.data(results, shown, out, options.price_per_gpu_hour))
+            sections = [assemble.section(part) for part in shown]
             checked = claims.table(parts)
             drawn = drawing.collect(step)
         files = export.write(tables.all_tables(parts, drawn, checked), staged.tables, options.tables)
-        html = render.render(
-            _page(
-                results,
-                results_path,
-                [replace(said, figures=[d.figure for d in of]) for said, of in zip(words, drawn, strict=True)],
-                render.PageTable(*tables.claim_rows(checked)),
-                [path.name for path in files],
-                explored,
-            )
+        claims_page.write(checked, staged.folder / "claims.html")
+        pictures = [[one.figure for one in of] for of in drawn] or [[] for _ in shown]
+        words = assemble.page(
+            results,
+            results_path,
+            [replace(said, figures=of) for said, of in zip(sections, pictures, strict=True)],
+            checked,
+            [path.name for path in files],
         )
+        html = render.render(words, scripts)
         (staged.folder / "index.html").write_text(html, encoding="utf-8", errors="replace")
+        numbers = report_json.write(parts, assemble.about(words), options.price_per_gpu_hour)
+        (staged.folder / "report.json").write_text(numbers, encoding="utf-8", errors="replace")
         staged.publish(earlier)
     drawn_figures = sum(one.figure.missing is None for of in drawn for one in of)
     asked = len(parts) * len(specs)
@@ -134,22 +132,14 @@ def build(
 def _compute_shared(parts: Sequence[Cohort]) -> None:
     """What the figures, the claims and the sentences of a cohort all start from, before other processes are started:
     they inherit it instead of computing it again."""
-    from analysis.rows import metrics, pairs, winners
+    from analysis.rows import answer, metrics, pairs, winners
 
     for part in parts:
+        answer.of_every_cell(part.frame)
         metrics.best_configurations(part.frame)
         pairs.candidates(part.frame)
         for rule in winners.RULES:
             winners.best_by(part.frame, rule)
-
-
-def _explorer(results: Results, parts: Sequence[Cohort], path: Path) -> Path | None:
-    """The explorer's page, where there is a row to explore: of a plan of which nothing has run, its points."""
-    if not parts and results.ledger.empty:
-        return None
-    from analysis.explorer import plan_rows, write_explorer
-
-    return write_explorer.write(results, parts or [plan_rows.cohort(results.ledger)], path)
 
 
 def figure_list() -> str:
@@ -171,58 +161,6 @@ def _chosen(options: Options) -> list[FigureSpec]:
     return [spec for spec in specs if spec.name in options.figures]
 
 
-def _words(cohort: Cohort) -> Section:
-    """What the page says of a cohort; its figures are drawn meanwhile."""
-    from analysis.page import sentences, tables
-    from analysis.page.render import PageTable, Section
-    from analysis.rows import cohorts
-
-    frame = cohort.frame
-    return Section(
-        slug=cohort.slug,
-        title=cohort.title,
-        meaning=cohort.meaning,
-        cautions=cohorts.cautions(frame),
-        best=sentences.what_is_best(frame),
-        failed=sentences.what_failed(frame),
-        trust=sentences.how_far_to_trust(frame),
-        figures=[],
-        winners=PageTable(*tables.best_rows(frame)),
-        ranked=PageTable(*tables.ranked_rows(frame, _MOST_ROWS)),
-        failures=PageTable(*tables.failure_rows(frame)),
-    )
-
-
-def _page(
-    results: Results,
-    source: Path,
-    sections: list[Section],
-    claims: PageTable,
-    tables: list[str],
-    explorer: Path | None,
-) -> Page:
-    from analysis.page import sentences
-    from analysis.page.render import Page
-
-    empty = [] if len(results.attempts) else ["Nothing has been run yet: there is no attempt to report on."]
-    if empty and explorer is not None:
-        empty[0] += " The explorer shows what the plan predicts."
-    unfinished = sentences.unfinished(results)
-    return Page(
-        title=f"Sweep report: {results.path.resolve().name}",
-        source=str(source),
-        made_at=f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
-        version=_version(),
-        run=[*sentences.what_was_run(results), *results.notes],
-        warnings=[*empty, *([unfinished] if unfinished else []), *results.problems],
-        sections=sections,
-        rehearsal=sentences.rehearsal_check(results.attempts),
-        claims=claims,
-        tables=tables,
-        explorer=None if explorer is None else explorer.name,
-    )
-
-
 def _peak_memory() -> int | None:
     """Highest resident memory in bytes of this process and of the largest it started; None where it is not told."""
     try:
@@ -231,13 +169,6 @@ def _peak_memory() -> int | None:
         return None
     unit = 1 if sys.platform == "darwin" else 1024
     return unit * max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-
-
-def _version() -> str:
-    try:
-        return metadata.version("ultrasweep")
-    except metadata.PackageNotFoundError:
-        return "(not installed)"
 
 
 if __name__ == "__main__":

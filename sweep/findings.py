@@ -6,7 +6,6 @@ by an amount that depends on tp, so rehearsed cells also have one tp each.
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -54,7 +53,7 @@ class Layout:
     peak_bytes: int | None
     mfu: float | None
     backend: str | None
-    runs: tuple[Row, ...]
+    runs: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,30 +80,41 @@ class Untried:
 
 
 def best_layouts(rows: Iterable[Row]) -> list[Cell]:
-    """The cells of the rows that finished, were not run twice, and whose losses do not contradict the reference."""
-    good = [
-        row
-        for row in rows
-        if row["outcome"] == "ok"
-        and row["tokens_per_s_per_gpu"]
-        and row["repeat_of"] is None
-        and row["loss_agrees"] is not False
-        and row["config_json"]
-    ]
+    """The cells of the rows that finished, ranked as the report ranks them (`results.ranking`).
+
+    Left out are rows without their configuration and those of older versions (`older`), and layouts whose losses
+    contradict the reference.
+    """
+    good = _finished(rows)
     newest = max(map(_version, good), default=(0, 0))
-    runs: dict[CellKey, dict[str, list[Row]]] = defaultdict(lambda: defaultdict(list))
-    for row in good:
-        if _version(row) == newest:
-            same = runs[_cell_of(row, row["method"])][_without_seed(row["config_json"])]
-            # As in `results.noise.independent`: what a rehearsal has taken over is no run of its own.
-            if row["method"] == "measured" or row[_RATE] not in {other[_RATE] for other in same}:
-                same.append(row)
-    keys = sorted(runs)
-    cells = [sorted(map(_layout, runs[key].values()), key=lambda layout: -layout.rate) for key in keys]
-    return [
-        Cell(key=key, layouts=tuple(layouts), tied=tied)
-        for key, layouts, tied in zip(keys, cells, _tied(cells), strict=True)
-    ]
+    good = [row for row in good if _version(row) == newest]
+    if not good:
+        return []
+    import pandas as pd  # takes half a second, which only the end of a run pays
+
+    from results import noise, ranking
+
+    runs = pd.DataFrame([{name: row.get(name) for name in (*ranking.USED, _RATE)} for row in good])
+    keys = [_cell_of(row, row["method"]) for row in good]
+    runs["cell"] = pd.Series(keys, dtype=object).map({key: place for place, key in enumerate(sorted(set(keys)))})
+    cells = []
+    for _, of_method in runs.groupby("method", sort=False):  # noise of one method says nothing of another
+        ranked = ranking.of_layouts(of_method, ["cell"], _RATE)
+        ranked = ranked[ranked["rank"].notna()]
+        ranked["within"] = noise.within(ranked.rename(columns={_RATE: "_run", "median": _RATE}), _RATE, ["cell"])
+        for _, cell in ranked.groupby("cell"):
+            places, medians = cell.index.tolist(), list(zip(cell["median"], cell["repeats"], strict=True))
+            layouts = tuple(_layout(good[at], *pooled) for at, pooled in zip(places, medians, strict=True))
+            known = len(cell) == 1 or not pd.isna(cell["within"].iloc[1])
+            tied = int(cell["within"].fillna(False).sum()) if known else None
+            cells.append(Cell(key=keys[places[0]], layouts=layouts, tied=tied))
+    return sorted(cells, key=lambda cell: cell.key)
+
+
+def older(rows: Iterable[Row]) -> int:
+    """Finished rows of older versions of the measurement or the engine than the newest: `best_layouts` has them not."""
+    versions = list(map(_version, _finished(rows)))
+    return sum(version < max(versions) for version in versions)
 
 
 def untried_points(ledger: Iterable[Row], rows: Iterable[Row], cells: Sequence[Cell], method: str) -> list[Untried]:
@@ -153,44 +163,18 @@ def _cell_of(row: Row, method: str) -> CellKey:
     return CellKey(row["model"] or "", row["seq_len"] or 0, row["world_size"] or 0, method, tp)
 
 
-def _without_seed(config_json: str) -> str:
-    return json.dumps({**json.loads(config_json), "seed": None}, sort_keys=True)
+def _finished(rows: Iterable[Row]) -> list[Row]:
+    return [row for row in rows if row["outcome"] == "ok" and row[_RATE] and row["config_json"]]
 
 
-def _layout(runs: Sequence[Row]) -> Layout:
-    middle = sorted(runs, key=lambda row: row["tokens_per_s_per_gpu"])[(len(runs) - 1) // 2]
+def _layout(middle: Row, rate: float, runs: int) -> Layout:
+    """A layout from its middle run and the median throughput of its runs."""
+    mfu = middle["mfu_palm"]
     return Layout(
         experiment=ex.from_json(middle["config_json"]),
-        rate=statistics.median(row["tokens_per_s_per_gpu"] for row in runs),
+        rate=float(rate),
         peak_bytes=middle["peak_allocated_bytes"],
-        mfu=middle["mfu_palm"],
+        mfu=None if mfu is None else mfu * rate / middle[_RATE],
         backend=middle["backend"],
-        runs=tuple(runs),
+        runs=int(runs),
     )
-
-
-def _tied(cells: Sequence[Sequence[Layout]]) -> list[int | None]:
-    """How many layouts of each cell, fastest first, may be the fastest: by the rule of the report (`results.noise`)."""
-    import pandas as pd  # takes half a second, which only the end of a run pays
-
-    from results import noise
-
-    places = [(cell, place, one) for cell, layouts in enumerate(cells) for place, one in enumerate(layouts)]
-    if not places:
-        return []
-    runs = pd.DataFrame(
-        [
-            {name: row.get(name) for name in (*noise.USED, _RATE)} | {"_layout": f"{cell}.{place}", "_cell": cell}
-            for cell, place, one in places
-            for row in one.runs
-        ]
-    )
-    known = noise.of_layouts(runs, ["_cell"], _RATE)
-    rows = pd.DataFrame([{"_layout": f"{cell}.{place}", "_cell": cell, _RATE: one.rate} for cell, place, one in places])
-    rows = rows.join(known, on="_layout")
-    within = noise.within(rows, _RATE, ["_cell"])
-    found: list[int | None] = []
-    for cell, layouts in enumerate(cells):
-        told = within[rows["_cell"] == cell]
-        found.append(None if len(layouts) > 1 and pd.isna(told.iloc[1]) else int(told.fillna(False).sum()))
-    return found

@@ -19,7 +19,7 @@ from results.errors import UltrasweepError
 from results.store import own_sweep_dirs, read_attempts, read_ledger
 from results.terminal import plain_table
 from results.text import device_noun, format_bytes, format_percent, listed, plural
-from sweep.findings import LEDGER_COLUMNS, ROW_COLUMNS, Cell, Untried, best_layouts, untried_points
+from sweep.findings import LEDGER_COLUMNS, ROW_COLUMNS, Cell, Untried, best_layouts, older, untried_points
 from sweep.summary import layout
 
 _MOST_CELLS, _MOST_TIED, _MOST_UNTRIED = 12, 3, 3
@@ -64,6 +64,10 @@ def _print_findings(sweep: SweepDir, summary: RunSummary, command: str, console:
             folders.append(folder)
     cells = best_layouts(rows)
     _print_best(cells, console)
+    if left_out := older(rows):
+        say(
+            f"{plural(left_out, 'finished run')} of older versions of the engine or the measurement are not ranked here"
+        )
     method = Counter(row["method"] for row in rows).most_common(1)[0][0] if rows else "measured"
     _print_untried(untried_points(ledger, rows, cells, method), summary, command, console)
     _print_failed(sweep, console)

@@ -3,8 +3,8 @@
 Starting processes and importing torch costs seconds; a fork server and workers that live through the session bring a
 2-rank test to a few tenths of a second. Traps that this file works round: DTensor's caches outlive a destroyed process
 group and hold its meshes and threads, so they are cleared after every job; a failed rank leaves its peers hanging in a
-collective, so after a failure or time-out all workers are replaced. Whatever else keeps a group's threads alive (there is
-such a cache in torch 2.11) would slow every later job: workers that have gathered too many threads are replaced, too.
+collective, so after a failure or time-out all workers are replaced. In torch 2.11 something else keeps the threads of
+groups alive, which slows every later job: workers that have gathered too many threads are replaced, too.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PRELOAD = ["torch", "torch._dynamo", "torch.distributed.fsdp", "torch.distribute
 
 
 _MOST_THREADS = 150
-"""A worker with more threads than this between two jobs is replaced. Gloo starts about a dozen for a layout's groups."""
+"""A worker with more threads than this between two jobs is replaced. A layout's groups have some dozens."""
 
 
 class RankFailed(AssertionError):
@@ -94,7 +94,7 @@ class Pool:
 def _thread_count(pid: int) -> int:
     """Threads of a process; 0 where the system does not tell."""
     try:
-        return len(os.listdir(f"/proc/{pid}/task"))
+        return sum(1 for _ in Path(f"/proc/{pid}/task").iterdir())
     except OSError:
         return 0
 

@@ -31,12 +31,13 @@ ANALYSIS = {
     "rows": (),
     "memory": ("rows",),
     "figures": ("rows", "memory"),
-    "page": ("rows", "figures"),
     "claims": ("rows",),
+    "page": ("rows", "figures", "claims"),
     "explorer": ("rows", "page"),
+    "index_page": ("rows", "figures", "claims", "page", "explorer"),
     "compare": ("rows", "figures", "page"),
     "options": (),
-    "report": ("rows", "figures", "page", "claims", "explorer", "options"),
+    "report": ("rows", "figures", "page", "claims", "explorer", "index_page", "options"),
 }
 """Rooms and files of ``analysis``, from the lowest to the highest, and what each imports of the others."""
 TORCH_FREE = (
@@ -62,7 +63,6 @@ CONFINED = {
     "hydra": ("sweep",),
     "omegaconf": ("sweep",),
     "matplotlib": ("analysis",),
-    "plotly": ("analysis",),
 }
 SOURCES = sorted(p for room in (*ROOMS, "analysis") for p in (ROOT / room).rglob("*.py") if "recorded" not in p.parts)
 

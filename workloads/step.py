@@ -181,12 +181,25 @@ def _line_up(engine: Engine) -> None:
 
 
 def _median_span(engine: Engine, timed: list[_Pending], kinds: str) -> float | None:
-    """Median time of one micro-batch's actions of these kinds, summed over kinds and over this rank's chunks."""
-    spans: dict[tuple[str, int], list[float]] = {}
+    """Time of one micro-batch's actions of these kinds, summed over this rank's chunks: medians over the timed steps.
+
+    A chunk may run the backward of some micro-batches whole (B) and split that of others (I and W), as DualPipeV does:
+    each kind counts for its share of the micro-batches.
+    """
+    spans: dict[int, dict[str, list[float]]] = {}
     for action, start, end in (span for pending in timed for span in pending.marks.actions):
         if action.kind in kinds:
-            spans.setdefault((action.kind, action.chunk), []).append(engine.clock.seconds(start, end))
-    return sum(statistics.median(times) for times in spans.values()) if spans else None
+            of_chunk = spans.setdefault(action.chunk, {})
+            of_chunk.setdefault(action.kind, []).append(engine.clock.seconds(start, end))
+    if not spans:
+        return None
+    return sum(_of_one_micro_batch(of_chunk) for of_chunk in spans.values())
+
+
+def _of_one_micro_batch(times: dict[str, list[float]]) -> float:
+    """Of the times of one chunk's actions by kind; every micro-batch has one action that is not a W."""
+    micro_batches = sum(len(found) for kind, found in times.items() if kind != "W")
+    return sum(statistics.median(found) * len(found) / micro_batches for found in times.values())
 
 
 def _spans(engine: Engine, timed: list[_Pending]) -> dict[int, tuple[float, float]]:

@@ -45,6 +45,5 @@ def tied_embeddings(frame: pd.DataFrame) -> Verdict:
     ]
     text = listed([f"× {value:.3f} for {name}" for name, value in inflation.items()])
     runs = f"medians of {int(piped.sum()):,} runs with and {int((~piped).sum()):,} without a pipeline"
-    return Verdict(
-        PASS if all(expected) else FAIL, f"the MFU of a pipeline is higher by {text} at the same throughput ({runs})"
-    )
+    evidence = f"the MFU of a pipeline is higher by {text} at the same throughput ({runs})"
+    return Verdict(PASS if all(expected) else FAIL, evidence, Tally(sum(expected), len(expected)))

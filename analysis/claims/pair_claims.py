@@ -13,13 +13,14 @@ def zero_one_matched(frame: pd.DataFrame) -> Verdict:
     """ZeRO 1 saves memory and costs no throughput, over pairs that differ in nothing else."""
     rows = pairs.comparable(frame)
     rows = rows[rows["dp"] > 1]
-    rows = one_of_each(rows)
+    rows = pairs.once(rows)
     both = pairs.matched(rows[rows["zero_stage"] == 0], rows[rows["zero_stage"] == 1], ["zero_stage"])
     speed, memory = pairs.ratio(both, metrics.RANK_BY), pairs.ratio(both, metrics.memory_column(frame))
-    if speed is None or memory is None or speed.value.n < FEWEST or speed.value.low is None or speed.value.high is None:
-        return Verdict(UNKNOWN, f"{plural(len(both), 'pair')} of runs that differ only in ZeRO 0 or 1")
     peak = metrics.memory_column(frame)
     rate, less = (both[f"{name}_two"] / both[f"{name}_one"] for name in (metrics.RANK_BY, peak))
+    tally = Tally(int(((rate > 1 - SAME) & (less < 1)).sum()), len(both))
+    if speed is None or memory is None or speed.value.n < FEWEST or speed.value.low is None or speed.value.high is None:
+        return Verdict(UNKNOWN, f"{plural(len(both), 'pair')} of runs that differ only in ZeRO 0 or 1", tally)
     by_size = rate.groupby(both["world_size"])
     sizes = [f"{value:.2f} on {size}" for size, value in by_size.median()[by_size.size() >= FEWEST].items()]
     text = f"pairs that differ in nothing else, throughput of ZeRO 1 over ZeRO 0: {speed.text}; memory: {memory.text}"
@@ -27,7 +28,6 @@ def zero_one_matched(frame: pd.DataFrame) -> Verdict:
     text += f"; by number of GPUs {listed(sizes, 9)}" if len(sizes) > 1 else ""
     text += f" ({plural(few, 'size')} with fewer than {FEWEST} pairs not shown)" if len(sizes) > 1 and few else ""
     holds = speed.value.low > 1 - SAME and memory.value.median < 1
-    tally = Tally(int(((rate > 1 - SAME) & (less < 1)).sum()), len(both))
     return Verdict(PASS if holds else FAIL, text + _in_noise(both), tally)
 
 
@@ -62,7 +62,7 @@ def tensor_beyond_node(frame: pd.DataFrame) -> Verdict:
 
 def _matched(rows: pd.DataFrame, tp: int) -> str:
     """What doubling tp does over pairs of runs that agree in everything but `pairs.MAKE_ROOM`."""
-    rows = one_of_each(rows)
+    rows = pairs.once(rows)
     free = ["tp", "sequence_parallel", *pairs.MAKE_ROOM]
     found = pairs.ratio(pairs.matched(rows[rows["tp"] == tp], rows[rows["tp"] == 2 * tp], free), metrics.RANK_BY)
     return "no pair" if found is None else found.text
@@ -72,20 +72,20 @@ def throughputs_repeat(frame: pd.DataFrame) -> Verdict:
     """Runs of one configuration have the same throughput."""
     rows = metrics.ranked(frame)
     again = rows[rows["repeats"] > 1]
+    tally = Tally(int((again["repeat_spread"] < 2 * SAME).sum()), len(again))
     if len(again) >= FEWEST:
         worst = float(again["repeat_spread"].max())
         text = (
             f"{plural(len(again), 'configuration')} ran more than once; "
             f"their runs differ by at most {format_percent(worst)}"
         )
-        tally = Tally(int((again["repeat_spread"] < 2 * SAME).sum()), len(again))
         return Verdict(PASS if worst < 2 * SAME else FAIL, text, tally)
     steps = frame.loc[frame["outcome"] == "ok", "timed_steps"].dropna()
     text = f"{plural(len(again), 'configuration') if len(again) else 'no configuration'} finished more than once"
     if len(steps) and steps.max() == 1:
         text += ", and every throughput is that of one step"
     text += _across_engines(rows)
-    return Verdict(UNKNOWN, text)
+    return Verdict(UNKNOWN, text, tally)
 
 
 def _across_engines(rows: pd.DataFrame) -> str:
@@ -107,11 +107,3 @@ def _in_noise(both: pd.DataFrame) -> str:
     within = pairs.within_noise(both)
     known = int(within.notna().sum())
     return f"; {int(within.sum())} of {plural(known, 'pair')} differ by no more than noise" if known else ""
-
-
-def one_of_each(rows: pd.DataFrame) -> pd.DataFrame:
-    """The middle run by throughput of each configuration: paired many with many, runs of one would count by the product
-    of their numbers."""
-    ordered = rows.sort_values(metrics.RANK_BY, kind="stable")
-    groups = ordered.groupby(list(pairs.SETTINGS), dropna=False)[metrics.RANK_BY]
-    return ordered[groups.cumcount() == (groups.transform("size") - 1) // 2]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pandas as pd
 
 from analysis.claims import published
-from analysis.claims.pair_claims import one_of_each
 from analysis.claims.verdicts import FAIL, FEWEST, PASS, SAME, UNKNOWN, Tally, Verdict
 from analysis.rows import labels, metrics, pairs, pipeline_bubble, winners
 from results.text import format_percent, listed, plural
@@ -55,7 +54,7 @@ def bubble_is_waited(frame: pd.DataFrame) -> Verdict:
     rows = pairs.candidates(frame)
     rows = rows[rows["pp"] > 1]
     free = ["num_microbatches", "micro_batch_size"]
-    rows = one_of_each(rows)
+    rows = pairs.once(rows)
     both = pairs.matched(rows, rows, free)
     both = both[both["num_microbatches_two"] == 2 * both["num_microbatches_one"]]
     text = "the waiting of pipelines was not timed"

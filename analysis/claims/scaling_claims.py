@@ -25,7 +25,9 @@ def published_bars(frame: pd.DataFrame) -> Verdict:
         found = sum(bool((abs(rates - bar) < 0.01).any()) for bar in bars.values())
         missing += len(bars) - found
         told.append(f"{found} of {len(bars)} for {name}")
-    return Verdict(FAIL if missing else PASS, f"rows with the published value: {listed(told)}")
+    every = sum(map(len, published.BARS.values()))
+    tally = Tally(every - missing, every)
+    return Verdict(FAIL if missing else PASS, f"rows with the published value: {listed(told)}", tally)
 
 
 def data_parallel_falls(frame: pd.DataFrame) -> Verdict:
@@ -69,15 +71,16 @@ def short_pipelines_are_slower(frame: pd.DataFrame) -> Verdict:
     short = rows[(rows["series"] != "m = 32") & (rows["num_microbatches"] < 32)]
     short = short.sort_values("num_microbatches", kind="stable").drop_duplicates(same)
     both = short[[*same, metrics.RANK_BY]].merge(long[[*same, metrics.RANK_BY]], on=same, suffixes=("_short", "_long"))
-    if len(both) < FEWEST:
-        return Verdict(UNKNOWN, f"{plural(len(both), 'depth')} with few micro-batches and with 32 on as many devices")
     ratio = both[f"{metrics.RANK_BY}_short"] / both[f"{metrics.RANK_BY}_long"]
     slower = int((ratio < 1).sum())
+    tally = Tally(slower, len(both))
+    if len(both) < FEWEST:
+        few = f"{plural(len(both), 'depth')} with few micro-batches and with 32 on as many devices"
+        return Verdict(UNKNOWN, few, tally)
     interval = median_interval(ratio)
     assert interval is not None
     asked = plural(len(both), "model, size and depth", "models, sizes and depths")
     text = f"{slower} of {asked} are slower with few micro-batches"
-    tally = Tally(slower, len(both))
     return Verdict(PASS if slower == len(both) else FAIL, f"{text}; speed against 32: {interval.text()}", tally)
 
 
@@ -95,6 +98,7 @@ def bandwidths_are_medians(frame: pd.DataFrame) -> Verdict:
     return Verdict(
         PASS if medians == len(plotted) else FAIL,
         f"of {len(plotted)} published values {means} are the mean of their runs and {medians} the median",
+        Tally(medians, len(plotted)),
     )
 
 

@@ -11,90 +11,231 @@ from collections.abc import Sequence
 import pandas as pd
 
 from analysis.claims import mfu_claims, pair_claims, pipeline_claims, published, scaling_claims, winner_claims
-from analysis.claims.verdicts import Claim, is_study
+from analysis.claims.verdicts import AUDIT, STUDY, Claim, is_study
 from analysis.rows.cohorts import Cohort
 from results.text import format_percent
 
 CLAIMS = (
     Claim(
-        "published_winners",
-        "The published best configurations are the best by the study's MFU",
-        winner_claims.published_winners,
+        name="published_winners",
+        statement="The published best configurations are the best by the study's MFU",
+        source=STUDY,
+        said_in="The pair of heatmaps: the best configuration of each model and number of nodes",
+        computed=(
+            "The run with the highest MFU, by the study's count, of each of its cells against the published cell:"
+            " layout, and on its own rows MFU and memory"
+        ),
+        holds_if="all agree",
+        counted="cells of the heatmaps",
+        tables=("best_configurations.csv",),
+        check=winner_claims.published_winners,
     ),
     Claim(
-        "winners_by_throughput", "Ranked by tokens/s/GPU, other configurations win", winner_claims.winners_by_throughput
+        name="mfu_formula",
+        statement="(6 N + 12 L h s) · tokens/s/GPU over the peak gives every recorded MFU",
+        source=STUDY,
+        said_in="The definition of its MFU",
+        computed="The formula on every finished run against the recorded value",
+        holds_if="all agree to a millionth",
+        counted="finished runs",
+        tables=("ranked.csv",),
+        check=mfu_claims.mfu_formula,
     ),
     Claim(
-        "cells_are_of_their_model",
-        "Every published winner is of the model it is labelled as",
-        winner_claims.cells_are_of_their_model,
+        name="data_parallel_falls",
+        statement="Each doubling of pure data parallelism costs throughput per GPU",
+        source=STUDY,
+        said_in="The scaling figure of data parallelism",
+        computed="The fastest run of each degree of dp with no other parallelism, each degree against the one before",
+        holds_if="no step gains more than 3 %",
+        counted="steps to a higher degree",
+        tables=("dp_scaling.csv",),
+        check=scaling_claims.data_parallel_falls,
     ),
     Claim(
-        "mfu_formula", "(6 N + 12 L h s) · tokens/s/GPU over the peak gives every recorded MFU", mfu_claims.mfu_formula
-    ),
-    Claim("tied_embeddings", "The study's MFU counts tied embeddings twice in pipelines", mfu_claims.tied_embeddings),
-    Claim(
-        "pipeline_rewrite",
-        "Rewriting the pipeline's communication made pipelines faster",
-        pipeline_claims.pipeline_rewrite,
-    ),
-    Claim(
-        "zero_one_matched", "ZeRO 1 saves memory and costs no throughput against ZeRO 0", pair_claims.zero_one_matched
-    ),
-    Claim(
-        "tensor_beyond_node",
-        "Tensor parallelism beyond the node costs more than inside it",
-        pair_claims.tensor_beyond_node,
+        name="zero_one_matched",
+        statement="ZeRO 1 saves memory and costs no throughput against ZeRO 0",
+        source=STUDY,
+        said_in="The chapter on ZeRO: it moves as many bytes as plain data parallelism",
+        computed="Pairs of runs that agree in everything but the ZeRO stage",
+        holds_if=(
+            "the interval of the median throughput ratio stays above 0.97 and the median memory falls; a pair "
+            "holds by itself if both are true of it"
+        ),
+        counted="pairs of runs",
+        tables=("effects.csv", "ranked.csv"),
+        check=pair_claims.zero_one_matched,
     ),
     Claim(
-        "bubble_is_waited",
-        "A pipeline waits at least (p − 1) / (v m) of its busy time",
-        pipeline_claims.bubble_is_waited,
+        name="tensor_beyond_node",
+        statement="Tensor parallelism beyond the node costs more than inside it",
+        source=STUDY,
+        said_in="The scaling figure of tensor parallelism",
+        computed=(
+            "The fastest run of each model, size and regime of the network without a pipeline, at tp of one node "
+            "against tp of two, and the same doubling inside the node"
+        ),
+        holds_if="the interval of the first lies below that of the second",
+        counted="models, sizes and regimes",
+        tables=("tp_scaling.csv", "effects.csv"),
+        check=pair_claims.tensor_beyond_node,
     ),
     Claim(
-        "no_pipeline_wins_from_16_nodes",
-        "From 16 nodes on, pp = 1 with tensor parallelism wins",
-        pipeline_claims.no_pipeline_wins_from_16_nodes,
+        name="pipeline_rewrite",
+        statement="Rewriting the pipeline's communication made pipelines faster",
+        source=STUDY,
+        said_in="The column of its table that tells runs before and after the rewrite",
+        computed="The best MFU of a pipeline before and after, of each model and size",
+        holds_if="the cell with known values has them and all cells with enough runs are faster after",
+        counted="models and sizes",
+        tables=("ranked.csv",),
+        check=pipeline_claims.pipeline_rewrite,
     ),
     Claim(
-        "no_pipeline_wins_in_one_regime",
-        "From 16 nodes on, pp = 1 wins among runs on the same regime of the network",
-        pipeline_claims.no_pipeline_wins_in_one_regime,
+        name="bubble_is_waited",
+        statement="A pipeline waits at least (p − 1) / (v m) of its busy time",
+        source=STUDY,
+        said_in="The figure of bubble sizes",
+        computed="The waiting that was timed over the busy time of each pipeline, against the closed form",
+        holds_if="95 % wait at least 97 % of it and the order agrees",
+        counted="pipelines",
+        tables=("bubble.csv",),
+        check=pipeline_claims.bubble_is_waited,
     ),
     Claim(
-        "data_parallel_falls",
-        "Each doubling of pure data parallelism costs throughput per GPU",
-        scaling_claims.data_parallel_falls,
+        name="short_pipelines_are_slower",
+        statement="A pipeline with 32 micro-batches is faster than one with m = p − 1 (or m = p)",
+        source=STUDY,
+        said_in="The scaling figure of pipelines",
+        computed=(
+            "The fastest run with few micro-batches against the fastest with 32, at the same depth on as many "
+            "devices in one regime of the network"
+        ),
+        holds_if="all are slower",
+        counted="models, sizes and depths",
+        tables=("pp_scaling.csv",),
+        check=scaling_claims.short_pipelines_are_slower,
     ),
     Claim(
-        "short_pipelines_are_slower",
-        "A pipeline with 32 micro-batches is faster than one with m = p − 1 (or m = p)",
-        scaling_claims.short_pipelines_are_slower,
+        name="no_pipeline_wins_from_16_nodes",
+        statement="From 16 nodes on, pp = 1 with tensor parallelism wins",
+        source=STUDY,
+        said_in="The trend that it reads off the heatmaps",
+        computed="The winners by the study's MFU on 16 nodes and more",
+        holds_if="all have pp = 1 and tp above 1",
+        counted="models and sizes",
+        tables=("best_configurations.csv",),
+        check=pipeline_claims.no_pipeline_wins_from_16_nodes,
     ),
     Claim(
-        "published_bars",
-        "Every bar of the published scaling figures is a row of the table",
-        scaling_claims.published_bars,
+        name="bandwidths_are_medians",
+        statement="The published bandwidths are medians over the runs, as captioned",
+        source=STUDY,
+        said_in="The caption of the bandwidth figure",
+        computed="The plotted values against means and medians of the bandwidths that runs measured before training",
+        holds_if="all are medians",
+        counted="plotted values",
+        tables=("bandwidth.csv",),
+        check=scaling_claims.bandwidths_are_medians,
     ),
     Claim(
-        "bandwidths_are_medians",
-        "The published bandwidths are medians over the runs, as captioned",
-        scaling_claims.bandwidths_are_medians,
+        name="winners_by_throughput",
+        statement="Ranked by tokens/s/GPU, other configurations win",
+        source=AUDIT,
+        said_in="The study's MFU counts tied embeddings twice in pipelines, throughput does not",
+        computed="The winner of each cell by the study's MFU against the winner by throughput",
+        holds_if="one differs; counted are the cells that differ",
+        counted="models and sizes",
+        tables=("best_configurations.csv",),
+        check=winner_claims.winners_by_throughput,
     ),
     Claim(
-        "bandwidth_falls_in_one_regime",
-        "From 8 nodes on, more nodes slow the all-reduce down also inside one regime of the network",
-        scaling_claims.bandwidth_falls_in_one_regime,
+        name="tied_embeddings",
+        statement="The study's MFU counts tied embeddings twice in pipelines",
+        source=AUDIT,
+        said_in="Its count of parameters is the sum over pipeline stages",
+        computed="The study's MFU over PaLM's with a pipeline over without (medians) by model with tied embeddings",
+        holds_if="all are above 1, for its own models by as much as a second copy weighs",
+        counted="models",
+        tables=("ranked.csv",),
+        check=mfu_claims.tied_embeddings,
     ),
     Claim(
-        "failures_take_devices",
-        f"Runs that fail take about {format_percent(published.FAILED_SHARE, 0)} of the requested GPUs",
-        scaling_claims.failures_take_devices,
+        name="cells_are_of_their_model",
+        statement="Every published winner is of the model it is labelled as",
+        source=AUDIT,
+        said_in="Runs of one label have several shapes",
+        computed="Layers, width, heads and vocabulary of each winner against those that its label stands for",
+        holds_if="all agree",
+        counted="models and sizes",
+        tables=("best_configurations.csv",),
+        check=winner_claims.cells_are_of_their_model,
     ),
-    Claim("throughputs_repeat", "Runs of one configuration have the same throughput", pair_claims.throughputs_repeat),
+    Claim(
+        name="no_pipeline_wins_in_one_regime",
+        statement="From 16 nodes on, pp = 1 wins among runs on the same regime of the network",
+        source=AUDIT,
+        said_in="Runs without a pipeline mostly had the fast network, others the slow one",
+        computed="The fastest run with and without a pipeline of each model and size in one regime of the network",
+        holds_if=(
+            "pp = 1 leads in all cells with enough runs; not decided if fewer than half of the models and sizes "
+            "have such a cell"
+        ),
+        counted="models, sizes and regimes",
+        tables=("ranked.csv",),
+        check=pipeline_claims.no_pipeline_wins_in_one_regime,
+    ),
+    Claim(
+        name="published_bars",
+        statement="Every bar of the published scaling figures is a row of the table",
+        source=AUDIT,
+        said_in="Figures and table were published apart",
+        computed="Each plotted throughput looked for among the finished runs",
+        holds_if="all are found",
+        counted="bars",
+        tables=("ranked.csv",),
+        check=scaling_claims.published_bars,
+    ),
+    Claim(
+        name="bandwidth_falls_in_one_regime",
+        statement="From 8 nodes on, more nodes slow the all-reduce down also inside one regime of the network",
+        source=AUDIT,
+        said_in="The published curve averages two regimes",
+        computed="The median all-reduce bandwidth by number of nodes in each regime",
+        holds_if="it falls in all",
+        counted="regimes",
+        tables=("bandwidth.csv",),
+        check=scaling_claims.bandwidth_falls_in_one_regime,
+    ),
+    Claim(
+        name="failures_take_devices",
+        statement=f"Runs that fail take about {format_percent(published.FAILED_SHARE, 0)} of the requested GPUs",
+        source=AUDIT,
+        said_in="The cost of a sweep without a plan",
+        computed="Devices of the points that did not finish over devices of all points",
+        holds_if="the share is within 5 percentage points",
+        counted="points",
+        tables=("outcomes.csv", "failures.csv"),
+        check=scaling_claims.failures_take_devices,
+    ),
+    Claim(
+        name="throughputs_repeat",
+        statement="Runs of one configuration have the same throughput",
+        source=AUDIT,
+        said_in="No spread is published",
+        computed="Highest over lowest throughput of configurations that ran more than once",
+        holds_if="all are within 6 %",
+        counted="configurations that ran more than once",
+        tables=("ranked.csv",),
+        check=pair_claims.throughputs_repeat,
+    ),
 )
+"""First what the study says, then what we ask about it."""
 
-COLUMNS = ("claim", "data", "verdict", "evidence", "holds_in", "holds_in_kept", "left_out", "name")
+COLUMNS = (
+    *("claim", "data", "verdict", "evidence", "holds_in", "holds_in_kept", "left_out", "name"),
+    *("source", "said_in", "computed", "holds_if", "counted", "tables", "attempts", "finished"),
+)
 
 
 def table(cohorts: Sequence[Cohort]) -> pd.DataFrame:
@@ -102,7 +243,9 @@ def table(cohorts: Sequence[Cohort]) -> pd.DataFrame:
 
     ``claim`` is its statement, ``data`` names the cohort, ``verdict`` and ``evidence`` are as in
     `analysis.claims.verdicts.Verdict`, and ``name`` is short. ``holds_in`` counts the cells in which the claim holds,
-    of all that could be compared; ``holds_in_kept`` those after ``left_out``, the rule by which some were left out.
+    of all that could be compared (``counted`` says of what); ``holds_in_kept`` those after ``left_out``, the rule by
+    which some were left out. ``source`` is the study or an audit of ours, ``tables`` are files of the report with the
+    rows, ``attempts`` and ``finished`` count the cohort's.
     """
     rows = []
     for cohort in cohorts:
@@ -120,6 +263,14 @@ def table(cohorts: Sequence[Cohort]) -> pd.DataFrame:
                     "holds_in_kept": None if verdict.kept is None else str(verdict.kept),
                     "left_out": verdict.left_out or None,
                     "name": claim.name,
+                    "source": claim.source,
+                    "said_in": claim.said_in,
+                    "computed": claim.computed,
+                    "holds_if": claim.holds_if,
+                    "counted": claim.counted,
+                    "tables": " ".join(claim.tables),
+                    "attempts": len(cohort.frame),
+                    "finished": int((cohort.frame["outcome"] == "ok").sum()),
                 }
             )
     return pd.DataFrame(rows, columns=[*COLUMNS])

@@ -10,6 +10,8 @@ import pandas as pd
 from analysis.rows.stats import MIN_FOR_INTERVAL
 
 PASS, FAIL, UNKNOWN = "pass", "fail", "not enough data"
+STUDY, AUDIT = "the study", "audit"
+"""Who says what is checked: the study, or nobody but us, about what the study says."""
 FEWEST = MIN_FOR_INTERVAL
 """Fewer runs or pairs than this on a side decide nothing."""
 SAME = 0.03
@@ -42,11 +44,23 @@ class Verdict:
     """By which rule cells were left out; empty where none was."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
     name: str
     statement: str
     """What is claimed, in one sentence."""
+    source: str
+    """`STUDY` or `AUDIT`."""
+    said_in: str
+    """Where the study says it, or why it is asked."""
+    computed: str
+    """What the check computes."""
+    holds_if: str
+    """When the claim holds."""
+    counted: str
+    """What a `Tally` counts: pairs, models and sizes."""
+    tables: tuple[str, ...]
+    """Files of the report's tables that have the rows it comes from."""
     check: Callable[[pd.DataFrame], Verdict]
     """From the attempts of one measured cohort."""
 

@@ -16,6 +16,7 @@ from results import command_line
 from results.errors import InvalidResults, UltrasweepError
 from results.schema import METHODS
 from results.terminal import open_console
+from results.text import listed, plural
 
 if TYPE_CHECKING:
     from analysis.compare.comparison import Comparison
@@ -48,18 +49,24 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _gate(comparison: Comparison, fraction: float) -> int:
-    """1 when a point of B is slower than in A by more than ``fraction`` beyond noise or no longer finishes, else 0."""
-    from analysis.compare.comparison import no_longer_good
+    """1 when a point of B has regressed by more than ``fraction`` or no longer finishes, else 0."""
+    from analysis.compare import comparison as comparing
+    from analysis.compare import verdicts
     from analysis.compare.moved import DIFFERS
 
     pairs = comparison.pairs
     if not (pairs["outcome_a"] == "ok").any():
         raise InvalidResults("--fail-if-slower: no matched point finished in A, so there is nothing to hold B to")
-    bad = no_longer_good(pairs, fraction)
-    if unsure := int(((pairs["speed"] == DIFFERS) & (pairs["ratio"] < 1 - fraction)).sum()):
-        print(
-            f"not held against B: {unsure:,} points are slower, but of unknown spread; --noise says what to take for it"
+    if (pairs["verdict"].dropna() == verdicts.METHOD_CHANGED).all():
+        raise InvalidResults(
+            f"--fail-if-slower: of every matched point the {verdicts.METHOD_CHANGED}, so there is nothing to hold B to"
         )
+    if len(open_ones := comparing.not_held(pairs, fraction)):
+        told = listed([f"{count:,} {verdict}" for verdict, count in verdicts.counts(open_ones)])
+        print(f"not held against B: {plural(len(open_ones), 'point')} slower or failing in B ({told})")
+        if (open_ones["speed"] == DIFFERS).any():
+            print("--noise PERCENT says what to take for noise where the spread is not known")
+    bad = comparing.regressions(pairs, fraction)
     if len(bad):
         print(f"failed: {len(bad):,} of {len(pairs):,} points slower by more than {100 * fraction:g} % or failing in B")
     return 1 if len(bad) else 0
@@ -75,6 +82,8 @@ def _tell(comparison: Comparison, files: Sequence[Path]) -> None:
         line(text, "bold red" if text in comparison.alarms else "bold yellow")
     for text in comparison.problems:
         line(f"warning: {text}", "yellow")
+    if comparison.verdicts is not None:
+        line(comparison.verdicts, "bold")
     for text in (*comparison.sides, *comparison.matching):
         line(text)
     console.print()
@@ -140,7 +149,7 @@ def _parser() -> argparse.ArgumentParser:
         "--fail-if-slower",
         type=_percent,
         metavar="PERCENT",
-        help="exit with 1 when a point of B is slower by more than this beyond noise, or no longer finishes",
+        help="exit with 1 when a point of B is a regression by more than this, or no longer finishes",
     )
     return parser
 

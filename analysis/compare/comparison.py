@@ -8,20 +8,19 @@ from pathlib import Path
 
 import pandas as pd
 
-from analysis.compare import findings, matching, moved
+from analysis.compare import findings, matching, moved, verdicts
 from analysis.page.render import PageTable
 from analysis.rows.load import load
 from results import store
 from results.errors import InvalidResults
-
-_FAULTS = ("oom", "hang", "timeout", "crash", "nccl_error", "diverged")
-"""Ways to fail that are the point's own, not the machine's or the user's."""
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
     """What a comparison found, in sentences and in tables. Ratios are B over A."""
 
+    verdicts: str | None
+    """How many matched points have each verdict; None without one."""
     sides: tuple[str, str]
     """One line each on what A and B are."""
     cautions: list[str]
@@ -33,7 +32,7 @@ class Comparison:
     found: list[str]
     """What moved."""
     pairs: pd.DataFrame
-    """The matched points, as `analysis.compare.moved.judged` returns them."""
+    """The matched points, as `analysis.compare.verdicts.with_verdicts` returns them."""
     only_a: pd.DataFrame
     """Points of A without a partner, with the columns of `analysis.compare.matching.points`."""
     only_b: pd.DataFrame
@@ -74,12 +73,13 @@ def compare(
     found = matching.match(points[0], points[1], across)
     judged_by = moved.noise_of(points[0], points[1], noise)
     same_numbers = not set(across) & set(moved.SAME_NUMBERS) and "seed" not in found.unrecorded
-    pairs = moved.judged(found.pairs, judged_by, compare_losses=same_numbers)
+    pairs = verdicts.with_verdicts(moved.judged(found.pairs, judged_by, compare_losses=same_numbers), judged_by)
     ignored = (*found.crossed, *found.unrecorded, *across)
     why_a = matching.why_unmatched(found.only_a, points[1], ignored)
     why_b = matching.why_unmatched(found.only_b, points[0], ignored)
     beside = findings.beside(rows[0], rows[1])
     return Comparison(
+        verdicts=verdicts.sentence(pairs),
         sides=(
             findings.side("A", a, rows[0], len(points[0])),
             findings.side("B", b, rows[1], len(points[1])),
@@ -97,10 +97,17 @@ def compare(
     )
 
 
-def no_longer_good(pairs: pd.DataFrame, fraction: float) -> pd.DataFrame:
-    """Pairs slower by more than ``fraction`` beyond noise, or that finished in A and fail in B by their own fault."""
-    slower = (pairs["speed"] == moved.SLOWER) & (pairs["ratio"] < 1 - fraction)
-    return pairs[slower | ((pairs["outcome_a"] == "ok") & pairs["outcome_b"].isin(_FAULTS))]
+def regressions(pairs: pd.DataFrame, fraction: float) -> pd.DataFrame:
+    """Pairs that are a regression by more than ``fraction`` of the throughput, or because B does not finish."""
+    return pairs[(pairs["verdict"] == verdicts.REGRESSION) & ~(pairs["ratio"] >= 1 - fraction)]
+
+
+def not_held(pairs: pd.DataFrame, fraction: float) -> pd.DataFrame:
+    """Pairs as much worse that are no regression by their verdict: another method or machine, or a spread that is not
+    known."""
+    slower = (pairs["ratio"] < 1 - fraction) & (pairs["verdict"] != verdicts.NOISE)
+    failing = (pairs["outcome_a"] == "ok") & (pairs["outcome_b"] != "ok")
+    return pairs[(slower | failing) & (pairs["verdict"] != verdicts.REGRESSION)]
 
 
 def _step_times(path: Path) -> Mapping[str, Sequence[float]]:

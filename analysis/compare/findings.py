@@ -11,6 +11,7 @@ import pandas as pd
 
 from analysis.compare import moved
 from analysis.compare.matching import MOST_EXAMINED, Matching
+from analysis.compare.moved import change, interval
 from analysis.page.render import PageTable
 from analysis.rows import labels
 from analysis.rows.cohorts import METHOD_NAMES
@@ -160,12 +161,15 @@ def moved_table(pairs: pd.DataFrame, most: int) -> PageTable:
             interval(row["ratio_low"], row["ratio_high"]),
             row["speed"],
             _moved_bytes(row["peak_change_bytes"]) if row["memory"] != "same" else "same",
+            row["verdict"],
+            row["verdict_reason"],
         ]
         for row in labels.records(shown)
     ]
     title = "Points that moved" + (f" (the first {len(shown)} of {len(order):,})" if len(order) > len(shown) else "")
     header = ["Model", labels.device_noun(pairs.rename(columns={"backend_a": "backend"})), "Layout", unit, "Change"]
-    return PageTable([*header, "Interval", "Throughput", f"Peak {kind}"], rows, len(order), title)
+    header += ["Interval", "Throughput", f"Peak {kind}", "Verdict", "Why"]
+    return PageTable(header, rows, len(order), title)
 
 
 def axis_tables(table: pd.DataFrame) -> list[PageTable]:
@@ -188,24 +192,6 @@ def axis_tables(table: pd.DataFrame) -> list[PageTable]:
         header = [axis, "Points", "Throughput", "95 % interval", "Faster / slower", "Peak memory", "More / less"]
         tables.append(PageTable(header, rows, len(rows), f"By {axis} (medians)"))
     return tables
-
-
-def change(ratio: float | None) -> str:
-    """A ratio as a signed change: 1.039 is ``+3.9 %``; below 0.1 % with one digit that counts."""
-    if ratio is None or not np.isfinite(ratio):
-        return "–"
-    percent = 100 * (ratio - 1)
-    if abs(percent) < 5e-4:
-        return "0 %"
-    text = f"{abs(percent):.1g}" if abs(percent) < 0.095 else f"{abs(percent):.1f}"
-    return f"{'+' if percent > 0 else '−'}{text} %"
-
-
-def interval(low: float | None, high: float | None) -> str:
-    """An interval of ratios as signed changes: ``+1.4 % to +5.8 %``; a dash where an end is not known."""
-    if low is None or high is None or not (np.isfinite(low) and np.isfinite(high)):
-        return "–"
-    return f"{change(low)} to {change(high)}"
 
 
 def _speed(both: pd.DataFrame) -> str:

@@ -16,12 +16,16 @@ from typing import Any, cast
 import numpy as np
 import pandas as pd
 
+from analysis.compare.facts import DEVICE_STATE, FACTS
+from analysis.rows import winners
 from analysis.rows.labels import add_labels
 from analysis.rows.stats import MIN_FOR_INTERVAL, median_interval
+from results import noise
 from results.errors import InvalidResults
 from results.schema import CONFIG_COLUMNS, METHODS
 from results.text import listed
 
+_RATE = "tokens_per_s_per_gpu"
 COHORT = ("cluster", "engine", "measurement_version")
 """What rows are never pooled over; two results may still differ in it, and are then compared across it."""
 _DERIVED = ("world_size", "dp", "num_microbatches", "tokens_per_step")
@@ -89,24 +93,38 @@ def points(attempts: pd.DataFrame, step_times: Mapping[str, Sequence[float]] | N
     where there is one timed step and no repeat. ``step_spread`` is slowest over fastest timed step minus 1, ``rates``
     the rates of the runs, ``peak_*`` bytes. ``step_times``: seconds of each timed step (slowest rank) by attempt.
     """
-    rows = attempts[attempts["repeat_of"].isna()].sort_values(
-        ["started_at", "attempt_number"], na_position="first", kind="stable"
-    )
+    rows = attempts[attempts["repeat_of"].isna()]
+    timed = rows[(rows["outcome"] == "ok") & rows[_RATE].notna()].assign(_layout=rows["experiment_id"])
+    rows = rows.drop(index=timed.index[~noise.independent(timed, _RATE)])
+    rows = rows.sort_values(["started_at", "attempt_number"], na_position="first", kind="stable")
     rows = add_labels(rows.reset_index(drop=True))
     rows[REST] = [_rest_of(text) for text in rows["config_json"]]
+    rows["node_count"] = winners.node_count(rows).astype(float)
     runs = _run_intervals(rows, step_times or {})
     finished = (rows["outcome"] == "ok").to_numpy()
     cancelled = (rows["outcome"] == "cancelled").to_numpy()
-    places, found = [], []
+    places: list[int] = []
+    found = []
+    several: dict[int, np.ndarray[Any, Any]] = {}
     grouped = cast("dict[Any, np.ndarray[Any, Any]]", rows.groupby(IDENTITY, dropna=False, sort=False).indices)
     for members in grouped.values():
         ok = members[finished[members]]
         told = ok if len(ok) else members[~cancelled[members]]
+        if len(ok) > 1:
+            several[len(places)] = ok
         places.append((told if len(told) else members)[-1])
         found.append(_together(runs, ok))
     summary = pd.DataFrame(found, columns=list(_TOGETHER))
-    kept = [*_DESCRIBING, *(name for name in SETTINGS if name not in _DESCRIBING)]
-    return pd.concat([rows.iloc[places][kept].reset_index(drop=True), summary], axis=1)
+    facts = rows.reindex(columns=list(FACTS))
+    kept = [*_DESCRIBING, *(name for name in (*SETTINGS, *FACTS) if name not in _DESCRIBING)]
+    result = rows.reindex(columns=kept).iloc[places].reset_index(drop=True)
+    if several:
+        of_several = [_facts_of(facts.iloc[ok]) for ok in several.values()]
+        for name in FACTS:
+            values = result[name].astype(object)
+            values.iloc[list(several)] = [told[name] for told in of_several]
+            result[name] = values
+    return pd.concat([result, summary], axis=1)
 
 
 def match(a: pd.DataFrame, b: pd.DataFrame, across: Sequence[str] = ()) -> Matching:
@@ -193,7 +211,7 @@ def _run_intervals(rows: pd.DataFrame, step_times: Mapping[str, Sequence[float]]
         times = step_times.get(attempt, ())
         if spread_known[place] and len(times) >= MIN_FOR_INTERVAL and (interval := median_interval(times)) is not None:
             low_s[place], high_s[place] = interval.low, interval.high
-    rate = rows["tokens_per_s_per_gpu"].to_numpy(float)
+    rate = rows[_RATE].to_numpy(float)
     return {
         "rate": rate,
         "low": rate * middle / high_s,
@@ -230,6 +248,20 @@ def _together(runs: _Runs, ok: np.ndarray[Any, Any]) -> dict[str, Any]:
         return result | {"rate_low": interval.low, "rate_high": interval.high}
     # Few runs: from the lowest to the highest that any of them may be, each at least its own median.
     return result | {"rate_low": np.fmin(lows, rates).min(), "rate_high": np.fmax(highs, rates).max()}
+
+
+def _facts_of(rows: pd.DataFrame) -> dict[str, Any]:
+    """What the runs of one point say of how and where they ran: the value they share, else all values in one text; of
+    a device's state the median."""
+    told: dict[str, Any] = {}
+    for name in FACTS:
+        known = rows[name].dropna()
+        values = known.unique()
+        if name in DEVICE_STATE:
+            told[name] = float(known.median()) if len(known) else None
+        else:
+            told[name] = values[0] if len(values) == 1 else ", ".join(sorted(map(str, values))) or None
+    return told
 
 
 def _rest_of(config_json: Any) -> str | None:

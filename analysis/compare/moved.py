@@ -214,6 +214,24 @@ def _explained(values: pd.Series, groups: pd.Series) -> float:
     return 1 - within / total * (count - 1) / (count - kinds)
 
 
+def change(ratio: float | None) -> str:
+    """A ratio as a signed change: 1.039 is ``+3.9 %``; below 0.1 % with one digit that counts."""
+    if ratio is None or not np.isfinite(ratio):
+        return "–"
+    percent = 100 * (ratio - 1)
+    if abs(percent) < 5e-4:
+        return "0 %"
+    text = f"{abs(percent):.1g}" if abs(percent) < 0.095 else f"{abs(percent):.1f}"
+    return f"{'+' if percent > 0 else '−'}{text} %"
+
+
+def interval(low: float | None, high: float | None) -> str:
+    """An interval of ratios as signed changes: ``+1.4 % to +5.8 %``; a dash where an end is not known."""
+    if low is None or high is None or not (np.isfinite(low) and np.isfinite(high)):
+        return "–"
+    return f"{change(low)} to {change(high)}"
+
+
 def _percent(fraction: float) -> str:
     return f"{100 * fraction:.2g} %"
 

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pandas as pd
 
-from analysis.compare import moved, ratio_figure
+from analysis.compare import moved, ratio_figure, verdicts
 from analysis.compare.comparison import Comparison
+from analysis.compare.facts import FACTS
 from analysis.figures import style
 from analysis.page.render import environment, style_sheet
 from analysis.page.staging import Staged
@@ -26,8 +27,10 @@ _SHARED = ("model", "workload", "world_size", "layout")
 _OF_EACH = (
     *("experiment_id", "attempt_id", "cluster", "engine", "engine_version", "measurement_version", "outcome", "runs"),
     *("rate", "rate_low", "rate_high", "step_time_s", "step_spread", "peak_allocated", "peak_reserved"),
+    *(name for name in FACTS if name not in ("engine", "engine_version", "measurement_version", "cluster")),
 )
 _JUDGED = (
+    *("verdict", "verdict_reason"),
     *("ratio", "ratio_low", "ratio_high", "speed", "peak_change_bytes", "peak_ratio", "memory"),
     *("loss_difference", "norm_difference", "same_losses"),
 )
@@ -64,7 +67,8 @@ def write(comparison: Comparison, out: Path, formats: Sequence[str], most: int) 
 
 
 def table(comparison: Comparison) -> pd.DataFrame:
-    """Every point of either side, one row each: ``found_in`` (both, A or B), what each side has, what was judged.
+    """Every point of either side, one row each: ``found_in`` (both, A or B), the verdict, what was judged, what each
+    side has.
 
     Units are those of `results.schema`; ratios are B over A.
     """
@@ -91,6 +95,7 @@ def render(comparison: Comparison, png: Path | None, missing: str | None, most: 
         .render(
             generator=_GENERATOR,
             comparison=comparison,
+            counts=verdicts.counts(comparison.pairs),
             tables=[part for part in comparison.tables(most) if part.rows],
             transitions=transitions if transitions.size else None,
             figure=None if png is None else "data:image/png;base64," + base64.b64encode(png.read_bytes()).decode(),

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from analysis.explorer import pack_texts
 from analysis.rows.cohorts import Cohort
 from analysis.rows.labels import OUTCOME_NAMES
 from results.reference import EXTRA_COLUMNS
@@ -20,8 +21,9 @@ from workloads.experiment import ENGINE, ENGINE_VERSION
 
 COHORT = "cohort"
 """Column with the title of a row's cohort."""
-_NOT_SHOWN = frozenset({"config_json", "source_sha256", "log_dir"})
-"""Columns that the page does not get: too large for what they tell, and ``log_dir``, which stands above each log."""
+_NOT_SHOWN = frozenset({"config_json", "source_sha256", "log_dir", "job_id"})
+"""Columns that the page does not get: ``config_json``, which the page puts together from the others, what is too large
+for what it tells, ``log_dir``, which stands above each log, and the study's ``job_id``, which is its scheduler_job."""
 _LISTS = frozenset({"hosts", "nodes"})
 """Columns of lists that are shown, as one text. All others are series (losses, bytes by step), not values of a row."""
 _DIGITS = 7
@@ -74,20 +76,10 @@ _UNIT_IN_LABEL = frozenset(
 _UNIT_ENDINGS = frozenset({"s", "bytes", "w", "c", "mhz"})
 _FRACTIONS = frozenset({"mfu_palm", "mfu_causal", "mfu_playbook", "hfu", "published_mfu"})
 _FILTERS = (
-    *(COHORT, "sweep", "grid", "verdict", "rule", "outcome", "phase", "model", "study_label", "seq_len", "world_size"),
-    *("dp", "dp_replicate", "tp", "cp", "pp", "ep", "zero_stage"),
-    *("micro_batch_size", "num_microbatches", "global_batch_size", "recompute", "recompute_every"),
-    *("pp_schedule", "virtual_stages"),
-    *(
-        "pp_split",
-        "cp_kind",
-        "sequence_parallel",
-        "precision",
-        "attention",
-        "compile",
-        "network_regime",
-        "after_pp_fix",
-    ),
+    *(COHORT, "verdict", "rule", "outcome", "phase", "model", "world_size", "tp", "pp", "dp", "cp", "ep"),
+    *("micro_batch_size", "num_microbatches", "zero_stage", "recompute", "recompute_every", "global_batch_size"),
+    *("seq_len", "network_regime", "engine_version", "pp_schedule", "virtual_stages", "pp_split", "cp_kind"),
+    *("sequence_parallel", "precision", "attention", "compile", "dp_replicate", "sweep", "grid"),
     *("tokens_per_s_per_gpu", "mfu_palm", "step_time_s", "peak_allocated_bytes", "peak_reserved_bytes"),
     *("predicted_tokens_per_s_per_gpu", "predicted_peak_bytes"),
 )
@@ -172,7 +164,8 @@ def _numbers(array: np.ndarray, digits: int | None) -> dict[str, Any] | None:
         return None
     if len(levels) <= _LEVELS:
         return {"levels": _plain(levels), **_packed(codes)}
-    return {"values": _plain(array)}
+    plain = _plain(array)
+    return {"steps": steps} if (steps := pack_texts.steps(plain)) is not None else {"values": plain}
 
 
 def _plain(array: np.ndarray) -> list[float | int | None]:
@@ -188,13 +181,20 @@ def _plain(array: np.ndarray) -> list[float | int | None]:
 
 
 def _codes(values: pd.Series) -> dict[str, Any] | None:
-    codes, levels = pd.factorize(values)
-    return {"levels": [str(level) for level in levels], **_packed(codes)} if len(levels) else None
+    codes, found = pd.factorize(values)
+    if not len(found):
+        return None
+    levels = [str(level) for level in found]
+    packed = pack_texts.pack(levels) if len(levels) > _LEVELS else None
+    return {**({"levels": levels} if packed is None else {"texts": packed}), **_packed(codes)}
 
 
 def _packed(codes: np.ndarray) -> dict[str, Any]:
-    """A column of one value everywhere is that value's code alone."""
-    return {"code": int(codes[0])} if (codes == codes[0]).all() else {"codes": codes.tolist()}
+    """A column of one value everywhere is that value's code alone; codes that count up are kept as steps."""
+    if (codes == codes[0]).all():
+        return {"code": int(codes[0])}
+    plain = codes.tolist()
+    return {"codeSteps": steps} if (steps := pack_texts.steps(plain)) is not None else {"codes": plain}
 
 
 def _text(value: Any) -> str:

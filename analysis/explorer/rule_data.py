@@ -1,4 +1,4 @@
-"""The planner's rules as JSON, for the explorer's memory tab to evaluate: none is written down a second time."""
+"""The planner's rules as JSON, for the page's memory view to evaluate: none is written down a second time."""
 
 from __future__ import annotations
 

@@ -52,7 +52,8 @@ def draw(frame: pd.DataFrame) -> Figure:
     value, title = (100 * rows[metrics.MFU], f"{metrics.MFU_NAME}, % of peak")
     if not has_mfu:
         value, title = rows[metrics.RANK_BY], labels.rate_unit(frame)
-    best_of_row = rows.groupby("workload")[metrics.RANK_BY].transform("max")
+    # A rehearsal that is out of memory can have a throughput all the same.
+    best_of_row = rows[metrics.RANK_BY].where(rows["outcome"] == "ok").groupby(rows["workload"]).transform("max")
     rows = rows.assign(_value=value, _share=rows[metrics.RANK_BY] / best_of_row)
     norm, colours = style.norm_of(rows["_value"]), style.sequential("viridis")
 

@@ -108,7 +108,7 @@ def data(frame: pd.DataFrame) -> pd.DataFrame:
     so an interval is at its narrowest. ``within_noise_share`` is the share of pairs that differ by no more than noise,
     null where it is not known. ``held`` says what may differ within a pair; ``best_ratio`` is of the fastest run
     against the fastest, with everything else free."""
-    rows = _once(pairs.comparable(frame))
+    rows = pairs.once(pairs.comparable(frame))
     memory = metrics.memory_column(frame)
     rates, peaks = (rows[name].to_numpy(dtype=float) for name in (metrics.RANK_BY, memory))
     found = [
@@ -118,16 +118,6 @@ def data(frame: pd.DataFrame) -> pd.DataFrame:
         for effect, one, two in _pairs(rows)
     ]
     return pd.DataFrame(found, columns=[*COLUMNS])
-
-
-def _once(rows: pd.DataFrame) -> pd.DataFrame:
-    """One row for each setting: of runs that agree in everything (seeds may differ), the middle one by throughput.
-
-    Else two runs before and two after would count as four pairs.
-    """
-    rows = rows.sort_values([metrics.RANK_BY, "attempt_id"], kind="stable")
-    groups = rows.groupby(pairs.Matching(rows).codes([]))[metrics.RANK_BY]
-    return rows[groups.cumcount() == (groups.transform("size") - 1) // 2]
 
 
 def _pairs(rows: pd.DataFrame) -> Iterator[tuple[Effect, Places, Places]]:

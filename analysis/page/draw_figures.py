@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import gc
 import multiprocessing
 import os
@@ -171,16 +170,12 @@ def _drawn(request: _Request, cohort: Cohort, spec: FigureSpec) -> Drawn:
         files["png"] = style.png(figure)
     if "svg" in request.formats or "html" in request.formats:
         files["svg"] = style.svg(figure)
-    if "png" in files:
-        embedded = "data:image/png;base64," + base64.b64encode(files["png"]).decode()
-    else:
-        embedded = "data:image/svg+xml;base64," + base64.b64encode(files["svg"]).decode()
     if "html" in request.formats:
         files["html"] = figure_page.render(drawn, cohort.title, files["svg"].decode(), data).encode()
     paths = [request.folder / f"{spec.name}-{cohort.slug}.{kind}" for kind in request.formats]
     for path, kind in zip(paths, request.formats, strict=True):
         path.write_bytes(files[kind])
-    return Drawn(replace(drawn, files=tuple(path.name for path in paths), embedded=embedded), data)
+    return Drawn(replace(drawn, files=tuple(path.name for path in paths)), data)
 
 
 def _cores() -> int:

@@ -1,14 +1,27 @@
-"""The report's page: one HTML file that holds its figures and asks no server for anything."""
+"""The report's page: one HTML file that holds its rows and scripts and asks no server for anything.
+
+Figures stand beside it as files; the gallery at its end shows them when it is opened.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, NamedTuple
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 _TEMPLATES = Path(__file__).resolve().parent.parent / "templates"
 GENERATOR = "ultrasweep analysis.report"
+
+
+class Said(NamedTuple):
+    """A sentence: what is concluded, which the page sets in bold, and what it rests on."""
+
+    concluded: str
+    rest: str = ""
+    mark: Literal["good", "doubt", "bad"] = "good"
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,9 +34,13 @@ class DrawnFigure:
     caption: str
     files: tuple[str, ...] = ()
     """Names of its files under ``figures/``."""
-    embedded: str = ""
-    """The picture as a data URI."""
     missing: str | None = None
+
+    @property
+    def shown(self) -> str | None:
+        """The file that a browser shows small: the PNG, else the SVG."""
+        pictures = [file for kind in (".png", ".svg") for file in self.files if file.endswith(kind)]
+        return pictures[0] if pictures else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,24 +56,25 @@ class PageTable:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """What the page says of one cohort."""
+    """What Python writes into the page on a cohort. Answer, map, causes and cost are drawn from the rows by scripts."""
 
     slug: str
     title: str
     meaning: str
     cautions: list[str]
     """What must be known before any number of these rows is read."""
+    headlines: list[Said]
     best: list[str]
     failed: list[str]
+    facts: list[Said]
     trust: list[str]
     figures: list[DrawnFigure]
     winners: PageTable
-    ranked: PageTable
     failures: PageTable
 
-    def figures_of(self, section: str) -> list[DrawnFigure]:
-        """The figures of a section of the page that were drawn."""
-        return [figure for figure in self.figures if figure.section == section and figure.missing is None]
+    @property
+    def drawn(self) -> list[DrawnFigure]:
+        return [figure for figure in self.figures if figure.missing is None]
 
     @property
     def missing(self) -> list[DrawnFigure]:
@@ -66,6 +84,8 @@ class Section:
 @dataclass(frozen=True, slots=True)
 class Page:
     title: str
+    name: str
+    """The title in a word or two."""
     source: str
     made_at: str
     version: str
@@ -73,17 +93,38 @@ class Page:
     warnings: list[str]
     sections: list[Section]
     rehearsal: list[str]
-    claims: PageTable
-    """The study's claims on each measured part; no rows when there is none."""
+    claims: str | None
+    """How many of the study's claims hold, for the link to their page; None without such a page."""
     tables: list[str]
     """Names of the files under ``tables/``."""
-    explorer: str | None
-    """Name of the explorer's page beside this one."""
 
 
-def render(page: Page) -> str:
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What the page is made of beside its words. ``late`` and ``runs`` are deflated (`analysis.page.embed`)."""
+
+    styles: Sequence[str]
+    scripts: Sequence[str]
+    late: Mapping[str, str]
+    """Texts by the id of the element that they stand in."""
+    runs: Mapping[str, str]
+    """What ``explorer/runs.html`` wants."""
+
+
+def render(page: Page, parts: Parts) -> str:
     """The page as text; everything that comes from rows is escaped."""
-    return environment().get_template("report.html").render(page=page, style=style_sheet(), generator=GENERATOR)
+    return (
+        environment()
+        .get_template("report.html")
+        .render(
+            page=page,
+            styles=parts.styles,
+            scripts=parts.scripts,
+            late=parts.late,
+            runs=parts.runs,
+            generator=GENERATOR,
+        )
+    )
 
 
 def environment() -> Environment:

@@ -52,23 +52,6 @@ def all_tables(cohorts: Sequence[Cohort], drawn: Sequence[Sequence[Drawn]], clai
     return tables + [FileTable(name, _joined(frames)) for name, frames in values.items()]
 
 
-def claim_rows(claims: pd.DataFrame) -> tuple[list[str], list[list[str]], int]:
-    """Header and cells of the study's claims."""
-    cells = [
-        [row["claim"], row["data"], row["verdict"], _holds_in(row), row["evidence"]] for row in labels.records(claims)
-    ]
-    return ["Claim", "Rows", "Verdict", "Holds in", "Evidence"], cells, len(claims)
-
-
-def _holds_in(row: dict[str, Any]) -> str:
-    """In how many cells a claim holds, before and after some were left out."""
-    if not isinstance(row["holds_in"], str):
-        return "–"
-    if not isinstance(row["holds_in_kept"], str):
-        return row["holds_in"]
-    return f"{row['holds_in']}; without cells of {row['left_out']}: {row['holds_in_kept']}"
-
-
 def _joined(frames: list[pd.DataFrame]) -> pd.DataFrame:
     """All frames as one; an empty table with the columns where none has a row."""
     return pd.concat([frame for frame in frames if len(frame)] or frames[:1], ignore_index=True)

@@ -6,7 +6,7 @@ import pandas as pd
 
 from analysis.rows.frame_cache import cache_per_frame
 from analysis.rows.load import last_attempts
-from results import noise
+from results import noise, ranking
 
 RANK_BY = "tokens_per_s_per_gpu"
 MFU = "mfu_palm"
@@ -14,7 +14,6 @@ MFU = "mfu_palm"
 MFU_NAME = "MFU (PaLM)"
 GROUP = ["workload", "world_size"]
 """Layouts are ranked within a group: one model (and sequence length) on one number of devices."""
-_RANKED_FROM = (RANK_BY, "attempt_id", "loss_agrees", "method", "repeat_of", *GROUP, *noise.USED)
 _RATES = (RANK_BY, "tokens_per_s", "mfu_palm", "mfu_causal", "mfu_playbook", "hfu", "published_mfu")
 """Columns that are proportional to the throughput."""
 OVERHEAD = {
@@ -27,49 +26,26 @@ OVERHEAD = {
 }
 
 
+losses_differ = ranking.losses_differ
+
+
 @cache_per_frame
 def ranked(frame: pd.DataFrame) -> pd.DataFrame:
-    """One row for each layout that has a throughput, best first within each group.
+    """One row for each layout that has a throughput, best first within each group: `results.ranking.of_layouts`.
 
-    Repeats of a layout (other seeds, several sweeps, points that were run again) are one row: the middle run by
-    throughput, with the median of their rates (`_RATES`) and step times, ``repeats``, and the ``repeat_spread``
-    (highest over lowest, minus 1). `results.noise.COLUMNS` say how far its throughput moves by chance. ``rank``
-    counts within the group over rows whose losses do not contradict the reference; a row whose losses do has no rank:
-    a wrong layout can be fast.
+    The row is that of its middle run by throughput, with the median of the rates (`_RATES`) and step times of all its
+    repeats, ``repeats``, ``repeat_spread``, ``rank``, and `results.noise.COLUMNS`.
     """
     # A frame has some 150 columns: everything is worked out on the few that count, and the rows are taken once.
-    regime = [name for name in ("network_regime",) if name in frame]
-    ok = frame.loc[(frame["outcome"] == "ok") & frame[RANK_BY].notna(), [*_RANKED_FROM, *regime]]
-    trusted = ~losses_differ(ok)
-    ok = ok.assign(_layout=noise.layout_key(ok) + trusted.map({True: "", False: " losses differ"}), _trusted=trusted)
-    ok = ok[noise.independent(ok, RANK_BY)].sort_values([RANK_BY, "attempt_id"], kind="stable")
-    by_layout = ok.groupby("_layout", sort=False)
-    rates = by_layout[RANK_BY]
-    ok = ok.assign(
-        repeat_spread=rates.transform("max") / rates.transform("min") - 1,
-        _median=rates.transform("median"),
-        _middle=(rates.transform("size") - 1) // 2,
-        _position=by_layout.cumcount(),
-    )
-    rows = ok[ok["_position"] == ok["_middle"]]
-    known = noise.of_layouts(ok, GROUP, RANK_BY).reindex(rows["_layout"].to_numpy())
-    rows = rows.assign(**{name: known[name].array for name in noise.COLUMNS})
-    rows = rows.assign(repeat_spread=rows["repeat_spread"].where(rows["repeats"] > 1))
-    places = rows[rows["_trusted"]].groupby(GROUP)["_median"].rank(method="first", ascending=False)
-    rows = rows.assign(rank=places).sort_values([*GROUP, "_median"], ascending=[True, True, False], kind="stable")
+    rows = ranking.of_layouts(frame[(frame["outcome"] == "ok") & frame[RANK_BY].notna()], GROUP, RANK_BY)
     found = frame.loc[rows.index].reset_index(drop=True)
-    pooled = (rows["_median"] / rows[RANK_BY]).array
+    pooled = rows["median"].array / found[RANK_BY].array
     even = {name: found[name] * pooled for name in _RATES if name in found}
     return found.assign(
         **even,
         step_time_s=found["step_time_s"] / pooled,
         **{name: rows[name].array for name in (*noise.COLUMNS, "repeat_spread", "rank")},
     )
-
-
-def losses_differ(frame: pd.DataFrame) -> pd.Series:
-    """True where the losses were compared with the reference layout's and differ."""
-    return frame["loss_agrees"].map(lambda agrees: agrees is False or agrees == 0).astype(bool)
 
 
 @cache_per_frame
@@ -81,31 +57,8 @@ def best_configurations(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def lead(rows: pd.DataFrame, value: str, candidates: pd.Series | None = None) -> pd.DataFrame:
-    """The first row of each group of ``rows``, which come best first in ``value``, and what stands beside it.
-
-    ``runner_up`` is the second layout and ``slower_by`` is 1 - its value over the winner's. ``tie`` says whether other
-    layouts are within the noise of the winner (`results.noise.within`), so that the winner is a set: ``tied`` is
-    how many they are, ``tied_layouts`` names them, best first, and ``tied_slower_by`` is how far the last of them is
-    behind. All four are null where the noise is not known, ``tie`` also where there is no other layout.
-    ``candidates`` is the number of layouts.
-    """
-    rows = rows.assign(_within=noise.within(rows, value, GROUP))
-    place = rows.groupby(GROUP).cumcount()
-    winners = rows[place == 0].sort_values(GROUP, kind="stable").set_index(GROUP, drop=False)
-    second = rows[place == 1].set_index(GROUP).reindex(winners.index)
-    others = rows[(place > 0) & rows["_within"].fillna(False).astype(bool)].groupby(GROUP)
-    known = second["_within"].notna()
-    last = others[value].last().reindex(winners.index)
-    winners = winners.assign(
-        runner_up=second["layout"],
-        slower_by=1 - second[value] / winners[value],
-        tie=(others.size().reindex(winners.index, fill_value=0) > 0).astype("boolean").where(known, pd.NA),
-        tied=others.size().reindex(winners.index, fill_value=0).astype("Int64").where(known, pd.NA),
-        tied_layouts=others["layout"].agg("; ".join).reindex(winners.index),
-        tied_slower_by=1 - last / winners[value],
-        candidates=(rows.groupby(GROUP).size() if candidates is None else candidates).reindex(winners.index),
-    )
-    return winners.drop(columns="_within").reset_index(drop=True)
+    """The first row of each group of ``rows``, which come best first in ``value``; see `results.ranking.lead`."""
+    return ranking.lead(rows, value, GROUP, "layout", candidates)
 
 
 def is_tie(tie: object) -> bool:
@@ -153,19 +106,21 @@ def prediction_errors(frame: pd.DataFrame, predicted: str, found: str) -> pd.Ser
 def rehearsed_beside_measured(attempts: pd.DataFrame) -> pd.DataFrame:
     """Experiments that were both rehearsed (on a device) and measured on the same cluster: peaks and step times.
 
-    Only rows of one measurement version are joined. Relative differences are rehearsed over measured, minus 1.
+    Only rows of one measurement version are joined. ``steps`` is the smaller number of timed steps that the two stand
+    on. Relative differences are rehearsed over measured, minus 1.
     """
     keys = ["experiment_id", "cluster", "measurement_version"]
-    columns = [*keys, "model", "world_size", "tp", "peak_allocated_bytes", "step_time_s"]
+    columns = [*keys, "model", "world_size", "tp", "timed_steps", "peak_allocated_bytes", "step_time_s"]
     final = last_attempts(attempts)
     final = final[final["outcome"] == "ok"]
     measured = final.loc[final["method"] == "measured", columns].drop_duplicates(keys, keep="last")
-    rehearsed = final.loc[final["method"] == "rehearsed", [*keys, "peak_allocated_bytes", "step_time_s"]]
+    rehearsed = final.loc[final["method"] == "rehearsed", [*keys, "timed_steps", "peak_allocated_bytes", "step_time_s"]]
     both = measured.merge(
         rehearsed.drop_duplicates(keys, keep="last"), on=keys, suffixes=("_measured", "_rehearsed"), how="inner"
     )
     both["peak_difference"] = both["peak_allocated_bytes_rehearsed"] / both["peak_allocated_bytes_measured"] - 1
     both["step_time_difference"] = both["step_time_s_rehearsed"] / both["step_time_s_measured"] - 1
+    both["steps"] = both[["timed_steps_measured", "timed_steps_rehearsed"]].min(axis=1)
     return both.dropna(subset=["peak_difference", "step_time_difference"], how="all").reset_index(drop=True)
 
 

@@ -62,6 +62,16 @@ def comparable(frame: pd.DataFrame) -> pd.DataFrame:
     return rows.assign(replicas=rows["dp_replicate"].where(hybrid, 1), **missing)
 
 
+def once(rows: pd.DataFrame) -> pd.DataFrame:
+    """One row for each setting: of runs that agree in everything (seeds may differ), the middle one by throughput.
+
+    Else two runs before and two after would count as four pairs.
+    """
+    rows = rows.sort_values([metrics.RANK_BY, "attempt_id"], kind="stable")
+    groups = rows.groupby(Matching(rows).codes([]))[metrics.RANK_BY]
+    return rows[groups.cumcount() == (groups.transform("size") - 1) // 2]
+
+
 def matched(one: pd.DataFrame, two: pd.DataFrame, but_for: Sequence[str]) -> pd.DataFrame:
     """Rows of ``one`` (``_one``) beside those of ``two`` (``_two``) that agree in all of `SETTINGS` but ``but_for``.
 

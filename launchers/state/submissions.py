@@ -30,6 +30,7 @@ from typing import Any, Literal
 from launchers.state.pilot_state import config_path
 from launchers.state.sweep_dir import SweepDir
 from results.errors import InvalidResults
+from results.patience import patiently
 from workloads.protocol import write_json
 
 Stage = Literal["intent", "unsure", "submitted", "ended", "failed"]
@@ -43,6 +44,8 @@ Origin = Literal["here", "moved", "copied"]
 """Of a submission: this folder made it; this folder did, when it had another path; another folder did, of which this
 one is a copy."""
 _NAME_LENGTH = 40
+_READ_LIMIT_S = 20.0
+"""How long to wait for a filesystem on which a file cannot be read now: one failed read is no damage and no cancel."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,15 +219,22 @@ def mark_cancelled(sweep: SweepDir) -> None:
 
 
 def cancel_mark(sweep: SweepDir) -> str | None:
-    """Text that is another one after every `mark_cancelled`; None before the first."""
+    """Text that is another one after every `mark_cancelled`; None before the first. Raises `InvalidResults` when that
+    cannot be read."""
+    path = _folder(sweep) / "cancelled.json"
     try:
-        return (_folder(sweep) / "cancelled.json").read_text()
-    except OSError:
+        return patiently(path.read_text, limit_s=_READ_LIMIT_S)
+    except FileNotFoundError:
         return None
+    except OSError as error:
+        raise InvalidResults(f"{path} cannot be read: {error.strerror or error}") from None
 
 
 def cancelled_at(sweep: SweepDir) -> float:
-    """When `mark_cancelled` was last called, in seconds since the epoch; 0 before the first."""
+    """When `mark_cancelled` was last called, in seconds since the epoch; 0 before the first.
+
+    Raises as `cancel_mark`.
+    """
     try:
         return float(json.loads(cancel_mark(sweep) or "{}").get("at", 0.0))
     except (ValueError, TypeError, AttributeError):
@@ -242,11 +252,14 @@ def _folder(sweep: SweepDir) -> Path:
 
 
 def _everything(sweep: SweepDir) -> list[Submission]:
+    folder = _folder(sweep)
     try:
-        paths = sorted(_folder(sweep).glob("slurm-*.json"))
+        paths = patiently(lambda: sorted(folder.iterdir()), limit_s=_READ_LIMIT_S)
+        read = [_read(path) for path in paths if path.suffix == ".json" and TOKEN.fullmatch(path.stem)]
+    except FileNotFoundError:
+        return []
     except OSError as error:
-        raise InvalidResults(f"{_folder(sweep)} cannot be read: {error.strerror or error}") from None
-    read = (_read(path) for path in paths if TOKEN.fullmatch(path.stem))
+        raise InvalidResults(f"{folder} cannot be read: {error.strerror or error}") from None
     found = [one for one in read if one is not None]
     return sorted(found, key=lambda one: (one.created_at, one.token))
 
@@ -262,14 +275,14 @@ def _mark(folder: str) -> str:
 def _read(path: Path) -> Submission | None:
     """None when the file has just been removed. Raises `OSError` when nothing is known even of the file."""
     try:
-        fields = json.loads(path.read_text())
+        fields = json.loads(patiently(path.read_text, limit_s=_READ_LIMIT_S))
         submission = Submission(**fields)
         if submission.token == path.stem and submission.count >= 1 and submission.nodes >= 1:
             return submission
     except (OSError, ValueError, TypeError):
         pass
     try:
-        stat = path.stat()
+        stat = patiently(path.stat, limit_s=_READ_LIMIT_S)
     except FileNotFoundError:
         return None
     return Submission(

@@ -32,7 +32,7 @@ def written(results: Results, folder: Path) -> Path:
 
 
 def without_rows(folder: Path) -> Path:
-    """An explorer of nothing: the tabs of memory and pipelines need no rows."""
+    """An explorer of nothing: memory and pipelines need no rows."""
     return written(results_of(frame_of([]), folder), folder)
 
 
@@ -63,7 +63,7 @@ def opened(browser: Browser, page: Path, fragment: str = "", **options: Any) -> 
 
 def shown(browser: Browser) -> int:
     """Rows that the page says it shows."""
-    return int(browser.text("#count").split(" of ")[0].replace(",", ""))
+    return int(browser.text("#runs-count").split(" of ")[0].replace(",", ""))
 
 
 def chip(column: str, value: object) -> str:

@@ -34,5 +34,5 @@ def links(page: Path) -> list[str]:
 
 def text_of(page: Path) -> str:
     """What is read on the page, in one line."""
-    bare = re.sub(r"<style>.*?</style>|<[^>]+>", " ", page.read_text(), flags=re.DOTALL)
+    bare = re.sub(r"<(style|script)\b.*?</\1>|<[^>]+>", " ", page.read_text(), flags=re.DOTALL)
     return re.sub(r"\s+", " ", html.unescape(bare))

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shlex
 from pathlib import Path
+from urllib.parse import unquote
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.explorer import failed_logs, row_data, write_explorer
+from analysis.explorer import failed_logs, pack_texts, row_data
 from analysis.rows import cohorts
 from analysis.rows.load import load
 from results.schema import ATTEMPTS
@@ -23,12 +25,14 @@ from tests.analysis.conftest import frame_of
 from tests.analysis.explorer_page import (
     HOSTILE,
     POINTS,
+    many,
     of_recorded,
     opened,
     results_of,
     written,
 )
 from workloads import experiment as ex
+from workloads.costs.memory import estimate_memory
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +78,7 @@ def test_commands_of_odd_rows(browser: Browser, tmp_path: Path) -> None:
         synthetic.attempt(POINTS[2], 3, engine_version="1"),
     ]
     page = written(results_of(frame_of(rows), tmp_path), tmp_path)
-    opened(browser, page, "#f=1")
+    opened(browser, page, "#r.f=1")
     ids = browser.js("Array.from({length: 4}, (_, row) => Explorer.columns.get('attempt_id').value(row))")
     made = {row_id[:6]: browser.js("Explorer.rerun(arguments[0])", row) for row, row_id in enumerate(ids)}
     full = made["000000"]["words"]
@@ -86,9 +90,9 @@ def test_commands_of_odd_rows(browser: Browser, tmp_path: Path) -> None:
     assert "nanotron" in made["000001"]["missing"]
     assert "seq_len" in made["000002"]["missing"]
     assert "engine version 1" in " ".join(made["000003"]["notes"])
-    browser.js("document.querySelector('#table [data-row=\"0\"]').click()")
+    browser.js("document.querySelector('#runs-table [data-row=\"0\"]').click()")
     if ids[0].startswith("000000"):
-        assert shlex.split(browser.text("#panel pre.command")) == full
+        assert shlex.split(browser.text("#runs-drawer pre.command")) == full
 
 
 def test_the_log_of_the_failed_rank_is_there(browser: Browser, tmp_path: Path) -> None:
@@ -105,8 +109,8 @@ def test_the_log_of_the_failed_rank_is_there(browser: Browser, tmp_path: Path) -
             (place / f"rank_{rank}.log").write_text("\n".join(lines))
     results = load(tmp_path / "results")
     page = written(results, tmp_path)
-    opened(browser, page, f"#row={rows[0]['attempt_id']}")
-    log = browser.text("#panel pre.log").splitlines()
+    opened(browser, page, f"#r.row={rows[0]['attempt_id']}")
+    log = browser.text("#runs-drawer pre.log").splitlines()
     assert log == [f"rank 1 line {n}" for n in range(26, 40)] + [HOSTILE]
     assert "rank 0 line" not in page.read_text()
     assert browser.js("window.pwned ?? null") is None
@@ -141,8 +145,34 @@ def test_columns_keep_what_is_unknown_and_what_is_exact() -> None:
     assert "scheduler_job" not in columns  # no row has one
     assert "config_json" not in columns and "losses" not in columns
     assert set(columns) <= {*ATTEMPTS.names, "cohort", "workload", "degrees", "batching", "layout"}
-    text = write_explorer.embeddable({"a": "</script><!-- &"})
-    assert "<" not in text and json.loads(text) == {"a": "</script><!-- &"}
+
+
+def test_names_of_many_runs_are_packed_and_unpacked() -> None:
+    names = [f"m{n % 3}.5b-dp{n % 8}-{n:05x}.a1" for n in range(100)] + ["", "-_", "plain", 'a"b-c_d']
+    packed = pack_texts.pack(names)
+    assert packed is not None and pack_texts.unpack(packed) == names
+    alike = [f"run-{n}-{n * 7919 % 97:x}" for n in range(200)]
+    packed = pack_texts.pack(alike)
+    assert packed is not None and "form" not in packed and pack_texts.unpack(packed) == alike
+    assert packed["forms"][0]["places"][0] == {"levels": ["run"], "codes": [0] * 200}
+    assert (
+        pack_texts.unpack(pack_texts.pack([f"job-{14113488 + n}-{n:03}" for n in range(99)]) or {})[7]
+        == "job-14113495-007"
+    )
+    assert pack_texts.steps([5, 6, 7, 7]) is None and pack_texts.steps([1000, 1001, 999]) == [1000, 1, -2]
+    assert pack_texts.steps([1000, None, 1001]) is None and pack_texts.steps([1000, 1000.5]) is None
+    assert pack_texts.pack(["-" * n for n in range(100)]) is None
+    assert pack_texts.pack(names[:10]) is None
+
+
+@pytest.mark.parametrize("rows", [401, 1000])
+def test_packed_names_reach_the_page(browser: Browser, tmp_path: Path, rows: int) -> None:
+    frame = many(rows)
+    frame = frame.assign(attempt_id=[f"a.{n % 7}-{n}{'_x' if n % 5 == 0 else ''}" for n in range(rows)])
+    opened(browser, written(results_of(frame, tmp_path), tmp_path))
+    assert browser.js("'texts' in Explorer.columns.get('attempt_id').packed")
+    read = "Array.from({length: arguments[0]}, (_, row) => Explorer.columns.get('attempt_id').value(row))"
+    assert sorted(browser.js(read, rows)) == sorted(frame["attempt_id"])
 
 
 def test_the_panel_says_what_the_row_says(browser: Browser, recorded: tuple[Path, pd.DataFrame]) -> None:
@@ -150,7 +180,7 @@ def test_the_panel_says_what_the_row_says(browser: Browser, recorded: tuple[Path
     oom = int(frame.index[(frame["outcome"] == "oom") & (frame["method"] == "measured")][0])
     fine = int(frame.index[frame["outcome"] == "ok"][0])
     for row in (oom, fine):
-        opened(browser, page, f"#row={frame['attempt_id'].iloc[row]}")
+        opened(browser, page, f"#r.row={frame['attempt_id'].iloc[row]}")
         told = dict(
             browser.js(
                 "[...document.querySelectorAll('[data-part=everything] tr')]"
@@ -175,7 +205,7 @@ def test_the_panel_says_what_the_row_says(browser: Browser, recorded: tuple[Path
         }
         shown_text = {
             e.get_attribute("data-column"): browser.js("arguments[0].lastChild.textContent", e)
-            for e in browser.all("#panel dl > div")
+            for e in browser.all("#runs-drawer dl > div")
         }
         assert shown_text["tp"] == str(int(values["tp"]))
         assert shown_text["model"] == values["model"]
@@ -186,6 +216,75 @@ def test_the_panel_says_what_the_row_says(browser: Browser, recorded: tuple[Path
     assert parts <= 1.05 * values["step_time_s"]
     assert f"{share:.1f} %" in browser.text("[data-part=time]")
     assert "activations and rest" in browser.text("[data-part=memory]")
-    opened(browser, page, f"#row={frame['attempt_id'].iloc[oom]}")
+    opened(browser, page, f"#r.row={frame['attempt_id'].iloc[oom]}")
     assert frame["evidence"].iloc[oom] in browser.text("[data-part=outcome]")
-    assert browser.text("#panel .badge") == "out of memory"
+    assert browser.text("#runs-drawer .badge") == "out of memory"
+
+
+def test_the_configuration_is_the_rows_own(browser: Browser, recorded: tuple[Path, pd.DataFrame]) -> None:
+    """`config_json` is not in the page: it is put together from columns and shapes, and is the same experiment."""
+    page, frame = recorded
+    opened(browser, page)
+    read = "name => Explorer.columns.get(name)?.value(row) ?? null"
+    made = browser.js(
+        f"Array.from({{length: {len(frame)}}}, (_, row) => RowExperiment.of({read}, Explorer.data.widget))"
+    )
+    for row, text in enumerate(frame["config_json"]):
+        theirs = json.loads(text)
+        # Rows from before there was the choice have its one value of then.
+        assert made[row]["config"] == {"recompute_every": 1} | theirs, row
+        assert ex.from_json(json.dumps(made[row]["config"])) == ex.from_json(text)
+        assert made[row]["exact"]
+    opened(browser, page, f"#r.row={frame['attempt_id'].iloc[7]}")
+    written_out = json.loads(browser.text("#runs-drawer pre.config"))
+    assert written_out == {"recompute_every": 1} | json.loads(frame["config_json"].iloc[7])
+
+
+def test_memory_and_pipeline_are_those_of_the_row(browser: Browser, recorded: tuple[Path, pd.DataFrame]) -> None:
+    page, frame = recorded
+    first = frame[frame["outcome"].eq("ok") & frame["method"].eq("measured")]
+    for row in first.drop_duplicates(["model", "pp_schedule", "virtual_stages", "recompute"]).index[::2]:
+        opened(browser, page, f"#r.row={frame['attempt_id'].iloc[row]}&r.view=memory")
+        browser.wait("document.querySelector('#runs-m-total')?.dataset.bytes")
+        point = dataclasses.replace(ex.from_json(frame["config_json"][row]), engine_version=ex.ENGINE_VERSION)
+        assert browser.js("Number(document.querySelector('#runs-m-total').dataset.bytes)") == (
+            estimate_memory(point).peak_bytes
+        )
+        assert f"{frame['peak_allocated_bytes'][row] / 2**30:.4g}" in browser.text("[data-part=found]")
+    piped = first[(first["pp"] > 1) & (first["virtual_stages"] > 1) & first["pipeline_idle_s"].notna()]
+    for row in piped.drop_duplicates("pp_schedule").index:
+        values = frame.loc[row]
+        opened(browser, page, f"#r.row={values['attempt_id']}&r.view=pipeline")
+        browser.wait("document.querySelector('#runs-p-chart [data-rank]')")
+        shown = browser.js(
+            "['schedule', 'ranks', 'microbatches', 'chunks'].map(n => document.querySelector(`#runs-p-${n}`).value)"
+        )
+        names = ("pp_schedule", "pp", "num_microbatches", "virtual_stages")
+        assert shown == [str(values[name]) for name in names]
+        share = values["pipeline_idle_s"] / (values["pipeline_idle_s"] + values["forward_backward_s"])
+        assert f"Waiting takes {100 * share:.1f} % of both in the run" in browser.text("#runs-p-measured")
+        simulated = browser.text("#runs-p-share")
+        assert f"and {simulated} in the simulation" in browser.text("#runs-p-measured")
+
+
+def test_a_kept_trace_is_linked(browser: Browser, tmp_path: Path) -> None:
+    rows = synthetic.attempts(POINTS[:3], outcome="ok")
+    sweep = synthetic.make_sweep(tmp_path / "results" / "my sweep", rows)
+    for row, name in zip(rows, ("here", "gone", "outside"), strict=True):
+        row["trace_file"] = f"attempts/{row['attempt_id']}/{name}.json.gz"
+    rows[2]["trace_file"] = "../../outside.json.gz"
+    (sweep / "attempts" / rows[0]["attempt_id"]).mkdir(parents=True, exist_ok=True)
+    (sweep / rows[0]["trace_file"]).write_bytes(b"trace")
+    (tmp_path / "outside.json.gz").write_bytes(b"not of the sweep")
+    frame = frame_of([row | {"sweep": "my sweep"} for row in rows])
+    (tmp_path / "page").mkdir()
+    page = written(results_of(frame, tmp_path / "results"), tmp_path / "page")
+    opened(browser, page)
+    traces = browser.js("Explorer.data.traces")
+    [row] = traces
+    assert frame["trace_file"].iloc[int(row)].endswith("here.json.gz")
+    assert (page.parent / unquote(traces[row])).read_bytes() == b"trace"
+    for at, text in enumerate(frame["trace_file"]):
+        browser.js("Explorer.open(arguments[0])", frame["attempt_id"].iloc[at])
+        assert text in browser.text("#runs-drawer .trace")
+        assert len(browser.all("#runs-drawer .trace a")) == (str(at) == row)

@@ -1,93 +1,137 @@
-"""The notebooks run from start to end, hold no outputs, and say nothing about the machine they were written on."""
+"""The notebooks: thin, shipped with outputs that a fresh run repeats, and silent about the machine they ran on."""
 
 from __future__ import annotations
 
 import ast
+import math
 import re
-from pathlib import Path
+from functools import cache
 from typing import Any
 
-import nbformat
 import pytest
 from matplotlib.figure import Figure
-from nbclient import NotebookClient
 
 from analysis.page.interactive import figure
 from results.errors import InvalidResults
+from tests.analysis.run_notebooks import (
+    FOLDER,
+    MOST_BYTES,
+    NOTEBOOKS,
+    ROOT,
+    STUDY,
+    executed,
+    pictures,
+    read,
+    texts,
+    tidy,
+)
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).resolve().parents[2]
-FOLDER = ROOT / "analysis" / "notebooks"
-STUDY = ROOT.parent / "shared" / "study" / "bench_final2_mfu2.csv"
-NOTEBOOKS = sorted(path.stem for path in FOLDER.glob("*.ipynb"))
+NUMBER = re.compile(r"(?<![\w.])[-−]?\d[\d,]*\.?\d*(?:e-?\d+)?")
+PICTURES = {"choosing_a_layout": 1, "study": 3, "your_own_sweep": 2}
+"""How many figures each notebook shows."""
 
 
-def read(name: str) -> Any:
-    return nbformat.read(FOLDER / f"{name}.ipynb", as_version=4)
+@cache
+def fresh(name: str) -> Any:
+    """The notebook run now; skips without the study's table, which is not shipped."""
+    if name == "study" and not STUDY.is_file():
+        pytest.skip(f"the study's raw table is not at {STUDY}")
+    return executed(name, **({"table": str(STUDY)} if name == "study" else {}))
 
 
-def executed(name: str, **parameters: object) -> list[Any]:
-    """Code cells after a run in the notebook's own folder; ``parameters`` replace what its first code cell sets."""
-    notebook = read(name)
-    place = next(i for i, cell in enumerate(notebook.cells) if cell.cell_type == "code")
-    told = "\n".join(f"{key} = {value!r}" for key, value in parameters.items())
-    notebook.cells.insert(place + 1, nbformat.v4.new_code_cell(told))
-    NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(FOLDER)}}).execute()
-    return [cell for cell in notebook.cells if cell.cell_type == "code"]
-
-
-def shown(cells: list[Any]) -> tuple[str, int]:
-    """All text that the cells printed or showed, and how many pictures."""
-    outputs = [output for cell in cells for output in cell.outputs]
-    texts = [output.get("text", "") or output.get("data", {}).get("text/plain", "") for output in outputs]
-    return "\n".join(texts), sum("image/png" in output.get("data", {}) for output in outputs)
+def differences(kept: str, now: str) -> list[str]:
+    """In which numbers or words two texts differ: numbers by more than the last digit of the fewer, or 1 %."""
+    one, two = (NUMBER.findall(text) for text in (kept, now))
+    words = [" ".join(NUMBER.sub("#", text).replace("-", "").split()) for text in (kept, now)]
+    found = [] if words[0] == words[1] else [f"words differ: {words[0]!r} against {words[1]!r}"]
+    if len(one) != len(two):
+        return [*found, f"{len(one)} numbers against {len(two)}"]
+    for a, b in zip(one, two, strict=True):
+        values = [float(text.replace(",", "").replace("−", "-")) for text in (a, b)]
+        digit = 10.0 ** -min(len(text.partition(".")[2]) for text in (a, b))
+        if not math.isclose(*values, rel_tol=0.01, abs_tol=1.01 * digit if "." in a + b else 0):
+            found.append(f"{a} against {b}")
+    return found
 
 
 def test_there_are_three_notebooks() -> None:
-    assert NOTEBOOKS == ["choosing_a_layout", "study", "your_own_sweep"]
+    assert sorted(PICTURES) == NOTEBOOKS
 
 
 @pytest.mark.parametrize("name", NOTEBOOKS)
-def test_notebooks_are_thin_and_clean(name: str) -> None:
-    cells = read(name).cells
+def test_notebooks_are_thin_and_hold_their_outputs(name: str) -> None:
+    notebook = read(name)
+    cells = notebook.cells
     code = [cell for cell in cells if cell.cell_type == "code"]
-    assert not any(cell.outputs or cell.execution_count for cell in code)
     assert code[0].metadata["tags"] == ["parameters"]
-    for cell in code:
+    for number, cell in enumerate(code, start=1):
         assert len(cell.source.splitlines()) <= 25
+        assert cell.execution_count == number
         source = ast.parse(re.sub(r"^%.*$", "", cell.source, flags=re.MULTILINE))
         assert not any(isinstance(node, (ast.FunctionDef, ast.ClassDef, ast.Lambda)) for node in ast.walk(source))
         assert not re.search(r"[\"']/(?!/)", cell.source), "an absolute path"
+        assert number == 1 or cell.outputs, cell.source
+        assert not any(output.output_type == "error" or output.get("name") == "stderr" for output in cell.outputs)
     assert all(isinstance(node, ast.Assign) for node in ast.parse(code[0].source).body)
+    assert pictures(notebook) == PICTURES[name]
+    assert sum(cell.cell_type == "markdown" for cell in cells) >= 5
+
+
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_shipped_files_are_small_and_name_no_machine(name: str) -> None:
+    text = (FOLDER / f"{name}.ipynb").read_text()
+    assert len(text.encode()) <= MOST_BYTES
+    bare = re.sub(r'"image/png": "[^"]*"', "", text)
+    assert str(ROOT) not in bare
+    assert not re.search(r"(?<![\w./])/(home|root|tmp|work|usr|Users)/", bare)
+    assert "://" not in bare
+    for output in (output for cell in read(name).cells if cell.cell_type == "code" for output in cell.outputs):
+        assert set(output.get("metadata", {})) == set()
+
+
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_shipped_outputs_are_those_of_a_fresh_run(name: str) -> None:
+    """``make notebooks`` writes them anew."""
+    kept, now = read(name), fresh(name)
+    assert len(texts(kept)) == len(texts(now))
+    for number, (one, two) in enumerate(zip(texts(kept), texts(now), strict=True), start=1):
+        assert differences(one, two) == [], f"cell {number} of {name}.ipynb is stale: run make notebooks"
+    assert pictures(now) == pictures(kept)
+
+
+def test_stale_outputs_are_told() -> None:
+    text = "llama1b on 2: 18 layouts\n0  dp2 z2 · mbs 4×1  61178.956  0.035"
+    assert differences(text, text) == []
+    assert differences(text, text.replace("0.035", "0.0354")) == []
+    assert differences(text, text.replace("61178.956", "62178.956")) == ["61178.956 against 62178.956"]
+    assert differences(text, text.replace("18 layouts", "19 layouts")) == ["18 against 19"]
+    assert differences(text, text.replace("llama1b", "llama3b")) != []
+    assert differences(text, text + " 3") != []
+
+
+def test_a_second_run_writes_the_same_file() -> None:
+    name = "choosing_a_layout"
+    again = tidy(fresh(name))
+    assert [cell.get("id") for cell in again.cells] == [cell.get("id") for cell in read(name).cells]
+    assert again.metadata == read(name).metadata
 
 
 def test_study_from_the_published_table() -> None:
-    if not STUDY.is_file():
-        pytest.skip(f"the study's raw table is not at {STUDY}")
-    text, pictures = shown(executed("study", table=str(STUDY)))
-    assert "4,083 points attempted" in text
-    assert pictures == 6
-    assert "not drawn" not in text
-    assert "27 of 27 cells agree in layout, MFU and memory" in text
-
-
-def test_your_own_sweep_on_the_recorded_rows() -> None:
-    text, pictures = shown(executed("your_own_sweep"))
-    assert "Measured: h200" in text
-    assert pictures == 8
-    assert "out of memory" in text
+    text = "\n".join(texts(fresh("study")))
+    assert "32 / 65" in text
+    assert "7 of 27 winners change" in text
+    assert "27 of 27" in text
 
 
 def test_your_own_sweep_on_another_part() -> None:
-    text, _ = shown(executed("your_own_sweep", part=1))
+    text = "\n".join(texts(executed("your_own_sweep", part=1)))
     assert "These are not measurements of a whole run" in text
 
 
 def test_choosing_a_layout_puts_rows_beside_predictions() -> None:
-    cells = executed("choosing_a_layout")
-    text, pictures = shown(cells)
-    assert pictures == 1
+    text = "\n".join(texts(fresh("choosing_a_layout")))
     found = re.search(r"(\d+) points; the two orders agree by a rank correlation \(Spearman's\) of (\d\.\d+)", text)
     assert found is not None
     assert int(found[1]) > 20

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -27,27 +26,30 @@ def plan(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_a_plan_alone_opens_in_the_explorer_as_predictions(plan: Path, tmp_path: Path, browser: Browser) -> None:
+def test_a_plan_alone_opens_as_predictions(plan: Path, tmp_path: Path, browser: Browser) -> None:
     index = report.build(plan, tmp_path / "out")
     text = text_of(index)
-    assert (
-        "Nothing has been run yet: there is no attempt to report on. The explorer shows what the plan predicts." in text
-    )
-    assert "Ranked table" not in text
-    assert "What is best" not in text
-    page = tmp_path / "out" / "explorer.html"
-    browser.open(page, size=(1400, 900))
-    browser.wait("document.querySelectorAll('#table [role=row]').length > 3")
-    ledger = store.read_ledger(plan)
-    assert f"{ledger.num_rows:,} of {ledger.num_rows:,} rows" in browser.text("#count")
-    assert "Nothing of this has run." in browser.text("#cohort-note")
-    head = browser.text("#table")
-    assert "predicted tokens/s/GPU" in head
-    assert "verdict" in head
-    axes = [browser.js(f"document.querySelector('select[data-axis={axis}]').value") for axis in ("x", "y")]
-    assert axes == ["predicted_peak_bytes", "predicted_tokens_per_s_per_gpu"]
-    data = json.loads(browser.js("document.getElementById('data').textContent"))
-    assert not {"tokens_per_s_per_gpu", "outcome", "step_time_s"} & {column["name"] for column in data["columns"]}
+    assert "Nothing has been run yet: there is no attempt to report on. What follows is what the plan predicts." in text
+    assert "Every winner as a table" not in text
+    browser.open(index, size=(1400, 900))
+    browser.wait("window.Report?.ready")
+    ledger = store.read_ledger(plan).to_pandas()
+    cells = ledger.groupby(["model", "world_size"])
+    assert len(browser.all("#map button.cell.pale")) == len(cells)
+    chosen = ledger[
+        (ledger["model"] == browser.js("document.getElementById('f-model').value"))
+        & (ledger["world_size"] == int(browser.js("document.getElementById('f-gpus').value")))
+    ]
+    fits = chosen[(chosen["verdict"] == "run") & (chosen["predicted_peak_bytes"] <= ledger["limit_bytes"].min())]
+    assert f"{len(fits)} of {len(chosen)}" in browser.text("#winner .funnel")
+    assert "makes no winner" in browser.text("#winner")
+    assert "a prediction, not a ranking" in browser.text("#h-ten")
+    first = fits.sort_values("predicted_tokens_per_s_per_gpu").iloc[-1]
+    assert f"{first['predicted_tokens_per_s_per_gpu']:,.0f}" in browser.text("#ten tbody tr")
+    assert browser.js("document.getElementById('why').hidden && document.getElementById('cost').hidden")
+    assert "predicted tokens/s/GPU" in browser.text("#runs-table")
+    names = set(browser.js("[...window.Report.state.part.columns.keys()]"))
+    assert not {"tokens_per_s_per_gpu", "outcome", "step_time_s"} & names
     assert browser.console() == []
 
 
@@ -55,9 +57,9 @@ def test_a_point_of_a_plan_opens_with_its_verdict(plan: Path, tmp_path: Path, br
     report.build(plan, tmp_path / "out", QUICK)
     refused = next(row for row in store.read_ledger(plan).to_pylist() if row["verdict"] == "predicted_oom")
     name = f"{refused['sweep']} point {refused['point']}"
-    browser.open(tmp_path / "out" / "explorer.html", "#row=" + name.replace(" ", "%20"))
-    browser.wait("!document.getElementById('panel').hidden")
-    told = browser.text("#panel")
+    browser.open(tmp_path / "out" / "index.html", "#r.row=" + name.replace(" ", "%20"))
+    browser.wait("window.Report?.ready && !document.getElementById('runs-drawer').hidden")
+    told = browser.text("#runs-drawer")
     assert "What the plan says" in told
     assert refused["detail"] in told
     assert "Nothing of this point has run" in told
@@ -68,8 +70,8 @@ def test_a_point_of_a_plan_opens_with_its_verdict(plan: Path, tmp_path: Path, br
 def test_a_sweep_of_which_nothing_has_run_has_the_same_page(tmp_path: Path) -> None:
     sweep = synthetic.make_sweep(tmp_path / "empty", [], waiting=POINTS[:5])
     index = report.build(sweep, tmp_path / "out", QUICK)
-    assert "The explorer shows what the plan predicts." in text_of(index)
-    assert (tmp_path / "out" / "explorer.html").exists()
+    assert "What follows is what the plan predicts." in text_of(index)
+    assert 'id="finder"' in index.read_text()
 
 
 def second_sweep(folder: Path) -> Path:

@@ -54,8 +54,8 @@ def test_page_names_the_winner_with_its_numbers(whole: Path) -> None:
 
 
 def test_measured_and_rehearsed_stand_apart(whole: Path) -> None:
-    sections = re.findall(r'<section id="([^"]+)">', whole.read_text())
-    assert sections == ["measured-h200", "rehearsed-h200"]
+    parts = re.findall(r'<option value="([^"]+)">', whole.read_text())
+    assert parts == ["measured-h200", "rehearsed-h200"]
     ranked = pd.read_csv(whole.parent / "tables" / "ranked.csv")
     assert set(ranked["method"]) == {"measured", "rehearsed"}
     firsts = ranked[ranked["rank"] == 1]
@@ -73,14 +73,15 @@ def test_figures_of_what_was_not_measured_say_so_themselves(tmp_path: Path) -> N
 
 def test_page_is_self_contained_and_every_link_leads_somewhere(whole: Path) -> None:
     found, text = links(whole), whole.read_text()
-    embedded = [link for link in found if link.startswith("data:image/png;base64,")]
-    assert len(embedded) == len(list((whole.parent / "figures").glob("*.png")))
+    for kind in ("png", "svg"):
+        shown = {link.removeprefix("figures/") for link in found if link.endswith(f".{kind}")}
+        assert shown == {path.name for path in (whole.parent / "figures").glob(f"*.{kind}")}
     for link in found:
         if link.startswith("data:"):
             continue
         assert "://" not in link
         assert f'id="{link[1:]}"' in text if link.startswith("#") else (whole.parent / link).is_file()
-    assert "<script" not in text
+    assert not re.search(r"<script[^>]+src=", text)
     assert "@import" not in text
     identities = re.findall(r' id="([^"]+)"', text)
     assert len(identities) == len(set(identities))
@@ -114,15 +115,16 @@ def test_every_figure_with_values_has_them_as_a_table(whole: Path) -> None:
 
 
 def test_the_page_answers_in_order(whole: Path) -> None:
-    found = re.findall(r"<h[23][^>]*>([^<]+)</h", whole.read_text())
-    asked = ["What is best", "Why", "What failed", "How far to trust it", "Ranked table"]
-    assert found[:7] == ["What was run", "Measured: h200", *asked]
-    assert found[7:13] == ["Rehearsed on one device: h200", *asked]
+    found = re.findall(r"<h2[^>]*>([^<]+)</h2>", whole.read_text())
+    assert found == ["The answer", "Every run", "Why", "Cost", "What failed", "How far to trust it", "Files"]
 
 
-def test_the_explorer_is_beside_the_page_and_linked(whole: Path) -> None:
-    assert "explorer.html" in links(whole)
-    assert (whole.parent / "explorer.html").stat().st_size > 10_000
+def test_there_is_one_page_and_its_numbers_as_a_file(whole: Path) -> None:
+    assert {path.name for path in whole.parent.iterdir() if path.is_file()} == {
+        "index.html",
+        "claims.html",
+        "report.json",
+    }
 
 
 def test_points_that_the_sweep_answered_itself_are_planned_points(tmp_path: Path) -> None:
@@ -160,6 +162,7 @@ def test_rehearsed_times_are_cautioned_against_and_compared(tmp_path: Path) -> N
 
 def test_the_caution_on_rehearsals_is_what_the_recorded_rows_show() -> None:
     both = metrics.rehearsed_beside_measured(store.read_attempts(RECORDED).to_pandas())
+    both = both[both["steps"] > 1]  # those with one timed step are for their memory
     times, split_rows = both["step_time_difference"], both["tp"] > 1
     assert both["peak_difference"].abs().max() < 0.002
     assert times[split_rows].between(-0.235, -0.03).all()

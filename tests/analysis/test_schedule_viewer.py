@@ -1,4 +1,4 @@
-"""The pipeline tab of the explorer: its simulation against the planner's, and what a user sees of it."""
+"""The pipeline view of the explorer: its simulation against the planner's, and what a user sees of it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def tab(browser: Browser, page: Path) -> Browser:
     browser.open(page)
-    browser.click("#tab-pipeline")
+    browser.wait("window.Explorer")
+    browser.click("#runs-open-pipeline")
+    browser.wait("document.querySelector('#runs-p-chart [data-rank]')")
     return browser
 
 
@@ -115,7 +117,7 @@ def type_in(browser: Browser, **values: float | str) -> None:
     for name, value in values.items():
         browser.js(
             "((box, value) => { box.value = value; box.dispatchEvent(new Event('input', {bubbles: true})); })"
-            "(document.querySelector(`#p-${arguments[0]}`), arguments[1])",
+            "(document.querySelector(`#runs-p-${arguments[0]}`), arguments[1])",
             name,
             str(value),
         )
@@ -125,33 +127,35 @@ def drawn(browser: Browser) -> list[list[float]]:
     """[rank, x, width] of every bar."""
     return list(
         browser.js(
-            "[...document.querySelectorAll('#p-chart [data-rank]')].map(bar => [Number(bar.dataset.rank), "
+            "[...document.querySelectorAll('#runs-p-chart [data-rank]')].map(bar => [Number(bar.dataset.rank), "
             "Number(bar.getAttribute('x')), Number(bar.getAttribute('width'))])"
         )
     )
 
 
 def ranks_shown(browser: Browser) -> list[list[str]]:
-    rows = "[...document.querySelectorAll('#p-table tr')].map(row => [...row.children].map(cell => cell.textContent))"
+    rows = (
+        "[...document.querySelectorAll('#runs-p-table tr')].map(row => [...row.children].map(cell => cell.textContent))"
+    )
     return list(browser.js(rows))
 
 
 def test_bubble_stands_beside_its_closed_form(tab: Browser) -> None:
     type_in(tab, schedule="1f1b", ranks=4, microbatches=6, forward=1, backward=2, p2p=0)
-    assert tab.text("#p-bubble") == "50.0 %"
-    assert tab.text("#p-fraction").split() == ["3", "/", "6"]
-    assert tab.text("#p-closed") == "50.0 %"
-    assert tab.text("#p-share") == "33.3 %"
-    assert tab.text("#p-total") == "27"  # (m + p - 1) (F + B)
-    assert "agree" in tab.text("#p-remark")
+    assert tab.text("#runs-p-bubble") == "50.0 %"
+    assert tab.text("#runs-p-fraction").split() == ["3", "/", "6"]
+    assert tab.text("#runs-p-closed") == "50.0 %"
+    assert tab.text("#runs-p-share") == "33.3 %"
+    assert tab.text("#runs-p-total") == "27"  # (m + p - 1) (F + B)
+    assert "agree" in tab.text("#runs-p-remark")
     assert [row[3] for row in ranks_shown(tab)] == ["4", "3", "2", "1"]
     type_in(tab, schedule="gpipe")
     assert [row[3] for row in ranks_shown(tab)] == ["6"] * 4
     type_in(tab, p2p=0.5)
     expected = run("gpipe", 4, 6, 1, equal(4, 1.0, 2.0), 0.5)
-    assert tab.text("#p-total") == f"{expected.total_s:g}"
-    assert tab.text("#p-bubble") == f"{100 * (expected.total_s - 18) / 18:.1f} %"
-    assert "agree" not in tab.text("#p-remark")
+    assert tab.text("#runs-p-total") == f"{expected.total_s:g}"
+    assert tab.text("#runs-p-bubble") == f"{100 * (expected.total_s - 18) / 18:.1f} %"
+    assert "agree" not in tab.text("#runs-p-remark")
 
 
 def test_bars_stand_where_the_simulation_puts_them(tab: Browser) -> None:
@@ -168,11 +172,11 @@ def test_bars_stand_where_the_simulation_puts_them(tab: Browser) -> None:
 def test_chunks_follow_the_schedule(tab: Browser) -> None:
     """The number of chunks goes into the limits of the schedule, and cannot be chosen where there is one."""
     seen = {}
-    for name in [option.get_attribute("value") for option in tab.all("#p-schedule option")]:
+    for name in [option.get_attribute("value") for option in tab.all("#runs-p-schedule option")]:
         type_in(tab, schedule=name)
-        box = tab.find("#p-chunks")
-        seen[name] = (box.get_attribute("value"), box.is_enabled(), tab.find("#p-weights").is_enabled())
-        assert not tab.find("#p-wrong").is_displayed()
+        box = tab.find("#runs-p-chunks")
+        seen[name] = (box.get_attribute("value"), box.is_enabled(), tab.find("#runs-p-weights").is_enabled())
+        assert not tab.find("#runs-p-wrong").is_displayed()
         assert (name in schedule.SPLIT_BACKWARD) == tab.find("[data-kind=W]").is_displayed()
     assert seen == {
         "gpipe": ("1", False, False),
@@ -184,34 +188,36 @@ def test_chunks_follow_the_schedule(tab: Browser) -> None:
     }
     assert sorted(seen) == [name for name in SCHEDULES if name != "none"]
     type_in(tab, schedule="interleaved_1f1b", chunks=1)
-    assert tab.text("#p-wrong") == "Model chunks a rank v: a whole number from 2 to 8"
+    assert tab.text("#runs-p-wrong") == "Model chunks a rank v: a whole number from 2 to 8"
     type_in(tab, chunks=8, ranks=32, microbatches=128)
-    assert tab.text("#p-wrong") == "65,536 actions are too many to draw; at most 30,000"
+    assert tab.text("#runs-p-wrong") == "65,536 actions are too many to draw; at most 30,000"
 
 
 def test_chunks_and_split_backwards_are_told(tab: Browser) -> None:
     type_in(tab, schedule="zero_bubble_v", ranks=4, microbatches=8, forward=1, backward=2, weights=50, p2p=0)
     expected = run("zero_bubble_v", 4, 8, 2, equal(4, 1.0, 2.0, 2), 0.0)
-    assert tab.text("#p-total") == f"{expected.total_s:g}"
-    assert tab.text("#p-share") == f"{100 * expected.idle_share:.1f} %"
-    assert tab.text("#p-formula") == "1F1B: (p − 1) / m"
+    assert tab.text("#runs-p-total") == f"{expected.total_s:g}"
+    assert tab.text("#runs-p-share") == f"{100 * expected.idle_share:.1f} %"
+    assert tab.text("#runs-p-formula") == "1F1B: (p − 1) / m"
     assert [row[3] for row in ranks_shown(tab)] == ["4"] * 4
-    tab.js("document.querySelector('#p-chart').focus()")
+    tab.js("document.querySelector('#runs-p-chart').focus()")
     tab.press(Keys.END)
-    assert tab.text("#p-now").startswith("Rank 0: backward, weights' gradient of micro-batch 7 in chunk 0 (stage 0), ")
+    assert tab.text("#runs-p-now").startswith(
+        "Rank 0: backward, weights' gradient of micro-batch 7 in chunk 0 (stage 0), "
+    )
     type_in(tab, schedule="interleaved_1f1b", chunks=2)
-    assert tab.text("#p-formula") == "(p − 1) / (v m)"
-    assert tab.text("#p-bubble") == tab.text("#p-closed") == "18.8 %"  # 3 / 16
-    assert "agree" in tab.text("#p-remark")
+    assert tab.text("#runs-p-formula") == "(p − 1) / (v m)"
+    assert tab.text("#runs-p-bubble") == tab.text("#runs-p-closed") == "18.8 %"  # 3 / 16
+    assert "agree" in tab.text("#runs-p-remark")
 
 
 def test_arrow_keys_step_through_the_actions(tab: Browser) -> None:
     type_in(tab, schedule="1f1b", ranks=4, microbatches=8, forward=1, backward=2, p2p=0)
-    tab.js("document.querySelector('#p-chart').focus()")
+    tab.js("document.querySelector('#runs-p-chart').focus()")
     said = []
     for key in (Keys.ARROW_RIGHT, Keys.ARROW_DOWN, Keys.END, Keys.ARROW_UP, Keys.HOME, Keys.ARROW_LEFT):
         tab.press(key)
-        said.append(tab.text("#p-now"))
+        said.append(tab.text("#runs-p-now"))
     assert said == [
         "Rank 0: forward of micro-batch 1, from 1 to 2.",
         "Rank 1: forward of micro-batch 0, from 1 to 2, after 1 idle.",
@@ -228,18 +234,18 @@ def test_arrow_keys_step_through_the_actions(tab: Browser) -> None:
 
 def test_pointing_at_a_bar_tells_its_times(tab: Browser) -> None:
     type_in(tab, schedule="gpipe", ranks=2, microbatches=2, forward=1, backward=2, p2p=0)
-    bar = tab.all("#p-chart [data-rank='1']")[2]
+    bar = tab.all("#runs-p-chart [data-rank='1']")[2]
     ActionChains(tab.driver, duration=0).move_to_element(bar).perform()
-    assert tab.text("#p-now") == "Rank 1: backward of micro-batch 0, from 3 to 5."
+    assert tab.text("#runs-p-now") == "Rank 1: backward of micro-batch 0, from 3 to 5."
 
 
 @pytest.mark.parametrize(("name", "value"), [("ranks", 0), ("ranks", 2.5), ("microbatches", ""), ("forward", -1)])
 def test_a_senseless_number_is_one_sentence(tab: Browser, name: str, value: float | str) -> None:
     type_in(tab, **{name: value})
-    assert "number from" in tab.text("#p-wrong")
-    assert not tab.find("#p-answer").is_displayed()
+    assert "number from" in tab.text("#runs-p-wrong")
+    assert not tab.find("#runs-p-answer").is_displayed()
     type_in(tab, **{name: 2})
-    assert tab.find("#p-answer").is_displayed()
+    assert tab.find("#runs-p-answer").is_displayed()
 
 
 @pytest.mark.parametrize("size", [(375, 812), (1400, 900)])
@@ -248,14 +254,16 @@ def test_pipeline_tab_fits_its_window_and_stays_quiet(
     browser: Browser, page: Path, size: tuple[int, int], dark: bool
 ) -> None:
     browser.open(page, size=size, dark=dark)
-    browser.click("#tab-pipeline")
+    browser.wait("window.Explorer")
+    browser.click("#runs-open-pipeline")
+    browser.wait("document.querySelector('#runs-p-chart [data-rank]')")
     type_in(browser, ranks=32, microbatches=128)
     assert len(drawn(browser)) == 2 * 32 * 128
     assert browser.js("document.documentElement.scrollWidth") == size[0]
     # Every bar is wide enough for its number: the chart scrolls sideways instead.
-    assert len(browser.all("#p-chart .g-number")) == 2 * 32 * 128
-    browser.click("#p-fit")
-    assert browser.js("document.querySelector('#p-chart').clientWidth") <= size[0]
+    assert len(browser.all("#runs-p-chart .g-number")) == 2 * 32 * 128
+    browser.click("#runs-p-fit")
+    assert browser.js("document.querySelector('#runs-p-chart').clientWidth") <= size[0]
     inputs = "[...document.querySelectorAll('.pipeline :is(input, select)')]"
     assert browser.js(f"{inputs}.filter(i => !i.labels.length && !i.ariaLabel).length") == 0
     assert browser.console() == []

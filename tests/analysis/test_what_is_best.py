@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import csv
 import re
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pandas as pd
@@ -20,7 +24,7 @@ from tests.analysis import synthetic
 from tests.analysis.conftest import frame_of
 from tests.analysis.test_figures import words
 from tests.analysis.test_noise import labelled, point, run
-from tests.analysis.test_study import study  # noqa: F401
+from tests.analysis.test_study import TABLE, study  # noqa: F401
 from workloads.experiment import Experiment
 
 RECORDED = Path(__file__).resolve().parents[2] / "results" / "recorded"
@@ -99,9 +103,6 @@ def test_a_claim_shows_the_cells_before_and_after_its_filter(study: pd.DataFrame
     assert (row["holds_in"], row["holds_in_kept"]) == ("23 of 24", "13 of 13")
     assert row["left_out"] == "fewer than 5 pipelines on a side"
     assert "better in 23 of 24 (not " in row["evidence"]
-    header, [cells], _ = tables.claim_rows(pd.DataFrame([row]))
-    told = dict(zip(header, cells, strict=True))
-    assert told["Holds in"] == "23 of 24; without cells of fewer than 5 pipelines on a side: 13 of 13"
 
 
 @pytest.mark.slow
@@ -173,6 +174,64 @@ def test_effects_and_the_claim_on_tp_show_both_numbers_and_what_is_held(study: p
     assert "whatever else it has chosen" in evidence
     assert "With all other choices held" in evidence
     assert evidence.count("tp 4 → 8:") == 2
+
+
+CELL = ("num_layers", "hidden_size", "num_kv_heads", "vocab_size", "nodes", "batch", "regime")
+"""Of the raw table: the model, the size, the sequences a step and the regime of the network."""
+HELD = (*CELL, "pp", "mbs", "zero_stage", "after_pp_fix")
+"""All choices but tp and what makes room for it: dp and the number of micro-batches."""
+
+
+def raw_runs() -> list[dict[str, Any]]:
+    """Runs of the raw table that finished, without any code of this project."""
+    with TABLE.open(newline="") as file:
+        runs: list[dict[str, Any]] = [row for row in csv.DictReader(file) if row["status"] == "Success"]
+    for row in runs:
+        row["batch"] = int(row["dp"]) * int(row["mbs"]) * float(row["batch_accum"])
+        many = float(row["nodes"]) >= 8  # on fewer the two regimes of the network cannot be told apart
+        row["regime"] = float(row["AllReduce (GB/s)"]) >= 120 if many else None
+    return runs
+
+
+def doubled(
+    runs: list[dict[str, Any]], tp: int, same: Sequence[str], take: Callable[[list[float]], float]
+) -> tuple[float, int]:
+    """Median ratio of throughput, and its pairs: with twice ``tp`` over with ``tp``, where the columns ``same`` agree.
+    ``take`` makes one number of the runs on a side."""
+    sides: tuple[dict[Any, list[float]], ...] = (defaultdict(list), defaultdict(list))
+    for row in runs:
+        if int(row["tp"]) in (tp, 2 * tp):
+            sides[int(row["tp"]) // tp - 1][tuple(row[name] for name in same)].append(float(row["tok/s/gpu"]))
+    before, after = sides
+    ratios = [take(rates) / take(before[key]) for key, rates in after.items() if key in before]
+    return median(ratios), len(ratios)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("tp", "ratios"), [(4, (0.52, 0.82, 0.66, 0.83)), (8, (0.32, 0.53, 0.32, 0.51))], ids=["4 to 8", "8 to 16"]
+)
+def test_both_numbers_on_tp_are_those_of_the_raw_table(
+    study: pd.DataFrame,  # noqa: F811
+    tp: int,
+    ratios: tuple[float, ...],
+) -> None:
+    """With all else held and fastest against fastest: over all runs in `effects`, without a pipeline in the claim."""
+    every = raw_runs()
+    plain = [row for row in every if row["pp"] == "1" and row["batch"] == 256]
+    expected = [doubled(runs, tp, *how) for runs in (every, plain) for how in ((HELD, median), (CELL, max))]
+    assert [round(ratio, 2) for ratio, _ in expected] == [*ratios]
+
+    row = effects.data(study).set_index("effect").loc[f"tp {tp} → {2 * tp}"]
+    shown = [(row["throughput_ratio"], row["pairs"]), (row["best_ratio"], row["best_pairs"])]
+    assert [(round(ratio, 2), count) for ratio, count in shown] == [(round(r, 2), n) for r, n in expected[:2]]
+
+    [claim] = [claim for claim in claims.CLAIMS if claim.name == "tensor_beyond_node"]
+    best, held = claim.check(study).evidence.split("With all other choices held")
+    for text, (ratio, count) in ((held, expected[2]), (best, expected[3])):
+        found = re.search(rf"tp {tp} → {2 * tp}: (\S+) \([^)]*\), n = (\d+)", text)
+        assert found is not None
+        assert found.groups() == (f"{ratio:.2f}", str(count))
 
 
 # Pipelines on one size and network

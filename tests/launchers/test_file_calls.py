@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
 
-from tests.launchers.file_calls import calls_a_point, calls_a_second
+from tests.launchers.file_calls import RANKS, Rate, calls_a_point, calls_a_second
 
 pytestmark = [
     pytest.mark.slow,
@@ -15,11 +17,22 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("ranks", [2, 8])
-def test_a_pilot_makes_few_calls_whatever_the_number_of_its_ranks(tmp_path: Path, ranks: int) -> None:
-    rate = calls_a_second(tmp_path / "sweep", ranks)
-    assert rate.pilot <= 20
-    assert rate.ranks < 1  # they beat in memory
+@pytest.fixture(scope="module")
+def rate(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Rate]:
+    """The calls a second at a number of ranks, each measured once, in about ten seconds."""
+    return cache(lambda ranks: calls_a_second(tmp_path_factory.mktemp("ranks") / "sweep", ranks))
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_a_pilot_makes_few_calls_whatever_the_number_of_its_ranks(rate: Callable[[int], Rate], ranks: int) -> None:
+    found = rate(ranks)
+    assert 0 < found.pilot <= 20
+    assert found.ranks < 1  # they beat in memory
+
+
+def test_the_calls_do_not_grow_with_the_ranks(rate: Callable[[int], Rate]) -> None:
+    low, high = sorted(rate(ranks).pilot for ranks in (min(RANKS), max(RANKS)))
+    assert high < 1.5 * low
 
 
 def test_a_point_costs_few_calls(tmp_path: Path) -> None:

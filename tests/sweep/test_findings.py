@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import signal
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -10,11 +12,16 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from launchers.state.sweep_dir import SweepDir
+import launchers.slurm.watch
+from launchers.state.history import write_record
+from launchers.state.sweep_dir import Point, SweepDir
 from launchers.status.run_summary import RunSummary
 from results.store import read_attempts, write_ledger
 from sweep import run_end
-from sweep.findings import best_layouts, untried_points
+from sweep.__main__ import main
+from sweep.findings import best_layouts, older, untried_points
+from tests.launchers.scripted import attempt_record
+from tests.launchers.slurm.runs import finish_all
 from tests.sweep.helpers import plan_of, store_attempt
 from workloads.experiment import Experiment
 from workloads.record import config_columns
@@ -90,7 +97,7 @@ def test_repeats_come_before_timed_steps(sweep: SweepDir) -> None:
         store(sweep, first.replace(seed=number), 10000.0 * factor)
         store(sweep, second.replace(seed=number), 9800.0 * factor)
     [cell] = cells_of(sweep)
-    assert [len(layout.runs) for layout in cell.layouts] == [5, 5]
+    assert [layout.runs for layout in cell.layouts] == [5, 5]
     assert cell.layouts[0].rate == pytest.approx(10000.0)
     assert cell.tied == 2
 
@@ -112,6 +119,8 @@ def test_rows_of_older_engines_and_measurements_do_not_rank(sweep: SweepDir) -> 
     store(sweep, third, 20000.0, engine_version="11", measurement_version=1)
     [cell] = cells_of(sweep)
     assert [(layout.experiment, layout.rate) for layout in cell.layouts] == [(second, 10000.0)]
+    assert older(read_attempts(sweep.path).to_pylist()) == 2
+    assert "2 finished runs of older versions of the engine or the measurement are not ranked here" in ended(sweep, 200)
 
 
 def test_rehearsals_that_took_over_their_stages_are_one_run(sweep: SweepDir) -> None:
@@ -121,7 +130,7 @@ def test_rehearsals_that_took_over_their_stages_are_one_run(sweep: SweepDir) -> 
         store(sweep, first.replace(seed=seed), 10000.0, **steps)
     store(sweep, second, 9990.0, **steps)
     [cell] = cells_of(sweep)
-    assert [len(layout.runs) for layout in cell.layouts] == [1, 1]
+    assert [layout.runs for layout in cell.layouts] == [1, 1]
     assert cell.tied is None
 
 
@@ -197,6 +206,64 @@ def test_a_run_ends_with_the_fastest_and_what_to_try_next(sweep: SweepDir, width
     table = lines[[line.startswith("fastest") for line in lines].index(True) :][:4]
     assert all(len(line) <= width for line in table)
     assert len(lines) < 16
+
+
+@pytest.fixture
+def watched(sweep: SweepDir) -> SweepDir:
+    """Two points wait, and the ledger has a third that the budget left out."""
+    done, second, promising = layouts(3)
+    ledger = [ledger_row(0, done, "run", 20000.0), ledger_row(1, promising, "over_budget", 22000.0)]
+    write_ledger(sweep.path, ledger)
+    sweep.add_points(
+        Point(index=number, grid="g", experiment=one, deadline_s=60.0) for number, one in enumerate((done, second))
+    )
+    return sweep
+
+
+def test_watching_ends_with_the_fastest_and_what_to_try_next(
+    watched: SweepDir, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A pilot elsewhere ends both points while ``watch`` sleeps between its looks."""
+    done, second, _ = layouts(3)
+    slept = []
+
+    def pilot_works(seconds: float, signals: list[int]) -> None:
+        slept.append(seconds)
+        for number, (experiment, rate) in enumerate(((done, 10000.0), (second, 9100.0))):
+            store(watched, experiment, rate)
+            write_record(watched, f"{number:06d}-{experiment.id}", attempt_record(number, "ok"))
+        finish_all(watched)
+
+    monkeypatch.setattr(launchers.slurm.watch, "sleep_until_signal", pilot_works)
+    monkeypatch.setenv("COLUMNS", "120")
+    assert main(["watch", str(watched.path), "--plain"]) == 0
+    assert len(slept) == 1
+    lines = capsys.readouterr().out.splitlines()
+    ends = [number for number, line in enumerate(lines) if line.startswith("[2/2]")]
+    assert ends
+    end = lines[ends[-1] + 1 :]
+    assert end[0] == "2 attempts; points by outcome: ok 2"
+    [table] = [number for number, line in enumerate(end) if line.startswith("fastest measured")]
+    for part in (f"{done.model.name} on 8 GPUs", "10,000", "60.0 GiB", "50.0 %", "9.0 %"):
+        assert any(part in line for line in end[table : table + 4]), part
+    tried = end.index("worth trying next, by the predictions and how far the runs reached theirs:")
+    assert "about 11,000 tokens/s each (+10% to the best)" in end[tried + 1]
+    assert not any("the same command" in line for line in end)  # watching is not what ran the points
+    assert end[-1] == f"report: python -m analysis.report {watched.path}"
+
+
+def test_ctrl_c_ends_the_watching_without_a_summary_of_half_the_points(
+    watched: SweepDir, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def press_ctrl_c(seconds: float, signals: list[int]) -> None:
+        store(watched, layouts(1)[0], 10000.0)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(launchers.slurm.watch, "sleep_until_signal", press_ctrl_c)
+    assert main(["watch", str(watched.path), "--plain"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1] == "2 points left; only the watching has stopped"
+    assert not any(line.startswith(("fastest", "worth trying", "report:")) for line in lines)
 
 
 def test_a_tie_is_said_and_an_unknown_noise_too(sweep: SweepDir) -> None:

@@ -7,7 +7,7 @@ T tokens of a micro-batch on one rank, T_s = T / tp of them between tensor-paral
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from operator import attrgetter
 
@@ -115,6 +115,19 @@ def layer_tensors(
     )
 
 
+def _tensors_of(e: Experiment, routed: bool, c: int) -> LayerTensors:
+    """`layer_tensors` of this experiment's layers.
+
+    Ulysses keeps queries, keys and values once, as they were received: the projection and the rotated queries and keys
+    are free when they have been sent. The output is kept twice, before it is sent back and after.
+    """
+    tokens, stream_tokens = rank_tokens(e)
+    t = layer_tensors(e.model, routed, tokens, stream_tokens, e.seq_len, e.tp, e.ep, c, e.attention == "math")
+    if e.cp > 1 and e.cp_kind == "ulysses":
+        return replace(t, rotated=0, attention_output=2 * t.attention_output)
+    return t
+
+
 def layer_bytes(experiment: Experiment, *, routed: bool, c: int, recomputed: bool = True) -> LayerBytes:
     """Saved and working bytes of one layer under the experiment's recompute policy. ``recomputed``: whether the policy
     meets the layer (``recompute_every``).
@@ -139,7 +152,7 @@ def layer_bytes(experiment: Experiment, *, routed: bool, c: int, recomputed: boo
     """
     e, model = experiment, experiment.model
     tokens, stream_tokens = rank_tokens(e)
-    t = layer_tensors(model, routed, tokens, stream_tokens, e.seq_len, e.tp, e.ep, c, e.attention == "math")
+    t = _tensors_of(e, routed, c)
     stream, gathered = c * stream_tokens * model.hidden_size, c * tokens * model.hidden_size if e.tp > 1 else 0
     down_weight = t.product // tokens * model.hidden_size if not routed else 0
     steps = (
@@ -170,8 +183,9 @@ def deferred_bytes(experiment: Experiment, *, routed: bool, c: int) -> int:
     """
     e, model = experiment, experiment.model
     tokens, stream_tokens = rank_tokens(e)
-    t = layer_tensors(model, routed, tokens, stream_tokens, e.seq_len, e.tp, e.ep, c, e.attention == "math")
-    inputs = 2 * c * stream_tokens * model.hidden_size + t.attention_output + t.product
+    t = _tensors_of(e, routed, c)
+    attention_output = c * tokens * model.num_heads * head_sizes(model)[1] // e.tp
+    inputs = 2 * c * stream_tokens * model.hidden_size + attention_output + t.product
     return inputs + t.projected + t.gate_up + 2 * c * tokens * model.hidden_size
 
 

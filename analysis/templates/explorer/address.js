@@ -1,8 +1,12 @@
 "use strict";
 
-/* The view as the address's hash: `key=value` pairs, so that a view can be passed on and survives a reload. */
+/* The view as the address's hash: `key=value` pairs, so that a view can be passed on and survives a reload. Several
+   parts of a page share the hash: each claims its keys, and no part touches another's. */
 const Address = (() => {
-  const escape = (text) => encodeURIComponent(text).replace(/[~!'()*]/g, (c) => `%${c.charCodeAt(0).toString(16).toUpperCase()}`);
+  const claims = new Map(); // owner -> its keys
+
+  /** Escaped, but what filters are written with stays readable. */
+  const escape = (text) => encodeURIComponent(text).replace(/%(3A|2C|2F)/g, (code) => decodeURIComponent(code));
 
   function unescape(text) {
     try {
@@ -12,37 +16,73 @@ const Address = (() => {
     }
   }
 
-  /** Pairs of the current hash: a Map of texts, still escaped. */
-  function read() {
+  /** [key, value as it stands] of everything in the hash. */
+  function parts() {
     const pairs = location.hash.replace(/^#/, "").split("&").filter(Boolean);
-    return new Map(pairs.map((pair) => [unescape(pair.split("=")[0]), pair.split("=").slice(1).join("=")]));
+    return pairs.map((pair) => [unescape(pair.split("=")[0]), pair]);
   }
 
-  function write(pairs) {
-    const text = [...pairs].map(([key, value]) => `${escape(key)}=${value}`).join("&");
-    if (`#${text}` === location.hash || (!text && !location.hash)) return;
-    try {
-      history.replaceState(null, "", `#${text}`);
-    } catch {
-      location.replace(`#${text}`); // pages of a disk are not trusted with their own history everywhere
+  const matches = (names, key) => names.some((name) => (name.endsWith("*") ? key.startsWith(name.slice(0, -1)) : key === name));
+
+  /**
+   * The keys of one part of the page.
+   * @param {string} owner Names the part in the message when two parts want the same key.
+   * @param {Iterable<string>} keys Names; one that ends in `*` stands for all that begin so.
+   * @returns {{read: () => Map<string, string>, write: (pairs: Iterable<[string, string]>) => void}} `read`: the
+   *   part's pairs of the hash as it is now; `write` replaces them all, and leaves everything else where it stands.
+   */
+  function claim(owner, keys) {
+    const own = [...keys];
+    const mine = (key) => matches(own, key);
+    for (const [other, theirs] of claims) {
+      const both = other !== owner && (theirs.find((name) => matches(own, name)) ?? own.find((name) => matches(theirs, name)));
+      if (both) throw new Error(`${owner} and ${other} both claim ${both} in the address`);
     }
+    claims.set(owner, own);
+
+    function read() {
+      return new Map(parts().filter(([key]) => mine(key)).map(([key, pair]) => [key, unescape(pair.split("=").slice(1).join("="))]));
+    }
+
+    function write(pairs) {
+      const others = parts().filter(([key]) => !mine(key)).map(([, pair]) => pair);
+      const written = [...pairs].map(([key, value]) => `${escape(key)}=${escape(value)}`);
+      const text = [...others, ...written].join("&");
+      if (text === location.hash.replace(/^#/, "")) return;
+      try {
+        history.replaceState(null, "", text ? `#${text}` : location.pathname + location.search);
+      } catch {
+        location.replace(`#${text}`); // pages of a disk are not trusted with their own history everywhere
+      }
+    }
+
+    return { read, write };
   }
 
-  /** A filter as text and back. */
+  /** A filter as text and back. Between values stands `~`; one inside a value has a backslash before it. */
   function filterText(filter) {
-    if (filter.values) return `is:${[...filter.values].map(escape).join("~")}`;
-    if (filter.holds !== undefined) return `holds:${escape(filter.holds)}`;
+    if (filter.values) return `is:${[...filter.values].map((value) => value.replace(/[\\~]/g, "\\$&")).join("~")}`;
+    if (filter.holds !== undefined) return `holds:${filter.holds}`;
     return `from:${filter.low ?? ""}~${filter.high ?? ""}`;
   }
 
   function filterOf(text) {
     const [kind, ...rest] = text.split(":");
-    const parts = rest.join(":").split("~");
-    if (kind === "is") return { values: new Set(parts.map(unescape)) };
-    if (kind === "holds") return { holds: unescape(parts.join("~")) };
+    const value = rest.join(":");
+    if (kind === "is") return { values: new Set(split(value)) };
+    if (kind === "holds") return { holds: value };
     if (kind !== "from") return null;
-    const [low, high] = parts.map((part) => (part === "" || part === undefined || Number.isNaN(Number(part)) ? null : Number(part)));
+    const [low, high] = value.split("~").map((part) => (part === "" || Number.isNaN(Number(part)) ? null : Number(part)));
     return low === null && (high ?? null) === null ? null : { low, high: high ?? null };
+  }
+
+  function split(text) {
+    const found = [""];
+    for (const [piece] of text.matchAll(/\\.|[^]/g)) {
+      if (piece === "~") found.push("");
+      else found[found.length - 1] += piece.at(-1);
+    }
+    return found;
   }
 
   /** Row numbers as base-36 runs: `5-9.c.zz`. */
@@ -66,5 +106,5 @@ const Address = (() => {
     return rows;
   }
 
-  return { read, write, escape, unescape, filterText, filterOf, rowsText, rowsOf };
+  return { claim, filterText, filterOf, rowsText, rowsOf };
 })();

@@ -27,24 +27,33 @@ const Columns = (() => {
   }
 
   class Column {
-    constructor(packed, rows) {
+    /** `names`: words for the values of a column of texts, where they are codes. */
+    constructor(packed, rows, names = {}) {
+      this.names = names;
+      this.values = packed.steps ? summed(packed.steps) : packed.values;
       Object.assign(this, { name: packed.name, label: packed.label, kind: packed.kind, description: packed.description });
       this.isText = packed.kind === "text";
       this.rawUnit = packed.unit;
       this.packed = packed;
       this.rows = rows;
-      this.levels = packed.levels ?? null;
-      const largest = this.isText ? 0 : (packed.levels ?? packed.values).reduce((most, v) => Math.max(most, Math.abs(v ?? 0)), 0);
+      const largest = this.isText ? 0 : (packed.levels ?? this.values).reduce((most, v) => Math.max(most, Math.abs(v ?? 0)), 0);
       const [scale, unit] = SCALES[packed.unit] ?? [1, packed.unit];
       const small = packed.unit === "B" && largest < 2 ** 30 / 10;
       [this.scale, this.unit] = small ? [2 ** 20, "MiB"] : [scale, unit];
       this.isId = /(^|_)(id|job|row|seed)$|version$/.test(packed.name);
     }
 
+    /** The different values, or null for numbers of which there are many. */
+    get levels() {
+      this._levels ??= this.packed.levels ?? (this.packed.texts ? joined(this.packed.texts) : null);
+      return this._levels;
+    }
+
     /** Codes into `levels`, -1 where the value is not known; for texts, and for numbers with few values. */
     get codes() {
       if (!this._codes && this.levels) {
-        this._codes = this.packed.codes ? Int32Array.from(this.packed.codes) : new Int32Array(this.rows).fill(this.packed.code);
+        const { codes, code, codeSteps } = this.packed;
+        this._codes = codes || codeSteps ? Int32Array.from(codes ?? summed(codeSteps)) : new Int32Array(this.rows).fill(code);
       }
       return this._codes;
     }
@@ -54,7 +63,7 @@ const Columns = (() => {
       if (!this._numbers) {
         this._numbers = new Float64Array(this.rows);
         for (let row = 0; row < this.rows; row++) {
-          const value = this.levels ? this.levels[this.codes[row]] : this.packed.values[row];
+          const value = this.levels ? this.levels[this.codes[row]] : this.values[row];
           this._numbers[row] = value ?? NaN;
         }
       }
@@ -64,7 +73,7 @@ const Columns = (() => {
     /** Text, number or null, in the unit of the table. */
     value(row) {
       if (this.levels) return this.codes[row] < 0 ? null : this.levels[this.codes[row]];
-      return this.packed.values[row];
+      return this.values[row];
     }
 
     /** As people read it, without the unit. */
@@ -74,9 +83,14 @@ const Columns = (() => {
 
     write(value) {
       if (value === null || value === undefined) return UNKNOWN;
-      if (this.isText) return value;
+      if (this.isText) return this.say(value);
       if (this.kind === "time") return new Date(value * 1000).toISOString().slice(0, 19).replace("T", " ");
       return this.isId ? String(value) : writeNumber(value / this.scale);
+    }
+
+    /** A text as people read it: an outcome's name for its code. */
+    say(value) {
+      return Object.hasOwn(this.names, value) ? this.names[value] : value;
     }
 
     get title() {
@@ -84,7 +98,7 @@ const Columns = (() => {
     }
 
     get several() {
-      return this.levels ? this.levels.length + (this.packed.codes?.includes(-1) ? 1 : 0) > 1 : true;
+      return this.levels ? this.levels.length + (this.codes.includes(-1) ? 1 : 0) > 1 : true;
     }
 
     /** For each row its place among the sorted values: numbers and natural order of texts; unknown is NaN. */
@@ -108,9 +122,26 @@ const Columns = (() => {
     }
   }
 
+  /** Numbers of which each says what it adds to the one before. */
+  function summed(steps) {
+    let sum = 0;
+    return steps.map((step) => (sum += step));
+  }
+
+  /** Texts that analysis/explorer/pack_texts.py has cut into their parts. */
+  function joined({ forms, form }) {
+    const texts = forms.map(({ cuts, places }) => {
+      const parts = places.map((place) => (Array.isArray(place) ? place : place.steps ? summed(place.steps) : place.codes.map((code) => place.levels[code])));
+      return parts[0].map((_, row) => parts.reduce((text, part, at) => text + (at ? cuts[at - 1] : "") + part[row], ""));
+    });
+    if (!form) return texts[0];
+    const next = texts.map(() => 0);
+    return form.map((of) => texts[of][next[of]++]);
+  }
+
   /** Columns by name, in the order of the file. */
   function unpack(data) {
-    return new Map(data.columns.map((packed) => [packed.name, new Column(packed, data.rows)]));
+    return new Map(data.columns.map((packed) => [packed.name, new Column(packed, data.rows, packed.name === "outcome" ? { ...data.outcomes, ok: "finished" } : {})]));
   }
 
   return { unpack, writeNumber, UNKNOWN };

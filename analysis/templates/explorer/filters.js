@@ -4,6 +4,8 @@
    pass over one column, and the counts beside a filter's values are of the rows that all *other* filters let through. */
 const Filters = (() => {
   const MOST_CHIPS = 14;
+  const MOST_NAMED = 40; // of the columns that other parts of the page choose by
+  const NAMED = new Set(["cohort", "workload", "model", "world_size"]);
 
   class Model {
     constructor(columns, rows) {
@@ -74,7 +76,8 @@ const Filters = (() => {
   }
 
   function kindOf(column) {
-    if (column.levels && column.levels.length <= MOST_CHIPS && column.kind !== "time") return "values";
+    const most = NAMED.has(column.name) ? MOST_NAMED : MOST_CHIPS;
+    if (column.levels && column.levels.length <= most && column.kind !== "time") return "values";
     return column.isText ? "holds" : "range";
   }
 
@@ -108,7 +111,7 @@ const Filters = (() => {
       const value = code < 0 ? "" : String(column.levels[code]);
       const box = element("input", { type: "checkbox", value, onchange: () => report() });
       const count = element("span", { class: "count" });
-      const text = code < 0 ? "unknown" : column.write(column.levels[code]);
+        const text = code < 0 ? "unknown" : column.isText ? column.say(column.levels[code]) : column.write(column.levels[code]);
       const chip = element("label", { class: "chip" }, box, element("span", { class: "name" }, text), count);
       return { code, box, count, chip };
     });
@@ -116,6 +119,7 @@ const Filters = (() => {
       const values = new Set(boxes.filter(({ box }) => box.checked).map(({ box }) => box.value));
       changed(values.size ? { values } : null);
     };
+    const unknown = column.codes.includes(-1);
     const root = fieldset(column, element("div", { class: "chips" }, ...boxes.map(({ chip }) => chip)));
     const update = (filter, model) => {
       const counts = model.counts(column);
@@ -124,7 +128,7 @@ const Filters = (() => {
         box.checked = Boolean(filter?.values?.has(box.value));
         count.textContent = rows.toLocaleString("en-GB");
         chip.classList.toggle("none", rows === 0 && !box.checked);
-        if (code < 0) chip.hidden = !column.packed.codes?.includes(-1);
+        if (code < 0) chip.hidden = !unknown;
       }
     };
     return { root, update };
@@ -158,5 +162,15 @@ const Filters = (() => {
     return { root: fieldset(column, field), update };
   }
 
-  return { Model, View };
+  /** A filter in words: `tp: 4, 8`. */
+  function words(column, filter) {
+    const named = (value) => (value === "" ? "unknown" : column.isText ? column.say(value) : column.write(Number(value)));
+    if (filter.values) return `${column.label}: ${[...filter.values].map(named).join(", ")}`;
+    if (filter.holds !== undefined) return `${column.label} holds “${filter.holds}”`;
+    const { low, high } = filter;
+    const range = low === null ? `at most ${high}` : high === null ? `at least ${low}` : `${low} to ${high}`;
+    return `${column.label}: ${range} ${column.unit}`.trim();
+  }
+
+  return { Model, View, words };
 })();

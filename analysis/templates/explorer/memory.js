@@ -1,8 +1,8 @@
-/* The memory tab: sliders for model and layout, a treemap of the bytes of one rank, and the devices that they fit on.
+/* The memory view: sliders for model and layout, the bytes of one rank as tiles, and the devices that they fit on.
 
 The numbers are the planner's (memory_model.js), so are the rules and their sentences (widget.rules, memory_rules.js). */
 "use strict";
-const initMemory = (() => {
+const Memory = (() => {
   const GIB = 2 ** 30, MOST_STAGES = 1024;
   /** Colours of the report's figures (Okabe and Ito), each with the ink that reads best on it. */
   const CATEGORIES = {
@@ -14,27 +14,27 @@ const initMemory = (() => {
   const PAGE = `
     <div class="widget memory">
       <div class="w-headline" role="status">
-        <p><output id="m-total"></output> <span id="m-where"></span></p>
-        <p id="m-verdict"></p>
-        <p class="quiet" id="m-what"></p>
+        <p><output id="runs-m-total"></output> <span id="runs-m-where"></span></p>
+        <p id="runs-m-verdict"></p>
+        <p class="quiet" id="runs-m-what"></p>
       </div>
       <form class="w-controls" aria-label="Model and layout"></form>
       <div class="w-result">
-        <p class="warning" id="m-note" hidden></p>
-        <ul class="warning" id="m-rules" hidden></ul>
-        <div id="m-answer">
+        <p class="warning" id="runs-m-note" hidden></p>
+        <ul class="warning" id="runs-m-rules" hidden></ul>
+        <div id="runs-m-answer">
           <h2>Where it fits</h2>
-          <ul class="w-fits" id="m-fits"></ul>
-          <p class="quiet" id="m-margin"></p>
+          <ul class="w-fits" id="runs-m-fits"></ul>
+          <p class="quiet" id="runs-m-margin"></p>
           <h2>Bytes of one rank</h2>
-          <div class="w-field w-choice" id="m-stages"><label for="m-stage">Pipeline stage</label>
-            <select id="m-stage"></select></div>
-          <div id="m-treemap" role="img" aria-label="Treemap of the bytes; the table below has the same numbers"></div>
-          <p class="quiet" id="m-moment"></p>
+          <div class="w-field w-choice" id="runs-m-stages"><label for="runs-m-stage">Pipeline stage</label>
+            <select id="runs-m-stage"></select></div>
+          <div id="runs-m-tiles" role="img" aria-label="Bytes by category and part; the table below has the same numbers"></div>
+          <p class="quiet" id="runs-m-moment"></p>
           <div class="w-scroll"><table class="w-table"><caption>Predicted allocated memory at the stage's highest moment
             </caption><thead><tr><th scope="col">Part</th><th scope="col" class="n">GiB</th>
             <th scope="col" class="n w-exact">Bytes</th><th scope="col" class="n">Share</th></tr></thead>
-            <tbody id="m-parts"></tbody></table></div>
+            <tbody id="runs-m-parts"></tbody></table></div>
         </div>
       </div>
     </div>`;
@@ -110,55 +110,25 @@ const initMemory = (() => {
   /** [part, bytes] of a category; empty where it has only itself. */
   const partsOf = (stage, category) => Object.entries(stage.parts[category]).filter(([part]) => part !== category);
 
-  /** A long label on two lines, broken at the space nearest its middle: a narrow tile can show it. */
-  function folded(label) {
-    if (label.length < 12 || !label.includes(" ")) return label;
-    const spaces = [...label.matchAll(/ /g)].map((found) => found.index);
-    const at = spaces.reduce((a, b) => (Math.abs(b - label.length / 2) < Math.abs(a - label.length / 2) ? b : a));
-    return `${label.slice(0, at)}<br>${label.slice(at + 1)}`;
-  }
-
-  /** Treemap of one stage: category, then part. */
-  function drawTreemap(root, stage) {
-    const ink = getComputedStyle(root).getPropertyValue("color");
-    const ground = getComputedStyle(root).getPropertyValue("--soft");
-    const whole = `stage ${stage.stage}`, label = `${whole}, ${gib(stage.peak_bytes)} GiB`;
-    const tiles = {
-      ids: [whole], labels: [label], parents: [""], values: [stage.peak_bytes], colors: [ground], inks: [ink],
+  /** The stage's bytes as two bars over each other: categories, and under each its parts. */
+  function drawTiles(root, stage) {
+    const tile = (name, bytes, colour, kind) => {
+      const made = element("span", "", { class: `w-tile ${kind}`, title: `${name}: ${gib(bytes)} GiB, ${percent(bytes / stage.peak_bytes)}` });
+      made.style.cssText = `flex:${bytes} 1 0;background:${colour.ground};color:${colour.ink}`;
+      made.append(element("b", name), element("span", `${gib(bytes)} GiB`));
+      return made;
     };
-    const tile = (id, label, parent, bytes, colour) => {
-      tiles.ids.push(id);
-      tiles.labels.push(label);
-      tiles.parents.push(parent);
-      tiles.values.push(bytes);
-      tiles.colors.push(colour.ground);
-      tiles.inks.push(colour.ink);
-    };
-    for (const [category, colour] of Object.entries(CATEGORIES)) {
-      if (!stage[`${category}_bytes`]) continue;
-      const bytes = stage[`${category}_bytes`], parts = partsOf(stage, category);
-      tile(category, parts.length ? `${category}, ${gib(bytes)} GiB` : category, whole, bytes, colour);
-      for (const [part, value] of parts) tile(`${category}: ${part}`, folded(part), category, value, colour);
-    }
-    const trace = {
-      type: "treemap",
-      ids: tiles.ids, labels: tiles.labels, parents: tiles.parents, values: tiles.values,
-      text: tiles.values.map((bytes) => `${gib(bytes)} GiB`),
-      branchvalues: "total",
-      sort: true,
-      textinfo: "label+text",
-      hovertemplate: "%{id}<br>%{text}, %{percentRoot:.1%} of the stage<extra></extra>",
-      marker: { colors: tiles.colors, line: { width: 2, color: ground }, pad: { t: 22, l: 3, r: 3, b: 3 } },
-      textfont: { color: tiles.inks, size: 13 },
-      tiling: { packing: "squarify", pad: 1 },
-      pathbar: { visible: false },
-    };
-    const font = { color: ink, family: getComputedStyle(root).fontFamily };
-    const layout = {
-      margin: { l: 0, r: 0, t: 0, b: 0 }, height: 380, autosize: true, paper_bgcolor: "rgba(0,0,0,0)", font,
-      uniformtext: { minsize: 10, mode: "hide" },
-    };
-    Plotly.react(root, [trace], layout, { responsive: true, displayModeBar: false });
+    const columns = Object.entries(CATEGORIES).filter(([category]) => stage[`${category}_bytes`]);
+    root.replaceChildren(...columns.map(([category, colour]) => {
+      const bytes = stage[`${category}_bytes`], column = element("span", "", { class: "w-tiles", "data-category": category });
+      column.style.flex = `${bytes} 1 0`;
+      const parts = element("span", "", { class: "w-parts" });
+      parts.append(...partsOf(stage, category).filter(([, value]) => value > 0)
+        .map(([part, value]) => tile(part, value, colour, "w-small")));
+      column.append(tile(category, bytes, colour, ""), parts);
+      return column;
+    }));
+    root.dataset.bytes = stage.peak_bytes;
   }
 
   function partRows(stage) {
@@ -180,12 +150,16 @@ const initMemory = (() => {
     });
   }
 
-  return function initMemory(root, data) {
-    const widget = data.widget;
+  /**
+   * @param {Element} root
+   * @param {object} widget `data.widget`: shapes, clusters, rules.
+   * @param {?object} experiment What the inputs begin with; a layout of eight billion parameters when null.
+   */
+  function mount(root, widget, experiment = null) {
     root.innerHTML = PAGE;
-    const at = (name) => root.querySelector(`#m-${name}`);
+    const at = (name) => root.querySelector(`#runs-m-${name}`);
     const select = at("stage"), known = devices(widget.clusters);
-    let memory = null, drawn = 0;
+    let memory = null;
     at("margin").textContent =
       "Bar: share of the device's memory; its line: what training can have, without what the driver, NCCL and the " +
       `allocator keep. The planner leaves a layout out above ${widget.oom_margin} × that line.`;
@@ -196,8 +170,7 @@ const initMemory = (() => {
       const stage = shown();
       at("parts").replaceChildren(...partRows(stage));
       at("moment").textContent = `Stage ${stage.stage} is at its highest in ${stage.moment}.`;
-      cancelAnimationFrame(drawn);
-      drawn = requestAnimationFrame(() => drawTreemap(at("treemap"), stage));
+      drawTiles(at("tiles"), stage);
     }
 
     function offerStages() {
@@ -252,9 +225,8 @@ const initMemory = (() => {
     }
 
     select.addEventListener("change", drawStage);
-    // Colours of text in the treemap are baked in: draw it again when the page changes its theme.
-    const redraw = new MutationObserver(() => memory && drawStage());
-    redraw.observe(document.documentElement, { attributeFilter: ["data-theme"] });
-    MemoryForm.build(root.querySelector("form"), widget, show);
-  };
+    MemoryForm.build(root.querySelector("form"), widget, show, experiment);
+  }
+
+  return { mount };
 })();

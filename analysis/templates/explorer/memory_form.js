@@ -1,4 +1,4 @@
-/* The inputs of the memory tab: what they are, how they are drawn, and the experiment that they spell. */
+/* The inputs of the memory view: what they are, how they are drawn, and the experiment that they spell. */
 "use strict";
 const MemoryForm = (() => {
   const POWERS = (most) => Array.from({ length: Math.log2(most) + 1 }, (_, i) => 2 ** i);
@@ -53,20 +53,20 @@ const MemoryForm = (() => {
 
   const numberField = ([name, label, steps]) => `
     <div class="w-field">
-      <label for="m-${name}">${label}</label>
-      <input type="range" id="m-${name}-slider" data-of="${name}" min="0" max="${steps.length - 1}" step="1"
+      <label for="runs-m-${name}">${label}</label>
+      <input type="range" id="runs-m-${name}-slider" data-of="${name}" min="0" max="${steps.length - 1}" step="1"
         aria-label="${label}, slider">
-      <input type="number" id="m-${name}" name="${name}" min="0" step="1" inputmode="numeric" required>
+      <input type="number" id="runs-m-${name}" name="${name}" min="0" step="1" inputmode="numeric" required>
     </div>`;
   const choiceField = (name, label, options) => `
     <div class="w-field w-choice">
-      <label for="m-${name}">${label}</label>
-      <select id="m-${name}" name="${name}">
+      <label for="runs-m-${name}">${label}</label>
+      <select id="runs-m-${name}" name="${name}">
         ${options.map((o) => `<option value="${o}">${WORDS[name]?.[o] ?? o}</option>`).join("")}
       </select>
     </div>`;
   const checkField = (name, label) =>
-    `<label class="w-check"><input type="checkbox" id="m-${name}" name="${name}"> ${label}</label>`;
+    `<label class="w-check"><input type="checkbox" id="runs-m-${name}" name="${name}"> ${label}</label>`;
   const group = (title, fields) => `<fieldset><legend>${title}</legend>${fields}</fieldset>`;
 
   /** HTML of the whole form; names of models come later, as text (they may be a user's). */
@@ -75,14 +75,14 @@ const MemoryForm = (() => {
     return [
       group("Model", `
         ${choiceField("model", "Shape", [])}
-        <p class="quiet" id="m-parameters"></p>
+        <p class="quiet" id="runs-m-parameters"></p>
         <details><summary>Change its shape</summary>
           ${SHAPE.map(numberField).join("")}
           ${checkField("tie_embeddings", "Input and output embedding are one matrix")}
           ${checkField("qk_norm", "Norms on queries and keys")}
           ${checkField("moe", "Routed experts")}
-          <div id="m-experts">${EXPERTS.map(numberField).join("")}</div>
-          <p class="quiet" id="m-latent">Latent attention with this shape's ranks stays.</p>
+          <div id="runs-m-experts">${EXPERTS.map(numberField).join("")}</div>
+          <p class="quiet" id="runs-m-latent">Latent attention with this shape's ranks stays.</p>
         </details>`),
       group("Layout", LAYOUT.map(numberField).join("")),
       group("Batch", BATCH.map(numberField).join("")),
@@ -102,8 +102,9 @@ const MemoryForm = (() => {
   }
 
   /** The form in `form`. Every edit calls `changed(experiment, complaint)`, also one that makes no sense. The complaint
-   *  is null, or a sentence about a number that is no field of an experiment: no rule speaks of it. */
-  function build(form, widget, changed) {
+   *  is null, or a sentence about a number that is no field of an experiment: no rule speaks of it. It begins with
+   *  `start`, an experiment, where there is one. */
+  function build(form, widget, changed, start = null) {
     form.innerHTML = html(widget.choices);
     const field = (name) => form.elements[name];
     const sliders = Object.fromEntries(
@@ -188,13 +189,29 @@ const MemoryForm = (() => {
         field(name).disabled = disabled;
         if (sliders[name]) sliders[name].element.disabled = disabled;
       }
-      form.querySelector("#m-experts").hidden = model.moe === null;
-      form.querySelector("#m-latent").hidden = model.mla === null;
+      form.querySelector("#runs-m-experts").hidden = model.moe === null;
+      form.querySelector("#runs-m-latent").hidden = model.mla === null;
     }
     function tell() {
       const e = experiment();
       enable(e);
       changed(e, complaint());
+    }
+
+    function begin(e) {
+      const known = widget.models.find((shape) => JSON.stringify({ ...shape, name: "" }) === JSON.stringify({ ...e.model, name: "" }));
+      if (known) pick(known.name);
+      else {
+        model = structuredClone(e.model);
+        showShape();
+        readShape();
+      }
+      for (const name of [...LAYOUT.map(([layout]) => layout), "micro_batch_size", "seq_len", "zero_stage", "recompute", "recompute_every", "precision", "attention", "compile"]) put(name, e[name]);
+      put("num_microbatches", e.global_batch_size / (ModelCosts.dataParallel(e) * e.micro_batch_size));
+      if (e.pp > 1) for (const name of ["pp_schedule", "pp_split"]) put(name, e[name]);
+      if (e.virtual_stages > 1) put("virtual_stages", e.virtual_stages);
+      if (e.cp > 1) put("cp_kind", e.cp_kind);
+      field("sequence_parallel").checked = e.sequence_parallel;
     }
 
     const ofShape = new Set([...SHAPE, ...EXPERTS].map(([name]) => name).concat("tie_embeddings", "qk_norm", "moe"));
@@ -213,6 +230,7 @@ const MemoryForm = (() => {
       else if (name !== "model") put(name, value);
     }
     pick(widget.models.some((known) => known.name === DEFAULTS.model) ? DEFAULTS.model : widget.models[0].name);
+    if (start) begin(start);
     tell();
   }
 

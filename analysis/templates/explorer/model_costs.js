@@ -191,7 +191,7 @@ const ModelCosts = (() => {
     return [tokens, e.sequence_parallel ? div(tokens, e.tp) : tokens];
   }
 
-  /** activations.layer_tensors */
+  /** activations.layer_tensors, and what activations._tensors_of makes of them under Ulysses */
   function layerTensors(e, routed, c) {
     const model = e.model, mla = model.mla, tp = e.tp;
     const [tokens, streamTokens] = rankTokens(e);
@@ -211,14 +211,15 @@ const ModelCosts = (() => {
       columns = (moe.experts_per_token + moe.num_shared_experts) * moe.expert_hidden_size;
     }
     const stream = c * streamTokens * h, norm = stream + STATISTICS_BYTES * streamTokens;
+    const ulysses = e.cp > 1 && e.cp_kind === "ulysses";
     return {
       input: stream,
       attention_norm: norm,
       projected: c * tokens * (projected + latent),
       qk_statistics: div(STATISTICS_BYTES * tokens * qkHeads, tp),
-      rotated: c * tokens * rotated,
+      rotated: ulysses ? 0 : c * tokens * rotated,
       softmax: div(tokens * heads, tp) * (e.attention === "math" ? c * e.seq_len : STATISTICS_BYTES),
-      attention_output: div(c * tokens * heads * v, tp),
+      attention_output: (ulysses ? 2 : 1) * div(c * tokens * heads * v, tp),
       residual: stream,
       ffn_norm: norm,
       dispatched,
@@ -268,7 +269,8 @@ const ModelCosts = (() => {
   function deferredBytes(e, routed, c) {
     const [tokens, streamTokens] = rankTokens(e), h = e.model.hidden_size;
     const t = layerTensors(e, routed, c);
-    const inputs = 2 * c * streamTokens * h + t.attention_output + t.product;
+    const attentionOutput = div(c * tokens * e.model.num_heads * headSizes(e.model)[1], e.tp);
+    const inputs = 2 * c * streamTokens * h + attentionOutput + t.product;
     return inputs + t.projected + t.gate_up + 2 * c * tokens * h;
   }
 

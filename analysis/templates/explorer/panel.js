@@ -12,10 +12,15 @@ const Panel = (() => {
   const REHEARSED_TIME = [["compute_time_s", "compute, slowest stage"], ["communication_time_s", "communication, modelled"]];
   const WALL_TIME = [["spawn_s", "spawn"], ["rendezvous_s", "rendezvous"], ["build_s", "build"], ["warmup_s", "warm-up"], ["timed_s", "timed steps"], ["teardown_s", "teardown"]];
   const MEMORY = [["memory_parameters_bytes", "parameters"], ["memory_gradients_bytes", "gradients"], ["memory_optimizer_bytes", "optimizer"], ["memory_activations_bytes", "activations and rest"]];
-  const COLOURS = ["#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00"];
+  /** Of one profiled step, by what the device did. */
+  const KINDS = [["breakdown_matmul_s", "matrix products"], ["breakdown_attention_s", "attention"], ["breakdown_memory_bound_s", "other kernels"], ["breakdown_comm_exposed_s", "exposed communication"], ["breakdown_bubble_s", "waiting for stages"], ["breakdown_optimizer_s", "optimizer"], ["breakdown_launch_gaps_s", "nothing to run"]];
+  const ENVIRONMENT = [
+    "device_name", "hosts", "nodes", "cluster", "launcher", "scheduler_job", "git_commit", "git_dirty", "ultrasweep_version", "engine", "engine_version", "measurement_version",
+    "python_version", "torch_version", "cuda_version", "nccl_version", "triton_version", "driver_version", "nccl_environment", "started_at", "network_regime",
+  ];
 
   class View {
-    /** `on` has open(row), close(). */
+    /** `on` has open(row). */
     constructor(root, data, columns, on) {
       Object.assign(this, { root, data, columns, on });
     }
@@ -26,21 +31,9 @@ const Panel = (() => {
       this.raw = raw;
       this.text = (name) => columns.get(name)?.text(row) ?? Columns.UNKNOWN;
       this.row = row;
-      const outcome = raw("outcome");
-      const verdict = raw("verdict");
-      const planned = verdict !== null; // a point of a plan: nothing of it has run
-      const [word, kind] = planned ? [verdict.replaceAll("_", " "), verdict === "run" || verdict === "cached" ? "good" : "bad"] : [this.data.outcomes[outcome] ?? outcome, outcome === "ok" ? "good" : "bad"];
-      this.root.replaceChildren(
-        element("header", {},
-          element("div", {},
-            element("h2", { id: "panel-title" }, `${this.text("workload")}, ${this.text("layout")}`),
-            element("p", { class: "quiet" }, raw("cohort")),
-            element("p", {}, element("span", { class: `badge ${kind}` }, word))),
-          element("button", { type: "button", class: "plain close", "aria-label": "Close", onclick: () => this.on.close() }, "✕")),
-        ...[planned ? this.verdict() : this.outcome(outcome), this.result(), this.time(), this.memory(), this.predicted(), this.configuration(), this.command(), this.others(), this.everything()].filter(Boolean),
-      );
-      this.root.hidden = false;
-      this.root.scrollTop = 0;
+      const planned = raw("verdict") !== null; // a point of a plan: nothing of it has run
+      const parts = [planned ? this.verdict() : this.outcome(raw("outcome")), this.result(), this.command(), this.time(), this.memory(), this.predicted(), this.configuration(), this.environment(), this.config(), this.others(), this.everything()];
+      this.root.replaceChildren(...parts.filter(Boolean));
     }
 
     section(name, title, ...parts) {
@@ -76,12 +69,37 @@ const Panel = (() => {
           const rest = step - known.reduce((sum, [, value]) => sum + value, 0);
           // Means over ranks need not add up to the slowest rank's step; what is left is said, not shared out.
           if (rest > 0.001 * step) known.push(["not in any of these", rest]);
-          parts.push(this.bars(known, writeSeconds, step, "of the step"));
+          parts.push(Bars.stacked(known, Bars.seconds, step, "of the step"));
         }
       }
       const wall = WALL_TIME.filter(([name]) => this.raw(name) !== null).map(([name, label]) => [label, this.raw(name)]);
-      if (wall.length) parts.push(element("h4", {}, "Wall time of the attempt"), this.bars(wall, writeSeconds, wall.reduce((sum, [, value]) => sum + value, 0), "of the attempt"));
+      if (wall.length) parts.push(element("h4", {}, "Wall time of the attempt"), Bars.stacked(wall, Bars.seconds, wall.reduce((sum, [, value]) => sum + value, 0), "of the attempt"));
+      const kinds = KINDS.filter(([name]) => this.raw(name) !== null).map(([name, label]) => [label, this.raw(name)]);
+      if (kinds.length) parts.push(element("h4", {}, "One profiled step, by kind"), Bars.stacked(kinds, Bars.seconds, this.raw("breakdown_step_time_s"), "of the profiled step"));
+      if (this.raw("trace_file") !== null) parts.push(this.trace());
       return parts.length ? this.section("time", "Time of a step", ...parts) : null;
+    }
+
+    /** Where the trace of the profiled step lies; a link where the page knows the folder. */
+    trace() {
+      const file = this.raw("trace_file");
+      const href = this.data.traces?.[this.row];
+      const name = href ? element("a", { href, download: true }, file) : element("code", {}, `${this.text("sweep")}/${file}`);
+      return element("p", { class: "trace" }, "Trace of that step on rank 0, for ui.perfetto.dev: ", name);
+    }
+
+    environment() {
+      const list = this.list(ENVIRONMENT);
+      return list && this.section("environment", "Environment and versions", list);
+    }
+
+    /** The whole experiment, as the row's `config_json` has it. */
+    config() {
+      const made = RowExperiment.of(this.raw, this.data.widget);
+      if (made.missing || !made.exact) return null;
+      const code = element("pre", { tabindex: "0", class: "config", "aria-label": "config_json" }, JSON.stringify(made.config, null, 1));
+      const copy = element("button", { type: "button", class: "plain", onclick: () => copyText(code.textContent, code, copy) }, "Copy");
+      return element("details", { "data-part": "config" }, element("summary", {}, "Whole configuration (config_json)"), code, copy);
     }
 
     memory() {
@@ -93,20 +111,9 @@ const Panel = (() => {
       const parts = [this.list(["peak_allocated_bytes", "peak_reserved_bytes", "device_memory_bytes", "allocator_retries"])];
       if (known.length) {
         if (room !== null && room > total) known.push(["left on the device", room - total, "var(--soft)"]);
-        parts.push(this.bars(known, writeBytes, room ?? total, room === null ? "of the peak" : "of the device"));
+        parts.push(Bars.stacked(known, Bars.bytes, room ?? total, room === null ? "of the peak" : "of the device"));
       } else parts.push(element("p", { class: "quiet" }, "What the peak is made of was not recorded."));
       return this.section("memory", "Memory", ...parts);
-    }
-
-    /** One stacked bar and its legend. Entries are [label, value, colour?]; shares are of `total`. */
-    bars(entries, write, total, of) {
-      const sum = entries.reduce((all, [, value]) => all + Math.max(0, value), 0) || 1;
-      const colours = entries.map(([, , colour], index) => colour ?? COLOURS[index % COLOURS.length]);
-      const bar = element("div", { class: "bar", "aria-hidden": "true" }, ...entries.map(([, value], index) => element("span", { style: `width:${(100 * Math.max(0, value)) / sum}%;background:${colours[index]}` })));
-      const rows = entries.map(([label, value], index) =>
-        element("li", {}, element("span", { class: "patch", style: `background:${colours[index]}`, "aria-hidden": "true" }), element("span", { class: "what" }, label), element("span", { class: "amount" }, write(value)), element("span", { class: "share quiet", title: of }, total > 0 ? `${((100 * value) / total).toFixed(1)} %` : "")),
-      );
-      return element("div", { class: "bars" }, bar, element("ul", {}, ...rows));
     }
 
     predicted() {
@@ -115,7 +122,7 @@ const Panel = (() => {
       if (!rows.length) return null;
       const cell = (name) => (this.raw(name) === null ? Columns.UNKNOWN : `${this.text(name)} ${this.columns.get(name).unit}`);
       const change = (planned, name) => (this.raw(name) ? `${((this.raw(planned) / this.raw(name) - 1) * 100).toFixed(1)} %` : Columns.UNKNOWN);
-      const head = ["", "predicted", "found", "off by"].map((text) => element("th", { scope: "col" }, text));
+      const head = ["", "predicted", "found", "off by"].map((text) => (text ? element("th", { scope: "col" }, text) : element("td", {})));
       const body = rows.map(([label, planned, name]) => element("tr", {}, element("th", { scope: "row" }, label), ...[cell(planned), cell(name), change(planned, name)].map((text) => element("td", {}, text))));
       return this.section("predicted", "Predicted and found", element("table", {}, element("thead", {}, element("tr", {}, ...head)), element("tbody", {}, ...body)));
     }
@@ -144,7 +151,7 @@ const Panel = (() => {
       const code = element("pre", { tabindex: "0", class: "command" }, line);
       const copy = element("button", { type: "button", class: "plain", onclick: () => copyText(line, code, copy) }, "Copy");
       const sweep = this.raw("command");
-      return this.section("command", "Run it again", code, copy, ...made.notes.map((note) => element("p", { class: "warning" }, note)),
+      return this.section("command", "Run it again", code, element("p", {}, copy), ...made.notes.map((note) => element("p", { class: "warning" }, note)),
         ...(sweep === null ? [] : [element("details", {}, element("summary", {}, "The sweep that it was part of"), element("pre", { tabindex: "0" }, sweep))]));
     }
 
@@ -165,13 +172,6 @@ const Panel = (() => {
       return element("details", { "data-part": "everything" }, element("summary", {}, `All ${known.length} columns`), element("div", { class: "scroll", tabindex: "0" }, element("table", {}, element("tbody", {}, ...rows))));
     }
   }
-
-  const inUnit = (value, units) => {
-    const [size, unit] = units.find(([size]) => Math.abs(value) >= size) ?? units.at(-1);
-    return `${Columns.writeNumber(value / size)} ${unit}`;
-  };
-  const writeSeconds = (value) => inUnit(value, [[1, "s"], [1e-3, "ms"], [1e-6, "µs"]]);
-  const writeBytes = (value) => inUnit(value, [[2 ** 30, "GiB"], [2 ** 20, "MiB"], [2 ** 10, "KiB"], [1, "B"]]);
 
   async function copyText(text, node, button) {
     try {

@@ -1,273 +1,383 @@
 "use strict";
 
-/* The plot: rows as points, by plotly. Colour is a column, marker symbols are cohorts. What cannot be placed is counted
-   and said, never put at zero. */
+/* The plot: rows as points on a canvas (Apache ECharts), failures beyond the device's memory or under the axis. What
+   cannot be placed is counted and said, never put at zero. What is under the pointer, or in a box, is worked out here
+   from the pixels of the points: the same for a hundred rows and for fifty thousand. */
 const Plot = (() => {
-  const COLOURS = ["#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00"]; // Okabe and Ito
-  const DARK_COLOURS = ["#4aa3df", "#E69F00", "#1fbf93", "#d990b8", "#a6d8f5", "#ff7a33"];
-  const ORDERED = ["#fde725", "#a0da39", "#4ac16d", "#1fa187", "#277f8e", "#365c8d", "#46327e", "#440154"]; // viridis
-  const OTHER = "#8a8f98";
-  const SYMBOLS = [["circle", "●"], ["square", "■"], ["diamond", "◆"], ["triangle-up", "▲"], ["cross", "✚"], ["star", "★"], ["triangle-down", "▼"], ["pentagon", "⬟"]];
-  const SVG_MOST = 6000; // points above which WebGL draws, where there is one
-  const DRAWN_MOST = 20000; // points that are drawn without WebGL
-  const MOST_CATEGORIES = 8;
-
-  const webgl = (() => {
-    let known;
-    return () => (known ??= Boolean(document.createElement("canvas").getContext("webgl")));
-  })();
-
-  /** Plotly reads texts as a kind of HTML. */
-  const plain = (text) => String(text).replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
-  const cut = (text, most) => (text.length > most ? `${text.slice(0, most - 1)}…` : text);
+  const { values } = PlotPoints;
+  const CROSS = "path://M0,1L1,0L5,4L9,0L10,1L6,5L10,9L9,10L5,6L1,10L0,9L4,5Z", HOLLOW = "path://M0,0H8V8H0ZM1,1V7H7V1Z";
+  const NEAR = 14; // pixels within which a point is meant
+  const LARGE = 600; // points that are drawn as one path a colour
+  const TOP = 30, LEFT = 62, RIGHT = 14, FOOT = 44, STRIP = 56, DRAG = 6;
 
   class View {
-    /** `on` has open(row), select(rows). */
+    /** `on` has open(row), select(rows), lines(row). */
     constructor(root, legend, columns, cohorts, on) {
-      Object.assign(this, { root, legend, columns, cohorts, on, drawn: false });
+      Object.assign(this, { root, legend, columns, cohorts, on, marks: [], mode: matchMedia("(pointer: coarse)").matches ? "" : "rect" });
+      this.fails = PlotPoints.failure(columns);
+      this.canvas = element("div", { class: "plot-canvas", role: "img" });
+      this.words = element("div", { class: "plot-words", "aria-hidden": "true" });
       this.tip = element("div", { class: "tip", hidden: true });
-      root.after(this.tip);
-      new ResizeObserver(() => this.drawn && root.offsetParent && Plotly.Plots.resize(root)).observe(root);
+      root.replaceChildren(this.canvas, this.words, this.tip);
+      new ResizeObserver(() => this.resized()).observe(root);
     }
 
-    /** Draw `rows`; returns how many could not be placed and how many were left out, and the promise of being drawn. */
-    show({ rows, x, y, colour, size, logX, logY, selected, current, dark }) {
-      const [xs, ys] = [x, y].map((column) => axisValues(column));
-      const places = [];
-      for (const row of rows) {
-        const [a, b] = [xs[row], ys[row]];
-        if (a === a && b === b && (!logX || a > 0) && (!logY || b > 0)) places.push(row);
-      }
-      const unplaced = rows.length - places.length;
-      const gl = places.length > SVG_MOST && webgl();
-      const points = gl || places.length <= DRAWN_MOST ? places : thinned(places, selected);
-      const groups = this.groups(points, colour, dark);
-      const sizes = size ? markerSizes(size, points) : null;
-      const some = selected.size > 0;
-      // Grey points first: those with a value lie on them.
-      const layers = groups.toSorted((a, b) => (b.swatch === OTHER) - (a.swatch === OTHER));
-      const traces = layers.map((group) => ({
-        type: gl ? "scattergl" : "scatter",
-        mode: "markers",
-        x: group.rows.map((row) => xs[row]),
-        y: group.rows.map((row) => ys[row]),
-        customdata: group.rows,
-        hoverinfo: "none",
-        showlegend: false,
-        selectedpoints: some ? group.rows.flatMap((row, index) => (selected.has(row) ? [index] : [])) : null,
-        selected: { marker: { opacity: 0.95 } },
-        unselected: { marker: { opacity: 0.12 } },
-        marker: {
-          symbol: group.symbol[0],
-          size: sizes ? group.rows.map((row) => sizes.get(row)) : 8,
-          opacity: 0.75,
-          line: { width: 0.6, color: dark ? "#14181d" : "#ffffff" },
-          ...group.marker,
+    get drawn() {
+      return Boolean(this.chart);
+    }
+
+    resized() {
+      if (!this.chart || !this.canvas.clientWidth) return;
+      if (this.canvas.clientWidth === this.chart.getWidth() && this.canvas.clientHeight === this.chart.getHeight()) return;
+      this.chart.resize();
+      this.show(this.asked);
+    }
+
+    start() {
+      this.chart = echarts.init(this.canvas, null, { renderer: "canvas" });
+      const pointer = this.chart.getZr();
+      pointer.on("mousedown", (event) => (this.pressed = [event.offsetX, event.offsetY]));
+      pointer.on("mousemove", (event) => this.hover(event.offsetX, event.offsetY));
+      pointer.on("globalout", () => this.hover(-99, -99));
+      pointer.on("click", (event) => this.click(event.offsetX, event.offsetY));
+      this.chart.on("brushEnd", (event) => this.boxed(event.areas[0]));
+      this.chart.on("datazoom", () => this.zoomed());
+    }
+
+    /** Draw `rows`; what could not be placed, and the promise of being drawn. Asked for as the state has it. */
+    show(asked) {
+      this.asked = asked;
+      if (!this.chart) this.start();
+      const { x, y, logX, logY } = asked;
+      const colour = PlotColours.theme(this.root);
+      const found = PlotPoints.place({ ...asked, fails: this.fails });
+      const made = PlotColours.groups({ rows: found.placed, column: asked.colour, size: asked.size, cohorts: this.cohorts, cohortColumn: this.columns.get("cohort"), colour });
+      const limits = PlotPoints.capacities(this.columns, asked.rows, x);
+      const front = PlotPoints.front(this.columns, found.placed, x, y, this.fails);
+      const [width, height] = [this.canvas.clientWidth, this.canvas.clientHeight];
+      const small = width < 560;
+      const band = found.beyond.length ? (small ? 76 : 170) : 0;
+      const strip = found.below.length ? STRIP : 0;
+      this.area = { left: small ? 48 : LEFT, top: TOP, right: width - RIGHT - band, bottom: height - FOOT - strip, band, strip, small };
+      this.extents = [PlotPoints.extent(x, [...found.placed, ...found.below], logX, limits), PlotPoints.extent(y, found.placed, logY)];
+      Object.assign(this, { found, front, limits, groups: made.groups });
+      this.marks = [];
+      this.beyond(found.beyond);
+      const key = [x.name, y.name, logX, logY, width, height].join();
+      const zoom = key === this.key && asked.keepZoom ? this.window : null;
+      this.key = key;
+      this.window = zoom ?? [[0, 100], [0, 100]];
+      this.chart.setOption(
+        {
+          animation: false,
+          textStyle: { fontFamily: "system-ui, -apple-system, Segoe UI, Roboto, sans-serif", color: colour("--ink") },
+          grid: [{ left: this.area.left, top: TOP, right: width - this.area.right, bottom: height - this.area.bottom }, { left: 0, top: 0, right: 0, bottom: 0 }],
+          xAxis: [this.axis(x, logX, 0, colour), { gridIndex: 1, show: false, min: 0, max: width }],
+          yAxis: [this.axis(y, logY, 1, colour), { gridIndex: 1, show: false, min: 0, max: height, inverse: true }],
+          dataZoom: [["xAxisIndex", 0], ["yAxisIndex", 1]].map(([which, at]) => ({ type: "inside", id: which, [which]: 0, filterMode: "none", startValue: this.value(at, this.window[at][0]), endValue: this.value(at, this.window[at][1]), zoomOnMouseWheel: "ctrl", moveOnMouseMove: false, moveOnMouseWheel: false })),
+          brush: { id: "brush", seriesIndex: [-1], brushMode: "single", transformable: false, removeOnClick: true, brushStyle: { borderWidth: 1, color: colour("--accent-soft"), borderColor: colour("--accent"), opacity: 0.5 } },
+          series: [...this.layers(made.groups, colour), ...this.failures(colour), ...this.lines(limits, front, colour), ...this.rings(front, colour)],
         },
-      }));
-      if (current >= 0 && xs[current] === xs[current] && ys[current] === ys[current]) {
-        traces.push({
-          type: gl ? "scattergl" : "scatter", mode: "markers", x: [xs[current]], y: [ys[current]], hoverinfo: "skip", showlegend: false,
-          marker: { symbol: "circle-open", size: 20, line: { width: 3 }, color: dark ? "#ffdc94" : "#b00020" },
-        });
-      }
-      this.writeLegend(groups, colour);
-      const promise = this.draw(traces, this.layout({ x, y, logX, logY, dark, points }));
-      return { unplaced, thinned: places.length - points.length, unsized: sizes?.unsized ?? 0, promise };
-    }
-
-    /** Points that share colour and symbol. */
-    groups(points, colour, dark) {
-      const titles = this.columns.get("cohort");
-      const cohortOf = (row) => Math.max(0, this.cohorts.findIndex((cohort) => cohort.title === titles.value(row)));
-      const level = titles?.codes ? titles.levels.map((_, code) => this.cohorts.findIndex((c) => c.title === titles.levels[code])) : null;
-      const place = level ? (row) => level[titles.codes[row]] : cohortOf;
-      const [keyOf, looks] = colouring(colour, points, dark);
-      const found = new Map();
-      for (const row of points) {
-        const [key, cohort] = [keyOf(row), place(row)];
-        const name = `${key}/${cohort}`;
-        if (!found.has(name)) found.set(name, { key, cohort, rows: [] });
-        found.get(name).rows.push(row);
-      }
-      const several = new Set([...found.values()].map((group) => group.cohort)).size > 1;
-      const sorted = [...found.values()].sort((a, b) => a.cohort - b.cohort || a.key - b.key);
-      const scaled = sorted.find((group) => group.key === 0);
-      return sorted
-        .map((group) => {
-          const look = looks(group.key, group.rows, group === scaled);
-          const cohort = several ? this.cohorts[group.cohort].title : "";
-          return { ...group, ...look, symbol: SYMBOLS[group.cohort % SYMBOLS.length], label: [look.name, cohort].filter(Boolean).join(" · ") };
-        });
-    }
-
-    writeLegend(groups, colour) {
-      const entries = groups.filter((group) => group.label).map((group) =>
-        element("li", {}, element("span", { class: "swatch", style: `color:${group.swatch}`, "aria-hidden": "true" }, group.symbol[1]), group.label),
+        { notMerge: true },
       );
-      const head = colour && entries.length ? [element("li", { class: "quiet" }, `${colour.title}:`)] : [];
-      this.legend.replaceChildren(...head, ...entries);
+      this.setMode(this.mode);
+      this.below();
+      this.writeWords(limits);
+      this.writeLegend(made, front);
+      const failed = found.beyond.length + found.below.length;
+      this.canvas.setAttribute("aria-label", `${y.label} against ${x.label} of ${found.placed.length.toLocaleString("en-GB")} rows${failed ? `, and ${failed.toLocaleString("en-GB")} failures` : ""}; the table below has the same rows`);
+      const promise = new Promise((resolve) => requestAnimationFrame(() => setTimeout(resolve))); // painted with the next frame
+      return { unplaced: found.unplaced, unsized: made.unsized, promise };
     }
 
-    layout({ x, y, logX, logY, dark, points }) {
-      const [ink, line] = dark ? ["#e4e8ec", "#2c343d"] : ["#1d232a", "#dfe3e8"];
-      const narrow = this.root.clientWidth < 560;
-      const axis = (column, log) => ({
-        title: { text: plain(cut(log ? `${column.title} (log)` : column.title, narrow ? 32 : 80)), font: { size: 13 }, standoff: 8 },
-        type: log ? "log" : "linear",
-        ...(log ? { dtick: logTicks(column, points), tickformat: "~s" } : {}),
-        ...(column.isText ? textTicks(column, points) : {}),
-        ...(column.kind === "time" ? { type: "date" } : {}),
-        automargin: true,
-        gridcolor: line,
-        linecolor: line,
-        zerolinecolor: line,
-        tickfont: { size: narrow ? 10 : 12 },
-      });
-      const touch = matchMedia("(pointer: coarse)").matches;
+    axis(column, log, at, colour) {
+      const [least, most] = this.extents[at];
+      const stepped = PlotPoints.isStepped(column);
+      const room = at ? this.area.bottom - this.area.top : this.area.right - this.area.left;
+      const ticks = stepped ? { customValues: PlotPoints.steps(column.levels.length, room / (at ? 16 : 46)) } : log ? { customValues: PlotPoints.decades(this.window[at].map((share) => this.value(at, share))) } : {};
+      const cut = (text) => (text.length > (at ? 9 : 18) ? `${text.slice(0, at ? 8 : 17)}…` : text);
+      const name = (place) => cut(column.write(column.levels[column.sortedLevels[Math.round(place)]]));
+      const short = (value) => (Math.abs(value) >= 1e4 ? `${Columns.writeNumber(value / 1000)} k` : Columns.writeNumber(value));
+      const label = stepped ? { formatter: name } : column.kind === "time" ? {} : { formatter: short };
       return {
-        xaxis: axis(x, logX),
-        yaxis: axis(y, logY),
-        font: { color: ink, family: "system-ui, sans-serif" },
-        paper_bgcolor: "rgba(0,0,0,0)",
-        plot_bgcolor: "rgba(0,0,0,0)",
-        margin: { l: 50, r: 10, t: 34, b: 40 },
-        dragmode: this.mode ?? (touch ? false : "select"),
-        hovermode: "closest",
-        modebar: { bgcolor: "rgba(0,0,0,0)", color: dark ? "#9aa5b1" : "#5b6570", activecolor: dark ? "#6cb6f2" : "#0b63a5" },
-        selections: [],
-        uirevision: `${x.name} ${y.name} ${logX} ${logY}`,
-        selectionrevision: Math.random(),
-        showlegend: false,
+        gridIndex: 0, type: stepped ? "value" : column.kind === "time" ? "time" : log ? "log" : "value", min: least, max: most, splitNumber: at ? 5 : this.area.small ? 3 : 7,
+        axisLine: { show: true, onZero: false, lineStyle: { color: colour("--strong") } }, axisTick: { show: at === 0, ...ticks, lineStyle: { color: colour("--strong") } },
+        splitLine: { show: at === 1 && !stepped, lineStyle: { color: colour("--rule") } },
+        axisLabel: { color: colour("--muted"), fontSize: 12, hideOverlap: true, ...(at === 0 && this.limits.length ? { showMaxLabel: false } : {}), ...ticks, margin: at ? 8 : 8 + this.area.strip, ...label },
       };
     }
 
-    async draw(traces, layout) {
-      // Plotly's own default offers to send the chart to a server of theirs: nothing leaves this page.
-      const config = { displaylogo: false, displayModeBar: true, showSendToCloud: false, plotlyServerURL: "", modeBarButtonsToRemove: ["autoScale2d"] };
-      await Plotly.react(this.root, traces, layout, config);
-      if (this.drawn) return;
-      this.drawn = true;
-      const rowOf = (event) => event.points?.[0]?.customdata;
-      this.root.on("plotly_click", (event) => rowOf(event) !== undefined && this.on.open(rowOf(event)));
-      // Without a range or lasso it is not the user's: plotly's own echo of a box that a redraw takes away.
-      this.root.on("plotly_selected", (event) => (event?.range || event?.lassoPoints) && this.on.select(event.points.map((point) => point.customdata).filter((row) => row !== undefined)));
-      this.root.on("plotly_deselect", () => this.on.select([]));
-      this.root.on("plotly_relayout", (change) => "dragmode" in change && (this.mode = change.dragmode));
-      this.root.on("plotly_hover", (event) => this.hover(event, rowOf(event)));
-      this.root.on("plotly_unhover", () => (this.tip.hidden = true));
+    layers(groups, colour) {
+      const { x, y, selected } = this.asked;
+      const [xs, ys] = [values(x), values(y)];
+      const spread = [x, y].map((column) => (PlotPoints.isStepped(column) ? 0.56 : 0));
+      const some = selected.size > 0;
+      const count = groups.reduce((sum, group) => sum + group.rows.length, 0);
+      const flat = (rows) => {
+        const places = new Float64Array(2 * rows.length);
+        rows.forEach((row, index) => {
+          places[2 * index] = xs[row] + spread[0] * aside(row, 7919);
+          places[2 * index + 1] = ys[row] + spread[1] * aside(row, 104729);
+        });
+        return places;
+      };
+      const layer = (group, rows, opacity) => ({
+        type: "scatter", silent: true, xAxisIndex: 0, yAxisIndex: 0, dimensions: ["x", "y"], data: flat(rows), clip: true, large: count > LARGE, largeThreshold: 0, progressive: 0,
+        symbol: group.shape, symbolSize: group.size, itemStyle: { color: group.colour, opacity, ...(count > 600 ? {} : { borderColor: colour("--bg"), borderWidth: 0.6 }) },
+      });
+      this.xs = (row) => xs[row] + spread[0] * aside(row, 7919);
+      this.ys = (row) => ys[row] + spread[1] * aside(row, 104729);
+      const usual = count > 600 ? 0.65 : 0.85;
+      if (!some) return groups.map((group) => layer(group, group.rows, usual));
+      const apart = groups.map((group) => [group.rows.filter((row) => !selected.has(row)), group.rows.filter((row) => selected.has(row))]);
+      return [...groups.map((group, at) => layer(group, apart[at][0], 0.1)), ...groups.map((group, at) => layer(group, apart[at][1], 0.95))].filter((made) => made.data.length);
     }
 
-    hover(event, row) {
-      if (row === undefined) return;
+    /** Marks of the band at the right: failures of memory first, from below. */
+    beyond(rows) {
+      const { right, top, bottom, band, small } = this.area;
+      if (!rows.length) return;
+      const sorted = rows.toSorted((a, b) => this.fails(a) - this.fails(b) || a - b);
+      const { offsets, step } = PlotPoints.packed(sorted.length, band - (small ? 8 : 22), bottom - top - 24);
+      this.markSize = step;
+      offsets.forEach(([dx, dy], at) => this.marks.push([right + (small ? 8 : 20) + dx, bottom - dy, sorted[at]]));
+    }
+
+    /** Marks of the strip under the plot, each at its value across; laid out anew after a zoom. */
+    below() {
+      const rows = this.found.below;
+      if (!rows.length) return;
+      const { bottom, left, right } = this.area;
+      this.marks = [];
+      const columns = new Map();
+      const { toPixels } = this;
+      for (const row of rows) {
+        const at = Math.round(toPixels(values(this.asked.x)[row], this.extents[1][0])[0] / 3) * 3;
+        if (at >= left - 1 && at <= right + 1) columns.set(at, [...(columns.get(at) ?? []), row]);
+      }
+      const places = [...columns.keys()].sort((a, b) => a - b);
+      const gap = places.reduce((least, at, index) => (index ? Math.min(least, at - places[index - 1]) : least), 64);
+      const fullest = Math.max(0, ...[...columns.values()].map((own) => own.length));
+      const room = Math.max(6, Math.min(64, gap - 4));
+      const { step } = PlotPoints.packed(fullest, room, STRIP - 14, 8);
+      this.markSize = step;
+      for (const [at, own] of columns) {
+        const sorted = own.sort((a, b) => this.fails(a) - this.fails(b) || a - b);
+        const { offsets } = PlotPoints.packed(own.length, room, STRIP - 14, step);
+        const across = Math.min(own.length, Math.max(1, Math.floor(room / step))) * step;
+        offsets.forEach(([dx, dy], index) => this.marks.push([at - across / 2 + dx, bottom + STRIP - 4 - dy, sorted[index]]));
+      }
+      const colour = PlotColours.theme(this.root);
+      this.chart.setOption({ series: this.failures(colour) });
+    }
+
+    failures(colour) {
+      const { selected } = this.asked;
+      const kinds = [[1, "oom", colour("--oom"), CROSS], [2, "other", colour("--unk"), HOLLOW]];
+      return kinds.flatMap(([kind, id, ink, sign]) => {
+        const own = this.marks.filter(([, , row]) => this.fails(row) === kind);
+        if (!this.found.beyond.length && !this.found.below.length) return [];
+        const plain = this.markSize < 5 || own.length > LARGE;
+        const data = new Float64Array(own.flatMap(([px, py]) => [px, py]));
+        return [{ type: "scatter", id, silent: true, xAxisIndex: 1, yAxisIndex: 1, dimensions: ["x", "y"], data, large: own.length > LARGE, largeThreshold: 0, progressive: 0, symbol: plain ? "rect" : sign, symbolSize: plain ? Math.max(1, this.markSize - 0.75) : Math.min(7, this.markSize - 1.5), itemStyle: { color: ink, opacity: selected.size && !own.some(([, , row]) => selected.has(row)) ? 0.2 : 1 } }];
+      });
+    }
+
+    /** The devices' memory, dashed, and the front, in steps. */
+    lines(limits, front, colour) {
+      const [low, high] = this.extents[1];
+      const line = { type: "line", silent: true, xAxisIndex: 0, yAxisIndex: 0, symbol: "none", clip: true };
+      const rows = [];
+      let height = Infinity;
+      for (const row of front) {
+        const [, py] = this.toPixels(this.xs(row), this.ys(row));
+        if (height - py < 1) continue; // steps of less than a pixel are drawn as slopes
+        rows.push([this.xs(row), this.ys(row)]);
+        height = py;
+      }
+      if (front.length) rows.push([this.xs(front.at(-1)), rows.at(-1)[1]]);
+      return [
+        ...limits.map((limit) => ({ ...line, data: [[limit, low], [limit, high]], lineStyle: { color: colour("--oom"), type: "dashed", width: 1.2 } })),
+        ...(rows.length ? [{ ...line, step: "end", data: [[rows[0][0], low], ...rows], lineStyle: { color: colour("--ink"), width: 1.2 } }] : []),
+      ];
+    }
+
+    /** A ring around the row that the table is at. */
+    rings(front, colour) {
+      const { current } = this.asked;
+      const at = current >= 0 && this.found.placed.includes(current) ? [[this.xs(current), this.ys(current)]] : [];
+      return at.length ? [{ type: "scatter", id: "ring", silent: true, xAxisIndex: 0, yAxisIndex: 0, symbol: "circle", symbolSize: 18, data: at, itemStyle: { color: "transparent", borderColor: colour("--ink"), borderWidth: 2.5 }, z: 9 }] : [];
+    }
+
+    writeWords(limits) {
+      const { left, right, top, bottom, band, strip, small } = this.area;
+      const { x, y, logX, logY } = this.asked;
+      const word = (text, style, kind = "") => element("span", { style, class: kind }, text);
+      const number = (count) => count.toLocaleString("en-GB");
+      const [oom, other] = [1, 2].map((kind) => [...this.found.beyond, ...this.found.below].filter((row) => this.fails(row) === kind).length);
+      const said = [oom ? [`${number(oom)} ${small ? "OOM" : "out of memory"}`, "oom"] : null, other ? [`${number(other)} ${small ? "other" : "failed otherwise"}`, "quiet"] : null].filter(Boolean);
+      const width = this.canvas.clientWidth;
+      const parts = [
+        word(`${y.title}${logY ? " (log)" : ""}`, `left:4px;top:6px`, "quiet"),
+        word(`${x.title}${logX ? " (log)" : ""}`, `left:${left}px;width:${right - left}px;text-align:center;bottom:4px`, "quiet"),
+        ...said.map(([text, kind], line) => (band ? word(text, `left:${right + (small ? 6 : 18)}px;top:${top - 24 + 15 * line}px;white-space:nowrap`, kind) : word(text, `right:${RIGHT}px;top:${6 + 15 * line}px`, kind))),
+        ...(strip ? [word("failed", `right:${width - left + 8}px;top:${bottom + 18}px`, "quiet")] : []),
+      ];
+      for (const limit of limits) {
+        const [px] = this.toPixels(limit, this.extents[1][1]);
+        if (px > left && px <= right + 1) parts.push(word(`${Columns.writeNumber(limit)} ${x.unit}`, `right:${width - px + 4}px;top:${top - 16}px`, "oom"));
+      }
+      this.words.replaceChildren(...parts);
+    }
+
+    writeLegend(made, front) {
+      const { colour: column } = this.asked;
+      const seen = new Map();
+      for (const group of made.groups.toReversed()) {
+        const label = [group.name, group.cohort].filter(Boolean).join(" · ");
+        if (label && !seen.has(label)) seen.set(label, element("li", {}, element("span", { class: "swatch", style: `color:${group.colour}`, "aria-hidden": "true" }, group.sign), label));
+      }
+      const { scale } = made;
+      const ramp = scale ? [element("li", {}, `${scale.from} `, element("span", { class: "ramp", style: `background:linear-gradient(90deg,${scale.colours.join(",")})`, "aria-hidden": "true" }), ` ${scale.to}${scale.log ? " (log)" : ""}`)] : [];
+      const head = column && (seen.size || scale) ? [element("li", { class: "quiet" }, `${column.title}:`)] : [];
+      const kinds = new Set([...this.found.beyond, ...this.found.below].map((row) => this.fails(row)));
+      const more = [kinds.has(1) && ["oom", "×", "out of memory"], kinds.has(2) && ["quiet", "□", "failed otherwise"], front.length && ["", "—", `best for its memory${this.batches(front) > 1 ? ", of any batch" : ""}`]].filter(Boolean);
+      this.legend.replaceChildren(...head, ...ramp, ...seen.values(), ...more.map(([kind, sign, text]) => element("li", { class: kind }, element("span", { class: "swatch", "aria-hidden": "true" }, sign), text)));
+    }
+
+    batches(rows) {
+      const column = this.columns.get("tokens_per_step");
+      return new Set(rows.map((row) => column?.keys[row])).size;
+    }
+
+    // ---- pointing -----------------------------------------------------------------------------------------------
+
+    /** A value's place on an axis, in per cent of the whole of it. The library's own per cents are not logarithmic. */
+    share(at, value) {
+      const [least, most] = this.extents[at].map(this.read(at));
+      return Math.round((1e8 * (this.read(at)(value) - least)) / (most - least)) / 1e6;
+    }
+
+    /** The value at a per cent. */
+    value(at, share) {
+      const [least, most] = this.extents[at].map(this.read(at));
+      const place = least + ((most - least) * share) / 100;
+      return this.read(at) === Math.log ? Math.exp(place) : place;
+    }
+
+    read(at) {
+      return (at ? this.asked.logY : this.asked.logX) ? Math.log : Number;
+    }
+
+    /** From values of an axis to fractions of the window that is zoomed to. */
+    along(at) {
+      const read = this.read(at);
+      const [least, most] = this.window[at].map((share) => read(this.value(at, share)));
+      return (value) => (read(value) - least) / (most - least);
+    }
+
+    /** From a value across and one up to pixels of the canvas. */
+    get toPixels() {
+      const { left, right, top, bottom } = this.area;
+      const [across, up] = [this.along(0), this.along(1)];
+      return (a, b) => [left + across(a) * (right - left), bottom - up(b) * (bottom - top)];
+    }
+
+    /** [x, y, row] of every point and mark in the canvas, made when first asked for after a drawing. */
+    get spots() {
+      const stamp = `${this.window}`;
+      if (this.spotsOf !== this.found || this.spotsAt !== stamp) {
+        const { left, right, top, bottom } = this.area;
+        const inside = ([px, py]) => px >= left - 4 && px <= right + 4 && py >= top - 4 && py <= bottom + 4;
+        const { toPixels } = this;
+        const points = this.found.placed.map((row) => [...toPixels(this.xs(row), this.ys(row)), row]).filter(inside);
+        Object.assign(this, { spotsOf: this.found, spotsAt: stamp, allSpots: [...points, ...this.marks] });
+      }
+      return this.allSpots;
+    }
+
+    nearest(px, py) {
+      let [best, distance] = [-1, NEAR * NEAR];
+      for (const [x, y, row] of this.spots) {
+        const away = (x - px) ** 2 + (y - py) ** 2;
+        if (away <= distance) [best, distance] = [row, away];
+      }
+      return best;
+    }
+
+    hover(px, py) {
+      const row = px < 0 ? -1 : this.nearest(px, py);
+      this.tip.hidden = row < 0;
+      if (row < 0) return;
       this.tip.replaceChildren(...this.on.lines(row).map((line) => element("div", {}, line)));
-      this.tip.hidden = false;
-      const { clientX, clientY } = event.event;
-      const left = Math.min(clientX + 14, innerWidth - this.tip.offsetWidth - 8);
-      this.tip.style.left = `${Math.max(8, left)}px`;
-      this.tip.style.top = `${Math.max(8, clientY - this.tip.offsetHeight - 10)}px`;
+      this.tip.style.left = `${Math.max(4, Math.min(px + 14, this.canvas.clientWidth - this.tip.offsetWidth - 4))}px`;
+      this.tip.style.top = `${py - this.tip.offsetHeight - 12 < 0 ? py + 16 : py - this.tip.offsetHeight - 12}px`;
+    }
+
+    click(px, py) {
+      const [fromX, fromY] = this.pressed ?? [px, py];
+      if (Math.abs(px - fromX) + Math.abs(py - fromY) > DRAG) return; // the end of a box
+      const row = this.nearest(px, py);
+      if (row >= 0) this.on.open(row);
+    }
+
+    /** What a press and a move do: "rect" and "polygon" select, "zoom" looks closer, "" scrolls the page. */
+    setMode(mode) {
+      this.mode = mode;
+      this.chart?.dispatchAction({ type: "takeGlobalCursor", key: "brush", brushOption: { brushType: mode === "zoom" ? "rect" : mode || false, brushMode: "single" } });
+    }
+
+    boxed(area) {
+      if (!area) return;
+      this.chart.dispatchAction({ type: "brush", areas: [] });
+      if (area.brushType === "polygon") {
+        if (area.range.length > 2) this.on.select(this.spots.filter(([x, y]) => within(area.range, x, y)).map(([, , row]) => row));
+        return;
+      }
+      const [[x0, x1], [y0, y1]] = area.range.map((pair) => pair.toSorted((a, b) => a - b));
+      if (x1 - x0 + y1 - y0 < DRAG) return;
+      if (this.mode === "zoom") this.zoom([x0, x1], [y0, y1]);
+      else this.on.select(this.spots.filter(([x, y]) => x >= x0 && x <= x1 && y >= y0 && y <= y1).map(([, , row]) => row));
+    }
+
+    zoom([x0, x1], [y0, y1]) {
+      const { left, right, top, bottom } = this.area;
+      const share = (at, value) => this.window[at][0] + Math.max(0, Math.min(1, value)) * (this.window[at][1] - this.window[at][0]);
+      const shares = [[share(0, (x0 - left) / (right - left)), share(0, (x1 - left) / (right - left))], [share(1, (bottom - y1) / (bottom - top)), share(1, (bottom - y0) / (bottom - top))]];
+      if (shares.every(([from, to]) => to - from > 0.01)) this.zoomTo(shares);
+    }
+
+    zoomTo(shares) {
+      ["xAxisIndex", "yAxisIndex"].forEach((id, at) => this.chart.dispatchAction({ type: "dataZoom", dataZoomId: id, startValue: this.value(at, shares[at][0]), endValue: this.value(at, shares[at][1]) }));
+    }
+
+    zoomed() {
+      const before = `${this.window}`;
+      this.window = this.chart.getOption().dataZoom.map(({ startValue, endValue }, at) => [this.share(at, startValue), this.share(at, endValue)]);
+      if (before === `${this.window}`) return;
+      const { x, y, logX, logY } = this.asked;
+      const colour = PlotColours.theme(this.root);
+      this.chart.setOption({ xAxis: [this.axis(x, logX, 0, colour)], yAxis: [this.axis(y, logY, 1, colour)] });
+      this.below();
+      this.writeWords(this.limits);
+      this.on.zoom?.(this.isZoomed);
+    }
+
+    get isZoomed() {
+      return this.window?.some(([from, to]) => from > 0.01 || to < 99.99) ?? false;
     }
   }
 
-  /** Numbers to place points by: in the unit of the table, texts by their place in natural order, times in ms. */
-  function axisValues(column) {
-    if (column.axis) return column.axis;
-    const factor = column.isText ? 1 : column.kind === "time" ? 1000 : 1 / column.scale;
-    column.axis = column.keys.map((value) => value * factor);
-    return column.axis;
-  }
+  /** From -0.5 to 0.5, the same for a row each time: points of one step stand beside each other. */
+  const aside = (row, factor) => ((row * factor) % 997) / 997 - 0.5;
 
-  /** 1, 2, 5 on axes of up to four decades, else powers of ten. */
-  function logTicks(column, points) {
-    let [low, high] = [Infinity, 0];
-    for (const row of points) {
-      low = Math.min(low, column.numbers[row]);
-      high = Math.max(high, column.numbers[row]);
+  function within(polygon, x, y) {
+    let inside = false;
+    for (let at = 0, before = polygon.length - 1; at < polygon.length; before = at++) {
+      const [[ax, ay], [bx, by]] = [polygon[at], polygon[before]];
+      if (ay > y !== by > y && x < ((bx - ax) * (y - ay)) / (by - ay) + ax) inside = !inside;
     }
-    return high / low > 1e4 ? 1 : "D2";
-  }
-
-  function textTicks(column, points) {
-    const present = [...new Set(points.map((row) => column.keys[row]))].sort((a, b) => a - b);
-    const step = Math.ceil(present.length / 24);
-    const shown = present.filter((_, index) => index % step === 0);
-    return { tickvals: shown, ticktext: shown.map((place) => plain(cut(column.levels[column.sortedLevels[place]], 22))) };
-  }
-
-  /** [key of a row, look of a key]: one colour; a colour a value; or a scale, for numbers with many values. */
-  function colouring(column, points, dark) {
-    const palette = dark ? DARK_COLOURS : COLOURS;
-    const grey = { swatch: OTHER, marker: { color: OTHER } };
-    if (!column) return [() => 0, () => ({ name: "", swatch: palette[0], marker: { color: palette[0] } })];
-    const counts = new Map();
-    for (const row of points) counts.set(column.keys[row], (counts.get(column.keys[row]) ?? 0) + 1);
-    const known = [...counts.keys()].filter((key) => key === key).sort((a, b) => a - b);
-    if (!column.isText && known.length > MOST_CATEGORIES) return scale(column, known, grey, dark);
-    const most = column.isText ? palette.length : MOST_CATEGORIES;
-    const named = known.length <= most ? known : known.toSorted((a, b) => counts.get(b) - counts.get(a)).slice(0, most - 1).sort((a, b) => a - b);
-    const places = new Map(named.map((key, index) => [key, index]));
-    const others = known.length - named.length;
-    const keyOf = (row) => {
-      const key = column.keys[row];
-      return key !== key ? 1e6 : (places.get(key) ?? 1e5);
-    };
-    const ordered = (index) => {
-      const at = named.length > 1 ? index / (named.length - 1) : 0.5;
-      return dark ? ORDERED[Math.round((1 - at) * 5)] : ORDERED[Math.round(1 + at * 6)];
-    };
-    const look = (key) => {
-      if (key === 1e6) return { ...grey, name: "unknown" };
-      if (key === 1e5) return { ...grey, name: `${others} other values` };
-      const value = column.isText ? column.levels[column.sortedLevels[named[key]]] : column.write(named[key]);
-      const color = column.isText ? palette[key] : ordered(key);
-      return { name: value, swatch: color, marker: { color } };
-    };
-    return [keyOf, look];
-  }
-
-  function scale(column, known, grey, dark) {
-    const log = column.kind === "number" && known[0] > 0 && known.at(-1) / known[0] > 50;
-    const value = (raw) => (log ? Math.log10(raw / column.scale) : raw / column.scale);
-    const [cmin, cmax] = [value(known[0]), value(known.at(-1))];
-    const even = Array.from({ length: 5 }, (_, index) => cmin + ((cmax - cmin) * index) / 4);
-    const ticks = log ? even.map((tick) => Math.log10(Number((10 ** tick).toPrecision(1)))).filter((tick) => tick >= cmin && tick <= cmax) : even;
-    const stops = dark ? ORDERED.slice(0, 6).reverse() : ORDERED.slice(1); // none that the ground swallows
-    const write = (tick) => column.write((log ? 10 ** tick : tick) * column.scale);
-    const look = (key, rows, first) =>
-      key === 1
-        ? { ...grey, name: "unknown" }
-        : {
-            name: "",
-            swatch: dark ? ORDERED[1] : ORDERED[5],
-            marker: {
-              color: rows.map((row) => value(column.keys[row])),
-              cmin,
-              cmax,
-              colorscale: stops.map((colour, index) => [index / (stops.length - 1), colour]),
-              showscale: first,
-              colorbar: { title: { text: plain(cut(column.title, 30)), side: "right", font: { size: 12 } }, thickness: 12, outlinewidth: 0, tickvals: ticks, ticktext: ticks.map(write) },
-            },
-          };
-    return [(row) => (column.keys[row] === column.keys[row] ? 0 : 1), look];
-  }
-
-  /** Diameters in pixels by row, areas in proportion to the value; without a value (or at most 0) the smallest. */
-  function markerSizes(column, points) {
-    const most = points.reduce((max, row) => Math.max(max, column.numbers[row] || 0), 0);
-    const sizes = new Map();
-    sizes.unsized = 0;
-    for (const row of points) {
-      const share = column.numbers[row] / most;
-      if (!(share > 0)) sizes.unsized += 1;
-      sizes.set(row, share > 0 ? Math.max(4, 24 * Math.sqrt(share)) : 3);
-    }
-    return sizes;
-  }
-
-  /** Every k-th point, and all that are selected. */
-  function thinned(points, selected) {
-    const step = Math.ceil(points.length / DRAWN_MOST);
-    return points.filter((row, index) => index % step === 0 || selected.has(row));
+    return inside;
   }
 
   return { View };

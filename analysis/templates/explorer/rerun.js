@@ -71,5 +71,5 @@ const Rerun = (() => {
     return words.map((word) => (/^[\w@%+=:,./-]+$/.test(word) ? word : `'${word.replaceAll("'", `'"'"'`)}'`)).join(" ");
   }
 
-  return { command, line };
+  return { command, line, DEFAULTS };
 })();

@@ -1,8 +1,9 @@
-/* The pipeline tab: a schedule drawn as the engine executes it, and what its idle time comes to.
+/* The pipeline view: a schedule drawn as the engine executes it, and what its idle time comes to.
 
-Times have no unit: only their ratio matters. The actions and their times come from pipeline_model.js. */
+Times have no unit: only their ratio matters. Of a run that measured its own they are seconds. The actions and their
+times come from pipeline_model.js, what the run measured from pipeline_measured.js. */
 "use strict";
-const initPipeline = (() => {
+const Pipeline = (() => {
   const { INTERLEAVED, SCHEDULES, SPLIT_BACKWARD, V_SHAPED } = PipelineModel;
   const ROW = 34, BAR = 26, LEFT = 4, TOP = 6, AXIS = 22;
   const SVG = "http://www.w3.org/2000/svg";
@@ -25,8 +26,8 @@ const initPipeline = (() => {
   const MOST_ACTIONS = 30000;
   /** [field, label, smallest, largest, step, at first] */
   const FIELDS = [
-    ["ranks", "Pipeline ranks p", 1, 32, 1, 4],
-    ["microbatches", "Micro-batches m", 1, 128, 1, 8],
+    ["ranks", "Pipeline ranks p", 1, 64, 1, 4],
+    ["microbatches", "Micro-batches m", 1, 1024, 1, 8],
     ["chunks", "Model chunks a rank v", 1, 8, 1, 1],
     ["forward", "Time of a forward", 0.1, 10, 0.1, 1],
     ["backward", "Time of a backward", 0.1, 10, 0.1, 2],
@@ -43,9 +44,9 @@ const initPipeline = (() => {
     const limits = `min="${least}" max="${most}" step="${step}" value="${value}"`;
     return `
     <div class="w-field">
-      <label for="p-${name}">${label}</label>
+      <label for="runs-p-${name}">${label}</label>
       <input type="range" data-of="${name}" ${limits} aria-label="${label}, slider">
-      <input type="number" id="p-${name}" name="${name}" ${limits} inputmode="decimal" required>
+      <input type="number" id="runs-p-${name}" name="${name}" ${limits} inputmode="decimal" required>
     </div>`;
   };
   const option = (name) =>
@@ -56,47 +57,48 @@ const initPipeline = (() => {
     <div class="widget pipeline">
       <form class="w-controls w-row" aria-label="Pipeline">
         <fieldset><legend>Pipeline</legend>
-          <div class="w-field w-choice"><label for="p-schedule">Schedule</label>
-            <select id="p-schedule" name="schedule">
+          <div class="w-field w-choice"><label for="runs-p-schedule">Schedule</label>
+            <select id="runs-p-schedule" name="schedule">
               ${schedules.map(option).join("")}
             </select></div>
-          <p class="quiet" id="p-meaning"></p>
+          <p class="quiet" id="runs-p-meaning"></p>
           ${FIELDS.slice(0, 3).map(field).join("")}
         </fieldset>
         <fieldset><legend>Times of a rank</legend>${FIELDS.slice(3).map(field).join("")}</fieldset>
       </form>
       <div class="w-result">
-        <p class="warning" id="p-wrong" role="status" hidden></p>
-        <div id="p-answer">
+        <p class="warning" id="runs-p-wrong" role="status" hidden></p>
+        <div id="runs-p-answer">
           <dl class="w-facts" aria-live="polite">
-            <div><dt>Idle over working time</dt><dd id="p-bubble"></dd></div>
-            <div><dt><span id="p-formula"></span> = <span id="p-fraction"></span></dt><dd id="p-closed"></dd></div>
-            <div><dt>Idle share of the step</dt><dd id="p-share"></dd></div>
-            <div><dt>Whole step</dt><dd id="p-total"></dd></div>
+            <div><dt>Idle over working time</dt><dd id="runs-p-bubble"></dd></div>
+            <div><dt><span id="runs-p-formula"></span> = <span id="runs-p-fraction"></span></dt><dd id="runs-p-closed"></dd></div>
+            <div><dt>Idle share of the step</dt><dd id="runs-p-share"></dd></div>
+            <div><dt>Whole step</dt><dd id="runs-p-total"></dd></div>
           </dl>
-          <p class="quiet" id="p-remark"></p>
+          <p class="quiet" id="runs-p-remark"></p>
+          <div id="runs-p-measured" hidden></div>
           <p class="w-legend">${Object.entries(KINDS).map(swatch).join("")}
-            <span><svg width="26" height="16" aria-hidden="true"><rect fill="url(#p-idle)" width="26" height="16"/>
+            <span><svg width="26" height="16" aria-hidden="true"><rect fill="url(#runs-p-idle)" width="26" height="16"/>
               </svg> idle</span>
-            <span id="p-lighter">lighter: later chunks of a rank</span>
-            <label class="w-check"><input type="checkbox" id="p-fit"> Whole step at once</label></p>
-          <div class="w-chart"><svg id="p-labels" width="58" aria-hidden="true"></svg>
-            <div class="w-scroll" id="p-scroll"><svg id="p-chart" tabindex="0" role="application"
-              aria-label="Schedule: arrow keys step through the actions" aria-describedby="p-now"></svg></div></div>
+            <span id="runs-p-lighter">lighter: later chunks of a rank</span>
+            <label class="w-check"><input type="checkbox" id="runs-p-fit"> Whole step at once</label></p>
+          <div class="w-chart"><svg id="runs-p-labels" width="58" aria-hidden="true"></svg>
+            <div class="w-scroll" id="runs-p-scroll"><svg id="runs-p-chart" tabindex="0" role="application"
+              aria-label="Schedule: arrow keys step through the actions" aria-describedby="runs-p-now"></svg></div></div>
           <p class="quiet">Left and right: this rank's actions. Up and down: the next rank's. Or point at one.</p>
-          <p class="w-now" id="p-now" role="status"></p>
+          <p class="w-now" id="runs-p-now" role="status"></p>
           <div class="w-scroll"><table class="w-table"><caption>Each rank</caption><thead><tr>
             <th scope="col">Rank</th>
             <th scope="col" class="n">Idle time</th><th scope="col" class="n">Idle share</th>
             <th scope="col" class="n">Most micro-batches in flight</th>
             <th scope="col" class="n">In flight at the chosen action</th>
             <th scope="col" class="n">Most that wait for weights' gradients</th></tr></thead>
-            <tbody id="p-table"></tbody></table></div>
+            <tbody id="runs-p-table"></tbody></table></div>
         </div>
       </div>
       <svg width="0" height="0" class="w-patterns" aria-hidden="true"><defs>
-        <g id="p-hatches"></g>
-        <pattern id="p-idle" width="5" height="5" patternUnits="userSpaceOnUse">
+        <g id="runs-p-hatches"></g>
+        <pattern id="runs-p-idle" width="5" height="5" patternUnits="userSpaceOnUse">
           <rect width="5" height="5" class="g-idle"/><circle cx="2.5" cy="2.5" r="0.8" class="g-dot"/></pattern>
       </defs></svg>
     </div>`;
@@ -107,7 +109,7 @@ const initPipeline = (() => {
     return `color-mix(in srgb, var(--${kind}) ${part}%, white)`;
   }
   const hatch = (chunk, chunks) => `
-    <pattern id="p-hatch-${chunk}" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">
+    <pattern id="runs-p-hatch-${chunk}" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">
       <rect width="6" height="6" style="fill: ${colour("backward", chunk, chunks)}"/>
       <line x1="0" y1="0" x2="0" y2="6" class="g-hatch"/></pattern>`;
   const VARIABLES = { F: "forward", I: "input", W: "weight" };
@@ -129,9 +131,13 @@ const initPipeline = (() => {
     return [1, 2, 5, 10].map((factor) => factor * power).find((step) => step >= rough);
   }
 
-  return function initPipeline(root) {
+  /**
+   * @param {Element} root
+   * @param {?object} run What the inputs begin with, and what was measured: see `PipelineMeasured.of`.
+   */
+  function mount(root, run = null) {
     root.innerHTML = PAGE;
-    const at = (name) => root.querySelector(`#p-${name}`);
+    const at = (name) => root.querySelector(`#runs-p-${name}`);
     const form = root.querySelector("form"), chart = at("chart");
     let found = null, bars = [], chosen = [0, 0];
 
@@ -234,10 +240,10 @@ const initPipeline = (() => {
       bars = spans.map((own, rank) => {
         const y = TOP + rank * ROW, middle = y + BAR / 2;
         labels.push(draw("text", { x: 52, y: middle, class: "g-label", "text-anchor": "end" }, `rank ${rank}`));
-        parts.push(draw("rect", { x: LEFT, y, width: total * scale, height: BAR, fill: "url(#p-idle)" }));
+        parts.push(draw("rect", { x: LEFT, y, width: total * scale, height: BAR, fill: "url(#runs-p-idle)" }));
         return own.map(({ action, start, end }, index) => {
           const { kind, chunk } = action, width = (end - start) * scale;
-          const fill = kind === "B" ? `url(#p-hatch-${chunk})` : colour(VARIABLES[kind], chunk, chunks);
+          const fill = kind === "B" ? `url(#runs-p-hatch-${chunk})` : colour(VARIABLES[kind], chunk, chunks);
           const names = { "data-rank": rank, "data-index": index, class: `g-${kind}`, style: `fill: ${fill}` };
           const bar = draw("rect", { ...names, x: x(start), y, width, height: BAR });
           parts.push(bar);
@@ -319,6 +325,7 @@ const initPipeline = (() => {
       if (given.wrong) return;
       found = compute(given);
       showFacts();
+      PipelineMeasured.show(at("measured"), run, found);
       drawChart();
       const rank = Math.min(chosen[0], found.ranks - 1);
       choose(rank, Math.min(chosen[1], found.spans[rank].length - 1), false);
@@ -342,7 +349,18 @@ const initPipeline = (() => {
       });
     }
     new ResizeObserver(() => found && at("scroll").clientWidth && update()).observe(at("scroll"));
+    function begin() {
+      for (const [name, value] of Object.entries(run.fields)) {
+        form.elements[name].value = value;
+        const slider = form.querySelector(`[data-of=${name}]`);
+        if (slider) slider.value = value;
+      }
+    }
+
+    if (run) begin();
     follow();
     update();
-  };
+  }
+
+  return { mount };
 })();

@@ -42,12 +42,12 @@ const Table = (() => {
     drawHead(columns, sort, key) {
       this.headKey = key;
       this.columns = columns;
-      const widths = columns.map((column) => (column.name === "layout" || column.name === "cohort" ? 16 : column.isText ? Math.min(12, Math.max(6, 1.6 + 0.5 * longest(column))) : Math.max(5.5, 2 + 0.52 * column.title.length)));
+      const widths = columns.map((column) => (column.name === "layout" || column.name === "cohort" ? (innerWidth < 800 ? 11.5 : 15) : column.isText ? Math.min(11, Math.max(5, 1.6 + 0.44 * longest(column))) : Math.max(4, 1.8 + 0.44 * column.title.length)));
       this.grid.style.setProperty("--columns", ["2.2rem", ...widths.map((width) => `minmax(${width}rem, ${width}fr)`)].join(" "));
       this.grid.style.setProperty("--width", `${widths.reduce((sum, width) => sum + width, 2.2)}rem`);
       const focused = document.activeElement?.dataset?.sort;
       this.head.replaceChildren(
-        element("span", { role: "columnheader", class: "tick", "aria-label": "Selected" }),
+        element("span", { role: "columnheader", class: "tick" }, element("span", { class: "unseen" }, "Selected")),
         ...columns.map((column) => {
           const sorted = column.name === sort.name ? (sort.descending ? "descending" : "ascending") : null;
           const button = element(
@@ -72,7 +72,7 @@ const Table = (() => {
       this.body.replaceChildren(...rows);
       const drawn = this.order.indexOf(this.current);
       const visible = drawn >= first && drawn < last;
-      if (visible) this.grid.setAttribute("aria-activedescendant", `row-${this.current}`);
+      if (visible) this.grid.setAttribute("aria-activedescendant", `runs-row-${this.current}`);
       else this.grid.removeAttribute("aria-activedescendant");
     }
 
@@ -80,11 +80,11 @@ const Table = (() => {
       const row = this.order[place];
       const chosen = this.selected.has(row);
       const cells = this.columns.map((column, index) =>
-        element("span", { role: "gridcell", class: column.isText ? "" : "number", "aria-colindex": String(index + 2), title: column.isText ? column.text(row) : null }, column.text(row)),
+        element("span", { role: "gridcell", class: column.isText ? "" : "number", "data-name": column.name, "aria-colindex": String(index + 2), title: column.isText ? column.text(row) : null }, column.text(row)),
       );
       const node = element(
         "div",
-        { role: "row", id: `row-${row}`, class: "row", "aria-rowindex": String(place + 2), "aria-selected": String(chosen), "data-row": String(row) },
+        { role: "row", id: `runs-row-${row}`, class: "row", "aria-rowindex": String(place + 2), "aria-selected": String(chosen), "data-row": String(row) },
         element("span", { role: "gridcell", class: "tick", "aria-colindex": "1" }, chosen ? "✓" : ""),
         ...cells,
       );

@@ -17,9 +17,10 @@ from launchers.node.connection import NodeLost
 from launchers.pilot import command
 from launchers.pilot.allocation import Allocation
 from launchers.pilot.batch_system import EndedTask, is_environment
+from launchers.pilot.node_pool import AGENTS_LIMIT_S
 from launchers.slurm.srun_log import MARK, log_path
 from launchers.state import node_exclusions, pilot_state
-from launchers.state.node_exclusions import EXPIRES_AFTER_S
+from launchers.state.node_exclusions import EXPIRES_AFTER_S, LOST_FOR_S
 from launchers.state.pilot_config import PilotConfig, pilot_config_to_dict, pilot_environment
 from launchers.state.submissions import new_submission
 from launchers.state.sweep_dir import SweepDir
@@ -28,7 +29,8 @@ from tests.launchers.scripted import points, settings
 from workloads.protocol import write_json
 
 PILOT = (
-    "import sys\nfrom launchers.slurm import pilot_job\nfrom tests.launchers.scripted import run_rank\n"
+    "import sys\nfrom launchers.pilot import node_pool\nfrom launchers.slurm import pilot_job\n"
+    "from tests.launchers.scripted import run_rank\nnode_pool.AGENTS_LIMIT_S = float(sys.argv.pop())\n"
     "sys.exit(pilot_job.main(run_rank=run_rank))"
 )
 SCONTROL = "#!/bin/sh\nfor number in 0 1 2 3; do echo node$number; done\n"
@@ -49,7 +51,9 @@ def start(sweep: SweepDir, tmp_path: Path) -> Iterator[Start]:
     (tmp_path / "bin" / "scontrol").write_text(SCONTROL)
     (tmp_path / "bin" / "scontrol").chmod(0o755)
 
-    def run(*tasks: int, said: str, use_excluded: bool = False, token: str = "") -> tuple[list[int], float]:
+    def run(
+        *tasks: int, said: str, use_excluded: bool = False, token: str = "", limit_s: float = AGENTS_LIMIT_S
+    ) -> tuple[list[int], float]:
         token = token or new_submission(sweep, nodes=4, count=1, time_min=5).token
         config = PilotConfig(
             settings=settings(),
@@ -75,7 +79,7 @@ def start(sweep: SweepDir, tmp_path: Path) -> Iterator[Start]:
                 "PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin",
             }
             environment = pilot_environment() | variables
-            command = [sys.executable, "-c", PILOT, str(sweep.path), token]
+            command = [sys.executable, "-c", PILOT, str(sweep.path), token, str(limit_s)]
             processes.append(subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL))
         return [process.wait(60) for process in processes[-len(tasks) :]], time.monotonic() - began
 
@@ -98,6 +102,18 @@ def test_a_node_whose_agent_never_starts_is_excluded_at_once(sweep: SweepDir, st
     (found,) = node_exclusions.excluded(sweep).values()
     assert found.node == "node2" and "Exited with exit code 127" in found.reason
     assert found.until - found.since == EXPIRES_AFTER_S
+
+
+@pytest.mark.slow
+def test_a_node_whose_agent_hangs_at_its_start_is_waited_for_once(sweep: SweepDir, start: Start) -> None:
+    """A hanging mount: the process neither ends, so that srun says nothing, nor connects."""
+    sweep.add_points(points("ok", "ok"))
+    statuses, _ = start(0, 1, 3, said="", limit_s=8.0)
+    assert statuses == [0, 0, 0]
+    assert sweep_status(sweep).done == {"ok": 2}
+    (found,) = node_exclusions.excluded(sweep).values()
+    assert (found.node, found.reason) == ("node2", "its agent did not start within 8 s")
+    assert found.until - found.since == LOST_FOR_S
 
 
 @pytest.mark.slow

@@ -101,6 +101,16 @@ CASES |= {
     f"cp {kind}": Experiment.canonical(model=shortened(LLAMA_8B), cp_kind=kind, **LONG)
     for kind in ("ring", "allgather", "ulysses")
 }
+CASES |= {
+    f"cp {kind}, {recompute}": Experiment.canonical(
+        model=shortened(LLAMA_8B, 4),
+        cp_kind=kind,
+        recompute=recompute,
+        micro_batch_size=2,
+        **LONG | {"global_batch_size": 2},
+    )
+    for kind, recompute in (("ring", "selective"), ("ulysses", "selective"), ("ulysses", "rope"), ("ulysses", "full"))
+}
 CASES["full, gradients outgrow what blocks saved"] = Experiment.canonical(
     model=shortened(LLAMA_8B, 10), seq_len=32768, dp=2, zero_stage=3, recompute="full", global_batch_size=2
 )

@@ -1,0 +1,48 @@
+"""What the section "Every run" is made of: scripts, styles and data, for the page that embeds it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from analysis.explorer import failed_logs, row_data, traces
+from analysis.explorer.model_data import models_json
+from analysis.page.embed import deflated
+from analysis.page.render import source
+from analysis.rows.cohorts import Cohort
+from analysis.rows.load import Results
+
+SCRIPTS = (
+    *("page/data.js", "explorer/late_scripts.js", "explorer/columns.js", "explorer/address.js", "explorer/filters.js"),
+    *("explorer/plot_points.js", "explorer/plot_colours.js", "explorer/plot.js", "explorer/table.js"),
+    *("explorer/csv.js", "explorer/axes.js", "explorer/rerun.js", "explorer/row_experiment.js", "explorer/bars.js"),
+    *("explorer/panel.js", "explorer/drawer.js", "explorer/view_state.js", "explorer/runs.js"),
+)
+"""In the order in which they need each other, below ``templates/``; they only define."""
+STYLES = ("explorer/runs.css", "explorer/drawer.css", "explorer/widgets.css")
+CHART = "vendor/echarts.min.js"
+MODELS = (
+    *("explorer/pipeline_model.js", "explorer/model_costs.js", "explorer/memory_rules.js", "explorer/memory_model.js"),
+    *("explorer/memory_form.js", "explorer/memory.js", "explorer/pipeline_measured.js", "explorer/schedule.js"),
+)
+"""Scripts of the memory and pipeline views, which run when one of them is first opened."""
+
+
+@cache
+def late() -> dict[str, str]:
+    """What ``explorer/runs.html`` wants as ``runs``: ``echarts`` and ``models``, deflated."""
+    return {"echarts": deflated(source(CHART)), "models": deflated("\n".join(source(name) for name in MODELS))}
+
+
+def page_data(results: Results, frame: pd.DataFrame, cohorts: Sequence[Cohort], folder: Path) -> dict[str, Any]:
+    """``data`` of the page in ``folder``: the rows of ``frame`` (see `row_data.table`), logs, traces and shapes."""
+    return row_data.encode(frame, cohorts) | {
+        "source": str(results.path),
+        "logs": failed_logs.tails(results.path, frame),
+        "traces": traces.links(results.path, frame, folder),
+        "widget": models_json(results.attempts if len(results.attempts) else results.ledger),
+    }

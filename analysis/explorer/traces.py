@@ -1,0 +1,37 @@
+"""Where the traces of profiled steps lie, seen from the page that links to them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from urllib.parse import quote
+
+import pandas as pd
+
+from results import store
+from results.errors import InvalidResults
+
+
+def links(path: Path, frame: pd.DataFrame, page_folder: Path) -> dict[int, str]:
+    """Relative addresses of the traces of ``frame``'s rows (by position) that still lie beside the results.
+
+    ``path`` is what the rows were read from: a sweep or a folder of sweeps. Rows of a single file have no traces. Only
+    files inside their sweep are linked.
+    """
+    if frame.empty or "trace_file" not in frame or not path.is_dir():
+        return {}
+    try:
+        sweeps = {folder.resolve().name: folder.resolve() for folder in store.sweep_dirs(path)}
+    except InvalidResults:
+        return {}
+    here = page_folder.resolve()
+    found: dict[int, str] = {}
+    named = frame["trace_file"].notna().to_numpy().nonzero()[0].tolist()
+    for position in named:
+        sweep = sweeps.get(frame["sweep"].iloc[position])
+        if sweep is None:
+            continue
+        trace = (sweep / str(frame["trace_file"].iloc[position])).resolve()
+        if trace.is_relative_to(sweep) and trace.is_file():
+            found[position] = quote(Path(os.path.relpath(trace, here)).as_posix())
+    return found

@@ -1,0 +1,1 @@
+"""The report's page, ``index.html``, and the same numbers as ``report.json``."""

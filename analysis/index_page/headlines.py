@@ -1,0 +1,194 @@
+"""The page's first sentences on a part of the results, and how far to trust it: computed from the rows, or absent."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator
+
+import pandas as pd
+
+from analysis.page.render import Said
+from analysis.rows import answer, labels, metrics
+from analysis.rows.cohorts import Cohort
+from analysis.rows.load import last_attempts
+from analysis.rows.stats import MIN_FOR_INTERVAL, median_interval
+from results.text import format_percent, listed, plural
+
+
+def of_part(part: Cohort) -> list[Said]:
+    """What holds over the whole part: which layouts win, what the choice is worth, how many winners are ties."""
+    found = answer.of_every_cell(part.frame)
+    won = [one for one in found if one.best is not None]
+    # Times that were not measured do not say which kind of parallelism wins.
+    layouts = _layouts(part.frame, won) if set(part.frame["method"]) == {"measured"} else None
+    sentences = [layouts, _worth(part.frame, won), _ties(part.frame, found, won)]
+    return [said for said in sentences if said is not None]
+
+
+def _layouts(frame: pd.DataFrame, won: list[answer.Answer]) -> Said | None:
+    """From how many devices on every winner uses tensor parallelism, or else what the winners use."""
+    if not won:
+        return None
+    noun = labels.device_noun(frame)
+    tp = [(one.query.world_size, _degree(one, "tp") > 1) for one in won]
+    alone = [one for one in won if all(_degree(one, axis) == 1 for axis in ("tp", "cp", "pp", "ep"))]
+    sizes = sorted({size for size, _ in tp})
+    from_size = next((size for size in sizes if all(uses for at, uses in tp if at >= size)), None)
+    if from_size is not None and len(won) > 3:
+        above = [one for one in won if one.query.world_size >= from_size]
+        below = [one for one in alone if one.query.world_size < from_size]
+        fewer = len(won) - len(above)
+        rest = f" ({len(above)} of {len(above)} models and sizes)"
+        if fewer:
+            rest += f"; on fewer, {len(below)} of {fewer} are data parallelism alone"
+        start = f"From {from_size} {noun} on every" if fewer else "Every"
+        return Said(f"{start} fastest layout uses tensor parallelism", f"{rest}.")
+    used = [f"{count} {'uses' if count == 1 else 'use'} {name}" for name, count in _uses(won).items() if count]
+    if len(won) == 1:
+        [only] = [one.best for one in won if one.best is not None]
+        return Said(f"One model and size has a fastest layout: {only['layout']}", ".")
+    kinds = f"; {listed(used)} parallelism" if used else ""
+    few = "None" if not alone else str(len(alone))
+    verb = "is" if len(alone) == 1 else "are"
+    return Said(f"{few} of {len(won)} fastest layouts {verb} data parallelism alone", f"{kinds}.")
+
+
+def _uses(won: list[answer.Answer]) -> dict[str, int]:
+    names = {"tp": "tensor", "cp": "context", "pp": "pipeline", "ep": "expert"}
+    return {name: sum(_degree(one, axis) > 1 for one in won) for axis, name in names.items()}
+
+
+def _degree(one: answer.Answer, axis: str) -> int:
+    assert one.best is not None
+    value = one.best[axis]
+    return 1 if pd.isna(value) else int(value)
+
+
+def _worth(frame: pd.DataFrame, won: list[answer.Answer]) -> Said | None:
+    """How much faster the best layout is than the median one, on the fewest and on the most devices."""
+    enough = [one for one in won if len(one.layouts) >= MIN_FOR_INTERVAL]
+    if not enough:
+        return None
+    ratios: dict[int, list[float]] = {}
+    for one in enough:
+        rates = [layout[metrics.RANK_BY] for layout in one.layouts]
+        ratios.setdefault(one.query.world_size, []).append(rates[0] / statistics.median(rates))
+    low, high = min(ratios), max(ratios)
+    noun = labels.device_noun(frame)
+    first = f"The choice is worth {_span(ratios[low])} on {labels.devices(low, noun)}"
+    rest = ": that is how much faster the best finished layout is than the median one"
+    return Said(first if low == high else f"{first} and {_span(ratios[high])} on {high}", f"{rest}.")
+
+
+def _span(values: list[float]) -> str:
+    low, high = min(values), max(values)
+    if high - low < 0.15:
+        return f"{high:.1f}×"
+    return f"{low:.1f} to {high:.1f}×" if high < 10 else f"{low:.1f} to {high:.0f}×"
+
+
+def _ties(frame: pd.DataFrame, found: list[answer.Answer], won: list[answer.Answer]) -> Said | None:
+    """How many winners are ties, and what became of the points."""
+    points, oom = sum(one.points for one in found), sum(one.out_of_memory for one in found)
+    failed = sum(one.failed for one in found)
+    ended = [f"{points - oom - failed:,} finished"]
+    ended += [f"{oom:,} ran out of memory"] if oom else []
+    ended += [f"{failed:,} failed otherwise"] if failed else []
+    outcomes = f"Of {plural(points, 'point')} {listed(ended)}."
+    two = [one for one in won if len(one.layouts) > 1]
+    if not two:
+        return Said(outcomes) if points else None
+    close = sum(len(one.ties) > 1 for one in two)
+    untimed = sum(one.untimed for one in two)
+    why = (
+        "the runner-up is within 5 %, and each number is one timed step"
+        if untimed == len(two)
+        else "noise may have put the others behind"
+        + (f" (5 % is taken where it is not known: {untimed})" if untimed else "")
+    )
+    if len(two) == 1:
+        only = f"The winner of the one model and size with a runner-up is {'a tie' if close else 'no tie'}"
+        return Said(only, f". {outcomes}")
+    if not close:
+        return Said(f"None of {plural(len(two), 'winner')} is a tie", f". {outcomes}")
+    return Said(
+        f"{close} of {plural(len(two), 'winner')} {'is a tie' if close == 1 else 'are ties'}", f": {why}. {outcomes}"
+    )
+
+
+def trust(part: Cohort) -> list[Said]:
+    """What speaks for and against these numbers, each with its counts."""
+    return list(_trust(part.frame, part))
+
+
+def _trust(frame: pd.DataFrame, part: Cohort) -> Iterator[Said]:
+    if part.stamp:
+        yield Said("Not measured.", f" {part.meaning}", "bad")
+    ok = last_attempts(frame)
+    ok = ok[ok["outcome"] == "ok"]
+    rows = metrics.ranked(frame)
+    once = int(rows["timed_steps"].eq(1).sum())
+    if once:
+        all_of = "all" if once == len(rows) else f"{once:,} of"
+        yield Said(
+            f"One timed step, no repeat, for {all_of} {plural(len(rows), 'finished layout')}.",
+            " Differences under 5 % decide nothing there.",
+            "bad",
+        )
+    elif len(rows):
+        again = int((rows["repeats"] > 1).sum())
+        spread = median_interval(metrics.step_spread(frame))
+        steps = (
+            f" the slowest takes {format_percent(spread.median)} longer than the fastest (median);" if spread else ""
+        )
+        what = f"{plural(again, 'layout')} ran more than once" if again else "no layout ran twice"
+        yield Said("Several timed steps a run:", f"{steps} {what}.", "good" if again else "doubt")
+    if "network_regime" in frame and ok["network_regime"].nunique() > 1:
+        counts = ok["network_regime"].value_counts()
+        told = [f"{count:,} saw the {name} one" for name, count in counts.items()]
+        missing = int(ok["network_regime"].isna().sum())
+        told += [f"{missing:,} were not timed"] if missing else []
+        yield Said(
+            f"{len(counts)} network regimes.",
+            f" Of the finished runs {listed(told)}. Network above separates them.",
+            "bad",
+        )
+    versions = ok["engine_version"].dropna().value_counts()
+    if len(versions) > 1:
+        each = listed([f"{version} ({count:,})" for version, count in versions.items()])
+        yield Said(f"{len(versions)} engine versions are ranked together:", f" {each}.", "doubt")
+    differ = int(metrics.losses_differ(ok).sum())
+    agree = int(ok["loss_agrees"].eq(True).sum())
+    if differ:
+        yield Said(
+            f"The losses of {plural(differ, 'run')} differ from the reference's:", " they are not ranked.", "bad"
+        )
+    elif agree:
+        yield Said("Losses agree.", f" Those of {plural(agree, 'run')} are the reference layout's within tolerance.")
+    final = last_attempts(frame)
+    final = final[~final["will_retry"].eq(True)]
+    unknown = int((~final["outcome"].isin(["ok", "oom"])).sum())
+    if unknown:
+        share = format_percent(unknown / len(final), 0)
+        yield Said(f"{share} of the points failed otherwise than by memory;", " a winner may be among them.", "doubt")
+    yield from _predictions(frame, rows)
+
+
+def _predictions(frame: pd.DataFrame, rows: pd.DataFrame) -> Iterator[Said]:
+    memory = metrics.prediction_errors(frame, "predicted_peak_bytes", "peak_allocated_bytes").dropna()
+    if len(memory):
+        yield Said(
+            f"Predicted memory was off by {format_percent(memory.abs().median())} in the median",
+            f", {format_percent(memory.abs().max())} at most ({plural(len(memory), 'run')}).",
+        )
+    times = metrics.prediction_errors(frame, "predicted_step_time_s", "step_time_s").dropna()
+    if len(times):
+        middle = times.median()
+        sign = "too short" if middle < 0 else "too long"
+        yield Said(
+            f"Predicted step times were {format_percent(abs(middle))} {sign} in the median",
+            f" ({plural(len(times), 'run')}).",
+            "good" if abs(middle) < 0.05 else "doubt",
+        )
+    if not len(memory) and not len(times) and len(rows):
+        yield Said("No prediction to check:", " these rows were not planned by ultrasweep.", "doubt")

@@ -1,0 +1,128 @@
+"""What the page's scripts get beside the rows: of each part its ranked layouts, what is planned, effects and devices.
+
+The rows are those of `analysis.explorer.row_data`; numbers of rows are places in that table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from analysis.explorer import plan_rows
+from analysis.figures import effects
+from analysis.rows import labels, metrics
+from analysis.rows.cohorts import Cohort
+from analysis.rows.load import Results, last_attempts, waiting
+
+_DIGITS = 7
+"""Significant digits that a number keeps, as in the rows."""
+_EFFECT = ("effect", "pairs", "throughput_ratio", "throughput_low", "throughput_high", "held", "best_ratio")
+
+
+def of_parts(results: Results, parts: Sequence[Cohort], price: float | None) -> dict[str, Any]:
+    """``parts`` in the order of the rows' table; ``price`` is that of a device hour, None where none was given."""
+    first = 0
+    made = []
+    for part in parts:
+        made.append(_part(part, first, results))
+        first += len(part.frame)
+    return {"parts": made, "price": price}
+
+
+def _part(part: Cohort, first: int, results: Results) -> dict[str, Any]:
+    frame = part.frame
+    about = {
+        "slug": part.slug,
+        "title": part.title,
+        "meaning": part.meaning,
+        "stamp": part.stamp,
+        "method": "planned" if part.slug == plan_rows.SLUG else str(frame["method"].iloc[0]),
+        "first": first,
+        "rows": len(frame),
+        "noun": "GPUs" if "backend" not in frame else labels.device_noun(frame),
+        "workloads": labels.workload_order(frame) if "num_params" in frame else list(frame["workload"].unique()),
+        "device": _device(frame),
+        "capacity": capacity(frame),
+    }
+    if part.slug == plan_rows.SLUG:
+        return about | {"memory": "predicted_peak_bytes", "points": _points(frame, first), "waiting": []}
+    return about | {
+        "memory": metrics.memory_column(frame),
+        "points": _points(last_attempts(frame), first),
+        "ranked": _ranked(frame, first),
+        "effects": effects_of(frame),
+        "waiting": _waiting(results, frame) if about["method"] == "measured" else [],
+    }
+
+
+def capacity(frame: pd.DataFrame) -> float | None:
+    """Memory of the device in bytes, the smallest of several; of a plan what training can have; None if unknown."""
+    for name in ("device_memory_bytes", "limit_bytes"):
+        if name in frame and frame[name].notna().any():
+            return float(frame[name].min())
+    return None
+
+
+def _device(frame: pd.DataFrame) -> str | None:
+    names = list(frame["device_name"].dropna().unique()) if "device_name" in frame else []
+    return str(names[0]) if len(names) == 1 else None
+
+
+def _points(final: pd.DataFrame, first: int) -> dict[str, Any]:
+    """The deciding attempt of each point, as row numbers."""
+    retried = final["will_retry"].eq(True) if "will_retry" in final else pd.Series(False, index=final.index)
+    return {"rows": [first + int(place) for place in final.index], "again": [int(again) for again in retried]}
+
+
+def _ranked(frame: pd.DataFrame, first: int) -> dict[str, Any]:
+    """The layouts of `metrics.ranked` that have a rank: row number, pooled throughput and noise."""
+    rows = metrics.ranked(frame)
+    rows = rows[rows["rank"].notna()]
+    places = dict(zip(frame["attempt_id"], range(len(frame)), strict=True))
+    sources, from_codes = np.unique(rows["noise_from"].fillna("").to_numpy(dtype=str), return_inverse=True)
+    return {
+        "row": [first + places[attempt] for attempt in rows["attempt_id"]],
+        "rate": numbers(rows[metrics.RANK_BY]),
+        "repeats": numbers(rows["repeats"]),
+        "noise": numbers(rows["noise"]),
+        "freedom": numbers(rows["noise_freedom"]),
+        "from": [int(code) for code in from_codes],
+        "sources": [str(source) for source in sources],
+    }
+
+
+def effects_of(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """Matched pairs, as the figure `effects` has them; effects of too few pairs are left out."""
+    table = effects.data(frame)
+    table = table[table["enough"].eq(True)]
+    columns = {name: numbers(table[name]) if name not in ("effect", "held") else list(table[name]) for name in _EFFECT}
+    return [{name: values[place] for name, values in columns.items()} for place in range(len(table))]
+
+
+def _waiting(results: Results, frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """Points without a result of this part's sweeps, and of sweeps without any row, counted by model and size."""
+    rows = waiting(results)
+    if rows.empty:
+        return []
+    rows = rows[rows["sweep"].isin(frame["sweep"].unique()) | ~rows["sweep"].isin(results.attempts["sweep"].unique())]
+    lengths = frame.drop_duplicates(["model", "seq_len"]).set_index(["model", "seq_len"])["workload"].to_dict()
+    counted = rows.groupby(["model", "seq_len", "world_size"], as_index=False).size()
+    return [
+        {"workload": str(lengths.get((row["model"], row["seq_len"]), row["model"]))}
+        | {"world_size": int(row["world_size"]), "points": int(row["size"])}
+        for row in labels.records(counted)
+    ]
+
+
+def numbers(values: pd.Series) -> list[float | int | None]:
+    """Numbers with `_DIGITS` significant digits, null where not known."""
+    array = values.to_numpy(dtype=float, na_value=np.nan)
+    return [None if np.isnan(value) else _short(value) for value in array]
+
+
+def _short(value: float) -> float | int:
+    rounded = float(f"{value:.{_DIGITS}g}")
+    return int(rounded) if rounded.is_integer() and abs(rounded) < 2**53 else rounded

@@ -1,0 +1,28 @@
+"use strict";
+
+/* Rows as a CSV file (RFC 4180): a column's name as its heading, values as the page has them, nothing where not known. */
+const Csv = (() => {
+  const cell = (value) => (value === null || value === undefined ? "" : /[",\r\n]/.test(String(value)) || value === "" ? `"${String(value).replaceAll('"', '""')}"` : String(value));
+  const time = (seconds) => new Date(seconds * 1000).toISOString();
+
+  /** The text of `rows` (row numbers), all columns, in the units of the tables beside the report. */
+  function text(columns, rows) {
+    const shown = [...columns.values()];
+    const lines = [shown.map((column) => cell(column.name)).join(",")];
+    for (const row of rows) {
+      lines.push(shown.map((column) => {
+        const value = column.value(row);
+        return cell(column.kind === "time" && value !== null ? time(value) : value);
+      }).join(","));
+    }
+    return `${lines.join("\r\n")}\r\n`;
+  }
+
+  function download(name, content) {
+    const link = element("a", { download: name, href: URL.createObjectURL(new Blob([content], { type: "text/csv;charset=utf-8" })) });
+    link.click();
+    setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
+  }
+
+  return { text, download };
+})();

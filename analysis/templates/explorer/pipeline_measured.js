@@ -1,0 +1,57 @@
+/* What a run measured of its pipeline, over what the schedule's simulation comes to. */
+"use strict";
+const PipelineMeasured = (() => {
+  const plain = (seconds) => `${Columns.writeNumber(seconds)} s`;
+
+  /**
+   * What the pipeline view begins with for a row; null for a row without a pipeline.
+   * @param {(name: string) => ?(string|number)} read The row's value of a column.
+   * @returns {?{fields: object, times: ?object}} `times` in seconds, mean over ranks; null where nothing was measured.
+   */
+  function of(read) {
+    if (!(read("pp") > 1) || !(read("pp_schedule") in PipelineModel.SCHEDULES) || read("num_microbatches") === null) return null;
+    const fields = {
+      schedule: read("pp_schedule"), ranks: read("pp"), microbatches: read("num_microbatches"), chunks: read("virtual_stages") ?? 1,
+    };
+    const [work, idle] = [read("forward_backward_s"), read("pipeline_idle_s")];
+    const profiled = read("breakdown_bubble_s") !== null ? read("breakdown_bubble_s") / read("breakdown_step_time_s") : null;
+    return { fields, times: work === null || idle === null ? null : { work, idle, slowest: read("slowest_forward_backward_s"), profiled } };
+  }
+
+  function bar(name, parts, most) {
+    const shown = parts.map(([value, kind]) => element("span", { class: `w-${kind}`, style: `width:${(100 * value) / most}%` }));
+    const said = parts.map(([value, , word]) => `${plain(value)} ${word}`).join(", ");
+    return element("div", { class: "w-pair" }, element("span", {}, name), element("span", { class: "w-track", "aria-hidden": "true" }, ...shown), element("span", { class: "quiet" }, said));
+  }
+
+  /** The run's times over those of `found`, the simulation that is shown: as long as it is of the run's own layout. */
+  function show(root, run, found) {
+    root.hidden = !run;
+    if (!run) return;
+    const { fields, times } = run;
+    if (!times) {
+      root.replaceChildren(element("p", { class: "quiet" }, "This run did not measure how long its stages worked and waited: only the simulation is shown."));
+      return;
+    }
+    if (Object.entries(fields).some(([name, value]) => found[name] !== value)) {
+      root.replaceChildren(element("p", { class: "quiet" }, "The run's own times are shown beside the run's own schedule."));
+      return;
+    }
+    const second = times.work / found.busy; // the simulated work of a rank takes as long as the measured one
+    const idle = found.meanIdle * second;
+    const most = Math.max(times.work + times.idle, times.work + idle, times.slowest ?? 0);
+    const share = (waiting) => `${((100 * waiting) / (waiting + times.work)).toFixed(1)} %`;
+    const rows = [
+      bar("Measured", [[times.work, "work", "at work"], [times.idle, "wait", "waiting"]], most),
+      bar("Simulated", [[times.work, "work", "at work"], [idle, "wait", "waiting"]], most),
+    ];
+    if (times.slowest !== null) rows.splice(1, 0, bar("Slowest rank", [[times.slowest, "work", "at work"]], most));
+    const profiled = times.profiled === null ? "" : ` In its profiled step ${(100 * times.profiled).toFixed(1)} % was waiting.`;
+    root.replaceChildren(
+      element("h4", {}, "Measured over simulated, mean over ranks"), ...rows,
+      element("p", { class: "quiet" }, `Waiting takes ${share(times.idle)} of both in the run and ${share(idle)} in the simulation, whose stages are equal and whose forward takes half of a backward.${profiled}`),
+    );
+  }
+
+  return { of, show };
+})();

@@ -1,0 +1,53 @@
+"use strict";
+
+/* A row's experiment in full (`config_json`), put together from its columns and the shapes that the page has. */
+const RowExperiment = (() => {
+  const FIELDS = [
+    "dp_replicate", "dp_shard", "tp", "cp", "pp", "ep", "micro_batch_size", "global_batch_size", "seq_len", "zero_stage", "recompute", "recompute_every",
+    "pp_schedule", "virtual_stages", "pp_split", "cp_kind", "precision", "attention", "compile", "seed", "engine", "engine_version",
+  ];
+  const SHAPE = ["num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim", "ffn_hidden_size", "vocab_size"];
+  /** Of engines before these choices were there. */
+  const USUAL = { pp_split: "even", cp_kind: "ring", recompute_every: 1, attention: "auto", compile: "none", seed: 42 };
+  const TRUTH = { yes: true, no: false };
+
+  /** The row's shape: the page's one of that name and those sizes, or else a dense one of the row's sizes; null where one is not known. */
+  function model(read, models) {
+    const same = (shape) => SHAPE.every((name) => read(name) === null || read(name) === shape[name]);
+    const name = read("model");
+    const known = models.find((shape) => shape.name === name && same(shape)) ?? models.find((shape) => shape.name === `${name} (of the rows)` && same(shape));
+    if (known) return { known: true, shape: { ...known, name } };
+    if (SHAPE.some((field) => read(field) === null)) return null;
+    const sizes = Object.fromEntries(SHAPE.map((field) => [field, read(field)]));
+    return { known: false, shape: { name, ...sizes, tie_embeddings: TRUTH[read("tie_embeddings")] ?? false, qk_norm: false, moe: null, mla: null } };
+  }
+
+  /**
+   * @param {(name: string) => ?(string|number)} read The row's value of a column.
+   * @param {object} widget `data.widget`: shapes and choices.
+   * @returns {{experiment: object, config: object, exact: boolean}|{missing: string}} `experiment` has every field
+   *   that the closed forms read; `config` only what the row says; `exact`: its shape is one that the page has in full.
+   */
+  function of(read, widget) {
+    if (!widget) return { missing: "This page has no shapes of models." };
+    const shape = model(read, widget.models);
+    if (!shape) return { missing: "The row does not say the shape of its model." };
+    const experiment = { model: shape.shape };
+    const config = { model: shape.shape };
+    for (const name of FIELDS) {
+      const value = read(name) ?? USUAL[name] ?? null;
+      if (value === null) return { missing: `The row does not say its ${name}.` };
+      experiment[name] = value;
+      if (read(name) !== null) config[name] = value;
+    }
+    const sharded = TRUTH[read("sequence_parallel")] ?? null;
+    experiment.sequence_parallel = sharded ?? true;
+    if (sharded !== null) config.sequence_parallel = sharded;
+    return { experiment, config: sorted(config), exact: shape.known };
+  }
+
+  /** With the names in the order in which `config_json` has them. */
+  const sorted = (fields) => Object.fromEntries(Object.keys(fields).sort().map((name) => [name, fields[name] !== null && typeof fields[name] === "object" ? sorted(fields[name]) : fields[name]]));
+
+  return { of };
+})();

@@ -1,0 +1,132 @@
+"use strict";
+
+/* What is shown of the rows: axes, order, filters, selection. Its first view, and its way into the address and back. */
+const ViewState = (() => {
+  const AXES = [["x", "x"], ["y", "y"], ["c", "colour"], ["s", "size"]]; // key in the address, field
+  const PREFIX = "r.";
+
+  class State {
+    constructor(data, columns, filters) {
+      Object.assign(this, { data, columns, filters, selected: new Set(), current: -1, open: false, only: false, view: "run", anchor: -1 });
+      this.plottable = [...columns.values()].filter((column) => this.usable(column));
+    }
+
+    usable(column) {
+      return column !== undefined && (column.several || this.data.rows < 2);
+    }
+
+    /** Peak memory across, throughput up, one colour a tp; the first part's rows only. */
+    reset() {
+      const { columns } = this;
+      const first = (...names) => names.find((name) => this.usable(columns.get(name))) ?? this.plottable[0]?.name ?? "";
+      const memory = columns.has("peak_allocated_bytes") ? "peak_allocated_bytes" : "peak_reserved_bytes";
+      this.x = first(memory, "predicted_peak_bytes", "duration_s", "world_size");
+      this.y = first("tokens_per_s_per_gpu", "predicted_tokens_per_s_per_gpu", "predicted_step_time_s", "duration_s", "tp");
+      this.colour = ["tp", "workload", "outcome"].find((name) => columns.get(name)?.several) ?? "";
+      this.size = "";
+      [this.logX, this.logY] = [wide(columns.get(this.x)), wide(columns.get(this.y))];
+      const fastest = ["tokens_per_s_per_gpu", "predicted_tokens_per_s_per_gpu"].find((name) => columns.has(name));
+      this.sort = fastest ? { name: fastest, descending: true } : { name: "", descending: false };
+      this.selected = new Set();
+      Object.assign(this, { current: -1, only: false, open: false, view: "run" });
+      this.resetFilters();
+    }
+
+    /** Parts are not comparable: unless asked for, only the first is in view. */
+    resetFilters() {
+      this.filters.clear();
+      const { cohorts } = this.data;
+      if (cohorts.length > 1) this.filters.set("cohort", { values: new Set([cohorts[0].title]) });
+    }
+
+    choose(axis, name) {
+      this[axis] = name;
+      if (axis === "x" || axis === "y") this[axis === "x" ? "logX" : "logY"] = wide(this.columns.get(name));
+    }
+
+    /** Whether an axis is logarithmic: as asked, and never one that is read in steps. */
+    onLog(axis) {
+      const column = this.columns.get(this[axis.toLowerCase()]);
+      return this[`log${axis}`] && Boolean(column) && !PlotPoints.isStepped(column);
+    }
+
+    /** Everything as pairs of the address, the first view's too. */
+    everything() {
+      const pairs = new Map(AXES.map(([key, field]) => [key, this[field] ?? ""]));
+      pairs.set("log", `${this.logX ? "x" : ""}${this.logY ? "y" : ""}`);
+      pairs.set("sort", `${this.sort.descending ? "-" : ""}${this.sort.name}`);
+      pairs.set("f", [...this.filters.active].map(([name, filter]) => `${name}=${Address.filterText(filter)}`).sort().join("\n"));
+      return pairs;
+    }
+
+    /** What differs from the first view, for the address. */
+    pairs(usual) {
+      const pairs = new Map();
+      for (const [key, value] of this.everything()) {
+        if (value === usual.get(key)) continue;
+        pairs.set(PREFIX + key, key === "f" ? "1" : value); // the filters are all named: the first view's are not added
+        if (key === "f") for (const [name, filter] of this.filters.active) pairs.set(`${PREFIX}f.${name}`, Address.filterText(filter));
+      }
+      if (this.selected.size) pairs.set(`${PREFIX}sel`, `${this.data.fingerprint}:${Address.rowsText(this.selected)}`).set(`${PREFIX}only`, this.only ? "1" : "0");
+      if (this.current >= 0) pairs.set(PREFIX + (this.open ? "row" : "at"), this.columns.get("attempt_id").value(this.current));
+      if (this.open && this.view !== "run") pairs.set(`${PREFIX}view`, this.view);
+      return pairs;
+    }
+
+    /** Take over what the address says, over the first view; the sentences on what it names that is not here. */
+    restore(pairs) {
+      const text = (key) => pairs.get(PREFIX + key);
+      const has = (key) => pairs.has(PREFIX + key);
+      const { columns } = this;
+      const notices = [];
+      this.reset();
+      for (const [key, field] of AXES) {
+        if (!has(key)) continue;
+        if (columns.has(text(key)) || (text(key) === "" && field !== "x" && field !== "y")) this.choose(field, text(key));
+        else if (text(key)) notices.push(`There is no column ${text(key)} here.`);
+      }
+      if (has("log")) [this.logX, this.logY] = ["x", "y"].map((axis) => text("log").includes(axis));
+      const sorted = text("sort")?.replace(/^-/, "");
+      if (has("sort") && (columns.has(sorted) || !sorted)) this.sort = { name: sorted, descending: text("sort").startsWith("-") };
+      if (has("f")) this.filters.clear();
+      for (const [key, value] of pairs) {
+        if (!key.startsWith(`${PREFIX}f.`)) continue;
+        const name = key.slice(PREFIX.length + 2);
+        if (columns.has(name)) this.filters.set(name, Address.filterOf(value));
+        else notices.push(`The filter on ${name} is left out: there is no such column here.`);
+      }
+      if (has("sel")) {
+        const [made, rows] = text("sel").split(":");
+        if (made === this.data.fingerprint) Object.assign(this, { selected: new Set(Address.rowsOf(rows ?? "", this.data.rows)), only: text("only") === "1" });
+        else notices.push("The selection in the address is of other rows than this page has; it is left out.");
+      }
+      this.view = text("view") ?? "run";
+      const id = text("row") ?? text("at") ?? null;
+      this.current = id === null ? -1 : this.find(id);
+      this.open = has("row") ? this.current >= 0 : has("view");
+      if (id !== null && this.current < 0) notices.push(`The row ${id} of the address is not in this page.`);
+      return notices;
+    }
+
+    /** The number of the row with an attempt's id; -1 when there is none. */
+    find(id) {
+      const ids = this.columns.get("attempt_id");
+      for (let row = 0; ids && row < this.data.rows; row++) if (ids.value(row) === id) return row;
+      return -1;
+    }
+  }
+
+  /** A column whose positive values span more than two decades is read on a logarithmic axis. */
+  function wide(column) {
+    if (!column || column.kind !== "number") return false;
+    let [low, high] = [Infinity, -Infinity];
+    for (const value of column.numbers) {
+      if (value <= 0) return false;
+      if (value < low) low = value;
+      if (value > high) high = value;
+    }
+    return high / low > 100;
+  }
+
+  return { State };
+})();

@@ -1,0 +1,57 @@
+"use strict";
+
+/* Cost: what training takes on each number of devices, by the fastest layout there: days against GPU-hours, or money where
+   a price was given. */
+const Cost = (() => {
+  const by = (id) => document.getElementById(id);
+  const [WIDE, HIGH, LEFT, RIGHT, TOP, BOTTOM] = [520, 240, 64, 20, 24, 38];
+
+  function show(state, found) {
+    const { part } = state;
+    const priced = part.noun === "GPUs" && part.method !== "rehearsed_fake" && !part.isPlan;
+    by("cost").hidden = !priced;
+    if (!priced) return;
+    const points = part.sizes.map((size) => part.at(state.cell.workload, size)).filter(Boolean).map((cell) => [cell, found(cell).best]).filter(([, best]) => best).map(([cell, best]) => {
+      const hours = part.hours(best.place, state.tokens);
+      return { cell, best, hours, days: hours / cell.size / 24, paid: state.price ? hours * state.price : hours };
+    });
+    const box = by("costbody");
+    if (!points.length) return void box.replaceChildren(element("p", { class: "empty" }, "No run of this model finished under these limits."));
+    const cheapest = points.reduce((a, b) => (b.paid < a.paid ? b : a)), soonest = points.reduce((a, b) => (b.days < a.days ? b : a));
+    const write = (value) => (state.price ? Words.money(value) : `${Words.fixed(value)} GPU-hours`);
+    const lead = `${state.cell.workload}, ${state.trillions} T tokens: cheapest on ${cheapest.cell.size} GPUs (${write(cheapest.paid)}, ${Words.days(cheapest.days)} days)`;
+    const soon = soonest === cheapest ? ", and soonest there too." : `; soonest on ${soonest.cell.size}: ${Words.days(soonest.days)} days for ${Words.fixed(soonest.paid / cheapest.paid, 2)} times as much.`;
+    const line = (point) => element("tr", { class: point.cell === state.cell ? "tie" : "" },
+      ...[["", point.cell.size], ["l lay", part.layoutName(point.best.place)], ["", Words.days(point.days)], ["", Words.fixed(point.hours)], ...(state.price ? [["", Words.money(point.paid)]] : []), ["", point === cheapest ? Words.UNKNOWN : `× ${Words.fixed(point.paid / cheapest.paid, 2)}`]].map(([kind, text]) => element("td", { class: kind }, String(text))));
+    const head = ["GPUs", "Layout", "Days", "GPU-hours", ...(state.price ? ["Cost"] : []), "Against cheapest"];
+    box.replaceChildren(element("p", { class: "lead" }, lead + soon), element("div", { class: "two" },
+      points.length > 1 ? chart(state, points) : element("p", { class: "empty" }, "One number of GPUs: there is no curve to draw."),
+      element("div", { class: "scroll" }, element("table", {}, element("thead", {}, element("tr", {}, ...head.map((name, place) => element("th", { scope: "col", class: place === 1 ? "l" : "" }, name)))), element("tbody", {}, ...points.map(line))),
+        element("p", { class: "note" }, `At the speed of the timed steps; no restart, evaluation or checkpoint is in it.${state.price ? "" : " Give a price above to see money."}`))));
+  }
+
+  function chart(state, points) {
+    const days = points.map((point) => point.days), most = Math.max(...points.map((point) => point.paid)) * 1.1;
+    const [low, high] = [Math.min(...days) / 1.25, Math.max(...days) * 1.25];
+    const x = (value) => LEFT + ((WIDE - LEFT - RIGHT) * Math.log(value / low)) / Math.log(high / low);
+    const y = (value) => HIGH - BOTTOM - ((HIGH - TOP - BOTTOM) * value) / most;
+    const svg = (tag, attributes, ...children) => {
+      const node = document.createElementNS("http://www.w3.org/2000/svg", tag);
+      for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
+      node.append(...children);
+      return node;
+    };
+    const unit = state.price ? "$" : "GPU-hours", digits = (value) => (value >= 1e6 ? `${Words.fixed(value / 1e6, 1)} M` : value >= 1e3 ? `${Words.fixed(value / 1e3)} k` : Words.fixed(value));
+    const levels = [0.25, 0.5, 0.75, 1].map((share) => share * most), ticks = [1, 3, 10, 30, 100, 300, 1000, 3000, 10000, 100000].filter((value) => value > low && value < high);
+    const sorted = [...points].sort((a, b) => a.days - b.days);
+    return svg("svg", { viewBox: `0 0 ${WIDE} ${HIGH}`, role: "img", "aria-label": `Days against ${unit} over the number of GPUs; the table beside it has the numbers` },
+      ...levels.map((value) => svg("text", { class: "mut", x: LEFT - 8, y: y(value) + 4, "text-anchor": "end" }, digits(value))),
+      svg("text", { class: "mut", x: LEFT - 8, y: 12, "text-anchor": "end" }, unit),
+      ...ticks.map((value) => svg("text", { class: "mut", x: x(value), y: HIGH - 18, "text-anchor": "middle" }, Words.fixed(value))),
+      svg("text", { class: "mut", x: (LEFT + WIDE) / 2, y: HIGH - 2, "text-anchor": "middle" }, "days (log)"),
+      svg("polyline", { points: sorted.map((point) => `${x(point.days)},${y(point.paid)}`).join(" "), fill: "none", stroke: "var(--strong)" }),
+      ...points.map((point) => svg("g", {}, svg("circle", { cx: x(point.days), cy: y(point.paid), r: point.cell === state.cell ? 6 : 4, fill: "var(--accent)" }), svg("text", { x: x(point.days), y: y(point.paid) - 10, "text-anchor": "middle", "font-weight": point.cell === state.cell ? 700 : 400 }, String(point.cell.size)))));
+  }
+
+  return { show };
+})();

@@ -1,0 +1,183 @@
+"use strict";
+
+/* The reader's limits, and the answer: the fastest layout within them, what else may be as fast, what it takes. */
+const Finder = (() => {
+  const by = (id) => document.getElementById(id);
+
+  /** Fill the lists of the form for the part and cell that are chosen. */
+  function showForm(state) {
+    const { part, cell } = state;
+    fill("f-model", part.workloads.map((name) => [name, name]), cell.workload);
+    const sizes = part.sizes.filter((size) => part.at(cell.workload, size));
+    const device = part.gpuName ? ` × ${part.gpuName}` : "";
+    fill("f-gpus", sizes.map((size) => [String(size), `${size}${device}`]), String(cell.size));
+    const places = cell.layouts;
+    const batches = [...new Set(places.map((place) => part.value("tokens_per_step", part.row(place))))].filter((value) => value !== null).sort((a, b) => a - b);
+    const usual = Answer.find(part, { ...state.query(), batch: null, only: {}, memory: null }).usual;
+    const word = (tokens) => `${Words.tokens(tokens)}${tokens === usual && batches.length > 1 ? " (most runs)" : ""}`;
+    fill("f-batch", [...batches.map((tokens) => [tokens === usual ? "" : String(tokens), word(tokens)]), [Answer.ANY, "any"]], String(state.batch ?? ""));
+    by("f-batch").closest("label").hidden = batches.length < 2;
+    for (const [id, column] of [["f-net", "network_regime"], ["f-engine", "engine_version"]]) {
+      const values = part.valuesOf(column, part.ranked.row);
+      fill(id, [["", "any"], ...values.map((value) => [String(value), String(value)])], state.only[column] ?? "");
+      by(id).closest("label").hidden = values.length < 2;
+    }
+    for (const [id, value] of [["f-mem", state.memory], ["f-price", state.price], ["f-tok", state.trillions]]) {
+      if (document.activeElement !== by(id)) by(id).value = value ?? "";
+    }
+    by("f-mem").closest("label").hidden = part.capacity === null && !part.ranked.row.some((row) => part.value(part.memory, row) !== null);
+    for (const id of ["f-price", "f-tok"]) by(id).closest("label").hidden = part.isPlan || part.noun !== "GPUs";
+    by("f-price-label").textContent = `$ per ${Words.one(part.noun)}-hour`;
+    by("f-gpus-label").textContent = part.noun;
+  }
+
+  function fill(id, options, chosen) {
+    const list = by(id);
+    list.replaceChildren(...options.map(([value, text]) => element("option", { value }, text)));
+    list.value = chosen;
+  }
+
+  /** The answer for what is chosen. `act` has what its buttons do: set(changes). */
+  function showAnswer(state, found, act, command) {
+    const { part, cell } = state;
+    const where = `${cell.workload} on ${cell.size}${part.gpuName ? ` × ${part.gpuName}` : ` ${part.noun}`}`;
+    const box = by("winner");
+    if (part.isPlan) return Planned.show(state, by("h-answer"), box, where);
+    if (!found.best) {
+      by("h-answer").textContent = where;
+      box.replaceChildren(element("p", { class: "layout" }, nothing(found)), funnel(state, found, act), element("p", { class: "callout calm" }, ...wayOut(state, found, act)));
+      return undefined;
+    }
+    const how = part.method === "measured" ? "" : part.method === "rehearsed" ? " (rehearsed, not measured)" : " (estimated, not measured)";
+    by("h-answer").textContent = `Fastest for ${where}${how}`;
+    box.replaceChildren(
+      layoutLine(part, found.best.row), stats(state, found.best), funnel(state, found, act),
+      ...notes(state, found, act), commandLine(command(found.best.row), part));
+    return undefined;
+  }
+
+  function nothing(found) {
+    if (found.finished === 0) return found.points ? "Nothing finished here" : "Nothing has run here yet";
+    return found.fits === 0 ? "Nothing fits here" : "Nothing ran at this batch";
+  }
+
+  function layoutLine(part, row) {
+    const line = element("p", { class: "layout" });
+    Words.layout(part.reader(row)).forEach((text, place) => {
+      if (place) line.append(" ", element("i", {}, "·"), " ");
+      line.append(element("span", { class: "whole" }, text));
+    });
+    return line;
+  }
+
+  function stats(state, best) {
+    const { part, cell } = state;
+    const hours = part.hours(best.place, state.tokens);
+    const list = [[Words.short(best.rate), `tokens/s/${part.noun === "GPUs" ? "GPU" : "process"}`]];
+    if (part.mfu(best.place) !== null) list.push([Words.percent(part.mfu(best.place)), "MFU (PaLM)"]);
+    const memory = part.memoryOf(best.place);
+    if (memory !== null) {
+      const kind = part.memory === "peak_reserved_bytes" ? "reserved" : "peak";
+      list.push([Words.memory(memory), part.capacity === null ? kind : `${kind} of ${Words.gib(part.capacity)} GiB`]);
+    }
+    if (part.noun === "GPUs" && part.method !== "rehearsed_fake") {
+      list.push([`${Words.days(hours / cell.size / 24)} days`, `for ${state.trillions} T tokens`]);
+      list.push(state.price ? [Words.money(hours * state.price), `${Words.fixed(hours)} GPU-hours`] : [Words.fixed(hours), "GPU-hours; no price given"]);
+    }
+    return element("dl", { class: "stats" }, ...list.map(([value, name]) => element("div", {}, element("dt", {}, name), element("dd", {}, value))));
+  }
+
+  /** Fit, batch, throughput: how many layouts each step leaves. */
+  function funnel(state, found, act) {
+    const step = (name, count, of, ...small) => element("div", {}, element("span", { class: "k" }, name), element("br"), element("b", {}, Words.fixed(count)), ` of ${Words.fixed(of)}`, element("small", {}, ...small));
+    const lost = [];
+    if (found.outOfMemory) lost.push(`${Words.fixed(found.outOfMemory)} out of memory`);
+    if (found.failed) lost.push(`${Words.fixed(found.failed)} failed otherwise`);
+    const above = found.finished - found.fits;
+    if (above) lost.push(`${Words.fixed(above)} above the limits`);
+    if (found.cell.waiting) lost.push(`${Words.fixed(found.cell.waiting)} have not run`);
+    const batch = found.batch === null ? ["any batch"] : [`with ${Words.tokens(found.batch)} tokens a step`];
+    if (found.fasterAt) batch.push("; at other batches up to ", button(Words.short(found.fasterAt), () => act.set({ batch: Answer.ANY })));
+    const close = found.ties.length > 1 ? "within a tie of the fastest" : found.list.length > 1 ? "clearly fastest" : found.list.length ? "alone: nothing to compare" : "nothing is left";
+    return element("div", { class: "funnel" },
+      step("1 Fits", found.fits, found.points, lost.join(", ") || "every point"),
+      step("2 Batch", found.list.length, found.fits, ...batch),
+      step("3 Throughput", found.ties.length, found.list.length, close));
+  }
+
+  const button = (text, onclick) => element("button", { type: "button", class: "more", onclick }, text);
+  const callout = (calm, ...words) => element("p", { class: calm ? "callout calm" : "callout" }, ...words);
+  const code = (text) => element("span", { class: "lay" }, text);
+  const strong = (text) => element("b", {}, text);
+
+  /** How sure the winner is, and what else the runs differ in. */
+  function notes(state, found, act) {
+    const { part } = state, [best, next] = found.list, told = [];
+    if (next) {
+      const behind = `${Words.percent(next.behind)} slower`;
+      const noise = part.ranked.noise[best.place];
+      const spread = noise === null ? null : `${Words.percent(noise)} of one run, from ${part.ranked.sources[part.ranked.from[best.place]]}`;
+      if (found.ties.length > 1) {
+        const lean = Math.min(...found.ties.map(({ place }) => part.memoryOf(place) ?? Infinity));
+        const why = next.unknown ? "; one timed step each and no repeat, so up to 5 % decides nothing." : `; noise (${spread}) explains that.`;
+        told.push(callout(false, strong(`Tie of ${found.ties.length}.`), " The next, ", code(part.layoutName(next.place)), `, is ${behind}${why}`, Number.isFinite(lean) ? ` Leanest of the tie: ${Words.memory(lean)}.` : ""));
+      } else {
+        const why = next.unknown ? ", more than the 5 % that one timed step may hide." : `, more than noise explains (${spread}).`;
+        told.push(callout(true, strong("Clear winner:"), " the next, ", code(part.layoutName(next.place)), `, is ${behind}${why}`));
+      }
+    }
+    for (const column of Answer.FILTERS) {
+      const own = part.value(column, best.row), others = found.list.filter(({ row }) => part.value(column, row) !== own);
+      if (own === null || !others.length || state.only[column]) continue;
+      const same = found.list.length - others.length;
+      const words = column === "network_regime"
+        ? [strong(`${own[0].toUpperCase()}${own.slice(1)} network.`), ` ${others.length} of the ${found.list.length} layouts compared did not see this regime, so part of a lead may be the network's. `]
+        : [strong("Engine versions differ."), ` This run is of ${own}, ${others.length} of the ${found.list.length} compared are not. `];
+      told.push(callout(false, ...words, button(`Compare the ${same} like it`, () => act.set({ only: { ...state.only, [column]: String(own) } }))));
+    }
+    if (part.stamp) told.push(callout(false, `${part.stamp[0].toUpperCase()}${part.stamp.slice(1)}.`));
+    return told;
+  }
+
+  /** What to do where nothing is left: each a click away. */
+  function wayOut(state, found, act) {
+    const { part, cell } = state;
+    const within = (size) => { const other = part.at(cell.workload, size); return other && Answer.find(part, state.query(other)).best; };
+    if (found.finished && !found.fits) {
+      const lean = found.cell.layouts.map((place) => part.memoryOf(place)).filter((bytes) => bytes !== null).sort((a, b) => a - b)[0];
+      if (lean !== undefined && Object.keys(state.only).length === 0) return [`The leanest finished layout needs ${Words.memory(lean)}. `, button("Allow that", () => act.set({ memory: Math.ceil(lean / Words.GIB) }))];
+      return ["The limits leave nothing. ", button("Drop them", () => act.set({ only: {}, memory: state.usualMemory }))];
+    }
+    if (found.fits) return [`${Words.plural(found.fits, "layout")} finished at other batches. `, button("Take any batch", () => act.set({ batch: Answer.ANY }))];
+    const sizes = part.sizes.filter(within);
+    if (!sizes.length) return [found.points ? "No run of this model finished on any number of devices under these limits." : "No run of this model has finished yet."];
+    const list = sizes.flatMap((size, place) => [place ? ", " : "", button(String(size), () => act.set({ cell: part.at(cell.workload, size) }))]);
+    return ["This model finished on ", ...list, ` ${part.noun}.`];
+  }
+
+  /** The command that measures the layout, with a button that copies it; why there is none. */
+  function commandLine(found, part) {
+    if (found.missing) return element("p", { class: "note" }, found.missing);
+    const text = Rerun.line(found.words);
+    const shown = element("code", { id: "command", tabindex: "0", "aria-label": "Command that measures this layout" }, text);
+    const copy = element("button", { type: "button", onclick: () => copied(copy, text) }, "Copy command");
+    const rest = found.notes.length ? element("p", { class: "note" }, found.notes.join(" ")) : "";
+    return element("div", {}, element("div", { class: "cmd" }, shown, copy), rest);
+  }
+
+  async function copied(copy, text) {
+    try {
+      await navigator.clipboard.writeText(text);
+    } catch {
+      const range = document.createRange(); // pages of a disk may not write to the clipboard by themselves
+      range.selectNodeContents(by("command"));
+      getSelection().removeAllRanges();
+      getSelection().addRange(range);
+      document.execCommand("copy");
+    }
+    copy.textContent = "Copied";
+    setTimeout(() => (copy.textContent = "Copy command"), 1500);
+  }
+
+  return { showForm, showAnswer, layoutLine };
+})();

@@ -1,0 +1,44 @@
+"use strict";
+
+/* The answer of a plan: what should fit and what is predicted, before anything has run. Predictions are listed, and said
+   to be predictions; they make no winner. */
+const Planned = (() => {
+  /** Points of a cell that the plan would run and that keep the memory limit, by predicted throughput. */
+  function candidates(state, cell = state.cell) {
+    const { part } = state, limit = state.query(cell).memory;
+    const rows = cell.points.filter((row) => ["run", "cached"].includes(part.value("verdict", row)));
+    const fits = rows.filter((row) => limit === null || (part.value("predicted_peak_bytes", row) ?? 0) <= limit);
+    const rate = (row) => part.value("predicted_tokens_per_s_per_gpu", row) ?? -1;
+    return fits.sort((a, b) => rate(b) - rate(a));
+  }
+
+  function show(state, heading, box, where) {
+    const { part, cell } = state;
+    heading.textContent = `Planned: ${where}`;
+    const rows = candidates(state);
+    const verdicts = new Map();
+    for (const row of cell.points) verdicts.set(part.value("verdict", row), (verdicts.get(part.value("verdict", row)) ?? 0) + 1);
+    const name = { invalid: "against a rule", predicted_oom: "predicted not to fit", over_budget: "over the budget" };
+    const left = [...verdicts].filter(([verdict]) => name[verdict]).map(([verdict, count]) => `${Words.fixed(count)} ${name[verdict]}`);
+    const step = element("div", { class: "funnel" },
+      element("div", {}, element("span", { class: "k" }, "Should fit"), element("br"), element("b", {}, Words.fixed(rows.length)), ` of ${Words.fixed(cell.points.length)}`, element("small", {}, left.join(", ") || "every point")));
+    const words = rows.length ? "Nothing of this has run. What follows is the planner's prediction, which makes no winner." : "Nothing of this plan is predicted to fit here.";
+    box.replaceChildren(element("p", { class: "layout" }, rows.length ? `${Words.plural(rows.length, "layout")} to run` : "Nothing fits here"), step, element("p", { class: "callout" }, words));
+  }
+
+  /** The first ten by predicted throughput, as rows of the table below the answer. */
+  function table(state) {
+    const { part } = state, all = candidates(state), rows = all.slice(0, 10);
+    const head = ["Layout", "Predicted tokens/s/GPU", "Predicted step, s", "Predicted GiB", "GPU-hours"];
+    const cells = rows.map((row) => [
+      { text: part.value("layout", row), row },
+      { text: Words.short(part.value("predicted_tokens_per_s_per_gpu", row)) },
+      { text: Words.short(part.value("predicted_step_time_s", row)) },
+      { text: Words.gib(part.value("predicted_peak_bytes", row)) },
+      { text: Words.short(part.value("expected_gpu_hours", row)) },
+    ]);
+    return { head, cells, title: rows.length ? `${rows.length} of ${all.length} by predicted throughput: a prediction, not a ranking` : "" };
+  }
+
+  return { show, table, candidates };
+})();

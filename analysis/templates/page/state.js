@@ -1,0 +1,97 @@
+"use strict";
+
+/* What the reader has asked for: part, model, number of devices, limits, and how the map is coloured. The address's hash
+   holds it, so that a link shows what its sender saw; what is not in the hash is as the page opens. */
+const State = (() => {
+  const KEYS = ["part", "m", "g", "mem", "batch", "net", "engine", "price", "tok", "by", "minor"];
+  const FILTER_KEYS = { net: "network_regime", engine: "engine_version" };
+  const TRILLION = 1e12;
+
+  /** Positive number of a text, else null. */
+  function positive(text) {
+    const value = Number.parseFloat(String(text ?? "").replace(",", "."));
+    return value > 0 ? value : null;
+  }
+
+  /**
+   * @param {Part[]} parts
+   * @param {number|null} price of a device hour, as the report was made with
+   * @param {{read: Function, write: Function}} hash `Address.claim("page", State.KEYS)`
+   */
+  class Model {
+    constructor(parts, price, hash) {
+      Object.assign(this, { parts, usualPrice: price, hash });
+      this.read();
+    }
+
+    /** Take everything from the address, and what it does not say from the rows. */
+    read() {
+      const said = this.hash.read();
+      this.part = this.parts.find((part) => part.slug === said.get("part")) ?? this.parts[0];
+      const first = usualCell(this.part);
+      const [workload, size] = [said.get("m"), Number(said.get("g"))];
+      this.cell = this.part.at(workload, size) ?? this.nearest(workload) ?? first;
+      this.memory = said.has("mem") ? positive(said.get("mem")) : this.usualMemory;
+      this.batch = said.get("batch") === Answer.ANY ? Answer.ANY : positive(said.get("batch"));
+      this.only = {};
+      for (const [key, column] of Object.entries(FILTER_KEYS)) if (said.get(key)) this.only[column] = said.get(key);
+      this.price = said.has("price") ? positive(said.get("price")) : this.usualPrice;
+      this.trillions = positive(said.get("tok")) ?? 1;
+      this.measure = said.get("by") ?? null;
+      this.minor = said.has("minor");
+    }
+
+    /** Memory limit in GiB with which the page opens: what the device has. */
+    get usualMemory() {
+      return this.part.capacity === null ? null : Math.round((10 * this.part.capacity) / Words.GIB) / 10;
+    }
+
+    get tokens() {
+      return this.trillions * TRILLION;
+    }
+
+    /** The query of a cell, by default the one that is chosen; a batch asked for is asked of that cell alone. */
+    query(cell = this.cell) {
+      const bytes = this.memory === null ? null : this.memory === this.usualMemory ? this.part.capacity : this.memory * Words.GIB;
+      const batch = this.batch === Answer.ANY || cell === this.cell ? this.batch : null;
+      return { workload: cell.workload, size: cell.size, memory: bytes, batch, only: this.only };
+    }
+
+    /** A model's cell of the size nearest to the one that is chosen; undefined for a model that is not here. */
+    nearest(workload, size = this.cell?.size ?? 0) {
+      const found = [...this.part.cells.values()].filter((cell) => cell.workload === workload);
+      const order = (cell) => (cell.layouts.length ? 0 : 1e9) + Math.abs(cell.size - size);
+      return found.sort((a, b) => order(a) - order(b))[0];
+    }
+
+    choosePart(slug) {
+      this.part = this.parts.find((part) => part.slug === slug) ?? this.parts[0];
+      this.cell = this.part.at(this.cell?.workload, this.cell?.size) ?? usualCell(this.part);
+      Object.assign(this, { memory: this.usualMemory, batch: null, only: {}, measure: null });
+    }
+
+    write() {
+      const pairs = [];
+      const put = (key, value, usual) => value !== usual && value !== null && pairs.push([key, String(value)]);
+      put("part", this.part.slug, this.parts[0].slug);
+      if (this.cell) pairs.push(["m", this.cell.workload], ["g", String(this.cell.size)]);
+      if (this.memory !== this.usualMemory) pairs.push(["mem", String(this.memory ?? 0)]);
+      put("batch", this.batch, null);
+      for (const [key, column] of Object.entries(FILTER_KEYS)) put(key, this.only[column] ?? null, null);
+      if (this.price !== this.usualPrice) pairs.push(["price", String(this.price ?? 0)]);
+      put("tok", this.trillions, 1);
+      put("by", this.measure, null);
+      if (this.minor) pairs.push(["minor", "1"]);
+      this.hash.write(pairs);
+    }
+  }
+
+  /** The cell with which a part opens: that with most layouts, of those the largest; without any, with most points. */
+  function usualCell(part) {
+    const cells = [...part.cells.values()];
+    cells.sort((a, b) => b.layouts.length - a.layouts.length || b.points.length - a.points.length || b.size - a.size);
+    return cells[0];
+  }
+
+  return { Model, KEYS, positive };
+})();

@@ -1,0 +1,49 @@
+"use strict";
+
+/* The first ten layouts of the answer: how far behind each is, and what choosing it would cost. */
+const TopTen = (() => {
+  const by = (id) => document.getElementById(id);
+
+  function show(state, found, open) {
+    if (state.part.isPlan) return planned(Planned.table(state), open);
+    const { part } = state, list = found.list.slice(0, 10), best = list[0];
+    by("h-ten").textContent = list.length > 1 ? `Top ${list.length} of ${found.list.length}` : "";
+    if (list.length < 2) return by("ten").replaceChildren();
+    const last = 1 - list.at(-1).behind, low = Math.max(0, Math.min(0.9, Math.floor(20 * last) / 20));
+    const at = (share) => (100 * (Math.max(low, share) - low)) / (1 - low);
+    const network = part.valuesOf("network_regime", found.list.map(({ row }) => row)).length > 0;
+    const mfu = list.some(({ place }) => part.mfu(place) !== null);
+    const money = part.noun === "GPUs" && part.method !== "rehearsed_fake";
+    const head = [
+      ["l", "#"], ["l", "Layout"], ["", `tokens/s/${part.noun === "GPUs" ? "GPU" : "process"}`], ["track hide", element("span", { class: "scale" }, element("span", {}, Words.percent(low, 0)), element("span", {}, "of the best"), element("span", {}, "best"))],
+      ["", "Slower"], ...(mfu ? [["hide", "MFU"]] : []), ["hide", "GiB"], ["hide", "Step, s"],
+      ...(money ? [["hide", "Days"], ["hide", state.price ? "Extra cost" : "Extra GPU-hours"]] : []), ...(network ? [["hide", "Network"]] : []),
+    ];
+    const reach = found.list.filter(({ tied }) => tied).at(-1).behind;
+    const line = (layout, place) => {
+      const tie = layout.tied && found.ties.length > 1, hours = part.hours(layout.place, state.tokens), extra = hours - part.hours(best.place, state.tokens);
+      const track = element("span", { class: "trk" }, element("i", { class: "band", style: `left:${at(1 - reach)}%` }), element("i", { class: tie || !place ? "dot" : "dot g", style: `left:${at(1 - layout.behind)}%` }));
+      const cells = [
+        ["l", String(place + 1)], ["l", element("button", { type: "button", class: "open lay", onclick: () => open(layout.row) }, part.layoutName(layout.place)), tie && !place ? element("span", { class: "tag" }, "tie") : ""],
+        ["", Words.short(layout.rate)], ["track hide", track], ["", place ? Words.percent(layout.behind) : Words.UNKNOWN],
+        ...(mfu ? [["hide", Words.percent(part.mfu(layout.place))]] : []), ["hide", Words.gib(part.memoryOf(layout.place))], ["hide", Words.short(part.stepTime(layout.place))],
+        ...(money ? [["hide", Words.days(hours / state.cell.size / 24)], ["hide", place ? `+${state.price ? Words.money(extra * state.price) : Words.fixed(extra)}` : Words.UNKNOWN]] : []),
+        ...(network ? [["hide", part.value("network_regime", layout.row) ?? Words.UNKNOWN]] : []),
+      ];
+      return element("tr", { class: `${tie ? "tie" : ""} ${place ? "" : "first"}` }, ...cells.map(([kind, ...content]) => element("td", { class: kind }, ...content)));
+    };
+    return by("ten").replaceChildren(element("table", {},
+      element("thead", {}, element("tr", {}, ...head.map(([kind, content]) => element("th", { scope: "col", class: kind }, content)))),
+      element("tbody", {}, ...list.map(line))));
+  }
+
+  function planned({ head, cells, title }, open) {
+    by("h-ten").textContent = title;
+    const cell = ({ text, row }, place) => (row === undefined ? element("td", {}, text) : element("td", { class: "l" }, element("button", { type: "button", class: "open lay", onclick: () => open(row) }, text)));
+    by("ten").replaceChildren(...(cells.length ? [element("table", {},
+      element("thead", {}, element("tr", {}, ...head.map((name, place) => element("th", { scope: "col", class: place ? "" : "l" }, name)))),
+      element("tbody", {}, ...cells.map((row) => element("tr", {}, ...row.map(cell)))))] : []));
+  }
+
+  return { show };
+})();

@@ -1,0 +1,262 @@
+"""One number, said by many: tables, figures' tables, comparisons, notebooks, claims and the terminal agree.
+
+Of every model and size: the winner, its throughput, how far the second is behind and the tie.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from rich.console import Console
+
+from analysis.claims import study as claims
+from analysis.compare import matching
+from analysis.figures import best_configurations, cost, effects, pareto
+from analysis.figures.registry import FIGURES
+from analysis.options import Options
+from analysis.report import build
+from analysis.rows import answer, metrics, pairs, winners
+from analysis.rows.cohorts import Cohort, split
+from analysis.rows.load import load
+from launchers.state.sweep_dir import SweepDir
+from launchers.status.run_summary import RunSummary
+from results.store import read_attempts
+from results.text import format_percent
+from sweep import run_end
+from sweep.findings import best_layouts
+from tests.analysis import compared
+from tests.analysis.compared import RECORDED, STUDY
+from tests.analysis.conftest import frame_of
+from tests.analysis.run_notebooks import read, texts
+
+pytestmark = pytest.mark.slow
+
+SWEEPS = sorted(path.name for path in RECORDED.iterdir() if path.is_dir())
+WITH_WINNERS = ("all_runs", "best_configurations", "efficiency", "pareto", "training_cost")
+"""Figures whose tables name a throughput of the fastest layout of every model and size."""
+
+
+def source(name: str) -> Path:
+    path = RECORDED if name == "recorded" else STUDY
+    if not path.exists():
+        pytest.skip(f"the study's raw table is not at {path}")
+    return path
+
+
+@pytest.fixture(scope="module", params=["recorded", "study"])
+def cohorts(request: pytest.FixtureRequest) -> list[Cohort]:
+    return split(load(source(request.param)).attempts)
+
+
+@pytest.fixture(scope="module", params=["recorded", "study"])
+def written(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Cohort], Path]:
+    """The cohorts of a folder and the tables of its report."""
+    path, out = source(request.param), tmp_path_factory.mktemp("report")
+    figures = ("best_configurations", "effects", "training_cost", "pareto")
+    build(path, out, Options(figures=figures, formats=("svg",)))
+    return split(load(path).attempts), out / "tables"
+
+
+def close(one: Any, two: Any) -> bool:
+    if pd.isna(one) or pd.isna(two):
+        return bool(pd.isna(one) and pd.isna(two))
+    return math.isclose(float(one), float(two), rel_tol=1e-9)
+
+
+def of_cohort(table: pd.DataFrame, cohort: Cohort) -> pd.DataFrame:
+    """The rows of a table of the report that are the cohort's."""
+    for name in ("method", "cluster", "engine", "measurement_version"):
+        value = cohort.frame[name].iloc[0]
+        table = table[table[name].isna() if pd.isna(value) else table[name] == value]
+    return table
+
+
+def test_tables_of_the_report_name_the_winners(written: tuple[list[Cohort], Path]) -> None:
+    cohorts, folder = written
+    ranked, winning = (pd.read_csv(folder / f"{name}.csv") for name in ("ranked", "best_configurations"))
+    costs = pd.read_csv(folder / "training_cost.csv")
+    for cohort in cohorts:
+        first = of_cohort(ranked, cohort)
+        first = first[first["rank"] == 1].set_index(metrics.GROUP)
+        cells = of_cohort(winning, cohort)
+        by_id = cells[cells["rank_by"] == "tokens_per_s"].set_index("attempt_id")
+        priced = of_cohort(costs, cohort).set_index(metrics.GROUP)
+        own = metrics.best_configurations(cohort.frame)
+        assert len(first) == len(own) == len(priced)
+        for row in own.to_dict("records"):
+            key = (row["workload"], row["world_size"])
+            assert first.loc[key, "layout"] == priced.loc[key, "layout"] == row["layout"]
+            for table in (first, priced):
+                assert close(table.loc[key, metrics.RANK_BY], row[metrics.RANK_BY])
+            if row["attempt_id"] in by_id.index:  # the study's labels put several shapes into one cell
+                cell = by_id.loc[row["attempt_id"]]
+                assert close(cell[metrics.RANK_BY], row[metrics.RANK_BY])
+                if cell["candidates"] == row["candidates"]:
+                    for name in ("slower_by", "tied", "tied_slower_by"):
+                        assert close(cell[name], row[name]), (key, name)
+        if "study_label" not in cohort.frame:
+            assert set(own["attempt_id"]) == set(by_id.index)
+
+
+def test_tables_of_figures_have_the_same_fastest(cohorts: list[Cohort]) -> None:
+    for cohort in cohorts:
+        own = metrics.best_configurations(cohort.frame).set_index(metrics.GROUP)
+        for spec in FIGURES:
+            if spec.name not in WITH_WINNERS or spec.name == "best_configurations":
+                continue
+            assert spec.data is not None
+            table = spec.data(cohort.frame)
+            table = table[table["outcome"] == "ok"] if "outcome" in table else table
+            fastest = table.groupby(metrics.GROUP)[metrics.RANK_BY].max().dropna()
+            assert spec.name == "efficiency" or set(fastest.index) == set(own.index), spec.name
+            for key, rate in fastest.items():
+                if spec.name == "efficiency" and key in own.index:  # of the batch that most sizes share
+                    assert rate <= own.loc[key, metrics.RANK_BY] * (1 + 1e-9)
+                else:
+                    assert close(rate, own.loc[key, metrics.RANK_BY]), (spec.name, key)
+        front = pareto.data(cohort.frame)
+        assert set(own["attempt_id"]) <= set(front.loc[front["on_front"], "attempt_id"])
+        told = cost.training(cohort.frame).set_index(metrics.GROUP)
+        assert all(told.loc[key, "tie"] is own.loc[key, "tie"] or told.loc[key, "tie"] == own.loc[key, "tie"]
+                   for key in own.index)  # fmt: skip
+
+
+def test_the_page_answers_with_these_winners(cohorts: list[Cohort]) -> None:
+    """At any batch; of the usual one its winner is a row of ``ranked``, and the first of its batch."""
+    for cohort in cohorts:
+        rows = metrics.ranked(cohort.frame)
+        for row in metrics.best_configurations(cohort.frame).to_dict("records"):
+            query = answer.Query(row["workload"], row["world_size"], tokens_per_step=answer.ANY)
+            found = answer.answer(cohort.frame, query)
+            assert found.best is not None
+            assert found.best["attempt_id"] == row["attempt_id"]
+            assert close(found.best[metrics.RANK_BY], row[metrics.RANK_BY])
+            assert len(found.layouts) == row["candidates"]
+            if len(found.layouts) > 1:
+                assert close(found.layouts[1]["behind"], row["slower_by"])
+                assert pd.isna(row["tied"]) if found.untimed else len(found.ties) == row["tied"] + 1
+        for found in answer.of_every_cell(cohort.frame):
+            cell = rows[(rows["workload"] == found.query.workload) & (rows["world_size"] == found.query.world_size)]
+            cell = cell[cell["tokens_per_step"].eq(found.tokens_per_step) & cell["rank"].notna()]
+            assert [layout["attempt_id"] for layout in found.layouts[:1]] == cell["attempt_id"].head(1).tolist()
+
+
+def test_a_comparison_has_the_winners_throughput(cohorts: list[Cohort]) -> None:
+    for cohort in cohorts:
+        points = matching.points(cohort.frame.drop(columns=["workload", "layout", "degrees", "batching"]))
+        rates = points.set_index("experiment_id")["rate"]
+        for row in metrics.ranked(cohort.frame).to_dict("records"):
+            rate = rates[row["experiment_id"]]
+            if row["repeats"] == 1:
+                assert close(rate, row[metrics.RANK_BY]), row["experiment_id"]
+            else:  # a layout pools the seeds that a comparison matches one by one
+                assert close(rate, row[metrics.RANK_BY]) or cohort.frame["seed"].nunique() > 1
+
+
+@pytest.mark.parametrize("name", SWEEPS)
+def test_the_end_of_a_run_says_what_the_report_says(name: str) -> None:
+    cells = best_layouts(read_attempts(RECORDED / name).to_pylist())
+    found = {(c.key.model, c.key.seq_len, c.key.world_size, c.key.method, c.key.tp): c for c in cells}
+    expected = [
+        row for cohort in split(load(RECORDED / name).attempts)
+        for row in metrics.best_configurations(cohort.frame).to_dict("records")
+    ]  # fmt: skip
+    assert len(expected) == len(found)
+    for row in expected:
+        tp = row["tp"] if row["method"] == "rehearsed" else None
+        cell = found[row["model"], row["seq_len"], row["world_size"], row["method"], tp]
+        first = cell.layouts[0]
+        chosen = ("dp", "tp", "cp", "pp", "zero_stage", "micro_batch_size", "recompute", "pp_schedule")
+        assert [getattr(first.experiment, name) for name in chosen] == [row[name] for name in chosen]
+        assert close(first.rate, row[metrics.RANK_BY])
+        assert close(first.mfu, row[metrics.MFU])
+        assert len(cell.layouts) == row["candidates"]
+        if len(cell.layouts) > 1:
+            assert close(1 - cell.layouts[1].rate / first.rate, row["slower_by"])
+            assert close(cell.tied, row["tied"] + 1 if not pd.isna(row["tied"]) else None)
+
+
+def test_the_terminal_prints_these_numbers() -> None:
+    console = Console(record=True, width=160, file=open("/dev/null", "w"))  # noqa: SIM115, PTH123
+    summary = RunSummary(outcomes={"ok": 1}, attempts=1, left=0, too_wide=0, interrupted=False)
+    run_end.print_end(SweepDir(RECORDED / "h200x4_llama_node"), summary, "", console)
+    text = console.export_text()
+    [cohort] = split(load(RECORDED / "h200x4_llama_node").attempts)
+    for row in metrics.best_configurations(cohort.frame).to_dict("records"):
+        assert f"{row[metrics.RANK_BY]:,.0f}" in text
+        lead = f"tie of {row['tied'] + 1}" if metrics.is_tie(row["tie"]) else format_percent(row["slower_by"])
+        assert lead in text
+
+
+def test_effects_and_claims_say_the_same_of_zero(cohorts: list[Cohort]) -> None:
+    for cohort in cohorts:
+        table = effects.data(cohort.frame).set_index("effect")
+        rows = pairs.once(pairs.comparable(cohort.frame))
+        rows = rows[rows["dp"] > 1]
+        both = pairs.matched(rows[rows["zero_stage"] == 0], rows[rows["zero_stage"] == 1], ["zero_stage"])
+        effect = table.loc["ZeRO 0 → 1"]
+        assert effect["pairs"] == len(both)
+        speed = pairs.ratio(both, metrics.RANK_BY)
+        if effect["enough"]:
+            assert speed is not None
+            assert close(effect["throughput_ratio"], speed.value.median)
+            assert close(effect["throughput_low"], speed.value.low)
+        if cohort.frame["method"].iloc[0] == "measured":
+            told = claims.table([cohort]).set_index("name").loc["zero_one_matched"]
+            assert f"n = {len(both)}" in told["evidence"] or f"{len(both)} pair" in told["evidence"]
+            assert told["holds_in"].endswith(f" of {len(both)}")
+
+
+def test_both_rankings_agree_where_labels_and_models_are_one(cohorts: list[Cohort]) -> None:
+    for cohort in cohorts:
+        own = metrics.best_configurations(cohort.frame).set_index("attempt_id")
+        cells = winners.best_by(cohort.frame, "tokens_per_s").set_index("attempt_id")
+        drawn = best_configurations.data(cohort.frame)
+        drawn = drawn[drawn["rank_by"] == "tokens_per_s"].set_index("attempt_id")
+        assert set(cells.index) == set(drawn.index) <= set(own.index)
+        for attempt in cells.index:
+            assert close(cells.loc[attempt, metrics.RANK_BY], own.loc[attempt, metrics.RANK_BY])
+            assert close(drawn.loc[attempt, metrics.RANK_BY], own.loc[attempt, metrics.RANK_BY])
+
+
+def test_shipped_notebooks_say_the_same() -> None:
+    [cohort] = [one for one in split(load(RECORDED).attempts) if one.slug == "measured-h200"]
+    said = "\n".join(texts(read("your_own_sweep")))
+    for row in metrics.best_configurations(cohort.frame).to_dict("records"):
+        line = f"{row['layout']}"
+        assert line in said
+        for name in (metrics.RANK_BY, "slower_by"):
+            assert f"{row[name]:.3f}" in said, (line, name)
+
+
+def test_the_shipped_notebook_of_the_study_says_the_same() -> None:
+    [cohort] = split(load(source("study")).attempts)
+    said = "\n".join(texts(read("study")))
+    zero = effects.data(cohort.frame).set_index("effect").loc["ZeRO 0 → 1"]
+    for name in ("throughput_ratio", "throughput_low", "memory_ratio", "best_ratio"):
+        assert f"{zero[name]:.3f}" in said
+    changed = claims.table([cohort]).set_index("name").loc["winners_by_throughput", "holds_in"]
+    assert f"{changed.split()[0]} of {changed.split()[2]} winners change" in said
+
+
+def test_repeats_are_pooled_alike_in_the_report_a_comparison_and_at_a_runs_end() -> None:
+    """Of two runs the throughput is their mean, and the MFU belongs to it; a rehearsal taken over is no second run."""
+    twice = [compared.run(compared.POINTS[0].replace(seed=seed), rate, seed, mfu_palm=rate / 200)
+             for seed, rate in enumerate((100.0, 104.0))]  # fmt: skip
+    again = [compared.run(compared.POINTS[1], 98.0, index + 2, sweep=f"s{index}", mfu_palm=0.4) for index in range(2)]
+    again = [row | {"method": "rehearsed"} for row in again]
+    for rows, rate, mfu, runs in ((twice, 102.0, 0.51, 2), (again, 98.0, 0.4, 1)):
+        frame = frame_of(rows)
+        [own] = metrics.ranked(split(frame)[0].frame).to_dict("records")
+        [cell] = best_layouts(frame.astype(object).where(frame.notna(), None).to_dict("records"))
+        [layout] = cell.layouts
+        assert own[metrics.RANK_BY] == layout.rate == pytest.approx(rate)
+        assert own[metrics.MFU] == layout.mfu == pytest.approx(mfu)
+        assert own["repeats"] == layout.runs == runs
+        points = matching.points(frame)
+        assert points["runs"].tolist() == [1] * len(points)
+        assert points["rate"].median() == pytest.approx(rate)

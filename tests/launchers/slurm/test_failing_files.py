@@ -1,0 +1,104 @@
+"""Commands on the login node while the sweep's file system fails: nothing is submitted twice, nobody gives up."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from launchers.slurm.cancel import cancel
+from launchers.slurm.client import jobs_of
+from launchers.slurm.watch import watch
+from launchers.state import submissions
+from launchers.state.submissions import all_submissions
+from launchers.state.sweep_dir import SweepDir
+from results import patience
+from results.errors import InvalidResults
+from tests.launchers.failing_calls import FailingFiles
+from tests.launchers.slurm.fakeslurm import FakeSlurm
+from tests.launchers.slurm.runs import finish_all, meanwhile, run
+
+FailRead = Callable[[str, int], list[str]]
+
+
+@pytest.fixture(autouse=True)
+def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patience, "FIRST_WAIT_S", 1e-4)
+    monkeypatch.setattr(patience, "LONGEST_WAIT_S", 1e-3)
+
+
+@pytest.fixture
+def fail_read(monkeypatch: pytest.MonkeyPatch) -> FailRead:
+    """Makes one read of the files of a name fail, by its number; the list has the path of each read so far."""
+
+    def arm(name: str, number: int) -> list[str]:
+        real, seen = Path.read_text, []
+
+        def read(self: Path, *arguments: str | None, **options: str | None) -> str:
+            if self.name == name:
+                seen.append(str(self))
+                if len(seen) == number:
+                    raise OSError(errno.ESTALE, "Stale file handle", str(self))
+            return real(self, *arguments, **options)
+
+        monkeypatch.setattr(Path, "read_text", read)
+        return seen
+
+    return arm
+
+
+def test_a_submission_that_cannot_be_read_now_is_not_taken_for_a_damaged_one(
+    fake: FakeSlurm, sweep: SweepDir, fail_read: FailRead
+) -> None:
+    run(sweep, detach=True)
+    [before] = all_submissions(sweep)
+    seen = fail_read(f"{before.token}.json", 1)
+    assert all_submissions(sweep) == [before]
+    assert len(seen) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [2, 4])
+def test_a_failed_read_is_not_taken_for_a_cancel(
+    number: int, fake: FakeSlurm, sweep: SweepDir, fail_read: FailRead
+) -> None:
+    """The sweep was cancelled once, before this run, which looks for another cancel all the time."""
+    run(sweep, detach=True)
+    assert cancel(sweep) == 1
+    seen = fail_read("cancelled.json", number)
+    with meanwhile(lambda: len(fake.jobs) == 2 and len(seen) > number, lambda: finish_all(sweep)):
+        summary = run(sweep)
+    assert (summary.message, summary.left) == ("", 0)
+    assert len(fake.jobs) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+def test_commands_go_on_while_the_folder_of_submissions_fails(
+    seed: int, fake: FakeSlurm, sweep: SweepDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = FailingFiles(monkeypatch.setattr, sweep.path / "submissions", seed, rate=0.15)
+    files.active = True
+    run(sweep, detach=True)
+    assert run(sweep, detach=True).detached
+    assert len(jobs_of(sweep) or []) == len(fake.jobs) == 1, "a pilot was submitted a second time"
+    looks = len(fake.calls("squeue"))
+    with meanwhile(lambda: len(fake.calls("squeue")) > looks + 5, lambda: finish_all(sweep)):
+        summary = watch(sweep, live=False)
+    assert (summary.left, summary.exit_code) == (0, 0)
+    assert len(files.failed) > 5
+    files.active = False
+    assert cancel(sweep) == 1
+
+
+def test_a_folder_that_stays_unreadable_is_one_error(
+    fake: FakeSlurm, sweep: SweepDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(sweep, detach=True)
+    monkeypatch.setattr(submissions, "_READ_LIMIT_S", 0.01)
+    FailingFiles(monkeypatch.setattr, sweep.path / "submissions", 0, rate=1.0).active = True
+    with pytest.raises(InvalidResults, match="submissions cannot be read: "):
+        cancel(sweep)
+    assert [job["state"] for job in fake.jobs] == ["PENDING"]
