@@ -69,21 +69,25 @@ def best_by(frame: pd.DataFrame, rule: str) -> pd.DataFrame:
     """The best row of each label and number of devices by one of `RULES`, like `metrics.best_configurations`.
 
     ``label``, ``rank_by``, ``mfu_percent`` (as the study counts it) and ``memory_gb`` (reserved, GiB, as in the study)
-    stand beside them. Rows without a value have no rank; nor have rows whose losses contradict the reference. By
-    throughput the rows `of_usual_batch` alone are ranked.
+    stand beside them. Rows without a value have no rank; nor have rows whose losses contradict the reference.
     """
     rows = _by_study_label(frame)
     rows = rows[rows["rank"].notna()]
     if rule == "published_mfu":
         rows = rows.assign(_value=published_mfu(rows))
     else:
-        rows = of_usual_batch(rows).assign(_value=lambda own: own[metrics.RANK_BY])
+        rows = rows.assign(_value=rows[metrics.RANK_BY])
     rows = rows[rows["_value"].notna()]
     best = metrics.lead(rows.sort_values("_value", ascending=False, kind="stable"), "_value")
-    best = labels.in_group_order(best)
+    return told(
+        labels.in_group_order(best).assign(_label=lambda own: own["workload"], workload=lambda own: own["_shape"]), rule
+    )
+
+
+def told(best: pd.DataFrame, rule: str) -> pd.DataFrame:
+    """Winners by a rule with ``label``, ``rank_by``, ``node_count`` and the study's MFU and memory beside them."""
     return best.assign(
-        label=best["workload"],
-        workload=best["_shape"],
+        label=best["_label"] if "_label" in best else labels.study_label(best),
         node_count=node_count(best),
         rank_by=rule,
         mfu_percent=100 * published_mfu(best),

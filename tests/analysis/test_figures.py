@@ -221,6 +221,8 @@ def test_heatmaps_rank_one_batch_and_say_which() -> None:
     assert best["tokens_per_s_per_gpu"].tolist() == [101.0]
     assert best["candidates"].tolist() == [2]
     assert metrics.best_configurations(cohort.frame)["tokens_per_s_per_gpu"].tolist() == [500.0]
+    table = best_configurations.data(cohort.frame).set_index("rank_by")["tokens_per_s_per_gpu"]
+    assert (table["tokens_per_s"], table[best_configurations.USUAL]) == (500.0, 101.0)
     tokens = small[0].tokens_per_step
     assert any(
         f"All cells at {tokens:,} tokens a step" in text for text in words(best_configurations.draw(cohort.frame))
