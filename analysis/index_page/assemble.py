@@ -24,6 +24,8 @@ from results.text import plural
 
 _OWN = ("words", "noise", "part", "answer", "planned", "state", "finder", "map", "ten", "why", "cost", "failed", "main")
 """Scripts of the page in the order in which they need each other; the last one starts it."""
+_BOOT = ("page/data.js", "explorer/late_scripts.js", "page/boot.js")
+"""The only scripts that stand in the page as they are: they unpack the others."""
 
 
 def with_plan(results: Results, parts: Sequence[Cohort]) -> list[Cohort]:
@@ -65,11 +67,12 @@ def data(results: Results, parts: Sequence[Cohort], folder: Path, price: float |
 
 def scripts(embedded: dict[str, Any]) -> Parts:
     """Styles, scripts and data of the page."""
+    whole = [name for name in runs.SCRIPTS if name not in _BOOT] + [f"page/{name}.js" for name in _OWN]
     return Parts(
         styles=[source(name) for name in ("page/colours.css", "page/page.css", *runs.STYLES)],
-        scripts=[source(name) for name in (*runs.SCRIPTS, *(f"page/{name}.js" for name in _OWN))],
-        data=deflated(embedded),
-        late=runs.late(),
+        scripts=[source(name) for name in _BOOT],
+        late={"page-scripts": deflated("\n".join(source(name) for name in whole)), "data": deflated(embedded)},
+        runs=runs.late(),
     )
 
 

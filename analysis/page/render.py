@@ -101,12 +101,14 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What the page is made of beside its words. ``data`` and ``late`` are deflated (`analysis.page.embed`)."""
+    """What the page is made of beside its words. ``late`` and ``runs`` are deflated (`analysis.page.embed`)."""
 
     styles: Sequence[str]
     scripts: Sequence[str]
-    data: str
     late: Mapping[str, str]
+    """Texts by the id of the element that they stand in."""
+    runs: Mapping[str, str]
+    """What ``explorer/runs.html`` wants."""
 
 
 def render(page: Page, parts: Parts) -> str:
@@ -118,8 +120,8 @@ def render(page: Page, parts: Parts) -> str:
             page=page,
             styles=parts.styles,
             scripts=parts.scripts,
-            data=parts.data,
-            runs=parts.late,
+            late=parts.late,
+            runs=parts.runs,
             generator=GENERATOR,
         )
     )

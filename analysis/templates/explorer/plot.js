@@ -7,7 +7,7 @@ const Plot = (() => {
   const { values } = PlotPoints;
   const CROSS = "path://M0,1L1,0L5,4L9,0L10,1L6,5L10,9L9,10L5,6L1,10L0,9L4,5Z", HOLLOW = "path://M0,0H8V8H0ZM1,1V7H7V1Z";
   const NEAR = 14; // pixels within which a point is meant
-  const LARGE = 3000;
+  const LARGE = 600; // points that are drawn as one path a colour
   const TOP = 30, LEFT = 62, RIGHT = 14, FOOT = 44, STRIP = 56, DRAG = 6;
 
   class View {
@@ -103,7 +103,7 @@ const Plot = (() => {
         gridIndex: 0, type: stepped ? "value" : column.kind === "time" ? "time" : log ? "log" : "value", min: least, max: most, splitNumber: at ? 5 : this.area.small ? 3 : 7,
         axisLine: { show: true, onZero: false, lineStyle: { color: colour("--strong") } }, axisTick: { show: at === 0, ...ticks, lineStyle: { color: colour("--strong") } },
         splitLine: { show: at === 1 && !stepped, lineStyle: { color: colour("--rule") } },
-        axisLabel: { color: colour("--muted"), fontSize: 12, hideOverlap: true, ...ticks, margin: at ? 8 : 8 + this.area.strip, ...label },
+        axisLabel: { color: colour("--muted"), fontSize: 12, hideOverlap: true, ...(at === 0 && this.limits.length ? { showMaxLabel: false } : {}), ...ticks, margin: at ? 8 : 8 + this.area.strip, ...label },
       };
     }
 
@@ -187,7 +187,15 @@ const Plot = (() => {
     lines(limits, front, colour) {
       const [low, high] = this.extents[1];
       const line = { type: "line", silent: true, xAxisIndex: 0, yAxisIndex: 0, symbol: "none", clip: true };
-      const rows = front.map((row) => [this.xs(row), this.ys(row)]);
+      const rows = [];
+      let height = Infinity;
+      for (const row of front) {
+        const [, py] = this.toPixels(this.xs(row), this.ys(row));
+        if (height - py < 1) continue; // steps of less than a pixel are drawn as slopes
+        rows.push([this.xs(row), this.ys(row)]);
+        height = py;
+      }
+      if (front.length) rows.push([this.xs(front.at(-1)), rows.at(-1)[1]]);
       return [
         ...limits.map((limit) => ({ ...line, data: [[limit, low], [limit, high]], lineStyle: { color: colour("--oom"), type: "dashed", width: 1.2 } })),
         ...(rows.length ? [{ ...line, step: "end", data: [[rows[0][0], low], ...rows], lineStyle: { color: colour("--ink"), width: 1.2 } }] : []),
@@ -233,8 +241,13 @@ const Plot = (() => {
       const ramp = scale ? [element("li", {}, `${scale.from} `, element("span", { class: "ramp", style: `background:linear-gradient(90deg,${scale.colours.join(",")})`, "aria-hidden": "true" }), ` ${scale.to}${scale.log ? " (log)" : ""}`)] : [];
       const head = column && (seen.size || scale) ? [element("li", { class: "quiet" }, `${column.title}:`)] : [];
       const kinds = new Set([...this.found.beyond, ...this.found.below].map((row) => this.fails(row)));
-      const more = [kinds.has(1) && ["oom", "×", "out of memory"], kinds.has(2) && ["quiet", "□", "failed otherwise"], front.length && ["", "—", "best for its memory"]].filter(Boolean);
+      const more = [kinds.has(1) && ["oom", "×", "out of memory"], kinds.has(2) && ["quiet", "□", "failed otherwise"], front.length && ["", "—", `best for its memory${this.batches(front) > 1 ? ", of any batch" : ""}`]].filter(Boolean);
       this.legend.replaceChildren(...head, ...ramp, ...seen.values(), ...more.map(([kind, sign, text]) => element("li", { class: kind }, element("span", { class: "swatch", "aria-hidden": "true" }, sign), text)));
+    }
+
+    batches(rows) {
+      const column = this.columns.get("tokens_per_step");
+      return new Set(rows.map((row) => column?.keys[row])).size;
     }
 
     // ---- pointing -----------------------------------------------------------------------------------------------

@@ -83,7 +83,7 @@ const PlotColours = (() => {
     const place = cohortColumn?.codes ? cohortColumn.levels.map((title) => cohorts.findIndex((cohort) => cohort.title === title)) : null;
     const cohortOf = (row) => (place ? Math.max(0, place[cohortColumn.codes[row]] ?? 0) : 0);
     const { key, look, scale } = colouring(column, rows, colour);
-    const usual = rows.length > 3000 ? 4 : rows.length > 600 ? 5.5 : 8;
+    const usual = rows.length > 10000 ? 3 : rows.length > 3000 ? 4 : rows.length > 600 ? 5.5 : 8;
     const { of, unsized } = sizing(size, rows, usual);
     const found = new Map();
     for (const row of rows) {

@@ -33,6 +33,7 @@ const Runs = (() => {
     let drawing = 0;
     let charts = false;
     let written = "";
+    const narrow = matchMedia("(max-width: 50rem)");
 
     // ---- what is shown ---------------------------------------------------------------------------------------
 
@@ -50,8 +51,11 @@ const Runs = (() => {
 
     function tableColumns() {
       const names = new Set([...data.table, state.x, state.y, state.colour, state.size]);
-      const found = [...names].map((name) => columns.get(name)).filter(Boolean);
-      return found.filter((column) => column.name !== "cohort" || data.cohorts.length > 1);
+      const said = (name) => filters.active.get(name)?.values?.size === 1; // the filter above the table has it
+      const hidden = { cohort: data.cohorts.length < 2 || said("cohort"), model: said("model") || said("workload"), world_size: said("world_size") };
+      const found = [...names].map((name) => columns.get(name)).filter((column) => column && !hidden[column.name]);
+      const place = (column) => ["layout", state.y, state.x].indexOf(column.name) >>> 0; // those of none of them last
+      return narrow.matches ? found.toSorted((a, b) => place(a) - place(b)) : found;
     }
 
     function writeStatus() {
@@ -253,7 +257,7 @@ const Runs = (() => {
     }
 
     function start() {
-      if (matchMedia("(max-width: 50rem)").matches) by("filters").open = false;
+      if (narrow.matches) by("filters").open = false;
       for (const name of data.filters) if (columns.get(name).several) facets.add(columns.get(name));
       offerMore();
       by("reset").addEventListener("click", () => refilter(() => state.resetFilters()));

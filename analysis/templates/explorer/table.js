@@ -42,7 +42,7 @@ const Table = (() => {
     drawHead(columns, sort, key) {
       this.headKey = key;
       this.columns = columns;
-      const widths = columns.map((column) => (column.name === "layout" || column.name === "cohort" ? 15 : column.isText ? Math.min(11, Math.max(5, 1.6 + 0.44 * longest(column))) : Math.max(4, 1.8 + 0.44 * column.title.length)));
+      const widths = columns.map((column) => (column.name === "layout" || column.name === "cohort" ? (innerWidth < 800 ? 11.5 : 15) : column.isText ? Math.min(11, Math.max(5, 1.6 + 0.44 * longest(column))) : Math.max(4, 1.8 + 0.44 * column.title.length)));
       this.grid.style.setProperty("--columns", ["2.2rem", ...widths.map((width) => `minmax(${width}rem, ${width}fr)`)].join(" "));
       this.grid.style.setProperty("--width", `${widths.reduce((sum, width) => sum + width, 2.2)}rem`);
       const focused = document.activeElement?.dataset?.sort;

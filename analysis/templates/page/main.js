@@ -9,13 +9,7 @@
   window.Report = { timing, ready: false };
   startTheme();
 
-  let data;
-  try {
-    data = await Data.read("data");
-  } catch {
-    by("old-browser").hidden = false; // the tables that Python has written stay
-    return;
-  }
+  const data = await Data.read("data");
   timing.inflated = performance.now();
   const columns = Columns.unpack(data);
   const parts = data.page.parts.map((packed) => new Part(packed, columns));

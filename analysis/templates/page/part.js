@@ -14,8 +14,7 @@ class Part {
     this.isPlan = packed.method === "planned";
     this.cells = new Map();
     this.gpuName = this.noun === "GPUs" ? (this.device ?? "").replace(/^NVIDIA /, "").split(" ")[0] : "";
-    const [workload, size] = [columns.get("workload"), columns.get("world_size")];
-    const cell = (row) => this.at(workload.value(row), size.value(row), true);
+    const cell = (row) => this.at(this.value("workload", row), this.value("world_size", row), true);
     this.points.rows.forEach((row, place) => {
       if (!this.points.again[place]) cell(row).points.push(row);
     });

@@ -1,0 +1,204 @@
+"""The page's answers in the browser against those of Python, cell by cell, and by hand in one cell."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from analysis.rows import answer, metrics
+from analysis.rows.cohorts import Cohort
+from sweep.__main__ import main as sweep_main
+from tests.analysis.browser import Browser
+from tests.analysis.report_page import RECORDED, STUDY, answers, built, cell, choose, opened, parts_of
+
+pytestmark = pytest.mark.slow
+
+SOURCES = {"study": STUDY, "recorded": RECORDED}
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("pages")
+    return {name: built(source, folder / name) for name, source in SOURCES.items()}
+
+
+def asked(query: answer.Query) -> dict[str, Any]:
+    """The query as the page's scripts take it."""
+    batch = query.tokens_per_step
+    return {
+        "workload": query.workload,
+        "size": query.world_size,
+        "memory": query.memory_bytes,
+        "batch": batch,
+        "only": query.only,
+    }
+
+
+def compare(part: Cohort, query: answer.Query, found: dict[str, Any]) -> None:
+    ours = answer.answer(part.frame, query)
+    assert (found["points"], found["outOfMemory"], found["failed"]) == (ours.points, ours.out_of_memory, ours.failed)
+    assert (found["finished"], found["fits"], found["batch"]) == (ours.finished, ours.fits, ours.tokens_per_step)
+    same(found["fasterAt"], ours.faster_at)
+    assert [one["tied"] for one in found["list"]] == [bool(one["tied"]) for one in ours.layouts]
+    assert [one["unknown"] for one in found["list"]] == [bool(one["unknown"]) for one in ours.layouts]
+    for there, here in zip(found["list"], ours.layouts, strict=True):
+        same(there["rate"], here[metrics.RANK_BY])
+        same(there["behind"], here["behind"])
+    assert set(names(found["list"])) == {one["attempt_id"] for one in ours.layouts}
+    capacity = part.frame["device_memory_bytes"].min()
+    rules = list(
+        answer.rule_costs(ours, metrics.memory_column(part.frame), None if pd.isna(capacity) else float(capacity))
+    )
+    assert [rule[:2] for rule in found["rules"]] == [[name, count] for name, count, _ in rules]
+    for there, here in zip(found["rules"], rules, strict=True):
+        same(there[2]["rate"], here[2][metrics.RANK_BY])
+    values = answer.best_at_each_value(ours)
+    assert [axis for axis, _ in found["values"]] == list(values)
+    for axis, there in found["values"]:
+        assert [one[:2] for one in there] == [[value, count] for value, count, _ in values[axis]]
+        for one, (_, _, best) in zip(there, values[axis], strict=True):
+            same(one[2]["rate"], best[metrics.RANK_BY])
+
+
+def names(layouts: list[dict[str, Any]]) -> list[str]:
+    return [one["attempt"] for one in layouts]
+
+
+def same(there: float | None, here: float | None) -> None:
+    """Equal to the seven digits that the page keeps."""
+    assert (there is None) == (here is None)
+    if there is not None and here is not None:
+        assert math.isclose(there, here, rel_tol=2e-6, abs_tol=2e-6), (there, here)
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_every_cell_under_random_limits(name: str, pages: dict[str, Path], browser: Browser) -> None:
+    draw = random.Random(7)
+    opened(browser, pages[name])
+    for part in parts_of(SOURCES[name]):
+        choose(browser, "part", part.slug)
+        queries = []
+        for workload, size in answer.cells(part.frame):
+            queries.append(answer.Query(workload, size))
+            for _ in range(3):
+                regimes = part.frame["network_regime"].dropna().unique() if "network_regime" in part.frame else []
+                batches = part.frame["tokens_per_step"].dropna().unique()
+                only = (
+                    {"network_regime": str(draw.choice(list(regimes)))} if len(regimes) and draw.random() < 0.4 else {}
+                )
+                limit = draw.choice([None, 2**30 * draw.uniform(1, 140)])
+                batch = draw.choice([None, answer.ANY, float(draw.choice(list(batches)))])
+                queries.append(answer.Query(workload, size, limit, batch, only))
+        for query, found in zip(queries, answers(browser, [asked(query) for query in queries]), strict=True):
+            compare(part, query, found)
+    assert browser.console() == []
+
+
+def test_the_answer_of_every_cell_is_the_first_row_of_its_batch(pages: dict[str, Path], browser: Browser) -> None:
+    ranked = pd.read_csv(pages["study"].parent / "tables" / "ranked.csv")
+    ranked = ranked[ranked["rank"].notna()].sort_values("rank")
+    opened(browser, pages["study"])
+    if browser.all("#minor"):
+        browser.click("#minor")
+    cells = browser.js(
+        "[...document.querySelectorAll('#map button.cell')].map((b) => [b.dataset.m, Number(b.dataset.g)])"
+    )
+    assert len(cells) == 51
+    won = 0
+    for workload, size in cells:
+        browser.click(cell(workload, size))
+        rows = ranked[(ranked["workload"] == workload) & (ranked["world_size"] == size)]
+        if rows.empty:
+            assert "Nothing finished here" in browser.text("#winner")
+            continue
+        won += 1
+        first = rows[rows["tokens_per_step"] == rows["tokens_per_step"].mode().iloc[0]].iloc[0]
+        rate = first["tokens_per_s_per_gpu"]
+        shown = browser.text("#winner .stats dd").replace(",", "")
+        assert math.isclose(float(shown), rate, rel_tol=0.006), (workload, size)
+        layout = browser.js("Report.state.part.layoutName(Report.found(Report.state.cell).best.place)")
+        assert layout == first["layout"]
+        assert f"{100 * first['mfu_palm']:.1f} %" in browser.text(cell(workload, size))
+    assert won == 33
+
+
+def test_regret_and_money_by_hand(pages: dict[str, Path], browser: Browser) -> None:
+    opened(browser, pages["study"], "#m=8.86B&g=64&price=2.5&tok=1")
+    raw = pd.read_csv(STUDY)
+    raw = raw[raw["name"].str.startswith("8.86G_") & (raw["nodes"] == 8) & (raw["gbs"] == 256)]
+    best, second = raw["tok/s/gpu"].dropna().sort_values().iloc[[-1, -2]]
+    hours = 1e12 / best / 3600
+    cells = [line.text for line in browser.all("#winner .stats dd")]
+    assert cells[0] == "6,555"
+    assert cells[3] == f"{hours / 64 / 24:.1f} days"
+    assert cells[4] == f"${hours * 2.5 / 1e3:,.0f} k"
+    row = browser.all("#ten tbody tr")[1].text.split()
+    extra = (1e12 / second / 3600 - hours) * 2.5
+    assert row[-2] == f"+${extra:,.0f}"
+    assert f"{100 * (1 - second / best):.1f}" in row
+
+
+def test_nothing_fits_is_said_with_a_way_out(pages: dict[str, Path], browser: Browser) -> None:
+    opened(browser, pages["study"], "#m=469B&g=256")
+    assert "Nothing finished here" in browser.text("#winner")
+    assert "This model finished on 512 GPUs" in browser.text("#winner")
+    browser.click("#winner .callout button")
+    assert browser.js("document.getElementById('f-gpus').value") == "512"
+    choose(browser, "f-mem", "10")
+    assert "Nothing fits here" in browser.text("#winner")
+    browser.click("#winner .callout button")
+    assert "Fastest for 469B on 512 × H100" in browser.text("#h-answer")
+
+
+@pytest.mark.parametrize(("name", "fragment"), [("study", "#m=8.86B&g=64"), ("recorded", "")])
+def test_the_command_that_is_shown_plans(
+    name: str,
+    fragment: str,
+    pages: dict[str, Path],
+    browser: Browser,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    opened(browser, pages[name], fragment)
+    best = "Report.found(Report.state.cell).best.row"
+    words = browser.js(f"Report.command({best}).words")
+    assert browser.text("#command").split()[:4] == words[:4] == ["python", "-m", "sweep", "run"]
+    wanted = browser.js(
+        f"['tp', 'pp', 'micro_batch_size', 'zero_stage'].map((n) => Report.state.part.value(n, {best}))"
+    )
+    out = tmp_path / "plan.parquet"
+    options = [word for word in words[4:] if not word.startswith(("launcher", "measure."))]
+    assert sweep_main(["plan", *options, f"results_dir={tmp_path}", "--out", str(out)]) == 0, capsys.readouterr().err
+    ledger = pd.read_parquet(out)
+    assert len(ledger) == 1
+    assert ledger["verdict"].iloc[0] in ("run", "predicted_oom")
+    assert [ledger[axis].iloc[0] for axis in ("tp", "pp", "micro_batch_size", "zero_stage")] == wanted
+
+
+def test_report_json_has_the_numbers_of_the_page(pages: dict[str, Path], browser: Browser) -> None:
+    told = json.loads((pages["study"].parent / "report.json").read_text())
+    [part] = told["parts"]
+    opened(browser, pages["study"])
+    queries = [
+        {"workload": one["workload"], "size": one["world_size"], "memory": None, "batch": None, "only": {}}
+        for one in part["cells"]
+    ]
+    for one, found in zip(part["cells"], answers(browser, queries), strict=True):
+        assert (one["points"], one["finished_layouts"], one["compared_layouts"]) == (
+            *(found["points"], found["finished"]),
+            len(found["list"]),
+        )
+        assert one["tied"] == sum(layout["tied"] for layout in found["list"])
+        for here, there in zip(one["layouts"], found["list"], strict=False):
+            same(there["rate"], here["tokens_per_s_per_gpu"])
+            assert here["tied"] == there["tied"]
+            assert math.isclose(here["days"] * 24 * one["world_size"] * 3600, 1e12 / here["tokens_per_s_per_gpu"])
+            assert math.isclose(here["cost"], 2.5 * here["device_hours"])
+    shown = browser.js("[...document.querySelectorAll('.sentences li')].map((e) => e.textContent)")
+    assert part["sentences"] == shown
