@@ -19,12 +19,12 @@ Row = Mapping[str, Any]
 ROW_COLUMNS = [
     *("attempt_id", "experiment_id", "outcome", "method", "measurement_version", "repeat_of", "loss_agrees"),
     "engine_version",
-    *("model", "seq_len", "world_size", "tp", "tokens_per_step", "backend", "config_json", "timed_steps"),
+    *("model", "seq_len", "world_size", "tp", "cp", "tokens_per_step", "backend", "config_json", "timed_steps"),
     *("tokens_per_s_per_gpu", "mfu_palm", "peak_allocated_bytes", "step_time_min_s", "step_time_max_s"),
     *("device_name", "driver_version", "torch_version", "nccl_version"),
 ]
 LEDGER_COLUMNS = [
-    *("experiment_id", "verdict", "model", "seq_len", "world_size", "tp", "config_json", "cached_attempt"),
+    *("experiment_id", "verdict", "model", "seq_len", "world_size", "tp", "cp", "config_json", "cached_attempt"),
     *("cached_sweep", "predicted_tokens_per_s_per_gpu", "expected_gpu_hours"),
 ]
 """What is read of the tables: a study has ten thousand rows of 150 columns."""
@@ -41,6 +41,8 @@ class CellKey:
     method: str
     tp: int | None
     """None where layouts of every tp are ranked together."""
+    cp: int | None
+    """Likewise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,8 +166,8 @@ def _version(row: Row) -> tuple[int, int]:
 
 
 def _cell_of(row: Row, method: str) -> CellKey:
-    tp = row["tp"] if method == "rehearsed" else None
-    return CellKey(row["model"] or "", row["seq_len"] or 0, row["world_size"] or 0, method, tp)
+    tp, cp = (row["tp"], row["cp"]) if method == "rehearsed" else (None, None)
+    return CellKey(row["model"] or "", row["seq_len"] or 0, row["world_size"] or 0, method, tp, cp)
 
 
 def _finished(rows: Iterable[Row]) -> list[Row]:

@@ -95,6 +95,7 @@ def _print_best(cells: Sequence[Cell], console: Console) -> None:
         name = f"{cell.key.model} on {plural(cell.key.world_size, noun)}"
         name += f", {cell.key.seq_len:,} tokens" if several_lengths else ""
         name += f", tp {cell.key.tp}" if cell.key.tp is not None else ""
+        name += f", cp {cell.key.cp}" if (cell.key.cp or 1) > 1 else ""
         table.add_row(name + (f" ({_METHODS[cell.key.method]})" if methods else ""))
         for place, one in enumerate(cell.layouts[: min(cell.tied or 1, 1 + _MOST_TIED)]):
             table.add_row(

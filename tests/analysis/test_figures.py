@@ -220,7 +220,7 @@ def test_heatmaps_rank_one_batch_and_say_which() -> None:
     best = metrics.best_configurations(cohort.frame)
     assert best["tokens_per_s_per_gpu"].tolist() == [101.0]
     assert best["candidates"].tolist() == [2]
-    assert metrics.best_configurations(cohort.frame)["tokens_per_s_per_gpu"].tolist() == [500.0]
+    assert metrics.ranked(cohort.frame)["tokens_per_s_per_gpu"].max() == 500.0
     tokens = small[0].tokens_per_step
     assert any(
         f"All cells at {tokens:,} tokens a step" in text for text in words(best_configurations.draw(cohort.frame))

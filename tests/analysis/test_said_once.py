@@ -159,15 +159,15 @@ def test_a_comparison_has_the_winners_throughput(cohorts: list[Cohort]) -> None:
 @pytest.mark.parametrize("name", SWEEPS)
 def test_the_end_of_a_run_says_what_the_report_says(name: str) -> None:
     cells = best_layouts(read_attempts(RECORDED / name).to_pylist())
-    found = {(c.key.model, c.key.seq_len, c.key.world_size, c.key.method, c.key.tp): c for c in cells}
+    found = {(c.key.model, c.key.seq_len, c.key.world_size, c.key.method, c.key.tp, c.key.cp): c for c in cells}
     expected = [
         row for cohort in split(load(RECORDED / name).attempts)
         for row in metrics.best_configurations(cohort.frame).to_dict("records")
     ]  # fmt: skip
     assert len(expected) == len(found)
     for row in expected:
-        tp = row["tp"] if row["method"] == "rehearsed" else None
-        cell = found[row["model"], row["seq_len"], row["world_size"], row["method"], tp]
+        tp, cp = (row["tp"], row["cp"]) if row["method"] == "rehearsed" else (None, None)
+        cell = found[row["model"], row["seq_len"], row["world_size"], row["method"], tp, cp]
         first = cell.layouts[0]
         chosen = ("dp", "tp", "cp", "pp", "zero_stage", "micro_batch_size", "recompute", "pp_schedule")
         assert [getattr(first.experiment, name) for name in chosen] == [row[name] for name in chosen]
