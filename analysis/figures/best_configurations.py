@@ -81,7 +81,7 @@ def draw(frame: pd.DataFrame) -> Figure:
 
     Where no peak rate is known for the device, the left one is coloured by throughput instead. ``frame`` is labelled.
     """
-    best = _with_batch(winners.best_of_usual_batch(frame))
+    best = _with_batch(metrics.best_configurations(frame))
     counts = metrics.group_counts(frame)
     workloads, sizes = labels.workload_order(frame), labels.world_sizes(frame)
     if len(workloads) > _MANY_WORKLOADS:  # then only those that have something to show
@@ -126,7 +126,7 @@ def _batch_note(best: pd.DataFrame) -> str:
 def conclude(frame: pd.DataFrame) -> str | None:
     """Up to which model data parallelism alone is fastest, else which axes are fastest in how many cells. Of measured
     rows; None for fewer than two cells of several devices."""
-    best = winners.best_of_usual_batch(frame)
+    best = metrics.best_configurations(frame)
     best = best[best["world_size"] > 1] if len(best) else best
     if len(best) < 2 or set(frame["method"]) != {"measured"}:
         return None

@@ -50,10 +50,11 @@ def ranked(frame: pd.DataFrame) -> pd.DataFrame:
 
 @cache_per_frame
 def best_configurations(frame: pd.DataFrame) -> pd.DataFrame:
-    """The row of rank 1 of each group, with the layouts that may be as fast and how far the next one is behind; see
-    `lead`."""
+    """The fastest row of each group at the batch of most of its layouts (`results.ranking.of_usual_batch`), with the
+    layouts that may be as fast and how far the next one is behind; see `lead`."""
     rows = ranked(frame)
-    return lead(rows[rows["rank"].notna()].sort_values("rank", kind="stable"), RANK_BY, rows.groupby(GROUP).size())
+    rows = ranking.of_usual_batch(rows[rows["rank"].notna()], GROUP)
+    return lead(rows.sort_values("rank", kind="stable"), RANK_BY)
 
 
 def lead(rows: pd.DataFrame, value: str, candidates: pd.Series | None = None) -> pd.DataFrame:
