@@ -19,7 +19,7 @@ _MAX_PANELS = 6
 _FEWEST = 5
 """A model with fewer finished runs gets a panel only when none has more."""
 _MANY = 100
-_MOST_LINES = 1500
+_MOST_LINES = 250
 """Of more runs in a panel, as many from the best to the worst: more lines cover each other, and take long."""
 _BEST = 0.05
 """Share of the runs of a panel that are drawn in full strength."""

@@ -89,7 +89,7 @@ def best_against_best(rows: pd.DataFrame, column: str, before: object, after: ob
     user sees who chooses them anew; `matched` is what the one choice does by itself.
     """
     keys = ["workload", "world_size", "tokens_per_step", "network_regime"]
-    rows = rows[list(dict.fromkeys([*keys, column, metrics.RANK_BY, *_NOISE]))]
+    rows = rows.loc[rows[column].isin([before, after]), list(dict.fromkeys([*keys, column, metrics.RANK_BY, *_NOISE]))]
     regime = rows["network_regime"].astype(object)
     rows = rows.assign(network_regime=regime.where(regime.notna(), "–"))
     rows = rows.sort_values(metrics.RANK_BY, ascending=False, kind="stable").drop_duplicates([*keys, column])
