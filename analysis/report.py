@@ -132,6 +132,7 @@ def build(
 def _compute_shared(parts: Sequence[Cohort]) -> None:
     """What the figures, the claims and the sentences of a cohort all start from, before other processes are started:
     they inherit it instead of computing it again."""
+    from analysis.figures import effects
     from analysis.rows import answer, metrics, pairs, winners
 
     for part in parts:
@@ -140,6 +141,7 @@ def _compute_shared(parts: Sequence[Cohort]) -> None:
         pairs.candidates(part.frame)
         for rule in winners.RULES:
             winners.best_by(part.frame, rule)
+        effects.data(part.frame)
 
 
 def figure_list() -> str:
