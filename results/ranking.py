@@ -47,6 +47,21 @@ def of_layouts(runs: pd.DataFrame, group: list[str], value: str) -> pd.DataFrame
     return rows[[*group, "median", "repeat_spread", "rank", *noise.COLUMNS]]
 
 
+def of_usual_batch(rows: pd.DataFrame, group: list[str]) -> pd.DataFrame:
+    """Of layouts those with the ``tokens_per_step`` that most layouts of their group have: a throughput at another
+    batch is no answer to the same question. Of batches with equally many the smallest; one that is not known is a
+    batch, too."""
+    if rows.empty:
+        return rows
+    batches = rows["tokens_per_step"].astype(float).fillna(float("inf")).to_numpy()
+    counts = rows[group].assign(_batch=batches).groupby([*group, "_batch"]).size().rename("_layouts").reset_index()
+    counts = counts.sort_values(["_layouts", "_batch"], ascending=[False, True], kind="stable")
+    usual = counts.drop_duplicates(group).set_index(group)["_batch"]
+    keys = pd.MultiIndex.from_frame(rows[group]) if len(group) > 1 else rows[group[0]]
+    found: pd.DataFrame = rows[batches == usual.reindex(keys).to_numpy()]
+    return found
+
+
 def losses_differ(runs: pd.DataFrame) -> pd.Series:
     """True where the losses were compared with the reference layout's and differ."""
     return runs["loss_agrees"].map(lambda agrees: agrees is False or agrees == 0).astype(bool)

@@ -19,12 +19,12 @@ Row = Mapping[str, Any]
 ROW_COLUMNS = [
     *("attempt_id", "experiment_id", "outcome", "method", "measurement_version", "repeat_of", "loss_agrees"),
     "engine_version",
-    *("model", "seq_len", "world_size", "tp", "backend", "config_json", "timed_steps"),
+    *("model", "seq_len", "world_size", "tp", "cp", "tokens_per_step", "backend", "config_json", "timed_steps"),
     *("tokens_per_s_per_gpu", "mfu_palm", "peak_allocated_bytes", "step_time_min_s", "step_time_max_s"),
     *("device_name", "driver_version", "torch_version", "nccl_version"),
 ]
 LEDGER_COLUMNS = [
-    *("experiment_id", "verdict", "model", "seq_len", "world_size", "tp", "config_json", "cached_attempt"),
+    *("experiment_id", "verdict", "model", "seq_len", "world_size", "tp", "cp", "config_json", "cached_attempt"),
     *("cached_sweep", "predicted_tokens_per_s_per_gpu", "expected_gpu_hours"),
 ]
 """What is read of the tables: a study has ten thousand rows of 150 columns."""
@@ -41,6 +41,8 @@ class CellKey:
     method: str
     tp: int | None
     """None where layouts of every tp are ranked together."""
+    cp: int | None
+    """Likewise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +66,8 @@ class Cell:
     tied: int | None
     """How many layouts, with the fastest, are behind it by no more than noise explains; 1: it leads clearly. None: the
     noise is not known."""
+    at_other_batches: int
+    """Layouts with another number of tokens a step than most of the cell have: they are not ranked beside them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +87,7 @@ def best_layouts(rows: Iterable[Row]) -> list[Cell]:
     """The cells of the rows that finished, ranked as the report ranks them (`results.ranking`).
 
     Left out are rows without their configuration and those of older versions (`older`), and layouts whose losses
-    contradict the reference.
+    contradict the reference. Of a cell the batch of most of its layouts is ranked.
     """
     good = _finished(rows)
     newest = max(map(_version, good), default=(0, 0))
@@ -94,20 +98,23 @@ def best_layouts(rows: Iterable[Row]) -> list[Cell]:
 
     from results import noise, ranking
 
-    runs = pd.DataFrame([{name: row.get(name) for name in (*ranking.USED, _RATE)} for row in good])
+    runs = pd.DataFrame([{name: row.get(name) for name in (*ranking.USED, "tokens_per_step", _RATE)} for row in good])
     keys = [_cell_of(row, row["method"]) for row in good]
     runs["cell"] = pd.Series(keys, dtype=object).map({key: place for place, key in enumerate(sorted(set(keys)))})
     cells = []
     for _, of_method in runs.groupby("method", sort=False):  # noise of one method says nothing of another
         ranked = ranking.of_layouts(of_method, ["cell"], _RATE)
-        ranked = ranked[ranked["rank"].notna()]
+        ranked = ranked[ranked["rank"].notna()].join(of_method["tokens_per_step"])
+        layouts_of = ranked.groupby("cell").size()
+        ranked = ranking.of_usual_batch(ranked, ["cell"])
         ranked["within"] = noise.within(ranked.rename(columns={_RATE: "_run", "median": _RATE}), _RATE, ["cell"])
         for _, cell in ranked.groupby("cell"):
             places, medians = cell.index.tolist(), list(zip(cell["median"], cell["repeats"], strict=True))
             layouts = tuple(_layout(good[at], *pooled) for at, pooled in zip(places, medians, strict=True))
             known = len(cell) == 1 or not pd.isna(cell["within"].iloc[1])
             tied = int(cell["within"].fillna(False).sum()) if known else None
-            cells.append(Cell(key=keys[places[0]], layouts=layouts, tied=tied))
+            others = int(layouts_of[cell["cell"].iloc[0]]) - len(cell)
+            cells.append(Cell(key=keys[places[0]], layouts=layouts, tied=tied, at_other_batches=others))
     return sorted(cells, key=lambda cell: cell.key)
 
 
@@ -159,8 +166,8 @@ def _version(row: Row) -> tuple[int, int]:
 
 
 def _cell_of(row: Row, method: str) -> CellKey:
-    tp = row["tp"] if method == "rehearsed" else None
-    return CellKey(row["model"] or "", row["seq_len"] or 0, row["world_size"] or 0, method, tp)
+    tp, cp = (row["tp"], row["cp"]) if method == "rehearsed" else (None, None)
+    return CellKey(row["model"] or "", row["seq_len"] or 0, row["world_size"] or 0, method, tp, cp)
 
 
 def _finished(rows: Iterable[Row]) -> list[Row]:

@@ -95,6 +95,7 @@ def _print_best(cells: Sequence[Cell], console: Console) -> None:
         name = f"{cell.key.model} on {plural(cell.key.world_size, noun)}"
         name += f", {cell.key.seq_len:,} tokens" if several_lengths else ""
         name += f", tp {cell.key.tp}" if cell.key.tp is not None else ""
+        name += f", cp {cell.key.cp}" if (cell.key.cp or 1) > 1 else ""
         table.add_row(name + (f" ({_METHODS[cell.key.method]})" if methods else ""))
         for place, one in enumerate(cell.layouts[: min(cell.tied or 1, 1 + _MOST_TIED)]):
             table.add_row(
@@ -108,6 +109,8 @@ def _print_best(cells: Sequence[Cell], console: Console) -> None:
     say = partial(console.print, highlight=False, markup=False)
     if len(cells) > _MOST_CELLS:
         say(f"... and {plural(len(cells) - _MOST_CELLS, 'model and size', 'models and sizes')} more in the report")
+    if others := sum(cell.at_other_batches for cell in cells):
+        say(f"{plural(others, 'layout')} at other batches than most of their model and size are not ranked beside them")
     if any(cell.tied is None and len(cell.layouts) > 1 for cell in shown):
         say("?: how far a run moves by chance is not known (too few timed steps, no repeats)")
     if any(cell.key.tp is not None for cell in shown):

@@ -23,7 +23,6 @@ from analysis.rows.frame_cache import cache_per_frame
 from results import noise
 from results.text import byte_unit, format_bytes, format_number, format_percent, listed
 
-USUAL = "tokens_per_s_of_usual_batch"
 _CELL_IN = (1.62, 0.92)
 _MANY_WORKLOADS = 6
 _SIDE_BY_SIDE = 2
@@ -63,15 +62,8 @@ _BESIDE = (
 
 @cache_per_frame
 def data(frame: pd.DataFrame) -> pd.DataFrame:
-    """Both rankings, one row a winner; ``memory_gb`` is reserved memory in GiB, ``shape`` the model by its shape.
-
-    Both are of all batches. Where the batch of most layouts, which is drawn, has another winner, that one has a row
-    too, with ``rank_by`` `USUAL`.
-    """
-    both = [winners.best_by(frame, rule) for rule in winners.RULES]
-    drawn = winners.told(winners.best_of_usual_batch(frame), USUAL)
-    drawn = drawn[~drawn["attempt_id"].isin(set(metrics.best_configurations(frame)["attempt_id"]))]
-    rows = pd.concat([*both, drawn] if len(drawn) else both, ignore_index=True)
+    """Both rankings, one row a winner; ``memory_gb`` is reserved memory in GiB, ``shape`` the model by its shape."""
+    rows = pd.concat([winners.best_by(frame, rule) for rule in winners.RULES], ignore_index=True)
     beside = [name for name in _BESIDE if name in rows]
     return rows[[*_COLUMNS, "workload", *beside]].rename(columns=_COLUMNS | {"workload": "shape"})
 
@@ -89,7 +81,7 @@ def draw(frame: pd.DataFrame) -> Figure:
 
     Where no peak rate is known for the device, the left one is coloured by throughput instead. ``frame`` is labelled.
     """
-    best = _with_batch(winners.best_of_usual_batch(frame))
+    best = _with_batch(metrics.best_configurations(frame))
     counts = metrics.group_counts(frame)
     workloads, sizes = labels.workload_order(frame), labels.world_sizes(frame)
     if len(workloads) > _MANY_WORKLOADS:  # then only those that have something to show
@@ -134,7 +126,7 @@ def _batch_note(best: pd.DataFrame) -> str:
 def conclude(frame: pd.DataFrame) -> str | None:
     """Up to which model data parallelism alone is fastest, else which axes are fastest in how many cells. Of measured
     rows; None for fewer than two cells of several devices."""
-    best = winners.best_of_usual_batch(frame)
+    best = metrics.best_configurations(frame)
     best = best[best["world_size"] > 1] if len(best) else best
     if len(best) < 2 or set(frame["method"]) != {"measured"}:
         return None

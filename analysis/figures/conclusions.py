@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pandas as pd
 
-from analysis.rows import labels, metrics, winners
+from analysis.rows import labels, metrics
+from results import ranking
 from results.text import format_percent, listed, plural
 
 _NEXT_TO_NOTHING = 0.01
@@ -57,7 +58,7 @@ def of_effects(table: pd.DataFrame) -> str | None:
 def of_front(table: pd.DataFrame, frame: pd.DataFrame) -> str | None:
     """Of `pareto.data`: what the leanest run within a tenth of the fastest saves, in the group with the most runs, of
     the batch that most of them have."""
-    usual = winners.of_usual_batch(metrics.ranked(frame))
+    usual = ranking.of_usual_batch(metrics.ranked(frame), metrics.GROUP)
     table = table[table["attempt_id"].isin(set(usual["attempt_id"]))]
     if table.empty:
         return None

@@ -85,7 +85,7 @@ def _effects(rows: pd.DataFrame) -> Iterator[Effect]:
     for mode in modes or ["block"]:
         yield Effect("eager → compiled" + (f" ({mode})" if len(modes) > 1 else ""), "compile", "none", mode)
     yield Effect("GPipe → 1F1B", "pp_schedule", "gpipe", "1f1b")
-    across_tp = "rehearsed" not in set(rows["method"])  # whose times rank tp too high, see `analysis.rows.cohorts`
+    rehearsed = "rehearsed" in set(rows["method"])  # whose times rank tp and cp too high, see `analysis.rows.cohorts`
     for axis, names in {
         "cp": pairs.MAKE_ROOM,
         "ep": (),
@@ -93,7 +93,7 @@ def _effects(rows: pd.DataFrame) -> Iterator[Effect]:
         "pp": (*pairs.MAKE_ROOM, "pp_schedule"),
         "micro_batch_size": ("num_microbatches",),
     }.items():
-        if axis == "tp" and not across_tp:
+        if axis in ("tp", "cp") and rehearsed:
             continue
         present = {int(value) for value in rows[axis].dropna().unique()}
         shown = "micro-batch" if axis == "micro_batch_size" else axis

@@ -295,15 +295,19 @@ def rehearsal_check(attempts: pd.DataFrame) -> list[str]:
             f"{plural(len(peaks), 'experiment')} were both rehearsed and measured: the rehearsed peak memory is off by "
             f"{format_percent(peaks.median(), 2)} in the median and {format_percent(peaks.max(), 2)} at most."
         )
-    split = both["tp"] > 1
+    tp, cp = both["tp"] > 1, both["cp"] > 1
     parts = []
-    for name, rows in (("with tensor parallelism", both[split]), ("without it", both[~split])):
+    for name, rows in (
+        ("with tensor parallelism", both[tp]),
+        ("with context parallelism", both[cp & ~tp]),
+        ("without either" if cp.any() else "without it", both[~tp & ~cp]),
+    ):
         times = rows["step_time_difference"].dropna()
         if len(times):
             low, middle, high = (_signed(value) for value in times.quantile([0, 0.5, 1]))
             parts.append(f"{low} to {high} (median {middle}, n = {len(times):,}) {name}")
     if parts:
-        sentences.append(f"Rehearsed step times differ from the measured ones by {' and '.join(parts)}.")
+        sentences.append(f"Rehearsed step times differ from the measured ones by {listed(parts)}.")
     return sentences
 
 

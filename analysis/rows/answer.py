@@ -19,7 +19,7 @@ import pandas as pd
 from analysis.rows import labels, metrics
 from analysis.rows.frame_cache import cache_per_frame
 from analysis.rows.load import last_attempts
-from results import noise
+from results import noise, ranking
 
 UNTIMED = 0.05
 """What may decide nothing where noise is not known, as in `analysis.compare`; a fraction of the best throughput."""
@@ -145,8 +145,9 @@ def of_every_cell(frame: pd.DataFrame) -> list[Answer]:
 
 def usual_batch(rows: pd.DataFrame) -> float | None:
     """The tokens a step that most of ``rows`` have, the smallest of several; None where none is known."""
-    known = rows["tokens_per_step"].dropna()
-    return float(known.mode().iloc[0]) if len(known) else None
+    known = rows[rows["tokens_per_step"].notna()].assign(_cell=0)
+    usual = ranking.of_usual_batch(known, ["_cell"])["tokens_per_step"]
+    return float(usual.iloc[0]) if len(usual) else None
 
 
 def told_apart(rows: pd.DataFrame) -> list[Layout]:

@@ -1,7 +1,8 @@
 """Which rows may be compared in one figure or ranking, and what else differs between them.
 
 Rows are never pooled across how they were obtained (measured, rehearsed), the cluster they are of, the engine, or the
-version of the measurement. Rehearsed rows of different tp are in one cohort but are ranked apart. Everything that may
+version of the measurement. Rehearsed rows of different tp or cp are in one cohort but are ranked
+apart. Everything that may
 differ inside a set and can still move a number is said in words by `mixtures`.
 """
 
@@ -13,7 +14,7 @@ from typing import cast
 
 import pandas as pd
 
-from analysis.rows.labels import add_labels, tell_tp_apart
+from analysis.rows.labels import add_labels, tell_collectives_apart
 from results.text import listed, plural
 from workloads.experiment import ENGINE
 
@@ -25,9 +26,9 @@ METHOD_NAMES = {
 METHOD_MEANING = {
     "measured": "Every rank ran.",
     "rehearsed": "Single ranks of each layout ran on one device under a fake process group: memory and compute time "
-    "are measured, communication is modelled. These are not measurements of a whole run: steps with tensor parallelism "
-    "come out too short, so that they rank tensor parallelism too high. Times are ranked between layouts of one tp "
-    "only: each tp stands by itself.",
+    "are measured, communication is modelled. These are not measurements of a whole run: steps with tensor or context "
+    "parallelism come out too short, so that they rank both too high. Times are ranked between layouts of one tp and "
+    "one cp only: each stands by itself.",
     "rehearsed_fake": "Single ranks were traced without a device: memory is traced and times are estimates. These are "
     "not measurements.",
 }
@@ -84,7 +85,7 @@ def split(attempts: pd.DataFrame) -> list[Cohort]:
             title, slug = f"{title}, measurement version {label}", f"{slug}-v{label}"
         frame = add_labels(rows.drop(columns=["_cluster", "_engine", "_version"]).reset_index(drop=True))
         if method == "rehearsed":
-            frame = tell_tp_apart(frame)
+            frame = tell_collectives_apart(frame)
         meaning = METHOD_MEANING.get(method, "")
         stamp = METHOD_STAMPS.get(method, "")
         cohorts.append(Cohort(slug=_slug(slug), title=title, meaning=meaning, frame=frame, stamp=stamp))

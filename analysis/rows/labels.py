@@ -56,15 +56,14 @@ def add_labels(attempts: pd.DataFrame) -> pd.DataFrame:
     return frame
 
 
-def tell_tp_apart(frame: pd.DataFrame) -> pd.DataFrame:
-    """A labelled frame in which each tp of a model is a workload of its own, where there are several: for rows whose
-    times do not compare across tp. Everything that is ranked is ranked within a workload."""
-    if frame["tp"].nunique() < 2:
-        return frame
-    known = frame["tp"].notna()
-    return frame.assign(
-        workload=frame["workload"] + (", tp " + frame["tp"].astype("Int64").astype(str)).where(known, "")
-    )
+def tell_collectives_apart(frame: pd.DataFrame) -> pd.DataFrame:
+    """A labelled frame in which each tp and each cp of a model is a workload of its own, where there are several: for
+    rows whose times do not compare across them. Everything that is ranked is ranked within a workload."""
+    for axis in ("tp", "cp"):
+        if frame[axis].nunique() > 1:
+            suffix = f", {axis} " + frame[axis].astype("Int64").astype(str)
+            frame = frame.assign(workload=frame["workload"] + suffix.where(frame[axis].notna(), ""))
+    return frame
 
 
 def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
@@ -106,9 +105,11 @@ def batching(row: Mapping[str, Any]) -> str:
 
 
 def workload_order(frame: pd.DataFrame) -> list[str]:
-    """Workloads from the smallest model to the largest, then by sequence length, then by tp where it tells apart."""
-    size = frame.groupby("workload").agg(params=("num_params", "max"), seq=("seq_len", "max"), tp=("tp", "min"))
-    return list(size.reset_index().sort_values(["params", "seq", "tp", "workload"])["workload"])
+    """Workloads from the smallest model to the largest, then by sequence length, then by tp and cp where they tell
+    apart."""
+    first = {"params": ("num_params", "max"), "seq": ("seq_len", "max"), "tp": ("tp", "min"), "cp": ("cp", "min")}
+    size = frame.groupby("workload").agg(**first)
+    return list(size.reset_index().sort_values([*first, "workload"])["workload"])
 
 
 def study_label(frame: pd.DataFrame) -> pd.Series:

@@ -50,10 +50,11 @@ def ranked(frame: pd.DataFrame) -> pd.DataFrame:
 
 @cache_per_frame
 def best_configurations(frame: pd.DataFrame) -> pd.DataFrame:
-    """The row of rank 1 of each group, with the layouts that may be as fast and how far the next one is behind; see
-    `lead`."""
+    """The fastest row of each group at the batch of most of its layouts (`results.ranking.of_usual_batch`), with the
+    layouts that may be as fast and how far the next one is behind; see `lead`."""
     rows = ranked(frame)
-    return lead(rows[rows["rank"].notna()].sort_values("rank", kind="stable"), RANK_BY, rows.groupby(GROUP).size())
+    rows = ranking.of_usual_batch(rows[rows["rank"].notna()], GROUP)
+    return lead(rows.sort_values("rank", kind="stable"), RANK_BY)
 
 
 def lead(rows: pd.DataFrame, value: str, candidates: pd.Series | None = None) -> pd.DataFrame:
@@ -106,21 +107,19 @@ def prediction_errors(frame: pd.DataFrame, predicted: str, found: str) -> pd.Ser
 def rehearsed_beside_measured(attempts: pd.DataFrame) -> pd.DataFrame:
     """Experiments that were both rehearsed (on a device) and measured on the same cluster: peaks and step times.
 
-    Only rows of one measurement version are joined. ``steps`` is the smaller number of timed steps that the two stand
-    on. Relative differences are rehearsed over measured, minus 1.
+    Only rows of one measurement version are joined. Relative differences are rehearsed over measured, minus 1.
     """
     keys = ["experiment_id", "cluster", "measurement_version"]
-    columns = [*keys, "model", "world_size", "tp", "timed_steps", "peak_allocated_bytes", "step_time_s"]
+    columns = [*keys, "model", "world_size", "tp", "cp", "peak_allocated_bytes", "step_time_s"]
     final = last_attempts(attempts)
     final = final[final["outcome"] == "ok"]
     measured = final.loc[final["method"] == "measured", columns].drop_duplicates(keys, keep="last")
-    rehearsed = final.loc[final["method"] == "rehearsed", [*keys, "timed_steps", "peak_allocated_bytes", "step_time_s"]]
+    rehearsed = final.loc[final["method"] == "rehearsed", [*keys, "peak_allocated_bytes", "step_time_s"]]
     both = measured.merge(
         rehearsed.drop_duplicates(keys, keep="last"), on=keys, suffixes=("_measured", "_rehearsed"), how="inner"
     )
     both["peak_difference"] = both["peak_allocated_bytes_rehearsed"] / both["peak_allocated_bytes_measured"] - 1
     both["step_time_difference"] = both["step_time_s_rehearsed"] / both["step_time_s_measured"] - 1
-    both["steps"] = both[["timed_steps_measured", "timed_steps_rehearsed"]].min(axis=1)
     return both.dropna(subset=["peak_difference", "step_time_difference"], how="all").reset_index(drop=True)
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.pool import Pool
-from workloads import protocol
+from workloads import protocol, step
 from workloads.engine.build import Engine, build, choose_attention
 from workloads.engine.groups import make_groups
 from workloads.experiment import Experiment, ModelSpec
@@ -36,7 +36,7 @@ def engine(rank: int, **layout: Any) -> Engine:
 
 
 def timed(measured: Measurements) -> int:
-    return sum(not step.is_warmup for step in measured.steps)
+    return sum(not one.is_warmup for one in measured.steps)
 
 
 def counts(rank: int, short_step_s: float, *specs: MeasureSpec) -> list[int]:
@@ -140,3 +140,11 @@ def test_wall_time_around_the_timed_steps_is_kept(gloo_pool: Pool) -> None:
     assert [after - before for before, after in spans] == pytest.approx([step.step_time_s for step in steps])
     moments = [start, *(moment for span in spans for moment in span), end]
     assert moments == sorted(moments)
+
+
+def test_a_micro_batchs_backward_counts_whole_and_split_ones_by_their_share() -> None:
+    whole, halves = {"B": [2.0, 2.2, 1.8]}, {"I": [1.2] * 4, "W": [0.8] * 4}
+    assert step._of_one_micro_batch(whole) == pytest.approx(2.0)
+    assert step._of_one_micro_batch(halves) == pytest.approx(2.0)
+    assert step._of_one_micro_batch(whole | halves) == pytest.approx(2.0)  # DualPipeV has both in one chunk
+    assert step._of_one_micro_batch({"B": [2.0], "I": [1.0], "W": [0.5]}) == pytest.approx((2.0 + 1.5) / 2)
