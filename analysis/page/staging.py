@@ -84,4 +84,5 @@ def earlier_report(out: Path) -> list[Path]:
     if not index.is_file() or GENERATOR not in index.read_text(errors="replace")[:4096]:
         raise UnwritableReport(f"{index} is no report's page and would be overwritten; name another folder")
     files = [path for name, kinds in _KINDS.items() for path in (out / name).glob("*") if path.suffix in kinds]
-    return [*files, index, out / "explorer.html", out / "claims.html"]
+    # explorer.html was beside the page before the page had every run.
+    return [*files, index, *(out / name for name in ("explorer.html", "claims.html", "report.json"))]
