@@ -103,17 +103,25 @@ def effects_of(frame: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def _waiting(results: Results, frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """Points without a result of this part's sweeps, and of sweeps without any row, counted by model and size."""
+    """Points without a result of this part's sweeps, and of sweeps without any row, by model and size: their number,
+    and of them the one that is predicted to be the fastest."""
     rows = waiting(results)
     if rows.empty:
         return []
     rows = rows[rows["sweep"].isin(frame["sweep"].unique()) | ~rows["sweep"].isin(results.attempts["sweep"].unique())]
+    if rows.empty:
+        return []
+    rows = labels.add_labels(rows.reset_index(drop=True))
     lengths = frame.drop_duplicates(["model", "seq_len"]).set_index(["model", "seq_len"])["workload"].to_dict()
-    counted = rows.groupby(["model", "seq_len", "world_size"], as_index=False).size()
+    rate = "predicted_tokens_per_s_per_gpu"
+    rows = rows.sort_values(rate, ascending=False, na_position="last", kind="stable")
+    groups = rows.groupby(["model", "seq_len", "world_size"], sort=True)
+    first = groups[["layout", rate]].first().assign(points=groups.size()).reset_index()
     return [
         {"workload": str(lengths.get((row["model"], row["seq_len"]), row["model"]))}
-        | {"world_size": int(row["world_size"]), "points": int(row["size"])}
-        for row in labels.records(counted)
+        | {"world_size": int(row["world_size"]), "points": int(row["points"]), "layout": row["layout"]}
+        | {"predicted": None if pd.isna(row[rate]) else _short(row[rate])}
+        for row in labels.records(first)
     ]
 
 

@@ -170,6 +170,18 @@ def test_parts_are_never_pooled(small: Path, browser: Browser) -> None:
     quiet(browser, small)
 
 
+def test_what_to_run_next_is_said(study: Path, small: Path, browser: Browser) -> None:
+    opened(browser, study, "#m=8.86B&g=64")
+    assert "To settle it, run them again: Copy the 5 commands" in browser.text("#winner")
+    opened(browser, small)
+    waits = "[...Report.state.part.cells.values()].filter((c) => c.next)"
+    cells = browser.js(f"{waits}.map((c) => [c.workload, c.size, c.waiting])")
+    assert sum(count for *_, count in cells) == 6
+    for workload, size, count in cells:
+        browser.click(cell(workload, size))
+        assert f"To run next: {count} point" in browser.text("#winner")
+
+
 def test_what_has_not_run_is_pale_and_counted(small: Path, browser: Browser) -> None:
     opened(browser, small)
     waiting = browser.js("Report.state.part.waiting.reduce((sum, one) => sum + one.points, 0)")

@@ -45,14 +45,14 @@ const Finder = (() => {
     if (part.isPlan) return Planned.show(state, by("h-answer"), box, where);
     if (!found.best) {
       by("h-answer").textContent = where;
-      box.replaceChildren(element("p", { class: "layout" }, nothing(found)), funnel(state, found, act), element("p", { class: "callout calm" }, ...wayOut(state, found, act)));
+      box.replaceChildren(element("p", { class: "layout" }, nothing(found)), funnel(state, found, act), element("p", { class: "callout calm" }, ...wayOut(state, found, act)), ...toRunNext(cell));
       return undefined;
     }
     const how = part.method === "measured" ? "" : part.method === "rehearsed" ? " (rehearsed, not measured)" : " (estimated, not measured)";
     by("h-answer").textContent = `Fastest for ${where}${how}`;
     box.replaceChildren(
       layoutLine(part, found.best.row), stats(state, found.best), funnel(state, found, act),
-      ...notes(state, found, act), commandLine(command(found.best.row), part));
+      ...notes(state, found, act, command), commandLine(command(found.best.row), part));
     return undefined;
   }
 
@@ -111,7 +111,7 @@ const Finder = (() => {
   const strong = (text) => element("b", {}, text);
 
   /** How sure the winner is, and what else the runs differ in. */
-  function notes(state, found, act) {
+  function notes(state, found, act, command) {
     const { part } = state, [best, next] = found.list, told = [];
     if (next) {
       const behind = `${Words.percent(next.behind)} slower`;
@@ -120,7 +120,7 @@ const Finder = (() => {
       if (found.ties.length > 1) {
         const lean = Math.min(...found.ties.map(({ place }) => part.memoryOf(place) ?? Infinity));
         const why = next.unknown ? "; one timed step each and no repeat, so up to 5 % decides nothing." : `; noise (${spread}) explains that.`;
-        told.push(callout(false, strong(`Tie of ${found.ties.length}.`), " The next, ", code(part.layoutName(next.place)), `, is ${behind}${why}`, Number.isFinite(lean) ? ` Leanest of the tie: ${Words.memory(lean)}.` : ""));
+        told.push(callout(false, strong(`Tie of ${found.ties.length}.`), " The next, ", code(part.layoutName(next.place)), `, is ${behind}${why}`, Number.isFinite(lean) ? ` Leanest of the tie: ${Words.memory(lean)}.` : "", ...settle(found, command)));
       } else {
         const why = next.unknown ? ", more than the 5 % that one timed step may hide." : `, more than noise explains (${spread}).`;
         told.push(callout(true, strong("Clear winner:"), " the next, ", code(part.layoutName(next.place)), `, is ${behind}${why}`));
@@ -135,8 +135,27 @@ const Finder = (() => {
         : [strong("Engine versions differ."), ` This run is of ${own}, ${others.length} of the ${found.list.length} compared are not. `];
       told.push(callout(false, ...words, button(`Compare the ${same} like it`, () => act.set({ only: { ...state.only, [column]: String(own) } }))));
     }
+    told.push(...toRunNext(state.cell));
     if (part.stamp) told.push(callout(false, `${part.stamp[0].toUpperCase()}${part.stamp.slice(1)}.`));
     return told;
+  }
+
+  /** What the plan still has for a cell. */
+  function toRunNext({ next }) {
+    if (!next) return [];
+    const predicted = next.predicted !== null;
+    const which = predicted ? "the fastest by prediction is " : "one of them is ";
+    const rate = predicted ? ` (${Words.short(next.predicted)} tokens/s predicted)` : "";
+    const points = `${Words.plural(next.points, "point")} of the plan ${next.points === 1 ? "has" : "have"} no result here`;
+    return [callout(true, strong("To run next:"), ` ${points}; ${which}`, code(next.layout), `${rate}. The sweep's own command goes on with them.`)];
+  }
+
+  /** A button for the commands that run each layout of a tie again: repeats tell them apart. */
+  function settle(found, command) {
+    const lines = found.ties.map(({ row }) => command(row)).filter(({ words }) => words).map(({ words }) => Rerun.line(words));
+    if (!lines.length) return [];
+    const copy = button(`Copy the ${lines.length} commands`, () => copied(copy, lines.join("\n")));
+    return [" To settle it, run them again: ", copy, "."];
   }
 
   /** What to do where nothing is left: each a click away. */
@@ -166,17 +185,19 @@ const Finder = (() => {
   }
 
   async function copied(copy, text) {
+    const label = copy.textContent;
     try {
       await navigator.clipboard.writeText(text);
     } catch {
-      const range = document.createRange(); // pages of a disk may not write to the clipboard by themselves
-      range.selectNodeContents(by("command"));
-      getSelection().removeAllRanges();
-      getSelection().addRange(range);
+      const field = element("textarea", { class: "vh", "aria-hidden": "true" }, text); // some pages of a disk may not
+      document.body.append(field);
+      field.select();
       document.execCommand("copy");
+      field.remove();
+      copy.focus();
     }
     copy.textContent = "Copied";
-    setTimeout(() => (copy.textContent = "Copy command"), 1500);
+    setTimeout(() => (copy.textContent = label), 1500);
   }
 
   return { showForm, showAnswer, layoutLine };

@@ -19,7 +19,11 @@ class Part {
       if (!this.points.again[place]) cell(row).points.push(row);
     });
     this.ranked.row.forEach((row, place) => cell(row).layouts.push(place));
-    for (const { workload: name, world_size: count, points } of this.waiting ?? []) this.at(name, count, true).waiting += points;
+    for (const one of this.waiting ?? []) {
+      const found = this.at(one.workload, one.world_size, true);
+      found.waiting += one.points;
+      found.next = one;
+    }
     this.sizes = [...new Set([...this.cells.values()].map((found) => found.size))].sort((a, b) => a - b);
     const named = new Set([...this.cells.values()].map((found) => found.workload));
     this.workloads = [...this.workloads.filter((name) => named.has(name)), ...[...named].filter((name) => !packed.workloads.includes(name))];
