@@ -222,7 +222,7 @@ def test_the_report_takes_the_published_file(study: pd.DataFrame, tmp_path: Path
     assert set(table["engine"]) == {"nanotron"}
     found = pd.read_csv(tmp_path / "out" / "tables" / "claims.csv")
     assert found.columns[:4].tolist() == ["claim", "data", "verdict", "evidence"]
-    assert "7 of 27 winners change" in (tmp_path / "out" / "index.html").read_text()
+    assert "7 of 27 winners change" in (tmp_path / "out" / "claims.html").read_text()
     for spec in registry.FIGURES:
         if spec.data is not None:
             assert (tmp_path / "out" / "tables" / f"{spec.name}.csv").is_file()
