@@ -25,8 +25,8 @@ const Cost = (() => {
       ...[["", point.cell.size], ["l lay", part.layoutName(point.best.place)], ["", Words.days(point.days)], ["", Words.fixed(point.hours)], ...(state.price ? [["", Words.money(point.paid)]] : []), ["", point === cheapest ? Words.UNKNOWN : `× ${Words.fixed(point.paid / cheapest.paid, 2)}`]].map(([kind, text]) => element("td", { class: kind }, String(text))));
     const head = ["GPUs", "Layout", "Days", "GPU-hours", ...(state.price ? ["Cost"] : []), "Against cheapest"];
     box.replaceChildren(element("p", { class: "lead" }, lead + soon), element("div", { class: "two" },
-      points.length > 1 ? chart(state, points) : element("p", { class: "empty" }, "One number of GPUs: there is no curve to draw."),
-      element("div", { class: "scroll" }, element("table", {}, element("thead", {}, element("tr", {}, ...head.map((name, place) => element("th", { scope: "col", class: place === 1 ? "l" : "" }, name)))), element("tbody", {}, ...points.map(line))),
+      points.length > 1 ? element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Curve of cost" }, chart(state, points)) : element("p", { class: "empty" }, "One number of GPUs: there is no curve to draw."),
+      element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Table of cost" }, element("table", {}, element("thead", {}, element("tr", {}, ...head.map((name, place) => element("th", { scope: "col", class: place === 1 ? "l" : "" }, name)))), element("tbody", {}, ...points.map(line))),
         element("p", { class: "note" }, `At the speed of the timed steps; no restart, evaluation or checkpoint is in it.${state.price ? "" : " Give a price above to see money."}`))));
   }
 
