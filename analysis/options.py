@@ -48,7 +48,7 @@ def parse(argv: Sequence[str] | None) -> CommandLine:
     parser = command_line.Parser(
         prog="python -m analysis.report",
         description="Draw a report of a sweep, of every sweep below a folder, or of the Ultra-Scale Playbook's "
-        "published table: index.html, explorer.html, figures/ and tables/.",
+        "published table: index.html, figures/ and tables/.",
         allow_abbrev=False,
     )
     parser.add_argument("results", type=command_line.path, nargs="?", metavar="RESULTS", help=_RESULTS)
