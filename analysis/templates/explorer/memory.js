@@ -152,13 +152,15 @@ const Memory = (() => {
 
   /**
    * @param {Element} root
-   * @param {object} widget `data.widget`: shapes, clusters, rules.
-   * @param {?object} experiment What the inputs begin with; a layout of eight billion parameters when null.
+   * @param {Widget} widget `data.widget`: shapes, clusters, rules.
+   * @param {?Experiment} experiment What the inputs begin with; a layout of eight billion parameters when null.
    */
   function mount(root, widget, experiment = null) {
     root.innerHTML = PAGE;
+    /** @type {(name: string) => HTMLElement} */
     const at = (name) => root.querySelector(`#runs-m-${name}`);
-    const select = at("stage"), known = devices(widget.clusters);
+    const select = /** @type {HTMLSelectElement} */ (at("stage")), known = devices(widget.clusters);
+    /** @type {?ReturnType<typeof MemoryModel.estimateMemory>} */
     let memory = null;
     at("margin").textContent =
       "Bar: share of the device's memory; its line: what training can have, without what the driver, NCCL and the " +
@@ -209,7 +211,7 @@ const Memory = (() => {
         plural(ModelCosts.worldSize(e), "GPU"), `${plural(e.global_batch_size, "sequence")} or ` +
         `${plural(e.global_batch_size * e.seq_len, "token")} a step`].join(", ");
       at("total").textContent = memory ? `${gib(memory.peak_bytes)} GiB` : "no such layout";
-      at("total").dataset.bytes = memory ? memory.peak_bytes : "";
+      at("total").dataset.bytes = memory ? String(memory.peak_bytes) : "";
       at("where").textContent = !memory ? "" : memory.stages.length > 1
         ? `on a rank of stage ${memory.peak_stage}, the fullest of ${memory.stages.length}` : "on every rank";
       at("verdict").textContent = "";

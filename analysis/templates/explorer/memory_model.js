@@ -14,12 +14,16 @@ const MemoryModel = (() => {
   /** The [part, bytes] with the most bytes. */
   const largest = (entries) => entries.reduce((most, part) => (part[1] > most[1] ? part : most));
 
-  /** memory.moments_held: [micro-batches in flight, micro-batches between the halves of a split backward]. */
+  /**
+   * memory.moments_held: [micro-batches in flight, micro-batches between the halves of a split backward].
+   * @returns {Pair[]}
+   */
   function momentsHeld(e, rank) {
     const m = numMicrobatches(e), v = e.virtual_stages;
     if (e.pp_schedule === "gpipe") return [[m, 0]];
     const rounds = Math.min(m, 2 * e.pp); // schedule.held_by_rank
     let inFlight = 0, waits = 0;
+    /** @type {Pair[]} */
     const found = [[0, 0]];
     for (const { kind } of PipelineModel.scheduleActions(e.pp_schedule, rank, e.pp, rounds, v)) {
       if (kind !== "W") inFlight += kind === "F" ? 1 : -1;

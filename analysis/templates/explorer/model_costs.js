@@ -150,8 +150,8 @@ const ModelCosts = (() => {
         dense += Math.max(0, Math.min(end, denseTotal) - start);
         for (let layer = start; layer < end; layer += 1) {
           const again = layer % every === 0;
-          recomputed += again;
-          denseRecomputed += again && layer < denseTotal;
+          recomputed += again ? 1 : 0;
+          denseRecomputed += again && layer < denseTotal ? 1 : 0;
           keptAfter = again ? 0 : keptAfter + 1;
         }
       }
