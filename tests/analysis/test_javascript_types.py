@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
+
+from analysis.index_page import assemble
+from analysis.rows import cohorts
+from tests.analysis import synthetic
+from tests.analysis.conftest import frame_of
+from tests.analysis.explorer_page import POINTS, results_of
 
 TEMPLATES = Path(__file__).resolve().parents[2] / "analysis" / "templates"
 COMPILER = "node_modules/typescript/bin/tsc"
@@ -37,9 +44,26 @@ def test_the_scripts_keep_their_types(compiler: list[str]) -> None:
     assert checked(compiler, TEMPLATES) == ""
 
 
+def copied(folder: Path) -> Path:
+    return shutil.copytree(TEMPLATES, folder / "templates", ignore=shutil.ignore_patterns("vendor"))
+
+
+@pytest.mark.slow
+def test_python_gives_what_the_types_say(compiler: list[str], tmp_path: Path) -> None:
+    results = results_of(frame_of(synthetic.attempts(POINTS)), tmp_path)
+    data = assemble.data(results, cohorts.split(results.attempts), tmp_path, 2.5)
+    copy = copied(tmp_path)
+    given = copy / "page" / "given.js"
+    given.write_text(f"/** @type {{RunsData}} */\nconst given = {json.dumps(data)};\n")
+    assert checked(compiler, copy) == ""
+    data["page"]["parts"][0] |= {"capacity": "80 GiB", "unknown": 1}  # the check does see what is wrong
+    given.write_text(f"/** @type {{RunsData}} */\nconst given = {json.dumps(data)};\n")
+    assert "given.js" in checked(compiler, copy)
+
+
 @pytest.mark.slow
 def test_a_wrong_type_is_found(compiler: list[str], tmp_path: Path) -> None:
-    copy = shutil.copytree(TEMPLATES, tmp_path / "templates", ignore=shutil.ignore_patterns("vendor"))
+    copy = copied(tmp_path)
     script = copy / "page" / "cost.js"
     wrong = [
         "/** @type {(part: Part) => number} */ const wrongName = (part) => part.capacty;",

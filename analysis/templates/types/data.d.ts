@@ -95,6 +95,9 @@ interface ModelShape {
   vocab_size: number;
   tie_embeddings: boolean;
   qk_norm: boolean;
+  /** These two are not known of a shape that the page has put together from a row; nothing here reads them. */
+  rope_theta?: number;
+  norm_eps?: number;
   moe: ExpertShape | null;
   mla: LatentShape | null;
 }
@@ -125,6 +128,9 @@ interface ClusterAbout {
   usable_bytes: number;
   devices_per_node: number;
   single_node: boolean;
+  backend: string;
+  /** For which its device's speed is known. */
+  precisions: string[];
 }
 
 /** The planner's rules, which memory_rules.js evaluates: analysis/explorer/rule_data.py. */
@@ -143,8 +149,8 @@ interface Rule {
   message: Expression[];
 }
 
-/** An expression as workloads.expressions.as_data writes it: a constant, or an operator with its operands. */
-type Expression = string | number | boolean | null | Expression[] | { [operator: string]: Expression };
+/** An expression as workloads.expressions.as_data writes it: a number, a name, or a list of a sign and its operands. */
+type Expression = number | string | Expression[];
 
 /** The fields of an experiment, as workloads.experiment.to_dict has them. */
 interface Experiment {

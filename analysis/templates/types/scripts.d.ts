@@ -216,3 +216,10 @@ interface PipelineRun {
   fields: Pick<PipelineInputs, "schedule" | "ranks" | "microbatches" | "chunks">;
   times: { work: number; idle: number; slowest: number | null; profiled: number | null } | null;
 }
+
+/** Parameters of a layer: those that tp splits, those that every rank holds, and those of experts. */
+interface Counts extends Record<string, number> {
+  split: number;
+  replicated: number;
+  experts: number;
+}
