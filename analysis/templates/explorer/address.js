@@ -28,7 +28,7 @@ const Address = (() => {
    * The keys of one part of the page.
    * @param {string} owner Names the part in the message when two parts want the same key.
    * @param {Iterable<string>} keys Names; one that ends in `*` stands for all that begin so.
-   * @returns {{read: () => Map<string, string>, write: (pairs: Iterable<[string, string]>) => void}} `read`: the
+   * @returns {Claim} `read`: the
    *   part's pairs of the hash as it is now; `write` replaces them all, and leaves everything else where it stands.
    */
   function claim(owner, keys) {
@@ -59,13 +59,17 @@ const Address = (() => {
     return { read, write };
   }
 
-  /** A filter as text and back. Between values stands `~`; one inside a value has a backslash before it. */
+  /** A filter as text and back. Between values stands `~`; one inside a value has a backslash before it. @param {Filter} filter */
   function filterText(filter) {
     if (filter.values) return `is:${[...filter.values].map((value) => value.replace(/[\\~]/g, "\\$&")).join("~")}`;
     if (filter.holds !== undefined) return `holds:${filter.holds}`;
     return `from:${filter.low ?? ""}~${filter.high ?? ""}`;
   }
 
+  /**
+   * @param {string} text
+   * @returns {Filter|null}
+   */
   function filterOf(text) {
     const [kind, ...rest] = text.split(":");
     const value = rest.join(":");

@@ -5,9 +5,16 @@ const Axes = (() => {
   const MODES = [["rect", "Box"], ["polygon", "Lasso"], ["zoom", "Zoom"]];
 
   class View {
-    /** `on` has choose(axis, name), log(axis, on), mode(name), whole(). */
+    /**
+     * @param {HTMLElement} root
+     * @param {HTMLElement} tools
+     * @param {RunsState} state
+     * @param {{choose: (axis: string, name: string) => void, log: (axis: string, on: boolean) => void, mode: (name: string) => void, whole: () => void}} on
+     */
     constructor(root, tools, state, on) {
-      Object.assign(this, { root, tools, state, on });
+      this.root = root;
+      this.state = state;
+      this.on = on;
       root.replaceChildren(this.control("x", "across"), this.box("X", "log"), this.control("y", "up"), this.box("Y", "log"), this.control("colour", "colour", "none"), this.control("size", "size", "none"));
       this.whole = element("button", { type: "button", class: "plain", hidden: true, onclick: () => on.whole() }, "Whole plot");
       this.modes = MODES.map(([mode, text]) => element("button", { type: "button", class: "plain", "data-mode": mode, "aria-pressed": "false", onclick: () => on.mode(mode) }, text));
@@ -25,11 +32,17 @@ const Axes = (() => {
       return element("label", { class: "check" }, box, label);
     }
 
+    /** @returns {HTMLSelectElement} */
+    choice(axis) {
+      return this.root.querySelector(`select[data-axis=${axis}]`);
+    }
+
     /** Bring the controls up to the state. */
     update(mode, zoomed) {
       const { state } = this;
-      for (const axis of ["x", "y", "colour", "size"]) this.root.querySelector(`select[data-axis=${axis}]`).value = state[axis];
+      for (const axis of ["x", "y", "colour", "size"]) this.choice(axis).value = state[axis];
       for (const axis of ["X", "Y"]) {
+        /** @type {HTMLInputElement} */
         const box = this.root.querySelector(`input[data-axis=log${axis}]`);
         const column = state.columns.get(state[axis.toLowerCase()]);
         box.disabled = !column || PlotPoints.isStepped(column) || column.kind === "time";

@@ -3,18 +3,26 @@
 /* The embedded columns, unpacked when first asked for: values, how they are written, how they sort. Also `element`,
    the only way in which this page makes elements: texts are always texts. */
 
+/**
+ * @template {keyof HTMLElementTagNameMap} Tag
+ * @param {Tag} tag
+ * @param {Record<string, unknown>} [attributes] Those that begin with `on` are listeners; null, undefined and false: none.
+ * @param {...(Node|string|null|undefined)} children
+ * @returns {HTMLElementTagNameMap[Tag]}
+ */
 function element(tag, attributes = {}, ...children) {
   const node = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
-    if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
+    if (name.startsWith("on")) node.addEventListener(name.slice(2), /** @type {EventListener} */ (value));
     else if (value === true) node.setAttribute(name, "");
-    else if (value !== false && value !== null && value !== undefined) node.setAttribute(name, value);
+    else if (value !== false && value !== null && value !== undefined) node.setAttribute(name, String(value));
   }
   node.append(...children.filter((child) => child !== null && child !== undefined));
   return node;
 }
 
 const Columns = (() => {
+  /** @type {Record<string, [number, string]>} */
   const SCALES = { B: [2 ** 30, "GiB"], fraction: [0.01, "%"], "FLOP/s": [1e12, "TFLOP/s"], "B/s": [1e9, "GB/s"], FLOP: [1e9, "GFLOP"] };
   const UNKNOWN = "–";
   const collator = new Intl.Collator("en", { numeric: true, sensitivity: "base" });
@@ -27,19 +35,40 @@ const Columns = (() => {
   }
 
   class Column {
-    /** `names`: words for the values of a column of texts, where they are codes. */
+    /** @type {(string|number)[]|null|undefined} */
+    _levels;
+    /** @type {Int32Array|undefined} */
+    _codes;
+    /** @type {Float64Array|undefined} */
+    _numbers;
+    /** @type {Float64Array|undefined} */
+    _keys;
+    /** @type {number[]|undefined} */
+    _sorted;
+    /** Where `PlotPoints.values` keeps what it has made of the column. @type {Float64Array|undefined} */
+    axis;
+
+    /**
+     * @param {PackedColumn} packed
+     * @param {number} rows
+     * @param {Record<string, string>} [names] Words for the values of a column of texts, where they are codes.
+     */
     constructor(packed, rows, names = {}) {
       this.names = names;
       this.values = packed.steps ? summed(packed.steps) : packed.values;
-      Object.assign(this, { name: packed.name, label: packed.label, kind: packed.kind, description: packed.description });
+      this.name = packed.name;
+      this.label = packed.label;
+      this.kind = packed.kind;
+      this.description = packed.description;
       this.isText = packed.kind === "text";
       this.rawUnit = packed.unit;
       this.packed = packed;
       this.rows = rows;
-      const largest = this.isText ? 0 : (packed.levels ?? this.values).reduce((most, v) => Math.max(most, Math.abs(v ?? 0)), 0);
-      const [scale, unit] = SCALES[packed.unit] ?? [1, packed.unit];
+      const largest = this.isText ? 0 : /** @type {number[]} */ (packed.levels ?? this.values).reduce((most, v) => Math.max(most, Math.abs(v ?? 0)), 0);
+      const [scale, unit] = SCALES[packed.unit] ?? usual(packed.unit);
       const small = packed.unit === "B" && largest < 2 ** 30 / 10;
-      [this.scale, this.unit] = small ? [2 ** 20, "MiB"] : [scale, unit];
+      this.scale = small ? 2 ** 20 : scale;
+      this.unit = small ? "MiB" : unit;
       this.isId = /(^|_)(id|job|row|seed)$|version$/.test(packed.name);
     }
 
@@ -64,13 +93,13 @@ const Columns = (() => {
         this._numbers = new Float64Array(this.rows);
         for (let row = 0; row < this.rows; row++) {
           const value = this.levels ? this.levels[this.codes[row]] : this.values[row];
-          this._numbers[row] = value ?? NaN;
+          this._numbers[row] = /** @type {number|null|undefined} */ (value) ?? NaN;
         }
       }
       return this._numbers;
     }
 
-    /** Text, number or null, in the unit of the table. */
+    /** Text, number or null, in the unit of the table. @returns {Value} */
     value(row) {
       if (this.levels) return this.codes[row] < 0 ? null : this.levels[this.codes[row]];
       return this.values[row];
@@ -81,14 +110,15 @@ const Columns = (() => {
       return this.write(this.value(row));
     }
 
+    /** @param {Value|undefined} value */
     write(value) {
       if (value === null || value === undefined) return UNKNOWN;
-      if (this.isText) return this.say(value);
+      if (typeof value === "string") return this.say(value);
       if (this.kind === "time") return new Date(value * 1000).toISOString().slice(0, 19).replace("T", " ");
       return this.isId ? String(value) : writeNumber(value / this.scale);
     }
 
-    /** A text as people read it: an outcome's name for its code. */
+    /** A text as people read it: an outcome's name for its code. @param {string} value */
     say(value) {
       return Object.hasOwn(this.names, value) ? this.names[value] : value;
     }
@@ -115,20 +145,24 @@ const Columns = (() => {
     /** Codes of the levels in natural order. */
     get sortedLevels() {
       if (!this._sorted) {
-        const compare = this.isText ? (a, b) => collator.compare(this.levels[a], this.levels[b]) : (a, b) => this.levels[a] - this.levels[b];
+        const [texts, numbers] = [/** @type {string[]} */ (this.levels), /** @type {number[]} */ (this.levels)];
+        const compare = this.isText ? (a, b) => collator.compare(texts[a], texts[b]) : (a, b) => numbers[a] - numbers[b];
         this._sorted = this.levels.map((_, code) => code).sort(compare);
       }
       return this._sorted;
     }
   }
 
-  /** Numbers of which each says what it adds to the one before. */
+  /** @type {(unit: string) => [number, string]} */
+  const usual = (unit) => [1, unit];
+
+  /** Numbers of which each says what it adds to the one before. @param {number[]} steps */
   function summed(steps) {
     let sum = 0;
     return steps.map((step) => (sum += step));
   }
 
-  /** Texts that analysis/explorer/pack_texts.py has cut into their parts. */
+  /** Texts that analysis/explorer/pack_texts.py has cut into their parts. @param {PackedTexts} packed */
   function joined({ forms, form }) {
     const texts = forms.map(({ cuts, places }) => {
       const parts = places.map((place) => (Array.isArray(place) ? place : place.steps ? summed(place.steps) : place.codes.map((code) => place.levels[code])));
@@ -139,7 +173,11 @@ const Columns = (() => {
     return form.map((of) => texts[of][next[of]++]);
   }
 
-  /** Columns by name, in the order of the file. */
+  /**
+   * Columns by name, in the order of the file.
+   * @param {RunsData} data
+   * @returns {Map<string, Column>}
+   */
   function unpack(data) {
     return new Map(data.columns.map((packed) => [packed.name, new Column(packed, data.rows, packed.name === "outcome" ? { ...data.outcomes, ok: "finished" } : {})]));
   }

@@ -6,9 +6,21 @@ const Drawer = (() => {
   const MODELS = "runs-models"; // the script element of both models
 
   class View {
-    /** `on` has open(row), close(), view(name). */
+    /** Views that hold the row that is shown. @type {Set<string>} */
+    made;
+
+    /**
+     * @param {HTMLElement} root
+     * @param {RunsData} data
+     * @param {ColumnMap} columns
+     * @param {{open: (row: number) => void, close: () => void, view: (name: string) => void}} on
+     */
     constructor(root, data, columns, on) {
-      Object.assign(this, { root, data, columns, on, row: -1 });
+      this.root = root;
+      this.data = data;
+      this.columns = columns;
+      this.on = on;
+      this.row = -1;
       this.heading = element("div", {});
       this.tabs = VIEWS.map(([name, text]) => element("button", { type: "button", role: "tab", id: `runs-tab-${name}`, "aria-controls": `runs-view-${name}`, "data-view": name, onclick: () => on.view(name) }, text));
       this.views = VIEWS.map(([name]) => element("div", { role: "tabpanel", id: `runs-view-${name}`, "aria-labelledby": `runs-tab-${name}`, "data-view": name, hidden: true }));
@@ -52,8 +64,14 @@ const Drawer = (() => {
       });
     }
 
+    /** @param {string} name */
     read(name) {
       return this.columns.get(name)?.value(this.row) ?? null;
+    }
+
+    /** The same of a column of texts. @param {string} name */
+    said(name) {
+      return /** @type {string|null} */ (this.read(name));
     }
 
     memory(root) {
@@ -83,7 +101,7 @@ const Drawer = (() => {
         this.heading.replaceChildren(element("h3", { id: "runs-drawer-title", class: "title" }, "A layout of your own"));
         return;
       }
-      const [verdict, outcome] = [this.read("verdict"), this.read("outcome")];
+      const [verdict, outcome] = [this.said("verdict"), this.said("outcome")];
       const [word, good] = verdict !== null ? [verdict.replaceAll("_", " "), verdict === "run" || verdict === "cached"] : [outcome === "ok" ? "finished" : (data.outcomes[outcome] ?? outcome), outcome === "ok"];
       const gpus = this.read("world_size");
       this.heading.replaceChildren(
@@ -95,7 +113,7 @@ const Drawer = (() => {
     key(event) {
       const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
       const shown = this.tabs.filter((tab) => !tab.hidden);
-      const at = shown.indexOf(document.activeElement);
+      const at = shown.findIndex((tab) => tab === document.activeElement);
       if (!step || at < 0) return;
       const next = shown[(at + step + shown.length) % shown.length];
       this.on.view(next.dataset.view);

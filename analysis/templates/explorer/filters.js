@@ -8,15 +8,25 @@ const Filters = (() => {
   const NAMED = new Set(["cohort", "workload", "model", "world_size"]);
 
   class Model {
+    /**
+     * @param {ColumnMap} columns
+     * @param {number} rows
+     */
     constructor(columns, rows) {
       this.columns = columns;
       this.rows = rows;
-      this.active = new Map(); // name -> {values: Set} | {low, high} | {holds}
-      this.fails = new Map(); // name -> Uint8Array
+      /** @type {Map<string, Filter>} */
+      this.active = new Map();
+      /** @type {Map<string, Uint8Array>} */
+      this.fails = new Map();
       this.failed = new Uint16Array(rows); // filters that turn a row down
     }
 
-    /** Replace the filter of one column; null takes it away. */
+    /**
+     * Replace the filter of one column; null takes it away.
+     * @param {string} name
+     * @param {Filter|null} filter
+     */
     set(name, filter) {
       const column = this.columns.get(name);
       const before = this.fails.get(name);
@@ -38,7 +48,7 @@ const Filters = (() => {
       return this.failed[row] === 0;
     }
 
-    /** Rows per level of a column (last entry: unknown) that the other filters let through. */
+    /** Rows per level of a column (last entry: unknown) that the other filters let through. @param {Column} column */
     counts(column) {
       const own = this.fails.get(column.name);
       const counts = new Int32Array(column.levels.length + 1);
@@ -51,6 +61,12 @@ const Filters = (() => {
     }
   }
 
+  /**
+   * Per row 1 where the filter turns it down.
+   * @param {Column} column
+   * @param {Filter} filter
+   * @param {number} rows
+   */
   function turnedDown(column, filter, rows) {
     const fails = new Uint8Array(rows);
     if (filter.values) {
@@ -59,7 +75,7 @@ const Filters = (() => {
       for (let row = 0; row < rows; row++) fails[row] = (column.codes[row] < 0 ? unknown : lets[column.codes[row]]) ? 0 : 1;
     } else if (filter.holds !== undefined) {
       const needle = filter.holds.toLowerCase();
-      const lets = column.levels.map((level) => level.toLowerCase().includes(needle));
+      const lets = column.levels.map((level) => String(level).toLowerCase().includes(needle));
       for (let row = 0; row < rows; row++) fails[row] = column.codes[row] >= 0 && lets[column.codes[row]] ? 0 : 1;
     } else {
       const low = filter.low === null ? -Infinity : filter.low * column.scale;
@@ -75,6 +91,7 @@ const Filters = (() => {
     return fails;
   }
 
+  /** @param {Column} column */
   function kindOf(column) {
     const most = NAMED.has(column.name) ? MOST_NAMED : MOST_CHIPS;
     if (column.levels && column.levels.length <= most && column.kind !== "time") return "values";
@@ -83,11 +100,20 @@ const Filters = (() => {
 
   /** Controls of the filters in `root`; `changed` is called with a column's name and its new filter. */
   class View {
+    /**
+     * @param {HTMLElement} root
+     * @param {Model} model
+     * @param {(name: string, filter: Filter|null) => void} changed
+     */
     constructor(root, model, changed) {
-      Object.assign(this, { root, model, changed });
+      this.root = root;
+      this.model = model;
+      this.changed = changed;
+      /** @type {Map<string, Facet>} */
       this.facets = new Map();
     }
 
+    /** @param {Column} column */
     add(column) {
       if (this.facets.has(column.name)) return this.facets.get(column.name);
       const facet = { values: chips, holds: search, range: bounds }[kindOf(column)](column, (filter) => this.changed(column.name, filter));
@@ -106,12 +132,17 @@ const Filters = (() => {
     return element("fieldset", { "data-column": column.name }, element("legend", { title: column.description }, column.title), ...children);
   }
 
+  /**
+   * @param {Column} column
+   * @param {(filter: Filter|null) => void} changed
+   * @returns {Facet}
+   */
   function chips(column, changed) {
     const boxes = [...column.sortedLevels, -1].map((code) => {
       const value = code < 0 ? "" : String(column.levels[code]);
       const box = element("input", { type: "checkbox", value, onchange: () => report() });
       const count = element("span", { class: "count" });
-        const text = code < 0 ? "unknown" : column.isText ? column.say(column.levels[code]) : column.write(column.levels[code]);
+      const text = code < 0 ? "unknown" : column.write(column.levels[code]);
       const chip = element("label", { class: "chip" }, box, element("span", { class: "name" }, text), count);
       return { code, box, count, chip };
     });
@@ -134,6 +165,11 @@ const Filters = (() => {
     return { root, update };
   }
 
+  /**
+   * @param {Column} column
+   * @param {(filter: Filter|null) => void} changed
+   * @returns {Facet}
+   */
   function bounds(column, changed) {
     const limits = [Infinity, -Infinity];
     for (const value of column.numbers) {
@@ -147,13 +183,20 @@ const Filters = (() => {
     const report = () => changed(read(low) === null && read(high) === null ? null : { low: read(low), high: read(high) });
     const root = fieldset(column, element("div", { class: "bounds" }, low, element("span", {}, "to"), high));
     const update = (filter) => {
-      for (const [field, bound] of [[low, filter?.low ?? null], [high, filter?.high ?? null]]) {
+      /** @type {[HTMLInputElement, number|null][]} */
+      const pairs = [[low, filter?.low ?? null], [high, filter?.high ?? null]];
+      for (const [field, bound] of pairs) {
         if (read(field) !== bound) field.value = bound === null ? "" : String(bound);
       }
     };
     return { root, update };
   }
 
+  /**
+   * @param {Column} column
+   * @param {(filter: Filter|null) => void} changed
+   * @returns {Facet}
+   */
   function search(column, changed) {
     const field = element("input", { type: "search", "aria-label": `${column.title} holds`, placeholder: "holds …", oninput: () => changed(field.value ? { holds: field.value } : null) });
     const update = (filter) => {
@@ -162,7 +205,11 @@ const Filters = (() => {
     return { root: fieldset(column, field), update };
   }
 
-  /** A filter in words: `tp: 4, 8`. */
+  /**
+   * A filter in words: `tp: 4, 8`.
+   * @param {Column} column
+   * @param {Filter} filter
+   */
   function words(column, filter) {
     const named = (value) => (value === "" ? "unknown" : column.isText ? column.say(value) : column.write(Number(value)));
     if (filter.values) return `${column.label}: ${[...filter.values].map(named).join(", ")}`;

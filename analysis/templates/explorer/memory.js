@@ -39,15 +39,23 @@ const Memory = (() => {
       </div>
     </div>`;
 
+  /** @param {number} bytes */
   const gib = (bytes) => {
     const value = bytes / GIB;
     if (value > 0 && value < 0.01) return "< 0.01";
     return value.toLocaleString("en", { minimumFractionDigits: 2, maximumFractionDigits: 2 });
   };
+  /** @param {number} value */
   const plain = (value) => value.toLocaleString("en", { maximumFractionDigits: 1 });
+  /** @param {number} value */
   const whole = (value) => value.toLocaleString("en");
+  /** @param {number} share */
   const percent = (share) =>
     share > 0 && share < 0.0005 ? "< 0.1 %" : `${(100 * share).toFixed(share < 0.0995 ? 1 : 0)} %`;
+  /**
+   * @param {number} count
+   * @param {string} word
+   */
   const plural = (count, word) => `${whole(count)} ${word}${count === 1 ? "" : "s"}`;
 
   function element(tag, text, attributes = {}) {
@@ -57,7 +65,13 @@ const Memory = (() => {
     return made;
   }
 
-  /** What the planner would say of a peak on a cluster, in one word and one sentence (sweep.plan). */
+  /**
+   * What the planner would say of a peak on a cluster, in one word and one sentence (sweep.plan).
+   * @param {number} peak
+   * @param {ClusterAbout} cluster
+   * @param {Widget} widget
+   * @param {Experiment} experiment
+   */
   function verdict(peak, cluster, widget, experiment) {
     const here = MemoryRules.violations(widget.rules, experiment, cluster).find(({ scope }) => scope === "cluster");
     if (here) return { kind: "no", mark: "✗", word: "invalid", text: here.message };
@@ -74,7 +88,7 @@ const Memory = (() => {
     return { kind: "yes", mark: "✓", word: "fits", text: `${gib(usable - peak)} GiB to spare` };
   }
 
-  /** Clusters with equal devices and equal room are one line. */
+  /** Clusters with equal devices and equal room are one line. @param {ClusterAbout[]} clusters */
   function devices(clusters) {
     const found = new Map();
     for (const cluster of clusters) {
@@ -152,13 +166,15 @@ const Memory = (() => {
 
   /**
    * @param {Element} root
-   * @param {object} widget `data.widget`: shapes, clusters, rules.
-   * @param {?object} experiment What the inputs begin with; a layout of eight billion parameters when null.
+   * @param {Widget} widget `data.widget`: shapes, clusters, rules.
+   * @param {?Experiment} experiment What the inputs begin with; a layout of eight billion parameters when null.
    */
   function mount(root, widget, experiment = null) {
     root.innerHTML = PAGE;
+    /** @type {(name: string) => HTMLElement} */
     const at = (name) => root.querySelector(`#runs-m-${name}`);
-    const select = at("stage"), known = devices(widget.clusters);
+    const select = /** @type {HTMLSelectElement} */ (at("stage")), known = devices(widget.clusters);
+    /** @type {?ReturnType<typeof MemoryModel.estimateMemory>} */
     let memory = null;
     at("margin").textContent =
       "Bar: share of the device's memory; its line: what training can have, without what the driver, NCCL and the " +
@@ -209,7 +225,7 @@ const Memory = (() => {
         plural(ModelCosts.worldSize(e), "GPU"), `${plural(e.global_batch_size, "sequence")} or ` +
         `${plural(e.global_batch_size * e.seq_len, "token")} a step`].join(", ");
       at("total").textContent = memory ? `${gib(memory.peak_bytes)} GiB` : "no such layout";
-      at("total").dataset.bytes = memory ? memory.peak_bytes : "";
+      at("total").dataset.bytes = memory ? String(memory.peak_bytes) : "";
       at("where").textContent = !memory ? "" : memory.stages.length > 1
         ? `on a rank of stage ${memory.peak_stage}, the fullest of ${memory.stages.length}` : "on every rank";
       at("verdict").textContent = "";

@@ -2,7 +2,8 @@
 "use strict";
 const MemoryForm = (() => {
   const POWERS = (most) => Array.from({ length: Math.log2(most) + 1 }, (_, i) => 2 ** i);
-  /** [field, label, what the slider steps through]; the box beside it takes any whole number. */
+  /** @typedef {[string, string, number[]]} Field field, label, what the slider steps through; the box takes any whole number */
+  /** @type {Field[]} */
   const SHAPE = [
     ["num_layers", "Layers", [1, 2, 4, 8, 16, 24, 28, 32, 36, 48, 61, 64, 80, 96, 126]],
     ["hidden_size", "Hidden size", [128, 256, 512, 1024, 2048, 3072, 4096, 5120, 6144, 7168, 8192, 12288, 16384]],
@@ -12,6 +13,7 @@ const MemoryForm = (() => {
     ["ffn_hidden_size", "Feed-forward size", [384, 1024, 2048, 4096, 8192, 11008, 14336, 18432, 28672, 53248]],
     ["vocab_size", "Vocabulary", [1024, 32000, 49152, 100352, 128256, 131072, 151936, 256000]],
   ];
+  /** @type {Field[]} */
   const EXPERTS = [
     ["num_experts", "Experts", POWERS(512)],
     ["experts_per_token", "Experts a token visits", [1, 2, 4, 6, 8, 16]],
@@ -22,6 +24,7 @@ const MemoryForm = (() => {
   const NEW_EXPERTS = {
     num_experts: 8, experts_per_token: 2, expert_hidden_size: 4096, num_shared_experts: 0, num_dense_layers: 0,
   };
+  /** @type {Field[]} */
   const LAYOUT = [
     ["dp_replicate", "dp_replicate: replicas", POWERS(512)],
     ["dp_shard", "dp_shard: ranks that ZeRO shards over", POWERS(512)],
@@ -30,6 +33,7 @@ const MemoryForm = (() => {
     ["pp", "pp: pipeline stages", POWERS(64)],
     ["ep", "ep: expert parallel, borrows dp and cp ranks", POWERS(64)],
   ];
+  /** @type {Field[]} */
   const BATCH = [
     ["micro_batch_size", "Micro-batch, sequences", POWERS(64)],
     ["num_microbatches", "Micro-batches a step", POWERS(256)],
@@ -48,9 +52,13 @@ const MemoryForm = (() => {
     recompute: { none: "none", selective: "selective: norm+rope+swiglu", full: "full: every block again" },
     pp_split: { balanced: "balanced: the head counts", even: "even" },
   };
+  /** @type {Field} */
   const EVERY = ["recompute_every", "Recompute one layer in", [1, 2, 3, 4, 6, 8, 16]];
+  /** @type {Field} */
+  const CHUNKS = ["virtual_stages", "Model chunks a rank", [2, 3, 4, 5, 6, 8]];
   const V_SHAPED = ModelCosts.V_SHAPED;
 
+  /** @param {Field} field */
   const numberField = ([name, label, steps]) => `
     <div class="w-field">
       <label for="runs-m-${name}">${label}</label>
@@ -91,7 +99,7 @@ const MemoryForm = (() => {
         ${choiceField("recompute", "Recompute", choices.recompute)}
         ${numberField(EVERY)}
         ${choiceField("pp_schedule", "Pipeline schedule", schedules)}
-        ${numberField(["virtual_stages", "Model chunks a rank", [2, 3, 4, 5, 6, 8]])}
+        ${numberField(CHUNKS)}
         ${choiceField("pp_split", "Layers on the pipeline's ranks", choices.pp_split)}
         ${choiceField("cp_kind", "Context parallelism", choices.cp_kind)}
         ${choiceField("precision", "Precision", choices.precision)}
@@ -108,7 +116,7 @@ const MemoryForm = (() => {
     form.innerHTML = html(widget.choices);
     const field = (name) => form.elements[name];
     const sliders = Object.fromEntries(
-      [...SHAPE, ...EXPERTS, ...LAYOUT, ...BATCH, EVERY, ["virtual_stages", "", [2, 3, 4, 5, 6, 8]]].map(
+      [...SHAPE, ...EXPERTS, ...LAYOUT, ...BATCH, EVERY, CHUNKS].map(
         ([name, , steps]) => [name, { element: form.querySelector(`[data-of=${name}]`), steps }]));
     let model = null; // the shape as it is, edits included
     for (const known of widget.models) field("model").add(new Option(known.name, known.name));

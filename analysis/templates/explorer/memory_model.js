@@ -14,12 +14,16 @@ const MemoryModel = (() => {
   /** The [part, bytes] with the most bytes. */
   const largest = (entries) => entries.reduce((most, part) => (part[1] > most[1] ? part : most));
 
-  /** memory.moments_held: [micro-batches in flight, micro-batches between the halves of a split backward]. */
+  /**
+   * memory.moments_held: [micro-batches in flight, micro-batches between the halves of a split backward].
+   * @returns {Pair[]}
+   */
   function momentsHeld(e, rank) {
     const m = numMicrobatches(e), v = e.virtual_stages;
     if (e.pp_schedule === "gpipe") return [[m, 0]];
     const rounds = Math.min(m, 2 * e.pp); // schedule.held_by_rank
     let inFlight = 0, waits = 0;
+    /** @type {Pair[]} */
     const found = [[0, 0]];
     for (const { kind } of PipelineModel.scheduleActions(e.pp_schedule, rank, e.pp, rounds, v)) {
       if (kind !== "W") inFlight += kind === "F" ? 1 : -1;
@@ -29,17 +33,17 @@ const MemoryModel = (() => {
     return found;
   }
 
-  /** How many ranks share the master weights of an expert (in memory.parameter_shard_bytes). */
+  /** How many ranks share the master weights of an expert (in memory.parameter_shard_bytes). @param {Experiment} e */
   const expertShards = (e) => Math.max(1, div(dataDegrees(e)[1], e.ep));
 
-  /** memory.parameter_shard_bytes */
+  /** memory.parameter_shard_bytes @param {Experiment} e */
   const parameterShardBytes = (e, params, experts) =>
     masterBytes(e) * (div(params, dataDegrees(e)[1]) + div(experts, expertShards(e)));
 
-  /** moments.accumulates_unsharded */
+  /** moments.accumulates_unsharded @param {Experiment} e */
   const accumulatesUnsharded = (e) => e.zero_stage <= 1 && numMicrobatches(e) > 1;
 
-  /** moments.Shared.of: what is the same on every stage. */
+  /** moments.Shared.of: what is the same on every stage. @param {Experiment} e */
   function shared(e) {
     const model = e.model, c = computeBytes(e), [tokens, streamTokens] = rankTokens(e);
     const dense = layerBytes(e, false, c);
@@ -121,7 +125,7 @@ const MemoryModel = (() => {
     return { ...parts, "kept for the weights' gradients": turn.deferred };
   }
 
-  /** moments.head_moments */
+  /** moments.head_moments @param {Experiment} e */
   function headMoments(e, x, units, turn, stage) {
     const { c, g } = x, zero3 = e.zero_stage === 3;
     const saved = held(x, turn, stage, true);
@@ -145,7 +149,7 @@ const MemoryModel = (() => {
     return [forward, reduction];
   }
 
-  /** moments.block_moments */
+  /** moments.block_moments @param {Experiment} e */
   function blockMoments(e, x, units, turn, stage) {
     const zero3 = e.zero_stage === 3, reducesNow = reduces(x, turn);
     const resharded = turn.last ? units.head : 0;
@@ -174,7 +178,7 @@ const MemoryModel = (() => {
     return [last, { name, copies: gathered, gradients, activations: { ...left, ...own, ...buffers } }];
   }
 
-  /** moments.first_block_moment */
+  /** moments.first_block_moment @param {Experiment} e */
   function firstBlockMoment(e, x, units, turn, stage) {
     const { c, g } = x, reducesNow = reduces(x, turn);
     const done = Math.max(0, stage.params - x.block - (stage.has_embedding ? units.first : 0));
@@ -198,7 +202,7 @@ const MemoryModel = (() => {
     };
   }
 
-  /** moments.end_moment */
+  /** moments.end_moment @param {Experiment} e */
   function endMoment(e, x, units, turn, stage) {
     const { c, g } = x, name = "the end of a backward";
     const received = e.virtual_stages > (stage.has_head ? 1 : 0) ? x.stream : 0;
@@ -226,7 +230,7 @@ const MemoryModel = (() => {
     return { name, copies: c * units.first, gradients: stage.shard, activations };
   }
 
-  /** memory._stage_memory: `parts` is {category: {part: bytes}}, `moment` says when the stage is at its highest. */
+  /** memory._stage_memory: `parts` is {category: {part: bytes}}, `moment` says when the stage is at its highest. @param {Experiment} e */
   function stageMemory(e, x, index, holds) {
     const [layers, experts] = localParams(e, holds.layers);
     const ends = div(holds.embedding + holds.head, e.tp) + holds.final_norm;
@@ -294,7 +298,7 @@ const MemoryModel = (() => {
     return Object.fromEntries(kept);
   }
 
-  /** memory.estimate_memory. Expects an experiment that breaks no rule; RangeError beyond exact whole numbers. */
+  /** memory.estimate_memory. Expects an experiment that breaks no rule; RangeError beyond exact whole numbers. @param {Experiment} e */
   function estimateMemory(e) {
     const x = shared(e);
     const result = experimentStages(e).map((holds, index) => stageMemory(e, x, index, holds));

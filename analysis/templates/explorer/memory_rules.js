@@ -10,7 +10,7 @@ const MemoryRules = (() => {
 
   const gcd = (...values) => values.reduce((a, b) => { while (b) [a, b] = [b, a % b]; return a; });
 
-  /** Every divisor, smallest first. */
+  /** Every divisor, smallest first. @param {number} value */
   function divisors(value) {
     const low = [], high = [];
     for (let d = 1; d * d <= value; d += 1) {
@@ -36,7 +36,7 @@ const MemoryRules = (() => {
     or: (operands, names) => operands.some((operand) => isTrue(evaluate(operand, names))),
     if: ([test, then, otherwise], names) => evaluate(isTrue(evaluate(test, names)) ? then : otherwise, names),
   };
-  /** As in Python an empty list is false. */
+  /** As in Python an empty list is false. @param {number} value */
   const isTrue = (value) => (Array.isArray(value) ? value.length > 0 : Boolean(value));
 
   function evaluate(expression, names) {
@@ -57,9 +57,14 @@ const MemoryRules = (() => {
     return message.map((part, i) => (i % 2 ? shown(evaluate(part, names)) : part)).join("");
   }
 
-  /** What the rules may read (rules.names_of); without a cluster, those of scope "cluster" cannot be asked. */
+  /**
+   * What the rules may read (rules.names_of); without a cluster, those of scope "cluster" cannot be asked.
+   * @param {Experiment} e
+   * @param {ClusterAbout} cluster
+   */
   function namesOf(e, cluster, stated) {
     const { model } = e;
+    /** @type {Record<string, unknown>} */
     const names = {
       ...model, ...e, model: model.name,
       dp: dataParallel(e), world_size: worldSize(e), num_microbatches: numMicrobatches(e),
@@ -77,7 +82,11 @@ const MemoryRules = (() => {
     return names;
   }
 
-  /** Every rule that the experiment breaks on this cluster, or with null on any: its name, scope and sentence. */
+  /**
+   * Every rule that the experiment breaks on this cluster, or with null on any: its name, scope and sentence.
+   * @param {Experiment} e
+   * @param {ClusterAbout|null} cluster
+   */
   function violations(stated, e, cluster) {
     const names = namesOf(e, cluster, stated);
     return stated.rules

@@ -16,42 +16,57 @@ const ModelCosts = (() => {
   /** rules.V_SHAPED */
   const V_SHAPED = ["zero_bubble_v", "dualpipe_v"];
 
-  /** Python's `a // b` for whole numbers from 0 to 2^53. */
+  /**
+   * Python's `a // b` for whole numbers from 0 to 2^53.
+   * @param {number} a
+   * @param {number} b
+   */
   const div = (a, b) => (a - (a % b)) / b;
+  /** @param {Record<string, number>} parts */
   const sum = (parts) => Object.values(parts).reduce((total, value) => total + value, 0);
+  /** @param {Experiment} e */
   const masterBytes = (e) => MASTER_BYTES[e.precision] ?? 4;
+  /** @param {Experiment} e */
   const computeBytes = (e) => COMPUTE_BYTES[e.precision] ?? 2;
 
   /* ---- workloads/experiment.py, workloads/mesh.py ---- */
 
-  /** Experiment.dp */
+  /** Experiment.dp @param {Experiment} e */
   const dataParallel = (e) => e.dp_replicate * e.dp_shard;
-  /** Experiment.world_size */
+  /** Experiment.world_size @param {Experiment} e */
   const worldSize = (e) => dataParallel(e) * e.cp * e.tp * e.pp;
-  /** Experiment.num_microbatches */
+  /** Experiment.num_microbatches @param {Experiment} e */
   const numMicrobatches = (e) => div(e.global_batch_size, dataParallel(e) * e.micro_batch_size);
 
-  /** Experiment.recomputed_operations */
+  /** Experiment.recomputed_operations @param {Experiment} e */
   const recomputedOperations = (e) =>
     (e.recompute === "selective" ? RECOMPUTED_OPERATIONS : RECOMPUTED_OPERATIONS.filter((name) => e.recompute.split("+").includes(name)));
 
-  /** mesh.data_degrees: [replicas, shards] */
+  /** mesh.data_degrees: [replicas, shards] @param {Experiment} e */
   const dataDegrees = (e) => (e.zero_stage === 0 ? [e.dp_replicate * e.cp, 1] : [e.dp_replicate, e.dp_shard * e.cp]);
 
   /* ---- workloads/costs/params.py ---- */
 
   /** params.Counts, and its + and *. */
   const counts = (split = 0, replicated = 0, experts = 0) => ({ split, replicated, experts });
+  /**
+   * @param {Counts} a
+   * @param {Counts} b
+   */
   const add = (a, b) => counts(a.split + b.split, a.replicated + b.replicated, a.experts + b.experts);
+  /**
+   * @param {Counts} a
+   * @param {number} factor
+   */
   const times = (a, factor) => counts(a.split * factor, a.replicated * factor, a.experts * factor);
 
-  /** params._norms_in_attention */
+  /** params._norms_in_attention @param {ModelShape} model */
   function normsInAttention(model) {
     if (model.mla) return model.mla.q_lora_rank + model.mla.kv_lora_rank;
     return model.qk_norm ? 2 * model.head_dim : 0;
   }
 
-  /** params.attention_params */
+  /** params.attention_params @param {ModelShape} model */
   function attentionParams(model) {
     const h = model.hidden_size, mla = model.mla;
     if (!mla) {
@@ -64,21 +79,21 @@ const ModelCosts = (() => {
     return counts(model.num_heads * (up + mla.v_head_dim * h), down + normsInAttention(model));
   }
 
-  /** params.dense_layer */
+  /** params.dense_layer @param {ModelShape} model */
   const denseLayer = (model) =>
     add(attentionParams(model), counts(3 * model.hidden_size * model.ffn_hidden_size, 2 * model.hidden_size));
 
-  /** params.moe_layer */
+  /** params.moe_layer @param {ModelShape} model */
   function moeLayer(model) {
     const moe = model.moe, expert = 3 * model.hidden_size * moe.expert_hidden_size;
     const replicated = model.hidden_size * moe.num_experts + 2 * model.hidden_size;
     return add(attentionParams(model), counts(moe.num_shared_experts * expert, replicated, moe.num_experts * expert));
   }
 
-  /** params.num_dense_layers */
+  /** params.num_dense_layers @param {ModelShape} model */
   const numDenseLayers = (model) => (model.moe ? model.moe.num_dense_layers : model.num_layers);
 
-  /** params.num_params */
+  /** params.num_params @param {ModelShape} model */
   function numParams(model) {
     const vocabulary = model.vocab_size * model.hidden_size, dense = numDenseLayers(model);
     const ends = (model.tie_embeddings ? 1 : 2) * vocabulary + model.hidden_size;
@@ -86,7 +101,11 @@ const ModelCosts = (() => {
     return ends + dense * sum(denseLayer(model)) + routed;
   }
 
-  /** params.matmul_of_layer */
+  /**
+   * params.matmul_of_layer
+   * @param {ModelShape} model
+   * @param {boolean} routed
+   */
   function matmulOfLayer(model, routed) {
     const h = model.hidden_size, attention = sum(attentionParams(model)) - normsInAttention(model);
     if (!routed) return attention + 3 * h * model.ffn_hidden_size;
@@ -96,13 +115,22 @@ const ModelCosts = (() => {
 
   /* ---- workloads/costs/partition.py ---- */
 
-  /** schedule.place_of, the rank alone */
+  /**
+   * schedule.place_of, the rank alone
+   * @param {string} schedule
+   * @param {number} stage
+   * @param {number} pp
+   */
   function rankOf(schedule, stage, pp) {
     if (V_SHAPED.includes(schedule)) return stage < pp ? stage : 2 * pp - 1 - stage;
     return stage % pp;
   }
 
-  /** partition.head_in_layers */
+  /**
+   * partition.head_in_layers
+   * @param {ModelShape} model
+   * @param {number} seqLen
+   */
   function headInLayers(model, seqLen) {
     const dense = numDenseLayers(model), [qk, v] = headSizes(model);
     let matmul = dense * matmulOfLayer(model, false);
@@ -111,7 +139,7 @@ const ModelCosts = (() => {
     return (2.0 * model.vocab_size * model.hidden_size) / layer;
   }
 
-  /** partition.experiment_layers: [first, end) of every stage. */
+  /** partition.experiment_layers: [first, end) of every stage. @param {Experiment} e */
   function experimentLayers(e) {
     const model = e.model, count = e.pp * e.virtual_stages, base = div(model.num_layers, count);
     const layers = Array.from({ length: count }, (_, stage) => base + (stage < model.num_layers % count ? 1 : 0));
@@ -136,7 +164,7 @@ const ModelCosts = (() => {
     return layers.map((size) => [start, (start += size)]);
   }
 
-  /** partition.experiment_stages: what each pipeline rank holds. */
+  /** partition.experiment_stages: what each pipeline rank holds. @param {Experiment} e */
   function experimentStages(e) {
     const model = e.model, layers = experimentLayers(e), last = layers.length - 1;
     const denseTotal = numDenseLayers(model), vocabulary = model.vocab_size * model.hidden_size;
@@ -150,8 +178,8 @@ const ModelCosts = (() => {
         dense += Math.max(0, Math.min(end, denseTotal) - start);
         for (let layer = start; layer < end; layer += 1) {
           const again = layer % every === 0;
-          recomputed += again;
-          denseRecomputed += again && layer < denseTotal;
+          recomputed += again ? 1 : 0;
+          denseRecomputed += again && layer < denseTotal ? 1 : 0;
           keptAfter = again ? 0 : keptAfter + 1;
         }
       }
@@ -174,24 +202,33 @@ const ModelCosts = (() => {
     });
   }
 
-  /** params.local_params: [parameters, expert parameters] of one rank. */
+  /**
+   * params.local_params: [parameters, expert parameters] of one rank.
+   * @param {Experiment} e
+   * @param {Counts} c
+   */
   const localParams = (e, c) => [div(c.split, e.tp) + c.replicated, div(c.experts, e.ep * e.tp)];
 
   /* ---- workloads/costs/activations.py ---- */
 
-  /** flops.head_sizes: [query and key, value]. */
+  /** flops.head_sizes: [query and key, value]. @param {ModelShape} model */
   function headSizes(model) {
     if (!model.mla) return [model.head_dim, model.head_dim];
     return [model.mla.qk_nope_head_dim + model.mla.qk_rope_head_dim, model.mla.v_head_dim];
   }
 
-  /** activations.rank_tokens: [T, T_s]. */
+  /** activations.rank_tokens: [T, T_s]. @param {Experiment} e */
   function rankTokens(e) {
     const tokens = div(e.micro_batch_size * e.seq_len, e.cp);
     return [tokens, e.sequence_parallel ? div(tokens, e.tp) : tokens];
   }
 
-  /** activations.layer_tensors, and what activations._tensors_of makes of them under Ulysses */
+  /**
+   * activations.layer_tensors, and what activations._tensors_of makes of them under Ulysses
+   * @param {Experiment} e
+   * @param {boolean} routed
+   * @param {number} c
+   */
   function layerTensors(e, routed, c) {
     const model = e.model, mla = model.mla, tp = e.tp;
     const [tokens, streamTokens] = rankTokens(e);
@@ -239,7 +276,13 @@ const ModelCosts = (() => {
     };
   }
 
-  /** activations.layer_bytes: saved (with its parts) and working bytes of one layer. */
+  /**
+   * activations.layer_bytes: saved (with its parts) and working bytes of one layer.
+   * @param {Experiment} e
+   * @param {boolean} routed
+   * @param {number} c
+   * @param {boolean} [recomputed]
+   */
   function layerBytes(e, routed, c, recomputed = true) {
     const [tokens, streamTokens] = rankTokens(e), h = e.model.hidden_size;
     const t = layerTensors(e, routed, c), total = sum(t);
@@ -265,7 +308,12 @@ const ModelCosts = (() => {
     return { saved: total - again + rowParallel, working: again + working - rowParallel, parts };
   }
 
-  /** activations.deferred_bytes */
+  /**
+   * activations.deferred_bytes
+   * @param {Experiment} e
+   * @param {boolean} routed
+   * @param {number} c
+   */
   function deferredBytes(e, routed, c) {
     const [tokens, streamTokens] = rankTokens(e), h = e.model.hidden_size;
     const t = layerTensors(e, routed, c);
@@ -274,7 +322,11 @@ const ModelCosts = (() => {
     return inputs + t.projected + t.gate_up + 2 * c * tokens * h;
   }
 
-  /** activations.head_bytes */
+  /**
+   * activations.head_bytes
+   * @param {Experiment} e
+   * @param {number} c
+   */
   function headBytes(e, c) {
     const model = e.model, [tokens, streamTokens] = rankTokens(e);
     const full = c * tokens * model.hidden_size, rows = div(model.vocab_size, e.tp);

@@ -20,13 +20,43 @@ const Panel = (() => {
   ];
 
   class View {
-    /** `on` has open(row). */
+    /** Number of the row that is shown. @type {number} */
+    row;
+    /** The value of a column in that row. @type {Read} */
+    raw;
+    /** The same as people read it. @type {(name: string) => string} */
+    text;
+
+    /**
+     * @param {HTMLElement} root
+     * @param {RunsData} data
+     * @param {ColumnMap} columns
+     * @param {{open: (row: number) => void}} on
+     */
     constructor(root, data, columns, on) {
-      Object.assign(this, { root, data, columns, on });
+      this.root = root;
+      this.data = data;
+      this.columns = columns;
+      this.on = on;
+    }
+
+    /** A value of a column of numbers. @param {string} name */
+    number(name) {
+      return /** @type {number|null} */ (this.raw(name));
+    }
+
+    /**
+     * Label and value of those of the columns that the row has.
+     * @param {string[][]} columns Name and label.
+     * @returns {[string, number, string?][]}
+     */
+    known(columns) {
+      return columns.filter(([name]) => this.raw(name) !== null).map(([name, label]) => [label, this.number(name)]);
     }
 
     show(row) {
       const { columns } = this;
+      /** @type {Read} */
       const raw = (name) => columns.get(name)?.value(row) ?? null;
       this.raw = raw;
       this.text = (name) => columns.get(name)?.text(row) ?? Columns.UNKNOWN;
@@ -59,30 +89,30 @@ const Panel = (() => {
     }
 
     time() {
-      const step = this.raw("step_time_s");
+      const step = this.number("step_time_s");
       const parts = [];
       if (step !== null) {
         const chosen = [MEASURED_TIME, REHEARSED_TIME].find((names) => names.some(([name]) => this.raw(name) !== null));
         if (!chosen) parts.push(element("p", { class: "quiet" }, `One step took ${this.text("step_time_s")} s. How it divides was not recorded.`));
         else {
-          const known = chosen.filter(([name]) => this.raw(name) !== null).map(([name, label]) => [label, this.raw(name)]);
+          const known = this.known(chosen);
           const rest = step - known.reduce((sum, [, value]) => sum + value, 0);
           // Means over ranks need not add up to the slowest rank's step; what is left is said, not shared out.
           if (rest > 0.001 * step) known.push(["not in any of these", rest]);
           parts.push(Bars.stacked(known, Bars.seconds, step, "of the step"));
         }
       }
-      const wall = WALL_TIME.filter(([name]) => this.raw(name) !== null).map(([name, label]) => [label, this.raw(name)]);
+      const wall = this.known(WALL_TIME);
       if (wall.length) parts.push(element("h4", {}, "Wall time of the attempt"), Bars.stacked(wall, Bars.seconds, wall.reduce((sum, [, value]) => sum + value, 0), "of the attempt"));
-      const kinds = KINDS.filter(([name]) => this.raw(name) !== null).map(([name, label]) => [label, this.raw(name)]);
-      if (kinds.length) parts.push(element("h4", {}, "One profiled step, by kind"), Bars.stacked(kinds, Bars.seconds, this.raw("breakdown_step_time_s"), "of the profiled step"));
+      const kinds = this.known(KINDS);
+      if (kinds.length) parts.push(element("h4", {}, "One profiled step, by kind"), Bars.stacked(kinds, Bars.seconds, this.number("breakdown_step_time_s"), "of the profiled step"));
       if (this.raw("trace_file") !== null) parts.push(this.trace());
       return parts.length ? this.section("time", "Time of a step", ...parts) : null;
     }
 
     /** Where the trace of the profiled step lies; a link where the page knows the folder. */
     trace() {
-      const file = this.raw("trace_file");
+      const file = String(this.raw("trace_file"));
       const href = this.data.traces?.[this.row];
       const name = href ? element("a", { href, download: true }, file) : element("code", {}, `${this.text("sweep")}/${file}`);
       return element("p", { class: "trace" }, "Trace of that step on rank 0, for ui.perfetto.dev: ", name);
@@ -105,9 +135,10 @@ const Panel = (() => {
     memory() {
       const [allocated, reserved] = [this.raw("peak_allocated_bytes"), this.raw("peak_reserved_bytes")];
       if (allocated === null && reserved === null) return null;
-      const known = MEMORY.filter(([name]) => this.raw(name) !== null).map(([name, label]) => [label, this.raw(name)]);
-      const room = this.raw("device_memory_bytes");
+      const known = this.known(MEMORY);
+      const room = this.number("device_memory_bytes");
       const total = known.reduce((sum, [, value]) => sum + value, 0);
+      /** @type {HTMLElement[]} */
       const parts = [this.list(["peak_allocated_bytes", "peak_reserved_bytes", "device_memory_bytes", "allocator_retries"])];
       if (known.length) {
         if (room !== null && room > total) known.push(["left on the device", room - total, "var(--soft)"]);
@@ -121,7 +152,7 @@ const Panel = (() => {
       const rows = [["peak memory", "predicted_peak_bytes", found], ["step time", "predicted_step_time_s", "step_time_s"]].filter(([, planned]) => this.raw(planned) !== null);
       if (!rows.length) return null;
       const cell = (name) => (this.raw(name) === null ? Columns.UNKNOWN : `${this.text(name)} ${this.columns.get(name).unit}`);
-      const change = (planned, name) => (this.raw(name) ? `${((this.raw(planned) / this.raw(name) - 1) * 100).toFixed(1)} %` : Columns.UNKNOWN);
+      const change = (planned, name) => (this.raw(name) ? `${((this.number(planned) / this.number(name) - 1) * 100).toFixed(1)} %` : Columns.UNKNOWN);
       const head = ["", "predicted", "found", "off by"].map((text) => (text ? element("th", { scope: "col" }, text) : element("td", {})));
       const body = rows.map(([label, planned, name]) => element("tr", {}, element("th", { scope: "row" }, label), ...[cell(planned), cell(name), change(planned, name)].map((text) => element("td", {}, text))));
       return this.section("predicted", "Predicted and found", element("table", {}, element("thead", {}, element("tr", {}, ...head)), element("tbody", {}, ...body)));
@@ -135,8 +166,9 @@ const Panel = (() => {
 
     outcome(outcome) {
       const log = this.data.logs[this.row];
-      const evidence = this.raw("evidence");
+      const evidence = /** @type {string|null} */ (this.raw("evidence"));
       if (outcome === "ok" && evidence === null) return null;
+      /** @type {HTMLElement[]} */
       const parts = [this.list(["phase", "phase_step", "failed_rank", "will_retry", "teardown_hung", "repeat_of"])];
       if (evidence !== null) parts.push(element("h4", {}, "Evidence"), element("pre", { tabindex: "0" }, evidence));
       if (log) parts.push(element("h4", {}, `End of ${log.name}`), element("pre", { tabindex: "0", class: "log" }, log.text));
@@ -150,7 +182,7 @@ const Panel = (() => {
       const line = Rerun.line(made.words);
       const code = element("pre", { tabindex: "0", class: "command" }, line);
       const copy = element("button", { type: "button", class: "plain", onclick: () => copyText(line, code, copy) }, "Copy");
-      const sweep = this.raw("command");
+      const sweep = /** @type {string|null} */ (this.raw("command"));
       return this.section("command", "Run it again", code, element("p", {}, copy), ...made.notes.map((note) => element("p", { class: "warning" }, note)),
         ...(sweep === null ? [] : [element("details", {}, element("summary", {}, "The sweep that it was part of"), element("pre", { tabindex: "0" }, sweep))]));
     }

@@ -5,17 +5,20 @@ const PipelineMeasured = (() => {
 
   /**
    * What the pipeline view begins with for a row; null for a row without a pipeline.
-   * @param {(name: string) => ?(string|number)} read The row's value of a column.
-   * @returns {?{fields: object, times: ?object}} `times` in seconds, mean over ranks; null where nothing was measured.
+   * @param {Read} read The row's value of a column.
+   * @returns {?PipelineRun} `times` in seconds, mean over ranks; null where nothing was measured.
    */
   function of(read) {
-    if (!(read("pp") > 1) || !(read("pp_schedule") in PipelineModel.SCHEDULES) || read("num_microbatches") === null) return null;
+    /** @type {(name: string) => number|null} */
+    const number = (name) => /** @type {number|null} */ (read(name));
+    const schedule = String(read("pp_schedule"));
+    if (!(number("pp") > 1) || !(schedule in PipelineModel.SCHEDULES) || read("num_microbatches") === null) return null;
     const fields = {
-      schedule: read("pp_schedule"), ranks: read("pp"), microbatches: read("num_microbatches"), chunks: read("virtual_stages") ?? 1,
+      schedule, ranks: number("pp"), microbatches: number("num_microbatches"), chunks: number("virtual_stages") ?? 1,
     };
-    const [work, idle] = [read("forward_backward_s"), read("pipeline_idle_s")];
-    const profiled = read("breakdown_bubble_s") !== null ? read("breakdown_bubble_s") / read("breakdown_step_time_s") : null;
-    return { fields, times: work === null || idle === null ? null : { work, idle, slowest: read("slowest_forward_backward_s"), profiled } };
+    const [work, idle] = [number("forward_backward_s"), number("pipeline_idle_s")];
+    const profiled = number("breakdown_bubble_s") !== null ? number("breakdown_bubble_s") / number("breakdown_step_time_s") : null;
+    return { fields, times: work === null || idle === null ? null : { work, idle, slowest: number("slowest_forward_backward_s"), profiled } };
   }
 
   function bar(name, parts, most) {
@@ -24,7 +27,12 @@ const PipelineMeasured = (() => {
     return element("div", { class: "w-pair" }, element("span", {}, name), element("span", { class: "w-track", "aria-hidden": "true" }, ...shown), element("span", { class: "quiet" }, said));
   }
 
-  /** The run's times over those of `found`, the simulation that is shown: as long as it is of the run's own layout. */
+  /**
+   * The run's times over those of `found`, the simulation that is shown: as long as it is of the run's own layout.
+   * @param {HTMLElement} root
+   * @param {?PipelineRun} run
+   * @param {PipelineInputs & {busy: number, meanIdle: number}} found
+   */
   function show(root, run, found) {
     root.hidden = !run;
     if (!run) return;

@@ -8,6 +8,7 @@ const PipelineModel = (() => {
   const INTERLEAVED = ["interleaved_1f1b", "interleaved_zero_bubble"];
   const SPLIT_BACKWARD = ["interleaved_zero_bubble", ...V_SHAPED];
 
+  /** @type {(kind: PipelineAction["kind"], microbatch: number, chunk?: number) => PipelineAction} */
   const act = (kind, microbatch, chunk = 0) => ({ kind, microbatch, chunk });
   const range = (from, to) => Array.from({ length: Math.max(0, to - from) }, (_, i) => from + i);
   const times = (count, doing) => { for (let i = 0; i < count; i += 1) doing(i); };
@@ -22,8 +23,10 @@ const PipelineModel = (() => {
   /** schedule._looped */
   function looped(rank, p, m, v, lead, weightsAfter = null) {
     const rounds = range(0, Math.ceil(m / p)).map((round) => round * p);
+    /** @type {Pair[]} */
     const forwards = rounds.flatMap((first) =>
-      range(0, v).flatMap((chunk) => range(first, first + p).map((i) => [chunk, i])));
+      range(0, v).flatMap((chunk) => range(first, first + p).map((i) => /** @type {Pair} */ ([chunk, i]))));
+    /** @type {Pair[]} */
     const backwards = forwards.map(([chunk, i]) => [v - 1 - chunk, i]);
     const warmup = Math.min((v - 1) * p + lead, forwards.length);
     const actions = forwards.slice(0, warmup).map(([chunk, i]) => act("F", i, chunk));

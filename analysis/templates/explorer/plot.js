@@ -4,26 +4,52 @@
    cannot be placed is counted and said, never put at zero. What is under the pointer, or in a box, is worked out here
    from the pixels of the points: the same for a hundred rows and for fifty thousand. */
 const Plot = (() => {
-  const { values } = PlotPoints;
+  const { aside, values, within } = PlotPoints;
   const CROSS = "path://M0,1L1,0L5,4L9,0L10,1L6,5L10,9L9,10L5,6L1,10L0,9L4,5Z", HOLLOW = "path://M0,0H8V8H0ZM1,1V7H7V1Z";
   const NEAR = 14; // pixels within which a point is meant
   const LARGE = 600; // points that are drawn as one path a colour
   const TOP = 30, LEFT = 62, RIGHT = 14, FOOT = 44, STRIP = 56, DRAG = 6;
 
   class View {
-    /** `on` has open(row), select(rows), lines(row). */
+    /** @type {Chart|undefined} */ chart;
+    /** @type {Asked} */ asked;
+    /** Where the rows asked for stand. @type {Placed} */ found;
+    /** Rows of the front. @type {number[]} */ front;
+    /** What devices hold, in the unit across. @type {number[]} */ limits;
+    /** @type {PlotGroup[]} */ groups;
+    /** Of the failures that have no place of their own. @type {Spot[]} */ marks = [];
+    /** Their distance in pixels. @type {number} */ markSize;
+    /** @type {PlotArea} */ area;
+    /** Least and most across, and up. @type {number[][]} */ extents;
+    /** From and to in per cent of the extents: what is zoomed to. @type {number[][]} */ window;
+    /** What the axes were drawn for. @type {string} */ key;
+    /** A row's place across, and up, in the axis's unit. @type {(row: number) => number} */ xs;
+    /** @type {(row: number) => number} */ ys;
+    /** Where a press began. @type {number[]|undefined} */ pressed;
+    /** What `spots` were made of, and they. @type {Placed|undefined} */ spotsOf;
+    spotsAt = "";
+    /** @type {Spot[]} */ allSpots;
+
+    /**
+     * @param {HTMLElement} root
+     * @param {HTMLElement} legend
+     * @param {ColumnMap} columns
+     * @param {CohortAbout[]} cohorts
+     * @param {PlotActions} on
+     */
     constructor(root, legend, columns, cohorts, on) {
-      Object.assign(this, { root, legend, columns, cohorts, on, marks: [], mode: matchMedia("(pointer: coarse)").matches ? "" : "rect" });
+      this.root = root;
+      this.legend = legend;
+      this.columns = columns;
+      this.cohorts = cohorts;
+      this.on = on;
+      this.mode = matchMedia("(pointer: coarse)").matches ? "" : "rect";
       this.fails = PlotPoints.failure(columns);
       this.canvas = element("div", { class: "plot-canvas", role: "img" });
       this.words = element("div", { class: "plot-words", "aria-hidden": "true" });
       this.tip = element("div", { class: "tip", hidden: true });
       root.replaceChildren(this.canvas, this.words, this.tip);
       new ResizeObserver(() => this.resized()).observe(root);
-    }
-
-    get drawn() {
-      return Boolean(this.chart);
     }
 
     resized() {
@@ -44,7 +70,7 @@ const Plot = (() => {
       this.chart.on("datazoom", () => this.zoomed());
     }
 
-    /** Draw `rows`; what could not be placed, and the promise of being drawn. Asked for as the state has it. */
+    /** Draw `rows`; what could not be placed, and the promise of being drawn. Asked for as the state has it. @param {Asked} asked */
     show(asked) {
       this.asked = asked;
       if (!this.chart) this.start();
@@ -276,14 +302,14 @@ const Plot = (() => {
       return (value) => (read(value) - least) / (most - least);
     }
 
-    /** From a value across and one up to pixels of the canvas. */
+    /** From a value across and one up to pixels of the canvas. @returns {(a: number, b: number) => Pair} */
     get toPixels() {
       const { left, right, top, bottom } = this.area;
       const [across, up] = [this.along(0), this.along(1)];
       return (a, b) => [left + across(a) * (right - left), bottom - up(b) * (bottom - top)];
     }
 
-    /** [x, y, row] of every point and mark in the canvas, made when first asked for after a drawing. */
+    /** [x, y, row] of every point and mark in the canvas, made when first asked for after a drawing. @returns {Spot[]} */
     get spots() {
       const stamp = `${this.window}`;
       if (this.spotsOf !== this.found || this.spotsAt !== stamp) {
@@ -366,18 +392,6 @@ const Plot = (() => {
     get isZoomed() {
       return this.window?.some(([from, to]) => from > 0.01 || to < 99.99) ?? false;
     }
-  }
-
-  /** From -0.5 to 0.5, the same for a row each time: points of one step stand beside each other. */
-  const aside = (row, factor) => ((row * factor) % 997) / 997 - 0.5;
-
-  function within(polygon, x, y) {
-    let inside = false;
-    for (let at = 0, before = polygon.length - 1; at < polygon.length; before = at++) {
-      const [[ax, ay], [bx, by]] = [polygon[at], polygon[before]];
-      if (ay > y !== by > y && x < ((bx - ax) * (y - ay)) / (by - ay) + ax) inside = !inside;
-    }
-    return inside;
   }
 
   return { View };

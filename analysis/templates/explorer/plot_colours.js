@@ -5,25 +5,42 @@ const PlotColours = (() => {
   const MOST_COLOURS = 8, RAMP = 12, SIZES = [4, 7, 11, 15, 20, 25];
   const SHAPES = [["circle", "●"], ["diamond", "◆"], ["triangle", "▲"], ["rect", "■"], ["pin", "⬟"], ["roundRect", "▢"], ["arrow", "▼"]];
 
-  /** The page's colours as they are now: `colour("--c1")`. */
+  /**
+   * The page's colours as they are now: `colour("--c1")`.
+   * @param {HTMLElement} root
+   */
   function theme(root) {
     const style = getComputedStyle(root);
     return (name) => style.getPropertyValue(name).trim();
   }
 
+  /**
+   * @param {string} from
+   * @param {string} to
+   * @param {number} share
+   */
   function mixed(from, to, share) {
     const parts = [from, to].map((hex) => [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16)));
     return `rgb(${parts[0].map((value, index) => Math.round(value + (parts[1][index] - value) * share)).join(",")})`;
   }
 
-  /** The colour of a share from 0 to 1: the page's ramp without the end that its ground swallows. */
+  /**
+   * The colour of a share from 0 to 1: the page's ramp without the end that its ground swallows.
+   * @param {(name: string) => string} colour
+   * @param {number} share
+   */
   function ramp(colour, share) {
     const stops = ["--r1", "--r2", "--r3", "--r4"].map(colour);
     const at = Math.min(2, Math.floor(share * 3));
     return mixed(stops[at], stops[at + 1], share * 3 - at);
   }
 
-  /** {key(row), look(key)} of a column; null: one colour for all. Keys: the smaller, the earlier in the legend. */
+  /**
+   * {key(row), look(key)} of a column; null: one colour for all. Keys: the smaller, the earlier in the legend.
+   * @param {Column|undefined} column
+   * @param {number[]} rows
+   * @param {(name: string) => string} colour
+   */
   function colouring(column, rows, colour) {
     const grey = colour("--unk");
     if (!column) return { key: () => 0, look: () => ({ name: "", colour: colour("--c1") }) };
@@ -44,12 +61,18 @@ const PlotColours = (() => {
     const look = (at) => {
       if (at === UNKNOWN) return { name: "unknown", colour: grey };
       if (at === OTHERS) return { name: `${known.length - named.length} other values`, colour: grey };
-      const name = column.isText ? column.say(column.levels[column.sortedLevels[named[at]]]) : column.write(named[at]);
+      const name = column.write(column.isText ? column.levels[column.sortedLevels[named[at]]] : named[at]);
       return { name, colour: colour(`--c${slot(named[at], at) + 1}`) };
     };
     return { key, look };
   }
 
+  /**
+   * @param {Column} column
+   * @param {number[]} known
+   * @param {(name: string) => string} colour
+   * @param {string} grey
+   */
   function ramped(column, known, colour, grey) {
     const log = column.kind === "number" && known[0] > 0 && known.at(-1) / known[0] > 50;
     const read = log ? Math.log : (value) => value;
@@ -63,7 +86,12 @@ const PlotColours = (() => {
     return { key, look, scale };
   }
 
-  /** Diameter of a row's point: areas grow with the value; without a value (or at most 0) the smallest. */
+  /**
+   * Diameter of a row's point: areas grow with the value; without a value (or at most 0) the smallest.
+   * @param {Column|undefined} column
+   * @param {number[]} rows
+   * @param {number} usual
+   */
   function sizing(column, rows, usual) {
     if (!column) return { of: () => usual, unsized: 0 };
     const most = rows.reduce((max, row) => Math.max(max, column.numbers[row] || 0), 0);

@@ -13,7 +13,7 @@ const PlotPoints = (() => {
   const isMemory = (column) => MEMORY.test(column.name);
   const isRate = (column) => RATE.test(column.name);
 
-  /** Numbers to place points by: in the table's unit, steps by their place in order, times in ms. NaN: not known. */
+  /** Numbers to place points by: in the table's unit, steps by their place in order, times in ms. NaN: not known. @param {Column} column */
   function values(column) {
     if (column.axis) return column.axis;
     if (isStepped(column)) {
@@ -27,7 +27,11 @@ const PlotPoints = (() => {
     return column.axis;
   }
 
-  /** Whether a row has failed: 0 no (or nothing of it has run), 1 out of memory, 2 otherwise. */
+  /**
+   * Whether a row has failed: 0 no (or nothing of it has run), 1 out of memory, 2 otherwise.
+   * @param {ColumnMap} columns
+   * @returns {(row: number) => number}
+   */
   function failure(columns) {
     const outcome = columns.get("outcome");
     if (!outcome) return () => 0;
@@ -39,6 +43,8 @@ const PlotPoints = (() => {
    * Sorts rows by where they can stand.
    * `placed`: both values known; `beyond`: failures that stand in the band at the right; `below`: failures with only
    * the value across, in the strip under the plot; `unplaced`: how many are in the table only.
+   * @param {Asked & {fails: (row: number) => number}} asked
+   * @returns {{placed: number[], beyond: number[], below: number[], unplaced: number}}
    */
   function place({ rows, x, y, logX, logY, fails }) {
     const [xs, ys] = [values(x), values(y)];
@@ -54,13 +60,22 @@ const PlotPoints = (() => {
     return found;
   }
 
-  /** A round number at least as large as `value`: 1, 2, 2.5 or 5 times a power of ten. */
+  /**
+   * A round number at least as large as `value`: 1, 2, 2.5 or 5 times a power of ten.
+   * @param {number} value
+   */
   function round(value) {
     const power = 10 ** Math.floor(Math.log10(value));
     return [1, 2, 2.5, 5, 10].map((factor) => factor * power).find((step) => step >= value * (1 - 1e-9));
   }
 
-  /** [least, most] of an axis over the values of `rows`, and over `more`; rates and bytes begin at 0 unless far from it. */
+  /**
+   * [least, most] of an axis over the values of `rows`, and over `more`; rates and bytes begin at 0 unless far from it.
+   * @param {Column} column
+   * @param {number[]} rows
+   * @param {boolean} log
+   * @param {number[]} [more]
+   */
   function extent(column, rows, log, more = []) {
     if (isStepped(column)) return [-0.5, column.levels.length - 0.5];
     const places = values(column);
@@ -77,13 +92,17 @@ const PlotPoints = (() => {
     return [from === 0 ? 0 : Math.floor(low / step) * step, Math.ceil((high + 0.02 * step) / step) * step];
   }
 
-  /** Places of the steps that are named, of `count`, where there is room for `most`. */
+  /**
+   * Places of the steps that are named, of `count`, where there is room for `most`.
+   * @param {number} count
+   * @param {number} most
+   */
   function steps(count, most) {
     const every = Math.ceil(count / Math.max(1, most));
     return Array.from({ length: Math.ceil(count / every) }, (_, at) => at * every);
   }
 
-  /** Round places on a logarithmic axis: 1, 2, 5 and their tens, or tens alone where they are many. */
+  /** Round places on a logarithmic axis: 1, 2, 5 and their tens, or tens alone where they are many. @param {number[]} ends */
   function decades([low, high]) {
     const wide = high / low > 2000;
     const found = [];
@@ -94,7 +113,12 @@ const PlotPoints = (() => {
     return inside.length > 1 ? inside : [low, Math.sqrt(low * high), high].map((value) => Number(value.toPrecision(3)));
   }
 
-  /** What devices hold, in the unit of `x`: what the plan allows, or else the memory of the devices; at most two. */
+  /**
+   * What devices hold, in the unit of `x`: what the plan allows, or else the memory of the devices; at most two.
+   * @param {ColumnMap} columns
+   * @param {Int32Array} rows
+   * @param {Column} x
+   */
   function capacities(columns, rows, x) {
     const column = columns.get("limit_bytes") ?? columns.get("device_memory_bytes");
     if (!column || !isMemory(x)) return [];
@@ -106,7 +130,14 @@ const PlotPoints = (() => {
     return found.size <= 2 ? [...found.values()].sort((a, b) => a - b) : [];
   }
 
-  /** Rows that no row with as little memory outruns, least memory first; none where rows are not of one kind. */
+  /**
+   * Rows that no row with as little memory outruns, least memory first; none where rows are not of one kind.
+   * @param {ColumnMap} columns
+   * @param {number[]} placed
+   * @param {Column} x
+   * @param {Column} y
+   * @param {(row: number) => number} fails
+   */
   function front(columns, placed, x, y, fails) {
     if (!isMemory(x) || !isRate(y) || !placed.length) return [];
     for (const name of SHARED) {
@@ -122,7 +153,12 @@ const PlotPoints = (() => {
   }
 
   /** Offsets [dx, dy] in pixels from the lower left corner, row by row from below, that fit `count` into a box; and
-   *  the distance between two. */
+   *  the distance between two.
+   * @param {number} count
+   * @param {number} width
+   * @param {number} height
+   * @param {number} [most] Of the distance.
+   */
   function packed(count, width, height, most = 10) {
     let step = most;
     while (step > 1.5 && Math.floor(width / step) * Math.floor(height / step) < count) step -= 0.25;
@@ -131,5 +167,23 @@ const PlotPoints = (() => {
     return { offsets, step };
   }
 
-  return { capacities, decades, extent, failure, front, isMemory, isStepped, packed, place, steps, values };
+  /** From -0.5 to 0.5, the same for a row each time: points of one step stand beside each other. @type {(row: number, factor: number) => number} */
+  const aside = (row, factor) => ((row * factor) % 997) / 997 - 0.5;
+
+  /**
+   * Whether a point lies inside a lasso.
+   * @param {Pair[]} polygon
+   * @param {number} x
+   * @param {number} y
+   */
+  function within(polygon, x, y) {
+    let inside = false;
+    for (let at = 0, before = polygon.length - 1; at < polygon.length; before = at++) {
+      const [[ax, ay], [bx, by]] = [polygon[at], polygon[before]];
+      if (ay > y !== by > y && x < ((bx - ax) * (y - ay)) / (by - ay) + ax) inside = !inside;
+    }
+    return inside;
+  }
+
+  return { aside, capacities, decades, extent, failure, front, isMemory, isStepped, packed, place, steps, values, within };
 })();

@@ -23,16 +23,16 @@ const RowExperiment = (() => {
   }
 
   /**
-   * @param {(name: string) => ?(string|number)} read The row's value of a column.
-   * @param {object} widget `data.widget`: shapes and choices.
-   * @returns {{experiment: object, config: object, exact: boolean}|{missing: string}} `experiment` has every field
+   * @param {Read} read The row's value of a column.
+   * @param {Widget} widget `data.widget`: shapes and choices.
+   * @returns {{experiment?: Experiment, config?: object, exact?: boolean, missing?: string}} `missing`: why there is none; `experiment` has every field
    *   that the closed forms read; `config` only what the row says; `exact`: its shape is one that the page has in full.
    */
   function of(read, widget) {
     if (!widget) return { missing: "This page has no shapes of models." };
     const shape = model(read, widget.models);
     if (!shape) return { missing: "The row does not say the shape of its model." };
-    const experiment = { model: shape.shape };
+    const experiment = /** @type {Experiment} */ ({ model: shape.shape });
     const config = { model: shape.shape };
     for (const name of FIELDS) {
       const value = read(name) ?? USUAL[name] ?? null;

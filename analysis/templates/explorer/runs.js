@@ -9,18 +9,19 @@ const Runs = (() => {
   /**
    * Start the section.
    * @param {object} given
-   * @param {Element} given.root The markup of `explorer/runs.html`.
-   * @param {object} given.data What `analysis.explorer.page_data` gives.
-   * @param {Map<string, Column>} given.columns `Columns.unpack(data)`.
-   * @param {{read: Function, write: Function}} [given.hash] `Address.claim("runs", ["r.*"])`, which is the default.
+   * @param {HTMLElement} given.root The markup of `explorer/runs.html`.
+   * @param {RunsData} given.data What `analysis.explorer.page_data` gives.
+   * @param {ColumnMap} given.columns `Columns.unpack(data)`.
+   * @param {Claim} [given.hash] `Address.claim("runs", ["r.*"])`, which is the default.
    * @param {(row: number) => void} [given.onopen] Called with a row's number when its drawer opens.
-   * @returns {{focus: Function, clear: Function, open: Function, order: Function, rerun: Function, timing: object,
-   *   state: object, plot: object}} See the functions; `state` and `plot` are for tests and the console.
+   * The functions that it returns say what they do; `state` and `plot` are for tests and the console.
    */
   function mount({ root, data, columns, hash = Address.claim("runs", KEYS), onopen = () => {} }) {
+    /** @type {(id: string) => HTMLElement} */
     const by = (id) => root.querySelector(`#runs-${id}`);
     const filters = new Filters.Model(columns, data.rows);
     const state = new ViewState.State(data, columns, filters);
+    /** @type {Timing} */
     const timing = {};
     const table = new Table.View(by("table"), { move, open, toggle, sort });
     const plot = new Plot.View(by("plot"), by("legend"), columns, data.cohorts, { open, select, lines, zoom: () => axes.update(plot.mode, plot.isZoomed) });
@@ -69,7 +70,7 @@ const Runs = (() => {
         const text = Filters.words(columns.get(name), filter);
         return element("button", { type: "button", class: "tag", "aria-label": `Take away the filter ${text}`, onclick: () => setFilter(name, null) }, element("span", {}, text), element("span", { "aria-hidden": "true" }, " ✕"));
       }));
-      by("csv").disabled = order.length === 0;
+      /** @type {HTMLButtonElement} */ (by("csv")).disabled = order.length === 0;
     }
 
     function note() {
@@ -244,7 +245,7 @@ const Runs = (() => {
     }
 
     function offerMore() {
-      const more = by("more");
+      const more = /** @type {HTMLSelectElement} */ (by("more"));
       const rest = state.plottable.filter((column) => !facets.facets.has(column.name));
       more.append(element("option", { value: "" }, "choose …"), ...rest.map((column) => element("option", { value: column.name }, column.title)));
       more.addEventListener("change", () => {
@@ -257,7 +258,7 @@ const Runs = (() => {
     }
 
     function start() {
-      if (narrow.matches) by("filters").open = false;
+      if (narrow.matches) /** @type {HTMLDetailsElement} */ (by("filters")).open = false;
       for (const name of data.filters) if (columns.get(name).several) facets.add(columns.get(name));
       offerMore();
       by("reset").addEventListener("click", () => refilter(() => state.resetFilters()));

@@ -25,6 +25,7 @@ const Pipeline = (() => {
   /** More cannot be told apart, and take long to draw. */
   const MOST_ACTIONS = 30000;
   /** [field, label, smallest, largest, step, at first] */
+  /** @type {[string, string, number, number, number, number][]} */
   const FIELDS = [
     ["ranks", "Pipeline ranks p", 1, 64, 1, 4],
     ["microbatches", "Micro-batches m", 1, 1024, 1, 8],
@@ -133,19 +134,29 @@ const Pipeline = (() => {
 
   /**
    * @param {Element} root
-   * @param {?object} run What the inputs begin with, and what was measured: see `PipelineMeasured.of`.
+   * @param {?PipelineRun} run What the inputs begin with, and what was measured: see `PipelineMeasured.of`.
    */
   function mount(root, run = null) {
     root.innerHTML = PAGE;
+    /** @type {(name: string) => HTMLElement} */
     const at = (name) => root.querySelector(`#runs-p-${name}`);
     const form = root.querySelector("form"), chart = at("chart");
-    let found = null, bars = [], chosen = [0, 0];
+    /** @type {(name: string) => HTMLInputElement} */
+    const input = (name) => /** @type {HTMLInputElement} */ (form.elements.namedItem(name));
+    /** @type {(name: string) => HTMLInputElement|null} */
+    const sliderOf = (name) => form.querySelector(`[data-of=${name}]`);
+    const fit = /** @type {HTMLInputElement} */ (at("fit"));
+    /** @type {ReturnType<typeof compute>|null} */
+    let found = null;
+    /** @type {SVGElement[][]} */
+    let bars = [];
+    let chosen = [0, 0];
 
-    /** The inputs, or the sentence that says which of them makes no sense. */
+    /** The inputs, or the sentence that says which of them makes no sense. @returns {PipelineInputs|{wrong: string}} */
     function read() {
-      const given = { schedule: form.elements.schedule.value };
+      const given = /** @type {PipelineInputs} */ ({ schedule: input("schedule").value });
       for (const [name, label, first, last, step] of FIELDS) {
-        const value = form.elements[name].valueAsNumber, whole = step === 1;
+        const value = input(name).valueAsNumber, whole = step === 1;
         const [least, most] = name === "chunks" ? chunkLimits(given.schedule) : [first, last];
         if (!(value >= least && value <= most) || (whole && !Number.isInteger(value))) {
           return { wrong: `${label}: ${whole ? "a whole number" : "a number"} from ${least} to ${most}` };
@@ -161,6 +172,7 @@ const Pipeline = (() => {
       return given;
     }
 
+    /** @param {PipelineInputs} given */
     function compute(given) {
       const { schedule, ranks: p, microbatches: m, chunks: v } = given;
       const each = (time) => Array.from({ length: p }, () => Array(v).fill(time / v));
@@ -194,7 +206,9 @@ const Pipeline = (() => {
       at("lighter").hidden = found.chunks === 1;
       for (const kind of Object.keys(KINDS)) {
         const drawn = found.spans.some((own) => own.some((span) => span.action.kind === kind));
-        root.querySelector(`[data-kind=${kind}]`).hidden = !drawn;
+        /** @type {HTMLElement} */
+        const key = root.querySelector(`[data-kind=${kind}]`);
+        key.hidden = !drawn;
       }
     }
 
@@ -210,7 +224,7 @@ const Pipeline = (() => {
       at("table").replaceChildren(...found.spans.map((_, rank) => {
         const row = document.createElement("tr"), head = document.createElement("th");
         head.scope = "row";
-        head.textContent = rank;
+        head.textContent = String(rank);
         row.append(head);
         const idle = Math.abs(found.idle[rank]);
         const cells = [plain(idle), percent(idle / found.total), plain(found.inFlight[rank]), plain(inFlightNow[rank]),
@@ -230,10 +244,10 @@ const Pipeline = (() => {
       const { chunks, lengths } = found, kinds = new Set(spans.flat().map((span) => span.action.kind));
       const shortest = Math.min(...[...kinds].map((kind) => lengths[kind][0][0]));
       const numbered = 8 + 7 * String(found.microbatches - 1).length; // wide enough for every micro-batch's number
-      const scale = at("fit").checked ? room / total : Math.max(room / total, (numbered + 2) / shortest);
+      const scale = fit.checked ? room / total : Math.max(room / total, (numbered + 2) / shortest);
       const width = LEFT + total * scale + 2, height = TOP + spans.length * ROW + AXIS;
-      chart.setAttribute("width", width);
-      chart.setAttribute("height", height);
+      chart.setAttribute("width", String(width));
+      chart.setAttribute("height", String(height));
       const x = (time) => LEFT + time * scale;
       const parts = [], labels = [];
       at("hatches").innerHTML = Array.from({ length: chunks }, (_, chunk) => hatch(chunk, chunks)).join("");
@@ -263,7 +277,7 @@ const Pipeline = (() => {
       parts.push(draw("rect", { class: "g-chosen", height: BAR }));
       labels.push(draw("text", { x: 52, y: base + 16, class: "g-label", "text-anchor": "end" }, "time"));
       chart.replaceChildren(...parts);
-      at("labels").setAttribute("height", height);
+      at("labels").setAttribute("height", String(height));
       at("labels").replaceChildren(...labels);
     }
 
@@ -271,7 +285,7 @@ const Pipeline = (() => {
     function choose(rank, index, scroll) {
       chosen = [rank, index];
       const { action, start, end } = found.spans[rank][index], before = index ? found.spans[rank][index - 1].end : 0;
-      const box = bars[rank][index], outline = chart.lastChild;
+      const box = bars[rank][index], outline = chart.lastElementChild;
       for (const name of ["x", "y", "width"]) outline.setAttribute(name, box.getAttribute(name));
       const waited = start - before > 1e-9 ? `, after ${plain(start - before)} idle` : "";
       const stage = PipelineModel.stageAt(found.schedule, rank, action.chunk, found.ranks);
@@ -305,24 +319,25 @@ const Pipeline = (() => {
       else if (!up && to >= 0 && to <= last) choose(rank, to, true);
     }
 
-    const control = (name) => [form.elements[name], form.querySelector(`[data-of=${name}]`)];
+    const control = (name) => [input(name), sliderOf(name)];
     /** Brings the number of chunks into the schedule's limits, and greys out what has no effect. */
     function follow() {
-      const schedule = form.elements.schedule.value, [least, most] = chunkLimits(schedule);
-      const chunks = Math.min(most, Math.max(least, form.elements.chunks.valueAsNumber || least));
-      for (const input of control("chunks")) {
-        Object.assign(input, { min: least, max: most, disabled: least === most });
-        input.value = chunks;
+      const schedule = input("schedule").value, [least, most] = chunkLimits(schedule);
+      const chunks = Math.min(most, Math.max(least, input("chunks").valueAsNumber || least));
+      for (const field of control("chunks")) {
+        Object.assign(field, { min: least, max: most, disabled: least === most });
+        field.value = String(chunks);
       }
-      for (const input of control("weights")) input.disabled = !SPLIT_BACKWARD.includes(schedule);
+      for (const field of control("weights")) field.disabled = !SPLIT_BACKWARD.includes(schedule);
     }
 
     function update() {
       const given = read();
-      at("wrong").hidden = !given.wrong;
-      at("wrong").textContent = given.wrong ?? "";
-      at("answer").hidden = Boolean(given.wrong);
-      if (given.wrong) return;
+      const wrong = "wrong" in given ? given.wrong : "";
+      at("wrong").hidden = !wrong;
+      at("wrong").textContent = wrong;
+      at("answer").hidden = Boolean(wrong);
+      if ("wrong" in given) return;
       found = compute(given);
       showFacts();
       PipelineMeasured.show(at("measured"), run, found);
@@ -332,28 +347,30 @@ const Pipeline = (() => {
     }
 
     form.addEventListener("input", (event) => {
-      const { of } = event.target.dataset, name = of ?? event.target.name;
-      if (of) form.elements[of].value = event.target.value;
-      const slider = form.querySelector(`[data-of=${name}]`);
-      if (slider && !of) slider.value = event.target.value;
+      const edited = /** @type {HTMLInputElement} */ (event.target);
+      const { of } = edited.dataset, name = of ?? edited.name;
+      if (of) input(of).value = edited.value;
+      const slider = sliderOf(name);
+      if (slider && !of) slider.value = edited.value;
       if (name === "schedule") follow();
       update();
     });
     form.addEventListener("submit", (event) => event.preventDefault());
-    at("fit").addEventListener("change", update);
+    fit.addEventListener("change", update);
     chart.addEventListener("keydown", step);
     for (const kind of ["pointermove", "pointerdown"]) {
       chart.addEventListener(kind, (event) => {
-        const bar = event.target.closest("[data-rank]");
+        /** @type {SVGElement|null} */
+        const bar = /** @type {Element} */ (event.target).closest("[data-rank]");
         if (bar) choose(Number(bar.dataset.rank), Number(bar.dataset.index), false);
       });
     }
     new ResizeObserver(() => found && at("scroll").clientWidth && update()).observe(at("scroll"));
     function begin() {
       for (const [name, value] of Object.entries(run.fields)) {
-        form.elements[name].value = value;
-        const slider = form.querySelector(`[data-of=${name}]`);
-        if (slider) slider.value = value;
+        input(name).value = String(value);
+        const slider = sliderOf(name);
+        if (slider) slider.value = String(value);
       }
     }
 

@@ -6,12 +6,22 @@ const Table = (() => {
   const AHEAD = 8; // rows drawn above and below those in sight
 
   class View {
-    /** `on` has move(row), open(row), toggle(row, extend), sort(name). */
+    /** Of a row, in pixels; 0 before the first drawing. */
+    height = 0;
+    /** What the head was drawn for. */
+    headKey = "";
+
+    /**
+     * @param {HTMLElement} root
+     * @param {{move: (row: number) => void, open: (row: number) => void, toggle: (row: number, extend: boolean) => void, sort: (name: string) => void}} on
+     */
     constructor(root, on) {
       this.on = on;
       this.order = new Int32Array(0);
+      /** @type {Set<number>} */
       this.selected = new Set();
       this.current = -1;
+      /** @type {Column[]} */
       this.columns = [];
       this.head = element("div", { role: "row", class: "row head" });
       this.body = element("div", { class: "body", role: "presentation" });
@@ -28,6 +38,7 @@ const Table = (() => {
       new ResizeObserver(() => this.draw()).observe(this.grid);
     }
 
+    /** @param {{columns: Column[], order: Int32Array, selected: Set<number>, current: number, sort: Sort}} shown */
     show({ columns, order, selected, current, sort }) {
       Object.assign(this, { order, selected, current });
       this.height ||= parseFloat(getComputedStyle(this.grid).getPropertyValue("--row-px")) || 30;
@@ -45,7 +56,7 @@ const Table = (() => {
       const widths = columns.map((column) => (column.name === "layout" || column.name === "cohort" ? (innerWidth < 800 ? 11.5 : 15) : column.isText ? Math.min(11, Math.max(5, 1.6 + 0.44 * longest(column))) : Math.max(4, 1.8 + 0.44 * column.title.length)));
       this.grid.style.setProperty("--columns", ["2.2rem", ...widths.map((width) => `minmax(${width}rem, ${width}fr)`)].join(" "));
       this.grid.style.setProperty("--width", `${widths.reduce((sum, width) => sum + width, 2.2)}rem`);
-      const focused = document.activeElement?.dataset?.sort;
+      const focused = document.activeElement?.getAttribute("data-sort");
       this.head.replaceChildren(
         element("span", { role: "columnheader", class: "tick" }, element("span", { class: "unseen" }, "Selected")),
         ...columns.map((column) => {
@@ -59,7 +70,9 @@ const Table = (() => {
           return element("span", { role: "columnheader", class: column.isText ? "" : "number", "aria-sort": sorted ?? "none" }, button);
         }),
       );
-      if (focused) this.head.querySelector(`[data-sort="${CSS.escape(focused)}"]`)?.focus();
+      /** @type {HTMLElement|null} */
+      const again = focused ? this.head.querySelector(`[data-sort="${CSS.escape(focused)}"]`) : null;
+      again?.focus();
     }
 
     draw() {
@@ -130,10 +143,12 @@ const Table = (() => {
     }
   }
 
-  const longest = (column) => column.levels.reduce((most, level) => Math.max(most, level.length), column.title.length);
+  /** @param {Column} column */
+  const longest = (column) => column.levels.map((level) => String(level).length).reduce((most, length) => Math.max(most, length), column.title.length);
 
   /** Rows that `keep` lets through, sorted; unknown values come last either way. */
   function order(rows, keep, column, descending) {
+    /** @type {number[]} */
     const kept = [];
     for (let row = 0; row < rows; row++) if (keep(row)) kept.push(row);
     if (column) {

@@ -6,11 +6,40 @@ const ViewState = (() => {
   const PREFIX = "r.";
 
   class State {
+    /** Names of columns: what is across, up, in colour, in size; empty for none. */
+    x = "";
+    y = "";
+    colour = "";
+    size = "";
+    logX = false;
+    logY = false;
+    /** @type {Sort} */
+    sort = { name: "", descending: false };
+    /** Numbers of selected rows. @type {Set<number>} */
+    selected = new Set();
+    /** The row that the table is at; -1: none. */
+    current = -1;
+    /** Whether the drawer is open, and on which of its views. */
+    open = false;
+    view = "run";
+    /** Whether the table shows the selection alone. */
+    only = false;
+    /** The row that was toggled last; -1: none. */
+    anchor = -1;
+
+    /**
+     * @param {RunsData} data
+     * @param {ColumnMap} columns
+     * @param {FilterModel} filters
+     */
     constructor(data, columns, filters) {
-      Object.assign(this, { data, columns, filters, selected: new Set(), current: -1, open: false, only: false, view: "run", anchor: -1 });
+      this.data = data;
+      this.columns = columns;
+      this.filters = filters;
       this.plottable = [...columns.values()].filter((column) => this.usable(column));
     }
 
+    /** @param {Column|undefined} column */
     usable(column) {
       return column !== undefined && (column.several || this.data.rows < 2);
     }
@@ -52,6 +81,7 @@ const ViewState = (() => {
 
     /** Everything as pairs of the address, the first view's too. */
     everything() {
+      /** @type {Map<string, string>} */
       const pairs = new Map(AXES.map(([key, field]) => [key, this[field] ?? ""]));
       pairs.set("log", `${this.logX ? "x" : ""}${this.logY ? "y" : ""}`);
       pairs.set("sort", `${this.sort.descending ? "-" : ""}${this.sort.name}`);
@@ -59,8 +89,12 @@ const ViewState = (() => {
       return pairs;
     }
 
-    /** What differs from the first view, for the address. */
+    /**
+     * What differs from the first view, for the address.
+     * @param {Map<string, string>} usual
+     */
     pairs(usual) {
+      /** @type {Map<string, string>} */
       const pairs = new Map();
       for (const [key, value] of this.everything()) {
         if (value === usual.get(key)) continue;
@@ -68,12 +102,15 @@ const ViewState = (() => {
         if (key === "f") for (const [name, filter] of this.filters.active) pairs.set(`${PREFIX}f.${name}`, Address.filterText(filter));
       }
       if (this.selected.size) pairs.set(`${PREFIX}sel`, `${this.data.fingerprint}:${Address.rowsText(this.selected)}`).set(`${PREFIX}only`, this.only ? "1" : "0");
-      if (this.current >= 0) pairs.set(PREFIX + (this.open ? "row" : "at"), this.columns.get("attempt_id").value(this.current));
+      if (this.current >= 0) pairs.set(PREFIX + (this.open ? "row" : "at"), String(this.columns.get("attempt_id").value(this.current)));
       if (this.open && this.view !== "run") pairs.set(`${PREFIX}view`, this.view);
       return pairs;
     }
 
-    /** Take over what the address says, over the first view; the sentences on what it names that is not here. */
+    /**
+     * Take over what the address says, over the first view; the sentences on what it names that is not here.
+     * @param {Map<string, string>} pairs
+     */
     restore(pairs) {
       const text = (key) => pairs.get(PREFIX + key);
       const has = (key) => pairs.has(PREFIX + key);
@@ -116,7 +153,7 @@ const ViewState = (() => {
     }
   }
 
-  /** A column whose positive values span more than two decades is read on a logarithmic axis. */
+  /** A column whose positive values span more than two decades is read on a logarithmic axis. @param {Column|undefined} column */
   function wide(column) {
     if (!column || column.kind !== "number") return false;
     let [low, high] = [Infinity, -Infinity];

@@ -4,16 +4,16 @@
    explains each step; a test compares both in every cell. No DOM here. */
 const Answer = (() => {
   const UNTIMED = 0.05;
-  const ANY = "any";
+  const ANY = /** @type {"any"} */ ("any");
   const FILTERS = ["network_regime", "engine_version"];
 
   /**
    * @param {Part} part
-   * @param {{workload: string, size: number, memory: number|null, batch: number|"any"|null, only: Object<string, string>}} query
-   *   `memory` in bytes; a `batch` of null is that of most finished layouts
+   * @param {Query} query
    */
   function find(part, query) {
-    const cell = part.at(query.workload, query.size) ?? { points: [], layouts: [], waiting: 0 };
+    /** @type {Cell} */
+    const cell = part.at(query.workload, query.size) ?? { workload: query.workload, size: query.size, points: [], layouts: [], waiting: 0 };
     const outcome = (row) => part.value("outcome", row);
     const count = (test) => cell.points.reduce((sum, row) => sum + (test(outcome(row)) ? 1 : 0), 0);
     const fit = cell.layouts.filter((place) => {
@@ -23,7 +23,7 @@ const Answer = (() => {
     });
     const usual = usualBatch(part, cell.layouts);
     const wanted = query.batch ?? usual;
-    const tokens = (place) => part.value("tokens_per_step", part.row(place));
+    const tokens = (place) => part.number("tokens_per_step", part.row(place));
     const left = wanted === ANY ? fit : fit.filter((place) => wanted !== null && tokens(place) === wanted);
     const list = toldApart(part, left);
     const faster = list.length ? Math.max(...fit.filter((place) => !left.includes(place)).map((place) => part.rate(place)), 0) : 0;
@@ -38,19 +38,29 @@ const Answer = (() => {
     };
   }
 
-  /** The tokens a step that most layouts have, the smallest of several; null where none is known. */
+  /**
+   * The tokens a step that most layouts have, the smallest of several; null where none is known.
+   * @param {Part} part
+   * @param {number[]} places
+   */
   function usualBatch(part, places) {
+    /** @type {Map<number, number>} */
     const counts = new Map();
     for (const place of places) {
-      const tokens = part.value("tokens_per_step", part.row(place));
+      const tokens = part.number("tokens_per_step", part.row(place));
       if (tokens !== null) counts.set(tokens, (counts.get(tokens) ?? 0) + 1);
     }
     const [usual] = [...counts].sort((a, b) => b[1] - a[1] || a[0] - b[0])[0] ?? [null];
     return usual;
   }
 
-  /** Layouts of one cell best first: {place, row, rate, tied, unknown, behind}. */
+  /**
+   * Layouts of one cell best first.
+   * @param {Part} part
+   * @param {number[]} places
+   */
   function toldApart(part, places) {
+    /** @type {Layout[]} */
     const layouts = places.map((place) => ({
       place, row: part.row(place), rate: part.rate(place),
       noise: part.ranked.noise[place], freedom: part.ranked.freedom[place], repeats: part.ranked.repeats[place],
@@ -66,8 +76,9 @@ const Answer = (() => {
   }
 
   const is = (name, value) => (part, row) => part.value(name, row) === value;
+  /** @type {[string, (part: Part, row: number) => boolean][]} */
   const RULES = [
-    ["data parallelism alone", (part, row) => ["tp", "cp", "pp", "ep"].every((axis) => (part.value(axis, row) ?? 1) === 1)],
+    ["data parallelism alone", (part, row) => ["tp", "cp", "pp", "ep"].every((axis) => (part.number(axis, row) ?? 1) === 1)],
     ["no tensor parallelism", is("tp", 1)],
     ["no pipeline", is("pp", 1)],
     ["no context parallelism", is("cp", 1)],
@@ -78,8 +89,13 @@ const Answer = (() => {
     ["not compiled", is("compile", "none")],
   ];
 
-  /** What rules cost: [{name, count, best}] for rules that some but not all layouts of the answer keep. */
+  /**
+   * What rules cost: [{name, count, best}] for rules that some but not all layouts of the answer keep.
+   * @param {Part} part
+   * @param {Found} found
+   */
   function ruleCosts(part, found) {
+    /** @type {[string, Layout[]][]} */
     const rules = RULES.map(([name, keeps]) => [name, found.list.filter(({ row }) => keeps(part, row))]);
     if (part.capacity !== null && found.list.some(({ place }) => part.memoryOf(place) !== null)) {
       rules.push(["half the memory", found.list.filter(({ place }) => (part.memoryOf(place) ?? Infinity) <= part.capacity / 2)]);
@@ -89,10 +105,15 @@ const Answer = (() => {
 
   const AXES = ["tp", "pp", "cp", "ep", "dp", "micro_batch_size", "num_microbatches", "zero_stage", "recompute", "pp_schedule"];
 
-  /** [{axis, values: [{value, count, best}]}] for the axes that vary among the answer's layouts. */
+  /**
+   * [{axis, values: [{value, count, best}]}] for the axes that vary among the answer's layouts.
+   * @param {Part} part
+   * @param {Found} found
+   */
   function bestAtEachValue(part, found) {
     const table = [];
     for (const axis of AXES) {
+      /** @type {Map<Value, {value: Value, count: number, best: Layout}>} */
       const groups = new Map();
       for (const layout of found.list) {
         const value = part.value(axis, layout.row);

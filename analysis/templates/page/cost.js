@@ -4,14 +4,22 @@
    a price was given. */
 const Cost = (() => {
   const by = (id) => document.getElementById(id);
+  /** @typedef {{cell: Cell, best: Layout, hours: number, days: number, paid: number}} Point */
   const [WIDE, HIGH, LEFT, RIGHT, TOP, BOTTOM] = [520, 240, 64, 20, 24, 38];
 
+  /**
+   * @param {PageState} state
+   * @param {(cell: Cell) => Found} found
+   */
   function show(state, found) {
     const { part } = state;
     const priced = part.noun === "GPUs" && part.method !== "rehearsed_fake" && !part.isPlan;
     by("cost").hidden = !priced;
     if (!priced) return;
-    const points = part.sizes.map((size) => part.at(state.cell.workload, size)).filter(Boolean).map((cell) => [cell, found(cell).best]).filter(([, best]) => best).map(([cell, best]) => {
+    const cells = part.sizes.map((size) => part.at(state.cell.workload, size)).filter((cell) => cell && found(cell).best);
+    /** @type {Point[]} */
+    const points = cells.map((cell) => {
+      const { best } = found(cell);
       const hours = part.hours(best.place, state.tokens);
       return { cell, best, hours, days: hours / cell.size / 24, paid: state.price ? hours * state.price : hours };
     });
@@ -30,6 +38,10 @@ const Cost = (() => {
         element("p", { class: "note" }, `At the speed of the timed steps; no restart, evaluation or checkpoint is in it.${state.price ? "" : " Give a price above to see money."}`))));
   }
 
+  /**
+   * @param {PageState} state
+   * @param {Point[]} points
+   */
   function chart(state, points) {
     const days = points.map((point) => point.days), most = Math.max(...points.map((point) => point.paid)) * 1.1;
     const [low, high] = [Math.min(...days) / 1.25, Math.max(...days) * 1.25];

@@ -4,6 +4,10 @@
 const Failed = (() => {
   const by = (id) => document.getElementById(id);
 
+  /**
+   * @param {PageState} state
+   * @param {Act} act
+   */
   function show(state, act) {
     const { part } = state;
     by("failed").hidden = part.isPlan;
@@ -18,11 +22,17 @@ const Failed = (() => {
     }
   }
 
+  /**
+   * @param {Part} part
+   * @param {Cell|undefined} cell
+   * @param {Act} act
+   */
   function cellOf(part, cell, act) {
     if (!cell || !(cell.points.length + cell.waiting)) return element("div", { class: "oc v" }, "·");
     const outcome = (row) => part.value("outcome", row);
     const [ok, oom] = ["ok", "oom"].map((name) => cell.points.filter((row) => outcome(row) === name).length);
     const other = cell.points.length - ok - oom, all = cell.points.length + cell.waiting;
+    /** @type {[number, string][]} */
     const shares = [[ok, "--ok"], [oom, "--oom"], [other, "--unk"], [cell.waiting, "--rule"]];
     const bar = element("span", { class: "b" }, ...shares.map(([count, colour]) => element("i", { style: `width:${(100 * count) / all}%;background:var(${colour})` })));
     const said = `${cell.workload} on ${cell.size}: ${ok} finished, ${oom} out of memory, ${other} failed otherwise${cell.waiting ? `, ${cell.waiting} not run` : ""}`;

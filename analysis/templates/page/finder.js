@@ -4,7 +4,7 @@
 const Finder = (() => {
   const by = (id) => document.getElementById(id);
 
-  /** Fill the lists of the form for the part and cell that are chosen. */
+  /** Fill the lists of the form for the part and cell that are chosen. @param {PageState} state */
   function showForm(state) {
     const { part, cell } = state;
     fill("f-model", part.workloads.map((name) => [name, name]), cell.workload);
@@ -12,7 +12,7 @@ const Finder = (() => {
     const device = part.gpuName ? ` × ${part.gpuName}` : "";
     fill("f-gpus", sizes.map((size) => [String(size), `${size}${device}`]), String(cell.size));
     const places = cell.layouts;
-    const batches = [...new Set(places.map((place) => part.value("tokens_per_step", part.row(place))))].filter((value) => value !== null).sort((a, b) => a - b);
+    const batches = [...new Set(places.map((place) => part.number("tokens_per_step", part.row(place))))].filter((value) => value !== null).sort((a, b) => a - b);
     const usual = Answer.find(part, { ...state.query(), batch: null, only: {}, memory: null }).usual;
     const word = (tokens) => `${Words.tokens(tokens)}${tokens === usual && batches.length > 1 ? " (most runs)" : ""}`;
     fill("f-batch", [...batches.map((tokens) => [tokens === usual ? "" : String(tokens), word(tokens)]), [Answer.ANY, "any"]], String(state.batch ?? ""));
@@ -23,7 +23,8 @@ const Finder = (() => {
       by(id).closest("label").hidden = values.length < 2;
     }
     for (const [id, value] of [["f-mem", state.memory], ["f-price", state.price], ["f-tok", state.trillions]]) {
-      if (document.activeElement !== by(id)) by(id).value = value ?? "";
+      const field = /** @type {HTMLInputElement} */ (by(id));
+      if (document.activeElement !== field) field.value = String(value ?? "");
     }
     by("f-mem").closest("label").hidden = part.capacity === null && !part.ranked.row.some((row) => part.value(part.memory, row) !== null);
     for (const id of ["f-price", "f-tok"]) by(id).closest("label").hidden = part.isPlan || part.noun !== "GPUs";
@@ -31,13 +32,24 @@ const Finder = (() => {
     by("f-gpus-label").textContent = part.noun;
   }
 
+  /**
+   * @param {string} id
+   * @param {string[][]} options Value and text.
+   * @param {string} chosen
+   */
   function fill(id, options, chosen) {
-    const list = by(id);
+    const list = /** @type {HTMLSelectElement} */ (by(id));
     list.replaceChildren(...options.map(([value, text]) => element("option", { value }, text)));
     list.value = chosen;
   }
 
-  /** The answer for what is chosen. `act` has what its buttons do: set(changes). */
+  /**
+   * The answer for what is chosen.
+   * @param {PageState} state
+   * @param {Found} found
+   * @param {Act} act
+   * @param {(row: number) => Command} command
+   */
   function showAnswer(state, found, act, command) {
     const { part, cell } = state;
     const where = `${cell.workload} on ${cell.size}${part.gpuName ? ` × ${part.gpuName}` : ` ${part.noun}`}`;
@@ -56,11 +68,16 @@ const Finder = (() => {
     return undefined;
   }
 
+  /** @param {Found} found */
   function nothing(found) {
     if (found.finished === 0) return found.points ? "Nothing finished here" : "Nothing has run here yet";
     return found.fits === 0 ? "Nothing fits here" : "Nothing ran at this batch";
   }
 
+  /**
+   * @param {Part} part
+   * @param {number} row
+   */
   function layoutLine(part, row) {
     const line = element("p", { class: "layout" });
     Words.layout(part.reader(row)).forEach((text, place) => {
@@ -70,6 +87,10 @@ const Finder = (() => {
     return line;
   }
 
+  /**
+   * @param {PageState} state
+   * @param {Layout} best
+   */
   function stats(state, best) {
     const { part, cell } = state;
     const hours = part.hours(best.place, state.tokens);
@@ -87,7 +108,12 @@ const Finder = (() => {
     return element("dl", { class: "stats" }, ...list.map(([value, name]) => element("div", {}, element("dt", {}, name), element("dd", {}, value))));
   }
 
-  /** Fit, batch, throughput: how many layouts each step leaves. */
+  /**
+   * Fit, batch, throughput: how many layouts each step leaves.
+   * @param {PageState} state
+   * @param {Found} found
+   * @param {Act} act
+   */
   function funnel(state, found, act) {
     const step = (name, count, of, ...small) => element("div", {}, element("span", { class: "k" }, name), element("br"), element("b", {}, Words.fixed(count)), ` of ${Words.fixed(of)}`, element("small", {}, ...small));
     const lost = [];
@@ -96,6 +122,7 @@ const Finder = (() => {
     const above = found.finished - found.fits;
     if (above) lost.push(`${Words.fixed(above)} above the limits`);
     if (found.cell.waiting) lost.push(`${Words.fixed(found.cell.waiting)} have not run`);
+    /** @type {(string|Node)[]} */
     const batch = found.batch === null ? ["any batch"] : [`with ${Words.tokens(found.batch)} tokens a step`];
     if (found.fasterAt) batch.push("; at other batches up to ", button(Words.short(found.fasterAt), () => act.set({ batch: Answer.ANY })));
     const close = found.ties.length > 1 ? "within a tie of the fastest" : found.list.length > 1 ? "clearly fastest" : found.list.length ? "alone: nothing to compare" : "nothing is left";
@@ -110,7 +137,13 @@ const Finder = (() => {
   const code = (text) => element("span", { class: "lay" }, text);
   const strong = (text) => element("b", {}, text);
 
-  /** How sure the winner is, and what else the runs differ in. */
+  /**
+   * How sure the winner is, and what else the runs differ in.
+   * @param {PageState} state
+   * @param {Found} found
+   * @param {Act} act
+   * @param {Commander} command
+   */
   function notes(state, found, act, command) {
     const { part } = state, [best, next] = found.list, told = [];
     if (next) {
@@ -131,7 +164,7 @@ const Finder = (() => {
       if (own === null || !others.length || state.only[column]) continue;
       const same = found.list.length - others.length;
       const words = column === "network_regime"
-        ? [strong(`${own[0].toUpperCase()}${own.slice(1)} network.`), ` ${others.length} of the ${found.list.length} layouts compared did not see this regime, so part of a lead may be the network's. `]
+        ? [strong(`${String(own)[0].toUpperCase()}${String(own).slice(1)} network.`), ` ${others.length} of the ${found.list.length} layouts compared did not see this regime, so part of a lead may be the network's. `]
         : [strong("Engine versions differ."), ` This run is of ${own}, ${others.length} of the ${found.list.length} compared are not. `];
       told.push(callout(false, ...words, button(`Compare the ${same} like it`, () => act.set({ only: { ...state.only, [column]: String(own) } }))));
     }
@@ -140,7 +173,10 @@ const Finder = (() => {
     return told;
   }
 
-  /** What the plan still has for a cell. */
+  /**
+   * What the plan still has for a cell.
+   * @param {Cell} cell
+   */
   function toRunNext({ next }) {
     if (!next) return [];
     const predicted = next.predicted !== null;
@@ -150,7 +186,11 @@ const Finder = (() => {
     return [callout(true, strong("To run next:"), ` ${points}; ${which}`, code(next.layout), `${rate}. The sweep's own command goes on with them.`)];
   }
 
-  /** A button for the commands that run each layout of a tie again: repeats tell them apart. */
+  /**
+   * A button for the commands that run each layout of a tie again: repeats tell them apart.
+   * @param {Found} found
+   * @param {Commander} command
+   */
   function settle(found, command) {
     const lines = found.ties.map(({ row }) => command(row)).filter(({ words }) => words).map(({ words }) => Rerun.line(words));
     if (!lines.length) return [];
@@ -158,7 +198,12 @@ const Finder = (() => {
     return [" To settle it, run them again: ", copy, "."];
   }
 
-  /** What to do where nothing is left: each a click away. */
+  /**
+   * What to do where nothing is left: each a click away.
+   * @param {PageState} state
+   * @param {Found} found
+   * @param {Act} act
+   */
   function wayOut(state, found, act) {
     const { part, cell } = state;
     const within = (size) => { const other = part.at(cell.workload, size); return other && Answer.find(part, state.query(other)).best; };
@@ -174,7 +219,11 @@ const Finder = (() => {
     return ["This model finished on ", ...list, ` ${part.noun}.`];
   }
 
-  /** The command that measures the layout, with a button that copies it; why there is none. */
+  /**
+   * The command that measures the layout, with a button that copies it; why there is none.
+   * @param {Command} found
+   * @param {Part} part
+   */
   function commandLine(found, part) {
     if (found.missing) return element("p", { class: "note" }, found.missing);
     const text = Rerun.line(found.words);
@@ -184,6 +233,10 @@ const Finder = (() => {
     return element("div", {}, element("div", { class: "cmd" }, shown, copy), rest);
   }
 
+  /**
+   * @param {HTMLButtonElement} copy
+   * @param {string} text
+   */
   async function copied(copy, text) {
     const label = copy.textContent;
     try {

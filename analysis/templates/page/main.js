@@ -5,8 +5,10 @@
   const by = (id) => document.getElementById(id);
   const SHAPE = ["num_layers", "hidden_size", "num_heads", "num_kv_heads", "ffn_hidden_size", "vocab_size"];
   const prefersDark = matchMedia("(prefers-color-scheme: dark)");
+  /** @type {Timing} */
   const timing = {};
-  window.Report = { timing, ready: false };
+  /** @type {PageWindow} */
+  const reach = Object.assign(window, { Report: /** @type {ReportOnPage} */ ({ timing, ready: false }) });
   startTheme();
 
   const data = await Data.read("data");
@@ -15,15 +17,18 @@
   const parts = data.page.parts.map((packed) => new Part(packed, columns));
   if (!parts.length) return;
   const state = new State.Model(parts, data.page.price, Address.claim("page", State.KEYS));
-  let answers = new Map(); // of the cells under today's limits
+  /** Of the cells under today's limits. @type {Map<Cell, Found>} */
+  let answers = new Map();
+  /** @type {RunsSection|null} */
   let runs = null;
 
-  /** The answer of a cell under the reader's limits. */
+  /** The answer of a cell under the reader's limits. @param {Cell} cell */
   function found(cell) {
     if (!answers.has(cell)) answers.set(cell, Answer.find(state.part, state.query(cell)));
     return answers.get(cell);
   }
 
+  /** @type {Act} */
   const act = {
     /** Change what is asked for: any of State.Model's fields. */
     set(changes) {
@@ -31,12 +36,12 @@
       Object.assign(state, changes);
       render();
       if (changes.cell) focusRuns();
-      if (changes.measure) document.querySelector(`[data-by=${changes.measure}]`).focus();
+      if (changes.measure) focus(`[data-by=${changes.measure}]`);
     },
     choose(cell) {
       CellMap.hide();
       act.set({ cell });
-      document.querySelector("#map [aria-pressed=true]")?.focus({ preventScroll: true });
+      focus("#map [aria-pressed=true]", { preventScroll: true });
     },
     failures(cell) {
       act.set({ cell });
@@ -45,6 +50,12 @@
       by("explore").scrollIntoView();
     },
   };
+
+  function focus(selector, how = {}) {
+    /** @type {HTMLElement|null} */
+    const node = document.querySelector(selector);
+    node?.focus(how);
+  }
 
   function render() {
     answers = new Map();
@@ -64,11 +75,17 @@
     Why.show(state, found(state.cell));
     Cost.show(state, found);
     Failed.show(state, act);
-    for (const node of document.querySelectorAll("[data-part]")) node.hidden = node.dataset.part !== state.part.slug;
-    by("part").value = state.part.slug;
+    /** @type {NodeListOf<HTMLElement>} */
+    const ofParts = document.querySelectorAll("[data-part]");
+    for (const node of ofParts) node.hidden = node.dataset.part !== state.part.slug;
+    /** @type {HTMLSelectElement} */ (by("part")).value = state.part.slug;
   }
 
-  /** The command that measures a row's layout: as it ran, or with this project's engine where another one ran it. */
+  /**
+   * The command that measures a row's layout: as it ran, or with this project's engine where another one ran it.
+   * @param {number} row
+   * @returns {Command}
+   */
   function command(row) {
     const read = state.part.reader(row);
     if (read("engine") === data.engine.name) return Rerun.command(read, data.engine);
@@ -79,8 +96,9 @@
     return asked.missing ? asked : { ...asked, notes: [`It runs this layout with this project's engine; the row is of ${read("engine")}.`] };
   }
 
+  /** @param {number} row */
   function open(row) {
-    runs?.open(columns.get("attempt_id").value(row));
+    runs?.open(String(columns.get("attempt_id").value(row)));
   }
 
   function focusRuns() {
@@ -89,28 +107,39 @@
 
   // ---- controls ------------------------------------------------------------------------------------------------
 
+  /**
+   * @param {string} id
+   * @param {"change"|"input"} event
+   * @param {(value: string) => void} then Called with what the field holds.
+   */
+  function onField(id, event, then) {
+    const field = /** @type {HTMLInputElement|HTMLSelectElement} */ (by(id));
+    field.addEventListener(event, () => then(field.value));
+  }
+
   function listen() {
-    by("part").addEventListener("change", (event) => {
-      state.choosePart(event.target.value);
+    onField("part", "change", (slug) => {
+      state.choosePart(slug);
       render();
       focusRuns();
     });
-    by("f-model").addEventListener("change", (event) => act.set({ cell: state.nearest(event.target.value) }));
-    by("f-gpus").addEventListener("change", (event) => act.set({ cell: state.part.at(state.cell.workload, Number(event.target.value)) }));
-    by("f-batch").addEventListener("change", ({ target }) => act.set({ batch: target.value === Answer.ANY ? Answer.ANY : State.positive(target.value) }));
+    onField("f-model", "change", (name) => act.set({ cell: state.nearest(name) }));
+    onField("f-gpus", "change", (size) => act.set({ cell: state.part.at(state.cell.workload, Number(size)) }));
+    onField("f-batch", "change", (tokens) => act.set({ batch: tokens === Answer.ANY ? Answer.ANY : State.positive(tokens) }));
     for (const [id, column] of [["f-net", "network_regime"], ["f-engine", "engine_version"]]) {
-      by(id).addEventListener("change", ({ target }) => {
+      onField(id, "change", (value) => {
         const { [column]: gone, ...only } = state.only;
-        act.set({ only: target.value ? { ...only, [column]: target.value } : only });
+        act.set({ only: value ? { ...only, [column]: value } : only });
       });
     }
-    for (const [id, field, none] of [["f-mem", "memory", null], ["f-price", "price", null], ["f-tok", "trillions", 1]]) {
-      by(id).addEventListener("input", ({ target }) => act.set({ [field]: State.positive(target.value) ?? none }));
-    }
-    by("more-limits").addEventListener("click", ({ target }) => {
+    onField("f-mem", "input", (text) => act.set({ memory: State.positive(text) }));
+    onField("f-price", "input", (text) => act.set({ price: State.positive(text) }));
+    onField("f-tok", "input", (text) => act.set({ trillions: State.positive(text) ?? 1 }));
+    const more = by("more-limits");
+    more.addEventListener("click", () => {
       const open = by("finder").classList.toggle("open");
-      target.textContent = open ? "Fewer limits" : "More limits";
-      target.setAttribute("aria-expanded", String(open));
+      more.textContent = open ? "Fewer limits" : "More limits";
+      more.setAttribute("aria-expanded", String(open));
     });
     window.addEventListener("hashchange", () => {
       if (document.getElementById(location.hash.slice(1))) return state.write(); // a link to a section
@@ -122,9 +151,12 @@
     document.addEventListener("scroll", CellMap.hide, { passive: true });
   }
 
-  /** To a section without losing the view that the hash holds. */
+  /**
+   * To a section without losing the view that the hash holds.
+   * @param {MouseEvent} event
+   */
   function jump(event) {
-    const link = event.target.closest("a");
+    const link = /** @type {Element} */ (event.target).closest("a");
     if (!link) return;
     event.preventDefault();
     const section = by(link.hash.slice(1)), heading = section.querySelector("h2");
@@ -134,7 +166,8 @@
   }
 
   function spy() {
-    const links = [...document.querySelectorAll("nav a")];
+    /** @type {NodeListOf<HTMLAnchorElement>} */
+    const links = document.querySelectorAll("nav a");
     const watch = new IntersectionObserver((entries) => {
       for (const entry of entries.filter(({ isIntersecting }) => isIntersecting)) {
         for (const link of links) link.toggleAttribute("aria-current", link.hash === `#${entry.target.id}`);
@@ -167,7 +200,7 @@
     state.write();
     spy();
     timing.all = performance.now();
-    Object.assign(window.Report, { ready: true, runs, state, found, act, command });
+    Object.assign(reach.Report, { ready: true, runs, state, found, act, command });
   };
   requestAnimationFrame(() => setTimeout(rest));
 })();

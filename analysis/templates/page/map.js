@@ -6,9 +6,19 @@ const CellMap = (() => {
   const RAMP = ["--r0", "--r1", "--r2", "--r3", "--r4"];
   const by = (id) => document.getElementById(id);
 
-  /** The measures that a part has: {name, label, of(state, cell, found) -> number|null, write, least}. */
+  /** @typedef {Found & {state: PageState}} CellAnswer */
+  /** @typedef {[string, string, (cell: Cell, found: CellAnswer) => number|null, (value: number) => string]} Measure name, label, value of a cell, how it is written */
+
+  /**
+   * The measures that a part has.
+   * @param {Part} part
+   * @param {number} tokens
+   * @returns {Measure[]}
+   */
   function measures(part, tokens) {
+    /** @type {(value: (place: number) => number|null) => Measure[2]} */
     const best = (value) => (cell, found) => (found.best ? value(found.best.place) : null);
+    /** @type {Measure[]} */
     const all = [
       ["mfu", "MFU", best((place) => part.mfu(place)), (value) => Words.percent(value)],
       ["rate", "tokens/s", best((place) => part.rate(place)), Words.short],
@@ -17,11 +27,17 @@ const CellMap = (() => {
       ["hours", "GPU-h", best((place) => part.hours(place, tokens)), Words.fixed],
     ];
     if (part.isPlan) return [["fits", "should fit", (cell, found) => (found.points ? Planned.candidates(found.state, cell).length / found.points : null), (value) => Words.percent(value, 0)]];
+    /** @type {Record<string, boolean>} */
     const has = { mfu: part.ranked.row.some((row) => part.value("mfu_palm", row) !== null), hours: part.noun === "GPUs" };
     return all.filter(([name]) => has[name] ?? true);
   }
 
-  /** Draw the map. `found(cell)` is the answer of a cell; `act.choose(cell)` is what a click does. */
+  /**
+   * Draw the map.
+   * @param {PageState} state
+   * @param {(cell: Cell) => Found} found The answer of a cell.
+   * @param {Act} act
+   */
   function show(state, found, act) {
     const { part } = state;
     const choices = measures(part, state.tokens);
@@ -46,13 +62,27 @@ const CellMap = (() => {
     legend(state, rows, write, low, top, act);
   }
 
-  /** 0 to 1; GPU-hours, which span decades, by their logarithm and the fewest darkest. */
+  /**
+   * 0 to 1; GPU-hours, which span decades, by their logarithm and the fewest darkest.
+   * @param {number|null} value
+   * @param {number} low
+   * @param {number} top
+   */
   function level(value, low, top) {
     if (value === null || !top) return null;
     if (low > 0) return top === low ? 1 : 1 - Math.log(value / low) / Math.log(top / low);
     return value / top;
   }
 
+  /**
+   * @param {PageState} state
+   * @param {Cell} cell
+   * @param {CellAnswer} answer
+   * @param {number|null} value
+   * @param {(value: number) => string} write
+   * @param {number|null} shade
+   * @param {Act} act
+   */
   function button(state, cell, answer, value, write, shade, act) {
     const { part } = state, chosen = cell === state.cell;
     const tie = answer.ties.length > 1, pale = part.isPlan || (!answer.best && cell.points.length === 0);
@@ -81,7 +111,11 @@ const CellMap = (() => {
     return [degrees.replace(/ z\d/, "").replace(/ (?=\w)/g, "\u202f"), zero + batching.replace(/^mbs /, "")];
   }
 
-  /** The colour of a share of the ramp, and black or white text by its luminance. */
+  /**
+   * The colour of a share of the ramp, and black or white text by its luminance.
+   * @param {HTMLElement} node
+   * @param {number} share
+   */
   function paint(node, share) {
     const style = getComputedStyle(document.documentElement);
     const stops = RAMP.map((name) => hex(style.getPropertyValue(name)));
@@ -94,6 +128,14 @@ const CellMap = (() => {
 
   const hex = (text) => [1, 3, 5].map((place) => Number.parseInt(text.trim().slice(place, place + 2), 16));
 
+  /**
+   * @param {PageState} state
+   * @param {string[]} rows
+   * @param {(value: number) => string} write
+   * @param {number} low
+   * @param {number} top
+   * @param {Act} act
+   */
   function legend(state, rows, write, low, top, act) {
     const { part } = state;
     const items = [];
@@ -110,7 +152,12 @@ const CellMap = (() => {
     by("maplegend").replaceChildren(...items);
   }
 
-  /** The first five of a cell beside it. */
+  /**
+   * The first five of a cell beside it.
+   * @param {HTMLElement} node
+   * @param {PageState} state
+   * @param {CellAnswer} answer
+   */
   function popover(node, state, answer) {
     const { part } = state, box = by("pop");
     const title = element("b", {}, `${answer.cell.workload} on ${answer.cell.size}`);
@@ -132,12 +179,15 @@ const CellMap = (() => {
     by("pop").hidden = true;
   }
 
+  /** @param {KeyboardEvent & {currentTarget: HTMLElement}} event */
   function move(event) {
     if (event.key === "Escape") return hide();
     const step = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] }[event.key];
     if (!step) return undefined;
     event.preventDefault();
-    const all = [...by("map").querySelectorAll("button.cell")];
+    /** @type {NodeListOf<HTMLElement>} */
+    const cells = by("map").querySelectorAll("button.cell");
+    const all = [...cells];
     const rows = [...new Set(all.map((cell) => cell.dataset.m))], here = event.currentTarget;
     let row = rows.indexOf(here.dataset.m), size = Number(here.dataset.g);
     const sizes = [...new Set(all.map((cell) => Number(cell.dataset.g)))].sort((a, b) => a - b);

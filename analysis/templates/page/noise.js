@@ -8,7 +8,10 @@ const Noise = (() => {
   /** Variance of the median of so many normal values, over that of one. */
   const ofMedian = (repeats) => Math.PI / 2 / (repeats + Math.PI / 2 - 1);
 
-  /** Quantile of the normal distribution (Wichura 1988, algorithm AS 241: what Python's NormalDist uses). */
+  /**
+   * Quantile of the normal distribution (Wichura 1988, algorithm AS 241: what Python's NormalDist uses).
+   * @param {number} p
+   */
   function normalQuantile(p) {
     const q = p - 0.5;
     const ratio = (r, top, bottom) => horner(r, top) / horner(r, bottom);
@@ -33,7 +36,11 @@ const Noise = (() => {
     [2.04426310338993979e-15, 1.42151175831644589e-7, 1.84631831751005468e-5, 7.86869131145613259e-4, 1.48753612908506148e-2, 1.36929880922735805e-1, 5.99832206555887938e-1, 1.0],
   ];
 
-  /** Quantile of Student's t (Abramowitz and Stegun 26.7.5). */
+  /**
+   * Quantile of Student's t (Abramowitz and Stegun 26.7.5).
+   * @param {number} level
+   * @param {number} freedom
+   */
   function student(level, freedom) {
     const z = normalQuantile(level);
     const terms = [

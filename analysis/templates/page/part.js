@@ -3,18 +3,35 @@
 /* One part of the results, rows that may be compared with each other: its cells (a model on a number of devices), its
    ranked layouts, and what is known of each. No DOM here. */
 class Part {
+  /** @type {Set<string>|undefined} */
+  _minor;
+
   /**
-   * @param {object} packed an entry of `parts` of analysis/page/page_data.py
-   * @param {Map<string, object>} columns every row's columns (Columns.unpack)
+   * @param {PackedPart} packed
+   * @param {ColumnMap} columns every row's columns (Columns.unpack)
    */
   constructor(packed, columns) {
-    Object.assign(this, packed);
+    this.slug = packed.slug;
+    this.title = packed.title;
+    this.meaning = packed.meaning;
+    this.stamp = packed.stamp;
+    this.method = packed.method;
+    this.rows = packed.rows;
+    this.noun = packed.noun;
+    this.device = packed.device;
+    this.capacity = packed.capacity;
+    this.memory = packed.memory;
+    this.points = packed.points;
+    this.effects = packed.effects;
+    this.waiting = packed.waiting;
     this.columns = columns;
-    this.ranked ??= { row: [], rate: [], repeats: [], noise: [], freedom: [], from: [], sources: [] };
+    /** @type {Ranked} */
+    this.ranked = packed.ranked ?? { row: [], rate: [], repeats: [], noise: [], freedom: [], from: [], sources: [] };
     this.isPlan = packed.method === "planned";
+    /** @type {Map<string, Cell>} */
     this.cells = new Map();
     this.gpuName = this.noun === "GPUs" ? (this.device ?? "").replace(/^NVIDIA /, "").split(" ")[0] : "";
-    const cell = (row) => this.at(this.value("workload", row), this.value("world_size", row), true);
+    const cell = (row) => this.at(this.text("workload", row), this.number("world_size", row), true);
     this.points.rows.forEach((row, place) => {
       if (!this.points.again[place]) cell(row).points.push(row);
     });
@@ -26,19 +43,36 @@ class Part {
     }
     this.sizes = [...new Set([...this.cells.values()].map((found) => found.size))].sort((a, b) => a - b);
     const named = new Set([...this.cells.values()].map((found) => found.workload));
-    this.workloads = [...this.workloads.filter((name) => named.has(name)), ...[...named].filter((name) => !packed.workloads.includes(name))];
+    this.workloads = [...packed.workloads.filter((name) => named.has(name)), ...[...named].filter((name) => !packed.workloads.includes(name))];
   }
 
-  /** The cell of a model and a number of devices; undefined, or with `make` a new one, where there is none. */
+  /**
+   * The cell of a model and a number of devices; undefined, or with `make` a new one, where there is none.
+   * @param {string} workload
+   * @param {number} size
+   */
   at(workload, size, make = false) {
     const key = `${workload}\n${size}`;
     if (make && !this.cells.has(key)) this.cells.set(key, { workload, size, points: [], layouts: [], waiting: 0 });
     return this.cells.get(key);
   }
 
-  /** A value of a row: text, number or null. */
+  /**
+   * @param {string} name
+   * @param {number} row
+   */
   value(name, row) {
     return this.columns.get(name)?.value(row) ?? null;
+  }
+
+  /** The same of a column of numbers. @returns {number|null} */
+  number(name, row) {
+    return /** @type {number|null} */ (this.value(name, row));
+  }
+
+  /** The same of a column of texts. @returns {string|null} */
+  text(name, row) {
+    return /** @type {string|null} */ (this.value(name, row));
   }
 
   /** What `Words.layout` and `Rerun.command` read a row by. */
@@ -57,7 +91,7 @@ class Part {
 
   /** The row's value of a column that is proportional to the throughput, for the pooled repeats. */
   pooled(name, place) {
-    const [value, own] = [this.value(name, this.row(place)), this.value("tokens_per_s_per_gpu", this.row(place))];
+    const [value, own] = [this.number(name, this.row(place)), this.number("tokens_per_s_per_gpu", this.row(place))];
     return value === null || !own ? value : (value * this.rate(place)) / own;
   }
 
@@ -66,17 +100,17 @@ class Part {
   }
 
   stepTime(place) {
-    const [value, own] = [this.value("step_time_s", this.row(place)), this.value("tokens_per_s_per_gpu", this.row(place))];
+    const [value, own] = [this.number("step_time_s", this.row(place)), this.number("tokens_per_s_per_gpu", this.row(place))];
     return value === null || !own ? value : (value * own) / this.rate(place);
   }
 
   /** Peak memory in bytes, as far as these rows know it. */
   memoryOf(place) {
-    return this.value(this.memory, this.row(place));
+    return this.number(this.memory, this.row(place));
   }
 
   layoutName(place) {
-    return this.value("layout", this.row(place));
+    return this.text("layout", this.row(place));
   }
 
   /** GPU-hours for so many tokens at the speed of the timed steps. */
@@ -84,7 +118,11 @@ class Part {
     return tokens / this.rate(place) / 3600;
   }
 
-  /** Whether this part has values in a column, and which. */
+  /**
+   * Whether this part has values in a column, and which.
+   * @param {string} name
+   * @param {number[]} rows
+   */
   valuesOf(name, rows) {
     const column = this.columns.get(name);
     if (!column) return [];

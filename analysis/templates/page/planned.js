@@ -3,15 +3,26 @@
 /* The answer of a plan: what should fit and what is predicted, before anything has run. Predictions are listed, and said
    to be predictions; they make no winner. */
 const Planned = (() => {
-  /** Points of a cell that the plan would run and that keep the memory limit, by predicted throughput. */
+  /**
+   * Points of a cell that the plan would run and that keep the memory limit, by predicted throughput.
+   * @param {PageState} state
+   * @param {Cell} [cell]
+   */
   function candidates(state, cell = state.cell) {
     const { part } = state, limit = state.query(cell).memory;
-    const rows = cell.points.filter((row) => ["run", "cached"].includes(part.value("verdict", row)));
-    const fits = rows.filter((row) => limit === null || (part.value("predicted_peak_bytes", row) ?? 0) <= limit);
-    const rate = (row) => part.value("predicted_tokens_per_s_per_gpu", row) ?? -1;
+    const rows = cell.points.filter((row) => ["run", "cached"].includes(part.text("verdict", row)));
+    const fits = rows.filter((row) => limit === null || (part.number("predicted_peak_bytes", row) ?? 0) <= limit);
+    /** @type {(row: number) => number} */
+    const rate = (row) => part.number("predicted_tokens_per_s_per_gpu", row) ?? -1;
     return fits.sort((a, b) => rate(b) - rate(a));
   }
 
+  /**
+   * @param {PageState} state
+   * @param {HTMLElement} heading
+   * @param {HTMLElement} box
+   * @param {string} where
+   */
   function show(state, heading, box, where) {
     const { part, cell } = state;
     heading.textContent = `Planned: ${where}`;
@@ -26,16 +37,19 @@ const Planned = (() => {
     box.replaceChildren(element("p", { class: "layout" }, rows.length ? `${Words.plural(rows.length, "layout")} to run` : "Nothing fits here"), step, element("p", { class: "callout" }, words));
   }
 
-  /** The first ten by predicted throughput, as rows of the table below the answer. */
+  /**
+   * The first ten by predicted throughput, as rows of the table below the answer.
+   * @param {PageState} state
+   */
   function table(state) {
     const { part } = state, all = candidates(state), rows = all.slice(0, 10);
     const head = ["Layout", "Predicted tokens/s/GPU", "Predicted step, s", "Predicted GiB", "GPU-hours"];
     const cells = rows.map((row) => [
       { text: part.value("layout", row), row },
-      { text: Words.short(part.value("predicted_tokens_per_s_per_gpu", row)) },
-      { text: Words.short(part.value("predicted_step_time_s", row)) },
-      { text: Words.gib(part.value("predicted_peak_bytes", row)) },
-      { text: Words.short(part.value("expected_gpu_hours", row)) },
+      { text: Words.short(part.number("predicted_tokens_per_s_per_gpu", row)) },
+      { text: Words.short(part.number("predicted_step_time_s", row)) },
+      { text: Words.gib(part.number("predicted_peak_bytes", row)) },
+      { text: Words.short(part.number("expected_gpu_hours", row)) },
     ]);
     return { head, cells, title: rows.length ? `${rows.length} of ${all.length} by predicted throughput: a prediction, not a ranking` : "" };
   }

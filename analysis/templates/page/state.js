@@ -7,20 +7,44 @@ const State = (() => {
   const FILTER_KEYS = { net: "network_regime", engine: "engine_version" };
   const TRILLION = 1e12;
 
-  /** Positive number of a text, else null. */
+  /**
+   * Positive number of a text, else null.
+   * @param {string} text
+   */
   function positive(text) {
     const value = Number.parseFloat(String(text ?? "").replace(",", "."));
     return value > 0 ? value : null;
   }
 
-  /**
-   * @param {Part[]} parts
-   * @param {number|null} price of a device hour, as the report was made with
-   * @param {{read: Function, write: Function}} hash `Address.claim("page", State.KEYS)`
-   */
   class Model {
+    /** @type {Part} */
+    part;
+    /** @type {Cell|undefined} */
+    cell;
+    /** Limit in GiB; null: none. @type {number|null} */
+    memory;
+    /** Tokens a step; null: those of most layouts. @type {number|"any"|null} */
+    batch;
+    /** The values, as texts, that columns must have. @type {Record<string, string>} */
+    only;
+    /** Of a device hour. @type {number|null} */
+    price;
+    /** Tokens to train on, in 10^12. @type {number} */
+    trillions;
+    /** By which the map is coloured; null: the first that the part has. @type {string|null} */
+    measure;
+    /** Whether the map shows variants with few runs. @type {boolean} */
+    minor;
+
+    /**
+     * @param {Part[]} parts
+     * @param {number|null} price of a device hour, as the report was made with
+     * @param {Claim} hash `Address.claim("page", State.KEYS)`
+     */
     constructor(parts, price, hash) {
-      Object.assign(this, { parts, usualPrice: price, hash });
+      this.parts = parts;
+      this.usualPrice = price;
+      this.hash = hash;
       this.read();
     }
 
@@ -32,7 +56,7 @@ const State = (() => {
       const [workload, size] = [said.get("m"), Number(said.get("g"))];
       this.cell = this.part.at(workload, size) ?? this.nearest(workload) ?? first;
       this.memory = said.has("mem") ? positive(said.get("mem")) : this.usualMemory;
-      this.batch = said.get("batch") === Answer.ANY ? Answer.ANY : positive(said.get("batch"));
+      this.batch = said.get("batch") === Answer.ANY ? /** @type {"any"} */ (Answer.ANY) : positive(said.get("batch"));
       this.only = {};
       for (const [key, column] of Object.entries(FILTER_KEYS)) if (said.get(key)) this.only[column] = said.get(key);
       this.price = said.has("price") ? positive(said.get("price")) : this.usualPrice;
@@ -53,6 +77,7 @@ const State = (() => {
     /** The query of a cell, by default the one that is chosen; a batch asked for is asked of that cell alone. */
     query(cell = this.cell) {
       const bytes = this.memory === null ? null : this.memory === this.usualMemory ? this.part.capacity : this.memory * Words.GIB;
+      /** @type {Query["batch"]} */
       const batch = this.batch === Answer.ANY || cell === this.cell ? this.batch : null;
       return { workload: cell.workload, size: cell.size, memory: bytes, batch, only: this.only };
     }
@@ -71,6 +96,7 @@ const State = (() => {
     }
 
     write() {
+      /** @type {[string, string][]} */
       const pairs = [];
       const put = (key, value, usual) => value !== usual && value !== null && pairs.push([key, String(value)]);
       put("part", this.part.slug, this.parts[0].slug);
@@ -86,7 +112,7 @@ const State = (() => {
     }
   }
 
-  /** The cell with which a part opens: that with most layouts, of those the largest; without any, with most points. */
+  /** The cell with which a part opens: that with most layouts, of those the largest; without any, with most points. @param {Part} part */
   function usualCell(part) {
     const cells = [...part.cells.values()];
     cells.sort((a, b) => b.layouts.length - a.layouts.length || b.points.length - a.points.length || b.size - a.size);

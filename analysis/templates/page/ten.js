@@ -4,6 +4,11 @@
 const TopTen = (() => {
   const by = (id) => document.getElementById(id);
 
+  /**
+   * @param {PageState} state
+   * @param {Found} found
+   * @param {(row: number) => void} open
+   */
   function show(state, found, open) {
     if (state.part.isPlan) return planned(Planned.table(state), open);
     const { part } = state, list = found.list.slice(0, 10), best = list[0];
@@ -28,7 +33,7 @@ const TopTen = (() => {
         ["", Words.short(layout.rate)], ["track hide", track], ["", place ? Words.percent(layout.behind) : Words.UNKNOWN],
         ...(mfu ? [["hide", Words.percent(part.mfu(layout.place))]] : []), ["hide", Words.gib(part.memoryOf(layout.place))], ["hide", Words.short(part.stepTime(layout.place))],
         ...(money ? [["hide", Words.days(hours / state.cell.size / 24)], ["hide", place ? `+${state.price ? Words.money(extra * state.price) : Words.fixed(extra)}` : Words.UNKNOWN]] : []),
-        ...(network ? [["hide", part.value("network_regime", layout.row) ?? Words.UNKNOWN]] : []),
+        ...(network ? [["hide", part.text("network_regime", layout.row) ?? Words.UNKNOWN]] : []),
       ];
       return element("tr", { class: `${tie ? "tie" : ""} ${place ? "" : "first"}` }, ...cells.map(([kind, ...content]) => element("td", { class: kind }, ...content)));
     };

@@ -7,6 +7,10 @@ const Why = (() => {
   const AXIS_NAMES = { micro_batch_size: "micro-batch", num_microbatches: "micro-batches", zero_stage: "ZeRO", recompute: "recompute", pp_schedule: "schedule" };
   const empty = (...words) => element("p", { class: "empty" }, ...words);
 
+  /**
+   * @param {PageState} state
+   * @param {Found} found
+   */
   function show(state, found) {
     const { part } = state;
     by("why").hidden = part.isPlan;
@@ -18,6 +22,10 @@ const Why = (() => {
     memory(part, found);
   }
 
+  /**
+   * @param {PageState} state
+   * @param {Found} found
+   */
   function rules(state, found) {
     const { part, cell } = state, costs = Answer.ruleCosts(part, found);
     const best = found.best;
@@ -33,6 +41,10 @@ const Why = (() => {
       ...(free.length ? [element("p", { class: "free" }, element("b", {}, "Free: "), `${free.map(({ name }) => name).join(", ")}. The fastest layout keeps ${free.length === 1 ? "this rule" : "these rules"} already.`)] : []));
   }
 
+  /**
+   * @param {Part} part
+   * @param {Found} found
+   */
   function profile(part, found) {
     const table = Answer.bestAtEachValue(part, found), most = Math.max(...table.map(({ values }) => values.length), 1);
     const box = by("profile");
@@ -46,7 +58,10 @@ const Why = (() => {
     return box.replaceChildren(...cells);
   }
 
-  /** A forest of ratios on a logarithmic axis: median and 95 % interval. */
+  /**
+   * A forest of ratios on a logarithmic axis: median and 95 % interval.
+   * @param {Part} part
+   */
   function pairs(part) {
     const rows = part.effects ?? [];
     if (!rows.length) return by("pairs").replaceChildren(empty("Too few pairs of runs agree in everything but one choice. A grid that varies one axis at a time has them."));
@@ -69,12 +84,20 @@ const Why = (() => {
   ];
   const PARTS = [["parameters", "memory_parameters_bytes"], ["gradients", "memory_gradients_bytes"], ["optimizer", "memory_optimizer_bytes"], ["activations and rest", "memory_activations_bytes"]];
 
+  /**
+   * @param {Part} part
+   * @param {Found} found
+   */
   function steps(part, found) {
     const timed = found.list.filter(({ row }) => part.value("breakdown_step_time_s", row) !== null).slice(0, 4);
     if (!timed.length) return by("steps").replaceChildren(empty("These rows say how long a step took, not where its time went. ", element("code", {}, "measure.profile=true"), " records it on GPUs; matched pairs above say what a choice costs."));
-    return by("steps").replaceChildren(...stacks(part, timed, KINDS, (row) => part.value("breakdown_step_time_s", row), (value) => `${Words.short(1e3 * value)} ms`));
+    return by("steps").replaceChildren(...stacks(part, timed, KINDS, (row) => part.number("breakdown_step_time_s", row), (value) => `${Words.short(1e3 * value)} ms`));
   }
 
+  /**
+   * @param {Part} part
+   * @param {Found} found
+   */
   function memory(part, found) {
     const known = found.list.filter(({ row }) => PARTS.some(([, name]) => part.value(name, row) !== null)).slice(0, 4);
     const peak = found.best && part.memoryOf(found.best.place);
@@ -82,17 +105,24 @@ const Why = (() => {
     return by("memstack").replaceChildren(...stacks(part, known, PARTS, () => part.capacity, Words.memory));
   }
 
-  /** Stacked bars of up to four layouts with one legend; `whole(row)` is what a full bar stands for, null: the largest sum. */
+  /**
+   * Stacked bars of up to four layouts with one legend; `whole(row)` is what a full bar stands for, null: the largest sum.
+   * @param {Part} part
+   * @param {Layout[]} layouts
+   * @param {string[][]} kinds
+   * @param {(row: number) => number|null} whole
+   * @param {(value: number) => string} write
+   */
   function stacks(part, layouts, kinds, whole, write) {
-    const sums = layouts.map(({ row }) => kinds.reduce((sum, [, name]) => sum + (part.value(name, row) ?? 0), 0));
+    const sums = layouts.map(({ row }) => kinds.reduce((sum, [, name]) => sum + (part.number(name, row) ?? 0), 0));
     const full = Math.max(...layouts.map(({ row }, place) => whole(row) ?? sums[place]));
     const used = kinds.filter(([, name]) => layouts.some(({ row }) => part.value(name, row)));
     const colour = (place) => `var(--c${place + 1})`;
     const bars = layouts.map(({ row, place }, order) => element("div", { class: "stack" },
       element("div", { class: "nm" }, part.layoutName(place), element("span", {}, write(sums[order]))),
-      element("div", { class: "b" }, ...used.map(([label, name], kind) => element("i", { style: `width:${(100 * (part.value(name, row) ?? 0)) / full}%;background:${colour(kind)}`, title: `${label}: ${write(part.value(name, row) ?? 0)}` })))));
+      element("div", { class: "b" }, ...used.map(([label, name], kind) => element("i", { style: `width:${(100 * (part.number(name, row) ?? 0)) / full}%;background:${colour(kind)}`, title: `${label}: ${write(part.number(name, row) ?? 0)}` })))));
     const first = layouts[0].row;
-    const legend = element("div", { class: "legend" }, ...used.map(([label, name], kind) => element("span", {}, element("i", { class: "sw", style: `background:${colour(kind)}` }), `${label} ${Words.percent((part.value(name, first) ?? 0) / sums[0], 0)}`)));
+    const legend = element("div", { class: "legend" }, ...used.map(([label, name], kind) => element("span", {}, element("i", { class: "sw", style: `background:${colour(kind)}` }), `${label} ${Words.percent((part.number(name, first) ?? 0) / sums[0], 0)}`)));
     return [...bars, legend];
   }
 

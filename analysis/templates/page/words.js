@@ -8,13 +8,20 @@ const Words = (() => {
   /** @param {number|null|undefined} value */
   const known = (value) => value !== null && value !== undefined && !Number.isNaN(value);
 
-  /** With thousands' separators and so many decimals. */
+  /**
+   * With thousands' separators and so many decimals.
+   * @param {number|null|undefined} value
+   * @param {number} [digits]
+   */
   function fixed(value, digits = 0) {
     if (!known(value)) return UNKNOWN;
     return value.toLocaleString("en-US", { minimumFractionDigits: digits, maximumFractionDigits: digits });
   }
 
-  /** About three significant digits, none behind the point from 100 on. */
+  /**
+   * About three significant digits, none behind the point from 100 on.
+   * @param {number|null|undefined} value
+   */
   function short(value) {
     if (!known(value)) return UNKNOWN;
     const size = Math.abs(value);
@@ -25,19 +32,26 @@ const Words = (() => {
   const percent = (fraction, digits = 1) => (known(fraction) ? `${fixed(100 * fraction, digits)} %` : UNKNOWN);
   const gib = (bytes, digits = 1) => (known(bytes) ? fixed(bytes / GIB, bytes < GIB ? 3 : digits) : UNKNOWN);
 
-  /** With its unit: MiB below a tenth of a GiB. */
+  /**
+   * With its unit: MiB below a tenth of a GiB.
+   * @param {number|null|undefined} bytes
+   */
   function memory(bytes) {
     if (!known(bytes)) return UNKNOWN;
     return bytes < GIB / 10 ? `${short(bytes / 2 ** 20)} MiB` : `${fixed(bytes / GIB, 1)} GiB`;
   }
 
+  /** @param {number|null|undefined} count */
   function tokens(count) {
     if (!known(count)) return UNKNOWN;
     if (count >= 1e6) return `${fixed(count / 1e6, 2)} M`;
     return count >= 1e4 ? `${fixed(count / 1e3)} k` : fixed(count);
   }
 
-  /** In the currency of the price that was given, which the page does not know. */
+  /**
+   * In the currency of the price that was given, which the page does not know.
+   * @param {number|null|undefined} amount
+   */
   function money(amount) {
     if (!known(amount)) return UNKNOWN;
     if (amount >= 1e6) return `$${fixed(amount / 1e6, 2)} M`;
@@ -46,33 +60,40 @@ const Words = (() => {
 
   const days = (count) => (known(count) ? fixed(count, count < 100 ? 1 : 0) : UNKNOWN);
 
+  /** Whether a degree is more than one. @param {Value} degree */
+  const several = (degree) => Number(degree) > 1;
+
   /** "1 layout", "2 layouts". */
   const plural = (count, noun) => `${fixed(count)} ${noun}${count === 1 ? "" : "s"}`;
 
   /** The noun for one of them: GPU, CPU process. */
   const one = (nouns) => nouns.replace(/(?<=ss)es$|s$/, "");
 
-  /** The parts of a layout, spelled out: ["dp 32", "pp 2", "ZeRO 1", "micro-batch 1 × 8"]. `read(name)` is a value or null. */
+  /**
+   * The parts of a layout, spelled out: ["dp 32", "pp 2", "ZeRO 1", "micro-batch 1 × 8"]. `read(name)` is a value or null.
+   * @param {Read} read
+   */
   function layout(read) {
     const parts = [];
     const [replicas, shards] = [read("dp_replicate"), read("dp_shard")];
-    parts.push(replicas > 1 && shards > 1 ? `dp ${replicas} × ${shards}` : `dp ${read("dp") ?? "?"}`);
-    for (const axis of ["tp", "cp", "pp", "ep"]) if (read(axis) > 1) parts.push(`${axis} ${read(axis)}`);
-    if (read("cp") > 1 && read("cp_kind")) parts.push(String(read("cp_kind")));
-    if (read("pp") > 1 && read("pp_schedule") && read("pp_schedule") !== "1f1b") parts.push(schedule(read));
-    if (read("dp") > 1 && read("zero_stage") !== null) parts.push(`ZeRO ${read("zero_stage")}`);
+    parts.push(several(replicas) && several(shards) ? `dp ${replicas} × ${shards}` : `dp ${read("dp") ?? "?"}`);
+    for (const axis of ["tp", "cp", "pp", "ep"]) if (several(read(axis))) parts.push(`${axis} ${read(axis)}`);
+    if (several(read("cp")) && read("cp_kind")) parts.push(String(read("cp_kind")));
+    if (several(read("pp")) && read("pp_schedule") && read("pp_schedule") !== "1f1b") parts.push(schedule(read));
+    if (several(read("dp")) && read("zero_stage") !== null) parts.push(`ZeRO ${read("zero_stage")}`);
     parts.push(`micro-batch ${read("micro_batch_size") ?? "?"} × ${read("num_microbatches") ?? "?"}`);
     if (read("recompute") && read("recompute") !== "none") {
-      parts.push(`recompute ${read("recompute")}${read("recompute_every") > 1 ? ` every ${read("recompute_every")}` : ""}`);
+      parts.push(`recompute ${read("recompute")}${several(read("recompute_every")) ? ` every ${read("recompute_every")}` : ""}`);
     }
     if (read("compile") && read("compile") !== "none") parts.push("compiled");
     if (read("precision") && read("precision") !== "bf16") parts.push(String(read("precision")).replaceAll("_", " "));
     return parts;
   }
 
+  /** @param {Read} read */
   function schedule(read) {
     const name = String(read("pp_schedule")).replaceAll("_", " ");
-    return read("virtual_stages") > 1 ? `${name}, ${read("virtual_stages")} chunks` : name;
+    return several(read("virtual_stages")) ? `${name}, ${read("virtual_stages")} chunks` : name;
   }
 
   return { UNKNOWN, GIB, known, fixed, short, percent, gib, memory, tokens, money, days, plural, one, layout };

@@ -1,0 +1,230 @@
+/* What Python puts into the page, for the type checker of its scripts (../tsconfig.json); nothing of this is in the page. */
+
+/** A value of a row: in the unit of the table, null where it is not known. */
+type Value = string | number | null;
+
+/** A column of analysis/explorer/row_data.py: its values as they are, as codes into `levels` or `texts`, or as steps. */
+interface PackedColumn {
+  name: string;
+  label: string;
+  unit: string;
+  description: string;
+  kind: "text" | "number" | "time";
+  /** The different values; codes are places in it, -1 where a value is not known. */
+  levels?: (string | number)[];
+  texts?: PackedTexts;
+  codes?: number[];
+  /** The one code of all rows. */
+  code?: number;
+  /** What each code adds to the one before it. */
+  codeSteps?: number[];
+  values?: (number | null)[];
+  /** What each value adds to the one before it. */
+  steps?: number[];
+}
+
+/** Many different texts, cut into their parts: analysis/explorer/pack_texts.py. */
+interface PackedTexts {
+  forms: { cuts: string; places: PackedPlace[] }[];
+  /** Which form each text has, where there are several. */
+  form?: number[];
+}
+
+/** The parts that stand in one place of a form: as they are, counted up, or as codes. */
+type PackedPlace = string[] | { steps?: number[]; levels?: string[]; codes?: number[] };
+
+/** Rows that may be compared with each other, as the explorer names them. */
+interface CohortAbout {
+  title: string;
+  meaning: string;
+  stamp: string;
+  rows: number;
+}
+
+/** Name and version of this project's engine. */
+interface EngineAbout {
+  name: string;
+  version: string | number;
+}
+
+/** The page's data: analysis.explorer.parts.page_data, with `page` from analysis/index_page/page_data.py. */
+interface RunsData {
+  rows: number;
+  /** Of the rows' ids: a selection in the address is of these rows or of none. */
+  fingerprint: string;
+  cohorts: CohortAbout[];
+  columns: PackedColumn[];
+  /** Names of columns that have a filter from the start. */
+  filters: string[];
+  /** Names of the table's columns. */
+  table: string[];
+  /** Outcomes in words. */
+  outcomes: Record<string, string>;
+  engine: EngineAbout;
+  source: string;
+  /** End of the log of a failed row, by the row's number. */
+  logs: Record<string, { name: string; text: string }>;
+  /** Relative address of the trace of a row, by the row's number. */
+  traces?: Record<string, string>;
+  widget: Widget;
+  page?: { parts: PackedPart[]; price: number | null };
+}
+
+/** Shapes, devices and rules of the memory view: analysis/explorer/model_data.py. */
+interface Widget {
+  /** Smallest first. */
+  models: ModelShape[];
+  clusters: ClusterAbout[];
+  /** A layout is left out when its peak exceeds this many times a cluster's usable bytes. */
+  oom_margin: number;
+  /** The words that a field of an experiment may hold. */
+  choices: Record<string, string[]>;
+  engine: { engine: string; engine_version: string | number };
+  rules: RuleData;
+}
+
+/** A model's sizes: workloads.experiment.ModelConfig as plain data. */
+interface ModelShape {
+  name: string;
+  num_layers: number;
+  hidden_size: number;
+  num_heads: number;
+  num_kv_heads: number;
+  head_dim: number;
+  ffn_hidden_size: number;
+  vocab_size: number;
+  tie_embeddings: boolean;
+  qk_norm: boolean;
+  /** These two are not known of a shape that the page has put together from a row; nothing here reads them. */
+  rope_theta?: number;
+  norm_eps?: number;
+  moe: ExpertShape | null;
+  mla: LatentShape | null;
+}
+
+/** Routed experts of a model. */
+interface ExpertShape {
+  num_experts: number;
+  experts_per_token: number;
+  expert_hidden_size: number;
+  num_shared_experts: number;
+  num_dense_layers: number;
+}
+
+/** Multi-head latent attention of a model. */
+interface LatentShape {
+  q_lora_rank: number;
+  kv_lora_rank: number;
+  qk_nope_head_dim: number;
+  qk_rope_head_dim: number;
+  v_head_dim: number;
+}
+
+/** A cluster whose devices' memory is known, in bytes. */
+interface ClusterAbout {
+  name: string;
+  device: string;
+  memory_bytes: number;
+  usable_bytes: number;
+  devices_per_node: number;
+  single_node: boolean;
+  backend: string;
+  /** For which its device's speed is known. */
+  precisions: string[];
+}
+
+/** The planner's rules, which memory_rules.js evaluates: analysis/explorer/rule_data.py. */
+interface RuleData {
+  derived: [string, Expression][];
+  lacking: Rule[];
+  rules: Rule[];
+  refusals: { model_sizes: string[]; counts: string[]; not_a_count: string; heads_do_not_divide: string };
+}
+
+/** A rule: broken where its expression is true; its message is texts, each followed by an expression until the last. */
+interface Rule {
+  rule: string;
+  scope: "layout" | "engine" | "cluster";
+  broken: Expression;
+  message: Expression[];
+}
+
+/** An expression as workloads.expressions.as_data writes it: a number, a name, or a list of a sign and its operands. */
+type Expression = number | string | Expression[];
+
+/** The fields of an experiment, as workloads.experiment.to_dict has them. */
+interface Experiment {
+  model: ModelShape;
+  dp_replicate: number;
+  dp_shard: number;
+  tp: number;
+  cp: number;
+  pp: number;
+  ep: number;
+  micro_batch_size: number;
+  global_batch_size: number;
+  seq_len: number;
+  zero_stage: number;
+  recompute: string;
+  recompute_every: number;
+  pp_schedule: string;
+  virtual_stages: number;
+  pp_split: string;
+  cp_kind: string;
+  precision: string;
+  attention: string;
+  compile: string;
+  sequence_parallel: boolean;
+  seed: number;
+  engine: string;
+  engine_version: string | number;
+}
+
+/** One part of the results, as analysis/index_page/page_data.py gives it; numbers of rows are places in the rows' table. */
+interface PackedPart {
+  slug: string;
+  title: string;
+  meaning: string;
+  stamp: string;
+  /** How its rows were obtained: "measured", "rehearsed", "planned" and so on. */
+  method: string;
+  first: number;
+  rows: number;
+  /** What its devices are called, several of them. */
+  noun: string;
+  workloads: string[];
+  device: string | null;
+  /** Memory of a device in bytes. */
+  capacity: number | null;
+  /** Name of the column with the peak memory. */
+  memory: string;
+  /** The deciding attempt of each point; `again`: 1 where it is to be tried again. */
+  points: { rows: number[]; again: number[] };
+  /** Nothing is ranked of a plan. */
+  ranked?: Ranked;
+  effects?: EffectRow[];
+  waiting: { workload: string; world_size: number; points: number }[];
+}
+
+/** The layouts that have a rank, as columns: row number, pooled tokens a second and device, and noise. */
+interface Ranked {
+  row: number[];
+  rate: number[];
+  repeats: number[];
+  noise: (number | null)[];
+  freedom: (number | null)[];
+  /** Codes into `sources`: where the noise is from. */
+  from: number[];
+  sources: string[];
+}
+
+/** Matched pairs of runs that agree in everything but one choice: the median ratio and its 95 % interval. */
+interface EffectRow {
+  effect: string;
+  pairs: number;
+  throughput_ratio: number;
+  throughput_low: number | null;
+  throughput_high: number | null;
+  held: string;
+  best_ratio: number | null;
+}

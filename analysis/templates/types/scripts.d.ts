@@ -1,0 +1,225 @@
+/* What the page's scripts make of their data and share, for their type checker (../tsconfig.json); nothing of this is in
+   the page. */
+
+/** A column of all rows: the class of columns.js. */
+type Column = ReturnType<ReturnType<typeof Columns.unpack>["get"]>;
+
+/** All columns by name, in the order of the file. */
+type ColumnMap = Map<string, Column>;
+
+/** The value of a column in one row; null too where there is no such column. */
+type Read = (name: string) => Value;
+
+/** A model on a number of devices: row numbers of its points, places of its ranked layouts, points not run. */
+interface Cell {
+  workload: string;
+  size: number;
+  points: number[];
+  layouts: number[];
+  waiting: number;
+}
+
+/** The reader's limits on one cell: `memory` in bytes; a `batch` of null is that of most finished layouts. */
+interface Query {
+  workload: string;
+  size: number;
+  memory: number | null;
+  batch: number | "any" | null;
+  /** The value, as text, that a column must have. */
+  only: Record<string, string>;
+}
+
+/** A ranked layout of an answer; `behind` is the share by which the fastest outruns it. */
+interface Layout {
+  place: number;
+  row: number;
+  rate: number;
+  noise: number | null;
+  freedom: number | null;
+  repeats: number;
+  behind?: number;
+  /** Whether its noise is not known. */
+  unknown?: boolean;
+  /** Whether it cannot be told from the fastest. */
+  tied?: boolean;
+}
+
+/** The answer for a cell under the reader's limits. */
+type Found = ReturnType<typeof Answer.find>;
+
+/** The state of the page, and that of the section "Every run". */
+type PageState = InstanceType<typeof State.Model>;
+type RunsState = InstanceType<typeof ViewState.State>;
+
+/** What the page's buttons do. */
+interface Act {
+  set(changes: Partial<Pick<PageState, "cell" | "batch" | "only" | "memory" | "price" | "trillions" | "measure" | "minor">>): void;
+  choose(cell: Cell): void;
+  failures(cell: Cell): void;
+}
+
+/** What `Runs.mount` returns. */
+type RunsSection = ReturnType<typeof Runs.mount>;
+
+/** Moments at which parts of the page were ready, in ms since it was opened; `plotted`: nothing is left to draw. */
+interface Timing {
+  inflated?: number;
+  answer?: number;
+  all?: number;
+  charts?: number;
+  table?: number;
+  open?: number;
+  plot?: number;
+  filter?: number;
+  plotted?: boolean;
+}
+
+/** What tests and the console reach of the page. */
+interface ReportOnPage {
+  timing: Timing;
+  ready: boolean;
+  runs?: RunsSection;
+  state?: PageState;
+  found?: (cell: Cell) => Found;
+  act?: Act;
+  command?: (row: number) => Command;
+}
+
+/** The page keeps it in place of the browser's own `Report`, which nothing here uses. */
+interface PageWindow {
+  Report: ReportOnPage;
+}
+
+/** A part's keys of the address, read and replaced together. */
+interface Claim {
+  read(): Map<string, string>;
+  write(pairs: Iterable<[string, string]>): void;
+}
+
+/** The words of a command and what is to be said of it, or why there is none. */
+interface Command {
+  words?: string[];
+  notes?: string[];
+  missing?: string;
+}
+
+/** A filter of one column: its values as texts, a part of its text, or bounds (null: none) in the unit of the table. */
+interface Filter {
+  values?: Set<string>;
+  holds?: string;
+  low?: number | null;
+  high?: number | null;
+}
+
+/** The controls of one filter. */
+interface Facet {
+  root: HTMLElement;
+  update(filter: Filter | undefined, model: FilterModel): void;
+}
+type FilterModel = InstanceType<typeof Filters.Model>;
+
+/** The column that rows are sorted by; without a name they stand as in the data. */
+interface Sort {
+  name: string;
+  descending: boolean;
+}
+
+/** The state that the plot is to draw. */
+interface Asked {
+  rows: Int32Array;
+  selected: Set<number>;
+  current: number;
+  x: Column;
+  y: Column;
+  colour?: Column;
+  size?: Column;
+  logX: boolean;
+  logY: boolean;
+  keepZoom: boolean;
+}
+
+/** Rows that share colour, shape and size. */
+type PlotGroup = ReturnType<typeof PlotColours.groups>["groups"][number];
+
+/** Where rows stand: see `PlotPoints.place`. */
+type Placed = ReturnType<typeof PlotPoints.place>;
+
+/** From and to on an axis. */
+type Pair = [number, number];
+
+/** Pixels across and up, and the row that is drawn there. */
+type Spot = [number, number, number];
+
+/** Where in the plot's canvas points stand, in pixels; `band` and `strip` are what failures take of it. */
+interface PlotArea {
+  left: number;
+  top: number;
+  right: number;
+  bottom: number;
+  band: number;
+  strip: number;
+  small: boolean;
+}
+
+/** What a press, a box and a move in the plot do. */
+interface PlotActions {
+  open(row: number): void;
+  select(rows: number[]): void;
+  lines(row: number): string[];
+  zoom?(zoomed: boolean): void;
+}
+
+/** A box or a lasso in pixels, as the chart library tells of it. */
+interface Brushed {
+  brushType: string;
+  range: Pair[];
+}
+
+/** What the page uses of a chart of Apache ECharts. */
+interface Chart {
+  resize(): void;
+  getWidth(): number;
+  getHeight(): number;
+  getZr(): { on(name: string, then: (event: { offsetX: number; offsetY: number }) => void): void };
+  on(name: "brushEnd", then: (event: { areas: Brushed[] }) => void): void;
+  on(name: "datazoom", then: () => void): void;
+  setOption(option: object, how?: { notMerge: boolean }): void;
+  getOption(): { dataZoom: { startValue: number; endValue: number }[] };
+  dispatchAction(action: object): void;
+}
+
+/** The chart library, which runs late. */
+declare const echarts: { init(root: HTMLElement, theme: null, options: { renderer: string }): Chart };
+
+/** An action of a pipeline's rank: forward, backward, or a backward's halves (inputs, weights). */
+interface PipelineAction {
+  kind: "F" | "B" | "I" | "W";
+  microbatch: number;
+  chunk: number;
+}
+
+/** The inputs of the pipeline view. */
+interface PipelineInputs {
+  schedule: string;
+  ranks: number;
+  microbatches: number;
+  chunks: number;
+  forward: number;
+  backward: number;
+  /** Share of the backward that the weights' gradients take, in per cent. */
+  weights: number;
+  p2p: number;
+}
+
+/** A row's pipeline, and what was measured of it in seconds; null where nothing was. */
+interface PipelineRun {
+  fields: Pick<PipelineInputs, "schedule" | "ranks" | "microbatches" | "chunks">;
+  times: { work: number; idle: number; slowest: number | null; profiled: number | null } | null;
+}
+
+/** Parameters of a layer: those that tp splits, those that every rank holds, and those of experts. */
+interface Counts extends Record<string, number> {
+  split: number;
+  replicated: number;
+  experts: number;
+}

@@ -1,0 +1,75 @@
+"""The page's scripts agree with the types that their comments name: TypeScript's checker finds nothing."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from analysis.index_page import assemble
+from analysis.rows import cohorts
+from tests.analysis import synthetic
+from tests.analysis.conftest import frame_of
+from tests.analysis.explorer_page import POINTS, results_of
+
+TEMPLATES = Path(__file__).resolve().parents[2] / "analysis" / "templates"
+COMPILER = "node_modules/typescript/bin/tsc"
+
+
+@pytest.fixture(scope="module")
+def compiler(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The command of TypeScript's compiler. Skips where it cannot be installed."""
+    if shutil.which("npm") is None or shutil.which("node") is None:
+        pytest.skip("npm is not installed: no typescript")
+    folder = tmp_path_factory.mktemp("typescript")
+    install = ["npm", "install", "--no-save", "--no-audit", "--no-fund", "typescript@5.6.3"]
+    if subprocess.run(install, cwd=folder, capture_output=True, timeout=120, check=False).returncode:
+        pytest.skip("typescript could not be installed: no registry")
+    return ["node", str(folder / COMPILER)]
+
+
+def checked(compiler: list[str], project: Path) -> str:
+    """What the compiler says of a project; empty when it finds nothing."""
+    run = subprocess.run(
+        [*compiler, "--project", str(project)], capture_output=True, text=True, timeout=120, check=False
+    )
+    return run.stdout + run.stderr
+
+
+@pytest.mark.slow
+def test_the_scripts_keep_their_types(compiler: list[str]) -> None:
+    assert checked(compiler, TEMPLATES) == ""
+
+
+def copied(folder: Path) -> Path:
+    return shutil.copytree(TEMPLATES, folder / "templates", ignore=shutil.ignore_patterns("vendor"))
+
+
+@pytest.mark.slow
+def test_python_gives_what_the_types_say(compiler: list[str], tmp_path: Path) -> None:
+    results = results_of(frame_of(synthetic.attempts(POINTS)), tmp_path)
+    data = assemble.data(results, cohorts.split(results.attempts), tmp_path, 2.5)
+    copy = copied(tmp_path)
+    given = copy / "page" / "given.js"
+    given.write_text(f"/** @type {{RunsData}} */\nconst given = {json.dumps(data)};\n")
+    assert checked(compiler, copy) == ""
+    data["page"]["parts"][0] |= {"capacity": "80 GiB", "unknown": 1}  # the check does see what is wrong
+    given.write_text(f"/** @type {{RunsData}} */\nconst given = {json.dumps(data)};\n")
+    assert "given.js" in checked(compiler, copy)
+
+
+@pytest.mark.slow
+def test_a_wrong_type_is_found(compiler: list[str], tmp_path: Path) -> None:
+    copy = copied(tmp_path)
+    script = copy / "page" / "cost.js"
+    wrong = [
+        "/** @type {(part: Part) => number} */ const wrongName = (part) => part.capacty;",
+        "/** @type {(column: Column) => string} */ const wrongKind = (column) => column.numbers;",
+        "/** @type {(packed: PackedPart) => string} */ const wrongValue = (packed) => packed.points;",
+    ]
+    script.write_text("\n".join([script.read_text(), *wrong]))
+    errors = [line for line in checked(compiler, copy).splitlines() if "cost.js" in line]
+    assert len(errors) == len(wrong)
