@@ -177,7 +177,7 @@ const Panel = (() => {
     }
 
     command() {
-      const made = Rerun.command(this.raw, this.data.engine);
+      const made = Rerun.anywhere(this.raw, this.data);
       if (made.missing) return this.section("command", "Run it again", element("p", { class: "quiet" }, made.missing));
       const line = Rerun.line(made.words);
       const code = element("pre", { tabindex: "0", class: "command" }, line);

@@ -35,6 +35,25 @@ const Rerun = (() => {
     return { words, notes };
   }
 
+  const SHAPE = ["num_layers", "hidden_size", "num_heads", "num_kv_heads", "ffn_hidden_size", "vocab_size"];
+
+  /**
+   * The command that measures a row's layout: as it ran, or with this project's engine where another one ran it, if a model
+   * file has the row's shape.
+   * @param {(name: string) => any} read
+   * @param {RunsData} data
+   * @returns {Command}
+   */
+  function anywhere(read, data) {
+    const by = read("engine");
+    if (by === null || by === data.engine.name) return command(read, data.engine);
+    const model = data.widget.models.find((shape) => SHAPE.every((name) => shape[name] === read(name)));
+    if (!model) return { missing: `No model file of this project has the shape of ${read("model")}: no command can be given.` };
+    const own = { model: model.name, engine: data.engine.name, engine_version: data.engine.version, warmup_steps: null, timed_steps: null };
+    const asked = command((name) => (name in own ? own[name] : read(name) ?? DEFAULTS[name] ?? null), data.engine);
+    return asked.missing ? asked : { ...asked, notes: [`It runs this layout with this project's engine; the row is of ${by}.`] };
+  }
+
   const hash = (id) => String(id).split("-").at(-1).replace(/[^A-Za-z0-9]/g, "") || "point";
 
   /** A value in Hydra's grammar. */
@@ -71,5 +90,5 @@ const Rerun = (() => {
     return words.map((word) => (/^[\w@%+=:,./-]+$/.test(word) ? word : `'${word.replaceAll("'", `'"'"'`)}'`)).join(" ");
   }
 
-  return { command, line, DEFAULTS };
+  return { command, anywhere, line };
 })();

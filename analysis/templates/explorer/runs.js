@@ -316,7 +316,7 @@ const Runs = (() => {
       /** Row numbers of the table, in its order. */
       order: () => [...order],
       /** {words, notes} of the command that runs a row again, or {missing}: why there is none. */
-      rerun: (row) => Rerun.command((name) => columns.get(name)?.value(row) ?? null, data.engine),
+      rerun: (row) => Rerun.anywhere((name) => columns.get(name)?.value(row) ?? null, data),
     };
   }
 

@@ -3,7 +3,6 @@
 /* The page: one state, the sections that show it, and what each action does to it. */
 (async () => {
   const by = (id) => document.getElementById(id);
-  const SHAPE = ["num_layers", "hidden_size", "num_heads", "num_kv_heads", "ffn_hidden_size", "vocab_size"];
   const prefersDark = matchMedia("(prefers-color-scheme: dark)");
   /** @type {Timing} */
   const timing = {};
@@ -87,13 +86,7 @@
    * @returns {Command}
    */
   function command(row) {
-    const read = state.part.reader(row);
-    if (read("engine") === data.engine.name) return Rerun.command(read, data.engine);
-    const model = data.widget.models.find((shape) => SHAPE.every((name) => shape[name] === read(name)));
-    if (!model) return { missing: `No model file of this project has the shape of ${read("model")}: no command can be given.` };
-    const own = { model: model.name, engine: data.engine.name, engine_version: data.engine.version, warmup_steps: null, timed_steps: null };
-    const asked = Rerun.command((name) => (name in own ? own[name] : read(name) ?? Rerun.DEFAULTS[name] ?? null), data.engine);
-    return asked.missing ? asked : { ...asked, notes: [`It runs this layout with this project's engine; the row is of ${read("engine")}.`] };
+    return Rerun.anywhere(state.part.reader(row), data);
   }
 
   /** @param {number} row */

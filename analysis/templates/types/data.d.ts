@@ -203,7 +203,16 @@ interface PackedPart {
   /** Nothing is ranked of a plan. */
   ranked?: Ranked;
   effects?: EffectRow[];
-  waiting: { workload: string; world_size: number; points: number }[];
+  waiting: WaitingPoints[];
+}
+
+/** Points of the plan without a result, and the layout and tokens a second of the one that is predicted fastest. */
+interface WaitingPoints {
+  workload: string;
+  world_size: number;
+  points: number;
+  layout: string;
+  predicted: number | null;
 }
 
 /** The layouts that have a rank, as columns: row number, pooled tokens a second and device, and noise. */

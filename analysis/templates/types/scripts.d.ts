@@ -17,6 +17,8 @@ interface Cell {
   points: number[];
   layouts: number[];
   waiting: number;
+  /** What the plan still has for it. */
+  next?: WaitingPoints;
 }
 
 /** The reader's limits on one cell: `memory` in bytes; a `batch` of null is that of most finished layouts. */
@@ -95,6 +97,9 @@ interface Claim {
   read(): Map<string, string>;
   write(pairs: Iterable<[string, string]>): void;
 }
+
+/** The command that measures the layout of a row. */
+type Commander = (row: number) => Command;
 
 /** The words of a command and what is to be said of it, or why there is none. */
 interface Command {
