@@ -87,23 +87,41 @@ class Answer:
         return len(self.layouts) > 1 and bool(self.layouts[1]["unknown"])
 
 
+@dataclass(frozen=True, slots=True)
+class _Cell:
+    outcomes: pd.Series
+    """Of the points that have ended."""
+    rows: pd.DataFrame
+    """Trusted ranked rows."""
+    usual: float | None
+    """The tokens a step that most of them have."""
+    told: pd.DataFrame
+    """Those of the usual batch, best first, see `_told_apart`."""
+
+
 @cache_per_frame
-def _cells(frame: pd.DataFrame) -> dict[tuple[str, int], tuple[pd.Series, pd.DataFrame]]:
-    """(outcomes of points that have ended, trusted ranked rows) of every model and size, in the order of the page."""
+def _cells(frame: pd.DataFrame) -> dict[tuple[str, int], _Cell]:
+    """Every model and size, in the order of the page. All are told apart at once: cell by cell it takes ten times as
+    long."""
     final = last_attempts(frame)
-    final = final[~final["will_retry"].eq(True)]
+    outcomes = dict(list(final[~final["will_retry"].eq(True)].groupby(metrics.GROUP, sort=False)["outcome"]))
     ranked = metrics.ranked(frame)
     ranked = ranked.loc[ranked["rank"].notna(), [*metrics.GROUP, *(name for name in _TOLD if name in ranked)]]
     rows = dict(list(ranked.groupby(metrics.GROUP, sort=False)))
-    empty = ranked.iloc[:0]
-    outcomes = final.groupby(metrics.GROUP, sort=False)["outcome"]
-    found = {key: (group, rows.get(key, empty)) for key, group in outcomes}
+    told = _told_apart(ranking.of_usual_batch(ranked[ranked["tokens_per_step"].notna()], metrics.GROUP))
+    usual = dict(list(told.groupby(metrics.GROUP, sort=False)))
     order = {name: place for place, name in enumerate(labels.workload_order(frame))}
-    sized = {(str(workload), int(float(str(size)))): found[workload, size] for workload, size in found}
-    return {key: sized[key] for key in sorted(sized, key=lambda key: (order[key[0]], key[1]))}
+    found: dict[tuple[str, int], _Cell] = {}
+    for key, ended in outcomes.items():
+        of_batch = usual.get(key, told.iloc[:0])
+        batch = float(of_batch["tokens_per_step"].iloc[0]) if len(of_batch) else None
+        workload, size = key
+        found[str(workload), int(float(str(size)))] = _Cell(ended, rows.get(key, ranked.iloc[:0]), batch, of_batch)
+    return {key: found[key] for key in sorted(found, key=lambda key: (order[key[0]], key[1]))}
 
 
-_NOTHING = (pd.Series(dtype=object), pd.DataFrame({name: [] for name in _TOLD}))
+_NO_ROWS = pd.DataFrame({name: [] for name in (*metrics.GROUP, *_TOLD, "tied", "behind", "unknown")})
+_NOTHING = _Cell(pd.Series(dtype=object), _NO_ROWS, None, _NO_ROWS)
 
 
 def cells(frame: pd.DataFrame) -> list[tuple[str, int]]:
@@ -113,14 +131,15 @@ def cells(frame: pd.DataFrame) -> list[tuple[str, int]]:
 
 def answer(frame: pd.DataFrame, query: Query) -> Answer:
     """The answer of a cohort's rows. A cell without rows gives counts of 0."""
-    outcomes, rows = _cells(frame).get((query.workload, query.world_size), _NOTHING)
+    cell = _cells(frame).get((query.workload, query.world_size), _NOTHING)
+    outcomes, rows = cell.outcomes, cell.rows
     memory = rows[metrics.memory_column(frame)]
     fit = rows if query.memory_bytes is None else rows[~(memory > query.memory_bytes)]
     for name, value in query.only.items():
         fit = fit[fit[name].astype("string").eq(value).fillna(False)]
-    usual = usual_batch(rows)
-    wanted = usual if query.tokens_per_step is None else query.tokens_per_step
+    wanted = cell.usual if query.tokens_per_step is None else query.tokens_per_step
     left = fit if wanted == ANY else fit[fit["tokens_per_step"] == wanted]
+    told = cell.told if left.index.isin(cell.told.index).all() and len(left) == len(cell.told) else _told_apart(left)
     best = left[metrics.RANK_BY].max() if len(left) else None
     elsewhere = fit.loc[~fit.index.isin(left.index), metrics.RANK_BY]
     faster = elsewhere[elsewhere > best].max() if best is not None and len(elsewhere) else None
@@ -132,7 +151,7 @@ def answer(frame: pd.DataFrame, query: Query) -> Answer:
         finished=len(rows),
         fits=len(fit),
         tokens_per_step=None if wanted == ANY or wanted is None else float(wanted),
-        layouts=told_apart(left),
+        layouts=list(labels.records(told)),
         faster_at=None if faster is None or pd.isna(faster) else float(faster),
     )
 
@@ -143,23 +162,16 @@ def of_every_cell(frame: pd.DataFrame) -> list[Answer]:
     return [answer(frame, Query(workload, size)) for workload, size in cells(frame)]
 
 
-def usual_batch(rows: pd.DataFrame) -> float | None:
-    """The tokens a step that most of ``rows`` have, the smallest of several; None where none is known."""
-    known = rows[rows["tokens_per_step"].notna()].assign(_cell=0)
-    usual = ranking.of_usual_batch(known, ["_cell"])["tokens_per_step"]
-    return float(usual.iloc[0]) if len(usual) else None
-
-
-def told_apart(rows: pd.DataFrame) -> list[Layout]:
-    """Ranked rows of one cell as layouts, best first."""
-    if rows.empty:
-        return []
+def _told_apart(rows: pd.DataFrame) -> pd.DataFrame:
+    """Ranked rows of some cells, best first in each, with ``tied``, ``behind`` and ``unknown`` (see `Layout`)."""
     rows = rows.sort_values(metrics.RANK_BY, ascending=False, kind="stable")
-    within = noise.within(rows.assign(_cell=0), metrics.RANK_BY, ["_cell"])
-    behind = 1 - rows[metrics.RANK_BY] / rows[metrics.RANK_BY].iloc[0]
+    if rows.empty:
+        return rows.assign(tied=pd.Series(dtype=bool), behind=pd.Series(dtype=float), unknown=pd.Series(dtype=bool))
+    within = noise.within(rows, metrics.RANK_BY, metrics.GROUP)
+    behind = 1 - rows[metrics.RANK_BY] / rows.groupby(metrics.GROUP)[metrics.RANK_BY].transform("first")
     unknown = within.isna()
     tied = within.fillna(False).astype(bool) | (unknown & (behind <= UNTIMED))
-    return list(labels.records(rows.assign(tied=tied, behind=behind, unknown=unknown)))
+    return rows.assign(tied=tied, behind=behind, unknown=unknown)
 
 
 # What a rule costs: the best layout that keeps it against the best of all
