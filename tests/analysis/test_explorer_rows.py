@@ -73,7 +73,7 @@ def test_commands_of_odd_rows(browser: Browser, tmp_path: Path) -> None:
     words = ["python", "-m", "sweep", "run", "--conf", "my conf", "+grid=mine", "launcher.partition=a b", "name=x"]
     rows = [
         synthetic.attempt(point, 0, command=shlex.join(words), launcher="slurm", outcome="ok"),
-        synthetic.attempt(POINTS[0], 1, engine="nanotron"),
+        synthetic.attempt(POINTS[0], 1, engine="nanotron", hidden_size=77),
         synthetic.attempt(POINTS[1], 2, seq_len=None),
         synthetic.attempt(POINTS[2], 3, engine_version="1"),
     ]
@@ -87,7 +87,7 @@ def test_commands_of_odd_rows(browser: Browser, tmp_path: Path) -> None:
     plain = [word for word in full[6:] if not word.startswith("launcher")]
     [planned] = expand_all(*(lambda c: (c.grids, c.models.__getitem__))(compose_sweep(plain, ConfFolders()))).points
     assert ex.to_dict(planned.experiment) | {"model": 0} == ex.to_dict(point) | {"model": 0}
-    assert "nanotron" in made["000001"]["missing"]
+    assert "No model file of this project has the shape" in made["000001"]["missing"]
     assert "seq_len" in made["000002"]["missing"]
     assert "engine version 1" in " ".join(made["000003"]["notes"])
     browser.js("document.querySelector('#runs-table [data-row=\"0\"]').click()")

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-from launchers.node import log_cap
+from launchers.node import fork, log_cap
 from launchers.node.log_cap import CappedLog
 from launchers.node.rank_group import LocalRanks
 from launchers.state.process_identity import process_stat
@@ -29,6 +29,8 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_cap, "LIMIT_BYTES", 256 * KIB)
     monkeypatch.setattr(log_cap, "KEPT_BYTES", 64 * KIB)
     monkeypatch.setattr(log_cap, "EVERY_S", 0.01)
+    # An agent has no children but its ranks and what they left. This process has the fork server of other tests.
+    monkeypatch.setattr(fork, "kill_orphans", lambda limit_s: [])
 
 
 def line_of(number: int) -> str:
