@@ -62,30 +62,6 @@ def _of_cohort(rows: pd.DataFrame, cohort: pd.DataFrame) -> pd.DataFrame:
     return rows.assign(**{name: cohort[name].iloc[0] for name in _COHORT if name not in rows})
 
 
-def ranked_rows(frame: pd.DataFrame, most: int) -> tuple[list[str], list[list[str]], int]:
-    """Header and text cells of the ranked table for the page, at most ``most`` rows, and how many there are in all."""
-    rows, memory = metrics.ranked(frame), metrics.memory_column(frame)
-    noun, unit = labels.device_noun(frame), labels.rate_unit(frame)
-    header = ["Rank", "Model", noun, "Layout", unit, metrics.MFU_NAME, "Step, s", "Spread"]
-    header += [_memory_header(memory), "Losses"]
-    cells = [
-        [
-            "–" if pd.isna(row["rank"]) else f"{int(row['rank'])}",
-            row["workload"],
-            f"{int(row['world_size']):,}",
-            row["layout"],
-            format_number(row[metrics.RANK_BY]),
-            format_percent(row[metrics.MFU]),
-            format_number(row["step_time_s"]),
-            format_percent(row["step_time_max_s"] / row["step_time_min_s"] - 1),
-            format_bytes(row[memory]),
-            _loss_word(row["loss_agrees"]),
-        ]
-        for row in labels.records(_fair_share(rows, most))
-    ]
-    return header, cells, len(rows)
-
-
 def best_rows(frame: pd.DataFrame) -> tuple[list[str], list[list[str]], int]:
     """Header and cells of the winners of every model and size. ``Slower by`` is 1 - runner-up over winner."""
     best, memory = metrics.best_configurations(frame), metrics.memory_column(frame)
@@ -144,22 +120,8 @@ def _ordered(*first: str) -> list[str]:
     return [*first, *(name for name in _SCALARS if name not in first)]
 
 
-def _fair_share(rows: pd.DataFrame, most: int) -> pd.DataFrame:
-    """At most about ``most`` rows: the best ones of each group, the same number of each."""
-    if len(rows) <= most:
-        return rows
-    each = max(most // max(rows.groupby(metrics.GROUP).ngroups, 1), 1)
-    return rows.groupby(metrics.GROUP, sort=False).head(each)
-
-
 def _memory_header(column: str) -> str:
     return "Peak memory" if column == "peak_allocated_bytes" else "Peak reserved"
-
-
-def _loss_word(agrees: Any) -> str:
-    if agrees is None or pd.isna(agrees):
-        return "–"
-    return "agree" if agrees else "differ"
 
 
 def _first_line(text: object) -> str:
