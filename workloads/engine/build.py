@@ -72,8 +72,12 @@ def build(experiment: Experiment, groups: Groups) -> Engine:
 
 def assemble(experiment: Experiment, groups: Groups, chunks: list[Chunk]) -> Engine:
     """The engine around stages that are built already."""
-    clock = Clock(groups.device)
-    return Engine(experiment, groups, chunks, ShardedAdamW(chunks, groups), Pipeline(chunks, groups, clock), clock)
+    clock, optimizer = Clock(groups.device), ShardedAdamW(chunks, groups)
+    if optimizer.loss_scale is not None:
+        for chunk in chunks:
+            if chunk.head is not None:
+                chunk.head.loss_scale = optimizer.loss_scale.value
+    return Engine(experiment, groups, chunks, optimizer, Pipeline(chunks, groups, clock), clock)
 
 
 def choose_attention(experiment: Experiment) -> None:

@@ -28,7 +28,7 @@ from workloads.engine.model import Chunk
 from workloads.errors import UnsupportedByEngine
 from workloads.experiment import Experiment
 
-_COMPUTE_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp64": torch.float64}
+_COMPUTE_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "fp64": torch.float64}
 
 
 def compute_dtype(experiment: Experiment) -> torch.dtype:

@@ -151,6 +151,8 @@ class Head(nn.Module):
         self.scale = 1.0 / experiment.tokens_per_step
         # GPipe holds every micro-batch between its forward and backward: keep one number a token, not two gradients.
         self.grads_in_forward = experiment.pp_schedule != "gpipe"
+        self.loss_scale: Tensor | None = None
+        """By which all gradients, but not the loss, are multiplied where they begin."""
 
     def forward(self, x_TD: Tensor, targets_T: Tensor) -> Tensor:
         """This micro-batch's share of the global batch's mean loss (fp32, or fp64 in fp64 runs)."""
@@ -161,6 +163,7 @@ class Head(nn.Module):
             scale=self.scale,
             group=self.tp.axis.group,
             grads_in_forward=self.grads_in_forward,
+            gradient_scale=self.loss_scale,
         )
 
 
