@@ -18,6 +18,8 @@ from workloads.engine.communication import Axis
 from workloads.engine.context_parallel import context_attention, local_positions
 from workloads.engine.groups import Groups
 from workloads.engine.ops.attention import attention
+from workloads.engine.ops.fp8 import Recipe
+from workloads.engine.ops.fp8_linear import Fp8Products
 from workloads.engine.ops.linear import DeferredGradients
 from workloads.engine.ops.linear_cross_entropy import linear_cross_entropy
 from workloads.engine.ops.rms_norm import rms_norm
@@ -72,7 +74,7 @@ class Attention(nn.Module):
         self.head_dim = model.head_dim
         own = weights.attention(model, prefix)
         self.qkv = ColumnParallelLinear([own["q"], own["k"], own["v"]], tp)
-        self.out = RowParallelLinear(own["o"], tp)
+        self.out = RowParallelLinear(own["o"], tp, "attention")
         self.q_norm = RMSNorm(own["q_norm"], model.norm_eps) if model.qk_norm else None
         self.k_norm = RMSNorm(own["k_norm"], model.norm_eps) if model.qk_norm else None
         self.recipes: Recipes | None = None
@@ -109,7 +111,7 @@ class FeedForward(nn.Module):
         super().__init__()
         own = weights.feed_forward(model, prefix, model.ffn_hidden_size)
         self.gate_up = ColumnParallelLinear([own["gate"], own["up"]], tp)
-        self.down = RowParallelLinear(own["down"], tp)
+        self.down = RowParallelLinear(own["down"], tp, "swiglu")
         self.recipes: Recipes | None = None
 
     def forward(self, x_TD: Tensor) -> Tensor:
@@ -226,6 +228,12 @@ class Chunk(nn.Module):
         for module in self.modules():
             if isinstance(module, (ColumnParallelLinear, RowParallelLinear)):
                 module.deferred = deferred
+
+    def use_fp8(self, recipe: Recipe) -> None:
+        """Let the products of the blocks run in fp8. Attention keeps its output for its own backward."""
+        for module in self.modules():
+            if isinstance(module, (ColumnParallelLinear, RowParallelLinear)):
+                module.fp8 = Fp8Products(recipe, keeps_input=module.input_of == "attention")
 
     def _mark(self, x: Tensor) -> Tensor:
         return x if self.between_blocks is None else self.between_blocks(x)

@@ -26,8 +26,14 @@ from workloads.experiment import Experiment, Precision
 from workloads.parity.activations import differing, microbatch_of
 from workloads.parity.order import Computed, Key, difference
 
-UNIT_ROUNDOFF = {"bf16": 2.0**-8, "fp16": 2.0**-11, "fp32": 2.0**-24, "fp64": 2.0**-53}
-HIGHER: Mapping[Precision, Precision] = {"bf16": "fp32", "fp16": "fp32", "fp32": "fp64"}
+UNIT_ROUNDOFF = {
+    **{"fp8_tensorwise": 2.0**-4, "fp8_rowwise": 2.0**-4, "fp8_blockwise": 2.0**-4},
+    **{"bf16": 2.0**-8, "fp16": 2.0**-11, "fp32": 2.0**-24, "fp64": 2.0**-53},
+}
+HIGHER: Mapping[Precision, Precision] = {
+    **{"fp8_tensorwise": "bf16", "fp8_rowwise": "bf16", "fp8_blockwise": "bf16"},
+    **{"bf16": "fp32", "fp16": "fp32", "fp32": "fp64"},
+}
 SAFETY = 16.0
 NOISE_FACTOR = 8.0
 RARE_FACTOR = 4.0

@@ -69,16 +69,17 @@ def format_of(recipe: Recipe, role: Role) -> torch.dtype:
 
 
 def cast(
-    x_RC: Tensor, recipe: Recipe, role: Role, *, rows: bool = True, columns: bool = True
+    x_RC: Tensor, recipe: Recipe, role: Role, *, rows: bool = True, columns: bool = True, bits: Tensor | None = None
 ) -> tuple[Operand | None, Operand | None]:
     """``x`` to be contracted over its columns (C), and ``x^T`` to be contracted over the rows of ``x`` (R).
 
-    ``rows``, ``columns``: which of the two are wanted.
+    ``rows``, ``columns``: which of the two are wanted. ``bits``: `largest` of ``x``, where that is known already and
+    there is one scale.
     """
     kind = format_of(recipe, role)
     x_RC = x_RC.contiguous()
     if recipe == "tensorwise":
-        return _cast_tensor(x_RC, kind, rows, columns)
+        return cast_with(x_RC, largest(x_RC) if bits is None else bits, kind, rows=rows, columns=columns)
     if recipe == "rowwise":
         return (
             _cast_lines(x_RC, kind, transposed=False) if rows else None,
@@ -102,6 +103,19 @@ def product(a_MC: Operand, b_NC: Operand, dtype: torch.dtype, *, fast: bool) -> 
     return out
 
 
+def transposed(values_RC: Tensor) -> Tensor:
+    """A contiguous copy of the transpose of a matrix in fp8."""
+    out = values_RC.new_empty(values_RC.shape[::-1])
+    backend = backend_of(values_RC)
+    if backend is Backend.TRITON:
+        from workloads.engine.ops import triton_fp8
+
+        triton_fp8.transpose(values_RC, out)
+    elif backend is Backend.TORCH:
+        out.copy_(values_RC.t())
+    return out
+
+
 def power_of_two(bits: Tensor, kind: torch.dtype) -> tuple[Tensor, Tensor]:
     """(scale, its inverse) for the bits (int32) of largest absolute values in fp32: the largest power of two that
     brings them into the format's range. NaN inverses for Inf and NaN."""
@@ -112,18 +126,18 @@ def power_of_two(bits: Tensor, kind: torch.dtype) -> tuple[Tensor, Tensor]:
     return scale, inverse.masked_fill(bits >= 0x7F800000, float("nan"))
 
 
-def _cast_tensor(x: Tensor, kind: torch.dtype, rows: bool, columns: bool) -> tuple[Operand | None, Operand | None]:
-    backend = backend_of(x)
+def largest(x_RC: Tensor) -> Tensor:
+    """Bits of the largest absolute value, (1,) as int32: they order like the values, and NaN is above all."""
+    x, backend = x_RC.contiguous(), backend_of(x_RC)
     if backend is Backend.TRITON:
         from workloads.engine.ops import triton_fp8
 
-        bits = triton_fp8.largest(x, "tensor")
-    else:
-        bits = x.new_zeros(1, dtype=torch.int32)
-        if backend is Backend.TORCH:
-            for block in row_blocks(*x.shape):
-                bits = torch.maximum(bits, _bits(x[block]).max())
-    return cast_with(x, bits, kind, rows=rows, columns=columns)
+        return triton_fp8.largest(x, "tensor")
+    bits = x.new_zeros(1, dtype=torch.int32)
+    if backend is Backend.TORCH:
+        for block in row_blocks(*x.shape):
+            torch.maximum(bits, _bits(x[block]).max(), out=bits)
+    return bits
 
 
 def cast_with(
