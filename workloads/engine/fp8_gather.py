@@ -24,6 +24,10 @@ from workloads.engine.ops.fp8 import E4M3, cast_with, power_of_two
 from workloads.engine.ops.fp8_linear import Fp8Products
 
 
+_ALIGNED = 4
+"""cuBLAS reads a scale only where its address is a multiple of 16 bytes."""
+
+
 class Fp8Weights:
     """The scales of all weights of one rank that are gathered in fp8."""
 
@@ -34,11 +38,10 @@ class Fp8Weights:
         self._parameters = [parameter for parameter, _ in found]
         device = groups.device
         self._bits = torch.zeros(len(found), dtype=torch.int32, device=device)
-        self._factors = torch.zeros(len(found), dtype=torch.float32, device=device)
+        self._factors = torch.zeros(len(found), _ALIGNED, dtype=torch.float32, device=device)
         for index, (parameter, products) in enumerate(found):
-            place = slice(index, index + 1)
-            products.weight_factors = self._factors[place]
-            _gather_in_fp8(parameter, self._bits[place])
+            products.weight_factors = self._factors[index, :1]
+            _gather_in_fp8(parameter, self._bits[index : index + 1])
 
     @torch.no_grad()
     def find_scales(self) -> None:
@@ -47,7 +50,7 @@ class Fp8Weights:
         torch.bitwise_and(torch.stack(norms).view(torch.int32), 0x7FFFFFFF, out=self._bits)
         if self._group is not None:
             dist.all_reduce(self._bits, op=dist.ReduceOp.MAX, group=self._group)
-        self._factors.copy_(power_of_two(self._bits, E4M3)[1])
+        self._factors[:, 0] = power_of_two(self._bits, E4M3)[1]
 
 
 def fp8_weights(chunks: Sequence[nn.Module], groups: Groups) -> Fp8Weights | None:
@@ -72,10 +75,11 @@ def _fp8_parameters(chunk: nn.Module) -> Iterator[tuple[Any, Fp8Products]]:
 def _gather_in_fp8(parameter: Any, bits: Tensor) -> None:
     """Attach FSDP's extension points to the local tensor of one of its parameters (torch 2.11 to 2.13)."""
 
+    shard = parameter._sharded_param_data.view(parameter.padded_sharded_param_size)  # the memory that is updated
+
     def pre_all_gather(
         mesh: Any, outer_size: Any, outer_stride: Any, module: Any, policy: Any
     ) -> tuple[tuple[Tensor, ...], None]:
-        shard = parameter._sharded_param_data.view(parameter.padded_sharded_param_size)
         rows, _ = cast_with(shard, bits, E4M3, columns=False)
         assert rows is not None
         return (rows.values,), None
