@@ -18,9 +18,9 @@ from dataclasses import dataclass
 
 from analysis.memory.peak_split import categories
 from workloads.costs.activations import head_bytes, rank_tokens
+from workloads.costs.fp8 import gathered_bytes
 from workloads.costs.memory import estimate_memory, parameter_shard_bytes, saved_bytes
 from workloads.costs.moments import accumulates_unsharded
-from workloads.costs.fp8 import gathered_bytes
 from workloads.costs.params import COMPUTE_BYTES, MASTER_BYTES, local_params
 from workloads.costs.partition import experiment_stages
 from workloads.costs.schedule import schedule_actions

@@ -1,8 +1,8 @@
 """Gathers the weights of tensorwise fp8 layers in fp8: one byte an element on the way and in the gathered copy.
 
 FSDP lets a sharded tensor say what is gathered of it (``fsdp_pre_all_gather``) and what becomes of that
-(``fsdp_post_all_gather``). It looks for both as attributes of the local tensor, so they are attached to the plain tensors
-that the optimizer updates; nothing else of the engine sees another kind of tensor.
+(``fsdp_post_all_gather``). It looks for both as attributes of the local tensor, so they are attached to the plain
+tensors that the optimizer updates; nothing else of the engine sees another kind of tensor.
 
 One scale is for a whole weight, of which every rank has a part. So the largest values of all weights are found once a
 step, before its first gather, and made the same on the ranks that share weights in one small all-reduce.
@@ -22,7 +22,6 @@ from workloads.engine.data_parallel import fp8_recipe, param_groups_of
 from workloads.engine.groups import Groups
 from workloads.engine.ops.fp8 import E4M3, cast_with, power_of_two
 from workloads.engine.ops.fp8_linear import Fp8Products
-
 
 _ALIGNED = 4
 """cuBLAS reads a scale only where its address is a multiple of 16 bytes."""

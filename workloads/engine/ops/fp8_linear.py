@@ -67,7 +67,9 @@ class Fp8Products:
     def input_gradient(self, grad: Gradient, weight_OI: Tensor, dtype: torch.dtype) -> Tensor:
         return product(grad.rows, self._turned_weight(weight_OI), dtype, fast=False)
 
-    def weight_gradient(self, grad_for_weight: Operand | Tensor, kept: tuple[Tensor, ...], dtype: torch.dtype) -> Tensor:
+    def weight_gradient(
+        self, grad_for_weight: Operand | Tensor, kept: tuple[Tensor, ...], dtype: torch.dtype
+    ) -> Tensor:
         """``kept``: as `forward` returned it, or the input itself."""
         if isinstance(grad_for_weight, Tensor):
             return grad_for_weight.t() @ kept[0]
@@ -78,7 +80,6 @@ class Fp8Products:
             columns = Operand(kept[0], kept[1], "tensor" if self.recipe == "tensorwise" else "blocks")
         assert columns is not None
         return product(grad_for_weight, columns, dtype, fast=False)
-
 
     def _weight(self, weight: Tensor) -> Operand:
         if self.weight_factors is not None:
@@ -96,7 +97,7 @@ class Fp8Products:
 
 
 def take_gradients_in(weight: Tensor, dtype: torch.dtype) -> None:
-    """Let a weight that was gathered in fp8 have gradients of the compute dtype, to which autograd would else hold it."""
+    """Let a weight that was gathered in fp8 have gradients of the compute dtype: autograd would cast them to fp8."""
     if weight.dtype != dtype and weight.grad_dtype != dtype:
         weight.grad_dtype = dtype
 

@@ -50,9 +50,7 @@ def linear_cross_entropy(
     they are rounded to the dtype of ``x``, in which those of fp16 would underflow, before any caller sees them.
     """
     in_forward = grads_in_forward and torch.is_grad_enabled()
-    return _LinearCrossEntropy.apply(
-        x_TD, weight_VD, targets_T, scale, group, chunk_tokens, in_forward, gradient_scale
-    )
+    return _LinearCrossEntropy.apply(x_TD, weight_VD, targets_T, scale, group, chunk_tokens, in_forward, gradient_scale)
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -101,9 +99,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             buffer = _logits_buffer(x, weight, ctx.chunks)
             for chunk in ctx.chunks:
                 logits = _logits(x, weight, chunk, buffer)
-                _logits_to_gradient(
-                    logits, targets[chunk], ctx.first_row, lse[chunk], ctx.scale, ctx.gradient_scale
-                )
+                _logits_to_gradient(logits, targets[chunk], ctx.first_row, lse[chunk], ctx.scale, ctx.gradient_scale)
                 gradients.add(logits, chunk)
             del logits, buffer  # before the gradient of the weight is copied, as in forward
             dx, dweight = gradients.finish()
