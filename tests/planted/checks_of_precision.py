@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -19,8 +21,8 @@ def loss_scaling(pool: Pool, fault: Fault | None) -> None:
     layout = {"dp": 2, "zero_stage": 1, "micro_batch_size": 2}
     for found in pool.run(with_fault, 2, fault, test_loss_scale.overflowing, layout):
         scales = [record.loss_scale for record, _, _ in found]
-        first = next(step for step, (record, _, _) in enumerate(found) if not record.skipped)
-        assert first > 0 and scales == [2.0**21 / 2 ** min(step, first) for step in range(6)], scales
+        first = next((step for step, (record, _, _) in enumerate(found) if not record.skipped), 6)
+        assert 0 < first < 6 and scales == [2.0**21 / 2 ** min(step, first) for step in range(6)], scales
         assert [moved for _, moved, _ in found] == [step >= first for step in range(6)]
     exact = pool.run(with_fault, 2, None, _after_a_step, layout, "fp32")
     for scale in (2.0**10, 2.0**16):
@@ -31,7 +33,7 @@ def loss_scaling(pool: Pool, fault: Fault | None) -> None:
 
 
 def _after_a_step(
-    rank: int, layout: dict[str, object], precision: str, scale: float | None = None
+    rank: int, layout: dict[str, Any], precision: str, scale: float | None = None
 ) -> dict[str, Tensor]:
     engine = test_loss_scale.engine(rank, scale, **layout, precision=precision)
     record = test_loss_scale.take_step(engine, 0)
