@@ -291,6 +291,8 @@ def read_result(folder: Path, rank: int) -> RankResult | None:
     if data.get("breakdown") is not None:
         axes = [AxisTime(**time) for time in data["breakdown"]["comm_by_axis"]]
         data["breakdown"] = Breakdown(**{**data["breakdown"], "comm_by_axis": axes})
+    if data.get("routing") is not None:
+        data["routing"] = RoutingRecord(**data["routing"])
     return RankResult(**data)
 
 
