@@ -16,8 +16,8 @@ PRECISION = [
             "overflow_updates",
             "a step that overflows updates the weights",
             STEP,
-            "self.optimizer.found_inf = overflowed",
-            "pass",
+            "self.optimizer.update(factor, overflowed)",
+            "self.optimizer.update(factor, None)",
             {},
         ),
         (
@@ -65,11 +65,11 @@ PRECISION = [
             {},
         ),
         (
-            "scale_not_inverted",
-            "values are multiplied by the scale again",
+            "inverse_of_other_exponent",
+            "a scale and its inverse are off by a power of two",
             ENGINE + "ops.fp8:power_of_two",
             "inverse.masked_fill",
-            "scale.masked_fill",
+            "(2 * inverse).masked_fill",
             {},
         ),
         (

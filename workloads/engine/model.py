@@ -52,9 +52,11 @@ class RMSNorm(nn.Module):
         self.eps = eps
         add_parameter(self, "weight", [weight], {})
         self.recipes: Recipes | None = None
+        self.for_fp8 = False
+        """The output is cast with one scale."""
 
     def forward(self, x_TD: Tensor) -> Tensor:
-        y_TD = rms_norm(x_TD, self.weight, self.eps)
+        y_TD = rms_norm(x_TD, self.weight, self.eps, for_fp8=self.for_fp8)
         if self.recipes is not None:
             x_TD = x_TD.detach()
             self.recipes.note((y_TD,), lambda: (rms_norm(x_TD, self.weight, self.eps),))
@@ -117,7 +119,7 @@ class FeedForward(nn.Module):
 
     def forward(self, x_TD: Tensor) -> Tensor:
         gate_up = self.gate_up(x_TD)
-        product_TF = swiglu(gate_up)
+        product_TF = swiglu(gate_up, for_fp8=self.down.has_one_scale)
         if self.recipes is not None:
             gate_up = gate_up.detach()
             self.recipes.note((product_TF,), lambda: (swiglu(gate_up),))
@@ -258,6 +260,11 @@ class Chunk(nn.Module):
         for module in self.modules():
             if isinstance(module, (ColumnParallelLinear, RowParallelLinear)):
                 module.fp8 = Fp8Products(recipe, keeps_input=module.input_of == "attention")
+        for block in self.modules():
+            if (
+                isinstance(block, Block) and block.attention.qkv.tp.size == 1
+            ):  # else others' tokens are cast with own ones
+                block.attention_norm.for_fp8 = block.ffn_norm.for_fp8 = recipe == "tensorwise"
 
     def _mark(self, x: Tensor) -> Tensor:
         return x if self.between_blocks is None else self.between_blocks(x)
