@@ -261,9 +261,8 @@ class Chunk(nn.Module):
             if isinstance(module, (ColumnParallelLinear, RowParallelLinear)):
                 module.fp8 = Fp8Products(recipe, keeps_input=module.input_of == "attention")
         for block in self.modules():
-            if (
-                isinstance(block, Block) and block.attention.qkv.tp.size == 1
-            ):  # else others' tokens are cast with own ones
+            # With tp > 1 tokens of other ranks are cast with this one's: their largest value is not known here.
+            if isinstance(block, Block) and block.attention.qkv.tp.size == 1:
                 block.attention_norm.for_fp8 = block.ffn_norm.for_fp8 = recipe == "tensorwise"
 
     def _mark(self, x: Tensor) -> Tensor:

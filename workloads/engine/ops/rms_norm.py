@@ -23,8 +23,8 @@ def rms_norm(x: Tensor, weight_D: Tensor, eps: float, *, for_fp8: bool = False) 
     """Normalise the last dim; computed in fp32 (fp64 for fp64) and rounded once, to the dtype of ``x``.
 
     ``x`` may be [B, S, N, D], some heads of one fused projection: they are read where they lie, and the result is
-    contiguous. Saved for backward: ``x``, ``weight`` and one fp32 number a row. ``for_fp8``: it is going to be cast with
-    one scale, so that the kernel notes its largest value on the way.
+    contiguous. Saved for backward: ``x``, ``weight`` and one fp32 number a row. ``for_fp8``: it is going to be cast
+    with one scale, so that the kernel notes its largest value on the way.
     """
     if torch.compiler.is_compiling():
         return _expression(x, weight_D, eps)
