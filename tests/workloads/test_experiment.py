@@ -50,7 +50,7 @@ def test_every_field_is_declared() -> None:
         ({"recompute": "swiglu+norm"}, "recompute='swiglu+norm'; did you mean"),
         ({"recompute": "norm+attention"}, "recompute='norm+attention'"),
         ({"recompute_every": 0}, "recompute_every=0 must be a whole number of at least 1"),
-        ({"precision": "fp16"}, "precision='fp16'; did you mean"),
+        ({"precision": "fp6"}, "precision='fp6'; did you mean"),
         ({"engine_version": 2}, "engine_version=2 must be text"),
     ],
 )
