@@ -32,9 +32,7 @@ def loss_scaling(pool: Pool, fault: Fault | None) -> None:
                 assert error < 0.02, f"{name} is off by {error:.3f} at a scale of {scale:g}"
 
 
-def _after_a_step(
-    rank: int, layout: dict[str, Any], precision: str, scale: float | None = None
-) -> dict[str, Tensor]:
+def _after_a_step(rank: int, layout: dict[str, Any], precision: str, scale: float | None = None) -> dict[str, Tensor]:
     engine = test_loss_scale.engine(rank, scale, **layout, precision=precision)
     record = test_loss_scale.take_step(engine, 0)
     assert engine.optimizer.optimizer is not None and record.grad_norm is not None
