@@ -57,11 +57,11 @@ PRECISION = [
             {},
         ),
         (
-            "weight_not_turned",
-            "blockwise scales of the rows are taken for the transposed operand",
+            "factors_of_other_rows",
+            "the transposed operand has the blockwise factors of other rows",
             ENGINE + "ops.fp8:_cast_blocks",
             "_operand(as_columns, column_factors, scaled)",
-            "_operand(as_columns, column_factors.flip(0), scaled)",
+            "_operand(as_columns, column_factors if squares else column_factors.flip(1), scaled)",
             {},
         ),
         (
