@@ -95,13 +95,20 @@ class MoESpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MLASpec:
-    """Multi-head latent attention (DeepSeek-V3, arXiv:2412.19437): low-rank queries and a shared latent for K and V."""
+    """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434, section 2.1): a latent that keys and values of all
+    heads are made of, another one for queries, and one rotated key for all heads."""
 
-    q_lora_rank: int
     kv_lora_rank: int
     qk_nope_head_dim: int
     qk_rope_head_dim: int
     v_head_dim: int
+    q_lora_rank: int = 0
+    """0: queries are projected without a latent of their own (DeepSeek-V2-Lite)."""
+
+    @property
+    def qk_head_dim(self) -> int:
+        """Size of a query or a key: a part without position and a rotated one."""
+        return self.qk_nope_head_dim + self.qk_rope_head_dim
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,6 +138,20 @@ class ModelSpec:
             raise InvalidExperiment(
                 HEADS_DO_NOT_DIVIDE.format(label=label, num_kv_heads=self.num_kv_heads, num_heads=self.num_heads)
             )
+        if self.mla is None:
+            return
+        if self.num_kv_heads != self.num_heads:
+            raise InvalidExperiment(
+                f"{label}: latent attention makes keys and values for every head: num_kv_heads={self.num_kv_heads} must "
+                f"be num_heads={self.num_heads}"
+            )
+        if self.qk_norm:
+            raise InvalidExperiment(f"{label}: latent attention norms its latents, not heads: qk_norm must be false")
+
+    @property
+    def rope_dim(self) -> int:
+        """How much of a query's or key's head is rotated: all of it, but with latent attention."""
+        return self.head_dim if self.mla is None else self.mla.qk_rope_head_dim
 
     def __hash__(self) -> int:
         """Of the name alone: a plan looks a model up in caches a hundred times a point."""

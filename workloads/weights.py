@@ -109,7 +109,8 @@ def attention(model: ModelSpec, prefix: str) -> dict[str, Weight]:
     """Weights of one attention layer by their short names.
 
     Grouped-query: q, k, v, o, and the norms of every head with ``qk_norm``. Latent (DeepSeek-V2, arXiv:2405.04434,
-    section 2.1): what has heads (W_UQ, W_UK with W_UV, W_O) is divided; W_DQ and W_DKV with W_KR are not.
+    section 2.1): what has heads (W_UQ, W_UK with W_UV, W_O) is divided; W_DQ and W_DKV with W_KR are not. Without a
+    latent for queries W_Q takes the place of W_DQ and W_UQ.
     """
     h, heads, mla = model.hidden_size, model.num_heads, model.mla
 
@@ -117,15 +118,20 @@ def attention(model: ModelSpec, prefix: str) -> dict[str, Weight]:
         return Weight(f"{prefix}.{name}", (out, into), std, placement)
 
     if mla is not None:
-        qk = mla.qk_nope_head_dim + mla.qk_rope_head_dim
         latent = mla.kv_lora_rank
+        if mla.q_lora_rank:
+            queries = [
+                weight("q_down", mla.q_lora_rank, h, WHOLE),
+                weight("q_up", heads * mla.qk_head_dim, mla.q_lora_rank, ROWS),
+                norm(f"{prefix}.q_norm", mla.q_lora_rank),
+            ]
+        else:
+            queries = [weight("q", heads * mla.qk_head_dim, h, ROWS)]
         found = [
-            weight("q_down", mla.q_lora_rank, h, WHOLE),
-            weight("q_up", heads * qk, mla.q_lora_rank, ROWS),
+            *queries,
             weight("kv_down", latent + mla.qk_rope_head_dim, h, WHOLE),
             weight("kv_up", heads * (mla.qk_nope_head_dim + mla.v_head_dim), latent, ROWS),
             weight("o", h, heads * mla.v_head_dim, COLUMNS, residual_std(model)),
-            norm(f"{prefix}.q_norm", mla.q_lora_rank),
             norm(f"{prefix}.kv_norm", latent),
         ]
     else:

@@ -23,6 +23,7 @@ SHAPE: dict[str, Any] = {
     "vocab_size": 256,
 }
 MODEL = model_from_dict(SHAPE)
+LATENT = {"kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 8}
 
 
 def test_every_field_is_declared() -> None:
@@ -142,6 +143,16 @@ def test_every_kind_of_recomputation_has_an_id_of_its_own() -> None:
             {"moe": {"num_experts": 8, "experts_per_token": "two", "expert_hidden_size": 8}},
             "model ours: moe: experts_per_token='two' must be a whole number of at least 1",
         ),
+        (
+            {"mla": {"kv_lora_rank": 0, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 8}},
+            "model ours: mla: kv_lora_rank=0 must be a whole number of at least 1",
+        ),
+        (
+            {"mla": {**LATENT, "q_lora_rank": -1}},
+            "model ours: mla: q_lora_rank=-1 must be a whole number of at least 0",
+        ),
+        ({"mla": LATENT}, "keys and values for every head: num_kv_heads=2 must be num_heads=4"),
+        ({"mla": LATENT, "num_kv_heads": 4, "qk_norm": True}, "not heads: qk_norm must be false"),
     ],
 )
 def test_mistakes_in_models_name_the_field_and_what_would_work(fields: dict[str, Any], told: str) -> None:

@@ -45,7 +45,7 @@ def head_sizes(model: ModelSpec) -> tuple[int, int]:
     """(query/key size, value size) of one head."""
     if model.mla is None:
         return model.head_dim, model.head_dim
-    return model.mla.qk_nope_head_dim + model.mla.qk_rope_head_dim, model.mla.v_head_dim
+    return model.mla.qk_head_dim, model.mla.v_head_dim
 
 
 def hardware_flops_per_token(experiment: Experiment) -> float:

@@ -74,7 +74,8 @@ const ModelCosts = (() => {
       return counts(h * q + 2 * h * kv + q * h, normsInAttention(model));
     }
     const qk = mla.qk_nope_head_dim + mla.qk_rope_head_dim;
-    const up = mla.q_lora_rank * qk + mla.kv_lora_rank * (mla.qk_nope_head_dim + mla.v_head_dim);
+    const queries = mla.q_lora_rank || h; // without a latent for queries one matrix makes them
+    const up = queries * qk + mla.kv_lora_rank * (mla.qk_nope_head_dim + mla.v_head_dim);
     const down = h * (mla.q_lora_rank + mla.kv_lora_rank + mla.qk_rope_head_dim);
     return counts(model.num_heads * (up + mla.v_head_dim * h), down + normsInAttention(model));
   }
