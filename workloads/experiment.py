@@ -142,8 +142,13 @@ class ModelSpec:
             return
         if self.num_kv_heads != self.num_heads:
             raise InvalidExperiment(
-                f"{label}: latent attention makes keys and values for every head: num_kv_heads={self.num_kv_heads} must "
-                f"be num_heads={self.num_heads}"
+                f"{label}: latent attention makes keys and values for every head: num_kv_heads={self.num_kv_heads} "
+                f"must be num_heads={self.num_heads}"
+            )
+        if self.mla.v_head_dim > self.mla.qk_head_dim:
+            raise InvalidExperiment(
+                f"{label}: mla: v_head_dim={self.mla.v_head_dim} must be at most qk_nope_head_dim + qk_rope_head_dim = "
+                f"{self.mla.qk_head_dim}: attention kernels take values no larger than queries"
             )
         if self.qk_norm:
             raise InvalidExperiment(f"{label}: latent attention norms its latents, not heads: qk_norm must be false")

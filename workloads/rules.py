@@ -218,7 +218,6 @@ LACKING = _rules(
         for broken, message in (
             ("ep > 1", "ep={ep} (use 1)"),
             ("has_experts", "routed experts ({model})"),
-            ("has_latent_attention", "latent attention ({model})"),
             ("'fp8' in precision", "precision={precision} (use bf16)"),
         )
     ),

@@ -11,7 +11,7 @@ vocabulary.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -81,6 +81,12 @@ class Weight:
         return math.prod(self.shape)
 
 
+def fused_shape(parts: Sequence[Weight], **degrees: int) -> tuple[int, ...]:
+    """Of one parameter made of ``parts``, concatenated on dim 0, on a rank of a layout with these degrees."""
+    shapes = [part.placement.local_shape(part.shape, degrees) for part in parts]
+    return (sum(shape[0] for shape in shapes), *shapes[0][1:])
+
+
 def residual_std(model: ModelSpec) -> float:
     """Projections that add to the residual stream start smaller with depth (GPT-2)."""
     return INIT_STD / math.sqrt(2 * model.num_layers)
@@ -145,6 +151,16 @@ def attention(model: ModelSpec, prefix: str) -> dict[str, Weight]:
         if model.qk_norm:
             found += [norm(f"{prefix}.{name}", model.head_dim, WHOLE_BY_HEADS) for name in ("q_norm", "k_norm")]
     return _by_short_name(found)
+
+
+def attention_parameters(model: ModelSpec, prefix: str) -> list[tuple[Weight, ...]]:
+    """The weights of one attention layer as the engine holds them: those that are projected from one input and have one
+    placement are one parameter."""
+    own = attention(model, prefix)
+    fused = [("q_down", "kv_down"), ("q", "k", "v")]
+    apart = [(name,) for name in own if not any(name in names for names in fused)]
+    held = [tuple(own[name] for name in names if name in own) for names in [*fused, *apart]]
+    return [parts for parts in held if parts]
 
 
 def feed_forward(model: ModelSpec, prefix: str, columns: int) -> dict[str, Weight]:

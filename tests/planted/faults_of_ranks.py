@@ -202,7 +202,7 @@ RECOMPUTATION = faults_of(
     (
         "norm_of_other_eps",
         "norms are computed again with another epsilon",
-        ENGINE + "model:RMSNorm.forward",
+        ENGINE + "norm:RMSNorm.forward",
         "lambda: (rms_norm(x_TD, self.weight, self.eps),)",
         "lambda: (rms_norm(x_TD, self.weight, 100 * self.eps),)",
         {"recompute": "selective", **TWO},

@@ -204,6 +204,7 @@ def _cp_exposed_s(e: Experiment, cluster: ClusterSpec, attention_s: float, *, ba
     """Exposed context-parallel communication of one layer. ``attention_s``: of its forward."""
     if e.cp == 1:
         return 0.0
+    qk, v = head_sizes(e.model)
     sent = context_messages(
         e.cp_kind,
         backward=backward,
@@ -211,7 +212,8 @@ def _cp_exposed_s(e: Experiment, cluster: ClusterSpec, attention_s: float, *, ba
         tokens=rank_tokens(e)[0],
         heads=e.model.num_heads // e.tp,
         kv_heads=e.model.num_kv_heads // e.tp,
-        head_dim=sum(head_sizes(e.model)) // 2,
+        head_dim=qk,
+        value_dim=v,
         compute_bytes=COMPUTE_BYTES[e.precision],
         sum_bytes=MASTER_BYTES[e.precision],
     )

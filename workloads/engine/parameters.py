@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from workloads.engine.communication import Axis
-from workloads.weights import Placement, Weight
+from workloads.weights import Placement, Weight, fused_shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +30,7 @@ class ParameterSpec:
 
     def local_shape(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
         """Of this rank's part; ``sizes`` are degrees by axis."""
-        shapes = [self.placement.local_shape(part.shape, sizes) for part in self.parts]
-        return (sum(shape[0] for shape in shapes), *shapes[0][1:])
+        return fused_shape(self.parts, **sizes)
 
 
 def add_parameter(module: nn.Module, attribute: str, parts: Sequence[Weight], sizes: Mapping[str, int]) -> None:

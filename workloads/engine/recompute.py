@@ -80,7 +80,7 @@ class SelectiveBlock(nn.Module):
         self.block = block
         self.recipes = Recipes()
         for module in block.modules():
-            if getattr(module, "recomputes", None) in operations:
+            if not set(operations).isdisjoint(getattr(module, "recomputes", ())):
                 setattr(module, "recipes", self.recipes)  # noqa: B010 - nn.Module's own attributes are typed as tensors
 
     def forward(self, x_TD: Tensor, cos_SH: Tensor, sin_SH: Tensor) -> Tensor:

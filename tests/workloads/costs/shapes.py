@@ -99,9 +99,7 @@ DEEPSEEK_V2_LITE = ModelSpec(
     head_dim=192,
     ffn_hidden_size=10944,
     vocab_size=102400,
-    moe=MoESpec(
-        num_experts=64, experts_per_token=6, expert_hidden_size=1408, num_shared_experts=2, num_dense_layers=1
-    ),
+    moe=MoESpec(num_experts=64, experts_per_token=6, expert_hidden_size=1408, num_shared_experts=2, num_dense_layers=1),
     mla=MLASpec(kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128),
 )
 DEEPSEEK_V3 = ModelSpec(

@@ -36,6 +36,8 @@ FEW_RANKS = [
     experiment(pp=2, pp_schedule="dualpipe_v", virtual_stages=2, micro_batch_size=1),
     *(experiment(qk_norm=True, micro_batch_size=2, recompute=kind) for kind in get_args(Recompute)),
     *(experiment(micro_batch_size=2, recompute="full", recompute_every=every) for every in (2, 4)),
+    *(experiment(latent=16, micro_batch_size=2, recompute=kind) for kind in get_args(Recompute)),
+    *(experiment(latent=queries, tp=2, sequence_parallel=sp) for queries in (16, 0) for sp in (True, False)),
 ]
 """Each axis alone, on at most two ranks."""
 ODD = [
@@ -206,4 +208,6 @@ def test_the_cases_are_many_and_meet_every_choice() -> None:
 
 
 def _field(case: Experiment, name: str) -> Any:
+    if name == "latent":
+        return None if case.model.mla is None else case.model.mla.q_lora_rank
     return case.model.qk_norm if name == "qk_norm" else getattr(case, name)
