@@ -12,7 +12,7 @@ from workloads.engine.data_parallel import apply_data_parallel, master_dtype
 from workloads.engine.groups import Groups
 from workloads.engine.model import Chunk, replace_blocks
 from workloads.engine.optimizer import ShardedAdamW
-from workloads.engine.parameters import initialise
+from workloads.engine.parameters import ParameterSpec, initialise
 from workloads.engine.pipeline import Pipeline
 from workloads.engine.recompute import apply_recompute
 from workloads.experiment import Experiment
@@ -57,11 +57,15 @@ def _shape(experiment: Experiment, groups: Groups, stage: int) -> Chunk:
 def build(experiment: Experiment, groups: Groups) -> Engine:
     """Build the sharded stages, allocate them on the device and fill them with the seed's weights."""
     chunks = shape_chunks(experiment, groups)
-    shards = groups.data_mesh["shard"]
+
+    def place(spec: ParameterSpec) -> tuple[int, int]:
+        shards = groups.mesh_of(spec.placement)["shard"]
+        return shards.size(), shards.get_local_rank()
+
     for chunk in chunks:
         chunk.to_empty(device=groups.device)
-        chunk.fill_rope()
-        initialise(chunk, experiment.seed, groups.axes, shards.size(), shards.get_local_rank())
+        chunk.fill_buffers()
+        initialise(chunk, experiment.seed, groups.axes, place)
     if groups.device.type == "cuda":
         torch.cuda.empty_cache()  # initialisation used more than training reserves
     engine = assemble(experiment, groups, chunks)

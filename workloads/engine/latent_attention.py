@@ -43,7 +43,7 @@ from workloads.experiment import ModelSpec
 
 
 class LatentAttention(nn.Module):
-    recomputes = ("rope",)
+    recomputes = "rope"
 
     def __init__(
         self, prefix: str, model: ModelSpec, batch: int, tp: TensorParallel, cp: ContextParallel | None = None

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from workloads import weights
 from workloads.costs.partition import experiment_layers
 from workloads.engine.context_parallel import ContextParallel, context_attention, local_positions
+from workloads.engine.experts import ExpertParallel, RoutedFeedForward
 from workloads.engine.groups import Groups
 from workloads.engine.latent_attention import LatentAttention
 from workloads.engine.norm import RMSNorm
@@ -26,22 +27,23 @@ from workloads.engine.ops.rope import apply_rope
 from workloads.engine.ops.swiglu import swiglu
 from workloads.engine.parameters import add_parameter
 from workloads.engine.recompute import Recipes
+from workloads.engine.routing import Router, Routing
 from workloads.engine.tensor_parallel import (
     ColumnParallelLinear,
     RowParallelLinear,
     TensorParallel,
     VocabularyParallelEmbedding,
-    WholeLinear,
     gather_tokens,
 )
 from workloads.experiment import Experiment, ModelSpec
+from workloads.weights import Weight, routed
 
 
 class Attention(nn.Module):
     """Grouped-query attention. With ``qk_norm`` every head of the queries and keys is normed before it is rotated, by
     one weight of size H for all query heads and one for all key heads (Qwen3, arXiv:2505.09388)."""
 
-    recomputes = ("rope",)
+    recomputes = "rope"
 
     def __init__(
         self, prefix: str, model: ModelSpec, batch: int, tp: TensorParallel, cp: ContextParallel | None = None
@@ -83,11 +85,10 @@ class Attention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    recomputes = ("swiglu",)
+    recomputes = "swiglu"
 
-    def __init__(self, prefix: str, model: ModelSpec, tp: TensorParallel) -> None:
+    def __init__(self, own: dict[str, Weight], tp: TensorParallel) -> None:
         super().__init__()
-        own = weights.feed_forward(model, prefix, model.ffn_hidden_size)
         self.gate_up = ColumnParallelLinear([own["gate"], own["up"]], tp)
         self.down = RowParallelLinear(own["down"], tp)
         self.recipes: Recipes | None = None
@@ -102,8 +103,16 @@ class FeedForward(nn.Module):
 
 
 class Block(nn.Module):
+    """``experts``: how ranks share experts out; None for a layer without."""
+
     def __init__(
-        self, layer: int, model: ModelSpec, batch: int, tp: TensorParallel, cp: ContextParallel | None = None
+        self,
+        layer: int,
+        model: ModelSpec,
+        batch: int,
+        tp: TensorParallel,
+        cp: ContextParallel | None = None,
+        experts: ExpertParallel | None = None,
     ) -> None:
         super().__init__()
         prefix = f"layers.{layer}"
@@ -111,7 +120,12 @@ class Block(nn.Module):
         kind = Attention if model.mla is None else LatentAttention
         self.attention = kind(f"{prefix}.attention", model, batch, tp, cp)
         self.ffn_norm = RMSNorm(weights.norm(f"{prefix}.ffn_norm", model.hidden_size), model.norm_eps)
-        self.ffn = FeedForward(f"{prefix}.ffn", model, tp)
+        self.ffn: nn.Module
+        if experts is None:
+            self.ffn = FeedForward(weights.feed_forward(model, f"{prefix}.ffn", model.ffn_hidden_size), tp)
+        else:
+            shared = weights.shared_experts(model, prefix)
+            self.ffn = RoutedFeedForward(prefix, model, experts, FeedForward(shared, tp) if shared else None)
 
     def forward(self, x_TD: Tensor, cos_SH: Tensor, sin_SH: Tensor) -> Tensor:
         x_TD = x_TD + self.attention(self.attention_norm(x_TD), cos_SH, sin_SH)
@@ -165,7 +179,11 @@ class Chunk(nn.Module):
         self.rope_dim, self.theta = model.rope_dim, model.rope_theta
         self.embedding = VocabularyParallelEmbedding(weights.embedding(model), tp) if self.is_first else None
         layers = experiment_layers(experiment)[stage]
-        self.blocks = nn.ModuleList(Block(layer, model, experiment.micro_batch_size, tp, cp) for layer in layers)
+        experts = ExpertParallel(Routing(experiment, groups), tp) if model.moe is not None else None
+        self.blocks = nn.ModuleList(
+            Block(layer, model, experiment.micro_batch_size, tp, cp, experts if routed(model, layer) else None)
+            for layer in layers
+        )
         self.head = Head(experiment, tp) if self.is_last else None
         if self.embedding is not None and self.head is not None and model.tie_embeddings:
             self.head.weight = self.embedding.weight
@@ -175,8 +193,14 @@ class Chunk(nn.Module):
         self.between_blocks: Callable[[Tensor], Tensor] | None = None
         """Called on the residual stream before every block and after the last; the memory probe hooks in here."""
 
+    def fill_buffers(self) -> None:
+        """Give everything that is no parameter its first value."""
+        self._fill_rope()
+        for router in routers(self):
+            router.fill()
+
     @torch.no_grad()
-    def fill_rope(self) -> None:
+    def _fill_rope(self) -> None:
         """RoPE tables (arXiv:2104.09864), angles in fp64 so that every precision rotates by the same amount."""
         exponent = torch.arange(0, self.rope_dim, 2, dtype=torch.float64, device=self.cos.device) / self.rope_dim
         position = local_positions(*self.placed).to(self.cos.device, torch.float64)
@@ -199,11 +223,16 @@ class Chunk(nn.Module):
     def defer_to(self, deferred: DeferredGradients) -> None:
         """Let split backwards leave the gradients of this chunk's products to ``deferred``."""
         for module in self.modules():
-            if isinstance(module, (ColumnParallelLinear, RowParallelLinear, WholeLinear)):
-                module.deferred = deferred
+            if hasattr(module, "deferred"):
+                setattr(module, "deferred", deferred)  # noqa: B010 - nn.Module's own attributes are typed as tensors
 
     def _mark(self, x: Tensor) -> Tensor:
         return x if self.between_blocks is None else self.between_blocks(x)
+
+
+def routers(chunk: nn.Module) -> list[Router]:
+    """The routers of a stage, in the order of its layers."""
+    return [module for module in chunk.modules() if isinstance(module, Router)]
 
 
 def replace_blocks(chunk: Chunk, blocks: Sequence[nn.Module]) -> None:

@@ -12,8 +12,9 @@ from workloads.weights import Weight
 
 class RMSNorm(nn.Module):
     weight: nn.Parameter
-    recomputes = ("norm",)
-    """The names in ``Experiment.recompute`` of what its recipes make again; of other modules too."""
+    recomputes = "norm"
+    """The name in ``Experiment.recompute`` of what its recipes make again; of other modules too. A module that knows
+    several has a tuple of them, and its recipes by name."""
 
     def __init__(self, weight: Weight, eps: float) -> None:
         super().__init__()
