@@ -19,6 +19,7 @@ from typing import Any, Literal, TypeVar, get_args
 
 from workloads.checks import Values, build, flag, mapping, number, one_of, texts, whole_number, whole_numbers
 from workloads.errors import InvalidExperiment
+from workloads.recomputation import MUST, Recompute, canonical_recompute, operations_of
 
 ENGINE = "ultrasweep"
 ENGINE_VERSION = "3"
@@ -26,10 +27,6 @@ ENGINE_VERSION = "3"
 
 Part = TypeVar("Part", "MoESpec", "MLASpec")
 
-Recompute = Literal["none", "norm", "rope", "swiglu", "norm+rope", "norm+swiglu", "rope+swiglu", "selective", "full"]
-RECOMPUTED_OPERATIONS = ("norm", "rope", "swiglu")
-"""The cheap operations that backward can run again one by one, in the order of their names in ``recompute``: norms'
-outputs, rotated queries and keys, the SwiGLU product. ``selective`` is all of them."""
 PipelineSchedule = Literal[
     "none", "gpipe", "1f1b", "interleaved_1f1b", "interleaved_zero_bubble", "zero_bubble_v", "dualpipe_v"
 ]
@@ -74,6 +71,7 @@ FIELDS: Mapping[str, Values] = {
     **dict.fromkeys(COUNTS, whole_numbers(1)),
     "zero_stage": one_of(0, 1, 2, 3),
     **{field: one_of(*words) for field, words in _CHOICES.items()},
+    "recompute": dataclasses.replace(one_of(*get_args(Recompute)), must=MUST),
     "sequence_parallel": one_of(True, False),
     "seed": Values(accepts=lambda value: type(value) is int and abs(value) < 2**63, must="a whole number"),
     "routing_imbalance": Values(accepts=lambda value: _is_number(value, 1.0), must="a number of at least 1"),
@@ -216,8 +214,8 @@ class Experiment:
     seq_len: int = 4096
     zero_stage: int = 0
     recompute: Recompute = "none"
-    """What backward computes again (`workloads.engine.recompute`): nothing, some cheap operations by their names joined
-    by "+", all cheap ones (``selective``) or everything but a layer's input (``full``)."""
+    """What backward computes again (`workloads.engine.recompute`): nothing, some operations by their names joined by
+    "+" (`workloads.recomputation`), all cheap ones (``selective``) or everything but a layer's input (``full``)."""
     recompute_every: int = 1
     """Only layers whose index in the model is a multiple of it are recomputed. Without effect with ``recompute=none``.
     """
@@ -268,10 +266,8 @@ class Experiment:
 
     @property
     def recomputed_operations(self) -> tuple[str, ...]:
-        """The cheap operations that a recomputed layer runs again one by one; none with ``none`` and ``full``."""
-        if self.recompute == "selective":
-            return RECOMPUTED_OPERATIONS
-        return tuple(name for name in self.recompute.split("+") if name in RECOMPUTED_OPERATIONS)
+        """The operations that a recomputed layer runs again one by one; none with ``none`` and ``full``."""
+        return operations_of(self.recompute)
 
     def recompute_of_layer(self, layer: int) -> Recompute:
         """The kind of recomputation of a layer, counted from the first of the model."""
@@ -380,16 +376,6 @@ class Experiment:
 
     def replace(self, **changes: Any) -> Experiment:
         return dataclasses.replace(self, **changes)
-
-
-def canonical_recompute(value: Any) -> Any:
-    """``value`` with its operations in their one order, each once, and all of them as ``selective``. What is no list of
-    known operations comes back as it is."""
-    named = value.split("+") if isinstance(value, str) else []
-    if not named or not set(named) <= set(RECOMPUTED_OPERATIONS):
-        return value
-    ordered = [name for name in RECOMPUTED_OPERATIONS if name in named]
-    return "selective" if len(ordered) == len(RECOMPUTED_OPERATIONS) else "+".join(ordered)
 
 
 def to_dict(experiment: Experiment) -> dict[str, Any]:

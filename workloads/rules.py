@@ -207,6 +207,12 @@ _LAYOUT = _rules(
         "compile=block with pp_schedule={pp_schedule}: a compiled backward cannot put off weights' gradients; use "
         "compile=none, or pp_schedule=1f1b, interleaved_1f1b or gpipe",
     ),
+    (
+        "recompute_mla_up",
+        "'mla_up' in recompute and not has_latent_attention",
+        "recompute={recompute}, but {model} has no latent attention whose up-projections could be computed again; "
+        "leave mla_up out",
+    ),
     # A compiled block is recomputed by torch's selective checkpointing, which sees it as aten operations.
     (
         "compile_recompute",

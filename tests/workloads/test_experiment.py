@@ -11,7 +11,8 @@ from typing import Any, get_args
 import pytest
 
 from workloads.errors import InvalidExperiment
-from workloads.experiment import AXES, FIELDS, Experiment, Recompute, from_dict, model_from_dict, to_dict
+from workloads.experiment import AXES, FIELDS, Experiment, from_dict, model_from_dict, to_dict
+from workloads.recomputation import OPERATIONS, Recompute
 
 SHAPE: dict[str, Any] = {
     "name": "ours",
@@ -45,8 +46,7 @@ def test_every_field_is_declared() -> None:
         ({"zero_stage": True}, "zero_stage=True; it may be 0, 1, 2 or 3"),
         (
             {"recompute": "ful"},
-            "recompute='ful'; did you mean 'full'? it may be none, norm, rope, swiglu, norm+rope, norm+swiglu, "
-            "rope+swiglu, selective or full",
+            "did you mean 'full'? it may be none, selective, full or some of norm, rope, swiglu, mla_up, joined by '+'",
         ),
         ({"recompute": "swiglu+norm"}, "recompute='swiglu+norm'; did you mean"),
         ({"recompute": "norm+attention"}, "recompute='norm+attention'"),
@@ -98,6 +98,9 @@ def test_experiments_from_before_recompute_every_keep_their_ids() -> None:
         ({"recompute": "swiglu+norm"}, {"recompute": "norm+swiglu"}),
         ({"recompute": "norm+norm"}, {"recompute": "norm"}),
         ({"recompute": "swiglu+rope+norm"}, {"recompute": "selective"}),
+        ({"recompute": "mla_up+rope+norm+swiglu"}, {"recompute": "selective+mla_up"}),
+        ({"recompute": "mla_up+selective+norm"}, {"recompute": "selective+mla_up"}),
+        ({"recompute": "mla_up+norm"}, {"recompute": "norm+mla_up"}),
         ({"recompute": "none", "recompute_every": 4}, {}),
         ({"recompute": "full", "recompute_every": 4}, {"recompute": "full", "recompute_every": 100}),
     ],
@@ -115,12 +118,13 @@ def test_every_kind_of_recomputation_has_an_id_of_its_own() -> None:
         for every in (1, 2, 3)
     ]
     found = {case: case.id for case in cases}
-    assert len(found) == len(set(found.values())) == 8 * 3 + 1
+    assert len(found) == len(set(found.values())) == (len(get_args(Recompute)) - 1) * 3 + 1
     readable = {re.sub("-[0-9a-f]{8}$", "", name) for name in found.values()}
     assert len(readable) == len(found)
     assert all(re.fullmatch(r"[A-Za-z0-9._-]+", name) for name in found.values())
     assert "ours-dp1z0-mbs1-gbs1-s4096-rcnorm.swiglu.every2" in readable
-    assert {len(case.recomputed_operations) for case in cases} == {0, 1, 2, 3}
+    assert {len(case.recomputed_operations) for case in cases} == set(range(len(OPERATIONS) + 1))
+    assert "ours-dp1z0-mbs1-gbs1-s4096-rcselective.mla_up.every3" in readable
     assert [cases[-1].recompute_of_layer(layer) for layer in range(4)] == ["full", "none", "none", "full"]
 
 

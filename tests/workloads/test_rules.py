@@ -138,7 +138,6 @@ def test_device_without_fp8() -> None:
     ("fields", "names"),
     [
         ({"model": MIXTRAL, "dp_replicate": 2, "ep": 2}, "ep=2 (use 1), routed experts (mixtral)"),
-        ({"model": DEEPSEEK_V3}, "cannot run routed experts (deepseek_v3) yet"),
         ({"precision": "fp8_rowwise"}, "precision=fp8_rowwise (use bf16)"),
     ],
 )

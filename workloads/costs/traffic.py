@@ -13,7 +13,8 @@ tp      each block, forward and backward of one micro-batch, S = c T D:
         Selective recomputation repeats nothing, but in compiled blocks the 2 gathers of the forward. Blocks that
         ``recompute_every`` leaves out repeat nothing
         With latent attention the input of its first layers is not D wide: each latent, S = c T C, is gathered and
-        scattered like the input of a column-parallel layer, and the shared key, S = c T R, without a second gather
+        scattered like the input of a column-parallel layer, and the shared key, S = c T R, without a second gather.
+        Recomputing ``mla_up`` gathers the latents once more
         The embedding and the head add one gather and one scatter each, or one all-reduce. The loss adds two all-reduces
         a chunk: the largest logit of each token, then two sums (accumulated in fp32, or fp64). Once a step the
         gradients of weights that every tp rank holds whole are summed, in one all-reduce of this rank's shards
@@ -208,6 +209,9 @@ def _tensor_parallel(s: _Sender) -> None:
         for width in inputs:
             s.along("tp", "all_gather", a_number * width, 2 * blocks + (again if regathers else 0))
             s.along("tp", "reduce_scatter", a_number * width, blocks)
+        if e.model.mla is not None and "mla_up" in e.recomputed_operations:
+            for width in (e.model.mla.q_lora_rank, e.model.mla.kv_lora_rank):
+                s.along("tp", "all_gather", a_number * width, again if width else 0)
         if shared:
             s.along("tp", "all_gather", a_number * shared, blocks + (again if regathers else 0))
             s.along("tp", "reduce_scatter", a_number * shared, blocks)

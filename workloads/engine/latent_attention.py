@@ -23,6 +23,8 @@ The rotation is that of `workloads.engine.ops.rope`; DeepSeek's weights have the
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 
@@ -30,6 +32,7 @@ from workloads import weights
 from workloads.engine.context_parallel import ContextParallel, context_attention
 from workloads.engine.norm import RMSNorm
 from workloads.engine.ops.attention import attention
+from workloads.engine.ops.rms_norm import rms_norm
 from workloads.engine.ops.rope import apply_rope
 from workloads.engine.recompute import Recipes
 from workloads.engine.tensor_parallel import (
@@ -43,7 +46,7 @@ from workloads.experiment import ModelSpec
 
 
 class LatentAttention(nn.Module):
-    recomputes = "rope"
+    recomputes = ("rope", "mla_up")
 
     def __init__(
         self, prefix: str, model: ModelSpec, batch: int, tp: TensorParallel, cp: ContextParallel | None = None
@@ -60,26 +63,32 @@ class LatentAttention(nn.Module):
         self.q_up = ColumnParallelLinear([own["q_up" if with_latent else "q"]], tp)
         self.kv_up = ColumnParallelLinear([own["kv_up"]], tp)
         self.out = RowParallelLinear(own["o"], tp)
-        self.recipes: Recipes | None = None
+        self.recipes: dict[str, Recipes] = {}
 
     def forward(self, x_TD: Tensor, cos_SR: Tensor, sin_SR: Tensor) -> Tensor:
         shape = self.shape
         latents = [shape.q_lora_rank] * (self.q_norm is not None) + [shape.kv_lora_rank]
-        *q_latent, kv_latent, key_TR = self.down(x_TD).split([*latents, shape.qk_rope_head_dim], dim=1)
-        q_input = x_TD if self.q_norm is None else _normed(q_latent[0], self.q_norm)
-        q_BSNQ = self._heads(self.q_up(q_input))
-        kv_BSNX = self._heads(self.kv_up(_normed(kv_latent, self.kv_norm)))
+        *q_latent_TC, kv_latent_TC, key_TR = self.down(x_TD).split([*latents, shape.qk_rope_head_dim], dim=1)
+        q_input = x_TD if self.q_norm is None else self.q_norm(_one_head(*q_latent_TC)).view_as(*q_latent_TC)
+        kv_input = self.kv_norm(_one_head(kv_latent_TC)).view_as(kv_latent_TC)
+        q_BSNQ, kv_BSNX = self._heads(self.q_up(q_input)), self._heads(self.kv_up(kv_input))
         key_BS1R = gather_tokens(key_TR, self.tp).view(self.batch, -1, 1, shape.qk_rope_head_dim)
-        q_BSNP, q_BSNR = q_BSNQ.split([shape.qk_nope_head_dim, shape.qk_rope_head_dim], dim=3)
+        q_BSNQ, key_BS1R = self._rotated(q_BSNQ, key_BS1R, cos_SR, sin_SR)
         k_BSNP, v_BSNV = kv_BSNX.split([shape.qk_nope_head_dim, shape.v_head_dim], dim=3)
-        q_BSNR, key_BS1R = apply_rope(q_BSNR, key_BS1R, cos_SR, sin_SR)
-        q_BSNQ = torch.cat([q_BSNP, q_BSNR], dim=3)
         k_BSNQ = _with_shared(k_BSNP, key_BS1R)
-        if self.recipes is not None:
-            # Backward keeps the values, which are a view of what the keys are made of. Queries are not made again: what
-            # they are made of is as large as they are.
-            plain, shared = k_BSNP.detach(), key_BS1R.detach()
-            self.recipes.note((k_BSNQ,), lambda: (_with_shared(plain, shared),))
+        # What attention saves is made again: of the latents, which the norms keep, the queries and what keys and values
+        # are made of (``mla_up``); of that, which the values keep, the keys (``rope``). What queries are made of is as
+        # large as they are, so that they are no part of ``rope``.
+        up, rope = self.recipes.get("mla_up"), self.recipes.get("rope")
+        kv_latent_TC, k_BSNP, shared = kv_latent_TC.detach(), k_BSNP.detach(), key_BS1R.detach()
+        if up is not None and q_latent_TC:
+            up.note((q_BSNQ,), partial(self._queries_again, q_latent_TC[0].detach(), cos_SR, sin_SR))
+        if up is not None and rope is not None:
+            up.note((kv_BSNX, k_BSNQ), partial(self._up_and_keys_again, kv_latent_TC, shared))
+        elif up is not None:
+            up.note((kv_BSNX,), partial(self._up_again, kv_latent_TC))
+        elif rope is not None:
+            rope.note((k_BSNQ,), lambda: (_with_shared(k_BSNP, shared),))
         q_BNSQ, k_BNSQ, v_BNSV = (x.transpose(1, 2) for x in (q_BSNQ, k_BSNQ, v_BSNV))
         if self.cp is None:
             o_BNSV = attention(q_BNSQ, k_BNSQ, v_BNSV, causal=True)
@@ -90,10 +99,34 @@ class LatentAttention(nn.Module):
     def _heads(self, x: Tensor) -> Tensor:
         return x.view(self.batch, -1, self.heads, x.shape[1] // self.heads)
 
+    def _rotated(self, q_BSNQ: Tensor, key_BS1R: Tensor, cos_SR: Tensor, sin_SR: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries with their last numbers rotated, and the rotated key."""
+        q_BSNP, q_BSNR = q_BSNQ.split([self.shape.qk_nope_head_dim, self.shape.qk_rope_head_dim], dim=3)
+        q_BSNR, key_BS1R = apply_rope(q_BSNR, key_BS1R, cos_SR, sin_SR)
+        return torch.cat([q_BSNP, q_BSNR], dim=3), key_BS1R
 
-def _normed(latent_TC: Tensor, norm: RMSNorm) -> Tensor:
-    """Some columns of the down projection, normed where they lie: as one head of one sequence, which is not copied."""
-    return norm(latent_TC.unsqueeze(1).unsqueeze(0)).view(latent_TC.shape)
+    def _queries_again(self, latent_TC: Tensor, cos_SR: Tensor, sin_SR: Tensor) -> tuple[Tensor]:
+        q_BSNQ = self._heads(self.q_up(_normed(latent_TC, self.q_norm)))
+        a_key_BS1R = q_BSNQ[:, :, :1, : self.shape.qk_rope_head_dim]  # any one
+        return (self._rotated(q_BSNQ, a_key_BS1R, cos_SR, sin_SR)[0],)
+
+    def _up_again(self, latent_TC: Tensor) -> tuple[Tensor]:
+        return (self._heads(self.kv_up(_normed(latent_TC, self.kv_norm))),)
+
+    def _up_and_keys_again(self, latent_TC: Tensor, key_BS1R: Tensor) -> tuple[Tensor, Tensor]:
+        (kv_BSNX,) = self._up_again(latent_TC)
+        return kv_BSNX, _with_shared(kv_BSNX[..., : self.shape.qk_nope_head_dim], key_BS1R)
+
+
+def _one_head(latent_TC: Tensor) -> Tensor:
+    """Some columns of the down projection as one head of one sequence, which norms read where it lies: [1, T, 1, C]."""
+    return latent_TC.unsqueeze(1).unsqueeze(0)
+
+
+def _normed(latent_TC: Tensor, norm: RMSNorm | None) -> Tensor:
+    """What the norm's module computes, without a recipe of its own."""
+    assert norm is not None
+    return rms_norm(_one_head(latent_TC), norm.weight, norm.eps).view_as(latent_TC)
 
 
 def _with_shared(k_BSNP: Tensor, key_BS1R: Tensor) -> Tensor:

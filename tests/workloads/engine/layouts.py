@@ -48,6 +48,7 @@ AXES: dict[str, list[Layout]] = {
         *({"recompute": named} for named in ("norm+swiglu", "rope")),
         {"recompute": "selective", "recompute_every": 3},
         {"recompute": "full", "recompute_every": 2},
+        {"recompute": "selective+mla_up"},
     ],
     "rounds": [{"rounds": 1}, {"rounds": 2}, {"rounds": 4}],
     "tie": [{}, {"tie": True}],

@@ -88,6 +88,11 @@ MORE = [
         for kind in ("none", "selective", "full")
     ),
     *(
+        experiment(latent=queries, tp=2, micro_batch_size=2, recompute=kind, recompute_every=2, attention="math")
+        for queries in (16, 0)
+        for kind in ("mla_up", "norm+mla_up", "selective+mla_up")
+    ),
+    *(
         experiment(latent=16, cp=2, cp_kind=kind, tp=2, zero_stage=3, micro_batch_size=2)
         for kind in ("ring", "allgather", "ulysses")
     ),
