@@ -26,6 +26,7 @@ from tests.planted.faults import (
     faults_of,
 )
 from tests.planted.faults_of_attention import ATTENTION, POSITIONS
+from tests.planted.faults_of_latents import LATENTS
 from tests.planted.plant import Fault
 
 _MESH = 'groups.data_mesh if groups.data_mesh["replicate"].size() > 1 else groups.data_mesh["shard"]'
@@ -294,6 +295,7 @@ FAULTS: list[Fault] = [
     *LOSS,
     *POSITIONS,
     *ATTENTION,
+    *LATENTS,
     *SHARDING,
     *STAGES,
     *RECOMPUTATION,

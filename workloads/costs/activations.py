@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from operator import attrgetter
 
+from workloads.costs import fp8
 from workloads.costs.flops import head_sizes
 from workloads.experiment import Experiment, ModelSpec
 
@@ -126,11 +127,16 @@ def layer_tensors(
 def _tensors_of(e: Experiment, routed: bool, c: int) -> LayerTensors:
     """`layer_tensors` of this experiment's layers.
 
-    Ulysses keeps queries, keys and values once, as they were received: the projection and the rotated queries and keys
+    In fp8 inputs of matrix products are smaller (`workloads.costs.fp8`). Ulysses keeps queries, keys and values once, as they were received: the projection and the rotated queries and keys
     are free when they have been sent. The output is kept twice, before it is sent back and after.
     """
     tokens, stream_tokens = rank_tokens(e)
     t = layer_tensors(e.model, routed, tokens, stream_tokens, e.seq_len, e.tp, e.ep, c, e.attention == "math")
+    if fp8.keeps_fp8(e) and not routed:
+        t = replace(t, product=fp8.cast_bytes(e, t.product // c))
+        if e.tp == 1:
+            norm = fp8.cast_bytes(e, tokens * e.model.hidden_size) + STATISTICS_BYTES * tokens
+            t = replace(t, attention_norm=norm, ffn_norm=norm)
     if e.cp > 1 and e.cp_kind == "ulysses":
         received = t.projected if e.model.mla is None else t.rotated + t.attention_output
         return replace(t, projected=received, rotated=0, attention_output=2 * t.attention_output)
@@ -142,13 +148,13 @@ def _made_again(e: Experiment, t: LayerTensors, c: int) -> dict[str, int]:
     shared one rotated; ``mla_up`` makes queries, where they have a latent, and what keys and values are views of. What
     Ulysses has received is not made again."""
     mla, (tokens, stream_tokens) = e.model.mla, rank_tokens(e)
-    stream = c * stream_tokens * e.model.hidden_size
+    norms = t.attention_norm + t.ffn_norm - 2 * STATISTICS_BYTES * stream_tokens
     if mla is None:
-        return {"norm": 2 * stream, "rope": t.rotated, "swiglu": t.product}
+        return {"norm": norms, "rope": t.rotated, "swiglu": t.product}
     keys, up = t.rotated // 2, t.projected + (t.rotated // 2 if mla.q_lora_rank else 0)
     received = e.cp > 1 and e.cp_kind == "ulysses"
     return {
-        "norm": 2 * stream + c * stream_tokens * (mla.q_lora_rank + mla.kv_lora_rank),
+        "norm": norms + c * stream_tokens * (mla.q_lora_rank + mla.kv_lora_rank),
         "rope": 0 if received else keys - c * tokens * mla.qk_rope_head_dim,
         "swiglu": t.product,
         "mla_up": 0 if received else up,
@@ -175,8 +181,8 @@ def layer_bytes(experiment: Experiment, *, routed: bool, c: int, recomputed: boo
     2. the gradient of gate_up, while the product's gradient takes the place of the product;
     3. the gradients of gate_up, of its gathered input and of its weight, and that input; product and gate_up are free.
 
-    The largest of the three counts, and what recomputation makes again comes on top. With latent attention its own
-    backward may need more: see `_attention_working`.
+    The largest of the three counts, and what recomputation makes again comes on top. In fp8: `fp8.working_bytes`. With
+    latent attention its own backward may need more: see `_attention_working`.
     """
     e, model = experiment, experiment.model
     tokens, stream_tokens = rank_tokens(e)
@@ -189,6 +195,10 @@ def layer_bytes(experiment: Experiment, *, routed: bool, c: int, recomputed: boo
         2 * gathered + 2 * down_weight - t.product,
     )
     working = stream + down_weight + max(steps)
+    in_fp8 = fp8.is_fp8(e) and not routed
+    if in_fp8:
+        remade = recomputed and "swiglu" in e.recomputed_operations
+        working = fp8.working_bytes(e, stream, tokens, model.ffn_hidden_size // e.tp, c, remade=remade)
     if e.recompute == "none" or not recomputed:
         return LayerBytes(saved=t.total, working=max(working, _attention_working(e, t, c, down_weight, t.total)))
     if e.recompute == "full":
@@ -197,7 +207,7 @@ def layer_bytes(experiment: Experiment, *, routed: bool, c: int, recomputed: boo
     if e.compile == "none":
         of, named = _made_again(e, t, c), e.recomputed_operations
         saved = t.total - sum(of.get(name, 0) for name in named)
-        product = t.product if "swiglu" in named else 0
+        product = t.product if "swiglu" in named and not in_fp8 else 0
         own = _attention_working(e, t, c, down_weight, saved) - ("norm" in named) * (of["norm"] - stream)
         return LayerBytes(saved=saved, working=max(product + working, own))
     again = t.attention_norm + t.qk_statistics + t.rotated + t.residual + t.ffn_norm + t.product
@@ -226,19 +236,23 @@ def deferred_bytes(experiment: Experiment, *, routed: bool, c: int) -> int:
     """What one layer holds for one micro-batch between the two halves of a split backward.
 
     The inputs of its matrix products (the two normed streams, the attention output, the SwiGLU product) and the
-    gradients of their outputs (queries, keys and values; gate and up; the two row-parallel sums, ``c T h`` each).
+    gradients of their outputs (queries, keys and values; gate and up; the two row-parallel sums, ``c T h`` each), in fp8
+    where the weights' gradients are products in fp8.
     """
     e, model = experiment, experiment.model
     tokens, stream_tokens = rank_tokens(e)
     t = _tensors_of(e, routed, c)
     attention_output = c * tokens * model.num_heads * head_sizes(model)[1] // e.tp
-    inputs = 2 * c * stream_tokens * model.hidden_size + attention_output + t.product
+    norms = t.attention_norm + t.ffn_norm - 2 * STATISTICS_BYTES * stream_tokens
     projected = t.projected
     if model.mla is not None:  # inputs and gradients of the up-projections, and gradients of the down-projections
         normed = c * stream_tokens * (model.mla.q_lora_rank + model.mla.kv_lora_rank)
         of_heads = model.mla.qk_head_dim + model.mla.qk_nope_head_dim + model.mla.v_head_dim
         projected = normed + t.latents + c * tokens * model.num_heads * of_heads // e.tp
-    return inputs + projected + t.gate_up + 2 * c * tokens * model.hidden_size
+    gradients = projected + t.gate_up + 2 * c * tokens * model.hidden_size
+    if fp8.keeps_fp8(e) and not routed:
+        gradients = fp8.cast_bytes(e, gradients // c)
+    return norms + attention_output + t.product + gradients
 
 
 def rank_tokens(experiment: Experiment) -> tuple[int, int]:

@@ -13,13 +13,22 @@ class Unit:
     shapes: tuple[tuple[int, ...], ...]
     """Of one tensor-parallel rank."""
     reshard_after_forward: bool
+    matrices_in_fp8: bool = False
 
     def padded(self, shards: int) -> int:
         """Elements of all shards together: dim 0 is padded to a multiple of their number."""
-        total = 0
-        for rows, *rest in self.shapes:
-            total += -(-rows // shards) * shards * (rest[0] if rest else 1)
-        return total
+        return sum(_padded(shape, shards) for shape in self.shapes)
+
+    def gathered(self, shards: int, compute: int) -> int:
+        """Bytes of all shards together as they are gathered."""
+        return sum(
+            (1 if self.matrices_in_fp8 and len(shape) == 2 else compute) * _padded(shape, shards)
+            for shape in self.shapes
+        )
+
+
+def _padded(shape: tuple[int, ...], shards: int) -> int:
+    return -(-shape[0] // shards) * shards * (shape[1] if len(shape) > 1 else 1)
 
 
 class FsdpWalk:

@@ -49,6 +49,10 @@ from workloads.experiment import Experiment, ModelSpec
 from workloads.mesh import coordinates, data_degrees, stride
 from workloads.weights import attention_parameters, final_norm, fused_shape, norm
 
+_FP8_SCALE_BYTES = 4
+_MATRICES_OF_BLOCK = 4
+"""Fused query, key and value projection, output projection, gate and up, down."""
+
 Link = Literal["inside_node", "between_nodes"]
 
 
@@ -280,7 +284,7 @@ def _units(s: _Sender, stage: _Stage) -> tuple[Unit | None, list[Unit]]:
     d, ffn, zero3 = model.hidden_size, model.ffn_hidden_size, e.zero_stage == 3
     attention = (fused_shape(parts, tp=e.tp) for parts in attention_parameters(model, "layer"))
     block = ((d,), *attention, (d,), (2 * ffn // e.tp, d), (d, ffn // e.tp))
-    blocks = [Unit(block, zero3)] * stage.num_layers
+    blocks = [Unit(block, zero3, e.precision == "fp8_tensorwise")] * stage.num_layers
     vocabulary = (model.vocab_size // e.tp, d)
     if model.tie_embeddings and stage.is_first and stage.is_last:
         return Unit((vocabulary, (d,)), False), blocks
@@ -292,7 +296,8 @@ def _units(s: _Sender, stage: _Stage) -> tuple[Unit | None, list[Unit]]:
 def _data_parallel(s: _Sender) -> None:
     """Walks the schedule as FSDP does, for each of this rank's stages apart.
 
-    A unit is gathered when a forward or a backward finds it sharded: S = c times its padded elements. It is sharded
+    A unit is gathered when a forward or a backward finds it sharded: S = c times its padded elements, but one byte for
+    each element of a block's matrices with one fp8 scale, whose largest values are all-reduced once a step. It is sharded
     again after its forward (ZeRO 3; not the head, whose backward comes next) and after its backward (ZeRO 3: always,
     else with the last micro-batch). As soon as a unit's backward has begun, FSDP gathers the unit that ran before it in
     the order of all forwards so far; before the first unit of a forward that is the last unit of the forward before.
@@ -305,6 +310,8 @@ def _data_parallel(s: _Sender) -> None:
     e = s.experiment
     actions = schedule_actions(e.pp_schedule, s.position["pp"], e.pp, e.num_microbatches, e.virtual_stages)
     shards = data_degrees(e)[1]
+    if e.precision == "fp8_tensorwise":
+        s.along_shards("all_reduce", _FP8_SCALE_BYTES * _MATRICES_OF_BLOCK * s.num_layers, 1)
     for chunk, stage in enumerate(s.stages):
         own, others = _units(s, stage)
         walk = FsdpWalk(own, others, keep_gathered=e.zero_stage <= 2)
@@ -322,7 +329,7 @@ def _data_parallel(s: _Sender) -> None:
                 reductions += action == final or e.zero_stage >= 2
         for unit, gathers in zip(walk.units, walk.gathers, strict=True):
             elements = unit.padded(shards)
-            s.along_shards("all_gather", s.compute * elements, gathers)
+            s.along_shards("all_gather", unit.gathered(shards, s.compute), gathers)
             s.along_shards("reduce_scatter", s.master * elements, reductions)
             s.along_replicas("all_reduce", s.master * elements // shards)
 

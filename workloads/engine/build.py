@@ -8,7 +8,7 @@ import torch
 
 from workloads.costs.partition import experiment_layers
 from workloads.engine.clock import Clock
-from workloads.engine.data_parallel import apply_data_parallel, master_dtype
+from workloads.engine.data_parallel import apply_data_parallel, fp8_recipe, master_dtype
 from workloads.engine.groups import Groups
 from workloads.engine.model import Chunk, replace_blocks
 from workloads.engine.optimizer import ShardedAdamW
@@ -41,6 +41,8 @@ def _shape(experiment: Experiment, groups: Groups, stage: int) -> Chunk:
         chunk = Chunk(experiment, groups, stage).to(master_dtype(experiment))
         if experiment.precision != "fp64":
             chunk.cos, chunk.sin = chunk.cos.float(), chunk.sin.float()
+    if (recipe := fp8_recipe(experiment)) is not None:
+        chunk.use_fp8(recipe)
     compiled = experiment.compile == "block"
     blocks = [
         apply_recompute(block, experiment.recompute_of_layer(layer), compiled=compiled)
@@ -76,8 +78,12 @@ def build(experiment: Experiment, groups: Groups) -> Engine:
 
 def assemble(experiment: Experiment, groups: Groups, chunks: list[Chunk]) -> Engine:
     """The engine around stages that are built already."""
-    clock = Clock(groups.device)
-    return Engine(experiment, groups, chunks, ShardedAdamW(chunks, groups), Pipeline(chunks, groups, clock), clock)
+    clock, optimizer = Clock(groups.device), ShardedAdamW(chunks, groups)
+    if optimizer.loss_scale is not None:
+        for chunk in chunks:
+            if chunk.head is not None:
+                chunk.head.loss_scale = optimizer.loss_scale.value
+    return Engine(experiment, groups, chunks, optimizer, Pipeline(chunks, groups, clock), clock)
 
 
 def choose_attention(experiment: Experiment) -> None:

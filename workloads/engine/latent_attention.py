@@ -62,7 +62,7 @@ class LatentAttention(nn.Module):
         self.kv_norm = RMSNorm(own["kv_norm"], model.norm_eps)
         self.q_up = ColumnParallelLinear([own["q_up" if with_latent else "q"]], tp)
         self.kv_up = ColumnParallelLinear([own["kv_up"]], tp)
-        self.out = RowParallelLinear(own["o"], tp)
+        self.out = RowParallelLinear(own["o"], tp, "attention")
         self.recipes: dict[str, Recipes] = {}
 
     def forward(self, x_TD: Tensor, cos_SR: Tensor, sin_SR: Tensor) -> Tensor:

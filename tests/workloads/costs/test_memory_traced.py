@@ -181,7 +181,10 @@ def _attend_as_on_a_gpu() -> None:
         def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, ...]:
             return tuple(torch.empty_like(x.transpose(1, 2)).transpose(1, 2) for x in ctx.saved_tensors[:3])
 
-    latent_attention.attention = lambda q, k, v, *, causal: Kernel.apply(q, k, v)  # type: ignore[no-untyped-call]
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool) -> torch.Tensor:
+        return Kernel.apply(q, k, v)
+
+    latent_attention.attention = attend
 
 
 def in_fresh_process(case: Experiment, rank: int) -> int:
