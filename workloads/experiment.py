@@ -231,8 +231,8 @@ class Experiment:
     sequence_parallel: bool = True
     """Activations between tensor-parallel regions are sharded over tokens. Without effect when ``tp == 1``."""
     precision: Precision = "bf16"
-    """bf16: bf16 compute, fp32 master weights, gradients reduced and accumulated in fp32. fp16: the same, with a dynamic
-    loss scale (`workloads.engine.loss_scale`). fp8_*: bf16, but for the matrix products of the blocks
+    """bf16: bf16 compute, fp32 master weights, gradients reduced and accumulated in fp32. fp16: the same, with a
+    dynamic loss scale (`workloads.engine.loss_scale`). fp8_*: bf16, but for the matrix products of the blocks
     (`workloads.engine.ops.fp8`)."""
     attention: Attention = "auto"
     compile: Compile = "none"

@@ -222,14 +222,15 @@ _LAYOUT = _rules(
     (
         "compile_fp8",
         "compile == 'block' and 'fp8' in precision",
-        "compile=block with precision={precision}: fp8 products cast in kernels of their own, which a compiled block cannot "
-        "contain; use compile=none, or precision=bf16",
+        "compile=block with precision={precision}: fp8 products cast in kernels of their own, which a compiled block "
+        "cannot contain; use compile=none, or precision=bf16",
     ),
     (
         "fp8_sizes",
-        "'fp8' in precision and (fp8_sizes % fp8_multiple or tokens % fp8_multiple)",
-        "precision={precision} multiplies matrices whose sizes are multiples of {fp8_multiple}: on one rank {tokens} "
-        "tokens of a micro-batch, hidden_size={hidden_size}, and of attention and feed-forward layer {fp8_parts}",
+        "'fp8' in precision and split % tp == 0 and (fp8_sizes % fp8_multiple or tokens % fp8_multiple)",
+        "precision={precision} needs multiples of {fp8_multiple} on every rank: {tokens} tokens of a micro-batch, "
+        "hidden_size={hidden_size}, and {fp8_parts} columns of queries, of all projections and of the feed-forward "
+        "layer; choose another micro_batch_size, seq_len or tp, or precision=bf16",
     ),
     # A compiled block is recomputed by torch's selective checkpointing, which sees it as aten operations.
     (

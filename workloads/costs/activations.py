@@ -127,8 +127,9 @@ def layer_tensors(
 def _tensors_of(e: Experiment, routed: bool, c: int) -> LayerTensors:
     """`layer_tensors` of this experiment's layers.
 
-    In fp8 inputs of matrix products are smaller (`workloads.costs.fp8`). Ulysses keeps queries, keys and values once, as they were received: the projection and the rotated queries and keys
-    are free when they have been sent. The output is kept twice, before it is sent back and after.
+    In fp8 inputs of matrix products are smaller (`workloads.costs.fp8`). Ulysses keeps queries, keys and values once,
+    as they were received: the projection and the rotated queries and keys are free when they have been sent. The output
+    is kept twice, before it is sent back and after.
     """
     tokens, stream_tokens = rank_tokens(e)
     t = layer_tensors(e.model, routed, tokens, stream_tokens, e.seq_len, e.tp, e.ep, c, e.attention == "math")
@@ -236,8 +237,8 @@ def deferred_bytes(experiment: Experiment, *, routed: bool, c: int) -> int:
     """What one layer holds for one micro-batch between the two halves of a split backward.
 
     The inputs of its matrix products (the two normed streams, the attention output, the SwiGLU product) and the
-    gradients of their outputs (queries, keys and values; gate and up; the two row-parallel sums, ``c T h`` each), in fp8
-    where the weights' gradients are products in fp8.
+    gradients of their outputs (queries, keys and values; gate and up; the two row-parallel sums, ``c T h`` each), in
+    fp8 where the weights' gradients are products in fp8.
     """
     e, model = experiment, experiment.model
     tokens, stream_tokens = rank_tokens(e)

@@ -297,11 +297,11 @@ def _data_parallel(s: _Sender) -> None:
     """Walks the schedule as FSDP does, for each of this rank's stages apart.
 
     A unit is gathered when a forward or a backward finds it sharded: S = c times its padded elements, but one byte for
-    each element of a block's matrices with one fp8 scale, whose largest values are all-reduced once a step. It is sharded
-    again after its forward (ZeRO 3; not the head, whose backward comes next) and after its backward (ZeRO 3: always,
-    else with the last micro-batch). As soon as a unit's backward has begun, FSDP gathers the unit that ran before it in
-    the order of all forwards so far; before the first unit of a forward that is the last unit of the forward before.
-    With the last micro-batch nothing uses that one again, but it has been sent.
+    each element of a block's matrices with one fp8 scale, whose largest values are all-reduced once a step. It is
+    sharded again after its forward (ZeRO 3; not the head, whose backward comes next) and after its backward (ZeRO 3:
+    always, else with the last micro-batch). As soon as a unit's backward has begun, FSDP gathers the unit that ran
+    before it in the order of all forwards so far; before the first unit of a forward that is the last unit of the
+    forward before. With the last micro-batch nothing uses that one again, but it has been sent.
 
     Gradients are reduce-scattered with every micro-batch (ZeRO 2 and 3) or with the last (S = g times the padded
     elements), and all-reduced over the replicas with the last (S = the shard of it). Of a split backward the second

@@ -126,6 +126,10 @@ def train_compiled_rank(rank: int, case: Experiment, steps: int, device: str, *h
         {"dp": 2, "zero_stage": 2, "micro_batch_size": 2, "recompute": "full", "recompute_every": 2},
         {"tp": 2, "micro_batch_size": 4, "recompute": "selective", "recompute_every": 3},
         {"qk_norm": True, "tp": 2, "micro_batch_size": 4, "recompute": "selective"},
+        {"latent": 16, "micro_batch_size": 4},
+        {"latent": 0, "tp": 2, "micro_batch_size": 4, "recompute": "selective"},
+        {"latent": 16, "tp": 2, "micro_batch_size": 4, "sequence_parallel": False, "recompute": "full"},
+        {"latent": 16, "cp": 2, "cp_kind": "ring", "micro_batch_size": 4},
     ],
     ids=str,
 )
