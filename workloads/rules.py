@@ -214,6 +214,12 @@ _LAYOUT = _rules(
         "compile=none, or pp_schedule=1f1b, interleaved_1f1b or gpipe",
     ),
     (
+        "recompute_mla_up",
+        "'mla_up' in recompute and not has_latent_attention",
+        "recompute={recompute}, but {model} has no latent attention whose up-projections could be computed again; "
+        "leave mla_up out",
+    ),
+    (
         "compile_fp8",
         "compile == 'block' and 'fp8' in precision",
         "compile=block with precision={precision}: fp8 products cast in kernels of their own, which a compiled block "
@@ -264,7 +270,9 @@ LACKING = _rules(
     "engine",
     *(
         ("engine_support", broken, message)
-        for broken, message in (("has_latent_attention", "latent attention ({model})"),)
+        for broken, message in (
+            ("'fp8' in precision and has_latent_attention", "fp8 with latent attention ({model}; use bf16)"),
+        )
     ),
 )
 """What a correct layout may ask for and this version of the engine cannot run yet. The messages of those that hold are

@@ -44,7 +44,10 @@ def random_model(draw: random.Random) -> ModelSpec:
             num_dense_layers=draw.randint(0, layers),
         )
     if draw.random() < 0.3:
-        mla = MLASpec(q_lora_rank=96, kv_lora_rank=40, qk_nope_head_dim=32, qk_rope_head_dim=16, v_head_dim=24)
+        kv = heads
+        mla = MLASpec(
+            q_lora_rank=draw.choice([0, 96]), kv_lora_rank=40, qk_nope_head_dim=32, qk_rope_head_dim=16, v_head_dim=24
+        )
     return ModelSpec(
         name="drawn",
         num_layers=layers,
@@ -55,7 +58,7 @@ def random_model(draw: random.Random) -> ModelSpec:
         ffn_hidden_size=draw.choice([384, 3000, 13824]),
         vocab_size=draw.choice([3072, 96000, 131072]),
         tie_embeddings=draw.random() < 0.5,
-        qk_norm=draw.random() < 0.5,
+        qk_norm=mla is None and draw.random() < 0.5,
         moe=moe,
         mla=mla,
     )

@@ -78,7 +78,7 @@ const MemoryModel = (() => {
       vocabulary: div(model.vocab_size, e.tp) * model.hidden_size,
       head: headBytes(e, c),
       stream: c * streamTokens * model.hidden_size,
-      inputs: 16 * tokens * numMicrobatches(e) + 4 * div(e.seq_len, e.cp) * model.head_dim,
+      inputs: 16 * tokens * numMicrobatches(e) + 4 * div(e.seq_len, e.cp) * (model.mla ? model.mla.qk_rope_head_dim : model.head_dim),
       whole: accumulatesUnsharded(e),
       rounds: numMicrobatches(e),
       shards: dataDegrees(e)[1],
