@@ -10,6 +10,7 @@ from typing import NamedTuple
 from workloads.cluster import ClusterSpec
 from workloads.costs.activations import rank_tokens
 from workloads.costs.collectives import Collective, collective_time_s
+from workloads.costs.fp8 import gathered_bytes
 from workloads.costs.memory import parameter_shard_bytes
 from workloads.costs.params import COMPUTE_BYTES, MASTER_BYTES, local_params
 from workloads.costs.partition import StageParams
@@ -97,7 +98,7 @@ def _sharding_s(e: Experiment, cluster: ClusterSpec, params: int) -> tuple[float
     """Gathering weights and scattering gradients over the ranks that share master weights."""
     c, g, shards = COMPUTE_BYTES[e.precision], MASTER_BYTES[e.precision], data_degrees(e)[1]
     # Expert weights are fewer on each data-parallel group of their own; taken here as travelling with the others.
-    gather = collective_time_s("all_gather", c * params, shards, e.tp, cluster)
+    gather = collective_time_s("all_gather", gathered_bytes(e, c) * params, shards, e.tp, cluster)
     return gather, collective_time_s("reduce_scatter", g * params, shards, e.tp, cluster)
 
 
