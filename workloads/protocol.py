@@ -101,6 +101,11 @@ class StepRecord:
     loss: float | None = None
     """Mean over the global batch, the same on every rank."""
     grad_norm: float | None = None
+    """None in a skipped step: it is not finite."""
+    loss_scale: float | None = None
+    """By which the step's gradients were scaled; of fp16 runs."""
+    skipped: bool | None = None
+    """Gradients overflowed, and nothing was updated; of fp16 runs."""
     peak_allocated_bytes: int | None = None
     peak_reserved_bytes: int | None = None
     allocator_retries: int | None = None
@@ -155,6 +160,23 @@ class Breakdown:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RoutingRecord:
+    """How evenly a rank's layers with routed experts were loaded, over the ranks of its pipeline stage and all steps.
+
+    Each is the mean over the layers.
+    """
+
+    expert_imbalance: float
+    """Copies of tokens of the most loaded expert over the mean of all experts."""
+    rank_imbalance: float
+    """The same of expert-parallel ranks."""
+    load_entropy: float
+    """Entropy of the loads' distribution over the experts, over that of an even one."""
+    dropped_share: float
+    """Of all copies: those dropped for want of capacity."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceState:
     """What NVML reported during the timed steps; None for what it did not report."""
 
@@ -196,6 +218,8 @@ class RankResult:
     """Of the ranks that were profiled: the first one of every pipeline stage."""
     trace: str | None = None
     """Name of the trace's file in the attempt's folder, where this rank has kept one."""
+    routing: RoutingRecord | None = None
+    """None where this rank holds no routed experts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -272,6 +296,8 @@ def read_result(folder: Path, rank: int) -> RankResult | None:
     if data.get("breakdown") is not None:
         axes = [AxisTime(**time) for time in data["breakdown"]["comm_by_axis"]]
         data["breakdown"] = Breakdown(**{**data["breakdown"], "comm_by_axis": axes})
+    if data.get("routing") is not None:
+        data["routing"] = RoutingRecord(**data["routing"])
     return RankResult(**data)
 
 

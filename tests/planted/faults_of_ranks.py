@@ -26,6 +26,7 @@ from tests.planted.faults import (
     faults_of,
 )
 from tests.planted.faults_of_attention import ATTENTION, POSITIONS
+from tests.planted.faults_of_precision import PRECISION
 from tests.planted.plant import Fault
 
 _MESH = 'groups.data_mesh if groups.data_mesh["replicate"].size() > 1 else groups.data_mesh["shard"]'
@@ -300,5 +301,6 @@ FAULTS: list[Fault] = [
     *NORM,
     *CONSTANTS,
     *MARKS,
+    *PRECISION,
 ]
 """All of them, in the order of the report."""

@@ -14,9 +14,10 @@ from workloads import weights
 from workloads.experiment import Experiment, ModelSpec, Precision
 from workloads.weights import Weight
 
-MASTER_BYTES: dict[Precision, int] = {"bf16": 4, "fp32": 4, "fp64": 8, "fp8_tensorwise": 4, "fp8_rowwise": 4}
+_FP8: tuple[Precision, ...] = ("fp8_tensorwise", "fp8_rowwise", "fp8_blockwise")
+MASTER_BYTES: dict[Precision, int] = {"bf16": 4, "fp16": 4, "fp32": 4, "fp64": 8, **dict.fromkeys(_FP8, 4)}
 """Bytes of master weights, reduced gradients and each optimizer moment."""
-COMPUTE_BYTES: dict[Precision, int] = {"bf16": 2, "fp32": 4, "fp64": 8, "fp8_tensorwise": 2, "fp8_rowwise": 2}
+COMPUTE_BYTES: dict[Precision, int] = {"bf16": 2, "fp16": 2, "fp32": 4, "fp64": 8, **dict.fromkeys(_FP8, 2)}
 """Bytes of gathered weights and activations; fp8 keeps bf16 tensors between its matmuls."""
 
 
@@ -43,7 +44,7 @@ def counts(held: Iterable[Weight]) -> Counts:
     """The weights' elements by how their placement divides them."""
     total = Counts()
     for weight in held:
-        if weight.placement.dim("ep") is not None:
+        if weight.placement.is_expert:
             total += Counts(experts=weight.numel)
         elif weight.placement.dim("tp") is not None:
             total += Counts(split=weight.numel)
@@ -122,6 +123,6 @@ def matmul_of_layer(model: ModelSpec, *, routed: bool) -> int:
 
 
 def local_params(experiment: Experiment, counts: Counts) -> tuple[int, int]:
-    """(parameters, expert parameters) that one rank of the tensor- and expert-parallel group computes with."""
+    """(parameters, expert parameters) that one rank computes with."""
     dense = counts.split // experiment.tp + counts.replicated
-    return dense, counts.experts // (experiment.ep * experiment.tp)
+    return dense, counts.experts // (experiment.ep * experiment.etp)

@@ -8,11 +8,11 @@ import torch
 
 from workloads.costs.partition import experiment_layers
 from workloads.engine.clock import Clock
-from workloads.engine.data_parallel import apply_data_parallel, master_dtype
+from workloads.engine.data_parallel import apply_data_parallel, fp8_recipe, master_dtype
 from workloads.engine.groups import Groups
-from workloads.engine.model import Chunk, replace_blocks
+from workloads.engine.model import Chunk, replace_blocks, routers
 from workloads.engine.optimizer import ShardedAdamW
-from workloads.engine.parameters import initialise
+from workloads.engine.parameters import ParameterSpec, initialise
 from workloads.engine.pipeline import Pipeline
 from workloads.engine.recompute import apply_recompute
 from workloads.experiment import Experiment
@@ -41,6 +41,8 @@ def _shape(experiment: Experiment, groups: Groups, stage: int) -> Chunk:
         chunk = Chunk(experiment, groups, stage).to(master_dtype(experiment))
         if experiment.precision != "fp64":
             chunk.cos, chunk.sin = chunk.cos.float(), chunk.sin.float()
+    if (recipe := fp8_recipe(experiment)) is not None:
+        chunk.use_fp8(recipe)
     compiled = experiment.compile == "block"
     blocks = [
         apply_recompute(block, experiment.recompute_of_layer(layer), compiled=compiled)
@@ -57,11 +59,15 @@ def _shape(experiment: Experiment, groups: Groups, stage: int) -> Chunk:
 def build(experiment: Experiment, groups: Groups) -> Engine:
     """Build the sharded stages, allocate them on the device and fill them with the seed's weights."""
     chunks = shape_chunks(experiment, groups)
-    shards = groups.data_mesh["shard"]
+
+    def place(spec: ParameterSpec) -> tuple[int, int]:
+        shards = groups.mesh_of(spec.placement)["shard"]
+        return shards.size(), shards.get_local_rank()
+
     for chunk in chunks:
         chunk.to_empty(device=groups.device)
-        chunk.fill_rope()
-        initialise(chunk, experiment.seed, groups.axes, shards.size(), shards.get_local_rank())
+        chunk.fill_buffers()
+        initialise(chunk, experiment.seed, groups.axes, place)
     if groups.device.type == "cuda":
         torch.cuda.empty_cache()  # initialisation used more than training reserves
     engine = assemble(experiment, groups, chunks)
@@ -72,8 +78,14 @@ def build(experiment: Experiment, groups: Groups) -> Engine:
 
 def assemble(experiment: Experiment, groups: Groups, chunks: list[Chunk]) -> Engine:
     """The engine around stages that are built already."""
-    clock = Clock(groups.device)
-    return Engine(experiment, groups, chunks, ShardedAdamW(chunks, groups), Pipeline(chunks, groups, clock), clock)
+    clock, optimizer = Clock(groups.device), ShardedAdamW(chunks, groups)
+    if optimizer.loss_scale is not None:
+        for chunk in chunks:
+            if chunk.head is not None:
+                chunk.head.loss_scale = optimizer.loss_scale.value
+            for router in routers(chunk):
+                router.loss_scale = optimizer.loss_scale.value
+    return Engine(experiment, groups, chunks, optimizer, Pipeline(chunks, groups, clock), clock)
 
 
 def choose_attention(experiment: Experiment) -> None:

@@ -19,9 +19,10 @@ from torch.autograd import Variable
 from workloads.costs.schedule import Action, schedule_actions
 from workloads.engine.clock import Clock, Mark
 from workloads.engine.data_parallel import GradientSync, compute_dtype
+from workloads.engine.fp8_gather import fp8_weights
 from workloads.engine.groups import Groups
 from workloads.engine.messages import Messages, connect
-from workloads.engine.model import Chunk
+from workloads.engine.model import Chunk, routers
 from workloads.engine.ops.linear import DeferredGradients
 from workloads.engine.parameters import named_parameters
 
@@ -59,6 +60,7 @@ class Pipeline:
 
     def __init__(self, chunks: list[Chunk], groups: Groups, clock: Clock) -> None:
         e = groups.experiment
+        self.fp8_weights = fp8_weights(chunks, groups)
         self.chunks, self.groups, self.clock = chunks, groups, clock
         self.sync = [GradientSync(chunk, e) for chunk in chunks]
         self.actions = schedule_actions(
@@ -92,7 +94,8 @@ class Pipeline:
         self.load_kernels()
 
     def load_kernels(self) -> None:
-        """Run one micro-batch through this rank's stages alone, with made-up inputs, and drop its gradients.
+        """Run one micro-batch through this rank's stages alone, with made-up inputs, and drop its gradients and what it
+        counted.
 
         Other axes than the pipeline take part as in a step, so their communicators are made, too.
         """
@@ -104,6 +107,8 @@ class Pipeline:
         for chunk in self.chunks:
             for named in named_parameters(chunk):
                 named.current.grad = None
+            for router in routers(chunk):
+                router.fill()
 
 
 class _Step:
@@ -126,6 +131,8 @@ class _Step:
 
     def run(self) -> None:
         """Run all actions."""
+        if self.pipeline.fp8_weights is not None:
+            self.pipeline.fp8_weights.find_scales()
         for action in self.actions:
             self._run(action)
 

@@ -1,6 +1,6 @@
 /* What a model and its layers weigh, in closed form: the planner's own formulas, for the page. No DOM here.
 
-A line-by-line port of workloads/costs/{params,partition,activations}.py and of what they need of
+A line-by-line port of workloads/costs/{params,partition,activations,fp8}.py and of what they need of
 workloads/{experiment,mesh}.py,
 which explain the formulas; names, order of arithmetic and integer divisions are theirs (tests compare both sides).
 Experiments are the plain dicts of workloads.experiment.to_dict. Beyond the port, a layer's saved bytes come with their
@@ -249,20 +249,51 @@ const ModelCosts = (() => {
     }
     const stream = c * streamTokens * h, norm = stream + STATISTICS_BYTES * streamTokens;
     const ulysses = e.cp > 1 && e.cp_kind === "ulysses";
+    const inFp8 = keepsFp8(e) && !routed, product = div(c * tokens * columns, tp);
+    const kept = inFp8 && tp === 1 ? castBytes(e, tokens * h) + STATISTICS_BYTES * tokens : norm;
     return {
       input: stream,
-      attention_norm: norm,
+      attention_norm: kept,
       projected: c * tokens * (projected + latent),
       qk_statistics: div(STATISTICS_BYTES * tokens * qkHeads, tp),
       rotated: ulysses ? 0 : c * tokens * rotated,
       softmax: div(tokens * heads, tp) * (e.attention === "math" ? c * e.seq_len : STATISTICS_BYTES),
       attention_output: (ulysses ? 2 : 1) * div(c * tokens * heads * v, tp),
       residual: stream,
-      ffn_norm: norm,
+      ffn_norm: kept,
       dispatched,
       gate_up: div(2 * c * tokens * columns, tp),
-      product: div(c * tokens * columns, tp),
+      product: inFp8 ? castBytes(e, div(product, c)) : product,
     };
+  }
+
+  /* ---- workloads/costs/fp8.py ---- */
+
+  /** fp8.is_fp8 @param {Experiment} e */
+  const isFp8 = (e) => e.precision.startsWith("fp8");
+  /** fp8.gathered_bytes @param {Experiment} e */
+  const gatheredBytes = (e, c) => (e.precision === "fp8_tensorwise" ? 1 : c);
+  /** fp8.keeps_fp8 @param {Experiment} e */
+  const keepsFp8 = (e) => ["fp8_tensorwise", "fp8_blockwise"].includes(e.precision);
+  /** fp8.cast_bytes @param {Experiment} e */
+  const castBytes = (e, elements) => elements + (e.precision === "fp8_blockwise" ? div(elements * 4, 128) : 0);
+
+  /** fp8.working_bytes @param {Experiment} e */
+  function workingBytesInFp8(e, stream, tokens, columns, c, remade) {
+    const h = e.model.hidden_size, copies = keepsFp8(e) ? 2 : 1;
+    const product = tokens * columns, output = tokens * h, down = h * columns;
+    const gathered = e.tp > 1 ? c * output : 0;
+    const cast = copies === 2 ? castBytes(e, product) : 0;
+    const kept = remade ? 0 : cast || c * product, again = remade ? c * product + cast : 0;
+    const turned = copies === 2 && e.tp > 1 ? castBytes(e, output) : 0;
+    const entering = c * down + c * output + gathered - kept;
+    return stream + Math.max(
+      gathered + copies * castBytes(e, output) + down + c * product,
+      gathered + (copies - 1) * castBytes(e, output) + c * product + c * down + again,
+      c * down + 3 * c * product - kept,
+      entering + copies * castBytes(e, 2 * product) + 2 * down,
+      entering + (copies - 1) * castBytes(e, 2 * product) + turned + 2 * c * down,
+    );
   }
 
   /** Saved tensors by where they belong; `t` without what is made again in backward. */
@@ -289,17 +320,20 @@ const ModelCosts = (() => {
     const stream = c * streamTokens * h, gathered = e.tp > 1 ? c * tokens * h : 0;
     const downWeight = routed ? 0 : div(t.product, tokens) * h;
     const steps = [gathered + t.product, t.gate_up, 2 * gathered + 2 * downWeight - t.product];
-    const working = stream + downWeight + Math.max(...steps);
+    const inFp8 = isFp8(e) && !routed, remade = recomputed && recomputedOperations(e).includes("swiglu");
+    const working = inFp8
+      ? workingBytesInFp8(e, stream, tokens, div(e.model.ffn_hidden_size, e.tp), c, remade)
+      : stream + downWeight + Math.max(...steps);
     if (e.recompute === "none" || !recomputed) return { saved: total, working, parts: savedParts(t, 0, 0, 0) };
     if (e.recompute === "full") {
       return { saved: t.input, working: total - t.input + working, parts: { "residual stream": t.input } };
     }
     if (e.compile === "none") {
       const named = recomputedOperations(e);
-      const norm = named.includes("norm") ? stream : 0, rotated = named.includes("rope") ? t.rotated : 0;
+      const norm = named.includes("norm") ? t.ffn_norm - STATISTICS_BYTES * streamTokens : 0, rotated = named.includes("rope") ? t.rotated : 0;
       const product = named.includes("swiglu") ? t.product : 0;
       const parts = savedParts(t, norm + rotated, norm + product, 0);
-      return { saved: total - (2 * norm + rotated + product), working: product + working, parts };
+      return { saved: total - (2 * norm + rotated + product), working: (inFp8 ? 0 : product) + working, parts };
     }
     const again = t.attention_norm + t.qk_statistics + t.rotated + t.residual + t.ffn_norm + t.product;
     const rowParallel = 2 * (stream + gathered);
@@ -318,8 +352,9 @@ const ModelCosts = (() => {
     const [tokens, streamTokens] = rankTokens(e), h = e.model.hidden_size;
     const t = layerTensors(e, routed, c);
     const attentionOutput = div(c * tokens * e.model.num_heads * headSizes(e.model)[1], e.tp);
-    const inputs = 2 * c * streamTokens * h + attentionOutput + t.product;
-    return inputs + t.projected + t.gate_up + 2 * c * tokens * h;
+    const norms = t.attention_norm + t.ffn_norm - 2 * STATISTICS_BYTES * streamTokens;
+    const gradients = t.projected + t.gate_up + 2 * c * tokens * h;
+    return norms + attentionOutput + t.product + (keepsFp8(e) && !routed ? castBytes(e, div(gradients, c)) : gradients);
   }
 
   /**
@@ -342,7 +377,7 @@ const ModelCosts = (() => {
   }
 
   return {
-    computeBytes, dataDegrees, dataParallel, deferredBytes, denseLayer, div, experimentStages, headBytes, layerBytes, localParams, masterBytes,
+    computeBytes, dataDegrees, dataParallel, deferredBytes, denseLayer, div, experimentStages, gatheredBytes, headBytes, layerBytes, localParams, masterBytes,
     moeLayer, numMicrobatches, numParams, rankTokens, sum, V_SHAPED, worldSize,
   };
 })();

@@ -111,6 +111,23 @@ CASES |= {
     )
     for kind, recompute in (("ring", "selective"), ("ulysses", "selective"), ("ulysses", "rope"), ("ulysses", "full"))
 }
+for _precision in ("fp8_tensorwise", "fp8_rowwise", "fp8_blockwise"):
+    CASES |= {
+        f"{_precision}, ZeRO 2": experiment(
+            dp=8, zero_stage=2, microbatches=3, micro_batch_size=2, precision=_precision
+        ),
+        f"{_precision}, ZeRO 3": experiment(
+            dp=8, zero_stage=3, microbatches=2, micro_batch_size=4, precision=_precision
+        ),
+        f"{_precision}, selective": experiment(
+            dp=8, zero_stage=2, micro_batch_size=4, recompute="selective", precision=_precision
+        ),
+        f"{_precision}, full": experiment(
+            dp=8, zero_stage=3, micro_batch_size=4, recompute="full", precision=_precision
+        ),
+        f"{_precision}, tp": experiment(tp=8, micro_batch_size=8, microbatches=3, precision=_precision),
+        f"{_precision}, 1f1b": experiment(pp=2, microbatches=2, micro_batch_size=2, precision=_precision),
+    }
 CASES["full, gradients outgrow what blocks saved"] = Experiment.canonical(
     model=shortened(LLAMA_8B, 10), seq_len=32768, dp=2, zero_stage=3, recompute="full", global_batch_size=2
 )
