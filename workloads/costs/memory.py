@@ -145,10 +145,10 @@ def _stage_memory(e: Experiment, x: Shared, stage: int, held: StageParams) -> St
     units = Units(
         head=x.vocabulary if held.head else 0,
         first=x.vocabulary if held.embedding else x.block,
-        first_copy=x.c * x.vocabulary if held.embedding else x.b * x.block,
+        first_copy=x.c * x.vocabulary if held.embedding else x.block_copy,
         tied=x.vocabulary if is_tied else 0,
     )
-    whole = x.b * (layers + experts) + x.c * ends
+    whole = x.b * layers + x.c * (experts + ends)
     outputs = e.virtual_stages - held.has_head  # a stage keeps what it passes on; the last one passes nothing on
     saved = x.saved(held) + outputs * x.stream
     waiting = held.dense_layers * x.dense_deferred + held.moe_layers * x.moe_deferred

@@ -39,9 +39,11 @@ class Shared(NamedTuple):
     moe_kept: int
     working_kept: int
     b: int
-    """Bytes of an element of a block as it is gathered: c, or 1 for fp8 weights with one scale."""
+    """Bytes of an element of a block, experts apart, as it is gathered: c, or 1 for fp8 weights with one scale."""
     block: int
     """Elements of the largest block on one rank."""
+    block_copy: int
+    """Bytes of the largest block as it is gathered."""
     vocabulary: int
     """Elements of the embedding (or head) on one rank."""
     head: HeadBytes
@@ -61,7 +63,9 @@ class Shared(NamedTuple):
         model, c = e.model, COMPUTE_BYTES[e.precision]
         tokens, stream_tokens = rank_tokens(e)
         dense = layer_bytes(e, routed=False, c=c)
-        block, moe_saved, working = sum(local_params(e, dense_layer(model))), 0, dense.working
+        b, moe_saved, working = gathered_bytes(e, c), 0, dense.working
+        block = sum(local_params(e, dense_layer(model)))
+        block_copy = b * block
         kept = layer_bytes(e, routed=False, c=c, recomputed=False) if e.recompute_every > 1 else dense
         moe_kept, working_kept = 0, kept.working
         if model.moe is not None:
@@ -69,7 +73,8 @@ class Shared(NamedTuple):
             moe_saved, working = routed.saved, max(working, routed.working)
             own = layer_bytes(e, routed=True, c=c, recomputed=False) if e.recompute_every > 1 else routed
             moe_kept, working_kept = own.saved, max(working_kept, own.working)
-            block = max(block, sum(local_params(e, moe_layer(model))))
+            others, experts = local_params(e, moe_layer(model))
+            block, block_copy = max(block, others + experts), max(block_copy, b * others + c * experts)
         return cls(
             c=c,
             g=MASTER_BYTES[e.precision],
@@ -81,8 +86,9 @@ class Shared(NamedTuple):
             dense_kept=kept.saved,
             moe_kept=moe_kept,
             working_kept=working_kept,
-            b=gathered_bytes(e, c),
+            b=b,
             block=block,
+            block_copy=block_copy,
             vocabulary=model.vocab_size // e.tp * model.hidden_size,
             head=head_bytes(e, c),
             stream=c * stream_tokens * model.hidden_size,
@@ -179,7 +185,7 @@ def head_moments(e: Experiment, x: Shared, units: Units, turn: Round, whole: int
     held = _held(x, turn, saved, has_head=True)
     copies = c * (units.head + units.tied) if zero3 else whole
     gathers = x.shards > 1 and (zero3 or not turn.prior)
-    gathering = (x.b * x.block if units.tied else c * units.head) if gathers else 0
+    gathering = (x.block_copy if units.tied else c * units.head) if gathers else 0
     forward = (copies, turn.prior, held + x.head.working + _waiting(x, units, turn) + gathering)
     if not units.head or not _reduces(x, turn):
         return (forward,)
@@ -204,7 +210,7 @@ def block_moments(
     """
     zero3, reduces = e.zero_stage == 3, _reduces(x, turn)
     resharded = units.head if turn.last else 0
-    copies = min(whole, 2 * x.b * x.block + x.c * units.tied) if zero3 else whole - x.c * resharded
+    copies = min(whole, 2 * x.block_copy + x.c * units.tied) if zero3 else whole - x.c * resharded
     head = 0 if turn.prior else x.g * units.head // (x.shards if reduces else 1)
     flat = x.g * units.head if units.head and reduces else _waiting(x, units, turn)
     gradients = turn.prior + head + x.c * units.tied
@@ -221,9 +227,9 @@ def block_moments(
     elif x.whole and turn.last:
         gradients -= done * (unsharded - shard)
     if zero3 and held.embedding and done == held.num_layers - 1:
-        copies = x.b * x.block + x.c * units.first
+        copies = x.block_copy + x.c * units.first
     elif not zero3 and turn.last:
-        copies -= x.b * done * x.block
+        copies -= done * x.block_copy
     received = x.stream if e.virtual_stages > held.has_head else 0
     activations = all_held - freed + x.working + received + (unsharded if reduces else flat)
     return last, (copies, gradients, activations)
@@ -243,9 +249,9 @@ def first_block_moment(
         gradients -= x.g * done - x.g * done // x.shards
     # With ZeRO 3 FSDP gathers the next unit, the embedding, while this one computes.
     if zero3:
-        copies = x.b * x.block + (x.c * units.tied or units.first_copy)
+        copies = x.block_copy + (x.c * units.tied or units.first_copy)
     else:
-        left = x.b * x.block + (units.first_copy if held.embedding else 0)
+        left = x.block_copy + (units.first_copy if held.embedding else 0)
         copies = min(whole, left) if turn.last else whole
     head = x.head.saved if held.has_head else 0
     of_kinds = (x.dense_saved, x.moe_saved) if held.first_recomputed else (x.dense_kept, x.moe_kept)
@@ -286,5 +292,5 @@ def end_moment(
     reducing = _reduce_bytes(x, units.first, turn)
     if not zero3:
         return whole, shard, others + reducing
-    starting = x.g * units.first + units.first_copy + x.b * x.block if turn.forward_follows else 0
+    starting = x.g * units.first + units.first_copy + x.block_copy if turn.forward_follows else 0
     return units.first_copy, shard, others + max(reducing, starting)

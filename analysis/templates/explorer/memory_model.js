@@ -48,7 +48,8 @@ const MemoryModel = (() => {
     const model = e.model, c = computeBytes(e), [tokens, streamTokens] = rankTokens(e);
     const dense = layerBytes(e, false, c);
     const [own, ownExperts] = localParams(e, denseLayer(model));
-    let block = own + ownExperts, working = dense.working, routed = { saved: 0, parts: {} };
+    const b = gatheredBytes(e, c);
+    let block = own + ownExperts, blockCopy = b * block, working = dense.working, routed = { saved: 0, parts: {} };
     const denseKept = layerBytes(e, false, c, false);
     let workingKept = denseKept.working, routedKept = routed;
     if (model.moe) {
@@ -58,6 +59,7 @@ const MemoryModel = (() => {
       workingKept = Math.max(workingKept, routedKept.working);
       const [rest, experts] = localParams(e, moeLayer(model));
       block = Math.max(block, rest + experts);
+      blockCopy = Math.max(blockCopy, b * rest + c * experts);
     }
     return {
       c,
@@ -70,8 +72,9 @@ const MemoryModel = (() => {
       denseKept,
       routedKept,
       workingKept,
-      b: gatheredBytes(e, c),
+      b,
       block,
+      blockCopy,
       vocabulary: div(model.vocab_size, e.tp) * model.hidden_size,
       head: headBytes(e, c),
       stream: c * streamTokens * model.hidden_size,
@@ -132,7 +135,7 @@ const MemoryModel = (() => {
     const saved = held(x, turn, stage, true);
     const copies = zero3 ? c * (units.head + units.tied) : stage.whole;
     const gathers = x.shards > 1 && (zero3 || !turn.prior);
-    const gathering = gathers ? (units.tied ? x.b * x.block : c * units.head) : 0;
+    const gathering = gathers ? (units.tied ? x.blockCopy : c * units.head) : 0;
     const buffers = waiting(x, units, turn) + gathering;
     const forward = {
       name: "the head's forward", copies, gradients: turn.prior,
@@ -154,7 +157,7 @@ const MemoryModel = (() => {
   function blockMoments(e, x, units, turn, stage) {
     const zero3 = e.zero_stage === 3, reducesNow = reduces(x, turn);
     const resharded = turn.last ? units.head : 0;
-    const copies = zero3 ? Math.min(stage.whole, 2 * x.b * x.block + x.c * units.tied) : stage.whole - x.c * resharded;
+    const copies = zero3 ? Math.min(stage.whole, 2 * x.blockCopy + x.c * units.tied) : stage.whole - x.c * resharded;
     const head = turn.prior ? 0 : div(x.g * units.head, reducesNow ? x.shards : 1);
     const flat = units.head && reducesNow ? x.g * units.head : waiting(x, units, turn);
     const saved = held(x, turn, stage, stage.has_head);
@@ -171,8 +174,8 @@ const MemoryModel = (() => {
     if (!turn.prior) gradients += done * (reducesNow ? shard : unsharded);
     else if (x.whole && turn.last) gradients -= done * (unsharded - shard);
     let gathered = copies;
-    if (zero3 && holds.embedding && done === holds.dense_layers + holds.moe_layers - 1) gathered = x.b * x.block + x.c * units.first;
-    else if (!zero3 && turn.last) gathered -= x.b * done * x.block;
+    if (zero3 && holds.embedding && done === holds.dense_layers + holds.moe_layers - 1) gathered = x.blockCopy + x.c * units.first;
+    else if (!zero3 && turn.last) gathered -= done * x.blockCopy;
     const received = e.virtual_stages > (holds.has_head ? 1 : 0) ? x.stream : 0;
     const own = { "gradient of the stream": received, "backward of one block": x.working };
     const buffers = { "FSDP buffers": reducesNow ? unsharded : flat };
@@ -185,9 +188,9 @@ const MemoryModel = (() => {
     const done = Math.max(0, stage.params - x.block - (stage.has_embedding ? units.first : 0));
     let gradients = turn.prior || div(g * done, reducesNow ? x.shards : 1);
     if (x.whole && turn.last) gradients -= g * done - div(g * done, x.shards);
-    const left = Math.min(stage.whole, x.b * x.block + (stage.has_embedding ? units.firstCopy : 0));
+    const left = Math.min(stage.whole, x.blockCopy + (stage.has_embedding ? units.firstCopy : 0));
     const copies = e.zero_stage === 3
-      ? x.b * x.block + (c * units.tied || units.firstCopy)
+      ? x.blockCopy + (c * units.tied || units.firstCopy)
       : turn.last ? left : stage.whole;
     const before = turn.in_flight - 1, headSaved = stage.has_head ? x.head.saved : 0;
     const total = Math.trunc(before * (stage.saved + headSaved));
@@ -227,7 +230,7 @@ const MemoryModel = (() => {
       const activations = { ...others, "FSDP buffers": reducing };
       return { name, copies: everything, gradients: stage.shard, activations };
     }
-    const starting = turn.forward_follows ? g * units.first + units.firstCopy + x.b * x.block : 0;
+    const starting = turn.forward_follows ? g * units.first + units.firstCopy + x.blockCopy : 0;
     const activations = { ...others, "FSDP buffers": Math.max(reducing, starting) };
     return { name, copies: units.firstCopy, gradients: stage.shard, activations };
   }
@@ -242,7 +245,7 @@ const MemoryModel = (() => {
     const units = {
       head: holds.head ? x.vocabulary : 0,
       first: holds.embedding ? x.vocabulary : x.block,
-      firstCopy: holds.embedding ? x.c * x.vocabulary : x.b * x.block,
+      firstCopy: holds.embedding ? x.c * x.vocabulary : x.blockCopy,
       tied: isTied ? x.vocabulary : 0,
     };
     const output = (e.virtual_stages - (holds.has_head ? 1 : 0)) * x.stream;
@@ -255,7 +258,7 @@ const MemoryModel = (() => {
     for (const [layer, count] of layerKinds) {
       for (const [name, bytes] of Object.entries(layer.parts)) parts[name] = (parts[name] ?? 0) + count * bytes;
     }
-    const whole = x.b * (layers + experts) + x.c * ends;
+    const whole = x.b * layers + x.c * (experts + ends);
     const stage = { params, whole, shard, saved, parts, holds, has_head: holds.has_head, has_embedding: holds.embedding > 0 };
     const totalOf = (moment) => moment.copies + moment.gradients + sum(moment.activations);
     let best = { name: "nothing", copies: 0, gradients: 0, activations: {} };
