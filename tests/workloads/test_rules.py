@@ -86,9 +86,9 @@ def test_layouts_that_run(fields: dict[str, Any]) -> None:
         ({"tp": 7}, "tp_vocab_size", "tp=7 does not divide vocab_size=128256"),
         ({"tp": 5}, "tp_ffn_hidden_size", "tp=5 does not divide ffn_hidden_size=14336"),
         (
-            {"model": MIXTRAL, "tp": 3},
-            "tp_expert_hidden_size",
-            "tp=3 does not divide expert_hidden_size=14336 of mixtral",
+            {"model": MIXTRAL, "tp": 3, "etp": 3},
+            "etp",
+            "etp=3 does not divide expert_hidden_size=14336 of mixtral; use etp=1",
         ),
         (
             {"tp": 8, "seq_len": 4100},
@@ -98,7 +98,11 @@ def test_layouts_that_run(fields: dict[str, Any]) -> None:
         ({"cp": 4, "seq_len": 4100}, "cp_seq_len", "seq_len=4100 is not a multiple of 8, 4104 would be"),
         ({"ep": 2}, "ep_model", "llama8b has no experts"),
         ({"model": MIXTRAL, "ep": 3, "dp_replicate": 3}, "ep_num_experts", "ep may be one of 1, 2, 4, 8"),
-        ({"model": MIXTRAL, "ep": 8, "dp_replicate": 4}, "ep_ranks", "dp*cp = 4*1 = 4 and does not divide it"),
+        (
+            {"model": MIXTRAL, "ep": 8, "dp_replicate": 4},
+            "ep_ranks",
+            "dp*cp*tp/etp = 4*1*1/1 = 4 and does not divide it",
+        ),
         ({"dp_shard": 4}, "zero_shards", "use dp_replicate=4 with dp_shard=1"),
         ({"zero_stage": 2, "dp_replicate": 4}, "zero_shards", "use zero_stage=0"),
         (
@@ -129,6 +133,28 @@ def test_one_node_is_not_enough() -> None:
     assert "needs CUDA" in broken(ONE_NODE, attention="cudnn")["attention"]
 
 
+THIN = dataclasses.replace(LLAMA_8B, ffn_hidden_size=8 * 1744)
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"precision": "fp8_tensorwise", "seq_len": 4100}, "multiples of 16 on every rank: 4100 tokens"),
+        ({"precision": "fp8_blockwise", "seq_len": 4096 + 64}, "multiples of 128 on every rank: 4160 tokens"),
+        ({"precision": "fp8_blockwise", "tp": 8, "model": THIN}, "hidden_size=4096, and 512, 768, 1744 columns"),
+    ],
+)
+def test_sizes_that_fp8_products_cannot_have(fields: dict[str, Any], told: str) -> None:
+    assert told in broken(**fields)["fp8_sizes"]
+    assert "fp8_sizes" not in broken(**{**fields, "precision": "bf16"})
+    assert "fp8_sizes" not in broken(precision=fields["precision"])
+
+
+def test_compiled_blocks_are_not_in_fp8() -> None:
+    assert "precision=bf16" in broken(precision="fp8_rowwise", compile="block")["compile_fp8"]
+    assert "compile_fp8" not in broken(precision="fp16", compile="block")
+
+
 def test_device_without_fp8() -> None:
     device = dataclasses.replace(H200.device, peak_flops={"bf16": 312e12})
     assert "it has bf16" in broken(dataclasses.replace(H200, device=device), precision="fp8_rowwise")["precision"]
@@ -137,9 +163,7 @@ def test_device_without_fp8() -> None:
 @pytest.mark.parametrize(
     ("fields", "names"),
     [
-        ({"model": MIXTRAL, "dp_replicate": 2, "ep": 2}, "ep=2 (use 1), routed experts (mixtral)"),
-        ({"model": DEEPSEEK_V3}, "routed experts (deepseek_v3), latent attention (deepseek_v3)"),
-        ({"precision": "fp8_rowwise"}, "precision=fp8_rowwise (use bf16)"),
+        ({"model": DEEPSEEK_V3, "precision": "fp8_rowwise"}, "fp8 with latent attention (deepseek_v3; use bf16)"),
     ],
 )
 def test_what_this_engine_cannot_run_yet(fields: dict[str, Any], names: str) -> None:
@@ -158,7 +182,7 @@ def test_every_schedule_has_lists_for_the_chunks_and_micro_batches_that_the_rule
 
 
 def test_a_layout_alone_breaks_its_own_rules_and_no_others() -> None:
-    fields = {"model": LLAMA_8B, "global_batch_size": 250, "cp": 3, "tp": 3, "precision": "fp8_tensorwise"}
+    fields = {"model": MIXTRAL, "global_batch_size": 250, "cp": 3, "tp": 3, "precision": "fp8_tensorwise"}
     experiment = Experiment(dp_replicate=4, **fields)
     found = violations(experiment, H200)
     assert {"global_batch", "cp_seq_len", "tp_num_heads", "engine_support"} <= {v.rule for v in found}

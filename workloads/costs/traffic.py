@@ -13,6 +13,9 @@ tp      each block, forward and backward of one micro-batch, S = c T D:
         backward), without it 4 all-reduces. Full recomputation repeats the forward up to the last projection's sum.
         Selective recomputation repeats nothing, but in compiled blocks the 2 gathers of the forward. Blocks that
         ``recompute_every`` leaves out repeat nothing
+        With latent attention the input of its first layers is not D wide: each latent, S = c T C, is gathered and
+        scattered like the input of a column-parallel layer, and the shared key, S = c T R, without a second gather.
+        Recomputing ``mla_up`` gathers the latents once more
         The embedding and the head add one gather and one scatter each, or one all-reduce. The loss adds two all-reduces
         a chunk: the largest logit of each token, then two sums (accumulated in fp32, or fp64). Once a step the
         gradients of weights that every tp rank holds whole are summed, in one all-reduce of this rank's shards
@@ -38,11 +41,12 @@ from workloads.costs.activations import LOSS_CHUNK_TOKENS
 from workloads.costs.collectives import Collective
 from workloads.costs.context_parallel import context_messages
 from workloads.costs.expert_traffic import routed_experts
+from workloads.costs.flops import head_sizes
 from workloads.costs.fsdp import FsdpWalk, Unit
 from workloads.costs.schedule import schedule_actions
 from workloads.costs.sender import Sender, Stage, Tally, Traffic
-from workloads.experiment import Experiment
-from workloads.weights import Weight, block, final_norm
+from workloads.experiment import Experiment, ModelSpec
+from workloads.weights import attention_parameters, experts, final_norm, fused_shape, norm
 
 __all__ = ["Tally", "Traffic", "step_traffic"]
 
@@ -54,14 +58,12 @@ _MATRICES_OF_BLOCK = 4
 def step_traffic(experiment: Experiment, rank: int, devices_per_node: int | None = None) -> list[Traffic] | None:
     """What ``rank`` sends in one step; None for what this closed form does not cover.
 
-    It covers what the engine runs, but for latent attention, and for routed experts in fp8 or in compiled blocks that
-    are recomputed selectively. With learned routing the bytes of the exchanges among experts are means over the ranks
-    of a group (`workloads.costs.expert_traffic`); everything else is exact. Raises `UnsupportedByEngine` for a schedule
-    without a list.
+    It covers what the engine runs, but for routed experts in fp8 or in compiled blocks that are recomputed selectively.
+    With learned routing the bytes of the exchanges among experts are means over the ranks of a group
+    (`workloads.costs.expert_traffic`); everything else is exact. Raises `UnsupportedByEngine` for a schedule without a
+    list.
     """
     e = experiment
-    if e.model.mla is not None:
-        return None
     compiled = e.compile == "block" and e.recompute == "selective"
     if e.model.moe is not None and (compiled or "fp8" in e.precision):
         return None
@@ -73,20 +75,37 @@ def step_traffic(experiment: Experiment, rank: int, devices_per_node: int | None
 
 def _tensor_parallel(s: Sender) -> None:
     e = s.experiment
-    activations = s.compute * s.tokens * e.model.hidden_size
+    a_number = s.compute * s.tokens
+    activations = a_number * e.model.hidden_size
     full = e.recompute == "full"
     regathers = full or (e.recompute == "selective" and e.compile == "block")
     has_head = any(stage.is_last for stage in s.stages)
     ends = (any(stage.is_first for stage in s.stages) + has_head) * e.num_microbatches
     blocks, again = s.num_layers * e.num_microbatches, s.num_recomputed * e.num_microbatches
-    # Attention's and the feed-forward part's of layers without routed experts.
-    halves = blocks + (s.num_layers - s.num_routed) * e.num_microbatches
-    halves_again = again + (s.num_recomputed - s.num_routed_recomputed) * e.num_microbatches
+    # Those of layers with a dense feed-forward part: `routed_experts` counts the other ones'.
+    dense, dense_again = (
+        blocks - s.num_routed * e.num_microbatches,
+        again - s.num_routed_recomputed * e.num_microbatches,
+    )
+    widths = [(e.model.hidden_size, dense, dense_again)]  # of the inputs of column-parallel layers
+    widths += [(width, blocks, again) for width in _attention_inputs(e.model)]
+    shared = 0 if e.model.mla is None else e.model.mla.qk_rope_head_dim
     if e.sequence_parallel:
-        s.along("tp", "all_gather", activations, 3 * halves + (halves_again if regathers else 0) + ends)
-        s.along("tp", "reduce_scatter", activations, 2 * halves + (again if full else 0) + ends)
+        for width, layers, repeated in widths:
+            s.along("tp", "all_gather", a_number * width, 2 * layers + (repeated if regathers else 0))
+            s.along("tp", "reduce_scatter", a_number * width, layers)
+        if e.model.mla is not None and "mla_up" in e.recomputed_operations:
+            for width in (e.model.mla.q_lora_rank, e.model.mla.kv_lora_rank):
+                s.along("tp", "all_gather", a_number * width, again if width else 0)
+        if shared:
+            s.along("tp", "all_gather", a_number * shared, blocks + (again if regathers else 0))
+            s.along("tp", "reduce_scatter", a_number * shared, blocks)
+        s.along("tp", "all_gather", activations, blocks + dense + ends)  # behind row-parallel layers
+        s.along("tp", "reduce_scatter", activations, blocks + dense + (again if full else 0) + ends)
     else:
-        s.along("tp", "all_reduce", activations, 2 * halves + (again if full else 0) + ends)
+        for width, layers, _ in [*widths, *([(shared, blocks, again)] if shared else [])]:
+            s.along("tp", "all_reduce", a_number * width, layers)
+        s.along("tp", "all_reduce", activations, blocks + dense + (again if full else 0) + ends)
     if has_head:
         chunks = -(-s.tokens // LOSS_CHUNK_TOKENS)
         size = -(-s.tokens // chunks)
@@ -96,24 +115,31 @@ def _tensor_parallel(s: Sender) -> None:
                 s.along("tp", "all_reduce", values * tokens * s.accumulated, e.num_microbatches)
     replicated = _replicated(s, has_head)
     if replicated:
-        elements = sum(s.own_rows(weight.shape[0]) * math.prod(weight.shape[1:]) for weight in replicated)
-        s.along("tp", "all_reduce", s.master * elements)
+        elements = (s.own_rows(rows) * math.prod(rest) for rows, *rest in replicated)
+        s.along("tp", "all_reduce", s.master * sum(elements))
 
 
-def _replicated(s: Sender, has_head: bool) -> list[Weight]:
-    """The weights whose gradients the tp ranks add up."""
-    e = s.experiment
-    held = [*block(e.model, "layer", routed=False)] * (s.num_layers - s.num_routed)
+def _attention_inputs(model: ModelSpec) -> tuple[int, ...]:
+    """Numbers a token of what the column-parallel layers of an attention layer take in."""
+    if model.mla is None:
+        return (model.hidden_size,)
+    return model.mla.q_lora_rank or model.hidden_size, model.mla.kv_lora_rank
+
+
+def _replicated(s: Sender, has_head: bool) -> list[tuple[int, ...]]:
+    """Shapes of the parameters whose gradients the tp ranks add up."""
+    e, model = s.experiment, s.experiment.model
+    one = [*attention_parameters(model, "layer"), *[(norm("norm", model.hidden_size),)] * 2]
+    held = [*one * s.num_layers, *([(final_norm(model),)] if has_head else [])]
     if s.num_routed:
-        held += [*block(e.model, "layer", routed=True)] * s.num_routed
-    if has_head:
-        held.append(final_norm(e.model))
+        held += [(experts(model, "layer")["router"],)] * s.num_routed
     sp = e.sequence_parallel
-    return [weight for weight in held if weight.placement.summed_over(tp=e.tp, sequence_parallel=sp)]
+    return [fused_shape(parts) for parts in held if parts[0].placement.summed_over(tp=e.tp, sequence_parallel=sp)]
 
 
 def _context_parallel(s: Sender) -> None:
     e, model = s.experiment, s.experiment.model
+    qk, v = head_sizes(model)
     passes = [(False, s.num_layers), (True, s.num_layers), (False, s.num_recomputed * (e.recompute == "full"))]
     for backward, layers in passes:
         for sent in context_messages(
@@ -123,7 +149,8 @@ def _context_parallel(s: Sender) -> None:
             tokens=s.tokens,
             heads=model.num_heads // e.tp,
             kv_heads=model.num_kv_heads // e.tp,
-            head_dim=model.head_dim,
+            head_dim=qk,
+            value_dim=v,
             compute_bytes=s.compute,
             sum_bytes=s.master,
         ):
@@ -136,18 +163,17 @@ def _context_parallel(s: Sender) -> None:
 def _units(s: Sender, stage: Stage) -> tuple[Unit | None, list[Unit]]:
     """The stage's own unit, which holds what belongs to no other (None: nothing), and the others in forward order."""
     e, model = s.experiment, s.experiment.model
-    d, h, zero3 = model.hidden_size, model.head_dim, e.zero_stage == 3
-    q, kv, ffn = model.num_heads * h, model.num_kv_heads * h, model.ffn_hidden_size
-    attention = ((d,), ((q + 2 * kv) // e.tp, d), (d, q // e.tp), *([(h,), (h,)] if model.qk_norm else []))
-    block = (*attention, (d,), (2 * ffn // e.tp, d), (d, ffn // e.tp))
+    d, ffn, zero3 = model.hidden_size, model.ffn_hidden_size, e.zero_stage == 3
+    attention = tuple(fused_shape(parts, tp=e.tp) for parts in attention_parameters(model, "layer"))
+    block = ((d,), *attention, (d,), (2 * ffn // e.tp, d), (d, ffn // e.tp))
     blocks = [Unit(block, zero3, e.precision == "fp8_tensorwise")] * (stage.num_layers - stage.num_routed)
     if model.moe is not None:
         moe, columns = model.moe, model.moe.expert_hidden_size
         held, shared = moe.num_experts // e.ep, moe.num_shared_experts * columns // e.tp
         of_shared = ((2 * shared, d), (d, shared)) if shared else ()
-        experts = Unit(((held * 2 * columns // e.etp, d), (held * d, columns // e.etp)), zero3, of_experts=True)
-        rest = Unit((*attention, (d,), (moe.num_experts, d), *of_shared), zero3, around_previous=True)
-        blocks += [experts, rest] * stage.num_routed
+        of_experts = Unit(((held * 2 * columns // e.etp, d), (held * d, columns // e.etp)), zero3, of_experts=True)
+        rest = Unit(((d,), *attention, (d,), (moe.num_experts, d), *of_shared), zero3, around_previous=True)
+        blocks += [of_experts, rest] * stage.num_routed
     vocabulary = (model.vocab_size // e.tp, d)
     if model.tie_embeddings and stage.is_first and stage.is_last:
         return Unit((vocabulary, (d,)), False), blocks
@@ -164,8 +190,8 @@ def _data_parallel(s: Sender) -> None:
     sharded again after its forward (ZeRO 3; not the head, whose backward comes next) and after its backward (ZeRO 3:
     always, else with the last micro-batch). As soon as a unit's backward has begun, FSDP gathers the unit that ran
     before it in the order of all forwards so far; before the first unit of a forward that is the last unit of the
-    forward before. With the last micro-batch nothing uses that one again, but it has been sent. Experts are a unit inside that of their
-    layer, and are sent among the ranks that hold the same ones.
+    forward before. With the last micro-batch nothing uses that one again, but it has been sent. Experts are a unit
+    inside that of their layer, and are sent among the ranks that hold the same ones.
 
     Gradients are reduce-scattered with every micro-batch (ZeRO 2 and 3) or with the last (S = g times the padded
     elements), and all-reduced over the replicas with the last (S = the shard of it). Of a split backward the second

@@ -10,7 +10,7 @@ from workloads.costs.partition import experiment_layers
 from workloads.engine.clock import Clock
 from workloads.engine.data_parallel import apply_data_parallel, fp8_recipe, master_dtype
 from workloads.engine.groups import Groups
-from workloads.engine.model import Chunk, replace_blocks
+from workloads.engine.model import Chunk, replace_blocks, routers
 from workloads.engine.optimizer import ShardedAdamW
 from workloads.engine.parameters import ParameterSpec, initialise
 from workloads.engine.pipeline import Pipeline
@@ -83,6 +83,8 @@ def assemble(experiment: Experiment, groups: Groups, chunks: list[Chunk]) -> Eng
         for chunk in chunks:
             if chunk.head is not None:
                 chunk.head.loss_scale = optimizer.loss_scale.value
+            for router in routers(chunk):
+                router.loss_scale = optimizer.loss_scale.value
     return Engine(experiment, groups, chunks, optimizer, Pipeline(chunks, groups, clock), clock)
 
 
