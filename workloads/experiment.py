@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from operator import attrgetter
@@ -37,13 +38,23 @@ ContextKind = Literal["ring", "allgather", "ulysses"]
 Precision = Literal["bf16", "fp32", "fp64", "fp8_tensorwise", "fp8_rowwise"]
 Attention = Literal["auto", "cudnn", "flash", "efficient", "math"]
 Compile = Literal["none", "block"]
+Routing = Literal["balanced", "skewed", "learned"]
+Gate = Literal["softmax", "sigmoid"]
+Balance = Literal["none", "aux_loss", "bias"]
+
+
+def _is_number(value: object, least: float = -math.inf) -> bool:
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return False
+    return math.isfinite(value) and value >= least
+
 
 MODEL_SIZES = (
     *("num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim", "ffn_hidden_size", "vocab_size"),
 )
 COUNTS = (
     *("dp_replicate", "dp_shard", "tp", "cp", "pp", "ep", "micro_batch_size", "global_batch_size", "seq_len"),
-    *("virtual_stages", "recompute_every"),
+    *("virtual_stages", "recompute_every", "etp"),
 )
 """Fields of `ModelSpec` and `Experiment` that are whole numbers of at least 1, in the order of their checks."""
 HEADS_DO_NOT_DIVIDE = "{label}: num_kv_heads={num_kv_heads} must divide num_heads={num_heads}"
@@ -57,6 +68,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "precision": get_args(Precision),
     "attention": get_args(Attention),
     "compile": get_args(Compile),
+    "routing": get_args(Routing),
 }
 FIELDS: Mapping[str, Values] = {
     **dict.fromkeys(COUNTS, whole_numbers(1)),
@@ -64,6 +76,10 @@ FIELDS: Mapping[str, Values] = {
     **{field: one_of(*words) for field, words in _CHOICES.items()},
     "sequence_parallel": one_of(True, False),
     "seed": Values(accepts=lambda value: type(value) is int and abs(value) < 2**63, must="a whole number"),
+    "routing_imbalance": Values(accepts=lambda value: _is_number(value, 1.0), must="a number of at least 1"),
+    "capacity_factor": Values(
+        accepts=lambda value: value is None or _is_number(value, 1e-9), must="null or a number above 0"
+    ),
     "engine": texts(),
     "engine_version": texts(),
 }
@@ -91,6 +107,19 @@ class MoESpec:
     expert_hidden_size: int
     num_shared_experts: int = 0
     num_dense_layers: int = 0
+    gate: Gate = "softmax"
+    """What makes an expert's score of its logit: softmax over all experts (Mixtral, arXiv:2401.04088) or sigmoid of
+    each (DeepSeek-V3, arXiv:2412.19437)."""
+    normalize_weights: bool = True
+    """The weights of a token's chosen experts are divided by their sum."""
+    weight_scale: float = 1.0
+    """What the weights are multiplied with at last."""
+    balance: Balance = "none"
+    """What spreads learned routing over the experts. ``aux_loss``: a term of the loss for every sequence (DeepSeek-V3,
+    equations 17 to 20); ``bias``: one number an expert, added to the scores where experts are chosen and moved against
+    the load after every step (arXiv:2408.15664)."""
+    balance_coefficient: float = 0.0
+    """Of the term, or the step of the bias."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,8 +171,9 @@ class Experiment:
     """One training configuration. Degrees of 1 mean "off".
 
     ``world_size = dp_replicate * dp_shard * cp * tp * pp``; ``ep`` borrows ranks from the data-parallel and
-    context-parallel axes and does not multiply. ``zero_stage`` 0 replicates (``dp_shard == 1``); 1, 2, 3 shard
-    optimizer state, then gradients, then parameters over ``dp_shard * cp`` (``dp_replicate > 1`` beside it is HSDP).
+    context-parallel axes (with ``etp=1`` from tensor parallelism too) and does not multiply. ``zero_stage`` 0
+    replicates (``dp_shard == 1``); 1, 2, 3 shard optimizer state, then gradients, then parameters over
+    ``dp_shard * cp`` (``dp_replicate > 1`` beside it is HSDP).
     """
 
     model: ModelSpec
@@ -180,6 +210,18 @@ class Experiment:
     """bf16: bf16 compute, fp32 master weights, gradients reduced and accumulated in fp32."""
     attention: Attention = "auto"
     compile: Compile = "none"
+    etp: int = 1
+    """Tensor-parallel degree inside routed experts: ``tp``, or 1. With 1 each rank sends its own share of the tokens,
+    and ``ep`` borrows tensor-parallel ranks too."""
+    routing: Routing = "balanced"
+    """Which experts a token visits. ``balanced`` and ``skewed`` force a choice that depends on its position alone, so
+    that runs compare; ``learned``: the router's."""
+    routing_imbalance: float = 1.0
+    """Tokens of the most loaded expert over the mean: stated for ``skewed``, assumed by planner and rehearsal for
+    ``learned`` (a real run routes as it learns)."""
+    capacity_factor: float | None = None
+    """Each expert takes at most this many times its mean share of a rank's tokens; the rest are dropped. None: none
+    are. Without effect unless routing is learned."""
     seed: int = 42
     engine: str = ENGINE
     engine_version: str = ENGINE_VERSION
@@ -232,12 +274,14 @@ class Experiment:
     def hash(self) -> str:
         """Eight hex digits over every field but the model's name (a name cannot change a number).
 
-        A ``recompute_every`` of 1 is left out, so that experiments keep the hashes from before there was such a field.
+        Fields of `LATER_FIELDS` are left out at their default, so that experiments keep the hashes from before there
+        were such fields.
         """
         fields = to_dict(self)
         fields["model"].pop("name")
-        if self.recompute_every == 1:
-            fields.pop("recompute_every")
+        for name, default in LATER_FIELDS.items():
+            if fields[name] == default:
+                fields.pop(name)
         return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:8]
 
     @property
@@ -248,7 +292,8 @@ class Experiment:
             f"dp{self.dp}" if self.dp_replicate == 1 or self.dp_shard == 1 else f"dp{self.dp_replicate}x{self.dp_shard}"
         )
         parts.append(f"{dp}z{self.zero_stage}")
-        parts += [f"{axis}{getattr(self, axis)}" for axis in ("tp", "cp", "pp", "ep") if getattr(self, axis) > 1]
+        axes = ("tp", "cp", "pp", "ep", "etp")
+        parts += [f"{axis}{getattr(self, axis)}" for axis in axes if getattr(self, axis) > 1]
         if self.pp > 1:
             parts.append(self.pp_schedule + (f"v{self.virtual_stages}" if self.virtual_stages > 1 else ""))
         parts += [f"mbs{self.micro_batch_size}", f"gbs{self.global_batch_size}", f"s{self.seq_len}"]
@@ -256,6 +301,8 @@ class Experiment:
             parts.append(f"rc{self.recompute.replace('+', '.')}")
             if self.recompute_every > 1:
                 parts[-1] += f".every{self.recompute_every}"
+        if self.routing != "balanced":
+            parts.append(self.routing)
         if self.precision != "bf16":
             parts.append(self.precision)
         if self.compile != "none":
@@ -287,6 +334,17 @@ class Experiment:
             fields["sequence_parallel"] = True
         if fields.get("cp", 1) == 1:
             fields["cp_kind"] = "ring"
+        if fields["model"].moe is None:
+            fields |= {"etp": 1, "routing": "balanced"}
+        routing = fields.get("routing", "balanced")
+        if routing == "balanced":
+            fields["routing_imbalance"] = 1.0
+        elif _is_number(fields.get("routing_imbalance", 1.0)):
+            fields["routing_imbalance"] = float(fields.get("routing_imbalance", 1.0))
+        if routing != "learned":
+            fields["capacity_factor"] = None
+        elif _is_number(fields.get("capacity_factor")):
+            fields["capacity_factor"] = float(fields["capacity_factor"])
         fields["recompute"] = canonical_recompute(fields.get("recompute", "none"))
         if fields["recompute"] == "none":
             fields["recompute_every"] = 1
@@ -318,7 +376,7 @@ def from_dict(fields: dict[str, Any]) -> Experiment:
 
     Experiments of engine versions that had no choice in a matter get the field with what those engines did.
     """
-    fields = {**_BEFORE_7, **fields}
+    fields = {**LATER_FIELDS, **fields}
     if fields.get("engine") == ENGINE and fields.get("engine_version") in ("1", "2"):
         fields = {**_UNTIL_2, **fields}
     expected = {f.name for f in dataclasses.fields(Experiment)}
@@ -360,17 +418,39 @@ def _model(label: str, fields: Any) -> ModelSpec:
 
 
 def _part(kind: type[Part], place: str, fields: Any) -> Part:
-    """Experts or latent attention: all of their fields are whole numbers, of at least 1 unless they have a default."""
+    """Experts or latent attention. Whole numbers are at least 1 unless they have a default; others have a list."""
     values = mapping(place, fields, error=InvalidExperiment)
+    for name in ("weight_scale", "balance_coefficient"):
+        if name in values:  # floats, so that 1 and 1.0 are one model with one id
+            values[name] = float(number(f"{place}: {name}", values[name], least=0, error=InvalidExperiment))
     part = build(kind, place, values, noun="field", error=InvalidExperiment)
     for field in dataclasses.fields(kind):
-        least = 1 if field.default is dataclasses.MISSING else 0
-        whole_number(f"{place}: {field.name}", getattr(part, field.name), least, error=InvalidExperiment)
+        value, where = getattr(part, field.name), f"{place}: {field.name}"
+        if field.name in _PART_CHOICES:
+            one_of(*_PART_CHOICES[field.name]).check(where, value, error=InvalidExperiment)
+        elif field.name == "normalize_weights":
+            flag(where, value, error=InvalidExperiment)
+        elif field.default is dataclasses.MISSING or isinstance(field.default, int):
+            least = 1 if field.default is dataclasses.MISSING else 0
+            whole_number(where, value, least, error=InvalidExperiment)
+    if isinstance(part, MoESpec) and part.experts_per_token > part.num_experts:
+        raise InvalidExperiment(
+            f"{place}: experts_per_token={part.experts_per_token} of num_experts={part.num_experts}; at most all"
+        )
     return part
 
 
-_BEFORE_7 = {"recompute_every": 1}
-"""What every engine did whose rows are older than schema version 7: it recomputed all layers, or none."""
+_PART_CHOICES = {"gate": get_args(Gate), "balance": get_args(Balance)}
+
+
+LATER_FIELDS: Mapping[str, Any] = {
+    "recompute_every": 1,
+    "etp": 1,
+    "routing": "balanced",
+    "routing_imbalance": 1.0,
+    "capacity_factor": None,
+}
+"""Fields that came later, each with what engines did before: it recomputed all layers, or none; no experts ran."""
 _UNTIL_2 = {"pp_split": "even", "cp_kind": "ring"}
 """What engine versions 1 and 2 did where later ones have a choice. (Context parallelism they did not have.)"""
 

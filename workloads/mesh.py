@@ -3,6 +3,10 @@
 Global ranks count with ``tp`` innermost and ``pp`` outermost, so that the axis with most traffic stays inside a node:
 
     rank = (((pp * DP_REPLICATE + dp_replicate) * DP_SHARD + dp_shard) * CP + cp) * TP + tp
+
+Routed experts see the same ranks as other axes, ``etp`` innermost (`expert_degrees`):
+
+    rank = (((pp * REPLICAS + replica) * SHARDS + shard) * EP + ep) * ETP + etp
 """
 
 from __future__ import annotations
@@ -43,6 +47,31 @@ def lines(experiment: Experiment, axis: str) -> list[list[int]]:
     step, degree = stride(experiment, axis), getattr(experiment, axis)
     first = [rank for rank in range(experiment.world_size) if rank // step % degree == 0]
     return [[start + i * step for i in range(degree)] for start in first]
+
+
+def expert_degrees(experiment: Experiment) -> tuple[int, int]:
+    """(replicas, shards) of expert parameters: how many copies of an expert's master weights there are, and over how
+    many ranks each is sharded.
+
+    The ranks of a pipeline stage are ``replicas * shards * ep * etp``. ``ep`` takes from the ranks that would share
+    master weights first, then from replicas; ``etp=1`` gives tensor-parallel ranks away like data-parallel ones.
+    """
+    e = experiment
+    replicas, shards = data_degrees(e)
+    if e.zero_stage == 0:
+        return replicas * (e.tp // e.etp) // e.ep, 1
+    shards *= e.tp // e.etp
+    return (replicas, shards // e.ep) if shards % e.ep == 0 else (replicas * shards // e.ep, 1)
+
+
+def expert_coordinates(experiment: Experiment, rank: int) -> dict[str, int]:
+    """Coordinate of ``rank`` on ``replicate``, ``shard``, ``ep`` and ``etp``."""
+    e = experiment
+    replicas, shards = expert_degrees(e)
+    result: dict[str, int] = {}
+    for axis, size in (("etp", e.etp), ("ep", e.ep), ("shard", shards), ("replicate", replicas)):
+        rank, result[axis] = divmod(rank, size)
+    return result
 
 
 def data_degrees(experiment: Experiment) -> tuple[int, int]:

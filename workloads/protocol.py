@@ -155,6 +155,23 @@ class Breakdown:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RoutingRecord:
+    """How evenly a rank's layers with routed experts were loaded, over the ranks of its pipeline stage and all steps.
+
+    Each is the mean over the layers.
+    """
+
+    expert_imbalance: float
+    """Copies of tokens of the most loaded expert over the mean of all experts."""
+    rank_imbalance: float
+    """The same of expert-parallel ranks."""
+    load_entropy: float
+    """Entropy of the loads' distribution over the experts, over that of an even one."""
+    dropped_share: float
+    """Of all copies: those dropped for want of capacity."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceState:
     """What NVML reported during the timed steps; None for what it did not report."""
 
@@ -196,6 +213,8 @@ class RankResult:
     """Of the ranks that were profiled: the first one of every pipeline stage."""
     trace: str | None = None
     """Name of the trace's file in the attempt's folder, where this rank has kept one."""
+    routing: RoutingRecord | None = None
+    """None where this rank holds no routed experts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -77,6 +77,7 @@ def rehearse(
         forward_s=measurements.forward_s,
         backward_s=measurements.backward_s,
         timed_wall_s=measurements.timed_wall_s,
+        routing=measurements.routing,
         device_state=state,
         **identity(device),
     )

@@ -59,9 +59,9 @@ def _rules(scope: Scope, *stated: tuple[str, str, str]) -> tuple[Rule, ...]:
     )
 
 
-_SPLIT = ("num_heads", "num_kv_heads", "ffn_hidden_size", "vocab_size", "expert_hidden_size")
-"""Heads, feed-forward columns and vocabulary rows are what tensor parallelism splits. ``expert_hidden_size`` is 0
-without routed experts: everything divides it, and it changes no greatest common divisor."""
+_SPLIT = ("num_heads", "num_kv_heads", "ffn_hidden_size", "vocab_size", "shared_hidden_size")
+"""Heads, feed-forward columns and vocabulary rows are what tensor parallelism splits. ``shared_hidden_size``, of all
+shared experts, is 0 without them: everything divides it, and it changes no greatest common divisor."""
 
 DERIVED = {
     name: parse(text, name, _FUNCTIONS)
@@ -77,7 +77,9 @@ DERIVED = {
         "tokens": "micro_batch_size * seq_len // cp",  # of one micro-batch on one context-parallel rank
         "split": f"gcd({', '.join(_SPLIT)})",
         "cp_part": "2 * cp",
-        "ep_ranks": "dp * cp",
+        "ep_ranks": "dp * cp * tp // etp",
+        "ep_shards": "1 if zero_stage == 0 else dp_shard * cp * tp // etp",  # that share an expert's master weights
+        "most_imbalance": "num_experts / experts_per_token if has_experts else 1",
     }.items()
 }
 """Names that several conditions and sentences use; each may use those above it."""
@@ -156,10 +158,38 @@ _LAYOUT = _rules(
         "ep={ep} does not divide num_experts={num_experts} of {model}; ep may be one of {divisors(num_experts)}",
     ),
     (
+        "etp",
+        "etp > 1 and etp != tp",
+        "etp={etp} is the tensor-parallel degree inside experts; it may be 1 or tp={tp}",
+    ),
+    (
+        "etp",
+        "has_experts and etp == 1 and tp > 1 and not sequence_parallel",
+        "etp=1 with tp={tp} needs sequence_parallel=true, with which each of the tp ranks sends its own tokens to the "
+        "experts; or use etp={tp}",
+    ),
+    (
+        "etp",
+        "etp > 1 and etp == tp and expert_hidden_size % etp",
+        "etp={etp} does not divide expert_hidden_size={expert_hidden_size} of {model}; use etp=1",
+    ),
+    (
         "ep_ranks",
-        "has_experts and ep_ranks % ep",
-        "ep={ep} borrows ranks from dp*cp = {dp}*{cp} = {ep_ranks} and does not divide it; "
+        "has_experts and (etp == 1 or etp == tp) and ep_ranks % ep",
+        "ep={ep} borrows ranks from dp*cp*tp/etp = {dp}*{cp}*{tp}/{etp} = {ep_ranks} and does not divide it; "
         "ep may be one of {divisors(ep_ranks)}",
+    ),
+    (
+        "ep_shards",
+        "has_experts and (etp == 1 or etp == tp) and ep_ranks % ep == 0 and ep_shards % ep and ep % ep_shards",
+        "ep={ep} neither divides the dp_shard*cp*tp/etp = {ep_shards} ranks that share master weights nor is a "
+        "multiple of them; ep may be one of {divisors(ep_shards)}",
+    ),
+    (
+        "routing_imbalance",
+        "routing != 'balanced' and has_experts and routing_imbalance > most_imbalance",
+        "routing_imbalance={routing_imbalance}: an expert that every token visits has num_experts/experts_per_token = "
+        "{most_imbalance} times the mean; at most that",
     ),
     (
         "zero_shards",
@@ -216,8 +246,6 @@ LACKING = _rules(
     *(
         ("engine_support", broken, message)
         for broken, message in (
-            ("ep > 1", "ep={ep} (use 1)"),
-            ("has_experts", "routed experts ({model})"),
             ("has_latent_attention", "latent attention ({model})"),
             ("'fp8' in precision", "precision={precision} (use bf16)"),
         )
@@ -236,10 +264,13 @@ RULES = (
 _OF_EXPERIMENT = (
     *("dp_replicate", "dp_shard", "dp", "tp", "cp", "pp", "ep", "world_size", "micro_batch_size", "global_batch_size"),
     *("num_microbatches", "seq_len", "zero_stage", "pp_schedule", "virtual_stages", "sequence_parallel", "precision"),
-    *("attention", "cp_kind", "compile", "recompute", "engine_version"),
+    *("attention", "cp_kind", "compile", "recompute", "engine_version", "etp", "routing", "routing_imbalance"),
 )
 _OF_MODEL = ("num_layers", "num_heads", "num_kv_heads", "ffn_hidden_size", "vocab_size")
-_OF_PARTS = ("model", "has_experts", "has_latent_attention", "num_experts", "expert_hidden_size")
+_OF_PARTS = (
+    *("model", "has_experts", "has_latent_attention", "num_experts", "experts_per_token", "expert_hidden_size"),
+    "shared_hidden_size",
+)
 _OF_CLUSTER = ("cluster", "backend", "device", "devices_per_node", "single_node", "precisions")
 _get_experiment, _get_model = attrgetter(*_OF_EXPERIMENT), attrgetter(*_OF_MODEL)
 _LAYOUT_NAMES = (*_OF_EXPERIMENT, *_OF_MODEL, *_OF_PARTS)
@@ -301,7 +332,9 @@ def _layout_values(experiment: Experiment) -> tuple[Any, ...]:
         moe is not None,
         model.mla is not None,
         moe.num_experts if moe is not None else 0,
+        moe.experts_per_token if moe is not None else 0,
         moe.expert_hidden_size if moe is not None else 0,
+        moe.num_shared_experts * moe.expert_hidden_size if moe is not None else 0,
     )
     return (*_get_experiment(experiment), *_get_model(model), *parts)
 

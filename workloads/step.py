@@ -32,13 +32,14 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.profiler import record_function
 
+from workloads.engine.balance import finish_routing, routing_record
 from workloads.engine.breakdown import OPTIMIZER_RANGE, STEP_RANGE
 from workloads.engine.build import Engine
 from workloads.engine.data import step_batches
 from workloads.engine.memory import MemoryProbe
 from workloads.engine.pipeline import PipelineMarks
 from workloads.engine.traffic import TrafficCounter
-from workloads.protocol import MeasureSpec, MemoryAtPeak, StepRecord
+from workloads.protocol import MeasureSpec, MemoryAtPeak, RoutingRecord, StepRecord
 
 Batches = list[tuple[Tensor, Tensor]]
 BeforeStep = Callable[[int, bool], None]
@@ -79,6 +80,7 @@ class Measurements:
     """By the host's clock, from the launch of the first timed step to the end of the last one on the device."""
     timed_spans: dict[int, tuple[float, float]]
     """Start and end of every timed step on the device, in seconds of `time.perf_counter`."""
+    routing: RoutingRecord | None
 
 
 def measure(
@@ -110,7 +112,8 @@ def measure(
     records += [_finish(engine, p) for p in timed]
     forward, backward = (_median_span(engine, timed, kinds) for kinds in ("F", "BIW"))
     at_peak = probe.at_peak if probe is not None else None
-    return Measurements(records, at_peak, forward, backward, wall_s, _spans(engine, timed))
+    routing = routing_record(engine.chunks, engine.groups)
+    return Measurements(records, at_peak, forward, backward, wall_s, _spans(engine, timed), routing)
 
 
 def run_steps(
@@ -238,6 +241,7 @@ def run_step(engine: Engine, step: int, batches: Batches, *, is_warmup: bool) ->
         marks.late_waits.append((reduced, summed))
     with record_function(OPTIMIZER_RANGE):
         engine.optimizer.step(totals[1].sqrt())
+        finish_routing(engine.chunks, groups)
     end = clock.mark()
     memory: dict[str, int | None] = {}
     if cuda:

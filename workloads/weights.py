@@ -24,7 +24,8 @@ INIT_STD = 0.02
 class Placement:
     """How the ranks of a layout hold one parameter.
 
-    Data and context parallelism are not in here: they hold every parameter alike. Their ranks see different tokens, so
+    Data and context parallelism are not in here: they hold every parameter alike, but for experts, of which expert
+    parallelism gives each rank some. Their ranks see different tokens, so
     all gradients are summed over them; with ZeRO they shard, without it each has a copy.
     """
 
@@ -48,7 +49,12 @@ class Placement:
     def summed_over(self, *, tp: int, sequence_parallel: bool) -> tuple[str, ...]:
         """Axes over which gradients must be summed, besides those of data and context parallelism."""
         divided = self.divided_use == "heads" or sequence_parallel
-        return ("tp",) if tp > 1 and self.dim("tp") is None and divided else ()
+        return ("tp",) if tp > 1 and self.dim("tp") is None and not self.is_expert and divided else ()
+
+    @property
+    def is_expert(self) -> bool:
+        """Held by the ranks of `workloads.mesh.expert_degrees`, which are others than those of the other weights."""
+        return self.dim("ep") is not None
 
     def copies(self, sizes: Mapping[str, int]) -> int:
         """How many ranks along the axes in ``sizes`` hold the same elements."""
@@ -62,8 +68,8 @@ ROWS = Placement(split=(("tp", 0),))
 """Column-parallel: the outputs are divided."""
 COLUMNS = Placement(split=(("tp", 1),))
 """Row-parallel: the inputs are divided."""
-EXPERT_ROWS = Placement(split=(("ep", 0), ("tp", 1)))
-EXPERT_COLUMNS = Placement(split=(("ep", 0), ("tp", 2)))
+EXPERT_ROWS = Placement(split=(("ep", 0), ("etp", 1)))
+EXPERT_COLUMNS = Placement(split=(("ep", 0), ("etp", 2)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +174,19 @@ def experts(model: ModelSpec, prefix: str) -> dict[str, Weight]:
     )
 
 
+def shared_experts(model: ModelSpec, prefix: str) -> dict[str, Weight] | None:
+    """Of a layer with routed experts: those that every token visits, as one feed-forward part. None: it has none."""
+    moe = model.moe
+    if moe is None or not moe.num_shared_experts:
+        return None
+    return feed_forward(model, f"{prefix}.shared", moe.num_shared_experts * moe.expert_hidden_size)
+
+
+def routed(model: ModelSpec, layer: int) -> bool:
+    """Whether a layer, counted from the first of the model, has routed experts."""
+    return model.moe is not None and layer >= model.moe.num_dense_layers
+
+
 def block(model: ModelSpec, prefix: str, *, routed: bool) -> Iterator[Weight]:
     """Every weight of one layer, with a dense feed-forward part or with routed experts."""
     for name in ("attention_norm", "ffn_norm"):
@@ -176,12 +195,8 @@ def block(model: ModelSpec, prefix: str, *, routed: bool) -> Iterator[Weight]:
     if not routed:
         yield from feed_forward(model, f"{prefix}.ffn", model.ffn_hidden_size).values()
         return
-    moe = model.moe
-    assert moe is not None
     yield from experts(model, f"{prefix}.experts").values()
-    if moe.num_shared_experts:
-        columns = moe.num_shared_experts * moe.expert_hidden_size
-        yield from feed_forward(model, f"{prefix}.shared", columns).values()
+    yield from (shared_experts(model, prefix) or {}).values()
 
 
 def _by_short_name(weights: list[Weight]) -> dict[str, Weight]:

@@ -179,6 +179,7 @@ def _measured(task: Task, folder: Path, rank: int, local_rank: int, progress: _P
         forward_s=measurements.forward_s,
         backward_s=measurements.backward_s,
         timed_wall_s=measurements.timed_wall_s,
+        routing=measurements.routing,
         device_state=state,
         nccl_environment=nccl_environment() if task.device == "cuda" else None,
         traffic=counter.traffic,

@@ -37,7 +37,7 @@ from workloads.costs.params import MASTER_BYTES, local_params
 from workloads.costs.partition import StageParams, experiment_stages, ranks_alike
 from workloads.costs.schedule import SPLIT_BACKWARD, held_by_rank
 from workloads.experiment import Experiment
-from workloads.mesh import data_degrees
+from workloads.mesh import data_degrees, expert_degrees
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +126,8 @@ def _moments(schedule: str, rank: int, pp: int, m: int, v: int) -> tuple[tuple[f
 def parameter_shard_bytes(experiment: Experiment, params: int, experts: int) -> int:
     """Master weights of one rank: ``g P / S``; experts are sharded over the ranks that hold the same ones."""
     e = experiment
-    shards = data_degrees(e)[1]
-    return MASTER_BYTES[e.precision] * (params // shards + experts // max(1, shards // e.ep))
+    of_experts = expert_degrees(e)[1] if experts else 1
+    return MASTER_BYTES[e.precision] * (params // data_degrees(e)[1] + experts // of_experts)
 
 
 def saved_bytes(experiment: Experiment, held: StageParams) -> int:

@@ -43,7 +43,7 @@ def counts(held: Iterable[Weight]) -> Counts:
     """The weights' elements by how their placement divides them."""
     total = Counts()
     for weight in held:
-        if weight.placement.dim("ep") is not None:
+        if weight.placement.is_expert:
             total += Counts(experts=weight.numel)
         elif weight.placement.dim("tp") is not None:
             total += Counts(split=weight.numel)
@@ -122,6 +122,6 @@ def matmul_of_layer(model: ModelSpec, *, routed: bool) -> int:
 
 
 def local_params(experiment: Experiment, counts: Counts) -> tuple[int, int]:
-    """(parameters, expert parameters) that one rank of the tensor- and expert-parallel group computes with."""
+    """(parameters, expert parameters) that one rank computes with."""
     dense = counts.split // experiment.tp + counts.replicated
-    return dense, counts.experts // (experiment.ep * experiment.tp)
+    return dense, counts.experts // (experiment.ep * experiment.etp)

@@ -13,7 +13,7 @@ from workloads.engine.data_parallel import apply_data_parallel, master_dtype
 from workloads.engine.groups import Groups
 from workloads.engine.model import Chunk, replace_blocks
 from workloads.engine.optimizer import ShardedAdamW
-from workloads.engine.parameters import initialise
+from workloads.engine.parameters import ParameterSpec, initialise
 from workloads.engine.pipeline import Pipeline
 from workloads.engine.recompute import apply_recompute
 from workloads.engine.text import training_text
@@ -65,11 +65,15 @@ def build(experiment: Experiment, groups: Groups, recipe: Recipe | None = None) 
     ``recipe``: None for what a sweep's runs do, synthetic tokens at one small learning rate.
     """
     chunks = shape_chunks(experiment, groups)
-    shards = groups.data_mesh["shard"]
+
+    def place(spec: ParameterSpec) -> tuple[int, int]:
+        shards = groups.mesh_of(spec.placement)["shard"]
+        return shards.size(), shards.get_local_rank()
+
     for chunk in chunks:
         chunk.to_empty(device=groups.device)
-        chunk.fill_rope()
-        initialise(chunk, experiment.seed, groups.axes, shards.size(), shards.get_local_rank())
+        chunk.fill_buffers()
+        initialise(chunk, experiment.seed, groups.axes, place)
     if groups.device.type == "cuda":
         torch.cuda.empty_cache()  # initialisation used more than training reserves
     engine = assemble(experiment, groups, chunks, recipe)

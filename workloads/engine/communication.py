@@ -59,6 +59,12 @@ def all_to_all_async(x: Tensor, axis: Axis) -> Tensor:
     return _ops.all_to_all_single(x.contiguous(), parts, parts, axis.group_name)
 
 
+def exchange_async(x: Tensor, receive: list[int], send: list[int], axis: Axis) -> Tensor:
+    """Start sending the first ``send[0]`` rows to rank 0, the next ``send[1]`` to rank 1 and so on; the result has
+    ``receive[j]`` rows from rank j, in the order of the ranks."""
+    return _ops.all_to_all_single(x.contiguous(), receive, send, axis.group_name)
+
+
 def rotate_async(x: Tensor, axis: Axis) -> Tensor:
     """Start sending ``x`` to the next rank of the axis and receiving the same shape from the rank before (a ring).
 

@@ -20,9 +20,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_param import ShardedState
 
+from workloads.engine.experts import Experts
 from workloads.engine.groups import Groups
 from workloads.engine.model import Chunk
 from workloads.errors import UnsupportedByEngine
@@ -47,9 +49,11 @@ def master_dtype(experiment: Experiment) -> torch.dtype:
 
 
 def apply_data_parallel(chunk: Chunk, groups: Groups) -> None:
-    """Wrap every block, the embedding, the head and the chunk itself; also done for one rank (mixed precision)."""
+    """Wrap every block, in it the experts, the embedding, the head and the chunk itself; also done for one rank (mixed
+    precision). Experts are sharded over fewer ranks than the rest of their block: those that hold the same ones."""
     experiment = groups.experiment
-    mesh = groups.data_mesh if groups.data_mesh["replicate"].size() > 1 else groups.data_mesh["shard"]
+    mesh = _without_single_replica(groups.data_mesh)
+    experts_mesh = _without_single_replica(groups.expert_mesh) if groups.expert_mesh is not None else None
     dtype = compute_dtype(experiment)
     mixed = dtype != master_dtype(experiment)
     policy = MixedPrecisionPolicy(
@@ -59,9 +63,12 @@ def apply_data_parallel(chunk: Chunk, groups: Groups) -> None:
     )
     reshard = experiment.zero_stage == 3
 
-    def shard(module: nn.Module, *, reshard_after_forward: bool) -> None:
-        fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard_after_forward)
+    def shard(module: nn.Module, *, reshard_after_forward: bool, of_experts: bool = False) -> None:
+        own = experts_mesh if of_experts else mesh
+        fully_shard(module, mesh=own, mp_policy=policy, reshard_after_forward=reshard_after_forward)
 
+    for experts in [module for module in chunk.modules() if isinstance(module, Experts)]:
+        shard(experts, reshard_after_forward=reshard, of_experts=True)
     for block in chunk.blocks:
         shard(block, reshard_after_forward=reshard)
     if not (experiment.model.tie_embeddings and chunk.is_first and chunk.is_last):
@@ -75,6 +82,10 @@ def apply_data_parallel(chunk: Chunk, groups: Groups) -> None:
         if isinstance(module, FSDPModule):  # these two setters are not recursive
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
+
+
+def _without_single_replica(mesh: DeviceMesh) -> DeviceMesh:
+    return mesh if mesh["replicate"].size() > 1 else mesh["shard"]
 
 
 _Gradient = tuple[Any, str, Tensor]

@@ -8,6 +8,7 @@ behind one of the other kind or the other way.
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 import torch
@@ -20,6 +21,7 @@ from workloads.engine.communication import Axis
 from workloads.errors import InfeasibleLayout, UnsupportedByEngine
 from workloads.experiment import Experiment
 from workloads.rules import lacking, layout_violations
+from workloads.weights import Placement
 
 Channel = tuple[str, bool]
 """What is sent between stages, activations ("F") or gradients ("B"), and whether to a higher pipeline rank."""
@@ -35,15 +37,24 @@ class Groups:
     position: dict[str, int]
     """Coordinate of this rank on every mesh axis."""
     axes: dict[str, Axis]
-    """``tp`` and ``cp``, along which layers communicate."""
+    """``tp`` and ``cp``, along which layers communicate; with routed experts ``ep`` and ``etp`` too."""
     data_mesh: DeviceMesh
     """(replicate, shard): what FSDP replicates and shards over."""
+    expert_mesh: DeviceMesh | None
+    """The same of expert parameters (`workloads.mesh.expert_degrees`); None where the model has no experts."""
     channels: dict[Channel, dist.ProcessGroup]
     """All ranks of this pipeline, once for each way that messages take in it; empty when ``pp == 1``."""
     tied_embedding: dist.ProcessGroup | None
     """The ranks that hold the first and the last stage of this pipeline, where each has a copy of a tied embedding."""
     is_rehearsal: bool = False
     """The other ranks do not exist. What this rank receives has no meaning, and so its loss and gradients have none."""
+
+    def mesh_of(self, placement: Placement) -> DeviceMesh:
+        """(replicate, shard) of a parameter."""
+        if not placement.is_expert:
+            return self.data_mesh
+        assert self.expert_mesh is not None
+        return self.expert_mesh
 
     @property
     def data_rank(self) -> int:
@@ -81,6 +92,11 @@ def make_groups(experiment: Experiment, rank: int, device: torch.device) -> Grou
         "tp": mesh["tp"].get_group() if experiment.tp > 1 else None,
         "cp": _own_group(ranks.lines(experiment, "cp"), rank) if experiment.cp > 1 else None,
     }
+    axes = {name: Axis(name, getattr(experiment, name), position[name], group) for name, group in groups.items()}
+    expert_mesh = None
+    if experiment.model.moe is not None:
+        expert_mesh, of_experts = _expert_groups(experiment, rank, device, axes["tp"])
+        axes |= of_experts
     channels: dict[Channel, dist.ProcessGroup] = {}
     tied = None
     if experiment.pp > 1:
@@ -97,12 +113,22 @@ def make_groups(experiment: Experiment, rank: int, device: torch.device) -> Grou
         rank=rank,
         device=device,
         position=position,
-        axes={name: Axis(name, getattr(experiment, name), position[name], group) for name, group in groups.items()},
+        axes=axes,
         data_mesh=mesh["replicate", "shard"],
+        expert_mesh=expert_mesh,
         channels=channels,
         tied_embedding=tied,
         is_rehearsal=dist.get_backend() == "fake",
     )
+
+
+def _expert_groups(e: Experiment, rank: int, device: torch.device, tp: Axis) -> tuple[DeviceMesh, dict[str, Axis]]:
+    shape = (e.pp, *ranks.expert_degrees(e), e.ep, e.etp)
+    mesh = init_device_mesh(device.type, shape, mesh_dim_names=("pp", "replicate", "shard", "ep", "etp"))
+    position = ranks.expert_coordinates(e, rank)
+    ep = Axis("ep", e.ep, position["ep"], mesh["ep"].get_group() if e.ep > 1 else None)
+    etp = dataclasses.replace(tp, name="etp") if e.etp > 1 else Axis("etp", 1, 0, None)
+    return mesh["replicate", "shard"], {"ep": ep, "etp": etp}
 
 
 def _holder(experiment: Experiment, stage: int) -> int:

@@ -16,6 +16,7 @@ from workloads import weights
 from workloads.costs.partition import experiment_layers
 from workloads.engine.communication import Axis
 from workloads.engine.context_parallel import context_attention, local_positions
+from workloads.engine.experts import ExpertParallel, RoutedFeedForward
 from workloads.engine.groups import Groups
 from workloads.engine.ops.attention import attention
 from workloads.engine.ops.linear import DeferredGradients
@@ -25,6 +26,7 @@ from workloads.engine.ops.rope import apply_rope
 from workloads.engine.ops.swiglu import swiglu
 from workloads.engine.parameters import add_parameter
 from workloads.engine.recompute import Recipes
+from workloads.engine.routing import Router, Routing
 from workloads.engine.tensor_parallel import (
     ColumnParallelLinear,
     RowParallelLinear,
@@ -33,7 +35,7 @@ from workloads.engine.tensor_parallel import (
     enter_vocabulary,
 )
 from workloads.experiment import ContextKind, Experiment, ModelSpec
-from workloads.weights import Weight
+from workloads.weights import Weight, routed
 
 ContextParallel = tuple[Axis, ContextKind]
 
@@ -105,9 +107,8 @@ class Attention(nn.Module):
 class FeedForward(nn.Module):
     recomputes = "swiglu"
 
-    def __init__(self, prefix: str, model: ModelSpec, tp: TensorParallel) -> None:
+    def __init__(self, own: dict[str, Weight], tp: TensorParallel) -> None:
         super().__init__()
-        own = weights.feed_forward(model, prefix, model.ffn_hidden_size)
         self.gate_up = ColumnParallelLinear([own["gate"], own["up"]], tp)
         self.down = RowParallelLinear(own["down"], tp)
         self.recipes: Recipes | None = None
@@ -122,15 +123,28 @@ class FeedForward(nn.Module):
 
 
 class Block(nn.Module):
+    """``experts``: how ranks share experts out; None for a layer without."""
+
     def __init__(
-        self, layer: int, model: ModelSpec, batch: int, tp: TensorParallel, cp: ContextParallel | None = None
+        self,
+        layer: int,
+        model: ModelSpec,
+        batch: int,
+        tp: TensorParallel,
+        cp: ContextParallel | None = None,
+        experts: ExpertParallel | None = None,
     ) -> None:
         super().__init__()
         prefix = f"layers.{layer}"
         self.attention_norm = RMSNorm(weights.norm(f"{prefix}.attention_norm", model.hidden_size), model.norm_eps)
         self.attention = Attention(f"{prefix}.attention", model, batch, tp, cp)
         self.ffn_norm = RMSNorm(weights.norm(f"{prefix}.ffn_norm", model.hidden_size), model.norm_eps)
-        self.ffn = FeedForward(f"{prefix}.ffn", model, tp)
+        self.ffn: nn.Module
+        if experts is None:
+            self.ffn = FeedForward(weights.feed_forward(model, f"{prefix}.ffn", model.ffn_hidden_size), tp)
+        else:
+            shared = weights.shared_experts(model, prefix)
+            self.ffn = RoutedFeedForward(prefix, model, experts, FeedForward(shared, tp) if shared else None)
 
     def forward(self, x_TD: Tensor, cos_SH: Tensor, sin_SH: Tensor) -> Tensor:
         x_TD = x_TD + self.attention(self.attention_norm(x_TD), cos_SH, sin_SH)
@@ -184,7 +198,11 @@ class Chunk(nn.Module):
         self.head_dim, self.theta = model.head_dim, model.rope_theta
         self.embedding = VocabularyParallelEmbedding(weights.embedding(model), tp) if self.is_first else None
         layers = experiment_layers(experiment)[stage]
-        self.blocks = nn.ModuleList(Block(layer, model, experiment.micro_batch_size, tp, cp) for layer in layers)
+        experts = ExpertParallel(Routing(experiment, groups), tp) if model.moe is not None else None
+        self.blocks = nn.ModuleList(
+            Block(layer, model, experiment.micro_batch_size, tp, cp, experts if routed(model, layer) else None)
+            for layer in layers
+        )
         self.head = Head(experiment, tp) if self.is_last else None
         if self.embedding is not None and self.head is not None and model.tie_embeddings:
             self.head.weight = self.embedding.weight
@@ -197,8 +215,14 @@ class Chunk(nn.Module):
         self.between_blocks: Callable[[Tensor], Tensor] | None = None
         """Called on the residual stream before every block and after the last; the memory probe hooks in here."""
 
+    def fill_buffers(self) -> None:
+        """Give everything that is no parameter its first value."""
+        self._fill_rope()
+        for router in routers(self):
+            router.fill()
+
     @torch.no_grad()
-    def fill_rope(self) -> None:
+    def _fill_rope(self) -> None:
         """RoPE tables (arXiv:2104.09864), angles in fp64 so that every precision rotates by the same amount."""
         exponent = torch.arange(0, self.head_dim, 2, dtype=torch.float64, device=self.cos.device) / self.head_dim
         position = local_positions(*self.placed).to(self.cos.device, torch.float64)
@@ -221,11 +245,16 @@ class Chunk(nn.Module):
     def defer_to(self, deferred: DeferredGradients) -> None:
         """Let split backwards leave the gradients of this chunk's products to ``deferred``."""
         for module in self.modules():
-            if isinstance(module, (ColumnParallelLinear, RowParallelLinear)):
-                module.deferred = deferred
+            if hasattr(module, "deferred"):
+                setattr(module, "deferred", deferred)  # noqa: B010 - nn.Module's own attributes are typed as tensors
 
     def _mark(self, x: Tensor) -> Tensor:
         return x if self.between_blocks is None else self.between_blocks(x)
+
+
+def routers(chunk: nn.Module) -> list[Router]:
+    """The routers of a stage, in the order of its layers."""
+    return [module for module in chunk.modules() if isinstance(module, Router)]
 
 
 def replace_blocks(chunk: Chunk, blocks: Sequence[nn.Module]) -> None:

@@ -100,7 +100,10 @@ class ShardedAdamW:
     def _share(self, named: NamedParameter) -> float:
         """One over the number of times that a parameter's elements are held, over all ranks."""
         e = self.groups.experiment
-        copies = self.groups.data_mesh["replicate"].size() * named.spec.placement.copies({"tp": e.tp})
+        placement = named.spec.placement
+        copies = self.groups.mesh_of(placement)["replicate"].size()
+        if not placement.is_expert:
+            copies *= placement.copies({"tp": e.tp})
         if e.model.tie_embeddings and e.num_stages > 1 and named.spec.parts[0].name == "embedding":
             copies *= 2
         return 1.0 / copies

@@ -7,7 +7,7 @@ generates the full matrix on its device and keeps its shard. That costs a moment
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,7 +20,11 @@ from workloads.weights import Placement, Weight
 
 @dataclass(frozen=True, slots=True)
 class ParameterSpec:
-    """What one parameter is made of: ``parts``, all of one placement, concatenated on dim 0."""
+    """What one parameter is made of: ``parts``, all of one placement, concatenated on dim 0.
+
+    Stacked experts (3 dims) are concatenated on dim 1, each expert's matrices together, and held as one matrix of all
+    experts' rows, so that data parallelism shards rows of any parameter alike.
+    """
 
     parts: tuple[Weight, ...]
 
@@ -31,7 +35,23 @@ class ParameterSpec:
     def local_shape(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
         """Of this rank's part; ``sizes`` are degrees by axis."""
         shapes = [self.placement.local_shape(part.shape, sizes) for part in self.parts]
+        if self.placement.is_expert:
+            experts, _, columns = shapes[0]
+            return (experts * sum(shape[1] for shape in shapes), columns)
         return (sum(shape[0] for shape in shapes), *shapes[0][1:])
+
+    def joined(self, pieces: Sequence[Tensor]) -> Tensor:
+        """This rank's part of the parameter from its part of each of ``parts``."""
+        if self.placement.is_expert:
+            return torch.cat(list(pieces), dim=1).flatten(0, 1)
+        return torch.cat(list(pieces)) if len(pieces) > 1 else pieces[0]
+
+    def taken_apart(self, value: Tensor, sizes: Mapping[str, int]) -> list[Tensor]:
+        """Inverse of `joined`."""
+        shapes = [self.placement.local_shape(part.shape, sizes) for part in self.parts]
+        if self.placement.is_expert:
+            return list(value.unflatten(0, (shapes[0][0], -1)).split([shape[1] for shape in shapes], dim=1))
+        return list(value.split([shape[0] for shape in shapes]))
 
 
 def add_parameter(module: nn.Module, attribute: str, parts: Sequence[Weight], sizes: Mapping[str, int]) -> None:
@@ -81,30 +101,46 @@ def local_shard(parameter: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def initialise(root: nn.Module, seed: int, axes: Mapping[str, Axis], shards: int, shard_rank: int) -> None:
-    """Fill every parameter's local shard. Temporary memory: the largest parameter of the unsharded model, in fp32.
+def initialise(
+    root: nn.Module, seed: int, axes: Mapping[str, Axis], place: Callable[[ParameterSpec], tuple[int, int]]
+) -> None:
+    """Fill every parameter's local shard. Temporary memory: the largest parameter of the unsharded model, in fp32; of
+    stacked experts those of this rank.
 
-    ``axes`` by name; ``shards``, ``shard_rank``: of the ranks that share master weights, and this one's place.
+    ``axes`` by name; ``place``: of a parameter, how many ranks share its master weights, and which of them this is.
     """
     for named in named_parameters(root):
         local = local_shard(named.current)
-        pieces = [initial_part(part, seed, local.device, axes) for part in named.spec.parts]
-        whole = torch.cat(pieces) if len(pieces) > 1 else pieces[0]
+        whole = named.spec.joined([initial_part(part, seed, local.device, axes) for part in named.spec.parts])
+        shards, shard_rank = place(named.spec)
         rows = -(-whole.shape[0] // shards)  # FSDP shards dim 0 like torch.chunk: the last shards may be short or empty
         local.copy_(whole[shard_rank * rows : (shard_rank + 1) * rows])
 
 
 def initial_part(part: Weight, seed: int, device: torch.device, axes: Mapping[str, Axis]) -> Tensor:
-    """This rank's part of a weight; the whole weight where no axis divides it."""
-    if part.std is None:
-        value = torch.ones(part.shape, device=device)
+    """This rank's part of a weight; the whole weight where no axis divides it. Every expert has random numbers of its
+    own, so that a rank draws those of its experts alone."""
+    if part.placement.is_expert:
+        ep = axes.get("ep")
+        count = part.shape[0] // (ep.size if ep is not None else 1)
+        first = count * ep.rank if ep is not None else 0
+        numbers = range(first, first + count)
+        value = torch.stack([_drawn(part.shape[1:], part.std, seed, f"{part.name}.{i}", device) for i in numbers])
     else:
-        generator = torch.Generator(device).manual_seed(_stream(seed, part.name))
-        value = torch.empty(part.shape, device=device, dtype=torch.float32).normal_(0.0, part.std, generator=generator)
+        value = _drawn(part.shape, part.std, seed, part.name, device)
     for axis, dim in part.placement.split:
+        if axis == "ep":
+            continue
         if axis in axes:
             value = value.tensor_split(axes[axis].size, dim=dim)[axes[axis].rank]
     return value
+
+
+def _drawn(shape: tuple[int, ...], std: float | None, seed: int, name: str, device: torch.device) -> Tensor:
+    if std is None:
+        return torch.ones(shape, device=device)
+    generator = torch.Generator(device).manual_seed(_stream(seed, name))
+    return torch.empty(shape, device=device, dtype=torch.float32).normal_(0.0, std, generator=generator)
 
 
 def _stream(seed: int, name: str) -> int:

@@ -21,7 +21,9 @@ each row-parallel layer). Neither matters under `torch.compile`, so compiled blo
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -49,22 +51,42 @@ def apply_recompute(block: nn.Module, recompute: str, *, compiled: bool) -> nn.M
     if recompute == "none":
         return block
     if recompute == "full" or compiled:
-        return CheckpointedBlock(block, selective=recompute == "selective")
+        routed = any(hasattr(module, "router") for module in block.modules())
+        return CheckpointedBlock(block, selective=recompute == "selective", routed=routed)
     return SelectiveBlock(block, RECOMPUTED_OPERATIONS if recompute == "selective" else recompute.split("+"))
 
 
 class CheckpointedBlock(nn.Module):
     """A block that runs its forward again in its backward."""
 
-    def __init__(self, block: nn.Module, *, selective: bool) -> None:
+    def __init__(self, block: nn.Module, *, selective: bool, routed: bool) -> None:
         super().__init__()
         self.block = block
         self.options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
         if selective:
             self.options["context_fn"] = partial(create_selective_checkpoint_contexts, _keep_expensive)
+        elif routed:
+            self.options["context_fn"] = lambda: (nullcontext(), _recomputing())
 
     def forward(self, x_TD: Tensor, cos_SH: Tensor, sin_SH: Tensor) -> Tensor:
         return checkpoint(self.block, x_TD, cos_SH, sin_SH, **self.options)
+
+
+_is_recomputing = ContextVar("is_recomputing", default=False)
+
+
+def is_recomputing() -> bool:
+    """Whether this forward runs in a backward, a second time: what is counted or learned of it is known already."""
+    return _is_recomputing.get()
+
+
+@contextmanager
+def _recomputing() -> Iterator[None]:
+    token = _is_recomputing.set(True)
+    try:
+        yield
+    finally:
+        _is_recomputing.reset(token)
 
 
 def _keep_expensive(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
@@ -80,7 +102,10 @@ class SelectiveBlock(nn.Module):
         self.block = block
         self.recipes = Recipes()
         for module in block.modules():
-            if getattr(module, "recomputes", None) in operations:
+            known = getattr(module, "recomputes", ())
+            if isinstance(known, tuple):
+                getattr(module, "recipes", {}).update({name: self.recipes for name in known if name in operations})
+            elif known in operations:
                 setattr(module, "recipes", self.recipes)  # noqa: B010 - nn.Module's own attributes are typed as tensors
 
     def forward(self, x_TD: Tensor, cos_SH: Tensor, sin_SH: Tensor) -> Tensor:

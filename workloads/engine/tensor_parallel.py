@@ -120,6 +120,11 @@ def enter_vocabulary(x_TD: Tensor, tp: TensorParallel) -> Tensor:
     return x_TD if tp.size == 1 else _EnterVocabulary.apply(x_TD, tp)
 
 
+def sum_partials(x_TD: Tensor, tp: TensorParallel) -> Tensor:
+    """The sum of the ranks' rows; with sequence parallelism this rank's tokens of it."""
+    return x_TD if tp.size == 1 else _SumPartials.apply(x_TD, tp)
+
+
 class ColumnParallelLinear(nn.Module):
     """Several projections of one input, fused into one matmul; each weight's rows are split over the group.
 
@@ -153,7 +158,7 @@ class RowParallelLinear(nn.Module):
 
     def forward(self, x_TF: Tensor) -> Tensor:
         y_TD = linear(x_TF, self.weight, self.deferred)
-        return y_TD if self.tp.size == 1 else _SumPartials.apply(y_TD, self.tp)
+        return sum_partials(y_TD, self.tp)
 
 
 class VocabularyParallelEmbedding(nn.Module):

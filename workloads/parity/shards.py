@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from workloads.engine.build import Engine
-from workloads.engine.parameters import NamedParameter
+from workloads.engine.parameters import NamedParameter, ParameterSpec
 from workloads.experiment import Experiment
-from workloads.mesh import data_degrees
+from workloads.mesh import expert_coordinates
 from workloads.weights import Placement
 
 
@@ -20,12 +20,15 @@ from workloads.weights import Placement
 class Shard:
     """One rank's piece of a gradient or of a weight, and what it is a piece of."""
 
-    names: tuple[str, ...]
-    shapes: tuple[tuple[int, ...], ...]
-    placement: Placement
+    spec: ParameterSpec
     position: dict[str, int]
-    """On the axes of the layout; ``replicate`` and ``shard`` on the data mesh; ``copy`` counts a rank's own copies."""
+    """On the axes of the layout; ``replicate`` and ``shard`` (and ``ep``, ``etp``) on the mesh of the parameter;
+    ``copy`` counts a rank's own copies."""
     values: Tensor
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(part.name for part in self.spec.parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,18 +60,22 @@ def relative_difference(value: Tensor, expected: Tensor) -> float:
 
 def shards_of(engine: Engine, values: Callable[[NamedParameter], Tensor]) -> list[Shard]:
     """What ``values`` has of each parameter of this rank, copied to the host."""
-    mesh = engine.groups.data_mesh
+    groups = engine.groups
+    mesh = groups.data_mesh
     data = {name: mesh[name].get_local_rank() for name in ("replicate", "shard")}
+    of_experts = expert_coordinates(groups.experiment, groups.rank) if groups.expert_mesh is not None else {}
     seen: Counter[tuple[str, ...]] = Counter()
     shards = []
     for named in engine.optimizer.parameters:
         names = tuple(part.name for part in named.spec.parts)
         shards.append(
             Shard(
-                names=names,
-                shapes=tuple(part.shape for part in named.spec.parts),
-                placement=named.spec.placement,
-                position={**engine.groups.position, **data, "copy": seen[names]},
+                spec=named.spec,
+                position={
+                    **groups.position,
+                    **(of_experts if named.spec.placement.is_expert else data),
+                    "copy": seen[names],
+                },
                 values=values(named).cpu().clone(),
             )
         )
@@ -78,27 +85,47 @@ def shards_of(engine: Engine, values: Callable[[NamedParameter], Tensor]) -> lis
 
 def put_together(experiment: Experiment, ranks: Sequence[Sequence[Shard]]) -> dict[str, Whole]:
     """The whole tensors, by the names of `workloads.weights`, from the shards of all ranks in their order."""
-    pieces: dict[tuple, dict[int, dict[int, Tensor]]] = {}
-    kinds: dict[tuple, Shard] = {}
-    shards_of_data = data_degrees(experiment)[1]
+    found: dict[tuple, dict[tuple[int, ...], dict[int, Tensor]]] = {}
+    specs: dict[tuple, ParameterSpec] = {}
     for shards in ranks:
         for shard in shards:
             p = shard.position
             key = (shard.names, p["pp"], p["copy"], p["replicate"])
-            kinds[key] = shard
-            pieces.setdefault(key, {}).setdefault(p["tp"], {})[p["shard"]] = shard.values
+            specs[key] = shard.spec
+            place = tuple(p[axis] for axis in _axes_of(shard.spec))
+            found.setdefault(key, {}).setdefault(place, {})[p["shard"]] = shard.values
     result: dict[str, Whole] = {}
-    for key, by_tp in pieces.items():
-        kind = kinds[key]
-        dim = kind.placement.dim("tp")
-        by_part: list[list[Tensor]] = [[] for _ in kind.names]
-        for tp_rank in range(experiment.tp):
-            whole = torch.cat([by_tp[tp_rank][i] for i in range(shards_of_data)])
-            rows = [shape[0] // (experiment.tp if dim == 0 else 1) for shape in kind.shapes]
-            for part, piece in zip(by_part, whole.split(rows), strict=True):
-                part.append(piece)
-        for name, tensors in zip(kind.names, by_part, strict=True):
-            copies = tensors if dim is None else [torch.cat(tensors, dim)]
-            for copy in copies:
+    for key, by_place in found.items():
+        spec = specs[key]
+        axes = _axes_of(spec)
+        sizes = {axis: getattr(experiment, axis) for axis in axes}
+        parts = {
+            place: spec.taken_apart(torch.cat([pieces[i] for i in sorted(pieces)]), sizes)
+            for place, pieces in by_place.items()
+        }
+        for number, part in enumerate(spec.parts):
+            for copy in _along(axes, part.placement, {place: own[number] for place, own in parts.items()}):
+                name = part.name
                 result[name] = result[name].joined_by(copy) if name in result else Whole(copy)
     return result
+
+
+def _axes_of(spec: ParameterSpec) -> tuple[str, ...]:
+    """Axes other than data parallelism whose ranks hold a parameter."""
+    return ("ep", "etp") if spec.placement.is_expert else ("tp",)
+
+
+def _along(axes: tuple[str, ...], placement: Placement, parts: dict[tuple[int, ...], Tensor]) -> list[Tensor]:
+    """Joins the parts that ranks along ``axes`` hold; several where they hold copies. Keys are their coordinates."""
+    if not axes:
+        return [parts[()]]
+    *others, last = axes
+    joined: dict[tuple[int, ...], list[Tensor]] = {}
+    for place in sorted(parts):
+        joined.setdefault(place[:-1], []).append(parts[place])
+    dim = placement.dim(last)
+    if dim is None:
+        copies = zip(*joined.values(), strict=True)
+        wholes = [_along(tuple(others), placement, dict(zip(joined, of, strict=True))) for of in copies]
+        return [whole for found in wholes for whole in found]
+    return _along(tuple(others), placement, {place: torch.cat(own, dim) for place, own in joined.items()})

@@ -12,7 +12,7 @@ from torch import Tensor
 from tests.pool import Pool
 from tests.workloads.engine import reference
 from workloads.engine import optimizer
-from workloads.experiment import Experiment, ModelSpec
+from workloads.experiment import Experiment, ModelSpec, MoESpec
 from workloads.parity import training
 from workloads.parity.shards import Shard, put_together
 from workloads.parity.training import RankTrace
@@ -62,15 +62,31 @@ def model(**changes: Any) -> ModelSpec:
     return ModelSpec(**{**shape, **changes})
 
 
+def experts(**changes: Any) -> MoESpec:
+    shape: dict[str, Any] = {
+        "num_experts": 8,
+        "experts_per_token": 2,
+        "expert_hidden_size": 24,
+        "num_shared_experts": 1,
+        "num_dense_layers": 1,
+    }
+    return MoESpec(**{**shape, **changes})
+
+
 def experiment(
-    tie: bool = False, qk_norm: bool = False, num_kv_heads: int = 2, rounds: int | None = None, **layout: Any
+    tie: bool = False,
+    qk_norm: bool = False,
+    num_kv_heads: int = 2,
+    rounds: int | None = None,
+    moe: MoESpec | None = None,
+    **layout: Any,
 ) -> Experiment:
     """A small case in float64. ``rounds``: micro-batches of one sequence, instead of a global batch of 8."""
     fields = {"global_batch_size": 8, "seq_len": 16, "precision": "fp64", **layout}
     if rounds is not None:
         ranks = fields.get("dp") or fields.get("dp_replicate", 1) * fields.get("dp_shard", 1)
         fields |= {"global_batch_size": rounds * ranks, "micro_batch_size": 1}
-    shape = model(tie_embeddings=tie, qk_norm=qk_norm, num_kv_heads=num_kv_heads)
+    shape = model(tie_embeddings=tie, qk_norm=qk_norm, num_kv_heads=num_kv_heads, moe=moe)
     return Experiment.canonical(model=shape, **fields)
 
 
@@ -84,8 +100,17 @@ def trained_reference(
     gradient_scale: float = 1.0,
     clip_at: float | None = None,
     steps: int = STEPS,
+    routing: str = "balanced",
+    routing_imbalance: float = 1.0,
 ) -> reference.Trace:
-    case = Experiment.canonical(model=model, global_batch_size=global_batch_size, seq_len=seq_len, precision="fp64")
+    case = Experiment.canonical(
+        model=model,
+        global_batch_size=global_batch_size,
+        seq_len=seq_len,
+        precision="fp64",
+        routing=routing,
+        routing_imbalance=routing_imbalance,
+    )
     (weights,) = pool.run(reference.draw_weights, 1, case, device)
     return reference.train(case, weights, steps, gradient_scale, clip_at)
 
@@ -100,7 +125,8 @@ def check(
 ) -> None:
     """Train the layout and the reference, and compare losses, gradient norms, gradients and the final weights."""
     how = gradient_scale, clip_at
-    expected = trained_reference(pool, device, case.model, case.global_batch_size, case.seq_len, *how)
+    routed = {"routing": case.routing, "routing_imbalance": case.routing_imbalance}
+    expected = trained_reference(pool, device, case.model, case.global_batch_size, case.seq_len, *how, **routed)
     traces = pool.run(body, case.world_size, case, STEPS, device, *how, timeout_s=150)
     check_traces(case, traces, expected)
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from workloads import weights as table
 from workloads.engine.data import step_batches
 from workloads.engine.parameters import initial_part
+from workloads.engine.routing import forced_choice
 from workloads.experiment import Experiment
 from workloads.weights import Weight
 
@@ -57,6 +58,7 @@ def train(
         weight_decay=WEIGHT_DECAY,
     )
     trace = Trace([], [], [], {})
+    routing: dict[str, Tensor] = {}
     whole = Experiment.canonical(
         model=experiment.model,
         global_batch_size=experiment.global_batch_size,
@@ -67,9 +69,9 @@ def train(
     )
     for step in range(steps):
         ((tokens, targets),) = step_batches(whole, step, 0, torch.device("cpu"))
-        loss = _loss(experiment, weights, tokens.view(-1, experiment.seq_len), targets)
+        loss, balance = _loss(experiment, weights, tokens.view(-1, experiment.seq_len), targets, routing)
         optimizer.zero_grad()
-        (gradient_scale * loss).backward()
+        (gradient_scale * (loss + balance)).backward()
         trace.gradients.append({name: weight.grad.clone() for name, weight in weights.items()})
         norm = torch.nn.utils.clip_grad_norm_(weights.values(), clip_at or MAX_GRAD_NORM)
         optimizer.step()
@@ -82,12 +84,18 @@ def train(
 def _parts(experiment: Experiment) -> list[Weight]:
     model = experiment.model
     ends = [table.embedding(model), table.final_norm(model), table.head(model)]
-    layers = [table.block(model, f"layers.{layer}", routed=False) for layer in range(model.num_layers)]
+    layers = [
+        table.block(model, f"layers.{layer}", routed=table.routed(model, layer)) for layer in range(model.num_layers)
+    ]
     return list({part.name: part for part in [*ends, *(part for layer in layers for part in layer)]}.values())
 
 
-def _loss(experiment: Experiment, w: dict[str, Tensor], tokens: Tensor, targets: Tensor) -> Tensor:
+def _loss(
+    experiment: Experiment, w: dict[str, Tensor], tokens: Tensor, targets: Tensor, routing: dict[str, Tensor]
+) -> tuple[Tensor, Tensor]:
+    """(cross-entropy, terms that balance experts). ``routing`` holds biases of experts from step to step."""
     model = experiment.model
+    balance = torch.zeros((), dtype=torch.float64)
 
     def norm(x: Tensor, name: str) -> Tensor:
         return x / (x.square().mean(-1, keepdim=True) + model.norm_eps).sqrt() * w[name]
@@ -116,7 +124,54 @@ def _loss(experiment: Experiment, w: dict[str, Tensor], tokens: Tensor, targets:
         o = torch.einsum("bnst,btnh->bsnh", scores.softmax(-1), v).reshape(batch, seq, -1)
         x = x + o @ w[f"{p}.attention.o"].t()
         h = norm(x, f"{p}.ffn_norm")
-        gate, up = h @ w[f"{p}.ffn.gate"].t(), h @ w[f"{p}.ffn.up"].t()
-        x = x + (gate * gate.sigmoid() * up) @ w[f"{p}.ffn.down"].t()
+        if table.routed(model, layer):
+            out, term = _experts(experiment, w, p, h, routing)
+            x, balance = x + out, balance + term
+        else:
+            x = x + _swiglu(h, w[f"{p}.ffn.gate"], w[f"{p}.ffn.up"]) @ w[f"{p}.ffn.down"].t()
     logits = norm(x, "norm") @ w["embedding" if model.tie_embeddings else "head"].t()
-    return torch.nn.functional.cross_entropy(logits.view(-1, model.vocab_size), targets)
+    return torch.nn.functional.cross_entropy(logits.view(-1, model.vocab_size), targets), balance
+
+
+def _swiglu(x: Tensor, gate: Tensor, up: Tensor) -> Tensor:
+    return (x @ gate.t()) * (x @ gate.t()).sigmoid() * (x @ up.t())
+
+
+def _experts(
+    experiment: Experiment, w: dict[str, Tensor], layer: str, h: Tensor, routing: dict[str, Tensor]
+) -> tuple[Tensor, Tensor]:
+    """(output, balance term) of one layer: every expert computes all tokens, and a mask takes those that visit it."""
+    moe = experiment.model.moe
+    assert moe is not None
+    batch, seq, _ = h.shape
+    count, k = moe.num_experts, moe.experts_per_token
+    logits = h @ w[f"{layer}.experts.router"].t()
+    scores = logits.softmax(-1) if moe.gate == "softmax" else logits.sigmoid()
+    bias = routing.setdefault(f"{layer}.bias", torch.zeros(count, dtype=torch.float64))
+    if experiment.routing == "learned":
+        chosen = (scores.detach() + (bias if moe.balance == "bias" else 0)).topk(k, -1).indices
+    else:
+        skew = experiment.routing_imbalance if experiment.routing == "skewed" else None
+        skew = None if skew == 1 else skew
+        chosen = forced_choice(torch.arange(seq), moe, skew).expand(batch, seq, k)
+    visits = torch.nn.functional.one_hot(chosen, count).sum(2)
+    weights = scores * visits
+    if moe.normalize_weights:
+        weights = weights / weights.sum(-1, keepdim=True)
+    weights = weights * moe.weight_scale
+    out = torch.zeros_like(h)
+    for expert in range(count):
+        gate, up, down = (w[f"{layer}.experts.{name}"][expert] for name in ("gate", "up", "down"))
+        out = out + weights[..., expert : expert + 1] * (_swiglu(h, gate, up) @ down.t())
+    if moe.num_shared_experts:
+        gate, up, down = (w[f"{layer}.shared.{name}"] for name in ("gate", "up", "down"))
+        out = out + _swiglu(h, gate, up) @ down.t()
+    term = torch.zeros((), dtype=torch.float64)
+    if experiment.routing == "learned" and moe.balance == "aux_loss":
+        share = scores / scores.sum(-1, keepdim=True)
+        load = visits.double().mean(1) * count / k  # f of each sequence
+        term = moe.balance_coefficient * (load * share.mean(1)).sum(-1).mean()
+    if experiment.routing == "learned" and moe.balance == "bias":
+        loads = visits.sum((0, 1)).double()
+        routing[f"{layer}.bias"] = bias + moe.balance_coefficient * (loads.mean() - loads).sign()
+    return out, term

@@ -17,7 +17,8 @@ from workloads.parity.activations import Piece, names_in_order, put_activations_
 from workloads.parity.order import Computed, in_order
 from workloads.parity.shards import Shard, Whole, put_together, relative_difference
 from workloads.parity.training import RankTrace, StepTrace
-from workloads.weights import COLUMNS, ROWS, WHOLE, Placement
+from workloads.engine.parameters import ParameterSpec
+from workloads.weights import Weight, COLUMNS, ROWS, WHOLE, Placement
 
 CASES = larger(12, 16, 2, seed=5)
 
@@ -71,7 +72,7 @@ def shards_of(case: Experiment, name: str, whole: Tensor, placement: Placement) 
         position = {**at, "replicate": inside // shards, "shard": inside % shards, "copy": 0}
         rows = -(-part.shape[0] // shards)
         own = part[position["shard"] * rows : (position["shard"] + 1) * rows]
-        found.append([Shard((name,), (tuple(whole.shape),), placement, position, own.clone())])
+        found.append([Shard(ParameterSpec((Weight(name, tuple(whole.shape), 1.0, placement),)), position, own.clone())])
     return found
 
 

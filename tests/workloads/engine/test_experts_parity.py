@@ -1,0 +1,93 @@
+"""Routed experts: every layout computes what the unsharded model computes, in float64 (see `test_parity`)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.pool import Pool
+from tests.workloads.engine.parity import check, experiment, experts
+from workloads.experiment import Experiment, MoESpec
+
+CLIP_AT = 0.3
+MANY = experts()
+
+
+def routed(moe: MoESpec = MANY, **layout: Any) -> Experiment:
+    return experiment(moe=moe, **layout)
+
+
+ONE_RANK = [
+    routed(),
+    routed(routing="skewed", routing_imbalance=2.5, micro_batch_size=4),
+    *(routed(routing="learned", micro_batch_size=2, recompute=kind) for kind in ("none", "selective", "full")),
+    routed(experts(gate="sigmoid", weight_scale=2.5, num_shared_experts=0, num_dense_layers=0), routing="learned"),
+    routed(experts(normalize_weights=False, balance="aux_loss", balance_coefficient=0.5), routing="learned"),
+    routed(experts(gate="sigmoid", balance="aux_loss", balance_coefficient=0.5), routing="learned", recompute="full"),
+    routed(experts(gate="sigmoid", balance="bias", balance_coefficient=0.05), routing="learned", micro_batch_size=2),
+    routed(routing="learned", capacity_factor=100.0),
+]
+AUX = experts(gate="sigmoid", balance="aux_loss", balance_coefficient=0.5)
+BIAS = experts(gate="sigmoid", balance="bias", balance_coefficient=0.05)
+FEW_RANKS = [
+    *(routed(dp=2, zero_stage=zero, micro_batch_size=2, ep=ep) for zero in range(4) for ep in (1, 2)),
+    *(routed(dp=2, zero_stage=zero, rounds=2, ep=2, routing="learned") for zero in (1, 3)),
+    routed(dp=2, ep=2, routing="skewed", routing_imbalance=3.0, recompute="selective"),
+    routed(dp=2, ep=2, routing="learned", capacity_factor=100.0, zero_stage=2, micro_batch_size=2),
+    routed(AUX, dp=2, ep=2, routing="learned", recompute="full"),
+    routed(BIAS, dp=2, ep=2, routing="learned", zero_stage=3),
+    *(routed(tp=2, etp=etp, routing=kind) for etp in (1, 2) for kind in ("balanced", "learned")),
+    *(routed(AUX, tp=2, etp=etp, routing="learned") for etp in (1, 2)),
+    *(routed(BIAS, tp=2, etp=etp, routing="learned") for etp in (1, 2)),
+    routed(tp=2, etp=2, sequence_parallel=False, routing="learned"),
+    routed(AUX, tp=2, etp=2, sequence_parallel=False, routing="learned"),
+    routed(tp=2, etp=1, ep=2, routing="learned"),
+    *(routed(AUX, cp=2, cp_kind=kind, ep=ep, routing="learned") for kind, ep in (("ring", 2), ("ulysses", 1))),
+    routed(cp=2, cp_kind="allgather", ep=2, zero_stage=3, micro_batch_size=2),
+    *(
+        routed(pp=2, pp_schedule=schedule, virtual_stages=chunks, micro_batch_size=1, routing=kind)
+        for schedule, chunks in (
+            ("gpipe", 1),
+            ("1f1b", 1),
+            ("interleaved_1f1b", 2),
+            ("interleaved_zero_bubble", 2),
+            ("zero_bubble_v", 2),
+            ("dualpipe_v", 2),
+        )
+        for kind in ("balanced", "learned")
+    ),
+    routed(BIAS, pp=2, micro_batch_size=2, routing="learned"),
+]
+MORE_RANKS = [
+    *(routed(dp=4, ep=ep, zero_stage=zero) for ep in (2, 4) for zero in range(4)),
+    routed(dp=8, ep=8, zero_stage=2, routing="learned"),
+    routed(dp=8, ep=4, zero_stage=3),
+    routed(dp_replicate=2, dp_shard=2, ep=2, zero_stage=3, routing="learned"),
+    routed(dp_replicate=2, dp_shard=2, ep=4, zero_stage=2),
+    routed(dp=2, tp=2, ep=2, etp=2, zero_stage=3, routing="learned"),
+    routed(dp=2, tp=2, ep=2, etp=1, zero_stage=2, routing="learned"),
+    routed(AUX, dp=2, tp=2, ep=4, etp=1, zero_stage=1, routing="learned", recompute="selective"),
+    routed(dp=2, cp=2, ep=4, zero_stage=3, routing="learned", recompute="full"),
+    routed(dp=2, cp=2, ep=2, cp_kind="allgather", zero_stage=1),
+    routed(dp=2, pp=2, ep=2, pp_schedule="zero_bubble_v", virtual_stages=2, zero_stage=2, rounds=4, routing="learned"),
+    routed(dp=2, pp=2, ep=2, pp_schedule="dualpipe_v", virtual_stages=2, zero_stage=3, rounds=4),
+    routed(BIAS, dp=2, pp=2, tp=2, ep=2, etp=1, zero_stage=1, rounds=2, routing="learned", tie=True, qk_norm=True),
+    routed(cp=2, tp=2, pp=2, ep=2, etp=2, rounds=2, recompute="norm+swiglu"),
+]
+CASES = ONE_RANK + FEW_RANKS + MORE_RANKS
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES, ids=lambda c: c.id)
+def test_layout_equals_single_process_on_gloo(gloo_pool: Pool, case: Experiment) -> None:
+    check(gloo_pool, case, "cpu", clip_at=CLIP_AT)
+
+
+@pytest.mark.gpu
+@pytest.mark.multi_gpu
+@pytest.mark.parametrize("case", CASES, ids=lambda c: c.id)
+def test_layout_equals_single_process_on_nccl(nccl_pool: Pool, case: Experiment) -> None:
+    if case.world_size > nccl_pool.size:
+        pytest.skip(f"{case.world_size} ranks, {nccl_pool.size} devices")
+    check(nccl_pool, case, "cuda", clip_at=CLIP_AT)

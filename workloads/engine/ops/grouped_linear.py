@@ -1,0 +1,103 @@
+"""Multiplies rows by the weight of the group that they are in: the matrix products of routed experts.
+
+Shapes: N rows, sorted by group; G groups, of which group g has the rows from ``ends_G[g - 1]`` to ``ends_G[g]``; I
+inputs, O outputs. The weights of all groups are one matrix, [G*O, I].
+
+On CUDA in bf16 it is ``torch._grouped_mm``, which reads the ends from the device. Elsewhere each group is a product of
+its own, and the host must know the ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from workloads.engine.ops.backend import Backend, backend_of
+from workloads.engine.ops.linear import DeferredGradients
+
+
+@dataclass(frozen=True, slots=True)
+class RowGroups:
+    """Which rows belong to which group."""
+
+    ends_G: Tensor
+    """int32, on the device of the rows: the sum of the sizes of all groups up to this one."""
+    sizes: Callable[[], list[int]]
+    """The groups' sizes on the host, for where no kernel reads them from the device. It may wait for the device."""
+
+    def __len__(self) -> int:
+        return self.ends_G.shape[0]
+
+
+def grouped_linear(
+    x_NI: Tensor, weight: Tensor, groups: RowGroups, deferred: DeferredGradients | None = None
+) -> Tensor:
+    """``x W_g^T`` of each group's rows: [N, I] and [G*O, I] to [N, O]. ``deferred`` as in `linear`."""
+    return _GroupedLinear.apply(x_NI, weight, groups, deferred)
+
+
+def grouped_product(x_NI: Tensor, weight: Tensor, groups: RowGroups) -> Tensor:
+    """`grouped_linear` without a gradient."""
+    return _rows_by_weights(x_NI, weight.view(len(groups), -1, weight.shape[1]).transpose(1, 2), groups)
+
+
+class _GroupedLinear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, groups: RowGroups, deferred: DeferredGradients | None) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.groups, ctx.deferred = groups, deferred
+        # Not the saved one: the gradient belongs to this object, also when data parallelism has freed its storage.
+        ctx.parameter = weight if deferred is not None else None
+        return grouped_product(x, weight, groups)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
+        x, weight = ctx.saved_tensors
+        groups: RowGroups = ctx.groups
+        grad = grad.contiguous()
+        grad_x = _rows_by_weights(grad, weight.view(len(groups), -1, weight.shape[1]), groups)
+
+        def gradient() -> Tensor:
+            return _weight_gradients(grad, x, groups).flatten(0, 1)
+
+        deferred = ctx.deferred is not None and ctx.deferred.add(ctx.parameter, gradient)
+        return grad_x, None if deferred else gradient(), None, None
+
+
+def _has_kernel(x: Tensor) -> bool:
+    return x.is_cuda and x.dtype == torch.bfloat16 and x.shape[0] > 0
+
+
+def _rows_by_weights(x_NI: Tensor, weights_GIO: Tensor, groups: RowGroups) -> Tensor:
+    if backend_of(x_NI, weights_GIO) is Backend.SHAPES:
+        return x_NI.new_empty(x_NI.shape[0], weights_GIO.shape[2])
+    if _has_kernel(x_NI):
+        return torch._grouped_mm(x_NI, weights_GIO, offs=groups.ends_G)
+    y_NO = x_NI.new_empty(x_NI.shape[0], weights_GIO.shape[2])
+    rows, outs = _parts(groups, x_NI, y_NO)
+    for own, weight, out in zip(rows, weights_GIO, outs, strict=True):
+        torch.mm(own, weight, out=out)
+    return y_NO
+
+
+def _weight_gradients(grad_NO: Tensor, x_NI: Tensor, groups: RowGroups) -> Tensor:
+    """[G, O, I]; zeros for a group without rows."""
+    if backend_of(grad_NO, x_NI) is Backend.SHAPES:
+        return x_NI.new_empty(len(groups), grad_NO.shape[1], x_NI.shape[1])
+    if _has_kernel(x_NI):
+        return torch._grouped_mm(grad_NO.t(), x_NI, offs=groups.ends_G)
+    gradients = x_NI.new_empty(len(groups), grad_NO.shape[1], x_NI.shape[1])
+    grads, rows = _parts(groups, grad_NO, x_NI)
+    for grad, own, out in zip(grads, rows, gradients, strict=True):
+        torch.mm(grad.t(), own, out=out)
+    return gradients
+
+
+def _parts(groups: RowGroups, *tensors: Tensor) -> list[list[Tensor]]:
+    """Each tensor's rows by group."""
+    sizes = groups.sizes()
+    return [list(tensor.split(sizes)) for tensor in tensors]
