@@ -33,6 +33,11 @@ PRECISION_BANDS: Mapping[str, Band] = {"bf16": Band(0.10, 0.02)}
 """By precision: on one rank, against fp32."""
 
 
+LEAST_ENTROPY = 0.6
+"""Learned routing has collapsed where a layer's load has less of an even load's entropy. Half of the experts without a
+token would leave 2/3 of it with 8 experts."""
+
+
 @dataclass(frozen=True, slots=True)
 class Distance:
     """How far one run was from the run that it is held to."""
