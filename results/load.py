@@ -69,7 +69,7 @@ def upgraded(attempts: pa.Table) -> tuple[pa.Table, list[str]]:
             "of it"
         )
     attempts = _with(attempts, "backend", _backend(attempts))
-    return _with(attempts, "recompute_every", _recompute_every(attempts)), problems
+    return _with_later_choices(attempts), problems
 
 
 def _with(table: pa.Table, column: str, otherwise: pa.ChunkedArray) -> pa.Table:
@@ -78,10 +78,18 @@ def _with(table: pa.Table, column: str, otherwise: pa.ChunkedArray) -> pa.Table:
     return table.set_column(place, table.schema.field(place), pc.coalesce(table[column], otherwise))
 
 
-def _recompute_every(table: pa.Table) -> pa.ChunkedArray:
-    """``recompute_every`` of rows that are older than the column (schema 7): every layer, where a row tells at all
-    whether it recomputed. Null where it does not."""
-    return pc.if_else(pc.is_valid(table["recompute"]), pa.scalar(1, pa.int64()), pa.scalar(None, pa.int64()))
+LATER_CHOICES = {"recompute_every": 1, "etp": 1, "routing": "balanced", "routing_imbalance": 1.0}
+"""What rows did that are older than these columns (schema 7 and 8): every layer was recomputed, or none; no expert
+ran."""
+
+
+def _with_later_choices(table: pa.Table) -> pa.Table:
+    """`LATER_CHOICES` in rows that are older than these columns, where a row tells its layout at all."""
+    for column, before in LATER_CHOICES.items():
+        kind = table.schema.field(column).type
+        found = pc.if_else(pc.is_valid(table["recompute"]), pa.scalar(before, kind), pa.scalar(None, kind))
+        table = _with(table, column, found)
+    return table
 
 
 def _backend(attempts: pa.Table) -> pa.ChunkedArray:
@@ -95,7 +103,7 @@ def _backend(attempts: pa.Table) -> pa.ChunkedArray:
 def upgraded_ledger(ledger: pa.Table) -> pa.Table:
     """A ledger of any version with every column of today's and its own extra ones."""
     ledger = conform(ledger, LEDGER)
-    return _with(ledger, "recompute_every", _recompute_every(ledger)) if ledger.num_rows else ledger
+    return _with_later_choices(ledger) if ledger.num_rows else ledger
 
 
 def _newer_files(path: Path, table: Table) -> list[str]:

@@ -11,12 +11,13 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-SCHEMA_VERSION = 7
+SCHEMA_VERSION = 8
 """Of ``attempts``. 2: grad_norm_max_difference. 3: nodes, scheduler_job, pilot_id, repeat_of. 4: backend. 5: the spread
 of step times, timed_wall_s, slowest_rank, energy_per_token_mj, power_limit_w, sm_clock_median_step_mhz,
 nccl_environment; timed_steps is how many were timed. 6: pp_split, cp_kind, traffic,
-traffic_source, breakdown_*, trace_file. 7: recompute_every, which is 1 in older rows. Rows of older versions have null
-in all other newer columns."""
+traffic_source, breakdown_*, trace_file. 7: recompute_every, which is 1 in older rows. 8: etp, routing
+and routing_imbalance (1, balanced and 1.0 in older rows), capacity_factor, expert_imbalance, rank_imbalance,
+load_entropy, dropped_share. Rows of older versions have null in all other newer columns."""
 MEASUREMENT_VERSION = 2
 """2: a stage's waiting for slower stages after its last backward is pipeline idle, no longer reduction or optimizer;
 HFU of full recomputation leaves out the down projection; losses agree by gradient norms too."""
@@ -82,7 +83,11 @@ CONFIG_COLUMNS: tuple[Column, ...] = (
     Column("tp", _I, "Tensor-parallel degree"),
     Column("cp", _I, "Context-parallel degree"),
     Column("pp", _I, "Pipeline-parallel degree"),
-    Column("ep", _I, "Expert-parallel degree (borrows data-parallel ranks)"),
+    Column("ep", _I, "Expert-parallel degree (borrows data- and context-parallel ranks)"),
+    Column("etp", _I, "Tensor-parallel degree inside routed experts: 1 or tp"),
+    Column("routing", _S, "How tokens choose experts: balanced and skewed are forced, learned is the router's choice"),
+    Column("routing_imbalance", _F, "Load of the fullest expert over the mean: stated (skewed) or assumed (learned)"),
+    Column("capacity_factor", _F, "Most copies of tokens that an expert takes, over their mean; null: all"),
     Column("micro_batch_size", _I, "Sequences of one forward pass of one data-parallel rank", "sequences"),
     Column("global_batch_size", _I, "Sequences of one optimizer step", "sequences"),
     Column("num_microbatches", _I, "Micro-batches of one optimizer step (gradient accumulation)"),
@@ -237,6 +242,11 @@ ATTEMPT_COLUMNS: tuple[Column, ...] = (
     Column("loss_max_difference", _F, "Largest relative difference of the first steps' losses to that attempt's"),
     Column("grad_norm_max_difference", _F, "The same of the first steps' gradient norms"),
     Column("loss_agrees", _B, "Both differences are within the tolerances of the precision"),
+    # routed experts; means over the layers that have them
+    Column("expert_imbalance", _F, "Copies of tokens of the most loaded expert over the mean, over all steps"),
+    Column("rank_imbalance", _F, "The same of expert-parallel ranks"),
+    Column("load_entropy", _F, "Entropy of the load's distribution over experts, over that of an even one"),
+    Column("dropped_share", _F, "Of all copies of tokens: those dropped for want of capacity"),
     # memory, of the rank with the highest peak
     Column("peak_allocated_bytes", _I, "Highest allocated device memory of any rank over the timed steps", "B"),
     Column("peak_reserved_bytes", _I, "Highest reserved device memory of any rank over the timed steps", "B"),

@@ -30,7 +30,7 @@ _COMPARED = ("losses", "grad_norms")
 SAME_NUMBERS = ("global_batch_size", "seq_len", "seed", "precision", "vocab_size", "num_layers", "hidden_size")
 """Settings that change the losses: of partners that may differ in one they are not compared."""
 AXES = (
-    *("model", "world_size", "dp", "zero_stage", "tp", "cp", "pp", "ep", "micro_batch_size", "num_microbatches"),
+    *("model", "world_size", "dp", "zero_stage", "tp", "cp", "pp", "ep", "etp", "micro_batch_size", "num_microbatches"),
     *("seq_len", "recompute", "recompute_every", "pp_schedule", "virtual_stages", "precision", "attention", "compile"),
 )
 """What changes are grouped by."""

@@ -48,7 +48,19 @@ _COLUMNS = (
     *(*_MEASURED, "repeats", "stack_engine", "engine", "experiment_id", "attempt_id"),
 )
 _CHAIN_COLUMNS = (
-    *("model", "dp_replicate", "dp_shard", "zero_stage", "tp", "sequence_parallel", "cp", "pp", "pp_schedule", "ep"),
+    *(
+        "model",
+        "dp_replicate",
+        "dp_shard",
+        "zero_stage",
+        "tp",
+        "sequence_parallel",
+        "cp",
+        "pp",
+        "pp_schedule",
+        "ep",
+        "etp",
+    ),
     *("virtual_stages", "micro_batch_size", "global_batch_size", "seq_len", "recompute", "recompute_every"),
     "precision",
 )

@@ -25,7 +25,17 @@ _REPLICAS = "_replicas"
 """Replicas beside shards (HSDP's outer degree); 1 where nothing is sharded."""
 _CONFIG = (
     *("model", *SHAPE, "seq_len", "dp", _REPLICAS, "zero_stage", "tp", "sequence_parallel", "cp", "pp", "pp_schedule"),
-    *("virtual_stages", "ep", "micro_batch_size", "recompute", "recompute_every", "precision", "attention", "compile"),
+    *(
+        "virtual_stages",
+        "ep",
+        "etp",
+        "micro_batch_size",
+        "recompute",
+        "recompute_every",
+        "precision",
+        "attention",
+        "compile",
+    ),
     *("seed", "engine", "engine_version"),
 )
 _OUTCOME_ORDER = {"ok": 0, "oom": 1}

@@ -22,7 +22,7 @@ PREDICTED = "predicted"
 _SOURCES = {"measured": "measured", "rehearsed": "measured", "rehearsed_fake": "traced"}
 """Source of a row's split, by the row's method: a rehearsal measures memory, a trace does not."""
 _COUNTS = (
-    *("dp_replicate", "dp_shard", "tp", "cp", "pp", "ep", "micro_batch_size", "global_batch_size", "seq_len"),
+    *("dp_replicate", "dp_shard", "tp", "cp", "pp", "ep", "etp", "micro_batch_size", "global_batch_size", "seq_len"),
     *("zero_stage", "virtual_stages", "recompute_every"),
 )
 _WORDS = ("recompute", "pp_schedule", "precision")

@@ -33,15 +33,15 @@ MEMORY_CATEGORIES = {
 """Columns of the peak by category, and what they are called; they sum to the allocated peak."""
 
 _LABELLED_BY = (
-    *("dp", "dp_replicate", "dp_shard", "zero_stage", "tp", "cp", "pp", "ep", "pp_schedule", "virtual_stages"),
+    *("dp", "dp_replicate", "dp_shard", "zero_stage", "tp", "cp", "pp", "ep", "etp", "pp_schedule", "virtual_stages"),
     *("cp_kind", "pp_split"),
     *("micro_batch_size", "num_microbatches", "recompute", "recompute_every", "compile", "precision"),
 )
 
 
 def add_labels(attempts: pd.DataFrame) -> pd.DataFrame:
-    """The frame with ``workload`` (model, and sequence length where a model has several), ``degrees``, ``batching``
-    and ``layout`` as text columns."""
+    """The frame with ``workload`` (model, sequence length where a model has several, routing that is not balanced),
+    ``degrees``, ``batching`` and ``layout`` as text columns."""
     frame = attempts.copy()
     several = frame.groupby("model")["seq_len"].nunique()
     several_lengths = set(several[several > 1].index)
@@ -49,11 +49,20 @@ def add_labels(attempts: pd.DataFrame) -> pd.DataFrame:
         f"{model}, seq {int(seq)}" if model in several_lengths and pd.notna(seq) else str(model)
         for model, seq in zip(frame["model"], frame["seq_len"], strict=True)
     ]
+    frame["workload"] += [routing_suffix(row) for row in records(frame[["routing", "routing_imbalance"]])]
     rows = records(frame[[*_LABELLED_BY]])
     frame["degrees"] = [degrees(row) for row in rows]
     frame["batching"] = [batching(row) for row in rows]
     frame["layout"] = frame["degrees"] + " · " + frame["batching"]
     return frame
+
+
+def routing_suffix(row: Mapping[str, Any]) -> str:
+    """How tokens choose experts changes the work, not only the layout: such rows are a workload of their own."""
+    routing = row.get("routing")
+    if not isinstance(routing, str) or routing == "balanced":
+        return ""
+    return f", {routing} {row['routing_imbalance']:g}×" if routing == "skewed" else f", {routing} routing"
 
 
 def tell_collectives_apart(frame: pd.DataFrame) -> pd.DataFrame:
@@ -78,7 +87,7 @@ def degrees(row: Mapping[str, Any]) -> str:
     parts = [f"dp{dp_replicate}×{dp_shard}" if hybrid else f"dp{'?' if dp is None else dp}"]
     if (dp or 1) > 1 and _int(row, "zero_stage") is not None:
         parts[0] += f" z{_int(row, 'zero_stage')}"
-    parts += [f"{axis}{value}" for axis in ("tp", "cp", "pp", "ep") if (value := _int(row, axis) or 1) > 1]
+    parts += [f"{axis}{value}" for axis in ("tp", "cp", "pp", "ep", "etp") if (value := _int(row, axis) or 1) > 1]
     if (_int(row, "cp") or 1) > 1 and row.get("cp_kind") in ("allgather", "ulysses"):
         parts.append(str(row["cp_kind"]))
     if (_int(row, "pp") or 1) > 1 and row.get("pp_split") == "even":

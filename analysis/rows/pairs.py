@@ -15,7 +15,19 @@ from analysis.rows.stats import MedianInterval, median_interval
 from results import noise
 
 SETTINGS = (
-    *("workload", "world_size", "dp", "tp", "cp", "pp", "ep", "micro_batch_size", "num_microbatches", "zero_stage"),
+    *(
+        "workload",
+        "world_size",
+        "dp",
+        "tp",
+        "cp",
+        "pp",
+        "ep",
+        "etp",
+        "micro_batch_size",
+        "num_microbatches",
+        "zero_stage",
+    ),
     *("recompute", "recompute_every", "pp_schedule", "virtual_stages", "precision", "attention", "compile"),
     *("engine_version",),
     *("sequence_parallel", "tokens_per_step", "replicas", "network_regime"),

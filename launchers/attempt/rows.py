@@ -115,6 +115,7 @@ def attempt_row(
     row |= _device(results)
     row |= _overhead(attempt, results, ended_at)
     row |= step_parts.traffic_columns(attempt, results)
+    row |= step_parts.routing_columns(results)
     whole = len(results) == experiment.world_size
     if measured and whole:
         row |= _times(experiment, results) | spread.spread_columns(results) | _losses(results)

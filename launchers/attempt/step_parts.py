@@ -10,7 +10,7 @@ from typing import Any
 from launchers.attempt.attempt import Attempt
 from workloads.costs.traffic import Traffic, step_traffic
 from workloads.mesh import rank_of
-from workloads.protocol import Breakdown, RankResult
+from workloads.protocol import Breakdown, RankResult, RoutingRecord
 
 _PARTS = (
     *("step_time_s", "matmul_s", "attention_s", "memory_bound_s", "optimizer_s", "comm_exposed_s", "comm_hidden_s"),
@@ -45,6 +45,15 @@ def breakdown_columns(attempt: Attempt, results: Mapping[int, RankResult]) -> di
             columns[f"breakdown_{part}"] = statistics.fmean(getattr(breakdown, part) for breakdown in found)
         columns["breakdown_comm_by_axis"] = _by_axis(found)
     return columns
+
+
+def routing_columns(results: Mapping[int, RankResult]) -> dict[str, Any]:
+    """Means over the ranks that hold routed experts: over pipeline stages, since ranks of a stage agree."""
+    found = [result.routing for result in results.values() if result.routing is not None]
+    if not found:
+        return {}
+    names = [field.name for field in dataclasses.fields(RoutingRecord)]
+    return {name: statistics.fmean(getattr(record, name) for record in found) for name in names}
 
 
 def _entries(stages: Sequence[Sequence[Traffic]]) -> list[dict[str, Any]]:

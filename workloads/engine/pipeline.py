@@ -21,7 +21,7 @@ from workloads.engine.clock import Clock, Mark
 from workloads.engine.data_parallel import GradientSync, compute_dtype
 from workloads.engine.groups import Groups
 from workloads.engine.messages import Messages, connect
-from workloads.engine.model import Chunk
+from workloads.engine.model import Chunk, routers
 from workloads.engine.ops.linear import DeferredGradients
 from workloads.engine.parameters import named_parameters
 
@@ -92,7 +92,8 @@ class Pipeline:
         self.load_kernels()
 
     def load_kernels(self) -> None:
-        """Run one micro-batch through this rank's stages alone, with made-up inputs, and drop its gradients.
+        """Run one micro-batch through this rank's stages alone, with made-up inputs, and drop its gradients and what it
+        counted.
 
         Other axes than the pipeline take part as in a step, so their communicators are made, too.
         """
@@ -104,6 +105,8 @@ class Pipeline:
         for chunk in self.chunks:
             for named in named_parameters(chunk):
                 named.current.grad = None
+            for router in routers(chunk):
+                router.fill()
 
 
 class _Step:

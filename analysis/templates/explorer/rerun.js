@@ -5,7 +5,7 @@ const Rerun = (() => {
   const ALWAYS = ["dp_replicate", "dp_shard", "tp", "pp", "micro_batch_size", "global_batch_size", "seq_len", "zero_stage", "recompute"];
   const DEFAULTS = { cp: 1, ep: 1, pp_schedule: "none", virtual_stages: 1, sequence_parallel: "yes", precision: "bf16", attention: "auto", compile: "none", seed: 42 };
   /** Choices that rows of engines before version 3 do not have, with what those engines did. */
-  const SINCE = { pp_split: ["balanced", "even"], cp_kind: ["ring", "ring"], recompute_every: [1, 1] };
+  const SINCE = { pp_split: ["balanced", "even"], cp_kind: ["ring", "ring"], recompute_every: [1, 1], etp: [1, 1], routing: ["balanced", "balanced"], routing_imbalance: [1, 1], capacity_factor: ["null", "null"] };
   const FLAGS = { yes: "true", no: "false" };
 
   /** {words, notes} or {missing: why there is none}. `read(name)` is the row's value of a column, null if not known. */

@@ -3,12 +3,12 @@
 /* A row's experiment in full (`config_json`), put together from its columns and the shapes that the page has. */
 const RowExperiment = (() => {
   const FIELDS = [
-    "dp_replicate", "dp_shard", "tp", "cp", "pp", "ep", "micro_batch_size", "global_batch_size", "seq_len", "zero_stage", "recompute", "recompute_every",
+    "dp_replicate", "dp_shard", "tp", "cp", "pp", "ep", "etp", "routing", "routing_imbalance", "capacity_factor", "micro_batch_size", "global_batch_size", "seq_len", "zero_stage", "recompute", "recompute_every",
     "pp_schedule", "virtual_stages", "pp_split", "cp_kind", "precision", "attention", "compile", "seed", "engine", "engine_version",
   ];
   const SHAPE = ["num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim", "ffn_hidden_size", "vocab_size"];
   /** Of engines before these choices were there. */
-  const USUAL = { pp_split: "even", cp_kind: "ring", recompute_every: 1, attention: "auto", compile: "none", seed: 42 };
+  const USUAL = { pp_split: "even", cp_kind: "ring", recompute_every: 1, etp: 1, routing: "balanced", routing_imbalance: 1, capacity_factor: null, attention: "auto", compile: "none", seed: 42 };
   const TRUTH = { yes: true, no: false };
 
   /** The row's shape: the page's one of that name and those sizes, or else a dense one of the row's sizes; null where one is not known. */

@@ -8,6 +8,7 @@ import pytest
 
 from tests.pool import Pool
 from tests.workloads.engine.parity import check, experiment, experts
+from tests.workloads.engine.test_parity import train_prepared_rank
 from workloads.experiment import Experiment, MoESpec
 
 CLIP_AT = 0.3
@@ -91,3 +92,8 @@ def test_layout_equals_single_process_on_nccl(nccl_pool: Pool, case: Experiment)
     if case.world_size > nccl_pool.size:
         pytest.skip(f"{case.world_size} ranks, {nccl_pool.size} devices")
     check(nccl_pool, case, "cuda", clip_at=CLIP_AT)
+
+
+@pytest.mark.slow
+def test_preparations_leave_no_loads_behind(gloo_pool: Pool) -> None:
+    check(gloo_pool, routed(BIAS, pp=2, micro_batch_size=2, routing="learned"), body=train_prepared_rank)
