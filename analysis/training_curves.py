@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 
 from analysis.figures import style
 from results import command_line
-from results.curve_bands import LAYOUT_BANDS, ONE_RANK, PRECISION_BANDS, Band, distances
+from results.curve_bands import LAYOUT_BANDS, LEAST_ENTROPY, ONE_RANK, PRECISION_BANDS, Band, distances
 from results.curves import by_run, read_curves
 from results.errors import UltrasweepError
 
@@ -24,6 +24,7 @@ _WIDTH_IN, _PANEL_IN = 5.2, 2.3
 _LABEL_SIZE = 7.5
 _LEAST_GAP = 0.085
 """Between the middles of two labels, over the height of a panel."""
+_COLOURS = (*style.SERIES_COLOURS, "#222222")
 _DASHES: Sequence[Any] = ("-", (0, (5, 1.5)), (0, (1.5, 1.2)), (0, (6, 1.5, 1.5, 1.5)))
 """So that lines also differ without their colours."""
 _SMOOTHED = 10
@@ -76,7 +77,8 @@ def draw(rows: Rows) -> Figure:
             if not panel(ax, own):
                 ax.axis("off")
                 axes[line - 1, column].tick_params(labelbottom=True)
-        axes[-1, column].set_xlabel("Step")
+        lowest = max(line for line in range(len(panels)) if axes[line, column].axison)
+        axes[lowest, column].set_xlabel("Step")
         axes[0, column].set_title(f"Model {model}: {axes[0, column].get_title(loc='left')}", loc="left")
     return figure
 
@@ -97,7 +99,11 @@ def _loss(ax: Axes | None, runs: Mapping[str, Rows]) -> bool:
         return bool(runs)
     for own in runs.values():
         ax.plot(_column(own, "step"), _column(own, "loss"), color="#0072B2", linewidth=0.7, alpha=0.5)
+    held_out = [own[-1]["held_out_loss"] for own in runs.values() if own[-1]["held_out_loss"] is not None]
     shortest = min(_column(own, "step")[-1] for own in runs.values())
+    if held_out:
+        ax.plot([shortest] * len(held_out), held_out, "o", color="#D55E00", markersize=3, clip_on=False, zorder=4)
+        _label_ends(ax, [(sum(held_out) / len(held_out), "held out", "#D55E00")])
     ax.set_title(f"{len(runs)} runs on one another")
     ax.set_ylabel("Loss,\nnats a token")
     ax.set_xlim(0, shortest)
@@ -136,7 +142,28 @@ def _layouts(ax: Axes | None, runs: Mapping[str, Rows]) -> bool:
     return True
 
 
-_PANELS: tuple[Callable[[Axes | None, Mapping[str, Rows]], bool], ...] = (_loss, _precisions, _layouts)
+def _loads(ax: Axes | None, runs: Mapping[str, Rows]) -> bool:
+    own = next((own for own in runs.values() if own[-1]["load_entropy"]), None)
+    own = _find(runs, "bf16") or own
+    if own is None or not own[-1]["load_entropy"]:
+        return False
+    if ax is not None:
+        lines = np.array([row["load_entropy"] for row in own], dtype=np.float64)
+        ends = []
+        for layer in range(lines.shape[1]):
+            colour = _COLOURS[layer % len(_COLOURS)]
+            dashes = _DASHES[layer % len(_DASHES)]
+            ax.plot(_column(own, "step"), lines[:, layer], color=colour, linestyle=dashes, linewidth=1.0)
+            ends.append((float(lines[-1, layer]), f"routed layer {layer + 1}", colour))
+        ax.axhspan(0, LEAST_ENTROPY, color="#eeeeee", zorder=0)
+        ax.set_ylim(LEAST_ENTROPY - 0.05, 1.0)
+        ax.set_title(f"Entropy of the experts' load, {own[0]['precision']} (grey: a collapse)")
+        ax.set_ylabel("Entropy over\nan even load's")
+        _label_ends(ax, ends)
+    return True
+
+
+_PANELS: tuple[Callable[[Axes | None, Mapping[str, Rows]], bool], ...] = (_loss, _precisions, _layouts, _loads)
 """Each draws one panel and says whether there is anything to draw; without axes it only says."""
 
 
@@ -145,7 +172,7 @@ def _differences(ax: Axes, others: Mapping[str, Rows], reference: Rows, bands: M
     ends: list[tuple[float, str, str]] = []
     expected = _column(reference, "loss")
     for place, (name, own) in enumerate(others.items()):
-        colour = style.SERIES_COLOURS[place % len(style.SERIES_COLOURS)]
+        colour = _COLOURS[place % len(_COLOURS)]
         dashes = _DASHES[place % len(_DASHES)]
         count = min(len(own), len(expected))
         apart = _column(own, "loss")[:count] - expected[:count]
@@ -183,7 +210,15 @@ def _label_ends(ax: Axes, ends: list[tuple[float, str, str]]) -> None:
             color=colour,
             fontsize=_LABEL_SIZE,
             va="center",
-            arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 0.5, "shrinkA": 1, "shrinkB": 0},
+            arrowprops={
+                "arrowstyle": "-",
+                "color": colour,
+                "linewidth": 0.5,
+                "shrinkA": 1,
+                "shrinkB": 0,
+                "relpos": (0, 0.5),
+            },
+            bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.6},
             annotation_clip=False,
         )
 

@@ -71,8 +71,8 @@ def _points(engine: Engine, recipe: Recipe) -> Iterator[CurvePoint]:
             learning_rate=recipe.rate(step),
             loss=record.loss,
             grad_norm=record.grad_norm,
-            load_entropy=of_experts and [entropy(load) for load in of_experts],
-            load_imbalance=of_experts and [max(load) / (sum(load) / len(load)) for load in of_experts],
+            load_entropy=None if of_experts is None else [entropy(load) for load in of_experts],
+            load_imbalance=None if of_experts is None else [max(load) * len(load) / sum(load) for load in of_experts],
             held_out_loss=held_out,
         )
 
