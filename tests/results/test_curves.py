@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from results.curve_bands import LAST_STEPS, LAYOUT_BANDS, ONE_RANK, PRECISION_BANDS, distances
+from results.curve_bands import LAST_STEPS, LAYOUT_BANDS, ONE_RANK, PRECISION_BANDS, collapsed, distances
 from results.curves import by_run, read_curves, write_curves
 from results.errors import InvalidResults
 from results.files import write_parquet
@@ -31,6 +31,7 @@ def curve(
             "world_size": 1,
             "step": step,
             "loss": 5 - 3 * step / (STEPS - 1) + (off or {}).get(step, 0.0),
+            "load_entropy": None,
             "held_out_loss": held_out if step == STEPS - 1 else None,
         }
         for step in range(STEPS)
@@ -96,3 +97,14 @@ def test_a_run_outside_of_its_band_is_found(off: dict[int, float], held_out: flo
     assert found.is_inside is inside
     assert found.every_step == pytest.approx(max(map(abs, scaled.values()), default=0.0))
     assert (found.held_out is None) is (held_out is None)
+
+
+def test_routing_that_collapses_is_found() -> None:
+    even = [{**row, "load_entropy": [0.9, 0.3 if row["step"] < LAST_STEPS else 0.95]} for row in curve("fp32")]
+    fallen = [{**row, "load_entropy": [0.9, 0.95 if row["step"] < LAST_STEPS else 0.3]} for row in curve("bf16")]
+    assert collapsed([*even, *curve_without_experts()]) == {}
+    assert collapsed([*even, *fallen]) == {"m bf16 one rank": pytest.approx(0.3)}
+
+
+def curve_without_experts() -> list[dict[str, Any]]:
+    return [{**row, "load_entropy": None} for row in curve("fp64")]

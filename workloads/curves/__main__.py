@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from results import command_line
-from results.curve_bands import Distance, distances
+from results.curve_bands import Distance, collapsed, distances
 from results.curves import write_curves
 from results.errors import UltrasweepError
 from results.provenance import code_provenance
@@ -49,9 +49,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             order = {run.name: place for place, run in enumerate(runs)}
             write_curves(options.out, sorted(rows, key=lambda row: (order[row["run"]], row["step"])))
             print(options.out)
-        apart = distances(rows)
+        apart, fallen = distances(rows), collapsed(rows)
         _tell(apart)
-        return 1 if failed or not all(distance.is_inside for distance in apart) else 0
+        for name, least in fallen.items():
+            print(f"{name}: the routing of a layer has collapsed, to {least:.2f} of an even load's entropy")
+        return 1 if failed or fallen or not all(distance.is_inside for distance in apart) else 0
     except UltrasweepError as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
