@@ -29,7 +29,11 @@ class Band:
 
 LAYOUT_BANDS: Mapping[str, Band] = {"fp32": Band(0.02, 0.01), "bf16": Band(0.10, 0.02)}
 """By precision: a layout against one rank."""
-PRECISION_BANDS: Mapping[str, Band] = {"bf16": Band(0.10, 0.02)}
+PRECISION_BANDS: Mapping[str, Band] = {
+    "bf16": Band(0.10, 0.02),
+    "fp16": Band(0.10, 0.02),
+    **dict.fromkeys(("fp8_tensorwise", "fp8_rowwise", "fp8_blockwise"), Band(0.15, 0.04)),
+}
 """By precision: on one rank, against fp32."""
 
 

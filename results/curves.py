@@ -13,7 +13,7 @@ from results.files import read_parquet, write_parquet
 from results.rows import conform, table_from_rows
 from results.schema import Column
 
-_S, _I, _F, _L = pa.string(), pa.int64(), pa.float64(), pa.list_(pa.float64())
+_S, _I, _F, _B, _L = pa.string(), pa.int64(), pa.float64(), pa.bool_(), pa.list_(pa.float64())
 CURVE_COLUMNS: tuple[Column, ...] = (
     Column("run", _S, "Name of the run: model, precision and layout", nullable=False),
     Column("experiment_id", _S, "The experiment that was trained", nullable=False),
@@ -27,7 +27,9 @@ CURVE_COLUMNS: tuple[Column, ...] = (
     Column("step", _I, "Optimizer step, from 0", nullable=False),
     Column("learning_rate", _F, "Of the step's update"),
     Column("loss", _F, "Mean loss of the global batch before the update", "nat/token"),
-    Column("grad_norm", _F, "Norm of the whole gradient before clipping"),
+    Column("grad_norm", _F, "Norm of the whole gradient before clipping; null where it overflowed"),
+    Column("loss_scale", _F, "By what the step's gradients were scaled; fp16 only"),
+    Column("skipped", _B, "Gradients overflowed, and nothing was updated; fp16 only"),
     Column("load_entropy", _L, "Of each layer that learns to route: entropy of its tokens over the experts, even is 1"),
     Column("load_imbalance", _L, "Of the same layers: tokens of the most loaded expert over the mean"),
     Column("held_out_loss", _F, "Mean loss of the held-out text after the update; of a run's last step", "nat/token"),

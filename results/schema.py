@@ -17,7 +17,7 @@ of step times, timed_wall_s, slowest_rank, energy_per_token_mj, power_limit_w, s
 nccl_environment; timed_steps is how many were timed. 6: pp_split, cp_kind, traffic,
 traffic_source, breakdown_*, trace_file. 7: recompute_every, which is 1 in older rows. 8: etp, routing
 and routing_imbalance (1, balanced and 1.0 in older rows), capacity_factor, expert_imbalance, rank_imbalance,
-load_entropy, dropped_share. Rows of older versions have null in all other newer columns."""
+load_entropy, dropped_share, loss_scale, skipped_steps. Rows of older versions have null in all other newer columns."""
 MEASUREMENT_VERSION = 2
 """2: a stage's waiting for slower stages after its last backward is pipeline idle, no longer reduction or optimizer;
 HFU of full recomputation leaves out the down projection; losses agree by gradient norms too."""
@@ -247,6 +247,8 @@ ATTEMPT_COLUMNS: tuple[Column, ...] = (
     Column("rank_imbalance", _F, "The same of expert-parallel ranks"),
     Column("load_entropy", _F, "Entropy of the load's distribution over experts, over that of an even one"),
     Column("dropped_share", _F, "Of all copies of tokens: those dropped for want of capacity"),
+    Column("loss_scale", _F, "By what the last step's gradients were scaled; fp16 only"),
+    Column("skipped_steps", _I, "Steps without an update because gradients overflowed, warm-up included; fp16 only"),
     # memory, of the rank with the highest peak
     Column("peak_allocated_bytes", _I, "Highest allocated device memory of any rank over the timed steps", "B"),
     Column("peak_reserved_bytes", _I, "Highest reserved device memory of any rank over the timed steps", "B"),
@@ -329,7 +331,9 @@ STEP_COLUMNS: tuple[Column, ...] = (
     Column("pipeline_idle_s", _F, "Waiting for another pipeline stage", "s"),
     Column("tokens_per_s_per_gpu", _F, "tokens_per_step / step_time_s / world_size", "tokens/s"),
     Column("loss", _F, "Mean loss over the global batch", "nats/token"),
-    Column("grad_norm", _F, "Norm of all gradients before clipping"),
+    Column("grad_norm", _F, "Norm of all gradients before clipping; null where they overflowed"),
+    Column("loss_scale", _F, "By what the gradients were scaled; fp16 only"),
+    Column("skipped", _B, "Gradients overflowed and nothing was updated; fp16 only"),
     Column("peak_allocated_bytes", _I, "Peak allocated memory in this step", "B"),
     Column("peak_reserved_bytes", _I, "Peak reserved memory in this step", "B"),
     Column("allocator_retries", _I, "Allocator retries in this step"),

@@ -35,7 +35,7 @@ PipelineSchedule = Literal[
 ]
 PipelineSplit = Literal["balanced", "even"]
 ContextKind = Literal["ring", "allgather", "ulysses"]
-Precision = Literal["bf16", "fp32", "fp64", "fp8_tensorwise", "fp8_rowwise"]
+Precision = Literal["bf16", "fp16", "fp32", "fp64", "fp8_tensorwise", "fp8_rowwise", "fp8_blockwise"]
 Attention = Literal["auto", "cudnn", "flash", "efficient", "math"]
 Compile = Literal["none", "block"]
 Routing = Literal["balanced", "skewed", "learned"]
@@ -207,7 +207,9 @@ class Experiment:
     sequence_parallel: bool = True
     """Activations between tensor-parallel regions are sharded over tokens. Without effect when ``tp == 1``."""
     precision: Precision = "bf16"
-    """bf16: bf16 compute, fp32 master weights, gradients reduced and accumulated in fp32."""
+    """bf16: bf16 compute, fp32 master weights, gradients reduced and accumulated in fp32. fp16: the same, with a dynamic
+    loss scale (`workloads.engine.loss_scale`). fp8_*: bf16, but for the matrix products of the blocks
+    (`workloads.engine.ops.fp8`)."""
     attention: Attention = "auto"
     compile: Compile = "none"
     etp: int = 1

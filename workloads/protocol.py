@@ -101,6 +101,11 @@ class StepRecord:
     loss: float | None = None
     """Mean over the global batch, the same on every rank."""
     grad_norm: float | None = None
+    """None in a skipped step: it is not finite."""
+    loss_scale: float | None = None
+    """By which the step's gradients were scaled; of fp16 runs."""
+    skipped: bool | None = None
+    """Gradients overflowed, and nothing was updated; of fp16 runs."""
     peak_allocated_bytes: int | None = None
     peak_reserved_bytes: int | None = None
     allocator_retries: int | None = None
@@ -291,6 +296,8 @@ def read_result(folder: Path, rank: int) -> RankResult | None:
     if data.get("breakdown") is not None:
         axes = [AxisTime(**time) for time in data["breakdown"]["comm_by_axis"]]
         data["breakdown"] = Breakdown(**{**data["breakdown"], "comm_by_axis": axes})
+    if data.get("routing") is not None:
+        data["routing"] = RoutingRecord(**data["routing"])
     return RankResult(**data)
 
 

@@ -80,6 +80,12 @@ DERIVED = {
         "ep_ranks": "dp * cp * tp // etp",
         "ep_shards": "1 if zero_stage == 0 else dp_shard * cp * tp // etp",  # that share an expert's master weights
         "most_imbalance": "num_experts / experts_per_token if has_experts else 1",
+        # Tensor cores take fp8 in blocks of 16 bytes; blockwise scales belong to 128 values.
+        "fp8_multiple": "128 if precision == 'fp8_blockwise' else 16",
+        "fp8_parts": "[num_heads * head_dim // tp, (num_heads + 2 * num_kv_heads) * head_dim // tp, "
+        "ffn_hidden_size // tp]",
+        "fp8_sizes": "gcd(hidden_size, num_heads * head_dim // tp, (num_heads + 2 * num_kv_heads) * head_dim // tp, "
+        "ffn_hidden_size // tp)",
     }.items()
 }
 """Names that several conditions and sentences use; each may use those above it."""
@@ -207,6 +213,18 @@ _LAYOUT = _rules(
         "compile=block with pp_schedule={pp_schedule}: a compiled backward cannot put off weights' gradients; use "
         "compile=none, or pp_schedule=1f1b, interleaved_1f1b or gpipe",
     ),
+    (
+        "compile_fp8",
+        "compile == 'block' and 'fp8' in precision",
+        "compile=block with precision={precision}: fp8 products cast in kernels of their own, which a compiled block cannot "
+        "contain; use compile=none, or precision=bf16",
+    ),
+    (
+        "fp8_sizes",
+        "'fp8' in precision and (fp8_sizes % fp8_multiple or tokens % fp8_multiple)",
+        "precision={precision} multiplies matrices whose sizes are multiples of {fp8_multiple}: on one rank {tokens} "
+        "tokens of a micro-batch, hidden_size={hidden_size}, and of attention and feed-forward layer {fp8_parts}",
+    ),
     # A compiled block is recomputed by torch's selective checkpointing, which sees it as aten operations.
     (
         "compile_recompute",
@@ -245,10 +263,7 @@ LACKING = _rules(
     "engine",
     *(
         ("engine_support", broken, message)
-        for broken, message in (
-            ("has_latent_attention", "latent attention ({model})"),
-            ("'fp8' in precision", "precision={precision} (use bf16)"),
-        )
+        for broken, message in (("has_latent_attention", "latent attention ({model})"),)
     ),
 )
 """What a correct layout may ask for and this version of the engine cannot run yet. The messages of those that hold are
@@ -266,7 +281,7 @@ _OF_EXPERIMENT = (
     *("num_microbatches", "seq_len", "zero_stage", "pp_schedule", "virtual_stages", "sequence_parallel", "precision"),
     *("attention", "cp_kind", "compile", "recompute", "engine_version", "etp", "routing", "routing_imbalance"),
 )
-_OF_MODEL = ("num_layers", "num_heads", "num_kv_heads", "ffn_hidden_size", "vocab_size")
+_OF_MODEL = ("num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim", "ffn_hidden_size", "vocab_size")
 _OF_PARTS = (
     *("model", "has_experts", "has_latent_attention", "num_experts", "experts_per_token", "expert_hidden_size"),
     "shared_hidden_size",

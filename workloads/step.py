@@ -32,6 +32,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.profiler import record_function
 
+from workloads.engine import loss_scale
 from workloads.engine.balance import finish_routing, routing_record
 from workloads.engine.breakdown import OPTIMIZER_RANGE, STEP_RANGE
 from workloads.engine.build import Engine
@@ -47,7 +48,7 @@ BeforeStep = Callable[[int, bool], None]
 
 
 class Diverged(RuntimeError):
-    """The loss or the gradient norm is not finite."""
+    """The loss or the gradient norm is not finite, in fp16 at any loss scale."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ class _Pending:
     end: Any
     marks: PipelineMarks
     totals: Tensor
-    """(loss, squared gradient norm) of the global batch, on the device."""
+    """(loss, squared gradient norm) of the global batch, and in fp16 the loss scale, on the device."""
     memory: dict[str, int | None]
 
 
@@ -240,6 +241,8 @@ def run_step(engine: Engine, step: int, batches: Batches, *, is_warmup: bool) ->
     if engine.experiment.pp > 1:
         marks.late_waits.append((reduced, summed))
     with record_function(OPTIMIZER_RANGE):
+        if (scale := engine.optimizer.loss_scale) is not None:
+            totals = torch.cat([totals, scale.value[None]])  # a copy: the step is going to change it
         engine.optimizer.step(totals[1].sqrt())
         finish_routing(engine.chunks, groups)
     end = clock.mark()
@@ -255,9 +258,12 @@ def run_step(engine: Engine, step: int, batches: Batches, *, is_warmup: bool) ->
 
 def _finish(engine: Engine, pending: _Pending) -> StepRecord:
     clock = engine.clock
-    loss, square_norm = pending.totals.tolist()
-    if not engine.groups.is_rehearsal and not (math.isfinite(loss) and math.isfinite(square_norm)):
-        raise Diverged(f"step {pending.step}: loss {loss}, squared gradient norm {square_norm}")
+    loss, square_norm, *scale = pending.totals.tolist()
+    rehearsed = engine.groups.is_rehearsal
+    finite = math.isfinite(loss) and math.isfinite(square_norm)
+    if not rehearsed and not finite and (not scale or scale[0] < loss_scale.COLLAPSED):
+        with_scale = f" at a loss scale of {scale[0]:g}" if scale else ""
+        raise Diverged(f"step {pending.step}: loss {loss}, squared gradient norm {square_norm}{with_scale}")
     marks, backward_end = pending.marks, pending.marks.last_backward
     assert backward_end is not None
     early = sum(clock.seconds(a, b) for a, b in marks.waits)
@@ -270,8 +276,10 @@ def _finish(engine: Engine, pending: _Pending) -> StepRecord:
         reduce_exposed_s=clock.seconds(backward_end, pending.reduced) - sends,
         optimizer_s=clock.seconds(pending.reduced, pending.end) - sum(sums),
         pipeline_idle_s=early + sends + sum(sums),
-        loss=None if engine.groups.is_rehearsal else loss,
-        grad_norm=None if engine.groups.is_rehearsal else math.sqrt(square_norm),
+        loss=None if rehearsed or not math.isfinite(loss) else loss,
+        grad_norm=None if rehearsed or not math.isfinite(square_norm) else math.sqrt(square_norm),
+        loss_scale=scale[0] if scale and not rehearsed else None,
+        skipped=not math.isfinite(square_norm) if scale and not rehearsed else None,
         **pending.memory,
     )
 

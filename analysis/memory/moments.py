@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from analysis.memory.peak_split import categories
 from workloads.costs.activations import head_bytes, rank_tokens
+from workloads.costs.fp8 import gathered_bytes
 from workloads.costs.memory import estimate_memory, parameter_shard_bytes, saved_bytes
 from workloads.costs.moments import accumulates_unsharded
 from workloads.costs.params import COMPUTE_BYTES, MASTER_BYTES, local_params
@@ -105,7 +106,7 @@ class _Held:
         everything = layers + experts + ends
         return cls(
             shard=shard,
-            copy=0 if e.zero_stage == 3 else c * everything,
+            copy=0 if e.zero_stage == 3 else gathered_bytes(e, c) * (layers + experts) + c * ends,
             accumulated=g * everything if accumulates_unsharded(e) else shard,
             optimizer=2 * shard,
             saved=saved,

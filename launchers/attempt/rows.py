@@ -158,7 +158,7 @@ def step_rows(attempt: Attempt, results: Mapping[int, RankResult]) -> list[dict[
             for name in _STEP_FIELDS:
                 row[name] = getattr(step, name)
             if measured:
-                row |= {"loss": step.loss, "grad_norm": step.grad_norm}
+                row |= {name: getattr(step, name) for name in ("loss", "grad_norm", "loss_scale", "skipped")}
                 row["tokens_per_s_per_gpu"] = _ratio(
                     experiment.tokens_per_step, _times_or_none(step.step_time_s, experiment.world_size)
                 )
@@ -232,7 +232,10 @@ def _times(experiment: Experiment, results: Mapping[int, RankResult]) -> dict[st
 
 def _losses(results: Mapping[int, RankResult]) -> dict[str, Any]:
     losses, norms = losses_of(results), grad_norms_of(results)
+    scales, skipped = (_per_step(results, name) for name in ("loss_scale", "skipped"))
     return {
+        "loss_scale": scales[-1] if scales else None,
+        "skipped_steps": sum(map(bool, skipped)) if skipped else None,
         "losses": [_known(loss) for loss in losses] or None,
         "grad_norms": [_known(norm) for norm in norms] or None,
     }

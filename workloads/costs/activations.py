@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from operator import attrgetter
 
+from workloads.costs import fp8
 from workloads.costs.flops import head_sizes
 from workloads.experiment import Experiment, ModelSpec
 
@@ -118,11 +119,16 @@ def layer_tensors(
 def _tensors_of(e: Experiment, routed: bool, c: int) -> LayerTensors:
     """`layer_tensors` of this experiment's layers.
 
-    Ulysses keeps queries, keys and values once, as they were received: the projection and the rotated queries and keys
+    In fp8 inputs of matrix products are smaller (`workloads.costs.fp8`). Ulysses keeps queries, keys and values once, as they were received: the projection and the rotated queries and keys
     are free when they have been sent. The output is kept twice, before it is sent back and after.
     """
     tokens, stream_tokens = rank_tokens(e)
     t = layer_tensors(e.model, routed, tokens, stream_tokens, e.seq_len, e.tp, e.ep, c, e.attention == "math")
+    if fp8.keeps_fp8(e) and not routed:
+        t = replace(t, product=fp8.cast_bytes(e, t.product // c))
+        if e.tp == 1:
+            norm = fp8.cast_bytes(e, tokens * e.model.hidden_size) + STATISTICS_BYTES * tokens
+            t = replace(t, attention_norm=norm, ffn_norm=norm)
     if e.cp > 1 and e.cp_kind == "ulysses":
         return replace(t, rotated=0, attention_output=2 * t.attention_output)
     return t
@@ -148,7 +154,7 @@ def layer_bytes(experiment: Experiment, *, routed: bool, c: int, recomputed: boo
     2. the gradient of gate_up, while the product's gradient takes the place of the product;
     3. the gradients of gate_up, of its gathered input and of its weight, and that input; product and gate_up are free.
 
-    The largest of the three counts, and what recomputation makes again comes on top.
+    The largest of the three counts, and what recomputation makes again comes on top. In fp8: `fp8.working_bytes`.
     """
     e, model = experiment, experiment.model
     tokens, stream_tokens = rank_tokens(e)
@@ -161,14 +167,19 @@ def layer_bytes(experiment: Experiment, *, routed: bool, c: int, recomputed: boo
         2 * gathered + 2 * down_weight - t.product,
     )
     working = stream + down_weight + max(steps)
+    in_fp8 = fp8.is_fp8(e) and not routed
+    if in_fp8:
+        remade = recomputed and "swiglu" in e.recomputed_operations
+        working = fp8.working_bytes(e, stream, tokens, model.ffn_hidden_size // e.tp, c, remade=remade)
     if e.recompute == "none" or not recomputed:
         return LayerBytes(saved=t.total, working=working)
     if e.recompute == "full":
         return LayerBytes(saved=t.input, working=t.total - t.input + working)
     if e.compile == "none":
-        of = {"norm": 2 * stream, "rope": t.rotated, "swiglu": t.product}
+        norms = t.attention_norm + t.ffn_norm - 2 * STATISTICS_BYTES * stream_tokens
+        of = {"norm": norms, "rope": t.rotated, "swiglu": t.product}
         named = e.recomputed_operations
-        product = t.product if "swiglu" in named else 0
+        product = t.product if "swiglu" in named and not in_fp8 else 0
         return LayerBytes(saved=t.total - sum(of[name] for name in named), working=product + working)
     again = t.attention_norm + t.qk_statistics + t.rotated + t.residual + t.ffn_norm + t.product
     row_parallel = 2 * (stream + gathered)
@@ -179,14 +190,18 @@ def deferred_bytes(experiment: Experiment, *, routed: bool, c: int) -> int:
     """What one layer holds for one micro-batch between the two halves of a split backward.
 
     The inputs of its matrix products (the two normed streams, the attention output, the SwiGLU product) and the
-    gradients of their outputs (queries, keys and values; gate and up; the two row-parallel sums, ``c T h`` each).
+    gradients of their outputs (queries, keys and values; gate and up; the two row-parallel sums, ``c T h`` each), in fp8
+    where the weights' gradients are products in fp8.
     """
     e, model = experiment, experiment.model
     tokens, stream_tokens = rank_tokens(e)
     t = _tensors_of(e, routed, c)
     attention_output = c * tokens * model.num_heads * head_sizes(model)[1] // e.tp
-    inputs = 2 * c * stream_tokens * model.hidden_size + attention_output + t.product
-    return inputs + t.projected + t.gate_up + 2 * c * tokens * model.hidden_size
+    norms = t.attention_norm + t.ffn_norm - 2 * STATISTICS_BYTES * stream_tokens
+    gradients = t.projected + t.gate_up + 2 * c * tokens * model.hidden_size
+    if fp8.keeps_fp8(e) and not routed:
+        gradients = fp8.cast_bytes(e, gradients // c)
+    return norms + attention_output + t.product + gradients
 
 
 def rank_tokens(experiment: Experiment) -> tuple[int, int]:

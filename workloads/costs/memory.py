@@ -6,7 +6,8 @@ time: a block, the embedding, the head with the final norm; or, where both ends 
 with the stage itself. The engine keeps
 
     parameters  g P / S master shards, and the copy to compute with: c P for ZeRO 0, 1, 2; for ZeRO 3 two blocks in
-                backward, and the embedding or head while it runs
+                backward, and the embedding or head while it runs. Blocks whose matrices have one fp8 scale each take
+                one byte an element
     optimizer   2 g P / S, the two moments of AdamW
     gradients   g P / S at the end of a step. ZeRO 0 and 1 with m > 1 accumulate g P, unsharded, until then. Freed by
                 the optimizer, so a step's first backward starts without
@@ -144,8 +145,10 @@ def _stage_memory(e: Experiment, x: Shared, stage: int, held: StageParams) -> St
     units = Units(
         head=x.vocabulary if held.head else 0,
         first=x.vocabulary if held.embedding else x.block,
+        first_copy=x.c * x.vocabulary if held.embedding else x.b * x.block,
         tied=x.vocabulary if is_tied else 0,
     )
+    whole = x.b * (layers + experts) + x.c * ends
     outputs = e.virtual_stages - held.has_head  # a stage keeps what it passes on; the last one passes nothing on
     saved = x.saved(held) + outputs * x.stream
     waiting = held.dense_layers * x.dense_deferred + held.moe_layers * x.moe_deferred
@@ -154,10 +157,10 @@ def _stage_memory(e: Experiment, x: Shared, stage: int, held: StageParams) -> St
     accumulated = x.g * params if x.whole else shard
     for turn in rounds_of(x, in_flight, int(deferred * waiting), accumulated):
         moments = [
-            *(head_moments(e, x, units, turn, params, saved) if held.has_head else ()),
-            *block_moments(e, x, units, turn, params, saved, held),
-            first_block_moment(e, x, units, turn, held, params, saved),
-            end_moment(e, x, units, turn, held, params, shard, saved),
+            *(head_moments(e, x, units, turn, whole, saved) if held.has_head else ()),
+            *block_moments(e, x, units, turn, whole, saved, held),
+            first_block_moment(e, x, units, turn, held, params, whole, saved),
+            end_moment(e, x, units, turn, held, params, whole, shard, saved),
         ]
         for moment in moments:
             if sum(moment) > sum(best):

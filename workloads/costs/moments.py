@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from workloads.costs.activations import HeadBytes, deferred_bytes, head_bytes, layer_bytes, rank_tokens
+from workloads.costs.fp8 import gathered_bytes
 from workloads.costs.params import COMPUTE_BYTES, MASTER_BYTES, dense_layer, local_params, moe_layer
 from workloads.costs.partition import StageParams
 from workloads.experiment import Experiment
@@ -37,6 +38,8 @@ class Shared(NamedTuple):
     """As ``dense_saved``, of a layer that is not recomputed (``recompute_every``)."""
     moe_kept: int
     working_kept: int
+    b: int
+    """Bytes of an element of a block as it is gathered: c, or 1 for fp8 weights with one scale."""
     block: int
     """Elements of the largest block on one rank."""
     vocabulary: int
@@ -78,6 +81,7 @@ class Shared(NamedTuple):
             dense_kept=kept.saved,
             moe_kept=moe_kept,
             working_kept=working_kept,
+            b=gathered_bytes(e, c),
             block=block,
             vocabulary=model.vocab_size // e.tp * model.hidden_size,
             head=head_bytes(e, c),
@@ -102,6 +106,8 @@ class Units(NamedTuple):
     """The output projection; 0 where the stage has none of its own."""
     first: int
     """The unit whose gradient comes last: the embedding, the tied weight or a block."""
+    first_copy: int
+    """Bytes of that unit as it is gathered."""
     tied: int
     """The embedding that is also the output projection; 0 where the stage has no such weight."""
 
@@ -162,7 +168,7 @@ def _held(x: Shared, turn: Round, saved: int, has_head: bool) -> int:
     return turn.deferred + int(turn.in_flight * saved + (turn.in_flight - 1) * (x.head.saved if has_head else 0))
 
 
-def head_moments(e: Experiment, x: Shared, units: Units, turn: Round, params: int, saved: int) -> tuple[Moment, ...]:
+def head_moments(e: Experiment, x: Shared, units: Units, turn: Round, whole: int, saved: int) -> tuple[Moment, ...]:
     """The head's forward (under GPipe its backward), and the reduction of its gradient right after its backward.
 
     Forward: one chunk of logits and both gradients. With S > 1 a unit is gathered into a flat buffer in c bytes that
@@ -171,9 +177,9 @@ def head_moments(e: Experiment, x: Shared, units: Units, turn: Round, params: in
     c, g = x.c, x.g
     zero3 = e.zero_stage == 3
     held = _held(x, turn, saved, has_head=True)
-    copies = c * (units.head + units.tied if zero3 else params)
+    copies = c * (units.head + units.tied) if zero3 else whole
     gathers = x.shards > 1 and (zero3 or not turn.prior)
-    gathering = c * (x.block if units.tied else units.head) if gathers else 0
+    gathering = (x.b * x.block if units.tied else c * units.head) if gathers else 0
     forward = (copies, turn.prior, held + x.head.working + _waiting(x, units, turn) + gathering)
     if not units.head or not _reduces(x, turn):
         return (forward,)
@@ -188,7 +194,7 @@ def head_moments(e: Experiment, x: Shared, units: Units, turn: Round, params: in
 
 
 def block_moments(
-    e: Experiment, x: Shared, units: Units, turn: Round, params: int, saved: int, held: StageParams
+    e: Experiment, x: Shared, units: Units, turn: Round, whole: int, saved: int, held: StageParams
 ) -> tuple[Moment, ...]:
     """The last block's backward: its gradients and what it computes again; the head's gradient is there.
 
@@ -198,7 +204,7 @@ def block_moments(
     """
     zero3, reduces = e.zero_stage == 3, _reduces(x, turn)
     resharded = units.head if turn.last else 0
-    copies = x.c * (min(params, 2 * x.block + units.tied) if zero3 else params - resharded)
+    copies = min(whole, 2 * x.b * x.block + x.c * units.tied) if zero3 else whole - x.c * resharded
     head = 0 if turn.prior else x.g * units.head // (x.shards if reduces else 1)
     flat = x.g * units.head if units.head and reduces else _waiting(x, units, turn)
     gradients = turn.prior + head + x.c * units.tied
@@ -215,16 +221,16 @@ def block_moments(
     elif x.whole and turn.last:
         gradients -= done * (unsharded - shard)
     if zero3 and held.embedding and done == held.num_layers - 1:
-        copies = x.c * (x.block + units.first)
+        copies = x.b * x.block + x.c * units.first
     elif not zero3 and turn.last:
-        copies -= x.c * done * x.block
+        copies -= x.b * done * x.block
     received = x.stream if e.virtual_stages > held.has_head else 0
     activations = all_held - freed + x.working + received + (unsharded if reduces else flat)
     return last, (copies, gradients, activations)
 
 
 def first_block_moment(
-    e: Experiment, x: Shared, units: Units, turn: Round, held: StageParams, params: int, saved: int
+    e: Experiment, x: Shared, units: Units, turn: Round, held: StageParams, params: int, whole: int, saved: int
 ) -> Moment:
     """The first block's backward, the last of its stage: the gradients of all other blocks and of the head are there.
 
@@ -236,8 +242,11 @@ def first_block_moment(
     if x.whole and turn.last:
         gradients -= x.g * done - x.g * done // x.shards
     # With ZeRO 3 FSDP gathers the next unit, the embedding, while this one computes.
-    remaining = x.block + (units.tied or units.first) if zero3 else params - done
-    copies = x.c * (remaining if zero3 or turn.last else params)
+    if zero3:
+        copies = x.b * x.block + (x.c * units.tied or units.first_copy)
+    else:
+        left = x.b * x.block + (units.first_copy if held.embedding else 0)
+        copies = min(whole, left) if turn.last else whole
     head = x.head.saved if held.has_head else 0
     of_kinds = (x.dense_saved, x.moe_saved) if held.first_recomputed else (x.dense_kept, x.moe_kept)
     own = min(bytes for bytes in of_kinds if bytes)
@@ -249,7 +258,15 @@ def first_block_moment(
 
 
 def end_moment(
-    e: Experiment, x: Shared, units: Units, turn: Round, held: StageParams, params: int, shard: int, saved: int
+    e: Experiment,
+    x: Shared,
+    units: Units,
+    turn: Round,
+    held: StageParams,
+    params: int,
+    whole: int,
+    shard: int,
+    saved: int,
 ) -> Moment:
     """The end of the backward: the last unit's gradient is there, or reduced; all others are.
 
@@ -262,13 +279,12 @@ def end_moment(
         return 0, shard, received + _reduce_bytes(x, units.first, turn)
     others = int((turn.in_flight - 1) * (saved + (x.head.saved if held.has_head else 0))) + received + x.stream
     others += turn.deferred
-    everything = c * params
     if x.whole:
         # An unmixed gradient is its own accumulation buffer at first.
         own = 0 if c == x.g and not turn.prior else c * units.first * (2 if units.tied else 1)
-        return everything, x.g * params + own, others
+        return whole, x.g * params + own, others
     reducing = _reduce_bytes(x, units.first, turn)
     if not zero3:
-        return everything, shard, others + reducing
-    starting = x.g * units.first + c * (units.first + x.block) if turn.forward_follows else 0
-    return c * units.first, shard, others + max(reducing, starting)
+        return whole, shard, others + reducing
+    starting = x.g * units.first + units.first_copy + x.b * x.block if turn.forward_follows else 0
+    return units.first_copy, shard, others + max(reducing, starting)

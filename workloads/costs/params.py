@@ -14,9 +14,10 @@ from workloads import weights
 from workloads.experiment import Experiment, ModelSpec, Precision
 from workloads.weights import Weight
 
-MASTER_BYTES: dict[Precision, int] = {"bf16": 4, "fp32": 4, "fp64": 8, "fp8_tensorwise": 4, "fp8_rowwise": 4}
+_FP8: tuple[Precision, ...] = ("fp8_tensorwise", "fp8_rowwise", "fp8_blockwise")
+MASTER_BYTES: dict[Precision, int] = {"bf16": 4, "fp16": 4, "fp32": 4, "fp64": 8, **dict.fromkeys(_FP8, 4)}
 """Bytes of master weights, reduced gradients and each optimizer moment."""
-COMPUTE_BYTES: dict[Precision, int] = {"bf16": 2, "fp32": 4, "fp64": 8, "fp8_tensorwise": 2, "fp8_rowwise": 2}
+COMPUTE_BYTES: dict[Precision, int] = {"bf16": 2, "fp16": 2, "fp32": 4, "fp64": 8, **dict.fromkeys(_FP8, 2)}
 """Bytes of gathered weights and activations; fp8 keeps bf16 tensors between its matmuls."""
 
 

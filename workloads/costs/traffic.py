@@ -43,6 +43,10 @@ from workloads.experiment import Experiment
 from workloads.mesh import coordinates, data_degrees, stride
 from workloads.weights import block, final_norm
 
+_FP8_SCALE_BYTES = 4
+_MATRICES_OF_BLOCK = 4
+"""Fused query, key and value projection, output projection, gate and up, down."""
+
 Link = Literal["inside_node", "between_nodes"]
 
 
@@ -251,13 +255,22 @@ class _Unit:
     shapes: tuple[tuple[int, ...], ...]
     """Of one tensor-parallel rank."""
     reshard_after_forward: bool
+    matrices_in_fp8: bool = False
 
     def padded(self, shards: int) -> int:
         """Elements of all shards together: dim 0 is padded to a multiple of their number."""
-        total = 0
-        for rows, *rest in self.shapes:
-            total += -(-rows // shards) * shards * (rest[0] if rest else 1)
-        return total
+        return sum(_padded(shape, shards) for shape in self.shapes)
+
+    def gathered(self, shards: int, compute: int) -> int:
+        """Bytes of all shards together as they are gathered."""
+        return sum(
+            (1 if self.matrices_in_fp8 and len(shape) == 2 else compute) * _padded(shape, shards)
+            for shape in self.shapes
+        )
+
+
+def _padded(shape: tuple[int, ...], shards: int) -> int:
+    return -(-shape[0] // shards) * shards * (shape[1] if len(shape) > 1 else 1)
 
 
 def _units(s: _Sender, stage: _Stage) -> tuple[_Unit | None, list[_Unit]]:
@@ -267,7 +280,7 @@ def _units(s: _Sender, stage: _Stage) -> tuple[_Unit | None, list[_Unit]]:
     q, kv, ffn = model.num_heads * h, model.num_kv_heads * h, model.ffn_hidden_size
     attention = ((d,), ((q + 2 * kv) // e.tp, d), (d, q // e.tp), *([(h,), (h,)] if model.qk_norm else []))
     block = (*attention, (d,), (2 * ffn // e.tp, d), (d, ffn // e.tp))
-    blocks = [_Unit(block, zero3)] * stage.num_layers
+    blocks = [_Unit(block, zero3, e.precision == "fp8_tensorwise")] * stage.num_layers
     vocabulary = (model.vocab_size // e.tp, d)
     if model.tie_embeddings and stage.is_first and stage.is_last:
         return _Unit((vocabulary, (d,)), False), blocks
@@ -279,7 +292,8 @@ def _units(s: _Sender, stage: _Stage) -> tuple[_Unit | None, list[_Unit]]:
 def _data_parallel(s: _Sender) -> None:
     """Walks the schedule as FSDP does, for each of this rank's stages apart.
 
-    A unit is gathered when a forward or a backward finds it sharded: S = c times its padded elements. It is sharded
+    A unit is gathered when a forward or a backward finds it sharded: S = c times its padded elements, but one byte for
+    each element of a block's matrices with one fp8 scale, whose largest values are all-reduced once a step. It is sharded
     again after its forward (ZeRO 3; not the head, whose backward comes next) and after its backward (ZeRO 3: always,
     else with the last micro-batch). As soon as a unit's backward has begun, FSDP gathers the unit that ran before it in
     the order of all forwards so far; before the first unit of a forward that is the last unit of the forward before.
@@ -292,6 +306,8 @@ def _data_parallel(s: _Sender) -> None:
     e = s.experiment
     actions = schedule_actions(e.pp_schedule, s.position["pp"], e.pp, e.num_microbatches, e.virtual_stages)
     shards = data_degrees(e)[1]
+    if e.precision == "fp8_tensorwise":
+        s.along_shards("all_reduce", _FP8_SCALE_BYTES * _MATRICES_OF_BLOCK * s.num_layers, 1)
     for chunk, stage in enumerate(s.stages):
         own, others = _units(s, stage)
         walk = _FsdpWalk(own, others, keep_gathered=e.zero_stage <= 2)
@@ -309,7 +325,7 @@ def _data_parallel(s: _Sender) -> None:
                 reductions += action == final or e.zero_stage >= 2
         for unit, gathers in zip(walk.units, walk.gathers, strict=True):
             elements = unit.padded(shards)
-            s.along_shards("all_gather", s.compute * elements, gathers)
+            s.along_shards("all_gather", unit.gathered(shards, s.compute), gathers)
             s.along_shards("reduce_scatter", s.master * elements, reductions)
             s.along_replicas("all_reduce", s.master * elements // shards)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -38,16 +38,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         rows: list[dict[str, Any]] = []
         failed = 0
-        with ThreadPoolExecutor(options.jobs) as pool:
-            for found in as_completed(_start(pool, runs, recipe, options.device)):
-                try:
-                    rows += found.result()
-                except UltrasweepError as error:
-                    failed += 1
-                    print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        for found in _results(runs, recipe, options.device, options.jobs):
+            if isinstance(found, UltrasweepError):
+                failed += 1
+                print(f"error: {' '.join(str(found).split())}", file=sys.stderr, flush=True)
+                continue
+            rows += found
+            place = {run.name: number for number, run in enumerate(runs)}
+            rows.sort(key=lambda row: (place[row["run"]], row["step"]))
+            write_curves(options.out, rows)  # after every run: it may be the last one that there is time for
         if rows:
-            order = {run.name: place for place, run in enumerate(runs)}
-            write_curves(options.out, sorted(rows, key=lambda row: (order[row["run"]], row["step"])))
             print(options.out)
         apart, fallen = distances(rows), collapsed(rows)
         _tell(apart)
@@ -95,11 +95,24 @@ def train_run(run: Run, recipe: Recipe, device: str, first_gpu: int = 0) -> list
     return [{**what, **step} for step in steps]
 
 
-def _start(
-    pool: ThreadPoolExecutor, runs: Iterable[Run], recipe: Recipe, device: str
-) -> Iterator[Future[list[dict[str, Any]]]]:
-    for place, run in enumerate(runs):
-        yield pool.submit(_train_and_tell, run, recipe, device, place)
+def _results(
+    runs: Sequence[Run], recipe: Recipe, device: str, jobs: int
+) -> Iterator[list[dict[str, Any]] | UltrasweepError]:
+    """The rows of each run, or why it has none, as they end."""
+    with ThreadPoolExecutor(jobs) as pool:
+        futures, first_gpu = [], 0
+        for run in runs:
+            futures.append(pool.submit(_train_and_tell, run, recipe, device, first_gpu))
+            first_gpu += run.experiment.world_size
+        try:
+            for future in as_completed(futures):
+                try:
+                    yield future.result()
+                except UltrasweepError as error:
+                    yield error
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
 
 
 def _train_and_tell(run: Run, recipe: Recipe, device: str, first_gpu: int) -> list[dict[str, Any]]:

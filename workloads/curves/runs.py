@@ -30,7 +30,7 @@ ROUTED = dataclasses.replace(
 """The same with 8 experts a layer, of which a token visits 2: 10.4 million parameters, 3.3 million of them active;
 `sweep/conf/model/bytes_moe.yaml` is the same."""
 MODELS: Mapping[str, ModelSpec] = {model.name: model for model in (DENSE, ROUTED)}
-BATCH: Mapping[str, int] = {"global_batch_size": 16, "micro_batch_size": 4, "seq_len": 256}
+BATCH: Mapping[str, int] = {"global_batch_size": 16, "micro_batch_size": 8, "seq_len": 256}
 REFERENCE = "one rank"
 LAYOUTS: Mapping[str, Mapping[str, Any]] = {
     REFERENCE: {},
@@ -43,7 +43,7 @@ LAYOUTS: Mapping[str, Mapping[str, Any]] = {
     "pp 2 1F1B": {"pp": 2, "pp_schedule": "1f1b"},
     "pp 2 ZB-V": {"pp": 2, "pp_schedule": "zero_bubble_v"},
 }
-"""The same step on one rank and in eight layouts of two, by name. All of them accumulate over micro-batches."""
+"""The same step on one rank and in eight layouts of two, by name."""
 ROUTED_LAYOUTS: Mapping[str, Mapping[str, Any]] = {
     REFERENCE: {},
     "dp 2": {"dp": 2},
@@ -56,7 +56,7 @@ ROUTED_LAYOUTS: Mapping[str, Mapping[str, Any]] = {
     "pp 2 ZB-V": {"pp": 2, "pp_schedule": "zero_bubble_v"},
 }
 """Of the model with experts."""
-PRECISIONS: tuple[Precision, ...] = ("fp32", "bf16")
+PRECISIONS: tuple[Precision, ...] = ("fp32", "bf16", "fp16", "fp8_tensorwise", "fp8_rowwise", "fp8_blockwise")
 
 
 @dataclass(frozen=True, slots=True)

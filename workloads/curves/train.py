@@ -31,8 +31,10 @@ class CurvePoint:
     learning_rate: float
     loss: float
     """Of the global batch, in nats a token, before the update."""
-    grad_norm: float
-    """Before clipping."""
+    grad_norm: float | None
+    """Before clipping; None where it overflowed."""
+    loss_scale: float | None
+    skipped: bool | None
     load_entropy: list[float] | None
     """Of the distribution of the step's tokens over the experts, over that of an even one: of every layer that routes
     by what it has learned. None without such layers."""
@@ -63,7 +65,7 @@ def _points(engine: Engine, recipe: Recipe) -> Iterator[CurvePoint]:
         pending = run_step(engine, step, _batches(engine, step), is_warmup=False)
         engine.clock.finish()
         record = _finish(engine, pending)
-        assert record.loss is not None and record.grad_norm is not None
+        assert record.loss is not None
         of_experts = loads.of_step()
         held_out = held_out_loss(engine) if step == recipe.steps - 1 and recipe.data == "text" else None
         yield CurvePoint(
@@ -71,6 +73,8 @@ def _points(engine: Engine, recipe: Recipe) -> Iterator[CurvePoint]:
             learning_rate=recipe.rate(step),
             loss=record.loss,
             grad_norm=record.grad_norm,
+            loss_scale=record.loss_scale,
+            skipped=record.skipped,
             load_entropy=None if of_experts is None else [entropy(load) for load in of_experts],
             load_imbalance=None if of_experts is None else [max(load) * len(load) / sum(load) for load in of_experts],
             held_out_loss=held_out,

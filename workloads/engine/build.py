@@ -9,9 +9,9 @@ import torch
 from workloads.costs.partition import experiment_layers
 from workloads.engine.clock import Clock
 from workloads.engine.data import Source
-from workloads.engine.data_parallel import apply_data_parallel, master_dtype
+from workloads.engine.data_parallel import apply_data_parallel, fp8_recipe, master_dtype
 from workloads.engine.groups import Groups
-from workloads.engine.model import Chunk, replace_blocks
+from workloads.engine.model import Chunk, replace_blocks, routers
 from workloads.engine.optimizer import ShardedAdamW
 from workloads.engine.parameters import ParameterSpec, initialise
 from workloads.engine.pipeline import Pipeline
@@ -46,6 +46,8 @@ def _shape(experiment: Experiment, groups: Groups, stage: int) -> Chunk:
         chunk = Chunk(experiment, groups, stage).to(master_dtype(experiment))
         if experiment.precision != "fp64":
             chunk.cos, chunk.sin = chunk.cos.float(), chunk.sin.float()
+    if (recipe := fp8_recipe(experiment)) is not None:
+        chunk.use_fp8(recipe)
     compiled = experiment.compile == "block"
     blocks = [
         apply_recompute(block, experiment.recompute_of_layer(layer), compiled=compiled)
@@ -86,6 +88,12 @@ def assemble(experiment: Experiment, groups: Groups, chunks: list[Chunk], recipe
     """The engine around stages that are built already."""
     clock = Clock(groups.device)
     optimizer = ShardedAdamW(chunks, groups, recipe.rate if recipe is not None else None)
+    if optimizer.loss_scale is not None:
+        for chunk in chunks:
+            if chunk.head is not None:
+                chunk.head.loss_scale = optimizer.loss_scale.value
+            for router in routers(chunk):
+                router.loss_scale = optimizer.loss_scale.value
     source = training_text if recipe is not None and recipe.data == "text" else None
     return Engine(experiment, groups, chunks, optimizer, Pipeline(chunks, groups, clock), clock, source)
 

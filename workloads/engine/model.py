@@ -19,6 +19,8 @@ from workloads.engine.context_parallel import context_attention, local_positions
 from workloads.engine.experts import ExpertParallel, RoutedFeedForward
 from workloads.engine.groups import Groups
 from workloads.engine.ops.attention import attention
+from workloads.engine.ops.fp8 import Recipe
+from workloads.engine.ops.fp8_linear import Fp8Products
 from workloads.engine.ops.linear import DeferredGradients
 from workloads.engine.ops.linear_cross_entropy import linear_cross_entropy
 from workloads.engine.ops.rms_norm import rms_norm
@@ -74,7 +76,7 @@ class Attention(nn.Module):
         self.head_dim = model.head_dim
         own = weights.attention(model, prefix)
         self.qkv = ColumnParallelLinear([own["q"], own["k"], own["v"]], tp)
-        self.out = RowParallelLinear(own["o"], tp)
+        self.out = RowParallelLinear(own["o"], tp, "attention")
         self.q_norm = RMSNorm(own["q_norm"], model.norm_eps) if model.qk_norm else None
         self.k_norm = RMSNorm(own["k_norm"], model.norm_eps) if model.qk_norm else None
         self.recipes: Recipes | None = None
@@ -110,7 +112,7 @@ class FeedForward(nn.Module):
     def __init__(self, own: dict[str, Weight], tp: TensorParallel) -> None:
         super().__init__()
         self.gate_up = ColumnParallelLinear([own["gate"], own["up"]], tp)
-        self.down = RowParallelLinear(own["down"], tp)
+        self.down = RowParallelLinear(own["down"], tp, "swiglu")
         self.recipes: Recipes | None = None
 
     def forward(self, x_TD: Tensor) -> Tensor:
@@ -165,6 +167,8 @@ class Head(nn.Module):
         self.scale = 1.0 / experiment.tokens_per_step
         # GPipe holds every micro-batch between its forward and backward: keep one number a token, not two gradients.
         self.grads_in_forward = experiment.pp_schedule != "gpipe"
+        self.loss_scale: Tensor | None = None
+        """By which all gradients, but not the loss, are multiplied where they begin."""
 
     def forward(self, x_TD: Tensor, targets_T: Tensor) -> Tensor:
         """This micro-batch's share of the global batch's mean loss (fp32, or fp64 in fp64 runs)."""
@@ -175,6 +179,7 @@ class Head(nn.Module):
             scale=self.scale,
             group=self.tp.axis.group,
             grads_in_forward=self.grads_in_forward,
+            gradient_scale=self.loss_scale,
         )
 
 
@@ -247,6 +252,12 @@ class Chunk(nn.Module):
         for module in self.modules():
             if hasattr(module, "deferred"):
                 setattr(module, "deferred", deferred)  # noqa: B010 - nn.Module's own attributes are typed as tensors
+
+    def use_fp8(self, recipe: Recipe) -> None:
+        """Let the products of the blocks run in fp8. Attention keeps its output for its own backward."""
+        for module in self.modules():
+            if isinstance(module, (ColumnParallelLinear, RowParallelLinear)):
+                module.fp8 = Fp8Products(recipe, keeps_input=module.input_of == "attention")
 
     def _mark(self, x: Tensor) -> Tensor:
         return x if self.between_blocks is None else self.between_blocks(x)

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from workloads.engine.groups import Groups
+from workloads.engine.loss_scale import LossScale
 from workloads.engine.parameters import NamedParameter, local_shard, named_parameters
 
 LEARNING_RATE = 3e-5
@@ -34,6 +35,9 @@ class ShardedAdamW:
         self._locals: list[nn.Parameter] = []
         self._weights: Tensor | None = None
         self.optimizer: torch.optim.AdamW | None = None
+        fp16 = groups.experiment.precision == "fp16"
+        self.loss_scale = LossScale(groups.device, never_skips=groups.is_rehearsal) if fp16 else None
+        """By which the gradients are too large until `step` divides them."""
 
     def finish_gradients(self) -> None:
         """Sum over tp the gradients of weights that every rank holds whole and uses on its own tokens or heads."""
@@ -60,16 +64,22 @@ class ShardedAdamW:
             dist.all_reduce(copies[0], group=self.groups.tied_embedding)
 
     def local_square_norm(self) -> Tensor:
-        """This rank's share of the squared norm. In the sum over all ranks every element counts once."""
+        """This rank's share of the squared norm, without the loss scale. In the sum over all ranks every element counts
+        once."""
         gradients = [p.gradient for p in self.parameters]
         norms = torch.stack(torch._foreach_norm(gradients, 2.0))
         if self._weights is None:
             weights = [self._share(p) for p in self.parameters]
             self._weights = torch.tensor(weights, dtype=norms.dtype, device=norms.device)
+        if self.loss_scale is not None:
+            norms = norms / self.loss_scale.value
         return (norms.square() * self._weights).sum()
 
     def step(self, norm: Tensor) -> None:
-        """Scale gradients so that the global norm is at most MAX_GRAD_NORM, update, and free the gradients."""
+        """Scale gradients so that the global norm is at most MAX_GRAD_NORM, update, and free the gradients.
+
+        ``norm``: of the gradients without the loss scale. Where it is not finite, fp16 runs update nothing.
+        """
         if self.optimizer is None:
             # Only now: FSDP may move the shards when it starts lazily, in the first forward.
             self._locals = [nn.Parameter(local_shard(p.current)) for p in self.parameters]
@@ -81,12 +91,20 @@ class ShardedAdamW:
                 group["lr"] = self._rate(self._updates)
         self._updates += 1
         gradients = [p.gradient for p in self.parameters]
-        torch._foreach_mul_(gradients, torch.clamp(MAX_GRAD_NORM / (norm + 1e-6), max=1.0))
+        factor = torch.clamp(MAX_GRAD_NORM / (norm + 1e-6), max=1.0)
+        overflowed = None
+        if self.loss_scale is not None:
+            factor = factor / self.loss_scale.value
+            overflowed = self.loss_scale.overflowed(norm)
+            self.optimizer.found_inf = overflowed  # type: ignore[attr-defined]  # read by the fused kernel
+        torch._foreach_mul_(gradients, factor)
         for parameter, gradient in zip(self._locals, gradients, strict=True):
             parameter.grad = gradient if gradient.numel() else None  # more shards than rows: some ranks hold none
         self.optimizer.step()
         for parameter, named in zip(self._locals, self.parameters, strict=True):
             parameter.grad = named.current.grad = None
+        if self.loss_scale is not None and overflowed is not None:
+            self.loss_scale.update(overflowed)
 
     def state_tensors(self) -> list[Tensor]:
         """Optimizer state on the device; empty before the first step."""

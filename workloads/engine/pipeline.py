@@ -19,6 +19,7 @@ from torch.autograd import Variable
 from workloads.costs.schedule import Action, schedule_actions
 from workloads.engine.clock import Clock, Mark
 from workloads.engine.data_parallel import GradientSync, compute_dtype
+from workloads.engine.fp8_gather import fp8_weights
 from workloads.engine.groups import Groups
 from workloads.engine.messages import Messages, connect
 from workloads.engine.model import Chunk, routers
@@ -59,6 +60,7 @@ class Pipeline:
 
     def __init__(self, chunks: list[Chunk], groups: Groups, clock: Clock) -> None:
         e = groups.experiment
+        self.fp8_weights = fp8_weights(chunks, groups)
         self.chunks, self.groups, self.clock = chunks, groups, clock
         self.sync = [GradientSync(chunk, e) for chunk in chunks]
         self.actions = schedule_actions(
@@ -129,6 +131,8 @@ class _Step:
 
     def run(self) -> None:
         """Run all actions."""
+        if self.pipeline.fp8_weights is not None:
+            self.pipeline.fp8_weights.find_scales()
         for action in self.actions:
             self._run(action)
 

@@ -32,6 +32,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
+from workloads.engine.ops.fp8_linear import Fp8Products
 from workloads.experiment import RECOMPUTED_OPERATIONS
 
 _aten = torch.ops.aten
@@ -107,6 +108,9 @@ class SelectiveBlock(nn.Module):
                 getattr(module, "recipes", {}).update({name: self.recipes for name in known if name in operations})
             elif known in operations:
                 setattr(module, "recipes", self.recipes)  # noqa: B010 - nn.Module's own attributes are typed as tensors
+            fp8 = getattr(module, "fp8", None)
+            if isinstance(fp8, Fp8Products) and getattr(module, "input_of", None) in operations:
+                fp8.keeps_input = True  # a recipe takes its place
 
     def forward(self, x_TD: Tensor, cos_SH: Tensor, sin_SH: Tensor) -> Tensor:
         with torch.autograd.graph.saved_tensors_hooks(self.recipes.pack, self.recipes.unpack):

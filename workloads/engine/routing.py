@@ -135,6 +135,8 @@ class Router(nn.Module):
         super().__init__()
         self.routing, moe = routing, routing.moe
         self.deferred: DeferredGradients | None = None
+        self.loss_scale: Tensor | None = None
+        """What gradients are multiplied with from the loss on; None: with nothing."""
         add_parameter(self, "weight", [weights.experts(routing.experiment.model, prefix)["router"]], {})
         experts = moe.num_experts
         for name, shape, dtype in (
@@ -195,6 +197,8 @@ class Router(nn.Module):
             slope = counts_BE.view(-1, moe.num_experts)[sequence_T] * (factor / (e.seq_len * e.global_batch_size))
             if not is_recomputing():
                 self.balance_loss += (slope * shares_TE).sum().to(self.balance_loss.dtype)
+        if self.loss_scale is not None:
+            slope = slope * self.loss_scale
         return _AddGradient.apply(weights_Tk, shares_TE, slope)
 
     def _sequences(self, tokens: int, device: torch.device) -> Tensor:

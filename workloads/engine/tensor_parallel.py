@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from workloads.engine.communication import Axis, all_reduce_async, gather_async, reduce_scatter_async, wait
+from workloads.engine.ops.fp8_linear import Fp8Products, fp8_linear, take_gradients_in
 from workloads.engine.ops.linear import DeferredGradients, linear
 from workloads.engine.parameters import add_parameter
 from workloads.weights import Weight
@@ -80,6 +81,49 @@ class _ColumnLinear(torch.autograd.Function):
         return wait(partial), grad_weight, None, None
 
 
+class _Fp8ColumnLinear(torch.autograd.Function):
+    """As `_ColumnLinear`. The local rows are saved and gathered in the compute dtype: they are cast after it."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        tp: TensorParallel,
+        products: Fp8Products,
+        deferred: DeferredGradients | None,
+    ) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.tp, ctx.products, ctx.deferred = tp, products, deferred
+        ctx.parameter = weight if deferred is not None else None
+        full = wait(gather_async(x, tp.axis)) if tp.sequence_parallel else x
+        return products.forward(full, weight)[0]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None, None, None]:
+        x, weight = ctx.saved_tensors
+        tp: TensorParallel = ctx.tp
+        products: Fp8Products = ctx.products
+        cast_grad = products.gradient(grad)
+        for_weight = cast_grad.for_weight
+        del grad
+
+        def later() -> Tensor:
+            full = wait(gather_async(x, tp.axis)) if tp.sequence_parallel else x
+            return products.weight_gradient(for_weight, (full,), x.dtype)
+
+        grad_weight = None
+        if ctx.deferred is not None and ctx.deferred.add(ctx.parameter, later):
+            partial = _sum_async(products.input_gradient(cast_grad, weight, x.dtype), tp)
+        else:
+            gathered = gather_async(x, tp.axis) if tp.sequence_parallel else x
+            partial = _sum_async(products.input_gradient(cast_grad, weight, x.dtype), tp)
+            del cast_grad
+            full = wait(gathered) if tp.sequence_parallel else x
+            grad_weight = products.weight_gradient(for_weight, (full,), x.dtype)
+        return wait(partial), grad_weight, None, None, None
+
+
 def _sum_async(x: Tensor, tp: TensorParallel) -> Tensor:
     """Start summing partial rows; with sequence parallelism this rank keeps its own tokens."""
     return reduce_scatter_async(x, tp.axis) if tp.sequence_parallel else all_reduce_async(x, tp.axis)
@@ -132,14 +176,22 @@ class ColumnParallelLinear(nn.Module):
     """
 
     weight: nn.Parameter
+    input_of = "norm"
+    """What makes its input, by the name in ``Experiment.recompute``."""
 
     def __init__(self, parts: Sequence[Weight], tp: TensorParallel) -> None:
         super().__init__()
         self.tp = tp
         self.deferred: DeferredGradients | None = None
+        self.fp8: Fp8Products | None = None
         add_parameter(self, "weight", parts, tp.sizes)
 
     def forward(self, x_TD: Tensor) -> Tensor:
+        if self.fp8 is not None:
+            if self.tp.size == 1:
+                return fp8_linear(x_TD, self.weight, self.fp8, self.deferred)
+            take_gradients_in(self.weight, x_TD.dtype)
+            return _Fp8ColumnLinear.apply(x_TD, self.weight, self.tp, self.fp8, self.deferred)
         if self.tp.size == 1:
             return linear(x_TD, self.weight, self.deferred)
         return _ColumnLinear.apply(x_TD, self.weight, self.tp, self.deferred)
@@ -150,14 +202,18 @@ class RowParallelLinear(nn.Module):
 
     weight: nn.Parameter
 
-    def __init__(self, part: Weight, tp: TensorParallel) -> None:
+    def __init__(self, part: Weight, tp: TensorParallel, input_of: str) -> None:
         super().__init__()
-        self.tp = tp
+        self.tp, self.input_of = tp, input_of
         self.deferred: DeferredGradients | None = None
+        self.fp8: Fp8Products | None = None
         add_parameter(self, "weight", [part], tp.sizes)
 
     def forward(self, x_TF: Tensor) -> Tensor:
-        y_TD = linear(x_TF, self.weight, self.deferred)
+        if self.fp8 is not None:
+            y_TD = fp8_linear(x_TF, self.weight, self.fp8, self.deferred)
+        else:
+            y_TD = linear(x_TF, self.weight, self.deferred)
         return sum_partials(y_TD, self.tp)
 
 

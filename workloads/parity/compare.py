@@ -5,7 +5,7 @@ roundings on the way, since rounding errors are of both signs (Higham and Mary, 
 ``n`` is the longest sum (hidden size, feed-forward columns, vocabulary, tokens of a step) times the products that
 follow each other (7 a layer forward, twice that backward). `SAFETY` is above what correct layouts have shown.
 
-**fp32, bf16.** The left layout is trained a second time in the next higher precision. How far its own values are from
+**fp32, bf16, fp16.** The left layout is trained a second time in the next higher precision. How far its own values are from
 those is the noise of each tensor: a right layout is about as far (TTrace, arXiv:2506.09280, estimates the same by a
 perturbation). Allowed is `NOISE_FACTOR` times that, and at least one rounding of the largest element. A loss and a
 gradient norm are single numbers, which may be near by chance: at least what `results.agreement` allows.
@@ -26,8 +26,23 @@ from workloads.experiment import Experiment, Precision
 from workloads.parity.activations import differing, microbatch_of
 from workloads.parity.order import Computed, Key, difference
 
-UNIT_ROUNDOFF = {"bf16": 2.0**-8, "fp32": 2.0**-24, "fp64": 2.0**-53}
-HIGHER: Mapping[Precision, Precision] = {"bf16": "fp32", "fp32": "fp64"}
+UNIT_ROUNDOFF = {
+    "fp8_tensorwise": 2.0**-4,
+    "fp8_rowwise": 2.0**-4,
+    "fp8_blockwise": 2.0**-4,
+    "bf16": 2.0**-8,
+    "fp16": 2.0**-11,
+    "fp32": 2.0**-24,
+    "fp64": 2.0**-53,
+}
+HIGHER: Mapping[Precision, Precision] = {
+    "fp8_tensorwise": "bf16",
+    "fp8_rowwise": "bf16",
+    "fp8_blockwise": "bf16",
+    "bf16": "fp32",
+    "fp16": "fp32",
+    "fp32": "fp64",
+}
 SAFETY = 16.0
 NOISE_FACTOR = 8.0
 RARE_FACTOR = 4.0

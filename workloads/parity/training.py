@@ -15,7 +15,7 @@ from workloads.engine.parameters import local_shard
 from workloads.experiment import Experiment
 from workloads.parity.activations import Piece, Recorder
 from workloads.parity.shards import Shard, shards_of
-from workloads.step import _batches, _finish, run_step
+from workloads.step import Diverged, _batches, _finish, run_step
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,9 @@ def train_rank(
                 named.gradient.mul_(gradient_scale)
 
         def keep_gradients_then_update(norm: Tensor) -> None:
-            gradients.append(shards_of(engine, lambda named: named.gradient))
+            scale = engine.optimizer.loss_scale
+            factor = 1.0 if scale is None else 1.0 / scale.value
+            gradients.append(shards_of(engine, lambda named: named.gradient * factor))
             update(norm)
 
         if gradient_scale != 1.0:
@@ -85,6 +87,8 @@ def train_rank(
             pending = run_step(engine, step, _batches(engine, step), is_warmup=False)
             engine.clock.finish()
             record = _finish(engine, pending)
+            if record.skipped:
+                raise Diverged(f"step {step}: gradients overflow at a loss scale of {record.loss_scale:g}")
             assert record.loss is not None and record.grad_norm is not None
             kept = recorder.take() if recorder is not None else ([], [])
             trace.steps.append(StepTrace(record.loss, record.grad_norm, gradients[step], _weights(engine), *kept))

@@ -134,7 +134,8 @@ def test_norms_are_not_split() -> None:
     assert local_params(experiment, layers) == ((layers.total - norms) // 8 + norms, 0)
 
 
-def test_experts_are_split_over_ep_and_tp() -> None:
+def test_experts_are_split_over_ep_and_etp() -> None:
     layers = held(MIXTRAL, 1)[0].layers
     experiment = Experiment(model=MIXTRAL, tp=2, ep=4, dp_shard=4, zero_stage=1, global_batch_size=4)
-    assert local_params(experiment, layers)[1] == 32 * 8 * 3 * 4096 * 14336 // 8
+    assert local_params(experiment, layers)[1] == 32 * 8 * 3 * 4096 * 14336 // 4
+    assert local_params(experiment.replace(etp=2), layers)[1] == 32 * 8 * 3 * 4096 * 14336 // 8

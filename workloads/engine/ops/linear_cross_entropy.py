@@ -3,7 +3,7 @@
 Shapes: T tokens, D features, V vocabulary rows of this rank, C tokens of a chunk. Rank ``r`` of the group holds rows
 ``[r * V, (r + 1) * V)`` of the full matrix. With ``z = x @ W^T`` over the full vocabulary and target ``t``:
 
-    loss = scale * sum over tokens of (lse(z) - z[t])        dz = scale * (softmax(z) - onehot(t))
+    loss = scale * sum over tokens of (lse(z) - z[t])        dz = scale * (softmax(z) - onehot(t)) * gradient_scale
     dx = dz @ W (each rank has its vocabulary's part of this sum)        dW = dz^T @ x
 
 Only [C, V] logits ever exist, in the compute dtype; the gradient overwrites them. Two small all-reduces a chunk carry
@@ -32,6 +32,7 @@ def linear_cross_entropy(
     group: dist.ProcessGroup | None,
     chunk_tokens: int = 4096,
     grads_in_forward: bool = True,
+    gradient_scale: Tensor | None = None,
 ) -> Tensor:
     """``scale * sum_t cross_entropy(x_t @ W^T, target_t)`` as a 0-dim fp32 tensor (fp64 for fp64 inputs).
 
@@ -44,10 +45,12 @@ def linear_cross_entropy(
     ``x``, ``weight`` and one number a token and computes the logits again in backward: for schedules that hold many
     micro-batches between their forward and backward. Memory beside what is saved: one chunk of logits, and with several
     chunks an accumulator of the weight's gradient in fp32.
+
+    ``gradient_scale`` (0-dim, fp32) multiplies both gradients, not the loss. It must act here, where gradients begin:
+    they are rounded to the dtype of ``x``, in which those of fp16 would underflow, before any caller sees them.
     """
-    return _LinearCrossEntropy.apply(
-        x_TD, weight_VD, targets_T, scale, group, chunk_tokens, grads_in_forward and torch.is_grad_enabled()
-    )
+    in_forward = grads_in_forward and torch.is_grad_enabled()
+    return _LinearCrossEntropy.apply(x_TD, weight_VD, targets_T, scale, group, chunk_tokens, in_forward, gradient_scale)
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -61,6 +64,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         group: dist.ProcessGroup | None,
         chunk_tokens: int,
         grads_in_forward: bool,
+        gradient_scale: Tensor | None,
     ) -> Tensor:
         first_row = 0 if group is None else dist.get_rank(group) * weight.shape[0]
         chunks = list(_chunks(x.shape[0], chunk_tokens))
@@ -73,7 +77,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             lse[chunk], target_logits = _log_sum_exp(logits, targets[chunk], first_row, group)
             torch.sub(lse[chunk], target_logits, out=losses[chunk])
             if gradients is not None:
-                _logits_to_gradient(logits, targets[chunk], first_row, lse[chunk], scale)
+                _logits_to_gradient(logits, targets[chunk], first_row, lse[chunk], scale, gradient_scale)
                 gradients.add(logits, chunk)
         del logits, buffer  # the gradient of the weight is about to be copied: do not hold all three
         ctx.grads_in_forward = gradients is not None
@@ -81,7 +85,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             ctx.save_for_backward(*gradients.finish())
         else:
             ctx.save_for_backward(x, weight, targets, lse)
-            ctx.first_row, ctx.scale, ctx.chunks = first_row, scale, chunks
+            ctx.first_row, ctx.scale, ctx.chunks, ctx.gradient_scale = first_row, scale, chunks, gradient_scale
         return losses.sum() * scale
 
     @staticmethod
@@ -95,14 +99,14 @@ class _LinearCrossEntropy(torch.autograd.Function):
             buffer = _logits_buffer(x, weight, ctx.chunks)
             for chunk in ctx.chunks:
                 logits = _logits(x, weight, chunk, buffer)
-                _logits_to_gradient(logits, targets[chunk], ctx.first_row, lse[chunk], ctx.scale)
+                _logits_to_gradient(logits, targets[chunk], ctx.first_row, lse[chunk], ctx.scale, ctx.gradient_scale)
                 gradients.add(logits, chunk)
             del logits, buffer  # before the gradient of the weight is copied, as in forward
             dx, dweight = gradients.finish()
         for gradient in (dx, dweight):
             if gradient is not None:
                 _multiply_(gradient, grad)
-        return dx, dweight, None, None, None, None, None
+        return dx, dweight, None, None, None, None, None, None
 
 
 class _Gradients:
@@ -191,19 +195,21 @@ def _statistics(logits: Tensor, targets: Tensor, first_row: int, statistics: Ten
         target_logits[rows] = wide.gather(1, column[:, None]).squeeze(1) * mine
 
 
-def _logits_to_gradient(logits: Tensor, targets: Tensor, first_row: int, lse: Tensor, scale: float) -> None:
-    """``logits <- scale * (exp(logits - lse) - onehot(targets))``, in place."""
+def _logits_to_gradient(
+    logits: Tensor, targets: Tensor, first_row: int, lse: Tensor, scale: float, gradient_scale: Tensor | None
+) -> None:
+    """``logits <- scale * gradient_scale * (exp(logits - lse) - onehot(targets))``, in place."""
     backend = backend_of(logits)
     if backend is Backend.TRITON:
         from workloads.engine.ops import triton_cross_entropy
 
-        triton_cross_entropy.logits_to_gradient(logits, targets, first_row, lse, scale)
+        triton_cross_entropy.logits_to_gradient(logits, targets, first_row, lse, scale, gradient_scale)
     elif backend is Backend.TORCH:
         for rows in row_blocks(*logits.shape):
             gradient = (logits[rows].to(lse.dtype) - lse[rows, None]).exp_()
             column, mine = _local_targets(targets[rows], first_row, logits.shape[1])
             gradient.scatter_add_(1, column[:, None], -mine[:, None].to(lse.dtype))
-            logits[rows] = gradient.mul_(scale)
+            logits[rows] = gradient.mul_(scale if gradient_scale is None else gradient_scale * scale)
 
 
 def _local_targets(targets: Tensor, first_row: int, columns: int) -> tuple[Tensor, Tensor]:

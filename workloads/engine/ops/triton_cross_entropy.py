@@ -26,13 +26,15 @@ def statistics(logits: Tensor, targets: Tensor, first_row: int, out: Tensor) -> 
     )  # fmt: skip
 
 
-def logits_to_gradient(logits: Tensor, targets: Tensor, first_row: int, lse: Tensor, scale: float) -> None:
-    """``logits <- scale * (exp(logits - lse) - onehot(targets))``, in place."""
+def logits_to_gradient(
+    logits: Tensor, targets: Tensor, first_row: int, lse: Tensor, scale: float, gradient_scale: Tensor | None
+) -> None:
+    """``logits <- scale * gradient_scale * (exp(logits - lse) - onehot(targets))``, in place."""
     assert logits.stride(0) % ROW_ALIGNMENT == 0
     rows, columns = logits.shape
     blocks = triton.cdiv(columns, _BLOCK)
     _gradient_kernel[(rows * blocks,)](
-        logits, logits.stride(0), targets, first_row, columns, lse, scale, blocks,
+        logits, logits.stride(0), targets, first_row, columns, lse, scale, gradient_scale, blocks,
         ALIGNMENT=ROW_ALIGNMENT, BLOCK=_BLOCK, num_warps=4,
     )  # fmt: skip
 
@@ -89,6 +91,7 @@ def _gradient_kernel(
     columns,
     lse_ptr,
     scale,
+    gradient_scale_ptr,
     blocks,
     ALIGNMENT: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -101,6 +104,8 @@ def _gradient_kernel(
     z = tl.load(pointer, mask=inside, other=0.0).to(tl.float32)
     target = tl.load(targets_ptr + row) - first_row
     probability = tl.exp(z - tl.load(lse_ptr + row))
+    if gradient_scale_ptr is not None:
+        scale = scale * tl.load(gradient_scale_ptr)
     gradient = tl.where(column == target, probability - 1.0, probability) * scale
     tl.store(pointer, gradient.to(logits_ptr.dtype.element_ty), mask=inside)
 

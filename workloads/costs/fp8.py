@@ -1,0 +1,63 @@
+"""Bytes of one dense layer whose matrix products run in fp8: what its backward keeps and needs.
+
+Symbols are those of `workloads.costs.activations`.
+
+Kept, beside what a layer in bf16 keeps: normed inputs and the SwiGLU product in fp8 in the place of bf16, where a rank
+has whole rows of them (with tp > 1 column-parallel layers keep the local rows that they gather again, in bf16). The
+attention output stays in bf16, because attention's own backward keeps it. Weight gradients in bf16 (rowwise) need their
+inputs in bf16, so that nothing changes.
+"""
+
+from __future__ import annotations
+
+from workloads.experiment import Experiment
+
+_SCALE_BYTES, _BLOCK = 4, 128
+
+
+def is_fp8(experiment: Experiment) -> bool:
+    return experiment.precision.startswith("fp8")
+
+
+def gathered_bytes(experiment: Experiment, c: int) -> int:
+    """Bytes of an element of a block's matrices as it is gathered: one where it has one scale for the whole matrix."""
+    return 1 if experiment.precision == "fp8_tensorwise" else c
+
+
+def keeps_fp8(experiment: Experiment) -> bool:
+    """Backward keeps inputs of matrix products in fp8."""
+    return experiment.precision in ("fp8_tensorwise", "fp8_blockwise")
+
+
+def cast_bytes(experiment: Experiment, elements: int) -> int:
+    """Of so many activations in fp8; blockwise ones have an fp32 scale for every 128."""
+    return elements + (elements * _SCALE_BYTES // _BLOCK if experiment.precision == "fp8_blockwise" else 0)
+
+
+def working_bytes(experiment: Experiment, stream: int, tokens: int, columns: int, c: int, *, remade: bool) -> int:
+    """What a dense layer's backward needs beside what it kept, at the highest of five moments in its second half.
+
+    ``stream``: bytes of its input; ``columns``: of the feed-forward layer on one rank (F / tp); ``remade``: its SwiGLU
+    product is made again. The stream's gradient is there, after the first two moments that of the down weight, too, and
+
+    1. the down layer's output gradient in fp8, both ways round, its turned weight, and the product's gradient;
+    2. the product's gradient, one fp8 copy of the output's, and the down weight's;
+    3. the gradients of product and of gate_up, when the kept product is free;
+    4. the gradient of gate_up in bf16, in the place of gate_up, and twice in fp8, the turned weight, the input's gradient;
+    5. the same with one fp8 copy and the gradient of the weight in the place of the other and the weight.
+    """
+    e, h = experiment, experiment.model.hidden_size
+    copies = 2 if keeps_fp8(e) else 1
+    product, output, down = tokens * columns, tokens * h, h * columns
+    gathered = c * output if e.tp > 1 else 0
+    kept = 0 if remade else cast_bytes(e, product) if copies == 2 else c * product
+    again = c * product + (cast_bytes(e, product) if copies == 2 else 0) if remade else 0
+    turned = cast_bytes(e, output) if copies == 2 and e.tp > 1 else 0
+    entering = c * down + c * output + gathered - kept
+    return stream + max(
+        gathered + copies * cast_bytes(e, output) + down + c * product,
+        gathered + (copies - 1) * cast_bytes(e, output) + c * product + c * down + again,
+        c * down + 3 * c * product - kept,
+        entering + copies * cast_bytes(e, 2 * product) + 2 * down,
+        entering + (copies - 1) * cast_bytes(e, 2 * product) + turned + 2 * c * down,
+    )
