@@ -77,10 +77,12 @@ def test_a_layout_stays_in_its_band(gloo_pool: Pool, model: str, precision: Prec
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("precision", ["bf16"])
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_a_precision_stays_in_its_band(gloo_pool: Pool, model: str, precision: Precision) -> None:
-    (found,) = distances([*curve(gloo_pool, model, "fp32"), *curve(gloo_pool, model, precision)])
+    rows = curve(gloo_pool, model, precision)
+    (found,) = distances([*curve(gloo_pool, model, "fp32"), *rows])
     assert found.is_inside, found
+    assert all((row["loss_scale"] is not None) is (row["skipped"] is not None) is (precision == "fp16") for row in rows)
 
 
 @pytest.mark.slow
