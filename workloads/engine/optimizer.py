@@ -6,7 +6,7 @@ dispatch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -18,7 +18,8 @@ from workloads.engine.ops.adamw import AdamW
 from workloads.engine.parameters import NamedParameter, local_shard, named_parameters
 
 LEARNING_RATE = 3e-5
-"""Small, because there is no warm-up of the rate, and the loss, by which layouts are compared, must not diverge."""
+"""Of a sweep's runs. Small, because there is no warm-up of the rate, and the loss, by which layouts are compared, must
+not diverge. Training curves have a rate of their own (`workloads.recipe`)."""
 BETAS = (0.9, 0.95)
 EPSILON = 1e-8
 WEIGHT_DECAY = 0.1
@@ -26,10 +27,11 @@ MAX_GRAD_NORM = 1.0
 
 
 class ShardedAdamW:
-    """AdamW over the shards that this rank holds."""
+    """AdamW over the shards that this rank holds. ``rate``: the learning rate of every update, counted from 0."""
 
-    def __init__(self, chunks: Sequence[nn.Module], groups: Groups) -> None:
+    def __init__(self, chunks: Sequence[nn.Module], groups: Groups, rate: Callable[[int], float] | None = None) -> None:
         self.groups = groups
+        self._rate, self._updates = rate, 0
         self.parameters: list[NamedParameter] = [named for chunk in chunks for named in named_parameters(chunk)]
         self._locals: list[nn.Parameter] = []
         self._weights: Tensor | None = None
@@ -85,6 +87,10 @@ class ShardedAdamW:
             self.optimizer = AdamW(
                 self._locals, lr=LEARNING_RATE, betas=BETAS, eps=EPSILON, weight_decay=WEIGHT_DECAY, fused=True
             )
+        if self._rate is not None:
+            for group in self.optimizer.param_groups:
+                group["lr"] = self._rate(self._updates)
+        self._updates += 1
         gradients = [p.gradient for p in self.parameters]
         factor = torch.clamp(MAX_GRAD_NORM / (norm + 1e-6), max=1.0)
         overflowed = None
