@@ -37,6 +37,7 @@ ANALYSIS = {
     "explorer": ("rows", "page"),
     "index_page": ("rows", "figures", "claims", "page", "explorer"),
     "compare": ("rows", "figures", "page"),
+    "training_curves": ("figures",),
     "options": (),
     "report": ("rows", "figures", "page", "claims", "explorer", "index_page", "options"),
 }
@@ -52,6 +53,8 @@ TORCH_FREE = (
     "workloads/expressions.py",
     "workloads/mesh.py",
     "workloads/protocol.py",
+    "workloads/recipe.py",
+    "workloads/curves/runs.py",
     "workloads/record.py",
     "workloads/rules.py",
     "workloads/stages.py",

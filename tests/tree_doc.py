@@ -24,6 +24,7 @@ DATA = {
     "sweep/conf/device": "Memory and peak rates of one accelerator.",
     "sweep/conf/launcher": "Options of the three launchers, with their defaults.",
     "sweep/conf/measure": "How many steps are run before the timing and timed.",
+    "workloads/text": "The public-domain book that training curves learn.",
     "results/recorded": "Rows of measured sweeps that ship with the code, each with a note.",
     "analysis/notebooks": "Notebooks over the same functions as the report; the tests run them.",
 }

@@ -215,7 +215,7 @@ def _spans(engine: Engine, timed: list[_Pending]) -> dict[int, tuple[float, floa
 
 def _batches(engine: Engine, step: int) -> Batches:
     groups = engine.groups
-    return step_batches(engine.experiment, step, groups.data_rank, groups.device, groups.position["cp"])
+    return step_batches(engine.experiment, step, groups.data_rank, groups.device, groups.position["cp"], engine.source)
 
 
 def run_step(engine: Engine, step: int, batches: Batches, *, is_warmup: bool) -> _Pending:

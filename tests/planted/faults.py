@@ -95,7 +95,7 @@ SCALES = faults_of(
 DATA = (
     faults_of(
         "data",
-        ("same_batch", "every step has the batch of the first", ENGINE + "data:_sequence", "+ step)", "+ 0)", DP),
+        ("same_batch", "every step has the batch of the first", ENGINE + "data:generator_of", "+ step)", "+ 0)", DP),
         steps=2,
     )
     + faults_of(

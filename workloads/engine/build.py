@@ -8,6 +8,7 @@ import torch
 
 from workloads.costs.partition import experiment_layers
 from workloads.engine.clock import Clock
+from workloads.engine.data import Source
 from workloads.engine.data_parallel import apply_data_parallel, fp8_recipe, master_dtype
 from workloads.engine.groups import Groups
 from workloads.engine.model import Chunk, replace_blocks, routers
@@ -15,7 +16,9 @@ from workloads.engine.optimizer import ShardedAdamW
 from workloads.engine.parameters import ParameterSpec, initialise
 from workloads.engine.pipeline import Pipeline
 from workloads.engine.recompute import apply_recompute
+from workloads.engine.text import training_text
 from workloads.experiment import Experiment
+from workloads.recipe import Recipe
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +32,8 @@ class Engine:
     optimizer: ShardedAdamW
     pipeline: Pipeline
     clock: Clock
+    source: Source | None = None
+    """Of the sequences that are trained on; None for synthetic tokens."""
 
 
 def shape_chunks(experiment: Experiment, groups: Groups) -> list[Chunk]:
@@ -56,8 +61,11 @@ def _shape(experiment: Experiment, groups: Groups, stage: int) -> Chunk:
     return chunk
 
 
-def build(experiment: Experiment, groups: Groups) -> Engine:
-    """Build the sharded stages, allocate them on the device and fill them with the seed's weights."""
+def build(experiment: Experiment, groups: Groups, recipe: Recipe | None = None) -> Engine:
+    """Build the sharded stages, allocate them on the device and fill them with the seed's weights.
+
+    ``recipe``: None for what a sweep's runs do, synthetic tokens at one small learning rate.
+    """
     chunks = shape_chunks(experiment, groups)
 
     def place(spec: ParameterSpec) -> tuple[int, int]:
@@ -70,22 +78,24 @@ def build(experiment: Experiment, groups: Groups) -> Engine:
         initialise(chunk, experiment.seed, groups.axes, place)
     if groups.device.type == "cuda":
         torch.cuda.empty_cache()  # initialisation used more than training reserves
-    engine = assemble(experiment, groups, chunks)
+    engine = assemble(experiment, groups, chunks, recipe)
     if groups.device.type == "cuda" and experiment.pp > 1 and not groups.is_rehearsal:
         engine.pipeline.prepare()
     return engine
 
 
-def assemble(experiment: Experiment, groups: Groups, chunks: list[Chunk]) -> Engine:
+def assemble(experiment: Experiment, groups: Groups, chunks: list[Chunk], recipe: Recipe | None = None) -> Engine:
     """The engine around stages that are built already."""
-    clock, optimizer = Clock(groups.device), ShardedAdamW(chunks, groups)
+    clock = Clock(groups.device)
+    optimizer = ShardedAdamW(chunks, groups, recipe.rate if recipe is not None else None)
     if optimizer.loss_scale is not None:
         for chunk in chunks:
             if chunk.head is not None:
                 chunk.head.loss_scale = optimizer.loss_scale.value
             for router in routers(chunk):
                 router.loss_scale = optimizer.loss_scale.value
-    return Engine(experiment, groups, chunks, optimizer, Pipeline(chunks, groups, clock), clock)
+    source = training_text if recipe is not None and recipe.data == "text" else None
+    return Engine(experiment, groups, chunks, optimizer, Pipeline(chunks, groups, clock), clock, source)
 
 
 def choose_attention(experiment: Experiment) -> None:

@@ -6,7 +6,7 @@ dispatch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -14,10 +14,12 @@ from torch import Tensor, nn
 
 from workloads.engine.groups import Groups
 from workloads.engine.loss_scale import LossScale
+from workloads.engine.ops.adamw import AdamW
 from workloads.engine.parameters import NamedParameter, local_shard, named_parameters
 
 LEARNING_RATE = 3e-5
-"""Small, because there is no warm-up of the rate, and the loss, by which layouts are compared, must not diverge."""
+"""Of a sweep's runs. Small, because there is no warm-up of the rate, and the loss, by which layouts are compared, must
+not diverge. Training curves have a rate of their own (`workloads.recipe`)."""
 BETAS = (0.9, 0.95)
 EPSILON = 1e-8
 WEIGHT_DECAY = 0.1
@@ -25,14 +27,15 @@ MAX_GRAD_NORM = 1.0
 
 
 class ShardedAdamW:
-    """AdamW over the shards that this rank holds."""
+    """AdamW over the shards that this rank holds. ``rate``: the learning rate of every update, counted from 0."""
 
-    def __init__(self, chunks: Sequence[nn.Module], groups: Groups) -> None:
+    def __init__(self, chunks: Sequence[nn.Module], groups: Groups, rate: Callable[[int], float] | None = None) -> None:
         self.groups = groups
+        self._rate, self._updates = rate, 0
         self.parameters: list[NamedParameter] = [named for chunk in chunks for named in named_parameters(chunk)]
         self._locals: list[nn.Parameter] = []
         self._weights: Tensor | None = None
-        self.optimizer: torch.optim.AdamW | None = None
+        self.optimizer: AdamW | None = None
         fp16 = groups.experiment.precision == "fp16"
         self.loss_scale = LossScale(groups.device, never_skips=groups.is_rehearsal) if fp16 else None
         """By which the gradients are too large until `step` divides them."""
@@ -81,20 +84,22 @@ class ShardedAdamW:
         if self.optimizer is None:
             # Only now: FSDP may move the shards when it starts lazily, in the first forward.
             self._locals = [nn.Parameter(local_shard(p.current)) for p in self.parameters]
-            self.optimizer = torch.optim.AdamW(
+            self.optimizer = AdamW(
                 self._locals, lr=LEARNING_RATE, betas=BETAS, eps=EPSILON, weight_decay=WEIGHT_DECAY, fused=True
             )
+        if self._rate is not None:
+            for group in self.optimizer.param_groups:
+                group["lr"] = self._rate(self._updates)
+        self._updates += 1
         gradients = [p.gradient for p in self.parameters]
         factor = torch.clamp(MAX_GRAD_NORM / (norm + 1e-6), max=1.0)
         overflowed = None
         if self.loss_scale is not None:
             factor = factor / self.loss_scale.value
             overflowed = self.loss_scale.overflowed(norm)
-            self.optimizer.found_inf = overflowed  # type: ignore[attr-defined]  # read by the fused kernel
-        torch._foreach_mul_(gradients, factor)
         for parameter, gradient in zip(self._locals, gradients, strict=True):
             parameter.grad = gradient if gradient.numel() else None  # more shards than rows: some ranks hold none
-        self.optimizer.step()
+        self.optimizer.update(factor, overflowed)
         for parameter, named in zip(self._locals, self.parameters, strict=True):
             parameter.grad = named.current.grad = None
         if self.loss_scale is not None and overflowed is not None:

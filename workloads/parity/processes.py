@@ -1,102 +1,32 @@
-"""Trains a layout on processes of this machine, one for each rank: gloo on a CPU, NCCL on GPUs."""
+"""Trains a layout on processes of this machine, one for each rank."""
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import tempfile
-import traceback
-from collections.abc import Sequence
-from datetime import timedelta
-from multiprocessing.connection import wait
-from pathlib import Path
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING
 
-from results.errors import UltrasweepError
 from workloads.experiment import Experiment
-from workloads.parity.training import RankTrace
+from workloads.processes import on_ranks
 
-PRELOAD = ["workloads.parity.training", "torch._dynamo"]
-"""What every rank needs. The ranks are forked from a process that has imported it."""
-
-
-class RankFailed(UltrasweepError):
-    """A rank of a layout has ended with an error."""
+if TYPE_CHECKING:
+    from workloads.parity.training import RankTrace
 
 
 def train(experiment: Experiment, steps: int, device: str, *, timeout_s: float = 600.0) -> list[RankTrace]:
     """What each rank has computed. ``timeout_s``: longest time without an end of all ranks.
 
-    Raises `RankFailed` with the first rank's error; the other ranks are ended.
+    Raises `workloads.processes.RankFailed` with the first rank's error; the other ranks are ended.
     """
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOAD)
-    with tempfile.TemporaryDirectory(prefix="ultrasweep-parity-") as name:
-        folder = Path(name)
-        ranks = [
-            context.Process(target=_run, args=(experiment, rank, steps, device, folder), daemon=True)
-            for rank in range(experiment.world_size)
-        ]
-        try:
-            for process in ranks:
-                process.start()
-            _wait_for(ranks, folder, timeout_s)
-        finally:
-            for process in ranks:
-                if process.pid is not None:
-                    process.kill()
-                    process.join()
-        return [_read(folder / f"rank_{rank}.pt") for rank in range(experiment.world_size)]
+    return on_ranks(
+        partial(_train, experiment=experiment, steps=steps, device=device),
+        experiment.world_size,
+        device,
+        preload=["workloads.parity.training"],
+        timeout_s=timeout_s,
+    )
 
 
-def _wait_for(ranks: Sequence[Any], folder: Path, timeout_s: float) -> None:
-    running = {process.sentinel: rank for rank, process in enumerate(ranks)}
-    while running:
-        ended = wait(list(running), timeout_s)
-        if not ended:
-            raise RankFailed(f"ranks {sorted(running.values())} have not ended within {timeout_s:.0f} s")
-        for sentinel in ended:
-            assert isinstance(sentinel, int)
-            rank = running.pop(sentinel)
-            if (code := ranks[rank].exitcode) != 0:
-                error = folder / f"rank_{rank}.error"
-                reason = error.read_text() if error.is_file() else f"ended with status {code}"
-                hint = " (killed: it may have had too little memory)" if code == -9 else ""
-                raise RankFailed(f"rank {rank} of {len(ranks)}: {reason}{hint}")
-
-
-def _read(path: Path) -> RankTrace:
-    import torch
-
-    trace = torch.load(path, weights_only=False)  # written by a process of ours
-    assert isinstance(trace, RankTrace)
-    return trace
-
-
-def _run(experiment: Experiment, rank: int, steps: int, device: str, folder: Path) -> None:
-    import torch
-    import torch.distributed as dist
-    from torch._C._distributed_c10d import FileStore
-
+def _train(rank: int, experiment: Experiment, steps: int, device: str) -> RankTrace:
     from workloads.parity.training import train_rank
 
-    torch.set_num_threads(1)
-    try:
-        if device == "cuda":
-            torch.cuda.set_device(rank)
-        dist.init_process_group(
-            "nccl" if device == "cuda" else "gloo",
-            store=FileStore(str(folder / "store"), experiment.world_size),
-            rank=rank,
-            world_size=experiment.world_size,
-            timeout=timedelta(seconds=120),
-        )
-        torch.save(train_rank(rank, experiment, steps, device, with_activations=True), folder / f"rank_{rank}.pt")
-        dist.barrier()  # peers of gloo may still be reading from this one
-    except BaseException as error:
-        (folder / f"rank_{rank}.error").write_text(f"{type(error).__name__}: {error}")
-        if not isinstance(error, UltrasweepError):
-            traceback.print_exc()
-        os._exit(1)
-    os._exit(0)
+    return train_rank(rank, experiment, steps, device, with_activations=True)

@@ -43,7 +43,7 @@ class Comparison:
 def compare_layouts(left: Experiment, right: Experiment, steps: int, device: str) -> Comparison:
     """Train each layout for ``steps`` steps on ``device`` (``cpu`` or ``cuda``), one after the other.
 
-    Raises `workloads.parity.processes.RankFailed` when a rank cannot.
+    Raises `workloads.processes.RankFailed` when a rank cannot.
     """
     noise = None
     of_left = in_order(left, train(left, steps, device))
