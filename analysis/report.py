@@ -76,6 +76,20 @@ def build(
     to read, `InvalidOption` for a figure that does not exist, and `UnwritableReport` when ``out`` cannot be written; an
     earlier report in ``out`` is then as it was.
     """
+    import pandas as pd
+
+    # Texts as Python's own: figures take thousands of small selections of rows, and Arrow's texts take twice as long.
+    with pd.option_context("mode.string_storage", "python"):
+        return _build(results_path, out, options, say, step)
+
+
+def _build(
+    results_path: Path,
+    out: Path,
+    options: Options | None,
+    say: Callable[[str], None],
+    step: Callable[[int, int, str], None],
+) -> Path:
     from analysis.claims import study as claims
     from analysis.index_page import assemble, report_json
     from analysis.options import Options

@@ -20,6 +20,7 @@ ANALYSIS_MAY_IMPORT = (
     "workloads.errors",
     "workloads.expressions",
     "workloads.mesh",
+    "workloads.recomputation",
     "workloads.record",
     "workloads.rules",
     "results",

@@ -19,6 +19,7 @@ from typing import Any, Literal, TypeVar, get_args
 
 from workloads.checks import Values, build, flag, mapping, number, one_of, texts, whole_number, whole_numbers
 from workloads.errors import InvalidExperiment
+from workloads.recomputation import MUST, Recompute, canonical_recompute, operations_of
 
 ENGINE = "ultrasweep"
 ENGINE_VERSION = "3"
@@ -26,10 +27,6 @@ ENGINE_VERSION = "3"
 
 Part = TypeVar("Part", "MoESpec", "MLASpec")
 
-Recompute = Literal["none", "norm", "rope", "swiglu", "norm+rope", "norm+swiglu", "rope+swiglu", "selective", "full"]
-RECOMPUTED_OPERATIONS = ("norm", "rope", "swiglu")
-"""The cheap operations that backward can run again one by one, in the order of their names in ``recompute``: norms'
-outputs, rotated queries and keys, the SwiGLU product. ``selective`` is all of them."""
 PipelineSchedule = Literal[
     "none", "gpipe", "1f1b", "interleaved_1f1b", "interleaved_zero_bubble", "zero_bubble_v", "dualpipe_v"
 ]
@@ -74,6 +71,7 @@ FIELDS: Mapping[str, Values] = {
     **dict.fromkeys(COUNTS, whole_numbers(1)),
     "zero_stage": one_of(0, 1, 2, 3),
     **{field: one_of(*words) for field, words in _CHOICES.items()},
+    "recompute": dataclasses.replace(one_of(*get_args(Recompute)), must=MUST),
     "sequence_parallel": one_of(True, False),
     "seed": Values(accepts=lambda value: type(value) is int and abs(value) < 2**63, must="a whole number"),
     "routing_imbalance": Values(accepts=lambda value: _is_number(value, 1.0), must="a number of at least 1"),
@@ -124,13 +122,20 @@ class MoESpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MLASpec:
-    """Multi-head latent attention (DeepSeek-V3, arXiv:2412.19437): low-rank queries and a shared latent for K and V."""
+    """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434, section 2.1): a latent that keys and values of all
+    heads are made of, another one for queries, and one rotated key for all heads."""
 
-    q_lora_rank: int
     kv_lora_rank: int
     qk_nope_head_dim: int
     qk_rope_head_dim: int
     v_head_dim: int
+    q_lora_rank: int = 0
+    """0: queries are projected without a latent of their own (DeepSeek-V2-Lite)."""
+
+    @property
+    def qk_head_dim(self) -> int:
+        """Size of a query or a key: a part without position and a rotated one."""
+        return self.qk_nope_head_dim + self.qk_rope_head_dim
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,6 +165,25 @@ class ModelSpec:
             raise InvalidExperiment(
                 HEADS_DO_NOT_DIVIDE.format(label=label, num_kv_heads=self.num_kv_heads, num_heads=self.num_heads)
             )
+        if self.mla is None:
+            return
+        if self.num_kv_heads != self.num_heads:
+            raise InvalidExperiment(
+                f"{label}: latent attention makes keys and values for every head: num_kv_heads={self.num_kv_heads} "
+                f"must be num_heads={self.num_heads}"
+            )
+        if self.mla.v_head_dim > self.mla.qk_head_dim:
+            raise InvalidExperiment(
+                f"{label}: mla: v_head_dim={self.mla.v_head_dim} must be at most qk_nope_head_dim + qk_rope_head_dim = "
+                f"{self.mla.qk_head_dim}: attention kernels take values no larger than queries"
+            )
+        if self.qk_norm:
+            raise InvalidExperiment(f"{label}: latent attention norms its latents, not heads: qk_norm must be false")
+
+    @property
+    def rope_dim(self) -> int:
+        """How much of a query's or key's head is rotated: all of it, but with latent attention."""
+        return self.head_dim if self.mla is None else self.mla.qk_rope_head_dim
 
     def __hash__(self) -> int:
         """Of the name alone: a plan looks a model up in caches a hundred times a point."""
@@ -190,8 +214,8 @@ class Experiment:
     seq_len: int = 4096
     zero_stage: int = 0
     recompute: Recompute = "none"
-    """What backward computes again (`workloads.engine.recompute`): nothing, some cheap operations by their names joined
-    by "+", all cheap ones (``selective``) or everything but a layer's input (``full``)."""
+    """What backward computes again (`workloads.engine.recompute`): nothing, some operations by their names joined by
+    "+" (`workloads.recomputation`), all cheap ones (``selective``) or everything but a layer's input (``full``)."""
     recompute_every: int = 1
     """Only layers whose index in the model is a multiple of it are recomputed. Without effect with ``recompute=none``.
     """
@@ -207,8 +231,8 @@ class Experiment:
     sequence_parallel: bool = True
     """Activations between tensor-parallel regions are sharded over tokens. Without effect when ``tp == 1``."""
     precision: Precision = "bf16"
-    """bf16: bf16 compute, fp32 master weights, gradients reduced and accumulated in fp32. fp16: the same, with a dynamic
-    loss scale (`workloads.engine.loss_scale`). fp8_*: bf16, but for the matrix products of the blocks
+    """bf16: bf16 compute, fp32 master weights, gradients reduced and accumulated in fp32. fp16: the same, with a
+    dynamic loss scale (`workloads.engine.loss_scale`). fp8_*: bf16, but for the matrix products of the blocks
     (`workloads.engine.ops.fp8`)."""
     attention: Attention = "auto"
     compile: Compile = "none"
@@ -244,10 +268,8 @@ class Experiment:
 
     @property
     def recomputed_operations(self) -> tuple[str, ...]:
-        """The cheap operations that a recomputed layer runs again one by one; none with ``none`` and ``full``."""
-        if self.recompute == "selective":
-            return RECOMPUTED_OPERATIONS
-        return tuple(name for name in self.recompute.split("+") if name in RECOMPUTED_OPERATIONS)
+        """The operations that a recomputed layer runs again one by one; none with ``none`` and ``full``."""
+        return operations_of(self.recompute)
 
     def recompute_of_layer(self, layer: int) -> Recompute:
         """The kind of recomputation of a layer, counted from the first of the model."""
@@ -356,16 +378,6 @@ class Experiment:
 
     def replace(self, **changes: Any) -> Experiment:
         return dataclasses.replace(self, **changes)
-
-
-def canonical_recompute(value: Any) -> Any:
-    """``value`` with its operations in their one order, each once, and all of them as ``selective``. What is no list of
-    known operations comes back as it is."""
-    named = value.split("+") if isinstance(value, str) else []
-    if not named or not set(named) <= set(RECOMPUTED_OPERATIONS):
-        return value
-    ordered = [name for name in RECOMPUTED_OPERATIONS if name in named]
-    return "selective" if len(ordered) == len(RECOMPUTED_OPERATIONS) else "+".join(ordered)
 
 
 def to_dict(experiment: Experiment) -> dict[str, Any]:

@@ -214,16 +214,23 @@ _LAYOUT = _rules(
         "compile=none, or pp_schedule=1f1b, interleaved_1f1b or gpipe",
     ),
     (
+        "recompute_mla_up",
+        "'mla_up' in recompute and not has_latent_attention",
+        "recompute={recompute}, but {model} has no latent attention whose up-projections could be computed again; "
+        "leave mla_up out",
+    ),
+    (
         "compile_fp8",
         "compile == 'block' and 'fp8' in precision",
-        "compile=block with precision={precision}: fp8 products cast in kernels of their own, which a compiled block cannot "
-        "contain; use compile=none, or precision=bf16",
+        "compile=block with precision={precision}: fp8 products cast in kernels of their own, which a compiled block "
+        "cannot contain; use compile=none, or precision=bf16",
     ),
     (
         "fp8_sizes",
-        "'fp8' in precision and (fp8_sizes % fp8_multiple or tokens % fp8_multiple)",
-        "precision={precision} multiplies matrices whose sizes are multiples of {fp8_multiple}: on one rank {tokens} "
-        "tokens of a micro-batch, hidden_size={hidden_size}, and of attention and feed-forward layer {fp8_parts}",
+        "'fp8' in precision and split % tp == 0 and (fp8_sizes % fp8_multiple or tokens % fp8_multiple)",
+        "precision={precision} needs multiples of {fp8_multiple} on every rank: {tokens} tokens of a micro-batch, "
+        "hidden_size={hidden_size}, and {fp8_parts} columns of queries, of all projections and of the feed-forward "
+        "layer; choose another micro_batch_size, seq_len or tp, or precision=bf16",
     ),
     # A compiled block is recomputed by torch's selective checkpointing, which sees it as aten operations.
     (
@@ -263,7 +270,9 @@ LACKING = _rules(
     "engine",
     *(
         ("engine_support", broken, message)
-        for broken, message in (("has_latent_attention", "latent attention ({model})"),)
+        for broken, message in (
+            ("'fp8' in precision and has_latent_attention", "fp8 with latent attention ({model}; use bf16)"),
+        )
     ),
 )
 """What a correct layout may ask for and this version of the engine cannot run yet. The messages of those that hold are

@@ -11,7 +11,7 @@ vocabulary.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -87,6 +87,16 @@ class Weight:
         return math.prod(self.shape)
 
 
+def fused_shape(parts: Sequence[Weight], **degrees: int) -> tuple[int, ...]:
+    """Of one parameter made of ``parts``, concatenated on dim 0 (of each
+    expert, if they are experts'), on a rank of a layout with these degrees."""
+    shapes = [part.placement.local_shape(part.shape, degrees) for part in parts]
+    if parts[0].placement.is_expert:
+        experts, _, columns = shapes[0]
+        return experts * sum(shape[1] for shape in shapes), columns
+    return (sum(shape[0] for shape in shapes), *shapes[0][1:])
+
+
 def residual_std(model: ModelSpec) -> float:
     """Projections that add to the residual stream start smaller with depth (GPT-2)."""
     return INIT_STD / math.sqrt(2 * model.num_layers)
@@ -115,7 +125,8 @@ def attention(model: ModelSpec, prefix: str) -> dict[str, Weight]:
     """Weights of one attention layer by their short names.
 
     Grouped-query: q, k, v, o, and the norms of every head with ``qk_norm``. Latent (DeepSeek-V2, arXiv:2405.04434,
-    section 2.1): what has heads (W_UQ, W_UK with W_UV, W_O) is divided; W_DQ and W_DKV with W_KR are not.
+    section 2.1): what has heads (W_UQ, W_UK with W_UV, W_O) is divided; W_DQ and W_DKV with W_KR are not. Without a
+    latent for queries W_Q takes the place of W_DQ and W_UQ.
     """
     h, heads, mla = model.hidden_size, model.num_heads, model.mla
 
@@ -123,15 +134,20 @@ def attention(model: ModelSpec, prefix: str) -> dict[str, Weight]:
         return Weight(f"{prefix}.{name}", (out, into), std, placement)
 
     if mla is not None:
-        qk = mla.qk_nope_head_dim + mla.qk_rope_head_dim
         latent = mla.kv_lora_rank
+        if mla.q_lora_rank:
+            queries = [
+                weight("q_down", mla.q_lora_rank, h, WHOLE),
+                weight("q_up", heads * mla.qk_head_dim, mla.q_lora_rank, ROWS),
+                norm(f"{prefix}.q_norm", mla.q_lora_rank),
+            ]
+        else:
+            queries = [weight("q", heads * mla.qk_head_dim, h, ROWS)]
         found = [
-            weight("q_down", mla.q_lora_rank, h, WHOLE),
-            weight("q_up", heads * qk, mla.q_lora_rank, ROWS),
+            *queries,
             weight("kv_down", latent + mla.qk_rope_head_dim, h, WHOLE),
             weight("kv_up", heads * (mla.qk_nope_head_dim + mla.v_head_dim), latent, ROWS),
             weight("o", h, heads * mla.v_head_dim, COLUMNS, residual_std(model)),
-            norm(f"{prefix}.q_norm", mla.q_lora_rank),
             norm(f"{prefix}.kv_norm", latent),
         ]
     else:
@@ -145,6 +161,16 @@ def attention(model: ModelSpec, prefix: str) -> dict[str, Weight]:
         if model.qk_norm:
             found += [norm(f"{prefix}.{name}", model.head_dim, WHOLE_BY_HEADS) for name in ("q_norm", "k_norm")]
     return _by_short_name(found)
+
+
+def attention_parameters(model: ModelSpec, prefix: str) -> list[tuple[Weight, ...]]:
+    """The weights of one attention layer as the engine holds them: those that are projected from one input and have one
+    placement are one parameter."""
+    own = attention(model, prefix)
+    fused = [("q_down", "kv_down"), ("q", "k", "v")]
+    apart = [(name,) for name in own if not any(name in names for names in fused)]
+    held = [tuple(own[name] for name in names if name in own) for names in [*fused, *apart]]
+    return [parts for parts in held if parts]
 
 
 def feed_forward(model: ModelSpec, prefix: str, columns: int) -> dict[str, Weight]:

@@ -19,6 +19,7 @@ from workloads import experiment as ex
 from workloads.cluster import ClusterSpec, cluster_from_dict
 from workloads.costs.params import num_params
 from workloads.errors import InvalidExperiment, InvalidSweep
+from workloads.recomputation import Recompute
 
 CONF = Path(__file__).resolve().parents[2] / "sweep" / "conf"
 _DEVICE = "/device@device"
@@ -37,7 +38,7 @@ def models_json(attempts: pd.DataFrame | None = None, conf: Path = CONF) -> dict
     models = sorted((_model(path) for path in _files(conf, "model")), key=num_params)
     clusters = [_cluster(path, conf) for path in _files(conf, "cluster")]
     choices = {
-        "recompute": ex.Recompute,
+        "recompute": Recompute,
         "pp_schedule": ex.PipelineSchedule,
         "pp_split": ex.PipelineSplit,
         "cp_kind": ex.ContextKind,

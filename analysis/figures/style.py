@@ -6,9 +6,8 @@ Figures are made without pyplot, so that nothing is global and no display is ask
 from __future__ import annotations
 
 import functools
-import io
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, ParamSpec
@@ -21,7 +20,7 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.transforms import Bbox
 
-from analysis.figures import raster
+from analysis.figures import both, raster
 from results.schema import UNKNOWN_OUTCOME
 
 P = ParamSpec("P")
@@ -240,28 +239,27 @@ def _around(ax: Axes, measure: Callable[..., Bbox | None], known: list[Bbox | No
     return None if known[0] is None else Bbox.from_extents(*(known[0].extents + here))
 
 
-def png(figure: Figure) -> bytes:
-    """A figure that is laid out, as PNG: the same bytes for the same figure, on white, without an alpha channel."""
-    canvas = figure.canvas
-    assert isinstance(canvas, raster.Canvas)
-    with in_style():
-        canvas.draw()
-    return raster.png(np.asarray(canvas.buffer_rgba()), PNG_DPI)
+def pictures(figure: Figure, formats: Collection[str]) -> dict[str, bytes]:
+    """A figure that is laid out, drawn once for all of ``formats`` (png, svg): the same bytes for the same figure.
 
-
-def svg(figure: Figure) -> bytes:
-    """A figure that is laid out, as SVG whose texts are texts: they can be searched, read aloud and edited."""
-    file = io.BytesIO()
+    PNG is on white, without an alpha channel. Texts of an SVG are texts: they can be searched, read aloud and edited.
+    """
     with in_style():
-        figure.savefig(file, format="svg", metadata={"Date": None})
-    return file.getvalue()
+        pixels, vector = both.draw(figure)
+    found = {}
+    if "png" in formats:
+        found["png"] = raster.png(pixels, PNG_DPI)
+    if "svg" in formats:
+        found["svg"] = vector
+    return found
 
 
 def save(figure: Figure, *paths: Path) -> None:
     """A file for each path, PNG or SVG by its suffix."""
     lay_out(figure)
+    made = pictures(figure, [path.suffix[1:] for path in paths])
     for path in paths:
-        path.write_bytes({".png": png, ".svg": svg}[path.suffix](figure))
+        path.write_bytes(made[path.suffix[1:]])
 
 
 def sequential(name: str) -> Colormap:

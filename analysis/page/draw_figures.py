@@ -165,11 +165,7 @@ def _drawn(request: _Request, cohort: Cohort, spec: FigureSpec) -> Drawn:
     if cohort.stamp:  # a picture travels without its page
         figure.suptitle(cohort.stamp, fontsize="small", color="#666666")
     style.lay_out(figure)
-    files: dict[str, bytes] = {}
-    if "png" in request.formats:
-        files["png"] = style.png(figure)
-    if "svg" in request.formats or "html" in request.formats:
-        files["svg"] = style.svg(figure)
+    files = style.pictures(figure, {"svg" if kind == "html" else kind for kind in request.formats})
     if "html" in request.formats:
         files["html"] = figure_page.render(drawn, cohort.title, files["svg"].decode(), data).encode()
     paths = [request.folder / f"{spec.name}-{cohort.slug}.{kind}" for kind in request.formats]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from results.schema import UNKNOWN_OUTCOME
@@ -76,8 +77,14 @@ def tell_collectives_apart(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """The rows as dicts by column name."""
-    return [{str(name): value for name, value in row.items()} for row in frame.to_dict("records")]
+    """The rows as dicts by column name, with values of Python's own types."""
+    names = [str(name) for name in frame.columns]
+    columns = (frame.iloc[:, place] for place in range(len(names)))
+    values = [
+        (column.to_numpy() if isinstance(column.dtype, np.dtype) else column.to_numpy(dtype=object)).tolist()
+        for column in columns
+    ]
+    return [dict(zip(names, row, strict=True)) for row in zip(*values, strict=True)]
 
 
 def degrees(row: Mapping[str, Any]) -> str:

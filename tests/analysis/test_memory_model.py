@@ -44,7 +44,10 @@ def random_model(draw: random.Random) -> ModelSpec:
             num_dense_layers=draw.randint(0, layers),
         )
     if draw.random() < 0.3:
-        mla = MLASpec(q_lora_rank=96, kv_lora_rank=40, qk_nope_head_dim=32, qk_rope_head_dim=16, v_head_dim=24)
+        kv = heads
+        mla = MLASpec(
+            q_lora_rank=draw.choice([0, 96]), kv_lora_rank=40, qk_nope_head_dim=32, qk_rope_head_dim=16, v_head_dim=24
+        )
     return ModelSpec(
         name="drawn",
         num_layers=layers,
@@ -55,7 +58,7 @@ def random_model(draw: random.Random) -> ModelSpec:
         ffn_hidden_size=draw.choice([384, 3000, 13824]),
         vocab_size=draw.choice([3072, 96000, 131072]),
         tie_embeddings=draw.random() < 0.5,
-        qk_norm=draw.random() < 0.5,
+        qk_norm=mla is None and draw.random() < 0.5,
         moe=moe,
         mla=mla,
     )
@@ -98,7 +101,7 @@ def random_experiment(draw: random.Random) -> Experiment:
         pp_split=draw.choice(["balanced", "even"]),
         cp_kind=draw.choice(["ring", "allgather", "ulysses"]),
         sequence_parallel=draw.random() < 0.8,
-        precision=draw.choice(["bf16", "bf16", "fp32", "fp64", "fp8_tensorwise", "fp8_rowwise"]),
+        precision=draw.choice(["bf16", "fp16", "fp32", "fp64", "fp8_tensorwise", "fp8_rowwise", "fp8_blockwise"]),
         attention=draw.choice(["auto", "auto", "flash", "cudnn", "math"]),
         compile=draw.choice(["none", "none", "block"]),
         **fields,
@@ -182,7 +185,7 @@ def test_the_layouts_visit_every_branch(compared: list[tuple[Experiment, dict[st
         "recompute": 9,
         "recompute_every": 4,
         "pp_schedule": 7,
-        "precision": 5,
+        "precision": 7,
         "compile": 2,
         "tp": 5,
         "moment": 5,

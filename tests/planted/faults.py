@@ -211,7 +211,7 @@ TENSORS = faults_of(
     (
         "vocabulary_input_gradient",
         "the input gradient of the vocabulary-parallel head is not summed",
-        TENSOR + "_EnterVocabulary.backward",
+        TENSOR + "_GatherTokens.backward",
         "wait(_sum_async(grad, tp))",
         "grad",
         TP_ONLY,

@@ -26,6 +26,8 @@ from tests.planted.faults import (
     faults_of,
 )
 from tests.planted.faults_of_attention import ATTENTION, POSITIONS
+from tests.planted.faults_of_latents import LATENTS
+from tests.planted.faults_of_precision import PRECISION
 from tests.planted.plant import Fault
 
 _MESH = 'groups.data_mesh if groups.data_mesh["replicate"].size() > 1 else groups.data_mesh["shard"]'
@@ -202,7 +204,7 @@ RECOMPUTATION = faults_of(
     (
         "norm_of_other_eps",
         "norms are computed again with another epsilon",
-        ENGINE + "model:RMSNorm.forward",
+        ENGINE + "norm:RMSNorm.forward",
         "lambda: (rms_norm(x_TD, self.weight, self.eps),)",
         "lambda: (rms_norm(x_TD, self.weight, 100 * self.eps),)",
         {"recompute": "selective", **TWO},
@@ -294,11 +296,13 @@ FAULTS: list[Fault] = [
     *LOSS,
     *POSITIONS,
     *ATTENTION,
+    *LATENTS,
     *SHARDING,
     *STAGES,
     *RECOMPUTATION,
     *NORM,
     *CONSTANTS,
     *MARKS,
+    *PRECISION,
 ]
 """All of them, in the order of the report."""

@@ -16,7 +16,7 @@ from workloads.engine import optimizer
 from workloads.engine.optimizer import ShardedAdamW
 
 CHECKS = sorted({fault.check for fault in FAULTS} - {"parity"})
-NUMBERS_ARE_RIGHT = {"traffic", "clock"}
+NUMBERS_ARE_RIGHT = {"traffic", "clock", "precision"}
 """Axes whose faults change no number in float64."""
 
 
@@ -24,7 +24,20 @@ def test_there_are_many_faults_over_every_axis() -> None:
     assert len({fault.name for fault in FAULTS}) == len(FAULTS) >= 80
     assert len({(fault.place, fault.old, str(fault.new)) for fault in FAULTS}) >= 70
     of_axis = Counter(fault.axis for fault in FAULTS)
-    wanted = {"scale", "data", "weights", "tp", "vocabulary", "cp", "dp", "pp", "recompute", "norm", "optimizer"}
+    wanted = {
+        "scale",
+        "data",
+        "weights",
+        "tp",
+        "vocabulary",
+        "cp",
+        "dp",
+        "pp",
+        "recompute",
+        "norm",
+        "optimizer",
+        "precision",
+    }
     assert all(of_axis[axis] >= 4 for axis in wanted), of_axis
 
 

@@ -11,7 +11,8 @@ from typing import Any, get_args
 import pytest
 
 from workloads.errors import InvalidExperiment
-from workloads.experiment import AXES, FIELDS, LATER_FIELDS, Experiment, Recompute, from_dict, model_from_dict, to_dict
+from workloads.experiment import AXES, FIELDS, LATER_FIELDS, Experiment, from_dict, model_from_dict, to_dict
+from workloads.recomputation import OPERATIONS, Recompute
 
 SHAPE: dict[str, Any] = {
     "name": "ours",
@@ -23,6 +24,7 @@ SHAPE: dict[str, Any] = {
     "vocab_size": 256,
 }
 MODEL = model_from_dict(SHAPE)
+LATENT = {"kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 8}
 
 
 def test_every_field_is_declared() -> None:
@@ -44,13 +46,12 @@ def test_every_field_is_declared() -> None:
         ({"zero_stage": True}, "zero_stage=True; it may be 0, 1, 2 or 3"),
         (
             {"recompute": "ful"},
-            "recompute='ful'; did you mean 'full'? it may be none, norm, rope, swiglu, norm+rope, norm+swiglu, "
-            "rope+swiglu, selective or full",
+            "did you mean 'full'? it may be none, selective, full or some of norm, rope, swiglu, mla_up, joined by '+'",
         ),
         ({"recompute": "swiglu+norm"}, "recompute='swiglu+norm'; did you mean"),
         ({"recompute": "norm+attention"}, "recompute='norm+attention'"),
         ({"recompute_every": 0}, "recompute_every=0 must be a whole number of at least 1"),
-        ({"precision": "fp16"}, "precision='fp16'; did you mean"),
+        ({"precision": "fp6"}, "precision='fp6'; did you mean"),
         ({"engine_version": 2}, "engine_version=2 must be text"),
     ],
 )
@@ -98,6 +99,9 @@ def test_experiments_from_before_later_fields_keep_their_ids() -> None:
         ({"recompute": "swiglu+norm"}, {"recompute": "norm+swiglu"}),
         ({"recompute": "norm+norm"}, {"recompute": "norm"}),
         ({"recompute": "swiglu+rope+norm"}, {"recompute": "selective"}),
+        ({"recompute": "mla_up+rope+norm+swiglu"}, {"recompute": "selective+mla_up"}),
+        ({"recompute": "mla_up+selective+norm"}, {"recompute": "selective+mla_up"}),
+        ({"recompute": "mla_up+norm"}, {"recompute": "norm+mla_up"}),
         ({"recompute": "none", "recompute_every": 4}, {}),
         ({"recompute": "full", "recompute_every": 4}, {"recompute": "full", "recompute_every": 100}),
     ],
@@ -115,12 +119,13 @@ def test_every_kind_of_recomputation_has_an_id_of_its_own() -> None:
         for every in (1, 2, 3)
     ]
     found = {case: case.id for case in cases}
-    assert len(found) == len(set(found.values())) == 8 * 3 + 1
+    assert len(found) == len(set(found.values())) == (len(get_args(Recompute)) - 1) * 3 + 1
     readable = {re.sub("-[0-9a-f]{8}$", "", name) for name in found.values()}
     assert len(readable) == len(found)
     assert all(re.fullmatch(r"[A-Za-z0-9._-]+", name) for name in found.values())
     assert "ours-dp1z0-mbs1-gbs1-s4096-rcnorm.swiglu.every2" in readable
-    assert {len(case.recomputed_operations) for case in cases} == {0, 1, 2, 3}
+    assert {len(case.recomputed_operations) for case in cases} == set(range(len(OPERATIONS) + 1))
+    assert "ours-dp1z0-mbs1-gbs1-s4096-rcselective.mla_up.every3" in readable
     assert [cases[-1].recompute_of_layer(layer) for layer in range(4)] == ["full", "none", "none", "full"]
 
 
@@ -143,6 +148,20 @@ def test_every_kind_of_recomputation_has_an_id_of_its_own() -> None:
             {"moe": {"num_experts": 8, "experts_per_token": "two", "expert_hidden_size": 8}},
             "model ours: moe: experts_per_token='two' must be a whole number of at least 1",
         ),
+        (
+            {"mla": {"kv_lora_rank": 0, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 8}},
+            "model ours: mla: kv_lora_rank=0 must be a whole number of at least 1",
+        ),
+        (
+            {"mla": {**LATENT, "q_lora_rank": -1}},
+            "model ours: mla: q_lora_rank=-1 must be a whole number of at least 0",
+        ),
+        ({"mla": LATENT}, "keys and values for every head: num_kv_heads=2 must be num_heads=4"),
+        (
+            {"mla": {**LATENT, "v_head_dim": 16}, "num_kv_heads": 4},
+            "mla: v_head_dim=16 must be at most qk_nope_head_dim + qk_rope_head_dim = 12",
+        ),
+        ({"mla": LATENT, "num_kv_heads": 4, "qk_norm": True}, "not heads: qk_norm must be false"),
     ],
 )
 def test_mistakes_in_models_name_the_field_and_what_would_work(fields: dict[str, Any], told: str) -> None:

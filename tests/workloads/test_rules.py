@@ -133,6 +133,28 @@ def test_one_node_is_not_enough() -> None:
     assert "needs CUDA" in broken(ONE_NODE, attention="cudnn")["attention"]
 
 
+THIN = dataclasses.replace(LLAMA_8B, ffn_hidden_size=8 * 1744)
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"precision": "fp8_tensorwise", "seq_len": 4100}, "multiples of 16 on every rank: 4100 tokens"),
+        ({"precision": "fp8_blockwise", "seq_len": 4096 + 64}, "multiples of 128 on every rank: 4160 tokens"),
+        ({"precision": "fp8_blockwise", "tp": 8, "model": THIN}, "hidden_size=4096, and 512, 768, 1744 columns"),
+    ],
+)
+def test_sizes_that_fp8_products_cannot_have(fields: dict[str, Any], told: str) -> None:
+    assert told in broken(**fields)["fp8_sizes"]
+    assert "fp8_sizes" not in broken(**{**fields, "precision": "bf16"})
+    assert "fp8_sizes" not in broken(precision=fields["precision"])
+
+
+def test_compiled_blocks_are_not_in_fp8() -> None:
+    assert "precision=bf16" in broken(precision="fp8_rowwise", compile="block")["compile_fp8"]
+    assert "compile_fp8" not in broken(precision="fp16", compile="block")
+
+
 def test_device_without_fp8() -> None:
     device = dataclasses.replace(H200.device, peak_flops={"bf16": 312e12})
     assert "it has bf16" in broken(dataclasses.replace(H200, device=device), precision="fp8_rowwise")["precision"]
@@ -141,8 +163,7 @@ def test_device_without_fp8() -> None:
 @pytest.mark.parametrize(
     ("fields", "names"),
     [
-        ({"model": DEEPSEEK_V3}, "latent attention (deepseek_v3)"),
-        ({"precision": "fp8_rowwise"}, "precision=fp8_rowwise (use bf16)"),
+        ({"model": DEEPSEEK_V3, "precision": "fp8_rowwise"}, "fp8 with latent attention (deepseek_v3; use bf16)"),
     ],
 )
 def test_what_this_engine_cannot_run_yet(fields: dict[str, Any], names: str) -> None:
@@ -161,7 +182,7 @@ def test_every_schedule_has_lists_for_the_chunks_and_micro_batches_that_the_rule
 
 
 def test_a_layout_alone_breaks_its_own_rules_and_no_others() -> None:
-    fields = {"model": LLAMA_8B, "global_batch_size": 250, "cp": 3, "tp": 3, "precision": "fp8_tensorwise"}
+    fields = {"model": MIXTRAL, "global_batch_size": 250, "cp": 3, "tp": 3, "precision": "fp8_tensorwise"}
     experiment = Experiment(dp_replicate=4, **fields)
     found = violations(experiment, H200)
     assert {"global_batch", "cp_seq_len", "tp_num_heads", "engine_support"} <= {v.rule for v in found}

@@ -32,12 +32,17 @@ class LayerTensors:
     """Normed input (column-parallel layers save the rows they gather from) and its statistics: ``c T_s h + 4 T_s``."""
     projected: int
     """Fused query, key and value projection, kept alive by the values: ``c T (N + 2K) H / tp``. With latent attention
-    the latents, their norms and both up-projections."""
+    keys without position and values, of sizes P and V: ``c T N (P + V) / tp``."""
+    latents: int
+    """Latent attention: both latents and the shared key, read by norms where they lie: ``c T_s (C_q + C_kv + R)``."""
+    latent_norms: int
+    """Latent attention: normed latents and their statistics, ``c T_s (C_q + C_kv)`` and ``4 T_s`` for each."""
     qk_statistics: int
     """With ``qk_norm``: one number for every head of queries and keys, ``4 T (N + K) / tp``. What is normed lies in the
     projection."""
     rotated: int
-    """Queries and keys after RoPE, saved by attention: ``c T (N + K) H / tp``."""
+    """Queries and keys after RoPE, saved by attention: ``c T (N + K) H / tp``; with latent attention both have N heads
+    of P + R numbers."""
     softmax: int
     """Log-sum-exp of every row, ``4 T N / tp``; with ``attention=math`` the whole probabilities, ``c T seq N / tp``."""
     attention_output: int
@@ -83,14 +88,15 @@ def layer_tensors(
     h, heads, kv = model.hidden_size, model.num_heads, model.num_kv_heads
     qk, v = head_sizes(model)
     mla = model.mla
-    latent = 0
-    qk_heads = heads + kv if model.qk_norm and mla is None else 0
+    qk_heads = heads + kv if model.qk_norm else 0
+    latents = latent_norms = 0
     if mla is None:
         projected, rotated = (heads + 2 * kv) * qk // tp, (heads + kv) * qk // tp
     else:
-        latent = 2 * (mla.q_lora_rank + mla.kv_lora_rank) + mla.qk_rope_head_dim
-        projected = heads * (qk + mla.qk_nope_head_dim + v) // tp
-        rotated = 2 * heads * qk // tp
+        projected, rotated = heads * (mla.qk_nope_head_dim + v) // tp, 2 * heads * qk // tp
+        normed = c * stream_tokens * (mla.q_lora_rank + mla.kv_lora_rank)
+        latents = normed + c * stream_tokens * mla.qk_rope_head_dim
+        latent_norms = normed + STATISTICS_BYTES * stream_tokens * (2 if mla.q_lora_rank else 1)
     moe = model.moe if routed else None
     if moe is None:
         dispatched, columns = 0, model.ffn_hidden_size
@@ -103,7 +109,9 @@ def layer_tensors(
     return LayerTensors(
         input=stream,
         attention_norm=norm,
-        projected=c * tokens * (projected + latent),
+        projected=c * tokens * projected,
+        latents=latents,
+        latent_norms=latent_norms,
         qk_statistics=STATISTICS_BYTES * tokens * qk_heads // tp,
         rotated=c * tokens * rotated,
         softmax=tokens * heads // tp * (c * seq_len if math else STATISTICS_BYTES),
@@ -119,8 +127,9 @@ def layer_tensors(
 def _tensors_of(e: Experiment, routed: bool, c: int) -> LayerTensors:
     """`layer_tensors` of this experiment's layers.
 
-    In fp8 inputs of matrix products are smaller (`workloads.costs.fp8`). Ulysses keeps queries, keys and values once, as they were received: the projection and the rotated queries and keys
-    are free when they have been sent. The output is kept twice, before it is sent back and after.
+    In fp8 inputs of matrix products are smaller (`workloads.costs.fp8`). Ulysses keeps queries, keys and values once,
+    as they were received: the projection and the rotated queries and keys are free when they have been sent. The output
+    is kept twice, before it is sent back and after.
     """
     tokens, stream_tokens = rank_tokens(e)
     t = layer_tensors(e.model, routed, tokens, stream_tokens, e.seq_len, e.tp, e.ep, c, e.attention == "math")
@@ -130,8 +139,27 @@ def _tensors_of(e: Experiment, routed: bool, c: int) -> LayerTensors:
             norm = fp8.cast_bytes(e, tokens * e.model.hidden_size) + STATISTICS_BYTES * tokens
             t = replace(t, attention_norm=norm, ffn_norm=norm)
     if e.cp > 1 and e.cp_kind == "ulysses":
-        return replace(t, rotated=0, attention_output=2 * t.attention_output)
+        received = t.projected if e.model.mla is None else t.rotated + t.attention_output
+        return replace(t, projected=received, rotated=0, attention_output=2 * t.attention_output)
     return t
+
+
+def _made_again(e: Experiment, t: LayerTensors, c: int) -> dict[str, int]:
+    """Bytes that each operation of ``recompute`` need not keep. With latent attention ``rope`` makes keys and keeps the
+    shared one rotated; ``mla_up`` makes queries, where they have a latent, and what keys and values are views of. What
+    Ulysses has received is not made again."""
+    mla, (tokens, stream_tokens) = e.model.mla, rank_tokens(e)
+    norms = t.attention_norm + t.ffn_norm - 2 * STATISTICS_BYTES * stream_tokens
+    if mla is None:
+        return {"norm": norms, "rope": t.rotated, "swiglu": t.product}
+    keys, up = t.rotated // 2, t.projected + (t.rotated // 2 if mla.q_lora_rank else 0)
+    received = e.cp > 1 and e.cp_kind == "ulysses"
+    return {
+        "norm": norms + c * stream_tokens * (mla.q_lora_rank + mla.kv_lora_rank),
+        "rope": 0 if received else keys - c * tokens * mla.qk_rope_head_dim,
+        "swiglu": t.product,
+        "mla_up": 0 if received else up,
+    }
 
 
 def layer_bytes(experiment: Experiment, *, routed: bool, c: int, recomputed: bool = True) -> LayerBytes:
@@ -154,7 +182,8 @@ def layer_bytes(experiment: Experiment, *, routed: bool, c: int, recomputed: boo
     2. the gradient of gate_up, while the product's gradient takes the place of the product;
     3. the gradients of gate_up, of its gathered input and of its weight, and that input; product and gate_up are free.
 
-    The largest of the three counts, and what recomputation makes again comes on top. In fp8: `fp8.working_bytes`.
+    The largest of the three counts, and what recomputation makes again comes on top. In fp8: `fp8.working_bytes`. With
+    latent attention its own backward may need more: see `_attention_working`.
     """
     e, model = experiment, experiment.model
     tokens, stream_tokens = rank_tokens(e)
@@ -172,33 +201,56 @@ def layer_bytes(experiment: Experiment, *, routed: bool, c: int, recomputed: boo
         remade = recomputed and "swiglu" in e.recomputed_operations
         working = fp8.working_bytes(e, stream, tokens, model.ffn_hidden_size // e.tp, c, remade=remade)
     if e.recompute == "none" or not recomputed:
-        return LayerBytes(saved=t.total, working=working)
+        return LayerBytes(saved=t.total, working=max(working, _attention_working(e, t, c, down_weight, t.total)))
     if e.recompute == "full":
-        return LayerBytes(saved=t.input, working=t.total - t.input + working)
+        own = _attention_working(e, t, c, down_weight, t.input)
+        return LayerBytes(saved=t.input, working=max(t.total - t.input + working, own))
     if e.compile == "none":
-        norms = t.attention_norm + t.ffn_norm - 2 * STATISTICS_BYTES * stream_tokens
-        of = {"norm": norms, "rope": t.rotated, "swiglu": t.product}
-        named = e.recomputed_operations
+        of, named = _made_again(e, t, c), e.recomputed_operations
+        saved = t.total - sum(of.get(name, 0) for name in named)
         product = t.product if "swiglu" in named and not in_fp8 else 0
-        return LayerBytes(saved=t.total - sum(of[name] for name in named), working=product + working)
+        own = _attention_working(e, t, c, down_weight, saved) - ("norm" in named) * (of["norm"] - stream)
+        return LayerBytes(saved=saved, working=max(product + working, own))
     again = t.attention_norm + t.qk_statistics + t.rotated + t.residual + t.ffn_norm + t.product
     row_parallel = 2 * (stream + gathered)
     return LayerBytes(saved=t.total - again + row_parallel, working=again + working - row_parallel)
+
+
+def _attention_working(e: Experiment, t: LayerTensors, c: int, down_weight: int, saved: int) -> int:
+    """What the backward of latent attention itself needs beside ``saved``. 0 for grouped-query attention, whose
+    gradients are smaller than what the feed-forward half has freed by then.
+
+    All that attention has made is there, saved or made again, the gradients of queries, keys, values and outputs, of
+    the stream, and of the weights whose backward is over: three of the feed-forward part, and the output projection.
+    """
+    mla, (tokens, stream_tokens) = e.model.mla, rank_tokens(e)
+    if mla is None:
+        return 0
+    heads = c * tokens * e.model.num_heads // e.tp
+    out_weight = c * e.model.hidden_size * e.model.num_heads * mla.v_head_dim // e.tp
+    made = t.input + t.attention_norm + t.latents + t.latent_norms + t.projected + t.rotated + t.softmax
+    gradients = heads * 2 * (mla.qk_head_dim + mla.v_head_dim) + c * stream_tokens * e.model.hidden_size
+    return made + t.attention_output + gradients + 3 * down_weight + out_weight - saved
 
 
 def deferred_bytes(experiment: Experiment, *, routed: bool, c: int) -> int:
     """What one layer holds for one micro-batch between the two halves of a split backward.
 
     The inputs of its matrix products (the two normed streams, the attention output, the SwiGLU product) and the
-    gradients of their outputs (queries, keys and values; gate and up; the two row-parallel sums, ``c T h`` each), in fp8
-    where the weights' gradients are products in fp8.
+    gradients of their outputs (queries, keys and values; gate and up; the two row-parallel sums, ``c T h`` each), in
+    fp8 where the weights' gradients are products in fp8.
     """
     e, model = experiment, experiment.model
     tokens, stream_tokens = rank_tokens(e)
     t = _tensors_of(e, routed, c)
     attention_output = c * tokens * model.num_heads * head_sizes(model)[1] // e.tp
     norms = t.attention_norm + t.ffn_norm - 2 * STATISTICS_BYTES * stream_tokens
-    gradients = t.projected + t.gate_up + 2 * c * tokens * model.hidden_size
+    projected = t.projected
+    if model.mla is not None:  # inputs and gradients of the up-projections, and gradients of the down-projections
+        normed = c * stream_tokens * (model.mla.q_lora_rank + model.mla.kv_lora_rank)
+        of_heads = model.mla.qk_head_dim + model.mla.qk_nope_head_dim + model.mla.v_head_dim
+        projected = normed + t.latents + c * tokens * model.num_heads * of_heads // e.tp
+    gradients = projected + t.gate_up + 2 * c * tokens * model.hidden_size
     if fp8.keeps_fp8(e) and not routed:
         gradients = fp8.cast_bytes(e, gradients // c)
     return norms + attention_output + t.product + gradients

@@ -1,23 +1,27 @@
 """What context-parallel attention sends: calls and bytes of each kind. No torch here.
 
 Per layer and micro-batch, of one rank, with T tokens of this rank (micro_batch_size * seq_len / cp), N query heads and
-K key and value heads of this rank (heads / tp), head size H, c bytes of the compute dtype and a bytes of the dtype of
-sums: 4 (8 in fp64), but c with cp = 2, where a sum has two terms and is rounded once in any case. The bytes are those
-that one call sends to other ranks, and as many are received:
+K key and value heads of this rank (heads / tp), H the size of queries and keys, V of values, X = H + V, c bytes of the
+compute dtype and a bytes of the dtype of sums: 4 (8 in fp64), but c with cp = 2, where a sum has two terms and is
+rounded once in any case. The bytes are those that one call sends to other ranks, and as many are received:
 
 | kind      | pass     | calls                      | bytes of each call                                        |
 |-----------|----------|----------------------------|-----------------------------------------------------------|
-| ring      | forward  | cp - 1 sends               | 2 T K H c: keys and values                                |
-|           | backward | cp - 1 sends               | 2 T K H c: keys and values again                          |
-|           |          | cp - 1 sends               | 2 T K H a: their gradients                                |
-| allgather | forward  | 1 all-gather               | (cp - 1) 2 T K H c                                        |
-|           | backward | 1 all-gather               | (cp - 1) 2 T K H c                                        |
-|           |          | 1 reduce-scatter           | (cp - 1) 2 T K H a                                        |
-| ulysses   | forward  | 1 all-to-all               | (cp - 1) / cp T (N + 2 K) H c: queries, keys and values   |
-|           |          | 1 all-to-all               | (cp - 1) / cp T N H c: outputs                            |
+| ring      | forward  | cp - 1 sends               | T K X c: keys and values                                  |
+|           | backward | cp - 1 sends               | T K X c: keys and values again                            |
+|           |          | cp - 1 sends               | T K X a: their gradients                                  |
+| allgather | forward  | 1 all-gather               | (cp - 1) T K X c                                          |
+|           | backward | 1 all-gather               | (cp - 1) T K X c                                          |
+|           |          | 1 reduce-scatter           | (cp - 1) T K X a                                          |
+| ulysses   | forward  | 1 all-to-all               | (cp - 1) / cp T (N H + K X) c: queries, keys and values   |
+|           |          | 1 all-to-all               | (cp - 1) / cp T N V c: outputs                            |
 |           | backward | the same two, turned round | the same                                                  |
 
 A forward that is computed again in the backward (full recomputation) sends again what a forward sends.
+
+With latent attention keys and values are sent as every head has them. Sending the latent and the shared rotated key in
+their place would be C + R numbers a token for K X: 576 for 40,960 in DeepSeek-V3 without tensor parallelism, 71 times
+fewer. Every rank would then have to make keys and values of all tokens itself, cp times the work of that projection.
 """
 
 from __future__ import annotations
@@ -47,6 +51,7 @@ def context_messages(
     heads: int,
     kv_heads: int,
     head_dim: int,
+    value_dim: int,
     compute_bytes: int,
     sum_bytes: int = 4,
 ) -> list[Messages]:
@@ -58,11 +63,13 @@ def context_messages(
     if cp == 1:
         return []
     if kind == "ulysses":
-        a_head = (cp - 1) * tokens * head_dim * compute_bytes
-        calls = [Messages("all_to_all", 1, count // cp * a_head) for count in (heads + 2 * kv_heads, heads)]
+        one = (cp - 1) * tokens * compute_bytes
+        heads, kv_heads = heads // cp, kv_heads // cp
+        inputs = heads * head_dim + kv_heads * (head_dim + value_dim)
+        calls = [Messages("all_to_all", 1, numbers * one) for numbers in (inputs, heads * value_dim)]
         return calls[::-1] if backward else calls
     sum_bytes = compute_bytes if cp == 2 else sum_bytes
-    numbers = 2 * tokens * kv_heads * head_dim
+    numbers = tokens * kv_heads * (head_dim + value_dim)
     if kind == "ring":
         calls = [Messages("send", cp - 1, numbers * compute_bytes)]
         return calls + [Messages("send", cp - 1, numbers * sum_bytes)] * backward

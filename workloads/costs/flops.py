@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Literal, get_args
 
-from workloads.costs.params import matmul_of_layer, matmul_params, num_dense_layers, playbook_params
+from workloads.costs.params import latent_up_params, matmul_of_layer, matmul_params, num_dense_layers, playbook_params
 from workloads.experiment import Experiment, ModelSpec
 
 FlopsConvention = Literal["palm", "causal", "playbook"]
@@ -45,16 +45,17 @@ def head_sizes(model: ModelSpec) -> tuple[int, int]:
     """(query/key size, value size) of one head."""
     if model.mla is None:
         return model.head_dim, model.head_dim
-    return model.mla.qk_nope_head_dim + model.mla.qk_rope_head_dim, model.mla.v_head_dim
+    return model.mla.qk_head_dim, model.mla.v_head_dim
 
 
 def hardware_flops_per_token(experiment: Experiment) -> float:
     """FLOPs that devices spend on one token: causal attention halved, recomputation counted.
 
     Full recomputation runs the forward of every recomputed block again, up to the last tensor that backward needs, so
-    all but the down projection. Selective recomputation repeats no matrix product. GPipe keeps no gradients of the head
-    between forward and backward, so its logits are computed twice. The scores that a flash attention kernel computes
-    again inside its own backward are not counted: every run has them, and they replace memory traffic.
+    all but the down projection. Selective recomputation repeats no matrix product, ``mla_up`` those of latents. GPipe
+    keeps no gradients of the head between forward and backward, so its logits are computed twice. The scores that a
+    flash attention kernel computes again inside its own backward are not counted: every run has them, and they replace
+    memory traffic.
     """
     model = experiment.model
     total = flops_per_token(model, experiment.seq_len, "causal")
@@ -68,6 +69,8 @@ def hardware_flops_per_token(experiment: Experiment) -> float:
         if model.moe is not None:
             again += (layers - of_dense) * matmul_of_layer(model, routed=True)
         total += 2.0 * again + 0.5 * layers * attention_forward_flops(model, experiment.seq_len)
+    if "mla_up" in experiment.recomputed_operations:
+        total += 2.0 * -(-model.num_layers // experiment.recompute_every) * latent_up_params(model)
     if experiment.pp_schedule == "gpipe":
         total += 2.0 * head
     return total

@@ -43,7 +43,8 @@ def working_bytes(experiment: Experiment, stream: int, tokens: int, columns: int
     1. the down layer's output gradient in fp8, both ways round, its turned weight, and the product's gradient;
     2. the product's gradient, one fp8 copy of the output's, and the down weight's;
     3. the gradients of product and of gate_up, when the kept product is free;
-    4. the gradient of gate_up in bf16, in the place of gate_up, and twice in fp8, the turned weight, the input's gradient;
+    4. the gradient of gate_up in bf16, in the place of gate_up, and twice in fp8, the turned weight, the gradient of
+       the input;
     5. the same with one fp8 copy and the gradient of the weight in the place of the other and the weight.
     """
     e, h = experiment, experiment.model.hidden_size

@@ -86,7 +86,7 @@ class Shared(NamedTuple):
             vocabulary=model.vocab_size // e.tp * model.hidden_size,
             head=head_bytes(e, c),
             stream=c * stream_tokens * model.hidden_size,
-            inputs=16 * tokens * e.num_microbatches + 4 * e.seq_len // e.cp * model.head_dim,
+            inputs=16 * tokens * e.num_microbatches + 4 * e.seq_len // e.cp * model.rope_dim,
             whole=accumulates_unsharded(e),
             rounds=e.num_microbatches,
             shards=data_degrees(e)[1],

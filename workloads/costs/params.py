@@ -122,6 +122,12 @@ def matmul_of_layer(model: ModelSpec, *, routed: bool) -> int:
     return total
 
 
+def latent_up_params(model: ModelSpec) -> int:
+    """Parameters of one layer that make heads of latents: those whose products ``mla_up`` computes again."""
+    own = weights.attention(model, "layer") if model.mla is not None else {}
+    return sum(own[name].numel for name in ("q_up", "kv_up") if name in own)
+
+
 def local_params(experiment: Experiment, counts: Counts) -> tuple[int, int]:
     """(parameters, expert parameters) that one rank computes with."""
     dense = counts.split // experiment.tp + counts.replicated

@@ -17,13 +17,14 @@ ep          experts' all-to-all is exposed
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from workloads.cluster import ClusterSpec
 from workloads.costs.activations import rank_tokens
 from workloads.costs.collectives import Collective, collective_time_s
 from workloads.costs.context_parallel import context_messages
 from workloads.costs.flops import attention_forward_flops, head_sizes
-from workloads.costs.params import COMPUTE_BYTES, MASTER_BYTES, matmul_of_layer
+from workloads.costs.params import COMPUTE_BYTES, MASTER_BYTES, latent_up_params, matmul_of_layer
 from workloads.costs.partition import experiment_chunks, experiment_stages, ranks_alike
 from workloads.costs.pipeline import Simulation, Span, pipeline_time_s, simulate
 from workloads.costs.rank_times import EndTimes, LayerTimes, RankTimes, Rates, chunk_times, rank_times
@@ -169,25 +170,34 @@ def _layer(e: Experiment, cluster: ClusterSpec, rates: Rates, *, routed: bool) -
         "rope": rotated_passes * rotated * tokens / e.tp,
         "swiglu": 3.0 * columns * tokens / e.tp,
     }
+    if model.mla is not None:
+        of["norm"] += 2.0 * stream * (model.mla.q_lora_rank + model.mla.kv_lora_rank)
+        if not e.sequence_parallel:  # every rank projects all tokens down
+            down = model.hidden_size * (model.mla.q_lora_rank + model.mla.kv_lora_rank + model.mla.qk_rope_head_dim)
+            matmul += 2.0 * tokens * down * (e.tp - 1) / e.tp / rates.matmul
     passes = 6 * stream * model.hidden_size + sum(of.values())
     memory = c * passes / rates.memory
     forward = matmul + attention + memory
     backward = 2 * matmul + ATTENTION_BACKWARD * attention + 2 * memory
 
-    tp_forward, tp_backward = _tp_exposed(e, cluster, c, matmul, columns)
+    tp = _tp_exposed(e, cluster, c, matmul, columns)
     again, again_exposed = 0.0, 0.0
     if e.recompute == "full":
-        again, again_exposed = forward, tp_forward
+        again, again_exposed = forward, tp.forward_s
         if not routed:  # backward needs nothing of the last matmul's output, nor of the sum after it
             again -= 2.0 * tokens * columns * model.hidden_size / e.tp / rates.matmul
-            # Of two gathers and two scatters, or of two all-reduces.
-            again_exposed -= tp_forward / (4 if e.sequence_parallel else 2)
+            again_exposed -= tp.last_sum_s
     elif e.compile == "block" and e.recompute == "selective":
         again = memory
         if e.sequence_parallel and e.tp > 1:
-            again_exposed = tp_forward / 2  # gathers come again, scatters' outputs were kept
+            again_exposed = tp.gathers_s  # scatters' outputs were kept
     else:
-        again = c * sum(of[name] for name in e.recomputed_operations) / rates.memory
+        if model.mla is not None:
+            of["rope"] /= 2  # keys alone
+        again = c * sum(of.get(name, 0.0) for name in e.recomputed_operations) / rates.memory
+        if "mla_up" in e.recomputed_operations:
+            again += 2.0 * tokens * latent_up_params(model) / e.tp / rates.matmul
+            again_exposed = tp.latents_s
 
     others = 0.0
     if routed and e.ep > 1 and model.moe is not None:
@@ -196,7 +206,7 @@ def _layer(e: Experiment, cluster: ClusterSpec, rates: Rates, *, routed: bool) -
     cp_forward, cp_backward = (_cp_exposed_s(e, cluster, attention, backward=turn) for turn in (False, True))
     if e.recompute == "full":
         again_exposed += cp_forward
-    exposed = tp_forward + others + cp_forward, tp_backward + others + cp_backward
+    exposed = tp.forward_s + others + cp_forward, tp.backward_s + others + cp_backward
     return LayerTimes(forward, backward, matmul, *exposed, again, again_exposed)
 
 
@@ -204,6 +214,7 @@ def _cp_exposed_s(e: Experiment, cluster: ClusterSpec, attention_s: float, *, ba
     """Exposed context-parallel communication of one layer. ``attention_s``: of its forward."""
     if e.cp == 1:
         return 0.0
+    qk, v = head_sizes(e.model)
     sent = context_messages(
         e.cp_kind,
         backward=backward,
@@ -211,7 +222,8 @@ def _cp_exposed_s(e: Experiment, cluster: ClusterSpec, attention_s: float, *, ba
         tokens=rank_tokens(e)[0],
         heads=e.model.num_heads // e.tp,
         kv_heads=e.model.num_kv_heads // e.tp,
-        head_dim=sum(head_sizes(e.model)) // 2,
+        head_dim=qk,
+        value_dim=v,
         compute_bytes=COMPUTE_BYTES[e.precision],
         sum_bytes=MASTER_BYTES[e.precision],
     )
@@ -232,27 +244,59 @@ def _feed_forward_columns(model: ModelSpec, routed: bool) -> int:
     return (model.moe.experts_per_token + model.moe.num_shared_experts) * model.moe.expert_hidden_size
 
 
-def _tp_exposed(e: Experiment, cluster: ClusterSpec, c: int, matmul_s: float, columns: int) -> tuple[float, float]:
-    """Exposed tensor-parallel communication of one layer, forward and backward.
+class _TensorParallel(NamedTuple):
+    """Exposed tensor-parallel communication of one layer, in seconds."""
 
-    Column-parallel layers (qkv, gate_up) hold this share of the layer's matmul time, which is also the time of each of
-    their two backward matmuls.
+    forward_s: float
+    backward_s: float
+    gathers_s: float
+    """Of the forward, with sequence parallelism."""
+    latents_s: float
+    """Of these: latents, which ``mla_up`` gathers again."""
+    last_sum_s: float
+    """Of the forward, behind its last product."""
+
+
+def _tp_exposed(e: Experiment, cluster: ClusterSpec, c: int, matmul_s: float, columns: int) -> _TensorParallel:
+    """Column-parallel layers (qkv, gate_up) hold this share of the layer's matmul time, which is also the time of each
+    of their two backward matmuls. With latent attention their inputs are the latents in the place of the hidden states;
+    the shared key goes beside nothing.
     """
     if e.tp == 1:
-        return 0.0, 0.0
-    model = e.model
-    message = float(c * rank_tokens(e)[0] * model.hidden_size)
-    attention_columns = (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
+        return _TensorParallel(0.0, 0.0, 0.0, 0.0, 0.0)
+    model, mla = e.model, e.model.mla
+
+    def time_of(op: Collective, numbers: int) -> float:
+        return collective_time_s(op, float(c * rank_tokens(e)[0] * numbers), e.tp, 1, cluster)
+
+    h, shared = model.hidden_size, 0 if mla is None else mla.qk_rope_head_dim
+    latents = [] if mla is None else [width for width in (mla.q_lora_rank, mla.kv_lora_rank) if width]
+    if mla is None:
+        attention_columns = float((model.num_heads + 2 * model.num_kv_heads) * model.head_dim)
+    else:
+        queries = 0 if mla.q_lora_rank else model.num_heads * mla.qk_head_dim
+        attention_columns = latent_up_params(model) / h + queries
+    inputs = [h, *latents] if mla is not None and mla.q_lora_rank else [h, h, *latents]
     into = attention_columns + 2 * columns
-    share = into / (into + model.num_heads * model.head_dim + columns)
-    beside = matmul_s * share / 2  # one of two column-parallel layers
+    share = into / (into + model.num_heads * head_sizes(model)[1] + columns)
+    beside = matmul_s * share / len(inputs)
     if not e.sequence_parallel:
-        reduce = collective_time_s("all_reduce", message, e.tp, 1, cluster)
-        return 2 * reduce, 2 * max(0.0, reduce - beside)
-    gather = collective_time_s("all_gather", message, e.tp, 1, cluster)
-    scatter = collective_time_s("reduce_scatter", message, e.tp, 1, cluster)
-    hidden_in_part = max(0.0, gather - beside) + max(0.0, scatter - beside)
-    return 2 * (gather + scatter), 2 * (gather + hidden_in_part)
+        reduce = time_of("all_reduce", h)
+        backward = sum(max(0.0, time_of("all_reduce", width) - beside) for width in inputs)
+        if shared:
+            backward += time_of("all_reduce", shared)
+        return _TensorParallel(2 * reduce, backward, 0.0, 0.0, reduce)
+    gather, scatter = (time_of(op, h) for op in ("all_gather", "reduce_scatter"))
+    of_latents = sum(time_of("all_gather", width) for width in latents)
+    gathers = (len(inputs) - len(latents)) * gather + of_latents
+    backward = 2 * gather  # behind row-parallel layers
+    for width in inputs:
+        backward += max(0.0, time_of("all_gather", width) - beside)
+        backward += max(0.0, time_of("reduce_scatter", width) - beside)
+    if shared:
+        gathers += time_of("all_gather", shared)
+        backward += time_of("reduce_scatter", shared)
+    return _TensorParallel(gathers + 2 * scatter, backward, gathers, of_latents, scatter)
 
 
 def _p2p_s(e: Experiment, cluster: ClusterSpec) -> float:

@@ -12,6 +12,9 @@ tp      each block, forward and backward of one micro-batch, S = c T D:
         backward), without it 4 all-reduces. Full recomputation repeats the forward up to the last projection's sum.
         Selective recomputation repeats nothing, but in compiled blocks the 2 gathers of the forward. Blocks that
         ``recompute_every`` leaves out repeat nothing
+        With latent attention the input of its first layers is not D wide: each latent, S = c T C, is gathered and
+        scattered like the input of a column-parallel layer, and the shared key, S = c T R, without a second gather.
+        Recomputing ``mla_up`` gathers the latents once more
         The embedding and the head add one gather and one scatter each, or one all-reduce. The loss adds two all-reduces
         a chunk: the largest logit of each token, then two sums (accumulated in fp32, or fp64). Once a step the
         gradients of weights that every tp rank holds whole are summed, in one all-reduce of this rank's shards
@@ -29,19 +32,22 @@ A further kind of parallelism is one more term in `_TERMS`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
 from workloads.costs.activations import LOSS_CHUNK_TOKENS
 from workloads.costs.collectives import Collective
 from workloads.costs.context_parallel import context_messages
+from workloads.costs.flops import head_sizes
+from workloads.costs.fsdp import FsdpWalk, Unit
 from workloads.costs.params import COMPUTE_BYTES, MASTER_BYTES
 from workloads.costs.partition import experiment_layers
 from workloads.costs.schedule import place_of, schedule_actions, stage_at
-from workloads.experiment import Experiment
+from workloads.experiment import Experiment, ModelSpec
 from workloads.mesh import coordinates, data_degrees, stride
-from workloads.weights import block, final_norm
+from workloads.weights import attention_parameters, final_norm, fused_shape, norm
 
 _FP8_SCALE_BYTES = 4
 _MATRICES_OF_BLOCK = 4
@@ -101,7 +107,7 @@ def step_traffic(experiment: Experiment, rank: int, devices_per_node: int | None
     It covers what the engine runs. Raises `UnsupportedByEngine` for a schedule without a list.
     """
     e = experiment
-    if e.ep > 1 or e.model.moe is not None or e.model.mla is not None:
+    if e.ep > 1 or e.model.moe is not None:
         return None
     sender = _Sender(e, rank, Tally(rank, devices_per_node))
     for term in _TERMS:
@@ -194,17 +200,31 @@ class _Sender:
 
 def _tensor_parallel(s: _Sender) -> None:
     e = s.experiment
-    activations = s.compute * s.tokens * e.model.hidden_size
+    a_number = s.compute * s.tokens
+    activations = a_number * e.model.hidden_size
     full = e.recompute == "full"
     regathers = full or (e.recompute == "selective" and e.compile == "block")
     has_head = any(stage.is_last for stage in s.stages)
     ends = (any(stage.is_first for stage in s.stages) + has_head) * e.num_microbatches
     blocks, again = s.num_layers * e.num_microbatches, s.num_recomputed * e.num_microbatches
+    shared = 0 if e.model.mla is None else e.model.mla.qk_rope_head_dim
+    inputs = [e.model.hidden_size, *_attention_inputs(e.model)]  # of column-parallel layers
     if e.sequence_parallel:
-        s.along("tp", "all_gather", activations, 6 * blocks + (2 * again if regathers else 0) + ends)
-        s.along("tp", "reduce_scatter", activations, 4 * blocks + (again if full else 0) + ends)
+        for width in inputs:
+            s.along("tp", "all_gather", a_number * width, 2 * blocks + (again if regathers else 0))
+            s.along("tp", "reduce_scatter", a_number * width, blocks)
+        if e.model.mla is not None and "mla_up" in e.recomputed_operations:
+            for width in (e.model.mla.q_lora_rank, e.model.mla.kv_lora_rank):
+                s.along("tp", "all_gather", a_number * width, again if width else 0)
+        if shared:
+            s.along("tp", "all_gather", a_number * shared, blocks + (again if regathers else 0))
+            s.along("tp", "reduce_scatter", a_number * shared, blocks)
+        s.along("tp", "all_gather", activations, 2 * blocks + ends)  # behind row-parallel layers
+        s.along("tp", "reduce_scatter", activations, 2 * blocks + (again if full else 0) + ends)
     else:
-        s.along("tp", "all_reduce", activations, 4 * blocks + (again if full else 0) + ends)
+        for width in [*inputs, *([shared] if shared else [])]:
+            s.along("tp", "all_reduce", a_number * width, blocks)
+        s.along("tp", "all_reduce", activations, 2 * blocks + (again if full else 0) + ends)
     if has_head:
         accumulated = 8 if e.precision == "fp64" else 4
         chunks = -(-s.tokens // LOSS_CHUNK_TOKENS)
@@ -213,22 +233,31 @@ def _tensor_parallel(s: _Sender) -> None:
             tokens = min(size, s.tokens - start)
             for values in (1, 2):
                 s.along("tp", "all_reduce", values * tokens * accumulated, e.num_microbatches)
-    rows = _replicated_rows(s, has_head)
-    if rows:
-        s.along("tp", "all_reduce", s.master * sum(s.own_rows(size) for size in rows))
+    replicated = _replicated(s, has_head)
+    if replicated:
+        elements = (s.own_rows(rows) * math.prod(rest) for rows, *rest in replicated)
+        s.along("tp", "all_reduce", s.master * sum(elements))
 
 
-def _replicated_rows(s: _Sender, has_head: bool) -> list[int]:
-    """Sizes of the weights whose gradients the tp ranks add up."""
-    e = s.experiment
-    layers = [*block(e.model, "layer", routed=False)] * s.num_layers
-    held = [*layers, *([final_norm(e.model)] if has_head else [])]
+def _attention_inputs(model: ModelSpec) -> tuple[int, ...]:
+    """Numbers a token of what the column-parallel layers of an attention layer take in."""
+    if model.mla is None:
+        return (model.hidden_size,)
+    return model.mla.q_lora_rank or model.hidden_size, model.mla.kv_lora_rank
+
+
+def _replicated(s: _Sender, has_head: bool) -> list[tuple[int, ...]]:
+    """Shapes of the parameters whose gradients the tp ranks add up."""
+    e, model = s.experiment, s.experiment.model
+    one = [*attention_parameters(model, "layer"), *[(norm("norm", model.hidden_size),)] * 2]
+    held = [*one * s.num_layers, *([(final_norm(model),)] if has_head else [])]
     sp = e.sequence_parallel
-    return [weight.shape[0] for weight in held if weight.placement.summed_over(tp=e.tp, sequence_parallel=sp)]
+    return [fused_shape(parts) for parts in held if parts[0].placement.summed_over(tp=e.tp, sequence_parallel=sp)]
 
 
 def _context_parallel(s: _Sender) -> None:
     e, model = s.experiment, s.experiment.model
+    qk, v = head_sizes(model)
     passes = [(False, s.num_layers), (True, s.num_layers), (False, s.num_recomputed * (e.recompute == "full"))]
     for backward, layers in passes:
         for sent in context_messages(
@@ -238,7 +267,8 @@ def _context_parallel(s: _Sender) -> None:
             tokens=s.tokens,
             heads=model.num_heads // e.tp,
             kv_heads=model.num_kv_heads // e.tp,
-            head_dim=model.head_dim,
+            head_dim=qk,
+            value_dim=v,
             compute_bytes=s.compute,
             sum_bytes=s.master,
         ):
@@ -248,44 +278,18 @@ def _context_parallel(s: _Sender) -> None:
             s.along("cp", op, size, sent.calls * layers * e.num_microbatches)
 
 
-@dataclass(frozen=True, slots=True)
-class _Unit:
-    """Parameters that FSDP gathers and reduces in one message."""
-
-    shapes: tuple[tuple[int, ...], ...]
-    """Of one tensor-parallel rank."""
-    reshard_after_forward: bool
-    matrices_in_fp8: bool = False
-
-    def padded(self, shards: int) -> int:
-        """Elements of all shards together: dim 0 is padded to a multiple of their number."""
-        return sum(_padded(shape, shards) for shape in self.shapes)
-
-    def gathered(self, shards: int, compute: int) -> int:
-        """Bytes of all shards together as they are gathered."""
-        return sum(
-            (1 if self.matrices_in_fp8 and len(shape) == 2 else compute) * _padded(shape, shards)
-            for shape in self.shapes
-        )
-
-
-def _padded(shape: tuple[int, ...], shards: int) -> int:
-    return -(-shape[0] // shards) * shards * (shape[1] if len(shape) > 1 else 1)
-
-
-def _units(s: _Sender, stage: _Stage) -> tuple[_Unit | None, list[_Unit]]:
+def _units(s: _Sender, stage: _Stage) -> tuple[Unit | None, list[Unit]]:
     """The stage's own unit, which holds what belongs to no other (None: nothing), and the others in forward order."""
     e, model = s.experiment, s.experiment.model
-    d, h, zero3 = model.hidden_size, model.head_dim, e.zero_stage == 3
-    q, kv, ffn = model.num_heads * h, model.num_kv_heads * h, model.ffn_hidden_size
-    attention = ((d,), ((q + 2 * kv) // e.tp, d), (d, q // e.tp), *([(h,), (h,)] if model.qk_norm else []))
-    block = (*attention, (d,), (2 * ffn // e.tp, d), (d, ffn // e.tp))
-    blocks = [_Unit(block, zero3, e.precision == "fp8_tensorwise")] * stage.num_layers
+    d, ffn, zero3 = model.hidden_size, model.ffn_hidden_size, e.zero_stage == 3
+    attention = (fused_shape(parts, tp=e.tp) for parts in attention_parameters(model, "layer"))
+    block = ((d,), *attention, (d,), (2 * ffn // e.tp, d), (d, ffn // e.tp))
+    blocks = [Unit(block, zero3, e.precision == "fp8_tensorwise")] * stage.num_layers
     vocabulary = (model.vocab_size // e.tp, d)
     if model.tie_embeddings and stage.is_first and stage.is_last:
-        return _Unit((vocabulary, (d,)), False), blocks
-    first = [_Unit((vocabulary,), zero3)] if stage.is_first else []
-    last = [_Unit(((d,), vocabulary), False)] if stage.is_last else []
+        return Unit((vocabulary, (d,)), False), blocks
+    first = [Unit((vocabulary,), zero3)] if stage.is_first else []
+    last = [Unit(((d,), vocabulary), False)] if stage.is_last else []
     return None, [*first, *blocks, *last]
 
 
@@ -293,11 +297,11 @@ def _data_parallel(s: _Sender) -> None:
     """Walks the schedule as FSDP does, for each of this rank's stages apart.
 
     A unit is gathered when a forward or a backward finds it sharded: S = c times its padded elements, but one byte for
-    each element of a block's matrices with one fp8 scale, whose largest values are all-reduced once a step. It is sharded
-    again after its forward (ZeRO 3; not the head, whose backward comes next) and after its backward (ZeRO 3: always,
-    else with the last micro-batch). As soon as a unit's backward has begun, FSDP gathers the unit that ran before it in
-    the order of all forwards so far; before the first unit of a forward that is the last unit of the forward before.
-    With the last micro-batch nothing uses that one again, but it has been sent.
+    each element of a block's matrices with one fp8 scale, whose largest values are all-reduced once a step. It is
+    sharded again after its forward (ZeRO 3; not the head, whose backward comes next) and after its backward (ZeRO 3:
+    always, else with the last micro-batch). As soon as a unit's backward has begun, FSDP gathers the unit that ran
+    before it in the order of all forwards so far; before the first unit of a forward that is the last unit of the
+    forward before. With the last micro-batch nothing uses that one again, but it has been sent.
 
     Gradients are reduce-scattered with every micro-batch (ZeRO 2 and 3) or with the last (S = g times the padded
     elements), and all-reduced over the replicas with the last (S = the shard of it). Of a split backward the second
@@ -310,7 +314,7 @@ def _data_parallel(s: _Sender) -> None:
         s.along_shards("all_reduce", _FP8_SCALE_BYTES * _MATRICES_OF_BLOCK * s.num_layers, 1)
     for chunk, stage in enumerate(s.stages):
         own, others = _units(s, stage)
-        walk = _FsdpWalk(own, others, keep_gathered=e.zero_stage <= 2)
+        walk = FsdpWalk(own, others, keep_gathered=e.zero_stage <= 2)
         reductions = 0
         of_chunk = [action for action in actions if action.chunk == chunk]
         final = [action for action in of_chunk if action.kind in ("B", "W")][-1]
@@ -328,54 +332,6 @@ def _data_parallel(s: _Sender) -> None:
             s.along_shards("all_gather", unit.gathered(shards, s.compute), gathers)
             s.along_shards("reduce_scatter", s.master * elements, reductions)
             s.along_replicas("all_reduce", s.master * elements // shards)
-
-
-class _FsdpWalk:
-    """Counts how often each unit is gathered. A unit is known by its index in ``units``."""
-
-    def __init__(self, own: _Unit | None, others: Sequence[_Unit], *, keep_gathered: bool) -> None:
-        self.units = [*others, *([own] if own is not None else [])]
-        self.own = len(others) if own is not None else None
-        self.keep_gathered = keep_gathered
-        self.gathers = [0] * len(self.units)
-        self._gathered: set[int] = set()
-        self._order: list[int] = []
-        """Units in the order in which their forwards have ended since the last step."""
-        self._places: list[list[int]] = [[] for _ in self.units]
-        """Of each unit: its places in that order whose backward has not begun."""
-
-    def forward(self) -> None:
-        if self.own is not None:  # begins before all others and ends after them
-            self._gather(self.own)
-        for index, unit in enumerate(self.units):
-            self._gather(index)
-            if unit.reshard_after_forward:
-                self._gathered.discard(index)
-            self._places[index].append(len(self._order))
-            self._order.append(index)
-
-    def backward(self, *, last: bool) -> None:
-        for index in reversed(range(len(self.units))):
-            self._gather(index)
-            place = self._places[index].pop()
-            if place > 0:
-                self._gather(self._order[place - 1])
-            if index != self.own:
-                self._shard_again(index, last)
-        if self.own is not None:
-            self._shard_again(self.own, last)
-        if last:
-            self._gathered.clear()  # also what was gathered for nothing
-            self._order.clear()
-
-    def _gather(self, index: int) -> None:
-        if index not in self._gathered:
-            self._gathered.add(index)
-            self.gathers[index] += 1
-
-    def _shard_again(self, index: int, last: bool) -> None:
-        if last or not self.keep_gathered:
-            self._gathered.discard(index)
 
 
 def _pipeline(s: _Sender) -> None:

@@ -1,7 +1,7 @@
 """Causal attention over a sequence whose tokens are split over the ranks of one axis (context parallelism).
 
 Shapes: B sequences, S tokens of a sequence on this rank (the sequence has cp * S), N query heads and K key and value
-heads of this rank, H head size. ``2`` is a key and its value side by side.
+heads of this rank, H head size of queries and keys, V of values. ``X`` is a key and its value side by side, H + V.
 
 ring       keys and values go round the ranks, point to point, while each rank computes with what it has (Ring
            Attention, arXiv:2310.01889); their gradients follow them round
@@ -44,6 +44,8 @@ from workloads.engine.ops.attention import Saved, attention, attention_backward,
 from workloads.engine.ops.backend import accumulation_dtype
 from workloads.experiment import ContextKind
 
+ContextParallel = tuple[Axis, ContextKind]
+
 
 def local_positions(seq_len: int, cp: int, rank: int, kind: ContextKind) -> Tensor:
     """The positions in the sequence of the tokens that ``rank`` holds, in the order in which it holds them (int64).
@@ -60,39 +62,39 @@ def local_positions(seq_len: int, cp: int, rank: int, kind: ContextKind) -> Tens
     return torch.cat([parts[rank], parts[2 * cp - 1 - rank]])
 
 
-def context_attention(q_BNSH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor, cp: Axis, kind: ContextKind) -> Tensor:
-    """Causal attention of this rank's queries over the whole sequence: [B, N, S, H].
+def context_attention(q_BNSH: Tensor, k_BKSH: Tensor, v_BKSV: Tensor, cp: Axis, kind: ContextKind) -> Tensor:
+    """Causal attention of this rank's queries over the whole sequence: [B, N, S, V].
 
     Every rank of ``cp`` passes the tokens of `local_positions`, in that order; queries and keys are rotated by their
     positions already. ``ulysses`` needs N and K to be multiples of cp. Sums over blocks and ranks are rounded to the
     dtype of the inputs once, at their end.
     """
     if cp.size == 1:
-        return attention(q_BNSH, k_BKSH, v_BKSH, causal=True)
+        return attention(q_BNSH, k_BKSH, v_BKSV, causal=True)
     if kind == "ulysses":
-        return _ulysses(q_BNSH, k_BKSH, v_BKSH, cp)
-    return _zigzag(q_BNSH, k_BKSH, v_BKSH, cp, kind)
+        return _ulysses(q_BNSH, k_BKSH, v_BKSV, cp)
+    return _zigzag(q_BNSH, k_BKSH, v_BKSV, cp, kind)
 
 
 # What ring and allgather share
 
 
 @torch.compiler.disable  # one break of the graph; traced, there would be one at every choice of a kernel
-def _zigzag(q_BNSH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor, cp: Axis, kind: ContextKind) -> Tensor:
+def _zigzag(q_BNSH: Tensor, k_BKSH: Tensor, v_BKSV: Tensor, cp: Axis, kind: ContextKind) -> Tensor:
     assert q_BNSH.shape[2] == k_BKSH.shape[2] and q_BNSH.shape[2] % 2 == 0
     function = _Ring if kind == "ring" else _AllGather
-    return function.apply(q_BNSH, k_BKSH, v_BKSH, cp)
+    return function.apply(q_BNSH, k_BKSH, v_BKSV, cp)
 
 
-def _pack(k_BKSH: Tensor, v_BKSH: Tensor) -> Tensor:
-    """Keys and values in one message, tokens outermost: [S, B, 2, K, H]."""
-    return torch.stack([k_BKSH.permute(2, 0, 1, 3), v_BKSH.permute(2, 0, 1, 3)], dim=2)
+def _pack(k_BKSH: Tensor, v_BKSV: Tensor) -> Tensor:
+    """Keys and values in one message, tokens outermost: [S, B, K, X]."""
+    return torch.cat([k_BKSH.permute(2, 0, 1, 3), v_BKSV.permute(2, 0, 1, 3)], dim=3)
 
 
-def _unpack(kv_SB2KH: Tensor) -> tuple[Tensor, Tensor]:
-    """Views of a packed message, or of packed gradients, as keys and values [B, K, S, H]."""
-    k_BKSH, v_BKSH = kv_SB2KH.permute(2, 1, 3, 0, 4).unbind(0)
-    return k_BKSH, v_BKSH
+def _unpack(kv_SBKX: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """Views of a packed message, or of packed gradients: keys [B, K, S, H] and values [B, K, S, V]. ``size`` is H."""
+    kv_BKSX = kv_SBKX.permute(1, 2, 0, 3)
+    return kv_BKSX[..., :size], kv_BKSX[..., size:]
 
 
 class _Output:
@@ -138,18 +140,19 @@ def _own_tokens(q: Tensor, k: Tensor, v: Tensor, cp: Axis) -> tuple[_Output, lis
 
 
 def _block_backward(
-    grad: Tensor, q: Tensor, seen_SB2KH: Tensor, o: Tensor, lse: Tensor, saved: Saved, first: int
+    grad: Tensor, q: Tensor, seen_SBKX: Tensor, o: Tensor, lse: Tensor, saved: Saved, first: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(dq, dk, dv) of another rank's keys, which the queries from ``first`` on see."""
-    k, v = _unpack(seen_SB2KH)
+    k, v = _unpack(seen_SBKX, q.shape[3])
     grad, q, o, lse = (x[:, :, first:] for x in (grad, q, o, lse))
     return attention_backward(grad, q, k, v, o, lse, saved, causal=False)
 
 
-def _zeros(k_BKSH: Tensor, tokens: int, cp: Axis) -> Tensor:
+def _zeros(k_BKSH: Tensor, v_BKSV: Tensor, tokens: int, cp: Axis) -> Tensor:
     """Packed gradients of so many keys and values, in the precision of sums."""
     batch, heads, _, size = k_BKSH.shape
-    return k_BKSH.new_zeros(tokens, batch, 2, heads, size, dtype=_sum_dtype(k_BKSH.dtype, cp))
+    both = size + v_BKSV.shape[3]
+    return k_BKSH.new_zeros(tokens, batch, heads, both, dtype=_sum_dtype(k_BKSH.dtype, cp))
 
 
 # Ring
@@ -170,7 +173,7 @@ class _Ring(torch.autograd.Function):
             if step < cp.size - 1:
                 coming = rotate_async(held, cp)
             first, seen = _seen(held, step, cp)
-            o, lse, saved = attention_forward(q[:, :, first:], *_unpack(seen), causal=False)
+            o, lse, saved = attention_forward(q[:, :, first:], *_unpack(seen, k.shape[3]), causal=False)
             output.join(first, o, lse)
             kept.append(saved)
         ctx.cp, ctx.kept = cp, kept
@@ -185,7 +188,7 @@ class _Ring(torch.autograd.Function):
         coming = rotate_async(_pack(k, v), cp)
         dq, dk, dv = attention_backward(grad, q, k, v, o, lse, kept[0], causal=True)
         dq = dq.to(_sum_dtype(q.dtype, cp))
-        sums = _zeros(k, k.shape[2], cp)
+        sums = _zeros(k, v, k.shape[2], cp)
         for step in range(1, cp.size):
             held = wait(coming)
             if step < cp.size - 1:
@@ -195,17 +198,17 @@ class _Ring(torch.autograd.Function):
             dq[:, :, first:] += parts[0]
             if step > 1:
                 sums = wait(sums)
-            for total, part in zip(_unpack(sums[: seen.shape[0]]), parts[1:], strict=True):
+            for total, part in zip(_unpack(sums[: seen.shape[0]], k.shape[3]), parts[1:], strict=True):
                 total += part
             sums = rotate_async(sums, cp)
-        others_dk, others_dv = _unpack(wait(sums))
+        others_dk, others_dv = _unpack(wait(sums), k.shape[3])
         return dq.to(q.dtype), (others_dk + dk).to(k.dtype), (others_dv + dv).to(v.dtype), None
 
 
-def _seen(held_SB2KH: Tensor, step: int, cp: Axis) -> tuple[int, Tensor]:
+def _seen(held_SBKX: Tensor, step: int, cp: Axis) -> tuple[int, Tensor]:
     """(first query that sees them, which keys and values are seen) of what has come ``step`` ranks far."""
-    half = held_SB2KH.shape[0] // 2
-    return (0, held_SB2KH[:half]) if step <= cp.rank else (half, held_SB2KH)
+    half = held_SBKX.shape[0] // 2
+    return (0, held_SBKX[:half]) if step <= cp.rank else (half, held_SBKX)
 
 
 # All-gather
@@ -220,7 +223,7 @@ class _AllGather(torch.autograd.Function):
         output, kept = _own_tokens(q, k, v, cp)
         gathered = wait(coming)
         for first, seen in _gathered_blocks(gathered, cp):
-            o, lse, saved = attention_forward(q[:, :, first:], *_unpack(seen), causal=False)
+            o, lse, saved = attention_forward(q[:, :, first:], *_unpack(seen, k.shape[3]), causal=False)
             output.join(first, o, lse)
             kept.append(saved)
         ctx.cp, ctx.kept = cp, kept
@@ -234,7 +237,7 @@ class _AllGather(torch.autograd.Function):
         coming = gather_async(_pack(k, v), cp)
         dq, dk, dv = attention_backward(grad, q, k, v, o, lse, kept[0], causal=True)
         dq = dq.to(_sum_dtype(q.dtype, cp))
-        sums = _zeros(k, cp.size * k.shape[2], cp)
+        sums = _zeros(k, v, cp.size * k.shape[2], cp)
         own = slice(2 * half * cp.rank, 2 * half * (cp.rank + 1))
         sums[own] = _pack(dk, dv)
         del dk, dv
@@ -246,7 +249,7 @@ class _AllGather(torch.autograd.Function):
             rows = _first_parts(sums[: own.start], half) if first == 0 else sums[own.stop :]
             rows.copy_(_pack(*parts[1:]).view(rows.shape))
         del gathered, seen, parts
-        dk, dv = _unpack(wait(reduce_scatter_async(sums, cp)).to(k.dtype))
+        dk, dv = _unpack(wait(reduce_scatter_async(sums, cp)).to(k.dtype), k.shape[3])
         return dq.to(q.dtype), dk, dv, None
 
 
@@ -259,9 +262,9 @@ def _gathered_blocks(gathered: Tensor, cp: Axis) -> Iterator[tuple[int, Tensor]]
         yield tokens // 2, gathered[(cp.rank + 1) * tokens :]
 
 
-def _first_parts(ranks_SB2KH: Tensor, half: int) -> Tensor:
-    """Of the tokens of several ranks those in the first part of each: [ranks, half, B, 2, K, H], a view."""
-    return ranks_SB2KH.unflatten(0, (-1, 2, half))[:, 0]
+def _first_parts(ranks_SBKX: Tensor, half: int) -> Tensor:
+    """Of the tokens of several ranks those in the first part of each: [ranks, half, B, K, X], a view."""
+    return ranks_SBKX.unflatten(0, (-1, 2, half))[:, 0]
 
 
 # Ulysses
@@ -280,14 +283,15 @@ class _AllToAll(torch.autograd.Function):
         return wait(all_to_all_async(grad, ctx.cp)), None
 
 
-def _ulysses(q_BNSH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor, cp: Axis) -> Tensor:
+def _ulysses(q_BNSH: Tensor, k_BKSH: Tensor, v_BKSV: Tensor, cp: Axis) -> Tensor:
     """Rank i gets the i-th of cp equal parts of the query heads, and of the key and value heads that belong to them."""
-    heads = [x.shape[1] for x in (q_BNSH, k_BKSH, v_BKSH)]
+    heads = [x.shape[1] for x in (q_BNSH, k_BKSH, v_BKSV)]
     assert all(count % cp.size == 0 for count in heads), f"{heads} heads over {cp.size} ranks"
-    # One message: [cp, S, B, (N + 2 K) / cp, H] becomes the same shape with all tokens (cp * S) of this rank's heads.
-    by_rank = [x.permute(2, 0, 1, 3).unflatten(2, (cp.size, -1)).movedim(2, 0) for x in (q_BNSH, k_BKSH, v_BKSH)]
-    tokens = _AllToAll.apply(torch.cat(by_rank, dim=3), cp).flatten(0, 1)
-    q, k, v = (x.permute(1, 2, 0, 3) for x in tokens.split([count // cp.size for count in heads], dim=2))
+    # One message: [cp, S, B, (N H + K X) / cp] becomes the same shape with all tokens (cp * S) of this rank's heads.
+    by_rank = [x.permute(2, 0, 1, 3).unflatten(2, (cp.size, -1)).movedim(2, 0) for x in (q_BNSH, k_BKSH, v_BKSV)]
+    tokens = _AllToAll.apply(torch.cat([x.flatten(3) for x in by_rank], dim=3), cp).flatten(0, 1)
+    parts = tokens.split([x.shape[3] * x.shape[4] for x in by_rank], dim=2)
+    q, k, v = (part.unflatten(2, x.shape[3:]).permute(1, 2, 0, 3) for part, x in zip(parts, by_rank, strict=True))
     o = attention(q, k, v, causal=True)
     o_RSBNH = _AllToAll.apply(o.permute(2, 0, 1, 3).unflatten(0, (cp.size, -1)), cp)  # part r: the heads of rank r
     return o_RSBNH.permute(2, 1, 0, 3, 4).flatten(2, 3).transpose(1, 2)

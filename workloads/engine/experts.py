@@ -24,7 +24,7 @@ from workloads.engine.ops.weighted_swiglu import weighted_swiglu
 from workloads.engine.parameters import add_parameter
 from workloads.engine.recompute import Recipes
 from workloads.engine.routing import Router, Routing
-from workloads.engine.tensor_parallel import TensorParallel, enter_vocabulary, sum_partials
+from workloads.engine.tensor_parallel import TensorParallel, gather_tokens, sum_partials
 from workloads.experiment import ModelSpec
 
 
@@ -88,7 +88,7 @@ class RoutedFeedForward(nn.Module):
     @torch.compiler.disable
     def forward(self, x_TD: Tensor) -> Tensor:
         weights_Tk, dispatch = self._route(x_TD)
-        tokens = enter_vocabulary(x_TD, self.parallel.tp) if self.parallel.gathers else x_TD
+        tokens = gather_tokens(x_TD, self.parallel.tp) if self.parallel.gathers else x_TD
         coming = dispatch.send(tokens)
         others = self.shared(x_TD) if self.shared is not None else None
         rows = dispatch.arrive(coming)
@@ -103,7 +103,7 @@ class RoutedFeedForward(nn.Module):
         forced, dispatch = (None, None) if routing.is_learned else routing.forced(x_TD.device)
         weights_Tk, choice_Tk = self.router(x_TD, forced)
         if self.parallel.gathers:
-            weights_Tk = enter_vocabulary(weights_Tk, tp)
+            weights_Tk = gather_tokens(weights_Tk, tp)
         if dispatch is not None:
             return weights_Tk, dispatch
         if self.parallel.gathers and tp.sequence_parallel:

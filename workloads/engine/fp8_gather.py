@@ -1,8 +1,8 @@
 """Gathers the weights of tensorwise fp8 layers in fp8: one byte an element on the way and in the gathered copy.
 
 FSDP lets a sharded tensor say what is gathered of it (``fsdp_pre_all_gather``) and what becomes of that
-(``fsdp_post_all_gather``). It looks for both as attributes of the local tensor, so they are attached to the plain tensors
-that the optimizer updates; nothing else of the engine sees another kind of tensor.
+(``fsdp_post_all_gather``). It looks for both as attributes of the local tensor, so they are attached to the plain
+tensors that the optimizer updates; nothing else of the engine sees another kind of tensor.
 
 One scale is for a whole weight, of which every rank has a part. So the largest values of all weights are found once a
 step, before its first gather, and made the same on the ranks that share weights in one small all-reduce.

@@ -14,10 +14,11 @@ from torch import Tensor, nn
 
 from workloads import weights
 from workloads.costs.partition import experiment_layers
-from workloads.engine.communication import Axis
-from workloads.engine.context_parallel import context_attention, local_positions
+from workloads.engine.context_parallel import ContextParallel, context_attention, local_positions
 from workloads.engine.experts import ExpertParallel, RoutedFeedForward
 from workloads.engine.groups import Groups
+from workloads.engine.latent_attention import LatentAttention
+from workloads.engine.norm import RMSNorm
 from workloads.engine.ops.attention import attention
 from workloads.engine.ops.fp8 import Recipe
 from workloads.engine.ops.fp8_linear import Fp8Products
@@ -34,31 +35,10 @@ from workloads.engine.tensor_parallel import (
     RowParallelLinear,
     TensorParallel,
     VocabularyParallelEmbedding,
-    enter_vocabulary,
+    gather_tokens,
 )
-from workloads.experiment import ContextKind, Experiment, ModelSpec
+from workloads.experiment import Experiment, ModelSpec
 from workloads.weights import Weight, routed
-
-ContextParallel = tuple[Axis, ContextKind]
-
-
-class RMSNorm(nn.Module):
-    weight: nn.Parameter
-    recomputes = "norm"
-    """The name in ``Experiment.recompute`` of what its recipes make again; of other modules too."""
-
-    def __init__(self, weight: Weight, eps: float) -> None:
-        super().__init__()
-        self.eps = eps
-        add_parameter(self, "weight", [weight], {})
-        self.recipes: Recipes | None = None
-
-    def forward(self, x_TD: Tensor) -> Tensor:
-        y_TD = rms_norm(x_TD, self.weight, self.eps)
-        if self.recipes is not None:
-            x_TD = x_TD.detach()
-            self.recipes.note((y_TD,), lambda: (rms_norm(x_TD, self.weight, self.eps),))
-        return y_TD
 
 
 class Attention(nn.Module):
@@ -139,7 +119,8 @@ class Block(nn.Module):
         super().__init__()
         prefix = f"layers.{layer}"
         self.attention_norm = RMSNorm(weights.norm(f"{prefix}.attention_norm", model.hidden_size), model.norm_eps)
-        self.attention = Attention(f"{prefix}.attention", model, batch, tp, cp)
+        kind = Attention if model.mla is None else LatentAttention
+        self.attention = kind(f"{prefix}.attention", model, batch, tp, cp)
         self.ffn_norm = RMSNorm(weights.norm(f"{prefix}.ffn_norm", model.hidden_size), model.norm_eps)
         self.ffn: nn.Module
         if experts is None:
@@ -173,7 +154,7 @@ class Head(nn.Module):
     def forward(self, x_TD: Tensor, targets_T: Tensor) -> Tensor:
         """This micro-batch's share of the global batch's mean loss (fp32, or fp64 in fp64 runs)."""
         return linear_cross_entropy(
-            enter_vocabulary(self.norm(x_TD), self.tp),
+            gather_tokens(self.norm(x_TD), self.tp),
             self.weight,
             targets_T,
             scale=self.scale,
@@ -200,7 +181,7 @@ class Chunk(nn.Module):
         self.is_first, self.is_last = stage == 0, stage == experiment.num_stages - 1
         cp = (groups.axes["cp"], experiment.cp_kind) if experiment.cp > 1 else None
         self.placed = experiment.seq_len, experiment.cp, groups.position["cp"], experiment.cp_kind
-        self.head_dim, self.theta = model.head_dim, model.rope_theta
+        self.rope_dim, self.theta = model.rope_dim, model.rope_theta
         self.embedding = VocabularyParallelEmbedding(weights.embedding(model), tp) if self.is_first else None
         layers = experiment_layers(experiment)[stage]
         experts = ExpertParallel(Routing(experiment, groups), tp) if model.moe is not None else None
@@ -211,12 +192,9 @@ class Chunk(nn.Module):
         self.head = Head(experiment, tp) if self.is_last else None
         if self.embedding is not None and self.head is not None and model.tie_embeddings:
             self.head.weight = self.embedding.weight
-        self.register_buffer(
-            "cos", torch.empty(experiment.seq_len // experiment.cp, self.head_dim // 2), persistent=False
-        )
-        self.register_buffer(
-            "sin", torch.empty(experiment.seq_len // experiment.cp, self.head_dim // 2), persistent=False
-        )
+        for table in ("cos", "sin"):
+            rows = torch.empty(experiment.seq_len // experiment.cp, self.rope_dim // 2)
+            self.register_buffer(table, rows, persistent=False)
         self.between_blocks: Callable[[Tensor], Tensor] | None = None
         """Called on the residual stream before every block and after the last; the memory probe hooks in here."""
 
@@ -229,7 +207,7 @@ class Chunk(nn.Module):
     @torch.no_grad()
     def _fill_rope(self) -> None:
         """RoPE tables (arXiv:2104.09864), angles in fp64 so that every precision rotates by the same amount."""
-        exponent = torch.arange(0, self.head_dim, 2, dtype=torch.float64, device=self.cos.device) / self.head_dim
+        exponent = torch.arange(0, self.rope_dim, 2, dtype=torch.float64, device=self.cos.device) / self.rope_dim
         position = local_positions(*self.placed).to(self.cos.device, torch.float64)
         angle = torch.outer(position, self.theta**-exponent)
         self.cos.copy_(angle.cos())

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from workloads.engine.communication import Axis
-from workloads.weights import Placement, Weight
+from workloads.weights import Placement, Weight, fused_shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +34,7 @@ class ParameterSpec:
 
     def local_shape(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
         """Of this rank's part; ``sizes`` are degrees by axis."""
-        shapes = [self.placement.local_shape(part.shape, sizes) for part in self.parts]
-        if self.placement.is_expert:
-            experts, _, columns = shapes[0]
-            return (experts * sum(shape[1] for shape in shapes), columns)
-        return (sum(shape[0] for shape in shapes), *shapes[0][1:])
+        return fused_shape(self.parts, **sizes)
 
     def joined(self, pieces: Sequence[Tensor]) -> Tensor:
         """This rank's part of the parameter from its part of each of ``parts``."""

@@ -5,7 +5,8 @@ selective  cheap activations are recomputed: norms' outputs, rotated queries and
            matmuls, attention and collectives are kept, so none of these runs twice
 full       only the block's input is kept
 
-A list of the cheap ones, such as ``norm+swiglu``, recomputes those alone; selective is all of them.
+A list of the cheap ones, such as ``norm+swiglu``, recomputes those alone; selective is all of them. ``mla_up``, alone
+or in a list, makes the heads of latent attention again of their latents: queries, and what keys and values are made of.
 
 Attention itself is not on the list (Megatron-LM recomputes it as ``core_attn``). That freed the scores and the
 probabilities, S by S for each head, when they were stored. Fused kernels store one number a row instead and compute the
@@ -33,7 +34,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from workloads.engine.ops.fp8_linear import Fp8Products
-from workloads.experiment import RECOMPUTED_OPERATIONS
+from workloads.recomputation import operations_of
 
 _aten = torch.ops.aten
 _KEPT = {
@@ -54,7 +55,7 @@ def apply_recompute(block: nn.Module, recompute: str, *, compiled: bool) -> nn.M
     if recompute == "full" or compiled:
         routed = any(hasattr(module, "router") for module in block.modules())
         return CheckpointedBlock(block, selective=recompute == "selective", routed=routed)
-    return SelectiveBlock(block, RECOMPUTED_OPERATIONS if recompute == "selective" else recompute.split("+"))
+    return SelectiveBlock(block, operations_of(recompute))
 
 
 class CheckpointedBlock(nn.Module):

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import _disable_current_modes
 
 from workloads import mesh as ranks
 from workloads import weights
@@ -91,13 +92,16 @@ class Routing:
     def forced(self, device: torch.device) -> tuple[Tensor, Dispatch]:
         """(choice of the router's tokens, dispatch of what this rank sends), the same in every layer and step."""
         if self._forced is None or self._forced[0] != device:
-            e, groups = self.experiment, self.groups
-            first = groups.rank - self.ep.rank * e.etp
-            choices = [self._sent_choice(first + peer * e.etp) for peer in range(self.ep.size)]
-            dispatch = Dispatch.forced(choices, self.moe.num_experts, self.ep, device)
-            own = self._choice(groups.position, shared_out=e.sequence_parallel)
-            self._forced = device, own.to(device), dispatch
+            with _disable_current_modes():  # real indices, also where everything else is traced on FakeTensors
+                self._forced = device, *self._make_forced(device)
         return self._forced[1:]
+
+    def _make_forced(self, device: torch.device) -> tuple[Tensor, Dispatch]:
+        e, groups = self.experiment, self.groups
+        first = groups.rank - self.ep.rank * e.etp
+        choices = [self._sent_choice(first + peer * e.etp) for peer in range(self.ep.size)]
+        dispatch = Dispatch.forced(choices, self.moe.num_experts, self.ep, device)
+        return self._choice(groups.position, shared_out=e.sequence_parallel).to(device), dispatch
 
     def forced_loads(self) -> Tensor:
         """Copies of each expert [E], of all positions of a sequence."""

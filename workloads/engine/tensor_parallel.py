@@ -129,8 +129,8 @@ def _sum_async(x: Tensor, tp: TensorParallel) -> Tensor:
     return reduce_scatter_async(x, tp.axis) if tp.sequence_parallel else all_reduce_async(x, tp.axis)
 
 
-class _EnterVocabulary(torch.autograd.Function):
-    """Before the vocabulary-parallel head: every rank needs every token; the input's gradient is a partial sum."""
+class _GatherTokens(torch.autograd.Function):
+    """Where every rank needs every token, as before the head: the input's gradient is a partial sum."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, tp: TensorParallel) -> Tensor:
@@ -160,8 +160,9 @@ class _SumPartials(torch.autograd.Function):
         return (wait(gather_async(grad, ctx.tp.axis)) if ctx.tp.sequence_parallel else grad), None
 
 
-def enter_vocabulary(x_TD: Tensor, tp: TensorParallel) -> Tensor:
-    return x_TD if tp.size == 1 else _EnterVocabulary.apply(x_TD, tp)
+def gather_tokens(x_TD: Tensor, tp: TensorParallel) -> Tensor:
+    """The rows of all ranks, of which each computes a part of the result: gradients of all of them are summed."""
+    return x_TD if tp.size == 1 else _GatherTokens.apply(x_TD, tp)
 
 
 def sum_partials(x_TD: Tensor, tp: TensorParallel) -> Tensor:
@@ -215,6 +216,20 @@ class RowParallelLinear(nn.Module):
         else:
             y_TD = linear(x_TF, self.weight, self.deferred)
         return sum_partials(y_TD, self.tp)
+
+
+class WholeLinear(nn.Module):
+    """Several projections of one input, fused into one matmul, which every rank holds whole for its own tokens."""
+
+    weight: nn.Parameter
+
+    def __init__(self, parts: Sequence[Weight]) -> None:
+        super().__init__()
+        self.deferred: DeferredGradients | None = None
+        add_parameter(self, "weight", parts, {})
+
+    def forward(self, x_TD: Tensor) -> Tensor:
+        return linear(x_TD, self.weight, self.deferred)
 
 
 class VocabularyParallelEmbedding(nn.Module):

@@ -5,9 +5,9 @@ roundings on the way, since rounding errors are of both signs (Higham and Mary, 
 ``n`` is the longest sum (hidden size, feed-forward columns, vocabulary, tokens of a step) times the products that
 follow each other (7 a layer forward, twice that backward). `SAFETY` is above what correct layouts have shown.
 
-**fp32, bf16, fp16.** The left layout is trained a second time in the next higher precision. How far its own values are from
-those is the noise of each tensor: a right layout is about as far (TTrace, arXiv:2506.09280, estimates the same by a
-perturbation). Allowed is `NOISE_FACTOR` times that, and at least one rounding of the largest element. A loss and a
+**fp32, bf16, fp16, fp8.** The left layout is trained a second time in the next higher precision. How far its own values
+are from those is the noise of each tensor: a right layout is about as far (TTrace, arXiv:2506.09280, estimates the same
+by a perturbation). Allowed is `NOISE_FACTOR` times that, and at least one rounding of the largest element. A loss and a
 gradient norm are single numbers, which may be near by chance: at least what `results.agreement` allows.
 
 **Updates.** AdamW's first update is nearly the sign of the gradient. Where gradients may differ by e, a share of about

@@ -7,7 +7,7 @@ comes with its parts, which add up to it. Above 2^53 bytes (8 PiB on one rank) `
 "use strict";
 const MemoryModel = (() => {
   const {
-    computeBytes, dataDegrees, deferredBytes, denseLayer, div, experimentStages, headBytes, layerBytes, localParams,
+    computeBytes, dataDegrees, deferredBytes, denseLayer, div, experimentStages, gatheredBytes, headBytes, layerBytes, localParams,
     masterBytes, moeLayer, numMicrobatches, rankTokens, sum,
   } = ModelCosts;
 
@@ -70,11 +70,12 @@ const MemoryModel = (() => {
       denseKept,
       routedKept,
       workingKept,
+      b: gatheredBytes(e, c),
       block,
       vocabulary: div(model.vocab_size, e.tp) * model.hidden_size,
       head: headBytes(e, c),
       stream: c * streamTokens * model.hidden_size,
-      inputs: 16 * tokens * numMicrobatches(e) + 4 * div(e.seq_len, e.cp) * model.head_dim,
+      inputs: 16 * tokens * numMicrobatches(e) + 4 * div(e.seq_len, e.cp) * (model.mla ? model.mla.qk_rope_head_dim : model.head_dim),
       whole: accumulatesUnsharded(e),
       rounds: numMicrobatches(e),
       shards: dataDegrees(e)[1],
@@ -129,9 +130,9 @@ const MemoryModel = (() => {
   function headMoments(e, x, units, turn, stage) {
     const { c, g } = x, zero3 = e.zero_stage === 3;
     const saved = held(x, turn, stage, true);
-    const copies = c * (zero3 ? units.head + units.tied : stage.params);
+    const copies = zero3 ? c * (units.head + units.tied) : stage.whole;
     const gathers = x.shards > 1 && (zero3 || !turn.prior);
-    const gathering = gathers ? c * (units.tied ? x.block : units.head) : 0;
+    const gathering = gathers ? (units.tied ? x.b * x.block : c * units.head) : 0;
     const buffers = waiting(x, units, turn) + gathering;
     const forward = {
       name: "the head's forward", copies, gradients: turn.prior,
@@ -153,7 +154,7 @@ const MemoryModel = (() => {
   function blockMoments(e, x, units, turn, stage) {
     const zero3 = e.zero_stage === 3, reducesNow = reduces(x, turn);
     const resharded = turn.last ? units.head : 0;
-    const copies = x.c * (zero3 ? Math.min(stage.params, 2 * x.block + units.tied) : stage.params - resharded);
+    const copies = zero3 ? Math.min(stage.whole, 2 * x.b * x.block + x.c * units.tied) : stage.whole - x.c * resharded;
     const head = turn.prior ? 0 : div(x.g * units.head, reducesNow ? x.shards : 1);
     const flat = units.head && reducesNow ? x.g * units.head : waiting(x, units, turn);
     const saved = held(x, turn, stage, stage.has_head);
@@ -170,8 +171,8 @@ const MemoryModel = (() => {
     if (!turn.prior) gradients += done * (reducesNow ? shard : unsharded);
     else if (x.whole && turn.last) gradients -= done * (unsharded - shard);
     let gathered = copies;
-    if (zero3 && holds.embedding && done === holds.dense_layers + holds.moe_layers - 1) gathered = x.c * (x.block + units.first);
-    else if (!zero3 && turn.last) gathered -= x.c * done * x.block;
+    if (zero3 && holds.embedding && done === holds.dense_layers + holds.moe_layers - 1) gathered = x.b * x.block + x.c * units.first;
+    else if (!zero3 && turn.last) gathered -= x.b * done * x.block;
     const received = e.virtual_stages > (holds.has_head ? 1 : 0) ? x.stream : 0;
     const own = { "gradient of the stream": received, "backward of one block": x.working };
     const buffers = { "FSDP buffers": reducesNow ? unsharded : flat };
@@ -184,9 +185,10 @@ const MemoryModel = (() => {
     const done = Math.max(0, stage.params - x.block - (stage.has_embedding ? units.first : 0));
     let gradients = turn.prior || div(g * done, reducesNow ? x.shards : 1);
     if (x.whole && turn.last) gradients -= g * done - div(g * done, x.shards);
+    const left = Math.min(stage.whole, x.b * x.block + (stage.has_embedding ? units.firstCopy : 0));
     const copies = e.zero_stage === 3
-      ? c * (x.block + (units.tied || units.first))
-      : c * (turn.last ? stage.params - done : stage.params);
+      ? x.b * x.block + (c * units.tied || units.firstCopy)
+      : turn.last ? left : stage.whole;
     const before = turn.in_flight - 1, headSaved = stage.has_head ? x.head.saved : 0;
     const total = Math.trunc(before * (stage.saved + headSaved));
     const others = savedInParts(stage, before, total, Math.trunc(before * headSaved));
@@ -215,7 +217,7 @@ const MemoryModel = (() => {
     const others = savedInParts(stage, before, total, Math.trunc(before * headSaved));
     others["gradient of the stream"] = received + x.stream;
     others["kept for the weights' gradients"] = turn.deferred;
-    const everything = c * stage.params;
+    const everything = stage.whole;
     if (x.whole) {
       const own = c === g && !turn.prior ? 0 : c * units.first * (units.tied ? 2 : 1);
       return { name, copies: everything, gradients: g * stage.params + own, activations: others };
@@ -225,9 +227,9 @@ const MemoryModel = (() => {
       const activations = { ...others, "FSDP buffers": reducing };
       return { name, copies: everything, gradients: stage.shard, activations };
     }
-    const starting = turn.forward_follows ? g * units.first + c * (units.first + x.block) : 0;
+    const starting = turn.forward_follows ? g * units.first + units.firstCopy + x.b * x.block : 0;
     const activations = { ...others, "FSDP buffers": Math.max(reducing, starting) };
-    return { name, copies: c * units.first, gradients: stage.shard, activations };
+    return { name, copies: units.firstCopy, gradients: stage.shard, activations };
   }
 
   /** memory._stage_memory: `parts` is {category: {part: bytes}}, `moment` says when the stage is at its highest. @param {Experiment} e */
@@ -240,6 +242,7 @@ const MemoryModel = (() => {
     const units = {
       head: holds.head ? x.vocabulary : 0,
       first: holds.embedding ? x.vocabulary : x.block,
+      firstCopy: holds.embedding ? x.c * x.vocabulary : x.b * x.block,
       tied: isTied ? x.vocabulary : 0,
     };
     const output = (e.virtual_stages - (holds.has_head ? 1 : 0)) * x.stream;
@@ -252,7 +255,8 @@ const MemoryModel = (() => {
     for (const [layer, count] of layerKinds) {
       for (const [name, bytes] of Object.entries(layer.parts)) parts[name] = (parts[name] ?? 0) + count * bytes;
     }
-    const stage = { params, shard, saved, parts, holds, has_head: holds.has_head, has_embedding: holds.embedding > 0 };
+    const whole = x.b * (layers + experts) + x.c * ends;
+    const stage = { params, whole, shard, saved, parts, holds, has_head: holds.has_head, has_embedding: holds.embedding > 0 };
     const totalOf = (moment) => moment.copies + moment.gradients + sum(moment.activations);
     let best = { name: "nothing", copies: 0, gradients: 0, activations: {} };
     const waiting = holds.dense_layers * x.denseDeferred + holds.moe_layers * x.routedDeferred;

@@ -1,6 +1,6 @@
 /* What a model and its layers weigh, in closed form: the planner's own formulas, for the page. No DOM here.
 
-A line-by-line port of workloads/costs/{params,partition,activations}.py and of what they need of
+A line-by-line port of workloads/costs/{params,partition,activations,fp8}.py and of what they need of
 workloads/{experiment,mesh}.py,
 which explain the formulas; names, order of arithmetic and integer divisions are theirs (tests compare both sides).
 Experiments are the plain dicts of workloads.experiment.to_dict. Beyond the port, a layer's saved bytes come with their
@@ -11,8 +11,9 @@ const ModelCosts = (() => {
   const LOSS_CHUNK_TOKENS = 4096;
   const MASTER_BYTES = { fp64: 8 };
   const COMPUTE_BYTES = { fp64: 8, fp32: 4 };
-  /** experiment.RECOMPUTED_OPERATIONS */
-  const RECOMPUTED_OPERATIONS = ["norm", "rope", "swiglu"];
+  /** recomputation.SELECTIVE and OPERATIONS */
+  const SELECTIVE = ["norm", "rope", "swiglu"];
+  const OPERATIONS = [...SELECTIVE, "mla_up"];
   /** rules.V_SHAPED */
   const V_SHAPED = ["zero_bubble_v", "dualpipe_v"];
 
@@ -39,8 +40,10 @@ const ModelCosts = (() => {
   const numMicrobatches = (e) => div(e.global_batch_size, dataParallel(e) * e.micro_batch_size);
 
   /** Experiment.recomputed_operations @param {Experiment} e */
-  const recomputedOperations = (e) =>
-    (e.recompute === "selective" ? RECOMPUTED_OPERATIONS : RECOMPUTED_OPERATIONS.filter((name) => e.recompute.split("+").includes(name)));
+  function recomputedOperations(e) {
+    const names = e.recompute.split("+");
+    return OPERATIONS.filter((name) => names.includes(name) || (names.includes("selective") && SELECTIVE.includes(name)));
+  }
 
   /** mesh.data_degrees: [replicas, shards] @param {Experiment} e */
   const dataDegrees = (e) => (e.zero_stage === 0 ? [e.dp_replicate * e.cp, 1] : [e.dp_replicate, e.dp_shard * e.cp]);
@@ -74,7 +77,8 @@ const ModelCosts = (() => {
       return counts(h * q + 2 * h * kv + q * h, normsInAttention(model));
     }
     const qk = mla.qk_nope_head_dim + mla.qk_rope_head_dim;
-    const up = mla.q_lora_rank * qk + mla.kv_lora_rank * (mla.qk_nope_head_dim + mla.v_head_dim);
+    const queries = mla.q_lora_rank || h; // without a latent for queries one matrix makes them
+    const up = queries * qk + mla.kv_lora_rank * (mla.qk_nope_head_dim + mla.v_head_dim);
     const down = h * (mla.q_lora_rank + mla.kv_lora_rank + mla.qk_rope_head_dim);
     return counts(model.num_heads * (up + mla.v_head_dim * h), down + normsInAttention(model));
   }
@@ -234,12 +238,14 @@ const ModelCosts = (() => {
     const [tokens, streamTokens] = rankTokens(e);
     const h = model.hidden_size, heads = model.num_heads, kv = model.num_kv_heads;
     const [qk, v] = headSizes(model);
-    const qkHeads = model.qk_norm && !mla ? heads + kv : 0;
-    let latent = 0, projected = div((heads + 2 * kv) * qk, tp), rotated = div((heads + kv) * qk, tp);
+    const qkHeads = model.qk_norm ? heads + kv : 0;
+    let latents = 0, latentNorms = 0, projected = div((heads + 2 * kv) * qk, tp), rotated = div((heads + kv) * qk, tp);
     if (mla) {
-      latent = 2 * (mla.q_lora_rank + mla.kv_lora_rank) + mla.qk_rope_head_dim;
-      projected = div(heads * (qk + mla.qk_nope_head_dim + v), tp);
+      const normed = c * streamTokens * (mla.q_lora_rank + mla.kv_lora_rank);
+      projected = div(heads * (mla.qk_nope_head_dim + v), tp);
       rotated = div(2 * heads * qk, tp);
+      latents = normed + c * streamTokens * mla.qk_rope_head_dim;
+      latentNorms = normed + STATISTICS_BYTES * streamTokens * (mla.q_lora_rank ? 2 : 1);
     }
     let dispatched = 0, columns = model.ffn_hidden_size;
     if (routed) {
@@ -248,32 +254,107 @@ const ModelCosts = (() => {
       columns = (moe.experts_per_token + moe.num_shared_experts) * moe.expert_hidden_size;
     }
     const stream = c * streamTokens * h, norm = stream + STATISTICS_BYTES * streamTokens;
-    const ulysses = e.cp > 1 && e.cp_kind === "ulysses";
+    const ulysses = receives(e), attentionOutput = div(c * tokens * heads * v, tp);
+    projected *= c * tokens;
+    rotated *= c * tokens;
+    const inFp8 = keepsFp8(e) && !routed, product = div(c * tokens * columns, tp);
+    const kept = inFp8 && tp === 1 ? castBytes(e, tokens * h) + STATISTICS_BYTES * tokens : norm;
     return {
       input: stream,
-      attention_norm: norm,
-      projected: c * tokens * (projected + latent),
+      attention_norm: kept,
+      projected: ulysses && mla ? rotated + attentionOutput : projected,
+      latents,
+      latent_norms: latentNorms,
       qk_statistics: div(STATISTICS_BYTES * tokens * qkHeads, tp),
-      rotated: ulysses ? 0 : c * tokens * rotated,
+      rotated: ulysses ? 0 : rotated,
       softmax: div(tokens * heads, tp) * (e.attention === "math" ? c * e.seq_len : STATISTICS_BYTES),
-      attention_output: (ulysses ? 2 : 1) * div(c * tokens * heads * v, tp),
+      attention_output: (ulysses ? 2 : 1) * attentionOutput,
       residual: stream,
-      ffn_norm: norm,
+      ffn_norm: kept,
       dispatched,
       gate_up: div(2 * c * tokens * columns, tp),
-      product: div(c * tokens * columns, tp),
+      product: inFp8 ? castBytes(e, div(product, c)) : product,
     };
+  }
+
+  /* ---- workloads/costs/fp8.py ---- */
+
+  /** fp8.is_fp8 @param {Experiment} e */
+  const isFp8 = (e) => e.precision.startsWith("fp8");
+  /** fp8.gathered_bytes @param {Experiment} e */
+  const gatheredBytes = (e, c) => (e.precision === "fp8_tensorwise" ? 1 : c);
+  /** fp8.keeps_fp8 @param {Experiment} e */
+  const keepsFp8 = (e) => ["fp8_tensorwise", "fp8_blockwise"].includes(e.precision);
+  /** fp8.cast_bytes @param {Experiment} e */
+  const castBytes = (e, elements) => elements + (e.precision === "fp8_blockwise" ? div(elements * 4, 128) : 0);
+
+  /** fp8.working_bytes @param {Experiment} e */
+  function workingBytesInFp8(e, stream, tokens, columns, c, remade) {
+    const h = e.model.hidden_size, copies = keepsFp8(e) ? 2 : 1;
+    const product = tokens * columns, output = tokens * h, down = h * columns;
+    const gathered = e.tp > 1 ? c * output : 0;
+    const cast = copies === 2 ? castBytes(e, product) : 0;
+    const kept = remade ? 0 : cast || c * product, again = remade ? c * product + cast : 0;
+    const turned = copies === 2 && e.tp > 1 ? castBytes(e, output) : 0;
+    const entering = c * down + c * output + gathered - kept;
+    return stream + Math.max(
+      gathered + copies * castBytes(e, output) + down + c * product,
+      gathered + (copies - 1) * castBytes(e, output) + c * product + c * down + again,
+      c * down + 3 * c * product - kept,
+      entering + copies * castBytes(e, 2 * product) + 2 * down,
+      entering + (copies - 1) * castBytes(e, 2 * product) + turned + 2 * c * down,
+    );
   }
 
   /** Saved tensors by where they belong; `t` without what is made again in backward. */
   function savedParts(t, attentionAgain, ffnAgain, residualAgain) {
     return {
       "residual stream": t.input + t.residual - residualAgain,
-      attention: t.attention_norm + t.projected + t.qk_statistics + t.rotated + t.softmax + t.attention_output
-        - attentionAgain,
+      attention: t.attention_norm + t.latents + t.latent_norms + t.projected + t.qk_statistics + t.rotated + t.softmax
+        + t.attention_output - attentionAgain,
       "feed-forward": t.ffn_norm + t.gate_up + t.product - ffnAgain,
       "tokens sent to experts": t.dispatched,
     };
+  }
+
+  /** Ulysses keeps what it has received. @param {Experiment} e */
+  const receives = (e) => e.cp > 1 && e.cp_kind === "ulysses";
+
+  /**
+   * activations._made_again
+   * @param {Experiment} e
+   * @param {Record<string, number>} t
+   * @param {number} c
+   */
+  function madeAgain(e, t, c) {
+    const mla = e.model.mla, [tokens, streamTokens] = rankTokens(e);
+    const norms = t.attention_norm + t.ffn_norm - 2 * STATISTICS_BYTES * streamTokens;
+    if (!mla) return { norm: norms, rope: t.rotated, swiglu: t.product, mla_up: 0 };
+    const half = div(t.rotated, 2);
+    return {
+      norm: norms + c * streamTokens * (mla.q_lora_rank + mla.kv_lora_rank),
+      rope: receives(e) ? 0 : half - c * tokens * mla.qk_rope_head_dim,
+      swiglu: t.product,
+      mla_up: receives(e) ? 0 : t.projected + (mla.q_lora_rank ? half : 0),
+    };
+  }
+
+  /**
+   * activations._attention_working
+   * @param {Experiment} e
+   * @param {Record<string, number>} t
+   * @param {number} c
+   * @param {number} downWeight
+   * @param {number} saved
+   */
+  function attentionWorking(e, t, c, downWeight, saved) {
+    const model = e.model, mla = model.mla, [tokens, streamTokens] = rankTokens(e);
+    if (!mla) return 0;
+    const heads = div(c * tokens * model.num_heads, e.tp), [qk, v] = headSizes(model);
+    const outWeight = div(c * model.hidden_size * model.num_heads * v, e.tp);
+    const made = t.input + t.attention_norm + t.latents + t.latent_norms + t.projected + t.rotated + t.softmax;
+    const gradients = heads * 2 * (qk + v) + c * streamTokens * model.hidden_size;
+    return made + t.attention_output + gradients + 3 * downWeight + outWeight - saved;
   }
 
   /**
@@ -289,17 +370,27 @@ const ModelCosts = (() => {
     const stream = c * streamTokens * h, gathered = e.tp > 1 ? c * tokens * h : 0;
     const downWeight = routed ? 0 : div(t.product, tokens) * h;
     const steps = [gathered + t.product, t.gate_up, 2 * gathered + 2 * downWeight - t.product];
-    const working = stream + downWeight + Math.max(...steps);
-    if (e.recompute === "none" || !recomputed) return { saved: total, working, parts: savedParts(t, 0, 0, 0) };
+    const inFp8 = isFp8(e) && !routed, remade = recomputed && recomputedOperations(e).includes("swiglu");
+    const working = inFp8
+      ? workingBytesInFp8(e, stream, tokens, div(e.model.ffn_hidden_size, e.tp), c, remade)
+      : stream + downWeight + Math.max(...steps);
+    if (e.recompute === "none" || !recomputed) {
+      const own = attentionWorking(e, t, c, downWeight, total);
+      return { saved: total, working: Math.max(working, own), parts: savedParts(t, 0, 0, 0) };
+    }
     if (e.recompute === "full") {
-      return { saved: t.input, working: total - t.input + working, parts: { "residual stream": t.input } };
+      const most = Math.max(total - t.input + working, attentionWorking(e, t, c, downWeight, t.input));
+      return { saved: t.input, working: most, parts: { "residual stream": t.input } };
     }
     if (e.compile === "none") {
-      const named = recomputedOperations(e);
-      const norm = named.includes("norm") ? stream : 0, rotated = named.includes("rope") ? t.rotated : 0;
-      const product = named.includes("swiglu") ? t.product : 0;
-      const parts = savedParts(t, norm + rotated, norm + product, 0);
-      return { saved: total - (2 * norm + rotated + product), working: product + working, parts };
+      const of = madeAgain(e, t, c), named = recomputedOperations(e);
+      /** @param {"norm" | "rope" | "swiglu" | "mla_up"} name */
+      const again = (name) => (named.includes(name) ? of[name] : 0);
+      const saved = total - named.reduce((all, name) => all + of[name], 0);
+      const own = attentionWorking(e, t, c, downWeight, saved) - (named.includes("norm") ? of.norm - stream : 0);
+      const ffnNorm = named.includes("norm") ? t.ffn_norm - STATISTICS_BYTES * streamTokens : 0;
+      const parts = savedParts(t, again("norm") - ffnNorm + again("rope") + again("mla_up"), ffnNorm + again("swiglu"), 0);
+      return { saved, working: Math.max((inFp8 ? 0 : again("swiglu")) + working, own), parts };
     }
     const again = t.attention_norm + t.qk_statistics + t.rotated + t.residual + t.ffn_norm + t.product;
     const rowParallel = 2 * (stream + gathered);
@@ -318,8 +409,14 @@ const ModelCosts = (() => {
     const [tokens, streamTokens] = rankTokens(e), h = e.model.hidden_size;
     const t = layerTensors(e, routed, c);
     const attentionOutput = div(c * tokens * e.model.num_heads * headSizes(e.model)[1], e.tp);
-    const inputs = 2 * c * streamTokens * h + attentionOutput + t.product;
-    return inputs + t.projected + t.gate_up + 2 * c * tokens * h;
+    const norms = t.attention_norm + t.ffn_norm - 2 * STATISTICS_BYTES * streamTokens, mla = e.model.mla;
+    let projected = t.projected;
+    if (mla) { // inputs and gradients of the up-projections, and gradients of the down-projections
+      const normed = c * streamTokens * (mla.q_lora_rank + mla.kv_lora_rank), [qk, v] = headSizes(e.model);
+      projected = normed + t.latents + div(c * tokens * e.model.num_heads * (qk + mla.qk_nope_head_dim + v), e.tp);
+    }
+    const gradients = projected + t.gate_up + 2 * c * tokens * h;
+    return norms + attentionOutput + t.product + (keepsFp8(e) && !routed ? castBytes(e, div(gradients, c)) : gradients);
   }
 
   /**
@@ -342,7 +439,7 @@ const ModelCosts = (() => {
   }
 
   return {
-    computeBytes, dataDegrees, dataParallel, deferredBytes, denseLayer, div, experimentStages, headBytes, layerBytes, localParams, masterBytes,
+    computeBytes, dataDegrees, dataParallel, deferredBytes, denseLayer, div, experimentStages, gatheredBytes, headBytes, layerBytes, localParams, masterBytes,
     moeLayer, numMicrobatches, numParams, rankTokens, sum, V_SHAPED, worldSize,
   };
 })();

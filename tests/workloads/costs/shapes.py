@@ -78,6 +78,30 @@ QWEN3_30B = ModelSpec(
     qk_norm=True,
     moe=MoESpec(num_experts=128, experts_per_token=8, expert_hidden_size=768),
 )
+QWEN3_235B = ModelSpec(
+    name="qwen3_235b_a22b",
+    num_layers=94,
+    hidden_size=4096,
+    num_heads=64,
+    num_kv_heads=4,
+    head_dim=128,
+    ffn_hidden_size=12288,
+    vocab_size=151936,
+    qk_norm=True,
+    moe=MoESpec(num_experts=128, experts_per_token=8, expert_hidden_size=1536),
+)
+DEEPSEEK_V2_LITE = ModelSpec(
+    name="deepseek_v2_lite",
+    num_layers=27,
+    hidden_size=2048,
+    num_heads=16,
+    num_kv_heads=16,
+    head_dim=192,
+    ffn_hidden_size=10944,
+    vocab_size=102400,
+    moe=MoESpec(num_experts=64, experts_per_token=6, expert_hidden_size=1408, num_shared_experts=2, num_dense_layers=1),
+    mla=MLASpec(kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128),
+)
 DEEPSEEK_V3 = ModelSpec(
     name="deepseek_v3",
     num_layers=61,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.workloads.costs.shapes import LLAMA_1B, LLAMA_8B, QWEN3_14B
+from tests.workloads.costs.shapes import DEEPSEEK_V2_LITE, DEEPSEEK_V3, LLAMA_1B, LLAMA_8B, QWEN3_14B
 from workloads.costs.memory import estimate_memory
 from workloads.experiment import Experiment, ModelSpec, model_from_dict
 from workloads.mesh import rank_of
@@ -111,9 +111,43 @@ CASES |= {
     )
     for kind, recompute in (("ring", "selective"), ("ulysses", "selective"), ("ulysses", "rope"), ("ulysses", "full"))
 }
+for _precision in ("fp8_tensorwise", "fp8_rowwise", "fp8_blockwise"):
+    CASES |= {
+        f"{_precision}, ZeRO 2": experiment(
+            dp=8, zero_stage=2, microbatches=3, micro_batch_size=2, precision=_precision
+        ),
+        f"{_precision}, ZeRO 3": experiment(
+            dp=8, zero_stage=3, microbatches=2, micro_batch_size=4, precision=_precision
+        ),
+        f"{_precision}, selective": experiment(
+            dp=8, zero_stage=2, micro_batch_size=4, recompute="selective", precision=_precision
+        ),
+        f"{_precision}, full": experiment(
+            dp=8, zero_stage=3, micro_batch_size=4, recompute="full", precision=_precision
+        ),
+        f"{_precision}, tp": experiment(tp=8, micro_batch_size=8, microbatches=3, precision=_precision),
+        f"{_precision}, 1f1b": experiment(pp=2, microbatches=2, micro_batch_size=2, precision=_precision),
+    }
 CASES["full, gradients outgrow what blocks saved"] = Experiment.canonical(
     model=shortened(LLAMA_8B, 10), seq_len=32768, dp=2, zero_stage=3, recompute="full", global_batch_size=2
 )
+DEEPSEEK = {
+    "with a latent for queries": dataclasses.replace(DEEPSEEK_V3, moe=None),
+    "without one": dataclasses.replace(DEEPSEEK_V2_LITE, moe=None),
+}
+for name, shape in DEEPSEEK.items():
+    CASES |= {
+        f"mla {name}": experiment(shape, micro_batch_size=2),
+        f"mla {name}, tp": experiment(shape, tp=8, micro_batch_size=8, microbatches=2),
+        f"mla {name}, tp without sequence parallelism": experiment(
+            shape, tp=2, micro_batch_size=4, sequence_parallel=False
+        ),
+        f"mla {name}, accumulation": experiment(shape, dp=8, zero_stage=2, micro_batch_size=2, microbatches=3),
+        **{
+            f"mla {name}, {kind}": experiment(shape, dp=8, zero_stage=3, micro_batch_size=4, recompute=kind)
+            for kind in ("norm", "rope", "mla_up", "selective+mla_up", "full")
+        },
+    }
 CHUNKED = {
     schedule: Experiment.canonical(
         model=shortened(LLAMA_8B, 4),
@@ -146,6 +180,30 @@ def test_peak_is_near_the_traced_engine_with_chunks(name: str) -> None:
         assert estimate.stages[rank].peak_bytes == pytest.approx(traced, rel=0.06), f"rank {rank}"
 
 
+def _attend_as_on_a_gpu() -> None:
+    """Latent attention in this process keeps what cuDNN keeps; the fused kernel of a CPU needs padded values."""
+    import torch
+
+    from workloads.engine import latent_attention
+
+    class Kernel(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+            batch, heads, tokens, _ = q.shape
+            o = v.new_empty(batch, tokens, heads, v.shape[3]).transpose(1, 2)
+            ctx.save_for_backward(q, k, v, o, q.new_empty(batch, heads, tokens, dtype=torch.float32))
+            return o
+
+        @staticmethod
+        def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            return tuple(torch.empty_like(x.transpose(1, 2)).transpose(1, 2) for x in ctx.saved_tensors[:3])
+
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool) -> torch.Tensor:
+        return Kernel.apply(q, k, v)
+
+    latent_attention.attention = attend
+
+
 def in_fresh_process(case: Experiment, rank: int) -> int:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["workloads.rehearse"])  # torch is imported once
@@ -169,6 +227,8 @@ def traced_peak_bytes(case: Experiment, rank: int) -> int:
     groups = make_groups(case, rank, torch.device("cpu"))
     chunks = shape_chunks(case, groups)
     tokens = case.micro_batch_size * case.seq_len // case.cp
+    if case.model.mla is not None:
+        _attend_as_on_a_gpu()
 
     def step() -> None:
         batches = [

@@ -7,7 +7,18 @@ from itertools import product
 
 import pytest
 
-from tests.workloads.costs.shapes import DEEPSEEK_V3, LLAMA_1B, LLAMA_8B, LLAMA_70B, MIXTRAL, QWEN3_14B, QWEN3_30B, TINY
+from tests.workloads.costs.shapes import (
+    DEEPSEEK_V2_LITE,
+    DEEPSEEK_V3,
+    LLAMA_1B,
+    LLAMA_8B,
+    LLAMA_70B,
+    MIXTRAL,
+    QWEN3_14B,
+    QWEN3_30B,
+    QWEN3_235B,
+    TINY,
+)
 from workloads.costs.params import (
     active_params,
     local_params,
@@ -48,6 +59,11 @@ def test_equals_checkpoints(model: ModelSpec, published: int) -> None:
         (num_params(DEEPSEEK_V3), 671e9, 0.01),
         (active_params(MIXTRAL), 12.9e9, 0.01),
         (active_params(QWEN3_30B), 3.3e9, 0.02),  # the card gives two digits of 3.35
+        (num_params(QWEN3_235B), 235e9, 0.001),
+        (active_params(QWEN3_235B), 22e9, 0.01),
+        (num_params(DEEPSEEK_V2_LITE), 15.7e9, 0.001),
+        # arXiv:2405.04434, appendix B: 2.4 billion "activated for each token": 2.45 without the input embedding
+        (matmul_params(DEEPSEEK_V2_LITE), 2.4e9, 0.03),
         (active_params(DEEPSEEK_V3), 37e9, 0.02),  # likewise, of 37.55
         (matmul_params(DEEPSEEK_V3), 36.7e9, 0.01),  # README_WEIGHTS.md of the release
     ],

@@ -11,21 +11,24 @@ SEED = 11
 
 
 def inputs(
-    shape: tuple[int, int, int, int, int], dtype: torch.dtype = torch.float64, device: str = "cpu", keys: int = 0
+    shape: tuple[int, ...], dtype: torch.dtype = torch.float64, device: str = "cpu", keys: int = 0
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """(q, k, v, gradient of the output) for (B, N, K, S, H), laid out as the model has them: heads inside tokens.
 
-    ``keys``: how many there are, S if 0. Scores differ by some units, so that a wrong log-sum-exp shows.
+    A sixth number is the size of a value; without it that is H. ``keys``: how many there are, S if 0. Scores differ by
+    some units, so that a wrong log-sum-exp shows.
     """
-    batch, heads, kv_heads, tokens, size = shape
+    batch, heads, kv_heads, tokens, size = shape[:5]
+    of_value = shape[5] if len(shape) > 5 else size
     generator = torch.Generator().manual_seed(SEED)
 
-    def make(count: int, length: int) -> Tensor:
+    def make(count: int, length: int, size: int) -> Tensor:
         x_BSNH = torch.randn(batch, length, count, size, generator=generator, dtype=torch.float64)
         return (2 * x_BSNH).to(dtype).to(device).transpose(1, 2)
 
     keys = keys or tokens
-    return make(heads, tokens), make(kv_heads, keys), make(kv_heads, keys), make(heads, tokens)
+    q, k = make(heads, tokens, size), make(kv_heads, keys, size)
+    return q, k, make(kv_heads, keys, of_value), make(heads, tokens, of_value)
 
 
 def textbook(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> tuple[Tensor, Tensor]:

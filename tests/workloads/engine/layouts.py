@@ -48,11 +48,13 @@ AXES: dict[str, list[Layout]] = {
         *({"recompute": named} for named in ("norm+swiglu", "rope")),
         {"recompute": "selective", "recompute_every": 3},
         {"recompute": "full", "recompute_every": 2},
+        {"recompute": "selective+mla_up"},
     ],
     "rounds": [{"rounds": 1}, {"rounds": 2}, {"rounds": 4}],
     "tie": [{}, {"tie": True}],
     "heads": [{}, {"num_kv_heads": 4}],
     "qk_norm": [{}, {"qk_norm": True}],
+    "latent": [{}, {"latent": 16}, {"latent": 0}],
 }
 """The values of each axis. ``rounds`` are micro-batches of one sequence."""
 
@@ -103,6 +105,8 @@ def _completed(fixed: dict[str, int], draw: random.Random, most_ranks: int) -> d
 
 
 def _allowed(choice: dict[str, int], most_ranks: int) -> Experiment | None:
+    if choice["latent"] and (choice["heads"] or choice["qk_norm"]):
+        return None  # latent attention has neither groups of heads nor norms of them
     case = _experiment(choice)
     if case.world_size > most_ranks or layout_violations(case) or lacking(case):
         return None

@@ -12,7 +12,7 @@ from torch import Tensor
 from tests.pool import Pool
 from tests.workloads.engine import reference
 from workloads.engine import optimizer
-from workloads.experiment import Experiment, ModelSpec, MoESpec
+from workloads.experiment import Experiment, MLASpec, ModelSpec, MoESpec
 from workloads.parity import training
 from workloads.parity.shards import Shard, put_together
 from workloads.parity.training import RankTrace
@@ -62,6 +62,11 @@ def model(**changes: Any) -> ModelSpec:
     return ModelSpec(**{**shape, **changes})
 
 
+def mla(q_lora_rank: int) -> MLASpec:
+    """Every size is another one, so that none can stand for another."""
+    return MLASpec(q_lora_rank=q_lora_rank, kv_lora_rank=12, qk_nope_head_dim=6, qk_rope_head_dim=4, v_head_dim=8)
+
+
 def experts(**changes: Any) -> MoESpec:
     shape: dict[str, Any] = {
         "num_experts": 8,
@@ -78,16 +83,20 @@ def experiment(
     qk_norm: bool = False,
     num_kv_heads: int = 2,
     rounds: int | None = None,
+    latent: int | None = None,
     moe: MoESpec | None = None,
     **layout: Any,
 ) -> Experiment:
-    """A small case in float64. ``rounds``: micro-batches of one sequence, instead of a global batch of 8."""
+    """A small case in float64. ``rounds``: micro-batches of one sequence, instead of a global batch of 8. ``latent``:
+    with latent attention, and a latent of so many numbers for queries."""
     fields = {"global_batch_size": 8, "seq_len": 16, "precision": "fp64", **layout}
     if rounds is not None:
         ranks = fields.get("dp") or fields.get("dp_replicate", 1) * fields.get("dp_shard", 1)
         fields |= {"global_batch_size": rounds * ranks, "micro_batch_size": 1}
-    shape = model(tie_embeddings=tie, qk_norm=qk_norm, num_kv_heads=num_kv_heads, moe=moe)
-    return Experiment.canonical(model=shape, **fields)
+    shape: dict[str, Any] = {"qk_norm": qk_norm, "num_kv_heads": num_kv_heads}
+    if latent is not None:
+        shape = {"num_kv_heads": 4, "mla": mla(latent)}
+    return Experiment.canonical(model=model(tie_embeddings=tie, moe=moe, **shape), **fields)
 
 
 @cache

@@ -101,12 +101,37 @@ def _loss(
         return x / (x.square().mean(-1, keepdim=True) + model.norm_eps).sqrt() * w[name]
 
     def rotate(x: Tensor) -> Tensor:  # [B, S, N, H]
-        half = model.head_dim // 2
+        half = x.shape[-1] // 2
         frequency = model.rope_theta ** -(torch.arange(half, dtype=torch.float64) / half)
         angle = torch.arange(x.shape[1], dtype=torch.float64)[:, None] * frequency
         cos, sin = angle.cos()[:, None, :], angle.sin()[:, None, :]
         a, b = x[..., :half], x[..., half:]
         return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+
+    def project(x: Tensor, name: str, heads: int = 1) -> Tensor:
+        return (x @ w[name].t()).view(batch, seq, heads, -1)
+
+    def latent_heads(h: Tensor, p: str) -> tuple[Tensor, Tensor, Tensor]:  # as written in arXiv:2405.04434, 2.1
+        mla, heads = model.mla, model.num_heads
+        assert mla is not None
+        nope, rope = mla.qk_nope_head_dim, mla.qk_rope_head_dim
+        if mla.q_lora_rank:
+            q = project(norm(h @ w[f"{p}.q_down"].t(), f"{p}.q_norm"), f"{p}.q_up", heads)
+        else:
+            q = project(h, f"{p}.q", heads)
+        latent, shared = (h @ w[f"{p}.kv_down"].t()).split([mla.kv_lora_rank, rope], -1)
+        k, v = project(norm(latent, f"{p}.kv_norm"), f"{p}.kv_up", heads).split([nope, mla.v_head_dim], -1)
+        shared = rotate(shared.view(batch, seq, 1, rope)).repeat(1, 1, heads, 1)
+        return torch.cat([q[..., :nope], rotate(q[..., nope:])], -1), torch.cat([k, shared], -1), v
+
+    def grouped_heads(h: Tensor, p: str) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = (
+            project(h, f"{p}.{n}", c) for n, c in zip("qkv", (model.num_heads, *2 * (model.num_kv_heads,)), strict=True)
+        )
+        if model.qk_norm:
+            q, k = norm(q, f"{p}.q_norm"), norm(k, f"{p}.k_norm")
+        repeats = model.num_heads // model.num_kv_heads
+        return rotate(q), rotate(k).repeat_interleave(repeats, 2), v.repeat_interleave(repeats, 2)
 
     batch, seq = tokens.shape
     x = w["embedding"][tokens]
@@ -114,13 +139,8 @@ def _loss(
     for layer in range(model.num_layers):
         p = f"layers.{layer}"
         h = norm(x, f"{p}.attention_norm")
-        q, k, v = ((h @ w[f"{p}.attention.{n}"].t()).view(batch, seq, -1, model.head_dim) for n in "qkv")
-        if model.qk_norm:
-            q, k = norm(q, f"{p}.attention.q_norm"), norm(k, f"{p}.attention.k_norm")
-        q, k = rotate(q), rotate(k)
-        repeats = model.num_heads // model.num_kv_heads
-        k, v = k.repeat_interleave(repeats, 2), v.repeat_interleave(repeats, 2)
-        scores = torch.einsum("bsnh,btnh->bnst", q, k) / model.head_dim**0.5 + mask
+        q, k, v = (grouped_heads if model.mla is None else latent_heads)(h, f"{p}.attention")
+        scores = torch.einsum("bsnh,btnh->bnst", q, k) / q.shape[-1] ** 0.5 + mask
         o = torch.einsum("bnst,btnh->bsnh", scores.softmax(-1), v).reshape(batch, seq, -1)
         x = x + o @ w[f"{p}.attention.o"].t()
         h = norm(x, f"{p}.ffn_norm")

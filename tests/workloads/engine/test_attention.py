@@ -15,8 +15,9 @@ from tests.workloads.engine.attention_checks import inputs, relative_error, text
 from workloads.engine.ops import attention as ops
 from workloads.engine.ops.attention import Kernel, attention, attention_backward, attention_forward
 
-GROUPS = [(2, 4, 4, 13, 8), (2, 6, 2, 13, 8), (1, 4, 1, 40, 16)]
-"""(B, N, K, S, H): as many keys as queries, groups, one key head for all."""
+GROUPS = [(2, 4, 4, 13, 8), (2, 6, 2, 13, 8), (1, 4, 1, 40, 16), (2, 4, 4, 13, 24, 16), (1, 4, 2, 40, 16, 8)]
+"""(B, N, K, S, H) or with the size of values: as many keys as queries, groups, one key head for all, two sizes."""
+GPU_SHAPES = [(2, 8, 8, 256, 64), (1, 8, 2, 512, 128), (2, 8, 8, 256, 192, 128)]
 TOLERANCE = {torch.float64: 1e-13, torch.float32: 1e-5, torch.bfloat16: 3e-2}
 CUDA_KERNELS = {
     "cudnn": SDPBackend.CUDNN_ATTENTION,
@@ -25,7 +26,7 @@ CUDA_KERNELS = {
 }
 
 
-def check(shape: tuple[int, int, int, int, int], dtype: torch.dtype, causal: bool, device: str = "cpu") -> Kernel:
+def check(shape: tuple[int, ...], dtype: torch.dtype, causal: bool, device: str = "cpu") -> Kernel:
     """One kernel's forward and backward against the textbook; returns the kernel."""
     q, k, v, grad = inputs(shape, dtype, device, keys=0 if causal else shape[3] + 8)
     o, lse, saved = attention_forward(q, k, v, causal=causal)
@@ -42,7 +43,7 @@ def compare(actual: tuple[Tensor, ...], expected: tuple[Tensor, ...], tolerance:
     assert max(errors) <= tolerance, dict(zip(("o", "lse", "dq", "dk", "dv"), errors, strict=True))
 
 
-def check_blocks(shape: tuple[int, int, int, int, int], dtype: torch.dtype, device: str = "cpu") -> Kernel:
+def check_blocks(shape: tuple[int, ...], dtype: torch.dtype, device: str = "cpu") -> Kernel:
     """Backwards over two halves of the keys, given output and log-sum-exp over all keys, add up to the gradients."""
     q, k, v, grad = inputs(shape, dtype, device, keys=2 * shape[3])
     half = shape[3]
@@ -200,7 +201,7 @@ SWITCHES["efficient"].append(SDPBackend.MATH)  # what torch falls back to where 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("shape", [(2, 8, 8, 256, 64), (1, 8, 2, 512, 128)], ids=str)
+@pytest.mark.parametrize("shape", GPU_SHAPES, ids=str)
 @pytest.mark.parametrize("name", CUDA_KERNELS)
 def test_gpu_kernels(name: str, shape: Any, causal: bool) -> None:
     with sdpa_kernel(SWITCHES[name]):
@@ -208,7 +209,7 @@ def test_gpu_kernels(name: str, shape: Any, causal: bool) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("shape", [(2, 8, 8, 256, 64), (1, 8, 2, 512, 128)], ids=str)
+@pytest.mark.parametrize("shape", GPU_SHAPES, ids=str)
 @pytest.mark.parametrize("name", CUDA_KERNELS)
 def test_gpu_backward_of_a_block_of_keys(name: str, shape: Any) -> None:
     with sdpa_kernel(SWITCHES[name]):

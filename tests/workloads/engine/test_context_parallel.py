@@ -59,7 +59,7 @@ def world_axis(rank: int) -> Axis:
 def run_rank(
     rank: int,
     kind: ContextKind,
-    shape: tuple[int, int, int, int, int],
+    shape: tuple[int, ...],
     dtype: torch.dtype = torch.float64,
     device: str = "cpu",
     run: Callable[..., Tensor] = context_attention,
@@ -90,7 +90,11 @@ def run_cases(rank: int, cases: list[tuple[ContextKind, int, int]], only_math: b
     tokens = 2 * HALF * dist.get_world_size()
     switches = [SDPBackend.MATH] if only_math else [SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]
     with sdpa_kernel(switches):
-        return [run_rank(rank, kind, (2, heads, kv, tokens, SIZE)) for kind, heads, kv in cases]
+        return [
+            run_rank(rank, kind, (2, heads, kv, tokens, SIZE, of_value))
+            for kind, heads, kv in cases
+            for of_value in (SIZE, SIZE - 3)
+        ]
 
 
 @pytest.mark.parametrize("only_math", [False, True], ids=["kernel", "math"])
@@ -98,7 +102,8 @@ def run_cases(rank: int, cases: list[tuple[ContextKind, int, int]], only_math: b
 def test_attention_of_one_process(gloo_pool: Pool, cp: int, only_math: bool) -> None:
     cases = [(kind, heads, kv) for kind, of_cp, heads, kv in CASES if of_cp == cp]
     ranks = gloo_pool.run(run_cases, cp, cases, only_math)
-    for case, errors in zip(cases, zip(*ranks, strict=True), strict=True):
+    sizes = [(*case, of_value) for case in cases for of_value in ("equal", "smaller")]
+    for case, errors in zip(sizes, zip(*ranks, strict=True), strict=True):
         assert max(max(of_rank.values()) for of_rank in errors) <= 1e-12, (case, errors)
 
 

@@ -68,7 +68,7 @@ def count_messages(rank: int, kind: ContextKind, shape: Any, dtype: torch.dtype)
 @pytest.mark.parametrize("kind", KINDS)
 def test_messages_are_those_of_the_closed_form(gloo_pool: Pool, kind: ContextKind, cp: int) -> None:
     for dtype, compute_bytes, sum_bytes in ((torch.bfloat16, 2, 4), (torch.float64, 8, 8)):
-        shape = (2, 4 * cp, 2 * cp, 2 * HALF * cp, SIZE)
+        shape = (2, 4 * cp, 2 * cp, 2 * HALF * cp, SIZE, SIZE - 2)
         ranks = gloo_pool.run(count_messages, cp, kind, shape, dtype)
         for index, backward in enumerate((False, True)):
             wanted: Counter[tuple[str, int]] = Counter()
@@ -80,6 +80,7 @@ def test_messages_are_those_of_the_closed_form(gloo_pool: Pool, kind: ContextKin
                 heads=4 * cp,
                 kv_heads=2 * cp,
                 head_dim=SIZE,
+                value_dim=SIZE - 2,
                 compute_bytes=compute_bytes,
                 sum_bytes=sum_bytes,
             ):
@@ -88,15 +89,15 @@ def test_messages_are_those_of_the_closed_form(gloo_pool: Pool, kind: ContextKin
 
 
 def test_closed_form_by_hand() -> None:
-    """cp 2, 100 tokens, 4 query heads and 2 key heads of 8 in bf16: keys and values are 2 * 100 * 2 * 8 * 2 bytes."""
-    sizes = {"cp": 2, "tokens": 100, "heads": 4, "kv_heads": 2, "head_dim": 8, "compute_bytes": 2}
+    """cp 2, 100 tokens, 4 query heads and 2 key heads of 10, values of 6, in bf16: both are 100 * 2 * 16 * 2 bytes."""
+    sizes = {"cp": 2, "tokens": 100, "heads": 4, "kv_heads": 2, "head_dim": 10, "value_dim": 6, "compute_bytes": 2}
     of = lambda kind, backward: [  # noqa: E731
         (m.op, m.calls, m.bytes_each) for m in context_messages(kind, backward=backward, **sizes)
     ]
     assert of("ring", False) == [("send", 1, 6400)]
     assert of("ring", True) == [("send", 1, 6400), ("send", 1, 6400)]
     assert of("allgather", True) == [("all_gather", 1, 6400), ("reduce_scatter", 1, 6400)]
-    assert of("ulysses", False) == [("all_to_all", 1, 6400), ("all_to_all", 1, 3200)]
+    assert of("ulysses", False) == [("all_to_all", 1, 100 * (2 * 10 + 16) * 2), ("all_to_all", 1, 100 * 2 * 6 * 2)]
     assert context_messages("ring", backward=False, **{**sizes, "cp": 1}) == []
     sizes["cp"] = 3  # sums have three terms, in fp32
     assert of("ring", True) == [("send", 2, 6400), ("send", 2, 12800)]

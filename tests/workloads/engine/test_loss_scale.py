@@ -49,7 +49,7 @@ def overflowing(rank: int, layout: dict[str, Any]) -> list[tuple[StepRecord, boo
     """Of six steps from a scale that is too large: the record, whether weights moved, AdamW's own count of steps."""
     built = engine(rank, 2.0**21, **layout)
     found = []
-    for step in range(6):
+    for _ in range(6):
         before = weights(built)
         record = take_step(built, 0)
         assert built.optimizer.optimizer is not None

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
-from typing import get_args
+from dataclasses import replace
+from typing import Any, get_args
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.flop_counter import FlopCounterMode
 
-from tests.workloads.engine.parity import experiment
+from tests.workloads.engine.parity import experiment, mla
+from workloads.engine import latent_attention
 from workloads.engine.build import shape_chunks
 from workloads.engine.communication import Axis
 from workloads.engine.groups import make_groups
 from workloads.engine.memory import StorageTracker
 from workloads.engine.model import Block
+from workloads.engine.ops.attention import attention_backward, attention_forward
 from workloads.engine.parameters import initialise
 from workloads.engine.recompute import CheckpointedBlock, Recipes, SelectiveBlock, apply_recompute
 from workloads.engine.tensor_parallel import TensorParallel
-from workloads.experiment import ModelSpec, Recompute
+from workloads.experiment import ModelSpec
+from workloads.recomputation import Recompute, operations_of
 
 MODEL = ModelSpec(
     name="block",
@@ -35,14 +40,38 @@ MODEL = ModelSpec(
 SINGLE = TensorParallel(Axis("tp", 1, 0, None), sequence_parallel=True)
 
 
-def run(recompute: str) -> tuple[list[Tensor], int, int]:
+class _TwoSizes(torch.autograd.Function):
+    """Saves what kernels of GPUs save, which take values of their own size; those of a CPU save them padded."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        with sdpa_kernel([SDPBackend.MATH]):
+            o, lse, ctx.saved = attention_forward(q, k, v, causal=True)
+        ctx.save_for_backward(q, k, v, o, lse)
+        return o
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return attention_backward(grad, *ctx.saved_tensors, ctx.saved, causal=True)
+
+
+def two_sizes(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> Tensor:
+    assert causal
+    return _TwoSizes.apply(q, k, v)
+
+
+LATENT = replace(MODEL, num_kv_heads=4, mla=mla(16))
+KINDS = [kind for kind in get_args(Recompute) if "mla_up" not in kind]
+
+
+def run(recompute: str, model: ModelSpec = MODEL) -> tuple[list[Tensor], int, int]:
     """(gradients, matmul FLOPs, bytes alive between forward and backward) of one block."""
-    block = Block(0, MODEL, 2, SINGLE).double()
-    initialise(block, 0, {}, 1, 0)
+    block = Block(0, model, 2, SINGLE).double()
+    initialise(block, 0, {}, lambda spec: (1, 0))
     wrapped = apply_recompute(block, recompute, compiled=False)
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(32, 32, generator=generator, dtype=torch.float64, requires_grad=True)
-    cos, sin = torch.rand(2, 16, 4, generator=generator, dtype=torch.float64)
+    cos, sin = torch.rand(2, 16, model.rope_dim // 2, generator=generator, dtype=torch.float64)
     tracker = StorageTracker()
     for there in (x, cos, sin, *block.parameters()):
         tracker.add(there.detach())
@@ -57,7 +86,7 @@ def run(recompute: str) -> tuple[list[Tensor], int, int]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("recompute", get_args(Recompute)[1:])
+@pytest.mark.parametrize("recompute", KINDS[1:])
 def test_gradients_are_the_same_to_the_last_bit(recompute: str) -> None:
     plain, again = run("none")[0], run(recompute)[0]
     assert len(plain) == 7
@@ -81,8 +110,32 @@ def test_each_step_of_recomputation_holds_less() -> None:
     assert none - selective == made_again
     assert full == tokens * 32 * width, "nothing but the block's output"
     of = {"norm": tokens * 2 * 32 * width, "rope": tokens * (4 + 2) * 8 * width, "swiglu": tokens * 64 * width}
-    for named in get_args(Recompute)[1:-2]:
+    for named in KINDS[1:-2]:
         assert none - run(named)[2] == sum(of[name] for name in named.split("+")), named
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("q_lora_rank", [16, 0])
+def test_latent_attention_makes_heads_again_of_their_latents(q_lora_rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(latent_attention, "attention", two_sizes)
+    model = replace(LATENT, mla=mla(q_lora_rank))
+    shape, tokens, heads, width = mla(q_lora_rank), 32, 4, 8
+    (plain, flops, held), full = run("none", model), run("full", model)
+    q, k, v = heads * shape.qk_head_dim, heads * shape.qk_head_dim, heads * (shape.qk_nope_head_dim + shape.v_head_dim)
+    latents = q_lora_rank + shape.kv_lora_rank
+    of = {
+        "norm": 2 * 32 + latents,
+        "rope": k - shape.qk_rope_head_dim,  # of the keys; the shared one stays
+        "swiglu": 64,
+        "mla_up": (q if q_lora_rank else 0) + v,
+    }
+    up = 2 * tokens * ((q_lora_rank * q if q_lora_rank else 0) + shape.kv_lora_rank * v)
+    for kind in get_args(Recompute)[1:-1]:
+        gradients, total, kept = run(kind, model)
+        assert all(torch.equal(expected, got) for expected, got in zip(plain, gradients, strict=True)), kind
+        assert held - kept == tokens * width * sum(of[name] for name in operations_of(kind)), kind
+        assert total - flops == (up if "mla_up" in kind else 0), kind
+    assert all(torch.equal(expected, got) for expected, got in zip(plain, full[0], strict=True))
 
 
 def test_a_recipe_ends_with_its_tensor() -> None:

@@ -81,6 +81,22 @@ MORE = [
     experiment(cp=2, dp=2, zero_stage=3, recompute="full", recompute_every=3, micro_batch_size=2),
     experiment(tp=2, recompute="norm+rope", micro_batch_size=2),
     experiment(tp=2, micro_batch_size=2, sequence_parallel=False),
+    *(
+        experiment(latent=queries, tp=2, micro_batch_size=2, sequence_parallel=sp, recompute=kind)
+        for queries in (16, 0)
+        for sp in (True, False)
+        for kind in ("none", "selective", "full")
+    ),
+    *(
+        experiment(latent=queries, tp=2, micro_batch_size=2, recompute=kind, recompute_every=2, attention="math")
+        for queries in (16, 0)
+        for kind in ("mla_up", "norm+mla_up", "selective+mla_up")
+    ),
+    *(
+        experiment(latent=16, cp=2, cp_kind=kind, tp=2, zero_stage=3, micro_batch_size=2)
+        for kind in ("ring", "allgather", "ulysses")
+    ),
+    experiment(latent=16, dp=3, tp=2, zero_stage=1, global_batch_size=6, micro_batch_size=2, precision="bf16"),
     # Shards of unequal size; more tokens than one chunk of the loss.
     experiment(dp=3, tp=2, zero_stage=1, global_batch_size=6, micro_batch_size=2, qk_norm=True, precision="bf16"),
     experiment(tp=2, global_batch_size=2, micro_batch_size=2, precision="bf16").replace(seq_len=2500),

@@ -11,6 +11,7 @@ import pytest
 
 from results.errors import UltrasweepError
 from tests.workloads.costs.shapes import MIXTRAL
+from tests.workloads.engine.parity import mla
 from workloads.costs.schedule import INTERLEAVED, V_SHAPED
 from workloads.experiment import ContextKind, Experiment, ModelSpec, PipelineSchedule, Recompute
 from workloads.mesh import rank_of
@@ -21,17 +22,20 @@ LAYOUTS = 120
 
 def drawn(draw: random.Random) -> Experiment:
     """Anything that `Experiment` accepts, small and often against the rules."""
+    latent = draw.random() < 0.2
+    heads = draw.choice([4, 8])
     model = ModelSpec(
         name="drawn",
         num_layers=draw.choice([4, 5, 8]),
         hidden_size=32,
-        num_heads=draw.choice([4, 8]),
-        num_kv_heads=draw.choice([2, 4]),
+        num_heads=heads,
+        num_kv_heads=heads if latent else draw.choice([2, 4]),
         head_dim=8,
         ffn_hidden_size=draw.choice([48] * 9 + [50]),
         vocab_size=96,
         tie_embeddings=draw.random() < 0.5,
-        qk_norm=draw.random() < 0.3,
+        qk_norm=not latent and draw.random() < 0.3,
+        mla=mla(draw.choice([0, 16])) if latent else None,
         moe=MIXTRAL.moe if draw.random() < 0.05 else None,
     )
     pp = draw.choice([1, 1, 2, 3])

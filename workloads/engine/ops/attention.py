@@ -1,7 +1,7 @@
 """The one place that calls an attention kernel: whole, or forward and backward apart with the log-sum-exp between.
 
 Shapes: B sequences, N query heads, K key and value heads (N a multiple of K: query head n uses head n // (N / K)),
-S queries, T keys, H head size. For each head, with the scores of masked keys left out:
+S queries, T keys, H head size of queries and keys, V of values. For each head, with the scores of masked keys left out:
 
     z = q @ k^T / sqrt(H)     lse = log(sum over keys of exp(z))     p = exp(z - lse)     o = p @ v
     dv = p^T @ do     dz = p * (do @ v^T - rowsum(do * o)) / sqrt(H)     dq = dz @ k     dk = dz^T @ q
@@ -31,13 +31,34 @@ _EFFICIENT_ROWS = 32
 """Memory-efficient attention pads the queries of its log-sum-exp to a multiple of this, with infinity."""
 
 
-def attention(q_BNSH: Tensor, k_BKTH: Tensor, v_BKTH: Tensor, *, causal: bool) -> Tensor:
-    """Attention of every query over all keys (``causal``: those up to its own position; S = T). Result [B, N, S, H].
+def attention(q_BNSH: Tensor, k_BKTH: Tensor, v_BKTV: Tensor, *, causal: bool) -> Tensor:
+    """Attention of every query over all keys (``causal``: those up to its own position; S = T). Result [B, N, S, V].
 
     Torch picks the kernel among those that the process allows (`workloads.engine.build.choose_attention`).
     """
     grouped = q_BNSH.shape[1] != k_BKTH.shape[1]
-    return F.scaled_dot_product_attention(q_BNSH, k_BKTH, v_BKTH, is_causal=causal, enable_gqa=grouped)
+    if not _needs_equal_sizes(q_BNSH, v_BKTV):
+        return F.scaled_dot_product_attention(q_BNSH, k_BKTH, v_BKTV, is_causal=causal, enable_gqa=grouped)
+    wide = _padded(v_BKTV, q_BNSH)
+    o = F.scaled_dot_product_attention(q_BNSH, k_BKTH, wide, is_causal=causal, enable_gqa=grouped)
+    return o[..., : v_BKTV.shape[-1]]
+
+
+def _needs_equal_sizes(q: Tensor, v: Tensor) -> bool:
+    """Whether values must be padded to the size of the queries for the kernel that will run.
+
+    FlashAttention and torch's CPU kernel know one head size. cuDNN, memory-efficient attention and the plain formulas
+    know two, and are taken where they are allowed. Columns of zeros change no other column of the output, nor a
+    gradient.
+    """
+    switches = torch.backends.cuda
+    if q.shape[-1] == v.shape[-1] or not switches.flash_sdp_enabled():
+        return False
+    return _is_cpu(q) or not (switches.cudnn_sdp_enabled() or switches.mem_efficient_sdp_enabled())
+
+
+def _padded(x: Tensor, q: Tensor) -> Tensor:
+    return F.pad(x, (0, q.shape[-1] - x.shape[-1]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,18 +72,23 @@ class Saved:
     """State of the random numbers for dropout, which the kernels ask for although there is no dropout."""
     lse_dims: int = 3
     """cuDNN's log-sum-exp has a last dim of size 1 in some versions of torch."""
+    padded: bool = False
+    """Values were padded to the size of the queries for a kernel that knows one size."""
 
 
-def attention_forward(q_BNSH: Tensor, k_BKTH: Tensor, v_BKTH: Tensor, *, causal: bool) -> tuple[Tensor, Tensor, Saved]:
-    """One kernel's forward without autograd: (o [B, N, S, H], lse [B, N, S], what its backward needs).
+def attention_forward(q_BNSH: Tensor, k_BKTH: Tensor, v_BKTV: Tensor, *, causal: bool) -> tuple[Tensor, Tensor, Saved]:
+    """One kernel's forward without autograd: (o [B, N, S, V], lse [B, N, S], what its backward needs).
 
     The kernel is the one that `attention` would use, ``lse`` is fp32 (fp64 for fp64 inputs). ``causal`` needs S = T,
     because kernels differ in which corner of an oblong they put the diagonal.
     """
     assert not causal or q_BNSH.shape[2] == k_BKTH.shape[2], "a causal block is square"
-    kernel, repeats = _choose(q_BNSH, k_BKTH, v_BKTH, causal)
-    o, lse, saved = kernel.forward(q_BNSH, _repeat(k_BKTH, repeats), _repeat(v_BKTH, repeats), causal)
-    return o, lse, replace(saved, repeats=repeats)
+    value_size = v_BKTV.shape[-1]
+    if _needs_equal_sizes(q_BNSH, v_BKTV):
+        v_BKTV = _padded(v_BKTV, q_BNSH)
+    kernel, repeats = _choose(q_BNSH, k_BKTH, v_BKTV, causal)
+    o, lse, saved = kernel.forward(q_BNSH, _repeat(k_BKTH, repeats), _repeat(v_BKTV, repeats), causal)
+    return o[..., :value_size], lse, replace(saved, repeats=repeats, padded=v_BKTV.shape[-1] != value_size)
 
 
 def attention_backward(
@@ -73,12 +99,14 @@ def attention_backward(
     ``o`` and ``lse`` are those of the queries over all keys, of which ``k`` and ``v`` may be a part (see above).
     ``saved`` is what `attention_forward` returned for the same block.
     """
-    repeats = saved.repeats
+    repeats, value_size = saved.repeats, v.shape[-1]
+    if saved.padded:
+        grad_o, v, o = (_padded(x, q) for x in (grad_o, v, o))
     args = (grad_o, q, _repeat(k, repeats), _repeat(v, repeats), o, lse_BNS)
     dq, dk, dv = saved.kernel.backward(*args, saved, causal)
     if repeats > 1:
         dk, dv = (grad.unflatten(1, (-1, repeats)).sum(2) for grad in (dk, dv))
-    return dq, dk, dv
+    return dq, dk, dv[..., :value_size]
 
 
 def _repeat(x_BKTH: Tensor, repeats: int) -> Tensor:

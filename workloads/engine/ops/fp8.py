@@ -169,8 +169,8 @@ def _cast_lines(x: Tensor, kind: torch.dtype, *, transposed: bool) -> Operand:
         from workloads.engine.ops import triton_fp8
 
         bits = triton_fp8.largest(x, shared)
-        pair = (None, values) if transposed else (values, None)
-        triton_fp8.cast(x, bits, shared, _EXPONENT[kind], *pair, factors)
+        as_rows, as_columns = (None, values) if transposed else (values, None)
+        triton_fp8.cast(x, bits, shared, _EXPONENT[kind], as_rows, as_columns, factors)
         return Operand(values, factors, "row")
     bits = x.new_empty(values.shape[0], dtype=torch.int32)
     if backend is Backend.TORCH:

@@ -97,7 +97,7 @@ class Fp8Products:
 
 
 def take_gradients_in(weight: Tensor, dtype: torch.dtype) -> None:
-    """Let a weight that was gathered in fp8 have gradients of the compute dtype, to which autograd would else hold it."""
+    """Let a weight that was gathered in fp8 have gradients of the compute dtype: autograd would cast them to fp8."""
     if weight.dtype != dtype and weight.grad_dtype != dtype:
         weight.grad_dtype = dtype
 

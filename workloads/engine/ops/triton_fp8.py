@@ -46,9 +46,7 @@ def cast(
     ``bits``: of `largest`; ``exponent``: of the format's largest value.
     """
     tiles = triton.cdiv(x.shape[0], _CAST_TILE), triton.cdiv(x.shape[1], _CAST_TILE)
-    # triton 3.6 stores a tile of fp32 both ways round wrongly, once it has been cast: then one after the other.
-    apart = x.dtype == torch.float32 and rows is not None and columns is not None
-    for pair in ((rows, None), (None, columns)) if apart else ((rows, columns),):
+    for pair in _at_once(x, rows, columns):
         _cast_kernel[(tiles[0] * tiles[1],)](
             x, bits, *pair, factors, x.shape[0], x.shape[1], tiles[1],
             SHARED=_SHARED[shared], EXPONENT=exponent, TILE=_CAST_TILE, num_warps=_CAST_WARPS,
@@ -71,10 +69,18 @@ def cast_squares(
 ) -> None:
     """Scales of 128 by 128 values, which ``rows`` and ``columns`` share."""
     tiles = triton.cdiv(x.shape[0], _TILE), triton.cdiv(x.shape[1], _TILE)
-    _squares_kernel[(tiles[0] * tiles[1],)](
-        x, rows, columns, row_factors, column_factors, x.shape[0], x.shape[1], tiles[1],
-        row_factors.stride(0), column_factors.stride(0), EXPONENT=exponent, TILE=_TILE, num_warps=_TILE_WARPS,
-    )  # fmt: skip
+    for pair in _at_once(x, rows, columns):
+        _squares_kernel[(tiles[0] * tiles[1],)](
+            x, *pair, row_factors, column_factors, x.shape[0], x.shape[1], tiles[1],
+            row_factors.stride(0), column_factors.stride(0), EXPONENT=exponent, TILE=_TILE, num_warps=_TILE_WARPS,
+        )  # fmt: skip
+
+
+def _at_once(x: Tensor, rows: Tensor | None, columns: Tensor | None) -> list[tuple[Tensor | None, Tensor | None]]:
+    """What one kernel may write. Triton 3.6 on Hopper stores a tile that was cast from fp32 both ways round wrongly."""
+    if x.dtype == torch.float32 and rows is not None and columns is not None:
+        return [(rows, None), (None, columns)]
+    return [(rows, columns)]
 
 
 def transpose(x: Tensor, out: Tensor) -> None:

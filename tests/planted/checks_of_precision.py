@@ -1,0 +1,66 @@
+"""Checks of what float64 has none of: loss scales, and products in fp8. As those of `tests.planted.checks`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tests.planted.plant import Fault, with_fault
+from tests.pool import Pool
+from tests.workloads.engine import test_fp8, test_loss_scale
+from tests.workloads.engine.parity import train_rank
+from workloads.experiment import Experiment
+from workloads.parity.shards import put_together
+
+
+def loss_scaling(pool: Pool, fault: Fault | None) -> None:
+    """A step that overflows updates nothing and halves the scale; another has the norm, the first moments and the
+    weights of the same step in fp32, whatever the scale is."""
+    layout = {"dp": 2, "zero_stage": 1, "micro_batch_size": 2}
+    for found in pool.run(with_fault, 2, fault, test_loss_scale.overflowing, layout):
+        scales = [record.loss_scale for record, _, _ in found]
+        first = next((step for step, (record, _, _) in enumerate(found) if not record.skipped), 6)
+        assert 0 < first < 6 and scales == [2.0**21 / 2 ** min(step, first) for step in range(6)], scales
+        assert [moved for _, moved, _ in found] == [step >= first for step in range(6)]
+    exact = pool.run(with_fault, 2, None, _after_a_step, layout, "fp32")
+    for scale in (2.0**10, 2.0**16):
+        for got, right in zip(pool.run(with_fault, 2, fault, _after_a_step, layout, "fp16", scale), exact, strict=True):
+            for name, value in right.items():
+                error = ((got[name] - value).norm() / value.norm()).item()
+                assert error < 0.02, f"{name} is off by {error:.3f} at a scale of {scale:g}"
+
+
+def _after_a_step(rank: int, layout: dict[str, Any], precision: str, scale: float | None = None) -> dict[str, Tensor]:
+    engine = test_loss_scale.engine(rank, scale, **layout, precision=precision)
+    record = test_loss_scale.take_step(engine, 0)
+    assert engine.optimizer.optimizer is not None and record.grad_norm is not None
+    moments = [state["exp_avg"].reshape(-1) for state in engine.optimizer.optimizer.state.values()]
+    weights = test_loss_scale.weights(engine)
+    return {"norm": torch.tensor(record.grad_norm), "moments": torch.cat(moments), "weights": weights}
+
+
+def fp8_products(pool: Pool, fault: Fault | None) -> None:
+    """Gradients in fp8 are near those in fp32, and their norm is nearer: errors of rounding have either sign."""
+    layout = {"dp": 2, "zero_stage": 2, "micro_batch_size": 1}
+    exact = _gradients(pool, None, test_fp8.small("fp32", **layout))
+    for recipe in test_fp8.RECIPES:
+        found = _gradients(pool, fault, test_fp8.small(f"fp8_{recipe}", **layout))
+        for name, value in exact.items():
+            error = ((found[name] - value).norm() / value.norm()).item()
+            norm = (found[name].norm() / value.norm()).item()
+            assert error < 0.35 and abs(norm - 1) < 0.06, f"{recipe}, {name}: {error:.3f}, norm times {norm:.3f}"
+
+
+def _gradients(pool: Pool, fault: Fault | None, case: Experiment) -> dict[str, Tensor]:
+    traces = pool.run(with_fault, case.world_size, fault, train_rank, case, 1)
+    together = put_together(case, [trace.steps[0].gradients for trace in traces])
+    return {name: tensor.value for name, tensor in together.items()}
+
+
+def fp8_gathers(pool: Pool, fault: Fault | None) -> None:
+    """What every rank gathers of a weight in fp8 is one cast of the whole weight."""
+    case = test_fp8.small("fp8_tensorwise", dp=2, zero_stage=3)
+    for found in pool.run(with_fault, 2, fault, test_fp8.gathered, case):
+        assert set(found) == {(True, 1.0, 1)}, found

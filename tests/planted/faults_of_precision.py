@@ -1,0 +1,97 @@
+"""The faults of loss scales (apex and torch issues on scales that are applied twice, or not undone before clipping) and
+of products in fp8: scales of a part of a tensor, and an operand with the scale of another."""
+
+from __future__ import annotations
+
+from tests.planted.faults import ENGINE, STEP, faults_of
+
+_SCALE = ENGINE + "loss_scale:LossScale."
+_PRODUCTS = ENGINE + "ops.fp8_linear:Fp8Products."
+
+PRECISION = [
+    *faults_of(
+        "precision",
+        ("scale_not_halved", "the scale stays after an overflow", _SCALE + "update", "BACKOFF", "1.0", {}),
+        (
+            "overflow_updates",
+            "a step that overflows updates the weights",
+            STEP,
+            "self.optimizer.found_inf = overflowed",
+            "pass",
+            {},
+        ),
+        (
+            "norm_with_scale",
+            "the loss scale is in the norm by which gradients are clipped",
+            ENGINE + "optimizer:ShardedAdamW.local_square_norm",
+            "norms = norms / self.loss_scale.value",
+            "pass",
+            {},
+        ),
+        (
+            "scale_not_undone",
+            "AdamW gets gradients with the loss scale in them",
+            STEP,
+            "factor = factor / self.loss_scale.value",
+            "pass",
+            {},
+        ),
+        (
+            "scale_twice",
+            "the loss scale is applied twice",
+            ENGINE + "ops.linear_cross_entropy:_logits_to_gradient",
+            "gradient_scale * scale",
+            "gradient_scale * gradient_scale * scale",
+            {},
+        ),
+        check="loss_scaling",
+    ),
+    *faults_of(
+        "precision",
+        (
+            "turned_weight_scale",
+            "the transposed weight has another scale",
+            _PRODUCTS + "_turned_weight",
+            "Operand(transposed(weight.detach()), self.weight_factors",
+            "Operand(transposed(weight.detach()), 2 * self.weight_factors",
+            {},
+        ),
+        (
+            "weight_not_turned",
+            "blockwise scales of the rows are taken for the transposed operand",
+            ENGINE + "ops.fp8:_cast_blocks",
+            "_operand(as_columns, column_factors, scaled)",
+            "_operand(as_columns, column_factors.flip(0), scaled)",
+            {},
+        ),
+        (
+            "scale_not_inverted",
+            "values are multiplied by the scale again",
+            ENGINE + "ops.fp8:power_of_two",
+            "inverse.masked_fill",
+            "scale.masked_fill",
+            {},
+        ),
+        (
+            "input_scale_for_gradient",
+            "the weight's gradient takes the factors of its other operand",
+            _PRODUCTS + "weight_gradient",
+            "Operand(kept[0], kept[1],",
+            "Operand(kept[0], kept[1] * 2,",
+            {},
+        ),
+        check="fp8_products",
+    ),
+    *faults_of(
+        "precision",
+        (
+            "largest_of_one_shard",
+            "the scale of a gathered weight is of this rank's shard alone",
+            ENGINE + "fp8_gather:Fp8Weights.find_scales",
+            "if self._group is not None:",
+            "if False:",
+            {},
+        ),
+        check="fp8_gathers",
+    ),
+]
