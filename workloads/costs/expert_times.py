@@ -40,7 +40,7 @@ class ExpertTimes(NamedTuple):
         x = expert_tensors(e, rank_tokens(e)[1], c)
         columns = moe.expert_hidden_size // e.etp
         received = x.rows // (c * e.model.hidden_size)
-        products = 2.0 * received * 3 * e.model.hidden_size * columns / rates.matmul
+        products = 2.0 * received * 3 * e.model.hidden_size * columns / rates.head
         home = c * sent_tokens(e) * e.model.hidden_size
         rows = 3.0 * x.sent + home + (4.0 * x.rows if e.ep > 1 else 0.0)
         shared = 2.0 * rank_tokens(e)[0] * 3 * e.model.hidden_size * moe.num_shared_experts * moe.expert_hidden_size

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from workloads.cluster import ClusterSpec
 from workloads.costs.activations import rank_tokens
 from workloads.costs.collectives import Collective, collective_time_s
+from workloads.costs.fp8 import gathered_bytes
 from workloads.costs.memory import parameter_shard_bytes
 from workloads.costs.params import COMPUTE_BYTES, MASTER_BYTES, local_params
 from workloads.costs.partition import StageParams
@@ -97,12 +98,14 @@ def _sharding_s(e: Experiment, cluster: ClusterSpec, held: StageParams) -> tuple
     """Gathering weights and scattering gradients over the ranks that share master weights, experts over theirs."""
     c, g = COMPUTE_BYTES[e.precision], MASTER_BYTES[e.precision]
     params, experts = _held_params(e, held)
-    parts = [(params - experts, data_degrees(e)[1], e.tp)]
+    parts = [(params - experts, gathered_bytes(e, c), data_degrees(e)[1], e.tp)]
     if experts:
-        parts.append((experts, expert_degrees(e)[1], e.ep * e.etp))
-    gather = sum(collective_time_s("all_gather", c * size, shards, apart, cluster) for size, shards, apart in parts)
+        parts.append((experts, c, expert_degrees(e)[1], e.ep * e.etp))
+    gather = sum(
+        collective_time_s("all_gather", one * size, shards, apart, cluster) for size, one, shards, apart in parts
+    )
     return gather, sum(
-        collective_time_s("reduce_scatter", g * size, shards, apart, cluster) for size, shards, apart in parts
+        collective_time_s("reduce_scatter", g * size, shards, apart, cluster) for size, _, shards, apart in parts
     )
 
 

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from workloads.cluster import ClusterSpec
+from workloads.costs import fp8
 from workloads.costs.activations import rank_tokens
 from workloads.costs.collectives import Collective, collective_time_s
 from workloads.costs.context_parallel import context_messages
@@ -157,7 +158,7 @@ def _layer(e: Experiment, cluster: ClusterSpec, rates: Rates, *, routed: bool) -
 
     Matmuls: 2 FLOPs a parameter and token forward, 4 backward. Attention: causal half of ``4 N H T seq``. Forward
     bytes: two norms (read, write), two residual sums (2 reads, 1 write), RoPE and norms of queries and keys (each read,
-    write), SwiGLU (2 reads, 1 write); twice that backward.
+    write), SwiGLU (2 reads, 1 write); twice that backward. In fp8 also casts (`workloads.costs.fp8`).
     """
     model, c = e.model, COMPUTE_BYTES[e.precision]
     tokens, stream = rank_tokens(e)
@@ -183,8 +184,16 @@ def _layer(e: Experiment, cluster: ClusterSpec, rates: Rates, *, routed: bool) -
             matmul += 2.0 * tokens * down * (e.tp - 1) / e.tp / rates.matmul
     passes = 6 * stream * model.hidden_size + sum(of.values())
     memory = c * passes / rates.memory + experts.swiglu_s + experts.moved_s
-    forward = matmul + attention + memory
-    backward = 2 * matmul + ATTENTION_BACKWARD * attention + 2 * memory
+    products, casts = (1.0, 1.0, 1.0), (0.0, 0.0)
+    if not routed:
+        h, heads = model.hidden_size, model.num_heads * head_sizes(model)[1]
+        products = fp8.product_times(e, rates.matmul / rates.head)
+        inputs = 2 * h + (heads + columns) // e.tp
+        outputs = 2 * h + ((model.num_heads + 2 * model.num_kv_heads) * qk + 2 * columns) // e.tp
+        casts = fp8.cast_traffic(e, tokens, matmul_of_layer(model, routed=False) // e.tp, inputs, outputs)
+    forward = matmul * products[0] + attention + memory + casts[0] / rates.memory
+    backward = matmul * (products[1] + products[2]) + ATTENTION_BACKWARD * attention + 2 * memory
+    backward += casts[1] / rates.memory
 
     tp = _tp_exposed(e, cluster, c, matmul, columns)
     again, again_exposed = 0.0, 0.0
@@ -211,7 +220,7 @@ def _layer(e: Experiment, cluster: ClusterSpec, rates: Rates, *, routed: bool) -
     if e.recompute == "full":
         again_exposed += cp_forward
     exposed = tp.forward_s + others + cp_forward, tp.backward_s + others + cp_backward
-    return LayerTimes(forward, backward, matmul, *exposed, again, again_exposed)
+    return LayerTimes(forward, backward, matmul * products[2], *exposed, again, again_exposed)
 
 
 def _cp_exposed_s(e: Experiment, cluster: ClusterSpec, attention_s: float, *, backward: bool) -> float:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tests.pool import Pool
-from tests.workloads.engine.op_checks import randn
+from tests.workloads.engine.op_checks import check_fp8_casts, check_largest_values, randn, relative_error
 from tests.workloads.engine.parity import model, train_rank
 from tests.workloads.engine.test_traffic import check as check_traffic
 from workloads.engine.fp8_gather import _fp8_parameters
@@ -248,3 +248,19 @@ def test_a_gathered_weight_is_one_cast_of_the_whole_weight(gloo_pool: Pool, zero
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_what_is_sent_is_counted_to_the_byte(gloo_pool: Pool, recipe: Recipe, layout: dict[str, Any]) -> None:
     check_traffic(gloo_pool, small(f"fp8_{recipe}", **layout))
+
+
+@pytest.mark.gpu
+def test_kernels_on_a_gpu() -> None:
+    check_fp8_casts("cuda", (512, 768))
+    check_largest_values("cuda", 1000, 4096)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_products_on_a_gpu(recipe: Recipe) -> None:
+    """Products of what was cast, against the same in float64: they are rounded to bf16 once."""
+    x, weight = (randn(1024, 2048, dtype=torch.bfloat16, device="cuda", seed=seed) for seed in (1, 2))
+    for a, b in zip(fp8.cast(x, recipe, "activation"), fp8.cast(weight, recipe, "weight"), strict=True):
+        assert a is not None and b is not None
+        assert relative_error(fp8.product(a, b, torch.bfloat16, fast=False), exact(a) @ exact(b).t()) < 2**-9

@@ -19,7 +19,7 @@ A matrix is cast once for both directions in which it is contracted, see `worklo
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 from typing import cast as cast_type
 
 import torch
@@ -29,6 +29,7 @@ from workloads.engine.ops.backend import Backend, backend_of, row_blocks
 
 Recipe = Literal["tensorwise", "rowwise", "blockwise"]
 Role = Literal["activation", "weight", "gradient"]
+RECIPES, ROLES = get_args(Recipe), get_args(Role)
 
 BLOCK = 128
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
