@@ -27,7 +27,10 @@ GRANULARITY_BYTES = {"allocated": 2 * 2**20, "reserved": 20 * 2**20}
 """Differences up to this are the allocator's: PyTorch's caching allocator takes 2 MiB from the device for small blocks
 and at least 20 MiB for large ones, and cuts blocks from them (``kSmallBuffer`` and ``kLargeBuffer``)."""
 _COMPARED = ("losses", "grad_norms")
-SAME_NUMBERS = ("global_batch_size", "seq_len", "seed", "precision", "vocab_size", "num_layers", "hidden_size")
+SAME_NUMBERS = (
+    *("global_batch_size", "seq_len", "seed", "precision", "vocab_size", "num_layers", "hidden_size"),
+    *("routing", "routing_imbalance", "capacity_factor"),
+)
 """Settings that change the losses: of partners that may differ in one they are not compared."""
 AXES = (
     *("model", "world_size", "dp", "zero_stage", "tp", "cp", "pp", "ep", "etp", "micro_batch_size", "num_microbatches"),

@@ -46,6 +46,8 @@ def loss_key(experiment: Experiment) -> str:
     shared = {
         name: fields[name] for name in ("global_batch_size", "seq_len", "seed", "precision", "engine", "engine_version")
     }
+    if experiment.routing != "balanced":
+        shared |= {name: fields[name] for name in ("routing", "routing_imbalance", "capacity_factor")}
     shared["model"] = {name: value for name, value in fields["model"].items() if name != "name"}
     digest = hashlib.sha256(json.dumps(shared, sort_keys=True).encode()).hexdigest()[:16]
     return f"{experiment.precision}-{digest}"
