@@ -183,8 +183,8 @@ ATTEMPT_COLUMNS: tuple[Column, ...] = (
     Column(
         "traffic",
         _TRAFFIC,
-        "What the first rank of each pipeline stage sends in one step, by axis (pp, dp_replicate, dp_shard, cp, tp; "
-        "tied: copies of a tied embedding; world: all ranks, where no axis has all of them), operation and link "
+        "What the first rank of each pipeline stage sends in one step, by axis (pp, dp_replicate, dp_shard, cp, tp, "
+        "ep; tied: copies of a tied embedding; world: all ranks, where no axis has all of them), operation and link "
         "(inside_node, between_nodes; null: not known). Bytes: the whole gathered, or not yet scattered, buffer of one "
         "rank; a message counts where it is sent",
     ),

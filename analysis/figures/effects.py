@@ -108,8 +108,9 @@ def data(frame: pd.DataFrame) -> pd.DataFrame:
     so an interval is at its narrowest. ``within_noise_share`` is the share of pairs that differ by no more than noise,
     null where it is not known. ``held`` says what may differ within a pair; ``best_ratio`` is of the fastest run
     against the fastest, with everything else free."""
-    rows = pairs.once(pairs.comparable(frame))
     memory = metrics.memory_column(frame)
+    read = dict.fromkeys([*pairs.SETTINGS, "method", "attempt_id", metrics.RANK_BY, memory, *noise.COLUMNS])
+    rows = pairs.once(pairs.comparable(frame)[[*read]])
     rates, peaks = (rows[name].to_numpy(dtype=float) for name in (metrics.RANK_BY, memory))
     found = [
         _summary(effect, rates[two] / rates[one], peaks[two] / peaks[one], metrics.MEMORY_NAMES[memory])
@@ -137,6 +138,8 @@ def _pairs(rows: pd.DataFrame) -> Iterator[tuple[Effect, Places, Places]]:
 
 def _within_noise(rows: pd.DataFrame, one: Places, two: Places) -> float | None:
     """The share of pairs that differ by no more than noise; None where no pair's noise is known."""
+    if not rows["noise"].notna().any():
+        return None
     kept = [metrics.RANK_BY, *noise.COLUMNS]
     sides = [rows[kept].iloc[places].reset_index(drop=True) for places in (one, two)]
     told = pairs.within_noise(sides[0].add_suffix("_one").join(sides[1].add_suffix("_two"))).dropna()

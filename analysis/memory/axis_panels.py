@@ -225,12 +225,10 @@ def _chain(rows: pd.DataFrame, row: Mapping[str, Any], fixed: str) -> tuple[Bar,
 def _best_of_each_model(rows: pd.DataFrame, by: list[str]) -> list[dict[str, Any]]:
     """The first finished row of each model by these columns, highest first; smallest model first."""
     ok = rows[rows["outcome"] == "ok"]
-    order = ok.sort_values([*by, "attempt_id"], ascending=[*[False] * len(by), True], na_position="last")
-    chosen: dict[str, dict[str, Any]] = {}
-    for name, own in order.groupby("model", sort=False):
-        row = next((row for row in records(own.head(1)) if experiment_of(row) is not None), None)
-        if row is not None:
-            chosen[str(name)] = row
+    keys = ok[[*dict.fromkeys([*by, "attempt_id", "model"])]]
+    order = keys.sort_values([*by, "attempt_id"], ascending=[*[False] * len(by), True], na_position="last")
+    first = records(ok.loc[order.drop_duplicates("model").index])
+    chosen = {str(row["model"]): row for row in first if experiment_of(row) is not None}
     size = {name: row["num_params"] if pd.notna(row["num_params"]) else 0 for name, row in chosen.items()}
     return [chosen[name] for name in sorted(chosen, key=lambda name: (size[name], name))]
 

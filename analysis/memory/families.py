@@ -169,15 +169,17 @@ def _best_by_model(rows: pd.DataFrame, axis: Axis, batch: str) -> list[tuple[tup
     scores = scores[(scores["values"] >= 2) & (scores["finished"] >= 1)].fillna({"peak": 0.0})
     order = ["values", "finished", "peak"]
     best = scores.sort_values(order, ascending=False, kind="stable").drop_duplicates("model")
-    result = []
-    for number, score in best[order].iterrows():
-        own = _one_each(rows[rows["_family"] == number], [axis.column])
-        if axis.column == "recompute":  # the others are numbers
-            place = {value: i for i, value in enumerate(get_args(Recompute))}
-            own = own.iloc[own["recompute"].map(place).fillna(len(place)).argsort(kind="stable")]
-        picked = tuple(records(own))
-        result.append((tuple(map(float, score)), Family(picked, batch, _size(picked[0]))))
-    return result
+    own = _one_each(rows[rows["_family"].isin(best.index)], ["_family", axis.column])
+    if axis.column == "recompute":  # the others are numbers
+        place = {value: i for i, value in enumerate(get_args(Recompute))}
+        own = own.iloc[own["recompute"].map(place).fillna(len(place)).argsort(kind="stable")]
+    picked: dict[int, list[dict[str, Any]]] = {}
+    for row in records(own):
+        picked.setdefault(row["_family"], []).append(row)
+    return [
+        (tuple(map(float, score)), Family(tuple(picked[number]), batch, _size(picked[number][0])))
+        for number, score in zip(best.index, best[order].itertuples(index=False), strict=True)
+    ]
 
 
 def _one_each(rows: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:

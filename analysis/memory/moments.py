@@ -106,7 +106,7 @@ class _Held:
         everything = layers + experts + ends
         return cls(
             shard=shard,
-            copy=0 if e.zero_stage == 3 else gathered_bytes(e, c) * (layers + experts) + c * ends,
+            copy=0 if e.zero_stage == 3 else gathered_bytes(e, c) * layers + c * (experts + ends),
             accumulated=g * everything if accumulates_unsharded(e) else shard,
             optimizer=2 * shard,
             saved=saved,

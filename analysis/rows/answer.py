@@ -97,6 +97,8 @@ class _Cell:
     """The tokens a step that most of them have."""
     told: pd.DataFrame
     """Those of the usual batch, best first, see `_told_apart`."""
+    layouts: tuple[Layout, ...]
+    """The same as dicts: made for all cells at once, since most of the time goes into each table, not into its rows."""
 
 
 @cache_per_frame
@@ -110,18 +112,22 @@ def _cells(frame: pd.DataFrame) -> dict[tuple[str, int], _Cell]:
     rows = dict(list(ranked.groupby(metrics.GROUP, sort=False)))
     told = _told_apart(ranking.of_usual_batch(ranked[ranked["tokens_per_step"].notna()], metrics.GROUP))
     usual = dict(list(told.groupby(metrics.GROUP, sort=False)))
+    layouts: dict[tuple[Any, ...], list[Layout]] = {}
+    for layout in labels.records(told):
+        layouts.setdefault(tuple(layout[name] for name in metrics.GROUP), []).append(layout)
     order = {name: place for place, name in enumerate(labels.workload_order(frame))}
     found: dict[tuple[str, int], _Cell] = {}
     for key, ended in outcomes.items():
         of_batch = usual.get(key, told.iloc[:0])
         batch = float(of_batch["tokens_per_step"].iloc[0]) if len(of_batch) else None
         workload, size = key
-        found[str(workload), int(float(str(size)))] = _Cell(ended, rows.get(key, ranked.iloc[:0]), batch, of_batch)
+        own = rows.get(key, ranked.iloc[:0])
+        found[str(workload), int(float(str(size)))] = _Cell(ended, own, batch, of_batch, tuple(layouts.get(key, ())))
     return {key: found[key] for key in sorted(found, key=lambda key: (order[key[0]], key[1]))}
 
 
 _NO_ROWS = pd.DataFrame({name: [] for name in (*metrics.GROUP, *_TOLD, "tied", "behind", "unknown")})
-_NOTHING = _Cell(pd.Series(dtype=object), _NO_ROWS, None, _NO_ROWS)
+_NOTHING = _Cell(pd.Series(dtype=object), _NO_ROWS, None, _NO_ROWS, ())
 
 
 def cells(frame: pd.DataFrame) -> list[tuple[str, int]]:
@@ -139,7 +145,7 @@ def answer(frame: pd.DataFrame, query: Query) -> Answer:
         fit = fit[fit[name].astype("string").eq(value).fillna(False)]
     wanted = cell.usual if query.tokens_per_step is None else query.tokens_per_step
     left = fit if wanted == ANY else fit[fit["tokens_per_step"] == wanted]
-    told = cell.told if left.index.isin(cell.told.index).all() and len(left) == len(cell.told) else _told_apart(left)
+    as_usual = len(left) == len(cell.told) and left.index.isin(cell.told.index).all()
     best = left[metrics.RANK_BY].max() if len(left) else None
     elsewhere = fit.loc[~fit.index.isin(left.index), metrics.RANK_BY]
     faster = elsewhere[elsewhere > best].max() if best is not None and len(elsewhere) else None
@@ -151,7 +157,7 @@ def answer(frame: pd.DataFrame, query: Query) -> Answer:
         finished=len(rows),
         fits=len(fit),
         tokens_per_step=None if wanted == ANY or wanted is None else float(wanted),
-        layouts=list(labels.records(told)),
+        layouts=list(cell.layouts if as_usual else labels.records(_told_apart(left))),
         faster_at=None if faster is None or pd.isna(faster) else float(faster),
     )
 

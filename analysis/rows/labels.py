@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from analysis.rows.frame_cache import cache_per_frame
 from results.schema import UNKNOWN_OUTCOME
 from results.text import listed, plural
 from workloads.costs.schedule import INTERLEAVED
@@ -120,6 +121,7 @@ def batching(row: Mapping[str, Any]) -> str:
     return ", ".join(parts)
 
 
+@cache_per_frame
 def workload_order(frame: pd.DataFrame) -> list[str]:
     """Workloads from the smallest model to the largest, then by sequence length, then by tp and cp where they tell
     apart."""

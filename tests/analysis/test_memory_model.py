@@ -41,7 +41,10 @@ def random_model(draw: random.Random) -> ModelSpec:
             experts_per_token=draw.randint(1, 4),
             expert_hidden_size=draw.choice([96, 768, 1536]),
             num_shared_experts=draw.randint(0, 2),
-            num_dense_layers=draw.randint(0, layers),
+            num_dense_layers=draw.choice([0, 1, draw.randint(0, layers)]),
+            normalize_weights=draw.random() < 0.5,
+            balance=draw.choice(["none", "aux_loss", "bias"]),
+            balance_coefficient=0.01,
         )
     if draw.random() < 0.3:
         kv = heads
@@ -85,9 +88,17 @@ def random_experiment(draw: random.Random) -> Experiment:
     sequences = fields["dp_replicate"] * fields["dp_shard"] * fields["micro_batch_size"] * rounds
     if draw.random() < 0.05:
         zero, sequences, virtual = draw.randint(0, 3), sequences + 1, draw.randint(1, 3)
+    tp = draw.choice([1, 1, 2, 3, 4, 8])
+    if model.moe is not None:
+        fields["etp"] = draw.choice([1, tp])
+        fields["routing"] = draw.choice(["balanced", "skewed", "learned"])
+        if fields["routing"] != "balanced":
+            fields["routing_imbalance"] = draw.choice([1.0, 1.3, 1.75])
+        if fields["routing"] == "learned":
+            fields["capacity_factor"] = draw.choice([None, 1.0, 1.25])
     return Experiment(
         model=model,
-        tp=draw.choice([1, 1, 2, 3, 4, 8]),
+        tp=tp,
         cp=draw.choice([1, 1, 2, 3, 4]),
         pp=pp,
         ep=draw.choice([1, 2, 4, 8]) if model.moe is not None or draw.random() < 0.05 else 1,
@@ -173,6 +184,7 @@ def test_the_layouts_visit_every_branch(compared: list[tuple[Experiment, dict[st
             "cp",
             "pp",
             "ep",
+            "routing",
         ):
             seen[field, getattr(experiment, field)] += 1
         seen["moe", experiment.model.moe is not None] += 1
@@ -182,13 +194,13 @@ def test_the_layouts_visit_every_branch(compared: list[tuple[Experiment, dict[st
     assert min(seen.values()) >= 10, seen
     expected = {
         "zero_stage": 4,
-        "recompute": 9,
+        "recompute": len(get_args(Recompute)),
         "recompute_every": 4,
         "pp_schedule": 7,
         "precision": 7,
         "compile": 2,
         "tp": 5,
-        "moment": 5,
+        "moment": 6,
     }
     assert {field: sum(key[0] == field for key in seen) for field in expected} == expected
 
@@ -232,7 +244,7 @@ def test_saved_tensors_stand_where_they_belong(browser: Browser, recompute: Any,
         recompute=recompute,
         compile=compile,
     )
-    tensors = layer_tensors(llama, False, 4096, 2048, 4096, 2, 1, 2, False)
+    tensors = layer_tensors(llama, False, 4096, 2048, 4096, 2, 2, False)
     page = evaluate(browser, SCRIPTS, "MemoryModel.estimateMemory(input)", to_dict(experiment))
     assert page["stages"][1]["moment"] == "a block's backward"
     shown = page["stages"][1]["parts"]["activations"]

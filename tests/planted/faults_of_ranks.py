@@ -33,7 +33,8 @@ from tests.planted.plant import Fault
 _MESH = 'groups.data_mesh if groups.data_mesh["replicate"].size() > 1 else groups.data_mesh["shard"]'
 _SHARD = 'groups.data_mesh["shard"]'
 _FIRST = 'self.__dict__.setdefault("first", self.weight.detach().clone()) + self.weight - self.weight.detach()'
-_UPDATE, _UPDATE_BUT_ONE = "self.optimizer.step()", "self.optimizer.step() if self.groups.rank else None"
+_UPDATE = "self.optimizer.update(factor, overflowed)"
+_UPDATE_BUT_ONE = f"{_UPDATE} if self.groups.rank else None"
 ZERO1, ZERO2, ZERO3 = ({**DP, "zero_stage": zero_stage} for zero_stage in (1, 2, 3))
 SHARDING = [
     *faults_of(
@@ -220,7 +221,8 @@ RECOMPUTATION = faults_of(
 )
 
 _SHARE = OPTIMIZER + "ShardedAdamW._share"
-_CLAMP = "torch._foreach_mul_(gradients, torch.clamp(MAX_GRAD_NORM / (norm + 1e-6), max=1.0))"
+_CLAMP = "torch.clamp(MAX_GRAD_NORM / (norm + 1e-6), max=1.0)"
+_COUPLED = f"self.optimizer.param_groups[0].update(decoupled_weight_decay=False); {_UPDATE}"
 _COPIES = ' * named.spec.placement.copies({"tp": e.tp})'
 _REPLICAS = 'self.groups.data_mesh["replicate"].size() * '
 _OWN_NORM = "(self.local_square_norm().sqrt() + 1e-6)"
@@ -243,7 +245,7 @@ NORM = [
     ),
     *faults_of(
         "norm",
-        ("never_clipped", "gradients are never clipped", STEP, _CLAMP, "pass", CLIPPED),
+        ("never_clipped", "gradients are never clipped", STEP, _CLAMP, "norm / norm", CLIPPED),
         ("other_largest_norm", "another largest norm", OPTIMIZER + "MAX_GRAD_NORM", None, 2.0, CLIPPED),
         check="updates",
         scale=1000.0,
@@ -261,7 +263,7 @@ CONSTANTS = [
         ("learning_rate", "another learning rate", OPTIMIZER + "LEARNING_RATE", None, 3e-4, CLIPPED),
         ("epsilon", "another epsilon", OPTIMIZER + "EPSILON", None, 1e-6, CLIPPED),
         ("weight_decay", "torch's own weight decay", OPTIMIZER + "WEIGHT_DECAY", None, 0.01, CLIPPED),
-        ("coupled_decay", "weight decay passes the moments", STEP, "torch.optim.AdamW(", "torch.optim.Adam(", CLIPPED),
+        ("coupled_decay", "weight decay passes the moments", STEP, _UPDATE, _COUPLED, CLIPPED),
         check="updates",
     ),
     *faults_of(

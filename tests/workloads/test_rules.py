@@ -121,6 +121,7 @@ def test_layouts_that_run(fields: dict[str, Any]) -> None:
             "compile=block with recompute=norm+swiglu: a compiled block has no norms",
         ),
         ({"attention": "flash", "precision": "fp32"}, "attention", "no fp32 kernels on CUDA"),
+        ({"recompute": "norm+mla_up"}, "recompute_mla_up", "llama8b has no latent attention"),
     ],
 )
 def test_broken_rules_say_what_would_work(fields: dict[str, Any], rule: str, says: str) -> None:
@@ -182,7 +183,7 @@ def test_every_schedule_has_lists_for_the_chunks_and_micro_batches_that_the_rule
 
 
 def test_a_layout_alone_breaks_its_own_rules_and_no_others() -> None:
-    fields = {"model": MIXTRAL, "global_batch_size": 250, "cp": 3, "tp": 3, "precision": "fp8_tensorwise"}
+    fields = {"model": DEEPSEEK_V3, "global_batch_size": 250, "cp": 3, "tp": 3, "precision": "fp8_tensorwise"}
     experiment = Experiment(dp_replicate=4, **fields)
     found = violations(experiment, H200)
     assert {"global_batch", "cp_seq_len", "tp_num_heads", "engine_support"} <= {v.rule for v in found}

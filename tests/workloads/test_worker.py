@@ -176,10 +176,9 @@ def test_a_failure_is_called_by_its_name(error: BaseException, kind: str) -> Non
 @pytest.mark.parametrize(
     ("case", "lacking"),
     [
-        (experiment(precision="fp8_tensorwise"), r"precision=fp8_tensorwise \(use bf16\)"),
         (experiment(model=dataclasses.replace(MODEL, moe=EXPERTS)), r"routed experts \(worker\)"),
     ],
-    ids=["precision", "experts"],
+    ids=["experts"],
 )
 def test_what_the_engine_lacks_is_refused_and_not_replaced(tmp_path: Path, case: Experiment, lacking: str) -> None:
     assert run(tmp_path, case) == [1]
@@ -189,10 +188,10 @@ def test_what_the_engine_lacks_is_refused_and_not_replaced(tmp_path: Path, case:
     assert re.search(f"cannot run {lacking} yet", error.message), error.message
 
 
-def test_an_unknown_precision_has_no_dtype_and_no_size() -> None:
-    with pytest.raises(UnsupportedByEngine, match="precision=fp8_rowwise yet; it may be one of bf16, fp32, fp64"):
-        compute_dtype(experiment(precision="fp8_rowwise"))
+def test_every_precision_has_a_dtype_and_a_size() -> None:
     assert set(COMPUTE_BYTES) == set(MASTER_BYTES) == set(get_args(Precision))
+    for precision, size in COMPUTE_BYTES.items():
+        assert compute_dtype(experiment(precision=precision)).itemsize == size
 
 
 def test_what_every_rank_needs_is_imported_before_the_ranks_are_forked(tmp_path: Path) -> None:

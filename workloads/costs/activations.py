@@ -12,6 +12,7 @@ from functools import lru_cache
 from operator import attrgetter
 
 from workloads.costs import fp8
+from workloads.costs.expert_activations import expert_tensors, expert_working
 from workloads.costs.flops import head_sizes
 from workloads.experiment import Experiment, ModelSpec
 
@@ -52,11 +53,12 @@ class LayerTensors:
     ffn_norm: int
     """As attention_norm."""
     dispatched: int
-    """Experts only: router probabilities (fp32), tokens sorted by expert and expert outputs."""
+    """Experts only: the router's scores, the received copies of tokens and their weights
+    (`workloads.costs.expert_activations`)."""
     gate_up: int
-    """Both SwiGLU inputs: ``2 c T F / tp``."""
+    """Both SwiGLU inputs: ``2 c T F / tp``. With experts those of shared ones and of the received copies."""
     product: int
-    """SwiGLU output, input of the down projection: ``c T F / tp``."""
+    """SwiGLU output, input of the down projection: ``c T F / tp``. With experts as above."""
 
     @property
     def total(self) -> int:
@@ -74,16 +76,20 @@ class LayerBytes:
     """Held from forward to backward by every micro-batch in flight."""
     working: int
     """Needed beside ``saved`` while the layer's own backward runs: what is computed again, and gradients."""
+    beside_experts: int = 0
+    """Of a layer with experts, beside ``saved`` when the gradients of its experts are reduced: what is computed again
+    and gradients, without what the experts' backward has freed."""
 
 
 @lru_cache(maxsize=65536)
 def layer_tensors(
-    model: ModelSpec, routed: bool, tokens: int, stream_tokens: int, seq_len: int, tp: int, ep: int, c: int, math: bool
+    model: ModelSpec, routed: bool, tokens: int, stream_tokens: int, seq_len: int, tp: int, c: int, math: bool
 ) -> LayerTensors:
     """What one layer's forward makes, in bytes. The formulas are those of `LayerTensors`.
 
-    ``routed``: a layer with experts; ``tokens`` is T, ``stream_tokens`` T_s, ``seq_len`` the keys that a query sees,
-    ``c`` the bytes of the compute dtype; ``math``: attention keeps its probabilities.
+    ``routed``: a layer with experts, here without what routed experts themselves make; ``tokens`` is T,
+    ``stream_tokens`` T_s, ``seq_len`` the keys that a query sees, ``c`` the bytes of the compute dtype; ``math``:
+    attention keeps its probabilities.
     """
     h, heads, kv = model.hidden_size, model.num_heads, model.num_kv_heads
     qk, v = head_sizes(model)
@@ -97,13 +103,9 @@ def layer_tensors(
         normed = c * stream_tokens * (mla.q_lora_rank + mla.kv_lora_rank)
         latents = normed + c * stream_tokens * mla.qk_rope_head_dim
         latent_norms = normed + STATISTICS_BYTES * stream_tokens * (2 if mla.q_lora_rank else 1)
-    moe = model.moe if routed else None
-    if moe is None:
-        dispatched, columns = 0, model.ffn_hidden_size
-    else:
-        # Balanced routing: a rank's experts get as many token copies as its own tokens send out.
-        dispatched = tokens * (STATISTICS_BYTES * moe.num_experts + 2 * c * moe.experts_per_token * h)
-        columns = (moe.experts_per_token + moe.num_shared_experts) * moe.expert_hidden_size
+    columns = model.ffn_hidden_size
+    if routed and model.moe is not None:
+        columns = model.moe.num_shared_experts * model.moe.expert_hidden_size
     stream = c * stream_tokens * h
     norm = stream + STATISTICS_BYTES * stream_tokens
     return LayerTensors(
@@ -118,7 +120,7 @@ def layer_tensors(
         attention_output=c * tokens * heads * v // tp,
         residual=stream,
         ffn_norm=norm,
-        dispatched=dispatched,
+        dispatched=0,
         gate_up=2 * c * tokens * columns // tp,
         product=c * tokens * columns // tp,
     )
@@ -132,7 +134,11 @@ def _tensors_of(e: Experiment, routed: bool, c: int) -> LayerTensors:
     is kept twice, before it is sent back and after.
     """
     tokens, stream_tokens = rank_tokens(e)
-    t = layer_tensors(e.model, routed, tokens, stream_tokens, e.seq_len, e.tp, e.ep, c, e.attention == "math")
+    t = layer_tensors(e.model, routed, tokens, stream_tokens, e.seq_len, e.tp, c, e.attention == "math")
+    if routed:
+        x = expert_tensors(e, stream_tokens, c)
+        dispatched = x.router + x.weights + x.rows
+        t = replace(t, dispatched=dispatched, gate_up=t.gate_up + x.gate_up, product=t.product + x.product)
     if fp8.keeps_fp8(e) and not routed:
         t = replace(t, product=fp8.cast_bytes(e, t.product // c))
         if e.tp == 1:
@@ -189,14 +195,16 @@ def layer_bytes(experiment: Experiment, *, routed: bool, c: int, recomputed: boo
     tokens, stream_tokens = rank_tokens(e)
     t = _tensors_of(e, routed, c)
     stream, gathered = c * stream_tokens * model.hidden_size, c * tokens * model.hidden_size if e.tp > 1 else 0
-    down_weight = t.product // tokens * model.hidden_size if not routed else 0
+    if routed:
+        return _routed_bytes(e, t, c, stream, gathered, recomputed=recomputed)
+    down_weight = t.product // tokens * model.hidden_size
     steps = (
         gathered + t.product,
         t.gate_up,
         2 * gathered + 2 * down_weight - t.product,
     )
     working = stream + down_weight + max(steps)
-    in_fp8 = fp8.is_fp8(e) and not routed
+    in_fp8 = fp8.is_fp8(e)
     if in_fp8:
         remade = recomputed and "swiglu" in e.recomputed_operations
         working = fp8.working_bytes(e, stream, tokens, model.ffn_hidden_size // e.tp, c, remade=remade)
@@ -214,6 +222,26 @@ def layer_bytes(experiment: Experiment, *, routed: bool, c: int, recomputed: boo
     again = t.attention_norm + t.qk_statistics + t.rotated + t.residual + t.ffn_norm + t.product
     row_parallel = 2 * (stream + gathered)
     return LayerBytes(saved=t.total - again + row_parallel, working=again + working - row_parallel)
+
+
+def _routed_bytes(
+    e: Experiment, t: LayerTensors, c: int, stream: int, gathered: int, *, recomputed: bool
+) -> LayerBytes:
+    """`layer_bytes` of a layer with experts. They are never compiled, so a compiled block is taken to keep the same."""
+    x = expert_tensors(e, rank_tokens(e)[1], c)
+    working = stream + expert_working(e, x, gathered if e.etp > 1 else 0)
+    reducing = stream + x.rows - (x.weights + x.rows + x.gate_up + x.product)
+    if e.recompute == "none" or not recomputed:
+        saved, again = t.total, 0
+    elif e.recompute == "full":
+        saved = t.input
+        again = t.total - saved
+    else:
+        made, named = _made_again(e, t, c), e.recomputed_operations
+        saved = t.total - sum(made.get(name, 0) for name in named)
+        again = x.product if "swiglu" in named else 0
+    own = _attention_working(e, t, c, 0, saved)
+    return LayerBytes(saved, max(again + working, own), again + reducing)
 
 
 def _attention_working(e: Experiment, t: LayerTensors, c: int, down_weight: int, saved: int) -> int:
@@ -238,7 +266,8 @@ def deferred_bytes(experiment: Experiment, *, routed: bool, c: int) -> int:
 
     The inputs of its matrix products (the two normed streams, the attention output, the SwiGLU product) and the
     gradients of their outputs (queries, keys and values; gate and up; the two row-parallel sums, ``c T h`` each), in
-    fp8 where the weights' gradients are products in fp8.
+    fp8 where the weights' gradients are products in fp8. Of experts the received copies, and their outputs' gradients
+    in the place of the second sum (beside it with shared experts).
     """
     e, model = experiment, experiment.model
     tokens, stream_tokens = rank_tokens(e)
@@ -250,10 +279,14 @@ def deferred_bytes(experiment: Experiment, *, routed: bool, c: int) -> int:
         normed = c * stream_tokens * (model.mla.q_lora_rank + model.mla.kv_lora_rank)
         of_heads = model.mla.qk_head_dim + model.mla.qk_nope_head_dim + model.mla.v_head_dim
         projected = normed + t.latents + c * tokens * model.num_heads * of_heads // e.tp
-    gradients = projected + t.gate_up + 2 * c * tokens * model.hidden_size
+    sums, copies = 2 * c * tokens * model.hidden_size, 0
+    if routed and model.moe is not None:
+        copies = expert_tensors(e, stream_tokens, c).rows
+        sums = (2 if model.moe.num_shared_experts else 1) * c * tokens * model.hidden_size + copies
+    gradients = projected + t.gate_up + sums
     if fp8.keeps_fp8(e) and not routed:
         gradients = fp8.cast_bytes(e, gradients // c)
-    return norms + attention_output + t.product + gradients
+    return norms + attention_output + t.product + copies + gradients
 
 
 def rank_tokens(experiment: Experiment) -> tuple[int, int]:

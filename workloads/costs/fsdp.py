@@ -14,6 +14,10 @@ class Unit:
     """Of one tensor-parallel rank."""
     reshard_after_forward: bool
     matrices_in_fp8: bool = False
+    of_experts: bool = False
+    """Sharded over the ranks that hold the same experts (`workloads.mesh.expert_degrees`)."""
+    around_previous: bool = False
+    """The unit before it in a stage's list is inside it: its backward begins and ends in this one's."""
 
     def padded(self, shards: int) -> int:
         """Elements of all shards together: dim 0 is padded to a multiple of their number."""
@@ -32,7 +36,8 @@ def _padded(shape: tuple[int, ...], shards: int) -> int:
 
 
 class FsdpWalk:
-    """Counts how often each unit is gathered. A unit is known by its index in ``units``."""
+    """Counts how often each unit is gathered. A unit is known by its index in ``units``, which are in the order in
+    which their forwards end."""
 
     def __init__(self, own: Unit | None, others: Sequence[Unit], *, keep_gathered: bool) -> None:
         self.units = [*others, *([own] if own is not None else [])]
@@ -61,8 +66,11 @@ class FsdpWalk:
             place = self._places[index].pop()
             if place > 0:
                 self._gather(self._order[place - 1])
-            if index != self.own:
-                self._shard_again(index, last)
+            if index == self.own or self.units[index].around_previous:
+                continue
+            self._shard_again(index, last)
+            if index + 1 < len(self.units) and self.units[index + 1].around_previous:
+                self._shard_again(index + 1, last)
         if self.own is not None:
             self._shard_again(self.own, last)
         if last:

@@ -2,8 +2,9 @@
 
 P parameters of one rank (its stages, divided by tp), S the ranks that share master weights (`data_degrees`), g bytes of
 the master and gradient dtype, c of the compute dtype, m micro-batches. A unit is what FSDP gathers and reduces at one
-time: a block, the embedding, the head with the final norm; or, where both ends meet in one tied weight, that weight
-with the stage itself. The engine keeps
+time: a block, the routed experts in it, the embedding, the head with the final norm; or, where both ends meet in one
+tied weight, that weight with the stage itself. Experts have ranks of their own that share them (`expert_degrees`). With
+uneven routing it is the rank with most tokens that is counted. The engine keeps
 
     parameters  g P / S master shards, and the copy to compute with: c P for ZeRO 0, 1, 2; for ZeRO 3 two blocks in
                 backward, and the embedding or head while it runs. Blocks whose matrices have one fp8 scale each take
@@ -30,6 +31,7 @@ from workloads.costs.moments import (
     Units,
     block_moments,
     end_moment,
+    expert_moments,
     first_block_moment,
     head_moments,
     rounds_of,
@@ -147,8 +149,10 @@ def _stage_memory(e: Experiment, x: Shared, stage: int, held: StageParams) -> St
         first=x.vocabulary if held.embedding else x.block,
         first_copy=x.c * x.vocabulary if held.embedding else x.b * x.block,
         tied=x.vocabulary if is_tied else 0,
+        experts=x.experts if held.moe_layers else 0,
+        all_experts=experts,
     )
-    whole = x.b * (layers + experts) + x.c * ends
+    whole = x.b * layers + x.c * (experts + ends)
     outputs = e.virtual_stages - held.has_head  # a stage keeps what it passes on; the last one passes nothing on
     saved = x.saved(held) + outputs * x.stream
     waiting = held.dense_layers * x.dense_deferred + held.moe_layers * x.moe_deferred
@@ -159,6 +163,7 @@ def _stage_memory(e: Experiment, x: Shared, stage: int, held: StageParams) -> St
         moments = [
             *(head_moments(e, x, units, turn, whole, saved) if held.has_head else ()),
             *block_moments(e, x, units, turn, whole, saved, held),
+            *expert_moments(e, x, units, turn, held, whole, saved),
             first_block_moment(e, x, units, turn, held, params, whole, saved),
             end_moment(e, x, units, turn, held, params, whole, shard, saved),
         ]

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from workloads.costs.activations import HeadBytes, deferred_bytes, head_bytes, layer_bytes, rank_tokens
+from workloads.costs.activations import HeadBytes, LayerBytes, deferred_bytes, head_bytes, layer_bytes, rank_tokens
 from workloads.costs.fp8 import gathered_bytes
-from workloads.costs.params import COMPUTE_BYTES, MASTER_BYTES, dense_layer, local_params, moe_layer
+from workloads.costs.params import COMPUTE_BYTES, MASTER_BYTES, dense_layer, local_params, moe_layer, num_dense_layers
 from workloads.costs.partition import StageParams
 from workloads.experiment import Experiment
-from workloads.mesh import data_degrees
+from workloads.mesh import data_degrees, expert_degrees
 
 
 def accumulates_unsharded(experiment: Experiment) -> bool:
@@ -34,6 +34,9 @@ class Shared(NamedTuple):
     moe_deferred: int
     working: int
     """Of the kind of layer that needs most."""
+    dense_working: int
+    """Of a dense layer; 0 where the model has none. The same of one that is not recomputed."""
+    dense_working_kept: int
     dense_kept: int
     """As ``dense_saved``, of a layer that is not recomputed (``recompute_every``)."""
     moe_kept: int
@@ -41,7 +44,14 @@ class Shared(NamedTuple):
     b: int
     """Bytes of an element of a block as it is gathered: c, or 1 for fp8 weights with one scale."""
     block: int
-    """Elements of the largest block on one rank."""
+    """Elements of the largest block on one rank, without routed experts, which are a unit of their own."""
+    experts: int
+    """Elements of one layer's routed experts on one rank."""
+    expert_shards: int
+    """Ranks that share an expert's master weights."""
+    beside_experts: int
+    """Of a layer with experts, beside what it saved, when its experts' gradients are reduced."""
+    beside_experts_kept: int
     vocabulary: int
     """Elements of the embedding (or head) on one rank."""
     head: HeadBytes
@@ -60,29 +70,32 @@ class Shared(NamedTuple):
     def of(cls, e: Experiment) -> Shared:
         model, c = e.model, COMPUTE_BYTES[e.precision]
         tokens, stream_tokens = rank_tokens(e)
-        dense = layer_bytes(e, routed=False, c=c)
-        block, moe_saved, working = sum(local_params(e, dense_layer(model))), 0, dense.working
-        kept = layer_bytes(e, routed=False, c=c, recomputed=False) if e.recompute_every > 1 else dense
-        moe_kept, working_kept = 0, kept.working
-        if model.moe is not None:
-            routed = layer_bytes(e, routed=True, c=c)
-            moe_saved, working = routed.saved, max(working, routed.working)
-            own = layer_bytes(e, routed=True, c=c, recomputed=False) if e.recompute_every > 1 else routed
-            moe_kept, working_kept = own.saved, max(working_kept, own.working)
-            block = max(block, sum(local_params(e, moe_layer(model))))
+        has_dense, has_routed = num_dense_layers(model) > 0, model.moe is not None
+        kinds = [routed for routed, there in ((False, has_dense), (True, has_routed)) if there]
+        again = {routed: layer_bytes(e, routed=routed, c=c) for routed in kinds}
+        kept = {routed: layer_bytes(e, routed=routed, c=c, recomputed=False) for routed in kinds}
+        none = LayerBytes(0, 0)
+        dense, moe = again.get(False, none), again.get(True, none)
+        elements = [local_params(e, moe_layer(model) if routed else dense_layer(model)) for routed in kinds]
         return cls(
             c=c,
             g=MASTER_BYTES[e.precision],
             dense_saved=dense.saved,
-            moe_saved=moe_saved,
-            dense_deferred=deferred_bytes(e, routed=False, c=c),
-            moe_deferred=deferred_bytes(e, routed=True, c=c) if model.moe is not None else 0,
-            working=working,
-            dense_kept=kept.saved,
-            moe_kept=moe_kept,
-            working_kept=working_kept,
+            moe_saved=moe.saved,
+            dense_deferred=deferred_bytes(e, routed=False, c=c) if has_dense else 0,
+            moe_deferred=deferred_bytes(e, routed=True, c=c) if has_routed else 0,
+            working=max(one.working for one in again.values()),
+            dense_working=dense.working,
+            dense_working_kept=kept.get(False, none).working,
+            dense_kept=kept.get(False, none).saved,
+            moe_kept=kept.get(True, none).saved,
+            working_kept=max(one.working for one in kept.values()),
             b=gathered_bytes(e, c),
-            block=block,
+            block=max(rest for rest, _ in elements),
+            experts=max(experts for _, experts in elements),
+            expert_shards=expert_degrees(e)[1] if has_routed else 1,
+            beside_experts=moe.beside_experts,
+            beside_experts_kept=kept.get(True, none).beside_experts,
             vocabulary=model.vocab_size // e.tp * model.hidden_size,
             head=head_bytes(e, c),
             stream=c * stream_tokens * model.hidden_size,
@@ -91,6 +104,10 @@ class Shared(NamedTuple):
             rounds=e.num_microbatches,
             shards=data_degrees(e)[1],
         )
+
+    def shard(self, rest: int, experts: int) -> int:
+        """Bytes of reduced gradients: ``rest`` elements, and ``experts`` of routed experts."""
+        return self.g * rest // self.shards + self.g * experts // self.expert_shards
 
     def saved(self, held: StageParams) -> int:
         """Of the layers of a stage and one micro-batch."""
@@ -110,6 +127,10 @@ class Units(NamedTuple):
     """Bytes of that unit as it is gathered."""
     tied: int
     """The embedding that is also the output projection; 0 where the stage has no such weight."""
+    experts: int
+    """The routed experts of one layer; 0 where the stage has none."""
+    all_experts: int
+    """Those of all its layers."""
 
 
 class Round(NamedTuple):
@@ -179,7 +200,7 @@ def head_moments(e: Experiment, x: Shared, units: Units, turn: Round, whole: int
     held = _held(x, turn, saved, has_head=True)
     copies = c * (units.head + units.tied) if zero3 else whole
     gathers = x.shards > 1 and (zero3 or not turn.prior)
-    gathering = (x.b * x.block if units.tied else c * units.head) if gathers else 0
+    gathering = (max(x.b * x.block, c * units.experts) if units.tied else c * units.head) if gathers else 0
     forward = (copies, turn.prior, held + x.head.working + _waiting(x, units, turn) + gathering)
     if not units.head or not _reduces(x, turn):
         return (forward,)
@@ -204,7 +225,8 @@ def block_moments(
     """
     zero3, reduces = e.zero_stage == 3, _reduces(x, turn)
     resharded = units.head if turn.last else 0
-    copies = min(whole, 2 * x.b * x.block + x.c * units.tied) if zero3 else whole - x.c * resharded
+    gathered = 2 * x.b * x.block + x.c * (units.experts + units.tied)
+    copies = min(whole, gathered) if zero3 else whole - x.c * resharded
     head = 0 if turn.prior else x.g * units.head // (x.shards if reduces else 1)
     flat = x.g * units.head if units.head and reduces else _waiting(x, units, turn)
     gradients = turn.prior + head + x.c * units.tied
@@ -215,15 +237,16 @@ def block_moments(
         return (last,)
     moe = min(done, held.moe_layers)
     freed = moe * x.moe_kept + (done - moe) * x.dense_kept
-    unsharded, shard = x.g * x.block, x.g * x.block // x.shards
+    unsharded = x.g * x.block
+    of_done, shard = x.g * (done * x.block + moe * units.experts), x.shard(done * x.block, moe * units.experts)
     if not turn.prior:
-        gradients += done * (shard if reduces else unsharded)
+        gradients += shard if reduces else of_done
     elif x.whole and turn.last:
-        gradients -= done * (unsharded - shard)
+        gradients -= of_done - shard
     if zero3 and held.embedding and done == held.num_layers - 1:
         copies = x.b * x.block + x.c * units.first
     elif not zero3 and turn.last:
-        copies -= x.b * done * x.block
+        copies -= x.b * done * x.block + x.c * moe * units.experts
     received = x.stream if e.virtual_stages > held.has_head else 0
     activations = all_held - freed + x.working + received + (unsharded if reduces else flat)
     return last, (copies, gradients, activations)
@@ -237,24 +260,74 @@ def first_block_moment(
     It is higher than the last block's where a block's gradient takes more than the block had saved.
     """
     zero3, reduces = e.zero_stage == 3, _reduces(x, turn)
-    done = max(0, params - x.block - (units.first if held.embedding else 0))
-    gradients = turn.prior or x.g * done // (x.shards if reduces else 1)
+    experts = 0 if held.dense_layers else units.experts
+    of_others = units.all_experts - experts
+    done = max(0, params - units.all_experts - x.block - (units.first if held.embedding else 0))
+    shard = x.shard(done, of_others)
+    gradients = turn.prior or (shard if reduces else x.g * (done + of_others))
     if x.whole and turn.last:
-        gradients -= x.g * done - x.g * done // x.shards
+        gradients -= x.g * (done + of_others) - shard
     # With ZeRO 3 FSDP gathers the next unit, the embedding, while this one computes.
     if zero3:
-        copies = x.b * x.block + (x.c * units.tied or units.first_copy)
+        copies = x.b * x.block + x.c * experts + (x.c * units.tied or units.first_copy)
     else:
-        left = x.b * x.block + (units.first_copy if held.embedding else 0)
+        left = x.b * x.block + x.c * experts + (units.first_copy if held.embedding else 0)
         copies = min(whole, left) if turn.last else whole
     head = x.head.saved if held.has_head else 0
-    of_kinds = (x.dense_saved, x.moe_saved) if held.first_recomputed else (x.dense_kept, x.moe_kept)
-    own = min(bytes for bytes in of_kinds if bytes)
+    dense, moe = (x.dense_saved, x.moe_saved) if held.first_recomputed else (x.dense_kept, x.moe_kept)
+    own = dense if held.dense_layers else moe
     others = int((turn.in_flight - 1) * (saved + head)) + turn.deferred + own
     others += x.stream if e.virtual_stages > held.has_head else 0  # the gradient that a stage before the last received
     flat = x.g * x.block if reduces else _waiting(x, units, turn)
-    working = x.working if held.first_recomputed else x.working_kept
+    if held.dense_layers:
+        working = x.dense_working if held.first_recomputed else x.dense_working_kept
+    else:
+        working = x.working if held.first_recomputed else x.working_kept
     return copies, gradients + x.c * units.tied, others + working + flat
+
+
+def expert_moments(
+    e: Experiment, x: Shared, units: Units, turn: Round, held: StageParams, whole: int, saved: int
+) -> tuple[Moment, ...]:
+    """The reduction of experts' gradients, in the last layer that has some, which comes first, and in the first one.
+
+    What the layer's experts had saved is free, the rest of the layer is not. Of ZeRO 3 the rest of the layer and of the
+    one before are gathered. Without a reduction the gradients are added to those of other micro-batches.
+    """
+    size, shards, zero3 = units.experts, x.expert_shards, e.zero_stage == 3
+    if not size:
+        return ()
+    shard, buffers = x.g * size // shards, 0
+    if _reduces(x, turn):
+        own = 0 if turn.prior else shard
+        buffers = 2 * x.g * size if shards == 1 or x.whole else (x.g + x.c) * size + (shard if turn.prior else 0)
+        if x.whole and turn.prior and shards > 1:
+            buffers -= x.g * size - shard  # as of the head
+    else:
+        own = (0 if turn.prior else x.g * size) + (0 if x.c == x.g and not turn.prior else x.c * size)
+    reduced = _reduces(x, turn)
+    of_head = 0 if turn.prior else x.g * units.head // (x.shards if reduced else 1)
+    tied = x.c * units.tied
+    copies = min(whole, 2 * x.b * x.block + tied) if zero3 else whole - x.c * (units.head + size) * turn.last
+    beside = x.beside_experts_kept if held.kept_after else x.beside_experts
+    last = copies, turn.prior + of_head + own + tied, _held(x, turn, saved, held.has_head) + beside + buffers
+
+    others = held.moe_layers - 1
+    rest = units.head + others * x.block
+    gradients = turn.prior or (x.shard(rest, others * size) if reduced else x.g * (rest + others * size))
+    if x.whole and turn.last:
+        gradients -= x.g * (rest + others * size) - x.shard(rest, others * size)
+    if not zero3:
+        left = x.b * (held.dense_layers + 1) * x.block + (units.first_copy if held.embedding else 0)
+        copies = min(whole, left) if turn.last else whole
+    elif held.embedding and not held.dense_layers:
+        copies = x.b * x.block + (tied or units.first_copy)
+    recomputed = held.first_recomputed if not held.dense_layers else held.moe_recomputed > 0
+    layer = x.moe_saved + x.beside_experts if recomputed else x.moe_kept + x.beside_experts_kept
+    layer += held.dense_recomputed * x.dense_saved + (held.dense_layers - held.dense_recomputed) * x.dense_kept
+    layer += x.stream if e.virtual_stages > held.has_head else 0  # the gradient that a stage before the last received
+    in_flight = int((turn.in_flight - 1) * (saved + (x.head.saved if held.has_head else 0))) + turn.deferred
+    return last, (copies, gradients + own + tied, in_flight + layer + buffers)
 
 
 def end_moment(

@@ -10,11 +10,12 @@ from typing import NamedTuple
 from workloads.cluster import ClusterSpec
 from workloads.costs.activations import rank_tokens
 from workloads.costs.collectives import Collective, collective_time_s
+from workloads.costs.fp8 import gathered_bytes
 from workloads.costs.memory import parameter_shard_bytes
 from workloads.costs.params import COMPUTE_BYTES, MASTER_BYTES, local_params
 from workloads.costs.partition import StageParams
 from workloads.experiment import Experiment
-from workloads.mesh import data_degrees, stride
+from workloads.mesh import data_degrees, expert_degrees, stride
 
 OPTIMIZER_PASSES = 10
 """How often each master-sized value is read or written: norm 1 read, clipping 1 read and 1 write, AdamW 4 reads
@@ -93,12 +94,31 @@ def _held_params(e: Experiment, held: StageParams) -> tuple[int, int]:
     return layers + experts + (held.embedding + held.head) // e.tp + held.final_norm, experts
 
 
-def _sharding_s(e: Experiment, cluster: ClusterSpec, params: int) -> tuple[float, float]:
-    """Gathering weights and scattering gradients over the ranks that share master weights."""
-    c, g, shards = COMPUTE_BYTES[e.precision], MASTER_BYTES[e.precision], data_degrees(e)[1]
-    # Expert weights are fewer on each data-parallel group of their own; taken here as travelling with the others.
-    gather = collective_time_s("all_gather", c * params, shards, e.tp, cluster)
-    return gather, collective_time_s("reduce_scatter", g * params, shards, e.tp, cluster)
+def _sharding_s(e: Experiment, cluster: ClusterSpec, held: StageParams) -> tuple[float, float]:
+    """Gathering weights and scattering gradients over the ranks that share master weights, experts over theirs."""
+    c, g = COMPUTE_BYTES[e.precision], MASTER_BYTES[e.precision]
+    params, experts = _held_params(e, held)
+    parts = [(params - experts, gathered_bytes(e, c), data_degrees(e)[1], e.tp)]
+    if experts:
+        parts.append((experts, c, expert_degrees(e)[1], e.ep * e.etp))
+    gather = sum(
+        collective_time_s("all_gather", one * size, shards, apart, cluster) for size, one, shards, apart in parts
+    )
+    return gather, sum(
+        collective_time_s("reduce_scatter", g * size, shards, apart, cluster) for size, _, shards, apart in parts
+    )
+
+
+def _replicas_s(e: Experiment, cluster: ClusterSpec, held: StageParams) -> float:
+    """Summing shards of gradients over the replicas of the master weights, experts over theirs."""
+    g = MASTER_BYTES[e.precision]
+    params, experts = _held_params(e, held)
+    copies, shards = data_degrees(e)
+    total = collective_time_s("all_reduce", g * (params - experts) // shards, copies, e.tp * shards, cluster)
+    if experts:
+        copies, shards = expert_degrees(e)
+        total += collective_time_s("all_reduce", g * experts // shards, copies, e.ep * e.etp * shards, cluster)
+    return total
 
 
 def chunk_times(
@@ -128,7 +148,7 @@ def chunk_times(
     edges = ends.exposed_s * ((held.embedding > 0) + held.has_head)
 
     if e.zero_stage >= 2:
-        gather, scatter = _sharding_s(e, cluster, params)
+        gather, scatter = _sharding_s(e, cluster, held)
         if e.zero_stage == 3:
             forward_exposed += max(0.0, gather - forward) + gather / max(1, held.num_layers)
             both = gather + scatter
@@ -152,10 +172,8 @@ def rank_times(
         forward, backward = forward + chunk.forward_s, backward + chunk.backward_s
         exposed += chunk.forward_exposed_s + chunk.backward_exposed_s
     unit = max(1, held.num_layers)
-    copies, shards = data_degrees(e)
-    apart = e.tp * shards if shards > 1 else e.tp  # global ranks between two replicas
-    gather, scatter = _sharding_s(e, cluster, params)
-    replicas = collective_time_s("all_reduce", shard_bytes, copies, apart, cluster)
+    gather, scatter = _sharding_s(e, cluster, held)
+    replicas = _replicas_s(e, cluster, held)
     once = 0.0
     if e.zero_stage < 3:
         once += max(0.0, gather - forward) + gather / unit

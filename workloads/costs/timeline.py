@@ -11,7 +11,8 @@ dp          gradients of one micro-batch hide behind its backward and gathered w
 pp          `pipeline_time_s` of every chunk's actual times. A split backward's W has the weights' gradients of matmuls,
             their accumulation and their reduction, I all else: attention, norms, what is computed again
 cp          a ring's messages hide behind attention; gathers and all-to-alls are exposed
-ep          experts' all-to-all is exposed
+ep          the rank with most tokens counts; exchanges are exposed but for shared experts beside the first of them,
+            see `workloads.costs.expert_times`
 """
 
 from __future__ import annotations
@@ -20,9 +21,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from workloads.cluster import ClusterSpec
+from workloads.costs import fp8
 from workloads.costs.activations import rank_tokens
 from workloads.costs.collectives import Collective, collective_time_s
 from workloads.costs.context_parallel import context_messages
+from workloads.costs.expert_times import NO_EXPERTS, ExpertTimes
 from workloads.costs.flops import attention_forward_flops, head_sizes
 from workloads.costs.params import COMPUTE_BYTES, MASTER_BYTES, latent_up_params, matmul_of_layer
 from workloads.costs.partition import experiment_chunks, experiment_stages, ranks_alike
@@ -155,11 +158,15 @@ def _layer(e: Experiment, cluster: ClusterSpec, rates: Rates, *, routed: bool) -
 
     Matmuls: 2 FLOPs a parameter and token forward, 4 backward. Attention: causal half of ``4 N H T seq``. Forward
     bytes: two norms (read, write), two residual sums (2 reads, 1 write), RoPE and norms of queries and keys (each read,
-    write), SwiGLU (2 reads, 1 write); twice that backward.
+    write), SwiGLU (2 reads, 1 write); twice that backward. In fp8 also casts (`workloads.costs.fp8`).
     """
     model, c = e.model, COMPUTE_BYTES[e.precision]
     tokens, stream = rank_tokens(e)
-    matmul = 2.0 * tokens * matmul_of_layer(model, routed=routed) / e.tp / rates.matmul
+    experts = ExpertTimes.of(e, cluster, rates) if routed else NO_EXPERTS
+    weights = matmul_of_layer(model, routed=routed)
+    if routed and model.moe is not None:
+        weights -= model.moe.experts_per_token * 3 * model.hidden_size * model.moe.expert_hidden_size
+    matmul = 2.0 * tokens * weights / e.tp / rates.matmul + experts.products_s
     attention = 0.5 * tokens * attention_forward_flops(model, e.seq_len) / e.tp / rates.attention
     columns = _feed_forward_columns(model, routed)
     qk, _ = head_sizes(model)
@@ -176,14 +183,22 @@ def _layer(e: Experiment, cluster: ClusterSpec, rates: Rates, *, routed: bool) -
             down = model.hidden_size * (model.mla.q_lora_rank + model.mla.kv_lora_rank + model.mla.qk_rope_head_dim)
             matmul += 2.0 * tokens * down * (e.tp - 1) / e.tp / rates.matmul
     passes = 6 * stream * model.hidden_size + sum(of.values())
-    memory = c * passes / rates.memory
-    forward = matmul + attention + memory
-    backward = 2 * matmul + ATTENTION_BACKWARD * attention + 2 * memory
+    memory = c * passes / rates.memory + experts.swiglu_s + experts.moved_s
+    products, casts = (1.0, 1.0, 1.0), (0.0, 0.0)
+    if not routed:
+        h, heads = model.hidden_size, model.num_heads * head_sizes(model)[1]
+        products = fp8.product_times(e, rates.matmul / rates.head)
+        inputs = 2 * h + (heads + columns) // e.tp
+        outputs = 2 * h + ((model.num_heads + 2 * model.num_kv_heads) * qk + 2 * columns) // e.tp
+        casts = fp8.cast_traffic(e, tokens, matmul_of_layer(model, routed=False) // e.tp, inputs, outputs)
+    forward = matmul * products[0] + attention + memory + casts[0] / rates.memory
+    backward = matmul * (products[1] + products[2]) + ATTENTION_BACKWARD * attention + 2 * memory
+    backward += casts[1] / rates.memory
 
     tp = _tp_exposed(e, cluster, c, matmul, columns)
     again, again_exposed = 0.0, 0.0
     if e.recompute == "full":
-        again, again_exposed = forward, tp.forward_s
+        again, again_exposed = forward, tp.forward_s + experts.there_s
         if not routed:  # backward needs nothing of the last matmul's output, nor of the sum after it
             again -= 2.0 * tokens * columns * model.hidden_size / e.tp / rates.matmul
             again_exposed -= tp.last_sum_s
@@ -195,19 +210,17 @@ def _layer(e: Experiment, cluster: ClusterSpec, rates: Rates, *, routed: bool) -
         if model.mla is not None:
             of["rope"] /= 2  # keys alone
         again = c * sum(of.get(name, 0.0) for name in e.recomputed_operations) / rates.memory
+        again += experts.swiglu_s if "swiglu" in e.recomputed_operations else 0.0
         if "mla_up" in e.recomputed_operations:
             again += 2.0 * tokens * latent_up_params(model) / e.tp / rates.matmul
             again_exposed = tp.latents_s
 
-    others = 0.0
-    if routed and e.ep > 1 and model.moe is not None:
-        sent = c * tokens * model.moe.experts_per_token * model.hidden_size
-        others += 2 * collective_time_s("all_to_all", sent, e.ep, stride(e, "cp"), cluster)
+    others = experts.there_s + experts.back_s
     cp_forward, cp_backward = (_cp_exposed_s(e, cluster, attention, backward=turn) for turn in (False, True))
     if e.recompute == "full":
         again_exposed += cp_forward
     exposed = tp.forward_s + others + cp_forward, tp.backward_s + others + cp_backward
-    return LayerTimes(forward, backward, matmul, *exposed, again, again_exposed)
+    return LayerTimes(forward, backward, matmul * products[2], *exposed, again, again_exposed)
 
 
 def _cp_exposed_s(e: Experiment, cluster: ClusterSpec, attention_s: float, *, backward: bool) -> float:
@@ -239,9 +252,10 @@ def _cp_exposed_s(e: Experiment, cluster: ClusterSpec, attention_s: float, *, ba
 
 
 def _feed_forward_columns(model: ModelSpec, routed: bool) -> int:
+    """What tensor parallelism splits; routed experts are not in here."""
     if not routed or model.moe is None:
         return model.ffn_hidden_size
-    return (model.moe.experts_per_token + model.moe.num_shared_experts) * model.moe.expert_hidden_size
+    return model.moe.num_shared_experts * model.moe.expert_hidden_size
 
 
 class _TensorParallel(NamedTuple):

@@ -5,7 +5,8 @@ between two ranks counts where it is sent. Groups of one rank send nothing. The 
 (`workloads.engine.traffic`), and a test requires that both agree to the byte on every rank.
 
 Symbols: c and g bytes of a compute and of a master value, T tokens of a micro-batch on one rank, D hidden size.
-Axes ``dp_shard`` and ``dp_replicate`` are the data mesh's shards and replicas, cp among them (`mesh.data_degrees`).
+Axes ``dp_shard`` and ``dp_replicate`` are the data mesh's shards and replicas, cp among them (`mesh.data_degrees`),
+and those of the expert mesh (`mesh.expert_degrees`).
 
 tp      each block, forward and backward of one micro-batch, S = c T D:
         with sequence parallelism 6 gathers and 4 scatters (a column-parallel layer gathers its input again in its
@@ -19,6 +20,7 @@ tp      each block, forward and backward of one micro-batch, S = c T D:
         a chunk: the largest logit of each token, then two sums (accumulated in fp32, or fp64). Once a step the
         gradients of weights that every tp rank holds whole are summed, in one all-reduce of this rank's shards
 cp      each layer's attention, see `workloads.costs.context_parallel`. A ring's messages are all-to-alls
+ep      layers with routed experts, along tp and cp too: `workloads.costs.expert_traffic`
 dp      FSDP sends one message for each unit that it wraps, see `_data_parallel`
 pp      c T D a micro-batch and stage on another rank (c T D / tp with sequence parallelism): activations to the next
         stage, gradients to the one before
@@ -33,172 +35,45 @@ A further kind of parallelism is one more term in `_TERMS`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from typing import Literal
+from collections.abc import Callable
 
 from workloads.costs.activations import LOSS_CHUNK_TOKENS
 from workloads.costs.collectives import Collective
 from workloads.costs.context_parallel import context_messages
+from workloads.costs.expert_traffic import routed_experts
 from workloads.costs.flops import head_sizes
 from workloads.costs.fsdp import FsdpWalk, Unit
-from workloads.costs.params import COMPUTE_BYTES, MASTER_BYTES
-from workloads.costs.partition import experiment_layers
-from workloads.costs.schedule import place_of, schedule_actions, stage_at
+from workloads.costs.schedule import schedule_actions
+from workloads.costs.sender import Sender, Stage, Tally, Traffic
 from workloads.experiment import Experiment, ModelSpec
-from workloads.mesh import coordinates, data_degrees, stride
-from workloads.weights import attention_parameters, final_norm, fused_shape, norm
+from workloads.weights import attention_parameters, experts, final_norm, fused_shape, norm
+
+__all__ = ["Tally", "Traffic", "step_traffic"]
 
 _FP8_SCALE_BYTES = 4
 _MATRICES_OF_BLOCK = 4
 """Fused query, key and value projection, output projection, gate and up, down."""
 
-Link = Literal["inside_node", "between_nodes"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Traffic:
-    """All calls of one kind that one rank makes along one axis in one step."""
-
-    axis: str
-    """A name of `workloads.mesh.AXES`; ``tied``: the two copies of a tied embedding; ``world``: all ranks, where
-    no axis has all of them. Of several that have, it is the first of dp_replicate, dp_shard, tp, cp and pp."""
-    op: Collective
-    link: Link | None
-    """``between_nodes`` when the ranks of the call are on more than one node; None where the nodes are not known."""
-    calls: int
-    bytes: int
-
-
-@dataclass(slots=True)
-class Tally:
-    """Adds up what one rank sends. ``devices_per_node``: ranks fill one node after the other; None: not known."""
-
-    rank: int
-    devices_per_node: int | None = None
-    _sums: dict[tuple[str, Collective, Link | None], tuple[int, int]] = field(default_factory=dict)
-
-    def add(self, axis: str, op: Collective, bytes: int, peers: Iterable[int], *, calls: int = 1) -> None:
-        """Count ``calls`` calls of ``bytes`` bytes each among this rank and ``peers`` (global ranks)."""
-        ranks = {self.rank, *peers}
-        if len(ranks) == 1 or calls == 0:
-            return
-        key = axis, op, self._link(ranks)
-        known_calls, known_bytes = self._sums.get(key, (0, 0))
-        self._sums[key] = known_calls + calls, known_bytes + calls * bytes
-
-    def result(self) -> list[Traffic]:
-        """The sums, in alphabetical order."""
-        ordered = sorted(self._sums.items(), key=lambda item: [text or "" for text in item[0]])
-        return [
-            Traffic(axis=axis, op=op, link=link, calls=calls, bytes=bytes)
-            for (axis, op, link), (calls, bytes) in ordered
-        ]
-
-    def _link(self, ranks: Iterable[int]) -> Link | None:
-        if self.devices_per_node is None:
-            return None
-        return "inside_node" if len({rank // self.devices_per_node for rank in ranks}) == 1 else "between_nodes"
-
 
 def step_traffic(experiment: Experiment, rank: int, devices_per_node: int | None = None) -> list[Traffic] | None:
     """What ``rank`` sends in one step; None for what this closed form does not cover.
 
-    It covers what the engine runs. Raises `UnsupportedByEngine` for a schedule without a list.
+    It covers what the engine runs, but for routed experts in fp8 or in compiled blocks that are recomputed selectively.
+    With learned routing the bytes of the exchanges among experts are means over the ranks of a group
+    (`workloads.costs.expert_traffic`); everything else is exact. Raises `UnsupportedByEngine` for a schedule without a
+    list.
     """
     e = experiment
-    if e.ep > 1 or e.model.moe is not None:
+    compiled = e.compile == "block" and e.recompute == "selective"
+    if e.model.moe is not None and (compiled or "fp8" in e.precision):
         return None
-    sender = _Sender(e, rank, Tally(rank, devices_per_node))
+    sender = Sender(e, rank, Tally(rank, devices_per_node))
     for term in _TERMS:
         term(sender)
     return sender.tally.result()
 
 
-@dataclass(frozen=True, slots=True)
-class _Stage:
-    """One pipeline stage that a rank holds."""
-
-    index: int
-    num_layers: int
-    num_recomputed: int
-    """Of its layers: those that are recomputed, if anything is."""
-    is_first: bool
-    is_last: bool
-
-
-@dataclass(slots=True)
-class _Sender:
-    """One rank, and what it is known to send so far."""
-
-    experiment: Experiment
-    rank: int
-    tally: Tally
-    position: dict[str, int] = field(init=False)
-    stages: list[_Stage] = field(init=False)
-    """By chunk."""
-
-    def __post_init__(self) -> None:
-        e = self.experiment
-        self.position = coordinates(e, self.rank)
-        held = [stage_at(e.pp_schedule, self.position["pp"], chunk, e.pp) for chunk in range(e.virtual_stages)]
-        layers = experiment_layers(e)
-        recomputed = [sum(layer % e.recompute_every == 0 for layer in own) for own in layers]
-        self.stages = [_Stage(s, len(layers[s]), recomputed[s], s == 0, s == e.num_stages - 1) for s in held]
-
-    @property
-    def compute(self) -> int:
-        return COMPUTE_BYTES[self.experiment.precision]
-
-    @property
-    def master(self) -> int:
-        return MASTER_BYTES[self.experiment.precision]
-
-    @property
-    def tokens(self) -> int:
-        return self.experiment.micro_batch_size * self.experiment.seq_len // self.experiment.cp
-
-    @property
-    def num_layers(self) -> int:
-        return sum(stage.num_layers for stage in self.stages)
-
-    @property
-    def num_recomputed(self) -> int:
-        return sum(stage.num_recomputed for stage in self.stages)
-
-    def along(self, axis: str, op: Collective, bytes: int, calls: int = 1) -> None:
-        """Count calls among the ranks that differ from this one on ``axis`` alone."""
-        size, step = getattr(self.experiment, axis), stride(self.experiment, axis)
-        self._among(axis, op, bytes, calls, size, step)
-
-    def along_shards(self, op: Collective, bytes: int, calls: int) -> None:
-        """Count calls among the ranks that share one copy of the master weights."""
-        self._among("dp_shard", op, bytes, calls, data_degrees(self.experiment)[1], self.experiment.tp)
-
-    def along_replicas(self, op: Collective, bytes: int) -> None:
-        """Count a call among the ranks that hold copies of this one's master weights."""
-        replicas, shards = data_degrees(self.experiment)
-        self._among("dp_replicate", op, bytes, 1, replicas, shards * self.experiment.tp)
-
-    def _among(self, axis: str, op: Collective, bytes: int, calls: int, size: int, step: int) -> None:
-        first = self.rank - self.rank // step % size * step
-        self.tally.add(axis, op, bytes, range(first, first + size * step, step), calls=calls)
-
-    def own_rows(self, rows: int) -> int:
-        """Rows that this rank holds of a parameter. FSDP shards dim 0 like `torch.chunk`: the last may be short."""
-        shards = data_degrees(self.experiment)[1]
-        whole = -(-rows // shards)
-        shard = self.rank // self.experiment.tp % shards
-        return max(0, min(rows, (shard + 1) * whole) - shard * whole)
-
-    def rank_of_stage(self, stage: int) -> int:
-        """Global rank that holds a stage of this rank's pipeline."""
-        e = self.experiment
-        holder = place_of(e.pp_schedule, stage, e.pp, e.virtual_stages)[0]
-        return self.rank + (holder - self.position["pp"]) * stride(e, "pp")
-
-
-def _tensor_parallel(s: _Sender) -> None:
+def _tensor_parallel(s: Sender) -> None:
     e = s.experiment
     a_number = s.compute * s.tokens
     activations = a_number * e.model.hidden_size
@@ -207,32 +82,37 @@ def _tensor_parallel(s: _Sender) -> None:
     has_head = any(stage.is_last for stage in s.stages)
     ends = (any(stage.is_first for stage in s.stages) + has_head) * e.num_microbatches
     blocks, again = s.num_layers * e.num_microbatches, s.num_recomputed * e.num_microbatches
+    # Those of layers with a dense feed-forward part: `routed_experts` counts the other ones'.
+    dense, dense_again = (
+        blocks - s.num_routed * e.num_microbatches,
+        again - s.num_routed_recomputed * e.num_microbatches,
+    )
+    widths = [(e.model.hidden_size, dense, dense_again)]  # of the inputs of column-parallel layers
+    widths += [(width, blocks, again) for width in _attention_inputs(e.model)]
     shared = 0 if e.model.mla is None else e.model.mla.qk_rope_head_dim
-    inputs = [e.model.hidden_size, *_attention_inputs(e.model)]  # of column-parallel layers
     if e.sequence_parallel:
-        for width in inputs:
-            s.along("tp", "all_gather", a_number * width, 2 * blocks + (again if regathers else 0))
-            s.along("tp", "reduce_scatter", a_number * width, blocks)
+        for width, layers, repeated in widths:
+            s.along("tp", "all_gather", a_number * width, 2 * layers + (repeated if regathers else 0))
+            s.along("tp", "reduce_scatter", a_number * width, layers)
         if e.model.mla is not None and "mla_up" in e.recomputed_operations:
             for width in (e.model.mla.q_lora_rank, e.model.mla.kv_lora_rank):
                 s.along("tp", "all_gather", a_number * width, again if width else 0)
         if shared:
             s.along("tp", "all_gather", a_number * shared, blocks + (again if regathers else 0))
             s.along("tp", "reduce_scatter", a_number * shared, blocks)
-        s.along("tp", "all_gather", activations, 2 * blocks + ends)  # behind row-parallel layers
-        s.along("tp", "reduce_scatter", activations, 2 * blocks + (again if full else 0) + ends)
+        s.along("tp", "all_gather", activations, blocks + dense + ends)  # behind row-parallel layers
+        s.along("tp", "reduce_scatter", activations, blocks + dense + (again if full else 0) + ends)
     else:
-        for width in [*inputs, *([shared] if shared else [])]:
-            s.along("tp", "all_reduce", a_number * width, blocks)
-        s.along("tp", "all_reduce", activations, 2 * blocks + (again if full else 0) + ends)
+        for width, layers, _ in [*widths, *([(shared, blocks, again)] if shared else [])]:
+            s.along("tp", "all_reduce", a_number * width, layers)
+        s.along("tp", "all_reduce", activations, blocks + dense + (again if full else 0) + ends)
     if has_head:
-        accumulated = 8 if e.precision == "fp64" else 4
         chunks = -(-s.tokens // LOSS_CHUNK_TOKENS)
         size = -(-s.tokens // chunks)
         for start in range(0, s.tokens, size):
             tokens = min(size, s.tokens - start)
             for values in (1, 2):
-                s.along("tp", "all_reduce", values * tokens * accumulated, e.num_microbatches)
+                s.along("tp", "all_reduce", values * tokens * s.accumulated, e.num_microbatches)
     replicated = _replicated(s, has_head)
     if replicated:
         elements = (s.own_rows(rows) * math.prod(rest) for rows, *rest in replicated)
@@ -246,16 +126,18 @@ def _attention_inputs(model: ModelSpec) -> tuple[int, ...]:
     return model.mla.q_lora_rank or model.hidden_size, model.mla.kv_lora_rank
 
 
-def _replicated(s: _Sender, has_head: bool) -> list[tuple[int, ...]]:
+def _replicated(s: Sender, has_head: bool) -> list[tuple[int, ...]]:
     """Shapes of the parameters whose gradients the tp ranks add up."""
     e, model = s.experiment, s.experiment.model
     one = [*attention_parameters(model, "layer"), *[(norm("norm", model.hidden_size),)] * 2]
     held = [*one * s.num_layers, *([(final_norm(model),)] if has_head else [])]
+    if s.num_routed:
+        held += [(experts(model, "layer")["router"],)] * s.num_routed
     sp = e.sequence_parallel
     return [fused_shape(parts) for parts in held if parts[0].placement.summed_over(tp=e.tp, sequence_parallel=sp)]
 
 
-def _context_parallel(s: _Sender) -> None:
+def _context_parallel(s: Sender) -> None:
     e, model = s.experiment, s.experiment.model
     qk, v = head_sizes(model)
     passes = [(False, s.num_layers), (True, s.num_layers), (False, s.num_recomputed * (e.recompute == "full"))]
@@ -278,13 +160,20 @@ def _context_parallel(s: _Sender) -> None:
             s.along("cp", op, size, sent.calls * layers * e.num_microbatches)
 
 
-def _units(s: _Sender, stage: _Stage) -> tuple[Unit | None, list[Unit]]:
+def _units(s: Sender, stage: Stage) -> tuple[Unit | None, list[Unit]]:
     """The stage's own unit, which holds what belongs to no other (None: nothing), and the others in forward order."""
     e, model = s.experiment, s.experiment.model
     d, ffn, zero3 = model.hidden_size, model.ffn_hidden_size, e.zero_stage == 3
-    attention = (fused_shape(parts, tp=e.tp) for parts in attention_parameters(model, "layer"))
+    attention = tuple(fused_shape(parts, tp=e.tp) for parts in attention_parameters(model, "layer"))
     block = ((d,), *attention, (d,), (2 * ffn // e.tp, d), (d, ffn // e.tp))
-    blocks = [Unit(block, zero3, e.precision == "fp8_tensorwise")] * stage.num_layers
+    blocks = [Unit(block, zero3, e.precision == "fp8_tensorwise")] * (stage.num_layers - stage.num_routed)
+    if model.moe is not None:
+        moe, columns = model.moe, model.moe.expert_hidden_size
+        held, shared = moe.num_experts // e.ep, moe.num_shared_experts * columns // e.tp
+        of_shared = ((2 * shared, d), (d, shared)) if shared else ()
+        of_experts = Unit(((held * 2 * columns // e.etp, d), (held * d, columns // e.etp)), zero3, of_experts=True)
+        rest = Unit(((d,), *attention, (d,), (moe.num_experts, d), *of_shared), zero3, around_previous=True)
+        blocks += [of_experts, rest] * stage.num_routed
     vocabulary = (model.vocab_size // e.tp, d)
     if model.tie_embeddings and stage.is_first and stage.is_last:
         return Unit((vocabulary, (d,)), False), blocks
@@ -293,7 +182,7 @@ def _units(s: _Sender, stage: _Stage) -> tuple[Unit | None, list[Unit]]:
     return None, [*first, *blocks, *last]
 
 
-def _data_parallel(s: _Sender) -> None:
+def _data_parallel(s: Sender) -> None:
     """Walks the schedule as FSDP does, for each of this rank's stages apart.
 
     A unit is gathered when a forward or a backward finds it sharded: S = c times its padded elements, but one byte for
@@ -301,7 +190,8 @@ def _data_parallel(s: _Sender) -> None:
     sharded again after its forward (ZeRO 3; not the head, whose backward comes next) and after its backward (ZeRO 3:
     always, else with the last micro-batch). As soon as a unit's backward has begun, FSDP gathers the unit that ran
     before it in the order of all forwards so far; before the first unit of a forward that is the last unit of the
-    forward before. With the last micro-batch nothing uses that one again, but it has been sent.
+    forward before. With the last micro-batch nothing uses that one again, but it has been sent. Experts are a unit
+    inside that of their layer, and are sent among the ranks that hold the same ones.
 
     Gradients are reduce-scattered with every micro-batch (ZeRO 2 and 3) or with the last (S = g times the padded
     elements), and all-reduced over the replicas with the last (S = the shard of it). Of a split backward the second
@@ -309,7 +199,6 @@ def _data_parallel(s: _Sender) -> None:
     """
     e = s.experiment
     actions = schedule_actions(e.pp_schedule, s.position["pp"], e.pp, e.num_microbatches, e.virtual_stages)
-    shards = data_degrees(e)[1]
     if e.precision == "fp8_tensorwise":
         s.along_shards("all_reduce", _FP8_SCALE_BYTES * _MATRICES_OF_BLOCK * s.num_layers, 1)
     for chunk, stage in enumerate(s.stages):
@@ -328,13 +217,15 @@ def _data_parallel(s: _Sender) -> None:
                     walk.backward(last=action == final)
                 reductions += action == final or e.zero_stage >= 2
         for unit, gathers in zip(walk.units, walk.gathers, strict=True):
+            of_experts = unit.of_experts
+            shards = s.shards(of_experts=of_experts)
             elements = unit.padded(shards)
-            s.along_shards("all_gather", unit.gathered(shards, s.compute), gathers)
-            s.along_shards("reduce_scatter", s.master * elements, reductions)
-            s.along_replicas("all_reduce", s.master * elements // shards)
+            s.along_shards("all_gather", unit.gathered(shards, s.compute), gathers, of_experts=of_experts)
+            s.along_shards("reduce_scatter", s.master * elements, reductions, of_experts=of_experts)
+            s.along_replicas("all_reduce", s.master * elements // shards, of_experts=of_experts)
 
 
-def _pipeline(s: _Sender) -> None:
+def _pipeline(s: Sender) -> None:
     e = s.experiment
     message = s.compute * (s.tokens // (e.tp if e.sequence_parallel else 1)) * e.model.hidden_size
     for stage in s.stages:
@@ -343,19 +234,16 @@ def _pipeline(s: _Sender) -> None:
             s.tally.add("pp", "p2p", message, [s.rank_of_stage(neighbour)], calls=e.num_microbatches)
 
 
-def _once(s: _Sender) -> None:
+def _once(s: Sender) -> None:
     """The gradient of a tied embedding; the loss and the gradient norm."""
     e = s.experiment
     ends = [s.rank_of_stage(0), s.rank_of_stage(e.num_stages - 1)]
     if e.model.tie_embeddings and s.rank in ends:
         elements = s.own_rows(e.model.vocab_size // e.tp) * e.model.hidden_size
         s.tally.add("tied", "all_reduce", s.master * elements, ends)
-    replicas, shards = data_degrees(e)
-    sizes = {"dp_replicate": replicas, "dp_shard": shards, "tp": e.tp, "cp": e.cp, "pp": e.pp}
-    axis = next((axis for axis, size in sizes.items() if size == e.world_size), "world")
-    s.tally.add(axis, "all_reduce", 2 * s.master, range(e.world_size))
+    s.tally.add(s.axis_of_all, "all_reduce", 2 * s.master, range(e.world_size))
 
 
-_TERMS: tuple[Callable[[_Sender], None], ...] = (
-    *(_tensor_parallel, _context_parallel, _data_parallel, _pipeline, _once),
+_TERMS: tuple[Callable[[Sender], None], ...] = (
+    *(_tensor_parallel, _context_parallel, _data_parallel, routed_experts, _pipeline, _once),
 )

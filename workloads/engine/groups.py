@@ -126,7 +126,13 @@ def _expert_groups(e: Experiment, rank: int, device: torch.device, tp: Axis) -> 
     shape = (e.pp, *ranks.expert_degrees(e), e.ep, e.etp)
     mesh = init_device_mesh(device.type, shape, mesh_dim_names=("pp", "replicate", "shard", "ep", "etp"))
     position = ranks.expert_coordinates(e, rank)
-    ep = Axis("ep", e.ep, position["ep"], mesh["ep"].get_group() if e.ep > 1 else None)
+    group = None
+    if e.ep == e.world_size > 1:
+        # The mesh would give the group of all ranks, which data parallelism has: exchanges would wait for its messages.
+        group = _own_group([list(range(e.world_size))], rank)
+    elif e.ep > 1:
+        group = mesh["ep"].get_group()
+    ep = Axis("ep", e.ep, position["ep"], group)
     etp = dataclasses.replace(tp, name="etp") if e.etp > 1 else Axis("etp", 1, 0, None)
     return mesh["replicate", "shard"], {"ep": ep, "etp": etp}
 

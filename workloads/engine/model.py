@@ -97,7 +97,7 @@ class FeedForward(nn.Module):
 
     def forward(self, x_TD: Tensor) -> Tensor:
         gate_up = self.gate_up(x_TD)
-        product_TF = swiglu(gate_up)
+        product_TF = swiglu(gate_up, for_fp8=self.down.has_one_scale)
         if self.recipes is not None:
             gate_up = gate_up.detach()
             self.recipes.note((product_TF,), lambda: (swiglu(gate_up),))
@@ -233,9 +233,15 @@ class Chunk(nn.Module):
 
     def use_fp8(self, recipe: Recipe) -> None:
         """Let the products of the blocks run in fp8. Attention keeps its output for its own backward."""
+        alone = True
         for module in self.modules():
             if isinstance(module, (ColumnParallelLinear, RowParallelLinear)):
                 module.fp8 = Fp8Products(recipe, keeps_input=module.input_of == "attention")
+                alone = alone and module.tp.size == 1
+        for block in self.modules():
+            # With tp > 1 tokens of other ranks are cast with this one's: their largest value is not known here.
+            if isinstance(block, Block):
+                block.attention_norm.for_fp8 = block.ffn_norm.for_fp8 = alone and recipe == "tensorwise"
 
     def _mark(self, x: Tensor) -> Tensor:
         return x if self.between_blocks is None else self.between_blocks(x)

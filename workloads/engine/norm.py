@@ -21,9 +21,11 @@ class RMSNorm(nn.Module):
         self.eps = eps
         add_parameter(self, "weight", [weight], {})
         self.recipes: Recipes | None = None
+        self.for_fp8 = False
+        """The output is cast with one scale."""
 
     def forward(self, x_TD: Tensor) -> Tensor:
-        y_TD = rms_norm(x_TD, self.weight, self.eps)
+        y_TD = rms_norm(x_TD, self.weight, self.eps, for_fp8=self.for_fp8)
         if self.recipes is not None:
             x_TD = x_TD.detach()
             self.recipes.note((y_TD,), lambda: (rms_norm(x_TD, self.weight, self.eps),))

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from workloads.engine.groups import Groups
 from workloads.engine.loss_scale import LossScale
+from workloads.engine.ops.adamw import AdamW
 from workloads.engine.parameters import NamedParameter, local_shard, named_parameters
 
 LEARNING_RATE = 3e-5
@@ -34,7 +35,7 @@ class ShardedAdamW:
         self.parameters: list[NamedParameter] = [named for chunk in chunks for named in named_parameters(chunk)]
         self._locals: list[nn.Parameter] = []
         self._weights: Tensor | None = None
-        self.optimizer: torch.optim.AdamW | None = None
+        self.optimizer: AdamW | None = None
         fp16 = groups.experiment.precision == "fp16"
         self.loss_scale = LossScale(groups.device, never_skips=groups.is_rehearsal) if fp16 else None
         """By which the gradients are too large until `step` divides them."""
@@ -83,7 +84,7 @@ class ShardedAdamW:
         if self.optimizer is None:
             # Only now: FSDP may move the shards when it starts lazily, in the first forward.
             self._locals = [nn.Parameter(local_shard(p.current)) for p in self.parameters]
-            self.optimizer = torch.optim.AdamW(
+            self.optimizer = AdamW(
                 self._locals, lr=LEARNING_RATE, betas=BETAS, eps=EPSILON, weight_decay=WEIGHT_DECAY, fused=True
             )
         if self._rate is not None:
@@ -96,11 +97,9 @@ class ShardedAdamW:
         if self.loss_scale is not None:
             factor = factor / self.loss_scale.value
             overflowed = self.loss_scale.overflowed(norm)
-            self.optimizer.found_inf = overflowed  # type: ignore[attr-defined]  # read by the fused kernel
-        torch._foreach_mul_(gradients, factor)
         for parameter, gradient in zip(self._locals, gradients, strict=True):
             parameter.grad = gradient if gradient.numel() else None  # more shards than rows: some ranks hold none
-        self.optimizer.step()
+        self.optimizer.update(factor, overflowed)
         for parameter, named in zip(self._locals, self.parameters, strict=True):
             parameter.grad = named.current.grad = None
         if self.loss_scale is not None and overflowed is not None:

@@ -210,6 +210,11 @@ class RowParallelLinear(nn.Module):
         self.fp8: Fp8Products | None = None
         add_parameter(self, "weight", [part], tp.sizes)
 
+    @property
+    def has_one_scale(self) -> bool:
+        """The input, and the gradient of what made it, are cast to fp8 with one scale each."""
+        return self.fp8 is not None and self.fp8.recipe == "tensorwise"
+
     def forward(self, x_TF: Tensor) -> Tensor:
         if self.fp8 is not None:
             y_TD = fp8_linear(x_TF, self.weight, self.fp8, self.deferred)

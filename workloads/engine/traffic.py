@@ -9,6 +9,7 @@ What bytes are: `workloads.costs.traffic`.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
@@ -130,14 +131,19 @@ def axes_of(groups: Groups) -> dict[str, str]:
     """The axis of every process group that this rank is in, by the group's registered name.
 
     Where one axis has all ranks, torch uses the group of all ranks for it; then what is summed over all ranks counts to
-    this axis. It does so too where torch makes two groups.
+    this axis. It does so too where torch makes two groups. Experts' data parallelism has the names of that of the other
+    parameters.
     """
-    mesh = groups.data_mesh
-    axes = [(_AXES_OF_MESH[dim], mesh.get_group(dim)) for dim in _AXES_OF_MESH]
-    axes += [(axis.name, axis.group) for axis in groups.axes.values() if axis.group is not None]
-    axes += [("pp", group) for group in groups.channels.values()]
-    of_all = next((axis for axis, group in axes if group.size() == dist.get_world_size()), "world")
+    meshes = [groups.data_mesh, *([groups.expert_mesh] if groups.expert_mesh is not None else [])]
+    of_data, *of_experts = ([(_AXES_OF_MESH[dim], mesh.get_group(dim)) for dim in _AXES_OF_MESH] for mesh in meshes)
+    own = [(axis.name, axis.group) for axis in groups.axes.values() if axis.group is not None]
+    axes = [*of_data, *own, *(("pp", group) for group in groups.channels.values()), *itertools.chain(*of_experts)]
+    everyone = dist.get_world_size()
+    of_all = next((axis for axis, group in axes if axis != "ep" and group.size() == everyone), "world")
     named: dict[str, str] = {group.group_name: axis for axis, group in reversed(axes)}
+    for axis, group in axes:
+        if axis.startswith("dp") and group.size() == everyone:
+            named[group.group_name] = of_all
     if groups.tied_embedding is not None:
         named[groups.tied_embedding.group_name] = "tied"
     if dist.group.WORLD is not None:

@@ -43,6 +43,7 @@ const MemoryForm = (() => {
     model: "llama8b", dp_replicate: 1, dp_shard: 4, tp: 1, cp: 1, pp: 1, ep: 1, micro_batch_size: 2,
     num_microbatches: 4, seq_len: 4096, zero_stage: 2, recompute: "none", recompute_every: 1, pp_schedule: "1f1b", virtual_stages: 2,
     pp_split: "balanced", cp_kind: "ring", precision: "bf16", attention: "auto", compile: "none",
+    etp: 1, routing: "balanced", routing_imbalance: 1, capacity_factor: null,
     sequence_parallel: true,
   };
   const WORDS = {

@@ -7,8 +7,8 @@ comes with its parts, which add up to it. Above 2^53 bytes (8 PiB on one rank) `
 "use strict";
 const MemoryModel = (() => {
   const {
-    computeBytes, dataDegrees, deferredBytes, denseLayer, div, experimentStages, gatheredBytes, headBytes, layerBytes, localParams,
-    masterBytes, moeLayer, numMicrobatches, rankTokens, sum,
+    computeBytes, dataDegrees, deferredBytes, denseLayer, div, experimentStages, expertDegrees, gatheredBytes, headBytes, layerBytes, localParams,
+    masterBytes, moeLayer, numDenseLayers, numMicrobatches, rankTokens, sum,
   } = ModelCosts;
 
   /** The [part, bytes] with the most bytes. */
@@ -33,12 +33,9 @@ const MemoryModel = (() => {
     return found;
   }
 
-  /** How many ranks share the master weights of an expert (in memory.parameter_shard_bytes). @param {Experiment} e */
-  const expertShards = (e) => Math.max(1, div(dataDegrees(e)[1], e.ep));
-
   /** memory.parameter_shard_bytes @param {Experiment} e */
   const parameterShardBytes = (e, params, experts) =>
-    masterBytes(e) * (div(params, dataDegrees(e)[1]) + div(experts, expertShards(e)));
+    masterBytes(e) * (div(params, dataDegrees(e)[1]) + (experts ? div(experts, expertDegrees(e)[1]) : 0));
 
   /** moments.accumulates_unsharded @param {Experiment} e */
   const accumulatesUnsharded = (e) => e.zero_stage <= 1 && numMicrobatches(e) > 1;
@@ -46,32 +43,31 @@ const MemoryModel = (() => {
   /** moments.Shared.of: what is the same on every stage. @param {Experiment} e */
   function shared(e) {
     const model = e.model, c = computeBytes(e), [tokens, streamTokens] = rankTokens(e);
-    const dense = layerBytes(e, false, c);
-    const [own, ownExperts] = localParams(e, denseLayer(model));
-    let block = own + ownExperts, working = dense.working, routed = { saved: 0, parts: {} };
-    const denseKept = layerBytes(e, false, c, false);
-    let workingKept = denseKept.working, routedKept = routed;
-    if (model.moe) {
-      routed = layerBytes(e, true, c);
-      working = Math.max(working, routed.working);
-      routedKept = layerBytes(e, true, c, false);
-      workingKept = Math.max(workingKept, routedKept.working);
-      const [rest, experts] = localParams(e, moeLayer(model));
-      block = Math.max(block, rest + experts);
-    }
+    const hasDense = numDenseLayers(model) > 0, hasRouted = Boolean(model.moe), none = { saved: 0, working: 0, parts: {} };
+    const layersOf = (recomputed) => ({
+      dense: hasDense ? layerBytes(e, false, c, recomputed) : none,
+      routed: hasRouted ? layerBytes(e, true, c, recomputed) : none,
+    });
+    const again = layersOf(true), kept = layersOf(false), elements = [];
+    if (hasDense) elements.push(localParams(e, denseLayer(model)));
+    if (hasRouted) elements.push(localParams(e, moeLayer(model)));
     return {
       c,
       g: masterBytes(e),
-      dense,
-      routed,
-      denseDeferred: deferredBytes(e, false, c),
-      routedDeferred: model.moe ? deferredBytes(e, true, c) : 0,
-      working,
-      denseKept,
-      routedKept,
-      workingKept,
+      dense: again.dense,
+      routed: again.routed,
+      denseDeferred: hasDense ? deferredBytes(e, false, c) : 0,
+      routedDeferred: hasRouted ? deferredBytes(e, true, c) : 0,
+      working: Math.max(again.dense.working, again.routed.working),
+      denseKept: kept.dense,
+      routedKept: kept.routed,
+      workingKept: Math.max(kept.dense.working, kept.routed.working),
       b: gatheredBytes(e, c),
-      block,
+      block: Math.max(...elements.map(([rest]) => rest)),
+      experts: Math.max(...elements.map(([, experts]) => experts)),
+      expertShards: hasRouted ? expertDegrees(e)[1] : 1,
+      besideExperts: again.routed.beside_experts ?? 0,
+      besideExpertsKept: kept.routed.beside_experts ?? 0,
       vocabulary: div(model.vocab_size, e.tp) * model.hidden_size,
       head: headBytes(e, c),
       stream: c * streamTokens * model.hidden_size,
@@ -92,6 +88,9 @@ const MemoryModel = (() => {
     if (m > 1) rounds.push(turn(1, 0, accumulated, true, false));
     return rounds;
   }
+
+  /** moments.Shared.shard */
+  const shardOf = (x, rest, experts) => div(x.g * rest, x.shards) + div(x.g * experts, x.expertShards);
 
   /** moments._reduces */
   const reduces = (x, turn) => turn.last || !x.whole;
@@ -132,7 +131,7 @@ const MemoryModel = (() => {
     const saved = held(x, turn, stage, true);
     const copies = zero3 ? c * (units.head + units.tied) : stage.whole;
     const gathers = x.shards > 1 && (zero3 || !turn.prior);
-    const gathering = gathers ? (units.tied ? x.b * x.block : c * units.head) : 0;
+    const gathering = gathers ? (units.tied ? Math.max(x.b * x.block, c * units.experts) : c * units.head) : 0;
     const buffers = waiting(x, units, turn) + gathering;
     const forward = {
       name: "the head's forward", copies, gradients: turn.prior,
@@ -154,7 +153,8 @@ const MemoryModel = (() => {
   function blockMoments(e, x, units, turn, stage) {
     const zero3 = e.zero_stage === 3, reducesNow = reduces(x, turn);
     const resharded = turn.last ? units.head : 0;
-    const copies = zero3 ? Math.min(stage.whole, 2 * x.b * x.block + x.c * units.tied) : stage.whole - x.c * resharded;
+    const both = 2 * x.b * x.block + x.c * (units.experts + units.tied);
+    const copies = zero3 ? Math.min(stage.whole, both) : stage.whole - x.c * resharded;
     const head = turn.prior ? 0 : div(x.g * units.head, reducesNow ? x.shards : 1);
     const flat = units.head && reducesNow ? x.g * units.head : waiting(x, units, turn);
     const saved = held(x, turn, stage, stage.has_head);
@@ -167,12 +167,13 @@ const MemoryModel = (() => {
     for (const [layer, count] of [[x.routedKept, moe], [x.denseKept, done - moe]]) {
       for (const [part, bytes] of Object.entries(layer.parts)) left[part] -= count * bytes;
     }
-    const unsharded = x.g * x.block, shard = div(x.g * x.block, x.shards);
-    if (!turn.prior) gradients += done * (reducesNow ? shard : unsharded);
-    else if (x.whole && turn.last) gradients -= done * (unsharded - shard);
+    const unsharded = x.g * x.block, ofDone = x.g * (done * x.block + moe * units.experts);
+    const shard = shardOf(x, done * x.block, moe * units.experts);
+    if (!turn.prior) gradients += reducesNow ? shard : ofDone;
+    else if (x.whole && turn.last) gradients -= ofDone - shard;
     let gathered = copies;
     if (zero3 && holds.embedding && done === holds.dense_layers + holds.moe_layers - 1) gathered = x.b * x.block + x.c * units.first;
-    else if (!zero3 && turn.last) gathered -= x.b * done * x.block;
+    else if (!zero3 && turn.last) gathered -= x.b * done * x.block + x.c * moe * units.experts;
     const received = e.virtual_stages > (holds.has_head ? 1 : 0) ? x.stream : 0;
     const own = { "gradient of the stream": received, "backward of one block": x.working };
     const buffers = { "FSDP buffers": reducesNow ? unsharded : flat };
@@ -182,12 +183,14 @@ const MemoryModel = (() => {
   /** moments.first_block_moment @param {Experiment} e */
   function firstBlockMoment(e, x, units, turn, stage) {
     const { c, g } = x, reducesNow = reduces(x, turn);
-    const done = Math.max(0, stage.params - x.block - (stage.has_embedding ? units.first : 0));
-    let gradients = turn.prior || div(g * done, reducesNow ? x.shards : 1);
-    if (x.whole && turn.last) gradients -= g * done - div(g * done, x.shards);
-    const left = Math.min(stage.whole, x.b * x.block + (stage.has_embedding ? units.firstCopy : 0));
+    const experts = stage.holds.dense_layers ? 0 : units.experts, ofOthers = units.allExperts - experts;
+    const done = Math.max(0, stage.params - units.allExperts - x.block - (stage.has_embedding ? units.first : 0));
+    const shard = shardOf(x, done, ofOthers);
+    let gradients = turn.prior || (reducesNow ? shard : g * (done + ofOthers));
+    if (x.whole && turn.last) gradients -= g * (done + ofOthers) - shard;
+    const left = Math.min(stage.whole, x.b * x.block + c * experts + (stage.has_embedding ? units.firstCopy : 0));
     const copies = e.zero_stage === 3
-      ? x.b * x.block + (c * units.tied || units.firstCopy)
+      ? x.b * x.block + c * experts + (c * units.tied || units.firstCopy)
       : turn.last ? left : stage.whole;
     const before = turn.in_flight - 1, headSaved = stage.has_head ? x.head.saved : 0;
     const total = Math.trunc(before * (stage.saved + headSaved));
@@ -195,13 +198,52 @@ const MemoryModel = (() => {
     others["kept for the weights' gradients"] = turn.deferred;
     others["gradient of the stream"] = e.virtual_stages > (stage.has_head ? 1 : 0) ? x.stream : 0;
     const again = stage.holds.first_recomputed;
-    const ofKinds = again ? [x.dense.saved, x.routed.saved] : [x.denseKept.saved, x.routedKept.saved];
-    others["saved by the first block"] = Math.min(...ofKinds.filter((bytes) => bytes > 0));
+    const [dense, routed] = again ? [x.dense, x.routed] : [x.denseKept, x.routedKept];
+    others["saved by the first block"] = (stage.holds.dense_layers ? dense : routed).saved;
     const flat = reducesNow ? g * x.block : waiting(x, units, turn);
+    const ofAny = again ? x.working : x.workingKept, working = stage.holds.dense_layers ? dense.working : ofAny;
     return {
       name: "the first block's backward", copies, gradients: gradients + c * units.tied,
-      activations: { ...others, "backward of one block": again ? x.working : x.workingKept, "FSDP buffers": flat },
+      activations: { ...others, "backward of one block": working, "FSDP buffers": flat },
     };
+  }
+
+  /** moments.expert_moments @param {Experiment} e */
+  function expertMoments(e, x, units, turn, stage) {
+    const { c, g } = x, size = units.experts, shards = x.expertShards, zero3 = e.zero_stage === 3, reduced = reduces(x, turn);
+    if (!size) return [];
+    const { holds } = stage, name = "the reduction of experts' gradients", shard = div(g * size, shards), tied = c * units.tied;
+    let buffers = 0, own = turn.prior ? 0 : shard;
+    if (reduced) {
+      buffers = shards === 1 || x.whole ? 2 * g * size : (g + c) * size + (turn.prior ? shard : 0);
+      if (x.whole && turn.prior && shards > 1) buffers -= g * size - shard;
+    } else own = (turn.prior ? 0 : g * size) + (c === g && !turn.prior ? 0 : c * size);
+    const ofHead = turn.prior ? 0 : div(g * units.head, reduced ? x.shards : 1);
+    let copies = stage.whole - (turn.last ? c * (units.head + size) : 0);
+    if (zero3) copies = Math.min(stage.whole, 2 * x.b * x.block + tied);
+    const beside = holds.kept_after ? x.besideExpertsKept : x.besideExperts;
+    const last = {
+      name, copies, gradients: turn.prior + ofHead + own + tied,
+      activations: { ...held(x, turn, stage, stage.has_head), "backward of one block": beside, "FSDP buffers": buffers },
+    };
+    const others = holds.moe_layers - 1, rest = units.head + others * x.block, ofOthers = g * (rest + others * size);
+    let gradients = turn.prior || (reduced ? shardOf(x, rest, others * size) : ofOthers);
+    if (x.whole && turn.last) gradients -= ofOthers - shardOf(x, rest, others * size);
+    if (!zero3) {
+      const left = x.b * (holds.dense_layers + 1) * x.block + (stage.has_embedding ? units.firstCopy : 0);
+      copies = turn.last ? Math.min(stage.whole, left) : stage.whole;
+    } else if (stage.has_embedding && !holds.dense_layers) copies = x.b * x.block + (tied || units.firstCopy);
+    const again = holds.dense_layers ? holds.moe_recomputed > 0 : holds.first_recomputed;
+    const before = turn.in_flight - 1, headSaved = stage.has_head ? x.head.saved : 0;
+    const total = Math.trunc(before * (stage.saved + headSaved));
+    const activations = savedInParts(stage, before, total, Math.trunc(before * headSaved));
+    activations["kept for the weights' gradients"] = turn.deferred;
+    activations["gradient of the stream"] = e.virtual_stages > (stage.has_head ? 1 : 0) ? x.stream : 0;
+    activations["saved by the first blocks"] = (again ? x.routed : x.routedKept).saved
+      + holds.dense_recomputed * x.dense.saved + (holds.dense_layers - holds.dense_recomputed) * x.denseKept.saved;
+    activations["backward of one block"] = again ? x.besideExperts : x.besideExpertsKept;
+    activations["FSDP buffers"] = buffers;
+    return [last, { name, copies, gradients: gradients + own + tied, activations }];
   }
 
   /** moments.end_moment @param {Experiment} e */
@@ -244,6 +286,8 @@ const MemoryModel = (() => {
       first: holds.embedding ? x.vocabulary : x.block,
       firstCopy: holds.embedding ? x.c * x.vocabulary : x.b * x.block,
       tied: isTied ? x.vocabulary : 0,
+      experts: holds.moe_layers ? x.experts : 0,
+      allExperts: experts,
     };
     const output = (e.virtual_stages - (holds.has_head ? 1 : 0)) * x.stream;
     const parts = { "stage output": output };
@@ -255,7 +299,7 @@ const MemoryModel = (() => {
     for (const [layer, count] of layerKinds) {
       for (const [name, bytes] of Object.entries(layer.parts)) parts[name] = (parts[name] ?? 0) + count * bytes;
     }
-    const whole = x.b * (layers + experts) + x.c * ends;
+    const whole = x.b * layers + x.c * (experts + ends);
     const stage = { params, whole, shard, saved, parts, holds, has_head: holds.has_head, has_embedding: holds.embedding > 0 };
     const totalOf = (moment) => moment.copies + moment.gradients + sum(moment.activations);
     let best = { name: "nothing", copies: 0, gradients: 0, activations: {} };
@@ -266,12 +310,13 @@ const MemoryModel = (() => {
       const moments = [
         ...(holds.has_head ? headMoments(e, x, units, turn, stage) : []),
         ...blockMoments(e, x, units, turn, stage),
+        ...expertMoments(e, x, units, turn, stage),
         firstBlockMoment(e, x, units, turn, stage),
         endMoment(e, x, units, turn, stage),
       ];
       for (const moment of moments) if (totalOf(moment) > totalOf(best)) best = moment;
     }
-    const expertShard = x.g * div(experts, expertShards(e)), endShard = x.g * div(ends, x.shards);
+    const expertShard = x.g * div(experts, x.expertShards), endShard = x.g * div(ends, x.shards);
     return {
       stage: index,
       parameters_bytes: shard + best.copies,

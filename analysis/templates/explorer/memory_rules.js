@@ -23,7 +23,7 @@ const MemoryRules = (() => {
 
   /** By sign or name: from the values of the operands. Numbers are whole. */
   const OPERATIONS = {
-    "+": (a, b) => a + b, "-": (a, b) => (b === undefined ? -a : a - b), "*": (a, b) => a * b, "//": div,
+    "+": (a, b) => a + b, "-": (a, b) => (b === undefined ? -a : a - b), "*": (a, b) => a * b, "/": (a, b) => a / b, "//": div,
     "%": (a, b) => a % b, "==": (a, b) => a === b, "!=": (a, b) => a !== b,
     "<": (a, b) => a < b, "<=": (a, b) => a <= b, ">": (a, b) => a > b, ">=": (a, b) => a >= b,
     in: (part, all) => all.includes(part), "not in": (part, all) => !all.includes(part),
@@ -70,7 +70,9 @@ const MemoryRules = (() => {
       dp: dataParallel(e), world_size: worldSize(e), num_microbatches: numMicrobatches(e),
       has_experts: Boolean(model.moe), has_latent_attention: Boolean(model.mla),
       num_experts: model.moe ? model.moe.num_experts : 0,
+      experts_per_token: model.moe ? model.moe.experts_per_token : 0,
       expert_hidden_size: model.moe ? model.moe.expert_hidden_size : 0,
+      shared_hidden_size: model.moe ? model.moe.num_shared_experts * model.moe.expert_hidden_size : 0,
       ...(cluster && {
         cluster: cluster.name, backend: cluster.backend, device: cluster.device, precisions: cluster.precisions,
         devices_per_node: cluster.devices_per_node, single_node: cluster.single_node,

@@ -1,6 +1,6 @@
 /* What a model and its layers weigh, in closed form: the planner's own formulas, for the page. No DOM here.
 
-A line-by-line port of workloads/costs/{params,partition,activations,fp8}.py and of what they need of
+A line-by-line port of workloads/costs/{params,partition,activations,expert_activations,fp8}.py and of what they need of
 workloads/{experiment,mesh}.py,
 which explain the formulas; names, order of arithmetic and integer divisions are theirs (tests compare both sides).
 Experiments are the plain dicts of workloads.experiment.to_dict. Beyond the port, a layer's saved bytes come with their
@@ -47,6 +47,14 @@ const ModelCosts = (() => {
 
   /** mesh.data_degrees: [replicas, shards] @param {Experiment} e */
   const dataDegrees = (e) => (e.zero_stage === 0 ? [e.dp_replicate * e.cp, 1] : [e.dp_replicate, e.dp_shard * e.cp]);
+
+  /** mesh.expert_degrees: [replicas, shards] @param {Experiment} e */
+  function expertDegrees(e) {
+    const [replicas, owners] = dataDegrees(e), given = div(e.tp, e.etp);
+    if (e.zero_stage === 0) return [div(replicas * given, e.ep), 1];
+    const shards = owners * given;
+    return shards % e.ep === 0 ? [replicas, div(shards, e.ep)] : [div(replicas * shards, e.ep), 1];
+  }
 
   /* ---- workloads/costs/params.py ---- */
 
@@ -211,7 +219,7 @@ const ModelCosts = (() => {
    * @param {Experiment} e
    * @param {Counts} c
    */
-  const localParams = (e, c) => [div(c.split, e.tp) + c.replicated, div(c.experts, e.ep * e.tp)];
+  const localParams = (e, c) => [div(c.split, e.tp) + c.replicated, div(c.experts, e.ep * e.etp)];
 
   /* ---- workloads/costs/activations.py ---- */
 
@@ -247,12 +255,8 @@ const ModelCosts = (() => {
       latents = normed + c * streamTokens * mla.qk_rope_head_dim;
       latentNorms = normed + STATISTICS_BYTES * streamTokens * (mla.q_lora_rank ? 2 : 1);
     }
-    let dispatched = 0, columns = model.ffn_hidden_size;
-    if (routed) {
-      const moe = model.moe;
-      dispatched = tokens * (STATISTICS_BYTES * moe.num_experts + 2 * c * moe.experts_per_token * h);
-      columns = (moe.experts_per_token + moe.num_shared_experts) * moe.expert_hidden_size;
-    }
+    const columns = routed ? model.moe.num_shared_experts * model.moe.expert_hidden_size : model.ffn_hidden_size;
+    const x = routed ? expertTensors(e, c) : { router: 0, weights: 0, rows: 0, gate_up: 0, product: 0 };
     const stream = c * streamTokens * h, norm = stream + STATISTICS_BYTES * streamTokens;
     const ulysses = receives(e), attentionOutput = div(c * tokens * heads * v, tp);
     projected *= c * tokens;
@@ -271,10 +275,75 @@ const ModelCosts = (() => {
       attention_output: (ulysses ? 2 : 1) * attentionOutput,
       residual: stream,
       ffn_norm: kept,
-      dispatched,
-      gate_up: div(2 * c * tokens * columns, tp),
-      product: inFp8 ? castBytes(e, div(product, c)) : product,
+      dispatched: x.router + x.weights + x.rows,
+      gate_up: div(2 * c * tokens * columns, tp) + x.gate_up,
+      product: inFp8 ? castBytes(e, div(product, c)) : product + x.product,
     };
+  }
+
+  /* ---- workloads/costs/expert_activations.py ---- */
+
+  /**
+   * expert_loads.skewed_loads
+   * @param {number} experts
+   * @param {number} imbalance
+   */
+  function skewedLoads(experts, imbalance) {
+    const powers = (ratio) => Array.from({ length: experts }, (_, i) => ratio ** i);
+    const all = (loads) => loads.reduce((total, load) => total + load, 0);
+    let low = 0.0, high = 1.0;
+    for (let turn = 0; turn < 100; turn += 1) {
+      const ratio = (low + high) / 2;
+      if (experts / all(powers(ratio)) > imbalance) low = ratio;
+      else high = ratio;
+    }
+    const loads = powers(high), total = all(loads);
+    return loads.map((load) => load / total);
+  }
+
+  /** expert_loads.sent_tokens @param {Experiment} e */
+  const sentTokens = (e) => div(div(e.micro_batch_size * e.seq_len, e.cp), div(e.tp, e.etp));
+
+  /** expert_activations.received_rows @param {Experiment} e */
+  function receivedRows(e) {
+    const moe = e.model.moe, sent = sentTokens(e) * moe.experts_per_token;
+    if (e.capacity_factor !== null) return moe.num_experts * Math.ceil((e.capacity_factor * sent) / moe.num_experts);
+    if (e.ep === 1 || e.routing === "balanced" || e.routing_imbalance <= 1) return sent;
+    const first = skewedLoads(moe.num_experts, e.routing_imbalance).slice(0, div(moe.num_experts, e.ep));
+    return Math.min(e.ep * sent, Math.round(sent * e.ep * first.reduce((total, load) => total + load, 0)));
+  }
+
+  /**
+   * expert_activations.expert_tensors
+   * @param {Experiment} e
+   * @param {number} c
+   */
+  function expertTensors(e, c) {
+    const h = e.model.hidden_size, moe = e.model.moe, streamTokens = rankTokens(e)[1];
+    const copies = moe.experts_per_token, received = receivedRows(e), sent = sentTokens(e) * copies;
+    let router = STATISTICS_BYTES * streamTokens * moe.num_experts;
+    if (moe.normalize_weights) router += STATISTICS_BYTES * streamTokens * (copies + 1);
+    if (e.routing === "learned") {
+      router += 8 * (streamTokens * copies + 2 * sent + (e.ep > 1 ? 2 * received : 0));
+      if (moe.balance === "aux_loss") router += STATISTICS_BYTES * streamTokens * moe.num_experts;
+    }
+    const columns = div(moe.expert_hidden_size, e.etp);
+    return {
+      router,
+      weights: STATISTICS_BYTES * received,
+      rows: c * received * h,
+      gate_up: 2 * c * received * columns,
+      product: c * received * columns,
+      sent: c * sent * h,
+      parameters: c * 3 * h * columns * div(moe.num_experts, e.ep),
+    };
+  }
+
+  /** expert_activations.expert_working @param {Experiment} e */
+  function expertWorking(e, t, gathered) {
+    const down = div(t.parameters, 3), received = e.ep > 1 ? [t.sent + t.rows, 2 * t.rows] : [];
+    const weights = [t.rows + t.product + down, t.gate_up + down, t.rows + t.parameters - t.product];
+    return Math.max(gathered + t.sent, ...received, ...weights);
   }
 
   /* ---- workloads/costs/fp8.py ---- */
@@ -358,6 +427,32 @@ const ModelCosts = (() => {
   }
 
   /**
+   * activations._routed_bytes, with parts
+   * @param {Experiment} e
+   */
+  function routedBytes(e, t, c, stream, gathered, recomputed) {
+    const x = expertTensors(e, c), total = sum(t), streamTokens = rankTokens(e)[1];
+    const working = stream + expertWorking(e, x, e.etp > 1 ? gathered : 0);
+    const reducing = stream + x.rows - (x.weights + x.rows + x.gate_up + x.product);
+    let saved = total, again = 0, parts = savedParts(t, 0, 0, 0);
+    if (e.recompute === "full" && recomputed) {
+      saved = t.input;
+      again = total - saved;
+      parts = { "residual stream": t.input };
+    } else if (e.recompute !== "none" && recomputed) {
+      const of = madeAgain(e, t, c), named = recomputedOperations(e);
+      /** @param {"norm" | "rope" | "swiglu" | "mla_up"} name */
+      const remade = (name) => (named.includes(name) ? of[name] : 0);
+      saved = total - named.reduce((all, name) => all + of[name], 0);
+      again = named.includes("swiglu") ? x.product : 0;
+      const ffnNorm = named.includes("norm") ? t.ffn_norm - STATISTICS_BYTES * streamTokens : 0;
+      parts = savedParts(t, remade("norm") - ffnNorm + remade("rope") + remade("mla_up"), ffnNorm + remade("swiglu"), 0);
+    }
+    const own = attentionWorking(e, t, c, 0, saved);
+    return { saved, working: Math.max(again + working, own), beside_experts: again + reducing, parts };
+  }
+
+  /**
    * activations.layer_bytes: saved (with its parts) and working bytes of one layer.
    * @param {Experiment} e
    * @param {boolean} routed
@@ -368,9 +463,10 @@ const ModelCosts = (() => {
     const [tokens, streamTokens] = rankTokens(e), h = e.model.hidden_size;
     const t = layerTensors(e, routed, c), total = sum(t);
     const stream = c * streamTokens * h, gathered = e.tp > 1 ? c * tokens * h : 0;
-    const downWeight = routed ? 0 : div(t.product, tokens) * h;
+    if (routed) return routedBytes(e, t, c, stream, gathered, recomputed);
+    const downWeight = div(t.product, tokens) * h;
     const steps = [gathered + t.product, t.gate_up, 2 * gathered + 2 * downWeight - t.product];
-    const inFp8 = isFp8(e) && !routed, remade = recomputed && recomputedOperations(e).includes("swiglu");
+    const inFp8 = isFp8(e), remade = recomputed && recomputedOperations(e).includes("swiglu");
     const working = inFp8
       ? workingBytesInFp8(e, stream, tokens, div(e.model.ffn_hidden_size, e.tp), c, remade)
       : stream + downWeight + Math.max(...steps);
@@ -415,8 +511,10 @@ const ModelCosts = (() => {
       const normed = c * streamTokens * (mla.q_lora_rank + mla.kv_lora_rank), [qk, v] = headSizes(e.model);
       projected = normed + t.latents + div(c * tokens * e.model.num_heads * (qk + mla.qk_nope_head_dim + v), e.tp);
     }
-    const gradients = projected + t.gate_up + 2 * c * tokens * h;
-    return norms + attentionOutput + t.product + (keepsFp8(e) && !routed ? castBytes(e, div(gradients, c)) : gradients);
+    const copies = routed ? expertTensors(e, c).rows : 0;
+    const sums = (routed && !e.model.moe.num_shared_experts ? 1 : 2) * c * tokens * h + copies;
+    const gradients = projected + t.gate_up + sums;
+    return norms + attentionOutput + t.product + copies + (keepsFp8(e) && !routed ? castBytes(e, div(gradients, c)) : gradients);
   }
 
   /**
@@ -439,7 +537,7 @@ const ModelCosts = (() => {
   }
 
   return {
-    computeBytes, dataDegrees, dataParallel, deferredBytes, denseLayer, div, experimentStages, gatheredBytes, headBytes, layerBytes, localParams, masterBytes,
-    moeLayer, numMicrobatches, numParams, rankTokens, sum, V_SHAPED, worldSize,
+    computeBytes, dataDegrees, dataParallel, deferredBytes, denseLayer, div, experimentStages, expertDegrees, gatheredBytes, headBytes, layerBytes, localParams,
+    masterBytes, moeLayer, numDenseLayers, numMicrobatches, numParams, rankTokens, sum, V_SHAPED, worldSize,
   };
 })();

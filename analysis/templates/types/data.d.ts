@@ -161,6 +161,10 @@ interface Experiment {
   cp: number;
   pp: number;
   ep: number;
+  etp: number;
+  routing: string;
+  routing_imbalance: number;
+  capacity_factor: number | null;
   micro_batch_size: number;
   global_batch_size: number;
   seq_len: number;

@@ -35,7 +35,7 @@ def test_layer_tensors_by_hand() -> None:
     # 8B, one sequence of 4096, bf16. In multiples of T h = 4096 x 4096 elements = 32 MiB:
     # input 1, norms 1 each, qkv (32 + 16) / 32 = 1.5, rotated (32 + 8) / 32 = 1.25, attention 1, residual 1,
     # gate_up 2 x 3.5, product 3.5: 18.25, and statistics.
-    t = layer_tensors(LLAMA_8B, False, 4096, 4096, 4096, 1, 1, 2, False)
+    t = layer_tensors(LLAMA_8B, False, 4096, 4096, 4096, 1, 2, False)
     unit = 32 * 2**20
     assert t.input == t.residual == t.attention_output == unit
     assert t.projected == 1.5 * unit
@@ -277,7 +277,7 @@ def test_drops_most_of_the_studys_ooms_and_no_success() -> None:
 def test_norms_of_queries_and_keys_keep_one_number_a_head() -> None:
     # Qwen3-14B: 40 query and 8 key heads, over tp 4; 4,096 tokens. The normed heads are not kept: rotation needs none.
     plain, normed = (
-        layer_tensors(dataclasses.replace(QWEN3_14B, qk_norm=qk_norm), False, 4096, 1024, 4096, 4, 1, 2, False)
+        layer_tensors(dataclasses.replace(QWEN3_14B, qk_norm=qk_norm), False, 4096, 1024, 4096, 4, 2, False)
         for qk_norm in (False, True)
     )
     assert normed.qk_statistics == 4 * 4096 * (40 + 8) / 4

@@ -8,9 +8,17 @@ from typing import Any
 
 import pytest
 
-from tests.workloads.costs.shapes import DEEPSEEK_V2_LITE, DEEPSEEK_V3, LLAMA_1B, LLAMA_8B, QWEN3_14B
+from tests.workloads.costs.shapes import (
+    DEEPSEEK_V2_LITE,
+    DEEPSEEK_V3,
+    LLAMA_1B,
+    LLAMA_8B,
+    MIXTRAL,
+    QWEN3_14B,
+    QWEN3_30B,
+)
 from workloads.costs.memory import estimate_memory
-from workloads.experiment import Experiment, ModelSpec, model_from_dict
+from workloads.experiment import Experiment, ModelSpec, MoESpec, model_from_dict
 from workloads.mesh import rank_of
 
 pytestmark = pytest.mark.slow
@@ -96,6 +104,66 @@ CASES = {
 }
 
 
+QWEN = shortened(QWEN3_30B, 3)
+DEEPSEEK = ModelSpec(
+    name="deepseek",
+    num_layers=4,
+    hidden_size=2048,
+    num_heads=16,
+    num_kv_heads=16,
+    head_dim=128,
+    ffn_hidden_size=10944,
+    vocab_size=102400,
+    moe=MoESpec(
+        num_experts=64,
+        experts_per_token=6,
+        expert_hidden_size=1408,
+        num_shared_experts=2,
+        num_dense_layers=1,
+        normalize_weights=False,
+    ),
+)
+
+
+def routed(model: ModelSpec = QWEN, *, microbatches: int = 1, micro_batch_size: int = 2, **layout: Any) -> Experiment:
+    fields: dict[str, Any] = {"seq_len": 4096, "micro_batch_size": micro_batch_size, "pp_split": "even", **layout}
+    sequences = fields.get("dp", 1) * micro_batch_size * microbatches
+    return Experiment.canonical(model=model, global_batch_size=sequences, **fields)
+
+
+ROUTED = {
+    "one rank": routed(microbatches=2),
+    "ep 1, ZeRO 2": routed(dp=2, zero_stage=2, microbatches=2),
+    "ep 2, ZeRO 2": routed(dp=2, zero_stage=2, microbatches=2, ep=2),
+    "ep 1, ZeRO 3": routed(dp=8, zero_stage=3),
+    "ep 8, ZeRO 3": routed(dp=8, zero_stage=3, ep=8, microbatches=2),
+    "ep 2 of 8": routed(dp=8, zero_stage=2, micro_batch_size=1, microbatches=3, ep=2),
+    "ep 8, ZeRO 1": routed(dp=8, zero_stage=1, microbatches=2, ep=8, micro_batch_size=4),
+    "ep 2, ZeRO 0": routed(dp=2, microbatches=2, micro_batch_size=1, ep=2),
+    "few large experts": routed(shortened(MIXTRAL), dp=8, zero_stage=3, micro_batch_size=4, ep=8),
+    "few, full": routed(shortened(MIXTRAL), dp=8, zero_stage=2, micro_batch_size=4, ep=2, recompute="full"),
+    "few, etp 1": routed(shortened(MIXTRAL), dp=4, tp=2, etp=1, ep=8, zero_stage=2, micro_batch_size=4),
+    "few, etp 2": routed(shortened(MIXTRAL), dp=4, tp=2, etp=2, ep=4, zero_stage=3, micro_batch_size=4),
+    "few, whole tokens": routed(shortened(MIXTRAL), tp=4, etp=4, sequence_parallel=False, micro_batch_size=4),
+    "selective": routed(dp=8, zero_stage=3, micro_batch_size=4, ep=8, recompute="selective"),
+    "norm+swiglu": routed(dp=8, zero_stage=2, micro_batch_size=4, ep=8, recompute="norm+swiglu"),
+    "shared, skewed": routed(
+        DEEPSEEK, dp=8, zero_stage=2, micro_batch_size=4, ep=8, routing="skewed", routing_imbalance=2.0
+    ),
+    "shared, full": routed(DEEPSEEK, dp=8, zero_stage=3, micro_batch_size=4, ep=4, recompute="full"),
+    "shared, 1f1b": routed(DEEPSEEK, dp=4, pp=2, ep=4, zero_stage=1, microbatches=4),
+    "1f1b": routed(dp=2, pp=2, ep=2, zero_stage=2, microbatches=2),
+    "ring": routed(dp=4, cp=2, ep=8, zero_stage=3, seq_len=16384, micro_batch_size=1),
+    "shared, ep 2": routed(DEEPSEEK, dp=2, zero_stage=2, micro_batch_size=4, ep=2),
+    "fp32": routed(dp=8, zero_stage=2, micro_batch_size=1, ep=8, precision="fp32"),
+    "latents and experts": routed(shortened(DEEPSEEK_V2_LITE, 3), dp=8, zero_stage=2, ep=8, micro_batch_size=4),
+    "latents and experts, full": routed(
+        shortened(DEEPSEEK_V2_LITE, 3), dp=4, tp=2, etp=1, zero_stage=3, ep=4, micro_batch_size=4, recompute="full"
+    ),
+    "shared, selective": routed(DEEPSEEK, dp=8, ep=8, micro_batch_size=4, recompute="selective", microbatches=2),
+}
+
+
 LONG = {"seq_len": 16384, "cp": 2, "zero_stage": 3, "global_batch_size": 1}
 CASES |= {
     f"cp {kind}": Experiment.canonical(model=shortened(LLAMA_8B), cp_kind=kind, **LONG)
@@ -169,6 +237,15 @@ def test_peak_equals_the_traced_engine(name: str) -> None:
     for stage in range(case.pp):
         traced = in_fresh_process(case, rank_of(case, pp=stage))
         assert estimate.stages[stage].peak_bytes == pytest.approx(traced, rel=0.01), f"stage {stage}"
+
+
+@pytest.mark.parametrize("name", ROUTED)
+def test_peak_with_routed_experts_is_near_the_traced_engine(name: str) -> None:
+    case = ROUTED[name]
+    estimate = estimate_memory(case)
+    for stage in range(case.pp):
+        traced = in_fresh_process(case, rank_of(case, pp=stage))
+        assert estimate.stages[stage].peak_bytes == pytest.approx(traced, rel=0.02), f"stage {stage}"
 
 
 @pytest.mark.parametrize("name", CHUNKED)

@@ -9,9 +9,11 @@ import pytest
 from tests.workloads.costs.shapes import DEEPSEEK_V3, H200, LLAMA_1B, LLAMA_8B, LLAMA_70B, MIXTRAL, ONE_NODE
 from workloads.costs import timeline
 from workloads.costs.collectives import collective_time_s
+from workloads.costs.expert_times import ExpertTimes
 from workloads.costs.flops import flops_per_token, hardware_flops_per_token
 from workloads.costs.memory import estimate_memory
 from workloads.costs.partition import ranks_alike
+from workloads.costs.rank_times import Rates
 from workloads.costs.schedule import schedule_actions
 from workloads.costs.timeline import TimeEstimate, estimate_idle, estimate_time, simulate
 from workloads.costs.traffic import step_traffic
@@ -149,9 +151,10 @@ def test_tensor_parallelism_across_nodes_is_slow() -> None:
 
 
 def test_fp8_is_faster_only_in_the_blocks() -> None:
-    bf16 = estimate(global_batch_size=1)
-    fp8 = estimate(global_batch_size=1, precision="fp8_rowwise")
-    assert 0.5 < fp8.compute_s / bf16.compute_s < 0.75
+    """In the order of the steps that were measured on two H200: 0.71, 0.81 and 0.84 of the one in bf16."""
+    kinds = ("fp8_tensorwise", "fp8_blockwise", "fp8_rowwise", "bf16")
+    times = [estimate(global_batch_size=1, precision=kind).compute_s for kind in kinds]
+    assert times == sorted(times) and 0.5 < times[0] / times[-1] < 0.75 and times[-2] / times[-1] < 0.95
 
 
 def test_experts_compute_only_what_a_token_visits() -> None:
@@ -250,3 +253,46 @@ def test_norms_of_queries_and_keys_take_memory_time() -> None:
     assert without is not None and with_norm is not None
     passes = 3 * 2 * 2 * 4096 * (32 + 8) * 128 * 32
     assert with_norm.compute_s - without.compute_s == pytest.approx(passes / H200.device.memory_bandwidth, rel=0.01)
+
+
+def routed(**fields: object) -> TimeEstimate:
+    layout = {"model": MIXTRAL, "dp": 8, "ep": 8, "zero_stage": 2, "micro_batch_size": 2, "global_batch_size": 32}
+    return estimate(**{**layout, **fields})
+
+
+def test_uneven_routing_costs_the_rank_with_most_tokens() -> None:
+    """Half of the copies in place of an eighth: nearly four times the experts' products, most of Mixtral's work."""
+    even = routed()
+    uneven = routed(routing="skewed", routing_imbalance=4.0)
+    assert 2.5 * even.compute_s < uneven.compute_s < 4 * even.compute_s
+    assert uneven.communication_s > even.communication_s
+    assert routed(routing="learned", routing_imbalance=4.0).compute_s == uneven.compute_s
+    # On one rank all experts are there, whichever they are.
+    alone = {"ep": 1, "zero_stage": 3}
+    assert routed(routing="skewed", routing_imbalance=4.0, **alone).compute_s == routed(**alone).compute_s
+
+
+def test_exchanges_are_exposed_but_for_shared_experts_beside_them() -> None:
+    assert MIXTRAL.moe is not None
+    copies = 2 * 4096 * 2
+    rows = collective_time_s("all_to_all", 2.0 * copies * 4096, 8, 1, H200)
+    weights = collective_time_s("all_to_all", 4.0 * copies, 8, 1, H200)
+    layer = ExpertTimes.of(
+        Experiment.canonical(model=MIXTRAL, dp=8, ep=8, seq_len=4096, micro_batch_size=2, global_batch_size=16),
+        H200,
+        Rates(matmul=1e15, head=1e15, attention=1e15, memory=1e12),
+    )
+    assert (layer.there_s, layer.back_s) == (pytest.approx(rows + weights), pytest.approx(rows))
+    shared = dataclasses.replace(MIXTRAL, moe=dataclasses.replace(MIXTRAL.moe, num_shared_experts=1))
+    beside = ExpertTimes.of(
+        Experiment.canonical(model=shared, dp=8, ep=8, seq_len=4096, micro_batch_size=2, global_batch_size=16),
+        H200,
+        Rates(matmul=1e9, head=1e15, attention=1e15, memory=1e12),
+    )
+    assert beside.there_s == pytest.approx(weights)
+
+
+def test_products_of_few_rows_take_as_long_as_reading_their_weights() -> None:
+    rates = Rates(matmul=1e18, head=1e18, attention=1e18, memory=1e12)
+    one = Experiment.canonical(model=MIXTRAL, dp=2, seq_len=128, global_batch_size=2)
+    assert ExpertTimes.of(one, H200, rates).products_s == pytest.approx(2 * 3 * 8 * 4096 * 14336 / 1e12)

@@ -110,8 +110,30 @@ def test_messages_to_either_neighbour_may_take_other_links() -> None:
 
 
 def test_what_the_closed_form_does_not_know_is_none() -> None:
-    assert step_traffic(case(cp=2), 0) is not None
-    assert step_traffic(case(MIXTRAL, dp=2), 0) is None
+    assert step_traffic(case(MIXTRAL, dp=2, ep=2), 0) is not None
+    assert step_traffic(case(MIXTRAL, dp=2, ep=2, precision="fp8_rowwise"), 0) is None
+    assert step_traffic(case(MIXTRAL, dp=2, recompute="selective", compile="block"), 0) is None
+    assert step_traffic(case(MIXTRAL, dp=2, recompute="full", compile="block"), 0) is not None
+
+
+def test_experts_by_hand() -> None:
+    """Mixtral: 32 layers, 2 of 8 experts a token, D 4096, F 14336; 4 ranks with 2 experts each, 16 tokens on each."""
+    experiment = case(MIXTRAL, dp=4, ep=4, micro_batch_size=1)
+    found = sent(experiment)
+    rounds, copies = 2, 16 * 2
+    there_and_back = 2 * (C * 4096 + 4)  # rows and their fp32 weights, forward and backward
+    back_and_there = 2 * C * 4096
+    assert found["ep", "all_to_all"] == (6 * 32 * rounds, 32 * rounds * copies * (there_and_back + back_and_there))
+    full = sent(experiment.replace(recompute="full"))
+    assert full["ep", "all_to_all"][0] == (6 + 2) * 32 * rounds, "outputs do not come back again"
+    # Every expert is on one rank alone, so that nothing is reduced of it.
+    layer = (4096 + 2 * 1024) * 4096 + 4096 * 4096 + 2 * 4096 + 8 * 4096
+    ends = 2 * 32000 * 4096 + 4096
+    assert found["dp_replicate", "all_reduce"] == (32 + 2 + 1, G * (32 * layer + ends + 2))
+    alone = sent(experiment.replace(ep=1))
+    experts = 3 * 8 * 4096 * 14336
+    assert alone["dp_replicate", "all_reduce"] == (2 * 32 + 2 + 1, G * (32 * (layer + experts) + ends + 2))
+    assert ("ep", "all_to_all") not in alone
 
 
 def test_a_tally_leaves_out_what_stays_on_one_rank() -> None:

@@ -5,16 +5,19 @@ Run as a script (with ``TRITON_INTERPRET=1``), this file checks the Triton kerne
 
 from __future__ import annotations
 
+import itertools
 import math
 import sys
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from workloads.engine.ops import backend
+from workloads.engine.ops import backend, fp8
+from workloads.engine.ops.adamw import AdamW
 from workloads.engine.ops.linear_cross_entropy import linear_cross_entropy
 from workloads.engine.ops.rms_norm import rms_norm
 from workloads.engine.ops.rope import apply_rope
@@ -189,6 +192,65 @@ def interpreted_checks() -> None:
     for shape, chunk_tokens in (((7, 6, 150), 3), ((4, 8, 64), 64)):
         check_cross_entropy(shape, chunk_tokens, torch.float32, "cpu", 3e-6)
     check_sharded_kernels("cpu", 10, 70)
+    for module in ("fp8", "adamw"):
+        loaded = sys.modules[f"workloads.engine.ops.{module}"]
+        loaded.backend_of = lambda *tensors: chosen[choose(*tensors)]  # type: ignore[attr-defined]
+    check_fp8_casts("cpu", (128, 256), interpreted=True)
+    check_largest_values("cpu", 9, 40)
+    check_adamw("cpu", (5, 70))
+
+
+def check_fp8_casts(device: str, shape: tuple[int, int], *, interpreted: bool = False) -> None:
+    """Kernels cast to the bits that torch casts to. (The interpreter rounds halves up, and loses the carry.)"""
+    for dtype, recipe, role in itertools.product((torch.bfloat16, torch.float32), fp8.RECIPES, fp8.ROLES):
+        x = (randn(*shape) * randn(shape[0], 1, seed=1).exp()).to(dtype)
+        found = fp8.cast(x.to(device), recipe, role)
+        choose, fp8.backend_of = fp8.backend_of, lambda *tensors: backend.Backend.TORCH
+        expected = fp8.cast(x, recipe, role)
+        fp8.backend_of = choose
+        for ours, right in zip(found, expected, strict=True):
+            assert ours is not None and right is not None
+            own, other = ours.values.cpu(), right.values
+            if interpreted:
+                assert ((own.float() - other.float()).abs() <= 0.5 * other.float().abs() + 2**-6).all()
+            else:
+                assert torch.equal(own.view(torch.uint8), other.view(torch.uint8)), (dtype, recipe, role)
+            blocks = right.values.shape[1] // fp8.BLOCK if right.scaled == "squares" else None
+            assert torch.equal(ours.factors.cpu()[..., :blocks], right.factors[..., :blocks])
+    values = randn(*shape, device=device).to(fp8.E4M3)
+    assert torch.equal(fp8.transposed(values).view(torch.uint8), values.view(torch.uint8).t())
+
+
+def check_largest_values(device: str, rows: int, size: int) -> None:
+    """What kernels note on their way is the largest value of what they have written."""
+    x = randn(rows, 2 * size, dtype=torch.bfloat16, device=device).requires_grad_()
+    ones = torch.ones(2 * size, dtype=torch.bfloat16, device=device)
+    normed, product = rms_norm(x, ones, EPS, for_fp8=True), swiglu(x * 1, for_fp8=True)
+    seen: list[tuple[Tensor, Tensor]] = [(y.detach(), fp8.largest(y)) for y in (normed, product)]
+    plain = x * 1
+    plain.register_hook(lambda grad: seen.append((grad, fp8.largest(grad))))
+    swiglu(plain, for_fp8=True).backward(randn(rows, size, dtype=torch.bfloat16, device=device, seed=2))
+    assert len(seen) == 3
+    for tensor, bits in seen:
+        assert bits.view(torch.float32).item() == tensor.abs().max().item()
+
+
+def check_adamw(device: str, shape: tuple[int, int]) -> None:
+    """Four steps, of which one is skipped, against torch's own fused AdamW on gradients that were multiplied before."""
+    ours, torchs = (torch.nn.Parameter(randn(*shape, dtype=torch.float32, device=device)) for _ in range(2))
+    options: dict[str, Any] = {"lr": 0.01, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1, "fused": True}
+    one, other = AdamW([ours], **options), torch.optim.AdamW([torchs], **options)
+    factor = torch.tensor(0.25, device=device)
+    for step in range(4):
+        skip = torch.tensor(float(step == 2), device=device)
+        ours.grad = randn(*shape, dtype=torch.float32, device=device, seed=step)
+        torchs.grad = ours.grad * factor
+        one.update(factor, skip)
+        if step != 2:
+            other.step()
+    torch.testing.assert_close(ours, torchs, rtol=2e-6, atol=2e-7)
+    for name in ("exp_avg", "exp_avg_sq", "step"):
+        torch.testing.assert_close(one.state[ours][name], other.state[torchs][name], rtol=2e-6, atol=1e-8)
 
 
 def check_sharded_kernels(device: str, tokens: int, vocabulary: int) -> None:

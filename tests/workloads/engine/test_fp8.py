@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tests.pool import Pool
-from tests.workloads.engine.op_checks import randn
+from tests.workloads.engine.op_checks import check_fp8_casts, check_largest_values, randn, relative_error
 from tests.workloads.engine.parity import model, train_rank
 from tests.workloads.engine.test_traffic import check as check_traffic
 from workloads.engine.fp8_gather import _fp8_parameters
@@ -163,7 +163,7 @@ def test_torchao_computes_the_same_bits() -> None:
 
 # Layouts
 
-SMALL = {"hidden_size": 128, "head_dim": 32, "ffn_hidden_size": 256, "vocab_size": 128, "num_layers": 3}
+SMALL = {"hidden_size": 128, "head_dim": 64, "ffn_hidden_size": 256, "vocab_size": 128, "num_layers": 3}
 LAYOUTS: tuple[dict[str, Any], ...] = (
     {"dp": 2, "zero_stage": 1, "micro_batch_size": 2},
     {"dp": 2, "zero_stage": 3, "micro_batch_size": 1},
@@ -183,11 +183,10 @@ def small(precision: str, **layout: Any) -> Experiment:
     return Experiment.canonical(**fields)
 
 
-BOUNDS = (1e-4, 5e-3, 0.06)
+BOUNDS = (1e-4, 5e-3, 0.15)
 """Relative differences of a loss, of a gradient norm, and of a whole gradient in its norm. Layouts round bf16 sums in
-other orders, which moves a value next to a rounding boundary by a whole step of fp8 (1/8): a few in a hundred do."""
-EXACT = ("recompute", "pp")
-"""Layouts along these compute every product of the same numbers, so that they differ by nothing but sums in fp32."""
+other orders, which moves a value next to a rounding boundary by a whole step of fp8 (1/8): a few in a hundred do. The
+gradients of norms' weights are sums of terms that nearly cancel, and show most of it."""
 
 
 @pytest.mark.slow
@@ -199,7 +198,7 @@ def test_layouts_agree(gloo_pool: Pool, recipe: Recipe, layout: dict[str, Any]) 
     case = small(precision, **layout)
     (expected,) = gloo_pool.run(train_rank, 1, one, 2)
     traces = gloo_pool.run(train_rank, case.world_size, case, 2)
-    bounds = (1e-6, 1e-4, 0.02) if any(name in layout for name in EXACT) else BOUNDS
+    bounds = (1e-6, 1e-4, 0.02) if "recompute" in layout else BOUNDS  # here every product is of the same numbers
     for step in range(2):
         for trace in traces:
             got, right = trace.steps[step], expected.steps[step]
@@ -220,6 +219,8 @@ def gathered(rank: int, case: Experiment) -> list[tuple[bool, float, float]]:
     found = list(_fp8_parameters(chunk))
     masters = [local_shard(parameter.sharded_param) for parameter, _ in found]
     assert engine.pipeline.fp8_weights is not None
+    for master in masters if rank else []:
+        master.mul_(8.0)  # its largest value is another rank's, too
     engine.pipeline.fp8_weights.find_scales()
     results = []
     for block in chunk.blocks:
@@ -247,3 +248,19 @@ def test_a_gathered_weight_is_one_cast_of_the_whole_weight(gloo_pool: Pool, zero
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_what_is_sent_is_counted_to_the_byte(gloo_pool: Pool, recipe: Recipe, layout: dict[str, Any]) -> None:
     check_traffic(gloo_pool, small(f"fp8_{recipe}", **layout))
+
+
+@pytest.mark.gpu
+def test_kernels_on_a_gpu() -> None:
+    check_fp8_casts("cuda", (512, 768))
+    check_largest_values("cuda", 1000, 4096)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_products_on_a_gpu(recipe: Recipe) -> None:
+    """Products of what was cast, against the same in float64: they are rounded to bf16 once."""
+    x, weight = (randn(1024, 2048, dtype=torch.bfloat16, device="cuda", seed=seed) for seed in (1, 2))
+    for a, b in zip(fp8.cast(x, recipe, "activation"), fp8.cast(weight, recipe, "weight"), strict=True):
+        assert a is not None and b is not None
+        assert relative_error(fp8.product(a, b, torch.bfloat16, fast=False), exact(a) @ exact(b).t()) < 2**-9

@@ -19,7 +19,8 @@ A matrix is cast once for both directions in which it is contracted, see `worklo
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
+from typing import cast as cast_type
 
 import torch
 from torch import Tensor
@@ -28,6 +29,7 @@ from workloads.engine.ops.backend import Backend, backend_of, row_blocks
 
 Recipe = Literal["tensorwise", "rowwise", "blockwise"]
 Role = Literal["activation", "weight", "gradient"]
+RECIPES, ROLES = get_args(Recipe), get_args(Role)
 
 BLOCK = 128
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
@@ -77,9 +79,10 @@ def cast(
     there is one scale.
     """
     kind = format_of(recipe, role)
-    x_RC = x_RC.contiguous()
     if recipe == "tensorwise":
-        return cast_with(x_RC, largest(x_RC) if bits is None else bits, kind, rows=rows, columns=columns)
+        bits = largest(x_RC) if bits is None else bits  # before a copy is made, of which it is not known
+        return cast_with(x_RC.contiguous(), bits, kind, rows=rows, columns=columns)
+    x_RC = x_RC.contiguous()
     if recipe == "rowwise":
         return (
             _cast_lines(x_RC, kind, transposed=False) if rows else None,
@@ -101,6 +104,12 @@ def product(a_MC: Operand, b_NC: Operand, dtype: torch.dtype, *, fast: bool) -> 
             for columns in row_blocks(*b_NC.values.shape):
                 out[rows, columns] = (wide @ b_NC.wide(columns).t()).to(dtype)
     return out
+
+
+def noted(x: Tensor, bits: Tensor) -> Tensor:
+    """``x``, of which the kernel that made it has found the `largest`: it is known until ``x`` is changed in place."""
+    x._noted_largest = bits, x._version  # type: ignore[attr-defined]
+    return x
 
 
 def transposed(values_RC: Tensor) -> Tensor:
@@ -128,6 +137,9 @@ def power_of_two(bits: Tensor, kind: torch.dtype) -> tuple[Tensor, Tensor]:
 
 def largest(x_RC: Tensor) -> Tensor:
     """Bits of the largest absolute value, (1,) as int32: they order like the values, and NaN is above all."""
+    bits, version = getattr(x_RC, "_noted_largest", (None, None))
+    if bits is not None and version == x_RC._version:
+        return cast_type(Tensor, bits)
     x, backend = x_RC.contiguous(), backend_of(x_RC)
     if backend is Backend.TRITON:
         from workloads.engine.ops import triton_fp8

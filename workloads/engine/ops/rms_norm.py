@@ -16,17 +16,21 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from workloads.engine.ops.backend import Backend, accumulation_dtype, backend_of, row_blocks
+from workloads.engine.ops.fp8 import noted
 
 
-def rms_norm(x: Tensor, weight_D: Tensor, eps: float) -> Tensor:
+def rms_norm(x: Tensor, weight_D: Tensor, eps: float, *, for_fp8: bool = False) -> Tensor:
     """Normalise the last dim; computed in fp32 (fp64 for fp64) and rounded once, to the dtype of ``x``.
 
     ``x`` may be [B, S, N, D], some heads of one fused projection: they are read where they lie, and the result is
-    contiguous. Saved for backward: ``x``, ``weight`` and one fp32 number a row.
+    contiguous. Saved for backward: ``x``, ``weight`` and one fp32 number a row. ``for_fp8``: it is going to be cast
+    with one scale, so that the kernel notes its largest value on the way.
     """
     if torch.compiler.is_compiling():
         return _expression(x, weight_D, eps)
-    return _RMSNorm.apply(x, weight_D, eps)
+    y: Tensor
+    y, largest = _RMSNorm.apply(x, weight_D, eps, for_fp8)
+    return y if largest is None else noted(y, largest)
 
 
 def _expression(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -40,7 +44,8 @@ def _inverse_rms(wide: Tensor, eps: float) -> Tensor:
 
 class _RMSNorm(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float, for_fp8: bool) -> tuple[Tensor, Tensor | None]:
+        largest = None
         if not _is_heads_of_projection(x):
             x = x.contiguous()
         y = x.new_empty(x.shape)
@@ -50,15 +55,18 @@ class _RMSNorm(torch.autograd.Function):
         if backend is Backend.TRITON:
             from workloads.engine.ops import triton_rms_norm
 
-            triton_rms_norm.forward(_rows(x), weight, eps, y, rstd)
+            if for_fp8:
+                largest = x.new_zeros(1, dtype=torch.int32)
+                ctx.mark_non_differentiable(largest)
+            triton_rms_norm.forward(_rows(x), weight, eps, y, rstd, largest)
         elif backend is Backend.TORCH:
             rows = _rows(x)
             _forward(rows, weight, eps, y.view(rows.shape), rstd.view(rows.shape[:-1]))
-        return y
+        return y, largest
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx: Any, dy: Tensor, _: Any) -> tuple[Tensor, Tensor, None, None]:
         x, weight, rstd = ctx.saved_tensors
         dy = dy.contiguous()
         dx, dweight = x.new_empty(x.shape), torch.empty_like(weight)
@@ -71,7 +79,7 @@ class _RMSNorm(torch.autograd.Function):
             rows = _rows(x)
             shape = rows.shape
             _backward(dy.view(shape), rows, weight, rstd.view(shape[:-1]), dx.view(shape), dweight)
-        return dx, dweight, None
+        return dx, dweight, None, None
 
 
 def _is_heads_of_projection(x: Tensor) -> bool:

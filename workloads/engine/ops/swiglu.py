@@ -13,16 +13,20 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from workloads.engine.ops.backend import Backend, accumulation_dtype, backend_of, row_blocks
+from workloads.engine.ops.fp8 import noted
 
 
-def swiglu(gate_up_TF2: Tensor) -> Tensor:
+def swiglu(gate_up_TF2: Tensor, *, for_fp8: bool = False) -> Tensor:
     """``silu(gate) * up`` of ``[gate | up]``, joined on the last dim: [T, 2F] to [T, F], rounded once.
 
-    Only ``gate_up`` is saved: one pass of its backward is cheaper than storing the activation.
+    Only ``gate_up`` is saved: one pass of its backward is cheaper than storing the activation. ``for_fp8``: output and
+    gradient are going to be cast with one scale each, so that kernels note their largest values on the way.
     """
     if torch.compiler.is_compiling():
         return _expression(gate_up_TF2)
-    return _SwiGLU.apply(gate_up_TF2)
+    y: Tensor
+    y, largest = _SwiGLU.apply(gate_up_TF2, for_fp8)
+    return y if largest is None else noted(y, largest)
 
 
 def _expression(gate_up: Tensor) -> Tensor:
@@ -32,7 +36,8 @@ def _expression(gate_up: Tensor) -> Tensor:
 
 class _SwiGLU(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, gate_up: Tensor) -> Tensor:
+    def forward(ctx: Any, gate_up: Tensor, for_fp8: bool) -> tuple[Tensor, Tensor | None]:
+        ctx.for_fp8, largest = for_fp8, None
         gate_up = gate_up.contiguous()
         ctx.save_for_backward(gate_up)
         y = gate_up.new_empty(*gate_up.shape[:-1], gate_up.shape[-1] // 2)
@@ -40,16 +45,19 @@ class _SwiGLU(torch.autograd.Function):
         if backend is Backend.TRITON:
             from workloads.engine.ops import triton_swiglu
 
-            triton_swiglu.forward(gate_up, y)
+            if for_fp8:
+                largest = gate_up.new_zeros(1, dtype=torch.int32)
+                ctx.mark_non_differentiable(largest)
+            triton_swiglu.forward(gate_up, y, largest)
         elif backend is Backend.TORCH:
             rows, out = gate_up.flatten(0, -2), y.flatten(0, -2)
             for block in row_blocks(*rows.shape):
                 out[block] = _expression(rows[block])
-        return y
+        return y, largest
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, dy: Tensor) -> Tensor:
+    def backward(ctx: Any, dy: Tensor, _: Any) -> tuple[Tensor, None]:
         (gate_up,) = ctx.saved_tensors
         dy = dy.contiguous()
         d_gate_up = torch.empty_like(gate_up)
@@ -57,10 +65,13 @@ class _SwiGLU(torch.autograd.Function):
         if backend is Backend.TRITON:
             from workloads.engine.ops import triton_swiglu
 
-            triton_swiglu.backward(gate_up, dy, d_gate_up)
+            largest = gate_up.new_zeros(1, dtype=torch.int32) if ctx.for_fp8 else None
+            triton_swiglu.backward(gate_up, dy, d_gate_up, largest)
+            if largest is not None:
+                noted(d_gate_up, largest)
         elif backend is Backend.TORCH:
             _backward(gate_up.flatten(0, -2), dy.flatten(0, -2), d_gate_up.flatten(0, -2))
-        return d_gate_up
+        return d_gate_up, None
 
 
 def _backward(gate_up: Tensor, dy: Tensor, d_gate_up: Tensor) -> None:

@@ -27,7 +27,7 @@ def statistics(logits: Tensor, targets: Tensor, first_row: int, out: Tensor) -> 
 
 
 def logits_to_gradient(
-    logits: Tensor, targets: Tensor, first_row: int, lse: Tensor, scale: float, gradient_scale: Tensor | None
+    logits: Tensor, targets: Tensor, first_row: int, lse: Tensor, scale: float, gradient_scale: Tensor | None = None
 ) -> None:
     """``logits <- scale * gradient_scale * (exp(logits - lse) - onehot(targets))``, in place."""
     assert logits.stride(0) % ROW_ALIGNMENT == 0

@@ -91,8 +91,15 @@ def transpose(x: Tensor, out: Tensor) -> None:
 
 
 @triton.jit
-def _bits(x):
+def bits_of(x):
     return x.to(tl.int32, bitcast=True) & 0x7FFFFFFF
+
+
+@triton.jit
+def note_largest(bits, out_ptr):
+    """Raise ``out`` to ``bits``, a scalar. Most programs find a larger one there: they need no atomic."""
+    if bits > tl.load(out_ptr):
+        tl.atomic_max(out_ptr, bits)
 
 
 @triton.jit
@@ -115,7 +122,7 @@ def _largest_kernel(x_ptr, out_ptr, size, BLOCK: tl.constexpr):
     for start in range(first, size, tl.num_programs(0) * BLOCK):
         offset = start + tl.arange(0, BLOCK)
         x = tl.load(x_ptr + offset, mask=offset < size, other=0.0).to(tl.float32)
-        largest = tl.maximum(largest, _bits(x))
+        largest = tl.maximum(largest, bits_of(x))
     tl.atomic_max(out_ptr, tl.max(largest, axis=0))
 
 
@@ -126,9 +133,9 @@ def _largest_of_lines_kernel(x_ptr, out_ptr, rows, columns, OF_ROWS: tl.constexp
     mask = (row < rows)[:, None] & (column < columns)[None, :]
     x = tl.load(x_ptr + row.to(tl.int64)[:, None] * columns + column[None, :], mask=mask, other=0.0).to(tl.float32)
     if OF_ROWS:
-        tl.atomic_max(out_ptr + row, tl.max(_bits(x), axis=1), mask=row < rows)
+        tl.atomic_max(out_ptr + row, tl.max(bits_of(x), axis=1), mask=row < rows)
     else:
-        tl.atomic_max(out_ptr + column, tl.max(_bits(x), axis=0), mask=column < columns)
+        tl.atomic_max(out_ptr + column, tl.max(bits_of(x), axis=0), mask=column < columns)
 
 
 @triton.jit
@@ -209,11 +216,11 @@ def _blocks_kernel(
     mask = (row < rows)[:, None] & (column < columns)[None, :]
     x = tl.load(x_ptr + row.to(tl.int64)[:, None] * columns + column[None, :], mask=mask, other=0.0).to(tl.float32)
     if rows_ptr is not None:
-        scale, factor = _scale(tl.max(_bits(x), axis=1), EXPONENT)
+        scale, factor = _scale(tl.max(bits_of(x), axis=1), EXPONENT)
         tl.store(row_factors_ptr + column_tile.to(tl.int64) * rows + row, factor, mask=row < rows)
         _store((x * scale[:, None]).to(rows_ptr.dtype.element_ty), rows_ptr, None, row, column, rows, columns)
     if columns_ptr is not None:
-        scale, factor = _scale(tl.max(_bits(x), axis=0), EXPONENT)
+        scale, factor = _scale(tl.max(bits_of(x), axis=0), EXPONENT)
         tl.store(column_factors_ptr + row_tile.to(tl.int64) * columns + column, factor, mask=column < columns)
         _store((x * scale[None, :]).to(columns_ptr.dtype.element_ty), None, columns_ptr, row, column, rows, columns)
 
@@ -239,7 +246,7 @@ def _squares_kernel(
     column = column_tile * TILE + tl.arange(0, TILE)
     mask = (row < rows)[:, None] & (column < columns)[None, :]
     x = tl.load(x_ptr + row.to(tl.int64)[:, None] * columns + column[None, :], mask=mask, other=0.0).to(tl.float32)
-    scale, factor = _scale(tl.max(tl.max(_bits(x), axis=1), axis=0), EXPONENT)
+    scale, factor = _scale(tl.max(tl.max(bits_of(x), axis=1), axis=0), EXPONENT)
     if rows_ptr is not None:
         tl.store(row_factors_ptr + row_tile * row_stride + column_tile, factor)
         kind = rows_ptr.dtype.element_ty

@@ -14,6 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from workloads.engine.ops.triton_fp8 import bits_of, note_largest
+
 _TILE = 4096
 _PIPELINED_TILE = 8192
 """Largest tile whose successors are fetched while it is worked on; larger ones would not fit in shared memory."""
@@ -21,13 +23,15 @@ _BACKWARD_THREADS = 512
 """Threads that run the backward on one multiprocessor: each needs about 120 of its 65,536 registers."""
 
 
-def forward(x: Tensor, weight: Tensor, eps: float, y: Tensor, rstd: Tensor) -> None:
+def forward(x: Tensor, weight: Tensor, eps: float, y: Tensor, rstd: Tensor, largest: Tensor | None = None) -> None:
+    """``largest`` (1,), zero: becomes the bits of the largest absolute value of ``y``, as `triton_fp8.largest`."""
     size = x.shape[-1]
     rows, tile_rows, block, warps = _tiling(x)
     heads, token_stride = _heads(x)
     _forward_kernel[(triton.cdiv(rows, tile_rows),)](
-        x, token_stride, weight, y, rstd, rows, size, eps, HEADS=heads, ROWS=tile_rows, BLOCK=block, num_warps=warps
-    )
+        x, token_stride, weight, y, rstd, largest, rows, size, eps,
+        HEADS=heads, ROWS=tile_rows, BLOCK=block, num_warps=warps,
+    )  # fmt: skip
 
 
 def backward(dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, dx: Tensor, dweight: Tensor) -> None:
@@ -77,6 +81,7 @@ def _forward_kernel(
     weight_ptr,
     y_ptr,
     rstd_ptr,
+    largest_ptr,
     rows,
     size,
     eps,
@@ -94,9 +99,11 @@ def _forward_kernel(
     x = tl.load(x_ptr + source, mask=mask, other=0.0).to(tl.float32)
     weight = tl.load(weight_ptr + column, mask=column < size, other=0.0).to(tl.float32)
     rstd = tl.rsqrt(tl.sum(x * x, axis=1) / size + eps)
-    y = x * rstd[:, None] * weight[None, :]
-    tl.store(y_ptr + offset, y.to(y_ptr.dtype.element_ty), mask=mask)
+    y = (x * rstd[:, None] * weight[None, :]).to(y_ptr.dtype.element_ty)
+    tl.store(y_ptr + offset, y, mask=mask)
     tl.store(rstd_ptr + row, rstd, mask=row < rows)
+    if largest_ptr is not None:
+        note_largest(tl.max(tl.max(bits_of(y.to(tl.float32)), axis=1), axis=0), largest_ptr)
 
 
 @triton.jit

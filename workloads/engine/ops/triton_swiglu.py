@@ -5,18 +5,22 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from workloads.engine.ops.triton_fp8 import bits_of, note_largest
+
 _MAX_BLOCK = 2048
 _WARPS = 4
 
 
-def forward(gate_up: Tensor, y: Tensor) -> None:
+def forward(gate_up: Tensor, y: Tensor, largest: Tensor | None = None) -> None:
+    """``largest`` (1,), zero: becomes the bits of the largest absolute value of ``y``, as `triton_fp8.largest`."""
     size, block, blocks, programs = _grid(y)
-    _forward_kernel[(programs,)](gate_up, y, size, blocks, BLOCK=block, num_warps=_WARPS)
+    _forward_kernel[(programs,)](gate_up, y, largest, size, blocks, BLOCK=block, num_warps=_WARPS)
 
 
-def backward(gate_up: Tensor, dy: Tensor, d_gate_up: Tensor) -> None:
+def backward(gate_up: Tensor, dy: Tensor, d_gate_up: Tensor, largest: Tensor | None = None) -> None:
+    """``largest``: the same of ``d_gate_up``."""
     size, block, blocks, programs = _grid(dy)
-    _backward_kernel[(programs,)](gate_up, dy, d_gate_up, size, blocks, BLOCK=block, num_warps=_WARPS)
+    _backward_kernel[(programs,)](gate_up, dy, d_gate_up, largest, size, blocks, BLOCK=block, num_warps=_WARPS)
 
 
 def _grid(y: Tensor) -> tuple[int, int, int, int]:
@@ -28,7 +32,7 @@ def _grid(y: Tensor) -> tuple[int, int, int, int]:
 
 
 @triton.jit
-def _forward_kernel(gate_up_ptr, y_ptr, size, blocks, BLOCK: tl.constexpr):
+def _forward_kernel(gate_up_ptr, y_ptr, largest_ptr, size, blocks, BLOCK: tl.constexpr):
     program = tl.program_id(0)
     row = (program // blocks).to(tl.int64)
     column = (program % blocks) * BLOCK + tl.arange(0, BLOCK)
@@ -36,12 +40,14 @@ def _forward_kernel(gate_up_ptr, y_ptr, size, blocks, BLOCK: tl.constexpr):
     gate_ptr = gate_up_ptr + row * size * 2
     gate = tl.load(gate_ptr + column, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(gate_ptr + size + column, mask=inside, other=0.0).to(tl.float32)
-    y = gate * tl.sigmoid(gate) * up
-    tl.store(y_ptr + row * size + column, y.to(y_ptr.dtype.element_ty), mask=inside)
+    y = (gate * tl.sigmoid(gate) * up).to(y_ptr.dtype.element_ty)
+    tl.store(y_ptr + row * size + column, y, mask=inside)
+    if largest_ptr is not None:
+        note_largest(tl.max(bits_of(y.to(tl.float32)), axis=0), largest_ptr)
 
 
 @triton.jit
-def _backward_kernel(gate_up_ptr, dy_ptr, d_gate_up_ptr, size, blocks, BLOCK: tl.constexpr):
+def _backward_kernel(gate_up_ptr, dy_ptr, d_gate_up_ptr, largest_ptr, size, blocks, BLOCK: tl.constexpr):
     program = tl.program_id(0)
     row = (program // blocks).to(tl.int64)
     column = (program % blocks) * BLOCK + tl.arange(0, BLOCK)
@@ -51,8 +57,11 @@ def _backward_kernel(gate_up_ptr, dy_ptr, d_gate_up_ptr, size, blocks, BLOCK: tl
     up = tl.load(gate_ptr + size + column, mask=inside, other=0.0).to(tl.float32)
     dy = tl.load(dy_ptr + row * size + column, mask=inside, other=0.0).to(tl.float32)
     sigmoid = tl.sigmoid(gate)
-    d_gate = dy * up * sigmoid * (1.0 + gate * (1.0 - sigmoid))
-    d_up = dy * gate * sigmoid
+    d_gate = (dy * up * sigmoid * (1.0 + gate * (1.0 - sigmoid))).to(d_gate_up_ptr.dtype.element_ty)
+    d_up = (dy * gate * sigmoid).to(d_gate_up_ptr.dtype.element_ty)
     d_gate_ptr = d_gate_up_ptr + row * size * 2
-    tl.store(d_gate_ptr + column, d_gate.to(d_gate_up_ptr.dtype.element_ty), mask=inside)
-    tl.store(d_gate_ptr + size + column, d_up.to(d_gate_up_ptr.dtype.element_ty), mask=inside)
+    tl.store(d_gate_ptr + column, d_gate, mask=inside)
+    tl.store(d_gate_ptr + size + column, d_up, mask=inside)
+    if largest_ptr is not None:
+        both = tl.maximum(bits_of(d_gate.to(tl.float32)), bits_of(d_up.to(tl.float32)))
+        note_largest(tl.max(both, axis=0), largest_ptr)
