@@ -2,9 +2,9 @@
 
 All ranks with one pipeline coordinate do the same work. The ends of the model are on the first and the last of them (in
 a V on the first alone); the middle ones hold only layers. So a rehearsal runs one of the first ranks and one of the
-last. Where not every layer is recomputed (``recompute_every``), a middle rank may hold more than either, so the one
-that holds most by the closed form is run too. Their results are stored under `stage_key` and used again for every point
-that has the same rank.
+last. Where not every layer is recomputed (``recompute_every``), or has routed experts, a middle rank may hold more than
+either, so the one that holds most by the closed form is run too. Their results are stored under `stage_key` and used
+again for every point that has the same rank.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from workloads.costs.pipeline import pipeline_time_s
 from workloads.costs.schedule import INTERLEAVED, V_SHAPED, Held, held_by_rank, stage_at
 from workloads.costs.timeline import estimate_time
 from workloads.experiment import Experiment
-from workloads.mesh import data_degrees, rank_of
+from workloads.mesh import data_degrees, expert_degrees, rank_of
 from workloads.protocol import RankResult, Task
+from workloads.weights import routed
 
 _SAME_FIELDS = (
     *(
@@ -60,7 +61,8 @@ class RehearsedTimes:
 def rehearsed_ranks(experiment: Experiment) -> tuple[int, ...]:
     """Global ranks to run: one of the first stage and, if there are several stages, one of the last.
 
-    With ``recompute_every`` also one of the stage with the highest predicted peak, between these two.
+    With ``recompute_every``, and where only some layers have routed experts, also one of the stage with the highest
+    predicted peak, between these two.
     """
     return tuple(rank_of(experiment, pp=rank) for rank in _rehearsed(experiment))
 
@@ -68,7 +70,8 @@ def rehearsed_ranks(experiment: Experiment) -> tuple[int, ...]:
 def _rehearsed(e: Experiment) -> list[int]:
     """The pipeline ranks to run, in order."""
     ranks = {0, e.pp - 1}
-    if e.pp > 2 and e.recompute_every > 1:
+    mixed = len({routed(e.model, layer) for layer in range(e.model.num_layers)}) > 1
+    if e.pp > 2 and (e.recompute_every > 1 or mixed):
         ranks.add(estimate_memory(e).peak_stage)
     return sorted(ranks)
 
@@ -121,6 +124,9 @@ def stage_key(task: Task, rank: int) -> str:
     for name in _SAME_FIELDS:
         same[name] = getattr(experiment, name)
     same |= _recomputed(experiment, pp_rank)
+    if experiment.model.moe is not None:
+        replicas, shards = expert_degrees(experiment)
+        same["experts"] = (_routed_of_rank(experiment, pp_rank), replicas > 1, shards)
     return hashlib.sha256(json.dumps(same, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -170,6 +176,11 @@ def _stages_of_rank(e: Experiment, rank: int) -> list[int]:
 
 def _layers_of_rank(e: Experiment, rank: int) -> int:
     return sum(len(experiment_layers(e)[stage]) for stage in _stages_of_rank(e, rank))
+
+
+def _routed_of_rank(e: Experiment, rank: int) -> int:
+    """Layers of a rank with routed experts."""
+    return sum(routed(e.model, layer) for stage in _stages_of_rank(e, rank) for layer in experiment_layers(e)[stage])
 
 
 def _recompute_by_layer(e: Experiment, rank: int) -> list[str]:

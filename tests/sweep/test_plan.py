@@ -51,10 +51,10 @@ def test_the_margin_and_the_wish_to_see_failures_are_options() -> None:
 
 
 def test_what_the_engine_cannot_run_is_predicted_nevertheless() -> None:
-    plan = plan_of(["+grid=llama8b_8gpu", "grid.axes.precision=fp8_rowwise"])
+    plan = plan_of(["+grid=deepseek_v3_2048gpu", "grid.axes.precision=fp8_rowwise", "grid.axes.ep=64"])
     refused = [point for point in plan.points if point.rule == "engine_support"]
     assert refused
-    assert all(point.verdict == "invalid" and "precision=fp8_rowwise" in (point.detail or "") for point in refused)
+    assert all(point.verdict == "invalid" and "fp8 with latent attention" in (point.detail or "") for point in refused)
     assert all(point.peak_bytes and point.time for point in refused)
 
 

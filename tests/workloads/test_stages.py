@@ -11,7 +11,7 @@ from workloads.cluster import ClusterSpec, DeviceSpec, LinkSpec
 from workloads.costs.memory import estimate_memory
 from workloads.costs.schedule import INTERLEAVED
 from workloads.costs.timeline import estimate_time
-from workloads.experiment import Experiment, ModelSpec
+from workloads.experiment import Experiment, ModelSpec, MoESpec
 from workloads.mesh import coordinates
 from workloads.protocol import MeasureSpec, RankResult, StepRecord, Task
 from workloads.stages import assemble, rehearsed_ranks, shortened, stage_key
@@ -119,6 +119,22 @@ def test_the_stage_that_holds_most_is_rehearsed_too() -> None:
     times = assemble(case, CLUSTER, results)
     assert times.compute_time_s is not None and slower.compute_time_s is not None
     assert slower.compute_time_s > times.compute_time_s
+
+
+def test_stages_with_other_numbers_of_routed_layers_are_not_the_same() -> None:
+    """The last ranks of both hold four layers and the head; of the shorter model one of these is dense."""
+    moe = MoESpec(num_experts=8, experts_per_token=2, expert_hidden_size=512, num_dense_layers=5)
+    layouts = [(8, 2), (12, 3)]
+    cases = [
+        experiment(model=dataclasses.replace(MODEL, moe=moe, num_layers=layers), pp=pp, pp_split="even")
+        for layers, pp in layouts
+    ]
+    keys = {stage_key(task(case), case.world_size - 1) for case in cases}
+    assert len(keys) == 2
+    # Of the first layers few have experts, so that a middle stage holds most and is rehearsed, too.
+    one = dataclasses.replace(MODEL, moe=dataclasses.replace(moe, num_experts=64, num_dense_layers=2))
+    case = experiment(model=one, pp=4, pp_split="even")
+    assert estimate_memory(case).peak_stage in {coordinates(case, rank)["pp"] for rank in rehearsed_ranks(case)}
 
 
 def test_a_middle_stage_computes_again_what_is_recomputed_of_it() -> None:

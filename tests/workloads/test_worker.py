@@ -22,7 +22,7 @@ from workloads.cluster import ClusterSpec, DeviceSpec, LinkSpec
 from workloads.costs.params import COMPUTE_BYTES, MASTER_BYTES
 from workloads.engine.data_parallel import compute_dtype
 from workloads.errors import UnsupportedByEngine
-from workloads.experiment import Experiment, ModelSpec, MoESpec, Precision
+from workloads.experiment import Experiment, MLASpec, ModelSpec, Precision
 from workloads.protocol import MeasureSpec, Phase, Task
 from workloads.step import Diverged
 from workloads.worker import classify, run_rank
@@ -37,7 +37,7 @@ MODEL = ModelSpec(
     ffn_hidden_size=64,
     vocab_size=128,
 )
-EXPERTS = MoESpec(num_experts=4, experts_per_token=2, expert_hidden_size=16)
+LATENT = MLASpec(q_lora_rank=16, kv_lora_rank=16, qk_nope_head_dim=16, qk_rope_head_dim=16, v_head_dim=16)
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -176,9 +176,14 @@ def test_a_failure_is_called_by_its_name(error: BaseException, kind: str) -> Non
 @pytest.mark.parametrize(
     ("case", "lacking"),
     [
-        (experiment(model=dataclasses.replace(MODEL, moe=EXPERTS)), r"routed experts \(worker\)"),
+        (
+            experiment(
+                model=dataclasses.replace(MODEL, mla=LATENT, num_kv_heads=MODEL.num_heads), precision="fp8_rowwise"
+            ),
+            r"fp8 with latent attention \(worker; use bf16\)",
+        ),
     ],
-    ids=["experts"],
+    ids=["fp8 with latent attention"],
 )
 def test_what_the_engine_lacks_is_refused_and_not_replaced(tmp_path: Path, case: Experiment, lacking: str) -> None:
     assert run(tmp_path, case) == [1]

@@ -18,7 +18,7 @@ from tests.results.helpers import attempt as stored
 from tests.workloads.costs.shapes import TINY
 from workloads import protocol
 from workloads.costs.traffic import Traffic, step_traffic
-from workloads.experiment import Experiment
+from workloads.experiment import Experiment, MoESpec
 from workloads.protocol import AxisTime, Breakdown, MeasureSpec, Method, RankResult, Task
 
 EXPERIMENT = Experiment.canonical(model=TINY, seq_len=16, global_batch_size=8, dp=2, pp=2)
@@ -84,7 +84,8 @@ def test_a_rehearsed_row_has_the_closed_form_of_the_whole_batch(tmp_path: Path) 
         {"stage": stage, **dataclasses.asdict(sent)} for stage in (0, 1) for sent in expected[stage]
     ]
     assert traffic_columns(attempt(tmp_path, "rehearsed"), {}) == {}
-    unknown = EXPERIMENT.replace(ep=2)
+    routed = dataclasses.replace(TINY, moe=MoESpec(num_experts=4, experts_per_token=2, expert_hidden_size=64))
+    unknown = EXPERIMENT.replace(model=routed, precision="fp8_rowwise")
     assert traffic_columns(attempt(tmp_path, "rehearsed", unknown), {0: result(0)}) == {}
 
 
