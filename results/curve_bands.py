@@ -3,10 +3,10 @@
 A layout computes what one rank computes, and only rounds in another order: its curve is held to one rank's in the same
 precision. A precision rounds every product: its curve is held to fp32's, on one rank.
 
-Training amplifies rounding: two runs that differ in the last bits of a sum are hundredths of a nat apart some dozens of
-steps later. So the sharp comparison is that of the first steps, before there was time for it. Later, means over `WINDOW`
-steps are compared, and these bands are about as wide as layouts of one precision were apart: they tell that a run learns
-as well, not that it computes the same.
+Training amplifies rounding: two runs that differ in the last bits of a sum are hundredths of a nat apart some dozens
+of steps later. So the sharp comparison is that of the first steps, before there was time for it. Later, means over
+`WINDOW` steps are compared, and these bands are about as wide as layouts of one precision were apart: they tell that a
+run learns as well, not that it computes the same.
 """
 
 from __future__ import annotations
