@@ -15,7 +15,16 @@ from matplotlib.figure import Figure
 
 from analysis.figures import style
 from results import command_line
-from results.curve_bands import LAYOUT_BANDS, LEAST_ENTROPY, ONE_RANK, PRECISION_BANDS, Band, distances
+from results.curve_bands import (
+    FIRST_STEPS,
+    LAYOUT_BANDS,
+    LEAST_ENTROPY,
+    ONE_RANK,
+    PRECISION_BANDS,
+    WINDOW,
+    Band,
+    distances,
+)
 from results.curves import by_run, read_curves
 from results.errors import UltrasweepError
 
@@ -27,8 +36,6 @@ _LEAST_GAP = 0.085
 _COLOURS = (*style.SERIES_COLOURS, "#222222")
 _DASHES: Sequence[Any] = ("-", (0, (5, 1.5)), (0, (1.5, 1.2)), (0, (6, 1.5, 1.5, 1.5)))
 """So that lines also differ without their colours."""
-_SMOOTHED = 10
-"""Steps of the running mean in panels of differences."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -156,7 +163,7 @@ def _loads(ax: Axes | None, runs: Mapping[str, Rows]) -> bool:
             ax.plot(_column(own, "step"), lines[:, layer], color=colour, linestyle=dashes, linewidth=1.0)
             ends.append((float(lines[-1, layer]), f"routed layer {layer + 1}", colour))
         ax.axhspan(0, LEAST_ENTROPY, color="#eeeeee", zorder=0)
-        ax.set_ylim(LEAST_ENTROPY - 0.05, 1.0)
+        ax.set_ylim(0, 1.02)
         ax.set_title(f"Entropy of the experts' load, {own[0]['precision']} (grey: a collapse)")
         ax.set_ylabel("Entropy over\nan even load's")
         _label_ends(ax, ends)
@@ -168,7 +175,7 @@ _PANELS: tuple[Callable[[Axes | None, Mapping[str, Rows]], bool], ...] = (_loss,
 
 
 def _differences(ax: Axes, others: Mapping[str, Rows], reference: Rows, bands: Mapping[str, Band]) -> None:
-    """Running means of differences, and each single step faintly behind them; the widest band's ends as lines."""
+    """Means of differences over `WINDOW` steps, each single step faintly behind them, and the widest band in grey."""
     ends: list[tuple[float, str, str]] = []
     expected = _column(reference, "loss")
     for place, (name, own) in enumerate(others.items()):
@@ -178,14 +185,14 @@ def _differences(ax: Axes, others: Mapping[str, Rows], reference: Rows, bands: M
         apart = _column(own, "loss")[:count] - expected[:count]
         steps = _column(own, "step")[:count]
         ax.plot(steps, apart, color=colour, linewidth=0.4, alpha=0.25, zorder=1)
-        width = min(_SMOOTHED, count)
+        width = min(WINDOW, count)
         means = np.convolve(apart, np.ones(width) / width, mode="valid")
         ax.plot(steps[width - 1 :], means, color=colour, linewidth=1.2, linestyle=dashes, zorder=3)
         ends.append((float(means[-1]), name, colour))
-    limit = max((bands[name].every_step for name in others if name in bands), default=0.0)
+    limit = max((bands[name].mean for name in others if name in bands), default=0.0)
     if limit:
         ax.axhspan(-limit, limit, color="#eeeeee", zorder=0)
-        ax.set_ylim(-1.15 * limit, 1.15 * limit)
+        ax.set_ylim(-1.4 * limit, 1.4 * limit)
     ax.axhline(0, color="#444444", linewidth=0.6, zorder=2)
     ax.set_ylabel("Difference,\nnats a token")
     _label_ends(ax, ends)
@@ -201,11 +208,12 @@ def _label_ends(ax: Axes, ends: list[tuple[float, str, str]]) -> None:
             if (lack := _LEAST_GAP - (places[k + 1] - places[k])) > 1e-6:
                 places[k] -= lack / 2
                 places[k + 1] += lack / 2
+    too_high = max(max(places) - 0.95, 0.0)  # above it the title begins
     for place, (value, name, colour) in zip(places, ends, strict=True):
         ax.annotate(
             name,
             xy=(1.0, min(max((value - low) / (high - low), 0.0), 1.0)),
-            xytext=(1.05, place),
+            xytext=(1.05, place - too_high),
             xycoords="axes fraction",
             color=colour,
             fontsize=_LABEL_SIZE,
@@ -231,23 +239,25 @@ def table(rows: Rows) -> str:
     """Markdown: of every run its last losses, and how far it is from the run that it is held to."""
     held = {found.run: found for found in distances(rows)}
     lines = [
-        "| run | loss at the end | held out | against | at any step (allowed) | at the end, held out (allowed) |",
-        "|---|---|---|---|---|---|",
+        f"| run | end | held out | against | first {FIRST_STEPS} steps (allowed) | mean of {WINDOW} (allowed) "
+        "| end, held out (allowed) |",
+        "|---|---|---|---|---|---|---|",
     ]
     for name, own in by_run(rows).items():
-        last = own[-20:]
+        last = own[-WINDOW:]
         end = sum(row["loss"] for row in last) / len(last)
         held_out = own[-1]["held_out_loss"]
         cells = [name, f"{end:.4f}", "" if held_out is None else f"{held_out:.4f}"]
         if (found := held.get(name)) is not None:
-            apart = "" if found.held_out is None else f", {found.held_out:.4f}"
+            apart = "" if found.held_out is None else f", {found.held_out:.3f}"
             cells += [
                 found.reference,
-                f"{found.every_step:.4f} ({found.band.every_step:g})",
-                f"{found.end:.4f}{apart} ({found.band.end:g})",
+                f"{found.first:.5f} ({found.band.first:g})",
+                "" if found.mean is None else f"{found.mean:.3f} ({found.band.mean:g})",
+                f"{found.end:.3f}{apart} ({found.band.end:g})",
             ]
         else:
-            cells += ["", "", ""]
+            cells += ["", "", "", ""]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 

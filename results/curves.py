@@ -23,7 +23,7 @@ CURVE_COLUMNS: tuple[Column, ...] = (
     Column("world_size", _I, "Ranks", nullable=False),
     Column("device", _S, "Name of the device of rank 0"),
     Column("torch_version", _S, "Version of torch"),
-    Column("git_commit", _S, "Commit of the code"),
+    Column("git_commit", _S, "Commit of the code; null where files differed from it"),
     Column("step", _I, "Optimizer step, from 0", nullable=False),
     Column("learning_rate", _F, "Of the step's update"),
     Column("loss", _F, "Mean loss of the global batch before the update", "nat/token"),

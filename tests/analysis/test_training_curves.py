@@ -7,8 +7,12 @@ from pathlib import Path
 import pytest
 
 from analysis import training_curves
-from results.curves import read_curves, write_curves
+from results.curve_bands import collapsed, distances
+from results.curves import by_run, read_curves, write_curves
 from tests.results.test_curves import curve
+from workloads.curves.runs import all_runs
+
+DOCS = Path(__file__).parents[2] / "docs"
 
 
 def texts(figure: object) -> str:
@@ -31,9 +35,12 @@ def test_panels_without_rows_are_left_out() -> None:
 
 
 def test_the_table_says_how_far_runs_are_apart() -> None:
-    lines = training_curves.table([*curve("fp32"), *curve("bf16", off={3: 0.01}, held_out=2.005)]).splitlines()
-    assert lines[2].startswith("| m fp32 one rank | 2.7308 | 2.0000 |  |")
-    assert lines[3] == "| m bf16 one rank | 2.7308 | 2.0050 | m fp32 one rank | 0.0100 (0.1) | 0.0000, 0.0050 (0.02) |"
+    lines = training_curves.table([*curve("fp32"), *curve("bf16", off={3: 0.001}, held_out=2.005)]).splitlines()
+    assert lines[2].startswith("| m fp32 one rank | 2.3608 | 2.0000 |  |")
+    told = (
+        "| m bf16 one rank | 2.3608 | 2.0050 | m fp32 one rank | 0.00100 (0.003) | 0.000 (0.12) | 0.000, 0.005 (0.08) |"
+    )
+    assert lines[3] == told
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -49,6 +56,20 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         assert training_curves.main(words) == 2
         told = capsys.readouterr().err
         assert message in told and told.count("\n") == 1
+
+
+def test_the_page_shows_the_recorded_rows() -> None:
+    rows = read_curves(DOCS / "figures" / "training_curves.parquet")
+    page = (DOCS / "training_curves.md").read_text()
+    assert training_curves.table(rows) in page, "stale; python -m analysis.training_curves prints the table"
+    assert [found for found in distances(rows) if not found.is_inside] == []
+    assert collapsed(rows) == {}
+    recorded = by_run(rows)
+    assert list(recorded) == [run.name for run in all_runs()]
+    for run in all_runs():
+        own = recorded[run.name]
+        assert [row["step"] for row in own] == list(range(300)) and own[0]["experiment_id"] == run.experiment.id
+        assert own[-1]["held_out_loss"] is not None
 
 
 def test_rows_are_what_was_written(tmp_path: Path) -> None:

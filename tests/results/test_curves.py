@@ -8,13 +8,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from results.curve_bands import LAST_STEPS, LAYOUT_BANDS, ONE_RANK, PRECISION_BANDS, collapsed, distances
+from results.curve_bands import FIRST_STEPS, LAYOUT_BANDS, ONE_RANK, PRECISION_BANDS, WINDOW, collapsed, distances
 from results.curves import by_run, read_curves, write_curves
 from results.errors import InvalidResults
 from results.files import write_parquet
 from workloads.curves.runs import REFERENCE
 
-STEPS = 2 * LAST_STEPS
+STEPS = 4 * WINDOW
 
 
 def curve(
@@ -76,32 +76,41 @@ def test_a_layout_is_held_to_one_rank_and_a_precision_to_fp32() -> None:
     assert ONE_RANK == REFERENCE
 
 
+BAND = LAYOUT_BANDS["bf16"]
+LATER = range(WINDOW, 2 * WINDOW)
+
+
 @pytest.mark.parametrize(
     ("off", "held_out", "inside"),
     [
         ({}, 2.0, True),
-        ({3: 0.9}, 2.0, True),
-        ({3: -1.1}, 2.0, False),  # one step
-        (dict.fromkeys(range(STEPS - LAST_STEPS, STEPS), 1.05), 2.0, False),  # the end
-        ({STEPS - 2: 0.9, STEPS - 1: -0.9}, 2.0, True),  # which is a mean
-        ({}, 2.0 - 1.05, False),  # the held-out text
+        ({3: 0.9 * BAND.first}, 2.0, True),
+        ({3: -1.1 * BAND.first}, 2.0, False),  # the first steps
+        ({FIRST_STEPS: 1.0}, 2.0, True),  # which are over
+        (dict.fromkeys(LATER, 0.9 * BAND.mean), 2.0, True),
+        (dict.fromkeys(LATER, -1.1 * BAND.mean), 2.0, False),  # a mean
+        ({WINDOW: 15 * BAND.mean, WINDOW + 1: -15 * BAND.mean}, 2.0, True),  # which single steps do not move
+        (dict.fromkeys(range(STEPS - WINDOW, STEPS), 0.9 * BAND.end), 2.0, True),
+        (dict.fromkeys(range(STEPS - WINDOW, STEPS), 1.05 * BAND.end), 2.0, False),  # the end
+        ({}, 2.0 - 1.05 * BAND.end, False),  # the held-out text
         ({}, None, True),
     ],
 )
 def test_a_run_outside_of_its_band_is_found(off: dict[int, float], held_out: float | None, inside: bool) -> None:
-    band = LAYOUT_BANDS["bf16"]
-    at_end = set(off) >= set(range(STEPS - LAST_STEPS, STEPS))
-    scaled = {step: value * (band.end if at_end else band.every_step) for step, value in off.items()}
-    moved = None if held_out is None else 2.0 + (held_out - 2.0) * band.end
-    (found,) = distances([*curve("bf16"), *curve("bf16", "pp 2", off=scaled, held_out=moved)])
+    (found,) = distances([*curve("bf16"), *curve("bf16", "pp 2", off=off, held_out=held_out)])
     assert found.is_inside is inside
-    assert found.every_step == pytest.approx(max(map(abs, scaled.values()), default=0.0))
+    assert found.any_step == pytest.approx(max(map(abs, off.values()), default=0.0))
     assert (found.held_out is None) is (held_out is None)
 
 
+def test_a_run_may_end_before_the_first_mean() -> None:
+    (found,) = distances([*curve("bf16")[:3], *curve("bf16", "pp 2")[:3]])
+    assert found.mean is None and found.is_inside
+
+
 def test_routing_that_collapses_is_found() -> None:
-    even = [{**row, "load_entropy": [0.9, 0.3 if row["step"] < LAST_STEPS else 0.95]} for row in curve("fp32")]
-    fallen = [{**row, "load_entropy": [0.9, 0.95 if row["step"] < LAST_STEPS else 0.3]} for row in curve("bf16")]
+    even = [{**row, "load_entropy": [0.9, 0.3 if row["step"] < STEPS - WINDOW else 0.95]} for row in curve("fp32")]
+    fallen = [{**row, "load_entropy": [0.9, 0.95 if row["step"] < STEPS - WINDOW else 0.3]} for row in curve("bf16")]
     assert collapsed([*even, *curve_without_experts()]) == {}
     assert collapsed([*even, *fallen]) == {"m bf16 one rank": pytest.approx(0.3)}
 

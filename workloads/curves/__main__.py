@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from results import command_line
-from results.curve_bands import Distance, collapsed, distances
+from results.curve_bands import FIRST_STEPS, WINDOW, Distance, collapsed, distances
 from results.curves import write_curves
 from results.errors import UltrasweepError
 from results.provenance import code_provenance
@@ -83,6 +83,7 @@ def train_run(run: Run, recipe: Recipe, device: str, first_gpu: int = 0) -> list
     e = run.experiment
     work = partial(train_curve, experiment=e, recipe=recipe, device=device)
     steps = on_ranks(work, e.world_size, device, preload=["workloads.curves.train"], first_gpu=first_gpu)[0]
+    code = code_provenance(_ROOT)
     what = {
         "run": run.name,
         "experiment_id": e.id,
@@ -90,7 +91,7 @@ def train_run(run: Run, recipe: Recipe, device: str, first_gpu: int = 0) -> list
         "precision": e.precision,
         "layout": run.layout,
         "world_size": e.world_size,
-        "git_commit": code_provenance(_ROOT)["git_commit"],
+        "git_commit": None if code["git_dirty"] else code["git_commit"],
     }
     return [{**what, **step} for step in steps]
 
@@ -131,13 +132,14 @@ def _tell(apart: Iterable[Distance]) -> None:
     table = plain_table(title="largest differences of the loss, nats a token, with what is allowed")
     for name in ("run", "against"):
         table.add_column(name)
-    for name in ("any step", "allowed", "end", "held out", "allowed"):
+    first, mean = f"steps 0-{FIRST_STEPS - 1}", f"mean of {WINDOW}"
+    for name in (first, "allowed", mean, "allowed", "end", "held out", "allowed"):
         table.add_column(name, justify="right")
     table.add_column("")
     for d in apart:
-        held_out = "" if d.held_out is None else f"{d.held_out:.4f}"
-        numbers = (f"{d.every_step:.4f}", f"{d.band.every_step:g}", f"{d.end:.4f}", held_out, f"{d.band.end:g}")
-        table.add_row(d.run, d.reference, *numbers, "" if d.is_inside else "outside")
+        mean, held_out = ("" if value is None else f"{value:.4f}" for value in (d.mean, d.held_out))
+        numbers = (f"{d.first:.5f}", f"{d.band.first:g}", mean, f"{d.band.mean:g}", f"{d.end:.4f}", held_out)
+        table.add_row(d.run, d.reference, *numbers, f"{d.band.end:g}", "" if d.is_inside else "outside")
     if table.row_count:
         open_console().print(table)
 
