@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from workloads.costs.timeline import TimeEstimate
-from workloads.experiment import Experiment, ModelSpec
+from workloads.experiment import Experiment
 from workloads.expressions import Expression
+from workloads.model_spec import ModelSpec
 
 SHAPE_NAMES = (
     "num_layers",

@@ -14,7 +14,7 @@ from typing import Any
 from sweep.yaml_files import read_yaml
 from workloads.checks import suggest
 from workloads.errors import InvalidSweep
-from workloads.experiment import ModelSpec, model_from_dict
+from workloads.model_spec import ModelSpec, model_from_dict
 
 PACKAGED = Path(__file__).parent / "conf"
 GROUPS = ("grid", "model", "cluster", "device", "launcher", "measure")

@@ -15,7 +15,7 @@ from sweep.overrides import CHOSEN_GROUPS, Overrides, sort_overrides
 from workloads import checks
 from workloads.cluster import ClusterSpec, check_cluster, cluster_from_dict
 from workloads.errors import InvalidSweep
-from workloads.experiment import ModelSpec
+from workloads.model_spec import ModelSpec
 from workloads.protocol import MeasureSpec
 from workloads.units import seconds
 

@@ -18,7 +18,8 @@ from sweep.columns import field_of, shape_of
 from sweep.grid import CHECKED_FIELDS, Axis, GridSpec
 from sweep.search import MISTAKES, TOLD_EVERY, Progress, Search, Values, silent
 from workloads.errors import InvalidExperiment, InvalidSweep
-from workloads.experiment import Experiment, ModelSpec
+from workloads.experiment import Experiment
+from workloads.model_spec import ModelSpec
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,8 +21,9 @@ from workloads.cluster import ClusterSpec
 from workloads.costs.memory import estimate_memory
 from workloads.costs.params import num_params
 from workloads.errors import InfeasibleLayout, InvalidSweep
-from workloads.experiment import FIELDS, MODEL_SIZES, Experiment, ModelSpec, model_from_dict
+from workloads.experiment import FIELDS, Experiment
 from workloads.mesh import data_degrees
+from workloads.model_spec import MODEL_SIZES, ModelSpec, model_from_dict
 from workloads.rules import violations
 
 if TYPE_CHECKING:

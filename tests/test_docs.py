@@ -21,7 +21,8 @@ from sweep.config import SweepConfig, compose_sweep
 from tests import tree_doc
 from workloads.cluster import ClusterSpec, DeviceSpec, LinkSpec
 from workloads.costs.params import num_params
-from workloads.experiment import Experiment, MLASpec, ModelSpec, MoESpec
+from workloads.experiment import Experiment
+from workloads.model_spec import MLASpec, ModelSpec, MoESpec
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"

@@ -15,17 +15,16 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, get_args
 
-from workloads.checks import Values, build, flag, mapping, number, one_of, texts, whole_number, whole_numbers
+from workloads.checks import Values, one_of, texts, whole_numbers
 from workloads.errors import InvalidExperiment
+from workloads.model_spec import ModelSpec, checked_model
 from workloads.recomputation import MUST, Recompute, canonical_recompute, operations_of
 
 ENGINE = "ultrasweep"
 ENGINE_VERSION = "3"
 """Raise when the engine computes or stores something differently, so that old rows are not taken for new ones."""
-
-Part = TypeVar("Part", "MoESpec", "MLASpec")
 
 PipelineSchedule = Literal[
     "none", "gpipe", "1f1b", "interleaved_1f1b", "interleaved_zero_bubble", "zero_bubble_v", "dualpipe_v"
@@ -36,8 +35,6 @@ Precision = Literal["bf16", "fp16", "fp32", "fp64", "fp8_tensorwise", "fp8_rowwi
 Attention = Literal["auto", "cudnn", "flash", "efficient", "math"]
 Compile = Literal["none", "block"]
 Routing = Literal["balanced", "skewed", "learned"]
-Gate = Literal["softmax", "sigmoid"]
-Balance = Literal["none", "aux_loss", "bias"]
 
 
 def _is_number(value: object, least: float = -math.inf) -> bool:
@@ -46,16 +43,11 @@ def _is_number(value: object, least: float = -math.inf) -> bool:
     return math.isfinite(value) and value >= least
 
 
-MODEL_SIZES = (
-    *("num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim", "ffn_hidden_size", "vocab_size"),
-)
 COUNTS = (
     *("dp_replicate", "dp_shard", "tp", "cp", "pp", "ep", "micro_batch_size", "global_batch_size", "seq_len"),
     *("virtual_stages", "recompute_every", "etp"),
 )
-"""Fields of `ModelSpec` and `Experiment` that are whole numbers of at least 1, in the order of their checks."""
-HEADS_DO_NOT_DIVIDE = "{label}: num_kv_heads={num_kv_heads} must divide num_heads={num_heads}"
-"""What `ModelSpec` says when it refuses; the report's explorer says the same."""
+"""Fields of `Experiment` that are whole numbers of at least 1, in the order of their checks."""
 
 _CHOICES: dict[str, tuple[str, ...]] = {
     "recompute": get_args(Recompute),
@@ -94,100 +86,6 @@ AXES: Mapping[str, Values] = {
     "engine_version": one_of(ENGINE_VERSION, is_text=True),
 }
 """What the axis of such a name may hold in a grid: what can be run is more narrow than what can be stored."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MoESpec:
-    """Routed feed-forward layers (the dense ``ffn_hidden_size`` stays in force for the first ``num_dense_layers``)."""
-
-    num_experts: int
-    experts_per_token: int
-    expert_hidden_size: int
-    num_shared_experts: int = 0
-    num_dense_layers: int = 0
-    gate: Gate = "softmax"
-    """What makes an expert's score of its logit: softmax over all experts (Mixtral, arXiv:2401.04088) or sigmoid of
-    each (DeepSeek-V3, arXiv:2412.19437)."""
-    normalize_weights: bool = True
-    """The weights of a token's chosen experts are divided by their sum."""
-    weight_scale: float = 1.0
-    """What the weights are multiplied with at last."""
-    balance: Balance = "none"
-    """What spreads learned routing over the experts. ``aux_loss``: a term of the loss for every sequence (DeepSeek-V3,
-    equations 17 to 20); ``bias``: one number an expert, added to the scores where experts are chosen and moved against
-    the load after every step (arXiv:2408.15664)."""
-    balance_coefficient: float = 0.0
-    """Of the term, or the step of the bias."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MLASpec:
-    """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434, section 2.1): a latent that keys and values of all
-    heads are made of, another one for queries, and one rotated key for all heads."""
-
-    kv_lora_rank: int
-    qk_nope_head_dim: int
-    qk_rope_head_dim: int
-    v_head_dim: int
-    q_lora_rank: int = 0
-    """0: queries are projected without a latent of their own (DeepSeek-V2-Lite)."""
-
-    @property
-    def qk_head_dim(self) -> int:
-        """Size of a query or a key: a part without position and a rotated one."""
-        return self.qk_nope_head_dim + self.qk_rope_head_dim
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelSpec:
-    """Shape of a Llama-like decoder: RMSNorm, RoPE, SwiGLU, no biases."""
-
-    name: str
-    num_layers: int
-    hidden_size: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    ffn_hidden_size: int
-    vocab_size: int
-    tie_embeddings: bool = False
-    qk_norm: bool = False
-    rope_theta: float = 500_000.0
-    norm_eps: float = 1e-5
-    moe: MoESpec | None = None
-    mla: MLASpec | None = None
-
-    def __post_init__(self) -> None:
-        label = f"model {self.name}"
-        for field in MODEL_SIZES:
-            whole_number(f"{label}: {field}", getattr(self, field), 1, error=InvalidExperiment)
-        if self.num_heads % self.num_kv_heads:
-            raise InvalidExperiment(
-                HEADS_DO_NOT_DIVIDE.format(label=label, num_kv_heads=self.num_kv_heads, num_heads=self.num_heads)
-            )
-        if self.mla is None:
-            return
-        if self.num_kv_heads != self.num_heads:
-            raise InvalidExperiment(
-                f"{label}: latent attention makes keys and values for every head: num_kv_heads={self.num_kv_heads} "
-                f"must be num_heads={self.num_heads}"
-            )
-        if self.mla.v_head_dim > self.mla.qk_head_dim:
-            raise InvalidExperiment(
-                f"{label}: mla: v_head_dim={self.mla.v_head_dim} must be at most qk_nope_head_dim + qk_rope_head_dim = "
-                f"{self.mla.qk_head_dim}: attention kernels take values no larger than queries"
-            )
-        if self.qk_norm:
-            raise InvalidExperiment(f"{label}: latent attention norms its latents, not heads: qk_norm must be false")
-
-    @property
-    def rope_dim(self) -> int:
-        """How much of a query's or key's head is rotated: all of it, but with latent attention."""
-        return self.head_dim if self.mla is None else self.mla.qk_rope_head_dim
-
-    def __hash__(self) -> int:
-        """Of the name alone: a plan looks a model up in caches a hundred times a point."""
-        return hash(self.name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -396,65 +294,7 @@ def from_dict(fields: dict[str, Any]) -> Experiment:
     expected = {f.name for f in dataclasses.fields(Experiment)}
     if wrong := expected.symmetric_difference(fields):
         raise InvalidExperiment(f"stored experiment has unknown or missing fields: {', '.join(sorted(wrong))}")
-    return Experiment(**{**fields, "model": _model("stored model", fields["model"])})
-
-
-def model_from_dict(fields: Mapping[str, Any]) -> ModelSpec:
-    """A `ModelSpec` from what a user wrote (YAML); ``head_dim`` is hidden_size / num_heads if not given.
-
-    Raises `InvalidExperiment` with the closest name for a field that a model does not have, and for a wrong value.
-    """
-    label = f"model {fields.get('name', '(unnamed)')}"
-    fields = dict(fields)
-    for name in ("hidden_size", "num_heads"):
-        if name in fields:
-            whole_number(f"{label}: {name}", fields[name], 1, error=InvalidExperiment)
-    if fields.get("head_dim") is None and "hidden_size" in fields and "num_heads" in fields:
-        fields["head_dim"] = fields["hidden_size"] // fields["num_heads"]
-    for name in ("rope_theta", "norm_eps"):
-        if name in fields:  # a float, so that 1000000 and 1000000.0 are one model with one id
-            fields[name] = float(number(f"{label}: {name}", fields[name], above=0, error=InvalidExperiment))
-    if "name" in fields:
-        fields["name"] = texts().check(f"{label}: name", fields["name"], error=InvalidExperiment)
-    for name in ("tie_embeddings", "qk_norm"):
-        if name in fields:
-            flag(f"{label}: {name}", fields[name], error=InvalidExperiment)
-    return _model(label, fields)
-
-
-def _model(label: str, fields: Any) -> ModelSpec:
-    values = mapping(label, fields, error=InvalidExperiment)
-    if values.get("moe") is not None:
-        values["moe"] = _part(MoESpec, f"{label}: moe", values["moe"])
-    if values.get("mla") is not None:
-        values["mla"] = _part(MLASpec, f"{label}: mla", values["mla"])
-    return build(ModelSpec, label, values, noun="field", error=InvalidExperiment)
-
-
-def _part(kind: type[Part], place: str, fields: Any) -> Part:
-    """Experts or latent attention. Whole numbers are at least 1 unless they have a default; others have a list."""
-    values = mapping(place, fields, error=InvalidExperiment)
-    for name in ("weight_scale", "balance_coefficient"):
-        if name in values:  # floats, so that 1 and 1.0 are one model with one id
-            values[name] = float(number(f"{place}: {name}", values[name], least=0, error=InvalidExperiment))
-    part = build(kind, place, values, noun="field", error=InvalidExperiment)
-    for field in dataclasses.fields(kind):
-        value, where = getattr(part, field.name), f"{place}: {field.name}"
-        if field.name in _PART_CHOICES:
-            one_of(*_PART_CHOICES[field.name]).check(where, value, error=InvalidExperiment)
-        elif field.name == "normalize_weights":
-            flag(where, value, error=InvalidExperiment)
-        elif field.default is dataclasses.MISSING or isinstance(field.default, int):
-            least = 1 if field.default is dataclasses.MISSING else 0
-            whole_number(where, value, least, error=InvalidExperiment)
-    if isinstance(part, MoESpec) and part.experts_per_token > part.num_experts:
-        raise InvalidExperiment(
-            f"{place}: experts_per_token={part.experts_per_token} of num_experts={part.num_experts}; at most all"
-        )
-    return part
-
-
-_PART_CHOICES = {"gate": get_args(Gate), "balance": get_args(Balance)}
+    return Experiment(**{**fields, "model": checked_model("stored model", fields["model"])})
 
 
 LATER_FIELDS: Mapping[str, Any] = {

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from workloads.experiment import ModelSpec
+from workloads.model_spec import ModelSpec
 
 INIT_STD = 0.02
 

@@ -19,6 +19,7 @@ from workloads import experiment as ex
 from workloads.cluster import ClusterSpec, cluster_from_dict
 from workloads.costs.params import num_params
 from workloads.errors import InvalidExperiment, InvalidSweep
+from workloads.model_spec import ModelSpec, model_from_dict
 from workloads.recomputation import Recompute
 
 CONF = Path(__file__).resolve().parents[2] / "sweep" / "conf"
@@ -69,7 +70,7 @@ def _described(cluster: ClusterSpec) -> dict[str, Any]:
     }
 
 
-def _models_of(attempts: pd.DataFrame | None, known: Sequence[ex.ModelSpec]) -> list[ex.ModelSpec]:
+def _models_of(attempts: pd.DataFrame | None, known: Sequence[ModelSpec]) -> list[ModelSpec]:
     """Shapes of the rows that record their experiment in full, without those that are ``known`` by another name."""
     if attempts is None or attempts.empty:
         return []
@@ -99,8 +100,8 @@ def _files(conf: Path, group: str) -> list[Path]:
     return files
 
 
-def _model(path: Path) -> ex.ModelSpec:
-    return ex.model_from_dict({"name": path.stem, **_read(path)})
+def _model(path: Path) -> ModelSpec:
+    return model_from_dict({"name": path.stem, **_read(path)})
 
 
 def _cluster(path: Path, conf: Path) -> ClusterSpec:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from results.errors import UltrasweepError
-from workloads import experiment, rules
+from workloads import experiment, model_spec, rules
 from workloads.checks import whole_number
 from workloads.expressions import Template, as_data
 
@@ -23,10 +23,10 @@ def rules_json() -> dict[str, Any]:
         "lacking": _described(rules.LACKING),
         "rules": _described(rules.RULES),
         "refusals": {
-            "model_sizes": list(experiment.MODEL_SIZES),
+            "model_sizes": list(model_spec.MODEL_SIZES),
             "counts": list(experiment.COUNTS),
             "not_a_count": _said_of_no_count(),
-            "heads_do_not_divide": experiment.HEADS_DO_NOT_DIVIDE,
+            "heads_do_not_divide": model_spec.HEADS_DO_NOT_DIVIDE,
         },
     }
 

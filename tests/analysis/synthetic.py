@@ -14,7 +14,8 @@ from typing import Any
 
 from results import store
 from results.schema import ATTEMPTS, MEASUREMENT_VERSION, SCHEMA_VERSION
-from workloads.experiment import Experiment, ModelSpec
+from workloads.experiment import Experiment
+from workloads.model_spec import ModelSpec
 from workloads.record import config_columns
 
 GIB = 2**30

@@ -18,7 +18,8 @@ from workloads.cluster import ClusterSpec, DeviceSpec, LinkSpec
 from workloads.costs.activations import layer_tensors
 from workloads.costs.memory import estimate_memory
 from workloads.costs.params import num_params
-from workloads.experiment import Experiment, MLASpec, ModelSpec, MoESpec, Recompute, model_from_dict, to_dict
+from workloads.experiment import Experiment, Recompute, to_dict
+from workloads.model_spec import MLASpec, ModelSpec, MoESpec, model_from_dict
 from workloads.rules import RULES, violations
 
 SCRIPTS = ("model_costs.js", "pipeline_model.js", "memory_model.js", "memory_rules.js")

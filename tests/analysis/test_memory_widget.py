@@ -21,7 +21,8 @@ from tests.analysis.explorer_page import without_rows
 from workloads.costs.memory import estimate_memory
 from workloads.costs.params import num_params
 from workloads.errors import InvalidSweep
-from workloads.experiment import Experiment, MoESpec, model_from_dict
+from workloads.experiment import Experiment
+from workloads.model_spec import MoESpec, model_from_dict
 from workloads.rules import violations
 
 SHIPPED = [model_from_dict(fields) for fields in models_json()["models"]]

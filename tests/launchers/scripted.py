@@ -19,7 +19,8 @@ from tests.launchers.processes import rank_pids
 from workloads import protocol
 from workloads.beats import Beat
 from workloads.cluster import ClusterSpec, DeviceSpec, LinkSpec
-from workloads.experiment import Experiment, ModelSpec
+from workloads.experiment import Experiment
+from workloads.model_spec import ModelSpec
 from workloads.protocol import MeasureSpec, RankError, RankResult, StepRecord
 
 STEP_S = 0.01

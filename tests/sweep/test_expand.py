@@ -11,7 +11,8 @@ from sweep import search
 from sweep.expand import Expansion, expand, expand_all
 from sweep.grid import grid_from_dict
 from workloads.errors import InvalidSweep
-from workloads.experiment import Experiment, ModelSpec
+from workloads.experiment import Experiment
+from workloads.model_spec import ModelSpec
 
 MODELS = {
     name: ModelSpec(

@@ -11,7 +11,8 @@ from typing import Any, get_args
 import pytest
 
 from workloads.errors import InvalidExperiment
-from workloads.experiment import AXES, FIELDS, LATER_FIELDS, Experiment, from_dict, model_from_dict, to_dict
+from workloads.experiment import AXES, FIELDS, LATER_FIELDS, Experiment, from_dict, to_dict
+from workloads.model_spec import model_from_dict
 from workloads.recomputation import OPERATIONS, Recompute
 
 SHAPE: dict[str, Any] = {

@@ -11,8 +11,9 @@ from workloads.cluster import ClusterSpec, DeviceSpec, LinkSpec
 from workloads.costs.memory import estimate_memory
 from workloads.costs.schedule import INTERLEAVED
 from workloads.costs.timeline import estimate_time
-from workloads.experiment import Experiment, ModelSpec, MoESpec
+from workloads.experiment import Experiment
 from workloads.mesh import coordinates
+from workloads.model_spec import ModelSpec, MoESpec
 from workloads.protocol import MeasureSpec, RankResult, StepRecord, Task
 from workloads.stages import assemble, rehearsed_ranks, shortened, stage_key
 

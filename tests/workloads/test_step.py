@@ -13,7 +13,8 @@ from tests.pool import Pool
 from workloads import protocol, step
 from workloads.engine.build import Engine, build, choose_attention
 from workloads.engine.groups import make_groups
-from workloads.experiment import Experiment, ModelSpec
+from workloads.experiment import Experiment
+from workloads.model_spec import ModelSpec
 from workloads.protocol import MeasureSpec
 from workloads.step import Measurements, measure
 

@@ -22,7 +22,8 @@ from workloads.cluster import ClusterSpec, DeviceSpec, LinkSpec
 from workloads.costs.params import COMPUTE_BYTES, MASTER_BYTES
 from workloads.engine.data_parallel import compute_dtype
 from workloads.errors import UnsupportedByEngine
-from workloads.experiment import Experiment, MLASpec, ModelSpec, Precision
+from workloads.experiment import Experiment, Precision
+from workloads.model_spec import MLASpec, ModelSpec
 from workloads.protocol import MeasureSpec, Phase, Task
 from workloads.step import Diverged
 from workloads.worker import classify, run_rank

@@ -14,7 +14,8 @@ from operator import attrgetter
 from workloads.costs import fp8
 from workloads.costs.expert_activations import expert_tensors, expert_working
 from workloads.costs.flops import head_sizes
-from workloads.experiment import Experiment, ModelSpec
+from workloads.experiment import Experiment
+from workloads.model_spec import ModelSpec
 
 STATISTICS_BYTES = 4
 """Norm statistics and softmax normalizers are fp32."""

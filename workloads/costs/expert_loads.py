@@ -14,8 +14,9 @@ from collections.abc import Iterator
 from functools import lru_cache
 from itertools import accumulate
 
-from workloads.experiment import Experiment, MoESpec
+from workloads.experiment import Experiment
 from workloads.mesh import coordinates
+from workloads.model_spec import MoESpec
 
 _GOLDEN = 0.6180339887498949
 

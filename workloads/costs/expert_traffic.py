@@ -23,7 +23,7 @@ from math import ceil
 
 from workloads.costs.expert_loads import rows_from, sent_tokens
 from workloads.costs.sender import Sender
-from workloads.experiment import MoESpec
+from workloads.model_spec import MoESpec
 
 _COUNT_BYTES = 8
 """Counts and choices are int64."""

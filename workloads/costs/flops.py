@@ -10,7 +10,8 @@ from __future__ import annotations
 from typing import Literal, get_args
 
 from workloads.costs.params import latent_up_params, matmul_of_layer, matmul_params, num_dense_layers, playbook_params
-from workloads.experiment import Experiment, ModelSpec
+from workloads.experiment import Experiment
+from workloads.model_spec import ModelSpec
 
 FlopsConvention = Literal["palm", "causal", "playbook"]
 

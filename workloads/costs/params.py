@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from workloads import weights
-from workloads.experiment import Experiment, ModelSpec, Precision
+from workloads.experiment import Experiment, Precision
+from workloads.model_spec import ModelSpec
 from workloads.weights import Weight
 
 _FP8: tuple[Precision, ...] = ("fp8_tensorwise", "fp8_rowwise", "fp8_blockwise")

@@ -13,7 +13,8 @@ from functools import lru_cache
 from workloads.costs.flops import attention_forward_flops
 from workloads.costs.params import Counts, dense_layer, matmul_of_layer, moe_layer, num_dense_layers
 from workloads.costs.schedule import place_of, stage_at
-from workloads.experiment import Experiment, ModelSpec, PipelineSplit
+from workloads.experiment import Experiment, PipelineSplit
+from workloads.model_spec import ModelSpec
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,8 +32,9 @@ from workloads.costs.partition import experiment_chunks, experiment_stages, rank
 from workloads.costs.pipeline import Simulation, Span, pipeline_time_s, simulate
 from workloads.costs.rank_times import EndTimes, LayerTimes, RankTimes, Rates, chunk_times, rank_times
 from workloads.costs.schedule import SPLIT_BACKWARD
-from workloads.experiment import Experiment, ModelSpec
+from workloads.experiment import Experiment
 from workloads.mesh import stride
+from workloads.model_spec import ModelSpec
 
 __all__ = ["Simulation", "Span", "TimeEstimate", "estimate_idle", "estimate_time", "pipeline_time_s", "simulate"]
 

@@ -45,7 +45,8 @@ from workloads.costs.flops import head_sizes
 from workloads.costs.fsdp import FsdpWalk, Unit
 from workloads.costs.schedule import schedule_actions
 from workloads.costs.sender import Sender, Stage, Tally, Traffic
-from workloads.experiment import Experiment, ModelSpec
+from workloads.experiment import Experiment
+from workloads.model_spec import ModelSpec
 from workloads.weights import attention_parameters, experts, final_norm, fused_shape, norm
 
 __all__ = ["Tally", "Traffic", "step_traffic"]

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from workloads.experiment import Experiment, ModelSpec, MoESpec, Precision
+from workloads.experiment import Experiment, Precision
+from workloads.model_spec import ModelSpec, MoESpec
 
 DENSE = ModelSpec(
     name="bytes",

@@ -25,7 +25,7 @@ from workloads.engine.parameters import add_parameter
 from workloads.engine.recompute import Recipes
 from workloads.engine.routing import Router, Routing
 from workloads.engine.tensor_parallel import TensorParallel, gather_tokens, sum_partials
-from workloads.experiment import ModelSpec
+from workloads.model_spec import ModelSpec
 
 
 class Experts(nn.Module):

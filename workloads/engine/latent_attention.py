@@ -42,7 +42,7 @@ from workloads.engine.tensor_parallel import (
     WholeLinear,
     gather_tokens,
 )
-from workloads.experiment import ModelSpec
+from workloads.model_spec import ModelSpec
 
 
 class LatentAttention(nn.Module):

@@ -37,7 +37,8 @@ from workloads.engine.tensor_parallel import (
     VocabularyParallelEmbedding,
     gather_tokens,
 )
-from workloads.experiment import Experiment, ModelSpec
+from workloads.experiment import Experiment
+from workloads.model_spec import ModelSpec
 from workloads.weights import Weight, routed
 
 

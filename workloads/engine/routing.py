@@ -29,7 +29,8 @@ from workloads.engine.ops.backend import accumulation_dtype
 from workloads.engine.ops.linear import DeferredGradients, linear
 from workloads.engine.parameters import add_parameter
 from workloads.engine.recompute import is_recomputing
-from workloads.experiment import Experiment, MoESpec
+from workloads.experiment import Experiment
+from workloads.model_spec import MoESpec
 
 _GOLDEN = 0.6180339887498949
 """Multiples of it, modulo 1, are spread evenly however many there are."""

@@ -21,7 +21,8 @@ from tests.pool import Pool
 from workloads import step as steps
 from workloads.engine.build import Engine, build, choose_attention
 from workloads.engine.groups import make_groups
-from workloads.experiment import Experiment, ModelSpec
+from workloads.experiment import Experiment
+from workloads.model_spec import ModelSpec
 
 pytestmark = pytest.mark.slow
 

@@ -18,7 +18,8 @@ from tests.results.helpers import attempt as stored
 from tests.workloads.costs.shapes import TINY
 from workloads import protocol
 from workloads.costs.traffic import Traffic, step_traffic
-from workloads.experiment import Experiment, MoESpec
+from workloads.experiment import Experiment
+from workloads.model_spec import MoESpec
 from workloads.protocol import AxisTime, Breakdown, MeasureSpec, Method, RankResult, Task
 
 EXPERIMENT = Experiment.canonical(model=TINY, seq_len=16, global_batch_size=8, dp=2, pp=2)

@@ -18,8 +18,9 @@ from tests.workloads.costs.shapes import (
     QWEN3_30B,
 )
 from workloads.costs.memory import estimate_memory
-from workloads.experiment import Experiment, ModelSpec, MoESpec, model_from_dict
+from workloads.experiment import Experiment
 from workloads.mesh import rank_of
+from workloads.model_spec import ModelSpec, MoESpec, model_from_dict
 
 pytestmark = pytest.mark.slow
 

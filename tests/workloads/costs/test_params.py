@@ -27,7 +27,8 @@ from workloads.costs.params import (
     playbook_params,
 )
 from workloads.costs.partition import StageParams, experiment_layers, experiment_stages, head_in_layers, stage_layers
-from workloads.experiment import Experiment, ModelSpec, PipelineSplit
+from workloads.experiment import Experiment, PipelineSplit
+from workloads.model_spec import ModelSpec
 
 
 def test_tiny_by_hand() -> None:

@@ -17,7 +17,8 @@ from workloads.costs.rank_times import Rates
 from workloads.costs.schedule import schedule_actions
 from workloads.costs.timeline import TimeEstimate, estimate_idle, estimate_time, simulate
 from workloads.costs.traffic import step_traffic
-from workloads.experiment import Experiment, ModelSpec, PipelineSchedule
+from workloads.experiment import Experiment, PipelineSchedule
+from workloads.model_spec import ModelSpec
 from workloads.rules import violations
 
 GRID = [

@@ -8,7 +8,8 @@ import pytest
 
 from tests.workloads.costs.shapes import LLAMA_8B, MIXTRAL, TINY
 from workloads.costs.traffic import Tally, Traffic, step_traffic
-from workloads.experiment import Experiment, ModelSpec
+from workloads.experiment import Experiment
+from workloads.model_spec import ModelSpec
 
 C, G = 2, 4  # bytes of a compute and of a master value in bf16
 

@@ -22,7 +22,8 @@ from workloads.curves.train import entropy, held_out_loss, train_curve
 from workloads.engine.build import build
 from workloads.engine.groups import make_groups
 from workloads.engine.model import routers
-from workloads.experiment import Experiment, ModelSpec, Precision
+from workloads.experiment import Experiment, Precision
+from workloads.model_spec import ModelSpec
 from workloads.recipe import Recipe
 from workloads.rules import lacking, layout_violations
 

@@ -12,7 +12,8 @@ from torch import Tensor
 from tests.pool import Pool
 from tests.workloads.engine import reference
 from workloads.engine import optimizer
-from workloads.experiment import Experiment, MLASpec, ModelSpec, MoESpec
+from workloads.experiment import Experiment
+from workloads.model_spec import MLASpec, ModelSpec, MoESpec
 from workloads.parity import training
 from workloads.parity.shards import Shard, put_together
 from workloads.parity.training import RankTrace

@@ -19,7 +19,7 @@ from workloads.engine.ops.grouped_linear import RowGroups, grouped_linear
 from workloads.engine.ops.permute import collect_rows, reorder_rows, spread_rows
 from workloads.engine.ops.weighted_swiglu import weighted_swiglu
 from workloads.engine.routing import forced_choice
-from workloads.experiment import MoESpec
+from workloads.model_spec import MoESpec
 
 ALONE = Axis("ep", 1, 0, None)
 

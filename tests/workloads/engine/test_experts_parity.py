@@ -9,7 +9,8 @@ import pytest
 from tests.pool import Pool
 from tests.workloads.engine.parity import check, experiment, experts
 from tests.workloads.engine.test_parity import train_prepared_rank
-from workloads.experiment import Experiment, MoESpec
+from workloads.experiment import Experiment
+from workloads.model_spec import MoESpec
 
 CLIP_AT = 0.3
 MANY = experts()

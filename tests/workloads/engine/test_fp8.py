@@ -19,7 +19,8 @@ from workloads.engine.ops.fp8 import E4M3, E5M2, Operand, Recipe, Role
 from workloads.engine.ops.fp8_linear import Fp8Products, fp8_linear
 from workloads.engine.ops.linear import DeferredGradients
 from workloads.engine.parameters import local_shard
-from workloads.experiment import Experiment, ModelSpec
+from workloads.experiment import Experiment
+from workloads.model_spec import ModelSpec
 from workloads.parity.shards import put_together
 
 RECIPES: tuple[Recipe, ...] = ("tensorwise", "rowwise", "blockwise")

@@ -12,7 +12,8 @@ from tests.pool import Pool
 from workloads.engine.build import build, choose_attention
 from workloads.engine.groups import make_groups
 from workloads.engine.memory import StorageTracker
-from workloads.experiment import Experiment, ModelSpec
+from workloads.experiment import Experiment
+from workloads.model_spec import ModelSpec
 from workloads.protocol import MeasureSpec, MemoryAtPeak
 from workloads.stages import shortened
 from workloads.step import measure

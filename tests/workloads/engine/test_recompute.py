@@ -24,7 +24,7 @@ from workloads.engine.ops.attention import attention_backward, attention_forward
 from workloads.engine.parameters import initialise
 from workloads.engine.recompute import CheckpointedBlock, Recipes, SelectiveBlock, apply_recompute
 from workloads.engine.tensor_parallel import TensorParallel
-from workloads.experiment import ModelSpec
+from workloads.model_spec import ModelSpec
 from workloads.recomputation import Recompute, operations_of
 
 MODEL = ModelSpec(

@@ -13,8 +13,9 @@ from results.errors import UltrasweepError
 from tests.workloads.costs.shapes import MIXTRAL
 from tests.workloads.engine.parity import mla
 from workloads.costs.schedule import INTERLEAVED, V_SHAPED
-from workloads.experiment import ContextKind, Experiment, ModelSpec, PipelineSchedule, Recompute
+from workloads.experiment import ContextKind, Experiment, PipelineSchedule, Recompute
 from workloads.mesh import rank_of
+from workloads.model_spec import ModelSpec
 from workloads.rules import lacking, layout_violations
 
 LAYOUTS = 120
