@@ -14,6 +14,7 @@ ROOMS = ("results", "workloads", "launchers", "sweep")
 """From the lowest to the highest; each may import itself and what stands before it."""
 ANALYSIS_MAY_IMPORT = (
     "workloads.experiment",
+    "workloads.model_spec",
     "workloads.costs",
     "workloads.checks",
     "workloads.cluster",
@@ -50,6 +51,7 @@ TORCH_FREE = (
     "workloads/cluster.py",
     "workloads/errors.py",
     "workloads/experiment.py",
+    "workloads/model_spec.py",
     "workloads/expressions.py",
     "workloads/mesh.py",
     "workloads/protocol.py",
