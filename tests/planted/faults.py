@@ -152,8 +152,8 @@ WEIGHTS = faults_of(
         "seed_of_rank",
         "tensor-parallel ranks draw from streams of their own",
         _INITIAL,
-        "_stream(seed, part.name)",
-        "_stream(seed + sum(axis.rank for axis in axes.values()), part.name)",
+        "_drawn(part.shape, part.std, seed, part.name, device)",
+        "_drawn(part.shape, part.std, seed + sum(axis.rank for axis in axes.values()), part.name, device)",
         TP,
     ),
     (

@@ -26,11 +26,12 @@ from tests.planted.faults import (
     faults_of,
 )
 from tests.planted.faults_of_attention import ATTENTION, POSITIONS
+from tests.planted.faults_of_experts import EXPERTS
 from tests.planted.faults_of_latents import LATENTS
 from tests.planted.faults_of_precision import PRECISION
 from tests.planted.plant import Fault
 
-_MESH = 'groups.data_mesh if groups.data_mesh["replicate"].size() > 1 else groups.data_mesh["shard"]'
+_MESH = "_without_single_replica(groups.data_mesh)"
 _SHARD = 'groups.data_mesh["shard"]'
 _FIRST = 'self.__dict__.setdefault("first", self.weight.detach().clone()) + self.weight - self.weight.detach()'
 _UPDATE = "self.optimizer.update(factor, overflowed)"
@@ -223,14 +224,21 @@ RECOMPUTATION = faults_of(
 _SHARE = OPTIMIZER + "ShardedAdamW._share"
 _CLAMP = "torch.clamp(MAX_GRAD_NORM / (norm + 1e-6), max=1.0)"
 _COUPLED = f"self.optimizer.param_groups[0].update(decoupled_weight_decay=False); {_UPDATE}"
-_COPIES = ' * named.spec.placement.copies({"tp": e.tp})'
-_REPLICAS = 'self.groups.data_mesh["replicate"].size() * '
+_COPIES = 'copies *= placement.copies({"tp": e.tp})'
+_REPLICAS = 'self.groups.mesh_of(placement)["replicate"].size()'
 _OWN_NORM = "(self.local_square_norm().sqrt() + 1e-6)"
 NORM = [
     *faults_of(
         "norm",
-        ("norm_counts_tp_copies", "the norm counts weights that all tp ranks have for each", _SHARE, _COPIES, "", TP),
-        ("norm_counts_replicas", "the norm counts every replica", _SHARE, _REPLICAS, "", HSDP),
+        (
+            "norm_counts_tp_copies",
+            "the norm counts weights that all tp ranks have for each",
+            _SHARE,
+            _COPIES,
+            "pass",
+            TP,
+        ),
+        ("norm_counts_replicas", "the norm counts every replica", _SHARE, _REPLICAS, "1", HSDP),
         (
             "norm_counts_tied_twice",
             "the norm counts both ends of a tied embedding",
@@ -274,8 +282,9 @@ CONSTANTS = [
     ),
 ]
 
-_END = "    engine.optimizer.step(totals[1].sqrt())\n    end = clock.mark()\n"
-_SWAPPED = "    end = clock.mark()\n    engine.optimizer.step(totals[1].sqrt())\n"
+_FINISH = "    engine.optimizer.step(totals[1].sqrt())\n        finish_routing(engine.chunks, groups)\n"
+_END = f"{_FINISH}    end = clock.mark()\n"
+_SWAPPED = f"    end = clock.mark()\n    {_FINISH}"
 MARKS = faults_of(
     "clock",
     ("end_before_optimizer", "the end is marked before the optimizer", RUN_STEP, _END, _SWAPPED, DP),
@@ -299,6 +308,7 @@ FAULTS: list[Fault] = [
     *POSITIONS,
     *ATTENTION,
     *LATENTS,
+    *EXPERTS,
     *SHARDING,
     *STAGES,
     *RECOMPUTATION,

@@ -1,0 +1,161 @@
+"""Faults of routed experts: which copy goes where, whose gradients are summed, and what balances the load."""
+
+from __future__ import annotations
+
+from tests.planted.faults import ENGINE, OPTIMIZER, faults_of
+from tests.workloads.engine.parity import experts
+
+_DISPATCH = ENGINE + "dispatch:Dispatch."
+_ROUTER = ENGINE + "routing:Router."
+_MOE = experts()
+_AUX = experts(gate="sigmoid", balance="aux_loss", balance_coefficient=0.5)
+_BIAS = experts(gate="sigmoid", balance="bias", balance_coefficient=0.05)
+_ONE = {"moe": _MOE, "micro_batch_size": 4}
+_EP = {"moe": _MOE, "dp": 2, "ep": 2, "micro_batch_size": 2}
+_UNEVEN = {**_EP, "routing": "learned"}
+_REPLICAS = {"moe": _MOE, "dp": 4, "ep": 2, "micro_batch_size": 2}
+EXPERTS = [
+    *faults_of(
+        "ep",
+        (
+            "experts_in_order_of_arrival",
+            "received rows stay in the order of their senders",
+            _DISPATCH + "arrive",
+            "reorder_rows(rows, self.by_expert_M, self.by_arrival_M)",
+            "rows",
+            _EP,
+        ),
+        (
+            "weights_in_order_of_arrival",
+            "weights of copies stay in the order of their senders",
+            _DISPATCH + "arrive_weights",
+            "_gather_values(weights, self.by_expert_M, self.by_arrival_M)",
+            "weights",
+            _UNEVEN,
+        ),
+        (
+            "order_applied_twice",
+            "outputs go home in the order of experts once more",
+            _DISPATCH + "bring_back",
+            "reorder_rows(rows_MD, self.by_arrival_M, self.by_expert_M)",
+            "reorder_rows(rows_MD, self.by_expert_M, self.by_arrival_M)",
+            _EP,
+        ),
+        (
+            "alike_on_every_rank",
+            "every expert-parallel rank has the first one's experts",
+            ENGINE + "parameters:initial_part",
+            "count * ep.rank if ep is not None else 0",
+            "0",
+            _EP,
+        ),
+        (
+            "experts_in_the_data_mesh",
+            "experts of different ranks are summed as if they were one",
+            ENGINE + "groups:_expert_groups",
+            'mesh["replicate", "shard"], {"ep"',
+            'init_device_mesh(device.type, (e.dp * e.cp, 1), mesh_dim_names=("replicate", "shard")), {"ep"',
+            _EP,
+        ),
+        (
+            "norm_counts_experts_copies",
+            "the norm counts every copy of an expert",
+            OPTIMIZER + "ShardedAdamW._share",
+            "if not placement.is_expert:",
+            "copies = 1 if placement.is_expert else copies\n    if not placement.is_expert:",
+            _REPLICAS,
+        ),
+        scale=2.0,
+    ),
+    *faults_of(
+        "experts",
+        (
+            "weights_not_normalized",
+            "the weights of a token's experts do not add up to 1",
+            _ROUTER + "forward",
+            "weights_Tk / weights_Tk.sum(-1, keepdim=True)",
+            "weights_Tk",
+            _ONE,
+        ),
+        (
+            "shared_experts_twice",
+            "shared experts count twice",
+            ENGINE + "experts:RoutedFeedForward.forward",
+            "out + others",
+            "out + 2 * others",
+            _ONE,
+        ),
+        (
+            "chosen_without_weight",
+            "every copy has the same weight",
+            _DISPATCH + "arrive_weights",
+            "weights_Tk.flatten()",
+            "(weights_Tk * 0 + weights_Tk.mean()).flatten()",
+            _ONE,
+        ),
+        (
+            "gate_and_up_swapped",
+            "the gate is taken for the up projection",
+            ENGINE + "experts:Experts.forward",
+            "weighted_swiglu(gate_up, weights_M)",
+            "weighted_swiglu(torch.cat(gate_up.chunk(2, 1)[::-1], 1), weights_M)",
+            _ONE,
+        ),
+        (
+            "partial_outputs_not_summed",
+            "the parts of experts that tensor-parallel ranks hold are not summed",
+            ENGINE + "experts:RoutedFeedForward.forward",
+            "sum_partials(out, self.parallel.tp)",
+            "self.parallel.tp.size * sum_partials(out, self.parallel.tp).detach() + out.sum() * 0",
+            {"moe": _MOE, "tp": 2, "etp": 2, "micro_batch_size": 4},
+        ),
+    ),
+    *faults_of(
+        "balance",
+        (
+            "term_of_own_tokens",
+            "the balance term takes the load of a rank's own tokens",
+            _ROUTER + "_with_balance_term",
+            "wait(all_reduce_async(counts_BE, axis))",
+            "counts_BE * axis.size",
+            {"moe": _AUX, "cp": 2, "routing": "learned", "micro_batch_size": 2},
+        ),
+        (
+            "term_scaled_by_ranks",
+            "the balance term counts once for every data-parallel rank",
+            _ROUTER + "_with_balance_term",
+            "(factor / (e.seq_len * e.global_batch_size))",
+            "(factor * e.dp / (e.seq_len * e.global_batch_size))",
+            {"moe": _AUX, "dp": 2, "routing": "learned", "micro_batch_size": 2},
+        ),
+        steps=2,
+    ),
+    *faults_of(
+        "balance",
+        (
+            "bias_of_own_loads",
+            "the bias follows the load of a rank's own tokens",
+            ENGINE + "balance:finish_routing",
+            "_over_stage(step, groups).double()",
+            "step.double()",
+            {"moe": _BIAS, "dp": 2, "routing": "learned", "micro_batch_size": 2},
+        ),
+        (
+            "bias_with_the_load",
+            "the bias grows with the load",
+            ENGINE + "balance:finish_routing",
+            "(loads.mean(1, keepdim=True) - loads)",
+            "(loads - loads.mean(1, keepdim=True))",
+            {"moe": _BIAS, "routing": "learned", "micro_batch_size": 4},
+        ),
+        (
+            "bias_in_the_weights",
+            "the bias weighs experts, too",
+            _ROUTER + "forward",
+            "weights_Tk = scores_TE.gather(1, choice_Tk)",
+            "weights_Tk = (scores_TE + self.bias).gather(1, choice_Tk)",
+            {"moe": _BIAS, "routing": "learned", "micro_batch_size": 4},
+        ),
+        steps=2,
+    ),
+]
