@@ -93,7 +93,7 @@ def test_every_figure_has_its_files_and_its_picture_or_a_reason(whole: Path) -> 
     for spec in registry.FIGURES:
         paths = [whole.parent / "figures" / f"{spec.name}-measured-h200.{kind}" for kind in ("png", "svg")]
         if f'id="measured-h200-{spec.name}"' in index:
-            assert all(path.stat().st_size > 5000 for path in paths), spec.name
+            assert all(path.stat().st_size > 1000 for path in paths), spec.name
         else:
             assert f"{spec.title}: no " in text
             assert not any(path.exists() for path in paths), spec.name

@@ -21,6 +21,8 @@ const MemoryForm = (() => {
     ["num_shared_experts", "Shared experts", [0, 1, 2, 4]],
     ["num_dense_layers", "Dense layers first", [0, 1, 2, 3, 4, 8]],
   ];
+  /** What the form has no control for, as `MoESpec` has it by default. */
+  const ROUTED = { gate: "softmax", normalize_weights: true, weight_scale: 1, balance: "none", balance_coefficient: 0 };
   const NEW_EXPERTS = {
     num_experts: 8, experts_per_token: 2, expert_hidden_size: 4096, num_shared_experts: 0, num_dense_layers: 0,
   };
@@ -43,9 +45,10 @@ const MemoryForm = (() => {
     model: "llama8b", dp_replicate: 1, dp_shard: 4, tp: 1, cp: 1, pp: 1, ep: 1, micro_batch_size: 2,
     num_microbatches: 4, seq_len: 4096, zero_stage: 2, recompute: "none", recompute_every: 1, pp_schedule: "1f1b", virtual_stages: 2,
     pp_split: "balanced", cp_kind: "ring", precision: "bf16", attention: "auto", compile: "none",
-    etp: 1, routing: "balanced", routing_imbalance: 1, capacity_factor: null,
     sequence_parallel: true,
   };
+  /** What the form has no control for. */
+  const FIXED = { etp: 1, routing: "balanced", routing_imbalance: 1, capacity_factor: null };
   const WORDS = {
     zero_stage: {
       0: "0: nothing sharded", 1: "1: optimizer state", 2: "2: and gradients", 3: "3: and parameters",
@@ -149,7 +152,8 @@ const MemoryForm = (() => {
       showShape();
     }
     function readShape() {
-      const moe = field("moe").checked ? Object.fromEntries(EXPERTS.map(([name]) => [name, whole(name)])) : null;
+      const counts = Object.fromEntries(EXPERTS.map(([name]) => [name, whole(name)]));
+      const moe = field("moe").checked ? { ...ROUTED, ...model.moe, ...counts } : null;
       const sizes = Object.fromEntries(SHAPE.map(([name]) => [name, whole(name)]));
       const flags = { tie_embeddings: field("tie_embeddings").checked, qk_norm: field("qk_norm").checked };
       if (model.name !== "custom") {
@@ -162,7 +166,7 @@ const MemoryForm = (() => {
 
     /** What the controls spell. What has no effect is set to its one canonical value, as Experiment.canonical does. */
     function experiment() {
-      const e = { model, ...widget.engine, seed: 42 };
+      const e = { model, ...widget.engine, seed: 42, ...FIXED };
       for (const [name] of LAYOUT) e[name] = whole(name);
       for (const name of ["micro_batch_size", "seq_len", "zero_stage"]) e[name] = whole(name);
       for (const name of ["recompute", "precision", "attention", "compile"]) e[name] = field(name).value;

@@ -434,7 +434,9 @@ const ModelCosts = (() => {
     const x = expertTensors(e, c), total = sum(t), streamTokens = rankTokens(e)[1];
     const working = stream + expertWorking(e, x, e.etp > 1 ? gathered : 0);
     const reducing = stream + x.rows - (x.weights + x.rows + x.gate_up + x.product);
-    let saved = total, again = 0, parts = savedParts(t, 0, 0, 0);
+    let saved = total, again = 0;
+    /** @type {Record<string, number>} */
+    let parts = savedParts(t, 0, 0, 0);
     if (e.recompute === "full" && recomputed) {
       saved = t.input;
       again = total - saved;

@@ -109,6 +109,11 @@ interface ExpertShape {
   expert_hidden_size: number;
   num_shared_experts: number;
   num_dense_layers: number;
+  gate: string;
+  normalize_weights: boolean;
+  weight_scale: number;
+  balance: string;
+  balance_coefficient: number;
 }
 
 /** Multi-head latent attention of a model. */

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 from typing import Any
 
@@ -144,8 +145,8 @@ def test_torchao_computes_the_same_bits() -> None:
     pytest.importorskip("torchao", reason="an oracle, not a dependency: pip install --no-deps torchao==0.17.0")
     import dataclasses
 
-    from torchao.float8 import Float8LinearConfig
-    from torchao.float8.float8_linear import Float8Linear
+    Float8LinearConfig = importlib.import_module("torchao.float8").Float8LinearConfig
+    Float8Linear = importlib.import_module("torchao.float8.float8_linear").Float8Linear
 
     configs: dict[Recipe, Any] = {
         "tensorwise": Float8LinearConfig(round_scales_to_power_of_2=True, emulate=True),

@@ -18,7 +18,7 @@ from workloads.mesh import rank_of
 from workloads.model_spec import ModelSpec
 from workloads.rules import lacking, layout_violations
 
-LAYOUTS = 120
+LAYOUTS = 180
 
 
 def drawn(draw: random.Random) -> Experiment:
