@@ -33,6 +33,7 @@ from tests.analysis.explorer_page import (
 )
 from workloads import experiment as ex
 from workloads.costs.memory import estimate_memory
+from workloads.experiment import LATER_FIELDS
 
 
 @pytest.fixture(scope="module")
@@ -231,13 +232,13 @@ def test_the_configuration_is_the_rows_own(browser: Browser, recorded: tuple[Pat
     )
     for row, text in enumerate(frame["config_json"]):
         theirs = json.loads(text)
-        # Rows from before there was the choice have its one value of then.
-        assert made[row]["config"] == {"recompute_every": 1} | theirs, row
+        # Rows from before there was a choice have its one value of then.
+        assert made[row]["config"] == LATER_FIELDS | theirs, row
         assert ex.from_json(json.dumps(made[row]["config"])) == ex.from_json(text)
         assert made[row]["exact"]
     opened(browser, page, f"#r.row={frame['attempt_id'].iloc[7]}")
     written_out = json.loads(browser.text("#runs-drawer pre.config"))
-    assert written_out == {"recompute_every": 1} | json.loads(frame["config_json"].iloc[7])
+    assert written_out == LATER_FIELDS | json.loads(frame["config_json"].iloc[7])
 
 
 def test_memory_and_pipeline_are_those_of_the_row(browser: Browser, recorded: tuple[Path, pd.DataFrame]) -> None:

@@ -9,6 +9,8 @@ const RowExperiment = (() => {
   const SHAPE = ["num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim", "ffn_hidden_size", "vocab_size"];
   /** Of engines before these choices were there. */
   const USUAL = { pp_split: "even", cp_kind: "ring", recompute_every: 1, etp: 1, routing: "balanced", routing_imbalance: 1, capacity_factor: null, attention: "auto", compile: "none", seed: 42 };
+  /** What may be null in an experiment. */
+  const NULLABLE = ["capacity_factor"];
   const TRUTH = { yes: true, no: false };
 
   /** The row's shape: the page's one of that name and those sizes, or else a dense one of the row's sizes; null where one is not known. */
@@ -36,9 +38,9 @@ const RowExperiment = (() => {
     const config = { model: shape.shape };
     for (const name of FIELDS) {
       const value = read(name) ?? USUAL[name] ?? null;
-      if (value === null) return { missing: `The row does not say its ${name}.` };
+      if (value === null && !NULLABLE.includes(name)) return { missing: `The row does not say its ${name}.` };
       experiment[name] = value;
-      if (read(name) !== null) config[name] = value;
+      if (read(name) !== null || NULLABLE.includes(name)) config[name] = value;
     }
     const sharded = TRUTH[read("sequence_parallel")] ?? null;
     experiment.sequence_parallel = sharded ?? true;
