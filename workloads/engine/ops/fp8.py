@@ -33,7 +33,7 @@ RECIPES, ROLES = get_args(Recipe), get_args(Role)
 
 BLOCK = 128
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
-_EXPONENT = {E4M3: 8, E5M2: 15}
+EXPONENT = {E4M3: 8, E5M2: 15}
 """Both formats' largest values are 1.75 times two to this power."""
 _Scaled = Literal["tensor", "row", "blocks", "squares"]
 
@@ -128,7 +128,7 @@ def transposed(values_RC: Tensor) -> Tensor:
 def power_of_two(bits: Tensor, kind: torch.dtype) -> tuple[Tensor, Tensor]:
     """(scale, its inverse) for the bits (int32) of largest absolute values in fp32: the largest power of two that
     brings them into the format's range. NaN inverses for Inf and NaN."""
-    exponent = _EXPONENT[kind]
+    exponent = EXPONENT[kind]
     power = (bits.clamp(max=0x7F800000) + 0x1FFFFF >> 23).clamp(min=exponent + 1)
     scale = (exponent + 254 - power << 23).view(torch.float32)
     inverse = (power - exponent << 23).view(torch.float32)
@@ -163,7 +163,7 @@ def cast_with(
     if backend is Backend.TRITON:
         from workloads.engine.ops import triton_fp8
 
-        triton_fp8.cast(x, bits, "tensor", _EXPONENT[kind], as_rows, as_columns, factors)
+        triton_fp8.cast(x, bits, "tensor", EXPONENT[kind], as_rows, as_columns, factors)
     elif backend is Backend.TORCH:
         scale, inverse = power_of_two(bits, kind)
         factors.copy_(inverse)
@@ -176,13 +176,16 @@ def _cast_lines(x: Tensor, kind: torch.dtype, *, transposed: bool) -> Operand:
     """One scale a row of ``x``, or of its transpose."""
     values = x.new_empty(x.shape[::-1] if transposed else x.shape, dtype=kind)
     factors = x.new_empty(values.shape[0], dtype=torch.float32)
-    backend, shared = backend_of(x), "column" if transposed else "row"
+    backend = backend_of(x)
+    if backend is Backend.TRITON and not transposed:
+        from workloads.engine.ops import triton_fp8_lines
+
+        triton_fp8_lines.cast_rows(x, EXPONENT[kind], values, factors)
+        return Operand(values, factors, "row")
     if backend is Backend.TRITON:
         from workloads.engine.ops import triton_fp8
 
-        bits = triton_fp8.largest(x, shared)
-        as_rows, as_columns = (None, values) if transposed else (values, None)
-        triton_fp8.cast(x, bits, shared, _EXPONENT[kind], as_rows, as_columns, factors)
+        triton_fp8.cast(x, triton_fp8.largest(x, "column"), "column", EXPONENT[kind], None, values, factors)
         return Operand(values, factors, "row")
     bits = x.new_empty(values.shape[0], dtype=torch.int32)
     if backend is Backend.TORCH:
@@ -212,7 +215,7 @@ def _cast_blocks(
         from workloads.engine.ops import triton_fp8
 
         kernel = triton_fp8.cast_squares if squares else triton_fp8.cast_blocks
-        kernel(x, _EXPONENT[kind], as_rows, as_columns, row_factors, column_factors)
+        kernel(x, EXPONENT[kind], as_rows, as_columns, row_factors, column_factors)
     elif backend is Backend.TORCH:
         for values, source, factors in ((as_rows, x, row_factors), (as_columns, x.t(), column_factors)):
             if values is not None:

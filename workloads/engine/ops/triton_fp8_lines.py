@@ -1,0 +1,83 @@
+# mypy: disable-error-code="no-untyped-def"
+"""Triton kernels that cast to fp8 with one scale for each line of what is contracted, in one launch.
+
+Shapes: R rows, C columns; G groups of R rows. Both kernels read their lines twice, the largest value first: the second
+time a line that is not too long is still in a cache.
+"""
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from workloads.engine.ops.triton_fp8 import bits_of, scale_of
+
+_AT_ONCE, _WIDEST, _WARPS = 8192, 4096, 8
+"""Values that a program has in registers, and columns of them."""
+_TILE, _TILE_WARPS = 64, 4
+
+
+def cast_rows(x: Tensor, exponent: int, values: Tensor, factors: Tensor) -> None:
+    """Write ``x`` [R, C] times one scale a row to ``values``, and the scales' inverses to ``factors`` [R].
+
+    ``exponent``: of the format's largest value.
+    """
+    rows, columns = x.shape
+    block = min(triton.next_power_of_2(columns), _WIDEST)
+    own = _AT_ONCE // block
+    _rows_kernel[(triton.cdiv(rows, own),)](
+        x, values, factors, rows, columns, EXPONENT=exponent, ROWS=own, BLOCK=block, num_warps=_WARPS
+    )
+
+
+def cast_turned(x: Tensor, exponent: int, values: Tensor, factors: Tensor) -> None:
+    """Write the transpose of every group's rows, ``x`` [G*R, C], with a scale for each of its C rows: [G, C, R]."""
+    groups, columns, rows = values.shape
+    tiles = triton.cdiv(columns, _TILE)
+    _turned_kernel[(groups * tiles,)](
+        x, values, factors, rows, columns, tiles, EXPONENT=exponent, TILE=_TILE, num_warps=_TILE_WARPS
+    )
+
+
+@triton.jit
+def _rows_kernel(
+    x_ptr, values_ptr, factors_ptr, rows, columns, EXPONENT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr
+):
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    first = row.to(tl.int64)[:, None] * columns
+    largest = tl.zeros([ROWS, BLOCK], tl.int32)
+    for start in range(0, columns, BLOCK):
+        column = start + tl.arange(0, BLOCK)
+        mask = (row < rows)[:, None] & (column < columns)[None, :]
+        x = tl.load(x_ptr + first + column[None, :], mask=mask, other=0.0).to(tl.float32)
+        largest = tl.maximum(largest, bits_of(x))
+    scale, factor = scale_of(tl.max(largest, axis=1), EXPONENT)
+    tl.store(factors_ptr + row, factor, mask=row < rows)
+    for start in range(0, columns, BLOCK):
+        column = start + tl.arange(0, BLOCK)
+        mask = (row < rows)[:, None] & (column < columns)[None, :]
+        x = tl.load(x_ptr + first + column[None, :], mask=mask, other=0.0).to(tl.float32)
+        y = (x * scale[:, None]).to(values_ptr.dtype.element_ty)
+        tl.store(values_ptr + first + column[None, :], y, mask=mask)
+
+
+@triton.jit
+def _turned_kernel(x_ptr, values_ptr, factors_ptr, rows, columns, tiles, EXPONENT: tl.constexpr, TILE: tl.constexpr):
+    group = (tl.program_id(0) // tiles).to(tl.int64)
+    column = tl.program_id(0) % tiles * TILE + tl.arange(0, TILE)
+    source = x_ptr + group * rows * columns
+    line = group * columns + column
+    largest = tl.zeros([TILE, TILE], tl.int32)
+    for start in range(0, rows, TILE):
+        row = start + tl.arange(0, TILE)
+        mask = (row < rows)[:, None] & (column < columns)[None, :]
+        x = tl.load(source + row.to(tl.int64)[:, None] * columns + column[None, :], mask=mask, other=0.0)
+        largest = tl.maximum(largest, bits_of(x.to(tl.float32)))
+    scale, factor = scale_of(tl.max(largest, axis=0), EXPONENT)
+    tl.store(factors_ptr + line, factor, mask=column < columns)
+    for start in range(0, rows, TILE):
+        row = start + tl.arange(0, TILE)
+        mask = (row < rows)[:, None] & (column < columns)[None, :]
+        x = tl.load(source + row.to(tl.int64)[:, None] * columns + column[None, :], mask=mask, other=0.0)
+        y = (x.to(tl.float32) * scale[None, :]).to(values_ptr.dtype.element_ty)
+        turned = (column < columns)[:, None] & (row < rows)[None, :]
+        tl.store(values_ptr + line[:, None] * rows + row[None, :], tl.trans(y), mask=turned)
