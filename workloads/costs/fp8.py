@@ -1,11 +1,12 @@
-"""One dense layer whose products run in fp8: the bytes that its backward keeps and needs, and how long products take.
+"""Layers whose products run in fp8: the bytes that a backward keeps and needs, and how long products take.
 
 Symbols are those of `workloads.costs.activations`.
 
 Kept, beside what a layer in bf16 keeps: normed inputs and the SwiGLU product in fp8 in the place of bf16, where a rank
 has whole rows of them (with tp > 1 column-parallel layers keep the local rows that they gather again, in bf16). The
-attention output stays in bf16, because attention's own backward keeps it. Weight gradients in bf16 (rowwise) need their
-inputs in bf16, so that nothing changes.
+attention output stays in bf16, because attention's own backward keeps it, and so does what another product keeps in
+bf16: the input of routers, and of a down projection of latent attention beside queries that have no latent. Weight
+gradients in bf16 (rowwise, and of routed experts in every kind) need their inputs in bf16, so that nothing changes.
 """
 
 from __future__ import annotations
@@ -32,6 +33,28 @@ def keeps_fp8(experiment: Experiment) -> bool:
 def cast_bytes(experiment: Experiment, elements: int) -> int:
     """Of so many activations in fp8; blockwise ones have an fp32 scale for every 128."""
     return elements + (elements * _SCALE_BYTES // _BLOCK if experiment.precision == "fp8_blockwise" else 0)
+
+
+def kept_inputs(
+    experiment: Experiment, attention_norm: int, latent_norms: int, ffn_norm: int, *, routed: bool, c: int
+) -> tuple[int, int, int]:
+    """The three norms' tensors in bytes, of which products keep the outputs in fp8. Each has statistics, too."""
+    e, mla = experiment, experiment.model.mla
+
+    def in_fp8(kept: int, width: int, statistics: int = 1) -> int:
+        tokens = kept // (c * width + _SCALE_BYTES * statistics)
+        return cast_bytes(e, tokens * width) + _SCALE_BYTES * statistics * tokens
+
+    h, alone = e.model.hidden_size, e.tp == 1
+    if mla is None:
+        attention_norm = in_fp8(attention_norm, h) if alone else attention_norm
+    else:
+        if mla.q_lora_rank and e.precision != "fp8_blockwise":  # a down projection's are its own tokens, with any tp
+            attention_norm = in_fp8(attention_norm, h)
+        if alone:
+            norms = 2 if mla.q_lora_rank else 1
+            latent_norms = in_fp8(latent_norms, mla.q_lora_rank + mla.kv_lora_rank, norms)
+    return attention_norm, latent_norms, in_fp8(ffn_norm, h) if alone and not routed else ffn_norm
 
 
 def working_bytes(experiment: Experiment, stream: int, tokens: int, columns: int, c: int, *, remade: bool) -> int:
@@ -69,6 +92,10 @@ _OF_TENSORWISE = {"fp8_rowwise": (0.92, 0.92), "fp8_blockwise": (0.82, 0.63)}
 tensor: means over the products of a Llama-3.1-8B layer of 8,192 tokens, measured on H200 with torch 2.11."""
 
 
+OF_GROUPED = 0.8
+"""Rate of the experts' products with scales by rows over that of products with one scale a tensor."""
+
+
 def product_times(experiment: Experiment, of_bf16: float) -> tuple[float, float, float]:
     """How long the three products of a layer (forward, input's and weight's gradient) take, over a product at the
     device's rate for fp8. ``of_bf16``: a product in bf16, which rowwise weight gradients are."""
@@ -95,3 +122,9 @@ def cast_traffic(experiment: Experiment, tokens: int, weights: int, inputs: int,
     if kind == "fp8_blockwise":
         return 4.0 * tokens * inputs + 3.0 * weights, 4.0 * tokens * outputs + 3.0 * weights
     return 0.0, 0.0
+
+
+def grouped_cast_traffic(weights: int, inputs: int, outputs: int) -> tuple[float, float]:
+    """The same of a layer's routed experts, in elements: of weights, and of what their products take in and put out.
+    The largest value of a row is found by the kernel that casts it; turned weights it reads twice."""
+    return 3.0 * (inputs + weights), 3.0 * outputs + 5.0 * weights
