@@ -6,6 +6,7 @@ from __future__ import annotations
 from tests.planted.faults import ENGINE, STEP, faults_of
 
 _SCALE = ENGINE + "loss_scale:LossScale."
+_GROUPED = ENGINE + "ops.fp8_grouped:"
 _PRODUCTS = ENGINE + "ops.fp8_linear:Fp8Products."
 
 PRECISION = [
@@ -93,5 +94,33 @@ PRECISION = [
             {},
         ),
         check="fp8_gathers",
+    ),
+    *faults_of(
+        "precision",
+        (
+            "factors_of_next_expert",
+            "the turned weights of an expert have the factors of another one",
+            _GROUPED + "cast_weights",
+            "values[group], factors[group] = columns.tensors",
+            "values[group], factors[group - 1] = columns.tensors",
+            {},
+        ),
+        (
+            "one_expert_for_all",
+            "rows of every expert are multiplied by the first one's weights",
+            _GROUPED + "rows_by_weights",
+            "weights.of_group(group)",
+            "weights.of_group(0)",
+            {},
+        ),
+        (
+            "rows_with_scales_of_the_first",
+            "rows of an expert have the factors of as many rows from the first on",
+            _GROUPED + "rows_by_weights",
+            "rows.wide(own)",
+            "Operand(rows.values[own], rows.factors[:size], 'row').wide()",
+            {},
+        ),
+        check="fp8_experts",
     ),
 ]

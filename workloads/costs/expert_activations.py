@@ -99,7 +99,7 @@ def expert_working(e: Experiment, t: ExpertTensors, gathered: int) -> int:
        weights, when product and gate_up are free.
     """
     down = t.parameters // 3
-    in_fp8 = ()
+    in_fp8: tuple[int, ...] = ()
     if e.precision.startswith("fp8"):
         turned = t.parameters // (3 * _COMPUTE_BYTES)
         in_fp8 = (
