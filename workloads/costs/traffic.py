@@ -161,7 +161,7 @@ def _context_parallel(s: Sender) -> None:
 def _units(s: Sender, stage: Stage) -> tuple[Unit | None, list[Unit]]:
     """The stage's own unit, which holds what belongs to no other (None: nothing), and the others in forward order.
 
-    Where a scale is for a whole matrix, the matrices of blocks are gathered in fp8, but routers and routed experts.
+    Where a scale is for a whole matrix, matrices of blocks and of experts are gathered in fp8, but routers are not.
     """
     e, model = s.experiment, s.experiment.model
     d, ffn, zero3 = model.hidden_size, model.ffn_hidden_size, e.zero_stage == 3
@@ -178,7 +178,10 @@ def _units(s: Sender, stage: Stage) -> tuple[Unit | None, list[Unit]]:
         moe, columns = model.moe, model.moe.expert_hidden_size
         held, shared = moe.num_experts // e.ep, moe.num_shared_experts * columns // e.tp
         of_shared = ((2 * shared, d), (d, shared)) if shared else ()
-        of_experts = Unit(((held * 2 * columns // e.etp, d), (held * d, columns // e.etp)), zero3, of_experts=True)
+        matrices = (held * 2 * columns // e.etp, d), (held * d, columns // e.etp)
+        in_fp8 = e.precision == "fp8_tensorwise"
+        own = ((), matrices) if in_fp8 else (matrices, ())
+        of_experts = Unit(own[0], zero3, own[1], of_experts=True)
         rest = block(*of_shared, wide=(moe.num_experts, d))
         blocks += [of_experts, rest] * stage.num_routed
     vocabulary = (model.vocab_size // e.tp, d)
@@ -193,8 +196,8 @@ def _data_parallel(s: Sender) -> None:
     """Walks the schedule as FSDP does, for each of this rank's stages apart.
 
     A unit is gathered when a forward or a backward finds it sharded: S = c times its padded elements, but one byte for
-    each element of a block's matrices with one fp8 scale, whose largest values are all-reduced once a step. It is
-    sharded again after its forward (ZeRO 3; not the head, whose backward comes next) and after its backward (ZeRO 3:
+    each element of matrices with one fp8 scale, whose largest values are all-reduced once a step (experts' apart). It
+    is sharded again after its forward (ZeRO 3; not the head, whose backward comes next) and after its backward (ZeRO 3:
     always, else with the last micro-batch). As soon as a unit's backward has begun, FSDP gathers the unit that ran
     before it in the order of all forwards so far; before the first unit of a forward that is the last unit of the
     forward before. With the last micro-batch nothing uses that one again, but it has been sent. Experts are a unit
@@ -207,9 +210,12 @@ def _data_parallel(s: Sender) -> None:
     e = s.experiment
     actions = schedule_actions(e.pp_schedule, s.position["pp"], e.pp, e.num_microbatches, e.virtual_stages)
     units = [_units(s, stage) for stage in s.stages]
-    scales = sum(len(unit.fp8_shapes) for _, others in units for unit in others)
-    if scales:
-        s.along_shards("all_reduce", _FP8_SCALE_BYTES * scales, 1)
+    for of_experts in (False, True):
+        in_fp8 = [unit for _, others in units for unit in others if unit.of_experts == of_experts and unit.fp8_shapes]
+        each = e.model.moe.num_experts // e.ep if of_experts and e.model.moe is not None else 1
+        scales = each * sum(len(unit.fp8_shapes) for unit in in_fp8)
+        if scales:
+            s.along_shards("all_reduce", _FP8_SCALE_BYTES * scales, 1, of_experts=of_experts)
     for chunk, (own, others) in enumerate(units):
         walk = FsdpWalk(own, others, keep_gathered=e.zero_stage <= 2)
         reductions = 0

@@ -237,6 +237,12 @@ def check_casts_of_groups(device: str, groups: int, shape: tuple[int, int], *, i
             values = one.values.cpu().float()
             close = (values - expected).abs() <= 0.5 * expected.abs() + 2**-6  # the interpreter rounds halves up
             assert close.all() if interpreted else torch.equal(values, expected)
+    largest = weight.float().abs().amax(1).view(torch.int32)
+    given = fp8.cast_rows_with(weight.to(device), largest.to(device), fp8.E4M3)
+    by_rows = fp8_grouped.cast_weights(weight.to(device), groups, turned=False).values_GRC.flatten(0, 1)
+    assert torch.equal(given.float(), by_rows.float())
+    turned_fp8 = fp8.transposed_groups(given, groups).view(torch.uint8)
+    assert torch.equal(turned_fp8, given.view(torch.uint8).view(groups, *shape).transpose(1, 2))
 
 
 def check_largest_values(device: str, rows: int, size: int) -> None:

@@ -245,10 +245,10 @@ def gathered(rank: int, case: Experiment) -> list[tuple[bool, float, float]]:
     chunk = engine.chunks[0]
     found = list(_fp8_parameters(chunk))
     masters = [local_shard(parameter.sharded_param) for parameter, _ in found]
-    assert engine.pipeline.fp8_weights is not None
+    (weights,) = engine.pipeline.fp8_weights
     for master in masters if rank else []:
         master.mul_(8.0)  # its largest value is another rank's, too
-    engine.pipeline.fp8_weights.find_scales()
+    weights.find_scales()
     results = []
     for block in chunk.blocks:
         block.unshard()

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from tests.pool import Pool
 from tests.workloads.engine.op_checks import check_casts_of_groups, randn, relative_error
 from tests.workloads.engine.test_expert_ops import groups
-from tests.workloads.engine.test_fp8 import matrix
+from tests.workloads.engine.test_fp8 import matrix, small
+from tests.workloads.engine.test_traffic import built
+from workloads.engine.fp8_gather import _expert_parameters, _shard
 from workloads.engine.ops import fp8, fp8_grouped
 from workloads.engine.ops.fp8_linear import Fp8Products, fp8_linear
 from workloads.engine.ops.grouped_linear import grouped_linear, grouped_product
 from workloads.engine.ops.linear import DeferredGradients
+from workloads.experiment import Experiment
 
 SIZES = [[48, 0, 17, 63], [0, 0, 128], [128]]
 
@@ -89,6 +94,70 @@ def test_no_rows() -> None:
 
 def test_weights_of_groups_are_cast_apart() -> None:
     check_casts_of_groups("cpu", 3, (48, 96))
+
+
+def gathered(rank: int, case: Experiment) -> list[tuple[bool, bool]]:
+    """Of each parameter of experts: whether the gathered values, and the factors, are those of one cast of each expert
+    as a whole."""
+    engine = built(rank, case)
+    chunk = engine.chunks[0]
+    found = list(_expert_parameters(chunk))
+    masters = [_shard(parameter) for parameter in found]
+    for master in masters if rank else []:
+        master.mul_(8.0)  # of an expert that two ranks share, the largest value is the second one's
+    for weights in engine.pipeline.fp8_weights:
+        weights.find_scales()
+    assert engine.groups.expert_mesh is not None
+    shards = engine.groups.expert_mesh["shard"]
+    results = []
+    for parameter, master in zip(found, masters, strict=True):
+        parts = [torch.empty_like(master) for _ in range(shards.size())]
+        torch.distributed.all_gather(parts, master, group=shards.get_group())
+        module = parameter._module_info.module
+        module.unshard()
+        weight = parameter.unsharded_param
+        assert weight.dtype == fp8.E4M3 and case.model.moe is not None
+        each = weight.shape[0] // (case.model.moe.num_experts // case.ep)
+        rows = torch.cat(parts)[: weight.shape[0]]
+        casts = [fp8.cast(own, "tensorwise", "weight", columns=False)[0] for own in rows.split(each)]
+        values = torch.cat([cast.values for cast in casts if cast is not None])
+        factors = torch.cat([cast.factors for cast in casts if cast is not None])
+        same = torch.equal(values.view(torch.uint8), weight.detach().view(torch.uint8))
+        results.append((same, torch.equal(module.factors[parameter._module_info.param_name], factors)))
+    return results
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "layout",
+    [{"dp": 3, "zero_stage": 3, "global_batch_size": 3}, {"dp": 4, "zero_stage": 1, "ep": 2}],
+    ids=["shards begin inside experts", "ep 2"],
+)
+def test_gathered_experts_are_one_cast_of_each_expert(gloo_pool: Pool, layout: dict[str, Any]) -> None:
+    case = small("fp8_tensorwise", "experts", micro_batch_size=1, **layout)
+    for found in gloo_pool.run(gathered, case.world_size, case):
+        assert len(found) == 2 * 2 and set(found) == {(True, True)}
+
+
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_weights_that_come_in_fp8_have_one_scale_for_each_group(sizes: list[int]) -> None:
+    """The products are those of the weights as they were cast, both ways round."""
+    rows, count, into, out = sum(sizes), len(sizes), 96, 64
+    x, weight, grad = matrix(rows, into), matrix(count * out, into, seed=3) / 64, matrix(rows, out, seed=4)
+    casts = [fp8.cast(own, "tensorwise", "weight", columns=False)[0] for own in weight.split(out)]
+    values = torch.cat([cast.values for cast in casts if cast is not None])
+    factors = torch.cat([cast.factors for cast in casts if cast is not None])
+    wide = torch.cat([cast.wide() for cast in casts if cast is not None])
+    which = groups(sizes)
+    y = grouped_product(x, values, which, in_fp8=True, factors_G=factors)
+    how = which.ends_G, which.sizes
+    dx = fp8_grouped.rows_by_weights(grad, values, *how, turned=True, factors_G=factors)
+    for found, left, turned in ((y, x, False), (dx, grad, True)):
+        cast, _ = fp8.cast(left, "rowwise", "activation", columns=False)
+        assert cast is not None
+        parts = zip(cast.wide().split(sizes), wide.split(out), strict=True)
+        expected = torch.cat([own @ (of if turned else of.t()) for own, of in parts])
+        torch.testing.assert_close(found.float(), expected, rtol=2**-8, atol=1e-6)
 
 
 @pytest.mark.gpu

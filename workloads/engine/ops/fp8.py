@@ -114,14 +114,20 @@ def noted(x: Tensor, bits: Tensor) -> Tensor:
 
 def transposed(values_RC: Tensor) -> Tensor:
     """A contiguous copy of the transpose of a matrix in fp8."""
-    out = values_RC.new_empty(values_RC.shape[::-1])
+    return transposed_groups(values_RC, 1)[0]
+
+
+def transposed_groups(values_RC: Tensor, groups: int) -> Tensor:
+    """The same of as many matrices, one under the other: [G, C, R / G]."""
+    rows, columns = values_RC.shape
+    out = values_RC.new_empty(groups, columns, rows // groups)
     backend = backend_of(values_RC)
     if backend is Backend.TRITON:
-        from workloads.engine.ops import triton_fp8
+        from workloads.engine.ops import triton_fp8_lines
 
-        triton_fp8.transpose(values_RC, out)
+        triton_fp8_lines.turn(values_RC, out)
     elif backend is Backend.TORCH:
-        out.copy_(values_RC.t())
+        out.copy_(values_RC.view(groups, -1, columns).transpose(1, 2))
     return out
 
 
@@ -170,6 +176,20 @@ def cast_with(
         for block in row_blocks(*x.shape):
             _fill(x[block].float() * scale, block, as_rows, as_columns)
     return _operand(as_rows, factors, "tensor"), _operand(as_columns, factors, "tensor")
+
+
+def cast_rows_with(x: Tensor, bits_R: Tensor, kind: torch.dtype) -> Tensor:
+    """``x`` (R, C) with a scale for each row, for the given bits of its largest value or of one above."""
+    values = x.new_empty(x.shape, dtype=kind)
+    backend = backend_of(x)
+    if backend is Backend.TRITON:
+        from workloads.engine.ops import triton_fp8_lines
+
+        triton_fp8_lines.cast_rows_with(x, bits_R, EXPONENT[kind], values)
+    elif backend is Backend.TORCH:
+        for block in row_blocks(*x.shape):
+            values[block] = (x[block].float() * power_of_two(bits_R[block], kind)[0][:, None]).to(kind)
+    return values
 
 
 def _cast_lines(x: Tensor, kind: torch.dtype, *, transposed: bool) -> Operand:

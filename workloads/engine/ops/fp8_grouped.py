@@ -3,10 +3,13 @@
 Shapes: N rows, sorted by group; G groups; I inputs, O outputs. The weights of all groups are one matrix, [G*O, I].
 
 Every operand has one scale a row, a weight one for each row of each group, whatever recipe the other layers follow:
-``torch._scaled_grouped_mm`` has no other kernel on Hopper. In both directions what is contracted is features, so that
-groups may have any number of rows. Contracted over rows, as the weights' gradients are, every group's would have to be
-a multiple of 16 bytes, and each feature would need a scale of its own in each group: these stay bf16 products, as those
-of the recipe ``rowwise`` in dense layers (`workloads.engine.ops.fp8_linear`).
+``torch._scaled_grouped_mm`` has no other kernel on Hopper. Weights that come in fp8 (`workloads.engine.fp8_gather`)
+have one scale for each group: the same for all its rows, and for those of its transpose.
+
+In both directions what is contracted is features, so that groups may have any number of rows. Contracted over rows, as
+the weights' gradients are, every group's would have to be a multiple of 16 bytes, and each feature would need a scale
+of its own in each group: these stay bf16 products, as those of the recipe ``rowwise`` in dense layers
+(`workloads.engine.ops.fp8_linear`).
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ import torch
 from torch import Tensor
 
 from workloads.engine.ops.backend import Backend, backend_of
-from workloads.engine.ops.fp8 import E4M3, EXPONENT, Operand, cast
+from workloads.engine.ops.fp8 import E4M3, EXPONENT, Operand, cast, transposed_groups
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +37,23 @@ class GroupedOperand:
 
 
 def rows_by_weights(
-    x: Tensor, weight: Tensor, ends_G: Tensor, sizes: Callable[[], list[int]], *, turned: bool = False
+    x: Tensor,
+    weight: Tensor,
+    ends_G: Tensor,
+    sizes: Callable[[], list[int]],
+    *,
+    turned: bool = False,
+    factors_G: Tensor | None = None,
 ) -> Tensor:
     """``x W_g^T`` of each group's rows, [N, I] to [N, O], or with ``turned`` ``x W_g``, [N, O] to [N, I].
 
-    ``ends_G``, ``sizes``: as of `workloads.engine.ops.grouped_linear.RowGroups`.
+    ``ends_G``, ``sizes``: as of `workloads.engine.ops.grouped_linear.RowGroups`. ``factors_G``: of a weight that comes
+    in fp8, with one scale for each group.
     """
-    weights = cast_weights(weight, len(ends_G), turned=turned)
+    if factors_G is None:
+        weights = cast_weights(weight, len(ends_G), turned=turned)
+    else:
+        weights = _weights_in_fp8(weight.detach(), factors_G, turned=turned)
     rows, _ = cast(x, "rowwise", "activation", columns=False)
     assert rows is not None
     if backend_of(x, weight) is Backend.TRITON and len(x) > 0:
@@ -60,6 +73,12 @@ def rows_by_weights(
             own = slice(first, first := first + size)
             y[own] = (rows.wide(own) @ weights.of_group(group).wide().t()).to(y.dtype)
     return y
+
+
+def _weights_in_fp8(weight: Tensor, factors_G: Tensor, *, turned: bool) -> GroupedOperand:
+    groups = len(factors_G)
+    values = transposed_groups(weight, groups) if turned else weight.view(groups, -1, weight.shape[1])
+    return GroupedOperand(values, factors_G[:, None].expand(-1, values.shape[1]).contiguous())
 
 
 def cast_weights(weight: Tensor, groups: int, *, turned: bool) -> GroupedOperand:

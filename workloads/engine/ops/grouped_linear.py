@@ -18,6 +18,7 @@ from torch import Tensor
 
 from workloads.engine.ops.backend import Backend, backend_of
 from workloads.engine.ops.fp8_grouped import rows_by_weights
+from workloads.engine.ops.fp8_linear import take_gradients_in
 from workloads.engine.ops.linear import DeferredGradients
 
 
@@ -41,37 +42,49 @@ def grouped_linear(
     deferred: DeferredGradients | None = None,
     *,
     in_fp8: bool = False,
+    factors_G: Tensor | None = None,
 ) -> Tensor:
     """``x W_g^T`` of each group's rows: [N, I] and [G*O, I] to [N, O]. ``deferred`` as in `linear`. ``in_fp8``: this
-    product and the inputs' gradients (`workloads.engine.ops.fp8_grouped`)."""
-    return _GroupedLinear.apply(x_NI, weight, groups, deferred, in_fp8)
+    product and the inputs' gradients (`workloads.engine.ops.fp8_grouped`), with ``factors_G`` of a weight in fp8."""
+    if factors_G is not None:
+        take_gradients_in(weight, x_NI.dtype)
+    return _GroupedLinear.apply(x_NI, weight, groups, deferred, in_fp8, factors_G)
 
 
-def grouped_product(x_NI: Tensor, weight: Tensor, groups: RowGroups, in_fp8: bool = False) -> Tensor:
+def grouped_product(
+    x_NI: Tensor, weight: Tensor, groups: RowGroups, *, in_fp8: bool = False, factors_G: Tensor | None = None
+) -> Tensor:
     """`grouped_linear` without a gradient."""
     if in_fp8:
-        return rows_by_weights(x_NI, weight, groups.ends_G, groups.sizes)
+        return rows_by_weights(x_NI, weight, groups.ends_G, groups.sizes, factors_G=factors_G)
     return _rows_by_weights(x_NI, weight.view(len(groups), -1, weight.shape[1]).transpose(1, 2), groups)
 
 
 class _GroupedLinear(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, groups: RowGroups, deferred: DeferredGradients | None, in_fp8: bool
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        groups: RowGroups,
+        deferred: DeferredGradients | None,
+        in_fp8: bool,
+        factors_G: Tensor | None,
     ) -> Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.groups, ctx.deferred, ctx.in_fp8 = groups, deferred, in_fp8
+        ctx.groups, ctx.deferred, ctx.in_fp8, ctx.factors_G = groups, deferred, in_fp8, factors_G
         # Not the saved one: the gradient belongs to this object, also when data parallelism has freed its storage.
         ctx.parameter = weight if deferred is not None else None
-        return grouped_product(x, weight, groups, in_fp8)
+        return grouped_product(x, weight, groups, in_fp8=in_fp8, factors_G=factors_G)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None, None, None, None]:
         x, weight = ctx.saved_tensors
         groups: RowGroups = ctx.groups
         grad = grad.contiguous()
         if ctx.in_fp8:
-            grad_x = rows_by_weights(grad, weight, groups.ends_G, groups.sizes, turned=True)
+            how = groups.ends_G, groups.sizes
+            grad_x = rows_by_weights(grad, weight, *how, turned=True, factors_G=ctx.factors_G)
         else:
             grad_x = _rows_by_weights(grad, weight.view(len(groups), -1, weight.shape[1]), groups)
 
@@ -79,7 +92,7 @@ class _GroupedLinear(torch.autograd.Function):
             return _weight_gradients(grad, x, groups).flatten(0, 1)
 
         deferred = ctx.deferred is not None and ctx.deferred.add(ctx.parameter, gradient)
-        return grad_x, None if deferred else gradient(), None, None, None
+        return grad_x, None if deferred else gradient(), None, None, None, None
 
 
 def _has_kernel(x: Tensor) -> bool:

@@ -81,13 +81,6 @@ def _at_once(x: Tensor, rows: Tensor | None, columns: Tensor | None) -> list[tup
     return [(rows, columns)]
 
 
-def transpose(x: Tensor, out: Tensor) -> None:
-    tiles = triton.cdiv(x.shape[0], _TILE), triton.cdiv(x.shape[1], _TILE)
-    _transpose_kernel[(tiles[0] * tiles[1],)](
-        x.view(torch.uint8), out.view(torch.uint8), x.shape[0], x.shape[1], tiles[1], TILE=_TILE, num_warps=_TILE_WARPS
-    )
-
-
 @triton.jit
 def bits_of(x):
     return x.to(tl.int32, bitcast=True) & 0x7FFFFFFF
@@ -141,16 +134,6 @@ def _store(y, rows_ptr, columns_ptr, row, column, rows, columns):
     if columns_ptr is not None:
         turned = (column < columns)[:, None] & (row < rows)[None, :]
         tl.store(columns_ptr + column.to(tl.int64)[:, None] * rows + row[None, :], tl.trans(y), mask=turned)
-
-
-@triton.jit
-def _transpose_kernel(x_ptr, out_ptr, rows, columns, column_tiles, TILE: tl.constexpr):
-    program = tl.program_id(0)
-    row = program // column_tiles * TILE + tl.arange(0, TILE)
-    column = program % column_tiles * TILE + tl.arange(0, TILE)
-    mask = (row < rows)[:, None] & (column < columns)[None, :]
-    x = tl.load(x_ptr + row.to(tl.int64)[:, None] * columns + column[None, :], mask=mask, other=0)
-    _store(x, None, out_ptr, row, column, rows, columns)
 
 
 @triton.jit

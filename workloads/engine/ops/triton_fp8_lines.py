@@ -5,15 +5,18 @@ Shapes: R rows, C columns; G groups of R rows. Both kernels read their lines twi
 time a line that is not too long is still in a cache.
 """
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from workloads.engine.ops.triton_columns import WARPS, blocks_of, own_columns
 from workloads.engine.ops.triton_fp8 import bits_of, scale_of
 
 _AT_ONCE, _WIDEST, _WARPS = 8192, 4096, 8
 """Values that a program has in registers, and columns of them."""
 _TILE, _TILE_WARPS = 64, 4
+_TURNED = 128
 
 
 def cast_rows(x: Tensor, exponent: int, values: Tensor, factors: Tensor) -> None:
@@ -26,6 +29,24 @@ def cast_rows(x: Tensor, exponent: int, values: Tensor, factors: Tensor) -> None
     own = _AT_ONCE // block
     _rows_kernel[(triton.cdiv(rows, own),)](
         x, values, factors, rows, columns, EXPONENT=exponent, ROWS=own, BLOCK=block, num_warps=_WARPS
+    )
+
+
+def cast_rows_with(x: Tensor, bits: Tensor, exponent: int, values: Tensor) -> None:
+    """As `cast_rows`, for bits of the largest value of each row that are known, [R]."""
+    rows, columns = x.shape
+    block, blocks = blocks_of(columns)
+    _rows_with_kernel[(rows * blocks,)](
+        x, bits, values, columns, blocks, EXPONENT=exponent, BLOCK=block, num_warps=WARPS
+    )
+
+
+def turn(x: Tensor, out: Tensor) -> None:
+    """The transpose of every group's rows in fp8, [G*R, C] to [G, C, R]."""
+    groups, columns, rows = out.shape
+    tiles = triton.cdiv(rows, _TURNED), triton.cdiv(columns, _TURNED)
+    _turn_kernel[(groups * tiles[0] * tiles[1],)](
+        x.view(torch.uint8), out.view(torch.uint8), rows, columns, *tiles, TILE=_TURNED, num_warps=_TILE_WARPS
     )
 
 
@@ -58,6 +79,27 @@ def _rows_kernel(
         x = tl.load(x_ptr + first + column[None, :], mask=mask, other=0.0).to(tl.float32)
         y = (x * scale[:, None]).to(values_ptr.dtype.element_ty)
         tl.store(values_ptr + first + column[None, :], y, mask=mask)
+
+
+@triton.jit
+def _rows_with_kernel(x_ptr, bits_ptr, values_ptr, columns, blocks, EXPONENT: tl.constexpr, BLOCK: tl.constexpr):
+    row, column, inside = own_columns(columns, blocks, BLOCK)
+    scale, _ = scale_of(tl.load(bits_ptr + row), EXPONENT)
+    x = tl.load(x_ptr + row * columns + column, mask=inside, other=0.0).to(tl.float32)
+    tl.store(values_ptr + row * columns + column, (x * scale).to(values_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _turn_kernel(x_ptr, out_ptr, rows, columns, row_tiles, column_tiles, TILE: tl.constexpr):
+    program = tl.program_id(0)
+    group = (program // (row_tiles * column_tiles)).to(tl.int64)
+    row = program // column_tiles % row_tiles * TILE + tl.arange(0, TILE)
+    column = program % column_tiles * TILE + tl.arange(0, TILE)
+    first = group * rows * columns
+    mask = (row < rows)[:, None] & (column < columns)[None, :]
+    x = tl.load(x_ptr + first + row.to(tl.int64)[:, None] * columns + column[None, :], mask=mask, other=0)
+    turned = (column < columns)[:, None] & (row < rows)[None, :]
+    tl.store(out_ptr + first + column.to(tl.int64)[:, None] * rows + row[None, :], tl.trans(x), mask=turned)
 
 
 @triton.jit
