@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tests.planted.plant import Fault, with_fault
 from tests.pool import Pool
-from tests.workloads.engine import test_fp8, test_loss_scale
+from tests.workloads.engine import test_fp8, test_fp8_experts, test_loss_scale
 from tests.workloads.engine.parity import train_rank
 from workloads.engine.ops import fp8
 from workloads.experiment import Experiment
@@ -69,6 +69,13 @@ def _gradients(pool: Pool, fault: Fault | None, case: Experiment) -> dict[str, T
     traces = pool.run(with_fault, case.world_size, fault, train_rank, case, 1)
     together = put_together(case, [trace.steps[0].gradients for trace in traces])
     return {name: tensor.value for name, tensor in together.items()}
+
+
+def fp8_expert_gathers(pool: Pool, fault: Fault | None) -> None:
+    """What every rank gathers of experts in fp8 is one cast of each expert, also when weights have become smaller."""
+    case = test_fp8.small("fp8_rowwise", "experts", dp=3, zero_stage=3, global_batch_size=3, micro_batch_size=1)
+    for found in pool.run(with_fault, 3, fault, test_fp8_experts.gathered, case):
+        assert set(found) == {(True, True)}, found
 
 
 def fp8_gathers(pool: Pool, fault: Fault | None) -> None:

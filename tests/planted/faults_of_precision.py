@@ -98,19 +98,11 @@ PRECISION = [
     *faults_of(
         "precision",
         (
-            "factors_of_next_expert",
-            "the turned weights of an expert have the factors of another one",
-            _GROUPED + "cast_weights",
-            "values[group], factors[group] = columns.tensors",
-            "values[group], factors[group - 1] = columns.tensors",
-            {},
-        ),
-        (
             "one_expert_for_all",
             "rows of every expert are multiplied by the first one's weights",
             _GROUPED + "rows_by_weights",
-            "weights.of_group(group)",
-            "weights.of_group(0)",
+            "Operand(values[group]",
+            "Operand(values[0]",
             {},
         ),
         (
@@ -122,5 +114,33 @@ PRECISION = [
             {},
         ),
         check="fp8_experts",
+    ),
+    *faults_of(
+        "precision",
+        (
+            "largest_of_own_experts_rows",
+            "the scale of an expert that ranks share is of this rank's rows alone",
+            ENGINE + "fp8_gather:Fp8Experts.find_scales",
+            "if self._group is not None:",
+            "if False:",
+            {},
+        ),
+        (
+            "rows_of_the_expert_before",
+            "rows of a shard count as those of the experts of the first shard",
+            ENGINE + "fp8_gather:Fp8Experts._experts_of_rows",
+            "parameter.mesh_info.shard_mesh_rank * rows",
+            "0",
+            {},
+        ),
+        (
+            "scales_of_the_step_before",
+            "the largest values of experts are never forgotten",
+            ENGINE + "fp8_gather:Fp8Experts.find_scales",
+            "self._bits.zero_()",
+            "pass",
+            {},
+        ),
+        check="fp8_expert_gathers",
     ),
 ]

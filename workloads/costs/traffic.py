@@ -161,7 +161,7 @@ def _context_parallel(s: Sender) -> None:
 def _units(s: Sender, stage: Stage) -> tuple[Unit | None, list[Unit]]:
     """The stage's own unit, which holds what belongs to no other (None: nothing), and the others in forward order.
 
-    Where a scale is for a whole matrix, matrices of blocks and of experts are gathered in fp8, but routers are not.
+    Where a scale is for a whole matrix, as of experts in every kind of fp8, matrices are gathered in fp8; routers not.
     """
     e, model = s.experiment, s.experiment.model
     d, ffn, zero3 = model.hidden_size, model.ffn_hidden_size, e.zero_stage == 3
@@ -179,7 +179,7 @@ def _units(s: Sender, stage: Stage) -> tuple[Unit | None, list[Unit]]:
         held, shared = moe.num_experts // e.ep, moe.num_shared_experts * columns // e.tp
         of_shared = ((2 * shared, d), (d, shared)) if shared else ()
         matrices = (held * 2 * columns // e.etp, d), (held * d, columns // e.etp)
-        in_fp8 = e.precision == "fp8_tensorwise"
+        in_fp8 = "fp8" in e.precision
         own = ((), matrices) if in_fp8 else (matrices, ())
         of_experts = Unit(own[0], zero3, own[1], of_experts=True)
         rest = block(*of_shared, wide=(moe.num_experts, d))

@@ -42,25 +42,22 @@ class Experts(nn.Module):
         own = weights.experts(model, prefix)
         self.deferred: DeferredGradients | None = None
         self.recipes: dict[str, Recipes] = {}
-        self.in_fp8 = False
         self.factors: dict[str, Tensor] = {}
         """Of parameters that come in fp8: the inverse of each expert's scale, [L]."""
         add_parameter(self, "gate_up", [own["gate"], own["up"]], sizes)
         add_parameter(self, "down", [own["down"]], sizes)
 
     def forward(self, x_MD: Tensor, weights_M: Tensor, groups: RowGroups) -> Tensor:
-        in_fp8, of_gate_up, of_down = self.in_fp8, self.factors.get("gate_up"), self.factors.get("down")
-        gate_up = grouped_linear(x_MD, self.gate_up, groups, self.deferred, in_fp8=in_fp8, factors_G=of_gate_up)
+        of_gate_up, of_down = self.factors.get("gate_up"), self.factors.get("down")
+        gate_up = grouped_linear(x_MD, self.gate_up, groups, self.deferred, factors_G=of_gate_up)
         if "experts" in self.recipes:
             x_MD = x_MD.detach()
-            self.recipes["experts"].note(
-                (gate_up,), lambda: (grouped_product(x_MD, self.gate_up, groups, in_fp8=in_fp8, factors_G=of_gate_up),)
-            )
+            self.recipes["experts"].note((gate_up,), lambda: (grouped_product(x_MD, self.gate_up, groups, of_gate_up),))
         product = weighted_swiglu(gate_up, weights_M)
         if "swiglu" in self.recipes:
             plain, weights_M = gate_up.detach(), weights_M.detach()
             self.recipes["swiglu"].note((product,), lambda: (weighted_swiglu(plain, weights_M),))
-        return grouped_linear(product, self.down, groups, self.deferred, in_fp8=in_fp8, factors_G=of_down)
+        return grouped_linear(product, self.down, groups, self.deferred, factors_G=of_down)
 
 
 @dataclass(frozen=True, slots=True)

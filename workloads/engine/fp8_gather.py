@@ -1,4 +1,5 @@
-"""Gathers the weights of tensorwise fp8 layers in fp8: one byte an element on the way and in the gathered copy.
+"""Gathers the weights of tensorwise fp8 layers and of routed experts in fp8: one byte an element on the way and in the
+gathered copy.
 
 FSDP lets a sharded tensor say what is gathered of it (``fsdp_pre_all_gather``) and what becomes of that
 (``fsdp_post_all_gather``). It looks for both as attributes of the local tensor, so they are attached to the plain
@@ -6,8 +7,9 @@ tensors that the optimizer updates; nothing else of the engine sees another kind
 
 One scale is for a whole weight, of which every rank has a part. So the largest values of all weights are found once a
 step, before its first gather, and made the same on the ranks that share weights in one small all-reduce. Of a routed
-expert each matrix has a scale; the matrices of all experts are one parameter, whose shards begin anywhere. So their
-largest values are found row by row, and made the same on the ranks that share experts.
+expert each matrix has a scale, whatever recipe the other layers follow. The matrices of all experts are one parameter,
+whose shards begin anywhere: so their largest values are found row by row, and made the same on the ranks that share
+experts.
 """
 
 from __future__ import annotations
@@ -98,11 +100,13 @@ class Fp8Experts:
 
 
 def fp8_weights(chunks: Sequence[nn.Module], groups: Groups) -> list[Fp8Weights | Fp8Experts]:
-    """Let the chunks gather in fp8, where one scale is enough for a weight; empty in other precisions."""
-    if fp8_recipe(groups.experiment) != "tensorwise":
-        return []
-    experts = [Fp8Experts(chunks, groups)] if groups.expert_mesh is not None else []
-    return [Fp8Weights(chunks, groups), *experts]
+    """Let the chunks gather in fp8 where one scale is enough for a weight: tensorwise, and routed experts in every
+    recipe. Empty in other precisions."""
+    recipe = fp8_recipe(groups.experiment)
+    found: list[Fp8Weights | Fp8Experts] = [Fp8Weights(chunks, groups)] if recipe == "tensorwise" else []
+    if recipe is not None and groups.expert_mesh is not None:
+        found.append(Fp8Experts(chunks, groups))
+    return found
 
 
 def _fp8_parameters(chunk: nn.Module) -> Iterator[tuple[Any, Fp8Products]]:

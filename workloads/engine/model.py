@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from workloads import weights
 from workloads.costs.partition import experiment_layers
 from workloads.engine.context_parallel import ContextParallel, context_attention, local_positions
-from workloads.engine.experts import ExpertParallel, Experts, RoutedFeedForward
+from workloads.engine.experts import ExpertParallel, RoutedFeedForward
 from workloads.engine.groups import Groups
 from workloads.engine.latent_attention import LatentAttention
 from workloads.engine.norm import RMSNorm
@@ -235,7 +235,8 @@ class Chunk(nn.Module):
                 setattr(module, "deferred", deferred)  # noqa: B010 - nn.Module's own attributes are typed as tensors
 
     def use_fp8(self, recipe: Recipe) -> None:
-        """Let the products of the blocks run in fp8: those of routed experts with scales by rows, whatever the recipe.
+        """Let the products of the blocks run in fp8, but for routed experts, whose weights come in fp8
+        (`workloads.engine.fp8_gather`).
 
         Attention keeps its output for its own backward. With scales of 128 values the down projections of latent
         attention stay in bf16: no shipped model's latents and shared key are together a multiple of that.
@@ -247,8 +248,6 @@ class Chunk(nn.Module):
                 alone = alone and module.tp.size == 1
             elif isinstance(module, WholeLinear) and recipe != "blockwise":
                 module.fp8 = Fp8Products(recipe, keeps_input=module.shares_input)
-            elif isinstance(module, Experts):
-                module.in_fp8 = True
         for block in self.modules():
             # With tp > 1 tokens of other ranks are cast with this one's: their largest value is not known here.
             if isinstance(block, Block):

@@ -355,7 +355,7 @@ const ModelCosts = (() => {
   /** fp8.is_fp8 @param {Experiment} e */
   const isFp8 = (e) => e.precision.startsWith("fp8");
   /** fp8.gathered_bytes @param {Experiment} e */
-  const gatheredBytes = (e, c) => (e.precision === "fp8_tensorwise" ? 1 : c);
+  const gatheredBytes = (e, c, ofExperts = false) => (e.precision === "fp8_tensorwise" || (ofExperts && isFp8(e)) ? 1 : c);
   /** fp8.keeps_fp8 @param {Experiment} e */
   const keepsFp8 = (e) => ["fp8_tensorwise", "fp8_blockwise"].includes(e.precision);
   /** fp8.cast_bytes @param {Experiment} e */

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from workloads.engine.ops import backend, fp8, fp8_grouped
+from workloads.engine.ops import backend, fp8
 from workloads.engine.ops.adamw import AdamW
 from workloads.engine.ops.linear_cross_entropy import linear_cross_entropy
 from workloads.engine.ops.rms_norm import rms_norm
@@ -192,7 +192,7 @@ def interpreted_checks() -> None:
     for shape, chunk_tokens in (((7, 6, 150), 3), ((4, 8, 64), 64)):
         check_cross_entropy(shape, chunk_tokens, torch.float32, "cpu", 3e-6)
     check_sharded_kernels("cpu", 10, 70)
-    for module in ("fp8", "fp8_grouped", "adamw"):
+    for module in ("fp8", "adamw"):
         loaded = sys.modules[f"workloads.engine.ops.{module}"]
         loaded.backend_of = lambda *tensors: chosen[choose(*tensors)]  # type: ignore[attr-defined]
     check_fp8_casts("cpu", (128, 256), interpreted=True)
@@ -223,26 +223,19 @@ def check_fp8_casts(device: str, shape: tuple[int, int], *, interpreted: bool = 
 
 
 def check_casts_of_groups(device: str, groups: int, shape: tuple[int, int], *, interpreted: bool = False) -> None:
-    """A group's weights are cast as they would be alone, both ways round; the kernels cast as torch does."""
-    weight = (randn(groups * shape[0], shape[1]) * randn(groups * shape[0], 1, seed=1).exp()).bfloat16()
-    for turned in (False, True):
-        found = fp8_grouped.cast_weights(weight.to(device), groups, turned=turned)
-        for group, own in enumerate(weight.view(groups, *shape)):
-            source = (own.t() if turned else own).contiguous().float()
-            largest = source.abs().amax(1, keepdim=True)
-            scale, _ = fp8.power_of_two(largest.view(torch.int32), fp8.E4M3)
-            one = found.of_group(group)
-            assert torch.equal(one.factors.cpu(), 1 / scale[:, 0])
-            expected = (source * scale).to(fp8.E4M3).float()
-            values = one.values.cpu().float()
-            close = (values - expected).abs() <= 0.5 * expected.abs() + 2**-6  # the interpreter rounds halves up
-            assert close.all() if interpreted else torch.equal(values, expected)
-    largest = weight.float().abs().amax(1).view(torch.int32)
-    given = fp8.cast_rows_with(weight.to(device), largest.to(device), fp8.E4M3)
-    by_rows = fp8_grouped.cast_weights(weight.to(device), groups, turned=False).values_GRC.flatten(0, 1)
-    assert torch.equal(given.float(), by_rows.float())
-    turned_fp8 = fp8.transposed_groups(given, groups).view(torch.uint8)
-    assert torch.equal(turned_fp8, given.view(torch.uint8).view(groups, *shape).transpose(1, 2))
+    """Rows cast with scales that are given, or found at once, are cast as torch does, and each group is turned."""
+    x = (randn(groups * shape[0], shape[1]) * randn(groups * shape[0], 1, seed=1).exp()).bfloat16()
+    bits = x.float().abs().amax(1).view(torch.int32)
+    scale, inverse = fp8.power_of_two(bits, fp8.E4M3)
+    expected = (x.float() * scale[:, None]).to(fp8.E4M3).float()
+    values = fp8.cast_rows_with(x.to(device), bits.to(device), fp8.E4M3)
+    found, _ = fp8.cast(x.to(device), "rowwise", "activation", columns=False)
+    assert found is not None and torch.equal(found.factors.cpu(), inverse)
+    for one in (values, found.values):
+        close = (one.cpu().float() - expected).abs() <= 0.5 * expected.abs() + 2**-6  # the interpreter rounds halves up
+        assert close.all() if interpreted else torch.equal(one.cpu().float(), expected)
+    turned = fp8.transposed_groups(values, groups).view(torch.uint8)
+    assert torch.equal(turned, values.view(torch.uint8).view(groups, *shape).transpose(1, 2))
 
 
 def check_largest_values(device: str, rows: int, size: int) -> None:

@@ -41,22 +41,19 @@ def grouped_linear(
     groups: RowGroups,
     deferred: DeferredGradients | None = None,
     *,
-    in_fp8: bool = False,
     factors_G: Tensor | None = None,
 ) -> Tensor:
-    """``x W_g^T`` of each group's rows: [N, I] and [G*O, I] to [N, O]. ``deferred`` as in `linear`. ``in_fp8``: this
-    product and the inputs' gradients (`workloads.engine.ops.fp8_grouped`), with ``factors_G`` of a weight in fp8."""
+    """``x W_g^T`` of each group's rows: [N, I] and [G*O, I] to [N, O]. ``deferred`` as in `linear`. ``factors_G``: of a
+    weight in fp8. Then this product and the inputs' gradients are in fp8 (`workloads.engine.ops.fp8_grouped`)."""
     if factors_G is not None:
         take_gradients_in(weight, x_NI.dtype)
-    return _GroupedLinear.apply(x_NI, weight, groups, deferred, in_fp8, factors_G)
+    return _GroupedLinear.apply(x_NI, weight, groups, deferred, factors_G)
 
 
-def grouped_product(
-    x_NI: Tensor, weight: Tensor, groups: RowGroups, *, in_fp8: bool = False, factors_G: Tensor | None = None
-) -> Tensor:
+def grouped_product(x_NI: Tensor, weight: Tensor, groups: RowGroups, factors_G: Tensor | None = None) -> Tensor:
     """`grouped_linear` without a gradient."""
-    if in_fp8:
-        return rows_by_weights(x_NI, weight, groups.ends_G, groups.sizes, factors_G=factors_G)
+    if factors_G is not None:
+        return rows_by_weights(x_NI, weight, factors_G, groups.ends_G, groups.sizes)
     return _rows_by_weights(x_NI, weight.view(len(groups), -1, weight.shape[1]).transpose(1, 2), groups)
 
 
@@ -68,23 +65,21 @@ class _GroupedLinear(torch.autograd.Function):
         weight: Tensor,
         groups: RowGroups,
         deferred: DeferredGradients | None,
-        in_fp8: bool,
         factors_G: Tensor | None,
     ) -> Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.groups, ctx.deferred, ctx.in_fp8, ctx.factors_G = groups, deferred, in_fp8, factors_G
+        ctx.groups, ctx.deferred, ctx.factors_G = groups, deferred, factors_G
         # Not the saved one: the gradient belongs to this object, also when data parallelism has freed its storage.
         ctx.parameter = weight if deferred is not None else None
-        return grouped_product(x, weight, groups, in_fp8=in_fp8, factors_G=factors_G)
+        return grouped_product(x, weight, groups, factors_G)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None, None, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None, None, None]:
         x, weight = ctx.saved_tensors
         groups: RowGroups = ctx.groups
         grad = grad.contiguous()
-        if ctx.in_fp8:
-            how = groups.ends_G, groups.sizes
-            grad_x = rows_by_weights(grad, weight, *how, turned=True, factors_G=ctx.factors_G)
+        if ctx.factors_G is not None:
+            grad_x = rows_by_weights(grad, weight, ctx.factors_G, groups.ends_G, groups.sizes, turned=True)
         else:
             grad_x = _rows_by_weights(grad, weight.view(len(groups), -1, weight.shape[1]), groups)
 
@@ -92,7 +87,7 @@ class _GroupedLinear(torch.autograd.Function):
             return _weight_gradients(grad, x, groups).flatten(0, 1)
 
         deferred = ctx.deferred is not None and ctx.deferred.add(ctx.parameter, gradient)
-        return grad_x, None if deferred else gradient(), None, None, None, None
+        return grad_x, None if deferred else gradient(), None, None, None
 
 
 def _has_kernel(x: Tensor) -> bool:

@@ -15,8 +15,7 @@ from workloads.engine.ops.triton_fp8 import bits_of, scale_of
 
 _AT_ONCE, _WIDEST, _WARPS = 8192, 4096, 8
 """Values that a program has in registers, and columns of them."""
-_TILE, _TILE_WARPS = 64, 4
-_TURNED = 128
+_TILE, _TILE_WARPS = 128, 4
 
 
 def cast_rows(x: Tensor, exponent: int, values: Tensor, factors: Tensor) -> None:
@@ -44,18 +43,9 @@ def cast_rows_with(x: Tensor, bits: Tensor, exponent: int, values: Tensor) -> No
 def turn(x: Tensor, out: Tensor) -> None:
     """The transpose of every group's rows in fp8, [G*R, C] to [G, C, R]."""
     groups, columns, rows = out.shape
-    tiles = triton.cdiv(rows, _TURNED), triton.cdiv(columns, _TURNED)
+    tiles = triton.cdiv(rows, _TILE), triton.cdiv(columns, _TILE)
     _turn_kernel[(groups * tiles[0] * tiles[1],)](
-        x.view(torch.uint8), out.view(torch.uint8), rows, columns, *tiles, TILE=_TURNED, num_warps=_TILE_WARPS
-    )
-
-
-def cast_turned(x: Tensor, exponent: int, values: Tensor, factors: Tensor) -> None:
-    """Write the transpose of every group's rows, ``x`` [G*R, C], with a scale for each of its C rows: [G, C, R]."""
-    groups, columns, rows = values.shape
-    tiles = triton.cdiv(columns, _TILE)
-    _turned_kernel[(groups * tiles,)](
-        x, values, factors, rows, columns, tiles, EXPONENT=exponent, TILE=_TILE, num_warps=_TILE_WARPS
+        x.view(torch.uint8), out.view(torch.uint8), rows, columns, *tiles, TILE=_TILE, num_warps=_TILE_WARPS
     )
 
 
@@ -100,26 +90,3 @@ def _turn_kernel(x_ptr, out_ptr, rows, columns, row_tiles, column_tiles, TILE: t
     x = tl.load(x_ptr + first + row.to(tl.int64)[:, None] * columns + column[None, :], mask=mask, other=0)
     turned = (column < columns)[:, None] & (row < rows)[None, :]
     tl.store(out_ptr + first + column.to(tl.int64)[:, None] * rows + row[None, :], tl.trans(x), mask=turned)
-
-
-@triton.jit
-def _turned_kernel(x_ptr, values_ptr, factors_ptr, rows, columns, tiles, EXPONENT: tl.constexpr, TILE: tl.constexpr):
-    group = (tl.program_id(0) // tiles).to(tl.int64)
-    column = tl.program_id(0) % tiles * TILE + tl.arange(0, TILE)
-    source = x_ptr + group * rows * columns
-    line = group * columns + column
-    largest = tl.zeros([TILE, TILE], tl.int32)
-    for start in range(0, rows, TILE):
-        row = start + tl.arange(0, TILE)
-        mask = (row < rows)[:, None] & (column < columns)[None, :]
-        x = tl.load(source + row.to(tl.int64)[:, None] * columns + column[None, :], mask=mask, other=0.0)
-        largest = tl.maximum(largest, bits_of(x.to(tl.float32)))
-    scale, factor = scale_of(tl.max(largest, axis=0), EXPONENT)
-    tl.store(factors_ptr + line, factor, mask=column < columns)
-    for start in range(0, rows, TILE):
-        row = start + tl.arange(0, TILE)
-        mask = (row < rows)[:, None] & (column < columns)[None, :]
-        x = tl.load(source + row.to(tl.int64)[:, None] * columns + column[None, :], mask=mask, other=0.0)
-        y = (x.to(tl.float32) * scale[None, :]).to(values_ptr.dtype.element_ty)
-        turned = (column < columns)[:, None] & (row < rows)[None, :]
-        tl.store(values_ptr + line[:, None] * rows + row[None, :], tl.trans(y), mask=turned)
