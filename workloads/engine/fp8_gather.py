@@ -66,16 +66,17 @@ class Fp8Experts:
         assert groups.expert_mesh is not None
         shards = groups.expert_mesh["shard"]
         self._group = shards.get_group() if shards.size() > 1 else None
-        self._parameters = [parameter for chunk in chunks for parameter in _expert_parameters(chunk)]
+        parameters = [parameter for chunk in chunks for parameter in _expert_parameters(chunk)]
+        self._shards = [_shard(parameter) for parameter in parameters]
         moe = groups.experiment.model.moe
         assert moe is not None
         self._experts = moe.num_experts // groups.experiment.ep
-        shape = len(self._parameters), self._experts
+        shape = len(parameters), self._experts
         self._bits = torch.zeros(shape, dtype=torch.int32, device=groups.device)
         self._factors = torch.zeros(shape, dtype=torch.float32, device=groups.device)
-        self._expert_of_row = [self._experts_of_rows(parameter) for parameter in self._parameters]
+        self._expert_of_row = [self._experts_of_rows(parameter) for parameter in parameters]
         for parameter, bits_G, factors_G, of_row_S in zip(
-            self._parameters, self._bits, self._factors, self._expert_of_row, strict=True
+            parameters, self._bits, self._factors, self._expert_of_row, strict=True
         ):
             parameter._module_info.module.factors[parameter._module_info.param_name] = factors_G
             _gather_in_fp8(parameter, bits_G, of_row_S)
@@ -84,8 +85,8 @@ class Fp8Experts:
     def find_scales(self) -> None:
         """To be called after the weights have changed and before they are gathered."""
         self._bits.zero_()
-        for parameter, bits_G, of_row_S in zip(self._parameters, self._bits, self._expert_of_row, strict=True):
-            largest_S = torch.linalg.vector_norm(_shard(parameter), float("inf"), dim=1)
+        for shard, bits_G, of_row_S in zip(self._shards, self._bits, self._expert_of_row, strict=True):
+            largest_S = torch.linalg.vector_norm(shard, float("inf"), dim=1)
             bits_G.scatter_reduce_(0, of_row_S, largest_S.view(torch.int32) & 0x7FFFFFFF, "amax")
         if self._group is not None:
             dist.all_reduce(self._bits, op=dist.ReduceOp.MAX, group=self._group)
