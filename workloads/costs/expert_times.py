@@ -52,6 +52,7 @@ class ExpertTimes(NamedTuple):
         if fp8.is_fp8(e):
             share = rates.head / rates.matmul / fp8.OF_GROUPED
             casts = fp8.grouped_cast_traffic(x.parameters // c, (x.rows + x.product) // c, (x.rows + x.gate_up) // c)
+        read = fp8.gathered_bytes(e, c, of_experts=True) * (x.parameters // c) / rates.memory
         home = c * sent_tokens(e) * e.model.hidden_size
         rows = 3.0 * x.sent + home + (4.0 * x.rows if e.ep > 1 else 0.0)
         shared = 2.0 * rank_tokens(e)[0] * 3 * e.model.hidden_size * moe.num_shared_experts * moe.expert_hidden_size
@@ -59,8 +60,8 @@ class ExpertTimes(NamedTuple):
         rows_s = collective_time_s("all_to_all", float(max(x.sent, x.rows)), e.ep, e.etp, cluster)
         weights_s = collective_time_s("all_to_all", float(x.weights), e.ep, e.etp, cluster)
         return cls(
-            forward_s=max(products * share, x.parameters / rates.memory) + casts[0] / rates.memory,
-            inputs_s=max(products * share, x.parameters / rates.memory) + casts[1] / rates.memory,
+            forward_s=max(products * share, read) + casts[0] / rates.memory,
+            inputs_s=max(products * share, read) + casts[1] / rates.memory,
             weights_s=max(products, x.parameters / rates.memory),
             moved_s=rows / rates.memory,
             swiglu_s=3.0 * x.product / rates.memory,
