@@ -255,9 +255,9 @@ _LAYOUT = _rules(
         "fp8_experts",
         "'fp8' in precision and has_experts and split % tp == 0 and expert_hidden_size % etp == 0 and "
         "(expert_hidden_size // etp % 16 or shared_hidden_size // tp % fp8_multiple)",
-        "precision={precision} needs multiples of 16 columns of an expert on every rank, which has "
-        "{expert_hidden_size // etp}, and of {fp8_multiple} of the shared experts, which has {shared_hidden_size // tp}"
-        "; choose another tp or etp, or precision=bf16",
+        "precision={precision} needs multiples of 16 columns of an expert on every rank, which has {expert_hidden_size "
+        "// etp}, and of {fp8_multiple} of the shared experts, which has {shared_hidden_size // tp}; choose another tp or "
+        "etp, or precision=bf16",
     ),
     # A compiled block is recomputed by torch's selective checkpointing, which sees it as aten operations.
     (
@@ -295,8 +295,7 @@ _CLUSTER = _rules(
 
 LACKING = _rules("engine")
 """What a correct layout may ask for and this version of the engine cannot run yet. The messages of those that hold are
-the name ``lacking``, which the rule ``engine_support`` lists. Today it can run all of them: the first case goes here
-as (``"engine_support"``, condition, what it is)."""
+the name ``lacking``, which the rule ``engine_support`` lists. Today nothing is lacking."""
 
 RULES = (
     *_LAYOUT,
