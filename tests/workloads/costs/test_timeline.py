@@ -305,4 +305,4 @@ def test_exchanges_are_exposed_but_for_shared_experts_beside_them() -> None:
 def test_products_of_few_rows_take_as_long_as_reading_their_weights() -> None:
     rates = Rates(matmul=1e18, head=1e18, attention=1e18, memory=1e12)
     one = Experiment.canonical(model=MIXTRAL, dp=2, seq_len=128, global_batch_size=2)
-    assert ExpertTimes.of(one, H200, rates).products_s == pytest.approx(2 * 3 * 8 * 4096 * 14336 / 1e12)
+    assert ExpertTimes.of(one, H200, rates).forward_s == pytest.approx(2 * 3 * 8 * 4096 * 14336 / 1e12)
