@@ -198,6 +198,9 @@ ROUTED = {
     "shared, swiglu+experts, 1 in 2": routed(
         DEEPSEEK, dp=8, zero_stage=2, ep=4, micro_batch_size=4, recompute="swiglu+experts", recompute_every=2
     ),
+    "shared, fp8, selective+experts": routed(
+        DEEPSEEK, dp=8, zero_stage=2, ep=8, micro_batch_size=4, recompute="selective+experts", precision="fp8_rowwise"
+    ),
     "shared, experts, 1f1b": routed(
         DEEPSEEK, dp=4, pp=2, ep=4, zero_stage=1, microbatches=4, recompute="experts", micro_batch_size=4
     ),
