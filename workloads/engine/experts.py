@@ -51,14 +51,14 @@ class Experts(nn.Module):
     def forward(self, x_MD: Tensor, weights_M: Tensor, groups: RowGroups) -> Tensor:
         of_gate_up, of_down = self.factors.get("gate_up"), self.factors.get("down")
         gate_up = grouped_linear(x_MD, self.gate_up, groups, self.deferred, factors_G=of_gate_up)
+        add = None
         if "experts" in self.recipes:
             again = partial(self._again, x_MD.detach(), weights_M.detach(), groups)
             add = self.recipes["experts"].note((gate_up,), again)  # before SwiGLU saves it
-            product = weighted_swiglu(gate_up, weights_M)
-            add(1, product)
-            return grouped_linear(product, self.down, groups, self.deferred, factors_G=of_down)
         product = weighted_swiglu(gate_up, weights_M)
-        if "swiglu" in self.recipes:
+        if add is not None:
+            add(1, product)
+        elif "swiglu" in self.recipes:
             plain, weights_M = gate_up.detach(), weights_M.detach()
             self.recipes["swiglu"].note((product,), lambda: (weighted_swiglu(plain, weights_M),))
         return grouped_linear(product, self.down, groups, self.deferred, factors_G=of_down)
