@@ -4,9 +4,9 @@ It executes the action lists that the engine executes (`workloads.costs.schedule
 where its actions follow each other, and traffic over data-parallel ranks, which runs beside compute. What the engine
 does is done here, too:
 
-messages   A receive is posted when an action needs it. The message starts when both sides are ready and the channel
-           (one a direction and pair of ranks) is free, and takes ``latency_s + message_s``; the channel is busy for
-           ``message_s``. Sending takes no time of the sender. Stages on one rank hand over for free.
+messages   A receive is posted when an action needs it. The message starts when both sides are ready and takes
+           ``latency_s + message_s``: so a channel never has two at once. Sending takes no time of the sender. Stages
+           on one rank hand over for free.
 gathers    A chunk of n units gathers weights of a unit at a time, one unit ahead. ZeRO 3: in every forward, B and I;
            lower stages: in the first forward of a chunk. The first unit's gather begins with the action, behind the
            message that it waits for: ``g/n + (n-1) max(f, g)/n + f/n``.
@@ -96,8 +96,6 @@ class _Event(NamedTuple):
     action: Action
     awaited: int
     """Place, from 1, of the other rank's action that it waits for; 0: none."""
-    channel: tuple[bool, int, int] | None
-    """On which its message comes: whether it goes forward, sender, receiver."""
     first: bool
     """The first forward of its chunk."""
     last: bool
@@ -111,15 +109,12 @@ def simulate_step(work: StepWork) -> Timeline:
     compute, exposed = [0.0] * ranks, [0.0] * ranks
     spans: list[list[Span]] = [[] for _ in range(ranks)]
     traffic: list[tuple[int, float, float]] = []
-    channels: dict[tuple[bool, int, int], float] = {}
-    ends = [-math.inf]
+    ends, hop = [-math.inf], work.latency_s + work.message_s
     for event in _events(work.schedule, ranks, work.num_microbatches, len(work.chunks[0])):
         rank, action = event.rank, event.action
         start = clock[rank]
-        if event.channel is not None:
-            begins = max(start, ends[event.awaited], channels.get(event.channel, 0.0))
-            channels[event.channel] = begins + work.message_s
-            start = begins + work.message_s + work.latency_s
+        if event.awaited:
+            start = max(start, ends[event.awaited]) + hop
         own, end, left = _executed(work, event, start, free[rank])
         if left > end:
             traffic.append((rank, end, left))
@@ -259,14 +254,11 @@ def _events(schedule: str, num_ranks: int, num_microbatches: int, chunks: int) -
         (rank, action.chunk): action for rank, own in enumerate(lists) for action in own if action.kind in ("B", "W")
     }
     begun: set[tuple[int, int]] = set()
-    ranks = [-1]
     found = []
     for rank, action, awaited in execution_order(lists, schedule, chunks):
         place = rank, action.chunk
         first = action.kind == "F" and place not in begun
         if first:
             begun.add(place)
-        channel = (action.kind == "F", ranks[awaited], rank) if awaited else None
-        found.append(_Event(rank, action, awaited, channel, first, action == last[place]))
-        ranks.append(rank)
+        found.append(_Event(rank, action, awaited, first, action == last[place]))
     return tuple(found)

@@ -64,7 +64,7 @@ def test_equal_stages_have_the_published_bubble(name: str) -> None:
             assert found.bubble_share == pytest.approx(idle / (3 * m + idle)), (p, m, v)
 
 
-def test_a_message_waits_for_its_receiver_and_for_the_channel() -> None:
+def test_a_message_waits_for_its_receiver() -> None:
     """One micro-batch more than ranks, p = 2: latency 0.5, bytes over bandwidth 1. GPipe, F = 1, B = 1.
 
     Rank 0: F 0-1, 1-2. Message 0 is there at 2.5; rank 1: F 2.5-3.5. It asks for message 1 at 3.5: F 5-6. B 6-7, 7-8.
