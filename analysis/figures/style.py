@@ -201,8 +201,6 @@ def lay_out(figure: Figure) -> None:
             with _measured_once(figure):
                 engine.execute(figure)
             figure.set_layout_engine(None)
-        for ax in figure.axes:
-            ax.apply_aspect()  # as drawing does: labels stand beside the box that is drawn
         for axis in axes:
             if axis.label.get_text():
                 axis.get_tightbbox()  # puts the label where it belongs
