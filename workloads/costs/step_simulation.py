@@ -26,8 +26,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
-from workloads.costs.pipeline import Span, execution_order
-from workloads.costs.schedule import SPLIT_BACKWARD, Action, schedule_actions, stage_at
+from workloads.costs.pipeline import Span, execution_order, pipeline_time_s
+from workloads.costs.schedule import SPLIT_BACKWARD, V_SHAPED, Action, schedule_actions, stage_at
 
 
 class ChunkWork(NamedTuple):
@@ -153,6 +153,32 @@ def step_bound_s(work: StepWork, pipeline_s: float) -> float:
     """
     once = sum(once_s(work, chunk) for own in work.chunks for chunk in own)
     return pipeline_s + once + work.tied_s + max(work.optimizer_s, default=0.0)
+
+
+def steady_pipeline_s(work: StepWork, times: list[list[tuple[float, float, float, float]]]) -> float:
+    """Seconds of a pipeline whose actions take steady times (by rank and chunk), each with its message."""
+    count, hop = len(times), work.latency_s + work.message_s
+    last = count * len(times[0]) - 1
+    forward: list[list[float]] = []
+    backward: list[list[float]] = []
+    inputs: list[list[float]] = []
+    for rank, own in enumerate(times):
+        stages = [stage_at(work.schedule, rank, chunk, count) for chunk in range(len(own))]
+        turn = work.schedule in V_SHAPED and rank == count - 1  # its two stages are neighbours
+        here = [hop if s > 0 and not (turn and s == count) else 0.0 for s in stages]
+        there = [hop if s < last and not (turn and s == count - 1) else 0.0 for s in stages]
+        forward.append([one[0] + wait for one, wait in zip(own, here, strict=True)])
+        backward.append([one[1] + wait for one, wait in zip(own, there, strict=True)])
+        inputs.append([one[2] + wait for one, wait in zip(own, there, strict=True)])
+    return pipeline_time_s(
+        work.schedule,
+        forward,
+        backward,
+        work.num_microbatches,
+        virtual_stages=len(times[0]),
+        input_s=inputs,
+        weight_s=[[one[3] for one in own] for own in times],
+    )
 
 
 def once_s(work: StepWork, chunk: ChunkWork) -> float:

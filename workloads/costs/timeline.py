@@ -34,8 +34,15 @@ from workloads.costs.params import COMPUTE_BYTES, MASTER_BYTES, latent_up_params
 from workloads.costs.partition import experiment_chunks, experiment_stages, ranks_alike
 from workloads.costs.pipeline import Simulation, Span, pipeline_time_s, simulate
 from workloads.costs.rank_times import EndTimes, LayerTimes, RankTimes, Rates, chunk_times, rank_times
-from workloads.costs.schedule import V_SHAPED, stage_at
-from workloads.costs.step_simulation import StepWork, Timeline, once_s, simulate_step, steady, step_bound_s
+from workloads.costs.step_simulation import (
+    StepWork,
+    Timeline,
+    once_s,
+    simulate_step,
+    steady,
+    steady_pipeline_s,
+    step_bound_s,
+)
 from workloads.experiment import Experiment
 from workloads.mesh import stride
 from workloads.model_spec import ModelSpec
@@ -87,7 +94,7 @@ def estimate_time(experiment: Experiment, cluster: ClusterSpec) -> TimeEstimate 
     alike, ranks = found
     m, work = experiment.num_microbatches, _work(experiment, cluster, *found)
     times = {kind: [steady(work, chunk.work()) for chunk in ranks[kind].chunks] for kind in ranks}
-    step = step_bound_s(work, _pipeline_s(work, [times[kind] for kind in alike]))
+    step = step_bound_s(work, steady_pipeline_s(work, [times[kind] for kind in alike]))
     split = experiment.pp_schedule == "interleaved_zero_bubble"
     busy = {kind: m * sum(f + (i + w if split else b) for f, b, i, w in times[kind]) for kind in ranks}
     busiest = max(ranks, key=busy.__getitem__)
@@ -178,32 +185,6 @@ def _work(e: Experiment, cluster: ClusterSpec, alike: tuple[int, ...], ranks: di
     )
 
 
-def _pipeline_s(work: StepWork, times: list[list[tuple[float, float, float, float]]]) -> float:
-    """Of a pipeline whose actions take steady times (by rank and chunk), each with the message that it waits for."""
-    count, hop = len(times), work.latency_s + work.message_s
-    last = count * len(times[0]) - 1
-    forward: list[list[float]] = []
-    backward: list[list[float]] = []
-    inputs: list[list[float]] = []
-    for rank, own in enumerate(times):
-        stages = [stage_at(work.schedule, rank, chunk, count) for chunk in range(len(own))]
-        turn = work.schedule in V_SHAPED and rank == count - 1  # its two stages are neighbours
-        here = [hop if s > 0 and not (turn and s == count) else 0.0 for s in stages]
-        there = [hop if s < last and not (turn and s == count - 1) else 0.0 for s in stages]
-        forward.append([one[0] + wait for one, wait in zip(own, here, strict=True)])
-        backward.append([one[1] + wait for one, wait in zip(own, there, strict=True)])
-        inputs.append([one[2] + wait for one, wait in zip(own, there, strict=True)])
-    return pipeline_time_s(
-        work.schedule,
-        forward,
-        backward,
-        work.num_microbatches,
-        virtual_stages=len(times[0]),
-        input_s=inputs,
-        weight_s=[[one[3] for one in own] for own in times],
-    )
-
-
 def _rates(e: Experiment, cluster: ClusterSpec) -> Rates | None:
     device, share = cluster.device, cluster.matmul_efficiency
     peak = device.peak_of(e.precision)
@@ -271,7 +252,7 @@ def _layer(e: Experiment, cluster: ClusterSpec, rates: Rates, *, routed: bool) -
             of["rope"] /= 2  # keys alone
         again = c * sum(of.get(name, 0.0) for name in e.recomputed_operations) / rates.memory
         if "experts" in e.recomputed_operations:  # two of three products; nothing is sent again
-            again += 2.0 / 3.0 * experts.products_s + experts.swiglu_s
+            again += 2.0 / 3.0 * experts.forward_s + experts.swiglu_s
         elif "swiglu" in e.recomputed_operations:
             again += experts.swiglu_s
         if "mla_up" in e.recomputed_operations:

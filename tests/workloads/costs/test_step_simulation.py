@@ -12,8 +12,15 @@ import pytest
 from tests.workloads.costs.test_schedule import NAMES, chunks_of
 from workloads.costs.pipeline import pipeline_time_s
 from workloads.costs.schedule import stage_at
-from workloads.costs.step_simulation import ChunkWork, StepWork, Timeline, simulate_step, steady, step_bound_s
-from workloads.costs.timeline import _pipeline_s
+from workloads.costs.step_simulation import (
+    ChunkWork,
+    StepWork,
+    Timeline,
+    simulate_step,
+    steady,
+    steady_pipeline_s,
+    step_bound_s,
+)
 
 
 def drawn(draw: random.Random, name: str, zero: int | None = None) -> StepWork:
@@ -149,7 +156,9 @@ def test_what_holds_for_any_times(name: str) -> None:
             assert min(compute, optimizer) > 0 and exposed >= -1e-9 and idle >= -1e-9
             assert compute + exposed + optimizer + idle == pytest.approx(found.step_s)
         check_spans(work, found)
-        bound = step_bound_s(work, _pipeline_s(work, [[steady(work, chunk) for chunk in own] for own in work.chunks]))
+        bound = step_bound_s(
+            work, steady_pipeline_s(work, [[steady(work, chunk) for chunk in own] for own in work.chunks])
+        )
         assert bound >= found.step_s * (1 - 1e-9)
 
 
