@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from results.errors_of_predictions import relative_difference
+
 COMPARED_STEPS = 3
 """Only the first steps are compared: later ones drift apart because training is chaotic, not because of errors."""
 
@@ -28,4 +30,4 @@ def largest_difference(values: Sequence[float | None], reference: Sequence[float
     (of a skipped step) is not compared."""
     pairs = zip(values[:COMPARED_STEPS], reference[:COMPARED_STEPS], strict=False)
     both = ((a, b) for a, b in pairs if a is not None and b is not None)
-    return max((abs(a - b) / max(abs(b), 1e-12) for a, b in both), default=None)
+    return max((relative_difference(a, b) for a, b in both), default=None)

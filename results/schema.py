@@ -345,7 +345,7 @@ LEDGER_COLUMNS: tuple[Column, ...] = (
     Column("grid", _S, "Grid that the point came from"),
     Column("point", _I, "Number of the point in the expanded sweep", nullable=False),
     Column("verdict", _S, "run, invalid, predicted_oom, cached or over_budget", nullable=False),
-    Column("rule", _S, "Rule that an invalid point breaks"),
+    Column("rule", _S, "Rule that an invalid point breaks; audit: predicted out of memory and run on purpose"),
     Column("detail", _S, "The verdict's numbers in words"),
     Column("predicted_peak_bytes", _I, "Closed-form peak of the highest stage", "B"),
     Column("limit_bytes", _I, "Device memory that training can have", "B"),

@@ -186,6 +186,27 @@ def _diff(options: Namespace) -> int:
     return 0
 
 
+def _grade(options: Namespace) -> int:
+    from results.grade import AXES, grades, oom_curve
+    from sweep.grade import check_out, print_grades, read, write
+    from workloads.checks import suggest
+
+    if options.out is not None:
+        check_out(options.out)
+    for name in options.by:
+        if name not in AXES:
+            raise UltrasweepError(f"--by {name}: no such axis{suggest(name, AXES)}")
+    pairs, points = read(options.path, options.predictions, options.against)
+    table = grades(pairs)
+    curve = oom_curve(points) if len(points) else points
+    console = open_console()
+    print_grades(table, curve, console, options.by)
+    if options.out is not None:
+        write(options.out, table, curve, pairs)
+        console.print(f"grades: {options.out}", highlight=False, markup=False)
+    return 0
+
+
 def _parity(options: Namespace) -> int:
     from sweep.conffiles import ConfFolders
     from sweep.parity import print_comparison, read_pair
@@ -209,6 +230,7 @@ COMMANDS: dict[str, Callable[[Namespace], int]] = {
     "retry": _retry,
     "explain": _explain,
     "diff": _diff,
+    "grade": _grade,
     "parity": _parity,
 }
 

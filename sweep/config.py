@@ -39,6 +39,8 @@ class PlanOptions:
 
     oom_margin: float
     run_predicted_oom: bool
+    audit: float
+    audit_seed: int
     reuse: bool
     overhead_s: float
     compile_s: float
@@ -206,6 +208,9 @@ def _plan_options(fields: Mapping[str, Any]) -> PlanOptions:
                 checks.flag(f"{place}.{field.name}", value)
             elif field.type == "float":
                 checks.number(f"{place}.{field.name}", value, least=0)
+    if options.audit > 1:
+        raise InvalidSweep(f"plan.audit={options.audit:g} is a share of the points refused for memory, from 0 to 1")
+    checks.whole_number("plan.audit_seed", options.audit_seed, 0)
     return options
 
 

@@ -167,6 +167,36 @@ def _diff() -> Parser:
     return parser
 
 
+def _grade() -> Parser:
+    parser = _parser(
+        "grade",
+        "Compare every prediction with every measurement: errors, order, intervals and out-of-memory verdicts, by\n"
+        "depth of prediction and by axis.",
+    )
+    parser.add_argument(
+        "path", type=path, nargs="?", default=_RESULTS, help="folder of sweeps, or one sweep (default: results)"
+    )
+    parser.add_argument("--out", type=path, metavar="FILE", help="every pair: FILE.parquet; with the grades: FILE.json")
+    parser.add_argument(
+        "--by",
+        type=names,
+        default=(),
+        metavar="AXIS,...",
+        help="tables by these axes alone, of memory too: tp,zero_stage (default: of step times, by every axis)",
+    )
+    parser.add_argument(
+        "--predictions", type=path, metavar="FILE", help="also grade this file of predictions (Parquet or CSV)"
+    )
+    parser.add_argument(
+        "--against",
+        type=path,
+        metavar="TABLE",
+        help="the table that the predictions were made of, in its order, with status, step_time_s and reserved_gib "
+        "(default: rows below the folder, by experiment_id)",
+    )
+    return parser
+
+
 def _parity() -> Parser:
     parser = _parser(
         "parity",
@@ -201,6 +231,7 @@ PARSERS: dict[str, Callable[[], Parser]] = {
     "retry": _retry,
     "explain": _explain,
     "diff": _diff,
+    "grade": _grade,
     "parity": _parity,
 }
 """Makes the parser of each command, in the order of the help."""

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from results.text import format_bytes, plural
+from sweep import audit
 from sweep.columns import holds
 from sweep.config import SweepConfig
 from sweep.expand import Expansion, GridPoint, ruled_out
@@ -127,6 +128,7 @@ def make_plan(
             f"no point is left of {plural(len(expansion.points), 'point')} whose predictions were asked for; "
             f"{ruled_out(dropped)}"
         )
+    planned = _audited(planned, config)
     candidates = [point for point in planned if point.verdict == "run"]
     others = [point for point in planned if point.verdict != "run"]
     prices = [point.price for point in candidates if point.price is not None]
@@ -236,6 +238,28 @@ def _planned(
         if detail is not None:
             return dataclasses.replace(planned, verdict="predicted_oom", detail=detail)
     return planned
+
+
+def _audited(points: list[PlannedPoint], config: SweepConfig) -> list[PlannedPoint]:
+    """The same points, of which a share of those predicted not to fit in a device runs on purpose, with the reason.
+
+    Processes that share the memory of a machine are never among them, because the machine would suffer.
+    """
+    options, limit = config.plan, config.cluster.usable_bytes
+
+    def refused(point: PlannedPoint) -> bool:
+        return point.verdict == "predicted_oom" and limit is not None and (point.peak_bytes or 0) > limit
+
+    ids = audit.chosen((p.experiment.id for p in points if refused(p)), options.audit, options.audit_seed)
+    if not ids:
+        return points
+    reason = f"run on purpose (plan.audit={options.audit:g}, seed {options.audit_seed}): predicted out of memory, "
+    return [
+        dataclasses.replace(point, verdict="run", rule=audit.RULE, detail=f"{reason}{point.detail}")
+        if refused(point) and point.experiment.id in ids
+        else point
+        for point in points
+    ]
 
 
 def _too_wide(experiment: Experiment, cluster: ClusterSpec, device_limit: DeviceLimit | None) -> list[Violation]:

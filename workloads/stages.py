@@ -19,7 +19,8 @@ from workloads.costs.memory import estimate_memory
 from workloads.costs.partition import experiment_layers
 from workloads.costs.pipeline import pipeline_time_s
 from workloads.costs.schedule import INTERLEAVED, V_SHAPED, Held, held_by_rank, stage_at
-from workloads.costs.timeline import estimate_time
+from workloads.costs.step_simulation import simulate_step
+from workloads.costs.timeline import estimate_time, step_work
 from workloads.experiment import Experiment
 from workloads.mesh import data_degrees, expert_degrees, rank_of
 from workloads.protocol import RankResult, Task
@@ -138,16 +139,16 @@ def assemble(experiment: Experiment, cluster: ClusterSpec, results: dict[int, Ra
     time of the first one (in a V that of the last, which like itself holds no end), scaled to its layers: a forward to
     their number, a backward to what they compute in it, which is half as much again where a forward is run first. The
     time after the last backward (optimizer, and the casts and copies of the gradient reduction) is that of the slowest.
-    Communication comes from the closed form.
+    Communication comes from the closed form. All of it is put together by `simulate_step`: what communication adds to
+    a step is what the step takes longer than without it.
     """
     estimate = estimate_time(experiment, cluster)
-    communication = estimate.communication_s if estimate is not None else None
     ends = [results[rank] for rank in rehearsed_ranks(experiment)]
     if any(end.forward_s is None or end.backward_s is None for end in ends):
         return RehearsedTimes(
             step_time_s=estimate.step_time_s if estimate is not None else None,
             compute_time_s=None,
-            communication_time_s=communication,
+            communication_time_s=estimate.communication_s if estimate is not None else None,
             time_source="estimated",
         )
     measured = dict(zip(_rehearsed(experiment), ends, strict=True))
@@ -162,11 +163,13 @@ def assemble(experiment: Experiment, cluster: ClusterSpec, results: dict[int, Ra
         backward.append(end.backward_s * _backward_work(experiment, rank) / _backward_work(experiment, like))
     e = experiment
     busy = pipeline_time_s(e.pp_schedule, forward, backward, e.num_microbatches, virtual_stages=e.virtual_stages)
-    compute = busy + max(_after_backward_s(end) for end in ends)
+    after = max(_after_backward_s(end) for end in ends)
+    work = step_work(e, cluster, [(*both, after) for both in zip(forward, backward, strict=True)])
+    step = simulate_step(work).step_s if work is not None else None
     return RehearsedTimes(
-        step_time_s=compute + communication if communication is not None else None,
-        compute_time_s=compute,
-        communication_time_s=communication,
+        step_time_s=step,
+        compute_time_s=busy + after,
+        communication_time_s=max(0.0, step - busy - after) if step is not None else None,
         time_source="compute_measured",
     )
 

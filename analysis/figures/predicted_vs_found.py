@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
@@ -49,7 +51,7 @@ def _memory(ax: Axes, rows: pd.DataFrame) -> None:
     finished = rows[(rows["outcome"] == "ok") & rows["predicted_peak_bytes"].notna()]
     oom = rows[(rows["outcome"] == "oom") & rows["predicted_peak_bytes"].notna()]
     unit, name = byte_unit(finished["peak_allocated_bytes"].max())
-    _scatter(ax, finished, "predicted_peak_bytes", "peak_allocated_bytes", unit)
+    scatter(ax, finished, "predicted_peak_bytes", "peak_allocated_bytes", unit)
     limit = rows["device_memory_bytes"].max()
     if len(oom) and pd.notna(limit):
         ax.plot(
@@ -61,22 +63,25 @@ def _memory(ax: Axes, rows: pd.DataFrame) -> None:
             label="out of memory",
         )
         ax.axhline(limit / unit, color=style.LIMIT_COLOUR, linestyle="--", linewidth=1, label="memory of the device")
-    _finish(ax, f"Predicted peak memory, {name}", f"Peak allocated memory, {name}")
+    finish(ax, f"Predicted peak memory, {name}", f"Peak allocated memory, {name}")
     errors = metrics.prediction_errors(rows, "predicted_peak_bytes", "peak_allocated_bytes")
     ax.set_title(f"Memory: {_summary(errors)}")
 
 
 def _times(ax: Axes, rows: pd.DataFrame) -> None:
     finished = rows[(rows["outcome"] == "ok") & rows["predicted_step_time_s"].notna()]
-    _scatter(ax, finished, "predicted_step_time_s", "step_time_s", 1)
-    _finish(ax, "Predicted step time, s", "Step time, s")
+    scatter(ax, finished, "predicted_step_time_s", "step_time_s", 1)
+    finish(ax, "Predicted step time, s", "Step time, s")
     errors = metrics.prediction_errors(rows, "predicted_step_time_s", "step_time_s")
     ax.set_title(f"Step time: {_summary(errors)}")
 
 
-def _scatter(ax: Axes, rows: pd.DataFrame, predicted: str, found: str, unit: float) -> None:
+def scatter(
+    ax: Axes, rows: pd.DataFrame, predicted: str, found: str, unit: float, workloads: Sequence[str] | None = None
+) -> None:
+    """Points of each workload, in units of ``unit``. ``workloads``: all that have a colour; None: those of the rows."""
     markers = "osD^vP*X"
-    for i, workload in enumerate(labels.workload_order(rows)):
+    for i, workload in enumerate(workloads or labels.workload_order(rows)):
         group = rows[rows["workload"] == workload]
         ax.plot(
             group[predicted] / unit,
@@ -91,7 +96,8 @@ def _scatter(ax: Axes, rows: pd.DataFrame, predicted: str, found: str, unit: flo
         )
 
 
-def _finish(ax: Axes, xlabel: str, ylabel: str) -> None:
+def finish(ax: Axes, xlabel: str, ylabel: str) -> None:
+    """Equal logarithmic axes with the diagonal and its band."""
     ax.set(xscale="log", yscale="log", xlabel=xlabel, ylabel=ylabel)
     low = min(ax.get_xlim()[0], ax.get_ylim()[0])
     high = max(ax.get_xlim()[1], ax.get_ylim()[1])

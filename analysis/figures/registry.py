@@ -44,6 +44,7 @@ from analysis.figures import (
     parallel_coordinates,
     pareto,
     predicted_vs_found,
+    prediction_depths,
     scaling,
     schedules,
 )
@@ -59,6 +60,7 @@ FIGURES: tuple[FigureSpec, ...] = (
     memory_by_category.FIGURE,
     outcomes.FIGURE,
     predicted_vs_found.FIGURE,
+    prediction_depths.FIGURE,
     overhead.FIGURE,
     memory_timeline.FIGURE,
     *memory_by_axis.FIGURES,

@@ -20,6 +20,7 @@ from analysis.rows.frame_cache import cache_per_frame
 from analysis.rows.step_peaks import add_first_steps
 from results import reference, store
 from results.errors import InvalidResults
+from results.grade import with_rehearsals
 from results.load import upgraded, upgraded_ledger
 from results.schema import ATTEMPTS
 
@@ -86,6 +87,7 @@ def load(path: Path) -> Results:
     if broken.any():
         problems.append(f"{int(broken.sum())} rows without {', '.join(_NEEDED[:-1])} or {_NEEDED[-1]} are left out")
         attempts = attempts[~broken].reset_index(drop=True)
+    attempts = with_rehearsals(attempts)
     attempts, unread = add_first_steps(attempts, folders)
     problems += unread
     return Results(path, sweeps, attempts, ledger, tuple(problems), tuple(notes))

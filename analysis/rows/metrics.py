@@ -7,6 +7,7 @@ import pandas as pd
 from analysis.rows.frame_cache import cache_per_frame
 from analysis.rows.load import last_attempts
 from results import noise, ranking
+from results.errors_of_predictions import relative_errors
 
 RANK_BY = "tokens_per_s_per_gpu"
 MFU = "mfu_palm"
@@ -101,7 +102,7 @@ def prediction_errors(frame: pd.DataFrame, predicted: str, found: str) -> pd.Ser
     rows = frame[(frame["outcome"] == "ok") & frame[predicted].notna() & (frame[found] > 0)]
     if found == "step_time_s":
         rows = rows[rows["method"] != "rehearsed_fake"]
-    return rows[predicted] / rows[found] - 1
+    return pd.Series(relative_errors(rows[predicted], rows[found]), dtype=float)
 
 
 def rehearsed_beside_measured(attempts: pd.DataFrame) -> pd.DataFrame:

@@ -14,6 +14,16 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
+from results.errors_of_predictions import rank_correlation
+
+__all__ = [
+    "MedianInterval",
+    "chance_of_rank_correlation",
+    "median_interval",
+    "rank_correlation",
+    "supported_median",
+]
+
 MIN_FOR_INTERVAL = 5
 """Fewer values than this say too little about their own spread for a bootstrap."""
 MOST_SHUFFLED = 200
@@ -60,14 +70,6 @@ def supported_median(values: Iterable[float], fewest: int = MIN_FOR_INTERVAL) ->
     """`median_interval` of at least ``fewest`` known values. None with fewer, which a figure then says."""
     known = [value for value in values if value is not None and np.isfinite(value)]
     return median_interval(known) if len(known) >= max(fewest, MIN_FOR_INTERVAL) else None
-
-
-def rank_correlation(one: ArrayLike, two: ArrayLike) -> float | None:
-    """Spearman's rank correlation, ties sharing their mean rank; None where either does not vary."""
-    ranks = [_ranks(values) for values in (one, two)]
-    if any(rank.nunique() < 2 for rank in ranks):
-        return None
-    return float(ranks[0].corr(ranks[1]))
 
 
 def chance_of_rank_correlation(one: ArrayLike, two: ArrayLike, *, shuffles: int = 1000, seed: int = 0) -> float | None:

@@ -184,7 +184,7 @@ def test_figures_of_the_study(study: pd.DataFrame) -> None:
         assert_texts_fit(figure)
     never_recorded = {"breakdown", "breakdown_by_axis", "breakdown_by_kind", "device_hours", "failures_by_phase"}
     never_recorded |= {"memory_timeline"}
-    assert missing == {"memory_by_category", "predicted_vs_found", "overhead"} | never_recorded
+    assert missing == {"memory_by_category", "predicted_vs_found", "prediction_depths", "overhead"} | never_recorded
 
 
 def processor_seconds_of_a_fixed_task() -> float:

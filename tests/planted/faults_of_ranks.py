@@ -29,6 +29,7 @@ from tests.planted.faults_of_attention import ATTENTION, POSITIONS
 from tests.planted.faults_of_experts import EXPERTS
 from tests.planted.faults_of_latents import LATENTS
 from tests.planted.faults_of_precision import PRECISION
+from tests.planted.faults_of_times import TIMES
 from tests.planted.plant import Fault
 
 _MESH = "_without_single_replica(groups.data_mesh)"
@@ -316,5 +317,6 @@ FAULTS: list[Fault] = [
     *CONSTANTS,
     *MARKS,
     *PRECISION,
+    *TIMES,
 ]
 """All of them, in the order of the report."""

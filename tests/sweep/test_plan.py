@@ -14,7 +14,7 @@ from results.store import read_ledger
 from results.text import GIB
 from sweep.config import compose_sweep
 from sweep.ledger import ledger_rows, write_ledger_file
-from sweep.plan import DeviceLimit, refuse_if_nothing_can_run
+from sweep.plan import DeviceLimit, Plan, PlannedPoint, refuse_if_nothing_can_run
 from sweep.reuse import find_finished
 from sweep.summary import reused_from
 from tests.sweep.helpers import plan_of, store_attempt
@@ -247,3 +247,33 @@ def test_ledger_rows_carry_null_for_what_is_not_known() -> None:
 def test_a_plan_is_the_same_every_time() -> None:
     first, again = plan_of([*EIGHT]), plan_of([*EIGHT])
     assert [dataclasses.astuple(p) for p in first.points] == [dataclasses.astuple(p) for p in again.points]
+
+
+def test_some_refused_points_run_on_purpose_and_say_so() -> None:
+    overrides = ["+grid=one_gpu", "model=llama8b", "cluster=h100_efa"]
+    plain = plan_of(overrides)
+    refused = {point.experiment.id: point for point in plan_points(plain, "predicted_oom")}
+    assert len(refused) > 4
+    half, other, all_of_them = (
+        plan_of([*overrides, f"plan.audit={share}", f"plan.audit_seed={seed}"])
+        for share, seed in ((0.5, 0), (0.5, 1), (1, 0))
+    )
+    chosen = [point for point in half.points if point.rule == "audit"]
+    assert len(chosen) == -(-len(refused) // 2)
+    for point in chosen:
+        before = refused[point.experiment.id]
+        assert point.verdict == "run" and before.detail is not None
+        assert point.detail == f"run on purpose (plan.audit=0.5, seed 0): predicted out of memory, {before.detail}"
+        assert dataclasses.replace(point, verdict=before.verdict, rule=None, detail=before.detail) == before
+    for point in plan_points(half, "predicted_oom"):
+        assert point == refused[point.experiment.id], "the others are as they were"
+    assert {p.experiment.id for p in other.points if p.rule == "audit"} != {p.experiment.id for p in chosen}
+    assert all_of_them.counts["predicted_oom"] == 0
+    one = plan_of([*overrides, "plan.audit=0.0001"])
+    assert sum(point.rule == "audit" for point in one.points) == 1, "a small share of few points is one"
+    with pytest.raises(InvalidSweep, match="from 0 to 1"):
+        plan_of([*overrides, "plan.audit=2"])
+
+
+def plan_points(plan: Plan, verdict: str) -> list[PlannedPoint]:
+    return [point for point in plan.points if point.verdict == verdict]

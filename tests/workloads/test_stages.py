@@ -10,7 +10,8 @@ import pytest
 from workloads.cluster import ClusterSpec, DeviceSpec, LinkSpec
 from workloads.costs.memory import estimate_memory
 from workloads.costs.schedule import INTERLEAVED
-from workloads.costs.timeline import estimate_time
+from workloads.costs.step_simulation import simulate_step
+from workloads.costs.timeline import estimate_time, step_work
 from workloads.experiment import Experiment
 from workloads.mesh import coordinates
 from workloads.model_spec import ModelSpec, MoESpec
@@ -177,12 +178,25 @@ def test_a_step_is_the_schedule_of_its_stages() -> None:
     case = experiment(dp=2, pp=2)
     first, last = rehearsed_ranks(case)
     times = assemble(case, CLUSTER, {first: result(first, 1.0, 2.0), last: result(last, 1.0, 2.0)})
-    estimate = estimate_time(case, CLUSTER)
-    assert estimate is not None
     assert times.compute_time_s == pytest.approx(99.5)
-    assert times.communication_time_s == estimate.communication_s
-    assert times.step_time_s == pytest.approx(99.5 + estimate.communication_s)
     assert times.time_source == "compute_measured"
+    # 32 messages each way: rank 1 waits for each forward's, rank 0 for each backward's, one after the other.
+    work = step_work(case, CLUSTER, [(1.0, 2.0, 0.5)] * 2)
+    assert work is not None and times.step_time_s == simulate_step(work).step_s
+    message = work.latency_s + work.message_s
+    assert times.communication_time_s is not None
+    assert 33 * message < times.communication_time_s < 99.5 * 0.02
+    assert times.step_time_s == pytest.approx(99.5 + times.communication_time_s)
+
+
+def test_the_wait_after_the_last_backward_counts_once() -> None:
+    """A last backward's span ends before it; its rank's share of a step, an F, a B and what follows, is the whole."""
+    case = experiment(dp=2, global_batch_size=2)
+    steps = [
+        StepRecord(step=i, is_warmup=i == 0, step_time_s=4.2, reduce_exposed_s=0.2, optimizer_s=1.0) for i in (0, 1)
+    ]
+    alone = dataclasses.replace(result(0, 1.0, 2.0), steps=steps)
+    assert assemble(case, CLUSTER, {0: alone}).compute_time_s == pytest.approx(4.2)
 
 
 def test_without_a_device_the_time_is_the_estimate_and_says_so() -> None:

@@ -89,7 +89,7 @@ def simulate(
     busy = [0.0] * len(schedule)
     spans: list[list[Span]] = [[] for _ in schedule]
     ends = [-math.inf]
-    for rank, action, awaited in _order(schedule, name, chunks):
+    for rank, action, awaited in execution_order(schedule, name, chunks):
         start = max(clock[rank], ends[awaited] + p2p_s)
         length = times[_place(action, rank, len(schedule), chunks)]
         clock[rank] = end = start + length
@@ -239,11 +239,11 @@ def _executed_s(steps: _Steps, times: Sequence[float], num_ranks: int, p2p_s: fl
 
 @lru_cache(maxsize=256)
 def _steps(name: str, num_ranks: int, num_microbatches: int, chunks: int) -> _Steps:
-    """Every action in an order in which it can be executed: its rank, what it awaits (see `_order`), its `_place`."""
+    """Every action in an order in which it can be executed: its rank, what it awaits, its `_place`."""
     schedule = [schedule_actions(name, rank, num_ranks, num_microbatches, chunks) for rank in range(num_ranks)]
     return tuple(
         (rank, awaited, _place(action, rank, num_ranks, chunks))
-        for rank, action, awaited in _order(schedule, name, chunks)
+        for rank, action, awaited in execution_order(schedule, name, chunks)
     )
 
 
@@ -275,7 +275,7 @@ def _by_chunk(times: Times, chunks: int) -> list[float]:
     return found
 
 
-def _order(schedule: Sequence[Sequence[Action]], name: str, chunks: int) -> list[tuple[int, Action, int]]:
+def execution_order(schedule: Sequence[Sequence[Action]], name: str, chunks: int) -> list[tuple[int, Action, int]]:
     """Every action with its rank, and with the place in this order, from 1, of the other rank's action it waits for.
 
     That place is 0 where there is none. Each action comes after the one it waits for and after those before it in its

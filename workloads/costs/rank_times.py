@@ -14,6 +14,7 @@ from workloads.costs.fp8 import gathered_bytes
 from workloads.costs.memory import parameter_shard_bytes
 from workloads.costs.params import COMPUTE_BYTES, MASTER_BYTES, local_params
 from workloads.costs.partition import StageParams
+from workloads.costs.step_simulation import ChunkWork
 from workloads.experiment import Experiment
 from workloads.mesh import data_degrees, expert_degrees, stride
 
@@ -68,23 +69,35 @@ class EndTimes(NamedTuple):
 
 
 class ChunkTimes(NamedTuple):
-    """One micro-batch of one stage, in seconds."""
+    """One micro-batch of one stage, in seconds, without what data parallelism adds."""
 
     forward_s: float
     backward_s: float
     forward_exposed_s: float
     backward_exposed_s: float
     weight_s: float
-    """Of ``backward_s`` and ``backward_exposed_s``, what W has where a backward is split."""
+    """Of ``backward_s``, what W has where a backward is split."""
+    units: int
+    """Whose weights are gathered, and gradients reduced, one after another."""
+    gather_s: float
+    """Of all units' weights, once."""
+    scatter_s: float
+    """Of all units' gradients, once."""
+    replicas_s: float
+    """Summing shards of gradients over replicas, once."""
+
+    def work(self) -> ChunkWork:
+        """What `workloads.costs.step_simulation` executes."""
+        forward, backward = self.forward_s + self.forward_exposed_s, self.backward_s + self.backward_exposed_s
+        inputs, sharding = backward - self.weight_s, (self.units, self.gather_s, self.scatter_s, self.replicas_s)
+        return ChunkWork(forward, backward, inputs, self.weight_s, *sharding)
 
 
 class RankTimes(NamedTuple):
     """One pipeline rank: its stages, and what happens once a step, in seconds."""
 
     chunks: tuple[ChunkTimes, ...]
-    busy_s: float
-    """Of one micro-batch in all chunks."""
-    once_exposed_s: float
+    tied_s: float
     optimizer_s: float
 
 
@@ -147,18 +160,18 @@ def chunk_times(
         forward, backward = forward + ends.head_forward_s, backward + ends.head_backward_s
     edges = ends.exposed_s * ((held.embedding > 0) + held.has_head)
 
-    if e.zero_stage >= 2:
-        gather, scatter = _sharding_s(e, cluster, held)
-        if e.zero_stage == 3:
-            forward_exposed += max(0.0, gather - forward) + gather / max(1, held.num_layers)
-            both = gather + scatter
-            left = max(0.0, both - backward)
-            weight += left * scatter / both if left else 0.0
-        else:
-            left = max(0.0, scatter - backward)
-            weight += left
-        backward_exposed += left
-    return ChunkTimes(forward, backward, forward_exposed + edges, backward_exposed + edges, weight)
+    gather, scatter = _sharding_s(e, cluster, held)
+    return ChunkTimes(
+        forward,
+        backward,
+        forward_exposed + edges,
+        backward_exposed + edges,
+        weight,
+        max(1, held.num_layers),
+        gather,
+        scatter,
+        _replicas_s(e, cluster, held),
+    )
 
 
 def rank_times(
@@ -167,23 +180,9 @@ def rank_times(
     c, g = COMPUTE_BYTES[e.precision], MASTER_BYTES[e.precision]
     params, experts = _held_params(e, held)
     shard_bytes = parameter_shard_bytes(e, params - experts, experts)
-    forward = backward = exposed = 0.0
-    for chunk in chunks:
-        forward, backward = forward + chunk.forward_s, backward + chunk.backward_s
-        exposed += chunk.forward_exposed_s + chunk.backward_exposed_s
-    unit = max(1, held.num_layers)
-    gather, scatter = _sharding_s(e, cluster, held)
-    replicas = _replicas_s(e, cluster, held)
-    once = 0.0
-    if e.zero_stage < 3:
-        once += max(0.0, gather - forward) + gather / unit
-    last = replicas + (scatter if e.zero_stage <= 1 else 0.0)
-    once += max(0.0, last - backward) + (scatter + replicas) / unit
-    once += _tied_s(e, cluster, held, g)
     return RankTimes(
         chunks=chunks,
-        busy_s=forward + backward + exposed,
-        once_exposed_s=once,
+        tied_s=_tied_s(e, cluster, held, g),
         optimizer_s=(OPTIMIZER_PASSES + 1 + c / g) * shard_bytes / rates.memory,  # and casting the new weights
     )
 

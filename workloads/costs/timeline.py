@@ -6,10 +6,11 @@ compute     matmul FLOPs / (peak * matmul_efficiency); attention at its own shar
             residuals and gradient accumulation at memory bandwidth. Kernels follow each other without gaps
 tp          forward: all gathers and scatters are exposed. Backward: a row-parallel layer's gather is; a column-parallel
             layer gathers its input beside the input-gradient matmul and scatters beside the weight-gradient matmul
-dp          gradients of one micro-batch hide behind its backward and gathered weights behind its forward, except for
-            the last unit reduced and the first unit gathered. ZeRO 3 gathers in both directions, every micro-batch
-pp          `pipeline_time_s` of every chunk's actual times. A split backward's W has the weights' gradients of matmuls,
-            their accumulation and their reduction, I all else: attention, norms, what is computed again
+dp          gradients hide behind their backward and gathered weights behind their forward, except for the last unit
+            reduced and the first unit gathered; see `workloads.costs.step_simulation`
+pp          `pipeline_time_s` of every chunk's actual times, messages included, and a bound on what the first and the
+            last of a chunk's actions take longer (`step_bound_s`). A split backward's W has the weights' gradients of
+            matmuls, their accumulation and their reduction, I all else: attention, norms, what is computed again
 cp          a ring's messages hide behind attention; gathers and all-to-alls are exposed
 ep          the rank with most tokens counts; exchanges are exposed but for shared experts beside the first of them,
             see `workloads.costs.expert_times`
@@ -17,6 +18,8 @@ ep          the rank with most tokens counts; exchanges are exposed but for shar
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -31,12 +34,31 @@ from workloads.costs.params import COMPUTE_BYTES, MASTER_BYTES, latent_up_params
 from workloads.costs.partition import experiment_chunks, experiment_stages, ranks_alike
 from workloads.costs.pipeline import Simulation, Span, pipeline_time_s, simulate
 from workloads.costs.rank_times import EndTimes, LayerTimes, RankTimes, Rates, chunk_times, rank_times
-from workloads.costs.schedule import SPLIT_BACKWARD
+from workloads.costs.step_simulation import (
+    StepWork,
+    Timeline,
+    once_s,
+    simulate_step,
+    steady,
+    steady_pipeline_s,
+    step_bound_s,
+)
 from workloads.experiment import Experiment
 from workloads.mesh import stride
 from workloads.model_spec import ModelSpec
 
-__all__ = ["Simulation", "Span", "TimeEstimate", "estimate_idle", "estimate_time", "pipeline_time_s", "simulate"]
+__all__ = [
+    "Simulation",
+    "Span",
+    "TimeEstimate",
+    "Timeline",
+    "estimate_idle",
+    "estimate_time",
+    "pipeline_time_s",
+    "simulate",
+    "simulate_experiment",
+    "step_work",
+]
 
 ATTENTION_RELATIVE_EFFICIENCY = 0.74
 """Rate of causal attention over the rate of matmuls: cuDNN forward and backward 510 TFLOP/s beside 690 for the matrix
@@ -60,40 +82,41 @@ class TimeEstimate:
     optimizer_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class _Pipeline:
-    ranks: dict[int, RankTimes]
-    """By what they hold, see `ranks_alike`."""
-    total_s: float
-    """From the first forward to the last backward."""
-
-    @property
-    def step_time_s(self) -> float:
-        ranks = self.ranks.values()
-        return self.total_s + max(rank.once_exposed_s for rank in ranks) + max(rank.optimizer_s for rank in ranks)
-
-
 def estimate_time(experiment: Experiment, cluster: ClusterSpec) -> TimeEstimate | None:
     """Time of one step; None where the cluster's device has no known rate for the precision.
 
     Raises `InfeasibleLayout` when the layout leaves the only node of a cluster without a link between nodes. Expects an
     experiment that breaks no rule of `workloads.rules`.
     """
-    found = _pipeline(experiment, cluster)
+    found = _ranks(experiment, cluster)
     if found is None:
         return None
-    ranks, m = list(found.ranks.values()), experiment.num_microbatches
-    busiest = max(ranks, key=lambda rank: rank.busy_s)
-    compute = m * sum(chunk.forward_s + chunk.backward_s for chunk in busiest.chunks)
-    exposed = m * sum(chunk.forward_exposed_s + chunk.backward_exposed_s for chunk in busiest.chunks)
-    once = max(rank.once_exposed_s for rank in ranks)
+    alike, ranks = found
+    m, work = experiment.num_microbatches, _work(experiment, cluster, *found)
+    times = {kind: [steady(work, chunk.work()) for chunk in ranks[kind].chunks] for kind in ranks}
+    step = step_bound_s(work, steady_pipeline_s(work, [times[kind] for kind in alike]))
+    split = experiment.pp_schedule == "interleaved_zero_bubble"
+    busy = {kind: m * sum(f + (i + w if split else b) for f, b, i, w in times[kind]) for kind in ranks}
+    busiest = max(ranks, key=busy.__getitem__)
+    compute = m * sum(chunk.forward_s + chunk.backward_s for chunk in ranks[busiest].chunks)
+    once = sum(once_s(work, chunk.work()) for chunk in ranks[busiest].chunks) + work.tied_s
+    optimizer = max(rank.optimizer_s for rank in ranks.values())
     return TimeEstimate(
-        step_time_s=found.step_time_s,
+        step_time_s=step,
         compute_s=compute,
-        communication_s=exposed + once,
-        bubble_s=max(0.0, found.total_s - compute - exposed),
-        optimizer_s=max(rank.optimizer_s for rank in ranks),
+        communication_s=busy[busiest] - compute + once,
+        bubble_s=max(0.0, step - busy[busiest] - once - optimizer),
+        optimizer_s=optimizer,
     )
+
+
+def simulate_experiment(experiment: Experiment, cluster: ClusterSpec) -> Timeline | None:
+    """One step of an experiment, event by event; None, and errors, as of `estimate_time`.
+
+    It takes a second for some hundred thousand actions, so `estimate_time`, which plans call, takes a bound instead.
+    """
+    found = _ranks(experiment, cluster)
+    return simulate_step(_work(experiment, cluster, *found)) if found is not None else None
 
 
 def estimate_idle(experiment: Experiment, cluster: ClusterSpec) -> tuple[float, ...] | None:
@@ -101,14 +124,38 @@ def estimate_idle(experiment: Experiment, cluster: ClusterSpec) -> tuple[float, 
 
     Their mean is what ``pipeline_idle_s`` over ``step_time_s`` is of a measured run.
     """
-    found = _pipeline(experiment, cluster)
+    found = simulate_experiment(experiment, cluster)
+    return tuple(idle / found.step_s for idle in found.idle_s) if found is not None else None
+
+
+def step_work(
+    experiment: Experiment, cluster: ClusterSpec, measured: Sequence[tuple[float, float, float]] | None = None
+) -> StepWork | None:
+    """What a step consists of, for `simulate_step`; None, and errors, as of `estimate_time`.
+
+    ``measured``: by pipeline rank the seconds of one micro-batch's forward and backward through all its chunks, and of
+    its optimizer; they stand in the place of the closed form's, chunks alike. Communication stays the closed form's.
+    """
+    found = _ranks(experiment, cluster)
     if found is None:
         return None
-    busy = {kind: experiment.num_microbatches * rank.busy_s for kind, rank in found.ranks.items()}
-    return tuple((found.total_s - busy[kind]) / found.step_time_s for kind in ranks_alike(experiment))
+    alike, ranks = found
+    work = _work(experiment, cluster, alike, ranks)
+    if measured is None:
+        return work
+    chunks = []
+    for kind, (forward, backward, _) in zip(alike, measured, strict=True):
+        share = 1 / len(ranks[kind].chunks)
+        own = []
+        for chunk in ranks[kind].chunks:
+            weight = 0.5 * share * backward
+            own.append(chunk._replace(forward_s=share * forward, backward_s=2 * weight, weight_s=weight).work())
+        chunks.append(tuple(own))
+    return dataclasses.replace(work, chunks=tuple(chunks), optimizer_s=tuple(after for _, _, after in measured))
 
 
-def _pipeline(e: Experiment, cluster: ClusterSpec) -> _Pipeline | None:
+def _ranks(e: Experiment, cluster: ClusterSpec) -> tuple[tuple[int, ...], dict[int, RankTimes]] | None:
+    """For each pipeline rank what it holds (`ranks_alike`), and the times of each."""
     rates = _rates(e, cluster)
     if rates is None:
         return None
@@ -120,24 +167,22 @@ def _pipeline(e: Experiment, cluster: ClusterSpec) -> _Pipeline | None:
     for kind in dict.fromkeys(alike):
         costs = tuple(chunk_times(e, cluster, rates, held, dense, moe, ends) for held in chunks[kind])
         ranks[kind] = rank_times(e, cluster, rates, whole[kind], costs)
-    forward = {kind: [chunk.forward_s + chunk.forward_exposed_s for chunk in ranks[kind].chunks] for kind in ranks}
-    backward = {kind: [chunk.backward_s + chunk.backward_exposed_s for chunk in ranks[kind].chunks] for kind in ranks}
-    inputs = weights = None
-    if e.pp_schedule in SPLIT_BACKWARD:
-        weight = {kind: [chunk.weight_s for chunk in ranks[kind].chunks] for kind in ranks}
-        weights = [weight[kind] for kind in alike]
-        inputs = [[b - w for b, w in zip(backward[kind], weight[kind], strict=True)] for kind in alike]
-    total = pipeline_time_s(
-        e.pp_schedule,
-        [forward[kind] for kind in alike],
-        [backward[kind] for kind in alike],
-        e.num_microbatches,
-        _p2p_s(e, cluster),
-        e.virtual_stages,
-        input_s=inputs,
-        weight_s=weights,
+    return alike, ranks
+
+
+def _work(e: Experiment, cluster: ClusterSpec, alike: tuple[int, ...], ranks: dict[int, RankTimes]) -> StepWork:
+    works = {kind: tuple(chunk.work() for chunk in rank.chunks) for kind, rank in ranks.items()}
+    latency, message = _p2p_s(e, cluster)
+    return StepWork(
+        schedule=e.pp_schedule,
+        num_microbatches=e.num_microbatches,
+        chunks=tuple(works[kind] for kind in alike),
+        zero_stage=e.zero_stage,
+        latency_s=latency,
+        message_s=message,
+        tied_s=max(rank.tied_s for rank in ranks.values()),
+        optimizer_s=tuple(ranks[kind].optimizer_s for kind in alike),
     )
-    return _Pipeline(ranks, total)
 
 
 def _rates(e: Experiment, cluster: ClusterSpec) -> Rates | None:
@@ -331,9 +376,10 @@ def _tp_exposed(e: Experiment, cluster: ClusterSpec, c: int, matmul_s: float, co
     return _TensorParallel(gathers + 2 * scatter, backward, gathers, of_latents, scatter)
 
 
-def _p2p_s(e: Experiment, cluster: ClusterSpec) -> float:
-    """One stage's output to the next: ``c T_s h``."""
+def _p2p_s(e: Experiment, cluster: ClusterSpec) -> tuple[float, float]:
+    """One stage's output to the next, ``c T_s h`` bytes: start-up, and bytes over bandwidth."""
     if e.pp == 1:
-        return 0.0
+        return 0.0, 0.0
     message = COMPUTE_BYTES[e.precision] * rank_tokens(e)[1] * e.model.hidden_size
-    return collective_time_s("p2p", message, e.pp, stride(e, "pp"), cluster)
+    latency, whole = (collective_time_s("p2p", size, e.pp, stride(e, "pp"), cluster) for size in (0.0, message))
+    return latency, whole - latency

@@ -12,10 +12,8 @@ from workloads.costs.collectives import collective_time_s
 from workloads.costs.expert_times import ExpertTimes
 from workloads.costs.flops import flops_per_token, hardware_flops_per_token
 from workloads.costs.memory import estimate_memory
-from workloads.costs.partition import ranks_alike
 from workloads.costs.rank_times import Rates
-from workloads.costs.schedule import schedule_actions
-from workloads.costs.timeline import TimeEstimate, estimate_idle, estimate_time, simulate
+from workloads.costs.timeline import TimeEstimate, estimate_idle, estimate_time, simulate_experiment, step_work
 from workloads.costs.traffic import step_traffic
 from workloads.experiment import Experiment, PipelineSchedule
 from workloads.model_spec import ModelSpec
@@ -179,9 +177,9 @@ def test_a_chunk_costs_what_it_holds() -> None:
     e = Experiment.canonical(
         model=LLAMA_8B, pp=2, pp_schedule="zero_bubble_v", pp_split="even", global_batch_size=8, seq_len=4096
     )
-    found = timeline._pipeline(e, H200)
+    found = timeline._ranks(e, H200)
     assert found is not None
-    (first, last), (second, third) = (rank.chunks for rank in found.ranks.values())
+    (first, last), (second, third) = (rank.chunks for rank in found[1].values())
     assert second == third
     rate = 989e12 * (H200.matmul_efficiency or 0)
     head = 3 * 2.0 * 4096 * 128256 * 4096 / rate  # the logits and both gradients, all in its forward
@@ -211,23 +209,14 @@ def test_ranks_idle_as_their_chunks_times_say(name: str) -> None:
             zero_stage=zero,
             global_batch_size=2 * m,
         )
-        found, result, idle = timeline._pipeline(e, H200), estimate_time(e, H200), estimate_idle(e, H200)
-        assert found is not None and result is not None and idle is not None
-        ranks = [found.ranks[kind].chunks for kind in ranks_alike(e)]
-        whole = [[chunk.backward_s + chunk.backward_exposed_s for chunk in own] for own in ranks]
-        done = simulate(
-            [schedule_actions(name, rank, pp, m, e.virtual_stages) for rank in range(pp)],
-            [[chunk.forward_s + chunk.forward_exposed_s for chunk in own] for own in ranks],
-            whole,
-            timeline._p2p_s(e, H200),
-            name=name,
-            input_s=[[b - c.weight_s for b, c in zip(*both, strict=True)] for both in zip(whole, ranks, strict=True)],
-            weight_s=[[chunk.weight_s for chunk in own] for own in ranks],
-        )
-        assert found.total_s == pytest.approx(done.total_s, rel=1e-12)
-        assert idle == pytest.approx([waited / result.step_time_s for waited in done.idle_s], abs=1e-12)
-        assert min(idle) * result.step_time_s == pytest.approx(result.bubble_s, abs=1e-12)
-        assert all(chunk.weight_s < chunk.backward_s + chunk.backward_exposed_s for own in ranks for chunk in own)
+        work, result, idle = step_work(e, H200), estimate_time(e, H200), estimate_idle(e, H200)
+        done = simulate_experiment(e, H200)
+        assert work is not None and done is not None and result is not None and idle is not None
+        assert idle == pytest.approx([waited / done.step_s for waited in done.idle_s], abs=1e-12)
+        # A plan's closed form is a bound, and near: what happens once a step is little beside its micro-batches.
+        assert done.step_s <= result.step_time_s * (1 + 1e-12) < 1.04 * done.step_s
+        assert [len(own) for own in work.chunks] == [e.virtual_stages] * pp
+        assert all(0 < chunk.weight_s < chunk.backward_s for own in work.chunks for chunk in own)
 
 
 def test_no_rates_no_idle_share() -> None:

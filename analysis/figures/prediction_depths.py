@@ -1,0 +1,80 @@
+"""Predicted against measured step time for each depth of prediction, of the same runs: closed form and rehearsal."""
+
+from __future__ import annotations
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from analysis.figures import style
+from analysis.figures.predicted_vs_found import finish, scatter
+from analysis.figures.spec import FigureSpec
+from analysis.rows import labels
+from analysis.rows.frame_cache import cache_per_frame
+from results.errors_of_predictions import relative_errors, summary
+from results.grade import measured_points, pairs_of_rows
+from results.text import format_percent, listed
+
+NAMES = {"closed_form": "closed form", "rehearsed": "rehearsed"}
+
+
+@cache_per_frame
+def data(frame: pd.DataFrame) -> pd.DataFrame:
+    """Every prediction of a step time beside its measurement (`results.grade.pairs_of_rows`), one row a depth."""
+    points = measured_points(frame)
+    pairs = pairs_of_rows(points)
+    pairs = pairs[pairs["quantity"] == "step_time"]
+    told = points.drop_duplicates("experiment_id")[["experiment_id", "workload", "layout", "num_params", "attempt_id"]]
+    shown = ["depth", "experiment_id", "world_size", "seq_len", "dp", "tp", "cp", "pp", "predicted", "measured"]
+    return pairs[shown].merge(told, on="experiment_id", how="left")
+
+
+@style.styled
+def draw(frame: pd.DataFrame) -> Figure:
+    """A panel for each depth, on equal scales. The diagonal is a perfect prediction."""
+    pairs = data(frame)
+    depths = [depth for depth in NAMES if (pairs["depth"] == depth).any()]
+    if len(depths) < 2:
+        raise style.NothingToDraw("no measured run was rehearsed too")
+    figure = style.new_figure(5.6 * len(depths), 5.2)
+    panels = figure.subplots(1, len(depths), squeeze=False)[0]
+    workloads = labels.workload_order(pairs)
+    ends = pairs[["predicted", "measured"]].min().min() * 0.9, pairs[["predicted", "measured"]].max().max() * 1.1
+    for ax, depth in zip(panels, depths, strict=True):
+        own = pairs[pairs["depth"] == depth]
+        scatter(ax, own, "predicted", "measured", 1, workloads)
+        ax.set_title(f"{NAMES[depth].capitalize()}: {_in_short(own)}")
+        ax.set(xscale="log", yscale="log", xlim=ends, ylim=ends)
+        finish(ax, "Predicted step time, s", "Step time, s" if ax is panels[0] else "")
+        ax.tick_params(labelleft=ax is panels[0])
+    style.bottom_legend(figure, panels[0].get_legend_handles_labels()[0])
+    return figure
+
+
+def _in_short(pairs: pd.DataFrame) -> str:
+    found = summary(relative_errors(pairs["predicted"], pairs["measured"]))
+    assert found is not None
+    return f"mean error {format_percent(found.mape)}, p90 {format_percent(found.p90)}, n = {found.n:,}"
+
+
+def _conclude(frame: pd.DataFrame) -> str | None:
+    pairs = data(frame)
+    if pairs["depth"].nunique() < 2:
+        return None
+    both = pairs[pairs["experiment_id"].isin(pairs.loc[pairs["depth"] == "rehearsed", "experiment_id"])]
+    said = [f"{NAMES[str(depth)]} {_in_short(own)}" for depth, own in both.groupby("depth", sort=False)]
+    return f"Of the runs that were rehearsed too: {listed(said)}."
+
+
+FIGURE = FigureSpec(
+    name="prediction_depths",
+    section="trust",
+    title="Step time predicted in closed form and by rehearsal",
+    caption=(
+        "Each measured run beside what was predicted of it, in closed form before the run and by rehearsing single "
+        "ranks on one device; the band is ± 10 %. Not every run was rehearsed. python -m sweep grade has the errors "
+        "by axis."
+    ),
+    draw=draw,
+    data=data,
+    conclude=_conclude,
+)

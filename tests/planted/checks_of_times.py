@@ -1,0 +1,23 @@
+"""A check of simulated step times: what small steps take by hand."""
+
+from __future__ import annotations
+
+from tests.planted.plant import Fault, planted
+from tests.pool import Pool
+from workloads.costs import step_simulation
+from workloads.costs.step_simulation import ChunkWork, StepWork
+
+
+def step_times(pool: Pool, fault: Fault | None) -> None:
+    """Two micro-batches on one or two ranks, in seconds that can be counted by hand."""
+    del pool  # nothing is run
+    with planted(fault):
+        # GPipe with F = B = 1 and messages of 1.5 that start when both sides are ready, as in the tests of the module.
+        plain = ChunkWork(1.0, 1.0, 0.5, 0.5)
+        work = StepWork(schedule="gpipe", num_microbatches=2, chunks=((plain,),) * 2, latency_s=0.5, message_s=1.0)
+        assert step_simulation.simulate_step(work).step_s == 12
+        # F 4, B 8 in four units, twice; a reduction of 4 leaves a quarter of it, one of 16 hides in one unit less.
+        for reduction, last in ((4.0, 8 + 1), (16.0, 2 + 16)):
+            chunk = ChunkWork(4.0, 8.0, 4.0, 4.0, 4, 0.0, reduction)
+            work = StepWork(schedule="1f1b", num_microbatches=2, chunks=((chunk,),), zero_stage=1)
+            assert step_simulation.simulate_step(work).step_s == 4 + 8 + 4 + last
