@@ -93,6 +93,7 @@ def step_time(points: Points, facts: Facts, p: Mapping[str, float]) -> Floats:
     matmul = passes * 2 * tokens * x.layer_params / tp / rate * slower
     head_dim = h / x.heads
     attention_rate = x.peak * p["attention"] * np.minimum(1.0, head_dim / 128) ** p["head_size"]
+    attention_rate = attention_rate / np.where(np.log2(head_dim) % 1 == 0, 1.0, p["odd_head"])
     turns = np.where(again == 2, 4.5, 3.5)
     flops = 4 * tokens * x.seq * h / tp
     attention = np.where(facts.unfused > 0, passes * flops / rate, 0.5 * turns * flops / attention_rate)
@@ -178,7 +179,10 @@ def _data_parallel(x: Points, facts: Facts, p: Mapping[str, float], largest: Flo
     gather = np.where(sharded, share * 2 * largest / rate * p["sharded"], 0.0)
     m = x.micro_batches
     reduce = reduce * np.where(x.zero >= 2, m, 1.0)
-    reduce = reduce + p["dp_start"] * np.log2(np.maximum(ranks, 1.0)) * x.layers / x.pp
+    layers = x.layers / x.pp
+    ring = p["ring_start"] * ranks * layers
+    reduce = reduce + np.where(sharded, ring, p["dp_start"] * np.log2(np.maximum(ranks, 1.0)) * layers)
+    gather = gather + np.where(sharded, ring, 0.0)
     beside = p["hidable"] * slowest * 2 / 3 * np.where(x.zero >= 2, m, 1.0)
     # ZeRO 3 gathers in both directions of every micro-batch, beside the layers before.
     ahead = gather * 2 * m * (x.zero == 3)
