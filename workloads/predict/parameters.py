@@ -18,11 +18,11 @@ class Parameter(NamedTuple):
 
 
 TIME: dict[str, Parameter] = {
-    "matmul": Parameter(0.76, 0.12, "share of peak that matrix products reach at large sizes"),
-    "tokens": Parameter(400.0, 0.7, "tokens at which short products take twice as long"),
-    "width": Parameter(120.0, 0.7, "hidden size over tp at which narrow products take twice as long"),
+    "matmul": Parameter(0.73, 0.12, "share of peak that matrix products reach at large sizes"),
+    "tokens": Parameter(250.0, 0.7, "tokens at which short products take twice as long"),
+    "width": Parameter(80.0, 0.7, "hidden size over tp at which narrow products take twice as long"),
     "attention": Parameter(0.48, 0.25, "share of peak that causal attention reaches at head size 128"),
-    "head_size": Parameter(0.6, 0.4, "exponent: attention slows as (128 / head size) to this power"),
+    "head_size": Parameter(0.35, 0.4, "exponent: attention slows as (128 / head size) to this power"),
     "odd_head": Parameter(1.15, 0.1, "attention's time with heads whose size is no power of two"),
     "memory": Parameter(0.75, 0.3, "share of memory bandwidth of norms, RoPE, SwiGLU, residuals and the loss"),
     "accumulate": Parameter(1.0, 0.5, "gradient accumulation over its bytes at full memory bandwidth"),
