@@ -36,7 +36,7 @@ class Fitted:
 
     def spread_of(self, jacobian: Floats) -> Floats:
         """Standard deviation of the logarithm of predictions with these derivatives, shape (rows, quantities)."""
-        variance = np.einsum("ij,jk,ik->i", jacobian, self.covariance, jacobian)
+        variance = ((jacobian @ self.covariance) * jacobian).sum(axis=1)
         spread: Floats = np.sqrt(np.maximum(0.0, variance))
         return spread
 

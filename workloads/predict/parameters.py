@@ -45,7 +45,9 @@ TIME: dict[str, Parameter] = {
     "tp_exposed": Parameter(0.75, 0.3, "share of tensor-parallel traffic that nothing hides"),
     "dp_exposed": Parameter(0.25, 0.6, "share of gradient traffic that nothing hides, though a backward runs beside"),
     "dp_start": Parameter(0.0003, 1.0, "seconds a layer and doubling of the ranks to start a gradient reduction"),
-    "ring_start": Parameter(0.00003, 1.0, "seconds a layer and rank of a ring that shards gradients or gathers weights"),
+    "ring_start": Parameter(
+        0.00003, 1.0, "seconds a layer and rank of a ring that shards gradients or gathers weights"
+    ),
     "slow_down": Parameter(0.08, 0.7, "seconds of compute lost for a second of traffic beside it"),
     "hidable": Parameter(0.6, 0.4, "share of the last backward that gradient traffic can hide behind"),
     "message": Parameter(0.0005, 1.0, "seconds of a pipeline message, without its bytes"),

@@ -8,27 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import partial
 
 import numpy as np
 
-from workloads.predict.fit import Fitted, derivatives, fit, prior
+from workloads.predict.fit import Fitted, fit, prior
+from workloads.predict.learned_time import LearnedTime, Widening, learn_time, widening
 from workloads.predict.memory_terms import GIB, MEMORY, peaks, reserved
 from workloads.predict.parameters import time_parameters
 from workloads.predict.points import Floats, Points
 from workloads.predict.profiles import Profile
-from workloads.predict.residuals import Kernel, Residuals
-from workloads.predict.time_terms import facts_of, step_time
+from workloads.predict.residuals import Kernel
+from workloads.predict.time_terms import facts_of
 
-SPREAD = 0.05
-"""Of a row's logarithm of time around the closed form, in a fit."""
 MEMORY_SPREAD = 0.08
-UNFITTED_SPREAD = 0.15
-"""What the closed form misses on a code base and cluster of which no row was seen."""
 NORMAL_90 = 1.645
 """Half the width of a normal distribution's middle 90 %."""
-FEW = 4
-"""Rows below which nothing beside the closed form is learned."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +56,8 @@ class Predictor:
     """Fitted quantities by code base."""
 
     profiles: Mapping[str, Profile]
-    time: dict[str, Fitted] = field(default_factory=dict)
-    residuals: dict[str, Residuals] = field(default_factory=dict)
-    widen: dict[str, float] = field(default_factory=dict)
-    """Factor of the spread that makes intervals cover what they left out."""
+    time: dict[str, LearnedTime] = field(default_factory=dict)
+    widen: dict[str, Widening] = field(default_factory=dict)
     memory: dict[str, Fitted] = field(default_factory=dict)
     memory_offset: dict[str, float] = field(default_factory=dict)
     cut: dict[str, float] = field(default_factory=dict)
@@ -88,16 +80,9 @@ class Predictor:
         if not rows.any():
             return
         points, target = measured.points.take(rows), measured.step_time_s[rows]
-        facts = facts_of(points, self.profiles)
-        parameters = time_parameters(self.profiles[name].time)
-        fitted = fit(lambda p: step_time(points, facts, p), target, parameters, SPREAD)
-        self.time[name] = fitted
-        if len(target) < FEW:
-            return
-        left = np.log(target / step_time(points, facts, fitted.values))
-        learned = Residuals.learn(points, left, kernel)
-        self.residuals[name] = learned
-        self.widen[name] = learned.widening()
+        self.time[name] = learned = learn_time(points, target, self.profiles, name, kernel)
+        if learned.residuals is not None:
+            self.widen[name] = widening(points, target, self.profiles, name, kernel)
 
     def _learn_memory(self, name: str, measured: Measured, own: Floats) -> None:
         rows = own & np.isfinite(measured.reserved_bytes)
@@ -127,15 +112,11 @@ class Predictor:
             rows = points.codebase == name
             part = points.take(rows)
             facts = facts_of(part, self.profiles)
-            fitted = self.time.get(name) or prior(time_parameters(self.profiles[name].time))
-            start, jacobian = derivatives(partial(step_time, part, facts), fitted.values)
-            if name in self.residuals:
-                mean, sigma = self.residuals[name].at(part)
-                sigma = self.widen[name] * np.hypot(sigma, fitted.spread_of(jacobian))
-            else:
-                few = UNFITTED_SPREAD if name not in self.time else UNFITTED_SPREAD / 2
-                mean, sigma = np.zeros(len(part)), np.hypot(few, fitted.spread_of(jacobian))
-            time[rows], spread[rows] = np.exp(start + mean), sigma
+            learned = self.time.get(name) or LearnedTime(prior(time_parameters(self.profiles[name].time)), 0, None)
+            mean, sigma = learned.at(part, facts)
+            if name in self.widen:
+                sigma = sigma * self.widen[name].at(part)
+            time[rows], spread[rows] = np.exp(mean), sigma
             memory = self.memory[name].values if name in self.memory else self._memory_defaults(name)
             first, fullest = peaks(part, facts, memory)
             allocated[rows] = fullest

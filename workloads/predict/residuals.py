@@ -21,9 +21,9 @@ class Kernel:
     common: float = 0.05
     device: float = 0.05
     version: float = 0.03
-    near: float = 0.06
-    noise: float = 0.03
-    reach: float = 1.5
+    near: float = 0.1
+    noise: float = 0.05
+    reach: float = 2.5
     """Factor of the lengths of `LENGTHS`."""
 
 
@@ -97,16 +97,6 @@ class Residuals:
     weights: Floats
     inverse: Floats
 
-    def widening(self) -> float:
-        """The factor of the spread with which 90 % of the rows, each left out in turn, are covered; at least a half.
-
-        Left out, a row is missed by ``weight / inverse diagonal``, with variance ``1 / inverse diagonal``.
-        """
-        z = np.abs(self.weights) / np.sqrt(np.diag(self.inverse))
-        count = len(z)
-        place = min(1.0, 0.9 * (count + 1) / count)
-        return max(0.5, float(np.quantile(z, place)) / 1.645)
-
     @classmethod
     def learn(cls, rows: Points, residual: Floats, kernel: Kernel) -> Residuals:
         robust = robust_noise(residual, kernel.noise)
@@ -121,7 +111,7 @@ class Residuals:
             part = slice(start, min(start + chunk, len(points)))
             among = covariance(points.take(np.arange(part.start, part.stop)), self.rows, self.kernel)
             mean[part] = among @ self.weights
-            known = np.einsum("ij,jk,ik->i", among, self.inverse, among)
+            known = ((among @ self.inverse) * among).sum(axis=1)
             spread[part] = np.sqrt(np.maximum(0.0, prior_variance(self.kernel) - known) + self.kernel.noise**2)
         return mean, spread
 
