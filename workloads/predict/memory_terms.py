@@ -32,6 +32,7 @@ MEMORY: dict[str, Parameter] = {
     "selective": Parameter(0.7, 0.3, "share of activations kept with selective recomputation"),
     "loss": Parameter(10.0, 0.5, "bytes of a logit on the last stage"),
     "embedding": Parameter(2.0, 0.8, "bytes a token and hidden unit beside the layers"),
+    "head": Parameter(4.0, 0.8, "bytes a token and hidden unit beside the head, which nothing splits"),
     "constant": Parameter(2.0, 0.5, "GiB beside everything else, of what is reserved"),
     "allocator": Parameter(1.08, 0.08, "reserved over allocated"),
 }
@@ -60,7 +61,7 @@ def peaks(x: Points, facts: Facts, p: Mapping[str, float]) -> tuple[Floats, Floa
     working = np.where(x.recompute == 2, layer, 0.0)
     in_flight = stages.in_flight * (1 + (x.vpp - 1) / x.vpp * (1 - 1 / np.maximum(x.pp, 1)))[:, None]
     activations = in_flight * stages.layers * kept[:, None] + (stages.layers > 0) * working[:, None]
-    logits = p["loss"] * tokens * x.vocab / x.tp
+    logits = p["loss"] * tokens * x.vocab / x.tp + p["head"] * tokens * x.hidden
     beside = p["embedding"] * tokens * x.hidden
     total = state + activations + stages.head * logits[:, None] + beside[:, None]
     total = np.where(stages.exists > 0, total, 0.0)

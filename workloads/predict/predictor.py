@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from workloads.predict.fit import Fitted, fit, prior
+from workloads.predict.fit import prior
 from workloads.predict.learned_time import LearnedTime, Widening, learn_time, widening
+from workloads.predict.learned_memory import LearnedMemory, learn_memory
 from workloads.predict.memory_terms import GIB, MEMORY, peaks, reserved
 from workloads.predict.parameters import time_parameters
 from workloads.predict.points import Floats, Points
@@ -20,7 +21,6 @@ from workloads.predict.profiles import Profile
 from workloads.predict.residuals import Kernel
 from workloads.predict.time_terms import facts_of
 
-MEMORY_SPREAD = 0.08
 NORMAL_90 = 1.645
 """Half the width of a normal distribution's middle 90 %."""
 
@@ -58,8 +58,7 @@ class Predictor:
     profiles: Mapping[str, Profile]
     time: dict[str, LearnedTime] = field(default_factory=dict)
     widen: dict[str, Widening] = field(default_factory=dict)
-    memory: dict[str, Fitted] = field(default_factory=dict)
-    memory_offset: dict[str, float] = field(default_factory=dict)
+    memory: dict[str, LearnedMemory] = field(default_factory=dict)
     cut: dict[str, float] = field(default_factory=dict)
 
     @classmethod
@@ -86,20 +85,14 @@ class Predictor:
 
     def _learn_memory(self, name: str, measured: Measured, own: Floats) -> None:
         rows = own & np.isfinite(measured.reserved_bytes)
-        if rows.any():
-            points, target = measured.points.take(rows), measured.reserved_bytes[rows]
-            facts = facts_of(points, self.profiles)
-            place = 0 if self.profiles[name].reserved_of == "first" else 1
-            self.memory[name] = fit(
-                lambda p: reserved(peaks(points, facts, p)[place], p),
-                target,
-                {
-                    key: one._replace(value=self.profiles[name].memory.get(key, one.value))
-                    for key, one in MEMORY.items()
-                },
-                MEMORY_SPREAD,
-            )
         known = own & np.isfinite(measured.out_of_memory)
+        if not rows.any() and not known.any():
+            return
+        profile = self.profiles[name]
+        start = {key: one._replace(value=profile.memory.get(key, one.value)) for key, one in MEMORY.items()}
+        self.memory[name] = learn_memory(
+            measured.points, measured.reserved_bytes, measured.out_of_memory, own, self.profiles, profile, start
+        )
         failed = measured.out_of_memory[known] > 0
         if failed.any() and not failed.all():
             load = self.predict(measured.points.take(known)).load
@@ -117,12 +110,14 @@ class Predictor:
             if name in self.widen:
                 sigma = sigma * self.widen[name].at(part)
             time[rows], spread[rows] = np.exp(mean), sigma
-            memory = self.memory[name].values if name in self.memory else self._memory_defaults(name)
+            learned_memory = self.memory.get(name)
+            memory = learned_memory.fitted.values if learned_memory else self._memory_defaults(name)
+            factor = learned_memory.correction(part) if learned_memory else np.ones(len(part))
             first, fullest = peaks(part, facts, memory)
-            allocated[rows] = fullest
             told = first if self.profiles[name].reserved_of == "first" else fullest
-            held[rows] = reserved(told, memory)
-            load[rows] = reserved(fullest, memory) / part.capacity
+            allocated[rows] = factor * fullest
+            held[rows] = factor * reserved(told, memory)
+            load[rows] = factor * reserved(fullest, memory) / part.capacity
             fits[rows] = load[rows] <= self.cut.get(name, 1.0)
         wide = NORMAL_90 * spread
         return Prediction(time, time * np.exp(-wide), time * np.exp(wide), allocated, held, fits > 0, load)
