@@ -96,6 +96,7 @@ def test_a_table_without_any_row_or_known_row() -> None:
     assert predict_frame(pd.DataFrame({"gpu": ["?"]}), None).predictions["step_time_s"].isna().all()
 
 
+@pytest.mark.slow
 def test_calibration_draws_predictions_to_what_was_measured() -> None:
     frame = random_rows(30, 1)
     cold = predict_frame(frame, None).predictions["step_time_s"].astype(float)
@@ -108,6 +109,7 @@ def test_calibration_draws_predictions_to_what_was_measured() -> None:
         predict_frame(frame, frame.assign(step_time_s="x"))
 
 
+@pytest.mark.slow
 def test_failed_rows_of_a_calibration_have_no_time() -> None:
     frame = random_rows(20, 2)
     cold = predict_frame(frame, None).predictions["step_time_s"].astype(float)

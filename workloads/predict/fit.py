@@ -64,12 +64,16 @@ def fit(
     parameters: Mapping[str, Parameter],
     spread: float,
     weights: NDArray[np.float64] | None = None,
+    near: Mapping[str, float] | None = None,
 ) -> Fitted:
-    """``model``: from values to predictions of the rows that were ``measured``. ``spread``: of a row's logarithm."""
+    """``model``: from values to predictions of the rows that were ``measured``. ``spread``: of a row's logarithm.
+    ``near``: values to begin with, such as those of nearly the same rows; None: the defaults.
+    """
     names = tuple(parameters)
     default = np.log([parameters[name].value for name in names])
     wide = np.array([parameters[name].spread for name in names])
-    theta, target = default.copy(), np.log(measured)
+    theta = default.copy() if near is None else np.log([near[name] for name in names])
+    target = np.log(measured)
     given = np.ones(len(measured)) if weights is None else weights
 
     def cost(at: Floats) -> float:

@@ -48,11 +48,16 @@ class LearnedTime:
 
 
 def learn_time(
-    points: Points, target: Floats, profiles: Mapping[str, Profile], name: str, kernel: Kernel
+    points: Points,
+    target: Floats,
+    profiles: Mapping[str, Profile],
+    name: str,
+    kernel: Kernel,
+    near: Mapping[str, float] | None = None,
 ) -> LearnedTime:
-    """``target``: measured seconds of the points, all of the code base ``name``."""
+    """``target``: measured seconds of the points, all of the code base ``name``. ``near``: see `fit`."""
     facts = facts_of(points, profiles)
-    fitted = fit(partial(step_time, points, facts), target, time_parameters(profiles[name].time), SPREAD)
+    fitted = fit(partial(step_time, points, facts), target, time_parameters(profiles[name].time), SPREAD, near=near)
     if len(target) < FEW:
         return LearnedTime(fitted, len(target), None)
     left = np.log(target / step_time(points, facts, fitted.values))
@@ -78,25 +83,38 @@ def models_of(points: Points) -> list[tuple[float, float]]:
     return list(zip(points.layers.tolist(), points.hidden.tolist(), strict=True))
 
 
-def widening(points: Points, target: Floats, profiles: Mapping[str, Profile], name: str, kernel: Kernel) -> Widening:
+def widening(
+    points: Points,
+    target: Floats,
+    profiles: Mapping[str, Profile],
+    name: str,
+    kernel: Kernel,
+    near: Mapping[str, float],
+) -> Widening:
     """Fits again without a tenth of the rows each, and, with enough models, without one model each."""
     count = len(target)
     folds = FOLDS if count <= MANY else FOLDS // 2
     # By size, so that the folds do not depend on the order of the rows.
     place = np.empty(count, dtype=int)
     place[np.lexsort((points.tokens, points.dp, points.tp, points.hidden, target))] = np.arange(count)
-    known = _missed(points, target, profiles, name, kernel, (place * 7919 % count) % folds)
+    known = _missed(points, target, profiles, name, kernel, near, (place * 7919 % count) % folds)
     kinds = models_of(points)
     names = sorted(set(kinds))
     new = known
     if len(names) >= MODELS:
         groups = np.array([names.index(kind) % folds for kind in kinds])
-        new = max(known, _missed(points, target, profiles, name, kernel, groups))
+        new = max(known, _missed(points, target, profiles, name, kernel, near, groups))
     return Widening(known, new, frozenset(names))
 
 
 def _missed(
-    points: Points, target: Floats, profiles: Mapping[str, Profile], name: str, kernel: Kernel, fold: Floats
+    points: Points,
+    target: Floats,
+    profiles: Mapping[str, Profile],
+    name: str,
+    kernel: Kernel,
+    near: Mapping[str, float],
+    fold: Floats,
 ) -> float:
     """The factor for rows that were left out, fold by fold; at least a half."""
     found = []
@@ -104,7 +122,7 @@ def _missed(
         out = fold == one
         if (~out).sum() < 1:
             continue
-        learned = learn_time(points.take(~out), target[~out], profiles, name, kernel)
+        learned = learn_time(points.take(~out), target[~out], profiles, name, kernel, near)
         part = points.take(out)
         mean, spread = learned.at(part, facts_of(part, profiles))
         found.append(np.abs(np.log(target[out]) - mean) / spread)

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from workloads.predict.fit import prior
-from workloads.predict.learned_time import LearnedTime, Widening, learn_time, widening
 from workloads.predict.learned_memory import LearnedMemory, learn_memory
+from workloads.predict.learned_time import LearnedTime, Widening, learn_time, widening
 from workloads.predict.memory_terms import GIB, MEMORY, peaks, reserved
 from workloads.predict.parameters import time_parameters
 from workloads.predict.points import Floats, Points
@@ -81,7 +81,7 @@ class Predictor:
         points, target = measured.points.take(rows), measured.step_time_s[rows]
         self.time[name] = learned = learn_time(points, target, self.profiles, name, kernel)
         if learned.residuals is not None:
-            self.widen[name] = widening(points, target, self.profiles, name, kernel)
+            self.widen[name] = widening(points, target, self.profiles, name, kernel, learned.fitted.values)
 
     def _learn_memory(self, name: str, measured: Measured, own: Floats) -> None:
         rows = own & np.isfinite(measured.reserved_bytes)
