@@ -39,7 +39,7 @@ def ten_rows(rows: pd.DataFrame) -> pd.DataFrame:
     parts = []
     for seed in range(TEN):
         drawn = rows.sample(10, random_state=seed).index
-        parts.append(_predicted(rows.drop(drawn), rows.loc[drawn]))
+        parts.append(_predicted(rows.drop(drawn), rows.loc[drawn]).assign(draw=seed))
     return pd.concat(parts)
 
 
@@ -57,7 +57,7 @@ def scores(found: pd.DataFrame) -> dict[str, str]:
         found["step_time_s"] <= found["of_step_time_high_s"]
     )
     ranks, lost = [], []
-    for _, cell in found.groupby(["layers", "hidden", "seq", "gpus"]):
+    for _, cell in found.assign(draw=found.get("draw", 0)).groupby(["layers", "hidden", "seq", "gpus", "draw"]):
         if len(cell) < 5:
             continue
         time, said = cell["step_time_s"] / cell["gbs_seqs"], cell["of_step_time_s"] / cell["gbs_seqs"]

@@ -14,7 +14,7 @@ from workloads.predict.parameters import time_parameters
 from workloads.predict.points import Floats, Points
 from workloads.predict.profiles import Profile
 from workloads.predict.residuals import Kernel, Residuals
-from workloads.predict.time_terms import Facts, facts_of, step_time
+from workloads.predict.time_terms import Facts, facts_of, host_bound, step_time
 
 SPREAD = 0.05
 """Of a row's logarithm of time around the closed form, in a fit."""
@@ -22,6 +22,8 @@ UNFITTED_SPREAD = 0.15
 """What the closed form misses on a code base and cluster of which no row was seen; with less than `FEW`, half of it."""
 FEW = 4
 """Rows below which nothing beside the closed form is learned."""
+HOST_NOISE = 2.0
+"""How much noisier a row is whose pace the host sets."""
 FOLDS = 10
 MANY = 200
 """Rows beyond which half as many folds say enough."""
@@ -36,6 +38,7 @@ class LearnedTime:
     fitted: Fitted
     rows: int
     residuals: Residuals | None
+    defaults: Mapping[str, float]
 
     def at(self, points: Points, facts: Facts) -> tuple[Floats, Floats]:
         """Mean and standard deviation of the logarithm of step times."""
@@ -43,7 +46,7 @@ class LearnedTime:
         of_fit = self.fitted.spread_of(jacobian)
         if self.residuals is None:
             return start, np.hypot(UNFITTED_SPREAD / (2 if self.rows else 1), of_fit)
-        mean, spread = self.residuals.at(points)
+        mean, spread = self.residuals.at(points, noise_of(points, facts, self.defaults))
         return start + mean, np.hypot(spread, of_fit)
 
 
@@ -57,11 +60,19 @@ def learn_time(
 ) -> LearnedTime:
     """``target``: measured seconds of the points, all of the code base ``name``. ``near``: see `fit`."""
     facts = facts_of(points, profiles)
-    fitted = fit(partial(step_time, points, facts), target, time_parameters(profiles[name].time), SPREAD, near=near)
+    parameters = time_parameters(profiles[name].time)
+    defaults = {key: one.value for key, one in parameters.items()}
+    noise = noise_of(points, facts, defaults)
+    fitted = fit(partial(step_time, points, facts), target, parameters, SPREAD, 1 / noise**2, near)
     if len(target) < FEW:
-        return LearnedTime(fitted, len(target), None)
+        return LearnedTime(fitted, len(target), None, defaults)
     left = np.log(target / step_time(points, facts, fitted.values))
-    return LearnedTime(fitted, len(target), Residuals.learn(points, left, kernel))
+    return LearnedTime(fitted, len(target), Residuals.learn(points, left, kernel, noise), defaults)
+
+
+def noise_of(points: Points, facts: Facts, p: Mapping[str, float]) -> Floats:
+    """Factor of a row's noise: hosts differ more from run to run than devices do."""
+    return 1 + HOST_NOISE * host_bound(points, facts, p)
 
 
 @dataclass(frozen=True, slots=True)

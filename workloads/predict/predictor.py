@@ -105,7 +105,7 @@ class Predictor:
             rows = points.codebase == name
             part = points.take(rows)
             facts = facts_of(part, self.profiles)
-            learned = self.time.get(name) or LearnedTime(prior(time_parameters(self.profiles[name].time)), 0, None)
+            learned = self.time.get(name) or LearnedTime(prior(time_parameters(self.profiles[name].time)), 0, None, {})
             mean, sigma = learned.at(part, facts)
             if name in self.widen:
                 sigma = sigma * self.widen[name].at(part)

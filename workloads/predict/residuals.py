@@ -98,21 +98,23 @@ class Residuals:
     inverse: Floats
 
     @classmethod
-    def learn(cls, rows: Points, residual: Floats, kernel: Kernel) -> Residuals:
-        robust = robust_noise(residual, kernel.noise)
+    def learn(cls, rows: Points, residual: Floats, kernel: Kernel, noise: Floats | float = 1.0) -> Residuals:
+        """``noise``: factor of the kernel's noise, one for all or one for each row."""
+        robust = robust_noise(residual, kernel.noise) * noise
         matrix = covariance(rows, rows, kernel) + np.diag(robust**2)
         inverse = np.linalg.inv(matrix)
         return cls(rows, kernel, inverse @ residual, inverse)
 
-    def at(self, points: Points, chunk: int = 2000) -> tuple[Floats, Floats]:
+    def at(self, points: Points, noise: Floats | float = 1.0, chunk: int = 2000) -> tuple[Floats, Floats]:
         """Mean and standard deviation (noise included)."""
+        own = np.broadcast_to(self.kernel.noise * noise, (len(points),))
         mean, spread = np.empty(len(points)), np.empty(len(points))
         for start in range(0, len(points), chunk):
             part = slice(start, min(start + chunk, len(points)))
             among = covariance(points.take(np.arange(part.start, part.stop)), self.rows, self.kernel)
             mean[part] = among @ self.weights
             known = ((among @ self.inverse) * among).sum(axis=1)
-            spread[part] = np.sqrt(np.maximum(0.0, prior_variance(self.kernel) - known) + self.kernel.noise**2)
+            spread[part] = np.sqrt(np.maximum(0.0, prior_variance(self.kernel) - known) + own[part] ** 2)
         return mean, spread
 
 

@@ -84,43 +84,11 @@ def bandwidth(points: Points, size: Floats, stride: Floats, p: Mapping[str, floa
 def step_time(points: Points, facts: Facts, p: Mapping[str, float]) -> Floats:
     """Seconds of one step. ``p``: values of `workloads.predict.parameters.TIME`."""
     x, stages = points, facts.stages
-    tokens, tp, h = x.tokens, x.tp, x.hidden
-    again = x.recompute
-    passes = np.where(again == 2, 4.0, 3.0)
-
-    slower = (1 + p["tokens"] / tokens) * (1 + p["width"] * tp / h)
-    rate = x.peak * np.where(x.fp8 > 0, p["fp8"] * x.peak_matmul / x.peak, 1.0) * p["matmul"]
-    matmul = passes * 2 * tokens * x.layer_params / tp / rate * slower
-    head_dim = h / x.heads
-    attention_rate = x.peak * p["attention"] * np.minimum(1.0, head_dim / 128) ** p["head_size"]
-    attention_rate = attention_rate / np.where(np.log2(head_dim) % 1 == 0, 1.0, p["odd_head"])
-    turns = np.where(again == 2, 4.5, 3.5)
-    flops = 4 * tokens * x.seq * h / tp
-    attention = np.where(facts.unfused > 0, passes * flops / rate, 0.5 * turns * flops / attention_rate)
-
+    tokens, tp = x.tokens, x.tp
     memory = x.memory_bandwidth * p["memory"]
-    shared = np.where(facts.sequence_parallel > 0, tp, 1.0)
-    values = (
-        10 * tokens * h / shared + (4 * (1 + x.kv_heads / x.heads) * h + (2 * x.matrices - 3) * x.ffn) * tokens / tp
-    )
-    moved = 3 * 2 * values * (1 + np.where(again == 2, 1.0, np.where(again == 1, 0.5, 0.0)) / 3)
-    # Scores, probabilities and dropout of unfused attention: five passes forward, as many backward and again.
-    moved = moved + facts.unfused * 15 * 2 * x.mbs * x.heads / tp * x.seq**2 / x.cp
-    layer = matmul + attention + moved / memory + p["gap"]
-
-    traffic_tp = _tensor_parallel(x, facts, p)
-    traffic_cp = _context_parallel(x, p)
-    host = (
-        p["host"]
-        + p["host_tp"] * (tp > 1)
-        + p["host_zero3"] * ((x.zero == 3) & (x.dp > 1))
-        + p["host_selective"] * (again == 1)
-        + p["host_full"] * (again == 2)
-    )
+    device, host = _layer(x, facts, p)
     slow = p["slow_host"] * facts.slow_host * np.log2(np.maximum(tp, 1.0)) ** p["slow_growth"]
-    device = layer + traffic_tp + traffic_cp
-    layer = (device**SHARPNESS + host**SHARPNESS) ** (1 / SHARPNESS)
-    layer = (layer**SHARPNESS + slow**SHARPNESS) ** (1 / SHARPNESS) + 0.0
+    layer = (device**SHARPNESS + host**SHARPNESS + slow**SHARPNESS) ** (1 / SHARPNESS)
 
     head_flops = 3 * 2 * tokens * x.vocabulary_params / tp
     head = head_flops / (x.peak * p["matmul"]) * (1 + p["tokens"] / tokens) + 22 * tokens * x.vocab / tp / memory
@@ -143,6 +111,49 @@ def step_time(points: Points, facts: Facts, p: Mapping[str, float]) -> Floats:
     optimizer = p["optimizer"] * facts.optimizer_bytes * largest / shards / x.memory_bandwidth
     step: Floats = pipeline + seen + optimizer + p["step_fixed"]
     return step
+
+
+def host_bound(points: Points, facts: Facts, p: Mapping[str, float]) -> Floats:
+    """How far it is the host that sets the pace of a layer, from 0 to 1."""
+    device, host = _layer(points, facts, p)
+    share: Floats = host**SHARPNESS / (device**SHARPNESS + host**SHARPNESS)
+    return share
+
+
+def _layer(x: Points, facts: Facts, p: Mapping[str, float]) -> tuple[Floats, Floats]:
+    """Seconds of a layer and micro-batch, forward and backward: of the device with what it waits for, of the host."""
+    tokens, tp, h = x.tokens, x.tp, x.hidden
+    again = x.recompute
+    memory = x.memory_bandwidth * p["memory"]
+    passes = np.where(again == 2, 4.0, 3.0)
+
+    slower = (1 + p["tokens"] / tokens) * (1 + p["width"] * tp / h)
+    rate = x.peak * np.where(x.fp8 > 0, p["fp8"] * x.peak_matmul / x.peak, 1.0) * p["matmul"]
+    matmul = passes * 2 * tokens * x.layer_params / tp / rate * slower
+    head_dim = h / x.heads
+    attention_rate = x.peak * p["attention"] * np.minimum(1.0, head_dim / 128) ** p["head_size"]
+    attention_rate = attention_rate / np.where(np.log2(head_dim) % 1 == 0, 1.0, p["odd_head"])
+    turns = np.where(again == 2, 4.5, 3.5)
+    attention_rate = attention_rate / (1 + p["short"] / x.seq)
+    flops = 4 * tokens * x.seq * h / tp
+    attention = np.where(facts.unfused > 0, passes * flops / rate, 0.5 * turns * flops / attention_rate)
+
+    shared = np.where(facts.sequence_parallel > 0, tp, 1.0)
+    values = (
+        10 * tokens * h / shared + (4 * (1 + x.kv_heads / x.heads) * h + (2 * x.matrices - 3) * x.ffn) * tokens / tp
+    )
+    moved = 3 * 2 * values * (1 + np.where(again == 2, 1.0, np.where(again == 1, 0.5, 0.0)) / 3)
+    # Scores, probabilities and dropout of unfused attention: five passes forward, as many backward and again.
+    moved = moved + facts.unfused * 15 * 2 * x.mbs * x.heads / tp * x.seq**2 / x.cp
+    device = matmul + attention + moved / memory + p["gap"] + _tensor_parallel(x, facts, p) + _context_parallel(x, p)
+    host = (
+        p["host"]
+        + p["host_tp"] * (tp > 1)
+        + p["host_zero3"] * ((x.zero == 3) & (x.dp > 1))
+        + p["host_selective"] * (again == 1)
+        + p["host_full"] * (again == 2)
+    )
+    return device, host
 
 
 def _tensor_parallel(x: Points, facts: Facts, p: Mapping[str, float]) -> Floats:
