@@ -28,7 +28,7 @@ MEMORY: dict[str, Parameter] = {
     "optimizer": Parameter(12.0, 0.15, "bytes of a parameter's optimizer state"),
     "hidden": Parameter(8.0, 0.3, "values a token and hidden unit that a layer keeps"),
     "ffn": Parameter(3.0, 0.3, "values a token and feed-forward column that a layer keeps"),
-    "whole": Parameter(1.0, 0.6, "values a token and hidden unit that tensor parallelism does not split"),
+    "whole": Parameter(0.2, 0.8, "values a token and hidden unit that tensor parallelism does not split"),
     "selective": Parameter(0.7, 0.3, "share of activations kept with selective recomputation"),
     "loss": Parameter(10.0, 0.5, "bytes of a logit on the last stage"),
     "embedding": Parameter(2.0, 0.8, "bytes a token and hidden unit beside the layers"),
