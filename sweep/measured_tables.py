@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -20,9 +21,10 @@ def recorded_table() -> pd.DataFrame:
 
 
 def table_of_attempts(attempts: pd.DataFrame) -> pd.DataFrame:
-    """Rows of attempts (`results.schema.ATTEMPTS`) in the columns of ``predict``."""
+    """Rows of attempts (`results.schema.ATTEMPTS`) in the columns of ``predict``, which have no routed experts."""
     rows = attempts[(attempts["method"] == "measured") & attempts["outcome"].isin(["ok", "oom"])]
-    rows = rows.reset_index(drop=True)
+    routed = rows["config_json"].map(lambda text: bool(json.loads(text)["model"].get("moe")))
+    rows = rows[~routed].reset_index(drop=True)
     return pd.DataFrame(
         {
             "gpu": rows["device_name"],

@@ -6,6 +6,7 @@ do. Rows to calibrate with have measured columns, too.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -88,7 +89,15 @@ def predict_frame(frame: pd.DataFrame, calibration: pd.DataFrame | None) -> Outc
 
 
 def numeric(column: pd.Series[Any]) -> pd.Series[Any]:
-    return pd.to_numeric(column, errors="coerce").astype(float)
+    """The column as floats; NaN for what is no number."""
+    return column.map(_number).astype(float)
+
+
+def _number(value: Any) -> float:
+    try:
+        return float(str(value).strip().replace(",", ""))
+    except ValueError:
+        return math.nan
 
 
 def _measured(frame: pd.DataFrame, table: Table) -> Measured:

@@ -120,7 +120,9 @@ def recorded_section() -> str:
         (f"ten rows, {TEN} draws", scores(ten_rows(ran))),
     ]
     axes = [
-        line for name in ("hidden", "tp", "pp", "cp", "sharding", "recompute", "seq") for line in by_value(left, name)
+        line
+        for name in ("hidden", "tp", "pp", "cp", "sharding", "recompute", "seq", "precision")
+        for line in by_value(left, name)
     ]
     return f"{table(lines, 'fitted on')}\n\nOne model left out, by axis:\n\n{table(axes, 'rows with')}"
 
