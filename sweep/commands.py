@@ -207,6 +207,25 @@ def _grade(options: Namespace) -> int:
     return 0
 
 
+def _predict(options: Namespace) -> int:
+    from sweep.predict_table import check_out, predict_frame, read_table, write_predictions
+
+    check_out(options.out)
+    frame = read_table(options.table)
+    calibration = read_table(options.calibrate) if options.calibrate is not None else None
+    outcome = predict_frame(frame, calibration)
+    write_predictions(outcome.predictions, options.out)
+    console = open_console(soft_wrap=True)
+    for mistake in outcome.mistakes:
+        console.print(printable(mistake), markup=False, highlight=False)
+    fitted = f", fitted on {plural(outcome.fitted_on, 'row')}" if calibration is not None else ""
+    said = int(outcome.predictions["step_time_s"].notna().sum())
+    console.print(
+        f"{options.out}: {said} of {plural(len(frame), 'row')} predicted{fitted}", markup=False, highlight=False
+    )
+    return 0
+
+
 def _parity(options: Namespace) -> int:
     from sweep.conffiles import ConfFolders
     from sweep.parity import print_comparison, read_pair
@@ -231,6 +250,7 @@ COMMANDS: dict[str, Callable[[Namespace], int]] = {
     "explain": _explain,
     "diff": _diff,
     "grade": _grade,
+    "predict": _predict,
     "parity": _parity,
 }
 

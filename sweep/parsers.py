@@ -43,6 +43,11 @@ examples:
   python -m sweep parity model=tiny precision=bf16 --left "dp=4" --right "cp=2 cp_kind=ulysses tp=2 zero_stage=1"
   python -m sweep parity model=llama8b model.num_layers=2 seq_len=512 precision=fp64 --right "dp=2 zero_stage=2"
 """
+PREDICT_EXAMPLES = """\
+examples:
+  python -m sweep predict configurations.csv --out predictions.parquet
+  python -m sweep predict configurations.csv --calibrate measured.csv --out predictions.csv
+"""
 _SWEEP_PATH = "the sweep's folder, e.g. results/tiny"
 _RESULTS = Path("results")
 
@@ -197,6 +202,24 @@ def _grade() -> Parser:
     return parser
 
 
+def _predict() -> Parser:
+    parser = _parser(
+        "predict",
+        "Predict step time, memory and whether it fits for every row of any table of training configurations. Exit\n"
+        "code: 0 predictions were written, 2 the table cannot be read. Where nothing can be said, a row has a reason.",
+        PREDICT_EXAMPLES,
+    )
+    parser.add_argument("table", type=path, metavar="TABLE", help="a CSV or Parquet file; columns: docs/accuracy.md")
+    parser.add_argument(
+        "--calibrate",
+        type=path,
+        metavar="ROWS",
+        help="rows of the same columns and status, step_time_s, reserved_gib: the prediction is fitted on these alone",
+    )
+    parser.add_argument("--out", type=path, metavar="FILE", required=True, help="FILE.parquet or FILE.csv")
+    return parser
+
+
 def _parity() -> Parser:
     parser = _parser(
         "parity",
@@ -232,6 +255,7 @@ PARSERS: dict[str, Callable[[], Parser]] = {
     "explain": _explain,
     "diff": _diff,
     "grade": _grade,
+    "predict": _predict,
     "parity": _parity,
 }
 """Makes the parser of each command, in the order of the help."""

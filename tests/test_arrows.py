@@ -48,6 +48,7 @@ TORCH_FREE = (
     "workloads/checks.py",
     "workloads/clock.py",
     "workloads/costs",
+    "workloads/predict",
     "workloads/cluster.py",
     "workloads/errors.py",
     "workloads/experiment.py",

@@ -55,7 +55,14 @@ PARAMETERS = {
     "bytes": 3_279_104,
     "bytes_moe": 10_365_184,
 }
-DRIVER_NAMES = ["NVIDIA H200", "NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-80GB", "NVIDIA A100-SXM4-40GB", "NVIDIA B200"]
+DRIVER_NAMES = [
+    "NVIDIA H200",
+    "NVIDIA H100 80GB HBM3",
+    "NVIDIA A100-SXM4-80GB",
+    "NVIDIA A100-SXM4-40GB",
+    "NVIDIA B200",
+    "NVIDIA GB200",
+]
 
 
 def test_every_model_is_checked() -> None:

@@ -1,0 +1,107 @@
+"""Measured rows in the columns that ``predict`` takes: the shipped ones, and two tables that do not ship."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from results.load import load
+from workloads.predict.table import COLUMNS, MEASURED
+
+RECORDED = Path(__file__).parent.parent / "results" / "recorded"
+GIB = 2**30
+
+
+def recorded_table() -> pd.DataFrame:
+    """Rows of real runs that shipped with the program and ran or ran out of memory."""
+    return table_of_attempts(load(RECORDED).table.to_pandas())
+
+
+def table_of_attempts(attempts: pd.DataFrame) -> pd.DataFrame:
+    """Rows of attempts (`results.schema.ATTEMPTS`) in the columns of ``predict``, which have no routed experts."""
+    rows = attempts[(attempts["method"] == "measured") & attempts["outcome"].isin(["ok", "oom"])]
+    routed = rows["config_json"].map(lambda text: bool(json.loads(text)["model"].get("moe")))
+    rows = rows[~routed].reset_index(drop=True)
+    return pd.DataFrame(
+        {
+            "gpu": rows["device_name"],
+            "gpus": rows["world_size"],
+            "layers": rows["num_layers"],
+            "hidden": rows["hidden_size"],
+            "heads": rows["num_heads"],
+            "kv_heads": rows["num_kv_heads"],
+            "ffn": rows["ffn_hidden_size"],
+            "vocab": rows["vocab_size"],
+            "tie_embeddings": rows["tie_embeddings"],
+            "seq": rows["seq_len"],
+            "gbs_seqs": rows["global_batch_size"],
+            "mbs": rows["micro_batch_size"],
+            "grad_accum": rows["num_microbatches"],
+            "dp": rows["dp"],
+            "tp": rows["tp"],
+            "pp": rows["pp"],
+            "vpp": rows["virtual_stages"],
+            "cp": rows["cp"],
+            "ep": rows["ep"],
+            "sharding": "zero" + rows["zero_stage"].astype(str),
+            "recompute": rows["recompute"],
+            "precision": rows["precision"],
+            "codebase": "ultrasweep",
+            "code_version": "engine " + rows["engine_version"].astype(str),
+            "status": rows["outcome"],
+            "step_time_s": rows["step_time_s"].where(rows["outcome"] == "ok"),
+            "reserved_gib": (rows["peak_reserved_bytes"] / GIB).where(rows["outcome"] == "ok"),
+        }
+    )
+
+
+def study_table(path: Path) -> pd.DataFrame:
+    """The rows of ``bench_final2_mfu2.csv``, with ``mfu`` as the study has it.
+
+    Feed-forward sizes are those of its models by hidden size; its step time follows from the tokens per second.
+    """
+    raw = pd.read_csv(path, low_memory=False)
+    sequences = raw["dp"] * raw["mbs"] * raw["batch_accum"]
+    gpus = (8 * raw["nodes"]).astype(int)
+    return pd.DataFrame(
+        {
+            "gpu": "H100",
+            "gpus": gpus,
+            "layers": raw["num_layers"],
+            "hidden": raw["hidden_size"],
+            "heads": raw["num_heads"],
+            "kv_heads": raw["num_kv_heads"].fillna(raw["num_heads"]),
+            "ffn": raw["hidden_size"].map({2048: 8192, 3072: 8192, 4096: 14336, 8192: 28672, 16384: 53248}),
+            "vocab": raw["vocab_size"],
+            "tie_embeddings": raw["hidden_size"] < 4096,
+            "seq": raw["seq_len"],
+            "gbs_seqs": sequences,
+            "mbs": raw["mbs"],
+            "grad_accum": raw["batch_accum"],
+            "dp": raw["dp"],
+            "tp": raw["tp"],
+            "pp": raw["pp"],
+            "sharding": "zero" + raw["zero_stage"].astype(str),
+            "recompute": "none",
+            "precision": "bf16",
+            "codebase": "nanotron",
+            "code_version": np.where(raw["after_pp_fix"], "after_pp_fix", "before_pp_fix"),
+            "allreduce_gb_s": raw["AllReduce (GB/s)"],
+            "allreduce_intra_gb_s": raw["AR Intra-node (GB/s)"],
+            "status": raw["status"].map({"Success": "ok", "OOM": "oom", "Other": "other"}),
+            "step_time_s": sequences * raw["seq_len"] / (raw["tok/s/gpu"] * gpus),
+            "reserved_gib": raw["Mem Res (GB)"],
+            "mfu": raw["mfu"],
+        }
+    )
+
+
+def a100_table(path: Path) -> pd.DataFrame:
+    """Measured A100 runs of several sources in nearly these columns; ``dataset`` names the source."""
+    raw = pd.read_csv(path, low_memory=False)
+    rows = raw.rename(columns={"mem_gib": "reserved_gib"})
+    keep = [name for name in (*COLUMNS, *MEASURED) if name in rows]
+    return rows[["dataset", *keep]]

@@ -1,0 +1,158 @@
+"""``predict``: step time, memory and whether it fits, for every row of a table of training configurations.
+
+The table need not be this program's: any CSV or Parquet file with some of the columns of `workloads.predict.table` will
+do. Rows to calibrate with have measured columns, too.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from results.errors import UltrasweepError
+from sweep.codebases import GENERAL, read_clusters, read_profiles
+from workloads.predict.predictor import GIB, Measured, Predictor
+from workloads.predict.table import COLUMNS, MEASURED, Table, read_points
+
+OUT = (
+    "predicted_peak_allocated_bytes", "predicted_peak_reserved_bytes", "fits", "step_time_s", "step_time_low_s",
+    "step_time_high_s", "reason",
+)  # fmt: skip
+"""Columns of what is written, in this order; one row for each of the table, in its order."""
+_STATUS = {"ok": 0.0, "success": 0.0, "oom": 1.0}
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    predictions: pd.DataFrame
+    """Columns `OUT`."""
+    mistakes: tuple[str, ...]
+    """One line for each row that cannot be predicted, or not be calibrated with."""
+    fitted_on: int
+    """Rows whose step time was fitted."""
+
+
+def read_table(path: Path) -> pd.DataFrame:
+    """A CSV or Parquet file as a table. Raises `UltrasweepError` for one that is neither or has no column to read."""
+    if not path.is_file():
+        raise UltrasweepError(f"{path}: no such file")
+    try:
+        frame = pd.read_parquet(path) if path.suffix == ".parquet" else _read_csv(path)
+    except (OSError, ValueError, UnicodeDecodeError) as error:  # pandas' and pyarrow's errors are ValueErrors
+        raise UltrasweepError(f"{path} cannot be read as a table: {' '.join(str(error).split())[:200]}") from None
+    frame.columns = [str(name).strip() for name in frame.columns]
+    twice = sorted({name for name in frame.columns if list(frame.columns).count(name) > 1 and name in COLUMNS})
+    if twice:
+        raise UltrasweepError(f"{path}: column {twice[0]} stands twice")
+    if not set(frame.columns) & set(COLUMNS):
+        raise UltrasweepError(f"{path} has none of the columns {', '.join(COLUMNS)}")
+    return frame
+
+
+def _read_csv(path: Path) -> pd.DataFrame:
+    return pd.read_csv(path, dtype=str, keep_default_na=False, skipinitialspace=True)
+
+
+def predict_frame(frame: pd.DataFrame, calibration: pd.DataFrame | None) -> Outcome:
+    """Predictions for every row of ``frame``, fitted on the rows of ``calibration`` alone.
+
+    Raises `UltrasweepError` for a calibration without a measured column, or of which no row can be used.
+    """
+    clusters, profiles = read_clusters(), read_profiles()
+    general = profiles[GENERAL]
+    routed = calibration is not None and "ep" in calibration and bool((numeric(calibration["ep"]) > 1).any())
+    table = read_points(frame, clusters, profiles, general, routed=routed)
+    mistakes = [f"row {row + 1}: {reason}" for row, reason in enumerate(table.reasons) if reason]
+    measured = None
+    if calibration is not None:
+        given = read_points(calibration, clusters, profiles, general)
+        mistakes += [f"calibration row {row + 1}: {reason}" for row, reason in enumerate(given.reasons) if reason]
+        measured = _measured(calibration, given)
+    predictor = Predictor.learn(measured, profiles)
+    found = predictor.predict(table.points)
+    columns: dict[str, Any] = {
+        OUT[0]: _spread(table, np.rint(found.allocated_bytes), len(frame)).astype("Int64"),
+        OUT[1]: _spread(table, np.rint(found.reserved_bytes), len(frame)).astype("Int64"),
+        OUT[2]: _spread(table, found.fits, len(frame)).astype("boolean"),
+        OUT[3]: _spread(table, found.step_time_s, len(frame)),
+        OUT[4]: _spread(table, found.low_s, len(frame)),
+        OUT[5]: _spread(table, found.high_s, len(frame)),
+        OUT[6]: pd.Series(_reasons(table, found.step_time_s), dtype="string"),
+    }
+    fitted = 0 if measured is None else int(np.isfinite(measured.step_time_s).sum())
+    return Outcome(pd.DataFrame(columns), tuple(mistakes), fitted)
+
+
+def numeric(column: pd.Series[Any]) -> pd.Series[Any]:
+    """The column as floats; NaN for what is no number."""
+    return column.map(_number).astype(float)
+
+
+def _number(value: Any) -> float:
+    try:
+        return float(str(value).strip().replace(",", ""))
+    except ValueError:
+        return math.nan
+
+
+def _measured(frame: pd.DataFrame, table: Table) -> Measured:
+    if not set(frame.columns) & set(MEASURED):
+        raise UltrasweepError(f"the calibration has none of the columns {', '.join(MEASURED)}")
+    rows = table.rows
+    status = frame["status"].astype(str).str.strip().str.lower() if "status" in frame else None
+    ran = np.ones(len(rows), bool) if status is None else (status.map(_STATUS).to_numpy()[rows] == 0)
+
+    def numbers(name: str) -> np.ndarray[Any, np.dtype[np.float64]]:
+        if name not in frame:
+            return np.full(len(rows), np.nan)
+        values = numeric(frame[name]).to_numpy(dtype=float)[rows]
+        return np.where(ran & (values > 0) & np.isfinite(values), values, np.nan)
+
+    step, reserved = numbers("step_time_s"), numbers("reserved_gib") * GIB
+    failed = np.full(len(rows), np.nan) if status is None else status.map(_STATUS).to_numpy(dtype=float)[rows]
+    if not (np.isfinite(step).any() or np.isfinite(reserved).any() or np.isfinite(failed).any()):
+        raise UltrasweepError(
+            "no row of the calibration can be used: none has a status, a step time or a reserved memory"
+        )
+    return Measured(table.points, step, reserved, failed)
+
+
+def _spread(table: Table, values: Any, count: int) -> pd.Series[Any]:
+    """Values of the rows that could be predicted, in a column of the whole table; the others are null."""
+    column = pd.Series([None] * count, dtype="object")
+    column.iloc[table.rows] = [one if np.isfinite(float(one)) else None for one in values]
+    return column.astype("Float64") if values.dtype != bool else column.astype("boolean")
+
+
+def _reasons(table: Table, time: Any) -> list[str | None]:
+    reasons: list[str | None] = [reason or None for reason in table.reasons]
+    for place, row in enumerate(table.rows):
+        if not np.isfinite(time[place]):
+            reasons[row] = "its ranks span nodes between which no link is known"
+        elif table.notes[row]:
+            reasons[row] = f"assumed: {table.notes[row]}"
+    return reasons
+
+
+def check_out(path: Path) -> None:
+    """Raises `UltrasweepError` for a file whose name does not say what it shall be, or whose folder is not there."""
+    if path.suffix not in (".parquet", ".csv"):
+        raise UltrasweepError(f"--out {path}: its name must end in .parquet or .csv")
+    if not path.absolute().parent.is_dir():
+        raise UltrasweepError(f"--out {path}: {path.absolute().parent} is no folder")
+
+
+def write_predictions(predictions: pd.DataFrame, path: Path) -> None:
+    """Parquet or CSV, by the name. Raises `UltrasweepError` where it cannot be written."""
+    try:
+        if path.suffix == ".csv":
+            predictions.to_csv(path, index=False)
+        else:
+            predictions.to_parquet(path, index=False)
+    except OSError as error:
+        raise UltrasweepError(f"{path} cannot be written: {error.strerror or error}") from None

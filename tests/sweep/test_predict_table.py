@@ -1,0 +1,155 @@
+"""``predict`` on tables of any kind: what is read, what is refused and why, what is written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from results.errors import UltrasweepError
+from sweep.__main__ import main
+from sweep.predict_table import OUT, predict_frame, read_table
+from tests.workloads.predict.tables import random_rows, row
+from workloads.predict.table import COLUMNS
+
+
+def one(**changes: Any) -> pd.Series[Any]:
+    """The prediction of one row."""
+    predictions = predict_frame(pd.DataFrame([row(**changes)]), None).predictions
+    assert tuple(predictions.columns) == OUT
+    return predictions.iloc[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"gpu": "TPU v5e"}, "gpu 'TPU v5e' is not known"),
+        ({"gpu": None}, "gpu is not given"),
+        ({"gpus": 16}, "dp x tp x pp x cp = 8 x 1 x 1 x 1 = 8, gpus = 16"),
+        ({"gpus": 9, "dp": None, "tp": 2}, "does not divide gpus = 9"),
+        ({"layers": "many"}, "layers = 'many' is no number"),
+        ({"hidden": None}, "hidden is not given"),
+        ({"seq": -1}, "seq = -1 is no whole number"),
+        ({"gbs_seqs": 31}, "dp x mbs x grad_accum = 8 x 2 x 2 = 32, gbs_seqs = 31"),
+        ({"mbs": None, "grad_accum": None}, "the batch is not known"),
+        ({"pp": 8, "dp": 1, "layers": 4}, "pp 8 is more than the 4 layers"),
+        ({"ep": 8}, "no column says what the experts are"),
+        ({"precision": "fp32"}, "precision 'fp32'"),
+        ({"gpu": "A100", "precision": "fp8"}, "has no rate for precision 'fp8'"),
+        ({"grad_accum": 1e400}, "grad_accum = inf is no whole number"),
+    ],
+)
+def test_a_row_of_which_nothing_can_be_said_has_a_reason(changes: dict[str, Any], said: str) -> None:
+    found = one(**changes)
+    assert found[list(OUT[:-1])].isna().all()
+    assert said in found["reason"]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"tp": None, "pp": None, "cp": None, "vpp": None, "ep": None},
+        {"dp": None},
+        {"gpus": None},
+        {"grad_accum": None, "gbs_seqs": 32},
+        {"mbs": None, "gbs_seqs": 32},
+        {"mbs": 2.0, "layers": "32", "hidden": "4,096"},
+        {"kv_heads": None, "sharding": "ZeRO-1", "recompute": None},
+        {"gpu": "NVIDIA-H200 SXM"},
+    ],
+)
+def test_what_follows_from_the_rest_need_not_be_given(changes: dict[str, Any]) -> None:
+    expected = one(**({"kv_heads": 32} if "kv_heads" in changes else {}))["step_time_s"]
+    assert one(**changes)["step_time_s"] == pytest.approx(expected)
+
+
+def test_what_is_taken_for_granted_is_said() -> None:
+    found = one(vocab=None, codebase="nobody's")
+    assert "no profile of code base" in found["reason"]
+    assert "vocab not given" in found["reason"]
+    assert found["step_time_low_s"] < found["step_time_s"] < found["step_time_high_s"]
+
+
+@pytest.mark.parametrize("gpu", ["A100-SXM4-40GB", "A100 80GB", "H100", "H200", "B200", "GB200", "B300", "GB300 NVL72"])
+@pytest.mark.parametrize("codebase", ["nanotron", "Megatron-LM", "torchtitan", "llm-foundry", "", "something else"])
+def test_devices_and_code_bases(gpu: str, codebase: str) -> None:
+    found = one(gpu=gpu, codebase=codebase)
+    assert 0.01 < found["step_time_s"] < 100
+    assert found["predicted_peak_allocated_bytes"] < found["predicted_peak_reserved_bytes"]
+
+
+def test_columns_may_stand_in_any_order_and_rows_too() -> None:
+    frame = random_rows(30, 0)
+    straight = predict_frame(frame, None).predictions
+    columns = predict_frame(frame[frame.columns[::-1]], None).predictions
+    pd.testing.assert_frame_equal(straight, columns)
+    order = np.random.default_rng(0).permutation(len(frame))
+    rows = predict_frame(frame.iloc[order].reset_index(drop=True), None).predictions
+    pd.testing.assert_frame_equal(straight.iloc[order].reset_index(drop=True), rows)
+
+
+def test_a_table_without_any_row_or_known_row() -> None:
+    assert len(predict_frame(pd.DataFrame(columns=list(COLUMNS)), None).predictions) == 0
+    assert predict_frame(pd.DataFrame({"gpu": ["?"]}), None).predictions["step_time_s"].isna().all()
+
+
+@pytest.mark.slow
+def test_calibration_draws_predictions_to_what_was_measured() -> None:
+    frame = random_rows(30, 1)
+    cold = predict_frame(frame, None).predictions["step_time_s"].astype(float)
+    slow = frame.assign(status="ok", step_time_s=2 * cold)
+    warm = predict_frame(frame, slow.head(10)).predictions["step_time_s"].astype(float)
+    assert abs(np.log(warm / cold / 2)).mean() < 0.5 * np.log(2)
+    with pytest.raises(UltrasweepError, match="none of the columns status"):
+        predict_frame(frame, frame)
+    with pytest.raises(UltrasweepError, match="no row of the calibration"):
+        predict_frame(frame, frame.assign(step_time_s="x"))
+
+
+@pytest.mark.slow
+def test_failed_rows_of_a_calibration_have_no_time() -> None:
+    frame = random_rows(20, 2)
+    cold = predict_frame(frame, None).predictions["step_time_s"].astype(float)
+    rows = frame.assign(status=["ok"] * 10 + ["oom"] * 10, step_time_s=[*cold[:10], *(cold[10:] * 100)])
+    outcome = predict_frame(frame, rows)
+    assert outcome.fitted_on == 10
+    assert (outcome.predictions["step_time_s"].astype(float) / cold).max() < 1.5
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    frame = pd.DataFrame([row(), row(gpu="abacus"), row(gpus=3)])
+    frame.to_csv(tmp_path / "table.csv", index=False)
+    assert main(["predict", str(tmp_path / "table.csv"), "--out", str(tmp_path / "out.parquet")]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[0].startswith("row 2: gpu 'abacus' is not known")
+    assert said[1].startswith("row 3: dp x tp x pp x cp")
+    assert said[-1].endswith("1 of 3 rows predicted")
+    written = pd.read_parquet(tmp_path / "out.parquet")
+    assert tuple(written.columns) == OUT
+    assert written["step_time_s"].notna().tolist() == [True, False, False]
+    assert (written["fits"].dtype, written["predicted_peak_reserved_bytes"].dtype) == ("boolean", "Int64")
+
+
+@pytest.mark.parametrize(
+    ("name", "contents", "said"),
+    [
+        ("none.csv", None, "no such file"),
+        ("empty.csv", "", "cannot be read as a table"),
+        ("other.csv", "a,b\n1,2\n", "has none of the columns"),
+        ("broken.parquet", "not a table", "cannot be read as a table"),
+    ],
+)
+def test_tables_that_are_none(tmp_path: Path, name: str, contents: str | None, said: str) -> None:
+    if contents is not None:
+        (tmp_path / name).write_text(contents)
+    with pytest.raises(UltrasweepError, match=said):
+        read_table(tmp_path / name)
+
+
+def test_a_result_needs_a_name_that_says_what_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pd.DataFrame([row()]).to_csv(tmp_path / "t.csv", index=False)
+    assert main(["predict", str(tmp_path / "t.csv"), "--out", str(tmp_path / "x.txt")]) == 2
+    assert "must end in .parquet or .csv" in capsys.readouterr().err

@@ -1,0 +1,59 @@
+"""The page of accuracy: what its tables are made of, and that it has the sections that the command fills."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from sweep.measured_tables import recorded_table
+from sweep.write_accuracy import PAGE, put_section, scores, verdicts
+from workloads.predict.table import COLUMNS, MEASURED
+
+
+def test_shipped_rows_are_a_table_to_predict_and_to_calibrate_with() -> None:
+    rows = recorded_table()
+    assert set(rows.columns) <= {*COLUMNS, *MEASURED}
+    assert (rows["dp"] * rows["tp"] * rows["pp"] * rows["cp"] == rows["gpus"]).all()
+    assert (rows["dp"] * rows["mbs"] * rows["grad_accum"] == rows["gbs_seqs"]).all()
+    assert rows.loc[rows["status"] == "ok", "step_time_s"].notna().all()
+    assert rows.loc[rows["status"] == "oom", "step_time_s"].isna().all()
+
+
+def test_scores_by_hand() -> None:
+    found = pd.DataFrame(
+        {
+            "layers": 1,
+            "hidden": 1,
+            "seq": 1,
+            "gpus": 8,
+            "gbs_seqs": 8,
+            "step_time_s": [1.0, 2.0, 3.0, 4.0, 5.0, 6.0],
+            "of_step_time_s": [1.1, 1.8, 3.0, 4.0, 5.0, 6.0],
+            "of_step_time_low_s": 0.0,
+            "of_step_time_high_s": [9.0, 9.0, 9.0, 9.0, 9.0, 1.0],
+            "reserved_gib": 10.0,
+            "of_predicted_peak_reserved_bytes": 11 * 2**30,
+        }
+    )
+    said = scores(found)
+    assert (said["rows"], said["MAPE"], said["bias"], said["Spearman"]) == ("6", "3.3 %", "+0.0 %", "1.000")
+    assert (said["inside 90 %"], said["reserved memory"], said["top-5 regret"]) == ("83.3 %", "10.0 %", "0.0 %")
+
+
+def test_a_cut_refuses_runs_and_lets_failures_through() -> None:
+    found = pd.DataFrame(
+        {"of_predicted_peak_reserved_bytes": np.array([50, 70, 66, 95]) * 2**30, "status": ["ok", "ok", "oom", "oom"]}
+    )
+    curve = {cut: (refused, through, right) for cut, refused, through, right in verdicts(found)}
+    assert curve[60.0] == (1, 0, 0.75)
+    assert curve[68.0] == (1, 1, 0.5)
+    assert curve[72.0] == (0, 1, 0.75)
+
+
+def test_sections_of_the_page_can_be_filled() -> None:
+    text = PAGE.read_text()
+    for name in ("recorded", "study", "a100"):
+        assert "\nnew\n" in put_section(text, name, "new")
+    with pytest.raises(AssertionError, match="no section"):
+        put_section(text, "nothing", "new")

@@ -1,0 +1,144 @@
+"""Properties that predictions have whatever was fitted, and what a fit finds again."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from sweep.codebases import GENERAL, read_clusters, read_profiles
+from tests.workloads.predict.tables import random_rows, row
+from workloads.predict.parameters import TIME
+from workloads.predict.points import Points
+from workloads.predict.predictor import Measured, Predictor, best_cut
+from workloads.predict.table import read_points
+from workloads.predict.time_terms import facts_of, step_time
+
+PROFILES = read_profiles()
+
+
+def points(rows: list[dict[str, Any]] | pd.DataFrame) -> Points:
+    frame = pd.DataFrame(rows)
+    table = read_points(frame, read_clusters(), PROFILES, PROFILES[GENERAL])
+    assert not any(table.reasons), table.reasons
+    return table.points
+
+
+def without_knowledge(rows: list[dict[str, Any]]) -> Any:
+    return Predictor.learn(None, PROFILES).predict(points(rows))
+
+
+def made_up(seed: int, count: int = 120, **changed: float) -> tuple[pd.DataFrame, Points, Any]:
+    """Rows whose times are those of a machine with other quantities than the defaults."""
+    frame = random_rows(count, seed)
+    found = points(frame)
+    values = {name: one.value for name, one in TIME.items()} | changed
+    noise = np.exp(np.random.default_rng(seed).normal(0, 0.01, count))
+    return frame, found, step_time(found, facts_of(found, PROFILES), values) * noise
+
+
+def measured(found: Points, times: Any) -> Measured:
+    unknown = np.full(len(found), np.nan)
+    return Measured(found, times, unknown, unknown)
+
+
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+@pytest.mark.parametrize("codebase", ["ultrasweep", "nanotron", "torchtitan", "nobody's"])
+def test_memory_grows_with_the_micro_batch_and_falls_with_zero_and_recomputation(recompute: str, codebase: str) -> None:
+    grown = without_knowledge([row(mbs=mbs, recompute=recompute, codebase=codebase) for mbs in (1, 2, 4, 8)])
+    assert (np.diff(grown.reserved_bytes) > 0).all()
+    sharded = without_knowledge([row(sharding=f"zero{z}", recompute=recompute, codebase=codebase) for z in range(4)])
+    assert (np.diff(sharded.reserved_bytes[:3]) <= 0).all()
+    again = without_knowledge([row(recompute=kind, codebase=codebase) for kind in ("none", "selective", "full")])
+    assert (np.diff(again.reserved_bytes) <= 0).all()
+
+
+def test_more_work_takes_longer() -> None:
+    for changes in ("mbs", "grad_accum", "seq", "layers", "ffn"):
+        one, two = row(), row()
+        two[changes] = 2 * one[changes]
+        times = without_knowledge([one, two]).step_time_s
+        assert times[0] < times[1], changes
+
+
+@pytest.mark.slow
+def test_a_fit_finds_a_slow_machine_again() -> None:
+    _, found, times = made_up(0, matmul=0.5, host=0.004)
+    predictor = Predictor.learn(measured(found, times), PROFILES)
+    _, others, truth = made_up(1, matmul=0.5, host=0.004)
+    error = np.abs(predictor.predict(others).step_time_s / truth - 1)
+    cold = np.abs(Predictor.learn(None, PROFILES).predict(others).step_time_s / truth - 1)
+    assert np.mean(error) < 0.03 < np.mean(cold)
+
+
+@pytest.mark.slow
+def test_ten_rows_are_enough_to_help() -> None:
+    _, found, times = made_up(2, matmul=0.5, nvlink=0.5)
+    few = np.arange(10)
+    predictor = Predictor.learn(measured(found.take(few), times[few]), PROFILES)
+    rest = np.arange(10, len(found))
+    error = np.abs(predictor.predict(found.take(rest)).step_time_s / times[rest] - 1)
+    assert np.mean(error) < 0.06
+
+
+@pytest.mark.slow
+def test_intervals_cover_what_they_promise() -> None:
+    _, found, times = made_up(3, count=200, attention=0.3, network=0.5)
+    few = np.arange(60)
+    predicted = Predictor.learn(measured(found.take(few), times[few]), PROFILES).predict(found.take(np.arange(60, 200)))
+    inside = (predicted.low_s <= times[60:]) & (times[60:] <= predicted.high_s)
+    assert inside.mean() >= 0.85
+    assert (predicted.low_s < predicted.step_time_s).all()
+    assert (predicted.step_time_s < predicted.high_s).all()
+
+
+@pytest.mark.slow
+def test_one_broken_run_does_not_bend_the_rest() -> None:
+    _, found, times = made_up(4)
+    broken = times.copy()
+    broken[7] *= 20
+    whole = Predictor.learn(measured(found, times), PROFILES).predict(found).step_time_s
+    bent = Predictor.learn(measured(found, broken), PROFILES).predict(found).step_time_s
+    assert np.median(np.abs(bent / whole - 1)) < 0.01
+
+
+@pytest.mark.slow
+def test_predictions_do_not_depend_on_the_order_of_rows() -> None:
+    _, found, times = made_up(5)
+    order = np.random.default_rng(0).permutation(len(found))
+    known, rest = np.arange(40), np.arange(40, 120)
+    straight = Predictor.learn(measured(found.take(known), times[known]), PROFILES).predict(found.take(rest))
+    turned = known[::-1]
+    mixed = Predictor.learn(measured(found.take(turned), times[turned]), PROFILES).predict(found.take(rest[::-1]))
+    np.testing.assert_allclose(straight.step_time_s, mixed.step_time_s[::-1], rtol=1e-6)
+    cold = Predictor.learn(None, PROFILES)
+    np.testing.assert_array_equal(cold.predict(found).step_time_s[order], cold.predict(found.take(order)).step_time_s)
+
+
+def test_a_cut_divides_runs_from_failures() -> None:
+    load = np.array([0.2, 0.5, 0.9, 1.1, 1.4])
+    assert 0.9 < best_cut(load, np.array([False, False, False, True, True])) < 1.1
+    assert best_cut(load, np.array([False, True, True, True, True])) < 0.5
+
+
+@pytest.mark.slow
+def test_rows_that_ran_out_of_memory_move_the_cut() -> None:
+    found = points(random_rows(80, 6).assign(gpu="H100", recompute="none", grad_accum=16))
+    failed = (1.3 * Predictor.learn(None, PROFILES).predict(found).load > 1).astype(float)
+    assert 0.1 < failed.mean() < 0.9
+    unknown = np.full(len(found), np.nan)
+    predictor = Predictor.learn(Measured(found, unknown, unknown, failed), PROFILES)
+    assert (predictor.predict(found).fits == (failed == 0)).mean() > 0.95
+
+
+@pytest.mark.slow
+def test_five_thousand_rows_a_second() -> None:
+    found = points(pd.concat([random_rows(500, 7)] * 10, ignore_index=True))
+    predictor = Predictor.learn(None, PROFILES)
+    predictor.predict(found.take(np.arange(10)))
+    start = time.process_time()
+    predictor.predict(found)
+    assert time.process_time() - start < 1.0

@@ -1,0 +1,24 @@
+"""Partitions of layers over pipeline stages."""
+
+from __future__ import annotations
+
+import pytest
+
+from workloads.predict.stages import RULES, split
+
+
+@pytest.mark.parametrize("rule", sorted(RULES))
+@pytest.mark.parametrize(("layers", "pp"), [(16, 1), (16, 2), (28, 8), (32, 16), (126, 64), (7, 7)])
+@pytest.mark.parametrize("head", [0.0, 0.7, 4.0])
+def test_every_layer_is_on_one_stage(rule: str, layers: int, pp: int, head: float) -> None:
+    held = split(rule, layers, pp, head)
+    assert len(held) == pp
+    assert sum(held) == layers
+    assert min(held) >= (0 if rule == "greedy" else 1)
+
+
+def test_greedy_stages_overshoot() -> None:
+    """16 layers and a head of four: half of 20 is 10, and the stage is full only after the layer beyond it."""
+    assert split("greedy", 16, 2, 4.0) == (11, 5)
+    assert split("equal", 16, 2, 4.0) == (8, 8)
+    assert split("balanced", 16, 2, 4.0) == (10, 6)

@@ -1,0 +1,72 @@
+"""Device memory of many rows at one time, in closed form, from quantities that a fit may adjust.
+
+On one stage with P parameters a rank, over S ranks that share what ZeRO shards:
+
+states       weights 2 P (ZeRO 3: / S), gradients g P (ZeRO 2 and 3: / S), optimizer 12 P (from ZeRO 1 on: / S)
+activations  of every micro-batch in flight and every layer: T (a h + b F) values of 2 bytes over tp; with selective
+             recomputation a share of that, with full recomputation the layer's input and one layer at work
+loss         on the last stage, T V / tp logits in 16 bits and in fp32
+gathered     ZeRO 3: two layers' weights; sequence parallelism: gathered inputs
+reserved     what the allocator takes: a multiple of the peak and a constant (context, communication buffers)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from workloads.predict.parameters import Parameter
+from workloads.predict.points import Floats, Points
+from workloads.predict.time_terms import Facts
+
+GIB = float(2**30)
+
+MEMORY: dict[str, Parameter] = {
+    "weights": Parameter(2.0, 0.2, "bytes of a parameter's weight"),
+    "gradients": Parameter(1.0, 0.3, "gradients over their bytes"),
+    "optimizer": Parameter(12.0, 0.15, "bytes of a parameter's optimizer state"),
+    "hidden": Parameter(8.0, 0.3, "values a token and hidden unit that a layer keeps"),
+    "ffn": Parameter(3.0, 0.3, "values a token and feed-forward column that a layer keeps"),
+    "whole": Parameter(0.2, 0.8, "values a token and hidden unit that tensor parallelism does not split"),
+    "selective": Parameter(0.7, 0.3, "share of activations kept with selective recomputation"),
+    "loss": Parameter(10.0, 0.5, "bytes of a logit on the last stage"),
+    "embedding": Parameter(2.0, 0.8, "bytes a token and hidden unit beside the layers"),
+    "head": Parameter(4.0, 0.8, "bytes a token and hidden unit beside the head, which nothing splits"),
+    "constant": Parameter(2.0, 0.5, "GiB beside everything else, of what is reserved"),
+    "allocator": Parameter(1.08, 0.08, "reserved over allocated"),
+}
+"""Values and spreads before any row is seen."""
+
+
+def peaks(x: Points, facts: Facts, p: Mapping[str, float]) -> tuple[Floats, Floats]:
+    """Peak allocated bytes of the first stage and of the fullest one. ``p``: values of `MEMORY`."""
+    stages = facts.stages
+    shards = x.dp * x.cp
+    sizes = stages.layers * (x.layer_params / x.tp)[:, None]
+    ends = stages.first + stages.head * (1 - x.tied * (x.pp == 1))[:, None]
+    sizes = sizes + ends * (x.vocabulary_params / x.tp)[:, None]
+    weights = p["weights"] / np.where(x.zero == 3, shards, 1.0)
+    gradients = p["gradients"] * facts.gradient_bytes / np.where(x.zero >= 2, shards, 1.0)
+    optimizer = p["optimizer"] / np.where(x.zero >= 1, shards, 1.0)
+    state = sizes * (weights + gradients + optimizer)[:, None]
+    state = state + (4 * x.layer_params / x.tp * ((x.zero == 3) & (shards > 1)))[:, None]
+
+    shared = np.where(facts.sequence_parallel > 0, x.tp, 1.0)
+    tokens = x.tokens
+    layer = 2 * tokens * (p["hidden"] * x.hidden / shared + p["ffn"] * x.ffn / x.tp + p["whole"] * x.hidden)
+    layer = layer + facts.unfused * 5 * x.mbs * x.heads * x.seq**2 / x.tp
+    kept = np.where(x.recompute == 1, p["selective"] * layer, layer)
+    kept = np.where(x.recompute == 2, 2 * tokens * x.hidden / shared, kept)
+    working = np.where(x.recompute == 2, layer, 0.0)
+    in_flight = stages.in_flight * (1 + (x.vpp - 1) / x.vpp * (1 - 1 / np.maximum(x.pp, 1)))[:, None]
+    activations = in_flight * stages.layers * kept[:, None] + (stages.layers > 0) * working[:, None]
+    logits = p["loss"] * tokens * x.vocab / x.tp + p["head"] * tokens * x.hidden
+    beside = p["embedding"] * tokens * x.hidden
+    total = state + activations + stages.head * logits[:, None] + beside[:, None]
+    total = np.where(stages.exists > 0, total, 0.0)
+    return total[:, 0], total.max(axis=1)
+
+
+def reserved(allocated: Floats, p: Mapping[str, float]) -> Floats:
+    return p["allocator"] * allocated + p["constant"] * GIB

@@ -1,0 +1,65 @@
+"""The quantities of the time model that differ from code base to code base and from cluster to cluster.
+
+Each is positive, has a value that holds where nothing is known, and says how far (as the logarithm of a factor) it may
+be off there: a fit starts from these values and pays for leaving them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+
+class Parameter(NamedTuple):
+    value: float
+    spread: float
+    """Standard deviation of the logarithm."""
+    meaning: str
+
+
+TIME: dict[str, Parameter] = {
+    "matmul": Parameter(0.73, 0.12, "share of peak that matrix products reach at large sizes"),
+    "tokens": Parameter(250.0, 0.7, "tokens at which short products take twice as long"),
+    "width": Parameter(80.0, 0.7, "hidden size over tp at which narrow products take twice as long"),
+    "attention": Parameter(0.58, 0.25, "share of peak that causal attention reaches at head size 128, long sequences"),
+    "short": Parameter(700.0, 0.5, "tokens of a sequence at which attention takes twice as long"),
+    "head_size": Parameter(0.35, 0.4, "exponent: attention slows as (128 / head size) to this power"),
+    "odd_head": Parameter(1.15, 0.1, "attention's time with heads whose size is no power of two"),
+    "memory": Parameter(0.75, 0.3, "share of memory bandwidth of norms, RoPE, SwiGLU, residuals and the loss"),
+    "accumulate": Parameter(1.0, 0.5, "gradient accumulation over its bytes at full memory bandwidth"),
+    "optimizer": Parameter(1.5, 0.4, "optimizer over its bytes at full memory bandwidth"),
+    "step_fixed": Parameter(0.012, 0.7, "seconds a step, whatever its size"),
+    "micro_fixed": Parameter(0.0015, 1.0, "seconds a micro-batch and stage, whatever its size"),
+    "gap": Parameter(0.00012, 1.0, "seconds a layer and micro-batch between kernels"),
+    "host": Parameter(0.00205, 0.4, "host's seconds to issue a layer, forward and backward"),
+    "host_tp": Parameter(0.0014, 0.5, "more with tensor parallelism"),
+    "host_zero3": Parameter(0.00195, 0.5, "more with ZeRO 3"),
+    "host_selective": Parameter(0.0009, 0.5, "more with selective recomputation"),
+    "host_full": Parameter(0.00155, 0.5, "more with full recomputation"),
+    "slow_host": Parameter(0.007, 0.5, "seconds a layer and micro-batch with tp 2 in a slow host regime"),
+    "slow_growth": Parameter(0.9, 0.4, "exponent of the doublings of tp in that"),
+    "sharded": Parameter(1.0, 0.4, "traffic of sharded gradients and weights over its bytes"),
+    "gather_exposed": Parameter(0.6, 0.5, "share of gathering weights that nothing hides"),
+    "nvlink": Parameter(0.88, 0.15, "share of a node's links that gathers and scatters reach"),
+    "network": Parameter(0.9, 0.3, "share of the links between nodes that they reach"),
+    "tp_start": Parameter(0.00003, 0.7, "seconds to start a tensor-parallel collective, a hop of a ring"),
+    "tp_exposed": Parameter(0.75, 0.3, "share of tensor-parallel traffic that nothing hides"),
+    "dp_exposed": Parameter(0.25, 0.6, "share of gradient traffic that nothing hides, though a backward runs beside"),
+    "dp_start": Parameter(0.0003, 1.0, "seconds a layer and doubling of the ranks to start a gradient reduction"),
+    "ring_start": Parameter(
+        0.00003, 1.0, "seconds a layer and rank of a ring that shards gradients or gathers weights"
+    ),
+    "slow_down": Parameter(0.08, 0.7, "seconds of compute lost for a second of traffic beside it"),
+    "hidable": Parameter(0.6, 0.4, "share of the last backward that gradient traffic can hide behind"),
+    "message": Parameter(0.0005, 1.0, "seconds of a pipeline message, without its bytes"),
+    "slow_message": Parameter(0.02, 1.0, "the same in versions of which the profile says that messages are slow"),
+    "p2p": Parameter(0.8, 0.5, "share of a link that pipeline messages reach"),
+    "fp8": Parameter(0.8, 0.25, "rate of fp8 products over what 16-bit products lead to expect"),
+    "context": Parameter(0.5, 0.6, "share of context-parallel traffic that nothing hides"),
+}
+"""Values and spreads before any row is seen; a code base's profile may set its own."""
+
+
+def time_parameters(own: Mapping[str, float]) -> dict[str, Parameter]:
+    """`TIME` with a profile's values in the place of the general ones."""
+    return {name: parameter._replace(value=own.get(name, parameter.value)) for name, parameter in TIME.items()}

@@ -1,0 +1,103 @@
+"""The training configurations of a table as arrays: one entry a row, one array a quantity.
+
+Everything that predicts works on whole arrays, so that a table of thousands of rows takes a fraction of a second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from numpy.typing import NDArray
+
+Floats = NDArray[Any]
+"""Of float64."""
+Texts = NDArray[Any]
+
+RECOMPUTE = ("none", "selective", "full")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Points:
+    """Rows of which enough is known to predict them. Counts are floats; what is not known is NaN."""
+
+    gpus: Floats
+    layers: Floats
+    hidden: Floats
+    heads: Floats
+    kv_heads: Floats
+    ffn: Floats
+    matrices: Floats
+    """Matrices of a feed-forward layer: 3 with a gate, 2 without."""
+    vocab: Floats
+    tied: Floats
+    """1: the head is the embedding."""
+    seq: Floats
+    mbs: Floats
+    """Sequences of a micro-batch on one data-parallel rank."""
+    micro_batches: Floats
+    dp: Floats
+    tp: Floats
+    pp: Floats
+    vpp: Floats
+    cp: Floats
+    ep: Floats
+    zero: Floats
+    recompute: Floats
+    """Place in `RECOMPUTE`."""
+    fp8: Floats
+    codebase: Texts
+    """Name of the profile."""
+    version: Texts
+    """The code base's version as the table has it; empty: unknown."""
+    device: Texts
+    peak: Floats
+    """FLOP/s of the device in 16 bits."""
+    peak_matmul: Floats
+    """FLOP/s of the device in the precision of the layers' matrix products."""
+    memory_bandwidth: Floats
+    capacity: Floats
+    """Bytes that the driver reports as total."""
+    node: Floats
+    """Devices of a node."""
+    intra: Floats
+    """B/s of each device inside a node."""
+    inter: Floats
+    """B/s of each device between nodes; NaN: no such link is known."""
+    world_measured: Floats
+    """Bus bandwidth of an all-reduce over all devices in B/s; NaN: not measured."""
+    intra_measured: Floats
+    """The same inside a node."""
+
+    def __len__(self) -> int:
+        return len(self.gpus)
+
+    def take(self, rows: Sequence[int] | NDArray[Any]) -> Points:
+        """The rows of these indices (or of this mask)."""
+        return replace(self, **{field.name: getattr(self, field.name)[rows] for field in fields(self)})
+
+    @property
+    def tokens(self) -> Floats:
+        """Tokens of a micro-batch that one rank works on."""
+        return self.mbs * self.seq / self.cp
+
+    @property
+    def step_tokens(self) -> Floats:
+        return self.mbs * self.seq * self.dp * self.micro_batches
+
+    @property
+    def layer_params(self) -> Floats:
+        """Matrix parameters of one layer: attention ``2 h² (1 + K/N)``, feed-forward ``k h F``."""
+        attention: Floats = 2 * self.hidden**2 * (1 + self.kv_heads / self.heads)
+        found: Floats = attention + self.matrices * self.hidden * self.ffn
+        return found
+
+    @property
+    def vocabulary_params(self) -> Floats:
+        return self.vocab * self.hidden
+
+    @property
+    def params(self) -> Floats:
+        whole: Floats = self.layers * self.layer_params + (2 - self.tied) * self.vocabulary_params
+        return whole

@@ -1,0 +1,128 @@
+"""What a fitted closed form still misses, learned from the rows that it was fitted on: a Gaussian process.
+
+Its kernel adds up what rows may have in common: a device and precision, a version of the code, a model, and nearness in
+the features below (logarithms, so that a distance is a factor). Far from all rows it says nothing, with its whole
+spread.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from workloads.predict.points import Floats, Points
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kernel:
+    """Standard deviations of the parts, in logarithms of time."""
+
+    common: float = 0.05
+    device: float = 0.05
+    version: float = 0.03
+    near: float = 0.1
+    noise: float = 0.05
+    reach: float = 2.5
+    """Factor of the lengths of `LENGTHS`."""
+
+
+LENGTHS: dict[str, float] = {
+    "tokens": 1.5,
+    "hidden": 0.7,
+    "layers": 0.7,
+    "seq": 1.0,
+    "micro_batches": 1.5,
+    "dp": 2.0,
+    "tp": 0.8,
+    "pp": 1.0,
+    "cp": 0.8,
+    "vpp": 1.0,
+    "zero": 1.0,
+    "recompute": 1.0,
+    "world": 0.5,
+    "ep": 0.8,
+    "intra": 0.05,
+}
+
+
+def features(x: Points) -> Floats:
+    """Shape (rows, features): each over the length at which rows stop being alike."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        columns = {
+            "tokens": np.log(x.tokens),
+            "hidden": np.log(x.hidden),
+            "layers": np.log(x.layers),
+            "seq": np.log(x.seq),
+            "micro_batches": np.log(x.micro_batches),
+            "dp": np.log(x.dp),
+            "tp": np.log(x.tp),
+            "pp": np.log(x.pp),
+            "cp": np.log(x.cp),
+            "vpp": np.log(x.vpp),
+            "ep": np.log(x.ep),
+            "zero": (x.zero >= 1).astype(float) + (x.zero == 3),
+            "recompute": x.recompute,
+            "world": np.where(x.gpus > x.node, np.log(x.world_measured / 1e11), 0.0),
+            "intra": np.log(x.intra_measured / 4.5e11),
+        }
+    return np.stack([np.nan_to_num(columns[name]) / length for name, length in LENGTHS.items()], axis=1)
+
+
+def covariance(a: Points, b: Points, k: Kernel) -> Floats:
+    """Shape (rows of a, rows of b), without noise."""
+    x, y = features(a) / k.reach, features(b) / k.reach
+    square = (x**2).sum(axis=1)[:, None] + (y**2).sum(axis=1)[None, :] - 2 * x @ y.T
+    same_device = (a.device[:, None] == b.device[None, :]) & (a.fp8[:, None] == b.fp8[None, :])
+    same_version = a.version[:, None] == b.version[None, :]
+    total: Floats = (
+        k.common**2
+        + k.device**2 * same_device
+        + k.version**2 * (same_version & same_device)
+        + k.near**2 * np.exp(-0.5 * np.maximum(square, 0.0))
+    )
+    return total
+
+
+def prior_variance(k: Kernel) -> float:
+    return k.common**2 + k.device**2 + k.version**2 + k.near**2
+
+
+@dataclass(frozen=True, slots=True)
+class Residuals:
+    """Residuals in logarithms, learned from rows."""
+
+    rows: Points
+    kernel: Kernel
+    weights: Floats
+    inverse: Floats
+
+    @classmethod
+    def learn(cls, rows: Points, residual: Floats, kernel: Kernel, noise: Floats | float = 1.0) -> Residuals:
+        """``noise``: factor of the kernel's noise, one for all or one for each row."""
+        robust = robust_noise(residual, kernel.noise) * noise
+        matrix = covariance(rows, rows, kernel) + np.diag(robust**2)
+        inverse = np.linalg.inv(matrix)
+        return cls(rows, kernel, inverse @ residual, inverse)
+
+    def at(self, points: Points, noise: Floats | float = 1.0, chunk: int = 2000) -> tuple[Floats, Floats]:
+        """Mean and standard deviation (noise included)."""
+        own = np.broadcast_to(self.kernel.noise * noise, (len(points),))
+        mean, spread = np.empty(len(points)), np.empty(len(points))
+        for start in range(0, len(points), chunk):
+            part = slice(start, min(start + chunk, len(points)))
+            among = covariance(points.take(np.arange(part.start, part.stop)), self.rows, self.kernel)
+            mean[part] = among @ self.weights
+            known = ((among @ self.inverse) * among).sum(axis=1)
+            spread[part] = np.sqrt(np.maximum(0.0, prior_variance(self.kernel) - known) + own[part] ** 2)
+        return mean, spread
+
+
+def robust_noise(residual: Floats, noise: float) -> Floats:
+    """A row whose residual is far from the others' is taken to be noisy itself."""
+    if len(residual) < 5:
+        return np.full(len(residual), noise)
+    middle = float(np.median(residual))
+    typical = 1.4826 * float(np.median(np.abs(residual - middle))) + noise
+    excess = np.maximum(0.0, np.abs(residual - middle) / typical - 3.0)
+    return noise * (1 + excess)

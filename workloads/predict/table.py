@@ -1,0 +1,319 @@
+"""From the text of a table to `Points`: what each column means, what may be missing, and why a row cannot be predicted.
+
+A row is predicted where its device, the model's size, the sequence, the layout and the batch are known or follow
+from each other (``gpus = dp tp pp cp``, ``gbs_seqs = dp mbs grad_accum``). Degrees that no column says are 1 where the
+others multiply out without them.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from workloads.cluster import ClusterSpec
+from workloads.predict.hardware import LINKED, device_of, like_another
+from workloads.predict.points import Points
+from workloads.predict.profiles import Profile, find_profile
+
+COLUMNS = (
+    "gpu", "gpus", "layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "tie_embeddings", "seq", "gbs_seqs", "mbs",
+    "grad_accum", "dp", "tp", "pp", "vpp", "cp", "ep", "sharding", "recompute", "precision", "codebase", "code_version",
+    "allreduce_gb_s", "allreduce_intra_gb_s",
+)  # fmt: skip
+"""Every one may be missing, or empty in a row: then it is unknown."""
+MEASURED = ("status", "step_time_s", "reserved_gib")
+"""Of rows to calibrate with, beside `COLUMNS`."""
+_COUNTS = ("gpus", "layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "seq", "gbs_seqs", "mbs", "grad_accum",
+           "dp", "tp", "pp", "vpp", "cp", "ep")  # fmt: skip
+_DEFAULT_VOCAB = 50_000.0
+"""Where a table does not say it: about what GPT-2 and Llama 2 have between them."""
+_UNKNOWN = ("", "nan", "none", "null", "na", "n/a", "unknown", "?", "-")
+
+
+class Refused(Exception):
+    """Why a row cannot be predicted, in words."""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    points: Points
+    """Of the rows that can be predicted."""
+    rows: np.ndarray[Any, np.dtype[np.int64]]
+    """Their places in the table."""
+    reasons: tuple[str, ...]
+    """One for each row of the table; empty where it can be predicted."""
+    notes: tuple[str, ...]
+    """What was taken for granted, one for each row; empty where nothing was."""
+
+
+def read_points(
+    frame: pd.DataFrame,
+    clusters: Mapping[str, ClusterSpec],
+    profiles: Mapping[str, Profile],
+    general: Profile,
+    *,
+    routed: bool = True,
+) -> Table:
+    """``frame``: any table with some of `COLUMNS`; others are passed over. No content of a row raises.
+
+    ``routed``: whether rows with expert parallelism are taken. No column says what their experts are, so that they are
+    only of use beside measured ones.
+    """
+    columns = {name: frame[name].tolist() if name in frame else [None] * len(frame) for name in COLUMNS}
+    found: list[dict[str, Any]] = []
+    rows: list[int] = []
+    reasons: list[str] = []
+    notes: list[str] = []
+    for row in range(len(frame)):
+        values = {name: columns[name][row] for name in COLUMNS}
+        note: list[str] = []
+        try:
+            found.append(_row(values, clusters, profiles, general, note, routed))
+        except Refused as refused:
+            reasons.append(str(refused))
+        else:
+            rows.append(row)
+            reasons.append("")
+        notes.append("; ".join(note))
+    fields: dict[str, Any] = {}
+    for name in Points.__dataclass_fields__:
+        texts = name in ("codebase", "version", "device")
+        fields[name] = np.array([one[name] for one in found], dtype=np.str_ if texts else float)
+    return Table(Points(**fields), np.array(rows, dtype=np.int64), tuple(reasons), tuple(notes))
+
+
+def _row(
+    values: Mapping[str, Any],
+    clusters: Mapping[str, ClusterSpec],
+    profiles: Mapping[str, Profile],
+    general: Profile,
+    note: list[str],
+    routed: bool,
+) -> dict[str, Any]:
+    n = {name: _count(name, values[name]) for name in _COUNTS}
+    gpu = _text(values["gpu"])
+    if not gpu:
+        raise Refused("gpu is not given")
+    cluster = device_of(gpu, clusters)
+    if cluster is None:
+        raise Refused(f"gpu {gpu!r} is not known; known: A100, H100, H200, B200, GB200, B300, GB300")
+    if like_another(gpu):
+        note.append(f"gpu {gpu!r}: taken as {cluster.device.name}")
+    code = _text(values["codebase"])
+    profile = find_profile(code, profiles.values(), general)
+    if profile is general and code:
+        note.append(f"no profile of code base {code!r}: taken as {general.name}")
+    layout = _layout(n, cluster, note)
+    if layout["ep"] > 1:
+        if not routed:
+            raise Refused(
+                f"ep {layout['ep']:g}: no column says what the experts are; calibrate with rows that have ep > 1"
+            )
+        note.append("experts are in no column: taken as a dense model, and corrected by the calibration")
+    _batch(n, layout, note)
+    for name in ("layers", "hidden", "seq"):
+        if n[name] is None:
+            raise Refused(f"{name} is not given")
+    layers, hidden, seq = _known(n["layers"]), _known(n["hidden"]), _known(n["seq"])
+    heads = n["heads"]
+    if heads is None:
+        heads = max(1.0, round(hidden / 128))
+        note.append("heads not given: heads of 128")
+    if layout["pp"] > layers:
+        raise Refused(f"pp {layout['pp']:g} is more than the {layers:g} layers")
+    if layout["tp"] > heads:
+        raise Refused(f"tp {layout['tp']:g} is more than the {heads:g} heads")
+    if layout["pp"] * layout["vpp"] > layers:
+        raise Refused(f"pp x vpp = {layout['pp'] * layout['vpp']:g} is more than the {layers:g} layers")
+    gated = profile.gated
+    if gated is None:
+        gated = (n["kv_heads"] is not None and n["kv_heads"] < heads) or n["ffn"] not in (None, 4 * hidden)
+    ffn = n["ffn"]
+    if ffn is None:
+        ffn = 8 * hidden / 3 if gated else 4 * hidden
+        note.append(f"ffn not given: {ffn:.0f}")
+    vocab = n["vocab"]
+    if vocab is None:
+        vocab = _DEFAULT_VOCAB
+        note.append(f"vocab not given: {vocab:.0f}")
+    precision = _text(values["precision"]).lower()
+    fp8 = re.search(r"fp8|float8|e4m3|mxfp8|nvfp4|fp4", precision) is not None
+    peak = cluster.device.peak_of("bf16")
+    low = cluster.device.peak_of("fp8") if fp8 else peak
+    if peak is None or cluster.device.memory_bandwidth is None:
+        raise Refused(f"gpu {gpu!r}: its rates are not known")
+    if low is None:
+        raise Refused(f"gpu {gpu!r} has no rate for precision {precision!r}")
+    if re.search(r"fp32|float32|fp64|float64|tf32", precision) and not re.search("16|8", precision):
+        raise Refused(f"precision {precision!r} is not one that the model knows (16 bits, fp8)")
+    inter = cluster.inter_node.bandwidth if cluster.inter_node is not None else math.nan
+    return {
+        "gpus": layout["gpus"],
+        "layers": layers,
+        "hidden": hidden,
+        "heads": heads,
+        "kv_heads": n["kv_heads"] or heads,
+        "ffn": ffn,
+        "matrices": 3.0 if gated else 2.0,
+        "vocab": vocab,
+        "tied": float(_truth(values["tie_embeddings"]) or False),
+        "seq": seq,
+        "mbs": _known(n["mbs"]),
+        "micro_batches": _known(n["grad_accum"]),
+        **{name: layout[name] for name in ("dp", "tp", "pp", "vpp", "cp", "ep")},
+        "zero": _zero(values["sharding"], profile),
+        "recompute": _recompute(values["recompute"]),
+        "fp8": float(fp8),
+        "codebase": profile.name,
+        "version": _text(values["code_version"]),
+        "device": cluster.name,
+        "peak": peak,
+        "peak_matmul": low,
+        "memory_bandwidth": cluster.device.memory_bandwidth,
+        "capacity": float(cluster.device.memory_bytes or math.nan),
+        "node": LINKED.get(cluster.name, float(cluster.devices_per_node)),
+        "intra": cluster.intra_node.bandwidth,
+        "inter": inter,
+        "world_measured": _rate(values["allreduce_gb_s"]),
+        "intra_measured": _rate(values["allreduce_intra_gb_s"]),
+    }
+
+
+def _layout(n: Mapping[str, float | None], cluster: ClusterSpec, note: list[str]) -> dict[str, float]:
+    degrees = {name: n[name] for name in ("dp", "tp", "pp", "cp")}
+    known = math.prod(value for value in degrees.values() if value is not None)
+    gpus = n["gpus"]
+    if gpus is None:
+        if degrees["dp"] is None or degrees["tp"] is None or degrees["pp"] is None:
+            raise Refused("gpus is not given, nor all of dp, tp and pp")
+        gpus = known
+    missing = [name for name, value in degrees.items() if value is None]
+    if missing:
+        if gpus % known:
+            raise Refused(f"{_product(degrees)} does not divide gpus = {gpus:g}")
+        rest = gpus / known
+        open_name = "dp" if "dp" in missing else missing[0] if len(missing) == 1 else None
+        if rest != 1 and open_name is None:
+            raise Refused(f"{' and '.join(missing)} not given, and {_product(degrees)} leaves gpus = {gpus:g} open")
+        for name in missing:
+            degrees[name] = rest if name == open_name else 1.0
+    dp, tp, pp, cp = (_known(degrees[name]) for name in ("dp", "tp", "pp", "cp"))
+    if dp * tp * pp * cp != gpus:
+        if cp > 1 and dp % cp == 0 and dp * tp * pp == gpus:
+            dp /= cp
+            note.append("dp counted the context-parallel ranks")
+        else:
+            raise Refused(
+                f"dp x tp x pp x cp = {dp:g} x {tp:g} x {pp:g} x {cp:g} = {dp * tp * pp * cp:g}, gpus = {gpus:g}"
+            )
+    if gpus > cluster.devices_per_node and cluster.inter_node is None:
+        raise Refused(f"{gpus:g} devices, and no link between nodes of cluster {cluster.name} is known")
+    vpp, ep = n["vpp"] or 1.0, n["ep"] or 1.0
+    if vpp > 1 and pp == 1:
+        vpp = 1.0
+    return {"gpus": gpus, "dp": dp, "tp": tp, "pp": pp, "cp": cp, "vpp": vpp, "ep": ep}
+
+
+def _batch(n: dict[str, float | None], layout: Mapping[str, float], note: list[str]) -> None:
+    """Fills in what follows from the others. Raises `Refused` where they disagree or too few are known."""
+    dp, mbs, m, gbs = layout["dp"], n["mbs"], n["grad_accum"], n["gbs_seqs"]
+    if gbs is not None and m is None and mbs is not None:
+        m = gbs / dp / mbs
+    elif gbs is not None and mbs is None and m is not None:
+        mbs = gbs / dp / m
+    elif gbs is not None and mbs is None and m is None:
+        m, mbs = 1.0, gbs / dp
+        note.append("mbs and grad_accum not given: one micro-batch")
+        if layout["pp"] > 1:
+            m, mbs = gbs / dp, 1.0
+            note[-1] = "mbs and grad_accum not given: micro-batches of one sequence"
+    elif gbs is None and mbs is not None and m is None:
+        m = 1.0 if layout["pp"] == 1 else None
+        note.append("grad_accum not given: 1")
+    if mbs is None or m is None:
+        raise Refused("the batch is not known: two of gbs_seqs, mbs and grad_accum are needed")
+    if gbs is not None and abs(dp * mbs * m - gbs) > 1e-6 * gbs:
+        raise Refused(f"dp x mbs x grad_accum = {dp:g} x {mbs:g} x {m:g} = {dp * mbs * m:g}, gbs_seqs = {gbs:g}")
+    if mbs <= 0 or m <= 0 or m != round(m):
+        raise Refused(f"gbs_seqs = {gbs or 0:g} is no multiple of dp x mbs = {dp * mbs:g}")
+    n["mbs"], n["grad_accum"] = mbs, m
+
+
+def _product(degrees: Mapping[str, float | None]) -> str:
+    given = [f"{name} {value:g}" for name, value in degrees.items() if value is not None]
+    return " x ".join(given) or "no degree"
+
+
+def _known(value: float | None) -> float:
+    assert value is not None
+    return value
+
+
+def _text(value: Any) -> str:
+    if value is None or (isinstance(value, float) and math.isnan(value)) or value is pd.NA:
+        return ""
+    text = str(value).strip()
+    return "" if text.lower() in _UNKNOWN else text
+
+
+def _count(name: str, value: Any) -> float | None:
+    text = _text(value)
+    if not text:
+        return None
+    try:
+        number = float(text.replace(",", ""))
+    except ValueError:
+        raise Refused(f"{name} = {text!r} is no number") from None
+    if not math.isfinite(number) or number < 0 or (number != round(number) and name not in ("mbs", "ffn", "vocab")):
+        raise Refused(f"{name} = {text} is no whole number above 0")
+    if number == 0:
+        if name in ("vpp", "cp", "ep", "tp", "pp", "kv_heads"):
+            return None
+        raise Refused(f"{name} = 0")
+    return number
+
+
+def _rate(value: Any) -> float:
+    text = _text(value)
+    try:
+        number = float(text) if text else math.nan
+    except ValueError:
+        return math.nan
+    return number * 1e9 if number > 0 else math.nan
+
+
+def _truth(value: Any) -> bool | None:
+    text = _text(value).lower()
+    if text in ("true", "1", "1.0", "yes", "y", "t"):
+        return True
+    return False if text else None
+
+
+def _zero(value: Any, profile: Profile) -> float:
+    text = "" if value is None else str(value).strip().lower()
+    if found := re.search(r"(?:zero|stage)[ _-]*([0-3])", text):
+        return float(found[1])
+    if re.fullmatch(r"[0-3](\.0)?", text):
+        return float(text[0])
+    if "fsdp" in text or "full_shard" in text or "hsdp" in text:
+        return 3.0
+    if "distributed" in text or "dist_opt" in text:
+        return 1.0
+    if text in ("none", "no", "ddp", "dp"):
+        return 0.0
+    return float(profile.sharding)
+
+
+def _recompute(value: Any) -> float:
+    text = "" if value is None else str(value).strip().lower()
+    if "select" in text or "sac" in text or "norm" in text or "core_attn" in text or "partial" in text:
+        return 1.0
+    if re.search(r"full|block|uniform|^true$|^1$|^ac$|checkpoint|^yes$", text):
+        return 2.0
+    return 0.0

@@ -1,0 +1,203 @@
+"""Step time of many rows at one time, in closed form, from quantities that a fit may adjust.
+
+For one micro-batch, T tokens a rank, h hidden, F feed-forward columns, V vocabulary, t the tensor-parallel degree:
+
+matmul      2 T P / t FLOPs forward and twice that backward, at a share of peak that falls for short and narrow
+            products: time times (1 + tokens/T) (1 + width t/h)
+attention   4 T s h / t FLOPs, half of them under a causal mask; 3.5 times that forward and backward (FlashAttention-2,
+            arXiv:2307.08691); slower for heads smaller than 128
+memory      passes of norms, residuals, RoPE and SwiGLU over memory bandwidth; the loss over its logits in fp32
+host        a layer never takes less time than the host needs to issue it
+tp          two gathers and two scatters forward, as many backward, of T h values each, and the inputs gathered again
+pp          the slowest stage paces the steady state: sum of all stages + (m - 1) slowest, the fill divided by v chunks
+dp          gradients are reduced beside the last backward; what does not fit behind it, and a share of the
+            rest, is seen
+optimizer   its bytes over memory bandwidth, and a fixed time a step
+
+Ranks are laid out tensor-parallel first, then context, data and pipeline, so that the group of an axis has as many
+members on a node as its stride allows; groups beside each other share the node's links.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from workloads.predict.points import Floats, Points
+from workloads.predict.profiles import Profile
+from workloads.predict.stages import Stages, stages_of
+
+SHARPNESS = 6.0
+"""Of the smooth maximum between device and host: at equal times a layer takes 12 % more than either."""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What the profiles say of each row, and its stages: everything that no fit changes."""
+
+    stages: Stages
+    gradient_bytes: Floats
+    """Of a value when gradients are reduced and accumulated."""
+    optimizer_bytes: Floats
+    """Read and written by the optimizer for a parameter."""
+    sequence_parallel: Floats
+    unfused: Floats
+    """1: attention writes its scores to memory."""
+    slow_host: Floats
+    slow_messages: Floats
+
+
+def facts_of(points: Points, profiles: Mapping[str, Profile]) -> Facts:
+    names = [str(name) for name in points.codebase]
+    own = [profiles[name] for name in names]
+
+    def array(values: Sequence[float]) -> Floats:
+        return np.array(values, dtype=float)
+
+    limit = array([np.nan if one.slow_host_below is None else one.slow_host_below for one in own])
+    with np.errstate(invalid="ignore"):
+        slow_host = (points.intra_measured < limit).astype(float)
+    slow = [one.has_slow_messages(str(version)) for one, version in zip(own, points.version, strict=True)]
+    return Facts(
+        stages=stages_of(points, {name: profile.partition for name, profile in profiles.items()}),
+        gradient_bytes=array([one.gradient_bytes for one in own]),
+        optimizer_bytes=array([one.optimizer_bytes for one in own]),
+        sequence_parallel=array([one.sequence_parallel for one in own]),
+        unfused=array([one.attention == "unfused" for one in own]),
+        slow_host=slow_host,
+        slow_messages=array(slow),
+    )
+
+
+def bandwidth(points: Points, size: Floats, stride: Floats, p: Mapping[str, float]) -> Floats:
+    """B/s of each member of groups of ``size`` ranks that are ``stride`` apart; NaN where no such link is known."""
+    local = np.minimum(size, np.maximum(1.0, np.floor(points.node / stride)))
+    inside = np.fmin(points.intra, points.intra_measured) * p["nvlink"]
+    # A measured all-reduce over the world moves at the rate of a node's links together.
+    node_links = np.where(points.gpus > points.node, points.world_measured, np.nan)
+    each = np.where(np.isfinite(node_links), node_links / points.node, points.inter) * p["network"]
+    return np.where(size <= local, inside, np.minimum(inside, local * each))
+
+
+def step_time(points: Points, facts: Facts, p: Mapping[str, float]) -> Floats:
+    """Seconds of one step. ``p``: values of `workloads.predict.parameters.TIME`."""
+    x, stages = points, facts.stages
+    tokens, tp = x.tokens, x.tp
+    memory = x.memory_bandwidth * p["memory"]
+    device, host = _layer(x, facts, p)
+    slow = p["slow_host"] * facts.slow_host * np.log2(np.maximum(tp, 1.0)) ** p["slow_growth"]
+    layer = (device**SHARPNESS + host**SHARPNESS + slow**SHARPNESS) ** (1 / SHARPNESS)
+
+    head_flops = 3 * 2 * tokens * x.vocabulary_params / tp
+    head = head_flops / (x.peak * p["matmul"]) * (1 + p["tokens"] / tokens) + 22 * tokens * x.vocab / tp / memory
+
+    sizes = stages.layers * (x.layer_params / tp)[:, None]
+    sizes = (
+        sizes + (stages.first + stages.head * (1 - x.tied * (x.pp == 1))[:, None]) * (x.vocabulary_params / tp)[:, None]
+    )
+    accumulated = p["accumulate"] * (2 + 2 * facts.gradient_bytes)[:, None] * sizes / x.memory_bandwidth[:, None]
+    message = _message(x, facts, p)
+    own = stages.layers * layer[:, None] + stages.head * head[:, None] + accumulated
+    own = (own + (p["micro_fixed"] + 2 * message)[:, None]) * stages.exists
+    slowest, whole = own.max(axis=1), own.sum(axis=1)
+    m = x.micro_batches
+    pipeline = m * slowest + (whole - slowest) / x.vpp
+
+    largest = sizes.max(axis=1)
+    seen = _data_parallel(x, facts, p, largest, slowest)
+    shards = np.where(x.zero >= 1, x.dp * x.cp, 1.0)
+    optimizer = p["optimizer"] * facts.optimizer_bytes * largest / shards / x.memory_bandwidth
+    step: Floats = pipeline + seen + optimizer + p["step_fixed"]
+    return step
+
+
+def host_bound(points: Points, facts: Facts, p: Mapping[str, float]) -> Floats:
+    """How far it is the host that sets the pace of a layer, from 0 to 1."""
+    device, host = _layer(points, facts, p)
+    share: Floats = host**SHARPNESS / (device**SHARPNESS + host**SHARPNESS)
+    return share
+
+
+def _layer(x: Points, facts: Facts, p: Mapping[str, float]) -> tuple[Floats, Floats]:
+    """Seconds of a layer and micro-batch, forward and backward: of the device with what it waits for, of the host."""
+    tokens, tp, h = x.tokens, x.tp, x.hidden
+    again = x.recompute
+    memory = x.memory_bandwidth * p["memory"]
+    passes = np.where(again == 2, 4.0, 3.0)
+
+    slower = (1 + p["tokens"] / tokens) * (1 + p["width"] * tp / h)
+    rate = x.peak * np.where(x.fp8 > 0, p["fp8"] * x.peak_matmul / x.peak, 1.0) * p["matmul"]
+    matmul = passes * 2 * tokens * x.layer_params / tp / rate * slower
+    head_dim = h / x.heads
+    attention_rate = x.peak * p["attention"] * np.minimum(1.0, head_dim / 128) ** p["head_size"]
+    attention_rate = attention_rate / np.where(np.log2(head_dim) % 1 == 0, 1.0, p["odd_head"])
+    turns = np.where(again == 2, 4.5, 3.5)
+    attention_rate = attention_rate / (1 + p["short"] / x.seq)
+    flops = 4 * tokens * x.seq * h / tp
+    attention = np.where(facts.unfused > 0, passes * flops / rate, 0.5 * turns * flops / attention_rate)
+
+    shared = np.where(facts.sequence_parallel > 0, tp, 1.0)
+    values = (
+        10 * tokens * h / shared + (4 * (1 + x.kv_heads / x.heads) * h + (2 * x.matrices - 3) * x.ffn) * tokens / tp
+    )
+    moved = 3 * 2 * values * (1 + np.where(again == 2, 1.0, np.where(again == 1, 0.5, 0.0)) / 3)
+    # Scores, probabilities and dropout of unfused attention: five passes forward, as many backward and again.
+    moved = moved + facts.unfused * 15 * 2 * x.mbs * x.heads / tp * x.seq**2 / x.cp
+    device = matmul + attention + moved / memory + p["gap"] + _tensor_parallel(x, facts, p) + _context_parallel(x, p)
+    host = (
+        p["host"]
+        + p["host_tp"] * (tp > 1)
+        + p["host_zero3"] * ((x.zero == 3) & (x.dp > 1))
+        + p["host_selective"] * (again == 1)
+        + p["host_full"] * (again == 2)
+    )
+    return device, host
+
+
+def _tensor_parallel(x: Points, facts: Facts, p: Mapping[str, float]) -> Floats:
+    """Exposed seconds a layer and micro-batch, forward and backward."""
+    collectives = np.where(facts.sequence_parallel > 0, 10.0, 8.0) + np.where(x.recompute == 2, 4.0, 0.0)
+    each = 2 * x.tokens * x.hidden * (x.tp - 1) / x.tp / bandwidth(x, x.tp, np.ones_like(x.tp), p)
+    start = p["tp_start"] * (x.tp - 1)
+    return np.where(x.tp > 1, collectives * (each + start) * p["tp_exposed"], 0.0)
+
+
+def _context_parallel(x: Points, p: Mapping[str, float]) -> Floats:
+    keys = 2 * 2 * x.tokens * x.hidden * x.kv_heads / x.heads / x.tp
+    each = keys * (x.cp - 1) / bandwidth(x, x.cp, x.tp, p)
+    return np.where(x.cp > 1, 3 * p["context"] * (each + p["tp_start"] * (x.cp - 1)), 0.0)
+
+
+def _message(x: Points, facts: Facts, p: Mapping[str, float]) -> Floats:
+    """Seconds of one message between stages; zero without a pipeline."""
+    stride = x.gpus / x.pp
+    inside = x.pp * stride <= x.node
+    link = np.where(inside, x.intra, np.where(np.isfinite(x.inter), x.inter, x.intra)) * p["p2p"]
+    size = 2 * x.tokens * x.hidden / np.where(facts.sequence_parallel > 0, x.tp, 1.0)
+    start = np.where(facts.slow_messages > 0, p["slow_message"], p["message"])
+    return np.where(x.pp > 1, x.vpp * (start + size / link), 0.0)
+
+
+def _data_parallel(x: Points, facts: Facts, p: Mapping[str, float], largest: Floats, slowest: Floats) -> Floats:
+    """Seconds a step of reducing gradients and gathering weights that are seen."""
+    ranks = x.dp * x.cp
+    rate = bandwidth(x, ranks, x.tp, p)
+    share = (ranks - 1) / ranks
+    sharded = x.zero >= 1
+    reduce = share * facts.gradient_bytes * largest / rate * np.where(sharded, p["sharded"], 2.0)
+    gather = np.where(sharded, share * 2 * largest / rate * p["sharded"], 0.0)
+    m = x.micro_batches
+    reduce = reduce * np.where(x.zero >= 2, m, 1.0)
+    layers = x.layers / x.pp
+    ring = p["ring_start"] * ranks * layers
+    reduce = reduce + np.where(sharded, ring, p["dp_start"] * np.log2(np.maximum(ranks, 1.0)) * layers)
+    gather = gather + np.where(sharded, ring, 0.0)
+    beside = p["hidable"] * slowest * 2 / 3 * np.where(x.zero >= 2, m, 1.0)
+    # ZeRO 3 gathers in both directions of every micro-batch, beside the layers before.
+    ahead = gather * 2 * m * (x.zero == 3)
+    over = np.maximum(0.0, reduce + ahead - beside * np.where(x.zero == 3, 1.5, 1.0))
+    hidden = reduce + ahead - over
+    once = np.where(x.zero == 3, 0.0, gather * p["gather_exposed"])
+    return np.where(ranks > 1, over + once + hidden * (p["dp_exposed"] + p["slow_down"]), 0.0)
