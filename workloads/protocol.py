@@ -201,6 +201,10 @@ class RankResult:
     forward_s: float | None = None
     """Median over the timed steps of one micro-batch's forward on this stage, waits excluded."""
     backward_s: float | None = None
+    stand_ins_forward_s: float | None = None
+    """Of ``forward_s``: copies that stand for what other ranks would send (`workloads.engine.stand_ins`). None: not
+    known, or a real run, which has none."""
+    stand_ins_backward_s: float | None = None
     timed_wall_s: float | None = None
     """Host time from the launch of the first timed step to the end of the last one."""
     device_memory_bytes: int | None = None
