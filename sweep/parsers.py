@@ -43,6 +43,12 @@ examples:
   python -m sweep parity model=tiny precision=bf16 --left "dp=4" --right "cp=2 cp_kind=ulysses tp=2 zero_stage=1"
   python -m sweep parity model=llama8b model.num_layers=2 seq_len=512 precision=fp64 --right "dp=2 zero_stage=2"
 """
+PROBE_EXAMPLES = """\
+examples:
+  python -m sweep probe
+  python -m sweep probe cluster=h200 model=llama8b_8_layers
+  python -m sweep probe cluster=h100_efa launcher=slurm launcher.partition=main --nodes 2
+"""
 _SWEEP_PATH = "the sweep's folder, e.g. results/tiny"
 _RESULTS = Path("results")
 
@@ -191,6 +197,25 @@ def _parity() -> Parser:
     return parser
 
 
+def _probe() -> Parser:
+    parser = _parser(
+        "probe",
+        "Measure what this node's devices and links can do, in minutes, and store it for later plans of its cluster.\n"
+        "Through launcher=slurm it measures nodes of the cluster, by the same launcher as a sweep.",
+        PROBE_EXAMPLES,
+    )
+    parser.add_argument(
+        "overrides",
+        nargs="*",
+        metavar="OVERRIDE",
+        help="cluster=NAME, launcher=local or slurm and its options, model=NAME (whose shapes are measured), results_dir=DIR",
+    )
+    parser.add_argument("--nodes", type=_positive, default=1, metavar="N", help="nodes to measure at once (default: 1)")
+    parser.add_argument("--plain", action="store_true", help="one line for each attempt instead of a live view")
+    parser.add_argument("--conf", action="append", default=[], type=path, metavar="DIR", help="your own cluster/ ...")
+    return parser
+
+
 PARSERS: dict[str, Callable[[], Parser]] = {
     "plan": _plan,
     "run": _run,
@@ -202,6 +227,7 @@ PARSERS: dict[str, Callable[[], Parser]] = {
     "explain": _explain,
     "diff": _diff,
     "parity": _parity,
+    "probe": _probe,
 }
 """Makes the parser of each command, in the order of the help."""
 

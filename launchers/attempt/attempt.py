@@ -97,6 +97,7 @@ def start_attempt(
         rendezvous_host=host,
         rendezvous_port=port,
         collective_timeout_s=settings.collective_timeout_s,
+        probe=settings.probe,
     )
     protocol.write_task(folder, task)
     clock = SteadyClock()
