@@ -98,7 +98,8 @@ class Probe:
 
     @property
     def device_name(self) -> str | None:
-        return self.rows[0]["device_name"]
+        found: str | None = self.rows[0]["device_name"]
+        return found
 
     def select(self, kind: str, name: str | None = None, **fields: Any) -> list[Mapping[str, Any]]:
         """The figures of a kind whose columns have these values."""

@@ -208,7 +208,8 @@ def _probe() -> Parser:
         "overrides",
         nargs="*",
         metavar="OVERRIDE",
-        help="cluster=NAME, launcher=local or slurm and its options, model=NAME (whose shapes are measured), results_dir=DIR",
+        help="cluster=NAME, launcher=local or slurm and its options, model=NAME (whose shapes are measured), "
+        "results_dir=DIR",
     )
     parser.add_argument("--nodes", type=_positive, default=1, metavar="N", help="nodes to measure at once (default: 1)")
     parser.add_argument("--plain", action="store_true", help="one line for each attempt instead of a live view")

@@ -179,8 +179,10 @@ def headlines(probe: Probe) -> list[str]:
             n = row["group_size"]
             bus = 2 * (n - 1) / n * row["bytes"] / row["value"] / 1e9
             lines.append(f"all-reduce {placement}: {bus:,.1f} GB/s over {n} ranks, {row['bytes'] / 2**20:,.0f} MiB")
-    for row in probe.select("interference"):
-        lines.append(f"{row['name']} beside {row['beside']}: {row['value']:.2f} x as long")
-    for row in probe.select("step"):
-        lines.append(f"step of {row['model']}, dp {row['dp']}, tp {row['tp']}: {row['value']:.3f} s")
+    lines += [
+        f"{row['name']} beside {row['beside']}: {row['value']:.2f} x as long" for row in probe.select("interference")
+    ]
+    lines += [
+        f"step of {row['model']}, dp {row['dp']}, tp {row['tp']}: {row['value']:.3f} s" for row in probe.select("step")
+    ]
     return lines

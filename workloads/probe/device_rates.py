@@ -37,7 +37,7 @@ def matmul_shapes(model: ModelSpec) -> list[tuple[str, int, int, int]]:
 
 
 def matmul_figures(watch: Stopwatch, model: ModelSpec, sizes: Sizes, share: slice, beat: Beat) -> Iterator[Figure]:
-    """FLOP/s of each product of a layer, forward and of both gradients, by rows. ``share``: which tests this rank does."""
+    """FLOP/s of each product of a layer, forward and of both gradients, by rows. ``share``: this rank's tests."""
     tests = [(*shape, tokens) for shape in matmul_shapes(model) for tokens in sizes.tokens]
     for name, tp, columns, inner, tokens in tests[share]:
         beat()

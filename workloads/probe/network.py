@@ -43,10 +43,8 @@ def make_placed(world_size: int, per_node: int, rank: int) -> list[Placed]:
                 found.append(Placed(group, tuple(ranks), placement))
 
     node = min(per_node, world_size)
-    size = 2
-    while size <= node:
+    for size in (n for n in range(2, node + 1) if node % n == 0 and (n == node or n & (n - 1) == 0)):
         add([list(range(start, start + size)) for start in range(0, world_size, size)], "inside_node")
-        size *= 2
     if world_size > node:
         add([list(range(local, world_size, node)) for local in range(node)], "between_nodes")
         if node > 1:

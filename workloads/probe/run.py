@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
 from workloads.device import identity, prepare_device
+from workloads.engine.build import choose_attention
 from workloads.probe import device_rates, layers, network
 from workloads.probe.figures import Figure, sizes_of
 from workloads.probe.stopwatch import Stopwatch
@@ -38,6 +39,7 @@ def alone(task: Task, rank: int, local_rank: int, enter: EnterPhase) -> list[Fig
     sizes, model, beat = sizes_of(task.device), task.experiment.model, _Beats(enter, "build")
     watch = Stopwatch(device)
     share = slice(rank, None, task.experiment.world_size)
+    choose_attention(task.experiment)
     return [
         *device_rates.copy_figures(watch, sizes, beat),
         *device_rates.matmul_figures(watch, model, sizes, share, beat),
