@@ -49,8 +49,8 @@ def print_plan(plan: Plan, console: Console) -> None:
     console.print(_verdicts(plan))
     if reused := reused_from(plan):
         console.print(reused, highlight=False, markup=False)
-    if (said := rehearsals_of(plan)) is not None:
-        console.print(said, highlight=False, markup=False)
+    if (rehearsals := rehearsals_of(plan)) is not None:
+        console.print(rehearsals, highlight=False, markup=False)
     if plan.to_run:
         print_jobs(plan, console)
 
