@@ -100,10 +100,10 @@ def check_nodes(
         stop_asked=stop_asked,
         on_progress=lambda progress: tick(),
     )
+    _wait_until_free(nodes, settings, width)
     results = {rank: result for rank in range(world_size) if (result := protocol.read_result(folder, rank)) is not None}
     if len(results) < world_size:
         raise CheckFailed(_why(folder, world_size, results))
-    _wait_until_free(nodes, settings, width)
     found = {
         node.name: _lowest([_of_rank(results[rank]) for rank in range(at * width, (at + 1) * width)])
         for at, node in enumerate(nodes)

@@ -8,9 +8,9 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from workloads.engine.ops.adamw import AdamW
+from workloads.engine.ops.attention import attention
 from workloads.model_spec import ModelSpec
 from workloads.probe.figures import Figure, Sizes
 from workloads.probe.stopwatch import Stopwatch
@@ -61,7 +61,7 @@ def attention_figures(watch: Stopwatch, model: ModelSpec, sizes: Sizes, share: s
         beat()
         heads = (model.num_heads // tp, model.num_kv_heads // tp, model.num_kv_heads // tp)
         q, k, v = (_bf16(watch, mbs, n, sizes.seq_len, model.head_dim).requires_grad_() for n in heads)
-        forward = partial(F.scaled_dot_product_attention, q, k, v, is_causal=True, enable_gqa=True)
+        forward = partial(attention, q, k, v, causal=True)
         out = forward()
         backward = partial(torch.autograd.grad, out, (q, k, v), torch.randn_like(out), retain_graph=True)
         for name, call in (("forward", forward), ("backward", backward)):
