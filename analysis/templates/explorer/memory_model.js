@@ -215,7 +215,8 @@ const MemoryModel = (() => {
     const { holds } = stage, name = "the reduction of experts' gradients", shard = div(g * size, shards), tied = c * units.tied;
     let buffers = 0, own = turn.prior ? 0 : shard;
     if (reduced) {
-      buffers = shards === 1 || x.whole ? 2 * g * size : (g + c) * size + (turn.prior ? shard : 0);
+      buffers = shards === 1 || x.whole ? 2 * g * size : g * size + div(c * size, 3);
+      buffers += turn.prior && !x.whole ? shard : 0;
       if (x.whole && turn.prior && shards > 1) buffers -= g * size - shard;
     } else own = (turn.prior ? 0 : g * size) + (c === g && !turn.prior ? 0 : c * size);
     const ofHead = turn.prior ? 0 : div(g * units.head, reduced ? x.shards : 1);
