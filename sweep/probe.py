@@ -58,19 +58,16 @@ def prepare_probe(overrides: Sequence[str], folders: ConfFolders, nodes: int) ->
     config = compose_sweep(begin, folders, launcher=default_launcher())
     if config.launcher_kind == "rehearse":
         raise UltrasweepError("probe: launcher=rehearse has no links to measure; it may be local or slurm")
-    devices = config.cluster.devices_per_node
+    devices, on_cpu = config.cluster.devices_per_node, config.cluster.backend == "cpu"
     if config.launcher_kind == "local":
         if nodes > 1:
             raise UltrasweepError(f"probe: --nodes {nodes} needs launcher=slurm; this machine is one node")
-        machine = this_machine()
-        asked = config.launcher.get("num_devices")
-        devices = machine.num_gpus
-        if not machine.num_gpus or (config.cluster_given and config.cluster.backend == "cpu"):
-            given = {override.partition("=")[0] for override in own}
-            begin += [setting for setting in _ON_CPU if setting.partition("=")[0] not in given]
-            devices = _CPU_RANKS
-        if isinstance(asked, int):
-            devices = asked
+        machine, asked = this_machine(), config.launcher.get("num_devices")
+        on_cpu = on_cpu or not (machine.num_gpus or config.cluster_given)
+        devices = asked if isinstance(asked, int) else _CPU_RANKS if on_cpu else max(1, machine.num_gpus)
+    if on_cpu:
+        given = {override.partition("=")[0] for override in own}
+        begin += [setting for setting in _ON_CPU if setting.partition("=")[0] not in given]
     world_size = nodes * devices
     heads = next(iter(compose_sweep(begin, folders, launcher=config.launcher_kind).models.values())).num_kv_heads
     tp = math.gcd(_LARGEST_TP, math.gcd(devices, heads))
