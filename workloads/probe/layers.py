@@ -217,6 +217,7 @@ def _set_marks(engine: Engine, marks: _Marks) -> None:
         if isinstance(x, Tensor) and x.requires_grad:
             x.register_hook(lambda gradient: mark(backward))  # type: ignore[no-untyped-call]
 
+    # Before FSDP's own hooks: gathering the first block's weights, forward or backward, belongs to the layers.
     blocks = engine.chunks[0].blocks
-    blocks[0].register_forward_pre_hook(lambda module, inputs: passes(inputs[0], "a", "d"))
-    blocks[-1].register_forward_hook(lambda module, inputs, output: passes(output, "b", "c"))
+    blocks[0].register_forward_pre_hook(lambda module, inputs: passes(inputs[0], "a", "d"), prepend=True)
+    blocks[-1].register_forward_hook(lambda module, inputs, output: passes(output, "b", "c"), prepend=True)
