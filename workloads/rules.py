@@ -86,6 +86,14 @@ DERIVED = {
         "ffn_hidden_size // tp]",
         "fp8_sizes": "gcd(hidden_size, num_heads * head_dim // tp, (num_heads + 2 * num_kv_heads) * head_dim // tp, "
         "ffn_hidden_size // tp)",
+        # With latent attention. Its down projections, which blockwise stay in bf16, are of each rank's own tokens.
+        "fp8_heads": "[num_heads * query_size // tp, num_heads * (query_size - rope_size + value_size) // tp, "
+        "num_heads * value_size // tp]",
+        "fp8_down": "0 if precision == 'fp8_blockwise' else query_latent + latent + rope_size",
+        "fp8_stream": "tokens // tp if sequence_parallel else tokens",
+        "fp8_latent_sizes": "gcd(hidden_size, num_heads * query_size // tp, "
+        "num_heads * (query_size - rope_size + value_size) // tp, num_heads * value_size // tp, query_latent, latent, "
+        "ffn_hidden_size // tp, tokens)",
     }.items()
 }
 """Names that several conditions and sentences use; each may use those above it."""
@@ -220,6 +228,11 @@ _LAYOUT = _rules(
         "leave mla_up out",
     ),
     (
+        "recompute_experts",
+        "'experts' in recompute and not has_experts",
+        "recompute={recompute}, but {model} has no routed experts that could be computed again; leave experts out",
+    ),
+    (
         "compile_fp8",
         "compile == 'block' and 'fp8' in precision",
         "compile=block with precision={precision}: fp8 products cast in kernels of their own, which a compiled block "
@@ -227,10 +240,29 @@ _LAYOUT = _rules(
     ),
     (
         "fp8_sizes",
-        "'fp8' in precision and split % tp == 0 and (fp8_sizes % fp8_multiple or tokens % fp8_multiple)",
+        "'fp8' in precision and split % tp == 0 and not has_latent_attention and "
+        "(fp8_sizes % fp8_multiple or tokens % fp8_multiple)",
         "precision={precision} needs multiples of {fp8_multiple} on every rank: {tokens} tokens of a micro-batch, "
         "hidden_size={hidden_size}, and {fp8_parts} columns of queries, of all projections and of the feed-forward "
         "layer; choose another micro_batch_size, seq_len or tp, or precision=bf16",
+    ),
+    (
+        "fp8_sizes",
+        "'fp8' in precision and split % tp == 0 and has_latent_attention and "
+        "(fp8_latent_sizes % fp8_multiple or fp8_down % 16 or fp8_stream % 16)",
+        "precision={precision} needs multiples of {fp8_multiple} on every rank: {tokens} tokens of a micro-batch, "
+        "hidden_size={hidden_size}, {fp8_heads} columns of queries, of keys with values and of outputs, "
+        "{query_latent} and {latent} of latents, {ffn_hidden_size // tp} of the feed-forward layer; and of 16: "
+        "{fp8_down} columns and {fp8_stream} tokens of the down projection; choose another micro_batch_size, seq_len "
+        "or tp, or precision=bf16",
+    ),
+    (
+        "fp8_experts",
+        "'fp8' in precision and has_experts and split % tp == 0 and expert_hidden_size % etp == 0 and "
+        "(expert_hidden_size // etp % 16 or shared_hidden_size // tp % fp8_multiple)",
+        "precision={precision} needs multiples of 16 columns of an expert on every rank, which has {expert_hidden_size "
+        "// etp}, and of {fp8_multiple} of the shared experts, which has {shared_hidden_size // tp}; choose another tp "
+        "or etp, or precision=bf16",
     ),
     # A compiled block is recomputed by torch's selective checkpointing, which sees it as aten operations.
     (
@@ -266,17 +298,9 @@ _CLUSTER = _rules(
     ),
 )
 
-LACKING = _rules(
-    "engine",
-    *(
-        ("engine_support", broken, message)
-        for broken, message in (
-            ("'fp8' in precision and has_latent_attention", "fp8 with latent attention ({model}; use bf16)"),
-        )
-    ),
-)
+LACKING = _rules("engine")
 """What a correct layout may ask for and this version of the engine cannot run yet. The messages of those that hold are
-the name ``lacking``, which the rule ``engine_support`` lists."""
+the name ``lacking``, which the rule ``engine_support`` lists. Today nothing is lacking."""
 
 RULES = (
     *_LAYOUT,
@@ -293,7 +317,7 @@ _OF_EXPERIMENT = (
 _OF_MODEL = ("num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim", "ffn_hidden_size", "vocab_size")
 _OF_PARTS = (
     *("model", "has_experts", "has_latent_attention", "num_experts", "experts_per_token", "expert_hidden_size"),
-    "shared_hidden_size",
+    *("shared_hidden_size", "query_size", "rope_size", "value_size", "query_latent", "latent"),
 )
 _OF_CLUSTER = ("cluster", "backend", "device", "devices_per_node", "single_node", "precisions")
 _get_experiment, _get_model = attrgetter(*_OF_EXPERIMENT), attrgetter(*_OF_MODEL)
@@ -350,15 +374,17 @@ def names_of(experiment: Experiment, cluster: ClusterSpec) -> dict[str, Any]:
 def _layout_values(experiment: Experiment) -> tuple[Any, ...]:
     """What a rule of scope ``layout`` may read, in the order of `_LAYOUT_NAMES`."""
     model = experiment.model
-    moe = model.moe
+    moe, mla = model.moe, model.mla
     parts = (
         model.name,
         moe is not None,
-        model.mla is not None,
+        mla is not None,
         moe.num_experts if moe is not None else 0,
         moe.experts_per_token if moe is not None else 0,
         moe.expert_hidden_size if moe is not None else 0,
         moe.num_shared_experts * moe.expert_hidden_size if moe is not None else 0,
+        *((mla.qk_head_dim, mla.qk_rope_head_dim, mla.v_head_dim) if mla is not None else (model.head_dim,) * 3),
+        *((mla.q_lora_rank, mla.kv_lora_rank) if mla is not None else (0, 0)),
     )
     return (*_get_experiment(experiment), *_get_model(model), *parts)
 

@@ -103,10 +103,11 @@ class _Held:
         saved = saved_bytes(e, held)
         saved += head_bytes(e, c).saved if held.has_head else 0
         saved += c * stream_tokens * e.model.hidden_size if stage < e.pp - 1 else 0  # the output, to be sent
+        of_experts = gathered_bytes(e, c, of_experts=True) * experts
         everything = layers + experts + ends
         return cls(
             shard=shard,
-            copy=0 if e.zero_stage == 3 else gathered_bytes(e, c) * layers + c * (experts + ends),
+            copy=0 if e.zero_stage == 3 else gathered_bytes(e, c) * layers + of_experts + c * ends,
             accumulated=g * everything if accumulates_unsharded(e) else shard,
             optimizer=2 * shard,
             saved=saved,

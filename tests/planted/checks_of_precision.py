@@ -9,8 +9,9 @@ from torch import Tensor
 
 from tests.planted.plant import Fault, with_fault
 from tests.pool import Pool
-from tests.workloads.engine import test_fp8, test_loss_scale
+from tests.workloads.engine import test_fp8, test_fp8_experts, test_loss_scale
 from tests.workloads.engine.parity import train_rank
+from workloads.engine.ops import fp8
 from workloads.experiment import Experiment
 from workloads.parity.shards import put_together
 
@@ -43,10 +44,21 @@ def _after_a_step(rank: int, layout: dict[str, Any], precision: str, scale: floa
 
 def fp8_products(pool: Pool, fault: Fault | None) -> None:
     """Gradients in fp8 are near those in fp32, and their norm is nearer: errors of rounding have either sign."""
-    layout = {"dp": 2, "zero_stage": 2, "micro_batch_size": 1}
-    exact = _gradients(pool, None, test_fp8.small("fp32", **layout))
-    for recipe in test_fp8.RECIPES:
-        found = _gradients(pool, fault, test_fp8.small(f"fp8_{recipe}", **layout))
+    _compare_with_fp32(pool, fault, "dense", test_fp8.RECIPES, {"dp": 2, "zero_stage": 2, "micro_batch_size": 1})
+
+
+def fp8_experts(pool: Pool, fault: Fault | None) -> None:
+    """The same of routed experts and latent attention."""
+    layout = {"dp": 2, "zero_stage": 2, "micro_batch_size": 1, "ep": 2}
+    _compare_with_fp32(pool, fault, "experts", ("tensorwise", "rowwise"), layout)
+
+
+def _compare_with_fp32(
+    pool: Pool, fault: Fault | None, shape: str, recipes: tuple[fp8.Recipe, ...], layout: dict[str, Any]
+) -> None:
+    exact = _gradients(pool, None, test_fp8.small("fp32", shape, **layout))
+    for recipe in recipes:
+        found = _gradients(pool, fault, test_fp8.small(f"fp8_{recipe}", shape, **layout))
         for name, value in exact.items():
             error = ((found[name] - value).norm() / value.norm()).item()
             norm = (found[name].norm() / value.norm()).item()
@@ -57,6 +69,13 @@ def _gradients(pool: Pool, fault: Fault | None, case: Experiment) -> dict[str, T
     traces = pool.run(with_fault, case.world_size, fault, train_rank, case, 1)
     together = put_together(case, [trace.steps[0].gradients for trace in traces])
     return {name: tensor.value for name, tensor in together.items()}
+
+
+def fp8_expert_gathers(pool: Pool, fault: Fault | None) -> None:
+    """What every rank gathers of experts in fp8 is one cast of each expert, also when weights have become smaller."""
+    case = test_fp8.small("fp8_rowwise", "experts", dp=3, zero_stage=3, global_batch_size=3, micro_batch_size=1)
+    for found in pool.run(with_fault, 3, fault, test_fp8_experts.gathered, case):
+        assert set(found) == {(True, True)}, found
 
 
 def fp8_gathers(pool: Pool, fault: Fault | None) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from tests.planted.faults import ENGINE, STEP, faults_of
 
 _SCALE = ENGINE + "loss_scale:LossScale."
+_GROUPED = ENGINE + "ops.fp8_grouped:"
 _PRODUCTS = ENGINE + "ops.fp8_linear:Fp8Products."
 
 PRECISION = [
@@ -93,5 +94,53 @@ PRECISION = [
             {},
         ),
         check="fp8_gathers",
+    ),
+    *faults_of(
+        "precision",
+        (
+            "one_expert_for_all",
+            "rows of every expert are multiplied by the first one's weights",
+            _GROUPED + "rows_by_weights",
+            "Operand(values[group]",
+            "Operand(values[0]",
+            {},
+        ),
+        (
+            "rows_with_scales_of_the_first",
+            "rows of an expert have the factors of as many rows from the first on",
+            _GROUPED + "rows_by_weights",
+            "rows.wide(own)",
+            "Operand(rows.values[own], rows.factors[:size], 'row').wide()",
+            {},
+        ),
+        check="fp8_experts",
+    ),
+    *faults_of(
+        "precision",
+        (
+            "largest_of_own_experts_rows",
+            "the scale of an expert that ranks share is of this rank's rows alone",
+            ENGINE + "fp8_gather:Fp8Experts.find_scales",
+            "if self._group is not None:",
+            "if False:",
+            {},
+        ),
+        (
+            "rows_of_the_expert_before",
+            "rows of a shard count as those of the experts of the first shard",
+            ENGINE + "fp8_gather:Fp8Experts._experts_of_rows",
+            "parameter.mesh_info.shard_mesh_rank * rows",
+            "0",
+            {},
+        ),
+        (
+            "scales_of_the_step_before",
+            "the largest values of experts are never forgotten",
+            ENGINE + "fp8_gather:Fp8Experts.find_scales",
+            "self._bits.zero_()",
+            "pass",
+            {},
+        ),
+        check="fp8_expert_gathers",
     ),
 ]

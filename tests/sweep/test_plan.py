@@ -8,6 +8,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
+import sweep.plan
 from results.schema import LEDGER, MEASUREMENT_VERSION
 from results.store import read_ledger
 from results.text import GIB
@@ -19,6 +20,7 @@ from sweep.summary import reused_from
 from tests.sweep.helpers import plan_of, store_attempt
 from workloads.costs.memory import estimate_memory
 from workloads.errors import InvalidSweep
+from workloads.rules import Violation, violations
 
 EIGHT = ["+grid=llama8b_8gpu", "grid.axes.recompute=none", "grid.axes.compile=none"]
 
@@ -50,12 +52,20 @@ def test_the_margin_and_the_wish_to_see_failures_are_options() -> None:
     assert eager.counts == {"run": len(default.points)}
 
 
-def test_what_the_engine_cannot_run_is_predicted_nevertheless() -> None:
+def test_what_the_engine_cannot_run_is_predicted_nevertheless(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if this engine had no fp8."""
+    lacks = Violation("engine_support", "this engine cannot run fp8 yet")
+    monkeypatch.setattr(sweep.plan, "violations", lambda experiment, cluster: [*violations(experiment, cluster), lacks])
     plan = plan_of(["+grid=deepseek_v3_2048gpu", "grid.axes.precision=fp8_rowwise", "grid.axes.ep=64"])
     refused = [point for point in plan.points if point.rule == "engine_support"]
     assert refused
-    assert all(point.verdict == "invalid" and "fp8 with latent attention" in (point.detail or "") for point in refused)
+    assert all(point.verdict == "invalid" and "cannot run fp8 yet" in (point.detail or "") for point in refused)
     assert all(point.peak_bytes and point.time for point in refused)
+
+
+def test_latent_attention_and_experts_run_in_fp8() -> None:
+    plan = plan_of(["+grid=deepseek_v3_2048gpu", "grid.axes.precision=fp8_rowwise", "grid.axes.ep=64"])
+    assert not [point for point in plan.points if point.rule in ("engine_support", "fp8_sizes", "fp8_experts")]
 
 
 @pytest.mark.slow

@@ -9,15 +9,18 @@ from typing import Any, get_args
 import pytest
 
 from tests.workloads.costs.shapes import (
+    DEEPSEEK_V2_LITE,
     DEEPSEEK_V3,
     H200,
     LLAMA_1B,
     LLAMA_8B,
     MIXTRAL,
     ONE_NODE,
+    QWEN3_30B,
     study_experiment,
     study_rows,
 )
+from workloads import rules
 from workloads.cluster import ClusterSpec
 from workloads.costs.schedule import schedule_actions
 from workloads.experiment import ENGINE_VERSION, Experiment, PipelineSchedule
@@ -122,6 +125,7 @@ def test_layouts_that_run(fields: dict[str, Any]) -> None:
         ),
         ({"attention": "flash", "precision": "fp32"}, "attention", "no fp32 kernels on CUDA"),
         ({"recompute": "norm+mla_up"}, "recompute_mla_up", "llama8b has no latent attention"),
+        ({"recompute": "selective+experts"}, "recompute_experts", "llama8b has no routed experts"),
     ],
 )
 def test_broken_rules_say_what_would_work(fields: dict[str, Any], rule: str, says: str) -> None:
@@ -134,6 +138,10 @@ def test_one_node_is_not_enough() -> None:
     assert "needs CUDA" in broken(ONE_NODE, attention="cudnn")["attention"]
 
 
+SLIM = dataclasses.replace(DEEPSEEK_V2_LITE, ffn_hidden_size=8192)
+assert DEEPSEEK_V2_LITE.mla is not None and QWEN3_30B.moe is not None
+NARROW = dataclasses.replace(SLIM, mla=dataclasses.replace(DEEPSEEK_V2_LITE.mla, qk_rope_head_dim=58))
+SHARED = dataclasses.replace(QWEN3_30B, moe=dataclasses.replace(QWEN3_30B.moe, num_shared_experts=1))
 THIN = dataclasses.replace(LLAMA_8B, ffn_hidden_size=8 * 1744)
 
 
@@ -143,12 +151,34 @@ THIN = dataclasses.replace(LLAMA_8B, ffn_hidden_size=8 * 1744)
         ({"precision": "fp8_tensorwise", "seq_len": 4100}, "multiples of 16 on every rank: 4100 tokens"),
         ({"precision": "fp8_blockwise", "seq_len": 4096 + 64}, "multiples of 128 on every rank: 4160 tokens"),
         ({"precision": "fp8_blockwise", "tp": 8, "model": THIN}, "hidden_size=4096, and 512, 768, 1744 columns"),
+        ({"precision": "fp8_rowwise", "tp": 8, "model": SLIM, "seq_len": 64}, "of 16: 576 columns and 8 tokens of the"),
+        (
+            {"precision": "fp8_blockwise", "tp": 8, "model": DEEPSEEK_V2_LITE},
+            "2048, 384, 512, 256 columns of queries, of keys with",
+        ),
+        ({"precision": "fp8_tensorwise", "model": NARROW}, "and of 16: 570 columns and 4096 tokens of the down"),
     ],
 )
 def test_sizes_that_fp8_products_cannot_have(fields: dict[str, Any], told: str) -> None:
     assert told in broken(**fields)["fp8_sizes"]
     assert "fp8_sizes" not in broken(**{**fields, "precision": "bf16"})
     assert "fp8_sizes" not in broken(precision=fields["precision"])
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"precision": "fp8_rowwise", "tp": 32, "etp": 32}, "of an expert on every rank, which has 24,"),
+        (
+            {"precision": "fp8_blockwise", "tp": 4, "etp": 1, "model": SHARED},
+            "128 of the shared experts, which has 192;",
+        ),
+    ],
+)
+def test_sizes_that_experts_cannot_have_in_fp8(fields: dict[str, Any], told: str) -> None:
+    fields = {"model": dataclasses.replace(QWEN3_30B, num_kv_heads=32), **fields}
+    assert told in broken(**fields)["fp8_experts"]
+    assert "fp8_experts" not in broken(**{**fields, "precision": "bf16"})
 
 
 def test_compiled_blocks_are_not_in_fp8() -> None:
@@ -161,17 +191,29 @@ def test_device_without_fp8() -> None:
     assert "it has bf16" in broken(dataclasses.replace(H200, device=device), precision="fp8_rowwise")["precision"]
 
 
-@pytest.mark.parametrize(
-    ("fields", "names"),
-    [
-        ({"model": DEEPSEEK_V3, "precision": "fp8_rowwise"}, "fp8 with latent attention (deepseek_v3; use bf16)"),
-    ],
-)
-def test_what_this_engine_cannot_run_yet(fields: dict[str, Any], names: str) -> None:
-    found = broken(**fields)
+@pytest.fixture
+def lacks_fp16(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if this engine had no fp16."""
+    lacking = rules._rules("engine", ("engine_support", "precision == 'fp16'", "fp16 ({model}; use bf16)"))
+    tests = [rule.broken for rule in (*rules._STATED, *lacking)]
+    names = (*rules._LAYOUT_NAMES, *rules._OF_CLUSTER)
+    monkeypatch.setattr(rules, "LACKING", lacking)
+    monkeypatch.setattr(rules, "_tests_of_all", rules.compile_tests(names, rules.DERIVED, tests, rules._FUNCTIONS))
+
+
+@pytest.mark.usefixtures("lacks_fp16")
+def test_what_this_engine_cannot_run_yet() -> None:
+    found = broken(model=DEEPSEEK_V3, precision="fp16")
     assert set(found) == {"engine_support"}
-    assert names in found["engine_support"]
-    assert found["engine_support"].startswith(f"engine version {ENGINE_VERSION} cannot run ")
+    expected = f"engine version {ENGINE_VERSION} cannot run fp16 (deepseek_v3; use bf16) yet"
+    assert found["engine_support"] == expected
+    assert broken(precision="bf16") == {}
+
+
+@pytest.mark.parametrize("precision", ["fp8_tensorwise", "fp8_rowwise", "fp8_blockwise"])
+def test_latent_attention_and_experts_run_in_fp8(precision: str) -> None:
+    assert broken(model=DEEPSEEK_V3, precision=precision) == {}
+    assert broken(model=QWEN3_30B, precision=precision) == {}
 
 
 def test_every_schedule_has_lists_for_the_chunks_and_micro_batches_that_the_rules_let_through() -> None:
@@ -182,8 +224,9 @@ def test_every_schedule_has_lists_for_the_chunks_and_micro_batches_that_the_rule
                 assert schedule_actions(schedule, rank, pp, rounds, chunks)
 
 
+@pytest.mark.usefixtures("lacks_fp16")
 def test_a_layout_alone_breaks_its_own_rules_and_no_others() -> None:
-    fields = {"model": DEEPSEEK_V3, "global_batch_size": 250, "cp": 3, "tp": 3, "precision": "fp8_tensorwise"}
+    fields = {"model": DEEPSEEK_V3, "global_batch_size": 250, "cp": 3, "tp": 3, "precision": "fp16"}
     experiment = Experiment(dp_replicate=4, **fields)
     found = violations(experiment, H200)
     assert {"global_batch", "cp_seq_len", "tp_num_heads", "engine_support"} <= {v.rule for v in found}

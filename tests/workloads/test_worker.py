@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import multiprocessing
 import os
-import re
 import resource
 import socket
 import subprocess
@@ -20,6 +18,7 @@ import torch
 from workloads import protocol
 from workloads.cluster import ClusterSpec, DeviceSpec, LinkSpec
 from workloads.costs.params import COMPUTE_BYTES, MASTER_BYTES
+from workloads.engine import groups
 from workloads.engine.data_parallel import compute_dtype
 from workloads.errors import UnsupportedByEngine
 from workloads.experiment import Experiment, Precision
@@ -174,24 +173,11 @@ def test_a_failure_is_called_by_its_name(error: BaseException, kind: str) -> Non
     assert classify(error) == kind
 
 
-@pytest.mark.parametrize(
-    ("case", "lacking"),
-    [
-        (
-            experiment(
-                model=dataclasses.replace(MODEL, mla=LATENT, num_kv_heads=MODEL.num_heads), precision="fp8_rowwise"
-            ),
-            r"fp8 with latent attention \(worker; use bf16\)",
-        ),
-    ],
-    ids=["fp8 with latent attention"],
-)
-def test_what_the_engine_lacks_is_refused_and_not_replaced(tmp_path: Path, case: Experiment, lacking: str) -> None:
-    assert run(tmp_path, case) == [1]
-    error = protocol.read_error(tmp_path, 0)
-    assert error is not None
-    assert error.kind == "unsupported"
-    assert re.search(f"cannot run {lacking} yet", error.message), error.message
+def test_what_the_engine_lacks_is_refused_and_not_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(groups, "lacking", lambda experiment: ["a fourth kind of fp8", "ten dimensions"])
+    with pytest.raises(UnsupportedByEngine, match="cannot run a fourth kind of fp8, ten dimensions yet") as refused:
+        groups.make_groups(experiment(), 0, torch.device("cpu"))
+    assert classify(refused.value) == "unsupported"
 
 
 def test_every_precision_has_a_dtype_and_a_size() -> None:

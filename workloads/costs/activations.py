@@ -136,15 +136,18 @@ def _tensors_of(e: Experiment, routed: bool, c: int) -> LayerTensors:
     """
     tokens, stream_tokens = rank_tokens(e)
     t = layer_tensors(e.model, routed, tokens, stream_tokens, e.seq_len, e.tp, c, e.attention == "math")
+    of_experts = 0
     if routed:
         x = expert_tensors(e, stream_tokens, c)
+        of_experts = x.product
         dispatched = x.router + x.weights + x.rows
         t = replace(t, dispatched=dispatched, gate_up=t.gate_up + x.gate_up, product=t.product + x.product)
-    if fp8.keeps_fp8(e) and not routed:
-        t = replace(t, product=fp8.cast_bytes(e, t.product // c))
-        if e.tp == 1:
-            norm = fp8.cast_bytes(e, tokens * e.model.hidden_size) + STATISTICS_BYTES * tokens
-            t = replace(t, attention_norm=norm, ffn_norm=norm)
+    if fp8.keeps_fp8(e):
+        own = t.product - of_experts
+        kept = fp8.kept_inputs(e, t.attention_norm, t.latent_norms, t.ffn_norm, routed=routed, c=c)
+        attention_norm, latent_norms, ffn_norm = kept
+        product = fp8.cast_bytes(e, own // c) + of_experts
+        t = replace(t, attention_norm=attention_norm, latent_norms=latent_norms, ffn_norm=ffn_norm, product=product)
     if e.cp > 1 and e.cp_kind == "ulysses":
         received = t.projected if e.model.mla is None else t.rotated + t.attention_output
         return replace(t, projected=received, rotated=0, attention_output=2 * t.attention_output)
@@ -162,11 +165,17 @@ def _made_again(e: Experiment, t: LayerTensors, c: int) -> dict[str, int]:
     keys, up = t.rotated // 2, t.projected + (t.rotated // 2 if mla.q_lora_rank else 0)
     received = e.cp > 1 and e.cp_kind == "ulysses"
     return {
-        "norm": norms + c * stream_tokens * (mla.q_lora_rank + mla.kv_lora_rank),
+        "norm": norms + _normed_latents(e, t),
         "rope": 0 if received else keys - c * tokens * mla.qk_rope_head_dim,
         "swiglu": t.product,
         "mla_up": 0 if received else up,
     }
+
+
+def _normed_latents(e: Experiment, t: LayerTensors) -> int:
+    """Of `LayerTensors.latent_norms` what products take in."""
+    mla = e.model.mla
+    return t.latent_norms - STATISTICS_BYTES * rank_tokens(e)[1] * (2 if mla and mla.q_lora_rank else 1) if mla else 0
 
 
 def layer_bytes(experiment: Experiment, *, routed: bool, c: int, recomputed: bool = True) -> LayerBytes:
@@ -177,7 +186,8 @@ def layer_bytes(experiment: Experiment, *, routed: bool, c: int, recomputed: boo
 
     none       all of `LayerTensors`, as of every layer that is not recomputed.
     selective  all but what backward makes again: normed inputs (statistics of norms stay), rotated queries and keys,
-               and the SwiGLU product; with some of them named (norm, rope, swiglu) all but those. With ``compile`` the
+               and the SwiGLU product; with some of them named (norm, rope, swiglu) all but those; with ``experts``
+               also but gate_up and product of routed experts. With ``compile`` the
                residual after attention is made again too, and the outputs of the two row-parallel layers stay and, with
                tp > 1, their partial sums (full T), until they are used.
     full       the block input.
@@ -198,7 +208,7 @@ def layer_bytes(experiment: Experiment, *, routed: bool, c: int, recomputed: boo
     stream, gathered = c * stream_tokens * model.hidden_size, c * tokens * model.hidden_size if e.tp > 1 else 0
     if routed:
         return _routed_bytes(e, t, c, stream, gathered, recomputed=recomputed)
-    down_weight = t.product // tokens * model.hidden_size
+    down_weight = c * model.ffn_hidden_size // e.tp * model.hidden_size
     steps = (
         gathered + t.product,
         t.gate_up,
@@ -230,19 +240,25 @@ def _routed_bytes(
 ) -> LayerBytes:
     """`layer_bytes` of a layer with experts. They are never compiled, so a compiled block is taken to keep the same."""
     x = expert_tensors(e, rank_tokens(e)[1], c)
-    working = stream + expert_working(e, x, gathered if e.etp > 1 else 0)
+    gathered = gathered if e.etp > 1 else 0
     reducing = stream + x.rows - (x.weights + x.rows + x.gate_up + x.product)
     if e.recompute == "none" or not recomputed:
-        saved, again = t.total, 0
+        saved, again, working = t.total, 0, expert_working(e, x, gathered)
     elif e.recompute == "full":
         saved = t.input
         again = t.total - saved
+        working = again + expert_working(e, x, gathered)
     else:
         made, named = _made_again(e, t, c), e.recomputed_operations
-        saved = t.total - sum(made.get(name, 0) for name in named)
-        again = x.product if "swiglu" in named else 0
+        saved, again = t.total - sum(made.get(name, 0) for name in named), 0
+        if "experts" in named:
+            again = x.gate_up + x.product
+            saved -= x.gate_up if "swiglu" in named else again
+        elif "swiglu" in named:
+            again = x.product
+        working = expert_working(e, x, gathered, again)
     own = _attention_working(e, t, c, 0, saved)
-    return LayerBytes(saved, max(again + working, own), again + reducing)
+    return LayerBytes(saved, max(stream + working, own), again + reducing)
 
 
 def _attention_working(e: Experiment, t: LayerTensors, c: int, down_weight: int, saved: int) -> int:
@@ -265,29 +281,31 @@ def _attention_working(e: Experiment, t: LayerTensors, c: int, down_weight: int,
 def deferred_bytes(experiment: Experiment, *, routed: bool, c: int) -> int:
     """What one layer holds for one micro-batch between the two halves of a split backward.
 
-    The inputs of its matrix products (the two normed streams, the attention output, the SwiGLU product) and the
-    gradients of their outputs (queries, keys and values; gate and up; the two row-parallel sums, ``c T h`` each), in
-    fp8 where the weights' gradients are products in fp8. Of experts the received copies, and their outputs' gradients
-    in the place of the second sum (beside it with shared experts).
+    The inputs of its matrix products (the two normed streams, normed latents, the attention output, the SwiGLU product)
+    and the gradients of their outputs (queries, keys and values; gate and up; the two row-parallel sums, ``c T h``
+    each), in fp8 where the weights' gradients are products in fp8. Of experts the received copies, and their outputs'
+    gradients in the place of the second sum (beside it with shared experts).
     """
     e, model = experiment, experiment.model
     tokens, stream_tokens = rank_tokens(e)
     t = _tensors_of(e, routed, c)
     attention_output = c * tokens * model.num_heads * head_sizes(model)[1] // e.tp
     norms = t.attention_norm + t.ffn_norm - 2 * STATISTICS_BYTES * stream_tokens
-    projected = t.projected
-    if model.mla is not None:  # inputs and gradients of the up-projections, and gradients of the down-projections
-        normed = c * stream_tokens * (model.mla.q_lora_rank + model.mla.kv_lora_rank)
+    projected, wide = t.projected, 0
+    if model.mla is not None:  # gradients of the up-projections, and of the down-projections
         of_heads = model.mla.qk_head_dim + model.mla.qk_nope_head_dim + model.mla.v_head_dim
-        projected = normed + t.latents + c * tokens * model.num_heads * of_heads // e.tp
+        projected = t.latents + c * tokens * model.num_heads * of_heads // e.tp
+        wide = t.latents if e.precision == "fp8_blockwise" else 0
     sums, copies = 2 * c * tokens * model.hidden_size, 0
     if routed and model.moe is not None:
-        copies = expert_tensors(e, stream_tokens, c).rows
+        x = expert_tensors(e, stream_tokens, c)
+        copies = x.rows
         sums = (2 if model.moe.num_shared_experts else 1) * c * tokens * model.hidden_size + copies
+        wide += x.gate_up + copies
     gradients = projected + t.gate_up + sums
-    if fp8.keeps_fp8(e) and not routed:
-        gradients = fp8.cast_bytes(e, gradients // c)
-    return norms + attention_output + t.product + copies + gradients
+    if fp8.keeps_fp8(e):
+        gradients = fp8.cast_bytes(e, (gradients - wide) // c) + wide
+    return norms + _normed_latents(e, t) + attention_output + t.product + copies + gradients
 
 
 def rank_tokens(experiment: Experiment) -> tuple[int, int]:

@@ -1,7 +1,8 @@
 """Seconds that the routed experts of one layer take on the rank with most tokens, as a part of the step time.
 
 Symbols are those of `workloads.costs.expert_activations`. Products of rows with their experts' weights run at the rate
-of other matrix products, but no faster than their weights are read. Moving rows is memory-bound: spread to copies (read
+of other matrix products, but no faster than their weights are read; in fp8 those of the forward and of the inputs'
+gradients (`workloads.costs.fp8`). Moving rows is memory-bound: spread to copies (read
 and write), put in the order of the experts and back (ep > 1), summed up at home. Shared experts run beside the exchange
 that brings the copies; nothing runs beside the one that brings outputs back, nor beside that of the weights.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from workloads.cluster import ClusterSpec
+from workloads.costs import fp8
 from workloads.costs.activations import rank_tokens
 from workloads.costs.collectives import collective_time_s
 from workloads.costs.expert_activations import expert_tensors
@@ -21,9 +23,14 @@ from workloads.experiment import Experiment
 
 
 class ExpertTimes(NamedTuple):
-    """One layer and one micro-batch, forward; all in seconds. Backward has two products for each, and moves as much."""
+    """One layer and one micro-batch, all in seconds. Backward moves rows as much as the forward does."""
 
-    products_s: float
+    forward_s: float
+    """The forward's products; in fp8 with the casts before them."""
+    inputs_s: float
+    """The same of the inputs' gradients."""
+    weights_s: float
+    """The weights' gradients, in bf16 in any case."""
     moved_s: float
     """Rows on their way inside the rank."""
     swiglu_s: float
@@ -41,6 +48,11 @@ class ExpertTimes(NamedTuple):
         columns = moe.expert_hidden_size // e.etp
         received = x.rows // (c * e.model.hidden_size)
         products = 2.0 * received * 3 * e.model.hidden_size * columns / rates.head
+        share, casts = 1.0, (0.0, 0.0)
+        if fp8.is_fp8(e):
+            share = rates.head / rates.matmul / fp8.OF_GROUPED
+            casts = fp8.grouped_cast_traffic(x.parameters // c, (x.rows + x.product) // c, (x.rows + x.gate_up) // c)
+        read = fp8.gathered_bytes(e, c, of_experts=True) * (x.parameters // c) / rates.memory
         home = c * sent_tokens(e) * e.model.hidden_size
         rows = 3.0 * x.sent + home + (4.0 * x.rows if e.ep > 1 else 0.0)
         shared = 2.0 * rank_tokens(e)[0] * 3 * e.model.hidden_size * moe.num_shared_experts * moe.expert_hidden_size
@@ -48,7 +60,9 @@ class ExpertTimes(NamedTuple):
         rows_s = collective_time_s("all_to_all", float(max(x.sent, x.rows)), e.ep, e.etp, cluster)
         weights_s = collective_time_s("all_to_all", float(x.weights), e.ep, e.etp, cluster)
         return cls(
-            products_s=max(products, x.parameters / rates.memory),
+            forward_s=max(products * share, read) + casts[0] / rates.memory,
+            inputs_s=max(products * share, read) + casts[1] / rates.memory,
+            weights_s=max(products, x.parameters / rates.memory),
             moved_s=rows / rates.memory,
             swiglu_s=3.0 * x.product / rates.memory,
             there_s=max(0.0, rows_s - shared / e.tp / rates.matmul) + weights_s,
@@ -56,4 +70,4 @@ class ExpertTimes(NamedTuple):
         )
 
 
-NO_EXPERTS = ExpertTimes(0.0, 0.0, 0.0, 0.0, 0.0)
+NO_EXPERTS = ExpertTimes(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)

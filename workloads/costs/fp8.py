@@ -1,11 +1,12 @@
-"""One dense layer whose products run in fp8: the bytes that its backward keeps and needs, and how long products take.
+"""Layers whose products run in fp8: the bytes that a backward keeps and needs, and how long products take.
 
 Symbols are those of `workloads.costs.activations`.
 
 Kept, beside what a layer in bf16 keeps: normed inputs and the SwiGLU product in fp8 in the place of bf16, where a rank
 has whole rows of them (with tp > 1 column-parallel layers keep the local rows that they gather again, in bf16). The
-attention output stays in bf16, because attention's own backward keeps it. Weight gradients in bf16 (rowwise) need their
-inputs in bf16, so that nothing changes.
+attention output stays in bf16, because attention's own backward keeps it, and so does what another product keeps in
+bf16: the input of routers, and of a down projection of latent attention beside queries that have no latent. Weight
+gradients in bf16 (rowwise, and of routed experts in every kind) need their inputs in bf16, so that nothing changes.
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ def is_fp8(experiment: Experiment) -> bool:
     return experiment.precision.startswith("fp8")
 
 
-def gathered_bytes(experiment: Experiment, c: int) -> int:
-    """Bytes of an element of a block's matrices as it is gathered: one where it has one scale for the whole matrix."""
-    return 1 if experiment.precision == "fp8_tensorwise" else c
+def gathered_bytes(experiment: Experiment, c: int, *, of_experts: bool = False) -> int:
+    """Bytes of an element of a block's matrices as it is gathered: one where it has one scale for the whole matrix, as
+    those of experts have in every kind of fp8."""
+    return 1 if experiment.precision == "fp8_tensorwise" or (of_experts and is_fp8(experiment)) else c
 
 
 def keeps_fp8(experiment: Experiment) -> bool:
@@ -32,6 +34,28 @@ def keeps_fp8(experiment: Experiment) -> bool:
 def cast_bytes(experiment: Experiment, elements: int) -> int:
     """Of so many activations in fp8; blockwise ones have an fp32 scale for every 128."""
     return elements + (elements * _SCALE_BYTES // _BLOCK if experiment.precision == "fp8_blockwise" else 0)
+
+
+def kept_inputs(
+    experiment: Experiment, attention_norm: int, latent_norms: int, ffn_norm: int, *, routed: bool, c: int
+) -> tuple[int, int, int]:
+    """The three norms' tensors in bytes, of which products keep the outputs in fp8. Each has statistics, too."""
+    e, mla = experiment, experiment.model.mla
+
+    def in_fp8(kept: int, width: int, statistics: int = 1) -> int:
+        tokens = kept // (c * width + _SCALE_BYTES * statistics)
+        return cast_bytes(e, tokens * width) + _SCALE_BYTES * statistics * tokens
+
+    h, alone = e.model.hidden_size, e.tp == 1
+    if mla is None:
+        attention_norm = in_fp8(attention_norm, h) if alone else attention_norm
+    else:
+        if mla.q_lora_rank and e.precision != "fp8_blockwise":  # a down projection's are its own tokens, with any tp
+            attention_norm = in_fp8(attention_norm, h)
+        if alone:
+            norms = 2 if mla.q_lora_rank else 1
+            latent_norms = in_fp8(latent_norms, mla.q_lora_rank + mla.kv_lora_rank, norms)
+    return attention_norm, latent_norms, in_fp8(ffn_norm, h) if alone and not routed else ffn_norm
 
 
 def working_bytes(experiment: Experiment, stream: int, tokens: int, columns: int, c: int, *, remade: bool) -> int:
@@ -69,6 +93,11 @@ _OF_TENSORWISE = {"fp8_rowwise": (0.92, 0.92), "fp8_blockwise": (0.82, 0.63)}
 tensor: means over the products of a Llama-3.1-8B layer of 8,192 tokens, measured on H200 with torch 2.11."""
 
 
+OF_GROUPED = 0.74
+"""Rate of the experts' products over that of products with one scale a tensor: mean of what Qwen3-30B-A3B (0.63),
+DeepSeek-V2-Lite (0.73) and Mixtral (0.86) reach with 16,384 tokens, measured on H200 with torch 2.11."""
+
+
 def product_times(experiment: Experiment, of_bf16: float) -> tuple[float, float, float]:
     """How long the three products of a layer (forward, input's and weight's gradient) take, over a product at the
     device's rate for fp8. ``of_bf16``: a product in bf16, which rowwise weight gradients are."""
@@ -82,7 +111,7 @@ def cast_traffic(experiment: Experiment, tokens: int, weights: int, inputs: int,
     """Bytes that casts of one layer read and write, forward and backward. ``inputs``, ``outputs``: columns of all
     products' activations on one rank; ``weights``: elements.
 
-    A cast reads 2 bytes an element and writes one, or both ways round two. One scale a tensor or row is a pass more
+    A cast reads 2 bytes an element and writes one, or both ways round two. One scale a tensor or column is a pass more
     before it, but where the kernel that made the tensor has found it (normed inputs, the SwiGLU product and its
     gradient: taken as three quarters). Weights are cast once a step where they are gathered in fp8, and then only
     turned; else in every forward and every backward.
@@ -91,7 +120,13 @@ def cast_traffic(experiment: Experiment, tokens: int, weights: int, inputs: int,
     if kind == "fp8_tensorwise":
         return 4.5 * tokens * inputs, 4.5 * tokens * outputs + 2.0 * weights
     if kind == "fp8_rowwise":
-        return 5.0 * (tokens * inputs + weights), 5.0 * (tokens * outputs + weights)
+        return 3.0 * (tokens * inputs + weights), 3.0 * tokens * outputs + 5.0 * weights
     if kind == "fp8_blockwise":
         return 4.0 * tokens * inputs + 3.0 * weights, 4.0 * tokens * outputs + 3.0 * weights
     return 0.0, 0.0
+
+
+def grouped_cast_traffic(weights: int, inputs: int, outputs: int) -> tuple[float, float]:
+    """The same of a layer's routed experts, in elements: of weights, and of what their products take in and put out.
+    Weights are cast where they are gathered, and turned in every backward."""
+    return 3.0 * inputs, 3.0 * outputs + 2.0 * weights

@@ -13,7 +13,8 @@ class Unit:
     shapes: tuple[tuple[int, ...], ...]
     """Of one tensor-parallel rank."""
     reshard_after_forward: bool
-    matrices_in_fp8: bool = False
+    fp8_shapes: tuple[tuple[int, ...], ...] = ()
+    """Of those that are gathered in fp8, one byte an element; they are not among ``shapes``."""
     of_experts: bool = False
     """Sharded over the ranks that hold the same experts (`workloads.mesh.expert_degrees`)."""
     around_previous: bool = False
@@ -21,14 +22,12 @@ class Unit:
 
     def padded(self, shards: int) -> int:
         """Elements of all shards together: dim 0 is padded to a multiple of their number."""
-        return sum(_padded(shape, shards) for shape in self.shapes)
+        return sum(_padded(shape, shards) for shape in self.shapes + self.fp8_shapes)
 
     def gathered(self, shards: int, compute: int) -> int:
         """Bytes of all shards together as they are gathered."""
-        return sum(
-            (1 if self.matrices_in_fp8 and len(shape) == 2 else compute) * _padded(shape, shards)
-            for shape in self.shapes
-        )
+        wide = sum(_padded(shape, shards) for shape in self.shapes)
+        return compute * wide + sum(_padded(shape, shards) for shape in self.fp8_shapes)
 
 
 def _padded(shape: tuple[int, ...], shards: int) -> int:

@@ -7,8 +7,8 @@ tied weight, that weight with the stage itself. Experts have ranks of their own 
 uneven routing it is the rank with most tokens that is counted. The engine keeps
 
     parameters  g P / S master shards, and the copy to compute with: c P for ZeRO 0, 1, 2; for ZeRO 3 two blocks in
-                backward, and the embedding or head while it runs. Blocks whose matrices have one fp8 scale each take
-                one byte an element
+                backward, and the embedding or head while it runs. Blocks and experts whose matrices have one fp8 scale
+                each take one byte an element
     optimizer   2 g P / S, the two moments of AdamW
     gradients   g P / S at the end of a step. ZeRO 0 and 1 with m > 1 accumulate g P, unsharded, until then. Freed by
                 the optimizer, so a step's first backward starts without
@@ -152,7 +152,7 @@ def _stage_memory(e: Experiment, x: Shared, stage: int, held: StageParams) -> St
         experts=x.experts if held.moe_layers else 0,
         all_experts=experts,
     )
-    whole = x.b * layers + x.c * (experts + ends)
+    whole = x.b * layers + x.b_experts * experts + x.c * ends
     outputs = e.virtual_stages - held.has_head  # a stage keeps what it passes on; the last one passes nothing on
     saved = x.saved(held) + outputs * x.stream
     waiting = held.dense_layers * x.dense_deferred + held.moe_layers * x.moe_deferred

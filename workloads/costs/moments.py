@@ -43,6 +43,8 @@ class Shared(NamedTuple):
     working_kept: int
     b: int
     """Bytes of an element of a block as it is gathered: c, or 1 for fp8 weights with one scale."""
+    b_experts: int
+    """The same of routed experts."""
     block: int
     """Elements of the largest block on one rank, without routed experts, which are a unit of their own."""
     experts: int
@@ -91,6 +93,7 @@ class Shared(NamedTuple):
             moe_kept=kept.get(True, none).saved,
             working_kept=max(one.working for one in kept.values()),
             b=gathered_bytes(e, c),
+            b_experts=gathered_bytes(e, c, of_experts=True),
             block=max(rest for rest, _ in elements),
             experts=max(experts for _, experts in elements),
             expert_shards=expert_degrees(e)[1] if has_routed else 1,
@@ -200,7 +203,7 @@ def head_moments(e: Experiment, x: Shared, units: Units, turn: Round, whole: int
     held = _held(x, turn, saved, has_head=True)
     copies = c * (units.head + units.tied) if zero3 else whole
     gathers = x.shards > 1 and (zero3 or not turn.prior)
-    gathering = (max(x.b * x.block, c * units.experts) if units.tied else c * units.head) if gathers else 0
+    gathering = (max(x.b * x.block, x.b_experts * units.experts) if units.tied else c * units.head) if gathers else 0
     forward = (copies, turn.prior, held + x.head.working + _waiting(x, units, turn) + gathering)
     if not units.head or not _reduces(x, turn):
         return (forward,)
@@ -225,7 +228,7 @@ def block_moments(
     """
     zero3, reduces = e.zero_stage == 3, _reduces(x, turn)
     resharded = units.head if turn.last else 0
-    gathered = 2 * x.b * x.block + x.c * (units.experts + units.tied)
+    gathered = 2 * x.b * x.block + x.b_experts * units.experts + x.c * units.tied
     copies = min(whole, gathered) if zero3 else whole - x.c * resharded
     head = 0 if turn.prior else x.g * units.head // (x.shards if reduces else 1)
     flat = x.g * units.head if units.head and reduces else _waiting(x, units, turn)
@@ -246,7 +249,7 @@ def block_moments(
     if zero3 and held.embedding and done == held.num_layers - 1:
         copies = x.b * x.block + x.c * units.first
     elif not zero3 and turn.last:
-        copies -= x.b * done * x.block + x.c * moe * units.experts
+        copies -= x.b * done * x.block + x.b_experts * moe * units.experts
     received = x.stream if e.virtual_stages > held.has_head else 0
     activations = all_held - freed + x.working + received + (unsharded if reduces else flat)
     return last, (copies, gradients, activations)
@@ -269,9 +272,9 @@ def first_block_moment(
         gradients -= x.g * (done + of_others) - shard
     # With ZeRO 3 FSDP gathers the next unit, the embedding, while this one computes.
     if zero3:
-        copies = x.b * x.block + x.c * experts + (x.c * units.tied or units.first_copy)
+        copies = x.b * x.block + x.b_experts * experts + (x.c * units.tied or units.first_copy)
     else:
-        left = x.b * x.block + x.c * experts + (units.first_copy if held.embedding else 0)
+        left = x.b * x.block + x.b_experts * experts + (units.first_copy if held.embedding else 0)
         copies = min(whole, left) if turn.last else whole
     head = x.head.saved if held.has_head else 0
     dense, moe = (x.dense_saved, x.moe_saved) if held.first_recomputed else (x.dense_kept, x.moe_kept)
@@ -309,8 +312,8 @@ def expert_moments(
         own = (0 if turn.prior else x.g * size) + (0 if x.c == x.g and not turn.prior else x.c * size)
     reduced = _reduces(x, turn)
     of_head = 0 if turn.prior else x.g * units.head // (x.shards if reduced else 1)
-    tied = x.c * units.tied
-    copies = min(whole, 2 * x.b * x.block + tied) if zero3 else whole - x.c * (units.head + size) * turn.last
+    tied, resharded = x.c * units.tied, (x.c * units.head + x.b_experts * size) * turn.last
+    copies = min(whole, 2 * x.b * x.block + tied) if zero3 else whole - resharded
     beside = x.beside_experts_kept if held.kept_after else x.beside_experts
     last = copies, turn.prior + of_head + own + tied, _held(x, turn, saved, held.has_head) + beside + buffers
 

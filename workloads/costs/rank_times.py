@@ -100,7 +100,7 @@ def _sharding_s(e: Experiment, cluster: ClusterSpec, held: StageParams) -> tuple
     params, experts = _held_params(e, held)
     parts = [(params - experts, gathered_bytes(e, c), data_degrees(e)[1], e.tp)]
     if experts:
-        parts.append((experts, c, expert_degrees(e)[1], e.ep * e.etp))
+        parts.append((experts, gathered_bytes(e, c, of_experts=True), expert_degrees(e)[1], e.ep * e.etp))
     gather = sum(
         collective_time_s("all_gather", one * size, shards, apart, cluster) for size, one, shards, apart in parts
     )

@@ -167,7 +167,7 @@ def _layer(e: Experiment, cluster: ClusterSpec, rates: Rates, *, routed: bool) -
     weights = matmul_of_layer(model, routed=routed)
     if routed and model.moe is not None:
         weights -= model.moe.experts_per_token * 3 * model.hidden_size * model.moe.expert_hidden_size
-    matmul = 2.0 * tokens * weights / e.tp / rates.matmul + experts.products_s
+    matmul = 2.0 * tokens * weights / e.tp / rates.matmul
     attention = 0.5 * tokens * attention_forward_flops(model, e.seq_len) / e.tp / rates.attention
     columns = _feed_forward_columns(model, routed)
     qk, _ = head_sizes(model)
@@ -185,18 +185,13 @@ def _layer(e: Experiment, cluster: ClusterSpec, rates: Rates, *, routed: bool) -
             matmul += 2.0 * tokens * down * (e.tp - 1) / e.tp / rates.matmul
     passes = 6 * stream * model.hidden_size + sum(of.values())
     memory = c * passes / rates.memory + experts.swiglu_s + experts.moved_s
-    products, casts = (1.0, 1.0, 1.0), (0.0, 0.0)
-    if not routed:
-        h, heads = model.hidden_size, model.num_heads * head_sizes(model)[1]
-        products = fp8.product_times(e, rates.matmul / rates.head)
-        inputs = 2 * h + (heads + columns) // e.tp
-        outputs = 2 * h + ((model.num_heads + 2 * model.num_kv_heads) * qk + 2 * columns) // e.tp
-        casts = fp8.cast_traffic(e, tokens, matmul_of_layer(model, routed=False) // e.tp, inputs, outputs)
-    forward = matmul * products[0] + attention + memory + casts[0] / rates.memory
+    products = fp8.product_times(e, rates.matmul / rates.head)
+    casts = fp8.cast_traffic(e, tokens, weights // e.tp, *_product_columns(e, columns))
+    forward = matmul * products[0] + experts.forward_s + attention + memory + casts[0] / rates.memory
     backward = matmul * (products[1] + products[2]) + ATTENTION_BACKWARD * attention + 2 * memory
-    backward += casts[1] / rates.memory
+    backward += experts.inputs_s + experts.weights_s + casts[1] / rates.memory
 
-    tp = _tp_exposed(e, cluster, c, matmul, columns)
+    tp = _tp_exposed(e, cluster, c, matmul + experts.forward_s, columns)
     again, again_exposed = 0.0, 0.0
     if e.recompute == "full":
         again, again_exposed = forward, tp.forward_s + experts.there_s
@@ -211,7 +206,10 @@ def _layer(e: Experiment, cluster: ClusterSpec, rates: Rates, *, routed: bool) -
         if model.mla is not None:
             of["rope"] /= 2  # keys alone
         again = c * sum(of.get(name, 0.0) for name in e.recomputed_operations) / rates.memory
-        again += experts.swiglu_s if "swiglu" in e.recomputed_operations else 0.0
+        if "experts" in e.recomputed_operations:  # two of three products; nothing is sent again
+            again += 2.0 / 3.0 * experts.products_s + experts.swiglu_s
+        elif "swiglu" in e.recomputed_operations:
+            again += experts.swiglu_s
         if "mla_up" in e.recomputed_operations:
             again += 2.0 * tokens * latent_up_params(model) / e.tp / rates.matmul
             again_exposed = tp.latents_s
@@ -221,7 +219,26 @@ def _layer(e: Experiment, cluster: ClusterSpec, rates: Rates, *, routed: bool) -
     if e.recompute == "full":
         again_exposed += cp_forward
     exposed = tp.forward_s + others + cp_forward, tp.backward_s + others + cp_backward
-    return LayerTimes(forward, backward, matmul * products[2], *exposed, again, again_exposed)
+    weight_s = matmul * products[2] + experts.weights_s
+    return LayerTimes(forward, backward, weight_s, *exposed, again, again_exposed)
+
+
+def _product_columns(e: Experiment, columns: int) -> tuple[int, int]:
+    """(inputs, outputs) of a layer's matrix products on one rank in columns, routed experts apart; ``columns``: of its
+    feed-forward part."""
+    model, mla = e.model, e.model.mla
+    h, (qk, v) = model.hidden_size, head_sizes(model)
+    inputs, outputs = h, h  # into attention, and out of it
+    if mla is None:
+        of_heads = model.num_heads + 2 * model.num_kv_heads
+        inputs, outputs = inputs + model.num_heads * v // e.tp, outputs + of_heads * qk // e.tp
+    else:
+        inputs += (mla.q_lora_rank or h) + mla.kv_lora_rank + model.num_heads * v // e.tp
+        outputs += mla.q_lora_rank + mla.kv_lora_rank + mla.qk_rope_head_dim
+        outputs += model.num_heads * (qk + mla.qk_nope_head_dim + v) // e.tp
+    if columns:
+        inputs, outputs = inputs + h + columns // e.tp, outputs + h + 2 * columns // e.tp
+    return inputs, outputs
 
 
 def _cp_exposed_s(e: Experiment, cluster: ClusterSpec, attention_s: float, *, backward: bool) -> float:

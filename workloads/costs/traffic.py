@@ -52,21 +52,18 @@ from workloads.weights import attention_parameters, experts, final_norm, fused_s
 __all__ = ["Tally", "Traffic", "step_traffic"]
 
 _FP8_SCALE_BYTES = 4
-_MATRICES_OF_BLOCK = 4
-"""Fused query, key and value projection, output projection, gate and up, down."""
 
 
 def step_traffic(experiment: Experiment, rank: int, devices_per_node: int | None = None) -> list[Traffic] | None:
     """What ``rank`` sends in one step; None for what this closed form does not cover.
 
-    It covers what the engine runs, but for routed experts in fp8 or in compiled blocks that are recomputed selectively.
-    With learned routing the bytes of the exchanges among experts are means over the ranks of a group
+    It covers what the engine runs, but for routed experts in compiled blocks that are recomputed selectively. With
+    learned routing the bytes of the exchanges among experts are means over the ranks of a group
     (`workloads.costs.expert_traffic`); everything else is exact. Raises `UnsupportedByEngine` for a schedule without a
     list.
     """
     e = experiment
-    compiled = e.compile == "block" and e.recompute == "selective"
-    if e.model.moe is not None and (compiled or "fp8" in e.precision):
+    if e.model.moe is not None and e.compile == "block" and e.recompute == "selective":
         return None
     sender = Sender(e, rank, Tally(rank, devices_per_node))
     for term in _TERMS:
@@ -162,18 +159,30 @@ def _context_parallel(s: Sender) -> None:
 
 
 def _units(s: Sender, stage: Stage) -> tuple[Unit | None, list[Unit]]:
-    """The stage's own unit, which holds what belongs to no other (None: nothing), and the others in forward order."""
+    """The stage's own unit, which holds what belongs to no other (None: nothing), and the others in forward order.
+
+    Where a scale is for a whole matrix, as of experts in every kind of fp8, matrices are gathered in fp8; routers not.
+    """
     e, model = s.experiment, s.experiment.model
     d, ffn, zero3 = model.hidden_size, model.ffn_hidden_size, e.zero_stage == 3
     attention = tuple(fused_shape(parts, tp=e.tp) for parts in attention_parameters(model, "layer"))
-    block = ((d,), *attention, (d,), (2 * ffn // e.tp, d), (d, ffn // e.tp))
-    blocks = [Unit(block, zero3, e.precision == "fp8_tensorwise")] * (stage.num_layers - stage.num_routed)
+
+    def block(*of_ffn: tuple[int, ...], wide: tuple[int, ...] | None = None) -> Unit:
+        shapes = ((d,), *attention, (d,), *of_ffn)
+        matrices = tuple(shape for shape in shapes if e.precision == "fp8_tensorwise" and len(shape) == 2)
+        others = tuple(shape for shape in shapes if shape not in matrices) + ((wide,) if wide else ())
+        return Unit(others, zero3, matrices, around_previous=wide is not None)
+
+    blocks = [block((2 * ffn // e.tp, d), (d, ffn // e.tp))] * (stage.num_layers - stage.num_routed)
     if model.moe is not None:
         moe, columns = model.moe, model.moe.expert_hidden_size
         held, shared = moe.num_experts // e.ep, moe.num_shared_experts * columns // e.tp
         of_shared = ((2 * shared, d), (d, shared)) if shared else ()
-        of_experts = Unit(((held * 2 * columns // e.etp, d), (held * d, columns // e.etp)), zero3, of_experts=True)
-        rest = Unit(((d,), *attention, (d,), (moe.num_experts, d), *of_shared), zero3, around_previous=True)
+        matrices = (held * 2 * columns // e.etp, d), (held * d, columns // e.etp)
+        in_fp8 = "fp8" in e.precision
+        own = ((), matrices) if in_fp8 else (matrices, ())
+        of_experts = Unit(own[0], zero3, own[1], of_experts=True)
+        rest = block(*of_shared, wide=(moe.num_experts, d))
         blocks += [of_experts, rest] * stage.num_routed
     vocabulary = (model.vocab_size // e.tp, d)
     if model.tie_embeddings and stage.is_first and stage.is_last:
@@ -187,8 +196,8 @@ def _data_parallel(s: Sender) -> None:
     """Walks the schedule as FSDP does, for each of this rank's stages apart.
 
     A unit is gathered when a forward or a backward finds it sharded: S = c times its padded elements, but one byte for
-    each element of a block's matrices with one fp8 scale, whose largest values are all-reduced once a step. It is
-    sharded again after its forward (ZeRO 3; not the head, whose backward comes next) and after its backward (ZeRO 3:
+    each element of matrices with one fp8 scale, whose largest values are all-reduced once a step (experts' apart). It
+    is sharded again after its forward (ZeRO 3; not the head, whose backward comes next) and after its backward (ZeRO 3:
     always, else with the last micro-batch). As soon as a unit's backward has begun, FSDP gathers the unit that ran
     before it in the order of all forwards so far; before the first unit of a forward that is the last unit of the
     forward before. With the last micro-batch nothing uses that one again, but it has been sent. Experts are a unit
@@ -200,10 +209,14 @@ def _data_parallel(s: Sender) -> None:
     """
     e = s.experiment
     actions = schedule_actions(e.pp_schedule, s.position["pp"], e.pp, e.num_microbatches, e.virtual_stages)
-    if e.precision == "fp8_tensorwise":
-        s.along_shards("all_reduce", _FP8_SCALE_BYTES * _MATRICES_OF_BLOCK * s.num_layers, 1)
-    for chunk, stage in enumerate(s.stages):
-        own, others = _units(s, stage)
+    units = [_units(s, stage) for stage in s.stages]
+    for of_experts in (False, True):
+        in_fp8 = [unit for _, others in units for unit in others if unit.of_experts == of_experts and unit.fp8_shapes]
+        each = e.model.moe.num_experts // e.ep if of_experts and e.model.moe is not None else 1
+        scales = each * sum(len(unit.fp8_shapes) for unit in in_fp8)
+        if scales:
+            s.along_shards("all_reduce", _FP8_SCALE_BYTES * scales, 1, of_experts=of_experts)
+    for chunk, (own, others) in enumerate(units):
         walk = FsdpWalk(own, others, keep_gathered=e.zero_stage <= 2)
         reductions = 0
         of_chunk = [action for action in actions if action.chunk == chunk]

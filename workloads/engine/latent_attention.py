@@ -57,10 +57,11 @@ class LatentAttention(nn.Module):
         self.heads = model.num_heads // tp.size
         own = weights.attention(model, prefix)
         with_latent = model.mla.q_lora_rank > 0
-        self.down = WholeLinear([own["q_down"], own["kv_down"]] if with_latent else [own["kv_down"]])
+        downs = [own["q_down"], own["kv_down"]] if with_latent else [own["kv_down"]]
+        self.down = WholeLinear(downs, shares_input=not with_latent)
         self.q_norm = RMSNorm(own["q_norm"], model.norm_eps) if with_latent else None
         self.kv_norm = RMSNorm(own["kv_norm"], model.norm_eps)
-        self.q_up = ColumnParallelLinear([own["q_up" if with_latent else "q"]], tp)
+        self.q_up = ColumnParallelLinear([own["q_up" if with_latent else "q"]], tp, shares_input=not with_latent)
         self.kv_up = ColumnParallelLinear([own["kv_up"]], tp)
         self.out = RowParallelLinear(own["o"], tp, "attention")
         self.recipes: dict[str, Recipes] = {}

@@ -35,6 +35,7 @@ from workloads.engine.tensor_parallel import (
     RowParallelLinear,
     TensorParallel,
     VocabularyParallelEmbedding,
+    WholeLinear,
     gather_tokens,
 )
 from workloads.experiment import Experiment
@@ -90,9 +91,9 @@ class Attention(nn.Module):
 class FeedForward(nn.Module):
     recomputes = "swiglu"
 
-    def __init__(self, own: dict[str, Weight], tp: TensorParallel) -> None:
+    def __init__(self, own: dict[str, Weight], tp: TensorParallel, *, shares_input: bool = False) -> None:
         super().__init__()
-        self.gate_up = ColumnParallelLinear([own["gate"], own["up"]], tp)
+        self.gate_up = ColumnParallelLinear([own["gate"], own["up"]], tp, shares_input=shares_input)
         self.down = RowParallelLinear(own["down"], tp, "swiglu")
         self.recipes: Recipes | None = None
 
@@ -128,7 +129,8 @@ class Block(nn.Module):
             self.ffn = FeedForward(weights.feed_forward(model, f"{prefix}.ffn", model.ffn_hidden_size), tp)
         else:
             shared = weights.shared_experts(model, prefix)
-            self.ffn = RoutedFeedForward(prefix, model, experts, FeedForward(shared, tp) if shared else None)
+            beside = FeedForward(shared, tp, shares_input=True) if shared else None  # with the router
+            self.ffn = RoutedFeedForward(prefix, model, experts, beside)
 
     def forward(self, x_TD: Tensor, cos_SH: Tensor, sin_SH: Tensor) -> Tensor:
         x_TD = x_TD + self.attention(self.attention_norm(x_TD), cos_SH, sin_SH)
@@ -233,12 +235,19 @@ class Chunk(nn.Module):
                 setattr(module, "deferred", deferred)  # noqa: B010 - nn.Module's own attributes are typed as tensors
 
     def use_fp8(self, recipe: Recipe) -> None:
-        """Let the products of the blocks run in fp8. Attention keeps its output for its own backward."""
+        """Let the products of the blocks run in fp8, but for routed experts, whose weights come in fp8
+        (`workloads.engine.fp8_gather`).
+
+        Attention keeps its output for its own backward. With scales of 128 values the down projections of latent
+        attention stay in bf16: no shipped model's latents and shared key are together a multiple of that.
+        """
         alone = True
         for module in self.modules():
             if isinstance(module, (ColumnParallelLinear, RowParallelLinear)):
-                module.fp8 = Fp8Products(recipe, keeps_input=module.input_of == "attention")
+                module.fp8 = Fp8Products(recipe, keeps_input=module.shares_input)
                 alone = alone and module.tp.size == 1
+            elif isinstance(module, WholeLinear) and recipe != "blockwise":
+                module.fp8 = Fp8Products(recipe, keeps_input=module.shares_input)
         for block in self.modules():
             # With tp > 1 tokens of other ranks are cast with this one's: their largest value is not known here.
             if isinstance(block, Block):

@@ -133,8 +133,8 @@ class _Step:
 
     def run(self) -> None:
         """Run all actions."""
-        if self.pipeline.fp8_weights is not None:
-            self.pipeline.fp8_weights.find_scales()
+        for weights in self.pipeline.fp8_weights:
+            weights.find_scales()
         for action in self.actions:
             self._run(action)
 

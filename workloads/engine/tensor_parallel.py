@@ -180,9 +180,10 @@ class ColumnParallelLinear(nn.Module):
     input_of = "norm"
     """What makes its input, by the name in ``Experiment.recompute``."""
 
-    def __init__(self, parts: Sequence[Weight], tp: TensorParallel) -> None:
+    def __init__(self, parts: Sequence[Weight], tp: TensorParallel, *, shares_input: bool = False) -> None:
+        """``shares_input``: another product keeps the input for its own backward."""
         super().__init__()
-        self.tp = tp
+        self.tp, self.shares_input = tp, shares_input
         self.deferred: DeferredGradients | None = None
         self.fp8: Fp8Products | None = None
         add_parameter(self, "weight", parts, tp.sizes)
@@ -205,7 +206,7 @@ class RowParallelLinear(nn.Module):
 
     def __init__(self, part: Weight, tp: TensorParallel, input_of: str) -> None:
         super().__init__()
-        self.tp, self.input_of = tp, input_of
+        self.tp, self.input_of, self.shares_input = tp, input_of, input_of == "attention"
         self.deferred: DeferredGradients | None = None
         self.fp8: Fp8Products | None = None
         add_parameter(self, "weight", [part], tp.sizes)
@@ -227,13 +228,18 @@ class WholeLinear(nn.Module):
     """Several projections of one input, fused into one matmul, which every rank holds whole for its own tokens."""
 
     weight: nn.Parameter
+    input_of = "norm"
 
-    def __init__(self, parts: Sequence[Weight]) -> None:
+    def __init__(self, parts: Sequence[Weight], *, shares_input: bool = False) -> None:
         super().__init__()
+        self.shares_input = shares_input
         self.deferred: DeferredGradients | None = None
+        self.fp8: Fp8Products | None = None
         add_parameter(self, "weight", parts, {})
 
     def forward(self, x_TD: Tensor) -> Tensor:
+        if self.fp8 is not None:
+            return fp8_linear(x_TD, self.weight, self.fp8, self.deferred)
         return linear(x_TD, self.weight, self.deferred)
 
 

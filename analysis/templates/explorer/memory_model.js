@@ -63,6 +63,7 @@ const MemoryModel = (() => {
       routedKept: kept.routed,
       workingKept: Math.max(kept.dense.working, kept.routed.working),
       b: gatheredBytes(e, c),
+      bExperts: gatheredBytes(e, c, true),
       block: Math.max(...elements.map(([rest]) => rest)),
       experts: Math.max(...elements.map(([, experts]) => experts)),
       expertShards: hasRouted ? expertDegrees(e)[1] : 1,
@@ -131,7 +132,7 @@ const MemoryModel = (() => {
     const saved = held(x, turn, stage, true);
     const copies = zero3 ? c * (units.head + units.tied) : stage.whole;
     const gathers = x.shards > 1 && (zero3 || !turn.prior);
-    const gathering = gathers ? (units.tied ? Math.max(x.b * x.block, c * units.experts) : c * units.head) : 0;
+    const gathering = gathers ? (units.tied ? Math.max(x.b * x.block, x.bExperts * units.experts) : c * units.head) : 0;
     const buffers = waiting(x, units, turn) + gathering;
     const forward = {
       name: "the head's forward", copies, gradients: turn.prior,
@@ -153,7 +154,7 @@ const MemoryModel = (() => {
   function blockMoments(e, x, units, turn, stage) {
     const zero3 = e.zero_stage === 3, reducesNow = reduces(x, turn);
     const resharded = turn.last ? units.head : 0;
-    const both = 2 * x.b * x.block + x.c * (units.experts + units.tied);
+    const both = 2 * x.b * x.block + x.bExperts * units.experts + x.c * units.tied;
     const copies = zero3 ? Math.min(stage.whole, both) : stage.whole - x.c * resharded;
     const head = turn.prior ? 0 : div(x.g * units.head, reducesNow ? x.shards : 1);
     const flat = units.head && reducesNow ? x.g * units.head : waiting(x, units, turn);
@@ -173,7 +174,7 @@ const MemoryModel = (() => {
     else if (x.whole && turn.last) gradients -= ofDone - shard;
     let gathered = copies;
     if (zero3 && holds.embedding && done === holds.dense_layers + holds.moe_layers - 1) gathered = x.b * x.block + x.c * units.first;
-    else if (!zero3 && turn.last) gathered -= x.b * done * x.block + x.c * moe * units.experts;
+    else if (!zero3 && turn.last) gathered -= x.b * done * x.block + x.bExperts * moe * units.experts;
     const received = e.virtual_stages > (holds.has_head ? 1 : 0) ? x.stream : 0;
     const own = { "gradient of the stream": received, "backward of one block": x.working };
     const buffers = { "FSDP buffers": reducesNow ? unsharded : flat };
@@ -188,9 +189,9 @@ const MemoryModel = (() => {
     const shard = shardOf(x, done, ofOthers);
     let gradients = turn.prior || (reducesNow ? shard : g * (done + ofOthers));
     if (x.whole && turn.last) gradients -= g * (done + ofOthers) - shard;
-    const left = Math.min(stage.whole, x.b * x.block + c * experts + (stage.has_embedding ? units.firstCopy : 0));
+    const left = Math.min(stage.whole, x.b * x.block + x.bExperts * experts + (stage.has_embedding ? units.firstCopy : 0));
     const copies = e.zero_stage === 3
-      ? x.b * x.block + c * experts + (c * units.tied || units.firstCopy)
+      ? x.b * x.block + x.bExperts * experts + (c * units.tied || units.firstCopy)
       : turn.last ? left : stage.whole;
     const before = turn.in_flight - 1, headSaved = stage.has_head ? x.head.saved : 0;
     const total = Math.trunc(before * (stage.saved + headSaved));
@@ -220,7 +221,7 @@ const MemoryModel = (() => {
       if (x.whole && turn.prior && shards > 1) buffers -= g * size - shard;
     } else own = (turn.prior ? 0 : g * size) + (c === g && !turn.prior ? 0 : c * size);
     const ofHead = turn.prior ? 0 : div(g * units.head, reduced ? x.shards : 1);
-    let copies = stage.whole - (turn.last ? c * (units.head + size) : 0);
+    let copies = stage.whole - (turn.last ? c * units.head + x.bExperts * size : 0);
     if (zero3) copies = Math.min(stage.whole, 2 * x.b * x.block + tied);
     const beside = holds.kept_after ? x.besideExpertsKept : x.besideExperts;
     const last = {
@@ -300,7 +301,7 @@ const MemoryModel = (() => {
     for (const [layer, count] of layerKinds) {
       for (const [name, bytes] of Object.entries(layer.parts)) parts[name] = (parts[name] ?? 0) + count * bytes;
     }
-    const whole = x.b * layers + x.c * (experts + ends);
+    const whole = x.b * layers + x.bExperts * experts + x.c * ends;
     const stage = { params, whole, shard, saved, parts, holds, has_head: holds.has_head, has_embedding: holds.embedding > 0 };
     const totalOf = (moment) => moment.copies + moment.gradients + sum(moment.activations);
     let best = { name: "nothing", copies: 0, gradients: 0, activations: {} };
@@ -340,11 +341,17 @@ const MemoryModel = (() => {
     };
   }
 
-  /** Parts worth showing: without zeros; one below zero (a buffer that takes another's place) goes into the largest. */
+  /** Parts worth showing: without zeros; one below zero (a buffer that takes another's place) goes into the largest, and
+   * what that cannot take into the next. */
   function tidy(parts) {
     const kept = Object.entries(parts).filter(([, bytes]) => bytes > 0);
-    const below = sum(parts) - kept.reduce((total, [, bytes]) => total + bytes, 0);
-    if (below < 0) largest(kept)[1] += below;
+    let below = kept.reduce((total, [, bytes]) => total + bytes, 0) - sum(parts);
+    while (below > 0 && kept.length) {
+      const most = largest(kept), taken = Math.min(below, most[1]);
+      most[1] -= taken;
+      below -= taken;
+      if (!most[1]) kept.splice(kept.indexOf(most), 1);
+    }
     return Object.fromEntries(kept);
   }
 

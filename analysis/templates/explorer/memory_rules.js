@@ -63,7 +63,7 @@ const MemoryRules = (() => {
    * @param {ClusterAbout} cluster
    */
   function namesOf(e, cluster, stated) {
-    const { model } = e;
+    const { model } = e, { mla } = model;
     /** @type {Record<string, unknown>} */
     const names = {
       ...model, ...e, model: model.name,
@@ -73,6 +73,11 @@ const MemoryRules = (() => {
       experts_per_token: model.moe ? model.moe.experts_per_token : 0,
       expert_hidden_size: model.moe ? model.moe.expert_hidden_size : 0,
       shared_hidden_size: model.moe ? model.moe.num_shared_experts * model.moe.expert_hidden_size : 0,
+      query_size: mla ? mla.qk_nope_head_dim + mla.qk_rope_head_dim : model.head_dim,
+      rope_size: mla ? mla.qk_rope_head_dim : model.head_dim,
+      value_size: mla ? mla.v_head_dim : model.head_dim,
+      query_latent: mla ? mla.q_lora_rank : 0,
+      latent: mla ? mla.kv_lora_rank : 0,
       ...(cluster && {
         cluster: cluster.name, backend: cluster.backend, device: cluster.device, precisions: cluster.precisions,
         devices_per_node: cluster.devices_per_node, single_node: cluster.single_node,

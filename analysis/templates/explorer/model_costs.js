@@ -13,7 +13,7 @@ const ModelCosts = (() => {
   const COMPUTE_BYTES = { fp64: 8, fp32: 4 };
   /** recomputation.SELECTIVE and OPERATIONS */
   const SELECTIVE = ["norm", "rope", "swiglu"];
-  const OPERATIONS = [...SELECTIVE, "mla_up"];
+  const OPERATIONS = [...SELECTIVE, "mla_up", "experts"];
   /** rules.V_SHAPED */
   const V_SHAPED = ["zero_bubble_v", "dualpipe_v"];
 
@@ -261,23 +261,23 @@ const ModelCosts = (() => {
     const ulysses = receives(e), attentionOutput = div(c * tokens * heads * v, tp);
     projected *= c * tokens;
     rotated *= c * tokens;
-    const inFp8 = keepsFp8(e) && !routed, product = div(c * tokens * columns, tp);
-    const kept = inFp8 && tp === 1 ? castBytes(e, tokens * h) + STATISTICS_BYTES * tokens : norm;
+    const inFp8 = keepsFp8(e), product = div(c * tokens * columns, tp);
+    const kept = inFp8 ? keptInputs(e, norm, latentNorms, norm, routed, c) : [norm, latentNorms, norm];
     return {
       input: stream,
-      attention_norm: kept,
+      attention_norm: kept[0],
       projected: ulysses && mla ? rotated + attentionOutput : projected,
       latents,
-      latent_norms: latentNorms,
+      latent_norms: kept[1],
       qk_statistics: div(STATISTICS_BYTES * tokens * qkHeads, tp),
       rotated: ulysses ? 0 : rotated,
       softmax: div(tokens * heads, tp) * (e.attention === "math" ? c * e.seq_len : STATISTICS_BYTES),
       attention_output: (ulysses ? 2 : 1) * attentionOutput,
       residual: stream,
-      ffn_norm: kept,
+      ffn_norm: kept[2],
       dispatched: x.router + x.weights + x.rows,
       gate_up: div(2 * c * tokens * columns, tp) + x.gate_up,
-      product: inFp8 ? castBytes(e, div(product, c)) : product + x.product,
+      product: (inFp8 ? castBytes(e, div(product, c)) : product) + x.product,
     };
   }
 
@@ -340,10 +340,14 @@ const ModelCosts = (() => {
   }
 
   /** expert_activations.expert_working @param {Experiment} e */
-  function expertWorking(e, t, gathered) {
+  function expertWorking(e, t, gathered, again) {
     const down = div(t.parameters, 3), received = e.ep > 1 ? [t.sent + t.rows, 2 * t.rows] : [];
     const weights = [t.rows + t.product + down, t.gate_up + down, t.rows + t.parameters - t.product];
-    return Math.max(gathered + t.sent, ...received, ...weights);
+    if (isFp8(e)) {
+      const turned = div(t.parameters, 6);
+      weights.push(t.rows + div(t.rows, 2) + turned + t.product, div(t.gate_up, 2) + 2 * turned + t.rows + down - t.product);
+    }
+    return Math.max(gathered + t.sent, ...received, again + Math.max(...weights));
   }
 
   /* ---- workloads/costs/fp8.py ---- */
@@ -351,11 +355,27 @@ const ModelCosts = (() => {
   /** fp8.is_fp8 @param {Experiment} e */
   const isFp8 = (e) => e.precision.startsWith("fp8");
   /** fp8.gathered_bytes @param {Experiment} e */
-  const gatheredBytes = (e, c) => (e.precision === "fp8_tensorwise" ? 1 : c);
+  const gatheredBytes = (e, c, ofExperts = false) => (e.precision === "fp8_tensorwise" || (ofExperts && isFp8(e)) ? 1 : c);
   /** fp8.keeps_fp8 @param {Experiment} e */
   const keepsFp8 = (e) => ["fp8_tensorwise", "fp8_blockwise"].includes(e.precision);
   /** fp8.cast_bytes @param {Experiment} e */
   const castBytes = (e, elements) => elements + (e.precision === "fp8_blockwise" ? div(elements * 4, 128) : 0);
+
+  /** fp8.kept_inputs: of attention_norm, latent_norms, ffn_norm @param {Experiment} e */
+  function keptInputs(e, attentionNorm, latentNorms, ffnNorm, routed, c) {
+    const { hidden_size: h, mla } = e.model, alone = e.tp === 1;
+    const cast = (kept, width, statistics) => {
+      const tokens = div(kept, c * width + STATISTICS_BYTES * statistics);
+      return castBytes(e, tokens * width) + STATISTICS_BYTES * statistics * tokens;
+    };
+    let attention = attentionNorm, latents = latentNorms;
+    if (!mla) attention = alone ? cast(attentionNorm, h, 1) : attentionNorm;
+    else {
+      if (mla.q_lora_rank && e.precision !== "fp8_blockwise") attention = cast(attentionNorm, h, 1);
+      if (alone) latents = cast(latentNorms, mla.q_lora_rank + mla.kv_lora_rank, mla.q_lora_rank ? 2 : 1);
+    }
+    return [attention, latents, alone && !routed ? cast(ffnNorm, h, 1) : ffnNorm];
+  }
 
   /** fp8.working_bytes @param {Experiment} e */
   function workingBytesInFp8(e, stream, tokens, columns, c, remade) {
@@ -389,6 +409,12 @@ const ModelCosts = (() => {
   /** Ulysses keeps what it has received. @param {Experiment} e */
   const receives = (e) => e.cp > 1 && e.cp_kind === "ulysses";
 
+  /** activations._normed_latents @param {Experiment} e */
+  function normedLatents(e, t) {
+    const { mla } = e.model;
+    return mla ? t.latent_norms - STATISTICS_BYTES * rankTokens(e)[1] * (mla.q_lora_rank ? 2 : 1) : 0;
+  }
+
   /**
    * activations._made_again
    * @param {Experiment} e
@@ -398,13 +424,14 @@ const ModelCosts = (() => {
   function madeAgain(e, t, c) {
     const mla = e.model.mla, [tokens, streamTokens] = rankTokens(e);
     const norms = t.attention_norm + t.ffn_norm - 2 * STATISTICS_BYTES * streamTokens;
-    if (!mla) return { norm: norms, rope: t.rotated, swiglu: t.product, mla_up: 0 };
+    if (!mla) return { norm: norms, rope: t.rotated, swiglu: t.product, mla_up: 0, experts: 0 };
     const half = div(t.rotated, 2);
     return {
-      norm: norms + c * streamTokens * (mla.q_lora_rank + mla.kv_lora_rank),
+      norm: norms + normedLatents(e, t),
       rope: receives(e) ? 0 : half - c * tokens * mla.qk_rope_head_dim,
       swiglu: t.product,
       mla_up: receives(e) ? 0 : t.projected + (mla.q_lora_rank ? half : 0),
+      experts: 0, // see routedBytes
     };
   }
 
@@ -432,26 +459,34 @@ const ModelCosts = (() => {
    */
   function routedBytes(e, t, c, stream, gathered, recomputed) {
     const x = expertTensors(e, c), total = sum(t), streamTokens = rankTokens(e)[1];
-    const working = stream + expertWorking(e, x, e.etp > 1 ? gathered : 0);
+    const sent = e.etp > 1 ? gathered : 0;
     const reducing = stream + x.rows - (x.weights + x.rows + x.gate_up + x.product);
-    let saved = total, again = 0;
+    let saved = total, again = 0, working = expertWorking(e, x, sent, 0);
     /** @type {Record<string, number>} */
     let parts = savedParts(t, 0, 0, 0);
     if (e.recompute === "full" && recomputed) {
       saved = t.input;
       again = total - saved;
+      working += again;
       parts = { "residual stream": t.input };
     } else if (e.recompute !== "none" && recomputed) {
       const of = madeAgain(e, t, c), named = recomputedOperations(e);
       /** @param {"norm" | "rope" | "swiglu" | "mla_up"} name */
       const remade = (name) => (named.includes(name) ? of[name] : 0);
       saved = total - named.reduce((all, name) => all + of[name], 0);
-      again = named.includes("swiglu") ? x.product : 0;
+      let ofExperts = 0; // beside what swiglu makes again
+      if (named.includes("experts")) {
+        again = x.gate_up + x.product;
+        ofExperts = named.includes("swiglu") ? x.gate_up : again;
+        saved -= ofExperts;
+      } else if (named.includes("swiglu")) again = x.product;
+      working = expertWorking(e, x, sent, again);
       const ffnNorm = named.includes("norm") ? t.ffn_norm - STATISTICS_BYTES * streamTokens : 0;
-      parts = savedParts(t, remade("norm") - ffnNorm + remade("rope") + remade("mla_up"), ffnNorm + remade("swiglu"), 0);
+      const ffnAgain = ffnNorm + remade("swiglu") + ofExperts;
+      parts = savedParts(t, remade("norm") - ffnNorm + remade("rope") + remade("mla_up"), ffnAgain, 0);
     }
     const own = attentionWorking(e, t, c, 0, saved);
-    return { saved, working: Math.max(again + working, own), beside_experts: again + reducing, parts };
+    return { saved, working: Math.max(stream + working, own), beside_experts: again + reducing, parts };
   }
 
   /**
@@ -466,7 +501,7 @@ const ModelCosts = (() => {
     const t = layerTensors(e, routed, c), total = sum(t);
     const stream = c * streamTokens * h, gathered = e.tp > 1 ? c * tokens * h : 0;
     if (routed) return routedBytes(e, t, c, stream, gathered, recomputed);
-    const downWeight = div(t.product, tokens) * h;
+    const downWeight = div(c * e.model.ffn_hidden_size, e.tp) * h;
     const steps = [gathered + t.product, t.gate_up, 2 * gathered + 2 * downWeight - t.product];
     const inFp8 = isFp8(e), remade = recomputed && recomputedOperations(e).includes("swiglu");
     const working = inFp8
@@ -508,15 +543,18 @@ const ModelCosts = (() => {
     const t = layerTensors(e, routed, c);
     const attentionOutput = div(c * tokens * e.model.num_heads * headSizes(e.model)[1], e.tp);
     const norms = t.attention_norm + t.ffn_norm - 2 * STATISTICS_BYTES * streamTokens, mla = e.model.mla;
-    let projected = t.projected;
-    if (mla) { // inputs and gradients of the up-projections, and gradients of the down-projections
-      const normed = c * streamTokens * (mla.q_lora_rank + mla.kv_lora_rank), [qk, v] = headSizes(e.model);
-      projected = normed + t.latents + div(c * tokens * e.model.num_heads * (qk + mla.qk_nope_head_dim + v), e.tp);
+    let projected = t.projected, wide = 0;
+    if (mla) { // gradients of the up-projections, and of the down-projections
+      const [qk, v] = headSizes(e.model);
+      projected = t.latents + div(c * tokens * e.model.num_heads * (qk + mla.qk_nope_head_dim + v), e.tp);
+      wide = e.precision === "fp8_blockwise" ? t.latents : 0;
     }
     const copies = routed ? expertTensors(e, c).rows : 0;
+    if (routed) wide += expertTensors(e, c).gate_up + copies;
     const sums = (routed && !e.model.moe.num_shared_experts ? 1 : 2) * c * tokens * h + copies;
     const gradients = projected + t.gate_up + sums;
-    return norms + attentionOutput + t.product + copies + (keepsFp8(e) && !routed ? castBytes(e, div(gradients, c)) : gradients);
+    const cast = keepsFp8(e) ? castBytes(e, div(gradients - wide, c)) + wide : gradients;
+    return norms + normedLatents(e, t) + attentionOutput + t.product + copies + cast;
   }
 
   /**

@@ -165,7 +165,50 @@ ROUTED = {
     "latents and experts, full": routed(
         shortened(DEEPSEEK_V2_LITE, 3), dp=4, tp=2, etp=1, zero_stage=3, ep=4, micro_batch_size=4, recompute="full"
     ),
+    **{
+        f"{precision}, {what}": routed(precision=precision, **fields)
+        for precision in ("fp8_tensorwise", "fp8_rowwise", "fp8_blockwise")
+        for what, fields in (
+            ("ep 1, ZeRO 2", {"dp": 2, "zero_stage": 2, "microbatches": 2}),
+            ("ep 8, ZeRO 3", {"dp": 8, "zero_stage": 3, "ep": 8, "microbatches": 2, "micro_batch_size": 4}),
+            ("selective", {"dp": 8, "zero_stage": 3, "micro_batch_size": 4, "ep": 8, "recompute": "selective"}),
+            ("full", {"dp": 8, "zero_stage": 2, "micro_batch_size": 4, "ep": 2, "recompute": "full"}),
+        )
+    },
+    "fp8_tensorwise, few large experts": routed(
+        shortened(MIXTRAL), dp=8, zero_stage=3, micro_batch_size=4, ep=8, precision="fp8_tensorwise"
+    ),
+    "fp8_rowwise, few, etp 2": routed(
+        shortened(MIXTRAL), dp=4, tp=2, etp=2, ep=4, zero_stage=3, micro_batch_size=4, precision="fp8_rowwise"
+    ),
+    "fp8_tensorwise, shared, 1f1b": routed(
+        DEEPSEEK, dp=4, pp=2, ep=4, zero_stage=1, microbatches=4, precision="fp8_tensorwise"
+    ),
+    "fp8_tensorwise, latents and experts": routed(
+        shortened(DEEPSEEK_V2_LITE, 3), dp=8, zero_stage=2, ep=8, micro_batch_size=4, precision="fp8_tensorwise"
+    ),
     "shared, selective": routed(DEEPSEEK, dp=8, ep=8, micro_batch_size=4, recompute="selective", microbatches=2),
+    "experts": routed(dp=8, zero_stage=3, micro_batch_size=4, ep=8, recompute="experts"),
+    "experts, alone": routed(microbatches=2, recompute="experts"),
+    "selective+experts": routed(dp=8, zero_stage=2, micro_batch_size=4, ep=8, recompute="selective+experts"),
+    "few, experts": routed(shortened(MIXTRAL), dp=8, zero_stage=3, micro_batch_size=4, ep=8, recompute="experts"),
+    "few, etp 2, norm+experts": routed(
+        shortened(MIXTRAL), dp=4, tp=2, etp=2, ep=4, zero_stage=3, micro_batch_size=4, recompute="norm+experts"
+    ),
+    "shared, swiglu+experts, 1 in 2": routed(
+        DEEPSEEK, dp=8, zero_stage=2, ep=4, micro_batch_size=4, recompute="swiglu+experts", recompute_every=2
+    ),
+    "shared, experts, 1f1b": routed(
+        DEEPSEEK, dp=4, pp=2, ep=4, zero_stage=1, microbatches=4, recompute="experts", micro_batch_size=4
+    ),
+    "latents and experts, all operations": routed(
+        shortened(DEEPSEEK_V2_LITE, 3),
+        dp=8,
+        zero_stage=2,
+        ep=8,
+        micro_batch_size=4,
+        recompute="selective+mla_up+experts",
+    ),
 }
 
 
@@ -204,6 +247,12 @@ for _precision in ("fp8_tensorwise", "fp8_rowwise", "fp8_blockwise"):
 CASES["full, gradients outgrow what blocks saved"] = Experiment.canonical(
     model=shortened(LLAMA_8B, 10), seq_len=32768, dp=2, zero_stage=3, recompute="full", global_batch_size=2
 )
+FP8_LATENTS: dict[str, dict[str, Any]] = {
+    "ZeRO 2": {"dp": 8, "zero_stage": 2, "micro_batch_size": 2, "microbatches": 3},
+    "ZeRO 3, selective": {"dp": 8, "zero_stage": 3, "micro_batch_size": 4, "recompute": "selective+mla_up"},
+    "norm": {"dp": 8, "zero_stage": 3, "micro_batch_size": 4, "recompute": "norm"},
+    "tp": {"tp": 2, "micro_batch_size": 8, "microbatches": 2},
+}
 DEEPSEEK = {
     "with a latent for queries": dataclasses.replace(DEEPSEEK_V3, moe=None),
     "without one": dataclasses.replace(DEEPSEEK_V2_LITE, moe=None),
@@ -220,7 +269,18 @@ for name, shape in DEEPSEEK.items():
             f"mla {name}, {kind}": experiment(shape, dp=8, zero_stage=3, micro_batch_size=4, recompute=kind)
             for kind in ("norm", "rope", "mla_up", "selective+mla_up", "full")
         },
+        **{
+            f"mla {name}, {precision}, {what}": experiment(shape, precision=precision, **fields)
+            for precision in ("fp8_tensorwise", "fp8_rowwise")
+            for what, fields in FP8_LATENTS.items()
+        },
     }
+CASES |= {
+    f"mla with a latent for queries, fp8_blockwise, {what}": experiment(
+        DEEPSEEK["with a latent for queries"], precision="fp8_blockwise", **fields
+    )
+    for what, fields in FP8_LATENTS.items()
+}
 CHUNKED = {
     schedule: Experiment.canonical(
         model=shortened(LLAMA_8B, 4),

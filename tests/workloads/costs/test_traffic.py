@@ -112,7 +112,7 @@ def test_messages_to_either_neighbour_may_take_other_links() -> None:
 
 def test_what_the_closed_form_does_not_know_is_none() -> None:
     assert step_traffic(case(MIXTRAL, dp=2, ep=2), 0) is not None
-    assert step_traffic(case(MIXTRAL, dp=2, ep=2, precision="fp8_rowwise"), 0) is None
+    assert step_traffic(case(MIXTRAL, dp=2, ep=2, precision="fp8_rowwise"), 0) is not None
     assert step_traffic(case(MIXTRAL, dp=2, recompute="selective", compile="block"), 0) is None
     assert step_traffic(case(MIXTRAL, dp=2, recompute="full", compile="block"), 0) is not None
 

@@ -196,6 +196,7 @@ def interpreted_checks() -> None:
         loaded = sys.modules[f"workloads.engine.ops.{module}"]
         loaded.backend_of = lambda *tensors: chosen[choose(*tensors)]  # type: ignore[attr-defined]
     check_fp8_casts("cpu", (128, 256), interpreted=True)
+    check_casts_of_groups("cpu", 3, (40, 96), interpreted=True)
     check_largest_values("cpu", 9, 40)
     check_adamw("cpu", (5, 70))
 
@@ -219,6 +220,22 @@ def check_fp8_casts(device: str, shape: tuple[int, int], *, interpreted: bool = 
             assert torch.equal(ours.factors.cpu()[..., :blocks], right.factors[..., :blocks])
     values = randn(*shape, device=device).to(fp8.E4M3)
     assert torch.equal(fp8.transposed(values).view(torch.uint8), values.view(torch.uint8).t())
+
+
+def check_casts_of_groups(device: str, groups: int, shape: tuple[int, int], *, interpreted: bool = False) -> None:
+    """Rows cast with scales that are given, or found at once, are cast as torch does, and each group is turned."""
+    x = (randn(groups * shape[0], shape[1]) * randn(groups * shape[0], 1, seed=1).exp()).bfloat16()
+    bits = x.float().abs().amax(1).view(torch.int32)
+    scale, inverse = fp8.power_of_two(bits, fp8.E4M3)
+    expected = (x.float() * scale[:, None]).to(fp8.E4M3).float()
+    values = fp8.cast_rows_with(x.to(device), bits.to(device), fp8.E4M3)
+    found, _ = fp8.cast(x.to(device), "rowwise", "activation", columns=False)
+    assert found is not None and torch.equal(found.factors.cpu(), inverse)
+    for one in (values, found.values):
+        close = (one.cpu().float() - expected).abs() <= 0.5 * expected.abs() + 2**-6  # the interpreter rounds halves up
+        assert close.all() if interpreted else torch.equal(one.cpu().float(), expected)
+    turned = fp8.transposed_groups(values, groups).view(torch.uint8)
+    assert torch.equal(turned, values.view(torch.uint8).view(groups, *shape).transpose(1, 2))
 
 
 def check_largest_values(device: str, rows: int, size: int) -> None:

@@ -33,7 +33,7 @@ RECIPES, ROLES = get_args(Recipe), get_args(Role)
 
 BLOCK = 128
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
-_EXPONENT = {E4M3: 8, E5M2: 15}
+EXPONENT = {E4M3: 8, E5M2: 15}
 """Both formats' largest values are 1.75 times two to this power."""
 _Scaled = Literal["tensor", "row", "blocks", "squares"]
 
@@ -114,21 +114,27 @@ def noted(x: Tensor, bits: Tensor) -> Tensor:
 
 def transposed(values_RC: Tensor) -> Tensor:
     """A contiguous copy of the transpose of a matrix in fp8."""
-    out = values_RC.new_empty(values_RC.shape[::-1])
+    return transposed_groups(values_RC, 1)[0]
+
+
+def transposed_groups(values_RC: Tensor, groups: int) -> Tensor:
+    """The same of as many matrices, one under the other: [G, C, R / G]."""
+    rows, columns = values_RC.shape
+    out = values_RC.new_empty(groups, columns, rows // groups)
     backend = backend_of(values_RC)
     if backend is Backend.TRITON:
-        from workloads.engine.ops import triton_fp8
+        from workloads.engine.ops import triton_fp8_lines
 
-        triton_fp8.transpose(values_RC, out)
+        triton_fp8_lines.turn(values_RC, out)
     elif backend is Backend.TORCH:
-        out.copy_(values_RC.t())
+        out.copy_(values_RC.view(groups, -1, columns).transpose(1, 2))
     return out
 
 
 def power_of_two(bits: Tensor, kind: torch.dtype) -> tuple[Tensor, Tensor]:
     """(scale, its inverse) for the bits (int32) of largest absolute values in fp32: the largest power of two that
     brings them into the format's range. NaN inverses for Inf and NaN."""
-    exponent = _EXPONENT[kind]
+    exponent = EXPONENT[kind]
     power = (bits.clamp(max=0x7F800000) + 0x1FFFFF >> 23).clamp(min=exponent + 1)
     scale = (exponent + 254 - power << 23).view(torch.float32)
     inverse = (power - exponent << 23).view(torch.float32)
@@ -163,7 +169,7 @@ def cast_with(
     if backend is Backend.TRITON:
         from workloads.engine.ops import triton_fp8
 
-        triton_fp8.cast(x, bits, "tensor", _EXPONENT[kind], as_rows, as_columns, factors)
+        triton_fp8.cast(x, bits, "tensor", EXPONENT[kind], as_rows, as_columns, factors)
     elif backend is Backend.TORCH:
         scale, inverse = power_of_two(bits, kind)
         factors.copy_(inverse)
@@ -172,17 +178,34 @@ def cast_with(
     return _operand(as_rows, factors, "tensor"), _operand(as_columns, factors, "tensor")
 
 
+def cast_rows_with(x: Tensor, bits_R: Tensor, kind: torch.dtype) -> Tensor:
+    """``x`` (R, C) with a scale for each row, for the given bits of its largest value or of one above."""
+    values = x.new_empty(x.shape, dtype=kind)
+    backend = backend_of(x)
+    if backend is Backend.TRITON:
+        from workloads.engine.ops import triton_fp8_lines
+
+        triton_fp8_lines.cast_rows_with(x, bits_R, EXPONENT[kind], values)
+    elif backend is Backend.TORCH:
+        for block in row_blocks(*x.shape):
+            values[block] = (x[block].float() * power_of_two(bits_R[block], kind)[0][:, None]).to(kind)
+    return values
+
+
 def _cast_lines(x: Tensor, kind: torch.dtype, *, transposed: bool) -> Operand:
     """One scale a row of ``x``, or of its transpose."""
     values = x.new_empty(x.shape[::-1] if transposed else x.shape, dtype=kind)
     factors = x.new_empty(values.shape[0], dtype=torch.float32)
-    backend, shared = backend_of(x), "column" if transposed else "row"
+    backend = backend_of(x)
+    if backend is Backend.TRITON and not transposed:
+        from workloads.engine.ops import triton_fp8_lines
+
+        triton_fp8_lines.cast_rows(x, EXPONENT[kind], values, factors)
+        return Operand(values, factors, "row")
     if backend is Backend.TRITON:
         from workloads.engine.ops import triton_fp8
 
-        bits = triton_fp8.largest(x, shared)
-        as_rows, as_columns = (None, values) if transposed else (values, None)
-        triton_fp8.cast(x, bits, shared, _EXPONENT[kind], as_rows, as_columns, factors)
+        triton_fp8.cast(x, triton_fp8.largest(x, "column"), "column", EXPONENT[kind], None, values, factors)
         return Operand(values, factors, "row")
     bits = x.new_empty(values.shape[0], dtype=torch.int32)
     if backend is Backend.TORCH:
@@ -212,7 +235,7 @@ def _cast_blocks(
         from workloads.engine.ops import triton_fp8
 
         kernel = triton_fp8.cast_squares if squares else triton_fp8.cast_blocks
-        kernel(x, _EXPONENT[kind], as_rows, as_columns, row_factors, column_factors)
+        kernel(x, EXPONENT[kind], as_rows, as_columns, row_factors, column_factors)
     elif backend is Backend.TORCH:
         for values, source, factors in ((as_rows, x, row_factors), (as_columns, x.t(), column_factors)):
             if values is not None:

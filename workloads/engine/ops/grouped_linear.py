@@ -4,7 +4,7 @@ Shapes: N rows, sorted by group; G groups, of which group g has the rows from ``
 inputs, O outputs. The weights of all groups are one matrix, [G*O, I].
 
 On CUDA in bf16 it is ``torch._grouped_mm``, which reads the ends from the device. Elsewhere each group is a product of
-its own, and the host must know the ends.
+its own, and the host must know the ends. In fp8: `workloads.engine.ops.fp8_grouped`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 
 from workloads.engine.ops.backend import Backend, backend_of
+from workloads.engine.ops.fp8_grouped import rows_by_weights
+from workloads.engine.ops.fp8_linear import take_gradients_in
 from workloads.engine.ops.linear import DeferredGradients
 
 
@@ -34,38 +36,58 @@ class RowGroups:
 
 
 def grouped_linear(
-    x_NI: Tensor, weight: Tensor, groups: RowGroups, deferred: DeferredGradients | None = None
+    x_NI: Tensor,
+    weight: Tensor,
+    groups: RowGroups,
+    deferred: DeferredGradients | None = None,
+    *,
+    factors_G: Tensor | None = None,
 ) -> Tensor:
-    """``x W_g^T`` of each group's rows: [N, I] and [G*O, I] to [N, O]. ``deferred`` as in `linear`."""
-    return _GroupedLinear.apply(x_NI, weight, groups, deferred)
+    """``x W_g^T`` of each group's rows: [N, I] and [G*O, I] to [N, O]. ``deferred`` as in `linear`. ``factors_G``: of a
+    weight in fp8. Then this product and the inputs' gradients are in fp8 (`workloads.engine.ops.fp8_grouped`)."""
+    if factors_G is not None:
+        take_gradients_in(weight, x_NI.dtype)
+    return _GroupedLinear.apply(x_NI, weight, groups, deferred, factors_G)
 
 
-def grouped_product(x_NI: Tensor, weight: Tensor, groups: RowGroups) -> Tensor:
+def grouped_product(x_NI: Tensor, weight: Tensor, groups: RowGroups, factors_G: Tensor | None = None) -> Tensor:
     """`grouped_linear` without a gradient."""
+    if factors_G is not None:
+        return rows_by_weights(x_NI, weight, factors_G, groups.ends_G, groups.sizes)
     return _rows_by_weights(x_NI, weight.view(len(groups), -1, weight.shape[1]).transpose(1, 2), groups)
 
 
 class _GroupedLinear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, groups: RowGroups, deferred: DeferredGradients | None) -> Tensor:
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        groups: RowGroups,
+        deferred: DeferredGradients | None,
+        factors_G: Tensor | None,
+    ) -> Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.groups, ctx.deferred = groups, deferred
+        ctx.groups, ctx.deferred, ctx.factors_G = groups, deferred, factors_G
         # Not the saved one: the gradient belongs to this object, also when data parallelism has freed its storage.
         ctx.parameter = weight if deferred is not None else None
-        return grouped_product(x, weight, groups)
+        return grouped_product(x, weight, groups, factors_G)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None, None, None]:
         x, weight = ctx.saved_tensors
         groups: RowGroups = ctx.groups
         grad = grad.contiguous()
-        grad_x = _rows_by_weights(grad, weight.view(len(groups), -1, weight.shape[1]), groups)
+        if ctx.factors_G is not None:
+            grad_x = rows_by_weights(grad, weight, ctx.factors_G, groups.ends_G, groups.sizes, turned=True)
+        else:
+            grad_x = _rows_by_weights(grad, weight.view(len(groups), -1, weight.shape[1]), groups)
 
         def gradient() -> Tensor:
             return _weight_gradients(grad, x, groups).flatten(0, 1)
 
         deferred = ctx.deferred is not None and ctx.deferred.add(ctx.parameter, gradient)
-        return grad_x, None if deferred else gradient(), None, None
+        return grad_x, None if deferred else gradient(), None, None, None
 
 
 def _has_kernel(x: Tensor) -> bool:

@@ -19,22 +19,20 @@ _CAST_TILE, _CAST_WARPS = 64, 8
 _FLAT, _FLAT_WARPS = 8192, 8
 _MAX_PROGRAMS = 528
 """With these a cast and a search for the largest value reach 3.8 and 4.0 TB/s on an H200, of 4.3 of a copy."""
-_SHARED = {"tensor": 0, "row": 1, "column": 2}
-"""Which values share a scale."""
+_SHARED = {"tensor": 0, "column": 1}
+"""Which values share a scale; those of a row: `workloads.engine.ops.triton_fp8_lines`."""
 
 
 def largest(x: Tensor, shared: str) -> Tensor:
-    """Bits of the largest absolute value (int32): [1], one of each row [R] or one of each column [C]."""
+    """Bits of the largest absolute value (int32): [1], or one of each column [C]."""
     rows, columns = x.shape
-    count = {"tensor": 1, "row": rows, "column": columns}[shared]
-    out = torch.zeros(count, dtype=torch.int32, device=x.device)
+    out = torch.zeros(1 if shared == "tensor" else columns, dtype=torch.int32, device=x.device)
     if shared == "tensor":
         programs = min(triton.cdiv(x.numel(), _FLAT), _MAX_PROGRAMS)
         _largest_kernel[(programs,)](x, out, x.numel(), BLOCK=_FLAT, num_warps=_FLAT_WARPS)
     else:
         grid = (triton.cdiv(rows, _TILE), triton.cdiv(columns, _TILE))
-        of_rows = shared == "row"
-        _largest_of_lines_kernel[grid](x, out, rows, columns, OF_ROWS=of_rows, TILE=_TILE, num_warps=_TILE_WARPS)
+        _largest_of_columns_kernel[grid](x, out, rows, columns, TILE=_TILE, num_warps=_TILE_WARPS)
     return out
 
 
@@ -83,13 +81,6 @@ def _at_once(x: Tensor, rows: Tensor | None, columns: Tensor | None) -> list[tup
     return [(rows, columns)]
 
 
-def transpose(x: Tensor, out: Tensor) -> None:
-    tiles = triton.cdiv(x.shape[0], _TILE), triton.cdiv(x.shape[1], _TILE)
-    _transpose_kernel[(tiles[0] * tiles[1],)](
-        x.view(torch.uint8), out.view(torch.uint8), x.shape[0], x.shape[1], tiles[1], TILE=_TILE, num_warps=_TILE_WARPS
-    )
-
-
 @triton.jit
 def bits_of(x):
     return x.to(tl.int32, bitcast=True) & 0x7FFFFFFF
@@ -103,7 +94,7 @@ def note_largest(bits, out_ptr):
 
 
 @triton.jit
-def _scale(bits, EXPONENT: tl.constexpr):
+def scale_of(bits, EXPONENT: tl.constexpr):
     """(scale, its inverse): the largest power of two that brings a value with these bits to at most 1.75 * 2^EXPONENT.
 
     Adding 0x1FFFFF carries into the exponent exactly where the significand is above 1.75. Inf and NaN give NaN.
@@ -127,15 +118,12 @@ def _largest_kernel(x_ptr, out_ptr, size, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _largest_of_lines_kernel(x_ptr, out_ptr, rows, columns, OF_ROWS: tl.constexpr, TILE: tl.constexpr):
+def _largest_of_columns_kernel(x_ptr, out_ptr, rows, columns, TILE: tl.constexpr):
     row = tl.program_id(0) * TILE + tl.arange(0, TILE)
     column = tl.program_id(1) * TILE + tl.arange(0, TILE)
     mask = (row < rows)[:, None] & (column < columns)[None, :]
     x = tl.load(x_ptr + row.to(tl.int64)[:, None] * columns + column[None, :], mask=mask, other=0.0).to(tl.float32)
-    if OF_ROWS:
-        tl.atomic_max(out_ptr + row, tl.max(bits_of(x), axis=1), mask=row < rows)
-    else:
-        tl.atomic_max(out_ptr + column, tl.max(bits_of(x), axis=0), mask=column < columns)
+    tl.atomic_max(out_ptr + column, tl.max(bits_of(x), axis=0), mask=column < columns)
 
 
 @triton.jit
@@ -149,13 +137,13 @@ def _store(y, rows_ptr, columns_ptr, row, column, rows, columns):
 
 
 @triton.jit
-def _transpose_kernel(x_ptr, out_ptr, rows, columns, column_tiles, TILE: tl.constexpr):
-    program = tl.program_id(0)
-    row = program // column_tiles * TILE + tl.arange(0, TILE)
-    column = program % column_tiles * TILE + tl.arange(0, TILE)
+def _tile(x_ptr, rows, columns, column_tiles, TILE: tl.constexpr):
+    """(row and column of the tile, rows and columns in it, its values in fp32) of this program."""
+    row_tile, column_tile = tl.program_id(0) // column_tiles, tl.program_id(0) % column_tiles
+    row, column = row_tile * TILE + tl.arange(0, TILE), column_tile * TILE + tl.arange(0, TILE)
     mask = (row < rows)[:, None] & (column < columns)[None, :]
-    x = tl.load(x_ptr + row.to(tl.int64)[:, None] * columns + column[None, :], mask=mask, other=0)
-    _store(x, None, out_ptr, row, column, rows, columns)
+    x = tl.load(x_ptr + row.to(tl.int64)[:, None] * columns + column[None, :], mask=mask, other=0.0).to(tl.float32)
+    return row_tile, column_tile, row, column, x
 
 
 @triton.jit
@@ -172,25 +160,16 @@ def _cast_kernel(
     EXPONENT: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    program = tl.program_id(0)
-    row = program // column_tiles * TILE + tl.arange(0, TILE)
-    column = program % column_tiles * TILE + tl.arange(0, TILE)
-    mask = (row < rows)[:, None] & (column < columns)[None, :]
-    x = tl.load(x_ptr + row.to(tl.int64)[:, None] * columns + column[None, :], mask=mask, other=0.0).to(tl.float32)
+    row_tile, column_tile, row, column, x = _tile(x_ptr, rows, columns, column_tiles, TILE)
     if SHARED == 0:
-        scale, factor = _scale(tl.load(bits_ptr), EXPONENT)
+        scale, factor = scale_of(tl.load(bits_ptr), EXPONENT)
         y = x * scale
-        if program == 0:
+        if row_tile + column_tile == 0:
             tl.store(factors_ptr, factor)
-    elif SHARED == 1:
-        scale, factor = _scale(tl.load(bits_ptr + row, mask=row < rows, other=0), EXPONENT)
-        y = x * scale[:, None]
-        if program % column_tiles == 0:
-            tl.store(factors_ptr + row, factor, mask=row < rows)
     else:
-        scale, factor = _scale(tl.load(bits_ptr + column, mask=column < columns, other=0), EXPONENT)
+        scale, factor = scale_of(tl.load(bits_ptr + column, mask=column < columns, other=0), EXPONENT)
         y = x * scale[None, :]
-        if program // column_tiles == 0:
+        if row_tile == 0:
             tl.store(factors_ptr + column, factor, mask=column < columns)
     kind = columns_ptr.dtype.element_ty if rows_ptr is None else rows_ptr.dtype.element_ty
     _store(y.to(kind), rows_ptr, columns_ptr, row, column, rows, columns)
@@ -209,18 +188,13 @@ def _blocks_kernel(
     EXPONENT: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    program = tl.program_id(0)
-    row_tile, column_tile = program // column_tiles, program % column_tiles
-    row = row_tile * TILE + tl.arange(0, TILE)
-    column = column_tile * TILE + tl.arange(0, TILE)
-    mask = (row < rows)[:, None] & (column < columns)[None, :]
-    x = tl.load(x_ptr + row.to(tl.int64)[:, None] * columns + column[None, :], mask=mask, other=0.0).to(tl.float32)
+    row_tile, column_tile, row, column, x = _tile(x_ptr, rows, columns, column_tiles, TILE)
     if rows_ptr is not None:
-        scale, factor = _scale(tl.max(bits_of(x), axis=1), EXPONENT)
+        scale, factor = scale_of(tl.max(bits_of(x), axis=1), EXPONENT)
         tl.store(row_factors_ptr + column_tile.to(tl.int64) * rows + row, factor, mask=row < rows)
         _store((x * scale[:, None]).to(rows_ptr.dtype.element_ty), rows_ptr, None, row, column, rows, columns)
     if columns_ptr is not None:
-        scale, factor = _scale(tl.max(bits_of(x), axis=0), EXPONENT)
+        scale, factor = scale_of(tl.max(bits_of(x), axis=0), EXPONENT)
         tl.store(column_factors_ptr + row_tile.to(tl.int64) * columns + column, factor, mask=column < columns)
         _store((x * scale[None, :]).to(columns_ptr.dtype.element_ty), None, columns_ptr, row, column, rows, columns)
 
@@ -240,13 +214,8 @@ def _squares_kernel(
     EXPONENT: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    program = tl.program_id(0)
-    row_tile, column_tile = program // column_tiles, program % column_tiles
-    row = row_tile * TILE + tl.arange(0, TILE)
-    column = column_tile * TILE + tl.arange(0, TILE)
-    mask = (row < rows)[:, None] & (column < columns)[None, :]
-    x = tl.load(x_ptr + row.to(tl.int64)[:, None] * columns + column[None, :], mask=mask, other=0.0).to(tl.float32)
-    scale, factor = _scale(tl.max(tl.max(bits_of(x), axis=1), axis=0), EXPONENT)
+    row_tile, column_tile, row, column, x = _tile(x_ptr, rows, columns, column_tiles, TILE)
+    scale, factor = scale_of(tl.max(tl.max(bits_of(x), axis=1), axis=0), EXPONENT)
     if rows_ptr is not None:
         tl.store(row_factors_ptr + row_tile * row_stride + column_tile, factor)
         kind = rows_ptr.dtype.element_ty

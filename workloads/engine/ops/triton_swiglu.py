@@ -1,42 +1,36 @@
 # mypy: disable-error-code="no-untyped-def"
-"""Triton kernels of SwiGLU. A program takes up to `_MAX_BLOCK` columns of one row."""
+"""Triton kernels of SwiGLU. A program takes some columns of one row."""
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from workloads.engine.ops.triton_columns import WARPS, blocks_of, own_columns
 from workloads.engine.ops.triton_fp8 import bits_of, note_largest
-
-_MAX_BLOCK = 2048
-_WARPS = 4
 
 
 def forward(gate_up: Tensor, y: Tensor, largest: Tensor | None = None) -> None:
     """``largest`` (1,), zero: becomes the bits of the largest absolute value of ``y``, as `triton_fp8.largest`."""
     size, block, blocks, programs = _grid(y)
-    _forward_kernel[(programs,)](gate_up, y, largest, size, blocks, BLOCK=block, num_warps=_WARPS)
+    _forward_kernel[(programs,)](gate_up, y, largest, size, blocks, BLOCK=block, num_warps=WARPS)
 
 
 def backward(gate_up: Tensor, dy: Tensor, d_gate_up: Tensor, largest: Tensor | None = None) -> None:
     """``largest``: the same of ``d_gate_up``."""
     size, block, blocks, programs = _grid(dy)
-    _backward_kernel[(programs,)](gate_up, dy, d_gate_up, largest, size, blocks, BLOCK=block, num_warps=_WARPS)
+    _backward_kernel[(programs,)](gate_up, dy, d_gate_up, largest, size, blocks, BLOCK=block, num_warps=WARPS)
 
 
 def _grid(y: Tensor) -> tuple[int, int, int, int]:
     """(columns of a row, columns of a block, blocks of a row, programs)."""
     size = y.shape[-1]
-    block = min(_MAX_BLOCK, triton.next_power_of_2(size))
-    blocks = triton.cdiv(size, block)
+    block, blocks = blocks_of(size)
     return size, block, blocks, blocks * (y.numel() // size)
 
 
 @triton.jit
 def _forward_kernel(gate_up_ptr, y_ptr, largest_ptr, size, blocks, BLOCK: tl.constexpr):
-    program = tl.program_id(0)
-    row = (program // blocks).to(tl.int64)
-    column = (program % blocks) * BLOCK + tl.arange(0, BLOCK)
-    inside = column < size
+    row, column, inside = own_columns(size, blocks, BLOCK)
     gate_ptr = gate_up_ptr + row * size * 2
     gate = tl.load(gate_ptr + column, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(gate_ptr + size + column, mask=inside, other=0.0).to(tl.float32)
@@ -48,10 +42,7 @@ def _forward_kernel(gate_up_ptr, y_ptr, largest_ptr, size, blocks, BLOCK: tl.con
 
 @triton.jit
 def _backward_kernel(gate_up_ptr, dy_ptr, d_gate_up_ptr, largest_ptr, size, blocks, BLOCK: tl.constexpr):
-    program = tl.program_id(0)
-    row = (program // blocks).to(tl.int64)
-    column = (program % blocks) * BLOCK + tl.arange(0, BLOCK)
-    inside = column < size
+    row, column, inside = own_columns(size, blocks, BLOCK)
     gate_ptr = gate_up_ptr + row * size * 2
     gate = tl.load(gate_ptr + column, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(gate_ptr + size + column, mask=inside, other=0.0).to(tl.float32)

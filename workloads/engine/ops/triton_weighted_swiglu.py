@@ -1,35 +1,30 @@
 # mypy: disable-error-code="no-untyped-def"
-"""Triton kernels of the weighted SwiGLU. A program takes one row; in the forward up to `_MAX_BLOCK` of its columns."""
+"""Triton kernels of the weighted SwiGLU. A program takes one row; in the forward some of its columns."""
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
-_MAX_BLOCK = 2048
-_WARPS = 4
+from workloads.engine.ops.triton_columns import WARPS, blocks_of, own_columns
 
 
 def forward(gate_up: Tensor, weights: Tensor, y: Tensor) -> None:
     rows, size = y.shape
     if y.numel():
-        block = min(_MAX_BLOCK, triton.next_power_of_2(size))
-        blocks = triton.cdiv(size, block)
-        _forward_kernel[(rows * blocks,)](gate_up, weights, y, size, blocks, BLOCK=block, num_warps=_WARPS)
+        block, blocks = blocks_of(size)
+        _forward_kernel[(rows * blocks,)](gate_up, weights, y, size, blocks, BLOCK=block, num_warps=WARPS)
 
 
 def backward(gate_up: Tensor, weights: Tensor, dy: Tensor, d_gate_up: Tensor, d_weights: Tensor) -> None:
     rows, size = dy.shape
     if dy.numel():
-        block = min(_MAX_BLOCK, triton.next_power_of_2(size))
-        _backward_kernel[(rows,)](gate_up, weights, dy, d_gate_up, d_weights, size, BLOCK=block, num_warps=_WARPS)
+        block, _ = blocks_of(size)
+        _backward_kernel[(rows,)](gate_up, weights, dy, d_gate_up, d_weights, size, BLOCK=block, num_warps=WARPS)
 
 
 @triton.jit
 def _forward_kernel(gate_up_ptr, weights_ptr, y_ptr, size, blocks, BLOCK: tl.constexpr):
-    program = tl.program_id(0)
-    row = (program // blocks).to(tl.int64)
-    column = (program % blocks) * BLOCK + tl.arange(0, BLOCK)
-    inside = column < size
+    row, column, inside = own_columns(size, blocks, BLOCK)
     gate_ptr = gate_up_ptr + row * size * 2
     weight = tl.load(weights_ptr + row)
     gate = tl.load(gate_ptr + column, mask=inside, other=0.0).to(tl.float32)

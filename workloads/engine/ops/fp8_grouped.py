@@ -1,0 +1,64 @@
+"""Products in fp8 of rows with the weight of the group that they are in: those of routed experts.
+
+Shapes: N rows, sorted by group; G groups; I inputs, O outputs. The weights of all groups are one matrix, [G*O, I], in
+e4m3 with one scale for each group (`workloads.engine.fp8_gather`); rows are cast here, in e4m3 with one scale each.
+``torch._scaled_grouped_mm``, which has no other kernel on Hopper, takes scales of rows for both: a group's is that of
+all its rows, and of all rows of its transpose.
+
+In both directions what is contracted is features, so that groups may have any number of rows. Contracted over rows, as
+the weights' gradients are, every group's would have to be a multiple of 16 bytes, and each feature would need a scale
+of its own in each group: these stay bf16 products, as those of the recipe ``rowwise`` in dense layers
+(`workloads.engine.ops.fp8_linear`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from workloads.engine.ops.backend import Backend, backend_of
+from workloads.engine.ops.fp8 import Operand, cast, transposed_groups
+
+
+def rows_by_weights(
+    x: Tensor,
+    weight: Tensor,
+    factors_G: Tensor,
+    ends_G: Tensor,
+    sizes: Callable[[], list[int]],
+    *,
+    turned: bool = False,
+) -> Tensor:
+    """``x W_g^T`` of each group's rows, [N, I] to [N, O], or with ``turned`` ``x W_g``, [N, O] to [N, I].
+
+    ``factors_G``: fp32, the inverses of the weights' scales. ``ends_G``, ``sizes``: as of
+    `workloads.engine.ops.grouped_linear.RowGroups`.
+    """
+    groups = len(factors_G)
+    values = weight.detach().view(groups, -1, weight.shape[1])
+    if turned:
+        values = transposed_groups(weight.detach(), groups)
+    rows, _ = cast(x, "rowwise", "activation", columns=False)
+    assert rows is not None
+    backend = backend_of(x, weight)
+    if backend is Backend.TRITON and len(x) > 0:
+        factors = factors_G[:, None].expand(-1, values.shape[1]).contiguous()
+        return torch._scaled_grouped_mm(
+            rows.values,
+            values.transpose(1, 2),
+            rows.factors,
+            factors,
+            offs=ends_G,
+            out_dtype=x.dtype,
+            use_fast_accum=True,
+        )
+    y = x.new_empty(len(x), values.shape[1])
+    if backend is Backend.TORCH:
+        first = 0
+        for group, size in enumerate(sizes()):
+            own = slice(first, first := first + size)
+            of_group = Operand(values[group], factors_G[group : group + 1], "tensor")
+            y[own] = (rows.wide(own) @ of_group.wide().t()).to(y.dtype)
+    return y
