@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from workloads.checks import build, mapping, number, whole_number
+from workloads.checks import build, flag, mapping, number, whole_number
 from workloads.cluster import ClusterSpec, cluster_from_dict
 from workloads.errors import InvalidSweep
+from workloads.probe.figures import ProbeKind
 from workloads.protocol import MeasureSpec, Method
 
 Launcher = Literal["local", "rehearse", "slurm"]
@@ -56,6 +57,12 @@ class LaunchSettings:
     """So many points of one kind must fail alike, and none succeed, before the rest of that kind is paused."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Environment variables of every rank (NCCL's, gloo's)."""
+    node_check: bool | None = None
+    """Measure what every node can do before the first point (`launchers.pilot.node_check`). None: on GPUs."""
+    exclude_slow_nodes: bool = False
+    """Use no node that the check finds far slower than its peers."""
+    probe: ProbeKind | None = None
+    """What points do besides training steps; of ``python -m sweep probe``."""
 
     def __post_init__(self) -> None:
         for name in ("num_devices", "max_attempts", "breaker_failures"):
@@ -67,8 +74,16 @@ class LaunchSettings:
             number(f"launcher: phase_limits_s.{phase}", limit_s, above=0, unit="seconds")
         for name in ("collective_timeout_s", "failure_grace_s", "device_free_limit_s", "lease_s"):
             number(f"launcher: {name}", getattr(self, name), above=0, unit="seconds")
+        if self.node_check is not None:
+            flag("launcher: node_check", self.node_check)
+        flag("launcher: exclude_slow_nodes", self.exclude_slow_nodes)
         if self.point_deadline_s is not None:
             number("launcher: point_deadline_s", self.point_deadline_s, above=0, unit="seconds")
+
+    @property
+    def checks_nodes(self) -> bool:
+        """Whether a pilot measures its nodes before the first point."""
+        return self.device == "cuda" if self.node_check is None else self.node_check
 
     def phase_limit_s(self, phase: str) -> float:
         """Longest time without a heartbeat in ``phase``. ``done`` counts as teardown: only the exit is left."""

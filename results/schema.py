@@ -11,13 +11,14 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-SCHEMA_VERSION = 8
+SCHEMA_VERSION = 9
 """Of ``attempts``. 2: grad_norm_max_difference. 3: nodes, scheduler_job, pilot_id, repeat_of. 4: backend. 5: the spread
 of step times, timed_wall_s, slowest_rank, energy_per_token_mj, power_limit_w, sm_clock_median_step_mhz,
 nccl_environment; timed_steps is how many were timed. 6: pp_split, cp_kind, traffic,
 traffic_source, breakdown_*, trace_file. 7: recompute_every, which is 1 in older rows. 8: etp, routing
 and routing_imbalance (1, balanced and 1.0 in older rows), capacity_factor, expert_imbalance, rank_imbalance,
-load_entropy, dropped_share, loss_scale, skipped_steps. Rows of older versions have null in all other newer columns."""
+load_entropy, dropped_share, loss_scale, skipped_steps. 9: check_*. Rows of older versions have null in all other newer
+columns."""
 MEASUREMENT_VERSION = 2
 """2: a stage's waiting for slower stages after its last backward is pipeline idle, no longer reduction or optimizer;
 HFU of full recomputation leaves out the down projection; losses agree by gradient norms too."""
@@ -312,6 +313,16 @@ ATTEMPT_COLUMNS: tuple[Column, ...] = (
     ),
     Column("command", _S, "Command line of the sweep"),
     Column("log_dir", _S, "Folder of the attempt's logs, relative to the sweep's folder"),
+    # what the attempt's nodes could do when their pilot started: the lowest of their devices
+    Column("check_matmul_flops", _F, "Before the pilot's first point: rate of a large bf16 matrix product", "FLOP/s"),
+    Column("check_copy_bytes_per_s", _F, "The same: bytes read and written by copies on the device", "B/s"),
+    Column("check_all_reduce_inside_node_bytes_per_s", _F, "The same: bus bandwidth over all devices of a node", "B/s"),
+    Column(
+        "check_all_reduce_between_nodes_bytes_per_s",
+        _F,
+        "The same: bus bandwidth over one device of each of the pilot's nodes, all devices at once",
+        "B/s",
+    ),
 )
 
 STEP_COLUMNS: tuple[Column, ...] = (

@@ -239,6 +239,35 @@ def _parity(options: Namespace) -> int:
     return 0 if compared.first is None else 1
 
 
+def _probe(options: Namespace) -> int:
+    import time
+
+    from sweep.conffiles import ConfFolders
+    from sweep.probe import headlines, prepare_probe, store_probe
+    from sweep.run import enqueue
+
+    started = time.monotonic()
+    prepared = prepare_probe(options.overrides, ConfFolders(tuple(options.conf)), options.nodes)
+    queued = enqueue(prepared)
+    live = False if options.plain else None
+    if prepared.slurm is not None:
+        from launchers.slurm.submit import run_slurm
+
+        command = options.command_line
+        summary = run_slurm(queued.sweep, prepared.settings, prepared.slurm, live=live, command=command, detach=False)
+    else:
+        from launchers.local import run_local
+
+        summary = run_local(queued.sweep, prepared.settings, live=live, command=options.command_line)
+    probe = store_probe(queued.sweep, prepared, options.command_line)
+    console = open_console()
+    for line in headlines(probe):
+        console.print(line, highlight=False, markup=False)
+    minutes = (time.monotonic() - started) / 60
+    console.print(f"probe: {probe.describe()}, {minutes:.1f} minutes", highlight=False, markup=False)
+    return summary.exit_code
+
+
 COMMANDS: dict[str, Callable[[Namespace], int]] = {
     "plan": _plan,
     "run": _run,
@@ -252,6 +281,7 @@ COMMANDS: dict[str, Callable[[Namespace], int]] = {
     "grade": _grade,
     "predict": _predict,
     "parity": _parity,
+    "probe": _probe,
 }
 
 

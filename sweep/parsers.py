@@ -48,6 +48,12 @@ examples:
   python -m sweep predict configurations.csv --out predictions.parquet
   python -m sweep predict configurations.csv --calibrate measured.csv --out predictions.csv
 """
+PROBE_EXAMPLES = """\
+examples:
+  python -m sweep probe
+  python -m sweep probe cluster=h200 model=llama8b_8_layers
+  python -m sweep probe cluster=h100_efa launcher=slurm launcher.partition=main --nodes 2
+"""
 _SWEEP_PATH = "the sweep's folder, e.g. results/tiny"
 _RESULTS = Path("results")
 
@@ -244,6 +250,26 @@ def _parity() -> Parser:
     return parser
 
 
+def _probe() -> Parser:
+    parser = _parser(
+        "probe",
+        "Measure what this node's devices and links can do, in minutes, and store it for later plans of its cluster.\n"
+        "Through launcher=slurm it measures nodes of the cluster, by the same launcher as a sweep.",
+        PROBE_EXAMPLES,
+    )
+    parser.add_argument(
+        "overrides",
+        nargs="*",
+        metavar="OVERRIDE",
+        help="cluster=NAME, launcher=local or slurm and its options, model=NAME (whose shapes are measured), "
+        "results_dir=DIR",
+    )
+    parser.add_argument("--nodes", type=_positive, default=1, metavar="N", help="nodes to measure at once (default: 1)")
+    parser.add_argument("--plain", action="store_true", help="one line for each attempt instead of a live view")
+    parser.add_argument("--conf", action="append", default=[], type=path, metavar="DIR", help="your own cluster/ ...")
+    return parser
+
+
 PARSERS: dict[str, Callable[[], Parser]] = {
     "plan": _plan,
     "run": _run,
@@ -257,6 +283,7 @@ PARSERS: dict[str, Callable[[], Parser]] = {
     "grade": _grade,
     "predict": _predict,
     "parity": _parity,
+    "probe": _probe,
 }
 """Makes the parser of each command, in the order of the help."""
 

@@ -31,6 +31,7 @@ from workloads.experiment import Experiment
 from workloads.expressions import Expression
 from workloads.protocol import Method, Task
 from workloads.rules import Violation, violations
+from workloads.stages import rehearsed_ranks
 
 _TOLD_EVERY = 500
 """Progress is told after so many points."""
@@ -49,6 +50,8 @@ class PlannedPoint:
     """Of one device, or of one process where all share the memory of a machine; None: not known."""
     time: TimeEstimate | None = None
     price: Price | None = None
+    rehearsals: int | None = None
+    """Ranks that are rehearsed for this point, without those equal to one of an earlier point; None: it is measured."""
     cached_attempt: str | None = None
     cached_sweep: str | None = None
     """The attempt, and the sweep that it belongs to, whose row is used instead of a run."""
@@ -325,7 +328,8 @@ def _without_repeated_stages(
             expected_h=expected * share if expected is not None else None,
             worst_h=point.price.worst_h * share,
         )
-        result.append(dataclasses.replace(point, price=priced))
+        rehearsals = round(share * len(rehearsed_ranks(point.experiment)))
+        result.append(dataclasses.replace(point, price=priced, rehearsals=rehearsals))
     return result
 
 

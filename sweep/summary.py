@@ -16,6 +16,7 @@ from sweep.plan import Plan, PlannedPoint
 from sweep.price import Shape, shape
 from workloads.costs.schedule import INTERLEAVED
 from workloads.experiment import Experiment
+from workloads.stages import rehearsed_ranks
 
 MEANING = {
     "run": "to be run",
@@ -43,9 +44,13 @@ def print_plan(plan: Plan, console: Console) -> None:
         f"({plan.method}), {config.measure.in_words} steps a point",
         highlight=False,
     )
+    if (probed := probe_of(plan)) is not None:
+        console.print(probed, highlight=False, markup=False)
     console.print(_verdicts(plan))
     if reused := reused_from(plan):
         console.print(reused, highlight=False, markup=False)
+    if (rehearsals := rehearsals_of(plan)) is not None:
+        console.print(rehearsals, highlight=False, markup=False)
     if plan.to_run:
         print_jobs(plan, console)
 
@@ -53,6 +58,28 @@ def print_plan(plan: Plan, console: Console) -> None:
 def print_jobs(plan: Plan, console: Console) -> None:
     """Print the points to run by the size of their allocations, with their price."""
     console.print(_shapes(plan))
+
+
+def probe_of(plan: Plan) -> str | None:
+    """One line on the newest probe of the plan's cluster (``python -m sweep probe``); None where there is none."""
+    from results.probes import load_probe
+
+    config = plan.config
+    probe = load_probe(config.cluster.name, config.results_dir)
+    return f"probe: {probe.describe()}; predictions do not read it yet" if probe is not None else None
+
+
+def rehearsals_of(plan: Plan) -> str | None:
+    """One line on how many ranks are rehearsed; None where the points are measured."""
+    needed = [point for point in plan.to_run if point.rehearsals is not None]
+    if not needed:
+        return None
+    alone = sum(len(rehearsed_ranks(point.experiment)) for point in needed)
+    count = sum(point.rehearsals or 0 for point in needed)
+    saved = f" ({alone:,} without the equal stages of points, each of which is rehearsed once)" if alone > count else ""
+    tp = {point.experiment.tp > 1 for point in needed}
+    ranked = "; times of tp above 1 lean on modelled communication and are not ranked against the rest"
+    return f"{plural(count, 'rehearsal')} for {plural(len(needed), 'point')}{saved}{ranked if len(tp) > 1 else ''}"
 
 
 def reused_from(plan: Plan) -> str | None:

@@ -189,6 +189,20 @@ class DeviceSampler:
             else ",".join(name for bit, name in _REASONS.items() if self._reasons & bit),
         )
 
+    def now(self) -> dict[str, float | None]:
+        """``sm_clock_mhz``, ``power_w`` and ``temperature_c`` at this moment; None for what is not known."""
+        found: dict[str, float | None] = dict.fromkeys(("sm_clock_mhz", "power_w", "temperature_c"))
+        if self._handle is None:
+            return found
+        nvml, handle = self._nvml, self._handle
+        with contextlib.suppress(nvml.NVMLError):
+            found["sm_clock_mhz"] = float(nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM))
+        with contextlib.suppress(nvml.NVMLError):
+            found["power_w"] = float(nvml.nvmlDeviceGetPowerUsage(handle)) / 1e3
+        with contextlib.suppress(nvml.NVMLError):
+            found["temperature_c"] = float(nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU))
+        return found
+
     def with_clocks(self, steps: Sequence[StepRecord], spans: Mapping[int, tuple[float, float]]) -> list[StepRecord]:
         """The steps, each with its mean SM clock where that is known. ``spans``: start and end of steps by number."""
         return [

@@ -20,6 +20,7 @@ from workloads import experiment as ex
 from workloads.cluster import ClusterSpec, cluster_from_dict
 from workloads.costs.traffic import Traffic
 from workloads.experiment import Experiment
+from workloads.probe.figures import Figure, ProbeKind
 
 Phase = Literal["spawn", "rendezvous", "build", "warmup", "step", "teardown", "done"]
 Method = Literal["measured", "rehearsed", "rehearsed_fake"]
@@ -81,6 +82,8 @@ class Task:
     """Ranks fill one node after the other, so many on each; None: not known."""
     rendezvous_host: str = "127.0.0.1"
     rendezvous_port: int = 0
+    probe: ProbeKind | None = None
+    """What the ranks do besides, or in the place of, training steps (`workloads.probe`)."""
     collective_timeout_s: float = 120.0
     """NCCL's and gloo's time-out: a collective that takes longer makes its ranks fail."""
     cpu_threads: int = 1
@@ -201,6 +204,10 @@ class RankResult:
     forward_s: float | None = None
     """Median over the timed steps of one micro-batch's forward on this stage, waits excluded."""
     backward_s: float | None = None
+    stand_ins_forward_s: float | None = None
+    """Of ``forward_s``: copies that stand for what other ranks would send (`workloads.engine.stand_ins`). None: not
+    known, or a real run, which has none."""
+    stand_ins_backward_s: float | None = None
     timed_wall_s: float | None = None
     """Host time from the launch of the first timed step to the end of the last one."""
     device_memory_bytes: int | None = None
@@ -220,6 +227,8 @@ class RankResult:
     """Name of the trace's file in the attempt's folder, where this rank has kept one."""
     routing: RoutingRecord | None = None
     """None where this rank holds no routed experts."""
+    probe: list[Figure] | None = None
+    """What a probe has measured on this rank; None in other runs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -298,6 +307,8 @@ def read_result(folder: Path, rank: int) -> RankResult | None:
         data["breakdown"] = Breakdown(**{**data["breakdown"], "comm_by_axis": axes})
     if data.get("routing") is not None:
         data["routing"] = RoutingRecord(**data["routing"])
+    if data.get("probe") is not None:
+        data["probe"] = [Figure(**figure) for figure in data["probe"]]
     return RankResult(**data)
 
 

@@ -1,7 +1,8 @@
 """Runs one rank of an N-rank experiment alone, on one device or without any.
 
 The rank builds and runs the real engine under torch's fake process group: collectives return at once, but buffers have
-their real sizes and kernels are real. So peak memory and compute time are measured. Without a GPU the same program runs
+their real sizes and kernels are real. What other ranks would send has ordinary numbers, so that matmuls draw the power
+of a real run. So peak memory and compute time are measured. Without a GPU the same program runs
 on FakeTensors: nothing is computed, every storage is counted, and no time is measured.
 """
 
@@ -19,6 +20,7 @@ from workloads.device import DeviceSampler, identity, prepare_device
 from workloads.engine.build import Engine, assemble, build, choose_attention, shape_chunks
 from workloads.engine.groups import Groups, make_groups
 from workloads.engine.memory import MemoryProbe
+from workloads.engine.stand_ins import StandIns
 from workloads.experiment import Experiment
 from workloads.protocol import MemoryAtPeak, Phase, RankResult, Task
 from workloads.stages import shortened
@@ -66,8 +68,10 @@ def rehearse(
         if not is_warmup:
             sampler.start()
 
-    measurements = measure(engine, task.measure, announce)
+    stand_ins = StandIns(engine)
+    measurements = measure(engine, task.measure, announce, stand_ins)
     state = sampler.stop()
+    copies = stand_ins.seconds() or (None, None)
     return RankResult(
         rank=rank,
         coordinates=position,
@@ -76,6 +80,8 @@ def rehearse(
         memory_at_peak=measurements.memory_at_peak,
         forward_s=measurements.forward_s,
         backward_s=measurements.backward_s,
+        stand_ins_forward_s=copies[0],
+        stand_ins_backward_s=copies[1],
         timed_wall_s=measurements.timed_wall_s,
         routing=measurements.routing,
         device_state=state,

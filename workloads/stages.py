@@ -122,6 +122,7 @@ def stage_key(task: Task, rank: int) -> str:
         "replicates": data_degrees(experiment)[0] > 1,
         "measure": {name: value for name, value in asdict(task.measure).items() if name != "profile"},
         "device": (task.method, task.device),
+        "stand_ins": True,
     }
     for name in _SAME_FIELDS:
         same[name] = getattr(experiment, name)
@@ -135,12 +136,12 @@ def stage_key(task: Task, rank: int) -> str:
 def assemble(experiment: Experiment, cluster: ClusterSpec, results: dict[int, RankResult]) -> RehearsedTimes:
     """The times of the whole step from the results of its rehearsed ranks, by global rank.
 
-    The measured forward and backward times of the first and the last rank fill the schedule; a middle rank takes the
-    time of the first one (in a V that of the last, which like itself holds no end), scaled to its layers: a forward to
-    their number, a backward to what they compute in it, which is half as much again where a forward is run first. The
-    time after the last backward (optimizer, and the casts and copies of the gradient reduction) is that of the slowest.
-    Communication comes from the closed form. All of it is put together by `simulate_step`: what communication adds to
-    a step is what the step takes longer than without it.
+    The measured forward and backward times of the first and the last rank, without the copies that stand for what other
+    ranks would send, fill the schedule; a middle rank takes the time of the first one (in a V that of the last, which
+    like itself holds no end), scaled to its layers: a forward to their number, a backward to what they compute in it,
+    which is half as much again where a forward is run first. The time after the last backward (optimizer, and the casts
+    and copies of the gradient reduction) is that of the slowest. Communication comes from the closed form. All of it is
+    put together by `simulate_step`: what communication adds to a step is what the step takes longer than without it.
     """
     estimate = estimate_time(experiment, cluster)
     ends = [results[rank] for rank in rehearsed_ranks(experiment)]
@@ -159,8 +160,10 @@ def assemble(experiment: Experiment, cluster: ClusterSpec, results: dict[int, Ra
         end = measured[like]
         assert end.forward_s is not None
         assert end.backward_s is not None
-        forward.append(end.forward_s * _layers_of_rank(experiment, rank) / _layers_of_rank(experiment, like))
-        backward.append(end.backward_s * _backward_work(experiment, rank) / _backward_work(experiment, like))
+        forward_s = end.forward_s - (end.stand_ins_forward_s or 0.0)
+        backward_s = end.backward_s - (end.stand_ins_backward_s or 0.0)
+        forward.append(forward_s * _layers_of_rank(experiment, rank) / _layers_of_rank(experiment, like))
+        backward.append(backward_s * _backward_work(experiment, rank) / _backward_work(experiment, like))
     e = experiment
     busy = pipeline_time_s(e.pp_schedule, forward, backward, e.num_microbatches, virtual_stages=e.virtual_stages)
     after = max(_after_backward_s(end) for end in ends)

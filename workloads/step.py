@@ -31,6 +31,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.profiler import record_function
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from workloads.engine import loss_scale
 from workloads.engine.balance import finish_routing, routing_record
@@ -39,7 +40,6 @@ from workloads.engine.build import Engine
 from workloads.engine.data import step_batches
 from workloads.engine.memory import MemoryProbe
 from workloads.engine.pipeline import PipelineMarks
-from workloads.engine.traffic import TrafficCounter
 from workloads.protocol import MeasureSpec, MemoryAtPeak, RoutingRecord, StepRecord
 
 Batches = list[tuple[Tensor, Tensor]]
@@ -88,11 +88,11 @@ def measure(
     engine: Engine,
     spec: MeasureSpec,
     before_step: BeforeStep = lambda step, warm: None,
-    counter: TrafficCounter | None = None,
+    counter: TorchDispatchMode | None = None,
 ) -> Measurements:
     """Run the warm-up steps and then the timed steps of ``spec``; call ``before_step(step, is_warmup)`` before each.
 
-    In the last warm-up step memory is looked up, in the second one ``counter`` counts what is sent. It counts in the
+    In the last warm-up step memory is looked up, in the second one ``counter`` counts (what is sent). It counts in the
     first where there is no other and no block is compiled: nothing can be compiled while a counter is active. Raises
     `Diverged` when a loss or gradient norm is not finite: after all warm-up steps, or after all timed steps.
     """
@@ -124,7 +124,7 @@ def run_steps(
     *,
     is_warmup: bool,
     probe: MemoryProbe | None = None,
-    counter: TrafficCounter | None = None,
+    counter: TorchDispatchMode | None = None,
 ) -> list[_Pending]:
     """Launch the steps and wait until the device has done them. ``probe`` watches the last one, ``counter`` the second
     one (or the only one)."""
@@ -147,7 +147,7 @@ def run_steps(
 
 
 @contextmanager
-def _watched(probe: MemoryProbe | None, counter: TrafficCounter | None) -> Iterator[None]:
+def _watched(probe: MemoryProbe | None, counter: TorchDispatchMode | None) -> Iterator[None]:
     with ExitStack() as stack:
         if probe is not None:
             stack.enter_context(probe.watch())

@@ -31,6 +31,7 @@ from workloads.engine.groups import make_groups
 from workloads.engine.traffic import TrafficCounter, axes_of
 from workloads.errors import UnsupportedByEngine
 from workloads.flight import answer_requests
+from workloads.probe import run as probe
 from workloads.profiled import profile
 from workloads.protocol import Phase, RankError, RankResult, Task
 from workloads.rehearse import rehearse
@@ -78,13 +79,17 @@ def run_rank(folder: Path, rank: int, local_rank: int, beat: Beat) -> NoReturn:
     try:
         progress.enter("spawn")
         task = protocol.read_task(folder)
-        if task.method == "measured":
+        if task.probe == "check":
+            result = probe.check(task, rank, local_rank, progress.enter, progress.started_at)
+        elif task.probe == "probe":
+            result = _probed(task, folder, rank, local_rank, progress)
+        elif task.method == "measured":
             result = _measured(task, folder, rank, local_rank, progress)
         else:
             result = rehearse(task, rank, local_rank, progress.enter, progress.started_at, progress.clock)
         protocol.write_json(protocol.result_path(folder, rank), result)
         progress.enter("teardown")
-        if task.method == "measured":
+        if task.method == "measured" and task.experiment.world_size > 1:
             _leave_together(task.experiment.world_size, rank)
         progress.enter("done")
     except BaseException as error:
@@ -108,6 +113,17 @@ def run_rank(folder: Path, rank: int, local_rank: int, beat: Beat) -> NoReturn:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)
+
+
+def _probed(task: Task, folder: Path, rank: int, local_rank: int, progress: _Progress) -> RankResult:
+    """A real run, before it what each device does alone and after it what they do together. Layouts with tensor
+    parallelism are only run: one layout of a probe measures the rest."""
+    if task.experiment.tp > 1:
+        return _measured(task, folder, rank, local_rank, progress)
+    found = probe.alone(task, rank, local_rank, progress.enter)
+    result = _measured(task, folder, rank, local_rank, progress)
+    found += probe.together(task, rank, local_rank, progress.enter)
+    return dataclasses.replace(result, probe=found)
 
 
 _OUT_OF_MEMORY = (

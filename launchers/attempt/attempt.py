@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import secrets
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -35,6 +36,8 @@ class Attempt:
     nodes: tuple[str, ...] = ()
     """Names of the nodes, in the order of the ranks."""
     devices_per_node: int = 1
+    node_check: Mapping[str, float | None] | None = None
+    """What its nodes could do when their pilot started, see `launchers.pilot.node_check`; None: not measured."""
     clock: SteadyClock = field(default_factory=SteadyClock, compare=False)
     """By which the attempt was started, and by which its end is told in the process that started it."""
 
@@ -76,6 +79,7 @@ def start_attempt(
     port: int,
     device_ids: tuple[str, ...] | None,
     nodes: tuple[str, ...],
+    node_check: Mapping[str, float | None] | None = None,
 ) -> Attempt:
     """Write the folder of a new attempt.
 
@@ -97,6 +101,7 @@ def start_attempt(
         rendezvous_host=host,
         rendezvous_port=port,
         collective_timeout_s=settings.collective_timeout_s,
+        probe=settings.probe,
     )
     protocol.write_task(folder, task)
     clock = SteadyClock()
@@ -108,6 +113,7 @@ def start_attempt(
         "device_ids": device_ids,
         "nodes": nodes,
         "devices_per_node": settings.num_devices,
+        "node_check": node_check,
     }
     protocol.write_json(folder / "attempt.json", about)
     return Attempt(
@@ -121,6 +127,7 @@ def start_attempt(
         pilot_id=claim.pilot_id,
         nodes=nodes,
         devices_per_node=settings.num_devices,
+        node_check=node_check,
         clock=clock,
     )
 
@@ -142,6 +149,7 @@ def reopen_attempt(sweep: SweepDir, point: Point, attempt_id: str) -> Attempt | 
             pilot_id=str(about["pilot_id"]),
             nodes=tuple(about["nodes"]),
             devices_per_node=about["devices_per_node"],
+            node_check=about.get("node_check"),
         )
     except (FileNotFoundError, ValueError, TypeError, KeyError):
         return None

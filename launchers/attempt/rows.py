@@ -110,6 +110,7 @@ def attempt_row(
         "device_ids": list(attempt.device_ids) if attempt.device_ids is not None else None,
         "log_dir": f"attempts/{attempt.attempt_id}",
     }
+    row |= attempt.node_check or {}
     row |= _flop_columns(experiment)
     row |= _memory(experiment, results)
     row |= _device(results)

@@ -23,6 +23,7 @@ from launchers.node.remote import Node
 from launchers.pilot.allocation import Allocation
 from launchers.pilot.attempt_thread import AttemptThread
 from launchers.pilot.dead_pilots import DeadPilots
+from launchers.pilot.node_check import CheckFailed, Rates, check_nodes, rates_of, slow_nodes
 from launchers.pilot.node_pool import NodePool, NoNodes
 from launchers.pilot.patience import Patience
 from launchers.pilot.recorder import AttemptRecorder
@@ -108,6 +109,7 @@ class Pilot:
         self._trouble = ""
         """Why no further point is started; empty while points may be started."""
         self._claim_again_at = 0.0
+        self._checks: dict[str, Rates] = {}
         self._last_step_ends: dict[str, float] = {}
         """By node: when the last step ended of the point that ran there just before."""
 
@@ -123,6 +125,7 @@ class Pilot:
                 self._requeue_own_job()
                 return STOPPED
             return TROUBLE if self._scheduled else 2
+        self._check_nodes()
         while True:
             self._tick()
             self._record_finished()
@@ -171,6 +174,32 @@ class Pilot:
             # Pilots for the narrower points come, too. While this one lives, none comes in its place.
             why = self._pool.exclusion_summary
             self._give_up(f"only {usable} of {expected} nodes can be used, and wider points wait: {why}")
+
+    def _check_nodes(self) -> None:
+        """Measure what the nodes can do. Whatever goes wrong costs these numbers, never a point."""
+        if not self.settings.checks_nodes or not self._points_wait():
+            return
+        self._state.message = "measuring what the nodes can do"
+        self._state.write("starting", self._state.message)
+        try:
+            self._checks = check_nodes(
+                self.sweep,
+                self.pilot_id,
+                self.settings,
+                self._pool.free(),
+                lambda: self.stop_reason() is not None,
+                self._tick,
+            )
+            slow = slow_nodes(self.sweep, self._checks)
+        except (CheckFailed, OSError, ValueError, TypeError, KeyError) as error:
+            self.log(f"the nodes are not checked: {error}")
+            slow = {}
+        for node, why in slow.items():
+            self.log(f"warning: node {node} is {why}")
+            if self.settings.exclude_slow_nodes:
+                self._report_excluded(self._pool.exclude(node, why))
+        self._state.message = ""
+        self._report_excluded(self._pool.exclude_lost())
 
     def _report_excluded(self, lines: list[str]) -> None:
         for line in lines:
@@ -250,6 +279,7 @@ class Pilot:
                 port=port,
                 device_ids=ids,
                 nodes=tuple(node.name for node in nodes),
+                node_check=rates_of(self._checks, [node.name for node in nodes]),
             ),
             f"write the task of {claim.stem}",
         )

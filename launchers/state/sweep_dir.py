@@ -6,6 +6,7 @@
                   queue/history/        one record for each attempt
                   pilots/               config, state and log of every pilot
                   attempts/<id>/        task, results and logs of one attempt
+                  checks/<pilot>/       what a pilot's nodes could do at its start
                   stages/  losses/      rehearsed stages and reference losses, shared by points
                   parts/  *.parquet     the tables (see `results.store`)
 """

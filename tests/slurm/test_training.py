@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from results.probes import load_probe
 from results.store import read_attempts
 from tests.slurm.lab import Lab
 from tests.slurm.lab.lab import CHECKOUT
@@ -84,3 +85,24 @@ def test_layouts_over_two_nodes_compute_what_they_compute_on_one(lab: Lab, conf:
         assert len(far["losses"]) == far["warmup_steps"] + far["timed_steps"]
         assert far["losses"] == pytest.approx(near["losses"], rel=1e-6), far["experiment_id"]
         assert far["grad_norms"] == pytest.approx(near["grad_norms"], rel=1e-5), far["experiment_id"]
+
+
+@pytest.mark.slurm
+@pytest.mark.timeout(900)
+def test_two_nodes_are_probed_and_checked(lab: Lab, conf: Path) -> None:
+    words = ["cluster=two_a_node", "launcher=slurm", "launcher.time_min=30", f"results_dir={conf.parent}"]
+    command = [sys.executable, "-m", "sweep", "probe", "--plain", "--conf", str(conf), "--nodes", "2", *words]
+    done = subprocess.run(
+        command, cwd=CHECKOUT, env=lab.environment, capture_output=True, text=True, timeout=400, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    probe = load_probe("two_a_node", conf.parent)
+    assert probe is not None
+    groups = {(row["placement"], row["group_size"]) for row in probe.select("collective", "all_reduce")}
+    assert groups == {("inside_node", 2), ("between_nodes", 2), ("mixed", 4)}
+    assert len({row["node"] for row in probe.select("copy")}) == 2
+    assert {(row["dp"], row["tp"]) for row in probe.select("step")} == {(4, 1), (2, 2)}
+    rows = run(lab, conf, "checked", *words[:3], "launcher.max_pilots=1", "launcher.node_check=true")
+    for row in rows:
+        for name in ("matmul_flops", "all_reduce_inside_node_bytes_per_s", "all_reduce_between_nodes_bytes_per_s"):
+            assert row[f"check_{name}"] > 0

@@ -112,7 +112,7 @@ def test_every_option_of_slurm_is_in_the_launchers_file() -> None:
     assert options == SlurmOptions()  # the file's values are the defaults
     pilots = {field.name for field in dataclasses.fields(LaunchSettings)}
     told = {field.name for field in dataclasses.fields(SlurmOptions)} | {"dry", "launcher"}
-    missing = {"num_devices", "device", "cluster", "measure", "method"}  # follow from the cluster file and the grid
+    missing = {"num_devices", "device", "cluster", "measure", "method", "probe"}  # follow from cluster, grid, command
     assert set(config.launcher) == told | (pilots - missing)
 
 

@@ -30,6 +30,10 @@ class Axis:
     """Coordinate of this rank."""
     group: dist.ProcessGroup | None
     """None when ``size == 1``: then no collective may run."""
+    is_alone: bool = False
+    """The other ranks do not exist (a rehearsal). This rank's own numbers stand for theirs: torch 2.11's fake groups
+    leave the results of reduce-scatters and all-to-alls as the memory was, often zero, and on zeros matmuls draw less
+    power and clock higher."""
 
     @property
     def group_name(self) -> str:
@@ -45,7 +49,9 @@ def gather_async(x: Tensor, axis: Axis) -> Tensor:
 
 def reduce_scatter_async(x: Tensor, axis: Axis) -> Tensor:
     """Start summing ``x`` over the ranks and keeping this rank's part of dim 0."""
-    return _ops.reduce_scatter_tensor(x.contiguous(), "sum", axis.size, axis.group_name)
+    x = x.contiguous()
+    part = _ops.reduce_scatter_tensor(x, "sum", axis.size, axis.group_name)
+    return part.copy_(x.chunk(axis.size)[axis.rank]) if axis.is_alone else part
 
 
 def all_reduce_async(x: Tensor, axis: Axis) -> Tensor:
@@ -56,13 +62,15 @@ def all_reduce_async(x: Tensor, axis: Axis) -> Tensor:
 def all_to_all_async(x: Tensor, axis: Axis) -> Tensor:
     """Start sending the i-th of ``size`` equal parts of dim 0 to rank i; part j of the result is from rank j."""
     parts = [x.shape[0] // axis.size] * axis.size
-    return _ops.all_to_all_single(x.contiguous(), parts, parts, axis.group_name)
+    return exchange_async(x, parts, parts, axis)
 
 
 def exchange_async(x: Tensor, receive: list[int], send: list[int], axis: Axis) -> Tensor:
     """Start sending the first ``send[0]`` rows to rank 0, the next ``send[1]`` to rank 1 and so on; the result has
     ``receive[j]`` rows from rank j, in the order of the ranks."""
-    return _ops.all_to_all_single(x.contiguous(), receive, send, axis.group_name)
+    x = x.contiguous()
+    rows = _ops.all_to_all_single(x, receive, send, axis.group_name)
+    return repeat_rows(rows, x) if axis.is_alone else rows
 
 
 def rotate_async(x: Tensor, axis: Axis) -> Tensor:
@@ -73,7 +81,16 @@ def rotate_async(x: Tensor, axis: Axis) -> Tensor:
     """
     to, origin = [0] * axis.size, [0] * axis.size
     to[(axis.rank + 1) % axis.size] = origin[(axis.rank - 1) % axis.size] = x.shape[0]
-    return _ops.all_to_all_single(x.contiguous(), origin, to, axis.group_name)
+    return exchange_async(x, origin, to, axis)
+
+
+def repeat_rows(rows: Tensor, x: Tensor) -> Tensor:
+    """Fill ``rows`` [M, ...] with those of ``x`` [N, ...], from the first again where there are too few of them."""
+    count = len(x)
+    for start in range(0, len(rows) if count else 0, max(count, 1)):
+        part = rows[start : start + count]
+        part.copy_(x[: len(part)])
+    return rows
 
 
 def wait(x: Tensor) -> Tensor:

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultReduceScatter
 from torch.distributed.fsdp._fully_shard._fsdp_param import ShardedState
 
 from workloads.engine.experts import Experts
@@ -95,6 +96,17 @@ def apply_data_parallel(chunk: Chunk, groups: Groups) -> None:
         if isinstance(module, FSDPModule):  # these two setters are not recursive
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
+            if groups.is_rehearsal:
+                module.set_custom_reduce_scatter(_OwnPart())
+
+
+class _OwnPart(DefaultReduceScatter):
+    """A reduce-scatter without other ranks: this rank's own part stands for the sum (see `Axis.is_alone`)."""
+
+    def __call__(self, output_tensor: Tensor, input_tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+        work = super().__call__(output_tensor, input_tensor, *args, **kwargs)
+        output_tensor.view(-1).copy_(input_tensor.view(-1)[: output_tensor.numel()])
+        return work
 
 
 def _without_single_replica(mesh: DeviceMesh) -> DeviceMesh:

@@ -74,6 +74,8 @@ class Pipeline:
         """Of one micro-batch on this rank."""
         self.boundary_shape = (self.tokens // (e.tp if e.sequence_parallel else 1), e.model.hidden_size)
         self.boundary_dtype = compute_dtype(e)
+        self.running = ""
+        """Kind of the action under way, or of the last one."""
 
     def run(self, batches: list[tuple[Tensor, Tensor]]) -> tuple[Tensor | None, PipelineMarks]:
         """Forward and backward of every micro-batch.
@@ -139,6 +141,7 @@ class _Step:
     def _run(self, action: Action) -> None:
         pipeline, clock = self.pipeline, self.pipeline.clock
         chunk = pipeline.chunks[action.chunk]
+        pipeline.running = action.kind
         received = self.messages.take(action)
         start = clock.mark()
         if action.kind == "F":

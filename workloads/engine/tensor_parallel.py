@@ -258,6 +258,8 @@ class VocabularyParallelEmbedding(nn.Module):
         if self.tp.size == 1:
             return F.embedding(tokens_T, self.weight)
         local = tokens_T - self.tp.rank * self.rows
+        if self.tp.axis.is_alone:  # no other rank has the other tokens: no token may be left without a vector
+            local = local.remainder(self.rows)
         mine = (local >= 0) & (local < self.rows)
         x_TD = F.embedding(local.clamp(0, self.rows - 1), self.weight) * mine.unsqueeze(-1)
         return _SumPartials.apply(x_TD, self.tp)

@@ -1,0 +1,114 @@
+"""What one device does alone: matrix products by shape, attention, copies and the optimizer."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from workloads.engine.ops.adamw import AdamW
+from workloads.engine.ops.attention import attention
+from workloads.model_spec import ModelSpec
+from workloads.probe.figures import Figure, Sizes
+from workloads.probe.stopwatch import Stopwatch
+
+DEGREES = (1, 2, 4, 8)
+"""Degrees of tensor parallelism whose shapes are tried, whether the node has so many devices or not."""
+Beat = Callable[[], None]
+"""Called before each test, to show that the rank works."""
+
+
+def matmul_shapes(model: ModelSpec) -> list[tuple[str, int, int, int]]:
+    """(name, tp, columns, inner) of a dense layer's products on one of tp ranks, where tp divides the model."""
+    h, f, heads = model.hidden_size, model.ffn_hidden_size, model.num_heads * model.head_dim
+    found = []
+    for tp in DEGREES:
+        if model.num_kv_heads % tp == 0 and f % tp == 0:
+            found += [
+                ("qkv", tp, (heads + 2 * model.num_kv_heads * model.head_dim) // tp, h),
+                ("out", tp, h, heads // tp),
+                ("gate_up", tp, 2 * f // tp, h),
+                ("down", tp, h, f // tp),
+            ]
+    return found
+
+
+def matmul_figures(watch: Stopwatch, model: ModelSpec, sizes: Sizes, share: slice, beat: Beat) -> Iterator[Figure]:
+    """FLOP/s of each product of a layer, forward and of both gradients, by rows. ``share``: this rank's tests."""
+    tests = [(*shape, tokens) for shape in matmul_shapes(model) for tokens in sizes.tokens]
+    for name, tp, columns, inner, tokens in tests[share]:
+        beat()
+        x, y = _bf16(watch, tokens, inner), _bf16(watch, tokens, columns)
+        w = _bf16(watch, columns, inner) / inner**0.5
+        products = {
+            "forward": (x, w.t()),
+            "input_gradient": (y, w),
+            "weight_gradient": (y.t(), x),
+        }
+        for which, factors in products.items():
+            timed = watch.time(partial(torch.matmul, *factors), sizes.seconds)
+            figure = timed.figure("matmul", f"{name}.{which}", rows=tokens, columns=columns, inner=inner, tp=tp)
+            yield rate(figure, 2.0 * tokens * columns * inner, "FLOP/s")
+
+
+def attention_figures(watch: Stopwatch, model: ModelSpec, sizes: Sizes, share: slice, beat: Beat) -> Iterator[Figure]:
+    """Seconds of causal attention over a micro-batch, forward and backward, with the heads of one of tp ranks."""
+    tests = [(tp, mbs) for tp in DEGREES if model.num_kv_heads % tp == 0 for mbs in sizes.micro_batches]
+    for tp, mbs in tests[share]:
+        beat()
+        heads = (model.num_heads // tp, model.num_kv_heads // tp, model.num_kv_heads // tp)
+        q, k, v = (_bf16(watch, mbs, n, sizes.seq_len, model.head_dim).requires_grad_() for n in heads)
+        forward = partial(attention, q, k, v, causal=True)
+        out = forward()
+        backward = partial(torch.autograd.grad, out, (q, k, v), torch.randn_like(out), retain_graph=True)
+        for name, call in (("forward", forward), ("backward", backward)):
+            timed = watch.time(call, sizes.seconds)
+            yield timed.figure("attention", name, tp=tp, micro_batch_size=mbs, seq_len=sizes.seq_len)
+
+
+def copy_figures(watch: Stopwatch, sizes: Sizes, beat: Beat) -> Iterator[Figure]:
+    """Bytes read and written in a second: copies and casts on the device, and copies from the host."""
+    beat()
+    count = sizes.copy_bytes // 4
+    x, y = (torch.randn(count, device=watch.device) for _ in range(2))
+    narrow = torch.empty(count, dtype=torch.bfloat16, device=watch.device)
+    part = count // 4
+    host = torch.zeros(part, pin_memory=watch.device.type == "cuda")
+    calls: dict[str, tuple[Callable[[], object], int]] = {
+        "copy": (partial(y.copy_, x), 8 * count),
+        "cast_to_bf16": (partial(narrow.copy_, x), 6 * count),
+        "add": (partial(y.add_, x), 12 * count),
+        "from_host": (partial(y[:part].copy_, host, non_blocking=True), 4 * part),
+    }
+    for name, (call, moved) in calls.items():
+        yield rate(watch.time(call, sizes.seconds).figure("copy", name, bytes=moved), moved, "B/s")
+
+
+def optimizer_figures(watch: Stopwatch, sizes: Sizes, beat: Beat) -> Iterator[Figure]:
+    """Seconds of one AdamW update, and of the gradients' norm; ``columns``: parameters, all of 32 bits."""
+    beat()
+    weight = nn.Parameter(torch.randn(sizes.optimizer_params, device=watch.device))
+    gradient = torch.randn(sizes.optimizer_params, device=watch.device) * 1e-3
+    optimizer = AdamW([weight], lr=1e-5, fused=True)
+    factor = torch.ones((), device=watch.device)
+
+    def update() -> None:
+        weight.grad = gradient
+        optimizer.update(factor, None)
+
+    yield watch.time(update, sizes.seconds).figure("optimizer", "adamw", columns=sizes.optimizer_params)
+    norm = partial(torch._foreach_norm, [gradient], 2.0)
+    yield watch.time(norm, sizes.seconds).figure("optimizer", "norm", columns=sizes.optimizer_params)
+
+
+def rate(figure: Figure, amount: float, unit: str) -> Figure:
+    """The figure as ``amount`` in a second."""
+    return dataclasses.replace(figure, value=amount / max(figure.value, 1e-9), unit=unit)
+
+
+def _bf16(watch: Stopwatch, *shape: int) -> Tensor:
+    """Numbers as activations have: products of zeros draw less power and clock higher."""
+    return torch.randn(shape, device=watch.device, dtype=torch.bfloat16)

@@ -1,0 +1,223 @@
+"""Times two real layers and a head of the engine, one rank alone under a fake process group, and the host's part.
+
+The groups are as in a rehearsal: what other ranks would send is filled with this rank's own numbers, and the copies'
+time is taken off. Marks are set around the blocks and where gradients pass between them:
+
+    forward   ─ embedding ─ a ─ blocks ─ b ─ head ─      backward   ─ head ─ c ─ blocks ─ d ─ embedding ─
+"""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from workloads.engine.build import Engine, build, choose_attention
+from workloads.engine.clock import Mark
+from workloads.engine.groups import make_groups
+from workloads.engine.stand_ins import StandIns
+from workloads.experiment import Experiment
+from workloads.probe.device_rates import DEGREES, Beat
+from workloads.probe.figures import Figure, Sizes
+from workloads.probe.stopwatch import Stopwatch
+from workloads.rules import lacking, layout_violations
+from workloads.step import run_steps
+
+_LAYERS, _HOST_LAYERS = 2, 4
+_RECOMPUTE = ("none", "selective", "full")
+_WARM = 3
+_MOST_STEPS = 60
+_NAMES = ("head_forward", "layers_forward", "head_backward", "layers_backward", "optimizer", "step")
+
+
+@dataclass
+class _Marks:
+    """Of all steps: device marks and the host's clock where a tensor passes."""
+
+    device: dict[str, list[Mark]] = field(default_factory=lambda: {place: [] for place in "abcd"})
+    host: dict[str, list[float]] = field(default_factory=lambda: {place: [] for place in "abcd"})
+
+    def clear(self) -> None:
+        for place in "abcd":
+            self.device[place].clear()
+            self.host[place].clear()
+
+
+def layer_cases(task_experiment: Experiment, sizes: Sizes) -> list[Experiment]:
+    """Two layers at tp x micro-batch x recompute."""
+    return _valid(
+        task_experiment,
+        [
+            {"tp": tp, "micro_batch_size": mbs, "recompute": recompute}
+            for tp in DEGREES
+            for mbs in sizes.micro_batches
+            for recompute in _RECOMPUTE
+        ],
+        sizes.seq_len,
+        _LAYERS,
+    )
+
+
+def host_cases(task_experiment: Experiment, sizes: Sizes) -> list[Experiment]:
+    """A few short layers at {tp, ZeRO 3, recompute}."""
+    return _valid(
+        task_experiment,
+        [
+            {"tp": tp, "dp": dp, "zero_stage": 3 if dp > 1 else 0, "recompute": recompute, "micro_batch_size": 1}
+            for tp in (1, 2)
+            for dp in (1, 2)
+            for recompute in _RECOMPUTE
+        ],
+        sizes.short_seq_len,
+        _HOST_LAYERS,
+    )
+
+
+def _valid(of: Experiment, layouts: list[dict[str, Any]], seq_len: int, layers: int) -> list[Experiment]:
+    found = []
+    for layout in layouts:
+        case = Experiment.canonical(
+            model=replace(of.model, num_layers=layers),
+            seq_len=seq_len,
+            precision=of.precision,
+            global_batch_size=layout["micro_batch_size"] * layout.get("dp", 1),
+            **layout,
+        )
+        if not layout_violations(case) and not lacking(case):
+            found.append(case)
+    return found
+
+
+def layer_figures(watch: Stopwatch, cases: list[Experiment], sizes: Sizes, beat: Beat) -> Iterator[Figure]:
+    """Seconds of each case's layers, head, optimizer and step on the device; nothing of one that does not fit."""
+    for case in cases:
+        beat()
+        yield from _alone(watch, case, sizes.layer_seconds, on_host=False)
+
+
+def host_figures(watch: Stopwatch, cases: list[Experiment], sizes: Sizes, beat: Beat) -> Iterator[Figure]:
+    """Seconds that the host needs to launch one layer, forward and backward."""
+    for case in cases:
+        beat()
+        yield from _alone(watch, case, sizes.layer_seconds / 2, on_host=True)
+
+
+def _alone(watch: Stopwatch, case: Experiment, at_least_s: float, *, on_host: bool) -> list[Figure]:
+    found = _in_fake_group(watch, case, at_least_s, on_host=on_host)
+    gc.collect()  # the engine and its hooks hold each other
+    if watch.device.type == "cuda":
+        torch.cuda.empty_cache()
+    return found
+
+
+def _in_fake_group(watch: Stopwatch, case: Experiment, at_least_s: float, *, on_host: bool) -> list[Figure]:
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=case.world_size)
+    try:
+        choose_attention(case)
+        engine = build(case, make_groups(case, 0, watch.device))
+        return _measured(watch, engine, at_least_s, on_host=on_host)
+    except torch.OutOfMemoryError:
+        return []
+    finally:
+        dist.destroy_process_group()
+
+
+def _measured(watch: Stopwatch, engine: Engine, at_least_s: float, *, on_host: bool) -> list[Figure]:
+    marks = _Marks()
+    _set_marks(engine, marks)
+    copies = StandIns(engine)
+    warm = run_steps(engine, range(_WARM), lambda step, warm: None, is_warmup=True, counter=copies)
+    once = watch.clock.seconds(warm[-1].start, warm[-1].end)
+    count = int(min(_MOST_STEPS, max(3, at_least_s / max(once, 1e-4))))
+    # As long again before, so that power and clocks have settled.
+    run_steps(engine, range(_WARM, _WARM + count), lambda step, warm: None, is_warmup=True)
+    marks.clear()
+    states: list[dict[str, Any]] = []
+
+    def look(step: int, is_warmup: bool) -> None:
+        if step == _WARM + count + count // 2:
+            states.append(watch.state())
+
+    first = _WARM + count
+    timed = run_steps(engine, range(first, first + count), look, is_warmup=False)
+    case, state = engine.experiment, states[0]
+    known = {
+        "tp": case.tp,
+        "dp": case.dp,
+        "zero_stage": case.zero_stage,
+        "micro_batch_size": case.micro_batch_size,
+        "seq_len": case.seq_len,
+        "recompute": case.recompute,
+        "num_layers": case.model.num_layers,
+        "repeats": count,
+        **state,
+    }
+    if on_host:
+        return [
+            _figure("host", name, [(y - x) / case.model.num_layers for x, y in spans], known)
+            for name, spans in (
+                ("layer_forward", zip(marks.host["a"], marks.host["b"], strict=True)),
+                ("layer_backward", zip(marks.host["c"], marks.host["d"], strict=True)),
+            )
+        ]
+    since = watch.clock.seconds
+    times: dict[str, list[float]] = {name: [] for name in _NAMES}
+    for index, pending in enumerate(timed):
+        a, b, c, d = (marks.device[place][index] for place in "abcd")
+        forward, backward = (
+            next(span for span in pending.marks.actions if span[0].kind == kind) for kind in ("F", "B")
+        )
+        times["head_forward"].append(since(b, forward[2]))
+        times["layers_forward"].append(since(a, b))
+        times["head_backward"].append(since(backward[1], c))
+        times["layers_backward"].append(since(c, d))
+        times["optimizer"].append(since(pending.reduced, pending.end))
+        times["step"].append(since(pending.start, pending.end))
+    off = _shares(copies.seconds() or (0.0, 0.0), case.model.num_layers)
+    return [
+        _figure("layer", name, [value - off.get(name, 0.0) for value in values], known)
+        for name, values in times.items()
+    ]
+
+
+def _shares(copies: tuple[float, float], layers: int) -> dict[str, float]:
+    """What the copies take of each part: a layer has two gathers and two sums each way, the head and the embedding one
+    of both together, of which the head has the half."""
+    of_layers = 2 * layers / (2 * layers + 1)
+    found = {}
+    for name, seconds in zip(("forward", "backward"), copies, strict=True):
+        found[f"layers_{name}"] = seconds * of_layers
+        found[f"head_{name}"] = seconds * (1 - of_layers) / 2
+    return found
+
+
+def _figure(kind: str, name: str, values: list[float], known: dict[str, Any]) -> Figure:
+    mean = statistics.fmean(values)
+    spread = statistics.stdev(values) / mean if len(values) > 1 and mean > 0 else None
+    return Figure(kind=kind, name=name, value=statistics.median(values), unit="s", spread=spread, **known)
+
+
+def _set_marks(engine: Engine, marks: _Marks) -> None:
+    clock = engine.clock
+
+    def mark(place: str) -> None:
+        marks.device[place].append(clock.mark())
+        marks.host[place].append(time.perf_counter())
+
+    def passes(x: Any, forward: str, backward: str) -> None:
+        mark(forward)
+        if isinstance(x, Tensor) and x.requires_grad:
+            x.register_hook(lambda gradient: mark(backward))  # type: ignore[no-untyped-call]
+
+    # Before FSDP's own hooks: gathering the first block's weights, forward or backward, belongs to the layers.
+    blocks = engine.chunks[0].blocks
+    blocks[0].register_forward_pre_hook(lambda module, inputs: passes(inputs[0], "a", "d"), prepend=True)
+    blocks[-1].register_forward_hook(lambda module, inputs, output: passes(output, "b", "c"), prepend=True)

@@ -1,0 +1,190 @@
+"""Times collectives over the ranks of a probe by size and group, and what they and compute cost each other."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from workloads.engine.clock import Mark
+from workloads.engine.communication import Axis, all_to_all_async, gather_async, reduce_scatter_async, wait
+from workloads.probe.device_rates import Beat, rate
+from workloads.probe.figures import MIB, Figure, Sizes
+from workloads.probe.stopwatch import Stopwatch
+
+_OPS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv")
+_WITH_RESULT = {"all_gather": gather_async, "reduce_scatter": reduce_scatter_async, "all_to_all": all_to_all_async}
+"""Those that the engine starts and waits for; each allocates its result, as in a step."""
+_BESIDE_BYTES = 128 * MIB
+_BESIDE = ("all_gather", "reduce_scatter", "all_reduce")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Placed:
+    """A group that this rank is in."""
+
+    group: dist.ProcessGroup
+    ranks: tuple[int, ...]
+    placement: str
+
+
+def make_placed(world_size: int, per_node: int, rank: int) -> list[Placed]:
+    """Groups of 2, 4 ... devices of a node, one of a device of each node, and all ranks; collective over all ranks."""
+    found: list[Placed] = []
+
+    def add(members: list[list[int]], placement: str) -> None:
+        for ranks in members:
+            group = dist.new_group(ranks)
+            if rank in ranks:
+                found.append(Placed(group, tuple(ranks), placement))
+
+    node = min(per_node, world_size)
+    for size in (n for n in range(2, node + 1) if node % n == 0 and (n == node or n & (n - 1) == 0)):
+        add([list(range(start, start + size)) for start in range(0, world_size, size)], "inside_node")
+    if world_size > node:
+        add([list(range(local, world_size, node)) for local in range(node)], "between_nodes")
+        if node > 1:
+            add([list(range(world_size))], "mixed")
+    return found
+
+
+def collective_figures(watch: Stopwatch, placed: list[Placed], sizes: Sizes, beat: Beat, rank: int) -> Iterator[Figure]:
+    """Seconds of each operation by size; all groups of one size run at once, the first one of them is told."""
+    for one in placed:
+        for op in _OPS:
+            for size in sizes.collective_bytes:
+                beat()
+                call = collective(op, size, one, watch.device)
+                timed = watch.time(call, 0.0, repeats=_repeats(size, watch.device))
+                if one.ranks[0] == 0 and rank == 0:
+                    yield timed.figure("collective", op, bytes=size, group_size=len(one.ranks), placement=one.placement)
+
+
+def collective(op: str, size: int, placed: Placed, device: torch.device) -> Callable[[], object]:
+    """A call of ``op`` over whole buffers of ``size`` bytes, bf16."""
+    count = len(placed.ranks)
+    elements = max(count, size // 2 // count * count)
+    make = partial(torch.zeros, dtype=torch.bfloat16, device=device)
+    at = placed.ranks.index(dist.get_rank())
+    group, axis = placed.group, Axis("probe", count, at, placed.group)
+    if op == "all_reduce":
+        return partial(dist.all_reduce, make(elements), group=group)
+    if op in _WITH_RESULT:
+        x, start = make(elements // count if op == "all_gather" else elements), _WITH_RESULT[op]
+        return lambda: wait(start(x, axis))
+    # To the next rank of the group and from the one before.
+    to, origin = placed.ranks[(at + 1) % count], placed.ranks[(at - 1) % count]
+    whole, other = make(elements), make(elements)
+
+    def exchange() -> None:
+        sends = [dist.P2POp(dist.isend, whole, to, group), dist.P2POp(dist.irecv, other, origin, group)]
+        for work in dist.batch_isend_irecv(sends):
+            work.wait()
+
+    return exchange
+
+
+def _repeats(size: int, device: torch.device) -> int:
+    return max(10, min(50, 2**30 // size)) if device.type == "cuda" else 5
+
+
+def interference_figures(watch: Stopwatch, placed: Placed, beat: Beat, rank: int) -> Iterator[Figure]:
+    """How many times longer a matrix product takes beside a collective, and a collective beside matrix products.
+
+    Both run until the one that is timed has ended. Nothing without streams (on a CPU).
+    """
+    if watch.device.type != "cuda":
+        return
+    x, w = (torch.randn(8192, 4096, device=watch.device, dtype=torch.bfloat16) for _ in range(2))
+    product = partial(torch.matmul, x, w.t())
+    side: Any = torch.cuda.Stream(watch.device)  # type: ignore[no-untyped-call]
+    fields: dict[str, Any] = {"bytes": _BESIDE_BYTES, "group_size": len(placed.ranks), "placement": placed.placement}
+    for op in _BESIDE:
+        beat()
+        call = collective(op, _BESIDE_BYTES, placed, watch.device)
+        matmul = watch.time(product, 0.0, repeats=100)
+        alone = watch.time(call, 0.0, repeats=50)
+        # The same numbers on all ranks, or one would wait for a call that another never makes.
+        longest = torch.tensor([matmul.seconds, alone.seconds], device=watch.device)
+        dist.all_reduce(longest, op=dist.ReduceOp.MAX, group=placed.group)
+        matmul_s, alone_s = longest.tolist()
+        collectives = int(min(500, max(20, 0.3 / alone_s)))
+        products = int(min(2000, max(20, 0.3 / matmul_s)))
+        compute = _beside(watch, side, product, products, call, 2 * collectives)
+        network = _beside(watch, side, call, collectives, product, 2 * products, swap=True)
+        state = watch.state()
+        if rank == 0:
+            yield Figure(
+                kind="interference",
+                name="compute",
+                value=compute / matmul.seconds,
+                unit="x",
+                beside=op,
+                **state,
+                **fields,
+            )
+            yield Figure(
+                kind="interference",
+                name=op,
+                value=network / alone.seconds,
+                unit="x",
+                beside="matmul",
+                **state,
+                **fields,
+            )
+
+
+def _beside(
+    watch: Stopwatch,
+    side: Any,
+    timed: Callable[[], object],
+    count: int,
+    other: Callable[[], object],
+    others: int,
+    *,
+    swap: bool = False,
+) -> float:
+    """Seconds of one ``timed`` call while ``other`` runs on the other stream. ``swap``: the timed one is on
+    ``side``."""
+    dist.barrier()
+    watch.clock.finish()
+    main = torch.cuda.current_stream(watch.device)
+    first, second = (side, main) if swap else (main, side)
+    marks: list[Mark] = []
+    # The host takes turns, so that both streams have work from the start.
+    done = 0
+    for index in range(count):
+        with torch.cuda.stream(second):
+            while done < others and done <= (index + 2) * others // count:
+                other()
+                done += 1
+        with torch.cuda.stream(first):
+            if index == count // 10 or index == count // 2:
+                marks.append(watch.clock.mark())
+            timed()
+    watch.clock.finish()
+    return watch.clock.seconds(marks[0], marks[1]) / (count // 2 - count // 10)
+
+
+def check_figures(watch: Stopwatch, placed: list[Placed], sizes: Sizes) -> Iterator[Figure]:
+    """What every node of a pilot is asked at its start, of this rank: matmul, copy and all-reduce rates."""
+    side = sizes.check_matmul
+    x, w = (torch.randn(side, side, device=watch.device, dtype=torch.bfloat16) for _ in range(2))
+    timed = watch.time(partial(torch.matmul, x, w), 4 * sizes.seconds)
+    yield rate(timed.figure("check", "matmul", rows=side, columns=side, inner=side), 2.0 * side**3, "FLOP/s")
+    a, b = (torch.zeros(sizes.check_bytes, dtype=torch.uint8, device=watch.device) for _ in range(2))
+    moved = 2 * sizes.check_bytes
+    yield rate(watch.time(partial(a.copy_, b), sizes.seconds).figure("check", "copy", bytes=moved), moved, "B/s")
+    of_node = [one for one in placed if one.placement == "inside_node"]
+    between = [one for one in placed if one.placement == "between_nodes"]
+    for name, found in (("all_reduce_inside_node", of_node[-1:]), ("all_reduce_between_nodes", between[-1:])):
+        for one in found:
+            call = collective("all_reduce", sizes.check_bytes, one, watch.device)
+            timed = watch.time(call, 0.0, repeats=20)
+            count = len(one.ranks)
+            figure = timed.figure("check", name, bytes=sizes.check_bytes, group_size=count, placement=one.placement)
+            yield rate(figure, 2.0 * (count - 1) / count * sizes.check_bytes, "B/s")

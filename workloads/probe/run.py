@@ -1,0 +1,90 @@
+"""The part of a probe that one rank runs, and the check of a node at the start of a pilot."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
+
+from workloads.device import identity, prepare_device
+from workloads.engine.build import choose_attention
+from workloads.probe import device_rates, layers, network
+from workloads.probe.figures import Figure, sizes_of
+from workloads.probe.stopwatch import Stopwatch
+from workloads.protocol import Phase, RankResult, Task
+
+EnterPhase = Callable[[Phase, int | None], None]
+
+
+class _Beats:
+    """A heartbeat before each test, with its number in the place of a step."""
+
+    def __init__(self, enter: EnterPhase, phase: Phase, first: int = 0) -> None:
+        self._enter, self._phase, self._count = enter, phase, first
+
+    def __call__(self) -> None:
+        self._enter(self._phase, self._count)
+        self._count += 1
+
+
+def alone(task: Task, rank: int, local_rank: int, enter: EnterPhase) -> list[Figure]:
+    """What this rank's device does alone; the tests are shared out among the ranks, which run them at one time.
+
+    To be called before the ranks rendezvous: the layers run under fake process groups.
+    """
+    device = prepare_device(task, local_rank)
+    sizes, model, beat = sizes_of(task.device), task.experiment.model, _Beats(enter, "build")
+    watch = Stopwatch(device)
+    share = slice(rank, None, task.experiment.world_size)
+    choose_attention(task.experiment)
+    return [
+        *device_rates.copy_figures(watch, sizes, beat),
+        *device_rates.matmul_figures(watch, model, sizes, share, beat),
+        *device_rates.attention_figures(watch, model, sizes, share, beat),
+        *device_rates.optimizer_figures(watch, sizes, beat),
+        *layers.layer_figures(watch, layers.layer_cases(task.experiment, sizes)[share], sizes, beat),
+        *layers.host_figures(watch, layers.host_cases(task.experiment, sizes)[share], sizes, beat),
+    ]
+
+
+def together(task: Task, rank: int, local_rank: int, enter: EnterPhase) -> list[Figure]:
+    """What all ranks do together, in the default process group, which exists."""
+    if task.experiment.world_size == 1:
+        return []
+    device = torch.device(task.device, local_rank) if task.device == "cuda" else torch.device("cpu")
+    sizes, beat = sizes_of(task.device), _Beats(enter, "step", first=1_000_000)
+    watch = Stopwatch(device)
+    placed = network.make_placed(task.experiment.world_size, task.devices_per_node or 1, rank)
+    found = [*network.collective_figures(watch, placed, sizes, beat, rank)]
+    if of_node := [one for one in placed if one.placement == "inside_node"]:
+        found += network.interference_figures(watch, of_node[-1], beat, rank)
+    return found
+
+
+def check(task: Task, rank: int, local_rank: int, enter: EnterPhase, started_at: dict[str, float]) -> RankResult:
+    """Rates of this rank's device and of its node's links, in seconds."""
+    enter("rendezvous", None)
+    device = prepare_device(task, local_rank)
+    world_size = task.experiment.world_size
+    if world_size > 1:
+        store = TCPStore(
+            task.rendezvous_host,
+            task.rendezvous_port,
+            world_size,
+            is_master=rank == 0,
+            timeout=timedelta(seconds=task.collective_timeout_s),
+            wait_for_workers=False,
+        )
+        backend = "nccl" if task.device == "cuda" else "gloo"
+        dist.init_process_group(
+            backend, store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=task.collective_timeout_s)
+        )
+    enter("build", None)
+    placed = network.make_placed(world_size, task.devices_per_node or 1, rank) if world_size > 1 else []
+    found = list(network.check_figures(Stopwatch(device), placed, sizes_of(task.device)))
+    return RankResult(
+        rank=rank, coordinates={}, steps=[], phase_started_at=dict(started_at), probe=found, **identity(device)
+    )
