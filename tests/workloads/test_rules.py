@@ -153,7 +153,7 @@ THIN = dataclasses.replace(LLAMA_8B, ffn_hidden_size=8 * 1744)
         ({"precision": "fp8_rowwise", "tp": 8, "model": SLIM, "seq_len": 64}, "of 16: 576 columns and 8 tokens of the"),
         (
             {"precision": "fp8_blockwise", "tp": 8, "model": DEEPSEEK_V2_LITE},
-            "2048, 384, 512, 256 columns of queries, of keys with",
+            "2048, 384, 512 and 256 columns of queries, keys with",
         ),
         ({"precision": "fp8_tensorwise", "model": NARROW}, "and of 16: 570 columns and 4096 tokens of the down"),
     ],
