@@ -341,11 +341,17 @@ const MemoryModel = (() => {
     };
   }
 
-  /** Parts worth showing: without zeros; one below zero (a buffer that takes another's place) goes into the largest. */
+  /** Parts worth showing: without zeros; one below zero (a buffer that takes another's place) goes into the largest, and
+   * what that cannot take into the next. */
   function tidy(parts) {
     const kept = Object.entries(parts).filter(([, bytes]) => bytes > 0);
-    const below = sum(parts) - kept.reduce((total, [, bytes]) => total + bytes, 0);
-    if (below < 0) largest(kept)[1] += below;
+    let below = kept.reduce((total, [, bytes]) => total + bytes, 0) - sum(parts);
+    while (below > 0 && kept.length) {
+      const most = largest(kept), taken = Math.min(below, most[1]);
+      most[1] -= taken;
+      below -= taken;
+      if (!most[1]) kept.splice(kept.indexOf(most), 1);
+    }
     return Object.fromEntries(kept);
   }
 

@@ -188,6 +188,27 @@ ROUTED = {
         shortened(DEEPSEEK_V2_LITE, 3), dp=8, zero_stage=2, ep=8, micro_batch_size=4, precision="fp8_tensorwise"
     ),
     "shared, selective": routed(DEEPSEEK, dp=8, ep=8, micro_batch_size=4, recompute="selective", microbatches=2),
+    "experts": routed(dp=8, zero_stage=3, micro_batch_size=4, ep=8, recompute="experts"),
+    "experts, alone": routed(microbatches=2, recompute="experts"),
+    "selective+experts": routed(dp=8, zero_stage=2, micro_batch_size=4, ep=8, recompute="selective+experts"),
+    "few, experts": routed(shortened(MIXTRAL), dp=8, zero_stage=3, micro_batch_size=4, ep=8, recompute="experts"),
+    "few, etp 2, norm+experts": routed(
+        shortened(MIXTRAL), dp=4, tp=2, etp=2, ep=4, zero_stage=3, micro_batch_size=4, recompute="norm+experts"
+    ),
+    "shared, swiglu+experts, 1 in 2": routed(
+        DEEPSEEK, dp=8, zero_stage=2, ep=4, micro_batch_size=4, recompute="swiglu+experts", recompute_every=2
+    ),
+    "shared, experts, 1f1b": routed(
+        DEEPSEEK, dp=4, pp=2, ep=4, zero_stage=1, microbatches=4, recompute="experts", micro_batch_size=4
+    ),
+    "latents and experts, all operations": routed(
+        shortened(DEEPSEEK_V2_LITE, 3),
+        dp=8,
+        zero_stage=2,
+        ep=8,
+        micro_batch_size=4,
+        recompute="selective+mla_up+experts",
+    ),
 }
 
 
