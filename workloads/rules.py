@@ -82,10 +82,9 @@ DERIVED = {
         "most_imbalance": "num_experts / experts_per_token if has_experts else 1",
         # Tensor cores take fp8 by 16 bytes; blockwise scales belong to 128 values.
         "fp8_multiple": "128 if precision == 'fp8_blockwise' else 16",
-        "fp8_parts": "[num_heads * head_dim // tp, (num_heads + 2 * num_kv_heads) * head_dim // tp, "
-        "ffn_hidden_size // tp]",
-        "fp8_sizes": "gcd(hidden_size, num_heads * head_dim // tp, (num_heads + 2 * num_kv_heads) * head_dim // tp, "
-        "ffn_hidden_size // tp)",
+        "projected": "(num_heads + 2 * num_kv_heads) * head_dim // tp",
+        "fp8_parts": "[num_heads * head_dim // tp, projected, ffn_hidden_size // tp]",
+        "fp8_sizes": "gcd(hidden_size, num_heads * head_dim // tp, projected, ffn_hidden_size // tp, tokens)",
         # With latent attention; its down projections, blockwise in bf16, are of each rank's own tokens.
         "key_value_columns": "num_heads * (query_size - rope_size + value_size) // tp",
         "fp8_down": "0 if precision == 'fp8_blockwise' else query_latent + latent + rope_size",
@@ -238,8 +237,7 @@ _LAYOUT = _rules(
     ),
     (
         "fp8_sizes",
-        "'fp8' in precision and split % tp == 0 and not has_latent_attention and "
-        "(fp8_sizes % fp8_multiple or tokens % fp8_multiple)",
+        "'fp8' in precision and split % tp == 0 and not has_latent_attention and fp8_sizes % fp8_multiple",
         "precision={precision} needs multiples of {fp8_multiple} on every rank: {tokens} tokens of a micro-batch, "
         "hidden_size={hidden_size}, and {fp8_parts} columns of queries, of all projections and of the feed-forward "
         "layer; choose another micro_batch_size, seq_len or tp, or precision=bf16",
@@ -258,9 +256,8 @@ _LAYOUT = _rules(
         "fp8_experts",
         "'fp8' in precision and has_experts and split % tp == 0 and expert_hidden_size % etp == 0 and "
         "(expert_hidden_size // etp % 16 or shared_hidden_size // tp % fp8_multiple)",
-        "precision={precision} needs multiples of 16 columns of an expert on every rank, which has {expert_hidden_size "
-        "// etp}, and of {fp8_multiple} of the shared experts, which has {shared_hidden_size // tp}; use another tp or "
-        "etp, or precision=bf16",
+        "precision={precision} needs multiples of 16 columns of an expert on every rank, {expert_hidden_size // etp}, "
+        "and of {fp8_multiple} of shared ones, {shared_hidden_size // tp}; use another tp or etp, or precision=bf16",
     ),
     # A compiled block is recomputed by torch's selective checkpointing, which sees it as aten operations.
     (

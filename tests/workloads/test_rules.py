@@ -168,10 +168,10 @@ def test_sizes_that_fp8_products_cannot_have(fields: dict[str, Any], told: str) 
 @pytest.mark.parametrize(
     ("fields", "told"),
     [
-        ({"precision": "fp8_rowwise", "tp": 32, "etp": 32}, "of an expert on every rank, which has 24,"),
+        ({"precision": "fp8_rowwise", "tp": 32, "etp": 32}, "of an expert on every rank, 24, and"),
         (
             {"precision": "fp8_blockwise", "tp": 4, "etp": 1, "model": SHARED},
-            "128 of the shared experts, which has 192;",
+            "128 of shared ones, 192;",
         ),
     ],
 )

@@ -207,7 +207,7 @@ def _layer(e: Experiment, cluster: ClusterSpec, rates: Rates, *, routed: bool) -
             of["rope"] /= 2  # keys alone
         again = c * sum(of.get(name, 0.0) for name in e.recomputed_operations) / rates.memory
         if "experts" in e.recomputed_operations:  # two of three products; nothing is sent again
-            again += 2.0 / 3.0 * experts.products_s + experts.swiglu_s
+            again += 2.0 / 3.0 * experts.forward_s + experts.swiglu_s
         elif "swiglu" in e.recomputed_operations:
             again += experts.swiglu_s
         if "mla_up" in e.recomputed_operations:
