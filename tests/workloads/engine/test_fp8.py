@@ -200,6 +200,7 @@ LAYOUTS_OF_SHAPES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("experts", {"pp": 2, "micro_batch_size": 1, "pp_schedule": "interleaved_zero_bubble"}),
     ("experts", {"micro_batch_size": 4, "recompute": "selective+mla_up"}),
     ("experts", {"micro_batch_size": 4, "recompute": "full"}),
+    ("experts", {"micro_batch_size": 4, "recompute": "experts"}),
 )
 
 
