@@ -80,20 +80,17 @@ DERIVED = {
         "ep_ranks": "dp * cp * tp // etp",
         "ep_shards": "1 if zero_stage == 0 else dp_shard * cp * tp // etp",  # that share an expert's master weights
         "most_imbalance": "num_experts / experts_per_token if has_experts else 1",
-        # Tensor cores take fp8 in blocks of 16 bytes; blockwise scales belong to 128 values.
+        # Tensor cores take fp8 by 16 bytes; blockwise scales belong to 128 values.
         "fp8_multiple": "128 if precision == 'fp8_blockwise' else 16",
-        "fp8_parts": "[num_heads * head_dim // tp, (num_heads + 2 * num_kv_heads) * head_dim // tp, "
-        "ffn_hidden_size // tp]",
-        "fp8_sizes": "gcd(hidden_size, num_heads * head_dim // tp, (num_heads + 2 * num_kv_heads) * head_dim // tp, "
-        "ffn_hidden_size // tp)",
-        # With latent attention. Its down projections, which blockwise stay in bf16, are of each rank's own tokens.
-        "fp8_heads": "[num_heads * query_size // tp, num_heads * (query_size - rope_size + value_size) // tp, "
-        "num_heads * value_size // tp]",
+        "projected": "(num_heads + 2 * num_kv_heads) * head_dim // tp",
+        "fp8_parts": "[num_heads * head_dim // tp, projected, ffn_hidden_size // tp]",
+        "fp8_sizes": "gcd(hidden_size, num_heads * head_dim // tp, projected, ffn_hidden_size // tp, tokens)",
+        # With latent attention; its down projections, blockwise in bf16, are of each rank's own tokens.
+        "key_value_columns": "num_heads * (query_size - rope_size + value_size) // tp",
         "fp8_down": "0 if precision == 'fp8_blockwise' else query_latent + latent + rope_size",
         "fp8_stream": "tokens // tp if sequence_parallel else tokens",
-        "fp8_latent_sizes": "gcd(hidden_size, num_heads * query_size // tp, "
-        "num_heads * (query_size - rope_size + value_size) // tp, num_heads * value_size // tp, query_latent, latent, "
-        "ffn_hidden_size // tp, tokens)",
+        "fp8_latent_sizes": "gcd(hidden_size, num_heads * query_size // tp, key_value_columns, "
+        "num_heads * value_size // tp, query_latent, latent, ffn_hidden_size // tp, tokens)",
     }.items()
 }
 """Names that several conditions and sentences use; each may use those above it."""
@@ -240,8 +237,7 @@ _LAYOUT = _rules(
     ),
     (
         "fp8_sizes",
-        "'fp8' in precision and split % tp == 0 and not has_latent_attention and "
-        "(fp8_sizes % fp8_multiple or tokens % fp8_multiple)",
+        "'fp8' in precision and split % tp == 0 and not has_latent_attention and fp8_sizes % fp8_multiple",
         "precision={precision} needs multiples of {fp8_multiple} on every rank: {tokens} tokens of a micro-batch, "
         "hidden_size={hidden_size}, and {fp8_parts} columns of queries, of all projections and of the feed-forward "
         "layer; choose another micro_batch_size, seq_len or tp, or precision=bf16",
@@ -251,18 +247,17 @@ _LAYOUT = _rules(
         "'fp8' in precision and split % tp == 0 and has_latent_attention and "
         "(fp8_latent_sizes % fp8_multiple or fp8_down % 16 or fp8_stream % 16)",
         "precision={precision} needs multiples of {fp8_multiple} on every rank: {tokens} tokens of a micro-batch, "
-        "hidden_size={hidden_size}, {fp8_heads} columns of queries, of keys with values and of outputs, "
-        "{query_latent} and {latent} of latents, {ffn_hidden_size // tp} of the feed-forward layer; and of 16: "
-        "{fp8_down} columns and {fp8_stream} tokens of the down projection; choose another micro_batch_size, seq_len "
-        "or tp, or precision=bf16",
+        "hidden_size={hidden_size}, {num_heads * query_size // tp}, {key_value_columns} and {num_heads * value_size // "
+        "tp} columns of queries, keys with values and outputs, {query_latent} and {latent} of latents, "
+        "{ffn_hidden_size // tp} of the feed-forward layer; and of 16: {fp8_down} columns and {fp8_stream} tokens of "
+        "the down projection; choose another micro_batch_size, seq_len or tp, or precision=bf16",
     ),
     (
         "fp8_experts",
         "'fp8' in precision and has_experts and split % tp == 0 and expert_hidden_size % etp == 0 and "
         "(expert_hidden_size // etp % 16 or shared_hidden_size // tp % fp8_multiple)",
-        "precision={precision} needs multiples of 16 columns of an expert on every rank, which has {expert_hidden_size "
-        "// etp}, and of {fp8_multiple} of the shared experts, which has {shared_hidden_size // tp}; choose another tp "
-        "or etp, or precision=bf16",
+        "precision={precision} needs multiples of 16 columns of an expert on every rank, {expert_hidden_size // etp}, "
+        "and of {fp8_multiple} of shared ones, {shared_hidden_size // tp}; use another tp or etp, or precision=bf16",
     ),
     # A compiled block is recomputed by torch's selective checkpointing, which sees it as aten operations.
     (

@@ -154,7 +154,7 @@ THIN = dataclasses.replace(LLAMA_8B, ffn_hidden_size=8 * 1744)
         ({"precision": "fp8_rowwise", "tp": 8, "model": SLIM, "seq_len": 64}, "of 16: 576 columns and 8 tokens of the"),
         (
             {"precision": "fp8_blockwise", "tp": 8, "model": DEEPSEEK_V2_LITE},
-            "2048, 384, 512, 256 columns of queries, of keys with",
+            "2048, 384, 512 and 256 columns of queries, keys with",
         ),
         ({"precision": "fp8_tensorwise", "model": NARROW}, "and of 16: 570 columns and 4096 tokens of the down"),
     ],
@@ -168,10 +168,10 @@ def test_sizes_that_fp8_products_cannot_have(fields: dict[str, Any], told: str) 
 @pytest.mark.parametrize(
     ("fields", "told"),
     [
-        ({"precision": "fp8_rowwise", "tp": 32, "etp": 32}, "of an expert on every rank, which has 24,"),
+        ({"precision": "fp8_rowwise", "tp": 32, "etp": 32}, "of an expert on every rank, 24, and"),
         (
             {"precision": "fp8_blockwise", "tp": 4, "etp": 1, "model": SHARED},
-            "128 of the shared experts, which has 192;",
+            "128 of shared ones, 192;",
         ),
     ],
 )

@@ -201,6 +201,7 @@ LAYOUTS_OF_SHAPES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("experts", {"micro_batch_size": 4, "recompute": "selective+mla_up"}),
     ("experts", {"micro_batch_size": 4, "recompute": "full"}),
     ("experts", {"micro_batch_size": 4, "recompute": "selective+experts"}),
+    ("experts", {"micro_batch_size": 4, "recompute": "experts"}),
 )
 
 
