@@ -123,4 +123,3 @@ def _lists(steps: pd.DataFrame) -> dict[str, dict[str, list[Any]]]:
             if pd.notna(row[column]) and row["pp_rank"] == len(lists.get(name, ())):
                 lists.setdefault(name, []).append(row[column])
     return found
-

@@ -284,7 +284,9 @@ def test_efficiency_is_stacked_by_kind_where_steps_are_profiled() -> None:
     frame = labelled(run(small, 0, 1000.0, **profiled()), run(large, 1, 800.0, **slower))
     table = efficiency.data(frame)
     row = table[table["world_size"] == 4].iloc[0]
-    assert row["efficiency"] == pytest.approx(0.8) and row["matmul"] == pytest.approx(profiled()["breakdown_matmul_s"] / 1.25)
+    assert row["efficiency"] == pytest.approx(0.8) and row["matmul"] == pytest.approx(
+        profiled()["breakdown_matmul_s"] / 1.25
+    )
     assert row["lost to launch gaps"] == pytest.approx(0.2), "the whole loss, since nothing else took longer"
     assert row["lost to matmul"] == pytest.approx(0.0) == row["lost to not attributed"]
     legend = {text.get_text() for text in efficiency.draw(frame).legends[0].get_texts()}
