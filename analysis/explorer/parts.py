@@ -40,7 +40,7 @@ def late() -> dict[str, str]:
 
 
 def page_data(results: Results, frame: pd.DataFrame, cohorts: Sequence[Cohort], folder: Path) -> dict[str, Any]:
-    """``data`` of the page in ``folder``: the rows of ``frame`` (see `row_data.table`), logs, traces, series and shapes."""
+    """``data`` of the page in ``folder``: the rows of ``frame`` (see `row_data.table`), logs, traces, lists, shapes."""
     return row_data.encode(frame, cohorts) | {
         "source": str(results.path),
         "logs": failed_logs.tails(results.path, frame),

@@ -44,7 +44,7 @@ def series(path: Path, frame: pd.DataFrame) -> dict[int, dict[str, list[float | 
     ``path`` is what the rows were read from: a sweep or a folder of sweeps. Rows of a single file have only their own
     columns.
     """
-    if frame.empty or "attempt_id" not in frame or "pp" not in frame:
+    if frame.empty or "outcome" not in frame:  # a plan: nothing has run
         return {}
     own = [name for name in (*BY_STAGE.values(), *BY_STEP.values()) if name in frame]
     order = frame["tokens_per_s_per_gpu"].reset_index(drop=True).sort_values(ascending=False, kind="stable").index

@@ -1,9 +1,9 @@
 """Scaling efficiency of each model: throughput per device on more devices relative to the fewest, and the loss by part.
 
 Strong scaling keeps the tokens of a step, weak scaling those of a rank. Device time a token is 1 / (tokens/s/GPU); it
-is the sum of the step's parts a token: by what the kernels of a profiled step did where more runs have one
-(`analysis.figures.breakdown_by_kind`), else as `analysis.rows.step_parts` has them. With t0 of the smallest size and t of a larger one
-the efficiency is t0 / t, and the loss 1 - t0 / t = sum over parts of (part - part0) / t. A part that takes less than
+is the sum of the step's parts a token: by what the kernels of a profiled step did where as many runs have one
+(`analysis.figures.breakdown_by_kind`), else as `analysis.rows.step_parts` has them. With t0 of the smallest size and t
+of a larger one the efficiency is t0 / t, and the loss 1 - t0 / t = sum over parts of (part - part0) / t. A part that takes less than
 before has a negative share. Where either run lacks its parts, the whole loss is not attributed.
 """
 
@@ -255,8 +255,8 @@ FIGURE = FigureSpec(
     caption=(
         "Throughput per device relative to the smallest size with five finished layouts of the same batch (pure data "
         "parallelism: with one). Strong scaling keeps the tokens of a step, weak scaling a device's. Below, where the "
-        "parts of steps were timed, a bar a size: device time a token by part, the efficiency above it; by kind of kernel "
-        "where as many runs have a profiled step. In the table "
+        "parts of steps were timed, a bar a size: device time a token by part, the efficiency above it; by kind of "
+        "kernel where as many runs have a profiled step. In the table "
         "each part's share of the loss is by how much it grew, negative where it shrank."
     ),
     draw=draw,

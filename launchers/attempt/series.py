@@ -27,7 +27,7 @@ def time_columns(experiment: Experiment, results: Mapping[int, RankResult]) -> d
 
 
 def peak_columns(experiment: Experiment, results: Mapping[int, RankResult], peaks: Mapping[int, int]) -> dict[str, Any]:
-    """Bytes by stage, from the ``peaks`` of its ranks, and by step from the first: those of the rank that holds most."""
+    """Bytes by stage, from the ``peaks`` of its ranks, and by step from the first: of the rank that holds most."""
     stages: list[int | None] = [None] * experiment.pp
     for rank, peak in peaks.items():
         stage = _stage(experiment, rank)
