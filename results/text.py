@@ -49,6 +49,21 @@ def device_noun(backend: str | None) -> str:
     return "process" if backend == "cpu" else "GPU"
 
 
+def name_routing(routing: str | None, imbalance: float | None, capacity_factor: float | None) -> str:
+    """How tokens choose experts, where that is not balanced: ``skewed 2×``, ``learned routing``, ``learned routing,
+    capacity 1.25``; empty where it is, and where nothing is known of it.
+
+    Routing changes the work and not only the layout: runs with different names here are of different workloads. The
+    imbalance that is assumed of learned routing changes no run, so it is not in the name.
+    """
+    if not isinstance(routing, str) or routing == "balanced":
+        return ""
+    if routing == "skewed":
+        return f"skewed {imbalance:g}×"
+    limited = capacity_factor is not None and math.isfinite(capacity_factor)
+    return f"{routing} routing" + (f", capacity {capacity_factor:g}" if limited else "")
+
+
 def format_bytes(size_bytes: float | None, digits: int = 1) -> str:
     """``61.3 GiB``; less than a tenth of a GiB in MiB; a dash where the size is not known."""
     if size_bytes is None or not math.isfinite(size_bytes):

@@ -36,8 +36,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:  # a full disk, no permission, a folder that is gone: not a bug
-        where = f" {error.filename}" if error.filename else ""
-        print(one_line(f"ultrasweep: cannot use{where}: {error.strerror or error}"), file=sys.stderr)
+        what = f"use {error.filename}" if error.filename else "go on"
+        print(one_line(f"ultrasweep: cannot {what}: {error.strerror or error}"), file=sys.stderr)
         return USAGE
 
 

@@ -14,7 +14,7 @@ from results.terminal import plain_table
 from results.text import GIB, format_number, plural
 from sweep.columns import POINT_NAMES, PREDICTED_NAMES, value_of
 from sweep.plan import Plan, PlannedPoint
-from sweep.summary import layout
+from sweep.summary import layout, workload
 from workloads.checks import did_you_mean
 from workloads.costs.flops import flops_per_token
 from workloads.errors import InvalidSweep
@@ -87,13 +87,15 @@ def print_best(
 def fastest(points: Iterable[PlannedPoint], top: int | None = None) -> list[PlannedPoint]:
     """The ``top`` points with the most predicted tokens/s/GPU of every model and world size, best first.
 
-    None: 10, or fewer where there are many models and sizes. Points whose speed is not predicted come last.
+    What is routed otherwise is another model here. None: 10, or fewer where there are many models and sizes. Points
+    whose speed is not predicted come last.
     """
     cells: dict[tuple[str, int], list[PlannedPoint]] = defaultdict(list)
     models: dict[str, int] = {}
     for point in points:
-        models.setdefault(point.experiment.model.name, len(models))
-        cells[point.experiment.model.name, point.experiment.world_size].append(point)
+        name = workload(point.experiment)
+        models.setdefault(name, len(models))
+        cells[name, point.experiment.world_size].append(point)
     each = top if top is not None else max(1, min(DEFAULT_TOP, _MOST_ROWS // max(1, len(cells))))
     order = Order(_RATE, True)
     places = sorted(cells, key=lambda cell: (models[cell[0]], cell[1]))
@@ -121,7 +123,7 @@ def _table(plan: Plan, rows: Sequence[PlannedPoint], title: str, order: Order | 
     last = ""
     for point in rows:
         experiment, rate = point.experiment, point.tokens_per_s_per_gpu
-        name = experiment.model.name
+        name = workload(experiment)
         cells = (
             name if name != last else "",
             str(experiment.world_size),

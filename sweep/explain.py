@@ -13,7 +13,7 @@ from rich.table import Table
 from results.errors import UltrasweepError
 from results.store import sweep_dirs
 from results.terminal import plain_table
-from results.text import byte_unit, device_noun, format_bytes, format_percent
+from results.text import byte_unit, device_noun, format_bytes, format_percent, name_routing
 from sweep.lookup import Record
 from workloads import experiment as ex
 from workloads.costs.flops import flops_per_token, hardware_flops_per_token
@@ -107,6 +107,9 @@ def _every(e: Experiment) -> str:
 def _configuration(experiment: Experiment) -> str:
     e = experiment
     degrees = f"dp {e.dp_replicate}x{e.dp_shard} (replicas x shards), tp {e.tp}, cp {e.cp}, pp {e.pp}, ep {e.ep}"
+    degrees += f", etp {e.etp}" if e.etp > 1 else ""
+    routing = name_routing(e.routing, e.routing_imbalance, e.capacity_factor)
+    routed = f"{routing or 'balanced routing'}, " if e.model.moe is not None else ""
     schedule = f"; {_schedule(e)}" if e.pp > 1 else ""
     ranks = "rank" if e.world_size == 1 else "ranks"
     return "\n".join(
@@ -116,7 +119,7 @@ def _configuration(experiment: Experiment) -> str:
             f"layout     {e.world_size} {ranks}: {degrees}; ZeRO {e.zero_stage}{schedule}",
             f"batch      {e.global_batch_size} sequences of {e.seq_len} tokens = {e.tokens_per_step:,} tokens: "
             f"{e.num_microbatches} micro-batch(es) of {e.micro_batch_size} on each of {e.dp} data-parallel ranks",
-            f"choices    {e.precision}, recompute {e.recompute}{_every(e)}, attention {e.attention}, "
+            f"choices    {e.precision}, {routed}recompute {e.recompute}{_every(e)}, attention {e.attention}, "
             f"compile {e.compile}, sequence parallel {'on' if e.sequence_parallel else 'off'}, seed {e.seed}, "
             f"engine {e.engine} {e.engine_version}",
             f"FLOPs      {flops_per_token(e.model, e.seq_len, 'palm'):.3e} a token (PaLM), "

@@ -1,7 +1,7 @@
 """What a sweep has found so far, from its rows and its ledger: the fastest layouts, and what is worth trying next.
 
-Layouts are ranked within a cell: one model and sequence length on one number of devices. Rehearsed times are too short
-by an amount that depends on tp, so rehearsed cells also have one tp each.
+Layouts are ranked within a cell: one model, routing and sequence length on one number of devices. Rehearsed times are
+too short by an amount that depends on tp, so rehearsed cells also have one tp each.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from results.text import name_routing
 from workloads import experiment as ex
 from workloads.experiment import Experiment
 
@@ -20,11 +21,13 @@ ROW_COLUMNS = [
     *("attempt_id", "experiment_id", "outcome", "method", "measurement_version", "repeat_of", "loss_agrees"),
     "engine_version",
     *("model", "seq_len", "world_size", "tp", "cp", "tokens_per_step", "backend", "config_json", "timed_steps"),
+    *("routing", "routing_imbalance", "capacity_factor"),
     *("tokens_per_s_per_gpu", "mfu_palm", "peak_allocated_bytes", "step_time_min_s", "step_time_max_s"),
     *("device_name", "driver_version", "torch_version", "nccl_version"),
 ]
 LEDGER_COLUMNS = [
     *("experiment_id", "verdict", "model", "seq_len", "world_size", "tp", "cp", "config_json", "cached_attempt"),
+    *("routing", "routing_imbalance", "capacity_factor"),
     *("cached_sweep", "predicted_tokens_per_s_per_gpu", "expected_gpu_hours"),
 ]
 """What is read of the tables: a study has ten thousand rows of 150 columns."""
@@ -36,6 +39,8 @@ _RATE = "tokens_per_s_per_gpu"
 @dataclass(frozen=True, slots=True, order=True)
 class CellKey:
     model: str
+    routing: str
+    """As `results.text.name_routing` says it; empty: balanced, or no experts."""
     seq_len: int
     world_size: int
     method: str
@@ -43,6 +48,11 @@ class CellKey:
     """None where layouts of every tp are ranked together."""
     cp: int | None
     """Likewise."""
+
+    @property
+    def workload(self) -> str:
+        """Model and routing."""
+        return f"{self.model}, {self.routing}" if self.routing else self.model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,7 +177,8 @@ def _version(row: Row) -> tuple[int, int]:
 
 def _cell_of(row: Row, method: str) -> CellKey:
     tp, cp = (row["tp"], row["cp"]) if method == "rehearsed" else (None, None)
-    return CellKey(row["model"] or "", row["seq_len"] or 0, row["world_size"] or 0, method, tp, cp)
+    routing = name_routing(row["routing"], row["routing_imbalance"], row["capacity_factor"])
+    return CellKey(row["model"] or "", routing, row["seq_len"] or 0, row["world_size"] or 0, method, tp, cp)
 
 
 def _finished(rows: Iterable[Row]) -> list[Row]:

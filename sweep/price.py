@@ -1,9 +1,9 @@
 """What a point costs in device-hours, the order in which points are run, and which of them a budget covers.
 
-Order ("cheapest information first"): points are grouped in cells of one model, world size and sequence length. Every
-cell's predicted fastest point comes first, then every cell's second, and so on; among points of equal rank the cheaper
-comes first. So a sweep that ends early (by its budget, or by hand) has run the likely best layout of every cell before
-the fortieth of any. Where no speed can be predicted, the order of the grid is the rank.
+Order ("cheapest information first"): points are grouped in cells of one model, routing, world size and sequence length.
+Every cell's predicted fastest point comes first, then every cell's second, and so on; among points of equal rank the
+cheaper comes first. So a sweep that ends early (by its budget, or by hand) has run the likely best layout of every cell
+before the fortieth of any. Where no speed can be predicted, the order of the grid is the rank.
 
 The budget is spent in that order by expected hours (by the worst case where no time can be predicted). A point that no
 longer fits is ``over_budget``; cheaper points after it may still fit.
@@ -15,6 +15,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from results.text import name_routing
 from sweep.config import PlanOptions
 from workloads.cluster import ClusterSpec
 from workloads.costs.timeline import TimeEstimate
@@ -99,9 +100,10 @@ def information_order(
     experiments: Sequence[Experiment], rates: Sequence[float | None], prices: Sequence[Price]
 ) -> list[int]:
     """Positions of the points in the order in which they are run. ``rates`` are predicted tokens/s/GPU, or None."""
-    cells: dict[tuple[str, int, int], list[int]] = defaultdict(list)
-    for position, experiment in enumerate(experiments):
-        cells[experiment.model.name, experiment.world_size, experiment.seq_len].append(position)
+    cells: dict[tuple[str, str, int, int], list[int]] = defaultdict(list)
+    for position, e in enumerate(experiments):
+        routing = name_routing(e.routing, e.routing_imbalance, e.capacity_factor)
+        cells[e.model.name, routing, e.world_size, e.seq_len].append(position)
     rank: dict[int, int] = {}
     for members in cells.values():
         members.sort(key=lambda position: -(rates[position] or 0.0))

@@ -20,7 +20,7 @@ from results.store import own_sweep_dirs, read_attempts, read_ledger
 from results.terminal import plain_table
 from results.text import device_noun, format_bytes, format_percent, listed, plural
 from sweep.findings import LEDGER_COLUMNS, ROW_COLUMNS, Cell, Untried, best_layouts, older, untried_points
-from sweep.summary import layout
+from sweep.summary import layout, workload
 
 _MOST_CELLS, _MOST_TIED, _MOST_UNTRIED = 12, 3, 3
 _MENDABLE = ("hang", "nccl_error", "node_failure")
@@ -92,7 +92,7 @@ def _print_best(cells: Sequence[Cell], console: Console) -> None:
         table.add_column(heading, justify="right", no_wrap=True)
     several_lengths = len({cell.key.seq_len for cell in cells}) > 1
     for cell in shown:
-        name = f"{cell.key.model} on {plural(cell.key.world_size, noun)}"
+        name = f"{cell.key.workload} on {plural(cell.key.world_size, noun)}"
         name += f", {cell.key.seq_len:,} tokens" if several_lengths else ""
         name += f", tp {cell.key.tp}" if cell.key.tp is not None else ""
         name += f", cp {cell.key.cp}" if (cell.key.cp or 1) > 1 else ""
@@ -134,7 +134,7 @@ def _print_untried(found: Sequence[Untried], summary: RunSummary, command: str, 
     say("worth trying next, by the predictions and how far the runs reached theirs:")
     for point in found[:_MOST_UNTRIED]:
         than = f"{point.gain:+.0%} to the best" if point.gain is not None else "nothing measured there yet"
-        where = f"{point.experiment.model.name} on {point.experiment.world_size}"
+        where = f"{workload(point.experiment)} on {point.experiment.world_size}"
         say(f"  {where}, about {point.rate:,.0f} tokens/s each ({than}): {layout(point.experiment)}")
     hours = [point.expected_hours or 0.0 for point in found[:_MOST_UNTRIED] if point.verdict == "over_budget"]
     if hours and command and not summary.left:

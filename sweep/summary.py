@@ -10,7 +10,7 @@ from rich.table import Table
 
 from results.schema import VERDICTS
 from results.terminal import plain_table
-from results.text import format_hours, plural
+from results.text import format_hours, name_routing, plural
 from sweep.expand import ruled_out
 from sweep.plan import Plan, PlannedPoint
 from sweep.price import Shape, shape
@@ -64,13 +64,21 @@ def reused_from(plan: Plan) -> str | None:
     return f"rows of other sweeps used instead of a run (plan.reuse=true): {named}"
 
 
+def workload(experiment: Experiment) -> str:
+    """What is trained: the model, and how its tokens choose experts where that is not balanced."""
+    routing = name_routing(experiment.routing, experiment.routing_imbalance, experiment.capacity_factor)
+    return f"{experiment.model.name}, {routing}" if routing else experiment.model.name
+
+
 def layout(experiment: Experiment) -> str:
     """A layout in one cell of a table: its degrees, and its choices that differ from the defaults."""
     parts = [f"dp {experiment.dp}"]
     if experiment.dp_replicate > 1 and experiment.dp_shard > 1:
         parts = [f"dp {experiment.dp_replicate}x{experiment.dp_shard}"]
     parts += [
-        f"{axis} {getattr(experiment, axis)}" for axis in ("tp", "cp", "pp", "ep") if getattr(experiment, axis) > 1
+        f"{axis} {getattr(experiment, axis)}"
+        for axis in ("tp", "cp", "pp", "ep", "etp")
+        if getattr(experiment, axis) > 1
     ]
     if experiment.cp > 1 and experiment.cp_kind != "ring":
         parts.append(experiment.cp_kind)

@@ -7,9 +7,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 SELECTIVE = ("norm", "rope", "swiglu")
 """The cheap operations: norms' outputs, rotated queries and keys, the SwiGLU product. ``selective`` is all of them."""
-DEARER = ("mla_up",)
-"""Operations that are matrix products: latent attention's up-projections, from the latents (Megatron-LM recomputes them
-as ``mla_up_proj``). No part of ``selective``; ``selective+mla_up`` is all four."""
+DEARER = ("mla_up", "experts")
+"""Operations that are matrix products. No part of ``selective``; ``selective+mla_up+experts`` is all five.
+
+mla_up   latent attention's up-projections, from the latents (Megatron-LM recomputes them as ``mla_up_proj``)
+experts  routed experts from the copies that they have received, up to what their down projections take in.
+         Megatron-LM's ``moe`` recomputes the whole layer from its input, so that it routes and exchanges twice; this
+         keeps the received copies and sends nothing again
+"""
 OPERATIONS = (*SELECTIVE, *DEARER)
 """In the order of their names in ``recompute``. A further operation is one more name here."""
 

@@ -220,6 +220,11 @@ _LAYOUT = _rules(
         "leave mla_up out",
     ),
     (
+        "recompute_experts",
+        "'experts' in recompute and not has_experts",
+        "recompute={recompute}, but {model} has no routed experts that could be computed again; leave experts out",
+    ),
+    (
         "compile_fp8",
         "compile == 'block' and 'fp8' in precision",
         "compile=block with precision={precision}: fp8 products cast in kernels of their own, which a compiled block "

@@ -80,16 +80,17 @@ def shortened(experiment: Experiment) -> Experiment:
     """The experiment with fewer micro-batches, but the same peak memory and the same work for each of them.
 
     It has as many as are needed until every rank holds what it holds at most, and one more, which makes gradients
-    accumulate while the pipeline is full: ``pp + 1`` for 1F1B. GPipe holds all micro-batches, so its experiment is
-    returned unchanged. Interleaved schedules go through groups of ``pp`` micro-batches; the last group decides what
-    else is held while a chunk's gradients are reduced, so it keeps its size.
+    accumulate while the pipeline is full: ``pp + 1`` for 1F1B. Below ZeRO 3 there are at least three: only a
+    micro-batch that is neither first nor last finds all gradients there and gives no gathered weights back. GPipe
+    holds all micro-batches, so its experiment is returned unchanged. Interleaved schedules go through groups of ``pp``
+    micro-batches; the last group decides what else is held while a chunk's gradients are reduced, so it keeps its size.
     """
     e = experiment
     if e.pp_schedule == "gpipe":
         return e
     most = _most_held(e, e.num_microbatches)
     enough = next(count for count in range(1, e.num_microbatches + 1) if _most_held(e, count) == most)
-    count = min(e.num_microbatches, enough + 1)
+    count = min(e.num_microbatches, max(enough + 1, 3 if e.zero_stage < 3 else 2))
     if e.pp_schedule in INTERLEAVED:
         count += (e.num_microbatches - count) % e.pp
     return e.replace(global_batch_size=count * e.sequences_per_round)
@@ -114,7 +115,7 @@ def stage_key(task: Task, rank: int) -> str:
         "model": model,
         "ends": _ends(experiment, pp_rank),
         "held": [asdict(moment) for moment in moments],
-        "accumulates": experiment.num_microbatches > 1,
+        "accumulates": min(experiment.num_microbatches, 3),
         "gpipe": experiment.pp_schedule == "gpipe",
         "last_group": experiment.num_microbatches % experiment.pp if experiment.pp_schedule in INTERLEAVED else None,
         "replicates": data_degrees(experiment)[0] > 1,

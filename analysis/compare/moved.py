@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.rows import labels
+from analysis.rows.labels import ROUTING
 from analysis.rows.stats import median_interval
 from results.agreement import TOLERANCES, largest_difference
 from results.text import plural
@@ -29,12 +30,13 @@ and at least 20 MiB for large ones, and cuts blocks from them (``kSmallBuffer`` 
 _COMPARED = ("losses", "grad_norms")
 SAME_NUMBERS = (
     *("global_batch_size", "seq_len", "seed", "precision", "vocab_size", "num_layers", "hidden_size"),
-    *("routing", "routing_imbalance", "capacity_factor"),
+    *ROUTING,
 )
 """Settings that change the losses: of partners that may differ in one they are not compared."""
 AXES = (
     *("model", "world_size", "dp", "zero_stage", "tp", "cp", "pp", "ep", "etp", "micro_batch_size", "num_microbatches"),
     *("seq_len", "recompute", "recompute_every", "pp_schedule", "virtual_stages", "precision", "attention", "compile"),
+    *ROUTING,
 )
 """What changes are grouped by."""
 

@@ -24,6 +24,9 @@ from results import noise
 from results.text import byte_unit, format_bytes, format_number, format_percent, listed
 
 _CELL_IN = (1.62, 0.92)
+_CHARACTER_IN, _USUAL_NAME, _LONG_NAME = 0.085, 19, 26
+"""Width of a character of a workload's name, and for how many characters there is room without more; from how many on
+a name takes two lines."""
 _MANY_WORKLOADS = 6
 _SIDE_BY_SIDE = 2
 """Up to so many columns the two heatmaps stand beside each other, else one above the other."""
@@ -218,7 +221,8 @@ def _pair(
     workloads, sizes = places
     stacked = len(sizes) > _SIDE_BY_SIDE
     rows, columns = (2, 1) if stacked else (1, 2)
-    width = max(len(sizes) * _CELL_IN[0], 2.4) + 2.4
+    longest = max(len(line) for name in workloads for line in _in_lines(name).splitlines())
+    width = max(len(sizes) * _CELL_IN[0], 2.4) + 2.4 + _CHARACTER_IN * max(0, longest - _USUAL_NAME)
     height = max(len(workloads) * _CELL_IN[1], 1.6) + 1.0
     figure = style.new_figure(columns * width, rows * height)
     axes = figure.subplots(rows, columns, squeeze=False).ravel()
@@ -226,6 +230,11 @@ def _pair(
         _heatmap(ax, best.assign(**shown["columns"]), counts, workloads, sizes, shown)
         ax.set_xlabel(f"Number of {noun}")
     return figure
+
+
+def _in_lines(workload: str) -> str:
+    """A long name in two lines, after the model."""
+    return workload if len(workload) <= _LONG_NAME else workload.replace(", ", ",\n", 1)
 
 
 def _by_mfu(best: pd.DataFrame) -> dict[str, Any]:
@@ -289,7 +298,7 @@ def _heatmap(
                 text.set_in_layout(False)  # measuring what stays inside its cell only takes time
     ax.set(xlim=(-0.5, len(sizes) - 0.5), ylim=(len(workloads) - 0.5, -0.5))
     ax.set_xticks(range(len(sizes)), [f"{size:,}" for size in sizes])
-    ax.set_yticks(range(len(workloads)), workloads)
+    ax.set_yticks(range(len(workloads)), list(map(_in_lines, workloads)))
     ax.tick_params(length=0)
     ax.spines[:].set_visible(False)
     ax.set_title(shown["title"])

@@ -99,7 +99,7 @@ def _finish(ax: Axes, xlabel: str, ylabel: str) -> None:
     ax.plot(ends, ends, color="#444444", linewidth=1, label="predicted = found")
     ax.fill_between(ends, 0.9 * ends, 1.1 * ends, color="#444444", alpha=0.12, linewidth=0, label="± 10 %")
     ax.set(xlim=(low, high), ylim=(low, high))
-    ax.set_aspect("equal")
+    ax.set_box_aspect(1)
     for axis in (ax.xaxis, ax.yaxis):
         axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high / low < 2000 else (1,)))
         axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))

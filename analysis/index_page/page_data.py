@@ -112,13 +112,13 @@ def _waiting(results: Results, frame: pd.DataFrame) -> list[dict[str, Any]]:
     if rows.empty:
         return []
     rows = labels.add_labels(rows.reset_index(drop=True))
-    lengths = frame.drop_duplicates(["model", "seq_len"]).set_index(["model", "seq_len"])["workload"].to_dict()
+    rows["workload"] = labels.workloads(rows, lengths_of=frame)
     rate = "predicted_tokens_per_s_per_gpu"
     rows = rows.sort_values(rate, ascending=False, na_position="last", kind="stable")
-    groups = rows.groupby(["model", "seq_len", "world_size"], sort=True)
+    groups = rows.groupby(["workload", "world_size"], sort=True)
     first = groups[["layout", rate]].first().assign(points=groups.size()).reset_index()
     return [
-        {"workload": str(lengths.get((row["model"], row["seq_len"]), row["model"]))}
+        {"workload": row["workload"]}
         | {"world_size": int(row["world_size"]), "points": int(row["points"]), "layout": row["layout"]}
         | {"predicted": None if pd.isna(row[rate]) else _short(row[rate])}
         for row in labels.records(first)

@@ -16,7 +16,7 @@ import pandas as pd
 from analysis.memory.peak_split import READ, can_be_counted
 from analysis.rows.derived import SHAPE
 from analysis.rows.frame_cache import cache_per_frame
-from analysis.rows.labels import records
+from analysis.rows.labels import ROUTING, records
 from analysis.rows.load import last_attempts
 from workloads.recomputation import Recompute
 
@@ -29,6 +29,7 @@ _CONFIG = (
         "virtual_stages",
         "ep",
         "etp",
+        *ROUTING,
         "micro_batch_size",
         "recompute",
         "recompute_every",

@@ -13,7 +13,7 @@ from typing import Any
 import pandas as pd
 
 from analysis.rows.derived import SHAPE, model_of
-from analysis.rows.labels import MEMORY_CATEGORIES
+from analysis.rows.labels import MEMORY_CATEGORIES, ROUTING
 from workloads.costs.memory import StageMemory, estimate_memory
 from workloads.errors import InvalidExperiment
 from workloads.experiment import Experiment, from_json
@@ -35,6 +35,7 @@ READ = tuple(
             *("attention", "compile", "seed", "engine", "engine_version", "config_json", "tokens_per_s_per_gpu"),
             *("world_size", "peak_allocated_bytes", "peak_reserved_bytes", "device_memory_bytes"),
             *MEMORY_CATEGORIES,
+            *ROUTING,
             *NEEDED,
         )
     )

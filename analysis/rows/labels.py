@@ -10,7 +10,7 @@ import pandas as pd
 
 from analysis.rows.frame_cache import cache_per_frame
 from results.schema import UNKNOWN_OUTCOME
-from results.text import listed, plural
+from results.text import listed, name_routing, plural
 from workloads.costs.schedule import INTERLEAVED
 
 OUTCOME_NAMES = {
@@ -34,6 +34,8 @@ MEMORY_CATEGORIES = {
 }
 """Columns of the peak by category, and what they are called; they sum to the allocated peak."""
 
+ROUTING = ("routing", "routing_imbalance", "capacity_factor")
+"""How tokens choose experts: what is not balanced is a workload of its own."""
 _LABELLED_BY = (
     *("dp", "dp_replicate", "dp_shard", "zero_stage", "tp", "cp", "pp", "ep", "etp", "pp_schedule", "virtual_stages"),
     *("cp_kind", "pp_split"),
@@ -45,13 +47,7 @@ def add_labels(attempts: pd.DataFrame) -> pd.DataFrame:
     """The frame with ``workload`` (model, sequence length where a model has several, routing that is not balanced),
     ``degrees``, ``batching`` and ``layout`` as text columns."""
     frame = attempts.copy()
-    several = frame.groupby("model")["seq_len"].nunique()
-    several_lengths = set(several[several > 1].index)
-    frame["workload"] = [
-        f"{model}, seq {int(seq)}" if model in several_lengths and pd.notna(seq) else str(model)
-        for model, seq in zip(frame["model"], frame["seq_len"], strict=True)
-    ]
-    frame["workload"] += [routing_suffix(row) for row in records(frame[["routing", "routing_imbalance"]])]
+    frame["workload"] = workloads(frame, lengths_of=frame)
     rows = records(frame[[*_LABELLED_BY]])
     frame["degrees"] = [degrees(row) for row in rows]
     frame["batching"] = [batching(row) for row in rows]
@@ -59,12 +55,16 @@ def add_labels(attempts: pd.DataFrame) -> pd.DataFrame:
     return frame
 
 
-def routing_suffix(row: Mapping[str, Any]) -> str:
-    """How tokens choose experts changes the work, not only the layout: such rows are a workload of their own."""
-    routing = row.get("routing")
-    if not isinstance(routing, str) or routing == "balanced":
-        return ""
-    return f", {routing} {row['routing_imbalance']:g}×" if routing == "skewed" else f", {routing} routing"
+def workloads(rows: pd.DataFrame, lengths_of: pd.DataFrame) -> list[str]:
+    """The workload of each row; its model's sequence length is named where ``lengths_of`` has several of that model."""
+    several = lengths_of.groupby("model")["seq_len"].nunique()
+    several_lengths = set(several[several > 1].index)
+    names = [
+        f"{model}, seq {int(seq)}" if model in several_lengths and pd.notna(seq) else str(model)
+        for model, seq in zip(rows["model"], rows["seq_len"], strict=True)
+    ]
+    routings = [name_routing(*row.values()) for row in records(rows[[*ROUTING]])]
+    return [f"{name}, {routing}" if routing else name for name, routing in zip(names, routings, strict=True)]
 
 
 def tell_collectives_apart(frame: pd.DataFrame) -> pd.DataFrame:

@@ -40,6 +40,11 @@ class Comparison:
 NOT_COMPARED = Comparison(reference_id=None, max_difference=None, max_norm_difference=None, agrees=None)
 
 
+_DROPPED_BY = ("micro_batch_size", "tp", "etp", "sequence_parallel", "cp", "cp_kind")
+"""With a capacity, experts drop what is over it of each rank's tokens of a micro-batch: layouts that share tokens out
+otherwise drop others, and their losses differ although both are right."""
+
+
 def loss_key(experiment: Experiment) -> str:
     """Equal for two experiments whose losses must be equal: those that differ only in their layout."""
     fields = ex.to_dict(experiment)
@@ -47,7 +52,11 @@ def loss_key(experiment: Experiment) -> str:
         name: fields[name] for name in ("global_batch_size", "seq_len", "seed", "precision", "engine", "engine_version")
     }
     if experiment.routing != "balanced":
-        shared |= {name: fields[name] for name in ("routing", "routing_imbalance", "capacity_factor")}
+        shared["routing"] = experiment.routing
+    if experiment.routing == "skewed":
+        shared["routing_imbalance"] = experiment.routing_imbalance
+    if experiment.capacity_factor is not None:
+        shared |= {name: fields[name] for name in ("capacity_factor", *_DROPPED_BY)} | {"dp": experiment.dp}
     shared["model"] = {name: value for name, value in fields["model"].items() if name != "name"}
     digest = hashlib.sha256(json.dumps(shared, sort_keys=True).encode()).hexdigest()[:16]
     return f"{experiment.precision}-{digest}"

@@ -20,6 +20,7 @@ from workloads.costs.memory import estimate_memory
 from workloads.costs.params import num_params
 from workloads.experiment import Experiment, Recompute, to_dict
 from workloads.model_spec import MLASpec, ModelSpec, MoESpec, model_from_dict
+from workloads.recomputation import OPERATIONS
 from workloads.rules import RULES, violations
 
 SCRIPTS = ("model_costs.js", "pipeline_model.js", "memory_model.js", "memory_rules.js")
@@ -176,7 +177,6 @@ def test_the_layouts_visit_every_branch(compared: list[tuple[Experiment, dict[st
     for experiment, page in compared:
         for field in (
             "zero_stage",
-            "recompute",
             "recompute_every",
             "pp_schedule",
             "precision",
@@ -188,6 +188,7 @@ def test_the_layouts_visit_every_branch(compared: list[tuple[Experiment, dict[st
             "routing",
         ):
             seen[field, getattr(experiment, field)] += 1
+        seen.update(("recompute", name) for name in experiment.recompute.split("+"))
         seen["moe", experiment.model.moe is not None] += 1
         seen["mla", experiment.model.mla is not None] += 1
         seen["tied", experiment.model.tie_embeddings] += 1
@@ -195,7 +196,7 @@ def test_the_layouts_visit_every_branch(compared: list[tuple[Experiment, dict[st
     assert min(seen.values()) >= 10, seen
     expected = {
         "zero_stage": 4,
-        "recompute": len(get_args(Recompute)),
+        "recompute": len(OPERATIONS) + 3,
         "recompute_every": 4,
         "pp_schedule": 7,
         "precision": 7,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
@@ -16,6 +17,7 @@ from results.text import format_bytes, listed
 from tests.analysis import synthetic
 from tests.analysis.conftest import frame_of
 from workloads.experiment import Experiment
+from workloads.model_spec import MoESpec
 
 ONE_B, THREE_B, _ = synthetic.MODELS
 
@@ -33,6 +35,29 @@ def rows_of(*specs: tuple[Experiment, dict[str, Any]]) -> pd.DataFrame:
             columns = {"step_time_s": step, "step_time_min_s": step, "step_time_max_s": step} | columns
         rows.append(synthetic.attempt(point, index, **({"outcome": "ok"} | columns)))
     return labels.add_labels(frame_of(rows))
+
+
+MIXTURE = dataclasses.replace(
+    ONE_B, name="mixture", moe=MoESpec(num_experts=8, experts_per_token=2, expert_hidden_size=1024)
+)
+
+
+def test_each_routing_is_a_workload_of_its_own() -> None:
+    kinds: list[dict[str, Any]] = [
+        {},
+        {"routing": "skewed", "routing_imbalance": 2},
+        {"routing": "learned"},
+        {"routing": "learned", "routing_imbalance": 2.0, "micro_batch_size": 2},
+        {"routing": "learned", "capacity_factor": 1.25},
+    ]
+    frame = rows_of(*((experiment(model=MIXTURE, **kind), {}) for kind in kinds), (experiment(), {}))
+    learned = "mixture, learned routing"
+    names = ["mixture", "mixture, skewed 2×", learned, learned, f"{learned}, capacity 1.25", "llama1b"]
+    assert list(frame["workload"]) == names
+    assert list(metrics.ranked(frame).groupby("workload")["rank"].max().loc[["mixture", learned]]) == [1.0, 2.0]
+    lengths = labels.add_labels(pd.concat([frame, frame.assign(seq_len=8192)], ignore_index=True))
+    assert "mixture, seq 8192, learned routing, capacity 1.25" in set(lengths["workload"])
+    assert labels.workloads(frame.iloc[2:3], lengths_of=lengths) == ["mixture, seq 4096, learned routing"]
 
 
 def test_rank_is_within_model_and_size_by_throughput_per_gpu() -> None:

@@ -23,10 +23,12 @@ from tests.planted.checks_of_precision import loss_scaling as loss_scaling
 from tests.planted.plant import Fault, planted, with_fault
 from tests.pool import Pool
 from tests.workloads.engine import parity
-from tests.workloads.engine.parity import experiment, model
+from tests.workloads.engine.parity import experiment, experts, model
 from workloads.engine import data
+from workloads.engine.balance import finish_routing
 from workloads.engine.build import Engine, build, choose_attention
 from workloads.engine.groups import make_groups
+from workloads.engine.model import routers
 from workloads.engine.parameters import local_shard
 from workloads.experiment import Experiment
 from workloads.parity.shards import shards_of
@@ -170,6 +172,28 @@ def _separate_gradients(rank: int, case: Experiment) -> list[dict[str, Tensor]]:
         alone.pipeline.run([own])
         gradients.append(parity.whole(case, [shards_of(alone, lambda named: named.gradient)]))
     return gradients
+
+
+def loads(pool: Pool, fault: Fault | None) -> None:
+    """Each layer counts every copy once, and the balance term once, whatever a backward computes again."""
+    moe = experts(balance="aux_loss", balance_coefficient=0.5)
+    terms = {}
+    for kind in ("none", "experts", "full"):
+        case = experiment(moe=moe, dp=2, ep=2, routing="learned", micro_batch_size=2, recompute=kind)
+        counted = pool.run(with_fault, 2, fault, _count_loads, case)
+        copies = case.tokens_per_step // case.dp * moe.experts_per_token
+        assert [copied for copied, _ in counted] == [[copies] * (case.model.num_layers - 1)] * 2, kind
+        terms[kind] = [term for _, term in counted]
+    assert terms["none"] == terms["experts"] == terms["full"] and min(map(min, terms["none"])) > 0
+
+
+def _count_loads(rank: int, case: Experiment) -> tuple[list[int], list[float]]:
+    """Of a step and of each layer with routed experts: (copies, balance term)."""
+    engine = built(rank, case)
+    engine.pipeline.run(_batches(engine, 0))
+    finish_routing(engine.chunks, engine.groups)
+    found = [router for chunk in engine.chunks for router in routers(chunk)]
+    return [int(router.total.sum()) for router in found], [router.balance_loss.item() for router in found]
 
 
 def traffic(pool: Pool, fault: Fault | None) -> None:

@@ -10,6 +10,7 @@ _ROUTER = ENGINE + "routing:Router."
 _MOE = experts()
 _AUX = experts(gate="sigmoid", balance="aux_loss", balance_coefficient=0.5)
 _BIAS = experts(gate="sigmoid", balance="bias", balance_coefficient=0.05)
+_AGAIN = ENGINE + "experts:Experts._again"
 _ONE = {"moe": _MOE, "micro_batch_size": 4}
 _EP = {"moe": _MOE, "dp": 2, "ep": 2, "micro_batch_size": 2}
 _UNEVEN = {**_EP, "routing": "learned"}
@@ -65,6 +66,14 @@ EXPERTS = [
             "copies = 1 if placement.is_expert else copies\n    if not placement.is_expert:",
             _REPLICAS,
         ),
+        (
+            "experts_not_summed_over_replicas",
+            "gradients of experts are not summed over the ranks that hold the same ones",
+            ENGINE + "data_parallel:apply_data_parallel",
+            "_without_single_replica(groups.expert_mesh)",
+            'groups.expert_mesh["shard"]',
+            _REPLICAS,
+        ),
         scale=2.0,
     ),
     *faults_of(
@@ -106,8 +115,40 @@ EXPERTS = [
             "the parts of experts that tensor-parallel ranks hold are not summed",
             ENGINE + "experts:RoutedFeedForward.forward",
             "sum_partials(out, self.parallel.tp)",
-            "self.parallel.tp.size * sum_partials(out, self.parallel.tp).detach() + out.sum() * 0",
+            "out.chunk(self.parallel.tp.size)[self.parallel.tp.rank]",
             {"moe": _MOE, "tp": 2, "etp": 2, "micro_batch_size": 4},
+        ),
+        (
+            "shared_experts_lost_with_tp",
+            "shared experts count for nothing with tensor parallelism",
+            ENGINE + "experts:RoutedFeedForward.forward",
+            "out + others",
+            "out + others * (self.parallel.tp.size == 1)",
+            {"moe": _MOE, "tp": 2, "micro_batch_size": 4},
+        ),
+        (
+            "router_summed_again",
+            "the gradient of the router is summed over ranks that have the whole of it",
+            "workloads.weights:experts",
+            "(count, h), INIT_STD, WHOLE)",
+            "(count, h), INIT_STD, WHOLE_BY_HEADS)",
+            {"moe": _MOE, "tp": 2, "etp": 2, "sequence_parallel": False, "micro_batch_size": 4},
+        ),
+        (
+            "rows_again_of_neighbour",
+            "what experts make again is that of the row before",
+            _AGAIN,
+            "grouped_product(x_MD,",
+            "grouped_product(x_MD.roll(1, 0),",
+            {**_ONE, "recompute": "experts"},
+        ),
+        (
+            "product_again_without_weights",
+            "the product that experts make again has no weights",
+            _AGAIN,
+            "weighted_swiglu(gate_up, weights_M)",
+            "weighted_swiglu(gate_up, torch.ones_like(weights_M))",
+            {**_EP, "recompute": "selective+experts"},
         ),
     ),
     *faults_of(
@@ -157,5 +198,25 @@ EXPERTS = [
             {"moe": _BIAS, "routing": "learned", "micro_batch_size": 4},
         ),
         steps=2,
+    ),
+    *faults_of(
+        "loads",
+        (
+            "copies_counted_again",
+            "the loads count copies again when a backward routes them again",
+            _ROUTER + "note",
+            "if is_recomputing():",
+            "if False:",
+            {"moe": _MOE, "routing": "learned", "recompute": "full", "micro_batch_size": 4},
+        ),
+        (
+            "balance_term_counted_again",
+            "the balance term is recorded again when a backward routes again",
+            _ROUTER + "_with_balance_term",
+            "if not is_recomputing():",
+            "if True:",
+            {"moe": _AUX, "routing": "learned", "recompute": "full", "micro_batch_size": 4},
+        ),
+        check="loads",
     ),
 ]

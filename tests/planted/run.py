@@ -55,7 +55,7 @@ class Detector:
             found = fault.check if self.is_found_by(getattr(checks, fault.check), fault) else None
         else:
             model, batch = case.model, case.global_batch_size
-            how = fault.scale, None, fault.steps
+            how = fault.scale, None, fault.steps, case.routing, case.routing_imbalance
             expected = trained_reference(self.pool, "cpu", model, batch, case.seq_len, *how)
             try:
                 check_traces(case, traces, expected)
@@ -81,6 +81,8 @@ class Detector:
             seq_len=case.seq_len,
             precision=case.precision,
             seed=case.seed,
+            routing=case.routing,
+            routing_imbalance=case.routing_imbalance,
         )
         key = alone.id, fault.scale, fault.steps
         if key not in self._unsharded:

@@ -18,6 +18,7 @@ from sweep.config import compose_sweep
 from sweep.expand import expand_all
 from sweep.ledger import ledger_rows
 from sweep.plan import Plan, make_plan
+from sweep.price import information_order
 from tests.sweep.helpers import plan_of
 from workloads.errors import InvalidSweep
 
@@ -72,6 +73,23 @@ def test_every_model_and_size_has_its_best_layouts() -> None:
         )
         assert [first.tokens_per_s_per_gpu, second.tokens_per_s_per_gpu] == rates[:-3:-1]
     assert len(fastest(plan.points)) == 40  # 4 models and sizes with 10 each
+
+
+@pytest.mark.slow
+def test_every_routing_has_its_best_layouts_and_is_run_early() -> None:
+    plan = plan_of(["+grid=moe_2gpu", "grid.axes.model=deepseek_v2_lite_10_layers"])
+    able = [point for point in plan.points if point.verdict == "run"]
+    best = fastest(able, 1)
+    assert [point.experiment.routing for point in best] == ["balanced", "learned"]
+    lines = printed(plan, top=1).splitlines()
+    named = [line for line in lines if line.startswith("deepseek_v2_lite_10_layers")]
+    assert [line.split("  ")[0] for line in named] == [
+        "deepseek_v2_lite_10_layers",
+        "deepseek_v2_lite_10_layers, learned routing",
+    ]
+    rates = [point.tokens_per_s_per_gpu for point in able]
+    order = information_order([p.experiment for p in able], rates, [p.price for p in able if p.price])
+    assert {able[place].experiment.routing for place in order[:2]} == {"balanced", "learned"}
 
 
 @pytest.mark.slow

@@ -149,6 +149,62 @@ def test_rehearsed_layouts_are_ranked_within_one_tp(sweep: SweepDir) -> None:
     )
 
 
+@cache
+def routed() -> tuple[Experiment, Experiment, Experiment, Experiment]:
+    """One layout of a model with experts: routing balanced, skewed and learned, then with a capacity."""
+    points = plan_of(["+grid=moe_2gpu", "grid.axes.model=mixtral_8x7b_5_layers", "grid.axes.ep=2"]).points
+    balanced = next(p.experiment for p in points if p.experiment.dp == 2 and p.experiment.routing == "balanced")
+    learned = balanced.replace(routing="learned")
+    skewed = balanced.replace(routing="skewed", routing_imbalance=2.0)
+    return balanced, skewed, learned, learned.replace(capacity_factor=1.25)
+
+
+def test_each_routing_is_ranked_for_itself(sweep: SweepDir) -> None:
+    """Routing changes the work: a layout that is faster because its routing is forced to be even is not the better."""
+    for number, experiment in enumerate(routed()):
+        store(sweep, experiment, 10000.0 - 100 * number)
+        store(sweep, experiment.replace(recompute="full"), 9000.0 - 100 * number)
+    cells = cells_of(sweep)
+    names = ["", "learned routing", "learned routing, capacity 1.25", "skewed 2×"]
+    assert [cell.key.routing for cell in cells] == names
+    assert [[layout.rate for layout in cell.layouts] for cell in cells] == [
+        [10000.0, 9000.0],
+        [9800.0, 8800.0],
+        [9700.0, 8700.0],
+        [9900.0, 8900.0],
+    ]
+    lines = [line.split("  ")[0] for line in ended(sweep, 120).splitlines() if " on 2 GPUs" in line]
+    assert lines == [f"mixtral_8x7b_5_layers{f', {name}' if name else ''} on 2 GPUs" for name in names]
+
+
+def test_the_imbalance_assumed_of_learned_routing_makes_no_cell(sweep: SweepDir) -> None:
+    _, _, learned, _ = routed()
+    store(sweep, learned, 10000.0)
+    store(sweep, learned.replace(routing_imbalance=2.0, recompute="full"), 9000.0)
+    [cell] = cells_of(sweep)
+    assert len(cell.layouts) == 2
+
+
+def test_what_to_try_next_is_told_from_runs_of_its_routing(sweep: SweepDir) -> None:
+    """Balanced runs reach half of their predictions, learned ones a quarter."""
+    balanced, _, learned, _ = routed()
+    store(sweep, balanced, 10000.0)
+    store(sweep, learned, 5000.0)
+    untried = [experiment.replace(recompute="full") for experiment in (balanced, learned)]
+    ledger = [
+        *(ledger_row(number, experiment, "cached", 20000.0) for number, experiment in enumerate((balanced, learned))),
+        *(ledger_row(number, experiment, "run", 22000.0) for number, experiment in enumerate(untried, 2)),
+    ]
+    write_ledger(sweep.path, ledger)
+    rows = read_attempts(sweep.path).to_pylist()
+    found = untried_points(ledger, rows, best_layouts(rows), "measured")
+    assert [(point.experiment, point.rate, point.gain) for point in found] == [
+        (untried[0], pytest.approx(11000.0), pytest.approx(0.1)),
+        (untried[1], pytest.approx(5500.0), pytest.approx(0.1)),
+    ]
+    assert "mixtral_8x7b_5_layers, learned routing on 2, about 5,500 tokens/s each" in ended(sweep, 120)
+
+
 def ledger_row(number: int, experiment: Experiment, verdict: str, predicted: float) -> dict[str, Any]:
     return {
         "sweep": "s",

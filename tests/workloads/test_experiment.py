@@ -47,7 +47,8 @@ def test_every_field_is_declared() -> None:
         ({"zero_stage": True}, "zero_stage=True; it may be 0, 1, 2 or 3"),
         (
             {"recompute": "ful"},
-            "did you mean 'full'? it may be none, selective, full or some of norm, rope, swiglu, mla_up, joined by '+'",
+            "did you mean 'full'? it may be none, selective, full or some of norm, rope, swiglu, mla_up, experts, "
+            "joined by '+'",
         ),
         ({"recompute": "swiglu+norm"}, "recompute='swiglu+norm'; did you mean"),
         ({"recompute": "norm+attention"}, "recompute='norm+attention'"),
@@ -103,6 +104,7 @@ def test_experiments_from_before_later_fields_keep_their_ids() -> None:
         ({"recompute": "mla_up+rope+norm+swiglu"}, {"recompute": "selective+mla_up"}),
         ({"recompute": "mla_up+selective+norm"}, {"recompute": "selective+mla_up"}),
         ({"recompute": "mla_up+norm"}, {"recompute": "norm+mla_up"}),
+        ({"recompute": "experts+mla_up+selective"}, {"recompute": "selective+mla_up+experts"}),
         ({"recompute": "none", "recompute_every": 4}, {}),
         ({"recompute": "full", "recompute_every": 4}, {"recompute": "full", "recompute_every": 100}),
     ],

@@ -122,6 +122,7 @@ def test_layouts_that_run(fields: dict[str, Any]) -> None:
         ),
         ({"attention": "flash", "precision": "fp32"}, "attention", "no fp32 kernels on CUDA"),
         ({"recompute": "norm+mla_up"}, "recompute_mla_up", "llama8b has no latent attention"),
+        ({"recompute": "selective+experts"}, "recompute_experts", "llama8b has no routed experts"),
     ],
 )
 def test_broken_rules_say_what_would_work(fields: dict[str, Any], rule: str, says: str) -> None:

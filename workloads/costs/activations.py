@@ -177,7 +177,8 @@ def layer_bytes(experiment: Experiment, *, routed: bool, c: int, recomputed: boo
 
     none       all of `LayerTensors`, as of every layer that is not recomputed.
     selective  all but what backward makes again: normed inputs (statistics of norms stay), rotated queries and keys,
-               and the SwiGLU product; with some of them named (norm, rope, swiglu) all but those. With ``compile`` the
+               and the SwiGLU product; with some of them named (norm, rope, swiglu) all but those; with ``experts``
+               also but gate_up and product of routed experts. With ``compile`` the
                residual after attention is made again too, and the outputs of the two row-parallel layers stay and, with
                tp > 1, their partial sums (full T), until they are used.
     full       the block input.
@@ -230,19 +231,25 @@ def _routed_bytes(
 ) -> LayerBytes:
     """`layer_bytes` of a layer with experts. They are never compiled, so a compiled block is taken to keep the same."""
     x = expert_tensors(e, rank_tokens(e)[1], c)
-    working = stream + expert_working(e, x, gathered if e.etp > 1 else 0)
+    gathered = gathered if e.etp > 1 else 0
     reducing = stream + x.rows - (x.weights + x.rows + x.gate_up + x.product)
     if e.recompute == "none" or not recomputed:
-        saved, again = t.total, 0
+        saved, again, working = t.total, 0, expert_working(e, x, gathered)
     elif e.recompute == "full":
         saved = t.input
         again = t.total - saved
+        working = again + expert_working(e, x, gathered)
     else:
         made, named = _made_again(e, t, c), e.recomputed_operations
-        saved = t.total - sum(made.get(name, 0) for name in named)
-        again = x.product if "swiglu" in named else 0
+        saved, again = t.total - sum(made.get(name, 0) for name in named), 0
+        if "experts" in named:
+            again = x.gate_up + x.product
+            saved -= x.gate_up if "swiglu" in named else again
+        elif "swiglu" in named:
+            again = x.product
+        working = expert_working(e, x, gathered, again)
     own = _attention_working(e, t, c, 0, saved)
-    return LayerBytes(saved, max(again + working, own), again + reducing)
+    return LayerBytes(saved, max(stream + working, own), again + reducing)
 
 
 def _attention_working(e: Experiment, t: LayerTensors, c: int, down_weight: int, saved: int) -> int:

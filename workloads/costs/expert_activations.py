@@ -81,21 +81,21 @@ def expert_tensors(e: Experiment, stream_tokens: int, c: int) -> ExpertTensors:
     )
 
 
-def expert_working(e: Experiment, t: ExpertTensors, gathered: int) -> int:
-    """Needed beside what is saved, the gradient of the stream apart, while backward goes through the experts. The
-    largest of
+def expert_working(e: Experiment, t: ExpertTensors, gathered: int, again: int = 0) -> int:
+    """Needed beside what is saved, the gradient of the stream apart, while backward goes through the experts.
+    ``again``: bytes of what the experts themselves make again, so that rows come before it. The largest of
 
     1. the outputs' gradients by token (``gathered``, with etp > 1) and as they are sent and received;
-    2. the received ones, the product's gradient and the down weights';
+    2. the received ones in both orders, before anything is made again; then the product's gradient and the down
+       weights' beside them;
     3. the gradients of product and gate_up and of the down weights, when the product is free;
     4. the gradients of the received copies and of all weights, and of gate_up, when product and gate_up are free.
     """
     down = t.parameters // 3
     received = (t.sent + t.rows, 2 * t.rows) if e.ep > 1 else ()
-    return max(
-        gathered + t.sent,
-        *received,
+    products = (
         t.rows + t.product + down,
         t.gate_up + down,
         t.rows + t.parameters - t.product,
     )
+    return max(gathered + t.sent, *received, again + max(products))

@@ -53,25 +53,33 @@ def hardware_flops_per_token(experiment: Experiment) -> float:
     """FLOPs that devices spend on one token: causal attention halved, recomputation counted.
 
     Full recomputation runs the forward of every recomputed block again, up to the last tensor that backward needs, so
-    all but the down projection. Selective recomputation repeats no matrix product, ``mla_up`` those of latents. GPipe
-    keeps no gradients of the head between forward and backward, so its logits are computed twice. The scores that a
-    flash attention kernel computes again inside its own backward are not counted: every run has them, and they replace
-    memory traffic.
+    all but the down projection. Selective recomputation repeats no matrix product, ``mla_up`` those of latents,
+    ``experts`` two of three of routed experts. GPipe keeps no gradients of the head between forward and backward, so
+    its logits are computed twice. The scores that a flash attention kernel computes again inside its own backward are
+    not counted: every run has them, and they replace memory traffic.
     """
     model = experiment.model
     total = flops_per_token(model, experiment.seq_len, "causal")
     head = model.vocab_size * model.hidden_size
     if experiment.recompute == "full":
-        every, dense = experiment.recompute_every, num_dense_layers(model)
-        layers = -(-model.num_layers // every)
-        of_dense = min(layers, -(-dense // every))
+        layers, of_dense = _recomputed_layers(experiment)
         spared = layers * model.ffn_hidden_size * model.hidden_size if model.moe is None else 0
         again = of_dense * matmul_of_layer(model, routed=False) - spared
         if model.moe is not None:
             again += (layers - of_dense) * matmul_of_layer(model, routed=True)
         total += 2.0 * again + 0.5 * layers * attention_forward_flops(model, experiment.seq_len)
+    if "experts" in experiment.recomputed_operations and model.moe is not None:
+        layers, of_dense = _recomputed_layers(experiment)
+        gate_up = 2 * model.hidden_size * model.moe.expert_hidden_size
+        total += 2.0 * (layers - of_dense) * model.moe.experts_per_token * gate_up
     if "mla_up" in experiment.recomputed_operations:
         total += 2.0 * -(-model.num_layers // experiment.recompute_every) * latent_up_params(model)
     if experiment.pp_schedule == "gpipe":
         total += 2.0 * head
     return total
+
+
+def _recomputed_layers(e: Experiment) -> tuple[int, int]:
+    """(layers that the policy meets, those of them without routed experts)."""
+    layers = -(-e.model.num_layers // e.recompute_every)
+    return layers, min(layers, -(-num_dense_layers(e.model) // e.recompute_every))

@@ -300,7 +300,9 @@ def expert_moments(
     shard, buffers = x.g * size // shards, 0
     if _reduces(x, turn):
         own = 0 if turn.prior else shard
-        buffers = 2 * x.g * size if shards == 1 or x.whole else (x.g + x.c) * size + (shard if turn.prior else 0)
+        new = shard if turn.prior and not x.whole else 0  # beside the one that it is added to
+        # FSDP holds on to a unit's last gradient, the weight of the way down: a third of the experts.
+        buffers = (2 * x.g * size if shards == 1 or x.whole else x.g * size + x.c * size // 3) + new
         if x.whole and turn.prior and shards > 1:
             buffers -= x.g * size - shard  # as of the head
     else:

@@ -211,7 +211,10 @@ def _layer(e: Experiment, cluster: ClusterSpec, rates: Rates, *, routed: bool) -
         if model.mla is not None:
             of["rope"] /= 2  # keys alone
         again = c * sum(of.get(name, 0.0) for name in e.recomputed_operations) / rates.memory
-        again += experts.swiglu_s if "swiglu" in e.recomputed_operations else 0.0
+        if "experts" in e.recomputed_operations:  # two of three products; nothing is sent again
+            again += 2.0 / 3.0 * experts.products_s + experts.swiglu_s
+        elif "swiglu" in e.recomputed_operations:
+            again += experts.swiglu_s
         if "mla_up" in e.recomputed_operations:
             again += 2.0 * tokens * latent_up_params(model) / e.tp / rates.matmul
             again_exposed = tp.latents_s

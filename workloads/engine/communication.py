@@ -24,7 +24,7 @@ class Axis:
     """One axis of the layout as one rank sees it: the ranks that differ from this one on that axis alone."""
 
     name: str
-    """A name of `workloads.mesh.AXES`."""
+    """A name of `workloads.mesh.AXES`, or one that experts add (`workloads.engine.groups`): ``ep``, ``etp``."""
     size: int
     rank: int
     """Coordinate of this rank."""

@@ -11,6 +11,7 @@ comes back (Megatron-LM's expert tensor parallelism).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -48,13 +49,21 @@ class Experts(nn.Module):
     def forward(self, x_MD: Tensor, weights_M: Tensor, groups: RowGroups) -> Tensor:
         gate_up = grouped_linear(x_MD, self.gate_up, groups, self.deferred)
         if "experts" in self.recipes:
-            x_MD = x_MD.detach()
-            self.recipes["experts"].note((gate_up,), lambda: (grouped_product(x_MD, self.gate_up, groups),))
+            again = partial(self._again, x_MD.detach(), weights_M.detach(), groups)
+            add = self.recipes["experts"].note((gate_up,), again)  # before SwiGLU saves it
+            product = weighted_swiglu(gate_up, weights_M)
+            add(1, product)
+            return grouped_linear(product, self.down, groups, self.deferred)
         product = weighted_swiglu(gate_up, weights_M)
         if "swiglu" in self.recipes:
             plain, weights_M = gate_up.detach(), weights_M.detach()
             self.recipes["swiglu"].note((product,), lambda: (weighted_swiglu(plain, weights_M),))
         return grouped_linear(product, self.down, groups, self.deferred)
+
+    def _again(self, x_MD: Tensor, weights_M: Tensor, groups: RowGroups) -> tuple[Tensor, Tensor]:
+        """Both inputs of SwiGLU and its product; the parameters are there, gathered for the backward."""
+        gate_up = grouped_product(x_MD, self.gate_up, groups)
+        return gate_up, weighted_swiglu(gate_up, weights_M)
 
 
 @dataclass(frozen=True, slots=True)

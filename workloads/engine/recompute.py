@@ -7,6 +7,9 @@ full       only the block's input is kept
 
 A list of the cheap ones, such as ``norm+swiglu``, recomputes those alone; selective is all of them. ``mla_up``, alone
 or in a list, makes the heads of latent attention again of their latents: queries, and what keys and values are made of.
+``experts`` makes again what routed experts make between dispatch and combine: of the received copies, which stay, both
+inputs of their SwiGLU, and its weighted product. The router does not run again, and nothing is sent again. What the
+down projections put out is needed by no backward.
 
 Attention itself is not on the list (Megatron-LM recomputes it as ``core_attn``). That freed the scores and the
 probabilities, S by S for each head, when they were stored. Fused kernels store one number a row instead and compute the
@@ -149,14 +152,21 @@ class Recipes:
     def __init__(self) -> None:
         self._by_storage: dict[int, tuple[_Recipe, int]] = {}
 
-    def note(self, made: tuple[Tensor, ...], make: Callable[[], tuple[Tensor, ...]]) -> None:
-        """Remember that ``make`` computes the tensors ``made`` again. It may only use what backward keeps anyway."""
-        recipe = _Recipe(make)
+    def note(self, made: tuple[Tensor, ...], make: Callable[[], tuple[Tensor, ...]]) -> Callable[[int, Tensor], None]:
+        """Remember that ``make`` computes the tensors ``made`` again. It may only use what backward keeps anyway.
+
+        ``make`` may compute more than there is yet: what this returns takes the index of such a tensor, and the tensor.
+        """
+        add = partial(self._add, _Recipe(make))
         for index, tensor in enumerate(made):
-            key = tensor.untyped_storage()._cdata
-            self._by_storage[key] = (recipe, index)
-            # Once the tensor is freed, another one may have its address.
-            weakref.finalize(tensor, self._by_storage.pop, key, None)
+            add(index, tensor)
+        return add
+
+    def _add(self, recipe: _Recipe, index: int, tensor: Tensor) -> None:
+        key = tensor.untyped_storage()._cdata
+        self._by_storage[key] = (recipe, index)
+        # Once the tensor is freed, another one may have its address.
+        weakref.finalize(tensor, self._by_storage.pop, key, None)
 
     def pack(self, tensor: Tensor) -> Tensor | _Ingredient:
         found = self._by_storage.get(tensor.untyped_storage()._cdata)

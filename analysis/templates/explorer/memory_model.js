@@ -215,7 +215,8 @@ const MemoryModel = (() => {
     const { holds } = stage, name = "the reduction of experts' gradients", shard = div(g * size, shards), tied = c * units.tied;
     let buffers = 0, own = turn.prior ? 0 : shard;
     if (reduced) {
-      buffers = shards === 1 || x.whole ? 2 * g * size : (g + c) * size + (turn.prior ? shard : 0);
+      buffers = shards === 1 || x.whole ? 2 * g * size : g * size + div(c * size, 3);
+      buffers += turn.prior && !x.whole ? shard : 0;
       if (x.whole && turn.prior && shards > 1) buffers -= g * size - shard;
     } else own = (turn.prior ? 0 : g * size) + (c === g && !turn.prior ? 0 : c * size);
     const ofHead = turn.prior ? 0 : div(g * units.head, reduced ? x.shards : 1);
@@ -339,11 +340,17 @@ const MemoryModel = (() => {
     };
   }
 
-  /** Parts worth showing: without zeros; one below zero (a buffer that takes another's place) goes into the largest. */
+  /** Parts worth showing: without zeros; one below zero (a buffer that takes another's place) goes into the largest, and
+   * what that cannot take into the next. */
   function tidy(parts) {
     const kept = Object.entries(parts).filter(([, bytes]) => bytes > 0);
-    const below = sum(parts) - kept.reduce((total, [, bytes]) => total + bytes, 0);
-    if (below < 0) largest(kept)[1] += below;
+    let below = kept.reduce((total, [, bytes]) => total + bytes, 0) - sum(parts);
+    while (below > 0 && kept.length) {
+      const most = largest(kept), taken = Math.min(below, most[1]);
+      most[1] -= taken;
+      below -= taken;
+      if (!most[1]) kept.splice(kept.indexOf(most), 1);
+    }
     return Object.fromEntries(kept);
   }
 

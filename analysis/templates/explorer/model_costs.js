@@ -13,7 +13,7 @@ const ModelCosts = (() => {
   const COMPUTE_BYTES = { fp64: 8, fp32: 4 };
   /** recomputation.SELECTIVE and OPERATIONS */
   const SELECTIVE = ["norm", "rope", "swiglu"];
-  const OPERATIONS = [...SELECTIVE, "mla_up"];
+  const OPERATIONS = [...SELECTIVE, "mla_up", "experts"];
   /** rules.V_SHAPED */
   const V_SHAPED = ["zero_bubble_v", "dualpipe_v"];
 
@@ -340,10 +340,10 @@ const ModelCosts = (() => {
   }
 
   /** expert_activations.expert_working @param {Experiment} e */
-  function expertWorking(e, t, gathered) {
+  function expertWorking(e, t, gathered, again) {
     const down = div(t.parameters, 3), received = e.ep > 1 ? [t.sent + t.rows, 2 * t.rows] : [];
     const weights = [t.rows + t.product + down, t.gate_up + down, t.rows + t.parameters - t.product];
-    return Math.max(gathered + t.sent, ...received, ...weights);
+    return Math.max(gathered + t.sent, ...received, again + Math.max(...weights));
   }
 
   /* ---- workloads/costs/fp8.py ---- */
@@ -398,13 +398,14 @@ const ModelCosts = (() => {
   function madeAgain(e, t, c) {
     const mla = e.model.mla, [tokens, streamTokens] = rankTokens(e);
     const norms = t.attention_norm + t.ffn_norm - 2 * STATISTICS_BYTES * streamTokens;
-    if (!mla) return { norm: norms, rope: t.rotated, swiglu: t.product, mla_up: 0 };
+    if (!mla) return { norm: norms, rope: t.rotated, swiglu: t.product, mla_up: 0, experts: 0 };
     const half = div(t.rotated, 2);
     return {
       norm: norms + c * streamTokens * (mla.q_lora_rank + mla.kv_lora_rank),
       rope: receives(e) ? 0 : half - c * tokens * mla.qk_rope_head_dim,
       swiglu: t.product,
       mla_up: receives(e) ? 0 : t.projected + (mla.q_lora_rank ? half : 0),
+      experts: 0, // see routedBytes
     };
   }
 
@@ -432,26 +433,34 @@ const ModelCosts = (() => {
    */
   function routedBytes(e, t, c, stream, gathered, recomputed) {
     const x = expertTensors(e, c), total = sum(t), streamTokens = rankTokens(e)[1];
-    const working = stream + expertWorking(e, x, e.etp > 1 ? gathered : 0);
+    const sent = e.etp > 1 ? gathered : 0;
     const reducing = stream + x.rows - (x.weights + x.rows + x.gate_up + x.product);
-    let saved = total, again = 0;
+    let saved = total, again = 0, working = expertWorking(e, x, sent, 0);
     /** @type {Record<string, number>} */
     let parts = savedParts(t, 0, 0, 0);
     if (e.recompute === "full" && recomputed) {
       saved = t.input;
       again = total - saved;
+      working += again;
       parts = { "residual stream": t.input };
     } else if (e.recompute !== "none" && recomputed) {
       const of = madeAgain(e, t, c), named = recomputedOperations(e);
       /** @param {"norm" | "rope" | "swiglu" | "mla_up"} name */
       const remade = (name) => (named.includes(name) ? of[name] : 0);
       saved = total - named.reduce((all, name) => all + of[name], 0);
-      again = named.includes("swiglu") ? x.product : 0;
+      let ofExperts = 0; // beside what swiglu makes again
+      if (named.includes("experts")) {
+        again = x.gate_up + x.product;
+        ofExperts = named.includes("swiglu") ? x.gate_up : again;
+        saved -= ofExperts;
+      } else if (named.includes("swiglu")) again = x.product;
+      working = expertWorking(e, x, sent, again);
       const ffnNorm = named.includes("norm") ? t.ffn_norm - STATISTICS_BYTES * streamTokens : 0;
-      parts = savedParts(t, remade("norm") - ffnNorm + remade("rope") + remade("mla_up"), ffnNorm + remade("swiglu"), 0);
+      const ffnAgain = ffnNorm + remade("swiglu") + ofExperts;
+      parts = savedParts(t, remade("norm") - ffnNorm + remade("rope") + remade("mla_up"), ffnAgain, 0);
     }
     const own = attentionWorking(e, t, c, 0, saved);
-    return { saved, working: Math.max(again + working, own), beside_experts: again + reducing, parts };
+    return { saved, working: Math.max(stream + working, own), beside_experts: again + reducing, parts };
   }
 
   /**

@@ -6,6 +6,7 @@ initialisation the loss hardly depends on the model.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -16,13 +17,13 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
-from launchers.attempt.loss_check import Comparison, compare
+from launchers.attempt.loss_check import Comparison, compare, loss_key
 from tests.pool import Pool
 from workloads import step as steps
 from workloads.engine.build import Engine, build, choose_attention
 from workloads.engine.groups import make_groups
 from workloads.experiment import Experiment
-from workloads.model_spec import ModelSpec
+from workloads.model_spec import ModelSpec, MoESpec
 
 pytestmark = pytest.mark.slow
 
@@ -124,6 +125,29 @@ def train(rank: int, case: Experiment, plant: Callable[[Engine], None] | None = 
 @cache
 def plain(pool: Pool) -> Numbers:
     return pool.run(train, 1, experiment(micro_batch_size=4))[0]
+
+
+def routed(**fields: Any) -> str:
+    moe = MoESpec(num_experts=8, experts_per_token=2, expert_hidden_size=64)
+    model = dataclasses.replace(MODEL, moe=moe)
+    return loss_key(experiment(**{"model": model, "dp": 2, "micro_batch_size": 2, **fields}))
+
+
+def test_losses_are_compared_within_one_routing() -> None:
+    learned, limited = {"routing": "learned"}, {"routing": "learned", "capacity_factor": 1.0}
+    keys = [routed(), routed(routing="skewed", routing_imbalance=2), routed(**learned), routed(**limited)]
+    keys += [routed(routing="skewed", routing_imbalance=3), routed(routing="learned", capacity_factor=2.0)]
+    assert len(set(keys)) == 6
+    assert routed(**learned, ep=2, micro_batch_size=1) == routed(**learned)
+    assert routed(**learned, routing_imbalance=2.0) == routed(**learned)  # assumed by the planner, in no run
+
+
+def test_losses_with_a_capacity_are_compared_where_the_same_tokens_are_dropped() -> None:
+    limited = {"routing": "learned", "capacity_factor": 1.0}
+    same = [{"ep": 2}, {"zero_stage": 2}, {"recompute": "full"}, {"pp": 2}]
+    other = [{"dp": 1}, {"micro_batch_size": 1}, {"cp": 2}, {"tp": 2}]
+    assert {routed(**limited, **layout) for layout in same} == {routed(**limited)}
+    assert len({routed(**limited, **layout) for layout in other} | {routed(**limited)}) == 5
 
 
 def compared(folder: Path, reference: Numbers, other: Numbers) -> Comparison:

@@ -50,6 +50,16 @@ def test_hardware_flops_count_recomputation() -> None:
     assert hardware_flops_per_token(gpipe) - model_flops == 2 * head
 
 
+def test_experts_made_again_repeat_two_of_their_three_products() -> None:
+    """Of 58 layers with experts in DeepSeek-V3, after 3 dense ones; with every second layer 31 - 2 of them."""
+    for every, layers in ((1, 58), (2, 29)):
+        none = Experiment(model=DEEPSEEK_V3, global_batch_size=1, seq_len=4096, recompute_every=every)
+        again = hardware_flops_per_token(none.replace(recompute="experts")) - hardware_flops_per_token(none)
+        assert again == pytest.approx(2 * layers * 8 * 2 * 7168 * 2048)
+        both = hardware_flops_per_token(none.replace(recompute="selective+experts"))
+        assert both == hardware_flops_per_token(none.replace(recompute="experts"))
+
+
 def test_playbook_mfu_of_every_published_run() -> None:
     """The published MFU to 0.01 percentage points, from the published (rounded) parameter count; ours rounds to it."""
     rows = [row for row in study_rows() if row["status"] == "Success"]

@@ -273,6 +273,15 @@ def test_uneven_routing_costs_the_rank_with_most_tokens() -> None:
     assert routed(routing="skewed", routing_imbalance=4.0, **alone).compute_s == routed(**alone).compute_s
 
 
+def test_experts_made_again_cost_two_of_three_products_and_nothing_on_the_network() -> None:
+    none, experts, both, full = (routed(recompute=kind) for kind in ("none", "experts", "swiglu+experts", "full"))
+    assert experts.communication_s == none.communication_s < full.communication_s
+    products = 4 * 4096 * 2 * 2 * 3 * 4096 * 14336 * 32 / (0.68 * 989e12)
+    swiglu = 4 * 4096 * 2 * 3 * 2 * 14336 * 32 / H200.device.memory_bandwidth
+    assert experts.compute_s - none.compute_s == pytest.approx(products * 2 / 3 + swiglu)
+    assert experts.compute_s == both.compute_s < full.compute_s
+
+
 def test_exchanges_are_exposed_but_for_shared_experts_beside_them() -> None:
     assert MIXTRAL.moe is not None
     copies = 2 * 4096 * 2

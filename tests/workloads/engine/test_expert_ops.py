@@ -115,12 +115,20 @@ class TestOnGPU:
         x = randn(4096, 256, dtype=torch.bfloat16, device="cuda").requires_grad_()
         weight = randn(64 * 128, 256, dtype=torch.bfloat16, device="cuda").requires_grad_()
         step = _routed_product(found, x, weight)  # loads the kernels
+        assert x.grad is not None and weight.grad is not None
+        first = x.grad.clone(), weight.grad.clone()
+        assert all(gradient.count_nonzero() > 0.9 * gradient.numel() for gradient in first)
+        some = torch.ones((), device="cuda")
         torch.cuda.synchronize()
         torch.cuda.set_sync_debug_mode("error")
         try:
+            with pytest.raises(RuntimeError, match="synchronizing CUDA operation"):
+                some.item()  # waits, and is found to
             step()
         finally:
             torch.cuda.set_sync_debug_mode("default")
+        # The same again, and added: doubling is exact.
+        assert torch.equal(x.grad, 2 * first[0]) and torch.equal(weight.grad, 2 * first[1])
 
 
 def _routed_product(found: Dispatch, x: Tensor, weight: Tensor) -> Callable[[], None]:

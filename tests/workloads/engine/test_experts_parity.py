@@ -20,6 +20,8 @@ def routed(moe: MoESpec = MANY, **layout: Any) -> Experiment:
     return experiment(moe=moe, **layout)
 
 
+AUX = experts(gate="sigmoid", balance="aux_loss", balance_coefficient=0.5)
+BIAS = experts(gate="sigmoid", balance="bias", balance_coefficient=0.05)
 ONE_RANK = [
     routed(),
     routed(routing="skewed", routing_imbalance=2.5, micro_batch_size=4),
@@ -29,9 +31,10 @@ ONE_RANK = [
     routed(experts(gate="sigmoid", balance="aux_loss", balance_coefficient=0.5), routing="learned", recompute="full"),
     routed(experts(gate="sigmoid", balance="bias", balance_coefficient=0.05), routing="learned", micro_batch_size=2),
     routed(routing="learned", capacity_factor=100.0),
+    routed(recompute="experts", micro_batch_size=2),
+    routed(AUX, routing="learned", recompute="selective+experts"),
+    routed(BIAS, latent=16, routing="learned", recompute="selective+mla_up+experts", attention="math"),
 ]
-AUX = experts(gate="sigmoid", balance="aux_loss", balance_coefficient=0.5)
-BIAS = experts(gate="sigmoid", balance="bias", balance_coefficient=0.05)
 FEW_RANKS = [
     *(routed(dp=2, zero_stage=zero, micro_batch_size=2, ep=ep) for zero in range(4) for ep in (1, 2)),
     *(routed(dp=2, zero_stage=zero, rounds=2, ep=2, routing="learned") for zero in (1, 3)),
@@ -60,6 +63,14 @@ FEW_RANKS = [
         for kind in ("balanced", "learned")
     ),
     routed(BIAS, pp=2, micro_batch_size=2, routing="learned"),
+    *(routed(dp=2, ep=2, zero_stage=zero, rounds=2, recompute="experts", routing="learned") for zero in (0, 3)),
+    *(routed(tp=2, etp=etp, recompute="swiglu+experts", routing="learned") for etp in (1, 2)),
+    routed(tp=2, etp=2, sequence_parallel=False, recompute="experts"),
+    routed(AUX, cp=2, ep=2, recompute="norm+experts", routing="learned"),
+    *(
+        routed(pp=2, pp_schedule=schedule, virtual_stages=chunks, micro_batch_size=1, recompute="experts")
+        for schedule, chunks in (("gpipe", 1), ("interleaved_1f1b", 2), ("zero_bubble_v", 2))
+    ),
 ]
 MORE_RANKS = [
     *(routed(dp=4, ep=ep, zero_stage=zero) for ep in (2, 4) for zero in range(4)),
@@ -76,6 +87,11 @@ MORE_RANKS = [
     routed(dp=2, pp=2, ep=2, pp_schedule="dualpipe_v", virtual_stages=2, zero_stage=3, rounds=4),
     routed(BIAS, dp=2, pp=2, tp=2, ep=2, etp=1, zero_stage=1, rounds=2, routing="learned", tie=True, qk_norm=True),
     routed(cp=2, tp=2, pp=2, ep=2, etp=2, rounds=2, recompute="norm+swiglu"),
+    routed(dp=4, ep=4, zero_stage=3, routing="learned", recompute="experts", recompute_every=2),
+    routed(
+        dp=2, pp=2, ep=2, pp_schedule="dualpipe_v", virtual_stages=2, zero_stage=3, rounds=4, recompute="rope+experts"
+    ),
+    routed(BIAS, cp=2, tp=2, pp=2, ep=4, etp=1, rounds=2, routing="learned", recompute="selective+experts"),
 ]
 CASES = ONE_RANK + FEW_RANKS + MORE_RANKS
 

@@ -13,14 +13,17 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.flop_counter import FlopCounterMode
 
-from tests.workloads.engine.parity import experiment, mla
+from tests.workloads.engine.parity import experiment, experts, mla
+from workloads.engine import experts as expert_layers
 from workloads.engine import latent_attention
 from workloads.engine.build import shape_chunks
 from workloads.engine.communication import Axis
+from workloads.engine.experts import Experts
 from workloads.engine.groups import make_groups
 from workloads.engine.memory import StorageTracker
 from workloads.engine.model import Block
 from workloads.engine.ops.attention import attention_backward, attention_forward
+from workloads.engine.ops.grouped_linear import RowGroups, grouped_product
 from workloads.engine.parameters import initialise
 from workloads.engine.recompute import CheckpointedBlock, Recipes, SelectiveBlock, apply_recompute
 from workloads.engine.tensor_parallel import TensorParallel
@@ -61,7 +64,7 @@ def two_sizes(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> Tensor:
 
 
 LATENT = replace(MODEL, num_kv_heads=4, mla=mla(16))
-KINDS = [kind for kind in get_args(Recompute) if "mla_up" not in kind]
+KINDS = [kind for kind in get_args(Recompute) if not {"mla_up", "experts"} & {*kind.split("+")}]
 
 
 def run(recompute: str, model: ModelSpec = MODEL) -> tuple[list[Tensor], int, int]:
@@ -130,12 +133,56 @@ def test_latent_attention_makes_heads_again_of_their_latents(q_lora_rank: int, m
         "mla_up": (q if q_lora_rank else 0) + v,
     }
     up = 2 * tokens * ((q_lora_rank * q if q_lora_rank else 0) + shape.kv_lora_rank * v)
-    for kind in get_args(Recompute)[1:-1]:
+    for kind in [kind for kind in get_args(Recompute)[1:-1] if "experts" not in kind]:
         gradients, total, kept = run(kind, model)
         assert all(torch.equal(expected, got) for expected, got in zip(plain, gradients, strict=True)), kind
         assert held - kept == tokens * width * sum(of[name] for name in operations_of(kind)), kind
         assert total - flops == (up if "mla_up" in kind else 0), kind
     assert all(torch.equal(expected, got) for expected, got in zip(plain, full[0], strict=True))
+
+
+def run_experts(recompute: str) -> tuple[list[Tensor], int]:
+    """(gradients, bytes alive between forward and backward) of routed experts; some of them get no row."""
+    sizes = [5, 0, 11, 3, 0, 2, 7, 4]
+    groups = RowGroups(torch.tensor(sizes).cumsum(0).int(), lambda: sizes)
+    own = Experts("layers.0.experts", replace(MODEL, moe=experts()), {}).double()
+    initialise(own, 0, {}, lambda spec: (1, 0))
+    wrapped = SelectiveBlock(own, operations_of(recompute))
+    generator = torch.Generator().manual_seed(1)
+    rows = torch.randn(32, 32, generator=generator, dtype=torch.float64, requires_grad=True)
+    shares = torch.rand(32, generator=generator, dtype=torch.float64, requires_grad=True)
+    tracker = StorageTracker()
+    for there in (rows, shares, groups.ends_G, *own.parameters()):
+        tracker.add(there.detach())
+    before = tracker.current
+    with tracker:
+        y = wrapped(rows, shares, groups)
+        held = tracker.current - before
+        y.square().sum().backward()
+    assert not wrapped.recipes._by_storage
+    gradients = [tensor.grad for tensor in (rows, shares, *own.parameters())]
+    return [gradient for gradient in gradients if gradient is not None], held
+
+
+def test_experts_make_again_what_lies_between_dispatch_and_combine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kept are the received rows and their weights, which are there in any case: here nothing but the output."""
+    products: list[int] = []
+
+    def counted(x: Tensor, *args: Any) -> Tensor:
+        products.append(len(x))
+        return grouped_product(x, *args)
+
+    monkeypatch.setattr(expert_layers, "grouped_product", counted)
+    plain, held = run_experts("none")
+    assert len(plain) == 4 and not products
+    both, product, output = (32 * columns * 8 for columns in (2 * 24, 24, 32))
+    assert held == output + both + product
+    for kind, kept in (("swiglu", both), ("experts", 0), ("swiglu+experts", 0), ("selective+mla_up+experts", 0)):
+        products.clear()
+        gradients, left = run_experts(kind)
+        assert all(torch.equal(expected, got) for expected, got in zip(plain, gradients, strict=True)), kind
+        assert left == output + kept, kind
+        assert products == ([32] if kept == 0 else []), f"{kind}: the first product, once"
 
 
 def test_a_recipe_ends_with_its_tensor() -> None:

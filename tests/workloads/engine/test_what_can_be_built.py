@@ -58,7 +58,7 @@ def drawn(draw: random.Random) -> Experiment:
         global_batch_size=replicas * shards * draw.choice([2, 4, 6, 1]),
         seq_len=draw.choice([48] * 9 + [50]),
         zero_stage=zero,
-        recompute=draw.choice([kind for kind in get_args(Recompute) if latent or "mla_up" not in kind]),
+        recompute=draw.choice([kind for kind in get_args(Recompute) if fits(kind, model)]),
         recompute_every=draw.choice([1, 1, 2, 3]),
         pp_schedule=schedule,
         virtual_stages=draw.choice([chunks] * 9 + [1, 3]),
@@ -67,6 +67,12 @@ def drawn(draw: random.Random) -> Experiment:
         precision=draw.choice(["bf16", "bf16", "fp32", "fp64"] * 4 + ["fp8_rowwise"]),
         compile=draw.choice(["none"] * 4 + ["block"]),
     )
+
+
+def fits(recompute: str, model: ModelSpec) -> bool:
+    """Whether the model has what is to be computed again."""
+    there = {"mla_up": model.mla, "experts": model.moe}
+    return all(there.get(name, True) for name in recompute.split("+"))
 
 
 def build_all(cases: list[Experiment]) -> list[str | None]:
@@ -111,6 +117,6 @@ def test_the_planners_refusals_are_the_engines() -> None:
     assert seen[True] >= 25
     assert seen[False] >= 25
     assert {*get_args(PipelineSchedule), "cp 2", *(f"ZeRO {stage}" for stage in range(4))} <= set(seen)
-    common = [kind for kind in get_args(Recompute) if "mla_up" not in kind]
+    common = [kind for kind in get_args(Recompute) if not {"mla_up", "experts"} & {*kind.split("+")}]
     assert {*common, *(f"1 layer in {every}" for every in (1, 2, 3))} <= set(seen)
     assert any("mla_up" in str(what) for what in seen)
