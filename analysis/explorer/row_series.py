@@ -100,9 +100,10 @@ def _read(path: Path) -> pd.DataFrame | None:
     try:
         if pq.read_metadata(path).num_rows > MOST_STEP_ROWS:
             return None
-        return pq.read_table(path, columns=names).to_pandas()
+        found: pd.DataFrame = pq.read_table(path, columns=names).to_pandas()
     except (OSError, pa.ArrowException):
         return None
+    return found
 
 
 def _lists(steps: pd.DataFrame) -> dict[str, dict[str, list[Any]]]:

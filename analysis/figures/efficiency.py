@@ -3,8 +3,8 @@
 Strong scaling keeps the tokens of a step, weak scaling those of a rank. Device time a token is 1 / (tokens/s/GPU); it
 is the sum of the step's parts a token: by what the kernels of a profiled step did where as many runs have one
 (`analysis.figures.breakdown_by_kind`), else as `analysis.rows.step_parts` has them. With t0 of the smallest size and t
-of a larger one the efficiency is t0 / t, and the loss 1 - t0 / t = sum over parts of (part - part0) / t. A part that takes less than
-before has a negative share. Where either run lacks its parts, the whole loss is not attributed.
+of a larger one the efficiency is t0 / t, and the loss 1 - t0 / t = sum over parts of (part - part0) / t. A part that
+takes less than before has a negative share. Where either run lacks its parts, the whole loss is not attributed.
 """
 
 from __future__ import annotations
