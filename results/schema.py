@@ -17,8 +17,9 @@ of step times, timed_wall_s, slowest_rank, energy_per_token_mj, power_limit_w, s
 nccl_environment; timed_steps is how many were timed. 6: pp_split, cp_kind, traffic,
 traffic_source, breakdown_*, trace_file. 7: recompute_every, which is 1 in older rows. 8: etp, routing
 and routing_imbalance (1, balanced and 1.0 in older rows), capacity_factor, expert_imbalance, rank_imbalance,
-load_entropy, dropped_share, loss_scale, skipped_steps. 9: check_*. Rows of older versions have null in all other newer
-columns."""
+load_entropy, dropped_share, loss_scale, skipped_steps. 9: check_*, forward_by_stage_s, backward_by_stage_s,
+forward_backward_by_stage_s, pipeline_idle_by_stage_s, peak_allocated_by_step_bytes, peak_reserved_by_step_bytes. Rows
+of older versions have null in all other newer columns."""
 MEASUREMENT_VERSION = 2
 """2: a stage's waiting for slower stages after its last backward is pipeline idle, no longer reduction or optimizer;
 HFU of full recomputation leaves out the down projection; losses agree by gradient norms too."""
@@ -61,6 +62,7 @@ class Column:
 
 _S, _I, _F, _B = pa.string(), pa.int64(), pa.float64(), pa.bool_()
 _T = pa.timestamp("us", tz="UTC")
+_L = pa.list_(_F)
 _TRAFFIC = pa.list_(
     pa.struct([("stage", _I), ("axis", _S), ("op", _S), ("link", _S), ("calls", _I), ("bytes", _I)]),
 )
@@ -323,6 +325,24 @@ ATTEMPT_COLUMNS: tuple[Column, ...] = (
         "The same: bus bandwidth over one device of each of the pilot's nodes, all devices at once",
         "B/s",
     ),
+    # one value a pipeline stage (times: of measured runs) or a step
+    Column(
+        "forward_by_stage_s",
+        _L,
+        "Median time of one micro-batch's forward through all chunks of a pipeline stage's ranks, waits excluded, mean "
+        "over its ranks",
+        "s",
+    ),
+    Column("backward_by_stage_s", _L, "The same of one micro-batch's backward", "s"),
+    Column("forward_backward_by_stage_s", _L, "forward_backward_s of each pipeline stage's ranks, their mean", "s"),
+    Column("pipeline_idle_by_stage_s", _L, "pipeline_idle_s of each pipeline stage's ranks, their mean", "s"),
+    Column(
+        "peak_allocated_by_step_bytes",
+        pa.list_(_I),
+        "Highest allocated memory of any rank in each step from the first, warm-up included",
+        "B",
+    ),
+    Column("peak_reserved_by_step_bytes", pa.list_(_I), "The same of reserved memory", "B"),
 )
 
 STEP_COLUMNS: tuple[Column, ...] = (

@@ -46,6 +46,7 @@ def models_json(attempts: pd.DataFrame | None = None, conf: Path = CONF) -> dict
         "precision": ex.Precision,
         "attention": ex.Attention,
         "compile": ex.Compile,
+        "routing": ex.Routing,
     }
     return {
         "models": [dataclasses.asdict(model) for model in [*models, *_models_of(attempts, models)]],

@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.explorer import failed_logs, row_data, traces
+from analysis.explorer import failed_logs, row_data, row_series, traces
 from analysis.explorer.model_data import models_json
 from analysis.page.embed import deflated
 from analysis.page.render import source
@@ -27,7 +27,8 @@ STYLES = ("explorer/runs.css", "explorer/drawer.css", "explorer/widgets.css")
 CHART = "vendor/echarts.min.js"
 MODELS = (
     *("explorer/pipeline_model.js", "explorer/model_costs.js", "explorer/memory_rules.js", "explorer/memory_model.js"),
-    *("explorer/memory_form.js", "explorer/memory.js", "explorer/pipeline_measured.js", "explorer/schedule.js"),
+    *("explorer/memory_form.js", "explorer/memory.js", "explorer/memory_steps.js", "explorer/pipeline_measured.js"),
+    "explorer/schedule.js",
 )
 """Scripts of the memory and pipeline views, which run when one of them is first opened."""
 
@@ -39,10 +40,11 @@ def late() -> dict[str, str]:
 
 
 def page_data(results: Results, frame: pd.DataFrame, cohorts: Sequence[Cohort], folder: Path) -> dict[str, Any]:
-    """``data`` of the page in ``folder``: the rows of ``frame`` (see `row_data.table`), logs, traces and shapes."""
+    """``data`` of the page in ``folder``: the rows of ``frame`` (see `row_data.table`), logs, traces, lists, shapes."""
     return row_data.encode(frame, cohorts) | {
         "source": str(results.path),
         "logs": failed_logs.tails(results.path, frame),
         "traces": traces.links(results.path, frame, folder),
+        "series": row_series.series(results.path, frame),
         "widget": models_json(results.attempts if len(results.attempts) else results.ledger),
     }

@@ -1,9 +1,10 @@
 """Scaling efficiency of each model: throughput per device on more devices relative to the fewest, and the loss by part.
 
 Strong scaling keeps the tokens of a step, weak scaling those of a rank. Device time a token is 1 / (tokens/s/GPU); it
-is the sum of the step's parts a token (`analysis.rows.step_parts`). With t0 of the smallest size and t of a larger one
-the efficiency is t0 / t, and the loss 1 - t0 / t = sum over parts of (part - part0) / t. A part that takes less than
-before has a negative share. Where either run lacks its parts, the whole loss is not attributed.
+is the sum of the step's parts a token: by what the kernels of a profiled step did where as many runs have one
+(`analysis.figures.breakdown_by_kind`), else as `analysis.rows.step_parts` has them. With t0 of the smallest size and t
+of a larger one the efficiency is t0 / t, and the loss 1 - t0 / t = sum over parts of (part - part0) / t. A part that
+takes less than before has a negative share. Where either run lacks its parts, the whole loss is not attributed.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from analysis.figures import style
+from analysis.figures import breakdown_by_kind, style
 from analysis.figures.spec import FigureSpec
 from analysis.rows import labels, metrics, pairs, step_parts
 from analysis.rows.frame_cache import cache_per_frame
@@ -47,7 +48,7 @@ _LINES = {
 }
 """Pure data parallelism is often the best layout: its larger marks lie below."""
 _BY_PREFERENCE = [(layouts, kind) for layouts in LAYOUTS for kind in KINDS]
-_PARTS = {**style.STEP_PARTS, UNATTRIBUTED: ("white", "--")}
+_PARTS = {**style.STEP_PARTS, **style.STEP_KINDS, UNATTRIBUTED: ("white", "--")}
 
 
 @cache_per_frame
@@ -57,15 +58,11 @@ def data(frame: pd.DataFrame) -> pd.DataFrame:
     ``lost`` is 1 - ``efficiency``; ``lost to <part>`` sum to it, ``lost to not attributed`` among them. ``tie`` says
     that another layout is within the noise of the chosen one; null where the noise is not known.
     """
-    parts = step_parts.parts_of(frame)
-    rows = pairs.comparable(frame)[[*_NEEDED, *parts]]
-    names = step_parts.names_of(frame)
+    rows, names = _with_parts(pairs.comparable(frame))
     lost = [f"lost to {name}" for name in (*names, UNATTRIBUTED)]
     columns = ["workload", "kind", "layouts", "world_size", *_BESIDE, *lost, *names, "attempt_id"]
     if rows.empty:
         return pd.DataFrame(columns=columns)
-    if parts:
-        rows = rows.assign(**step_parts.shares(rows, parts))
     pure = rows[rows[["tp", "cp", "pp", "ep"]].fillna(1).eq(1).all(axis=1)]
     found = []
     for layouts, candidates, fewest in zip(LAYOUTS, (rows, pure), (FEWEST, 1), strict=True):
@@ -76,6 +73,18 @@ def data(frame: pd.DataFrame) -> pd.DataFrame:
     if not found:
         return pd.DataFrame(columns=columns)
     return labels.in_group_order(pd.concat(found, ignore_index=True))[columns].reset_index(drop=True)
+
+
+def _with_parts(rows: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
+    """The needed columns with the share of each part of a step, and the parts' names: those that more rows have."""
+    parts = step_parts.parts_of(rows)
+    kept = rows[[*_NEEDED, *parts]]
+    profiled = rows[rows["breakdown_step_time_s"].notna()] if "breakdown_step_time_s" in rows else rows.head(0)
+    timed = int(rows[list(parts)].notna().all(axis=1).sum()) if parts else 0
+    if len(profiled) and len(profiled) >= timed:
+        kinds = breakdown_by_kind.kinds(profiled)
+        return rows[list(_NEEDED)].join(kinds), [str(name) for name in kinds]
+    return (kept.assign(**step_parts.shares(kept, parts)) if parts else kept), step_parts.names_of(rows)
 
 
 def _series(rows: pd.DataFrame, kind: str, fewest: int) -> pd.DataFrame:
@@ -246,7 +255,8 @@ FIGURE = FigureSpec(
     caption=(
         "Throughput per device relative to the smallest size with five finished layouts of the same batch (pure data "
         "parallelism: with one). Strong scaling keeps the tokens of a step, weak scaling a device's. Below, where the "
-        "parts of steps were timed, a bar a size: device time a token by part, the efficiency above it. In the table "
+        "parts of steps were timed, a bar a size: device time a token by part, the efficiency above it; by kind of "
+        "kernel where as many runs have a profiled step. In the table "
         "each part's share of the loss is by how much it grew, negative where it shrank."
     ),
     draw=draw,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
-from launchers.attempt import spread, step_parts
+from launchers.attempt import series, spread, step_parts
 from launchers.attempt.attempt import Attempt
 from launchers.attempt.loss_check import Comparison
 from launchers.attempt.outcome import Outcome
@@ -120,7 +120,7 @@ def attempt_row(
     whole = len(results) == experiment.world_size
     if measured and whole:
         row |= _times(experiment, results) | spread.spread_columns(results) | _losses(results)
-        row |= step_parts.breakdown_columns(attempt, results)
+        row |= series.time_columns(experiment, results) | step_parts.breakdown_columns(attempt, results)
         if comparison is not None:
             row["loss_reference_id"] = comparison.reference_id
             row["loss_max_difference"] = comparison.max_difference
@@ -310,15 +310,8 @@ def _memory(experiment: Experiment, results: Mapping[int, RankResult]) -> dict[s
     if not peaks:
         return columns
     highest = min(rank for rank, peak in peaks.items() if peak == max(peaks.values()))
-    stages: list[int | None] = [None] * experiment.pp
-    for rank, peak in peaks.items():
-        stage = rank // (experiment.world_size // experiment.pp)
-        stages[stage] = max(stages[stage] or 0, peak)
-    columns |= {
-        "peak_allocated_bytes": peaks[highest],
-        "peak_rank": highest,
-        "peak_allocated_by_stage_bytes": stages,
-    }
+    columns |= {"peak_allocated_bytes": peaks[highest], "peak_rank": highest}
+    columns |= series.peak_columns(experiment, results, peaks)
     if (at_peak := results[highest].memory_at_peak) is not None:
         for category in ("parameters", "gradients", "optimizer", "activations"):
             columns[f"memory_{category}_bytes"] = getattr(at_peak, f"{category}_bytes")

@@ -202,7 +202,7 @@ def test_the_panel_says_what_the_row_says(browser: Browser, recorded: tuple[Path
         # Nothing known is missing but what the page never shows.
         hidden = {"config_json", "log_dir", "losses", "grad_norms", "device_ids", "peak_allocated_by_stage_bytes"}
         assert {str(name) for name in values.index} - set(told) - hidden <= {
-            n for n in values.index if n.startswith("first_steps")
+            n for n in values.index if n.startswith("first_steps") or n.endswith(("_by_stage_s", "_by_step_bytes"))
         }
         shown_text = {
             e.get_attribute("data-column"): browser.js("arguments[0].lastChild.textContent", e)

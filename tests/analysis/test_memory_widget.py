@@ -47,7 +47,7 @@ def opened(browser: Browser) -> Browser:
     return browser
 
 
-def type_in(browser: Browser, name: str, value: int | str) -> None:
+def type_in(browser: Browser, name: str, value: int | float | str) -> None:
     """Into a number's box or a list of words, as a user would: the page hears an input event."""
     browser.js(
         "((box, value) => { box.value = value; box.dispatchEvent(new Event('input', {bubbles: true})); })"
@@ -65,19 +65,21 @@ def total(browser: Browser) -> int:
     return int(browser.js("document.querySelector('#runs-m-total').dataset.bytes"))
 
 
-SETTINGS: tuple[dict[str, int | str], ...] = (
+SETTINGS: tuple[dict[str, int | float | str], ...] = (
     {"model": "llama1b", "dp_shard": 8, "zero_stage": 3, "recompute": "full"},
     {"model": "llama70b", "dp_shard": 1, "zero_stage": 0, "tp": 8, "pp": 4, "num_microbatches": 32},
     {"model": "llama70b", "tp": 8, "pp": 4, "pp_schedule": "interleaved_1f1b", "virtual_stages": 5},
     {"model": "llama405b", "dp_replicate": 2, "dp_shard": 16, "zero_stage": 3, "pp": 8, "pp_schedule": "gpipe"},
     {"model": "deepseek_v3", "dp_shard": 64, "zero_stage": 1, "ep": 32, "pp": 4, "precision": "fp8_rowwise"},
+    {"model": "mixtral_8x7b", "dp_shard": 8, "tp": 2, "ep": 4, "etp": 2, "routing": "skewed", "routing_imbalance": 2.5},
+    {"model": "mixtral_8x7b", "dp_shard": 8, "ep": 8, "routing": "learned", "capacity_factor": 1.25},
     {"model": "llama8b", "dp_shard": 8, "pp": 4, "recompute": "full", "recompute_every": 3},
     {"model": "llama1b", "recompute": "norm+swiglu", "recompute_every": 2},
     {"model": "smollm3_3b", "tp": 2, "cp": 4, "seq_len": 131072, "precision": "fp32", "compile": "block"},
 )
 
 
-def spelled(settings: dict[str, int | str]) -> Experiment:
+def spelled(settings: dict[str, int | float | str]) -> Experiment:
     """What the inputs spell, in Python: the page's defaults, changed by ``settings``."""
     defaults = {"model": "llama8b", "dp_shard": 4, "zero_stage": 2, "micro_batch_size": 2, "num_microbatches": 4}
     fields: dict[str, Any] = {**defaults, **settings}
@@ -91,7 +93,7 @@ def spelled(settings: dict[str, int | str]) -> Experiment:
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=lambda settings: str(settings["model"]))
-def test_shown_bytes_are_the_planners(tab: Browser, settings: dict[str, int | str]) -> None:
+def test_shown_bytes_are_the_planners(tab: Browser, settings: dict[str, int | float | str]) -> None:
     for name, value in settings.items():
         type_in(tab, name, value)
     planned = estimate_memory(spelled(settings))

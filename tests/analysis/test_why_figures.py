@@ -278,6 +278,21 @@ def profiled(**columns: Any) -> dict[str, Any]:
     return {**given, "breakdown_comm_by_axis": by_axis, **columns}
 
 
+def test_efficiency_is_stacked_by_kind_where_steps_are_profiled() -> None:
+    small, large = point(dp=2), point(dp=4)
+    slower = profiled(breakdown_step_time_s=1.25, breakdown_launch_gaps_s=profiled()["breakdown_launch_gaps_s"] + 0.25)
+    frame = labelled(run(small, 0, 1000.0, **profiled()), run(large, 1, 800.0, **slower))
+    table = efficiency.data(frame)
+    row = table[table["world_size"] == 4].iloc[0]
+    assert row["efficiency"] == pytest.approx(0.8) and row["matmul"] == pytest.approx(
+        profiled()["breakdown_matmul_s"] / 1.25
+    )
+    assert row["lost to launch gaps"] == pytest.approx(0.2), "the whole loss, since nothing else took longer"
+    assert row["lost to matmul"] == pytest.approx(0.0) == row["lost to not attributed"]
+    legend = {text.get_text() for text in efficiency.draw(frame).legends[0].get_texts()}
+    assert {"matmul", "launch gaps", "exposed tp"} <= legend
+
+
 def test_kinds_of_a_profiled_step_add_up_to_it() -> None:
     twice = profiled(breakdown_step_time_s=2.0)
     layouts = point(dp=4, tp=2), point(dp=2, tp=4), point(dp=8)

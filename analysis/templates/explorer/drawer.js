@@ -80,15 +80,17 @@ const Drawer = (() => {
       const place = element("div", {});
       const said = this.row < 0 ? null : made.missing ?? (made.experiment.engine === this.data.engine.name ? "" : `In closed form for this project's engine; the run is ${made.experiment.engine}'s, which keeps other buffers.`);
       const found = ["peak_allocated_bytes", "peak_reserved_bytes"].filter((name) => read(name) !== null).map((name) => `${this.columns.get(name).label} ${this.columns.get(name).text(this.row)} ${this.columns.get(name).unit}`);
+      const steps = this.row < 0 ? null : MemorySteps.of(this.data.series?.[this.row], read);
       root.replaceChildren(
         ...(said ? [element("p", { class: "warning" }, said)] : []),
-        ...(this.row >= 0 && found.length ? [element("p", { class: "quiet", "data-part": "found" }, `Found on the device: ${found.join(", ")}.`)] : []), place);
+        ...(this.row >= 0 && found.length ? [element("p", { class: "quiet", "data-part": "found" }, `Found on the device: ${found.join(", ")}.`)] : []),
+        ...(steps ? [steps] : []), place);
       const experiment = made && !made.missing ? { ...made.experiment, ...this.data.widget.engine } : null;
       Memory.mount(place, this.data.widget, experiment);
     }
 
     pipeline(root) {
-      const run = this.row < 0 ? null : PipelineMeasured.of((name) => this.read(name));
+      const run = this.row < 0 ? null : PipelineMeasured.of((name) => this.read(name), this.data.series?.[this.row]);
       const place = element("div", {});
       root.replaceChildren(...(this.row >= 0 && !run ? [element("p", { class: "quiet" }, "This run has no pipeline; below is one to try.")] : []), place);
       Pipeline.mount(place, run);

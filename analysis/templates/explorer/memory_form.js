@@ -45,21 +45,22 @@ const MemoryForm = (() => {
     model: "llama8b", dp_replicate: 1, dp_shard: 4, tp: 1, cp: 1, pp: 1, ep: 1, micro_batch_size: 2,
     num_microbatches: 4, seq_len: 4096, zero_stage: 2, recompute: "none", recompute_every: 1, pp_schedule: "1f1b", virtual_stages: 2,
     pp_split: "balanced", cp_kind: "ring", precision: "bf16", attention: "auto", compile: "none",
-    sequence_parallel: true,
+    sequence_parallel: true, etp: 1, routing: "balanced", routing_imbalance: 1, capacity_factor: "",
   };
-  /** What the form has no control for. */
-  const FIXED = { etp: 1, routing: "balanced", routing_imbalance: 1, capacity_factor: null };
   const WORDS = {
     zero_stage: {
       0: "0: nothing sharded", 1: "1: optimizer state", 2: "2: and gradients", 3: "3: and parameters",
     },
     recompute: { none: "none", selective: "selective: norm+rope+swiglu", full: "full: every block again" },
+    routing: { balanced: "balanced: forced", skewed: "skewed: forced", learned: "learned: the router's choice" },
     pp_split: { balanced: "balanced: the head counts", even: "even" },
   };
   /** @type {Field} */
   const EVERY = ["recompute_every", "Recompute one layer in", [1, 2, 3, 4, 6, 8, 16]];
   /** @type {Field} */
   const CHUNKS = ["virtual_stages", "Model chunks a rank", [2, 3, 4, 5, 6, 8]];
+  /** @type {Field} */
+  const EXPERT_TP = ["etp", "etp: tensor parallel inside experts, 1 or tp", POWERS(32)];
   const V_SHAPED = ModelCosts.V_SHAPED;
 
   /** @param {Field} field */
@@ -76,6 +77,12 @@ const MemoryForm = (() => {
       <select id="runs-m-${name}" name="${name}">
         ${options.map((o) => `<option value="${o}">${WORDS[name]?.[o] ?? o}</option>`).join("")}
       </select>
+    </div>`;
+  /** A number with a fraction, without a slider. */
+  const decimalField = (name, label, least) => `
+    <div class="w-field w-choice">
+      <label for="runs-m-${name}">${label}</label>
+      <input type="number" id="runs-m-${name}" name="${name}" min="${least}" step="any" inputmode="decimal">
     </div>`;
   const checkField = (name, label) =>
     `<label class="w-check"><input type="checkbox" id="runs-m-${name}" name="${name}"> ${label}</label>`;
@@ -98,6 +105,11 @@ const MemoryForm = (() => {
         </details>`),
       group("Layout", LAYOUT.map(numberField).join("")),
       group("Batch", BATCH.map(numberField).join("")),
+      group("Routing", `
+        ${numberField(EXPERT_TP)}
+        ${choiceField("routing", "Tokens choose experts", choices.routing)}
+        ${decimalField("routing_imbalance", "Fullest expert over the mean", 1)}
+        ${decimalField("capacity_factor", "Most copies of an expert over the mean; empty: all", 0)}`).replace("<fieldset", '<fieldset id="runs-m-routing-group"'),
       group("Memory for time", `
         ${choiceField("zero_stage", "ZeRO stage", [0, 1, 2, 3])}
         ${choiceField("recompute", "Recompute", choices.recompute)}
@@ -120,7 +132,7 @@ const MemoryForm = (() => {
     form.innerHTML = html(widget.choices);
     const field = (name) => form.elements[name];
     const sliders = Object.fromEntries(
-      [...SHAPE, ...EXPERTS, ...LAYOUT, ...BATCH, EVERY, CHUNKS].map(
+      [...SHAPE, ...EXPERTS, ...LAYOUT, ...BATCH, EVERY, CHUNKS, EXPERT_TP].map(
         ([name, , steps]) => [name, { element: form.querySelector(`[data-of=${name}]`), steps }]));
     let model = null; // the shape as it is, edits included
     for (const known of widget.models) field("model").add(new Option(known.name, known.name));
@@ -166,7 +178,7 @@ const MemoryForm = (() => {
 
     /** What the controls spell. What has no effect is set to its one canonical value, as Experiment.canonical does. */
     function experiment() {
-      const e = { model, ...widget.engine, seed: 42, ...FIXED };
+      const e = { model, ...widget.engine, seed: 42 };
       for (const [name] of LAYOUT) e[name] = whole(name);
       for (const name of ["micro_batch_size", "seq_len", "zero_stage"]) e[name] = whole(name);
       for (const name of ["recompute", "precision", "attention", "compile"]) e[name] = field(name).value;
@@ -177,14 +189,22 @@ const MemoryForm = (() => {
       e.virtual_stages = interleaved ? whole("virtual_stages") : V_SHAPED.includes(e.pp_schedule) ? 2 : 1;
       e.pp_split = e.pp === 1 ? "balanced" : field("pp_split").value;
       e.cp_kind = e.cp === 1 ? "ring" : field("cp_kind").value;
+      const experts = model.moe !== null;
+      e.etp = experts ? whole("etp") : 1;
+      e.routing = experts ? field("routing").value : "balanced";
+      e.routing_imbalance = e.routing === "balanced" ? 1 : whole("routing_imbalance");
+      e.capacity_factor = e.routing !== "learned" || field("capacity_factor").value === "" ? null : whole("capacity_factor");
       e.sequence_parallel = e.tp === 1 || field("sequence_parallel").checked;
       return e;
     }
 
-    function complaint() {
+    function complaint(e) {
       const asked = [BATCH[1], ...(model.moe === null ? [] : EXPERTS)];
       const wrong = asked.find(([name, , steps]) => !Number.isSafeInteger(whole(name)) || whole(name) < steps[0]);
-      return wrong ? `${wrong[1]}: must be a whole number of at least ${wrong[2][0]}` : null;
+      if (wrong) return `${wrong[1]}: must be a whole number of at least ${wrong[2][0]}`;
+      if (!Number.isSafeInteger(e.etp) || e.etp < 1) return `${EXPERT_TP[1]}: must be a whole number of at least 1`;
+      if (!(e.routing_imbalance >= 1)) return "Fullest expert over the mean: must be a number of at least 1";
+      return e.capacity_factor === null || e.capacity_factor > 0 ? null : "Most copies of an expert over the mean: must be a number above 0, or empty";
     }
 
     /** Greys out what has no effect. */
@@ -197,18 +217,21 @@ const MemoryForm = (() => {
         cp_kind: e.cp === 1,
         sequence_parallel: e.tp === 1,
         ep: model.moe === null && e.ep === 1,
+        routing_imbalance: e.routing === "balanced",
+        capacity_factor: e.routing !== "learned",
       };
       for (const [name, disabled] of Object.entries(off)) {
         field(name).disabled = disabled;
         if (sliders[name]) sliders[name].element.disabled = disabled;
       }
       form.querySelector("#runs-m-experts").hidden = model.moe === null;
+      form.querySelector("#runs-m-routing-group").hidden = model.moe === null;
       form.querySelector("#runs-m-latent").hidden = model.mla === null;
     }
     function tell() {
       const e = experiment();
       enable(e);
-      changed(e, complaint());
+      changed(e, complaint(e));
     }
 
     function begin(e) {
@@ -224,6 +247,8 @@ const MemoryForm = (() => {
       if (e.pp > 1) for (const name of ["pp_schedule", "pp_split"]) put(name, e[name]);
       if (e.virtual_stages > 1) put("virtual_stages", e.virtual_stages);
       if (e.cp > 1) put("cp_kind", e.cp_kind);
+      for (const name of ["etp", "routing", "routing_imbalance"]) put(name, e[name]);
+      put("capacity_factor", e.capacity_factor ?? "");
       field("sequence_parallel").checked = e.sequence_parallel;
     }
 

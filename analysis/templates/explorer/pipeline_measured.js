@@ -6,9 +6,10 @@ const PipelineMeasured = (() => {
   /**
    * What the pipeline view begins with for a row; null for a row without a pipeline.
    * @param {Read} read The row's value of a column.
+   * @param {RowSeries} [series] The row's lists.
    * @returns {?PipelineRun} `times` in seconds, mean over ranks; null where nothing was measured.
    */
-  function of(read) {
+  function of(read, series) {
     /** @type {(name: string) => number|null} */
     const number = (name) => /** @type {number|null} */ (read(name));
     const schedule = String(read("pp_schedule"));
@@ -18,7 +19,60 @@ const PipelineMeasured = (() => {
     };
     const [work, idle] = [number("forward_backward_s"), number("pipeline_idle_s")];
     const profiled = number("breakdown_bubble_s") !== null ? number("breakdown_bubble_s") / number("breakdown_step_time_s") : null;
-    return { fields, times: work === null || idle === null ? null : { work, idle, slowest: number("slowest_forward_backward_s"), profiled } };
+    return { fields, times: work === null || idle === null ? null : { work, idle, slowest: number("slowest_forward_backward_s"), profiled }, stages: stagesOf(series, fields) };
+  }
+
+  /**
+   * Seconds of one micro-batch on each stage, and of its step; null where a stage's work is not known.
+   * @param {RowSeries|undefined} series
+   * @param {PipelineRun["fields"]} fields
+   * @returns {PipelineRun["stages"]}
+   */
+  function stagesOf(series, fields) {
+    const whole = (list) => (list?.length === fields.ranks && list.every((value) => value !== null) ? list : null);
+    const [work, idle, forward, backward] = [whole(series?.work), whole(series?.idle), whole(series?.forward), whole(series?.backward)];
+    if (!work || !idle) return null;
+    const measured = forward !== null && backward !== null;
+    const each = work.map((seconds) => seconds / fields.microbatches);
+    return {
+      work, idle, measured,
+      forward: measured ? forward : each.map((seconds) => seconds / 3),
+      backward: measured ? backward : each.map((seconds) => (2 * seconds) / 3),
+    };
+  }
+
+  /**
+   * What each stage waits when the schedule is executed with its own times and messages take none, in seconds.
+   * @param {PipelineRun["fields"]} fields
+   * @param {NonNullable<PipelineRun["stages"]>} stages
+   */
+  function waitsOf(fields, stages) {
+    const { schedule, ranks, microbatches, chunks } = fields;
+    const split = (list, share = 1) => list.map((seconds) => Array(chunks).fill((share * seconds) / chunks));
+    const lengths = { F: split(stages.forward), B: split(stages.backward), I: split(stages.backward, 0.5), W: split(stages.backward, 0.5) };
+    const actions = stages.work.map((_, rank) => PipelineModel.scheduleActions(schedule, rank, ranks, microbatches, chunks));
+    return PipelineModel.simulate(schedule, actions, lengths, 0).idle;
+  }
+
+  /** @param {PipelineRun} run @returns {Node[]} */
+  function stageTable(run) {
+    const { fields, stages } = run;
+    if (!stages) return [];
+    const waits = waitsOf(fields, stages);
+    const cell = (seconds) => element("td", { class: "n" }, Columns.writeNumber(seconds));
+    const rows = stages.work.map((work, rank) => element("tr", {},
+      element("th", { scope: "row" }, String(rank)),
+      ...(stages.measured ? [cell(stages.forward[rank]), cell(stages.backward[rank])] : []),
+      cell(work), cell(stages.idle[rank]), cell(Math.abs(waits[rank]))));
+    const heads = [...(stages.measured ? ["Forward of a micro-batch, s", "Its backward, s"] : []), "At work, s", "Waiting, s", "Waiting, simulated, s"];
+    const head = element("tr", {}, element("th", { scope: "col" }, "Rank"), ...heads.map((text) => element("th", { scope: "col", class: "n" }, text)));
+    const how = stages.measured
+      ? "Simulated with these forwards and backwards; messages take no time."
+      : "Simulated with each rank's measured work in equal micro-batches, a third of each forward: the two were not recorded apart. Messages take no time.";
+    return [
+      element("div", { class: "w-scroll" }, element("table", { class: "w-table", "data-part": "stages" }, element("caption", {}, "Each rank of the run"), element("thead", {}, head), element("tbody", {}, ...rows))),
+      element("p", { class: "quiet" }, how),
+    ];
   }
 
   function bar(name, parts, most) {
@@ -58,6 +112,7 @@ const PipelineMeasured = (() => {
     root.replaceChildren(
       element("h4", {}, "Measured over simulated, mean over ranks"), ...rows,
       element("p", { class: "quiet" }, `Waiting takes ${share(times.idle)} of both in the run and ${share(idle)} in the simulation, whose stages are equal and whose forward takes half of a backward.${profiled}`),
+      ...stageTable(run),
     );
   }
 

@@ -47,6 +47,16 @@ interface EngineAbout {
   version: string | number;
 }
 
+/** Lists of one row: analysis/explorer/row_series.py. Seconds of each pipeline stage, MiB of each step from the first. */
+interface RowSeries {
+  forward?: (number | null)[];
+  backward?: (number | null)[];
+  work?: (number | null)[];
+  idle?: (number | null)[];
+  allocated?: (number | null)[];
+  reserved?: (number | null)[];
+}
+
 /** The page's data: analysis.explorer.parts.page_data, with `page` from analysis/index_page/page_data.py. */
 interface RunsData {
   rows: number;
@@ -66,6 +76,8 @@ interface RunsData {
   logs: Record<string, { name: string; text: string }>;
   /** Relative address of the trace of a row, by the row's number. */
   traces?: Record<string, string>;
+  /** Lists of a row, by the row's number. */
+  series?: Record<string, RowSeries>;
   widget: Widget;
   page?: { parts: PackedPart[]; price: number | null };
 }

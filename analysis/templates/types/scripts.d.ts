@@ -220,6 +220,8 @@ interface PipelineInputs {
 interface PipelineRun {
   fields: Pick<PipelineInputs, "schedule" | "ranks" | "microbatches" | "chunks">;
   times: { work: number; idle: number; slowest: number | null; profiled: number | null } | null;
+  /** Seconds by rank: of a micro-batch (`measured`: forward and backward were recorded apart), and of a step. */
+  stages: { work: number[]; idle: number[]; forward: number[]; backward: number[]; measured: boolean } | null;
 }
 
 /** Parameters of a layer: those that tp splits, those that every rank holds, and those of experts. */

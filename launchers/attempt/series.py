@@ -1,0 +1,69 @@
+"""Columns of an attempt that hold a list: one value a pipeline stage, or one a step. Unknown stays None."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from workloads.experiment import Experiment
+from workloads.protocol import RankResult
+
+
+def time_columns(experiment: Experiment, results: Mapping[int, RankResult]) -> dict[str, list[float | None]]:
+    """Seconds of each stage, means over its ranks: of one micro-batch, and of a whole step with its waiting. A column
+    that no rank measured is left out."""
+    columns = {
+        "forward_by_stage_s": _mean_by_stage(experiment, results, lambda result: result.forward_s),
+        "backward_by_stage_s": _mean_by_stage(experiment, results, lambda result: result.backward_s),
+        "forward_backward_by_stage_s": _mean_by_stage(
+            experiment, results, lambda result: _median(result, "forward_backward_s")
+        ),
+        "pipeline_idle_by_stage_s": _mean_by_stage(
+            experiment, results, lambda result: _median(result, "pipeline_idle_s")
+        ),
+    }
+    return {name: values for name, values in columns.items() if any(value is not None for value in values)}
+
+
+def peak_columns(experiment: Experiment, results: Mapping[int, RankResult], peaks: Mapping[int, int]) -> dict[str, Any]:
+    """Bytes by stage, from the ``peaks`` of its ranks, and by step from the first: of the rank that holds most."""
+    stages: list[int | None] = [None] * experiment.pp
+    for rank, peak in peaks.items():
+        stage = _stage(experiment, rank)
+        stages[stage] = max(stages[stage] or 0, peak)
+    return {
+        "peak_allocated_by_stage_bytes": stages,
+        "peak_allocated_by_step_bytes": _highest_by_step(results, "peak_allocated_bytes"),
+        "peak_reserved_by_step_bytes": _highest_by_step(results, "peak_reserved_bytes"),
+    }
+
+
+def _stage(experiment: Experiment, rank: int) -> int:
+    return rank // (experiment.world_size // experiment.pp)
+
+
+def _mean_by_stage(
+    experiment: Experiment, results: Mapping[int, RankResult], read: Callable[[RankResult], float | None]
+) -> list[float | None]:
+    found: list[list[float]] = [[] for _ in range(experiment.pp)]
+    for rank, result in results.items():
+        value = read(result)
+        if value is not None:
+            found[_stage(experiment, rank)].append(value)
+    return [statistics.fmean(values) if values else None for values in found]
+
+
+def _median(result: RankResult, name: str) -> float | None:
+    values = [getattr(step, name) for step in result.steps if not step.is_warmup]
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if known else None
+
+
+def _highest_by_step(results: Mapping[int, RankResult], name: str) -> list[int] | None:
+    """None unless every rank knows its steps from 0 on: a step that lacks a rank may have held more."""
+    by_rank = [{step.step: getattr(step, name) for step in result.steps} for result in results.values()]
+    highest: list[int] = []
+    while by_rank and all(steps.get(len(highest)) is not None for steps in by_rank):
+        highest.append(max(steps[len(highest)] for steps in by_rank))
+    return highest or None
