@@ -14,12 +14,11 @@ import pyarrow as pa
 SCHEMA_VERSION = 9
 """Of ``attempts``. 2: grad_norm_max_difference. 3: nodes, scheduler_job, pilot_id, repeat_of. 4: backend. 5: the spread
 of step times, timed_wall_s, slowest_rank, energy_per_token_mj, power_limit_w, sm_clock_median_step_mhz,
-nccl_environment; timed_steps is how many were timed. 6: pp_split, cp_kind, traffic,
-traffic_source, breakdown_*, trace_file. 7: recompute_every, which is 1 in older rows. 8: etp, routing
-and routing_imbalance (1, balanced and 1.0 in older rows), capacity_factor, expert_imbalance, rank_imbalance,
-load_entropy, dropped_share, loss_scale, skipped_steps. 9: check_*, forward_by_stage_s, backward_by_stage_s,
-forward_backward_by_stage_s, pipeline_idle_by_stage_s, peak_allocated_by_step_bytes, peak_reserved_by_step_bytes. Rows
-of older versions have null in all other newer columns."""
+nccl_environment; timed_steps is how many were timed. 6: pp_split, cp_kind, traffic, traffic_source, breakdown_*,
+trace_file. 7: recompute_every, which is 1 in older rows. 8: etp, routing and routing_imbalance (1, balanced and 1.0 in
+older rows), capacity_factor, expert_imbalance, rank_imbalance, load_entropy, dropped_share, loss_scale, skipped_steps.
+9: host_waits, check_*, *_by_stage_s, peak_allocated_by_step_bytes, peak_reserved_by_step_bytes. Rows of older versions
+have null in all other newer columns."""
 MEASUREMENT_VERSION = 2
 """2: a stage's waiting for slower stages after its last backward is pipeline idle, no longer reduction or optimizer;
 HFU of full recomputation leaves out the down projection; losses agree by gradient norms too."""
@@ -250,6 +249,9 @@ ATTEMPT_COLUMNS: tuple[Column, ...] = (
     Column("rank_imbalance", _F, "The same of expert-parallel ranks"),
     Column("load_entropy", _F, "Entropy of the load's distribution over experts, over that of an even one"),
     Column("dropped_share", _F, "Of all copies of tokens: those dropped for want of capacity"),
+    Column(
+        "host_waits", _F, "Of one rank and step: waits of the host for the device, for the sizes of exchanged messages"
+    ),
     Column("loss_scale", _F, "By what the last step's gradients were scaled; fp16 only"),
     Column("skipped_steps", _I, "Steps without an update because gradients overflowed, warm-up included; fp16 only"),
     # memory, of the rank with the highest peak

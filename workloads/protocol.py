@@ -177,6 +177,9 @@ class RoutingRecord:
     """Entropy of the loads' distribution over the experts, over that of an even one."""
     dropped_share: float
     """Of all copies: those dropped for want of capacity."""
+    host_waits: float | None = None
+    """How often the host waited for the device in the last step, for the sizes of exchanged messages, on one rank. None
+    in a rehearsal of learned routing, which takes a forced choice."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -53,7 +53,8 @@ def routing_columns(results: Mapping[int, RankResult]) -> dict[str, Any]:
     if not found:
         return {}
     names = [field.name for field in dataclasses.fields(RoutingRecord)]
-    return {name: statistics.fmean(getattr(record, name) for record in found) for name in names}
+    values = {name: [getattr(record, name) for record in found] for name in names}
+    return {name: None if None in of_all else statistics.fmean(of_all) for name, of_all in values.items()}
 
 
 def _entries(stages: Sequence[Sequence[Traffic]]) -> list[dict[str, Any]]:

@@ -30,6 +30,7 @@ def finish_routing(chunks: Sequence[Chunk], groups: Groups) -> None:
     for router in found:
         router.total += router.load
         router.load.zero_()
+        router.host_waits_of_step, router.host_waits = router.host_waits, 0
     if e.model.moe.balance == "bias":
         loads = _over_stage(step, groups).double()
         moves = (loads.mean(1, keepdim=True) - loads).sign() * e.model.moe.balance_coefficient
@@ -66,12 +67,14 @@ def routing_record(chunks: Sequence[Chunk], groups: Groups) -> RoutingRecord | N
         dropped = _over_stage(torch.stack([router.dropped for router in found]).unsqueeze(1), groups).sum().item()
     else:
         loads, dropped = routing.forced_loads().double().unsqueeze(0), 0
+    waits = sum(router.host_waits_of_step for router in found)
     of_ranks = loads.unflatten(1, (e.ep, -1)).sum(2)
     return RoutingRecord(
         expert_imbalance=_max_over_mean(loads),
         rank_imbalance=_max_over_mean(of_ranks),
         load_entropy=_entropy(loads),
         dropped_share=dropped / loads.sum().item(),
+        host_waits=float(waits) if routing.is_learned or e.routing != "learned" else None,
     )
 
 

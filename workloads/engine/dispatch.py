@@ -46,6 +46,8 @@ class Dispatch:
     """Inverse of ``by_expert_M``."""
     groups: RowGroups
     """The received rows by this rank's experts."""
+    host_waits: int = 0
+    """How often the host waited for the device to know the sizes."""
 
     @classmethod
     def forced(cls, choices: list[Tensor], num_experts: int, axis: Axis, device: torch.device) -> Dispatch:
@@ -103,7 +105,8 @@ class Dispatch:
         by_expert = experts.argsort(stable=True)
         groups = RowGroups(total.cumsum(0).to(torch.int32), total.tolist)
         sent, received = by_rank
-        return cls(axis, order, place, sent, received, by_expert, _inverse(by_expert), groups), counts, None
+        way = cls(axis, order, place, sent, received, by_expert, _inverse(by_expert), groups, host_waits=1)
+        return way, counts, None
 
     def send(self, tokens_TD: Tensor) -> Sent:
         """Start to send every copy; `arrive` takes the result."""

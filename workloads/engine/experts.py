@@ -123,4 +123,5 @@ class RoutedFeedForward(nn.Module):
         experts = routing.moe.num_experts
         dispatch, counts, dropped = Dispatch.of_choice(choice_Tk, experts, routing.ep, routing.capacity)
         self.router.note(counts, dropped)
+        self.router.host_waits += dispatch.host_waits
         return weights_Tk, dispatch

@@ -140,6 +140,9 @@ class Router(nn.Module):
         super().__init__()
         self.routing, moe = routing, routing.moe
         self.deferred: DeferredGradients | None = None
+        self.host_waits = 0
+        """How often the host waited for the device in this step; recomputation counts. The same of the last step."""
+        self.host_waits_of_step = 0
         self.loss_scale: Tensor | None = None
         """What gradients are multiplied with from the loss on; None: with nothing."""
         add_parameter(self, "weight", [weights.experts(routing.experiment.model, prefix)["router"]], {})

@@ -22,6 +22,7 @@ from workloads.parity.training import RankTrace
 
 CLIP_AT = 0.3
 """Below the gradient norms of these cases (about 0.75), so that clipping is compared too."""
+OF_DENSE = [kind for kind in get_args(Recompute) if "experts" not in kind]
 FEW_RANKS = [
     experiment(),
     *(experiment(dp=2, zero_stage=zero, micro_batch_size=2) for zero in range(4)),
@@ -34,14 +35,10 @@ FEW_RANKS = [
     experiment(pp=2, pp_schedule="interleaved_zero_bubble", virtual_stages=2, micro_batch_size=2),
     experiment(pp=2, pp_schedule="zero_bubble_v", virtual_stages=2, micro_batch_size=2, tie=True),
     experiment(pp=2, pp_schedule="dualpipe_v", virtual_stages=2, micro_batch_size=1),
-    *(
-        experiment(qk_norm=True, micro_batch_size=2, recompute=kind)
-        for kind in get_args(Recompute)
-        if "mla" not in kind
-    ),
+    *(experiment(qk_norm=True, micro_batch_size=2, recompute=kind) for kind in OF_DENSE if "mla" not in kind),
     *(experiment(micro_batch_size=2, recompute="full", recompute_every=every) for every in (2, 4)),
     # The plain formulas keep values as they are; on a CPU the fused kernel keeps them padded, which no recipe makes.
-    *(experiment(latent=16, micro_batch_size=2, recompute=kind, attention="math") for kind in get_args(Recompute)),
+    *(experiment(latent=16, micro_batch_size=2, recompute=kind, attention="math") for kind in OF_DENSE),
     experiment(latent=0, tp=2, micro_batch_size=2, recompute="norm+mla_up", attention="math"),
     experiment(latent=16, tp=2, sequence_parallel=False, micro_batch_size=2, recompute="mla_up", attention="math"),
     *(experiment(latent=queries, tp=2, sequence_parallel=sp) for queries in (16, 0) for sp in (True, False)),
