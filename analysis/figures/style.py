@@ -201,6 +201,8 @@ def lay_out(figure: Figure) -> None:
             with _measured_once(figure):
                 engine.execute(figure)
             figure.set_layout_engine(None)
+        for ax in figure.axes:
+            ax.apply_aspect()  # axes of a fixed shape are smaller than their place
         for axis in axes:
             if axis.label.get_text():
                 axis.get_tightbbox()  # puts the label where it belongs
@@ -217,7 +219,8 @@ def _measured_once(figure: Figure) -> Iterator[None]:
     places of all figures of the study and of the recorded sweeps agree to 1.5 pixels.
     """
     axes = figure.axes
-    if any(ax.get_subplotspec() is None or ax.get_aspect() != "auto" for ax in axes):
+    fixed = [ax for ax in axes if ax.get_aspect() != "auto" or ax.get_box_aspect() is not None]
+    if fixed or any(ax.get_subplotspec() is None for ax in axes):
         yield
         return
     for ax in axes:
