@@ -59,7 +59,7 @@ def name_routing(routing: str | None, imbalance: float | None, capacity_factor: 
     if not isinstance(routing, str) or routing == "balanced":
         return ""
     if routing == "skewed":
-        return f"skewed {imbalance:g}×"
+        return "skewed" if imbalance is None or not math.isfinite(imbalance) else f"skewed {imbalance:g}×"
     limited = capacity_factor is not None and math.isfinite(capacity_factor)
     return f"{routing} routing" + (f", capacity {capacity_factor:g}" if limited else "")
 

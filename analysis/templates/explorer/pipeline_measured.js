@@ -63,7 +63,7 @@ const PipelineMeasured = (() => {
     const rows = stages.work.map((work, rank) => element("tr", {},
       element("th", { scope: "row" }, String(rank)),
       ...(stages.measured ? [cell(stages.forward[rank]), cell(stages.backward[rank])] : []),
-      cell(work), cell(stages.idle[rank]), cell(Math.abs(waits[rank]))));
+      cell(work), cell(stages.idle[rank]), cell(Math.max(0, waits[rank]))));
     const heads = [...(stages.measured ? ["Forward of a micro-batch, s", "Its backward, s"] : []), "At work, s", "Waiting, s", "Waiting, simulated, s"];
     const head = element("tr", {}, element("th", { scope: "col" }, "Rank"), ...heads.map((text) => element("th", { scope: "col", class: "n" }, text)));
     const how = stages.measured
