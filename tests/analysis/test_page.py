@@ -275,7 +275,7 @@ def test_axe_finds_nothing(dark: bool, study: Path, browser: Browser, tmp_path_f
 
 def test_the_recorded_rows_say_where_a_step_and_the_memory_go(browser: Browser, tmp_path: Path) -> None:
     page = built(RECORDED, tmp_path / "out")
-    opened(browser, page, "#m=llama8b%2C%20seq%204096&g=2")
+    opened(browser, page, "#m=llama8b%2C%20seq%204096&g=2&batch=32768")  # the batch of the profiled runs
     assert "matmul" in browser.text("#steps")
     assert "bubble" in browser.text("#steps")
     assert "optimizer" in browser.text("#memstack")

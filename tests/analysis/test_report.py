@@ -161,11 +161,15 @@ def test_rehearsed_times_are_cautioned_against_and_compared(tmp_path: Path) -> N
 
 
 def test_the_caution_on_rehearsals_is_what_the_recorded_rows_show() -> None:
-    both = metrics.rehearsed_beside_measured(store.read_attempts(RECORDED).to_pandas())
-    assert both["peak_difference"].abs().max() < 0.002
+    frame = store.read_attempts(RECORDED).to_pandas()
+    both = metrics.rehearsed_beside_measured(frame)
+    learned = both["experiment_id"].isin(frame.loc[frame["routing"] == "learned", "experiment_id"])
+    assert both.loc[~learned, "peak_difference"].abs().max() < 0.002
+    assert learned.sum() == 3
+    assert both.loc[learned, "peak_difference"].abs().max() < 0.012  # how many tokens a rank gets moves by the step
     times, apart = both["step_time_difference"], (both["tp"] > 1) | (both["cp"] > 1)
     assert times[apart].between(-0.235, -0.03).all()
-    assert times[~apart].between(-0.105, 0.02).all()
+    assert times[~apart].between(-0.11, 0.02).all()
 
 
 def test_another_device_than_the_clusters_is_said_first(tmp_path: Path) -> None:
