@@ -186,6 +186,16 @@ def _diff(options: Namespace) -> int:
     return 0
 
 
+def _export(options: Namespace) -> int:
+    from sweep.engine_configs.export import engine_config, print_config
+    from sweep.lookup import Results
+
+    record = Results(options.results).find(options.id)
+    config = engine_config(record.experiment, options.to, record.id)
+    print_config(config, options.out)
+    return 0
+
+
 def _grade(options: Namespace) -> int:
     from results.grade import AXES, grades, oom_curve
     from sweep.grade import check_out, print_grades, read, write
@@ -278,6 +288,7 @@ COMMANDS: dict[str, Callable[[Namespace], int]] = {
     "retry": _retry,
     "explain": _explain,
     "diff": _diff,
+    "export": _export,
     "grade": _grade,
     "predict": _predict,
     "parity": _parity,

@@ -18,6 +18,8 @@ from workloads.experiment import Experiment
 class Record:
     """All that a results folder knows of one experiment. Rows are as stored."""
 
+    id: str
+    """As stored: rows of earlier engine versions keep theirs."""
     experiment: Experiment
     ledger: tuple[Mapping[str, Any], ...]
     attempts: tuple[Mapping[str, Any], ...]
@@ -61,7 +63,7 @@ class Results:
             raise InvalidResults(
                 f"{matches[0]} in {self.path} was stored without its configuration (column config_json)"
             )
-        return Record(experiment=ex.from_json(text), ledger=tuple(ledger), attempts=tuple(attempts))
+        return Record(id=matches[0], experiment=ex.from_json(text), ledger=tuple(ledger), attempts=tuple(attempts))
 
     def _hint(self, id_part: str, ids: Sequence[str]) -> str:
         """The end of a message: where else the experiment is, or may be."""

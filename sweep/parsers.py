@@ -54,6 +54,12 @@ examples:
   python -m sweep probe cluster=h200 model=llama8b_8_layers
   python -m sweep probe cluster=h100_efa launcher=slurm launcher.partition=main --nodes 2
 """
+EXPORT_EXAMPLES = """\
+examples:
+  python -m sweep export 295a90f3 --to torchtitan --results results/recorded
+  python -m sweep export 295a90f3 --to megatron --results results/recorded --out megatron_8b
+"""
+ENGINES = ("torchtitan", "megatron", "nanotron", "deepspeed")
 _SWEEP_PATH = "the sweep's folder, e.g. results/tiny"
 _RESULTS = Path("results")
 
@@ -178,6 +184,23 @@ def _diff() -> Parser:
     return parser
 
 
+def _export() -> Parser:
+    parser = _parser(
+        "export",
+        "Write a point's layout as another training engine's configuration. For torchtitan 0.2.2 (TOML), Megatron-LM\n"
+        "core_v0.16.1 (flags), nanotron (YAML) or DeepSpeed 0.19.8 (JSON). What that engine cannot do is refused by\n"
+        "its field's name. Exit code: 0 it was written, 2 it has no counterpart there.",
+        EXPORT_EXAMPLES,
+    )
+    parser.add_argument("id", help="an experiment's id, or a part that only it has, such as the hash at its end")
+    parser.add_argument("--to", choices=ENGINES, required=True, help="the engine")
+    parser.add_argument(
+        "--out", type=path, metavar="FOLDER", help="write its files there, with NOTES.txt (default: print them)"
+    )
+    _add_results(parser)
+    return parser
+
+
 def _grade() -> Parser:
     parser = _parser(
         "grade",
@@ -280,6 +303,7 @@ PARSERS: dict[str, Callable[[], Parser]] = {
     "retry": _retry,
     "explain": _explain,
     "diff": _diff,
+    "export": _export,
     "grade": _grade,
     "predict": _predict,
     "parity": _parity,

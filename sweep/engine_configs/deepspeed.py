@@ -1,0 +1,169 @@
+"""An experiment as DeepSpeed's JSON file, and what the user's own code has to say: its configuration holds no model.
+
+Names and meanings: ``deepspeed/runtime/config.py`` and the constants beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from sweep.engine_configs.draft import (
+    BETAS,
+    EPSILON,
+    LEARNING_RATE,
+    MAX_GRAD_NORM,
+    NOTHING,
+    WEIGHT_DECAY,
+    Choice,
+    Draft,
+    EngineConfig,
+    Options,
+    Target,
+)
+from sweep.engine_configs.texts import json_text
+from workloads.experiment import Experiment
+
+TARGET = Target(name="deepspeed", version="DeepSpeed 0.19.8")
+FILE = "deepspeed.json"
+
+DEGREES = {
+    "micro_batch_size": "train_micro_batch_size_per_gpu",
+    "global_batch_size": "train_batch_size",
+    "num_microbatches": "gradient_accumulation_steps",
+    "zero_stage": "zero_optimization.stage",
+}
+PRECISION: Mapping[str, Choice] = {
+    "bf16": Choice(options={"bf16.enabled": True, "data_types.grad_accum_dtype": "fp32"}),
+    "fp16": Choice(options={"fp16.enabled": True, "data_types.grad_accum_dtype": "fp32"}),
+    "fp32": NOTHING,
+    "fp64": Choice(refused="its optimizers are of bf16, fp16 or fp32"),
+    **dict.fromkeys(("fp8_tensorwise", "fp8_rowwise", "fp8_blockwise"), Choice(refused="it has no fp8")),
+}
+SCHEDULES: Mapping[str, Choice] = {
+    "1f1b": NOTHING,
+    "dualpipe_v": Choice(note="DualPipeVModule in place of PipelineModule"),
+    **dict.fromkeys(
+        ("gpipe", "interleaved_1f1b", "interleaved_zero_bubble", "zero_bubble_v"), Choice(refused="it has 1f1b")
+    ),
+}
+CONTEXT: Mapping[str, Choice] = {
+    "ulysses": Choice(note="attention wrapped in DeepSpeed's Ulysses (DistributedAttention)"),
+    "ring": Choice(refused="it exchanges heads; ulysses would work"),
+    "allgather": Choice(refused="it exchanges heads; ulysses would work"),
+}
+SEQUENCE_PARALLEL: Mapping[bool, Choice] = {
+    True: Choice(refused="with tp every rank keeps all activations; false would work"),
+    False: NOTHING,
+}
+COMPILE: Mapping[str, Choice] = {"none": NOTHING, "block": Choice(note="engine.compile() after initialize()")}
+ATTENTION: Mapping[str, Choice] = {
+    "auto": NOTHING,
+    **{name: Choice(note=f"the model's attention by torch's {name} kernel") for name in ("cudnn", "flash", "math")},
+    "efficient": Choice(note="the model's attention by torch's memory-efficient kernel"),
+}
+ROUTING: Mapping[str, Choice] = {
+    "balanced": Choice(warning="tokens go where the router says: experts wait for the most loaded one"),
+    "learned": NOTHING,
+    "skewed": Choice(refused="it cannot force a load on experts"),
+}
+OPTIMIZER: Options = {
+    "optimizer": {
+        "type": "AdamW",
+        "params": {"lr": LEARNING_RATE, "betas": list(BETAS), "eps": EPSILON, "weight_decay": WEIGHT_DECAY},
+    },
+    "gradient_clipping": MAX_GRAD_NORM,
+}
+
+
+def export(experiment: Experiment, name: str) -> tuple[Draft, EngineConfig]:
+    """The draft, with what is refused, and the file."""
+    e = experiment
+    draft = Draft(e)
+    draft.set({option: getattr(e, field) for field, option in DEGREES.items()})
+    _model(draft)
+    _parallelism(draft)
+    draft.choose("precision", PRECISION)
+    _recompute(draft)
+    draft.choose("attention", ATTENTION)
+    draft.choose("compile", COMPILE)
+    if e.model.moe is not None:
+        _experts(draft)
+    draft.set(OPTIMIZER)
+    return draft, EngineConfig(
+        target=TARGET,
+        name=name,
+        files={FILE: json_text(draft.options)},
+        start=f"{e.world_size} ranks: deepspeed YOUR_SCRIPT.py --deepspeed --deepspeed_config {FILE}",
+        warnings=tuple(draft.warnings),
+        notes=tuple(draft.notes),
+    )
+
+
+def _model(draft: Draft) -> None:
+    e, model = draft.experiment, draft.experiment.model
+    shape = (
+        f"model: {model.num_layers} layers of {model.hidden_size}, {model.num_heads} heads of {model.head_dim} "
+        f"({model.num_kv_heads} for keys and values), feed-forward {model.ffn_hidden_size}, vocabulary "
+        f"{model.vocab_size}, rope_theta {model.rope_theta:g}, norm_eps {model.norm_eps:g}"
+    )
+    extra = {"tied embeddings": model.tie_embeddings, "norms of queries and keys": model.qk_norm}
+    if model.mla is not None:
+        extra[f"latent attention {model.mla}"] = True
+    draft.notes.append(", ".join([shape, *(name for name, has in extra.items() if has)]) + ": in your code")
+    draft.notes.append(f"seq_len: sequences of {e.seq_len} tokens, in your code; seed: torch.manual_seed({e.seed})")
+
+
+def _parallelism(draft: Draft) -> None:
+    e = draft.experiment
+    if e.dp_replicate > 1 and e.dp_shard > 1:
+        draft.refuse("dp_replicate", "it shards over all data-parallel ranks")
+    if e.pp > 1:
+        draft.choose("pp_schedule", SCHEDULES)
+        if e.virtual_stages > 1 and e.pp_schedule != "dualpipe_v":
+            draft.refuse("virtual_stages", "one stage a rank")
+        draft.notes.append(f"pp: PipelineModule(num_stages={e.pp}, partition_method=...), pp_split {e.pp_split}")
+        if e.model.tie_embeddings:
+            draft.notes.append("model.tie_embeddings: TiedLayerSpec for embedding and head")
+        if e.zero_stage >= 2:
+            draft.refuse("zero_stage", "its pipeline allows 0 and 1")
+        if e.cp > 1:
+            draft.refuse("cp", "its pipeline has no sequence parallelism")
+    if e.tp > 1:
+        draft.choose("sequence_parallel", SEQUENCE_PARALLEL)
+        draft.set({"tensor_parallel.autotp_size": e.tp})
+        if e.zero_stage == 3:
+            draft.refuse("zero_stage", "its tensor parallelism allows 0, 1 and 2")
+    if e.cp > 1:
+        draft.choose("cp_kind", CONTEXT)
+        draft.set({"sequence_parallel_size": e.cp})
+    draft.notes.append(f"data parallelism {e.dp} follows from {e.world_size} ranks")
+
+
+def _recompute(draft: Draft) -> None:
+    e = draft.experiment
+    if e.recompute == "none":
+        return
+    if e.recompute != "full":
+        draft.refuse("recompute", "it has no selective recomputation; none or full would work")
+    elif e.pp > 1:
+        draft.set({"pipeline.activation_checkpoint_interval": e.recompute_every})
+        if e.recompute_every > 1:
+            draft.refuse("recompute_every", "an interval there joins layers, it leaves none out")
+    else:
+        draft.notes.append(
+            f"recompute: deepspeed.checkpointing.checkpoint around every layer, one of {e.recompute_every}"
+        )
+
+
+def _experts(draft: Draft) -> None:
+    e = draft.experiment
+    moe = e.model.moe
+    assert moe is not None
+    drop = "drop_tokens=False" if e.capacity_factor is None else f"capacity_factor={e.capacity_factor}"
+    draft.notes.append(
+        f"model.moe: deepspeed.moe.layer.MoE(num_experts={moe.num_experts}, ep_size={e.ep}, "
+        f"k={moe.experts_per_token}, {drop}) in your code, with {moe}"
+    )
+    draft.choose("routing", ROUTING)
+    if e.etp != e.tp:
+        draft.refuse("etp", f"tensor parallelism also splits its experts; tp={e.tp} would work")

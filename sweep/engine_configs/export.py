@@ -1,0 +1,75 @@
+"""``export``: a layout that was found, as the configuration of the engine that people train with."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from results.errors import UltrasweepError
+from results.printable import printable
+from results.text import plural
+from sweep.engine_configs import deepspeed, megatron, nanotron, torchtitan
+from sweep.engine_configs.draft import Draft, EngineConfig, Target
+from workloads.errors import UnsupportedByEngine
+from workloads.experiment import Experiment
+from workloads.rules import layout_violations
+
+ENGINES: Mapping[str, tuple[Target, Callable[[Experiment, str], tuple[Draft, EngineConfig]]]] = {
+    "torchtitan": (torchtitan.TARGET, torchtitan.export),
+    "megatron": (megatron.TARGET, megatron.export),
+    "nanotron": (nanotron.TARGET, nanotron.export),
+    "deepspeed": (deepspeed.TARGET, deepspeed.export),
+}
+
+
+def engine_config(experiment: Experiment, engine: str, name: str | None = None) -> EngineConfig:
+    """The experiment for one of `ENGINES`; ``name``: the id that it was stored with, if that is another one.
+
+    Raises `UnsupportedByEngine` with every field that has no counterpart there, and for a layout that nothing can run.
+    """
+    target, export = ENGINES[engine]
+    name = name or experiment.id
+    if violations := list(layout_violations(experiment)):
+        raise UnsupportedByEngine(f"{name} is no layout to export: {violations[0].message}")
+    draft, config = export(experiment, name)
+    if draft.refusals:
+        raise UnsupportedByEngine(f"{name} has no counterpart in {target.version}: {'; '.join(draft.refusals)}")
+    return config
+
+
+def write_config(config: EngineConfig, folder: Path) -> list[Path]:
+    """The files, and with them ``NOTES.txt``. Raises `UltrasweepError` rather than replace a file."""
+    files = {**config.files, "NOTES.txt": "".join(f"{line}\n" for line in summary(config))}
+    paths = [folder / name for name in files]
+    if there := [path for path in paths if path.exists()]:
+        raise UltrasweepError(
+            f"--out {shlex.quote(str(folder))}: {there[0].name} is there already; name another folder"
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    for path, text in zip(paths, files.values(), strict=True):
+        path.write_text(text)
+    return paths
+
+
+def summary(config: EngineConfig) -> list[str]:
+    """What it is for, what starts it, what differs there, and what the files cannot say: one line each."""
+    lines = [f"{config.name} for {config.target.version}", f"start: {config.start}"]
+    lines += [f"warning: {text}" for text in config.warnings]
+    return lines + [f"note: {text}" for text in config.notes]
+
+
+def print_config(config: EngineConfig, out: Path | None) -> None:
+    """The files on standard output and the rest on standard error; with ``out`` files there and the rest on output."""
+    told = sys.stdout if out is not None else sys.stderr
+    for line in summary(config):
+        print(printable(line), file=told)
+    if out is not None:
+        paths = write_config(config, out)
+        print(printable(f"{plural(len(paths), 'file')} in {out}: {', '.join(path.name for path in paths)}"))
+        return
+    for name, text in config.files.items():
+        if len(config.files) > 1:
+            print(f"# ---- {name}")
+        print(printable(text, keep="\n"), end="")

@@ -1,0 +1,274 @@
+"""An experiment as flags of Megatron-LM's ``pretrain_gpt.py``.
+
+Names and meanings: ``megatron/training/arguments.py`` of Megatron-LM and the configurations of Megatron-Core. The
+package ``megatron-core`` alone has no command line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from sweep.engine_configs.draft import (
+    BETAS,
+    EPSILON,
+    LEARNING_RATE,
+    MAX_GRAD_NORM,
+    NOTHING,
+    STEPS,
+    WEIGHT_DECAY,
+    Choice,
+    Draft,
+    EngineConfig,
+    Options,
+    Target,
+)
+from sweep.engine_configs.texts import commented, flags
+from workloads.costs.partition import stage_layers
+from workloads.experiment import Experiment
+from workloads.model_spec import MoESpec
+
+TARGET = Target(name="megatron", version="Megatron-LM core_v0.16.1")
+FILE = "megatron_flags.txt"
+
+DEGREES = {
+    "tp": "tensor-model-parallel-size",
+    "cp": "context-parallel-size",
+    "pp": "pipeline-model-parallel-size",
+    "ep": "expert-model-parallel-size",
+    "micro_batch_size": "micro-batch-size",
+    "global_batch_size": "global-batch-size",
+    "seq_len": "seq-length",
+    "seed": "seed",
+}
+"""The data-parallel degree follows from the number of ranks."""
+SHAPE = {
+    "num_layers": "num-layers",
+    "hidden_size": "hidden-size",
+    "ffn_hidden_size": "ffn-hidden-size",
+    "num_heads": "num-attention-heads",
+    "norm_eps": "norm-epsilon",
+}
+BLOCK: Options = {
+    "transformer-impl": "transformer_engine",
+    "normalization": "RMSNorm",
+    "swiglu": True,
+    "disable-bias-linear": True,
+    "position-embedding-type": "rope",
+    "attention-dropout": 0,
+    "hidden-dropout": 0,
+    "tokenizer-type": "NullTokenizer",
+    "make-vocab-size-divisible-by": 1,
+    "mock-data": True,
+}
+_SHARDED = {"use-distributed-optimizer": True, "overlap-grad-reduce": True, "overlap-param-gather": True}
+_FSDP = {"use-megatron-fsdp": True, **_SHARDED, "ckpt-format": "fsdp_dtensor", "no-gradient-accumulation-fusion": True}
+ZERO: Mapping[int, Choice] = {
+    0: NOTHING,
+    1: Choice(options=_SHARDED),
+    2: Choice(options={**_FSDP, "data-parallel-sharding-strategy": "optim_grads"}),
+    3: Choice(options={**_FSDP, "data-parallel-sharding-strategy": "optim_grads_params"}),
+}
+_FP8 = {"bf16": True, "fp8-format": "hybrid"}
+PRECISION: Mapping[str, Choice] = {
+    "bf16": Choice(options={"bf16": True}),
+    "fp16": Choice(options={"fp16": True, "accumulate-allreduce-grads-in-fp32": True}),
+    "fp32": NOTHING,
+    "fp8_tensorwise": Choice(options={**_FP8, "fp8-recipe": "tensorwise"}),
+    "fp8_blockwise": Choice(options={**_FP8, "fp8-recipe": "blockwise"}),
+    "fp8_rowwise": Choice(refused="its recipes are delayed, tensorwise, mxfp8 and blockwise"),
+    "fp64": Choice(refused="it trains in bf16, fp16 or fp32"),
+}
+SCHEDULES: Mapping[str, Choice] = {
+    "1f1b": NOTHING,
+    "interleaved_1f1b": NOTHING,
+    **dict.fromkeys(
+        ("gpipe", "interleaved_zero_bubble", "zero_bubble_v", "dualpipe_v"),
+        Choice(refused="it has 1f1b and interleaved_1f1b"),
+    ),
+}
+CONTEXT: Mapping[str, Choice] = {
+    "ring": Choice(options={"cp-comm-type": "p2p"}),
+    "allgather": Choice(options={"cp-comm-type": "all_gather"}),
+    "ulysses": Choice(options={"cp-comm-type": "a2a"}),
+}
+ATTENTION: Mapping[str, Choice] = {
+    "auto": Choice(options={"attention-backend": "auto"}),
+    "flash": Choice(options={"attention-backend": "flash"}),
+    "cudnn": Choice(options={"attention-backend": "fused"}),
+    "math": Choice(options={"attention-backend": "unfused"}),
+    "efficient": Choice(options={"attention-backend": "auto"}, warning="it has no such kernel and picks one itself"),
+}
+COMPILE: Mapping[str, Choice] = {
+    "none": NOTHING,
+    "block": Choice(warning="it is not compiled there: Transformer Engine's own fused kernels take its place"),
+}
+SEQUENCE_PARALLEL: Mapping[bool, Choice] = {True: Choice(options={"sequence-parallel": True}), False: NOTHING}
+RECOMPUTED = {"norm": "layernorm", "mla_up": "mla_up_proj", "experts": "moe"}
+"""Megatron's ``--recompute-modules`` for our operations. ``moe`` is nearest: it routes and exchanges twice."""
+ROUTING: Mapping[str, Choice] = {
+    "balanced": Choice(options={"moe-router-force-load-balancing": True}),
+    "learned": NOTHING,
+    "skewed": Choice(refused="it cannot force a load on experts but an even one"),
+}
+OPTIMIZER: Options = {
+    "optimizer": "adam",
+    "lr": LEARNING_RATE,
+    "min-lr": LEARNING_RATE,
+    "lr-decay-style": "constant",
+    "weight-decay": WEIGHT_DECAY,
+    "adam-beta1": BETAS[0],
+    "adam-beta2": BETAS[1],
+    "adam-eps": EPSILON,
+    "clip-grad": MAX_GRAD_NORM,
+    "train-iters": STEPS,
+    "eval-iters": 0,
+    "log-interval": 1,
+}
+
+
+def export(experiment: Experiment, name: str) -> tuple[Draft, EngineConfig]:
+    """The draft, with what is refused, and the file of flags."""
+    e = experiment
+    draft = Draft(e)
+    _model(draft)
+    draft.set({option: getattr(e, field) for field, option in DEGREES.items()})
+    draft.set({"max-position-embeddings": e.seq_len})
+    _sharding(draft)
+    if e.pp > 1:
+        _pipeline(draft)
+    draft.choose("precision", PRECISION)
+    _recompute(draft)
+    if e.tp > 1:
+        draft.choose("sequence_parallel", SEQUENCE_PARALLEL)
+    if e.cp > 1:
+        draft.choose("cp_kind", CONTEXT)
+    draft.choose("attention", ATTENTION)
+    draft.choose("compile", COMPILE)
+    if e.model.moe is not None:
+        _experts(draft, e.model.moe)
+    draft.set(OPTIMIZER)
+    draft.notes.append(f"data parallelism {e.dp} follows from {e.world_size} ranks")
+    draft.notes.append("weight decay spares norms there, and a seed gives other weights")
+    head = [f"{name} for {TARGET.version}", *(f"warning: {text}" for text in draft.warnings)]
+    start = f"{e.world_size} ranks: torchrun ... pretrain_gpt.py $(grep -v '^#' {FILE})"
+    return draft, EngineConfig(
+        target=TARGET,
+        name=name,
+        files={FILE: commented(head) + flags(draft.options)},
+        start=start,
+        warnings=tuple(draft.warnings),
+        notes=tuple(draft.notes),
+    )
+
+
+def _model(draft: Draft) -> None:
+    model = draft.experiment.model
+    draft.set({option: getattr(model, field) for field, option in SHAPE.items()})
+    if model.num_kv_heads != model.num_heads:
+        draft.set({"group-query-attention": True, "num-query-groups": model.num_kv_heads})
+    if model.mla is None:
+        draft.set({"kv-channels": model.head_dim})
+    else:
+        latent = {
+            "multi-latent-attention": True,
+            "rope-type": "rope",
+            "kv-lora-rank": model.mla.kv_lora_rank,
+            "qk-head-dim": model.mla.qk_nope_head_dim,
+            "qk-pos-emb-head-dim": model.mla.qk_rope_head_dim,
+            "v-head-dim": model.mla.v_head_dim,
+        }
+        draft.set(latent | ({"q-lora-rank": model.mla.q_lora_rank} if model.mla.q_lora_rank else {}))
+    draft.set(BLOCK)
+    # Its tokenizer without text adds one id to the vocabulary.
+    draft.set({"rotary-base": round(model.rope_theta), "vocab-size": model.vocab_size - 1})
+    if not model.tie_embeddings:
+        draft.set({"untie-embeddings-and-output-weights": True})
+    if model.qk_norm:
+        draft.set({"qk-layernorm": True})
+
+
+def _sharding(draft: Draft) -> None:
+    e = draft.experiment
+    draft.choose("zero_stage", ZERO)
+    if e.zero_stage >= 2 and e.pp > 1:
+        draft.refuse("zero_stage", "Megatron-FSDP has no pipeline axis; 1 would work")
+    if e.zero_stage > 0 and e.dp_replicate > 1:
+        draft.set({"num-distributed-optimizer-instances": e.dp_replicate})
+        if e.zero_stage >= 2:
+            draft.set({"outer-dp-sharding-strategy": "no_shard"})
+
+
+def _pipeline(draft: Draft) -> None:
+    """Even stages need the number of virtual stages alone; others are written out layer by layer."""
+    e = draft.experiment
+    draft.choose("pp_schedule", SCHEDULES)
+    stages = stage_layers(e.model, e.pp_schedule, e.pp, e.virtual_stages, e.pp_split, e.seq_len)
+    if len({len(layers) for layers in stages}) == 1:
+        if e.virtual_stages > 1:
+            draft.set({"num-virtual-stages-per-pipeline-rank": e.virtual_stages})
+        return
+    parts = ["t" * len(layers) for layers in stages]
+    draft.set({"pipeline-model-parallel-layout": "E" + "|".join(parts) + "L"})
+
+
+def _recompute(draft: Draft) -> None:
+    e = draft.experiment
+    if e.recompute == "none":
+        return
+    if e.recompute_every > 1:
+        draft.refuse("recompute_every", "it recomputes every layer, or the first ones of a stage")
+    if e.recompute == "full":
+        full = {"recompute-granularity": "full", "recompute-method": "uniform", "recompute-num-layers": 1}
+        draft.set(full)
+        return
+    modules = [RECOMPUTED[name] for name in e.recomputed_operations if name in RECOMPUTED]
+    if not modules:
+        draft.refuse("recompute", f"of single operations it recomputes {', '.join(RECOMPUTED)}")
+        return
+    draft.set({"recompute-granularity": "selective", "recompute-modules": " ".join(modules)})
+    kept = [name for name in e.recomputed_operations if name not in RECOMPUTED]
+    if kept:
+        draft.warnings.append(f"recompute: {' and '.join(kept)} are kept there: faster, and larger in memory")
+    if "moe" in modules:
+        draft.warnings.append("recompute: experts are routed and exchanged twice: slower")
+
+
+def _experts(draft: Draft, moe: MoESpec) -> None:
+    e = draft.experiment
+    draft.set(
+        {
+            "num-experts": moe.num_experts,
+            "moe-router-topk": moe.experts_per_token,
+            "moe-ffn-hidden-size": moe.expert_hidden_size,
+            "moe-grouped-gemm": True,
+            "moe-token-dispatcher-type": "alltoall",
+            "moe-router-score-function": moe.gate,
+            "expert-tensor-parallel-size": e.etp,
+        }
+    )
+    if moe.num_shared_experts:
+        draft.set({"moe-shared-expert-intermediate-size": moe.num_shared_experts * moe.expert_hidden_size})
+    if moe.num_dense_layers:
+        dense, rest = moe.num_dense_layers, e.model.num_layers - moe.num_dense_layers
+        draft.set({"moe-layer-freq": f"([0]*{dense}+[1]*{rest})"})
+    if not moe.normalize_weights:
+        if moe.gate == "softmax":
+            draft.set({"moe-router-pre-softmax": True})
+        else:
+            draft.refuse("model.moe.normalize_weights", "weights of a sigmoid are always divided by their sum there")
+    if moe.weight_scale != 1.0:
+        draft.set({"moe-router-topk-scaling-factor": moe.weight_scale})
+    draft.choose("routing", ROUTING)
+    balance = moe.balance if e.routing == "learned" else "none"
+    if balance == "aux_loss":
+        draft.set({"moe-router-load-balancing-type": "seq_aux_loss", "moe-aux-loss-coeff": moe.balance_coefficient})
+    else:
+        draft.set({"moe-router-load-balancing-type": "none"})
+    if balance == "bias":
+        draft.set({"moe-router-enable-expert-bias": True, "moe-router-bias-update-rate": moe.balance_coefficient})
+        if moe.gate != "sigmoid":
+            draft.refuse("model.moe.balance", "its bias of experts needs the gate sigmoid")
+    if e.capacity_factor is not None:
+        draft.set({"moe-expert-capacity-factor": e.capacity_factor})
+    if e.tp > 1 and not e.sequence_parallel:
+        draft.refuse("sequence_parallel", "its experts with tp need it; true would work")

@@ -1,0 +1,173 @@
+"""Which of torchtitan's model flavors a shape is, and the Python module that defines a shape without a flavor."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from sweep.engine_configs.draft import Draft
+from workloads.experiment import Experiment
+from workloads.model_spec import MLASpec, ModelSpec, MoESpec
+
+Family = Literal["llama3", "qwen3", "deepseek_v3"]
+MODULE = "ultrasweep_model"
+"""The module with a shape of our own, and the name under which torchtitan knows it."""
+
+
+def _llama(layers: int, hidden: int, heads: int, ffn: int) -> dict[str, Any]:
+    return {
+        "num_layers": layers,
+        "hidden_size": hidden,
+        "num_heads": heads,
+        "num_kv_heads": 8,
+        "head_dim": hidden // heads,
+        "ffn_hidden_size": ffn,
+        "vocab_size": 128_256,
+        "rope_theta": 500_000.0,
+        "norm_eps": 1e-5,
+    }
+
+
+def _qwen(layers: int, hidden: int, heads: int, ffn: int, tied: bool = False) -> dict[str, Any]:
+    return {
+        "num_layers": layers,
+        "hidden_size": hidden,
+        "num_heads": heads,
+        "num_kv_heads": 8,
+        "head_dim": 128,
+        "ffn_hidden_size": ffn,
+        "vocab_size": 151_936,
+        "tie_embeddings": tied,
+        "qk_norm": True,
+        "rope_theta": 1_000_000.0,
+        "norm_eps": 1e-6,
+    }
+
+
+_QWEN_30B = {
+    **_qwen(48, 2048, 32, 6144),
+    "num_kv_heads": 4,
+    "moe": MoESpec(num_experts=128, experts_per_token=8, expert_hidden_size=768),
+}
+FLAVOURS: Mapping[tuple[Family, str], Mapping[str, Any]] = {
+    ("llama3", "8B"): _llama(32, 4096, 32, 14_336),
+    ("llama3", "70B"): _llama(80, 8192, 64, 28_672),
+    ("llama3", "405B"): _llama(126, 16_384, 128, 53_248),
+    ("qwen3", "0.6B"): _qwen(28, 1024, 16, 3072, True),
+    ("qwen3", "1.7B"): _qwen(28, 2048, 16, 6144, True),
+    ("qwen3", "4B"): _qwen(36, 2560, 32, 9728, True),
+    ("qwen3", "8B"): _qwen(36, 4096, 32, 12_288),
+    ("qwen3", "14B"): _qwen(40, 5120, 40, 17_408),
+    ("qwen3", "32B"): _qwen(64, 5120, 64, 25_600),
+    ("qwen3", "30B-A3B"): _QWEN_30B,
+}
+"""What torchtitan's named shapes are in our fields; what is not named here has our default."""
+
+
+def flavour_of(model: ModelSpec) -> tuple[Family, str] | None:
+    """torchtitan's own names of exactly this shape (what balances the experts aside), if it has one."""
+    moe = dataclasses.replace(model.moe, balance="none", balance_coefficient=0.0) if model.moe else None
+    plain = dataclasses.replace(model, moe=moe)
+    return next((names for names, shape in FLAVOURS.items() if plain == ModelSpec(name=model.name, **shape)), None)
+
+
+def model_class(draft: Draft) -> Family | None:
+    """The model of torchtitan that can have this shape; None, and a refusal, if none can."""
+    model = draft.experiment.model
+    if model.mla is not None:
+        if model.moe is None:
+            draft.refuse("model.moe", "its model with latent attention has experts")
+            return None
+        if model.tie_embeddings:
+            draft.refuse("model.tie_embeddings", "its model with latent attention ties none")
+            return None
+        return "deepseek_v3"
+    if model.moe is not None and (model.moe.num_dense_layers or model.moe.num_shared_experts):
+        field = "num_dense_layers" if model.moe.num_dense_layers else "num_shared_experts"
+        draft.refuse(f"model.moe.{field}", "only its model with latent attention has them")
+        return None
+    own_head = model.head_dim * model.num_heads != model.hidden_size
+    return "qwen3" if model.moe or model.tie_embeddings or model.qk_norm or own_head else "llama3"
+
+
+def module_text(experiment: Experiment, family: Family) -> str:
+    """A module that registers the shape with torchtitan when it is imported (``experimental.custom_import``)."""
+    model = experiment.model
+    kind = {"llama3": "TransformerModelArgs", "qwen3": "Qwen3ModelArgs", "deepseek_v3": "DeepSeekV3ModelArgs"}[family]
+    shape = {
+        "dim": model.hidden_size,
+        "n_layers": model.num_layers,
+        "n_heads": model.num_heads,
+        "vocab_size": model.vocab_size,
+        "norm_eps": model.norm_eps,
+        "rope_theta": model.rope_theta,
+        "max_seq_len": experiment.seq_len,
+    }
+    if family == "llama3":
+        shape |= {"n_kv_heads": model.num_kv_heads, **_exact_ffn(model)}
+    elif family == "qwen3":
+        shape |= {
+            "n_kv_heads": model.num_kv_heads,
+            "head_dim": model.head_dim,
+            "hidden_dim": model.ffn_hidden_size,
+            "qk_norm": model.qk_norm,
+            "enable_weight_tying": model.tie_embeddings,
+        }
+    else:
+        assert model.mla is not None
+        shape |= {"inter_dim": model.ffn_hidden_size, **_latent(model.mla), "original_seq_len": experiment.seq_len}
+    lines = [f"    {name}={value!r}," for name, value in shape.items()]
+    imports = [f"from torchtitan.models.{family} import {kind}, get_train_spec"]
+    if model.moe is not None:
+        imports.append("from torchtitan.models.moe import MoEArgs")
+        lines += _expert_lines(model.moe, family)
+    imports.append("from torchtitan.protocols.train_spec import register_train_spec")
+    return "\n".join(
+        [
+            '"""A shape of ultrasweep for torchtitan 0.2.2 (`experimental.custom_import`)."""',
+            "",
+            "from dataclasses import replace",
+            "",
+            *imports,
+            "",
+            f"SHAPE = {kind}(",
+            *lines,
+            ")",
+            f'register_train_spec("{MODULE}", replace(get_train_spec(), model_args={{{model.name!r}: SHAPE}}))',
+            "",
+        ]
+    )
+
+
+def _exact_ffn(model: ModelSpec) -> dict[str, Any]:
+    """Its Llama rounds two thirds of 4 x dim, times a factor, up to a multiple. A factor that stays below the size, and
+    the size itself as the multiple, give the size."""
+    usual = 2 * 4 * model.hidden_size // 3
+    return {"multiple_of": model.ffn_hidden_size, "ffn_dim_multiplier": min(1.0, 0.5 * model.ffn_hidden_size / usual)}
+
+
+def _latent(mla: MLASpec) -> dict[str, Any]:
+    return {
+        "q_lora_rank": mla.q_lora_rank,
+        "kv_lora_rank": mla.kv_lora_rank,
+        "qk_nope_head_dim": mla.qk_nope_head_dim,
+        "qk_rope_head_dim": mla.qk_rope_head_dim,
+        "v_head_dim": mla.v_head_dim,
+    }
+
+
+def _expert_lines(moe: MoESpec, family: Family) -> list[str]:
+    args = {
+        "num_experts": moe.num_experts,
+        "num_shared_experts": moe.num_shared_experts,
+        "top_k": moe.experts_per_token,
+        "score_func": moe.gate,
+        "route_norm": moe.normalize_weights,
+        "route_scale": moe.weight_scale,
+        "score_before_experts": False,
+        "load_balance_coeff": moe.balance_coefficient if moe.balance == "bias" else None,
+    }
+    own = [f"    moe_inter_dim={moe.expert_hidden_size},"]
+    own.append("    moe_enabled=True," if family == "qwen3" else f"    n_dense_layers={moe.num_dense_layers},")
+    return [*own, f"    moe_args=MoEArgs({', '.join(f'{name}={value!r}' for name, value in args.items())}),"]

@@ -1,0 +1,73 @@
+"""Ten layouts that people train with, and what each of the engines refuses of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sweep.conffiles import ConfFolders
+from workloads.experiment import Experiment
+
+
+def layout(model: str, **fields: Any) -> Experiment:
+    return Experiment.canonical(model=ConfFolders().model(model), **fields)
+
+
+LAYOUTS: Mapping[str, Experiment] = {
+    "8B zero2": layout("llama8b", dp=4, zero_stage=2, micro_batch_size=2, global_batch_size=32),
+    "1B replicated": layout("llama1b", dp=8, micro_batch_size=4, global_batch_size=64, attention="flash"),
+    "8B hsdp": layout("llama8b", dp_replicate=2, dp_shard=4, zero_stage=3, global_batch_size=64, compile="block"),
+    "8B zero1 tp2 pp2": layout(
+        "llama8b", dp=2, zero_stage=1, tp=2, pp=2, micro_batch_size=2, global_batch_size=32, recompute="full"
+    ),
+    "70B interleaved": layout(
+        "llama70b",
+        dp=4,
+        zero_stage=1,
+        tp=4,
+        pp=4,
+        pp_schedule="interleaved_1f1b",
+        virtual_stages=5,
+        pp_split="even",
+        recompute="selective",
+        global_batch_size=64,
+    ),
+    "8B long context": layout("llama8b", cp=4, dp=2, zero_stage=3, global_batch_size=4, seq_len=65536),
+    "8B fp8 tp2": layout(
+        "llama8b", dp=4, zero_stage=3, tp=2, micro_batch_size=2, global_batch_size=32, precision="fp8_tensorwise"
+    ),
+    "8B zero bubble": layout(
+        "llama8b", dp=2, zero_stage=1, pp=4, pp_schedule="zero_bubble_v", micro_batch_size=1, global_batch_size=32
+    ),
+    "30B experts": layout("qwen3_30b_a3b", dp=8, zero_stage=3, ep=8, micro_batch_size=2, global_batch_size=64, seed=7),
+    "V3 experts": layout(
+        "deepseek_v3", dp=32, zero_stage=1, tp=2, pp=8, ep=32, routing="learned", global_batch_size=512
+    ),
+}
+REFUSED: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "torchtitan": {},
+    "megatron": {"8B zero bubble": ("pp_schedule",)},
+    "nanotron": {
+        "8B zero2": ("zero_stage",),
+        "8B hsdp": ("zero_stage", "dp_replicate"),
+        "70B interleaved": ("pp_schedule", "virtual_stages", "recompute"),
+        "8B long context": ("zero_stage",),
+        "8B fp8 tp2": ("zero_stage", "precision"),
+        "8B zero bubble": ("pp_schedule", "virtual_stages"),
+        "30B experts": ("model.head_dim", "model.qk_norm", "zero_stage"),
+        "V3 experts": (
+            *("model.mla", "model.moe.num_shared_experts", "model.moe.num_dense_layers", "model.moe.gate"),
+            *("model.moe.weight_scale", "model.moe.balance", "etp"),
+        ),
+    },
+    "deepspeed": {
+        "8B hsdp": ("dp_replicate",),
+        "8B zero1 tp2 pp2": ("sequence_parallel",),
+        "70B interleaved": ("pp_schedule", "virtual_stages", "sequence_parallel", "recompute"),
+        "8B long context": ("cp_kind",),
+        "8B fp8 tp2": ("sequence_parallel", "zero_stage", "precision"),
+        "8B zero bubble": ("pp_schedule", "virtual_stages"),
+        "V3 experts": ("sequence_parallel", "etp"),
+    },
+}
+"""The fields that an engine has no counterpart of, by layout; no entry: all of it can be exported."""

@@ -1,0 +1,218 @@
+"""``python -m sweep export``: ten layouts for each engine, what it refuses by name, and that no field is left out."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import json
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+from sweep import parsers
+from sweep.__main__ import main
+from sweep.engine_configs import deepspeed, draft, megatron, nanotron, torchtitan
+from sweep.engine_configs.export import ENGINES, engine_config, summary
+from tests.sweep.engine_configs.layouts import LAYOUTS, REFUSED, layout
+from tests.sweep.engine_configs.megatron_reads import flags_in
+from tests.sweep.helpers import store_attempt
+from workloads.errors import UnsupportedByEngine
+from workloads.experiment import FIELDS, Experiment
+from workloads.rules import layout_violations
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def refused(experiment: Experiment, engine: str) -> list[str]:
+    """Fields without a counterpart, in the order of the message."""
+    found, _ = ENGINES[engine][1](experiment, experiment.id)
+    return [re.split(r"[= ]", text)[0] for text in found.refusals]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_ten_layouts(name: str, engine: str) -> None:
+    experiment = LAYOUTS[name]
+    assert not layout_violations(experiment)
+    expected = list(REFUSED[engine].get(name, ()))
+    assert refused(experiment, engine) == expected
+    if expected:
+        with pytest.raises(UnsupportedByEngine, match=f"no counterpart in .*{re.escape(expected[0])}") as told:
+            engine_config(experiment, engine)
+        assert all(field in str(told.value) for field in expected)
+        return
+    config = engine_config(experiment, engine)
+    assert summary(config)[0] == f"{experiment.id} for {ENGINES[engine][0].version}"
+    for file, text in config.files.items():
+        {".toml": tomllib.loads, ".yaml": yaml.safe_load, ".json": json.loads, ".py": ast.parse, ".txt": str}[
+            Path(file).suffix
+        ](text)
+
+
+def test_the_optimizer_is_the_engines_own() -> None:
+    from workloads.engine import optimizer as own
+
+    ours = (own.LEARNING_RATE, own.BETAS, own.EPSILON, own.WEIGHT_DECAY, own.MAX_GRAD_NORM)
+    theirs = (draft.LEARNING_RATE, draft.BETAS, draft.EPSILON, draft.WEIGHT_DECAY, draft.MAX_GRAD_NORM)
+    assert ours == theirs
+
+
+def test_the_help_names_engines_and_versions() -> None:
+    assert tuple(ENGINES) == parsers.ENGINES
+    told = parsers.PARSERS["export"]().format_help().replace("\n", " ")
+    for target, _ in ENGINES.values():
+        assert target.version.split(",")[0].removesuffix(" main") in told
+
+
+BASES = (
+    layout("llama8b", dp=2, zero_stage=1, tp=2, pp=2, cp=2, global_batch_size=32, sequence_parallel=False),
+    layout("llama8b", dp=4, zero_stage=2, tp=2, micro_batch_size=2, global_batch_size=32, recompute="full"),
+    layout("llama1b", dp=2, tp=2, pp=2, global_batch_size=32),
+    layout("llama8b", pp=4, pp_schedule="interleaved_1f1b", virtual_stages=4, global_batch_size=32),
+    layout("mixtral_8x7b", dp=4, zero_stage=1, tp=2, ep=2, global_batch_size=32, routing="learned"),
+)
+CHANGES: dict[str, list[object]] = {
+    "dp_replicate": [2, 4],
+    "dp_shard": [2, 8],
+    "tp": [1, 4],
+    "cp": [1, 4],
+    "pp": [1, 4],
+    "ep": [1, 4],
+    "etp": [1, 2],
+    "micro_batch_size": [1, 4],
+    "global_batch_size": [64, 128],
+    "seq_len": [2048, 8192],
+    "zero_stage": [1, 2, 3],
+    "recompute": ["none", "full", "selective", "norm", "mla_up", "experts"],
+    "recompute_every": [2],
+    "pp_schedule": ["gpipe", "1f1b", "interleaved_1f1b", "interleaved_zero_bubble", "zero_bubble_v", "dualpipe_v"],
+    "virtual_stages": [2],
+    "pp_split": ["balanced", "even"],
+    "cp_kind": ["ring", "allgather", "ulysses"],
+    "sequence_parallel": [True, False],
+    "precision": ["bf16", "fp16", "fp32", "fp64", "fp8_tensorwise", "fp8_rowwise", "fp8_blockwise"],
+    "attention": ["auto", "cudnn", "flash", "efficient", "math"],
+    "compile": ["none", "block"],
+    "routing": ["balanced", "learned", "skewed"],
+    "capacity_factor": [1.5],
+    "seed": [7],
+}
+WITHOUT_EFFECT = {"routing_imbalance", "engine", "engine_version"}
+"""What no engine has to be told: a load that is only assumed where the router decides, and by whom it was measured."""
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_no_field_is_dropped_in_silence(engine: str) -> None:
+    """A change of any field that has an effect changes what is written, or is refused, or is told."""
+
+    def told(experiment: Experiment) -> tuple[object, ...]:
+        found, config = ENGINES[engine][1](experiment, "same")
+        return dict(config.files), found.refusals, found.warnings, found.notes, config.start
+
+    assert set(CHANGES) | WITHOUT_EFFECT == set(FIELDS)
+    seen = set()
+    for base in BASES:
+        for field, values in CHANGES.items():
+            for value in values:
+                fields = {f.name: getattr(base, f.name) for f in dataclasses.fields(base)}
+                other = Experiment.canonical(**{**fields, field: value})
+                if getattr(other, field) != getattr(base, field) and not layout_violations(other):
+                    assert told(other) != told(base), f"{field}: {getattr(base, field)} or {value}"
+                    seen.add(field)
+    assert seen >= set(CHANGES)
+
+
+@pytest.mark.parametrize(
+    ("engine", "experiment", "fields"),
+    [
+        ("torchtitan", layout("llama8b", dp=4, zero_stage=1, global_batch_size=8), ["zero_stage"]),
+        ("torchtitan", layout("llama8b", dp=4, tp=2, global_batch_size=8), ["zero_stage"]),
+        ("torchtitan", layout("llama8b", tp=4, global_batch_size=8), ["precision"]),
+        ("torchtitan", layout("llama8b", tp=4, global_batch_size=8, precision="fp64"), ["precision"]),
+        ("torchtitan", layout("llama1b", pp=2, global_batch_size=8, precision="fp32"), ["model.tie_embeddings"]),
+        ("torchtitan", layout("qwen3_30b_a3b", dp=2, zero_stage=1, pp=2, global_batch_size=8), ["pp"]),
+        ("torchtitan", layout("mixtral_8x7b", dp=4, zero_stage=3, tp=2, ep=1, etp=1, global_batch_size=8), ["etp"]),
+        ("megatron", layout("llama8b", pp=4, pp_schedule="gpipe", global_batch_size=8), ["pp_schedule"]),
+        ("megatron", layout("llama8b", dp=4, precision="fp8_rowwise", global_batch_size=8), ["precision"]),
+        ("megatron", layout("llama8b", dp=4, zero_stage=3, pp=2, global_batch_size=8), ["zero_stage"]),
+        ("megatron", layout("llama8b", dp=4, recompute="rope", global_batch_size=8), ["recompute"]),
+        ("nanotron", layout("llama8b", dp=4, zero_stage=1, cp=2, global_batch_size=8), ["zero_stage"]),
+        ("deepspeed", layout("llama8b", dp=4, zero_stage=2, pp=2, global_batch_size=8), ["zero_stage"]),
+    ],
+    ids=lambda value: value.id if isinstance(value, Experiment) else str(value),
+)
+def test_refused_by_name(engine: str, experiment: Experiment, fields: list[str]) -> None:
+    assert refused(experiment, engine) == fields
+
+
+def test_torchtitan_by_hand() -> None:
+    """Pipelines: the batch of a rank is all its micro-batches, and every layer's stage is the planner's."""
+    found = torchtitan.export(LAYOUTS["8B zero1 tp2 pp2"], "x")[0].options
+    assert found["training.local_batch_size"] == 16 and found["parallelism.pipeline_parallel_microbatch_size"] == 2
+    parts = found["parallelism.module_fqns_per_model_part"]
+    assert parts[0][:2] == ["tok_embeddings", "layers.0"] and parts[1][-3:] == ["layers.31", "norm", "output"]
+    assert [len(part) for part in parts] == [18, 17]  # 17 and 15 layers: the head weighs as much as two
+    assert found["parallelism.fsdp_reshard_after_forward"] == "never"
+    # "default" keeps parameters gathered under a pipeline, which is no ZeRO-3.
+    piped = layout("llama8b", dp=2, zero_stage=3, pp=2, global_batch_size=32)
+    assert torchtitan.export(piped, "x")[0].options["parallelism.fsdp_reshard_after_forward"] == "always"
+
+
+def test_megatron_by_hand(tmp_path: Path) -> None:
+    config = engine_config(LAYOUTS["8B zero1 tp2 pp2"], "megatron")
+    (tmp_path / megatron.FILE).write_text(config.files[megatron.FILE])
+    found = flags_in(tmp_path / megatron.FILE)
+    assert found["vocab_size"] == "128255"  # its tokenizer without text adds one
+    assert found["pipeline_model_parallel_layout"] == "E" + "t" * 17 + "|" + "t" * 15 + "L"
+    assert "num_virtual_stages_per_pipeline_rank" not in found
+    even = megatron.export(LAYOUTS["70B interleaved"], "x")[0].options
+    assert even["num-virtual-stages-per-pipeline-rank"] == 5 and "pipeline-model-parallel-layout" not in even
+    v3 = megatron.export(LAYOUTS["V3 experts"], "x")[0].options
+    assert v3["moe-layer-freq"] == "([0]*3+[1]*58)" and v3["moe-shared-expert-intermediate-size"] == 2048
+    hsdp = megatron.export(LAYOUTS["8B hsdp"], "x")[0].options
+    assert hsdp["num-distributed-optimizer-instances"] == 2
+
+
+def test_nanotron_and_deepspeed_by_hand() -> None:
+    experiment = layout("llama8b", dp=2, zero_stage=1, cp=1, tp=2, pp=2, micro_batch_size=2, global_batch_size=32)
+    text = engine_config(experiment, "nanotron").files[nanotron.FILE]
+    found = yaml.safe_load(text)
+    assert found["parallelism"]["tp_mode"] == "REDUCE_SCATTER" and found["parallelism"]["pp_engine"] == "1f1b"
+    assert found["tokens"]["batch_accumulation_per_replica"] == 8 and found["optimizer"]["zero_stage"] == 1
+    assert found["model"]["model_config"]["num_hidden_layers"] == 32
+    piped = layout("llama8b", dp=2, zero_stage=1, pp=2, global_batch_size=32, recompute="full")
+    config = engine_config(piped, "deepspeed")
+    written = json.loads(config.files[deepspeed.FILE])
+    assert written["train_batch_size"] == 32 == written["gradient_accumulation_steps"] * 1 * 2
+    assert written["pipeline"] == {"activation_checkpoint_interval": 1}
+    assert any("PipelineModule(num_stages=2" in note for note in config.notes)
+
+
+def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    experiment = LAYOUTS["8B zero2"]
+    store_attempt(tmp_path / "own", experiment)
+    arguments = ["export", experiment.hash, "--results", str(tmp_path)]
+    assert main([*arguments, "--to", "torchtitan"]) == 0
+    told = capsys.readouterr()
+    assert tomllib.loads(told.out)["training"]["global_batch_size"] == 32
+    assert "for torchtitan 0.2.2" in told.out and "for torchtitan 0.2.2" in told.err
+    assert "warning: zero_stage" in told.out and "warning: zero_stage" in told.err
+    folder = tmp_path / "out"
+    assert main([*arguments, "--to", "megatron", "--out", str(folder)]) == 0
+    assert capsys.readouterr().out.endswith(f"2 files in {folder}: megatron_flags.txt, NOTES.txt\n")
+    assert (folder / "NOTES.txt").read_text().startswith(f"{experiment.id} for Megatron-LM core_v0.16.1\n")
+    assert main([*arguments, "--to", "megatron", "--out", str(folder)]) == 2
+    assert "megatron_flags.txt is there already" in capsys.readouterr().err
+    assert main([*arguments, "--to", "nanotron"]) == 2
+    told = capsys.readouterr()
+    assert told.out == "" and told.err.count("\n") == 1
+    assert "nanotron main, commit 2411b022: zero_stage=2 (it shards the optimizer alone" in told.err
+
+
+def test_rows_keep_the_id_that_they_were_stored_with(capsys: pytest.CaptureFixture[str]) -> None:
+    recorded = str(ROOT / "results" / "recorded")
+    assert main(["export", "295a90f3", "--to", "torchtitan", "--results", recorded]) == 0
+    assert 'description = "llama8b-dp4z2-mbs2-gbs32-s4096-295a90f3"' in capsys.readouterr().out

@@ -1,0 +1,176 @@
+"""What is exported, read by the engines' own code where `packages` has installed it: every value arrives."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sweep.engine_configs import megatron, torchtitan
+from sweep.engine_configs.export import engine_config, write_config
+from sweep.engine_configs.torchtitan_models import FLAVOURS
+from tests.sweep.engine_configs.layouts import LAYOUTS, REFUSED, layout
+from tests.sweep.engine_configs.torchtitan_reads import FFN
+from workloads.experiment import Experiment
+
+ROOT = Path(__file__).resolve().parents[3]
+OWN_SHAPES = {
+    "tied": layout("llama1b", dp=4, zero_stage=2, global_batch_size=8),
+    "small ffn": layout("llama8b_8_layers", dp=4, zero_stage=2, global_batch_size=8),
+    "experts": layout("mixtral_8x7b", dp=4, zero_stage=2, ep=2, global_batch_size=8),
+    "latent": layout("deepseek_v2_lite", dp=4, zero_stage=2, ep=2, global_batch_size=8),
+    "plain": layout("llama1.34b", dp=4, zero_stage=2, global_batch_size=8),
+}
+"""Shapes that torchtitan has no name for: they come with a Python module."""
+TITAN = {**LAYOUTS, **OWN_SHAPES}
+MEGATRON = {name: e for name, e in {**LAYOUTS, **OWN_SHAPES}.items() if name not in REFUSED["megatron"]}
+
+pytestmark = pytest.mark.slow
+
+
+def needs(*modules: str) -> pytest.MarkDecorator:
+    lacking = [name for name in modules if importlib.util.find_spec(name) is None]
+    return pytest.mark.skipif(bool(lacking), reason=f"{', '.join(lacking)} not installed ({__package__}/packages)")
+
+
+def run(module: str, arguments: list[str]) -> list[Any]:
+    command = [sys.executable, "-m", f"tests.sweep.engine_configs.{module}", *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+
+
+@cache
+def titan(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """torchtitan's own flavors, and what it read of each layout: one process for all."""
+    for name, experiment in TITAN.items():
+        write_config(engine_config(experiment, "torchtitan"), folder / name)
+    own, *read = run("torchtitan_reads", [str(folder / name) for name in TITAN])
+    return own, dict(zip(TITAN, read, strict=True))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("exported")
+
+
+def titan_shape(experiment: Experiment, read: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Of each number of the model: what we mean, and what torchtitan will build."""
+    model = experiment.model
+    named = {
+        "dim": model.hidden_size,
+        "n_layers": model.num_layers,
+        "n_heads": model.num_heads,
+        "vocab_size": model.vocab_size,
+        "norm_eps": model.norm_eps,
+        "rope_theta": model.rope_theta,
+        "head_dim": model.head_dim,
+        "qk_norm": model.qk_norm,
+        "enable_weight_tying": model.tie_embeddings,
+        FFN: model.ffn_hidden_size,
+        "hidden_dim": model.ffn_hidden_size,
+        "inter_dim": model.ffn_hidden_size,
+        "moe_enabled": model.moe is not None,
+    }
+    if model.mla is None:
+        named["n_kv_heads"] = model.num_kv_heads
+    else:
+        named |= {"kv_lora_rank": model.mla.kv_lora_rank, "q_lora_rank": model.mla.q_lora_rank}
+        named |= {"v_head_dim": model.mla.v_head_dim, "qk_rope_head_dim": model.mla.qk_rope_head_dim}
+    pairs = {name: (value, read[name]) for name, value in named.items() if name in read}
+    if model.moe is not None:
+        theirs, moe = read["moe_args"], model.moe
+        pairs["moe_inter_dim"] = (moe.expert_hidden_size, read["moe_inter_dim"])
+        pairs["experts"] = (moe.num_experts, theirs["num_experts"])
+        pairs["top_k"] = (moe.experts_per_token, theirs["top_k"])
+        pairs["shared"] = (moe.num_shared_experts, theirs["num_shared_experts"])
+        pairs["gate"] = (moe.gate, theirs["score_func"])
+        pairs["normalized"] = (moe.normalize_weights, theirs["route_norm"])
+        pairs["scale"] = (moe.weight_scale, theirs["route_scale"])
+    return pairs
+
+
+@needs("torchtitan", "tyro")
+@pytest.mark.parametrize("name", TITAN)
+def test_torchtitan_reads_every_value(name: str, folder: Path) -> None:
+    experiment = TITAN[name]
+    read = titan(folder)[1][name]
+    for option, value in torchtitan.export(experiment, experiment.id)[0].options.items():
+        place = read["config"]
+        for part in option.split("."):
+            place = place[part]
+        assert place == value, option
+    pairs = titan_shape(experiment, read["model"])
+    assert {key: ours for key, (ours, _) in pairs.items()} == {key: theirs for key, (_, theirs) in pairs.items()}
+    assert len(pairs) >= 8
+    degrees = read["config"]["parallelism"]
+    ranks = [degrees[f"{axis}_parallel_degree"] for axis in ("tensor", "context", "pipeline")]
+    ranks += [degrees[f"data_parallel_{kind}_degree"] for kind in ("replicate", "shard")]
+    product = 1
+    for degree in ranks:
+        product *= degree
+    assert product == experiment.world_size
+
+
+@needs("torchtitan", "tyro")
+def test_named_shapes_are_torchtitans_own(folder: Path) -> None:
+    own = titan(folder)[0]
+    for (family, flavor), shape in FLAVOURS.items():
+        from workloads.model_spec import ModelSpec
+
+        experiment = Experiment(model=ModelSpec(name="x", **shape), global_batch_size=1)
+        for key, (ours, theirs) in titan_shape(experiment, own[family][flavor]).items():
+            assert ours == theirs, (family, flavor, key)
+
+
+@cache
+def megatron_reads(folder: Path) -> dict[str, Any]:
+    for name, experiment in MEGATRON.items():
+        write_config(engine_config(experiment, "megatron"), folder / "megatron" / name)
+    read = run("megatron_reads", [str(folder / "megatron" / name / megatron.FILE) for name in MEGATRON])
+    return dict(zip(MEGATRON, read, strict=True))
+
+
+@needs("megatron")
+@pytest.mark.parametrize("name", MEGATRON)
+def test_megatron_takes_every_value(name: str, folder: Path) -> None:
+    experiment = MEGATRON[name]
+    read = megatron_reads(folder)[name]
+    model, core = experiment.model, read["core"]
+    expected = {
+        "num_layers": model.num_layers,
+        "hidden_size": model.hidden_size,
+        "ffn_hidden_size": model.ffn_hidden_size,
+        "num_attention_heads": model.num_heads,
+        "layernorm_epsilon": model.norm_eps,
+        "tensor_model_parallel_size": experiment.tp,
+        "context_parallel_size": experiment.cp,
+        "pipeline_model_parallel_size": experiment.pp,
+        "expert_model_parallel_size": experiment.ep,
+        "gated_linear_unit": True,
+        "add_bias_linear": False,
+        "normalization": "RMSNorm",
+        "attention_dropout": 0,
+        "hidden_dropout": 0,
+    }
+    if experiment.tp > 1:
+        expected["sequence_parallel"] = experiment.sequence_parallel
+    if model.moe is not None:
+        expected |= {"num_moe_experts": model.moe.num_experts, "moe_router_topk": model.moe.experts_per_token}
+        expected |= {"moe_ffn_hidden_size": model.moe.expert_hidden_size, "moe_router_score_function": model.moe.gate}
+        expected |= {"expert_tensor_parallel_size": experiment.etp}
+    if model.mla is not None:
+        expected |= {"kv_lora_rank": model.mla.kv_lora_rank, "v_head_dim": model.mla.v_head_dim}
+    if experiment.recompute != "none":
+        expected["recompute_granularity"] = "full" if experiment.recompute == "full" else "selective"
+    assert {key: core[key] for key in expected} == expected
+    if read["own"] is not None:  # Megatron-LM's own command line, which no package has
+        for flag, value in read["flags"].items():
+            if flag in read["own"]:
+                assert read["own"][flag] in (value, float(value)) if isinstance(value, str) else True, flag
