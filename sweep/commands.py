@@ -196,6 +196,54 @@ def _export(options: Namespace) -> int:
     return 0
 
 
+def _card(options: Namespace) -> int:
+    from sweep.cards.card import to_yaml
+    from sweep.cards.make import make_card
+    from sweep.lookup import Results
+
+    text = to_yaml([make_card(Results(options.results).find(options.id))])
+    if options.out is None:
+        print(printable(text, keep="\n"), end="")
+        return 0
+    options.out.write_text(text)
+    print(printable(f"card: {options.out}; python -m sweep verify {options.out} runs it again"))
+    return 0
+
+
+def _verify(options: Namespace) -> int:
+    from pathlib import Path
+
+    from sweep.cards.verify import run_card, selected, split_arguments, verify_cards
+    from sweep.conffiles import ConfFolders
+
+    files, overrides = split_arguments(options.cards)
+    cards = selected(files, options.only)
+    if options.bisect is None:
+        folders, live = ConfFolders(tuple(options.conf)), False if options.plain else None
+        passed = verify_cards(
+            cards,
+            overrides,
+            lambda card, words: run_card(card, words, folders, live, options.command_line),
+            options.write,
+        )
+        return 0 if passed else 1
+    from tempfile import TemporaryDirectory
+
+    from sweep.cards.bisect import first_slower, run_code
+
+    if len(cards) != 1:
+        raise UltrasweepError(f"--bisect takes one card, not {len(cards)}; pick one with --only ID")
+    with TemporaryDirectory(prefix="ultrasweep-bisect-results-") as results:
+        first = first_slower(
+            Path(__file__).resolve().parents[1],
+            options.bisect,
+            cards[0][1],
+            lambda root, card: run_code(root, card, overrides, Path(results)),
+        )
+    print(printable(f"first slower commit: {first}"))
+    return 0
+
+
 def _grade(options: Namespace) -> int:
     from results.grade import AXES, grades, oom_curve
     from sweep.grade import check_out, print_grades, read, write
@@ -289,6 +337,8 @@ COMMANDS: dict[str, Callable[[Namespace], int]] = {
     "explain": _explain,
     "diff": _diff,
     "export": _export,
+    "card": _card,
+    "verify": _verify,
     "grade": _grade,
     "predict": _predict,
     "parity": _parity,

@@ -59,6 +59,13 @@ examples:
   python -m sweep export 295a90f3 --to torchtitan --results results/recorded
   python -m sweep export 295a90f3 --to megatron --results results/recorded --out megatron_8b
 """
+VERIFY_EXAMPLES = """\
+examples:
+  python -m sweep verify mine.yaml
+  python -m sweep verify results/cards/h200x2_schedules.yaml --only 061615f2
+  python -m sweep verify results/cards/*.yaml launcher=slurm launcher.partition=main
+  python -m sweep verify mine.yaml --bisect v0.1..HEAD
+"""
 ENGINES = ("torchtitan", "megatron", "nanotron", "deepspeed")
 _SWEEP_PATH = "the sweep's folder, e.g. results/tiny"
 _RESULTS = Path("results")
@@ -201,6 +208,41 @@ def _export() -> Parser:
     return parser
 
 
+def _card() -> Parser:
+    parser = _parser(
+        "card",
+        "Write a finished point as a card (YAML): what ran, on what, and within which bands another run passes.",
+    )
+    parser.add_argument("id", help="an experiment's id, or a part that only it has, such as the hash at its end")
+    parser.add_argument("--out", type=path, metavar="FILE", help="write it there (default: print it)")
+    _add_results(parser)
+    return parser
+
+
+def _verify() -> Parser:
+    parser = _parser(
+        "verify",
+        "Run cards again and say whether each is as good, and what is different where it is not. Exit code: 0 all\n"
+        "passed (or --bisect has found the commit), 1 one failed, 2 a mistake, 130 interrupted.",
+        VERIFY_EXAMPLES,
+    )
+    parser.add_argument(
+        "cards",
+        nargs="+",
+        metavar="CARD",
+        help="files of cards; beside them overrides of `run` for all: launcher=slurm, launcher.partition=main, "
+        "results_dir=DIR (default: results/verify)",
+    )
+    parser.add_argument("--only", metavar="ID", help="of the cards in the files those whose id has this")
+    parser.add_argument("--write", action="store_true", help="write into a card that it passed on this device")
+    parser.add_argument(
+        "--bisect", metavar="GOOD..BAD", help="name the first commit between these two that fails the card"
+    )
+    parser.add_argument("--plain", action="store_true", help="one line for each attempt instead of a live view")
+    parser.add_argument("--conf", action="append", default=[], type=path, metavar="DIR", help="your own model/ ...")
+    return parser
+
+
 def _grade() -> Parser:
     parser = _parser(
         "grade",
@@ -304,6 +346,8 @@ PARSERS: dict[str, Callable[[], Parser]] = {
     "explain": _explain,
     "diff": _diff,
     "export": _export,
+    "card": _card,
+    "verify": _verify,
     "grade": _grade,
     "predict": _predict,
     "parity": _parity,

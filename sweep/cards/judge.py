@@ -1,0 +1,125 @@
+"""Whether a run is as good as its card, and what is different where it is not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from results.text import format_bytes
+from sweep.cards.card import Card
+from sweep.cards.make import CHECKS, CODE, ENVIRONMENT, canonical
+from workloads import experiment as ex
+
+_WORDS = {
+    "step_time_s": "step time",
+    "tokens_per_s_per_gpu": "tokens/s/GPU",
+    "peak_allocated_bytes": "peak allocated",
+    "peak_reserved_bytes": "peak reserved",
+}
+_LESS_IS_WORSE = ("tokens_per_s_per_gpu",)
+_CLOCKS = ("sm_clock_median_step_mhz", "sm_clock_mhz")
+CLOCK_OFF, CHECK_OFF = 0.01, 0.03
+"""How far a clock, and a rate of the node check, must be off to be named as a reason."""
+_CHECKED = {
+    "check_matmul_flops": "slower device: its matrix products",
+    "check_copy_bytes_per_s": "slower memory: its copies",
+    "check_all_reduce_inside_node_bytes_per_s": "slower network inside the node: its all-reduce",
+    "check_all_reduce_between_nodes_bytes_per_s": "other network between nodes: its all-reduce",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judgement:
+    """Of one card and one row."""
+
+    card: Card
+    passed: bool
+    lines: tuple[str, ...]
+    """Each expected value beside what was found."""
+    reasons: tuple[str, ...]
+    """What is different: for a run that failed, why it may have."""
+
+
+def judge(card: Card, row: Mapping[str, Any]) -> Judgement:
+    """Slower, or more memory, than the band fails; faster and smaller passes and is said."""
+    if row["outcome"] != "ok":
+        why = f"{row['outcome']}, not ok: {row.get('evidence') or 'no evidence'}"
+        return Judgement(card=card, passed=False, lines=(why,), reasons=differences(card, row))
+    lines, passed, judged = [], True, False
+    for column, band in card.expected.items():
+        found = row.get(column)
+        name = _WORDS.get(column, column)
+        if found is None:
+            lines.append(f"{name}: not measured; the card has {_shown(column, band.value)}")
+            passed = False
+            continue
+        told = f"{name}: {_shown(column, found)}, the card {_shown(column, band.value)} ({found / band.value - 1:+.1%})"
+        if band.low is None or band.high is None:
+            lines.append(f"{told}; no band: not judged")
+            continue
+        judged = True
+        worse = found < band.low if column in _LESS_IS_WORSE else found > band.high
+        better = found > band.high if column in _LESS_IS_WORSE else found < band.low
+        edges = f"{_shown(column, band.low)} to {_shown(column, band.high)}"
+        lines.append(f"{told}; {'outside' if worse else 'better than' if better else 'within'} {edges}")
+        passed = passed and not worse
+    if not judged:
+        lines.append("nothing could be judged: the card has no bands")
+    return Judgement(card=card, passed=passed and judged, lines=tuple(lines), reasons=differences(card, row))
+
+
+def differences(card: Card, row: Mapping[str, Any]) -> tuple[str, ...]:
+    """What the row has otherwise than the card: configuration, device, clock, node check, versions, code."""
+    found = list(_configuration(card, row))
+    if _differs(card.machine.get("device_name"), row.get("device_name")):
+        found.append(f"other device: {row['device_name']}, the card {card.machine['device_name']}")
+    for column in _CLOCKS:
+        known, now = card.machine.get(column), row.get(column)
+        if known and now:
+            if now < known * (1 - CLOCK_OFF):
+                found.append(f"slower clock: {now:,.0f} MHz, the card {known:,.0f} MHz ({now / known - 1:+.1%})")
+            break
+    if _differs(card.machine.get("power_limit_w"), row.get("power_limit_w")):
+        found.append(
+            f"other power limit: {row['power_limit_w']:,.0f} W, the card {card.machine['power_limit_w']:,.0f} W"
+        )
+    if row.get("throttle_reasons") and row["throttle_reasons"] != card.machine.get("throttle_reasons"):
+        found.append(f"throttled: {row['throttle_reasons']}")
+    for column in CHECKS:
+        known, now = card.machine.get(column), row.get(column)
+        if known and now and now < known * (1 - CHECK_OFF):
+            found.append(f"{_CHECKED[column]} reach {now / known:.0%} of the card's")
+    for column in (*ENVIRONMENT, *CODE):
+        known, now = card.environment.get(column, card.code.get(column)), row.get(column)
+        if _differs(known, now) and column != "git_dirty":
+            found.append(f"other {column.replace('_', ' ')}: {_short(column, now)}, the card {_short(column, known)}")
+    if row.get("git_dirty"):
+        found.append("changes that are in no commit")
+    return tuple(found)
+
+
+def _configuration(card: Card, row: Mapping[str, Any]) -> list[str]:
+    if not row.get("config_json"):
+        return []
+    theirs = ex.to_dict(canonical(ex.from_json(row["config_json"])))
+    ours = ex.to_dict(canonical(card.experiment))
+    return [
+        f"other configuration: {name}={theirs[name]}, the card {name}={ours[name]}"
+        for name in ours
+        if theirs[name] != ours[name] and name != "engine_version"
+    ]
+
+
+def _differs(known: Any, now: Any) -> bool:
+    return known is not None and now is not None and known != now
+
+
+def _short(column: str, value: Any) -> str:
+    return str(value)[:10] if column == "git_commit" else str(value)
+
+
+def _shown(column: str, value: float) -> str:
+    if column.endswith("_bytes"):
+        return format_bytes(int(value))
+    return f"{value * 1e3:,.1f} ms" if column.endswith("_s") else f"{value:,.0f}"

@@ -1,0 +1,125 @@
+"""``verify``: runs what a card says again, here or on Slurm, and says whether it is as good."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from results.errors import InvalidResults, UltrasweepError
+from results.printable import printable
+from results.store import read_attempts
+from sweep.cards.card import Card, read_cards, to_yaml
+from sweep.cards.judge import Judgement, judge
+from sweep.cards.make import overrides_of
+from sweep.conffiles import ConfFolders
+
+Runner = Callable[[Card, Sequence[str]], Mapping[str, Any]]
+"""Runs a card with the user's own overrides; the row of it."""
+
+
+def split_arguments(arguments: Sequence[str]) -> tuple[list[Path], list[str]]:
+    """Files of cards, and overrides for all of them. Raises `UltrasweepError` without a card."""
+    overrides = [word for word in arguments if "=" in word and not Path(word).exists()]
+    files = [Path(word) for word in arguments if word not in overrides]
+    if not files:
+        raise UltrasweepError("no card given: `python -m sweep card ID --out FILE.yaml` writes one")
+    for path in files:
+        if not path.is_file():
+            raise UltrasweepError(f"no card {path}: `python -m sweep card ID --out FILE.yaml` writes one")
+    return files, overrides
+
+
+def selected(files: Sequence[Path], only: str | None) -> list[tuple[Path, Card]]:
+    """The cards of the files, all of them or those whose id has ``only``."""
+    cards = [(path, card) for path in files for card in read_cards(path)]
+    found = [(path, card) for path, card in cards if only is None or only in card.id]
+    if not found:
+        raise InvalidResults(f"--only {only}: none of the {len(cards)} cards has this in its id")
+    return found
+
+
+def arguments_of(card: Card, overrides: Sequence[str]) -> list[str]:
+    """The command line of `run` for a card, the user's own words last: these count."""
+    row = {
+        "cluster": card.cluster,
+        "method": card.method,
+        "warmup_steps": card.warmup_steps,
+        "timed_steps": card.timed_steps,
+    }
+    words = overrides_of(card.experiment, row)
+    given = {word.partition("=")[0] for word in overrides}
+    return [*(word for word in words if word.partition("=")[0] not in given), *overrides]
+
+
+def run_card(card: Card, overrides: Sequence[str], folders: ConfFolders, live: bool | None, command: str) -> Any:
+    """Run one card as a sweep of one point, ``verify-HASH-WHEN``; its row. Raises `UltrasweepError` when it cannot."""
+    from sweep.run import enqueue, prepare
+
+    words = arguments_of(card, overrides)
+    if not any(word.startswith("results_dir=") for word in overrides):
+        words.append("results_dir=results/verify")
+    when = time.strftime("%Y%m%d-%H%M%S") + f"-{time.monotonic_ns() % 10**6:06d}"
+    prepared = prepare([*words, f"name=verify-{card.id.rpartition('-')[2]}-{when}"], folders, [])
+    if prepared.dry:
+        raise UltrasweepError("launcher.dry=true runs nothing, and a card is verified by a run")
+    queued = enqueue(prepared)
+    if prepared.slurm is not None:
+        from launchers.slurm.submit import run_slurm
+
+        slurm = prepared.slurm
+        summary = run_slurm(queued.sweep, prepared.settings, slurm, live=live, command=command, detach=False)
+    else:
+        from launchers.local import run_local
+
+        summary = run_local(queued.sweep, prepared.settings, live=live, command=command)
+    if summary.interrupted:
+        raise KeyboardInterrupt
+    rows = read_attempts(queued.sweep.path).to_pylist()
+    if not rows:
+        raise UltrasweepError(f"{card.id}: nothing ran: {summary.message or queued.sweep.path}")
+    return max(rows, key=lambda row: str(row["started_at"] or ""))
+
+
+def verify_cards(cards: Sequence[tuple[Path, Card]], overrides: Sequence[str], run: Runner, write: bool) -> bool:
+    """Run and judge one card after the other; whether all passed. ``write``: those that passed say so in their file."""
+    passed = []
+    for path, card in cards:
+        row = run(card, overrides)
+        found = judge(card, row)
+        print_judgement(found)
+        passed.append(found.passed)
+        if write and found.passed:
+            note_verified(path, card, row)
+    if len(passed) > 1:
+        print(f"{sum(passed)} of {len(passed)} cards passed")
+    return all(passed)
+
+
+def print_judgement(found: Judgement) -> None:
+    print(printable(f"{'pass' if found.passed else 'FAIL'}: {found.card.id}"))
+    for line in found.lines:
+        print(printable(f"  {line}"))
+    for reason in found.reasons:
+        print(printable(f"  {'why' if not found.passed else 'note'}: {reason}"))
+    if not found.passed and not found.reasons:
+        print("  why: nothing that is recorded differs, so chance or the node; run it again, or --bisect GOOD..BAD")
+
+
+def note_verified(path: Path, card: Card, row: Mapping[str, Any]) -> None:
+    """Write into the card's file on which device it passed, when, and with which code."""
+    device = str(row["device_name"] or row["backend"] or "not known")
+    told = {
+        "at": row["started_at"].isoformat() if row["started_at"] is not None else None,
+        "git_commit": row["git_commit"],
+        "step_time_s": row["step_time_s"],
+    }
+    cards = [
+        dataclasses.replace(other, verified={**other.verified, device: told})
+        if (other.id, other.method) == (card.id, card.method)
+        else other
+        for other in read_cards(path)
+    ]
+    path.write_text(to_yaml(cards))

@@ -1,0 +1,278 @@
+"""``card`` and ``verify``: bands by hand, what a failed card gives as reasons, real runs, and the shipped cards."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from results.errors import InvalidResults, UltrasweepError
+from results.store import read_attempts
+from sweep.__main__ import main
+from sweep.cards.card import Band, Card, read_cards, to_yaml
+from sweep.cards.judge import judge
+from sweep.cards.make import canonical, make_card
+from sweep.cards.shipped import shipped_cards
+from sweep.cards.verify import arguments_of, selected, split_arguments, verify_cards
+from sweep.lookup import Record
+from tests.sweep.engine_configs.layouts import layout
+from tests.sweep.helpers import plan_of, store_attempt
+
+EXPERIMENT = layout("llama8b", dp=4, zero_stage=2, micro_batch_size=2, global_batch_size=32)
+ROW: Mapping[str, Any] = {
+    "step_time_s": 2.0,
+    "step_time_min_s": 1.99,
+    "step_time_max_s": 2.01,
+    "step_time_std_s": 0.04,
+    "tokens_per_s_per_gpu": 32 * 4096 / 2.0 / 4,
+    "warmup_steps": 3,
+    "timed_steps": 5,
+    "cluster": "h200",
+    "peak_allocated_bytes": 90 * 10**9,
+    "device_name": "NVIDIA H200",
+    "backend": "cuda",
+    "sm_clock_mhz": 1500.0,
+    "torch_version": "2.11.0",
+    "nccl_version": "2.28.9",
+    "git_commit": "a" * 40,
+    "git_dirty": False,
+    "check_matmul_flops": 7e14,
+    "check_all_reduce_between_nodes_bytes_per_s": 9e10,
+}
+
+
+def stored(folder: Path, *rows: Mapping[str, Any]) -> Record:
+    for row in rows:
+        store_attempt(folder, EXPERIMENT, **{**ROW, **row})
+    attempts = read_attempts(folder).to_pylist()
+    return Record(id=EXPERIMENT.id, experiment=EXPERIMENT, ledger=(), attempts=tuple(attempts))
+
+
+@pytest.fixture
+def card(tmp_path: Path) -> Card:
+    return make_card(stored(tmp_path / "own", {}))
+
+
+@pytest.fixture
+def row(tmp_path: Path, card: Card) -> dict[str, Any]:
+    """The row that the card was made of."""
+    return dict(read_attempts(tmp_path / "own").to_pylist()[0])
+
+
+def test_band_of_steps_by_hand(card: Card) -> None:
+    """Five steps of 2 % and one run: Student's t of 4 degrees at 99.5 % is 4.604, times sqrt(2) for one run more."""
+    band = card.expected["step_time_s"]
+    assert band.value == 2.0 and band.high is not None and band.low is not None
+    assert band.high == pytest.approx(2.0 * (1 + 4.604 * 0.02 * 2**0.5), rel=2e-3)
+    assert band.low == pytest.approx(4.0 - band.high)
+    tokens = card.expected["tokens_per_s_per_gpu"]
+    assert tokens.value == 16384 and tokens.low == pytest.approx(32 * 4096 / 4 / band.high)
+    assert card.expected["peak_allocated_bytes"] == Band(value=90e9, low=pytest.approx(89.1e9), high=90.9e9)
+    assert "peak_reserved_bytes" not in card.expected
+    assert card.bands_from == "timed steps of 1 run" and card.verified == {"NVIDIA H200": None}
+
+
+def test_band_of_repeats_by_hand(tmp_path: Path) -> None:
+    """Six runs, 1.98 to 2.03: t of 5 degrees at 99.5 % is 4.032, times sqrt(1 + 1/6)."""
+    times = [1.98, 1.99, 2.00, 2.01, 2.02, 2.03]
+    card = make_card(stored(tmp_path / "own", *({"step_time_s": time} for time in times)))
+    band = card.expected["step_time_s"]
+    deviation = (sum((time - 2.005) ** 2 for time in times) / 5) ** 0.5
+    assert band.high == pytest.approx(2.005 + 4.032 * deviation * (7 / 6) ** 0.5, rel=1e-3)
+    assert card.bands_from == "6 repeats" and len(card.attempts) == 6
+
+
+def test_other_devices_and_repeated_rows_are_no_repeats(tmp_path: Path) -> None:
+    card = make_card(stored(tmp_path / "own", {"device_name": "NVIDIA H100"}, {"repeat_of": "x"}, {}))
+    assert len(card.attempts) == 1
+
+
+def test_a_steady_run_gets_the_least_band(tmp_path: Path) -> None:
+    card = make_card(stored(tmp_path / "own", {"step_time_std_s": 0.0}))
+    assert card.bands_from == "timed steps of 1 run, at least 3%"
+    assert card.expected["step_time_s"].high == pytest.approx(2.06)
+
+
+def test_without_spread_nothing_is_judged(tmp_path: Path) -> None:
+    record = stored(tmp_path / "own", {"timed_steps": 1, "step_time_std_s": None, "peak_allocated_bytes": None})
+    card = make_card(record)
+    assert card.expected["step_time_s"] == Band(value=2.0, low=None, high=None)
+    found = judge(card, record.attempts[0])
+    assert not found.passed and found.lines[-1] == "nothing could be judged: the card has no bands"
+
+
+def test_no_card_without_a_finished_attempt(tmp_path: Path) -> None:
+    record = stored(tmp_path / "own", {"outcome": "oom", "step_time_s": None})
+    with pytest.raises(InvalidResults, match=r"has no finished attempt to make a card of \(oom\)"):
+        make_card(record)
+
+
+def test_the_same_row_passes(card: Card, row: dict[str, Any]) -> None:
+    found = judge(card, row)
+    assert found.passed and found.reasons == ()
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"sm_clock_mhz": 1200.0}, "slower clock: 1,200 MHz, the card 1,500 MHz (-20.0%)"),
+        ({"torch_version": "2.13.0"}, "other torch version: 2.13.0, the card 2.11.0"),
+        ({"nccl_version": "2.29.1"}, "other nccl version: 2.29.1, the card 2.28.9"),
+        ({"git_commit": "b" * 40}, f"other git commit: {'b' * 10}, the card {'a' * 10}"),
+        ({"device_name": "NVIDIA H100"}, "other device: NVIDIA H100, the card NVIDIA H200"),
+        ({"check_matmul_flops": 5.6e14}, "slower device: its matrix products reach 80% of the card's"),
+        (
+            {"check_all_reduce_between_nodes_bytes_per_s": 1.8e10},
+            "other network between nodes: its all-reduce reach 20% of the card's",
+        ),
+        ({"throttle_reasons": "hw_thermal_slowdown"}, "throttled: hw_thermal_slowdown"),
+        ({"git_dirty": True}, "changes that are in no commit"),
+    ],
+)
+def test_reasons(card: Card, row: dict[str, Any], changes: dict[str, Any], reason: str) -> None:
+    found = judge(card, {**row, "step_time_s": 3.0, "tokens_per_s_per_gpu": 10922.0, **changes})
+    assert not found.passed and found.reasons == (reason,)
+    assert "outside 1,740.1 ms" in found.lines[0] and "(+50.0%)" in found.lines[0]
+
+
+def test_more_memory_fails_and_faster_passes(card: Card, row: dict[str, Any]) -> None:
+    assert not judge(card, {**row, "peak_allocated_bytes": 92 * 10**9}).passed
+    fast = judge(card, {**row, "step_time_s": 1.0, "tokens_per_s_per_gpu": 32768.0})
+    assert fast.passed and "better than" in fast.lines[0]
+    assert not judge(card, {**row, "peak_allocated_bytes": None}).passed
+    died = judge(card, {**row, "outcome": "oom", "evidence": "OutOfMemoryError"})
+    assert not died.passed and died.lines == ("oom, not ok: OutOfMemoryError",)
+
+
+def test_other_configuration_is_named(card: Card, row: dict[str, Any]) -> None:
+    other = EXPERIMENT.replace(recompute="full")
+    from workloads import experiment as ex
+
+    found = judge(card, {**row, "config_json": ex.to_json(other)})
+    assert found.reasons == ("other configuration: recompute=full, the card recompute=none",)
+
+
+def test_card_survives_its_file(card: Card, tmp_path: Path) -> None:
+    (tmp_path / "card.yaml").write_text(to_yaml([card, dataclasses.replace(card, method="rehearsed")]))
+    assert read_cards(tmp_path / "card.yaml")[0] == card
+    assert [found.method for _, found in selected([tmp_path / "card.yaml"], "llama8b")] == ["measured", "rehearsed"]
+    with pytest.raises(InvalidResults, match="--only qwen: none of the 2 cards"):
+        selected([tmp_path / "card.yaml"], "qwen")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "holds no card"),
+        ("{", "is no YAML"),
+        ("[1, 2]", "is no card"),
+        ("format: 7", "a card of format 7; this program reads format 1"),
+        ("format: 1\nid: x", "unknown or missing in the card: attempts, "),
+    ],
+)
+def test_what_is_no_card(text: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "card.yaml"
+    path.write_text(text)
+    assert main(["verify", str(path)]) == 2
+    told = capsys.readouterr().err
+    assert message in told and told.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"expected": {"step_time_s": 2.0}}, "expected must give each column a value, a low and a high"),
+        ({"machine": []}, "machine must be a mapping"),
+        ({"configuration": {"tp": 1}}, "configuration: stored experiment has unknown or missing fields"),
+    ],
+)
+def test_a_card_edited_wrongly(change: dict[str, Any], message: str, card: Card, tmp_path: Path) -> None:
+    import yaml
+
+    path = tmp_path / "card.yaml"
+    path.write_text(yaml.safe_dump({**next(yaml.safe_load_all(to_yaml([card]))), **change}))
+    with pytest.raises(InvalidResults, match=message):
+        read_cards(path)
+
+
+def test_arguments(tmp_path: Path, card: Card) -> None:
+    path = tmp_path / "card.yaml"
+    path.write_text(to_yaml([card]))
+    assert split_arguments([str(path), "launcher=slurm"]) == ([path], ["launcher=slurm"])
+    for wrong in ([], ["launcher=slurm"], ["missing.yaml"]):
+        with pytest.raises(UltrasweepError, match=r"python -m sweep card ID --out FILE.yaml"):
+            split_arguments(wrong)
+    words = arguments_of(card, ["cluster=h100_efa", "launcher=slurm"])
+    assert words[-2:] == ["cluster=h100_efa", "launcher=slurm"] and "cluster=h200" not in words
+
+
+def test_judged_by_a_runner_and_noted(tmp_path: Path, card: Card, row: dict[str, Any]) -> None:
+    path = tmp_path / "card.yaml"
+    path.write_text(to_yaml([card]))
+    slow = {**row, "step_time_s": 3.0, "tokens_per_s_per_gpu": 10922.0}
+    assert not verify_cards([(path, card)], [], lambda *_: slow, write=True)
+    assert read_cards(path)[0].verified == {"NVIDIA H200": None}
+    other = {**row, "device_name": "NVIDIA H100", "step_time_s": 1.9, "tokens_per_s_per_gpu": 17246.0}
+    assert verify_cards([(path, card)], [], lambda *_: other, write=True)
+    noted = read_cards(path)[0].verified
+    assert noted["NVIDIA H200"] is None and noted["NVIDIA H100"] is not None
+    assert noted["NVIDIA H100"]["git_commit"] == "a" * 40 and noted["NVIDIA H100"]["step_time_s"] == 1.9
+
+
+@pytest.mark.slow
+def test_shipped_cards_are_fresh() -> None:
+    texts = shipped_cards()
+    folder = next(iter(texts)).parent
+    assert {path.name for path in folder.iterdir()} == {path.name for path in texts}
+    stale = [path.name for path, text in texts.items() if path.read_text() != text]
+    assert stale == [], "python -m sweep.cards.shipped writes them anew"
+
+
+@pytest.mark.slow
+def test_the_command_of_a_card_plans_its_experiment() -> None:
+    folder = next(iter(shipped_cards())).parent
+    cards = [card for path in sorted(folder.iterdir()) for card in read_cards(path)]
+    assert len(cards) > 200
+    for card in cards[::23]:
+        words = shlex.split(card.command)
+        assert words[:4] == ["python", "-m", "sweep", "run"]
+        plan = plan_of(words[4:])
+        assert [point.experiment for point in plan.points] == [
+            canonical(card.experiment).replace(engine_version=plan.points[0].experiment.engine_version)
+        ]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_written_verified_and_failed_on_purpose(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On CPU: a run, its card, the card again, a card of a machine ten times as fast, and a slower setting."""
+    monkeypatch.chdir(tmp_path)
+    steps = ["measure.warmup_steps=1", "measure.timed_steps=3"]
+    point = ["grid.axes.global_batch_size=4", "grid.axes.seq_len=64", "grid.axes.precision=fp32"]
+    where = ["model=tiny", "cluster=cpu", "launcher=local"]
+    assert main(["run", "--plain", "+grid=one_point", *where, *point, *steps, "name=first"]) == 0
+    id = read_attempts(tmp_path / "results" / "first").to_pylist()[0]["experiment_id"]
+    assert main(["card", id, "--out", "mine.yaml"]) == 0
+    capsys.readouterr()
+    card = read_cards(Path("mine.yaml"))[0]
+    assert list(card.verified.values()) == [None]
+    wide = {
+        name: Band(value=band.value, low=band.value / 30, high=band.value * 30) for name, band in card.expected.items()
+    }
+    Path("mine.yaml").write_text(to_yaml([dataclasses.replace(card, expected=wide)]))
+    assert main(["verify", "mine.yaml", "--plain", "--write", "launcher=local"]) == 0
+    assert f"pass: {id}" in capsys.readouterr().out
+    assert all(told is not None for told in read_cards(Path("mine.yaml"))[0].verified.values())
+
+    tight = {"step_time_s": Band(value=card.expected["step_time_s"].value / 1e3, low=0.0, high=1e-6)}
+    Path("fast.yaml").write_text(to_yaml([dataclasses.replace(card, expected=tight)]))
+    assert main(["verify", "fast.yaml", "--plain", "launcher=local", "grid.axes.recompute=full"]) == 1
+    told = capsys.readouterr().out
+    assert f"FAIL: {id}" in told and "outside 0.0 ms to 0.0 ms" in told
+    assert "why: other configuration: recompute=full, the card recompute=none" in told
