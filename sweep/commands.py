@@ -240,7 +240,7 @@ def _verify(options: Namespace) -> int:
             cards[0][1],
             lambda root, card: run_code(root, card, overrides, Path(results)),
         )
-    print(printable(f"first slower commit: {first}"))
+    print(printable(f"first commit that fails the card: {first}"))
     return 0
 
 
