@@ -27,9 +27,10 @@ def run_code(root: Path, card: Card, overrides: Sequence[str], results: Path) ->
 
     name = f"bisect-{len(list(results.iterdir())) if results.is_dir() else 0}"
     words = ["run", "--plain", *arguments_of(card, overrides), f"results_dir={results}", f"name={name}"]
-    done = subprocess.run(
-        [sys.executable, "-m", "sweep", *words], cwd=root, capture_output=True, text=True, check=False
-    )
+    # Its own folder first, whatever is installed beside it or named by the user.
+    own = {**os.environ, "PYTHONPATH": os.pathsep.join([str(root), *filter(None, [os.environ.get("PYTHONPATH")])])}
+    command = [sys.executable, "-m", "sweep", *words]
+    done = subprocess.run(command, cwd=root, env=own, capture_output=True, text=True, check=False)
     if done.returncode == 130:
         raise KeyboardInterrupt
     folder = results / name

@@ -11,7 +11,7 @@ import pytest
 
 from results.errors import UltrasweepError
 from results.store import read_attempts
-from sweep.cards.bisect import first_slower
+from sweep.cards.bisect import first_slower, run_code
 from sweep.cards.card import Card
 from sweep.cards.make import make_card
 from tests.sweep.cards.test_cards import EXPERIMENT, stored
@@ -102,3 +102,15 @@ def test_nothing_to_find(
     with pytest.raises(UltrasweepError, match=message):
         first_slower(tmp_path / "code", range_, card, runner)
     assert git(tmp_path / "code", "worktree", "list").count("\n") == 0
+
+
+@pytest.mark.slow
+def test_the_code_of_the_folder_is_what_runs(tmp_path: Path, card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another ``sweep`` stands first on the path of this process, and this program is installed: neither is taken."""
+    for name in ("asked", "other"):
+        (tmp_path / name / "sweep").mkdir(parents=True)
+        (tmp_path / name / "sweep" / "__main__.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'a').write('{name}')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "other"))
+    monkeypatch.setenv("PYTHONSAFEPATH", "1")
+    assert run_code(tmp_path / "asked", card, [], tmp_path / "results") is None  # it writes no row
+    assert (tmp_path / "ran").read_text() == "asked"
