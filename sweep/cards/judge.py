@@ -72,6 +72,8 @@ def judge(card: Card, row: Mapping[str, Any]) -> Judgement:
 def differences(card: Card, row: Mapping[str, Any]) -> tuple[str, ...]:
     """What the row has otherwise than the card: configuration, device, clock, node check, versions, code."""
     found = list(_configuration(card, row))
+    if _differs(card.method, row.get("method")):
+        found.append(f"other method: {row['method']}, the card {card.method}")
     if _differs(card.machine.get("device_name"), row.get("device_name")):
         found.append(f"other device: {row['device_name']}, the card {card.machine['device_name']}")
     for column in _CLOCKS:

@@ -84,10 +84,20 @@ def run_card(card: Card, overrides: Sequence[str], folders: ConfFolders, live: b
 
 
 def verify_cards(cards: Sequence[tuple[Path, Card]], overrides: Sequence[str], run: Runner, write: bool) -> bool:
-    """Run and judge one card after the other; whether all passed. ``write``: those that passed say so in their file."""
+    """Run and judge one card after the other; whether all passed. ``write``: those that passed say so in their file.
+
+    One of several that cannot run here has not passed, and the others still run; one alone raises its error.
+    """
     passed = []
     for path, card in cards:
-        row = run(card, overrides)
+        try:
+            row = run(card, overrides)
+        except UltrasweepError as error:
+            if len(cards) == 1:
+                raise
+            print(printable(f"not run: {card.id}\n  {' '.join(str(error).split())}", keep="\n"))
+            passed.append(False)
+            continue
         found = judge(card, row)
         print_judgement(found)
         passed.append(found.passed)

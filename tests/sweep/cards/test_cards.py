@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +130,7 @@ def test_the_same_row_passes(card: Card, row: dict[str, Any]) -> None:
             "other network between nodes: its all-reduce reach 20% of the card's",
         ),
         ({"throttle_reasons": "hw_thermal_slowdown"}, "throttled: hw_thermal_slowdown"),
+        ({"method": "rehearsed"}, "other method: rehearsed, the card measured"),
         ({"git_dirty": True}, "changes that are in no commit"),
     ],
 )
@@ -221,6 +222,25 @@ def test_judged_by_a_runner_and_noted(tmp_path: Path, card: Card, row: dict[str,
     noted = read_cards(path)[0].verified
     assert noted["NVIDIA H200"] is None and noted["NVIDIA H100"] is not None
     assert noted["NVIDIA H100"]["git_commit"] == "a" * 40 and noted["NVIDIA H100"]["step_time_s"] == 1.9
+
+
+def test_one_that_cannot_run_does_not_stop_the_others(
+    tmp_path: Path, card: Card, row: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    wide = dataclasses.replace(card, id="wide")
+
+    def run(card: Card, overrides: Sequence[str]) -> Mapping[str, Any]:
+        if card.id == "wide":
+            raise UltrasweepError("needs 512 GPUs, 2 are here")
+        return row
+
+    path = tmp_path / "card.yaml"
+    assert not verify_cards([(path, wide), (path, card)], [], run, write=False)
+    told = capsys.readouterr().out
+    assert "not run: wide\n  needs 512 GPUs, 2 are here\n" in told
+    assert f"pass: {card.id}" in told and "1 of 2 cards passed" in told
+    with pytest.raises(UltrasweepError, match="needs 512"):
+        verify_cards([(path, wide)], [], run, write=False)
 
 
 @pytest.mark.slow
