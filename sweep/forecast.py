@@ -11,7 +11,7 @@ import dataclasses
 import json
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -132,17 +132,14 @@ class Forecast:
         used = f"predicted with {' and '.join(said)} on {cluster.name}" if said else ""
         return cls(cluster, Predictor.learn(measured, profiles), rates, used)
 
-    def times(
-        self, experiments: Sequence[Experiment], told: Callable[[int], None] = lambda done: None
-    ) -> list[StepTime | None]:
-        """One for each experiment, which breaks no rule of its layout; None: not known. ``told``: how many are done."""
+    def times(self, experiments: Sequence[Experiment]) -> list[StepTime | None]:
+        """One for each experiment, which breaks no rule of its layout; None: not known."""
         found: list[StepTime | None] = [None] * len(experiments)
         places = [at for at, one in enumerate(experiments) if layouts.is_predicted(one, self.cluster)]
         if not places:
             return found
         factors = np.ones(len(places))
         for done, at in enumerate(places):
-            told(done)
             if not layouts.is_plain(experiments[at]):
                 factors[done] = layouts.structure_factor(experiments[at], self.cluster)
         points = layouts.points_of([experiments[at] for at in places], self.cluster, self.rates)

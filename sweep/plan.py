@@ -125,7 +125,7 @@ def make_plan(
     checked = []
     for done, point in enumerate(expansion.points):
         if not done % _TOLD_EVERY:
-            progress("points checked", done, count)
+            progress("points judged", done, count)
         checked.append(_checked(config, point, widest, host_bytes))
     possible = [one.experiment for one in checked if not one.structural]
     forecast = Forecast.of(config.cluster, known, (experiment.id for experiment in possible) if known else ())
