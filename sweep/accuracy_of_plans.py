@@ -22,7 +22,8 @@ def recorded_points() -> pd.DataFrame:
     """The shipped measured points that ran, as ``grade`` takes them, with their ``experiment`` beside."""
     points = grade.measured_points(load(RECORDED).table.to_pandas())
     points = points[points["outcome"] == "ok"].reset_index(drop=True)
-    return points.assign(experiment=[from_dict(json.loads(text)) for text in points["config_json"]])
+    experiments = pd.Series([from_dict(json.loads(text)) for text in points["config_json"]], dtype="object")
+    return points.assign(experiment=experiments)
 
 
 def planned(points: pd.DataFrame, known: Known | None = None) -> pd.DataFrame:

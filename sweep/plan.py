@@ -288,7 +288,13 @@ def _audited(points: list[PlannedPoint], config: SweepConfig) -> list[PlannedPoi
     def refused(point: PlannedPoint) -> bool:
         return point.verdict == "predicted_oom" and limit is not None and (point.peak_bytes or 0) > limit
 
-    ids = audit.chosen((p.experiment.id for p in points if refused(p)), options.audit, options.audit_seed)
+    def has_run(point: PlannedPoint) -> bool:
+        """Chosen before, or measured elsewhere: a plan made again counts it, and so chooses no other in its place."""
+        peak = point.peak_bytes or 0
+        return point.verdict == "cached" and limit is not None and peak > limit * max(1.0, options.oom_margin)
+
+    candidates = [point for point in points if refused(point) or has_run(point)]
+    ids = audit.chosen((point.experiment.id for point in candidates), options.audit, options.audit_seed)
     if not ids:
         return points
     reason = f"run on purpose (plan.audit={options.audit:g}, seed {options.audit_seed}): predicted out of memory, "

@@ -21,6 +21,7 @@ from workloads.cluster import ClusterSpec
 from workloads.costs.timeline import estimate_time
 from workloads.experiment import Experiment
 from workloads.model_spec import ModelSpec
+from workloads.predict.hardware import LINKED
 from workloads.predict.points import RECOMPUTE, Floats, Points
 
 CODEBASE = "ultrasweep"
@@ -156,7 +157,7 @@ def points_of(
         peak_matmul=np.where(fp8 > 0, np.nan if low is None else scale * low, scale * peak),
         memory_bandwidth=same(bandwidth),
         capacity=same(device.memory_bytes),
-        node=same(cluster.devices_per_node),
+        node=same(LINKED.get(cluster.name, float(cluster.devices_per_node))),
         intra=same(cluster.intra_node.bandwidth),
         inter=same(cluster.inter_node.bandwidth if cluster.inter_node is not None else None),
         world_measured=same(told.get("world_measured")),
