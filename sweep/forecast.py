@@ -58,7 +58,7 @@ class Known:
 
 def read_known(cluster: ClusterSpec, results_dir: Path) -> Known:
     """Rows and the probe of a cluster in a results folder; files that cannot be read are passed over."""
-    if cluster.device.peak_of("bf16") is None or not results_dir.is_dir():
+    if cluster.matmul_efficiency is None or not results_dir.is_dir():
         return Known()
     from results.probes import load_probe
 

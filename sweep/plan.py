@@ -122,11 +122,7 @@ def make_plan(
     unpredicted = 0
     planned: list[PlannedPoint] = []
     count, widest = len(expansion.points), device_limit if method == "measured" else None
-    checked = []
-    for done, point in enumerate(expansion.points):
-        if not done % _TOLD_EVERY:
-            progress("points judged", done, count)
-        checked.append(_checked(config, point, widest, host_bytes))
+    checked = [_checked(config, point, widest, host_bytes) for point in expansion.points]
     possible = [one.experiment for one in checked if not one.structural]
     forecast = Forecast.of(config.cluster, known, (experiment.id for experiment in possible) if known else ())
     times = iter(forecast.times(possible))

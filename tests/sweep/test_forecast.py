@@ -56,7 +56,7 @@ def test_predictions_do_not_depend_on_what_stands_beside_them() -> None:
 
 
 def test_a_mixture_of_known_and_unknown_keeps_its_places() -> None:
-    unknown, known = Forecast.of(H200).times([of(dp=8, precision="fp32"), of(dp=8)])
+    unknown, known = Forecast.of(H200).times([of(dp=8, precision="fp64"), of(dp=8)])
     assert unknown is None and known is not None
 
 

@@ -1,7 +1,8 @@
 """Step times of experiments: the closed form of a table's rows for each, and how a layout differs from such a row.
 
 A row of a table (`workloads.predict.points`) has degrees, a ZeRO stage and a kind of recomputation. An experiment may
-have more: another schedule, a layer in n recomputed, experts, latent attention, replicas of shards. Its time is
+have more: another schedule, a layer in n recomputed, experts, latent attention, replicas of shards, 32 bits. Its time
+is
 
     T(e) = form(plain(e)) * structure(e) / structure(plain(e))
 
@@ -19,7 +20,7 @@ import numpy as np
 
 from workloads.cluster import ClusterSpec
 from workloads.costs.timeline import estimate_time
-from workloads.experiment import Experiment
+from workloads.experiment import Experiment, Precision
 from workloads.model_spec import ModelSpec
 from workloads.predict.hardware import LINKED
 from workloads.predict.points import RECOMPUTE, Floats, Points
@@ -45,9 +46,8 @@ def is_predicted(experiment: Experiment, cluster: ClusterSpec) -> bool:
     """Whether the form knows enough: rates of the device in this precision, and links between its nodes."""
     device, precision = cluster.device, experiment.precision
     return (
-        (precision in PRECISIONS or precision.startswith("fp8"))
-        and device.peak_of("bf16") is not None
-        and device.peak_of(precision) is not None
+        device.peak_of(precision) is not None
+        and (device.peak_of("bf16") is not None or not precision.startswith("fp8"))
         and device.memory_bandwidth is not None
         and cluster.matmul_efficiency is not None
         and (cluster.inter_node is not None or experiment.world_size <= cluster.devices_per_node)
@@ -57,7 +57,8 @@ def is_predicted(experiment: Experiment, cluster: ClusterSpec) -> bool:
 def is_plain(e: Experiment) -> bool:
     """Whether a row of a table says all of it."""
     return (
-        e.model.moe is None
+        _is_form_precision(e.precision)
+        and e.model.moe is None
         and e.model.mla is None
         and e.pp_schedule in _PLAIN_SCHEDULES
         and (e.pp == 1 or e.pp_split == "balanced")
@@ -69,12 +70,18 @@ def is_plain(e: Experiment) -> bool:
     )
 
 
+def _is_form_precision(precision: str) -> bool:
+    return precision in PRECISIONS or precision.startswith("fp8")
+
+
 def plain(e: Experiment) -> Experiment:
     """The nearest experiment that `is_plain`: the same degrees, batch and size."""
+    precision: Precision = e.precision if _is_form_precision(e.precision) else "bf16"
     schedule, stages = (e.pp_schedule, e.virtual_stages) if e.pp_schedule in _PLAIN_SCHEDULES else ("1f1b", 1)
     return dataclasses.replace(
         e,
         model=plain_model(e.model),
+        precision=precision,
         dp_replicate=1 if e.zero_stage else e.dp_replicate,
         dp_shard=e.dp_replicate * e.dp_shard if e.zero_stage else e.dp_shard,
         ep=1,
@@ -108,7 +115,10 @@ def plain_model(model: ModelSpec) -> ModelSpec:
 
 def structure_factor(e: Experiment, cluster: ClusterSpec) -> float:
     """How many times the time of `plain` a layout takes; NaN where it is not known."""
-    own, other = estimate_time(e, cluster), estimate_time(plain(e), cluster)
+    near = plain(e)
+    if cluster.device.peak_of(near.precision) is None:  # a device of which only the rate in 32 bits is known
+        near = dataclasses.replace(near, precision=e.precision)
+    own, other = estimate_time(e, cluster), estimate_time(near, cluster)
     if own is None or other is None:
         return math.nan
     return own.step_time_s / other.step_time_s * (EXPERTS if e.model.moe is not None else 1.0)
@@ -123,8 +133,10 @@ def points_of(
     """
     told = measured or {}
     device, count = cluster.device, len(experiments)
-    peak, bandwidth, share = device.peak_of("bf16"), device.memory_bandwidth, cluster.matmul_efficiency
-    assert peak is not None and bandwidth is not None and share is not None
+    bandwidth, share = device.memory_bandwidth, cluster.matmul_efficiency
+    assert bandwidth is not None and share is not None
+    in_16_bits = device.peak_of("bf16")
+    peak = np.array([in_16_bits or device.peak_of(e.precision) for e in experiments], dtype=float)
     rows: list[tuple[float, ...]] = []
     models: dict[str, ModelSpec] = {}
     for e in experiments:
@@ -153,7 +165,7 @@ def points_of(
         codebase=np.array([CODEBASE] * count, dtype=np.str_),
         version=np.array([f"engine {e.engine_version}" for e in experiments], dtype=np.str_),
         device=np.array([cluster.name] * count, dtype=np.str_),
-        peak=same(scale * peak),
+        peak=scale * peak,
         peak_matmul=np.where(fp8 > 0, np.nan if low is None else scale * low, scale * peak),
         memory_bandwidth=same(bandwidth),
         capacity=same(device.memory_bytes),

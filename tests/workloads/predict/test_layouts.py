@@ -101,7 +101,7 @@ def test_columns_of_a_dense_model_are_those_that_a_token_meets() -> None:
 def test_what_is_not_known_is_not_predicted() -> None:
     assert layouts.is_predicted(of(dp=8), H200)
     assert not layouts.is_predicted(of(dp=8), ONE_NODE)  # a device without rates
-    assert not layouts.is_predicted(of(dp=8, precision="fp32"), H200)
+    assert not layouts.is_predicted(of(dp=8, precision="fp64"), H200)  # its rate is not in the cluster's file
     assert not layouts.is_predicted(of(dp=8), dataclasses.replace(H200, matmul_efficiency=None))
     alone = dataclasses.replace(H200, inter_node=None)
     assert layouts.is_predicted(of(dp=8), alone) and not layouts.is_predicted(of(dp=16), alone)
@@ -112,6 +112,17 @@ def test_a_cluster_that_multiplies_faster_is_predicted_faster() -> None:
     fast = dataclasses.replace(H200, matmul_efficiency=0.9)
     found = PREDICTOR.predict(layouts.points_of([of(dp=8)], fast)).step_time_s[0]
     assert 0.68 / 0.9 < found / step(of(dp=8))[0] < 1
+
+
+def test_precisions_of_32_bits_take_longer_by_their_rate() -> None:
+    device = H200.device
+    wide = dataclasses.replace(H200, device=dataclasses.replace(device, peak_flops={**device.peak_flops, "fp32": 6e13}))
+    alone = dataclasses.replace(H200, device=dataclasses.replace(device, peak_flops={"fp32": 6e13}))
+    slow = of(dp=8, precision="fp32")
+    assert layouts.is_predicted(slow, wide) and layouts.is_predicted(slow, alone) and not layouts.is_plain(slow)
+    assert 5 < layouts.structure_factor(slow, wide) < 989 / 60
+    assert layouts.structure_factor(slow, alone) == pytest.approx(1.0)
+    assert layouts.points_of([slow], wide).peak[0] > 10 * layouts.points_of([slow], alone).peak[0]
 
 
 def test_five_thousand_points_a_second() -> None:
