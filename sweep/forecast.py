@@ -138,11 +138,9 @@ class Forecast:
         places = [at for at, one in enumerate(experiments) if layouts.is_predicted(one, self.cluster)]
         if not places:
             return found
-        factors = np.ones(len(places))
-        for done, at in enumerate(places):
-            if not layouts.is_plain(experiments[at]):
-                factors[done] = layouts.structure_factor(experiments[at], self.cluster)
-        points = layouts.points_of([experiments[at] for at in places], self.cluster, self.rates)
+        those = [experiments[at] for at in places]
+        factors = layouts.structure_factors(those, self.cluster)
+        points = layouts.points_of(those, self.cluster, self.rates)
         prediction, (busy, after) = self.predictor.predict(points), self.predictor.parts(points)
         middle, low, high = _scaled(prediction, factors)
         for place, at in enumerate(places):
@@ -172,11 +170,8 @@ def _measured(
         for name, (experiment, seconds) in known.steps.items()
         if name not in without and layouts.is_predicted(experiment, cluster)
     ][:MOST_ROWS]
-    plain = []
-    for experiment, seconds in rows:
-        factor = 1.0 if layouts.is_plain(experiment) else layouts.structure_factor(experiment, cluster)
-        if math.isfinite(factor):
-            plain.append((experiment, seconds / factor))
+    factors = layouts.structure_factors([experiment for experiment, _ in rows], cluster)
+    plain = [(one, seconds / factor) for (one, seconds), factor in zip(rows, factors, strict=True) if factor > 0]
     if not plain:
         return None, 0
     points = layouts.points_of([experiment for experiment, _ in plain], cluster, rates)

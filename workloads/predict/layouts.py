@@ -15,6 +15,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 import numpy as np
 
@@ -99,6 +100,7 @@ def plain(e: Experiment) -> Experiment:
     )
 
 
+@lru_cache(maxsize=256)
 def plain_model(model: ModelSpec) -> ModelSpec:
     """A dense model of as many layers, whose feed-forward part has the columns that a token meets in the mean."""
     if model.moe is None and model.mla is None:
@@ -113,15 +115,26 @@ def plain_model(model: ModelSpec) -> ModelSpec:
     )
 
 
-def structure_factor(e: Experiment, cluster: ClusterSpec) -> float:
-    """How many times the time of `plain` a layout takes; NaN where it is not known."""
+def structure_factors(experiments: Sequence[Experiment], cluster: ClusterSpec) -> Floats:
+    """`structure_factor` of each; 1 where it is `is_plain`. Many layouts have one plain neighbour."""
+    seen: dict[Experiment, float] = {}
+    return np.array([1.0 if is_plain(one) else structure_factor(one, cluster, seen) for one in experiments])
+
+
+def structure_factor(e: Experiment, cluster: ClusterSpec, seen: dict[Experiment, float] | None = None) -> float:
+    """How many times the time of `plain` a layout takes; NaN where it is not known. ``seen``: plain times so far."""
     near = plain(e)
     if cluster.device.peak_of(near.precision) is None:  # a device of which only the rate in 32 bits is known
         near = dataclasses.replace(near, precision=e.precision)
-    own, other = estimate_time(e, cluster), estimate_time(near, cluster)
-    if own is None or other is None:
-        return math.nan
-    return own.step_time_s / other.step_time_s * (EXPERTS if e.model.moe is not None else 1.0)
+    seen = {} if seen is None else seen
+    if near not in seen:
+        seen[near] = _structure_s(near, cluster)
+    return _structure_s(e, cluster) / seen[near] * (EXPERTS if e.model.moe is not None else 1.0)
+
+
+def _structure_s(e: Experiment, cluster: ClusterSpec) -> float:
+    found = estimate_time(e, cluster)
+    return math.nan if found is None else found.step_time_s
 
 
 def points_of(
