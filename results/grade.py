@@ -79,7 +79,7 @@ _PREDICTIONS = (
     ("rehearsed", "peak_memory", "rehearsed_peak_bytes", "peak_allocated_bytes"),
     ("traced", "peak_memory", "traced_peak_bytes", "peak_allocated_bytes"),
 )
-_CALIBRATED = (
+CALIBRATED = (
     ("step_time", "step_time_s", "step_time_s"),
     ("peak_memory", "predicted_peak_allocated_bytes", "peak_allocated_bytes"),
     ("reserved_memory", "predicted_peak_reserved_bytes", "peak_reserved_bytes"),
@@ -115,7 +115,7 @@ def pairs_of_predictions(predictions: pd.DataFrame, measured: pd.DataFrame) -> p
         names = {name: f"{name}_of_prediction" for name in predictions.columns}
         both = both.join(predictions.reset_index(drop=True).rename(columns=names))
     found = []
-    for quantity, predicted, real in _CALIBRATED:
+    for quantity, predicted, real in CALIBRATED:
         if predicted in names and real in both:
             one = _pairs(both, "calibrated", quantity, both[names[predicted]], both[real])
             if quantity == "step_time":

@@ -383,6 +383,11 @@ LEDGER_COLUMNS: tuple[Column, ...] = (
     Column("predicted_peak_bytes", _I, "Closed-form peak of the highest stage", "B"),
     Column("limit_bytes", _I, "Device memory that training can have", "B"),
     Column("predicted_step_time_s", _F, "Closed-form step time", "s"),
+    Column("predicted_step_time_low_s", _F, "Lower end of the middle 90 % of where the step time may be", "s"),
+    Column("predicted_step_time_high_s", _F, "Upper end of it", "s"),
+    Column(
+        "predicted_with", _S, "Probe and measured rows that the step time leans on; null: the engine's profile alone"
+    ),
     Column("predicted_tokens_per_s_per_gpu", _F, "tokens_per_step / predicted_step_time_s / world_size", "tokens/s"),
     Column("expected_gpu_hours", _F, "Predicted run time times devices", "h"),
     Column("worst_gpu_hours", _F, "Deadline times devices", "h"),

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from workloads.costs.timeline import TimeEstimate
+from sweep.forecast import StepTime
 from workloads.experiment import Experiment
 from workloads.expressions import Expression
 from workloads.model_spec import ModelSpec
@@ -47,7 +47,7 @@ class Predicted(Protocol):
     @property
     def limit_bytes(self) -> int | None: ...
     @property
-    def time(self) -> TimeEstimate | None: ...
+    def time(self) -> StepTime | None: ...
     @property
     def tokens_per_s_per_gpu(self) -> float | None: ...
     @property
@@ -58,6 +58,8 @@ PREDICTED: Mapping[str, Callable[[Predicted], float | None]] = {
     "predicted_peak_bytes": lambda point: point.peak_bytes,
     "limit_bytes": lambda point: point.limit_bytes,
     "predicted_step_time_s": lambda point: point.time.step_time_s if point.time is not None else None,
+    "predicted_step_time_low_s": lambda point: point.time.low_s if point.time is not None else None,
+    "predicted_step_time_high_s": lambda point: point.time.high_s if point.time is not None else None,
     "predicted_tokens_per_s_per_gpu": lambda point: point.tokens_per_s_per_gpu,
     "expected_gpu_hours": lambda point: point.price.expected_h if point.price is not None else None,
     "worst_gpu_hours": lambda point: point.price.worst_h if point.price is not None else None,

@@ -28,6 +28,7 @@ def _plan(options: Namespace) -> int:
     from sweep.conffiles import ConfFolders
     from sweep.config import compose_sweep
     from sweep.expand import expand_all
+    from sweep.forecast import read_known
     from sweep.launch import launch_settings, slurm_options
     from sweep.ledger import check_ledger_path, write_ledger_file
     from sweep.limits import device_limit, host_bytes
@@ -60,6 +61,7 @@ def _plan(options: Namespace) -> int:
             device_limit(config, method, slurm, None),
             host_bytes(config, method),
             progress,
+            read_known(config.cluster, config.results_dir),
         )
     if options.out is not None:
         write_ledger_file(options.out, plan)

@@ -47,7 +47,10 @@ def print_explanation(record: Record, results: Path, console: Console) -> None:
         console.print(verdict, highlight=False)
         step, rate = row["predicted_step_time_s"], row["predicted_tokens_per_s_per_gpu"]
         if step is not None and rate is not None:
-            console.print(f"predicted step: {step * 1e3:,.1f} ms, {rate:,.0f} tokens/s/GPU", highlight=False)
+            between = _between(row["predicted_step_time_low_s"], row["predicted_step_time_high_s"])
+            lean = f"; {row['predicted_with']}" if row["predicted_with"] else ""
+            said = f"predicted step: {step * 1e3:,.1f} ms{between}, {rate:,.0f} tokens/s/GPU{lean}"
+            console.print(said, highlight=False, markup=False, soft_wrap=True)
     if all(row["verdict"] != "invalid" or row["predicted_peak_bytes"] for row in record.ledger):
         limit = next((row["limit_bytes"] for row in record.ledger if row["limit_bytes"]), None)
         console.print(_memory_table(estimate_memory(experiment), limit))
@@ -57,6 +60,11 @@ def print_explanation(record: Record, results: Path, console: Console) -> None:
         console.print("no attempt yet")
     for row in record.attempts:
         _print_attempt(row, results, console)
+
+
+def _between(low_s: float | None, high_s: float | None) -> str:
+    """The interval of a prediction; nothing for a ledger from before there were intervals."""
+    return f" (90 %: {low_s * 1e3:,.1f} to {high_s * 1e3:,.1f})" if low_s is not None and high_s is not None else ""
 
 
 def print_difference(first: Record, second: Record, console: Console) -> None:

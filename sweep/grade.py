@@ -14,8 +14,11 @@ from results import grade
 from results.errors import InvalidResults, UltrasweepError
 from results.load import load
 from results.terminal import plain_table
+from sweep.predict_table import numeric
 
 SUFFIXES = (".parquet", ".json")
+_NAMES_OF_ROWS = {"status": "outcome", "gpus": "world_size", "seq": "seq_len", "mbs": "micro_batch_size"}
+"""Columns of ``predict`` and what rows call them."""
 _NAMES = {
     "closed_form": "closed form",
     "step_time": "step time",
@@ -39,7 +42,11 @@ def read(path: Path, predictions: Path | None, against: Path | None) -> tuple[pd
         found.append(grade.pairs_of_rows(points))
     if predictions is not None:
         measured = points if against is None else _measured_table(against)
-        found.append(grade.pairs_of_predictions(_table(predictions), measured))
+        said = _table(predictions)
+        if not any(name in said for _, name, _ in grade.CALIBRATED):
+            names = ", ".join(name for _, name, _ in grade.CALIBRATED)
+            raise InvalidResults(f"{predictions} has none of the columns {names}: it holds no prediction")
+        found.append(grade.pairs_of_predictions(said, measured))
     full = [one for one in found if len(one)]
     if not full and points.empty:
         raise InvalidResults(f"{path} has no finished run: there is nothing to compare predictions with")
@@ -56,10 +63,18 @@ def _table(path: Path) -> pd.DataFrame:
 def _measured_table(path: Path) -> pd.DataFrame:
     """A table as ``predict`` takes it, with the names that rows have. Unknown columns stay as they are."""
     rows = _table(path)
+    if rows.empty:
+        raise InvalidResults(f"{path} has no row: nothing was measured")
     for column in ("status", "step_time_s"):
         if column not in rows:
             raise InvalidResults(f"{path} has no column {column}: it does not say what was measured")
-    rows = rows.rename(columns={"status": "outcome", "gpus": "world_size", "seq": "seq_len", "mbs": "micro_batch_size"})
+    # A table may have a column of a row's name that means the same, or not: the one that ``predict`` reads counts.
+    rows = rows.drop(columns=[name for own, name in _NAMES_OF_ROWS.items() if own in rows and name in rows])
+    rows = rows.rename(columns=_NAMES_OF_ROWS)
+    rows["outcome"] = rows["outcome"].astype(str).str.strip().str.lower().replace("success", "ok")
+    for name in ("step_time_s", "reserved_gib", "gbs_seqs", "seq_len"):
+        if name in rows:
+            rows[name] = numeric(rows[name])
     if "reserved_gib" in rows:
         rows["peak_reserved_bytes"] = rows["reserved_gib"] * 2**30
     if {"gbs_seqs", "seq_len"} <= set(rows):

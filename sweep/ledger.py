@@ -27,6 +27,7 @@ def ledger_rows(plan: Plan) -> list[dict[str, Any]]:
                 "rule": point.rule,
                 "detail": point.detail,
                 **{name: value(point) for name, value in PREDICTED.items()},
+                "predicted_with": plan.predicted_with if point.time is not None and plan.predicted_with else None,
                 "cached_attempt": point.cached_attempt,
                 "cached_sweep": point.cached_sweep,
                 **config_columns(point.experiment),

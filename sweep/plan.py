@@ -13,19 +13,19 @@ import dataclasses
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from results.text import format_bytes, plural
 from sweep import audit
 from sweep.columns import holds
 from sweep.config import SweepConfig
 from sweep.expand import Expansion, GridPoint, ruled_out
+from sweep.forecast import Forecast, Known, StepTime
 from sweep.price import Price, information_order, price, shared_stage_discount, within_budget
 from sweep.reuse import FinishedAttempt
 from sweep.search import MISTAKES, Progress, silent
 from workloads.cluster import ClusterSpec
 from workloads.costs.memory import StageMemory, estimate_memory, peak_stage
-from workloads.costs.timeline import TimeEstimate, estimate_time
 from workloads.errors import InvalidSweep
 from workloads.experiment import Experiment
 from workloads.expressions import Expression
@@ -48,7 +48,7 @@ class PlannedPoint:
     """Predicted, of the stage with the most; None for a layout that breaks a rule, because it has no prediction."""
     limit_bytes: int | None = None
     """Of one device, or of one process where all share the memory of a machine; None: not known."""
-    time: TimeEstimate | None = None
+    time: StepTime | None = None
     price: Price | None = None
     rehearsals: int | None = None
     """Ranks that are rehearsed for this point, without those equal to one of an earlier point; None: it is measured."""
@@ -77,6 +77,8 @@ class Plan:
     """Combinations left out by each derived value and each condition, see `Expansion.dropped`."""
     unpredicted: int = 0
     """Of those, points that a condition left out because the value it asks for is not predicted."""
+    predicted_with: str = ""
+    """What was measured before and used for the step times, in words; empty: nothing."""
 
     @property
     def to_run(self) -> tuple[PlannedPoint, ...]:
@@ -104,12 +106,14 @@ def make_plan(
     device_limit: DeviceLimit | None = None,
     host_bytes: int | None = None,
     progress: Progress = silent,
+    known: Known | None = None,
 ) -> Plan:
     """Give every point its verdict.
 
     ``finished``: by experiment id, the attempts that need no other run (see `sweep.reuse`). ``device_limit``: the most
     devices that the launcher can give one point; None: as many nodes of the cluster as it needs. ``host_bytes``: memory
-    that all processes of a point share; None: every device has its own. Raises `InvalidSweep` when conditions on
+    that all processes of a point share; None: every device has its own. ``known``: what was measured on the cluster
+    before, for the step times. Raises `InvalidSweep` when conditions on
     predicted values leave no point.
     """
     finished = finished or {}
@@ -117,11 +121,18 @@ def make_plan(
     dropped = Counter(expansion.dropped)
     unpredicted = 0
     planned: list[PlannedPoint] = []
-    for done, point in enumerate(expansion.points):
+    count, widest = len(expansion.points), device_limit if method == "measured" else None
+    checked = [_checked(config, point, widest, host_bytes) for point in expansion.points]
+    possible = [one.experiment for one in checked if not one.structural]
+    forecast = Forecast.of(config.cluster, known, (experiment.id for experiment in possible) if known else ())
+    times = iter(forecast.times(possible))
+    for done, one in enumerate(checked):
         if not done % _TOLD_EVERY:
-            progress("points predicted", done, len(expansion.points))
-        found = _planned(config, point, method, finished, device_limit, host_bytes)
-        if (failed := _failed_condition(found, conditions.get(point.grid, {}))) is None:
+            progress("points predicted", done, count)
+        found = one.planned
+        if not one.structural:
+            found = _planned(config, one, next(times), method, finished, host_bytes)
+        if (failed := _failed_condition(found, conditions.get(found.grid, {}))) is None:
             planned.append(found)
         else:
             dropped[failed.place] += 1
@@ -152,6 +163,7 @@ def make_plan(
         combinations=expansion.combinations,
         dropped=dict(dropped),
         unpredicted=unpredicted,
+        predicted_with=forecast.used,
     )
 
 
@@ -198,35 +210,54 @@ def _failed_condition(point: PlannedPoint, conditions: Mapping[str, Expression])
     return None
 
 
-def _planned(
-    config: SweepConfig,
-    point: GridPoint,
-    method: Method,
-    finished: Mapping[str, FinishedAttempt],
-    device_limit: DeviceLimit | None,
-    host_bytes: int | None,
-) -> PlannedPoint:
+class _Checked(NamedTuple):
+    """A point against the rules."""
+
+    planned: PlannedPoint
+    structural: bool
+    """A rule that holds everywhere forbids its layout: it has no prediction."""
+    refused: bool
+
+    @property
+    def experiment(self) -> Experiment:
+        return self.planned.experiment
+
+
+def _checked(
+    config: SweepConfig, point: GridPoint, device_limit: DeviceLimit | None, host_bytes: int | None
+) -> _Checked:
     experiment, cluster = point.experiment, config.cluster
     share = host_bytes // experiment.world_size if host_bytes is not None else None
     limits = [limit for limit in (cluster.usable_bytes, share) if limit is not None]
     planned = PlannedPoint(grid=point.grid, experiment=experiment, verdict="run", limit_bytes=min(limits, default=None))
     broken = violations(experiment, cluster)
     structural = [violation for violation in broken if violation.rule != "engine_support"]
-    if structural:
-        first = structural[0]
-        return dataclasses.replace(planned, verdict="invalid", rule=first.rule, detail=first.message)
-    too_wide = _too_wide(experiment, cluster, device_limit if method == "measured" else None)
-    if refused := (*broken, *too_wide):
+    too_wide = [] if structural else _too_wide(experiment, cluster, device_limit)
+    refused = (*structural, *broken, *too_wide)
+    if refused:
         planned = dataclasses.replace(planned, verdict="invalid", rule=refused[0].rule, detail=refused[0].message)
-    # Points that the engine cannot run yet, or that are too wide, are predicted too: a plan shows what they would give.
-    memory, time = peak_stage(experiment), estimate_time(experiment, cluster)
+    return _Checked(planned, bool(structural), bool(refused))
+
+
+def _planned(
+    config: SweepConfig,
+    point: _Checked,
+    time: StepTime | None,
+    method: Method,
+    finished: Mapping[str, FinishedAttempt],
+    host_bytes: int | None,
+) -> PlannedPoint:
+    """A point that breaks no rule of its layout, with its numbers and its verdict. Points that the engine cannot run
+    yet, or that are too wide, are predicted too: a plan shows what they would give."""
+    experiment, cluster = point.experiment, config.cluster
+    memory = peak_stage(experiment)
     planned = dataclasses.replace(
-        planned,
+        point.planned,
         peak_bytes=memory.peak_bytes,
         time=time,
         price=price(experiment, time, method, config.measure, config.plan),
     )
-    if refused:
+    if point.refused:
         return planned
     if finished and (attempt := finished.get(experiment.id)) is not None:  # the id costs a hash
         return dataclasses.replace(
@@ -253,7 +284,13 @@ def _audited(points: list[PlannedPoint], config: SweepConfig) -> list[PlannedPoi
     def refused(point: PlannedPoint) -> bool:
         return point.verdict == "predicted_oom" and limit is not None and (point.peak_bytes or 0) > limit
 
-    ids = audit.chosen((p.experiment.id for p in points if refused(p)), options.audit, options.audit_seed)
+    def has_run(point: PlannedPoint) -> bool:
+        """Chosen before, or measured elsewhere: a plan made again counts it, and so chooses no other in its place."""
+        peak = point.peak_bytes or 0
+        return point.verdict == "cached" and limit is not None and peak > limit * max(1.0, options.oom_margin)
+
+    candidates = [point for point in points if refused(point) or has_run(point)]
+    ids = audit.chosen((point.experiment.id for point in candidates), options.audit, options.audit_seed)
     if not ids:
         return points
     reason = f"run on purpose (plan.audit={options.audit:g}, seed {options.audit_seed}): predicted out of memory, "

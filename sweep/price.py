@@ -17,8 +17,8 @@ from dataclasses import dataclass
 
 from results.text import name_routing
 from sweep.config import PlanOptions
+from sweep.forecast import StepTime
 from workloads.cluster import ClusterSpec
-from workloads.costs.timeline import TimeEstimate
 from workloads.experiment import Experiment
 from workloads.protocol import MeasureSpec, Method, Task
 from workloads.stages import rehearsed_ranks, shortened, stage_key
@@ -52,7 +52,7 @@ class Shape:
 
 
 def price(
-    experiment: Experiment, time: TimeEstimate | None, method: Method, measure: MeasureSpec, options: PlanOptions
+    experiment: Experiment, time: StepTime | None, method: Method, measure: MeasureSpec, options: PlanOptions
 ) -> Price:
     """What one point costs, and its deadline. ``time`` None: its step time cannot be predicted."""
     compile_s = options.compile_s if experiment.compile != "none" else 0.0
@@ -76,7 +76,7 @@ def price(
 
 
 def _rehearsed_steps_s(
-    experiment: Experiment, time: TimeEstimate | None, method: Method, measure: MeasureSpec
+    experiment: Experiment, time: StepTime | None, method: Method, measure: MeasureSpec
 ) -> float | None:
     """Seconds for the steps of a single rank: compute alone, over few micro-batches; 0 on FakeTensor; None: unknown."""
     if method == "rehearsed_fake":

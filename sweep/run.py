@@ -14,6 +14,7 @@ from results.secrets import hide_in_arguments
 from sweep.conffiles import ConfFolders
 from sweep.config import SweepConfig, compose_sweep
 from sweep.expand import expand_all
+from sweep.forecast import read_known
 from sweep.launch import is_dry, launch_settings, slurm_options
 from sweep.ledger import ledger_rows
 from sweep.limits import device_limit, host_bytes
@@ -70,6 +71,7 @@ def prepare(overrides: Sequence[str], folders: ConfFolders, extra_where: Sequenc
             device_limit(config, settings.method, slurm, settings.num_devices),
             host_bytes(config, settings.method),
             progress,
+            read_known(config.cluster, config.results_dir),
         )
     refuse_if_nothing_can_run(plan)
     return Prepared(plan=plan, settings=settings, slurm=slurm, dry=is_dry(config), notes=tuple(notes))

@@ -44,8 +44,8 @@ def print_plan(plan: Plan, console: Console) -> None:
         f"({plan.method}), {config.measure.in_words} steps a point",
         highlight=False,
     )
-    if (probed := probe_of(plan)) is not None:
-        console.print(probed, highlight=False, markup=False)
+    if plan.predicted_with:
+        console.print(plan.predicted_with, highlight=False, markup=False)
     console.print(_verdicts(plan))
     if reused := reused_from(plan):
         console.print(reused, highlight=False, markup=False)
@@ -58,15 +58,6 @@ def print_plan(plan: Plan, console: Console) -> None:
 def print_jobs(plan: Plan, console: Console) -> None:
     """Print the points to run by the size of their allocations, with their price."""
     console.print(_shapes(plan))
-
-
-def probe_of(plan: Plan) -> str | None:
-    """One line on the newest probe of the plan's cluster (``python -m sweep probe``); None where there is none."""
-    from results.probes import load_probe
-
-    config = plan.config
-    probe = load_probe(config.cluster.name, config.results_dir)
-    return f"probe: {probe.describe()}; predictions do not read it yet" if probe is not None else None
 
 
 def rehearsals_of(plan: Plan) -> str | None:

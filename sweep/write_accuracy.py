@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from sweep import accuracy_of_plans
 from sweep.measured_tables import a100_table, recorded_table, study_table
 from sweep.predict_table import predict_frame
 
@@ -185,6 +186,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--a100", type=Path, help="a table of measured A100 runs")
     options = parser.parse_args(arguments)
     makers: dict[str, Callable[[], str] | None] = {
+        "plans": accuracy_of_plans.section,
         "recorded": recorded_section,
         "study": (lambda: study_section(options.study)) if options.study else None,
         "a100": (lambda: a100_section(options.a100)) if options.a100 else None,

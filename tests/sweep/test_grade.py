@@ -56,6 +56,33 @@ def test_predictions_stand_beside_the_table_that_they_were_made_of(
     assert memory[3:5] == ["3", "10.0"]
 
 
+@pytest.mark.filterwarnings("error")
+def test_a_table_is_read_as_predict_reads_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its status in any case, numbers with commas, a text where a number is not known, a row's own name beside."""
+    measured, predicted = tmp_path / "rows.csv", tmp_path / "predicted.csv"
+    measured.write_text(
+        "gpu,gpus,world_size,layers,hidden,seq,gbs_seqs,mbs,status,step_time_s,reserved_gib\n"
+        'H100,8,8,16,2048,4096,8,1,OK,1.0,"1,000"\n'
+        "H100,8,8,16,2048,4096,?,1,Success,2.0,n/a\n"
+        "H100,8,8,16,2048,4096,8,1,oom,?,40.0\n"
+    )
+    predicted.write_text("step_time_s,predicted_peak_reserved_bytes\n" + f"1.1,{1100 * 2**30}\n" * 3)
+    none = str(tmp_path / "none")
+    assert run_command("grade", [none, "--predictions", str(predicted), "--against", str(measured)]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("calibrated")]
+    assert [line[3:5] for line in lines] == [["2", "27.5"], ["1", "10.0"]]
+
+
+def test_a_table_without_rows_or_predictions_is_one_line(tmp_path: Path) -> None:
+    empty, other, none = tmp_path / "rows.csv", tmp_path / "other.csv", str(tmp_path / "none")
+    empty.write_text("gpu,gpus,status,step_time_s\n")
+    other.write_text("a,b\n1,2\n")
+    with pytest.raises(InvalidResults, match=r"rows\.csv has no row"):
+        run_command("grade", [none, "--predictions", str(other), "--against", str(empty)])
+    with pytest.raises(InvalidResults, match="it holds no prediction"):
+        run_command("grade", [str(RECORDED), "--predictions", str(other)])
+
+
 def test_mistakes_are_one_line(tmp_path: Path) -> None:
     with pytest.raises(UltrasweepError, match="--by tpp: no such axis; did you mean"):
         run_command("grade", [str(RECORDED), "--by", "tpp"])

@@ -15,7 +15,7 @@ from results.text import GIB
 from sweep.config import compose_sweep
 from sweep.ledger import ledger_rows, write_ledger_file
 from sweep.plan import DeviceLimit, Plan, PlannedPoint, refuse_if_nothing_can_run
-from sweep.reuse import find_finished
+from sweep.reuse import FinishedAttempt, find_finished
 from sweep.summary import reused_from
 from tests.sweep.helpers import plan_of, store_attempt
 from workloads.costs.memory import estimate_memory
@@ -273,6 +273,12 @@ def test_some_refused_points_run_on_purpose_and_say_so() -> None:
     assert sum(point.rule == "audit" for point in one.points) == 1, "a small share of few points is one"
     with pytest.raises(InvalidSweep, match="from 0 to 1"):
         plan_of([*overrides, "plan.audit=2"])
+    # A sweep that goes on runs the rest of those chosen at first, and none beside them.
+    ran = chosen[:-1]
+    done = {p.experiment.id: FinishedAttempt(attempt_id="a", sweep="s", outcome="oom") for p in ran}
+    again = plan_of([*overrides, "plan.audit=0.5", "plan.audit_seed=0"], finished=done)
+    assert [p.experiment.id for p in again.points if p.rule == "audit"] == [chosen[-1].experiment.id]
+    assert again.counts["cached"] == len(ran)
 
 
 def plan_points(plan: Plan, verdict: str) -> list[PlannedPoint]:

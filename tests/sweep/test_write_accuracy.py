@@ -6,6 +6,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from results import grade
+from sweep import accuracy_of_plans
 from sweep.measured_tables import recorded_table
 from sweep.write_accuracy import PAGE, put_section, scores, verdicts
 from workloads.predict.table import COLUMNS, MEASURED
@@ -51,9 +53,20 @@ def test_a_cut_refuses_runs_and_lets_failures_through() -> None:
     assert curve[72.0] == (0, 1, 0.75)
 
 
+@pytest.mark.slow
+def test_what_plans_predict_of_the_shipped_rows_is_no_worse_than_the_page_says() -> None:
+    points = accuracy_of_plans.recorded_points()
+    pairs = grade.pairs_of_predictions(accuracy_of_plans.planned(points), points)
+    found = grade.grades(pairs)
+    whole = found[found["axis"].isna()].iloc[0]
+    assert whole["n"] == len(points) > 200
+    assert whole["mape"] < 0.06 and abs(whole["bias"]) < 0.025 and whole["spearman"] > 0.92
+    assert whole["coverage"] > 0.95
+
+
 def test_sections_of_the_page_can_be_filled() -> None:
     text = PAGE.read_text()
-    for name in ("recorded", "study", "a100"):
+    for name in ("plans", "recorded", "study", "a100"):
         assert "\nnew\n" in put_section(text, name, "new")
     with pytest.raises(AssertionError, match="no section"):
         put_section(text, "nothing", "new")

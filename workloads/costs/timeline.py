@@ -1,4 +1,7 @@
-"""Step time in closed form, in seconds: work over calibrated rates, exposed communication, bubble, optimizer.
+"""What the parts of a step take at calibrated rates, in seconds: compute, exposed communication, bubble, optimizer.
+
+Rehearsals take the communication of it, and simulations the work of every action. Its sum knows no gaps between kernels
+and no host, so that it is no prediction: plans take that of `workloads.predict`, and of this the ratio of two layouts.
 
 Exposed communication is what nothing else runs beside. The parts are taken as follows.
 
@@ -113,7 +116,8 @@ def estimate_time(experiment: Experiment, cluster: ClusterSpec) -> TimeEstimate 
 def simulate_experiment(experiment: Experiment, cluster: ClusterSpec) -> Timeline | None:
     """One step of an experiment, event by event; None, and errors, as of `estimate_time`.
 
-    It takes a second for some hundred thousand actions, so `estimate_time`, which plans call, takes a bound instead.
+    It takes a second for some hundred thousand actions, so `estimate_time`, which is called for many layouts, takes a
+    bound instead.
     """
     found = _ranks(experiment, cluster)
     return simulate_step(_work(experiment, cluster, *found)) if found is not None else None

@@ -19,7 +19,7 @@ from workloads.predict.parameters import time_parameters
 from workloads.predict.points import Floats, Points
 from workloads.predict.profiles import Profile
 from workloads.predict.residuals import Kernel
-from workloads.predict.time_terms import facts_of
+from workloads.predict.time_terms import facts_of, step_parts
 
 NORMAL_90 = 1.645
 """Half the width of a normal distribution's middle 90 %."""
@@ -121,6 +121,20 @@ class Predictor:
             fits[rows] = load[rows] <= self.cut.get(name, 1.0)
         wide = NORMAL_90 * spread
         return Prediction(time, time * np.exp(-wide), time * np.exp(wide), allocated, held, fits > 0, load)
+
+    def parts(self, points: Points) -> tuple[Floats, Floats]:
+        """Seconds of the busiest stage's own work in a step, and of what comes after its last backward, as parts of the
+        predicted step time."""
+        busy, after = np.full(len(points), np.nan), np.full(len(points), np.nan)
+        for name in sorted(set(points.codebase.tolist())):
+            rows = points.codebase == name
+            part = points.take(rows)
+            learned = self.time.get(name)
+            values = {key: one.value for key, one in time_parameters(self.profiles[name].time).items()}
+            found = step_parts(part, facts_of(part, self.profiles), learned.fitted.values if learned else values)
+            whole = found.pipeline + found.seen + found.after
+            busy[rows], after[rows] = found.busy / whole, found.after / whole
+        return busy, after
 
     def _memory_defaults(self, name: str) -> dict[str, float]:
         own = self.profiles[name].memory

@@ -312,8 +312,10 @@ def _zero(value: Any, profile: Profile) -> float:
 
 def _recompute(value: Any) -> float:
     text = "" if value is None else str(value).strip().lower()
-    if "select" in text or "sac" in text or "norm" in text or "core_attn" in text or "partial" in text:
+    if re.match(r"(no|none|not|off|false|without|disabled)($|[^a-z])", text):  # "no checkpointing"
+        return 0.0
+    if re.search(r"select|sac|norm|rope|swiglu|experts|core_attn|partial", text):
         return 1.0
-    if re.search(r"full|block|uniform|^true$|^1$|^ac$|checkpoint|^yes$", text):
+    if re.search(r"full|block|uniform|^true$|^1(\.0)?$|^ac$|checkpoint|^yes$", text):
         return 2.0
     return 0.0

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -81,8 +82,28 @@ def bandwidth(points: Points, size: Floats, stride: Floats, p: Mapping[str, floa
     return np.where(size <= local, inside, np.minimum(inside, local * each))
 
 
+class Parts(NamedTuple):
+    """Seconds of a step, which add up but for ``busy``."""
+
+    pipeline: Floats
+    """All micro-batches through all stages."""
+    seen: Floats
+    """Gradient and weight traffic that nothing hides."""
+    after: Floats
+    """The optimizer, and what a step takes whatever its size."""
+    busy: Floats
+    """Of ``pipeline``: the busiest stage's own."""
+
+
 def step_time(points: Points, facts: Facts, p: Mapping[str, float]) -> Floats:
     """Seconds of one step. ``p``: values of `workloads.predict.parameters.TIME`."""
+    parts = step_parts(points, facts, p)
+    step: Floats = parts.pipeline + parts.seen + parts.after
+    return step
+
+
+def step_parts(points: Points, facts: Facts, p: Mapping[str, float]) -> Parts:
+    """What `step_time` adds up."""
     x, stages = points, facts.stages
     tokens, tp = x.tokens, x.tp
     memory = x.memory_bandwidth * p["memory"]
@@ -109,8 +130,7 @@ def step_time(points: Points, facts: Facts, p: Mapping[str, float]) -> Floats:
     seen = _data_parallel(x, facts, p, largest, slowest)
     shards = np.where(x.zero >= 1, x.dp * x.cp, 1.0)
     optimizer = p["optimizer"] * facts.optimizer_bytes * largest / shards / x.memory_bandwidth
-    step: Floats = pipeline + seen + optimizer + p["step_fixed"]
-    return step
+    return Parts(pipeline, seen, optimizer + p["step_fixed"], m * slowest)
 
 
 def host_bound(points: Points, facts: Facts, p: Mapping[str, float]) -> Floats:

@@ -56,6 +56,18 @@ def test_memory_grows_with_the_micro_batch_and_falls_with_zero_and_recomputation
     assert (np.diff(again.reserved_bytes) <= 0).all()
 
 
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        *[(text, 0) for text in ("none", "no checkpointing", "no_recompute", "False", "off", 0, 0.0, None, "")],
+        *[(text, 1) for text in ("selective", "norm+swiglu", "rope", "swiglu", "core_attn")],
+        *[(text, 2) for text in ("full", True, 1, 1.0, "1.0", "activation checkpointing", "uniform")],
+    ],
+)
+def test_recomputation_however_a_table_says_it(text: Any, kind: int) -> None:
+    assert points([row(recompute=text)]).recompute.tolist() == [kind]
+
+
 def test_more_work_takes_longer() -> None:
     for changes in ("mbs", "grad_accum", "seq", "layers", "ffn"):
         one, two = row(), row()

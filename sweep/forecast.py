@@ -1,0 +1,179 @@
+"""Predicted step times of a plan's points, with an interval: from this engine's profile, the newest probe of the
+cluster, and rows that were measured on it.
+
+The form is that of ``python -m sweep predict``. Measured rows count from every sweep of the results folder, but never
+those of the plan's own experiments: so no prediction has seen what it is compared with later.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from results.text import plural
+from sweep.codebases import read_profiles
+from workloads.cluster import ClusterSpec
+from workloads.errors import InvalidExperiment
+from workloads.experiment import ENGINE, Experiment, from_dict
+from workloads.predict import layouts
+from workloads.predict.predictor import NORMAL_90, Measured, Prediction, Predictor
+from workloads.predict.probed import Probed, probed
+from workloads.rules import layout_violations
+
+MOST_ROWS = 200
+"""The newest measured experiments that a fit takes: more take longer to learn from than they teach."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepTime:
+    """A predicted step, in seconds."""
+
+    step_time_s: float
+    low_s: float
+    high_s: float
+    """The middle 90 % of where it may be."""
+    compute_s: float
+    """What the busiest pipeline rank works in it, with what its tensor-parallel peers make it wait."""
+    optimizer_s: float
+    """After the last backward."""
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What was measured on a cluster before a plan is made."""
+
+    steps: Mapping[str, tuple[Experiment, float]] = field(default_factory=dict)
+    """By id, experiments that ran there with their step time in seconds, the newest first."""
+    probe: Probed | None = None
+    probe_day: str = ""
+    """When the probe ended, as year-month-day."""
+
+
+def read_known(cluster: ClusterSpec, results_dir: Path) -> Known:
+    """Rows and the probe of a cluster in a results folder; files that cannot be read are passed over."""
+    if cluster.matmul_efficiency is None or not results_dir.is_dir():
+        return Known()
+    from results.probes import load_probe
+
+    rows = sorted(_measured_rows(results_dir, cluster), key=lambda row: str(row[0]), reverse=True)
+    steps: dict[str, tuple[Experiment, list[float]]] = {}
+    for _, text, seconds in rows:
+        try:
+            experiment = from_dict(json.loads(text))
+        except (InvalidExperiment, ValueError, TypeError, KeyError):  # of a version that this one cannot read
+            continue
+        if experiment.engine == ENGINE and not layout_violations(experiment):
+            steps.setdefault(experiment.id, (experiment, []))[1].append(seconds)
+    known = {name: (experiment, statistics.median(times)) for name, (experiment, times) in steps.items()}
+    probe = load_probe(cluster.name, results_dir)
+    if probe is None:
+        return Known(known)
+    found = probed(probe.rows, cluster)
+    told = found if found.time or found.rates else None
+    return Known(known, told, f"{probe.measured_at:%Y-%m-%d}")
+
+
+def _measured_rows(folder: Path, cluster: ClusterSpec) -> Iterable[tuple[object, str, float]]:
+    """(when it began, experiment as JSON, seconds) of finished measurements on the cluster, real steps of
+    its probes among them."""
+    from results import store
+    from results.errors import InvalidResults
+    from results.schema import MEASUREMENT_VERSION
+
+    columns = ["started_at", "config_json", "step_time_s", "outcome", "method", "cluster", "measurement_version"]
+    for sweep in store.own_sweep_dirs(folder):
+        try:
+            table = store.scan(sweep, "attempts").table
+        except (InvalidResults, OSError):
+            continue
+        for row in table.select(columns).to_pylist():
+            if (
+                row["outcome"] == "ok"
+                and row["method"] == "measured"
+                and row["cluster"] == cluster.name
+                and row["measurement_version"] == MEASUREMENT_VERSION
+                and row["config_json"]
+                and (row["step_time_s"] or 0) > 0
+            ):
+                yield row["started_at"], row["config_json"], row["step_time_s"]
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """Predicts experiments on one cluster."""
+
+    cluster: ClusterSpec
+    predictor: Predictor
+    rates: Mapping[str, float] = field(default_factory=dict)
+    used: str = ""
+    """What it leans on beside the profile, in words; empty: nothing."""
+
+    @classmethod
+    def of(cls, cluster: ClusterSpec, known: Known | None = None, leave_out: Iterable[str] = ()) -> Forecast:
+        """``leave_out``: ids of experiments whose own measurements shall not be used."""
+        known, profiles = known or Known(), dict(read_profiles())
+        without, said = set(leave_out), []
+        rates: Mapping[str, float] = {}
+        if known.probe is not None:
+            own = profiles[layouts.CODEBASE]
+            profiles[layouts.CODEBASE] = dataclasses.replace(own, time={**own.time, **known.probe.time})
+            rates = known.probe.rates
+            said.append(f"the probe of {known.probe_day}")
+        measured, count = _measured(cluster, known, without, rates)
+        if count:
+            said.append(plural(count, "measured experiment"))
+        used = f"predicted with {' and '.join(said)} on {cluster.name}" if said else ""
+        return cls(cluster, Predictor.learn(measured, profiles), rates, used)
+
+    def times(self, experiments: Sequence[Experiment]) -> list[StepTime | None]:
+        """One for each experiment, which breaks no rule of its layout; None: not known."""
+        found: list[StepTime | None] = [None] * len(experiments)
+        places = [at for at, one in enumerate(experiments) if layouts.is_predicted(one, self.cluster)]
+        if not places:
+            return found
+        those = [experiments[at] for at in places]
+        factors = layouts.structure_factors(those, self.cluster)
+        points = layouts.points_of(those, self.cluster, self.rates)
+        prediction, (busy, after) = self.predictor.predict(points), self.predictor.parts(points)
+        middle, low, high = _scaled(prediction, factors)
+        for place, at in enumerate(places):
+            step = float(middle[place])
+            if math.isfinite(step):
+                found[at] = StepTime(
+                    step, float(low[place]), float(high[place]), step * float(busy[place]), step * float(after[place])
+                )
+        return found
+
+
+def _scaled(prediction: Prediction, factors: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Step time, low and high with the factors of structures, each as uncertain as it is large."""
+    size = np.abs(np.log(factors))
+    own = np.where(size > 0, np.maximum(layouts.LEAST_STRUCTURE_SPREAD, layouts.STRUCTURE_SPREAD * size), 0.0)
+    wide = np.hypot(np.log(prediction.high_s / prediction.step_time_s), NORMAL_90 * own)
+    middle = prediction.step_time_s * factors
+    return middle, middle * np.exp(-wide), middle * np.exp(wide)
+
+
+def _measured(
+    cluster: ClusterSpec, known: Known, without: set[str], rates: Mapping[str, float]
+) -> tuple[Measured | None, int]:
+    """The newest rows to fit on, with the factors of their structures taken off; and how many."""
+    rows = [
+        (experiment, seconds)
+        for name, (experiment, seconds) in known.steps.items()
+        if name not in without and layouts.is_predicted(experiment, cluster)
+    ][:MOST_ROWS]
+    factors = layouts.structure_factors([experiment for experiment, _ in rows], cluster)
+    plain = [(one, seconds / factor) for (one, seconds), factor in zip(rows, factors, strict=True) if factor > 0]
+    if not plain:
+        return None, 0
+    points = layouts.points_of([experiment for experiment, _ in plain], cluster, rates)
+    unknown = np.full(len(plain), np.nan)
+    return Measured(points, np.array([seconds for _, seconds in plain]), unknown, unknown), len(plain)

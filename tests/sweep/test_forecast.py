@@ -1,0 +1,147 @@
+"""What a plan predicts of step times: with what it was measured before, and saying so."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from results import probes
+from results.store import read_ledger
+from sweep.__main__ import main
+from sweep.codebases import read_clusters
+from sweep.forecast import Forecast, Known, read_known
+from tests.sweep.helpers import plan_of, store_attempt
+from tests.workloads.costs.shapes import LLAMA_1B, LLAMA_8B, MIXTRAL
+from workloads.experiment import Experiment
+from workloads.predict.layouts import plain
+
+H200 = read_clusters()["h200"]
+
+
+def of(**fields: Any) -> Experiment:
+    return Experiment.canonical(**{"model": LLAMA_8B, "seq_len": 4096, "global_batch_size": 64, **fields})
+
+
+def layouts() -> list[Experiment]:
+    plain = [of(dp=dp, tp=8 // dp, zero_stage=zero) for dp in (2, 4, 8) for zero in (0, 1, 3)]
+    return [*plain, of(dp=8, ep=8, model=MIXTRAL, zero_stage=2), of(dp=4, pp=2, pp_schedule="zero_bubble_v")]
+
+
+def test_an_interval_holds_the_prediction_and_a_factor_widens_it() -> None:
+    times = Forecast.of(H200).times(layouts())
+    for one in times:
+        assert one is not None
+        assert 0 < one.low_s < one.step_time_s < one.high_s
+        assert 0 < one.compute_s + one.optimizer_s < one.step_time_s * (1 + 1e-9)
+    odd = layouts()[-2:]
+    for one, near in zip(
+        Forecast.of(H200).times(odd), Forecast.of(H200).times([plain(one) for one in odd]), strict=True
+    ):
+        assert one is not None and near is not None
+        assert one.high_s / one.step_time_s > near.high_s / near.step_time_s
+
+
+def test_predictions_do_not_depend_on_what_stands_beside_them() -> None:
+    forecast, experiments = Forecast.of(H200), layouts()
+    forth, back = forecast.times(experiments), forecast.times(experiments[::-1])[::-1]
+    for place, one in enumerate(experiments):
+        alone = forecast.times([one])[0]
+        assert alone is not None
+        for found in (forth[place], back[place]):
+            assert found is not None and found.step_time_s == pytest.approx(alone.step_time_s, rel=1e-12)
+    assert forecast.times([]) == []
+
+
+def test_a_mixture_of_known_and_unknown_keeps_its_places() -> None:
+    unknown, known = Forecast.of(H200).times([of(dp=8, precision="fp64"), of(dp=8)])
+    assert unknown is None and known is not None
+
+
+def slow_rows(cluster: str, folder: Path, factor: float = 1.6) -> None:
+    """Six layouts of a small model that took so much longer than is predicted."""
+    experiments = [of(model=LLAMA_1B, dp=dp, zero_stage=zero) for dp in (2, 4, 8) for zero in (0, 2)]
+    for experiment, time in zip(experiments, Forecast.of(H200).times(experiments), strict=True):
+        assert time is not None
+        store_attempt(folder / "before", experiment, cluster=cluster, step_time_s=factor * time.step_time_s)
+
+
+def test_rows_measured_on_the_cluster_move_predictions(tmp_path: Path) -> None:
+    slow_rows("h200", tmp_path)
+    slow_rows("another", tmp_path / "more", 0.5)
+    known = read_known(H200, tmp_path)
+    assert len(known.steps) == 6
+    forecast = Forecast.of(H200, known)
+    assert forecast.used == "predicted with 6 measured experiments on h200"
+    (before,), (after,) = Forecast.of(H200).times([of(dp=8)]), forecast.times([of(dp=8)])
+    assert before is not None and after is not None
+    assert 1.1 < after.step_time_s / before.step_time_s < 1.7
+
+
+def test_no_prediction_has_seen_its_own_measurement(tmp_path: Path) -> None:
+    slow_rows("h200", tmp_path)
+    known = read_known(H200, tmp_path)
+    forecast = Forecast.of(H200, known, known.steps)
+    assert forecast.used == ""
+    assert forecast.times([of(dp=8)]) == Forecast.of(H200).times([of(dp=8)])
+
+
+def test_rows_that_cannot_be_used_are_passed_over(tmp_path: Path) -> None:
+    experiment = of(dp=8)
+    for columns in (
+        {"outcome": "oom"},
+        {"method": "rehearsed"},
+        {"measurement_version": 1},
+        {"config_json": "{}"},
+        {"config_json": "["},
+        {"step_time_s": None},
+    ):
+        store_attempt(tmp_path / "s", experiment, **{"cluster": "h200", "step_time_s": 1.0, **columns})
+    (tmp_path / "s" / "attempts.parquet").write_bytes(b"PAR1")
+    assert read_known(H200, tmp_path) == Known()
+    assert read_known(H200, tmp_path / "nowhere") == Known()
+    assert read_known(read_clusters()["cpu"], tmp_path) == Known()
+
+
+def write_probe(folder: Path, cluster: str = "h200") -> None:
+    when = datetime(2026, 11, 20, 12, tzinfo=UTC)
+    fixed = {"probe_id": "p", "probe_version": probes.PROBE_VERSION, "measured_at": when, "cluster": cluster}
+    shape = {"backend": "cuda", "kind": "host", "tp": 1, "zero_stage": 0, "recompute": "none", "unit": "s"}
+    rows = [{**fixed, **shape, "name": f"layer_{way}", "value": 3e-3} for way in ("forward", "backward")]
+    probes.write_probe(folder, cluster, "p", rows)
+
+
+def test_a_probe_and_rows_are_used_without_being_asked_and_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_probe(tmp_path)
+    slow_rows("h200", tmp_path)
+    out = tmp_path / "plan.parquet"
+    command = ["plan", "grid=llama1b_8gpu", "cluster=h200", f"results_dir={tmp_path}"]
+    assert main([*command, "launcher=slurm", "--out", str(out)]) == 0
+    line = "predicted with the probe of 2026-11-20 and 6 measured experiments on h200"
+    assert line in " ".join(capsys.readouterr().out.split())
+    for row in read_ledger(out).to_pylist():
+        if row["predicted_step_time_s"] is None:
+            assert row["predicted_step_time_low_s"] is None and row["predicted_with"] is None
+            continue
+        assert row["predicted_step_time_low_s"] < row["predicted_step_time_s"] < row["predicted_step_time_high_s"]
+        assert row["predicted_with"] == line
+
+
+def test_a_probe_of_slow_hosts_makes_short_layers_longer(tmp_path: Path) -> None:
+    write_probe(tmp_path)
+    short = of(model=LLAMA_1B, dp=8, seq_len=512)
+    (before,), (after,) = (
+        forecast.times([short]) for forecast in (Forecast.of(H200), Forecast.of(H200, read_known(H200, tmp_path)))
+    )
+    assert before is not None and after is not None
+    assert after.step_time_s > 1.5 * before.step_time_s
+
+
+def test_a_plan_without_anything_measured_says_nothing() -> None:
+    plan = plan_of(["grid=llama_node", "cluster=h200"])
+    assert plan.predicted_with == ""
+    assert {point.time is not None for point in plan.to_run} == {True}

@@ -1,0 +1,197 @@
+"""Step times of experiments: the closed form of a table's rows for each, and how a layout differs from such a row.
+
+A row of a table (`workloads.predict.points`) has degrees, a ZeRO stage and a kind of recomputation. An experiment may
+have more: another schedule, a layer in n recomputed, experts, latent attention, replicas of shards, 32 bits. Its time
+is
+
+    T(e) = form(plain(e)) * structure(e) / structure(plain(e))
+
+where ``plain(e)`` is the nearest experiment that a row says wholly, and ``structure`` what the parts of a step take at
+calibrated rates (`workloads.costs.timeline`). A plain experiment costs nothing but the form.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+
+import numpy as np
+
+from workloads.cluster import ClusterSpec
+from workloads.costs.timeline import estimate_time
+from workloads.experiment import Experiment, Precision
+from workloads.model_spec import ModelSpec
+from workloads.predict.hardware import LINKED
+from workloads.predict.points import RECOMPUTE, Floats, Points
+
+CODEBASE = "ultrasweep"
+"""Name of this engine's profile."""
+PRECISIONS = ("bf16", "fp16")
+"""Precisions of 16 bits that the form knows, beside fp8."""
+CALIBRATED_AT = 0.68
+"""``matmul_efficiency`` of the clusters whose rows the form's default share of peak was set from: another cluster's
+share moves the form as far as it lies from this one."""
+STRUCTURE_SPREAD = 0.5
+"""Standard deviation of the logarithm of a structure's factor, as a part of that logarithm; and at least:"""
+LEAST_STRUCTURE_SPREAD = 0.03
+EXPERTS = 1.2
+"""How much longer layers with routed experts make a step than their products and messages say: tokens are sorted and
+moved, products are small and many. From the 13 recorded rows of two models, which the structure alone puts 17 % too
+short, with a standard deviation of 4 %."""
+_PLAIN_SCHEDULES = ("none", "gpipe", "1f1b", "interleaved_1f1b")
+
+
+def is_predicted(experiment: Experiment, cluster: ClusterSpec) -> bool:
+    """Whether the form knows enough: rates of the device in this precision, and links between its nodes."""
+    device, precision = cluster.device, experiment.precision
+    return (
+        device.peak_of(precision) is not None
+        and (device.peak_of("bf16") is not None or not precision.startswith("fp8"))
+        and device.memory_bandwidth is not None
+        and cluster.matmul_efficiency is not None
+        and (cluster.inter_node is not None or experiment.world_size <= cluster.devices_per_node)
+    )
+
+
+def is_plain(e: Experiment) -> bool:
+    """Whether a row of a table says all of it."""
+    return (
+        _is_form_precision(e.precision)
+        and e.model.moe is None
+        and e.model.mla is None
+        and e.pp_schedule in _PLAIN_SCHEDULES
+        and (e.pp == 1 or e.pp_split == "balanced")
+        and (e.cp == 1 or e.cp_kind == "ring")
+        and (e.tp == 1 or e.sequence_parallel)
+        and (e.zero_stage == 0 or e.dp_replicate == 1)
+        and e.recompute in RECOMPUTE
+        and e.recompute_every == 1
+    )
+
+
+def _is_form_precision(precision: str) -> bool:
+    return precision in PRECISIONS or precision.startswith("fp8")
+
+
+def plain(e: Experiment) -> Experiment:
+    """The nearest experiment that `is_plain`: the same degrees, batch and size."""
+    precision: Precision = e.precision if _is_form_precision(e.precision) else "bf16"
+    schedule, stages = (e.pp_schedule, e.virtual_stages) if e.pp_schedule in _PLAIN_SCHEDULES else ("1f1b", 1)
+    return dataclasses.replace(
+        e,
+        model=plain_model(e.model),
+        precision=precision,
+        dp_replicate=1 if e.zero_stage else e.dp_replicate,
+        dp_shard=e.dp_replicate * e.dp_shard if e.zero_stage else e.dp_shard,
+        ep=1,
+        etp=1,
+        routing="balanced",
+        routing_imbalance=1.0,
+        capacity_factor=None,
+        pp_schedule=schedule,
+        virtual_stages=stages,
+        pp_split="balanced",
+        cp_kind="ring",
+        sequence_parallel=True,
+        recompute=e.recompute if e.recompute in RECOMPUTE else "selective",
+        recompute_every=1,
+    )
+
+
+@lru_cache(maxsize=256)
+def plain_model(model: ModelSpec) -> ModelSpec:
+    """A dense model of as many layers, whose feed-forward part has the columns that a token meets in the mean."""
+    if model.moe is None and model.mla is None:
+        return model
+    columns = model.ffn_hidden_size
+    if (moe := model.moe) is not None:
+        routed = (moe.experts_per_token + moe.num_shared_experts) * moe.expert_hidden_size
+        first = moe.num_dense_layers
+        columns = round((first * columns + (model.num_layers - first) * routed) / model.num_layers)
+    return dataclasses.replace(
+        model, name=f"{model.name} as a dense one", ffn_hidden_size=max(1, columns), moe=None, mla=None
+    )
+
+
+def structure_factors(experiments: Sequence[Experiment], cluster: ClusterSpec) -> Floats:
+    """`structure_factor` of each; 1 where it is `is_plain`. Many layouts have one plain neighbour."""
+    seen: dict[Experiment, float] = {}
+    return np.array([1.0 if is_plain(one) else structure_factor(one, cluster, seen) for one in experiments])
+
+
+def structure_factor(e: Experiment, cluster: ClusterSpec, seen: dict[Experiment, float] | None = None) -> float:
+    """How many times the time of `plain` a layout takes; NaN where it is not known. ``seen``: plain times so far."""
+    near = plain(e)
+    if cluster.device.peak_of(near.precision) is None:  # a device of which only the rate in 32 bits is known
+        near = dataclasses.replace(near, precision=e.precision)
+    seen = {} if seen is None else seen
+    if near not in seen:
+        seen[near] = _structure_s(near, cluster)
+    return _structure_s(e, cluster) / seen[near] * (EXPERTS if e.model.moe is not None else 1.0)
+
+
+def _structure_s(e: Experiment, cluster: ClusterSpec) -> float:
+    found = estimate_time(e, cluster)
+    return math.nan if found is None else found.step_time_s
+
+
+def points_of(
+    experiments: Sequence[Experiment], cluster: ClusterSpec, measured: Mapping[str, float] | None = None
+) -> Points:
+    """Rows of experiments that are all `is_predicted`; each as its `plain` one.
+
+    ``measured``: ``world_measured`` and ``intra_measured`` of `Points`, where a probe has told them.
+    """
+    told = measured or {}
+    device, count = cluster.device, len(experiments)
+    bandwidth, share = device.memory_bandwidth, cluster.matmul_efficiency
+    assert bandwidth is not None and share is not None
+    in_16_bits = device.peak_of("bf16")
+    peak = np.array([in_16_bits or device.peak_of(e.precision) for e in experiments], dtype=float)
+    rows: list[tuple[float, ...]] = []
+    models: dict[str, ModelSpec] = {}
+    for e in experiments:
+        model = models.get(e.model.name)
+        if model is None:
+            model = models[e.model.name] = plain_model(e.model)
+        rows.append((
+            e.world_size, model.num_layers, model.hidden_size, model.num_heads, model.num_kv_heads,
+            model.ffn_hidden_size, model.vocab_size, model.tie_embeddings, e.seq_len, e.micro_batch_size,
+            e.num_microbatches, e.dp, e.tp, e.pp, e.virtual_stages if e.pp_schedule in _PLAIN_SCHEDULES else 1, e.cp,
+            e.zero_stage, RECOMPUTE.index(e.recompute) if e.recompute in RECOMPUTE else 1,
+            e.precision.startswith("fp8"),
+        ))  # fmt: skip
+    values = np.array(rows, dtype=float).reshape(count, len(_ROW)).T
+    low = device.peak_of("fp8")
+    fp8 = values[_ROW.index("fp8")]
+    scale = share / CALIBRATED_AT
+
+    def same(value: float | None) -> Floats:
+        return np.full(count, np.nan if value is None else value)
+
+    return Points(
+        **dict(zip(_ROW, values, strict=True)),
+        ep=np.ones(count),
+        matrices=np.full(count, 3.0),
+        codebase=np.array([CODEBASE] * count, dtype=np.str_),
+        version=np.array([f"engine {e.engine_version}" for e in experiments], dtype=np.str_),
+        device=np.array([cluster.name] * count, dtype=np.str_),
+        peak=scale * peak,
+        peak_matmul=np.where(fp8 > 0, np.nan if low is None else scale * low, scale * peak),
+        memory_bandwidth=same(bandwidth),
+        capacity=same(device.memory_bytes),
+        node=same(LINKED.get(cluster.name, float(cluster.devices_per_node))),
+        intra=same(cluster.intra_node.bandwidth),
+        inter=same(cluster.inter_node.bandwidth if cluster.inter_node is not None else None),
+        world_measured=same(told.get("world_measured")),
+        intra_measured=same(told.get("intra_measured")),
+    )
+
+
+_ROW = (
+    "gpus", "layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "tied", "seq", "mbs", "micro_batches", "dp", "tp",
+    "pp", "vpp", "cp", "zero", "recompute", "fp8",
+)  # fmt: skip
+"""Of `Points`: what differs from experiment to experiment, in the order of `points_of`."""
