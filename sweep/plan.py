@@ -26,6 +26,7 @@ from sweep.search import MISTAKES, Progress, silent
 from workloads.cluster import ClusterSpec
 from workloads.costs.memory import StageMemory, estimate_memory, peak_stage
 from workloads.costs.timeline import TimeEstimate, estimate_time
+from workloads.engine_support import is_own
 from workloads.errors import InvalidSweep
 from workloads.experiment import Experiment
 from workloads.expressions import Expression
@@ -216,13 +217,17 @@ def _planned(
         first = structural[0]
         return dataclasses.replace(planned, verdict="invalid", rule=first.rule, detail=first.message)
     too_wide = _too_wide(experiment, cluster, device_limit if method == "measured" else None)
+    if method != "measured" and not is_own(experiment):
+        too_wide.append(Violation("engine_support", f"engine={experiment.engine} runs, but cannot be rehearsed"))
     if refused := (*broken, *too_wide):
         planned = dataclasses.replace(planned, verdict="invalid", rule=refused[0].rule, detail=refused[0].message)
     # Points that the engine cannot run yet, or that are too wide, are predicted too: a plan shows what they would give.
-    memory, time = peak_stage(experiment), estimate_time(experiment, cluster)
+    # The closed forms are of our own engine: of another one nothing is predicted, neither memory nor time.
+    memory = peak_stage(experiment) if is_own(experiment) else None
+    time = estimate_time(experiment, cluster) if memory is not None else None
     planned = dataclasses.replace(
         planned,
-        peak_bytes=memory.peak_bytes,
+        peak_bytes=memory.peak_bytes if memory is not None else None,
         time=time,
         price=price(experiment, time, method, config.measure, config.plan),
     )
@@ -236,7 +241,7 @@ def _planned(
             cached_attempt=attempt.attempt_id,
             cached_sweep=attempt.sweep,
         )
-    if not config.plan.run_predicted_oom:
+    if memory is not None and not config.plan.run_predicted_oom:
         detail = _too_big(experiment, memory, cluster.usable_bytes, host_bytes, config.plan.oom_margin)
         if detail is not None:
             return dataclasses.replace(planned, verdict="predicted_oom", detail=detail)
