@@ -64,9 +64,7 @@ TORCHTITAN = (
         "without FSDP it would compute in fp32; shard over dp, or use precision=fp32",
     ),
     Refusal("cp", lambda e: e.cp > 1, "its adapter does not drive context parallelism; use cp=1"),
-    Refusal(
-        "pp_schedule", lambda e: e.pp_schedule == "interleaved_zero_bubble", "its adapter was never run with it"
-    ),
+    Refusal("pp_schedule", lambda e: e.pp_schedule == "interleaved_zero_bubble", "its adapter was never run with it"),
     Refusal("pp_schedule", lambda e: e.pp_schedule == "dualpipe_v", "its adapter was never run with it"),
     Refusal("compile", lambda e: e.compile != "none" and e.pp_schedule == "zero_bubble_v", "they do not go together"),
     Refusal("recompute", lambda e: e.recompute not in ("none", "full"), "its selective is another; use none or full"),

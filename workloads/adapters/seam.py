@@ -47,7 +47,7 @@ class RankEngine(Protocol):
         """Make the model, with the seed's weights, and the optimizer."""
 
     def measure(
-        self, spec: MeasureSpec, before_step: BeforeStep, devices_per_node: int
+        self, spec: MeasureSpec, before_step: BeforeStep, devices_per_node: int | None
     ) -> tuple[Measurements, list[Traffic] | None]:
         """Run warm-up and timed steps, ``before_step(step, is_warmup)`` before each; and what a step sends, or None."""
 

@@ -44,9 +44,7 @@ def measure_steps(
     with garbage_collector_off():
         dist.all_reduce(torch.zeros((), device=device))
         begin = time.perf_counter()
-        timed = [
-            _step(run, clock, device, step, before_step, spans, False) for step in range(spec.warmup_steps, last)
-        ]
+        timed = [_step(run, clock, device, step, before_step, spans, False) for step in range(spec.warmup_steps, last)]
         wall_s = time.perf_counter() - begin
     timed_spans = {record.step: spans[record.step] for record in timed}
     return Measurements([*warm, *timed], None, None, None, wall_s, timed_spans, None)

@@ -37,7 +37,7 @@ class Ultrasweep:
         self._engine = build(self.experiment, self.groups)
 
     def measure(
-        self, spec: MeasureSpec, before_step: BeforeStep, devices_per_node: int
+        self, spec: MeasureSpec, before_step: BeforeStep, devices_per_node: int | None
     ) -> tuple[Measurements, list[Traffic] | None]:
         counter = TrafficCounter(axes_of(self.groups), devices_per_node)
         measurements = measure(self.engine, spec, before_step, counter)
