@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from workloads.engine_support import refused
-from workloads.errors import InvalidExperiment
+from workloads.errors import InvalidSweep
 from workloads.experiment import AXES, ENGINE, ENGINES, Experiment
 from workloads.model_spec import ModelSpec
 
@@ -81,6 +81,6 @@ def test_an_engine_brings_its_version_and_is_part_of_the_id() -> None:
 
 
 def test_an_engine_that_nobody_has_is_refused() -> None:
-    with pytest.raises(InvalidExperiment, match="torchtitan"):
+    with pytest.raises(InvalidSweep, match="torchtitan"):
         AXES["engine"].check("grid g: engine", "nanotron")
     assert "engine=nanotron is not one of" in refused(of(engine="nanotron", engine_version="1"))[0]
