@@ -21,7 +21,8 @@ from workloads.costs.memory import MemoryEstimate, estimate_memory
 from workloads.costs.params import num_params
 from workloads.costs.pipeline import pipeline_time_s
 from workloads.costs.timeline import estimate_idle
-from workloads.experiment import Experiment
+from workloads.engine_support import is_own
+from workloads.experiment import ENGINE, Experiment
 from workloads.rules import layout_violations
 
 _MEASURED = (
@@ -51,7 +52,9 @@ def print_explanation(record: Record, results: Path, console: Console) -> None:
             lean = f"; {row['predicted_with']}" if row["predicted_with"] else ""
             said = f"predicted step: {step * 1e3:,.1f} ms{between}, {rate:,.0f} tokens/s/GPU{lean}"
             console.print(said, highlight=False, markup=False, soft_wrap=True)
-    if all(row["verdict"] != "invalid" or row["predicted_peak_bytes"] for row in record.ledger):
+    if not is_own(experiment):
+        console.print(f"nothing is predicted for engine={experiment.engine}: the closed forms are of {ENGINE}'s")
+    elif all(row["verdict"] != "invalid" or row["predicted_peak_bytes"] for row in record.ledger):
         limit = next((row["limit_bytes"] for row in record.ledger if row["limit_bytes"]), None)
         console.print(_memory_table(estimate_memory(experiment), limit))
         if experiment.pp > 1 and (text := _predicted_idle(record)):

@@ -19,14 +19,25 @@ from workloads.experiment import Experiment
 Row = Mapping[str, Any]
 ROW_COLUMNS = [
     *("attempt_id", "experiment_id", "outcome", "method", "measurement_version", "repeat_of", "loss_agrees"),
-    "engine_version",
+    *("engine", "engine_version"),
     *("model", "seq_len", "world_size", "tp", "cp", "tokens_per_step", "backend", "config_json", "timed_steps"),
     *("routing", "routing_imbalance", "capacity_factor"),
     *("tokens_per_s_per_gpu", "mfu_palm", "peak_allocated_bytes", "step_time_min_s", "step_time_max_s"),
     *("device_name", "driver_version", "torch_version", "nccl_version"),
 ]
 LEDGER_COLUMNS = [
-    *("experiment_id", "verdict", "model", "seq_len", "world_size", "tp", "cp", "config_json", "cached_attempt"),
+    *(
+        "experiment_id",
+        "verdict",
+        "engine",
+        "model",
+        "seq_len",
+        "world_size",
+        "tp",
+        "cp",
+        "config_json",
+        "cached_attempt",
+    ),
     *("routing", "routing_imbalance", "capacity_factor"),
     *("cached_sweep", "predicted_tokens_per_s_per_gpu", "expected_gpu_hours"),
 ]
@@ -48,11 +59,13 @@ class CellKey:
     """None where layouts of every tp are ranked together."""
     cp: int | None
     """Likewise."""
+    engine: str = ex.ENGINE
 
     @property
     def workload(self) -> str:
-        """Model and routing."""
-        return f"{self.model}, {self.routing}" if self.routing else self.model
+        """Model and routing, and the engine where it is not this project's."""
+        other = self.engine if self.engine != ex.ENGINE else ""
+        return ", ".join(part for part in (self.model, self.routing, other) if part)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,8 +113,8 @@ def best_layouts(rows: Iterable[Row]) -> list[Cell]:
     contradict the reference. Of a cell the batch of most of its layouts is ranked.
     """
     good = _finished(rows)
-    newest = max(map(_version, good), default=(0, 0))
-    good = [row for row in good if _version(row) == newest]
+    newest = _newest(good)
+    good = [row for row in good if _version(row) == newest[_engine(row)]]
     if not good:
         return []
     import pandas as pd  # takes half a second, which only the end of a run pays
@@ -130,8 +143,9 @@ def best_layouts(rows: Iterable[Row]) -> list[Cell]:
 
 def older(rows: Iterable[Row]) -> int:
     """Finished rows of older versions of the measurement or the engine than the newest: `best_layouts` has them not."""
-    versions = list(map(_version, _finished(rows)))
-    return sum(version < max(versions) for version in versions)
+    finished = _finished(rows)
+    newest = _newest(finished)
+    return sum(_version(row) < newest[_engine(row)] for row in finished)
 
 
 def untried_points(ledger: Iterable[Row], rows: Iterable[Row], cells: Sequence[Cell], method: str) -> list[Untried]:
@@ -175,10 +189,23 @@ def _version(row: Row) -> tuple[int, int]:
     return row["measurement_version"] or 0, int(engine) if engine.isdigit() else 0
 
 
+def _engine(row: Row) -> str:
+    return row["engine"] or ex.ENGINE
+
+
+def _newest(rows: Iterable[Row]) -> dict[str, tuple[int, int]]:
+    """The newest version among the rows of each engine."""
+    newest: dict[str, tuple[int, int]] = {}
+    for row in rows:
+        newest[_engine(row)] = max(_version(row), newest.get(_engine(row), (0, 0)))
+    return newest
+
+
 def _cell_of(row: Row, method: str) -> CellKey:
     tp, cp = (row["tp"], row["cp"]) if method == "rehearsed" else (None, None)
     routing = name_routing(row["routing"], row["routing_imbalance"], row["capacity_factor"])
-    return CellKey(row["model"] or "", routing, row["seq_len"] or 0, row["world_size"] or 0, method, tp, cp)
+    sizes = (row["seq_len"] or 0, row["world_size"] or 0)
+    return CellKey(row["model"] or "", routing, *sizes, method, tp, cp, _engine(row))
 
 
 def _finished(rows: Iterable[Row]) -> list[Row]:

@@ -26,6 +26,7 @@ from sweep.reuse import FinishedAttempt
 from sweep.search import MISTAKES, Progress, silent
 from workloads.cluster import ClusterSpec
 from workloads.costs.memory import StageMemory, estimate_memory, peak_stage
+from workloads.engine_support import is_own
 from workloads.errors import InvalidSweep
 from workloads.experiment import Experiment
 from workloads.expressions import Expression
@@ -122,8 +123,8 @@ def make_plan(
     unpredicted = 0
     planned: list[PlannedPoint] = []
     count, widest = len(expansion.points), device_limit if method == "measured" else None
-    checked = [_checked(config, point, widest, host_bytes) for point in expansion.points]
-    possible = [one.experiment for one in checked if not one.structural]
+    checked = [_checked(config, point, method, widest, host_bytes) for point in expansion.points]
+    possible = [one.experiment for one in checked if one.predicted]
     forecast = Forecast.of(config.cluster, known, (experiment.id for experiment in possible) if known else ())
     times = iter(forecast.times(possible))
     for done, one in enumerate(checked):
@@ -131,7 +132,8 @@ def make_plan(
             progress("points predicted", done, count)
         found = one.planned
         if not one.structural:
-            found = _planned(config, one, next(times), method, finished, host_bytes)
+            time = next(times) if one.predicted else None
+            found = _planned(config, one, time, method, finished, host_bytes)
         if (failed := _failed_condition(found, conditions.get(found.grid, {}))) is None:
             planned.append(found)
         else:
@@ -215,7 +217,9 @@ class _Checked(NamedTuple):
 
     planned: PlannedPoint
     structural: bool
-    """A rule that holds everywhere forbids its layout: it has no prediction."""
+    """A rule that holds everywhere forbids its layout."""
+    predicted: bool
+    """Its memory and time can be: its layout is possible and it is of our own engine."""
     refused: bool
 
     @property
@@ -224,7 +228,11 @@ class _Checked(NamedTuple):
 
 
 def _checked(
-    config: SweepConfig, point: GridPoint, device_limit: DeviceLimit | None, host_bytes: int | None
+    config: SweepConfig,
+    point: GridPoint,
+    method: Method,
+    device_limit: DeviceLimit | None,
+    host_bytes: int | None,
 ) -> _Checked:
     experiment, cluster = point.experiment, config.cluster
     share = host_bytes // experiment.world_size if host_bytes is not None else None
@@ -233,10 +241,13 @@ def _checked(
     broken = violations(experiment, cluster)
     structural = [violation for violation in broken if violation.rule != "engine_support"]
     too_wide = [] if structural else _too_wide(experiment, cluster, device_limit)
+    if method != "measured" and not is_own(experiment):
+        too_wide.append(Violation("engine_support", f"engine={experiment.engine} runs, but cannot be rehearsed"))
     refused = (*structural, *broken, *too_wide)
     if refused:
         planned = dataclasses.replace(planned, verdict="invalid", rule=refused[0].rule, detail=refused[0].message)
-    return _Checked(planned, bool(structural), bool(refused))
+    # The closed forms are of our own engine: of another one nothing is predicted, neither memory nor time.
+    return _Checked(planned, bool(structural), not structural and is_own(experiment), bool(refused))
 
 
 def _planned(
@@ -250,10 +261,10 @@ def _planned(
     """A point that breaks no rule of its layout, with its numbers and its verdict. Points that the engine cannot run
     yet, or that are too wide, are predicted too: a plan shows what they would give."""
     experiment, cluster = point.experiment, config.cluster
-    memory = peak_stage(experiment)
+    memory = peak_stage(experiment) if point.predicted else None
     planned = dataclasses.replace(
         point.planned,
-        peak_bytes=memory.peak_bytes,
+        peak_bytes=memory.peak_bytes if memory is not None else None,
         time=time,
         price=price(experiment, time, method, config.measure, config.plan),
     )
@@ -267,7 +278,7 @@ def _planned(
             cached_attempt=attempt.attempt_id,
             cached_sweep=attempt.sweep,
         )
-    if not config.plan.run_predicted_oom:
+    if memory is not None and not config.plan.run_predicted_oom:
         detail = _too_big(experiment, memory, cluster.usable_bytes, host_bytes, config.plan.oom_margin)
         if detail is not None:
             return dataclasses.replace(planned, verdict="predicted_oom", detail=detail)

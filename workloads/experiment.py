@@ -25,6 +25,9 @@ from workloads.recomputation import MUST, Recompute, canonical_recompute, operat
 ENGINE = "ultrasweep"
 ENGINE_VERSION = "3"
 """Raise when the engine computes or stores something differently, so that old rows are not taken for new ones."""
+ENGINES: Mapping[str, str] = {ENGINE: ENGINE_VERSION, "torchtitan": "0.2.2+1"}
+"""The engines that can be asked for and their versions: of others the package's, and the adapter's revision after a +.
+"""
 
 PipelineSchedule = Literal[
     "none", "gpipe", "1f1b", "interleaved_1f1b", "interleaved_zero_bubble", "zero_bubble_v", "dualpipe_v"
@@ -82,8 +85,8 @@ AXES: Mapping[str, Values] = {
     ),
     "model": texts(),
     **dict.fromkeys(("dp", "world_size", "num_microbatches", "tokens_per_step"), whole_numbers(1)),
-    "engine": one_of(ENGINE, is_text=True),
-    "engine_version": one_of(ENGINE_VERSION, is_text=True),
+    "engine": one_of(*ENGINES, is_text=True),
+    "engine_version": one_of(*ENGINES.values(), is_text=True),
 }
 """What the axis of such a name may hold in a grid: what can be run is more narrow than what can be stored."""
 
@@ -229,6 +232,8 @@ class Experiment:
             parts.append(self.precision)
         if self.compile != "none":
             parts.append("compiled")
+        if self.engine != ENGINE:
+            parts.append(_slug(self.engine))
         return "-".join([*parts, self.hash])
 
     @classmethod
@@ -237,7 +242,8 @@ class Experiment:
 
         ``dp`` (instead of ``dp_replicate``/``dp_shard``) becomes replicas for ZeRO-0 and shards otherwise. With one
         data- and context-parallel rank there is nothing to shard, so ZeRO becomes 0; with one stage there is no
-        schedule. Recomputed operations are put in order. So one run has one id, however its fields are given.
+        schedule. Recomputed operations are put in order; an engine without a version is of its newest. So one run has
+        one id, however its fields are given.
         """
         if dp is not None:
             if "dp_replicate" in fields or "dp_shard" in fields:
@@ -267,6 +273,8 @@ class Experiment:
             fields["capacity_factor"] = None
         elif _is_number(fields.get("capacity_factor")):
             fields["capacity_factor"] = float(fields["capacity_factor"])
+        if (engine := fields.get("engine", ENGINE)) in ENGINES:
+            fields.setdefault("engine_version", ENGINES[engine])
         fields["recompute"] = canonical_recompute(fields.get("recompute", "none"))
         if fields["recompute"] == "none":
             fields["recompute_every"] = 1

@@ -21,6 +21,7 @@ from typing import Any, Literal, NamedTuple
 
 from workloads.cluster import ClusterSpec
 from workloads.costs.schedule import INTERLEAVED, SPLIT_BACKWARD, V_SHAPED
+from workloads.engine_support import refused
 from workloads.experiment import Experiment
 from workloads.expressions import Expression, Template, compile_tests, parse, parse_template
 
@@ -330,13 +331,14 @@ _tests_of_all = compile_tests(
 def violations(experiment: Experiment, cluster: ClusterSpec) -> list[Violation]:
     """Every rule that the experiment breaks on this cluster; empty when it can run."""
     held = _tests_of_all(*_layout_values(experiment), *_cluster_values(cluster))
+    others = [Violation(_SUPPORTED.name, sentence) for sentence in refused(experiment)]
     if not held:
-        return []
+        return others
     broken = [_STATED[at] for at in held if at < len(_STATED)]
     if held[-1] >= len(_STATED):
         broken.append(_SUPPORTED)
     names = names_of(experiment, cluster)
-    return [Violation(rule.name, rule.message.fill(names)) for rule in broken]
+    return [*(Violation(rule.name, rule.message.fill(names)) for rule in broken), *others]
 
 
 def layout_violations(experiment: Experiment) -> list[Violation]:
@@ -386,12 +388,9 @@ def _layout_values(experiment: Experiment) -> tuple[Any, ...]:
 
 def _cluster_values(cluster: ClusterSpec) -> tuple[Any, ...]:
     """In the order of `_OF_CLUSTER`."""
-    device = cluster.device
-    link = cluster.inter_node
-    return (
-        *(cluster.name, cluster.backend, device.name, cluster.devices_per_node, link is None),
-        list(device.peak_flops),
-    )
+    device, single_node = cluster.device, cluster.inter_node is None
+    named = (cluster.name, cluster.backend, device.name, cluster.devices_per_node, single_node)
+    return (*named, list(device.peak_flops))
 
 
 def _with_derived(names: dict[str, Any]) -> dict[str, Any]:

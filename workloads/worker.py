@@ -23,19 +23,16 @@ from torch._C._distributed_c10d import TCPStore
 from torch.distributed.distributed_c10d import _get_default_store
 
 from workloads import protocol
+from workloads.adapters.seam import engine_of
 from workloads.beats import Beat
 from workloads.clock import SteadyClock
 from workloads.device import DeviceSampler, identity, nccl_environment, prepare_device
-from workloads.engine.build import build, choose_attention
-from workloads.engine.groups import make_groups
-from workloads.engine.traffic import TrafficCounter, axes_of
 from workloads.errors import UnsupportedByEngine
 from workloads.flight import answer_requests
 from workloads.probe import run as probe
-from workloads.profiled import profile
 from workloads.protocol import Phase, RankError, RankResult, Task
 from workloads.rehearse import rehearse
-from workloads.step import Diverged, measure
+from workloads.step import Diverged
 
 LEAVE_TOGETHER_S = 5.0
 """How long a finished rank waits for its peers before it leaves (gloo peers may still be reading from it)."""
@@ -169,11 +166,10 @@ def _measured(task: Task, folder: Path, rank: int, local_rank: int, progress: _P
         world_size=task.experiment.world_size,
         timeout=timedelta(seconds=task.collective_timeout_s),
     )
-    groups = make_groups(task.experiment, rank, device)
+    engine = engine_of(task.experiment, rank, device)
     dist.all_reduce(torch.ones(1, device=device))  # starts the communicator now, so that the build does not pay for it
     progress.enter("build")
-    choose_attention(task.experiment)
-    engine = build(task.experiment, groups)
+    engine.build()
     sampler = DeviceSampler(device)
 
     def announce(step: int, is_warmup: bool) -> None:
@@ -181,14 +177,11 @@ def _measured(task: Task, folder: Path, rank: int, local_rank: int, progress: _P
         if not is_warmup:
             sampler.start()
 
-    counter = TrafficCounter(axes_of(groups), task.devices_per_node)
-    measurements = measure(engine, task.measure, announce, counter)
+    measurements, traffic = engine.measure(task.measure, announce, task.devices_per_node)
     state = sampler.stop()
-    if counter.problem is not None:
-        sys.stderr.write(f"what a step sends is not counted: {counter.problem}\n")
     result = RankResult(
         rank=rank,
-        coordinates={**groups.position, "dp": groups.data_rank},
+        coordinates=engine.coordinates,
         steps=sampler.with_clocks(measurements.steps, measurements.timed_spans),
         phase_started_at={**progress.started_at, "teardown": progress.clock()},
         memory_at_peak=measurements.memory_at_peak,
@@ -198,14 +191,14 @@ def _measured(task: Task, folder: Path, rank: int, local_rank: int, progress: _P
         routing=measurements.routing,
         device_state=state,
         nccl_environment=nccl_environment() if task.device == "cuda" else None,
-        traffic=counter.traffic,
+        traffic=traffic,
         **identity(device),
     )
     if not task.measure.profile:
         return result
     protocol.write_json(protocol.result_path(folder, rank), result)  # whatever becomes of the profiler
     last = measurements.steps[-1].step
-    breakdown, trace = profile(engine, folder, last + 1, lambda step, warm: progress.enter("step", step))
+    breakdown, trace = engine.profile(folder, last + 1, lambda step, warm: progress.enter("step", step))
     return dataclasses.replace(result, breakdown=breakdown, trace=trace)
 
 

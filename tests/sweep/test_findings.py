@@ -123,6 +123,17 @@ def test_rows_of_older_engines_and_measurements_do_not_rank(sweep: SweepDir) -> 
     assert "2 finished runs of older versions of the engine or the measurement are not ranked here" in ended(sweep, 200)
 
 
+def test_engines_have_winners_of_their_own(sweep: SweepDir) -> None:
+    """A version of one engine is neither newer nor older than one of another."""
+    first, second, _ = layouts(3)
+    store(sweep, first, 30000.0)
+    store(sweep, second, 10000.0, engine="torchtitan", engine_version="0.2.2+1")
+    winners = {cell.key.engine: cell.layouts[0].rate for cell in cells_of(sweep)}
+    assert winners == {"ultrasweep": 30000.0, "torchtitan": 10000.0}
+    assert older(read_attempts(sweep.path).to_pylist()) == 0
+    assert "torchtitan" in ended(sweep, 200)
+
+
 def test_rehearsals_that_took_over_their_stages_are_one_run(sweep: SweepDir) -> None:
     first, second, _ = layouts(3)
     steps = {"method": "rehearsed", "step_time_min_s": None, "step_time_max_s": None}

@@ -1,0 +1,79 @@
+"""torchtitan as the engine of a point: losses and norms equal ours, from the same weights and tokens."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.workloads.test_worker import MODEL, run
+from workloads import protocol
+from workloads.engine_support import refused
+from workloads.experiment import ENGINES, Experiment
+from workloads.protocol import MeasureSpec, StepRecord
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(
+        importlib.util.find_spec("torchtitan") is None,
+        reason="torchtitan is not installed: pip install '.[torchtitan]'",
+    ),
+]
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "one rank": {},
+    "ddp, full recomputation": {"dp": 2, "recompute": "full"},
+    "zero 2": {"dp": 2, "zero_stage": 2},
+    "zero 3": {"dp": 2, "zero_stage": 3},
+    "hsdp": {"dp_replicate": 2, "dp_shard": 2, "zero_stage": 3},
+    "tp": {"tp": 2},
+    "dp and tp": {"dp": 2, "tp": 2, "zero_stage": 2},
+    "gpipe": {"pp": 2, "pp_schedule": "gpipe"},
+    "1f1b": {"pp": 2},
+    "interleaved": {"pp": 2, "pp_schedule": "interleaved_1f1b", "virtual_stages": 2},
+    "zero bubble v": {"pp": 2, "pp_schedule": "zero_bubble_v"},
+    "zero 1 and pp": {"dp": 2, "pp": 2, "zero_stage": 1},
+    "zero 3 and pp": {"dp": 2, "pp": 2, "zero_stage": 3},
+    "tp and pp": {"tp": 2, "pp": 2},
+}
+
+
+def steps(folder: Path, engine: str, **fields: Any) -> list[list[StepRecord]]:
+    """Of every rank."""
+    model = dataclasses.replace(MODEL, num_layers=4)
+    experiment = Experiment.canonical(
+        **{"model": model, "seq_len": 32, "global_batch_size": 8, "precision": "fp32", "engine": engine, **fields}
+    )
+    assert refused(experiment) == []
+    folder.mkdir()
+    codes = run(folder, experiment, measure=MeasureSpec(warmup_steps=1, timed_steps=2))
+    errors = [protocol.read_error(folder, rank) for rank in range(experiment.world_size)]
+    assert not any(codes), [error.message for error in errors if error is not None]
+    results = [protocol.read_result(folder, rank) for rank in range(experiment.world_size)]
+    return [result.steps for result in results if result is not None]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_losses_and_norms_equal_ours(tmp_path: Path, layout: str) -> None:
+    ours = steps(tmp_path / "ours", "ultrasweep", **LAYOUTS[layout])[0]
+    for theirs in steps(tmp_path / "theirs", "torchtitan", **LAYOUTS[layout]):
+        assert [step.loss for step in theirs] == pytest.approx([step.loss for step in ours], rel=1e-6)
+        assert [step.grad_norm for step in theirs] == pytest.approx([step.grad_norm for step in ours], rel=1e-5)
+        assert all(step.pipeline_idle_s is None and step.reduce_exposed_s is None for step in theirs)
+        assert all(step.step_time_s > 0 for step in theirs)
+
+
+def test_an_installed_package_of_another_version_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    from workloads.adapters.torchtitan import Torchtitan
+    from workloads.errors import UnsupportedByEngine
+
+    monkeypatch.setattr("importlib.metadata.version", lambda name: "0.3.0")
+    experiment = Experiment.canonical(model=MODEL, global_batch_size=1, engine="torchtitan")
+    assert experiment.engine_version == ENGINES["torchtitan"]
+    with pytest.raises(UnsupportedByEngine, match=r"torchtitan 0\.3\.0 is installed, the experiment is of 0\.2\.2"):
+        Torchtitan(experiment, 0, torch.device("cpu"))

@@ -1,0 +1,86 @@
+"""What other engines are asked for: everything that they cannot run is refused at planning, with the field named."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from workloads.engine_support import refused
+from workloads.errors import InvalidSweep
+from workloads.experiment import AXES, ENGINE, ENGINES, Experiment
+from workloads.model_spec import ModelSpec
+
+MODEL = ModelSpec(
+    name="tiny",
+    num_layers=4,
+    hidden_size=32,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=8,
+    ffn_hidden_size=64,
+    vocab_size=128,
+)
+
+
+def of(**fields: Any) -> Experiment:
+    return Experiment.canonical(
+        **{"model": MODEL, "seq_len": 32, "global_batch_size": 8, "engine": "torchtitan", **fields}
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"tp": 2}, "tp=2"),
+        ({"pp": 2}, "pp=2"),
+        ({"dp": 2, "tp": 2}, "zero_stage=0"),
+        ({"dp": 2, "zero_stage": 1}, "zero_stage=1"),
+        ({"dp": 2, "pp": 2, "zero_stage": 2}, "zero_stage=2"),
+        ({"dp": 2, "tp": 2, "zero_stage": 3, "sequence_parallel": False}, "sequence_parallel=False"),
+        ({"cp": 2, "zero_stage": 3}, "cp=2"),
+        ({"precision": "fp64"}, "precision=fp64"),
+        ({"precision": "fp8_rowwise"}, "precision=fp8_rowwise"),
+        ({"attention": "flash"}, "attention=flash"),
+        ({"recompute": "selective"}, "recompute=selective"),
+        ({"recompute": "full", "recompute_every": 2}, "recompute_every=2"),
+        ({"engine_version": "0.3.0+1"}, "engine_version=0.3.0+1"),
+    ],
+)
+def test_what_torchtitan_cannot_run_is_refused_with_the_field(fields: dict[str, Any], field: str) -> None:
+    found = refused(of(**fields))
+    assert any(field in sentence for sentence in found), found
+    assert all(sentence.startswith("torchtitan ") for sentence in found)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"dp": 2},
+        {"dp": 2, "zero_stage": 2},
+        {"dp_replicate": 2, "dp_shard": 2, "zero_stage": 3},
+        {"dp": 2, "tp": 2, "zero_stage": 3},
+        {"dp": 2, "pp": 2, "zero_stage": 1},
+        {"tp": 2, "precision": "fp32"},
+        {"pp": 2, "pp_schedule": "zero_bubble_v", "precision": "fp32"},
+        {"recompute": "full", "compile": "block"},
+    ],
+)
+def test_what_torchtitan_can_run_is_not_refused(fields: dict[str, Any]) -> None:
+    assert refused(of(**fields)) == []
+
+
+def test_an_engine_brings_its_version_and_is_part_of_the_id() -> None:
+    own, other = of(engine=ENGINE), of()
+    assert other.engine_version == ENGINES["torchtitan"] == "0.2.2+1"
+    assert own.engine_version == ENGINES[ENGINE]
+    assert own.id != other.id
+    assert "torchtitan" in other.id
+    assert refused(own) == []
+
+
+def test_an_engine_that_nobody_has_is_refused() -> None:
+    with pytest.raises(InvalidSweep, match="torchtitan"):
+        AXES["engine"].check("grid g: engine", "nanotron")
+    assert "engine=nanotron is not one of" in refused(of(engine="nanotron", engine_version="1"))[0]

@@ -1,0 +1,89 @@
+"""The step loop of engines that give a step's loss and norm when it has ended: warm-up, then timed steps.
+
+Such an engine makes host and device wait for each other once a step, as it does for its own users; nothing else of
+a step is synchronised here.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from workloads.engine.clock import Clock
+from workloads.protocol import MeasureSpec, StepRecord
+from workloads.step import BeforeStep, Diverged, Measurements, garbage_collector_off
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """What an engine says of one step of the global batch."""
+
+    loss: float
+    grad_norm: float | None
+    """None: the engine's own is off and cannot be mended."""
+    backward_end: Any
+    """The clock's mark after the last backward."""
+
+
+def measure_steps(
+    run: Callable[[int], Ended], clock: Clock, device: torch.device, spec: MeasureSpec, before_step: BeforeStep
+) -> Measurements:
+    """Run the warm-up and timed steps of ``spec``; ``run(step)`` is one of them. Raises `Diverged` for a loss or a norm
+    that is not finite."""
+    spans: dict[int, tuple[float, float]] = {}
+    warm = [_step(run, clock, device, step, before_step, spans, True) for step in range(spec.warmup_steps)]
+    shared = torch.tensor(spec.timed_steps_of(min((r.step_time_s for r in warm), default=None)), device=device)
+    dist.broadcast(shared, src=0)
+    last = spec.warmup_steps + int(shared.item())
+    with garbage_collector_off():
+        dist.all_reduce(torch.zeros((), device=device))
+        begin = time.perf_counter()
+        timed = [_step(run, clock, device, step, before_step, spans, False) for step in range(spec.warmup_steps, last)]
+        wall_s = time.perf_counter() - begin
+    timed_spans = {record.step: spans[record.step] for record in timed}
+    return Measurements([*warm, *timed], None, None, None, wall_s, timed_spans, None)
+
+
+def _step(
+    run: Callable[[int], Ended],
+    clock: Clock,
+    device: torch.device,
+    step: int,
+    before_step: BeforeStep,
+    spans: dict[int, tuple[float, float]],
+    is_warmup: bool,
+) -> StepRecord:
+    before_step(step, is_warmup)
+    cuda = device.type == "cuda"
+    retries = _retries() if cuda else 0
+    if cuda:
+        torch.cuda.reset_peak_memory_stats()
+    launched_at, start = time.perf_counter(), clock.mark()
+    ended = run(step)
+    end = clock.mark()
+    clock.finish()
+    spans[step] = launched_at, launched_at + clock.seconds(start, end)
+    if not math.isfinite(ended.loss) or not math.isfinite(ended.grad_norm or 0.0):
+        raise Diverged(f"step {step}: loss {ended.loss}, gradient norm {ended.grad_norm}")
+    return StepRecord(
+        step=step,
+        is_warmup=is_warmup,
+        step_time_s=clock.seconds(start, end),
+        forward_backward_s=clock.seconds(start, ended.backward_end),
+        optimizer_s=clock.seconds(ended.backward_end, end),
+        loss=ended.loss,
+        grad_norm=ended.grad_norm,
+        peak_allocated_bytes=torch.cuda.max_memory_allocated() if cuda else None,
+        peak_reserved_bytes=torch.cuda.max_memory_reserved() if cuda else None,
+        allocator_retries=_retries() - retries if cuda else None,
+    )
+
+
+def _retries() -> int:
+    return int(torch.cuda.memory_stats().get("num_alloc_retries", 0))

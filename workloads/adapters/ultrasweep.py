@@ -1,0 +1,49 @@
+"""This project's own engine, as a rank asks for it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+
+from workloads.costs.traffic import Traffic
+from workloads.engine.build import Engine, build, choose_attention
+from workloads.engine.groups import make_groups
+from workloads.engine.traffic import TrafficCounter, axes_of
+from workloads.experiment import Experiment
+from workloads.profiled import profile
+from workloads.protocol import Breakdown, MeasureSpec
+from workloads.step import BeforeStep, Measurements, measure
+
+
+class Ultrasweep:
+    """See `workloads.adapters.seam.RankEngine`."""
+
+    def __init__(self, experiment: Experiment, rank: int, device: torch.device) -> None:
+        self.experiment = experiment
+        self.groups = make_groups(experiment, rank, device)
+        self.coordinates = {**self.groups.position, "dp": self.groups.data_rank}
+        self._engine: Engine | None = None
+
+    @property
+    def engine(self) -> Engine:
+        """What `build` has made."""
+        assert self._engine is not None
+        return self._engine
+
+    def build(self) -> None:
+        choose_attention(self.experiment)
+        self._engine = build(self.experiment, self.groups)
+
+    def measure(
+        self, spec: MeasureSpec, before_step: BeforeStep, devices_per_node: int | None
+    ) -> tuple[Measurements, list[Traffic] | None]:
+        counter = TrafficCounter(axes_of(self.groups), devices_per_node)
+        measurements = measure(self.engine, spec, before_step, counter)
+        if counter.problem is not None:
+            sys.stderr.write(f"what a step sends is not counted: {counter.problem}\n")
+        return measurements, counter.traffic
+
+    def profile(self, folder: Path, first_step: int, before_step: BeforeStep) -> tuple[Breakdown | None, str | None]:
+        return profile(self.engine, folder, first_step, before_step)
