@@ -226,6 +226,22 @@ def _predict(options: Namespace) -> int:
     return 0
 
 
+def _search(options: Namespace) -> int:
+    from sweep.config import compose_search
+    from sweep.predict_table import write_predictions
+    from sweep.search_replay import check_replay, print_replay, replay_table, rows
+
+    check_replay(options.overrides, options.out)
+    settings = compose_search(options.overrides)
+    replayed = replay_table(options.replay, settings)
+    console = open_console(soft_wrap=True)
+    print_replay(replayed, settings, console)
+    if options.out is not None:
+        write_predictions(rows(replayed), options.out)
+        console.print(f"runs: {options.out}", markup=False, highlight=False)
+    return 0
+
+
 def _parity(options: Namespace) -> int:
     from sweep.conffiles import ConfFolders
     from sweep.parity import print_comparison, read_pair
@@ -280,6 +296,7 @@ COMMANDS: dict[str, Callable[[Namespace], int]] = {
     "diff": _diff,
     "grade": _grade,
     "predict": _predict,
+    "search": _search,
     "parity": _parity,
     "probe": _probe,
 }

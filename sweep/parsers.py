@@ -48,6 +48,11 @@ examples:
   python -m sweep predict configurations.csv --out predictions.parquet
   python -m sweep predict configurations.csv --calibrate measured.csv --out predictions.csv
 """
+SEARCH_EXAMPLES = """\
+examples:
+  python -m sweep search --replay bench_final2_mfu2.csv
+  python -m sweep search --replay measured.csv search.batch=1 --out replayed.parquet
+"""
 PROBE_EXAMPLES = """\
 examples:
   python -m sweep probe
@@ -270,6 +275,29 @@ def _probe() -> Parser:
     return parser
 
 
+def _search() -> Parser:
+    parser = _parser(
+        "search",
+        "Find the fastest layout of each model and size in few runs. With --replay nothing runs: the search is made\n"
+        "again in a table of runs that were made already, beside other ways to choose them.",
+        SEARCH_EXAMPLES,
+    )
+    parser.add_argument(
+        "overrides", nargs="*", metavar="OVERRIDE", help="options of the section search, such as search.batch=1"
+    )
+    parser.add_argument(
+        "--replay",
+        type=path,
+        required=True,
+        metavar="TABLE",
+        help="a CSV or Parquet file with the columns of predict and status and step_time_s, or the study's raw table",
+    )
+    parser.add_argument(
+        "--out", type=path, metavar="FILE", help="every run of every strategy: FILE.parquet or FILE.csv"
+    )
+    return parser
+
+
 PARSERS: dict[str, Callable[[], Parser]] = {
     "plan": _plan,
     "run": _run,
@@ -282,6 +310,7 @@ PARSERS: dict[str, Callable[[], Parser]] = {
     "diff": _diff,
     "grade": _grade,
     "predict": _predict,
+    "search": _search,
     "parity": _parity,
     "probe": _probe,
 }

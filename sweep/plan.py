@@ -22,7 +22,7 @@ from sweep.config import SweepConfig
 from sweep.expand import Expansion, GridPoint, ruled_out
 from sweep.price import Price, information_order, price, shared_stage_discount, within_budget
 from sweep.reuse import FinishedAttempt
-from sweep.search import MISTAKES, Progress, silent
+from sweep.walk import MISTAKES, Progress, silent
 from workloads.cluster import ClusterSpec
 from workloads.costs.memory import StageMemory, estimate_memory, peak_stage
 from workloads.costs.timeline import TimeEstimate, estimate_time
