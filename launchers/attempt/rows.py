@@ -118,6 +118,8 @@ def attempt_row(
     row |= step_parts.traffic_columns(attempt, results)
     row |= step_parts.routing_columns(results)
     whole = len(results) == experiment.world_size
+    if whole or not measured:
+        row |= series.peaks_by_step(results)
     if measured and whole:
         row |= _times(experiment, results) | spread.spread_columns(results) | _losses(results)
         row |= series.time_columns(experiment, results) | step_parts.breakdown_columns(attempt, results)
@@ -311,7 +313,7 @@ def _memory(experiment: Experiment, results: Mapping[int, RankResult]) -> dict[s
         return columns
     highest = min(rank for rank, peak in peaks.items() if peak == max(peaks.values()))
     columns |= {"peak_allocated_bytes": peaks[highest], "peak_rank": highest}
-    columns |= series.peak_columns(experiment, results, peaks)
+    columns["peak_allocated_by_stage_bytes"] = series.peaks_by_stage(experiment, peaks)
     if (at_peak := results[highest].memory_at_peak) is not None:
         for category in ("parameters", "gradients", "optimizer", "activations"):
             columns[f"memory_{category}_bytes"] = getattr(at_peak, f"{category}_bytes")

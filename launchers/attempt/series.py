@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from workloads.experiment import Experiment
 from workloads.protocol import RankResult
@@ -26,14 +25,18 @@ def time_columns(experiment: Experiment, results: Mapping[int, RankResult]) -> d
     return {name: values for name, values in columns.items() if any(value is not None for value in values)}
 
 
-def peak_columns(experiment: Experiment, results: Mapping[int, RankResult], peaks: Mapping[int, int]) -> dict[str, Any]:
-    """Bytes by stage, from the ``peaks`` of its ranks, and by step from the first: of the rank that holds most."""
+def peaks_by_stage(experiment: Experiment, peaks: Mapping[int, int]) -> list[int | None]:
+    """The highest of the ``peaks`` of its ranks, bytes."""
     stages: list[int | None] = [None] * experiment.pp
     for rank, peak in peaks.items():
         stage = _stage(experiment, rank)
         stages[stage] = max(stages[stage] or 0, peak)
+    return stages
+
+
+def peaks_by_step(results: Mapping[int, RankResult]) -> dict[str, list[int] | None]:
+    """Bytes of each step from the first, of the rank that holds most; ``results``: of every rank that should tell."""
     return {
-        "peak_allocated_by_stage_bytes": stages,
         "peak_allocated_by_step_bytes": _highest_by_step(results, "peak_allocated_bytes"),
         "peak_reserved_by_step_bytes": _highest_by_step(results, "peak_reserved_bytes"),
     }

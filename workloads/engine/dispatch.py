@@ -7,7 +7,8 @@ which each of ep ranks holds L = E / ep.
 
 A `Dispatch` says which row goes where. With forced routing it is known on the host before the first step. With learned
 routing the sizes of the messages are not known before the router has run, so that the host waits for the device once a
-layer and forward (`Dispatch.of_choice`); with a capacity, or without other ranks, it does not wait.
+layer and forward (`Dispatch.of_choice`); with a capacity, or without other ranks, nothing is exchanged that it would
+have to wait for.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -93,18 +95,18 @@ class Dispatch:
             by_expert, by_arrival = _orders_of_arrival(known, flat.device)
             return cls(axis, order, place, rows, rows, by_expert, by_arrival, groups), counts, dropped
         if axis.size == 1:
-            groups = RowGroups(counts.cumsum(0).to(torch.int32), counts.tolist)
+            groups = RowGroups(counts.cumsum(0).to(torch.int32), cache(counts.tolist))
             return cls(axis, order, place, [len(flat)], [len(flat)], None, None, groups), counts, None
         local = num_experts // axis.size
         arriving = wait(exchange_async(counts, [local] * axis.size, [local] * axis.size, axis)).view(axis.size, -1)
-        # The one wait of the host for the device.
-        by_rank = torch.stack([counts.view(axis.size, -1).sum(1), arriving.sum(1)]).tolist()
         total = arriving.sum(0)
+        # The one wait of the host for the device.
+        of_ranks = torch.cat([counts.view(axis.size, -1).sum(1), arriving.sum(1), total]).tolist()
+        sent, received, sizes = of_ranks[: axis.size], of_ranks[axis.size : 2 * axis.size], of_ranks[2 * axis.size :]
         owner = torch.arange(local, device=flat.device).repeat(axis.size)
-        experts = torch.repeat_interleave(owner, arriving.flatten(), output_size=sum(by_rank[1]))
+        experts = torch.repeat_interleave(owner, arriving.flatten(), output_size=sum(received))
         by_expert = experts.argsort(stable=True)
-        groups = RowGroups(total.cumsum(0).to(torch.int32), total.tolist)
-        sent, received = by_rank
+        groups = RowGroups(total.cumsum(0).to(torch.int32), lambda: sizes)
         way = cls(axis, order, place, sent, received, by_expert, _inverse(by_expert), groups, host_waits=1)
         return way, counts, None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import time
@@ -77,6 +78,18 @@ def test_durations_across_clocks_are_null_where_they_would_be_negative(attempt: 
     assert rows.seconds_between(2.0, 1.0) is None and rows.seconds_between(1.0, 2.5) == 1.5
 
 
+def test_a_step_has_a_peak_only_when_every_rank_told_its_own(attempt: Attempt) -> None:
+    world_size = attempt.point.experiment.world_size
+    results = {rank: result(rank, attempt.started_at) for rank in range(world_size)}
+    for rank, found in results.items():
+        results[rank] = dataclasses.replace(found, steps=[dataclasses.replace(found.steps[0], peak_allocated_bytes=7)])
+    assert row_of(attempt, attempt.started_at + 4.0, results)["peak_allocated_by_step_bytes"] == [7]
+    results.pop(world_size - 1)
+    row = row_of(attempt, attempt.started_at + 4.0, results)
+    assert row["peak_allocated_by_step_bytes"] is None
+    assert row["peak_allocated_bytes"] == (7 if results else None), "of the ranks that are left"
+
+
 def test_what_a_dead_pilot_left_is_timed_by_its_files_alone(attempt: Attempt) -> None:
     """The file server's clock is an hour behind that of the pilot."""
     for name, at in (("task.json", 0.0), ("attempt.json", 0.0), ("rank_0.log", 12.0)):
@@ -86,7 +99,6 @@ def test_what_a_dead_pilot_left_is_timed_by_its_files_alone(attempt: Attempt) ->
 
 
 def test_no_file_of_an_attempt_holds_a_secret_of_the_cluster(tmp_path: Path) -> None:
-    import dataclasses
 
     sweep = SweepDir.create(tmp_path / "s", {})
     claim = Claim(sweep, points("ok")[0].stem, "p", points("ok")[0])

@@ -48,7 +48,7 @@ def test_a_stage_that_did_not_run_has_no_time() -> None:
 
 def test_peaks_by_stage_and_by_step() -> None:
     results = {0: result(0, None, [None] * 3, [10, 30, 20]), 4: result(4, None, [None] * 3, [15, 25, None])}
-    columns = series.peak_columns(two_stages(), results, {0: 30, 4: 25})
-    assert columns["peak_allocated_by_stage_bytes"] == [30, 25]
+    assert series.peaks_by_stage(two_stages(), {0: 30, 4: 25}) == [30, 25]
+    columns = series.peaks_by_step(results)
     assert columns["peak_allocated_by_step_bytes"] == [15, 30], "the third step lacks a rank"
     assert columns["peak_reserved_by_step_bytes"] is None

@@ -14,7 +14,8 @@ from tests.workloads.engine.test_expert_ops import groups
 from tests.workloads.engine.test_fp8 import TINY, UNIT, matrix, small
 from tests.workloads.engine.test_traffic import built
 from workloads.engine.fp8_gather import _expert_parameters, _shard
-from workloads.engine.ops import fp8
+from workloads.engine.ops import fp8, fp8_grouped
+from workloads.engine.ops.backend import Backend
 from workloads.engine.ops.fp8_grouped import rows_by_weights
 from workloads.engine.ops.grouped_linear import grouped_linear, grouped_product
 from workloads.engine.ops.linear import DeferredGradients
@@ -178,11 +179,40 @@ def test_rows_are_cast_and_groups_turned_on_a_gpu(count: int, shape: tuple[int, 
     check_casts_of_groups("cuda", count, shape)
 
 
+@pytest.mark.parametrize("sizes", SIZES)
+@pytest.mark.parametrize("turned", [False, True])
+def test_groups_one_by_one_where_the_device_has_no_kernel_for_all(
+    sizes: list[int], turned: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, weight, grad = inputs(sizes)
+    values, factors, _ = cast_weights(weight, len(sizes))
+    which = groups(sizes)
+
+    def found() -> Tensor:
+        return rows_by_weights(grad if turned else x, values, factors, which.ends_G, which.sizes, turned=turned)
+
+    expected = found()
+    monkeypatch.setattr(fp8_grouped, "backend_of", lambda *tensors: Backend.TRITON)
+    monkeypatch.setattr(fp8_grouped, "_has_kernel", lambda device: False)
+    assert relative_error(found(), expected.double()) < 2**-8
+
+
+def test_no_rows_need_no_weights() -> None:
+    values, factors, _ = cast_weights(inputs([128])[1], 1)
+    which = groups([0])
+    assert rows_by_weights(matrix(0, INTO), values, factors, which.ends_G, which.sizes).shape == (0, OUT)
+    turned = rows_by_weights(matrix(0, OUT), values, factors, which.ends_G, which.sizes, turned=True)
+    assert turned.shape == (0, INTO)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("sizes", [[512] * 16, [0, 1000, 3, 0, 77], [0, 0, 8192]], ids=str)
 @pytest.mark.parametrize("turned", [False, True])
-def test_products_on_a_gpu(sizes: list[int], turned: bool) -> None:
+@pytest.mark.parametrize("has_kernel", [True, False])
+def test_products_on_a_gpu(sizes: list[int], turned: bool, has_kernel: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Products of what was cast, against the same in float64: they are rounded to bf16 once."""
+    if not has_kernel:
+        monkeypatch.setattr(fp8_grouped, "_has_kernel", lambda device: False)
     count, into, out = len(sizes), 2048, 1536
     weight = randn(count * out, into, dtype=torch.bfloat16, device="cuda", seed=1)
     x = randn(sum(sizes), out if turned else into, dtype=torch.bfloat16, device="cuda")

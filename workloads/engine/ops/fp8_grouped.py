@@ -3,7 +3,8 @@
 Shapes: N rows, sorted by group; G groups; I inputs, O outputs. The weights of all groups are one matrix, [G*O, I], in
 e4m3 with one scale for each group (`workloads.engine.fp8_gather`); rows are cast here, in e4m3 with one scale each.
 ``torch._scaled_grouped_mm``, which has no other kernel on Hopper, takes scales of rows for both: a group's is that of
-all its rows, and of all rows of its transpose.
+all its rows, and of all rows of its transpose. On other devices with fp8 each group is a product of its own, and the
+host must know the groups' sizes.
 
 In both directions what is contracted is features, so that groups may have any number of rows. Contracted over rows, as
 the weights' gradients are, every group's would have to be a multiple of 16 bytes, and each feature would need a scale
@@ -19,7 +20,7 @@ import torch
 from torch import Tensor
 
 from workloads.engine.ops.backend import Backend, backend_of
-from workloads.engine.ops.fp8 import Operand, cast, transposed_groups
+from workloads.engine.ops.fp8 import Operand, cast, product, transposed_groups
 
 
 def rows_by_weights(
@@ -37,13 +38,15 @@ def rows_by_weights(
     `workloads.engine.ops.grouped_linear.RowGroups`.
     """
     groups = len(factors_G)
+    if len(x) == 0:
+        return x.new_empty(0, weight.shape[1] if turned else weight.shape[0] // groups)
     values = weight.detach().view(groups, -1, weight.shape[1])
     if turned:
         values = transposed_groups(weight.detach(), groups)
     rows, _ = cast(x, "rowwise", "activation", columns=False)
     assert rows is not None
     backend = backend_of(x, weight)
-    if backend is Backend.TRITON and len(x) > 0:
+    if backend is Backend.TRITON and _has_kernel(x.device):
         factors = factors_G[:, None].expand(-1, values.shape[1]).contiguous()
         return torch._scaled_grouped_mm(
             rows.values,
@@ -55,10 +58,21 @@ def rows_by_weights(
             use_fast_accum=True,
         )
     y = x.new_empty(len(x), values.shape[1])
-    if backend is Backend.TORCH:
-        first = 0
-        for group, size in enumerate(sizes()):
-            own = slice(first, first := first + size)
+    if backend is Backend.SHAPES:
+        return y
+    first = 0
+    for group, size in enumerate(sizes()):
+        own = slice(first, first := first + size)
+        if backend is Backend.TORCH:
             of_group = Operand(values[group], factors_G[group : group + 1], "tensor")
             y[own] = (rows.wide(own) @ of_group.wide().t()).to(y.dtype)
+        elif size > 0:
+            factors = factors_G[group].expand(values.shape[1]).contiguous()
+            of_rows = Operand(rows.values[own], rows.factors[own], "row")
+            y[own] = product(of_rows, Operand(values[group], factors, "row"), y.dtype, fast=True)
     return y
+
+
+def _has_kernel(device: torch.device) -> bool:
+    """Whether ``torch._scaled_grouped_mm`` runs there: on compute capability 9.0 and 10.0 (PyTorch 2.11, 2.13)."""
+    return torch.cuda.get_device_capability(device) in ((9, 0), (10, 0))
