@@ -50,6 +50,8 @@ examples:
 """
 SEARCH_EXAMPLES = """\
 examples:
+  python -m sweep search +grid=llama8b_8gpu budget.gpu_hours=5
+  python -m sweep search +grid=playbook launcher=slurm search.batch=8
   python -m sweep search --replay bench_final2_mfu2.csv
   python -m sweep search --replay measured.csv search.batch=1 --out replayed.parquet
 """
@@ -276,24 +278,22 @@ def _probe() -> Parser:
 
 
 def _search() -> Parser:
-    parser = _parser(
+    parser = _sweep_parser(
         "search",
-        "Find the fastest layout of each model and size in few runs. With --replay nothing runs: the search is made\n"
-        "again in a table of runs that were made already, beside other ways to choose them.",
-        SEARCH_EXAMPLES,
+        "Find the fastest layout of each model and size in few runs: a few at a time, chosen by what the others have\n"
+        "shown, until a better one is improbable. The same command goes on where it stopped. With --replay nothing\n"
+        "runs: the search is made again in a table of runs that were made already, beside other ways to choose them.",
+        f"{SEARCH_EXAMPLES}\n{OVERRIDES}",
     )
-    parser.add_argument(
-        "overrides", nargs="*", metavar="OVERRIDE", help="options of the section search, such as search.batch=1"
-    )
+    parser.add_argument("--plain", action="store_true", help="one line for each attempt instead of a live view")
     parser.add_argument(
         "--replay",
         type=path,
-        required=True,
         metavar="TABLE",
         help="a CSV or Parquet file with the columns of predict and status and step_time_s, or the study's raw table",
     )
     parser.add_argument(
-        "--out", type=path, metavar="FILE", help="every run of every strategy: FILE.parquet or FILE.csv"
+        "--out", type=path, metavar="FILE", help="with --replay, every run of every strategy: FILE.parquet or FILE.csv"
     )
     return parser
 
@@ -327,8 +327,8 @@ def _parser(command: str, description: str, epilog: str | None = None) -> Parser
     )
 
 
-def _sweep_parser(command: str, description: str) -> Parser:
-    parser = _parser(command, description, OVERRIDES)
+def _sweep_parser(command: str, description: str, epilog: str = OVERRIDES) -> Parser:
+    parser = _parser(command, description, epilog)
     parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="what to sweep, see below")
     parser.add_argument(
         "--where",

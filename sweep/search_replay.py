@@ -16,7 +16,7 @@ from results.errors import UltrasweepError
 from results.text import plural
 from sweep.searching.baselines import at_random, by_hand, by_prediction, in_order
 from sweep.searching.recorded import Recorded, read_recorded, recorded_space
-from sweep.searching.replay import REPEATS, CellResult, coverage, quantiles, replay, settled
+from sweep.searching.replay import CellResult, coverage, quantiles, replay, settled
 from sweep.searching.settings import Settings
 
 CALIBRATED, COLD, UNFITTED = "other models", "nothing", "–"
@@ -79,7 +79,8 @@ def _noisy(recorded: Recorded, settings: Settings) -> tuple[float, float, float]
     def right(found: list[CellResult]) -> float:
         return settled(found, settings.within)
 
-    return mean(0, right), mean(REPEATS, right), mean(REPEATS, lambda found: sum(len(one.runs) for one in found))
+    repeats = settings.repeats
+    return mean(0, right), mean(repeats, right), mean(repeats, lambda found: sum(len(one.runs) for one in found))
 
 
 def print_replay(replayed: Replayed, settings: Settings, console: Console) -> None:

@@ -24,6 +24,8 @@ DRAWS = 2000
 """Of joint times, for the probability that the best is beaten."""
 JOINT = 400
 """At most so many candidates are drawn jointly, those most likely to be better; the others as if on their own."""
+JITTER, TINY = 1e-6, 1e-12
+"""Added to variances before a root is taken: a share of them, and at least."""
 FAMILY_SLOWER = log(2)
 """A family is tried unless its best candidate is believed to be slower than the best that ran by more than this."""
 FAMILY_FIT = 0.3
@@ -132,8 +134,9 @@ def beaten(view: View, within: float) -> float:
     alone = fits * normal_cdf((goal - mean) / spread)
     order = np.argsort(-alone, kind="stable")
     joint, rest = order[:JOINT], order[JOINT:]
-    values, vectors = np.linalg.eigh(view.belief.covariance[np.ix_(joint, joint)])
-    root = vectors * np.sqrt(np.maximum(0.0, values))
+    covariance = view.belief.covariance[np.ix_(joint, joint)]
+    # A little of their own keeps candidates that are nearly the same apart, so that the root exists.
+    root = np.linalg.cholesky(covariance + np.diag(JITTER * np.diag(covariance) + TINY))
     random = np.random.default_rng(0)
     times = mean[joint] + random.standard_normal((DRAWS, len(joint))) @ root.T
     fitting = random.random((DRAWS, len(joint))) < fits[joint]

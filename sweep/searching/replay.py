@@ -19,8 +19,6 @@ START_S, STEPS = 60.0, 8
 """What a run costs: so many seconds until its first step, and so many steps."""
 SLOW, SLOW_STEPS = 1.5, 2
 """A run so many times slower than the best of its cell ends after so many steps; its row counts all the same."""
-REPEATS = 2
-"""How often the candidates at the top run again where runs are noisy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

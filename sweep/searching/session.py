@@ -8,10 +8,10 @@ from typing import Literal
 
 import numpy as np
 
-from sweep.searching.choice import beaten, choose, in_order, look
+from sweep.searching.choice import beaten, choose, in_order, inflation, look
 from sweep.searching.settings import Settings
 from sweep.searching.space import RUNNING, Outcome, Seen, Space
-from sweep.searching.surrogate import KERNEL
+from sweep.searching.surrogate import KERNEL, believe
 
 End = Literal["settled", "patience", "exhausted"]
 """Why a cell is done: the probability of a better layout is small enough, nothing better came for long enough, or
@@ -46,6 +46,16 @@ class Session:
         self.seen.state[chosen] = RUNNING
         return chosen
 
+    def expect(self, one: int) -> None:
+        """Note what is believed of a candidate now, for `tell`: where it was chosen by another process."""
+        belief = believe(self.space, self.seen, np.array([one]), inflation(self.seen))
+        self._expected[one] = float(belief.mean[0]), float(belief.spread[0])
+
+    def again(self, one: int, step_time_s: float) -> None:
+        """The step time of a candidate, in seconds, after another run of it."""
+        self.seen.residual[one] += log(step_time_s) - self.seen.log_time[one]
+        self.seen.log_time[one] = log(step_time_s)
+
     def tell(self, one: int, outcome: Outcome, step_time_s: float | None = None, probed: float = 0.0) -> None:
         """``probed``: logarithm of how much slower than usual the prior predicts this very run to be, from what its
         pilot measured of the machine before it ran."""
@@ -69,12 +79,14 @@ class Session:
 
     def end(self, cell: int, probability: float) -> End | None:
         """Why a cell needs no more runs, given its `probability`; None: it needs more."""
+        if not len(look(self.space, self.seen, cell).places):
+            return "exhausted"
         if self.settings.patience is not None:
             if self.best(cell) is not None and self._since_better.get(cell, 0) >= self.settings.patience:
                 return "patience"
         elif self.best(cell) is not None and probability <= self.settings.stop:
             return "settled"
-        return None if len(look(self.space, self.seen, cell).places) else "exhausted"
+        return None
 
     def ties(self, cell: int) -> list[int]:
         """The candidates of a cell that ran within ``within`` of its fastest, fastest first."""

@@ -18,6 +18,7 @@ class Settings:
     stop: float = 0.1
     batch: int = 4
     patience: int | None = None
+    repeats: int = 2
 
 
 def settings_from(fields: Mapping[str, Any]) -> Settings:
@@ -28,6 +29,7 @@ def settings_from(fields: Mapping[str, Any]) -> Settings:
         if getattr(found, name) >= 1:
             raise InvalidSweep(f"search.{name}={getattr(found, name):g} is a share below 1")
     checks.whole_number("search.batch", found.batch, 1)
+    checks.whole_number("search.repeats", found.repeats, 0)
     if found.patience is not None:
         checks.whole_number("search.patience", found.patience, 1)
     return found
