@@ -286,6 +286,52 @@ def _predict(options: Namespace) -> int:
     return 0
 
 
+def _search(options: Namespace) -> int:
+    if options.replay is not None:
+        return _replay(options)
+    if options.out is not None:
+        raise UltrasweepError("--out is for --replay: the rows of a search are in its sweep's folder")
+    from launchers.status.run_summary import RunSummary
+    from sweep.conffiles import ConfFolders
+    from sweep.run import Queued
+    from sweep.search_run import prepare_search, print_search, run_search
+
+    search = prepare_search(options.overrides, ConfFolders(tuple(options.conf)), options.where)
+    console = open_console()
+    settings, slurm = search.prepared.settings, search.prepared.slurm
+    live = False if options.plain else None
+
+    def launch(queued: Queued) -> RunSummary:
+        if slurm is not None:
+            from launchers.slurm.submit import run_slurm
+
+            command = options.command_line
+            return run_slurm(queued.sweep, settings, slurm, live=live, command=command, detach=False)
+        from launchers.local import run_local
+
+        return run_local(queued.sweep, settings, live=live, command=options.command_line)
+
+    found = run_search(search, launch, lambda line: console.print(line, markup=False, highlight=False))
+    print_search(search, found, console)
+    return found.summary.exit_code if found.summary is not None else 0
+
+
+def _replay(options: Namespace) -> int:
+    from sweep.config import compose_search
+    from sweep.predict_table import write_predictions
+    from sweep.search_replay import check_replay, print_replay, replay_table, rows
+
+    check_replay(options.overrides, options.out)
+    settings = compose_search(options.overrides)
+    replayed = replay_table(options.replay, settings)
+    console = open_console(soft_wrap=True)
+    print_replay(replayed, settings, console)
+    if options.out is not None:
+        write_predictions(rows(replayed), options.out)
+        console.print(f"runs: {options.out}", markup=False, highlight=False)
+    return 0
+
+
 def _parity(options: Namespace) -> int:
     from sweep.conffiles import ConfFolders
     from sweep.parity import print_comparison, read_pair
@@ -343,6 +389,7 @@ COMMANDS: dict[str, Callable[[Namespace], int]] = {
     "verify": _verify,
     "grade": _grade,
     "predict": _predict,
+    "search": _search,
     "parity": _parity,
     "probe": _probe,
 }

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from sweep.composition import compose
 from sweep.conffiles import PACKAGED, BuiltFile, ConfFolders
 from sweep.grid import GridSpec, grid_from_dict
-from sweep.overrides import CHOSEN_GROUPS, Overrides, sort_overrides
+from sweep.overrides import CHOSEN_GROUPS, Overrides, parse_override, sort_overrides
+from sweep.searching.settings import Settings, settings_from
 from workloads import checks
 from workloads.cluster import ClusterSpec, check_cluster, cluster_from_dict
 from workloads.errors import InvalidSweep
@@ -20,7 +21,7 @@ from workloads.protocol import MeasureSpec
 from workloads.units import seconds
 
 _MAX_NAME_BYTES = 255
-_SECTIONS = ("budget", "cluster", "grids", "launcher", "measure", "name", "plan", "results_dir")
+_SECTIONS = ("budget", "cluster", "grids", "launcher", "measure", "name", "plan", "results_dir", "search")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +67,7 @@ class SweepConfig:
     plan: PlanOptions
     budget_gpu_hours: float | None
     """None: no cap."""
+    search: Settings = field(default_factory=Settings)
 
     @property
     def sweep_dir(self) -> Path:
@@ -128,6 +130,7 @@ def compose_sweep(
         measure=_measure(_mapping(data, "measure")),
         plan=_plan_options(_mapping(data, "plan")),
         budget_gpu_hours=_budget(data["budget"]),
+        search=settings_from(_mapping(data, "search")),
     )
 
 
@@ -142,6 +145,14 @@ def cluster_for(grid: str, name: str | None = None, folders: ConfFolders | None 
         return None
     data = compose(Overrides(grids=(), models=None, groups={}, hydra=()), {"cluster": chosen}, folders)
     return check_cluster(cluster_from_dict(_mapping(data, "cluster")))
+
+
+def compose_search(overrides: Sequence[str]) -> Settings:
+    """The section ``search`` alone, without a grid. Raises `InvalidSweep` for a mistake of the user."""
+    for override in overrides:
+        parse_override(override)
+    given = Overrides(grids=(), models=None, groups={}, hydra=tuple(overrides))
+    return settings_from(_mapping(compose(given, {}, ConfFolders()), "search"))
 
 
 def _cluster_of_grids(grids: Sequence[str], folders: ConfFolders) -> str | None:
@@ -202,12 +213,12 @@ def _plan_options(fields: Mapping[str, Any]) -> PlanOptions:
     deadline = checks.build(Deadline, "plan.deadline", _in_seconds("plan.deadline", _mapping(fields, "deadline")))
     options = checks.build(PlanOptions, "plan", {**_in_seconds("plan", fields), "deadline": deadline})
     for place, owner in (("plan", options), ("plan.deadline", deadline)):
-        for field in dataclasses.fields(owner):
-            value = getattr(owner, field.name)
-            if field.type == "bool":
-                checks.flag(f"{place}.{field.name}", value)
-            elif field.type == "float":
-                checks.number(f"{place}.{field.name}", value, least=0)
+        for own in dataclasses.fields(owner):
+            value = getattr(owner, own.name)
+            if own.type == "bool":
+                checks.flag(f"{place}.{own.name}", value)
+            elif own.type == "float":
+                checks.number(f"{place}.{own.name}", value, least=0)
     if options.audit > 1:
         raise InvalidSweep(f"plan.audit={options.audit:g} is a share of the points refused for memory, from 0 to 1")
     checks.whole_number("plan.audit_seed", options.audit_seed, 0)

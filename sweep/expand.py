@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from results.text import plural
 from sweep.columns import field_of, shape_of
 from sweep.grid import CHECKED_FIELDS, Axis, GridSpec
-from sweep.search import MISTAKES, TOLD_EVERY, Progress, Search, Values, silent
+from sweep.walk import MISTAKES, TOLD_EVERY, Progress, Values, Walk, silent
 from workloads.errors import InvalidExperiment, InvalidSweep
 from workloads.experiment import Experiment
 from workloads.model_spec import ModelSpec
@@ -72,11 +72,11 @@ def expand(grid: GridSpec, models: Callable[[str], ModelSpec], progress: Progres
     the grid contradicts its points.
     """
     shapes = {name: models(str(name)) for axis in grid.axes for name in _model_names(axis)}
-    search = Search(grid, {name: shape_of(model) for name, model in shapes.items()}, progress=progress)
-    combinations = search.run()
-    search.refuse_sizes_without_layout()
-    dropped = search.dropped()
-    points = _experiments(grid, search.kept, shapes, _in_sampling_order(grid, combinations))
+    walk = Walk(grid, {name: shape_of(model) for name, model in shapes.items()}, progress=progress)
+    combinations = walk.run()
+    walk.refuse_sizes_without_layout()
+    dropped = walk.dropped()
+    points = _experiments(grid, walk.kept, shapes, _in_sampling_order(grid, combinations))
     sample_size = grid.subsample.count if grid.subsample else None
     chosen: dict[Experiment, int] = {}
     duplicates = failed = 0
@@ -93,14 +93,14 @@ def expand(grid: GridSpec, models: Callable[[str], ModelSpec], progress: Progres
             if len(chosen) == sample_size:
                 break
     if not chosen:
-        of = plural(search.total, "combination")
+        of = plural(walk.total, "combination")
         raise InvalidSweep(f"grid {grid.name}: no point is left of {of}; {ruled_out(dropped)}")
     ordered = sorted(chosen, key=chosen.__getitem__)
     return Expansion(
         points=tuple(GridPoint(grid.name, experiment) for experiment in ordered),
         duplicates=duplicates,
         not_sampled=len(combinations) - len(chosen) - duplicates - failed,
-        combinations=search.total,
+        combinations=walk.total,
         dropped=dict(dropped),
     )
 

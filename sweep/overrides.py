@@ -32,7 +32,7 @@ class Overrides:
 
 def sort_overrides(overrides: Sequence[str], folders: ConfFolders) -> Overrides:
     """Sort and check the overrides of one sweep. Raises `InvalidSweep` with the closest name that exists."""
-    parsed = [_parse(override) for override in overrides]
+    parsed = [parse_override(override) for override in overrides]
     grids = _names(parsed, "grid", folders)
     if not grids:
         raise InvalidSweep(f"no grid given: add +grid=NAME, one of {', '.join(folders.names('grid'))}")
@@ -59,7 +59,8 @@ def sort_overrides(overrides: Sequence[str], folders: ConfFolders) -> Overrides:
     return Overrides(grids=grids, models=models or None, groups=groups, hydra=tuple(hydra))
 
 
-def _parse(text: str) -> Any:
+def parse_override(text: str) -> Any:
+    """One override as Hydra reads it. Raises `InvalidSweep` for what its grammar refuses."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 

@@ -48,6 +48,13 @@ examples:
   python -m sweep predict configurations.csv --out predictions.parquet
   python -m sweep predict configurations.csv --calibrate measured.csv --out predictions.csv
 """
+SEARCH_EXAMPLES = """\
+examples:
+  python -m sweep search +grid=llama8b_8gpu budget.gpu_hours=5
+  python -m sweep search +grid=playbook launcher=slurm search.batch=8
+  python -m sweep search --replay bench_final2_mfu2.csv
+  python -m sweep search --replay measured.csv search.batch=1 --out replayed.parquet
+"""
 PROBE_EXAMPLES = """\
 examples:
   python -m sweep probe
@@ -335,6 +342,27 @@ def _probe() -> Parser:
     return parser
 
 
+def _search() -> Parser:
+    parser = _sweep_parser(
+        "search",
+        "Find the fastest layout of each model and size in few runs: a few at a time, chosen by what the others have\n"
+        "shown, until a better one is improbable. The same command goes on where it stopped. With --replay nothing\n"
+        "runs: the search is made again in a table of runs that were made already, beside other ways to choose them.",
+        f"{SEARCH_EXAMPLES}\n{OVERRIDES}",
+    )
+    parser.add_argument("--plain", action="store_true", help="one line for each attempt instead of a live view")
+    parser.add_argument(
+        "--replay",
+        type=path,
+        metavar="TABLE",
+        help="a CSV or Parquet file with the columns of predict and status and step_time_s, or the study's raw table",
+    )
+    parser.add_argument(
+        "--out", type=path, metavar="FILE", help="with --replay, every run of every strategy: FILE.parquet or FILE.csv"
+    )
+    return parser
+
+
 PARSERS: dict[str, Callable[[], Parser]] = {
     "plan": _plan,
     "run": _run,
@@ -350,6 +378,7 @@ PARSERS: dict[str, Callable[[], Parser]] = {
     "verify": _verify,
     "grade": _grade,
     "predict": _predict,
+    "search": _search,
     "parity": _parity,
     "probe": _probe,
 }
@@ -366,8 +395,8 @@ def _parser(command: str, description: str, epilog: str | None = None) -> Parser
     )
 
 
-def _sweep_parser(command: str, description: str) -> Parser:
-    parser = _parser(command, description, OVERRIDES)
+def _sweep_parser(command: str, description: str, epilog: str = OVERRIDES) -> Parser:
+    parser = _parser(command, description, epilog)
     parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="what to sweep, see below")
     parser.add_argument(
         "--where",

@@ -23,7 +23,7 @@ from sweep.expand import Expansion, GridPoint, ruled_out
 from sweep.forecast import Forecast, Known, StepTime
 from sweep.price import Price, information_order, price, shared_stage_discount, within_budget
 from sweep.reuse import FinishedAttempt
-from sweep.search import MISTAKES, Progress, silent
+from sweep.walk import MISTAKES, Progress, silent
 from workloads.cluster import ClusterSpec
 from workloads.costs.memory import StageMemory, estimate_memory, peak_stage
 from workloads.engine_support import is_own

@@ -72,7 +72,7 @@ def predict_frame(frame: pd.DataFrame, calibration: pd.DataFrame | None) -> Outc
     if calibration is not None:
         given = read_points(calibration, clusters, profiles, general)
         mistakes += [f"calibration row {row + 1}: {reason}" for row, reason in enumerate(given.reasons) if reason]
-        measured = _measured(calibration, given)
+        measured = measured_of(calibration, given)
     predictor = Predictor.learn(measured, profiles)
     found = predictor.predict(table.points)
     columns: dict[str, Any] = {
@@ -100,7 +100,7 @@ def _number(value: Any) -> float:
         return math.nan
 
 
-def _measured(frame: pd.DataFrame, table: Table) -> Measured:
+def measured_of(frame: pd.DataFrame, table: Table) -> Measured:
     if not set(frame.columns) & set(MEASURED):
         raise UltrasweepError(f"the calibration has none of the columns {', '.join(MEASURED)}")
     rows = table.rows

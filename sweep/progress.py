@@ -18,7 +18,7 @@ _EVERY_S = 10.0
 
 
 class PlanProgress:
-    """A `sweep.search.Progress` on standard error, to be used in a ``with`` statement."""
+    """A `sweep.walk.Progress` on standard error, to be used in a ``with`` statement."""
 
     def __init__(self, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._stream = stream if stream is not None else sys.stderr

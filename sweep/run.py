@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,9 +19,10 @@ from sweep.launch import is_dry, launch_settings, slurm_options
 from sweep.ledger import ledger_rows
 from sweep.limits import device_limit, host_bytes
 from sweep.machine import Machine, default_launcher, fitting_cluster, this_machine
-from sweep.plan import Plan, make_plan, refuse_if_nothing_can_run
+from sweep.plan import Plan, PlannedPoint, make_plan, refuse_if_nothing_can_run
 from sweep.progress import PlanProgress
 from sweep.reuse import find_finished
+from workloads.protocol import Method
 
 if TYPE_CHECKING:
     from launchers.slurm.options import SlurmOptions
@@ -98,8 +99,11 @@ class Queued:
     """Points of an earlier run that are running now and are not part of this plan: they are left to end."""
 
 
-def enqueue(prepared: Prepared) -> Queued:
+def enqueue(prepared: Prepared, added: Collection[str] | None = None) -> Queued:
     """Write the ledger and the queue. Raises `InvalidResults` when the folder's rows are of another device.
+
+    ``added``: ids of the experiments that the queue gets; None: all that are to run. What waits already stays then,
+    too, as long as its layout is planned.
 
     Points that wait from an earlier run and are not part of this plan (another budget, other axes) are removed, so
     that what runs is what was planned. Points requeued by ``retry`` stay.
@@ -115,14 +119,14 @@ def enqueue(prepared: Prepared) -> Queued:
     points = _points_of(prepared)
     planned = {point.key for point in points}
     removed = 0
-    for name in entry_names(sweep.todo):
+    for name in entry_names(sweep.todo) if added is None else ():
         if not _is_planned(name, planned, settings):
             (sweep.todo / name).unlink(missing_ok=True)
             removed += 1
     foreign = sum(not _is_planned(name, planned, settings) for name in entry_names(sweep.claimed))
-    to_run = {point.experiment.id for point in plan.to_run}
-    added = sweep.add_points(point for point in points if point.experiment.id in to_run)
-    return Queued(sweep=sweep, added=added, removed=removed, foreign=foreign)
+    to_run = {point.experiment.id for point in plan.to_run} if added is None else added
+    count = sweep.add_points(point for point in points if point.experiment.id in to_run)
+    return Queued(sweep=sweep, added=count, removed=removed, foreign=foreign)
 
 
 def would_wait(prepared: Prepared) -> list[Point]:
@@ -145,18 +149,24 @@ def would_wait(prepared: Prepared) -> list[Point]:
 def _points_of(prepared: Prepared) -> list[Point]:
     """The plan's points as the queue takes them: those to run, and the cached ones, which `retry` may put back."""
     return [
-        Point(
-            index=index,
-            grid=point.grid,
-            experiment=point.experiment,
-            predicted_peak_bytes=point.peak_bytes,
-            predicted_step_time_s=point.time.step_time_s if point.time is not None else None,
-            deadline_s=point.price.deadline_s,
-            method=prepared.settings.method,
-        )
+        point_of(index, point, prepared.settings.method)
         for index, point in enumerate(prepared.plan.points)
         if point.verdict in ("run", "cached") and point.price is not None
     ]
+
+
+def point_of(index: int, point: PlannedPoint, method: Method) -> Point:
+    """One point of a plan, which has a price, as the queue takes it."""
+    assert point.price is not None
+    return Point(
+        index=index,
+        grid=point.grid,
+        experiment=point.experiment,
+        predicted_peak_bytes=point.peak_bytes,
+        predicted_step_time_s=point.time.step_time_s if point.time is not None else None,
+        deadline_s=point.price.deadline_s,
+        method=method,
+    )
 
 
 def _is_planned(name: str, planned: set[str], settings: LaunchSettings) -> bool:

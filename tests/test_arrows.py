@@ -40,6 +40,7 @@ ANALYSIS = {
     "index_page": ("rows", "figures", "claims", "page", "explorer"),
     "compare": ("rows", "figures", "page"),
     "training_curves": ("figures",),
+    "search_regret": ("figures",),
     "options": (),
     "report": ("rows", "figures", "page", "claims", "explorer", "index_page", "options"),
 }

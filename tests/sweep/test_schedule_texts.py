@@ -46,19 +46,25 @@ def test_explain_says_how_the_model_is_cut_and_what_equal_ranks_would_idle() -> 
 
 
 def test_explain_says_what_every_pipeline_rank_is_predicted_to_wait() -> None:
-    known = Record(experiment=pipeline(pp_split="even"), ledger=({"grid": "playbook"},), attempts=())
+    experiment = pipeline(pp_split="even")
+    known = Record(id=experiment.id, experiment=experiment, ledger=({"grid": "playbook"},), attempts=())
     text = str(explain._predicted_idle(known))
     assert text.startswith("predicted waiting for other stages, share of a step on h100_efa: ")
     # 8, 8, 8 and 8 layers; the last rank has the head besides, so it waits least.
     assert [part.split(" %")[0].rpartition(" ")[0] for part in text.partition("; ")[2].split(", ")][-1] == "rank 3"
     waits = [float(part.split()[-2]) for part in text.partition("; ")[2].split(", ")]
     assert waits[-1] == min(waits) > 0
-    on_h200 = Record(experiment=known.experiment, ledger=(), attempts=({"cluster": "h200"},))
+    on_h200 = Record(id=known.id, experiment=known.experiment, ledger=(), attempts=({"cluster": "h200"},))
     assert "on h200: " in str(explain._predicted_idle(on_h200))
     for cluster in ("cpu", "of another folder"):
-        unknown = Record(experiment=known.experiment, ledger=(), attempts=({"cluster": cluster},))
+        unknown = Record(id=known.id, experiment=known.experiment, ledger=(), attempts=({"cluster": cluster},))
         assert explain._predicted_idle(unknown) is None
-    assert explain._predicted_idle(Record(experiment=known.experiment, ledger=({"grid": "gone"},), attempts=())) is None
+    assert (
+        explain._predicted_idle(
+            Record(id=known.id, experiment=known.experiment, ledger=({"grid": "gone"},), attempts=())
+        )
+        is None
+    )
 
 
 def test_neighbours_that_wait_alike_share_a_text() -> None:

@@ -63,24 +63,32 @@ class Predictor:
 
     @classmethod
     def learn(
-        cls, measured: Measured | None, profiles: Mapping[str, Profile], kernel: Kernel | None = None
+        cls,
+        measured: Measured | None,
+        profiles: Mapping[str, Profile],
+        kernel: Kernel | None = None,
+        *,
+        widened: bool = True,
     ) -> Predictor:
-        """A predictor fitted on these rows; None: the profiles alone."""
+        """A predictor fitted on these rows; None: the profiles alone.
+
+        ``widened``: whether intervals are made to cover rows that are left out, which takes most of the time.
+        """
         predictor = cls(profiles)
         if measured is None:
             return predictor
         for name in sorted(set(measured.points.codebase.tolist())):
             own = measured.points.codebase == name
-            predictor._learn_time(name, measured, own & np.isfinite(measured.step_time_s), kernel or Kernel())
+            predictor._learn_time(name, measured, own & np.isfinite(measured.step_time_s), kernel or Kernel(), widened)
             predictor._learn_memory(name, measured, own)
         return predictor
 
-    def _learn_time(self, name: str, measured: Measured, rows: Floats, kernel: Kernel) -> None:
+    def _learn_time(self, name: str, measured: Measured, rows: Floats, kernel: Kernel, widened: bool) -> None:
         if not rows.any():
             return
         points, target = measured.points.take(rows), measured.step_time_s[rows]
         self.time[name] = learned = learn_time(points, target, self.profiles, name, kernel)
-        if learned.residuals is not None:
+        if widened and learned.residuals is not None:
             self.widen[name] = widening(points, target, self.profiles, name, kernel, learned.fitted.values)
 
     def _learn_memory(self, name: str, measured: Measured, own: Floats) -> None:

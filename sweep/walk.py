@@ -50,7 +50,7 @@ class _Found(Exception):
 
 
 @dataclass(slots=True)
-class Search:
+class Walk:
     """The walk as one function: its source has a loop for each axis, and every expression where it is first known."""
 
     grid: GridSpec
@@ -68,7 +68,7 @@ class Search:
     next_told: float = 0.0
     """When progress is told again, on the monotonic clock."""
     sought_size: int | None = None
-    """If given, the search only asks whether this world size has a point, and raises `_Found` at the first one."""
+    """If given, the walk only asks whether this world size has a point, and raises `_Found` at the first one."""
 
     @property
     def total(self) -> int:
@@ -178,23 +178,23 @@ class Search:
 
 
 class _Source:
-    """The source of a search's function ``walk``, and the values that its names stand for."""
+    """The source of a walk's function ``walk``, and the values that its names stand for."""
 
-    def __init__(self, search: Search, steps: Sequence[tuple[str, str, Any]]) -> None:
+    def __init__(self, walk: Walk, steps: Sequence[tuple[str, str, Any]]) -> None:
         self.lines = ["def walk():"]
         self.values: dict[str, Any] = {
-            "found": search.found,
-            "sizes_seen": search.sizes_seen,
-            "tell": search.tell,
-            "refuse_too_many": search.refuse_too_many,
-            "found_sought": search.found_sought,
+            "found": walk.found,
+            "sizes_seen": walk.sizes_seen,
+            "tell": walk.tell,
+            "refuse_too_many": walk.refuse_too_many,
+            "found_sought": walk.found_sought,
             "int": int,
             "float": float,
             "len": len,
         }
         self._places: dict[int, str] = {}
         """By line number: the derived value or condition that is evaluated there."""
-        self._search = search
+        self._walk = walk
         self._indent, self._loops, self._leave, self._size = 1, 0, "return", "None"
         calls: list[str] = []
         for number, (kind, name, what) in enumerate(steps):
@@ -224,7 +224,7 @@ class _Source:
     def _axis(self, number: int, axis: Axis, weight: int) -> list[str]:
         """A loop, or plain values where there is one of each. Returns the call that has to follow the whole source
         where the loops go on in a function of their own."""
-        names, rows = self._search.columns_of(axis)
+        names, rows = self._walk.columns_of(axis)
         target = f"{', '.join(map(_variable, names))},"
         calls = []
         if len(rows) == 1:
@@ -238,7 +238,7 @@ class _Source:
             self.values[f"rows{number}"] = rows
             self._add(f"for {target} in rows{number}:")
             self._indent, self._loops, self._leave = self._indent + 1, self._loops + 1, "continue"
-            if weight >= TOLD_EVERY and self._search.sought_size is None:
+            if weight >= TOLD_EVERY and self._walk.sought_size is None:
                 self._add("tell()")
         if "world_size" in names:
             self._see_size()
@@ -250,7 +250,7 @@ class _Source:
 
     def _derive(self, number: int, name: str, derived: Expression, weight: int) -> None:
         variable, counted = _variable(name), name in COUNTED
-        self.values[f"ended{number}"] = self._search.not_whole.setdefault(name, defaultdict(int))
+        self.values[f"ended{number}"] = self._walk.not_whole.setdefault(name, defaultdict(int))
         self._add(f"{variable} = {source_of(derived, _variable)}")
         self._places[len(self.lines)] = f"derive.{name}"
         self._add(f"if {variable}.__class__ is float:")
@@ -260,21 +260,21 @@ class _Source:
         self._add(f"ended{number}[{self._size}] += {weight}", 1)
         self._add(self._leave, 1)
         if not counted and name in AXES:
-            self.values[f"check{number}"] = partial(AXES[name].check, f"grid {self._search.grid.name}: derive.{name}")
+            self.values[f"check{number}"] = partial(AXES[name].check, f"grid {self._walk.grid.name}: derive.{name}")
             self._add(f"check{number}({variable})")
         if name == "world_size":
             self._see_size()
 
     def _where(self, number: int, place: str, condition: Expression, weight: int) -> None:
-        self.values[f"ended{number}"] = self._search.filtered.setdefault(place, [0])
+        self.values[f"ended{number}"] = self._walk.filtered.setdefault(place, [0])
         self._add(f"if not {source_of(condition, _variable)}:")
         self._places[len(self.lines)] = place
         self._add(f"ended{number}[0] += {weight}", 1)
         self._add(self._leave, 1)
 
     def _keep(self) -> None:
-        kept = self._search.kept
-        if (sought := self._search.sought_size) is not None and "world_size" in kept:
+        kept = self._walk.kept
+        if (sought := self._walk.sought_size) is not None and "world_size" in kept:
             self._add(f"if {_variable('world_size')} == {sought!r}:")
             self._add("found_sought()", 1)
         self._add(f"found.append(({', '.join(map(_variable, kept))},))")
@@ -308,7 +308,7 @@ def _has_layout(grid: GridSpec, shapes: Mapping[str, Mapping[str, Any]], size: i
         dataclasses.replace(axis, rows=((size,),)) if axis.names == ("world_size",) else axis for axis in grid.axes
     )
     try:
-        Search(dataclasses.replace(grid, axes=axes), shapes, sought_size=size).run()
+        Walk(dataclasses.replace(grid, axes=axes), shapes, sought_size=size).run()
     except _Found:
         return True
     return False

@@ -1,0 +1,192 @@
+"""A plan as a space to search in: its points that can run, with what the closed forms say of them.
+
+Rows of other sweeps on the same cluster stand beside them in cells of their own, which are not searched: what the
+prediction missed there says something here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from results.text import name_routing
+from sweep.plan import Plan, PlannedPoint
+from sweep.searching.features import FAMILY_AXES, LENGTHS, ZERO
+from sweep.searching.space import Flags, Floats, Space
+from workloads.costs.timeline import estimate_time
+from workloads.experiment import Experiment, from_dict
+
+CAN_RUN = ("run", "cached", "over_budget")
+"""Verdicts of candidates: what a plan's budget leaves out, the search may choose all the same."""
+TIME_SPREAD = 0.15
+"""Of the logarithm of a step time that was predicted and nothing else is known of."""
+BLIND_SPREAD = 0.5
+"""Of one that was not."""
+LOAD_SPREAD = 0.06
+"""Of the logarithm of the predicted need of memory."""
+_NO_LIMIT = -5.0
+"""Logarithm of a load far below what any device has, where no limit is known."""
+CHOICES = 0.7
+"""Of choices that are no numbers (a schedule, a precision): the distance of two that differ, over a length."""
+_NOT_LAYOUT = {
+    "model", "seed", "engine", "engine_version", "global_batch_size", "seq_len", "zero_stage", "micro_batch_size",
+    "dp_replicate", "dp_shard", "routing", "routing_imbalance", "capacity_factor", *FAMILY_AXES,
+}  # fmt: skip
+_FREES_MEMORY = ("micro_batch_size", "zero_stage", "recompute", "recompute_every")
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A row of another sweep on this cluster."""
+
+    experiment: Experiment
+    step_time_s: float
+    predicted_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedSpace:
+    space: Space
+    """Candidates, and after them the rows of other sweeps."""
+    points: tuple[PlannedPoint, ...]
+    """The candidates' points."""
+    place_of: Mapping[str, int]
+    """A candidate's place by `layout_id`."""
+    ids: tuple[str, ...]
+    """The candidates' experiment ids."""
+    names: Mapping[int, str]
+    """Of the cells that are searched."""
+    known: tuple[Known, ...]
+    blind: Flags
+    """Candidates whose time was not predicted."""
+
+    def anchor(self, place: int, step_time_s: float) -> None:
+        """Give candidates without a prediction the time of the first of them that ran."""
+        if self.blind[place]:
+            self.space.log_time[self.blind] = np.log(step_time_s)
+
+
+def layout_id(experiment: Experiment) -> str:
+    """Equal for runs of one layout, which may differ in their seeds."""
+    return dataclasses.replace(experiment, seed=0).id
+
+
+def cell_of(experiment: Experiment) -> tuple[Any, ...]:
+    """What the layouts of one cell have in common: they do the same work on as many devices."""
+    e = experiment
+    routing = name_routing(e.routing, e.routing_imbalance, e.capacity_factor)
+    return e.model.name, routing, e.world_size, e.seq_len, e.global_batch_size
+
+
+def planned_space(plan: Plan, known: Sequence[Known] = ()) -> PlannedSpace:
+    """Every layout of the plan that can run, once. One whose time cannot be predicted is as fast as any other, and its
+    spread is wide; the first run says how fast that is (`PlannedSpace.anchor`)."""
+    points: list[PlannedPoint] = []
+    place_of: dict[str, int] = {}
+    ids: list[str] = []
+    # By id, because the order of a plan changes with what has run.
+    for one, point in sorted(((point.experiment.id, point) for point in plan.points), key=lambda pair: pair[0]):
+        if point.verdict in CAN_RUN and point.price is not None:
+            place_of.setdefault(layout_id(point.experiment), len(points))
+            if len(place_of) > len(points):
+                points.append(point)
+                ids.append(one)
+    experiments = [point.experiment for point in points] + [one.experiment for one in known]
+    numbers: dict[tuple[Any, ...], int] = {}
+    cells = [
+        numbers.setdefault((place < len(points), *cell_of(e)), len(numbers)) for place, e in enumerate(experiments)
+    ]
+    models = {name: number for number, name in enumerate(dict.fromkeys(e.model.name for e in experiments))}
+    predicted = [point.time.step_time_s if point.time is not None else 1.0 for point in points]
+    blind = np.array([point.time is None for point in points] + [False] * len(known))
+    space = Space(
+        cell=np.array(cells, dtype=np.int64),
+        model=np.array([models[e.model.name] for e in experiments], dtype=np.int64),
+        gpus=np.array([e.world_size for e in experiments], dtype=float),
+        layout=_features(experiments),
+        family=np.array(["+".join(n for n in FAMILY_AXES if getattr(e, n) > 1) or "dp" for e in experiments]),
+        log_time=np.log([*predicted, *(one.predicted_s for one in known)]),
+        time_spread=np.where(blind, BLIND_SPREAD, TIME_SPREAD),
+        log_load=np.array([*map(_log_load, points), *(_NO_LIMIT for _ in known)]),
+        load_spread=np.full(len(experiments), LOAD_SPREAD),
+        same_but_memory=np.array([_but_memory(e) for e in experiments]),
+    )
+    names = {
+        cells[place]: f"{e.model.name} on {e.world_size}, {e.seq_len:,} tokens, batch {e.global_batch_size:,}"
+        for place, e in enumerate(experiments[: len(points)])
+    }
+    return PlannedSpace(
+        space=space,
+        points=tuple(points),
+        place_of=place_of,
+        ids=tuple(ids),
+        names=names,
+        known=tuple(known),
+        blind=blind,
+    )
+
+
+def _log_load(point: PlannedPoint) -> float:
+    if point.peak_bytes is None or point.limit_bytes is None:
+        return _NO_LIMIT
+    return float(np.log(point.peak_bytes / point.limit_bytes))
+
+
+def _but_memory(experiment: Experiment) -> str:
+    fields = {field.name: getattr(experiment, field.name) for field in dataclasses.fields(experiment)}
+    return repr([value for name, value in fields.items() if name not in (*_FREES_MEMORY, "model", "seed")])
+
+
+def _features(experiments: Sequence[Experiment]) -> Floats:
+    """`Space.layout` of experiments: degrees, and every other choice that is not the same in all of them."""
+    if not experiments:
+        return np.empty((0, 0))
+    degrees = {"dp": "dp", "vpp": "virtual_stages", "mbs": "micro_batch_size"}
+    columns = [
+        np.log2([getattr(e, degrees.get(name, name)) for e in experiments]) / length for name, length in LENGTHS.items()
+    ]
+    columns.append(np.array([e.zero_stage for e in experiments]) / ZERO)
+    for field in dataclasses.fields(experiments[0]):
+        values = [str(getattr(e, field.name)) for e in experiments] if field.name not in _NOT_LAYOUT else []
+        columns += [np.array([one == value for one in values]) * CHOICES for value in sorted(set(values))[1:]]
+    return np.stack(columns, axis=1).astype(float)
+
+
+def known_rows(plan: Plan, most: int = 400) -> list[Known]:
+    """The newest rows of other sweeps in the results folder that today's engine has made on this cluster."""
+    from results.schema import MEASUREMENT_VERSION
+    from results.store import own_sweep_dirs, read_attempts
+
+    config, found = plan.config, []
+    versions = {point.experiment.engine_version for point in plan.points}
+    columns = ["outcome", "method", "cluster", "measurement_version", "engine_version", "step_time_s", "config_json"]
+    for folder in own_sweep_dirs(config.results_dir) if config.results_dir.is_dir() else []:
+        if folder.resolve() == config.sweep_dir.resolve():
+            continue
+        for row in read_attempts(folder).select([*columns, "started_at"]).to_pylist():
+            same = row["cluster"] == config.cluster.name and row["method"] == plan.method
+            new = row["measurement_version"] == MEASUREMENT_VERSION and row["engine_version"] in versions
+            if same and new and row["outcome"] == "ok" and row["step_time_s"] and row["config_json"]:
+                found.append(row)
+    rows = []
+    for row in sorted(found, key=lambda one: str(one["started_at"]))[-most:]:
+        experiment = _experiment(row["config_json"])
+        time = estimate_time(experiment, config.cluster) if experiment is not None else None
+        if experiment is not None and time is not None:
+            rows.append(Known(experiment, float(row["step_time_s"]), time.step_time_s))
+    return rows
+
+
+def _experiment(text: str) -> Experiment | None:
+    import json
+
+    from workloads.errors import InvalidExperiment
+
+    try:
+        return from_dict(json.loads(text))
+    except (ValueError, TypeError, KeyError, InvalidExperiment):
+        return None  # a row of another version says nothing here

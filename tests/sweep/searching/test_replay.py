@@ -1,0 +1,155 @@
+"""``search --replay``: on a small table in every detail, and on the study's where it is there."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from math import inf
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from analysis import search_regret
+from sweep.__main__ import main
+from sweep.search_replay import SEARCH
+from sweep.searching.baselines import at_random, by_hand, by_prediction, in_order
+from sweep.searching.recorded import Recorded, read_recorded, recorded_space
+from sweep.searching.replay import CellResult, coverage, quantiles, replay, settled
+from sweep.searching.settings import Settings
+from tests.sweep.searching.spaces import table
+
+STUDY = Path(__file__).resolve().parents[4] / "shared" / "study" / "bench_final2_mfu2.csv"
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("replay") / "rows.csv"
+    table().to_csv(path, index=False)
+    return path
+
+
+@pytest.fixture(scope="module")
+def recorded(written: Path) -> Recorded:
+    return recorded_space(read_recorded(written), calibrated=False)
+
+
+def test_a_space_has_every_layout_of_the_table_once(written: Path, recorded: Recorded) -> None:
+    frame = pd.read_csv(written)
+    assert len(recorded.space) == len(frame)
+    assert len(recorded.names) == len(recorded.space.cells) == 6
+    assert sorted(recorded.step_time_s[np.isfinite(recorded.step_time_s)]) == pytest.approx(
+        sorted(frame["step_time_s"].dropna())
+    )
+    twice = pd.concat([frame, frame.assign(status="oom", step_time_s=np.nan)]).assign(candidate=True)
+    assert len(recorded_space(twice, calibrated=False).space) == len(frame), "the run that went well counts"
+
+
+def test_a_search_needs_fewer_runs_than_others(recorded: Recorded) -> None:
+    search = replay(recorded, Settings())
+    assert settled(search, 0.01) == 6
+    assert sum(len(one.runs) for one in search) < 0.4 * len(recorded.space)
+    random = in_order(recorded, at_random(recorded, 0))
+    assert quantiles(search, 0.01)[0] < quantiles(random, 0.01)[0]
+    for one in (*search, *random, *by_hand(recorded), *in_order(recorded, by_prediction(recorded), patience=3)):
+        assert len(one.runs) == len(one.regret) == len(one.gpu_hours)
+        assert len(set(one.runs)) == len(one.runs), "nothing runs twice"
+        assert (np.diff(one.gpu_hours) > 0).all()
+        assert all(later <= before for before, later in pairwise(one.regret))
+        assert all(recorded.space.cell[run] == one.cell for run in one.runs)
+
+
+def test_the_price_of_runs_by_hand(recorded: Recorded) -> None:
+    order = by_prediction(recorded)
+    whole = in_order(recorded, order, early_end=False)[0]
+    steps = np.nansum([8 * recorded.step_time_s[one] for one in whole.runs])
+    gpus = recorded.space.gpus[whole.runs[0]]
+    assert whole.gpu_hours[-1] == pytest.approx(gpus * (60 * len(whole.runs) + steps) / 3600)
+    assert in_order(recorded, order)[0].gpu_hours[-1] < whole.gpu_hours[-1], "slow runs end early"
+
+
+def test_noise_is_mended_by_repeats_and_judged_by_the_truth(recorded: Recorded) -> None:
+    quiet = replay(recorded, Settings())
+    noisy = replay(recorded, Settings(), noise=0.05, repeats=2, seed=1)
+    assert noisy == replay(recorded, Settings(), noise=0.05, repeats=2, seed=1)
+    assert any(len(set(one.runs)) < len(one.runs) for one in noisy), "the top has run again"
+    assert all(one.regret[-1] >= 0 for one in (*quiet, *noisy))
+
+
+def test_coverage_and_runs_until_by_hand() -> None:
+    one = CellResult(
+        cell=0, runs=(3, 4, 5), regret=(inf, 0.2, 0.0), gpu_hours=(1.0, 2.0, 3.0), said=((1.0, True), (0.05, False))
+    )
+    assert (one.until(0.01), one.until(0.5)) == (3, 2)
+    never = CellResult(cell=1, runs=(1,), regret=(0.5,), gpu_hours=(1.0,), said=((0.1, True),))
+    assert never.until(0.01) == inf
+    assert coverage([one, never], (0.0, 0.1, 1.0)) == [
+        (0.0, 0.1, 2, pytest.approx(0.075), 0.5),
+        (0.1, 1.0, 1, 1.0, 1.0),
+    ]
+    assert settled([one, never], 0.01) == 1
+
+
+@pytest.mark.slow
+def test_the_command_and_its_figure(written: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "runs.parquet"
+    assert main(["search", "--replay", str(written), "search.batch=2", "--out", str(out)]) == 0
+    said = capsys.readouterr().out
+    assert "| other models | search |" in said and "with 2.5 % noise" in said
+    rows = pd.read_parquet(out)
+    search = rows[rows["strategy"] == SEARCH]
+    assert search.groupby("fitted_on")["cell"].nunique().tolist() == [6, 6]
+    assert rows["regret"].min() == 0
+    assert search_regret.main([str(out), "--out", str(tmp_path / "regret.svg")]) == 0
+    assert "Cells within 1 %" in (tmp_path / "regret.svg").read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["+grid=tiny"], "a replay takes options of the section search alone"),
+        (["search.batch=0"], "search.batch=0"),
+        (["search.within=2"], "search.within=2 is a share below 1"),
+        (["search.btch=2"], "btch"),
+        (["search.stop=["], "cannot read"),
+        (["--out", "runs.txt"], "must end in .parquet or .csv"),
+    ],
+)
+def test_mistakes_are_one_line(written: Path, words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["search", "--replay", str(written), *words]) == 2
+    error = capsys.readouterr().err
+    assert said in error and len(error.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("gpu,gpus\nH100,8\n", "has no column status"),
+        ("gpu,status,step_time_s\nH100,oom,\n", "no model and size of the table has 3 runs"),
+        ("a,b\n1,2\n", "has none of the columns"),
+    ],
+)
+def test_tables_in_which_nothing_can_be_searched(
+    tmp_path: Path, text: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text(text)
+    assert main(["search", "--replay", str(path)]) == 2
+    error = capsys.readouterr().err
+    assert said in error and len(error.splitlines()) == 1
+
+
+@pytest.mark.slow
+def test_the_study_needs_two_hundred_runs() -> None:
+    if not STUDY.exists():
+        pytest.skip(f"the study's raw table is not at {STUDY}")
+    frame = read_recorded(STUDY)
+    for calibrated, most_runs, cells, median, p90 in ((True, 250, 26, 2, 5), (False, 350, 25, 2, 9)):
+        found = replay(recorded_space(frame, calibrated), Settings())
+        assert len(found) == 27
+        assert sum(len(one.runs) for one in found) <= most_runs
+        assert settled(found, 0.01) >= cells
+        assert quantiles(found, 0.01) <= (median, p90)
+        stopped = [said[-1] for said in (one.said for one in found)]
+        wrong = np.mean([was for _, was in stopped])
+        assert wrong <= 0.1, "the rule keeps what it says"
