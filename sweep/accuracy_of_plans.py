@@ -12,7 +12,7 @@ from results.load import load
 from sweep.codebases import read_clusters
 from sweep.forecast import Forecast, Known, StepTime
 from sweep.measured_tables import RECORDED
-from workloads.experiment import Experiment, from_dict
+from workloads.experiment import Experiment, from_dict, layout_id
 
 COLUMNS = ("rows", "MAPE", "p90", "bias", "Spearman", "top-1 regret", "inside 90 %")
 _SHOWN_AXES = ("model", "tp", "pp", "cp", "zero_stage", "recompute", "pp_schedule", "precision")
@@ -31,7 +31,7 @@ def planned(points: pd.DataFrame, known: Known | None = None) -> pd.DataFrame:
     parts = []
     for name, own in points.groupby("cluster", sort=True):
         experiments: Sequence[Experiment] = own["experiment"].tolist()
-        times = Forecast.of(read_clusters()[str(name)], known, own["experiment_id"]).times(experiments)
+        times = Forecast.of(read_clusters()[str(name)], known, map(layout_id, experiments)).times(experiments)
         parts.append(pd.DataFrame([_row(*one) for one in zip(own["experiment_id"], times, strict=True)]))
     return pd.concat(parts, ignore_index=True)
 
@@ -46,8 +46,9 @@ def without_its_model(points: pd.DataFrame) -> pd.DataFrame:
     parts = []
     for model, own in points.groupby("model", sort=True):
         others = points[points["model"] != model]
-        triples = zip(others["experiment_id"], others["experiment"], others["step_time_s"], strict=True)
-        parts.append(planned(own, Known({name: (experiment, float(time)) for name, experiment, time in triples})))
+        pairs = zip(others["experiment"], others["step_time_s"], strict=True)
+        known = Known({layout_id(experiment): (experiment, float(time)) for experiment, time in pairs})
+        parts.append(planned(own, known))
     return pd.concat(parts, ignore_index=True)
 
 

@@ -2,7 +2,7 @@
 cluster, and rows that were measured on it.
 
 The form is that of ``python -m sweep predict``. Measured rows count from every sweep of the results folder, but never
-those of the plan's own experiments: so no prediction has seen what it is compared with later.
+those of the plan's own layouts: so no prediction has seen what it is compared with later.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from results.text import plural
 from sweep.codebases import read_profiles
 from workloads.cluster import ClusterSpec
 from workloads.errors import InvalidExperiment
-from workloads.experiment import ENGINE, Experiment, from_dict
+from workloads.experiment import ENGINE, Experiment, from_dict, layout_id
 from workloads.predict import layouts
 from workloads.predict.predictor import NORMAL_90, Measured, Prediction, Predictor
 from workloads.predict.probed import Probed, probed
@@ -50,7 +50,7 @@ class Known:
     """What was measured on a cluster before a plan is made."""
 
     steps: Mapping[str, tuple[Experiment, float]] = field(default_factory=dict)
-    """By id, experiments that ran there with their step time in seconds, the newest first."""
+    """By `layout_id`, layouts that ran there with their step time in seconds, the newest first."""
     probe: Probed | None = None
     probe_day: str = ""
     """When the probe ended, as year-month-day."""
@@ -70,7 +70,7 @@ def read_known(cluster: ClusterSpec, results_dir: Path) -> Known:
         except (InvalidExperiment, ValueError, TypeError, KeyError):  # of a version that this one cannot read
             continue
         if experiment.engine == ENGINE and not layout_violations(experiment):
-            steps.setdefault(experiment.id, (experiment, []))[1].append(seconds)
+            steps.setdefault(layout_id(experiment), (experiment, []))[1].append(seconds)
     known = {name: (experiment, statistics.median(times)) for name, (experiment, times) in steps.items()}
     probe = load_probe(cluster.name, results_dir)
     if probe is None:
@@ -117,7 +117,7 @@ class Forecast:
 
     @classmethod
     def of(cls, cluster: ClusterSpec, known: Known | None = None, leave_out: Iterable[str] = ()) -> Forecast:
-        """``leave_out``: ids of experiments whose own measurements shall not be used."""
+        """``leave_out``: `layout_id` of those whose own measurements, with any seed, shall not be used."""
         known, profiles = known or Known(), dict(read_profiles())
         without, said = set(leave_out), []
         rates: Mapping[str, float] = {}

@@ -28,7 +28,7 @@ from workloads.cluster import ClusterSpec
 from workloads.costs.memory import StageMemory, estimate_memory, peak_stage
 from workloads.engine_support import is_own
 from workloads.errors import InvalidSweep
-from workloads.experiment import Experiment
+from workloads.experiment import Experiment, layout_id
 from workloads.expressions import Expression
 from workloads.protocol import Method, Task
 from workloads.rules import Violation, violations
@@ -125,7 +125,7 @@ def make_plan(
     count, widest = len(expansion.points), device_limit if method == "measured" else None
     checked = [_checked(config, point, method, widest, host_bytes) for point in expansion.points]
     possible = [one.experiment for one in checked if one.predicted]
-    forecast = Forecast.of(config.cluster, known, (experiment.id for experiment in possible) if known else ())
+    forecast = Forecast.of(config.cluster, known, (layout_id(one) for one in possible) if known else ())
     times = iter(forecast.times(possible))
     for done, one in enumerate(checked):
         if not done % _TOLD_EVERY:

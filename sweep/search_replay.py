@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 from rich.console import Console
+from threadpoolctl import threadpool_limits
 
 from results.errors import UltrasweepError
 from results.text import plural
@@ -48,6 +49,8 @@ class Replayed:
     """Of noisy runs: cells within the goal without repeats and with them, and the runs with them; means of draws."""
 
 
+# The matrices are small: more threads wait for each other.
+@threadpool_limits.wrap(limits=1, user_api="blas")  # type: ignore[untyped-decorator]
 def replay_table(path: Path, settings: Settings) -> Replayed:
     """Every strategy on one table. Raises `UltrasweepError` for a table in which nothing can be searched again."""
     frame = read_recorded(path)

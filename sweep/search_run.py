@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from math import exp
 
 from rich.console import Console
+from threadpoolctl import threadpool_limits
 
 from launchers.state.sweep_dir import Point, SweepDir
 from launchers.status.run_summary import RunSummary
@@ -70,6 +71,8 @@ def prepare_search(overrides: Sequence[str], folders: ConfFolders, extra_where: 
     return Search(prepared=prepared, planned=planned, budget_gpu_hours=budget)
 
 
+# The matrices are small: more threads wait for each other.
+@threadpool_limits.wrap(limits=1, user_api="blas")  # type: ignore[untyped-decorator]
 def run_search(search: Search, launch: Launch, say: Callable[[str], None]) -> Found:
     """Rounds until every cell is done, the budget is spent, or a round was interrupted. ``launch`` runs what waits in
     the queue; points of an earlier command that wait are run first."""

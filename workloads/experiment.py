@@ -291,6 +291,11 @@ def to_dict(experiment: Experiment) -> dict[str, Any]:
     return dataclasses.asdict(experiment)
 
 
+def layout_id(experiment: Experiment) -> str:
+    """Equal for runs of one layout, which may differ in their seeds."""
+    return dataclasses.replace(experiment, seed=0).id
+
+
 def from_dict(fields: dict[str, Any]) -> Experiment:
     """Inverse of `to_dict`. Unknown or missing fields are refused: an old file is not silently given new defaults.
 

@@ -18,7 +18,7 @@ from sweep.plan import Plan, PlannedPoint
 from sweep.searching.features import FAMILY_AXES, LENGTHS, ZERO
 from sweep.searching.space import Flags, Floats, Space
 from workloads.costs.timeline import estimate_time
-from workloads.experiment import Experiment, from_dict
+from workloads.experiment import Experiment, from_dict, layout_id
 
 CAN_RUN = ("run", "cached", "over_budget")
 """Verdicts of candidates: what a plan's budget leaves out, the search may choose all the same."""
@@ -68,11 +68,6 @@ class PlannedSpace:
         """Give candidates without a prediction the time of the first of them that ran."""
         if self.blind[place]:
             self.space.log_time[self.blind] = np.log(step_time_s)
-
-
-def layout_id(experiment: Experiment) -> str:
-    """Equal for runs of one layout, which may differ in their seeds."""
-    return dataclasses.replace(experiment, seed=0).id
 
 
 def cell_of(experiment: Experiment) -> tuple[Any, ...]:

@@ -18,11 +18,11 @@ from launchers.state.sweep_dir import SweepDir, entry_names, key_of, split_name
 from results.store import read_attempts
 from sweep.plan import PlannedPoint
 from sweep.searching.choice import to_repeat
-from sweep.searching.planned import PlannedSpace, layout_id
+from sweep.searching.planned import PlannedSpace
 from sweep.searching.session import Session
 from sweep.searching.settings import Settings
 from sweep.searching.space import RUNNING, UNTRIED
-from workloads.experiment import Experiment, from_dict
+from workloads.experiment import Experiment, from_dict, layout_id
 
 ROW_COLUMNS = ["outcome", "method", "step_time_s", "config_json", "started_at", "world_size", "duration_s"]
 _HOUR_S = 3600.0

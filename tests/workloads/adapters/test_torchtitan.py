@@ -15,12 +15,17 @@ from workloads.engine_support import refused
 from workloads.experiment import ENGINES, Experiment
 from workloads.protocol import MeasureSpec, StepRecord
 
+MISSING = [
+    name
+    for name in ("torchtitan", "datasets", "tokenizers", "torchdata", "tensorboard", "triton", "tyro")
+    if importlib.util.find_spec(name) is None
+]
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(300),
     pytest.mark.skipif(
-        importlib.util.find_spec("torchtitan") is None,
-        reason="torchtitan is not installed: pip install '.[torchtitan]'",
+        bool(MISSING),
+        reason=f"{', '.join(MISSING)} not installed: pip install '.[torchtitan]'",
     ),
 ]
 LAYOUTS: dict[str, dict[str, Any]] = {
