@@ -101,8 +101,8 @@ PRECISION = [
             "one_expert_for_all",
             "rows of every expert are multiplied by the first one's weights",
             _GROUPED + "rows_by_weights",
-            "Operand(values[group]",
-            "Operand(values[0]",
+            "of_group = Operand(values[group]",
+            "of_group = Operand(values[0]",
             {},
         ),
         (
