@@ -53,9 +53,29 @@ def test_the_answer_is_on_the_first_screen_and_nothing_scrolls_sideways(
     assert bottom < 900
     if width > 1000:
         assert browser.js("document.getElementById('map').getBoundingClientRect().bottom") < 900
+    if width != 768:  # where sections stand below each other, and none is folded
         assert browser.js("document.documentElement.scrollHeight") < 5000
     assert "dp 32 · pp 2 · ZeRO 1 · micro-batch 1 × 8" in browser.text("#winner .layout")
     assert "Tie of 5" in browser.text("#winner")
+    quiet(browser, study)
+
+
+def test_a_phone_folds_what_is_below_the_runs(study: Path, browser: Browser) -> None:
+    shown = "[...document.querySelectorAll('#why, #cost, #failed, #trust, #files')].map((e) => e.clientHeight > 100)"
+    opened(browser, study, "#m=8.86B&g=64", size=(375, 900))
+    assert browser.js(shown) == [False] * 5
+    browser.js("document.querySelector('#cost > h2 > button').click()")
+    assert browser.js(shown) == [False, True, False, False, False]
+    browser.js("document.querySelector('nav a[href=\"#trust\"]').click()")
+    assert browser.js(shown) == [False, True, False, True, False]
+    assert browser.js("document.querySelector('#trust > h2 > button').getAttribute('aria-expanded')") == "true"
+    browser.js("document.querySelector('#cost > h2 > button').click()")
+    assert browser.js(shown) == [False, False, False, True, False]
+    opened(browser, study, "#files", size=(375, 900))
+    assert browser.js(shown) == [False, False, False, False, True]
+    opened(browser, study, "#m=8.86B&g=64", size=(1400, 900))
+    assert browser.js(shown) == [True] * 5
+    assert browser.js("document.querySelectorAll('.folds > h2 > button:enabled').length") == 0
     quiet(browser, study)
 
 
@@ -243,7 +263,7 @@ def test_budgets_of_the_study(study: Path, browser: Browser) -> None:
     assert min(first for first, _ in times) < 1000
     assert min(last for _, last in times) < 2000
     took = []
-    for size in (8, 64, 512):
+    for size in 3 * (8, 64, 512):
         began = browser.js("(window.began = performance.now(), 0)")
         browser.click(cell("8.86B", size))
         took.append(browser.js("performance.now() - window.began"))

@@ -39,6 +39,15 @@ const Cost = (() => {
   }
 
   /**
+   * Round numbers up to `most`, three to six of them.
+   * @param {number} most
+   */
+  function round(most) {
+    const size = 10 ** Math.floor(Math.log10(most)), step = [2, 1, 0.5, 0.2].find((part) => most / (part * size) >= 3) * size;
+    return Array.from({ length: Math.floor(most / step) }, (_, place) => (place + 1) * step);
+  }
+
+  /**
    * @param {PageState} state
    * @param {Point[]} points
    */
@@ -53,12 +62,12 @@ const Cost = (() => {
       node.append(...children);
       return node;
     };
-    const unit = state.price ? "$" : "GPU-hours", digits = (value) => (value >= 1e6 ? `${Words.fixed(value / 1e6, 1)} M` : value >= 1e3 ? `${Words.fixed(value / 1e3)} k` : Words.fixed(value));
-    const levels = [0.25, 0.5, 0.75, 1].map((share) => share * most), ticks = [1, 3, 10, 30, 100, 300, 1000, 3000, 10000, 100000].filter((value) => value > low && value < high);
+    const unit = state.price ? "$" : "GPU-hours", digits = (value) => (value >= 1e6 ? `${Words.fixed(value / 1e6, 1)} M` : value >= 1e3 ? `${Words.fixed(value / 1e3, value < 1e4 ? 1 : 0)} k` : Words.fixed(value, value < 10 ? 1 : 0));
+    const levels = round(most), ticks = [1, 3, 10, 30, 100, 300, 1000, 3000, 10000, 100000].filter((value) => value > low && value < high);
     const sorted = [...points].sort((a, b) => a.days - b.days);
     return svg("svg", { viewBox: `0 0 ${WIDE} ${HIGH}`, role: "img", "aria-label": `Days against ${unit} over the number of GPUs; the table beside it has the numbers` },
       ...levels.map((value) => svg("text", { class: "mut", x: LEFT - 8, y: y(value) + 4, "text-anchor": "end" }, digits(value))),
-      svg("text", { class: "mut", x: LEFT - 8, y: 12, "text-anchor": "end" }, unit),
+      svg("text", { class: "mut", x: 0, y: 12 }, unit),
       ...ticks.map((value) => svg("text", { class: "mut", x: x(value), y: HIGH - 18, "text-anchor": "middle" }, Words.fixed(value))),
       svg("text", { class: "mut", x: (LEFT + WIDE) / 2, y: HIGH - 2, "text-anchor": "middle" }, "days (log)"),
       svg("polyline", { points: sorted.map((point) => `${x(point.days)},${y(point.paid)}`).join(" "), fill: "none", stroke: "var(--strong)" }),

@@ -111,6 +111,8 @@
   }
 
   function listen() {
+    Folds.start();
+    Folds.open(document.getElementById(location.hash.slice(1)));
     onField("part", "change", (slug) => {
       state.choosePart(slug);
       render();
@@ -135,7 +137,11 @@
       more.setAttribute("aria-expanded", String(open));
     });
     window.addEventListener("hashchange", () => {
-      if (document.getElementById(location.hash.slice(1))) return state.write(); // a link to a section
+      const linked = document.getElementById(location.hash.slice(1));
+      if (linked) {
+        Folds.open(linked);
+        return state.write();
+      }
       state.read();
       return render();
     });
@@ -153,6 +159,7 @@
     if (!link) return;
     event.preventDefault();
     const section = by(link.hash.slice(1)), heading = section.querySelector("h2");
+    Folds.open(section);
     section.scrollIntoView();
     heading?.setAttribute("tabindex", "-1");
     heading?.focus({ preventScroll: true });
