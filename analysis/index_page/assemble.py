@@ -22,7 +22,22 @@ from analysis.rows.cohorts import Cohort
 from analysis.rows.load import Results
 from results.text import plural
 
-_OWN = ("words", "noise", "part", "answer", "planned", "state", "finder", "map", "ten", "why", "cost", "failed", "folds", "main")
+_OWN = (
+    "words",
+    "noise",
+    "part",
+    "answer",
+    "planned",
+    "state",
+    "finder",
+    "map",
+    "ten",
+    "why",
+    "cost",
+    "failed",
+    "folds",
+    "main",
+)
 """Scripts of the page in the order in which they need each other; the last one starts it."""
 _BOOT = ("page/data.js", "explorer/late_scripts.js", "page/boot.js")
 """The only scripts that stand in the page as they are: they unpack the others."""
