@@ -23,20 +23,8 @@ from analysis.rows.load import Results
 from results.text import plural
 
 _OWN = (
-    "words",
-    "noise",
-    "part",
-    "answer",
-    "planned",
-    "state",
-    "finder",
-    "map",
-    "ten",
-    "why",
-    "cost",
-    "failed",
-    "folds",
-    "main",
+    *("words", "noise", "part", "answer", "planned", "state", "finder", "map", "ten"),
+    *("why", "cost", "failed", "folds", "main"),
 )
 """Scripts of the page in the order in which they need each other; the last one starts it."""
 _BOOT = ("page/data.js", "explorer/late_scripts.js", "page/boot.js")
