@@ -87,7 +87,7 @@ const CellMap = (() => {
     const { part } = state, chosen = cell === state.cell;
     const tie = answer.ties.length > 1, pale = part.isPlan || (!answer.best && cell.points.length === 0);
     const lines = answer.best ? brief(part, answer.best) : [];
-    const words = value !== null && !pale ? write(value) : part.isPlan ? `${Planned.candidates(state, cell).length} of ${cell.points.length}` : cell.waiting && !cell.points.length ? `${cell.waiting} planned` : `0 of ${cell.points.length}`;
+    const words = value !== null && !pale ? write(value) : part.isPlan ? `${Words.fixed(Planned.candidates(state, cell).length)} of ${Words.fixed(cell.points.length)}` : cell.waiting && !cell.points.length ? `${cell.waiting} planned` : `0 of ${cell.points.length}`;
     const said = `${cell.workload} on ${cell.size}: ${words}${answer.best ? `, ${part.layoutName(answer.best.place)}${tie ? `, a tie of ${answer.ties.length}` : ""}` : ""}`;
     const kind = pale ? " pale" : value === null || !answer.best ? " none" : "";
     const node = element("button", {
@@ -163,7 +163,7 @@ const CellMap = (() => {
     const title = element("b", {}, `${answer.cell.workload} on ${answer.cell.size}`);
     if (part.isPlan || !answer.list.length) {
       const counts = `${Words.fixed(answer.points)} points: ${Words.fixed(answer.outOfMemory)} out of memory, ${Words.fixed(answer.failed)} failed otherwise${answer.cell.waiting ? `, ${answer.cell.waiting} not run` : ""}`;
-      box.replaceChildren(title, element("p", {}, part.isPlan ? `${Planned.candidates(state, answer.cell).length} of ${answer.points} should fit` : counts));
+      box.replaceChildren(title, element("p", {}, part.isPlan ? `${Words.fixed(Planned.candidates(state, answer.cell).length)} of ${Words.fixed(answer.points)} should fit` : counts));
     } else {
       const line = (layout, place) => element("tr", {}, element("td", {}, String(place + 1)), element("td", { class: "l lay" }, part.layoutName(layout.place)), element("td", {}, Words.short(layout.rate)), element("td", {}, place ? `−${Words.percent(layout.behind)}` : ""));
       box.replaceChildren(title, element("table", {}, ...answer.list.slice(0, 5).map(line)));

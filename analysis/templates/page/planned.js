@@ -51,7 +51,7 @@ const Planned = (() => {
       { text: Words.gib(part.number("predicted_peak_bytes", row)) },
       { text: Words.short(part.number("expected_gpu_hours", row)) },
     ]);
-    return { head, cells, title: rows.length ? `${rows.length} of ${all.length} by predicted throughput: a prediction, not a ranking` : "" };
+    return { head, cells, title: rows.length ? `${Words.fixed(rows.length)} of ${Words.fixed(all.length)} by predicted throughput: a prediction, not a ranking` : "" };
   }
 
   return { show, table, candidates };
