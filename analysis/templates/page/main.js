@@ -74,10 +74,11 @@
     Why.show(state, found(state.cell));
     Cost.show(state, found);
     Failed.show(state, act);
-    for (const link of /** @type {NodeListOf<HTMLAnchorElement>} */ (document.querySelectorAll("nav a"))) link.hidden = by(link.hash.slice(1)).hidden;
     /** @type {NodeListOf<HTMLElement>} */
     const ofParts = document.querySelectorAll("[data-part]");
     for (const node of ofParts) node.hidden = node.dataset.part !== state.part.slug;
+    by("trust").hidden = !document.querySelector("#trust > .lead, #trust > [data-part]:not([hidden]) li");
+    for (const link of /** @type {NodeListOf<HTMLAnchorElement>} */ (document.querySelectorAll("nav a"))) link.hidden = by(link.hash.slice(1)).hidden;
     /** @type {HTMLSelectElement} */ (by("part")).value = state.part.slug;
   }
 
