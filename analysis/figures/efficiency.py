@@ -1,10 +1,10 @@
 """Scaling efficiency of each model: throughput per device on more devices relative to the fewest, and the loss by part.
 
 Strong scaling keeps the tokens of a step, weak scaling those of a rank. Device time a token is 1 / (tokens/s/GPU); it
-is the sum of the step's parts a token: by what the kernels of a profiled step did where as many runs have one
-(`analysis.figures.breakdown_by_kind`), else as `analysis.rows.step_parts` has them. With t0 of the smallest size and t
-of a larger one the efficiency is t0 / t, and the loss 1 - t0 / t = sum over parts of (part - part0) / t. A part that
-takes less than before has a negative share. Where either run lacks its parts, the whole loss is not attributed.
+is the sum of the step's parts a token: by what the kernels of a profiled step did where as many runs of the model have
+one (`analysis.figures.breakdown_by_kind`), else as `analysis.rows.step_parts` has them. With t0 of the smallest size
+and t of a larger one the efficiency is t0 / t, and the loss 1 - t0 / t = sum over parts of (part - part0) / t. A part
+that takes less than before has a negative share. Where either run lacks its parts, the whole loss is not attributed.
 """
 
 from __future__ import annotations
@@ -56,13 +56,26 @@ def data(frame: pd.DataFrame) -> pd.DataFrame:
     """One row for each workload, ``kind`` of scaling, ``layouts`` and number of devices, where there are two sizes.
 
     ``lost`` is 1 - ``efficiency``; ``lost to <part>`` sum to it, ``lost to not attributed`` among them. ``tie`` says
-    that another layout is within the noise of the chosen one; null where the noise is not known.
+    that another layout is within the noise of the chosen one; null where the noise is not known. Parts that the model's
+    steps are not split into are null.
     """
-    rows, names = _with_parts(pairs.comparable(frame))
-    lost = [f"lost to {name}" for name in (*names, UNATTRIBUTED)]
-    columns = ["workload", "kind", "layouts", "world_size", *_BESIDE, *lost, *names, "attempt_id"]
-    if rows.empty:
+    found: list[pd.DataFrame] = []
+    every: dict[str, None] = {}
+    for _, own in pairs.comparable(frame).groupby("workload", sort=False):
+        rows, names = _with_parts(own)
+        tables = _of_workload(rows, names)
+        if tables:
+            every |= dict.fromkeys(names)
+            found += tables
+    lost = [f"lost to {name}" for name in (*every, UNATTRIBUTED)]
+    columns = ["workload", "kind", "layouts", "world_size", *_BESIDE, *lost, *every, "attempt_id"]
+    if not found:
         return pd.DataFrame(columns=columns)
+    return labels.in_group_order(pd.concat(found, ignore_index=True)).reindex(columns=columns).reset_index(drop=True)
+
+
+def _of_workload(rows: pd.DataFrame, names: list[str]) -> list[pd.DataFrame]:
+    """A table for each kind of scaling and choice of layouts that has two sizes, of one model's rows."""
     pure = rows[rows[["tp", "cp", "pp", "ep"]].fillna(1).eq(1).all(axis=1)]
     found = []
     for layouts, candidates, fewest in zip(LAYOUTS, (rows, pure), (FEWEST, 1), strict=True):
@@ -70,13 +83,12 @@ def data(frame: pd.DataFrame) -> pd.DataFrame:
             series = _series(candidates, kind, fewest)
             if len(series):
                 found.append(_attributed(series, names).assign(kind=kind, layouts=layouts))
-    if not found:
-        return pd.DataFrame(columns=columns)
-    return labels.in_group_order(pd.concat(found, ignore_index=True))[columns].reset_index(drop=True)
+    return found
 
 
 def _with_parts(rows: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
-    """The needed columns with the share of each part of a step, and the parts' names: those that more rows have."""
+    """The needed columns with the share of each part of a step, and the parts' names: those that more of one model's
+    rows have."""
     parts = step_parts.parts_of(rows)
     kept = rows[[*_NEEDED, *parts]]
     profiled = rows[rows["breakdown_step_time_s"].notna()] if "breakdown_step_time_s" in rows else rows.head(0)
@@ -124,7 +136,8 @@ def draw(frame: pd.DataFrame) -> Figure:
     kept = set(most.index[:_MOST_COLUMNS])
     workloads = [str(name) for name in rows["workload"].unique() if name in kept]
     timed = [name for name in _PARTS if f"lost to {name}" in rows]
-    attributed = len(timed) > 1 and bool((rows["lost"].ne(0) & rows[f"lost to {timed[0]}"].notna()).any())
+    parts = [f"lost to {name}" for name in timed if name != UNATTRIBUTED]
+    attributed = bool((rows["lost"].ne(0) & rows[parts].notna().any(axis=1)).any())
     lines = 2 if attributed else 1
     figure = style.new_figure(max(2.9 * len(workloads), 6.4), 2.9 * lines + 1.0)
     axes = figure.subplots(lines, len(workloads), squeeze=False)
@@ -176,8 +189,10 @@ def _times(ax: Axes, rows: pd.DataFrame, parts: list[str]) -> None:
     places = [sizes.index(size) for size in line["world_size"]]
     whole = 1e6 / line[metrics.RANK_BY]
     bottom = pd.Series(0.0, index=line.index)
-    for name in parts:
-        untimed = line[[part for part in parts if part != UNATTRIBUTED]].isna().any(axis=1)
+    # A model's steps are split by kernel or by phase: of the other kind no row of the line has anything.
+    own = [part for part in parts if part != UNATTRIBUTED and line[part].notna().any()]
+    untimed = line[own].isna().any(axis=1) if own else pd.Series(True, index=line.index)
+    for name in [*own, *(part for part in parts if part == UNATTRIBUTED)]:
         height = whole.where(untimed, 0.0) if name == UNATTRIBUTED else (line[name] * whole).fillna(0.0)
         colour, hatch = _PARTS[name]
         edge = "#888888" if colour == "white" else "white"
@@ -256,7 +271,7 @@ FIGURE = FigureSpec(
         "Throughput per device relative to the smallest size with five finished layouts of the same batch (pure data "
         "parallelism: with one). Strong scaling keeps the tokens of a step, weak scaling a device's. Below, where the "
         "parts of steps were timed, a bar a size: device time a token by part, the efficiency above it; by kind of "
-        "kernel where as many runs have a profiled step. In the table "
+        "kernel where as many runs of the model have a profiled step. In the table "
         "each part's share of the loss is by how much it grew, negative where it shrank."
     ),
     draw=draw,

@@ -12,8 +12,10 @@ from analysis.explorer import row_data, row_series
 from analysis.rows import cohorts
 from analysis.rows.load import load
 from tests.analysis.browser import Browser
-from tests.analysis.explorer_page import RECORDED, opened, written
+from tests.analysis.explorer_page import RECORDED, opened, without_rows, written
+from tests.analysis.javascript import evaluate
 
+SCRIPTS = ("columns.js", "memory_steps.js")
 SWEEP = RECORDED / "h200x2_schedules"
 
 
@@ -50,6 +52,42 @@ def test_a_rows_own_columns_come_first_and_the_fastest_are_kept(
     monkeypatch.setattr(row_series, "MOST_VALUES", 5)
     assert list(row_series.series(SWEEP, own)) == [int(own["tokens_per_s_per_gpu"].argmax())]
     assert row_series.series(SWEEP, frame.head(0)) == {}
+
+
+def test_the_highest_of_many_steps_is_drawn_and_said(browser: Browser, tmp_path: Path) -> None:
+    """More steps than bars: the peak stands late, a step is not known, and no step is left out."""
+    browser.open(without_rows(tmp_path))
+    steps: list[int | None] = [1024] * 200
+    steps[3], steps[187] = None, 5120
+    code = """(() => {
+      const made = MemorySteps.of({ allocated: input, reserved: [] }, () => null);
+      const heights = [...made.querySelectorAll(".m-allocated")].map((bar) => +bar.getAttribute("height"));
+      return [heights.length, heights.indexOf(Math.max(...heights)), made.querySelector("p").textContent];
+    })()"""
+    bars, highest, said = evaluate(browser, SCRIPTS, code, steps)
+    assert (bars, highest) == (50, 187 // 4)
+    assert "Over 200 steps" in said and "at most 5.0 GiB in step 187" in said and "the highest of 4 steps" in said
+    assert evaluate(browser, SCRIPTS, "MemorySteps.of({ allocated: input }, () => null)", [None, None]) is None
+
+
+SAID = {
+    "1f1b": ("", ("chunks", "gradients")),
+    "interleaved_1f1b": ("A rank's chunks take equal times.", ("gradients",)),
+    "zero_bubble_v": ("the gradients of inputs and those of weights take half of it each", ()),
+    "interleaved_zero_bubble": ("the gradients of inputs and those of weights take half of it each", ()),
+    "dualpipe_v": ("the gradients of inputs and those of weights take half of it each", ()),
+}
+
+
+def test_a_split_backward_is_said_to_be_halved(browser: Browser, tmp_path: Path, frame: pd.DataFrame) -> None:
+    page = written(load(SWEEP), tmp_path)
+    for schedule, (said, unsaid) in SAID.items():
+        row = frame[frame["pp_schedule"] == schedule].iloc[0]
+        opened(browser, page, f"#r.row={row['attempt_id']}&r.view=pipeline")
+        browser.wait("document.querySelector('[data-part=stages]')")
+        text = browser.text("#runs-p-measured")
+        assert said in text, schedule
+        assert not any(word in text for word in unsaid), schedule
 
 
 def test_the_drawer_shows_them(browser: Browser, tmp_path: Path, frame: pd.DataFrame) -> None:

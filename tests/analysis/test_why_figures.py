@@ -293,6 +293,32 @@ def test_efficiency_is_stacked_by_kind_where_steps_are_profiled() -> None:
     assert {"matmul", "launch gaps", "exposed tp"} <= legend
 
 
+def test_each_model_is_split_as_more_of_its_own_runs_are() -> None:
+    """Three profiled runs of one model do not take the parts of another's two, which no one profiled."""
+    other = {"model": synthetic.MODELS[0]}
+    phases = {"forward_backward_s": 0.9, "reduce_exposed_s": 0.0, "pipeline_idle_s": 0.0, "optimizer_s": 0.1}
+
+    def timed(dp: int, index: int, rate: float) -> dict[str, Any]:
+        experiment = point(dp=dp, **other)
+        step = experiment.tokens_per_step / rate / experiment.world_size
+        return run(experiment, index, rate, **{name: share * step for name, share in phases.items()})
+
+    frame = labelled(
+        *(run(point(dp=dp), dp, rate, **profiled()) for dp, rate in ((2, 1000.0), (4, 900.0), (8, 800.0))),
+        *(timed(2, 20, 5000.0), timed(4, 21, 4000.0)),
+    )
+    table = efficiency.data(frame).set_index(["workload", "world_size"])
+    kinds, parts = table.loc[(MODEL.name, 4)], table.loc[(other["model"].name, 4)]
+    assert kinds["matmul"] == pytest.approx(0.5) and pd.isna(kinds["forward and backward"])
+    assert parts["forward and backward"] == pytest.approx(0.9) and pd.isna(parts["matmul"])
+    assert kinds["lost to not attributed"] == parts["lost to not attributed"] == 0
+    figure = efficiency.draw(frame)
+    assert {"matmul", "forward and backward"} <= {text.get_text() for text in figure.legends[0].get_texts()}
+    below = figure.axes[2:]
+    tops = [max(bar.get_y() + bar.get_height() for bar in ax.patches) for ax in below]
+    assert sorted(tops) == pytest.approx([1e6 / 4000, 1e6 / 800]), "stacks are as high as a token takes"
+
+
 def test_kinds_of_a_profiled_step_add_up_to_it() -> None:
     twice = profiled(breakdown_step_time_s=2.0)
     layouts = point(dp=4, tp=2), point(dp=2, tp=4), point(dp=8)

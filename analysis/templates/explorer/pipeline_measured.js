@@ -54,6 +54,13 @@ const PipelineMeasured = (() => {
     return PipelineModel.simulate(schedule, actions, lengths, 0).idle;
   }
 
+  /** What `waitsOf` takes for equal, since no run times it apart. @param {PipelineRun["fields"]} fields */
+  function takenAsEqual({ schedule, chunks }) {
+    const halves = PipelineModel.SPLIT_BACKWARD.includes(schedule)
+      ? " Where the schedule splits a backward, the gradients of inputs and those of weights take half of it each: a run times them together." : "";
+    return `${chunks > 1 ? " A rank's chunks take equal times." : ""}${halves}`;
+  }
+
   /** @param {PipelineRun} run @returns {Node[]} */
   function stageTable(run) {
     const { fields, stages } = run;
@@ -71,7 +78,7 @@ const PipelineMeasured = (() => {
       : "Simulated with each rank's measured work in equal micro-batches, a third of each forward: the two were not recorded apart. Messages take no time.";
     return [
       element("div", { class: "w-scroll" }, element("table", { class: "w-table", "data-part": "stages" }, element("caption", {}, "Each rank of the run"), element("thead", {}, head), element("tbody", {}, ...rows))),
-      element("p", { class: "quiet" }, how),
+      element("p", { class: "quiet" }, `${how}${takenAsEqual(fields)}`),
     ];
   }
 
