@@ -115,8 +115,9 @@ def _table(plan: Plan, rows: Sequence[PlannedPoint], title: str, order: Order | 
     table.add_column("model")
     extra = order.column if order is not None and order.column not in _SHOWN else None
     processes = "GPUs" if plan.config.cluster.backend == "cuda" else "processes"
-    for name in (processes, "tokens/s/GPU", "MFU %", "GiB", *([extra] if extra else [])):
-        table.add_column(name, justify="right")
+    between = ["90 %"] if any(_between(point) for point in rows) else []
+    for name in (processes, "tokens/s/GPU", *between, "MFU %", "GiB", *([extra] if extra else [])):
+        table.add_column(name, justify="right", no_wrap=name == "90 %")
     table.add_column("layout")
     table.add_column("id", no_wrap=True)
     table.add_column("")
@@ -128,6 +129,7 @@ def _table(plan: Plan, rows: Sequence[PlannedPoint], title: str, order: Order | 
             name if name != last else "",
             str(experiment.world_size),
             f"{rate:,.0f}" if rate is not None else "",
+            *([_between(point)] if between else []),
             _mfu(plan, point),
             f"{point.peak_bytes / GIB:.1f}" if point.peak_bytes is not None else "",
             *([_cell(value_of(point, extra))] if extra else []),
@@ -138,6 +140,15 @@ def _table(plan: Plan, rows: Sequence[PlannedPoint], title: str, order: Order | 
         table.add_row(*map(escape, cells))
         last = name
     return table
+
+
+def _between(point: PlannedPoint) -> str:
+    """Where the middle 90 % of the tokens/s/GPU lies; empty where nothing is predicted."""
+    time = point.time
+    if time is None:
+        return ""
+    tokens = point.experiment.tokens_per_step / point.experiment.world_size
+    return f"{tokens / time.high_s:,.0f} to {tokens / time.low_s:,.0f}"
 
 
 def _mfu(plan: Plan, point: PlannedPoint) -> str:

@@ -46,11 +46,24 @@ def test_a_plan_alone_opens_as_predictions(plan: Path, tmp_path: Path, browser: 
     assert "a prediction, not a ranking" in browser.text("#h-ten")
     first = fits.sort_values("predicted_tokens_per_s_per_gpu").iloc[-1]
     assert f"{first['predicted_tokens_per_s_per_gpu']:,.0f}" in browser.text("#ten tbody tr")
+    low, high = browser.text("#ten tbody tr td:nth-child(4)").split(" to ")
+    assert float(low) == pytest.approx(first["predicted_step_time_low_s"], rel=0.01)
+    assert float(high) == pytest.approx(first["predicted_step_time_high_s"], rel=0.01)
     assert browser.js("document.getElementById('why').hidden && document.getElementById('cost').hidden")
     assert "predicted tokens/s/GPU" in browser.text("#runs-table")
     names = set(browser.js("[...window.Report.state.part.columns.keys()]"))
     assert not {"tokens_per_s_per_gpu", "outcome", "step_time_s"} & names
     assert browser.console() == []
+
+
+def test_a_phone_has_room_for_the_ten_of_a_plan(plan: Path, tmp_path: Path, browser: Browser) -> None:
+    browser.open(report.build(plan, tmp_path / "out", QUICK), size=(375, 900))
+    browser.wait("window.Report?.ready && document.querySelector('#ten tbody tr')")
+    assert browser.js("document.getElementById('ten').scrollWidth <= document.getElementById('ten').clientWidth")
+    shown = browser.js(
+        "[...document.querySelectorAll('#ten th')].filter((e) => e.offsetWidth).map((e) => e.textContent)"
+    )
+    assert shown == ["Layout", "Predicted tokens/s/GPU", "Predicted GiB"]
 
 
 def test_a_point_of_a_plan_opens_with_its_verdict(plan: Path, tmp_path: Path, browser: Browser) -> None:

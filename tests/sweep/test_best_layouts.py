@@ -55,6 +55,14 @@ def test_ten_best_layouts_by_default_with_their_ids(plan: Plan) -> None:
     assert f"10 of {len(able):,} points; --top N of each model and size" in printed(plan)
 
 
+def test_a_rate_stands_beside_its_interval(plan: Plan) -> None:
+    [best] = [point for point in plan.points if point.experiment.hash in listed(printed(plan, top=1))]
+    assert best.time is not None
+    tokens = best.experiment.tokens_per_step / best.experiment.world_size
+    assert f"{tokens / best.time.high_s:,.0f} to {tokens / best.time.low_s:,.0f}" in printed(plan, top=1)
+    assert best.time.low_s < best.time.step_time_s < best.time.high_s
+
+
 @pytest.mark.slow
 def test_every_model_and_size_has_its_best_layouts() -> None:
     plan = plan_of(["+grid=playbook", "grid.axes.nodes=[1,4]", "grid.axes.model=[llama3.57b,llama80b]"])

@@ -38,20 +38,31 @@ const Planned = (() => {
   }
 
   /**
+   * Where the middle 90 % of a predicted step time lies; a dash where the ledger has no interval.
+   * @param {Part} part
+   * @param {number} row
+   */
+  function between(part, row) {
+    const low = part.number("predicted_step_time_low_s", row), high = part.number("predicted_step_time_high_s", row);
+    return low === null || high === null ? "–" : `${Words.short(low)} to ${Words.short(high)}`;
+  }
+
+  /**
    * The first ten by predicted throughput, as rows of the table below the answer.
    * @param {PageState} state
    */
   function table(state) {
     const { part } = state, all = candidates(state), rows = all.slice(0, 10);
-    const head = ["Layout", "Predicted tokens/s/GPU", "Predicted step, s", "Predicted GiB", "GPU-hours"];
+    const head = ["Layout", "Predicted tokens/s/GPU", "Predicted step, s", "90 % of it, s", "Predicted GiB", "GPU-hours"];
     const cells = rows.map((row) => [
       { text: part.value("layout", row), row },
       { text: Words.short(part.number("predicted_tokens_per_s_per_gpu", row)) },
       { text: Words.short(part.number("predicted_step_time_s", row)) },
+      { text: between(part, row) },
       { text: Words.gib(part.number("predicted_peak_bytes", row)) },
       { text: Words.short(part.number("expected_gpu_hours", row)) },
     ]);
-    return { head, cells, title: rows.length ? `${Words.fixed(rows.length)} of ${Words.fixed(all.length)} by predicted throughput: a prediction, not a ranking` : "" };
+    return { head, cells, narrow: [0, 1, 4], title: rows.length ? `${Words.fixed(rows.length)} of ${Words.fixed(all.length)} by predicted throughput: a prediction, not a ranking` : "" };
   }
 
   return { show, table, candidates };

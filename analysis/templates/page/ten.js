@@ -42,11 +42,13 @@ const TopTen = (() => {
       element("tbody", {}, ...list.map(line))));
   }
 
-  function planned({ head, cells, title }, open) {
+  /** `narrow`: the columns that a phone has room for. */
+  function planned({ head, cells, title, narrow }, open) {
     by("h-ten").textContent = title;
-    const cell = ({ text, row }, place) => (row === undefined ? element("td", {}, text) : element("td", { class: "l" }, element("button", { type: "button", class: "open lay", onclick: () => open(row) }, text)));
+    const hide = (place) => (narrow.includes(place) ? "" : "hide");
+    const cell = ({ text, row }, place) => (row === undefined ? element("td", { class: hide(place) }, text) : element("td", { class: "l" }, element("button", { type: "button", class: "open lay", onclick: () => open(row) }, text)));
     by("ten").replaceChildren(...(cells.length ? [element("table", {},
-      element("thead", {}, element("tr", {}, ...head.map((name, place) => element("th", { scope: "col", class: place ? "" : "l" }, name)))),
+      element("thead", {}, element("tr", {}, ...head.map((name, place) => element("th", { scope: "col", class: place ? hide(place) : "l" }, name)))),
       element("tbody", {}, ...cells.map((row) => element("tr", {}, ...row.map(cell)))))] : []));
   }
 
