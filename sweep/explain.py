@@ -11,6 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from results.errors import UltrasweepError
+from results.schema import METHODS
 from results.store import sweep_dirs
 from results.terminal import plain_table
 from results.text import byte_unit, device_noun, format_bytes, format_percent, name_routing
@@ -39,7 +40,7 @@ _MEASURED = (
 def print_explanation(record: Record, results: Path, console: Console) -> None:
     """Configuration, verdicts, predicted memory by stage, and every attempt. ``results``: where it was found."""
     experiment = record.experiment
-    console.print(f"[bold]{experiment.id}[/]", highlight=False)
+    console.print(f"[bold]{record.id}[/]", highlight=False)
     console.print(_configuration(experiment), highlight=False)
     for row in record.ledger:
         rule = f" ({row['rule']})" if row["rule"] else ""
@@ -71,11 +72,14 @@ def _between(low_s: float | None, high_s: float | None) -> str:
 
 
 def print_difference(first: Record, second: Record, console: Console) -> None:
-    """A table of the two: fields that differ, predictions, and the newest attempt of each (a successful one if any)."""
+    """A table of the two: fields that differ, predictions, and the newest attempt of each.
+
+    Attempts that finished, and that were obtained in the same way, are taken where there are such.
+    """
     table = plain_table()
     table.add_column("")
-    table.add_column(first.experiment.id, overflow="fold")
-    table.add_column(second.experiment.id, overflow="fold")
+    table.add_column(first.id, overflow="fold")
+    table.add_column(second.id, overflow="fold")
     left, right = _flat(ex.to_dict(first.experiment)), _flat(ex.to_dict(second.experiment))
     for key in [key for key in {**left, **right} if left.get(key) != right.get(key)]:
         table.add_row(key, str(left.get(key)), str(right.get(key)))
@@ -91,7 +95,9 @@ def print_difference(first: Record, second: Record, console: Console) -> None:
     for name, a, b in derived:
         if a != b:
             table.add_row(name, str(a), str(b))
-    rows = (_newest_attempt(first), _newest_attempt(second))
+    rows = _compared(first, second)
+    if any(row is not None and row["method"] != "measured" for row in rows):
+        table.add_row("obtained", *(row["method"] if row is not None else "" for row in rows))
     for name, column, factor, form in _MEASURED:
         values = [_formatted(row, column, factor, form) for row in rows]
         if any(values):
@@ -242,10 +248,24 @@ def _formatted(row: Mapping[str, Any] | None, column: str, factor: float, form: 
     return f"{value * factor:{number}} {unit}".strip() if value is not None else ""
 
 
-def _newest_attempt(record: Record) -> Mapping[str, Any] | None:
-    good = [row for row in record.attempts if row["outcome"] == "ok"]
-    known = good or list(record.attempts)
-    return known[-1] if known else None
+def _compared(first: Record, second: Record) -> tuple[Mapping[str, Any] | None, Mapping[str, Any] | None]:
+    """The newest attempt of each that were obtained in the same way, where there are such; else the newest of each."""
+    for outcome in ("ok", None):
+        for method in METHODS:
+            pair = _newest(first, method, outcome), _newest(second, method, outcome)
+            if all(pair):
+                return pair
+    left, right = (
+        next(filter(None, (_newest(record, method, outcome) for outcome in ("ok", None) for method in METHODS)), None)
+        for record in (first, second)
+    )
+    return left, right
+
+
+def _newest(record: Record, method: str, outcome: str | None) -> Mapping[str, Any] | None:
+    """The newest attempt of one method, of any outcome where None is asked for."""
+    rows = (row for row in reversed(record.attempts) if row["method"] == method and outcome in (None, row["outcome"]))
+    return next(rows, None)
 
 
 def _peak(record: Record) -> str:
