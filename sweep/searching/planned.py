@@ -1,7 +1,8 @@
 """A plan as a space to search in: its points that can run, with what the closed forms say of them.
 
-Rows of other sweeps on the same cluster stand beside them in cells of their own, which are not searched: what the
-prediction missed there says something here.
+The plan's predictions have learned from rows of other layouts on the cluster. Rows of its own layouts, which other
+sweeps have measured, stand beside the candidates in cells that are not searched: what the prediction missed there says
+something here.
 """
 
 from __future__ import annotations
@@ -9,23 +10,25 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import log
 from typing import Any
 
 import numpy as np
 
 from results.text import name_routing
+from sweep.forecast import StepTime
 from sweep.plan import Plan, PlannedPoint
 from sweep.searching.features import FAMILY_AXES, LENGTHS, ZERO
 from sweep.searching.space import Flags, Floats, Space
-from workloads.costs.timeline import estimate_time
 from workloads.experiment import Experiment, from_dict, layout_id
+from workloads.predict.predictor import NORMAL_90
 
 CAN_RUN = ("run", "cached", "over_budget")
 """Verdicts of candidates: what a plan's budget leaves out, the search may choose all the same."""
-TIME_SPREAD = 0.15
-"""Of the logarithm of a step time that was predicted and nothing else is known of."""
+LEAST_TIME_SPREAD = 0.03
+"""Of the logarithm of a step time, however narrow its predicted interval: about that of two runs of one layout."""
 BLIND_SPREAD = 0.5
-"""Of one that was not."""
+"""Of a step time that was not predicted."""
 LOAD_SPREAD = 0.06
 """Of the logarithm of the predicted need of memory."""
 _NO_LIMIT = -5.0
@@ -41,11 +44,11 @@ _FREES_MEMORY = ("micro_batch_size", "zero_stage", "recompute", "recompute_every
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A row of another sweep on this cluster."""
+    """A row of another sweep on this cluster, of a layout of the plan."""
 
     experiment: Experiment
     step_time_s: float
-    predicted_s: float
+    predicted: StepTime
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,14 +101,15 @@ def planned_space(plan: Plan, known: Sequence[Known] = ()) -> PlannedSpace:
     models = {name: number for number, name in enumerate(dict.fromkeys(e.model.name for e in experiments))}
     predicted = [point.time.step_time_s if point.time is not None else 1.0 for point in points]
     blind = np.array([point.time is None for point in points] + [False] * len(known))
+    spreads = [_time_spread(time) for time in (*(point.time for point in points), *(one.predicted for one in known))]
     space = Space(
         cell=np.array(cells, dtype=np.int64),
         model=np.array([models[e.model.name] for e in experiments], dtype=np.int64),
         gpus=np.array([e.world_size for e in experiments], dtype=float),
         layout=_features(experiments),
         family=np.array(["+".join(n for n in FAMILY_AXES if getattr(e, n) > 1) or "dp" for e in experiments]),
-        log_time=np.log([*predicted, *(one.predicted_s for one in known)]),
-        time_spread=np.where(blind, BLIND_SPREAD, TIME_SPREAD),
+        log_time=np.log([*predicted, *(one.predicted.step_time_s for one in known)]),
+        time_spread=np.array(spreads),
         log_load=np.array([*map(_log_load, points), *(_NO_LIMIT for _ in known)]),
         load_spread=np.full(len(experiments), LOAD_SPREAD),
         same_but_memory=np.array([_but_memory(e) for e in experiments]),
@@ -123,6 +127,13 @@ def planned_space(plan: Plan, known: Sequence[Known] = ()) -> PlannedSpace:
         known=tuple(known),
         blind=blind,
     )
+
+
+def _time_spread(time: StepTime | None) -> float:
+    """Standard deviation of the logarithm of a step time, from the middle 90 % of where it may be."""
+    if time is None:
+        return BLIND_SPREAD
+    return max(LEAST_TIME_SPREAD, log(time.high_s / time.low_s) / (2 * NORMAL_90))
 
 
 def _log_load(point: PlannedPoint) -> float:
@@ -152,11 +163,13 @@ def _features(experiments: Sequence[Experiment]) -> Floats:
 
 
 def known_rows(plan: Plan, most: int = 400) -> list[Known]:
-    """The newest rows of other sweeps in the results folder that today's engine has made on this cluster."""
+    """The newest rows of layouts of the plan in other sweeps of the results folder, made on this cluster by the plan's
+    engine. Those of other layouts need not be here: the plan's predictions have learned from them."""
     from results.schema import MEASUREMENT_VERSION
     from results.store import own_sweep_dirs, read_attempts
 
     config, found = plan.config, []
+    times = {layout_id(point.experiment): point.time for point in plan.points if point.time is not None}
     versions = {point.experiment.engine_version for point in plan.points}
     columns = ["outcome", "method", "cluster", "measurement_version", "engine_version", "step_time_s", "config_json"]
     for folder in own_sweep_dirs(config.results_dir) if config.results_dir.is_dir() else []:
@@ -168,12 +181,12 @@ def known_rows(plan: Plan, most: int = 400) -> list[Known]:
             if same and new and row["outcome"] == "ok" and row["step_time_s"] and row["config_json"]:
                 found.append(row)
     rows = []
-    for row in sorted(found, key=lambda one: str(one["started_at"]))[-most:]:
+    for row in sorted(found, key=lambda one: str(one["started_at"])):
         experiment = _experiment(row["config_json"])
-        time = estimate_time(experiment, config.cluster) if experiment is not None else None
+        time = times.get(layout_id(experiment)) if experiment is not None else None
         if experiment is not None and time is not None:
-            rows.append(Known(experiment, float(row["step_time_s"]), time.step_time_s))
-    return rows
+            rows.append(Known(experiment, float(row["step_time_s"]), time))
+    return rows[-most:]
 
 
 def _experiment(text: str) -> Experiment | None:
