@@ -86,7 +86,7 @@ def run_search(search: Search, launch: Launch, say: Callable[[str], None]) -> Fo
         probabilities = {cell: now.session.probability(cell) for cell in search.planned.names}
         told = sum(now.runs.values())
         if summary is not None and (summary.interrupted or summary.detached or summary.message or told == before):
-            return Found(round=now, probabilities=probabilities, summary=summary, over_budget=False)
+            return _found(search, now, summary, over_budget=False)
         before = told
         wanted = next_points(now, probabilities, settings.repeats)
         costs = [_cost_h(now, cell, point) for cell, point in wanted]
@@ -94,8 +94,7 @@ def run_search(search: Search, launch: Launch, say: Callable[[str], None]) -> Fo
         fits = within_budget(costs, left)
         chosen = [point for (_, point), inside in zip(wanted, fits, strict=True) if inside]
         if not chosen and not now.pending:
-            over = bool(wanted)
-            return Found(round=_unasked(now), probabilities=probabilities, summary=summary, over_budget=over)
+            return _found(search, now, summary, over_budget=bool(wanted))
         _add(sweep, prepared.settings.method, index_of, chosen)
         cells = len({cell for (cell, _), inside in zip(wanted, fits, strict=True) if inside})
         if chosen:
@@ -111,11 +110,12 @@ def _cost_h(now: Round, cell: int, point: PlannedPoint) -> float:
     return point.price.charged_h
 
 
-def _unasked(now: Round) -> Round:
-    """Candidates that were chosen and are not paid for count as not tried."""
+def _found(search: Search, now: Round, summary: RunSummary | None, *, over_budget: bool) -> Found:
+    """Candidates that were chosen, and that wait or are not paid for, count as not tried."""
     state = now.session.seen.state
     state[state == RUNNING] = UNTRIED
-    return now
+    probabilities = {cell: now.session.probability(cell) for cell in search.planned.names}
+    return Found(round=now, probabilities=probabilities, summary=summary, over_budget=over_budget)
 
 
 def _add(sweep: SweepDir, method: Method, index_of: Mapping[str, int], chosen: Sequence[PlannedPoint]) -> None:

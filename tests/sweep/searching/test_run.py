@@ -119,6 +119,8 @@ def test_an_interrupted_search_goes_on_where_it_stopped(tmp_path: Path) -> None:
     begun = Cluster(first, off, most=6)
     found = run_search(first, begun, lambda line: None)
     assert found.summary is not None and found.summary.interrupted and len(begun.ran) == 6
+    count = len(first.planned.points)
+    assert f"6 runs, 0.8 GPU-hours; {count - 6} of {count} layouts not tried" in said(first, found)
     second = searched(tmp_path / "else", name="parts")
     rest = Cluster(second, off)
     run_search(second, rest, lambda line: None)
