@@ -14,7 +14,7 @@ from threadpoolctl import threadpool_limits
 from launchers.state.sweep_dir import Point, SweepDir
 from launchers.status.run_summary import RunSummary
 from results.errors import UltrasweepError
-from results.text import plural
+from results.text import device_noun, plural
 from sweep.conffiles import ConfFolders
 from sweep.plan import PlannedPoint
 from sweep.price import within_budget
@@ -148,7 +148,11 @@ def print_search(search: Search, found: Found, console: Console) -> None:
             )
     if found.over_budget:
         hours = search.budget_gpu_hours
-        console.print(f"the budget of {hours:g} GPU-hours covers no further run", highlight=False, markup=False)
+        console.print(f"the budget of {hours:g} {_unit(search)} covers no further run", highlight=False, markup=False)
+
+
+def _unit(search: Search) -> str:
+    return f"{device_noun(search.prepared.plan.config.cluster.backend)}-hours"
 
 
 def _told(search: Search, found: Found, cell: int, name: str) -> str:
@@ -160,11 +164,11 @@ def _told(search: Search, found: Found, cell: int, name: str) -> str:
     why = ENDS[end] if end is not None else "not settled"
     if now.session.best(cell) is None:
         return (
-            f"{name}: nothing ran; {plural(now.runs[cell], 'run')}, {now.gpu_hours[cell]:.3g} GPU-hours, {why}; "
+            f"{name}: nothing ran; {plural(now.runs[cell], 'run')}, {now.gpu_hours[cell]:.3g} {_unit(search)}, {why}; "
             f"{states[UNTRIED]} of {plural(len(own), 'layout')} not tried"
         )
     return (
         f"{name}: {why}; a layout faster by more than {settings.within * 100:g} % has probability {probability:.2f}; "
-        f"{plural(now.runs[cell], 'run')}, {now.gpu_hours[cell]:.3g} GPU-hours; "
+        f"{plural(now.runs[cell], 'run')}, {now.gpu_hours[cell]:.3g} {_unit(search)}; "
         f"{states[UNTRIED]} of {plural(len(own), 'layout')} not tried"
     )
