@@ -17,6 +17,7 @@ from results.terminal import plain_table
 from results.text import byte_unit, device_noun, format_bytes, format_percent, name_routing
 from sweep.lookup import Record
 from workloads import experiment as ex
+from workloads.cluster import ClusterSpec
 from workloads.costs.flops import flops_per_token, hardware_flops_per_token
 from workloads.costs.memory import MemoryEstimate, estimate_memory
 from workloads.costs.params import num_params
@@ -57,7 +58,11 @@ def print_explanation(record: Record, results: Path, console: Console) -> None:
         console.print(f"nothing is predicted for engine={experiment.engine}: the closed forms are of {ENGINE}'s")
     elif all(row["verdict"] != "invalid" or row["predicted_peak_bytes"] for row in record.ledger):
         limit = next((row["limit_bytes"] for row in record.ledger if row["limit_bytes"]), None)
-        console.print(_memory_table(estimate_memory(experiment), limit))
+        memory, cluster = estimate_memory(experiment), _cluster_of(record)
+        console.print(_memory_table(memory, limit))
+        if cluster is not None and (own := cluster.device.workspace_bytes):
+            whole = format_bytes(memory.peak_bytes + own, 2)
+            console.print(f"with {format_bytes(own)} for matrix products on {cluster.name}: {whole}", highlight=False)
         if experiment.pp > 1 and (text := _predicted_idle(record)):
             console.print(text, highlight=False)
     if not record.attempts:
@@ -165,17 +170,25 @@ def _memory_table(memory: MemoryEstimate, limit: int | None) -> Table:
     return table
 
 
-def _predicted_idle(record: Record) -> str | None:
-    """How long each pipeline rank is predicted to wait on the cluster of the newest attempt, without one the grid's.
-
-    None where that cluster, or how fast it is, is not known here.
-    """
+def _cluster_of(record: Record) -> ClusterSpec | None:
+    """The cluster of the newest attempt, without one the grid's; None where it is not known here."""
     from sweep.config import cluster_for
 
     grid = next((row["grid"] for row in record.ledger), "")
     name = next((row["cluster"] for row in reversed(record.attempts) if row["cluster"]), None)
     try:
-        cluster = cluster_for(grid, name)
+        return cluster_for(grid, name)
+    except UltrasweepError:
+        return None
+
+
+def _predicted_idle(record: Record) -> str | None:
+    """How long each pipeline rank is predicted to wait on the cluster of the newest attempt, without one the grid's.
+
+    None where that cluster, or how fast it is, is not known here.
+    """
+    cluster = _cluster_of(record)
+    try:
         shares = estimate_idle(record.experiment, cluster) if cluster is not None else None
     except UltrasweepError:
         return None

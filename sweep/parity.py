@@ -142,7 +142,7 @@ def _check_memory(sides: Sequence[Experiment], cluster: ClusterSpec, steps: int)
     smaller = "take a smaller model (model.num_layers=2), batch or seq_len"
     most_in_ranks, kept = 0, 0
     for side, experiment in zip(("left", "right"), sides, strict=True):
-        peak = estimate_memory(experiment).peak_bytes
+        peak = estimate_memory(experiment).peak_bytes + cluster.device.workspace_bytes
         if limit is not None and peak > limit:
             raise InfeasibleLayout(
                 f"{side} layout: a rank needs about {format_bytes(peak)}, {cluster.device.name} has "

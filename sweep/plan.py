@@ -25,7 +25,7 @@ from sweep.price import Price, information_order, price, shared_stage_discount, 
 from sweep.reuse import FinishedAttempt
 from sweep.walk import MISTAKES, Progress, silent
 from workloads.cluster import ClusterSpec
-from workloads.costs.memory import StageMemory, estimate_memory, peak_stage
+from workloads.costs.memory import estimate_memory, peak_stage
 from workloads.engine_support import is_own
 from workloads.errors import InvalidSweep
 from workloads.experiment import Experiment, layout_id
@@ -262,9 +262,10 @@ def _planned(
     yet, or that are too wide, are predicted too: a plan shows what they would give."""
     experiment, cluster = point.experiment, config.cluster
     memory = peak_stage(experiment) if point.predicted else None
+    peak_bytes = memory.peak_bytes + cluster.device.workspace_bytes if memory is not None else None
     planned = dataclasses.replace(
         point.planned,
-        peak_bytes=memory.peak_bytes if memory is not None else None,
+        peak_bytes=peak_bytes,
         time=time,
         price=price(experiment, time, method, config.measure, config.plan),
     )
@@ -279,7 +280,7 @@ def _planned(
             cached_sweep=attempt.sweep,
         )
     if memory is not None and not config.plan.run_predicted_oom:
-        detail = _too_big(experiment, memory, cluster.usable_bytes, host_bytes, config.plan.oom_margin)
+        detail = _too_big(planned, memory.stage, cluster.usable_bytes, host_bytes, config.plan.oom_margin)
         if detail is not None:
             return dataclasses.replace(planned, verdict="predicted_oom", detail=detail)
     return planned
@@ -326,12 +327,17 @@ def _too_wide(experiment: Experiment, cluster: ClusterSpec, device_limit: Device
 
 
 def _too_big(
-    experiment: Experiment, memory: StageMemory, device_bytes: int | None, host_bytes: int | None, margin: float
+    point: PlannedPoint, stage: int, device_bytes: int | None, host_bytes: int | None, margin: float
 ) -> str | None:
-    """The numbers of a point that is predicted not to fit; None for one that does, or whose limits are not known."""
-    if device_bytes is not None and memory.peak_bytes > device_bytes * margin:
+    """The numbers of a point that is predicted not to fit; None for one that does, or whose limits are not known.
+
+    ``stage``: the one that needs most.
+    """
+    experiment, peak_bytes = point.experiment, point.peak_bytes
+    assert peak_bytes is not None
+    if device_bytes is not None and peak_bytes > device_bytes * margin:
         return (
-            f"stage {memory.stage} of {experiment.pp} needs {format_bytes(memory.peak_bytes)}; "
+            f"stage {stage} of {experiment.pp} needs {format_bytes(peak_bytes)}; "
             f"{format_bytes(device_bytes)} x margin {margin:g} = {format_bytes(device_bytes * margin)}"
         )
     if host_bytes is None:
@@ -339,7 +345,7 @@ def _too_big(
     stages = estimate_memory(experiment).stages
     together = sum(stage.peak_bytes for stage in stages) * (experiment.world_size // experiment.pp)
     if together > host_bytes * margin:
-        each = format_bytes(memory.peak_bytes)
+        each = format_bytes(peak_bytes)
         size, needed = experiment.world_size, format_bytes(together)
         many = f"{size} processes need {needed} together, at most {each} each"
         return (

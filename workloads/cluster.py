@@ -40,6 +40,9 @@ class DeviceSpec:
     """Dense peak in FLOP/s per dtype: ``bf16``, ``fp8``, ``fp32``."""
     memory_bandwidth: float | None = None
     """Bytes per second."""
+    workspace_bytes: int = 0
+    """What a training process has allocated for its matrix products, beside tensors: torch gives cuBLAS a workspace for
+    each thread that computes, and a step has two, that of forwards and that of backwards."""
     source: str = ""
     """Where the rates come from."""
 
@@ -101,7 +104,7 @@ def cluster_from_dict(fields: Mapping[str, Any]) -> ClusterSpec:
         names = device.get("driver_names") or ()
         names = [names] if isinstance(names, str) else sequence(f"{place}: device.driver_names", names)
         device["driver_names"] = tuple(names)
-        _convert(f"{place}: device.", device, {"memory_bytes": "B", "memory_bandwidth": "B/s"})
+        _convert(f"{place}: device.", device, {"memory_bytes": "B", "memory_bandwidth": "B/s", "workspace_bytes": "B"})
         if "peak_flops" in device:
             peaks = mapping(f"{place}: device.peak_flops", device["peak_flops"])
             known_names(f"{place}: device.peak_flops", peaks, _PEAKS, noun="precision")
@@ -146,6 +149,7 @@ def check_cluster(cluster: ClusterSpec) -> ClusterSpec:
     for name, (value, span) in amounts.items():
         if value is not None:
             plausible(f"{place}: {name}", value, *span)
+    whole_number(f"{place}: device.workspace_bytes", device.workspace_bytes, 0)
     if cluster.reserved_bytes != 0:
         plausible(f"{place}: reserved_bytes", cluster.reserved_bytes, *_MEMORY)
     if device.memory_bytes is not None and cluster.reserved_bytes >= device.memory_bytes:

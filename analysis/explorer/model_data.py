@@ -67,6 +67,7 @@ def _described(cluster: ClusterSpec) -> dict[str, Any]:
         "single_node": cluster.inter_node is None,
         "memory_bytes": cluster.device.memory_bytes,
         "usable_bytes": cluster.usable_bytes,
+        "workspace_bytes": cluster.device.workspace_bytes,
         "precisions": list(cluster.device.peak_flops),
     }
 

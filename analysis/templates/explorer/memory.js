@@ -230,8 +230,10 @@ const Memory = (() => {
         ? `on a rank of stage ${memory.peak_stage}, the fullest of ${memory.stages.length}` : "on every rank";
       at("verdict").textContent = "";
       if (!memory) return;
-      const peak = memory.peak_bytes;
-      const lines = known.map((device) => ({ device, peak, ...verdict(peak, device, widget, e) }));
+      const lines = known.map((device) => {
+        const peak = memory.peak_bytes + device.workspace_bytes;
+        return { device, peak, ...verdict(peak, device, widget, e) };
+      });
       at("fits").replaceChildren(...lines.map(fitLine));
       const fitting = named(lines, "yes"), close = named(lines, "maybe");
       at("verdict").textContent = [`${fitting ? `✓ fits ${fitting}` : "✗ fits none of these devices"}`,

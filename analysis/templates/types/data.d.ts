@@ -143,6 +143,8 @@ interface ClusterAbout {
   device: string;
   memory_bytes: number;
   usable_bytes: number;
+  /** What matrix products keep beside tensors. */
+  workspace_bytes: number;
   devices_per_node: number;
   single_node: boolean;
   backend: string;
