@@ -286,6 +286,17 @@ def _predict(options: Namespace) -> int:
     return 0
 
 
+def _advise(options: Namespace) -> int:
+    from sweep.advising.answer import answer
+    from sweep.advising.question import read_question
+    from sweep.advising.report import print_answer
+    from sweep.conffiles import ConfFolders
+
+    question = read_question(options.overrides, ConfFolders(tuple(options.conf)))
+    print_answer(answer(question, options.top), open_console())
+    return 0
+
+
 def _search(options: Namespace) -> int:
     if options.replay is not None:
         return _replay(options)
@@ -375,6 +386,7 @@ def _probe(options: Namespace) -> int:
 
 
 COMMANDS: dict[str, Callable[[Namespace], int]] = {
+    "advise": _advise,
     "plan": _plan,
     "run": _run,
     "status": _status,

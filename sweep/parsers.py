@@ -55,6 +55,23 @@ examples:
   python -m sweep search --replay bench_final2_mfu2.csv
   python -m sweep search --replay measured.csv search.batch=1 --out replayed.parquet
 """
+ADVISE_EXAMPLES = """\
+examples:
+  python -m sweep advise model=llama70b cluster=h100_efa gpus=512
+  python -m sweep advise model=qwen3_30b_a3b cluster=h100_efa gpus=[32,64] 'recompute=[none,selective]' --top 3
+  python -m sweep advise model=llama8b cluster=h200 tokens=1e12 days=30 price=2.5
+"""
+ADVISE_OVERRIDES = """\
+overrides:
+  model=NAME cluster=NAME      what is trained, and where; cluster.FIELD=VALUE changes the cluster
+  gpus=512                     or several: gpus=[64,128], gpus=16-1024 (all whole nodes)
+  tokens=1e12 days=30          instead: the fewest GPUs, and the least money, that train so much in so long
+  price=2.5                    of a GPU-hour; by default the cluster file's price_per_device_hour
+  global_batch_size=1024       sequences of a step; seq_len=4096
+  precision=bf16 routing=...   as in a grid
+  tp=[1,2,4] recompute=none    narrows an axis of the layout
+  results_dir=DIR              where measured rows and probes of the cluster are looked for (default: results)
+"""
 PROBE_EXAMPLES = """\
 examples:
   python -m sweep probe
@@ -363,7 +380,22 @@ def _search() -> Parser:
     return parser
 
 
+def _advise() -> Parser:
+    parser = _parser(
+        "advise",
+        "Which layout trains a model fastest on a number of GPUs, of all that fit; or the fewest GPUs and the least\n"
+        "money for a number of tokens in a number of days. Nothing runs: numbers are predictions, with the middle\n"
+        "90 % of where they may be, and the command that would settle them.",
+        f"{ADVISE_EXAMPLES}\n{ADVISE_OVERRIDES}",
+    )
+    parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="see below")
+    parser.add_argument("--top", type=_positive, default=5, metavar="N", help="layouts shown of each size (default: 5)")
+    parser.add_argument("--conf", action="append", default=[], type=path, metavar="DIR", help="your own model/ ...")
+    return parser
+
+
 PARSERS: dict[str, Callable[[], Parser]] = {
+    "advise": _advise,
     "plan": _plan,
     "run": _run,
     "status": _status,

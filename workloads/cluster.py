@@ -80,6 +80,8 @@ class ClusterSpec:
     """Reached share of peak_flops in large matrix products; calibrated, with its source in the YAML."""
     nodes: int | None = None
     """How many there are; None: not known, so no layout is too wide."""
+    price_per_device_hour: float | None = None
+    """What an hour of one device costs, in the money of whoever pays; None: not known."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables that the network between the nodes needs in every rank (NCCL, EFA)."""
 
@@ -136,6 +138,8 @@ def check_cluster(cluster: ClusterSpec) -> ClusterSpec:
     whole_number(f"{place}: devices_per_node", cluster.devices_per_node, 1)
     if cluster.nodes is not None:
         whole_number(f"{place}: nodes", cluster.nodes, 1)
+    if cluster.price_per_device_hour is not None:
+        number(f"{place}: price_per_device_hour", cluster.price_per_device_hour, above=0)
     device = cluster.device
     amounts: dict[str, tuple[Any, Range]] = {
         "device.memory_bytes": (device.memory_bytes, _MEMORY),

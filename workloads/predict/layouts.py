@@ -24,7 +24,7 @@ from workloads.costs.timeline import estimate_time
 from workloads.experiment import Experiment, Precision
 from workloads.model_spec import ModelSpec
 from workloads.predict.hardware import LINKED
-from workloads.predict.points import RECOMPUTE, Floats, Points
+from workloads.predict.points import RECOMPUTE, Floats, Points, Texts
 
 CODEBASE = "ultrasweep"
 """Name of this engine's profile."""
@@ -144,10 +144,7 @@ def points_of(
 
     ``measured``: ``world_measured`` and ``intra_measured`` of `Points`, where a probe has told them.
     """
-    told = measured or {}
     device, count = cluster.device, len(experiments)
-    bandwidth, share = device.memory_bandwidth, cluster.matmul_efficiency
-    assert bandwidth is not None and share is not None
     in_16_bits = device.peak_of("bf16")
     peak = np.array([in_16_bits or device.peak_of(e.precision) for e in experiments], dtype=float)
     rows: list[tuple[float, ...]] = []
@@ -163,24 +160,40 @@ def points_of(
             e.zero_stage, RECOMPUTE.index(e.recompute) if e.recompute in RECOMPUTE else 1,
             e.precision.startswith("fp8"),
         ))  # fmt: skip
-    values = np.array(rows, dtype=float).reshape(count, len(_ROW)).T
+    values = np.array(rows, dtype=float).reshape(count, len(COLUMNS)).T
+    versions = np.array([f"engine {e.engine_version}" for e in experiments], dtype=np.str_)
+    return points_from(dict(zip(COLUMNS, values, strict=True)), peak, versions, cluster, measured)
+
+
+def points_from(
+    columns: Mapping[str, Floats],
+    peak: Floats,
+    versions: Texts,
+    cluster: ClusterSpec,
+    measured: Mapping[str, float] | None = None,
+) -> Points:
+    """Rows of plain layouts that are given as arrays: ``columns`` has those of `COLUMNS`, ``peak`` the FLOP/s of the
+    device in 16 bits. ``measured`` as of `points_of`; the cluster's rates must be known (`is_predicted`)."""
+    told = measured or {}
+    device, count = cluster.device, len(peak)
+    share = cluster.matmul_efficiency
+    assert share is not None
     low = device.peak_of("fp8")
-    fp8 = values[_ROW.index("fp8")]
     scale = share / CALIBRATED_AT
 
     def same(value: float | None) -> Floats:
         return np.full(count, np.nan if value is None else value)
 
     return Points(
-        **dict(zip(_ROW, values, strict=True)),
+        **columns,
         ep=np.ones(count),
         matrices=np.full(count, 3.0),
         codebase=np.array([CODEBASE] * count, dtype=np.str_),
-        version=np.array([f"engine {e.engine_version}" for e in experiments], dtype=np.str_),
+        version=versions,
         device=np.array([cluster.name] * count, dtype=np.str_),
         peak=scale * peak,
-        peak_matmul=np.where(fp8 > 0, np.nan if low is None else scale * low, scale * peak),
-        memory_bandwidth=same(bandwidth),
+        peak_matmul=np.where(columns["fp8"] > 0, np.nan if low is None else scale * low, scale * peak),
+        memory_bandwidth=same(device.memory_bandwidth),
         capacity=same(device.memory_bytes),
         node=same(LINKED.get(cluster.name, float(cluster.devices_per_node))),
         intra=same(cluster.intra_node.bandwidth),
@@ -190,7 +203,7 @@ def points_of(
     )
 
 
-_ROW = (
+COLUMNS = (
     "gpus", "layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "tied", "seq", "mbs", "micro_batches", "dp", "tp",
     "pp", "vpp", "cp", "zero", "recompute", "fp8",
 )  # fmt: skip

@@ -49,6 +49,13 @@ class LearnedTime:
         mean, spread = self.residuals.at(points, noise_of(points, facts, self.defaults))
         return start + mean, np.hypot(spread, of_fit)
 
+    def correction(self, points: Points, facts: Facts) -> Floats:
+        """What the rows taught beside the fitted form, as a factor on its seconds."""
+        if self.residuals is None:
+            return np.ones(len(points))
+        factor: Floats = np.exp(self.residuals.at(points, noise_of(points, facts, self.defaults))[0])
+        return factor
+
 
 def learn_time(
     points: Points,

@@ -1,0 +1,186 @@
+"""What ``advise`` answers: the fastest layouts of some numbers of devices, and the fewest devices, or the least money,
+that train so many tokens in so many days."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sweep.advising.question import Goal, Question
+from sweep.advising.ranking import Found, Ranked, Ranking
+from sweep.advising.space import Space, space_of
+from sweep.advising.times import Times
+from sweep.forecast import Known
+from workloads.costs.memory import StageMemory
+from workloads.errors import InvalidSweep
+from workloads.experiment import Experiment
+
+TOP = 5
+DAY_S, HOUR_S = 86_400.0, 3_600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SizeAnswer:
+    """The best of one number of devices."""
+
+    ranked: Ranked
+    smallest: tuple[Experiment, StageMemory] | None
+    """Where nothing fits: what needs least."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Costed:
+    """A layout with what the goal's tokens take on it."""
+
+    found: Found
+    days: float
+    device_hours: float
+    slow_days: float
+    """At the slow end of the predicted step time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GoalAnswer:
+    goal: Goal
+    fewest: Costed | None
+    """Of the fewest devices that reach the goal as predicted; None: none of the sizes does."""
+    surely: Costed | None
+    """Of the fewest that reach it at the slow end of their prediction, too."""
+    cheapest: Costed | None
+    """Of those that reach it: the fewest device-hours."""
+    sizes: tuple[int, ...]
+    """Numbers of devices on which some layout obeys the rules."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    question: Question
+    space: Space
+    may_fit: int
+    """Of the space's rows."""
+    limit_bytes: int
+    """What the closed form of memory may say at most: without what matrix products keep."""
+    times: Times
+    sizes: tuple[SizeAnswer, ...]
+    """Of every number of devices on which some layout obeys the rules; empty for an inverse question."""
+    goal: GoalAnswer | None
+
+    @property
+    def best(self) -> tuple[Found, ...]:
+        """Every layout that the answer names, once."""
+        found = [one for size in self.sizes for one in size.ranked.best]
+        if self.goal is not None:
+            costed = (self.goal.fewest, self.goal.surely, self.goal.cheapest)
+            found += [one.found for one in costed if one is not None]
+        return tuple({one.experiment.id: one for one in found}.values())
+
+
+def answer(question: Question, top: int = TOP, known: Known | None = None) -> Answer:
+    """``known``: what was measured on the cluster; None: what the question's results folder has.
+
+    Raises `InvalidSweep` where no layout obeys the rules, or a device has too little memory for anything.
+    """
+    usable, workspace = question.cluster.usable_bytes, question.cluster.device.workspace_bytes
+    assert usable is not None
+    space, times = space_of(question), Times.of(question, known)
+    ranking = Ranking(space, times, usable - workspace)
+    goal, sizes = None, []
+    if question.goal is not None:
+        goal = _for_goal(ranking, question.goal)
+    else:
+        there = {int(size) for size in space.size}
+        for size in (size for size in question.sizes if size in there):
+            ranked = ranking.best(size, top)
+            sizes.append(SizeAnswer(ranked=ranked, smallest=None if ranked.best else ranking.smallest(size)))
+    return Answer(
+        question=question,
+        space=space,
+        may_fit=len(ranking.rows),
+        limit_bytes=usable - workspace,
+        times=times,
+        sizes=tuple(sizes),
+        goal=goal,
+    )
+
+
+def costed(found: Found, goal: Goal) -> Costed:
+    """Days and device-hours for the goal's tokens."""
+    steps, size = goal.tokens / found.experiment.tokens_per_step, found.experiment.world_size
+    return Costed(
+        found=found,
+        days=steps * found.time.step_time_s / DAY_S,
+        device_hours=steps * found.time.step_time_s * size / HOUR_S,
+        slow_days=steps * found.time.high_s / DAY_S,
+    )
+
+
+def _for_goal(ranking: Ranking, goal: Goal) -> GoalAnswer:
+    """Sizes from the smallest on; those that cannot reach the goal by their bound are not looked at.
+
+    More devices cost more device-hours in nearly all cases, but not always: a larger cluster may do without
+    recomputation. So every size is looked at whose bound is below the cheapest so far.
+    """
+    sizes = tuple(sorted({int(size) for size in ranking.space.size}))
+    per_step = ranking.space.question.tokens_per_step
+    steps = goal.tokens / per_step
+    longest_s = goal.days * DAY_S / steps
+    fewest = surely = cheapest = None
+    for size in sizes:
+        bound_s = ranking.bound_s(size)
+        if not bound_s <= longest_s:
+            continue
+        if surely is not None and cheapest is not None and bound_s * steps * size / HOUR_S >= cheapest.device_hours:
+            continue
+        for found in ranking.best(size, 1).best:
+            one = costed(found, goal)
+            if one.days > goal.days:
+                continue
+            fewest = fewest or one
+            surely = surely or (one if one.slow_days <= goal.days else None)
+            if cheapest is None or one.device_hours < cheapest.device_hours:
+                cheapest = one
+    return GoalAnswer(goal=goal, fewest=fewest, surely=surely, cheapest=cheapest, sizes=sizes)
+
+
+def settling_words(question: Question, best: Sequence[Found]) -> list[str]:
+    """The command that runs what would settle the answer: the choices of the best layouts and all their mixtures.
+
+    Arguments of ``python -m sweep search``, not quoted. Raises `InvalidSweep` without a layout.
+    """
+    if not best:
+        raise InvalidSweep("advise: nothing fits, so nothing is left to settle")
+    words = ["+grid=one_point", f"model={question.model.name}", f"cluster={question.cluster_name}"]
+    words += question.cluster_changes
+    sizes = dict.fromkeys(one.experiment.world_size for one in best)
+    for name in _AXES:
+        values = list(dict.fromkeys(getattr(one.experiment, name) for one in best))
+        if values != [_USUAL[name]]:
+            written = [_written(value) for value in values]
+            words.append(f"grid.axes.{name}={written[0] if len(written) == 1 else '[' + ','.join(written) + ']'}")
+    return [*words, "--where", " or ".join(f"world_size == {size}" for size in sizes)]
+
+
+def _written(value: object) -> str:
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+_AXES = (
+    *("dp_replicate", "dp_shard", "tp", "cp", "pp", "ep", "etp", "micro_batch_size", "global_batch_size", "seq_len"),
+    *("zero_stage", "recompute", "recompute_every", "pp_schedule", "virtual_stages", "cp_kind", "precision", "routing"),
+    "routing_imbalance",
+)
+_USUAL = {
+    **dict.fromkeys(("dp_replicate", "dp_shard", "tp", "cp", "pp", "ep", "etp", "micro_batch_size"), 1),
+    "global_batch_size": 1,
+    "seq_len": 4096,
+    "zero_stage": 0,
+    "recompute": "none",
+    "recompute_every": 1,
+    "pp_schedule": "none",
+    "virtual_stages": 1,
+    "cp_kind": "ring",
+    "precision": "bf16",
+    "routing": "balanced",
+    "routing_imbalance": 1.0,
+}
+"""What the grid `one_point` has."""

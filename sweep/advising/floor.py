@@ -1,0 +1,92 @@
+"""The least memory that a layout can need, for many at one time: what rules most of them out before anything is timed.
+
+It is one moment of the closed form (`workloads.costs.memory`), and no more than what the closed form says: the first
+pipeline rank in the backward of a last block, with the layers that every rank holds at least, without the head and
+without what the block computes with. V-shaped schedules hold a little less, see `_V_SHAPED`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from sweep.advising.question import Question
+from sweep.advising.space import KINDS, Space
+from workloads.costs.moments import Shared
+from workloads.costs.params import COMPUTE_BYTES, MASTER_BYTES, dense_layer, moe_layer, num_dense_layers
+from workloads.experiment import Experiment
+from workloads.predict.points import Floats
+
+_V_SHAPED = 0.8
+"""Of the micro-batches that 1F1B's first rank holds: what V-shaped schedules hold at least."""
+
+
+class Floor(NamedTuple):
+    """Bytes, of shape (rows, `KINDS`)."""
+
+    piped: Floats
+    """Of 1F1B, interleaved schedules and no pipeline."""
+    v_shaped: Floats
+
+
+def floor_of(space: Space, replicas: int = 1, saved: Floats | None = None) -> Floor:
+    """``replicas``: of ZeRO's shards. ``saved``: what `saved_of` says, where it was asked for already."""
+    q, model, x = space.question, space.question.model, space
+    tp, held = x.tp, model.num_layers // x.pp
+    kinds = ([dense_layer(model)] if num_dense_layers(model) else []) + ([moe_layer(model)] if model.moe else [])
+    rest = np.min([one.split // tp + one.replicated for one in kinds], axis=0) * held
+    experts = np.min([one.experts // (x.ep * x.etp) for one in kinds], axis=0) * held
+    embedding = model.vocab_size // tp * model.hidden_size
+    sharded = x.zero > 0
+    shards = np.where(sharded, np.maximum(1, x.dp * x.cp // replicas), 1)
+    of_experts = np.maximum(1.0, np.where(sharded, shards * tp / x.etp / x.ep, 1.0))
+    g, c = MASTER_BYTES[q.precision], COMPUTE_BYTES[q.precision]
+    b = 1 if q.precision.startswith("fp8") else c
+    m = x.micro_batches
+    saved = saved_of(space) if saved is None else saved
+    found = []
+    for ends, in_flight in (
+        (embedding, np.minimum(x.pp, np.where(m > 2, m - 1, m))),
+        (0, _V_SHAPED * np.minimum(x.pp, np.where(m > 2, m - 1, m))),
+    ):
+        states = 3 * g * ((rest + ends) / shards + experts / of_experts)
+        copies = np.where(x.zero <= 2, b * (rest + experts) + c * ends, 0)
+        shard = g * ((rest + ends) / shards + experts / of_experts)
+        gradients = np.where(m > 2, np.where(x.zero <= 1, g * (rest + experts + ends), shard), 0)
+        found.append((states + copies + gradients)[:, None] + (in_flight * held)[:, None] * saved)
+    # The least that whole numbers can lose where the closed form divides.
+    return Floor(*(np.maximum(0.0, one - 4096.0 * (1 + held)[:, None]) for one in found))
+
+
+def saved_of(space: Space) -> Floats:
+    """Bytes that a layer keeps of one micro-batch, the least of its kinds; of shape (rows, `KINDS`)."""
+    x, q = space, space.question
+    keys, where = np.unique(np.stack([x.tp, x.cp, x.mbs, x.ep, x.etp], axis=1), axis=0, return_inverse=True)
+    table = np.array([[_saved_by(q, kind, *map(int, key)) for kind in KINDS] for key in keys], dtype=float)
+    found: Floats = table[where.reshape(-1)]
+    return found
+
+
+def _saved_by(q: Question, kind: str, tp: int, cp: int, mbs: int, ep: int, etp: int) -> int:
+    dp = ep * etp
+    one = Shared.of(
+        Experiment.canonical(
+            model=q.model,
+            dp_shard=dp,
+            zero_stage=1 if dp * cp > 1 else 0,
+            tp=tp,
+            cp=cp,
+            ep=ep,
+            etp=etp,
+            micro_batch_size=mbs,
+            global_batch_size=dp * mbs,
+            seq_len=q.seq_len,
+            recompute=kind,
+            precision=q.precision,
+            routing=q.routing,
+            routing_imbalance=q.routing_imbalance,
+        )
+    )
+    saved = [one.dense_saved] if num_dense_layers(q.model) else []
+    return min(saved + ([one.moe_saved] if q.model.moe is not None else []))

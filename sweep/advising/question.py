@@ -1,0 +1,181 @@
+"""The question that ``advise`` answers, read from the command line: ``model=llama70b cluster=h100_efa gpus=512``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sweep.conffiles import ConfFolders
+from sweep.config import SweepConfig, compose_sweep
+from sweep.overrides import parse_override
+from workloads.checks import number, suggest, whole_number
+from workloads.cluster import ClusterSpec
+from workloads.errors import InvalidSweep
+from workloads.experiment import AXES, Precision
+from workloads.model_spec import ModelSpec
+
+LAYOUT_AXES = (
+    *("tp", "cp", "pp", "ep", "etp", "zero_stage", "dp_replicate", "micro_batch_size", "recompute"),
+    *("recompute_every", "pp_schedule", "virtual_stages", "cp_kind"),
+)
+"""What is searched over; each may be narrowed: ``tp=[1,2,4,8]``."""
+MOST_DEVICES = 65_536
+MOST_SIZES = 2_048
+DEFAULT_MOST = 2_048
+"""Devices up to which an inverse question looks where neither ``gpus`` nor the cluster's nodes say it."""
+_WORK = {"seq_len": 4096, "global_batch_size": 1024}
+"""What a step works on, with what is taken where it is not given: four million tokens."""
+_GOAL = ("tokens", "days", "price")
+_OTHERS = ("model", "cluster", "gpus", "precision", "routing", "routing_imbalance", *_WORK, *_GOAL, "results_dir")
+KNOWN = (*_OTHERS, *LAYOUT_AXES)
+_SPAN = re.compile(r"(\d+)-(\d+)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Goal:
+    """The inverse question: so many tokens in so many days."""
+
+    tokens: float
+    days: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    config: SweepConfig
+    """The packaged options with the cluster, the model and the results folder that were asked for."""
+    model: ModelSpec
+    cluster: ClusterSpec
+    cluster_name: str
+    """Of its file; with `cluster_changes` it is what a command line has to say."""
+    cluster_changes: tuple[str, ...]
+    sizes: tuple[int, ...]
+    """Numbers of devices, smallest first."""
+    seq_len: int
+    global_batch_size: int
+    precision: Precision
+    routing: str
+    routing_imbalance: float
+    axes: Mapping[str, tuple[Any, ...]]
+    """What the user has narrowed, of `LAYOUT_AXES`."""
+    goal: Goal | None
+    price: float | None
+    """Money for a device-hour; None: not known."""
+    price_source: str
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self.global_batch_size * self.seq_len
+
+
+def read_question(overrides: Sequence[str], folders: ConfFolders | None = None) -> Question:
+    """Raises `InvalidSweep` (or another `UltrasweepError`) with one line for a mistake of the user."""
+    folders = folders or ConfFolders()
+    values: dict[str, Any] = {}
+    changes: list[str] = []
+    for text in overrides:
+        override = parse_override(text)
+        name = override.key_or_group
+        if name.startswith("cluster."):
+            changes.append(text)
+        elif name not in KNOWN or text.startswith(("+", "~")):
+            raise InvalidSweep(f"advise: no {name!r} to ask for{suggest(name, KNOWN)}")
+        else:
+            values[name] = override.value()
+    for name in ("model", "cluster"):
+        if name not in values:
+            known = ", ".join(folders.names(name))
+            raise InvalidSweep(f"advise: {name} is missing: give {name}=NAME, one of {known}")
+        if not isinstance(values[name], str):
+            raise InvalidSweep(f"advise: {name}={values[name]!r}: one {name} at a time")
+    begin = ["+grid=one_point", f"model={values['model']}", f"cluster={values['cluster']}", *changes]
+    begin += [f"results_dir={values['results_dir']}"] if "results_dir" in values else []
+    config = compose_sweep(begin, folders)
+    cluster = config.cluster
+    _refuse_unknown_rates(cluster, str(values.get("precision", "bf16")))
+    goal = _goal(values)
+    price = number("advise: price", values["price"], above=0) if "price" in values else cluster.price_per_device_hour
+    return Question(
+        config=config,
+        model=config.models[values["model"]],
+        cluster=cluster,
+        cluster_name=values["cluster"],
+        cluster_changes=tuple(changes),
+        sizes=_sizes(values.get("gpus"), cluster, goal is not None),
+        precision=_choice("precision", values.get("precision", "bf16")),
+        routing=_choice("routing", values.get("routing", "balanced")),
+        routing_imbalance=_choice("routing_imbalance", values.get("routing_imbalance", 1.0)),
+        axes={name: _narrowed(name, values[name]) for name in LAYOUT_AXES if name in values},
+        goal=goal,
+        price=price,
+        price_source="price=" if "price" in values else f"cluster file {cluster.name}",
+        **{name: whole_number(f"advise: {name}", values.get(name, default), 1) for name, default in _WORK.items()},
+    )
+
+
+def _refuse_unknown_rates(cluster: ClusterSpec, precision: str) -> None:
+    device = cluster.device
+    absent = [f"device.peak_flops.{precision}"] if device.peak_of(precision) is None else []
+    absent += ["device.memory_bytes"] if cluster.usable_bytes is None else []
+    absent += ["device.memory_bandwidth"] if device.memory_bandwidth is None else []
+    absent += ["matmul_efficiency"] if cluster.matmul_efficiency is None else []
+    if absent:
+        raise InvalidSweep(
+            f"advise: cluster {cluster.name} ({device.name}) does not say {', '.join(absent)}, so that nothing can be "
+            f"predicted; give it as cluster.{absent[0]}=..., or name another cluster"
+        )
+
+
+def _goal(values: Mapping[str, Any]) -> Goal | None:
+    given = [name for name in ("tokens", "days") if name in values]
+    if len(given) == 1:
+        raise InvalidSweep(f"advise: {given[0]} needs {'days' if given == ['tokens'] else 'tokens'} too")
+    if not given:
+        return None
+    tokens, days = (number(f"advise: {name}", values[name], above=0) for name in ("tokens", "days"))
+    return Goal(tokens=float(tokens), days=float(days))
+
+
+def _choice(name: str, value: Any) -> Any:
+    return AXES[name].check(f"advise: {name}", value)
+
+
+def _narrowed(name: str, value: Any) -> tuple[Any, ...]:
+    values = value if isinstance(value, list) else [value]
+    if not values:
+        raise InvalidSweep(f"advise: {name}=[] leaves nothing")
+    return tuple(dict.fromkeys(_choice(name, one) for one in values))
+
+
+def _sizes(given: Any, cluster: ClusterSpec, inverse: bool) -> tuple[int, ...]:
+    """Numbers of devices: one, some, or all whole nodes of a span (and what divides a node, below one)."""
+    node = cluster.devices_per_node
+    there = node * cluster.nodes if cluster.nodes is not None else None
+    most = node if cluster.inter_node is None else there
+    if given is None:
+        if not inverse:
+            raise InvalidSweep(
+                "advise: gpus is missing: give gpus=512, gpus=[64,128] or gpus=16-1024 (all whole nodes)"
+            )
+        given = f"1-{most if most is not None else DEFAULT_MOST}"
+    span = _SPAN.fullmatch(given) if isinstance(given, str) else None
+    if span:
+        low, high = int(span[1]), int(span[2])
+        if low > high or high > MOST_DEVICES:
+            raise InvalidSweep(
+                f"advise: gpus={given} must go from a smaller to a larger number, {MOST_DEVICES} at most"
+            )
+        parts = [size for size in range(low, min(high, node - 1) + 1) if size and node % size == 0]
+        sizes = [*parts, *range(max(node, -(-low // node) * node), high + 1, node)]
+    else:
+        sizes = given if isinstance(given, list) else [given]
+    for size in sizes:
+        whole_number("advise: gpus", size, 1)
+    if not sizes:
+        raise InvalidSweep(f"advise: gpus={given}: no whole nodes of {node} devices are in it")
+    if len(sizes) > MOST_SIZES:
+        raise InvalidSweep(f"advise: gpus={given} are {len(sizes):,} sizes; at most {MOST_SIZES:,}")
+    if most is not None and max(sizes) > most:
+        raise InvalidSweep(f"advise: gpus={max(sizes)}, but cluster {cluster.name} has {most:,} devices")
+    return tuple(sorted(set(sizes)))

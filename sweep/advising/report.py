@@ -1,0 +1,185 @@
+"""Prints the answer of ``advise``: what fits, on which batch, how fast, and what would settle it."""
+
+from __future__ import annotations
+
+import shlex
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from results.terminal import plain_table
+from results.text import GIB, format_bytes, format_hours, plural
+from sweep.advising.answer import Answer, Costed, GoalAnswer, SizeAnswer, settling_words
+from sweep.advising.question import Question
+from sweep.advising.ranking import Found
+from sweep.price import price
+from sweep.summary import layout
+from workloads.costs.flops import flops_per_token
+
+ALIKE = 0.02
+"""Layouts predicted within so much of each other are called as fast: less than any prediction can tell."""
+
+_LEAST_SHARE = 0.005
+
+
+def print_answer(answer: Answer, console: Console) -> None:
+    """What ``advise`` prints."""
+
+    def say(text: str) -> None:
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    q, space = answer.question, answer.space
+    say(
+        f"{q.model.name} on {q.cluster.name}, {q.precision}: steps of {q.global_batch_size:,} sequences of "
+        f"{q.seq_len:,} tokens, {q.tokens_per_step:,} tokens in all"
+    )
+    usable = q.cluster.usable_bytes
+    assert usable is not None
+    say(
+        f"fit: {space.allowed:,} layouts obey the rules, in {len(space):,} families of degrees, micro-batch and ZeRO "
+        f"stage; {answer.may_fit:,} of these may fit in the {format_bytes(usable)} that training can have of "
+        f"{q.cluster.device.name}"
+    )
+    for size in answer.sizes:
+        _print_size(answer, size, console)
+    if answer.goal is None and (without := sorted(set(q.sizes) - {one.ranked.size for one in answer.sizes})):
+        say(
+            f"no layout obeys the rules on {', '.join(f'{size:,}' for size in without)} GPUs: dp * micro_batch_size "
+            f"must divide global_batch_size={q.global_batch_size:,}, and pp is at most {q.model.num_layers}"
+        )
+    if answer.goal is not None:
+        _print_goal(answer, answer.goal, console)
+    say(
+        f"times: {answer.times.source}; memory: the closed form, with {format_bytes(_workspace(q))} for matrix products"
+    )
+    if answer.best:
+        _print_settling(answer, console)
+
+
+def _print_size(answer: Answer, one: SizeAnswer, console: Console) -> None:
+    ranked, q = one.ranked, answer.question
+    title = f"{ranked.size:,} GPUs: the fastest that fit, {ranked.timed:,} layouts timed"
+    if ranked.open_bound_s is not None:
+        title += f" and given up there: one that is left may take {ranked.open_bound_s:.4g} s"
+    if not ranked.best:
+        least = ""
+        if one.smallest is not None:
+            experiment, memory = one.smallest
+            needs = format_bytes(memory.peak_bytes + _workspace(q), 1)
+            least = f"; {layout(experiment)} needs least: {needs}"
+        console.print(f"\n{ranked.size:,} GPUs: nothing fits{least}", markup=False, highlight=False, soft_wrap=True)
+        return
+    table = plain_table(title=f"\n{title}")
+    for name in ("tokens/s/GPU", "90 %", "step", "MFU %", "GiB"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("layout")
+    table.add_column("where the time goes")
+    for found in ranked.best:
+        _add_row(table, answer, found)
+    console.print(table)
+    alike = [f for f in ranked.best if f.time.step_time_s <= ranked.best[0].time.step_time_s * (1 + ALIKE)]
+    if len(alike) > 1:
+        console.print(
+            f"the first {len(alike)} are predicted within {ALIKE * 100:g} %: no prediction tells them apart",
+            highlight=False,
+        )
+
+
+def _add_row(table: Table, answer: Answer, found: Found) -> None:
+    q, time, rate = answer.question, found.time, found.tokens_per_s_per_device
+    table.add_row(
+        f"{rate:,.0f}",
+        f"{rate * time.step_time_s / time.high_s:,.0f} to {rate * time.step_time_s / time.low_s:,.0f}",
+        f"{time.step_time_s:.3g} s",
+        _mfu(q, rate),
+        f"{(found.memory.peak_bytes + _workspace(q)) / GIB:.1f}",
+        escape(layout(found.experiment)),
+        where_time_goes(answer, found),
+    )
+
+
+def where_time_goes(answer: Answer, found: Found) -> str:
+    """The shares of a predicted step, the largest first after the work itself."""
+    parts = answer.times.shares(found.experiment)
+    lost = sorted(
+        ((parts.fill, "pipeline"), (parts.traffic, "traffic"), (parts.after, "optimizer")), key=lambda one: -one[0]
+    )
+    words = [
+        f"work {100 * parts.work:.0f} %",
+        *(f"{name} {100 * share:.0f} %" for share, name in lost if share > 0.005),
+    ]
+    return ", ".join(words)
+
+
+def _mfu(q: Question, rate: float) -> str:
+    peak = q.cluster.device.peak_flops.get("bf16")
+    if not peak or q.precision != "bf16":
+        return ""
+    return f"{100 * rate * flops_per_token(q.model, q.seq_len, 'palm') / peak:.1f}"
+
+
+def _print_goal(answer: Answer, goal: GoalAnswer, console: Console) -> None:
+    def say(text: str) -> None:
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    wanted = f"{_amount(goal.goal.tokens)} tokens in {goal.goal.days:g} days"
+    looked = f"of {plural(len(goal.sizes), 'number')} of GPUs from {goal.sizes[0]:,} to {goal.sizes[-1]:,}"
+    if goal.fewest is None:
+        say(f"{wanted}: not reached, {looked}")
+        return
+    say(f"{wanted}, {looked}:")
+    table = plain_table()
+    for name in ("", "GPUs", "days", "90 %", "GPU-hours", *(["money"] if answer.question.price is not None else [])):
+        table.add_column(name, justify="left" if not name else "right", no_wrap=True)
+    for name in ("GiB", "layout"):
+        table.add_column(name)
+    for name, one in (("fewest", goal.fewest), ("surely", goal.surely), ("least money", goal.cheapest)):
+        if one is not None:
+            table.add_row(name, *_costs(answer, one))
+    console.print(table)
+    if goal.surely is None:
+        say("no number of these GPUs reaches it at the slow end of its prediction")
+    if answer.question.price is not None:
+        say(f"money: {answer.question.price:g} a GPU-hour ({answer.question.price_source})")
+
+
+def _costs(answer: Answer, one: Costed) -> list[str]:
+    found, price = one.found, answer.question.price
+    fast = one.days * found.time.low_s / found.time.step_time_s
+    return [
+        f"{found.experiment.world_size:,}",
+        f"{one.days:.3g}",
+        f"{fast:.3g} to {one.slow_days:.3g}",
+        format_hours(one.device_hours),
+        *([f"{one.device_hours * price:,.0f}"] if price is not None else []),
+        f"{(found.memory.peak_bytes + _workspace(answer.question)) / GIB:.1f}",
+        escape(layout(found.experiment)),
+    ]
+
+
+def _print_settling(answer: Answer, console: Console) -> None:
+    q = answer.question
+    runs = [
+        price(one.experiment, one.time, "measured", q.config.measure, q.config.plan).expected_h for one in answer.best
+    ]
+    hours = sum(one for one in runs if one is not None)
+    command = " ".join(shlex.quote(word) for word in settling_words(q, answer.best))
+    console.print(
+        f"to settle it: these {plural(len(runs), 'layout')} take {format_hours(hours)} GPU-hours; a search among them "
+        f"and their mixtures:\n    python -m sweep search {command}",
+        markup=False,
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def _workspace(q: Question) -> int:
+    return q.cluster.device.workspace_bytes
+
+
+def _amount(tokens: float) -> str:
+    for size, word in ((1e12, "trillion"), (1e9, "billion"), (1e6, "million")):
+        if tokens >= size:
+            return f"{tokens / size:g} {word}"
+    return f"{tokens:,.0f}"

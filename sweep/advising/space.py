@@ -1,0 +1,279 @@
+"""Every layout of a model on some numbers of devices, as arrays: what the rules leave of all combinations of the axes.
+
+A *row* is a family of layouts: degrees, micro-batch and ZeRO stage. Inside it are kinds of recomputation, pipeline
+schedules, replicas of shards and kinds of context parallelism, which are spelled out only where the row is promising.
+The rules that a row can break are stated here once more, for whole arrays; `workloads.rules` has the last word on every
+layout that is looked at.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import gcd
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sweep.advising.question import Question
+from workloads.costs.schedule import V_SHAPED
+from workloads.errors import InvalidSweep
+from workloads.experiment import Experiment
+from workloads.rules import divisors
+
+Ints = NDArray[np.int64]
+KINDS = ("none", "selective", "full")
+"""Of recomputation, in the order of `workloads.predict.points.RECOMPUTE`."""
+_LARGEST_MICRO_BATCH = 16
+_LARGEST_CP = 16
+_LEAST_SEQUENCE = 2048
+"""Tokens of a sequence that a context-parallel rank has at least, unless ``cp`` is given: shorter parts are slower."""
+_EVERY = (1, 2, 4)
+_REPLICAS = (1, 2, 4, 8, 16, 32, 64)
+_SCHEDULES = (
+    *(("1f1b", 1), ("interleaved_1f1b", 2), ("interleaved_1f1b", 4), ("interleaved_zero_bubble", 1)),
+    *(("interleaved_zero_bubble", 2), ("zero_bubble_v", 2), ("dualpipe_v", 2)),
+)
+"""GPipe is left out: it takes as long as 1F1B and more memory."""
+_TWOS = tuple(2**power for power in range(17))
+MOST_ROWS = 3_000_000
+
+
+class Group(NamedTuple):
+    """Layouts of a row that one bound is good for."""
+
+    recompute: str
+    every: int
+    schedule: str
+    virtual_stages: int
+    replicas: int
+    """Of the shards of ZeRO; without ZeRO every data-parallel rank is one, whatever this says."""
+
+    cp_kind: str
+
+    @property
+    def is_plain(self) -> bool:
+        """A bound says nearly all of it."""
+        return (
+            self.cp_kind == "ring"
+            and self.replicas == 1
+            and self.every == 1
+            and self.schedule in ("none", "1f1b", "interleaved_1f1b")
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Space:
+    """Rows that the rules leave; every array has one entry a row."""
+
+    question: Question
+    size: Ints
+    dp: Ints
+    tp: Ints
+    cp: Ints
+    pp: Ints
+    ep: Ints
+    etp: Ints
+    mbs: Ints
+    zero: Ints
+    recomputations: tuple[tuple[str, int], ...]
+    """(kind, every): what each row is tried with."""
+    schedules: tuple[tuple[str, int], ...]
+    """(schedule, virtual stages) of pipelines."""
+    replicas: tuple[int, ...]
+    kinds: tuple[str, ...]
+    """Of context parallelism."""
+    combinations: int
+    """All of the axes' values."""
+    allowed: int
+    """Layouts in the rows."""
+
+    def __len__(self) -> int:
+        return len(self.size)
+
+    @property
+    def unpiped(self) -> bool:
+        """Some rows have no pipeline."""
+        return bool((self.pp == 1).any())
+
+    @property
+    def micro_batches(self) -> Ints:
+        found: Ints = self.question.global_batch_size // (self.dp * self.mbs)
+        return found
+
+    @property
+    def groups(self) -> tuple[Group, ...]:
+        """What every row is tried with."""
+        schedules = (*((("none", 1),) if self.unpiped else ()), *self.schedules)
+        return tuple(
+            Group(kind, every, schedule, stages, replicas, cp_kind)
+            for kind, every in self.recomputations
+            for schedule, stages in schedules
+            for replicas in dict.fromkeys((1, *self.replicas))
+            for cp_kind in dict.fromkeys(("ring", *self.kinds))
+        )
+
+    def layout(self, row: int, group: Group) -> Experiment | None:
+        """The layout of a row in a group, which may still break a rule; None: there is none."""
+        q, dp, cp, zero = self.question, int(self.dp[row]), int(self.cp[row]), int(self.zero[row])
+        replicas = dp if zero == 0 else group.replicas
+        if (zero == 0 and group.replicas > 1) or (zero and group.replicas not in self.replicas):
+            return None
+        if (cp == 1 and group.cp_kind != "ring") or (cp > 1 and group.cp_kind not in self.kinds):
+            return None
+        if dp % replicas or (zero and dp // replicas * cp == 1):
+            return None
+        return Experiment.canonical(
+            model=q.model,
+            dp_replicate=replicas,
+            dp_shard=dp // replicas,
+            tp=int(self.tp[row]),
+            cp=cp,
+            pp=int(self.pp[row]),
+            ep=int(self.ep[row]),
+            etp=int(self.etp[row]),
+            micro_batch_size=int(self.mbs[row]),
+            global_batch_size=q.global_batch_size,
+            seq_len=q.seq_len,
+            zero_stage=zero,
+            recompute=group.recompute,
+            recompute_every=group.every,
+            pp_schedule=group.schedule,
+            virtual_stages=group.virtual_stages,
+            cp_kind=group.cp_kind,
+            precision=q.precision,
+            routing=q.routing,
+            routing_imbalance=q.routing_imbalance,
+        )
+
+
+def space_of(question: Question) -> Space:
+    """Raises `InvalidSweep` where no layout obeys the rules, with what the degrees are bound by."""
+    q, model = question, question.model
+    axes = _axes(question)
+    split = _split(question)
+    sizes = np.array(q.sizes, dtype=np.int64)
+    degrees = [axes[name] for name in ("tp", "cp", "pp", "ep", "etp", "micro_batch_size", "zero_stage")]
+    dps = divisors(q.global_batch_size)
+    count = int(np.prod([len(one) for one in degrees])) * len(dps)
+    if count > MOST_ROWS:
+        raise InvalidSweep(
+            f"advise: the axes span {count:,} families of layouts, at most {MOST_ROWS:,}; narrow one: tp=[1,2,4,8]"
+        )
+    columns = [one.ravel() for one in np.meshgrid(*(np.array(one) for one in degrees), np.array(dps), indexing="ij")]
+    tp, cp, pp, ep, etp, mbs, zero, dp = columns
+    size = tp * cp * pp * dp
+    keep = np.isin(size, sizes) & (q.global_batch_size % (dp * mbs) == 0) & (split % tp == 0) & (pp <= model.num_layers)
+    keep &= ((cp == 1) | (q.seq_len % (2 * cp) == 0)) & (mbs * q.seq_len // cp % tp == 0)
+    keep &= (zero == 0) | (dp * cp > 1)
+    if (moe := model.moe) is not None:
+        keep &= ((etp == 1) | (etp == tp)) & (moe.num_experts % ep == 0) & (moe.expert_hidden_size % etp == 0)
+        keep &= dp * cp * tp // etp % ep == 0
+    if not keep.any():
+        raise InvalidSweep(
+            f"advise: no layout of {model.name} on {_told(q.sizes)} devices obeys the rules: dp*cp*tp*pp must be their "
+            f"number, with dp*micro_batch_size a divisor of global_batch_size={q.global_batch_size:,}, tp of {split} "
+            f"and pp at most {model.num_layers}"
+        )
+    rows = {
+        name: array[keep]
+        for name, array in zip(
+            ("size", "dp", "tp", "cp", "pp", "ep", "etp", "mbs", "zero"),
+            (size, dp, tp, cp, pp, ep, etp, mbs, zero),
+            strict=True,
+        )
+    }
+    recomputations = tuple(
+        (kind, every)
+        for kind in axes["recompute"]
+        for every in axes["recompute_every"]
+        if kind != "none" or every == axes["recompute_every"][0]
+    )
+    schedules, replicas, kinds = _schedules(question), axes["dp_replicate"], axes["cp_kind"]
+    inner = len(recomputations) * max(1, len(schedules)) * len(replicas) * len(kinds)
+    return Space(
+        question=question,
+        **rows,
+        recomputations=recomputations,
+        schedules=schedules,
+        replicas=replicas,
+        kinds=kinds,
+        combinations=len(q.sizes) * int(np.prod([len(one) for one in degrees])) * inner,
+        allowed=_allowed(question, rows, schedules, replicas, kinds) * len(recomputations),
+    )
+
+
+def _allowed(
+    q: Question, rows: dict[str, Ints], schedules: tuple[tuple[str, int], ...], replicas: Any, kinds: Any
+) -> int:
+    """Layouts in the rows, for each recomputation."""
+    model, dp, cp, tp, pp = q.model, rows["dp"], rows["cp"], rows["tp"], rows["pp"]
+    fitting = sum(((pp > 1) & (pp * v <= model.num_layers)).astype(np.int64) for _, v in schedules) + (pp == 1)
+    whole_heads = (model.num_heads // tp % cp == 0) & (model.num_kv_heads // tp % cp == 0)
+    ways = sum(((cp > 1) & (whole_heads | (kind != "ulysses"))).astype(np.int64) for kind in kinds) + (cp == 1)
+    copies = (rows["zero"] == 0).astype(np.int64)
+    for r in replicas:
+        shards = dp // r * cp
+        sharded = (rows["zero"] > 0) & (dp % r == 0) & (shards > 1)
+        if model.moe is not None:
+            of_experts = np.maximum(1, shards * tp // rows["etp"])
+            sharded &= (of_experts % rows["ep"] == 0) | (rows["ep"] % of_experts == 0)
+        copies = copies + sharded
+    return int((fitting * ways * copies).sum())
+
+
+def _axes(q: Question) -> dict[str, tuple[Any, ...]]:
+    model, moe = q.model, q.model.moe
+    largest, layers = max(q.sizes), model.num_layers
+    micro = [size for size in divisors(q.global_batch_size) if size <= _LARGEST_MICRO_BATCH]
+    tp = [one for one in divisors(_split(q)) if one <= largest]
+    default: dict[str, tuple[Any, ...]] = {
+        "tp": tuple(tp),
+        "cp": tuple(cp for cp in _TWOS if cp == 1 or (cp <= _LARGEST_CP and q.seq_len >= cp * _LEAST_SEQUENCE)),
+        "pp": tuple(sorted({one for one in (*divisors(layers), *_TWOS) if one <= min(layers, largest)})),
+        "ep": tuple(divisors(moe.num_experts)) if moe is not None else (1,),
+        "zero_stage": (0, 1, 2, 3),
+        "dp_replicate": _REPLICAS,
+        "micro_batch_size": tuple(micro),
+        "recompute": KINDS,
+        "recompute_every": _EVERY,
+        "cp_kind": ("ring", "allgather", "ulysses"),
+    }
+    found = {name: q.axes.get(name, values) for name, values in default.items()}
+    found["etp"] = q.axes.get("etp", tuple(sorted({1, *found["tp"]})) if moe is not None else (1,))
+    for name in found["recompute"]:
+        if name not in KINDS:
+            raise InvalidSweep(f"advise: recompute={name} is not searched; it may be {', '.join(KINDS)}")
+    return found
+
+
+def _schedules(q: Question) -> tuple[tuple[str, int], ...]:
+    """The shipped pairs, narrowed; pairs of the user's own where both axes are given."""
+    names, stages = q.axes.get("pp_schedule"), q.axes.get("virtual_stages")
+    if names is not None and stages is not None:
+        pairs = tuple((name, v) for name in names for v in stages)
+    else:
+        pairs = tuple(
+            one for one in _SCHEDULES if (names is None or one[0] in names) and (stages is None or one[1] in stages)
+        )
+    if not pairs and names != ("none",):
+        raise InvalidSweep(
+            f"advise: pp_schedule={list(names or ())} with virtual_stages={list(stages or ())} is not searched; known: "
+            f"{', '.join(f'{name} with {v}' for name, v in _SCHEDULES)}; or give both"
+        )
+    return pairs
+
+
+def is_v_shaped(schedule: str) -> bool:
+    return schedule in V_SHAPED
+
+
+def _split(q: Question) -> int:
+    """What tensor parallelism divides: the greatest common divisor of heads, columns and vocabulary."""
+    model, moe = q.model, q.model.moe
+    shared = moe.num_shared_experts * moe.expert_hidden_size if moe is not None else 0
+    return gcd(model.num_heads, model.num_kv_heads, model.ffn_hidden_size, model.vocab_size, shared)
+
+
+def _told(sizes: tuple[int, ...]) -> str:
+    return f"{sizes[0]:,}" if len(sizes) == 1 else f"{sizes[0]:,} to {sizes[-1]:,}"

@@ -1,0 +1,157 @@
+"""``advise``: its numbers are a plan's, and no layout of the space beats its first."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import shlex
+
+import pytest
+from rich.console import Console
+
+from sweep.__main__ import main
+from sweep.advising.answer import Answer, answer, settling_words
+from sweep.advising.question import read_question
+from sweep.advising.ranking import Ranking, family_of
+from sweep.advising.report import print_answer
+from sweep.advising.space import space_of
+from sweep.advising.times import Times
+from sweep.config import compose_sweep
+from sweep.expand import expand_all
+from sweep.forecast import Known
+from sweep.plan import make_plan
+from workloads.costs.memory import peak_stage
+from workloads.experiment import Experiment
+from workloads.rules import violations
+
+LLAMA = ("model=llama8b", "cluster=h200", "gpus=8", "global_batch_size=64")
+MIXTURE = ("model=qwen3_30b_a3b_8_layers", "cluster=h200", "gpus=8", "global_batch_size=64", "seq_len=4096")
+SMALL = ("tp=[1,2,4]", "pp=[1,2]", "micro_batch_size=[1,2,4]", "cp=1", "dp_replicate=[1,2]", "recompute_every=1")
+
+
+def asked(*words: str, top: int = 3) -> Answer:
+    return answer(read_question(words), top, Known())
+
+
+def printed(found: Answer) -> str:
+    file = io.StringIO()
+    print_answer(found, Console(file=file, width=200))
+    return file.getvalue()
+
+
+def every_layout(found: Answer) -> list[Experiment]:
+    """All layouts of the space that break no rule, one by one."""
+    space, cluster = found.space, found.question.cluster
+    spelled = (space.layout(row, group) for row in range(len(space)) for group in space.groups)
+    ids = {one.id: one for one in spelled if one is not None and not violations(one, cluster)}
+    return list(ids.values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [LLAMA, MIXTURE, (*LLAMA, "seq_len=16384", "cp=[1,2,4]", "global_batch_size=16")])
+def test_nothing_in_the_space_is_faster(words: tuple[str, ...]) -> None:
+    small = SMALL if "cp=[1,2,4]" not in words else tuple(word for word in SMALL if word != "cp=1")
+    found = asked(*words, *small)
+    layouts = every_layout(found)
+    assert len(layouts) == found.space.allowed > 100
+    fitting = [one for one in layouts if peak_stage(one).peak_bytes <= found.limit_bytes]
+    times = found.times.of_layouts(fitting)
+    fastest: dict[tuple[int, ...], float] = {}
+    for one, time in zip(fitting, times, strict=True):
+        assert time is not None
+        fastest[family_of(one)] = min(time.step_time_s, fastest.get(family_of(one), float("inf")))
+    expected = sorted(fastest.values())[:3]
+    assert [one.time.step_time_s for one in found.sizes[0].ranked.best] == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [LLAMA, MIXTURE])
+def test_numbers_are_those_of_the_plan_that_would_settle_it(words: tuple[str, ...], tmp_path: object) -> None:
+    found = asked(*words, *SMALL)
+    best = found.sizes[0].ranked.best
+    command = settling_words(found.question, best)
+    place = command.index("--where")
+    config = compose_sweep([*command[:place], f"results_dir={tmp_path}"], extra_where=[command[place + 1]])
+    plan = make_plan(config, expand_all(config.grids, config.models.__getitem__), "measured")
+    points = {point.experiment.id: point for point in plan.points}
+    workspace = found.question.cluster.device.workspace_bytes
+    for one in best:
+        point = points[one.experiment.id]
+        assert point.verdict == "run"
+        assert point.time is not None
+        assert point.time == dataclasses.replace(one.time)
+        assert point.peak_bytes == one.memory.peak_bytes + workspace
+    assert shlex.join(command).replace("'", "") in printed(found).replace("'", "")
+
+
+def test_a_bound_of_memory_leaves_nothing_out_that_fits() -> None:
+    question = read_question((*LLAMA, *SMALL))
+    space = space_of(question)
+    ranking = Ranking(space, Times.of(question, Known()), 60 * 2**30)
+    kept = set(ranking.rows.tolist())
+    for row in range(0, len(space), 3):
+        for group in space.groups[::2]:
+            one = space.layout(row, group)
+            if one is not None and not violations(one, question.cluster):
+                assert row in kept or peak_stage(one).peak_bytes > 60 * 2**30
+
+
+@pytest.mark.slow
+def test_the_fewest_devices_and_the_least_money() -> None:
+    words = ("model=llama8b", "cluster=h200", "gpus=[8,16,32]", "tokens=1e11", "days=16", "price=2", *SMALL)
+    found = asked(*words)
+    goal = found.goal
+    assert goal is not None and goal.fewest is not None and goal.cheapest is not None
+    fewest = goal.fewest.found.experiment.world_size
+    assert goal.fewest.days <= 16
+    by_size = {one.ranked.size: one.ranked.best[0] for one in asked(*words[:2], words[2], *SMALL).sizes}
+    steps = 1e11 / found.question.tokens_per_step
+    days = {size: steps * best.time.step_time_s / 86400 for size, best in by_size.items()}
+    assert fewest == min(size for size, took in days.items() if took <= 16)
+    hours = {size: 24 * size * took for size, took in days.items() if took <= 16}
+    assert goal.cheapest.device_hours == pytest.approx(min(hours.values()))
+    if goal.surely is not None:
+        assert goal.surely.slow_days <= 16
+    text = printed(found)
+    assert f"{2 * goal.cheapest.device_hours:,.0f}" in text and "price=" in text
+    impossible = asked(*words[:3], "tokens=1e15", "days=1", *SMALL)
+    assert impossible.goal is not None and impossible.goal.fewest is None
+    assert "not reached" in printed(impossible)
+
+
+def test_sizes_without_a_layout_are_said_in_one_line() -> None:
+    found = asked("model=llama1b", "cluster=h200", "gpus=[7,8,24]", "global_batch_size=64", *SMALL, top=1)
+    assert [one.ranked.size for one in found.sizes] == [8]
+    assert "no layout obeys the rules on 7, 24 GPUs: dp * micro_batch_size must divide global_batch_size=64" in printed(
+        found
+    )
+
+
+@pytest.mark.slow
+def test_what_does_not_fit_is_said_with_what_needs_least() -> None:
+    found = asked("model=llama70b", "cluster=h200", "gpus=8", "global_batch_size=64", "cluster.reserved_bytes=100e9")
+    assert not found.sizes[0].ranked.best
+    assert "nothing fits" in printed(found) and "needs least: " in printed(found)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["cluster=h200", "gpus=8"], "model is missing"),
+        (["model=llama8b", "gpus=8"], "cluster is missing"),
+        (["model=llama8b", "cluster=h200"], "gpus is missing"),
+        (["model=llama8b", "cluster=h200", "gpus=0"], "gpus"),
+        (["model=llama8b", "cluster=h200", "gpus=64-8"], "smaller to a larger"),
+        (["model=llama8b", "cluster=h200", "gpus=7"], "no layout of llama8b on 7 devices obeys the rules"),
+        (["model=llama8b", "cluster=h200", "gpus=8", "tokens=1e12"], "tokens needs days too"),
+        (["model=llama8b", "cluster=h200", "gpus=8", "tpp=2"], "no 'tpp' to ask for; did you mean 'tp'?"),
+        (["model=llama9b", "cluster=h200", "gpus=8"], "llama9b"),
+        (["model=llama8b", "cluster=cpu", "gpus=8"], "does not say"),
+        (["model=llama8b", "cluster=h200", "gpus=8", "recompute=norm"], "is not searched"),
+        (["model=llama8b", "cluster=h200", "gpus=8", "price=0"], "price"),
+    ],
+)
+def test_mistakes_get_one_line(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["advise", *words]) == 2
+    error = capsys.readouterr().err.strip()
+    assert said in error and "\n" not in error
