@@ -22,11 +22,13 @@ Not in here (`ClusterSpec.reserved_bytes` has it): device context, NCCL's buffer
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 from workloads.costs.moments import (
     Moment,
+    Round,
     Shared,
     Units,
     block_moments,
@@ -37,8 +39,8 @@ from workloads.costs.moments import (
     rounds_of,
 )
 from workloads.costs.params import MASTER_BYTES, local_params
-from workloads.costs.partition import StageParams, experiment_stages, ranks_alike
-from workloads.costs.schedule import SPLIT_BACKWARD, held_by_rank
+from workloads.costs.partition import StageParams, experiment_chunks, experiment_stages, ranks_alike
+from workloads.costs.schedule import SPLIT_BACKWARD, Backwards, Held, held_by_chunk, held_by_rank
 from workloads.experiment import Experiment
 from workloads.mesh import data_degrees, expert_degrees
 
@@ -97,6 +99,8 @@ def _fullest(alike: tuple[int, ...], schedule: str, m: int, v: int) -> tuple[int
     in flight, of which every term of `_stage_memory` is a sum that never falls, as long as the same rounds have a
     forward after them (`Round.forward_follows`); and no rank has more of them in flight than one before it.
     """
+    if v > 1:
+        return _uncovered(alike, schedule, m, v)
     fullest: dict[tuple[object, ...], tuple[float, int]] = {}
     for rank, kind in enumerate(alike):
         moments, most = _moments(schedule, rank, len(alike), m, v), 0.0
@@ -107,6 +111,35 @@ def _fullest(alike: tuple[int, ...], schedule: str, m: int, v: int) -> tuple[int
         if key not in fullest or most > fullest[key][0]:
             fullest[key] = most, rank
     return tuple(sorted(rank for _, rank in fullest.values()))
+
+
+def _uncovered(alike: tuple[int, ...], schedule: str, m: int, v: int) -> tuple[int, ...]:
+    """Ranks with several chunks, without those that hold at most what another one that is alike holds, chunk by chunk
+    and turn by turn."""
+    kept: list[int] = []
+    of_rank = [held_by_chunk(schedule, rank, len(alike), m, v) for rank in range(len(alike))]
+    for rank, kind in enumerate(alike):
+        if not any(alike[other] == kind and _covers(of_rank[other], of_rank[rank]) for other in kept):
+            kept.append(rank)
+    return tuple(kept)
+
+
+def _covers(more: Sequence[Sequence[Backwards]], less: Sequence[Sequence[Backwards]]) -> bool:
+    """Whether a rank with the backwards ``more`` never needs less than one with ``less``."""
+    return all(
+        any(a.turn == b.turn and a.forward_follows >= b.forward_follows and _holds(a, one) for a in mine)
+        for mine, theirs in zip(more, less, strict=True)
+        for b in theirs
+        for one in b.held
+    )
+
+
+def _holds(a: Backwards, one: Held) -> bool:
+    return any(
+        all(x >= y for x, y in zip(other.activations, one.activations, strict=True))
+        and all(x >= y for x, y in zip(other.for_weights, one.for_weights, strict=True))
+        for other in a.held
+    )
 
 
 def moments_held(experiment: Experiment, rank: int) -> tuple[tuple[float, float], ...]:
@@ -153,24 +186,67 @@ def _stage_memory(e: Experiment, x: Shared, stage: int, held: StageParams) -> St
         all_experts=experts,
     )
     whole = x.b * layers + x.b_experts * experts + x.c * ends
+    accumulated = x.g * params if x.whole else shard
+    if e.virtual_stages > 1:
+        moments = _of_chunks(e, x, stage, held, units, params, whole, shard, accumulated)
+        return _highest(stage, x, shard, moments)
     outputs = e.virtual_stages - held.has_head  # a stage keeps what it passes on; the last one passes nothing on
     saved = x.saved(held) + outputs * x.stream
     waiting = held.dense_layers * x.dense_deferred + held.moe_layers * x.moe_deferred
     in_flight, deferred = max(moments_held(e, stage), key=lambda one: one[0] * saved + one[1] * waiting)
-    best: Moment = (0, 0, 0)
-    accumulated = x.g * params if x.whole else shard
+    moments = []
     for turn in rounds_of(x, in_flight, int(deferred * waiting), accumulated):
-        moments = [
+        moments += [
             *(head_moments(e, x, units, turn, whole, saved) if held.has_head else ()),
             *block_moments(e, x, units, turn, whole, saved, held),
             *expert_moments(e, x, units, turn, held, whole, saved),
             first_block_moment(e, x, units, turn, held, params, whole, saved),
             end_moment(e, x, units, turn, held, params, whole, shard, saved),
         ]
-        for moment in moments:
-            if sum(moment) > sum(best):
-                best = moment
-    copies, gradients, activations = best
+    return _highest(stage, x, shard, moments)
+
+
+def _of_chunks(
+    e: Experiment,
+    x: Shared,
+    stage: int,
+    held: StageParams,
+    units: Units,
+    params: int,
+    whole: int,
+    shard: int,
+    accumulated: int,
+) -> list[Moment]:
+    """The moments of a rank with several chunks, which need not be alike: of each chunk its own backwards, beside what
+    all chunks hold when they start."""
+    chunks = experiment_chunks(e)[stage]
+    saved = [x.saved(one) + (0 if one.has_head else x.stream) for one in chunks]
+    waiting = [one.dense_layers * x.dense_deferred + one.moe_layers * x.moe_deferred for one in chunks]
+    heads = [x.head.saved if one.has_head else 0 for one in chunks]
+    moments: list[Moment] = []
+    backwards = held_by_chunk(e.pp_schedule, stage, e.pp, e.num_microbatches, e.virtual_stages)
+    for number, (own, of_chunk) in enumerate(zip(chunks, backwards, strict=True)):
+        mine = units if own.has_head else units._replace(head=0)
+        for turn, follows, found in of_chunk:
+            beside = max(
+                sum(count * (a + b) for count, a, b in zip(one.activations, saved, heads, strict=True))
+                + sum(count * a for count, a in zip(one.for_weights, waiting, strict=True))
+                for one in found
+            ) - (saved[number] + heads[number])
+            prior = 0 if turn == "first" or x.rounds == 1 else accumulated
+            one = Round(1, beside, prior, last=turn == "last", forward_follows=follows)
+            moments += head_moments(e, x, mine, one, whole, saved[number]) if own.has_head else ()
+            moments += block_moments(e, x, mine, one, whole, saved[number], own)
+            moments += expert_moments(e, x, mine, one, held, whole, saved[number])
+            moments.append(first_block_moment(e, x, mine, one, own, params, whole, saved[number]))
+            if number == 0:
+                moments.append(end_moment(e, x, units, one, own, params, whole, shard, saved[number]))
+    return moments
+
+
+def _highest(stage: int, x: Shared, shard: int, moments: Sequence[Moment]) -> StageMemory:
+    """The first of the highest moments."""
+    copies, gradients, activations = max(moments, key=sum)
     return StageMemory(
         stage=stage,
         parameters_bytes=shard + copies,

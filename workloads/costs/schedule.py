@@ -27,7 +27,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, NamedTuple
 
 Kind = Literal["F", "B", "I", "W"]
 """Forward; whole backward; the backward's two halves: the input's gradient, which goes to the stage before, and the
@@ -282,6 +282,57 @@ def held_by_rank(
     """`held` of a rank of a schedule, fast. But for GPipe, two rounds of p micro-batches fill a pipeline."""
     filling = num_microbatches if name == "gpipe" else min(num_microbatches, 2 * num_ranks)
     return held(schedule_actions(name, rank, num_ranks, filling, virtual_stages))
+
+
+class Backwards(NamedTuple):
+    """What a rank holds when backwards of one of its chunks start, or their halves (and, of its last chunk, which may
+    have the head, forwards too)."""
+
+    turn: str
+    """first, middle or last of the chunk's micro-batches."""
+    forward_follows: bool
+    """Another forward of the rank comes later."""
+    held: tuple[Held, ...]
+    """Those that no other of these has more of everything than."""
+
+
+@lru_cache(maxsize=4096)
+def held_by_chunk(
+    name: str, rank: int, num_ranks: int, num_microbatches: int, virtual_stages: int
+) -> tuple[tuple[Backwards, ...], ...]:
+    """`Backwards` of each chunk of a rank. As in `held_by_rank` two rounds of p micro-batches fill a pipeline."""
+    filling = num_microbatches if name == "gpipe" else min(num_microbatches, 2 * num_ranks)
+    actions = schedule_actions(name, rank, num_ranks, filling, virtual_stages)
+    last_forward = max(place for place, action in enumerate(actions) if action.kind == "F")
+    now, waiting = [0] * virtual_stages, [0] * virtual_stages
+    done = [0] * virtual_stages
+    found: list[dict[tuple[str, bool], dict[Held, None]]] = [{} for _ in range(virtual_stages)]
+    for place, action in enumerate(actions):
+        chunk = action.chunk
+        if action.kind == "F":
+            now[chunk] += 1
+        if action.kind != "F" or chunk == virtual_stages - 1:
+            turn = "last" if done[chunk] >= filling - 1 else "middle" if done[chunk] else "first"
+            found[chunk].setdefault((turn, place < last_forward), {})[Held(tuple(now), tuple(waiting))] = None
+        if action.kind in ("B", "I"):
+            now[chunk] -= 1
+            done[chunk] += 1
+        if action.kind in ("I", "W"):
+            waiting[chunk] += 1 if action.kind == "I" else -1
+    return tuple(
+        tuple(Backwards(turn, follows, _most(tuple(those))) for (turn, follows), those in of_chunk.items())
+        for of_chunk in found
+    )
+
+
+def _most(found: tuple[Held, ...]) -> tuple[Held, ...]:
+    """Without those of which another one has at least as much of everything."""
+    flat = {one: (*one.activations, *one.for_weights) for one in found}
+    most: list[Held] = []
+    for one in sorted(found, key=lambda held: -sum(flat[held])):
+        if not any(all(a <= b for a, b in zip(flat[one], flat[other], strict=True)) for other in most):
+            most.append(one)
+    return tuple(most)
 
 
 def microbatches_in_flight(actions: Sequence[Action]) -> int:

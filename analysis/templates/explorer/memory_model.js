@@ -7,7 +7,7 @@ comes with its parts, which add up to it. Above 2^53 bytes (8 PiB on one rank) `
 "use strict";
 const MemoryModel = (() => {
   const {
-    computeBytes, dataDegrees, deferredBytes, denseLayer, div, experimentStages, expertDegrees, gatheredBytes, headBytes, layerBytes, localParams,
+    computeBytes, dataDegrees, deferredBytes, denseLayer, div, experimentChunks, experimentStages, expertDegrees, gatheredBytes, headBytes, layerBytes, localParams,
     masterBytes, moeLayer, numDenseLayers, numMicrobatches, rankTokens, sum,
   } = ModelCosts;
 
@@ -31,6 +31,35 @@ const MemoryModel = (() => {
       found.push([inFlight / v, waits / v]);
     }
     return found;
+  }
+
+  /**
+   * schedule.held_by_chunk: for each chunk of a rank, by turn, what all chunks hold when its backwards start.
+   * @param {Experiment} e
+   * @param {number} rank
+   */
+  function heldByChunk(e, rank) {
+    const m = numMicrobatches(e), v = e.virtual_stages, filling = e.pp_schedule === "gpipe" ? m : Math.min(m, 2 * e.pp);
+    const actions = PipelineModel.scheduleActions(e.pp_schedule, rank, e.pp, filling, v);
+    const lastForward = actions.findLastIndex(({ kind }) => kind === "F");
+    const now = Array(v).fill(0), waits = Array(v).fill(0), done = Array(v).fill(0);
+    /** @type {{turn: string, follows: boolean, found: {activations: number[], forWeights: number[]}[]}[][]} */
+    const chunks = Array.from({ length: v }, () => []);
+    actions.forEach(({ kind, chunk }, place) => {
+      if (kind === "F") now[chunk] += 1;
+      if (kind !== "F" || chunk === v - 1) {
+        const turn = done[chunk] >= filling - 1 ? "last" : done[chunk] ? "middle" : "first", follows = place < lastForward;
+        let own = chunks[chunk].find((one) => one.turn === turn && one.follows === follows);
+        if (!own) chunks[chunk].push((own = { turn, follows, found: [] }));
+        own.found.push({ activations: [...now], forWeights: [...waits] });
+      }
+      if (kind === "B" || kind === "I") {
+        now[chunk] -= 1;
+        done[chunk] += 1;
+      }
+      if (kind === "I" || kind === "W") waits[chunk] += kind === "I" ? 1 : -1;
+    });
+    return chunks;
   }
 
   /** memory.parameter_shard_bytes @param {Experiment} e */
@@ -83,7 +112,7 @@ const MemoryModel = (() => {
   function backwardRounds(x, inFlight, deferred, accumulated) {
     const m = x.rounds;
     const turn = (in_flight, waits, prior, last, forward_follows) =>
-      ({ in_flight, deferred: waits, prior, last, forward_follows });
+      ({ in_flight, beside: { "kept for the weights' gradients": waits }, prior, last, forward_follows });
     const rounds = [turn(inFlight, deferred, 0, m === 1, m > inFlight)];
     if (m > 2) rounds.push(turn(Math.min(inFlight, m - 1), deferred, accumulated, false, m - 1 > inFlight));
     if (m > 1) rounds.push(turn(1, 0, accumulated, true, false));
@@ -123,7 +152,7 @@ const MemoryModel = (() => {
     const head = (turn.in_flight - 1) * (hasHead ? x.head.saved : 0);
     const total = Math.trunc(turn.in_flight * stage.saved + head);
     const parts = savedInParts(stage, turn.in_flight, total, Math.trunc(head));
-    return { ...parts, "kept for the weights' gradients": turn.deferred };
+    return { ...parts, ...turn.beside };
   }
 
   /** moments.head_moments @param {Experiment} e */
@@ -196,7 +225,7 @@ const MemoryModel = (() => {
     const before = turn.in_flight - 1, headSaved = stage.has_head ? x.head.saved : 0;
     const total = Math.trunc(before * (stage.saved + headSaved));
     const others = savedInParts(stage, before, total, Math.trunc(before * headSaved));
-    others["kept for the weights' gradients"] = turn.deferred;
+    Object.assign(others, turn.beside);
     others["gradient of the stream"] = e.virtual_stages > (stage.has_head ? 1 : 0) ? x.stream : 0;
     const again = stage.holds.first_recomputed;
     const [dense, routed] = again ? [x.dense, x.routed] : [x.denseKept, x.routedKept];
@@ -239,7 +268,7 @@ const MemoryModel = (() => {
     const before = turn.in_flight - 1, headSaved = stage.has_head ? x.head.saved : 0;
     const total = Math.trunc(before * (stage.saved + headSaved));
     const activations = savedInParts(stage, before, total, Math.trunc(before * headSaved));
-    activations["kept for the weights' gradients"] = turn.deferred;
+    Object.assign(activations, turn.beside);
     activations["gradient of the stream"] = e.virtual_stages > (stage.has_head ? 1 : 0) ? x.stream : 0;
     activations["saved by the first blocks"] = (again ? x.routed : x.routedKept).saved
       + holds.dense_recomputed * x.dense.saved + (holds.dense_layers - holds.dense_recomputed) * x.denseKept.saved;
@@ -260,7 +289,7 @@ const MemoryModel = (() => {
     const total = Math.trunc(before * (stage.saved + headSaved));
     const others = savedInParts(stage, before, total, Math.trunc(before * headSaved));
     others["gradient of the stream"] = received + x.stream;
-    others["kept for the weights' gradients"] = turn.deferred;
+    Object.assign(others, turn.beside);
     const everything = stage.whole;
     if (x.whole) {
       const own = c === g && !turn.prior ? 0 : c * units.first * (units.tied ? 2 : 1);
@@ -274,6 +303,63 @@ const MemoryModel = (() => {
     const starting = turn.forward_follows ? g * units.first + units.firstCopy + x.b * x.block : 0;
     const activations = { ...others, "FSDP buffers": Math.max(reducing, starting) };
     return { name, copies: units.firstCopy, gradients: stage.shard, activations };
+  }
+
+  /** moments.Shared.saved, with what `outputs` chunks pass on, in its parts. */
+  function savedBy(x, holds, outputs) {
+    const output = outputs * x.stream, parts = { "stage output": output };
+    const layerKinds = [
+      [x.dense, holds.dense_recomputed], [x.denseKept, holds.dense_layers - holds.dense_recomputed],
+      [x.routed, holds.moe_recomputed], [x.routedKept, holds.moe_layers - holds.moe_recomputed],
+    ];
+    for (const [layer, count] of layerKinds) {
+      for (const [name, bytes] of Object.entries(layer.parts)) parts[name] = (parts[name] ?? 0) + count * bytes;
+    }
+    return { saved: layerKinds.reduce((total, [layer, count]) => total + count * layer.saved, output), parts };
+  }
+
+  /** What the layers of a stage hold between the halves of a split backward. */
+  const waitingOf = (x, holds) => holds.dense_layers * x.denseDeferred + holds.moe_layers * x.routedDeferred;
+
+  /** memory._stage_memory: the moments of a rank with one chunk. @param {Experiment} e */
+  function ofOneChunk(e, x, index, units, stage, accumulated) {
+    const waits = waitingOf(x, stage.holds), bytesOf = ([inFlight, count]) => inFlight * stage.saved + count * waits;
+    const [inFlight, count] = momentsHeld(e, index).reduce((most, one) => (bytesOf(one) > bytesOf(most) ? one : most));
+    return backwardRounds(x, inFlight, Math.trunc(count * waits), accumulated).flatMap((turn) => [
+      ...(stage.has_head ? headMoments(e, x, units, turn, stage) : []),
+      ...blockMoments(e, x, units, turn, stage),
+      ...expertMoments(e, x, units, turn, stage),
+      firstBlockMoment(e, x, units, turn, stage),
+      endMoment(e, x, units, turn, stage),
+    ]);
+  }
+
+  /** memory._of_chunks: the moments of a rank with several chunks. @param {Experiment} e */
+  function ofChunks(e, x, index, units, about, accumulated) {
+    const chunks = experimentChunks(e, index), moments = [];
+    const own = chunks.map((holds) => savedBy(x, holds, holds.has_head ? 0 : 1));
+    const each = chunks.map((holds, number) => own[number].saved + (holds.has_head ? x.head.saved : 0));
+    const waits = chunks.map((holds) => waitingOf(x, holds));
+    const dot = (counts, bytes) => counts.reduce((total, count, at) => total + count * bytes[at], 0);
+    heldByChunk(e, index).forEach((turns, number) => {
+      const holds = chunks[number], mine = holds.has_head ? units : { ...units, head: 0 };
+      const stage = { ...about, ...own[number], holds, has_head: holds.has_head, has_embedding: holds.embedding > 0 };
+      for (const { turn, follows, found } of turns) {
+        const states = found.map(({ activations, forWeights }) => [dot(activations, each) - each[number], dot(forWeights, waits)]);
+        const [others, kept] = states.reduce((most, one) => (one[0] + one[1] > most[0] + most[1] ? one : most));
+        const beside = { "saved by other micro-batches and chunks": others, "kept for the weights' gradients": kept };
+        const prior = turn === "first" || x.rounds === 1 ? 0 : accumulated;
+        const one = { in_flight: 1, beside, prior, last: turn === "last", forward_follows: follows };
+        moments.push(
+          ...(holds.has_head ? headMoments(e, x, mine, one, stage) : []),
+          ...blockMoments(e, x, mine, one, stage),
+          ...expertMoments(e, x, mine, one, { ...about, ...own[number] }),
+          firstBlockMoment(e, x, mine, one, stage),
+          ...(number === 0 ? [endMoment(e, x, units, one, stage)] : []),
+        );
+      }
+    });
+    return moments;
   }
 
   /** memory._stage_memory: `parts` is {category: {part: bytes}}, `moment` says when the stage is at its highest. @param {Experiment} e */
@@ -291,33 +377,14 @@ const MemoryModel = (() => {
       experts: holds.moe_layers ? x.experts : 0,
       allExperts: experts,
     };
-    const output = (e.virtual_stages - (holds.has_head ? 1 : 0)) * x.stream;
-    const parts = { "stage output": output };
-    const layerKinds = [
-      [x.dense, holds.dense_recomputed], [x.denseKept, holds.dense_layers - holds.dense_recomputed],
-      [x.routed, holds.moe_recomputed], [x.routedKept, holds.moe_layers - holds.moe_recomputed],
-    ];
-    const saved = layerKinds.reduce((total, [layer, count]) => total + count * layer.saved, output);
-    for (const [layer, count] of layerKinds) {
-      for (const [name, bytes] of Object.entries(layer.parts)) parts[name] = (parts[name] ?? 0) + count * bytes;
-    }
     const whole = x.b * layers + x.bExperts * experts + x.c * ends;
-    const stage = { params, whole, shard, saved, parts, holds, has_head: holds.has_head, has_embedding: holds.embedding > 0 };
+    const accumulated = x.whole ? x.g * params : shard;
+    const about = { params, whole, shard, holds, has_head: holds.has_head, has_embedding: holds.embedding > 0 };
+    const moments = e.virtual_stages > 1
+      ? ofChunks(e, x, index, units, about, accumulated)
+      : ofOneChunk(e, x, index, units, { ...about, ...savedBy(x, holds, holds.has_head ? 0 : 1) }, accumulated);
     const totalOf = (moment) => moment.copies + moment.gradients + sum(moment.activations);
-    let best = { name: "nothing", copies: 0, gradients: 0, activations: {} };
-    const waiting = holds.dense_layers * x.denseDeferred + holds.moe_layers * x.routedDeferred;
-    const bytesOf = ([inFlight, waits]) => inFlight * saved + waits * waiting;
-    const [inFlight, waits] = momentsHeld(e, index).reduce((most, one) => (bytesOf(one) > bytesOf(most) ? one : most));
-    for (const turn of backwardRounds(x, inFlight, Math.trunc(waits * waiting), x.whole ? x.g * params : shard)) {
-      const moments = [
-        ...(holds.has_head ? headMoments(e, x, units, turn, stage) : []),
-        ...blockMoments(e, x, units, turn, stage),
-        ...expertMoments(e, x, units, turn, stage),
-        firstBlockMoment(e, x, units, turn, stage),
-        endMoment(e, x, units, turn, stage),
-      ];
-      for (const moment of moments) if (totalOf(moment) > totalOf(best)) best = moment;
-    }
+    const best = moments.reduce((most, one) => (totalOf(one) > totalOf(most) ? one : most));
     const expertShard = x.g * div(experts, x.expertShards), endShard = x.g * div(ends, x.shards);
     return {
       stage: index,

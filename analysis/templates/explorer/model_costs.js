@@ -177,41 +177,48 @@ const ModelCosts = (() => {
   }
 
   /** partition.experiment_stages: what each pipeline rank holds. @param {Experiment} e */
-  function experimentStages(e) {
+  const experimentStages = (e) => Array.from({ length: e.pp }, (_, rank) => holding(e, stagesOf(e, rank)));
+
+  /** partition.experiment_chunks: what each chunk of one pipeline rank holds. @param {Experiment} e */
+  const experimentChunks = (e, rank) => stagesOf(e, rank).map((stage) => holding(e, [stage]));
+
+  /** The stages of a pipeline rank, in the order of its chunks. @param {Experiment} e */
+  const stagesOf = (e, rank) => Array.from({ length: e.pp * e.virtual_stages }, (_, stage) => stage)
+    .filter((stage) => rankOf(e.pp_schedule, stage, e.pp) === rank);
+
+  /** What some stages of a model hold together. @param {Experiment} e @param {number[]} own */
+  function holding(e, own) {
     const model = e.model, layers = experimentLayers(e), last = layers.length - 1;
     const denseTotal = numDenseLayers(model), vocabulary = model.vocab_size * model.hidden_size;
     const every = e.recompute === "none" ? 1 : e.recompute_every;
-    return Array.from({ length: e.pp }, (_, rank) => {
-      const own = layers.map((_, stage) => stage).filter((stage) => rankOf(e.pp_schedule, stage, e.pp) === rank);
-      let dense = 0, held = 0, denseRecomputed = 0, recomputed = 0, keptAfter = 0;
-      for (const stage of own.sort((a, b) => a - b)) {
-        const [start, end] = layers[stage];
-        held += end - start;
-        dense += Math.max(0, Math.min(end, denseTotal) - start);
-        for (let layer = start; layer < end; layer += 1) {
-          const again = layer % every === 0;
-          recomputed += again ? 1 : 0;
-          denseRecomputed += again && layer < denseTotal ? 1 : 0;
-          keptAfter = again ? 0 : keptAfter + 1;
-        }
+    let dense = 0, held = 0, denseRecomputed = 0, recomputed = 0, keptAfter = 0;
+    for (const stage of own) {
+      const [start, end] = layers[stage];
+      held += end - start;
+      dense += Math.max(0, Math.min(end, denseTotal) - start);
+      for (let layer = start; layer < end; layer += 1) {
+        const again = layer % every === 0;
+        recomputed += again ? 1 : 0;
+        denseRecomputed += again && layer < denseTotal ? 1 : 0;
+        keptAfter = again ? 0 : keptAfter + 1;
       }
-      let parts = times(denseLayer(model), dense);
-      if (held > dense) parts = add(parts, times(moeLayer(model), held - dense));
-      const hasHead = own.includes(last), firstRecomputed = layers[own[0]][0] % every === 0;
-      return {
-        dense_layers: dense,
-        moe_layers: held - dense,
-        layers: parts,
-        embedding: own.includes(0) ? vocabulary : 0,
-        head: hasHead && !(last === 0 && model.tie_embeddings) ? vocabulary : 0,
-        has_head: hasHead,
-        final_norm: hasHead ? model.hidden_size : 0,
-        dense_recomputed: denseRecomputed,
-        moe_recomputed: recomputed - denseRecomputed,
-        first_recomputed: firstRecomputed,
-        kept_after: keptAfter,
-      };
-    });
+    }
+    let parts = times(denseLayer(model), dense);
+    if (held > dense) parts = add(parts, times(moeLayer(model), held - dense));
+    const hasHead = own.includes(last), firstRecomputed = layers[own[0]][0] % every === 0;
+    return {
+      dense_layers: dense,
+      moe_layers: held - dense,
+      layers: parts,
+      embedding: own.includes(0) ? vocabulary : 0,
+      head: hasHead && !(last === 0 && model.tie_embeddings) ? vocabulary : 0,
+      has_head: hasHead,
+      final_norm: hasHead ? model.hidden_size : 0,
+      dense_recomputed: denseRecomputed,
+      moe_recomputed: recomputed - denseRecomputed,
+      first_recomputed: firstRecomputed,
+      kept_after: keptAfter,
+    };
   }
 
   /**
@@ -577,7 +584,7 @@ const ModelCosts = (() => {
   }
 
   return {
-    computeBytes, dataDegrees, dataParallel, deferredBytes, denseLayer, div, experimentStages, expertDegrees, gatheredBytes, headBytes, layerBytes, localParams,
+    computeBytes, dataDegrees, dataParallel, deferredBytes, denseLayer, div, experimentChunks, experimentStages, expertDegrees, gatheredBytes, headBytes, layerBytes, localParams,
     masterBytes, moeLayer, numDenseLayers, numMicrobatches, numParams, rankTokens, sum, V_SHAPED, worldSize,
   };
 })();

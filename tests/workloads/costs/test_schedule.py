@@ -19,6 +19,7 @@ from workloads.costs.schedule import (
     V_SHAPED,
     Action,
     held,
+    held_by_chunk,
     held_by_rank,
     microbatches_in_flight,
     place_of,
@@ -338,3 +339,26 @@ def test_published_counts_of_what_is_held() -> None:
             ):
                 moments = held(schedule_actions(name, rank, p, m, chunks))
                 assert max(sum(one.activations + one.for_weights) for one in moments) == most, (name, p, rank)
+
+
+@pytest.mark.parametrize("name", ["interleaved_1f1b", "interleaved_zero_bubble", "zero_bubble_v", "dualpipe_v"])
+@pytest.mark.parametrize("p", [2, 4])
+def test_backwards_of_a_chunk_start_with_what_the_rank_holds(name: str, p: int) -> None:
+    """First, middle and last of each chunk; nothing beyond the highest moments, and these are reached."""
+    for rank in range(p):
+        most = held_by_rank(name, rank, p, 4 * p, 2)
+        found = held_by_chunk(name, rank, p, 4 * p, 2)
+        assert len(found) == 2
+        for number, of_chunk in enumerate(found):
+            assert {one.turn for one in of_chunk} == {"first", "middle", "last"}
+            states = [state for one in of_chunk for state in one.held]
+            assert any(state.activations[number] > 0 for state in states)
+            for state in states:
+                numbers = (*state.activations, *state.for_weights)
+                assert any(
+                    all(a <= b for a, b in zip(numbers, (*one.activations, *one.for_weights), strict=True))
+                    for one in most
+                )
+        highest = max(sum(one.activations) for one in most)
+        reached = max(sum(state.activations) for of_chunk in found for one in of_chunk for state in one.held)
+        assert reached == highest
