@@ -16,7 +16,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -79,24 +79,17 @@ class _Search:
     """What one search has seen."""
 
     top: int
-    enough: Callable[[Found], bool]
     kept: dict[Family, Found] = field(default_factory=dict)
     timed: int = 0
+    worst_s: float = math.inf
+    """What a layout must be faster than to be among the best."""
 
-    @property
-    def worst_s(self) -> float:
-        """What a layout must be faster than to be among the best."""
-        if len(self.kept) < self.top:
-            return math.inf
-        return heapq.nsmallest(self.top, (one.time.step_time_s for one in self.kept.values()))[-1]
-
-    @property
-    def satisfied(self) -> bool:
-        return any(self.enough(one) for one in self.kept.values())
-
-
-def _never(found: Found) -> bool:
-    return False
+    def keep(self, found: Found) -> None:
+        """``found`` is faster than what was kept of its family."""
+        self.kept[family_of(found.experiment)] = found
+        if len(self.kept) >= self.top:
+            times = (one.time.step_time_s for one in self.kept.values())
+            self.worst_s = heapq.nsmallest(self.top, times)[-1]
 
 
 @dataclass(slots=True)
@@ -141,14 +134,12 @@ class Ranking:
         fits = self._lowest(self.floors[1], self.space.pp[self.rows])[mine] <= self.limit_bytes
         return MARGIN * float(np.where(fits, self.without_ring.work[mine], np.inf).min(initial=np.inf))
 
-    def best(self, size: int, top: int, enough: Callable[[Found], bool] = _never) -> Ranked:
-        """The ``top`` families of one number of devices. ``enough``: stop as soon as a layout is."""
-        search = _Search(top, enough)
+    def best(self, size: int, top: int) -> Ranked:
+        """The ``top`` families of one number of devices."""
+        search = _Search(top)
         # Plain layouts first: of these a bound is nearly the time, and a good layout at once makes other bounds tell.
         self._walk(size, search, [group for group in self.space.groups if group.is_plain], BATCH * top)
-        given_up = None
-        if not search.satisfied:
-            given_up = self._walk(size, search, self.space.groups, self.most_timed)
+        given_up = self._walk(size, search, self.space.groups, self.most_timed)
         best = sorted(search.kept.values(), key=lambda one: (one.time.step_time_s, one.experiment.id))[:top]
         return Ranked(size=size, best=best, timed=search.timed, open_bound_s=given_up)
 
@@ -159,7 +150,7 @@ class Ranking:
             if len(waiting) >= BATCH or bound >= search.worst_s:
                 self._look(waiting, search)
                 waiting = []
-                if bound >= search.worst_s or search.satisfied:
+                if bound >= search.worst_s:
                     return None
                 if search.timed >= most:
                     return bound
@@ -267,7 +258,7 @@ class Ranking:
                 continue
             memory = peak_stage(one)
             if memory.peak_bytes <= self.limit_bytes:
-                search.kept[family_of(one)] = Found(experiment=one, time=time, memory=memory)
+                search.keep(Found(experiment=one, time=time, memory=memory))
 
     def smallest(self, size: int) -> tuple[Experiment, StageMemory] | None:
         """Where nothing fits: of the layouts with the lowest floors the one that needs least; None: there are none."""

@@ -107,7 +107,7 @@ def where_time_goes(answer: Answer, found: Found) -> str:
     )
     words = [
         f"work {100 * parts.work:.0f} %",
-        *(f"{name} {100 * share:.0f} %" for share, name in lost if share > 0.005),
+        *(f"{name} {100 * share:.0f} %" for share, name in lost if share > _LEAST_SHARE),
     ]
     return ", ".join(words)
 
