@@ -17,6 +17,8 @@ from torch import Tensor
 from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests.planted.checks_of_choices import advice as advice
+from tests.planted.checks_of_choices import searches as searches
 from tests.planted.checks_of_precision import fp8_expert_gathers as fp8_expert_gathers
 from tests.planted.checks_of_precision import fp8_experts as fp8_experts
 from tests.planted.checks_of_precision import fp8_gathers as fp8_gathers

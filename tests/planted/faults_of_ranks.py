@@ -26,6 +26,7 @@ from tests.planted.faults import (
     faults_of,
 )
 from tests.planted.faults_of_attention import ATTENTION, POSITIONS
+from tests.planted.faults_of_choices import CHOICES
 from tests.planted.faults_of_experts import EXPERTS
 from tests.planted.faults_of_latents import LATENTS
 from tests.planted.faults_of_precision import PRECISION
@@ -318,5 +319,6 @@ FAULTS: list[Fault] = [
     *MARKS,
     *PRECISION,
     *TIMES,
+    *CHOICES,
 ]
 """All of them, in the order of the report."""

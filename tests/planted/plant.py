@@ -11,6 +11,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+_OURS = ("workloads", "sweep", "tests")
+"""Folders whose modules may have imported a function that is planted in another one."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
@@ -87,4 +90,4 @@ def _rewritten(function: Any, name: str, old: str, new: str, scope: dict[str, An
 
 
 def _our_modules() -> list[Any]:
-    return [module for name, module in list(sys.modules.items()) if name.split(".")[0] in ("workloads", "tests")]
+    return [module for name, module in list(sys.modules.items()) if name.split(".")[0] in _OURS]

@@ -16,7 +16,7 @@ from workloads.engine import optimizer
 from workloads.engine.optimizer import ShardedAdamW
 
 CHECKS = sorted({fault.check for fault in FAULTS} - {"parity"})
-NUMBERS_ARE_RIGHT = {"traffic", "clock", "precision", "loads", "times"}
+NUMBERS_ARE_RIGHT = {"traffic", "clock", "precision", "loads", "times", "choices"}
 """Axes whose faults change no number in float64."""
 
 
