@@ -223,10 +223,16 @@ def _of_chunks(
     saved = [x.saved(one) + (0 if one.has_head else x.stream) for one in chunks]
     waiting = [one.dense_layers * x.dense_deferred + one.moe_layers * x.moe_deferred for one in chunks]
     heads = [x.head.saved if one.has_head else 0 for one in chunks]
+    # Each chunk is gathered and reduced by itself, and keeps the flat copy through which its last unit was reduced.
+    flat = [0 if x.whole else x.g * (x.vocabulary if one.embedding else x.block) for one in chunks]
     moments: list[Moment] = []
     backwards = held_by_chunk(e.pp_schedule, stage, e.pp, e.num_microbatches, e.virtual_stages)
     for number, (own, of_chunk) in enumerate(zip(chunks, backwards, strict=True)):
-        mine = units if own.has_head else units._replace(head=0)
+        mine = units._replace(
+            head=units.head if own.has_head else 0,
+            first=x.vocabulary if own.embedding else x.block,
+            first_copy=x.c * x.vocabulary if own.embedding else x.b * x.block,
+        )
         for turn, follows, found in of_chunk:
             beside = max(
                 sum(count * (a + b) for count, a, b in zip(one.activations, saved, heads, strict=True))
@@ -234,6 +240,7 @@ def _of_chunks(
                 for one in found
             ) - (saved[number] + heads[number])
             prior = 0 if turn == "first" or x.rounds == 1 else accumulated
+            beside += sum(flat) - flat[number] if prior else 0
             one = Round(1, beside, prior, last=turn == "last", forward_follows=follows)
             moments += head_moments(e, x, mine, one, whole, saved[number]) if own.has_head else ()
             moments += block_moments(e, x, mine, one, whole, saved[number], own)

@@ -340,15 +340,25 @@ const MemoryModel = (() => {
     const own = chunks.map((holds) => savedBy(x, holds, holds.has_head ? 0 : 1));
     const each = chunks.map((holds, number) => own[number].saved + (holds.has_head ? x.head.saved : 0));
     const waits = chunks.map((holds) => waitingOf(x, holds));
+    const flat = chunks.map((holds) => (x.whole ? 0 : x.g * (holds.embedding ? x.vocabulary : x.block)));
     const dot = (counts, bytes) => counts.reduce((total, count, at) => total + count * bytes[at], 0);
     heldByChunk(e, index).forEach((turns, number) => {
-      const holds = chunks[number], mine = holds.has_head ? units : { ...units, head: 0 };
+      const holds = chunks[number], mine = {
+        ...units,
+        head: holds.has_head ? units.head : 0,
+        first: holds.embedding ? x.vocabulary : x.block,
+        firstCopy: holds.embedding ? x.c * x.vocabulary : x.b * x.block,
+      };
       const stage = { ...about, ...own[number], holds, has_head: holds.has_head, has_embedding: holds.embedding > 0 };
       for (const { turn, follows, found } of turns) {
         const states = found.map(({ activations, forWeights }) => [dot(activations, each) - each[number], dot(forWeights, waits)]);
         const [others, kept] = states.reduce((most, one) => (one[0] + one[1] > most[0] + most[1] ? one : most));
-        const beside = { "saved by other micro-batches and chunks": others, "kept for the weights' gradients": kept };
         const prior = turn === "first" || x.rounds === 1 ? 0 : accumulated;
+        const beside = {
+          "saved by other micro-batches and chunks": others,
+          "kept for the weights' gradients": kept,
+          "FSDP buffers of other chunks": prior ? flat.reduce((total, bytes) => total + bytes, 0) - flat[number] : 0,
+        };
         const one = { in_flight: 1, beside, prior, last: turn === "last", forward_follows: follows };
         moments.push(
           ...(holds.has_head ? headMoments(e, x, mine, one, stage) : []),
