@@ -11,85 +11,19 @@ from collections.abc import Callable
 from pathlib import Path
 
 from results.command_line import Parser, names, path
+from sweep.help_texts import (
+    ADVISE_EXAMPLES,
+    ADVISE_OVERRIDES,
+    EXAMPLES,
+    EXPORT_EXAMPLES,
+    OVERRIDES,
+    PARITY_EXAMPLES,
+    PREDICT_EXAMPLES,
+    PROBE_EXAMPLES,
+    SEARCH_EXAMPLES,
+    VERIFY_EXAMPLES,
+)
 
-EXAMPLES = """\
-examples:
-  python -m sweep plan +grid=playbook
-  python -m sweep plan +grid=llama8b_8gpu cluster=h100_ib400 grid.axes.tp=[1,2] --out plan.parquet
-  python -m sweep run +grid=tiny
-  python -m sweep run +grid=[llama1b_8gpu,llama8b_8gpu] name=one_node budget.gpu_hours=10
-  python -m sweep run +grid=llama70b_512gpu launcher=rehearse
-  python -m sweep run +grid=playbook launcher=slurm launcher.partition=main --detach
-"""
-OVERRIDES = """\
-overrides (Hydra's grammar; in zsh, quote those with brackets):
-  +grid=NAME, +grid=[A,B]      which grids (files in sweep/conf/grid, or --conf DIR/grid)
-  model=NAME, model=[A,B]      models, instead of the grids' own
-  cluster=NAME                 what the points run on, instead of the cluster the grid is meant for
-  launcher=local|slurm|rehearse
-                               on this machine's devices; on allocations of Slurm (the default where jobs are
-                               submitted); or single ranks of any layout on one device
-  launcher.time_min=120        and all other options in sweep/conf/launcher/; launcher.dry=true shows the batch files
-  measure=default|quick        warm-up and timed steps
-  grid.axes.tp=[1,2]           change or add an axis; also grid.derive.X, grid.where.X, grid.subsample.count
-  budget.gpu_hours=10          cap on expected GPU-hours
-  name=NAME results_dir=DIR    the sweep's folder is results_dir/name
-  plan.reuse=true              use finished attempts of other sweeps in results_dir instead of running their points
-  plan.oom_margin=1.2          any other option of sweep/conf/config.yaml
-"""
-PARITY_EXAMPLES = """\
-examples:
-  python -m sweep parity model=tiny --right "tp=2 pp=2 dp=2 zero_stage=3"
-  python -m sweep parity model=tiny precision=bf16 --left "dp=4" --right "cp=2 cp_kind=ulysses tp=2 zero_stage=1"
-  python -m sweep parity model=llama8b model.num_layers=2 seq_len=512 precision=fp64 --right "dp=2 zero_stage=2"
-"""
-PREDICT_EXAMPLES = """\
-examples:
-  python -m sweep predict configurations.csv --out predictions.parquet
-  python -m sweep predict configurations.csv --calibrate measured.csv --out predictions.csv
-"""
-SEARCH_EXAMPLES = """\
-examples:
-  python -m sweep search +grid=llama8b_8gpu budget.gpu_hours=5
-  python -m sweep search +grid=playbook launcher=slurm search.batch=8
-  python -m sweep search --replay bench_final2_mfu2.csv
-  python -m sweep search --replay measured.csv search.batch=1 --out replayed.parquet
-"""
-ADVISE_EXAMPLES = """\
-examples:
-  python -m sweep advise model=llama70b cluster=h100_efa gpus=512
-  python -m sweep advise model=qwen3_30b_a3b cluster=h100_efa gpus=[32,64] 'recompute=[none,selective]' --top 3
-  python -m sweep advise model=llama8b cluster=h200 tokens=1e12 days=30 price=2.5
-"""
-ADVISE_OVERRIDES = """\
-overrides:
-  model=NAME cluster=NAME      what is trained, and where; cluster.FIELD=VALUE changes the cluster
-  gpus=512                     or several: gpus=[64,128], gpus=16-1024 (all whole nodes)
-  tokens=1e12 days=30          instead: the fewest GPUs, and the least money, that train so much in so long
-  price=2.5                    of a GPU-hour; by default the cluster file's price_per_device_hour
-  global_batch_size=1024       sequences of a step; seq_len=4096
-  precision=bf16 routing=...   as in a grid
-  tp=[1,2,4] recompute=none    narrows an axis of the layout
-  results_dir=DIR              where measured rows and probes of the cluster are looked for (default: results)
-"""
-PROBE_EXAMPLES = """\
-examples:
-  python -m sweep probe
-  python -m sweep probe cluster=h200 model=llama8b_8_layers
-  python -m sweep probe cluster=h100_efa launcher=slurm launcher.partition=main --nodes 2
-"""
-EXPORT_EXAMPLES = """\
-examples:
-  python -m sweep export 295a90f3 --to torchtitan --results results/recorded
-  python -m sweep export 295a90f3 --to megatron --results results/recorded --out megatron_8b
-"""
-VERIFY_EXAMPLES = """\
-examples:
-  python -m sweep verify mine.yaml
-  python -m sweep verify results/cards/h200x2_schedules.yaml --only 061615f2
-  python -m sweep verify results/cards/*.yaml launcher=slurm launcher.partition=main
-  python -m sweep verify mine.yaml --bisect v0.1..HEAD
-"""
 ENGINES = ("torchtitan", "megatron", "nanotron", "deepspeed")
 _SWEEP_PATH = "the sweep's folder, e.g. results/tiny"
 _RESULTS = Path("results")

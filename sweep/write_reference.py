@@ -24,7 +24,8 @@ from results.rows import CHOICES
 from results.schema import ATTEMPT_COLUMNS, CONFIG_COLUMNS, LEDGER_COLUMNS, STEP_COLUMNS, Column
 from sweep.conf_comments import FileOptions, Option, read_options
 from sweep.conffiles import PACKAGED, ConfFolders
-from sweep.parsers import OVERRIDES, PARSERS, help_text
+from sweep.help_texts import OVERRIDES
+from sweep.parsers import PARSERS, help_text
 from workloads.costs.params import num_params
 
 ROOT = Path(__file__).parent.parent
