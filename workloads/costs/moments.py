@@ -47,6 +47,8 @@ class Shared(NamedTuple):
     """The same of routed experts."""
     block: int
     """Elements of the largest block on one rank, without routed experts, which are a unit of their own."""
+    moe_block: int
+    """The same of a layer with routed experts; 0 where the model has none."""
     experts: int
     """Elements of one layer's routed experts on one rank."""
     expert_shards: int
@@ -95,6 +97,7 @@ class Shared(NamedTuple):
             b=gathered_bytes(e, c),
             b_experts=gathered_bytes(e, c, of_experts=True),
             block=max(rest for rest, _ in elements),
+            moe_block=elements[-1][0] if has_routed else 0,
             experts=max(experts for _, experts in elements),
             expert_shards=expert_degrees(e)[1] if has_routed else 1,
             beside_experts=moe.beside_experts,
@@ -222,9 +225,10 @@ def block_moments(
 ) -> tuple[Moment, ...]:
     """The last block's backward: its gradients and what it computes again; the head's gradient is there.
 
-    Where the last blocks are not recomputed, also that of the last one that is: what those saved is free by then, and
-    their gradients are there; a stage that is not the last still holds the gradient that it received. With ZeRO 3 the
-    unit that comes next is gathered already: a block or the embedding.
+    Also a later one's: that of the last block that is recomputed where those after it are not, else of the last but
+    one. What the blocks after it saved is free by then, their gradients are there, and the last of them is being
+    reduced; a stage that is not the last still holds the gradient that it received. With ZeRO 3 the unit that comes
+    next is gathered already: a block or the embedding.
     """
     zero3, reduces = e.zero_stage == 3, _reduces(x, turn)
     resharded = units.head if turn.last else 0
@@ -234,14 +238,18 @@ def block_moments(
     flat = x.g * units.head if units.head and reduces else _waiting(x, units, turn)
     gradients = turn.prior + head + x.c * units.tied
     all_held = _held(x, turn, saved, held.has_head)
-    done = held.kept_after
-    last = (copies, gradients, all_held + (x.working_kept if done else x.working) + flat)
-    if done in (0, held.num_layers):
+    kept = held.kept_after
+    last = (copies, gradients, all_held + (x.working_kept if kept else x.working) + flat)
+    done = kept if 0 < kept < held.num_layers else 1
+    if done == held.num_layers:
         return (last,)
     moe = min(done, held.moe_layers)
-    freed = moe * x.moe_kept + (done - moe) * x.dense_kept
-    unsharded = x.g * x.block
-    of_done, shard = x.g * (done * x.block + moe * units.experts), x.shard(done * x.block, moe * units.experts)
+    of_moe, of_dense = (x.moe_kept, x.dense_kept) if kept else (x.moe_saved, x.dense_saved)
+    freed = moe * of_moe + (done - moe) * of_dense
+    working = x.working_kept if kept == held.num_layers else x.working
+    rest = moe * x.moe_block + (done - moe) * x.block
+    unsharded = x.g * (x.block if done > moe else x.moe_block)
+    of_done, shard = x.g * (rest + moe * units.experts), x.shard(rest, moe * units.experts)
     if not turn.prior:
         gradients += shard if reduces else of_done
     elif x.whole and turn.last:
@@ -249,9 +257,9 @@ def block_moments(
     if zero3 and held.embedding and done == held.num_layers - 1:
         copies = x.b * x.block + x.c * units.first
     elif not zero3 and turn.last:
-        copies -= x.b * done * x.block + x.b_experts * moe * units.experts
+        copies -= x.b * rest + x.b_experts * moe * units.experts
     received = x.stream if e.virtual_stages > held.has_head else 0
-    activations = all_held - freed + x.working + received + (unsharded if reduces else flat)
+    activations = all_held - freed + working + received + (unsharded if reduces else flat)
     return last, (copies, gradients, activations)
 
 
@@ -318,12 +326,12 @@ def expert_moments(
     last = copies, turn.prior + of_head + own + tied, _held(x, turn, saved, held.has_head) + beside + buffers
 
     others = held.moe_layers - 1
-    rest = units.head + others * x.block
+    rest = units.head + others * x.moe_block
     gradients = turn.prior or (x.shard(rest, others * size) if reduced else x.g * (rest + others * size))
     if x.whole and turn.last:
         gradients -= x.g * (rest + others * size) - x.shard(rest, others * size)
     if not zero3:
-        left = x.b * (held.dense_layers + 1) * x.block + (units.first_copy if held.embedding else 0)
+        left = x.b * (held.dense_layers * x.block + x.moe_block) + (units.first_copy if held.embedding else 0)
         copies = min(whole, left) if turn.last else whole
     elif held.embedding and not held.dense_layers:
         copies = x.b * x.block + (tied or units.first_copy)

@@ -26,7 +26,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
-from workloads.costs.pipeline import Span, execution_order, pipeline_time_s
+from workloads.costs.execution import execution_order
+from workloads.costs.pipeline import Span, pipeline_time_s
 from workloads.costs.schedule import SPLIT_BACKWARD, V_SHAPED, Action, schedule_actions, stage_at
 
 
@@ -151,7 +152,8 @@ def step_bound_s(work: StepWork, pipeline_s: float) -> float:
     micro-batch goes through one after another. Most steps of `simulate_step` are within 2 % of it; with split
     backwards and few micro-batches, whose last W's go beside each other, up to a tenth shorter.
     """
-    once = sum(once_s(work, chunk) for own in work.chunks for chunk in own)
+    of_kind = {own: [once_s(work, chunk) for chunk in own] for own in dict.fromkeys(work.chunks)}
+    once = sum(one for own in work.chunks for one in of_kind[own])
     return pipeline_s + once + work.tied_s + max(work.optimizer_s, default=0.0)
 
 

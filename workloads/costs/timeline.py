@@ -56,6 +56,7 @@ __all__ = [
     "TimeEstimate",
     "Timeline",
     "estimate_idle",
+    "estimate_step_s",
     "estimate_time",
     "pipeline_time_s",
     "simulate",
@@ -111,6 +112,15 @@ def estimate_time(experiment: Experiment, cluster: ClusterSpec) -> TimeEstimate 
         bubble_s=max(0.0, step - busy[busiest] - once - optimizer),
         optimizer_s=optimizer,
     )
+
+
+def estimate_step_s(experiment: Experiment, cluster: ClusterSpec) -> float | None:
+    """``step_time_s`` of `estimate_time` alone, for many layouts; None, and errors, as there."""
+    if (found := _ranks(experiment, cluster)) is None:
+        return None
+    work = _work(experiment, cluster, *found)
+    times = {kind: [steady(work, chunk.work()) for chunk in rank.chunks] for kind, rank in found[1].items()}
+    return step_bound_s(work, steady_pipeline_s(work, [times[kind] for kind in found[0]]))
 
 
 def simulate_experiment(experiment: Experiment, cluster: ClusterSpec) -> Timeline | None:

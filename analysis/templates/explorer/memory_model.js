@@ -94,6 +94,7 @@ const MemoryModel = (() => {
       b: gatheredBytes(e, c),
       bExperts: gatheredBytes(e, c, true),
       block: Math.max(...elements.map(([rest]) => rest)),
+      moeBlock: hasRouted ? elements.at(-1)[0] : 0,
       experts: Math.max(...elements.map(([, experts]) => experts)),
       expertShards: hasRouted ? expertDegrees(e)[1] : 1,
       besideExperts: again.routed.beside_experts ?? 0,
@@ -189,23 +190,24 @@ const MemoryModel = (() => {
     const flat = units.head && reducesNow ? x.g * units.head : waiting(x, units, turn);
     const saved = held(x, turn, stage, stage.has_head);
     let gradients = turn.prior + head + x.c * units.tied;
-    const { holds } = stage, done = holds.kept_after, name = "a block's backward";
-    const working = done ? x.workingKept : x.working;
+    const { holds } = stage, kept = holds.kept_after, layers = holds.dense_layers + holds.moe_layers;
+    const name = "a block's backward", working = kept ? x.workingKept : x.working;
     const last = { name, copies, gradients, activations: { ...saved, "backward of one block": working, "FSDP buffers": flat } };
-    if (done === 0 || done === holds.dense_layers + holds.moe_layers) return [last];
+    const done = kept > 0 && kept < layers ? kept : 1;
+    if (done === layers) return [last];
     const moe = Math.min(done, holds.moe_layers), left = { ...saved };
-    for (const [layer, count] of [[x.routedKept, moe], [x.denseKept, done - moe]]) {
+    for (const [layer, count] of [[kept ? x.routedKept : x.routed, moe], [kept ? x.denseKept : x.dense, done - moe]]) {
       for (const [part, bytes] of Object.entries(layer.parts)) left[part] -= count * bytes;
     }
-    const unsharded = x.g * x.block, ofDone = x.g * (done * x.block + moe * units.experts);
-    const shard = shardOf(x, done * x.block, moe * units.experts);
+    const rest = moe * x.moeBlock + (done - moe) * x.block, unsharded = x.g * (done > moe ? x.block : x.moeBlock);
+    const ofDone = x.g * (rest + moe * units.experts), shard = shardOf(x, rest, moe * units.experts);
     if (!turn.prior) gradients += reducesNow ? shard : ofDone;
     else if (x.whole && turn.last) gradients -= ofDone - shard;
     let gathered = copies;
-    if (zero3 && holds.embedding && done === holds.dense_layers + holds.moe_layers - 1) gathered = x.b * x.block + x.c * units.first;
-    else if (!zero3 && turn.last) gathered -= x.b * done * x.block + x.bExperts * moe * units.experts;
+    if (zero3 && holds.embedding && done === layers - 1) gathered = x.b * x.block + x.c * units.first;
+    else if (!zero3 && turn.last) gathered -= x.b * rest + x.bExperts * moe * units.experts;
     const received = e.virtual_stages > (holds.has_head ? 1 : 0) ? x.stream : 0;
-    const own = { "gradient of the stream": received, "backward of one block": x.working };
+    const own = { "gradient of the stream": received, "backward of one block": kept === layers ? x.workingKept : x.working };
     const buffers = { "FSDP buffers": reducesNow ? unsharded : flat };
     return [last, { name, copies: gathered, gradients, activations: { ...left, ...own, ...buffers } }];
   }
@@ -257,11 +259,11 @@ const MemoryModel = (() => {
       name, copies, gradients: turn.prior + ofHead + own + tied,
       activations: { ...held(x, turn, stage, stage.has_head), "backward of one block": beside, "FSDP buffers": buffers },
     };
-    const others = holds.moe_layers - 1, rest = units.head + others * x.block, ofOthers = g * (rest + others * size);
+    const others = holds.moe_layers - 1, rest = units.head + others * x.moeBlock, ofOthers = g * (rest + others * size);
     let gradients = turn.prior || (reduced ? shardOf(x, rest, others * size) : ofOthers);
     if (x.whole && turn.last) gradients -= ofOthers - shardOf(x, rest, others * size);
     if (!zero3) {
-      const left = x.b * (holds.dense_layers + 1) * x.block + (stage.has_embedding ? units.firstCopy : 0);
+      const left = x.b * (holds.dense_layers * x.block + x.moeBlock) + (stage.has_embedding ? units.firstCopy : 0);
       copies = turn.last ? Math.min(stage.whole, left) : stage.whole;
     } else if (stage.has_embedding && !holds.dense_layers) copies = x.b * x.block + (tied || units.firstCopy);
     const again = holds.dense_layers ? holds.moe_recomputed > 0 : holds.first_recomputed;
