@@ -19,9 +19,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
-from typing import get_args
 
-from workloads.costs.schedule import Action, Kind, schedule_actions, stage_at
+from workloads.costs.execution import ALIKE, executed_s, execution_order, place_in, steps_of
+from workloads.costs.schedule import Action
 
 Times = Sequence[float] | Sequence[Sequence[float]]
 """Seconds of one micro-batch by rank: one number for all chunks of a rank together, of which each takes an equal part,
@@ -30,14 +30,8 @@ or each chunk's own."""
 MOST_EXECUTED = 64
 """Micro-batches that are executed one by one for a total, in a pipeline of 16 to 32 ranks."""
 
-_ALIKE = 1e-12
-"""Times that differ by this part are taken as equal: far more than rounding makes of them."""
-
 _FEW_ACTIONS = 64
 """Pairs of a forward and a backward, up to which executing them takes least."""
-
-_KINDS: tuple[Kind, ...] = get_args(Kind)
-_Steps = tuple[tuple[int, int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +85,7 @@ def simulate(
     ends = [-math.inf]
     for rank, action, awaited in execution_order(schedule, name, chunks):
         start = max(clock[rank], ends[awaited] + p2p_s)
-        length = times[_place(action, rank, len(schedule), chunks)]
+        length = times[place_in(action, rank, len(schedule), chunks)]
         clock[rank] = end = start + length
         busy[rank] += length
         ends.append(end)
@@ -137,9 +131,9 @@ def pipeline_time_s(
     most = max(MOST_EXECUTED, 2 * p, 16 * MOST_EXECUTED // p)
     left_out = max(0, -(-(m - most) // p))
     executed = m - left_out * p
-    total = _executed_s(_steps(name, p, executed, virtual_stages), times, p, p2p_s)
+    total = executed_s(steps_of(name, p, executed, virtual_stages), times, p, p2p_s)
     if left_out:
-        before = _executed_s(_steps(name, p, executed - p, virtual_stages), times, p, p2p_s)
+        before = executed_s(steps_of(name, p, executed - p, virtual_stages), times, p, p2p_s)
         total += left_out * (total - before)
     return total
 
@@ -150,7 +144,7 @@ def _one_f_one_b_s(forward: tuple[float, ...], backward: tuple[float, ...], m: i
     p = len(forward)
     if p * m > _FEW_ACTIONS:
         return _longest_chain_s(forward, backward, m, p2p_s)
-    return _executed_s(_steps("1f1b", p, m, 1), (*forward, *backward), p, p2p_s)
+    return executed_s(steps_of("1f1b", p, m, 1), (*forward, *backward), p, p2p_s)
 
 
 def _longest_chain_s(forward: Sequence[float], backward: Sequence[float], m: int, p2p_s: float) -> float:
@@ -209,14 +203,14 @@ def _ramps(times: Sequence[float], p2p_s: float) -> list[float]:
 def _repetition(rounds: list[list[float]]) -> tuple[int, float] | None:
     """How many rounds ago, at most p, all times were as now but for one shift; and that shift.
 
-    Where times differ from it by a part of it, at most `_ALIKE`, so does the total: neither sums nor maxima make a
+    Where times differ from it by a part of it, at most `ALIKE`, so does the total: neither sums nor maxima make a
     difference larger.
     """
     now = rounds[-1]
     for lag in range(1, min(len(now), len(rounds) - 1) + 1):
         before = rounds[-1 - lag]
         later = now[0] - before[0]
-        least, most = (1 - _ALIKE) * later, (1 + _ALIKE) * later
+        least, most = (1 - ALIKE) * later, (1 + ALIKE) * later
         if least <= now[-1] - before[-1] <= most and all(
             least <= a - b <= most for a, b in zip(now, before, strict=True)
         ):
@@ -224,38 +218,10 @@ def _repetition(rounds: list[list[float]]) -> tuple[int, float] | None:
     return None
 
 
-def _executed_s(steps: _Steps, times: Sequence[float], num_ranks: int, p2p_s: float) -> float:
-    """The same as in `simulate`, for nothing but the total; written for speed."""
-    clock, ends = [0.0] * num_ranks, [-math.inf]
-    note = ends.append
-    for rank, awaited, place in steps:
-        end, ready = clock[rank], ends[awaited] + p2p_s
-        if ready > end:
-            end = ready
-        clock[rank] = end = end + times[place]
-        note(end)
-    return max(clock)
-
-
-@lru_cache(maxsize=256)
-def _steps(name: str, num_ranks: int, num_microbatches: int, chunks: int) -> _Steps:
-    """Every action in an order in which it can be executed: its rank, what it awaits, its `_place`."""
-    schedule = [schedule_actions(name, rank, num_ranks, num_microbatches, chunks) for rank in range(num_ranks)]
-    return tuple(
-        (rank, awaited, _place(action, rank, num_ranks, chunks))
-        for rank, action, awaited in execution_order(schedule, name, chunks)
-    )
-
-
-def _place(action: Action, rank: int, num_ranks: int, chunks: int) -> int:
-    """Where `_durations` has the action's."""
-    return (_KINDS.index(action.kind) * num_ranks + rank) * chunks + action.chunk
-
-
 def _durations(
     chunks: int, forward_s: Times, backward_s: Times, input_s: Times | None, weight_s: Times | None
 ) -> list[float]:
-    """Seconds by kind, rank and chunk, in the order of `_KINDS`."""
+    """Seconds by kind, rank and chunk, in the order of `KINDS`."""
     forward, backward = _by_chunk(forward_s, chunks), _by_chunk(backward_s, chunks)
     half = [0.5 * own for own in backward]
     return [
@@ -272,51 +238,4 @@ def _by_chunk(times: Times, chunks: int) -> list[float]:
             found += [own / chunks] * chunks
         else:
             found += own
-    return found
-
-
-def execution_order(schedule: Sequence[Sequence[Action]], name: str, chunks: int) -> list[tuple[int, Action, int]]:
-    """Every action with its rank, and with the place in this order, from 1, of the other rank's action it waits for.
-
-    That place is 0 where there is none. Each action comes after the one it waits for and after those before it in its
-    list. Raises ValueError where no such order exists.
-    """
-    num_ranks = len(schedule)
-    last_stage = num_ranks * chunks - 1
-    forward: dict[tuple[int, int], tuple[int, int]] = {}
-    """Stage and micro-batch of every forward so far: its rank and its place."""
-    backward: dict[tuple[int, int], tuple[int, int]] = {}
-    """The same of every B and I."""
-    position = [0] * num_ranks
-    found: list[tuple[int, Action, int]] = []
-    remaining = sum(len(actions) for actions in schedule)
-    while remaining > len(found):
-        before = len(found)
-        for rank, actions in enumerate(schedule):
-            while position[rank] < len(actions):
-                action = actions[position[rank]]
-                stage, i = stage_at(name, rank, action.chunk, num_ranks), action.microbatch
-                awaited: tuple[int, int] | None = (rank, 0)
-                if action.kind == "F":
-                    if stage > 0:
-                        awaited = forward.get((stage - 1, i))
-                    ended = forward
-                elif action.kind == "W":
-                    if (stage, i) not in backward:
-                        break
-                    ended = {}
-                else:
-                    if (stage, i) not in forward:
-                        break
-                    if stage < last_stage:
-                        awaited = backward.get((stage + 1, i))
-                    ended = backward
-                if awaited is None:
-                    break
-                found.append((rank, action, awaited[1] if awaited[0] != rank else 0))
-                ended[stage, i] = rank, len(found)
-                position[rank] += 1
-        if len(found) == before:
-            waiting = [f"rank {r}: {a[position[r]]}" for r, a in enumerate(schedule) if position[r] < len(a)]
-            raise ValueError(f"the schedule waits for itself; next actions are {'; '.join(waiting)}")
     return found

@@ -10,6 +10,7 @@ import pytest
 
 from tests.workloads.costs.test_schedule import NAMES, chunks_of, lists, sizes
 from workloads.costs import pipeline
+from workloads.costs.execution import steps_of, written_steps
 from workloads.costs.pipeline import MOST_EXECUTED, Times, pipeline_time_s, simulate
 from workloads.costs.schedule import Action
 
@@ -146,6 +147,26 @@ def test_a_million_micro_batches_are_no_more_work_than_a_hundred() -> None:
     p, m, p2p = 8, 10**6, 0.25
     few, many = (pipeline_time_s("1f1b", [1.0] * p, [2.0] * p, count, p2p) for count in (m % p + 10 * p, m))
     assert many - few == pytest.approx((m - m % p - 10 * p) / p * (3 * p + 2 * (p - 1) * p2p), rel=1e-11)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_rounds_that_are_not_executed_are_shifts_of_those_that_are(name: str) -> None:
+    """Unequal ranks that wait for messages: whole schedules, of which the fast way executes the first rounds."""
+    rng = random.Random(5)
+    for p, m in ((1, 40), (2, 41), (3, 48), (4, 70)):
+        v = chunks_of(name)[-1]
+        forward, backward = ([[rng.uniform(0.5, 2.0) for _ in range(v)] for _ in range(p)] for _ in range(2))
+        hop = rng.choice((0.0, 0.3))
+        whole = simulate(lists(name, p, m, v), forward, backward, hop, name=name).total_s
+        assert pipeline_time_s(name, forward, backward, m, hop, v) == pytest.approx(whole, rel=1e-11), (p, m)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "gpipe"])  # which has a formula
+def test_a_schedule_of_more_micro_batches_has_more_of_the_same_rounds(name: str) -> None:
+    for p, m in ((1, 19), (2, 37), (3, 30), (4, 50)):
+        short, whole = (steps(name, p, m, chunks_of(name)[-1]) for steps in (steps_of, written_steps))
+        shorter, written = ([*one.before, *one.round * one.rounds, *one.after] for one in (short, whole))
+        assert shorter == written, (p, m)
 
 
 @pytest.mark.slow
