@@ -20,11 +20,11 @@ from functools import lru_cache
 import numpy as np
 
 from workloads.cluster import ClusterSpec
-from workloads.costs.timeline import estimate_time
+from workloads.costs.timeline import estimate_step_s
 from workloads.experiment import Experiment, Precision
 from workloads.model_spec import ModelSpec
 from workloads.predict.hardware import LINKED
-from workloads.predict.points import RECOMPUTE, Floats, Points, Texts
+from workloads.predict.points import RECOMPUTE, UNLIKE, Floats, Points, Texts
 
 CODEBASE = "ultrasweep"
 """Name of this engine's profile."""
@@ -40,6 +40,9 @@ EXPERTS = 1.2
 """How much longer layers with routed experts make a step than their products and messages say: tokens are sorted and
 moved, products are small and many. From the 13 recorded rows of two models, which the structure alone puts 17 % too
 short, with a standard deviation of 4 %."""
+EXPERTS_ALONE = 60.0
+"""Experts of a rank whose products, launched one by one, take the host as long as all else that a layer's routing adds:
+from one recorded row, DeepSeek-V2-Lite in fp16."""
 _PLAIN_SCHEDULES = ("none", "gpipe", "1f1b", "interleaved_1f1b")
 
 
@@ -133,16 +136,21 @@ def structure_factor(e: Experiment, cluster: ClusterSpec, seen: dict[Experiment,
 
 
 def _structure_s(e: Experiment, cluster: ClusterSpec) -> float:
-    found = estimate_time(e, cluster)
-    return math.nan if found is None else found.step_time_s
+    found = estimate_step_s(e, cluster)
+    return math.nan if found is None else found
 
 
 def points_of(
-    experiments: Sequence[Experiment], cluster: ClusterSpec, measured: Mapping[str, float] | None = None
+    experiments: Sequence[Experiment],
+    cluster: ClusterSpec,
+    measured: Mapping[str, float] | None = None,
+    factors: Floats | None = None,
 ) -> Points:
     """Rows of experiments that are all `is_predicted`; each as its `plain` one.
 
-    ``measured``: ``world_measured`` and ``intra_measured`` of `Points`, where a probe has told them.
+    ``measured``: ``world_measured`` and ``intra_measured`` of `Points`, where a probe has told them. ``factors``: their
+    `structure_factors`, by which the caller multiplies: the host's part of a layer with experts or latent attention is
+    known by itself and takes no factor. Without them their host's part is that of a dense layer.
     """
     device, count = cluster.device, len(experiments)
     in_16_bits = device.peak_of("bf16")
@@ -158,11 +166,24 @@ def points_of(
             model.ffn_hidden_size, model.vocab_size, model.tie_embeddings, e.seq_len, e.micro_batch_size,
             e.num_microbatches, e.dp, e.tp, e.pp, e.virtual_stages if e.pp_schedule in _PLAIN_SCHEDULES else 1, e.cp,
             e.zero_stage, RECOMPUTE.index(e.recompute) if e.recompute in RECOMPUTE else 1,
-            e.precision.startswith("fp8"),
+            e.precision.startswith("fp8"), _routed(e), e.model.mla is not None,
         ))  # fmt: skip
-    values = np.array(rows, dtype=float).reshape(count, len(COLUMNS)).T
+    values = np.array(rows, dtype=float).reshape(count, len(COLUMNS) + 2).T
     versions = np.array([f"engine {e.engine_version}" for e in experiments], dtype=np.str_)
-    return points_from(dict(zip(COLUMNS, values, strict=True)), peak, versions, cluster, measured)
+    columns = dict(zip((*COLUMNS, "routed", "latents"), values, strict=True))
+    unlike = (columns["routed"] > 0) | (columns["latents"] > 0)
+    if factors is None:
+        columns |= {"routed": np.zeros(count), "latents": np.zeros(count)}
+    columns["scaled"] = np.ones(count) if factors is None else np.where(unlike, factors, 1.0)
+    return points_from(columns, peak, versions, cluster, measured)
+
+
+def _routed(e: Experiment) -> float:
+    """1 where experts' products are one grouped kernel; more where each expert's are launched by themselves."""
+    if e.model.moe is None:
+        return 0.0
+    grouped = e.precision == "bf16" or e.precision.startswith("fp8")
+    return 1.0 if grouped else 1 + e.model.moe.num_experts / e.ep / EXPERTS_ALONE
 
 
 def points_from(
@@ -172,8 +193,9 @@ def points_from(
     cluster: ClusterSpec,
     measured: Mapping[str, float] | None = None,
 ) -> Points:
-    """Rows of plain layouts that are given as arrays: ``columns`` has those of `COLUMNS`, ``peak`` the FLOP/s of the
-    device in 16 bits. ``measured`` as of `points_of`; the cluster's rates must be known (`is_predicted`)."""
+    """Rows of plain layouts that are given as arrays: ``columns`` has those of `COLUMNS`, and those of `UNLIKE` where
+    there are such layers; ``peak`` the FLOP/s of the device in 16 bits. ``measured`` as of `points_of`; the cluster's
+    rates must be known (`is_predicted`)."""
     told = measured or {}
     device, count = cluster.device, len(peak)
     share = cluster.matmul_efficiency
@@ -185,7 +207,7 @@ def points_from(
         return np.full(count, np.nan if value is None else value)
 
     return Points(
-        **columns,
+        **{**{name: np.full(count, value) for name, value in UNLIKE.items()}, **columns},
         ep=np.ones(count),
         matrices=np.full(count, 3.0),
         codebase=np.array([CODEBASE] * count, dtype=np.str_),

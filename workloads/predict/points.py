@@ -16,6 +16,8 @@ Floats = NDArray[Any]
 Texts = NDArray[Any]
 
 RECOMPUTE = ("none", "selective", "full")
+UNLIKE = {"routed": 0.0, "latents": 0.0, "scaled": 1.0}
+"""Of `Points`: what tells layers with experts or latent attention from dense ones, and its values for a dense one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +49,12 @@ class Points:
     recompute: Floats
     """Place in `RECOMPUTE`."""
     fp8: Floats
+    routed: Floats
+    """How much more a layer's routed experts give the host to do (`workloads.predict.layouts`); 0: none."""
+    latents: Floats
+    """1: latent attention; likewise."""
+    scaled: Floats
+    """What the predicted time is multiplied by afterwards for what the columns do not say; 1: nothing."""
     codebase: Texts
     """Name of the profile."""
     version: Texts

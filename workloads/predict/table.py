@@ -18,7 +18,7 @@ import pandas as pd
 
 from workloads.cluster import ClusterSpec
 from workloads.predict.hardware import LINKED, device_of, like_another
-from workloads.predict.points import Points
+from workloads.predict.points import UNLIKE, Points
 from workloads.predict.profiles import Profile, find_profile
 
 COLUMNS = (
@@ -170,6 +170,7 @@ def _row(
         "zero": _zero(values["sharding"], profile),
         "recompute": _recompute(values["recompute"]),
         "fp8": float(fp8),
+        **UNLIKE,
         "codebase": profile.name,
         "version": _text(values["code_version"]),
         "device": cluster.name,

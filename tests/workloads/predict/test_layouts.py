@@ -126,7 +126,7 @@ def test_precisions_of_32_bits_take_longer_by_their_rate() -> None:
 
 
 def test_five_thousand_points_a_second() -> None:
-    """A core predicts 5,000 plain points a second; this machine did 11,000 to 16,000, and about 800 of other layouts,
+    """A core predicts 5,000 plain points a second; this machine did 11,000 to 16,000, and 600 to 3,100 of others,
     whose structure is asked for. CPU time, the fastest of several: other work on the machine slows a process, too."""
     experiments = [
         of(dp=dp, tp=tp, pp=pp, micro_batch_size=mbs, global_batch_size=dp * mbs * 8, zero_stage=zero, recompute=again)
