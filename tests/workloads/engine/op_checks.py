@@ -266,8 +266,9 @@ def check_adamw(device: str, shape: tuple[int, int]) -> None:
         if step != 2:
             other.step()
     torch.testing.assert_close(ours, torchs, rtol=2e-6, atol=2e-7)
-    for name in ("exp_avg", "exp_avg_sq", "step"):
-        torch.testing.assert_close(one.state[ours][name], other.state[torchs][name], rtol=2e-6, atol=1e-8)
+    # a mean near 0 is what is left of gradients of up to 5 x 0.25, 0.05 of each, rounded in another order
+    for name, apart in (("exp_avg", 3e-8), ("exp_avg_sq", 1e-8), ("step", 0.0)):
+        torch.testing.assert_close(one.state[ours][name], other.state[torchs][name], rtol=2e-6, atol=apart)
 
 
 def check_sharded_kernels(device: str, tokens: int, vocabulary: int) -> None:

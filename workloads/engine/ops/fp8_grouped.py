@@ -68,7 +68,8 @@ def rows_by_weights(
             y[own] = (rows.wide(own) @ of_group.wide().t()).to(y.dtype)
         elif size > 0:
             factors = factors_G[group].expand(values.shape[1]).contiguous()
-            of_rows = Operand(rows.values[own], rows.factors[own], "row")
+            # cuBLASLt takes scales from addresses that 16 divides: a group may begin at any of them
+            of_rows = Operand(rows.values[own], rows.factors[own].clone(), "row")
             y[own] = product(of_rows, Operand(values[group], factors, "row"), y.dtype, fast=True)
     return y
 
