@@ -331,7 +331,7 @@ _tests_of_all = compile_tests(
 def violations(experiment: Experiment, cluster: ClusterSpec) -> list[Violation]:
     """Every rule that the experiment breaks on this cluster; empty when it can run."""
     held = _tests_of_all(*_layout_values(experiment), *_cluster_values(cluster))
-    others = [Violation(_SUPPORTED.name, sentence) for sentence in refused(experiment)]
+    others = [Violation(_SUPPORTED.name, sentence) for sentence in refused(experiment, cluster.backend)]
     if not held:
         return others
     broken = [_STATED[at] for at in held if at < len(_STATED)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -54,6 +55,54 @@ def test_what_torchtitan_cannot_run_is_refused_with_the_field(fields: dict[str, 
 
 
 @pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"dp": 2, "zero_stage": 2}, "zero_stage=2"),
+        ({"dp": 2, "zero_stage": 3}, "zero_stage=3"),
+        ({"dp_replicate": 2, "dp_shard": 2, "zero_stage": 1}, "dp_replicate=2"),
+        ({"cp": 2}, "cp=2"),
+        ({"tp": 2, "model": dataclasses.replace(MODEL, vocab_size=127)}, "tp=2"),
+        ({"pp": 2, "pp_schedule": "gpipe"}, "pp_schedule=gpipe"),
+        ({"pp": 2, "pp_schedule": "zero_bubble_v"}, "pp_schedule=zero_bubble_v"),
+        (
+            {"pp": 2, "pp_schedule": "interleaved_1f1b", "virtual_stages": 2, "global_batch_size": 3},
+            "num_microbatches=3",
+        ),
+        ({"precision": "fp8_rowwise"}, "precision=fp8_rowwise"),
+        ({"precision": "fp16"}, "precision=fp16"),
+        ({"attention": "flash"}, "attention=flash"),
+        ({"compile": "block"}, "compile=block"),
+        ({"recompute": "selective"}, "recompute=selective"),
+        ({"recompute": "full", "recompute_every": 2}, "recompute_every=2"),
+        ({"model": dataclasses.replace(MODEL, tie_embeddings=True)}, "model=tiny"),
+        ({"model": dataclasses.replace(MODEL, qk_norm=True)}, "model=tiny"),
+        ({"engine_version": "0.16.1+1"}, "engine_version=0.16.1+1"),
+    ],
+)
+def test_what_megatron_cannot_run_is_refused_with_the_field(fields: dict[str, Any], field: str) -> None:
+    found = refused(of(**{"engine": "megatron", **fields}))
+    assert any(field in sentence for sentence in found), found
+    assert all(sentence.startswith("megatron 0.16.1+1") for sentence in found)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"dp": 2},
+        {"dp": 2, "zero_stage": 1},
+        {"tp": 2, "precision": "bf16"},
+        {"tp": 2, "sequence_parallel": False},
+        {"pp": 2, "pp_schedule": "interleaved_1f1b", "virtual_stages": 2},
+        {"dp": 2, "tp": 2, "pp": 2, "zero_stage": 1, "recompute": "full"},
+        {"model": dataclasses.replace(MODEL, head_dim=16)},
+    ],
+)
+def test_what_megatron_runs_is_not_refused(fields: dict[str, Any]) -> None:
+    assert refused(of(**{"engine": "megatron", **fields})) == []
+
+
+@pytest.mark.parametrize(
     "fields",
     [
         {},
@@ -84,3 +133,13 @@ def test_an_engine_that_nobody_has_is_refused() -> None:
     with pytest.raises(InvalidSweep, match="torchtitan"):
         AXES["engine"].check("grid g: engine", "nanotron")
     assert "engine=nanotron is not one of" in refused(of(engine="nanotron", engine_version="1"))[0]
+
+
+def test_megatron_is_refused_where_there_is_no_cuda_device() -> None:
+    e = of(engine="megatron")
+    assert refused(e) == []
+    assert refused(e, "cpu") == [
+        "megatron 0.16.1+1 without Transformer Engine cannot run on backend=cpu: its buffers and its clipping are on "
+        "CUDA devices"
+    ]
+    assert refused(of(), "cpu") == [] == refused(of(engine=ENGINE), "cpu")

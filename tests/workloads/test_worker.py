@@ -67,8 +67,8 @@ class LastBeat:
         self.file.write_text(f"{phase} {step} {failed}")
 
 
-def run(folder: Path, experiment: Experiment, **fields: Any) -> list[int]:
-    """Exit codes of all ranks."""
+def run(folder: Path, experiment: Experiment, *, timeout_s: float = 60, **fields: Any) -> list[int | None]:
+    """Exit codes of all ranks; null for one that has not ended ``timeout_s`` after the rank before it."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -90,7 +90,7 @@ def run(folder: Path, experiment: Experiment, **fields: Any) -> list[int]:
     for rank in ranks:
         rank.start()
     for rank in ranks:
-        rank.join(60)
+        rank.join(timeout_s)
     return [rank.exitcode for rank in ranks]
 
 

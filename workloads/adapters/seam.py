@@ -34,7 +34,10 @@ class Installable:
     """Of ``pip install 'ultrasweep[EXTRA]'``."""
 
 
-OTHERS = {"torchtitan": Installable("workloads.adapters.torchtitan", "Torchtitan", "torchtitan")}
+OTHERS = {
+    "torchtitan": Installable("workloads.adapters.torchtitan", "Torchtitan", "torchtitan"),
+    "megatron": Installable("workloads.adapters.megatron", "Megatron", "megatron"),
+}
 
 
 class RankEngine(Protocol):

@@ -25,7 +25,7 @@ pytestmark = [
     pytest.mark.timeout(300),
     pytest.mark.skipif(
         bool(MISSING),
-        reason=f"{', '.join(MISSING)} not installed: pip install '.[torchtitan]'",
+        reason=f"{', '.join(MISSING)} not installed: tests/workloads/adapters/packages installs them",
     ),
 ]
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -54,19 +54,24 @@ def steps(folder: Path, engine: str, **fields: Any) -> list[list[StepRecord]]:
     )
     assert refused(experiment) == []
     folder.mkdir()
-    codes = run(folder, experiment, measure=MeasureSpec(warmup_steps=1, timed_steps=2))
+    codes = run(folder, experiment, timeout_s=240, measure=MeasureSpec(warmup_steps=1, timed_steps=2))
     errors = [protocol.read_error(folder, rank) for rank in range(experiment.world_size)]
-    assert not any(codes), [error.message for error in errors if error is not None]
+    assert codes == [0] * experiment.world_size, [error.message for error in errors if error is not None]
     results = [protocol.read_result(folder, rank) for rank in range(experiment.world_size)]
     return [result.steps for result in results if result is not None]
 
 
+@pytest.fixture(scope="module")
+def ours(tmp_path_factory: pytest.TempPathFactory) -> list[StepRecord]:
+    """Of one rank: those of our other layouts are the same (tests/workloads/engine/test_parity.py)."""
+    return steps(tmp_path_factory.mktemp("ours") / "task", "ultrasweep")[0]
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_losses_and_norms_equal_ours(tmp_path: Path, layout: str) -> None:
-    ours = steps(tmp_path / "ours", "ultrasweep", **LAYOUTS[layout])[0]
+def test_losses_and_norms_equal_ours(tmp_path: Path, layout: str, ours: list[StepRecord]) -> None:
     for theirs in steps(tmp_path / "theirs", "torchtitan", **LAYOUTS[layout]):
         assert [step.loss for step in theirs] == pytest.approx([step.loss for step in ours], rel=1e-6)
-        assert [step.grad_norm for step in theirs] == pytest.approx([step.grad_norm for step in ours], rel=1e-5)
+        assert [step.grad_norm for step in theirs] == pytest.approx([step.grad_norm for step in ours], rel=1e-6)
         assert all(step.pipeline_idle_s is None and step.reduce_exposed_s is None for step in theirs)
         assert all(step.step_time_s > 0 for step in theirs)
 
