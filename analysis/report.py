@@ -93,7 +93,7 @@ def _build(
     from analysis.claims import study as claims
     from analysis.index_page import assemble, report_json
     from analysis.options import Options
-    from analysis.page import claims_page, export, render, staging, tables
+    from analysis.page import claims_page, engines_page, export, render, staging, tables
     from analysis.page.draw_figures import Drawing
     from analysis.rows import cohorts
     from analysis.rows.load import load
@@ -120,7 +120,8 @@ def _build(
             sections = [assemble.section(part) for part in shown]
             checked = claims.table(parts)
             drawn = drawing.collect(step)
-        files = export.write(tables.all_tables(parts, drawn, checked), staged.tables, options.tables)
+        engines = engines_page.tables(results.attempts)
+        files = export.write([*tables.all_tables(parts, drawn, checked), *engines], staged.tables, options.tables)
         claims_page.write(checked, staged.folder / "claims.html")
         pictures = [[one.figure for one in of] for of in drawn] or [[] for _ in shown]
         words = assemble.page(
@@ -129,10 +130,12 @@ def _build(
             [replace(said, figures=of) for said, of in zip(sections, pictures, strict=True)],
             checked,
             [path.name for path in files],
+            engines_page.side_by_side(results.attempts, staged.figures, options.formats),
         )
         html = render.render(words, scripts)
         (staged.folder / "index.html").write_text(html, encoding="utf-8", errors="replace")
-        numbers = report_json.write(parts, assemble.about(words), options.price_per_gpu_hour)
+        about = assemble.about(words) | engines_page.records(results.attempts)
+        numbers = report_json.write(parts, about, options.price_per_gpu_hour)
         (staged.folder / "report.json").write_text(numbers, encoding="utf-8", errors="replace")
         staged.publish(earlier)
     drawn_figures = sum(one.figure.missing is None for of in drawn for one in of)

@@ -55,7 +55,8 @@ def print_explanation(record: Record, results: Path, console: Console) -> None:
             said = f"predicted step: {step * 1e3:,.1f} ms{between}, {rate:,.0f} tokens/s/GPU{lean}"
             console.print(said, highlight=False, markup=False, soft_wrap=True)
     if not is_own(experiment):
-        console.print(f"nothing is predicted for engine={experiment.engine}: the closed forms are of {ENGINE}'s")
+        what = "memory is not" if any(row["predicted_step_time_s"] for row in record.ledger) else "nothing is"
+        console.print(f"{what} predicted for engine={experiment.engine}: the closed forms are of {ENGINE}'s")
     elif all(row["verdict"] != "invalid" or row["predicted_peak_bytes"] for row in record.ledger):
         limit = next((row["limit_bytes"] for row in record.ledger if row["limit_bytes"]), None)
         memory, cluster = estimate_memory(experiment), _cluster_of(record)

@@ -18,17 +18,21 @@ from pathlib import Path
 import numpy as np
 
 from results.text import plural
-from sweep.codebases import read_profiles
+from sweep.codebases import GENERAL, read_profiles
 from workloads.cluster import ClusterSpec
 from workloads.errors import InvalidExperiment
 from workloads.experiment import ENGINE, Experiment, from_dict, layout_id
 from workloads.predict import layouts
+from workloads.predict.points import Points
 from workloads.predict.predictor import NORMAL_90, Measured, Prediction, Predictor
 from workloads.predict.probed import Probed, probed
+from workloads.predict.profiles import find_profile
 from workloads.rules import layout_violations
 
 MOST_ROWS = 200
-"""The newest measured experiments that a fit takes: more take longer to learn from than they teach."""
+"""The newest measured experiments of an engine that a fit takes: more take longer to learn from than they teach."""
+LEAST_OF_ANOTHER = 5
+"""Measured experiments of another engine from which on its own are predicted: the form was made of this project's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +73,7 @@ def read_known(cluster: ClusterSpec, results_dir: Path) -> Known:
             experiment = from_dict(json.loads(text))
         except (InvalidExperiment, ValueError, TypeError, KeyError):  # of a version that this one cannot read
             continue
-        if experiment.engine == ENGINE and not layout_violations(experiment):
+        if not layout_violations(experiment):
             steps.setdefault(layout_id(experiment), (experiment, []))[1].append(seconds)
     known = {name: (experiment, statistics.median(times)) for name, (experiment, times) in steps.items()}
     probe = load_probe(cluster.name, results_dir)
@@ -114,6 +118,8 @@ class Forecast:
     rates: Mapping[str, float] = field(default_factory=dict)
     used: str = ""
     """What it leans on beside the profile, in words; empty: nothing."""
+    engines: frozenset[str] = frozenset({ENGINE})
+    """Whose experiments are predicted: this project's, and those of which enough was measured."""
 
     @classmethod
     def of(cls, cluster: ClusterSpec, known: Known | None = None, leave_out: Iterable[str] = ()) -> Forecast:
@@ -126,21 +132,23 @@ class Forecast:
             profiles[layouts.CODEBASE] = dataclasses.replace(own, time={**own.time, **known.probe.time})
             rates = known.probe.rates
             said.append(f"the probe of {known.probe_day}")
-        measured, count = _measured(cluster, known, without, rates)
-        if count:
-            said.append(plural(count, "measured experiment"))
+        rows = _rows(cluster, known, without)
+        measured, counts = _measured(rows, cluster, rates)
+        for engine, count in counts.items():
+            of = "" if engine == ENGINE else f" of {engine}"
+            said.append(plural(count, "measured experiment") + of)
         used = f"predicted with {' and '.join(said)} on {cluster.name}" if said else ""
-        return cls(cluster, Predictor.learn(measured, profiles), rates, used)
+        return cls(cluster, Predictor.learn(measured, profiles), rates, used, frozenset({ENGINE, *counts}))
 
     def times(self, experiments: Sequence[Experiment]) -> list[StepTime | None]:
         """One for each experiment, which breaks no rule of its layout; None: not known."""
         found: list[StepTime | None] = [None] * len(experiments)
-        places = [at for at, one in enumerate(experiments) if layouts.is_predicted(one, self.cluster)]
+        places = [at for at, one in enumerate(experiments) if self._knows(one)]
         if not places:
             return found
         those = [experiments[at] for at in places]
         factors = layouts.structure_factors(those, self.cluster)
-        points = layouts.points_of(those, self.cluster, self.rates)
+        points = _points(those, self.cluster, self.rates, factors)
         prediction, (busy, after) = self.predictor.predict(points), self.predictor.parts(points)
         middle, low, high = _scaled(prediction, factors)
         for place, at in enumerate(places):
@@ -150,6 +158,23 @@ class Forecast:
                     step, float(low[place]), float(high[place]), step * float(busy[place]), step * float(after[place])
                 )
         return found
+
+    def _knows(self, experiment: Experiment) -> bool:
+        return experiment.engine in self.engines and layouts.is_predicted(experiment, self.cluster)
+
+
+def _profile_of(engine: str) -> str:
+    """The name of the profile of an engine's code base; `GENERAL` where there is none."""
+    profiles = read_profiles()
+    return layouts.CODEBASE if engine == ENGINE else find_profile(engine, profiles.values(), profiles[GENERAL]).name
+
+
+def _points(
+    experiments: Sequence[Experiment], cluster: ClusterSpec, rates: Mapping[str, float], factors: np.ndarray
+) -> Points:
+    points = layouts.points_of(experiments, cluster, rates, factors)
+    names = np.array([_profile_of(one.engine) for one in experiments], dtype=np.str_)
+    return dataclasses.replace(points, codebase=names)
 
 
 def _scaled(prediction: Prediction, factors: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -161,19 +186,36 @@ def _scaled(prediction: Prediction, factors: np.ndarray) -> tuple[np.ndarray, np
     return middle, middle * np.exp(-wide), middle * np.exp(wide)
 
 
+def _rows(cluster: ClusterSpec, known: Known, without: set[str]) -> dict[str, list[tuple[Experiment, float]]]:
+    """By engine, the newest rows to fit on; of another engine none where they are too few."""
+    found: dict[str, list[tuple[Experiment, float]]] = {}
+    for name, (experiment, seconds) in known.steps.items():
+        if name not in without and layouts.is_predicted(experiment, cluster):
+            rows = found.setdefault(experiment.engine, [])
+            if len(rows) < MOST_ROWS:
+                rows.append((experiment, seconds))
+    return {
+        engine: rows
+        for engine, rows in sorted(found.items(), key=lambda pair: pair[0] != ENGINE)
+        if engine == ENGINE or (len(rows) >= LEAST_OF_ANOTHER and _profile_of(engine) != GENERAL)
+    }
+
+
 def _measured(
-    cluster: ClusterSpec, known: Known, without: set[str], rates: Mapping[str, float]
-) -> tuple[Measured | None, int]:
-    """The newest rows to fit on, with the factors of their structures taken off; and how many."""
-    rows = [
-        (experiment, seconds)
-        for name, (experiment, seconds) in known.steps.items()
-        if name not in without and layouts.is_predicted(experiment, cluster)
-    ][:MOST_ROWS]
-    factors = layouts.structure_factors([experiment for experiment, _ in rows], cluster)
-    plain = [(one, seconds / factor) for (one, seconds), factor in zip(rows, factors, strict=True) if factor > 0]
+    rows: Mapping[str, list[tuple[Experiment, float]]], cluster: ClusterSpec, rates: Mapping[str, float]
+) -> tuple[Measured | None, dict[str, int]]:
+    """The rows with the factors of their structures taken off; and how many of each engine."""
+    plain: list[tuple[Experiment, float, float]] = []
+    counts = {}
+    for engine, those in rows.items():
+        factors = layouts.structure_factors([experiment for experiment, _ in those], cluster)
+        kept = [(*row, factor) for row, factor in zip(those, factors, strict=True) if factor > 0]
+        plain += kept
+        if kept:
+            counts[engine] = len(kept)
     if not plain:
-        return None, 0
-    points = layouts.points_of([experiment for experiment, _ in plain], cluster, rates)
+        return None, {}
+    factors = np.array([factor for _, _, factor in plain])
+    points = _points([experiment for experiment, _, _ in plain], cluster, rates, factors)
     unknown = np.full(len(plain), np.nan)
-    return Measured(points, np.array([seconds for _, seconds in plain]), unknown, unknown), len(plain)
+    return Measured(points, np.array([seconds for _, seconds, _ in plain]) / factors, unknown, unknown), counts

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 from results.load import load
+from workloads.experiment import ENGINE
 from workloads.predict.table import COLUMNS, MEASURED
 
 RECORDED = Path(__file__).parent.parent / "results" / "recorded"
@@ -23,8 +24,28 @@ def recorded_table() -> pd.DataFrame:
 def table_of_attempts(attempts: pd.DataFrame) -> pd.DataFrame:
     """Rows of attempts (`results.schema.ATTEMPTS`) in the columns of ``predict``, which have no routed experts."""
     rows = attempts[(attempts["method"] == "measured") & attempts["outcome"].isin(["ok", "oom"])]
-    routed = rows["config_json"].map(lambda text: bool(json.loads(text)["model"].get("moe")))
-    rows = rows[~routed].reset_index(drop=True)
+    return columns_of_attempts(rows[~has_experts(rows)].reset_index(drop=True))
+
+
+def is_attempts(frame: pd.DataFrame) -> bool:
+    """Whether a table has the columns of this program's own rows."""
+    return {"config_json", "engine", "engine_version", "zero_stage", "world_size", "device_name"} <= set(frame.columns)
+
+
+def has_experts(attempts: pd.DataFrame) -> pd.Series[bool]:
+    """Rows whose model routes tokens to experts, which no column of ``predict`` can say."""
+    return attempts["config_json"].map(_routes).astype(bool)
+
+
+def _routes(config_json: object) -> bool:
+    try:
+        return bool(json.loads(str(config_json))["model"].get("moe"))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return False
+
+
+def columns_of_attempts(rows: pd.DataFrame) -> pd.DataFrame:
+    """Every row of attempts in the columns of ``predict``; its code base is the engine that ran it."""
     return pd.DataFrame(
         {
             "gpu": rows["device_name"],
@@ -49,7 +70,7 @@ def table_of_attempts(attempts: pd.DataFrame) -> pd.DataFrame:
             "sharding": "zero" + rows["zero_stage"].astype(str),
             "recompute": rows["recompute"],
             "precision": rows["precision"],
-            "codebase": "ultrasweep",
+            "codebase": rows["engine"].fillna(ENGINE),
             "code_version": "engine " + rows["engine_version"].astype(str),
             "status": rows["outcome"],
             "step_time_s": rows["step_time_s"].where(rows["outcome"] == "ok"),

@@ -219,7 +219,7 @@ class _Checked(NamedTuple):
     structural: bool
     """A rule that holds everywhere forbids its layout."""
     predicted: bool
-    """Its memory and time can be: its layout is possible and it is of our own engine."""
+    """It can be: its layout is possible, and it is of our own engine or of another that can run it."""
     refused: bool
 
     @property
@@ -246,8 +246,8 @@ def _checked(
     refused = (*structural, *broken, *too_wide)
     if refused:
         planned = dataclasses.replace(planned, verdict="invalid", rule=refused[0].rule, detail=refused[0].message)
-    # The closed forms are of our own engine: of another one nothing is predicted, neither memory nor time.
-    return _Checked(planned, bool(structural), not structural and is_own(experiment), bool(refused))
+    predicted = not structural and (is_own(experiment) or not refused)
+    return _Checked(planned, bool(structural), predicted, bool(refused))
 
 
 def _planned(
@@ -261,7 +261,8 @@ def _planned(
     """A point that breaks no rule of its layout, with its numbers and its verdict. Points that the engine cannot run
     yet, or that are too wide, are predicted too: a plan shows what they would give."""
     experiment, cluster = point.experiment, config.cluster
-    memory = peak_stage(experiment) if point.predicted else None
+    # The closed form of memory is of our own engine. Times of another are predicted once it has rows on the cluster.
+    memory = peak_stage(experiment) if point.predicted and is_own(experiment) else None
     peak_bytes = memory.peak_bytes + cluster.device.workspace_bytes if memory is not None else None
     planned = dataclasses.replace(
         point.planned,

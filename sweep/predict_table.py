@@ -1,12 +1,14 @@
 """``predict``: step time, memory and whether it fits, for every row of a table of training configurations.
 
 The table need not be this program's: any CSV or Parquet file with some of the columns of `workloads.predict.table` will
-do. Rows to calibrate with have measured columns, too.
+do. Rows to calibrate with have measured columns, too. Tables of attempts (``attempts.parquet``) are taken as they are:
+the code base of a row is then its engine.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,10 @@ import pandas as pd
 
 from results.errors import UltrasweepError
 from sweep.codebases import GENERAL, read_clusters, read_profiles
+from sweep.measured_tables import columns_of_attempts, has_experts, is_attempts, table_of_attempts
+from workloads.experiment import ENGINE
 from workloads.predict.predictor import GIB, Measured, Predictor
+from workloads.predict.profiles import Profile, find_profile
 from workloads.predict.table import COLUMNS, MEASURED, Table, read_points
 
 OUT = (
@@ -65,6 +70,8 @@ def predict_frame(frame: pd.DataFrame, calibration: pd.DataFrame | None) -> Outc
     """
     clusters, profiles = read_clusters(), read_profiles()
     general = profiles[GENERAL]
+    own = frame if is_attempts(frame) else None
+    frame, calibration = _in_columns(frame), None if calibration is None else _measured_rows(calibration)
     routed = calibration is not None and "ep" in calibration and bool((numeric(calibration["ep"]) > 1).any())
     table = read_points(frame, clusters, profiles, general, routed=routed)
     mistakes = [f"row {row + 1}: {reason}" for row, reason in enumerate(table.reasons) if reason]
@@ -85,7 +92,36 @@ def predict_frame(frame: pd.DataFrame, calibration: pd.DataFrame | None) -> Outc
         OUT[6]: pd.Series(_reasons(table, found.step_time_s), dtype="string"),
     }
     fitted = 0 if measured is None else int(np.isfinite(measured.step_time_s).sum())
-    return Outcome(pd.DataFrame(columns), tuple(mistakes), fitted)
+    predictions = pd.DataFrame(columns)
+    if own is not None:
+        for row, reason in _unknown(own, predictor, profiles).items():
+            predictions.loc[row, list(OUT[:-1])] = pd.NA
+            predictions.loc[row, OUT[-1]] = reason
+            mistakes.append(f"row {row + 1}: {reason}")
+    return Outcome(predictions, tuple(mistakes), fitted)
+
+
+def _in_columns(frame: pd.DataFrame) -> pd.DataFrame:
+    """The table in the columns of ``predict``: rows of this program have others."""
+    return columns_of_attempts(frame) if is_attempts(frame) else frame
+
+
+def _measured_rows(calibration: pd.DataFrame) -> pd.DataFrame:
+    return table_of_attempts(calibration) if is_attempts(calibration) else calibration
+
+
+def _unknown(own: pd.DataFrame, predictor: Predictor, profiles: Mapping[str, Profile]) -> dict[int, str]:
+    """Why rows of this program are not predicted although their columns are whole, by their place: no column says what
+    experts are, and the form is of another engine only once it has been fitted to rows of that engine."""
+    fitted = {name for name in profiles if name in predictor.time}
+    reasons = {}
+    routed = has_experts(own).tolist()
+    for row, engine in enumerate(own["engine"].fillna(ENGINE)):
+        if routed[row]:
+            reasons[row] = "experts are in no column"
+        elif engine != ENGINE and find_profile(engine, profiles.values(), profiles[GENERAL]).name not in fitted:
+            reasons[row] = f"nothing is known of engine {engine}: --calibrate with rows that it ran"
+    return reasons
 
 
 def numeric(column: pd.Series[Any]) -> pd.Series[Any]:

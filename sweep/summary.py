@@ -15,7 +15,7 @@ from sweep.expand import ruled_out
 from sweep.plan import Plan, PlannedPoint
 from sweep.price import Shape, shape
 from workloads.costs.schedule import INTERLEAVED
-from workloads.experiment import Experiment
+from workloads.experiment import ENGINE, Experiment
 from workloads.stages import rehearsed_ranks
 
 MEANING = {
@@ -83,9 +83,11 @@ def reused_from(plan: Plan) -> str | None:
 
 
 def workload(experiment: Experiment) -> str:
-    """What is trained: the model, and how its tokens choose experts where that is not balanced."""
+    """What is trained, and by whom: the model, how its tokens choose experts where that is not balanced, and an engine
+    other than this project's."""
     routing = name_routing(experiment.routing, experiment.routing_imbalance, experiment.capacity_factor)
-    return f"{experiment.model.name}, {routing}" if routing else experiment.model.name
+    other = "" if experiment.engine == ENGINE else experiment.engine
+    return ", ".join(part for part in (experiment.model.name, routing, other) if part)
 
 
 def layout(experiment: Experiment) -> str:

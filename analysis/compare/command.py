@@ -36,7 +36,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         from analysis.compare import comparison as comparing
         from analysis.compare import write_comparison
 
-        comparison = comparing.compare(options.a, options.b, options.methods, options.across, options.noise)
+        comparison = comparing.compare(
+            options.a, options.b, options.methods, options.across, options.noise, options.engines
+        )
         files = write_comparison.write(comparison, options.out, options.format, _MOST_ON_PAGE)
         _tell(comparison, files)
         return 0 if options.fail_if_slower is None else _gate(comparison, options.fail_if_slower)
@@ -139,6 +141,12 @@ def _parser() -> argparse.ArgumentParser:
         help=f"which rows of each side ({', '.join(METHODS)}); e.g. measured,rehearsed. Default: the same of both",
     )
     parser.add_argument(
+        "--engines",
+        type=_engines,
+        metavar="OF_A,OF_B",
+        help="which engine's rows of each side, e.g. ultrasweep,torchtitan of one folder given twice. Default: all",
+    )
+    parser.add_argument(
         "--format",
         type=command_line.names_of(FORMATS),
         default=FORMATS,
@@ -162,6 +170,13 @@ def _percent(text: str) -> float:
     if not 0 <= value <= 100:
         raise argparse.ArgumentTypeError(f"{text!r} is not a percentage from 0 to 100")
     return value / 100
+
+
+def _engines(text: str) -> tuple[str, str]:
+    names = [name.strip() for name in text.split(",")]
+    if len(names) != 2 or not all(names):
+        raise argparse.ArgumentTypeError(f"{text!r} is not two engines with a comma between")
+    return names[0], names[1]
 
 
 def _methods(text: str) -> tuple[str, str]:

@@ -53,12 +53,13 @@ def compare(
     methods: tuple[str, str] | None = None,
     across: Sequence[str] = (),
     noise: float | None = None,
+    engines: tuple[str, str] | None = None,
 ) -> Comparison:
     """Match the results at ``a`` and ``b`` and judge every matched point.
 
     ``methods``: of A's and of B's rows, the same one unless asked otherwise; ``across``: axes in which partners may
-    differ; ``noise``: a fraction, instead of what the data say. Raises `InvalidResults` when there is nothing to
-    compare, or only something that must not be.
+    differ; ``noise``: a fraction, instead of what the data say; ``engines``: of A's and of B's rows, all unless asked.
+    Raises `InvalidResults` when there is nothing to compare, or only something that must not be.
     """
     loaded = [load(path) for path in (a, b)]
     for path, read in zip((a, b), loaded, strict=True):
@@ -66,6 +67,10 @@ def compare(
             raise InvalidResults(f"{path} has no row that can be read: {read.problems[0]}")
     methods = matching.choose_methods(loaded[0].attempts, loaded[1].attempts, methods)
     rows = [found.attempts[found.attempts["method"] == of] for found, of in zip(loaded, methods, strict=True)]
+    if engines is not None:
+        rows = [
+            matching.of_engine(part, *named) for part, named in zip(rows, zip("AB", engines, strict=True), strict=True)
+        ]
     points = [
         matching.points(part, _step_times(path) if of == "measured" else None)
         for part, path, of in zip(rows, (a, b), methods, strict=True)

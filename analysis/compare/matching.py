@@ -24,6 +24,7 @@ from results import noise
 from results.errors import InvalidResults
 from results.schema import CONFIG_COLUMNS, METHODS
 from results.text import listed
+from workloads.experiment import ENGINE
 
 _RATE = "tokens_per_s_per_gpu"
 COHORT = ("cluster", "engine", "measurement_version")
@@ -82,6 +83,14 @@ def choose_methods(a: pd.DataFrame, b: pd.DataFrame, asked: tuple[str, str] | No
             f"--methods {held[0][0]},{held[1][0]} does it"
         )
     return shared[0], shared[0]
+
+
+def of_engine(attempts: pd.DataFrame, side: str, engine: str) -> pd.DataFrame:
+    """The rows of one engine. Raises `InvalidResults` where side A or B has none."""
+    own = attempts["engine"].fillna(ENGINE)
+    if not (own == engine).any():
+        raise InvalidResults(f"{side} holds no rows of {engine}; it has {listed(sorted(own.unique()))}")
+    return attempts[own == engine]
 
 
 def points(attempts: pd.DataFrame, step_times: Mapping[str, Sequence[float]] | None = None) -> pd.DataFrame:

@@ -16,7 +16,7 @@ from analysis.explorer import plan_rows, row_data
 from analysis.index_page import headlines, page_data
 from analysis.page import sentences, tables
 from analysis.page.embed import deflated
-from analysis.page.render import Page, PageTable, Parts, Section, source
+from analysis.page.render import Page, PageTable, Parts, Section, SideBySide, source
 from analysis.rows import cohorts
 from analysis.rows.cohorts import Cohort
 from analysis.rows.load import Results
@@ -79,8 +79,16 @@ def scripts(embedded: dict[str, Any]) -> Parts:
     )
 
 
-def page(results: Results, source_path: Path, sections: list[Section], claims: pd.DataFrame, files: list[str]) -> Page:
-    """The page's words. ``claims`` is the study's on these rows, ``files`` are names under ``tables/``."""
+def page(
+    results: Results,
+    source_path: Path,
+    sections: list[Section],
+    claims: pd.DataFrame,
+    files: list[str],
+    engines: SideBySide | None = None,
+) -> Page:
+    """The page's words. ``claims`` is the study's on these rows, ``files`` are names under ``tables/``,
+    ``engines`` says what several of them made of the same layouts."""
     empty = [] if len(results.attempts) else ["Nothing has been run yet: there is no attempt to report on."]
     if empty and sections:
         empty[0] += " What follows is what the plan predicts."
@@ -98,6 +106,7 @@ def page(results: Results, source_path: Path, sections: list[Section], claims: p
         rehearsal=sentences.rehearsal_check(results.attempts),
         claims=claims_in_words(claims),
         tables=files,
+        engines=engines,
     )
 
 

@@ -26,7 +26,12 @@ def of_part(part: Cohort) -> list[Said]:
 
 
 def _layouts(frame: pd.DataFrame, won: list[answer.Answer]) -> Said | None:
-    """From how many devices on every winner uses tensor parallelism, or else what the winners use."""
+    """From how many devices on every winner uses tensor parallelism, or else what the winners use. One device leaves no
+    choice of it."""
+    if len(won) == 1:
+        [only] = [one.best for one in won if one.best is not None]
+        return Said(f"One model and size has a fastest layout: {only['layout']}", ".")
+    found, won = won, [one for one in won if one.query.world_size > 1]
     if not won:
         return None
     noun = labels.device_noun(frame)
@@ -44,13 +49,11 @@ def _layouts(frame: pd.DataFrame, won: list[answer.Answer]) -> Said | None:
         start = f"From {from_size} {noun} on every" if fewer else "Every"
         return Said(f"{start} fastest layout uses tensor parallelism", f"{rest}.")
     used = [f"{count} {'uses' if count == 1 else 'use'} {name}" for name, count in _uses(won).items() if count]
-    if len(won) == 1:
-        [only] = [one.best for one in won if one.best is not None]
-        return Said(f"One model and size has a fastest layout: {only['layout']}", ".")
     kinds = f"; {listed(used)} parallelism" if used else ""
     few = "None" if not alone else str(len(alone))
     verb = "is" if len(alone) == 1 else "are"
-    return Said(f"{few} of {len(won)} fastest layouts {verb} data parallelism alone", f"{kinds}.")
+    where = f" on several {noun}" if any(one.query.world_size == 1 for one in found) else ""
+    return Said(f"{few} of {len(won)} fastest layouts{where} {verb} data parallelism alone", f"{kinds}.")
 
 
 def _uses(won: list[answer.Answer]) -> dict[str, int]:
@@ -122,7 +125,7 @@ def trust(part: Cohort) -> list[Said]:
 
 
 def _trust(frame: pd.DataFrame, part: Cohort) -> Iterator[Said]:
-    if part.stamp:
+    if frame["method"].ne("measured").any():
         yield Said("Not measured.", f" {part.meaning}", "bad")
     ok = last_attempts(frame)
     ok = ok[ok["outcome"] == "ok"]

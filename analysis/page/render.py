@@ -55,6 +55,17 @@ class PageTable:
 
 
 @dataclass(frozen=True, slots=True)
+class SideBySide:
+    """What several training engines made of the same layouts (`analysis.page.engines_page`)."""
+
+    sentences: list[str]
+    winners: PageTable
+    layouts: PageTable
+    files: tuple[str, ...]
+    """Names of the figure's files under ``figures/``."""
+
+
+@dataclass(frozen=True, slots=True)
 class Section:
     """What Python writes into the page on a cohort. Answer, map, causes and cost are drawn from the rows by scripts."""
 
@@ -97,6 +108,8 @@ class Page:
     """How many of the study's claims hold, for the link to their page; None without such a page."""
     tables: list[str]
     """Names of the files under ``tables/``."""
+    engines: SideBySide | None = None
+    """None where one engine ran everything."""
 
 
 @dataclass(frozen=True, slots=True)

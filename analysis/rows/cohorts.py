@@ -88,8 +88,18 @@ def split(attempts: pd.DataFrame) -> list[Cohort]:
             frame = tell_collectives_apart(frame)
         meaning = METHOD_MEANING.get(method, "")
         stamp = METHOD_STAMPS.get(method, "")
+        if limits := engine_limits(frame):
+            title = title.replace(f", by {engine}", f", by {engine} {limits}")
+            stamp = "; ".join(filter(None, (f"{engine} {limits}", stamp)))
         cohorts.append(Cohort(slug=_slug(slug), title=title, meaning=meaning, frame=frame, stamp=stamp))
     return sorted(cohorts, key=lambda c: (list(METHOD_NAMES).index(c.frame["method"].iloc[0]), -len(c.frame), c.slug))
+
+
+def engine_limits(frame: pd.DataFrame) -> str:
+    """What an engine ran without, as its versions say it after a space; empty where they say nothing."""
+    return listed(
+        sorted({str(version).partition(" ")[2] for version in frame["engine_version"].dropna().unique()} - {""})
+    )
 
 
 def mixtures(frame: pd.DataFrame) -> list[str]:

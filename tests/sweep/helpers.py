@@ -12,6 +12,7 @@ from results.schema import MEASUREMENT_VERSION, SCHEMA_VERSION
 from results.store import write_attempt
 from sweep.config import compose_sweep
 from sweep.expand import expand_all
+from sweep.forecast import Known
 from sweep.plan import DeviceLimit, Plan, make_plan
 from sweep.reuse import FinishedAttempt
 from workloads.experiment import Experiment
@@ -24,9 +25,11 @@ def plan_of(
     method: Method = "measured",
     finished: dict[str, FinishedAttempt] | None = None,
     device_limit: DeviceLimit | None = None,
+    known: Known | None = None,
 ) -> Plan:
     config = compose_sweep(overrides)
-    return make_plan(config, expand_all(config.grids, config.models.__getitem__), method, finished, device_limit)
+    points = expand_all(config.grids, config.models.__getitem__)
+    return make_plan(config, points, method, finished, device_limit, known=known)
 
 
 def store_attempt(sweep_dir: Path, experiment: Experiment, **columns: Any) -> str:

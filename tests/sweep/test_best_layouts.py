@@ -19,6 +19,7 @@ from sweep.expand import expand_all
 from sweep.ledger import ledger_rows
 from sweep.plan import Plan, make_plan
 from sweep.price import information_order
+from sweep.summary import workload
 from tests.sweep.helpers import plan_of
 from workloads.errors import InvalidSweep
 
@@ -238,3 +239,9 @@ def test_the_reasons_are_listed_also_where_nothing_can_run(capsys: pytest.Captur
     told = capsys.readouterr()
     assert len(listed(told.out)) == 6 and "x margin 1.1" in " ".join(told.out.split())
     assert "no point fits in memory" in told.err
+
+
+def test_every_engine_has_its_best_layouts() -> None:
+    found = plan_of(["grid=tiny", "grid.axes.world_size=[1]", "+grid.axes.engine=[ultrasweep,torchtitan]"])
+    names = [workload(point.experiment) for point in fastest(found.points, 1)]
+    assert names == ["tiny", "tiny, torchtitan"]

@@ -12,10 +12,10 @@ from results import probes
 from results.store import read_ledger
 from sweep.__main__ import main
 from sweep.codebases import read_clusters
-from sweep.forecast import Forecast, Known, read_known
+from sweep.forecast import LEAST_OF_ANOTHER, Forecast, Known, read_known
 from tests.sweep.helpers import plan_of, store_attempt
 from tests.workloads.costs.shapes import LLAMA_1B, LLAMA_8B, MIXTRAL
-from workloads.experiment import Experiment
+from workloads.experiment import ENGINES, Experiment
 from workloads.predict.layouts import plain
 
 H200 = read_clusters()["h200"]
@@ -145,3 +145,45 @@ def test_a_plan_without_anything_measured_says_nothing() -> None:
     plan = plan_of(["grid=llama_node", "cluster=h200"])
     assert plan.predicted_with == ""
     assert {point.time is not None for point in plan.to_run} == {True}
+
+
+def rows_of_another(folder: Path, count: int, factor: float = 2.0) -> None:
+    """Layouts of a small model that torchtitan ran, each so much longer than ours is predicted."""
+    experiments = [of(model=LLAMA_1B, dp=dp, zero_stage=zero) for dp in (2, 4, 8) for zero in (2, 3)][:count]
+    for experiment, time in zip(experiments, Forecast.of(H200).times(experiments), strict=True):
+        assert time is not None
+        other = experiment.replace(engine="torchtitan", engine_version=ENGINES["torchtitan"])
+        store_attempt(folder / "before", other, cluster="h200", step_time_s=factor * time.step_time_s)
+
+
+def test_another_engine_is_predicted_from_its_own_rows_alone(tmp_path: Path) -> None:
+    ours = of(dp=8, zero_stage=3)
+    theirs = ours.replace(engine="torchtitan", engine_version=ENGINES["torchtitan"])
+    alone = Forecast.of(H200).times([ours, theirs])
+    assert alone[0] is not None and alone[1] is None
+    rows_of_another(tmp_path, LEAST_OF_ANOTHER - 1)
+    assert Forecast.of(H200, read_known(H200, tmp_path)).times([theirs]) == [None]
+    rows_of_another(tmp_path, LEAST_OF_ANOTHER)
+    forecast = Forecast.of(H200, read_known(H200, tmp_path))
+    assert forecast.used == f"predicted with {LEAST_OF_ANOTHER} measured experiments of torchtitan on h200"
+    first, second = forecast.times([ours, theirs])
+    assert first == alone[0]  # its rows say nothing of ours
+    assert second is not None and 1.3 < second.step_time_s / alone[0].step_time_s < 3
+
+
+def test_a_plan_has_times_of_another_engine_but_neither_memory_nor_a_verdict_of_it(tmp_path: Path) -> None:
+    rows_of_another(tmp_path, 6)
+    layout = ["grid.axes.model=[llama8b]", "grid.axes.zero_stage=[3]", "grid.axes.tp=[1]", "grid.axes.pp=[1]"]
+    asked = [
+        "grid=llama_node",
+        "cluster=h200",
+        *layout,
+        "grid.axes.recompute=[none]",
+        "+grid.axes.engine=[ultrasweep,torchtitan]",
+    ]
+    for known in (None, read_known(H200, tmp_path)):
+        plan = plan_of(asked, known=known)
+        by = {point.experiment.engine: point for point in plan.points}
+        assert by["ultrasweep"].time is not None and by["ultrasweep"].peak_bytes is not None
+        assert (by["torchtitan"].time is not None) == (known is not None)
+        assert by["torchtitan"].peak_bytes is None and by["torchtitan"].verdict == "run"

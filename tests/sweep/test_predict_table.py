@@ -10,10 +10,15 @@ import pandas as pd
 import pytest
 
 from results.errors import UltrasweepError
+from results.schema import ATTEMPTS
 from sweep.__main__ import main
+from sweep.measured_tables import columns_of_attempts
 from sweep.predict_table import OUT, predict_frame, read_table
+from tests.workloads.costs.shapes import LLAMA_1B, MIXTRAL
 from tests.workloads.predict.tables import random_rows, row
+from workloads.experiment import Experiment
 from workloads.predict.table import COLUMNS
+from workloads.record import config_columns
 
 
 def one(**changes: Any) -> pd.Series[Any]:
@@ -153,3 +158,60 @@ def test_a_result_needs_a_name_that_says_what_it_is(tmp_path: Path, capsys: pyte
     pd.DataFrame([row()]).to_csv(tmp_path / "t.csv", index=False)
     assert main(["predict", str(tmp_path / "t.csv"), "--out", str(tmp_path / "x.txt")]) == 2
     assert "must end in .parquet or .csv" in capsys.readouterr().err
+
+
+def attempts_of(engine: str, factor: float = 1.0, count: int = 12) -> pd.DataFrame:
+    """Finished rows of one engine as a sweep writes them, each ``factor`` times as long as ours is predicted."""
+    layouts = [(dp, zero, rate) for dp in (2, 4, 8) for zero in (0, 2) for rate in ("none", "full")][:count]
+    experiments = [
+        Experiment.canonical(
+            model=LLAMA_1B,
+            seq_len=4096,
+            global_batch_size=64,
+            dp=dp,
+            zero_stage=zero,
+            recompute=recompute,
+            engine=engine,
+        )
+        for dp, zero, recompute in layouts
+    ]
+    rows = [
+        dict.fromkeys(ATTEMPTS.names)
+        | config_columns(experiment)
+        | {"method": "measured", "outcome": "ok", "device_name": "NVIDIA H200", "step_time_s": 1.0}
+        for experiment in experiments
+    ]
+    frame = pd.DataFrame(rows)
+    ours = predict_frame(columns_of_attempts(frame.assign(engine="ultrasweep")), None).predictions
+    return frame.assign(step_time_s=factor * ours["step_time_s"].astype(float))
+
+
+def test_rows_of_a_sweep_are_a_table_and_our_engine_needs_no_calibration() -> None:
+    rows = attempts_of("ultrasweep")
+    found = predict_frame(rows, None).predictions
+    assert found["step_time_s"].astype(float).tolist() == pytest.approx(rows["step_time_s"].tolist())
+
+
+def test_another_engine_is_predicted_only_once_its_own_rows_are_there() -> None:
+    theirs, ours = attempts_of("torchtitan", 2.0), attempts_of("ultrasweep")
+    for calibration in (None, ours):
+        found = predict_frame(theirs, calibration)
+        assert found.predictions[list(OUT[:-1])].isna().all(axis=None)
+        assert set(found.predictions["reason"]) == {
+            "nothing is known of engine torchtitan: --calibrate with rows that it ran"
+        }
+        assert len(found.mistakes) == len(theirs)
+    fitted = (
+        predict_frame(pd.concat([theirs, ours], ignore_index=True), theirs).predictions["step_time_s"].astype(float)
+    )
+    assert fitted[: len(theirs)].tolist() == pytest.approx(theirs["step_time_s"].tolist(), rel=0.1)
+    assert fitted[len(theirs) :].tolist() == pytest.approx(ours["step_time_s"].tolist())  # theirs say nothing of ours
+
+
+def test_rows_with_experts_have_a_reason() -> None:
+    rows = attempts_of("ultrasweep", count=2)
+    routed = Experiment.canonical(model=MIXTRAL, seq_len=4096, global_batch_size=64, dp=8, ep=8, zero_stage=2)
+    rows.loc[1, "config_json"] = config_columns(routed)["config_json"]
+    found = predict_frame(rows, None).predictions
+    assert found["step_time_s"].notna().tolist() == [True, False]
+    assert found["reason"].iloc[1] == "experts are in no column"
