@@ -20,6 +20,7 @@ from sweep.forecast import StepTime
 from sweep.plan import Plan, PlannedPoint
 from sweep.searching.features import FAMILY_AXES, LENGTHS, ZERO
 from sweep.searching.space import Flags, Floats, Space
+from workloads.cluster import ClusterSpec
 from workloads.experiment import Experiment, from_dict, layout_id
 from workloads.predict.predictor import NORMAL_90
 
@@ -53,6 +54,7 @@ class Known:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedSpace:
+    cluster: ClusterSpec
     space: Space
     """Candidates, and after them the rows of other sweeps."""
     points: tuple[PlannedPoint, ...]
@@ -119,6 +121,7 @@ def planned_space(plan: Plan, known: Sequence[Known] = ()) -> PlannedSpace:
         for place, e in enumerate(experiments[: len(points)])
     }
     return PlannedSpace(
+        cluster=plan.config.cluster,
         space=space,
         points=tuple(points),
         place_of=place_of,

@@ -17,6 +17,7 @@ from launchers.state.queue import QueueReader
 from launchers.state.sweep_dir import SweepDir, entry_names, key_of, split_name
 from results.store import read_attempts
 from sweep.plan import PlannedPoint
+from sweep.searching.checked import CHECKS, Checks
 from sweep.searching.choice import to_repeat
 from sweep.searching.planned import PlannedSpace
 from sweep.searching.session import Session
@@ -24,7 +25,8 @@ from sweep.searching.settings import Settings
 from sweep.searching.space import RUNNING, UNTRIED
 from workloads.experiment import Experiment, from_dict, layout_id
 
-ROW_COLUMNS = ["outcome", "method", "step_time_s", "config_json", "started_at", "world_size", "duration_s"]
+_OF_A_RUN = ("outcome", "method", "step_time_s", "config_json", "started_at", "world_size", "duration_s")
+ROW_COLUMNS = [*_OF_A_RUN, *CHECKS]
 _HOUR_S = 3600.0
 
 
@@ -58,14 +60,15 @@ def read_round(sweep: SweepDir | None, planned: PlannedSpace, settings: Settings
     if sweep is None:
         return now
     rows = read_attempts(sweep.path).select(ROW_COLUMNS).to_pylist()
-    for row in sorted(rows, key=lambda one: str(one["started_at"])):
-        if row["method"] == method:
-            _tell_row(now, row)
+    rows = sorted((row for row in rows if row["method"] == method), key=lambda one: str(one["started_at"]))
+    checks = Checks(planned.cluster, rows)
+    for row in rows:
+        _tell_row(now, row, checks)
     _tell_queue(now, sweep)
     return now
 
 
-def _tell_row(now: Round, row: Mapping[str, Any]) -> None:
+def _tell_row(now: Round, row: Mapping[str, Any], checks: Checks) -> None:
     place = _place(now.planned, row["config_json"])
     if place is None:
         return
@@ -82,7 +85,8 @@ def _tell_row(now: Round, row: Mapping[str, Any]) -> None:
         if len(now.times_s) == 1:
             now.planned.anchor(place, time_s)
         now.session.expect(place)
-        now.session.tell(place, "ok", float(time_s))
+        probed = checks.probed(row, now.planned.points[place].experiment)
+        now.session.tell(place, "ok", float(time_s), probed)
     elif place not in now.times_s and row["outcome"] == "oom":
         now.session.tell(place, "oom")
 

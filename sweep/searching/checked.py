@@ -1,0 +1,70 @@
+"""How much slower than usual a run is expected to be, from what its pilot measured of its nodes before its first point.
+
+Usual is the median over the sweep's runs on as many devices. Products, copies and both kinds of links are slower or
+faster by what the check found; the closed form says what that does to this very layout.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from math import log
+from statistics import median
+from typing import Any
+
+from sweep.forecast import Forecast
+from workloads.cluster import ClusterSpec, LinkSpec
+from workloads.experiment import Experiment
+
+MATMUL, COPY = "check_matmul_flops", "check_copy_bytes_per_s"
+INSIDE, BETWEEN = "check_all_reduce_inside_node_bytes_per_s", "check_all_reduce_between_nodes_bytes_per_s"
+CHECKS = (MATMUL, COPY, INSIDE, BETWEEN)
+"""Columns of an attempt's row; null where its pilot did not check."""
+EQUAL = 0.03
+"""Rates of equal nodes differ by this share: within it a rate counts as usual."""
+
+
+class Checks:
+    """The checks of a sweep's rows, and what each says of its own run."""
+
+    def __init__(self, cluster: ClusterSpec, rows: Iterable[Mapping[str, Any]]) -> None:
+        found: dict[tuple[int, str], list[float]] = defaultdict(list)
+        for row in rows:
+            for name in CHECKS:
+                if row[name]:
+                    found[row["world_size"], name].append(row[name])
+        self._usual = {key: median(values) for key, values in found.items()}
+        self._cluster = cluster
+        self._forecast: Forecast | None = None
+
+    def probed(self, row: Mapping[str, Any], experiment: Experiment) -> float:
+        """Logarithm of how much slower than usual this run is predicted to be; 0 where nothing says so."""
+        shares = {name: row[name] / self._usual[row["world_size"], name] for name in CHECKS if row[name]}
+        shares = {name: share for name, share in shares.items() if abs(log(share)) > EQUAL}
+        if not shares:
+            return 0.0
+        if self._forecast is None:
+            self._forecast = Forecast.of(self._cluster)
+        (usual,) = self._forecast.times([experiment])
+        (own,) = dataclasses.replace(self._forecast, cluster=scaled(self._cluster, shares)).times([experiment])
+        return 0.0 if usual is None or own is None else log(own.step_time_s / usual.step_time_s)
+
+
+def scaled(cluster: ClusterSpec, shares: Mapping[str, float]) -> ClusterSpec:
+    """The cluster with these shares of its rates; a rate that it does not know stays unknown."""
+
+    def times(rate: float | None, name: str) -> float | None:
+        return None if rate is None else rate * shares.get(name, 1.0)
+
+    def link(spec: LinkSpec, name: str) -> LinkSpec:
+        return dataclasses.replace(spec, bandwidth=spec.bandwidth * shares.get(name, 1.0))
+
+    device = dataclasses.replace(cluster.device, memory_bandwidth=times(cluster.device.memory_bandwidth, COPY))
+    return dataclasses.replace(
+        cluster,
+        device=device,
+        matmul_efficiency=times(cluster.matmul_efficiency, MATMUL),
+        intra_node=link(cluster.intra_node, INSIDE),
+        inter_node=None if cluster.inter_node is None else link(cluster.inter_node, BETWEEN),
+    )
