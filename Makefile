@@ -46,9 +46,12 @@ format: setup
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# The figures of the README, from the recorded sweeps.
+# The figures of the README, from the recorded sweeps of two and four GPUs.
 redraw: setup
-	$(BIN)/python -m analysis.report results/recorded --out report/recorded
+	rm -rf report/two_and_four
+	mkdir -p report/two_and_four
+	cp -r results/recorded/h200x2_* results/recorded/h200x4_* report/two_and_four
+	$(BIN)/python -m analysis.report report/two_and_four --out report/recorded --figures best_configurations,predicted_vs_found
 	cp report/recorded/figures/best_configurations-measured-h200.png report/recorded/figures/predicted_vs_found-measured-h200.png docs/figures/
 
 # The notebooks' outputs. STUDY: the study's table, which is not shipped; without it study.ipynb stays as it is.
