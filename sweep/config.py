@@ -204,6 +204,8 @@ def _measure(fields: Mapping[str, Any]) -> MeasureSpec:
     checks.whole_number("measure.warmup_steps", measure.warmup_steps, 0)
     if measure.timed_steps is not None:
         checks.whole_number("measure.timed_steps", measure.timed_steps, 1)
+    if measure.slow_step_s is not None:
+        checks.number("measure.slow_step_s", measure.slow_step_s, above=0, unit="seconds")
     for name in ("memory_probe", "profile"):
         checks.flag(f"measure.{name}", getattr(measure, name))
     return measure

@@ -40,7 +40,7 @@ from workloads.engine.build import Engine
 from workloads.engine.data import step_batches
 from workloads.engine.memory import MemoryProbe
 from workloads.engine.pipeline import PipelineMarks
-from workloads.protocol import MeasureSpec, MemoryAtPeak, RoutingRecord, StepRecord
+from workloads.protocol import WARM_STEPS, MeasureSpec, MemoryAtPeak, RoutingRecord, StepRecord
 
 Batches = list[tuple[Tensor, Tensor]]
 BeforeStep = Callable[[int, bool], None]
@@ -92,21 +92,24 @@ def measure(
 ) -> Measurements:
     """Run the warm-up steps and then the timed steps of ``spec``; call ``before_step(step, is_warmup)`` before each.
 
-    In the last warm-up step memory is looked up, in the second one ``counter`` counts (what is sent). It counts in the
-    first where there is no other and no block is compiled: nothing can be compiled while a counter is active. Raises
+    In the last warm-up step memory is looked up, in the second one ``counter`` counts (what is sent). Where the run may
+    end early (``spec.slow_step_s``), memory is looked up in the second one, too. ``counter`` counts in the first where there is no other and no block is compiled: nothing can be compiled while a counter is active. Raises
     `Diverged` when a loss or gradient norm is not finite: after all warm-up steps, or after all timed steps.
     """
     # In the very first step there is no optimizer state yet, and its peak says nothing about later ones.
     probe = MemoryProbe(engine) if spec.memory_probe and spec.warmup_steps > 1 else None
     if spec.warmup_steps == 1 and engine.experiment.compile != "none":
         counter = None
-    warm = range(spec.warmup_steps)
-    warmed = run_steps(engine, warm, before_step, is_warmup=True, probe=probe, counter=counter)
+    # A run that may turn out to be slow is looked at in between.
+    first = spec.warmup_steps if spec.slow_step_s is None else min(WARM_STEPS, spec.warmup_steps)
+    warmed = run_steps(engine, range(first), before_step, is_warmup=True, probe=probe, counter=counter)
     records = [_finish(engine, pending) for pending in warmed]
+    if first < spec.warmup_steps and not _agreed(engine, int(spec.is_slow(_quickest_s(records)))):
+        warmed = run_steps(engine, range(first, spec.warmup_steps), before_step, is_warmup=True)
+        records += [_finish(engine, pending) for pending in warmed]
 
-    # The first step compiles and the last one may be probed: the quickest is nearest to a timed one.
-    count = _agreed(engine, spec.timed_steps_of(min((record.step_time_s for record in records), default=None)))
-    steps = range(spec.warmup_steps, spec.warmup_steps + count)
+    count = _agreed(engine, spec.timed_steps_of(_quickest_s(records)))
+    steps = range(len(records), len(records) + count)
     with garbage_collector_off():
         timed = run_steps(engine, steps, before_step, is_warmup=False)
     wall_s = time.perf_counter() - timed[0].launched_at
@@ -115,6 +118,11 @@ def measure(
     at_peak = probe.at_peak if probe is not None else None
     routing = routing_record(engine.chunks, engine.groups)
     return Measurements(records, at_peak, forward, backward, wall_s, _spans(engine, timed), routing)
+
+
+def _quickest_s(warmed: list[StepRecord]) -> float | None:
+    """The first step compiles and one may be probed: the quickest is nearest to a timed one. None: there is none."""
+    return min((record.step_time_s for record in warmed), default=None)
 
 
 def run_steps(

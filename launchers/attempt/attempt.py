@@ -88,10 +88,13 @@ def start_attempt(
     """
     point = claim.point
     folder = claim.sweep.attempts / attempt_id
+    measure = settings.measure
+    if point.slow_step_s is not None:
+        measure = dataclasses.replace(measure, slow_step_s=point.slow_step_s)
     task = Task(
         attempt_id=attempt_id,
         experiment=point.experiment,
-        measure=settings.measure,
+        measure=measure,
         cluster=dataclasses.replace(
             settings.cluster, environment=hide_in_environment(settings.cluster.environment)
         ),  # the ranks get their variables from the agent

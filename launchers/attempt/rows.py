@@ -88,7 +88,7 @@ def attempt_row(
         "started_at": datetime.fromtimestamp(attempt.started_at, UTC),
         "ended_at": datetime.fromtimestamp(ended_at, UTC),
         "duration_s": seconds_between(attempt.started_at, ended_at),
-        "warmup_steps": attempt.task.measure.warmup_steps,
+        "warmup_steps": spread.warmup_steps(results, attempt.task.measure),
         "timed_steps": spread.timed_steps(results) or attempt.task.measure.timed_steps,
         "outcome": outcome.outcome,
         "phase": outcome.phase,

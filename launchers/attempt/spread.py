@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Mapping
 from typing import Any
 
-from workloads.protocol import RankResult
+from workloads.protocol import MeasureSpec, RankResult
 
 
 def step_times(results: Mapping[int, RankResult]) -> dict[int, float]:
@@ -20,6 +20,13 @@ def step_times(results: Mapping[int, RankResult]) -> dict[int, float]:
 def timed_steps(results: Mapping[int, RankResult]) -> int | None:
     """How many steps were timed; None where no rank timed any, as on FakeTensors."""
     return max((sum(not step.is_warmup for step in result.steps) for result in results.values()), default=0) or None
+
+
+def warmup_steps(results: Mapping[int, RankResult], asked: MeasureSpec) -> int:
+    """How many steps came before the timed ones: fewer than asked for in a slow run that ended early."""
+    if timed_steps(results) is None:
+        return asked.warmup_steps
+    return max(sum(step.is_warmup for step in result.steps) for result in results.values())
 
 
 def spread_columns(results: Mapping[int, RankResult]) -> dict[str, Any]:

@@ -50,6 +50,10 @@ class Point:
     deadline_s: float
     """Longest time, in seconds, from the start of its processes to their end."""
     method: Method = "measured"
+    slow_step_s: float | None = None
+    """A step that takes longer, in seconds, shows that the layout cannot win: the run ends early, and its row stays."""
+    ran_on: tuple[str, ...] = ()
+    """Nodes on which this layout ran before: another one is better, if one is free."""
 
     @property
     def key(self) -> str:
@@ -218,6 +222,7 @@ def read_point(path: Path) -> Point:
     """The point in one of the queue's files. Raises `OSError`, or `InvalidResults` for other content."""
     try:
         fields = read_json(path)
-        return Point(**{**fields, "experiment": ex.from_dict(fields["experiment"])})
+        ran_on = tuple(fields.get("ran_on", ()))
+        return Point(**{**fields, "ran_on": ran_on, "experiment": ex.from_dict(fields["experiment"])})
     except (ValueError, TypeError, KeyError, AttributeError, InvalidExperiment) as error:
         raise InvalidResults(f"{path} is not a point of a sweep: {error}") from None

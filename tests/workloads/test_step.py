@@ -66,6 +66,23 @@ def test_all_ranks_time_as_many_steps_as_the_first(gloo_pool: Pool) -> None:
     assert gloo_pool.run(count_of_one, 2) == [10, 10]
 
 
+def steps_of_a_slow_run(rank: int, limits: tuple[float | None, ...]) -> list[tuple[int, int, bool]]:
+    """Steps of warm-up, timed steps, and whether memory was looked up, for each limit of the first rank; the other's
+    limit says the opposite."""
+    found = []
+    for limit in limits:
+        own = limit if rank == 0 or limit is None else 60.0 - limit
+        spec = MeasureSpec(warmup_steps=4, slow_step_s=own)
+        measured = measure(engine(rank, dp=2, zero_stage=1), spec)
+        found.append((len(measured.steps) - timed(measured), timed(measured), measured.memory_at_peak is not None))
+    return found
+
+
+def test_a_slow_run_ends_after_two_steps_on_all_ranks(gloo_pool: Pool) -> None:
+    for found in gloo_pool.run(steps_of_a_slow_run, 2, (None, 60.0, 1e-9)):
+        assert found == [(4, 10, True), (4, 10, True), (2, 2, True)]
+
+
 def test_a_plan_counts_the_steps_that_a_run_will_time() -> None:
     default, explicit = MeasureSpec(), MeasureSpec(warmup_steps=2, timed_steps=7)
     assert [default.steps_of(seconds) for seconds in (None, 0.5, 1.0, 30.0)] == [8, 13, 8, 8]
