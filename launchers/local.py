@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 
 from launchers.attempt.outcome import Outcome, disk_trouble
 from launchers.interrupts import interrupts
@@ -46,12 +47,18 @@ class PilotFailed(UltrasweepError):
 
 
 def run_local(
-    sweep: SweepDir, settings: LaunchSettings, *, live: bool | None = None, command: str | None = None
+    sweep: SweepDir,
+    settings: LaunchSettings,
+    *,
+    live: bool | None = None,
+    command: str | None = None,
+    feed: Callable[[], str] = lambda: "",
 ) -> RunSummary:
     """Run every waiting point of ``sweep`` that fits this machine's devices, and return when none is left.
 
-    ``live``: as in `choose_view`. ``command``: the command line for the rows; None: that of this process. Ctrl-C ends
-    the running point, which gets a row (cancelled) and waits again; a second Ctrl-C kills the pilot. Raises
+    ``live``: as in `choose_view`. ``command``: the command line for the rows; None: that of this process. ``feed`` is
+    called at every look at the files: it may add points, and returns a line to show or nothing. Ctrl-C ends the
+    running point, which gets a row (cancelled) and waits again; a second Ctrl-C kills the pilot. Raises
     `PilotFailed` when a pilot cannot start or keeps dying.
     """
     reader = StatusReader(sweep)
@@ -67,7 +74,7 @@ def run_local(
             with choose_view(live, before) as view:
                 for line in damage:
                     view.print_line(line)
-                interrupted, message = _run_pilots(sweep, settings, reader, view, command)
+                interrupted, message = _run_pilots(sweep, settings, reader, view, command, feed)
         except FileNotFoundError:
             _refuse_if_gone(sweep)
             raise
@@ -78,13 +85,18 @@ def run_local(
 
 
 def _run_pilots(
-    sweep: SweepDir, settings: LaunchSettings, reader: StatusReader, view: View, command: str | None
+    sweep: SweepDir,
+    settings: LaunchSettings,
+    reader: StatusReader,
+    view: View,
+    command: str | None,
+    feed: Callable[[], str],
 ) -> tuple[bool, str]:
     """Run pilots until one ends regularly. Returns whether the user interrupted, and why the pilot stopped early."""
     deaths = 0
     while True:
         known = len(reader.read().attempts)
-        pilot_id, status, interrupted = _run_pilot(sweep, settings, reader, view, command)
+        pilot_id, status, interrupted = _run_pilot(sweep, settings, reader, view, command, feed)
         state = pilot_state.read_state(sweep, pilot_id)
         if interrupted or status == STOPPED:
             return True, ""
@@ -105,7 +117,12 @@ def _run_pilots(
 
 
 def _run_pilot(
-    sweep: SweepDir, settings: LaunchSettings, reader: StatusReader, view: View, command: str | None
+    sweep: SweepDir,
+    settings: LaunchSettings,
+    reader: StatusReader,
+    view: View,
+    command: str | None,
+    feed: Callable[[], str],
 ) -> tuple[str, int, bool]:
     """Run one pilot from its start to its end. Returns its id, its exit status, and whether the user interrupted."""
     pilot_id = f"local-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
@@ -138,6 +155,8 @@ def _run_pilot(
                 if error is not None and unread is None:
                     view.print_line(f"{sweep.path} cannot be read now ({error}); waiting, nothing is lost")
                 unread = error
+                if not signals and (line := feed()):
+                    view.print_line(line)
                 _wait(process, POLL_S)
         finally:
             process.stdin.close()

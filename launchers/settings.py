@@ -61,6 +61,8 @@ class LaunchSettings:
     """Measure what every node can do before the first point (`launchers.pilot.node_check`). None: on GPUs."""
     exclude_slow_nodes: bool = False
     """Use no node that the check finds far slower than its peers."""
+    linger_s: float = 0.0
+    """A pilot that finds no point waits so long for one before it ends: whoever feeds the queue may be about to."""
     probe: ProbeKind | None = None
     """What points do besides training steps; of ``python -m sweep probe``."""
 

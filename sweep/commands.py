@@ -312,15 +312,15 @@ def _search(options: Namespace) -> int:
     settings, slurm = search.prepared.settings, search.prepared.slurm
     live = False if options.plain else None
 
-    def launch(queued: Queued) -> RunSummary:
+    def launch(queued: Queued, feed: Callable[[], str]) -> RunSummary:
         if slurm is not None:
             from launchers.slurm.submit import run_slurm
 
             command = options.command_line
-            return run_slurm(queued.sweep, settings, slurm, live=live, command=command, detach=False)
+            return run_slurm(queued.sweep, settings, slurm, live=live, command=command, feed=feed)
         from launchers.local import run_local
 
-        return run_local(queued.sweep, settings, live=live, command=options.command_line)
+        return run_local(queued.sweep, settings, live=live, command=options.command_line, feed=feed)
 
     found = run_search(search, launch, lambda line: console.print(line, markup=False, highlight=False))
     print_search(search, found, console)

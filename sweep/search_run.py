@@ -1,31 +1,34 @@
-"""``search``: runs a few points at a time, chosen anew after every round, until a better layout is improbable."""
+"""``search``: runs a few points at a time, chosen anew after every run, until a better layout is improbable."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import exp
 
 from rich.console import Console
 from threadpoolctl import threadpool_limits
 
-from launchers.state.sweep_dir import Point, SweepDir
 from launchers.status.run_summary import RunSummary
 from results.errors import UltrasweepError
 from results.text import device_noun, plural
 from sweep.conffiles import ConfFolders
-from sweep.plan import PlannedPoint
-from sweep.price import within_budget
-from sweep.run import Prepared, Queued, enqueue, point_of, prepare
+from sweep.run import Prepared, Queued, enqueue, prepare
+from sweep.searching.feeding import Feeder
 from sweep.searching.planned import PlannedSpace, known_rows, planned_space
-from sweep.searching.rounds import Round, next_points, read_round
+from sweep.searching.rounds import Round, read_round
 from sweep.searching.space import RUNNING, UNTRIED
 from sweep.summary import layout
-from workloads.protocol import Method
 
-Launch = Callable[[Queued], RunSummary]
+Feed = Callable[[], str]
+"""Called whenever the launcher looks at the sweep: may add points to the queue; a line for the user, or nothing."""
+Launch = Callable[[Queued, Feed], RunSummary]
+LINGER_S = 10.0
+"""A pilot without a point waits so long for another: longer than a launcher waits between two looks."""
+SIDE_BY_SIDE_H = 0.01
+"""``launcher.target_h`` where none is given: every point that waits may have a pilot of its own."""
 _MOST_TIES = 4
 ENDS = {
     "settled": "a better one is improbable",
@@ -64,7 +67,12 @@ def prepare_search(overrides: Sequence[str], folders: ConfFolders, extra_where: 
         dataclasses.replace(point, verdict="run", detail=None) if point.verdict == "over_budget" else point
         for point in prepared.plan.points
     )
-    prepared = dataclasses.replace(prepared, plan=dataclasses.replace(prepared.plan, points=points))
+    settings = dataclasses.replace(prepared.settings, linger_s=LINGER_S)
+    slurm = prepared.slurm
+    if slurm is not None and slurm.target_h is None:
+        slurm = dataclasses.replace(slurm, target_h=SIDE_BY_SIDE_H)
+    plan = dataclasses.replace(prepared.plan, points=points)
+    prepared = dataclasses.replace(prepared, plan=plan, settings=settings, slurm=slurm)
     planned = planned_space(prepared.plan, known_rows(prepared.plan))
     if not planned.points:
         raise UltrasweepError("search: no point of the plan can run; `plan --show all` says why")
@@ -74,40 +82,28 @@ def prepare_search(overrides: Sequence[str], folders: ConfFolders, extra_where: 
 # The matrices are small: more threads wait for each other.
 @threadpool_limits.wrap(limits=1, user_api="blas")  # type: ignore[untyped-decorator]
 def run_search(search: Search, launch: Launch, say: Callable[[str], None]) -> Found:
-    """Rounds until every cell is done, the budget is spent, or a round was interrupted. ``launch`` runs what waits in
-    the queue; points of an earlier command that wait are run first."""
+    """Launch until every cell is done, the budget is spent, or the user interrupts. ``launch`` runs what waits in the
+    queue, and feeds it meanwhile."""
     prepared, settings = search.prepared, search.prepared.plan.config.search
     # The ledger has the whole plan; the queue gets what is chosen.
     queued = enqueue(prepared, added=())
-    sweep, summary, before = queued.sweep, None, -1
-    index_of = {point.experiment.id: index for index, point in enumerate(prepared.plan.points)}
+    method = prepared.settings.method
+    summary, before = None, -1
     while True:
-        now = read_round(sweep, search.planned, settings, prepared.settings.method)
-        probabilities = {cell: now.session.probability(cell) for cell in search.planned.names}
-        told = sum(now.runs.values())
-        if summary is not None and (summary.interrupted or summary.detached or summary.message or told == before):
+        if summary is not None and (summary.interrupted or summary.detached or summary.message):
+            now = read_round(queued.sweep, search.planned, settings, method)
             return _found(search, now, summary, over_budget=False)
+        feeder = Feeder(queued.sweep, search.planned, settings, method, search.budget_gpu_hours)
+        look = feeder.look()
+        told = sum(look.round.runs.values())
+        if not look.chosen and not look.round.pending:
+            return _found(search, look.round, summary, over_budget=look.over_budget)
+        if summary is not None and told == before:
+            return _found(search, look.round, summary, over_budget=False)
         before = told
-        wanted = next_points(now, probabilities, settings.repeats)
-        costs = [_cost_h(now, cell, point) for cell, point in wanted]
-        left = None if search.budget_gpu_hours is None else search.budget_gpu_hours - now.spent
-        fits = within_budget(costs, left)
-        chosen = [point for (_, point), inside in zip(wanted, fits, strict=True) if inside]
-        if not chosen and not now.pending:
-            return _found(search, now, summary, over_budget=bool(wanted))
-        _add(sweep, prepared.settings.method, index_of, chosen)
-        cells = len({cell for (cell, _), inside in zip(wanted, fits, strict=True) if inside})
-        if chosen:
-            say(f"search: {plural(len(chosen), 'point')} of {plural(cells, 'model and size', 'models and sizes')}")
-        summary = launch(queued)
-
-
-def _cost_h(now: Round, cell: int, point: PlannedPoint) -> float:
-    """GPU-hours that a run may cost: as planned, or what runs of its cell have cost so far where that is not known."""
-    assert point.price is not None
-    if point.price.expected_h is None and now.runs.get(cell):
-        return now.gpu_hours[cell] / now.runs[cell]
-    return point.price.charged_h
+        if look.added:
+            say(feeder.told(look))
+        summary = launch(queued, feeder.feed)
 
 
 def _found(search: Search, now: Round, summary: RunSummary | None, *, over_budget: bool) -> Found:
@@ -116,15 +112,6 @@ def _found(search: Search, now: Round, summary: RunSummary | None, *, over_budge
     state[state == RUNNING] = UNTRIED
     probabilities = {cell: now.session.probability(cell) for cell in search.planned.names}
     return Found(round=now, probabilities=probabilities, summary=summary, over_budget=over_budget)
-
-
-def _add(sweep: SweepDir, method: Method, index_of: Mapping[str, int], chosen: Sequence[PlannedPoint]) -> None:
-    # A repeat with another seed is no point of the plan: it comes after all of them.
-    points: list[Point] = [
-        point_of(index_of.get(point.experiment.id, len(index_of) + number), point, method)
-        for number, point in enumerate(chosen)
-    ]
-    sweep.add_points(points)
 
 
 def print_search(search: Search, found: Found, console: Console) -> None:

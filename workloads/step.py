@@ -92,9 +92,10 @@ def measure(
 ) -> Measurements:
     """Run the warm-up steps and then the timed steps of ``spec``; call ``before_step(step, is_warmup)`` before each.
 
-    In the last warm-up step memory is looked up, in the second one ``counter`` counts (what is sent). Where the run may
-    end early (``spec.slow_step_s``), memory is looked up in the second one, too. ``counter`` counts in the first where there is no other and no block is compiled: nothing can be compiled while a counter is active. Raises
-    `Diverged` when a loss or gradient norm is not finite: after all warm-up steps, or after all timed steps.
+    In the last warm-up step memory is looked up, and in the second one where the run may end early
+    (``spec.slow_step_s``). In the second one ``counter`` counts (what is sent), in the first where there is no other
+    and no block is compiled: nothing can be compiled while a counter is active. Raises `Diverged` when a loss or
+    gradient norm is not finite: after all warm-up steps, or after all timed steps.
     """
     # In the very first step there is no optimizer state yet, and its peak says nothing about later ones.
     probe = MemoryProbe(engine) if spec.memory_probe and spec.warmup_steps > 1 else None
@@ -104,25 +105,32 @@ def measure(
     first = spec.warmup_steps if spec.slow_step_s is None else min(WARM_STEPS, spec.warmup_steps)
     warmed = run_steps(engine, range(first), before_step, is_warmup=True, probe=probe, counter=counter)
     records = [_finish(engine, pending) for pending in warmed]
-    if first < spec.warmup_steps and not _agreed(engine, int(spec.is_slow(_quickest_s(records)))):
+    slow = spec.slow_step_s is not None and bool(_agreed(engine, int(spec.is_slow(_quickest_s(records)))))
+    if first < spec.warmup_steps and not slow:
         warmed = run_steps(engine, range(first, spec.warmup_steps), before_step, is_warmup=True)
         records += [_finish(engine, pending) for pending in warmed]
 
-    count = _agreed(engine, spec.timed_steps_of(_quickest_s(records)))
-    steps = range(len(records), len(records) + count)
-    with garbage_collector_off():
-        timed = run_steps(engine, steps, before_step, is_warmup=False)
-    wall_s = time.perf_counter() - timed[0].launched_at
-    records += [_finish(engine, p) for p in timed]
+    timed: list[_Pending] = []
+    count, wall_s = _agreed(engine, spec.timed_steps_of(_quickest_s(records))), 0.0
+    while len(timed) < count:
+        steps = range(len(records), len(records) + count - len(timed))
+        with garbage_collector_off():
+            ran = run_steps(engine, steps, before_step, is_warmup=False)
+        wall_s += time.perf_counter() - ran[0].launched_at
+        timed += ran
+        records += [_finish(engine, pending) for pending in ran]
+        if slow:  # it only seemed to be so where its timed steps are quick: then it goes on
+            count = _agreed(engine, spec.timed_steps_of(_quickest_s(records[-len(ran) :])))
     forward, backward = (_median_span(engine, timed, kinds) for kinds in ("F", "BIW"))
     at_peak = probe.at_peak if probe is not None else None
     routing = routing_record(engine.chunks, engine.groups)
     return Measurements(records, at_peak, forward, backward, wall_s, _spans(engine, timed), routing)
 
 
-def _quickest_s(warmed: list[StepRecord]) -> float | None:
-    """The first step compiles and one may be probed: the quickest is nearest to a timed one. None: there is none."""
-    return min((record.step_time_s for record in warmed), default=None)
+def _quickest_s(records: list[StepRecord]) -> float | None:
+    """Of warm-up steps the first compiles and one may be probed: the quickest is nearest to a timed one. None: there is
+    none."""
+    return min((record.step_time_s for record in records), default=None)
 
 
 def run_steps(

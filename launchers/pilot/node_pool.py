@@ -70,6 +70,11 @@ class NodePool:
         return len(self._usable())
 
     @property
+    def usable(self) -> tuple[str, ...]:
+        """Names of the nodes that can be used, busy or not."""
+        return tuple(node.name for node in self._usable())
+
+    @property
     def lost_all(self) -> bool:
         """Whether the connections to all agents are lost."""
         return all(node.lost is not None for node in self._ordered())

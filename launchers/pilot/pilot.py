@@ -109,6 +109,8 @@ class Pilot:
         self._trouble = ""
         """Why no further point is started; empty while points may be started."""
         self._claim_again_at = 0.0
+        self._idle_since: float | None = None
+        """By the monotonic clock: when it found no point to run; None: it has one, or has not looked yet."""
         self._checks: dict[str, Rates] = {}
         self._last_step_ends: dict[str, float] = {}
         """By node: when the last step ended of the point that ran there just before."""
@@ -134,7 +136,7 @@ class Pilot:
                     break
             elif self._on_queue(self._start_one):
                 continue
-            elif not self._threads and not self._on_queue(self._wait_for_others):
+            elif not self._threads and not self._on_queue(self._wait_for_others) and not self._linger():
                 break
             self._wake.wait(0.02 if self._threads else 0.0)
             self._wake.clear()
@@ -240,12 +242,13 @@ class Pilot:
             return False
         left_s = self._ends_at - time.monotonic() if self._ends_at is not None else None
         claim = self._scheduler.claim_next(
-            len(free), self._pool.size, left_s, [thread.claim.point for thread in self._threads]
+            len(free), self._pool.usable, left_s, [thread.claim.point for thread in self._threads]
         )
         if claim is None:
             self._claim_again_at = time.monotonic() + CLAIM_AGAIN_S
             return False
         self._state.activity = "running"
+        self._idle_since = None
         nodes = self._scheduler.choose_nodes(claim, free)
         if (thread := self._begin(claim, nodes)) is None:
             queue.release(claim)
@@ -366,6 +369,17 @@ class Pilot:
         if "unknown" not in verdicts.values():
             return False
         # A living pilot finishes its own points. One whose count does not move is dead when its lease is over.
+        self._state.activity = "waiting"
+        return self._pause(_WAIT_S)
+
+    def _linger(self) -> bool:
+        """Wait a moment for whoever may add points; False when that has taken long enough."""
+        if self._trouble or self.stop_reason() is not None:
+            return False
+        now = time.monotonic()
+        self._idle_since = now if self._idle_since is None else self._idle_since
+        if now - self._idle_since >= self.settings.linger_s:
+            return False
         self._state.activity = "waiting"
         return self._pause(_WAIT_S)
 

@@ -1,11 +1,12 @@
 """Chooses the point that a pilot runs next: points as wide as its allocation first, then narrower ones side by side.
 
-A point must fit the time that is left. Its shape is the number of nodes that it needs.
+A point must fit the time that is left. Its shape is the number of nodes that it needs. A repeat goes to other nodes
+than those where its layout ran before, if it can: each pilot takes first what it has not run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from launchers.node.remote import Node
 from launchers.settings import LaunchSettings
@@ -42,17 +43,19 @@ class Scheduler:
         self._paused = 0
         """Points of paused kinds at the last claim."""
 
-    def claim_next(self, free: int, size: int, left_s: float | None, running: Sequence[Point]) -> Claim | None:
+    def claim_next(
+        self, free: int, nodes: Collection[str], left_s: float | None, running: Sequence[Point]
+    ) -> Claim | None:
         """Claim the next point; None when no point fits.
 
-        ``free``: how many of the pilot's ``size`` nodes are free. ``left_s``: seconds until the allocation ends; None:
+        ``free``: how many of the pilot's ``nodes`` are free. ``left_s``: seconds until the allocation ends; None:
         it has no end. ``running``: the points that this pilot runs now. Raises `OSError`; a point may be claimed then.
         """
         self._records.refresh()
         self._breaker.update(self._sweep, self._records.all())
         self._report_paused()
         self.waits_for_canary = False
-        claim = self._reader.claim_next(lambda waiting: self._choose(waiting, free, size, left_s, running))
+        claim = self._reader.claim_next(lambda waiting: self._choose(waiting, free, nodes, left_s, running))
         if claim is not None and (shape := self._shape(claim.point)) not in self._breaker.proven:
             # Two pilots may have claimed at the same moment: the one with the earlier point goes first.
             rivals = [p for p in self._reader.claimed_by_others() if self._shape(p) == shape]
@@ -70,8 +73,8 @@ class Scheduler:
         )
 
     def choose_nodes(self, claim: Claim, free: Sequence[Node]) -> list[Node]:
-        """The nodes on which to run the point. Nodes where it was tried before come last."""
-        tried = {node for record in self._records.of(claim.stem) for node in record.nodes}
+        """The nodes on which to run the point. Nodes where it was tried before, or its layout ran, come last."""
+        tried = {node for record in self._records.of(claim.stem) for node in record.nodes} | {*claim.point.ran_on}
         return sorted(free, key=lambda node: node.name in tried)[: self._shape(claim.point)]
 
     def paused_message(self) -> str:
@@ -82,8 +85,14 @@ class Scheduler:
         return nodes_needed(point, self._settings.num_devices)
 
     def _choose(
-        self, waiting: list[Point], free: int, size: int, left_s: float | None, running: Sequence[Point]
+        self,
+        waiting: list[Point],
+        free: int,
+        nodes: Collection[str],
+        left_s: float | None,
+        running: Sequence[Point],
     ) -> Iterable[Point]:
+        size = len(nodes)
         fitting = [
             point
             for point in waiting
@@ -94,11 +103,15 @@ class Scheduler:
         paused = self._breaker.paused
         allowed = [p for p in fitting if kind_of(p.experiment, self._shape(p)) not in paused] if paused else fitting
         self._paused = len(fitting) - len(allowed)
-        ready = self._past_canary(allowed, running)
+        ready = sorted(self._past_canary(allowed, running), key=lambda p: self._ran_here(p, nodes))
         widest = [point for point in ready if self._shape(point) == size]
         if widest:  # they run alone: nothing new starts while they wait for all nodes
             return widest if free == size else []
-        return sorted((p for p in ready if self._shape(p) <= free), key=lambda p: (-self._shape(p), p.index))
+        return sorted((p for p in ready if self._shape(p) <= free), key=lambda p: -self._shape(p))
+
+    def _ran_here(self, point: Point, nodes: Collection[str]) -> bool:
+        """Whether the point cannot but run on nodes where its layout ran before."""
+        return len(set(nodes).difference(point.ran_on)) < self._shape(point)
 
     def _past_canary(self, points: list[Point], running: Sequence[Point]) -> list[Point]:
         """``points`` without those of an unproven shape of which one point already runs, here or elsewhere."""

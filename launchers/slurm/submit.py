@@ -10,7 +10,7 @@ import errno
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from launchers.interrupts import interrupts
 from launchers.settings import LaunchSettings
@@ -48,11 +48,13 @@ def run_slurm(
     live: bool | None = None,
     command: str | None = None,
     detach: bool = False,
+    feed: Callable[[], str] = lambda: "",
 ) -> RunSummary:
     """Submit the pilots that are missing and watch until no point is left.
 
     ``live``: as in `choose_view`. ``command``: the command line for the rows; None: that of this process. ``detach``:
-    return after the submission. Ctrl-C does not end the pilots: the summary is ``detached``, and the view has shown
+    return after the submission. ``feed`` is called at every look at the files: it may add points, and returns a line to
+    show or nothing. Ctrl-C does not end the pilots: the summary is ``detached``, and the view has shown
     how to go on. Raises `UltrasweepError` when there is no pilot and Slurm refuses all of them, or they keep ending
     without an attempt.
     """
@@ -65,7 +67,7 @@ def run_slurm(
     before = reader.read()
     view = choose_view(live, before)
     with interrupts(limit=2) as signals, view:
-        run = _SlurmRun(sweep, settings, options, reader, view, signals, command or command_line(), detach)
+        run = _SlurmRun(sweep, settings, options, reader, view, signals, command or command_line(), detach, feed)
         try:
             run.loop()
         except KeyboardInterrupt:  # the second Ctrl-C: the next run finds a half-done submission by its token
@@ -106,9 +108,11 @@ class _SlurmRun:
         signals: list[int],
         command: str,
         detach: bool,
+        feed: Callable[[], str],
     ) -> None:
         self._sweep, self._options = sweep, options
         self._reader, self._view, self._signals, self._detach = reader, view, signals, detach
+        self._feed = feed
         self._known_attempts = len(reader.read().attempts)
         self._cancel_mark = submissions.cancel_mark(sweep)
         used, chosen = cluster_for(sweep), cluster_in(os.environ)
@@ -145,6 +149,9 @@ class _SlurmRun:
             if self._cancelled():
                 self._message = f"cancelled by another command; {plural(status.left, 'point')} left"
                 return
+            if line := self._feed():
+                self._view.print_line(line)
+                status = self._reader.read()
             progress = status.finished != finished
             finished = status.finished
             if squeue.due() or not status.left:

@@ -1,9 +1,9 @@
 """What to run next in a cell, and how likely it is that something better was not tried.
 
 Next is what promises most: the expected improvement on the best so far, times the probability that it fits in memory.
-Runs of one batch are chosen one after another, each as if those before had turned out as expected. The best candidate
-of each family that has not run comes next, as long as it is not predicted to be far slower: a prior that is wrong is
-wrong for a whole family, and then its spread says nothing.
+Runs are chosen one after another, each as if those before, and those that run, had turned out as expected. The best
+candidate of each family that has not run comes next, as long as it is not predicted to be far slower: a prior that is
+wrong is wrong for a whole family, and then its spread says nothing.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from math import log, pi, sqrt
 import numpy as np
 
 from sweep.searching.fitting import fit_probability, normal_cdf
-from sweep.searching.space import OK, OOM, OTHER, UNTRIED, Flags, Floats, Ints, Seen, Space
+from sweep.searching.space import OK, OOM, OTHER, RUNNING, UNTRIED, Flags, Floats, Ints, Seen, Space
 from sweep.searching.surrogate import KERNEL, Belief, believe, condition
 
 LEAST_FIT = 0.02
@@ -45,7 +45,9 @@ class View:
     """One cell as the search sees it now."""
 
     places: Ints
-    """Candidates that may still be run, as places in the space."""
+    """Candidates that have not ended, as places in the space."""
+    running: Flags
+    """Which of them run now."""
     belief: Belief
     fits: Floats
     best: int | None
@@ -57,12 +59,14 @@ class View:
 def look(space: Space, seen: Seen, cell: int) -> View:
     """What is believed of a cell after what was seen."""
     own = space.of(cell)
-    places = own[seen.state[own] == UNTRIED]
+    places = own[np.isin(seen.state[own], (UNTRIED, RUNNING))]
     fits = fit_probability(space, seen, cell, places)
-    places, fits = places[fits >= LEAST_FIT], fits[fits >= LEAST_FIT]
+    running = seen.state[places] == RUNNING
+    may = (fits >= LEAST_FIT) | running
+    places, fits, running = places[may], fits[may], running[may]
     belief = believe(space, seen, places, inflation(seen))
     best = seen.best(own)
-    return View(places, belief, fits, best, float("nan") if best is None else float(seen.log_time[best]))
+    return View(places, running, belief, fits, best, float("nan") if best is None else float(seen.log_time[best]))
 
 
 def inflation(seen: Seen) -> float:
@@ -81,7 +85,11 @@ def expected_improvement(mean: Floats, spread: Floats, best: float) -> Floats:
 def choose(space: Space, seen: Seen, view: View, count: int) -> list[int]:
     """The next ``count`` candidates of the cell to run, as places in the space; fewer where there are no more."""
     chosen: list[int] = []
-    belief, left, best = view.belief, np.ones(len(view.places), bool), view.best_log_time
+    belief, left, best = view.belief, ~view.running, view.best_log_time
+    for one in np.flatnonzero(view.running):
+        belief = condition(belief, int(one), KERNEL.noise)
+        if view.best is None:
+            best = float(np.nanmin([best, belief.mean[one]]))
     while len(chosen) < count and left.any():
         if np.isfinite(best):
             score = expected_improvement(belief.mean, belief.spread, best) * view.fits
@@ -106,14 +114,16 @@ def choose(space: Space, seen: Seen, view: View, count: int) -> list[int]:
 def in_order(view: View, count: int) -> list[int]:
     """The ``count`` candidates believed to be fastest, where one that fails costs as much as one of twice the time."""
     score = -view.belief.mean + np.log(np.maximum(view.fits, 1e-9))
-    return [int(one) for one in view.places[np.argsort(-score, kind="stable")][:count]]
+    order = np.argsort(-score, kind="stable")
+    return [int(view.places[one]) for one in order if not view.running[one]][:count]
 
 
 def _untried_families(space: Space, seen: Seen, view: View, left: Flags, chosen: list[int]) -> Flags:
     """The fastest candidate of each family of which none has run in this cell, unless it is believed far slower."""
     found = np.zeros(len(view.places), bool)
     own = space.of(int(space.cell[view.best]))
-    tried = {space.family[one] for one in own if seen.state[one] == OK} | {space.family[one] for one in chosen}
+    tried = {space.family[one] for one in own if seen.state[one] in (OK, RUNNING)}
+    tried |= {space.family[one] for one in chosen}
     failed = Counter(space.family[one] for one in own if seen.state[one] in (OOM, OTHER))
     for name in sorted(set(space.family[view.places]) - tried):
         members = np.flatnonzero((space.family[view.places] == name) & left & (view.fits > FAMILY_FIT))
@@ -124,7 +134,7 @@ def _untried_families(space: Space, seen: Seen, view: View, left: Flags, chosen:
 
 
 def beaten(view: View, within: float) -> float:
-    """Probability that a candidate that was not run fits and is faster than the best by more than ``within``."""
+    """Probability that a candidate that has not ended fits and is faster than the best by more than ``within``."""
     if not len(view.places):
         return 0.0
     if view.best is None:

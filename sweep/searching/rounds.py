@@ -1,7 +1,8 @@
 """What a sweep's folder says of a search: which candidates ran, which run or wait, what comes next.
 
 Nothing of a search is stored: every round reads the rows and the queue again, in the order of the attempts. So the same
-command goes on wherever it was stopped, and rows that came from elsewhere count.
+command goes on wherever it was stopped, and rows that came from elsewhere count. What waits and was never begun is
+chosen anew every time.
 """
 
 from __future__ import annotations
@@ -10,11 +11,12 @@ import dataclasses
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import exp
 from statistics import median
 from typing import Any
 
 from launchers.state.queue import QueueReader
-from launchers.state.sweep_dir import SweepDir, entry_names, key_of, split_name
+from launchers.state.sweep_dir import Point, SweepDir, entry_names, key_of, split_name
 from results.store import read_attempts
 from sweep.plan import PlannedPoint
 from sweep.searching.checked import CHECKS, Checks
@@ -25,7 +27,7 @@ from sweep.searching.settings import Settings
 from sweep.searching.space import RUNNING, UNTRIED
 from workloads.experiment import Experiment, from_dict, layout_id
 
-_OF_A_RUN = ("outcome", "method", "step_time_s", "config_json", "started_at", "world_size", "duration_s")
+_OF_A_RUN = ("outcome", "method", "step_time_s", "config_json", "started_at", "world_size", "duration_s", "nodes")
 ROW_COLUMNS = [*_OF_A_RUN, *CHECKS]
 _HOUR_S = 3600.0
 
@@ -43,8 +45,12 @@ class Round:
     gpu_hours: dict[int, float] = field(default_factory=lambda: defaultdict(float))
     seeds: dict[int, set[int]] = field(default_factory=lambda: defaultdict(set))
     """Of a candidate's points in the queue, whatever became of them."""
-    pending: dict[int, int] = field(default_factory=lambda: defaultdict(int))
-    """Points of a cell that wait or run."""
+    pending: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
+    """By cell: candidates of which a point runs, or waits and must stay (a repeat, one that was begun before)."""
+    waiting: dict[int, Point] = field(default_factory=dict)
+    """Candidates whose point waits and was never begun, in the order in which they would run."""
+    nodes: dict[int, list[str]] = field(default_factory=lambda: defaultdict(list))
+    """Nodes on which a candidate ran."""
 
     @property
     def spent(self) -> float:
@@ -79,6 +85,7 @@ def _tell_row(now: Round, row: Mapping[str, Any], checks: Checks) -> None:
     time_s = row["step_time_s"] if row["outcome"] == "ok" else None
     if time_s:
         now.times_s[place].append(float(time_s))
+        now.nodes[place] += row["nodes"] or []
     if len(now.times_s.get(place, ())) > 1:
         now.session.again(place, median(now.times_s[place]))
     elif time_s:
@@ -95,13 +102,20 @@ def _tell_queue(now: Round, sweep: SweepDir) -> None:
     """Points that wait or run, and those that ended without a row that says anything of their layout."""
     reader = QueueReader(sweep, "", lambda line: None)
     waiting = reader.waiting()
-    for point in (*waiting, *reader.claimed_by_others()):
+    begun = {split_name(name)[0] for name in entry_names(sweep.history)}
+    for number, point in enumerate((*waiting, *reader.claimed_by_others())):
         place = now.planned.place_of.get(layout_id(point.experiment))
-        if place is not None:
-            now.pending[int(now.planned.space.cell[place])] += 1
-            now.seeds[place].add(point.experiment.seed)
-            if now.session.seen.state[place] == UNTRIED:
-                now.session.seen.state[place] = RUNNING
+        if place is None:
+            continue
+        untried = now.session.seen.state[place] == UNTRIED
+        new = number < len(waiting) and point.stem not in begun and point.experiment.id == now.planned.ids[place]
+        if new and untried:
+            now.waiting[place] = point
+            continue
+        now.pending[int(now.planned.space.cell[place])].append(place)
+        now.seeds[place].add(point.experiment.seed)
+        if untried:
+            now.session.seen.state[place] = RUNNING
     done = {key_of(name).partition("+")[0]: split_name(name)[1] for name in entry_names(sweep.done)}
     for place, one in enumerate(now.planned.ids):
         if one in done and now.session.seen.state[place] == UNTRIED:
@@ -125,21 +139,50 @@ def _place(planned: PlannedSpace, text: str | None) -> int | None:
         return None
 
 
-def next_points(now: Round, probabilities: Mapping[int, float], repeats: int) -> list[tuple[int, PlannedPoint]]:
-    """What shall run next, with the cell of each: candidates of cells that are not done, and repeats of the top of
-    those that are. Nothing of a cell of which points still wait or run."""
-    found: list[tuple[int, PlannedPoint]] = []
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """A run that the search wants next."""
+
+    cell: int
+    place: int
+    point: PlannedPoint
+    slow_step_s: float | None
+    """Its run may end early where steps take longer, in seconds."""
+    ran_on: tuple[str, ...] = ()
+    """Of a repeat: nodes on which the layout ran before."""
+
+
+def next_points(now: Round, probabilities: Mapping[int, float], settings: Settings) -> list[Wanted]:
+    """What shall wait in the queue, the most promising of each cell first: candidates of cells that are not done, as
+    many as a batch has beside those that run, and repeats of the top of cells of which nothing runs any more."""
+    found: list[Wanted] = []
     for cell, probability in probabilities.items():
-        if now.pending.get(cell):
-            continue
-        if now.session.end(cell, probability) is None:
-            found += [(cell, now.planned.points[one]) for one in now.session.ask(cell)]
-        elif repeats:
-            for one in to_repeat(now.planned.space, now.session.seen, cell):
-                tried = now.seeds[one]
-                missing = 1 + repeats - max(len(tried), len(now.times_s[one]))
-                found += [(cell, _repeated(now.planned.points[one], tried)) for _ in range(missing)]
+        session, pending = now.session, now.pending.get(cell, [])
+        if session.end(cell, probability) is None:
+            room = settings.batch - len(pending)
+            best = session.best(cell)
+            slow_s = None
+            if best is not None and settings.slow is not None:
+                slow_s = settings.slow * exp(float(session.seen.log_time[best]))
+            found += [
+                Wanted(cell=cell, place=one, point=now.planned.points[one], slow_step_s=slow_s)
+                for one in (session.ask(cell, room) if room > 0 else ())
+            ]
+        elif not pending:
+            found += _repeats(now, cell, settings.repeats)
     return found
+
+
+def _repeats(now: Round, cell: int, repeats: int) -> list[Wanted]:
+    """The top of a cell that is done, in turn."""
+    found = []
+    for one in to_repeat(now.planned.space, now.session.seen, cell) if repeats else ():
+        tried, ran_on = now.seeds[one], tuple(sorted(set(now.nodes[one])))
+        missing = 1 + repeats - max(len(tried), len(now.times_s[one]))
+        for turn in range(missing):
+            point = _repeated(now.planned.points[one], tried)
+            found.append((turn, Wanted(cell=cell, place=one, point=point, slow_step_s=None, ran_on=ran_on)))
+    return [one for _, one in sorted(found, key=lambda entry: entry[0])]
 
 
 def _repeated(point: PlannedPoint, tried: set[int]) -> PlannedPoint:

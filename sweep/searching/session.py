@@ -74,12 +74,13 @@ class Session:
         return self.seen.best(self.space.of(cell))
 
     def probability(self, cell: int) -> float:
-        """That a candidate that was not run is faster than the best by more than ``within``."""
+        """That a candidate that has not ended is faster than the best by more than ``within``."""
         return beaten(look(self.space, self.seen, cell), self.settings.within)
 
     def end(self, cell: int, probability: float) -> End | None:
         """Why a cell needs no more runs, given its `probability`; None: it needs more."""
-        if not len(look(self.space, self.seen, cell).places):
+        view = look(self.space, self.seen, cell)
+        if view.running.all():  # also where there is none
             return "exhausted"
         if self.settings.patience is not None:
             if self.best(cell) is not None and self._since_better.get(cell, 0) >= self.settings.patience:

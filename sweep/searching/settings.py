@@ -19,6 +19,7 @@ class Settings:
     batch: int = 4
     patience: int | None = None
     repeats: int = 2
+    slow: float | None = 1.5
 
 
 def settings_from(fields: Mapping[str, Any]) -> Settings:
@@ -30,6 +31,8 @@ def settings_from(fields: Mapping[str, Any]) -> Settings:
             raise InvalidSweep(f"search.{name}={getattr(found, name):g} is a share below 1")
     checks.whole_number("search.batch", found.batch, 1)
     checks.whole_number("search.repeats", found.repeats, 0)
+    if found.slow is not None:
+        checks.number("search.slow", found.slow, above=1)
     if found.patience is not None:
         checks.whole_number("search.patience", found.patience, 1)
     return found

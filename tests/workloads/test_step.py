@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import time
 from typing import Any
@@ -81,6 +82,27 @@ def steps_of_a_slow_run(rank: int, limits: tuple[float | None, ...]) -> list[tup
 def test_a_slow_run_ends_after_two_steps_on_all_ranks(gloo_pool: Pool) -> None:
     for found in gloo_pool.run(steps_of_a_slow_run, 2, (None, 60.0, 1e-9)):
         assert found == [(4, 10, True), (4, 10, True), (2, 2, True)]
+
+
+def steps_of_one_that_seemed_slow(rank: int) -> tuple[int, int]:
+    """As if steps were slow until the third one."""
+    at = engine(rank, dp=2, zero_stage=1)
+    finish = step._finish
+
+    def slow_at_first(engine: Engine, pending: Any) -> Any:
+        record = finish(engine, pending)
+        return dataclasses.replace(record, step_time_s=60.0) if record.step < 2 else record
+
+    step._finish = slow_at_first
+    try:
+        measured = measure(at, MeasureSpec(slow_step_s=30.0))
+    finally:
+        step._finish = finish
+    return len(measured.steps) - timed(measured), timed(measured)
+
+
+def test_a_run_that_only_seemed_slow_goes_on(gloo_pool: Pool) -> None:
+    assert gloo_pool.run(steps_of_one_that_seemed_slow, 2) == [(2, 10)] * 2
 
 
 def test_a_plan_counts_the_steps_that_a_run_will_time() -> None:

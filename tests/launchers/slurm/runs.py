@@ -19,9 +19,10 @@ from launchers.status.run_summary import RunSummary
 from tests.launchers.scripted import settings
 
 
-def run(sweep: SweepDir, *, detach: bool = False, **options: Any) -> RunSummary:
+def run(sweep: SweepDir, *, detach: bool = False, feed: Callable[[], str] = lambda: "", **options: Any) -> RunSummary:
     chosen = SlurmOptions(**{"time_min": 5, **options})
-    return submit.run_slurm(sweep, settings(num_devices=2), chosen, live=False, command="test", detach=detach)
+    launch = settings(num_devices=2)
+    return submit.run_slurm(sweep, launch, chosen, live=False, command="test", detach=detach, feed=feed)
 
 
 @contextmanager

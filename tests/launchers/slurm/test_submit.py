@@ -16,7 +16,7 @@ from launchers.slurm.options import SlurmOptions
 from launchers.state import queue, submissions
 from launchers.state.queue import QueueReader
 from launchers.state.submissions import all_submissions, new_submission
-from launchers.state.sweep_dir import SweepDir
+from launchers.state.sweep_dir import SweepDir, entry_names
 from results.errors import UltrasweepError
 from tests.launchers.scripted import cluster, points, settings
 from tests.launchers.slurm.fakeslurm import FakeSlurm
@@ -41,6 +41,24 @@ def test_a_run_from_submission_to_the_last_row(fake: FakeSlurm, sweep: SweepDir)
         summary = run(sweep, target_h=1e-4)
     assert (summary.left, summary.exit_code, summary.detached) == (0, 0, False)
     assert [job["state"] for job in fake.jobs] == ["CANCELLED"] * 3  # they would have found nothing
+
+
+def test_a_run_goes_on_while_points_are_added(
+    fake: FakeSlurm, sweep: SweepDir, capsys: pytest.CaptureFixture[str]
+) -> None:
+    added: list[int] = []
+
+    def feed() -> str:
+        if added or len(entry_names(sweep.done)) < 3:
+            return ""
+        added.append(sweep.add_points(points("ok", "ok", "ok", "ok")[3:]))
+        finish_all(sweep)
+        return "one more"
+
+    with meanwhile(lambda: bool(fake.jobs), lambda: finish_all(sweep)):
+        summary = run(sweep, feed=feed)
+    assert added == [1] and summary.left == 0 and len(entry_names(sweep.done)) == 4
+    assert "one more" in capsys.readouterr().out
 
 
 def test_detach_returns_at_once(fake: FakeSlurm, sweep: SweepDir, capsys: pytest.CaptureFixture[str]) -> None:

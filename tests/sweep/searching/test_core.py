@@ -100,7 +100,7 @@ def test_expected_improvement_by_hand() -> None:
 def test_probability_of_a_better_one_by_hand() -> None:
     # Two independent candidates, each 1 % below the best on average: each is better with 1/2, one of both with 3/4.
     goal = log(0.99)
-    view = View(np.array([0, 1]), Belief(np.full(2, goal), np.eye(2) * 0.01), np.ones(2), 5, 0.0)
+    view = View(np.array([0, 1]), np.zeros(2, bool), Belief(np.full(2, goal), np.eye(2) * 0.01), np.ones(2), 5, 0.0)
     assert beaten(view, 0.01) == pytest.approx(0.75, abs=0.03)
     # Fully correlated: 1/2. Half as likely to fit each, independent: 1 - (3/4)^2.
     together = dataclasses.replace(view, belief=Belief(np.full(2, goal), np.full((2, 2), 0.01)))
@@ -111,7 +111,7 @@ def test_probability_of_a_better_one_by_hand() -> None:
 
 def test_candidates_beyond_the_joint_ones_count(monkeypatch: pytest.MonkeyPatch) -> None:
     mean = np.full(6, 0.05)
-    view = View(np.arange(6), Belief(mean, np.eye(6) * 0.01), np.ones(6), 9, 0.0)
+    view = View(np.arange(6), np.zeros(6, bool), Belief(mean, np.eye(6) * 0.01), np.ones(6), 9, 0.0)
     whole = beaten(view, 0.01)
     monkeypatch.setattr(choice, "JOINT", 2)
     each = 0.5 * (1 + erf((log(0.99) - 0.05) / 0.1 / sqrt(2)))

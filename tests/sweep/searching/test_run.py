@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from launchers.state.queue import QueueReader
+from launchers.state.queue import Claim, QueueReader
 from launchers.status.run_summary import RunSummary
 from results.schema import MEASUREMENT_VERSION, SCHEMA_VERSION
 from results.store import read_attempts, write_attempt
@@ -39,27 +39,32 @@ class Cluster:
         self.rounds: list[int] = []
         self.at = datetime(2026, 1, 1, tzinfo=UTC)
 
-    def __call__(self, queued: Queued) -> RunSummary:
+    def __call__(self, queued: Queued, feed: Callable[[], str]) -> RunSummary:
         reader = QueueReader(queued.sweep, "pilot", lambda line: None)
         count = 0
         while (self.most is None or len(self.ran) < self.most) and (claim := reader.claim_next(lambda found: found)):
             count += 1
-            self.at += timedelta(seconds=60)
-            experiment = claim.point.experiment
-            time_s = self.truth(experiment, self.predicted[layout_id(experiment)])
-            outcome = "ok" if time_s is not None else "oom"
-            self.ran.append(experiment.id)
-            row: dict[str, Any] = {
-                "attempt_id": f"{experiment.id}.{len(self.ran)}", "schema_version": SCHEMA_VERSION,
-                "measurement_version": MEASUREMENT_VERSION, "sweep": queued.sweep.name, "method": "measured",
-                "outcome": outcome, "started_at": self.at, "duration_s": 60.0, "step_time_s": time_s,
-                "cluster": "h200", **config_columns(experiment),
-            }  # fmt: skip
-            write_attempt(queued.sweep.path, row, [])
-            claim.path.rename(queued.sweep.done / f"{claim.stem}@{outcome}.json")
+            self.end(queued, claim)
+            feed()
         self.rounds.append(count)
         left = len(reader.waiting())
         return RunSummary(outcomes={}, attempts=count, left=left, too_wide=0, interrupted=left > 0)
+
+    def end(self, queued: Queued, claim: Claim) -> None:
+        """Write the row of a point that was claimed, and move it."""
+        self.at += timedelta(seconds=60)
+        experiment = claim.point.experiment
+        time_s = self.truth(experiment, self.predicted[layout_id(experiment)])
+        outcome = "ok" if time_s is not None else "oom"
+        self.ran.append(experiment.id)
+        row: dict[str, Any] = {
+            "attempt_id": f"{experiment.id}.{len(self.ran)}", "schema_version": SCHEMA_VERSION,
+            "measurement_version": MEASUREMENT_VERSION, "sweep": queued.sweep.name, "method": "measured",
+            "outcome": outcome, "started_at": self.at, "duration_s": 60.0, "step_time_s": time_s,
+            "cluster": "h200", "nodes": ["node0"], **config_columns(experiment),
+        }  # fmt: skip
+        write_attempt(queued.sweep.path, row, [])
+        claim.path.rename(queued.sweep.done / f"{claim.stem}@{outcome}.json")
 
 
 def off(experiment: Experiment, predicted_s: float) -> float:

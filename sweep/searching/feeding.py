@@ -1,0 +1,119 @@
+"""Keeps the queue of a search filled: after every run that ends, what promises most by then waits, and nothing else."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import exp
+
+from launchers.state.sweep_dir import Point, SweepDir, entry_names, split_name
+from results.text import plural
+from sweep.price import within_budget
+from sweep.run import point_of
+from sweep.searching.planned import PlannedSpace
+from sweep.searching.rounds import Round, Wanted, next_points, read_round
+from sweep.searching.settings import Settings
+from workloads.protocol import Method
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """A search at one moment, and what was done to its queue."""
+
+    round: Round
+    probabilities: dict[int, float]
+    """By cell: that of a better layout."""
+    chosen: tuple[Wanted, ...]
+    """What waits now, besides what had to stay."""
+    added: int
+    over_budget: bool
+    """More was wanted than the budget covers."""
+
+
+class Feeder:
+    """Fills the queue of one search."""
+
+    def __init__(
+        self, sweep: SweepDir, planned: PlannedSpace, settings: Settings, method: Method, budget_gpu_hours: float | None
+    ) -> None:
+        self._sweep, self._planned, self._settings, self._method = sweep, planned, settings, method
+        self._budget_gpu_hours = budget_gpu_hours
+        self._ended = (0, 0)
+        """Attempts and points that had ended when it looked last."""
+
+    def look(self) -> Look:
+        """Read the folder, choose anew, and change the queue to that. Raises `OSError`."""
+        self._ended = self._count()
+        now = read_round(self._sweep, self._planned, self._settings, self._method)
+        probabilities = {cell: now.session.probability(cell) for cell in self._planned.names}
+        wanted = next_points(now, probabilities, self._settings)
+        left = None
+        if self._budget_gpu_hours is not None:
+            running = (_cost_h(now, cell, place) for cell, places in now.pending.items() for place in places)
+            left = self._budget_gpu_hours - now.spent - sum(running)
+        inside = within_budget([_cost_h(now, one.cell, one.place) for one in wanted], left)
+        chosen = tuple(one for one, fits in zip(wanted, inside, strict=True) if fits)
+        added = self._change_queue(now, chosen)
+        return Look(
+            round=now, probabilities=probabilities, chosen=chosen, added=added, over_budget=len(chosen) < len(wanted)
+        )
+
+    def feed(self) -> str:
+        """`look` once more when a run has ended since; a line for the user, empty when nothing was added."""
+        before = self._ended
+        try:
+            if self._count() == before:
+                return ""
+            found = self.look()
+        except OSError:
+            self._ended = before  # the file system fails for now: the next call comes in a moment
+            return ""
+        return self.told(found) if found.added else ""
+
+    def _count(self) -> tuple[int, int]:
+        return len(entry_names(self._sweep.history)), len(entry_names(self._sweep.done))
+
+    def told(self, look: Look) -> str:
+        """One line on what was added."""
+        cells = sorted({one.cell for one in look.chosen})
+        line = f"search: {plural(look.added, 'point')} of {plural(len(cells), 'model and size', 'models and sizes')}"
+        if len(cells) != 1 or (best := look.round.session.best(cells[0])) is None:
+            return line
+        seconds = exp(float(look.round.session.seen.log_time[best]))
+        return f"{line}; fastest so far {seconds:.4g} s a step, a better one {look.probabilities[cells[0]]:.2f}"
+
+    def _change_queue(self, now: Round, chosen: Sequence[Wanted]) -> int:
+        """Points that wait and were not chosen again are taken out; the queue runs the others in the order in which
+        they were chosen. How many were added that did not wait before."""
+        order = [(one.place, self._slow_step_s(one)) for one in chosen]
+        waits = {place: (place, point.slow_step_s) for place, point in now.waiting.items()}
+        stay = [place for place, as_it_waits in waits.items() if as_it_waits in order]
+        if order[: len(stay)] != [waits[place] for place in stay]:
+            stay = []  # another order: all are added anew
+        for place, point in now.waiting.items():
+            if place not in stay:
+                (self._sweep.todo / f"{point.stem}.json").unlink(missing_ok=True)  # a pilot may just have claimed it
+        folders = (self._sweep.todo, self._sweep.claimed, self._sweep.done)
+        names = (name for folder in folders for name in entry_names(folder))
+        first = 1 + max((int(split_name(name)[0].partition("-")[0]) for name in names), default=-1)
+        new = [one for one in chosen if one.place not in stay]
+        self._sweep.add_points(self._point(first + number, one) for number, one in enumerate(new))
+        return sum(one.place not in now.waiting for one in new)
+
+    def _point(self, index: int, wanted: Wanted) -> Point:
+        point = point_of(index, wanted.point, self._method)
+        return dataclasses.replace(point, slow_step_s=self._slow_step_s(wanted), ran_on=wanted.ran_on)
+
+    def _slow_step_s(self, wanted: Wanted) -> float | None:
+        """A rehearsal's steps are not the layout's."""
+        return wanted.slow_step_s if self._method == "measured" else None
+
+
+def _cost_h(now: Round, cell: int, place: int) -> float:
+    """GPU-hours that a run may cost: as planned, or what runs of its cell have cost so far where that is not known."""
+    price = now.planned.points[place].price
+    assert price is not None
+    if price.expected_h is None and now.runs.get(cell):
+        return now.gpu_hours[cell] / now.runs[cell]
+    return price.charged_h
