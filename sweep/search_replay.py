@@ -61,14 +61,17 @@ def replay_table(path: Path, settings: Settings) -> Replayed:
         order = by_prediction(recorded)
         strategies += [
             found(SEARCH, tuple(replay(recorded, settings))),
-            found(f"{IN_ORDER}, patience {PATIENCE}", tuple(in_order(recorded, order, patience=PATIENCE))),
-            found(f"{IN_ORDER}, all", tuple(in_order(recorded, order, early_end=False))),
+            found(
+                f"{IN_ORDER}, patience {PATIENCE}",
+                tuple(in_order(recorded, order, patience=PATIENCE, slow=settings.slow)),
+            ),
+            found(f"{IN_ORDER}, all", tuple(in_order(recorded, order))),
         ]
         noisy[fitted_on] = _noisy(recorded, settings)
     recorded = spaces[COLD]
-    draws = [in_order(recorded, at_random(recorded, seed), early_end=False) for seed in range(RANDOM_ORDERS)]
+    draws = [in_order(recorded, at_random(recorded, seed)) for seed in range(RANDOM_ORDERS)]
     strategies += [
-        Strategy(UNFITTED, "one axis at a time", tuple(by_hand(recorded))),
+        Strategy(UNFITTED, "one axis at a time", tuple(by_hand(recorded, settings.slow))),
         Strategy(UNFITTED, f"{RANDOM}, all", tuple(result for draw in draws for result in draw), RANDOM_ORDERS),
     ]
     return Replayed(spaces, tuple(strategies), noisy)

@@ -34,8 +34,8 @@ FLIGHT_SIGNAL = signal.SIGRTMIN + 1
 FEW_STEPS, MANY_STEPS = 5, 10
 SHORT_STEP_S = 1.0
 """A median of many steps is better known, and as long as a step is short they cost little."""
-WARM_STEPS, SLOW_STEPS = 2, 2
-"""Of a run that is known to be slow: steps of warm-up, and timed ones."""
+WARM_STEPS, SLOW_STEPS = 2, 1
+"""Of a run that ends early because it is slow: steps of warm-up, and timed ones."""
 PROFILED_STEPS = 3
 """Steps after the timed ones where a run is profiled: one for the profiler's own start, and two that are recorded."""
 
@@ -54,8 +54,8 @@ class MeasureSpec:
     """After the timed steps, record `PROFILED_STEPS` more and divide the last one's time among its kernels. On GPUs."""
 
     slow_step_s: float | None = None
-    """Where the fastest of the first `WARM_STEPS` steps takes longer, `SLOW_STEPS` steps are timed and the run ends: it
-    is too slow to matter. None: no step is."""
+    """Where the faster of the first `WARM_STEPS` steps takes longer, in seconds, `SLOW_STEPS` more are timed and the run
+    ends: it is too slow to matter. None: no run is."""
 
     def is_slow(self, step_time_s: float | None) -> bool:
         """Whether a run with such a step ends early."""
@@ -64,7 +64,7 @@ class MeasureSpec:
     def timed_steps_of(self, step_time_s: float | None) -> int:
         """How many steps are timed where one takes so many seconds; None: that is not known."""
         if self.is_slow(step_time_s):
-            return min(SLOW_STEPS, self.timed_steps or SLOW_STEPS)
+            return SLOW_STEPS
         if self.timed_steps is not None:
             return self.timed_steps
         return MANY_STEPS if step_time_s is not None and step_time_s < SHORT_STEP_S else FEW_STEPS

@@ -16,12 +16,18 @@ HAND_AXES = ("tp", "pp", "mbs", "zero")
 
 
 def in_order(
-    recorded: Recorded, order: Order, *, most: int | None = None, patience: int | None = None, early_end: bool = True
+    recorded: Recorded,
+    order: Order,
+    *,
+    most: int | None = None,
+    patience: int | None = None,
+    slow: float | None = None,
 ) -> list[CellResult]:
-    """Runs every cell in this order: at most ``most`` candidates, until ``patience`` runs in a row were not better."""
+    """Runs every cell in this order: at most ``most`` candidates, until ``patience`` runs in a row were not better.
+    ``slow``: as `Settings.slow`."""
     found = []
     for cell in recorded.space.cells:
-        ran, since = Ran(recorded, cell, early_end), 0
+        ran, since = Ran(recorded, cell, slow), 0
         for one in order(cell)[:most]:
             before = ran.fastest
             ran.run(int(one))
@@ -54,16 +60,16 @@ def at_random(recorded: Recorded, seed: int) -> Order:
     return order
 
 
-def by_hand(recorded: Recorded) -> list[CellResult]:
+def by_hand(recorded: Recorded, slow: float | None = None) -> list[CellResult]:
     """One axis at a time: from the least model parallelism that ran, tp, pp, micro-batch and ZeRO in turn, each with
     the best of the ones before."""
-    return [_by_hand(recorded, cell) for cell in recorded.space.cells]
+    return [_by_hand(recorded, cell, slow) for cell in recorded.space.cells]
 
 
-def _by_hand(recorded: Recorded, cell: int) -> CellResult:
+def _by_hand(recorded: Recorded, cell: int, slow: float | None) -> CellResult:
     own, points = recorded.space.of(cell), recorded.points
     axes = np.stack([getattr(points, name)[own] for name in HAND_AXES], axis=1)
-    ran, tried = Ran(recorded, cell), set[int]()
+    ran, tried = Ran(recorded, cell, slow), set[int]()
 
     def run(row: int) -> None:
         if row not in tried:

@@ -8,6 +8,7 @@ wrong is wrong for a whole family, and then its spread says nothing.
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from dataclasses import dataclass
 from math import log, pi, sqrt
@@ -54,6 +55,13 @@ class View:
     """The fastest that ran, as a place in the space."""
     best_log_time: float
     """NaN where none ran."""
+
+    def only(self, these: Flags) -> View:
+        """The same of some of its candidates."""
+        belief = Belief(self.belief.mean[these], self.belief.covariance[np.ix_(these, these)])
+        return dataclasses.replace(
+            self, places=self.places[these], running=self.running[these], belief=belief, fits=self.fits[these]
+        )
 
 
 def look(space: Space, seen: Seen, cell: int) -> View:

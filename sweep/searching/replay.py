@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -13,12 +14,13 @@ from sweep.searching.choice import to_repeat
 from sweep.searching.recorded import Recorded
 from sweep.searching.session import Session
 from sweep.searching.settings import Settings
-from sweep.searching.space import UNTRIED, Floats
+from sweep.searching.space import RUNNING, UNTRIED, Floats
+from workloads.protocol import SLOW_STEPS, WARM_STEPS, MeasureSpec
 
-START_S, STEPS = 60.0, 8
+START_S, STEPS = 60.0, MeasureSpec().steps_of(None)
 """What a run costs: so many seconds until its first step, and so many steps."""
-SLOW, SLOW_STEPS = 1.5, 2
-"""A run so many times slower than the best of its cell ends after so many steps; its row counts all the same."""
+ENDS_EARLY_STEPS = WARM_STEPS + SLOW_STEPS
+"""Of a run that is `Settings.slow` times slower than the best of its cell; its row counts all the same."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +49,8 @@ class Ran:
 
     recorded: Recorded
     cell: int
-    early_end: bool = True
+    slow: float | None = None
+    """As `Settings.slow`."""
     noise: float = 0.0
     """Standard deviation of the logarithm of a run's step time."""
     random: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
@@ -69,8 +72,8 @@ class Ran:
         if np.isfinite(true_s):
             time_s = true_s * float(np.exp(self.noise * self.random.standard_normal()))
             best = min((min(times) for times in self.seen_s.values()), default=inf)
-            ends_early = self.early_end and time_s > SLOW * best
-            steps_s = (SLOW_STEPS if ends_early else STEPS) * time_s
+            ends_early = self.slow is not None and time_s > self.slow * best
+            steps_s = (ENDS_EARLY_STEPS if ends_early else STEPS) * time_s
             self.seen_s.setdefault(one, []).append(time_s)
         spent = float(self.recorded.space.gpus[one]) * (START_S + steps_s) / 3600
         self.gpu_hours.append((self.gpu_hours[-1] if self.gpu_hours else 0.0) + spent)
@@ -106,7 +109,7 @@ def replay(
     session = Session(space, settings)
     found = []
     for cell in sorted(space.cells, key=lambda cell: (float(space.gpus[space.of(cell)][0]), cell)):
-        ran = Ran(recorded, cell, noise=noise, random=random)
+        ran = Ran(recorded, cell, slow=settings.slow, noise=noise, random=random)
         said = _search_cell(recorded, session, cell, ran)
         for one in to_repeat(space, session.seen, cell) * repeats:
             ran.run(one)
@@ -115,24 +118,35 @@ def replay(
 
 
 def _search_cell(recorded: Recorded, session: Session, cell: int, ran: Ran) -> list[tuple[float, bool]]:
-    """Runs until the session says that the cell is done; what it said of a better layout before every batch."""
+    """Runs until the session says that the cell is done, a batch of them side by side: each that ends is followed by
+    another. What it said of a better layout at every such moment."""
     said: list[tuple[float, bool]] = []
+    running: list[tuple[float, int]] = []
+    now_s = 0.0
     while True:
         probability = session.probability(cell)
         if (best := session.best(cell)) is not None:
             limit = float(recorded.step_time_s[best]) * (1 - session.settings.within)
-            said.append((probability, _fastest_untried(recorded, session, cell) < limit))
-        if session.end(cell, probability) is not None:
+            said.append((probability, _fastest_left(recorded, session, cell) < limit))
+        if session.end(cell, probability) is None and (room := session.settings.batch - len(running)):
+            for one in session.ask(cell, room):
+                heapq.heappush(running, (now_s + START_S + STEPS * _or_0(float(recorded.step_time_s[one])), one))
+        if not running:
             return said
-        for one in session.ask(cell):
-            time_s = ran.run(one)
-            probed = float(recorded.log_expected[one] - recorded.space.log_time[one])
-            session.tell(one, recorded.outcome[one], time_s, probed)
+        now_s, one = heapq.heappop(running)
+        time_s = ran.run(one)
+        probed = float(recorded.log_expected[one] - recorded.space.log_time[one])
+        session.tell(one, recorded.outcome[one], time_s, probed)
 
 
-def _fastest_untried(recorded: Recorded, session: Session, cell: int) -> float:
+def _or_0(step_time_s: float) -> float:
+    """Steps of a run that fails take no time."""
+    return step_time_s if np.isfinite(step_time_s) else 0.0
+
+
+def _fastest_left(recorded: Recorded, session: Session, cell: int) -> float:
     own = recorded.space.of(cell)
-    times = recorded.step_time_s[own][session.seen.state[own] == UNTRIED]
+    times = recorded.step_time_s[own][np.isin(session.seen.state[own], (UNTRIED, RUNNING))]
     return float(np.nanmin(times)) if np.isfinite(times).any() else inf
 
 

@@ -33,9 +33,14 @@ class Session:
 
     def ask(self, cell: int, count: int | None = None) -> list[int]:
         """The next candidates of a cell to run, as many as a batch has unless a number is given. They count as running
-        until they are told."""
+        until they are told. None while those that run are likely to hold the best: then they say whether more are
+        needed."""
         view = look(self.space, self.seen, cell)
         count = count or self.settings.batch
+        if view.running.any() and self.settings.patience is None:
+            idle = view.only(~view.running)
+            if view.best is not None and beaten(idle, self.settings.within) <= self.settings.stop:
+                return []
         in_turn = self.settings.patience is not None
         chosen = in_order(view, count) if in_turn else choose(self.space, self.seen, view, count)
         row_of = {int(place): row for row, place in enumerate(view.places)}

@@ -16,7 +16,7 @@ class Settings:
 
     within: float = 0.01
     stop: float = 0.1
-    batch: int = 4
+    batch: int = 3
     patience: int | None = None
     repeats: int = 2
     slow: float | None = 1.5

@@ -34,8 +34,8 @@ class Ended:
 def measure_steps(
     run: Callable[[int], Ended], clock: Clock, device: torch.device, spec: MeasureSpec, before_step: BeforeStep
 ) -> Measurements:
-    """Run the warm-up and timed steps of ``spec``; ``run(step)`` is one of them. Raises `Diverged` for a loss or a norm
-    that is not finite."""
+    """Run the warm-up steps of ``spec``, all of them, and then the timed ones; ``run(step)`` is one of them. Raises
+    `Diverged` for a loss or a norm that is not finite."""
     spans: dict[int, tuple[float, float]] = {}
     warm = [_step(run, clock, device, step, before_step, spans, True) for step in range(spec.warmup_steps)]
     shared = torch.tensor(spec.timed_steps_of(min((r.step_time_s for r in warm), default=None)), device=device)

@@ -61,11 +61,17 @@ def test_a_search_needs_fewer_runs_than_others(recorded: Recorded) -> None:
 
 def test_the_price_of_runs_by_hand(recorded: Recorded) -> None:
     order = by_prediction(recorded)
-    whole = in_order(recorded, order, early_end=False)[0]
+    whole = in_order(recorded, order)[0]
     steps = np.nansum([8 * recorded.step_time_s[one] for one in whole.runs])
     gpus = recorded.space.gpus[whole.runs[0]]
     assert whole.gpu_hours[-1] == pytest.approx(gpus * (60 * len(whole.runs) + steps) / 3600)
-    assert in_order(recorded, order)[0].gpu_hours[-1] < whole.gpu_hours[-1], "slow runs end early"
+    early = in_order(recorded, order, slow=1.5)[0]
+    best, saved = np.inf, 0.0
+    for one in whole.runs:
+        time_s = recorded.step_time_s[one]
+        saved += 5 * time_s if time_s > 1.5 * best else 0.0  # two of warm-up and one that is timed, instead of eight
+        best = np.fmin(best, time_s)
+    assert saved and early.gpu_hours[-1] == pytest.approx(whole.gpu_hours[-1] - gpus * saved / 3600)
 
 
 def test_noise_is_mended_by_repeats_and_judged_by_the_truth(recorded: Recorded) -> None:
@@ -144,7 +150,7 @@ def test_the_study_needs_two_hundred_runs() -> None:
     if not STUDY.exists():
         pytest.skip(f"the study's raw table is not at {STUDY}")
     frame = read_recorded(STUDY)
-    for calibrated, most_runs, cells, median, p90 in ((True, 250, 26, 2, 5), (False, 350, 25, 2, 9)):
+    for calibrated, most_runs, cells, median, p90 in ((True, 200, 26, 2, 5), (False, 350, 25, 2, 15)):
         found = replay(recorded_space(frame, calibrated), Settings())
         assert len(found) == 27
         assert sum(len(one.runs) for one in found) <= most_runs
