@@ -54,8 +54,8 @@ class MeasureSpec:
     """After the timed steps, record `PROFILED_STEPS` more and divide the last one's time among its kernels. On GPUs."""
 
     slow_step_s: float | None = None
-    """Where the faster of the first `WARM_STEPS` steps takes longer, in seconds, `SLOW_STEPS` more are timed and the run
-    ends: it is too slow to matter. None: no run is."""
+    """Where the faster of the first `WARM_STEPS` steps takes longer, in seconds, `SLOW_STEPS` more are timed and the
+    run ends: it is too slow to matter. None: no run is."""
 
     def is_slow(self, step_time_s: float | None) -> bool:
         """Whether a run with such a step ends early."""
