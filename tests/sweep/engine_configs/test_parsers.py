@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from sweep.engine_configs import megatron, torchtitan
+from sweep.engine_configs import deepspeed, megatron, torchtitan
 from sweep.engine_configs.export import engine_config, write_config
 from sweep.engine_configs.torchtitan_models import FLAVOURS
 from tests.sweep.engine_configs.layouts import LAYOUTS, REFUSED, layout
@@ -29,6 +29,20 @@ OWN_SHAPES = {
 }
 """Shapes that torchtitan has no name for: they come with a Python module."""
 TITAN = {**LAYOUTS, **OWN_SHAPES}
+DEEPSPEED = {name: e for name, e in LAYOUTS.items() if name not in REFUSED["deepspeed"]} | {
+    "8B zero0 tp2": layout("llama8b", dp=4, tp=2, sequence_parallel=False, micro_batch_size=2, global_batch_size=32),
+    "1B fp16 pp2 full": layout(
+        "llama1b",
+        dp=2,
+        zero_stage=1,
+        pp=2,
+        recompute="full",
+        precision="fp16",
+        micro_batch_size=2,
+        global_batch_size=16,
+    ),
+    "1B fp32": layout("llama1b", dp=4, zero_stage=3, precision="fp32", global_batch_size=8),
+}
 MEGATRON = {name: e for name, e in {**LAYOUTS, **OWN_SHAPES}.items() if name not in REFUSED["megatron"]}
 
 pytestmark = pytest.mark.slow
@@ -174,3 +188,38 @@ def test_megatron_takes_every_value(name: str, folder: Path) -> None:
         for flag, value in read["flags"].items():
             if flag in read["own"]:
                 assert read["own"][flag] in (value, float(value)) if isinstance(value, str) else True, flag
+
+
+@cache
+def deepspeed_reads(folder: Path) -> dict[str, Any]:
+    arguments: list[str] = []
+    for name, experiment in DEEPSPEED.items():
+        write_config(engine_config(experiment, "deepspeed"), folder / "deepspeed" / name)
+        arguments += [str(folder / "deepspeed" / name / deepspeed.FILE), str(experiment.dp)]
+    return dict(zip(DEEPSPEED, run("deepspeed_reads", arguments), strict=True))
+
+
+@needs("deepspeed", "pydantic", "hjson")
+@pytest.mark.parametrize("name", DEEPSPEED)
+def test_deepspeed_takes_every_value(name: str, folder: Path) -> None:
+    e = DEEPSPEED[name]
+    read = deepspeed_reads(folder)[name]
+    # Its own check has multiplied micro-batch, accumulation and ranks to the whole batch.
+    assert (read["train_batch_size"], read["world_size"]) == (e.global_batch_size, e.dp)
+    assert read["train_micro_batch_size_per_gpu"] == e.micro_batch_size
+    assert read["gradient_accumulation_steps"] == e.num_microbatches
+    assert read["zero_optimization_stage"] == e.zero_stage
+    assert (read["bf16"], read["fp16"]) == (e.precision == "bf16", e.precision == "fp16")
+    assert read["grad_accum_dtype"] == (None if e.precision == "fp32" else "fp32")
+    assert (read["gradient_clipping"], read["optimizer_name"]) == (1.0, "adamw")
+    assert read["optimizer_params"] == {"lr": 3e-5, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1}
+    assert read["autotp_size"] == (e.tp if e.tp > 1 else 0)
+    assert read["pipeline"]["activation_checkpoint_interval"] == int(e.pp > 1 and e.recompute == "full")
+
+
+@needs("deepspeed", "pydantic", "hjson")
+def test_deepspeed_refuses_a_batch_that_does_not_add_up(folder: Path) -> None:
+    experiment = DEEPSPEED["8B zero2"]
+    write_config(engine_config(experiment, "deepspeed"), folder / "wrong")
+    with pytest.raises(AssertionError, match="batch"):
+        run("deepspeed_reads", [str(folder / "wrong" / deepspeed.FILE), str(experiment.dp * 2)])
