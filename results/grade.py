@@ -72,6 +72,8 @@ def with_rehearsals(attempts: pd.DataFrame) -> pd.DataFrame:
     return found
 
 
+INTERVAL = ("predicted_step_time_low_s", "predicted_step_time_high_s")
+"""Columns of a row: the ends of the interval that its plan gave beside ``predicted_step_time_s``."""
 _PREDICTIONS = (
     ("closed_form", "step_time", "predicted_step_time_s", "step_time_s"),
     ("closed_form", "peak_memory", "predicted_peak_bytes", "peak_allocated_bytes"),
@@ -87,12 +89,15 @@ CALIBRATED = (
 
 
 def pairs_of_rows(points: pd.DataFrame) -> pd.DataFrame:
-    """Every pair of `measured_points` with the columns of `with_rehearsals`: `PAIR_COLUMNS`."""
-    found = [
-        _pairs(points, depth, quantity, points[predicted], points[measured])
-        for depth, quantity, predicted, measured in _PREDICTIONS
-        if predicted in points
-    ]
+    """Every pair of `measured_points` with the columns of `with_rehearsals`: `PAIR_COLUMNS`.
+
+    Step times in closed form have the interval as it was recorded; rows of schema 9 and older have none.
+    """
+    found = []
+    for depth, quantity, predicted, measured in _PREDICTIONS:
+        if predicted in points:
+            one = _pairs(points, depth, quantity, points[predicted], points[measured])
+            found.append(_with_interval(one, points, *INTERVAL) if predicted == "predicted_step_time_s" else one)
     return _together(found)
 
 
@@ -119,9 +124,7 @@ def pairs_of_predictions(predictions: pd.DataFrame, measured: pd.DataFrame) -> p
         if predicted in names and real in both:
             one = _pairs(both, "calibrated", quantity, both[names[predicted]], both[real])
             if quantity == "step_time":
-                for end in ("low", "high"):
-                    if f"step_time_{end}_s" in names:
-                        one[end] = both.loc[one.index, names[f"step_time_{end}_s"]]
+                one = _with_interval(one, both, *(names.get(f"step_time_{end}_s", "") for end in ("low", "high")))
             found.append(one)
     return _together(found)
 
@@ -135,6 +138,12 @@ def _pairs(rows: pd.DataFrame, depth: str, quantity: str, predicted: pd.Series, 
     fixed = {"depth": depth, "quantity": quantity, "predicted": one[known], "measured": two[known], "cell": cell}
     kept = {name: rows[name] for name in ("experiment_id", "tokens_per_step", *AXES) if name in rows}
     return pd.DataFrame({**fixed, **kept}, index=rows.index)
+
+
+def _with_interval(pairs: pd.DataFrame, rows: pd.DataFrame, low: str, high: str) -> pd.DataFrame:
+    """``pairs`` with the ends of each prediction's interval, from these columns of ``rows``, where it has them."""
+    ends = {end: rows.loc[pairs.index, name] for end, name in (("low", low), ("high", high)) if name in rows}
+    return pairs.assign(**ends)
 
 
 def _together(found: list[pd.DataFrame]) -> pd.DataFrame:

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-SCHEMA_VERSION = 9
+SCHEMA_VERSION = 10
 """Of ``attempts``. 2: grad_norm_max_difference. 3: nodes, scheduler_job, pilot_id, repeat_of. 4: backend. 5: the spread
 of step times, timed_wall_s, slowest_rank, energy_per_token_mj, power_limit_w, sm_clock_median_step_mhz,
 nccl_environment; timed_steps is how many were timed. 6: pp_split, cp_kind, traffic, traffic_source, breakdown_*,
 trace_file. 7: recompute_every, which is 1 in older rows. 8: etp, routing and routing_imbalance (1, balanced and 1.0 in
 older rows), capacity_factor, expert_imbalance, rank_imbalance, load_entropy, dropped_share, loss_scale, skipped_steps.
-9: host_waits, check_*, *_by_stage_s, peak_allocated_by_step_bytes, peak_reserved_by_step_bytes. Rows of older versions
-have null in all other newer columns."""
+9: host_waits, check_*, *_by_stage_s, peak_allocated_by_step_bytes, peak_reserved_by_step_bytes. 10:
+predicted_step_time_low_s, predicted_step_time_high_s. Rows of older versions have null in all other newer columns."""
 MEASUREMENT_VERSION = 2
 """2: a stage's waiting for slower stages after its last backward is pipeline idle, no longer reduction or optimizer;
 HFU of full recomputation leaves out the down projection; losses agree by gradient norms too."""
@@ -110,6 +110,12 @@ CONFIG_COLUMNS: tuple[Column, ...] = (
     Column("engine", _S, "Training engine"),
     Column("engine_version", _S, "Version of the engine's numerics and memory behaviour"),
     Column("config_json", _S, "The experiment in full"),
+)
+
+PREDICTED_TIME_COLUMNS: tuple[Column, ...] = (
+    Column("predicted_step_time_s", _F, "Closed-form step time", "s"),
+    Column("predicted_step_time_low_s", _F, "Lower end of the middle 90 % of where the step time may be", "s"),
+    Column("predicted_step_time_high_s", _F, "Upper end of it", "s"),
 )
 
 ATTEMPT_COLUMNS: tuple[Column, ...] = (
@@ -272,7 +278,7 @@ ATTEMPT_COLUMNS: tuple[Column, ...] = (
     Column("allocator_retries", _I, "Times the allocator had to free its cache and try again, all ranks"),
     # prediction made before the run
     Column("predicted_peak_bytes", _I, "Closed-form peak of the highest stage", "B"),
-    Column("predicted_step_time_s", _F, "Closed-form step time", "s"),
+    *PREDICTED_TIME_COLUMNS,
     # where the point's wall time went
     Column("spawn_s", _F, "Fork to the worker's first line, slowest rank", "s"),
     Column("rendezvous_s", _F, "Device context and process groups, slowest rank", "s"),
@@ -382,9 +388,7 @@ LEDGER_COLUMNS: tuple[Column, ...] = (
     Column("detail", _S, "The verdict's numbers in words"),
     Column("predicted_peak_bytes", _I, "Closed-form peak of the highest stage", "B"),
     Column("limit_bytes", _I, "Device memory that training can have", "B"),
-    Column("predicted_step_time_s", _F, "Closed-form step time", "s"),
-    Column("predicted_step_time_low_s", _F, "Lower end of the middle 90 % of where the step time may be", "s"),
-    Column("predicted_step_time_high_s", _F, "Upper end of it", "s"),
+    *PREDICTED_TIME_COLUMNS,
     Column(
         "predicted_with", _S, "Probe and measured rows that the step time leans on; null: the engine's profile alone"
     ),

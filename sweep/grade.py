@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +91,10 @@ def print_grades(table: pd.DataFrame, curve: pd.DataFrame, console: Console, by:
     if table.empty:
         console.print("no prediction has a measurement beside it")
     else:
-        _print_rows(table[table["axis"].isna()], console, "Predictions against measurements", by_axis=False)
+        whole = table[table["axis"].isna()]
+        _print_rows(whole, console, "Predictions against measurements", by_axis=False)
+        for row in whole[whole["intervals"].fillna(0).gt(0)].to_dict("records"):
+            console.print(_intervals(row), highlight=False)
         shown = table["axis"].isin(by) if by else table["axis"].notna() & table["quantity"].eq("step_time")
         for (depth, quantity), own in table[shown].groupby(["depth", "quantity"], sort=False):
             title = f"{_name(depth)}, {_name(quantity)}, by axis"
@@ -122,6 +125,14 @@ def _print_rows(rows: pd.DataFrame, console: Console, title: str, *, by_axis: bo
             cells.append(_share(row["coverage"]))
         shown.add_row(*map(str, first), *cells)
     console.print(shown)
+
+
+def _intervals(row: Mapping[Hashable, Any]) -> str:
+    """How many measurements lie in their interval, of how many: rows of schema 9 and older recorded none."""
+    count, total = int(row["intervals"]), int(row["n"])
+    inside = round(count * row["coverage"])
+    without = f"; {total - count:,} more have no interval" if count < total else ""
+    return f"Inside their predicted interval, {_name(row['depth'])}: {inside:,} of {count:,} step times{without}"
 
 
 def _print_curve(curve: pd.DataFrame, console: Console) -> None:

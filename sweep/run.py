@@ -164,6 +164,8 @@ def point_of(index: int, point: PlannedPoint, method: Method) -> Point:
         experiment=point.experiment,
         predicted_peak_bytes=point.peak_bytes,
         predicted_step_time_s=point.time.step_time_s if point.time is not None else None,
+        predicted_step_time_low_s=point.time.low_s if point.time is not None else None,
+        predicted_step_time_high_s=point.time.high_s if point.time is not None else None,
         deadline_s=point.price.deadline_s,
         method=method,
     )

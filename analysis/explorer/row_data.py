@@ -60,6 +60,8 @@ _LABELS = {
     "peak_reserved_bytes": "peak reserved",
     "predicted_peak_bytes": "predicted peak",
     "predicted_step_time_s": "predicted step time",
+    "predicted_step_time_low_s": "predicted step time, low end",
+    "predicted_step_time_high_s": "predicted step time, high end",
     "predicted_tokens_per_s_per_gpu": "predicted tokens/s/GPU",
     "limit_bytes": "limit of the device",
     "expected_gpu_hours": "expected GPU-hours",

@@ -80,7 +80,8 @@ def of_front(table: pd.DataFrame, frame: pd.DataFrame) -> str | None:
 
 
 def of_predictions(frame: pd.DataFrame) -> str | None:
-    """By how much the planner's memory and step time were off, in the middle of all points."""
+    """By how much the planner's memory and step time were off, in the middle of all points, and how many step times
+    lie in the interval that was recorded with them."""
     said = []
     for name, predicted, found in (
         ("memory", "predicted_peak_bytes", "peak_allocated_bytes"),
@@ -89,7 +90,11 @@ def of_predictions(frame: pd.DataFrame) -> str | None:
         errors = metrics.prediction_errors(frame, predicted, found).abs()
         if len(errors):
             said.append(f"{format_percent(errors.median())} of {name} (n = {len(errors):,})")
-    return f"Predictions were off by {listed(said)}: medians of the size of the error." if said else None
+    if not said:
+        return None
+    inside, known = metrics.inside_interval(frame)
+    covered = f" Inside their predicted interval: {inside:,} of {plural(known, 'step time')}." if known else ""
+    return f"Predictions were off by {listed(said)}: medians of the size of the error.{covered}"
 
 
 def of_overhead(rows: pd.DataFrame) -> str | None:

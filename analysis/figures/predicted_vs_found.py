@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
@@ -14,13 +15,14 @@ from analysis.figures import conclusions, style
 from analysis.figures.spec import FigureSpec
 from analysis.rows import labels, metrics
 from analysis.rows.load import last_attempts
+from results.grade import INTERVAL
 from results.text import byte_unit
 
 
 def data(frame: pd.DataFrame) -> pd.DataFrame:
     """Predictions beside findings, of every point that has a prediction."""
     rows = last_attempts(frame)
-    pairs = ["predicted_peak_bytes", "peak_allocated_bytes", "predicted_step_time_s", "step_time_s"]
+    pairs = ["predicted_peak_bytes", "peak_allocated_bytes", "predicted_step_time_s", *INTERVAL, "step_time_s"]
     rows = rows[rows["predicted_peak_bytes"].notna() | rows["predicted_step_time_s"].notna()]
     return rows[["workload", "world_size", "layout", "outcome", *pairs, "device_memory_bytes", "attempt_id"]]
 
@@ -43,8 +45,17 @@ def draw(frame: pd.DataFrame) -> Figure:
         panel(ax, rows)
         for line in ax.lines:
             line.set_rasterized(len(rows) > style.MOST_VECTOR_MARKS)
-    style.bottom_legend(figure, axes[0].get_legend_handles_labels()[0])
+    style.bottom_legend(figure, _legend(axes))
     return figure
+
+
+def _legend(axes: Sequence[Axes]) -> list[Artist]:
+    """One entry for each label of any panel: intervals are drawn in that of step times alone."""
+    found: dict[str, Artist] = {}
+    for ax in axes:
+        for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):
+            found.setdefault(label, handle)
+    return list(found.values())
 
 
 def _memory(ax: Axes, rows: pd.DataFrame) -> None:
@@ -70,6 +81,7 @@ def _memory(ax: Axes, rows: pd.DataFrame) -> None:
 
 def _times(ax: Axes, rows: pd.DataFrame) -> None:
     finished = rows[(rows["outcome"] == "ok") & rows["predicted_step_time_s"].notna()]
+    draw_intervals(ax, finished, *INTERVAL, "step_time_s")
     scatter(ax, finished, "predicted_step_time_s", "step_time_s", 1)
     finish(ax, "Predicted step time, s", "Step time, s")
     errors = metrics.prediction_errors(rows, "predicted_step_time_s", "step_time_s")
@@ -93,6 +105,23 @@ def scatter(
             alpha=0.75,
             markeredgewidth=0,
             label=workload,
+        )
+
+
+def draw_intervals(ax: Axes, rows: pd.DataFrame, low: str, high: str, found: str) -> None:
+    """A thin line over the interval of each prediction, in seconds; none for rows that recorded no interval."""
+    known = rows.dropna(subset=[low, high, found])
+    if len(known):
+        ax.hlines(
+            known[found],
+            known[low],
+            known[high],
+            color=style.FAILURE_GREY,
+            linewidth=0.7,
+            alpha=0.6,
+            zorder=1,
+            label="predicted interval, 90 %",
+            rasterized=len(rows) > style.MOST_VECTOR_MARKS,
         )
 
 

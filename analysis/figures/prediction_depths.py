@@ -6,7 +6,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from analysis.figures import style
-from analysis.figures.predicted_vs_found import finish, scatter
+from analysis.figures.predicted_vs_found import draw_intervals, finish, scatter
 from analysis.figures.spec import FigureSpec
 from analysis.rows import labels
 from analysis.rows.frame_cache import cache_per_frame
@@ -24,7 +24,8 @@ def data(frame: pd.DataFrame) -> pd.DataFrame:
     pairs = pairs_of_rows(points)
     pairs = pairs[pairs["quantity"] == "step_time"]
     told = points.drop_duplicates("experiment_id")[["experiment_id", "workload", "layout", "num_params", "attempt_id"]]
-    shown = ["depth", "experiment_id", "world_size", "seq_len", "dp", "tp", "cp", "pp", "predicted", "measured"]
+    shown = ["depth", "experiment_id", "world_size", "seq_len", "dp", "tp", "cp", "pp", "predicted", "low", "high"]
+    shown.append("measured")
     return pairs[shown].merge(told, on="experiment_id", how="left")
 
 
@@ -41,6 +42,7 @@ def draw(frame: pd.DataFrame) -> Figure:
     ends = pairs[["predicted", "measured"]].min().min() * 0.9, pairs[["predicted", "measured"]].max().max() * 1.1
     for ax, depth in zip(panels, depths, strict=True):
         own = pairs[pairs["depth"] == depth]
+        draw_intervals(ax, own, "low", "high", "measured")
         scatter(ax, own, "predicted", "measured", 1, workloads)
         ax.set_title(f"{NAMES[depth].capitalize()}: {_in_short(own)}")
         ax.set(xscale="log", yscale="log", xlim=ends, ylim=ends)

@@ -188,9 +188,11 @@ def _predictions(frame: pd.DataFrame, rows: pd.DataFrame) -> Iterator[Said]:
     if len(times):
         middle = times.median()
         sign = "too short" if middle < 0 else "too long"
+        inside, known = metrics.inside_interval(frame)
+        covered = f"; {inside:,} of {known:,} in their 90 % interval" if known else ""
         yield Said(
             f"Predicted step times were {format_percent(abs(middle))} {sign} in the median",
-            f" ({plural(len(times), 'run')}).",
+            f" ({plural(len(times), 'run')}{covered}).",
             "good" if abs(middle) < 0.05 else "doubt",
         )
     if not len(memory) and not len(times) and len(rows):

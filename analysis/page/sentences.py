@@ -242,6 +242,13 @@ def how_far_to_trust(frame: pd.DataFrame) -> list[str]:
             sentences.append(
                 f"The {name} predicted before the run was off by {_interval(error)} (median of {error.n:,})."
             )
+    inside, known = metrics.inside_interval(frame)
+    if known:
+        share = format_percent(inside / known, 0)
+        sentences.append(
+            f"Inside the interval predicted before the run, which should hold 90 %: {inside:,} of "
+            f"{plural(known, 'measured step time')} ({share})."
+        )
     if frame["git_dirty"].eq(True).any():
         dirty = int(frame["git_dirty"].eq(True).sum())
         sentences.append(f"{plural(dirty, 'row')} came from a checkout with uncommitted changes.")

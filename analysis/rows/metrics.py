@@ -8,6 +8,7 @@ from analysis.rows.frame_cache import cache_per_frame
 from analysis.rows.load import last_attempts
 from results import noise, ranking
 from results.errors_of_predictions import relative_errors
+from results.grade import INTERVAL
 
 RANK_BY = "tokens_per_s_per_gpu"
 MFU = "mfu_palm"
@@ -103,6 +104,15 @@ def prediction_errors(frame: pd.DataFrame, predicted: str, found: str) -> pd.Ser
     if found == "step_time_s":
         rows = rows[rows["method"] != "rehearsed_fake"]
     return pd.Series(relative_errors(rows[predicted], rows[found]), dtype=float)
+
+
+def inside_interval(frame: pd.DataFrame) -> tuple[int, int]:
+    """How many measured step times lie in the interval predicted before their run, ends included, and of how many:
+    rows whose interval was not recorded do not count."""
+    rows = frame[(frame["outcome"] == "ok") & (frame["method"] == "measured")]
+    rows = rows.dropna(subset=[*INTERVAL, "step_time_s"])
+    low, high = (rows[name] for name in INTERVAL)
+    return int(rows["step_time_s"].between(low, high).sum()), len(rows)
 
 
 def rehearsed_beside_measured(attempts: pd.DataFrame) -> pd.DataFrame:

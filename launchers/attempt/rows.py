@@ -100,6 +100,8 @@ def attempt_row(
         "repeat_of": repeat_of,
         "predicted_peak_bytes": attempt.point.predicted_peak_bytes,
         "predicted_step_time_s": attempt.point.predicted_step_time_s,
+        "predicted_step_time_low_s": attempt.point.predicted_step_time_low_s,
+        "predicted_step_time_high_s": attempt.point.predicted_step_time_high_s,
         "gap_s": gap_s,
         "launcher": context.launcher,
         "cluster": context.cluster.name,

@@ -77,6 +77,8 @@ def _point(row: dict[str, Any], index: int, experiment_id: str, method: Method) 
         experiment=experiment,
         predicted_peak_bytes=row["predicted_peak_bytes"],
         predicted_step_time_s=row["predicted_step_time_s"],
+        predicted_step_time_low_s=row["predicted_step_time_low_s"],
+        predicted_step_time_high_s=row["predicted_step_time_high_s"],
         deadline_s=row["worst_gpu_hours"] * 3600 / devices,
         method=method,
     )

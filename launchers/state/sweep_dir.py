@@ -47,6 +47,9 @@ class Point:
     experiment: Experiment
     predicted_peak_bytes: int | None = None
     predicted_step_time_s: float | None = None
+    predicted_step_time_low_s: float | None = None
+    predicted_step_time_high_s: float | None = None
+    """The middle 90 % of where the plan says that the step time may be."""
     deadline_s: float
     """Longest time, in seconds, from the start of its processes to their end."""
     method: Method = "measured"

@@ -100,6 +100,7 @@ def attempt(
         "rendezvous_s": rng.uniform(1.6, 2.4),
         "build_s": rng.uniform(0.5, 1.5),
     }
+    predicted_peak, predicted_step = int(peak * rng.uniform(0.93, 1.1)), step * rng.uniform(0.8, 1.1)
     row: dict[str, Any] = dict.fromkeys(ATTEMPTS.names) | config_columns(experiment)
     row |= {
         "attempt_id": f"{index:06d}-{experiment.hash}",
@@ -119,8 +120,10 @@ def attempt(
         "launcher": "local",
         "num_params": params,
         "flops_per_token_palm": flops,
-        "predicted_peak_bytes": int(peak * rng.uniform(0.93, 1.1)),
-        "predicted_step_time_s": step * rng.uniform(0.8, 1.1),
+        "predicted_peak_bytes": predicted_peak,
+        "predicted_step_time_s": predicted_step,
+        "predicted_step_time_low_s": 0.85 * predicted_step,
+        "predicted_step_time_high_s": 1.2 * predicted_step,
         "git_commit": "3f0c" * 10,
         "git_dirty": False,
         "torch_version": "2.11.0",

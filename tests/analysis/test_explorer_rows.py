@@ -225,6 +225,31 @@ def test_the_panel_says_what_the_row_says(browser: Browser, recorded: tuple[Path
     assert browser.text("#runs-drawer .badge") == "out of memory"
 
 
+def test_a_prediction_has_the_interval_that_was_recorded_with_it(browser: Browser, tmp_path: Path) -> None:
+    ends = ("predicted_step_time_low_s", "predicted_step_time_high_s")
+    recorded = {"outcome": "ok", "predicted_step_time_s": 1.0, **dict(zip(ends, (0.8, 1.25), strict=True))}
+    expected = {
+        "inside": (recorded | {"step_time_s": 1.25}, "; the measured one lies inside."),
+        "above": (recorded | {"step_time_s": 1.26}, "; the measured one lies above."),
+        "below": (recorded | {"step_time_s": 0.79}, "; the measured one lies below."),
+        "nothing measured": (recorded | {"step_time_s": 1.0, "method": "rehearsed"}, "."),
+        "out of memory": (recorded | {"outcome": "oom"}, "."),
+        "older": (recorded | {"step_time_s": 1.0} | dict.fromkeys(ends), None),
+    }
+    rows = [
+        synthetic.attempt(POINTS[number], number, attempt_id=name, **columns)
+        for number, (name, (columns, _)) in enumerate(expected.items())
+    ]
+    page = written(results_of(frame_of(rows), tmp_path), tmp_path)
+    for name, (_, end) in expected.items():
+        opened(browser, page, f"#r.row={name.replace(' ', '%20')}")
+        said = browser.text("[data-part=predicted]").replace("\xa0", " ")
+        if end is None:
+            assert "interval" not in said
+        else:
+            assert said.endswith(f"90 % interval of the predicted step time: 0.8 to 1.25 s{end}")
+
+
 def test_the_configuration_is_the_rows_own(browser: Browser, recorded: tuple[Path, pd.DataFrame]) -> None:
     """`config_json` is not in the page: it is put together from columns and shapes, and is the same experiment."""
     page, frame = recorded

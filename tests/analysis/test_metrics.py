@@ -9,6 +9,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from analysis.figures import conclusions
 from analysis.rows import cohorts, labels, metrics
 from analysis.rows.load import last_attempts
 from analysis.rows.stats import median_interval
@@ -182,6 +183,24 @@ def test_prediction_errors_and_device_hours_by_hand() -> None:
     assert errors.tolist() == pytest.approx([0.25])  # what was traced without a device is the prediction itself
     hours = metrics.device_hours(frame)  # 2 GPUs for an hour and 1 device for an hour; 2 GPUs for half an hour
     assert hours.to_dict() == pytest.approx({"ok": 3.0, "oom": 1.0})
+
+
+def test_times_inside_their_recorded_interval_by_hand() -> None:
+    recorded = {"predicted_step_time_s": 1.0, "predicted_step_time_low_s": 0.8, "predicted_step_time_high_s": 1.2}
+    older = recorded | {"predicted_step_time_low_s": None, "predicted_step_time_high_s": None}
+    frame = rows_of(
+        (experiment(), recorded | {"step_time_s": 1.2}),
+        (experiment(micro_batch_size=2), recorded | {"step_time_s": 0.79}),
+        (experiment(micro_batch_size=4), older | {"step_time_s": 1.0}),
+        (experiment(tp=2), recorded | {"outcome": "oom"}),
+        (experiment(tp=2), recorded | {"step_time_s": 1.0, "method": "rehearsed"}),  # nothing was measured
+    )
+    assert metrics.inside_interval(frame) == (1, 2)
+    assert metrics.inside_interval(frame.iloc[2:]) == (0, 0)
+    said = conclusions.of_predictions(frame)
+    assert said is not None and said.endswith(" Inside their predicted interval: 1 of 2 step times.")
+    told = conclusions.of_predictions(frame.iloc[2:3])
+    assert told is not None and "interval" not in told
 
 
 def test_labels() -> None:

@@ -7,6 +7,8 @@ from tests.planted.plant import Fault
 
 RANKING = "sweep.advising.ranking:Ranking."
 CHOICE = "sweep.searching.choice:"
+CHECKED = "sweep.searching.checked:"
+SESSION = "sweep.searching.session:Session."
 
 CHOICES: list[Fault] = [
     *faults_of(
@@ -51,7 +53,7 @@ CHOICES: list[Fault] = [
             "search_runs_again",
             "a layout that ran stays a candidate",
             CHOICE + "look",
-            "places = own[seen.state[own] == UNTRIED]",
+            "places = own[np.isin(seen.state[own], (UNTRIED, RUNNING))]",
             "places = own",
             {},
         ),
@@ -64,5 +66,89 @@ CHOICES: list[Fault] = [
             {},
         ),
         check="searches",
+    ),
+    *faults_of(
+        "choices",
+        (
+            "pilots_check_turned",
+            "a run on slow devices is expected to be fast",
+            CHECKED + "Checks.probed",
+            "log(own.step_time_s / usual.step_time_s)",
+            "log(usual.step_time_s / own.step_time_s)",
+            {},
+        ),
+        (
+            "pilots_of_all_sizes_mixed",
+            "usual is what runs on any number of devices found",
+            CHECKED + "Checks.__init__",
+            "{key: median(values) for key, values in found.items()}",
+            "{key: median(x for other in found if other[1] == key[1] for x in found[other]) for key in found}",
+            {},
+        ),
+        (
+            "usual_is_the_fastest",
+            "one fast pilot makes all others slow",
+            CHECKED + "Checks.__init__",
+            "median(values)",
+            "max(values)",
+            {},
+        ),
+        (
+            "equal_pilots_differ",
+            "the noise of a check is taken for a slower machine",
+            CHECKED + "EQUAL",
+            None,
+            0.0,
+            {},
+        ),
+        (
+            "slow_pilots_are_equal",
+            "a pilot of half the rate counts as usual",
+            CHECKED + "EQUAL",
+            None,
+            1.0,
+            {},
+        ),
+        (
+            "links_mixed_up",
+            "a slow link inside the node slows down what goes between nodes",
+            CHECKED + "scaled",
+            "link(cluster.intra_node, INSIDE)",
+            "link(cluster.intra_node, BETWEEN)",
+            {},
+        ),
+        (
+            "slow_copies_ignored",
+            "a device of slow memory counts as usual",
+            CHECKED + "scaled",
+            "times(cluster.device.memory_bandwidth, COPY)",
+            "cluster.device.memory_bandwidth",
+            {},
+        ),
+        (
+            "slow_pilot_counted_twice",
+            "what a slow pilot costs is put on top of what its layout missed",
+            SESSION + "tell",
+            "float(self.space.log_time[one]) + probed",
+            "float(self.space.log_time[one]) - probed",
+            {},
+        ),
+        (
+            "slow_pilot_blamed_on_the_layout",
+            "what a slow pilot costs stays in what its layout missed",
+            SESSION + "tell",
+            "float(self.space.log_time[one]) + probed",
+            "float(self.space.log_time[one])",
+            {},
+        ),
+        (
+            "slow_pilot_surprises",
+            "what a slow pilot costs makes every belief less certain",
+            SESSION + "tell",
+            "(log(step_time_s) - mean - probed)",
+            "(log(step_time_s) - mean)",
+            {},
+        ),
+        check="pilots",
     ),
 ]

@@ -134,6 +134,32 @@ def test_repeats_are_one_point_and_a_rehearsal_is_matched_on_its_cluster() -> No
     assert (curve.loc[1.0, "oom"], curve.loc[1.0, "oom_kept"], curve.loc[1.3, "oom_kept"]) == (1, 0, 1)
 
 
+def test_closed_form_times_are_held_to_the_interval_that_their_row_recorded() -> None:
+    later = BEGIN + timedelta(hours=1)
+    ends = ("predicted_step_time_low_s", "predicted_step_time_high_s")
+    rows = [
+        row("inside", tp=1, step_time_s=1.0, predicted_step_time_s=0.9) | dict(zip(ends, (0.8, 1.0), strict=True)),
+        row("above", tp=1, step_time_s=1.3, predicted_step_time_s=0.9) | dict(zip(ends, (0.8, 1.2), strict=True)),
+        row("below", tp=2, step_time_s=0.7, predicted_step_time_s=0.9) | dict(zip(ends, (0.8, 1.2), strict=True)),
+        # Repeats are one point, held to the newest prediction: 2.0 s in the middle, outside the first interval alone.
+        row("again", tp=2, step_time_s=1.0, predicted_step_time_s=1.0) | dict(zip(ends, (0.9, 1.1), strict=True)),
+        row("again", tp=2, step_time_s=3.0, predicted_step_time_s=2.0, started_at=later)
+        | dict(zip(ends, (1.8, 2.2), strict=True)),
+        row("older", tp=2, step_time_s=1.0, predicted_step_time_s=0.9, peak_allocated_bytes=9, predicted_peak_bytes=9),
+        row("inside", method="rehearsed", step_time_s=0.5),
+    ]
+    pairs = pairs_of_rows(points_of(rows))
+    assert pairs.loc[pairs["depth"] == "rehearsed", ["low", "high"]].isna().all(axis=None)
+    table = grades(pairs)
+    whole = table[table["axis"].isna()].set_index(["depth", "quantity"])
+    times = whole.loc[("closed_form", "step_time")]
+    assert (times["n"], times["intervals"], times["coverage"]) == (5, 4, 0.5)
+    assert pd.isna(whole.loc[("closed_form", "peak_memory"), "coverage"])
+    assert (whole.loc[("rehearsed", "step_time"), "intervals"]) == 0
+    by_tp = table[(table["axis"] == "tp") & (table["depth"] == "closed_form")].set_index("value")
+    assert by_tp["intervals"].tolist() == [2, 2] and by_tp["coverage"].tolist() == [0.5, 0.5]
+
+
 def test_grades_have_the_whole_and_each_value_of_each_axis() -> None:
     rows = [
         row(f"{tp}-{i}", tp=tp, step_time_s=1.0 + i, predicted_step_time_s=(1.0 + i) * (1.1 if tp == 1 else 0.8))

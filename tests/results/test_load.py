@@ -47,6 +47,17 @@ def test_any_folder_is_one_table_with_todays_columns(folder: Path) -> None:
     assert load(folder, "ledger").table.schema.names == LEDGER.names
 
 
+def test_an_interval_that_was_not_recorded_stays_unknown(tmp_path: Path) -> None:
+    """Also where the row has its prediction and today's plan would give an interval."""
+    old, columns = make_sweep(tmp_path / "old"), ["predicted_step_time_low_s", "predicted_step_time_high_s"]
+    table = table_from_rows([attempt("a", schema_version=9, predicted_step_time_s=1.5)], ATTEMPTS)
+    pq.write_table(table.drop_columns(columns), old / "attempts.parquet")
+    assert upgrade.main([str(old)]) == 0
+    [row] = pq.read_table(old / "attempts.parquet").to_pylist()
+    assert [row[name] for name in ("predicted_step_time_s", *columns)] == [1.5, None, None]
+    assert row["schema_version"] == 9
+
+
 def test_rows_from_before_recompute_every_recomputed_every_layer(tmp_path: Path) -> None:
     """Where a row does not say whether it recomputed, neither does it say how often."""
     old = make_sweep(tmp_path / "old")

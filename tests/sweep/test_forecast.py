@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from results.store import read_ledger
 from sweep.__main__ import main
 from sweep.codebases import read_clusters
 from sweep.forecast import LEAST_OF_ANOTHER, Forecast, Known, read_known
+from sweep.ledger import ledger_rows
+from sweep.run import point_of
 from tests.sweep.helpers import plan_of, store_attempt
 from tests.workloads.costs.shapes import LLAMA_1B, LLAMA_8B, MIXTRAL
 from workloads.experiment import ENGINES, Experiment
@@ -129,6 +132,21 @@ def test_a_probe_and_rows_are_used_without_being_asked_and_named(
             continue
         assert row["predicted_step_time_low_s"] < row["predicted_step_time_s"] < row["predicted_step_time_high_s"]
         assert row["predicted_with"] == line
+
+
+def test_a_queued_point_has_the_prediction_of_its_plan_with_its_interval() -> None:
+    plan = plan_of(["grid=llama1b_8gpu", "cluster=h200"])
+    rows = ledger_rows(plan)
+    for index, (planned, row) in enumerate(zip(plan.points, rows, strict=True)):
+        if planned.price is None:
+            continue
+        point = point_of(index, planned, "measured")
+        names = ("predicted_step_time_low_s", "predicted_step_time_s", "predicted_step_time_high_s")
+        low, middle, high = (getattr(point, name) for name in names)
+        assert [low, middle, high] == [row[name] for name in names]
+        assert low < middle < high
+    unknown = point_of(0, dataclasses.replace(plan.points[0], time=None), "measured")
+    assert (unknown.predicted_step_time_low_s, unknown.predicted_step_time_high_s) == (None, None)
 
 
 def test_a_probe_of_slow_hosts_makes_short_layers_longer(tmp_path: Path) -> None:

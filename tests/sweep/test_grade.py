@@ -10,6 +10,7 @@ import pytest
 
 from results.errors import InvalidResults, UltrasweepError
 from sweep.commands import run_command
+from tests.sweep.helpers import plan_of, store_attempt
 
 RECORDED = Path(__file__).parents[2] / "results" / "recorded"
 
@@ -54,6 +55,20 @@ def test_predictions_stand_beside_the_table_that_they_were_made_of(
     assert times[3:5] == ["3", "6.7"] and "100.0" in times, "nine tenths of 1.1 and 2.2 are below what was measured"
     [memory] = [line.split() for line in text.splitlines() if line.startswith("calibrated") and "reserved" in line]
     assert memory[3:5] == ["3", "10.0"]
+
+
+def test_recorded_intervals_are_held_to_what_was_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    points = [point.experiment for point in plan_of(["grid=tiny"]).points][:4]
+    interval = {"predicted_step_time_low_s": 0.8, "predicted_step_time_high_s": 1.1}
+    for number, experiment in enumerate(points):
+        recorded = interval if number else {}  # the first is of an older version
+        times = {"predicted_step_time_s": 1.0, "step_time_s": 0.9 + 0.1 * number, "cluster": "lab"}
+        store_attempt(tmp_path / "s", experiment, **times, **recorded)
+    assert run_command("grade", [str(tmp_path), "--by", "tp"]) == 0
+    text = capsys.readouterr().out
+    assert "Inside their predicted interval, closed form: 2 of 3 step times; 1 more have no interval" in text
+    [times] = [line for line in text.splitlines() if line.startswith("closed form") and "step time" in line]
+    assert times.rstrip().endswith("66.7 %")
 
 
 @pytest.mark.filterwarnings("error")

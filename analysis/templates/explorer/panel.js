@@ -155,7 +155,18 @@ const Panel = (() => {
       const change = (planned, name) => (this.raw(name) ? `${((this.number(planned) / this.number(name) - 1) * 100).toFixed(1)} %` : Columns.UNKNOWN);
       const head = ["", "predicted", "found", "off by"].map((text) => (text ? element("th", { scope: "col" }, text) : element("td", {})));
       const body = rows.map(([label, planned, name]) => element("tr", {}, element("th", { scope: "row" }, label), ...[cell(planned), cell(name), change(planned, name)].map((text) => element("td", {}, text))));
-      return this.section("predicted", "Predicted and found", element("table", {}, element("thead", {}, element("tr", {}, ...head)), element("tbody", {}, ...body)));
+      const interval = this.interval();
+      return this.section("predicted", "Predicted and found", element("table", {}, element("thead", {}, element("tr", {}, ...head)), element("tbody", {}, ...body)), ...(interval === null ? [] : [element("p", { class: "quiet" }, interval)]));
+    }
+
+    /** The interval that the step time was predicted in, and on which side of it a measured one lies; null without one. */
+    interval() {
+      const [low, high] = [this.number("predicted_step_time_low_s"), this.number("predicted_step_time_high_s")];
+      if (low === null || high === null) return null;
+      const said = `90 % interval of the predicted step time: ${this.text("predicted_step_time_low_s")} to ${this.text("predicted_step_time_high_s")}\u00a0s`;
+      const found = this.number("step_time_s");
+      if (found === null || this.raw("method") !== "measured") return `${said}.`;
+      return `${said}; the measured one lies ${found < low ? "below" : found > high ? "above" : "inside"}.`;
     }
 
     /** What the plan says of a point before it runs, and what it would cost. */

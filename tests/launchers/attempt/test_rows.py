@@ -78,6 +78,15 @@ def test_durations_across_clocks_are_null_where_they_would_be_negative(attempt: 
     assert rows.seconds_between(2.0, 1.0) is None and rows.seconds_between(1.0, 2.5) == 1.5
 
 
+def test_a_row_keeps_what_was_predicted_of_its_point(attempt: Attempt) -> None:
+    interval = {"predicted_step_time_low_s": 0.5, "predicted_step_time_high_s": 4.0}
+    predicted = {"predicted_peak_bytes": 7, "predicted_step_time_s": 1.0, **interval}
+    planned = dataclasses.replace(attempt, point=dataclasses.replace(attempt.point, **predicted))
+    for point, expected in ((planned, predicted), (attempt, dict.fromkeys(predicted))):
+        row = row_of(point, attempt.started_at + 4.0, {})
+        assert {name: row[name] for name in predicted} == expected
+
+
 def test_a_step_has_a_peak_only_when_every_rank_told_its_own(attempt: Attempt) -> None:
     world_size = attempt.point.experiment.world_size
     results = {rank: result(rank, attempt.started_at) for rank in range(world_size)}

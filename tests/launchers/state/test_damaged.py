@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 from pathlib import Path
 
@@ -38,6 +39,8 @@ def write_plan(sweep: SweepDir, planned: list[Point]) -> None:
             "verdict": "run",
             "predicted_peak_bytes": point.predicted_peak_bytes,
             "predicted_step_time_s": point.predicted_step_time_s,
+            "predicted_step_time_low_s": point.predicted_step_time_low_s,
+            "predicted_step_time_high_s": point.predicted_step_time_high_s,
             "worst_gpu_hours": point.deadline_s
             * (point.experiment.world_size if point.method == "measured" else 1)
             / 3600,
@@ -50,7 +53,9 @@ def write_plan(sweep: SweepDir, planned: list[Point]) -> None:
 
 @pytest.mark.parametrize("method", ["measured", "rehearsed"])
 def test_the_ledger_has_the_whole_point(sweep: SweepDir, method: str) -> None:
-    planned = points("ok", "raises", method=method)
+    first, second = points("ok", "raises", method=method)
+    predicted = {"predicted_step_time_low_s": 0.5, "predicted_step_time_s": 1.0, "predicted_step_time_high_s": 4.0}
+    planned = [dataclasses.replace(first, predicted_peak_bytes=7, **predicted), second]
     write_plan(sweep, planned)
     for point in planned:
         assert point_from_ledger(sweep, f"{point.stem}.json") == point

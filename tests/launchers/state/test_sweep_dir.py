@@ -22,9 +22,14 @@ from tests.results.helpers import PausedThread
 
 def test_a_point_survives_the_trip_through_its_file(sweep: SweepDir) -> None:
     [point] = points("ok", method="rehearsed")
-    point = dataclasses.replace(point, predicted_peak_bytes=5, predicted_step_time_s=0.25)
+    interval = {"predicted_step_time_low_s": 0.2, "predicted_step_time_high_s": 0.5}
+    point = dataclasses.replace(point, predicted_peak_bytes=5, predicted_step_time_s=0.25, **interval)
     assert sweep.add_points([point]) == 1
-    assert read_point(sweep.todo / f"000000-{point.experiment.id}+rehearsed.json") == point
+    path = sweep.todo / f"000000-{point.experiment.id}+rehearsed.json"
+    assert read_point(path) == point
+    written = json.loads(path.read_text())
+    path.write_text(json.dumps({name: value for name, value in written.items() if name not in interval}))
+    assert read_point(path) == dataclasses.replace(point, **dict.fromkeys(interval)), "a queue of before intervals"
 
 
 def test_points_are_added_once_whatever_their_index_and_state(sweep: SweepDir) -> None:
