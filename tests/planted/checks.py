@@ -25,6 +25,7 @@ from tests.planted.checks_of_precision import fp8_experts as fp8_experts
 from tests.planted.checks_of_precision import fp8_gathers as fp8_gathers
 from tests.planted.checks_of_precision import fp8_products as fp8_products
 from tests.planted.checks_of_precision import loss_scaling as loss_scaling
+from tests.planted.checks_of_queues import feeds as feeds
 from tests.planted.checks_of_times import step_times as step_times
 from tests.planted.plant import Fault, planted, with_fault
 from tests.pool import Pool

@@ -8,6 +8,7 @@ from tests.planted.plant import Fault
 RANKING = "sweep.advising.ranking:Ranking."
 CHOICE = "sweep.searching.choice:"
 CHECKED = "sweep.searching.checked:"
+FEEDER = "sweep.searching.feeding:Feeder."
 SESSION = "sweep.searching.session:Session."
 
 CHOICES: list[Fault] = [
@@ -66,6 +67,50 @@ CHOICES: list[Fault] = [
             {},
         ),
         check="searches",
+    ),
+    *faults_of(
+        "choices",
+        (
+            "search_forgets_what_others_try",
+            "what runs on one pilot is not counted on when another is given its point",
+            CHOICE + "choose",
+            "for one in np.flatnonzero(view.running):",
+            "for one in ():",
+            {},
+        ),
+        (
+            "search_never_takes_back",
+            "what was chosen before an end is run whatever that showed",
+            FEEDER + "_change_queue",
+            "if place not in stay:",
+            "if place not in waits:",
+            {},
+        ),
+        (
+            "search_forgets_what_runs",
+            "the budget is spent twice by points that run side by side",
+            FEEDER + "look",
+            "self._budget_gpu_hours - now.spent - sum(running)",
+            "self._budget_gpu_hours - now.spent",
+            {},
+        ),
+        (
+            "search_looks_once",
+            "nothing follows what ends",
+            FEEDER + "feed",
+            "if self._count() == before:",
+            "if before:",
+            {},
+        ),
+        (
+            "search_ends_all_early",
+            "whatever is slower than the fastest ends early",
+            "sweep.searching.rounds:next_points",
+            "slow_s = settings.slow * exp(",
+            "slow_s = exp(",
+            {},
+        ),
+        check="feeds",
     ),
     *faults_of(
         "choices",

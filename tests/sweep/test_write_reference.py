@@ -42,7 +42,7 @@ def test_the_launchers_files_have_every_option_of_the_code() -> None:
     slurm = set(read_options(PACKAGED / "launcher" / "slurm.yaml").by_name())
     assert {field.name for field in dataclasses.fields(SlurmOptions)} <= slurm
     pilot = {field.name for field in dataclasses.fields(LaunchSettings)}
-    decided_elsewhere = {"launcher", "device", "cluster", "measure", "method", "num_devices", "probe"}
+    decided_elsewhere = {"launcher", "device", "cluster", "measure", "method", "num_devices", "probe", "linger_s"}
     assert pilot - decided_elsewhere <= slurm
     assert pilot - decided_elsewhere <= set(read_options(PACKAGED / "launcher" / "local.yaml").by_name())
 
