@@ -77,7 +77,7 @@ def run_pilot(sweep: SweepDir, pilot_id: str) -> int:
 class _Pool:
     """One node that is free or busy."""
 
-    size, expected, lost_all, names, exclusion_summary = 1, 1, False, ("n0",), ""
+    size, usable, expected, lost_all, names, exclusion_summary = 1, ("n0",), 1, False, ("n0",), ""
 
     def __init__(self) -> None:
         self._busy = False

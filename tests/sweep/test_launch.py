@@ -112,7 +112,8 @@ def test_every_option_of_slurm_is_in_the_launchers_file() -> None:
     assert options == SlurmOptions()  # the file's values are the defaults
     pilots = {field.name for field in dataclasses.fields(LaunchSettings)}
     told = {field.name for field in dataclasses.fields(SlurmOptions)} | {"dry", "launcher"}
-    missing = {"num_devices", "device", "cluster", "measure", "method", "probe"}  # follow from cluster, grid, command
+    # Follow from cluster, grid, command.
+    missing = {"num_devices", "device", "cluster", "measure", "method", "probe", "linger_s"}
     assert set(config.launcher) == told | (pilots - missing)
 
 
