@@ -68,7 +68,7 @@ TORCHTITAN = (
     Refusal(
         "model",
         _uneven_tied_rows,
-        "FSDP pads rows of embedding and head apart, and tied they would drift; dp_shard * cp * tp must divide vocab_size",
+        "FSDP pads the rows of embedding and head apart: they would drift; dp_shard * cp * tp must divide vocab_size",
     ),
     Refusal(
         "engine_version", lambda e: e.engine_version != ENGINES["torchtitan"], "this adapter is of another version"

@@ -11,12 +11,14 @@ silence:
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 import importlib.util
 import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -32,7 +34,6 @@ from torchtitan.train import Trainer
 from workloads import mesh
 from workloads.adapters.steps import Ended, measure_steps
 from workloads.adapters.torchtitan_config import FLOAT8, NAME, job_config
-from workloads.adapters.torchtitan_cpu import use_cpu, use_gloo
 from workloads.adapters.torchtitan_models import fill, train_spec
 from workloads.costs.traffic import Traffic
 from workloads.engine.clock import Clock
@@ -55,8 +56,10 @@ class Torchtitan:
                 f"precision={experiment.precision} of torchtitan needs the package torchao: "
                 "pip install 'ultrasweep[torchtitan]'"
             )
+        self._cpu: ModuleType | None = None
         if device.type == "cpu":
-            use_cpu()
+            self._cpu = importlib.import_module("workloads.adapters.torchtitan_cpu")
+            self._cpu.use_cpu()
         logging.getLogger().setLevel(logging.WARNING)
         self.experiment, self.device, self.clock = experiment, device, Clock(device)
         position = mesh.coordinates(experiment, rank)
@@ -66,7 +69,9 @@ class Torchtitan:
 
     def build(self) -> None:
         os.environ["LOCAL_RANK"] = str(self.device.index or 0)  # its trainer reads its device from there
-        self._trainer = _Trainer(self.experiment, self.device, self.clock)
+        self._trainer = _Trainer(self.experiment, self.clock)
+        if self._cpu is not None:
+            self._cpu.use_gloo(self._trainer.model_parts)
         fill(self._trainer.model_parts, self.experiment)
 
     def measure(
@@ -99,7 +104,7 @@ class Torchtitan:
 class _Trainer(Trainer):
     """Its trainer, in a process group that exists, on shapes and batches from outside."""
 
-    def __init__(self, experiment: Experiment, device: torch.device, clock: Clock) -> None:
+    def __init__(self, experiment: Experiment, clock: Clock) -> None:
         self.experiment, self.clock = experiment, clock
         self.backward_end: Any = None
         self.loss_factor = 1.0
@@ -115,8 +120,6 @@ class _Trainer(Trainer):
         super().__init__(job_config(experiment))
         if experiment.cp > 1:
             set_rotate_method(self.job_config.parallelism.context_parallel_rotate_method)
-        if device.type == "cpu":
-            use_gloo(self.model_parts)
 
     def init_distributed(self) -> ParallelDims:
         """The layout's axes over the process group that the rank has made."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from torchtitan.config import JobConfig
 
 from workloads.adapters.torchtitan_models import FLAVOR
@@ -24,7 +27,7 @@ RESHARD = {0: "default", 1: "never", 2: "never", 3: "always"}
 ROTATION = {"ring": "alltoall", "allgather": "allgather"}
 """``context_parallel_rotate_method`` by kind of context parallelism."""
 CONVERTER = "quantize.linear.float8"
-FLOAT8 = {
+FLOAT8: Mapping[str, Mapping[str, Any]] = {
     "fp8_tensorwise": {
         "enable_fsdp_float8_all_gather": True,
         "precompute_float8_dynamic_scale_for_fsdp": True,

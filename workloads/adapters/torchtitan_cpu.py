@@ -29,7 +29,8 @@ def use_cpu() -> None:
     for name, module in list(sys.modules.items()):
         if name.startswith("torchtitan.") and getattr(module, "device_type", None) == "cuda":
             module.__dict__.update(device_type="cpu", device_module=torch.cpu)
-    ring.custom_ops.update({_FORWARD: _attend, _BACKWARD: _attend_backward})
+    kernels: dict[Any, Any] = {_FORWARD: _attend, _BACKWARD: _attend_backward}
+    ring.custom_ops.update(kernels)
     register_sharding(_FORWARD)(_by_heads)
     register_sharding(_BACKWARD)(_by_heads_backward)
 
@@ -47,8 +48,10 @@ def _attend(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[DTe
         query.device_mesh.get_group(),
         _SEQUENCE,
         op,
-        *(x.to_local() for x in (query, key, value)),
-        is_causal=is_causal,
+        query.to_local(),
+        key.to_local(),
+        value.to_local(),
+        is_causal,
         dropout_p=dropout_p,
         **kwargs,
     )

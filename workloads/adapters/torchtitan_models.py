@@ -51,9 +51,9 @@ def train_spec(e: Experiment) -> TrainSpec:
     return spec
 
 
-def _parallelize_tied(parallelize: ParallelizeFunction, model: nn.Module, *rest: Any) -> nn.Module:
-    """It shards embedding and head apart and ties them again when they are initialised. torch 2.13 refuses to shard apart
-    what is tied, so they are parted before."""
+def _parallelize_tied(parallelize: ParallelizeFunction, model: Any, *rest: Any) -> nn.Module:
+    """It shards embedding and head apart and ties them when they are initialised. From torch 2.12 on, FSDP refuses
+    groups that share what was one parameter when it was sharded, so they are parted before."""
     model.output.weight = nn.Parameter(torch.empty_like(model.output.weight))
     return parallelize(model, *rest)
 
