@@ -76,6 +76,8 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "cp and tp": {"cp": 2, "tp": 2, "zero_stage": 3, "recompute": "full"},
     "cp and pp": {"cp": 2, "pp": 2, "zero_stage": 1, "micro_batch_size": 2},
     "cp and dualpipe v": {"cp": 2, "pp": 2, "zero_stage": 1, "pp_schedule": "dualpipe_v"},
+    "compiled": {"compile": "block"},
+    "cp, compiled": {"cp": 2, "zero_stage": 3, "compile": "block"},
     "tied": {"model": TIED},
     "tied, ddp": {"model": TIED, "dp": 2},
     "tied, zero 2": {"model": TIED, "dp": 2, "zero_stage": 2, "recompute": "full"},
