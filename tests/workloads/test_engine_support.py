@@ -22,6 +22,8 @@ MODEL = ModelSpec(
     ffn_hidden_size=64,
     vocab_size=128,
 )
+QWEN = dataclasses.replace(MODEL, tie_embeddings=True, qk_norm=True)
+WIDE_HEADS = dataclasses.replace(MODEL, head_dim=16)
 
 
 def of(**fields: Any) -> Experiment:
@@ -39,9 +41,30 @@ def of(**fields: Any) -> Experiment:
         ({"dp": 2, "zero_stage": 1}, "zero_stage=1"),
         ({"dp": 2, "pp": 2, "zero_stage": 2}, "zero_stage=2"),
         ({"dp": 2, "tp": 2, "zero_stage": 3, "sequence_parallel": False}, "sequence_parallel=False"),
-        ({"cp": 2, "zero_stage": 3}, "cp=2"),
+        ({"cp": 2, "zero_stage": 3, "precision": "fp32"}, "precision=fp32"),
+        ({"cp": 2, "zero_stage": 3, "cp_kind": "ulysses"}, "cp_kind=ulysses"),
+        ({"cp": 2}, "zero_stage=0"),
+        ({"dp": 2, "cp": 2}, "zero_stage=0"),
+        ({"cp": 2, "tp": 2, "zero_stage": 3, "seq_len": 36}, "seq_len=36"),
+        ({"dp": 2, "pp": 2, "zero_stage": 3, "pp_schedule": "zero_bubble_v"}, "zero_stage=3"),
+        ({"dp": 2, "pp": 2, "zero_stage": 3, "pp_schedule": "dualpipe_v"}, "zero_stage=3"),
+        (
+            {"dp": 2, "pp": 2, "zero_stage": 1, "pp_schedule": "dualpipe_v", "global_batch_size": 6},
+            "num_microbatches=3",
+        ),
+        ({"dp": 2, "pp": 2, "zero_stage": 1, "pp_schedule": "dualpipe_v", "compile": "block"}, "compile=block"),
+        (
+            {"dp": 2, "pp": 2, "zero_stage": 1, "pp_schedule": "interleaved_1f1b", "global_batch_size": 10},
+            "num_microbatches=5",
+        ),
+        ({"model": QWEN, "dp": 2, "pp": 2, "zero_stage": 1}, "pp=2"),
+        ({"model": WIDE_HEADS, "cp": 2, "tp": 2, "zero_stage": 3}, "cp=2"),
+        ({"model": WIDE_HEADS, "tp": 2, "precision": "fp32"}, "precision=fp32"),
+        ({"model": dataclasses.replace(QWEN, vocab_size=127), "dp": 2, "zero_stage": 3}, "model=tiny"),
         ({"precision": "fp64"}, "precision=fp64"),
+        ({"precision": "fp8_blockwise", "dp": 2, "zero_stage": 3}, "precision=fp8_blockwise"),
         ({"precision": "fp8_rowwise"}, "precision=fp8_rowwise"),
+        ({"precision": "fp8_rowwise", "dp": 2, "tp": 2, "zero_stage": 3}, "precision=fp8_rowwise"),
         ({"attention": "flash"}, "attention=flash"),
         ({"recompute": "selective"}, "recompute=selective"),
         ({"recompute": "full", "recompute_every": 2}, "recompute_every=2"),
@@ -114,6 +137,13 @@ def test_what_megatron_runs_is_not_refused(fields: dict[str, Any]) -> None:
         {"tp": 2, "precision": "fp32"},
         {"pp": 2, "pp_schedule": "zero_bubble_v", "precision": "fp32"},
         {"recompute": "full", "compile": "block"},
+        {"dp": 2, "pp": 2, "zero_stage": 1, "pp_schedule": "dualpipe_v"},
+        {"cp": 2, "zero_stage": 2},
+        {"dp": 2, "cp": 2, "tp": 2, "zero_stage": 3, "cp_kind": "allgather"},
+        {"model": QWEN, "dp": 2, "tp": 2, "zero_stage": 3},
+        {"model": WIDE_HEADS, "cp": 2, "zero_stage": 3},
+        {"precision": "fp8_tensorwise"},
+        {"precision": "fp8_rowwise", "dp": 2, "zero_stage": 3, "recompute": "full"},
     ],
 )
 def test_what_torchtitan_can_run_is_not_refused(fields: dict[str, Any]) -> None:
@@ -143,3 +173,14 @@ def test_megatron_is_refused_where_there_is_no_cuda_device() -> None:
         "CUDA devices"
     ]
     assert refused(of(), "cpu") == [] == refused(of(engine=ENGINE), "cpu")
+
+
+def test_torchtitan_on_a_cpu_has_no_fp8_and_needs_no_kernels_of_cuda() -> None:
+    for fields in ({"cp": 2, "zero_stage": 3}, {"model": WIDE_HEADS, "tp": 2}):
+        e = of(**fields, precision="fp32")
+        assert refused(e, "cpu") == []
+        assert len(refused(e)) == 1
+    assert refused(of(precision="fp8_tensorwise"), "cpu") == [
+        "torchtitan 0.2.2+1 cannot run precision=fp8_tensorwise: its float8 products need CUDA devices of capability "
+        "8.9; use bf16"
+    ]

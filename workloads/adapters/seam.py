@@ -60,7 +60,7 @@ class RankEngine(Protocol):
 
 def engine_of(experiment: Experiment, rank: int, device: torch.device) -> RankEngine:
     """The experiment's engine. Raises `UnsupportedByEngine` when it cannot run the experiment or is not installed."""
-    if found := refused(experiment):
+    if found := refused(experiment, device.type):
         raise UnsupportedByEngine("; ".join(found))
     if experiment.engine == ENGINE:
         return Ultrasweep(experiment, rank, device)

@@ -15,6 +15,7 @@ import torch
 import torch._dynamo
 from torch.overrides import TorchFunctionMode
 
+from workloads import engine_support
 from workloads.experiment import Experiment
 
 _CPU = torch.device("cpu")
@@ -63,6 +64,7 @@ def cuda_on_cpu() -> Iterator[None]:
         (random, "_get_cuda_rng_state", lambda *_, **__: torch.get_rng_state()),
         (random, "_set_cuda_rng_state", lambda *_, **__: None),
         (megatron, "require_cuda", lambda device: None),
+        (engine_support, "ON_CUDA_ALONE", ()),
     )
     patches = [mock.patch.object(owner, name, new) for owner, name, new in replaced]
     for patch in patches:

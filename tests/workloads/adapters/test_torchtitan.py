@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,11 @@ pytestmark = [
         reason=f"{', '.join(MISSING)} not installed: tests/workloads/adapters/packages installs them",
     ),
 ]
+FOUR = dataclasses.replace(MODEL, num_layers=4)
+TIED = dataclasses.replace(FOUR, tie_embeddings=True)
+QK_NORM = dataclasses.replace(FOUR, qk_norm=True)
+QWEN = dataclasses.replace(TIED, qk_norm=True)
+WIDE_HEADS = dataclasses.replace(FOUR, head_dim=16)
 LAYOUTS: dict[str, dict[str, Any]] = {
     "one rank": {},
     "ddp, full recomputation": {"dp": 2, "recompute": "full"},
@@ -40,19 +47,54 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "1f1b": {"pp": 2},
     "interleaved": {"pp": 2, "pp_schedule": "interleaved_1f1b", "virtual_stages": 2},
     "zero bubble v": {"pp": 2, "pp_schedule": "zero_bubble_v"},
+    "zero bubble v, zero 1": {"dp": 2, "pp": 2, "zero_stage": 1, "pp_schedule": "zero_bubble_v"},
+    "interleaved, zero 3": {
+        "dp": 2,
+        "pp": 2,
+        "zero_stage": 3,
+        "pp_schedule": "interleaved_1f1b",
+        "virtual_stages": 2,
+    },
+    "dualpipe v": {"pp": 2, "pp_schedule": "dualpipe_v"},
+    "dualpipe v, zero 1, full recomputation": {
+        "dp": 2,
+        "pp": 2,
+        "zero_stage": 1,
+        "pp_schedule": "dualpipe_v",
+        "global_batch_size": 16,
+        "recompute": "full",
+    },
+    "dualpipe v and tp": {"tp": 2, "pp": 2, "pp_schedule": "dualpipe_v"},
     "zero 1 and pp": {"dp": 2, "pp": 2, "zero_stage": 1},
     "zero 3 and pp": {"dp": 2, "pp": 2, "zero_stage": 3},
     "tp and pp": {"tp": 2, "pp": 2},
+    "cp": {"cp": 2, "zero_stage": 3},
+    "cp, all gathered": {"cp": 2, "zero_stage": 2, "cp_kind": "allgather"},
+    "cp of four": {"cp": 4, "zero_stage": 2},
+    "dp and cp": {"dp": 2, "cp": 2, "zero_stage": 2, "micro_batch_size": 2},
+    "replicas and cp": {"dp_replicate": 2, "cp": 2, "zero_stage": 3},
+    "cp and tp": {"cp": 2, "tp": 2, "zero_stage": 3, "recompute": "full"},
+    "cp and pp": {"cp": 2, "pp": 2, "zero_stage": 1, "micro_batch_size": 2},
+    "cp and dualpipe v": {"cp": 2, "pp": 2, "zero_stage": 1, "pp_schedule": "dualpipe_v"},
+    "compiled": {"compile": "block"},
+    "cp, compiled": {"cp": 2, "zero_stage": 3, "compile": "block"},
+    "tied": {"model": TIED},
+    "tied, ddp": {"model": TIED, "dp": 2},
+    "tied, zero 2": {"model": TIED, "dp": 2, "zero_stage": 2, "recompute": "full"},
+    "tied, uneven vocabulary over tp": {"model": dataclasses.replace(TIED, vocab_size=127), "tp": 2},
+    "qk_norm and tp": {"model": QK_NORM, "tp": 2},
+    "qk_norm, tied, zero 3 and tp": {"model": QWEN, "dp": 2, "tp": 2, "zero_stage": 3},
+    "qk_norm, tied, cp": {"model": QWEN, "cp": 2, "zero_stage": 3, "recompute": "full"},
+    "head size of its own, hsdp": {"model": WIDE_HEADS, "dp_replicate": 2, "dp_shard": 2, "zero_stage": 3},
 }
 
 
 def steps(folder: Path, engine: str, **fields: Any) -> list[list[StepRecord]]:
     """Of every rank."""
-    model = dataclasses.replace(MODEL, num_layers=4)
     experiment = Experiment.canonical(
-        **{"model": model, "seq_len": 32, "global_batch_size": 8, "precision": "fp32", "engine": engine, **fields}
+        **{"model": FOUR, "seq_len": 32, "global_batch_size": 8, "precision": "fp32", "engine": engine, **fields}
     )
-    assert refused(experiment) == []
+    assert refused(experiment, "cpu") == []
     folder.mkdir()
     codes = run(folder, experiment, timeout_s=240, measure=MeasureSpec(warmup_steps=1, timed_steps=2))
     errors = [protocol.read_error(folder, rank) for rank in range(experiment.world_size)]
@@ -62,16 +104,23 @@ def steps(folder: Path, engine: str, **fields: Any) -> list[list[StepRecord]]:
 
 
 @pytest.fixture(scope="module")
-def ours(tmp_path_factory: pytest.TempPathFactory) -> list[StepRecord]:
+def ours(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[StepRecord]]:
     """Of one rank: those of our other layouts are the same (tests/workloads/engine/test_parity.py)."""
-    return steps(tmp_path_factory.mktemp("ours") / "task", "ultrasweep")[0]
+
+    @cache
+    def of(**fields: Any) -> list[StepRecord]:
+        return steps(tmp_path_factory.mktemp("ours") / "task", "ultrasweep", **fields)[0]
+
+    return of
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_losses_and_norms_equal_ours(tmp_path: Path, layout: str, ours: list[StepRecord]) -> None:
-    for theirs in steps(tmp_path / "theirs", "torchtitan", **LAYOUTS[layout]):
-        assert [step.loss for step in theirs] == pytest.approx([step.loss for step in ours], rel=1e-6)
-        assert [step.grad_norm for step in theirs] == pytest.approx([step.grad_norm for step in ours], rel=1e-6)
+def test_losses_and_norms_equal_ours(tmp_path: Path, layout: str, ours: Callable[..., list[StepRecord]]) -> None:
+    asked = LAYOUTS[layout]
+    own = ours(**{field: asked[field] for field in ("model", "global_batch_size") if field in asked})
+    for theirs in steps(tmp_path / "theirs", "torchtitan", **asked):
+        assert [step.loss for step in theirs] == pytest.approx([step.loss for step in own], rel=1e-6)
+        assert [step.grad_norm for step in theirs] == pytest.approx([step.grad_norm for step in own], rel=1e-6)
         assert all(step.pipeline_idle_s is None and step.reduce_exposed_s is None for step in theirs)
         assert all(step.step_time_s > 0 for step in theirs)
 

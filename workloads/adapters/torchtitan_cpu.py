@@ -1,0 +1,98 @@
+"""What torchtitan lacks on a machine without accelerator, where it is tested and not measured.
+
+- It takes such a machine for one with CUDA.
+- gloo has no pre-multiplied sum, which FSDP asks for where gradients are not divided.
+- torch's ring attention and its sharding of heads know the kernels of CUDA alone.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.experimental import register_sharding
+from torch.distributed.tensor.experimental._context_parallel import _attention as ring
+
+_FORWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+_HEADS, _SEQUENCE = 1, 2
+"""The dims of queries, keys and values that tensor and context parallelism divide."""
+
+
+def use_cpu() -> None:
+    """In every module that asked for the device when it was imported, and in what the ring takes for attention."""
+    for name, module in list(sys.modules.items()):
+        if name.startswith("torchtitan.") and getattr(module, "device_type", None) == "cuda":
+            module.__dict__.update(device_type="cpu", device_module=torch.cpu)
+    kernels: dict[Any, Any] = {_FORWARD: _attend, _BACKWARD: _attend_backward}
+    ring.custom_ops.update(kernels)
+    register_sharding(_FORWARD)(_by_heads)
+    register_sharding(_BACKWARD)(_by_heads_backward)
+
+
+def use_gloo(parts: Iterable[nn.Module]) -> None:
+    for part in parts:
+        for module in part.modules():
+            if isinstance(module, FSDPModule):
+                module.set_force_sum_reduction_for_comms(True)
+
+
+def _attend(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[DTensor, DTensor]:
+    query, key, value, dropout_p, is_causal = _positional(args)
+    found = ring._templated_ring_attention(
+        query.device_mesh.get_group(),
+        _SEQUENCE,
+        op,
+        query.to_local(),
+        key.to_local(),
+        value.to_local(),
+        is_causal,
+        dropout_p=dropout_p,
+        **kwargs,
+    )
+    out, logsumexp = (_divided(x, query) for x in found)
+    return out, logsumexp
+
+
+def _attend_backward(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[DTensor, ...]:
+    *tensors, dropout_p, is_causal = args
+    grad_out, query, key, value, out, logsumexp = (x.to_local() for x in tensors)
+    found = ring._templated_ring_attention_backward(
+        tensors[1].device_mesh.get_group(),
+        _SEQUENCE,
+        op,
+        grad_out,
+        "grad_out",
+        query,
+        key,
+        value,
+        out,
+        logsumexp,
+        is_causal,
+        dropout_p=dropout_p,
+        **kwargs,
+    )
+    return tuple(_divided(x, tensors[1]) for x in found)
+
+
+def _by_heads(*args: Any, **kwargs: Any) -> list[tuple[list[Any], list[Any]]]:
+    """What its tensor-parallel ranks may hold: the same heads of everything."""
+    return [([kind] * 2, [kind] * 3 + [None] * (len(args) - 3)) for kind in (Shard(_HEADS), Replicate())]
+
+
+def _by_heads_backward(*args: Any, **kwargs: Any) -> list[tuple[list[Any], list[Any]]]:
+    return [([kind] * 3, [kind] * 6 + [None] * (len(args) - 6)) for kind in (Shard(_HEADS), Replicate())]
+
+
+def _positional(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Query, key, value, dropout_p and is_causal: those at the end are left out where they have their defaults."""
+    return (*args, 0.0, False)[:5] if len(args) == 3 else (*args, False)[:5]
+
+
+def _divided(local: Tensor, like: DTensor) -> DTensor:
+    return DTensor.from_local(local, like.device_mesh, [Shard(_SEQUENCE)], run_check=False)

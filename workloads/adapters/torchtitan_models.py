@@ -1,0 +1,145 @@
+"""torchtitan's model of our shape, and our first values in its parameters.
+
+Its Llama takes dense models. What Llama lacks (tied embeddings, norms of queries and keys, a head size of its own) its
+Qwen3 has.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from torchtitan.models.llama3.model.args import RoPEScalingArgs, TransformerModelArgs
+from torchtitan.models.qwen3.model.args import Qwen3ModelArgs
+from torchtitan.protocols.train_spec import ParallelizeFunction, TrainSpec
+
+from workloads import weights
+from workloads.engine.parameters import initial_part
+from workloads.engine_support import torchtitan_model
+from workloads.experiment import Experiment
+from workloads.model_spec import ModelSpec
+from workloads.weights import Weight
+
+FLAVOR = "own"
+_BLOCK = {
+    "attention.wq": "attention.q",
+    "attention.wk": "attention.k",
+    "attention.wv": "attention.v",
+    "attention.wo": "attention.o",
+    "feed_forward.w1": "ffn.gate",
+    "feed_forward.w2": "ffn.down",
+    "feed_forward.w3": "ffn.up",
+}
+"""Its names of a layer's matrices, and ours (`workloads.weights`). Norms have one name."""
+_WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.", "module.")
+"""What compilation, recomputation and DDP put into names."""
+
+
+def train_spec(e: Experiment) -> TrainSpec:
+    """What its trainer takes for a model: the class, how it is made parallel, and ``FLAVOR``, our shape."""
+    family = torchtitan_model(e.model)
+    spec: TrainSpec = importlib.import_module(f"torchtitan.models.{family}").get_train_spec()
+    spec.model_args = {FLAVOR: _llama(e.model) if family == "llama3" else _qwen(e)}
+    if e.model.tie_embeddings:
+        spec.parallelize_fn = partial(_parallelize_tied, spec.parallelize_fn)
+    return spec
+
+
+def _parallelize_tied(parallelize: ParallelizeFunction, model: Any, *rest: Any) -> nn.Module:
+    """It shards embedding and head apart and ties them when they are initialised. From torch 2.12 on, FSDP refuses
+    groups that share what was one parameter when it was sharded, so they are parted before."""
+    model.output.weight = nn.Parameter(torch.empty_like(model.output.weight))
+    return parallelize(model, *rest)
+
+
+def _llama(m: ModelSpec) -> TransformerModelArgs:
+    return TransformerModelArgs(
+        dim=m.hidden_size,
+        n_layers=m.num_layers,
+        n_heads=m.num_heads,
+        n_kv_heads=m.num_kv_heads,
+        vocab_size=m.vocab_size,
+        multiple_of=m.ffn_hidden_size,  # it rounds 2/3 of 4 h up to a multiple: of this, with the factor, one
+        ffn_dim_multiplier=m.ffn_hidden_size / (8 * m.hidden_size),
+        norm_eps=m.norm_eps,
+        rope_theta=m.rope_theta,
+        rope_scaling_args=RoPEScalingArgs(scaling_factor=1.0),
+    )
+
+
+def _qwen(e: Experiment) -> Qwen3ModelArgs:
+    m = e.model
+    return Qwen3ModelArgs(
+        dim=m.hidden_size,
+        n_layers=m.num_layers,
+        n_heads=m.num_heads,
+        n_kv_heads=m.num_kv_heads,
+        head_dim=m.head_dim,
+        hidden_dim=m.ffn_hidden_size,
+        vocab_size=m.vocab_size,
+        norm_eps=m.norm_eps,
+        rope_theta=m.rope_theta,
+        max_seq_len=e.seq_len,
+        qk_norm=m.qk_norm,
+        enable_weight_tying=m.tie_embeddings,
+    )
+
+
+@torch.no_grad()
+def fill(parts: Iterable[nn.Module], e: Experiment) -> None:
+    """Give every parameter our seed's values."""
+    for part in parts:
+        for name, parameter in part.named_parameters():
+            value = to_theirs(e.model, name, initial_part(weight_of(e.model, name), e.seed, parameter.device, {}))
+            if isinstance(parameter, DTensor):
+                shape, offset = compute_local_shape_and_global_offset(
+                    parameter.shape, parameter.device_mesh, parameter.placements
+                )
+                for dim, (first, size) in enumerate(zip(offset, shape, strict=True)):
+                    value = value.narrow(dim, first if size else 0, size)
+                parameter.to_local().copy_(value)
+            else:
+                parameter.copy_(value)
+
+
+def weight_of(m: ModelSpec, name: str) -> Weight:
+    """Our weight for one of its parameters. A tied embedding is one parameter there, too."""
+    ends = {
+        "tok_embeddings.weight": weights.embedding,
+        "norm.weight": weights.final_norm,
+        "output.weight": weights.head,
+    }
+    name = _plain(name)
+    if name in ends:
+        return ends[name](m)
+    _, layer, short = name.removesuffix(".weight").split(".", 2)
+    prefix = f"layers.{layer}"
+    own = {weight.name: weight for weight in weights.block(m, prefix, routed=False)}
+    return own[f"{prefix}.{_BLOCK.get(short, short)}"]
+
+
+def to_theirs(m: ModelSpec, name: str, value: Tensor) -> Tensor:
+    """A whole weight of ours as its parameter ``name``: its Llama rotates neighbouring elements of a head, we (and its
+    Qwen3) the halves, so the rows of queries and keys are put in its order."""
+    return value.unflatten(0, (-1, 2, m.head_dim // 2)).transpose(1, 2).flatten(0, 2) if _pairs(m, name) else value
+
+
+def to_ours(m: ModelSpec, name: str, value: Tensor) -> Tensor:
+    """Inverse of `to_theirs`."""
+    return value.unflatten(0, (-1, m.head_dim // 2, 2)).transpose(1, 2).flatten(0, 2) if _pairs(m, name) else value
+
+
+def _pairs(m: ModelSpec, name: str) -> bool:
+    return torchtitan_model(m) == "llama3" and _plain(name).endswith(("attention.wq.weight", "attention.wk.weight"))
+
+
+def _plain(name: str) -> str:
+    for wrapper in _WRAPPERS:
+        name = name.replace(wrapper, "")
+    return name
