@@ -33,7 +33,7 @@ NOT_IMPORTED = {
     "types-pyyaml": "types for mypy",
 }
 
-ENGINES = {"megatron", "torchtitan"}
+ENGINES = {"deepspeed", "megatron", "torchtitan"}
 """Other engines, installed beside by `tests/sweep/engine_configs/packages`: tests with their parsers skip without."""
 
 

@@ -57,7 +57,7 @@ PRECISION: Mapping[str, Choice] = {
     "fp8_rowwise": Choice(
         options={
             **_FLOAT8,
-            "quantize.linear.float8.recipe_name": "rowwise",
+            "quantize.linear.float8.recipe_name": "rowwise_with_gw_hp",
             "quantize.linear.float8.filter_fqns": ["output"],
         }
     ),
@@ -85,8 +85,13 @@ SCHEDULES: Mapping[str, Choice] = {
         "dualpipe_v": "DualPipeV",
     }.items()
 }
+SPLIT_BACKWARD = ("interleaved_zero_bubble", "zero_bubble_v", "dualpipe_v")
+"""Schedules that run the backward of inputs and that of weights apart."""
 CONTEXT: Mapping[str, Choice] = {
-    "ring": Choice(options={"parallelism.context_parallel_rotate_method": "alltoall"}),
+    "ring": Choice(
+        options={"parallelism.context_parallel_rotate_method": "alltoall"},
+        warning="its trainer gathers all keys and values, whatever this option says: more memory, other traffic",
+    ),
     "allgather": Choice(options={"parallelism.context_parallel_rotate_method": "allgather"}),
     "ulysses": Choice(refused="it exchanges keys and values, never heads; ring or allgather would work"),
 }
@@ -191,6 +196,8 @@ def _sharding(draft: Draft) -> None:
         draft.refuse("zero_stage", "FSDP shards gradients, too; 2 would work")
     elif e.zero_stage == 2 and e.pp > 1:
         draft.refuse("zero_stage", "its pipeline reduces gradients once a step; 1 or 3 would work")
+    elif e.zero_stage == 3 and e.pp > 1 and e.pp_schedule in SPLIT_BACKWARD:
+        draft.refuse("zero_stage", "FSDP loses gradients where a backward is split; 1 would work")
     elif e.zero_stage == 3:
         draft.set({policy: "always" if e.pp > 1 else "default"})
     else:

@@ -135,6 +135,11 @@ def test_no_field_is_dropped_in_silence(engine: str) -> None:
         ("torchtitan", layout("llama1b", pp=2, global_batch_size=8, precision="fp32"), ["model.tie_embeddings"]),
         ("torchtitan", layout("qwen3_30b_a3b", dp=2, zero_stage=1, pp=2, global_batch_size=8), ["pp"]),
         ("torchtitan", layout("mixtral_8x7b", dp=4, zero_stage=3, tp=2, ep=1, etp=1, global_batch_size=8), ["etp"]),
+        (
+            "torchtitan",
+            layout("llama8b", dp=2, zero_stage=3, pp=4, pp_schedule="zero_bubble_v", global_batch_size=32),
+            ["zero_stage"],
+        ),
         ("megatron", layout("llama8b", pp=4, pp_schedule="gpipe", global_batch_size=8), ["pp_schedule"]),
         ("megatron", layout("llama8b", dp=4, precision="fp8_rowwise", global_batch_size=8), ["precision"]),
         ("megatron", layout("llama8b", dp=4, zero_stage=3, pp=2, global_batch_size=8), ["zero_stage"]),
@@ -159,6 +164,11 @@ def test_torchtitan_by_hand() -> None:
     # "default" keeps parameters gathered under a pipeline, which is no ZeRO-3.
     piped = layout("llama8b", dp=2, zero_stage=3, pp=2, global_batch_size=32)
     assert torchtitan.export(piped, "x")[0].options["parallelism.fsdp_reshard_after_forward"] == "always"
+    long = {
+        kind: layout("llama8b", cp=4, zero_stage=3, cp_kind=kind, global_batch_size=4) for kind in ("ring", "allgather")
+    }
+    assert "gathers all keys" in str(engine_config(long["ring"], "torchtitan").warnings)
+    assert not engine_config(long["allgather"], "torchtitan").warnings
 
 
 def test_megatron_by_hand(tmp_path: Path) -> None:
