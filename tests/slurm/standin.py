@@ -6,7 +6,7 @@ other modules come from the sweep's own copy of the code, as in every job.
 
 A rank behaves as the name of its model says: ``ok``, ``ok_3`` (runs for three seconds), ``oom``, ``raises``,
 ``killed``, ``hangs``, ``stale``; any other model fails now and then, decided by the experiment's id: every attempt
-repeats it.
+repeats it. With a table of answers (`ANSWERS`) every layout is as fast as the table says, or runs out of memory.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import importlib.util
+import json
 import os
 import signal
 import socket
@@ -33,8 +34,29 @@ ONE_PROCESS = "STANDIN_ONE_PROCESS"
 """Environment variable: one process stands for all ranks of a node, since a point of 512 processes needs many cores."""
 FAILING_FILES = "STANDIN_FAILING_FILES"
 """Environment variable: the share of a pilot's own calls on the sweep's files that fail."""
+ANSWERS = "STANDIN_ANSWERS"
+"""Environment variable: a JSON file with the step time in seconds of every layout, null where it runs out of memory."""
 STEP_S = 0.01
+SHARE_OF_STEP = 0.05
+"""A step of a layout from the table of answers really takes this share of the time that it says."""
 GIB = 2**30
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Script:
+    """What the ranks of an experiment do."""
+
+    kind: str
+    """``ok`` or one of `FAULTS`."""
+    steps: int
+    warmup_steps: int
+    """Of those: the first ones."""
+    lasts_s: float
+    """What a step really takes."""
+    step_time_s: float
+    """What a step says that it takes."""
+    beats: bool
+    """It beats in every step: of many short points steps are not what is being tested."""
 
 
 def shift_clock() -> None:
@@ -84,13 +106,41 @@ def behaviour(name: str, experiment_id: str) -> tuple[str, float]:
     return "ok", 0.0
 
 
+def layout_key(layout: Any, model: str) -> str:
+    """A layout's name in the table of answers."""
+    x = layout
+    return f"{model} {x.world_size} dp{x.dp} tp{x.tp} pp{x.pp} mbs{x.micro_batch_size} zero{x.zero_stage}"
+
+
+def script_of(task: Any) -> Script:
+    """Raises `KeyError` for a layout that the table of answers has not: the rank then fails with it."""
+    experiment, measure = task.experiment, task.measure
+    if ANSWERS in os.environ:
+        answers = json.loads(Path(os.environ[ANSWERS]).read_text())
+        return recorded_script(answers[layout_key(experiment, experiment.model.name)], measure)
+    kind, seconds = behaviour(experiment.model.name, experiment.id)
+    count = measure.steps_of(None)
+    lasts_s = max(STEP_S, seconds / count)
+    return Script(kind, count, measure.warmup_steps, lasts_s, STEP_S, beats=bool(seconds))
+
+
+def recorded_script(step_time_s: float | None, measure: Any) -> Script:
+    """Every step takes the same time; a slow run ends early, as `workloads.step.measure` ends it."""
+    from workloads.protocol import WARM_STEPS
+
+    if step_time_s is None:
+        return Script("oom", 2, 2, STEP_S, STEP_S, beats=True)
+    warmup = min(WARM_STEPS, measure.warmup_steps) if measure.is_slow(step_time_s) else measure.warmup_steps
+    count = warmup + measure.timed_steps_of(step_time_s)
+    return Script("ok", count, warmup, SHARE_OF_STEP * step_time_s, step_time_s, beats=True)
+
+
 def run_rank(folder: Path, rank: int, local_rank: int, beat: Any) -> NoReturn:
     """Stands for `workloads.worker.run_rank`. The last rank is the one that fails, at the second step."""
     from workloads import protocol
 
     task = protocol.read_task(folder)
-    kind, seconds = behaviour(task.experiment.model.name, task.experiment.id)
-    count = task.measure.steps_of(None)
+    script = script_of(task)
     ranks = range(rank, rank + 1)
     if ONE_PROCESS in os.environ:
         ranks = range(rank, min(rank + task.cluster.devices_per_node, task.experiment.world_size))
@@ -98,17 +148,17 @@ def run_rank(folder: Path, rank: int, local_rank: int, beat: Any) -> NoReturn:
     for phase in ("spawn", "rendezvous", "build"):
         started[phase] = time.time()
     beat("build")
-    for step in range(count):
-        phase: Any = "warmup" if step < task.measure.warmup_steps else "step"
+    for step in range(script.steps):
+        phase: Any = "warmup" if step < script.warmup_steps else "step"
         started.setdefault(phase, time.time())
-        if seconds or step in (0, 1):  # many short points: their steps are not what is being tested
+        if script.beats or step in (0, 1):
             beat(phase, step)
-        if step == 1 and kind in FAULTS:
-            _fail(folder, ranks, kind, task.experiment.world_size)
-        _sleep(max(STEP_S, seconds / count), lambda: beat(phase, step))  # noqa: B023
+        if step == 1 and script.kind in FAULTS:
+            _fail(folder, ranks, script.kind, task.experiment.world_size)
+        _sleep(script.lasts_s, lambda: beat(phase, step))  # noqa: B023
     started["teardown"] = time.time()
     for one in ranks:
-        protocol.write_json(protocol.result_path(folder, one), _result(task, one, started))
+        protocol.write_json(protocol.result_path(folder, one), _result(task, script, one, started))
     beat("done")
     os._exit(0)
 
@@ -149,7 +199,7 @@ def _error(folder: Path, ranks: range, kind: Any, message: str) -> NoReturn:
     os._exit(1)
 
 
-def _result(task: Any, rank: int, started: Mapping[str, float]) -> Any:
+def _result(task: Any, script: Script, rank: int, started: Mapping[str, float]) -> Any:
     from workloads import protocol
     from workloads.mesh import coordinates
 
@@ -158,15 +208,15 @@ def _result(task: Any, rank: int, started: Mapping[str, float]) -> Any:
     steps = [
         protocol.StepRecord(
             step=step,
-            is_warmup=step < task.measure.warmup_steps,
-            step_time_s=STEP_S,
+            is_warmup=step < script.warmup_steps,
+            step_time_s=script.step_time_s,
             loss=5.5 - 0.1 * step,
             grad_norm=1.0,
             peak_allocated_bytes=2 * GIB,
             peak_reserved_bytes=4 * GIB,
             allocator_retries=0,
         )
-        for step in range(task.measure.steps_of(None))
+        for step in range(script.steps)
     ]
     return protocol.RankResult(
         rank=rank,
