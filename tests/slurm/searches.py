@@ -35,9 +35,10 @@ CELLS = (("llama3.57b", 64), ("llama8.86b", 64))
 KILLS = (4, 9, 14)
 """So many rows are there when a pilot is killed."""
 CRASH = 7
-"""So many rows are there when a node crashes."""
-BACK_S = 20.0
-"""So long it is gone."""
+"""So many rows are there when a node crashes, for good."""
+IN_STEPS_S = 2.0
+"""A point that runs for so long is in its steps, and a step or more is left. Phases do not tell: of the ranks of a node
+only the first one has a heartbeat here."""
 WORDS = (
     *("launcher=slurm", "launcher.max_nodes=64", "launcher.lease_s=30", "launcher.signal_delay_s=60"),
     *("+launcher.environment.STANDIN_ONE_PROCESS=1", "plan.run_predicted_oom=true"),
@@ -93,7 +94,7 @@ class SearchRun:
         assert process.returncode == 0, self.output[-3000:]
 
     def _disturb(self) -> None:
-        """Kill a pilot, or crash a node of one, when it is time for that and a point is in its steps."""
+        """Kill a pilot, or crash a node of one, when it is time for that and one runs a point."""
         done = len(entry_names(self.dir.done)) if self.dir.done.is_dir() else 0
         kills = len(self.killed) - (self.crashed is not None)
         crash = self.crashed is None and done >= CRASH
@@ -101,7 +102,7 @@ class SearchRun:
             return
         for state in pilot_state.all_states(self.dir):
             alive = state.activity != "ended" and state.pilot_id not in self.killed
-            if alive and any(one.phase in ("warmup", "step") for one in state.running):
+            if alive and any(time.time() - one.started_at > IN_STEPS_S for one in state.running):
                 self.killed.append(state.pilot_id)
                 if crash:
                     self.crashed = state.nodes[-1]

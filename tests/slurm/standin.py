@@ -37,8 +37,8 @@ FAILING_FILES = "STANDIN_FAILING_FILES"
 ANSWERS = "STANDIN_ANSWERS"
 """Environment variable: a JSON file with the step time in seconds of every layout, null where it runs out of memory."""
 STEP_S = 0.01
-SHARE_OF_STEP = 0.05
-"""A step of a layout from the table of answers really takes this share of the time that it says."""
+SHARE_OF_STEP, LONGEST_STEP_S = 0.3, 2.0
+"""A step of a layout from the table of answers really takes this share of the time that it says, and at most so long."""
 GIB = 2**30
 
 
@@ -132,7 +132,7 @@ def recorded_script(step_time_s: float | None, measure: Any) -> Script:
         return Script("oom", 2, 2, STEP_S, STEP_S, beats=True)
     warmup = min(WARM_STEPS, measure.warmup_steps) if measure.is_slow(step_time_s) else measure.warmup_steps
     count = warmup + measure.timed_steps_of(step_time_s)
-    return Script("ok", count, warmup, SHARE_OF_STEP * step_time_s, step_time_s, beats=True)
+    return Script("ok", count, warmup, min(LONGEST_STEP_S, SHARE_OF_STEP * step_time_s), step_time_s, beats=True)
 
 
 def run_rank(folder: Path, rank: int, local_rank: int, beat: Any) -> NoReturn:
