@@ -31,7 +31,8 @@ from workloads.experiment import Experiment, from_dict
 
 NODES = 64
 CELLS = (("llama3.57b", 64), ("llama8.86b", 64))
-"""Eight nodes a point: with `search.batch` of 4, eight pilots fill the cluster."""
+"""Eight nodes a point: eight pilots fill the cluster."""
+BATCH = 4
 KILLS = (4, 9, 14)
 """So many rows are there when a pilot is killed."""
 CRASH = 7
@@ -41,7 +42,7 @@ IN_STEPS_S = 2.0
 only the first one has a heartbeat here."""
 WORDS = (
     *("launcher=slurm", "launcher.max_nodes=64", "launcher.lease_s=30", "launcher.signal_delay_s=60"),
-    *("+launcher.environment.STANDIN_ONE_PROCESS=1", "plan.run_predicted_oom=true"),
+    *("+launcher.environment.STANDIN_ONE_PROCESS=1", "plan.run_predicted_oom=true", f"search.batch={BATCH}"),
 )
 
 
