@@ -129,7 +129,13 @@ def _judge(
 
 
 def _not_started(error: StartFailed) -> Execution:
-    failed = Outcome(outcome="crash", phase="spawn", failed_rank=error.rank, evidence=str(error), infrastructure=True)
+    failed = Outcome(
+        outcome="node_failure" if error.node_lost else "crash",
+        phase="spawn",
+        failed_rank=error.rank,
+        evidence=str(error),
+        infrastructure=True,
+    )
     return Execution(outcome=failed, results={}, survivors=error.survivors)
 
 

@@ -39,10 +39,12 @@ class Termination:
 class StartFailed(UltrasweepError):
     """A rank could not be started; the others have been killed again, except ``survivors``."""
 
-    def __init__(self, message: str, rank: int, survivors: tuple[str, ...] = ()) -> None:
+    def __init__(self, message: str, rank: int, survivors: tuple[str, ...] = (), node_lost: bool = False) -> None:
+        """``node_lost``: because its node was lost."""
         super().__init__(message)
         self.rank = rank
         self.survivors = survivors
+        self.node_lost = node_lost
 
 
 class RankGroup(Protocol):

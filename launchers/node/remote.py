@@ -131,17 +131,18 @@ class RemoteRanks:
                     environment=dict(environments[node.name]),
                 )
             )
+        lost: tuple[str, int] | None = None
         failed: tuple[str, int] | None = None
         for (node, ranks), future in zip(self._places, asked, strict=True):
             try:
                 answer = node.wait(future, "start", _ANSWER_LIMIT_S)
             except NodeLost as error:
-                failed = failed or (str(error), ranks[0])
+                lost = lost or (str(error), ranks[0])
                 continue
             if "error" in answer:
                 failed = failed or (answer["error"], answer.get("rank", ranks[0]))
-        if failed is not None:
-            raise StartFailed(*failed, survivors=self.end().survivors)
+        if (why := lost or failed) is not None:
+            raise StartFailed(*why, survivors=self.end().survivors, node_lost=lost is not None)
 
     def add_exit(self, exit_: RankExit) -> None:
         """Note that a rank has ended."""

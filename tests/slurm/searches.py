@@ -138,7 +138,7 @@ class SearchRun:
         lines = [
             f"{self.candidates()} layouts on {len(self.lab.nodes)} nodes; {self.seconds:.0f} s",
             f"{sum(last.values())} runs: {dict(last)}; lost: {dict(lost)}",
-            f"{len({layout_of(row) for row in rows})} layouts ran; {len(self.killed)} pilots hit, {self.crashed} crashed",
+            f"{len(set(map(layout_of, rows)))} layouts ran; {len(self.killed)} pilots died, one with {self.crashed}",
         ]
         for model, gpus in dict.fromkeys((one.model, one.world_size) for one in self.layouts):
             best = fastest(self.layouts, model, gpus)

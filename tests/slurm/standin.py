@@ -38,7 +38,7 @@ ANSWERS = "STANDIN_ANSWERS"
 """Environment variable: a JSON file with the step time in seconds of every layout, null where it runs out of memory."""
 STEP_S = 0.01
 SHARE_OF_STEP, LONGEST_STEP_S = 0.3, 2.0
-"""A step of a layout from the table of answers really takes this share of the time that it says, and at most so long."""
+"""A step of a layout from the table of answers really takes this share of what it says, and at most so long."""
 GIB = 2**30
 
 

@@ -67,7 +67,7 @@ def _check_once(search: SearchRun, rows: list[dict[str, Any]]) -> None:
     lost = [row for row in rows if row["will_retry"]]
     assert 1 <= len(lost) <= len(search.killed), brief(lost)
     assert {row["outcome"] for row in lost} == {"node_failure"}, brief(lost)
-    died = [*(f"pilot {one} died" for one in search.killed), f"node {search.crashed} was lost"]
+    died = [*(f"pilot {one} died" for one in search.killed), f"node {search.crashed}"]
     assert all(any(cause in row["evidence"] for cause in died) for row in lost), (search.killed, brief(lost))
     by_layout: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
     for row in rows:
