@@ -114,6 +114,47 @@ def test_layouts_together_are_layouts_alone() -> None:
         assert found == pytest.approx(executed_step_s(work), rel=1e-12), e.id
 
 
+VARIED: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("dp_replicate", "dp_shard", "tp", "cp", "pp", "ep", "etp", "micro_batch_size"), (1, 2, 4)),
+    "global_batch_size": (64, 128),
+    "seq_len": (2048, 4096),
+    "zero_stage": (0, 1, 2, 3),
+    "recompute": ("none", "norm", "full"),
+    "recompute_every": (1, 2),
+    "pp_schedule": ("1f1b", "gpipe", "zero_bubble_v", "interleaved_zero_bubble"),
+    "virtual_stages": (1, 2),
+    "pp_split": ("even", "balanced"),
+    "cp_kind": ("ring", "allgather", "ulysses"),
+    "sequence_parallel": (True, False),
+    "precision": ("bf16", "fp8_rowwise"),
+    "compile": ("none", "block"),
+    "routing": ("balanced", "skewed", "learned"),
+    "routing_imbalance": (1.5, 3.0),
+    "capacity_factor": (None, 1.25),
+}
+
+
+def test_layouts_that_differ_in_one_field_are_told_apart() -> None:
+    """What is kept of one layout is taken for another only where it is the same."""
+    draw, differ = random.Random(11), set()
+    for model in (LLAMA_1B, DEEPSEEK_V3):
+        fields: dict[str, Any] = {"model": model, "dp_shard": 2, "zero_stage": 2, "tp": 2, "cp": 2, "pp": 2}
+        fields |= {"global_batch_size": 64, "recompute": "selective", "pp_schedule": "interleaved_zero_bubble"}
+        if model.moe is not None:
+            fields |= {"ep": 2, "etp": 2, "routing": "skewed", "routing_imbalance": 2.0}
+        base = Experiment.canonical(**fields)
+        near = [
+            (field, Experiment.canonical(**fields | {field: one})) for field, ones in VARIED.items() for one in ones
+        ]
+        near = [(field, one) for field, one in near if not violations(one, H200)]
+        draw.shuffle(near)
+        found = StepTimes(H200).seconds([base, *(one for _, one in near)])
+        for (field, one), together in zip(near, found[1:].tolist(), strict=True):
+            assert together == pytest.approx(StepTimes(H200).seconds([one])[0], rel=1e-13), one.id
+            differ |= {field} if together != found[0] else set()
+    assert set(VARIED) - differ == {"capacity_factor", "compile"}, "a field that changes nothing tests nothing"
+
+
 def test_what_is_not_known_is_no_number() -> None:
     known = Experiment.canonical(model=LLAMA_8B, dp=2, global_batch_size=4)
     found = StepTimes(H200).seconds([known.replace(precision="fp32"), known])
