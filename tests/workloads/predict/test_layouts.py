@@ -126,7 +126,8 @@ def test_precisions_of_32_bits_take_longer_by_their_rate() -> None:
 
 
 def test_five_thousand_points_a_second() -> None:
-    """A core predicts 5,000 plain points a second; this machine did 11,000 to 16,000. CPU time, the fastest of several: other work on the machine slows a process, too."""
+    """A core predicts 5,000 plain points a second; this machine did 11,000 to 16,000. CPU time, the fastest of several:
+    other work on the machine slows a process, too."""
     experiments = [
         of(dp=dp, tp=tp, pp=pp, micro_batch_size=mbs, global_batch_size=dp * mbs * 8, zero_stage=zero, recompute=again)
         for dp in (1, 2, 8)
@@ -151,8 +152,16 @@ def test_thousands_of_other_points_a_second() -> None:
     7,000 at first, and 19,000 once their schedules were written out)."""
     experiments = [
         of(
-            **{"dp_replicate": r, "dp_shard": 8 // r, "zero_stage": zero, "tp": tp, "pp": pp, "micro_batch_size": mbs},
-            **{"recompute": again, "pp_schedule": name, "virtual_stages": v, "global_batch_size": 512},
+            dp_replicate=r,
+            dp_shard=8 // r,
+            zero_stage=zero,
+            tp=tp,
+            pp=pp,
+            micro_batch_size=mbs,
+            recompute=again,
+            pp_schedule=name,
+            virtual_stages=v,
+            global_batch_size=512,
         )
         for r in (1, 2)
         for zero in (1, 2, 3)
