@@ -120,6 +120,10 @@ class Forecast:
     """What it leans on beside the profile, in words; empty: nothing."""
     engines: frozenset[str] = frozenset({ENGINE})
     """Whose experiments are predicted: this project's, and those of which enough was measured."""
+    structures: layouts.Structures = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "structures", layouts.Structures(self.cluster))
 
     @classmethod
     def of(cls, cluster: ClusterSpec, known: Known | None = None, leave_out: Iterable[str] = ()) -> Forecast:
@@ -147,7 +151,7 @@ class Forecast:
         if not places:
             return found
         those = [experiments[at] for at in places]
-        factors = layouts.structure_factors(those, self.cluster)
+        factors = self.structures.factors(those)
         points = _points(those, self.cluster, self.rates, factors)
         prediction, (busy, after) = self.predictor.predict(points), self.predictor.parts(points)
         middle, low, high = _scaled(prediction, factors)

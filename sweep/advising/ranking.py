@@ -18,6 +18,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -172,10 +173,12 @@ class Ranking:
         for at, group in enumerate(groups):
             sets[group.cp_kind, group.replicas].append(at)
         waiting: list[tuple[float, int, int, int]] = []
-        keys = list(sets)
+        keys, ahead = list(sets), list[Iterator[int]]()
         for number, key in enumerate(keys):
             first = np.stack([self._least(mine, groups[at]) for at in sets[key]], axis=1).min(axis=1)
-            waiting += [(float(first[row]), int(row), number, -1) for row in np.flatnonzero(np.isfinite(first))]
+            there = np.flatnonzero(np.isfinite(first))
+            waiting += [(float(first[row]), int(row), number, -1) for row in there]
+            ahead.append(iter(mine[there[np.argsort(first[there], kind="stable")]].tolist()))
         heapq.heapify(waiting)
         while waiting:
             estimate, row, number, at = heapq.heappop(waiting)
@@ -185,24 +188,35 @@ class Ranking:
                 continue
             if estimate >= search.worst_s:
                 return
-            factor = self._factor(int(mine[row]), [groups[one] for one in sets[keys[number]]])
+            factor = self._factor(int(mine[row]), groups[sets[keys[number]][0]], ahead[number])
             for one in sets[keys[number]]:
                 if math.isfinite(later := max(estimate, factor * float(plain[row, one]))) and later < search.worst_s:
                     heapq.heappush(waiting, (later, row, number, one))
 
-    def _factor(self, here: int, groups: Sequence[Group]) -> float:
-        """What a row's time is multiplied by for groups with the same replicas and kind of context parallelism."""
-        kind, replicas = groups[0].cp_kind, groups[0].replicas
+    def _factor(self, here: int, group: Group, ahead: Iterator[int]) -> float:
+        """What a row's time is multiplied by for groups with the same replicas and kind of context parallelism.
+
+        ``ahead``: the rows that are asked for next, of which some are computed at one time.
+        """
+        kind, replicas = group.cp_kind, group.replicas
         if self.space.question.model.moe is None and kind == "ring" and replicas == 1:
             return 1.0
-        key = here, kind, replicas
-        if key not in self.factors:
-            row = int(self.rows[here])
-            schedule = "1f1b" if self.space.pp[row] > 1 else "none"
-            base = self.space.layout(row, Group("selective", 1, schedule, 1, replicas, kind))
-            broken = base is None or violations(base, self.space.question.cluster)
-            self.factors[key] = self.times.factor(base) if base is not None and not broken else math.inf
-        return self.factors[key]
+        if (here, kind, replicas) not in self.factors:
+            those = list(dict.fromkeys([here, *islice(ahead, BATCH)]))
+            found = [self._plain_schedule(one, kind, replicas) for one in those]
+            self.factors |= {(one, kind, replicas): math.inf for one in those}
+            known = [(one, layout) for one, layout in zip(those, found, strict=True) if layout is not None]
+            if known:
+                factors = self.times.factors([layout for _, layout in known]).tolist()
+                self.factors |= {(one, kind, replicas): factor for (one, _), factor in zip(known, factors, strict=True)}
+        return self.factors[here, kind, replicas]
+
+    def _plain_schedule(self, here: int, kind: str, replicas: int) -> Experiment | None:
+        """A row's layout with the schedule that bounds are of; None: it breaks a rule."""
+        row = int(self.rows[here])
+        schedule = "1f1b" if self.space.pp[row] > 1 else "none"
+        found = self.space.layout(row, Group("selective", 1, schedule, 1, replicas, kind))
+        return None if found is None or violations(found, self.space.question.cluster) else found
 
     def _estimate(self, mine: Ints, group: Group) -> Floats:
         """Of each row, without what its structure makes of it; infinite where it has no such layout or it does not

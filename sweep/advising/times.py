@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -19,7 +19,6 @@ from workloads.predict.points import Floats
 @dataclass(frozen=True, slots=True)
 class Times:
     forecast: Forecast
-    plain_seen: dict[Experiment, float] = field(default_factory=dict)
 
     @classmethod
     def of(cls, question: Question, known: Known | None = None) -> Times:
@@ -67,10 +66,10 @@ class Times:
             after=float(parts.after[0]) / whole,
         )
 
-    def factor(self, experiment: Experiment) -> float:
-        """How many times the bounds' time of an experiment its structure makes it."""
-        factor = layouts.structure_factor(experiment, self.forecast.cluster, self.plain_seen)
-        return factor / (layouts.EXPERTS if experiment.model.moe is not None else 1.0)
+    def factors(self, experiments: Sequence[Experiment]) -> Floats:
+        """How many times the bounds' time of experiments of one model their structure makes it."""
+        factors = self.forecast.structures.factors(experiments)
+        return factors / (layouts.EXPERTS if experiments[0].model.moe is not None else 1.0)
 
     def _peak(self, space: Space) -> float:
         device = self.forecast.cluster.device

@@ -18,8 +18,9 @@ in nccl-tests (its doc/PERFORMANCE.md derives the factors (n-1)/n and 2 (n-1)/n)
 
 from __future__ import annotations
 
-from math import ceil, log2
-from typing import Literal, get_args
+from collections.abc import Callable
+from math import ceil, inf, log2
+from typing import Any, Literal, NamedTuple, get_args
 
 from workloads.cluster import ClusterSpec, LinkSpec
 from workloads.errors import InfeasibleLayout
@@ -38,33 +39,72 @@ def collective_time_s(op: Collective, bytes: float, group_size: int, stride: int
     Raises `InfeasibleLayout` where the group leaves a node of a cluster that has no link between nodes, ValueError for
     an unknown ``op``.
     """
+    if op in ("all_gather", "reduce_scatter"):
+        scattered: float = group_of(group_size, stride, cluster).scattered_s(bytes)
+        return scattered
+    if op == "all_reduce":
+        reduced: float = group_of(group_size, stride, cluster).reduced_s(bytes)
+        return reduced
+    if op not in get_args(Collective):
+        raise ValueError(f"op={op!r}; it may be one of {', '.join(get_args(Collective))}")
     if group_size == 1:
         return 0.0
-    n = group_size
+    n, intra = group_size, cluster.intra_node
     local = members_per_node(n, stride, cluster.devices_per_node)
-    nodes = ceil(n / local)
-    intra = cluster.intra_node
-    inter = intra if nodes == 1 else _between_nodes(cluster, n, stride)
+    inter = slowest_link(n, stride, cluster)
     if op == "p2p":
         return inter.latency_s + bytes / inter.bandwidth
+    inside = bytes * (local - 1) / n / intra.bandwidth
+    outside = bytes * (n - local) / n / inter.bandwidth
+    exchanged: float = group_of(n, stride, cluster).startup_s + max(inside, outside)
+    return exchanged
+
+
+class Group(NamedTuple):
+    """What the ring and the tree through a group of ranks take; arrays where there is one entry for each of many."""
+
+    startup_s: Any
+    """Of a ring: a in the formulas above."""
+    share: Any
+    """(n - 1) / n."""
+    bandwidth: Any
+    """B."""
+    depth_s: Any
+    """t."""
+
+    def scattered_s(self, bytes: Any) -> Any:
+        """Seconds of an all-gather or a reduce-scatter."""
+        return self.startup_s + self.share * bytes / self.bandwidth
+
+    def reduced_s(self, bytes: Any, least: Callable[[Any, Any], Any] = min) -> Any:
+        """Seconds of an all-reduce. ``least``: of two numbers, or of two arrays (`numpy.minimum`)."""
+        ring = 2 * self.startup_s + 2 * self.share * bytes / self.bandwidth
+        return least(ring, 2 * self.depth_s + 2 * bytes / self.bandwidth)
+
+
+def group_of(group_size: int, stride: int, cluster: ClusterSpec) -> Group:
+    """Of ``group_size`` ranks that are ``stride`` apart; one rank alone takes no time. Errors as of
+    `collective_time_s`."""
+    n = group_size
+    if n == 1:
+        return Group(0.0, 0.0, inf, 0.0)
+    local = members_per_node(n, stride, cluster.devices_per_node)
+    nodes = ceil(n / local)
+    intra, share = cluster.intra_node, (n - 1) / n
+    depth = ceil(log2(local)) * intra.latency_s
     if nodes == 1:
-        startup, bandwidth = (n - 1) * intra.latency_s, intra.bandwidth
-    else:
-        startup = (n - nodes) * intra.latency_s + nodes * inter.latency_s
-        # Where a node holds one member, the ring never uses the link inside a node.
-        bandwidth = min(intra.bandwidth, local * inter.bandwidth) if local > 1 else inter.bandwidth
-    share = (n - 1) / n
-    if op in ("all_gather", "reduce_scatter"):
-        return startup + share * bytes / bandwidth
-    if op == "all_reduce":
-        depth = ceil(log2(local)) * intra.latency_s + (ceil(log2(nodes)) * inter.latency_s if nodes > 1 else 0.0)
-        ring = 2 * startup + 2 * share * bytes / bandwidth
-        return min(ring, 2 * depth + 2 * bytes / bandwidth)
-    if op == "all_to_all":
-        inside = bytes * (local - 1) / n / intra.bandwidth
-        outside = bytes * (n - local) / n / inter.bandwidth
-        return startup + max(inside, outside)
-    raise ValueError(f"op={op!r}; it may be one of {', '.join(get_args(Collective))}")
+        return Group((n - 1) * intra.latency_s, share, intra.bandwidth, depth)
+    inter = _between_nodes(cluster, n, stride)
+    startup = (n - nodes) * intra.latency_s + nodes * inter.latency_s
+    # Where a node holds one member, the ring never uses the link inside a node.
+    bandwidth = min(intra.bandwidth, local * inter.bandwidth) if local > 1 else inter.bandwidth
+    return Group(startup, share, bandwidth, depth + ceil(log2(nodes)) * inter.latency_s)
+
+
+def slowest_link(group_size: int, stride: int, cluster: ClusterSpec) -> LinkSpec:
+    """Of those between ranks of the group. Errors as of `collective_time_s`."""
+    local = members_per_node(group_size, stride, cluster.devices_per_node)
+    return cluster.intra_node if local >= group_size else _between_nodes(cluster, group_size, stride)
 
 
 def _between_nodes(cluster: ClusterSpec, group_size: int, stride: int) -> LinkSpec:

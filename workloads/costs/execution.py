@@ -9,9 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import NamedTuple, get_args
+from typing import Any, NamedTuple, get_args
+
+import numpy as np
 
 from workloads.costs.schedule import Action, Kind, schedule_actions, stage_at
+
+Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
@@ -19,15 +23,19 @@ ALIKE = 1e-12
 """Times that differ by this part are taken as equal: far more than rounding makes of them."""
 
 
+Step = tuple[int, int, int]
+"""Rank, where it finds what it waits for, `place_in`: see `Steps`."""
+
+
 class Steps(NamedTuple):
     """All actions of a schedule in an order in which they can be executed: ``before``, ``rounds`` times ``round``,
     ``after``. Of each its rank, its `place_in`, and between them where it finds the one that it waits for, counted back
     from the latest one as a negative index; 0: it waits for none."""
 
-    before: tuple[tuple[int, int, int], ...]
-    round: tuple[tuple[int, int, int], ...]
+    before: tuple[Step, ...]
+    round: tuple[Step, ...]
     rounds: int
-    after: tuple[tuple[int, int, int], ...]
+    after: tuple[Step, ...]
 
 
 def executed_s(steps: Steps, times: Sequence[float], num_ranks: int, p2p_s: float) -> float:
@@ -49,7 +57,7 @@ def executed_s(steps: Steps, times: Sequence[float], num_ranks: int, p2p_s: floa
 
 
 def _execute(
-    steps: Sequence[tuple[int, int, int]], times: Sequence[float], p2p_s: float, clock: list[float], ends: list[float]
+    steps: Sequence[Step], times: Sequence[float], p2p_s: float, clock: list[float], ends: list[float]
 ) -> None:
     note = ends.append
     for rank, back, place in steps:
@@ -77,11 +85,16 @@ _FEW_ROUNDS = 8
 @lru_cache(maxsize=1024)
 def steps_of(name: str, num_ranks: int, num_microbatches: int, chunks: int) -> Steps:
     """Every action; of p more micro-batches the middle has one round more."""
+    written = fewest_written(name, num_ranks, num_microbatches, chunks)
+    found = written_steps(name, num_ranks, written, chunks)
+    return found._replace(rounds=found.rounds + (num_microbatches - written) // num_ranks)
+
+
+def fewest_written(name: str, num_ranks: int, num_microbatches: int, chunks: int) -> int:
+    """Micro-batches of the shortest schedule that has the same steps, but for the number of rounds."""
     more = max(0, num_microbatches // num_ranks - _FEW_ROUNDS)
-    found = written_steps(name, num_ranks, num_microbatches - more * num_ranks, chunks)
-    if more and not found.rounds:
-        return written_steps(name, num_ranks, num_microbatches, chunks)
-    return found._replace(rounds=found.rounds + more) if more else found
+    written = num_microbatches - more * num_ranks
+    return written if written_steps(name, num_ranks, written, chunks).rounds else num_microbatches
 
 
 @lru_cache(maxsize=1024)
@@ -90,44 +103,90 @@ def written_steps(name: str, num_ranks: int, num_microbatches: int, chunks: int)
 
     In this order the middle of a schedule repeats itself, after p micro-batches at the latest.
     """
-    schedule = [schedule_actions(name, rank, num_ranks, num_microbatches, chunks) for rank in range(num_ranks)]
-    clock, starts, ends = [0] * num_ranks, [], [0]
-    found = []
-    for rank, action, awaited in execution_order(schedule, name, chunks):
-        starts.append(max(clock[rank], ends[awaited]))
-        clock[rank] = starts[-1] + (2 if action.kind == "B" else 1)
-        ends.append(clock[rank])
-        found.append((rank, awaited, place_in(action, rank, num_ranks, chunks)))
-    order = sorted(range(len(found)), key=lambda at: (starts[at], found[at][0]))
-    position = [0] * (len(order) + 1)
-    for place, at in enumerate(order):
-        position[at + 1] = place
-    steps = []
-    once: dict[tuple[int, int, int], tuple[int, int, int]] = {}  # equal steps are one object: less memory, and faster
-    for here, at in enumerate(order):
-        rank, awaited, place = found[at]
-        step = rank, position[awaited] - here if awaited else 0, place
-        steps.append(once.setdefault(step, step))
-    first, size, rounds = _repeated(steps, len(steps) // num_microbatches * num_ranks)
+    order = _unit_order(name, num_ranks, num_microbatches, chunks)
+    ranks, awaited, places, starts = (np.array(column, dtype=np.int64) for column in order)
+    sorted_by = np.lexsort((ranks, starts))
+    position = np.empty_like(sorted_by)
+    position[sorted_by] = np.arange(len(sorted_by))
+    back = np.where(awaited >= 0, position[awaited] - position, 0)
+    columns = np.stack([ranks, back, places], axis=1)[sorted_by]
+    once: dict[Step, Step] = {}  # equal steps are one object: less memory, and faster
+    steps = [once.setdefault(step, step) for step in map(tuple, columns.tolist())]
+    first, size, rounds = _repeated(columns, len(steps) // num_microbatches * num_ranks)
     last = first + size * rounds
     return Steps(tuple(steps[:first]), tuple(steps[first : first + size]), rounds, tuple(steps[last:]))
 
 
-def _repeated(steps: Sequence[tuple[int, int, int]], size: int) -> tuple[int, int, int]:
+def _unit_order(name: str, num_ranks: int, num_microbatches: int, chunks: int) -> Sequence[Sequence[int]]:
+    """Of every action its rank, the number of the other rank's action that it waits for (-1: none), its `place_in`, and
+    its start where F, I and W take one unit of time; numbered as here. `execution_order` says the same in words."""
+    p, m, stages = num_ranks, num_microbatches, num_ranks * chunks
+    done = [-1] * (2 * stages * m + 1)
+    """Numbers of the F, and then of the B or I, of every stage and micro-batch; the last one is any W's."""
+    lists = []
+    for rank in range(p):
+        own = []
+        for kind, i, chunk in schedule_actions(name, rank, p, m, chunks):
+            stage, place = stage_at(name, rank, chunk, p), (KINDS.index(kind) * p + rank) * chunks + chunk
+            if kind == "F":
+                own.append(((stage - 1) * m + i if stage else -1, stage * m + i, place, 1))
+            elif kind == "W":
+                own.append((-1, -1, place, 1))
+            else:
+                wait, give = (stages + stage + 1) * m + i, (stages + stage) * m + i
+                own.append((wait if stage < stages - 1 else -1, give, place, 2 if kind == "B" else 1))
+        lists.append(own)
+    position, clock = [0] * p, [0] * p
+    ranks: list[int] = []
+    awaited: list[int] = []
+    places: list[int] = []
+    starts: list[int] = []
+    ends: list[int] = []
+    left = sum(map(len, lists))
+    while left > len(ranks):
+        before = len(ranks)
+        for rank, actions in enumerate(lists):
+            now, at = clock[rank], position[rank]
+            for wait, give, place, units in actions[at:]:
+                source = -1
+                if wait >= 0:
+                    source = done[wait]
+                    if source < 0:
+                        break
+                    if ends[source] > now:
+                        now = ends[source]
+                    if ranks[source] == rank:
+                        source = -1
+                done[give] = len(ranks)
+                ranks.append(rank)
+                awaited.append(source)
+                places.append(place)
+                starts.append(now)
+                now += units
+                at += 1
+                ends.append(now)
+            clock[rank], position[rank] = now, at
+        assert len(ranks) > before, f"{name} of {p} ranks and {m} micro-batches waits for itself"
+    return ranks, awaited, places, starts
+
+
+def _repeated(steps: Ints, size: int) -> tuple[int, int, int]:
     """(first, size, rounds) of the longest part of steps that is one round of ``size`` steps again and again.
 
     No rounds where fewer than four follow each other, where a step waits for one before the round before it, or where a
     rank has no part in a round: then a round does not follow from the one before it alone.
     """
-    first = best = run = 0
-    for at in range(size, len(steps)):
-        run = run + 1 if steps[at] == steps[at - size] else 0
-        if run > best:
-            first, best = at - run + 1 - size, run
-    rounds = best // size + 1
-    reaches = all(-step[1] <= size for step in steps)
-    everyone = {step[0] for step in steps[first : first + size]} == {step[0] for step in steps}
-    return (first, size, rounds) if rounds >= 4 and reaches and everyone else (len(steps), 0, 0)
+    nothing = len(steps), 0, 0
+    if len(steps) <= size or (-steps[:, 1]).max(initial=0) > size:
+        return nothing
+    ends = np.flatnonzero(np.diff((steps[size:] == steps[:-size]).all(axis=1), prepend=False, append=False))
+    if not len(ends):
+        return nothing
+    begins, lengths = ends[::2], ends[1::2] - ends[::2]
+    longest = int(lengths.argmax())
+    first, rounds = int(begins[longest]), int(lengths[longest]) // size + 1
+    everyone = len(np.unique(steps[first : first + size, 0])) == len(np.unique(steps[:, 0]))
+    return (first, size, rounds) if rounds >= 4 and everyone else nothing
 
 
 def place_in(action: Action, rank: int, num_ranks: int, chunks: int) -> int:

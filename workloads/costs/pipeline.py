@@ -19,16 +19,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
+from typing import Any
+
+import numpy as np
 
 from workloads.costs.execution import ALIKE, executed_s, execution_order, place_in, steps_of
+from workloads.costs.lockstep import executed_together_s
 from workloads.costs.schedule import Action
 
+Floats = np.ndarray[Any, np.dtype[np.float64]]
 Times = Sequence[float] | Sequence[Sequence[float]]
 """Seconds of one micro-batch by rank: one number for all chunks of a rank together, of which each takes an equal part,
 or each chunk's own."""
 
 MOST_EXECUTED = 64
 """Micro-batches that are executed one by one for a total, in a pipeline of 16 to 32 ranks."""
+
+_FEW_TOGETHER = 48
+"""Ranks of all layouts together, below which executing one layout after another takes least."""
 
 _FEW_ACTIONS = 64
 """Pairs of a forward and a backward, up to which executing them takes least."""
@@ -128,14 +136,44 @@ def pipeline_time_s(
         forward, backward = times[:p], times[p : 2 * p]
         ramps = sum(forward) + sum(backward) + 2 * (p - 1) * p2p_s
         return ramps + (m - 1) * (max(forward) + max(backward))
-    most = max(MOST_EXECUTED, 2 * p, 16 * MOST_EXECUTED // p)
-    left_out = max(0, -(-(m - most) // p))
-    executed = m - left_out * p
+    executed, left_out = _executed_of(p, m)
     total = executed_s(steps_of(name, p, executed, virtual_stages), times, p, p2p_s)
     if left_out:
         before = executed_s(steps_of(name, p, executed - p, virtual_stages), times, p, p2p_s)
         total += left_out * (total - before)
     return total
+
+
+def pipeline_times_s(name: str, times: Floats, num_ranks: int, num_microbatches: int, virtual_stages: int) -> Floats:
+    """`pipeline_time_s` of many layouts with the same actions, messages apart. ``times``: in columns seconds by kind of
+    action (`KINDS`), rank and chunk, as `_durations`."""
+    p, m, v = num_ranks, num_microbatches, virtual_stages
+    if name in ("1f1b", "none"):
+        columns = times[: 2 * p].T.tolist()
+        return np.array([_one_f_one_b_s(tuple(own[:p]), tuple(own[p:]), m, 0.0) for own in columns])
+    if name == "gpipe":
+        forward, backward = times[:p], times[p : 2 * p]
+        found: Floats = forward.sum(axis=0) + backward.sum(axis=0)
+        found += (m - 1) * (forward.max(axis=0) + backward.max(axis=0))
+        return found
+    executed, left_out = _executed_of(p, m)
+    if times.shape[1] * p < _FEW_TOGETHER:
+        together = [executed_s(steps_of(name, p, executed, v), own, p, 0.0) for own in times.T.tolist()]
+        total = np.array(together)
+        if left_out:
+            before = [executed_s(steps_of(name, p, executed - p, v), own, p, 0.0) for own in times.T.tolist()]
+            total += left_out * (total - np.array(before))
+        return total
+    total = executed_together_s(name, p, executed, v, times)
+    if left_out:
+        total += left_out * (total - executed_together_s(name, p, executed - p, v, times))
+    return total
+
+
+def _executed_of(p: int, m: int) -> tuple[int, int]:
+    """Micro-batches that are executed, and how many further rounds of p there are."""
+    left_out = max(0, -(-(m - max(MOST_EXECUTED, 2 * p, 16 * MOST_EXECUTED // p)) // p))
+    return m - left_out * p, left_out
 
 
 @lru_cache(maxsize=4096)

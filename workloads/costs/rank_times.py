@@ -1,22 +1,26 @@
-"""Seconds of one micro-batch in each chunk of a pipeline rank, and of what a rank does once a step.
+"""Seconds of one micro-batch in chunks of pipeline ranks, and of what ranks do once a step: of many at one time.
 
-`workloads.costs.timeline` says how the parts are taken, and has what a layer takes.
+`workloads.costs.timeline` says how the parts are taken, `workloads.costs.layer_times` has what a layer takes. Every
+array here has one entry for each chunk, or for each rank, of whichever layouts are asked for.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from workloads.cluster import ClusterSpec
 from workloads.costs.activations import rank_tokens
-from workloads.costs.collectives import Collective, collective_time_s
-from workloads.costs.fp8 import gathered_bytes
-from workloads.costs.memory import parameter_shard_bytes
-from workloads.costs.params import COMPUTE_BYTES, MASTER_BYTES, local_params
+from workloads.costs.collectives import Collective, Group, collective_time_s
+from workloads.costs.params import COMPUTE_BYTES
 from workloads.costs.partition import StageParams
 from workloads.costs.step_simulation import ChunkWork
 from workloads.experiment import Experiment
-from workloads.mesh import data_degrees, expert_degrees, stride
+
+Floats = np.ndarray[Any, np.dtype[np.float64]]
+Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 OPTIMIZER_PASSES = 10
 """How often each master-sized value is read or written: norm 1 read, clipping 1 read and 1 write, AdamW 4 reads
@@ -34,7 +38,7 @@ class Rates(NamedTuple):
 
 
 class LayerTimes(NamedTuple):
-    """One layer and one micro-batch on one rank, in seconds."""
+    """One layer and one micro-batch on one rank, in seconds; arrays in a `Setting`."""
 
     forward_s: float
     backward_s: float
@@ -68,22 +72,81 @@ class EndTimes(NamedTuple):
         return cls(forward * product, backward * product, exposed)
 
 
+class Held(NamedTuple):
+    """`StageParams` of chunks or ranks."""
+
+    dense_layers: Ints
+    moe_layers: Ints
+    dense_recomputed: Ints
+    moe_recomputed: Ints
+    split: Ints
+    replicated: Ints
+    experts: Ints
+    """Parameters of layers (`workloads.costs.params.Counts`)."""
+    embedding: Ints
+    head: Ints
+    has_head: Ints
+    final_norm: Ints
+
+    @classmethod
+    def of(cls, stages: Sequence[StageParams]) -> Held:
+        rows = [
+            (
+                *(s.dense_layers, s.moe_layers, s.dense_recomputed, s.moe_recomputed),
+                *(s.layers.split, s.layers.replicated, s.layers.experts),
+                *(s.embedding, s.head, s.has_head, s.final_norm),
+            )
+            for s in stages
+        ]
+        return cls(*np.array(rows, dtype=np.int64).T)
+
+
+class Setting(NamedTuple):
+    """All else that a chunk's times follow from, and that its layout says; arrays as those of `Held`."""
+
+    tp: Ints
+    expert_ranks: Ints
+    """Over which one copy of the experts' weights is split, ``ep etp``."""
+    compute_bytes: Ints
+    master_bytes: Ints
+    gathered_bytes: Ints
+    """Of an element of a block's matrices as it is gathered."""
+    gathered_expert_bytes: Ints
+    tied: Ints
+    """1: the model's embedding is its head, too."""
+    shards: Ints
+    expert_shards: Ints
+    memory: Floats
+    """B/s."""
+    dense: LayerTimes
+    moe: LayerTimes
+    ends: EndTimes
+    of_shards: Group
+    """Ranks that share one copy of the master weights."""
+    of_replicas: Group
+    """Ranks with the same shard of different copies."""
+    of_expert_shards: Group
+    of_expert_replicas: Group
+    of_ends: Group
+    """The first and the last rank of a pipeline."""
+
+
 class ChunkTimes(NamedTuple):
     """One micro-batch of one stage, in seconds, without what data parallelism adds."""
 
-    forward_s: float
-    backward_s: float
-    forward_exposed_s: float
-    backward_exposed_s: float
-    weight_s: float
+    forward_s: Floats
+    backward_s: Floats
+    forward_exposed_s: Floats
+    backward_exposed_s: Floats
+    weight_s: Floats
     """Of ``backward_s``, what W has where a backward is split."""
-    units: int
+    units: Ints
     """Whose weights are gathered, and gradients reduced, one after another."""
-    gather_s: float
+    gather_s: Floats
     """Of all units' weights, once."""
-    scatter_s: float
+    scatter_s: Floats
     """Of all units' gradients, once."""
-    replicas_s: float
+    replicas_s: Floats
     """Summing shards of gradients over replicas, once."""
 
     def work(self) -> ChunkWork:
@@ -93,103 +156,60 @@ class ChunkTimes(NamedTuple):
         return ChunkWork(forward, backward, inputs, self.weight_s, *sharding)
 
 
-class RankTimes(NamedTuple):
-    """One pipeline rank: its stages, and what happens once a step, in seconds."""
-
-    chunks: tuple[ChunkTimes, ...]
-    tied_s: float
-    optimizer_s: float
-
-
-def _held_params(e: Experiment, held: StageParams) -> tuple[int, int]:
-    """Parameters on one rank of a stage or of all its stages: (all, experts)."""
-    layers, experts = local_params(e, held.layers)
-    return layers + experts + (held.embedding + held.head) // e.tp + held.final_norm, experts
-
-
-def _sharding_s(e: Experiment, cluster: ClusterSpec, held: StageParams) -> tuple[float, float]:
-    """Gathering weights and scattering gradients over the ranks that share master weights, experts over theirs."""
-    c, g = COMPUTE_BYTES[e.precision], MASTER_BYTES[e.precision]
-    params, experts = _held_params(e, held)
-    parts = [(params - experts, gathered_bytes(e, c), data_degrees(e)[1], e.tp)]
-    if experts:
-        parts.append((experts, gathered_bytes(e, c, of_experts=True), expert_degrees(e)[1], e.ep * e.etp))
-    gather = sum(
-        collective_time_s("all_gather", one * size, shards, apart, cluster) for size, one, shards, apart in parts
-    )
-    return gather, sum(
-        collective_time_s("reduce_scatter", g * size, shards, apart, cluster) for size, _, shards, apart in parts
-    )
-
-
-def _replicas_s(e: Experiment, cluster: ClusterSpec, held: StageParams) -> float:
-    """Summing shards of gradients over the replicas of the master weights, experts over theirs."""
-    g = MASTER_BYTES[e.precision]
-    params, experts = _held_params(e, held)
-    copies, shards = data_degrees(e)
-    total = collective_time_s("all_reduce", g * (params - experts) // shards, copies, e.tp * shards, cluster)
-    if experts:
-        copies, shards = expert_degrees(e)
-        total += collective_time_s("all_reduce", g * experts // shards, copies, e.ep * e.etp * shards, cluster)
-    return total
-
-
-def chunk_times(
-    e: Experiment,
-    cluster: ClusterSpec,
-    rates: Rates,
-    held: StageParams,
-    dense: LayerTimes,
-    moe: LayerTimes,
-    ends: EndTimes,
-) -> ChunkTimes:
-    c, g = COMPUTE_BYTES[e.precision], MASTER_BYTES[e.precision]
+def chunk_times(x: Setting, held: Held) -> ChunkTimes:
+    c, g = x.compute_bytes, x.master_bytes
     d, r = held.dense_layers, held.moe_layers
-    params, _ = _held_params(e, held)
+    params, experts = _held_params(x, held)
 
-    forward = d * dense.forward_s + r * moe.forward_s
+    forward = d * x.dense.forward_s + r * x.moe.forward_s
     # Adding a gradient to what earlier micro-batches left, or copying it for reduction: read c, read and write g.
-    accumulating = (c + 2 * g) * params / rates.memory
-    backward = d * dense.backward_s + r * moe.backward_s + accumulating
-    backward += held.dense_recomputed * dense.again_s + held.moe_recomputed * moe.again_s
-    weight = d * dense.weight_s + r * moe.weight_s + accumulating
-    forward_exposed = d * dense.forward_exposed_s + r * moe.forward_exposed_s
-    backward_exposed = d * dense.backward_exposed_s + r * moe.backward_exposed_s
-    backward_exposed += held.dense_recomputed * dense.again_exposed_s + held.moe_recomputed * moe.again_exposed_s
-    if held.has_head:
-        forward, backward = forward + ends.head_forward_s, backward + ends.head_backward_s
-    edges = ends.exposed_s * ((held.embedding > 0) + held.has_head)
+    accumulating = (c + 2 * g) * params / x.memory
+    backward = d * x.dense.backward_s + r * x.moe.backward_s + accumulating
+    backward += held.dense_recomputed * x.dense.again_s + held.moe_recomputed * x.moe.again_s
+    weight = d * x.dense.weight_s + r * x.moe.weight_s + accumulating
+    forward_exposed = d * x.dense.forward_exposed_s + r * x.moe.forward_exposed_s
+    backward_exposed = d * x.dense.backward_exposed_s + r * x.moe.backward_exposed_s
+    backward_exposed += held.dense_recomputed * x.dense.again_exposed_s + held.moe_recomputed * x.moe.again_exposed_s
+    forward = forward + held.has_head * x.ends.head_forward_s
+    backward = backward + held.has_head * x.ends.head_backward_s
+    edges = x.ends.exposed_s * ((held.embedding > 0).astype(np.int64) + held.has_head)
 
-    gather, scatter = _sharding_s(e, cluster, held)
+    rest, routed = params - experts, experts > 0
+    gather = x.of_shards.scattered_s(rest * x.gathered_bytes)
+    gather += np.where(routed, x.of_expert_shards.scattered_s(experts * x.gathered_expert_bytes), 0.0)
+    scatter = x.of_shards.scattered_s(g * rest)
+    scatter += np.where(routed, x.of_expert_shards.scattered_s(g * experts), 0.0)
+    replicas = x.of_replicas.reduced_s(g * rest // x.shards, np.minimum)
+    of_experts = x.of_expert_replicas.reduced_s(g * experts // x.expert_shards, np.minimum)
     return ChunkTimes(
         forward,
         backward,
         forward_exposed + edges,
         backward_exposed + edges,
         weight,
-        max(1, held.num_layers),
+        np.maximum(1, d + r),
         gather,
         scatter,
-        _replicas_s(e, cluster, held),
+        replicas + np.where(routed, of_experts, 0.0),
     )
 
 
-def rank_times(
-    e: Experiment, cluster: ClusterSpec, rates: Rates, held: StageParams, chunks: tuple[ChunkTimes, ...]
-) -> RankTimes:
-    c, g = COMPUTE_BYTES[e.precision], MASTER_BYTES[e.precision]
-    params, experts = _held_params(e, held)
-    shard_bytes = parameter_shard_bytes(e, params - experts, experts)
-    return RankTimes(
-        chunks=chunks,
-        tied_s=_tied_s(e, cluster, held, g),
-        optimizer_s=(OPTIMIZER_PASSES + 1 + c / g) * shard_bytes / rates.memory,  # and casting the new weights
-    )
+def optimizer_s(x: Setting, held: Held) -> Floats:
+    """Of ranks: updating their shards of the master weights (`parameter_shard_bytes`), and casting the new weights."""
+    c, g = x.compute_bytes, x.master_bytes
+    params, experts = _held_params(x, held)
+    shard_bytes = g * ((params - experts) // x.shards + experts // x.expert_shards)
+    return (OPTIMIZER_PASSES + 1 + c / g) * shard_bytes / x.memory
 
 
-def _tied_s(e: Experiment, cluster: ClusterSpec, held: StageParams, g: int) -> float:
-    """Summing the two copies of a tied embedding over the first and the last stage."""
-    if not e.model.tie_embeddings or e.pp == 1 or not held.has_head or held.head == 0:
-        return 0.0
-    distance = stride(e, "pp") * (e.pp - 1)
-    return collective_time_s("all_reduce", g * held.head / e.tp / data_degrees(e)[1], 2, distance, cluster)
+def tied_s(x: Setting, held: Held) -> Floats:
+    """Of ranks: summing the two copies of a tied embedding over the first and the last stage."""
+    copied = (x.tied > 0) & (held.has_head > 0) & (held.head > 0)
+    return np.where(copied, x.of_ends.reduced_s(x.master_bytes * held.head / x.tp / x.shards, np.minimum), 0.0)
+
+
+def _held_params(x: Setting, held: Held) -> tuple[Ints, Ints]:
+    """Parameters on one rank of a stage or of all its stages: (all, experts)."""
+    experts = held.experts // x.expert_ranks
+    layers = held.split // x.tp + held.replicated + experts
+    return layers + (held.embedding + held.head) // x.tp + held.final_norm, experts

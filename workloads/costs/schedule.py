@@ -40,8 +40,7 @@ SPLIT_BACKWARD = ("interleaved_zero_bubble", *V_SHAPED)
 """Schedules in which some backwards are split into I and W."""
 
 
-@dataclass(frozen=True, slots=True)
-class Action:
+class Action(NamedTuple):
     """What a rank does with one micro-batch in one of its chunks."""
 
     kind: Kind

@@ -22,31 +22,37 @@ ends       After a chunk's last backward the rank waits for its reduction, and i
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from workloads.costs.execution import execution_order
-from workloads.costs.pipeline import Span, pipeline_time_s
-from workloads.costs.schedule import SPLIT_BACKWARD, V_SHAPED, Action, schedule_actions, stage_at
+from workloads.costs.pipeline import Span
+from workloads.costs.schedule import Action, schedule_actions, stage_at
+
+Seconds: TypeAlias = Any
+"""A number, or an array of them."""
+Most = Callable[[Seconds, Seconds], Seconds]
 
 
 class ChunkWork(NamedTuple):
-    """One micro-batch in one stage, in seconds, with what it always waits for inside (tensor parallelism ...)."""
+    """One micro-batch in one stage, in seconds, with what it always waits for inside (tensor parallelism ...); arrays
+    where there is one entry for each of many."""
 
-    forward_s: float
-    backward_s: float
+    forward_s: Seconds
+    backward_s: Seconds
     """Whole."""
-    input_s: float
-    weight_s: float
+    input_s: Seconds
+    weight_s: Seconds
     """Of a split backward: I and W."""
-    units: int = 1
+    units: Seconds = 1
     """Parts whose weights are gathered, and gradients reduced, one after another."""
-    gather_s: float = 0.0
+    gather_s: Seconds = 0.0
     """Of the weights of all units, once."""
-    scatter_s: float = 0.0
+    scatter_s: Seconds = 0.0
     """Of the gradients of all units, once."""
-    replicas_s: float = 0.0
+    replicas_s: Seconds = 0.0
     """Summing the shards of gradients over replicas, once a step."""
 
 
@@ -144,88 +150,15 @@ def simulate_step(work: StepWork) -> Timeline:
     )
 
 
-def step_bound_s(work: StepWork, pipeline_s: float) -> float:
-    """Seconds of a step in closed form, from those of its pipeline without what happens once: never too short.
-
-    ``pipeline_s``: of the same schedule whose actions take `steady` times. What single actions take beyond these can
-    delay the end by no more than their sum: the first gathers and the last reductions of all stages, of which one
-    micro-batch goes through one after another. Most steps of `simulate_step` are within 2 % of it; with split
-    backwards and few micro-batches, whose last W's go beside each other, up to a tenth shorter.
-    """
-    of_kind = {own: [once_s(work, chunk) for chunk in own] for own in dict.fromkeys(work.chunks)}
-    once = sum(one for own in work.chunks for one in of_kind[own])
-    return pipeline_s + once + work.tied_s + max(work.optimizer_s, default=0.0)
+def gathered_s(compute_s: Seconds, gather_s: Seconds, units: Seconds, most: Most = max) -> Seconds:
+    """From the first gather's start to the end of the last unit's compute. ``most``: of two numbers, or of two arrays
+    (`numpy.maximum`)."""
+    return (gather_s + (units - 1) * most(compute_s, gather_s) + compute_s) / units
 
 
-def steady_pipeline_s(work: StepWork, times: list[list[tuple[float, float, float, float]]]) -> float:
-    """Seconds of a pipeline whose actions take steady times (by rank and chunk), each with its message."""
-    count, hop = len(times), work.latency_s + work.message_s
-    last = count * len(times[0]) - 1
-    forward: list[list[float]] = []
-    backward: list[list[float]] = []
-    inputs: list[list[float]] = []
-    for rank, own in enumerate(times):
-        stages = [stage_at(work.schedule, rank, chunk, count) for chunk in range(len(own))]
-        turn = work.schedule in V_SHAPED and rank == count - 1  # its two stages are neighbours
-        here = [hop if s > 0 and not (turn and s == count) else 0.0 for s in stages]
-        there = [hop if s < last and not (turn and s == count - 1) else 0.0 for s in stages]
-        forward.append([one[0] + wait for one, wait in zip(own, here, strict=True)])
-        backward.append([one[1] + wait for one, wait in zip(own, there, strict=True)])
-        inputs.append([one[2] + wait for one, wait in zip(own, there, strict=True)])
-    return pipeline_time_s(
-        work.schedule,
-        forward,
-        backward,
-        work.num_microbatches,
-        virtual_stages=len(times[0]),
-        input_s=inputs,
-        weight_s=[[one[3] for one in own] for own in times],
-    )
-
-
-def once_s(work: StepWork, chunk: ChunkWork) -> float:
-    """What the first forward of a chunk and its last B or W take longer than steady ones."""
-    first = _gathered(chunk, chunk.forward_s) - chunk.forward_s if work.zero_stage < 3 else 0.0
-    return first + _last_extra_s(work, chunk)
-
-
-def steady(work: StepWork, chunk: ChunkWork) -> tuple[float, float, float, float]:
-    """Forward, B, I and W of a micro-batch that is neither the first nor the last of a chunk, without messages."""
-    zero3, scatter = work.zero_stage == 3, chunk.scatter_s if work.zero_stage >= 2 else 0.0
-    forward = _gathered(chunk, chunk.forward_s) if zero3 else chunk.forward_s
-    inputs = _gathered(chunk, chunk.input_s) if zero3 else chunk.input_s
-    backward = _reduced(chunk, chunk.backward_s, chunk.gather_s if zero3 else 0.0, scatter)
-    weight = chunk.weight_s + scatter * (chunk.units - 1) / chunk.units
-    if zero3:  # the next gather waits for the last unit's reduction
-        forward += scatter / chunk.units
-    return forward, backward, inputs, weight
-
-
-def _last_extra_s(work: StepWork, chunk: ChunkWork) -> float:
-    """What a chunk's last B or W takes longer than a steady one, its wait for the reduction included."""
-    zero3 = work.zero_stage == 3
-    total = chunk.scatter_s + chunk.replicas_s
-    gather = chunk.gather_s if zero3 else 0.0
-    whole = _reduced(chunk, chunk.backward_s, gather, total) + total / chunk.units
-    split = chunk.weight_s + total
-    _, backward, _, weight = steady(work, chunk)
-    return max(whole - backward, split - weight if work.schedule in SPLIT_BACKWARD else 0.0)
-
-
-def _gathered(chunk: ChunkWork, compute_s: float) -> float:
-    """From the first gather's start to the end of the last unit's compute."""
-    if not chunk.gather_s:
-        return compute_s
-    n = chunk.units
-    return (chunk.gather_s + (n - 1) * max(compute_s, chunk.gather_s) + compute_s) / n
-
-
-def _reduced(chunk: ChunkWork, compute_s: float, gather_s: float, reduce_s: float) -> float:
+def reduced_s(compute_s: Seconds, gather_s: Seconds, reduce_s: Seconds, units: Seconds, most: Most = max) -> Seconds:
     """From a backward's start to the end of its compute, beside gathers and reductions unit by unit."""
-    n, beside = chunk.units, gather_s + reduce_s
-    if not beside:
-        return compute_s
-    return (gather_s + compute_s + (n - 1) * max(compute_s, beside)) / n
+    return (gather_s + compute_s + (units - 1) * most(compute_s, gather_s + reduce_s)) / units
 
 
 def _executed(work: StepWork, event: _Event, start: float, free: float) -> tuple[float, float, float]:
@@ -240,23 +173,21 @@ def _executed(work: StepWork, event: _Event, start: float, free: float) -> tuple
     gather = chunk.gather_s if kind != "W" and (zero3 or (kind == "F" and event.first)) else 0.0
     begins = max(start, free) if gather else start
     if kind in ("F", "I"):
-        return own, begins + (_gathered(chunk, own) if gather else own), free
+        return own, begins + gathered_s(own, gather, chunk.units), free
     reduce = chunk.scatter_s if work.zero_stage >= 2 or event.last else 0.0
     if event.last:
         reduce += chunk.replicas_s
     if kind == "B":
-        end = begins + _reduced(chunk, own, gather, reduce)
+        end = begins + reduced_s(own, gather, reduce, chunk.units)
     else:
         end = max(start + own, free if reduce else 0.0) + reduce * (chunk.units - 1) / chunk.units
     return own, end, max(end, free) + reduce / chunk.units if reduce else free
 
 
 def _compute_s(chunk: ChunkWork, kind: str) -> float:
-    if kind == "F":
-        return chunk.forward_s
-    if kind == "B":
-        return chunk.backward_s
-    return chunk.input_s if kind == "I" else chunk.weight_s
+    place = "FBIW".index(kind)
+    found: float = chunk[place]
+    return found
 
 
 def _sum_tied_copies(work: StepWork, clock: list[float], exposed: list[float]) -> None:

@@ -13,14 +13,13 @@ calibrated rates (`workloads.costs.timeline`). A plain experiment costs nothing 
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 import numpy as np
 
 from workloads.cluster import ClusterSpec
-from workloads.costs.timeline import estimate_step_s
+from workloads.costs.step_times import StepTimes
 from workloads.experiment import Experiment, Precision
 from workloads.model_spec import ModelSpec
 from workloads.predict.hardware import LINKED
@@ -43,6 +42,8 @@ short, with a standard deviation of 4 %."""
 EXPERTS_ALONE = 60.0
 """Experts of a rank whose products, launched one by one, take the host as long as all else that a layer's routing adds:
 from one recorded row, DeepSeek-V2-Lite in fp16."""
+_MOST_KEPT = 100_000
+"""Plain neighbours whose times are kept."""
 _PLAIN_SCHEDULES = ("none", "gpipe", "1f1b", "interleaved_1f1b")
 
 
@@ -118,26 +119,50 @@ def plain_model(model: ModelSpec) -> ModelSpec:
     )
 
 
+@dataclasses.dataclass(slots=True)
+class Structures:
+    """Factors of layouts on one cluster, with all that was computed for those before."""
+
+    cluster: ClusterSpec
+    _times: StepTimes = dataclasses.field(init=False)
+    _plain: dict[Experiment, float] = dataclasses.field(default_factory=dict)
+    """Seconds of plain neighbours: many layouts have the same."""
+
+    def __post_init__(self) -> None:
+        self._times = StepTimes(self.cluster)
+
+    def factors(self, experiments: Sequence[Experiment]) -> Floats:
+        """How many times the time of its `plain` neighbour each takes; 1 where it `is_plain`, NaN: not known."""
+        found = np.ones(len(experiments))
+        odd = [at for at, one in enumerate(experiments) if not is_plain(one)]
+        if not odd:
+            return found
+        those = [experiments[at] for at in odd]
+        near = [self._near(one) for one in those]
+        if len(self._plain) > _MOST_KEPT:
+            self._plain.clear()
+        new = [one for one in dict.fromkeys(near) if one not in self._plain]
+        seconds = self._times.seconds([*those, *new])
+        self._plain |= zip(new, seconds[len(those) :].tolist(), strict=True)
+        scaled = np.array([EXPERTS if one.model.moe is not None else 1.0 for one in those])
+        found[odd] = seconds[: len(those)] / np.array([self._plain[one] for one in near]) * scaled
+        return found
+
+    def _near(self, e: Experiment) -> Experiment:
+        near = plain(e)
+        if self.cluster.device.peak_of(near.precision) is None:  # a device of which only the rate in 32 bits is known
+            near = dataclasses.replace(near, precision=e.precision)
+        return near
+
+
 def structure_factors(experiments: Sequence[Experiment], cluster: ClusterSpec) -> Floats:
-    """`structure_factor` of each; 1 where it is `is_plain`. Many layouts have one plain neighbour."""
-    seen: dict[Experiment, float] = {}
-    return np.array([1.0 if is_plain(one) else structure_factor(one, cluster, seen) for one in experiments])
+    """`Structures.factors`, once."""
+    return Structures(cluster).factors(experiments)
 
 
-def structure_factor(e: Experiment, cluster: ClusterSpec, seen: dict[Experiment, float] | None = None) -> float:
-    """How many times the time of `plain` a layout takes; NaN where it is not known. ``seen``: plain times so far."""
-    near = plain(e)
-    if cluster.device.peak_of(near.precision) is None:  # a device of which only the rate in 32 bits is known
-        near = dataclasses.replace(near, precision=e.precision)
-    seen = {} if seen is None else seen
-    if near not in seen:
-        seen[near] = _structure_s(near, cluster)
-    return _structure_s(e, cluster) / seen[near] * (EXPERTS if e.model.moe is not None else 1.0)
-
-
-def _structure_s(e: Experiment, cluster: ClusterSpec) -> float:
-    found = estimate_step_s(e, cluster)
-    return math.nan if found is None else found
+def structure_factor(e: Experiment, cluster: ClusterSpec) -> float:
+    """`structure_factors` of one layout."""
+    return float(structure_factors([e], cluster)[0])
 
 
 def points_of(

@@ -7,19 +7,18 @@ import random
 from collections import defaultdict
 from itertools import pairwise
 
+import numpy as np
 import pytest
 
 from tests.workloads.costs.test_schedule import NAMES, chunks_of
 from workloads.costs.pipeline import pipeline_time_s
-from workloads.costs.schedule import stage_at
+from workloads.costs.schedule import SPLIT_BACKWARD, stage_at
+from workloads.costs.step_bounds import Pipeline, Steps, step_bounds_s
 from workloads.costs.step_simulation import (
     ChunkWork,
     StepWork,
     Timeline,
     simulate_step,
-    steady,
-    steady_pipeline_s,
-    step_bound_s,
 )
 
 
@@ -156,10 +155,27 @@ def test_what_holds_for_any_times(name: str) -> None:
             assert min(compute, optimizer) > 0 and exposed >= -1e-9 and idle >= -1e-9
             assert compute + exposed + optimizer + idle == pytest.approx(found.step_s)
         check_spans(work, found)
-        bound = step_bound_s(
-            work, steady_pipeline_s(work, [[steady(work, chunk) for chunk in own] for own in work.chunks])
-        )
+        (bound,) = step_bounds_s(steps_of([work]))
         assert bound >= found.step_s * (1 - 1e-9)
+
+
+def steps_of(works: list[StepWork]) -> Steps:
+    """Every chunk of every rank as a kind of its own."""
+    chunks = [[chunk for own in work.chunks for chunk in own] for work in works]
+    sizes = [len(own) for own in chunks]
+    return Steps(
+        chunks=ChunkWork(*np.array([chunk for own in chunks for chunk in own]).T),
+        zero_stage=np.repeat([work.zero_stage for work in works], sizes),
+        splits=np.repeat([int(work.schedule in SPLIT_BACKWARD) for work in works], sizes),
+        schedules=[
+            Pipeline(work.schedule, work.num_microbatches, len(work.chunks), len(work.chunks[0]), np.arange(size))
+            for work, size in zip(works, sizes, strict=True)
+        ],
+        first=np.cumsum([0, *sizes[:-1]]),
+        hop_s=np.array([work.latency_s + work.message_s for work in works]),
+        tied_s=np.array([work.tied_s for work in works]),
+        optimizer_s=np.array([max(work.optimizer_s) for work in works]),
+    )
 
 
 def check_spans(work: StepWork, found: Timeline) -> None:

@@ -7,12 +7,12 @@ from typing import get_args
 import pytest
 
 from tests.workloads.costs.shapes import DEEPSEEK_V3, H200, LLAMA_1B, LLAMA_8B, LLAMA_70B, MIXTRAL, ONE_NODE
-from workloads.costs import timeline
 from workloads.costs.collectives import collective_time_s
 from workloads.costs.expert_times import ExpertTimes
 from workloads.costs.flops import flops_per_token, hardware_flops_per_token
 from workloads.costs.memory import estimate_memory
-from workloads.costs.rank_times import Rates
+from workloads.costs.rank_times import ChunkTimes, Rates
+from workloads.costs.step_times import StepTimes
 from workloads.costs.timeline import TimeEstimate, estimate_idle, estimate_time, simulate_experiment, step_work
 from workloads.costs.traffic import step_traffic
 from workloads.experiment import Experiment, PipelineSchedule
@@ -177,9 +177,8 @@ def test_a_chunk_costs_what_it_holds() -> None:
     e = Experiment.canonical(
         model=LLAMA_8B, pp=2, pp_schedule="zero_bubble_v", pp_split="even", global_batch_size=8, seq_len=4096
     )
-    found = timeline._ranks(e, H200)
-    assert found is not None
-    (first, last), (second, third) = (rank.chunks for rank in found[1].values())
+    times = StepTimes(H200).parts([e]).times
+    first, last, second, third = (ChunkTimes(*one) for one in zip(*times, strict=True))
     assert second == third
     rate = 989e12 * (H200.matmul_efficiency or 0)
     head = 3 * 2.0 * 4096 * 128256 * 4096 / rate  # the logits and both gradients, all in its forward
@@ -232,7 +231,7 @@ def test_fast_enough_for_grids() -> None:
         for experiment in GRID:
             violations(experiment, H200)
             estimate_memory(experiment)
-            estimate_time(experiment, H200)
+        StepTimes(H200).seconds(GRID)
         took.append(time.process_time() - start)
     assert len(GRID) / min(took) > 2000
 
