@@ -164,8 +164,6 @@ def _does_not_fill(e: Experiment) -> bool:
 MEGATRON = (
     Refusal("model", lambda e: e.model.moe is not None, "its adapter builds dense layers only"),
     Refusal("model", lambda e: e.model.mla is not None, "its adapter has no latent attention"),
-    Refusal("model", lambda e: e.model.tie_embeddings, "its adapter gives the head weights of its own; untie them"),
-    Refusal("model", lambda e: e.model.qk_norm, "its adapter does not normalise queries and keys"),
     Refusal("engine_version", lambda e: e.engine_version != ENGINES["megatron"], "this adapter is of another version"),
     Refusal(
         "precision", lambda e: e.precision not in ("bf16", "fp32"), "use bf16 or fp32; its fp8 needs Transformer Engine"

@@ -56,6 +56,7 @@ PARAMETERS = {
     + 9 * (64 * 2048 + 66 * 3 * 2048 * 1408),
     "bytes": 3_279_104,
     "bytes_moe": 10_365_184,
+    "bytes_moe_bias": 10_365_184,
 }
 DRIVER_NAMES = [
     "NVIDIA H200",

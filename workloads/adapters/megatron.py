@@ -161,6 +161,7 @@ def transformer_config(e: Experiment) -> TransformerConfig:
         gated_linear_unit=True,
         activation_func=functional.silu,
         add_bias_linear=False,
+        qk_layernorm=m.qk_norm,
         hidden_dropout=0.0,
         attention_dropout=0.0,
         init_method=_leave,
@@ -224,11 +225,16 @@ def fill(model: Any, e: Experiment, device: torch.device) -> None:
         layer.self_attention.linear_proj.weight.copy_(_columns(value["attention.o"], e))
         layer.mlp.linear_fc1.weight.copy_(torch.cat([_rows(value["ffn.gate"], e), _rows(value["ffn.up"], e)]))
         layer.mlp.linear_fc2.weight.copy_(_columns(value["ffn.down"], e))
+        if e.model.qk_norm:
+            layer.self_attention.q_layernorm.weight.copy_(value["attention.q_norm"])
+            layer.self_attention.k_layernorm.weight.copy_(value["attention.k_norm"])
         layer.input_layernorm.weight.copy_(value["attention_norm"])
         layer.pre_mlp_layernorm.weight.copy_(value["ffn_norm"])
     if model.post_process:
         model.decoder.final_layernorm.weight.copy_(_value(e, weights.final_norm(e.model), device))
-        model.output_layer.weight.copy_(_rows(_value(e, weights.head(e.model), device), e))
+        head = weights.embedding(e.model) if e.model.tie_embeddings else weights.head(e.model)
+        if not (e.model.tie_embeddings and model.pre_process):  # one stage alone has no weight of its own for the head
+            model.output_layer.weight.copy_(_rows(_value(e, head, device), e))
 
 
 def _value(e: Experiment, weight: weights.Weight, device: torch.device) -> Tensor:
@@ -244,9 +250,12 @@ def _columns(whole: Tensor, e: Experiment) -> Tensor:
 
 
 def _chunk(e: Experiment, config: TransformerConfig, virtual: int | None) -> GPTModel:
-    layer = get_gpt_layer_local_spec(normalization="RMSNorm")
+    layer = get_gpt_layer_local_spec(normalization="RMSNorm", qk_layernorm=e.model.qk_norm)
     layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = _Norm
-    layer.submodules.self_attention.submodules.core_attention = ModuleSpec(_Attention)
+    attention = layer.submodules.self_attention.submodules
+    attention.core_attention = ModuleSpec(_Attention)
+    if e.model.qk_norm:
+        attention.q_layernorm = attention.k_layernorm = _Norm
     return GPTModel(
         config,
         TransformerBlockSubmodules([layer] * get_num_layers_to_build(config, vp_stage=virtual), _Norm),
@@ -254,7 +263,7 @@ def _chunk(e: Experiment, config: TransformerConfig, virtual: int | None) -> GPT
         max_sequence_length=e.seq_len,
         pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=virtual),
         post_process=parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=virtual),
-        share_embeddings_and_output_weights=False,
+        share_embeddings_and_output_weights=e.model.tie_embeddings,
         position_embedding_type="rope",
         rotary_base=e.model.rope_theta,
         vp_stage=virtual,

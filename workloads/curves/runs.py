@@ -30,7 +30,15 @@ ROUTED = dataclasses.replace(
 )
 """The same with 8 experts a layer, of which a token visits 2: 10.4 million parameters, 3.3 million of them active;
 `sweep/conf/model/bytes_moe.yaml` is the same."""
-MODELS: Mapping[str, ModelSpec] = {model.name: model for model in (DENSE, ROUTED)}
+assert ROUTED.moe is not None
+BIASED = dataclasses.replace(
+    ROUTED,
+    name="bytes_moe_bias",
+    moe=dataclasses.replace(ROUTED.moe, gate="sigmoid", balance="bias", balance_coefficient=0.001),
+)
+"""The same without a term of the loss: sigmoid gates, and biases moved against the load, at DeepSeek-V3's rate
+(arXiv:2412.19437, section 4.2); `sweep/conf/model/bytes_moe_bias.yaml` is the same."""
+MODELS: Mapping[str, ModelSpec] = {model.name: model for model in (DENSE, ROUTED, BIASED)}
 BATCH: Mapping[str, int] = {"global_batch_size": 16, "micro_batch_size": 8, "seq_len": 256}
 REFERENCE = "one rank"
 LAYOUTS: Mapping[str, Mapping[str, Any]] = {
@@ -57,6 +65,8 @@ ROUTED_LAYOUTS: Mapping[str, Mapping[str, Any]] = {
     "pp 2 ZB-V": {"pp": 2, "pp_schedule": "zero_bubble_v"},
 }
 """Of the model with experts."""
+BIASED_LAYOUTS: Mapping[str, Mapping[str, Any]] = {REFERENCE: {}}
+"""Of the model with biases: what is asked is whether they balance."""
 PRECISIONS: tuple[Precision, ...] = ("fp32", "bf16", "fp16", "fp8_tensorwise", "fp8_rowwise", "fp8_blockwise")
 
 
@@ -76,7 +86,9 @@ class Run:
 
 def layouts_of(model: ModelSpec) -> Mapping[str, Mapping[str, Any]]:
     """The fields of each layout of a model, by the layout's name."""
-    return LAYOUTS if model.moe is None else ROUTED_LAYOUTS
+    if model.moe is None:
+        return LAYOUTS
+    return BIASED_LAYOUTS if model.moe.balance == "bias" else ROUTED_LAYOUTS
 
 
 def run_of(model: ModelSpec, precision: Precision, layout: str = REFERENCE, batch: Mapping[str, int] = BATCH) -> Run:

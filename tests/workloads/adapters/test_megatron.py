@@ -45,12 +45,22 @@ LAYOUTS: dict[str, dict[str, Any]] = {
         "virtual_stages": 2,
     },
     "tp and pp": {"tp": 2, "pp": 2},
+    "tied": {"tied": True},
+    "tied, tp": {"tied": True, "tp": 2},
+    "tied, zero 1": {"tied": True, "dp": 2, "zero_stage": 1},
+    "tied, 1f1b": {"tied": True, "pp": 2},
+    "tied, interleaved": {"tied": True, **INTERLEAVED},
+    "qk_norm": {"qk_norm": True},
+    "qk_norm, tp": {"qk_norm": True, "tp": 2},
+    "qk_norm, tp without sequence parallelism": {"qk_norm": True, "tp": 2, "sequence_parallel": False},
+    "qk_norm, zero 1 and interleaved": {"qk_norm": True, "dp": 2, "zero_stage": 1, **INTERLEAVED},
 }
 Told = list[tuple[float, float | None]]
 
 
 def of(engine: str = "megatron", **fields: Any) -> Experiment:
-    model = dataclasses.replace(MODEL, num_layers=4)
+    shape = {"tie_embeddings": fields.pop("tied", False), "qk_norm": fields.pop("qk_norm", False)}
+    model = dataclasses.replace(MODEL, num_layers=4, **shape)
     asked = {
         "model": model,
         "seq_len": 32,
@@ -79,17 +89,26 @@ def run(experiment: Experiment) -> list[Told]:
 
 
 @pytest.fixture(scope="module")
-def ours() -> dict[int, Told]:
-    """By global batch; every layout of ours has the same."""
-    return {size: run(of("ultrasweep", global_batch_size=size))[0] for size in (8, 12)}
+def ours() -> Callable[..., Told]:
+    """What one process of ours does with the model and the global batch of an experiment."""
+    known: dict[str, Told] = {}
+
+    def told(experiment: Experiment) -> Told:
+        size, model = experiment.global_batch_size, experiment.model
+        alone = of("ultrasweep", global_batch_size=size, tied=model.tie_embeddings, qk_norm=model.qk_norm)
+        if alone.id not in known:
+            known[alone.id] = run(alone)[0]
+        return known[alone.id]
+
+    return told
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_losses_and_norms_equal_ours(ours: dict[int, Told], layout: str) -> None:
+def test_losses_and_norms_equal_ours(ours: Callable[..., Told], layout: str) -> None:
     experiment = of(**LAYOUTS[layout])
-    expected = ours[experiment.global_batch_size]
+    expected = ours(experiment)
     for theirs in run(experiment):
         assert [loss for loss, _ in theirs] == pytest.approx([loss for loss, _ in expected], rel=1e-6)
         assert [norm for _, norm in theirs] == pytest.approx([norm for _, norm in expected], rel=1e-6)
@@ -97,10 +116,11 @@ def test_losses_and_norms_equal_ours(ours: dict[int, Told], layout: str) -> None
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_in_16_bits_losses_are_as_near_as_rounding_lets_them_be(ours: dict[int, Told]) -> None:
-    for fields in ({"dp": 2}, {"dp": 2, "zero_stage": 1}):
-        for theirs in run(of(precision="bf16", **fields)):
-            assert [loss for loss, _ in theirs] == pytest.approx([loss for loss, _ in ours[8]], rel=3e-4)
+def test_in_16_bits_losses_are_as_near_as_rounding_lets_them_be(ours: Callable[..., Told]) -> None:
+    for fields in ({"dp": 2}, {"dp": 2, "zero_stage": 1}, {"tied": True, "qk_norm": True}):
+        experiment = of(precision="bf16", **fields)
+        for theirs in run(experiment):
+            assert [loss for loss, _ in theirs] == pytest.approx([loss for loss, _ in ours(experiment)], rel=3e-4)
 
 
 def check_settings(rank: int) -> None:

@@ -17,7 +17,7 @@ from tests.pool import Pool
 from tests.workloads.engine.parity import train_rank
 from workloads.curves import __main__ as command
 from workloads.curves.__main__ import chosen, main
-from workloads.curves.runs import DENSE, MODELS, REFERENCE, ROUTED, Run, all_runs, layouts_of, run_of
+from workloads.curves.runs import BIASED, DENSE, MODELS, REFERENCE, ROUTED, Run, all_runs, layouts_of, run_of
 from workloads.curves.train import entropy, held_out_loss, train_curve
 from workloads.engine.build import build
 from workloads.engine.groups import make_groups
@@ -28,11 +28,14 @@ from workloads.recipe import Recipe
 from workloads.rules import lacking, layout_violations
 
 TINY_SIZES = {"hidden_size": 32, "num_heads": 2, "num_kv_heads": 2, "head_dim": 16, "ffn_hidden_size": 96}
-assert ROUTED.moe is not None
+assert ROUTED.moe is not None and BIASED.moe is not None
 TINY = {
     "bytes": dataclasses.replace(DENSE, **TINY_SIZES),
     "bytes_moe": dataclasses.replace(
         ROUTED, **TINY_SIZES, moe=dataclasses.replace(ROUTED.moe, expert_hidden_size=48, balance_coefficient=0.1)
+    ),
+    "bytes_moe_bias": dataclasses.replace(
+        BIASED, **TINY_SIZES, moe=dataclasses.replace(BIASED.moe, expert_hidden_size=48, balance_coefficient=0.03)
     ),
 }
 BATCH = {"global_batch_size": 16, "micro_batch_size": 4, "seq_len": 32}
@@ -87,10 +90,11 @@ def test_a_precision_stays_in_its_band(gloo_pool: Pool, model: str, precision: P
 
 
 @pytest.mark.slow
-def test_learned_routing_does_not_collapse(gloo_pool: Pool) -> None:
-    model = TINY["bytes_moe"]
+@pytest.mark.parametrize("name", ["bytes_moe", "bytes_moe_bias"])
+def test_learned_routing_does_not_collapse(gloo_pool: Pool, name: str) -> None:
+    model = TINY[name]
     assert model.moe is not None
-    rows = curve(gloo_pool, "bytes_moe", "bf16")
+    rows = curve(gloo_pool, name, "bf16")
     for row in rows:
         assert len(row["load_entropy"]) == len(row["load_imbalance"]) == model.num_layers
         assert all(0 < value <= 1 for value in row["load_entropy"])
