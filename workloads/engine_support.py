@@ -21,7 +21,7 @@ class Refusal:
     field: str
     holds: Callable[[Experiment], bool]
     why: str
-    """Ends the sentence "torchtitan 0.2.2+1 cannot run tp=2: ..."."""
+    """Ends the sentence "torchtitan 0.2.2+2 cannot run tp=2: ..."."""
     on: str | None = None
     """Only on devices of this backend."""
     off: str | None = None

@@ -27,7 +27,7 @@ ENGINE_VERSION = "3"
 """Raise when the engine computes or stores something differently, so that old rows are not taken for new ones."""
 ENGINES: Mapping[str, str] = {
     ENGINE: ENGINE_VERSION,
-    "torchtitan": "0.2.2+1",
+    "torchtitan": "0.2.2+2",
     "megatron": "0.16.1+1 without Transformer Engine",
 }
 """The engines that can be asked for and their versions: of others the package's, and the adapter's revision after a +.

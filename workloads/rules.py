@@ -232,7 +232,7 @@ _LAYOUT = _rules(
     ),
     (
         "compile_fp8",
-        "compile == 'block' and 'fp8' in precision",
+        "engine == 'ultrasweep' and compile == 'block' and 'fp8' in precision",
         "compile=block with precision={precision}: fp8 products cast in kernels of their own, which a compiled block "
         "cannot contain; use compile=none, or precision=bf16",
     ),
@@ -308,7 +308,17 @@ RULES = (
 _OF_EXPERIMENT = (
     *("dp_replicate", "dp_shard", "dp", "tp", "cp", "pp", "ep", "world_size", "micro_batch_size", "global_batch_size"),
     *("num_microbatches", "seq_len", "zero_stage", "pp_schedule", "virtual_stages", "sequence_parallel", "precision"),
-    *("attention", "cp_kind", "compile", "recompute", "engine_version", "etp", "routing", "routing_imbalance"),
+    *(
+        "attention",
+        "cp_kind",
+        "compile",
+        "recompute",
+        "engine_version",
+        "etp",
+        "routing",
+        "routing_imbalance",
+        "engine",
+    ),
 )
 _OF_MODEL = ("num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim", "ffn_hidden_size", "vocab_size")
 _OF_PARTS = (

@@ -127,7 +127,7 @@ def test_engines_have_winners_of_their_own(sweep: SweepDir) -> None:
     """A version of one engine is neither newer nor older than one of another."""
     first, second, _ = layouts(3)
     store(sweep, first, 30000.0)
-    store(sweep, second, 10000.0, engine="torchtitan", engine_version="0.2.2+1")
+    store(sweep, second, 10000.0, engine="torchtitan", engine_version="0.2.2+2")
     winners = {cell.key.engine: cell.layouts[0].rate for cell in cells_of(sweep)}
     assert winners == {"ultrasweep": 30000.0, "torchtitan": 10000.0}
     assert older(read_attempts(sweep.path).to_pylist()) == 0

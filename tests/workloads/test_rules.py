@@ -23,7 +23,7 @@ from tests.workloads.costs.shapes import (
 from workloads import rules
 from workloads.cluster import ClusterSpec
 from workloads.costs.schedule import schedule_actions
-from workloads.experiment import ENGINE_VERSION, Experiment, PipelineSchedule
+from workloads.experiment import ENGINE_VERSION, ENGINES, Experiment, PipelineSchedule
 from workloads.rules import RULES, Violation, layout_violations, names_of, violations
 
 
@@ -184,6 +184,8 @@ def test_sizes_that_experts_cannot_have_in_fp8(fields: dict[str, Any], told: str
 def test_compiled_blocks_are_not_in_fp8() -> None:
     assert "precision=bf16" in broken(precision="fp8_rowwise", compile="block")["compile_fp8"]
     assert "compile_fp8" not in broken(precision="fp16", compile="block")
+    titan = {"engine": "torchtitan", "engine_version": ENGINES["torchtitan"]}
+    assert "compile_fp8" not in broken(precision="fp8_tensorwise", compile="block", **titan)
 
 
 def test_device_without_fp8() -> None:

@@ -26,7 +26,8 @@ import torch.distributed as dist
 import torchtitan.tools.utils
 from torch import Tensor
 from torch.distributed.tensor.experimental._attention import set_rotate_method
-from torchtitan.components.loss import cross_entropy_loss
+from torchtitan.components.loss import build_cross_entropy_loss
+from torchtitan.config import JobConfig
 from torchtitan.distributed import ParallelDims
 from torchtitan.protocols import train_spec as specs
 from torchtitan.train import Trainer
@@ -115,7 +116,7 @@ class _Trainer(Trainer):
         spec = train_spec(experiment)
         spec.build_dataloader_fn = spec.build_tokenizer_fn = spec.state_dict_adapter = None
         spec.build_metrics_processor_fn = lambda *_: _Told()
-        spec.build_loss_fn = lambda *_, **__: _scaled(self.loss_factor)
+        spec.build_loss_fn = lambda config, **_: _scaled(self.loss_factor, config)
         specs._extra_train_specs[NAME] = spec
         super().__init__(job_config(experiment))
         if experiment.cp > 1:
@@ -165,8 +166,11 @@ class _Told:
         self.told = (loss, grad_norm)
 
 
-def _scaled(factor: float) -> Callable[[Tensor, Tensor], Tensor]:
+def _scaled(factor: float, config: JobConfig) -> Callable[[Tensor, Tensor], Tensor]:
+    """Its loss, compiled where it would be, times a factor."""
+    plain = build_cross_entropy_loss(config)
+
     def loss(logits: Tensor, targets: Tensor) -> Tensor:
-        return cross_entropy_loss(logits, targets) * factor
+        return plain(logits, targets) * factor
 
     return loss
