@@ -146,6 +146,10 @@ def export(experiment: Experiment, name: str) -> tuple[Draft, EngineConfig]:
         draft.choose("cp_kind", CONTEXT)
     draft.choose("attention", ATTENTION)
     draft.choose("compile", COMPILE)
+    if e.precision.startswith("fp8") and e.compile == "none":
+        draft.warnings.append(
+            "compile: its casts to fp8 are many small kernels until blocks are compiled: set compile.enable"
+        )
     if e.model.moe is not None:
         _experts(draft)
     draft.set(OPTIMIZER)

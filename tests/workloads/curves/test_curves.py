@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ TINY = {
         ROUTED, **TINY_SIZES, moe=dataclasses.replace(ROUTED.moe, expert_hidden_size=48, balance_coefficient=0.1)
     ),
     "bytes_moe_bias": dataclasses.replace(
-        BIASED, **TINY_SIZES, moe=dataclasses.replace(BIASED.moe, expert_hidden_size=48, balance_coefficient=0.03)
+        BIASED, **TINY_SIZES, moe=dataclasses.replace(BIASED.moe, expert_hidden_size=48, balance_coefficient=0.006)
     ),
 }
 BATCH = {"global_batch_size": 16, "micro_batch_size": 4, "seq_len": 32}
@@ -90,11 +91,10 @@ def test_a_precision_stays_in_its_band(gloo_pool: Pool, model: str, precision: P
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["bytes_moe", "bytes_moe_bias"])
-def test_learned_routing_does_not_collapse(gloo_pool: Pool, name: str) -> None:
-    model = TINY[name]
+def test_learned_routing_does_not_collapse(gloo_pool: Pool) -> None:
+    model = TINY["bytes_moe"]
     assert model.moe is not None
-    rows = curve(gloo_pool, name, "bf16")
+    rows = curve(gloo_pool, "bytes_moe", "bf16")
     for row in rows:
         assert len(row["load_entropy"]) == len(row["load_imbalance"]) == model.num_layers
         assert all(0 < value <= 1 for value in row["load_entropy"])
@@ -102,6 +102,21 @@ def test_learned_routing_does_not_collapse(gloo_pool: Pool, name: str) -> None:
         assert all(1 <= value <= model.moe.num_experts / model.moe.experts_per_token for value in row["load_imbalance"])
     assert collapsed(rows[-5:]) == {}  # in so few steps it has only just risen again
     assert all(row["load_entropy"] is None for row in curve(gloo_pool, "bytes", "bf16"))
+
+
+@pytest.mark.slow
+def test_biases_spread_the_load(gloo_pool: Pool) -> None:
+    """Against the same model whose biases stay where they are: nothing else spreads its load."""
+    still = dataclasses.replace(
+        TINY["bytes_moe_bias"], moe=dataclasses.replace(BIASED.moe, expert_hidden_size=48, balance_coefficient=0.0)
+    )
+    (left,) = gloo_pool.run(train_curve, 1, run_of(still, "bf16", batch=BATCH).experiment, SHORT, "cpu")
+
+    def entropy_at_end(rows: Sequence[Mapping[str, Any]]) -> float:
+        return sum(sum(row["load_entropy"]) for row in rows[-5:]) / (5 * still.num_layers)
+
+    # 0.86 and 0.49 here
+    assert entropy_at_end(curve(gloo_pool, "bytes_moe_bias", "bf16")) > entropy_at_end(left) + 0.15
 
 
 @pytest.mark.slow
