@@ -12,16 +12,17 @@ from results.load import load
 from sweep.codebases import read_clusters
 from sweep.forecast import Forecast, Known, StepTime
 from sweep.measured_tables import RECORDED
-from workloads.experiment import Experiment, from_dict, layout_id
+from workloads.experiment import ENGINE, Experiment, from_dict, layout_id
 
 COLUMNS = ("rows", "MAPE", "p90", "bias", "Spearman", "top-1 regret", "inside 90 %")
 _SHOWN_AXES = ("model", "tp", "pp", "cp", "zero_stage", "recompute", "pp_schedule", "precision")
 
 
 def recorded_points() -> pd.DataFrame:
-    """The shipped measured points that ran, as ``grade`` takes them, with their ``experiment`` beside."""
+    """The shipped measured points of this project's engine that ran, as ``grade`` takes them, with their ``experiment``
+    beside."""
     points = grade.measured_points(load(RECORDED).table.to_pandas())
-    points = points[points["outcome"] == "ok"].reset_index(drop=True)
+    points = points[(points["outcome"] == "ok") & (points["engine"] == ENGINE)].reset_index(drop=True)
     experiments = pd.Series([from_dict(json.loads(text)) for text in points["config_json"]], dtype="object")
     return points.assign(experiment=experiments)
 
@@ -60,7 +61,7 @@ def section() -> str:
     left = _pairs(without_its_model(points), points)
     lines = []
     for name, pairs in (
-        ("as recorded: the closed form of before", recorded),
+        ("as recorded, when each was run", recorded),
         ("now, nothing measured before", _pairs(planned(points), points)),
         ("now, measured rows of the other models", left),
     ):

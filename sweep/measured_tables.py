@@ -17,8 +17,9 @@ GIB = 2**30
 
 
 def recorded_table() -> pd.DataFrame:
-    """Rows of real runs that shipped with the program and ran or ran out of memory."""
-    return table_of_attempts(load(RECORDED).table.to_pandas())
+    """Rows of real runs of this project's engine that shipped with the program and ran or ran out of memory."""
+    rows = load(RECORDED).table.to_pandas()
+    return table_of_attempts(rows[rows["engine"] == ENGINE])
 
 
 def table_of_attempts(attempts: pd.DataFrame) -> pd.DataFrame:
