@@ -28,8 +28,8 @@ TIMES: list[Fault] = faults_of(
     (
         "reduction_always_hides",
         "a reduction that takes longer than its backward hides behind it",
-        SIMULATION + "_reduced",
-        "max(compute_s, beside)",
+        SIMULATION + "reduced_s",
+        "most(compute_s, gather_s + reduce_s)",
         "compute_s",
         DP,
     ),
