@@ -2,7 +2,8 @@
 --table bench_final2_mfu2.csv`` (as root).
 
 Points are stand-ins whose step times are those of the table (see `cells`); everything else is the ordinary command.
-Meanwhile pilots are killed and a node crashes. Prints the command's output, and what it took.
+Meanwhile pilots are killed, a node crashes, and the command itself is killed and given again. Prints its output, and
+what it took.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ KILLS = (4, 9, 14)
 """So many rows are there when a pilot is killed."""
 CRASH = 7
 """So many rows are there when a node crashes, for good."""
+GIVEN_AGAIN = 11
+"""So many rows are there when the command itself is killed. It is given again while the pilots that it left run on."""
 IN_STEPS_S = 2.0
 """A point that runs for so long is in its steps, and a step or more is left. Phases do not tell: of the ranks of a node
 only the first one has a heartbeat here."""
@@ -58,8 +61,10 @@ class SearchRun:
     """Pilots that were killed, and those of which a node crashed."""
     crashed: str | None = None
     """The node that did."""
+    given: int = 0
+    """How often the command was given."""
     seconds: float = 0.0
-    """From the command to its end."""
+    """From the first command to the end of the last."""
 
     @property
     def dir(self) -> SweepDir:
@@ -67,11 +72,12 @@ class SearchRun:
 
     @property
     def output(self) -> str:
-        """What the command printed."""
+        """What the commands printed."""
         return (self.folder / "command.log").read_text()
 
     def run(self, limit_s: float) -> None:
-        """Give the command and let pilots die meanwhile. Raises `AssertionError` when it fails or takes too long."""
+        """Give the command, kill it once, and let pilots die meanwhile. Raises `AssertionError` when it fails or takes
+        too long."""
         conf, answers = self.folder / "conf" / "grid", self.folder / "answers.json"
         conf.mkdir(parents=True)
         (conf / "cells.yaml").write_text(grid_of(self.layouts))
@@ -80,23 +86,34 @@ class SearchRun:
         command += ["+grid=cells", f"results_dir={self.folder}", "name=search", *WORDS, *self.words]
         command += [f"+launcher.environment.STANDIN_ANSWERS={answers}"]
         started = time.monotonic()
-        with (self.folder / "command.log").open("w") as log:
-            process = subprocess.Popen(
-                command, cwd=CHECKOUT, env=self.lab.environment, stdout=log, stderr=subprocess.STDOUT
-            )
+        process = self._give(command)
         try:
             while process.poll() is None:
                 assert time.monotonic() - started < limit_s, f"not done after {limit_s:.0f} s: {self.output[-3000:]}"
                 self._disturb()
+                if self.given == 1 and self._rows() >= GIVEN_AGAIN:
+                    process.kill()
+                    process.wait()
+                    process = self._give(command)
                 time.sleep(0.1)
         finally:
             process.kill()
         self.seconds = time.monotonic() - started
         assert process.returncode == 0, self.output[-3000:]
 
+    def _give(self, command: Sequence[str]) -> subprocess.Popen[bytes]:
+        self.given += 1
+        with (self.folder / "command.log").open("a") as log:
+            return subprocess.Popen(
+                command, cwd=CHECKOUT, env=self.lab.environment, stdout=log, stderr=subprocess.STDOUT
+            )
+
+    def _rows(self) -> int:
+        return len(entry_names(self.dir.done)) if self.dir.done.is_dir() else 0
+
     def _disturb(self) -> None:
         """Kill a pilot, or crash a node of one, when it is time for that and one runs a point."""
-        done = len(entry_names(self.dir.done)) if self.dir.done.is_dir() else 0
+        done = self._rows()
         kills = len(self.killed) - (self.crashed is not None)
         crash = self.crashed is None and done >= CRASH
         if not crash and (kills >= len(KILLS) or done < KILLS[kills]):
@@ -120,7 +137,7 @@ class SearchRun:
 
     def candidates(self) -> int:
         """Points of the whole plan that can run."""
-        return sum(row["verdict"] == "run" for row in read_ledger(self.dir.path).to_pylist())
+        return sum(row["verdict"] in ("run", "cached") for row in read_ledger(self.dir.path).to_pylist())
 
     def named(self, model: str, world_size: int) -> list[str]:
         """The layouts that the command names as the fastest of a cell, as it prints them, fastest first."""
@@ -138,7 +155,8 @@ class SearchRun:
         lines = [
             f"{self.candidates()} layouts on {len(self.lab.nodes)} nodes; {self.seconds:.0f} s",
             f"{sum(last.values())} runs: {dict(last)}; lost: {dict(lost)}",
-            f"{len(set(map(layout_of, rows)))} layouts ran; {len(self.killed)} pilots died, one with {self.crashed}",
+            f"{len(set(map(layout_of, rows)))} layouts ran; {len(self.killed)} pilots died, one with {self.crashed}; "
+            f"the command was given {self.given} times",
         ]
         for model, gpus in dict.fromkeys((one.model, one.world_size) for one in self.layouts):
             best = fastest(self.layouts, model, gpus)

@@ -1,4 +1,5 @@
-"""``search`` on a real Slurm of 64 virtual nodes finds what running every layout would find, while pilots die."""
+"""``search`` on a real Slurm of 64 virtual nodes finds what running every layout would find, while pilots die and the
+command is killed."""
 
 from __future__ import annotations
 
@@ -41,6 +42,7 @@ def test_a_search_names_the_winner_of_the_whole_grid_though_pilots_die(wide_lab:
     rows = search.attempts()
     assert search.candidates() == len(layouts)
     assert len(search.killed) == len(KILLS) + 1 and search.crashed is not None, search.output
+    assert search.given == 2
     _check_winners(search, rows)
     _check_once(search, rows)
     assert len({layout_of(row) for row in rows}) < len(rows) < len(layouts) / 2
