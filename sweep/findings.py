@@ -125,9 +125,10 @@ def best_layouts(rows: Iterable[Row]) -> list[Cell]:
     keys = [_cell_of(row, row["method"]) for row in good]
     runs["cell"] = pd.Series(keys, dtype=object).map({key: place for place, key in enumerate(sorted(set(keys)))})
     cells = []
-    for _, of_method in runs.groupby("method", sort=False):  # noise of one method says nothing of another
-        ranked = ranking.of_layouts(of_method, ["cell"], _RATE)
-        ranked = ranked[ranked["rank"].notna()].join(of_method["tokens_per_step"])
+    runs["engine"] = [_engine(row) for row in good]
+    for _, alike in runs.groupby(["method", "engine"], sort=False):  # noise of one says nothing of another
+        ranked = ranking.of_layouts(alike, ["cell"], _RATE)
+        ranked = ranked[ranked["rank"].notna()].join(alike["tokens_per_step"])
         layouts_of = ranked.groupby("cell").size()
         ranked = ranking.of_usual_batch(ranked, ["cell"])
         ranked["within"] = noise.within(ranked.rename(columns={_RATE: "_run", "median": _RATE}), _RATE, ["cell"])

@@ -130,6 +130,9 @@ OUTCOME_MARKERS = {
 MOST_VECTOR_MARKS = 6000
 """With more marks than this they go into an SVG as pixels: as shapes they would make it tens of megabytes."""
 FAILURE_GREY = "#8a8a8a"
+LEGEND_ROWS = 5
+"""Rows of a legend below the axes that a figure's height has room for."""
+LEGEND_ROW_INCHES = 0.19
 OUTLINED = frozenset("sd^<v")
 """Markers drawn as outlines, so that no kind of failure is heavier than another."""
 
@@ -163,12 +166,16 @@ def new_figure(width_in: float, height_in: float) -> Figure:
 
 
 def bottom_legend(figure: Figure, handles: list[Any], title: str | None = None) -> None:
-    """A legend below the axes, in as many columns as the figure is wide enough for."""
+    """A legend below the axes, in as many columns as the figure is wide enough for.
+
+    One of many rows makes the figure taller, so that the axes keep their size.
+    """
     longest = [len(handle.get_label()) for handle in handles]
     columns = next(
         (count for count in range(len(handles), 1, -1) if _columns_in(longest, count) <= figure.get_figwidth() - 0.4), 1
     )
     rows = -(-len(handles) // columns)
+    figure.set_figheight(figure.get_figheight() + LEGEND_ROW_INCHES * max(rows - LEGEND_ROWS, 0))
     figure.legend(
         handles=handles,
         loc="outside lower center",

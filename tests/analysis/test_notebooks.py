@@ -12,7 +12,10 @@ import pytest
 from matplotlib.figure import Figure
 
 from analysis.page.interactive import figure
+from analysis.rows.cohorts import split
+from analysis.rows.load import load
 from results.errors import InvalidResults
+from tests.analysis.report_page import RECORDED
 from tests.analysis.run_notebooks import (
     FOLDER,
     MOST_BYTES,
@@ -126,7 +129,8 @@ def test_study_from_the_published_table() -> None:
 
 
 def test_your_own_sweep_on_another_part() -> None:
-    text = "\n".join(texts(executed("your_own_sweep", part=1)))
+    methods = [part.frame["method"].iloc[0] for part in split(load(RECORDED).attempts)]
+    text = "\n".join(texts(executed("your_own_sweep", part=methods.index("rehearsed"))))
     assert "These are not measurements of a whole run" in text
 
 

@@ -163,7 +163,8 @@ def test_a_comparison_has_the_winners_throughput(cohorts: list[Cohort]) -> None:
 @pytest.mark.parametrize("name", SWEEPS)
 def test_the_end_of_a_run_says_what_the_report_says(name: str) -> None:
     cells = best_layouts(read_attempts(RECORDED / name).to_pylist())
-    found = {(c.key.workload, c.key.seq_len, c.key.world_size, c.key.method, c.key.tp, c.key.cp): c for c in cells}
+    keys = [(c.key.model, c.key.routing, c.key.engine, c.key.seq_len, c.key.world_size) for c in cells]
+    found = {(*key, c.key.method, c.key.tp, c.key.cp): c for key, c in zip(keys, cells, strict=True)}
     expected = [
         row for cohort in split(load(RECORDED / name).attempts)
         for row in metrics.best_configurations(cohort.frame).to_dict("records")
@@ -172,8 +173,7 @@ def test_the_end_of_a_run_says_what_the_report_says(name: str) -> None:
     for row in expected:
         tp, cp = (row["tp"], row["cp"]) if row["method"] == "rehearsed" else (None, None)
         routing = name_routing(*(row[name] for name in ROUTING))
-        name = f"{row['model']}, {routing}" if routing else row["model"]
-        cell = found[name, row["seq_len"], row["world_size"], row["method"], tp, cp]
+        cell = found[row["model"], routing, row["engine"], row["seq_len"], row["world_size"], row["method"], tp, cp]
         first = cell.layouts[0]
         chosen = ("dp", "tp", "cp", "pp", "zero_stage", "micro_batch_size", "recompute", "pp_schedule")
         assert [getattr(first.experiment, name) for name in chosen] == [row[name] for name in chosen]

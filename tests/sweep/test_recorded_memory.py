@@ -1,4 +1,4 @@
-"""The planner's closed form of memory against every measured run that ships with the program."""
+"""The planner's closed form of memory against every measured run of the engine that ships with the program."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ RECORDED = Path(__file__).resolve().parents[2] / "results" / "recorded"
 def test_predicted_peaks_are_those_of_the_recorded_runs() -> None:
     workspace = compose_sweep(["+grid=tiny", "cluster=h200"]).cluster.device.workspace_bytes
     errors = {}
-    columns = ["attempt_id", "method", "outcome", "cluster", "peak_allocated_bytes", "config_json"]
+    columns = ["attempt_id", "method", "outcome", "cluster", "engine", "peak_allocated_bytes", "config_json"]
     for row in read_attempts(RECORDED).select(columns).to_pylist():
-        if (row["method"], row["outcome"], row["cluster"]) == ("measured", "ok", "h200"):
+        if (row["method"], row["outcome"], row["cluster"], row["engine"]) == ("measured", "ok", "h200", "ultrasweep"):
             predicted = estimate_memory(from_json(row["config_json"])).peak_bytes + workspace
             errors[row["attempt_id"]] = predicted / row["peak_allocated_bytes"] - 1
     assert len(errors) >= 310
