@@ -53,7 +53,7 @@ redraw: setup
 	cp -r results/recorded/h200x2_* results/recorded/h200x4_* report/two_and_four
 	$(BIN)/python -m analysis.report report/two_and_four --out report/recorded --figures best_configurations,predicted_vs_found
 	cp report/recorded/figures/best_configurations-measured-h200.png report/recorded/figures/predicted_vs_found-measured-h200.png docs/figures/
-	$(BIN)/python -m analysis.report results/recorded/h200x1_engines --out report/engines --figures engines_side_by_side
+	$(BIN)/python -m analysis.report results/recorded/h200x1_engines --out report/engines --figures best_configurations
 	cp report/engines/figures/engines_side_by_side.png docs/figures/
 
 # The notebooks' outputs. STUDY: the study's table, which is not shipped; without it study.ipynb stays as it is.
