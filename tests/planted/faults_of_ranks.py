@@ -172,7 +172,7 @@ STAGES = faults_of(
     (
         "first_half_lost",
         "gradients of norms from the first half are lost",
-        ENGINE + "data_parallel:GradientSync.after_weight_gradients",
+        ENGINE + "data_parallel:GradientSync.before_weight_gradients",
         "setattr(parameter, attribute, gradient)",
         "setattr(parameter, attribute, 0 * gradient)",
         {**ZERO_BUBBLE, "dp": 2, "zero_stage": 2, "micro_batch_size": 1},

@@ -127,7 +127,10 @@ def _uncovered(alike: tuple[int, ...], schedule: str, m: int, v: int) -> tuple[i
 def _covers(more: Sequence[Sequence[Backwards]], less: Sequence[Sequence[Backwards]]) -> bool:
     """Whether a rank with the backwards ``more`` never needs less than one with ``less``."""
     return all(
-        any(a.turn == b.turn and a.forward_follows >= b.forward_follows and _holds(a, one) for a in mine)
+        any(
+            a.turn == b.turn and a.split == b.split and a.forward_follows >= b.forward_follows and _holds(a, one)
+            for a in mine
+        )
         for mine, theirs in zip(more, less, strict=True)
         for b in theirs
         for one in b.held
@@ -193,9 +196,11 @@ def _stage_memory(e: Experiment, x: Shared, stage: int, held: StageParams) -> St
     outputs = e.virtual_stages - held.has_head  # a stage keeps what it passes on; the last one passes nothing on
     saved = x.saved(held) + outputs * x.stream
     waiting = held.dense_layers * x.dense_deferred + held.moe_layers * x.moe_deferred
-    in_flight, deferred = max(moments_held(e, stage), key=lambda one: one[0] * saved + one[1] * waiting)
+    own = waiting if e.pp_schedule in SPLIT_BACKWARD else 0
+    # Of a split backward the moment before its first half: what it keeps for the second one is apart, in ``own``.
+    in_flight, deferred = max(moments_held(e, stage))
     moments = []
-    for turn in rounds_of(x, in_flight, int(deferred * waiting), accumulated):
+    for turn in rounds_of(x, in_flight, int(deferred * waiting), accumulated, own):
         moments += [
             *(head_moments(e, x, units, turn, whole, saved) if held.has_head else ()),
             *block_moments(e, x, units, turn, whole, saved, held),
@@ -223,8 +228,13 @@ def _of_chunks(
     saved = [x.saved(one) + (0 if one.has_head else x.stream) for one in chunks]
     waiting = [one.dense_layers * x.dense_deferred + one.moe_layers * x.moe_deferred for one in chunks]
     heads = [x.head.saved if one.has_head else 0 for one in chunks]
-    # Each chunk is gathered and reduced by itself, and keeps the flat copy through which its last unit was reduced.
-    flat = [0 if x.whole else x.g * (x.vocabulary if one.embedding else x.block) for one in chunks]
+    # Each chunk is gathered and reduced by itself, and keeps the flat copy through which its last unit was reduced. Of
+    # a split backward that is a block; but interleaved ranks with the head have other chunks' between the halves.
+    of_ends = {
+        "interleaved_zero_bubble": [one.has_head for one in chunks],
+        "zero_bubble_v": [False] * len(chunks),
+    }.get(e.pp_schedule, [one.embedding > 0 for one in chunks])
+    flat = [0 if x.whole else x.g * (x.vocabulary if of_end else x.block) for of_end in of_ends]
     moments: list[Moment] = []
     backwards = held_by_chunk(e.pp_schedule, stage, e.pp, e.num_microbatches, e.virtual_stages)
     for number, (own, of_chunk) in enumerate(zip(chunks, backwards, strict=True)):
@@ -233,7 +243,7 @@ def _of_chunks(
             first=x.vocabulary if own.embedding else x.block,
             first_copy=x.c * x.vocabulary if own.embedding else x.b * x.block,
         )
-        for turn, follows, found in of_chunk:
+        for turn, follows, split, found in of_chunk:
             beside = max(
                 sum(count * (a + b) for count, a, b in zip(one.activations, saved, heads, strict=True))
                 + sum(count * a for count, a in zip(one.for_weights, waiting, strict=True))
@@ -241,7 +251,9 @@ def _of_chunks(
             ) - (saved[number] + heads[number])
             prior = 0 if turn == "first" or x.rounds == 1 else accumulated
             beside += sum(flat) - flat[number] if prior else 0
-            one = Round(1, beside, prior, last=turn == "last", forward_follows=follows)
+            own_waiting = waiting[number] if split else 0
+            last = turn == "last" and not (split and x.whole)  # whole gradients are reduced in the second half alone
+            one = Round(1, beside, prior, last=last, forward_follows=follows, own=own_waiting)
             moments += head_moments(e, x, mine, one, whole, saved[number]) if own.has_head else ()
             moments += block_moments(e, x, mine, one, whole, saved[number], own)
             moments += expert_moments(e, x, mine, one, held, whole, saved[number])

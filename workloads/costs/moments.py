@@ -11,6 +11,7 @@ from workloads.costs.activations import HeadBytes, LayerBytes, deferred_bytes, h
 from workloads.costs.fp8 import gathered_bytes
 from workloads.costs.params import COMPUTE_BYTES, MASTER_BYTES, dense_layer, local_params, moe_layer, num_dense_layers
 from workloads.costs.partition import StageParams
+from workloads.costs.schedule import INTERLEAVED
 from workloads.experiment import Experiment
 from workloads.mesh import data_degrees, expert_degrees
 
@@ -152,21 +153,25 @@ class Round(NamedTuple):
     """Of the step: gradients are reduced here at the latest."""
     forward_follows: bool
     """Another micro-batch's forward comes after it."""
+    own: int = 0
+    """Bytes of what its own products keep for the second half; 0 for a whole backward."""
 
 
 Moment = tuple[int, int, int]
 """Bytes of (gathered parameters, gradients, activations)."""
 
 
-def rounds_of(x: Shared, in_flight: float, deferred: int, accumulated: int) -> list[Round]:
-    """The first backward (no gradients yet), the second (as many in flight, gradients there) and the last (alone)."""
+def rounds_of(x: Shared, in_flight: float, deferred: int, accumulated: int, own: int) -> list[Round]:
+    """The first backward (no gradients yet), the second (as many in flight, gradients there) and the last (alone, but
+    for those whose second half is still to come)."""
     m = x.rounds
-    rounds = [Round(in_flight, deferred, 0, last=m == 1, forward_follows=m > in_flight)]
+    rounds = [Round(in_flight, deferred, 0, last=m == 1, forward_follows=m > in_flight, own=own)]
     if m > 2:
         more = m - 1 > in_flight
-        rounds.append(Round(min(in_flight, m - 1), deferred, accumulated, last=False, forward_follows=more))
+        rounds.append(Round(min(in_flight, m - 1), deferred, accumulated, last=False, forward_follows=more, own=own))
     if m > 1:
-        rounds.append(Round(1, 0, accumulated, last=True, forward_follows=False))
+        deferred = deferred if own and not x.whole else 0
+        rounds.append(Round(1, deferred, accumulated, last=True, forward_follows=False, own=own))
     return rounds
 
 
@@ -210,7 +215,13 @@ def head_moments(e: Experiment, x: Shared, units: Units, turn: Round, whole: int
     forward = (copies, turn.prior, held + x.head.working + _waiting(x, units, turn) + gathering)
     if not units.head or not _reduces(x, turn):
         return (forward,)
-    resharded = c * units.head if zero3 or turn.last else 0
+    if turn.own and turn.prior and not x.whole and e.pp_schedule in INTERLEAVED:
+        # The one before has had its first half, in which the head was reduced last. With one chunk no second half has
+        # run yet.
+        gradients = turn.prior if e.virtual_stages > 1 else g * units.head // x.shards
+        early = (copies, gradients, held + x.head.working + g * units.head + gathering)
+        forward = max(forward, early, key=sum)
+    resharded = c * units.head if zero3 or (turn.last and not turn.own) else 0
     shard = g * units.head // x.shards
     if x.whole and turn.prior:
         # What was accumulated is in ``prior`` until the new shard is there.
@@ -231,7 +242,7 @@ def block_moments(
     next is gathered already: a block or the embedding.
     """
     zero3, reduces = e.zero_stage == 3, _reduces(x, turn)
-    resharded = units.head if turn.last else 0
+    resharded = units.head if turn.last and not turn.own else 0
     gathered = 2 * x.b * x.block + x.b_experts * units.experts + x.c * units.tied
     copies = min(whole, gathered) if zero3 else whole - x.c * resharded
     head = 0 if turn.prior else x.g * units.head // (x.shards if reduces else 1)
@@ -358,17 +369,25 @@ def end_moment(
 
     A stage that is not the last still holds the gradient that it received. With ZeRO 3 the beginning of the next
     forward may be higher: the flat copy that was reduced is still there, and two gathered ones beside its first unit.
+    At the end of the first half of a split backward what its products need for the second one is still there, and of
+    its own gradients only the embedding's is, which FSDP reduces then (`GradientSync._tell_ends` in the engine).
     """
     c, zero3 = x.c, e.zero_stage == 3
     received = x.stream if e.virtual_stages > held.has_head else 0
-    if turn.last:
+    if turn.last and not turn.own:
         return 0, shard, received + _reduce_bytes(x, units.first, turn)
     others = int((turn.in_flight - 1) * (saved + (x.head.saved if held.has_head else 0))) + received + x.stream
     others += turn.deferred
     if x.whole:
         # An unmixed gradient is its own accumulation buffer at first.
         own = 0 if c == x.g and not turn.prior else c * units.first * (2 if units.tied else 1)
-        return whole, x.g * params + own, others
+        return whole, x.g * params + own, others + turn.own
+    if turn.own:
+        end = units.first if held.embedding else 0
+        buffers = _reduce_bytes(x, end, turn) if end else _waiting(x, units, turn)
+        # FSDP has gathered the last block ahead, which ran before in the order of all forwards.
+        copies = x.b * x.block * bool(turn.prior) if zero3 else whole
+        return copies, turn.prior or x.g * end // x.shards, others + turn.own + buffers
     reducing = _reduce_bytes(x, units.first, turn)
     if not zero3:
         return whole, shard, others + reducing

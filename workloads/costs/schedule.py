@@ -291,6 +291,8 @@ class Backwards(NamedTuple):
     """first, middle or last of the chunk's micro-batches."""
     forward_follows: bool
     """Another forward of the rank comes later."""
+    split: bool
+    """First halves of backwards (or forwards before one), not second halves or whole ones."""
     held: tuple[Held, ...]
     """Those that no other of these has more of everything than."""
 
@@ -305,23 +307,21 @@ def held_by_chunk(
     last_forward = max(place for place, action in enumerate(actions) if action.kind == "F")
     now, waiting = [0] * virtual_stages, [0] * virtual_stages
     done = [0] * virtual_stages
-    found: list[dict[tuple[str, bool], dict[Held, None]]] = [{} for _ in range(virtual_stages)]
+    found: list[dict[tuple[str, bool, bool], dict[Held, None]]] = [{} for _ in range(virtual_stages)]
     for place, action in enumerate(actions):
         chunk = action.chunk
         if action.kind == "F":
             now[chunk] += 1
         if action.kind != "F" or chunk == virtual_stages - 1:
             turn = "last" if done[chunk] >= filling - 1 else "middle" if done[chunk] else "first"
-            found[chunk].setdefault((turn, place < last_forward), {})[Held(tuple(now), tuple(waiting))] = None
+            of = turn, place < last_forward, name in SPLIT_BACKWARD and action.kind in ("F", "I")
+            found[chunk].setdefault(of, {})[Held(tuple(now), tuple(waiting))] = None
         if action.kind in ("B", "I"):
             now[chunk] -= 1
             done[chunk] += 1
         if action.kind in ("I", "W"):
             waiting[chunk] += 1 if action.kind == "I" else -1
-    return tuple(
-        tuple(Backwards(turn, follows, _most(tuple(those))) for (turn, follows), those in of_chunk.items())
-        for of_chunk in found
-    )
+    return tuple(tuple(Backwards(*of, _most(tuple(those))) for of, those in of_chunk.items()) for of_chunk in found)
 
 
 def _most(found: tuple[Held, ...]) -> tuple[Held, ...]:

@@ -205,7 +205,7 @@ def _data_parallel(s: Sender) -> None:
 
     Gradients are reduce-scattered with every micro-batch (ZeRO 2 and 3) or with the last (S = g times the padded
     elements), and all-reduced over the replicas with the last (S = the shard of it). Of a split backward the second
-    half reduces; it gathers nothing.
+    half reduces, but for the embedding and the head with ZeRO 2 and 3; it gathers nothing.
     """
     e = s.experiment
     actions = schedule_actions(e.pp_schedule, s.position["pp"], e.pp, e.num_microbatches, e.virtual_stages)

@@ -14,7 +14,8 @@ Gradients are *summed* over ranks: the loss is already divided by the tokens of 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -123,39 +124,76 @@ class GradientSync:
     def __init__(self, chunk: Chunk, experiment: Experiment) -> None:
         assert isinstance(chunk, FSDPModule)
         self.chunk: FSDPModule = chunk
+        ends: tuple[Any, ...] = (chunk.embedding, chunk.head)
+        self.ends: list[FSDPModule] = [end for end in ends if isinstance(end, FSDPModule)]
         self.every_microbatch = experiment.zero_stage >= 2
         self.keep_gathered = experiment.zero_stage <= 2
         self._told: tuple[bool, bool] | None = None
         self._kept: dict[int, list[_Gradient]] = {}
         """By micro-batch: gradients of the first half of its backward."""
+        self._left: Counter[Any] = Counter()
+        """Gradients that each FSDP group still waits for in the second half of a backward."""
+        self._owners: dict[int, Any] = {}
+        """FSDP groups by the ids of their gathered weights."""
 
-    def before_backward(self, *, last: bool) -> None:
-        """Before a whole backward. ``last``: this stage's last one of the step."""
+    def before_backward(self, *, last: bool, last_through: bool) -> None:
+        """Before a whole backward. ``last``: this stage's last one of the step; ``last_through``: no input gradients
+        come after its."""
         self._tell(reduces=last or self.every_microbatch, last=last)
+        self._tell_ends(last=last_through)
 
-    def before_input_gradients(self) -> None:
+    def before_input_gradients(self, *, last_through: bool) -> None:
         """Before the first half of a split backward, in which the products' weights get no gradients yet."""
         self._tell(reduces=False, last=False)
+        self._tell_ends(last=last_through)
 
     def after_input_gradients(self, microbatch: int) -> None:
-        """After it. Where every micro-batch is reduced alone, the gradients that the first half made (of norms, of the
-        ends of the model) wait apart for the second one, so that no other micro-batch takes them along."""
+        """After it. Where every micro-batch is reduced alone, the gradients that the first half made of blocks (of
+        their norms) wait apart for the second one, so that no other micro-batch takes them along."""
         if self.every_microbatch:
             self._kept[microbatch] = [taken for group in self._groups() for taken in _take_gradients(group)]
 
-    def after_weight_gradients(self, microbatch: int, *, last: bool) -> None:
-        """After the second half. FSDP reduces in hooks of autograd, which did not run: so do here what they do."""
+    def before_weight_gradients(self, microbatch: int, weights: Iterable[Tensor], *, last: bool) -> None:
+        """Before the second half, which makes gradients of ``weights``. ``last``: this stage's last one of the step."""
         self._tell(reduces=last or self.every_microbatch, last=last)
         for parameter, attribute, gradient in self._kept.pop(microbatch, []):
             setattr(parameter, attribute, gradient)
+        self._left = Counter(self._group_of(weight) for weight in weights)
+
+    def after_weight_gradient(self, weight: Tensor) -> None:
+        """When one of them is there: reduces its group if it was the last one that the group waited for, so that no
+        more than one group's gradients are whole and the reduction runs beside the next group's."""
+        group = self._group_of(weight)
+        self._left[group] -= 1
+        if not self._left[group]:
+            self._reduce(group)
+
+    def after_weight_gradients(self) -> None:
+        """After the second half: reduces groups that had all their gradients from the first one."""
         for group in self._groups():
-            with _as_if_gathered(group):
-                for parameter in group.fsdp_params:  # all of one dtype, as FSDP wants them: that of reductions
-                    parameter.accumulate_unsharded_grad_if_needed()
-                    parameter.to_accumulated_grad_if_needed()
-                group.post_backward()
+            if group not in self._left:
+                self._reduce(group)
         state: Any = self.chunk._get_fsdp_state()
         state._root_post_backward_final_callback()
+
+    def _reduce(self, group: Any) -> None:
+        """FSDP reduces in hooks of autograd, which did not run in the second half: do here what they do."""
+        with _as_if_gathered(group):
+            for parameter in group.fsdp_params:  # all of one dtype, as FSDP wants them: that of reductions
+                parameter.accumulate_unsharded_grad_if_needed()
+                parameter.to_accumulated_grad_if_needed()
+            group.post_backward()
+
+    def _group_of(self, weight: Tensor) -> Any:
+        """The group that shards a weight, here as FSDP gathers it. The same tensor in every step."""
+        if not self._owners:
+            self._owners = {
+                id(parameter._unsharded_param): group
+                for group in self._groups()
+                for parameter in group.fsdp_params
+                if hasattr(parameter, "_unsharded_param")
+            }
+        return self._owners[id(weight)]
 
     def _groups(self) -> Iterator[Any]:
         for module in self.chunk.modules():  # type: ignore[attr-defined]
@@ -171,6 +209,16 @@ class GradientSync:
         self.chunk.set_requires_all_reduce(last)  # after the line above, which sets both
         if self.keep_gathered:
             self.chunk.set_reshard_after_backward(last)
+
+    def _tell_ends(self, *, last: bool) -> None:
+        """The embedding and the head have their whole gradients after the first half, and they are large: where every
+        micro-batch is reduced alone they are reduced in it, else each one that waits for its second half would keep
+        them unsharded. They stay gathered: after the last first half FSDP would gather the head ahead once more."""
+        if not self.every_microbatch:
+            return
+        for end in self.ends:
+            end.set_requires_gradient_sync(True, recurse=False)
+            end.set_requires_all_reduce(last, recurse=False)  # after the line above, which sets both
 
 
 def param_groups_of(module: FSDPModule) -> list[Any]:

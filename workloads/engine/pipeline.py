@@ -123,6 +123,8 @@ class _Step:
         backwards = [action for action in actions if action.kind in ("B", "W")]
         self.last_of_chunk = {action.chunk: action for action in backwards}
         """The action that completes each chunk's gradients."""
+        self.last_through_chunk = {action.chunk: action for action in actions if action.kind in ("B", "I")}
+        """The last action that makes input gradients of each chunk."""
         self.marks = PipelineMarks()
         self.messages = Messages(
             pipeline.groups, pipeline.clock, pipeline.boundary_shape, pipeline.boundary_dtype, alone, self.marks.waits
@@ -172,12 +174,13 @@ class _Step:
         pipeline = self.pipeline
         x, output = self.held.pop((action.chunk, action.microbatch))
         sync = pipeline.sync[action.chunk]
+        last_through = action == self.last_through_chunk[action.chunk]
         if action.kind == "B":
-            sync.before_backward(last=action == self.last_of_chunk[action.chunk])
+            sync.before_backward(last=action == self.last_of_chunk[action.chunk], last_through=last_through)
             output.backward(received)
         else:
             assert pipeline.deferred is not None
-            sync.before_input_gradients()
+            sync.before_input_gradients(last_through=last_through)
             pipeline.deferred[action.chunk].collect(action.microbatch)
             output.backward(received)
             pipeline.deferred[action.chunk].stop()
@@ -189,11 +192,18 @@ class _Step:
     def _weight_gradients(self, action: Action) -> None:
         pipeline = self.pipeline
         assert pipeline.deferred is not None
-        pipeline.deferred[action.chunk].compute(action.microbatch)
-        if action == self.actions[-1]:
-            self._note_last_backward()
+        deferred, sync = pipeline.deferred[action.chunk], pipeline.sync[action.chunk]
+        ends_step, microbatch = action == self.actions[-1], action.microbatch
+
+        def made(weight: Tensor, left: int) -> None:
+            if ends_step and not left:
+                self._note_last_backward()
+            sync.after_weight_gradient(weight)
+
         last = action == self.last_of_chunk[action.chunk]
-        pipeline.sync[action.chunk].after_weight_gradients(action.microbatch, last=last)
+        sync.before_weight_gradients(microbatch, deferred.weights(microbatch), last=last)
+        deferred.compute(microbatch, made)
+        sync.after_weight_gradients()
 
     def _note_last_backward(self) -> None:
         self.marks.last_backward = self.pipeline.clock.mark()

@@ -11,6 +11,12 @@ const MemoryModel = (() => {
     masterBytes, moeLayer, numDenseLayers, numMicrobatches, rankTokens, sum,
   } = ModelCosts;
 
+  /** schedule.SPLIT_BACKWARD */
+  const SPLIT_BACKWARD = ["interleaved_zero_bubble", "zero_bubble_v", "dualpipe_v"];
+
+  /** schedule.INTERLEAVED */
+  const INTERLEAVED = ["interleaved_1f1b", "interleaved_zero_bubble"];
+
   /** The [part, bytes] with the most bytes. */
   const largest = (entries) => entries.reduce((most, part) => (part[1] > most[1] ? part : most));
 
@@ -43,14 +49,15 @@ const MemoryModel = (() => {
     const actions = PipelineModel.scheduleActions(e.pp_schedule, rank, e.pp, filling, v);
     const lastForward = actions.findLastIndex(({ kind }) => kind === "F");
     const now = Array(v).fill(0), waits = Array(v).fill(0), done = Array(v).fill(0);
-    /** @type {{turn: string, follows: boolean, found: {activations: number[], forWeights: number[]}[]}[][]} */
+    /** @type {{turn: string, follows: boolean, split: boolean, found: {activations: number[], forWeights: number[]}[]}[][]} */
     const chunks = Array.from({ length: v }, () => []);
     actions.forEach(({ kind, chunk }, place) => {
       if (kind === "F") now[chunk] += 1;
       if (kind !== "F" || chunk === v - 1) {
         const turn = done[chunk] >= filling - 1 ? "last" : done[chunk] ? "middle" : "first", follows = place < lastForward;
-        let own = chunks[chunk].find((one) => one.turn === turn && one.follows === follows);
-        if (!own) chunks[chunk].push((own = { turn, follows, found: [] }));
+        const split = SPLIT_BACKWARD.includes(e.pp_schedule) && (kind === "F" || kind === "I");
+        let own = chunks[chunk].find((one) => one.turn === turn && one.follows === follows && one.split === split);
+        if (!own) chunks[chunk].push((own = { turn, follows, split, found: [] }));
         own.found.push({ activations: [...now], forWeights: [...waits] });
       }
       if (kind === "B" || kind === "I") {
@@ -110,13 +117,13 @@ const MemoryModel = (() => {
   }
 
   /** moments.rounds_of: the first backward, the second, and the last. */
-  function backwardRounds(x, inFlight, deferred, accumulated) {
+  function backwardRounds(x, inFlight, deferred, accumulated, own) {
     const m = x.rounds;
     const turn = (in_flight, waits, prior, last, forward_follows) =>
-      ({ in_flight, beside: { "kept for the weights' gradients": waits }, prior, last, forward_follows });
+      ({ in_flight, beside: { "kept for the weights' gradients": waits }, prior, last, forward_follows, own });
     const rounds = [turn(inFlight, deferred, 0, m === 1, m > inFlight)];
     if (m > 2) rounds.push(turn(Math.min(inFlight, m - 1), deferred, accumulated, false, m - 1 > inFlight));
-    if (m > 1) rounds.push(turn(1, 0, accumulated, true, false));
+    if (m > 1) rounds.push(turn(1, own && !x.whole ? deferred : 0, accumulated, true, false));
     return rounds;
   }
 
@@ -169,8 +176,15 @@ const MemoryModel = (() => {
       activations: { ...saved, "loss of this micro-batch": x.head.working, "FSDP buffers": buffers },
     };
     if (!units.head || !reduces(x, turn)) return [forward];
-    const resharded = zero3 || turn.last ? c * units.head : 0;
+    const resharded = zero3 || (turn.last && !turn.own) ? c * units.head : 0;
     const shard = div(g * units.head, x.shards);
+    if (turn.own && turn.prior && !x.whole && INTERLEAVED.includes(e.pp_schedule)) {
+      const early = e.virtual_stages > 1 ? turn.prior : shard, flat = g * units.head;
+      if (early + flat > turn.prior + waiting(x, units, turn)) {
+        forward.gradients = early;
+        forward.activations["FSDP buffers"] = flat + gathering;
+      }
+    }
     let gradients = turn.prior || shard, reducing = reduceBytes(x, units.head, turn);
     if (x.whole && turn.prior) reducing -= x.shards > 1 ? g * units.head - shard : 0;
     const reduction = {
@@ -183,7 +197,7 @@ const MemoryModel = (() => {
   /** moments.block_moments @param {Experiment} e */
   function blockMoments(e, x, units, turn, stage) {
     const zero3 = e.zero_stage === 3, reducesNow = reduces(x, turn);
-    const resharded = turn.last ? units.head : 0;
+    const resharded = turn.last && !turn.own ? units.head : 0;
     const both = 2 * x.b * x.block + x.bExperts * units.experts + x.c * units.tied;
     const copies = zero3 ? Math.min(stage.whole, both) : stage.whole - x.c * resharded;
     const head = turn.prior ? 0 : div(x.g * units.head, reducesNow ? x.shards : 1);
@@ -283,7 +297,7 @@ const MemoryModel = (() => {
   function endMoment(e, x, units, turn, stage) {
     const { c, g } = x, name = "the end of a backward";
     const received = e.virtual_stages > (stage.has_head ? 1 : 0) ? x.stream : 0;
-    if (turn.last) {
+    if (turn.last && !turn.own) {
       const activations = { "gradient of the stream": received, "FSDP buffers": reduceBytes(x, units.first, turn) };
       return { name, copies: 0, gradients: stage.shard, activations };
     }
@@ -292,10 +306,17 @@ const MemoryModel = (() => {
     const others = savedInParts(stage, before, total, Math.trunc(before * headSaved));
     others["gradient of the stream"] = received + x.stream;
     Object.assign(others, turn.beside);
+    if (turn.own) others["kept for its own weights' gradients"] = turn.own;
     const everything = stage.whole;
     if (x.whole) {
       const own = c === g && !turn.prior ? 0 : c * units.first * (units.tied ? 2 : 1);
       return { name, copies: everything, gradients: g * stage.params + own, activations: others };
+    }
+    if (turn.own) {
+      const end = stage.has_embedding ? units.first : 0;
+      const activations = { ...others, "FSDP buffers": end ? reduceBytes(x, end, turn) : waiting(x, units, turn) };
+      const copies = e.zero_stage === 3 ? (turn.prior ? x.b * x.block : 0) : everything;
+      return { name, copies, gradients: turn.prior || div(g * end, x.shards), activations };
     }
     const reducing = reduceBytes(x, units.first, turn);
     if (e.zero_stage !== 3) {
@@ -325,9 +346,10 @@ const MemoryModel = (() => {
 
   /** memory._stage_memory: the moments of a rank with one chunk. @param {Experiment} e */
   function ofOneChunk(e, x, index, units, stage, accumulated) {
-    const waits = waitingOf(x, stage.holds), bytesOf = ([inFlight, count]) => inFlight * stage.saved + count * waits;
-    const [inFlight, count] = momentsHeld(e, index).reduce((most, one) => (bytesOf(one) > bytesOf(most) ? one : most));
-    return backwardRounds(x, inFlight, Math.trunc(count * waits), accumulated).flatMap((turn) => [
+    const waits = waitingOf(x, stage.holds);
+    const [inFlight, count] = momentsHeld(e, index).reduce((most, one) => (one[0] > most[0] || (one[0] === most[0] && one[1] > most[1]) ? one : most));
+    const keeps = SPLIT_BACKWARD.includes(e.pp_schedule) ? waits : 0;
+    return backwardRounds(x, inFlight, Math.trunc(count * waits), accumulated, keeps).flatMap((turn) => [
       ...(stage.has_head ? headMoments(e, x, units, turn, stage) : []),
       ...blockMoments(e, x, units, turn, stage),
       ...expertMoments(e, x, units, turn, stage),
@@ -342,7 +364,11 @@ const MemoryModel = (() => {
     const own = chunks.map((holds) => savedBy(x, holds, holds.has_head ? 0 : 1));
     const each = chunks.map((holds, number) => own[number].saved + (holds.has_head ? x.head.saved : 0));
     const waits = chunks.map((holds) => waitingOf(x, holds));
-    const flat = chunks.map((holds) => (x.whole ? 0 : x.g * (holds.embedding ? x.vocabulary : x.block)));
+    const ofEnd = (holds) => {
+      if (e.pp_schedule === "interleaved_zero_bubble") return holds.has_head;
+      return e.pp_schedule !== "zero_bubble_v" && holds.embedding > 0;
+    };
+    const flat = chunks.map((holds) => (x.whole ? 0 : x.g * (ofEnd(holds) ? x.vocabulary : x.block)));
     const dot = (counts, bytes) => counts.reduce((total, count, at) => total + count * bytes[at], 0);
     heldByChunk(e, index).forEach((turns, number) => {
       const holds = chunks[number], mine = {
@@ -352,7 +378,7 @@ const MemoryModel = (() => {
         firstCopy: holds.embedding ? x.c * x.vocabulary : x.b * x.block,
       };
       const stage = { ...about, ...own[number], holds, has_head: holds.has_head, has_embedding: holds.embedding > 0 };
-      for (const { turn, follows, found } of turns) {
+      for (const { turn, follows, split, found } of turns) {
         const states = found.map(({ activations, forWeights }) => [dot(activations, each) - each[number], dot(forWeights, waits)]);
         const [others, kept] = states.reduce((most, one) => (one[0] + one[1] > most[0] + most[1] ? one : most));
         const prior = turn === "first" || x.rounds === 1 ? 0 : accumulated;
@@ -361,7 +387,8 @@ const MemoryModel = (() => {
           "kept for the weights' gradients": kept,
           "FSDP buffers of other chunks": prior ? flat.reduce((total, bytes) => total + bytes, 0) - flat[number] : 0,
         };
-        const one = { in_flight: 1, beside, prior, last: turn === "last", forward_follows: follows };
+        const last = turn === "last" && !(split && x.whole); // whole gradients are reduced in the second half alone
+        const one = { in_flight: 1, beside, prior, last, forward_follows: follows, own: split ? waits[number] : 0 };
         moments.push(
           ...(holds.has_head ? headMoments(e, x, mine, one, stage) : []),
           ...blockMoments(e, x, mine, one, stage),

@@ -53,6 +53,8 @@ ODD = [
     experiment(pp=3, pp_schedule="gpipe", micro_batch_size=2),
     experiment(pp=2, pp_schedule="zero_bubble_v", virtual_stages=2, micro_batch_size=4, global_batch_size=12),
     experiment(dp=4, zero_stage=2, micro_batch_size=1),
+    experiment(dp_replicate=2, dp_shard=2, zero_stage=2, pp=2, pp_schedule="interleaved_zero_bubble"),
+    experiment(dp_replicate=2, dp_shard=2, zero_stage=3, pp=2, pp_schedule="dualpipe_v", virtual_stages=2),
 ]
 """Degrees and numbers of micro-batches that are no powers of 2; fewer micro-batches than stages."""
 CASES = FEW_RANKS + ODD + every_pair(8) + larger(60, 8, 2)

@@ -15,6 +15,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 Make = Callable[[], Tensor]
+Made = Callable[[Tensor, int], None]
+"""Told of each weight whose gradient has been made, with the number of gradients that are still to come."""
 
 
 class DeferredGradients:
@@ -39,8 +41,12 @@ class DeferredGradients:
         self._open.append((weight, make))
         return True
 
+    def weights(self, microbatch: int) -> list[Tensor]:
+        """The weights whose gradients of a micro-batch are still to be computed."""
+        return [weight for weight, _ in self._waiting[microbatch]]
+
     @torch.no_grad()
-    def compute(self, microbatch: int) -> None:
+    def compute(self, microbatch: int, made: Made = lambda weight, left: None) -> None:
         """Add the deferred gradients of a micro-batch to their weights', in the order of their backward."""
         waiting = self._waiting.pop(microbatch)
         waiting.reverse()
@@ -48,6 +54,8 @@ class DeferredGradients:
             weight, make = waiting.pop()
             gradient = make()
             weight.grad = gradient if weight.grad is None else weight.grad.add_(gradient)
+            del make, gradient  # what they hold is free before the gradient is handed on
+            made(weight, len(waiting))
 
 
 class _Linear(torch.autograd.Function):
