@@ -26,7 +26,8 @@ SCRIPTS = (
 STYLES = ("explorer/runs.css", "explorer/drawer.css", "explorer/widgets.css")
 CHART = "vendor/echarts.min.js"
 MODELS = (
-    *("explorer/pipeline_model.js", "explorer/model_costs.js", "explorer/memory_rules.js", "explorer/memory_model.js"),
+    *("explorer/pipeline_model.js", "explorer/model_costs.js", "explorer/memory_rules.js"),
+    *("explorer/memory_held.js", "explorer/memory_model.js"),
     *("explorer/memory_form.js", "explorer/memory.js", "explorer/memory_steps.js", "explorer/pipeline_measured.js"),
     "explorer/schedule.js",
 )

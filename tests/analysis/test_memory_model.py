@@ -23,7 +23,7 @@ from workloads.model_spec import MLASpec, ModelSpec, MoESpec, model_from_dict
 from workloads.recomputation import OPERATIONS
 from workloads.rules import LACKING, RULES, violations
 
-SCRIPTS = ("model_costs.js", "pipeline_model.js", "memory_model.js", "memory_rules.js")
+SCRIPTS = ("model_costs.js", "pipeline_model.js", "memory_held.js", "memory_model.js", "memory_rules.js")
 SHIPPED = [model_from_dict(fields) for fields in models_json()["models"]]
 CATEGORIES = ("parameters", "gradients", "optimizer", "activations")
 SCHEDULES = ("gpipe", "1f1b", "interleaved_1f1b", "interleaved_zero_bubble", "zero_bubble_v", "dualpipe_v")

@@ -26,6 +26,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+from workloads.costs.chunk_moments import covers, moments_of_chunks
 from workloads.costs.moments import (
     Moment,
     Round,
@@ -36,11 +37,10 @@ from workloads.costs.moments import (
     expert_moments,
     first_block_moment,
     head_moments,
-    rounds_of,
 )
 from workloads.costs.params import MASTER_BYTES, local_params
-from workloads.costs.partition import StageParams, experiment_chunks, experiment_stages, ranks_alike
-from workloads.costs.schedule import SPLIT_BACKWARD, Backwards, Held, held_by_chunk, held_by_rank
+from workloads.costs.partition import StageParams, experiment_stages, ranks_alike
+from workloads.costs.schedule import SPLIT_BACKWARD, held_by_chunk, held_by_rank
 from workloads.experiment import Experiment
 from workloads.mesh import data_degrees, expert_degrees
 
@@ -119,30 +119,9 @@ def _uncovered(alike: tuple[int, ...], schedule: str, m: int, v: int) -> tuple[i
     kept: list[int] = []
     of_rank = [held_by_chunk(schedule, rank, len(alike), m, v) for rank in range(len(alike))]
     for rank, kind in enumerate(alike):
-        if not any(alike[other] == kind and _covers(of_rank[other], of_rank[rank]) for other in kept):
+        if not any(alike[other] == kind and covers(of_rank[other], of_rank[rank]) for other in kept):
             kept.append(rank)
     return tuple(kept)
-
-
-def _covers(more: Sequence[Sequence[Backwards]], less: Sequence[Sequence[Backwards]]) -> bool:
-    """Whether a rank with the backwards ``more`` never needs less than one with ``less``."""
-    return all(
-        any(
-            a.turn == b.turn and a.split == b.split and a.forward_follows >= b.forward_follows and _holds(a, one)
-            for a in mine
-        )
-        for mine, theirs in zip(more, less, strict=True)
-        for b in theirs
-        for one in b.held
-    )
-
-
-def _holds(a: Backwards, one: Held) -> bool:
-    return any(
-        all(x >= y for x, y in zip(other.activations, one.activations, strict=True))
-        and all(x >= y for x, y in zip(other.for_weights, one.for_weights, strict=True))
-        for other in a.held
-    )
 
 
 def moments_held(experiment: Experiment, rank: int) -> tuple[tuple[float, float], ...]:
@@ -191,8 +170,7 @@ def _stage_memory(e: Experiment, x: Shared, stage: int, held: StageParams) -> St
     whole = x.b * layers + x.b_experts * experts + x.c * ends
     accumulated = x.g * params if x.whole else shard
     if e.virtual_stages > 1:
-        moments = _of_chunks(e, x, stage, held, units, params, whole, shard, accumulated)
-        return _highest(stage, x, shard, moments)
+        return _highest(stage, x, shard, moments_of_chunks(e, x, stage))
     outputs = e.virtual_stages - held.has_head  # a stage keeps what it passes on; the last one passes nothing on
     saved = x.saved(held) + outputs * x.stream
     waiting = held.dense_layers * x.dense_deferred + held.moe_layers * x.moe_deferred
@@ -200,7 +178,7 @@ def _stage_memory(e: Experiment, x: Shared, stage: int, held: StageParams) -> St
     # Of a split backward the moment before its first half: what it keeps for the second one is apart, in ``own``.
     in_flight, deferred = max(moments_held(e, stage))
     moments = []
-    for turn in rounds_of(x, in_flight, int(deferred * waiting), accumulated, own):
+    for turn in _rounds(x, in_flight, int(deferred * waiting), accumulated, own):
         moments += [
             *(head_moments(e, x, units, turn, whole, saved) if held.has_head else ()),
             *block_moments(e, x, units, turn, whole, saved, held),
@@ -211,56 +189,18 @@ def _stage_memory(e: Experiment, x: Shared, stage: int, held: StageParams) -> St
     return _highest(stage, x, shard, moments)
 
 
-def _of_chunks(
-    e: Experiment,
-    x: Shared,
-    stage: int,
-    held: StageParams,
-    units: Units,
-    params: int,
-    whole: int,
-    shard: int,
-    accumulated: int,
-) -> list[Moment]:
-    """The moments of a rank with several chunks, which need not be alike: of each chunk its own backwards, beside what
-    all chunks hold when they start."""
-    chunks = experiment_chunks(e)[stage]
-    saved = [x.saved(one) + (0 if one.has_head else x.stream) for one in chunks]
-    waiting = [one.dense_layers * x.dense_deferred + one.moe_layers * x.moe_deferred for one in chunks]
-    heads = [x.head.saved if one.has_head else 0 for one in chunks]
-    # Each chunk is gathered and reduced by itself, and keeps the flat copy through which its last unit was reduced. Of
-    # a split backward that is a block; but interleaved ranks with the head have other chunks' between the halves.
-    of_ends = {
-        "interleaved_zero_bubble": [one.has_head for one in chunks],
-        "zero_bubble_v": [False] * len(chunks),
-    }.get(e.pp_schedule, [one.embedding > 0 for one in chunks])
-    flat = [0 if x.whole else x.g * (x.vocabulary if of_end else x.block) for of_end in of_ends]
-    moments: list[Moment] = []
-    backwards = held_by_chunk(e.pp_schedule, stage, e.pp, e.num_microbatches, e.virtual_stages)
-    for number, (own, of_chunk) in enumerate(zip(chunks, backwards, strict=True)):
-        mine = units._replace(
-            head=units.head if own.has_head else 0,
-            first=x.vocabulary if own.embedding else x.block,
-            first_copy=x.c * x.vocabulary if own.embedding else x.b * x.block,
-        )
-        for turn, follows, split, found in of_chunk:
-            beside = max(
-                sum(count * (a + b) for count, a, b in zip(one.activations, saved, heads, strict=True))
-                + sum(count * a for count, a in zip(one.for_weights, waiting, strict=True))
-                for one in found
-            ) - (saved[number] + heads[number])
-            prior = 0 if turn == "first" or x.rounds == 1 else accumulated
-            beside += sum(flat) - flat[number] if prior else 0
-            own_waiting = waiting[number] if split else 0
-            last = turn == "last" and not (split and x.whole)  # whole gradients are reduced in the second half alone
-            one = Round(1, beside, prior, last=last, forward_follows=follows, own=own_waiting)
-            moments += head_moments(e, x, mine, one, whole, saved[number]) if own.has_head else ()
-            moments += block_moments(e, x, mine, one, whole, saved[number], own)
-            moments += expert_moments(e, x, mine, one, held, whole, saved[number])
-            moments.append(first_block_moment(e, x, mine, one, own, params, whole, saved[number]))
-            if number == 0:
-                moments.append(end_moment(e, x, units, one, own, params, whole, shard, saved[number]))
-    return moments
+def _rounds(x: Shared, in_flight: float, deferred: int, accumulated: int, own: int) -> list[Round]:
+    """The first backward (no gradients yet), the second (as many in flight, gradients there) and the last (alone, but
+    for those whose second half is still to come)."""
+    m = x.rounds
+    rounds = [Round(in_flight, deferred, 0, last=m == 1, forward_follows=m > in_flight, own=own)]
+    if m > 2:
+        more = m - 1 > in_flight
+        rounds.append(Round(min(in_flight, m - 1), deferred, accumulated, last=False, forward_follows=more, own=own))
+    if m > 1:
+        deferred = deferred if own and not x.whole else 0
+        rounds.append(Round(1, deferred, accumulated, last=True, forward_follows=False, own=own))
+    return rounds
 
 
 def _highest(stage: int, x: Shared, shard: int, moments: Sequence[Moment]) -> StageMemory:

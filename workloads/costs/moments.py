@@ -155,24 +155,12 @@ class Round(NamedTuple):
     """Another micro-batch's forward comes after it."""
     own: int = 0
     """Bytes of what its own products keep for the second half; 0 for a whole backward."""
+    first_half: bool = False
+    """The second half is a round by itself: blocks have no gradients in this one."""
 
 
 Moment = tuple[int, int, int]
 """Bytes of (gathered parameters, gradients, activations)."""
-
-
-def rounds_of(x: Shared, in_flight: float, deferred: int, accumulated: int, own: int) -> list[Round]:
-    """The first backward (no gradients yet), the second (as many in flight, gradients there) and the last (alone, but
-    for those whose second half is still to come)."""
-    m = x.rounds
-    rounds = [Round(in_flight, deferred, 0, last=m == 1, forward_follows=m > in_flight, own=own)]
-    if m > 2:
-        more = m - 1 > in_flight
-        rounds.append(Round(min(in_flight, m - 1), deferred, accumulated, last=False, forward_follows=more, own=own))
-    if m > 1:
-        deferred = deferred if own and not x.whole else 0
-        rounds.append(Round(1, deferred, accumulated, last=True, forward_follows=False, own=own))
-    return rounds
 
 
 def _reduces(x: Shared, turn: Round) -> bool:
@@ -261,7 +249,9 @@ def block_moments(
     rest = moe * x.moe_block + (done - moe) * x.block
     unsharded = x.g * (x.block if done > moe else x.moe_block)
     of_done, shard = x.g * (rest + moe * units.experts), x.shard(rest, moe * units.experts)
-    if not turn.prior:
+    if turn.first_half:
+        unsharded = 0
+    elif not turn.prior:
         gradients += shard if reduces else of_done
     elif x.whole and turn.last:
         gradients -= of_done - shard
@@ -269,7 +259,7 @@ def block_moments(
         copies = x.b * x.block + x.c * units.first
     elif not zero3 and turn.last:
         copies -= x.b * rest + x.b_experts * moe * units.experts
-    received = x.stream if e.virtual_stages > held.has_head else 0
+    received = 0 if held.has_head else x.stream
     activations = all_held - freed + working + received + (unsharded if reduces else flat)
     return last, (copies, gradients, activations)
 
@@ -286,6 +276,8 @@ def first_block_moment(
     of_others = units.all_experts - experts
     done = max(0, params - units.all_experts - x.block - (units.first if held.embedding else 0))
     shard = x.shard(done, of_others)
+    if turn.first_half:
+        done, of_others, shard = units.head, 0, x.shard(units.head, 0)
     gradients = turn.prior or (shard if reduces else x.g * (done + of_others))
     if x.whole and turn.last:
         gradients -= x.g * (done + of_others) - shard
@@ -299,8 +291,8 @@ def first_block_moment(
     dense, moe = (x.dense_saved, x.moe_saved) if held.first_recomputed else (x.dense_kept, x.moe_kept)
     own = dense if held.dense_layers else moe
     others = int((turn.in_flight - 1) * (saved + head)) + turn.deferred + own
-    others += x.stream if e.virtual_stages > held.has_head else 0  # the gradient that a stage before the last received
-    flat = x.g * x.block if reduces else _waiting(x, units, turn)
+    others += 0 if held.has_head else x.stream  # the gradient that a stage before the last received
+    flat = x.g * x.block if reduces and not turn.first_half else _waiting(x, units, turn)
     if held.dense_layers:
         working = x.dense_working if held.first_recomputed else x.dense_working_kept
     else:
@@ -349,7 +341,7 @@ def expert_moments(
     recomputed = held.first_recomputed if not held.dense_layers else held.moe_recomputed > 0
     layer = x.moe_saved + x.beside_experts if recomputed else x.moe_kept + x.beside_experts_kept
     layer += held.dense_recomputed * x.dense_saved + (held.dense_layers - held.dense_recomputed) * x.dense_kept
-    layer += x.stream if e.virtual_stages > held.has_head else 0  # the gradient that a stage before the last received
+    layer += 0 if held.has_head else x.stream  # the gradient that a stage before the last received
     in_flight = int((turn.in_flight - 1) * (saved + (x.head.saved if held.has_head else 0))) + turn.deferred
     return last, (copies, gradients + own + tied, in_flight + layer + buffers)
 
@@ -373,11 +365,14 @@ def end_moment(
     its own gradients only the embedding's is, which FSDP reduces then (`GradientSync._tell_ends` in the engine).
     """
     c, zero3 = x.c, e.zero_stage == 3
-    received = x.stream if e.virtual_stages > held.has_head else 0
+    received = 0 if held.has_head else x.stream
     if turn.last and not turn.own:
-        return 0, shard, received + _reduce_bytes(x, units.first, turn)
+        return 0, shard, turn.deferred + received + _reduce_bytes(x, units.first, turn)
     others = int((turn.in_flight - 1) * (saved + (x.head.saved if held.has_head else 0))) + received + x.stream
     others += turn.deferred
+    if x.whole and turn.first_half:
+        end = units.first if held.embedding else 0
+        return whole, turn.prior or x.g * end, others + turn.own + (0 if c == x.g and not turn.prior else c * end)
     if x.whole:
         # An unmixed gradient is its own accumulation buffer at first.
         own = 0 if c == x.g and not turn.prior else c * units.first * (2 if units.tied else 1)

@@ -26,6 +26,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
@@ -283,16 +284,31 @@ def held_by_rank(
     return held(schedule_actions(name, rank, num_ranks, filling, virtual_stages))
 
 
+class Chunk(IntEnum):
+    """How far one chunk of a rank is in its step. It goes up only."""
+
+    UNTOUCHED = 0
+    GATHERED = 1
+    """A forward has run."""
+    ENDS_REDUCED = 2
+    """The first half of a backward has: the embedding and the head have their gradients."""
+    ALL_REDUCED = 3
+    """A whole backward has."""
+    DONE = 4
+    """All have."""
+
+
 class Backwards(NamedTuple):
     """What a rank holds when backwards of one of its chunks start, or their halves (and, of its last chunk, which may
     have the head, forwards too)."""
 
-    turn: str
-    """first, middle or last of the chunk's micro-batches."""
+    kind: Kind
+    last: bool
+    """The one that completes the chunk's gradients."""
     forward_follows: bool
     """Another forward of the rank comes later."""
-    split: bool
-    """First halves of backwards (or forwards before one), not second halves or whole ones."""
+    chunks: tuple[Chunk, ...]
+    """How far each chunk is."""
     held: tuple[Held, ...]
     """Those that no other of these has more of everything than."""
 
@@ -305,22 +321,25 @@ def held_by_chunk(
     filling = num_microbatches if name == "gpipe" else min(num_microbatches, 2 * num_ranks)
     actions = schedule_actions(name, rank, num_ranks, filling, virtual_stages)
     last_forward = max(place for place, action in enumerate(actions) if action.kind == "F")
+    last_of_chunk = {action.chunk: place for place, action in enumerate(actions) if action.kind in ("B", "W")}
     now, waiting = [0] * virtual_stages, [0] * virtual_stages
-    done = [0] * virtual_stages
-    found: list[dict[tuple[str, bool, bool], dict[Held, None]]] = [{} for _ in range(virtual_stages)]
+    chunks = [Chunk.UNTOUCHED] * virtual_stages
+    found: list[dict[tuple[Kind, bool, bool, tuple[Chunk, ...]], dict[Held, None]]] = [{} for _ in chunks]
     for place, action in enumerate(actions):
-        chunk = action.chunk
+        chunk, last = action.chunk, place == last_of_chunk[action.chunk]
         if action.kind == "F":
             now[chunk] += 1
+            chunks[chunk] = max(chunks[chunk], Chunk.GATHERED)
         if action.kind != "F" or chunk == virtual_stages - 1:
-            turn = "last" if done[chunk] >= filling - 1 else "middle" if done[chunk] else "first"
-            of = turn, place < last_forward, name in SPLIT_BACKWARD and action.kind in ("F", "I")
+            of = action.kind, last, place < last_forward, tuple(chunks)
             found[chunk].setdefault(of, {})[Held(tuple(now), tuple(waiting))] = None
         if action.kind in ("B", "I"):
             now[chunk] -= 1
-            done[chunk] += 1
         if action.kind in ("I", "W"):
             waiting[chunk] += 1 if action.kind == "I" else -1
+        if action.kind != "F":
+            reduced = Chunk.ENDS_REDUCED if action.kind == "I" else Chunk.DONE if last else Chunk.ALL_REDUCED
+            chunks[chunk] = max(chunks[chunk], reduced)
     return tuple(tuple(Backwards(*of, _most(tuple(those))) for of, those in of_chunk.items()) for of_chunk in found)
 
 

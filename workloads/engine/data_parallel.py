@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultReduceScatter
+from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
 from torch.distributed.fsdp._fully_shard._fsdp_param import ShardedState
 
 from workloads.engine.experts import Experts
@@ -168,10 +169,17 @@ class GradientSync:
         if not self._left[group]:
             self._reduce(group)
 
-    def after_weight_gradients(self) -> None:
-        """After the second half: reduces groups that had all their gradients from the first one."""
+    def after_weight_gradients(self, *, last: bool) -> None:
+        """After the second half: reduces groups that had all their gradients from the first one.
+
+        Where the first half has reduced them, FSDP is told only that they are done: it would wait here for the last
+        block's reduction, which can run beside what follows.
+        """
+        reduced = [group for end in self.ends for group in param_groups_of(end)] if self.every_microbatch else []
         for group in self._groups():
-            if group not in self._left:
+            if group in reduced and not last:
+                group._training_state = TrainingState.POST_BACKWARD
+            elif group not in self._left:
                 self._reduce(group)
         state: Any = self.chunk._get_fsdp_state()
         state._root_post_backward_final_callback()

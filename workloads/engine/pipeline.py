@@ -203,7 +203,7 @@ class _Step:
         last = action == self.last_of_chunk[action.chunk]
         sync.before_weight_gradients(microbatch, deferred.weights(microbatch), last=last)
         deferred.compute(microbatch, made)
-        sync.after_weight_gradients()
+        sync.after_weight_gradients(last=last)
 
     def _note_last_backward(self) -> None:
         self.marks.last_backward = self.pipeline.clock.mark()

@@ -1,6 +1,6 @@
 /* Device memory of one training step in closed form: the planner's own formulas, for the page. No DOM here.
 
-A line-by-line port of workloads/costs/memory.py and moments.py, which explain the formulas; names, order of arithmetic
+A line-by-line port of workloads/costs/memory.py, moments.py and chunk_moments.py, which explain the formulas; names, order of arithmetic
 and integer divisions are theirs, and a test compares both on a thousand random layouts. Beyond the port, every number
 comes with its parts, which add up to it. Above 2^53 bytes (8 PiB on one rank) `estimateMemory` throws: doubles count no further.
 */
@@ -11,63 +11,11 @@ const MemoryModel = (() => {
     masterBytes, moeLayer, numDenseLayers, numMicrobatches, rankTokens, sum,
   } = ModelCosts;
 
-  /** schedule.SPLIT_BACKWARD */
-  const SPLIT_BACKWARD = ["interleaved_zero_bubble", "zero_bubble_v", "dualpipe_v"];
-
-  /** schedule.INTERLEAVED */
-  const INTERLEAVED = ["interleaved_1f1b", "interleaved_zero_bubble"];
+  const { SPLIT_BACKWARD, INTERLEAVED } = PipelineModel;
+  const { GATHERED, ENDS_REDUCED, ALL_REDUCED, DONE, heldByChunk, momentsHeld } = MemoryHeld;
 
   /** The [part, bytes] with the most bytes. */
   const largest = (entries) => entries.reduce((most, part) => (part[1] > most[1] ? part : most));
-
-  /**
-   * memory.moments_held: [micro-batches in flight, micro-batches between the halves of a split backward].
-   * @returns {Pair[]}
-   */
-  function momentsHeld(e, rank) {
-    const m = numMicrobatches(e), v = e.virtual_stages;
-    if (e.pp_schedule === "gpipe") return [[m, 0]];
-    const rounds = Math.min(m, 2 * e.pp); // schedule.held_by_rank
-    let inFlight = 0, waits = 0;
-    /** @type {Pair[]} */
-    const found = [[0, 0]];
-    for (const { kind } of PipelineModel.scheduleActions(e.pp_schedule, rank, e.pp, rounds, v)) {
-      if (kind !== "W") inFlight += kind === "F" ? 1 : -1;
-      if (kind === "I" || kind === "W") waits += kind === "I" ? 1 : -1;
-      found.push([inFlight / v, waits / v]);
-    }
-    return found;
-  }
-
-  /**
-   * schedule.held_by_chunk: for each chunk of a rank, by turn, what all chunks hold when its backwards start.
-   * @param {Experiment} e
-   * @param {number} rank
-   */
-  function heldByChunk(e, rank) {
-    const m = numMicrobatches(e), v = e.virtual_stages, filling = e.pp_schedule === "gpipe" ? m : Math.min(m, 2 * e.pp);
-    const actions = PipelineModel.scheduleActions(e.pp_schedule, rank, e.pp, filling, v);
-    const lastForward = actions.findLastIndex(({ kind }) => kind === "F");
-    const now = Array(v).fill(0), waits = Array(v).fill(0), done = Array(v).fill(0);
-    /** @type {{turn: string, follows: boolean, split: boolean, found: {activations: number[], forWeights: number[]}[]}[][]} */
-    const chunks = Array.from({ length: v }, () => []);
-    actions.forEach(({ kind, chunk }, place) => {
-      if (kind === "F") now[chunk] += 1;
-      if (kind !== "F" || chunk === v - 1) {
-        const turn = done[chunk] >= filling - 1 ? "last" : done[chunk] ? "middle" : "first", follows = place < lastForward;
-        const split = SPLIT_BACKWARD.includes(e.pp_schedule) && (kind === "F" || kind === "I");
-        let own = chunks[chunk].find((one) => one.turn === turn && one.follows === follows && one.split === split);
-        if (!own) chunks[chunk].push((own = { turn, follows, split, found: [] }));
-        own.found.push({ activations: [...now], forWeights: [...waits] });
-      }
-      if (kind === "B" || kind === "I") {
-        now[chunk] -= 1;
-        done[chunk] += 1;
-      }
-      if (kind === "I" || kind === "W") waits[chunk] += kind === "I" ? 1 : -1;
-    });
-    return chunks;
-  }
 
   /** memory.parameter_shard_bytes @param {Experiment} e */
   const parameterShardBytes = (e, params, experts) =>
@@ -116,7 +64,7 @@ const MemoryModel = (() => {
     };
   }
 
-  /** moments.rounds_of: the first backward, the second, and the last. */
+  /** memory._rounds: the first backward, the second, and the last. */
   function backwardRounds(x, inFlight, deferred, accumulated, own) {
     const m = x.rounds;
     const turn = (in_flight, waits, prior, last, forward_follows) =>
@@ -213,14 +161,16 @@ const MemoryModel = (() => {
     for (const [layer, count] of [[kept ? x.routedKept : x.routed, moe], [kept ? x.denseKept : x.dense, done - moe]]) {
       for (const [part, bytes] of Object.entries(layer.parts)) left[part] -= count * bytes;
     }
-    const rest = moe * x.moeBlock + (done - moe) * x.block, unsharded = x.g * (done > moe ? x.block : x.moeBlock);
+    let unsharded = x.g * (done > moe ? x.block : x.moeBlock);
+    const rest = moe * x.moeBlock + (done - moe) * x.block;
     const ofDone = x.g * (rest + moe * units.experts), shard = shardOf(x, rest, moe * units.experts);
-    if (!turn.prior) gradients += reducesNow ? shard : ofDone;
+    if (turn.first_half) unsharded = 0;
+    else if (!turn.prior) gradients += reducesNow ? shard : ofDone;
     else if (x.whole && turn.last) gradients -= ofDone - shard;
     let gathered = copies;
     if (zero3 && holds.embedding && done === layers - 1) gathered = x.b * x.block + x.c * units.first;
     else if (!zero3 && turn.last) gathered -= x.b * rest + x.bExperts * moe * units.experts;
-    const received = e.virtual_stages > (holds.has_head ? 1 : 0) ? x.stream : 0;
+    const received = holds.has_head ? 0 : x.stream;
     const own = { "gradient of the stream": received, "backward of one block": kept === layers ? x.workingKept : x.working };
     const buffers = { "FSDP buffers": reducesNow ? unsharded : flat };
     return [last, { name, copies: gathered, gradients, activations: { ...left, ...own, ...buffers } }];
@@ -229,8 +179,10 @@ const MemoryModel = (() => {
   /** moments.first_block_moment @param {Experiment} e */
   function firstBlockMoment(e, x, units, turn, stage) {
     const { c, g } = x, reducesNow = reduces(x, turn);
-    const experts = stage.holds.dense_layers ? 0 : units.experts, ofOthers = units.allExperts - experts;
-    const done = Math.max(0, stage.params - units.allExperts - x.block - (stage.has_embedding ? units.first : 0));
+    const experts = stage.holds.dense_layers ? 0 : units.experts;
+    let ofOthers = units.allExperts - experts;
+    let done = Math.max(0, stage.params - units.allExperts - x.block - (stage.has_embedding ? units.first : 0));
+    if (turn.first_half) [done, ofOthers] = [units.head, 0];
     const shard = shardOf(x, done, ofOthers);
     let gradients = turn.prior || (reducesNow ? shard : g * (done + ofOthers));
     if (x.whole && turn.last) gradients -= g * (done + ofOthers) - shard;
@@ -242,11 +194,11 @@ const MemoryModel = (() => {
     const total = Math.trunc(before * (stage.saved + headSaved));
     const others = savedInParts(stage, before, total, Math.trunc(before * headSaved));
     Object.assign(others, turn.beside);
-    others["gradient of the stream"] = e.virtual_stages > (stage.has_head ? 1 : 0) ? x.stream : 0;
+    others["gradient of the stream"] = stage.has_head ? 0 : x.stream;
     const again = stage.holds.first_recomputed;
     const [dense, routed] = again ? [x.dense, x.routed] : [x.denseKept, x.routedKept];
     others["saved by the first block"] = (stage.holds.dense_layers ? dense : routed).saved;
-    const flat = reducesNow ? g * x.block : waiting(x, units, turn);
+    const flat = reducesNow && !turn.first_half ? g * x.block : waiting(x, units, turn);
     const ofAny = again ? x.working : x.workingKept, working = stage.holds.dense_layers ? dense.working : ofAny;
     return {
       name: "the first block's backward", copies, gradients: gradients + c * units.tied,
@@ -285,7 +237,7 @@ const MemoryModel = (() => {
     const total = Math.trunc(before * (stage.saved + headSaved));
     const activations = savedInParts(stage, before, total, Math.trunc(before * headSaved));
     Object.assign(activations, turn.beside);
-    activations["gradient of the stream"] = e.virtual_stages > (stage.has_head ? 1 : 0) ? x.stream : 0;
+    activations["gradient of the stream"] = stage.has_head ? 0 : x.stream;
     activations["saved by the first blocks"] = (again ? x.routed : x.routedKept).saved
       + holds.dense_recomputed * x.dense.saved + (holds.dense_layers - holds.dense_recomputed) * x.denseKept.saved;
     activations["backward of one block"] = again ? x.besideExperts : x.besideExpertsKept;
@@ -296,9 +248,9 @@ const MemoryModel = (() => {
   /** moments.end_moment @param {Experiment} e */
   function endMoment(e, x, units, turn, stage) {
     const { c, g } = x, name = "the end of a backward";
-    const received = e.virtual_stages > (stage.has_head ? 1 : 0) ? x.stream : 0;
+    const received = stage.has_head ? 0 : x.stream;
     if (turn.last && !turn.own) {
-      const activations = { "gradient of the stream": received, "FSDP buffers": reduceBytes(x, units.first, turn) };
+      const activations = { ...turn.beside, "gradient of the stream": received, "FSDP buffers": reduceBytes(x, units.first, turn) };
       return { name, copies: 0, gradients: stage.shard, activations };
     }
     const before = turn.in_flight - 1, headSaved = stage.has_head ? x.head.saved : 0;
@@ -308,6 +260,11 @@ const MemoryModel = (() => {
     Object.assign(others, turn.beside);
     if (turn.own) others["kept for its own weights' gradients"] = turn.own;
     const everything = stage.whole;
+    if (x.whole && turn.first_half) {
+      const end = stage.has_embedding ? units.first : 0, own = c === g && !turn.prior ? 0 : c * end;
+      others["gradient of the stream"] += own;
+      return { name, copies: everything, gradients: turn.prior || g * end, activations: others };
+    }
     if (x.whole) {
       const own = c === g && !turn.prior ? 0 : c * units.first * (units.tied ? 2 : 1);
       return { name, copies: everything, gradients: g * stage.params + own, activations: others };
@@ -358,44 +315,75 @@ const MemoryModel = (() => {
     ]);
   }
 
-  /** memory._of_chunks: the moments of a rank with several chunks. @param {Experiment} e */
-  function ofChunks(e, x, index, units, about, accumulated) {
-    const chunks = experimentChunks(e, index), moments = [];
-    const own = chunks.map((holds) => savedBy(x, holds, holds.has_head ? 0 : 1));
-    const each = chunks.map((holds, number) => own[number].saved + (holds.has_head ? x.head.saved : 0));
-    const waits = chunks.map((holds) => waitingOf(x, holds));
-    const ofEnd = (holds) => {
-      if (e.pp_schedule === "interleaved_zero_bubble") return holds.has_head;
-      return e.pp_schedule !== "zero_bubble_v" && holds.embedding > 0;
-    };
-    const flat = chunks.map((holds) => (x.whole ? 0 : x.g * (ofEnd(holds) ? x.vocabulary : x.block)));
-    const dot = (counts, bytes) => counts.reduce((total, count, at) => total + count * bytes[at], 0);
-    heldByChunk(e, index).forEach((turns, number) => {
-      const holds = chunks[number], mine = {
-        ...units,
-        head: holds.has_head ? units.head : 0,
+  /** chunk_moments._bytes_of: what one chunk of a rank may hold. @param {Experiment} e */
+  function chunkBytes(e, x, holds) {
+    const [layers, experts] = localParams(e, holds.layers);
+    const ends = div(holds.embedding + holds.head, e.tp) + holds.final_norm, params = layers + experts + ends;
+    const shard = shardOf(x, layers + ends, experts);
+    const ofEnd = { interleaved_zero_bubble: holds.has_head, zero_bubble_v: false }[e.pp_schedule] ?? holds.embedding > 0;
+    return {
+      ...savedBy(x, holds, holds.has_head ? 0 : 1),
+      holds, params, shard,
+      has_head: holds.has_head,
+      has_embedding: holds.embedding > 0,
+      units: {
+        head: holds.head ? x.vocabulary : 0,
         first: holds.embedding ? x.vocabulary : x.block,
         firstCopy: holds.embedding ? x.c * x.vocabulary : x.b * x.block,
-      };
-      const stage = { ...about, ...own[number], holds, has_head: holds.has_head, has_embedding: holds.embedding > 0 };
-      for (const { turn, follows, split, found } of turns) {
-        const states = found.map(({ activations, forWeights }) => [dot(activations, each) - each[number], dot(forWeights, waits)]);
+        tied: 0,
+        experts: holds.moe_layers ? x.experts : 0,
+        allExperts: experts,
+      },
+      whole: x.b * layers + x.bExperts * experts + x.c * ends,
+      accumulated: x.whole ? x.g * params : shard,
+      ofEnds: x.whole ? x.g * ends : shardOf(x, ends, 0),
+      flat: x.whole ? 0 : x.g * (ofEnd ? x.vocabulary : x.block),
+      ofHead: holds.has_head ? x.head.saved : 0,
+      waits: waitingOf(x, holds),
+    };
+  }
+
+  /** chunk_moments._Bytes.gradients */
+  const gradientsOf = (chunk, far) => (far >= ALL_REDUCED ? chunk.accumulated : far >= ENDS_REDUCED ? chunk.ofEnds : 0);
+
+  /** chunk_moments.moments_of_chunks: the moments of a rank with several chunks. @param {Experiment} e */
+  function ofChunks(e, x, index) {
+    const chunks = experimentChunks(e, index).map((holds) => chunkBytes(e, x, holds)), moments = [];
+    const total = (bytesOf) => chunks.reduce((all, chunk, at) => all + bytesOf(chunk, at), 0);
+    heldByChunk(e, index).forEach((turns, number) => {
+      const own = chunks[number], { units } = own;
+      for (const { kind, last, follows, far, found } of turns) {
+        const states = found.map(({ activations, forWeights }) => [
+          total((chunk, at) => activations[at] * (chunk.saved + chunk.ofHead)) - own.saved - own.ofHead,
+          total((chunk, at) => forWeights[at] * chunk.waits),
+        ]);
         const [others, kept] = states.reduce((most, one) => (one[0] + one[1] > most[0] + most[1] ? one : most));
-        const prior = turn === "first" || x.rounds === 1 ? 0 : accumulated;
+        const ofOthers = (bytesOf) => total((chunk, at) => (at === number ? 0 : bytesOf(chunk, far[at])));
         const beside = {
           "saved by other micro-batches and chunks": others,
           "kept for the weights' gradients": kept,
-          "FSDP buffers of other chunks": prior ? flat.reduce((total, bytes) => total + bytes, 0) - flat[number] : 0,
+          "FSDP buffers of other chunks": ofOthers((chunk, at) => (at >= ENDS_REDUCED && at < DONE ? chunk.flat : 0)),
         };
-        const last = turn === "last" && !(split && x.whole); // whole gradients are reduced in the second half alone
-        const one = { in_flight: 1, beside, prior, last, forward_follows: follows, own: split ? waits[number] : 0 };
-        moments.push(
-          ...(holds.has_head ? headMoments(e, x, mine, one, stage) : []),
-          ...blockMoments(e, x, mine, one, stage),
-          ...expertMoments(e, x, mine, one, { ...about, ...own[number] }),
-          firstBlockMoment(e, x, mine, one, stage),
-          ...(number === 0 ? [endMoment(e, x, units, one, stage)] : []),
-        );
+        const splits = SPLIT_BACKWARD.includes(e.pp_schedule) && (kind === "F" || kind === "I");
+        const turn = {
+          in_flight: 1, beside, last, forward_follows: follows,
+          prior: kind !== "W" || far[number] >= ALL_REDUCED ? gradientsOf(own, far[number]) : 0,
+          own: splits ? own.waits : 0,
+          first_half: kind === "I",
+        };
+        const ofHead = own.has_head ? headMoments(e, x, units, turn, own) : [];
+        const ofBackward = () => [
+          ...ofHead.slice(1),
+          ...blockMoments(e, x, units, turn, own),
+          ...(turn.first_half ? [] : expertMoments(e, x, units, turn, own)),
+          firstBlockMoment(e, x, units, turn, own),
+          endMoment(e, x, units, turn, own),
+        ];
+        for (const one of kind === "F" ? ofHead.slice(0, 1) : ofBackward()) {
+          one.copies += ofOthers((chunk, at) => (e.zero_stage < 3 && at >= GATHERED && at < DONE ? chunk.whole : 0));
+          one.gradients += ofOthers((chunk, at) => (at === DONE ? chunk.shard : gradientsOf(chunk, at)));
+          moments.push(one);
+        }
       }
     });
     return moments;
@@ -420,7 +408,7 @@ const MemoryModel = (() => {
     const accumulated = x.whole ? x.g * params : shard;
     const about = { params, whole, shard, holds, has_head: holds.has_head, has_embedding: holds.embedding > 0 };
     const moments = e.virtual_stages > 1
-      ? ofChunks(e, x, index, units, about, accumulated)
+      ? ofChunks(e, x, index)
       : ofOneChunk(e, x, index, units, { ...about, ...savedBy(x, holds, holds.has_head ? 0 : 1) }, accumulated);
     const totalOf = (moment) => moment.copies + moment.gradients + sum(moment.activations);
     const best = moments.reduce((most, one) => (totalOf(one) > totalOf(most) ? one : most));

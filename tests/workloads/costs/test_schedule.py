@@ -18,6 +18,7 @@ from workloads.costs.schedule import (
     SPLIT_BACKWARD,
     V_SHAPED,
     Action,
+    Chunk,
     held,
     held_by_chunk,
     held_by_rank,
@@ -344,13 +345,17 @@ def test_published_counts_of_what_is_held() -> None:
 @pytest.mark.parametrize("name", ["interleaved_1f1b", "interleaved_zero_bubble", "zero_bubble_v", "dualpipe_v"])
 @pytest.mark.parametrize("p", [2, 4])
 def test_backwards_of_a_chunk_start_with_what_the_rank_holds(name: str, p: int) -> None:
-    """First, middle and last of each chunk; nothing beyond the highest moments, and these are reached."""
+    """Of each chunk the first, one in the middle and the last; nothing beyond the highest moments, and these are
+    reached."""
     for rank in range(p):
         most = held_by_rank(name, rank, p, 4 * p, 2)
         found = held_by_chunk(name, rank, p, 4 * p, 2)
         assert len(found) == 2
         for number, of_chunk in enumerate(found):
-            assert {one.turn for one in of_chunk} == {"first", "middle", "last"}
+            backwards = [one for one in of_chunk if one.kind in ("B", "W")]
+            assert {one.last for one in backwards} == {False, True}
+            assert {one.chunks[number] for one in of_chunk} >= {Chunk.GATHERED, Chunk.ALL_REDUCED}
+            assert all(one.chunks[number] in (Chunk.ALL_REDUCED, Chunk.ENDS_REDUCED) for one in backwards if one.last)
             states = [state for one in of_chunk for state in one.held]
             assert any(state.activations[number] > 0 for state in states)
             for state in states:

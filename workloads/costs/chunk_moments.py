@@ -1,0 +1,192 @@
+"""Moments of a step's memory (`workloads.costs.moments`) on a pipeline rank with several chunks.
+
+Each chunk is gathered and reduced by itself, so a backward of one is the moment of a rank that has only this chunk,
+beside what the others hold at that time: activations, gathered parameters, gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from operator import mul
+from typing import NamedTuple
+
+from workloads.costs.moments import (
+    Moment,
+    Round,
+    Shared,
+    Units,
+    block_moments,
+    end_moment,
+    expert_moments,
+    first_block_moment,
+    head_moments,
+)
+from workloads.costs.params import local_params
+from workloads.costs.partition import StageParams, experiment_chunks
+from workloads.costs.schedule import SPLIT_BACKWARD, Backwards, Chunk, Held, held_by_chunk
+from workloads.experiment import Experiment
+
+
+class _Bytes(NamedTuple):
+    """What one chunk may hold, in bytes but for ``params`` and ``units``."""
+
+    held: StageParams
+    units: Units
+    params: int
+    """Elements of one rank."""
+    whole: int
+    """Its gathered parameters."""
+    shard: int
+    """Its reduced gradients."""
+    accumulated: int
+    """Its gradients between micro-batches."""
+    of_ends: int
+    """Of those the embedding's and the head's."""
+    flat: int
+    """The flat copy through which its last unit was reduced; it is kept until the next reduction."""
+    saved: int
+    """By its layers for one micro-batch, with its output."""
+    of_head: int
+    """By the head for one micro-batch."""
+    waiting: int
+    """Between the halves of one backward."""
+
+    def others_hold(self, at: Chunk, zero_stage: int) -> Moment:
+        """What this chunk holds besides activations while another one runs."""
+        gathered = self.whole if zero_stage < 3 and Chunk.GATHERED <= at < Chunk.DONE else 0
+        gradients = self.accumulated if at >= Chunk.ALL_REDUCED else self.of_ends if at >= Chunk.ENDS_REDUCED else 0
+        if at == Chunk.DONE:
+            gradients = self.shard
+        return gathered, gradients, self.flat if Chunk.ENDS_REDUCED <= at < Chunk.DONE else 0
+
+
+def moments_of_chunks(e: Experiment, x: Shared, stage: int) -> list[Moment]:
+    """Of each chunk its own backwards, beside what all chunks hold when they start."""
+    chunks = [_bytes_of(e, x, held) for held in experiment_chunks(e)[stage]]
+    saved, waiting = [one.saved + one.of_head for one in chunks], [one.waiting for one in chunks]
+    holds = [[one.others_hold(at, e.zero_stage) for at in Chunk] for one in chunks]
+    splits = e.pp_schedule in SPLIT_BACKWARD
+    moments: list[Moment] = []
+    backwards = _highest_backwards(e.pp_schedule, stage, e.pp, e.num_microbatches, e.virtual_stages)
+    for number, (own, of_chunk) in enumerate(zip(chunks, backwards, strict=True)):
+        for kind, last, forward_follows, at, found in of_chunk:
+            activations = max(
+                sum(map(mul, held.activations, saved)) + sum(map(mul, held.for_weights, waiting)) for held in found
+            )
+            # Of a second half the ends' gradients are counted with those that it makes.
+            own_prior = 0 if kind == "W" and at[number] < Chunk.ALL_REDUCED else holds[number][at[number]][1]
+            turn = Round(
+                in_flight=1,
+                deferred=activations - saved[number],
+                prior=own_prior,
+                last=last,
+                forward_follows=forward_follows,
+                own=own.waiting if splits and kind in ("F", "I") else 0,
+                first_half=kind == "I",
+            )
+            copies = gradients = buffers = 0
+            for other, state in enumerate(at):
+                if other != number:
+                    more = holds[other][state]
+                    copies, gradients, buffers = copies + more[0], gradients + more[1], buffers + more[2]
+            for one in _forward(e, x, own, turn) if kind == "F" else _backward(e, x, own, turn):
+                moments.append((one[0] + copies, one[1] + gradients, one[2] + buffers))  # noqa: PERF401
+    return moments
+
+
+def _forward(e: Experiment, x: Shared, own: _Bytes, turn: Round) -> Sequence[Moment]:
+    """Only the head's counts: of another chunk the backward that follows holds more."""
+    return head_moments(e, x, own.units, turn, own.whole, own.saved)[:1] if own.held.has_head else ()
+
+
+def _backward(e: Experiment, x: Shared, own: _Bytes, turn: Round) -> Sequence[Moment]:
+    units, held, whole = own.units, own.held, own.whole
+    return [
+        *(head_moments(e, x, units, turn, whole, own.saved)[1:] if held.has_head else ()),
+        *block_moments(e, x, units, turn, whole, own.saved, held),
+        *(() if turn.first_half else expert_moments(e, x, units, turn, held, whole, own.saved)),
+        first_block_moment(e, x, units, turn, held, own.params, whole, own.saved),
+        end_moment(e, x, units, turn, held, own.params, whole, own.shard, own.saved),
+    ]
+
+
+def _bytes_of(e: Experiment, x: Shared, held: StageParams) -> _Bytes:
+    layers, experts = local_params(e, held.layers)
+    ends = (held.embedding + held.head) // e.tp + held.final_norm
+    params, shard = layers + experts + ends, x.shard(layers + ends, experts)
+    # Of a split backward the last unit is a block; but interleaved ranks with the head run others between the halves.
+    of_end = {"interleaved_zero_bubble": held.has_head, "zero_bubble_v": False}.get(e.pp_schedule, held.embedding > 0)
+    return _Bytes(
+        held=held,
+        units=Units(
+            head=x.vocabulary if held.head else 0,
+            first=x.vocabulary if held.embedding else x.block,
+            first_copy=x.c * x.vocabulary if held.embedding else x.b * x.block,
+            tied=0,  # both ends are in one chunk only where there is no pipeline
+            experts=x.experts if held.moe_layers else 0,
+            all_experts=experts,
+        ),
+        params=params,
+        whole=x.b * layers + x.b_experts * experts + x.c * ends,
+        shard=shard,
+        accumulated=x.g * params if x.whole else shard,
+        of_ends=x.g * ends if x.whole else x.shard(ends, 0),
+        flat=0 if x.whole else x.g * (x.vocabulary if of_end else x.block),
+        saved=x.saved(held) + (0 if held.has_head else x.stream),
+        of_head=x.head.saved if held.has_head else 0,
+        waiting=held.dense_layers * x.dense_deferred + held.moe_layers * x.moe_deferred,
+    )
+
+
+def covers(more: Sequence[Sequence[Backwards]], less: Sequence[Sequence[Backwards]]) -> bool:
+    """Whether a rank with the backwards ``more`` never needs less than one with ``less``."""
+    return all(
+        any(_covers(number, a, b, one) for a in mine)
+        for number, (mine, theirs) in enumerate(zip(more, less, strict=True))
+        for b in theirs
+        for one in b.held
+    )
+
+
+@lru_cache(maxsize=4096)
+def _highest_backwards(schedule: str, rank: int, pp: int, m: int, v: int) -> tuple[tuple[Backwards, ...], ...]:
+    """`held_by_chunk` without those that never need more than another one of the same chunk."""
+    result = []
+    for number, of_chunk in enumerate(held_by_chunk(schedule, rank, pp, m, v)):
+        kept: list[Backwards] = []
+        for place, one in enumerate(of_chunk):
+            others = (*kept, *of_chunk[place + 1 :])
+            held = tuple(own for own in one.held if not any(_covers(number, other, one, own) for other in others))
+            if held:
+                kept.append(one._replace(held=held))
+        result.append(tuple(kept))
+    return tuple(result)
+
+
+def _covers(number: int, a: Backwards, b: Backwards, one: Held) -> bool:
+    """Whether the backwards ``a`` of chunk ``number`` need at least what ``b`` do when they start beside ``one``.
+
+    The chunk itself has to be as far: its first backward needs buffers that later ones do not.
+    """
+    return (
+        a.kind == b.kind
+        and a.last == b.last
+        and a.forward_follows >= b.forward_follows
+        and a.chunks[number] == b.chunks[number]
+        and all(_is_more(of_a, of_b) for of_a, of_b in zip(a.chunks, b.chunks, strict=True))
+        and _holds(a, one)
+    )
+
+
+def _is_more(one: Chunk, other: Chunk) -> bool:
+    """Whether a chunk that is as far as ``one`` holds at least what one at ``other`` does."""
+    return one == other or other < one < Chunk.DONE or (one == Chunk.ALL_REDUCED and other == Chunk.DONE)
+
+
+def _holds(a: Backwards, one: Held) -> bool:
+    return any(
+        all(x >= y for x, y in zip(other.activations, one.activations, strict=True))
+        and all(x >= y for x, y in zip(other.for_weights, one.for_weights, strict=True))
+        for other in a.held
+    )
