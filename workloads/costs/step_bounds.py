@@ -115,7 +115,7 @@ def steady_times(chunk: ChunkWork, zero_stage: Ints) -> Steady:
     forward = gathered_s(chunk.forward_s, gather, n, most) + scatter * zero3 / n  # it waits for the last reduction
     inputs = gathered_s(chunk.input_s, gather, n, most)
     backward = reduced_s(chunk.backward_s, gather, scatter, n, most)
-    return Steady(forward, backward, inputs, chunk.weight_s + scatter * (n - 1) / n)
+    return Steady(forward, backward, inputs, most(chunk.weight_s, scatter))
 
 
 def once_s(steps: Steps) -> Floats:
@@ -127,6 +127,7 @@ def once_s(steps: Steps) -> Floats:
     total, gather = chunk.scatter_s + chunk.replicas_s, chunk.gather_s * (zero_stage == 3)
     whole = reduced_s(chunk.backward_s, gather, total, n, most) + total / n
     steady = steady_times(chunk, zero_stage)
-    last = most(whole - steady.backward_s, (chunk.weight_s + total - steady.weight_s) * steps.splits)
+    halves = most(reduced_s(chunk.weight_s, 0.0, total, n, most) + total / n, total + chunk.scatter_s / n)
+    last = most(whole - steady.backward_s, (halves - steady.weight_s) * steps.splits)
     found: Floats = first + last
     return found

@@ -12,8 +12,8 @@ gathers    A chunk of n units gathers weights of a unit at a time, one unit ahea
            message that it waits for: ``g/n + (n-1) max(f, g)/n + f/n``.
 reduction  Released unit by unit as a backward goes, with one unit under way: ``b/n + (n-1) max(b, c)/n``, and the last
            unit's c/n beside what follows. c has the gathers of ZeRO 3 and, in ZeRO 2 and 3, the scatter of every
-           backward; with a chunk's last one also the sum over replicas (below ZeRO 2 all of the reduction). A W begins
-           to reduce when it has computed.
+           backward; with a chunk's last one also the sum over replicas (below ZeRO 2 all of the reduction). Of a split
+           backward W reduces, which gathers nothing: behind the reduction of the one before it, if that still goes on.
 ends       After a chunk's last backward the rank waits for its reduction, and its message to the stage before leaves
            only then. Gradients of a tied embedding are summed between the ranks of its copies; the norm waits for all
            ranks; then each has its optimizer.
@@ -180,7 +180,8 @@ def _executed(work: StepWork, event: _Event, start: float, free: float) -> tuple
     if kind == "B":
         end = begins + reduced_s(own, gather, reduce, chunk.units)
     else:
-        end = max(start + own, free if reduce else 0.0) + reduce * (chunk.units - 1) / chunk.units
+        end = start + reduced_s(own, 0.0, reduce, chunk.units)
+        end = max(end, free + reduce * (chunk.units - 1) / chunk.units if reduce else 0.0)
     return own, end, max(end, free) + reduce / chunk.units if reduce else free
 
 

@@ -101,6 +101,17 @@ def test_reduction_hides_behind_its_backward_but_for_the_last_unit() -> None:
     assert simulate_step(slow).step_s == 4 + 8 + 4 + 2 + 16 + 3
 
 
+def test_a_second_half_reduces_unit_by_unit() -> None:
+    # F 4, I 4, W 4 in four units, twice. A quarter of each reduction is left: the first one goes on beside a forward.
+    chunk = ChunkWork(4.0, 8.0, 4.0, 4.0, 4, 0.0, 2.0)
+    work = StepWork(schedule="interleaved_zero_bubble", num_microbatches=2, chunks=((chunk,),), zero_stage=2)
+    found = simulate_step(work)
+    assert (found.step_s, found.traffic) == (24.5, ((0, 12.0, 12.5), (0, 24.0, 24.5)))
+    # A reduction of 16: one unit's 1 of compute, then 12 of it in each second half, and 4 after the last.
+    slow = dataclasses.replace(work, chunks=((chunk._replace(scatter_s=16.0),),))
+    assert simulate_step(slow).step_s == 2 * (4 + 4 + 1 + 12) + 4
+
+
 def test_weights_are_gathered_one_unit_ahead() -> None:
     chunk = ChunkWork(4.0, 8.0, 4.0, 4.0, 4, 2.0)
     work = StepWork(schedule="1f1b", num_microbatches=2, chunks=((chunk,),), zero_stage=3)

@@ -15,7 +15,7 @@ from workloads.costs.execution import executed_s, steps_of
 from workloads.costs.lockstep import executed_together_s
 from workloads.costs.pipeline import pipeline_time_s, pipeline_times_s, simulate
 from workloads.costs.schedule import SPLIT_BACKWARD, V_SHAPED, schedule_actions, stage_at
-from workloads.costs.step_simulation import StepWork
+from workloads.costs.step_simulation import StepWork, simulate_step
 from workloads.costs.step_times import StepTimes
 from workloads.costs.timeline import estimate_time, step_work
 from workloads.errors import InvalidExperiment
@@ -82,11 +82,12 @@ def executed_step_s(work: StepWork) -> float:
 
             forward = behind(chunk.forward_s, gather) + (scatter / n if zero3 else 0.0)
             backward = beside(chunk.backward_s, gather, scatter)
-            weight = chunk.weight_s + scatter * (n - 1) / n
+            weight = max(chunk.weight_s, scatter)
             total = chunk.scatter_s + chunk.replicas_s
             longer = beside(chunk.backward_s, gather, total) + total / n - backward
             if work.schedule in SPLIT_BACKWARD:
-                longer = max(longer, chunk.weight_s + total - weight)
+                behind_others = total + chunk.scatter_s / n
+                longer = max(longer, max(beside(chunk.weight_s, 0.0, total) + total / n, behind_others) - weight)
             once += longer + (0.0 if zero3 else behind(chunk.forward_s, chunk.gather_s) - chunk.forward_s)
             turn = work.schedule in V_SHAPED and rank == p - 1
             hop = work.latency_s + work.message_s
@@ -112,6 +113,14 @@ def test_layouts_together_are_layouts_alone() -> None:
         assert alone is not None and work is not None
         assert found == pytest.approx(alone.step_time_s, rel=1e-13), e.id
         assert found == pytest.approx(executed_step_s(work), rel=1e-12), e.id
+
+
+def test_no_step_takes_longer_than_its_closed_form() -> None:
+    draw = random.Random(5)
+    for e in (drawn(draw) for _ in range(150)):
+        work = step_work(e, H200)
+        assert work is not None
+        assert simulate_step(work).step_s <= executed_step_s(work) * (1 + 1e-12), e.id
 
 
 VARIED: dict[str, tuple[Any, ...]] = {
