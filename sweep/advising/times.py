@@ -13,7 +13,7 @@ from sweep.advising.space import KINDS, Ints, Space
 from sweep.forecast import Forecast, Known, StepTime, read_known
 from workloads.experiment import ENGINE_VERSION, Experiment
 from workloads.predict import layouts
-from workloads.predict.points import Floats
+from workloads.predict.points import Floats, fp8_kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +118,6 @@ def _columns(space: Space, rows: Ints, kind: int) -> dict[str, Floats]:
         "vocab": same(model.vocab_size), "tied": same(model.tie_embeddings), "seq": same(q.seq_len),
         "mbs": space.mbs[rows], "micro_batches": space.micro_batches[rows], "dp": space.dp[rows], "tp": space.tp[rows],
         "pp": space.pp[rows], "vpp": same(1), "cp": space.cp[rows], "zero": space.zero[rows], "recompute": same(kind),
-        "fp8": same(q.precision.startswith("fp8")),
+        "fp8": same(fp8_kind(q.precision)),
     }  # fmt: skip
     return {name: values.astype(float) for name, values in found.items()}

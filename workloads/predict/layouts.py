@@ -23,7 +23,7 @@ from workloads.costs.step_times import StepTimes
 from workloads.experiment import Experiment, Precision
 from workloads.model_spec import ModelSpec
 from workloads.predict.hardware import LINKED
-from workloads.predict.points import RECOMPUTE, UNLIKE, Floats, Points, Texts
+from workloads.predict.points import RECOMPUTE, UNLIKE, Floats, Points, Texts, fp8_kind
 
 CODEBASE = "ultrasweep"
 """Name of this engine's profile."""
@@ -191,7 +191,7 @@ def points_of(
             model.ffn_hidden_size, model.vocab_size, model.tie_embeddings, e.seq_len, e.micro_batch_size,
             e.num_microbatches, e.dp, e.tp, e.pp, e.virtual_stages if e.pp_schedule in _PLAIN_SCHEDULES else 1, e.cp,
             e.zero_stage, RECOMPUTE.index(e.recompute) if e.recompute in RECOMPUTE else 1,
-            e.precision.startswith("fp8"), _routed(e), e.model.mla is not None,
+            fp8_kind(e.precision), _routed(e), e.model.mla is not None,
         ))  # fmt: skip
     values = np.array(rows, dtype=float).reshape(count, len(COLUMNS) + 2).T
     versions = np.array([f"engine {e.engine_version}" for e in experiments], dtype=np.str_)

@@ -5,6 +5,7 @@ Everything that predicts works on whole arrays, so that a table of thousands of 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -18,6 +19,14 @@ Texts = NDArray[Any]
 RECOMPUTE = ("none", "selective", "full")
 UNLIKE = {"routed": 0.0, "latents": 0.0, "scaled": 1.0}
 """Of `Points`: what tells layers with experts or latent attention from dense ones, and its values for a dense one."""
+
+
+def fp8_kind(precision: str) -> float:
+    """0: products of 16 bits or more; 1: of fp8 (or fp4) with one scale a tensor, or unknown ones; 2: of fp8 with a
+    scale for each row or block, which are more work."""
+    if re.search(r"fp8|float8|e4m3|mxfp8|nvfp4|fp4", precision) is None:
+        return 0.0
+    return 2.0 if re.search("row|block|axis", precision) else 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +58,7 @@ class Points:
     recompute: Floats
     """Place in `RECOMPUTE`."""
     fp8: Floats
+    """Of the layers' products, as `fp8_kind` says."""
     routed: Floats
     """How much more a layer's routed experts give the host to do (`workloads.predict.layouts`); 0: none."""
     latents: Floats

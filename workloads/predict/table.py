@@ -18,7 +18,7 @@ import pandas as pd
 
 from workloads.cluster import ClusterSpec
 from workloads.predict.hardware import LINKED, device_of, like_another
-from workloads.predict.points import UNLIKE, Points
+from workloads.predict.points import UNLIKE, Points, fp8_kind
 from workloads.predict.profiles import Profile, find_profile
 
 COLUMNS = (
@@ -143,7 +143,7 @@ def _row(
         vocab = _DEFAULT_VOCAB
         note.append(f"vocab not given: {vocab:.0f}")
     precision = _text(values["precision"]).lower()
-    fp8 = re.search(r"fp8|float8|e4m3|mxfp8|nvfp4|fp4", precision) is not None
+    fp8 = fp8_kind(precision)
     peak = cluster.device.peak_of("bf16")
     low = cluster.device.peak_of("fp8") if fp8 else peak
     if peak is None or cluster.device.memory_bandwidth is None:
@@ -169,7 +169,7 @@ def _row(
         **{name: layout[name] for name in ("dp", "tp", "pp", "vpp", "cp", "ep")},
         "zero": _zero(values["sharding"], profile),
         "recompute": _recompute(values["recompute"]),
-        "fp8": float(fp8),
+        "fp8": fp8,
         **UNLIKE,
         "codebase": profile.name,
         "version": _text(values["code_version"]),

@@ -149,7 +149,8 @@ def _layer(x: Points, facts: Facts, p: Mapping[str, float]) -> tuple[Floats, Flo
     passes = np.where(again == 2, 4.0, 3.0)
 
     slower = (1 + p["tokens"] / tokens) * (1 + p["width"] * tp / h)
-    rate = x.peak * np.where(x.fp8 > 0, p["fp8"] * x.peak_matmul / x.peak, 1.0) * p["matmul"]
+    low = p["fp8"] * x.peak_matmul / x.peak * np.where(x.fp8 > 1, p["fp8_scales"], 1.0)
+    rate = x.peak * np.where(x.fp8 > 0, low, 1.0) * p["matmul"]
     matmul = passes * 2 * tokens * x.layer_params / tp / rate * slower
     head_dim = h / x.heads
     attention_rate = x.peak * p["attention"] * np.minimum(1.0, head_dim / 128) ** p["head_size"]
