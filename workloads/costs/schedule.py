@@ -317,8 +317,12 @@ class Backwards(NamedTuple):
 def held_by_chunk(
     name: str, rank: int, num_ranks: int, num_microbatches: int, virtual_stages: int
 ) -> tuple[tuple[Backwards, ...], ...]:
-    """`Backwards` of each chunk of a rank. As in `held_by_rank` two rounds of p micro-batches fill a pipeline."""
-    filling = num_microbatches if name == "gpipe" else min(num_microbatches, 2 * num_ranks)
+    """`Backwards` of each chunk of a rank.
+
+    But for GPipe, three rounds of p micro-batches stand for any more: two fill a pipeline, and after the third it is
+    full when all chunks have gradients.
+    """
+    filling = num_microbatches if name == "gpipe" else min(num_microbatches, 3 * num_ranks)
     actions = schedule_actions(name, rank, num_ranks, filling, virtual_stages)
     last_forward = max(place for place, action in enumerate(actions) if action.kind == "F")
     last_of_chunk = {action.chunk: place for place, action in enumerate(actions) if action.kind in ("B", "W")}

@@ -34,7 +34,7 @@ const MemoryHeld = (() => {
    * @param {number} rank
    */
   function heldByChunk(e, rank) {
-    const m = numMicrobatches(e), v = e.virtual_stages, filling = e.pp_schedule === "gpipe" ? m : Math.min(m, 2 * e.pp);
+    const m = numMicrobatches(e), v = e.virtual_stages, filling = e.pp_schedule === "gpipe" ? m : Math.min(m, 3 * e.pp);
     const actions = PipelineModel.scheduleActions(e.pp_schedule, rank, e.pp, filling, v);
     const lastForward = actions.findLastIndex(({ kind }) => kind === "F");
     const lastOf = Array.from({ length: v }, (_, chunk) => actions.findLastIndex((one) => one.chunk === chunk && "BW".includes(one.kind)));
