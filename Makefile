@@ -46,14 +46,20 @@ format: setup
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# The figures of the README, from the recorded sweeps of two and four GPUs.
+# The figures of the README, from the recorded sweeps of two and four GPUs but those for something else than the fastest
+# layout of a model: other engines, layouts drawn by a seed, a search in a small space, experts in fp8.
+BESIDE := engines validation search experts_fp8
 redraw: setup
 	rm -rf report/two_and_four
 	mkdir -p report/two_and_four
 	cp -r results/recorded/h200x2_* results/recorded/h200x4_* report/two_and_four
+	rm -r $(addprefix report/two_and_four/h200x2_,$(BESIDE))
 	$(BIN)/python -m analysis.report report/two_and_four --out report/recorded --figures best_configurations,predicted_vs_found
 	cp report/recorded/figures/best_configurations-measured-h200.png report/recorded/figures/predicted_vs_found-measured-h200.png docs/figures/
-	$(BIN)/python -m analysis.report results/recorded/h200x1_engines --out report/engines --figures best_configurations
+	rm -rf report/engine_rows
+	mkdir -p report/engine_rows
+	cp -r results/recorded/h200x1_engines results/recorded/h200x2_engines report/engine_rows
+	$(BIN)/python -m analysis.report report/engine_rows --out report/engines --figures best_configurations
 	cp report/engines/figures/engines_side_by_side.png docs/figures/
 
 # The notebooks' outputs. STUDY: the study's table, which is not shipped; without it study.ipynb stays as it is.

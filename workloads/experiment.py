@@ -215,7 +215,8 @@ class Experiment:
 
     @property
     def id(self) -> str:
-        """Readable slug and hash, safe as a file name, e.g. ``llama8b-dp4z3-tp2-mbs2-gbs64-s4096-1f3c9a0e``."""
+        """Readable slug and hash, safe as a file name, e.g. ``llama8b-dp4z3-tp2-mbs2-gbs64-s4096-1f3c9a0e``; at most
+        `LONGEST_ID` characters, since names of files are put together of ids."""
         parts = [_slug(self.model.name)]
         dp = (
             f"dp{self.dp}" if self.dp_replicate == 1 or self.dp_shard == 1 else f"dp{self.dp_replicate}x{self.dp_shard}"
@@ -238,7 +239,7 @@ class Experiment:
             parts.append("compiled")
         if self.engine != ENGINE:
             parts.append(_slug(self.engine))
-        return "-".join([*parts, self.hash])
+        return shortened_id("-".join([*parts, self.hash]), LONGEST_ID)
 
     @classmethod
     def canonical(cls, *, dp: int | None = None, **fields: Any) -> Experiment:
@@ -288,6 +289,15 @@ class Experiment:
 
     def replace(self, **changes: Any) -> Experiment:
         return dataclasses.replace(self, **changes)
+
+
+LONGEST_ID = 110
+"""A file of the queue names its point, a pilot and an attempt, and file systems take 255 bytes."""
+
+
+def shortened_id(id: str, most: int) -> str:
+    """An experiment's id in at most so many characters: the beginning of its label, and its whole hash."""
+    return id if len(id) <= most else id[: most - 9].rstrip("-.") + id[-9:]
 
 
 def to_dict(experiment: Experiment) -> dict[str, Any]:

@@ -28,6 +28,8 @@ _CHARACTER_IN, _USUAL_NAME, _LONG_NAME = 0.085, 19, 26
 """Width of a character of a workload's name, and for how many characters there is room without more; from how many on
 a name takes two lines."""
 _MANY_WORKLOADS = 6
+_MOST_WORKLOADS = 20
+"""From more on, only those are shown of which several layouts finished: one alone is no winner."""
 _SIDE_BY_SIDE = 2
 """Up to so many columns the two heatmaps stand beside each other, else one above the other."""
 _COLUMNS = {
@@ -89,6 +91,11 @@ def draw(frame: pd.DataFrame) -> Figure:
     workloads, sizes = labels.workload_order(frame), labels.world_sizes(frame)
     if len(workloads) > _MANY_WORKLOADS:  # then only those that have something to show
         workloads = [name for name in workloads if (best["workload"] == name).any()] or workloads
+    every = len(workloads)
+    if every > _MOST_WORKLOADS:
+        contested = set(best.loc[best["candidates"] > 1, "workload"])
+        workloads = [name for name in workloads if name in contested] or workloads
+    best = best[best["workload"].isin(workloads)]
     if not workloads or not sizes:
         raise style.NothingToDraw("no row names its model and number of devices")
     if best.empty:
@@ -102,6 +109,7 @@ def draw(frame: pd.DataFrame) -> Figure:
         figure,
         [
             apart if "rehearsed" in set(frame["method"]) and frame["tp"].nunique() > 1 else None,
+            _left_out_note(every - len(workloads)),
             _batch_note(best),
             _tie_note(best),
         ],
@@ -116,6 +124,10 @@ def _with_batch(best: pd.DataFrame) -> pd.DataFrame:
     several = best["tokens_per_step"].nunique() > 1
     lines = [f"\n{int(tokens):,} tokens a step" if several else "" for tokens in best["tokens_per_step"]]
     return best.assign(batch=lines)
+
+
+def _left_out_note(count: int) -> str | None:
+    return f"{count} more of which no two layouts finished at one batch: the table has them" if count else None
 
 
 def _batch_note(best: pd.DataFrame) -> str:
@@ -287,6 +299,8 @@ def _heatmap(
             ax.add_artist(Rectangle((x - 0.5, y - 0.5), 1, 1, facecolor=face, edgecolor="white", linewidth=1.5))
             ink = style.ink_on(face)
             batching = row["batching"].replace(", ", " " if row["batch"] else "\n", 1) + row["batch"]
+            if _size_inside(batching, 7.5) < _SMALLEST:
+                batching = batching.replace(", ", "\n", 1)
             tied = f"≈ {int(row['tied'])} more" if metrics.is_tie(row["tie"]) else ""
             inside = [
                 ax.text(x, y - 0.41, tied, ha="center", va="center", color=ink, fontsize=6.5),
@@ -295,6 +309,7 @@ def _heatmap(
                 ax.text(x, y + 0.28, batching, ha="center", va="center", color=ink, fontsize=7.5, linespacing=1.1),
             ]
             for text in inside:
+                text.set_fontsize(max(_size_inside(text.get_text(), float(text.get_fontsize())), _SMALLEST))
                 text.set_in_layout(False)  # measuring what stays inside its cell only takes time
     ax.set(xlim=(-0.5, len(sizes) - 0.5), ylim=(len(workloads) - 0.5, -0.5))
     ax.set_xticks(range(len(sizes)), [f"{size:,}" for size in sizes])
@@ -306,6 +321,17 @@ def _heatmap(
         bar = ax.figure.colorbar(ScalarMappable(norm, colours), ax=ax, pad=0.01, aspect=25, fraction=0.05)
         bar.set_label(shown["label"])
         bar.outline.set_visible(False)
+
+
+_SMALLEST = 5.8
+"""Of the text in a cell, in points."""
+
+
+def _size_inside(text: str, size: float) -> float:
+    """The size in points, at most ``size``, at which the longest line stays inside its cell: a character is about half
+    as wide as it is high."""
+    longest = max(map(len, text.splitlines()), default=0)
+    return min(size, 72 * _CELL_IN[0] / (0.53 * longest)) if longest else size
 
 
 def _from_zero(values: pd.Series, shown: dict[str, Any]) -> Normalize:

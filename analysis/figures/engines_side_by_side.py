@@ -2,55 +2,75 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from analysis.figures import style
-from analysis.rows import labels
+from results.text import plural
 
 MOST_LAYOUTS = 40
-"""Layouts that are drawn: the fastest of them."""
+"""Layouts that are drawn over all panels: the fastest of each, then the second of each, and so on."""
+_PANEL = ["method", "cluster", "measurement_version", "workload", "world_size"]
+"""What layouts of one panel share."""
+_RATE = "tokens_per_s_per_gpu"
 _MARKERS = ("o", "s", "D", "^", "v")
 
 
 @style.styled
 def draw(rows: pd.DataFrame, unit: str) -> Figure:
-    """``rows`` are of `analysis.rows.engines.side_by_side`. Raises `NothingToDraw` where no layout has two rates."""
-    rate = "tokens_per_s_per_gpu"
-    known = rows[rows[rate].notna()]
-    key = ["method", "cluster", "measurement_version", "workload", "world_size", "layout"]
-    names = known[key].astype(str).agg("|".join, axis=1)
-    known = known.assign(_key=names)[names.isin(names[names.duplicated()])]
+    """A panel for each workload and number of devices. ``rows`` are of `analysis.rows.engines.side_by_side`. Raises
+    `NothingToDraw` where no layout has two rates."""
+    known = rows[rows[_RATE].notna()]
+    known = known.assign(_panel=known.groupby(_PANEL, dropna=False).ngroup())
+    known = known[known.groupby(["_panel", "layout"])["engine"].transform("nunique") > 1]
     if known.empty:
         raise style.NothingToDraw("no layout finished with more than one engine")
-    best = known.groupby("_key")[rate].max().sort_values(ascending=False)
-    shown = list(best.index[:MOST_LAYOUTS])
-    place = {name: len(shown) - 1 - at for at, name in enumerate(shown)}
-    known = known[known["_key"].isin(place)]
-    engines = list(dict.fromkeys(known["engine"]))
-    figure = style.new_figure(7.2, 1.1 + 0.22 * len(shown))
-    ax = figure.subplots()
-    for name, group in known.groupby("_key"):
-        ax.plot([group[rate].min(), group[rate].max()], [place[str(name)]] * 2, color="#bbbbbb", linewidth=1, zorder=1)
-    handles = []
-    for at, engine in enumerate(engines):
-        own = known[known["engine"] == engine]
-        color, marker = style.SERIES_COLOURS[at % 7], _MARKERS[at % 5]
-        ax.plot(own[rate], own["_key"].map(place), linestyle="", markersize=5, zorder=2, color=color, marker=marker)
-        version = ", ".join(sorted(own["engine_version"].dropna().astype(str).unique()))
-        handles.append(
-            Line2D([], [], linestyle="", markersize=5, label=f"{engine} {version}", color=color, marker=marker)
-        )
-    names_of = {
-        row["_key"]: f"{row['workload']} · {row['world_size']:,} · {row['layout']}" for row in labels.records(known)
+    best = known.sort_values(_RATE, ascending=False, kind="stable").drop_duplicates(["_panel", "layout"])
+    turns = best.groupby("_panel").cumcount().sort_values(kind="stable")
+    best = best.loc[best.index.isin(turns.index[:MOST_LAYOUTS])]
+    known = known.merge(best[["_panel", "layout"]])
+    panels = [panel for _, panel in best.groupby("_panel", sort=False)]
+    looks: dict[str, dict[str, Any]] = {
+        engine: {"linestyle": "", "markersize": 5, "color": style.SERIES_COLOURS[at % 7], "marker": _MARKERS[at % 5]}
+        for at, engine in enumerate(dict.fromkeys(known["engine"]))
     }
-    ax.set_yticks(
-        [place[name] for name in shown],
-        [names_of[name] for name in shown],
-    )
-    ax.set_ylim(-0.7, len(shown) - 0.3)
-    ax.set_xlim(left=0)
-    ax.set_xlabel(unit)
+    titles_in = 0.55 * len(panels) - 0.3 if len(panels) > 1 else 0
+    figure = style.new_figure(7.2, 1.1 + 0.22 * len(best) + titles_in)
+    axes = figure.subplots(len(panels), 1, squeeze=False, height_ratios=[len(panel) + 0.4 for panel in panels])[:, 0]
+    several = [name for name in _PANEL[:3] if best[name].nunique(dropna=False) > 1]
+    for ax, panel in zip(axes, panels, strict=True):
+        first = panel.iloc[0]
+        _draw_panel(ax, known[known["_panel"] == first["_panel"]], list(panel["layout"]), looks)
+        if len(panels) > 1:
+            devices = plural(int(first["world_size"]), unit.rpartition("/")[2])
+            ax.set_title(", ".join([first["workload"], devices, *(str(first[name]) for name in several)]), fontsize=9)
+        else:
+            named = f"{first['workload']} · {first['world_size']:,} · "
+            ax.set_yticklabels([named + layout for layout in panel["layout"]])
+    axes[-1].set_xlabel(unit)
+    handles = []
+    for engine, own in known.groupby("engine", sort=False):
+        version = ", ".join(sorted(own["engine_version"].dropna().astype(str).unique()))
+        handles.append(Line2D([], [], label=f"{engine} {version}", **looks[str(engine)]))
     style.bottom_legend(figure, handles)
     return figure
+
+
+def _draw_panel(ax: Axes, rows: pd.DataFrame, layouts: list[str], looks: dict[str, dict[str, Any]]) -> None:
+    """``layouts`` from the top, with the marker of each engine that has a rate of it."""
+    place = {layout: len(layouts) - 1 - at for at, layout in enumerate(layouts)}
+    for layout, group in rows.groupby("layout"):
+        ends = [group[_RATE].min(), group[_RATE].max()]
+        ax.plot(ends, [place[str(layout)]] * 2, color="#bbbbbb", linewidth=1, zorder=1)
+    for engine, look in looks.items():
+        own = rows[rows["engine"] == engine]
+        ax.plot(own[_RATE], own["layout"].map(place), zorder=2, **look)
+    ax.set_yticks(list(place.values()), layouts)
+    ax.set_ylim(-0.7, len(layouts) - 0.3)
+    ax.set_xlim(0, 1.03 * rows[_RATE].max())
+    ax.xaxis.set_major_formatter("{x:,.10g}")
+    ax.locator_params(axis="x", nbins=7)

@@ -14,7 +14,11 @@ from launchers.state.sweep_dir import Point, SweepDir
 from results.secrets import hide_in_environment
 from workloads import protocol
 from workloads.clock import SteadyClock
+from workloads.experiment import shortened_id
 from workloads.protocol import RankResult, Task
+
+LONGEST_IN_ATTEMPT = 56
+"""Characters of an experiment's id that stand in an attempt's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,8 +69,9 @@ class Attempt:
 
 
 def new_attempt_id(point: Point, number: int) -> str:
-    """An id that names the experiment and the attempt, and is never used twice."""
-    return f"{point.experiment.id}.a{number}.{secrets.token_hex(3)}"
+    """An id that names the experiment and the attempt, and is never used twice. It stands beside the experiment's own
+    id in names of files, so that of a long one only the beginning and the hash are taken."""
+    return f"{shortened_id(point.experiment.id, LONGEST_IN_ATTEMPT)}.a{number}.{secrets.token_hex(3)}"
 
 
 def start_attempt(

@@ -11,6 +11,7 @@ import pytest
 from analysis import report
 from analysis.compare import comparison
 from analysis.compare.command import main as compare_main
+from analysis.figures import engines_side_by_side, style
 from analysis.index_page import headlines
 from analysis.page import engines_page
 from analysis.rows import cohorts, engines
@@ -117,6 +118,47 @@ def test_what_an_engine_ran_without_is_in_every_title_and_on_every_figure(tmp_pa
     assert "without Transformer Engine" in (tmp_path / "engines_side_by_side.svg").read_text()
     for table, column in ((told.winners, "Engine"), (told.layouts, "Engine")):
         assert table.rows[1][table.header.index(column)] == "megatron 0.16.1+1 without Transformer Engine"
+
+
+def rates_of(*rates: tuple[str, str, float], **columns: object) -> pd.DataFrame:
+    """Rows to draw: model, layout and our throughput; torchtitan has 0.9 of it."""
+    common = {"method": "measured", "cluster": "h200", "measurement_version": 1, "world_size": 2} | columns
+    return pd.DataFrame(
+        common
+        | {"workload": model, "layout": layout, "engine": engine, "engine_version": "1"}
+        | {"tokens_per_s_per_gpu": rate * share}
+        for model, layout, rate in rates
+        for engine, share in (("ultrasweep", 1.0), ("torchtitan", 0.9))
+    )
+
+
+def test_every_model_has_a_panel_with_an_x_axis_of_its_own() -> None:
+    rates = [("large", "dp2", 9000.0), ("small", "tp2", 40_000.0), ("small", "dp2", 50_000.0)]
+    figure = engines_side_by_side.draw(rates_of(*rates), "tokens/s/GPU")
+    small, large = figure.axes
+    assert [ax.get_title("left") for ax in figure.axes] == ["small, 2 GPUs", "large, 2 GPUs"]
+    assert small.get_xlim()[0] == large.get_xlim()[0] == 0
+    assert 50_000 < small.get_xlim()[1] < 60_000 and 9000 < large.get_xlim()[1] < 10_000
+    named = {label.get_text(): place for label, place in zip(small.get_yticklabels(), small.get_yticks(), strict=True)}
+    assert named == {"dp2": 1, "tp2": 0}
+    [alone] = engines_side_by_side.draw(rates_of(*rates[1:]), "tokens/s/GPU").axes
+    assert alone.get_title("left") == ""
+    assert [label.get_text() for label in alone.get_yticklabels()] == ["small · 2 · dp2", "small · 2 · tp2"]
+    here, there = rates_of(rates[0]), rates_of(rates[0], cluster="h100_efa")
+    figure = engines_side_by_side.draw(pd.concat([here, there], ignore_index=True), "tokens/s/process")
+    assert [ax.get_title("left") for ax in figure.axes] == [
+        f"large, 2 processes, {name}" for name in ("h200", "h100_efa")
+    ]
+
+
+def test_panels_share_the_layouts_that_are_drawn() -> None:
+    small = [("small", f"small {at}", 50_000.0 - at) for at in range(60)]
+    large = [("large", f"large {at}", 9000.0 - at) for at in range(5)]
+    figure = engines_side_by_side.draw(rates_of(*small, *large), "tokens/s/GPU")
+    drawn = [[label.get_text() for label in ax.get_yticklabels()] for ax in figure.axes]
+    assert drawn == [[f"small {at}" for at in range(35)], [f"large {at}" for at in range(5)]]
+    with pytest.raises(style.NothingToDraw, match="no layout finished with more than one engine"):
+        engines_side_by_side.draw(rates_of(*large).assign(tokens_per_s_per_gpu=float("nan")), "tokens/s/GPU")
 
 
 @pytest.mark.slow

@@ -231,7 +231,8 @@ def test_both_rankings_agree_where_labels_and_models_are_one(cohorts: list[Cohor
 def test_shipped_notebooks_say_the_same() -> None:
     [cohort] = [one for one in split(load(RECORDED).attempts) if one.slug == "measured-h200"]
     said = "\n".join(texts(read("your_own_sweep")))
-    for row in metrics.best_configurations(cohort.frame).to_dict("records"):
+    best = metrics.best_configurations(cohort.frame)
+    for row in best[best["candidates"] > 1].to_dict("records"):
         line = f"{row['layout']}"
         assert line in said
         for name in (metrics.RANK_BY, "slower_by"):

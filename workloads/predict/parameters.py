@@ -34,6 +34,7 @@ TIME: dict[str, Parameter] = {
     "host": Parameter(0.00205, 0.4, "host's seconds to issue a layer, forward and backward"),
     "host_tp": Parameter(0.0014, 0.5, "more with tensor parallelism"),
     "host_zero3": Parameter(0.00195, 0.5, "more with ZeRO 3"),
+    "host_cp": Parameter(0.0015, 0.5, "more with context parallelism"),
     "host_selective": Parameter(0.0009, 0.5, "more with selective recomputation"),
     "host_full": Parameter(0.00155, 0.5, "more with full recomputation"),
     "host_fp8": Parameter(0.7, 0.5, "share more of the host's time with fp8, whose casts are kernels of their own"),

@@ -176,7 +176,7 @@ def _layer(x: Points, facts: Facts, p: Mapping[str, float]) -> tuple[Floats, Flo
         + p["host_full"] * (again == 2)
     )
     more = p["host_fp8"] * (x.fp8 > 0) + p["host_experts"] * x.routed + p["host_latents"] * x.latents
-    return device, host * (1 + more) / x.scaled
+    return device, host * (1 + more) / x.scaled + p["host_cp"] * (x.cp > 1)
 
 
 def _tensor_parallel(x: Points, facts: Facts, p: Mapping[str, float]) -> Floats:
