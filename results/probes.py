@@ -23,7 +23,7 @@ from results.rows import conform, table_from_rows
 from results.schema import Column
 from results.text import plural
 
-PROBE_VERSION = 2
+PROBE_VERSION = 3
 """Of the tests: figures of different versions are not compared."""
 FOLDER = "probes"
 _S, _I, _F = pa.string(), pa.int64(), pa.float64()

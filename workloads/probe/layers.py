@@ -11,7 +11,7 @@ from __future__ import annotations
 import gc
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -114,6 +114,12 @@ def host_figures(watch: Stopwatch, cases: list[Experiment], sizes: Sizes, beat: 
     for case in cases:
         beat()
         yield from _alone(watch, case, sizes.layer_seconds / 2, on_host=True)
+
+
+def lower_of(figures: Iterable[Figure], again: Iterable[Figure]) -> list[Figure]:
+    """The same tests at two times: of each the lower value. What else runs on a host, or beside it on the same machine,
+    can only make it slower, for half a minute at a time."""
+    return [min(pair, key=lambda figure: figure.value) for pair in zip(figures, again, strict=True)]
 
 
 def _alone(watch: Stopwatch, case: Experiment, at_least_s: float, *, on_host: bool) -> list[Figure]:

@@ -40,13 +40,15 @@ def alone(task: Task, rank: int, local_rank: int, enter: EnterPhase) -> list[Fig
     watch = Stopwatch(device)
     share = slice(rank, None, task.experiment.world_size)
     choose_attention(task.experiment)
+    hosts = layers.host_cases(task.experiment, sizes)[share]
+    at_first = list(layers.host_figures(watch, hosts, sizes, beat))
     return [
         *device_rates.copy_figures(watch, sizes, beat),
         *device_rates.matmul_figures(watch, model, sizes, share, beat),
         *device_rates.attention_figures(watch, model, sizes, share, beat),
         *device_rates.optimizer_figures(watch, sizes, beat),
         *layers.layer_figures(watch, layers.layer_cases(task.experiment, sizes)[share], sizes, beat),
-        *layers.host_figures(watch, layers.host_cases(task.experiment, sizes)[share], sizes, beat),
+        *layers.lower_of(at_first, layers.host_figures(watch, hosts, sizes, beat)),
     ]
 
 

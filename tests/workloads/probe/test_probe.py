@@ -11,7 +11,7 @@ import torch.distributed as dist
 from tests.pool import Pool
 from tests.workloads.test_stages import CLUSTER, MODEL, experiment
 from workloads.probe import device_rates, layers, network, run
-from workloads.probe.figures import ON_CPU, ON_GPU
+from workloads.probe.figures import ON_CPU, ON_GPU, Figure
 from workloads.probe.stopwatch import Stopwatch
 from workloads.protocol import MeasureSpec, Task
 from workloads.rules import layout_violations
@@ -54,6 +54,16 @@ def test_repeats_are_as_many_as_the_time_asks_for() -> None:
     assert len(calls) == 2 + 3 + 5
     assert timed.state == {"sm_clock_mhz": None, "power_w": None, "temperature_c": None}
     assert Stopwatch(CPU).time(lambda: None, 0.0, repeats=10).repeats == 10
+
+
+def test_of_two_times_the_host_was_tested_the_lower_values_count() -> None:
+    def figures(*values: float) -> list[Figure]:
+        return [Figure(kind="host", name=f"layer_{at}", value=value, unit="s") for at, value in enumerate(values)]
+
+    kept = layers.lower_of(figures(2.0, 3.4), figures(2.1, 2.2))
+    assert [(one.name, one.value) for one in kept] == [("layer_0", 2.0), ("layer_1", 2.2)]
+    with pytest.raises(ValueError, match="zip"):
+        layers.lower_of(figures(2.0), [])
 
 
 def task() -> Task:
