@@ -57,12 +57,13 @@ def scores(found: pd.DataFrame) -> dict[str, str]:
     inside = (found["of_step_time_low_s"] <= found["step_time_s"]) & (
         found["step_time_s"] <= found["of_step_time_high_s"]
     )
-    ranks, lost = [], []
+    ranks, sizes, lost = [], [], []
     for _, cell in found.assign(draw=found.get("draw", 0)).groupby(["layers", "hidden", "seq", "gpus", "draw"]):
         if len(cell) < 5:
             continue
         time, said = cell["step_time_s"] / cell["gbs_seqs"], cell["of_step_time_s"] / cell["gbs_seqs"]
         ranks.append(np.corrcoef(time.rank(), said.rank())[0, 1])
+        sizes.append(len(cell))
         best = time.loc[said.nsmallest(5).index].min()
         lost.append(best / time.min() - 1)
     memory = (found["of_predicted_peak_reserved_bytes"] / 2**30 / found["reserved_gib"] - 1).abs()
@@ -73,6 +74,7 @@ def scores(found: pd.DataFrame) -> dict[str, str]:
         "p90": _percent(error.abs().quantile(0.9)),
         "bias": f"{error.mean():+.1%}".replace("%", " %"),
         "Spearman": f"{np.mean(ranks):.3f}" if ranks else "–",
+        "by rows": f"{np.average(ranks, weights=sizes):.3f}" if ranks else "–",
         "top-5 regret": _percent(float(np.mean(lost))) if lost else "–",
         "inside 90 %": _percent(float(inside.mean())),
         "reserved memory": _percent(memory.mean()) if memory.notna().any() else "–",
