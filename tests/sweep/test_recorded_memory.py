@@ -28,6 +28,6 @@ def test_predicted_peaks_are_those_of_the_recorded_runs() -> None:
     found = sorted(abs(error) for error in errors.values())
     assert median(found) < 0.0005
     assert mean(found) < 0.0007
-    # The largest is DualPipeV with a single micro-batch, 1.8 % too much: more than it could be asked to run well.
+    # The largest is DualPipeV with a single micro-batch, which is 1.8 % too much.
     assert found[-1] < 0.018, max(errors, key=lambda name: abs(errors[name]))
     assert found[-2] < 0.011

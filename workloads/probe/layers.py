@@ -116,10 +116,14 @@ def host_figures(watch: Stopwatch, cases: list[Experiment], sizes: Sizes, beat: 
         yield from _alone(watch, case, sizes.layer_seconds / 2, on_host=True)
 
 
-def lower_of(figures: Iterable[Figure], again: Iterable[Figure]) -> list[Figure]:
-    """The same tests at two times: of each the lower value. What else runs on a host, or beside it on the same machine,
-    can only make it slower, for half a minute at a time."""
-    return [min(pair, key=lambda figure: figure.value) for pair in zip(figures, again, strict=True)]
+def lower_of(figures: Iterable[Figure]) -> list[Figure]:
+    """Of tests of the host that were made at several times the lowest value of each: what else runs on the machine can
+    only make it slower."""
+    lowest: dict[tuple[object, ...], Figure] = {}
+    for one in figures:
+        test = (one.name, one.tp, one.dp, one.zero_stage, one.recompute)
+        lowest[test] = min(one, lowest.get(test, one), key=lambda figure: figure.value)
+    return list(lowest.values())
 
 
 def _alone(watch: Stopwatch, case: Experiment, at_least_s: float, *, on_host: bool) -> list[Figure]:

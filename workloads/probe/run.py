@@ -48,7 +48,7 @@ def alone(task: Task, rank: int, local_rank: int, enter: EnterPhase) -> list[Fig
         *device_rates.attention_figures(watch, model, sizes, share, beat),
         *device_rates.optimizer_figures(watch, sizes, beat),
         *layers.layer_figures(watch, layers.layer_cases(task.experiment, sizes)[share], sizes, beat),
-        *layers.lower_of(at_first, layers.host_figures(watch, hosts, sizes, beat)),
+        *layers.lower_of([*at_first, *layers.host_figures(watch, hosts, sizes, beat)]),
     ]
 
 

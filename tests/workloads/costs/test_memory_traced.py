@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import multiprocessing
 from typing import Any
 
 import pytest
@@ -17,23 +16,14 @@ from tests.workloads.costs.shapes import (
     QWEN3_14B,
     QWEN3_30B,
 )
+from tests.workloads.costs.traced import experiment, in_fresh_process, shortened
 from workloads import stages
 from workloads.costs.memory import estimate_memory
 from workloads.experiment import Experiment
 from workloads.mesh import rank_of
-from workloads.model_spec import ModelSpec, MoESpec, model_from_dict
+from workloads.model_spec import ModelSpec, MoESpec
 
 pytestmark = pytest.mark.slow
-
-
-def shortened(model: ModelSpec, num_layers: int = 2) -> ModelSpec:
-    return model_from_dict({**dataclasses.asdict(model), "num_layers": num_layers})
-
-
-def experiment(model: ModelSpec = LLAMA_8B, microbatches: int = 1, layers: int = 2, **fields: Any) -> Experiment:
-    sequences = fields.get("dp", 1) * fields.get("micro_batch_size", 1) * microbatches
-    return Experiment.canonical(model=shortened(model, layers), seq_len=4096, global_batch_size=sequences, **fields)
-
 
 CASES = {
     "one rank": experiment(micro_batch_size=4),
@@ -284,68 +274,6 @@ CASES |= {
     )
     for what, fields in FP8_LATENTS.items()
 }
-CHUNKED = {
-    schedule: Experiment.canonical(
-        model=shortened(LLAMA_8B, 4),
-        seq_len=4096,
-        pp=2,
-        pp_schedule=schedule,
-        virtual_stages=2,
-        global_batch_size=8,
-    )
-    for schedule in ("interleaved_1f1b", "interleaved_zero_bubble", "zero_bubble_v", "dualpipe_v")
-}
-SHARDED_CHUNKS = {
-    schedule: Experiment.canonical(
-        model=shortened(LLAMA_8B, 7),
-        seq_len=4096,
-        dp=2,
-        zero_stage=2,
-        pp=2,
-        pp_schedule=schedule,
-        virtual_stages=2,
-        global_batch_size=16,
-    )
-    for schedule in ("interleaved_1f1b", "interleaved_zero_bubble", "zero_bubble_v", "dualpipe_v")
-}
-
-
-def split(pp: int = 2, layers: int = 4, chunks: int = 1, **fields: Any) -> Experiment:
-    """Backwards in two halves, on ranks that share their weights."""
-    fields = {"dp": 2, "zero_stage": 2, "microbatches": 8, **fields}
-    return experiment(layers=layers, pp=pp, pp_schedule="interleaved_zero_bubble", virtual_stages=chunks, **fields)
-
-
-SPLIT = {
-    **{
-        f"ZeRO {zero}, {microbatches} micro-batches": split(zero_stage=zero, microbatches=microbatches)
-        for zero in (2, 3)
-        for microbatches in (1, 2, 3, 8)
-    },
-    "ZeRO 1": split(zero_stage=1),
-    "four ranks": split(4, 8, zero_stage=3),
-    "four ranks, two chunks": split(4, 16, 2, dp=8, micro_batch_size=2),
-    "two chunks, ZeRO 3": split(layers=7, chunks=2, zero_stage=3),
-    "full": split(layers=6, recompute="full", micro_batch_size=2),
-}
-"""Interleaved zero-bubble: the ends' gradients are reduced in the first half, each block's in the second."""
-
-
-FEW = {
-    f"{schedule}, ZeRO {zero}": Experiment.canonical(
-        model=shortened(LLAMA_8B, 7),
-        seq_len=4096,
-        dp=min(2, zero + 1),
-        zero_stage=zero,
-        pp=2,
-        pp_schedule=schedule,
-        virtual_stages=2,
-        global_batch_size=microbatches * min(2, zero + 1),
-    )
-    for schedule, microbatches in (("interleaved_1f1b", 2), ("interleaved_zero_bubble", 2), ("zero_bubble_v", 3))
-    for zero in (0, 2, 3)
-}
-"""As many micro-batches as ranks, or one more: a chunk has had its last backward before another has its first."""
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -375,112 +303,3 @@ def test_a_shortened_step_peaks_as_the_whole_one() -> None:
     assert in_fresh_process(case, 0) - in_fresh_process(short, 0) == pytest.approx(inputs, abs=64)  # and counters
     two = short.replace(global_batch_size=short.global_batch_size * 2 // 3)
     assert in_fresh_process(two, 0) < 0.97 * in_fresh_process(short, 0)
-
-
-@pytest.mark.parametrize("name", CHUNKED)
-def test_peak_is_near_the_traced_engine_with_chunks(name: str) -> None:
-    case = CHUNKED[name]
-    estimate = estimate_memory(case)
-    for rank in range(case.pp):
-        traced = in_fresh_process(case, rank_of(case, pp=rank))
-        assert estimate.stages[rank].peak_bytes == pytest.approx(traced, rel=0.05), f"rank {rank}"
-
-
-@pytest.mark.parametrize("name", SHARDED_CHUNKS)
-def test_peak_is_near_the_traced_engine_with_sharded_chunks(name: str) -> None:
-    """Chunks of 2, 2, 2 and 1 layers: each is gathered and reduced by itself."""
-    case = SHARDED_CHUNKS[name]
-    estimate = estimate_memory(case)
-    for rank in range(case.pp):
-        traced = in_fresh_process(case, rank_of(case, pp=rank))
-        assert estimate.stages[rank].peak_bytes == pytest.approx(traced, rel=0.05), f"rank {rank}"
-
-
-@pytest.mark.parametrize("name", FEW)
-def test_peak_is_near_the_traced_engine_with_chunks_and_few_microbatches(name: str) -> None:
-    case = FEW[name]
-    estimate = estimate_memory(case)
-    for rank in range(case.pp):
-        traced = in_fresh_process(case, rank_of(case, pp=rank))
-        assert estimate.stages[rank].peak_bytes == pytest.approx(traced, rel=0.04), f"rank {rank}"
-
-
-@pytest.mark.parametrize("name", SPLIT)
-def test_peak_is_near_the_traced_engine_with_split_backwards(name: str) -> None:
-    case = SPLIT[name]
-    estimate = estimate_memory(case)
-    for rank in range(case.pp):
-        traced = in_fresh_process(case, rank_of(case, pp=rank))
-        assert estimate.stages[rank].peak_bytes == pytest.approx(traced, rel=0.05), f"rank {rank}"
-
-
-def _attend_as_on_a_gpu() -> None:
-    """Latent attention in this process keeps what cuDNN keeps; the fused kernel of a CPU needs padded values."""
-    import torch
-
-    from workloads.engine import latent_attention
-
-    class Kernel(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-            batch, heads, tokens, _ = q.shape
-            o = v.new_empty(batch, tokens, heads, v.shape[3]).transpose(1, 2)
-            ctx.save_for_backward(q, k, v, o, q.new_empty(batch, heads, tokens, dtype=torch.float32))
-            return o
-
-        @staticmethod
-        def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, ...]:
-            return tuple(torch.empty_like(x.transpose(1, 2)).transpose(1, 2) for x in ctx.saved_tensors[:3])
-
-    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool) -> torch.Tensor:
-        return Kernel.apply(q, k, v)
-
-    latent_attention.attention = attend
-
-
-def in_fresh_process(case: Experiment, rank: int) -> int:
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["workloads.rehearse"])  # torch is imported once
-    with context.Pool(1) as pool:
-        return pool.apply(traced_peak_bytes, (case, rank))
-
-
-def traced_peak_bytes(case: Experiment, rank: int) -> int:
-    """Peak of the second step (the optimizer state is there) of one rank under a fake process group."""
-    import torch
-    import torch.distributed as dist
-    from torch._subclasses.fake_tensor import FakeTensorMode
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    from workloads.engine.build import assemble, shape_chunks
-    from workloads.engine.groups import make_groups
-    from workloads.engine.memory import StorageTracker, tracked_storages
-    from workloads.engine.parameters import local_shard
-
-    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=case.world_size)
-    groups = make_groups(case, rank, torch.device("cpu"))
-    chunks = shape_chunks(case, groups)
-    tokens = case.micro_batch_size * case.seq_len // case.cp
-    if case.model.mla is not None:
-        _attend_as_on_a_gpu()
-
-    def step() -> None:
-        batches = [
-            (torch.empty(tokens, dtype=torch.long), torch.empty(tokens, dtype=torch.long))
-            for _ in range(case.num_microbatches)
-        ]
-        engine.pipeline.run(batches)
-        engine.optimizer.finish_gradients()
-        engine.optimizer.step(engine.optimizer.local_square_norm().sqrt())
-
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        for chunk in chunks:
-            chunk.to_empty(device="cpu")
-        engine = assemble(case, groups, chunks)
-        step()
-        resident = [local_shard(parameter.current) for parameter in engine.optimizer.parameters]
-        resident += [buffer for chunk in chunks for buffer in chunk.buffers()]
-        there = sum(t.numel() * t.element_size() for t in resident) + engine.optimizer.state_bytes()
-        with tracked_storages(StorageTracker()) as tracker:
-            step()
-    return there + tracker.peak

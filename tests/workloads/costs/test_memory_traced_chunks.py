@@ -1,0 +1,106 @@
+"""The closed form of ranks with several chunks, or with split backwards, against the real engine on FakeTensors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.workloads.costs.shapes import LLAMA_8B
+from tests.workloads.costs.traced import experiment, in_fresh_process, shortened
+from workloads.costs.memory import estimate_memory
+from workloads.experiment import Experiment
+from workloads.mesh import rank_of
+
+pytestmark = pytest.mark.slow
+
+CHUNKED = {
+    schedule: Experiment.canonical(
+        model=shortened(LLAMA_8B, 4),
+        seq_len=4096,
+        pp=2,
+        pp_schedule=schedule,
+        virtual_stages=2,
+        global_batch_size=8,
+    )
+    for schedule in ("interleaved_1f1b", "interleaved_zero_bubble", "zero_bubble_v", "dualpipe_v")
+}
+SHARDED_CHUNKS = {
+    schedule: Experiment.canonical(
+        model=shortened(LLAMA_8B, 7),
+        seq_len=4096,
+        dp=2,
+        zero_stage=2,
+        pp=2,
+        pp_schedule=schedule,
+        virtual_stages=2,
+        global_batch_size=16,
+    )
+    for schedule in ("interleaved_1f1b", "interleaved_zero_bubble", "zero_bubble_v", "dualpipe_v")
+}
+
+
+def split(pp: int = 2, layers: int = 4, chunks: int = 1, **fields: Any) -> Experiment:
+    """Backwards in two halves, on ranks that share their weights."""
+    fields = {"dp": 2, "zero_stage": 2, "microbatches": 8, **fields}
+    return experiment(layers=layers, pp=pp, pp_schedule="interleaved_zero_bubble", virtual_stages=chunks, **fields)
+
+
+SPLIT = {
+    **{
+        f"ZeRO {zero}, {microbatches} micro-batches": split(zero_stage=zero, microbatches=microbatches)
+        for zero in (2, 3)
+        for microbatches in (1, 2, 3, 8)
+    },
+    "ZeRO 1": split(zero_stage=1),
+    "four ranks": split(4, 8, zero_stage=3),
+    "four ranks, two chunks": split(4, 16, 2, dp=8, micro_batch_size=2),
+    "two chunks, ZeRO 3": split(layers=7, chunks=2, zero_stage=3),
+    "full": split(layers=6, recompute="full", micro_batch_size=2),
+}
+"""Interleaved zero-bubble: the ends' gradients are reduced in the first half, each block's in the second."""
+
+
+FEW = {
+    f"{schedule}, ZeRO {zero}": Experiment.canonical(
+        model=shortened(LLAMA_8B, 7),
+        seq_len=4096,
+        dp=min(2, zero + 1),
+        zero_stage=zero,
+        pp=2,
+        pp_schedule=schedule,
+        virtual_stages=2,
+        global_batch_size=microbatches * min(2, zero + 1),
+    )
+    for schedule, microbatches in (("interleaved_1f1b", 2), ("interleaved_zero_bubble", 2), ("zero_bubble_v", 3))
+    for zero in (0, 2, 3)
+}
+"""As many micro-batches as ranks, or one more: a chunk has had its last backward before another has its first."""
+
+
+def _holds_what_is_traced(case: Experiment, rel: float) -> None:
+    estimate = estimate_memory(case)
+    for rank in range(case.pp):
+        traced = in_fresh_process(case, rank_of(case, pp=rank))
+        assert estimate.stages[rank].peak_bytes == pytest.approx(traced, rel=rel), f"rank {rank}"
+
+
+@pytest.mark.parametrize("name", CHUNKED)
+def test_peak_is_near_the_traced_engine_with_chunks(name: str) -> None:
+    _holds_what_is_traced(CHUNKED[name], 0.01)
+
+
+@pytest.mark.parametrize("name", SHARDED_CHUNKS)
+def test_peak_is_near_the_traced_engine_with_sharded_chunks(name: str) -> None:
+    """Chunks of 2, 2, 2 and 1 layers: each is gathered and reduced by itself."""
+    _holds_what_is_traced(SHARDED_CHUNKS[name], 0.01)
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_peak_is_near_the_traced_engine_with_chunks_and_few_microbatches(name: str) -> None:
+    _holds_what_is_traced(FEW[name], 0.04)
+
+
+@pytest.mark.parametrize("name", SPLIT)
+def test_peak_is_near_the_traced_engine_with_split_backwards(name: str) -> None:
+    _holds_what_is_traced(SPLIT[name], 0.05)
