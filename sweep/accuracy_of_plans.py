@@ -10,7 +10,7 @@ import pandas as pd
 from results import grade
 from results.load import load
 from sweep.codebases import read_clusters
-from sweep.forecast import Forecast, Known, StepTime
+from sweep.forecast import Forecast, Known, Ran, StepTime
 from sweep.measured_tables import RECORDED
 from workloads.experiment import ENGINE, Experiment, from_dict, layout_id
 
@@ -48,7 +48,7 @@ def without_its_model(points: pd.DataFrame) -> pd.DataFrame:
     for model, own in points.groupby("model", sort=True):
         others = points[points["model"] != model]
         pairs = zip(others["experiment"], others["step_time_s"], strict=True)
-        known = Known({layout_id(experiment): (experiment, float(time)) for experiment, time in pairs})
+        known = Known({layout_id(experiment): Ran(experiment, float(time)) for experiment, time in pairs})
         parts.append(planned(own, known))
     return pd.concat(parts, ignore_index=True)
 

@@ -61,7 +61,7 @@ def _plan(options: Namespace) -> int:
             device_limit(config, method, slurm, None),
             host_bytes(config, method),
             progress,
-            read_known(config.cluster, config.results_dir),
+            read_known(config.cluster, config.results_dir, config.learn_from),
         )
     if options.out is not None:
         write_ledger_file(options.out, plan)

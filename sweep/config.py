@@ -68,6 +68,8 @@ class SweepConfig:
     budget_gpu_hours: float | None
     """None: no cap."""
     search: Settings = field(default_factory=Settings)
+    learn_from: tuple[ClusterSpec, ...] = ()
+    """Other clusters whose measured rows count when step times are predicted."""
 
     @property
     def sweep_dir(self) -> Path:
@@ -116,6 +118,8 @@ def compose_sweep(
         for row in axis.rows
     }
     options = _mapping(data, "launcher")
+    plan = _mapping(data, "plan")
+    learn_from = _clusters("plan.learn_from", plan.pop("learn_from", []), folders)
     kind = checks.choice("launcher.launcher", options.get("launcher"), ("local", "rehearse", "slurm"))
     default_name = "+".join(given.grids) + ("-rehearsed" if kind == "rehearse" else "")
     return SweepConfig(
@@ -128,9 +132,10 @@ def compose_sweep(
         launcher=options,
         launcher_given="launcher" in given.groups,
         measure=_measure(_mapping(data, "measure")),
-        plan=_plan_options(_mapping(data, "plan")),
+        plan=_plan_options(plan),
         budget_gpu_hours=_budget(data["budget"]),
         search=settings_from(_mapping(data, "search")),
+        learn_from=learn_from,
     )
 
 
@@ -141,10 +146,20 @@ def cluster_for(grid: str, name: str | None = None, folders: ConfFolders | None 
     """
     folders = folders or ConfFolders()
     chosen = name or _cluster_of_grids((grid,), folders)
-    if chosen is None:
-        return None
-    data = compose(Overrides(grids=(), models=None, groups={}, hydra=()), {"cluster": chosen}, folders)
+    return _cluster(chosen, folders) if chosen is not None else None
+
+
+def _cluster(name: str, folders: ConfFolders) -> ClusterSpec:
+    data = compose(Overrides(grids=(), models=None, groups={}, hydra=()), {"cluster": name}, folders)
     return check_cluster(cluster_from_dict(_mapping(data, "cluster")))
+
+
+def _clusters(place: str, names: Any, folders: ConfFolders) -> tuple[ClusterSpec, ...]:
+    """The clusters of a list of names, each once. Raises `InvalidSweep` for anything else."""
+    found = dict.fromkeys(checks.text(place, name) for name in checks.sequence(place, names))
+    for name in found:
+        folders.find("cluster", name)
+    return tuple(_cluster(name, folders) for name in found)
 
 
 def compose_search(overrides: Sequence[str]) -> Settings:

@@ -2,7 +2,8 @@
 cluster, and rows that were measured on it.
 
 The form is that of ``python -m sweep predict``. Measured rows count from every sweep of the results folder, but never
-those of the plan's own layouts: so no prediction has seen what it is compared with later.
+those of the plan's own layouts: so no prediction has seen what it is compared with later. Rows of other clusters count
+where the user names these (``plan.learn_from``): each at its own cluster's rates, and by its own cluster's probe.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,11 +23,11 @@ from results.text import plural
 from sweep.codebases import GENERAL, read_profiles
 from workloads.cluster import ClusterSpec
 from workloads.errors import InvalidExperiment
-from workloads.experiment import ENGINE, Experiment, from_dict, layout_id
+from workloads.experiment import ENGINE, ENGINES, Experiment, from_dict, layout_id
 from workloads.predict import layouts
 from workloads.predict.points import Points
 from workloads.predict.predictor import NORMAL_90, Measured, Prediction, Predictor
-from workloads.predict.probed import Probed, probed
+from workloads.predict.probed import probed
 from workloads.predict.profiles import find_profile
 from workloads.rules import layout_violations
 
@@ -49,55 +51,77 @@ class StepTime:
     """After the last backward."""
 
 
+class Ran(NamedTuple):
+    """A layout that ran."""
+
+    experiment: Experiment
+    step_time_s: float
+    pace: float = 1.0
+    """How many times as long as in the cluster's middle row its host took to launch work; 1 where that is unknown."""
+
+
 @dataclass(frozen=True, slots=True)
 class Known:
     """What was measured on a cluster before a plan is made."""
 
-    steps: Mapping[str, tuple[Experiment, float]] = field(default_factory=dict)
-    """By `layout_id`, layouts that ran there with their step time in seconds, the newest first."""
-    probe: Probed | None = None
+    steps: Mapping[str, Ran] = field(default_factory=dict)
+    """By `layout_id`, layouts that ran there, the newest first."""
+    probe: Mapping[str, float] = field(default_factory=dict)
+    """As `workloads.predict.probed.probed`; empty: none, or one that says nothing."""
     probe_day: str = ""
     """When the probe ended, as year-month-day."""
+    elsewhere: tuple[tuple[ClusterSpec, Known], ...] = ()
+    """The same of other clusters whose rows count, too."""
 
 
-def read_known(cluster: ClusterSpec, results_dir: Path) -> Known:
-    """Rows and the probe of a cluster in a results folder; files that cannot be read are passed over."""
+def read_known(cluster: ClusterSpec, results_dir: Path, elsewhere: Sequence[ClusterSpec] = ()) -> Known:
+    """Rows and the probe of a cluster in a results folder, and of those ``elsewhere``; files that cannot be read are
+    passed over."""
     if cluster.matmul_efficiency is None or not results_dir.is_dir():
         return Known()
     from results.probes import load_probe
 
-    rows = sorted(_measured_rows(results_dir, cluster), key=lambda row: str(row[0]), reverse=True)
-    steps: dict[str, tuple[Experiment, list[float]]] = {}
-    for _, text, seconds in rows:
+    others = tuple((other, read_known(other, results_dir)) for other in elsewhere if other.name != cluster.name)
+    found = Known(_read_steps(cluster, results_dir), elsewhere=others)
+    if (probe := load_probe(cluster.name, results_dir)) is None:
+        return found
+    rates = probed(probe.rows, cluster)
+    return dataclasses.replace(found, probe=rates, probe_day=f"{probe.measured_at:%Y-%m-%d}" if rates else "")
+
+
+def _read_steps(cluster: ClusterSpec, results_dir: Path) -> dict[str, Ran]:
+    rows = sorted(_measured_rows(results_dir, cluster), key=lambda row: str(row["started_at"]), reverse=True)
+    launches = [row["host_launch_s"] for row in rows if (row["host_launch_s"] or 0) > 0]
+    usual = statistics.median(launches) if launches else None
+    runs: dict[str, tuple[Experiment, list[float], list[float]]] = {}
+    for row in rows:
         try:
-            experiment = from_dict(json.loads(text))
+            experiment = from_dict(json.loads(row["config_json"]))
         except (InvalidExperiment, ValueError, TypeError, KeyError):  # of a version that this one cannot read
             continue
-        if not layout_violations(experiment):
-            steps.setdefault(layout_id(experiment), (experiment, []))[1].append(seconds)
-    known = {name: (experiment, statistics.median(times)) for name, (experiment, times) in steps.items()}
-    probe = load_probe(cluster.name, results_dir)
-    if probe is None:
-        return Known(known)
-    found = probed(probe.rows, cluster)
-    told = found if found.time or found.rates else None
-    return Known(known, told, f"{probe.measured_at:%Y-%m-%d}")
+        if layout_violations(experiment):
+            continue
+        _, seconds, paces = runs.setdefault(layout_id(experiment), (experiment, [], []))
+        seconds.append(row["step_time_s"])
+        paces.append(row["host_launch_s"] / usual if usual and (row["host_launch_s"] or 0) > 0 else 1.0)
+    return {
+        name: Ran(experiment, statistics.median(seconds), statistics.median(paces))
+        for name, (experiment, seconds, paces) in runs.items()
+    }
 
 
-def _measured_rows(folder: Path, cluster: ClusterSpec) -> Iterable[tuple[object, str, float]]:
-    """(when it began, experiment as JSON, seconds) of finished measurements on the cluster, real steps of
-    its probes among them."""
+def _measured_rows(folder: Path, cluster: ClusterSpec) -> Iterable[dict[str, Any]]:
+    """Columns `_READ` of finished measurements on the cluster, real steps of its probes among them."""
     from results import store
     from results.errors import InvalidResults
     from results.schema import MEASUREMENT_VERSION
 
-    columns = ["started_at", "config_json", "step_time_s", "outcome", "method", "cluster", "measurement_version"]
     for sweep in store.own_sweep_dirs(folder):
         try:
             table = store.scan(sweep, "attempts").table
         except (InvalidResults, OSError):
             continue
-        for row in table.select(columns).to_pylist():
+        for row in table.select(_READ).to_pylist():
             if (
                 row["outcome"] == "ok"
                 and row["method"] == "measured"
@@ -106,7 +130,12 @@ def _measured_rows(folder: Path, cluster: ClusterSpec) -> Iterable[tuple[object,
                 and row["config_json"]
                 and (row["step_time_s"] or 0) > 0
             ):
-                yield row["started_at"], row["config_json"], row["step_time_s"]
+                yield row
+
+
+_READ = [
+    "started_at", "config_json", "step_time_s", "host_launch_s", "outcome", "method", "cluster", "measurement_version",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,21 +157,22 @@ class Forecast:
     @classmethod
     def of(cls, cluster: ClusterSpec, known: Known | None = None, leave_out: Iterable[str] = ()) -> Forecast:
         """``leave_out``: `layout_id` of those whose own measurements, with any seed, shall not be used."""
-        known, profiles = known or Known(), dict(read_profiles())
-        without, said = set(leave_out), []
-        rates: Mapping[str, float] = {}
-        if known.probe is not None:
-            own = profiles[layouts.CODEBASE]
-            profiles[layouts.CODEBASE] = dataclasses.replace(own, time={**own.time, **known.probe.time})
-            rates = known.probe.rates
-            said.append(f"the probe of {known.probe_day}")
-        rows = _rows(cluster, known, without)
-        measured, counts = _measured(rows, cluster, rates)
-        for engine, count in counts.items():
-            of = "" if engine == ENGINE else f" of {engine}"
-            said.append(plural(count, "measured experiment") + of)
-        used = f"predicted with {' and '.join(said)} on {cluster.name}" if said else ""
-        return cls(cluster, Predictor.learn(measured, profiles), rates, used, frozenset({ENGINE, *counts}))
+        known, measured, said = known or Known(), [], []
+        engines, room = {ENGINE}, dict.fromkeys(ENGINES, MOST_ROWS)
+        for place, own in ((cluster, known), *known.elsewhere):
+            rows = _rows(place, own, set(leave_out) if place is cluster else set(), room)
+            points, counts = _measured(rows, place, own.probe)
+            measured += points
+            engines |= counts.keys()
+            words = [f"the probe of {own.probe_day}"] if own.probe else []
+            for engine, count in counts.items():
+                room[engine] -= count
+                words.append(plural(count, "measured experiment") + ("" if engine == ENGINE else f" of {engine}"))
+            if words:
+                said.append(f"{' and '.join(words)} on {place.name}")
+        used = f"predicted with {'; '.join(said)}" if said else ""
+        learned = Predictor.learn(_together(measured), read_profiles())
+        return cls(cluster, learned, known.probe, used, frozenset(engines))
 
     def times(self, experiments: Sequence[Experiment]) -> list[StepTime | None]:
         """One for each experiment, which breaks no rule of its layout; None: not known."""
@@ -174,9 +204,13 @@ def _profile_of(engine: str) -> str:
 
 
 def _points(
-    experiments: Sequence[Experiment], cluster: ClusterSpec, rates: Mapping[str, float], factors: np.ndarray
+    experiments: Sequence[Experiment],
+    cluster: ClusterSpec,
+    rates: Mapping[str, float],
+    factors: np.ndarray,
+    pace: np.ndarray | None = None,
 ) -> Points:
-    points = layouts.points_of(experiments, cluster, rates, factors)
+    points = layouts.points_of(experiments, cluster, rates, factors, pace)
     names = np.array([_profile_of(one.engine) for one in experiments], dtype=np.str_)
     return dataclasses.replace(points, codebase=names)
 
@@ -190,14 +224,14 @@ def _scaled(prediction: Prediction, factors: np.ndarray) -> tuple[np.ndarray, np
     return middle, middle * np.exp(-wide), middle * np.exp(wide)
 
 
-def _rows(cluster: ClusterSpec, known: Known, without: set[str]) -> dict[str, list[tuple[Experiment, float]]]:
-    """By engine, the newest rows to fit on; of another engine none where they are too few."""
-    found: dict[str, list[tuple[Experiment, float]]] = {}
-    for name, (experiment, seconds) in known.steps.items():
-        if name not in without and layouts.is_predicted(experiment, cluster):
-            rows = found.setdefault(experiment.engine, [])
-            if len(rows) < MOST_ROWS:
-                rows.append((experiment, seconds))
+def _rows(cluster: ClusterSpec, known: Known, without: set[str], room: Mapping[str, int]) -> dict[str, list[Ran]]:
+    """By engine, the newest rows to fit on, at most ``room`` of each; of another engine none where they are too few."""
+    found: dict[str, list[Ran]] = {}
+    for name, ran in known.steps.items():
+        if name not in without and layouts.is_predicted(ran.experiment, cluster):
+            rows = found.setdefault(ran.experiment.engine, [])
+            if len(rows) < room.get(ran.experiment.engine, 0):
+                rows.append(ran)
     return {
         engine: rows
         for engine, rows in sorted(found.items(), key=lambda pair: pair[0] != ENGINE)
@@ -206,20 +240,32 @@ def _rows(cluster: ClusterSpec, known: Known, without: set[str]) -> dict[str, li
 
 
 def _measured(
-    rows: Mapping[str, list[tuple[Experiment, float]]], cluster: ClusterSpec, rates: Mapping[str, float]
-) -> tuple[Measured | None, dict[str, int]]:
-    """The rows with the factors of their structures taken off; and how many of each engine."""
-    plain: list[tuple[Experiment, float, float]] = []
-    counts = {}
+    rows: Mapping[str, list[Ran]], cluster: ClusterSpec, rates: Mapping[str, float]
+) -> tuple[list[Measured], dict[str, int]]:
+    """The rows of one cluster with the factors of their structures taken off; and how many of each engine."""
+    found, counts = [], {}
     for engine, those in rows.items():
-        factors = layouts.structure_factors([experiment for experiment, _ in those], cluster)
-        kept = [(*row, factor) for row, factor in zip(those, factors, strict=True) if factor > 0]
-        plain += kept
-        if kept:
-            counts[engine] = len(kept)
-    if not plain:
-        return None, {}
-    factors = np.array([factor for _, _, factor in plain])
-    points = _points([experiment for experiment, _, _ in plain], cluster, rates, factors)
-    unknown = np.full(len(plain), np.nan)
-    return Measured(points, np.array([seconds for _, seconds, _ in plain]) / factors, unknown, unknown), counts
+        factors = layouts.structure_factors([one.experiment for one in those], cluster)
+        kept = [one for one, factor in zip(those, factors, strict=True) if factor > 0]
+        if not kept:
+            continue
+        counts[engine], factors = len(kept), factors[factors > 0]
+        pace = np.array([one.pace for one in kept])
+        points = _points([one.experiment for one in kept], cluster, rates, factors, pace)
+        unknown = np.full(len(kept), np.nan)
+        found.append(Measured(points, np.array([one.step_time_s for one in kept]) / factors, unknown, unknown))
+    return found, counts
+
+
+def _together(parts: Sequence[Measured]) -> Measured | None:
+    """Rows of several clusters and engines as one; None: there are none."""
+    if not parts:
+        return None
+    points = Points(
+        **{
+            own.name: np.concatenate([getattr(one.points, own.name) for one in parts])
+            for own in dataclasses.fields(Points)
+        }
+    )
+    columns = ("step_time_s", "reserved_bytes", "out_of_memory")
+    return Measured(points, *(np.concatenate([getattr(one, name) for one in parts]) for name in columns))

@@ -72,7 +72,7 @@ def prepare(overrides: Sequence[str], folders: ConfFolders, extra_where: Sequenc
             device_limit(config, settings.method, slurm, settings.num_devices),
             host_bytes(config, settings.method),
             progress,
-            read_known(config.cluster, config.results_dir),
+            read_known(config.cluster, config.results_dir, config.learn_from),
         )
     refuse_if_nothing_can_run(plan)
     return Prepared(plan=plan, settings=settings, slurm=slurm, dry=is_dry(config), notes=tuple(notes))

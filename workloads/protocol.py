@@ -225,6 +225,9 @@ class RankResult:
     stand_ins_backward_s: float | None = None
     timed_wall_s: float | None = None
     """Host time from the launch of the first timed step to the end of the last one."""
+    host_launch_s: float | None = None
+    """Of the host's time, to launch one small operation: mean of before the steps and after them
+    (`workloads.host_pace`)."""
     device_memory_bytes: int | None = None
     device_name: str | None = None
     device_id: str | None = None

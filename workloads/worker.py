@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 from torch.distributed.distributed_c10d import _get_default_store
 
-from workloads import protocol
+from workloads import host_pace, protocol
 from workloads.adapters.seam import engine_of
 from workloads.beats import Beat
 from workloads.clock import SteadyClock
@@ -177,6 +177,7 @@ def _measured(task: Task, folder: Path, rank: int, local_rank: int, progress: _P
         if not is_warmup:
             sampler.start()
 
+    pace = host_pace.launch_s(device)
     measurements, traffic = engine.measure(task.measure, announce, task.devices_per_node)
     state = sampler.stop()
     result = RankResult(
@@ -188,6 +189,7 @@ def _measured(task: Task, folder: Path, rank: int, local_rank: int, progress: _P
         forward_s=measurements.forward_s,
         backward_s=measurements.backward_s,
         timed_wall_s=measurements.timed_wall_s,
+        host_launch_s=host_pace.mean_of(pace, host_pace.launch_s(device)),
         routing=measurements.routing,
         device_state=state,
         nccl_environment=nccl_environment() if task.device == "cuda" else None,

@@ -23,8 +23,10 @@ class Times:
     @classmethod
     def of(cls, question: Question, known: Known | None = None) -> Times:
         """``known``: None: what was measured on the cluster, in the question's results folder."""
-        found = read_known(question.cluster, question.config.results_dir) if known is None else known
-        return cls(Forecast.of(question.cluster, found))
+        if known is None:
+            config = question.config
+            known = read_known(question.cluster, config.results_dir, config.learn_from)
+        return cls(Forecast.of(question.cluster, known))
 
     @property
     def source(self) -> str:

@@ -186,3 +186,15 @@ def test_mistakes_are_told_in_one_line(overrides: list[str], message: str) -> No
     with pytest.raises(UltrasweepError, match=message) as error:
         compose_sweep(overrides)
     assert "\n" not in str(error.value)
+
+
+def test_clusters_to_learn_from_are_read_by_name() -> None:
+    config = compose_sweep(["+grid=tiny", "plan.learn_from=[h200,h100_efa,h200]"])
+    assert [one.name for one in config.learn_from] == ["h200", "h100_efa"]
+    assert compose_sweep(["+grid=tiny"]).learn_from == ()
+
+
+@pytest.mark.parametrize(("given", "said"), [("[h201]", "h200"), ("h200", "list"), ("[3]", "plan.learn_from")])
+def test_wrong_clusters_to_learn_from_are_refused(given: str, said: str) -> None:
+    with pytest.raises(UltrasweepError, match=said):
+        compose_sweep(["+grid=tiny", f"plan.learn_from={given}"])

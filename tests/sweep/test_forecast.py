@@ -18,8 +18,9 @@ from sweep.ledger import ledger_rows
 from sweep.run import point_of
 from tests.sweep.helpers import plan_of, store_attempt
 from tests.workloads.costs.shapes import LLAMA_1B, LLAMA_8B, MIXTRAL
-from workloads.experiment import ENGINES, Experiment
+from workloads.experiment import ENGINES, Experiment, layout_id
 from workloads.predict.layouts import plain
+from workloads.predict.parameters import TIME
 
 H200 = read_clusters()["h200"]
 
@@ -106,6 +107,69 @@ def test_rows_that_cannot_be_used_are_passed_over(tmp_path: Path) -> None:
     assert read_known(H200, tmp_path) == Known()
     assert read_known(H200, tmp_path / "nowhere") == Known()
     assert read_known(read_clusters()["cpu"], tmp_path) == Known()
+
+
+def test_rows_of_a_named_cluster_count_at_its_own_rates(tmp_path: Path) -> None:
+    h100 = read_clusters()["h100_ib400"]
+    slow_rows("h200", tmp_path)
+    alone, with_others = read_known(h100, tmp_path), read_known(h100, tmp_path, [H200, h100])
+    assert alone == Known()
+    assert Forecast.of(h100, with_others).used == "predicted with 6 measured experiments on h200"
+    layout = of(model=LLAMA_1B, dp=8)  # one of those of the other cluster
+    (before,), (after,) = (
+        Forecast.of(h100, known, [layout_id(layout)]).times([layout]) for known in (alone, with_others)
+    )
+    assert before is not None and after is not None
+    assert 1.2 < after.step_time_s / before.step_time_s < 1.7
+
+
+def test_a_probe_of_the_other_cluster_explains_its_rows(tmp_path: Path) -> None:
+    """Rows that a slow host made slow say nothing of a cluster whose host is not."""
+    h100, short = read_clusters()["h100_ib400"], {"model": LLAMA_1B, "seq_len": 256}
+    experiments = [of(dp=dp, zero_stage=zero, **short) for dp in (2, 4, 8) for zero in (0, 2)]
+    slow = Forecast(H200, Forecast.of(H200).predictor, {"pace": 6e-3 / TIME["host"].value})
+    for experiment, time in zip(experiments, slow.times(experiments), strict=True):
+        assert time is not None
+        store_attempt(tmp_path / "before", experiment, cluster="h200", step_time_s=time.step_time_s)
+    layout, ratios = of(dp=4, zero_stage=1, **short), []
+    (usual,) = Forecast.of(h100).times([layout])
+    assert usual is not None
+    for probed in (False, True):
+        if probed:
+            write_probe(tmp_path)
+        known = read_known(h100, tmp_path, [H200])
+        (time,) = Forecast.of(h100, known).times([layout])
+        assert time is not None
+        ratios.append(time.step_time_s / usual.step_time_s)
+    assert ratios[0] > 1.5 and ratios[1] == pytest.approx(1, abs=0.1)
+
+
+def test_rows_know_how_slow_their_host_was(tmp_path: Path) -> None:
+    experiments = [of(model=LLAMA_1B, dp=dp, zero_stage=zero) for dp in (2, 4, 8) for zero in (0, 2)]
+    for experiment, launch in zip(experiments, (20e-6, 20e-6, 40e-6, None, 20e-6, 22e-6), strict=True):
+        store_attempt(tmp_path / "s", experiment, cluster="h200", step_time_s=1.0, host_launch_s=launch)
+    steps = read_known(H200, tmp_path).steps
+    assert [steps[layout_id(one)].pace for one in experiments] == pytest.approx([1, 1, 2, 1, 1, 1.1])
+
+
+def test_a_row_on_a_slow_host_does_not_make_the_cluster_slow(tmp_path: Path) -> None:
+    short = {"model": LLAMA_1B, "seq_len": 256}
+    experiments = [of(dp=dp, zero_stage=zero, **short) for dp in (2, 4, 8) for zero in (0, 2)]
+    slow = Forecast(H200, Forecast.of(H200).predictor, {"pace": 2.0})
+    predicted = [*Forecast.of(H200).times(experiments[:4]), *slow.times(experiments[4:])]
+    layout, ratios = of(dp=4, zero_stage=1, **short), []
+    (usual,) = Forecast.of(H200).times([layout])
+    assert usual is not None
+    for folder, launches in (("unknown", (None, None)), ("known", (20e-6, 40e-6))):
+        for place, (experiment, time) in enumerate(zip(experiments, predicted, strict=True)):
+            assert time is not None
+            launch = launches[place >= 4]
+            columns = {"cluster": "h200", "step_time_s": time.step_time_s, "host_launch_s": launch}
+            store_attempt(tmp_path / folder / "s", experiment, **columns)
+        (time,) = Forecast.of(H200, read_known(H200, tmp_path / folder)).times([layout])
+        assert time is not None
+        ratios.append(abs(time.step_time_s / usual.step_time_s - 1))
+    assert ratios[1] < ratios[0] / 2
 
 
 def write_probe(folder: Path, cluster: str = "h200") -> None:

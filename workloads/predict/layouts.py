@@ -170,12 +170,14 @@ def points_of(
     cluster: ClusterSpec,
     measured: Mapping[str, float] | None = None,
     factors: Floats | None = None,
+    pace: Floats | None = None,
 ) -> Points:
     """Rows of experiments that are all `is_predicted`; each as its `plain` one.
 
-    ``measured``: ``world_measured`` and ``intra_measured`` of `Points`, where a probe has told them. ``factors``: their
-    `structure_factors`, by which the caller multiplies: the host's part of a layer with experts or latent attention is
-    known by itself and takes no factor. Without them their host's part is that of a dense layer.
+    ``measured``: what a probe has told (`workloads.predict.probed.probed`). ``pace``: of each row's host, over what the
+    probe says of hosts there; None: the same. ``factors``: their `structure_factors`, by which the caller multiplies:
+    the host's part of a layer with experts or latent attention is known by itself and takes no factor. Without
+    them their host's part is that of a dense layer.
     """
     device, count = cluster.device, len(experiments)
     in_16_bits = device.peak_of("bf16")
@@ -200,6 +202,7 @@ def points_of(
     if factors is None:
         columns |= {"routed": np.zeros(count), "latents": np.zeros(count)}
     columns["scaled"] = np.ones(count) if factors is None else np.where(unlike, factors, 1.0)
+    columns["pace"] = np.ones(count) if pace is None else pace
     return points_from(columns, peak, versions, cluster, measured)
 
 
@@ -222,17 +225,19 @@ def points_from(
     there are such layers; ``peak`` the FLOP/s of the device in 16 bits. ``measured`` as of `points_of`; the cluster's
     rates must be known (`is_predicted`)."""
     told = measured or {}
+    columns = {**{name: np.full(len(peak), value) for name, value in UNLIKE.items()}, **columns}
+    columns["pace"] = columns["pace"] * told.get("pace", 1.0)
     device, count = cluster.device, len(peak)
     share = cluster.matmul_efficiency
     assert share is not None
     low = device.peak_of("fp8")
-    scale = share / CALIBRATED_AT
+    scale = share / CALIBRATED_AT * told.get("matmul", 1.0)
 
     def same(value: float | None) -> Floats:
         return np.full(count, np.nan if value is None else value)
 
     return Points(
-        **{**{name: np.full(count, value) for name, value in UNLIKE.items()}, **columns},
+        **columns,
         ep=np.ones(count),
         matrices=np.full(count, 3.0),
         codebase=np.array([CODEBASE] * count, dtype=np.str_),

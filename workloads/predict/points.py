@@ -17,8 +17,9 @@ Floats = NDArray[Any]
 Texts = NDArray[Any]
 
 RECOMPUTE = ("none", "selective", "full")
-UNLIKE = {"routed": 0.0, "latents": 0.0, "scaled": 1.0}
-"""Of `Points`: what tells layers with experts or latent attention from dense ones, and its values for a dense one."""
+UNLIKE = {"routed": 0.0, "latents": 0.0, "scaled": 1.0, "pace": 1.0}
+"""Of `Points`: what tells layers with experts or latent attention from dense ones and a slow host from a usual one, and
+its values for a dense layer on a usual host."""
 
 
 def fp8_kind(precision: str) -> float:
@@ -65,6 +66,8 @@ class Points:
     """1: latent attention; likewise."""
     scaled: Floats
     """What the predicted time is multiplied by afterwards for what the columns do not say; 1: nothing."""
+    pace: Floats
+    """How many times as long as usual the host takes for all it does; 1: as usual, or unknown."""
     codebase: Texts
     """Name of the profile."""
     version: Texts

@@ -1,8 +1,10 @@
-"""What a probe of a cluster says of the quantities of the time model, in the place of their defaults.
+"""What a probe of a cluster says of its devices, its hosts and its links, as factors on what the time model takes for
+granted.
 
-A figure counts where it was measured on a GPU of the cluster; what a probe has no figure of keeps its default. Rates of
-single tests become quantities by undoing what the model adds to them: a product of T rows on a width h reached
-``share / ((1 + tokens/T) (1 + width/h))``. Its real steps are measured rows like others and need no undoing.
+A figure counts where it was measured on a GPU of the cluster; of what a probe has no figure, nothing is said. Rates of
+single tests become quantities of the model by undoing what it adds to them: a product of T rows on a width h reached
+``share / ((1 + tokens/T) (1 + width/h))``. Its real steps are measured rows like others and need no undoing. They are
+factors of a cluster, so that rows of one cluster can teach something of another where both are probed.
 """
 
 from __future__ import annotations
@@ -10,7 +12,6 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from workloads.cluster import ClusterSpec
@@ -22,67 +23,64 @@ Row = Mapping[str, Any]
 LONG = 4096
 """Tokens from which a product says something of large ones."""
 WIDEST = 3.0
-"""A quantity that a probe would move by more than so many of its spreads keeps its default: the test went wrong."""
+"""A quantity that a probe would move by more than so many of its spreads stays where it is: the test went wrong."""
 
 
-@dataclass(frozen=True, slots=True)
-class Probed:
-    time: Mapping[str, float] = field(default_factory=dict)
-    """Values of `workloads.predict.parameters.TIME`."""
-    rates: Mapping[str, float] = field(default_factory=dict)
-    """``world_measured`` and ``intra_measured`` of `workloads.predict.points.Points`, B/s."""
+def probed(rows: Sequence[Row], cluster: ClusterSpec) -> dict[str, float]:
+    """Of `workloads.predict.points.Points`, ``world_measured`` and ``intra_measured`` in B/s and the host's ``pace``;
+    and ``matmul``, a factor on the device's peak. A name is missing where the probe has no figure.
 
-
-def probed(rows: Sequence[Row], cluster: ClusterSpec) -> Probed:
-    """``rows``: of one probe of the cluster; those of CPU processes say nothing."""
+    ``rows``: of one probe of the cluster; those of CPU processes say nothing.
+    """
     rows = [row for row in rows if row["backend"] == "cuda" and row["value"] > 0]
-    found = {**_matmul(rows, cluster), **_host(rows)}
-    near = {}
-    for name, value in found.items():
-        default = TIME[name]
-        if abs(math.log(value / default.value)) <= WIDEST * default.spread:
-            near[name] = value
-    return Probed(near, _rates(rows))
+    found = {"matmul": _matmul(rows, cluster), "pace": _pace(rows)}
+    near = {
+        name: factor
+        for name, factor in found.items()
+        if factor is not None and abs(math.log(factor)) <= WIDEST * TIME[_SPREAD_OF[name]].spread
+    }
+    return {**near, **_rates(rows)}
 
 
-def _matmul(rows: Sequence[Row], cluster: ClusterSpec) -> dict[str, float]:
-    """The share of peak of a layer's products, one after another: their FLOPs over their seconds."""
+_SPREAD_OF = {"matmul": "matmul", "pace": "host"}
+"""The quantity that a factor moves."""
+
+
+def _matmul(rows: Sequence[Row], cluster: ClusterSpec) -> float | None:
+    """The share of peak of a layer's products, one after another (their FLOPs over their seconds), over the default."""
     peak, share = cluster.device.peak_of("bf16"), cluster.matmul_efficiency
     products = [row for row in _of(rows, "matmul", tp=1) if (row["rows"] or 0) >= LONG and row["hidden_size"]]
     if not products or peak is None or share is None:
-        return {}
+        return None
     flops = [2.0 * row["rows"] * row["inner"] * row["columns"] for row in products]
     seconds = 0.0
     for row, work in zip(products, flops, strict=True):
         short = (1 + TIME["tokens"].value / row["rows"]) * (1 + TIME["width"].value / row["hidden_size"])
         seconds += work / row["value"] / short
-    return {"matmul": sum(flops) / seconds / peak / (share / CALIBRATED_AT)}
+    reached: float = sum(flops) / seconds / peak
+    return reached / (share / CALIBRATED_AT) / TIME["matmul"].value
 
 
-def _host(rows: Sequence[Row]) -> dict[str, float]:
-    """Seconds to issue a layer, forward and backward, and how many more each choice costs."""
-
-    def layer(**fields: Any) -> float | None:
+def _pace(rows: Sequence[Row]) -> float | None:
+    """Seconds to issue a layer, forward and backward, in all cases that were tested, over what the model takes."""
+    measured, usual = 0.0, 0.0
+    for fields, names in _HOST_CASES:
         parts = [[row["value"] for row in _of(rows, "host", name=f"layer_{way}", **fields)] for way in _WAYS]
-        return sum(map(statistics.median, parts)) if all(parts) else None
-
-    plain = {"tp": 1, "zero_stage": 0, "recompute": "none"}
-    alone = layer(**plain)
-    if alone is None:
-        return {}
-    found = {"host": alone}
-    for name, changed in (
-        ("host_tp", {"tp": 2}),
-        ("host_zero3", {"zero_stage": 3}),
-        ("host_selective", {"recompute": "selective"}),
-        ("host_full", {"recompute": "full"}),
-    ):
-        other = layer(**{**plain, **changed})
-        if other is not None and other > alone:
-            found[name] = other - alone
-    return found
+        if all(parts):
+            measured += sum(map(statistics.median, parts))
+            usual += sum(TIME[name].value for name in names)
+    return measured / usual if usual else None
 
 
+_PLAIN = {"tp": 1, "zero_stage": 0, "recompute": "none"}
+_HOST_CASES: tuple[tuple[Mapping[str, Any], tuple[str, ...]], ...] = (
+    (_PLAIN, ("host",)),
+    ({**_PLAIN, "tp": 2}, ("host", "host_tp")),
+    ({**_PLAIN, "zero_stage": 3}, ("host", "host_zero3")),
+    ({**_PLAIN, "recompute": "selective"}, ("host", "host_selective")),
+    ({**_PLAIN, "recompute": "full"}, ("host", "host_full")),
+)
+"""Tests of the host, and the quantities of the model that add up to what each takes."""
 _WAYS = ("forward", "backward")
 
 

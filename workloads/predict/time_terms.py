@@ -8,7 +8,7 @@ attention   4 T s h / t FLOPs, half of them under a causal mask; 3.5 times that 
             arXiv:2307.08691); slower for heads smaller than 128
 memory      passes of norms, residuals, RoPE and SwiGLU over memory bandwidth; the loss over its logits in fp32
 host        a layer never takes less time than the host needs to issue it; casts to fp8, routed experts, latent
-            attention and context parallelism are more kernels to issue
+            attention and context parallelism are more kernels to issue; all of it times the host's pace
 tp          two gathers and two scatters forward, as many backward, of T h values each, and the inputs gathered again
 pp          the slowest stage paces the steady state: sum of all stages + (m - 1) slowest, the fill divided by v chunks
 dp          gradients are reduced beside the last backward; what does not fit behind it, and a share of the
@@ -176,7 +176,7 @@ def _layer(x: Points, facts: Facts, p: Mapping[str, float]) -> tuple[Floats, Flo
         + p["host_full"] * (again == 2)
     )
     more = p["host_fp8"] * (x.fp8 > 0) + p["host_experts"] * x.routed + p["host_latents"] * x.latents
-    return device, (host * (1 + more) + p["host_cp"] * (x.cp > 1)) / x.scaled
+    return device, x.pace * (host * (1 + more) + p["host_cp"] * (x.cp > 1)) / x.scaled
 
 
 def _tensor_parallel(x: Points, facts: Facts, p: Mapping[str, float]) -> Floats:

@@ -99,6 +99,15 @@ def test_a_step_has_a_peak_only_when_every_rank_told_its_own(attempt: Attempt) -
     assert row["peak_allocated_bytes"] == (7 if results else None), "of the ranks that are left"
 
 
+@pytest.mark.parametrize(("launches", "expected"), [((2e-5, 4e-5), 4e-5), ((2e-5, None), 2e-5), ((None, None), None)])
+def test_the_slowest_host_counts(attempt: Attempt, launches: tuple[float | None, ...], expected: float | None) -> None:
+    results = {
+        rank: dataclasses.replace(result(rank, attempt.started_at), host_launch_s=launch)
+        for rank, launch in enumerate(launches)
+    }
+    assert row_of(attempt, attempt.started_at + 4.0, results)["host_launch_s"] == expected
+
+
 def test_what_a_dead_pilot_left_is_timed_by_its_files_alone(attempt: Attempt) -> None:
     """The file server's clock is an hour behind that of the pilot."""
     for name, at in (("task.json", 0.0), ("attempt.json", 0.0), ("rank_0.log", 12.0)):

@@ -15,6 +15,7 @@ from tests.workloads.costs.shapes import DEEPSEEK_V3, LLAMA_8B, MIXTRAL, ONE_NOD
 from tests.workloads.predict.tables import random_rows
 from workloads.experiment import Experiment
 from workloads.predict import layouts
+from workloads.predict.parameters import TIME
 from workloads.predict.predictor import Predictor
 from workloads.predict.probed import probed
 from workloads.predict.table import read_points
@@ -204,18 +205,18 @@ def host(seconds: float, **fields: Any) -> list[dict[str, Any]]:
 
 
 def test_a_probe_says_what_the_host_and_the_links_take() -> None:
+    host_s, more_s = TIME["host"].value, TIME["host_tp"].value
     rows = [
-        *host(3e-3),
-        *host(4e-3, tp=2),
-        *host(5e-3, zero_stage=3),
-        *host(2.5e-3, recompute="full"),  # faster than without: nothing is said
+        *host(1.5 * host_s),
+        *host(1.5 * host_s + 2.5 * more_s, tp=2),
+        *host(9.0, tp=2, recompute="full"),  # no case of the model
         # 2 (n - 1) / n = 1.75 times 800 MB in 4 ms, and a smaller call that does not count.
         figure("collective", "all_reduce", 4e-3, bytes=800e6, group_size=8, placement="inside_node"),
         figure("collective", "all_reduce", 4e-3, bytes=8e6, group_size=8, placement="inside_node"),
     ]
     found = probed(rows, H200)
-    assert found.time == pytest.approx({"host": 3e-3, "host_tp": 1e-3, "host_zero3": 2e-3})
-    assert found.rates == pytest.approx({"intra_measured": 350e9})
+    pace = (3 * host_s + 2.5 * more_s) / (2 * host_s + more_s)
+    assert found == pytest.approx({"pace": pace, "intra_measured": 350e9})
 
 
 def test_a_probe_says_what_share_of_peak_products_reach() -> None:
@@ -223,13 +224,13 @@ def test_a_probe_says_what_share_of_peak_products_reach() -> None:
     assert peak is not None
     said = 0.8 * peak / (1 + 250 / 8192) / (1 + 80 / 4096)
     row = figure("matmul", "down.forward", said, tp=1, rows=8192, columns=4096, inner=14336, hidden_size=4096)
-    assert probed([row], H200).time == pytest.approx({"matmul": 0.8})
+    assert probed([row], H200) == pytest.approx({"matmul": 0.8 / TIME["matmul"].value})
 
 
 def test_figures_of_processes_or_far_off_say_nothing() -> None:
     cpu = [{**row, "backend": "cpu"} for row in host(3e-3)]
     assert probed(cpu, H200) == probed([], H200)
-    assert not probed(host(3.0), H200).time  # three seconds to issue a layer: the test went wrong
+    assert not probed(host(3.0), H200)  # three seconds to issue a layer: the test went wrong
 
 
 def test_parts_of_a_step_are_shares_of_it() -> None:

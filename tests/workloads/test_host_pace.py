@@ -1,0 +1,27 @@
+"""The host's pace: measured on GPUs, unknown elsewhere."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from workloads import host_pace
+
+
+def test_on_a_cpu_nothing_is_launched() -> None:
+    assert host_pace.launch_s(torch.device("cpu")) is None
+
+
+def test_the_mean_of_two_moments_is_unknown_where_one_is() -> None:
+    assert host_pace.mean_of(2e-5, 4e-5) == pytest.approx(3e-5)
+    assert host_pace.mean_of(None, 4e-5) is None and host_pace.mean_of(2e-5, None) is None
+
+
+@pytest.mark.gpu
+def test_a_launch_takes_microseconds_and_leaves_no_memory() -> None:
+    device = torch.device("cuda", 0)
+    host_pace.launch_s(device)
+    before = torch.cuda.memory_allocated(device)
+    found = host_pace.launch_s(device)
+    assert found is not None and 2e-6 < found < 1e-3
+    assert torch.cuda.memory_allocated(device) == before
