@@ -56,22 +56,23 @@ def apply_recompute(block: nn.Module, recompute: str, *, compiled: bool) -> nn.M
     if recompute == "none":
         return block
     if recompute == "full" or compiled:
-        routed = any(hasattr(module, "router") for module in block.modules())
-        return CheckpointedBlock(block, selective=recompute == "selective", routed=routed)
+        return CheckpointedBlock(block, recompute, compiled=compiled)
     return SelectiveBlock(block, operations_of(recompute))
 
 
 class CheckpointedBlock(nn.Module):
-    """A block that runs its forward again in its backward."""
+    """A block that runs its forward again in its backward: all of it, or what its checkpoints are told to."""
 
-    def __init__(self, block: nn.Module, *, selective: bool, routed: bool) -> None:
+    def __init__(self, block: nn.Module, recompute: str, *, compiled: bool) -> None:
         super().__init__()
         self.block = block
         self.options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
-        if selective:
-            self.options["context_fn"] = partial(create_selective_checkpoint_contexts, _keep_expensive)
-        elif routed:
+        routed = any(hasattr(module, "router") for module in block.modules())
+        if recompute == "full" and routed:  # a router breaks the graph, so that this is no part of what is compiled
             self.options["context_fn"] = lambda: (nullcontext(), _recomputing())
+        elif compiled:
+            policy = _keep_expensive if recompute == "selective" else _keep_nothing
+            self.options["context_fn"] = partial(create_selective_checkpoint_contexts, policy)
 
     def forward(self, x_TD: Tensor, cos_SH: Tensor, sin_SH: Tensor) -> Tensor:
         return checkpoint(self.block, x_TD, cos_SH, sin_SH, **self.options)
@@ -96,6 +97,11 @@ def _recomputing() -> Iterator[None]:
 
 def _keep_expensive(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
     return CheckpointPolicy.MUST_SAVE if op in _KEPT else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def _keep_nothing(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    """Without being told so, torch 2.11 keeps what a compiled block makes of inputs that it has gathered."""
+    return CheckpointPolicy.MUST_RECOMPUTE
 
 
 class SelectiveBlock(nn.Module):

@@ -122,6 +122,7 @@ def train_compiled_rank(rank: int, case: Experiment, steps: int, device: str, *h
         {"dp": 2, "zero_stage": 3, "micro_batch_size": 2, "recompute": "full"},
         {"tp": 2, "micro_batch_size": 4, "recompute": "selective"},
         {"tp": 2, "micro_batch_size": 4, "sequence_parallel": False},
+        {"tp": 2, "micro_batch_size": 4, "recompute": "full"},
         {"dp": 2, "zero_stage": 2, "micro_batch_size": 2, "recompute": "full", "recompute_every": 2},
         {"tp": 2, "micro_batch_size": 4, "recompute": "selective", "recompute_every": 3},
         {"qk_norm": True, "tp": 2, "micro_batch_size": 4, "recompute": "selective"},

@@ -8,7 +8,10 @@ from typing import Any, get_args
 import pytest
 import torch
 import torch.distributed as dist
+from functorch.compile import make_boxed_func
 from torch import Tensor
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch import partitioners
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.flop_counter import FlopCounterMode
@@ -206,6 +209,36 @@ def test_a_compiled_block_is_recomputed_by_torch() -> None:
     block = Block(0, MODEL, 2, SINGLE)
     assert isinstance(apply_recompute(block, "selective", compiled=False), SelectiveBlock)
     assert not isinstance(apply_recompute(Block(0, MODEL, 2, SINGLE), "selective", compiled=True), SelectiveBlock)
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+@pytest.mark.parametrize(("recompute", "again"), [("none", 0), ("selective", 0), ("full", 3)])
+def test_a_compiled_block_computes_its_products_again(tp: int, recompute: str, again: int) -> None:
+    """Full recomputation makes all but the last of a block's four products again, on tensor-parallel ranks as well."""
+    case = experiment(tp=tp, micro_batch_size=2, recompute=recompute).replace(precision="fp32")
+    products: list[int] = []
+
+    def count(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        products.append(sum(node.target is torch.ops.aten.mm.default for node in graph.graph.nodes))
+        return make_boxed_func(graph.forward)
+
+    backend = aot_autograd(
+        fw_compiler=count, bw_compiler=count, partition_fn=partitioners.min_cut_rematerialization_partition
+    )
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=tp)
+    try:
+        groups = make_groups(case, 0, torch.device("cpu"))
+        block = Block(0, case.model, 2, TensorParallel(groups.axes["tp"], sequence_parallel=tp > 1)).float()
+        for parameter in block.parameters():
+            torch.nn.init.normal_(parameter)
+        x = torch.randn(2 * case.seq_len // tp, case.model.hidden_size, requires_grad=True)
+        cos, sin = torch.ones(2, case.seq_len, case.model.head_dim // 2)
+        wrapped = apply_recompute(block, recompute, compiled=True)
+        torch.compile(wrapped, backend=backend, fullgraph=True)(x, cos, sin).sum().backward()
+    finally:
+        dist.destroy_process_group()
+        torch._dynamo.reset()
+    assert products == [4, 8 + again]
 
 
 def test_every_third_layer_of_the_model_is_wrapped_on_whichever_stage_it_is() -> None:
