@@ -182,7 +182,7 @@ class Forecast:
             return found
         those = [experiments[at] for at in places]
         factors = self.structures.factors(those)
-        points = _points(those, self.cluster, self.rates, factors)
+        points = _points(those, self.cluster, self.rates, self.structures.of_layers(those))
         prediction, (busy, after) = self.predictor.predict(points), self.predictor.parts(points)
         middle, low, high = _scaled(prediction, factors)
         for place, at in enumerate(places):
@@ -245,13 +245,15 @@ def _measured(
     """The rows of one cluster with the factors of their structures taken off; and how many of each engine."""
     found, counts = [], {}
     for engine, those in rows.items():
-        factors = layouts.structure_factors([one.experiment for one in those], cluster)
+        structures = layouts.Structures(cluster)
+        factors = structures.factors([one.experiment for one in those])
         kept = [one for one, factor in zip(those, factors, strict=True) if factor > 0]
         if not kept:
             continue
         counts[engine], factors = len(kept), factors[factors > 0]
         pace = np.array([one.pace for one in kept])
-        points = _points([one.experiment for one in kept], cluster, rates, factors, pace)
+        experiments = [one.experiment for one in kept]
+        points = _points(experiments, cluster, rates, structures.of_layers(experiments), pace)
         unknown = np.full(len(kept), np.nan)
         found.append(Measured(points, np.array([one.step_time_s for one in kept]) / factors, unknown, unknown))
     return found, counts

@@ -18,8 +18,18 @@ from workloads.units import EXAMPLES, Unit, quantity
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 Range = tuple[float, float, str, str]
 """Least and most that hardware has, the unit, and how to write such a quantity."""
+_LINK_UNITS: dict[str, Unit] = {
+    **dict.fromkeys(("bandwidth", "pair_bandwidth"), "B/s"),
+    **dict.fromkeys(("latency_s", "pair_latency_s"), "s"),
+}
 _LINK: Range = (1e7, 1e13, "B/s", EXAMPLES["B/s"])
 _LATENCY: Range = (0, 0.1, "s", EXAMPLES["s"])
+_OF_LINK: Mapping[str, tuple[Unit, Range]] = {
+    "bandwidth": ("B/s", _LINK),
+    "latency_s": ("s", _LATENCY),
+    "pair_bandwidth": ("B/s", _LINK),
+    "pair_latency_s": ("s", _LATENCY),
+}
 _MEMORY: Range = (2**20, 1e14, "B", EXAMPLES["B"])
 _MEMORY_BANDWIDTH: Range = (1e9, 1e15, "B/s", "3.35 TB/s")
 _PEAK: Range = (1e9, 1e18, "FLOP/s", EXAMPLES["FLOP/s"])
@@ -59,6 +69,9 @@ class LinkSpec:
     """Bytes per second and device that a large ring collective reaches (bus bandwidth)."""
     latency_s: float
     """Start-up time of one hop."""
+    pair_bandwidth: float | None = None
+    pair_latency_s: float | None = None
+    """The same of a group of two devices inside a node, where that is known to be another."""
     source: str = ""
 
 
@@ -117,7 +130,7 @@ def cluster_from_dict(fields: Mapping[str, Any]) -> ClusterSpec:
     for link in ("intra_node", "inter_node"):
         if link in values and (values[link] is not None or link == "intra_node"):
             rates = mapping(f"{place}: {link}", values[link])
-            _convert(f"{place}: {link}.", rates, {"bandwidth": "B/s", "latency_s": "s"})
+            _convert(f"{place}: {link}.", rates, {name: unit for name, (unit, _) in _OF_LINK.items()})
             values[link] = build(LinkSpec, f"{place}: {link}", rates)
     _convert(f"{place}: ", values, {"reserved_bytes": "B"})
     values["environment"] = environment_from_dict(values.get("environment") or {}, place)
@@ -148,8 +161,9 @@ def check_cluster(cluster: ClusterSpec) -> ClusterSpec:
     }
     for name, link in (("intra_node", cluster.intra_node), ("inter_node", cluster.inter_node)):
         if link is not None:
-            plausible(f"{place}: {name}.bandwidth", link.bandwidth, *_LINK)
-            plausible(f"{place}: {name}.latency_s", link.latency_s, *_LATENCY)
+            for own, (_, span) in _OF_LINK.items():
+                if (value := getattr(link, own)) is not None or not own.startswith("pair"):
+                    plausible(f"{place}: {name}.{own}", value, *span)
     for name, (value, span) in amounts.items():
         if value is not None:
             plausible(f"{place}: {name}", value, *span)

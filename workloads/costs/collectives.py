@@ -11,6 +11,8 @@ through all of them (NCCL's) crosses a node's boundary with as many links as it 
     all-to-all                   a + max(S * (l-1)/n / intra, S * (n-l)/n / inter)
     point to point               latency + S / bandwidth of the slowest hop of the group
 
+Of a group of two inside a node they are its ``pair_bandwidth`` and ``pair_latency_s`` where these are known.
+
 S is the size in bytes of the whole (gathered, or not yet scattered) buffer of one rank, and bus bandwidth is meant as
 in nccl-tests (its doc/PERFORMANCE.md derives the factors (n-1)/n and 2 (n-1)/n). Bandwidths are per device
 (`LinkSpec`), so groups that run side by side on one node's devices do not slow one another.
@@ -24,6 +26,10 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from workloads.cluster import ClusterSpec, LinkSpec
 from workloads.errors import InfeasibleLayout
+
+COMPUTE_BESIDE, TRAFFIC_BESIDE = 1.27, 2.75
+"""How many times as long compute and traffic take while both run: NCCL's kernels need multiprocessors and memory, too.
+From probes of two H200 and of two H100: 1.26 to 1.33, and 2.65 to 2.88."""
 
 Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "p2p"]
 
@@ -49,7 +55,7 @@ def collective_time_s(op: Collective, bytes: float, group_size: int, stride: int
         raise ValueError(f"op={op!r}; it may be one of {', '.join(get_args(Collective))}")
     if group_size == 1:
         return 0.0
-    n, intra = group_size, cluster.intra_node
+    n, intra = group_size, _inside(cluster, group_size)
     local = members_per_node(n, stride, cluster.devices_per_node)
     inter = slowest_link(n, stride, cluster)
     if op == "p2p":
@@ -82,6 +88,15 @@ class Group(NamedTuple):
         return least(ring, 2 * self.depth_s + 2 * bytes / self.bandwidth)
 
 
+def together_s(compute_s: Any, traffic_s: Any, most: Callable[[Any, Any], Any] = max) -> Any:
+    """Seconds of compute and traffic that begin together, each of which takes so long alone. The shorter one ends while
+    both are slow; what is left of the other goes on alone. ``most``: of two numbers, or of two arrays
+    (`numpy.maximum`)."""
+    compute_lasts = compute_s + TRAFFIC_BESIDE * (1 - 1 / COMPUTE_BESIDE) * traffic_s
+    traffic_lasts = traffic_s + COMPUTE_BESIDE * (1 - 1 / TRAFFIC_BESIDE) * compute_s
+    return most(compute_lasts, traffic_lasts)
+
+
 def group_of(group_size: int, stride: int, cluster: ClusterSpec) -> Group:
     """Of ``group_size`` ranks that are ``stride`` apart; one rank alone takes no time. Errors as of
     `collective_time_s`."""
@@ -90,7 +105,7 @@ def group_of(group_size: int, stride: int, cluster: ClusterSpec) -> Group:
         return Group(0.0, 0.0, inf, 0.0)
     local = members_per_node(n, stride, cluster.devices_per_node)
     nodes = ceil(n / local)
-    intra, share = cluster.intra_node, (n - 1) / n
+    intra, share = _inside(cluster, n), (n - 1) / n
     depth = ceil(log2(local)) * intra.latency_s
     if nodes == 1:
         return Group((n - 1) * intra.latency_s, share, intra.bandwidth, depth)
@@ -99,6 +114,16 @@ def group_of(group_size: int, stride: int, cluster: ClusterSpec) -> Group:
     # Where a node holds one member, the ring never uses the link inside a node.
     bandwidth = min(intra.bandwidth, local * inter.bandwidth) if local > 1 else inter.bandwidth
     return Group(startup, share, bandwidth, depth + ceil(log2(nodes)) * inter.latency_s)
+
+
+def _inside(cluster: ClusterSpec, group_size: int) -> LinkSpec:
+    """The link between devices of a node, as a group of so many uses it."""
+    link = cluster.intra_node
+    if group_size != 2 or (link.pair_bandwidth is None and link.pair_latency_s is None):
+        return link
+    bandwidth = link.bandwidth if link.pair_bandwidth is None else link.pair_bandwidth
+    latency_s = link.latency_s if link.pair_latency_s is None else link.pair_latency_s
+    return LinkSpec(bandwidth=bandwidth, latency_s=latency_s)
 
 
 def slowest_link(group_size: int, stride: int, cluster: ClusterSpec) -> LinkSpec:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from workloads.cluster import ClusterSpec
 from workloads.costs import fp8
 from workloads.costs.activations import rank_tokens
-from workloads.costs.collectives import Collective, collective_time_s
+from workloads.costs.collectives import Collective, collective_time_s, together_s
 from workloads.costs.context_parallel import context_messages
 from workloads.costs.expert_times import NO_EXPERTS, ExpertTimes
 from workloads.costs.flops import attention_forward_flops, head_sizes
@@ -203,7 +203,7 @@ def _tp_exposed(e: Experiment, cluster: ClusterSpec, c: int, matmul_s: float, co
     beside = matmul_s * share / len(inputs)
     if not e.sequence_parallel:
         reduce = time_of("all_reduce", h)
-        backward = sum(max(0.0, time_of("all_reduce", width) - beside) for width in inputs)
+        backward = sum(together_s(beside, time_of("all_reduce", width)) - beside for width in inputs)
         if shared:
             backward += time_of("all_reduce", shared)
         return _TensorParallel(2 * reduce, backward, 0.0, 0.0, reduce)
@@ -212,8 +212,8 @@ def _tp_exposed(e: Experiment, cluster: ClusterSpec, c: int, matmul_s: float, co
     gathers = (len(inputs) - len(latents)) * gather + of_latents
     backward = 2 * gather  # behind row-parallel layers
     for width in inputs:
-        backward += max(0.0, time_of("all_gather", width) - beside)
-        backward += max(0.0, time_of("reduce_scatter", width) - beside)
+        backward += together_s(beside, time_of("all_gather", width)) - beside
+        backward += together_s(beside, time_of("reduce_scatter", width)) - beside
     if shared:
         gathers += time_of("all_gather", shared)
         backward += time_of("reduce_scatter", shared)

@@ -56,6 +56,8 @@ class Steady(NamedTuple):
     backward_s: Floats
     input_s: Floats
     weight_s: Floats
+    wait_s: Floats
+    """In ZeRO 3, for the reduction of the backward before: of a forward, or of a backward where one follows another."""
 
 
 def step_bounds_s(steps: Steps) -> Floats:
@@ -86,7 +88,11 @@ def _alike(schedules: Sequence[Pipeline]) -> list[tuple[list[int], Pipeline]]:
 def _pipelines_s(one: Pipeline, m: Ints, steady: Steady, places: Ints, hop_s: Floats) -> Floats:
     """Seconds of pipelines whose actions take steady times, each with its message. ``places`` has the shape (layouts,
     chunks of all ranks)."""
-    forward, backward, inputs, weight = (times[places].T for times in steady)
+    forward, backward, inputs, weight, wait = (times[places].T for times in steady)
+    if one.schedule == "gpipe" and one.num_ranks > 1:
+        backward = backward + wait
+    else:
+        forward = forward + wait
     if one.num_ranks == 1 and one.virtual_stages == 1:
         whole = inputs + weight if one.schedule in SPLIT_BACKWARD else backward
         alone: Floats = m * (forward + whole)[0]
@@ -112,10 +118,11 @@ def _messages(schedule: str, num_ranks: int, chunks: int) -> tuple[Floats, Float
 def steady_times(chunk: ChunkWork, zero_stage: Ints) -> Steady:
     zero3, n, most = zero_stage == 3, chunk.units, np.maximum
     scatter, gather = chunk.scatter_s * (zero_stage >= 2), chunk.gather_s * zero3
-    forward = gathered_s(chunk.forward_s, gather, n, most) + scatter * zero3 / n  # it waits for the last reduction
+    forward = gathered_s(chunk.forward_s, gather, n, most)
     inputs = gathered_s(chunk.input_s, gather, n, most)
     backward = reduced_s(chunk.backward_s, gather, scatter, n, most)
-    return Steady(forward, backward, inputs, most(chunk.weight_s, scatter))
+    weight = most(reduced_s(chunk.weight_s, 0.0, scatter, n, most), scatter)
+    return Steady(forward, backward, inputs, weight, scatter * zero3 / n)
 
 
 def once_s(steps: Steps) -> Floats:

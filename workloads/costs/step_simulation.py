@@ -9,8 +9,9 @@ messages   A receive is posted when an action needs it. The message starts when 
            on one rank hand over for free.
 gathers    A chunk of n units gathers weights of a unit at a time, one unit ahead. ZeRO 3: in every forward, B and I;
            lower stages: in the first forward of a chunk. The first unit's gather begins with the action, behind the
-           message that it waits for: ``g/n + (n-1) max(f, g)/n + f/n``.
-reduction  Released unit by unit as a backward goes, with one unit under way: ``b/n + (n-1) max(b, c)/n``, and the last
+           message that it waits for: ``g/n + (n-1) (f | g)/n + f/n``, where ``f | g`` is the time of both side by
+           side, which slow each other (`together_s`).
+reduction  Released unit by unit as a backward goes, with one unit under way: ``b/n + (n-1) (b | c)/n``, and the last
            unit's c/n beside what follows. c has the gathers of ZeRO 3 and, in ZeRO 2 and 3, the scatter of every
            backward; with a chunk's last one also the sum over replicas (below ZeRO 2 all of the reduction). Of a split
            backward W reduces, which gathers nothing: behind the reduction of the one before it, if that still goes on.
@@ -27,6 +28,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeAlias
 
+from workloads.costs.collectives import together_s
 from workloads.costs.execution import execution_order
 from workloads.costs.pipeline import Span
 from workloads.costs.schedule import Action, schedule_actions, stage_at
@@ -153,12 +155,12 @@ def simulate_step(work: StepWork) -> Timeline:
 def gathered_s(compute_s: Seconds, gather_s: Seconds, units: Seconds, most: Most = max) -> Seconds:
     """From the first gather's start to the end of the last unit's compute. ``most``: of two numbers, or of two arrays
     (`numpy.maximum`)."""
-    return (gather_s + (units - 1) * most(compute_s, gather_s) + compute_s) / units
+    return (gather_s + (units - 1) * together_s(compute_s, gather_s, most) + compute_s) / units
 
 
 def reduced_s(compute_s: Seconds, gather_s: Seconds, reduce_s: Seconds, units: Seconds, most: Most = max) -> Seconds:
     """From a backward's start to the end of its compute, beside gathers and reductions unit by unit."""
-    return (gather_s + compute_s + (units - 1) * most(compute_s, gather_s + reduce_s)) / units
+    return (gather_s + compute_s + (units - 1) * together_s(compute_s, gather_s + reduce_s, most)) / units
 
 
 def _executed(work: StepWork, event: _Event, start: float, free: float) -> tuple[float, float, float]:

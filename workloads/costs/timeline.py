@@ -8,7 +8,8 @@ Exposed communication is what nothing else runs beside. The parts are taken as f
 compute     matmul FLOPs / (peak * matmul_efficiency); attention at its own share of that; norms, RoPE, SwiGLU,
             residuals and gradient accumulation at memory bandwidth. Kernels follow each other without gaps
 tp          forward: all gathers and scatters are exposed. Backward: a row-parallel layer's gather is; a column-parallel
-            layer gathers its input beside the input-gradient matmul and scatters beside the weight-gradient matmul
+            layer gathers its input beside the input-gradient matmul and scatters beside the weight-gradient matmul.
+            Compute and traffic beside each other slow each other (`collectives.together_s`)
 dp          gradients hide behind their backward and gathered weights behind their forward, except for the last unit
             reduced and the first unit gathered; see `workloads.costs.step_simulation`
 pp          `pipeline_time_s` of every chunk's actual times, messages included, and a bound on what the first and the
@@ -79,7 +80,7 @@ def estimate_time(experiment: Experiment, cluster: ClusterSpec) -> TimeEstimate 
         return whole
 
     backward = steady.input_s + steady.weight_s if e.pp_schedule == "interleaved_zero_bubble" else steady.backward_s
-    busy = e.num_microbatches * by_rank(steady.forward_s + backward)
+    busy = e.num_microbatches * by_rank(steady.forward_s + steady.wait_s + backward)
     busiest = int(busy.argmax())
     compute = e.num_microbatches * float(by_rank(times.forward_s + times.backward_s)[busiest])
     once = float(by_rank(once_s(steps))[busiest] + steps.tied_s[0])

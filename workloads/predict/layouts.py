@@ -15,6 +15,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -24,6 +25,7 @@ from workloads.experiment import Experiment, Precision
 from workloads.model_spec import ModelSpec
 from workloads.predict.hardware import LINKED
 from workloads.predict.points import RECOMPUTE, UNLIKE, Floats, Points, Texts, fp8_kind
+from workloads.recomputation import SELECTIVE, operations_of
 
 CODEBASE = "ultrasweep"
 """Name of this engine's profile."""
@@ -39,7 +41,7 @@ EXPERTS = 1.2
 """How much longer layers with routed experts make a step than their products and messages say: tokens are sorted and
 moved, products are small and many. From the 13 recorded rows of two models, which the structure alone puts 17 % too
 short, with a standard deviation of 4 %."""
-EXPERTS_ALONE = 60.0
+EXPERTS_ALONE = 40.0
 """Experts of a rank whose products, launched one by one, take the host as long as all else that a layer's routing adds:
 from one recorded row, DeepSeek-V2-Lite in fp16."""
 _MOST_KEPT = 100_000
@@ -75,6 +77,16 @@ def is_plain(e: Experiment) -> bool:
     )
 
 
+def _has_odd_layers(e: Experiment) -> bool:
+    """Whether a row of a table does not say what its layers do."""
+    return e.model.moe is not None or e.model.mla is not None or e.recompute not in RECOMPUTE or e.recompute_every > 1
+
+
+def _plain_schedule(e: Experiment) -> dict[str, Any]:
+    schedule, stages = (e.pp_schedule, e.virtual_stages) if e.pp_schedule in _PLAIN_SCHEDULES else ("1f1b", 1)
+    return {"pp_schedule": schedule, "virtual_stages": stages, "pp_split": "balanced"}
+
+
 def _is_form_precision(precision: str) -> bool:
     return precision in PRECISIONS or precision.startswith("fp8")
 
@@ -82,9 +94,9 @@ def _is_form_precision(precision: str) -> bool:
 def plain(e: Experiment) -> Experiment:
     """The nearest experiment that `is_plain`: the same degrees, batch and size."""
     precision: Precision = e.precision if _is_form_precision(e.precision) else "bf16"
-    schedule, stages = (e.pp_schedule, e.virtual_stages) if e.pp_schedule in _PLAIN_SCHEDULES else ("1f1b", 1)
     return dataclasses.replace(
         e,
+        **_plain_schedule(e),
         model=plain_model(e.model),
         precision=precision,
         dp_replicate=1 if e.zero_stage else e.dp_replicate,
@@ -94,9 +106,6 @@ def plain(e: Experiment) -> Experiment:
         routing="balanced",
         routing_imbalance=1.0,
         capacity_factor=None,
-        pp_schedule=schedule,
-        virtual_stages=stages,
-        pp_split="balanced",
         cp_kind="ring",
         sequence_parallel=True,
         recompute=e.recompute if e.recompute in RECOMPUTE else "selective",
@@ -148,6 +157,12 @@ class Structures:
         found[odd] = seconds[: len(those)] / np.array([self._plain[one] for one in near]) * scaled
         return found
 
+    def of_layers(self, experiments: Sequence[Experiment]) -> Floats:
+        """The same of their layers alone, without what another schedule does to them."""
+        return self.factors(
+            [dataclasses.replace(e, **_plain_schedule(e)) if _has_odd_layers(e) else plain(e) for e in experiments]
+        )
+
     def _near(self, e: Experiment) -> Experiment:
         near = plain(e)
         if self.cluster.device.peak_of(near.precision) is None:  # a device of which only the rate in 32 bits is known
@@ -198,12 +213,18 @@ def points_of(
     values = np.array(rows, dtype=float).reshape(count, len(COLUMNS) + 2).T
     versions = np.array([f"engine {e.engine_version}" for e in experiments], dtype=np.str_)
     columns = dict(zip((*COLUMNS, "routed", "latents"), values, strict=True))
-    unlike = (columns["routed"] > 0) | (columns["latents"] > 0)
     if factors is None:
         columns |= {"routed": np.zeros(count), "latents": np.zeros(count)}
-    columns["scaled"] = np.ones(count) if factors is None else np.where(unlike, factors, 1.0)
+    columns["scaled"] = np.ones(count) if factors is None else factors
+    columns["again"] = np.array([_again(e) for e in experiments], dtype=float)
     columns["pace"] = np.ones(count) if pace is None else pace
     return points_from(columns, peak, versions, cluster, measured)
+
+
+def _again(e: Experiment) -> float:
+    """Of the host's part of recomputing in all layers what `plain` says: what this one recomputes."""
+    of_layer = 1.0 if e.recompute in RECOMPUTE else len(operations_of(e.recompute)) / len(SELECTIVE)
+    return of_layer / e.recompute_every
 
 
 def _routed(e: Experiment) -> float:

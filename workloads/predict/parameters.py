@@ -39,6 +39,7 @@ TIME: dict[str, Parameter] = {
     "host_full": Parameter(0.00155, 0.5, "more with full recomputation"),
     "host_fp8": Parameter(0.7, 0.5, "share more of the host's time with fp8, whose casts are kernels of their own"),
     "host_experts": Parameter(0.8, 0.5, "share more with routed experts"),
+    "host_fp8_experts": Parameter(1.0, 0.5, "share more with both, whose products each need casts and scales"),
     "host_latents": Parameter(1.0, 0.5, "share more with latent attention"),
     "slow_host": Parameter(0.007, 0.5, "seconds a layer and micro-batch with tp 2 in a slow host regime"),
     "slow_growth": Parameter(0.9, 0.4, "exponent of the doublings of tp in that"),

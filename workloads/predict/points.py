@@ -17,9 +17,9 @@ Floats = NDArray[Any]
 Texts = NDArray[Any]
 
 RECOMPUTE = ("none", "selective", "full")
-UNLIKE = {"routed": 0.0, "latents": 0.0, "scaled": 1.0, "pace": 1.0}
-"""Of `Points`: what tells layers with experts or latent attention from dense ones and a slow host from a usual one, and
-its values for a dense layer on a usual host."""
+UNLIKE = {"routed": 0.0, "latents": 0.0, "scaled": 1.0, "pace": 1.0, "again": 1.0}
+"""Of `Points`: what no column of a table says, with its values for dense layers that all recompute the same, on a usual
+host."""
 
 
 def fp8_kind(precision: str) -> float:
@@ -65,7 +65,9 @@ class Points:
     latents: Floats
     """1: latent attention; likewise."""
     scaled: Floats
-    """What the predicted time is multiplied by afterwards for what the columns do not say; 1: nothing."""
+    """What the predicted time is multiplied by afterwards for what the columns do not say of layers; 1: nothing."""
+    again: Floats
+    """Of what the host has to recompute in every layer as ``recompute`` says: the part that it does."""
     pace: Floats
     """How many times as long as usual the host takes for all it does; 1: as usual, or unknown."""
     codebase: Texts

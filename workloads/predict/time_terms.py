@@ -131,7 +131,7 @@ def step_parts(points: Points, facts: Facts, p: Mapping[str, float]) -> Parts:
     seen = _data_parallel(x, facts, p, largest, slowest)
     shards = np.where(x.zero >= 1, x.dp * x.cp, 1.0)
     optimizer = p["optimizer"] * facts.optimizer_bytes * largest / shards / x.memory_bandwidth
-    return Parts(pipeline, seen, optimizer + p["step_fixed"], m * slowest)
+    return Parts(pipeline, seen, optimizer + p["step_fixed"] / x.scaled, m * slowest)
 
 
 def host_bound(points: Points, facts: Facts, p: Mapping[str, float]) -> Floats:
@@ -172,10 +172,11 @@ def _layer(x: Points, facts: Facts, p: Mapping[str, float]) -> tuple[Floats, Flo
         p["host"]
         + p["host_tp"] * (tp > 1)
         + p["host_zero3"] * ((x.zero == 3) & (x.dp > 1))
-        + p["host_selective"] * (again == 1)
-        + p["host_full"] * (again == 2)
+        + p["host_selective"] * (again == 1) * x.again
+        + p["host_full"] * (again == 2) * x.again
     )
     more = p["host_fp8"] * (x.fp8 > 0) + p["host_experts"] * x.routed + p["host_latents"] * x.latents
+    more = more + p["host_fp8_experts"] * ((x.fp8 > 0) & (x.routed > 0))
     return device, x.pace * (host * (1 + more) + p["host_cp"] * (x.cp > 1)) / x.scaled
 
 

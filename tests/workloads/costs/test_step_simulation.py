@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from tests.workloads.costs.test_schedule import NAMES, chunks_of
+from workloads.costs import collectives
 from workloads.costs.pipeline import pipeline_time_s
 from workloads.costs.schedule import SPLIT_BACKWARD, stage_at
 from workloads.costs.step_bounds import Pipeline, Steps, step_bounds_s
@@ -87,6 +88,14 @@ def test_a_message_waits_for_its_receiver() -> None:
     assert (found.step_s, found.idle_s) == (12, (8, 8))
 
 
+@pytest.fixture
+def apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compute and traffic that do not slow each other, so that times are round."""
+    monkeypatch.setattr(collectives, "COMPUTE_BESIDE", 1.0)
+    monkeypatch.setattr(collectives, "TRAFFIC_BESIDE", 1.0)
+
+
+@pytest.mark.usefixtures("apart")
 def test_reduction_hides_behind_its_backward_but_for_the_last_unit() -> None:
     # Four units. ZeRO 1, two micro-batches: F 4, B 8, F 4, B 8, then a quarter of a reduction of 2 + 2.
     chunk = ChunkWork(4.0, 8.0, 4.0, 4.0, 4, 0.0, 2.0, 2.0)
@@ -101,6 +110,7 @@ def test_reduction_hides_behind_its_backward_but_for_the_last_unit() -> None:
     assert simulate_step(slow).step_s == 4 + 8 + 4 + 2 + 16 + 3
 
 
+@pytest.mark.usefixtures("apart")
 def test_a_second_half_reduces_unit_by_unit() -> None:
     # F 4, I 4, W 4 in four units, twice. A quarter of each reduction is left: the first one goes on beside a forward.
     chunk = ChunkWork(4.0, 8.0, 4.0, 4.0, 4, 0.0, 2.0)
@@ -112,6 +122,7 @@ def test_a_second_half_reduces_unit_by_unit() -> None:
     assert simulate_step(slow).step_s == 2 * (4 + 4 + 1 + 12) + 4
 
 
+@pytest.mark.usefixtures("apart")
 def test_weights_are_gathered_one_unit_ahead() -> None:
     chunk = ChunkWork(4.0, 8.0, 4.0, 4.0, 4, 2.0)
     work = StepWork(schedule="1f1b", num_microbatches=2, chunks=((chunk,),), zero_stage=3)
@@ -120,6 +131,19 @@ def test_weights_are_gathered_one_unit_ahead() -> None:
     slow = dataclasses.replace(work, chunks=((chunk._replace(gather_s=6.0),),))
     assert simulate_step(slow).compute_s == (24.0,)
     assert simulate_step(slow).exposed_s == (2 * (6 + 1 - 4) + 2 * 1.5,)
+
+
+def test_compute_and_traffic_slow_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compute takes 1.25 times and traffic 2.5 times as long as long as both run. Three units of a backward of 8 run
+    beside a reduction of 2: each unit's 0.5 takes 1.25, in which 1 of its 2 of compute is done, and then 1 is left."""
+    monkeypatch.setattr(collectives, "COMPUTE_BESIDE", 1.25)
+    monkeypatch.setattr(collectives, "TRAFFIC_BESIDE", 2.5)
+    chunk = ChunkWork(4.0, 8.0, 4.0, 4.0, 4, 0.0, 2.0)
+    work = StepWork(schedule="1f1b", num_microbatches=1, chunks=((chunk,),), zero_stage=1)
+    assert simulate_step(work).step_s == pytest.approx(4 + 2 + 3 * (1.25 + 1) + 0.5)
+    # Of a reduction of 32 each unit's 8 outlasts its compute: 2 of compute take 2.5, in which 1 of the traffic is done.
+    slow = dataclasses.replace(work, chunks=((chunk._replace(scatter_s=32.0),),))
+    assert simulate_step(slow).step_s == pytest.approx(4 + 2 + 3 * (2.5 + 7) + 8)
 
 
 def test_a_last_gradient_leaves_when_its_rank_has_reduced() -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from tests.workloads.costs.shapes import DEEPSEEK_V3, H200, LLAMA_1B, LLAMA_8B, MIXTRAL, ONE_NODE
 from tests.workloads.costs.test_schedule import NAMES, chunks_of
+from workloads.costs.collectives import COMPUTE_BESIDE, TRAFFIC_BESIDE
 from workloads.costs.execution import executed_s, steps_of
 from workloads.costs.lockstep import executed_together_s
 from workloads.costs.pipeline import pipeline_time_s, pipeline_times_s, simulate
@@ -63,6 +64,12 @@ def drawn(draw: random.Random) -> Experiment:
             return e
 
 
+def slowed(compute_s: float, traffic_s: float) -> float:
+    """Both from the same moment on, each slower while the other runs."""
+    both = min(COMPUTE_BESIDE * compute_s, TRAFFIC_BESIDE * traffic_s)
+    return both + (compute_s - both / COMPUTE_BESIDE) + (traffic_s - both / TRAFFIC_BESIDE)
+
+
 def executed_step_s(work: StepWork) -> float:
     """The same bound, spelled out for one layout: every action of the schedule, executed at steady times."""
     p, zero3, last = len(work.chunks), work.zero_stage == 3, len(work.chunks) * len(work.chunks[0]) - 1
@@ -75,14 +82,17 @@ def executed_step_s(work: StepWork) -> float:
             gather, scatter = chunk.gather_s * zero3, chunk.scatter_s * (work.zero_stage >= 2)
 
             def behind(compute: float, gather: float, n: int = n) -> float:
-                return (gather + (n - 1) * max(compute, gather) + compute) / n if gather else compute
+                return (gather + (n - 1) * slowed(compute, gather) + compute) / n if gather else compute
 
             def beside(compute: float, gather: float, reduce: float, n: int = n) -> float:
-                return (gather + compute + (n - 1) * max(compute, gather + reduce)) / n if gather + reduce else compute
+                if gather + reduce == 0:
+                    return compute
+                return (gather + compute + (n - 1) * slowed(compute, gather + reduce)) / n
 
-            forward = behind(chunk.forward_s, gather) + (scatter / n if zero3 else 0.0)
+            forward = behind(chunk.forward_s, gather)
             backward = beside(chunk.backward_s, gather, scatter)
-            weight = max(chunk.weight_s, scatter)
+            wait = scatter / n if zero3 else 0.0
+            weight = max(beside(chunk.weight_s, 0.0, scatter), scatter)
             total = chunk.scatter_s + chunk.replicas_s
             longer = beside(chunk.backward_s, gather, total) + total / n - backward
             if work.schedule in SPLIT_BACKWARD:
@@ -94,6 +104,8 @@ def executed_step_s(work: StepWork) -> float:
             here = hop if stage > 0 and not (turn and stage == p) else 0.0
             there = hop if stage < last and not (turn and stage == p - 1) else 0.0
             inputs = behind(chunk.input_s, gather)
+            gpipe = work.schedule == "gpipe" and p > 1  # its backwards follow each other
+            forward, backward = (forward, backward + wait) if gpipe else (forward + wait, backward)
             steady[-1].append((forward + here, backward + there, inputs + there, weight))
     m, v = work.num_microbatches, len(work.chunks[0])
     lists = [schedule_actions(work.schedule, rank, p, m, v) for rank in range(p)]

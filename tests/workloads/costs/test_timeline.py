@@ -137,8 +137,8 @@ def test_bubble_shrinks_with_microbatches() -> None:
 def test_sharding_over_nodes_exposes_communication() -> None:
     inside = estimate(dp=8, zero_stage=3, global_batch_size=8)
     across = estimate(dp=64, tp=8, zero_stage=3, global_batch_size=64)
-    assert inside.communication_s / inside.step_time_s < 0.05
-    assert across.communication_s > 5 * inside.communication_s
+    assert inside.communication_s / inside.step_time_s < 0.25  # traffic beside compute slows it
+    assert across.communication_s / across.step_time_s > 0.75
 
 
 def test_tensor_parallelism_across_nodes_is_slow() -> None:
