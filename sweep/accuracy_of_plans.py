@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
 from results import grade
 from results.load import load
 from sweep.codebases import read_clusters
-from sweep.forecast import Forecast, Known, Ran, StepTime
+from sweep.forecast import Forecast, Known, Ran, StepTime, read_known
 from sweep.measured_tables import RECORDED
 from workloads.experiment import ENGINE, Experiment, from_dict, layout_id
 
+CLUSTER = "h200"
+"""On which most shipped rows were measured."""
 COLUMNS = ("rows", "MAPE", "p90", "bias", "Spearman", "top-1 regret", "inside 90 %")
 _SHOWN_AXES = ("model", "tp", "pp", "cp", "zero_stage", "recompute", "pp_schedule", "precision")
 
@@ -27,12 +29,13 @@ def recorded_points() -> pd.DataFrame:
     return points.assign(experiment=experiments)
 
 
-def planned(points: pd.DataFrame, known: Known | None = None) -> pd.DataFrame:
-    """What a plan predicts of these points, as a file of predictions has it."""
+def planned(points: pd.DataFrame, known: Mapping[str, Known] | None = None) -> pd.DataFrame:
+    """What a plan predicts of these points, as a file of predictions has it. ``known``: by cluster; None: nothing."""
     parts = []
     for name, own in points.groupby("cluster", sort=True):
         experiments: Sequence[Experiment] = own["experiment"].tolist()
-        times = Forecast.of(read_clusters()[str(name)], known, map(layout_id, experiments)).times(experiments)
+        forecast = Forecast.of(read_clusters()[str(name)], (known or {}).get(str(name)), map(layout_id, experiments))
+        times = forecast.times(experiments)
         parts.append(pd.DataFrame([_row(*one) for one in zip(own["experiment_id"], times, strict=True)]))
     return pd.concat(parts, ignore_index=True)
 
@@ -43,37 +46,63 @@ def _row(experiment_id: str, time: StepTime | None) -> dict[str, str | float | N
 
 
 def without_its_model(points: pd.DataFrame) -> pd.DataFrame:
-    """The same, of each model from the measured points of all others."""
+    """The same, of each model from the measured points of all others on its cluster."""
     parts = []
-    for model, own in points.groupby("model", sort=True):
-        others = points[points["model"] != model]
-        pairs = zip(others["experiment"], others["step_time_s"], strict=True)
-        known = Known({layout_id(experiment): Ran(experiment, float(time)) for experiment, time in pairs})
-        parts.append(planned(own, known))
+    for (_, model), own in points.groupby(["cluster", "model"], sort=True):
+        cluster = str(own["cluster"].iloc[0])
+        others = points[(points["model"] != model) & (points["cluster"] == cluster)]
+        parts.append(planned(own, {cluster: _known(others)}))
     return pd.concat(parts, ignore_index=True)
 
 
+def from_another(points: pd.DataFrame, cluster: str, other: str) -> pd.DataFrame:
+    """The same of the points of one cluster from those of another, and the shipped probes of both."""
+    clusters = read_clusters()
+    here, there = (read_known(clusters[name], RECORDED) for name in (cluster, other))
+    rows = _known(points[points["cluster"] == other])
+    elsewhere = Known(rows.steps, there.probe, there.probe_day)
+    known = Known({}, here.probe, here.probe_day, ((clusters[other], elsewhere),))
+    return planned(points[points["cluster"] == cluster], {cluster: known})
+
+
+def _known(points: pd.DataFrame) -> Known:
+    pairs = zip(points["experiment"], points["step_time_s"], strict=True)
+    return Known({layout_id(experiment): Ran(experiment, float(time)) for experiment, time in pairs})
+
+
 def section() -> str:
-    """Two tables: all points by where the prediction comes from, and the last one by axis."""
+    """Two tables: all points by cluster and by where the prediction comes from; and by axis those of `CLUSTER`."""
     points = recorded_points()
-    recorded = grade.pairs_of_rows(points)
-    recorded = recorded[(recorded["depth"] == "closed_form") & (recorded["quantity"] == "step_time")]
-    left = _pairs(without_its_model(points), points)
+    on, elsewhere = (points[(points["cluster"] == CLUSTER) == here] for here in (True, False))
+    left = _pairs(without_its_model(on), on)
+    compared = [
+        (f"{CLUSTER}, as recorded, when each was run", _recorded(on)),
+        (f"{CLUSTER}, now, nothing measured before", _pairs(planned(on), on)),
+        (f"{CLUSTER}, now, measured rows of the other models", left),
+    ]
+    for name, own in elsewhere.groupby("cluster", sort=True):
+        known = from_another(points, str(name), CLUSTER)
+        compared += [
+            (f"{name}, as recorded, when each was run", _recorded(own)),
+            (f"{name}, now, nothing measured before", _pairs(planned(own), own)),
+            (f"{name}, now, rows of {CLUSTER} and a probe of each", _pairs(known, own)),
+        ]
     lines = []
-    for name, pairs in (
-        ("as recorded, when each was run", recorded),
-        ("now, nothing measured before", _pairs(planned(points), points)),
-        ("now, measured rows of the other models", left),
-    ):
+    for name, pairs in compared:
         found = grade.grades(pairs)
         lines.append((name, found[found["axis"].isna()].iloc[0]))
     by_axis = grade.grades(left)
     shown = by_axis[by_axis["axis"].isin(_SHOWN_AXES)]
     axes = [(f"{row['axis']} {row['value']}", row) for _, row in shown.iterrows()]
     return (
-        f"{_table('predicted by a plan', lines, COLUMNS)}\n\nWith measured rows of the other models, by axis:\n\n"
-        f"{_table('points with', axes, ('rows', 'MAPE', 'p90', 'bias', 'inside 90 %'))}"
+        f"{_table('predicted by a plan', lines, COLUMNS)}\n\nOn {CLUSTER}, with measured rows of the other models, by "
+        f"axis:\n\n{_table('points with', axes, ('rows', 'MAPE', 'p90', 'bias', 'inside 90 %'))}"
     )
+
+
+def _recorded(points: pd.DataFrame) -> pd.DataFrame:
+    pairs = grade.pairs_of_rows(points)
+    return pairs[(pairs["depth"] == "closed_form") & (pairs["quantity"] == "step_time")]
 
 
 def _pairs(predictions: pd.DataFrame, points: pd.DataFrame) -> pd.DataFrame:

@@ -17,17 +17,21 @@ RECORDED = Path(__file__).resolve().parents[2] / "results" / "recorded"
 
 @pytest.mark.slow
 def test_predicted_peaks_are_those_of_the_recorded_runs() -> None:
-    workspace = compose_sweep(["+grid=tiny", "cluster=h200"]).cluster.device.workspace_bytes
+    workspaces = {
+        name: compose_sweep(["+grid=tiny", f"cluster={name}"]).cluster.device.workspace_bytes
+        for name in ("h200", "h100_ib400")
+    }
     errors = {}
     columns = ["attempt_id", "method", "outcome", "cluster", "engine", "peak_allocated_bytes", "config_json"]
     for row in read_attempts(RECORDED).select(columns).to_pylist():
-        if (row["method"], row["outcome"], row["cluster"], row["engine"]) == ("measured", "ok", "h200", "ultrasweep"):
-            predicted = estimate_memory(from_json(row["config_json"])).peak_bytes + workspace
+        if (row["method"], row["outcome"], row["engine"]) == ("measured", "ok", "ultrasweep"):
+            predicted = estimate_memory(from_json(row["config_json"])).peak_bytes + workspaces[row["cluster"]]
             errors[row["attempt_id"]] = predicted / row["peak_allocated_bytes"] - 1
-    assert len(errors) >= 430
+    assert len(errors) >= 490
     found = sorted(abs(error) for error in errors.values())
     assert median(found) < 0.0005
-    assert mean(found) < 0.0007
-    # The largest is DualPipeV with a single micro-batch, which is 1.8 % too much.
-    assert found[-1] < 0.018, max(errors, key=lambda name: abs(errors[name]))
-    assert found[-2] < 0.011
+    assert mean(found) < 0.0008
+    # The largest are V schedules with one or two micro-batches, of which 3.0 and 1.8 % too much is said.
+    assert found[-1] < 0.031, max(errors, key=lambda name: abs(errors[name]))
+    assert found[-2] < 0.018
+    assert found[-3] < 0.011

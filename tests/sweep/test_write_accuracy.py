@@ -60,7 +60,7 @@ def test_what_plans_predict_of_the_shipped_rows_is_no_worse_than_the_page_says()
     found = grade.grades(pairs)
     whole = found[found["axis"].isna()].iloc[0]
     assert whole["n"] == len(points) > 200
-    assert whole["mape"] < 0.0635 and abs(whole["bias"]) < 0.025 and whole["spearman"] > 0.92
+    assert whole["mape"] < 0.061 and abs(whole["bias"]) < 0.01 and whole["spearman"] > 0.88
     assert whole["coverage"] > 0.95
 
 
