@@ -30,8 +30,5 @@ def test_predicted_peaks_are_those_of_the_recorded_runs() -> None:
     assert len(errors) >= 490
     found = sorted(abs(error) for error in errors.values())
     assert median(found) < 0.0005
-    assert mean(found) < 0.0008
-    # The largest are V schedules with one or two micro-batches, of which 3.0 and 1.8 % too much is said.
-    assert found[-1] < 0.031, max(errors, key=lambda name: abs(errors[name]))
-    assert found[-2] < 0.018
-    assert found[-3] < 0.011
+    assert mean(found) < 0.0007
+    assert found[-1] < 0.0106, max(errors, key=lambda name: abs(errors[name]))

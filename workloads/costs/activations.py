@@ -278,6 +278,18 @@ def _attention_working(e: Experiment, t: LayerTensors, c: int, down_weight: int,
     return made + t.attention_output + gradients + 3 * down_weight + out_weight - saved
 
 
+def first_half_bytes(experiment: Experiment, c: int) -> int:
+    """How much more than in a whole backward a dense layer needs while the first half of a split one goes through it:
+    the SwiGLU product stays beside its gradient, for the second half, and there is no gradient of the down weight yet.
+    In fp8 what stays is the cast that is counted anyway."""
+    e = experiment
+    if fp8.is_fp8(e):
+        return 0
+    t = _tensors_of(e, False, c)
+    down_weight = c * e.model.ffn_hidden_size // e.tp * e.model.hidden_size
+    return max(0, t.product - down_weight)
+
+
 def deferred_bytes(experiment: Experiment, *, routed: bool, c: int) -> int:
     """What one layer holds for one micro-batch between the two halves of a split backward.
 

@@ -66,7 +66,7 @@ def moments_of_chunks(e: Experiment, x: Shared, stage: int) -> list[Moment]:
     chunks = [_bytes_of(e, x, held) for held in experiment_chunks(e)[stage]]
     saved, waiting = [one.saved + one.of_head for one in chunks], [one.waiting for one in chunks]
     holds = [[one.others_hold(at, e.zero_stage) for at in Chunk] for one in chunks]
-    splits = e.pp_schedule in SPLIT_BACKWARD
+    splits, second = e.pp_schedule in SPLIT_BACKWARD, _in_second_half(x)
     moments: list[Moment] = []
     backwards = _highest_backwards(e.pp_schedule, stage, e.pp, e.num_microbatches, e.virtual_stages)
     for number, (own, of_chunk) in enumerate(zip(chunks, backwards, strict=True)):
@@ -76,9 +76,10 @@ def moments_of_chunks(e: Experiment, x: Shared, stage: int) -> list[Moment]:
             )
             # Of a second half the ends' gradients are counted with those that it makes.
             own_prior = 0 if kind == "W" and at[number] < Chunk.ALL_REDUCED else holds[number][at[number]][1]
+            chunk, layers = (own._replace(saved=own.waiting), second) if kind == "W" else (own, x)
             turn = Round(
                 in_flight=1,
-                deferred=activations - saved[number],
+                deferred=activations - (own.waiting if kind == "W" else saved[number]),
                 prior=own_prior,
                 last=last,
                 forward_follows=forward_follows,
@@ -90,9 +91,24 @@ def moments_of_chunks(e: Experiment, x: Shared, stage: int) -> list[Moment]:
                 if other != number:
                     more = holds[other][state]
                     copies, gradients, buffers = copies + more[0], gradients + more[1], buffers + more[2]
-            for one in _forward(e, x, own, turn) if kind == "F" else _backward(e, x, own, turn):
+            of_turn = {"F": _forward, "W": _second_half}.get(kind, _backward)
+            for one in of_turn(e, layers, chunk, turn):
                 moments.append((one[0] + copies, one[1] + gradients, one[2] + buffers))  # noqa: PERF401
     return moments
+
+
+def _in_second_half(x: Shared) -> Shared:
+    """Layers while their weights' gradients are made: what the first half has left of each, and nothing is computed
+    again."""
+    return x._replace(
+        dense_saved=x.dense_deferred,
+        dense_kept=x.dense_deferred,
+        moe_saved=x.moe_deferred,
+        moe_kept=x.moe_deferred,
+        working=x.working_kept,
+        dense_working=x.dense_working_kept,
+        beside_experts=x.beside_experts_kept,
+    )
 
 
 def _forward(e: Experiment, x: Shared, own: _Bytes, turn: Round) -> Sequence[Moment]:
@@ -101,9 +117,23 @@ def _forward(e: Experiment, x: Shared, own: _Bytes, turn: Round) -> Sequence[Mom
 
 
 def _backward(e: Experiment, x: Shared, own: _Bytes, turn: Round) -> Sequence[Moment]:
+    of_head = head_moments(e, x, own.units, turn, own.whole, own.saved)[1:] if own.held.has_head else ()
+    return [*of_head, *_blocks(e, x, own, turn)]
+
+
+def _second_half(e: Experiment, x: Shared, own: _Bytes, turn: Round) -> Sequence[Moment]:
+    """The head has its gradient from the first half. Where it was not reduced then it is after all blocks, while the
+    buffers of the last one are still there."""
+    found = list(_blocks(e, x, own, turn))
+    if own.units.head and turn.last and e.zero_stage <= 1 and not turn.prior:
+        buffers = sum(x.g * unit * (2 if x.shards == 1 else 1) for unit in (x.block, own.units.head))
+        found.append((0, own.shard, turn.deferred + buffers))
+    return found
+
+
+def _blocks(e: Experiment, x: Shared, own: _Bytes, turn: Round) -> Sequence[Moment]:
     units, held, whole = own.units, own.held, own.whole
     return [
-        *(head_moments(e, x, units, turn, whole, own.saved)[1:] if held.has_head else ()),
         *block_moments(e, x, units, turn, whole, own.saved, held),
         *(() if turn.first_half else expert_moments(e, x, units, turn, held, whole, own.saved)),
         first_block_moment(e, x, units, turn, held, own.params, whole, own.saved),

@@ -7,18 +7,28 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from workloads.costs.activations import HeadBytes, LayerBytes, deferred_bytes, head_bytes, layer_bytes, rank_tokens
+from workloads.costs.activations import (
+    HeadBytes,
+    LayerBytes,
+    deferred_bytes,
+    first_half_bytes,
+    head_bytes,
+    layer_bytes,
+    rank_tokens,
+)
 from workloads.costs.fp8 import gathered_bytes
 from workloads.costs.params import COMPUTE_BYTES, MASTER_BYTES, dense_layer, local_params, moe_layer, num_dense_layers
 from workloads.costs.partition import StageParams
-from workloads.costs.schedule import INTERLEAVED
+from workloads.costs.schedule import INTERLEAVED, SPLIT_BACKWARD
 from workloads.experiment import Experiment
 from workloads.mesh import data_degrees, expert_degrees
 
 
 def accumulates_unsharded(experiment: Experiment) -> bool:
-    """ZeRO 0 and 1 reduce gradients with the last micro-batch only; until then they are whole on every rank."""
-    return experiment.zero_stage <= 1 and experiment.num_microbatches > 1
+    """ZeRO 0 and 1 reduce gradients with the last micro-batch only, of a split backward in its second half; until then
+    they are whole on every rank."""
+    later = experiment.num_microbatches > 1 or experiment.pp_schedule in SPLIT_BACKWARD
+    return experiment.zero_stage <= 1 and later
 
 
 class Shared(NamedTuple):
@@ -33,6 +43,8 @@ class Shared(NamedTuple):
     dense_deferred: int
     """Of one dense layer between the halves of a split backward."""
     moe_deferred: int
+    dense_first_half: int
+    """More than ``dense_working`` in the first half of a split backward."""
     working: int
     """Of the kind of layer that needs most."""
     dense_working: int
@@ -89,6 +101,7 @@ class Shared(NamedTuple):
             moe_saved=moe.saved,
             dense_deferred=deferred_bytes(e, routed=False, c=c) if has_dense else 0,
             moe_deferred=deferred_bytes(e, routed=True, c=c) if has_routed else 0,
+            dense_first_half=first_half_bytes(e, c) if has_dense else 0,
             working=max(one.working for one in again.values()),
             dense_working=dense.working,
             dense_working_kept=kept.get(False, none).working,
@@ -245,7 +258,8 @@ def block_moments(
     moe = min(done, held.moe_layers)
     of_moe, of_dense = (x.moe_kept, x.dense_kept) if kept else (x.moe_saved, x.dense_saved)
     freed = moe * of_moe + (done - moe) * of_dense
-    working = x.working_kept if kept == held.num_layers else x.working
+    between = kept == 0 and e.recompute_every > 1  # the last block is recomputed, the one before it is not
+    working = x.working_kept if between or kept == held.num_layers else x.working
     rest = moe * x.moe_block + (done - moe) * x.block
     unsharded = x.g * (x.block if done > moe else x.moe_block)
     of_done, shard = x.g * (rest + moe * units.experts), x.shard(rest, moe * units.experts)
@@ -260,7 +274,8 @@ def block_moments(
     elif not zero3 and turn.last:
         copies -= x.b * rest + x.b_experts * moe * units.experts
     received = 0 if held.has_head else x.stream
-    activations = all_held - freed + working + received + (unsharded if reduces else flat)
+    left = moe * x.moe_deferred + (done - moe) * x.dense_deferred if turn.first_half else 0
+    activations = all_held - freed + left + working + received + (unsharded if reduces else flat)
     return last, (copies, gradients, activations)
 
 
@@ -292,6 +307,9 @@ def first_block_moment(
     own = dense if held.dense_layers else moe
     others = int((turn.in_flight - 1) * (saved + head)) + turn.deferred + own
     others += 0 if held.has_head else x.stream  # the gradient that a stage before the last received
+    if turn.first_half:  # what the others keep for their second halves
+        others += turn.own - (x.dense_deferred if held.dense_layers else x.moe_deferred)
+        others += x.dense_first_half if held.dense_layers else 0
     flat = x.g * x.block if reduces and not turn.first_half else _waiting(x, units, turn)
     if held.dense_layers:
         working = x.dense_working if held.first_recomputed else x.dense_working_kept

@@ -144,8 +144,8 @@ def test_more_sequences_need_no_less_and_more_sharding_or_recomputation_no_more(
     that full recomputation may need more than selective. Three thousandths are left for buffers at moments that only
     one of two choices has: ZeRO 3 gathers in full recomputation, and the layer that runs is computed again. With split
     backwards ZeRO 2 also keeps the flat copy of one reduction until the next, which with few micro-batches is more than
-    it saves (1.2 % in the traced engine with two): three and a half hundredths."""
-    spare = 1.035 if schedule in SPLIT_BACKWARD else 1.003
+    it saves (in the traced engine 3.7 % of a small model with one, 1.2 % with two): six hundredths."""
+    spare = 1.06 if schedule in SPLIT_BACKWARD else 1.003
 
     def fall(peaks: list[int]) -> bool:
         return all(after <= spare * before for before, after in itertools.pairwise(peaks))

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.workloads.costs.shapes import LLAMA_8B
+from tests.workloads.costs.shapes import LLAMA_1B, LLAMA_8B
 from tests.workloads.costs.traced import experiment, in_fresh_process, shortened
 from workloads.costs.memory import estimate_memory
 from workloads.experiment import Experiment
@@ -78,6 +78,29 @@ FEW = {
 """As many micro-batches as ranks, or one more: a chunk has had its last backward before another has its first."""
 
 
+RECOMPUTED = {
+    f"{schedule}, {recompute} every {every}, {microbatches}": Experiment.canonical(
+        model=shortened(LLAMA_1B, 10),
+        seq_len=4096,
+        micro_batch_size=4,
+        pp=2,
+        pp_schedule=schedule,
+        recompute=recompute,
+        recompute_every=every,
+        global_batch_size=4 * microbatches,
+    )
+    for schedule, recompute, every, microbatches in (
+        ("zero_bubble_v", "full", 1, 1),
+        ("zero_bubble_v", "full", 2, 2),
+        ("zero_bubble_v", "selective", 1, 1),
+        ("dualpipe_v", "full", 1, 1),
+        ("dualpipe_v", "norm+swiglu", 1, 1),
+    )
+}
+"""Halves of a backward with large activations: the first computes again and leaves what the second needs, which
+computes nothing again and reduces the head last."""
+
+
 def _holds_what_is_traced(case: Experiment, rel: float) -> None:
     estimate = estimate_memory(case)
     for rank in range(case.pp):
@@ -99,6 +122,11 @@ def test_peak_is_near_the_traced_engine_with_sharded_chunks(name: str) -> None:
 @pytest.mark.parametrize("name", FEW)
 def test_peak_is_near_the_traced_engine_with_chunks_and_few_microbatches(name: str) -> None:
     _holds_what_is_traced(FEW[name], 0.04)
+
+
+@pytest.mark.parametrize("name", RECOMPUTED)
+def test_peak_is_near_the_traced_engine_with_recomputation_in_halves(name: str) -> None:
+    _holds_what_is_traced(RECOMPUTED[name], 0.025)
 
 
 @pytest.mark.parametrize("name", SPLIT)
