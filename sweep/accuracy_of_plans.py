@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 
@@ -58,15 +59,14 @@ def without_its_model(points: pd.DataFrame) -> pd.DataFrame:
 def from_another(points: pd.DataFrame, cluster: str, other: str) -> pd.DataFrame:
     """The same of the points of one cluster from those of another, and the shipped probes of both."""
     clusters = read_clusters()
-    here, there = (read_known(clusters[name], RECORDED) for name in (cluster, other))
-    rows = _known(points[points["cluster"] == other])
-    elsewhere = Known(rows.steps, there.probe, there.probe_day)
-    known = Known({}, here.probe, here.probe_day, ((clusters[other], elsewhere),))
-    return planned(points[points["cluster"] == cluster], {cluster: known})
+    found = read_known(clusters[cluster], RECORDED, [clusters[other]])
+    without_own = dataclasses.replace(found, steps={})
+    return planned(points[points["cluster"] == cluster], {cluster: without_own})
 
 
 def _known(points: pd.DataFrame) -> Known:
-    pairs = zip(points["experiment"], points["step_time_s"], strict=True)
+    newest = points.sort_values("started_at", ascending=False, kind="stable")
+    pairs = zip(newest["experiment"], newest["step_time_s"], strict=True)
     return Known({layout_id(experiment): Ran(experiment, float(time)) for experiment, time in pairs})
 
 

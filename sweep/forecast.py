@@ -145,6 +145,7 @@ class Forecast:
     cluster: ClusterSpec
     predictor: Predictor
     rates: Mapping[str, float] = field(default_factory=dict)
+    """What a probe has told (`workloads.predict.probed.probed`): rates of links, and factors on peak and host."""
     used: str = ""
     """What it leans on beside the profile, in words; empty: nothing."""
     engines: frozenset[str] = frozenset({ENGINE})
@@ -164,7 +165,8 @@ class Forecast:
             points, counts = _measured(rows, place, own.probe)
             measured += points
             engines |= counts.keys()
-            words = [f"the probe of {own.probe_day}"] if own.probe else []
+            counts_here = place is cluster or bool(counts)  # a probe of another cluster says nothing without its rows
+            words = [f"the probe of {own.probe_day}"] if own.probe and counts_here else []
             for engine, count in counts.items():
                 room[engine] -= count
                 words.append(plural(count, "measured experiment") + ("" if engine == ENGINE else f" of {engine}"))
@@ -182,7 +184,7 @@ class Forecast:
             return found
         those = [experiments[at] for at in places]
         factors = self.structures.factors(those)
-        points = _points(those, self.cluster, self.rates, self.structures.of_layers(those))
+        points = _points(those, self.cluster, self.rates, self.structures.of_layers(those, factors))
         prediction, (busy, after) = self.predictor.predict(points), self.predictor.parts(points)
         middle, low, high = _scaled(prediction, factors)
         for place, at in enumerate(places):
@@ -207,10 +209,10 @@ def _points(
     experiments: Sequence[Experiment],
     cluster: ClusterSpec,
     rates: Mapping[str, float],
-    factors: np.ndarray,
+    of_layers: np.ndarray,
     pace: np.ndarray | None = None,
 ) -> Points:
-    points = layouts.points_of(experiments, cluster, rates, factors, pace)
+    points = layouts.points_of(experiments, cluster, rates, of_layers, pace)
     names = np.array([_profile_of(one.engine) for one in experiments], dtype=np.str_)
     return dataclasses.replace(points, codebase=names)
 
@@ -253,7 +255,7 @@ def _measured(
         counts[engine], factors = len(kept), factors[factors > 0]
         pace = np.array([one.pace for one in kept])
         experiments = [one.experiment for one in kept]
-        points = _points(experiments, cluster, rates, structures.of_layers(experiments), pace)
+        points = _points(experiments, cluster, rates, structures.of_layers(experiments, factors), pace)
         unknown = np.full(len(kept), np.nan)
         found.append(Measured(points, np.array([one.step_time_s for one in kept]) / factors, unknown, unknown))
     return found, counts

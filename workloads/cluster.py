@@ -18,10 +18,6 @@ from workloads.units import EXAMPLES, Unit, quantity
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 Range = tuple[float, float, str, str]
 """Least and most that hardware has, the unit, and how to write such a quantity."""
-_LINK_UNITS: dict[str, Unit] = {
-    **dict.fromkeys(("bandwidth", "pair_bandwidth"), "B/s"),
-    **dict.fromkeys(("latency_s", "pair_latency_s"), "s"),
-}
 _LINK: Range = (1e7, 1e13, "B/s", EXAMPLES["B/s"])
 _LATENCY: Range = (0, 0.1, "s", EXAMPLES["s"])
 _OF_LINK: Mapping[str, tuple[Unit, Range]] = {
@@ -161,6 +157,8 @@ def check_cluster(cluster: ClusterSpec) -> ClusterSpec:
     }
     for name, link in (("intra_node", cluster.intra_node), ("inter_node", cluster.inter_node)):
         if link is not None:
+            if name == "inter_node" and (link.pair_bandwidth, link.pair_latency_s) != (None, None):
+                raise InvalidSweep(f"{place}: {name} has no rates of a pair: those are of two devices of one node")
             for own, (_, span) in _OF_LINK.items():
                 if (value := getattr(link, own)) is not None or not own.startswith("pair"):
                     plausible(f"{place}: {name}.{own}", value, *span)

@@ -24,8 +24,7 @@ class Times:
     def of(cls, question: Question, known: Known | None = None) -> Times:
         """``known``: None: what was measured on the cluster, in the question's results folder."""
         if known is None:
-            config = question.config
-            known = read_known(question.cluster, config.results_dir, config.learn_from)
+            known = read_known(question.cluster, question.config.results_dir)
         return cls(Forecast.of(question.cluster, known))
 
     @property

@@ -58,7 +58,8 @@ def scaled(cluster: ClusterSpec, shares: Mapping[str, float]) -> ClusterSpec:
         return None if rate is None else rate * shares.get(name, 1.0)
 
     def link(spec: LinkSpec, name: str) -> LinkSpec:
-        return dataclasses.replace(spec, bandwidth=spec.bandwidth * shares.get(name, 1.0))
+        pair = times(spec.pair_bandwidth, name)
+        return dataclasses.replace(spec, bandwidth=spec.bandwidth * shares.get(name, 1.0), pair_bandwidth=pair)
 
     device = dataclasses.replace(cluster.device, memory_bandwidth=times(cluster.device.memory_bandwidth, COPY))
     return dataclasses.replace(

@@ -11,7 +11,8 @@ through all of them (NCCL's) crosses a node's boundary with as many links as it 
     all-to-all                   a + max(S * (l-1)/n / intra, S * (n-l)/n / inter)
     point to point               latency + S / bandwidth of the slowest hop of the group
 
-Of a group of two inside a node they are its ``pair_bandwidth`` and ``pair_latency_s`` where these are known.
+Of a group of two inside a node they are its ``pair_bandwidth`` and ``pair_latency_s`` where these are known, but for
+point to point.
 
 S is the size in bytes of the whole (gathered, or not yet scattered) buffer of one rank, and bus bandwidth is meant as
 in nccl-tests (its doc/PERFORMANCE.md derives the factors (n-1)/n and 2 (n-1)/n). Bandwidths are per device
@@ -29,7 +30,8 @@ from workloads.errors import InfeasibleLayout
 
 COMPUTE_BESIDE, TRAFFIC_BESIDE = 1.27, 2.75
 """How many times as long compute and traffic take while both run: NCCL's kernels need multiprocessors and memory, too.
-From probes of two H200 and of two H100: 1.26 to 1.33, and 2.65 to 2.88."""
+From probes of two H200 and of two H100: 1.26 to 1.33 and 2.65 to 2.88 beside gathers and scatters; beside all-reduces,
+which are taken to be alike, 1.27 and 1.40, and 1.86 and 1.90."""
 
 Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "p2p"]
 
@@ -90,8 +92,9 @@ class Group(NamedTuple):
 
 def together_s(compute_s: Any, traffic_s: Any, most: Callable[[Any, Any], Any] = max) -> Any:
     """Seconds of compute and traffic that begin together, each of which takes so long alone. The shorter one ends while
-    both are slow; what is left of the other goes on alone. ``most``: of two numbers, or of two arrays
-    (`numpy.maximum`)."""
+    both are slow; what is left of the other goes on alone. The larger of two lines says so as long as the
+    reciprocals of both factors add up to more than one, so that doing both at a time is worth it. ``most``: of two
+    numbers, or of two arrays (`numpy.maximum`)."""
     compute_lasts = compute_s + TRAFFIC_BESIDE * (1 - 1 / COMPUTE_BESIDE) * traffic_s
     traffic_lasts = traffic_s + COMPUTE_BESIDE * (1 - 1 / TRAFFIC_BESIDE) * compute_s
     return most(compute_lasts, traffic_lasts)
@@ -121,8 +124,9 @@ def _inside(cluster: ClusterSpec, group_size: int) -> LinkSpec:
     link = cluster.intra_node
     if group_size != 2 or (link.pair_bandwidth is None and link.pair_latency_s is None):
         return link
-    bandwidth = link.bandwidth if link.pair_bandwidth is None else link.pair_bandwidth
-    latency_s = link.latency_s if link.pair_latency_s is None else link.pair_latency_s
+    # Two never reach more than many do, whatever a user makes of the link's own rates.
+    bandwidth = min(link.bandwidth, link.bandwidth if link.pair_bandwidth is None else link.pair_bandwidth)
+    latency_s = max(link.latency_s, link.latency_s if link.pair_latency_s is None else link.pair_latency_s)
     return LinkSpec(bandwidth=bandwidth, latency_s=latency_s)
 
 

@@ -87,7 +87,7 @@ class Timeline:
     """(rank, start, end) of the reduction that is still under way when a backward has ended."""
     compute_s: tuple[float, ...]
     exposed_s: tuple[float, ...]
-    """Of each rank: waiting for weights or for its gradients' reduction."""
+    """Of each rank: waiting for weights or for its gradients' reduction, and what compute loses beside traffic."""
     idle_s: tuple[float, ...]
     """Of each rank: waiting for other stages, their messages included, and for the slowest rank at the end."""
     optimizer_s: tuple[float, ...]

@@ -3,7 +3,8 @@
 Rehearsals take the communication of it, and simulations the work of every action. Its sum knows no gaps between kernels
 and no host, so that it is no prediction: plans take that of `workloads.predict`, and of this the ratio of two layouts.
 
-Exposed communication is what nothing else runs beside. The parts are taken as follows.
+Exposed communication is what a step takes longer for it: where nothing else runs beside, and what compute beside it
+loses. The parts are taken as follows.
 
 compute     matmul FLOPs / (peak * matmul_efficiency); attention at its own share of that; norms, RoPE, SwiGLU,
             residuals and gradient accumulation at memory bandwidth. Kernels follow each other without gaps

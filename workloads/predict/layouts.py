@@ -67,8 +67,7 @@ def is_plain(e: Experiment) -> bool:
         _is_form_precision(e.precision)
         and e.model.moe is None
         and e.model.mla is None
-        and e.pp_schedule in _PLAIN_SCHEDULES
-        and (e.pp == 1 or e.pp_split == "balanced")
+        and not _has_odd_schedule(e)
         and (e.cp == 1 or e.cp_kind == "ring")
         and (e.tp == 1 or e.sequence_parallel)
         and (e.zero_stage == 0 or e.dp_replicate == 1)
@@ -80,6 +79,10 @@ def is_plain(e: Experiment) -> bool:
 def _has_odd_layers(e: Experiment) -> bool:
     """Whether a row of a table does not say what its layers do."""
     return e.model.moe is not None or e.model.mla is not None or e.recompute not in RECOMPUTE or e.recompute_every > 1
+
+
+def _has_odd_schedule(e: Experiment) -> bool:
+    return e.pp_schedule not in _PLAIN_SCHEDULES or (e.pp > 1 and e.pp_split != "balanced")
 
 
 def _plain_schedule(e: Experiment) -> dict[str, Any]:
@@ -157,11 +160,14 @@ class Structures:
         found[odd] = seconds[: len(those)] / np.array([self._plain[one] for one in near]) * scaled
         return found
 
-    def of_layers(self, experiments: Sequence[Experiment]) -> Floats:
-        """The same of their layers alone, without what another schedule does to them."""
-        return self.factors(
-            [dataclasses.replace(e, **_plain_schedule(e)) if _has_odd_layers(e) else plain(e) for e in experiments]
-        )
+    def of_layers(self, experiments: Sequence[Experiment], factors: Floats) -> Floats:
+        """Of their `factors`, what is of their layers alone, without what another schedule does to them."""
+        found = np.array([one if _has_odd_layers(e) else 1.0 for e, one in zip(experiments, factors, strict=True)])
+        both = [at for at, e in enumerate(experiments) if _has_odd_layers(e) and _has_odd_schedule(e)]
+        if both:
+            plainly = [dataclasses.replace(experiments[at], **_plain_schedule(experiments[at])) for at in both]
+            found[both] = self.factors(plainly)
+        return found
 
     def _near(self, e: Experiment) -> Experiment:
         near = plain(e)
@@ -170,29 +176,19 @@ class Structures:
         return near
 
 
-def structure_factors(experiments: Sequence[Experiment], cluster: ClusterSpec) -> Floats:
-    """`Structures.factors`, once."""
-    return Structures(cluster).factors(experiments)
-
-
-def structure_factor(e: Experiment, cluster: ClusterSpec) -> float:
-    """`structure_factors` of one layout."""
-    return float(structure_factors([e], cluster)[0])
-
-
 def points_of(
     experiments: Sequence[Experiment],
     cluster: ClusterSpec,
     measured: Mapping[str, float] | None = None,
-    factors: Floats | None = None,
+    of_layers: Floats | None = None,
     pace: Floats | None = None,
 ) -> Points:
     """Rows of experiments that are all `is_predicted`; each as its `plain` one.
 
     ``measured``: what a probe has told (`workloads.predict.probed.probed`). ``pace``: of each row's host, over what the
-    probe says of hosts there; None: the same. ``factors``: their `structure_factors`, by which the caller multiplies:
-    the host's part of a layer with experts or latent attention is known by itself and takes no factor. Without
-    them their host's part is that of a dense layer.
+    probe says of hosts there; None: the same. ``of_layers``: `Structures.of_layers`, a part of the factors by which the
+    caller multiplies: the host's part of such layers is known by itself and takes no factor. Without them the host's
+    part is that of a dense layer.
     """
     device, count = cluster.device, len(experiments)
     in_16_bits = device.peak_of("bf16")
@@ -213,16 +209,17 @@ def points_of(
     values = np.array(rows, dtype=float).reshape(count, len(COLUMNS) + 2).T
     versions = np.array([f"engine {e.engine_version}" for e in experiments], dtype=np.str_)
     columns = dict(zip((*COLUMNS, "routed", "latents"), values, strict=True))
-    if factors is None:
+    if of_layers is None:
         columns |= {"routed": np.zeros(count), "latents": np.zeros(count)}
-    columns["scaled"] = np.ones(count) if factors is None else factors
+    columns["scaled"] = np.ones(count) if of_layers is None else of_layers
     columns["again"] = np.array([_again(e) for e in experiments], dtype=float)
     columns["pace"] = np.ones(count) if pace is None else pace
     return points_from(columns, peak, versions, cluster, measured)
 
 
 def _again(e: Experiment) -> float:
-    """Of the host's part of recomputing in all layers what `plain` says: what this one recomputes."""
+    """The host's work for what is recomputed, over that for what `plain` recomputes in every layer. The operations of a
+    list count alike, so that a long one is more than ``selective``."""
     of_layer = 1.0 if e.recompute in RECOMPUTE else len(operations_of(e.recompute)) / len(SELECTIVE)
     return of_layer / e.recompute_every
 

@@ -67,7 +67,7 @@ class Points:
     scaled: Floats
     """What the predicted time is multiplied by afterwards for what the columns do not say of layers; 1: nothing."""
     again: Floats
-    """Of what the host has to recompute in every layer as ``recompute`` says: the part that it does."""
+    """The host's work for recomputation, over that for recomputing every layer as ``recompute`` says."""
     pace: Floats
     """How many times as long as usual the host takes for all it does; 1: as usual, or unknown."""
     codebase: Texts

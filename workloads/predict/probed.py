@@ -62,7 +62,8 @@ def _matmul(rows: Sequence[Row], cluster: ClusterSpec) -> float | None:
 
 
 def _pace(rows: Sequence[Row]) -> float | None:
-    """Seconds to issue a layer, forward and backward, in all cases that were tested, over what the model takes."""
+    """Seconds to issue a layer, forward and backward, in all cases that were tested, over what the general values of
+    the model say, so that a factor of one is the same host for every code base."""
     measured, usual = 0.0, 0.0
     for fields, names in _HOST_CASES:
         parts = [[row["value"] for row in _of(rows, "host", name=f"layer_{way}", **fields)] for way in _WAYS]

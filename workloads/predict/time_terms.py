@@ -144,9 +144,9 @@ def host_bound(points: Points, facts: Facts, p: Mapping[str, float]) -> Floats:
 def _layer(x: Points, facts: Facts, p: Mapping[str, float]) -> tuple[Floats, Floats]:
     """Seconds of a layer and micro-batch, forward and backward: of the device with what it waits for, of the host."""
     tokens, tp, h = x.tokens, x.tp, x.hidden
-    again = x.recompute
+    kind = x.recompute
     memory = x.memory_bandwidth * p["memory"]
-    passes = np.where(again == 2, 4.0, 3.0)
+    passes = np.where(kind == 2, 4.0, 3.0)
 
     slower = (1 + p["tokens"] / tokens) * (1 + p["width"] * tp / h)
     low = p["fp8"] * x.peak_matmul / x.peak * np.where(x.fp8 > 1, p["fp8_scales"], 1.0)
@@ -155,7 +155,7 @@ def _layer(x: Points, facts: Facts, p: Mapping[str, float]) -> tuple[Floats, Flo
     head_dim = h / x.heads
     attention_rate = x.peak * p["attention"] * np.minimum(1.0, head_dim / 128) ** p["head_size"]
     attention_rate = attention_rate / np.where(np.log2(head_dim) % 1 == 0, 1.0, p["odd_head"])
-    turns = np.where(again == 2, 4.5, 3.5)
+    turns = np.where(kind == 2, 4.5, 3.5)
     attention_rate = attention_rate / (1 + p["short"] / x.seq)
     flops = 4 * tokens * x.seq * h / tp
     attention = np.where(facts.unfused > 0, passes * flops / rate, 0.5 * turns * flops / attention_rate)
@@ -164,7 +164,7 @@ def _layer(x: Points, facts: Facts, p: Mapping[str, float]) -> tuple[Floats, Flo
     values = (
         10 * tokens * h / shared + (4 * (1 + x.kv_heads / x.heads) * h + (2 * x.matrices - 3) * x.ffn) * tokens / tp
     )
-    moved = 3 * 2 * values * (1 + np.where(again == 2, 1.0, np.where(again == 1, 0.5, 0.0)) / 3)
+    moved = 3 * 2 * values * (1 + np.where(kind == 2, 1.0, np.where(kind == 1, 0.5, 0.0)) / 3)
     # Scores, probabilities and dropout of unfused attention: five passes forward, as many backward and again.
     moved = moved + facts.unfused * 15 * 2 * x.mbs * x.heads / tp * x.seq**2 / x.cp
     device = matmul + attention + moved / memory + p["gap"] + _tensor_parallel(x, facts, p) + _context_parallel(x, p)
@@ -172,8 +172,8 @@ def _layer(x: Points, facts: Facts, p: Mapping[str, float]) -> tuple[Floats, Flo
         p["host"]
         + p["host_tp"] * (tp > 1)
         + p["host_zero3"] * ((x.zero == 3) & (x.dp > 1))
-        + p["host_selective"] * (again == 1) * x.again
-        + p["host_full"] * (again == 2) * x.again
+        + p["host_selective"] * (kind == 1) * x.again
+        + p["host_full"] * (kind == 2) * x.again
     )
     more = p["host_fp8"] * (x.fp8 > 0) + p["host_experts"] * x.routed + p["host_latents"] * x.latents
     more = more + p["host_fp8_experts"] * ((x.fp8 > 0) & (x.routed > 0))

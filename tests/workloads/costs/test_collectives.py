@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from tests.workloads.costs.shapes import H200, ONE_NODE
-from workloads.costs.collectives import collective_time_s, members_per_node
+from workloads.costs.collectives import collective_time_s, members_per_node, together_s
 from workloads.errors import InfeasibleLayout
 
 GIB = 2.0**30
@@ -73,3 +75,23 @@ def test_no_link_between_nodes() -> None:
 def test_unknown_operation() -> None:
     with pytest.raises(ValueError, match="all_reduce, all_gather"):
         collective_time_s("broadcast", GIB, 8, 1, H200)  # type: ignore[arg-type]
+
+
+def test_two_devices_of_a_node_have_rates_of_their_own() -> None:
+    pair = dataclasses.replace(H200.intra_node, bandwidth=360e9, pair_bandwidth=250e9, pair_latency_s=20e-6)
+    cluster = dataclasses.replace(H200, intra_node=pair)
+    assert collective_time_s("all_gather", GIB, 2, 1, cluster) == pytest.approx(GIB / 2 / 250e9 + 20e-6)
+    assert collective_time_s("all_to_all", GIB, 2, 1, cluster) == pytest.approx(GIB / 2 / 250e9 + 20e-6)
+    assert collective_time_s("all_gather", GIB, 4, 1, cluster) == pytest.approx(3 / 4 * GIB / 360e9 + 3 * 4e-6)
+    assert collective_time_s("all_gather", GIB, 2, 8, cluster) > GIB / 2 / 50e9  # of two nodes
+    # A link that a user makes slower than two were measured to be is as slow for two.
+    slow = dataclasses.replace(cluster, intra_node=dataclasses.replace(pair, bandwidth=40e9, latency_s=1e-3))
+    assert collective_time_s("all_gather", GIB, 2, 1, slow) == pytest.approx(GIB / 2 / 40e9 + 1e-3)
+
+
+def test_compute_and_traffic_together_take_less_than_one_after_the_other_and_more_than_either() -> None:
+    for compute, traffic in ((1.0, 0.1), (1.0, 0.4), (1.0, 1.0), (0.1, 1.0), (1.0, 0.0), (0.0, 1.0)):
+        both = together_s(compute, traffic)
+        assert max(compute, traffic) <= both <= compute + traffic
+        assert (both == pytest.approx(max(compute, traffic))) == (min(compute, traffic) == 0)
+    assert together_s(1.0, 0.1) == pytest.approx(1 + 0.1 * 2.75 * (1 - 1 / 1.27))

@@ -30,7 +30,7 @@ def of(**fields: Any) -> Experiment:
 
 
 def step(*experiments: Experiment) -> list[float]:
-    factors = layouts.structure_factors(experiments, H200)
+    factors = layouts.Structures(H200).factors(experiments)
     found = PREDICTOR.predict(layouts.points_of(experiments, H200)).step_time_s
     return (found * factors).tolist()
 
@@ -75,9 +75,9 @@ def test_what_no_table_says_is_a_factor(odd: Experiment) -> None:
     near = layouts.plain(odd)
     assert layouts.is_plain(near)
     assert (near.world_size, near.tokens_per_step) == (odd.world_size, odd.tokens_per_step)
-    factor = layouts.structure_factor(odd, H200)
+    factor = layouts.Structures(H200).factors([odd])[0]
     assert math.isfinite(factor) and 0.3 < factor < 10
-    assert layouts.structure_factor(near, H200) == pytest.approx(1.0)
+    assert layouts.Structures(H200).factors([near])[0] == pytest.approx(1.0)
 
 
 def test_schedules_and_recomputed_layers_are_ranked() -> None:
@@ -121,8 +121,8 @@ def test_precisions_of_32_bits_take_longer_by_their_rate() -> None:
     alone = dataclasses.replace(H200, device=dataclasses.replace(device, peak_flops={"fp32": 6e13}))
     slow = of(dp=8, precision="fp32")
     assert layouts.is_predicted(slow, wide) and layouts.is_predicted(slow, alone) and not layouts.is_plain(slow)
-    assert 5 < layouts.structure_factor(slow, wide) < 989 / 60
-    assert layouts.structure_factor(slow, alone) == pytest.approx(1.0)
+    assert 5 < layouts.Structures(wide).factors([slow])[0] < 989 / 60
+    assert layouts.Structures(alone).factors([slow])[0] == pytest.approx(1.0)
     assert layouts.points_of([slow], wide).peak[0] > 10 * layouts.points_of([slow], alone).peak[0]
 
 
@@ -180,7 +180,7 @@ def test_thousands_of_other_points_a_second() -> None:
     took = []
     for _ in range(3):
         start = time.process_time()
-        assert np.isfinite(layouts.structure_factors(experiments, H200)).all()
+        assert np.isfinite(layouts.Structures(H200).factors(experiments)).all()
         took.append(time.process_time() - start)
     assert len(experiments) / min(took) > 3000, (len(experiments), took)
 
@@ -238,3 +238,33 @@ def test_parts_of_a_step_are_shares_of_it() -> None:
     assert ((busy > 0) & (after > 0) & (busy + after < 1)).all()
     assert busy[1] < busy[0]  # a bubble
     assert np.isfinite(after).all()
+
+
+def of_host(**fields: Any) -> float:
+    """Seconds of a step of short sequences, whose pace the host sets."""
+    e = Experiment.canonical(model=LLAMA_8B, seq_len=128, global_batch_size=8, **fields)
+    structures = layouts.Structures(H200)
+    factors = structures.factors([e])
+    points = layouts.points_of([e], H200, None, structures.of_layers([e], factors))
+    found = Predictor(read_profiles()).predict(points).step_time_s * factors
+    return float(found[0])
+
+
+def test_the_host_recomputes_only_the_layers_that_are_recomputed() -> None:
+    every = {n: of_host(recompute="full", recompute_every=n) for n in (1, 2, 4)}
+    none = of_host()
+    assert none < every[4] < every[2] < every[1]
+    assert every[2] - none == pytest.approx((every[1] - none) / 2, rel=0.1)
+    assert none < of_host(recompute="norm") < of_host(recompute="norm+swiglu") < of_host(recompute="selective")
+
+
+def test_a_schedule_shortens_what_the_host_bounds_as_it_shortens_the_rest() -> None:
+    """Idle time falls whoever sets the pace, with experts, too."""
+    layout = {"model": MIXTRAL, "seq_len": 128, "pp": 2, "global_batch_size": 4}
+    structures, found = layouts.Structures(H200), {}
+    for schedule in ("1f1b", "zero_bubble_v"):
+        e = Experiment.canonical(pp_schedule=schedule, **layout)
+        factors = structures.factors([e])
+        points = layouts.points_of([e], H200, None, structures.of_layers([e], factors))
+        found[schedule] = float((Predictor(read_profiles()).predict(points).step_time_s * factors)[0])
+    assert 0.7 < found["zero_bubble_v"] / found["1f1b"] < 0.97
