@@ -153,7 +153,7 @@ def test_rehearsed_times_are_cautioned_against_and_compared(tmp_path: Path) -> N
     ]
     synthetic.make_sweep(folder / "one", rehearsed)
     text = text_of(report.build(folder, tmp_path / "out", QUICK))
-    assert "steps with tensor or context parallelism come out too short, so that they rank both too high" in text
+    assert "steps with tensor or context parallelism mostly come out too short, so that they rank both too high" in text
     assert (
         "Rehearsed step times differ from the measured ones by −20.0 % to −20.0 % (median −20.0 %, n = 1) with tensor "
         "parallelism and +0.0 % to +0.0 % (median +0.0 %, n = 1) without it." in text
@@ -168,8 +168,9 @@ def test_the_caution_on_rehearsals_is_what_the_recorded_rows_show() -> None:
     assert learned.sum() == 3
     assert both.loc[learned, "peak_difference"].abs().max() < 0.012  # how many tokens a rank gets moves by the step
     times, apart = both["step_time_difference"], (both["tp"] > 1) | (both["cp"] > 1)
-    assert times[apart].between(-0.235, -0.03).all()
-    assert times[~apart].between(-0.11, 0.02).all()
+    # Most: where the host sets the pace they may be too long, and hosts are not as fast at all times.
+    assert times[apart].median() < -0.1 and (times[apart] < -0.03).mean() > 0.85
+    assert -0.06 < times[~apart].median() < 0 and times[~apart].between(-0.11, 0.02).mean() > 0.8
 
 
 def test_another_device_than_the_clusters_is_said_first(tmp_path: Path) -> None:

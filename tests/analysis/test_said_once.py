@@ -38,7 +38,7 @@ from tests.analysis.run_notebooks import read, texts
 
 pytestmark = pytest.mark.slow
 
-SWEEPS = sorted(path.name for path in RECORDED.iterdir() if path.is_dir())
+SWEEPS = sorted(path.parent.name for path in RECORDED.glob("*/sweep.json"))
 WITH_WINNERS = ("all_runs", "best_configurations", "efficiency", "pareto", "training_cost")
 """Figures whose tables name a throughput of the fastest layout of every model and size."""
 
