@@ -7,7 +7,7 @@ comes with its parts, which add up to it. Above 2^53 bytes (8 PiB on one rank) `
 "use strict";
 const MemoryModel = (() => {
   const {
-    computeBytes, dataDegrees, deferredBytes, denseLayer, div, experimentChunks, experimentStages, expertDegrees, gatheredBytes, headBytes, layerBytes, localParams,
+    computeBytes, dataDegrees, deferredBytes, denseLayer, div, experimentChunks, experimentStages, expertDegrees, firstHalfBytes, gatheredBytes, headBytes, layerBytes, localParams,
     masterBytes, moeLayer, numDenseLayers, numMicrobatches, rankTokens, sum,
   } = ModelCosts;
 
@@ -22,7 +22,7 @@ const MemoryModel = (() => {
     masterBytes(e) * (div(params, dataDegrees(e)[1]) + (experts ? div(experts, expertDegrees(e)[1]) : 0));
 
   /** moments.accumulates_unsharded @param {Experiment} e */
-  const accumulatesUnsharded = (e) => e.zero_stage <= 1 && numMicrobatches(e) > 1;
+  const accumulatesUnsharded = (e) => e.zero_stage <= 1 && (numMicrobatches(e) > 1 || SPLIT_BACKWARD.includes(e.pp_schedule));
 
   /** moments.Shared.of: what is the same on every stage. @param {Experiment} e */
   function shared(e) {
@@ -42,6 +42,7 @@ const MemoryModel = (() => {
       routed: again.routed,
       denseDeferred: hasDense ? deferredBytes(e, false, c) : 0,
       routedDeferred: hasRouted ? deferredBytes(e, true, c) : 0,
+      denseFirstHalf: hasDense ? firstHalfBytes(e, c) : 0,
       working: Math.max(again.dense.working, again.routed.working),
       denseKept: kept.dense,
       routedKept: kept.routed,
@@ -142,6 +143,8 @@ const MemoryModel = (() => {
     return [forward, reduction];
   }
 
+  const OWN = "kept for its own weights' gradients";
+
   /** moments.block_moments @param {Experiment} e */
   function blockMoments(e, x, units, turn, stage) {
     const zero3 = e.zero_stage === 3, reducesNow = reduces(x, turn);
@@ -171,7 +174,9 @@ const MemoryModel = (() => {
     if (zero3 && holds.embedding && done === layers - 1) gathered = x.b * x.block + x.c * units.first;
     else if (!zero3 && turn.last) gathered -= x.b * rest + x.bExperts * moe * units.experts;
     const received = holds.has_head ? 0 : x.stream;
-    const own = { "gradient of the stream": received, "backward of one block": kept === layers ? x.workingKept : x.working };
+    const between = kept === 0 && e.recompute_every > 1;
+    const own = { "gradient of the stream": received, "backward of one block": between || kept === layers ? x.workingKept : x.working };
+    if (turn.first_half) left[OWN] = (left[OWN] ?? 0) + moe * x.routedDeferred + (done - moe) * x.denseDeferred;
     const buffers = { "FSDP buffers": reducesNow ? unsharded : flat };
     return [last, { name, copies: gathered, gradients, activations: { ...left, ...own, ...buffers } }];
   }
@@ -197,6 +202,7 @@ const MemoryModel = (() => {
     others["gradient of the stream"] = stage.has_head ? 0 : x.stream;
     const again = stage.holds.first_recomputed;
     const [dense, routed] = again ? [x.dense, x.routed] : [x.denseKept, x.routedKept];
+    if (turn.first_half) others[OWN] = turn.own - (stage.holds.dense_layers ? x.denseDeferred - x.denseFirstHalf : x.routedDeferred);
     others["saved by the first block"] = (stage.holds.dense_layers ? dense : routed).saved;
     const flat = reducesNow && !turn.first_half ? g * x.block : waiting(x, units, turn);
     const ofAny = again ? x.working : x.workingKept, working = stage.holds.dense_layers ? dense.working : ofAny;
@@ -258,7 +264,7 @@ const MemoryModel = (() => {
     const others = savedInParts(stage, before, total, Math.trunc(before * headSaved));
     others["gradient of the stream"] = received + x.stream;
     Object.assign(others, turn.beside);
-    if (turn.own) others["kept for its own weights' gradients"] = turn.own;
+    if (turn.own) others[OWN] = turn.own;
     const everything = stage.whole;
     if (x.whole && turn.first_half) {
       const end = stage.has_embedding ? units.first : 0, own = c === g && !turn.prior ? 0 : c * end;
@@ -346,6 +352,21 @@ const MemoryModel = (() => {
   /** chunk_moments._Bytes.gradients */
   const gradientsOf = (chunk, far) => (far >= ALL_REDUCED ? chunk.accumulated : far >= ENDS_REDUCED ? chunk.ofEnds : 0);
 
+  /** chunk_moments._in_second_half */
+  function inSecondHalf(x) {
+    const left = (bytes, kept) => ({ ...kept, saved: bytes, parts: { [OWN]: bytes } });
+    const dense = left(x.denseDeferred, x.denseKept), routed = left(x.routedDeferred, x.routedKept);
+    return { ...x, dense, denseKept: dense, routed, routedKept: routed, working: x.workingKept, besideExperts: x.besideExpertsKept };
+  }
+
+  /** chunk_moments._second_half: the head's reduction, where it comes after all blocks. @param {Experiment} e */
+  function lastOfHead(e, x, turn, own) {
+    if (!own.units.head || !turn.last || e.zero_stage > 1 || turn.prior) return [];
+    const buffers = x.g * (x.block + own.units.head) * (x.shards === 1 ? 2 : 1);
+    const activations = { ...turn.beside, "FSDP buffers": buffers };
+    return [{ name: "the reduction of the head's gradient", copies: 0, gradients: own.shard, activations }];
+  }
+
   /** chunk_moments.moments_of_chunks: the moments of a rank with several chunks. @param {Experiment} e */
   function ofChunks(e, x, index) {
     const chunks = experimentChunks(e, index).map((holds) => chunkBytes(e, x, holds)), moments = [];
@@ -353,9 +374,10 @@ const MemoryModel = (() => {
     heldByChunk(e, index).forEach((turns, number) => {
       const own = chunks[number], { units } = own;
       for (const { kind, last, follows, far, found } of turns) {
+        const second = kind === "W";
         const states = found.map(({ activations, forWeights }) => [
-          total((chunk, at) => activations[at] * (chunk.saved + chunk.ofHead)) - own.saved - own.ofHead,
-          total((chunk, at) => forWeights[at] * chunk.waits),
+          total((chunk, at) => activations[at] * (chunk.saved + chunk.ofHead)) - (second ? 0 : own.saved + own.ofHead),
+          total((chunk, at) => forWeights[at] * chunk.waits) - (second ? own.waits : 0),
         ]);
         const [others, kept] = states.reduce((most, one) => (one[0] + one[1] > most[0] + most[1] ? one : most));
         const ofOthers = (bytesOf) => total((chunk, at) => (at === number ? 0 : bytesOf(chunk, far[at])));
@@ -372,14 +394,20 @@ const MemoryModel = (() => {
           first_half: kind === "I",
         };
         const ofHead = own.has_head ? headMoments(e, x, units, turn, own) : [];
-        const ofBackward = () => [
-          ...ofHead.slice(1),
-          ...blockMoments(e, x, units, turn, own),
-          ...(turn.first_half ? [] : expertMoments(e, x, units, turn, own)),
-          firstBlockMoment(e, x, units, turn, own),
-          endMoment(e, x, units, turn, own),
+        const blocks = (layers, chunk) => [
+          ...blockMoments(e, layers, units, turn, chunk),
+          ...(turn.first_half ? [] : expertMoments(e, layers, units, turn, chunk)),
+          firstBlockMoment(e, layers, units, turn, chunk),
+          endMoment(e, layers, units, turn, chunk),
         ];
-        for (const one of kind === "F" ? ofHead.slice(0, 1) : ofBackward()) {
+        const ofTurn = {
+          F: () => ofHead.slice(0, 1),
+          W: () => [
+            ...blocks(inSecondHalf(x), { ...own, saved: own.waits, parts: { [OWN]: own.waits } }),
+            ...lastOfHead(e, x, turn, own),
+          ],
+        }[kind] ?? (() => [...ofHead.slice(1), ...blocks(x, own)]);
+        for (const one of ofTurn()) {
           one.copies += ofOthers((chunk, at) => (e.zero_stage < 3 && at >= GATHERED && at < DONE ? chunk.whole : 0));
           one.gradients += ofOthers((chunk, at) => (at === DONE ? chunk.shard : gradientsOf(chunk, at)));
           moments.push(one);

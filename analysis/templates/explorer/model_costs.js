@@ -565,6 +565,17 @@ const ModelCosts = (() => {
   }
 
   /**
+   * activations.first_half_bytes
+   * @param {Experiment} e
+   * @param {number} c
+   */
+  function firstHalfBytes(e, c) {
+    if (isFp8(e)) return 0;
+    const downWeight = div(c * e.model.ffn_hidden_size, e.tp) * e.model.hidden_size;
+    return Math.max(0, layerTensors(e, false, c).product - downWeight);
+  }
+
+  /**
    * activations.head_bytes
    * @param {Experiment} e
    * @param {number} c
@@ -584,7 +595,7 @@ const ModelCosts = (() => {
   }
 
   return {
-    computeBytes, dataDegrees, dataParallel, deferredBytes, denseLayer, div, experimentChunks, experimentStages, expertDegrees, gatheredBytes, headBytes, layerBytes, localParams,
+    computeBytes, dataDegrees, dataParallel, deferredBytes, denseLayer, div, experimentChunks, experimentStages, expertDegrees, firstHalfBytes, gatheredBytes, headBytes, layerBytes, localParams,
     masterBytes, moeLayer, numDenseLayers, numMicrobatches, numParams, rankTokens, sum, V_SHAPED, worldSize,
   };
 })();
