@@ -5,16 +5,23 @@ Starting processes and importing torch costs seconds; a fork server and workers 
 group and hold its meshes and threads, so they are cleared after every job; a failed rank leaves its peers hanging in a
 collective, so after a failure or time-out all workers are replaced. In torch 2.11 something else keeps the threads of
 groups alive, which slows every later job: workers that have gathered too many threads are replaced, too.
+
+A shared machine may stop one process for a minute, which ends a collective of the others. A job that timed out
+therefore runs once more; a warning says so, with the place where each rank stood. What hangs by its code does so twice.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import importlib
 import multiprocessing
 import os
+import signal
 import tempfile
+import time
 import traceback
+import warnings
 from collections.abc import Callable
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
@@ -29,8 +36,16 @@ _MOST_THREADS = 150
 """A worker with more threads than this between two jobs is replaced. A layout's groups have some dozens."""
 
 
+_TIME_OUTS = ("Timed out waiting", "timed out after", "Watchdog caught collective operation timeout")
+"""How gloo and NCCL say that a peer did not answer in time."""
+
+
 class RankFailed(AssertionError):
     """A rank raised; its traceback is the message."""
+
+
+class RankTimedOut(RankFailed):
+    """A rank waited for another one too long, or did not answer; the message says where each rank stood."""
 
 
 class Pool:
@@ -45,8 +60,20 @@ class Pool:
         self.jobs = 0
 
     def run(self, body: Callable[..., Any], world_size: int, *args: Any, timeout_s: float = 90.0) -> list[Any]:
-        """``body(rank, *args)`` on ``world_size`` ranks inside an initialised process group; results by rank."""
+        """``body(rank, *args)`` on ``world_size`` ranks inside an initialised process group; results by rank.
+
+        Raises `RankFailed` where a rank raises or dies, `RankTimedOut` where the second attempt has timed out, too.
+        """
         assert world_size <= self.size
+        try:
+            return self._run_once(body, world_size, args, timeout_s)
+        except RankTimedOut as first:
+            warnings.warn(f"ranks timed out and start again: {first}", stacklevel=2)
+        return self._run_once(body, world_size, args, timeout_s)
+
+    def _run_once(
+        self, body: Callable[..., Any], world_size: int, args: tuple[Any, ...], timeout_s: float
+    ) -> list[Any]:
         self._start_workers(world_size)
         self.jobs += 1
         store = Path(self.folder.name) / f"store{self.jobs}"
@@ -55,9 +82,11 @@ class Pool:
         results: list[Any] = [None] * world_size
         missing = {pipe: rank for rank, (_, pipe) in enumerate(self.workers[:world_size])}
         failure: str | None = None
+        timed_out = False
         while missing and failure is None:
             ready = wait(list(missing), timeout=timeout_s)
             if not ready:
+                timed_out = True
                 failure = f"no answer within {timeout_s} s from ranks {sorted(missing.values())}"
             for pipe in ready:
                 rank = missing.pop(pipe)
@@ -66,14 +95,24 @@ class Pool:
                 except EOFError:
                     good, value = False, "died"
                 if not good:
+                    timed_out = any(words in value for words in _TIME_OUTS)
                     failure = f"rank {rank}: {value}"
                 results[rank] = value
         if failure is not None:
+            stacks = self._stacks(sorted(missing.values())) if timed_out else ""
             self.close()
-            raise RankFailed(failure)
+            raise (RankTimedOut if timed_out else RankFailed)(failure + stacks)
         if any(_thread_count(process.pid) > _MOST_THREADS for process, _ in self.workers):
             self.close()
         return results
+
+    def _stacks(self, ranks: list[int]) -> str:
+        """Where these ranks stand; a process that the machine has stopped writes nothing within the second."""
+        for rank in ranks:
+            os.kill(self.workers[rank][0].pid, signal.SIGUSR1)
+        time.sleep(1.0)
+        found = {rank: _stack_file(self.folder.name, self.workers[rank][0].pid) for rank in ranks}
+        return "".join(f"\nrank {rank} stands at\n{file.read_text()}" for rank, file in found.items() if file.exists())
 
     def close(self) -> None:
         for process, pipe in self.workers:
@@ -85,7 +124,7 @@ class Pool:
     def _start_workers(self, count: int) -> None:
         while len(self.workers) < count:
             here, there = self.context.Pipe()
-            process = self.context.Process(target=_serve, args=(there,), daemon=True)
+            process = self.context.Process(target=_serve, args=(there, self.folder.name), daemon=True)
             process.start()
             there.close()
             self.workers.append((process, here))
@@ -99,9 +138,14 @@ def _thread_count(pid: int) -> int:
         return 0
 
 
-def _serve(pipe: Connection) -> None:
+def _stack_file(folder: str, pid: int) -> Path:
+    return Path(folder) / f"stack{pid}"
+
+
+def _serve(pipe: Connection, folder: str) -> None:
     import torch
 
+    faulthandler.register(signal.SIGUSR1, file=_stack_file(folder, os.getpid()).open("w"), all_threads=True)
     torch.set_num_threads(1)
     while True:
         try:

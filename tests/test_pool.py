@@ -1,0 +1,50 @@
+"""The pool of processes: a rank that a machine stopped for long gets a second attempt, faults get none."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.pool import Pool, RankFailed, RankTimedOut
+
+
+def _late_the_first_time(rank: int, started: Path) -> int:
+    if rank == 1 and not started.exists():
+        started.touch()
+        time.sleep(60)
+    return rank
+
+
+def _late(rank: int) -> None:
+    time.sleep(60)
+
+
+def _raises(rank: int, calls: Path) -> None:
+    with calls.open("a") as file:
+        file.write("called\n")
+    raise ValueError("a fault")
+
+
+@pytest.mark.slow
+def test_ranks_that_time_out_start_once_more_and_say_where_they_stood(tmp_path: Path) -> None:
+    pool = Pool(2)
+    try:
+        with pytest.warns(UserWarning, match=r"(?s)no answer within 5 s from ranks \[1\].*_late_the_first_time"):
+            assert pool.run(_late_the_first_time, 2, tmp_path / "started", timeout_s=5) == [0, 1]
+        with pytest.warns(UserWarning), pytest.raises(RankTimedOut, match=r"from ranks \[0\]"):
+            pool.run(_late, 1, timeout_s=1)
+    finally:
+        pool.close()
+
+
+@pytest.mark.slow
+def test_a_fault_is_not_tried_again(tmp_path: Path) -> None:
+    pool = Pool(1)
+    try:
+        with pytest.raises(RankFailed, match="a fault"):
+            pool.run(_raises, 1, tmp_path / "calls")
+    finally:
+        pool.close()
+    assert (tmp_path / "calls").read_text() == "called\n"
