@@ -26,6 +26,9 @@ DEVICE = "NVIDIA H200"
 """Of most shipped rows."""
 TEN = 5
 """How often ten rows are drawn."""
+CUTS = tuple(float(gib) for gib in range(56, 93, 4))
+FINE_CUTS = tuple(gib / 4 for gib in range(4 * 60, 4 * 88))
+"""GiB of reserved memory above which a row of an 80 GB device would be refused."""
 
 
 def leave_out(rows: pd.DataFrame, given: pd.DataFrame, key: Sequence[str]) -> pd.DataFrame:
@@ -83,12 +86,12 @@ def scores(found: pd.DataFrame) -> dict[str, str]:
     }
 
 
-def verdicts(found: pd.DataFrame) -> list[tuple[float, int, int, float]]:
-    """For cuts of the predicted load: (cut, runs refused, failures let through, share of right verdicts)."""
+def verdicts(found: pd.DataFrame, cuts: Sequence[float]) -> list[tuple[float, int, int, float]]:
+    """For cuts of the reserved memory in GiB: (cut, runs refused, failures let through, share of right verdicts)."""
     load = found["of_predicted_peak_reserved_bytes"]
     ran, failed = found["status"] == "ok", found["status"] == "oom"
     curve = []
-    for gib in range(56, 93, 4):
+    for gib in cuts:
         over = load > gib * 2**30
         right = (ran & ~over).sum() + (failed & over).sum()
         curve.append((float(gib), int((ran & over).sum()), int((failed & ~over).sum()), right / (ran | failed).sum()))
@@ -159,14 +162,16 @@ def study_section(path: Path) -> str:
     fits = memory["of_fits"] == 1
     ok, oom = memory["status"] == "ok", memory["status"] == "oom"
     right = ((ok & fits).sum() + (oom & ~fits).sum()) / (ok | oom).sum()
-    curve = "\n".join(f"| {cut:g} | {a} | {b} | {_percent(c)} |" for cut, a, b, c in verdicts(memory))
+    curve = "\n".join(f"| {cut:g} | {a} | {b} | {_percent(c)} |" for cut, a, b, c in verdicts(memory, CUTS))
+    best = max(verdicts(memory, FINE_CUTS), key=lambda line: line[3])
     memory_text = (
         f"Memory, one model left out, all {len(memory):,} rows that ran or ran out of memory: reserved memory is off\n"
         f"by {_percent(off.mean())} (median {_percent(off.median())}, p90 {_percent(off.quantile(0.9))}). The verdict "
         f"`fits`, "
         f"with the cut that is best on the other\nmodels, is right for {_percent(right)}: it refuses "
         f"{int((ok & ~fits).sum())} of {int(ok.sum()):,} rows that ran and lets {int((oom & fits).sum())} of "
-        f"{int(oom.sum()):,} through that ran\nout. A cut of the reserved memory of the first rank alone would give:"
+        f"{int(oom.sum()):,} through that ran\nout. A cut of the reserved memory of the first rank alone is right for "
+        f"{_percent(best[3])} at best, with {best[0]:g} GiB ({best[1]} runs\nrefused, {best[2]} failures let through):"
     )
     axes = [line for name in ("hidden", "tp", "pp", "sharding", "gpus") for line in by_value(left, name)]
     return f"""{table(lines, "fitted on")}

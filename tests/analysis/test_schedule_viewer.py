@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from selenium.common.exceptions import StaleElementReferenceException
 from selenium.webdriver.common.action_chains import ActionChains
 
 from tests.analysis.browser import Browser, Keys
@@ -123,6 +124,18 @@ def type_in(browser: Browser, **values: float | str) -> None:
         )
 
 
+def point_at(browser: Browser, selector: str, place: int) -> None:
+    """Move the mouse there. Scrolling to it may show a scroll bar, which changes the width: then all is drawn anew."""
+    for attempt in range(5):
+        try:
+            ActionChains(browser.driver, duration=0).move_to_element(browser.all(selector)[place]).perform()
+        except StaleElementReferenceException:
+            if attempt == 4:
+                raise
+        else:
+            return
+
+
 def drawn(browser: Browser) -> list[list[float]]:
     """[rank, x, width] of every bar."""
     return list(
@@ -234,8 +247,7 @@ def test_arrow_keys_step_through_the_actions(tab: Browser) -> None:
 
 def test_pointing_at_a_bar_tells_its_times(tab: Browser) -> None:
     type_in(tab, schedule="gpipe", ranks=2, microbatches=2, forward=1, backward=2, p2p=0)
-    bar = tab.all("#runs-p-chart [data-rank='1']")[2]
-    ActionChains(tab.driver, duration=0).move_to_element(bar).perform()
+    point_at(tab, "#runs-p-chart [data-rank='1']", 2)
     assert tab.text("#runs-p-now") == "Rank 1: backward of micro-batch 0, from 3 to 5."
 
 

@@ -9,7 +9,7 @@ import pytest
 from results import grade
 from sweep import accuracy_of_plans
 from sweep.measured_tables import recorded_table
-from sweep.write_accuracy import PAGE, put_section, scores, verdicts
+from sweep.write_accuracy import CUTS, PAGE, put_section, scores, verdicts
 from workloads.predict.table import COLUMNS, MEASURED
 
 
@@ -47,7 +47,7 @@ def test_a_cut_refuses_runs_and_lets_failures_through() -> None:
     found = pd.DataFrame(
         {"of_predicted_peak_reserved_bytes": np.array([50, 70, 66, 95]) * 2**30, "status": ["ok", "ok", "oom", "oom"]}
     )
-    curve = {cut: (refused, through, right) for cut, refused, through, right in verdicts(found)}
+    curve = {cut: (refused, through, right) for cut, refused, through, right in verdicts(found, CUTS)}
     assert curve[60.0] == (1, 0, 0.75)
     assert curve[68.0] == (1, 1, 0.5)
     assert curve[72.0] == (0, 1, 0.75)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import resource
-import signal
 import socket
 import subprocess
 import sys
@@ -118,18 +117,14 @@ def test_two_ranks_measure_one_step_alike(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_cpu_rank_gets_the_memory_its_cluster_promises(tmp_path: Path) -> None:
-    wide = experiment(micro_batch_size=4, seq_len=8192, global_batch_size=4)
-    # Native code that does not check an allocation dies of it now and then: then once more.
-    for folder in (tmp_path / name for name in ("first", "second", "third")):
-        folder.mkdir()
-        codes = run(folder, wide, cluster=cluster(memory_bytes=64 * 2**20))
-        if codes != [-signal.SIGSEGV]:
-            break
+    # One tensor alone is too large: among many small ones it may be native code that meets the limit, and dies of it.
+    wide = experiment(micro_batch_size=4, seq_len=2**18, global_batch_size=4)
+    codes = run(tmp_path, wide, cluster=cluster(memory_bytes=64 * 2**20))
     assert codes == [1]
-    error = protocol.read_error(folder, 0)
+    error = protocol.read_error(tmp_path, 0)
     assert error is not None
     assert error.kind == "oom", error.message
-    assert protocol.read_result(folder, 0) is None
+    assert protocol.read_result(tmp_path, 0) is None
     assert resource.getrlimit(resource.RLIMIT_DATA)[0] == resource.RLIM_INFINITY, "the parent keeps its own limit"
 
 

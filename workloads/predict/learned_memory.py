@@ -15,13 +15,14 @@ from workloads.predict.profiles import Profile
 from workloads.predict.residuals import Kernel, Residuals
 from workloads.predict.time_terms import facts_of
 
-KERNEL = Kernel(common=0.02, device=0.02, version=0.02, near=0.15, noise=0.06, reach=1.5)
+KERNEL = Kernel(common=0.02, device=0.02, version=0.02, near=0.1, noise=0.1, reach=2.0)
 FEW = 8
 """Rows below which nothing beside the closed form is learned."""
 SPREAD = 0.08
 """Of a row's logarithm of reserved memory around the closed form."""
-VERDICT_WEIGHT = 0.5
-"""Of a row on the wrong side of the device's memory, beside one whose memory is known."""
+VERDICT_WEIGHT = 2.0
+"""Of a row on the wrong side of the device's memory, beside one whose memory is known: what is asked is mostly whether
+a layout fits."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ TIME: dict[str, Parameter] = {
     "head_size": Parameter(0.35, 0.4, "exponent: attention slows as (128 / head size) to this power"),
     "odd_head": Parameter(1.15, 0.1, "attention's time with heads whose size is no power of two"),
     "memory": Parameter(0.75, 0.3, "share of memory bandwidth of norms, RoPE, SwiGLU, residuals and the loss"),
+    "loss": Parameter(22.0, 0.5, "bytes moved for a logit by the loss, forward and backward"),
     "accumulate": Parameter(1.0, 0.5, "gradient accumulation over its bytes at full memory bandwidth"),
     "optimizer": Parameter(1.5, 0.4, "optimizer over its bytes at full memory bandwidth"),
     "step_fixed": Parameter(0.012, 0.7, "seconds a step, whatever its size"),
@@ -47,6 +48,9 @@ TIME: dict[str, Parameter] = {
     "gather_exposed": Parameter(0.6, 0.5, "share of gathering weights that nothing hides"),
     "nvlink": Parameter(0.88, 0.15, "share of a node's links that gathers and scatters reach"),
     "network": Parameter(0.9, 0.3, "share of the links between nodes that they reach"),
+    "network_measured": Parameter(
+        1.0, 0.3, "exponent: how far a job's own all-reduce, not the links' nominal rate, tells the rate between nodes"
+    ),
     "tp_start": Parameter(0.00003, 0.7, "seconds to start a tensor-parallel collective, a hop of a ring"),
     "tp_exposed": Parameter(0.75, 0.3, "share of tensor-parallel traffic that nothing hides"),
     "dp_exposed": Parameter(0.25, 0.6, "share of gradient traffic that nothing hides, though a backward runs beside"),

@@ -74,12 +74,20 @@ def facts_of(points: Points, profiles: Mapping[str, Profile]) -> Facts:
 
 
 def bandwidth(points: Points, size: Floats, stride: Floats, p: Mapping[str, float]) -> Floats:
-    """B/s of each member of groups of ``size`` ranks that are ``stride`` apart; NaN where no such link is known."""
+    """B/s of each member of groups of ``size`` ranks that are ``stride`` apart; NaN where no such link is known.
+
+    A measured all-reduce over all N nodes is slower than the links, the more nodes it spans; a group that spans n of
+    them lies between the two by log n / log N.
+    """
     local = np.minimum(size, np.maximum(1.0, np.floor(points.node / stride)))
     inside = np.fmin(points.intra, points.intra_measured) * p["nvlink"]
-    # A measured all-reduce over the world moves at the rate of a node's links together.
-    node_links = np.where(points.gpus > points.node, points.world_measured, np.nan)
-    each = np.where(np.isfinite(node_links), node_links / points.node, points.inter) * p["network"]
+    # An all-reduce over the world moves at the rate of a node's links together.
+    nodes = np.maximum(1.0, points.gpus / points.node)
+    measured = np.where(nodes > 1, points.world_measured, np.nan) / points.node
+    nominal = np.where(np.isfinite(points.inter), points.inter, measured)
+    spanned = np.clip(size * stride / points.node, 1.0, nodes)
+    exponent = np.minimum(1.0, p["network_measured"] * np.log(spanned) / np.log(np.maximum(nodes, 2.0)))
+    each = nominal * np.where(np.isfinite(measured), (measured / nominal) ** exponent, 1.0) * p["network"]
     return np.where(size <= local, inside, np.minimum(inside, local * each))
 
 
@@ -113,7 +121,7 @@ def step_parts(points: Points, facts: Facts, p: Mapping[str, float]) -> Parts:
     layer = (device**SHARPNESS + host**SHARPNESS + slow**SHARPNESS) ** (1 / SHARPNESS)
 
     head_flops = 3 * 2 * tokens * x.vocabulary_params / tp
-    head = head_flops / (x.peak * p["matmul"]) * (1 + p["tokens"] / tokens) + 22 * tokens * x.vocab / tp / memory
+    head = head_flops / (x.peak * p["matmul"]) * (1 + p["tokens"] / tokens) + p["loss"] * tokens * x.vocab / tp / memory
 
     sizes = stages.layers * (x.layer_params / tp)[:, None]
     sizes = (

@@ -15,7 +15,7 @@ from workloads.predict.parameters import TIME
 from workloads.predict.points import Points
 from workloads.predict.predictor import Measured, Predictor, best_cut
 from workloads.predict.table import read_points
-from workloads.predict.time_terms import facts_of, step_time
+from workloads.predict.time_terms import bandwidth, facts_of, step_time
 
 PROFILES = read_profiles()
 
@@ -154,3 +154,19 @@ def test_five_thousand_rows_a_second() -> None:
     start = time.process_time()
     predictor.predict(found)
     assert time.process_time() - start < 1.0
+
+
+def test_a_group_on_fewer_nodes_is_slowed_less_by_a_slow_network() -> None:
+    """The same 32 nodes: data-parallel groups over all of them, over eight, over two and within one."""
+    rates = {}
+    for measured_gb_s in (None, 40.0):
+        layouts = [row(gpus=256, dp=256 // pp, pp=pp, allreduce_gb_s=measured_gb_s) for pp in (1, 4, 16, 32)]
+        found = points(layouts)
+        values = {name: one.value for name, one in TIME.items()} | {"nvlink": 9.0}  # what a node passes on is no limit
+        rates[measured_gb_s] = bandwidth(found, found.dp, found.tp, values)
+    slower = rates[40.0] / rates[None]
+    nominal = points([row()]).inter[0]
+    assert slower[0] == pytest.approx(40e9 / 8 / nominal)  # all nodes: what the job measured
+    assert slower[1] == pytest.approx(slower[0] ** (3 / 5))  # 2 ** 3 of 2 ** 5 nodes
+    assert slower[2] == pytest.approx(slower[0] ** (1 / 5))
+    assert slower[3] == 1.0  # no link between nodes is used
