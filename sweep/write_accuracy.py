@@ -27,8 +27,9 @@ DEVICE = "NVIDIA H200"
 TEN = 5
 """How often ten rows are drawn."""
 CUTS = tuple(float(gib) for gib in range(56, 93, 4))
-FINE_CUTS = tuple(gib / 4 for gib in range(4 * 60, 4 * 88))
 """GiB of reserved memory above which a row of an 80 GB device would be refused."""
+FINE_CUTS = tuple(gib / 4 for gib in range(4 * 60, 4 * 88))
+"""The same, fine enough to find the best one."""
 
 
 def leave_out(rows: pd.DataFrame, given: pd.DataFrame, key: Sequence[str]) -> pd.DataFrame:
