@@ -11,15 +11,15 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-SCHEMA_VERSION = 11
+SCHEMA_VERSION = 12
 """Of ``attempts``. 2: grad_norm_max_difference. 3: nodes, scheduler_job, pilot_id, repeat_of. 4: backend. 5: the spread
 of step times, timed_wall_s, slowest_rank, energy_per_token_mj, power_limit_w, sm_clock_median_step_mhz,
 nccl_environment; timed_steps is how many were timed. 6: pp_split, cp_kind, traffic, traffic_source, breakdown_*,
 trace_file. 7: recompute_every, which is 1 in older rows. 8: etp, routing and routing_imbalance (1, balanced and 1.0 in
 older rows), capacity_factor, expert_imbalance, rank_imbalance, load_entropy, dropped_share, loss_scale, skipped_steps.
 9: host_waits, check_*, *_by_stage_s, peak_allocated_by_step_bytes, peak_reserved_by_step_bytes. 10:
-predicted_step_time_low_s, predicted_step_time_high_s. 11: host_launch_s. Rows of older versions have null in all other
-newer columns."""
+predicted_step_time_low_s, predicted_step_time_high_s. 11: host_launch_s. 12: host_lead_s. Rows of older versions have
+null in all other newer columns."""
 MEASUREMENT_VERSION = 2
 """2: a stage's waiting for slower stages after its last backward is pipeline idle, no longer reduction or optimizer;
 HFU of full recomputation leaves out the down projection; losses agree by gradient norms too."""
@@ -302,6 +302,13 @@ ATTEMPT_COLUMNS: tuple[Column, ...] = (
         _F,
         "Host's time to launch one small operation, forward and backward, the mean of before and after the steps; "
         "slowest rank, on GPUs",
+        "s",
+    ),
+    Column(
+        "host_lead_s",
+        _F,
+        "How much later than the host the device is through with a step's last backward, the median over timed steps; "
+        "of the rank with the least. Near 0: devices waited for a host",
         "s",
     ),
     Column("throttle_reasons", _S, "NVML clock event reasons seen, comma separated; empty: none seen"),

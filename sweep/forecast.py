@@ -56,8 +56,8 @@ class Ran(NamedTuple):
 
     experiment: Experiment
     step_time_s: float
-    pace: float = 1.0
-    """How many times as long as in the cluster's middle row its host took to launch work; 1 where that is unknown."""
+    launch: float = 1.0
+    """How many times as long as in the cluster's middle row its host took to launch one operation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,8 @@ def read_known(cluster: ClusterSpec, results_dir: Path, elsewhere: Sequence[Clus
 
 def _read_steps(cluster: ClusterSpec, results_dir: Path) -> dict[str, Ran]:
     rows = sorted(_measured_rows(results_dir, cluster), key=lambda row: str(row["started_at"]), reverse=True)
-    launches = [row["host_launch_s"] for row in rows if (row["host_launch_s"] or 0) > 0]
+    reference = read_profiles()[layouts.CODEBASE].host_launch_s
+    launches = [launch for row in rows if (launch := row["host_launch_s"] or reference)]
     usual = statistics.median(launches) if launches else None
     runs: dict[str, tuple[Experiment, list[float], list[float]]] = {}
     for row in rows:
@@ -101,12 +102,13 @@ def _read_steps(cluster: ClusterSpec, results_dir: Path) -> dict[str, Ran]:
             continue
         if layout_violations(experiment):
             continue
-        _, seconds, paces = runs.setdefault(layout_id(experiment), (experiment, [], []))
+        _, seconds, slowness = runs.setdefault(layout_id(experiment), (experiment, [], []))
         seconds.append(row["step_time_s"])
-        paces.append(row["host_launch_s"] / usual if usual and (row["host_launch_s"] or 0) > 0 else 1.0)
+        launch = row["host_launch_s"] or reference
+        slowness.append(launch / usual if usual and launch else 1.0)
     return {
-        name: Ran(experiment, statistics.median(seconds), statistics.median(paces))
-        for name, (experiment, seconds, paces) in runs.items()
+        name: Ran(experiment, statistics.median(seconds), statistics.median(slowness))
+        for name, (experiment, seconds, slowness) in runs.items()
     }
 
 
@@ -210,9 +212,9 @@ def _points(
     cluster: ClusterSpec,
     rates: Mapping[str, float],
     of_layers: np.ndarray,
-    pace: np.ndarray | None = None,
+    launch: np.ndarray | None = None,
 ) -> Points:
-    points = layouts.points_of(experiments, cluster, rates, of_layers, pace)
+    points = layouts.points_of(experiments, cluster, rates, of_layers, launch)
     names = np.array([_profile_of(one.engine) for one in experiments], dtype=np.str_)
     return dataclasses.replace(points, codebase=names)
 
@@ -253,9 +255,9 @@ def _measured(
         if not kept:
             continue
         counts[engine], factors = len(kept), factors[factors > 0]
-        pace = np.array([one.pace for one in kept])
+        launch = np.array([one.launch for one in kept])
         experiments = [one.experiment for one in kept]
-        points = _points(experiments, cluster, rates, structures.of_layers(experiments, factors), pace)
+        points = _points(experiments, cluster, rates, structures.of_layers(experiments, factors), launch)
         unknown = np.full(len(kept), np.nan)
         found.append(Measured(points, np.array([one.step_time_s for one in kept]) / factors, unknown, unknown))
     return found, counts

@@ -83,6 +83,7 @@ def rehearse(
         stand_ins_forward_s=copies[0],
         stand_ins_backward_s=copies[1],
         timed_wall_s=measurements.timed_wall_s,
+        host_lead_s=measurements.host_lead_s,
         routing=measurements.routing,
         device_state=state,
         **identity(device),

@@ -59,6 +59,8 @@ class _Pending:
     is_warmup: bool
     launched_at: float
     """By `time.perf_counter`."""
+    issued_at: float
+    """The same, when the host had launched forwards and backwards."""
     start: Any
     reduced: Any
     end: Any
@@ -81,6 +83,9 @@ class Measurements:
     """By the host's clock, from the launch of the first timed step to the end of the last one on the device."""
     timed_spans: dict[int, tuple[float, float]]
     """Start and end of every timed step on the device, in seconds of `time.perf_counter`."""
+    host_lead_s: float | None
+    """Median over the timed steps of how much later than the host the device is through with the last backward. Near 0:
+    the device waited for the host. None on a CPU, which has no device beside."""
     routing: RoutingRecord | None
 
 
@@ -124,7 +129,8 @@ def measure(
     forward, backward = (_median_span(engine, timed, kinds) for kinds in ("F", "BIW"))
     at_peak = probe.at_peak if probe is not None else None
     routing = routing_record(engine.chunks, engine.groups)
-    return Measurements(records, at_peak, forward, backward, wall_s, _spans(engine, timed), routing)
+    lead = _host_lead_s(engine, timed)
+    return Measurements(records, at_peak, forward, backward, wall_s, _spans(engine, timed), lead, routing)
 
 
 def _quickest_s(records: list[StepRecord]) -> float | None:
@@ -223,10 +229,20 @@ def _of_one_micro_batch(times: dict[str, list[float]]) -> float:
 
 
 def _spans(engine: Engine, timed: list[_Pending]) -> dict[int, tuple[float, float]]:
-    # The device was idle when the first step was launched: there the host's clock and its own agree.
-    zero, first = timed[0].launched_at, timed[0].start
-    since = engine.clock.seconds
-    return {p.step: (zero + since(first, p.start), zero + since(first, p.end)) for p in timed}
+    return {p.step: (_moment(engine, timed, p.start), _moment(engine, timed, p.end)) for p in timed}
+
+
+def _host_lead_s(engine: Engine, timed: list[_Pending]) -> float | None:
+    if engine.groups.device.type != "cuda":
+        return None
+    leads = [_moment(engine, timed, pending.marks.last_backward) - pending.issued_at for pending in timed]
+    return max(0.0, statistics.median(leads))
+
+
+def _moment(engine: Engine, timed: list[_Pending], mark: Any) -> float:
+    """When the device reached a mark, by `time.perf_counter`. The device was idle when the first timed step was
+    launched: there the host's clock and its own agree."""
+    return timed[0].launched_at + engine.clock.seconds(timed[0].start, mark)
 
 
 def _batches(engine: Engine, step: int) -> Batches:
@@ -244,6 +260,7 @@ def run_step(engine: Engine, step: int, batches: Batches, *, is_warmup: bool) ->
     launched_at = time.perf_counter()
     start = clock.mark()
     loss, marks = engine.pipeline.run(batches)
+    issued_at = time.perf_counter()
     engine.optimizer.finish_gradients()
     reduced = clock.mark()
     # What follows waits for the slowest stage: it is not this stage's reduction, nor its optimizer.
@@ -269,7 +286,7 @@ def run_step(engine: Engine, step: int, batches: Batches, *, is_warmup: bool) ->
             "peak_reserved_bytes": torch.cuda.max_memory_reserved(),
             "allocator_retries": _retries() - (retries or 0),
         }
-    return _Pending(step, is_warmup, launched_at, start, reduced, end, marks, totals, memory)
+    return _Pending(step, is_warmup, launched_at, issued_at, start, reduced, end, marks, totals, memory)
 
 
 def _finish(engine: Engine, pending: _Pending) -> StepRecord:

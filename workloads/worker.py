@@ -190,6 +190,7 @@ def _measured(task: Task, folder: Path, rank: int, local_rank: int, progress: _P
         backward_s=measurements.backward_s,
         timed_wall_s=measurements.timed_wall_s,
         host_launch_s=host_pace.mean_of(pace, host_pace.launch_s(device)),
+        host_lead_s=measurements.host_lead_s,
         routing=measurements.routing,
         device_state=state,
         nccl_environment=nccl_environment() if task.device == "cuda" else None,

@@ -341,6 +341,7 @@ def _device(results: Mapping[int, RankResult]) -> dict[str, Any]:
         "sm_clock_mhz": statistics.fmean(clocks) if clocks else None,
         "temperature_c": max(heat, default=None),
         "host_launch_s": max(_present(result.host_launch_s for result in every), default=None),
+        "host_lead_s": min(_present(result.host_lead_s for result in every), default=None),
         "throttle_reasons": ",".join(names) if reasons else None,
         "device_memory_bytes": first.device_memory_bytes,
         "device_name": first.device_name,

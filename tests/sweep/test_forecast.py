@@ -13,6 +13,7 @@ from results import probes
 from results.store import read_ledger
 from sweep.__main__ import main
 from sweep.codebases import read_clusters
+from sweep.codebases import read_profiles
 from sweep.forecast import LEAST_OF_ANOTHER, Forecast, Known, read_known
 from sweep.ledger import ledger_rows
 from sweep.run import point_of
@@ -149,7 +150,10 @@ def test_rows_know_how_slow_their_host_was(tmp_path: Path) -> None:
     for experiment, launch in zip(experiments, (20e-6, 20e-6, 40e-6, None, 20e-6, 22e-6), strict=True):
         store_attempt(tmp_path / "s", experiment, cluster="h200", step_time_s=1.0, host_launch_s=launch)
     steps = read_known(H200, tmp_path).steps
-    assert [steps[layout_id(one)].pace for one in experiments] == pytest.approx([1, 1, 2, 1, 1, 1.1])
+    usual, of_the_profile = 21e-6, read_profiles()["ultrasweep"].host_launch_s  # an unknown host is the profile's
+    assert of_the_profile is not None and of_the_profile > 40e-6
+    found = [steps[layout_id(one)].launch * usual for one in experiments]
+    assert found == pytest.approx([20e-6, 20e-6, 40e-6, of_the_profile, 20e-6, 22e-6])
 
 
 def test_a_row_on_a_slow_host_does_not_make_the_cluster_slow(tmp_path: Path) -> None:

@@ -181,12 +181,12 @@ def points_of(
     cluster: ClusterSpec,
     measured: Mapping[str, float] | None = None,
     of_layers: Floats | None = None,
-    pace: Floats | None = None,
+    launch: Floats | None = None,
 ) -> Points:
     """Rows of experiments that are all `is_predicted`; each as its `plain` one.
 
-    ``measured``: what a probe has told (`workloads.predict.probed.probed`). ``pace``: of each row's host, over what the
-    probe says of hosts there; None: the same. ``of_layers``: `Structures.of_layers`, a part of the factors by which the
+    ``measured``: what a probe has told (`workloads.predict.probed.probed`). ``launch``: as of `Points`, over what is
+    usual on the cluster; None: the same. ``of_layers``: `Structures.of_layers`, a part of the factors by which the
     caller multiplies: the host's part of such layers is known by itself and takes no factor. Without them the host's
     part is that of a dense layer.
     """
@@ -213,7 +213,7 @@ def points_of(
         columns |= {"routed": np.zeros(count), "latents": np.zeros(count)}
     columns["scaled"] = np.ones(count) if of_layers is None else of_layers
     columns["again"] = np.array([_again(e) for e in experiments], dtype=float)
-    columns["pace"] = np.ones(count) if pace is None else pace
+    columns["launch"] = np.ones(count) if launch is None else launch
     return points_from(columns, peak, versions, cluster, measured)
 
 

@@ -17,7 +17,7 @@ Floats = NDArray[Any]
 Texts = NDArray[Any]
 
 RECOMPUTE = ("none", "selective", "full")
-UNLIKE = {"routed": 0.0, "latents": 0.0, "scaled": 1.0, "pace": 1.0, "again": 1.0}
+UNLIKE = {"routed": 0.0, "latents": 0.0, "scaled": 1.0, "pace": 1.0, "launch": 1.0, "again": 1.0}
 """Of `Points`: what no column of a table says, with its values for dense layers that all recompute the same, on a usual
 host."""
 
@@ -70,6 +70,8 @@ class Points:
     """The host's work for recomputation, over that for recomputing every layer as ``recompute`` says."""
     pace: Floats
     """How many times as long as usual the host takes for all it does; 1: as usual, or unknown."""
+    launch: Floats
+    """How many times as long as usual the host took to launch one small operation beside the row's run; likewise."""
     codebase: Texts
     """Name of the profile."""
     version: Texts

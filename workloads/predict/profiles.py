@@ -25,6 +25,8 @@ class Profile:
     optimizer_bytes: float = 44.0
     sharding: int = 0
     """ZeRO stage where a table does not say it."""
+    host_launch_s: float | None = None
+    """Seconds to launch one small operation on the hosts of which ``time`` tells; None: not known."""
     slow_host_below: float | None = None
     """B/s of the all-reduce inside a node below which hosts are slow to issue tensor-parallel layers."""
     slow_message_versions: tuple[str, ...] = ()

@@ -24,7 +24,7 @@ from workloads.predict.profiles import Profile, find_profile
 COLUMNS = (
     "gpu", "gpus", "layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "tie_embeddings", "seq", "gbs_seqs", "mbs",
     "grad_accum", "dp", "tp", "pp", "vpp", "cp", "ep", "sharding", "recompute", "precision", "codebase", "code_version",
-    "allreduce_gb_s", "allreduce_intra_gb_s",
+    "allreduce_gb_s", "allreduce_intra_gb_s", "host_launch_s",
 )  # fmt: skip
 """Every one may be missing, or empty in a row: then it is unknown."""
 MEASURED = ("status", "step_time_s", "reserved_gib")
@@ -171,6 +171,7 @@ def _row(
         "recompute": _recompute(values["recompute"]),
         "fp8": fp8,
         **UNLIKE,
+        "launch": _launch(values["host_launch_s"], profile),
         "codebase": profile.name,
         "version": _text(values["code_version"]),
         "device": cluster.name,
@@ -181,8 +182,8 @@ def _row(
         "node": LINKED.get(cluster.name, float(cluster.devices_per_node)),
         "intra": cluster.intra_node.bandwidth,
         "inter": inter,
-        "world_measured": _rate(values["allreduce_gb_s"]),
-        "intra_measured": _rate(values["allreduce_intra_gb_s"]),
+        "world_measured": 1e9 * _positive(values["allreduce_gb_s"]),
+        "intra_measured": 1e9 * _positive(values["allreduce_intra_gb_s"]),
     }
 
 
@@ -280,13 +281,21 @@ def _count(name: str, value: Any) -> float | None:
     return number
 
 
-def _rate(value: Any) -> float:
+def _positive(value: Any) -> float:
+    """NaN where it is none."""
     text = _text(value)
     try:
         number = float(text) if text else math.nan
     except ValueError:
         return math.nan
-    return number * 1e9 if number > 0 else math.nan
+    return number if 0 < number < math.inf else math.nan
+
+
+def _launch(value: Any, profile: Profile) -> float:
+    """Of `Points`."""
+    seconds = _positive(value)
+    known = profile.host_launch_s is not None and math.isfinite(seconds)
+    return seconds / _known(profile.host_launch_s) if known else UNLIKE["launch"]
 
 
 def _truth(value: Any) -> bool | None:

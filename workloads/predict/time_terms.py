@@ -8,7 +8,8 @@ attention   4 T s h / t FLOPs, half of them under a causal mask; 3.5 times that 
             arXiv:2307.08691); slower for heads smaller than 128
 memory      passes of norms, residuals, RoPE and SwiGLU over memory bandwidth; the loss over its logits in fp32
 host        a layer never takes less time than the host needs to issue it; casts to fp8, routed experts, latent
-            attention and context parallelism are more kernels to issue; all of it times the host's pace
+            attention and context parallelism are more kernels to issue; all of it times the host's pace, which a slow
+            launch of one operation tells
 tp          two gathers and two scatters forward, as many backward, of T h values each, and the inputs gathered again
 pp          the slowest stage paces the steady state: sum of all stages + (m - 1) slowest, the fill divided by v chunks
 dp          gradients are reduced beside the last backward; what does not fit behind it, and a share of the
@@ -185,7 +186,8 @@ def _layer(x: Points, facts: Facts, p: Mapping[str, float]) -> tuple[Floats, Flo
     )
     more = p["host_fp8"] * (x.fp8 > 0) + p["host_experts"] * x.routed + p["host_latents"] * x.latents
     more = more + p["host_fp8_experts"] * ((x.fp8 > 0) & (x.routed > 0))
-    return device, x.pace * (host * (1 + more) + p["host_cp"] * (x.cp > 1)) / x.scaled
+    pace = x.pace * x.launch ** p["host_launch"]
+    return device, pace * (host * (1 + more) + p["host_cp"] * (x.cp > 1)) / x.scaled
 
 
 def _tensor_parallel(x: Points, facts: Facts, p: Mapping[str, float]) -> Floats:
