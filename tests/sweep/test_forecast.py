@@ -12,8 +12,7 @@ import pytest
 from results import probes
 from results.store import read_ledger
 from sweep.__main__ import main
-from sweep.codebases import read_clusters
-from sweep.codebases import read_profiles
+from sweep.codebases import read_clusters, read_profiles
 from sweep.forecast import LEAST_OF_ANOTHER, Forecast, Known, read_known
 from sweep.ledger import ledger_rows
 from sweep.run import point_of
@@ -159,12 +158,12 @@ def test_rows_know_how_slow_their_host_was(tmp_path: Path) -> None:
 def test_a_row_on_a_slow_host_does_not_make_the_cluster_slow(tmp_path: Path) -> None:
     short = {"model": LLAMA_1B, "seq_len": 256}
     experiments = [of(dp=dp, zero_stage=zero, **short) for dp in (2, 4, 8) for zero in (0, 2)]
-    slow = Forecast(H200, Forecast.of(H200).predictor, {"pace": 2.0})
+    slow = Forecast(H200, Forecast.of(H200).predictor, {"pace": 2.0 ** TIME["host_launch"].value})
     predicted = [*Forecast.of(H200).times(experiments[:4]), *slow.times(experiments[4:])]
     layout, ratios = of(dp=4, zero_stage=1, **short), []
     (usual,) = Forecast.of(H200).times([layout])
     assert usual is not None
-    for folder, launches in (("unknown", (None, None)), ("known", (20e-6, 40e-6))):
+    for folder, launches in (("unknown", (None, None)), ("known", (45e-6, 90e-6))):
         for place, (experiment, time) in enumerate(zip(experiments, predicted, strict=True)):
             assert time is not None
             launch = launches[place >= 4]
