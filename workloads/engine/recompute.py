@@ -72,6 +72,9 @@ class CheckpointedBlock(nn.Module):
             self.options["context_fn"] = lambda: (nullcontext(), _recomputing())
         elif compiled:
             policy = _keep_expensive if recompute == "selective" else _keep_nothing
+            for module in block.modules() if policy is _keep_expensive else ():
+                if hasattr(module, "kernels_kept"):
+                    setattr(module, "kernels_kept", True)  # noqa: B010 - as below
             self.options["context_fn"] = partial(create_selective_checkpoint_contexts, policy)
 
     def forward(self, x_TD: Tensor, cos_SH: Tensor, sin_SH: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ import pytest
 
 from tests.pool import Pool
 from tests.workloads.engine.parity import check, experiment, experts
-from tests.workloads.engine.test_parity import train_prepared_rank
+from tests.workloads.engine.test_parity import train_compiled_rank, train_prepared_rank
 from workloads.experiment import Experiment
 from workloads.model_spec import MoESpec
 
@@ -109,6 +109,20 @@ def test_layout_equals_single_process_on_nccl(nccl_pool: Pool, case: Experiment)
     if case.world_size > nccl_pool.size:
         pytest.skip(f"{case.world_size} ranks, {nccl_pool.size} devices")
     check(nccl_pool, case, "cuda", clip_at=CLIP_AT)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "layout",
+    [
+        *({"recompute": kind, "micro_batch_size": 4} for kind in ("none", "selective", "full")),
+        {"cp": 2, "cp_kind": "ring", "ep": 2, "micro_batch_size": 4, "recompute": "selective", "recompute_every": 2},
+        {"cp": 2, "cp_kind": "allgather", "latent": 16, "micro_batch_size": 4, "recompute": "selective"},
+    ],
+    ids=str,
+)
+def test_compiled_blocks_with_experts_equal_single_process(gloo_pool: Pool, layout: dict[str, Any]) -> None:
+    check(gloo_pool, routed(compile="block", **layout), body=train_compiled_rank, clip_at=CLIP_AT)
 
 
 @pytest.mark.slow

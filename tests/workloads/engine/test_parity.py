@@ -130,6 +130,10 @@ def train_compiled_rank(rank: int, case: Experiment, steps: int, device: str, *h
         {"latent": 0, "tp": 2, "micro_batch_size": 4, "recompute": "selective"},
         {"latent": 16, "tp": 2, "micro_batch_size": 4, "sequence_parallel": False, "recompute": "full"},
         {"latent": 16, "cp": 2, "cp_kind": "ring", "micro_batch_size": 4},
+        {"cp": 2, "cp_kind": "ring", "micro_batch_size": 4, "recompute": "selective"},
+        {"cp": 2, "cp_kind": "allgather", "micro_batch_size": 4, "recompute": "selective"},
+        {"cp": 2, "cp_kind": "ring", "micro_batch_size": 4, "recompute": "full"},
+        {"latent": 16, "cp": 2, "cp_kind": "allgather", "micro_batch_size": 4, "recompute": "selective"},
     ],
     ids=str,
 )
