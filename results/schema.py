@@ -308,7 +308,7 @@ ATTEMPT_COLUMNS: tuple[Column, ...] = (
         "host_lead_s",
         _F,
         "How much later than the host the device is through with a step's last backward, the median over timed steps; "
-        "of the rank with the least. Near 0: devices waited for a host",
+        "of the rank with the least. Near 0: devices waited for a host. This engine alone",
         "s",
     ),
     Column("throttle_reasons", _S, "NVML clock event reasons seen, comma separated; empty: none seen"),

@@ -11,7 +11,7 @@ import pandas as pd
 from results import grade
 from results.load import load
 from sweep.codebases import read_clusters
-from sweep.forecast import Forecast, Known, Ran, StepTime, read_known
+from sweep.forecast import READ, Forecast, Known, StepTime, ran_layouts, read_known
 from sweep.measured_tables import RECORDED
 from workloads.experiment import ENGINE, Experiment, from_dict, layout_id
 
@@ -21,11 +21,15 @@ COLUMNS = ("rows", "MAPE", "p90", "bias", "Spearman", "top-1 regret", "inside 90
 _SHOWN_AXES = ("model", "tp", "pp", "cp", "zero_stage", "recompute", "pp_schedule", "precision")
 
 
-def recorded_points() -> pd.DataFrame:
-    """The shipped measured points of this project's engine that ran, as ``grade`` takes them, with their ``experiment``
-    beside."""
-    points = grade.measured_points(load(RECORDED).table.to_pandas())
-    points = points[(points["outcome"] == "ok") & (points["engine"] == ENGINE)].reset_index(drop=True)
+def recorded_attempts() -> pd.DataFrame:
+    """The shipped measurements of this project's engine that ended well."""
+    rows: pd.DataFrame = load(RECORDED).table.to_pandas()
+    return rows[(rows["method"] == "measured") & (rows["outcome"] == "ok") & (rows["engine"] == ENGINE)]
+
+
+def points_of(attempts: pd.DataFrame) -> pd.DataFrame:
+    """Their points, as ``grade`` takes them, with their ``experiment`` beside."""
+    points = grade.measured_points(attempts)
     experiments = pd.Series([from_dict(json.loads(text)) for text in points["config_json"]], dtype="object")
     return points.assign(experiment=experiments)
 
@@ -46,13 +50,15 @@ def _row(experiment_id: str, time: StepTime | None) -> dict[str, str | float | N
     return {"experiment_id": experiment_id, **{name: getattr(time, field, None) for name, field in names.items()}}
 
 
-def without_its_model(points: pd.DataFrame) -> pd.DataFrame:
-    """The same, of each model from the measured points of all others on its cluster."""
+def without_its_model(points: pd.DataFrame, attempts: pd.DataFrame) -> pd.DataFrame:
+    """The same, of each model from the measured attempts at all others on its cluster."""
     parts = []
     for (_, model), own in points.groupby(["cluster", "model"], sort=True):
         cluster = str(own["cluster"].iloc[0])
-        others = points[(points["model"] != model) & (points["cluster"] == cluster)]
-        parts.append(planned(own, {cluster: _known(others)}))
+        others = attempts.loc[(attempts["model"] != model) & (attempts["cluster"] == cluster), READ]
+        values = others.astype(object).where(others.notna(), None).itertuples(index=False)
+        rows = [dict(zip(READ, row, strict=True)) for row in values]
+        parts.append(planned(own, {cluster: Known(ran_layouts(rows))}))
     return pd.concat(parts, ignore_index=True)
 
 
@@ -64,17 +70,12 @@ def from_another(points: pd.DataFrame, cluster: str, other: str) -> pd.DataFrame
     return planned(points[points["cluster"] == cluster], {cluster: without_own})
 
 
-def _known(points: pd.DataFrame) -> Known:
-    newest = points.sort_values("started_at", ascending=False, kind="stable")
-    pairs = zip(newest["experiment"], newest["step_time_s"], strict=True)
-    return Known({layout_id(experiment): Ran(experiment, float(time)) for experiment, time in pairs})
-
-
 def section() -> str:
     """Two tables: all points by cluster and by where the prediction comes from; and by axis those of `CLUSTER`."""
-    points = recorded_points()
+    attempts = recorded_attempts()
+    points = points_of(attempts)
     on, elsewhere = (points[(points["cluster"] == CLUSTER) == here] for here in (True, False))
-    left = _pairs(without_its_model(on), on)
+    left = _pairs(without_its_model(on, attempts), on)
     compared = [
         (f"{CLUSTER}, as recorded, when each was run", _recorded(on)),
         (f"{CLUSTER}, now, nothing measured before", _pairs(planned(on), on)),

@@ -23,8 +23,10 @@ ROW_COLUMNS = [
     *("model", "seq_len", "world_size", "tp", "cp", "tokens_per_step", "backend", "config_json", "timed_steps"),
     *("routing", "routing_imbalance", "capacity_factor"),
     *("tokens_per_s_per_gpu", "mfu_palm", "peak_allocated_bytes", "step_time_min_s", "step_time_max_s"),
-    *("device_name", "driver_version", "torch_version", "nccl_version"),
+    *("device_name", "driver_version", "torch_version", "nccl_version", "step_time_s", "host_lead_s"),
 ]
+HOST_WAIT = 0.01
+"""A host that is less of a step ahead of its device than this sets the pace."""
 LEDGER_COLUMNS = [
     *(
         "experiment_id",
@@ -147,6 +149,14 @@ def older(rows: Iterable[Row]) -> int:
     finished = _finished(rows)
     newest = _newest(finished)
     return sum(_version(row) < newest[_engine(row)] for row in finished)
+
+
+def waiting_for_host(rows: Iterable[Row]) -> tuple[int, int]:
+    """Finished rows whose devices waited for a host, and all that tell: what such a step takes says as much of the host
+    as of the layout."""
+    told = [row for row in _finished(rows) if row["host_lead_s"] is not None]
+    waited = [row for row in told if row["host_lead_s"] < HOST_WAIT * (row["step_time_s"] or 0.0)]
+    return len(waited), len(told)
 
 
 def untried_points(ledger: Iterable[Row], rows: Iterable[Row], cells: Sequence[Cell], method: str) -> list[Untried]:

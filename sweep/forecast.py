@@ -82,15 +82,16 @@ def read_known(cluster: ClusterSpec, results_dir: Path, elsewhere: Sequence[Clus
     from results.probes import load_probe
 
     others = tuple((other, read_known(other, results_dir)) for other in elsewhere if other.name != cluster.name)
-    found = Known(_read_steps(cluster, results_dir), elsewhere=others)
+    found = Known(ran_layouts(_measured_rows(results_dir, cluster)), elsewhere=others)
     if (probe := load_probe(cluster.name, results_dir)) is None:
         return found
     rates = probed(probe.rows, cluster)
     return dataclasses.replace(found, probe=rates, probe_day=f"{probe.measured_at:%Y-%m-%d}" if rates else "")
 
 
-def _read_steps(cluster: ClusterSpec, results_dir: Path) -> dict[str, Ran]:
-    rows = sorted(_measured_rows(results_dir, cluster), key=lambda row: str(row["started_at"]), reverse=True)
+def ran_layouts(measured: Iterable[Mapping[str, Any]]) -> dict[str, Ran]:
+    """By `layout_id`, what ran on one cluster, the newest first. ``measured``: columns `READ` of finished attempts."""
+    rows = sorted(measured, key=lambda row: str(row["started_at"]), reverse=True)
     reference = read_profiles()[layouts.CODEBASE].host_launch_s
     launches = [launch for row in rows if (launch := row["host_launch_s"] or reference)]
     usual = statistics.median(launches) if launches else None
@@ -113,7 +114,7 @@ def _read_steps(cluster: ClusterSpec, results_dir: Path) -> dict[str, Ran]:
 
 
 def _measured_rows(folder: Path, cluster: ClusterSpec) -> Iterable[dict[str, Any]]:
-    """Columns `_READ` of finished measurements on the cluster, real steps of its probes among them."""
+    """Columns `READ` of finished measurements on the cluster, real steps of its probes among them."""
     from results import store
     from results.errors import InvalidResults
     from results.schema import MEASUREMENT_VERSION
@@ -123,7 +124,7 @@ def _measured_rows(folder: Path, cluster: ClusterSpec) -> Iterable[dict[str, Any
             table = store.scan(sweep, "attempts").table
         except (InvalidResults, OSError):
             continue
-        for row in table.select(_READ).to_pylist():
+        for row in table.select(READ).to_pylist():
             if (
                 row["outcome"] == "ok"
                 and row["method"] == "measured"
@@ -135,7 +136,7 @@ def _measured_rows(folder: Path, cluster: ClusterSpec) -> Iterable[dict[str, Any
                 yield row
 
 
-_READ = [
+READ = [
     "started_at", "config_json", "step_time_s", "host_launch_s", "outcome", "method", "cluster", "measurement_version",
 ]  # fmt: skip
 

@@ -13,12 +13,14 @@ from workloads.experiment import ENGINE
 from workloads.predict.table import COLUMNS, MEASURED
 
 RECORDED = Path(__file__).parent.parent / "results" / "recorded"
+ON_OTHER_HOSTS = RECORDED.parent / "another_device"
+"""The same layouts again, on other devices and hosts."""
 GIB = 2**30
 
 
-def recorded_table() -> pd.DataFrame:
+def recorded_table(folder: Path = RECORDED) -> pd.DataFrame:
     """Rows of real runs of this project's engine that shipped with the program and ran or ran out of memory."""
-    rows = load(RECORDED).table.to_pandas()
+    rows = load(folder).table.to_pandas()
     return table_of_attempts(rows[rows["engine"] == ENGINE])
 
 

@@ -19,7 +19,16 @@ from results.errors import UltrasweepError
 from results.store import own_sweep_dirs, read_attempts, read_ledger
 from results.terminal import plain_table
 from results.text import device_noun, format_bytes, format_percent, listed, plural
-from sweep.findings import LEDGER_COLUMNS, ROW_COLUMNS, Cell, Untried, best_layouts, older, untried_points
+from sweep.findings import (
+    LEDGER_COLUMNS,
+    ROW_COLUMNS,
+    Cell,
+    Untried,
+    best_layouts,
+    older,
+    untried_points,
+    waiting_for_host,
+)
 from sweep.summary import layout, workload
 
 _MOST_CELLS, _MOST_TIED, _MOST_UNTRIED = 12, 3, 3
@@ -64,6 +73,12 @@ def _print_findings(sweep: SweepDir, summary: RunSummary, command: str, console:
             folders.append(folder)
     cells = best_layouts(rows)
     _print_best(cells, console)
+    waited, told = waiting_for_host(rows)
+    if waited:
+        say(
+            f"in {waited} of {plural(told, 'run')} devices waited for the host (host_lead_s near 0): "
+            "another host takes another time for these"
+        )
     if left_out := older(rows):
         say(
             f"{plural(left_out, 'finished run')} of older versions of the engine or the measurement are not ranked here"

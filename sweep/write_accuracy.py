@@ -18,8 +18,12 @@ import numpy as np
 import pandas as pd
 
 from sweep import accuracy_of_plans
-from sweep.measured_tables import a100_table, recorded_table, study_table
+from sweep.codebases import GENERAL, read_clusters, read_profiles
+from sweep.measured_tables import ON_OTHER_HOSTS, a100_table, recorded_table, study_table
 from sweep.predict_table import predict_frame
+from workloads.predict.parameters import time_parameters
+from workloads.predict.table import read_points
+from workloads.predict.time_terms import facts_of, host_bound
 
 PAGE = Path(__file__).parent.parent / "docs" / "accuracy.md"
 DEVICE = "NVIDIA H200"
@@ -99,6 +103,19 @@ def verdicts(found: pd.DataFrame, cuts: Sequence[float]) -> list[tuple[float, in
     return curve
 
 
+def host_sets_pace(rows: pd.DataFrame) -> Any:
+    """Of rows that can all be predicted, by the form before any fit: whether a layer waits more for the host than for
+    the device."""
+    profiles = read_profiles()
+    points = read_points(rows.reset_index(drop=True), read_clusters(), profiles, profiles[GENERAL]).points
+    share = np.empty(len(rows))
+    for name in sorted(set(points.codebase.tolist())):
+        own = points.codebase == name
+        values = {key: one.value for key, one in time_parameters(profiles[name].time).items()}
+        share[own] = host_bound(points.take(own), facts_of(points.take(own), profiles), values)
+    return share > 0.5
+
+
 def _percent(value: Any) -> str:
     return f"{float(value) * 100:.1f} %"
 
@@ -123,9 +140,17 @@ def recorded_section() -> str:
     rows = recorded_table()
     measured = {name: rows[rows["gpu"] == name] for name in (DEVICE, *sorted({*rows["gpu"].dropna()} - {DEVICE}))}
     left = leave_out(_ran(measured[DEVICE]), measured[DEVICE], ("layers", "hidden"))
+    waits = host_sets_pace(left)
+    again = recorded_table(ON_OTHER_HOSTS)
+    again = _ran(again[again["gpu"] == DEVICE])
+    blind = again.drop(columns="host_launch_s")
     lines = [
         (f"{DEVICE}, nothing fitted", scores(_predicted(_ran(measured[DEVICE]), None))),
         (f"{DEVICE}, one model left out", scores(left)),
+        ("of these, where the device sets the pace", scores(left[~waits])),
+        ("of these, where the host does", scores(left[waits])),
+        ("on other hosts, one model left out", scores(leave_out(again, measured[DEVICE], ("layers", "hidden")))),
+        ("same, without their launches", scores(leave_out(blind, measured[DEVICE], ("layers", "hidden")))),
         (f"{DEVICE}, ten rows, {TEN} draws", scores(ten_rows(_ran(measured[DEVICE])))),
     ]
     for name, own in measured.items():

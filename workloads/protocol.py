@@ -229,7 +229,8 @@ class RankResult:
     """Of the host's time, to launch one small operation: mean of before the steps and after them
     (`workloads.host_pace`)."""
     host_lead_s: float | None = None
-    """How much later than the host the device is through with a step's last backward; near 0: it waited for the host."""
+    """How much later than the host the device is through with a step's last backward, the median over timed steps; near
+    0: it waited for the host."""
     device_memory_bytes: int | None = None
     device_name: str | None = None
     device_id: str | None = None

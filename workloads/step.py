@@ -83,10 +83,10 @@ class Measurements:
     """By the host's clock, from the launch of the first timed step to the end of the last one on the device."""
     timed_spans: dict[int, tuple[float, float]]
     """Start and end of every timed step on the device, in seconds of `time.perf_counter`."""
-    host_lead_s: float | None
-    """Median over the timed steps of how much later than the host the device is through with the last backward. Near 0:
-    the device waited for the host. None on a CPU, which has no device beside."""
     routing: RoutingRecord | None
+    host_lead_s: float | None = None
+    """Median over the timed steps of how much later than the host the device is through with the last backward. Near 0:
+    the device waited for the host. None on a CPU, which has no device beside, and of other engines."""
 
 
 def measure(
@@ -130,7 +130,7 @@ def measure(
     at_peak = probe.at_peak if probe is not None else None
     routing = routing_record(engine.chunks, engine.groups)
     lead = _host_lead_s(engine, timed)
-    return Measurements(records, at_peak, forward, backward, wall_s, _spans(engine, timed), lead, routing)
+    return Measurements(records, at_peak, forward, backward, wall_s, _spans(engine, timed), routing, lead)
 
 
 def _quickest_s(records: list[StepRecord]) -> float | None:

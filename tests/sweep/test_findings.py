@@ -256,6 +256,12 @@ def ended(sweep: SweepDir, width: int, **changes: Any) -> str:
     return console.export_text()
 
 
+def test_a_run_ends_with_how_many_waited_for_the_host(sweep: SweepDir) -> None:
+    for experiment, lead in zip(layouts(3), (0.0, 0.3, None), strict=True):
+        store(sweep, experiment, 10000.0, step_time_s=1.0, host_lead_s=lead)
+    assert "in 1 of 2 runs devices waited for the host (host_lead_s near 0)" in ended(sweep, 200)
+
+
 @pytest.mark.parametrize("width", [80, 200])
 def test_a_run_ends_with_the_fastest_and_what_to_try_next(sweep: SweepDir, width: int) -> None:
     done, second, promising = layouts(3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -124,7 +125,7 @@ def test_rows_of_a_named_cluster_count_at_its_own_rates(tmp_path: Path) -> None:
 
 
 def test_a_probe_of_the_other_cluster_explains_its_rows(tmp_path: Path) -> None:
-    """Rows that a slow host made slow say nothing of a cluster whose host is not."""
+    """Rows that a slow host made slow say little of a cluster whose host is not."""
     h100, short = read_clusters()["h100_ib400"], {"model": LLAMA_1B, "seq_len": 256}
     experiments = [of(dp=dp, zero_stage=zero, **short) for dp in (2, 4, 8) for zero in (0, 2)]
     slow = Forecast(H200, Forecast.of(H200).predictor, {"pace": 6e-3 / TIME["host"].value})
@@ -141,7 +142,7 @@ def test_a_probe_of_the_other_cluster_explains_its_rows(tmp_path: Path) -> None:
         (time,) = Forecast.of(h100, known).times([layout])
         assert time is not None
         ratios.append(time.step_time_s / usual.step_time_s)
-    assert ratios[0] > 1.5 and ratios[1] == pytest.approx(1, abs=0.1)
+    assert ratios[0] > 2 and ratios[1] == pytest.approx(math.sqrt(ratios[0]), rel=0.1)
 
 
 def test_rows_know_how_slow_their_host_was(tmp_path: Path) -> None:

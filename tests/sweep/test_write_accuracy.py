@@ -55,7 +55,7 @@ def test_a_cut_refuses_runs_and_lets_failures_through() -> None:
 
 @pytest.mark.slow
 def test_what_plans_predict_of_the_shipped_rows_is_no_worse_than_the_page_says() -> None:
-    points = accuracy_of_plans.recorded_points()
+    points = accuracy_of_plans.points_of(accuracy_of_plans.recorded_attempts())
     pairs = grade.pairs_of_predictions(accuracy_of_plans.planned(points), points)
     found = grade.grades(pairs)
     whole = found[found["axis"].isna()].iloc[0]

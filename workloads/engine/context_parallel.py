@@ -83,9 +83,7 @@ def context_attention(
 
 
 @torch.compiler.disable  # one break of the graph; traced, there would be one at every choice of a kernel
-def _zigzag(
-    q_BNSH: Tensor, k_BKSH: Tensor, v_BKSV: Tensor, cp: Axis, kind: ContextKind, kernels_kept: bool
-) -> Tensor:
+def _zigzag(q_BNSH: Tensor, k_BKSH: Tensor, v_BKSV: Tensor, cp: Axis, kind: ContextKind, kernels_kept: bool) -> Tensor:
     assert q_BNSH.shape[2] == k_BKSH.shape[2] and q_BNSH.shape[2] % 2 == 0
     function = _Ring if kind == "ring" else _AllGather
     return function.apply(q_BNSH, k_BKSH, v_BKSV, cp, kernels_kept)

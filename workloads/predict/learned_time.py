@@ -22,8 +22,6 @@ UNFITTED_SPREAD = 0.15
 """What the closed form misses on a code base and cluster of which no row was seen; with less than `FEW`, half of it."""
 FEW = 4
 """Rows below which nothing beside the closed form is learned."""
-HOST_NOISE = 2.0
-"""How much noisier a row is whose pace the host sets."""
 FOLDS = 10
 MANY = 200
 """Rows beyond which half as many folds say enough."""
@@ -79,7 +77,7 @@ def learn_time(
 
 def noise_of(points: Points, facts: Facts, p: Mapping[str, float]) -> Floats:
     """Factor of a row's noise: hosts differ more from run to run than devices do."""
-    return 1 + HOST_NOISE * host_bound(points, facts, p)
+    return 1 + facts.host_noise * host_bound(points, facts, p)
 
 
 @dataclass(frozen=True, slots=True)

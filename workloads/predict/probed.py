@@ -25,6 +25,10 @@ LONG = 4096
 WIDEST = 3.0
 """A quantity that a probe would move by more than so many of its spreads stays where it is: the test went wrong."""
 
+ONE_HOST = 0.5
+"""How much of what one host was slow counts for a cluster, as an exponent: hosts of a cluster, and one host from minute
+to minute, differ as much as clusters do."""
+
 
 def probed(rows: Sequence[Row], cluster: ClusterSpec) -> dict[str, float]:
     """Of `workloads.predict.points.Points`, ``world_measured`` and ``intra_measured`` in B/s and the host's ``pace``;
@@ -39,6 +43,8 @@ def probed(rows: Sequence[Row], cluster: ClusterSpec) -> dict[str, float]:
         for name, factor in found.items()
         if factor is not None and abs(math.log(factor)) <= WIDEST * TIME[_SPREAD_OF[name]].spread
     }
+    if "pace" in near:
+        near["pace"] **= ONE_HOST
     return {**near, **_rates(rows)}
 
 

@@ -27,6 +27,8 @@ class Profile:
     """ZeRO stage where a table does not say it."""
     host_launch_s: float | None = None
     """Seconds to launch one small operation on the hosts of which ``time`` tells; None: not known."""
+    host_noise: float = 2.0
+    """How much noisier a row is whose pace the host sets, over one whose pace the device sets, less 1."""
     slow_host_below: float | None = None
     """B/s of the all-reduce inside a node below which hosts are slow to issue tensor-parallel layers."""
     slow_message_versions: tuple[str, ...] = ()

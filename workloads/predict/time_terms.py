@@ -48,6 +48,7 @@ class Facts:
     sequence_parallel: Floats
     unfused: Floats
     """1: attention writes its scores to memory."""
+    host_noise: Floats
     slow_host: Floats
     slow_messages: Floats
 
@@ -69,6 +70,7 @@ def facts_of(points: Points, profiles: Mapping[str, Profile]) -> Facts:
         optimizer_bytes=array([one.optimizer_bytes for one in own]),
         sequence_parallel=array([one.sequence_parallel for one in own]),
         unfused=array([one.attention == "unfused" for one in own]),
+        host_noise=array([one.host_noise for one in own]),
         slow_host=slow_host,
         slow_messages=array(slow),
     )

@@ -108,6 +108,16 @@ def test_the_slowest_host_counts(attempt: Attempt, launches: tuple[float | None,
     assert row_of(attempt, attempt.started_at + 4.0, results)["host_launch_s"] == expected
 
 
+@pytest.mark.parametrize(("leads", "expected"), [((0.2, 0.0), 0.0), ((0.2, None), 0.2), ((None, None), None)])
+def test_the_host_that_is_least_ahead_counts(
+    attempt: Attempt, leads: tuple[float | None, ...], expected: float | None
+) -> None:
+    results = {
+        rank: dataclasses.replace(result(rank, attempt.started_at), host_lead_s=lead) for rank, lead in enumerate(leads)
+    }
+    assert row_of(attempt, attempt.started_at + 4.0, results)["host_lead_s"] == expected
+
+
 def test_what_a_dead_pilot_left_is_timed_by_its_files_alone(attempt: Attempt) -> None:
     """The file server's clock is an hour behind that of the pilot."""
     for name, at in (("task.json", 0.0), ("attempt.json", 0.0), ("rank_0.log", 12.0)):

@@ -170,3 +170,20 @@ def test_a_group_on_fewer_nodes_is_slowed_less_by_a_slow_network() -> None:
     assert slower[1] == pytest.approx(slower[0] ** (3 / 5))  # 2 ** 3 of 2 ** 5 nodes
     assert slower[2] == pytest.approx(slower[0] ** (1 / 5))
     assert slower[3] == 1.0  # no link between nodes is used
+
+
+def test_a_slow_launch_slows_what_waits_for_the_host_alone() -> None:
+    usual = read_profiles()["ultrasweep"].host_launch_s
+    assert usual is not None
+    launches = (None, usual, 2 * usual, usual / 2, "", -1.0, "slow")
+
+    def over_the_first(model: int, **layout: Any) -> list[float]:
+        times = without_knowledge([row(model, host_launch_s=launch, **layout) for launch in launches]).step_time_s
+        return [float(time / times[0]) for time in times]
+
+    waits = over_the_first(1, mbs=1, seq=1024, grad_accum=8)
+    assert 1.8 < waits[2] < 2 ** TIME["host_launch"].value and waits[3] < 0.8
+    assert over_the_first(8, mbs=4)[2] == pytest.approx(1, abs=0.01)  # the device has enough to do
+    assert [waits[place] for place in (1, 4, 5, 6)] == pytest.approx([1] * 4)  # as usual, or unknown
+    other = over_the_first(1, mbs=1, seq=1024, grad_accum=8, codebase="nanotron")
+    assert other == pytest.approx([1] * len(other))  # nothing says what is usual there
