@@ -301,7 +301,7 @@ ATTEMPT_COLUMNS: tuple[Column, ...] = (
         "host_launch_s",
         _F,
         "Host's time to launch one small operation, forward and backward, the mean of before and after the steps; "
-        "slowest rank, on GPUs",
+        "slowest rank, on GPUs; null of rehearsals",
         "s",
     ),
     Column(

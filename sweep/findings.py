@@ -26,7 +26,7 @@ ROW_COLUMNS = [
     *("device_name", "driver_version", "torch_version", "nccl_version", "step_time_s", "host_lead_s"),
 ]
 HOST_WAIT = 0.01
-"""A host that is less of a step ahead of its device than this sets the pace."""
+"""A host that is ahead of its device by less than this share of a step sets the pace."""
 LEDGER_COLUMNS = [
     *(
         "experiment_id",

@@ -57,7 +57,7 @@ class Ran(NamedTuple):
     experiment: Experiment
     step_time_s: float
     launch: float = 1.0
-    """How many times as long as in the cluster's middle row its host took to launch one operation."""
+    """How many times as long as in the cluster's middle row its host took to launch one operation; 1: not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,26 +91,35 @@ def read_known(cluster: ClusterSpec, results_dir: Path, elsewhere: Sequence[Clus
 
 def ran_layouts(measured: Iterable[Mapping[str, Any]]) -> dict[str, Ran]:
     """By `layout_id`, what ran on one cluster, the newest first. ``measured``: columns `READ` of finished attempts."""
-    rows = sorted(measured, key=lambda row: str(row["started_at"]), reverse=True)
-    reference = read_profiles()[layouts.CODEBASE].host_launch_s
-    launches = [launch for row in rows if (launch := row["host_launch_s"] or reference)]
-    usual = statistics.median(launches) if launches else None
-    runs: dict[str, tuple[Experiment, list[float], list[float]]] = {}
-    for row in rows:
+    runs: list[tuple[Experiment, float, float | None]] = []
+    for row in sorted(measured, key=lambda row: str(row["started_at"]), reverse=True):
         try:
             experiment = from_dict(json.loads(row["config_json"]))
         except (InvalidExperiment, ValueError, TypeError, KeyError):  # of a version that this one cannot read
             continue
-        if layout_violations(experiment):
-            continue
-        _, seconds, slowness = runs.setdefault(layout_id(experiment), (experiment, [], []))
-        seconds.append(row["step_time_s"])
-        launch = row["host_launch_s"] or reference
-        slowness.append(launch / usual if usual and launch else 1.0)
+        if not layout_violations(experiment):
+            runs.append((experiment, row["step_time_s"], _launch_s(experiment, row["host_launch_s"])))
+    known = [launch for *_, launch in runs if launch is not None]
+    usual = statistics.median(known) if known else 1.0
+    found: dict[str, list[Ran]] = {}
+    for experiment, seconds, launch in runs:
+        ran = Ran(experiment, seconds, 1.0 if launch is None else launch / usual)
+        found.setdefault(layout_id(experiment), []).append(ran)
     return {
-        name: Ran(experiment, statistics.median(seconds), statistics.median(slowness))
-        for name, (experiment, seconds, slowness) in runs.items()
+        name: every[0]._replace(
+            step_time_s=statistics.median(one.step_time_s for one in every),
+            launch=statistics.median(one.launch for one in every),
+        )
+        for name, every in found.items()
     }
+
+
+def _launch_s(experiment: Experiment, told: float | None) -> float | None:
+    """Of the host of a row; where the row does not tell, that of the hosts for which this engine's times hold. None:
+    unknown."""
+    if told is not None and 0 < told < math.inf:
+        return told
+    return read_profiles()[layouts.CODEBASE].host_launch_s if experiment.engine == ENGINE else None
 
 
 def _measured_rows(folder: Path, cluster: ClusterSpec) -> Iterable[dict[str, Any]]:

@@ -75,7 +75,7 @@ def columns_of_attempts(rows: pd.DataFrame) -> pd.DataFrame:
             "precision": rows["precision"],
             "codebase": rows["engine"].fillna(ENGINE),
             "code_version": "engine " + rows["engine_version"].astype(str),
-            "host_launch_s": rows["host_launch_s"],
+            "host_launch_s": rows.get("host_launch_s", np.nan),  # since schema version 11
             "status": rows["outcome"],
             "step_time_s": rows["step_time_s"].where(rows["outcome"] == "ok"),
             "reserved_gib": (rows["peak_reserved_bytes"] / GIB).where(rows["outcome"] == "ok"),

@@ -77,7 +77,7 @@ def _print_findings(sweep: SweepDir, summary: RunSummary, command: str, console:
     if waited:
         say(
             f"in {waited} of {plural(told, 'run')} devices waited for the host (host_lead_s near 0): "
-            "another host takes another time for these"
+            "on another host these may take another time"
         )
     if left_out := older(rows):
         say(

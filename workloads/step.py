@@ -59,8 +59,6 @@ class _Pending:
     is_warmup: bool
     launched_at: float
     """By `time.perf_counter`."""
-    issued_at: float
-    """The same, when the host had launched forwards and backwards."""
     start: Any
     reduced: Any
     end: Any
@@ -235,8 +233,8 @@ def _spans(engine: Engine, timed: list[_Pending]) -> dict[int, tuple[float, floa
 def _host_lead_s(engine: Engine, timed: list[_Pending]) -> float | None:
     if engine.groups.device.type != "cuda":
         return None
-    leads = [_moment(engine, timed, pending.marks.last_backward) - pending.issued_at for pending in timed]
-    return max(0.0, statistics.median(leads))
+    marks = [pending.marks for pending in timed]
+    return statistics.median(_moment(engine, timed, one.last_backward) - one.last_backward_at for one in marks)
 
 
 def _moment(engine: Engine, timed: list[_Pending], mark: Any) -> float:
@@ -260,7 +258,6 @@ def run_step(engine: Engine, step: int, batches: Batches, *, is_warmup: bool) ->
     launched_at = time.perf_counter()
     start = clock.mark()
     loss, marks = engine.pipeline.run(batches)
-    issued_at = time.perf_counter()
     engine.optimizer.finish_gradients()
     reduced = clock.mark()
     # What follows waits for the slowest stage: it is not this stage's reduction, nor its optimizer.
@@ -286,7 +283,7 @@ def run_step(engine: Engine, step: int, batches: Batches, *, is_warmup: bool) ->
             "peak_reserved_bytes": torch.cuda.max_memory_reserved(),
             "allocator_retries": _retries() - (retries or 0),
         }
-    return _Pending(step, is_warmup, launched_at, issued_at, start, reduced, end, marks, totals, memory)
+    return _Pending(step, is_warmup, launched_at, start, reduced, end, marks, totals, memory)
 
 
 def _finish(engine: Engine, pending: _Pending) -> StepRecord:

@@ -14,12 +14,12 @@ from results import probes
 from results.store import read_ledger
 from sweep.__main__ import main
 from sweep.codebases import read_clusters, read_profiles
-from sweep.forecast import LEAST_OF_ANOTHER, Forecast, Known, read_known
+from sweep.forecast import LEAST_OF_ANOTHER, Forecast, Known, ran_layouts, read_known
 from sweep.ledger import ledger_rows
 from sweep.run import point_of
 from tests.sweep.helpers import plan_of, store_attempt
 from tests.workloads.costs.shapes import LLAMA_1B, LLAMA_8B, MIXTRAL
-from workloads.experiment import ENGINES, Experiment, layout_id
+from workloads.experiment import ENGINES, Experiment, layout_id, to_json
 from workloads.predict.layouts import plain
 from workloads.predict.parameters import TIME
 
@@ -154,6 +154,22 @@ def test_rows_know_how_slow_their_host_was(tmp_path: Path) -> None:
     assert of_the_profile is not None and of_the_profile > 40e-6
     found = [steps[layout_id(one)].launch * usual for one in experiments]
     assert found == pytest.approx([20e-6, 20e-6, 40e-6, of_the_profile, 20e-6, 22e-6])
+
+
+def test_what_is_no_launch_counts_as_unknown() -> None:
+    ours, theirs = of(model=LLAMA_1B, dp=2), of(model=LLAMA_1B, dp=2, engine="torchtitan", engine_version="0.2.2+2")
+    reference = read_profiles()["ultrasweep"].host_launch_s
+    assert reference is not None
+    for told in (None, 0.0, -1.0, math.nan, math.inf):
+        rows = [
+            {"started_at": at, "config_json": to_json(one), "step_time_s": 1.0, "host_launch_s": launch}
+            for at, (one, launch) in enumerate(
+                ((ours, told), (of(model=LLAMA_1B, dp=4), 3 * reference), (theirs, told))
+            )
+        ]
+        found = ran_layouts(rows)
+        assert found[layout_id(ours)].launch == pytest.approx(0.5)  # of 1 and 3 times the usual, the middle is 2
+        assert found[layout_id(theirs)].launch == 1.0  # of another engine's hosts nothing is known
 
 
 def test_a_row_on_a_slow_host_does_not_make_the_cluster_slow(tmp_path: Path) -> None:

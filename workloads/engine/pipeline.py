@@ -8,6 +8,7 @@ torch 2.11 and on 2.13.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -37,6 +38,8 @@ class PipelineMarks:
     """With several stages: around waiting for messages to leave and for sums over stages, after the last backward."""
     last_backward: Mark | None = None
     """After the last backward's compute, before what is left of the gradient reduction."""
+    last_backward_at: float = 0.0
+    """When the host was there, by `time.perf_counter`."""
     actions: list[tuple[Action, Mark, Mark]] = field(default_factory=list)
     """Every action, waits for other stages and the wait after the last backward excluded."""
 
@@ -207,3 +210,4 @@ class _Step:
 
     def _note_last_backward(self) -> None:
         self.marks.last_backward = self.pipeline.clock.mark()
+        self.marks.last_backward_at = time.perf_counter()

@@ -19,7 +19,8 @@ too, so that running the dearest kernel of a block again would free next to noth
 Selective recomputation works on autograd's saved tensors: in the place of a cheap tensor it saves a recipe, a function
 that computes the tensor again. Torch's own selective checkpointing dispatches every operation through Python twice, so
 that a small eager block is bound by the host, and it keeps matmul outputs that no backward needs (the partial sum of
-each row-parallel layer). Neither matters under `torch.compile`, so compiled blocks use torch's.
+each row-parallel layer). Neither matters under `torch.compile`, so compiled blocks use torch's. Where something in a
+block breaks the graph (ring and all-gather attention, a router) torch compiles nothing of its checkpoint, and both matter.
 """
 
 from __future__ import annotations

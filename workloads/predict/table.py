@@ -294,8 +294,7 @@ def _positive(value: Any) -> float:
 def _launch(value: Any, profile: Profile) -> float:
     """Of `Points`."""
     seconds = _positive(value)
-    known = profile.host_launch_s is not None and math.isfinite(seconds)
-    return seconds / _known(profile.host_launch_s) if known else UNLIKE["launch"]
+    return seconds / profile.host_launch_s if profile.host_launch_s and math.isfinite(seconds) else UNLIKE["launch"]
 
 
 def _truth(value: Any) -> bool | None:
