@@ -20,7 +20,7 @@ Selective recomputation works on autograd's saved tensors: in the place of a che
 that computes the tensor again. Torch's own selective checkpointing dispatches every operation through Python twice, so
 that a small eager block is bound by the host, and it keeps matmul outputs that no backward needs (the partial sum of
 each row-parallel layer). Neither matters under `torch.compile`, so compiled blocks use torch's. Where something in a
-block breaks the graph (ring and all-gather attention, a router) torch compiles nothing of its checkpoint: there both do.
+block breaks the graph (ring or all-gather attention, a router) torch compiles nothing of its checkpoint: both matter.
 """
 
 from __future__ import annotations
