@@ -50,8 +50,7 @@ ContextParallel = tuple[Axis, ContextKind]
 def local_positions(seq_len: int, cp: int, rank: int, kind: ContextKind) -> Tensor:
     """The positions in the sequence of the tokens that ``rank`` holds, in the order in which it holds them (int64).
 
-    Tokens, targets and the rows of the RoPE tables are all taken by it. ``seq_len`` is a multiple of ``2 * cp``;
-    any number without context parallelism.
+    Tokens, targets and rows of the RoPE tables are taken by it. ``seq_len``: a multiple of ``2 * cp`` where cp > 1.
     """
     if cp == 1:
         return torch.arange(seq_len)
@@ -69,8 +68,7 @@ def context_attention(
 
     Every rank of ``cp`` passes the tokens of `local_positions`, in that order; queries and keys are rotated by their
     positions already. ``ulysses`` needs N and K to be multiples of cp. Sums over blocks and ranks are rounded to the
-    dtype of the inputs once, at their end. ``kernels_kept``: a checkpoint keeps what attention kernels put out, and
-    takes it again when it recomputes, so that it must stay as it is.
+    dtype of the inputs once, at their end. ``kernels_kept``: what attention kernels put out must stay as it is.
     """
     if cp.size == 1:
         return attention(q_BNSH, k_BKSH, v_BKSV, causal=True)
@@ -137,8 +135,7 @@ def _finish(ctx: Any, q: Tensor, k: Tensor, v: Tensor, output: _Output) -> Tenso
 
 
 def _own_tokens(q: Tensor, k: Tensor, v: Tensor, cp: Axis, kernels_kept: bool) -> tuple[_Output, list[Saved]]:
-    """The first block, a rank's own keys: its output, to which others are added in place, and what its backward
-    needs."""
+    """The first block, a rank's own keys: its output, which others are added to, and what its backward needs."""
     o, lse, saved = attention_forward(q, k, v, causal=True)
     if kernels_kept:
         o, lse = o.clone() if _sum_dtype(o.dtype, cp) == o.dtype else o, lse.clone()

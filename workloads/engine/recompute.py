@@ -74,7 +74,7 @@ class CheckpointedBlock(nn.Module):
         elif compiled:
             policy = _keep_expensive if recompute == "selective" else _keep_nothing
             for module in block.modules() if policy is _keep_expensive else ():
-                if hasattr(module, "kernels_kept"):
+                if hasattr(module, "kernels_kept"):  # the checkpoint takes them again when it recomputes
                     setattr(module, "kernels_kept", True)  # noqa: B010 - as below
             self.options["context_fn"] = partial(create_selective_checkpoint_contexts, policy)
 
