@@ -21,9 +21,8 @@ from sweep import accuracy_of_plans
 from sweep.codebases import GENERAL, read_clusters, read_profiles
 from sweep.measured_tables import ON_OTHER_HOSTS, a100_table, recorded_table, study_table
 from sweep.predict_table import predict_frame
-from workloads.predict.parameters import time_parameters
+from workloads.predict.predictor import Predictor
 from workloads.predict.table import read_points
-from workloads.predict.time_terms import facts_of, host_bound
 
 PAGE = Path(__file__).parent.parent / "docs" / "accuracy.md"
 DEVICE = "NVIDIA H200"
@@ -108,12 +107,7 @@ def host_sets_pace(rows: pd.DataFrame) -> Any:
     the device."""
     profiles = read_profiles()
     points = read_points(rows.reset_index(drop=True), read_clusters(), profiles, profiles[GENERAL]).points
-    share = np.empty(len(rows))
-    for name in sorted(set(points.codebase.tolist())):
-        own = points.codebase == name
-        values = {key: one.value for key, one in time_parameters(profiles[name].time).items()}
-        share[own] = host_bound(points.take(own), facts_of(points.take(own), profiles), values)
-    return share > 0.5
+    return Predictor.learn(None, profiles).host_share(points) > 0.5
 
 
 def _percent(value: Any) -> str:

@@ -233,8 +233,11 @@ def _spans(engine: Engine, timed: list[_Pending]) -> dict[int, tuple[float, floa
 def _host_lead_s(engine: Engine, timed: list[_Pending]) -> float | None:
     if engine.groups.device.type != "cuda":
         return None
-    marks = [pending.marks for pending in timed]
-    return statistics.median(_moment(engine, timed, one.last_backward) - one.last_backward_at for one in marks)
+    leads = []
+    for marks in (pending.marks for pending in timed):
+        assert marks.last_backward_at is not None
+        leads.append(_moment(engine, timed, marks.last_backward) - marks.last_backward_at)
+    return statistics.median(leads)
 
 
 def _moment(engine: Engine, timed: list[_Pending], mark: Any) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -188,3 +189,17 @@ def test_a_micro_batchs_backward_counts_whole_and_split_ones_by_their_share() ->
     assert step._of_one_micro_batch(halves) == pytest.approx(2.0)
     assert step._of_one_micro_batch(whole | halves) == pytest.approx(2.0)  # DualPipeV has both in one chunk
     assert step._of_one_micro_batch({"B": [2.0], "I": [1.0], "W": [0.5]}) == pytest.approx((2.0 + 1.5) / 2)
+
+
+def test_how_far_the_host_was_ahead_of_its_device() -> None:
+    """Three steps launched at 100 s, when the device was idle and its clock stood at 7 s; marks are its seconds."""
+
+    def ended(last_backward: float, host_was_there_at: float) -> Any:
+        marks = SimpleNamespace(last_backward=last_backward, last_backward_at=host_was_there_at)
+        return SimpleNamespace(launched_at=100.0, start=7.0, marks=marks)
+
+    timed_steps = [ended(8.0, 100.4), ended(10.0, 101.0), ended(12.0, 104.9)]  # the device: 101, 103 and 105 s
+    for device, expected in (("cuda", 0.6), ("cpu", None)):
+        groups = SimpleNamespace(device=torch.device(device))
+        at = SimpleNamespace(groups=groups, clock=SimpleNamespace(seconds=lambda start, end: end - start))
+        assert step._host_lead_s(at, timed_steps) == (pytest.approx(expected) if expected else None)  # type: ignore[arg-type]

@@ -38,7 +38,7 @@ class PipelineMarks:
     """With several stages: around waiting for messages to leave and for sums over stages, after the last backward."""
     last_backward: Mark | None = None
     """After the last backward's compute, before what is left of the gradient reduction."""
-    last_backward_at: float = 0.0
+    last_backward_at: float | None = None
     """When the host was there, by `time.perf_counter`."""
     actions: list[tuple[Action, Mark, Mark]] = field(default_factory=list)
     """Every action, waits for other stages and the wait after the last backward excluded."""

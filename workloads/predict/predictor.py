@@ -19,7 +19,7 @@ from workloads.predict.parameters import time_parameters
 from workloads.predict.points import Floats, Points
 from workloads.predict.profiles import Profile
 from workloads.predict.residuals import Kernel
-from workloads.predict.time_terms import Parts, facts_of, step_parts
+from workloads.predict.time_terms import Parts, facts_of, host_bound, step_parts
 
 NORMAL_90 = 1.645
 """Half the width of a normal distribution's middle 90 %."""
@@ -137,9 +137,7 @@ class Predictor:
         for name in sorted(set(points.codebase.tolist())):
             rows = points.codebase == name
             part = points.take(rows)
-            learned = self.time.get(name)
-            values = {key: one.value for key, one in time_parameters(self.profiles[name].time).items()}
-            found = step_parts(part, facts_of(part, self.profiles), learned.fitted.values if learned else values)
+            found = step_parts(part, facts_of(part, self.profiles), self._time_values(name))
             whole = found.pipeline + found.seen + found.after
             busy[rows], after[rows] = found.busy / whole, found.after / whole
         return busy, after
@@ -154,13 +152,26 @@ class Predictor:
             rows = points.codebase == name
             part = points.take(rows)
             facts, learned = facts_of(part, self.profiles), self.time.get(name)
-            defaults = {key: one.value for key, one in time_parameters(self.profiles[name].time).items()}
             factor = np.ones(len(part)) if learned is None else learned.correction(part, facts)
-            values = learned.fitted.values if learned else defaults
-            parts = step_parts(part, facts, {**values, **(changed or {})})
+            parts = step_parts(part, facts, {**self._time_values(name), **(changed or {})})
             for array, of_these in zip(found, parts, strict=True):
                 array[rows] = factor * of_these
         return Parts(*found)
+
+    def host_share(self, points: Points) -> Floats:
+        """How far it is the host that sets the pace of a layer, from 0 to 1."""
+        share = np.full(len(points), np.nan)
+        for name in sorted(set(points.codebase.tolist())):
+            rows = points.codebase == name
+            part = points.take(rows)
+            share[rows] = host_bound(part, facts_of(part, self.profiles), self._time_values(name))
+        return share
+
+    def _time_values(self, name: str) -> Mapping[str, float]:
+        """Fitted ones of a code base, or its profile's where it has no rows."""
+        if name in self.time:
+            return self.time[name].fitted.values
+        return {key: one.value for key, one in time_parameters(self.profiles[name].time).items()}
 
     def _memory_defaults(self, name: str) -> dict[str, float]:
         own = self.profiles[name].memory

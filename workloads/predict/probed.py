@@ -26,8 +26,8 @@ WIDEST = 3.0
 """A quantity that a probe would move by more than so many of its spreads stays where it is: the test went wrong."""
 
 ONE_HOST = 0.5
-"""How much of what one host was slow counts for a cluster, as an exponent: hosts of a cluster, and one host from minute
-to minute, differ as much as clusters do."""
+"""How much of what one host was slow counts for a cluster, as an exponent: it is one host, at one moment. The best of
+0, 0.5 and 1 on 88 runs of four pairs of H100 with a probe of one of them (docs/probe.md)."""
 
 
 def probed(rows: Sequence[Row], cluster: ClusterSpec) -> dict[str, float]:

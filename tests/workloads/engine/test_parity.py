@@ -132,6 +132,7 @@ def train_compiled_rank(rank: int, case: Experiment, steps: int, device: str, *h
         {"latent": 16, "cp": 2, "cp_kind": "ring", "micro_batch_size": 4},
         {"cp": 2, "cp_kind": "ring", "micro_batch_size": 4, "recompute": "selective"},
         {"cp": 2, "cp_kind": "allgather", "micro_batch_size": 4, "recompute": "selective"},
+        {"cp": 4, "cp_kind": "ring", "micro_batch_size": 4, "recompute": "selective"},
         {"cp": 2, "cp_kind": "ring", "micro_batch_size": 4, "recompute": "full"},
         {"latent": 16, "cp": 2, "cp_kind": "allgather", "micro_batch_size": 4, "recompute": "selective"},
     ],
