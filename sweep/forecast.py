@@ -90,9 +90,13 @@ def read_known(cluster: ClusterSpec, results_dir: Path, elsewhere: Sequence[Clus
 
 
 def ran_layouts(measured: Iterable[Mapping[str, Any]]) -> dict[str, Ran]:
-    """By `layout_id`, what ran on one cluster, the newest first. ``measured``: columns `READ` of finished attempts."""
+    """By `layout_id`, what ran on one cluster, the newest first. ``measured``: columns `READ` of finished attempts.
+
+    Runs whose allocator stopped to free its cache are left out: how long that takes is not the layout's.
+    """
     runs: list[tuple[Experiment, float, float | None]] = []
-    for row in sorted(measured, key=lambda row: str(row["started_at"]), reverse=True):
+    smooth = (row for row in measured if not row["allocator_retries"])
+    for row in sorted(smooth, key=lambda row: str(row["started_at"]), reverse=True):
         try:
             experiment = from_dict(json.loads(row["config_json"]))
         except (InvalidExperiment, ValueError, TypeError, KeyError):  # of a version that this one cannot read
@@ -147,6 +151,7 @@ def _measured_rows(folder: Path, cluster: ClusterSpec) -> Iterable[dict[str, Any
 
 READ = [
     "started_at", "config_json", "step_time_s", "host_launch_s", "outcome", "method", "cluster", "measurement_version",
+    "allocator_retries",
 ]  # fmt: skip
 
 

@@ -102,6 +102,7 @@ def test_rows_that_cannot_be_used_are_passed_over(tmp_path: Path) -> None:
         {"config_json": "{}"},
         {"config_json": "["},
         {"step_time_s": None},
+        {"allocator_retries": 8},
     ):
         store_attempt(tmp_path / "s", experiment, **{"cluster": "h200", "step_time_s": 1.0, **columns})
     (tmp_path / "s" / "attempts.parquet").write_bytes(b"PAR1")
@@ -162,7 +163,10 @@ def test_what_is_no_launch_counts_as_unknown() -> None:
     assert reference is not None
     for told in (None, 0.0, -1.0, math.nan, math.inf):
         rows = [
-            {"started_at": at, "config_json": to_json(one), "step_time_s": 1.0, "host_launch_s": launch}
+            {
+                **{"started_at": at, "config_json": to_json(one), "step_time_s": 1.0, "host_launch_s": launch},
+                "allocator_retries": None,
+            }
             for at, (one, launch) in enumerate(
                 ((ours, told), (of(model=LLAMA_1B, dp=4), 3 * reference), (theirs, told))
             )
