@@ -21,7 +21,6 @@ from workloads.protocol import DeviceState, StepRecord, Task
 
 SAMPLE_EVERY_S = 0.2
 """Seconds between two samples of clocks, temperature and throttle reasons."""
-_ALLOCATOR_SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 _REASONS = {
     0x2: "applications_clocks",
     0x4: "sw_power_cap",
@@ -49,7 +48,6 @@ def prepare_device(task: Task, local_rank: int) -> torch.device:
     """Select this rank's device. A CPU rank gets the memory that its cluster file states, and no more."""
     torch.set_num_threads(task.cpu_threads)
     if task.device == "cuda":
-        _let_segments_grow()
         torch.cuda.set_device(local_rank)
         return torch.device("cuda", local_rank)
     limit = task.cluster.device.memory_bytes
@@ -58,14 +56,6 @@ def prepare_device(task: Task, local_rank: int) -> torch.device:
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
         resource.setrlimit(resource.RLIMIT_DATA, (data_pages * resource.getpagesize() + limit, hard))
     return torch.device("cpu")
-
-
-def _let_segments_grow() -> None:
-    """Give the allocator segments that grow, unless the user has set it up. Else blocks of many sizes leave gaps that
-    none fits into; near the device's limit every step then stops to free its cache (``allocator_retries``), which makes
-    it up to a third longer."""
-    if not any(os.environ.get(name) for name in _ALLOCATOR_SETTINGS):
-        torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
 
 
 def identity(device: torch.device) -> Identity:
