@@ -13,6 +13,7 @@ from results.load import load
 from sweep.codebases import read_clusters
 from sweep.forecast import READ, Forecast, Known, StepTime, ran_layouts, read_known
 from sweep.measured_tables import RECORDED
+from workloads.costs.memory import peak_stage
 from workloads.experiment import ENGINE, Experiment, from_dict, layout_id
 
 CLUSTER = "h200"
@@ -40,7 +41,11 @@ def planned(points: pd.DataFrame, known: Mapping[str, Known] | None = None) -> p
     for name, own in points.groupby("cluster", sort=True):
         experiments: Sequence[Experiment] = own["experiment"].tolist()
         forecast = Forecast.of(read_clusters()[str(name)], (known or {}).get(str(name)), map(layout_id, experiments))
-        times = forecast.times(experiments)
+        workspace = forecast.cluster.device.workspace_bytes
+        times = [
+            forecast.near_full(time, peak_stage(one).peak_bytes + workspace)
+            for time, one in zip(forecast.times(experiments), experiments, strict=True)
+        ]
         parts.append(pd.DataFrame([_row(*one) for one in zip(own["experiment_id"], times, strict=True)]))
     return pd.concat(parts, ignore_index=True)
 

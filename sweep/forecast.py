@@ -24,7 +24,7 @@ from sweep.codebases import GENERAL, read_profiles
 from workloads.cluster import ClusterSpec
 from workloads.errors import InvalidExperiment
 from workloads.experiment import ENGINE, ENGINES, Experiment, from_dict, layout_id
-from workloads.predict import layouts
+from workloads.predict import layouts, near_full
 from workloads.predict.points import Points
 from workloads.predict.predictor import NORMAL_90, Measured, Prediction, Predictor
 from workloads.predict.probed import probed
@@ -211,6 +211,17 @@ class Forecast:
                     step, float(low[place]), float(high[place]), step * float(busy[place]), step * float(after[place])
                 )
         return found
+
+    def near_full(self, time: StepTime | None, peak_bytes: int | None) -> StepTime | None:
+        """The same with what freeing cached memory takes. ``peak_bytes``: of tensors on the fullest device; None: not
+        known."""
+        memory = self.cluster.device.memory_bytes
+        if time is None or peak_bytes is None or memory is None or self.cluster.backend != "cuda":
+            return time
+        lost = near_full.freeing_s(peak_bytes, memory)
+        return dataclasses.replace(
+            time, step_time_s=time.step_time_s + lost, high_s=time.high_s + near_full.WIDER * lost
+        )
 
     def _knows(self, experiment: Experiment) -> bool:
         return experiment.engine in self.engines and layouts.is_predicted(experiment, self.cluster)

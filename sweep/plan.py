@@ -133,7 +133,7 @@ def make_plan(
         found = one.planned
         if not one.structural:
             time = next(times) if one.predicted else None
-            found = _planned(config, one, time, method, finished, host_bytes)
+            found = _planned(config, one, forecast, time, method, finished, host_bytes)
         if (failed := _failed_condition(found, conditions.get(found.grid, {}))) is None:
             planned.append(found)
         else:
@@ -253,6 +253,7 @@ def _checked(
 def _planned(
     config: SweepConfig,
     point: _Checked,
+    forecast: Forecast,
     time: StepTime | None,
     method: Method,
     finished: Mapping[str, FinishedAttempt],
@@ -264,6 +265,7 @@ def _planned(
     # The closed form of memory is of our own engine. Times of another are predicted once it has rows on the cluster.
     memory = peak_stage(experiment) if point.predicted and is_own(experiment) else None
     peak_bytes = memory.peak_bytes + cluster.device.workspace_bytes if memory is not None else None
+    time = forecast.near_full(time, peak_bytes)
     planned = dataclasses.replace(
         point.planned,
         peak_bytes=peak_bytes,

@@ -36,6 +36,12 @@ class Times:
         """What a plan says of them."""
         return self.forecast.times(experiments)
 
+    def near_full(self, time: StepTime, peak_bytes: int) -> StepTime:
+        """`Forecast.near_full` of a layout whose peak is ``peak_bytes``, without the device's workspace."""
+        slower = self.forecast.near_full(time, peak_bytes + self.forecast.cluster.device.workspace_bytes)
+        assert slower is not None
+        return slower
+
     def bounds(self, space: Space, rows: Ints, *, context: bool = True) -> Bounds:
         """What steps of these rows take, in the parts that a structure may save. ``context``: with what a ring of
         context-parallel ranks sends, which other kinds may not."""

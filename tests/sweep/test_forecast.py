@@ -164,7 +164,7 @@ def test_what_is_no_launch_counts_as_unknown() -> None:
     for told in (None, 0.0, -1.0, math.nan, math.inf):
         rows = [
             {
-                **{"started_at": at, "config_json": to_json(one), "step_time_s": 1.0, "host_launch_s": launch},
+                "started_at": at, "config_json": to_json(one), "step_time_s": 1.0, "host_launch_s": launch,
                 "allocator_retries": None,
             }
             for at, (one, launch) in enumerate(
