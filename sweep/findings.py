@@ -15,6 +15,7 @@ from typing import Any
 from results.text import name_routing
 from workloads import experiment as ex
 from workloads.experiment import Experiment
+from workloads.protocol import HOST_WAIT
 
 Row = Mapping[str, Any]
 ROW_COLUMNS = [
@@ -23,10 +24,16 @@ ROW_COLUMNS = [
     *("model", "seq_len", "world_size", "tp", "cp", "tokens_per_step", "backend", "config_json", "timed_steps"),
     *("routing", "routing_imbalance", "capacity_factor"),
     *("tokens_per_s_per_gpu", "mfu_palm", "peak_allocated_bytes", "step_time_min_s", "step_time_max_s"),
-    *("device_name", "driver_version", "torch_version", "nccl_version", "step_time_s", "host_lead_s"),
+    *(
+        "device_name",
+        "driver_version",
+        "torch_version",
+        "nccl_version",
+        "step_time_s",
+        "host_lead_s",
+        "allocator_retries",
+    ),
 ]
-HOST_WAIT = 0.01
-"""A host that is ahead of its device by less than this share of a step sets the pace."""
 LEDGER_COLUMNS = [
     *(
         "experiment_id",
@@ -157,6 +164,12 @@ def waiting_for_host(rows: Iterable[Row]) -> tuple[int, int]:
     told = [row for row in _finished(rows) if row["host_lead_s"] is not None]
     waited = [row for row in told if row["host_lead_s"] < HOST_WAIT * (row["step_time_s"] or 0.0)]
     return len(waited), len(told)
+
+
+def freeing_cache(rows: Iterable[Row]) -> tuple[int, int]:
+    """Finished rows whose allocator stopped to free its cache, since memory was nearly full, and all that tell."""
+    told = [row["allocator_retries"] for row in _finished(rows) if row["allocator_retries"] is not None]
+    return sum(retries > 0 for retries in told), len(told)
 
 
 def untried_points(ledger: Iterable[Row], rows: Iterable[Row], cells: Sequence[Cell], method: str) -> list[Untried]:

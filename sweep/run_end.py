@@ -25,6 +25,7 @@ from sweep.findings import (
     Cell,
     Untried,
     best_layouts,
+    freeing_cache,
     older,
     untried_points,
     waiting_for_host,
@@ -78,6 +79,12 @@ def _print_findings(sweep: SweepDir, summary: RunSummary, command: str, console:
         say(
             f"in {waited} of {plural(told, 'run')} devices waited for the host (host_lead_s near 0): "
             "on another host these may take another time"
+        )
+    freed, told = freeing_cache(rows)
+    if freed:
+        say(
+            f"in {freed} of {plural(told, 'run')} memory was so full that the allocator stopped to free its cache "
+            "(allocator_retries): a layout that needs less may be faster"
         )
     if left_out := older(rows):
         say(

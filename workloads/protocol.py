@@ -36,6 +36,8 @@ SHORT_STEP_S = 1.0
 """A median of many steps is better known, and as long as a step is short they cost little."""
 WARM_STEPS, SLOW_STEPS = 2, 1
 """Of a run that ends early because it is slow: steps of warm-up, and timed ones."""
+HOST_WAIT = 0.01
+"""A host that is ahead of its device by less than this share of a step sets the pace."""
 PROFILED_STEPS = 3
 """Steps after the timed ones where a run is profiled: one for the profiler's own start, and two that are recorded."""
 

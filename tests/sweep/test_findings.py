@@ -262,6 +262,12 @@ def test_a_run_ends_with_how_many_waited_for_the_host(sweep: SweepDir) -> None:
     assert "in 1 of 2 runs devices waited for the host (host_lead_s near 0)" in ended(sweep, 200)
 
 
+def test_a_run_ends_with_how_many_stopped_to_free_memory(sweep: SweepDir) -> None:
+    for experiment, retries in zip(layouts(3), (0, 12, None), strict=True):
+        store(sweep, experiment, 10000.0, step_time_s=1.0, allocator_retries=retries)
+    assert "in 1 of 2 runs memory was so full that the allocator stopped to free its cache" in ended(sweep, 200)
+
+
 @pytest.mark.parametrize("width", [80, 200])
 def test_a_run_ends_with_the_fastest_and_what_to_try_next(sweep: SweepDir, width: int) -> None:
     done, second, promising = layouts(3)

@@ -20,6 +20,7 @@ from sweep.run import point_of
 from tests.sweep.helpers import plan_of, store_attempt
 from tests.workloads.costs.shapes import LLAMA_1B, LLAMA_8B, MIXTRAL
 from workloads.experiment import ENGINES, Experiment, layout_id, to_json
+from workloads.predict import near_full
 from workloads.predict.layouts import plain
 from workloads.predict.parameters import TIME
 
@@ -47,6 +48,44 @@ def test_an_interval_holds_the_prediction_and_a_factor_widens_it() -> None:
     ):
         assert one is not None and near is not None
         assert one.high_s / one.step_time_s > near.high_s / near.step_time_s
+
+
+def test_a_step_is_longer_where_memory_is_nearly_full() -> None:
+    forecast, memory = Forecast.of(H200), H200.device.memory_bytes
+    (time,) = forecast.times([of(dp=8)])
+    assert time is not None and memory is not None
+    assert forecast.near_full(time, int(0.7 * memory)) == time == forecast.near_full(time, None)
+    full, fuller = (forecast.near_full(time, int(share * memory)) for share in (0.86, 0.96))
+    assert full is not None and fuller is not None
+    assert full.step_time_s - time.step_time_s == pytest.approx(0.1 * near_full.SECONDS, abs=1e-6)
+    assert fuller.step_time_s - time.step_time_s == pytest.approx(0.2 * near_full.SECONDS, abs=1e-6)
+    assert full.low_s == time.low_s and time.high_s < full.high_s < fuller.high_s
+    assert full.compute_s == time.compute_s, "the allocator stops between kernels"
+    assert forecast.near_full(None, memory) is None
+    without = dataclasses.replace(forecast, cluster=dataclasses.replace(H200, backend="cpu"))
+    assert without.near_full(time, memory) == time
+
+
+def test_a_plan_knows_that_memory_is_nearly_full() -> None:
+    """The same layout of two devices that differ in nothing but their memory."""
+    steps = []
+    for memory in (86e9, 200e9):
+        plan = plan_of(
+            [
+                *("+grid=one_point", "cluster=h100_ib400", f"cluster.device.memory_bytes={memory:.0f}"),
+                *(
+                    "grid.axes.model=[llama8b_8_layers]",
+                    "grid.axes.micro_batch_size=8",
+                    "grid.axes.global_batch_size=8",
+                ),
+            ]
+        )
+        (point,) = plan.points
+        assert point.time is not None and point.peak_bytes is not None
+        steps.append((point.time.step_time_s, point.peak_bytes))
+    (near, peak), (roomy, same_peak) = steps
+    assert peak == same_peak and peak > 0.8 * 86e9
+    assert near - roomy == pytest.approx(near_full.freeing_s(peak, int(86e9)), rel=1e-6)
 
 
 def test_predictions_do_not_depend_on_what_stands_beside_them() -> None:
@@ -164,7 +203,10 @@ def test_what_is_no_launch_counts_as_unknown() -> None:
     for told in (None, 0.0, -1.0, math.nan, math.inf):
         rows = [
             {
-                "started_at": at, "config_json": to_json(one), "step_time_s": 1.0, "host_launch_s": launch,
+                "started_at": at,
+                "config_json": to_json(one),
+                "step_time_s": 1.0,
+                "host_launch_s": launch,
                 "allocator_retries": None,
             }
             for at, (one, launch) in enumerate(

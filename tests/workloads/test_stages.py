@@ -16,7 +16,7 @@ from workloads.experiment import Experiment
 from workloads.mesh import coordinates
 from workloads.model_spec import ModelSpec, MoESpec
 from workloads.protocol import MeasureSpec, RankResult, StepRecord, Task
-from workloads.stages import assemble, rehearsed_ranks, shortened, stage_key
+from workloads.stages import HOSTS_TOGETHER, assemble, rehearsed_ranks, shortened, stage_key
 
 MODEL = ModelSpec(
     name="stages",
@@ -187,6 +187,18 @@ def test_a_step_is_the_schedule_of_its_stages() -> None:
     assert times.communication_time_s is not None
     assert 33 * message < times.communication_time_s < 99.5 * 0.02
     assert times.step_time_s == pytest.approx(99.5 + times.communication_time_s)
+
+
+def test_ranks_whose_devices_wait_for_their_hosts_wait_for_each_other() -> None:
+    """m = 32, F + B = 3, and 0.5 for the optimizer; a lead of 0.05 is less than a hundredth of the step of 9 s."""
+    both: list[float | None] = []
+    for layout, lead in (({"tp": 2}, 0.05), ({"tp": 2}, 0.2), ({"tp": 2}, None), ({"dp": 2}, 0.05)):
+        case = experiment(**layout, global_batch_size=32 * layout.get("dp", 1))
+        alone = dataclasses.replace(result(0, 1.0, 2.0), host_lead_s=lead)
+        both.append(assemble(case, CLUSTER, {0: alone}).step_time_s)
+    assert both[0] == pytest.approx(HOSTS_TOGETHER * 96 + 0.5)
+    assert both[1] == both[2] and both[1] is not None and 96.5 < both[1] < 98
+    assert both[3] is not None and both[3] < 98
 
 
 def test_the_wait_after_the_last_backward_counts_once() -> None:
