@@ -27,8 +27,8 @@ def test_predicted_peaks_are_those_of_the_recorded_runs() -> None:
         if (row["method"], row["outcome"], row["engine"]) == ("measured", "ok", "ultrasweep"):
             predicted = estimate_memory(from_json(row["config_json"])).peak_bytes + workspaces[row["cluster"]]
             errors[row["attempt_id"]] = predicted / row["peak_allocated_bytes"] - 1
-    assert len(errors) >= 490
+    assert len(errors) >= 540
     found = sorted(abs(error) for error in errors.values())
     assert median(found) < 0.0005
     assert mean(found) < 0.0007
-    assert found[-1] < 0.0106, max(errors, key=lambda name: abs(errors[name]))
+    assert found[-1] < 0.013, max(errors, key=lambda name: abs(errors[name]))

@@ -122,12 +122,11 @@ def _backward(e: Experiment, x: Shared, own: _Bytes, turn: Round) -> Sequence[Mo
 
 
 def _second_half(e: Experiment, x: Shared, own: _Bytes, turn: Round) -> Sequence[Moment]:
-    """The head has its gradient from the first half. Where it was not reduced then it is after all blocks, while the
-    buffers of the last one are still there."""
+    """The head has its gradient from the first half. Where it was not reduced then it is after all blocks, through a
+    flat copy and another one."""
     found = list(_blocks(e, x, own, turn))
     if own.units.head and turn.last and e.zero_stage <= 1 and not turn.prior:
-        buffers = sum(x.g * unit * (2 if x.shards == 1 else 1) for unit in (x.block, own.units.head))
-        found.append((0, own.shard, turn.deferred + buffers))
+        found.append((0, own.shard, turn.deferred + 2 * x.g * own.units.head))
     return found
 
 
