@@ -131,8 +131,8 @@ def _tensors_of(e: Experiment, routed: bool, c: int) -> LayerTensors:
     """`layer_tensors` of this experiment's layers.
 
     In fp8 inputs of matrix products are smaller (`workloads.costs.fp8`). Ulysses keeps queries, keys and values once,
-    as they were received: the projection and the rotated queries and keys are free when they have been sent. The output
-    is kept twice, before it is sent back and after.
+    as they were received: the rotated queries and keys are free when they have been sent, and so is the projection,
+    unless norms of queries and keys take it in. The output is kept twice, before it is sent back and after.
     """
     tokens, stream_tokens = rank_tokens(e)
     t = layer_tensors(e.model, routed, tokens, stream_tokens, e.seq_len, e.tp, c, e.attention == "math")
@@ -150,7 +150,8 @@ def _tensors_of(e: Experiment, routed: bool, c: int) -> LayerTensors:
         t = replace(t, attention_norm=attention_norm, latent_norms=latent_norms, ffn_norm=ffn_norm, product=product)
     if e.cp > 1 and e.cp_kind == "ulysses":
         received = t.projected if e.model.mla is None else t.rotated + t.attention_output
-        return replace(t, projected=received, rotated=0, attention_output=2 * t.attention_output)
+        normed = t.projected if e.model.mla is None and e.model.qk_norm else t.latents
+        return replace(t, projected=received, latents=normed, rotated=0, attention_output=2 * t.attention_output)
     return t
 
 

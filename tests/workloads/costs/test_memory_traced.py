@@ -220,6 +220,16 @@ CASES |= {
     )
     for kind, recompute in (("ring", "selective"), ("ulysses", "selective"), ("ulysses", "rope"), ("ulysses", "full"))
 }
+CASES |= {
+    f"cp ulysses, norms of queries and keys, {recompute}": Experiment.canonical(
+        model=shortened(QWEN3_14B, 4),
+        cp_kind="ulysses",
+        recompute=recompute,
+        micro_batch_size=4,
+        **LONG | {"seq_len": 4096, "global_batch_size": 8},
+    )
+    for recompute in ("none", "selective")
+}
 for _precision in ("fp8_tensorwise", "fp8_rowwise", "fp8_blockwise"):
     CASES |= {
         f"{_precision}, ZeRO 2": experiment(
