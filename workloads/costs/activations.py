@@ -36,7 +36,8 @@ class LayerTensors:
     """Fused query, key and value projection, kept alive by the values: ``c T (N + 2K) H / tp``. With latent attention
     keys without position and values, of sizes P and V: ``c T N (P + V) / tp``."""
     latents: int
-    """Latent attention: both latents and the shared key, read by norms where they lie: ``c T_s (C_q + C_kv + R)``."""
+    """What norms inside attention read where it lies. Latent attention: both latents and the shared key,
+    ``c T_s (C_q + C_kv + R)``. Ulysses with ``qk_norm``: the projection, which otherwise is free once it was sent."""
     latent_norms: int
     """Latent attention: normed latents and their statistics, ``c T_s (C_q + C_kv)`` and ``4 T_s`` for each."""
     qk_statistics: int
