@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from rich.console import Console
 from rich.markup import escape
@@ -18,6 +19,7 @@ from sweep.summary import layout, workload
 from workloads.checks import did_you_mean
 from workloads.costs.flops import flops_per_token
 from workloads.errors import InvalidSweep
+from workloads.experiment import layout_id
 
 CAN_RUN = ("run", "cached", "over_budget")
 """Verdicts of the points that are listed when nothing else is asked for."""
@@ -87,8 +89,8 @@ def print_best(
 def fastest(points: Iterable[PlannedPoint], top: int | None = None) -> list[PlannedPoint]:
     """The ``top`` points with the most predicted tokens/s/GPU of every model and world size, best first.
 
-    What is routed otherwise is another model here. None: 10, or fewer where there are many models and sizes. Points
-    whose speed is not predicted come last.
+    What is routed otherwise is another model here, and a layout counts once, with however many seeds. None: 10, or
+    fewer where there are many models and sizes. Points whose speed is not predicted come last.
     """
     cells: dict[tuple[str, int], list[PlannedPoint]] = defaultdict(list)
     models: dict[str, int] = {}
@@ -99,7 +101,16 @@ def fastest(points: Iterable[PlannedPoint], top: int | None = None) -> list[Plan
     each = top if top is not None else max(1, min(DEFAULT_TOP, _MOST_ROWS // max(1, len(cells))))
     order = Order(_RATE, True)
     places = sorted(cells, key=lambda cell: (models[cell[0]], cell[1]))
-    return [point for cell in places for point in _ordered(cells[cell], order)[:each]]
+    return [point for cell in places for point in islice(_layouts(_ordered(cells[cell], order)), each)]
+
+
+def _layouts(points: Iterable[PlannedPoint]) -> Iterator[PlannedPoint]:
+    """The first point of each layout."""
+    seen: set[str] = set()
+    for point in points:
+        if (name := layout_id(point.experiment)) not in seen:
+            seen.add(name)
+            yield point
 
 
 def _ordered(points: Sequence[PlannedPoint], order: Order) -> list[PlannedPoint]:

@@ -98,7 +98,7 @@ class Ranking:
     space: Space
     times: Times
     limit_bytes: int
-    most_timed: int = 8_000
+    most_timed: int = 12_000
     """Layouts of one number of devices that are timed at most."""
     rows: Ints = field(init=False)
     """Those that may fit in memory, of the space."""
