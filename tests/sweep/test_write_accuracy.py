@@ -9,7 +9,7 @@ import pytest
 from results import grade
 from sweep import accuracy_of_plans
 from sweep.measured_tables import recorded_table
-from sweep.write_accuracy import CUTS, PAGE, put_section, scores, verdicts
+from sweep.write_accuracy import CUTS, PAGE, in_cells_of, put_section, scores, verdicts
 from workloads.predict.table import COLUMNS, MEASURED
 
 
@@ -41,6 +41,12 @@ def test_scores_by_hand() -> None:
     said = scores(found)
     assert (said["rows"], said["MAPE"], said["bias"], said["Spearman"]) == ("6", "3.3 %", "+0.0 %", "1.000")
     assert (said["inside 90 %"], said["reserved memory"], said["top-5 regret"]) == ("83.3 %", "10.0 %", "0.0 %")
+
+
+def test_rows_of_small_cells_are_left_out() -> None:
+    rows = pd.DataFrame({"layers": 16, "hidden": 2048, "seq": 4096, "gpus": [8] * 3 + [16] * 2, "step_time_s": 1.0})
+    assert in_cells_of(rows, 3)["gpus"].tolist() == [8, 8, 8]
+    assert len(in_cells_of(rows, 2)) == 5
 
 
 def test_a_cut_refuses_runs_and_lets_failures_through() -> None:
