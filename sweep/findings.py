@@ -160,8 +160,8 @@ def older(rows: Iterable[Row]) -> int:
 
 def waiting_for_host(rows: Iterable[Row]) -> tuple[int, int]:
     """Finished rows whose devices waited for a host, and all that tell: what such a step takes says as much of the host
-    as of the layout."""
-    told = [row for row in _finished(rows) if row["host_lead_s"] is not None]
+    as of the layout. Runs whose allocator stopped to free its cache do not tell: that waits for the device."""
+    told = [row for row in _finished(rows) if row["host_lead_s"] is not None and not row["allocator_retries"]]
     waited = [row for row in told if row["host_lead_s"] < HOST_WAIT * (row["step_time_s"] or 0.0)]
     return len(waited), len(told)
 

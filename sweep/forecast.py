@@ -92,7 +92,8 @@ def read_known(cluster: ClusterSpec, results_dir: Path, elsewhere: Sequence[Clus
 def ran_layouts(measured: Iterable[Mapping[str, Any]]) -> dict[str, Ran]:
     """By `layout_id`, what ran on one cluster, the newest first. ``measured``: columns `READ` of finished attempts.
 
-    Runs whose allocator stopped to free its cache are left out: how long that takes is not the layout's.
+    Runs whose allocator stopped to free its cache, warm-up included, are left out: how long that takes is not the
+    layout's.
     """
     runs: list[tuple[Experiment, float, float | None]] = []
     smooth = (row for row in measured if not row["allocator_retries"])

@@ -11,6 +11,8 @@ from sweep.cards.card import to_yaml
 from sweep.cards.make import make_card
 from sweep.lookup import Results
 
+OTHER_ALLOCATOR = {"h100x2_validation_growing"}
+"""Sweeps that ran with allocator settings that the engine no longer has: their reserved memory is not found again."""
 ROOT = Path(__file__).resolve().parents[2] / "results"
 
 
@@ -18,6 +20,8 @@ def shipped_cards() -> Mapping[Path, str]:
     """The text of every file of cards. Points that never finished have none."""
     texts = {}
     for sweep in sorted(sweep_dirs(ROOT / "recorded")):
+        if sweep.name in OTHER_ALLOCATOR:
+            continue
         results, cards = Results(sweep), []
         for id in results.ids():
             try:

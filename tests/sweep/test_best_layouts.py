@@ -84,13 +84,13 @@ def test_every_model_and_size_has_its_best_layouts() -> None:
     assert len(fastest(plan.points)) == 40  # 4 models and sizes with 10 each
 
 
-@pytest.mark.slow
 def test_a_layout_with_several_seeds_is_listed_once() -> None:
     plan = plan_of(["+grid=one_point", "cluster=h200", "grid.axes.seed=[1,2,3]", "grid.axes.micro_batch_size=[1,2]"])
     assert len(plan.points) == 6
     assert sorted(point.experiment.micro_batch_size for point in fastest(plan.points)) == [1, 2]
 
 
+@pytest.mark.slow
 def test_every_routing_has_its_best_layouts_and_is_run_early() -> None:
     plan = plan_of(["+grid=moe_2gpu", "grid.axes.model=deepseek_v2_lite_10_layers"])
     able = [point for point in plan.points if point.verdict == "run"]

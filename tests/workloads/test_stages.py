@@ -201,6 +201,21 @@ def test_ranks_whose_devices_wait_for_their_hosts_wait_for_each_other() -> None:
     assert both[3] is not None and both[3] < 98
 
 
+def test_a_pipeline_waits_for_hosts_where_one_of_its_ends_did() -> None:
+    case = experiment(tp=2, pp=2)
+    first, last = rehearsed_ranks(case)
+    ends = {first: result(first, 1.0, 2.0), last: dataclasses.replace(result(last, 1.0, 2.0), host_lead_s=0.0)}
+    assert assemble(case, CLUSTER, ends).step_time_s == pytest.approx(HOSTS_TOGETHER * 195 + 0.5)
+
+
+def test_an_allocator_that_stops_is_no_slow_host() -> None:
+    case = experiment(tp=2, global_batch_size=32)
+    alone = dataclasses.replace(result(0, 1.0, 2.0), host_lead_s=0.0)
+    stopped = [dataclasses.replace(step, allocator_retries=2) for step in alone.steps]
+    times = assemble(case, CLUSTER, {0: dataclasses.replace(alone, steps=stopped)})
+    assert times.step_time_s is not None and times.step_time_s < 98
+
+
 def test_the_wait_after_the_last_backward_counts_once() -> None:
     """A last backward's span ends before it; its rank's share of a step, an F, a B and what follows, is the whole."""
     case = experiment(dp=2, global_batch_size=2)

@@ -4,15 +4,15 @@ PyTorch's allocator keeps freed blocks for each stream apart. Gathered weights a
 their own, so that well before the tensors alone fill a device nothing is left to take; then every rank waits for the
 device, gives cached blocks back and takes new ones, a few times in every step (``allocator_retries``).
 
-From the 32 recorded runs of one to four H200 and two H100 that did: none of 469 whose tensors needed less than 0.75 of
-the device, 28 of 34 that needed 0.8 and more, one to four times a step and rank; half of them lost 30 ms and more each
-time on H200, 60 on H100 (docs/accuracy.md).
+From recorded runs of one to four H200 and two H100 (docs/accuracy.md): none of 481 whose tensors needed less than 0.75
+of the device's own memory stopped, 31 of 36 that needed 0.8 and more did, one to four times a step and rank; half of
+them lost 30 ms and more each time on H200, 60 on H100.
 """
 
 from __future__ import annotations
 
 FROM = 0.76
-"""Share of a device's memory from which it happens."""
+"""Share of a device's memory, as its file in ``conf/device`` states it, from which it happens."""
 SECONDS = 0.8
 """Lost in a step, for each 1.0 of the share above that."""
 WIDER = 2.5

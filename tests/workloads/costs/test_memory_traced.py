@@ -228,7 +228,7 @@ CASES |= {
         micro_batch_size=4,
         **LONG | {"seq_len": 4096, "global_batch_size": 8},
     )
-    for recompute in ("none", "selective")
+    for recompute in ("none", "selective", "rope", "full")
 }
 for _precision in ("fp8_tensorwise", "fp8_rowwise", "fp8_blockwise"):
     CASES |= {
