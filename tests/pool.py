@@ -8,6 +8,8 @@ groups alive, which slows every later job: workers that have gathered too many t
 
 A shared machine may stop one process for a minute, which ends a collective of the others. A job that timed out
 therefore runs once more; a warning says so, with the place where each rank stood. What hangs by its code does so twice.
+So does a job one of whose processes died without a word of Python: a worker that had run hundreds of layouts once ended
+in glibc's "malloc(): unaligned tcache chunk detected", the same layout passed in fresh ones.
 """
 
 from __future__ import annotations
@@ -44,6 +46,10 @@ class RankFailed(AssertionError):
     """A rank raised; its traceback is the message."""
 
 
+class RankDied(RankFailed):
+    """A rank's process is gone; the message says by which signal or with which code."""
+
+
 class RankTimedOut(RankFailed):
     """A rank waited for another one too long, or did not answer; the message says where each rank stood."""
 
@@ -62,13 +68,14 @@ class Pool:
     def run(self, body: Callable[..., Any], world_size: int, *args: Any, timeout_s: float = 90.0) -> list[Any]:
         """``body(rank, *args)`` on ``world_size`` ranks inside an initialised process group; results by rank.
 
-        Raises `RankFailed` where a rank raises or dies, `RankTimedOut` where the second attempt has timed out, too.
+        Raises `RankFailed` where a rank raises, and where the second attempt has ended like the first `RankTimedOut` or
+        `RankDied`.
         """
         assert world_size <= self.size
         try:
             return self._run_once(body, world_size, args, timeout_s)
-        except RankTimedOut as first:
-            warnings.warn(f"ranks timed out and start again: {first}", stacklevel=2)
+        except (RankTimedOut, RankDied) as first:
+            warnings.warn(f"ranks timed out or died and start again: {first}", stacklevel=2)
         return self._run_once(body, world_size, args, timeout_s)
 
     def _run_once(
@@ -92,27 +99,39 @@ class Pool:
                 rank = missing.pop(pipe)
                 try:
                     good, value = pipe.recv()
-                except EOFError:
+                except (EOFError, ConnectionResetError):
                     good, value = False, "died"
                 if not good:
                     timed_out = any(words in value for words in _TIME_OUTS)
                     failure = f"rank {rank}: {value}"
                 results[rank] = value
         if failure is not None:
+            # A peer may have said first that it lost the connection.
+            died = self._deaths(world_size)
             stacks = self._stacks(sorted(missing.values())) if timed_out else ""
             self.close()
-            raise (RankTimedOut if timed_out else RankFailed)(failure + stacks)
+            raise (RankDied if died else RankTimedOut if timed_out else RankFailed)(failure + died + stacks)
         if any(_thread_count(process.pid) > _MOST_THREADS for process, _ in self.workers):
             self.close()
         return results
 
     def _stacks(self, ranks: list[int]) -> str:
         """Where these ranks stand; a process that the machine has stopped writes nothing within the second."""
+        ranks = [rank for rank in ranks if self.workers[rank][0].exitcode is None]
         for rank in ranks:
             os.kill(self.workers[rank][0].pid, signal.SIGUSR1)
         time.sleep(1.0)
         found = {rank: _stack_file(self.folder.name, self.workers[rank][0].pid) for rank in ranks}
         return "".join(f"\nrank {rank} stands at\n{file.read_text()}" for rank, file in found.items() if file.exists())
+
+    def _deaths(self, world_size: int) -> str:
+        """The exit codes of ranks whose processes are gone; a dying one has a second for it."""
+        found = ""
+        for rank, (process, _) in enumerate(self.workers[:world_size]):
+            process.join(1.0 / world_size)
+            if process.exitcode is not None:
+                found += f"\nrank {rank} is gone, exit code {process.exitcode}"
+        return found
 
     def close(self) -> None:
         for process, pipe in self.workers:

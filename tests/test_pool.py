@@ -1,13 +1,15 @@
-"""The pool of processes: a rank that a machine stopped for long gets a second attempt, faults get none."""
+"""The pool of processes: ranks that a machine stopped for long or killed get a second attempt, faults get none."""
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from pathlib import Path
 
 import pytest
 
-from tests.pool import Pool, RankFailed, RankTimedOut
+from tests.pool import Pool, RankDied, RankFailed, RankTimedOut
 
 
 def _late_the_first_time(rank: int, started: Path) -> int:
@@ -19,6 +21,17 @@ def _late_the_first_time(rank: int, started: Path) -> int:
 
 def _late(rank: int) -> None:
     time.sleep(60)
+
+
+def _killed_the_first_time(rank: int, started: Path) -> int:
+    if rank == 1 and not started.exists():
+        started.touch()
+        os.kill(os.getpid(), signal.SIGABRT)
+    return rank
+
+
+def _killed(rank: int) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _raises(rank: int, calls: Path) -> None:
@@ -35,6 +48,18 @@ def test_ranks_that_time_out_start_once_more_and_say_where_they_stood(tmp_path: 
             assert pool.run(_late_the_first_time, 2, tmp_path / "started", timeout_s=5) == [0, 1]
         with pytest.warns(UserWarning), pytest.raises(RankTimedOut, match=r"from ranks \[0\]"):
             pool.run(_late, 1, timeout_s=1)
+    finally:
+        pool.close()
+
+
+@pytest.mark.slow
+def test_ranks_that_die_start_once_more(tmp_path: Path) -> None:
+    pool = Pool(2)
+    try:
+        with pytest.warns(UserWarning, match="rank 1 is gone, exit code -6"):
+            assert pool.run(_killed_the_first_time, 2, tmp_path / "started") == [0, 1]
+        with pytest.warns(UserWarning), pytest.raises(RankDied, match="exit code -9"):
+            pool.run(_killed, 1)
     finally:
         pool.close()
 
