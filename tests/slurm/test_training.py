@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -61,17 +62,32 @@ def conf(tmp_path: Path) -> Path:
 
 
 def run(lab: Lab, conf: Path, name: str, *words: str) -> list[dict[str, Any]]:
-    """The rows of an ordinary run of the grid, in the order of the layouts."""
+    """The rows of an ordinary run of the grid, in the order of the layouts.
+
+    A layout one of whose ranks a signal killed runs once more, with a warning: gloo has ended in a fault of its own
+    where two processors served many. What dies by its code does so twice.
+    """
     command = [sys.executable, "-m", "sweep", "run", "--plain", "--conf", str(conf), "+grid=layouts", "measure=quick"]
     command += [f"results_dir={conf.parent}", f"name={name}", *words]
+    rows = _rows_of(lab, conf.parent / name, command)
+    if killed := [row["evidence"] for row in rows if "killed by SIG" in str(row["evidence"])]:
+        warnings.warn(f"layouts whose ranks were killed run once more: {killed}", stacklevel=2)
+        retry = [sys.executable, "-m", "sweep", "retry", str(conf.parent / name), "crash"]
+        subprocess.run(retry, cwd=CHECKOUT, env=lab.environment, check=True, timeout=60)
+        rows = _rows_of(lab, conf.parent / name, command)
+    assert [row["outcome"] for row in rows] == ["ok"] * len(LAYOUTS["tp"]), [row["evidence"] for row in rows]
+    return sorted(rows, key=lambda row: str(row["experiment_id"]))
+
+
+def _rows_of(lab: Lab, folder: Path, command: list[str]) -> list[dict[str, Any]]:
+    """Each layout's last row after the command."""
     done = subprocess.run(
         command, cwd=CHECKOUT, env=lab.environment, capture_output=True, text=True, timeout=400, check=False
     )
-    logs = "".join(path.read_text()[-2000:] for path in (conf.parent / name).rglob("*.out"))
+    logs = "".join(path.read_text()[-2000:] for path in folder.rglob("*.out"))
     assert done.returncode == 0, done.stdout + done.stderr + logs
-    rows: list[dict[str, Any]] = read_attempts(conf.parent / name).to_pylist()
-    assert [row["outcome"] for row in rows] == ["ok"] * len(LAYOUTS["tp"]), [row["evidence"] for row in rows]
-    return sorted(rows, key=lambda row: str(row["experiment_id"]))
+    rows = sorted(read_attempts(folder).to_pylist(), key=lambda row: row["started_at"])
+    return list({row["experiment_id"]: row for row in rows}.values())
 
 
 @pytest.mark.slurm
