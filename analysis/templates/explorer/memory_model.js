@@ -362,8 +362,7 @@ const MemoryModel = (() => {
   /** chunk_moments._second_half: the head's reduction, where it comes after all blocks. @param {Experiment} e */
   function lastOfHead(e, x, turn, own) {
     if (!own.units.head || !turn.last || e.zero_stage > 1 || turn.prior) return [];
-    const buffers = x.g * (x.block + own.units.head) * (x.shards === 1 ? 2 : 1);
-    const activations = { ...turn.beside, "FSDP buffers": buffers };
+    const activations = { ...turn.beside, "FSDP buffers": 2 * x.g * own.units.head };
     return [{ name: "the reduction of the head's gradient", copies: 0, gradients: own.shard, activations }];
   }
 

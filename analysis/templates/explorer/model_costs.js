@@ -274,7 +274,7 @@ const ModelCosts = (() => {
       input: stream,
       attention_norm: kept[0],
       projected: ulysses && mla ? rotated + attentionOutput : projected,
-      latents,
+      latents: ulysses && !mla && model.qk_norm ? projected : latents,
       latent_norms: kept[1],
       qk_statistics: div(STATISTICS_BYTES * tokens * qkHeads, tp),
       rotated: ulysses ? 0 : rotated,
