@@ -10,11 +10,13 @@ import pandas as pd
 
 from results import grade
 from results.load import load
-from sweep.codebases import read_clusters
+from sweep.codebases import read_clusters, read_profiles
 from sweep.forecast import READ, Forecast, Known, StepTime, ran_layouts, read_known
 from sweep.measured_tables import RECORDED
 from workloads.costs.memory import peak_stage
 from workloads.experiment import ENGINE, Experiment, from_dict, layout_id
+from workloads.predict import layouts
+from workloads.predict.predictor import Predictor
 
 CLUSTER = "h200"
 """On which most shipped rows were measured."""
@@ -75,6 +77,23 @@ def from_another(points: pd.DataFrame, cluster: str, other: str) -> pd.DataFrame
     return planned(points[points["cluster"] == cluster], {cluster: without_own})
 
 
+def has_odd_model(experiment: Experiment) -> bool:
+    """Routed experts or latent attention."""
+    return experiment.model.moe is not None or experiment.model.mla is not None
+
+
+def kinds_of(points: pd.DataFrame, attempts: pd.DataFrame, cluster: str) -> pd.DataFrame:
+    """Of points of one cluster: whether a run stopped to free memory (``stopped``), and whether the host sets the pace
+    by the form before any fit (``waits``)."""
+    stops = attempts.groupby("experiment_id")["allocator_retries"].max() > 0
+    experiments = points["experiment"].tolist()
+    structures = layouts.Structures(read_clusters()[cluster])
+    of_layers = structures.of_layers(experiments, structures.factors(experiments))
+    rows = layouts.points_of(experiments, read_clusters()[cluster], None, of_layers)
+    share = Predictor.learn(None, read_profiles()).host_share(rows)
+    return points.assign(stopped=points["experiment_id"].map(stops), waits=share > 0.5)
+
+
 def section() -> str:
     """Two tables: all points by cluster and by where the prediction comes from; and by axis those of `CLUSTER`."""
     attempts = recorded_attempts()
@@ -93,6 +112,18 @@ def section() -> str:
             (f"{name}, now, nothing measured before", _pairs(planned(own), own)),
             (f"{name}, now, rows of {CLUSTER} and a probe of each", _pairs(known, own)),
         ]
+        kinds = kinds_of(own, attempts, str(name))
+        waits, stopped = kinds["waits"], kinds["stopped"]
+        for said, those in (
+            ("of these, runs that stopped to free memory", stopped),
+            ("of the others, where the device sets the pace", ~stopped & ~waits),
+            ("where the host does, dense models", ~stopped & waits & ~kinds["experiment"].map(has_odd_model)),
+            (
+                "where the host does, experts or latent attention",
+                ~stopped & waits & kinds["experiment"].map(has_odd_model),
+            ),
+        ):
+            compared.append((said, _pairs(known, own[those])))
     lines = []
     for name, pairs in compared:
         found = grade.grades(pairs)

@@ -12,17 +12,15 @@ import sys
 from argparse import ArgumentParser
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from sweep import accuracy_of_plans
-from sweep.codebases import GENERAL, read_clusters, read_profiles
+from sweep import accuracy_limits, accuracy_of_plans, accuracy_of_rehearsals
+from sweep.accuracy_limits import host_sets_pace
+from sweep.accuracy_scores import MANY, by_value, in_cells_of, percent, scores, table, verdicts
 from sweep.measured_tables import ON_OTHER_HOSTS, a100_table, recorded_table, study_table
 from sweep.predict_table import predict_frame
-from workloads.predict.predictor import Predictor
-from workloads.predict.table import read_points
 
 PAGE = Path(__file__).parent.parent / "docs" / "accuracy.md"
 DEVICE = "NVIDIA H200"
@@ -60,87 +58,6 @@ def _predicted(rows: pd.DataFrame, given: pd.DataFrame | None) -> pd.DataFrame:
     return rows.join(found.add_prefix("of_"))
 
 
-_CELL = ["layers", "hidden", "seq", "gpus"]
-"""Within which layouts are ranked."""
-_MANY = 8
-"""Rows of a cell whose rank correlation is worth something by itself."""
-
-
-def in_cells_of(found: pd.DataFrame, rows: int) -> pd.DataFrame:
-    """The rows of cells that have at least so many."""
-    return found[found.groupby(_CELL)["step_time_s"].transform("size") >= rows]
-
-
-def scores(found: pd.DataFrame) -> dict[str, str]:
-    """The line of a table: errors of the step time, ranking within a cell, coverage and reserved memory."""
-    error = found["of_step_time_s"] / found["step_time_s"] - 1
-    inside = (found["of_step_time_low_s"] <= found["step_time_s"]) & (
-        found["step_time_s"] <= found["of_step_time_high_s"]
-    )
-    ranks, sizes, lost = [], [], []
-    for _, cell in found.assign(draw=found.get("draw", 0)).groupby([*_CELL, "draw"]):
-        if len(cell) < 5:
-            continue
-        time, said = cell["step_time_s"] / cell["gbs_seqs"], cell["of_step_time_s"] / cell["gbs_seqs"]
-        ranks.append(np.corrcoef(time.rank(), said.rank())[0, 1])
-        sizes.append(len(cell))
-        best = time.loc[said.nsmallest(5).index].min()
-        lost.append(best / time.min() - 1)
-    memory = (found["of_predicted_peak_reserved_bytes"] / 2**30 / found["reserved_gib"] - 1).abs()
-    return {
-        "rows": f"{len(found):,}",
-        "MAPE": _percent(error.abs().mean()),
-        "median": _percent(error.abs().median()),
-        "p90": _percent(error.abs().quantile(0.9)),
-        "bias": f"{error.mean():+.1%}".replace("%", " %"),
-        "Spearman": f"{np.mean(ranks):.3f}" if ranks else "–",
-        "by rows": f"{np.average(ranks, weights=sizes):.3f}" if ranks else "–",
-        "top-5 regret": _percent(float(np.mean(lost))) if lost else "–",
-        "inside 90 %": _percent(float(inside.mean())),
-        "reserved memory": _percent(memory.mean()) if memory.notna().any() else "–",
-    }
-
-
-def verdicts(found: pd.DataFrame, cuts: Sequence[float]) -> list[tuple[float, int, int, float]]:
-    """For cuts of the reserved memory in GiB: (cut, runs refused, failures let through, share of right verdicts)."""
-    load = found["of_predicted_peak_reserved_bytes"]
-    ran, failed = found["status"] == "ok", found["status"] == "oom"
-    curve = []
-    for gib in cuts:
-        over = load > gib * 2**30
-        right = (ran & ~over).sum() + (failed & over).sum()
-        curve.append((float(gib), int((ran & over).sum()), int((failed & ~over).sum()), right / (ran | failed).sum()))
-    return curve
-
-
-def host_sets_pace(rows: pd.DataFrame) -> Any:
-    """Of rows that can all be predicted, by the form before any fit: whether a layer waits more for the host than for
-    the device."""
-    profiles = read_profiles()
-    points = read_points(rows.reset_index(drop=True), read_clusters(), profiles, profiles[GENERAL]).points
-    return Predictor.learn(None, profiles).host_share(points) > 0.5
-
-
-def _percent(value: Any) -> str:
-    return f"{float(value) * 100:.1f} %"
-
-
-def table(lines: Sequence[tuple[str, dict[str, str]]], first: str) -> str:
-    names = list(lines[0][1])
-    head = f"| {first} | {' | '.join(names)} |\n|---|{'---:|' * len(names)}"
-    return "\n".join([head, *(f"| {name} | {' | '.join(values.values())} |" for name, values in lines)])
-
-
-def by_value(found: pd.DataFrame, column: str) -> list[tuple[str, dict[str, str]]]:
-    keep = ("rows", "MAPE", "p90", "bias", "inside 90 %")
-    lines = []
-    for value, rows in found.groupby(column, sort=True):
-        of = scores(rows)
-        name = f"{value:g}" if isinstance(value, float | int) else str(value)
-        lines.append((f"{column} {name}", {key: of[key] for key in keep}))
-    return lines
-
-
 def recorded_section() -> str:
     rows = recorded_table()
     measured = {name: rows[rows["gpu"] == name] for name in (DEVICE, *sorted({*rows["gpu"].dropna()} - {DEVICE}))}
@@ -167,7 +84,10 @@ def recorded_section() -> str:
         for name in ("hidden", "tp", "pp", "cp", "sharding", "recompute", "seq", "precision")
         for line in by_value(left, name)
     ]
-    return f"{table(lines, 'fitted on')}\n\n{DEVICE}, one model left out, by axis:\n\n{table(axes, 'rows with')}"
+    return (
+        f"{table(lines, 'fitted on')}\n\n{DEVICE}, one model left out, by axis:\n\n{table(axes, 'rows with')}\n\n"
+        f"{accuracy_limits.section(left, waits)}"
+    )
 
 
 def _ran(rows: pd.DataFrame) -> pd.DataFrame:
@@ -184,7 +104,7 @@ def study_section(path: Path) -> str:
     lines = [
         ("nothing fitted", scores(_predicted(fast, None))),
         ("one model left out", scores(left)),
-        (f"of these, in cells of {_MANY} rows and more", scores(in_cells_of(left, _MANY))),
+        (f"of these, in cells of {MANY} rows and more", scores(in_cells_of(left, MANY))),
         ("all, without the job's all-reduce rates", scores(leave_out(blind, blind, ("layers", "hidden")))),
         (f"ten rows, {TEN} draws", scores(ten_rows(fast))),
     ]
@@ -194,16 +114,16 @@ def study_section(path: Path) -> str:
     fits = memory["of_fits"] == 1
     ok, oom = memory["status"] == "ok", memory["status"] == "oom"
     right = ((ok & fits).sum() + (oom & ~fits).sum()) / (ok | oom).sum()
-    curve = "\n".join(f"| {cut:g} | {a} | {b} | {_percent(c)} |" for cut, a, b, c in verdicts(memory, CUTS))
+    curve = "\n".join(f"| {cut:g} | {a} | {b} | {percent(c)} |" for cut, a, b, c in verdicts(memory, CUTS))
     best = max(verdicts(memory, FINE_CUTS), key=lambda line: line[3])
     memory_text = (
         f"Memory, one model left out, all {len(memory):,} rows that ran or ran out of memory: reserved memory is off\n"
-        f"by {_percent(off.mean())} (median {_percent(off.median())}, p90 {_percent(off.quantile(0.9))}). The verdict "
+        f"by {percent(off.mean())} (median {percent(off.median())}, p90 {percent(off.quantile(0.9))}). The verdict "
         f"`fits`, "
-        f"with the cut that is best on the other\nmodels, is right for {_percent(right)}: it refuses "
+        f"with the cut that is best on the other\nmodels, is right for {percent(right)}: it refuses "
         f"{int((ok & ~fits).sum())} of {int(ok.sum()):,} rows that ran and lets {int((oom & fits).sum())} of "
         f"{int(oom.sum()):,} through that ran\nout. A cut of the reserved memory of the first rank alone is right for "
-        f"{_percent(best[3])} at best, with {best[0]:g} GiB ({best[1]} runs\nrefused, {best[2]} failures let through):"
+        f"{percent(best[3])} at best, with {best[0]:g} GiB ({best[1]} runs\nrefused, {best[2]} failures let through):"
     )
     axes = [line for name in ("hidden", "tp", "pp", "sharding", "gpus") for line in by_value(left, name)]
     return f"""{table(lines, "fitted on")}
@@ -237,6 +157,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     makers: dict[str, Callable[[], str] | None] = {
         "plans": accuracy_of_plans.section,
         "recorded": recorded_section,
+        "rehearsals": accuracy_of_rehearsals.section,
         "study": (lambda: study_section(options.study)) if options.study else None,
         "a100": (lambda: a100_section(options.a100)) if options.a100 else None,
     }

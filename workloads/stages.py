@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import statistics
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 
 from workloads.cluster import ClusterSpec
@@ -30,6 +31,10 @@ HOSTS_TOGETHER = 1.15
 """Steps of two ranks with tp 2 over the mean of those of either alone, where the host sets the pace: 11 pairs on two
 hosts, with a standard deviation of 0.07 (results/another_device/h100x2_host_work). Tensor-parallel ranks wait for each
 other in every layer; of other axes the pairs scatter more than they are apart from 1."""
+RANKS_TOGETHER = 1.04
+"""Real steps over those put together from one rank alone, where the device sets the pace: a collective begins with the
+last rank that comes to it. 32 pairs over tensor, data, context and expert parallelism on two H200 and two H100, with a
+standard deviation of 0.04; one more is 1.5 (docs/accuracy.md, rehearsals)."""
 
 _SAME_FIELDS = (
     *(
@@ -146,9 +151,7 @@ def assemble(experiment: Experiment, cluster: ClusterSpec, results: dict[int, Ra
     like itself holds no end), scaled to its layers: a forward to their number, a backward to what they compute in it,
     which is half as much again where a forward is run first. The time after the last backward (optimizer, and the casts
     and copies of the gradient reduction) is that of the slowest. Communication comes from the closed form. All of it is
-    put together by `simulate_step`: what communication adds to a step is what the step takes longer than without it.
-    Where the device waited for the host, traffic hides behind the host's work, but real tensor-parallel ranks wait for
-    each other's hosts: the step is then at least `HOSTS_TOGETHER` times its compute.
+    put together by `real_step_s`: what communication adds to a step is what the step takes longer than without it.
     """
     estimate = estimate_time(experiment, cluster)
     ends = [results[rank] for rank in rehearsed_ranks(experiment)]
@@ -172,12 +175,8 @@ def assemble(experiment: Experiment, cluster: ClusterSpec, results: dict[int, Ra
         forward.append(forward_s * _layers_of_rank(experiment, rank) / _layers_of_rank(experiment, like))
         backward.append(backward_s * _backward_work(experiment, rank) / _backward_work(experiment, like))
     e = experiment
-    busy = pipeline_time_s(e.pp_schedule, forward, backward, e.num_microbatches, virtual_stages=e.virtual_stages)
     after = max(_after_backward_s(end) for end in ends)
-    work = step_work(e, cluster, [(*both, after) for both in zip(forward, backward, strict=True)])
-    step = simulate_step(work).step_s if work is not None else None
-    if step is not None and e.tp > 1 and any(map(_waited_for_host, ends)):
-        step = max(step, HOSTS_TOGETHER * busy + after)
+    busy, step = real_step_s(e, cluster, forward, backward, after, _any(map(_waited_for_host, ends)))
     return RehearsedTimes(
         step_time_s=step,
         compute_time_s=busy + after,
@@ -186,12 +185,45 @@ def assemble(experiment: Experiment, cluster: ClusterSpec, results: dict[int, Ra
     )
 
 
-def _waited_for_host(end: RankResult) -> bool:
-    """Whether the device had nothing to do when the host was through with a backward, and not because the allocator
-    had stopped to free its cache, which waits for the device."""
+def real_step_s(
+    e: Experiment,
+    cluster: ClusterSpec,
+    forward_s: Sequence[float],
+    backward_s: Sequence[float],
+    after_s: float,
+    waited: bool | None,
+) -> tuple[float, float | None]:
+    """Seconds that the schedule takes without communication, and those of the step (None: no rates are known).
+
+    ``forward_s``, ``backward_s``: of one micro-batch, by pipeline rank. ``waited``: whether devices waited for the
+    host; None: unknown. Where they did not, ranks that meet in collectives take `RANKS_TOGETHER` times as long together
+    as one alone. Where they did, traffic hides behind the host's work, but tensor-parallel ranks wait for each other's
+    hosts: the step is then at least `HOSTS_TOGETHER` times its compute.
+    """
+    busy = pipeline_time_s(e.pp_schedule, forward_s, backward_s, e.num_microbatches, virtual_stages=e.virtual_stages)
+    work = step_work(e, cluster, [(*both, after_s) for both in zip(forward_s, backward_s, strict=True)])
+    if work is None:
+        return busy, None
+    step = simulate_step(work).step_s
+    if waited is False and e.world_size > e.pp:
+        step *= RANKS_TOGETHER
+    elif waited and e.tp > 1:
+        step = max(step, HOSTS_TOGETHER * busy + after_s)
+    return busy, step
+
+
+def _any(found: Iterable[bool | None]) -> bool | None:
+    """None where none is true and one is unknown."""
+    every = list(found)
+    return True if True in every else None if None in every else False
+
+
+def _waited_for_host(end: RankResult) -> bool | None:
+    """Whether the device had nothing to do when the host was through with a backward; None: not known. An allocator
+    that stops to free its cache waits for the device, which says nothing of the host."""
     timed = [step for step in end.steps if not step.is_warmup]
     if end.host_lead_s is None or any(step.allocator_retries for step in timed):
-        return False
+        return None
     return end.host_lead_s < HOST_WAIT * statistics.median(step.step_time_s for step in timed)
 
 

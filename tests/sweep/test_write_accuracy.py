@@ -7,9 +7,10 @@ import pandas as pd
 import pytest
 
 from results import grade
-from sweep import accuracy_of_plans
-from sweep.measured_tables import recorded_table
-from sweep.write_accuracy import CUTS, PAGE, in_cells_of, put_section, scores, verdicts
+from sweep import accuracy_limits, accuracy_of_plans, accuracy_of_rehearsals
+from sweep.accuracy_scores import in_cells_of, scores, spearman, verdicts
+from sweep.measured_tables import ON_OTHER_HOSTS, RECORDED, recorded_table
+from sweep.write_accuracy import CUTS, PAGE, put_section
 from workloads.predict.table import COLUMNS, MEASURED
 
 
@@ -41,6 +42,43 @@ def test_scores_by_hand() -> None:
     said = scores(found)
     assert (said["rows"], said["MAPE"], said["bias"], said["Spearman"]) == ("6", "3.3 %", "+0.0 %", "1.000")
     assert (said["inside 90 %"], said["reserved memory"], said["top-5 regret"]) == ("83.3 %", "10.0 %", "0.0 %")
+    assert spearman(found) == pytest.approx(1.0) and np.isnan(spearman(found[:4]))
+
+
+def test_random_hosts_touch_only_the_rows_that_wait() -> None:
+    """Five rows are 1 to 5 % off; of these two wait for the host."""
+    found = pd.DataFrame(
+        {
+            "layers": 1,
+            "hidden": 1,
+            "seq": 1,
+            "gpus": 8,
+            "gbs_seqs": 8,
+            "step_time_s": [1.0, 2.0, 3.0, 4.0, 5.0],
+            "of_step_time_s": [1.01, 2.04, 3.09, 4.16, 5.25],
+        }
+    )
+    waits = pd.Series([False, False, False, True, True])
+    exact, p90, ranks = accuracy_limits.with_random_hosts(found, waits, 0.0)
+    assert (exact, p90, ranks) == pytest.approx((0.0, 0.026, 1.0))
+    waiting, worse, _ = accuracy_limits.with_random_hosts(found, waits, 0.1)
+    assert waiting == pytest.approx(0.08, abs=0.01) and worse > 0.05
+
+
+def test_machines_are_further_apart_where_the_host_sets_the_pace() -> None:
+    apart = accuracy_limits.machines_apart(RECORDED, ON_OTHER_HOSTS)
+    assert len(apart) == len(apart[["gpu", "layout"]].drop_duplicates()) and (apart["ratio"] >= 1).all()
+    device, host = apart[~apart["waits"]], apart[apart["waits"]]
+    assert min(len(device), len(host)) >= 15
+    assert device["ratio"].max() < 1.15 < host["ratio"].median()
+
+
+def test_rehearsals_that_the_device_paced_are_near_their_real_steps() -> None:
+    found = accuracy_of_rehearsals.pairs()
+    assert (found["compute_s"] < found["now_s"]).all() and len(found) > 50
+    near = found[~found["waited"]]
+    error = (near["now_s"] / near["real_s"] - 1).abs()
+    assert len(near) > 30 and error.median() < 0.03 and error[near["tp"] > 1].mean() < 0.05
 
 
 def test_rows_of_small_cells_are_left_out() -> None:
@@ -75,7 +113,7 @@ def test_what_plans_predict_of_the_shipped_rows_is_no_worse_than_the_page_says()
 
 def test_sections_of_the_page_can_be_filled() -> None:
     text = PAGE.read_text()
-    for name in ("plans", "recorded", "study", "a100"):
+    for name in ("plans", "recorded", "rehearsals", "study", "a100"):
         assert "\nnew\n" in put_section(text, name, "new")
     with pytest.raises(AssertionError, match="no section"):
         put_section(text, "nothing", "new")

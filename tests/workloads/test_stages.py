@@ -16,7 +16,7 @@ from workloads.experiment import Experiment
 from workloads.mesh import coordinates
 from workloads.model_spec import ModelSpec, MoESpec
 from workloads.protocol import MeasureSpec, RankResult, StepRecord, Task
-from workloads.stages import HOSTS_TOGETHER, assemble, rehearsed_ranks, shortened, stage_key
+from workloads.stages import HOSTS_TOGETHER, RANKS_TOGETHER, assemble, rehearsed_ranks, shortened, stage_key
 
 MODEL = ModelSpec(
     name="stages",
@@ -191,14 +191,30 @@ def test_a_step_is_the_schedule_of_its_stages() -> None:
 
 def test_ranks_whose_devices_wait_for_their_hosts_wait_for_each_other() -> None:
     """m = 32, F + B = 3, and 0.5 for the optimizer; a lead of 0.05 is less than a hundredth of the step of 9 s."""
-    both: list[float | None] = []
-    for layout, lead in (({"tp": 2}, 0.05), ({"tp": 2}, 0.2), ({"tp": 2}, None), ({"dp": 2}, 0.05)):
-        case = experiment(**layout, global_batch_size=32 * layout.get("dp", 1))
-        alone = dataclasses.replace(result(0, 1.0, 2.0), host_lead_s=lead)
-        both.append(assemble(case, CLUSTER, {0: alone}).step_time_s)
-    assert both[0] == pytest.approx(HOSTS_TOGETHER * 96 + 0.5)
-    assert both[1] == both[2] and both[1] is not None and 96.5 < both[1] < 98
-    assert both[3] is not None and both[3] < 98
+    waited, tp, dp = step_with_lead(0.05, tp=2), step_with_lead(None, tp=2), step_with_lead(None, dp=2)
+    assert waited == pytest.approx(HOSTS_TOGETHER * 96 + 0.5)
+    assert 96.5 < tp < 98 and 96.5 < dp < 98
+    assert step_with_lead(0.05, dp=2) == dp, "of data-parallel ranks nothing is known"
+
+
+@pytest.mark.parametrize("layout", [{"tp": 2}, {"dp": 2}, {"cp": 2}, {"dp": 2, "tp": 2}])
+def test_ranks_that_meet_in_collectives_take_longer_together(layout: dict[str, int]) -> None:
+    assert step_with_lead(0.2, **layout) == pytest.approx(RANKS_TOGETHER * step_with_lead(None, **layout))
+
+
+def test_stages_that_hold_one_rank_each_meet_in_no_collective() -> None:
+    case = experiment(pp=2)
+    ends = {rank: result(rank, 1.0, 2.0) for rank in rehearsed_ranks(case)}
+    ahead = {rank: dataclasses.replace(end, host_lead_s=1.0) for rank, end in ends.items()}
+    assert assemble(case, CLUSTER, ahead) == assemble(case, CLUSTER, ends)
+
+
+def step_with_lead(host_lead_s: float | None, **layout: int) -> float:
+    case = experiment(**layout, global_batch_size=32 * layout.get("dp", 1))
+    alone = dataclasses.replace(result(0, 1.0, 2.0), host_lead_s=host_lead_s)
+    step = assemble(case, CLUSTER, {0: alone}).step_time_s
+    assert step is not None
+    return step
 
 
 def test_a_pipeline_waits_for_hosts_where_one_of_its_ends_did() -> None:
