@@ -186,7 +186,12 @@ ATTEMPT_COLUMNS: tuple[Column, ...] = (
     Column("optimizer_s", _F, "Median time for clipping and optimizer, mean over ranks", "s"),
     Column("pipeline_idle_s", _F, "Median time waiting for another pipeline stage, mean over ranks", "s"),
     Column("compute_time_s", _F, "Rehearsed: measured time of the slowest stage's compute", "s"),
-    Column("communication_time_s", _F, "Rehearsed or estimated: what modelled communication adds to a step", "s"),
+    Column(
+        "communication_time_s",
+        _F,
+        "Rehearsed or estimated: what modelled communication, and ranks that wait for each other, add to a step",
+        "s",
+    ),
     Column("time_source", _S, "How step_time_s was obtained: measured, compute_measured or estimated"),
     # what one step sends, and where the time of one profiled step went
     Column(

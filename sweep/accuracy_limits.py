@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from results.load import load
-from sweep.accuracy_scores import percent, spearman
+from sweep.accuracy_scores import percent, spearman, table
 from sweep.codebases import GENERAL, read_clusters, read_profiles
 from sweep.measured_tables import ON_OTHER_HOSTS, RECORDED, columns_of_attempts, has_experts
 from workloads.experiment import ENGINE, from_dict, layout_id
@@ -20,7 +20,7 @@ from workloads.predict.table import read_points
 SPREADS = (0.0, 0.05, 0.1, 0.15, 0.2)
 """Standard deviations of the logarithm of a row's time."""
 DRAWS = 200
-"""Of errors, for each of `SPREADS`."""
+"""Draws of random errors for each of `SPREADS`."""
 
 
 def host_sets_pace(rows: pd.DataFrame) -> Any:
@@ -33,9 +33,9 @@ def host_sets_pace(rows: pd.DataFrame) -> Any:
 
 def machines_apart(*folders: Path) -> pd.DataFrame:
     """Layouts of dense models that ran on two machines or more: ``ratio`` of the longest step to the shortest, each the
-    median of one machine's runs, and whether the host sets the pace (``waits``).
+    median of one machine's runs, and whether the host sets the pace on a usual host (``waits``).
 
-    A machine is told by its devices' identifiers. Runs whose allocator stopped to free its cache are left out.
+    A machine is a set of devices, by their identifiers. Runs whose allocator stopped to free its cache are left out.
     """
     parts = []
     for folder in folders:
@@ -47,7 +47,8 @@ def machines_apart(*folders: Path) -> pd.DataFrame:
         machines = rows["device_ids"].map(lambda ids: ",".join(sorted(ids)))
         parts.append(columns_of_attempts(rows).assign(layout=layouts, machine=machines))
     every = pd.concat(parts, ignore_index=True)
-    every["waits"] = host_sets_pace(every)
+    # With its own host's launches a layout would be of one kind here and of another there.
+    every["waits"] = host_sets_pace(every.drop(columns="host_launch_s"))
     times = every.groupby(["gpu", "layout", "waits", "machine"])["step_time_s"].median()
     found = times.groupby(["gpu", "layout", "waits"]).agg(["size", "max", "min"]).reset_index()
     found = found[found["size"] > 1]
@@ -55,9 +56,13 @@ def machines_apart(*folders: Path) -> pd.DataFrame:
 
 
 def with_random_hosts(found: pd.DataFrame, waits: Any, spread: float) -> tuple[float, float, float]:
-    """``found`` as `accuracy_scores.scores` takes it, were its rows that wait for the host off at random by a normal
-    distribution of the logarithm with this standard deviation, and the others as they are: the mean error of the rows
-    that wait, the 90th percentile of all, and Spearman within a cell; means of `DRAWS` draws."""
+    """What scores would be if rows whose pace the host sets had random errors, each row by itself, and all others the
+    errors that they have.
+
+    ``found``: rows as `accuracy_scores.scores` takes them; ``waits``: which of them the host paces; ``spread``:
+    standard deviation of the error's logarithm. Returns the mean error of those rows, the 90th percentile of all errors
+    and Spearman within a cell, each the mean of `DRAWS` draws.
+    """
     draw = np.random.default_rng(14)
     waiting, p90, ranks = [], [], []
     for _ in range(DRAWS):
@@ -74,24 +79,27 @@ def section(left: pd.DataFrame, waits: Any) -> str:
     """``left``: own rows with predictions, one model left out; ``waits``: which of them wait for the host."""
     apart = machines_apart(RECORDED, ON_OTHER_HOSTS)
     lines = []
-    for name, own in (("device", apart[~apart["waits"]]), ("host", apart[apart["waits"]])):
-        middle = float(np.exp(np.log(own["ratio"]).mean()))
-        root = np.sqrt(own["ratio"])
-        half = float((root - 1 / root).mean() / 2)
-        lines.append(f"| the {name} | {len(own)} | {middle:.2f} | {own['ratio'].max():.2f} | {percent(half)} |")
+    for gpu in sorted(set(apart["gpu"])):
+        for name, waits_here in (("device", False), ("host", True)):
+            own = apart[(apart["gpu"] == gpu) & (apart["waits"] == waits_here)]["ratio"]
+            root = np.sqrt(own)
+            cells = {
+                "layouts": str(len(own)),
+                "longest over shortest, geometric mean": f"{np.exp(np.log(own).mean()):.2f}",
+                "largest": f"{own.max():.2f}",
+                "mean error of the time between": percent((root - 1 / root).mean() / 2),
+            }
+            lines.append((f"{gpu}, the {name}", cells))
     limits = []
     for spread in SPREADS:
         waiting, p90, ranks = with_random_hosts(left, waits, spread)
-        limits.append(f"| {spread:.2f} | {percent(waiting)} | {percent(p90)} | {ranks:.3f} |")
-    apart_lines, limit_lines = "\n".join(lines), "\n".join(limits)
+        cells = {"error of rows whose pace the host sets": percent(waiting), "p90 of all": percent(p90)}
+        limits.append((f"{spread:.2f}", cells | {"Spearman": f"{ranks:.3f}"}))
     return f"""Layouts that ran on two machines or more, in `results/recorded` and `results/another_device`:
 
-| what sets the pace | layouts | longest over shortest, geometric mean | largest | mean error of the time between |
-|---|---:|---:|---:|---:|
-{apart_lines}
+{table(lines, "what sets the pace")}
 
-The same rows, one model left out, were those whose pace the host sets off at random, and the others as they are:
+What the scores of these rows, one model left out, would be if those whose pace the host sets had random errors (each
+row by itself), and all others the errors that they have:
 
-| standard deviation | error of rows whose pace the host sets | p90 of all | Spearman |
-|---:|---:|---:|---:|
-{limit_lines}"""
+{table(limits, "standard deviation")}"""

@@ -77,7 +77,7 @@ def from_another(points: pd.DataFrame, cluster: str, other: str) -> pd.DataFrame
     return planned(points[points["cluster"] == cluster], {cluster: without_own})
 
 
-def has_odd_model(experiment: Experiment) -> bool:
+def has_experts_or_latents(experiment: Experiment) -> bool:
     """Routed experts or latent attention."""
     return experiment.model.moe is not None or experiment.model.mla is not None
 
@@ -113,17 +113,14 @@ def section() -> str:
             (f"{name}, now, rows of {CLUSTER} and a probe of each", _pairs(known, own)),
         ]
         kinds = kinds_of(own, attempts, str(name))
-        waits, stopped = kinds["waits"], kinds["stopped"]
+        waits, stopped, odd = kinds["waits"], kinds["stopped"], kinds["experiment"].map(has_experts_or_latents)
         for said, those in (
-            ("of these, runs that stopped to free memory", stopped),
-            ("of the others, where the device sets the pace", ~stopped & ~waits),
-            ("where the host does, dense models", ~stopped & waits & ~kinds["experiment"].map(has_odd_model)),
-            (
-                "where the host does, experts or latent attention",
-                ~stopped & waits & kinds["experiment"].map(has_odd_model),
-            ),
+            ("stopped to free memory", stopped),
+            ("did not stop, the device sets the pace", ~stopped & ~waits),
+            ("did not stop, the host does, dense models", ~stopped & waits & ~odd),
+            ("did not stop, the host does, experts or latent attention", ~stopped & waits & odd),
         ):
-            compared.append((said, _pairs(known, own[those])))
+            compared.append((f"{name}, of these: {said}", _pairs(known, own[those])))
     lines = []
     for name, pairs in compared:
         found = grade.grades(pairs)

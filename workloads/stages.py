@@ -30,11 +30,12 @@ from workloads.weights import routed
 HOSTS_TOGETHER = 1.15
 """Steps of two ranks with tp 2 over the mean of those of either alone, where the host sets the pace: 11 pairs on two
 hosts, with a standard deviation of 0.07 (results/another_device/h100x2_host_work). Tensor-parallel ranks wait for each
-other in every layer; of other axes the pairs scatter more than they are apart from 1."""
-RANKS_TOGETHER = 1.04
-"""Real steps over those put together from one rank alone, where the device sets the pace: a collective begins with the
-last rank that comes to it. 32 pairs over tensor, data, context and expert parallelism on two H200 and two H100, with a
-standard deviation of 0.04; one more is 1.5 (docs/accuracy.md, rehearsals)."""
+other in every layer. Data-parallel ones, which wait once a step, scatter too widely to be counted: 1.12, and 0.14."""
+RANKS_TOGETHER = 1.045
+"""Real steps over those put together from one rank alone, where the device sets the pace and layers have collectives
+of their own, probably since each begins with the last rank that comes to it. 22 pairs with tp, cp or ep on two H200:
+mean 1.048, median 1.042, standard deviation 0.04; six of data parallelism alone: 1.01 (docs/accuracy.md). No pair has
+a pipeline or more than two devices."""
 
 _SAME_FIELDS = (
     *(
@@ -151,7 +152,8 @@ def assemble(experiment: Experiment, cluster: ClusterSpec, results: dict[int, Ra
     like itself holds no end), scaled to its layers: a forward to their number, a backward to what they compute in it,
     which is half as much again where a forward is run first. The time after the last backward (optimizer, and the casts
     and copies of the gradient reduction) is that of the slowest. Communication comes from the closed form. All of it is
-    put together by `real_step_s`: what communication adds to a step is what the step takes longer than without it.
+    put together by `real_step_s`: what communication adds to a step is what the step takes longer than without it, the
+    wait of ranks for each other with it.
     """
     estimate = estimate_time(experiment, cluster)
     ends = [results[rank] for rank in rehearsed_ranks(experiment)]
@@ -196,16 +198,16 @@ def real_step_s(
     """Seconds that the schedule takes without communication, and those of the step (None: no rates are known).
 
     ``forward_s``, ``backward_s``: of one micro-batch, by pipeline rank. ``waited``: whether devices waited for the
-    host; None: unknown. Where they did not, ranks that meet in collectives take `RANKS_TOGETHER` times as long together
-    as one alone. Where they did, traffic hides behind the host's work, but tensor-parallel ranks wait for each other's
-    hosts: the step is then at least `HOSTS_TOGETHER` times its compute.
+    host; None: unknown, then neither factor counts. Where they did not, ranks that meet in collectives of layers take
+    `RANKS_TOGETHER` times as long together as one alone. Where they did, traffic hides behind the host's work, but
+    tensor-parallel ranks wait for each other's hosts: the step is then at least `HOSTS_TOGETHER` times its compute.
     """
     busy = pipeline_time_s(e.pp_schedule, forward_s, backward_s, e.num_microbatches, virtual_stages=e.virtual_stages)
     work = step_work(e, cluster, [(*both, after_s) for both in zip(forward_s, backward_s, strict=True)])
     if work is None:
         return busy, None
     step = simulate_step(work).step_s
-    if waited is False and e.world_size > e.pp:
+    if waited is False and max(e.tp, e.cp, e.ep) > 1:
         step *= RANKS_TOGETHER
     elif waited and e.tp > 1:
         step = max(step, HOSTS_TOGETHER * busy + after_s)

@@ -61,24 +61,39 @@ def test_random_hosts_touch_only_the_rows_that_wait() -> None:
     waits = pd.Series([False, False, False, True, True])
     exact, p90, ranks = accuracy_limits.with_random_hosts(found, waits, 0.0)
     assert (exact, p90, ranks) == pytest.approx((0.0, 0.026, 1.0))
-    waiting, worse, _ = accuracy_limits.with_random_hosts(found, waits, 0.1)
-    assert waiting == pytest.approx(0.08, abs=0.01) and worse > 0.05
+    waiting, worse, mixed = accuracy_limits.with_random_hosts(found, waits, 0.3)
+    assert waiting == pytest.approx(0.3 * (2 / np.pi) ** 0.5, rel=0.15)
+    assert worse > 0.1 and mixed < 0.99
 
 
 def test_machines_are_further_apart_where_the_host_sets_the_pace() -> None:
     apart = accuracy_limits.machines_apart(RECORDED, ON_OTHER_HOSTS)
-    assert len(apart) == len(apart[["gpu", "layout"]].drop_duplicates()) and (apart["ratio"] >= 1).all()
-    device, host = apart[~apart["waits"]], apart[apart["waits"]]
-    assert min(len(device), len(host)) >= 15
-    assert device["ratio"].max() < 1.15 < host["ratio"].median()
+    assert len(apart) == len(apart[["gpu", "layout"]].drop_duplicates()), "a layout is of one kind on all machines"
+    assert (apart["ratio"] >= 1).all() and len(apart) > 40
+    for _, of_gpu in apart.groupby("gpu"):
+        assert of_gpu[of_gpu["waits"]]["ratio"].median() > of_gpu[~of_gpu["waits"]]["ratio"].median() + 0.1
 
 
-def test_rehearsals_that_the_device_paced_are_near_their_real_steps() -> None:
+def test_rehearsals_are_put_together_as_they_are_now() -> None:
+    """On rows that the factors were set from: that these are near shows only that nothing went wrong since."""
     found = accuracy_of_rehearsals.pairs()
-    assert (found["compute_s"] < found["now_s"]).all() and len(found) > 50
-    near = found[~found["waited"]]
-    error = (near["now_s"] / near["real_s"] - 1).abs()
-    assert len(near) > 30 and error.median() < 0.03 and error[near["tp"] > 1].mean() < 0.05
+    assert len(found) > 50 and found["waited"].isna().sum() == 2, "the allocator stopped in two"
+    near = found[found["waited"].map(lambda waited: waited is False)]
+    error = near["now_s"] / near["real_s"] - 1
+    assert len(near) > 25 and error.abs().median() < 0.03 and error[near["layers_meet"]].abs().mean() < 0.03
+    assert abs(error[near["layers_meet"]].mean()) < 0.01, "without the factor 4 to 5 %"
+
+
+def test_runs_of_one_cluster_are_told_apart() -> None:
+    attempts = accuracy_of_plans.recorded_attempts()
+    points = accuracy_of_plans.points_of(attempts)
+    own = points[points["cluster"] == "h100_ib400"]
+    kinds = accuracy_of_plans.kinds_of(own, attempts, "h100_ib400")
+    assert kinds["stopped"].sum() == (own["allocator_retries"] > 0).sum() > 10
+    tokens = own["micro_batch_size"] * own["seq_len"]
+    assert tokens[kinds["waits"]].median() < tokens[~kinds["waits"]].median(), "short micro-batches wait for the host"
+    odd = own["experiment"].map(accuracy_of_plans.has_experts_or_latents)
+    assert set(own["model"][odd]) == {"qwen3_30b_a3b_8_layers", "deepseek_v2_lite_10_layers"}
 
 
 def test_rows_of_small_cells_are_left_out() -> None:

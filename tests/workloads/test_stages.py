@@ -194,19 +194,31 @@ def test_ranks_whose_devices_wait_for_their_hosts_wait_for_each_other() -> None:
     waited, tp, dp = step_with_lead(0.05, tp=2), step_with_lead(None, tp=2), step_with_lead(None, dp=2)
     assert waited == pytest.approx(HOSTS_TOGETHER * 96 + 0.5)
     assert 96.5 < tp < 98 and 96.5 < dp < 98
-    assert step_with_lead(0.05, dp=2) == dp, "of data-parallel ranks nothing is known"
+    assert step_with_lead(0.05, dp=2) == dp, "data-parallel ranks scatter too widely"
 
 
-@pytest.mark.parametrize("layout", [{"tp": 2}, {"dp": 2}, {"cp": 2}, {"dp": 2, "tp": 2}])
-def test_ranks_that_meet_in_collectives_take_longer_together(layout: dict[str, int]) -> None:
+@pytest.mark.parametrize("layout", [{"tp": 2}, {"cp": 2}, {"dp": 2, "tp": 2}])
+def test_ranks_that_meet_in_every_layer_take_longer_together(layout: dict[str, int]) -> None:
     assert step_with_lead(0.2, **layout) == pytest.approx(RANKS_TOGETHER * step_with_lead(None, **layout))
 
 
-def test_stages_that_hold_one_rank_each_meet_in_no_collective() -> None:
-    case = experiment(pp=2)
-    ends = {rank: result(rank, 1.0, 2.0) for rank in rehearsed_ranks(case)}
-    ahead = {rank: dataclasses.replace(end, host_lead_s=1.0) for rank, end in ends.items()}
-    assert assemble(case, CLUSTER, ahead) == assemble(case, CLUSTER, ends)
+@pytest.mark.parametrize("layout", [{"dp": 2}, {"dp": 2, "zero_stage": 3}])
+def test_ranks_that_meet_beside_the_layers_do_not(layout: dict[str, int]) -> None:
+    assert step_with_lead(0.2, **layout) == step_with_lead(None, **layout)
+
+
+def test_a_pipeline_is_ahead_of_its_hosts_where_all_that_was_rehearsed_is() -> None:
+    case = experiment(tp=2, pp=2)
+    leads: list[tuple[float | None, float | None]] = [(None, None), (1.0, 1.0), (1.0, None), (None, 1.0), (0.0, None)]
+    steps = []
+    for lead in leads:
+        ranks = zip(rehearsed_ranks(case), lead, strict=True)
+        ends = {rank: dataclasses.replace(result(rank, 1.0, 2.0), host_lead_s=own) for rank, own in ranks}
+        steps.append(assemble(case, CLUSTER, ends).step_time_s)
+    unknown, ahead, *half_known, waited = steps
+    assert unknown is not None and ahead == pytest.approx(RANKS_TOGETHER * unknown)
+    assert half_known == [unknown, unknown]
+    assert waited == pytest.approx(HOSTS_TOGETHER * 195 + 0.5)
 
 
 def step_with_lead(host_lead_s: float | None, **layout: int) -> float:
