@@ -56,7 +56,9 @@ def print_start(prepared: Prepared, queued: Queued, console: Console) -> None:
     how = "run" if settings.method == "measured" else "be rehearsed"
     say(f"{plural(status.left, 'point')} to {how}, with up to {_devices(settings)} at a time")
     if settings.method == "rehearsed_fake":
-        say("no GPU here: memory is traced on FakeTensor, step times are estimates")
+        rates = settings.cluster.matmul_efficiency is not None
+        times = "are estimates" if rates else f"are not known, since cluster {settings.cluster.name} states no rates"
+        say(f"no GPU here: memory is traced on FakeTensor, step times {times}")
 
 
 def print_dry_run(prepared: Prepared, points: Sequence[Point], console: Console) -> None:

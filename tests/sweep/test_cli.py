@@ -366,6 +366,13 @@ def test_a_rehearsal_without_a_gpu(pilots: Pilots, capsys: pytest.CaptureFixture
     assert "step times are estimates" in capsys.readouterr().out
 
 
+def test_a_rehearsal_on_a_cluster_without_rates_promises_no_times(
+    pilots: Pilots, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", "+grid=tiny", "launcher=rehearse", "cluster=cpu"]) == 0
+    assert "step times are not known, since cluster cpu states no rates" in capsys.readouterr().out
+
+
 def gpus(monkeypatch: pytest.MonkeyPatch, name: str, count: int) -> None:
     monkeypatch.setattr(machine, "count_cuda_devices", lambda: count)
     monkeypatch.setattr(machine, "_gpu_name", lambda: name)
