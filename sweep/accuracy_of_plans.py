@@ -15,7 +15,7 @@ from sweep.forecast import READ, Forecast, Known, StepTime, ran_layouts, read_kn
 from sweep.measured_tables import RECORDED
 from workloads.costs.memory import peak_stage
 from workloads.experiment import ENGINE, Experiment, from_dict, layout_id
-from workloads.predict import layouts
+from workloads.predict import layouts, near_full
 from workloads.predict.predictor import Predictor
 
 CLUSTER = "h200"
@@ -44,9 +44,14 @@ def planned(points: pd.DataFrame, known: Mapping[str, Known] | None = None) -> p
         experiments: Sequence[Experiment] = own["experiment"].tolist()
         forecast = Forecast.of(read_clusters()[str(name)], (known or {}).get(str(name)), map(layout_id, experiments))
         workspace = forecast.cluster.device.workspace_bytes
+        starts = (
+            own["started_at"]
+            .lt(pd.Timestamp(near_full.SINCE, tz="UTC"))
+            .map({True: near_full.FROM_BEFORE, False: near_full.FROM})
+        )
         times = [
-            forecast.near_full(time, peak_stage(one).peak_bytes + workspace)
-            for time, one in zip(forecast.times(experiments), experiments, strict=True)
+            forecast.near_full(time, peak_stage(one).peak_bytes + workspace, start)
+            for time, one, start in zip(forecast.times(experiments), experiments, starts, strict=True)
         ]
         parts.append(pd.DataFrame([_row(*one) for one in zip(own["experiment_id"], times, strict=True)]))
     return pd.concat(parts, ignore_index=True)

@@ -213,13 +213,15 @@ class Forecast:
                 )
         return found
 
-    def near_full(self, time: StepTime | None, peak_bytes: int | None) -> StepTime | None:
+    def near_full(
+        self, time: StepTime | None, peak_bytes: int | None, start: float = near_full.FROM
+    ) -> StepTime | None:
         """The same with what freeing cached memory takes. ``peak_bytes``: of tensors on the fullest device; None: not
-        known."""
+        known. ``start``: share of the device from which it happens."""
         memory = self.cluster.device.memory_bytes
         if time is None or peak_bytes is None or memory is None or self.cluster.backend != "cuda":
             return time
-        lost = near_full.freeing_s(peak_bytes, memory)
+        lost = near_full.freeing_s(peak_bytes, memory, start)
         return dataclasses.replace(
             time, step_time_s=time.step_time_s + lost, high_s=time.high_s + near_full.WIDER * lost
         )

@@ -23,11 +23,11 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultReduceScatter
 from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
 from torch.distributed.fsdp._fully_shard._fsdp_param import ShardedState
 
 from workloads.engine.experts import Experts
+from workloads.engine.gradient_memory import InMemoryOfActivations, OwnPart
 from workloads.engine.groups import Groups
 from workloads.engine.model import Chunk
 from workloads.engine.ops.fp8 import Recipe
@@ -98,17 +98,9 @@ def apply_data_parallel(chunk: Chunk, groups: Groups) -> None:
         if isinstance(module, FSDPModule):  # these two setters are not recursive
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
-            if groups.is_rehearsal:
-                module.set_custom_reduce_scatter(_OwnPart())
-
-
-class _OwnPart(DefaultReduceScatter):
-    """A reduce-scatter without other ranks: this rank's own part stands for the sum (see `Axis.is_alone`)."""
-
-    def __call__(self, output_tensor: Tensor, input_tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
-        work = super().__call__(output_tensor, input_tensor, *args, **kwargs)
-        output_tensor.view(-1).copy_(input_tensor.view(-1)[: output_tensor.numel()])
-        return work
+            reduce_scatter = OwnPart if groups.is_rehearsal else InMemoryOfActivations
+            for group in param_groups_of(module):
+                module.set_custom_reduce_scatter(reduce_scatter(group))
 
 
 def _without_single_replica(mesh: DeviceMesh) -> DeviceMesh:
