@@ -17,6 +17,7 @@ from workloads.costs.memory import peak_stage
 from workloads.experiment import ENGINE, Experiment, from_dict, layout_id
 from workloads.predict import layouts, near_full
 from workloads.predict.predictor import Predictor
+from workloads.predict.probed import pace_of
 
 CLUSTER = "h200"
 """On which most shipped rows were measured."""
@@ -76,10 +77,24 @@ def without_its_model(points: pd.DataFrame, attempts: pd.DataFrame) -> pd.DataFr
 
 def from_another(points: pd.DataFrame, cluster: str, other: str) -> pd.DataFrame:
     """The same of the points of one cluster from those of another, and the shipped probes of both."""
+    return planned(points[points["cluster"] == cluster], {cluster: _of_another(cluster, other)})
+
+
+def at_own_hosts(points: pd.DataFrame, cluster: str, other: str) -> pd.DataFrame:
+    """The same, each host (told by its devices) with the middle of what its own rows took to launch an operation in the
+    place of the probe's."""
+    known, parts = _of_another(cluster, other), []
+    own = points[points["cluster"] == cluster]
+    for _, rows in own.groupby(own["device_ids"].map(str), sort=True):
+        launch = rows["host_launch_s"].median()
+        pace = {} if pd.isna(launch) else {"pace": pace_of(launch)}
+        parts.append(planned(rows, {cluster: dataclasses.replace(known, probe={**known.probe, **pace})}))
+    return pd.concat(parts, ignore_index=True)
+
+
+def _of_another(cluster: str, other: str) -> Known:
     clusters = read_clusters()
-    found = read_known(clusters[cluster], RECORDED, [clusters[other]])
-    without_own = dataclasses.replace(found, steps={})
-    return planned(points[points["cluster"] == cluster], {cluster: without_own})
+    return dataclasses.replace(read_known(clusters[cluster], RECORDED, [clusters[other]]), steps={})
 
 
 def has_experts_or_latents(experiment: Experiment) -> bool:
@@ -111,11 +126,15 @@ def section() -> str:
         (f"{CLUSTER}, now, measured rows of the other models", left),
     ]
     for name, own in elsewhere.groupby("cluster", sort=True):
-        known = from_another(points, str(name), CLUSTER)
+        known = at_own_hosts(points, str(name), CLUSTER)
         compared += [
             (f"{name}, as recorded, when each was run", _recorded(own)),
             (f"{name}, now, nothing measured before", _pairs(planned(own), own)),
-            (f"{name}, now, rows of {CLUSTER} and a probe of each", _pairs(known, own)),
+            (
+                f"{name}, now, rows of {CLUSTER} and the newest probe of each",
+                _pairs(from_another(points, str(name), CLUSTER), own),
+            ),
+            (f"{name}, now, rows of {CLUSTER}, and each host's launches", _pairs(known, own)),
         ]
         kinds = kinds_of(own, attempts, str(name))
         waits, stopped, odd = kinds["waits"], kinds["stopped"], kinds["experiment"].map(has_experts_or_latents)

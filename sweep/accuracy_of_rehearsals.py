@@ -32,14 +32,18 @@ PAIRS = (
     ("rehearsed_h100x2", "h100x2_validation"),
     ("rehearsed_h200x2_search", "h200x2_search"),
     ("rehearsed_h200x2_tensor_parallel", "h200x2_tensor_parallel"),
+    ("rehearsed_h100x2_tensor_parallel", "h100x2_tensor_parallel"),
+    ("rehearsed_h100x2_validation", "h100x2_validation_gradients"),
 )
 """Sweeps: rehearsed, and real. Rehearsals before these filled buffers of messages with zeros, on which products are
 faster."""
+LATER = ("h100x2_tensor_parallel", "h100x2_validation_gradients")
+"""Real sweeps that ran after the factors of `workloads.stages` had been set: a test of them."""
 SLOW_HOST = "h200x2_tensor_parallel"
 """The real runs of a host that took 1.4 times as long as usual (results/another_device/h200x2_host_bound)."""
 FULL_CLOCK_MHZ = 1800.0
-"""Of 1,980: a device whose clock no power limit holds down had time to wait. For rows without ``host_lead_s``: of 94
-rows with it, of H100 and H200, this sorts 89 alike, and finds all 64 that waited."""
+"""Of 1,980: a device whose clock no power limit holds down had time to wait. For rows without ``host_lead_s``: of 150
+rows with it, of H100 and H200, this sorts 134 alike, and finds all 80 that waited."""
 FORWARD = {"none": 1 / 3, "selective": 0.3, "full": 0.25}
 """Share of a micro-batch's compute, where a backward takes twice a forward and computes nothing, about a third, or all
 of it again. Of other recomputation that of ``selective`` is taken."""
@@ -92,10 +96,13 @@ def _waited(row: pd.Series[Any]) -> bool | None:
 def section() -> str:
     found = pairs()
     tensor, meet, slow = found["tp"], found["layers_meet"], found["real"] == SLOW_HOST
+    later = found["real"].isin(LATER)
     device, host = (found["waited"].map(lambda waited, of=kind: waited is of) for kind in (False, True))
     groups = {
         "the device sets the pace, tp": device & tensor,
+        "of these, after the factor was set": device & tensor & later,
         "the device, cp or ep": device & meet & ~tensor,
+        "of these, after it was set": device & meet & ~tensor & later,
         "the device, data parallelism alone": device & ~meet,
         "the host sets the pace, tp, usual hosts": host & tensor & ~slow,
         "the host, tp, a slow host": host & tensor & slow,

@@ -27,7 +27,7 @@ from workloads.experiment import ENGINE, ENGINES, Experiment, from_dict, layout_
 from workloads.predict import layouts, near_full
 from workloads.predict.points import Points
 from workloads.predict.predictor import NORMAL_90, Measured, Prediction, Predictor
-from workloads.predict.probed import probed
+from workloads.predict.probed import LAUNCH_S, pace_of, probed
 from workloads.predict.profiles import find_profile
 from workloads.rules import layout_violations
 
@@ -56,8 +56,8 @@ class Ran(NamedTuple):
 
     experiment: Experiment
     step_time_s: float
-    launch: float = 1.0
-    """How many times as long as in the cluster's middle row its host took to launch one operation; 1: not known."""
+    launch: float | None = None
+    """How many times as long as usual (`LAUNCH_S`) its host took to launch one operation; None: not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,28 +103,32 @@ def ran_layouts(measured: Iterable[Mapping[str, Any]]) -> dict[str, Ran]:
         except (InvalidExperiment, ValueError, TypeError, KeyError):  # of a version that this one cannot read
             continue
         if not layout_violations(experiment):
-            runs.append((experiment, row["step_time_s"], _launch_s(experiment, row["host_launch_s"])))
-    known = [launch for *_, launch in runs if launch is not None]
-    usual = statistics.median(known) if known else 1.0
+            told = row["host_launch_s"] or 0
+            runs.append((experiment, row["step_time_s"], told if 0 < told < math.inf else None))
     found: dict[str, list[Ran]] = {}
     for experiment, seconds, launch in runs:
-        ran = Ran(experiment, seconds, 1.0 if launch is None else launch / usual)
+        ran = Ran(experiment, seconds, None if launch is None else launch / LAUNCH_S)
         found.setdefault(layout_id(experiment), []).append(ran)
     return {
         name: every[0]._replace(
             step_time_s=statistics.median(one.step_time_s for one in every),
-            launch=statistics.median(one.launch for one in every),
+            launch=_middle(one.launch for one in every),
         )
         for name, every in found.items()
     }
 
 
-def _launch_s(experiment: Experiment, told: float | None) -> float | None:
-    """Of the host of a row; where the row does not tell, that of the hosts for which this engine's times hold. None:
-    unknown."""
-    if told is not None and 0 < told < math.inf:
-        return told
-    return read_profiles()[layouts.CODEBASE].host_launch_s if experiment.engine == ENGINE else None
+def _middle(launches: Iterable[float | None]) -> float | None:
+    known = [launch for launch in launches if launch is not None]
+    return statistics.median(known) if known else None
+
+
+def _rates_of(known: Known) -> Mapping[str, float]:
+    """What is known of a cluster's devices, links and hosts: of hosts by its probe, else by the middle of its rows."""
+    launch = _middle(ran.launch for ran in known.steps.values() if ran.experiment.engine == ENGINE)
+    if "pace" in known.probe or launch is None:
+        return known.probe
+    return {**known.probe, "pace": pace_of(LAUNCH_S * launch)}
 
 
 def _measured_rows(folder: Path, cluster: ClusterSpec) -> Iterable[dict[str, Any]]:
@@ -192,7 +196,7 @@ class Forecast:
                 said.append(f"{' and '.join(words)} on {place.name}")
         used = f"predicted with {'; '.join(said)}" if said else ""
         learned = Predictor.learn(_together(measured), read_profiles())
-        return cls(cluster, learned, known.probe, used, frozenset(engines))
+        return cls(cluster, learned, _rates_of(known), used, frozenset(engines))
 
     def times(self, experiments: Sequence[Experiment]) -> list[StepTime | None]:
         """One for each experiment, which breaks no rule of its layout; None: not known."""
@@ -275,8 +279,10 @@ def _rows(cluster: ClusterSpec, known: Known, without: set[str], room: Mapping[s
 def _measured(
     rows: Mapping[str, list[Ran]], cluster: ClusterSpec, rates: Mapping[str, float]
 ) -> tuple[list[Measured], dict[str, int]]:
-    """The rows of one cluster with the factors of their structures taken off; and how many of each engine."""
+    """The rows of one cluster with the factors of their structures taken off; and how many of each engine. A row that
+    does not tell of its host is taken for one of a usual host."""
     found, counts = [], {}
+    of_devices = {name: factor for name, factor in rates.items() if name != "pace"}  # the probe's host is not theirs
     for engine, those in rows.items():
         structures = layouts.Structures(cluster)
         factors = structures.factors([one.experiment for one in those])
@@ -284,9 +290,9 @@ def _measured(
         if not kept:
             continue
         counts[engine], factors = len(kept), factors[factors > 0]
-        launch = np.array([one.launch for one in kept])
+        launch = np.array([1.0 if one.launch is None else one.launch for one in kept])
         experiments = [one.experiment for one in kept]
-        points = _points(experiments, cluster, rates, structures.of_layers(experiments, factors), launch)
+        points = _points(experiments, cluster, of_devices, structures.of_layers(experiments, factors), launch)
         unknown = np.full(len(kept), np.nan)
         found.append(Measured(points, np.array([one.step_time_s for one in kept]) / factors, unknown, unknown))
     return found, counts

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from sweep import accuracy_limits, accuracy_of_plans, accuracy_of_rehearsals
+from sweep import accuracy_limits, accuracy_of_hosts, accuracy_of_plans, accuracy_of_rehearsals
 from sweep.accuracy_limits import host_sets_pace
 from sweep.accuracy_scores import MANY, by_value, in_cells_of, percent, scores, table, verdicts
 from sweep.measured_tables import ON_OTHER_HOSTS, a100_table, recorded_table, study_table
@@ -156,6 +156,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     makers: dict[str, Callable[[], str] | None] = {
         "plans": accuracy_of_plans.section,
+        "hosts": accuracy_of_hosts.section,
         "recorded": recorded_section,
         "rehearsals": accuracy_of_rehearsals.section,
         "study": (lambda: study_section(options.study)) if options.study else None,

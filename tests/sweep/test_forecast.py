@@ -23,6 +23,7 @@ from workloads.experiment import ENGINES, Experiment, layout_id, to_json
 from workloads.predict import near_full
 from workloads.predict.layouts import plain
 from workloads.predict.parameters import TIME
+from workloads.predict.probed import LAUNCH_S, pace_of
 
 H200 = read_clusters()["h200"]
 
@@ -166,58 +167,64 @@ def test_rows_of_a_named_cluster_count_at_its_own_rates(tmp_path: Path) -> None:
     assert 1.2 < after.step_time_s / before.step_time_s < 1.7
 
 
-def test_a_probe_of_the_other_cluster_explains_its_rows(tmp_path: Path) -> None:
+def test_a_cluster_without_a_probe_is_as_its_rows_are(tmp_path: Path) -> None:
+    """Its host is that of the middle row, unless a probe tells of one."""
+    short = {"model": LLAMA_1B, "seq_len": 256}
+    experiments = [of(dp=dp, zero_stage=zero, **short) for dp in (2, 4, 8) for zero in (0, 2)]
+    slow = Forecast(H200, Forecast.of(H200).predictor, {"pace": pace_of(2 * LAUNCH_S)})
+    for experiment, time in zip(experiments, slow.times(experiments), strict=True):
+        assert time is not None
+        columns = {"cluster": "h200", "step_time_s": time.step_time_s, "host_launch_s": 2 * LAUNCH_S}
+        store_attempt(tmp_path / "before", experiment, **columns)
+    layout = of(dp=4, zero_stage=1, **short)
+    (expected,), (usual,) = slow.times([layout]), Forecast.of(H200).times([layout])
+    assert expected is not None and usual is not None and expected.step_time_s > 2 * usual.step_time_s
+    known = read_known(H200, tmp_path)
+    (as_its_rows,) = Forecast.of(H200, known).times([layout])
+    (as_its_probe,) = Forecast.of(H200, dataclasses.replace(known, probe={"pace": 1.0})).times([layout])
+    assert as_its_rows is not None and as_its_probe is not None
+    assert as_its_rows.step_time_s == pytest.approx(expected.step_time_s, rel=0.05)
+    assert as_its_probe.step_time_s == pytest.approx(usual.step_time_s, rel=0.05)
+
+
+def test_rows_of_another_cluster_count_at_the_pace_of_their_own_hosts(tmp_path: Path) -> None:
     """Rows that a slow host made slow say little of a cluster whose host is not."""
     h100, short = read_clusters()["h100_ib400"], {"model": LLAMA_1B, "seq_len": 256}
     experiments = [of(dp=dp, zero_stage=zero, **short) for dp in (2, 4, 8) for zero in (0, 2)]
-    slow = Forecast(H200, Forecast.of(H200).predictor, {"pace": 6e-3 / TIME["host"].value})
-    for experiment, time in zip(experiments, slow.times(experiments), strict=True):
-        assert time is not None
-        store_attempt(tmp_path / "before", experiment, cluster="h200", step_time_s=time.step_time_s)
+    slow = Forecast(H200, Forecast.of(H200).predictor, {"pace": pace_of(2 * LAUNCH_S)})
     layout, ratios = of(dp=4, zero_stage=1, **short), []
     (usual,) = Forecast.of(h100).times([layout])
     assert usual is not None
-    for probed in (False, True):
-        if probed:
-            write_probe(tmp_path)
-        known = read_known(h100, tmp_path, [H200])
-        (time,) = Forecast.of(h100, known).times([layout])
+    for folder, launch in (("silent", None), ("told", 2 * LAUNCH_S)):
+        for experiment, time in zip(experiments, slow.times(experiments), strict=True):
+            assert time is not None
+            columns = {"cluster": "h200", "step_time_s": time.step_time_s, "host_launch_s": launch}
+            store_attempt(tmp_path / folder / "before", experiment, **columns)
+        (time,) = Forecast.of(h100, read_known(h100, tmp_path / folder, [H200])).times([layout])
         assert time is not None
         ratios.append(time.step_time_s / usual.step_time_s)
-    assert ratios[0] > 2 and ratios[1] == pytest.approx(math.sqrt(ratios[0]), rel=0.1)
+    assert ratios[0] > 2 and ratios[1] == pytest.approx(1.0, rel=0.05)
 
 
 def test_rows_know_how_slow_their_host_was(tmp_path: Path) -> None:
     experiments = [of(model=LLAMA_1B, dp=dp, zero_stage=zero) for dp in (2, 4, 8) for zero in (0, 2)]
-    for experiment, launch in zip(experiments, (20e-6, 20e-6, 40e-6, None, 20e-6, 22e-6), strict=True):
-        store_attempt(tmp_path / "s", experiment, cluster="h200", step_time_s=1.0, host_launch_s=launch)
+    launches = (0.5, 0.5, 1.5, None, 0.5, 0.6)
+    for experiment, launch in zip(experiments, launches, strict=True):
+        seconds = None if launch is None else launch * LAUNCH_S
+        store_attempt(tmp_path / "s", experiment, cluster="h200", step_time_s=1.0, host_launch_s=seconds)
     steps = read_known(H200, tmp_path).steps
-    usual, of_the_profile = 21e-6, read_profiles()["ultrasweep"].host_launch_s  # an unknown host is the profile's
-    assert of_the_profile is not None and of_the_profile > 40e-6
-    found = [steps[layout_id(one)].launch * usual for one in experiments]
-    assert found == pytest.approx([20e-6, 20e-6, 40e-6, of_the_profile, 20e-6, 22e-6])
+    assert [steps[layout_id(one)].launch for one in experiments] == [
+        None if launch is None else pytest.approx(launch) for launch in launches
+    ]
+    assert read_profiles()["ultrasweep"].host_launch_s == LAUNCH_S, "tables and plans have one usual host"
 
 
 def test_what_is_no_launch_counts_as_unknown() -> None:
-    ours, theirs = of(model=LLAMA_1B, dp=2), of(model=LLAMA_1B, dp=2, engine="torchtitan", engine_version="0.2.2+2")
-    reference = read_profiles()["ultrasweep"].host_launch_s
-    assert reference is not None
+    experiment = of(model=LLAMA_1B, dp=2)
     for told in (None, 0.0, -1.0, math.nan, math.inf):
-        rows = [
-            {
-                "started_at": at,
-                "config_json": to_json(one),
-                "step_time_s": 1.0,
-                "host_launch_s": launch,
-                "allocator_retries": None,
-            }
-            for at, (one, launch) in enumerate(
-                ((ours, told), (of(model=LLAMA_1B, dp=4), 3 * reference), (theirs, told))
-            )
-        ]
-        found = ran_layouts(rows)
-        assert found[layout_id(ours)].launch == pytest.approx(0.5)  # of 1 and 3 times the usual, the middle is 2
-        assert found[layout_id(theirs)].launch == 1.0  # of another engine's hosts nothing is known
+        row = {"started_at": 0, "config_json": to_json(experiment), "step_time_s": 1.0, "host_launch_s": told}
+        found = ran_layouts([{**row, "allocator_retries": None}])
+        assert found[layout_id(experiment)].launch is None
 
 
 def test_a_row_on_a_slow_host_does_not_make_the_cluster_slow(tmp_path: Path) -> None:
@@ -228,7 +235,7 @@ def test_a_row_on_a_slow_host_does_not_make_the_cluster_slow(tmp_path: Path) -> 
     layout, ratios = of(dp=4, zero_stage=1, **short), []
     (usual,) = Forecast.of(H200).times([layout])
     assert usual is not None
-    for folder, launches in (("unknown", (None, None)), ("known", (45e-6, 90e-6))):
+    for folder, launches in (("unknown", (None, None)), ("known", (LAUNCH_S, 2 * LAUNCH_S))):
         for place, (experiment, time) in enumerate(zip(experiments, predicted, strict=True)):
             assert time is not None
             launch = launches[place >= 4]

@@ -189,9 +189,9 @@ def layer_bytes(experiment: Experiment, *, routed: bool, c: int, recomputed: boo
     none       all of `LayerTensors`, as of every layer that is not recomputed.
     selective  all but what backward makes again: normed inputs (statistics of norms stay), rotated queries and keys,
                and the SwiGLU product; with some of them named (norm, rope, swiglu) all but those; with ``experts``
-               also but gate_up and product of routed experts. With ``compile`` the
-               residual after attention is made again too, and the outputs of the two row-parallel layers stay and, with
-               tp > 1, their partial sums (full T), until they are used.
+               also but gate_up and product of routed experts. With ``compile`` and tp > 1 the residual after
+               attention is made again too, and the outputs of the two row-parallel layers and their partial sums (full
+               T) stay until they are used.
     full       the block input.
 
     Working: the backward peaks in the feed-forward half. It holds the gradients of the stream (``c T_s h``) and of the
@@ -226,7 +226,7 @@ def layer_bytes(experiment: Experiment, *, routed: bool, c: int, recomputed: boo
     if e.recompute == "full":
         own = _attention_working(e, t, c, down_weight, t.input)
         return LayerBytes(saved=t.input, working=max(t.total - t.input + working, own))
-    if e.compile == "none":
+    if e.compile == "none" or e.tp == 1:
         of, named = _made_again(e, t, c), e.recomputed_operations
         saved = t.total - sum(of.get(name, 0) for name in named)
         product = t.product if "swiglu" in named and not in_fp8 else 0

@@ -42,7 +42,7 @@ TIME: dict[str, Parameter] = {
     "host_experts": Parameter(0.8, 0.5, "share more with routed experts"),
     "host_fp8_experts": Parameter(1.0, 0.5, "share more with both, whose products each need casts and scales"),
     "host_latents": Parameter(1.0, 0.5, "share more with latent attention"),
-    "host_launch": Parameter(1.3, 0.3, "exponent: how the host's time grows with the time of one launch"),
+    "host_launch": Parameter(2.0, 0.3, "exponent: how the host's time grows with the time of one launch"),
     "slow_host": Parameter(0.007, 0.5, "seconds a layer and micro-batch with tp 2 in a slow host regime"),
     "slow_growth": Parameter(0.9, 0.4, "exponent of the doublings of tp in that"),
     "sharded": Parameter(1.0, 0.4, "traffic of sharded gradients and weights over its bytes"),

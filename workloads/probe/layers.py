@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from workloads import host_pace
 from workloads.engine.build import Engine, build, choose_attention
 from workloads.engine.clock import Mark
 from workloads.engine.groups import make_groups
@@ -114,6 +115,13 @@ def host_figures(watch: Stopwatch, cases: list[Experiment], sizes: Sizes, beat: 
     for case in cases:
         beat()
         yield from _alone(watch, case, sizes.layer_seconds / 2, on_host=True)
+
+
+def launch_figures(before_s: float | None, after_s: float | None) -> Iterator[Figure]:
+    """The host's seconds to launch one small operation (`workloads.host_pace`), the mean of two moments, as rows have
+    it."""
+    if (mean := host_pace.mean_of(before_s, after_s)) is not None:
+        yield Figure(kind="host", name="launch", value=mean, unit="s", repeats=2 * host_pace.ROUNDS)
 
 
 def lower_of(figures: Iterable[Figure]) -> list[Figure]:

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
+from workloads import host_pace
 from workloads.device import identity, prepare_device
 from workloads.engine.build import choose_attention
 from workloads.probe import device_rates, layers, network
@@ -41,6 +42,7 @@ def alone(task: Task, rank: int, local_rank: int, enter: EnterPhase) -> list[Fig
     share = slice(rank, None, task.experiment.world_size)
     choose_attention(task.experiment)
     hosts = layers.host_cases(task.experiment, sizes)[share]
+    launch_s = host_pace.launch_s(device)
     at_first = list(layers.host_figures(watch, hosts, sizes, beat))
     return [
         *device_rates.copy_figures(watch, sizes, beat),
@@ -49,6 +51,7 @@ def alone(task: Task, rank: int, local_rank: int, enter: EnterPhase) -> list[Fig
         *device_rates.optimizer_figures(watch, sizes, beat),
         *layers.layer_figures(watch, layers.layer_cases(task.experiment, sizes)[share], sizes, beat),
         *layers.lower_of([*at_first, *layers.host_figures(watch, hosts, sizes, beat)]),
+        *layers.launch_figures(launch_s, host_pace.launch_s(device)),
     ]
 
 

@@ -522,7 +522,7 @@ const ModelCosts = (() => {
       const most = Math.max(total - t.input + working, attentionWorking(e, t, c, downWeight, t.input));
       return { saved: t.input, working: most, parts: { "residual stream": t.input } };
     }
-    if (e.compile === "none") {
+    if (e.compile === "none" || e.tp === 1) {
       const of = madeAgain(e, t, c), named = recomputedOperations(e);
       /** @param {"norm" | "rope" | "swiglu" | "mla_up"} name */
       const again = (name) => (named.includes(name) ? of[name] : 0);

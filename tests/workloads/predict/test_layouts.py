@@ -17,7 +17,7 @@ from workloads.experiment import Experiment
 from workloads.predict import layouts
 from workloads.predict.parameters import TIME
 from workloads.predict.predictor import Predictor
-from workloads.predict.probed import probed
+from workloads.predict.probed import IN_A_PROBE, LAUNCH_S, pace_of, probed
 from workloads.predict.table import read_points
 
 H200 = read_clusters()["h200"]
@@ -215,8 +215,14 @@ def test_a_probe_says_what_the_host_and_the_links_take() -> None:
         figure("collective", "all_reduce", 4e-3, bytes=8e6, group_size=8, placement="inside_node"),
     ]
     found = probed(rows, H200)
-    pace = math.sqrt((3 * host_s + 2.5 * more_s) / (2 * host_s + more_s))  # one host, at one moment
+    pace = IN_A_PROBE * (3 * host_s + 2.5 * more_s) / (2 * host_s + more_s)
     assert found == pytest.approx({"pace": pace, "intra_measured": 350e9})
+
+
+def test_a_probes_launches_say_more_of_its_host_than_its_layers() -> None:
+    launches = [figure("host", "launch", seconds) for seconds in (LAUNCH_S, 1.2 * LAUNCH_S, 4 * LAUNCH_S)]  # of ranks
+    assert probed([*host(9e-3), *launches], H200) == pytest.approx({"pace": 1.2 ** TIME["host_launch"].value})
+    assert pace_of(LAUNCH_S) == 1.0
 
 
 def test_a_probe_says_what_share_of_peak_products_reach() -> None:

@@ -1,0 +1,96 @@
+"""The table of docs/accuracy.md on hosts: how much slower each was than usual, and what its launches say of that."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from results.load import load
+from sweep.accuracy_of_plans import planned, points_of
+from sweep.accuracy_scores import percent, table
+from sweep.forecast import Known
+from sweep.measured_tables import ON_OTHER_HOSTS, RECORDED
+from workloads.experiment import ENGINE
+from workloads.predict.parameters import TIME
+from workloads.predict.probed import LAUNCH_S, pace_of
+
+LEAST = 8
+"""Layouts that a host must have run, and of these, whose time depends on it, `LEAST_DEPENDING`."""
+LEAST_DEPENDING = 4
+PACES = np.exp(np.linspace(np.log(0.5), np.log(3.0), 49))
+"""Tried for each host."""
+
+
+def hosts() -> pd.DataFrame:
+    """One row for each host (told by its devices) whose rows tell of launches: their middle in seconds, the pace with
+    which the form without any fit is nearest to its rows, and the mean error with the pace of a usual host (1), with
+    that of its launches (`pace_of`) and with the nearest."""
+    rows = pd.concat([load(folder).table.to_pandas() for folder in (RECORDED, ON_OTHER_HOSTS)], ignore_index=True)
+    ran = (rows["engine"] == ENGINE) & (rows["method"] == "measured") & (rows["outcome"] == "ok")
+    rows = rows[ran & ~(rows["allocator_retries"] > 0) & rows["host_launch_s"].notna()]
+    # A host is told by its first device: its runs of one device count, too.
+    first = rows["device_ids"].map(lambda ids: str(ids[0]))
+    found = [_host(str(own["device_name"].iloc[0]), own) for _, own in rows.groupby(first, sort=True)]
+    kept = [one for one in found if one is not None]
+    return pd.DataFrame(kept).sort_values(["device", "launch_s"], ignore_index=True)
+
+
+def _host(device: str, rows: pd.DataFrame) -> dict[str, object] | None:
+    points = points_of(rows)
+    cluster = str(points["cluster"].iloc[0])
+    times = points.set_index("experiment_id")["step_time_s"]
+
+    def errors(pace: float) -> np.ndarray:
+        found = planned(points, {cluster: Known(probe={"pace": pace})}).set_index("experiment_id")["step_time_s"]
+        ratio = found.reindex(times.index).to_numpy(dtype=float) / times.to_numpy(dtype=float)
+        return np.asarray(np.log(ratio))
+
+    tried = np.array([errors(pace) for pace in PACES])
+    depends = int((tried[-1] - tried[0] > np.log(1.5)).sum())
+    if len(points) < LEAST or depends < LEAST_DEPENDING:
+        return None
+    launch = float(rows["host_launch_s"].median())
+    nearest = float(PACES[np.abs(tried).mean(axis=1).argmin()])
+    said = {"usual": 1.0, "launches": pace_of(launch), "nearest": nearest}
+    return {
+        "device": device,
+        "rows": len(points),
+        "depend": depends,
+        "launch_s": launch,
+        "pace": pace_of(launch),
+        "nearest": nearest,
+        **{f"error_{name}": float(np.abs(np.expm1(errors(pace))).mean()) for name, pace in said.items()},
+    }
+
+
+def section() -> str:
+    found = hosts()
+    lines = [
+        (
+            row["device"],
+            {
+                "layouts": str(row["rows"]),
+                "whose time depends on the host": str(row["depend"]),
+                "launch": f"{row['launch_s'] * 1e6:.1f} us",
+                "pace by launches": f"{row['pace']:.2f}",
+                "nearest pace": f"{row['nearest']:.2f}",
+                "error, usual host": percent(row["error_usual"]),
+                "by launches": percent(row["error_launches"]),
+                "nearest": percent(row["error_nearest"]),
+            },
+        )
+        for _, row in found.iterrows()
+    ]
+    power, usual_s = _law(found)
+    without_one = [_law(found.drop(index=index))[0] for index in found.index]
+    return (
+        f"{table(lines, 'host of')}\n\nThe line through these points has a slope of {power:.2f} (logarithms of pace "
+        f"and launch; {min(without_one):.2f} to {max(without_one):.2f} with one host left out) and is 1 at "
+        f"{usual_s * 1e6:.1f} us. What counts is {TIME['host_launch'].value:.1f} and {LAUNCH_S * 1e6:.0f} us."
+    )
+
+
+def _law(found: pd.DataFrame) -> tuple[float, float]:
+    """Exponent of the launch, and the launch of pace 1 in seconds."""
+    power, intercept = np.polyfit(np.log(found["launch_s"]), np.log(found["nearest"]), 1)
+    return float(power), float(np.exp(-intercept / power))
