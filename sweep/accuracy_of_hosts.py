@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import numpy as np
 import pandas as pd
+from pyarrow.parquet import read_table
 
 from results.load import load
 from sweep.accuracy_of_plans import planned, points_of
 from sweep.accuracy_scores import percent, table
 from sweep.forecast import Known
+from sweep.hosts_of_rows import host_of, launch_s
 from sweep.measured_tables import ON_OTHER_HOSTS, RECORDED
 from workloads.experiment import ENGINE
 from workloads.predict.parameters import TIME
 from workloads.predict.probed import LAUNCH_S, pace_of
 
+LATER = ("h100x2_gradient_memory/apart.parquet", "h100x2_gradient_memory/shared.parquet")
+"""Rows of hosts that had no say in the law."""
 LEAST = 8
 """Layouts that a host must have run, and of these, whose time depends on it, `LEAST_DEPENDING`."""
 LEAST_DEPENDING = 4
+DEPENDS = 1.5
+"""Times as long as with the shortest of `PACES` a step has to be with the longest."""
 PACES = np.exp(np.linspace(np.log(0.5), np.log(3.0), 49))
 """Tried for each host."""
 
@@ -25,12 +31,16 @@ def hosts() -> pd.DataFrame:
     """One row for each host (told by its devices) whose rows tell of launches: their middle in seconds, the pace with
     which the form without any fit is nearest to its rows, and the mean error with the pace of a usual host (1), with
     that of its launches (`pace_of`) and with the nearest."""
-    rows = pd.concat([load(folder).table.to_pandas() for folder in (RECORDED, ON_OTHER_HOSTS)], ignore_index=True)
+    tables = [load(folder).table for folder in (RECORDED, ON_OTHER_HOSTS)]
+    later = [read_table(ON_OTHER_HOSTS / name) for name in LATER]
+    parts = [
+        *(table.to_pandas().assign(later=False) for table in tables),
+        *(table.to_pandas().assign(later=True) for table in later),
+    ]
+    rows = pd.concat(parts, ignore_index=True)
     ran = (rows["engine"] == ENGINE) & (rows["method"] == "measured") & (rows["outcome"] == "ok")
     rows = rows[ran & ~(rows["allocator_retries"] > 0) & rows["host_launch_s"].notna()]
-    # A host is told by its first device: its runs of one device count, too.
-    first = rows["device_ids"].map(lambda ids: str(ids[0]))
-    found = [_host(str(own["device_name"].iloc[0]), own) for _, own in rows.groupby(first, sort=True)]
+    found = [_host(str(own["device_name"].iloc[0]), own) for _, own in rows.groupby(host_of(rows), sort=True)]
     kept = [one for one in found if one is not None]
     return pd.DataFrame(kept).sort_values(["device", "launch_s"], ignore_index=True)
 
@@ -46,18 +56,20 @@ def _host(device: str, rows: pd.DataFrame) -> dict[str, object] | None:
         return np.asarray(np.log(ratio))
 
     tried = np.array([errors(pace) for pace in PACES])
-    depends = int((tried[-1] - tried[0] > np.log(1.5)).sum())
+    depends = int((tried[-1] - tried[0] > np.log(DEPENDS)).sum())
     if len(points) < LEAST or depends < LEAST_DEPENDING:
         return None
-    launch = float(rows["host_launch_s"].median())
+    launch = launch_s(rows)
+    assert launch is not None
     nearest = float(PACES[np.abs(tried).mean(axis=1).argmin()])
-    said = {"usual": 1.0, "launches": pace_of(launch), "nearest": nearest}
+    said = {"usual": 1.0, "launches": pace_of(launch / LAUNCH_S), "nearest": nearest}
     return {
         "device": device,
+        "later": bool(rows["later"].all()),
         "rows": len(points),
         "depend": depends,
         "launch_s": launch,
-        "pace": pace_of(launch),
+        "pace": pace_of(launch / LAUNCH_S),
         "nearest": nearest,
         **{f"error_{name}": float(np.abs(np.expm1(errors(pace))).mean()) for name, pace in said.items()},
     }
@@ -67,7 +79,7 @@ def section() -> str:
     found = hosts()
     lines = [
         (
-            row["device"],
+            f"{row['device']}{', later' * row['later']}",
             {
                 "layouts": str(row["rows"]),
                 "whose time depends on the host": str(row["depend"]),
@@ -81,12 +93,14 @@ def section() -> str:
         )
         for _, row in found.iterrows()
     ]
-    power, usual_s = _law(found)
-    without_one = [_law(found.drop(index=index))[0] for index in found.index]
+    earlier = found[~found["later"]]
+    power, usual_s = _law(earlier)
+    without_one = [_law(earlier.drop(index=index))[0] for index in earlier.index]
     return (
-        f"{table(lines, 'host of')}\n\nThe line through these points has a slope of {power:.2f} (logarithms of pace "
-        f"and launch; {min(without_one):.2f} to {max(without_one):.2f} with one host left out) and is 1 at "
-        f"{usual_s * 1e6:.1f} us. What counts is {TIME['host_launch'].value:.1f} and {LAUNCH_S * 1e6:.0f} us."
+        f"{table(lines, 'host of')}\n\nThe line through these points without the later ones has a slope of {power:.2f} "
+        f"(logarithms of pace and launch; {min(without_one):.2f} to {max(without_one):.2f} with one host left out) and "
+        f"is 1 at {usual_s * 1e6:.1f} us; with the later ones the slope is {_law(found)[0]:.2f}. What counts is "
+        f"{TIME['host_launch'].value:.1f} and {LAUNCH_S * 1e6:.0f} us."
     )
 
 

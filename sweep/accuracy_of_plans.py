@@ -12,17 +12,30 @@ from results import grade
 from results.load import load
 from sweep.codebases import read_clusters, read_profiles
 from sweep.forecast import READ, Forecast, Known, StepTime, ran_layouts, read_known
+from sweep.hosts_of_rows import host_of, launch_s
 from sweep.measured_tables import RECORDED
 from workloads.costs.memory import peak_stage
 from workloads.experiment import ENGINE, Experiment, from_dict, layout_id
 from workloads.predict import layouts, near_full
 from workloads.predict.predictor import Predictor
-from workloads.predict.probed import pace_of
+from workloads.predict.probed import LAUNCH_S
 
 CLUSTER = "h200"
 """On which most shipped rows were measured."""
 COLUMNS = ("rows", "MAPE", "p90", "bias", "Spearman", "top-1 regret", "inside 90 %")
 _SHOWN_AXES = ("model", "tp", "pp", "cp", "zero_stage", "recompute", "pp_schedule", "precision")
+
+
+GRADIENTS_SHARE_MEMORY = pd.Timestamp("2026-11-26", tz="UTC")
+"""Before, reduced gradients had memory of their own, and devices were nearly full earlier: from `FULL_BEFORE` on."""
+FULL_BEFORE = 0.76
+"""As `near_full.FROM`. The engine's version is the same: what it computes and what its tensors take is."""
+DRAWS = {
+    "third": "h100x2_validation_probed",
+    "fourth": "h100x2_validation_growing",
+    "fifth": "h100x2_validation_gradients",
+}
+"""Sweeps of layouts drawn by a seed, each of one host with a probe of its own."""
 
 
 def recorded_attempts() -> pd.DataFrame:
@@ -45,11 +58,8 @@ def planned(points: pd.DataFrame, known: Mapping[str, Known] | None = None) -> p
         experiments: Sequence[Experiment] = own["experiment"].tolist()
         forecast = Forecast.of(read_clusters()[str(name)], (known or {}).get(str(name)), map(layout_id, experiments))
         workspace = forecast.cluster.device.workspace_bytes
-        starts = (
-            own["started_at"]
-            .lt(pd.Timestamp(near_full.SINCE, tz="UTC"))
-            .map({True: near_full.FROM_BEFORE, False: near_full.FROM})
-        )
+        before = own["started_at"] < GRADIENTS_SHARE_MEMORY
+        starts = before.map({True: FULL_BEFORE, False: near_full.FROM})
         times = [
             forecast.near_full(time, peak_stage(one).peak_bytes + workspace, start)
             for time, one, start in zip(forecast.times(experiments), experiments, starts, strict=True)
@@ -84,11 +94,12 @@ def at_own_hosts(points: pd.DataFrame, cluster: str, other: str) -> pd.DataFrame
     """The same, each host (told by its devices) with the middle of what its own rows took to launch an operation in the
     place of the probe's."""
     known, parts = _of_another(cluster, other), []
+    probe = {name: value for name, value in known.probe.items() if name != "pace"}
     own = points[points["cluster"] == cluster]
-    for _, rows in own.groupby(own["device_ids"].map(str), sort=True):
-        launch = rows["host_launch_s"].median()
-        pace = {} if pd.isna(launch) else {"pace": pace_of(launch)}
-        parts.append(planned(rows, {cluster: dataclasses.replace(known, probe={**known.probe, **pace})}))
+    for _, rows in own.groupby(host_of(own), sort=True):
+        launch = launch_s(rows)
+        host = {} if launch is None else {"launch": launch / LAUNCH_S}
+        parts.append(planned(rows, {cluster: dataclasses.replace(known, probe={**probe, **host})}))
     return pd.concat(parts, ignore_index=True)
 
 
@@ -145,6 +156,9 @@ def section() -> str:
             ("did not stop, the host does, experts or latent attention", ~stopped & waits & odd),
         ):
             compared.append((f"{name}, of these: {said}", _pairs(known, own[those])))
+        for draw, sweep in DRAWS.items():
+            those = (own["sweep"] == sweep) & ~stopped
+            compared.append((f"{name}, of these: {draw} draw, did not stop", _pairs(known, own[those])))
     lines = []
     for name, pairs in compared:
         found = grade.grades(pairs)

@@ -27,7 +27,7 @@ from workloads.experiment import ENGINE, ENGINES, Experiment, from_dict, layout_
 from workloads.predict import layouts, near_full
 from workloads.predict.points import Points
 from workloads.predict.predictor import NORMAL_90, Measured, Prediction, Predictor
-from workloads.predict.probed import LAUNCH_S, pace_of, probed
+from workloads.predict.probed import LAUNCH_S, probed
 from workloads.predict.profiles import find_profile
 from workloads.rules import layout_violations
 
@@ -123,14 +123,6 @@ def _middle(launches: Iterable[float | None]) -> float | None:
     return statistics.median(known) if known else None
 
 
-def _rates_of(known: Known) -> Mapping[str, float]:
-    """What is known of a cluster's devices, links and hosts: of hosts by its probe, else by the middle of its rows."""
-    launch = _middle(ran.launch for ran in known.steps.values() if ran.experiment.engine == ENGINE)
-    if "pace" in known.probe or launch is None:
-        return known.probe
-    return {**known.probe, "pace": pace_of(LAUNCH_S * launch)}
-
-
 def _measured_rows(folder: Path, cluster: ClusterSpec) -> Iterable[dict[str, Any]]:
     """Columns `READ` of finished measurements on the cluster, real steps of its probes among them."""
     from results import store
@@ -167,7 +159,8 @@ class Forecast:
     cluster: ClusterSpec
     predictor: Predictor
     rates: Mapping[str, float] = field(default_factory=dict)
-    """What a probe has told (`workloads.predict.probed.probed`): rates of links, and factors on peak and host."""
+    """What a probe has told (`workloads.predict.probed.probed`): rates of links, and factors on peak and host. Without
+    a probe the host is that of the middle row."""
     used: str = ""
     """What it leans on beside the profile, in words; empty: nothing."""
     engines: frozenset[str] = frozenset({ENGINE})
@@ -182,8 +175,11 @@ class Forecast:
         """``leave_out``: `layout_id` of those whose own measurements, with any seed, shall not be used."""
         known, measured, said = known or Known(), [], []
         engines, room = {ENGINE}, dict.fromkeys(ENGINES, MOST_ROWS)
+        rates = known.probe
         for place, own in ((cluster, known), *known.elsewhere):
             rows = _rows(place, own, set(leave_out) if place is cluster else set(), room)
+            if place is cluster and not set(_OF_HOSTS) & set(rates):
+                rates = {**rates, **_usual_host(rows.get(ENGINE, []))}
             points, counts = _measured(rows, place, own.probe)
             measured += points
             engines |= counts.keys()
@@ -196,7 +192,7 @@ class Forecast:
                 said.append(f"{' and '.join(words)} on {place.name}")
         used = f"predicted with {'; '.join(said)}" if said else ""
         learned = Predictor.learn(_together(measured), read_profiles())
-        return cls(cluster, learned, _rates_of(known), used, frozenset(engines))
+        return cls(cluster, learned, rates, used, frozenset(engines))
 
     def times(self, experiments: Sequence[Experiment]) -> list[StepTime | None]:
         """One for each experiment, which breaks no rule of its layout; None: not known."""
@@ -247,9 +243,11 @@ def _points(
     of_layers: np.ndarray,
     launch: np.ndarray | None = None,
 ) -> Points:
+    """Rows of other engines do not tell of their hosts, so that predictions of these do not know theirs either."""
     points = layouts.points_of(experiments, cluster, rates, of_layers, launch)
     names = np.array([_profile_of(one.engine) for one in experiments], dtype=np.str_)
-    return dataclasses.replace(points, codebase=names)
+    of_hosts = {name: np.where(names == layouts.CODEBASE, getattr(points, name), 1.0) for name in _OF_HOSTS}
+    return dataclasses.replace(points, codebase=names, **of_hosts)
 
 
 def _scaled(prediction: Prediction, factors: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -276,13 +274,24 @@ def _rows(cluster: ClusterSpec, known: Known, without: set[str], room: Mapping[s
     }
 
 
+_OF_HOSTS = ("launch", "pace")
+
+
+def _usual_host(rows: Sequence[Ran]) -> dict[str, float]:
+    return {"launch": statistics.median(map(_launch, rows))} if rows else {}
+
+
+def _launch(ran: Ran) -> float:
+    """A row that does not tell of its host is taken for one of a usual host."""
+    return 1.0 if ran.launch is None else ran.launch
+
+
 def _measured(
     rows: Mapping[str, list[Ran]], cluster: ClusterSpec, rates: Mapping[str, float]
 ) -> tuple[list[Measured], dict[str, int]]:
-    """The rows of one cluster with the factors of their structures taken off; and how many of each engine. A row that
-    does not tell of its host is taken for one of a usual host."""
+    """The rows of one cluster with the factors of their structures taken off; and how many of each engine."""
     found, counts = [], {}
-    of_devices = {name: factor for name, factor in rates.items() if name != "pace"}  # the probe's host is not theirs
+    of_devices = {name: factor for name, factor in rates.items() if name not in _OF_HOSTS}  # rows tell of their own
     for engine, those in rows.items():
         structures = layouts.Structures(cluster)
         factors = structures.factors([one.experiment for one in those])
@@ -290,7 +299,7 @@ def _measured(
         if not kept:
             continue
         counts[engine], factors = len(kept), factors[factors > 0]
-        launch = np.array([1.0 if one.launch is None else one.launch for one in kept])
+        launch = np.array([_launch(one) for one in kept])
         experiments = [one.experiment for one in kept]
         points = _points(experiments, cluster, of_devices, structures.of_layers(experiments, factors), launch)
         unknown = np.full(len(kept), np.nan)

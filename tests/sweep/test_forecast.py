@@ -22,8 +22,7 @@ from tests.workloads.costs.shapes import LLAMA_1B, LLAMA_8B, MIXTRAL
 from workloads.experiment import ENGINES, Experiment, layout_id, to_json
 from workloads.predict import near_full
 from workloads.predict.layouts import plain
-from workloads.predict.parameters import TIME
-from workloads.predict.probed import LAUNCH_S, pace_of
+from workloads.predict.probed import LAUNCH_S
 
 H200 = read_clusters()["h200"]
 
@@ -171,7 +170,7 @@ def test_a_cluster_without_a_probe_is_as_its_rows_are(tmp_path: Path) -> None:
     """Its host is that of the middle row, unless a probe tells of one."""
     short = {"model": LLAMA_1B, "seq_len": 256}
     experiments = [of(dp=dp, zero_stage=zero, **short) for dp in (2, 4, 8) for zero in (0, 2)]
-    slow = Forecast(H200, Forecast.of(H200).predictor, {"pace": pace_of(2 * LAUNCH_S)})
+    slow = Forecast(H200, Forecast.of(H200).predictor, {"launch": 2.0})
     for experiment, time in zip(experiments, slow.times(experiments), strict=True):
         assert time is not None
         columns = {"cluster": "h200", "step_time_s": time.step_time_s, "host_launch_s": 2 * LAUNCH_S}
@@ -181,17 +180,19 @@ def test_a_cluster_without_a_probe_is_as_its_rows_are(tmp_path: Path) -> None:
     assert expected is not None and usual is not None and expected.step_time_s > 2 * usual.step_time_s
     known = read_known(H200, tmp_path)
     (as_its_rows,) = Forecast.of(H200, known).times([layout])
-    (as_its_probe,) = Forecast.of(H200, dataclasses.replace(known, probe={"pace": 1.0})).times([layout])
+    (as_its_probe,) = Forecast.of(H200, dataclasses.replace(known, probe={"launch": 1.0})).times([layout])
     assert as_its_rows is not None and as_its_probe is not None
     assert as_its_rows.step_time_s == pytest.approx(expected.step_time_s, rel=0.05)
     assert as_its_probe.step_time_s == pytest.approx(usual.step_time_s, rel=0.05)
+    of_nothing = Forecast.of(H200, known, [layout_id(one) for one in experiments])
+    assert not of_nothing.used and not of_nothing.rates, "what may not count says nothing of the host either"
 
 
 def test_rows_of_another_cluster_count_at_the_pace_of_their_own_hosts(tmp_path: Path) -> None:
     """Rows that a slow host made slow say little of a cluster whose host is not."""
     h100, short = read_clusters()["h100_ib400"], {"model": LLAMA_1B, "seq_len": 256}
     experiments = [of(dp=dp, zero_stage=zero, **short) for dp in (2, 4, 8) for zero in (0, 2)]
-    slow = Forecast(H200, Forecast.of(H200).predictor, {"pace": pace_of(2 * LAUNCH_S)})
+    slow = Forecast(H200, Forecast.of(H200).predictor, {"launch": 2.0})
     layout, ratios = of(dp=4, zero_stage=1, **short), []
     (usual,) = Forecast.of(h100).times([layout])
     assert usual is not None
@@ -230,7 +231,7 @@ def test_what_is_no_launch_counts_as_unknown() -> None:
 def test_a_row_on_a_slow_host_does_not_make_the_cluster_slow(tmp_path: Path) -> None:
     short = {"model": LLAMA_1B, "seq_len": 256}
     experiments = [of(dp=dp, zero_stage=zero, **short) for dp in (2, 4, 8) for zero in (0, 2)]
-    slow = Forecast(H200, Forecast.of(H200).predictor, {"pace": 2.0 ** TIME["host_launch"].value})
+    slow = Forecast(H200, Forecast.of(H200).predictor, {"launch": 2.0})
     predicted = [*Forecast.of(H200).times(experiments[:4]), *slow.times(experiments[4:])]
     layout, ratios = of(dp=4, zero_stage=1, **short), []
     (usual,) = Forecast.of(H200).times([layout])

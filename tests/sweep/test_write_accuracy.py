@@ -135,8 +135,9 @@ def test_sections_of_the_page_can_be_filled() -> None:
 
 def test_launches_tell_how_slow_hosts_are() -> None:
     """Of hosts that the law was set from: that it holds shows only that nothing went wrong since."""
-    found = accuracy_of_hosts.hosts()
-    assert len(found) >= 9
+    every = accuracy_of_hosts.hosts()
+    found = every[~every["later"]]
+    assert len(found) >= 9 and len(every) > len(found)
     off = np.log(found["pace"] / found["nearest"])
     assert off.abs().max() < 0.2 and np.log(found["nearest"]).std() > 0.25
     slow_or_fast = found[np.log(found["nearest"]).abs() > 0.2]

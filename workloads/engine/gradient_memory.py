@@ -23,7 +23,8 @@ class InMemoryOfActivations(DefaultReduceScatter):
 
     Both streams may use it without further waiting: before FSDP allocates a result, it lets the stream of reductions
     wait for all compute so far, and before the optimizer it lets compute wait for all reductions. In between the
-    result must not be freed, so that one which is added to something else is allocated on the stream of reductions.
+    result must not be freed, so that one which is added to something else is allocated on the stream of reductions,
+    and results must have the dtype of the shards, since FSDP would free one that it casts. True of torch 2.11 and 2.13.
     """
 
     def __init__(self, group: Any) -> None:
@@ -46,6 +47,7 @@ class InMemoryOfActivations(DefaultReduceScatter):
         """False where earlier micro-batches have left a gradient, or where replicas are to be summed later (HSDP)."""
         if isinstance(self.group.mesh_info, DDPMeshInfo) and not self.group.all_reduce_grads:
             return False
+        assert self.group._reduce_dtype in (None, self.group._orig_dtype), "a result would be cast, and freed"
         return all(parameter.sharded_param.grad is None for parameter in self.group.fsdp_params)
 
 

@@ -185,8 +185,8 @@ def points_of(
 ) -> Points:
     """Rows of experiments that are all `is_predicted`; each as its `plain` one.
 
-    ``measured``: what a probe has told (`workloads.predict.probed.probed`). ``launch``: as of `Points`, over what is
-    usual on the cluster; None: the same. ``of_layers``: `Structures.of_layers`, a part of the factors by which the
+    ``measured``: what a probe has told (`workloads.predict.probed.probed`). ``launch``: as of `Points`, of each one's
+    host; None: as of ``measured``. ``of_layers``: `Structures.of_layers`, a part of the factors by which the
     caller multiplies: the host's part of such layers is known by itself and takes no factor. Without them the host's
     part is that of a dense layer.
     """
@@ -244,7 +244,8 @@ def points_from(
     rates must be known (`is_predicted`)."""
     told = measured or {}
     columns = {**{name: np.full(len(peak), value) for name, value in UNLIKE.items()}, **columns}
-    columns["pace"] = columns["pace"] * told.get("pace", 1.0)
+    for name in ("pace", "launch"):
+        columns[name] = columns[name] * told.get(name, 1.0)
     device, count = cluster.device, len(peak)
     share = cluster.matmul_efficiency
     assert share is not None

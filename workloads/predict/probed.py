@@ -28,28 +28,31 @@ WIDEST = 3.0
 LAUNCH_S = 49e-6
 """Seconds to launch one operation (`workloads.host_pace`) on a host for which this engine's times hold. From one to
 another of nine hosts of H100 and H200 the host's part of a step grew as its square (docs/accuracy.md)."""
-IN_A_PROBE = 0.8
+IN_A_PROBE = 0.84
 """What a layer takes the host in a real step, over what it takes in a probe: the middle of five hosts. For probes that
 have no figure of launches."""
 
 
 def probed(rows: Sequence[Row], cluster: ClusterSpec) -> dict[str, float]:
-    """Of `workloads.predict.points.Points`, ``world_measured`` and ``intra_measured`` in B/s and the host's ``pace``;
-    and ``matmul``, a factor on the device's peak. A name is missing where the probe has no figure.
+    """Of `workloads.predict.points.Points`, ``world_measured`` and ``intra_measured`` in B/s, and of the host its
+    ``launch`` or, where the probe has no such figure, its ``pace``; and ``matmul``, a factor on the device's peak. A
+    name is missing where the probe has no figure.
 
     ``rows``: of one probe of the cluster; those of CPU processes say nothing.
     """
     rows = [row for row in rows if row["backend"] == "cuda" and row["value"] > 0]
-    found = {"matmul": _matmul(rows, cluster), "pace": _pace_of_launches(rows) or _pace_of_layers(rows)}
-    near = {
-        name: factor
-        for name, factor in found.items()
-        if factor is not None and abs(math.log(factor)) <= WIDEST * TIME[_SPREAD_OF[name]].spread
-    }
+    launch = _launch(rows)
+    found = {"matmul": _matmul(rows, cluster), "launch": launch, "pace": None if launch else _pace(rows)}
+    near = {name: factor for name, factor in found.items() if factor is not None and not _went_wrong(name, factor)}
     return {**near, **_rates(rows)}
 
 
-_SPREAD_OF = {"matmul": "matmul", "pace": "host"}
+def _went_wrong(name: str, factor: float) -> bool:
+    power = TIME["host_launch"].value if name == "launch" else 1.0
+    return abs(power * math.log(factor)) > WIDEST * TIME[_SPREAD_OF[name]].spread
+
+
+_SPREAD_OF = {"matmul": "matmul", "launch": "host", "pace": "host"}
 """The quantity that a factor moves."""
 
 
@@ -68,18 +71,20 @@ def _matmul(rows: Sequence[Row], cluster: ClusterSpec) -> float | None:
     return reached / (share / CALIBRATED_AT) / TIME["matmul"].value
 
 
-def pace_of(launch_s: float) -> float:
-    """How many times as long a layer takes a host as usual, one of whose launches takes so long."""
-    pace: float = (launch_s / LAUNCH_S) ** TIME["host_launch"].value
+def pace_of(launch: float) -> float:
+    """How many times as long as usual the host's part takes, before any fit, where a launch takes ``launch`` times as
+    long."""
+    pace: float = launch ** TIME["host_launch"].value
     return pace
 
 
-def _pace_of_launches(rows: Sequence[Row]) -> float | None:
+def _launch(rows: Sequence[Row]) -> float | None:
+    """Of the slowest rank's host, as rows of attempts have it, over `LAUNCH_S`."""
     found = [row["value"] for row in _of(rows, "host", name="launch")]
-    return pace_of(statistics.median(found)) if found else None
+    return max(found) / LAUNCH_S if found else None
 
 
-def _pace_of_layers(rows: Sequence[Row]) -> float | None:
+def _pace(rows: Sequence[Row]) -> float | None:
     """Seconds to issue a layer, forward and backward, in all cases that were tested, over what the general values of
     the model say, so that a factor of one is the same host for every code base."""
     measured, usual = 0.0, 0.0

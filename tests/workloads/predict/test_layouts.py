@@ -17,7 +17,7 @@ from workloads.experiment import Experiment
 from workloads.predict import layouts
 from workloads.predict.parameters import TIME
 from workloads.predict.predictor import Predictor
-from workloads.predict.probed import IN_A_PROBE, LAUNCH_S, pace_of, probed
+from workloads.predict.probed import IN_A_PROBE, LAUNCH_S, probed
 from workloads.predict.table import read_points
 
 H200 = read_clusters()["h200"]
@@ -220,9 +220,12 @@ def test_a_probe_says_what_the_host_and_the_links_take() -> None:
 
 
 def test_a_probes_launches_say_more_of_its_host_than_its_layers() -> None:
-    launches = [figure("host", "launch", seconds) for seconds in (LAUNCH_S, 1.2 * LAUNCH_S, 4 * LAUNCH_S)]  # of ranks
-    assert probed([*host(9e-3), *launches], H200) == pytest.approx({"pace": 1.2 ** TIME["host_launch"].value})
-    assert pace_of(LAUNCH_S) == 1.0
+    launches = [figure("host", "launch", seconds * LAUNCH_S) for seconds in (1.0, 1.2, 1.1)]
+    assert probed([*host(9e-3), *launches], H200) == pytest.approx({"launch": 1.2}), "of the slowest rank, as in rows"
+    wrong = figure("host", "launch", 3.0 * LAUNCH_S)  # nine times as long to issue a layer
+    assert not probed([*host(9e-3), wrong], H200)
+    slow, usual = (layouts.points_of([of(dp=8)], H200, told) for told in ({"launch": 1.2}, None))
+    assert slow.launch.tolist() == [1.2] and usual.launch.tolist() == [1.0]
 
 
 def test_a_probe_says_what_share_of_peak_products_reach() -> None:
