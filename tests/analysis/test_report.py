@@ -168,6 +168,11 @@ def test_the_caution_on_rehearsals_is_what_the_recorded_rows_show() -> None:
     assert learned.sum() == 3
     assert both.loc[learned, "peak_difference"].abs().max() < 0.012  # how many tokens a rank gets moves by the step
     times, apart = both["step_time_difference"], (both["tp"] > 1) | (both["cp"] > 1)
+    # Later ones count that ranks wait for each other: nearer, but too short where the host sets the pace.
+    rehearsed = frame[frame["method"].str.startswith("rehearsed")].groupby("experiment_id")["started_at"].max()
+    later = both["experiment_id"].map(rehearsed) >= pd.Timestamp("2026-11-26", tz="UTC")
+    assert later.sum() > 15 and times[later & apart].abs().median() < 0.04 and times[later].min() < -0.1
+    times, apart = times[~later], apart[~later]
     # Most: where the host sets the pace they may be too long, and hosts are not as fast at all times.
     assert times[apart].median() < -0.1 and (times[apart] < -0.03).mean() > 0.85
     assert -0.06 < times[~apart].median() < 0 and times[~apart].between(-0.11, 0.02).mean() > 0.8
