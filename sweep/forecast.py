@@ -3,7 +3,7 @@ cluster, and rows that were measured on it.
 
 The form is that of ``python -m sweep predict``. Measured rows count from every sweep of the results folder, but never
 those of the plan's own layouts: so no prediction has seen what it is compared with later. Rows of other clusters count
-where the user names these (``plan.learn_from``): each at its own cluster's rates, and by its own cluster's probe.
+where the user names these (``plan.learn_from``): each at its own cluster's rates and probe, and its own host.
 """
 
 from __future__ import annotations

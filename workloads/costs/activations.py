@@ -226,7 +226,7 @@ def layer_bytes(experiment: Experiment, *, routed: bool, c: int, recomputed: boo
     if e.recompute == "full":
         own = _attention_working(e, t, c, down_weight, t.input)
         return LayerBytes(saved=t.input, working=max(t.total - t.input + working, own))
-    if e.compile == "none" or e.tp == 1:
+    if e.compile == "none" or e.tp == 1:  # compiled: so a recorded run of Llama 1B (h100x2_validation_gradients)
         of, named = _made_again(e, t, c), e.recomputed_operations
         saved = t.total - sum(of.get(name, 0) for name in named)
         product = t.product if "swiglu" in named and not in_fp8 else 0
