@@ -289,8 +289,11 @@ def _launch(ran: Ran) -> float:
 def _measured(
     rows: Mapping[str, list[Ran]], cluster: ClusterSpec, rates: Mapping[str, float]
 ) -> tuple[list[Measured], dict[str, int]]:
-    """The rows of one cluster with the factors of their structures taken off; and how many of each engine."""
-    found, counts = [], {}
+    """The rows of one cluster with the factors of their structures taken off; and how many of each engine.
+
+    Rows that do not tell of their host, though it sets their pace, are left out: what they would teach is that host's.
+    """
+    found, counts, unfitted = [], {}, Predictor.learn(None, read_profiles())
     of_devices = {name: factor for name, factor in rates.items() if name not in _OF_HOSTS}  # rows tell of their own
     for engine, those in rows.items():
         structures = layouts.Structures(cluster)
@@ -298,10 +301,17 @@ def _measured(
         kept = [one for one, factor in zip(those, factors, strict=True) if factor > 0]
         if not kept:
             continue
-        counts[engine], factors = len(kept), factors[factors > 0]
+        factors = factors[factors > 0]
         launch = np.array([_launch(one) for one in kept])
         experiments = [one.experiment for one in kept]
         points = _points(experiments, cluster, of_devices, structures.of_layers(experiments, factors), launch)
+        if engine == ENGINE and cluster.backend == "cuda":
+            silent = np.array([one.launch is None for one in kept])
+            teach = np.flatnonzero(~(silent & (unfitted.host_share(points) > 0.5)))
+            if not len(teach):
+                continue
+            points, factors, kept = points.take(teach), factors[teach], [kept[at] for at in teach]
+        counts[engine] = len(kept)
         unknown = np.full(len(kept), np.nan)
         found.append(Measured(points, np.array([one.step_time_s for one in kept]) / factors, unknown, unknown))
     return found, counts

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from workloads import host_pace
+from workloads.probe import layers
 
 
 def test_on_a_cpu_nothing_is_launched() -> None:
@@ -30,3 +31,10 @@ def test_a_launch_takes_microseconds_and_leaves_no_memory() -> None:
     while torch.cuda.memory_allocated(device) != before and time.monotonic() < until:
         time.sleep(0.01)
     assert torch.cuda.memory_allocated(device) == before
+
+
+def test_a_probe_takes_the_middle_of_its_moments() -> None:
+    (figure,) = layers.launch_figures([4e-5, None, 9e-5, 5e-5])
+    assert (figure.kind, figure.name, figure.value) == ("host", "launch", pytest.approx(5e-5))
+    assert figure.repeats == 3 * host_pace.ROUNDS
+    assert list(layers.launch_figures([None, None])) == []

@@ -65,7 +65,7 @@ def learn_time(
 ) -> LearnedTime:
     """``target``: measured seconds of the points, all of the code base ``name``. ``near``: see `fit`."""
     facts = facts_of(points, profiles)
-    parameters = time_parameters(profiles[name].time)
+    parameters = time_parameters(profiles[name])
     defaults = {key: one.value for key, one in parameters.items()}
     noise = noise_of(points, facts, defaults)
     fitted = fit(partial(step_time, points, facts), target, parameters, SPREAD, 1 / noise**2, near)

@@ -6,8 +6,9 @@ be off there: a fit starts from these values and pays for leaving them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import NamedTuple
+
+from workloads.predict.profiles import Profile
 
 
 class Parameter(NamedTuple):
@@ -29,6 +30,7 @@ TIME: dict[str, Parameter] = {
     "loss": Parameter(22.0, 0.5, "bytes moved for a logit by the loss, forward and backward"),
     "accumulate": Parameter(1.0, 0.5, "gradient accumulation over its bytes at full memory bandwidth"),
     "optimizer": Parameter(1.5, 0.4, "optimizer over its bytes at full memory bandwidth"),
+    "rest": Parameter(0.1, 0.5, "exponent: products take the share of a step in which a stage works to this power"),
     "step_fixed": Parameter(0.012, 0.7, "seconds a step, whatever its size"),
     "micro_fixed": Parameter(0.0015, 1.0, "seconds a micro-batch and stage, whatever its size"),
     "gap": Parameter(0.00012, 1.0, "seconds a layer and micro-batch between kernels"),
@@ -38,6 +40,7 @@ TIME: dict[str, Parameter] = {
     "host_cp": Parameter(0.0015, 0.5, "more with context parallelism"),
     "host_selective": Parameter(0.0009, 0.5, "more with selective recomputation"),
     "host_full": Parameter(0.00155, 0.5, "more with full recomputation"),
+    "host_step": Parameter(0.0001, 1.0, "more once a step, for gradients and the optimizer"),
     "host_fp8": Parameter(0.7, 0.5, "share more of the host's time with fp8, whose casts are kernels of their own"),
     "host_experts": Parameter(0.8, 0.5, "share more with routed experts"),
     "host_fp8_experts": Parameter(1.0, 0.5, "share more with both, whose products each need casts and scales"),
@@ -71,6 +74,15 @@ TIME: dict[str, Parameter] = {
 """Values and spreads before any row is seen; a code base's profile may set its own."""
 
 
-def time_parameters(own: Mapping[str, float]) -> dict[str, Parameter]:
-    """`TIME` with a profile's values in the place of the general ones."""
-    return {name: parameter._replace(value=own.get(name, parameter.value)) for name, parameter in TIME.items()}
+OF_HOSTS = ("host", "host_tp", "host_zero3", "host_cp", "host_selective", "host_full", "host_step", "host_fp8",
+    "host_experts", "host_fp8_experts", "host_latents")  # fmt: skip
+"""Of `TIME`: how much a code base gives the host to do, which is the same on every cluster."""
+
+
+def time_parameters(profile: Profile) -> dict[str, Parameter]:
+    """`TIME` with a profile's values in the place of the general ones, and its doubt about the host's work."""
+    doubt = dict.fromkeys(OF_HOSTS, profile.host_spread)
+    return {
+        name: one._replace(value=profile.time.get(name, one.value), spread=one.spread * doubt.get(name, 1.0))
+        for name, one in TIME.items()
+    }

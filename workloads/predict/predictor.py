@@ -113,7 +113,7 @@ class Predictor:
             rows = points.codebase == name
             part = points.take(rows)
             facts = facts_of(part, self.profiles)
-            learned = self.time.get(name) or LearnedTime(prior(time_parameters(self.profiles[name].time)), 0, None, {})
+            learned = self.time.get(name) or LearnedTime(prior(time_parameters(self.profiles[name])), 0, None, {})
             mean, sigma = learned.at(part, facts)
             if name in self.widen:
                 sigma = sigma * self.widen[name].at(part)
@@ -171,7 +171,7 @@ class Predictor:
         """Fitted ones of a code base, or its profile's where it has no rows."""
         if name in self.time:
             return self.time[name].fitted.values
-        return {key: one.value for key, one in time_parameters(self.profiles[name].time).items()}
+        return {key: one.value for key, one in time_parameters(self.profiles[name]).items()}
 
     def _memory_defaults(self, name: str) -> dict[str, float]:
         own = self.profiles[name].memory

@@ -21,12 +21,18 @@ class Profile:
     sequence_parallel: bool = True
     attention: str = "flash"
     """``flash`` or ``unfused``."""
+    recompute_stops_early: bool = False
+    """Whether full recomputation ends with the last tensor that backward needs."""
+    host_runs_ahead: bool = False
+    """Whether the host issues what follows a pipeline message before the message is there."""
     gradient_bytes: float = 4.0
     optimizer_bytes: float = 44.0
     sharding: int = 0
     """ZeRO stage where a table does not say it."""
     host_launch_s: float | None = None
     """Seconds to launch one small operation on the hosts of which ``time`` tells; None: not known."""
+    host_spread: float = 1.0
+    """Factor on the spreads of what the host has to do: below 1 where rows of many hosts have told it."""
     host_noise: float = 2.0
     """How much noisier a row is whose pace the host sets, over one whose pace the device sets, less 1."""
     slow_host_below: float | None = None

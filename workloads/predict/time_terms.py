@@ -3,7 +3,10 @@
 For one micro-batch, T tokens a rank, h hidden, F feed-forward columns, V vocabulary, t the tensor-parallel degree:
 
 matmul      2 T P / t FLOPs forward and twice that backward, at a share of peak that falls for short and narrow
-            products: time times (1 + tokens/T) (1 + width t/h)
+            products: time times (1 + tokens/T) (1 + width t/h); recomputed wholly once more, by some code bases without
+            the down projection
+rest        a device at its limit of power that waits for other stages clocks higher while it works: products and
+            attention take (work / (work + wait)) to a power as long
 attention   4 T s h / t FLOPs, half of them under a causal mask; 3.5 times that forward and backward (FlashAttention-2,
             arXiv:2307.08691); slower for heads smaller than 128
 memory      passes of norms, residuals, RoPE and SwiGLU over memory bandwidth; the loss over its logits in fp32
@@ -34,6 +37,8 @@ from workloads.predict.stages import Stages, stages_of
 
 SHARPNESS = 6.0
 """Of the smooth maximum between device and host: at equal times a layer takes 12 % more than either."""
+LAST_BACKWARD = 2 / 3
+"""Of a micro-batch on the other stages: what comes after the last work that a host which runs ahead has issued."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +53,10 @@ class Facts:
     sequence_parallel: Floats
     unfused: Floats
     """1: attention writes its scores to memory."""
+    stops_early: Floats
+    """1: full recomputation ends before the down projection, whose result backward does not need."""
+    runs_ahead: Floats
+    """1: the host issues what follows a pipeline message before the message is there."""
     host_noise: Floats
     slow_host: Floats
     slow_messages: Floats
@@ -70,6 +79,8 @@ def facts_of(points: Points, profiles: Mapping[str, Profile]) -> Facts:
         optimizer_bytes=array([one.optimizer_bytes for one in own]),
         sequence_parallel=array([one.sequence_parallel for one in own]),
         unfused=array([one.attention == "unfused" for one in own]),
+        stops_early=array([one.recompute_stops_early for one in own]),
+        runs_ahead=array([one.host_runs_ahead for one in own]),
         host_noise=array([one.host_noise for one in own]),
         slow_host=slow_host,
         slow_messages=array(slow),
@@ -119,45 +130,60 @@ def step_parts(points: Points, facts: Facts, p: Mapping[str, float]) -> Parts:
     x, stages = points, facts.stages
     tokens, tp = x.tokens, x.tp
     memory = x.memory_bandwidth * p["memory"]
-    device, host = _layer(x, facts, p)
+    device, products, host = _layer(x, facts, p)
     slow = p["slow_host"] * facts.slow_host * np.log2(np.maximum(tp, 1.0)) ** p["slow_growth"]
-    layer = (device**SHARPNESS + host**SHARPNESS + slow**SHARPNESS) ** (1 / SHARPNESS)
+    host = (host**SHARPNESS + slow**SHARPNESS) ** (1 / SHARPNESS)
 
     head_flops = 3 * 2 * tokens * x.vocabulary_params / tp
-    head = head_flops / (x.peak * p["matmul"]) * (1 + p["tokens"] / tokens) + p["loss"] * tokens * x.vocab / tp / memory
+    head = head_flops / (x.peak * p["matmul"]) * (1 + p["tokens"] / tokens)
+    loss = p["loss"] * tokens * x.vocab / tp / memory
 
     sizes = stages.layers * (x.layer_params / tp)[:, None]
     sizes = (
         sizes + (stages.first + stages.head * (1 - x.tied * (x.pp == 1))[:, None]) * (x.vocabulary_params / tp)[:, None]
     )
     accumulated = p["accumulate"] * (2 + 2 * facts.gradient_bytes)[:, None] * sizes / x.memory_bandwidth[:, None]
-    message = _message(x, facts, p)
-    own = stages.layers * layer[:, None] + stages.head * head[:, None] + accumulated
-    own = (own + (p["micro_fixed"] + 2 * message)[:, None]) * stages.exists
-    slowest, whole = own.max(axis=1), own.sum(axis=1)
+    beside = accumulated + (p["micro_fixed"] + 2 * _message(x, facts, p))[:, None]
     m = x.micro_batches
-    pipeline = m * slowest + (whole - slowest) / x.vpp
+
+    def of_stages(layer: Floats, head: Floats) -> tuple[Floats, Floats]:
+        """Of one micro-batch: seconds of the slowest stage, and of the others together over their chunks."""
+        own = (stages.layers * layer[:, None] + stages.head * (head + loss)[:, None] + beside) * stages.exists
+        slowest: Floats = own.max(axis=1)
+        return slowest, (own.sum(axis=1) - slowest) / x.vpp
+
+    slowest, fill = of_stages(device, head)
+    faster = (m * slowest / (m * slowest + fill)) ** p["rest"]
+    device = device - products * (1 - faster)
+    slowest, fill = of_stages(device, head * faster)
+    on_devices = m * slowest + fill
+    slowest, whole_fill = of_stages((device**SHARPNESS + host**SHARPNESS) ** (1 / SHARPNESS), head * faster)
+    issued = m * slowest
+    ahead = np.maximum(on_devices, issued + LAST_BACKWARD * fill)
+    pipeline = np.where(facts.runs_ahead > 0, ahead, issued + whole_fill)
 
     largest = sizes.max(axis=1)
     seen = _data_parallel(x, facts, p, largest, slowest)
     shards = np.where(x.zero >= 1, x.dp * x.cp, 1.0)
     optimizer = p["optimizer"] * facts.optimizer_bytes * largest / shards / x.memory_bandwidth
-    return Parts(pipeline, seen, optimizer + p["step_fixed"] / x.scaled, m * slowest)
+    return Parts(pipeline, seen, optimizer + p["step_fixed"] / x.scaled, issued)
 
 
 def host_bound(points: Points, facts: Facts, p: Mapping[str, float]) -> Floats:
     """How far it is the host that sets the pace of a layer, from 0 to 1."""
-    device, host = _layer(points, facts, p)
+    device, _, host = _layer(points, facts, p)
     share: Floats = host**SHARPNESS / (device**SHARPNESS + host**SHARPNESS)
     return share
 
 
-def _layer(x: Points, facts: Facts, p: Mapping[str, float]) -> tuple[Floats, Floats]:
-    """Seconds of a layer and micro-batch, forward and backward: of the device with what it waits for, of the host."""
+def _layer(x: Points, facts: Facts, p: Mapping[str, float]) -> tuple[Floats, Floats, Floats]:
+    """Seconds of a layer and micro-batch, forward and backward: of the device with what it waits for, of its matrix
+    products and attention alone, and of the host."""
     tokens, tp, h = x.tokens, x.tp, x.hidden
     kind = x.recompute
     memory = x.memory_bandwidth * p["memory"]
-    passes = np.where(kind == 2, 4.0, 3.0)
+    again = 1 - facts.stops_early * x.hidden * x.ffn / x.layer_params
+    passes = np.where(kind == 2, 3.0 + again, 3.0)
 
     slower = (1 + p["tokens"] / tokens) * (1 + p["width"] * tp / h)
     low = p["fp8"] * x.peak_matmul / x.peak * np.where(x.fp8 > 1, p["fp8_scales"], 1.0)
@@ -185,11 +211,12 @@ def _layer(x: Points, facts: Facts, p: Mapping[str, float]) -> tuple[Floats, Flo
         + p["host_zero3"] * ((x.zero == 3) & (x.dp > 1))
         + p["host_selective"] * (kind == 1) * x.again
         + p["host_full"] * (kind == 2) * x.again
+        + p["host_step"] / x.micro_batches
     )
     more = p["host_fp8"] * (x.fp8 > 0) + p["host_experts"] * x.routed + p["host_latents"] * x.latents
     more = more + p["host_fp8_experts"] * ((x.fp8 > 0) & (x.routed > 0))
     pace = x.pace * x.launch ** p["host_launch"]
-    return device, pace * (host * (1 + more) + p["host_cp"] * (x.cp > 1)) / x.scaled
+    return device, matmul + attention, pace * (host * (1 + more) + p["host_cp"] * (x.cp > 1)) / x.scaled
 
 
 def _tensor_parallel(x: Points, facts: Facts, p: Mapping[str, float]) -> Floats:

@@ -117,11 +117,11 @@ def host_figures(watch: Stopwatch, cases: list[Experiment], sizes: Sizes, beat: 
         yield from _alone(watch, case, sizes.layer_seconds / 2, on_host=True)
 
 
-def launch_figures(before_s: float | None, after_s: float | None) -> Iterator[Figure]:
-    """The host's seconds to launch one small operation (`workloads.host_pace`), the mean of two moments, as rows have
-    it."""
-    if (mean := host_pace.mean_of(before_s, after_s)) is not None:
-        yield Figure(kind="host", name="launch", value=mean, unit="s", repeats=2 * host_pace.ROUNDS)
+def launch_figures(moments: Iterable[float | None]) -> Iterator[Figure]:
+    """The host's seconds to launch one small operation (`workloads.host_pace`), the middle of several moments: a host
+    is a tenth faster or slower from one to the next. ``moments``: None of a CPU."""
+    if found := [seconds for seconds in moments if seconds is not None]:
+        yield _figure("host", "launch", found, {"repeats": len(found) * host_pace.ROUNDS})
 
 
 def lower_of(figures: Iterable[Figure]) -> list[Figure]:

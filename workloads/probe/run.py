@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 
 import torch
@@ -42,17 +42,24 @@ def alone(task: Task, rank: int, local_rank: int, enter: EnterPhase) -> list[Fig
     share = slice(rank, None, task.experiment.world_size)
     choose_attention(task.experiment)
     hosts = layers.host_cases(task.experiment, sizes)[share]
-    launch_s = host_pace.launch_s(device)
-    at_first = list(layers.host_figures(watch, hosts, sizes, beat))
-    return [
-        *device_rates.copy_figures(watch, sizes, beat),
-        *device_rates.matmul_figures(watch, model, sizes, share, beat),
-        *device_rates.attention_figures(watch, model, sizes, share, beat),
-        *device_rates.optimizer_figures(watch, sizes, beat),
-        *layers.layer_figures(watch, layers.layer_cases(task.experiment, sizes)[share], sizes, beat),
-        *layers.lower_of([*at_first, *layers.host_figures(watch, hosts, sizes, beat)]),
-        *layers.launch_figures(launch_s, host_pace.launch_s(device)),
+    launches = [host_pace.launch_s(device)]
+
+    def told(figures: Iterable[Figure]) -> list[Figure]:
+        """All of them, and after them how fast the host is at that moment."""
+        found = list(figures)
+        launches.append(host_pace.launch_s(device))
+        return found
+
+    at_first = told(layers.host_figures(watch, hosts, sizes, beat))
+    of_device = [
+        *told(device_rates.copy_figures(watch, sizes, beat)),
+        *told(device_rates.matmul_figures(watch, model, sizes, share, beat)),
+        *told(device_rates.attention_figures(watch, model, sizes, share, beat)),
+        *told(device_rates.optimizer_figures(watch, sizes, beat)),
+        *told(layers.layer_figures(watch, layers.layer_cases(task.experiment, sizes)[share], sizes, beat)),
     ]
+    of_host = layers.lower_of([*at_first, *told(layers.host_figures(watch, hosts, sizes, beat))])
+    return [*of_device, *of_host, *layers.launch_figures(launches)]
 
 
 def together(task: Task, rank: int, local_rank: int, enter: EnterPhase) -> list[Figure]:
