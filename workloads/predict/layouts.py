@@ -46,7 +46,7 @@ EXPERTS_ALONE = 40.0
 from one recorded row, DeepSeek-V2-Lite in fp16."""
 _MOST_KEPT = 100_000
 """Plain neighbours whose times are kept."""
-_PLAIN_SCHEDULES = ("none", "gpipe", "1f1b", "interleaved_1f1b")
+_PLAIN_SCHEDULES = ("none", "1f1b", "interleaved_1f1b")
 
 
 def is_predicted(experiment: Experiment, cluster: ClusterSpec) -> bool:

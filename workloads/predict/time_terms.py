@@ -15,6 +15,7 @@ host        a layer never takes less time than the host needs to issue it; casts
             launch of one operation tells
 tp          two gathers and two scatters forward, as many backward, of T h values each, and the inputs gathered again
 pp          the slowest stage paces the steady state: sum of all stages + (m - 1) slowest, the fill divided by v chunks
+            where m is p or more; with fewer micro-batches by less, in proportion to (m - 1) / (p - 1)
 dp          gradients are reduced beside the last backward; what does not fit behind it, and a share of the
             rest, is seen
 optimizer   its bytes over memory bandwidth, and a fixed time a step
@@ -145,12 +146,13 @@ def step_parts(points: Points, facts: Facts, p: Mapping[str, float]) -> Parts:
     accumulated = p["accumulate"] * (2 + 2 * facts.gradient_bytes)[:, None] * sizes / x.memory_bandwidth[:, None]
     beside = accumulated + (p["micro_fixed"] + 2 * _message(x, facts, p))[:, None]
     m = x.micro_batches
+    chunked = 1 - (1 - 1 / x.vpp) * np.minimum(1.0, (m - 1) / np.maximum(x.pp - 1, 1))
 
     def of_stages(layer: Floats, head: Floats) -> tuple[Floats, Floats]:
-        """Of one micro-batch: seconds of the slowest stage, and of the others together over their chunks."""
+        """Of one micro-batch: seconds of the slowest stage, and what the others add to fill the pipeline."""
         own = (stages.layers * layer[:, None] + stages.head * (head + loss)[:, None] + beside) * stages.exists
         slowest: Floats = own.max(axis=1)
-        return slowest, (own.sum(axis=1) - slowest) / x.vpp
+        return slowest, (own.sum(axis=1) - slowest) * chunked
 
     slowest, fill = of_stages(device, head)
     faster = (m * slowest / (m * slowest + fill)) ** p["rest"]

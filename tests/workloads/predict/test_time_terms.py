@@ -1,0 +1,95 @@
+"""What single terms of the closed form say of a step, with everything else switched off."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sweep.codebases import read_profiles
+from tests.workloads.predict.tables import row
+from tests.workloads.predict.test_predictor import points
+from workloads.costs.pipeline import pipeline_time_s
+from workloads.predict.parameters import TIME
+from workloads.predict.time_terms import Parts, facts_of, step_parts
+
+PROFILES = read_profiles()
+NOTHING = 1e-12
+"""Of quantities that are switched off, which must be positive."""
+BARE = {
+    **{name: one.value for name, one in TIME.items()},
+    **dict.fromkeys(("micro_fixed", "message", "accumulate", "loss", "gap"), NOTHING),
+    **dict.fromkeys((name for name in TIME if name.startswith("host")), NOTHING),
+}
+DEVICE = {**BARE, "rest": NOTHING}
+"""Quantities of products, attention and memory alone; and devices as fast in a pipeline as elsewhere."""
+HOST = {**BARE, "host": 1.0, "host_launch": 2.0}
+"""A layer takes the host a second, and the device next to nothing."""
+
+
+def parts(rows: list[dict[str, Any]], values: dict[str, float], **facts: float) -> Parts:
+    found = points(rows)
+    known = facts_of(found, PROFILES)
+    changed = {name: np.full(len(found), value) for name, value in facts.items()}
+    return step_parts(found, dataclasses.replace(known, **changed), values)
+
+
+def test_full_recomputation_that_stops_early_spares_the_down_projection() -> None:
+    only_products = {**DEVICE, "memory": 1e12, "attention": 1e12, "tokens": NOTHING, "width": NOTHING}
+    rows = [row(recompute=kind, vocab=1) for kind in ("none", "full")]
+    none, early = parts(rows, only_products, stops_early=1.0).pipeline
+    _, whole = parts(rows, only_products, stops_early=0.0).pipeline
+    down = 14336 * 4096 / (2 * 4096**2 * (1 + 8 / 32) + 3 * 4096 * 14336)
+    assert whole / none == pytest.approx(4 / 3, rel=1e-3)
+    assert early / none == pytest.approx((4 - down) / 3, rel=1e-3)
+
+
+def test_a_device_that_waits_for_other_stages_works_faster() -> None:
+    """Two equal stages, m micro-batches: each works in m / (m + 1) of the time, without what no clock speeds up."""
+    values = {**DEVICE, "memory": 1e12}
+    rows = [row(gpus=2, dp=1, pp=2, grad_accum=m, vocab=1) for m in (1, 2, 8)]
+    ratio = parts(rows, {**values, "rest": 0.1}).pipeline / parts(rows, values).pipeline
+    assert ratio == pytest.approx(np.array([1 / 2, 2 / 3, 8 / 9]) ** 0.1, rel=2e-3)
+    alone = [row(gpus=1, dp=1)]
+    assert parts(alone, {**values, "rest": 0.1}).pipeline == parts(alone, values).pipeline
+
+
+def test_a_host_that_runs_ahead_of_messages_issues_its_own_layers_and_no_bubble() -> None:
+    """Sixteen layers on each of two stages, three micro-batches: 48 s, and 16 s more where a host waits for the other
+    stage's first micro-batch."""
+    rows = [row(gpus=2, dp=1, pp=2, grad_accum=3, vocab=1)]
+    ahead, behind = (parts(rows, HOST, runs_ahead=one).pipeline.item() for one in (1.0, 0.0))
+    assert ahead == pytest.approx(48, rel=0.02) and behind == pytest.approx(64, rel=0.02)
+
+
+def test_devices_that_set_the_pace_have_their_bubble_whatever_the_host_does() -> None:
+    rows = [row(gpus=2, dp=1, pp=2, grad_accum=3, vocab=1)]
+    ahead, behind = (parts(rows, DEVICE, runs_ahead=one).pipeline.item() for one in (1.0, 0.0))
+    assert ahead == pytest.approx(behind, rel=1e-6)
+
+
+def test_what_the_host_does_once_a_step_is_shared_by_its_micro_batches() -> None:
+    rows = [row(grad_accum=m, vocab=1) for m in (1, 4)]
+    found = parts(rows, {**HOST, "host_step": 0.5}).pipeline
+    assert found == pytest.approx([32 * 1.5, 32 * 4.5], rel=0.02)
+
+
+def test_profiles_say_which_code_bases_wait_for_messages_and_recompute_everything() -> None:
+    rows = [row(codebase=name) for name in ("ultrasweep", "torchtitan", "megatron", "nanotron")]
+    facts = facts_of(points(rows), PROFILES)
+    assert facts.runs_ahead.tolist() == facts.stops_early.tolist() == [1, 1, 0, 0]
+
+
+@pytest.mark.parametrize("pp", [2, 4, 8])
+@pytest.mark.parametrize("vpp", [1, 2, 4])
+def test_the_fill_of_an_interleaved_pipeline_is_the_simulated_one(pp: int, vpp: int) -> None:
+    counts = [m for m in (1, 2, 3, 4, 8, 16) if m <= pp or m % pp == 0]
+    rows = [row(gpus=pp, dp=1, pp=pp, vpp=vpp, grad_accum=m, vocab=1) for m in counts]
+    whole = parts([row(gpus=1, dp=1, grad_accum=1, vocab=1)], DEVICE).pipeline.item() / pp
+    simulated = [
+        pipeline_time_s("interleaved_1f1b", [whole / 3] * pp, [whole * 2 / 3] * pp, m, virtual_stages=vpp)
+        for m in counts
+    ]
+    assert parts(rows, {**DEVICE, "p2p": 1e12}).pipeline == pytest.approx(simulated, rel=1e-3)
