@@ -66,8 +66,9 @@ class RehearsedTimes:
     step_time_s: float | None
     compute_time_s: float | None
     communication_time_s: float | None
-    time_source: str
-    """``compute_measured``: compute is measured, communication is modelled. ``estimated``: both are modelled."""
+    time_source: str | None
+    """``compute_measured``: compute is measured, communication is modelled. ``estimated``: both are modelled. None: there
+    is no step time."""
 
 
 def rehearsed_ranks(experiment: Experiment) -> tuple[int, ...]:
@@ -162,7 +163,7 @@ def assemble(experiment: Experiment, cluster: ClusterSpec, results: dict[int, Ra
             step_time_s=estimate.step_time_s if estimate is not None else None,
             compute_time_s=None,
             communication_time_s=estimate.communication_s if estimate is not None else None,
-            time_source="estimated",
+            time_source="estimated" if estimate is not None else None,
         )
     measured = dict(zip(_rehearsed(experiment), ends, strict=True))
     forward, backward = [], []

@@ -260,3 +260,7 @@ def test_without_a_device_the_time_is_the_estimate_and_says_so() -> None:
     estimate = estimate_time(case, CLUSTER)
     assert estimate is not None
     assert (times.step_time_s, times.compute_time_s, times.time_source) == (estimate.step_time_s, None, "estimated")
+    nowhere = dataclasses.replace(CLUSTER, matmul_efficiency=None)
+    assert estimate_time(case, nowhere) is None
+    unknown = assemble(case, nowhere, {0: result(0, None, None)})
+    assert (unknown.step_time_s, unknown.time_source) == (None, None)
