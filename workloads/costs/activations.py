@@ -186,7 +186,8 @@ def layer_bytes(experiment: Experiment, *, routed: bool, c: int, recomputed: boo
 
     Saved, by ``recompute``:
 
-    none       all of `LayerTensors`, as of every layer that is not recomputed.
+    none       all of `LayerTensors`, as of every layer that is not recomputed. A compiled block keeps the inputs of its two
+               column-parallel layers as gathered, where eager ones keep this rank's part.
     selective  all but what backward makes again: normed inputs (statistics of norms stay), rotated queries and keys,
                and the SwiGLU product; with some of them named (norm, rope, swiglu) all but those; with ``experts``
                also but gate_up and product of routed experts. With ``compile`` and tp > 1 the residual after
@@ -221,11 +222,13 @@ def layer_bytes(experiment: Experiment, *, routed: bool, c: int, recomputed: boo
     if in_fp8:
         remade = recomputed and "swiglu" in e.recomputed_operations
         working = fp8.working_bytes(e, stream, tokens, model.ffn_hidden_size // e.tp, c, remade=remade)
+    kept = 2 * (gathered - stream) if e.compile == "block" and e.tp > 1 and e.sequence_parallel else 0
     if e.recompute == "none" or not recomputed:
-        return LayerBytes(saved=t.total, working=max(working, _attention_working(e, t, c, down_weight, t.total)))
+        own = _attention_working(e, t, c, down_weight, t.total)
+        return LayerBytes(saved=t.total + kept, working=max(working, own))
     if e.recompute == "full":
         own = _attention_working(e, t, c, down_weight, t.input)
-        return LayerBytes(saved=t.input, working=max(t.total - t.input + working, own))
+        return LayerBytes(saved=t.input, working=max(t.total + kept - t.input + working, own))
     if e.compile == "none" or e.tp == 1:  # compiled: so a recorded run of Llama 1B (h100x2_validation_gradients)
         of, named = _made_again(e, t, c), e.recomputed_operations
         saved = t.total - sum(of.get(name, 0) for name in named)

@@ -38,6 +38,8 @@ from workloads.predict.stages import Stages, stages_of
 
 SHARPNESS = 6.0
 """Of the smooth maximum between device and host: at equal times a layer takes 12 % more than either."""
+LEAST_OF_LAYERS = 0.2
+"""Of the time of layers, at least so much is left to them where less work of theirs scales the whole step."""
 LAST_BACKWARD = 2 / 3
 """Of a micro-batch on the other stages: what comes after the last work that a host which runs ahead has issued."""
 
@@ -138,13 +140,18 @@ def step_parts(points: Points, facts: Facts, p: Mapping[str, float]) -> Parts:
     head_flops = 3 * 2 * tokens * x.vocabulary_params / tp
     head = head_flops / (x.peak * p["matmul"]) * (1 + p["tokens"] / tokens)
     loss = p["loss"] * tokens * x.vocab / tp / memory
+    # What scales the whole step afterwards is of its layers: the head takes no part in it. In a pipeline it stays in, since
+    # stages were divided with it as it is.
+    scaled = np.where(x.pp == 1, x.scaled, 1.0)
+    of_layers = np.maximum(LEAST_OF_LAYERS, 1 + (1 - 1 / scaled) * (head + loss) / (x.layers * device))
+    device, products, head, loss = device * of_layers, products * of_layers, head / scaled, loss / scaled
 
     sizes = stages.layers * (x.layer_params / tp)[:, None]
     sizes = (
         sizes + (stages.first + stages.head * (1 - x.tied * (x.pp == 1))[:, None]) * (x.vocabulary_params / tp)[:, None]
     )
     accumulated = p["accumulate"] * (2 + 2 * facts.gradient_bytes)[:, None] * sizes / x.memory_bandwidth[:, None]
-    beside = accumulated + (p["micro_fixed"] + 2 * _message(x, facts, p))[:, None]
+    beside = accumulated + (p["micro_fixed"] / x.scaled + 2 * _message(x, facts, p))[:, None]
     m = x.micro_batches
     chunked = 1 - (1 - 1 / x.vpp) * np.minimum(1.0, (m - 1) / np.maximum(x.pp - 1, 1))
 

@@ -514,12 +514,13 @@ const ModelCosts = (() => {
     const working = inFp8
       ? workingBytesInFp8(e, stream, tokens, div(e.model.ffn_hidden_size, e.tp), c, remade)
       : stream + downWeight + Math.max(...steps);
+    const kept = e.compile === "block" && e.tp > 1 && e.sequence_parallel ? gathered - stream : 0;
     if (e.recompute === "none" || !recomputed) {
       const own = attentionWorking(e, t, c, downWeight, total);
-      return { saved: total, working: Math.max(working, own), parts: savedParts(t, 0, 0, 0) };
+      return { saved: total + 2 * kept, working: Math.max(working, own), parts: savedParts(t, -kept, -kept, 0) };
     }
     if (e.recompute === "full") {
-      const most = Math.max(total - t.input + working, attentionWorking(e, t, c, downWeight, t.input));
+      const most = Math.max(total + 2 * kept - t.input + working, attentionWorking(e, t, c, downWeight, t.input));
       return { saved: t.input, working: most, parts: { "residual stream": t.input } };
     }
     if (e.compile === "none" || e.tp === 1) {
