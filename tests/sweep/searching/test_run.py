@@ -161,7 +161,7 @@ def test_what_runs_out_of_memory_is_learned_from(tmp_path: Path) -> None:
     fitting = [p for p in search.planned.points if p.time is not None and (p.peak_bytes or 0) <= 90e9]
     goal = min(off(p.experiment, p.time.step_time_s) for p in fitting if p.time is not None)
     assert math.exp(found.round.session.seen.log_time[best]) <= goal * 1.02
-    assert len(cluster.ran) <= 80
+    assert len(cluster.ran) <= 85, "of more than 600"
 
 
 @pytest.mark.slow
