@@ -67,8 +67,8 @@ class RehearsedTimes:
     compute_time_s: float | None
     communication_time_s: float | None
     time_source: str | None
-    """``compute_measured``: compute is measured, communication is modelled. ``estimated``: both are modelled. None: there
-    is no step time."""
+    """``compute_measured``: compute is measured, communication is modelled. ``estimated``: both are modelled. None:
+    there is no step time."""
 
 
 def rehearsed_ranks(experiment: Experiment) -> tuple[int, ...]:

@@ -186,8 +186,8 @@ def layer_bytes(experiment: Experiment, *, routed: bool, c: int, recomputed: boo
 
     Saved, by ``recompute``:
 
-    none       all of `LayerTensors`, as of every layer that is not recomputed. A compiled block keeps the inputs of its two
-               column-parallel layers as gathered, where eager ones keep this rank's part.
+    none       all of `LayerTensors`, as of every layer that is not recomputed. A compiled block keeps the inputs of its
+               two column-parallel layers as gathered, where eager ones keep this rank's part.
     selective  all but what backward makes again: normed inputs (statistics of norms stay), rotated queries and keys,
                and the SwiGLU product; with some of them named (norm, rope, swiglu) all but those; with ``experts``
                also but gate_up and product of routed experts. With ``compile`` and tp > 1 the residual after

@@ -140,8 +140,8 @@ def step_parts(points: Points, facts: Facts, p: Mapping[str, float]) -> Parts:
     head_flops = 3 * 2 * tokens * x.vocabulary_params / tp
     head = head_flops / (x.peak * p["matmul"]) * (1 + p["tokens"] / tokens)
     loss = p["loss"] * tokens * x.vocab / tp / memory
-    # What scales the whole step afterwards is of its layers: the head takes no part in it. In a pipeline it stays in, since
-    # stages were divided with it as it is.
+    # What scales the whole step afterwards is of its layers: the head takes no part in it. In a pipeline it stays in,
+    # since stages were divided with it as it is.
     scaled = np.where(x.pp == 1, x.scaled, 1.0)
     of_layers = np.maximum(LEAST_OF_LAYERS, 1 + (1 - 1 / scaled) * (head + loss) / (x.layers * device))
     device, products, head, loss = device * of_layers, products * of_layers, head / scaled, loss / scaled
