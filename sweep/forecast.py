@@ -202,9 +202,10 @@ class Forecast:
             return found
         those = [experiments[at] for at in places]
         factors = self.structures.factors(those)
-        points = _points(those, self.cluster, self.rates, self.structures.of_layers(those, factors))
-        prediction, (busy, after) = self.predictor.predict(points), self.predictor.parts(points)
-        middle, low, high = _scaled(prediction, factors)
+        of_layers = self.structures.of_layers(those, factors)
+        points = _points(those, self.cluster, self.rates, of_layers)
+        prediction, (busy, after, least) = self.predictor.predict(points), self.predictor.parts(points)
+        middle, low, high = _scaled(prediction, layouts.with_hosts(factors, of_layers, least))
         for place, at in enumerate(places):
             step = float(middle[place])
             if math.isfinite(step):
@@ -304,7 +305,9 @@ def _measured(
         factors = factors[factors > 0]
         launch = np.array([_launch(one) for one in kept])
         experiments = [one.experiment for one in kept]
-        points = _points(experiments, cluster, of_devices, structures.of_layers(experiments, factors), launch)
+        of_layers = structures.of_layers(experiments, factors)
+        points = _points(experiments, cluster, of_devices, of_layers, launch)
+        factors = layouts.with_hosts(factors, of_layers, unfitted.parts(points)[2])
         if engine == ENGINE and cluster.backend == "cuda":
             silent = np.array([one.launch is None for one in kept])
             teach = np.flatnonzero(~(silent & (unfitted.host_share(points) > 0.5)))

@@ -75,8 +75,17 @@ class Times:
 
     def factors(self, experiments: Sequence[Experiment]) -> Floats:
         """How many times the bounds' time of experiments of one model their structure makes it."""
-        factors = self.forecast.structures.factors(experiments)
-        return factors / (layouts.EXPERTS if experiments[0].model.moe is not None else 1.0)
+        forecast, structures = self.forecast, self.forecast.structures
+        factors = structures.factors(experiments)
+        of_layers = structures.of_layers(experiments, factors)
+        own, plain = (
+            forecast.predictor.seconds(layouts.points_of(experiments, forecast.cluster, forecast.rates, known))
+            for known in (of_layers, None)
+        )
+        # The host's part of odd layers is known by itself, where the bounds have that of dense ones.
+        of_form = (own.pipeline + own.seen + own.after) / (plain.pipeline + plain.seen + plain.after)
+        found: Floats = factors * of_form / (layouts.EXPERTS if experiments[0].model.moe is not None else 1.0)
+        return found
 
     def _peak(self, space: Space) -> float:
         device = self.forecast.cluster.device

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from workloads.cluster import ClusterSpec
-from workloads.costs.activations import rank_tokens
+from workloads.costs.expert_activations import received_rows
 from workloads.costs.step_times import StepTimes
 from workloads.experiment import Experiment, Precision
 from workloads.model_spec import ModelSpec
@@ -38,10 +38,11 @@ share moves the form as far as it lies from this one."""
 STRUCTURE_SPREAD = 0.5
 """Standard deviation of the logarithm of a structure's factor, as a part of that logarithm; and at least:"""
 LEAST_STRUCTURE_SPREAD = 0.03
-EXPERTS, SHORT_EXPERTS = 1.16, 40.0
+EXPERTS, SHORT_EXPERTS, LEAST_ROWS = 1.16, 40.0, 160.0
 """How much longer layers with routed experts make a step than their products and messages say: tokens are sorted and
 moved, products are small and many. By ``EXPERTS (1 + SHORT_EXPERTS / R)`` with R rows that an expert gets of a
-micro-batch: from 103 recorded rows of three models whose pace devices set, R from 160 to 16,000."""
+micro-batch: from 103 recorded rows of three models whose pace devices set, R from 160 to 16,000. Fewer rows count as
+`LEAST_ROWS`; ``EXPERTS`` is the least factor, on which bounds rely."""
 EXPERTS_ALONE = 40.0
 """Experts of a rank whose products, launched one by one, take the host as long as all else that a layer's routing adds:
 from one recorded row, DeepSeek-V2-Lite in fp16."""
@@ -222,8 +223,15 @@ def _expert_factor(e: Experiment) -> float:
     """Of the time of a step, whose layers have routed experts; 1: they have none."""
     if e.model.moe is None:
         return 1.0
-    rows = rank_tokens(e)[1] * e.model.moe.experts_per_token * e.ep / e.model.moe.num_experts
-    return EXPERTS * (1 + SHORT_EXPERTS / rows)
+    rows = received_rows(e) * e.ep / e.model.moe.num_experts
+    return EXPERTS * (1 + SHORT_EXPERTS / max(rows, LEAST_ROWS))
+
+
+def with_hosts(factors: Floats, of_layers: Floats, least: Floats) -> Floats:
+    """Factors on a predicted step, none of which makes it shorter than its hosts need: a schedule saves devices' idle
+    time alone. ``of_layers``: `Structures.of_layers`; ``least``: of `workloads.predict.predictor.Predictor.parts`."""
+    found: Floats = np.maximum(factors, of_layers * least)
+    return found
 
 
 def _again(e: Experiment) -> float:

@@ -130,17 +130,18 @@ class Predictor:
         wide = NORMAL_90 * spread
         return Prediction(time, time * np.exp(-wide), time * np.exp(wide), allocated, held, fits > 0, load)
 
-    def parts(self, points: Points) -> tuple[Floats, Floats]:
-        """Seconds of the busiest stage's own work in a step, and of what comes after its last backward, as parts of the
-        predicted step time."""
-        busy, after = np.full(len(points), np.nan), np.full(len(points), np.nan)
+    def parts(self, points: Points) -> tuple[Floats, Floats, Floats]:
+        """Seconds of the busiest stage's own work in a step, of what comes after its last backward, and of the least
+        that hosts need for a step, as parts of the predicted step time."""
+        busy, after, least = (np.full(len(points), np.nan) for _ in range(3))
         for name in sorted(set(points.codebase.tolist())):
             rows = points.codebase == name
             part = points.take(rows)
             found = step_parts(part, facts_of(part, self.profiles), self._time_values(name))
             whole = found.pipeline + found.seen + found.after
             busy[rows], after[rows] = found.busy / whole, found.after / whole
-        return busy, after
+            least[rows] = (found.issued + found.seen + found.after) / whole
+        return busy, after, least
 
     def seconds(self, points: Points, changed: Mapping[str, float] | None = None) -> Parts:
         """Step times as what they add up from, without an interval, which takes a third of the time of `predict`.

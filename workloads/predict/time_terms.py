@@ -10,12 +10,13 @@ rest        a device at its limit of power that waits for other stages clocks hi
 attention   4 T s h / t FLOPs, half of them under a causal mask; 3.5 times that forward and backward (FlashAttention-2,
             arXiv:2307.08691); slower for heads smaller than 128
 memory      passes of norms, residuals, RoPE and SwiGLU over memory bandwidth; the loss over its logits in fp32
-host        a layer never takes less time than the host needs to issue it; casts to fp8, routed experts, latent
-            attention and context parallelism are more kernels to issue; all of it times the host's pace, which a slow
-            launch of one operation tells
+host        a layer never takes less time than the host needs to issue it, and for a part of it once a step; casts to
+            fp8, routed experts, latent attention and context parallelism are more kernels to issue; all of it times the
+            host's pace, which a slow launch of one operation tells
 tp          two gathers and two scatters forward, as many backward, of T h values each, and the inputs gathered again
-pp          the slowest stage paces the steady state: sum of all stages + (m - 1) slowest, the fill divided by v chunks
-            where m is p or more; with fewer micro-batches by less, in proportion to (m - 1) / (p - 1)
+pp          the slowest stage paces the steady state: sum of all stages + (m - 1) slowest, no fill where the pace is
+            that of a host that runs ahead of messages; the fill divided by v chunks where m is p or more; with fewer
+            micro-batches by less, in proportion to (m - 1) / (p - 1)
 dp          gradients are reduced beside the last backward; what does not fit behind it, and a share of the
             rest, is seen
 optimizer   its bytes over memory bandwidth, and a fixed time a step
@@ -41,7 +42,10 @@ SHARPNESS = 6.0
 LEAST_OF_LAYERS = 0.2
 """Of the time of layers, at least so much is left to them where less work of theirs scales the whole step."""
 LAST_BACKWARD = 2 / 3
-"""Of a micro-batch on the other stages: what comes after the last work that a host which runs ahead has issued."""
+"""Of a micro-batch on the other stages: what comes after the last work that a host which runs ahead has issued. With
+full recomputation 3/4 would be nearer."""
+LAST_INPUTS = 1 / 3
+"""The same where gradients of inputs come before those of weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +113,7 @@ def bandwidth(points: Points, size: Floats, stride: Floats, p: Mapping[str, floa
 
 
 class Parts(NamedTuple):
-    """Seconds of a step, which add up but for ``busy``."""
+    """Seconds of a step, of which the first three add up to it."""
 
     pipeline: Floats
     """All micro-batches through all stages."""
@@ -119,6 +123,9 @@ class Parts(NamedTuple):
     """The optimizer, and what a step takes whatever its size."""
     busy: Floats
     """Of ``pipeline``: the busiest stage's own."""
+    issued: Floats
+    """What the host of that stage needs for its micro-batches, and devices for the gradients that are sent back after:
+    no schedule is done sooner."""
 
 
 def step_time(points: Points, facts: Facts, p: Mapping[str, float]) -> Floats:
@@ -167,15 +174,16 @@ def step_parts(points: Points, facts: Facts, p: Mapping[str, float]) -> Parts:
     slowest, fill = of_stages(device, head * faster)
     on_devices = m * slowest + fill
     slowest, whole_fill = of_stages((device**SHARPNESS + host**SHARPNESS) ** (1 / SHARPNESS), head * faster)
-    issued = m * slowest
-    ahead = np.maximum(on_devices, issued + LAST_BACKWARD * fill)
-    pipeline = np.where(facts.runs_ahead > 0, ahead, issued + whole_fill)
+    busy = m * slowest
+    ahead = np.maximum(on_devices, busy + LAST_BACKWARD * fill)
+    pipeline = np.where(facts.runs_ahead > 0, ahead, busy + whole_fill)
+    issued = m * of_stages(host, head * faster)[0] + LAST_INPUTS * fill
 
     largest = sizes.max(axis=1)
     seen = _data_parallel(x, facts, p, largest, slowest)
     shards = np.where(x.zero >= 1, x.dp * x.cp, 1.0)
     optimizer = p["optimizer"] * facts.optimizer_bytes * largest / shards / x.memory_bandwidth
-    return Parts(pipeline, seen, optimizer + p["step_fixed"] / x.scaled, issued)
+    return Parts(pipeline, seen, optimizer + p["step_fixed"] / x.scaled, busy, issued)
 
 
 def host_bound(points: Points, facts: Facts, p: Mapping[str, float]) -> Floats:
@@ -191,13 +199,13 @@ def _layer(x: Points, facts: Facts, p: Mapping[str, float]) -> tuple[Floats, Flo
     tokens, tp, h = x.tokens, x.tp, x.hidden
     kind = x.recompute
     memory = x.memory_bandwidth * p["memory"]
-    again = 1 - facts.stops_early * x.hidden * x.ffn / x.layer_params
-    passes = np.where(kind == 2, 3.0 + again, 3.0)
+    passes = np.where(kind == 2, 4.0, 3.0)
+    spared = np.where(kind == 2, facts.stops_early * x.hidden * x.ffn, 0.0)
 
     slower = (1 + p["tokens"] / tokens) * (1 + p["width"] * tp / h)
     low = p["fp8"] * x.peak_matmul / x.peak * np.where(x.fp8 > 1, p["fp8_scales"], 1.0)
     rate = x.peak * np.where(x.fp8 > 0, low, 1.0) * p["matmul"]
-    matmul = passes * 2 * tokens * x.layer_params / tp / rate * slower
+    matmul = 2 * tokens * (passes * x.layer_params - spared) / tp / rate * slower
     head_dim = h / x.heads
     attention_rate = x.peak * p["attention"] * np.minimum(1.0, head_dim / 128) ** p["head_size"]
     attention_rate = attention_rate / np.where(np.log2(head_dim) % 1 == 0, 1.0, p["odd_head"])
@@ -230,7 +238,8 @@ def _layer(x: Points, facts: Facts, p: Mapping[str, float]) -> tuple[Floats, Flo
 
 def _tensor_parallel(x: Points, facts: Facts, p: Mapping[str, float]) -> Floats:
     """Exposed seconds a layer and micro-batch, forward and backward."""
-    collectives = np.where(facts.sequence_parallel > 0, 10.0, 8.0) + np.where(x.recompute == 2, 4.0, 0.0)
+    again = np.where(x.recompute == 2, 4.0 - facts.stops_early, 0.0)
+    collectives = np.where(facts.sequence_parallel > 0, 10.0, 8.0) + again
     each = 2 * x.tokens * x.hidden * (x.tp - 1) / x.tp / bandwidth(x, x.tp, np.ones_like(x.tp), p)
     start = p["tp_start"] * (x.tp - 1)
     return np.where(x.tp > 1, collectives * (each + start) * p["tp_exposed"], 0.0)

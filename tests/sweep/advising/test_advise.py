@@ -36,6 +36,9 @@ DEEP = (
     "tp=[1,2]",
     "zero_stage=[0,1]",
 )
+SHORT = ("model=llama8b", "cluster=h200", "gpus=8", "global_batch_size=64", "seq_len=128", "pp=[1,2,4,8]")
+SHORT_MIXTURE = (*MIXTURE[:4], "seq_len=512")
+"""Of which the host sets the pace."""
 SMALL = ("tp=[1,2,4]", "pp=[1,2]", "micro_batch_size=[1,2,4]", "cp=1", "dp_replicate=[1,2]", "recompute_every=1")
 
 
@@ -58,7 +61,7 @@ def every_layout(found: Answer) -> list[Experiment]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("words", [LLAMA, MIXTURE, LONG, DEEP])
+@pytest.mark.parametrize("words", [LLAMA, MIXTURE, LONG, DEEP, SHORT, SHORT_MIXTURE])
 def test_nothing_in_the_space_is_faster(words: tuple[str, ...]) -> None:
     narrowed = {word.partition("=")[0] for word in words}
     found = asked(*words, *(word for word in SMALL if word.partition("=")[0] not in narrowed))
