@@ -180,7 +180,7 @@ class Forecast:
             rows = _rows(place, own, set(leave_out) if place is cluster else set(), room)
             if place is cluster and not set(_OF_HOSTS) & set(rates):
                 rates = {**rates, **_usual_host(rows.get(ENGINE, []))}
-            points, counts = _measured(rows, place, own.probe)
+            points, counts, silent = _measured(rows, place, own.probe)
             measured += points
             engines |= counts.keys()
             counts_here = place is cluster or bool(counts)  # a probe of another cluster says nothing without its rows
@@ -188,6 +188,8 @@ class Forecast:
             for engine, count in counts.items():
                 room[engine] -= count
                 words.append(plural(count, "measured experiment") + ("" if engine == ENGINE else f" of {engine}"))
+            if silent:
+                words.append(f"none of {plural(silent, 'experiment')} whose host set the pace and is not told")
             if words:
                 said.append(f"{' and '.join(words)} on {place.name}")
         used = f"predicted with {'; '.join(said)}" if said else ""
@@ -289,12 +291,13 @@ def _launch(ran: Ran) -> float:
 
 def _measured(
     rows: Mapping[str, list[Ran]], cluster: ClusterSpec, rates: Mapping[str, float]
-) -> tuple[list[Measured], dict[str, int]]:
-    """The rows of one cluster with the factors of their structures taken off; and how many of each engine.
+) -> tuple[list[Measured], dict[str, int], int]:
+    """The rows of one cluster with the factors of their structures taken off; how many of each engine; and how many
+    were left out.
 
     Rows that do not tell of their host, though it sets their pace, are left out: what they would teach is that host's.
     """
-    found, counts, unfitted = [], {}, Predictor.learn(None, read_profiles())
+    found, counts, left_out, unfitted = [], {}, 0, Predictor.learn(None, read_profiles())
     of_devices = {name: factor for name, factor in rates.items() if name not in _OF_HOSTS}  # rows tell of their own
     for engine, those in rows.items():
         structures = layouts.Structures(cluster)
@@ -311,13 +314,14 @@ def _measured(
         if engine == ENGINE and cluster.backend == "cuda":
             silent = np.array([one.launch is None for one in kept])
             teach = np.flatnonzero(~(silent & (unfitted.host_share(points) > 0.5)))
+            left_out += len(kept) - len(teach)
             if not len(teach):
                 continue
             points, factors, kept = points.take(teach), factors[teach], [kept[at] for at in teach]
         counts[engine] = len(kept)
         unknown = np.full(len(kept), np.nan)
         found.append(Measured(points, np.array([one.step_time_s for one in kept]) / factors, unknown, unknown))
-    return found, counts
+    return found, counts, left_out
 
 
 def _together(parts: Sequence[Measured]) -> Measured | None:

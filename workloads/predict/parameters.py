@@ -40,7 +40,7 @@ TIME: dict[str, Parameter] = {
     "host_cp": Parameter(0.0015, 0.5, "more with context parallelism"),
     "host_selective": Parameter(0.0009, 0.5, "more with selective recomputation"),
     "host_full": Parameter(0.00155, 0.5, "more with full recomputation"),
-    "host_step": Parameter(0.0001, 1.0, "more once a step, for gradients and the optimizer"),
+    "host_step": Parameter(0.0001, 1.0, "a layer, once a step, for gradients and the optimizer"),
     "host_fp8": Parameter(0.7, 0.5, "share more of the host's time with fp8, whose casts are kernels of their own"),
     "host_experts": Parameter(0.8, 0.5, "share more with routed experts"),
     "host_fp8_experts": Parameter(1.0, 0.5, "share more with both, whose products each need casts and scales"),
@@ -74,8 +74,7 @@ TIME: dict[str, Parameter] = {
 """Values and spreads before any row is seen; a code base's profile may set its own."""
 
 
-OF_HOSTS = ("host", "host_tp", "host_zero3", "host_cp", "host_selective", "host_full", "host_step", "host_fp8",
-    "host_experts", "host_fp8_experts", "host_latents")  # fmt: skip
+OF_HOSTS = tuple(name for name in TIME if name.startswith("host") and name != "host_launch")
 """Of `TIME`: how much a code base gives the host to do, which is the same on every cluster."""
 
 
