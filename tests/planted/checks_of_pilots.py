@@ -24,7 +24,7 @@ from workloads.experiment import Experiment
 CLUSTER = read_clusters()["h100_efa"]
 ONE_NODE, TWO_NODES, EIGHT_NODES = (
     Experiment.canonical(model=LLAMA_8B, seq_len=4096, global_batch_size=64, dp=dp, tp=tp)
-    for dp, tp in ((1, 8), (4, 4), (16, 4))
+    for dp, tp in ((2, 4), (4, 4), (16, 4))
 )
 USUAL: dict[str, float | None] = {MATMUL: 7e14, COPY: 3e12, INSIDE: 4e11}
 OF_SIZE = {8: USUAL | {BETWEEN: None}, 16: USUAL | {BETWEEN: 4e10}, 64: USUAL | {BETWEEN: 2e10}}
