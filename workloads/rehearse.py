@@ -93,7 +93,9 @@ def rehearse(
 def trace_memory(experiment: Experiment, groups: Groups, enter: EnterPhase) -> MemoryAtPeak:
     """Peak memory of one rank by category, traced on FakeTensors in the second step, when the optimizer state exists.
 
-    Meshes and FSDP are set up outside the fake mode, because building them reads tensor values.
+    Meshes and FSDP are set up outside the fake mode, because building them reads tensor values. A device holds less
+    where an embedding's backward is the highest moment and the embedding is the output projection, too: autograd adds
+    the gradients of one weight in place there, and on FakeTensors into a third tensor.
     """
     chunks = shape_chunks(experiment.replace(compile="none"), groups)
     with FakeTensorMode(allow_non_fake_inputs=True):

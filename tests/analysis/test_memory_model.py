@@ -150,10 +150,30 @@ def layouts(count: int, seed: int) -> list[Experiment]:
     return found
 
 
+def of_tied_weights() -> list[Experiment]:
+    """Layouts of a model that is little more than its embedding, which is also its output projection."""
+    model = ModelSpec(
+        name="tied",
+        num_layers=2,
+        hidden_size=1024,
+        num_heads=16,
+        num_kv_heads=4,
+        head_dim=64,
+        ffn_hidden_size=3072,
+        vocab_size=131072,
+        tie_embeddings=True,
+    )
+    return [
+        Experiment.canonical(model=model, dp=dp, zero_stage=zero, global_batch_size=dp * rounds, seq_len=512)
+        for dp, zero in ((1, 0), (2, 0), (2, 1), (4, 1), (2, 2), (4, 2), (2, 3), (4, 3))
+        for rounds in (1, 2, 3)
+    ]
+
+
 @pytest.fixture(scope="module")
 def compared(browser: Browser) -> list[tuple[Experiment, dict[str, Any]]]:
-    """A thousand layouts and what the page's model says of each."""
-    experiments = layouts(1000, seed=20260521)
+    """A thousand layouts and some more, and what the page's model says of each."""
+    experiments = [*layouts(1000, seed=20260521), *of_tied_weights()]
     said = evaluate(browser, SCRIPTS, "input.map(MemoryModel.estimateMemory)", [to_dict(e) for e in experiments])
     return list(zip(experiments, said, strict=True))
 
@@ -202,7 +222,7 @@ def test_the_layouts_visit_every_branch(compared: list[tuple[Experiment, dict[st
         "precision": 7,
         "compile": 2,
         "tp": 5,
-        "moment": 6,
+        "moment": 8,
     }
     assert {field: sum(key[0] == field for key in seen) for field in expected} == expected
 

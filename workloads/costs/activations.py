@@ -286,13 +286,26 @@ def _attention_working(e: Experiment, t: LayerTensors, c: int, down_weight: int,
 def first_half_bytes(experiment: Experiment, c: int) -> int:
     """How much more than in a whole backward a dense layer needs while the first half of a split one goes through it:
     the SwiGLU product stays beside its gradient, for the second half, and there is no gradient of the down weight yet.
-    In fp8 what stays is the cast that is counted anyway."""
+    In fp8 what stays is the cast that is counted anyway, or what was made again and is not cast yet."""
     e = experiment
-    if fp8.is_fp8(e):
-        return 0
     t = _tensors_of(e, False, c)
+    if fp8.is_fp8(e):
+        return _uncast(e, t, c, "swiglu", routed=False) + _uncast(e, t, c, "norm", routed=False) // 2
     down_weight = c * e.model.ffn_hidden_size // e.tp * e.model.hidden_size
     return max(0, t.product - down_weight)
+
+
+def _uncast(e: Experiment, t: LayerTensors, c: int, operation: str, *, routed: bool) -> int:
+    """How much more the results of a recomputed operation take between the halves of a split backward than in fp8, in
+    which they would be kept otherwise: their products cast them in the second half."""
+    if not fp8.keeps_fp8(e) or operation not in e.recomputed_operations:
+        return 0
+    if operation == "swiglu":  # experts keep theirs in 16 bits in any case
+        return 0 if routed else c * rank_tokens(e)[0] * e.model.ffn_hidden_size // e.tp - t.product
+    if e.tp > 1:  # their products keep what they gather, in 16 bits
+        return 0
+    stream_tokens = rank_tokens(e)[1]
+    return 2 * (c * e.model.hidden_size + STATISTICS_BYTES) * stream_tokens - t.attention_norm - t.ffn_norm
 
 
 def deferred_bytes(experiment: Experiment, *, routed: bool, c: int) -> int:
@@ -308,6 +321,8 @@ def deferred_bytes(experiment: Experiment, *, routed: bool, c: int) -> int:
     t = _tensors_of(e, routed, c)
     attention_output = c * tokens * model.num_heads * head_sizes(model)[1] // e.tp
     norms = t.attention_norm + t.ffn_norm - 2 * STATISTICS_BYTES * stream_tokens
+    norms += _uncast(e, t, c, "norm", routed=routed)
+    product = t.product + _uncast(e, t, c, "swiglu", routed=routed)
     projected, wide = t.projected, 0
     if model.mla is not None:  # gradients of the up-projections, and of the down-projections
         of_heads = model.mla.qk_head_dim + model.mla.qk_nope_head_dim + model.mla.v_head_dim
@@ -322,7 +337,7 @@ def deferred_bytes(experiment: Experiment, *, routed: bool, c: int) -> int:
     gradients = projected + t.gate_up + sums
     if fp8.keeps_fp8(e):
         gradients = fp8.cast_bytes(e, (gradients - wide) // c) + wide
-    return norms + _normed_latents(e, t) + attention_output + t.product + copies + gradients
+    return norms + _normed_latents(e, t) + attention_output + product + copies + gradients
 
 
 def rank_tokens(experiment: Experiment) -> tuple[int, int]:

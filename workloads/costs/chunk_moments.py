@@ -11,17 +11,9 @@ from functools import lru_cache
 from operator import mul
 from typing import NamedTuple
 
-from workloads.costs.moments import (
-    Moment,
-    Round,
-    Shared,
-    Units,
-    block_moments,
-    end_moment,
-    expert_moments,
-    first_block_moment,
-    head_moments,
-)
+from workloads.costs.end_moments import end_moment, head_moments
+from workloads.costs.layer_moments import block_moments, expert_moments, first_block_moment
+from workloads.costs.moments import Moment, Round, Shared, Units
 from workloads.costs.params import local_params
 from workloads.costs.partition import StageParams, experiment_chunks
 from workloads.costs.schedule import SPLIT_BACKWARD, Backwards, Chunk, Held, held_by_chunk
@@ -125,7 +117,7 @@ def _second_half(e: Experiment, x: Shared, own: _Bytes, turn: Round) -> Sequence
     """The head has its gradient from the first half. Where it was not reduced then it is after all blocks, through a
     flat copy and another one."""
     found = list(_blocks(e, x, own, turn))
-    if own.units.head and turn.last and e.zero_stage <= 1 and not turn.prior:
+    if own.units.head and turn.last and e.zero_stage <= 1:
         found.append((0, own.shard, turn.deferred + 2 * x.g * own.units.head))
     return found
 

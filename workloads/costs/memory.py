@@ -15,7 +15,8 @@ uneven routing it is the rank with most tokens that is counted. The engine keeps
     activations saved bytes of every micro-batch in flight, what the running block or the head needs for itself, and
                 FSDP's flat buffers
 
-and peaks at one of the moments of `workloads.costs.moments`. Compiled blocks are taken to save what eager ones save.
+and peaks at one of the moments of `workloads.costs.layer_moments` and `workloads.costs.end_moments`. Compiled blocks are
+taken to save what eager ones save.
 
 Not in here (`ClusterSpec.reserved_bytes` has it): device context, NCCL's buffers, allocator fragmentation.
 """
@@ -27,17 +28,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from workloads.costs.chunk_moments import covers, moments_of_chunks
-from workloads.costs.moments import (
-    Moment,
-    Round,
-    Shared,
-    Units,
-    block_moments,
-    end_moment,
-    expert_moments,
-    first_block_moment,
-    head_moments,
-)
+from workloads.costs.end_moments import end_moment, head_moments, tied_moment
+from workloads.costs.layer_moments import block_moments, expert_moments, first_block_moment
+from workloads.costs.moments import Moment, Round, Shared, Units
 from workloads.costs.params import MASTER_BYTES, local_params
 from workloads.costs.partition import StageParams, experiment_stages, ranks_alike
 from workloads.costs.schedule import SPLIT_BACKWARD, held_by_chunk, held_by_rank
@@ -184,6 +177,7 @@ def _stage_memory(e: Experiment, x: Shared, stage: int, held: StageParams) -> St
             *block_moments(e, x, units, turn, whole, saved, held),
             *expert_moments(e, x, units, turn, held, whole, saved),
             first_block_moment(e, x, units, turn, held, params, whole, saved),
+            *((tied_moment(x, units, turn, params, whole, shard, zero3=e.zero_stage == 3),) if is_tied else ()),
             end_moment(e, x, units, turn, held, params, whole, shard, saved),
         ]
     return _highest(stage, x, shard, moments)

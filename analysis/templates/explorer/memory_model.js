@@ -50,6 +50,7 @@ const MemoryModel = (() => {
       b: gatheredBytes(e, c),
       bExperts: gatheredBytes(e, c, true),
       block: Math.max(...elements.map(([rest]) => rest)),
+      down: div(model.ffn_hidden_size, e.tp) * model.hidden_size,
       moeBlock: hasRouted ? elements.at(-1)[0] : 0,
       experts: Math.max(...elements.map(([, experts]) => experts)),
       expertShards: hasRouted ? expertDegrees(e)[1] : 1,
@@ -79,16 +80,16 @@ const MemoryModel = (() => {
   /** moments.Shared.shard */
   const shardOf = (x, rest, experts) => div(x.g * rest, x.shards) + div(x.g * experts, x.expertShards);
 
-  /** moments._reduces */
+  /** moments.reduces */
   const reduces = (x, turn) => turn.last || !x.whole;
 
-  /** moments._reduce_bytes */
+  /** moments.reduce_bytes */
   function reduceBytes(x, unit, turn) {
     if (x.shards === 1 || x.whole) return 2 * x.g * unit;
     return (x.g + x.c) * unit + (turn.prior ? div(x.g * unit, x.shards) : 0);
   }
 
-  /** moments._waiting */
+  /** moments.waiting */
   const waiting = (x, units, turn) => (turn.prior && !x.whole ? x.g * units.first : 0);
 
   /** `factor` times every part; what rounding takes from them, up to `total`, is in the largest. */
@@ -104,7 +105,7 @@ const MemoryModel = (() => {
     "loss of other micro-batches": head,
   });
 
-  /** moments._held, in its parts. */
+  /** moments.held_bytes, in its parts. */
   function held(x, turn, stage, hasHead) {
     const head = (turn.in_flight - 1) * (hasHead ? x.head.saved : 0);
     const total = Math.trunc(turn.in_flight * stage.saved + head);
@@ -112,7 +113,7 @@ const MemoryModel = (() => {
     return { ...parts, ...turn.beside };
   }
 
-  /** moments.head_moments @param {Experiment} e */
+  /** end_moments.head_moments @param {Experiment} e */
   function headMoments(e, x, units, turn, stage) {
     const { c, g } = x, zero3 = e.zero_stage === 3;
     const saved = held(x, turn, stage, true);
@@ -126,7 +127,7 @@ const MemoryModel = (() => {
     };
     if (!units.head || !reduces(x, turn)) return [forward];
     const resharded = zero3 || (turn.last && !turn.own) ? c * units.head : 0;
-    const shard = div(g * units.head, x.shards);
+    const ahead = zero3 ? x.b * x.block : 0, shard = div(g * units.head, x.shards);
     if (turn.own && turn.prior && !x.whole && INTERLEAVED.includes(e.pp_schedule)) {
       const early = e.virtual_stages > 1 ? turn.prior : shard, flat = g * units.head;
       if (early + flat > turn.prior + waiting(x, units, turn)) {
@@ -137,7 +138,7 @@ const MemoryModel = (() => {
     let gradients = turn.prior || shard, reducing = reduceBytes(x, units.head, turn);
     if (x.whole && turn.prior) reducing -= x.shards > 1 ? g * units.head - shard : 0;
     const reduction = {
-      name: "the reduction of the head's gradient", copies: copies - resharded, gradients,
+      name: "the reduction of the head's gradient", copies: copies - resharded + ahead, gradients,
       activations: { ...saved, "gradient of the stream": x.stream, "FSDP buffers": reducing },
     };
     return [forward, reduction];
@@ -145,7 +146,7 @@ const MemoryModel = (() => {
 
   const OWN = "kept for its own weights' gradients";
 
-  /** moments.block_moments @param {Experiment} e */
+  /** layer_moments.block_moments @param {Experiment} e */
   function blockMoments(e, x, units, turn, stage) {
     const zero3 = e.zero_stage === 3, reducesNow = reduces(x, turn);
     const resharded = turn.last && !turn.own ? units.head : 0;
@@ -155,11 +156,15 @@ const MemoryModel = (() => {
     const flat = units.head && reducesNow ? x.g * units.head : waiting(x, units, turn);
     const saved = held(x, turn, stage, stage.has_head);
     let gradients = turn.prior + head + x.c * units.tied;
+    if (x.whole && turn.last && turn.prior && !turn.first_half && !SPLIT_BACKWARD.includes(e.pp_schedule)) {
+      gradients -= x.g * units.head - div(x.g * units.head, x.shards);
+    }
     const { holds } = stage, kept = holds.kept_after, layers = holds.dense_layers + holds.moe_layers;
     const name = "a block's backward", working = kept ? x.workingKept : x.working;
     const last = { name, copies, gradients, activations: { ...saved, "backward of one block": working, "FSDP buffers": flat } };
+    const reduced = reduction(x, turn, stage, copies, gradients, saved, zero3);
     const done = kept > 0 && kept < layers ? kept : 1;
-    if (done === layers) return [last];
+    if (done === layers) return [last, ...reduced];
     const moe = Math.min(done, holds.moe_layers), left = { ...saved };
     for (const [layer, count] of [[kept ? x.routedKept : x.routed, moe], [kept ? x.denseKept : x.dense, done - moe]]) {
       for (const [part, bytes] of Object.entries(layer.parts)) left[part] -= count * bytes;
@@ -178,10 +183,26 @@ const MemoryModel = (() => {
     const own = { "gradient of the stream": received, "backward of one block": between || kept === layers ? x.workingKept : x.working };
     if (turn.first_half) left[OWN] = (left[OWN] ?? 0) + moe * x.routedDeferred + (done - moe) * x.denseDeferred;
     const buffers = { "FSDP buffers": reducesNow ? unsharded : flat };
-    return [last, { name, copies: gathered, gradients, activations: { ...left, ...own, ...buffers } }];
+    return [last, ...reduced, { name, copies: gathered, gradients, activations: { ...left, ...own, ...buffers } }];
   }
 
-  /** moments.first_block_moment @param {Experiment} e */
+  /** layer_moments._reduction */
+  function reduction(x, turn, stage, copies, gradients, saved, zero3) {
+    const { holds } = stage;
+    if (!reduces(x, turn) || turn.first_half || !holds.dense_layers) return [];
+    const shard = div(x.g * x.block, x.shards), flat = x.g * x.block;
+    let buffers = flat + Math.max(x.c * x.block, x.c * x.down + shard);
+    if (x.shards === 1) buffers = 2 * flat;
+    else if (x.whole) buffers = flat;
+    const left = { ...saved, "gradient of the stream": x.stream, "FSDP buffers": buffers };
+    for (const [part, bytes] of Object.entries((holds.kept_after ? x.denseKept : x.dense).parts)) left[part] -= bytes;
+    return [{
+      name: "the reduction of a block's gradient", copies: copies - (zero3 || turn.last ? x.b * x.block : 0),
+      gradients: gradients + (x.shards === 1 && !turn.prior ? shard : 0), activations: left,
+    }];
+  }
+
+  /** layer_moments.first_block_moment @param {Experiment} e */
   function firstBlockMoment(e, x, units, turn, stage) {
     const { c, g } = x, reducesNow = reduces(x, turn);
     const experts = stage.holds.dense_layers ? 0 : units.experts;
@@ -212,7 +233,7 @@ const MemoryModel = (() => {
     };
   }
 
-  /** moments.expert_moments @param {Experiment} e */
+  /** layer_moments.expert_moments @param {Experiment} e */
   function expertMoments(e, x, units, turn, stage) {
     const { c, g } = x, size = units.experts, shards = x.expertShards, zero3 = e.zero_stage === 3, reduced = reduces(x, turn);
     if (!size) return [];
@@ -221,7 +242,7 @@ const MemoryModel = (() => {
     if (reduced) {
       buffers = shards === 1 || x.whole ? 2 * g * size : g * size + div(c * size, 3);
       buffers += turn.prior && !x.whole ? shard : 0;
-      if (x.whole && turn.prior && shards > 1) buffers -= g * size - shard;
+      if (x.whole && turn.prior && shards > 1) buffers -= g * size;
     } else own = (turn.prior ? 0 : g * size) + (c === g && !turn.prior ? 0 : c * size);
     const ofHead = turn.prior ? 0 : div(g * units.head, reduced ? x.shards : 1);
     let copies = stage.whole - (turn.last ? c * units.head + x.bExperts * size : 0);
@@ -251,12 +272,24 @@ const MemoryModel = (() => {
     return [last, { name, copies, gradients: gradients + own + tied, activations }];
   }
 
-  /** moments.end_moment @param {Experiment} e */
+  /** end_moments.tied_moment */
+  function tiedMoment(x, units, turn, stage, zero3) {
+    const own = x.g * units.tied;
+    let gradients = turn.prior || stage.shard - div(own, x.shards);
+    if (x.whole) gradients = turn.last ? own + stage.shard - div(own, x.shards) : turn.prior || x.g * stage.params - own;
+    return {
+      name: "the backward of the tied embedding", copies: zero3 || turn.last ? x.c * units.tied : stage.whole, gradients,
+      activations: { "gradients of the tied weight": 2 * x.c * units.tied, "FSDP buffers": reduces(x, turn) ? x.g * x.block : 0 },
+    };
+  }
+
+  /** end_moments.end_moment @param {Experiment} e */
   function endMoment(e, x, units, turn, stage) {
     const { c, g } = x, name = "the end of a backward";
     const received = stage.has_head ? 0 : x.stream;
+    const reducing = reduceBytes(x, units.first, turn) - (x.whole || x.shards === 1 ? 0 : c * units.tied);
     if (turn.last && !turn.own) {
-      const activations = { ...turn.beside, "gradient of the stream": received, "FSDP buffers": reduceBytes(x, units.first, turn) };
+      const activations = { ...turn.beside, "gradient of the stream": received, "FSDP buffers": reducing };
       return { name, copies: 0, gradients: stage.shard, activations };
     }
     const before = turn.in_flight - 1, headSaved = stage.has_head ? x.head.saved : 0;
@@ -272,7 +305,7 @@ const MemoryModel = (() => {
       return { name, copies: everything, gradients: turn.prior || g * end, activations: others };
     }
     if (x.whole) {
-      const own = c === g && !turn.prior ? 0 : c * units.first * (units.tied ? 2 : 1);
+      const own = c === g && !turn.prior ? 0 : c * units.first;
       return { name, copies: everything, gradients: g * stage.params + own, activations: others };
     }
     if (turn.own) {
@@ -281,14 +314,14 @@ const MemoryModel = (() => {
       const copies = e.zero_stage === 3 ? (turn.prior ? x.b * x.block : 0) : everything;
       return { name, copies, gradients: turn.prior || div(g * end, x.shards), activations };
     }
-    const reducing = reduceBytes(x, units.first, turn);
     if (e.zero_stage !== 3) {
       const activations = { ...others, "FSDP buffers": reducing };
       return { name, copies: everything, gradients: stage.shard, activations };
     }
-    const starting = turn.forward_follows ? g * units.first + units.firstCopy + x.b * x.block : 0;
-    const activations = { ...others, "FSDP buffers": Math.max(reducing, starting) };
-    return { name, copies: units.firstCopy, gradients: stage.shard, activations };
+    const ahead = c * units.head || x.b * x.block;
+    const starting = turn.forward_follows ? 2 * units.firstCopy + g * units.first + x.b * x.block : 0;
+    const [copies, buffers] = starting > ahead + reducing ? [units.firstCopy, starting - units.firstCopy] : [ahead, reducing];
+    return { name, copies, gradients: stage.shard, activations: { ...others, "FSDP buffers": buffers } };
   }
 
   /** moments.Shared.saved, with what `outputs` chunks pass on, in its parts. */
@@ -317,6 +350,7 @@ const MemoryModel = (() => {
       ...blockMoments(e, x, units, turn, stage),
       ...expertMoments(e, x, units, turn, stage),
       firstBlockMoment(e, x, units, turn, stage),
+      ...(units.tied ? [tiedMoment(x, units, turn, stage, e.zero_stage === 3)] : []),
       endMoment(e, x, units, turn, stage),
     ]);
   }
@@ -361,7 +395,7 @@ const MemoryModel = (() => {
 
   /** chunk_moments._second_half: the head's reduction, where it comes after all blocks. @param {Experiment} e */
   function lastOfHead(e, x, turn, own) {
-    if (!own.units.head || !turn.last || e.zero_stage > 1 || turn.prior) return [];
+    if (!own.units.head || !turn.last || e.zero_stage > 1) return [];
     const activations = { ...turn.beside, "FSDP buffers": 2 * x.g * own.units.head };
     return [{ name: "the reduction of the head's gradient", copies: 0, gradients: own.shard, activations }];
   }

@@ -562,7 +562,17 @@ const ModelCosts = (() => {
     const sums = (routed && !e.model.moe.num_shared_experts ? 1 : 2) * c * tokens * h + copies;
     const gradients = projected + t.gate_up + sums;
     const cast = keepsFp8(e) ? castBytes(e, div(gradients - wide, c)) + wide : gradients;
-    return norms + normedLatents(e, t) + attentionOutput + t.product + copies + cast;
+    const again = uncast(e, t, c, "norm", routed) + uncast(e, t, c, "swiglu", routed);
+    return norms + normedLatents(e, t) + attentionOutput + t.product + again + copies + cast;
+  }
+
+  /** activations._uncast @param {Experiment} e */
+  function uncast(e, t, c, operation, routed) {
+    if (!keepsFp8(e) || !recomputedOperations(e).includes(operation)) return 0;
+    const [tokens, streamTokens] = rankTokens(e);
+    if (operation === "swiglu") return routed ? 0 : div(c * tokens * e.model.ffn_hidden_size, e.tp) - t.product;
+    if (e.tp > 1) return 0;
+    return 2 * (c * e.model.hidden_size + STATISTICS_BYTES) * streamTokens - t.attention_norm - t.ffn_norm;
   }
 
   /**
@@ -571,9 +581,10 @@ const ModelCosts = (() => {
    * @param {number} c
    */
   function firstHalfBytes(e, c) {
-    if (isFp8(e)) return 0;
+    const t = layerTensors(e, false, c);
+    if (isFp8(e)) return uncast(e, t, c, "swiglu", false) + div(uncast(e, t, c, "norm", false), 2);
     const downWeight = div(c * e.model.ffn_hidden_size, e.tp) * e.model.hidden_size;
-    return Math.max(0, layerTensors(e, false, c).product - downWeight);
+    return Math.max(0, t.product - downWeight);
   }
 
   /**

@@ -1,0 +1,170 @@
+"""The moments of a backward in the layers of a pipeline rank: their own backwards, and reductions of gradients.
+
+Symbols are those of `workloads.costs.memory`.
+"""
+
+from __future__ import annotations
+
+from workloads.costs.moments import Moment, Round, Shared, Units, held_bytes, reduces, waiting
+from workloads.costs.partition import StageParams
+from workloads.costs.schedule import SPLIT_BACKWARD
+from workloads.experiment import Experiment
+
+
+def block_moments(
+    e: Experiment, x: Shared, units: Units, turn: Round, whole: int, saved: int, held: StageParams
+) -> tuple[Moment, ...]:
+    """The last block's backward: its gradients and what it computes again; the head's gradient is there.
+
+    Also a later one's: that of the last block that is recomputed where those after it are not, else of the last but
+    one. What the blocks after it saved is free by then, their gradients are there, and the last of them is being
+    reduced; a stage that is not the last still holds the gradient that it received. With ZeRO 3 the unit that comes
+    next is gathered already: a block or the embedding.
+    """
+    zero3, is_reduced = e.zero_stage == 3, reduces(x, turn)
+    resharded = units.head if turn.last and not turn.own else 0
+    gathered = 2 * x.b * x.block + x.b_experts * units.experts + x.c * units.tied
+    copies = min(whole, gathered) if zero3 else whole - x.c * resharded
+    head = 0 if turn.prior else x.g * units.head // (x.shards if is_reduced else 1)
+    flat = x.g * units.head if units.head and is_reduced else waiting(x, units, turn)
+    gradients = turn.prior + head + x.c * units.tied
+    if x.whole and turn.last and turn.prior and not turn.first_half and e.pp_schedule not in SPLIT_BACKWARD:
+        gradients -= x.g * units.head - x.g * units.head // x.shards
+    all_held = held_bytes(x, turn, saved, held.has_head)
+    kept = held.kept_after
+    last = (copies, gradients, all_held + (x.working_kept if kept else x.working) + flat)
+    reduction = _reduction(x, units, turn, held, copies, gradients, all_held, zero3=zero3)
+    done = kept if 0 < kept < held.num_layers else 1
+    if done == held.num_layers:
+        return (last, *reduction)
+    moe = min(done, held.moe_layers)
+    of_moe, of_dense = (x.moe_kept, x.dense_kept) if kept else (x.moe_saved, x.dense_saved)
+    freed = moe * of_moe + (done - moe) * of_dense
+    between = kept == 0 and e.recompute_every > 1  # the last block is recomputed, the one before it is not
+    working = x.working_kept if between or kept == held.num_layers else x.working
+    rest = moe * x.moe_block + (done - moe) * x.block
+    unsharded = x.g * (x.block if done > moe else x.moe_block)
+    of_done, shard = x.g * (rest + moe * units.experts), x.shard(rest, moe * units.experts)
+    if turn.first_half:
+        unsharded = 0
+    elif not turn.prior:
+        gradients += shard if is_reduced else of_done
+    elif x.whole and turn.last:
+        gradients -= of_done - shard
+    if zero3 and held.embedding and done == held.num_layers - 1:
+        copies = x.b * x.block + x.c * units.first
+    elif not zero3 and turn.last:
+        copies -= x.b * rest + x.b_experts * moe * units.experts
+    received = 0 if held.has_head else x.stream
+    left = moe * x.moe_deferred + (done - moe) * x.dense_deferred if turn.first_half else 0
+    activations = all_held - freed + left + working + received + (unsharded if is_reduced else flat)
+    return last, *reduction, (copies, gradients, activations)
+
+
+def _reduction(
+    x: Shared, units: Units, turn: Round, held: StageParams, copies: int, gradients: int, all_held: int, *, zero3: bool
+) -> tuple[Moment, ...]:
+    """The reduction of the last block's gradient, after its backward. ``copies``, ``gradients``: at its backward.
+
+    What the block had saved is free. With several shards FSDP frees the block's own gradients when its flat copy is
+    there, but for the last one, of the weight of the way down, and only then makes the new shard.
+    """
+    if not reduces(x, turn) or turn.first_half or not held.dense_layers:
+        return ()
+    shard, flat = x.g * x.block // x.shards, x.g * x.block
+    if x.shards == 1:
+        gradients += 0 if turn.prior else shard
+        buffers = 2 * flat
+    elif x.whole:
+        buffers = flat
+    else:
+        buffers = flat + max(x.c * x.block, x.c * x.down + shard)
+    if zero3 or turn.last:
+        copies -= x.b * x.block
+    freed = x.dense_kept if held.kept_after else x.dense_saved
+    return ((copies, gradients, all_held - freed + x.stream + buffers),)
+
+
+def first_block_moment(
+    e: Experiment, x: Shared, units: Units, turn: Round, held: StageParams, params: int, whole: int, saved: int
+) -> Moment:
+    """The first block's backward, the last of its stage: the gradients of all other blocks and of the head are there.
+
+    It is higher than the last block's where a block's gradient takes more than the block had saved.
+    """
+    zero3, is_reduced = e.zero_stage == 3, reduces(x, turn)
+    experts = 0 if held.dense_layers else units.experts
+    of_others = units.all_experts - experts
+    done = max(0, params - units.all_experts - x.block - (units.first if held.embedding else 0))
+    shard = x.shard(done, of_others)
+    if turn.first_half:
+        done, of_others, shard = units.head, 0, x.shard(units.head, 0)
+    gradients = turn.prior or (shard if is_reduced else x.g * (done + of_others))
+    if x.whole and turn.last:
+        gradients -= x.g * (done + of_others) - shard
+    # With ZeRO 3 FSDP gathers the next unit, the embedding, while this one computes.
+    if zero3:
+        copies = x.b * x.block + x.b_experts * experts + (x.c * units.tied or units.first_copy)
+    else:
+        left = x.b * x.block + x.b_experts * experts + (units.first_copy if held.embedding else 0)
+        copies = min(whole, left) if turn.last else whole
+    head = x.head.saved if held.has_head else 0
+    dense, moe = (x.dense_saved, x.moe_saved) if held.first_recomputed else (x.dense_kept, x.moe_kept)
+    own = dense if held.dense_layers else moe
+    others = int((turn.in_flight - 1) * (saved + head)) + turn.deferred + own
+    others += 0 if held.has_head else x.stream  # the gradient that a stage before the last received
+    if turn.first_half:  # what the others keep for their second halves
+        others += turn.own - (x.dense_deferred if held.dense_layers else x.moe_deferred)
+        others += x.dense_first_half if held.dense_layers else 0
+    flat = x.g * x.block if is_reduced and not turn.first_half else waiting(x, units, turn)
+    if held.dense_layers:
+        working = x.dense_working if held.first_recomputed else x.dense_working_kept
+    else:
+        working = x.working if held.first_recomputed else x.working_kept
+    return copies, gradients + x.c * units.tied, others + working + flat
+
+
+def expert_moments(
+    e: Experiment, x: Shared, units: Units, turn: Round, held: StageParams, whole: int, saved: int
+) -> tuple[Moment, ...]:
+    """The reduction of experts' gradients, in the last layer that has some, which comes first, and in the first one.
+
+    What the layer's experts had saved is free, the rest of the layer is not. Of ZeRO 3 the rest of the layer and of the
+    one before are gathered. Without a reduction the gradients are added to those of other micro-batches.
+    """
+    size, shards, zero3 = units.experts, x.expert_shards, e.zero_stage == 3
+    if not size:
+        return ()
+    shard, buffers = x.g * size // shards, 0
+    if reduces(x, turn):
+        own = 0 if turn.prior else shard
+        new = shard if turn.prior and not x.whole else 0  # beside the one that it is added to
+        # FSDP holds on to a unit's last gradient, the weight of the way down: a third of the experts.
+        buffers = (2 * x.g * size if shards == 1 or x.whole else x.g * size + x.c * size // 3) + new
+        if x.whole and turn.prior and shards > 1:
+            buffers -= x.g * size  # what was accumulated is in ``prior``, and free before the new shard is there
+    else:
+        own = (0 if turn.prior else x.g * size) + (0 if x.c == x.g and not turn.prior else x.c * size)
+    reduced = reduces(x, turn)
+    of_head = 0 if turn.prior else x.g * units.head // (x.shards if reduced else 1)
+    tied, resharded = x.c * units.tied, (x.c * units.head + x.b_experts * size) * turn.last
+    copies = min(whole, 2 * x.b * x.block + tied) if zero3 else whole - resharded
+    beside = x.beside_experts_kept if held.kept_after else x.beside_experts
+    last = copies, turn.prior + of_head + own + tied, held_bytes(x, turn, saved, held.has_head) + beside + buffers
+
+    others = held.moe_layers - 1
+    rest = units.head + others * x.moe_block
+    gradients = turn.prior or (x.shard(rest, others * size) if reduced else x.g * (rest + others * size))
+    if x.whole and turn.last:
+        gradients -= x.g * (rest + others * size) - x.shard(rest, others * size)
+    if not zero3:
+        left = x.b * (held.dense_layers * x.block + x.moe_block) + (units.first_copy if held.embedding else 0)
+        copies = min(whole, left) if turn.last else whole
+    elif held.embedding and not held.dense_layers:
+        copies = x.b * x.block + (tied or units.first_copy)
+    recomputed = held.first_recomputed if not held.dense_layers else held.moe_recomputed > 0
+    layer = x.moe_saved + x.beside_experts if recomputed else x.moe_kept + x.beside_experts_kept
+    layer += held.dense_recomputed * x.dense_saved + (held.dense_layers - held.dense_recomputed) * x.dense_kept
+    layer += 0 if held.has_head else x.stream  # the gradient that a stage before the last received
+    in_flight = int((turn.in_flight - 1) * (saved + (x.head.saved if held.has_head else 0))) + turn.deferred
+    return last, (copies, gradients + own + tied, in_flight + layer + buffers)
