@@ -321,8 +321,8 @@ def deferred_bytes(experiment: Experiment, *, routed: bool, c: int) -> int:
     t = _tensors_of(e, routed, c)
     attention_output = c * tokens * model.num_heads * head_sizes(model)[1] // e.tp
     norms = t.attention_norm + t.ffn_norm - 2 * STATISTICS_BYTES * stream_tokens
-    norms += _uncast(e, t, c, "norm", routed=routed)
-    product = t.product + _uncast(e, t, c, "swiglu", routed=routed)
+    norms += _uncast(e, t, c, "norm", routed=routed) // e.recompute_every
+    product = t.product + _uncast(e, t, c, "swiglu", routed=routed) // e.recompute_every
     projected, wide = t.projected, 0
     if model.mla is not None:  # gradients of the up-projections, and of the down-projections
         of_heads = model.mla.qk_head_dim + model.mla.qk_nope_head_dim + model.mla.v_head_dim

@@ -1,4 +1,4 @@
-"""Moments of a step's memory (`workloads.costs.moments`) on a pipeline rank with several chunks.
+"""Moments of a step's memory (`workloads.costs.layer_moments`) on a pipeline rank with several chunks.
 
 Each chunk is gathered and reduced by itself, so a backward of one is the moment of a rank that has only this chunk,
 beside what the others hold at that time: activations, gathered parameters, gradients.

@@ -53,7 +53,7 @@ def tied_moment(x: Shared, units: Units, turn: Round, params: int, whole: int, s
     if x.whole:
         gradients = own + shard - own // x.shards if turn.last else turn.prior or x.g * params - own
     copies = x.c * units.tied if zero3 or turn.last else whole
-    return copies, gradients, 2 * x.c * units.tied + (x.g * x.block if reduces(x, turn) else 0)
+    return copies, gradients, x.stream + 2 * x.c * units.tied + (x.g * x.block if reduces(x, turn) else 0)
 
 
 def end_moment(
@@ -69,9 +69,10 @@ def end_moment(
 ) -> Moment:
     """The end of the backward: the last unit's gradient is there, or reduced; all others are.
 
-    A stage that is not the last still holds the gradient that it received. With ZeRO 3 FSDP has gathered what comes
-    before in the order of all forwards, the last unit of an earlier one. The beginning of the next forward may be
-    higher: the flat copy that was reduced is still there, and two gathered ones beside its first unit.
+    A stage that is not the last still holds the gradient that it received. With ZeRO 3 FSDP has gathered the last unit
+    of the forward before: the head, else a block. Two more moments may be higher then: the embedding's own backward,
+    before its gradient is reduced, and the beginning of the next forward, when the flat copy that was reduced is still
+    there, and two gathered ones beside its first unit, or one beside the first block.
     At the end of the first half of a split backward what its products need for the second one is still there, and of
     its own gradients only the embedding's is, which FSDP reduces then (`GradientSync._tell_ends` in the engine).
     """
@@ -80,7 +81,10 @@ def end_moment(
     # FSDP reduces the unit of a tied weight after the backward, when no other place holds its gradient any more.
     reducing = reduce_bytes(x, units.first, turn) - (0 if x.whole or x.shards == 1 else c * units.tied)
     if turn.last and not turn.own:
-        return 0, shard, turn.deferred + received + reducing
+        ahead = c * units.head if zero3 and x.rounds > 1 else 0
+        found = [(ahead, shard, turn.deferred + received + reducing)]
+        found += _embedding(x, units, turn, held, ahead, shard, turn.deferred + received) if zero3 else ()
+        return max(found, key=sum)
     others = int((turn.in_flight - 1) * (saved + (x.head.saved if held.has_head else 0))) + received + x.stream
     others += turn.deferred
     if x.whole and turn.first_half:
@@ -99,7 +103,19 @@ def end_moment(
     if not zero3:
         return whole, shard, others + reducing
     ahead = c * units.head or x.b * x.block
-    starting = units.first_copy + x.g * units.first + units.first_copy + x.b * x.block if turn.forward_follows else 0
-    if starting > ahead + reducing:
-        return units.first_copy, shard, others + starting - units.first_copy
-    return ahead, shard, others + reducing
+    found = [(ahead, shard, others + reducing), *_embedding(x, units, turn, held, ahead, shard, others)]
+    if turn.forward_follows:
+        beside = max(units.first_copy, 2 * x.b * x.block) + ahead + x.g * units.first
+        found.append((units.first_copy, shard, others + beside))
+    return max(found, key=sum)
+
+
+def _embedding(
+    x: Shared, units: Units, turn: Round, held: StageParams, ahead: int, shard: int, others: int
+) -> tuple[Moment, ...]:
+    """The backward of an embedding of its own with ZeRO 3, beside the flat copy through which the first block was
+    reduced. ``ahead``: bytes of what FSDP has gathered ahead."""
+    if not held.embedding or units.tied:
+        return ()
+    gradients = turn.prior or shard - x.g * units.first // x.shards
+    return ((units.first_copy + ahead, gradients, others + x.c * units.first + x.g * x.block),)

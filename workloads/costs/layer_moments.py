@@ -33,7 +33,7 @@ def block_moments(
     all_held = held_bytes(x, turn, saved, held.has_head)
     kept = held.kept_after
     last = (copies, gradients, all_held + (x.working_kept if kept else x.working) + flat)
-    reduction = _reduction(x, units, turn, held, copies, gradients, all_held, zero3=zero3)
+    reduction = _reduction(e, x, turn, held, copies, gradients, all_held)
     done = kept if 0 < kept < held.num_layers else 1
     if done == held.num_layers:
         return (last, *reduction)
@@ -62,14 +62,15 @@ def block_moments(
 
 
 def _reduction(
-    x: Shared, units: Units, turn: Round, held: StageParams, copies: int, gradients: int, all_held: int, *, zero3: bool
+    e: Experiment, x: Shared, turn: Round, held: StageParams, copies: int, gradients: int, all_held: int
 ) -> tuple[Moment, ...]:
     """The reduction of the last block's gradient, after its backward. ``copies``, ``gradients``: at its backward.
 
     What the block had saved is free. With several shards FSDP frees the block's own gradients when its flat copy is
-    there, but for the last one, of the weight of the way down, and only then makes the new shard.
+    there, but for the last one, of the weight of the way down, and only then makes the new shard. Of a split backward
+    they have g bytes an element by then.
     """
-    if not reduces(x, turn) or turn.first_half or not held.dense_layers:
+    if not reduces(x, turn) or turn.first_half or held.moe_layers:
         return ()
     shard, flat = x.g * x.block // x.shards, x.g * x.block
     if x.shards == 1:
@@ -78,11 +79,13 @@ def _reduction(
     elif x.whole:
         buffers = flat
     else:
-        buffers = flat + max(x.c * x.block, x.c * x.down + shard)
-    if zero3 or turn.last:
+        own = x.g if e.pp_schedule in SPLIT_BACKWARD else x.c
+        buffers = flat + max(own * x.block, own * x.down + shard)
+    if e.zero_stage == 3 or turn.last:
         copies -= x.b * x.block
     freed = x.dense_kept if held.kept_after else x.dense_saved
-    return ((copies, gradients, all_held - freed + x.stream + buffers),)
+    received = 0 if held.has_head else x.stream
+    return ((copies, gradients, all_held - freed + received + x.stream + buffers),)
 
 
 def first_block_moment(
@@ -102,7 +105,7 @@ def first_block_moment(
     gradients = turn.prior or (shard if is_reduced else x.g * (done + of_others))
     if x.whole and turn.last:
         gradients -= x.g * (done + of_others) - shard
-    # With ZeRO 3 FSDP gathers the next unit, the embedding, while this one computes.
+    # With ZeRO 3 FSDP gathers the next unit, the embedding if there is one, while this one computes.
     if zero3:
         copies = x.b * x.block + x.b_experts * experts + (x.c * units.tied or units.first_copy)
     else:
@@ -139,8 +142,10 @@ def expert_moments(
     if reduces(x, turn):
         own = 0 if turn.prior else shard
         new = shard if turn.prior and not x.whole else 0  # beside the one that it is added to
-        # FSDP holds on to a unit's last gradient, the weight of the way down: a third of the experts.
-        buffers = (2 * x.g * size if shards == 1 or x.whole else x.g * size + x.c * size // 3) + new
+        # FSDP holds on to a unit's last gradient, the weight of the way down: a third of the experts. All of them are
+        # there while the flat copy is made, and the new shard is not.
+        apart = x.g * size + max(x.c * size - own, x.c * size // 3 + new)
+        buffers = 2 * x.g * size + new if shards == 1 or x.whole else apart
         if x.whole and turn.prior and shards > 1:
             buffers -= x.g * size  # what was accumulated is in ``prior``, and free before the new shard is there
     else:

@@ -15,8 +15,8 @@ uneven routing it is the rank with most tokens that is counted. The engine keeps
     activations saved bytes of every micro-batch in flight, what the running block or the head needs for itself, and
                 FSDP's flat buffers
 
-and peaks at one of the moments of `workloads.costs.layer_moments` and `workloads.costs.end_moments`. Compiled blocks are
-taken to save what eager ones save.
+and peaks at one of the moments of `workloads.costs.layer_moments` and `workloads.costs.end_moments`. Compiled blocks
+are taken to save what eager ones save.
 
 Not in here (`ClusterSpec.reserved_bytes` has it): device context, NCCL's buffers, allocator fragmentation.
 """

@@ -33,7 +33,7 @@ def accumulates_unsharded(experiment: Experiment) -> bool:
 
 
 class Shared(NamedTuple):
-    """What is the same on every stage. Bytes unless said otherwise; c, g and m as above."""
+    """What is the same on every stage. Bytes unless said otherwise; c, g and m as in `workloads.costs.memory`."""
 
     c: int
     g: int
@@ -187,8 +187,9 @@ def reduces(x: Shared, turn: Round) -> bool:
 def reduce_bytes(x: Shared, unit: int, turn: Round) -> int:
     """Buffers while FSDP reduces a unit, besides gradients that stay.
 
-    A flat copy in g bytes an element, and with one shard a scaled copy of it. With several shards the unit's own
-    gradient of c bytes an element lives until the end, as does the new shard where there is an earlier one to add to.
+    A flat copy in g bytes an element, and with one shard a scaled copy of it. With several shards a variable of FSDP
+    keeps the gradient of the unit's last weight until the end, in c bytes an element: that is all of the head's or the
+    embedding's. So lives the new shard where there is an earlier one to add to.
     """
     if x.shards == 1 or x.whole:
         return 2 * x.g * unit

@@ -1,6 +1,6 @@
 /* Device memory of one training step in closed form: the planner's own formulas, for the page. No DOM here.
 
-A line-by-line port of workloads/costs/memory.py, moments.py and chunk_moments.py, which explain the formulas; names, order of arithmetic
+A line-by-line port of memory.py and of the files with moments in workloads/costs, which explain the formulas; names, order of arithmetic
 and integer divisions are theirs, and a test compares both on a thousand random layouts. Beyond the port, every number
 comes with its parts, which add up to it. Above 2^53 bytes (8 PiB on one rank) `estimateMemory` throws: doubles count no further.
 */
@@ -162,7 +162,7 @@ const MemoryModel = (() => {
     const { holds } = stage, kept = holds.kept_after, layers = holds.dense_layers + holds.moe_layers;
     const name = "a block's backward", working = kept ? x.workingKept : x.working;
     const last = { name, copies, gradients, activations: { ...saved, "backward of one block": working, "FSDP buffers": flat } };
-    const reduced = reduction(x, turn, stage, copies, gradients, saved, zero3);
+    const reduced = blockReduction(e, x, turn, stage, copies, gradients, saved);
     const done = kept > 0 && kept < layers ? kept : 1;
     if (done === layers) return [last, ...reduced];
     const moe = Math.min(done, holds.moe_layers), left = { ...saved };
@@ -186,18 +186,18 @@ const MemoryModel = (() => {
     return [last, ...reduced, { name, copies: gathered, gradients, activations: { ...left, ...own, ...buffers } }];
   }
 
-  /** layer_moments._reduction */
-  function reduction(x, turn, stage, copies, gradients, saved, zero3) {
-    const { holds } = stage;
-    if (!reduces(x, turn) || turn.first_half || !holds.dense_layers) return [];
+  /** layer_moments._reduction @param {Experiment} e */
+  function blockReduction(e, x, turn, stage, copies, gradients, saved) {
+    const { holds } = stage, ofWeights = SPLIT_BACKWARD.includes(e.pp_schedule) ? x.g : x.c;
+    if (!reduces(x, turn) || turn.first_half || holds.moe_layers) return [];
     const shard = div(x.g * x.block, x.shards), flat = x.g * x.block;
-    let buffers = flat + Math.max(x.c * x.block, x.c * x.down + shard);
+    let buffers = flat + Math.max(ofWeights * x.block, ofWeights * x.down + shard);
     if (x.shards === 1) buffers = 2 * flat;
     else if (x.whole) buffers = flat;
-    const left = { ...saved, "gradient of the stream": x.stream, "FSDP buffers": buffers };
+    const left = { ...saved, "gradient of the stream": x.stream + (stage.has_head ? 0 : x.stream), "FSDP buffers": buffers };
     for (const [part, bytes] of Object.entries((holds.kept_after ? x.denseKept : x.dense).parts)) left[part] -= bytes;
     return [{
-      name: "the reduction of a block's gradient", copies: copies - (zero3 || turn.last ? x.b * x.block : 0),
+      name: "the reduction of a block's gradient", copies: copies - (e.zero_stage === 3 || turn.last ? x.b * x.block : 0),
       gradients: gradients + (x.shards === 1 && !turn.prior ? shard : 0), activations: left,
     }];
   }
@@ -240,8 +240,8 @@ const MemoryModel = (() => {
     const { holds } = stage, name = "the reduction of experts' gradients", shard = div(g * size, shards), tied = c * units.tied;
     let buffers = 0, own = turn.prior ? 0 : shard;
     if (reduced) {
-      buffers = shards === 1 || x.whole ? 2 * g * size : g * size + div(c * size, 3);
-      buffers += turn.prior && !x.whole ? shard : 0;
+      const fresh = turn.prior && !x.whole ? shard : 0;
+      buffers = shards === 1 || x.whole ? 2 * g * size + fresh : g * size + Math.max(c * size - own, div(c * size, 3) + fresh);
       if (x.whole && turn.prior && shards > 1) buffers -= g * size;
     } else own = (turn.prior ? 0 : g * size) + (c === g && !turn.prior ? 0 : c * size);
     const ofHead = turn.prior ? 0 : div(g * units.head, reduced ? x.shards : 1);
@@ -279,7 +279,7 @@ const MemoryModel = (() => {
     if (x.whole) gradients = turn.last ? own + stage.shard - div(own, x.shards) : turn.prior || x.g * stage.params - own;
     return {
       name: "the backward of the tied embedding", copies: zero3 || turn.last ? x.c * units.tied : stage.whole, gradients,
-      activations: { "gradients of the tied weight": 2 * x.c * units.tied, "FSDP buffers": reduces(x, turn) ? x.g * x.block : 0 },
+      activations: { "gradient of the stream": x.stream, "gradients of the tied weight": 2 * x.c * units.tied, "FSDP buffers": reduces(x, turn) ? x.g * x.block : 0 },
     };
   }
 
@@ -288,9 +288,11 @@ const MemoryModel = (() => {
     const { c, g } = x, name = "the end of a backward";
     const received = stage.has_head ? 0 : x.stream;
     const reducing = reduceBytes(x, units.first, turn) - (x.whole || x.shards === 1 ? 0 : c * units.tied);
+    const zero3 = e.zero_stage === 3;
     if (turn.last && !turn.own) {
-      const activations = { ...turn.beside, "gradient of the stream": received, "FSDP buffers": reducing };
-      return { name, copies: 0, gradients: stage.shard, activations };
+      const ahead = zero3 && x.rounds > 1 ? c * units.head : 0, beside = { ...turn.beside, "gradient of the stream": received };
+      const end = { name, copies: ahead, gradients: stage.shard, activations: { ...beside, "FSDP buffers": reducing } };
+      return higherOf([end, ...(zero3 ? embeddingMoment(x, units, turn, stage, ahead, beside) : [])]);
     }
     const before = turn.in_flight - 1, headSaved = stage.has_head ? x.head.saved : 0;
     const total = Math.trunc(before * (stage.saved + headSaved));
@@ -314,14 +316,32 @@ const MemoryModel = (() => {
       const copies = e.zero_stage === 3 ? (turn.prior ? x.b * x.block : 0) : everything;
       return { name, copies, gradients: turn.prior || div(g * end, x.shards), activations };
     }
-    if (e.zero_stage !== 3) {
+    if (!zero3) {
       const activations = { ...others, "FSDP buffers": reducing };
       return { name, copies: everything, gradients: stage.shard, activations };
     }
     const ahead = c * units.head || x.b * x.block;
-    const starting = turn.forward_follows ? 2 * units.firstCopy + g * units.first + x.b * x.block : 0;
-    const [copies, buffers] = starting > ahead + reducing ? [units.firstCopy, starting - units.firstCopy] : [ahead, reducing];
-    return { name, copies, gradients: stage.shard, activations: { ...others, "FSDP buffers": buffers } };
+    const end = { name, copies: ahead, gradients: stage.shard, activations: { ...others, "FSDP buffers": reducing } };
+    const found = [end, ...embeddingMoment(x, units, turn, stage, ahead, others)];
+    if (turn.forward_follows) {
+      const beside = Math.max(units.firstCopy, 2 * x.b * x.block) + ahead + g * units.first;
+      found.push({ name, copies: units.firstCopy, gradients: stage.shard, activations: { ...others, "FSDP buffers": beside } });
+    }
+    return higherOf(found);
+  }
+
+  /** The first of the highest. */
+  const bytesOf = (moment) => moment.copies + moment.gradients + sum(moment.activations);
+  const higherOf = (moments) => moments.reduce((most, one) => (bytesOf(one) > bytesOf(most) ? one : most));
+
+  /** end_moments._embedding */
+  function embeddingMoment(x, units, turn, stage, ahead, others) {
+    if (!stage.has_embedding || units.tied) return [];
+    return [{
+      name: "the end of a backward", copies: units.firstCopy + ahead,
+      gradients: turn.prior || stage.shard - div(x.g * units.first, x.shards),
+      activations: { ...others, "FSDP buffers": x.c * units.first + x.g * x.block },
+    }];
   }
 
   /** moments.Shared.saved, with what `outputs` chunks pass on, in its parts. */

@@ -562,7 +562,7 @@ const ModelCosts = (() => {
     const sums = (routed && !e.model.moe.num_shared_experts ? 1 : 2) * c * tokens * h + copies;
     const gradients = projected + t.gate_up + sums;
     const cast = keepsFp8(e) ? castBytes(e, div(gradients - wide, c)) + wide : gradients;
-    const again = uncast(e, t, c, "norm", routed) + uncast(e, t, c, "swiglu", routed);
+    const again = div(uncast(e, t, c, "norm", routed), e.recompute_every) + div(uncast(e, t, c, "swiglu", routed), e.recompute_every);
     return norms + normedLatents(e, t) + attentionOutput + t.product + again + copies + cast;
   }
 
