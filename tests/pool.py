@@ -38,8 +38,13 @@ _MOST_THREADS = 150
 """A worker with more threads than this between two jobs is replaced. A layout's groups have some dozens."""
 
 
-_TIME_OUTS = ("Timed out waiting", "timed out after", "Watchdog caught collective operation timeout")
-"""How gloo and NCCL say that a peer did not answer in time."""
+_TIME_OUTS = (
+    "Timed out waiting",
+    "timed out after",
+    "Watchdog caught collective operation timeout",
+    "connectFullMesh failed",
+)
+"""How gloo and NCCL say that a peer did not answer in time, and gloo that ranks could not connect at all."""
 
 
 class RankFailed(AssertionError):
