@@ -300,7 +300,7 @@ def _uncast(e: Experiment, t: LayerTensors, c: int, operation: str, *, routed: b
     which they would be kept otherwise: their products cast them in the second half."""
     if not fp8.keeps_fp8(e) or operation not in e.recomputed_operations:
         return 0
-    if operation == "swiglu":  # experts keep theirs in 16 bits in any case
+    if operation == "swiglu":  # routed experts keep theirs in 16 bits in any case; shared ones are not counted here
         return 0 if routed else c * rank_tokens(e)[0] * e.model.ffn_hidden_size // e.tp - t.product
     if e.tp > 1:  # their products keep what they gather, in 16 bits
         return 0
