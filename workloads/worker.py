@@ -11,11 +11,12 @@ import dataclasses
 import importlib
 import os
 import sys
+import textwrap
 import traceback
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import Literal, NoReturn
+from typing import Literal, NoReturn, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -93,12 +94,13 @@ def run_rank(folder: Path, rank: int, local_rank: int, beat: Beat) -> NoReturn:
         status = 1
         text = traceback.format_exc()
         sys.stderr.write(text)
+        kind, message = described(error)
         failure = RankError(
             rank=rank,
             phase=progress.phase,
             step=progress.step,
-            kind=classify(error),
-            message=f"{type(error).__name__}: {error}"[:4000],
+            kind=kind,
+            message=message[:4000],
             traceback=text[-8000:],
         )
         try:
@@ -131,7 +133,10 @@ _OUT_OF_MEMORY = (
 )
 
 
-def classify(error: BaseException) -> Literal["oom", "nccl_error", "diverged", "unsupported", "crash"]:
+FailureKind: TypeAlias = Literal["oom", "nccl_error", "diverged", "unsupported", "crash"]
+
+
+def classify(error: BaseException) -> FailureKind:
     """The kind of a failure, from the error's type, or from its text where an allocator raises a plain RuntimeError."""
     text = str(error)
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
@@ -145,6 +150,26 @@ def classify(error: BaseException) -> Literal["oom", "nccl_error", "diverged", "
     if isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo/transport" in text):
         return "nccl_error"
     return "crash"
+
+
+def described(error: BaseException) -> tuple[FailureKind, str]:
+    """What kind of failure it is, and what its error says, in words.
+
+    Torch's pipelines, for one, raise a plain RuntimeError from whatever stopped a stage, memory that ran out included.
+    So the first error of the chain of causes whose kind is known speaks for all of them; where none is, the first and
+    the last do.
+    """
+    chain = [error]
+    while (cause := chain[-1].__cause__) is not None:
+        chain.append(cause)
+    for one in chain:
+        if (kind := classify(one)) != "crash":
+            return kind, _said(one)
+    return "crash", " because of ".join(dict.fromkeys((_said(chain[0]), _said(chain[-1]))))
+
+
+def _said(error: BaseException) -> str:
+    return f"{type(error).__name__}: {textwrap.dedent(str(error)).strip()}"
 
 
 def _measured(task: Task, folder: Path, rank: int, local_rank: int, progress: _Progress) -> RankResult:

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, get_args
 
@@ -25,7 +26,7 @@ from workloads.experiment import Experiment, Precision
 from workloads.model_spec import MLASpec, ModelSpec
 from workloads.protocol import MeasureSpec, Phase, Task
 from workloads.step import Diverged
-from workloads.worker import classify, run_rank
+from workloads.worker import classify, described, run_rank
 
 MODEL = ModelSpec(
     name="worker",
@@ -173,6 +174,27 @@ def test_a_lonely_rank_gives_up_and_says_where(tmp_path: Path) -> None:
 )
 def test_a_failure_is_called_by_its_name(error: BaseException, kind: str) -> None:
     assert classify(error) == kind
+
+
+def _raised_from(*chain: Exception) -> Exception:
+    for error, cause in pairwise(chain):
+        error.__cause__ = cause
+    return chain[0]
+
+
+def test_a_failure_that_torch_wraps_is_called_by_its_cause() -> None:
+    """As `torch.distributed.pipelining` does with whatever a stage raises."""
+    stage = RuntimeError("\n    Failed to run stage backward:\n    Stage output: Tensor")
+    full = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.96 GiB")
+    assert described(_raised_from(stage, ValueError("between"), full)) == (
+        "oom",
+        "OutOfMemoryError: CUDA out of memory. Tried to allocate 1.96 GiB",
+    )
+    kind, message = described(_raised_from(stage, KeyError("x")))
+    assert kind == "crash"
+    assert message.startswith("RuntimeError: Failed to run stage backward:\nStage output"), "no empty first line"
+    assert message.endswith("because of KeyError: 'x'")
+    assert described(KeyError("x")) == ("crash", "KeyError: 'x'")
 
 
 def test_what_the_engine_lacks_is_refused_and_not_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
