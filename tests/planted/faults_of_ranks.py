@@ -216,9 +216,9 @@ RECOMPUTATION = faults_of(
     (
         "block_of_other_input",
         "a block is computed again from another input",
-        ENGINE + "recompute:CheckpointedBlock.forward",
-        "checkpoint(self.block,",
-        "checkpoint(lambda x, c, s, runs=[]: self.block(0.9 * x if runs.append(1) or len(runs) > 1 else x, c, s),",
+        ENGINE + "recompute:FullBlock.forward",
+        "checkpointed(self.block,",
+        "checkpointed(lambda x, c, s, runs=[]: self.block(0.9 * x if runs.append(1) or len(runs) > 1 else x, c, s),",
         {"recompute": "full", **DP},
     ),
 )

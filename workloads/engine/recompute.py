@@ -37,6 +37,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
+from workloads.engine.checkpoint import checkpointed
 from workloads.engine.ops.fp8_linear import Fp8Products
 from workloads.recomputation import operations_of
 
@@ -56,27 +57,38 @@ def apply_recompute(block: nn.Module, recompute: str, *, compiled: bool) -> nn.M
     """The block, wrapped for this kind of recomputation. ``compiled``: the caller is going to compile it."""
     if recompute == "none":
         return block
-    if recompute == "full" or compiled:
-        return CheckpointedBlock(block, recompute, compiled=compiled)
-    return SelectiveBlock(block, operations_of(recompute))
+    if compiled:
+        return CheckpointedBlock(block, recompute)
+    return FullBlock(block) if recompute == "full" else SelectiveBlock(block, operations_of(recompute))
+
+
+class FullBlock(nn.Module):
+    """A block that runs its forward again in its backward."""
+
+    def __init__(self, block: nn.Module) -> None:
+        super().__init__()
+        self.block = block
+
+    def forward(self, x_TD: Tensor, cos_SH: Tensor, sin_SH: Tensor) -> Tensor:
+        return checkpointed(self.block, x_TD, cos_SH, sin_SH, _recomputing)
 
 
 class CheckpointedBlock(nn.Module):
-    """A block that runs its forward again in its backward: all of it, or what its checkpoints are told to."""
+    """A block, about to be compiled, that runs its forward again in its backward: all of it, or what is cheap."""
 
-    def __init__(self, block: nn.Module, recompute: str, *, compiled: bool) -> None:
+    def __init__(self, block: nn.Module, recompute: str) -> None:
         super().__init__()
         self.block = block
         self.options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
         routed = any(hasattr(module, "router") for module in block.modules())
         if recompute == "full" and routed:  # a router breaks the graph, so that this is no part of what is compiled
             self.options["context_fn"] = lambda: (nullcontext(), _recomputing())
-        elif compiled:
-            policy = _keep_expensive if recompute == "selective" else _keep_nothing
-            for module in block.modules() if policy is _keep_expensive else ():
-                if hasattr(module, "kernels_kept"):  # the checkpoint takes them again when it recomputes
-                    setattr(module, "kernels_kept", True)  # noqa: B010 - as below
-            self.options["context_fn"] = partial(create_selective_checkpoint_contexts, policy)
+            return
+        policy = _keep_expensive if recompute == "selective" else _keep_nothing
+        for module in block.modules() if policy is _keep_expensive else ():
+            if hasattr(module, "kernels_kept"):  # the checkpoint takes them again when it recomputes
+                setattr(module, "kernels_kept", True)  # noqa: B010 - as below
+        self.options["context_fn"] = partial(create_selective_checkpoint_contexts, policy)
 
     def forward(self, x_TD: Tensor, cos_SH: Tensor, sin_SH: Tensor) -> Tensor:
         return checkpoint(self.block, x_TD, cos_SH, sin_SH, **self.options)

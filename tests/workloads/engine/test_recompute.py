@@ -28,7 +28,7 @@ from workloads.engine.model import Block
 from workloads.engine.ops.attention import attention_backward, attention_forward
 from workloads.engine.ops.grouped_linear import RowGroups, grouped_product
 from workloads.engine.parameters import initialise
-from workloads.engine.recompute import CheckpointedBlock, Recipes, SelectiveBlock, apply_recompute
+from workloads.engine.recompute import FullBlock, Recipes, SelectiveBlock, apply_recompute
 from workloads.engine.tensor_parallel import TensorParallel
 from workloads.model_spec import ModelSpec
 from workloads.recomputation import Recompute, operations_of
@@ -250,5 +250,5 @@ def test_every_third_layer_of_the_model_is_wrapped_on_whichever_stage_it_is() ->
             (chunk,) = shape_chunks(case, make_groups(case, rank, torch.device("cpu")))
         finally:
             dist.destroy_process_group()
-        found += [isinstance(block, CheckpointedBlock) for block in chunk.blocks]
+        found += [isinstance(block, FullBlock) for block in chunk.blocks]
     assert found == [layer % 3 == 0 for layer in range(case.model.num_layers)]

@@ -1,0 +1,78 @@
+"""A checkpointed block: what torch's own checkpoint gives, and what it says where its promises are broken."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from workloads.engine.checkpoint import Block, checkpointed
+from workloads.engine.memory import StorageTracker
+
+
+def _block(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Saves its input, outputs and tensors of its own, and ends with operations that save nothing."""
+    y = (x * x * cos).sigmoid()
+    z = torch.softmax(y @ y.t(), dim=-1) @ (x * sin)
+    return x + 2 * z
+
+
+def _by_torch(block: Block, *inputs: Tensor) -> Tensor:
+    out: Tensor = checkpoint(block, *inputs, use_reentrant=False, preserve_rng_state=False)
+    return out
+
+
+def _by_us(block: Block, *inputs: Tensor) -> Tensor:
+    return checkpointed(block, *inputs, nullcontext)  # type: ignore[arg-type]
+
+
+def _run(call: Callable[..., Tensor]) -> tuple[Tensor, list[int], int]:
+    """(gradient, bytes alive at each forward of a block, most bytes alive) of three blocks in a row."""
+    cos, sin = torch.linspace(0.1, 0.9, 6), torch.linspace(0.2, 0.7, 6)
+    x = torch.arange(30, dtype=torch.float32).view(5, 6).div(30).requires_grad_()
+    tracker, alive = StorageTracker(), []
+    for there in (x, cos, sin):
+        tracker.add(there.detach())
+
+    def block(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        alive.append(tracker.current)
+        return _block(x, cos, sin)
+
+    with tracker:
+        y = x
+        for _ in range(3):
+            y = call(block, y, cos, sin)
+        y.sum().backward()
+    assert x.grad is not None
+    return x.grad, alive, tracker.peak
+
+
+def test_gradients_and_memory_are_those_of_torchs_checkpoint() -> None:
+    expected, got = _run(_by_torch), _run(_by_us)
+    assert len(expected[1]) == 6, "each block runs twice"
+    assert torch.equal(expected[0], got[0])
+    assert expected[1:] == got[1:]
+
+
+def test_a_second_forward_that_saves_less_is_told() -> None:
+    runs: list[int] = []
+
+    def forgets(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        runs.append(1)
+        return x * cos if len(runs) > 1 else (x * cos).sigmoid() * sin
+
+    x = torch.ones(6, requires_grad=True)
+    with pytest.raises(RuntimeError, match=r"saved \d tensors first and 1 again"):
+        _by_us(forgets, x, torch.ones(6), torch.ones(6)).sum().backward()
+
+
+def test_a_second_backward_is_told() -> None:
+    x = torch.ones(5, 6, requires_grad=True)
+    y = _by_us(_block, x, torch.ones(6), torch.ones(6)).sum()
+    y.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="a second time"):
+        y.backward()
