@@ -131,10 +131,13 @@ def _off(row: Mapping[str, Any] | None) -> str:
 
 
 def _share(rows: pd.DataFrame, ours: float | None, bound: Mapping[str, Any]) -> str:
-    """The bound is of sequences of 4,096 tokens: longer ones have more attention in a token."""
+    """The bound is of bf16 and fp8, and of sequences of 4,096 tokens: longer ones have more attention in a token."""
     if ours is None or (rows["seq_len"] != 4096).any():
         return "–"
-    kind = "bf16" if (rows["precision"] == "bf16").all() else "fp8"
+    kinds = {precision.partition("_")[0] for precision in rows["precision"]}
+    if len(kinds) > 1 or not kinds <= {"bf16", "fp8"}:
+        return "–"
+    (kind,) = kinds
     return f"{ours / bound[f'{kind}_tokens_per_s_per_gpu']:.1%}".replace("%", " %")
 
 

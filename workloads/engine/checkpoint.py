@@ -30,7 +30,8 @@ def checkpointed(
     """``block(x_TD, cos_SH, sin_SH)``, of whose saved tensors only ``x_TD`` is kept until its backward.
 
     ``again``: a context in which the second forward runs. Raises `RuntimeError` in a backward whose second forward
-    saves fewer tensors than the first, and in a second backward of the same forward.
+    saves fewer tensors than the first or finds ``x_TD`` changed in place, and in a second backward of the same forward.
+    That the second forward saves the same values is not checked.
     """
     saved = _Saved(block, (x_TD, cos_SH, sin_SH), again)
     with saved_tensors_hooks(saved.count, saved.take):
@@ -40,13 +41,14 @@ def checkpointed(
 class _Saved:
     """The saved tensors of one forward."""
 
-    __slots__ = ("again", "block", "inputs", "made", "number")
+    __slots__ = ("again", "block", "inputs", "made", "number", "version")
 
     def __init__(
         self, block: Block, inputs: tuple[Tensor, Tensor, Tensor], again: Callable[[], AbstractContextManager[None]]
     ) -> None:
         self.block, self.again = block, again
         self.inputs: tuple[Tensor, Tensor, Tensor] | None = inputs
+        self.version = inputs[0]._version
         self.number = 0
         self.made: list[Tensor | None] = []
 
@@ -66,20 +68,22 @@ class _Saved:
     def _make(self) -> None:
         assert self.inputs is not None
         x_TD, cos_SH, sin_SH = self.inputs
-        self.inputs = None
+        if x_TD._version != self.version:
+            raise RuntimeError("the input of a checkpointed block was changed in place before its backward")
+        self.made.clear()
         inputs = x_TD.detach().requires_grad_(x_TD.requires_grad), cos_SH, sin_SH
         try:
             with torch.enable_grad(), self.again(), saved_tensors_hooks(self._keep, _as_it_is):
                 self.block(*inputs)
         except _Enough:
+            self.inputs = None
             return
-        if len(self.made) < self.number:
-            raise RuntimeError(f"a checkpointed block saved {self.number} tensors first and {len(self.made)} again")
+        raise RuntimeError(f"a checkpointed block saved {self.number} tensors first and {len(self.made)} again")
 
     def _keep(self, tensor: Tensor) -> Tensor:
-        """Of the second forward, which ends with the last tensor. Detached, since an output that keeps itself would
-        never be freed."""
-        kept = tensor.detach()
+        """Of the second forward, which ends with the last tensor. Detached where it has a graph, since an output that
+        keeps itself would never be freed."""
+        kept = tensor.detach() if tensor.requires_grad else tensor
         self.made.append(kept)
         if len(self.made) == self.number:
             raise _Enough

@@ -8,6 +8,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
 from workloads.engine.checkpoint import Block, checkpointed
@@ -30,7 +31,7 @@ def _by_us(block: Block, *inputs: Tensor) -> Tensor:
     return checkpointed(block, *inputs, nullcontext)  # type: ignore[arg-type]
 
 
-def _run(call: Callable[..., Tensor]) -> tuple[Tensor, list[int], int]:
+def _run(call: Callable[..., Tensor], of: Block = _block) -> tuple[Tensor, list[int], int]:
     """(gradient, bytes alive at each forward of a block, most bytes alive) of three blocks in a row."""
     cos, sin = torch.linspace(0.1, 0.9, 6), torch.linspace(0.2, 0.7, 6)
     x = torch.arange(30, dtype=torch.float32).view(5, 6).div(30).requires_grad_()
@@ -40,7 +41,7 @@ def _run(call: Callable[..., Tensor]) -> tuple[Tensor, list[int], int]:
 
     def block(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         alive.append(tracker.current)
-        return _block(x, cos, sin)
+        return of(x, cos, sin)
 
     with tracker:
         y = x
@@ -58,6 +59,26 @@ def test_gradients_and_memory_are_those_of_torchs_checkpoint() -> None:
     assert expected[1:] == got[1:]
 
 
+def test_a_saved_choice_is_no_more_memory_on_fake_tensors_than_with_torchs_checkpoint() -> None:
+    """As a router's forced choice is, whose numbers are known where all else is fake."""
+    choice = torch.arange(30).view(5, 6) % 6
+
+    def choosing(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        return _block(x.gather(1, choice), cos, sin)
+
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        assert _run(_by_us, choosing)[1:] == _run(_by_torch, choosing)[1:]
+
+
+def test_an_input_that_is_changed_in_place_is_told() -> None:
+    x = torch.ones(5, 6, requires_grad=True) + 1
+    y = _by_us(_block, x, torch.ones(6), torch.ones(6)).sum()
+    with torch.no_grad():
+        x.mul_(2)
+    with pytest.raises(RuntimeError, match="changed in place"):
+        y.backward()
+
+
 def test_a_second_forward_that_saves_less_is_told() -> None:
     runs: list[int] = []
 
@@ -66,8 +87,10 @@ def test_a_second_forward_that_saves_less_is_told() -> None:
         return x * cos if len(runs) > 1 else (x * cos).sigmoid() * sin
 
     x = torch.ones(6, requires_grad=True)
-    with pytest.raises(RuntimeError, match=r"saved \d tensors first and 1 again"):
-        _by_us(forgets, x, torch.ones(6), torch.ones(6)).sum().backward()
+    y = _by_us(forgets, x, torch.ones(6), torch.ones(6)).sum()
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match=r"saved \d tensors first and 1 again"):
+            y.backward(retain_graph=True)
 
 
 def test_a_second_backward_is_told() -> None:
