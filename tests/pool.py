@@ -38,13 +38,8 @@ _MOST_THREADS = 150
 """A worker with more threads than this between two jobs is replaced. A layout's groups have some dozens."""
 
 
-_TIME_OUTS = (
-    "Timed out waiting",
-    "timed out after",
-    "Watchdog caught collective operation timeout",
-    "connectFullMesh failed",
-)
-"""How gloo and NCCL say that a peer did not answer in time, and gloo that ranks could not connect at all."""
+_TIME_OUTS = ("Timed out waiting", "timed out after", "Wait timeout", "Watchdog caught collective operation timeout")
+"""How gloo, NCCL and a store say that a peer did not answer in time."""
 
 
 class RankFailed(AssertionError):
@@ -188,18 +183,21 @@ def _in_group(body: Callable[..., Any], rank: int, world_size: int, backend: str
 
     if backend == "nccl":
         torch.cuda.set_device(rank)
-    dist.init_process_group(
-        backend,
-        store=dist.FileStore(store, world_size),
-        rank=rank,
-        world_size=world_size,
-        timeout=timedelta(seconds=60),
-    )
+    joined = dist.FileStore(store, world_size)
+    dist.init_process_group(backend, store=joined, rank=rank, world_size=world_size, timeout=timedelta(seconds=60))
     try:
+        _wait_for_all(joined, rank, world_size)
         return body(rank, *args)
     finally:
         dist.destroy_process_group()
         _forget_meshes()
+
+
+def _wait_for_all(store: Any, rank: int, world_size: int) -> None:
+    """Wait until all ranks have connected: one whose body ended sooner would close its connections, and peers that are
+    still connecting would fail."""
+    store.set(f"joined{rank}", "")
+    store.wait([f"joined{peer}" for peer in range(world_size)], timedelta(seconds=60))
 
 
 def _forget_meshes() -> None:

@@ -19,6 +19,10 @@ def _late_the_first_time(rank: int, started: Path) -> int:
     return rank
 
 
+def _rank(rank: int) -> int:
+    return rank
+
+
 def _late(rank: int) -> None:
     time.sleep(60)
 
@@ -60,6 +64,17 @@ def test_ranks_that_die_start_once_more(tmp_path: Path) -> None:
             assert pool.run(_killed_the_first_time, 2, tmp_path / "started") == [0, 1]
         with pytest.warns(UserWarning), pytest.raises(RankDied, match="exit code -9"):
             pool.run(_killed, 1)
+    finally:
+        pool.close()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("error:ranks timed out or died")
+def test_a_rank_that_is_done_at_once_waits_for_its_peers_to_connect() -> None:
+    """Without that, one job of twenty-five needed its second attempt on two cores with six more processes."""
+    pool = Pool(4)
+    try:
+        assert all(pool.run(_rank, 4) == [0, 1, 2, 3] for _ in range(15))
     finally:
         pool.close()
 
