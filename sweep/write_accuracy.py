@@ -174,7 +174,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def put_section(text: str, name: str, contents: str) -> str:
     """The page with what stands between the marks of a section replaced."""
     pattern = rf"(<!-- {name}: begin -->\n).*?(<!-- {name}: end -->)"
-    assert re.search(pattern, text, re.DOTALL), f"docs/accuracy.md has no section {name}"
+    assert re.search(pattern, text, re.DOTALL), f"the page has no section {name}"
     return re.sub(pattern, lambda found: f"{found[1]}\n{contents}\n\n{found[2]}", text, flags=re.DOTALL)
 
 

@@ -24,6 +24,7 @@ from workloads.probe.figures import Figure, ProbeKind
 
 Phase = Literal["spawn", "rendezvous", "build", "warmup", "step", "teardown", "done"]
 Method = Literal["measured", "rehearsed", "rehearsed_fake"]
+FailureKind = Literal["oom", "nccl_error", "diverged", "unsupported", "crash"]
 
 STACKS_SIGNAL = signal.SIGUSR1
 """A rank answers with the Python stacks of its threads in its log, even while it hangs inside a collective."""
@@ -261,7 +262,7 @@ class RankError:
     rank: int
     phase: Phase
     step: int | None
-    kind: Literal["oom", "nccl_error", "diverged", "unsupported", "crash"]
+    kind: FailureKind
     message: str
     traceback: str
 

@@ -16,7 +16,7 @@ import traceback
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import Literal, NoReturn, TypeAlias
+from typing import NoReturn
 
 import torch
 import torch.distributed as dist
@@ -31,7 +31,7 @@ from workloads.device import DeviceSampler, identity, nccl_environment, prepare_
 from workloads.errors import UnsupportedByEngine
 from workloads.flight import answer_requests
 from workloads.probe import run as probe
-from workloads.protocol import Phase, RankError, RankResult, Task
+from workloads.protocol import FailureKind, Phase, RankError, RankResult, Task
 from workloads.rehearse import rehearse
 from workloads.step import Diverged
 
@@ -133,9 +133,6 @@ _OUT_OF_MEMORY = (
 )
 
 
-FailureKind: TypeAlias = Literal["oom", "nccl_error", "diverged", "unsupported", "crash"]
-
-
 def classify(error: BaseException) -> FailureKind:
     """The kind of a failure, from the error's type, or from its text where an allocator raises a plain RuntimeError."""
     text = str(error)
@@ -160,7 +157,7 @@ def described(error: BaseException) -> tuple[FailureKind, str]:
     the last do.
     """
     chain = [error]
-    while (cause := chain[-1].__cause__) is not None:
+    while (cause := chain[-1].__cause__) is not None and cause not in chain:
         chain.append(cause)
     for one in chain:
         if (kind := classify(one)) != "crash":

@@ -194,7 +194,8 @@ def test_a_failure_that_torch_wraps_is_called_by_its_cause() -> None:
     assert kind == "crash"
     assert message.startswith("RuntimeError: Failed to run stage backward:\nStage output"), "no empty first line"
     assert message.endswith("because of KeyError: 'x'")
-    assert described(KeyError("x")) == ("crash", "KeyError: 'x'")
+    itself = KeyError("x")
+    assert described(_raised_from(itself, itself)) == ("crash", "KeyError: 'x'")
 
 
 def test_what_the_engine_lacks_is_refused_and_not_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
