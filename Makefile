@@ -47,13 +47,13 @@ format: setup
 	$(BIN)/ruff format .
 
 # The figures of the README, from the recorded sweeps of two and four GPUs but those for something else than the fastest
-# layout of a model: other engines, layouts drawn by a seed, a search in a small space, experts in fp8.
+# layout of a model: other engines, layouts drawn by a seed or evenly, a search in a small space, experts in fp8.
 BESIDE := engines validation search experts_fp8
 redraw: setup
 	rm -rf report/two_and_four
 	mkdir -p report/two_and_four
 	cp -r results/recorded/h200x2_* results/recorded/h200x4_* report/two_and_four
-	rm -r $(addprefix report/two_and_four/h200x2_,$(BESIDE))
+	rm -r $(addprefix report/two_and_four/h200x2_,$(BESIDE)) report/two_and_four/h200x4_half_node
 	$(BIN)/python -m analysis.report report/two_and_four --out report/recorded --figures best_configurations,predicted_vs_found
 	cp report/recorded/figures/best_configurations-measured-h200.png report/recorded/figures/predicted_vs_found-measured-h200.png docs/figures/
 	rm -rf report/engine_rows

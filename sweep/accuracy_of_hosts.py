@@ -18,6 +18,9 @@ from workloads.predict.probed import LAUNCH_S, pace_of
 
 LATER = ("h100x2_gradient_memory/apart.parquet", "h100x2_gradient_memory/shared.parquet")
 """Rows of hosts that had no say in the law."""
+OWN_CHECKPOINT = "2026-11-26T12:38:48Z"
+"""From then on full recomputation of eager blocks goes through this engine's own checkpoint. What older rows took with
+torch's tells of that, not of their host."""
 LEAST = 8
 """Layouts that a host must have run, and of these, whose time depends on it, `LEAST_DEPENDING`."""
 LEAST_DEPENDING = 4
@@ -40,6 +43,8 @@ def hosts() -> pd.DataFrame:
     rows = pd.concat(parts, ignore_index=True)
     ran = (rows["engine"] == ENGINE) & (rows["method"] == "measured") & (rows["outcome"] == "ok")
     rows = rows[ran & ~(rows["allocator_retries"] > 0) & rows["host_launch_s"].notna()]
+    older = pd.to_datetime(rows["started_at"], utc=True) < pd.Timestamp(OWN_CHECKPOINT)
+    rows = rows[~(older & (rows["recompute"] == "full") & (rows["compile"] == "none"))]
     found = [_host(str(own["device_name"].iloc[0]), own) for _, own in rows.groupby(host_of(rows), sort=True)]
     kept = [one for one in found if one is not None]
     return pd.DataFrame(kept).sort_values(["device", "launch_s"], ignore_index=True)

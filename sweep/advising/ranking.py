@@ -105,25 +105,32 @@ class Ranking:
     floors: dict[int, Floor] = field(init=False)
     """Of these rows, by replicas."""
     bounds: Bounds = field(init=False)
+    of_other_kinds: Bounds = field(init=False)
     without_ring: Bounds = field(init=False)
-    """Of these rows, with the messages of a ring of context-parallel ranks and without."""
+    """Of these rows: of a ring of context-parallel ranks; without what its turns cost the host; without its messages,
+    too."""
     factors: dict[tuple[int, str, int], float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         space, saved = self.space, saved_of(self.space)
         lowest = self._lowest(floor_of(space, 1, saved), space.pp)
         self.rows = np.flatnonzero(lowest.min(axis=1) <= self.limit_bytes)
-        self.bounds = self.without_ring = self.times.bounds(space, self.rows)
-        if (of_cp := space.cp[self.rows] > 1).any() and space.kinds != ("ring",):
-            self.without_ring = Bounds(*(one.copy() for one in self.bounds))
-            for whole, part in zip(
-                self.without_ring, self.times.bounds(space, self.rows[of_cp], context=False), strict=True
-            ):
-                whole[of_cp] = part
+        self.bounds = self.of_other_kinds = self.without_ring = self.times.bounds(space, self.rows)
+        if (space.cp[self.rows] > 1).any() and space.kinds != ("ring",):
+            self.of_other_kinds, self.without_ring = self._without_ring(context=True), self._without_ring(context=False)
         self.floors = {
             replicas: Floor(*(one[self.rows] for one in floor_of(space, replicas, saved)))
             for replicas in dict.fromkeys(group.replicas for group in space.groups)
         }
+
+    def _without_ring(self, *, context: bool) -> Bounds:
+        of_cp = self.space.cp[self.rows] > 1
+        found = Bounds(*(one.copy() for one in self.bounds))
+        for whole, part in zip(
+            found, self.times.bounds(self.space, self.rows[of_cp], context=context, ring=False), strict=True
+        ):
+            whole[of_cp] = part
+        return found
 
     @staticmethod
     def _lowest(floor: Floor, pp: Ints) -> Floats:
@@ -221,7 +228,8 @@ class Ranking:
     def _estimate(self, mine: Ints, group: Group) -> Floats:
         """Of each row, without what its structure makes of it; infinite where it has no such layout or it does not
         fit."""
-        rows, kind, parts = self.rows[mine], KINDS.index(group.recompute), self.bounds
+        rows, kind = self.rows[mine], KINDS.index(group.recompute)
+        parts = self.bounds if group.cp_kind == "ring" else self.of_other_kinds
         left = FILL.get(group.schedule, 1.0 / group.virtual_stages)
         of_kind, of_none = (
             parts.work[mine, one] + left * parts.fill[mine, one] + parts.traffic[mine, one] for one in (kind, 0)

@@ -42,9 +42,9 @@ class Times:
         assert slower is not None
         return slower
 
-    def bounds(self, space: Space, rows: Ints, *, context: bool = True) -> Bounds:
+    def bounds(self, space: Space, rows: Ints, *, context: bool = True, ring: bool = True) -> Bounds:
         """What steps of these rows take, in the parts that a structure may save. ``context``: with what a ring of
-        context-parallel ranks sends, which other kinds may not."""
+        context-parallel ranks sends, which other kinds may not. ``ring``: with what its turns cost the host."""
         cluster, peak = self.forecast.cluster, self._peak(space)
         found = Bounds(*(np.empty((len(rows), len(KINDS))) for _ in Bounds._fields))
         for kind in range(len(KINDS)):
@@ -52,7 +52,7 @@ class Times:
                 part = slice(start, min(start + _CHUNK, len(rows)))
                 count = part.stop - part.start
                 versions = np.array([f"engine {ENGINE_VERSION}"] * count, dtype=np.str_)
-                columns = _columns(space, rows[part], kind)
+                columns = _columns(space, rows[part], kind) | {"ring": np.full(count, float(ring))}
                 points = layouts.points_from(columns, np.full(count, peak), versions, cluster, self.forecast.rates)
                 parts = self.forecast.predictor.seconds(points, None if context else {"context": 1e-9})
                 found.work[part, kind] = parts.busy + parts.after

@@ -46,6 +46,9 @@ micro-batch: from 103 recorded rows of three models whose pace devices set, R fr
 EXPERTS_ALONE = 40.0
 """Experts of a rank whose products, launched one by one, take the host as long as all else that a layer's routing adds:
 from one recorded row, DeepSeek-V2-Lite in fp16."""
+EXCHANGED = 0.3
+"""What sending tokens to other ranks and back adds to the host's part of routing: from 33 recorded rows with ep > 1
+whose pace the host sets and whose hosts' launches are known."""
 _MOST_KEPT = 100_000
 """Plain neighbours whose times are kept."""
 _PLAIN_SCHEDULES = ("none", "1f1b", "interleaved_1f1b")
@@ -185,7 +188,7 @@ def points_of(
     of_layers: Floats | None = None,
     launch: Floats | None = None,
 ) -> Points:
-    """Rows of experiments that are all `is_predicted`; each as its `plain` one.
+    """Rows of experiments that are all `is_predicted`; each as its `plain` one, but for what its host has to do.
 
     ``measured``: what a probe has told (`workloads.predict.probed.probed`). ``launch``: as of `Points`, of each one's
     host; None: as of ``measured``. ``of_layers``: `Structures.of_layers`, a part of the factors by which the
@@ -206,13 +209,13 @@ def points_of(
             model.ffn_hidden_size, model.vocab_size, model.tie_embeddings, e.seq_len, e.micro_batch_size,
             e.num_microbatches, e.dp, e.tp, e.pp, e.virtual_stages if e.pp_schedule in _PLAIN_SCHEDULES else 1, e.cp,
             e.zero_stage, RECOMPUTE.index(e.recompute) if e.recompute in RECOMPUTE else 1,
-            fp8_kind(e.precision), _routed(e), e.model.mla is not None,
+            fp8_kind(e.precision), e.cp_kind == "ring", _routed(e), _waits(e), e.model.mla is not None,
         ))  # fmt: skip
-    values = np.array(rows, dtype=float).reshape(count, len(COLUMNS) + 2).T
+    values = np.array(rows, dtype=float).reshape(count, len(COLUMNS) + 4).T
     versions = np.array([f"engine {e.engine_version}" for e in experiments], dtype=np.str_)
-    columns = dict(zip((*COLUMNS, "routed", "latents"), values, strict=True))
+    columns = dict(zip((*COLUMNS, "ring", "routed", "waits", "latents"), values, strict=True))
     if of_layers is None:
-        columns |= {"routed": np.zeros(count), "latents": np.zeros(count)}
+        columns |= {name: np.zeros(count) for name in ("routed", "waits", "latents")}
     columns["scaled"] = np.ones(count) if of_layers is None else of_layers
     columns["again"] = np.array([_again(e) for e in experiments], dtype=float)
     columns["launch"] = np.ones(count) if launch is None else launch
@@ -242,11 +245,21 @@ def _again(e: Experiment) -> float:
 
 
 def _routed(e: Experiment) -> float:
-    """1 where experts' products are one grouped kernel; more where each expert's are launched by themselves."""
+    """1 where experts' products are one grouped kernel; more where each expert's are launched by themselves, or where
+    tokens go to other ranks."""
     if e.model.moe is None:
         return 0.0
     grouped = e.precision == "bf16" or e.precision.startswith("fp8")
-    return 1.0 if grouped else 1 + e.model.moe.num_experts / e.ep / EXPERTS_ALONE
+    found = 1.0 + (EXCHANGED if e.ep > 1 else 0.0)
+    return found if grouped else found + e.model.moe.num_experts / e.ep / EXPERTS_ALONE
+
+
+def _waits(e: Experiment) -> float:
+    """Times a layer and micro-batch that the host waits for how many tokens go where: once a forward of a learned
+    routing over several ranks whose messages have no fixed size."""
+    if e.model.moe is None or e.routing != "learned" or e.ep == 1 or e.capacity_factor is not None:
+        return 0.0
+    return 1.0 + (1 / e.recompute_every if e.recompute == "full" else 0.0)
 
 
 def points_from(

@@ -17,9 +17,11 @@ Floats = NDArray[Any]
 Texts = NDArray[Any]
 
 RECOMPUTE = ("none", "selective", "full")
-UNLIKE = {"routed": 0.0, "latents": 0.0, "scaled": 1.0, "pace": 1.0, "launch": 1.0, "again": 1.0}
-"""Of `Points`: what no column of a table says, with its values for dense layers that all recompute the same, on a usual
-host."""
+UNLIKE = {
+    "ring": 1.0, "routed": 0.0, "waits": 0.0, "latents": 0.0, "scaled": 1.0, "pace": 1.0, "launch": 1.0, "again": 1.0
+}  # fmt: skip
+"""Of `Points`: what no column of a table says, with its values for dense layers that all recompute the same, a ring
+where ranks share a sequence, and a usual host."""
 
 
 def fp8_kind(precision: str) -> float:
@@ -60,8 +62,12 @@ class Points:
     """Place in `RECOMPUTE`."""
     fp8: Floats
     """Of the layers' products, as `fp8_kind` says."""
+    ring: Floats
+    """1: with context parallelism keys and values go round a ring, in cp - 1 turns; 0: they are exchanged at once."""
     routed: Floats
     """How much more a layer's routed experts give the host to do (`workloads.predict.layouts`); 0: none."""
+    waits: Floats
+    """Times a layer and micro-batch that the host waits for the device to tell it how many tokens go to which rank."""
     latents: Floats
     """1: latent attention; likewise."""
     scaled: Floats

@@ -27,7 +27,7 @@ WIDEST = 3.0
 
 LAUNCH_S = 49e-6
 """Seconds to launch one operation (`workloads.host_pace`) on a host for which this engine's times hold. From one to
-another of eleven hosts of H100 and H200 the host's part of a step grew as its square (docs/accuracy.md)."""
+another of fourteen hosts of H100 and H200 the host's part of a step grew nearly as its square (docs/accuracy.md)."""
 IN_A_PROBE = 0.84
 """What a layer takes the host in a real step, over what it takes in a probe: the middle of five hosts. For probes that
 have no figure of launches."""

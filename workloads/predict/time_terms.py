@@ -11,8 +11,9 @@ attention   4 T s h / t FLOPs, half of them under a causal mask; 3.5 times that 
             arXiv:2307.08691); slower for heads smaller than 128
 memory      passes of norms, residuals, RoPE and SwiGLU over memory bandwidth; the loss over its logits in fp32
 host        a layer never takes less time than the host needs to issue it, and for a part of it once a step; casts to
-            fp8, routed experts, latent attention and context parallelism are more kernels to issue; all of it times the
-            host's pace, which a slow launch of one operation tells
+            fp8, routed experts and latent attention are a share more kernels; tensor parallelism, ZeRO 3, recomputation
+            and each turn of a ring of keys and values are so many seconds more; all of it times the host's pace, which
+            a slow launch of one operation tells
 tp          two gathers and two scatters forward, as many backward, of T h values each, and the inputs gathered again
 pp          the slowest stage paces the steady state: sum of all stages + (m - 1) slowest, no fill where the pace is
             that of a host that runs ahead of messages; the fill divided by v chunks where m is p or more; with fewer
@@ -222,18 +223,22 @@ def _layer(x: Points, facts: Facts, p: Mapping[str, float]) -> tuple[Floats, Flo
     # Scores, probabilities and dropout of unfused attention: five passes forward, as many backward and again.
     moved = moved + facts.unfused * 15 * 2 * x.mbs * x.heads / tp * x.seq**2 / x.cp
     device = matmul + attention + moved / memory + p["gap"] + _tensor_parallel(x, facts, p) + _context_parallel(x, p)
+    fp8 = (x.fp8 > 0).astype(float)
+    more = p["host_fp8"] * fp8 + p["host_experts"] * x.routed + p["host_latents"] * x.latents
+    more = more + p["host_fp8_experts"] * fp8 * (x.routed > 0)
+    exchanges = np.where(x.ring > 0, x.cp - 1, x.cp > 1)
     host = (
-        p["host"]
+        p["host"] * (1 + more)
         + p["host_tp"] * (tp > 1)
         + p["host_zero3"] * ((x.zero == 3) & (x.dp > 1))
+        + p["host_cp"] * exchanges
         + p["host_selective"] * (kind == 1) * x.again
         + p["host_full"] * (kind == 2) * x.again
+        + p["host_waits"] * x.waits
         + p["host_step"] / x.micro_batches
     )
-    more = p["host_fp8"] * (x.fp8 > 0) + p["host_experts"] * x.routed + p["host_latents"] * x.latents
-    more = more + p["host_fp8_experts"] * ((x.fp8 > 0) & (x.routed > 0))
     pace = x.pace * x.launch ** p["host_launch"]
-    return device, matmul + attention, pace * (host * (1 + more) + p["host_cp"] * (x.cp > 1)) / x.scaled
+    return device, matmul + attention, pace * host / x.scaled
 
 
 def _tensor_parallel(x: Points, facts: Facts, p: Mapping[str, float]) -> Floats:

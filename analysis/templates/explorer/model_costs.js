@@ -523,7 +523,8 @@ const ModelCosts = (() => {
       const most = Math.max(total + 2 * kept - t.input + working, attentionWorking(e, t, c, downWeight, t.input));
       return { saved: t.input, working: most, parts: { "residual stream": t.input } };
     }
-    if (e.compile === "none" || e.tp === 1) {
+    const halves = outputsInHalves(e);
+    if (e.compile === "none" || (e.tp === 1 && halves === 2)) {
       const of = madeAgain(e, t, c), named = recomputedOperations(e);
       /** @param {"norm" | "rope" | "swiglu" | "mla_up"} name */
       const again = (name) => (named.includes(name) ? of[name] : 0);
@@ -534,10 +535,22 @@ const ModelCosts = (() => {
       return { saved, working: Math.max((inFp8 ? 0 : again("swiglu")) + working, own), parts };
     }
     const again = t.attention_norm + t.qk_statistics + t.rotated + t.residual + t.ffn_norm + t.product;
-    const rowParallel = 2 * (stream + gathered);
     const each = stream + gathered;
-    const parts = savedParts(t, t.attention_norm + t.qk_statistics + t.rotated - each, t.ffn_norm + t.product - each, t.residual);
-    return { saved: total - again + rowParallel, working: again + working - rowParallel, parts };
+    const blocks = e.attention === "math" ? 0 : div((halves - 2) * (t.attention_output + t.softmax), 2);
+    const keptAlso = 2 * each + blocks;
+    const attention = t.attention_norm + t.qk_statistics + t.rotated - each - blocks;
+    const parts = savedParts(t, attention, t.ffn_norm + t.product - each, t.residual);
+    return { saved: total - again + keptAlso, working: again + working - keptAlso, parts };
+  }
+
+  /**
+   * activations._outputs_in_halves
+   * @param {Experiment} e
+   */
+  function outputsInHalves(e) {
+    if (e.cp === 1 || e.cp_kind === "ulysses") return 2;
+    if (e.cp_kind === "ring") return 2 * e.cp;
+    return e.cp === 2 ? 4 : 5;
   }
 
   /**

@@ -14,8 +14,8 @@ from sweep.codebases import GENERAL, read_clusters, read_profiles
 from tests.workloads.costs.shapes import DEEPSEEK_V3, LLAMA_8B, MIXTRAL, ONE_NODE
 from tests.workloads.predict.tables import random_rows
 from workloads.experiment import Experiment
-from workloads.predict import layouts
-from workloads.predict.parameters import TIME
+from workloads.predict import layouts, time_terms
+from workloads.predict.parameters import TIME, time_parameters
 from workloads.predict.predictor import Predictor
 from workloads.predict.probed import IN_A_PROBE, LAUNCH_S, probed
 from workloads.predict.table import read_points
@@ -266,6 +266,48 @@ def test_the_host_recomputes_only_the_layers_that_are_recomputed() -> None:
     assert none < every[4] < every[2] < every[1]
     assert every[2] - none == pytest.approx((every[1] - none) / 2, rel=0.1)
     assert none < of_host(recompute="norm") < of_host(recompute="norm+swiglu") < of_host(recompute="selective")
+
+
+def columns_of(**fields: Any) -> dict[str, float]:
+    """What `Points` say of a layout's host beside the columns of a table."""
+    points = layouts.points_of([of(**fields)], H200, None, np.ones(1))
+    return {name: float(getattr(points, name)[0]) for name in ("ring", "routed", "waits")}
+
+
+def host_of_layer(**fields: Any) -> float:
+    """Milliseconds that the host takes for a layer and micro-batch."""
+    points = layouts.points_of([of(**fields)], H200, None, np.ones(1))
+    quantities = {name: one.value for name, one in time_parameters(PROFILES[layouts.CODEBASE]).items()}
+    return 1e3 * float(time_terms._layer(points, time_terms.facts_of(points, PROFILES), quantities)[2][0])
+
+
+def test_a_ring_takes_the_host_a_turn_for_each_other_rank() -> None:
+    ring, gather, ulysses = (
+        [host_of_layer(cp=cp, cp_kind=kind) for cp in (1, 2, 4)] for kind in ("ring", "allgather", "ulysses")
+    )
+    turn = ring[1] - ring[0]
+    assert turn > 0 and ring[2] - ring[0] == pytest.approx(3 * turn)
+    assert gather == ulysses == pytest.approx([ring[0], ring[1], ring[1]])
+
+
+def test_the_host_waits_once_a_forward_for_learned_messages_to_other_ranks() -> None:
+    """As the engine counts it: tests/workloads/engine/test_balance.py."""
+    learned = {"model": MIXTRAL, "routing": "learned", "dp_shard": 2, "zero_stage": 2, "global_batch_size": 8}
+    assert columns_of(**learned)["waits"] == columns_of(**learned, ep=2, capacity_factor=1.0)["waits"] == 0
+    assert columns_of(**{**learned, "routing": "balanced"}, ep=2)["waits"] == 0
+    assert columns_of(**learned, ep=2)["waits"] == 1
+    assert columns_of(**learned, ep=2, recompute="full")["waits"] == 2
+    assert columns_of(**learned, ep=2, recompute="full", recompute_every=2)["waits"] == 1.5
+    assert columns_of(**learned, ep=2)["routed"] > columns_of(**learned)["routed"] == 1
+
+
+def test_casts_and_experts_do_not_make_the_hosts_other_work_dearer() -> None:
+    """What tensor parallelism and ZeRO 3 add is as much in fp8, or beside experts, as it is alone."""
+    alone = host_of_layer(tp=2, dp=2, zero_stage=3) - host_of_layer(dp=2)
+    assert alone > 0.5
+    for more in ({"precision": "fp8_rowwise"}, {"model": MIXTRAL}):
+        both = host_of_layer(tp=2, dp=2, zero_stage=3, **more) - host_of_layer(dp=2, **more)
+        assert both == pytest.approx(alone) and host_of_layer(dp=2, **more) > host_of_layer(dp=2) + 1
 
 
 @pytest.mark.parametrize("schedule", ["zero_bubble_v", "dualpipe_v", "interleaved_zero_bubble"])
