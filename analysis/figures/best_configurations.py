@@ -301,12 +301,14 @@ def _heatmap(
             batching = row["batching"].replace(", ", " " if row["batch"] else "\n", 1) + row["batch"]
             if _size_inside(batching, 7.5) < _SMALLEST:
                 batching = batching.replace(", ", "\n", 1)
+            crowded = batching.count("\n") > 1
             tied = f"≈ {int(row['tied'])} more" if metrics.is_tie(row["tie"]) else ""
+            middle: dict[str, Any] = {"ha": "center", "va": "center", "color": ink}
             inside = [
-                ax.text(x, y - 0.41, tied, ha="center", va="center", color=ink, fontsize=6.5),
-                ax.text(x, y - 0.22, row["_text"], ha="center", va="center", color=ink, fontsize=11, fontweight="bold"),
-                ax.text(x, y + 0.05, row["degrees"], ha="center", va="center", color=ink, fontsize=8),
-                ax.text(x, y + 0.28, batching, ha="center", va="center", color=ink, fontsize=7.5, linespacing=1.1),
+                ax.text(x, y - 0.41, tied, **middle, fontsize=6.5),
+                ax.text(x, y - 0.22, row["_text"], **middle, fontsize=11, fontweight="bold"),
+                ax.text(x, y + (0.0 if crowded else 0.05), row["degrees"], **middle, fontsize=7 if crowded else 8),
+                ax.text(x, y + 0.28, batching, **middle, fontsize=6.2 if crowded else 7.5, linespacing=1.1),
             ]
             for text in inside:
                 text.set_fontsize(max(_size_inside(text.get_text(), float(text.get_fontsize())), _SMALLEST))

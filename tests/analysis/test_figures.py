@@ -95,6 +95,14 @@ def test_no_text_is_clipped_or_overlaps_and_axes_have_labels(spec: FigureSpec, f
 
 
 @pytest.mark.slow
+def test_a_cell_has_room_for_a_long_layout() -> None:
+    [cohort] = split(load(RECORDED / "h200x4_half_node").attempts)
+    figure = best_configurations.draw(cohort.frame)
+    assert any(text.count("\n") == 2 for text in words(figure)), "nothing long is shown"
+    assert_texts_fit(figure)
+
+
+@pytest.mark.slow
 def test_best_heatmaps_show_the_winner_of_every_cell(frame: pd.DataFrame) -> None:
     figure = best_configurations.draw(frame)
     shown = words(figure)
