@@ -135,5 +135,6 @@ def _columns(space: Space, rows: Ints, kind: int) -> dict[str, Floats]:
         "mbs": space.mbs[rows], "micro_batches": space.micro_batches[rows], "dp": space.dp[rows], "tp": space.tp[rows],
         "pp": space.pp[rows], "vpp": same(1), "cp": space.cp[rows], "zero": space.zero[rows], "recompute": same(kind),
         "fp8": same(fp8_kind(q.precision)),
+        "fp16": same(q.precision == "fp16"),
     }  # fmt: skip
     return {name: values.astype(float) for name, values in found.items()}

@@ -209,7 +209,8 @@ def points_of(
             model.ffn_hidden_size, model.vocab_size, model.tie_embeddings, e.seq_len, e.micro_batch_size,
             e.num_microbatches, e.dp, e.tp, e.pp, e.virtual_stages if e.pp_schedule in _PLAIN_SCHEDULES else 1, e.cp,
             e.zero_stage, RECOMPUTE.index(e.recompute) if e.recompute in RECOMPUTE else 1,
-            fp8_kind(e.precision), e.cp_kind == "ring", _routed(e), _waits(e), e.model.mla is not None,
+            fp8_kind(e.precision), e.precision == "fp16", e.cp_kind == "ring", _routed(e), _waits(e),
+            e.model.mla is not None,
         ))  # fmt: skip
     values = np.array(rows, dtype=float).reshape(count, len(COLUMNS) + 4).T
     versions = np.array([f"engine {e.engine_version}" for e in experiments], dtype=np.str_)
@@ -306,6 +307,6 @@ def points_from(
 
 COLUMNS = (
     "gpus", "layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "tied", "seq", "mbs", "micro_batches", "dp", "tp",
-    "pp", "vpp", "cp", "zero", "recompute", "fp8",
+    "pp", "vpp", "cp", "zero", "recompute", "fp8", "fp16",
 )  # fmt: skip
 """Of `Points`: what differs from experiment to experiment, in the order of `points_of`."""

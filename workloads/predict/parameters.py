@@ -68,6 +68,7 @@ TIME: dict[str, Parameter] = {
     "message": Parameter(0.0005, 1.0, "seconds of a pipeline message, without its bytes"),
     "slow_message": Parameter(0.02, 1.0, "the same in versions of which the profile says that messages are slow"),
     "p2p": Parameter(0.8, 0.5, "share of a link that pipeline messages reach"),
+    "fp16": Parameter(1.0, 0.03, "rate of products in fp16 over bf16"),
     "fp8": Parameter(0.85, 0.2, "rate of fp8 products over what 16-bit products lead to expect"),
     "fp8_scales": Parameter(0.78, 0.15, "of that rate, with a scale for each row or block"),
     "context": Parameter(0.5, 0.6, "share of context-parallel traffic that nothing hides"),

@@ -62,6 +62,8 @@ class Points:
     """Place in `RECOMPUTE`."""
     fp8: Floats
     """Of the layers' products, as `fp8_kind` says."""
+    fp16: Floats
+    """1: products of 16 bits are in fp16, not bf16."""
     ring: Floats
     """1: with context parallelism keys and values go round a ring, in cp - 1 turns; 0: they are exchanged at once."""
     routed: Floats

@@ -170,6 +170,7 @@ def _row(
         "zero": _zero(values["sharding"], profile),
         "recompute": _recompute(values["recompute"]),
         "fp8": fp8,
+        "fp16": float(re.search(r"fp16|float16|half", precision.replace("bfloat16", "")) is not None),
         **UNLIKE,
         "launch": _launch(values["host_launch_s"], profile),
         "codebase": profile.name,

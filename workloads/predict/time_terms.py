@@ -205,7 +205,7 @@ def _layer(x: Points, facts: Facts, p: Mapping[str, float]) -> tuple[Floats, Flo
 
     slower = (1 + p["tokens"] / tokens) * (1 + p["width"] * tp / h)
     low = p["fp8"] * x.peak_matmul / x.peak * np.where(x.fp8 > 1, p["fp8_scales"], 1.0)
-    rate = x.peak * np.where(x.fp8 > 0, low, 1.0) * p["matmul"]
+    rate = x.peak * np.where(x.fp8 > 0, low, np.where(x.fp16 > 0, p["fp16"], 1.0)) * p["matmul"]
     matmul = 2 * tokens * (passes * x.layer_params - spared) / tp / rate * slower
     head_dim = h / x.heads
     attention_rate = x.peak * p["attention"] * np.minimum(1.0, head_dim / 128) ** p["head_size"]

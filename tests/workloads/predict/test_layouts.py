@@ -281,6 +281,14 @@ def host_of_layer(**fields: Any) -> float:
     return 1e3 * float(time_terms._layer(points, time_terms.facts_of(points, PROFILES), quantities)[2][0])
 
 
+def test_products_in_fp16_are_slower_on_this_engine() -> None:
+    in_bf16, in_fp16 = step(of(), of(precision="fp16"))
+    assert 1.01 < in_fp16 / in_bf16 < 1 / 0.97
+    read = [read_points(random_rows(1, 5).assign(precision=name), read_clusters(), PROFILES, PROFILES[GENERAL])
+            for name in ("bf16", "bfloat16", "fp16", "float16")]  # fmt: skip
+    assert [float(one.points.fp16[0]) for one in read] == [0, 0, 1, 1]
+
+
 def test_a_ring_takes_the_host_a_turn_for_each_other_rank() -> None:
     ring, gather, ulysses = (
         [host_of_layer(cp=cp, cp_kind=kind) for cp in (1, 2, 4)] for kind in ("ring", "allgather", "ulysses")
