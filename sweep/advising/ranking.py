@@ -117,13 +117,13 @@ class Ranking:
         self.rows = np.flatnonzero(lowest.min(axis=1) <= self.limit_bytes)
         self.bounds = self.of_other_kinds = self.without_ring = self.times.bounds(space, self.rows)
         if (space.cp[self.rows] > 1).any() and space.kinds != ("ring",):
-            self.of_other_kinds, self.without_ring = self._without_ring(context=True), self._without_ring(context=False)
+            self.of_other_kinds, self.without_ring = self._other_kinds(context=True), self._other_kinds(context=False)
         self.floors = {
             replicas: Floor(*(one[self.rows] for one in floor_of(space, replicas, saved)))
             for replicas in dict.fromkeys(group.replicas for group in space.groups)
         }
 
-    def _without_ring(self, *, context: bool) -> Bounds:
+    def _other_kinds(self, *, context: bool) -> Bounds:
         of_cp = self.space.cp[self.rows] > 1
         found = Bounds(*(one.copy() for one in self.bounds))
         for whole, part in zip(

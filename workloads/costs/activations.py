@@ -238,8 +238,8 @@ def layer_bytes(experiment: Experiment, *, routed: bool, c: int, recomputed: boo
         own = _attention_working(e, t, c, down_weight, saved) - ("norm" in named) * (of["norm"] - stream)
         return LayerBytes(saved=saved, working=max(product + working, own))
     again = t.attention_norm + t.qk_statistics + t.rotated + t.residual + t.ffn_norm + t.product
-    kept = 2 * (stream + gathered) + (halves - 2) * ((t.attention_output + t.softmax) * (e.attention != "math")) // 2
-    return LayerBytes(saved=t.total - again + kept, working=again + working - kept)
+    stay = 2 * (stream + gathered) + (halves - 2) * ((t.attention_output + t.softmax) * (e.attention != "math")) // 2
+    return LayerBytes(saved=t.total - again + stay, working=again + working - stay)
 
 
 def _outputs_in_halves(e: Experiment) -> int:
