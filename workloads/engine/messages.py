@@ -37,8 +37,8 @@ class Messages:
     """Around each wait for a message."""
     _here: dict[tuple[str, int, int], Tensor] = field(default_factory=dict)
     """From a stage of this rank to another one, by kind, receiving stage and micro-batch."""
-    _leaving: list[tuple[dist.Work, Tensor]] = field(default_factory=list)
-    """A tensor must live until it has been sent."""
+    _leaving: list[tuple[int, dist.Work, Tensor]] = field(default_factory=list)
+    """Micro-batch and what is sent of it. A tensor must live until it has been sent."""
 
     def take(self, action: Action) -> Tensor | None:
         """What ``action`` needs from another stage, waited for; None where it needs nothing."""
@@ -55,6 +55,7 @@ class Messages:
             work = dist.irecv(x, peer, group=self.groups.channel(kind, source, stage))
             assert work is not None
             work.wait()
+            self._let_go(arrived=action.microbatch)
         self.waits.append((start, self.clock.mark()))
         # With numbers of the usual size power and clocks are those of a real run.
         return x.normal_() if self.alone else x
@@ -72,21 +73,25 @@ class Messages:
         x = x.contiguous()
         work = dist.isend(x, peer, group=self.groups.channel(kind, stage, target))
         assert work is not None
-        self._leaving.append((work, x))
+        self._leaving.append((action.microbatch, work, x))
 
-    def _let_go(self) -> None:
-        """Free what has left."""
+    def _let_go(self, arrived: int | None = None) -> None:
+        """Free what has left, and all that was sent of micro-batch ``arrived``, of which something came back.
+
+        That was made from what this rank sent before, so the device waits for nothing. A host far ahead of its device
+        sees no message leave: without this it held ten of them, 3 % of the peak, in a step of Llama 1B.
+        """
         leaving, self._leaving = self._leaving, []
-        for work, x in leaving:
-            if work.is_completed():
+        for microbatch, work, x in leaving:
+            if microbatch == arrived or work.is_completed():
                 work.wait()  # it waits for nothing; the process group lets go of the tensor
             else:
-                self._leaving.append((work, x))
+                self._leaving.append((microbatch, work, x))
 
     def finish(self) -> None:
         """Wait until everything has left."""
         assert not self._here, f"made and not used: {sorted(self._here)}"
-        for work, _ in self._leaving:
+        for _, work, _ in self._leaving:
             work.wait()
         self._leaving.clear()
 
