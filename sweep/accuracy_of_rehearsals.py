@@ -34,16 +34,17 @@ PAIRS = (
     ("rehearsed_h200x2_tensor_parallel", "h200x2_tensor_parallel"),
     ("rehearsed_h100x2_tensor_parallel", "h100x2_tensor_parallel"),
     ("rehearsed_h100x2_validation", "h100x2_validation_gradients"),
+    ("rehearsed_h200x4_half_node", "h200x4_half_node"),
 )
 """Sweeps: rehearsed, and real. Rehearsals before these filled buffers of messages with zeros, on which products are
 faster."""
-LATER = ("h100x2_tensor_parallel", "h100x2_validation_gradients")
+LATER = ("h100x2_tensor_parallel", "h100x2_validation_gradients", "h200x4_half_node")
 """Real sweeps that ran after the factors of `workloads.stages` had been set: a test of them."""
 SLOW_HOST = "h200x2_tensor_parallel"
 """The real runs of a host that took 1.4 times as long as usual (results/another_device/h200x2_host_bound)."""
 FULL_CLOCK_MHZ = 1800.0
-"""Of 1,980: a device whose clock no power limit holds down had time to wait. For rows without ``host_lead_s``: of 397
-rows with it, of H100 and H200, this sorts 336 alike, and finds 160 of 161 that waited."""
+"""Of 1,980: a device whose clock no power limit holds down had time to wait. For rows without ``host_lead_s``: of 449
+rows with it, of H100 and H200, this sorts 380 alike, and finds 173 of 175 that waited."""
 FORWARD = {"none": 1 / 3, "selective": 0.3, "full": 0.25}
 """Share of a micro-batch's compute, where a backward takes twice a forward and computes nothing, about a third, or all
 of it again. Of other recomputation that of ``selective`` is taken."""

@@ -14,8 +14,9 @@ from workloads.experiment import from_json
 
 RECORDED = Path(__file__).resolve().parents[2] / "results" / "recorded"
 
-NOT_UNDERSTOOD = {"llama1b-dp1z0-pp4-interleaved_1f1bv2-mbs2-gbs8-s4096-rcfull-compiled-c8ceab29"}
-"""2.9 % more than predicted: the one run of compiled blocks that recompute everything in stages of two layers."""
+HELD_MESSAGES = {"llama1b-dp1z0-pp4-interleaved_1f1bv2-mbs2-gbs8-s4096-rcfull-compiled-c8ceab29"}
+"""2.9 % more than predicted: with a host half a step ahead, the engine of that time held ten messages that had left
+(results/another_device/h200x2_messages)."""
 
 
 @pytest.mark.slow
@@ -30,10 +31,10 @@ def test_predicted_peaks_are_those_of_the_recorded_runs() -> None:
     for row in read_attempts(RECORDED).select([*columns, "config_json"]).to_pylist():
         if (row["method"], row["outcome"], row["engine"]) == ("measured", "ok", "ultrasweep"):
             predicted = estimate_memory(from_json(row["config_json"])).peak_bytes + workspaces[row["cluster"]]
-            where = odd if row["experiment_id"] in NOT_UNDERSTOOD else errors
+            where = odd if row["experiment_id"] in HELD_MESSAGES else errors
             where[row["attempt_id"]] = predicted / row["peak_allocated_bytes"] - 1
-    assert len(errors) >= 827 and len(odd) == len(NOT_UNDERSTOOD)
-    assert all(0.02 < abs(error) < 0.03 for error in odd.values()), "what is understood since is no exception"
+    assert len(errors) >= 827 and len(odd) == len(HELD_MESSAGES)
+    assert all(0.02 < abs(error) < 0.03 for error in odd.values()), "what runs as predicted is no exception"
     found = sorted(abs(error) for error in errors.values())
     assert median(found) < 0.0005
     assert mean(found) < 0.00068

@@ -64,23 +64,27 @@ def test_machines_are_further_apart_where_the_host_sets_the_pace() -> None:
 
 
 def test_rehearsals_are_put_together_as_they_are_now() -> None:
-    """On rows that the factors were set from: that these are near shows only that nothing went wrong since."""
+    """On rows that the factors were set from, which shows only that nothing went wrong since, and on those run since."""
     found = accuracy_of_rehearsals.pairs()
     assert len(found) > 50 and found["waited"].isna().sum() == 2, "the allocator stopped in two"
-    near = found[found["waited"].map(lambda waited: waited is False)]
+    ahead = found[found["waited"].map(lambda waited: waited is False)]
+    later = ahead["real"].isin(accuracy_of_rehearsals.LATER)
+    near, since = ahead[~later], ahead[later & ahead["layers_meet"]]
     error = near["now_s"] / near["real_s"] - 1
     assert len(near) > 25 and error.abs().median() < 0.03 and error[near["layers_meet"]].abs().mean() < 0.03
     assert abs(error[near["layers_meet"]].mean()) < 0.01, "without the factor 4 to 5 %"
+    error = since["now_s"] / since["real_s"] - 1
+    assert len(since) >= 35 and error.abs().mean() < 0.05 and abs(error.mean()) < 0.02
 
 
 def test_clocks_tell_which_devices_waited() -> None:
-    """Of the rows that say it themselves: 336 of 397 are sorted alike, and one that waited is missed."""
+    """Of the rows that say it themselves: 380 of 449 are sorted alike, and two that waited are missed."""
     rows = pd.concat([load(folder).table.to_pandas() for folder in (RECORDED, ON_OTHER_HOSTS)])
     stopped = rows["allocator_retries"] > 0
     rows = rows[(rows["outcome"] == "ok") & rows["host_lead_s"].notna() & rows["sm_clock_mhz"].notna() & ~stopped]
     waited = rows["host_lead_s"] < HOST_WAIT * rows["step_time_s"]
     told = rows["sm_clock_mhz"] > accuracy_of_rehearsals.FULL_CLOCK_MHZ
-    assert (len(rows), (told == waited).sum(), (waited & ~told).sum()) == (397, 336, 1)
+    assert (len(rows), (told == waited).sum(), (waited & ~told).sum()) == (449, 380, 2)
 
 
 def test_runs_of_one_cluster_are_told_apart() -> None:
