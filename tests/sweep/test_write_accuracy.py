@@ -64,7 +64,7 @@ def test_machines_are_further_apart_where_the_host_sets_the_pace() -> None:
 
 
 def test_rehearsals_are_put_together_as_they_are_now() -> None:
-    """On rows that the factors were set from, which shows only that nothing went wrong since, and on those run since."""
+    """Rows that the factors were set from show only that nothing went wrong since; those run since are a test."""
     found = accuracy_of_rehearsals.pairs()
     assert len(found) > 50 and found["waited"].isna().sum() == 2, "the allocator stopped in two"
     ahead = found[found["waited"].map(lambda waited: waited is False)]
