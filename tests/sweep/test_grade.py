@@ -15,6 +15,7 @@ from tests.sweep.helpers import plan_of, store_attempt
 RECORDED = Path(__file__).parents[2] / "results" / "recorded"
 
 
+@pytest.mark.slow
 def test_shipped_rows_are_graded_by_depth(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "grades.json"
     assert run_command("grade", [str(RECORDED), "--by", "tp", "--out", str(out)]) == 0

@@ -52,6 +52,7 @@ def test_the_margin_and_the_wish_to_see_failures_are_options() -> None:
     assert eager.counts == {"run": len(default.points)}
 
 
+@pytest.mark.slow
 def test_what_the_engine_cannot_run_is_predicted_nevertheless(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if this engine had no fp8."""
     lacks = Violation("engine_support", "this engine cannot run fp8 yet")

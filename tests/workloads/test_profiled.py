@@ -74,6 +74,7 @@ def profile_as_on_cuda(
         torch.profiler.profile, profiled.run_steps = real_profiler, real_run  # type: ignore[misc]
 
 
+@pytest.mark.slow
 def test_the_breakdown_of_the_first_rank_of_every_stage(gloo_pool: Pool, tmp_path: Path) -> None:
     ranks = gloo_pool.run(profile_as_on_cuda, 4, tmp_path, None, {"dp": 2, "pp": 2, "global_batch_size": 4})
     for rank, ((found, trace), steps) in enumerate(ranks):

@@ -50,6 +50,7 @@ def counts(rank: int, short_step_s: float, *specs: MeasureSpec) -> list[int]:
         protocol.SHORT_STEP_S = before
 
 
+@pytest.mark.slow
 def test_short_steps_are_timed_more_often(gloo_pool: Pool) -> None:
     specs = MeasureSpec(warmup_steps=1), MeasureSpec(warmup_steps=1, timed_steps=2), MeasureSpec(warmup_steps=0)
     assert gloo_pool.run(counts, 1, 60.0, *specs) == [[10, 2, 5]], "without warm-up steps their time is not known"
@@ -80,6 +81,7 @@ def steps_of_a_slow_run(rank: int, limits: tuple[float | None, ...]) -> list[tup
     return found
 
 
+@pytest.mark.slow
 def test_a_slow_run_ends_early_on_all_ranks(gloo_pool: Pool) -> None:
     for found in gloo_pool.run(steps_of_a_slow_run, 2, (None, 60.0, 1e-9)):
         assert found == [(4, 10, True), (4, 10, True), (2, 1, True)]
@@ -102,6 +104,7 @@ def steps_of_one_that_seemed_slow(rank: int) -> tuple[int, int]:
     return len(measured.steps) - timed(measured), timed(measured)
 
 
+@pytest.mark.slow
 def test_a_run_that_only_seemed_slow_goes_on(gloo_pool: Pool) -> None:
     assert gloo_pool.run(steps_of_one_that_seemed_slow, 2) == [(2, 10)] * 2
 
@@ -140,6 +143,7 @@ def collections(rank: int) -> tuple[list[tuple[bool, bool]], int, int, bool]:
     return seen, during, tensors[-1] - tensors[1], gc.isenabled()
 
 
+@pytest.mark.slow
 def test_no_garbage_is_collected_between_timed_steps(gloo_pool: Pool) -> None:
     ((seen, during, left, on_again),) = gloo_pool.run(collections, 1)
     assert seen == [(True, True)] * 2 + [(False, False)] * 10

@@ -150,6 +150,7 @@ def _finish_narrow(sweep: SweepDir, fake: FakeSlurm) -> None:
     fake.move("COMPLETED")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs to become somebody else")
 def test_somebody_elses_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
     with tempfile.TemporaryDirectory(dir="/tmp") as name:  # pytest's own folders are closed to others

@@ -266,6 +266,7 @@ def gathered(rank: int, case: Experiment) -> list[tuple[bool, float, float]]:
     return results
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("zero_stage", [1, 3])
 def test_a_gathered_weight_is_one_cast_of_the_whole_weight(gloo_pool: Pool, zero_stage: int) -> None:
     for found in gloo_pool.run(gathered, 2, small("fp8_tensorwise", dp=2, zero_stage=zero_stage)):

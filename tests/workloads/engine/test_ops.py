@@ -193,6 +193,7 @@ def test_vocabulary_parallel_cross_entropy_on_nccl(nccl_pool: Pool) -> None:
 # Triton kernels: interpreted on the CPU at small sizes, compiled on a GPU at real ones
 
 
+@pytest.mark.slow
 def test_kernels_under_the_interpreter() -> None:
     triton = pytest.importorskip("triton")
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)}

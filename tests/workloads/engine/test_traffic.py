@@ -238,6 +238,7 @@ def counted_steps(rank: int, case: Experiment) -> list[list[int]]:
     return result
 
 
+@pytest.mark.slow
 def test_only_a_warmup_step_is_counted(gloo_pool: Pool) -> None:
     assert gloo_pool.run(counted_steps, 1, experiment(precision="fp32")) == [[[], [0], [1], [1]]]
 
@@ -317,6 +318,7 @@ def every_kind(rank: int) -> tuple[Counted, str | None]:
     return counter.traffic, counter.problem
 
 
+@pytest.mark.slow
 def test_what_cannot_be_booked_makes_the_count_unknown(gloo_pool: Pool) -> None:
     for traffic, problem in gloo_pool.run(call_in_unknown_group, 2):
         assert traffic is None
