@@ -43,8 +43,8 @@ LATER = ("h100x2_tensor_parallel", "h100x2_validation_gradients", "h200x4_half_n
 SLOW_HOST = "h200x2_tensor_parallel"
 """The real runs of a host that took 1.4 times as long as usual (results/another_device/h200x2_host_bound)."""
 FULL_CLOCK_MHZ = 1800.0
-"""Of 1,980: a device whose clock no power limit holds down had time to wait. For rows without ``host_lead_s``: of 449
-rows with it, of H100 and H200, this sorts 380 alike, and finds 173 of 175 that waited."""
+"""Of 1,980: a device whose clock no power limit holds down had time to wait. For rows without ``host_lead_s``: of 474
+rows with it, of H100 and H200, five in six are sorted alike, and three of 179 that waited are missed."""
 FORWARD = {"none": 1 / 3, "selective": 0.3, "full": 0.25}
 """Share of a micro-batch's compute, where a backward takes twice a forward and computes nothing, about a third, or all
 of it again. Of other recomputation that of ``selective`` is taken."""

@@ -78,13 +78,14 @@ def test_rehearsals_are_put_together_as_they_are_now() -> None:
 
 
 def test_clocks_tell_which_devices_waited() -> None:
-    """Of the rows that say it themselves: 380 of 449 are sorted alike, and two that waited are missed."""
+    """Of the rows that say it themselves more than four in five are sorted alike, and few that waited are missed."""
     rows = pd.concat([load(folder).table.to_pandas() for folder in (RECORDED, ON_OTHER_HOSTS)])
     stopped = rows["allocator_retries"] > 0
     rows = rows[(rows["outcome"] == "ok") & rows["host_lead_s"].notna() & rows["sm_clock_mhz"].notna() & ~stopped]
     waited = rows["host_lead_s"] < HOST_WAIT * rows["step_time_s"]
     told = rows["sm_clock_mhz"] > accuracy_of_rehearsals.FULL_CLOCK_MHZ
-    assert (len(rows), (told == waited).sum(), (waited & ~told).sum()) == (449, 380, 2)
+    assert len(rows) > 450 and waited.sum() > 150
+    assert (told == waited).mean() > 0.83 and (waited & ~told).sum() < 0.02 * waited.sum()
 
 
 def test_runs_of_one_cluster_are_told_apart() -> None:
@@ -125,7 +126,7 @@ def test_what_plans_predict_of_the_shipped_rows_is_no_worse_than_the_page_says()
         assert whole[cluster]["n"] == len(own)
     h200, h100 = whole["h200"], whole["h100_ib400"]
     assert h200["n"] >= 700 and h200["mape"] < 0.056 and abs(h200["bias"]) < 0.02 and h200["spearman"] > 0.88
-    assert h100["n"] >= 126 and h100["mape"] < 0.15 and h100["spearman"] > 0.85
+    assert h100["n"] >= 152 and h100["mape"] < 0.15 and h100["spearman"] > 0.85
     assert min(h200["coverage"], h100["coverage"]) > 0.93
 
 
