@@ -81,7 +81,14 @@ def parse(argv: Sequence[str] | None) -> CommandLine:
         metavar="X",
         help="price of one GPU for one hour, for the figures of cost (no default)",
     )
-    found = parser.parse_args(argv)
+    found, more = parser.parse_known_args(argv)
+    if found.results is not None and more and not any(word.startswith("-") for word in more):
+        raise InvalidOption(
+            f"one folder is taken, {found.results}, and not {listed(more, 4)} as well; RESULTS may be a folder that "
+            "holds many sweeps, and python -m analysis.compare takes two"
+        )
+    if more:
+        parser.error(f"unrecognized arguments: {' '.join(more)}")
     if found.results is None and not found.list_figures:
         raise InvalidOption(f"RESULTS is missing: {_RESULTS}")
     options = Options(

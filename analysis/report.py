@@ -7,6 +7,7 @@ the Ultra-Scale Playbook's study (CSV). `analysis.options` has the other options
 from __future__ import annotations
 
 import gc
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -30,13 +31,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     # does by default takes a tenth of the time and finds next to nothing.
     gc.set_threshold(100_000, 50, 50)
     try:
-        return _main(argv)
+        status = _main(argv)
+        sys.stdout.flush()
+        return status
     except UltrasweepError as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("error: interrupted; an earlier report is as it was", file=sys.stderr)
         return 130
+    except BrokenPipeError:  # the reader of the output (head, less) has ended
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
 
 
 def _main(argv: Sequence[str] | None) -> int:

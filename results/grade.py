@@ -105,13 +105,14 @@ def pairs_of_predictions(predictions: pd.DataFrame, measured: pd.DataFrame) -> p
     """Pairs of a file of predictions, row by row with ``measured``: `measured_points`, or a table as
     ``python -m sweep predict`` takes it, with ``status``, ``step_time_s`` and ``reserved_gib``.
 
-    Predictions with an ``experiment_id`` are matched by it. Raises `InvalidResults` where rows cannot be told.
+    Predictions with an ``experiment_id`` are matched by it; others only with such a table, whose rows are in their
+    order. Raises `InvalidResults` where rows cannot be told.
     """
     if "experiment_id" in predictions and "experiment_id" in measured:
         both = measured.merge(predictions, on="experiment_id", how="inner", suffixes=("", "_of_prediction"))
         names = {name: f"{name}_of_prediction" if name in measured else name for name in predictions.columns}
     else:
-        if len(predictions) != len(measured):
+        if len(predictions) != len(measured) or "experiment_id" in measured:
             raise InvalidResults(
                 f"{len(predictions):,} predictions have no experiment_id and stand beside {len(measured):,} measured "
                 "rows; give the table that they were made of (--against)"

@@ -2,9 +2,9 @@
 
 The noise of a layout is the relative standard deviation of one run's throughput. It comes from repeats, independent
 runs of the same layout on the same kind of machine: what changes from run to run (placement, clocks, the network's
-other users) is in them. Where there are too few repeats it is the spread of one timed step; it is not averaged over the
-steps of a run, which share all that changes between runs. With one timed step and no repeat the noise is not known:
-null.
+other users) is in them. Where a layout has too few, it is the larger of what repeats of other layouts show and the
+spread of one timed step; that is not averaged over the steps of a run, which share all that changes between runs.
+Where neither is known, the noise is null.
 
 A winner is the set of all layouts that may be the fastest: those behind the best by at most what noise explains. With
 k layouts each is compared at a level of 0.05 / (k - 1), so that the set holds the truly fastest one in at least 95 % of
@@ -69,29 +69,32 @@ def of_layouts(runs: pd.DataFrame, group: list[str], value: str) -> pd.DataFrame
     all runs of a layout) and a throughput ``value``.
 
     A layout with `FEWEST_FREEDOM` of its own has its own noise. The others take what is typical of their group: the
-    median over its layouts, which one odd run does not move. Repeats come before timed steps; repeats of other groups
-    too, since the steps of one run cannot show what changes between runs.
+    median over its layouts, which one odd run does not move; else that of other groups. Repeats of other layouts may
+    have run within a minute and on fewer devices, so that borrowed noise counts only where the timed steps of the
+    layout itself, or of its group, do not show more.
     """
     layouts = runs.groupby("_layout", sort=False)
     found = layouts[group].first().assign(repeats=layouts.size())
-    empty = pd.Series(np.nan, index=found.index)
-    found = found.assign(noise=empty, noise_freedom=empty, noise_from=None)
     if found.empty:
-        return found[[*COLUMNS]]
-    repeats, steps = _of_repeats(runs, value), _of_steps(runs)
-    for variance, whole, own, typical, other in (
-        (*repeats, "repeats of this layout", "repeats of its model and size", "repeats of other models and sizes"),
-        (*steps, "its timed steps", "timed steps of its model and size", None),
-    ):
-        table = found[group].assign(variance=variance, freedom=whole)
-        enough = table["freedom"] >= FEWEST_FREEDOM
-        of_group = _typical(table, group)
-        _fill(found, table["variance"].where(enough), table["freedom"], own)
-        _fill(found, of_group["variance"], of_group["freedom"], typical)
-        if other is not None:
-            of_all = _typical(table.assign(_all=0), ["_all"])
-            _fill(found, of_all["variance"], of_all["freedom"], other)
-    return found[[*COLUMNS]]
+        return found.assign(noise=np.nan, noise_freedom=np.nan, noise_from=None)[[*COLUMNS]]
+    repeats, steps = (
+        found[group].assign(variance=variance, freedom=freedom)
+        for variance, freedom in (_of_repeats(runs, value), _of_steps(runs))
+    )
+    own = _first_known((_enough(repeats), "repeats of this layout"))
+    borrowed = _first_known(
+        (_typical(repeats, group), "repeats of its model and size"),
+        (_typical(repeats.assign(_all=0), ["_all"]), "repeats of other models and sizes"),
+    )
+    timed = _first_known(
+        (_enough(steps), "its timed steps"), (_typical(steps, group), "timed steps of its model and size")
+    )
+    # Few steps make no noise of their own, but show that borrowed noise is too small.
+    shown = timed.where(timed["noise"].notna(), _first_known((steps, "its timed steps")))
+    louder = shown["noise"] > borrowed["noise"]
+    shown["noise_from"] += ", which differ more than " + borrowed["noise_from"]
+    rest = shown.where(louder, borrowed.where(borrowed["noise"].notna(), timed))
+    return found[["repeats"]].join(own.where(own["noise"].notna(), rest))[[*COLUMNS]]
 
 
 def within(rows: pd.DataFrame, value: str, group: list[str]) -> pd.Series:
@@ -185,12 +188,23 @@ def _typical(table: pd.DataFrame, group: list[str]) -> pd.DataFrame:
     )
 
 
-def _fill(found: pd.DataFrame, variance: pd.Series, freedom: pd.Series, source: str) -> None:
-    """Give the layouts that have no noise yet this one, where it is known."""
-    new = found["noise"].isna() & variance.notna()
-    found.loc[new, "noise"] = variance[new] ** 0.5
-    found.loc[new, "noise_freedom"] = freedom[new].astype(float)
-    found.loc[new, "noise_from"] = source
+def _enough(table: pd.DataFrame) -> pd.DataFrame:
+    """Variances that stand on `FEWEST_FREEDOM` of their own; NaN for the others."""
+    return table[["variance", "freedom"]].where(table["freedom"] >= FEWEST_FREEDOM)
+
+
+def _first_known(*choices: tuple[pd.DataFrame, str]) -> pd.DataFrame:
+    """`COLUMNS` but ``repeats``, by layout: of the first of ``choices`` (variances, and what they are from) that has a
+    variance."""
+    index = choices[0][0].index
+    found = pd.DataFrame({"noise": np.nan, "noise_freedom": np.nan, "noise_from": None}, index=index)
+    found["noise_from"] = found["noise_from"].astype(object)
+    for table, source in choices:
+        new = found["noise"].isna() & table["variance"].notna()
+        found.loc[new, "noise"] = table.loc[new, "variance"] ** 0.5
+        found.loc[new, "noise_freedom"] = table.loc[new, "freedom"].astype(float)
+        found.loc[new, "noise_from"] = source
+    return found
 
 
 def _of_median(repeats: pd.Series) -> pd.Series:

@@ -268,14 +268,16 @@ def _grade(options: Namespace) -> int:
 
 
 def _predict(options: Namespace) -> int:
-    from sweep.predict_table import check_out, predict_frame, read_table, write_predictions
+    from sweep.predict_table import check_out, predict_frame, read_table, unread_columns, write_predictions
 
-    check_out(options.out)
+    check_out(options.out, [path for path in (options.table, options.calibrate) if path is not None])
     frame = read_table(options.table)
     calibration = read_table(options.calibrate) if options.calibrate is not None else None
     outcome = predict_frame(frame, calibration)
     write_predictions(outcome.predictions, options.out)
     console = open_console(soft_wrap=True)
+    if unread := unread_columns(frame):
+        console.print(printable(f"columns that are not read: {', '.join(unread)}"), markup=False, highlight=False)
     for mistake in outcome.mistakes:
         console.print(printable(mistake), markup=False, highlight=False)
     fitted = f", fitted on {plural(outcome.fitted_on, 'row')}" if calibration is not None else ""

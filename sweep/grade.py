@@ -14,6 +14,7 @@ from results import grade
 from results.errors import InvalidResults, UltrasweepError
 from results.load import load
 from results.terminal import plain_table
+from sweep.measured_tables import is_attempts
 from sweep.predict_table import numeric
 
 SUFFIXES = (".parquet", ".json")
@@ -65,6 +66,8 @@ def _measured_table(path: Path) -> pd.DataFrame:
     rows = _table(path)
     if rows.empty:
         raise InvalidResults(f"{path} has no row: nothing was measured")
+    if is_attempts(rows):
+        return grade.measured_points(rows)
     for column in ("status", "step_time_s"):
         if column not in rows:
             raise InvalidResults(f"{path} has no column {column}: it does not say what was measured")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -51,7 +52,7 @@ def columns_of_attempts(rows: pd.DataFrame) -> pd.DataFrame:
     """Every row of attempts in the columns of ``predict``; its code base is the engine that ran it."""
     return pd.DataFrame(
         {
-            "gpu": rows["device_name"],
+            "gpu": _devices(rows),
             "gpus": rows["world_size"],
             "layers": rows["num_layers"],
             "hidden": rows["hidden_size"],
@@ -81,6 +82,16 @@ def columns_of_attempts(rows: pd.DataFrame) -> pd.DataFrame:
             "reserved_gib": (rows["peak_reserved_bytes"] / GIB).where(rows["outcome"] == "ok"),
         }
     )
+
+
+def _devices(rows: pd.DataFrame) -> pd.Series[Any]:
+    """Names of devices. A run that ended before it could tell its own has that of the others on its cluster, or the
+    cluster's name."""
+    told: pd.Series[Any] = rows["device_name"]
+    if "cluster" not in rows:
+        return told
+    others = rows[told.notna()].drop_duplicates("cluster").set_index("cluster")["device_name"]
+    return told.fillna(rows["cluster"].map(others)).fillna(rows["cluster"])
 
 
 def study_table(path: Path) -> pd.DataFrame:

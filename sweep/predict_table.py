@@ -8,7 +8,7 @@ the code base of a row is then its engine.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ import pandas as pd
 from results.errors import UltrasweepError
 from sweep.codebases import GENERAL, read_clusters, read_profiles
 from sweep.measured_tables import columns_of_attempts, has_experts, is_attempts, table_of_attempts
+from sweep.predict_own_memory import own_memory, reserved_over_form
 from workloads.experiment import ENGINE
 from workloads.predict.predictor import GIB, Measured, Predictor
 from workloads.predict.profiles import Profile, find_profile
@@ -28,7 +29,8 @@ OUT = (
     "predicted_peak_allocated_bytes", "predicted_peak_reserved_bytes", "fits", "step_time_s", "step_time_low_s",
     "step_time_high_s", "reason",
 )  # fmt: skip
-"""Columns of what is written, in this order; one row for each of the table, in its order."""
+"""Columns of what is written, in this order; one row for each of the table, in its order. Where the table has an
+``experiment_id`` it is the last one, so that ``grade`` finds the rows again."""
 _STATUS = {"ok": 0.0, "success": 0.0, "oom": 1.0}
 
 
@@ -70,18 +72,26 @@ def predict_frame(frame: pd.DataFrame, calibration: pd.DataFrame | None) -> Outc
     """
     clusters, profiles = read_clusters(), read_profiles()
     general = profiles[GENERAL]
-    own = frame if is_attempts(frame) else None
+    read, own = frame, frame if is_attempts(frame) else None
     frame, calibration = _in_columns(frame), None if calibration is None else _measured_rows(calibration)
     routed = calibration is not None and "ep" in calibration and bool((numeric(calibration["ep"]) > 1).any())
     table = read_points(frame, clusters, profiles, general, routed=routed)
     mistakes = [f"row {row + 1}: {reason}" for row, reason in enumerate(table.reasons) if reason]
-    measured = None
+    given = measured = None
     if calibration is not None:
         given = read_points(calibration, clusters, profiles, general)
         mistakes += [f"calibration row {row + 1}: {reason}" for row, reason in enumerate(given.reasons) if reason]
         measured = measured_of(calibration, given)
     predictor = Predictor.learn(measured, profiles)
     found = predictor.predict(table.points)
+    cached = 1.0
+    if calibration is not None and given is not None and measured is not None:
+        cached = reserved_over_form(own_memory(calibration, given, clusters), measured.reserved_bytes)
+    for place, memory in own_memory(frame if own is None else own, table, clusters).items():
+        found.allocated_bytes[place] = memory.peak_bytes
+        found.reserved_bytes[place] = max(cached * memory.reserved_bytes, memory.peak_bytes)
+        if memory.fits is not None:
+            found.fits[place] = memory.fits
     columns: dict[str, Any] = {
         OUT[0]: _spread(table, np.rint(found.allocated_bytes), len(frame)).astype("Int64"),
         OUT[1]: _spread(table, np.rint(found.reserved_bytes), len(frame)).astype("Int64"),
@@ -93,9 +103,11 @@ def predict_frame(frame: pd.DataFrame, calibration: pd.DataFrame | None) -> Outc
     }
     fitted = 0 if measured is None else int(np.isfinite(measured.step_time_s).sum())
     predictions = pd.DataFrame(columns)
+    if "experiment_id" in read:
+        predictions["experiment_id"] = read["experiment_id"].to_numpy()
     if own is not None:
         for row, reason in _unknown(own, predictor, profiles).items():
-            predictions.loc[row, list(OUT[:-1])] = pd.NA
+            predictions.loc[row, list(OUT[:-1])] = pd.NA  # its experiment_id stays
             predictions.loc[row, OUT[-1]] = reason
             mistakes.append(f"row {row + 1}: {reason}")
     return Outcome(predictions, tuple(mistakes), fitted)
@@ -175,12 +187,21 @@ def _reasons(table: Table, time: Any) -> list[str | None]:
     return reasons
 
 
-def check_out(path: Path) -> None:
-    """Raises `UltrasweepError` for a file whose name does not say what it shall be, or whose folder is not there."""
+def unread_columns(frame: pd.DataFrame) -> list[str]:
+    """Names of columns that are not read, as a misspelt one is not; none of attempts, which have many more."""
+    known = {*COLUMNS, *MEASURED, "experiment_id"}
+    return [] if is_attempts(frame) else [name for name in frame.columns if name not in known]
+
+
+def check_out(path: Path, read: Sequence[Path] = ()) -> None:
+    """Raises `UltrasweepError` for a file whose name does not say what it shall be, whose folder is not there, or that
+    is one of those that are ``read``."""
     if path.suffix not in (".parquet", ".csv"):
         raise UltrasweepError(f"--out {path}: its name must end in .parquet or .csv")
     if not path.absolute().parent.is_dir():
         raise UltrasweepError(f"--out {path}: {path.absolute().parent} is no folder")
+    if path.exists() and any(one.exists() and path.samefile(one) for one in read):
+        raise UltrasweepError(f"--out {path} is a table that is read: its columns would be lost; give another name")
 
 
 def write_predictions(predictions: pd.DataFrame, path: Path) -> None:

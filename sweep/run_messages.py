@@ -44,6 +44,8 @@ def print_start(prepared: Prepared, queued: Queued, console: Console) -> None:
         if lost > 0:  # the queue has them as finished, but their rows cannot be read
             retry = f"python -m sweep retry {shlex.quote(str(queued.sweep.path))} ok"
             say(f"nothing to run: every point was run, but the rows of {lost:,} cannot be read; {retry} requeues them")
+        elif unpaid := sum(point.verdict == "over_budget" for point in plan.points):
+            say(f"nothing to run: the budget covers none of {plural(unpaid, 'point')} that could run")
         else:
             say(f"nothing to run: every point has its row{_failures(status)}")
         return

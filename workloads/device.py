@@ -161,7 +161,12 @@ class DeviceSampler:
 
     @property
     def driver_version(self) -> str | None:
-        return str(self._nvml.nvmlSystemGetDriverVersion()) if self._nvml is not None else None
+        if self._nvml is None:
+            return None
+        try:
+            return str(self._nvml.nvmlSystemGetDriverVersion())
+        except self._nvml.NVMLError:
+            return None
 
     def start(self) -> None:
         """Start sampling; a second call does nothing."""

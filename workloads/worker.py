@@ -230,6 +230,6 @@ def _measured(task: Task, folder: Path, rank: int, local_rank: int, progress: _P
 def _leave_together(world_size: int, rank: int) -> None:
     """Wait up to `LEAVE_TOGETHER_S` for the other ranks. The result is written: a missing or slow peer is no error."""
     store = _get_default_store()
-    store.set(f"measured/{rank}", "")
-    with contextlib.suppress(RuntimeError):
+    with contextlib.suppress(RuntimeError):  # rank 0, which holds the store, may have left
+        store.set(f"measured/{rank}", "")
         store.wait([f"measured/{other}" for other in range(world_size)], timedelta(seconds=LEAVE_TOGETHER_S))

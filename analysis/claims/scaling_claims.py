@@ -7,7 +7,7 @@ import pandas as pd
 from analysis.claims import published
 from analysis.claims.verdicts import FAIL, FEWEST, PASS, SAME, UNKNOWN, Tally, Verdict, is_study
 from analysis.rows import by_degree, collective_bandwidth, labels, metrics
-from analysis.rows.load import last_attempts
+from analysis.rows.load import decided
 from analysis.rows.stats import median_interval
 from results.text import format_number, format_percent, listed, plural
 
@@ -135,8 +135,7 @@ def _falling(table: pd.DataFrame) -> tuple[list[bool], list[str], int]:
 
 def failures_take_devices(frame: pd.DataFrame) -> Verdict:
     """Points that fail hold about as large a share of the requested devices as `published.FAILED_SHARE`."""
-    final = frame if is_study(frame) else last_attempts(frame)
-    final = final[~final["will_retry"].eq(True)]
+    final = frame if is_study(frame) else decided(frame)
     if len(final) < FEWEST:
         return Verdict(UNKNOWN, f"{plural(len(final), 'point')} in all")
     failed = final["outcome"] != "ok"

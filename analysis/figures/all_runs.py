@@ -17,7 +17,7 @@ from analysis.figures import style
 from analysis.figures.spec import FigureSpec
 from analysis.rows import labels, metrics
 from analysis.rows.frame_cache import cache_per_frame
-from analysis.rows.load import last_attempts
+from analysis.rows.load import decided
 
 _CELL_IN = (1.55, 1.25)
 _FILL = 0.86
@@ -29,7 +29,7 @@ _LARGEST_IN = 0.16
 @cache_per_frame
 def data(frame: pd.DataFrame) -> pd.DataFrame:
     """One row for each mark: the attempt that decided each point."""
-    rows = last_attempts(frame)
+    rows = decided(frame)
     kept = ["workload", "world_size", "layout", "outcome", metrics.RANK_BY, metrics.MFU, "attempt_id"]
     return labels.in_group_order(rows)[kept].reset_index(drop=True) if len(rows) else rows[kept]
 
@@ -41,7 +41,7 @@ def draw(frame: pd.DataFrame) -> Figure:
     A finished run's area grows with its tokens/s/GPU relative to the best of its row, its colour is the MFU (the
     throughput itself where no peak rate is known); every kind of failure has a grey marker of its own.
     """
-    rows, note = labels.under_study_labels(last_attempts(frame))
+    rows, note = labels.under_study_labels(decided(frame))
     workloads, sizes = labels.workload_order(rows), labels.world_sizes(rows)
     if rows.empty or not workloads or not sizes:
         raise style.NothingToDraw("no attempt is there")
@@ -168,7 +168,7 @@ FIGURE = FigureSpec(
     title="All runs",
     caption=(
         "One mark for each point, fastest first. Area: throughput relative to the best of the row. Grey markers: "
-        "failures."
+        "failures. " + metrics.MFU_PEAKS
     ),
     draw=draw,
     data=data,

@@ -139,42 +139,41 @@ def _batch_note(best: pd.DataFrame) -> str:
 
 
 def conclude(frame: pd.DataFrame) -> str | None:
-    """Up to which model data parallelism alone is fastest, else which axes are fastest in how many cells. Of measured
-    rows; None for fewer than two cells of several devices."""
+    """Up to which model data parallelism alone is fastest, else how many winners use which axis; a winner with several
+    axes counts for each, as on the page. Of measured rows; None for fewer than two cells of several devices."""
     best = metrics.best_configurations(frame)
     best = best[best["world_size"] > 1] if len(best) else best
     if len(best) < 2 or set(frame["method"]) != {"measured"}:
         return None
-    kinds = pd.Series([_kind(row) for row in labels.records(best)], index=best.index)
+    uses = pd.DataFrame({name: best[axis].fillna(1) > 1 for axis, name in _AXIS_NAMES.items()})
+    pure = ~uses.any(axis=1)
     order = [name for name in labels.workload_order(best) if (best["workload"] == name).any()]
-    alone = [bool(kinds[best["workload"] == name].eq(_ALONE).all()) for name in order]
-    none = [not kinds[best["workload"] == name].eq(_ALONE).any() for name in order]
+    alone = [bool(pure[best["workload"] == name].all()) for name in order]
+    none = [not pure[best["workload"] == name].any() for name in order]
     up_to = sum(alone)
-    if 0 < up_to < len(order) and all(alone[:up_to]) and all(none[up_to:]):
-        said, own = f"{_ALONE} is fastest up to {order[up_to - 1]}", kinds == _ALONE
+    divided = 0 < up_to < len(order) and all(alone[:up_to]) and all(none[up_to:])
+    if divided:
+        said, own = f"{_ALONE} is fastest up to {order[up_to - 1]}", pure
         said += f" ({int(own.sum())} of {len(best)} cells)"
+    elif pure.sum() >= uses.sum().max():
+        said, own = f"{_ALONE} is fastest in {int(pure.sum())} of {len(best)} cells", pure
     else:
-        counts = kinds.value_counts(sort=False).sort_values(ascending=False, kind="stable")
-        own = kinds == counts.index[0]
-        said = f"{counts.index[0]} is fastest in {int(own.sum())} of {len(best)} cells"
-        if len(counts) > 1 and own.mean() < _MOSTLY:
-            second = str(counts.index[1])
-            return f"{said}, {second[0].lower()}{second[1:]} in {counts.iloc[1]}."
+        own = uses[uses.sum().idxmax()]
+        said = f"{int(own.sum())} of {len(best)} fastest configurations use {own.name} parallelism"
+    if not divided and own.mean() < _MOSTLY:
+        if own is not pure:
+            alone_in = int(pure.sum())
+            return f"{said}, {alone_in or 'none'} {'is' if alone_in == 1 else 'are'} {_ALONE[0].lower()}{_ALONE[1:]}."
+        count, second = int(uses.sum().max()), uses.sum().idxmax()
+        return f"{said}, {count} {'uses' if count == 1 else 'use'} {second} parallelism."
     ties = int(best.loc[own, "tie"].eq(True).sum())
     return said + (f", in {ties} of them tied with other layouts" if ties else "") + "."
 
 
 _MOSTLY = 0.6
-"""Where a kind of layout wins less than this share of cells, the second is told too."""
+"""Where what is told first holds in less than this share of cells, the second is told too."""
 _ALONE = "Data parallelism alone"
 _AXIS_NAMES = {"tp": "tensor", "cp": "context", "pp": "pipeline", "ep": "expert"}
-
-
-def _kind(row: dict[str, Any]) -> str:
-    """The axes that a layout uses besides dp, in words."""
-    used = [name for axis, name in _AXIS_NAMES.items() if pd.notna(row[axis]) and row[axis] > 1]
-    text = listed(used) + " parallelism" if used else _ALONE
-    return text[0].upper() + text[1:]
 
 
 @style.styled
@@ -219,7 +218,7 @@ def _tie_note(best: pd.DataFrame) -> str | None:
         notes.append("≈ 2 more: so many other layouts are behind by no more than noise; the table names them")
     if unknown:
         where = "" if unknown == int(several.sum()) else f" in {unknown} of {int(several.sum())} cells"
-        notes.append(f"noise not known{where}: one timed step and no repeats, so any lead may be chance")
+        notes.append(f"noise not known{where}: no spread of steps and no repeats, so any lead may be chance")
     return "\n".join(notes) or None
 
 
@@ -367,7 +366,7 @@ FIGURES = (
             "step that most of its layouts have: parallel degrees with ZeRO stage, and micro-batch × number of "
             "micro-batches. Colours start at 0. Repeats of a layout count once, by their "
             "median. ≈: other layouts are within the noise of it, and the winner is all of them. Grey cells have no "
-            "finished run."
+            f"finished run. {metrics.MFU_PEAKS}"
         ),
         draw=draw,
         data=data,

@@ -214,7 +214,8 @@ FIGURES = (
             "The fastest layouts of each model and size. Forward and backward include the collectives inside them "
             "(tensor parallelism's, ZeRO 3's gathers); the exposed reduction is what is left of gradient reduction "
             "after the last backward. Parts are means over ranks, the step is the slowest rank's: the rest is what "
-            "lies between."
+            "lies between. Where parts overlap, or medians of parts do not fall on one step, they sum to more than the "
+            "step: the rest is then below 0 and not drawn, and the bar ends beyond 100 %."
         ),
         draw=draw,
         data=data,

@@ -30,6 +30,7 @@ SHORTEST_S = 3600.0
 COLUMNS = (
     *("order", "sweep", "started_at", "job_id", "node", "workload", "layout", "relative", "compared_with"),
     *("sm_clock_mhz", "temperature_c", "throttle_reasons", "all_reduce_bytes_per_s", "network_regime", "node_count"),
+    "git_commit",
     "attempt_id",
 )
 
@@ -223,7 +224,19 @@ def _told(rows: pd.DataFrame) -> str:
         return f"{len(known):,} comparable runs, all alike"
     correlation, chance = found
     text = f"{len(known):,} comparable runs: rank correlation with time {correlation:+.2f}".replace("-", "−")
-    return f"{text} (p = {chance:.3f} without drift)"
+    text += " (p < 0.001 without drift)" if chance < 0.0005 else f" (p = {chance:.3f} without drift)"
+    if (known["compared_with"] == "prediction").any() and (mixed := _versions(rows)):
+        text += f"\nPredictions are of {mixed}: a planner that changed between them shows as a trend, too"
+    return text
+
+
+def _versions(rows: pd.DataFrame) -> str:
+    """How many commits, else sweeps, the runs that were compared are of; empty for one."""
+    known = rows[rows["relative"].notna()]
+    for column, name in (("git_commit", "commits"), ("sweep", "sweeps")):
+        if (count := known[column].nunique()) > 1:
+            return f"{count} {name}"
+    return ""
 
 
 def _sweeps(ax: Axes, rows: pd.DataFrame) -> None:
@@ -243,10 +256,12 @@ def _handle(colour: str, marker: str, label: str) -> Line2D:
 FIGURE = FigureSpec(
     name="drift",
     section="trust",
-    title="Nodes and network over the sweep",
+    title="Throughput against expectation, clocks and network in the order of the runs",
     caption=(
         "A repeated run against the median of its experiment; any other against its prediction, scaled by the median "
-        "over three or more runs of the same model and degrees, so that a layout is not taken for drift. Clocks and "
+        "over three or more runs of the same model and degrees, so that a layout is not taken for drift. Predictions "
+        "of several commits or sweeps may differ because the planner changed: then a trend does not show that nodes "
+        "did. Clocks and "
         "temperature are over the timed steps, bandwidth is from before training."
     ),
     draw=draw,

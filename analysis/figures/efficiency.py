@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from analysis.figures import breakdown_by_kind, style
+from analysis.figures import breakdown_by_kind, panels, style
 from analysis.figures.spec import FigureSpec
 from analysis.rows import labels, metrics, pairs, step_parts
 from analysis.rows.frame_cache import cache_per_frame
@@ -145,7 +145,7 @@ def draw(frame: pd.DataFrame) -> Figure:
     for place, workload in enumerate(workloads):
         own = rows[rows["workload"] == workload]
         _efficiency(axes[0][place], own)
-        axes[0][place].set_title(workload)
+        panels.set_title(axes[0][place], workload)
         if attributed:
             _times(axes[1][place], own, timed)
         axes[-1][place].set_xlabel(f"Number of {noun}")
@@ -201,7 +201,7 @@ def _times(ax: Axes, rows: pd.DataFrame, parts: list[str]) -> None:
         bottom = bottom + height
     for place, top, share in zip(places, bottom, line["efficiency"], strict=True):
         ax.text(place, 1.02 * top, f"{100 * share:.0f} %", ha="center", va="bottom", fontsize=7.5)
-    ax.set_title(f"{line['layouts'].iloc[0]}, {line['kind'].iloc[0]}", fontsize=8.5, weight="normal")
+    panels.set_title(ax, f"{line['layouts'].iloc[0]}, {line['kind'].iloc[0]}", size=8.5, weight="normal")
     _sizes(ax, sizes)
     ax.set_ylim(0, 1.15 * float(bottom.max()))
     ax.grid(axis="y")

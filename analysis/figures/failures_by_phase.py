@@ -13,7 +13,7 @@ from matplotlib.ticker import MaxNLocator
 from analysis.figures import conclusions, style
 from analysis.figures.spec import FigureSpec
 from analysis.rows import labels, metrics
-from analysis.rows.load import last_attempts
+from analysis.rows.load import decided
 from results.schema import OUTCOMES, PHASES, UNKNOWN_OUTCOME
 from results.text import format_number, plural
 
@@ -23,7 +23,7 @@ _UNSAID = "not said"
 
 def data(frame: pd.DataFrame) -> pd.DataFrame:
     """Failed points by outcome and phase, the deciding attempt of each, with the device-hours that those held."""
-    failed = last_attempts(frame)
+    failed = decided(frame)
     failed = failed[failed["outcome"] != "ok"]
     if failed["phase"].isna().all():
         return pd.DataFrame(columns=_COLUMNS)
@@ -42,7 +42,7 @@ def draw(frame: pd.DataFrame) -> Figure:
     """Kinds of failure by phase: the number of points, and below it the hours of devices that went with them."""
     table = data(frame)
     if table.empty:
-        some = (frame["outcome"] != "ok").any()
+        some = (decided(frame)["outcome"] != "ok").any()
         raise style.NothingToDraw("no failure names the phase it happened in" if some else "no point failed")
     kinds = _ordered(table["outcome"], (*OUTCOMES, UNKNOWN_OUTCOME))
     phases = _ordered(pd.concat([table["phase"], pd.Series(PHASES[:-1])]), PHASES)

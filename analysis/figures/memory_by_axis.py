@@ -155,7 +155,9 @@ FIGURES = (
     _spec(
         "cp",
         "Memory against context parallelism",
-        "Context parallelism divides the tokens of each sequence: activations only." + _HOW,
+        "Context parallelism divides the tokens of each sequence, and so the activations. ZeRO shards over its ranks "
+        "as well as over the data-parallel ones: the optimizer's state and the master weights shrink from stage 1 "
+        "on, gradients from stage 2 on, parameters at stage 3. Without ZeRO only activations shrink." + _HOW,
     ),
     _spec(
         "pp",

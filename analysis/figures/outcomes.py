@@ -11,7 +11,7 @@ from analysis.figures import style
 from analysis.figures.spec import FigureSpec
 from analysis.rows import labels, metrics
 from analysis.rows.frame_cache import cache_per_frame
-from analysis.rows.load import last_attempts
+from analysis.rows.load import decided
 from results.schema import UNKNOWN_OUTCOME
 from results.text import format_percent, listed
 
@@ -31,7 +31,7 @@ _MOST_NAMED = 4
 @cache_per_frame
 def data(frame: pd.DataFrame) -> pd.DataFrame:
     """Points by model, sequence length, number of devices and outcome."""
-    final = last_attempts(frame)
+    final = decided(frame)
     keys = ["model", "seq_len", "world_size", "outcome"]
     return final.groupby(keys, dropna=False).size().rename("points").reset_index()
 
@@ -111,7 +111,7 @@ def _inside(ax: Axes, x: float, y: float, text: str, colour: str, ha: str = "cen
 
 def _otherwise(frame: pd.DataFrame) -> str | None:
     """How those failed that are not out of memory, most frequent first, where that was recorded."""
-    final = last_attempts(frame)
+    final = decided(frame)
     kinds = final.loc[~final["outcome"].isin(["ok", "oom"]), "outcome"].value_counts()
     if not len(kinds) or list(kinds.index) == [UNKNOWN_OUTCOME]:
         return None
@@ -144,7 +144,7 @@ FIGURE = FigureSpec(
     title="Outcomes",
     caption=(
         "What became of the points of each model and size: shares as bars, counts below them. A retried point counts "
-        "by its last attempt."
+        "by its last attempt. One that was cancelled, or is to be tried again, has not run yet and is left out."
     ),
     draw=draw,
     data=data,

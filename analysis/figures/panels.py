@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import textwrap
+
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -31,6 +33,29 @@ def chosen_groups(rows: pd.DataFrame, most: int) -> tuple[list[Group], str | Non
 
 def rows_of(rows: pd.DataFrame, group: Group) -> pd.DataFrame:
     return rows[(rows["workload"] == group[0]) & (rows["world_size"] == group[1])]
+
+
+_NO_BREAK = "\N{NO-BREAK SPACE}"
+_CHARACTER_EM = 0.66
+"""About how wide a character of a bold title is."""
+_BESIDE_IN = 0.6
+"""Of a panel's place, what the labels of an axis with numbers take."""
+
+
+def set_title(ax: Axes, text: str, size: float = 10.0, *, weight: str = "bold", beside_in: float = _BESIDE_IN) -> None:
+    """A title that stays inside its panel: in as many lines as the panel's width asks for, broken after commas.
+
+    ``beside_in`` is what labels left of the panel take of its place.
+    """
+    place, figure = ax.get_subplotspec(), ax.figure.figure
+    assert place is not None and isinstance(figure, Figure)
+    _, columns = place.get_gridspec().get_geometry()
+    width = figure.get_figwidth() * len(place.colspan) / columns - beside_in
+    characters = max(int(72 * width / (_CHARACTER_EM * size)), 12)
+    # "seq 4096" stays together: a line ends at a comma.
+    parts = text.replace(" ", _NO_BREAK).replace(f",{_NO_BREAK}", ", ")
+    lines = textwrap.wrap(parts, characters, break_long_words=False, break_on_hyphens=False)
+    ax.set_title("\n".join(lines).replace(_NO_BREAK, " "), fontsize=size, weight=weight)
 
 
 def grid(count: int, columns: int, panel_in: tuple[float, float], extra_in: float = 0.8) -> tuple[Figure, list[Axes]]:

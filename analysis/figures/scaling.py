@@ -12,7 +12,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter
 
-from analysis.figures import conclusions, style
+from analysis.figures import conclusions, panels, style
 from analysis.figures.spec import FigureSpec
 from analysis.rows import by_degree, labels, metrics
 from analysis.rows.by_degree import PLACE
@@ -43,7 +43,7 @@ def draw_data_parallel(frame: pd.DataFrame) -> Figure:
 
 @style.styled
 def draw_tensor_parallel(frame: pd.DataFrame) -> Figure:
-    """Tensor parallelism without a pipeline: throughput by degree, and the largest micro-batch that fitted."""
+    """Tensor parallelism without a pipeline: throughput by degree, and the largest micro-batch that was run."""
     if "rehearsed" in set(frame["method"]):
         raise style.NothingToDraw(
             "no rehearsed times compare across tp: the steps come out too short where tp is above 1"
@@ -52,7 +52,7 @@ def draw_tensor_parallel(frame: pd.DataFrame) -> Figure:
         by_degree.tensor_parallel(frame),
         "no model has runs at two tensor-parallel degrees without pp and with the same tokens a step",
     )
-    line = ("largest_micro_batch", "Micro-batch, sequences", "largest micro-batch that fitted at these tokens a step")
+    line = ("largest_micro_batch", "Micro-batch, sequences", "largest micro-batch that finished (larger ones may fit)")
     return _bars(rows, "Tensor-parallel degree", labels.rate_unit(frame), line)
 
 
@@ -149,7 +149,7 @@ def _panels(rows: pd.DataFrame) -> tuple[Figure, Panels]:
         ax.set_visible(False)
     for ax, (name, group) in zip(axes, groups, strict=False):
         series = group["series"].unique()
-        ax.set_title(f"{name}, {series[0]}" if len(series) == 1 and "ZeRO" in series[0] else name)
+        panels.set_title(ax, f"{name}, {series[0]}" if len(series) == 1 and "ZeRO" in series[0] else name)
     return figure, list(zip(axes, groups, strict=False))
 
 
@@ -238,8 +238,8 @@ FIGURES = (
         title="Scaling of tensor parallelism",
         caption=(
             "Tensor parallelism without a pipeline, each degree on the fewest devices it was run on: the fastest of "
-            "its n runs, and the largest micro-batch that fitted, at the tokens a step that most runs of the model "
-            "have."
+            "its n runs, and the largest micro-batch of a finished run, at the tokens a step that most runs of the "
+            "model have. A larger one may fit where none was run."
         ),
         draw=draw_tensor_parallel,
         data=by_degree.tensor_parallel,

@@ -32,7 +32,7 @@ def draw_shares(frame: pd.DataFrame, rows: pd.DataFrame, parts: Parts) -> Figure
     noun, unit = labels.device_noun(frame), labels.rate_unit(frame)
     for ax, group, part in zip(axes, groups, of_groups, strict=True):
         _bars(ax, part, parts)
-        ax.set_title(labels.group_name(*group, noun))
+        panels.set_title(ax, labels.group_name(*group, noun), beside_in=0.062 * longest + 0.6)
     for ax in axes[-min(_COLUMNS, len(axes)) :]:
         ax.set_xlabel("Share of the step, %")
     note = "; ".join(part for part in (f"Right of each bar: {unit}", left_out) if part)

@@ -10,9 +10,12 @@ import pandas as pd
 from analysis.page.render import Said
 from analysis.rows import answer, labels, metrics
 from analysis.rows.cohorts import Cohort
-from analysis.rows.load import last_attempts
+from analysis.rows.load import decided, last_attempts
 from analysis.rows.stats import MIN_FOR_INTERVAL, median_interval
 from results.text import format_percent, listed, plural
+
+_CLOSE = 0.05
+"""A prediction of step times is good when the middle of the sizes of its errors is below this."""
 
 
 def of_part(part: Cohort) -> list[Said]:
@@ -104,7 +107,7 @@ def _ties(frame: pd.DataFrame, found: list[answer.Answer], won: list[answer.Answ
     close = sum(len(one.ties) > 1 for one in two)
     untimed = sum(one.untimed for one in two)
     why = (
-        "the runner-up is within 5 %, and each number is one timed step"
+        "the runner-up is within 5 %, and how far the steps of a run lie apart is not known"
         if untimed == len(two)
         else "noise may have put the others behind"
         + (f" (5 % is taken where it is not known: {untimed})" if untimed else "")
@@ -168,8 +171,7 @@ def _trust(frame: pd.DataFrame, part: Cohort) -> Iterator[Said]:
         )
     elif agree:
         yield Said("Losses agree.", f" Those of {plural(agree, 'run')} are the reference layout's within tolerance.")
-    final = last_attempts(frame)
-    final = final[~final["will_retry"].eq(True)]
+    final = decided(frame)
     unknown = int((~final["outcome"].isin(["ok", "oom"])).sum())
     if unknown:
         share = format_percent(unknown / len(final), 0)
@@ -186,14 +188,16 @@ def _predictions(frame: pd.DataFrame, rows: pd.DataFrame) -> Iterator[Said]:
         )
     times = metrics.prediction_errors(frame, "predicted_step_time_s", "step_time_s").dropna()
     if len(times):
-        middle = times.median()
+        middle, size = times.median(), times.abs().median()
         sign = "too short" if middle < 0 else "too long"
+        measured = frame["method"].eq("measured").all()
         inside, known = metrics.inside_interval(frame)
         covered = f"; {inside:,} of {known:,} in their 90 % interval" if known else ""
         yield Said(
-            f"Predicted step times were {format_percent(abs(middle))} {sign} in the median",
-            f" ({plural(len(times), 'run')}{covered}).",
-            "good" if abs(middle) < 0.05 else "doubt",
+            f"Predicted step times were off by {format_percent(size)} in the median",
+            f", their bias is {format_percent(abs(middle))} {sign} ({plural(len(times), 'run')}{covered})."
+            + ("" if measured else " They are compared with a rehearsal, not with measured steps."),
+            "good" if size < _CLOSE and measured else "doubt",
         )
     if not len(memory) and not len(times) and len(rows):
         yield Said("No prediction to check:", " these rows were not planned by ultrasweep.", "doubt")

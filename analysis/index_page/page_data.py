@@ -15,7 +15,7 @@ from analysis.explorer import plan_rows
 from analysis.figures import effects
 from analysis.rows import labels, metrics
 from analysis.rows.cohorts import Cohort
-from analysis.rows.load import Results, last_attempts, waiting
+from analysis.rows.load import Results, last_attempts, not_run_yet, waiting
 
 _DIGITS = 7
 """Significant digits that a number keeps, as in the rows."""
@@ -72,9 +72,9 @@ def _device(frame: pd.DataFrame) -> str | None:
 
 
 def _points(final: pd.DataFrame, first: int) -> dict[str, Any]:
-    """The deciding attempt of each point, as row numbers."""
-    retried = final["will_retry"].eq(True) if "will_retry" in final else pd.Series(False, index=final.index)
-    return {"rows": [first + int(place) for place in final.index], "again": [int(again) for again in retried]}
+    """The last attempt of each point, as row numbers, and whether its point has not run yet all the same."""
+    again = [int(again) for again in not_run_yet(final)]
+    return {"rows": [first + int(place) for place in final.index], "again": again}
 
 
 def _ranked(frame: pd.DataFrame, first: int) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import pandas as pd
 
 from analysis.rows import labels, metrics
 from analysis.rows.cohorts import mixtures
-from analysis.rows.load import Results, last_attempts, planned, waiting
+from analysis.rows.load import Results, decided, last_attempts, not_run_yet, planned, waiting
 from analysis.rows.stats import MIN_FOR_INTERVAL, MedianInterval, median_interval
 from results import noise
 from results.text import format_bytes, format_number, format_percent, listed, plural
@@ -31,11 +31,13 @@ def what_was_run(results: Results) -> list[str]:
     else:
         again = len(attempts) - len(final)
         retries = f", {plural(again, 'earlier attempt')} of them tried again" if again else ""
-        methods = final["method"].value_counts()
+        ended = decided(attempts)
+        methods = ended["method"].value_counts()
         how = listed([f"{count:,} {_METHODS.get(str(method), method)}" for method, count in methods.items()])
-        sentences.append(
-            f"{plural(len(final), 'point')} attempted in {plural(len(results.sweeps), 'sweep')}{named}: {how}{retries}."
-        )
+        where = f"in {plural(len(results.sweeps), 'sweep')}{named}"
+        tried = f"{plural(len(ended), 'point')} attempted {where}"
+        sentences.append(f"{tried}: {how}{retries}." if len(ended) else f"{tried}.")
+        sentences += _stopped(len(final) - len(ended))
         models = [str(name) for name in final["model"].dropna().unique()]
         sizes = [f"{size:,}" for size in labels.world_sizes(final)]
         noun = labels.device_noun(final)
@@ -156,7 +158,7 @@ def _winner(row: Mapping[str, Any], noun: str, unit: str) -> str:
         return (
             text
             + f"; the next one, {row['runner_up']}, is {format_percent(row['slower_by'])} slower, and nothing says "
-            "how much of that is noise: one timed step and no repeats."
+            "how much of that is noise: the spread of steps is not known, and there are no repeats."
         )
     if metrics.is_tie(row["tie"]):
         named = listed(row["tied_layouts"].split("; "), 4)
@@ -170,11 +172,17 @@ def _winner(row: Mapping[str, Any], noun: str, unit: str) -> str:
     )
 
 
+def _stopped(count: int) -> list[str]:
+    """Of points whose last attempt was cancelled, or is to be tried again."""
+    has = "has" if count == 1 else "have"
+    return [f"{plural(count, 'point')} had to stop and {has} not run yet."] if count else []
+
+
 def what_failed(frame: pd.DataFrame) -> list[str]:
     """Counts by kind, the device time that failures took, and the phases they happened in."""
     final = last_attempts(frame)
-    waits = final["will_retry"].eq(True)
-    stopped = [f"{plural(int(waits.sum()), 'point')} had to stop and will be tried again."] if waits.any() else []
+    waits = not_run_yet(final)
+    stopped = _stopped(int(waits.sum()))
     final = final[~waits]
     failed = final[final["outcome"] != "ok"]
     if final.empty:

@@ -12,7 +12,7 @@ from analysis.page.draw_figures import Drawn
 from analysis.page.export import FileTable
 from analysis.rows import labels, metrics
 from analysis.rows.cohorts import Cohort
-from analysis.rows.load import last_attempts
+from analysis.rows.load import decided
 from results import noise
 from results.schema import ATTEMPTS
 from results.text import format_bytes, format_number, format_percent
@@ -39,7 +39,7 @@ def all_tables(cohorts: Sequence[Cohort], drawn: Sequence[Sequence[Drawn]], clai
     values: dict[str, list[pd.DataFrame]] = {}
     for cohort, figures in zip(cohorts, drawn, strict=True):
         ranked.append(metrics.ranked(cohort.frame)[ranked_columns])
-        final = last_attempts(cohort.frame)
+        final = decided(cohort.frame)
         failures.append(final.loc[final["outcome"] != "ok", _ordered(*_FIRST, "outcome", "evidence")])
         for figure in figures:
             values.setdefault(figure.figure.name, []).append(_of_cohort(figure.data, cohort.frame))
@@ -97,7 +97,7 @@ def _tied(row: dict[str, Any]) -> str:
 
 def failure_rows(frame: pd.DataFrame) -> tuple[list[str], list[list[str]], int]:
     """Header and cells of the failures that memory does not explain, and how many of those there are in all."""
-    final = last_attempts(frame)
+    final = decided(frame)
     odd = final[~final["outcome"].isin(["ok", "oom"])]
     header = ["Outcome", "Model", labels.device_noun(frame), "Layout", "Phase", "Rank", "Evidence"]
     cells = [

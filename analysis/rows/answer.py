@@ -4,8 +4,9 @@ The page computes the same in the browser for whatever limits its reader sets (`
 the two together. The order of the steps is the Ultra-Scale Playbook's: fit, then the batch, then the throughput.
 
 Batches are not compared: unless another one is asked for, the answer is of the tokens a step that most finished layouts
-of the cell have. A winner is a set (`results.noise`). Where noise is not known, since there is one timed step and no
-repeat, layouts within `UNTIMED` of the best are taken for as fast: the answer then says so.
+of the cell have. A winner is a set (`results.noise`). Where noise is not known, since there is no repeat and nothing
+says how far the steps of a run lie apart (it had one, or its row holds the median alone), layouts within `UNTIMED` of
+the best are taken for as fast: the answer then says so.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import pandas as pd
 
 from analysis.rows import labels, metrics
 from analysis.rows.frame_cache import cache_per_frame
-from analysis.rows.load import last_attempts
+from analysis.rows.load import decided
 from results import noise, ranking
 
 UNTIMED = 0.05
@@ -105,8 +106,7 @@ class _Cell:
 def _cells(frame: pd.DataFrame) -> dict[tuple[str, int], _Cell]:
     """Every model and size, in the order of the page. All are told apart at once: cell by cell it takes ten times as
     long."""
-    final = last_attempts(frame)
-    outcomes = dict(list(final[~final["will_retry"].eq(True)].groupby(metrics.GROUP, sort=False)["outcome"]))
+    outcomes = dict(list(decided(frame).groupby(metrics.GROUP, sort=False)["outcome"]))
     ranked = metrics.ranked(frame)
     ranked = ranked.loc[ranked["rank"].notna(), [*metrics.GROUP, *(name for name in _TOLD if name in ranked)]]
     rows = dict(list(ranked.groupby(metrics.GROUP, sort=False)))

@@ -49,7 +49,7 @@ def data_parallel(frame: pd.DataFrame) -> pd.DataFrame:
 def tensor_parallel(frame: pd.DataFrame) -> pd.DataFrame:
     """Tensor parallelism without a pipeline, each degree on the fewest devices that it was run on.
 
-    ``largest_micro_batch`` is that of the runs that fitted.
+    ``largest_micro_batch`` is that of the runs that finished: a larger one may fit where none was run.
     """
     rows = _comparable(frame)
     rows = rows[rows["pp"] == 1]

@@ -11,7 +11,7 @@ from typing import Any, cast
 import pandas as pd
 
 from analysis.rows import labels, metrics
-from analysis.rows.load import last_attempts
+from analysis.rows.load import decided
 from results.agreement import largest_difference
 from workloads.experiment import ENGINE
 
@@ -40,7 +40,7 @@ def side_by_side(attempts: pd.DataFrame) -> pd.DataFrame:
     """
     found = []
     for rows in _shared(attempts):
-        final = last_attempts(rows)
+        final = decided(rows)
         final = final.assign(_layout=final["config_json"].map(_layout_of))
         final = final[final["_layout"].notna()]
         final = final.drop_duplicates(["_layout", *_OF_ENGINE], keep="last").drop_duplicates(

@@ -140,6 +140,19 @@ def last_attempts(attempts: pd.DataFrame) -> pd.DataFrame:
     return order.drop_duplicates(POINT_KEYS, keep="last").sort_index()
 
 
+def not_run_yet(final: pd.DataFrame) -> pd.Series:
+    """Which of `last_attempts` decided nothing: their point is to be tried again, or they were cancelled."""
+    again = final["will_retry"].eq(True) if "will_retry" in final else pd.Series(False, index=final.index)
+    return again | final["outcome"].eq("cancelled") if "outcome" in final else again
+
+
+def decided(attempts: pd.DataFrame) -> pd.DataFrame:
+    """The attempts that say what became of their points: `last_attempts` without those of points that have not run
+    yet."""
+    final = last_attempts(attempts)
+    return final[~not_run_yet(final)]
+
+
 def planned(results: Results) -> pd.DataFrame:
     """Ledger rows of the points that a sweep is to run, or has run, itself.
 
@@ -156,8 +169,7 @@ def planned(results: Results) -> pd.DataFrame:
 def waiting(results: Results) -> pd.DataFrame:
     """Ledger rows that should run and have no attempt yet that decided them."""
     to_run = results.ledger[results.ledger["verdict"] == "run"]
-    final = last_attempts(results.attempts)
-    decided = final[~final["will_retry"].eq(True)]
-    done = set(zip(decided["sweep"].fillna(""), decided["experiment_id"], strict=True))
+    ended = decided(results.attempts)
+    done = set(zip(ended["sweep"].fillna(""), ended["experiment_id"], strict=True))
     points = zip(to_run["sweep"].fillna(""), to_run["experiment_id"], strict=True)
     return to_run[[point not in done for point in points]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from analysis.rows.frame_cache import cache_per_frame
-from analysis.rows.load import last_attempts
+from analysis.rows.load import decided, last_attempts
 from results import noise, ranking
 from results.errors_of_predictions import relative_errors
 from results.grade import INTERVAL
@@ -14,6 +14,10 @@ RANK_BY = "tokens_per_s_per_gpu"
 MFU = "mfu_palm"
 """The MFU shown where only one fits: PaLM's, as in most published tables. All definitions are in the tables."""
 MFU_NAME = "MFU (PaLM)"
+MFU_PEAKS = (
+    "An MFU is of the device's peak in the precision of the run: that of FP8 is twice that of BF16, so that at the "
+    "same speed a run in FP8 has half the MFU."
+)
 GROUP = ["workload", "world_size"]
 """Layouts are ranked within a group: one model (and sequence length) on one number of devices."""
 _RATES = (RANK_BY, "tokens_per_s", "mfu_palm", "mfu_causal", "mfu_playbook", "hfu", "published_mfu")
@@ -79,9 +83,9 @@ MEMORY_NAMES = {"peak_allocated_bytes": "peak allocated memory", "peak_reserved_
 
 
 def group_counts(frame: pd.DataFrame) -> pd.DataFrame:
-    """Points of each group by outcome, the deciding attempt of each: index `GROUP`, one column for each outcome."""
-    final = last_attempts(frame)
-    return final.groupby([*GROUP, "outcome"]).size().unstack("outcome", fill_value=0)
+    """Points of each group by outcome, the deciding attempt of each: index `GROUP`, one column for each outcome. Points
+    that have not run yet are left out."""
+    return decided(frame).groupby([*GROUP, "outcome"]).size().unstack("outcome", fill_value=0)
 
 
 def device_hours(frame: pd.DataFrame) -> pd.Series:

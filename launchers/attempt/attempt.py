@@ -71,7 +71,12 @@ class Attempt:
 def new_attempt_id(point: Point, number: int) -> str:
     """An id that names the experiment and the attempt, and is never used twice. It stands beside the experiment's own
     id in names of files, so that of a long one only the beginning and the hash are taken."""
-    return f"{shortened_id(point.experiment.id, LONGEST_IN_ATTEMPT)}.a{number}.{secrets.token_hex(3)}"
+    return f"{attempt_prefix(point)}{number}.{secrets.token_hex(3)}"
+
+
+def attempt_prefix(point: Point) -> str:
+    """What the ids of all attempts at this experiment begin with, before the attempt's number."""
+    return f"{shortened_id(point.experiment.id, LONGEST_IN_ATTEMPT)}.a"
 
 
 def start_attempt(

@@ -84,6 +84,7 @@ class Agent:
                     self._heard_at = time.monotonic()
                     for message in messages:
                         self._answer(message)
+                        self._heard_at = time.monotonic()  # what came meanwhile is not read yet
                 self._report_beats()
                 self._report_exits()
                 self._keep_alive()

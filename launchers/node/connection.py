@@ -34,6 +34,11 @@ class JsonLines:
         """Send one message. Raises `OSError` when the other side has gone."""
         self.connection.sendall(json.dumps(message).encode() + b"\n")
 
+    @property
+    def unread_bytes(self) -> int:
+        """Of a line that has not come to its end."""
+        return len(self._rest)
+
     def receive(self) -> list[dict[str, Any]] | None:
         """The messages that have come in, maybe none; None when the other side has gone. To be called when the socket
         is readable."""

@@ -75,7 +75,10 @@ def fork_rank(
     if pid:
         return pid
     try:
-        _become_rank(parent, folder, rank, environment)
+        try:
+            _become_rank(parent, folder, rank, environment)
+        except OSError:  # its log cannot be opened
+            os._exit(protocol.CANNOT_WRITE)
         run_rank(folder, rank, local_rank, beat)
     except BaseException:
         traceback.print_exc()

@@ -17,6 +17,7 @@ from typing import Any
 
 from launchers.node.connection import JsonLines, NodeLost
 from launchers.node.fork import RankExit
+from launchers.node.ports import NoFreePort
 from launchers.node.rank_group import KILL_LIMIT_S, StartFailed, Termination
 from workloads.beats import Heartbeat
 
@@ -57,6 +58,13 @@ class Node:
     def request(self, do: str, limit_s: float, **fields: Any) -> dict[str, Any]:
         """Send a request and wait for its answer. Raises `NodeLost` when none comes within ``limit_s`` seconds."""
         return self.wait(self.ask(do, **fields), do, limit_s)
+
+    def reserve_port(self) -> int:
+        """A port of this node for a rendezvous. Raises `NodeLost`, or `NoFreePort` when the agent finds none."""
+        answer = self.request("port", _ANSWER_LIMIT_S)
+        if "port" not in answer:
+            raise NoFreePort(f"node {self.name}: {answer.get('error', 'its agent gave no port')}")
+        return int(answer["port"])
 
     def wait(self, future: Future[dict[str, Any]], do: str, limit_s: float) -> dict[str, Any]:
         """The answer to a request of `ask`. Raises `NodeLost` as `request` does."""

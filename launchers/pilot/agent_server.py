@@ -14,6 +14,9 @@ from typing import Any
 from launchers.node.connection import KEEPALIVE_S, SILENCE_LIMIT_S, HeadAddress, JsonLines
 from launchers.node.remote import Node
 
+_LONGEST_GREETING = 1 << 20
+"""Bytes of one message, before an agent is ready."""
+
 
 class AgentServer(threading.Thread):
     """Reads the connections of all agents. ``nodes`` holds, by name, those that are ready."""
@@ -77,10 +80,7 @@ class AgentServer(threading.Thread):
         self._selector.register(connection, selectors.EVENT_READ, peer)
 
     def _read(self, peer: _Peer) -> None:
-        try:
-            messages = peer.lines.receive()
-        except ValueError:  # the other end is no agent
-            messages = None
+        messages = self._received(peer)
         if messages is None:
             self._selector.unregister(peer.lines.connection)
             peer.lines.connection.close()
@@ -91,17 +91,32 @@ class AgentServer(threading.Thread):
             self._wake.set()
             return
         for message in messages:
-            if peer.node is not None:
-                peer.node.handle(message)
-            else:
-                self._admit(peer, message)
+            assert peer.node is not None
+            peer.node.handle(message)
         self._wake.set()
 
+    def _received(self, peer: _Peer) -> list[dict[str, Any]] | None:
+        """What a node's agent has sent since it was ready; None when the connection has ended or is no agent's.
+
+        Every machine of a cluster can reach the port: what a scanner or another program sends must end its own
+        connection alone."""
+        try:
+            messages = peer.lines.receive()
+            while messages and peer.node is None:
+                self._admit(peer, messages.pop(0))
+            if peer.node is None and peer.lines.unread_bytes > _LONGEST_GREETING:
+                return None
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            return None
+        return messages
+
     def _admit(self, peer: _Peer, message: dict[str, Any]) -> None:
-        """One of the first messages on a connection: the secret, then whether the agent could start."""
+        """One of the first messages on a connection: the secret, then whether the agent could start. Raises ValueError
+        for one that does not know the secret."""
         if peer.expected is None:
-            if message.get("secret") == self._secret and isinstance(message.get("name"), str):
-                peer.expected = message["name"]
+            if message.get("secret") != self._secret or not isinstance(message.get("name"), str):
+                raise ValueError("not one of this pilot's agents")
+            peer.expected = message["name"]
             return
         if "refused" in message:
             self.refused[peer.expected] = message["refused"]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from launchers.attempt import outcome as oc
-from launchers.attempt.attempt import Attempt, reopen_attempt
+from launchers.attempt.attempt import Attempt, attempt_prefix, reopen_attempt
 from launchers.attempt.execute import Execution, internal_error
 from launchers.attempt.outcome import Outcome
 from launchers.pilot.recorder import AttemptRecorder, record_of_row
@@ -92,7 +92,7 @@ class DeadPilots:
         last = max((record.attempt_number for record in records), default=0)
         begun = [
             attempt
-            for folder in self._sweep.attempts.glob(f"{point.experiment.id}.a*")
+            for folder in self._sweep.attempts.glob(f"{attempt_prefix(point)}*")
             if folder.name not in recorded
             and (attempt := reopen_attempt(self._sweep, point, folder.name)) is not None
             and attempt.task.method == point.method

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from launchers.attempt.watchdog import watch
 from launchers.node.connection import NodeLost
+from launchers.node.ports import NoFreePort
 from launchers.node.rank_group import StartFailed
 from launchers.node.remote import Node, RemoteRanks
 from launchers.settings import LaunchSettings
@@ -36,7 +37,7 @@ FAR_BELOW = 0.9
 """A node with less than this share of the median of its peers is reported. Rates of equal nodes differ by 2 to 3 %."""
 LIMIT_S = 180.0
 """Longest time of a check; NCCL's first start over many nodes takes most of it."""
-_PORT_LIMIT_S = 30.0
+_ANSWER_LIMIT_S = 30.0
 _MODEL = ModelSpec(
     name="check",
     num_layers=1,
@@ -69,8 +70,8 @@ def check_nodes(
     world_size = width * len(nodes)
     folder = check_dir(sweep, pilot_id)
     try:
-        port = nodes[0].request("port", _PORT_LIMIT_S)["port"]
-    except (NodeLost, KeyError) as error:
+        port = nodes[0].reserve_port()
+    except (NodeLost, NoFreePort) as error:
         raise CheckFailed(str(error)) from None
     experiment = Experiment.canonical(model=_MODEL, dp=world_size, global_batch_size=world_size, seq_len=16)
     task = Task(
@@ -175,7 +176,7 @@ def _wait_until_free(nodes: Sequence[Node], settings: LaunchSettings, width: int
     limit_s = settings.device_free_limit_s
     for node in nodes:
         with contextlib.suppress(NodeLost):
-            node.wait(node.ask("free", count=width, limit_s=limit_s), "free", limit_s + _PORT_LIMIT_S)
+            node.wait(node.ask("free", count=width, limit_s=limit_s), "free", limit_s + _ANSWER_LIMIT_S)
 
 
 def _why(folder: Path, world_size: int, results: Mapping[int, RankResult]) -> str:

@@ -19,6 +19,7 @@ from launchers.attempt import rows
 from launchers.attempt.attempt import new_attempt_id, start_attempt
 from launchers.attempt.outcome import StopReason
 from launchers.node.connection import NodeLost
+from launchers.node.ports import NoFreePort
 from launchers.node.remote import Node
 from launchers.pilot.allocation import Allocation
 from launchers.pilot.attempt_thread import AttemptThread
@@ -32,6 +33,7 @@ from launchers.pilot.state_writer import StateWriter
 from launchers.pilot.stop_request import StopRequest
 from launchers.state import queue, requirements
 from launchers.state.history import HistoryReader
+from launchers.state.node_exclusions import LOST_FOR_S
 from launchers.state.pilot_config import PilotConfig
 from launchers.state.pilot_state import Liveness
 from launchers.state.queue import Claim
@@ -52,7 +54,6 @@ FRUITLESS_RESTARTS = 3
 CLAIM_AGAIN_S = 0.5
 """While points run and none could be claimed beside them, the pause before the next try. A point that ends cuts it
 short."""
-_PORT_LIMIT_S = 30.0
 _WAIT_S = 0.5
 """Between two looks at the queue while other pilots run what is left."""
 QUEUE_LIMIT_S = 900.0
@@ -262,9 +263,11 @@ class Pilot:
         point = claim.point
         width = requirements.devices_used(point, self.settings)
         try:
-            port = nodes[0].request("port", _PORT_LIMIT_S)["port"]
-        except (NodeLost, KeyError) as error:
+            port = nodes[0].reserve_port()
+        except (NodeLost, NoFreePort) as error:
             self.log(f"{claim.stem} waits again: {error}")
+            if isinstance(error, NoFreePort):
+                self._report_excluded(self._pool.exclude(nodes[0].name, str(error), for_s=LOST_FOR_S))
             self._report_excluded(self._pool.exclude_lost())
             return None
         ids = None

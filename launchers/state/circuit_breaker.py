@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from launchers.state.history import AttemptRecord
-from launchers.state.sweep_dir import SweepDir
+from launchers.state.sweep_dir import SweepDir, entry_names, split_name
 from results.text import plural
 from workloads.experiment import Experiment
 from workloads.protocol import read_json, write_json
@@ -24,6 +24,23 @@ BREAKER_FAILURES = 4
 """So many different points of one kind must fail alike before it is paused; see ``launcher.breaker_failures``."""
 _NUMBERS = re.compile(r"0x[0-9a-fA-F]+|[0-9]+(\.[0-9]+)?")
 _BREAKING = ("crash", "hang", "nccl_error", "timeout", "diverged")
+
+
+@dataclass(frozen=True, slots=True)
+class _Resumed:
+    """The last `resume`."""
+
+    at: float
+    """Seconds since 1970, by the clock of who asked for it."""
+    attempts: frozenset[str] | None
+    """Ids of the attempts that were recorded by then; None in files of earlier versions."""
+
+    def before(self, record: AttemptRecord) -> bool:
+        """Whether the attempt had been recorded by then."""
+        return record.started_at <= self.at if self.attempts is None else record.attempt_id in self.attempts
+
+
+_NEVER = _Resumed(0.0, frozenset())
 
 
 def kind_of(experiment: Experiment, nodes: int) -> str:
@@ -42,16 +59,16 @@ def paused_kinds(
     sweep: SweepDir, attempts: Iterable[AttemptRecord], failures: int = BREAKER_FAILURES
 ) -> dict[str, str]:
     """The kinds of points that are paused, each with the reason. Attempts before the last `resume` do not count."""
-    since = 0.0
+    resumed = _NEVER
     with contextlib.suppress(OSError):
-        since = _resumed_at(sweep)
-    return _paused_kinds(since, attempts, failures)
+        resumed = _resumed(sweep)
+    return _paused_kinds(resumed, attempts, failures)
 
 
-def _paused_kinds(since: float, attempts: Iterable[AttemptRecord], failures: int) -> dict[str, str]:
+def _paused_kinds(resumed: _Resumed, attempts: Iterable[AttemptRecord], failures: int) -> dict[str, str]:
     by_kind: dict[str, list[AttemptRecord]] = {}
     for record in attempts:
-        if record.kind and record.started_at > since:
+        if record.kind and not resumed.before(record):
             by_kind.setdefault(record.kind, []).append(record)
     paused = {}
     for kind, records in by_kind.items():
@@ -82,9 +99,11 @@ def paused_message(paused: Mapping[str, str], points: int | None = None) -> str:
 
 
 def resume(sweep: SweepDir) -> None:
-    """Let the points of every paused kind run again."""
+    """Let the points of every paused kind run again. Raises `OSError`."""
+    # Which attempts there were is told by their names: clocks of the nodes that ran them may differ from this one's.
     # The file's name stays as it was, so that sweeps recorded with earlier versions read the same.
-    write_json(sweep.path / "queue" / "breaker_lifted.json", {"at": time.time()})
+    known = sorted(split_name(name)[1] for name in entry_names(sweep.history))
+    write_json(sweep.path / "queue" / "breaker_lifted.json", {"at": time.time(), "attempts": known})
 
 
 @dataclass(slots=True)
@@ -96,11 +115,11 @@ class CircuitBreaker:
     """See `paused_kinds`."""
     proven: set[int] = field(default_factory=set)
     """Shapes (numbers of nodes) that need no canary any more: an attempt has ended there, well or by its own fault."""
-    _seen: tuple[int, float] | None = None
+    _seen: tuple[int, _Resumed] | None = None
 
     def update(self, sweep: SweepDir, records: Collection[AttemptRecord]) -> None:
         """Bring everything up to date with ``records``, all attempts of the sweep so far. Raises `OSError`."""
-        seen = len(records), _resumed_at(sweep)
+        seen = len(records), _resumed(sweep)
         if seen == self._seen:
             return
         self._seen = seen
@@ -116,8 +135,10 @@ def _signature(record: AttemptRecord) -> str:
     return f"{record.outcome} {record.phase} {_NUMBERS.sub('#', said)[:120]}"
 
 
-def _resumed_at(sweep: SweepDir) -> float:
+def _resumed(sweep: SweepDir) -> _Resumed:
     """Raises `OSError` when the file cannot be read now: a pilot must not take kinds for paused then."""
     with contextlib.suppress(FileNotFoundError, ValueError, TypeError, KeyError):
-        return float(read_json(sweep.path / "queue" / "breaker_lifted.json")["at"])
-    return 0.0
+        found = read_json(sweep.path / "queue" / "breaker_lifted.json")
+        names = found.get("attempts")
+        return _Resumed(float(found["at"]), frozenset(names) if names is not None else None)
+    return _NEVER

@@ -86,8 +86,9 @@ class HistoryReader:
         return [record for record in self._records.values() if record is not None]
 
     def of(self, stem: str) -> list[AttemptRecord]:
-        """The records known so far of the attempts at one point, oldest first."""
-        return _sorted(self._by_stem.get(stem, ()))
+        """The records known so far of the attempts at one point, oldest first: by their numbers, since the clocks of
+        two pilots differ."""
+        return sorted(self._by_stem.get(stem, ()), key=lambda attempt: (attempt.attempt_number, attempt.started_at))
 
     def _add(self, name: str, record: AttemptRecord | None) -> None:
         self._records[name] = record

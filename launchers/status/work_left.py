@@ -90,8 +90,8 @@ class PointNeeds:
         if known is not None:
             if not method:
                 return known
-            hours = known.expected_s * known.devices if known.expected_s is not None else None
-            return Need(1, hours)  # a rehearsal holds one device, whatever the layout
+            device_s = known.expected_s * known.devices if known.expected_s is not None else None
+            return Need(1, device_s)  # a rehearsal holds one device, whatever the layout
         if key not in self._own:
             try:
                 self._own[key] = Need(1 if method else read_point(folder / name).experiment.world_size, None)

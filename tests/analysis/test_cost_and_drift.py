@@ -139,6 +139,20 @@ def test_short_sweeps_say_so_and_long_ones_tell_a_trend() -> None:
     assert any("all alike" in text for text in words(NAMES["drift"].draw(labelled(*repeated(30, 600)))))
 
 
+def test_a_trend_of_predictions_by_several_commits_is_said_not_to_be_the_nodes() -> None:
+    rows = [
+        row | {"experiment_id": f"e{i}", "predicted_step_time_s": 1.0, "git_commit": "ab"[i % 2]}
+        for i, row in enumerate(repeated(210, 600, 0.001))
+    ]
+    for i, row in enumerate(rows):
+        row["step_time_s"] = 1.0 + 0.001 * i
+    text = next(text for text in words(NAMES["drift"].draw(labelled(*rows))) if "rank correlation" in text)
+    assert "(p < 0.001 without drift)" in text
+    assert "Predictions are of 2 commits: a planner that changed between them shows as a trend, too" in text
+    same = [row | {"git_commit": "a"} for row in rows]
+    assert not any("commits" in text for text in words(NAMES["drift"].draw(labelled(*same))))
+
+
 def test_nodes_stand_apart_with_their_medians() -> None:
     rows = repeated(12, 600, nodes=(["a"], ["b"], ["b"]))
     for row in rows:

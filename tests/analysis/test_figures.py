@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from pathlib import Path
 from unittest import mock
 
@@ -25,6 +26,7 @@ from analysis.figures import (
     style,
 )
 from analysis.figures.spec import FigureSpec
+from analysis.index_page import headlines
 from analysis.rows import metrics
 from analysis.rows.cohorts import split
 from analysis.rows.load import load
@@ -214,6 +216,38 @@ def test_the_title_names_the_model_up_to_which_data_parallelism_is_fastest() -> 
     [cohort] = split(frame_of(rows))
     said = best_configurations.conclude(cohort.frame)
     assert said is not None and said.startswith("Data parallelism alone is fastest up to llama1b (1 of 2 cells)")
+
+
+def test_the_title_counts_a_winner_for_each_axis_that_it_uses_as_the_page_does() -> None:
+    best: tuple[dict[str, int], ...] = ({"tp": 4}, {"tp": 2, "cp": 2}, {"dp": 4}, {"tp": 2, "pp": 2})
+    rows = []
+    for layers, degrees in enumerate(best, start=8):
+        shape = synthetic.llama(f"m{layers}", layers, 2048, 32, 8192)
+        for other, rate in ((degrees, 200.0), ({"cp": 4}, 100.0)):
+            e = Experiment.canonical(model=shape, micro_batch_size=1, global_batch_size=8, **other)
+            times = {"tokens_per_s_per_gpu": rate, "step_time_s": e.tokens_per_step / rate / e.world_size}
+            rows.append(synthetic.attempt(e, len(rows), outcome="ok", **times))
+    [cohort] = split(frame_of(rows))
+    several = len(metrics.best_configurations(cohort.frame))
+    said = str(best_configurations.conclude(cohort.frame))
+    page = headlines.of_part(cohort)[0]
+    number = re.search(r"(\d+) use tensor", page.concluded + page.rest)
+    assert number is not None
+    assert said.startswith(f"{number[1]} of {several} fastest configurations use tensor parallelism")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["dp_scaling", "tp_scaling", "efficiency", "breakdown_by_kind"])
+def test_titles_of_panels_stay_inside_the_figure_and_apart(name: str) -> None:
+    spec = next(spec for spec in registry.FIGURES if spec.name == name)
+    figure = spec.draw(split(load(RECORDED).attempts)[0].frame)
+    style.lay_out(figure)
+    boxes = [ax.title.get_window_extent() if ax.get_title() else None for ax in figure.axes]
+    boxes += [ax._left_title.get_window_extent() for ax in figure.axes if ax.get_title(loc="left")]  # type: ignore[attr-defined]
+    titles = [box for box in boxes if box is not None]
+    assert titles
+    assert all(box.x1 <= figure.bbox.width + 1 for box in titles)
+    assert not any(one.overlaps(two) for one, two in itertools.combinations(titles, 2))
 
 
 def test_heatmaps_rank_one_batch_and_say_which() -> None:

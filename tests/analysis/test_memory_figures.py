@@ -110,6 +110,20 @@ def test_a_family_has_the_most_values_that_any_rows_have(frame: pd.DataFrame) ->
         assert len(family.rows) == max(len(found) for key, found in stages.items() if key[0] == family.model)
 
 
+def test_what_context_parallelism_shrinks_is_what_its_caption_says() -> None:
+    caption = next(spec.caption for spec in memory_by_axis.FIGURES if spec.name == "memory_by_cp")
+    told = ("activations", "from stage 1 on", "gradients from stage 2 on", "parameters at stage 3", "Without ZeRO only")
+    assert all(part in caption for part in told)
+    fields: dict[str, Any] = {"model": synthetic.MODELS[0], "dp": 2, "micro_batch_size": 1, "global_batch_size": 8}
+    parts, shrinks = ("parameters", "gradients", "optimizer", "activations"), {}
+    for stage in (0, 1, 2, 3):
+        one, two = (estimate_memory(Experiment.canonical(**fields, cp=cp, zero_stage=stage)).stages[0] for cp in (1, 2))
+        shrinks[stage] = {name for name in parts if getattr(two, f"{name}_bytes") < getattr(one, f"{name}_bytes")}
+    assert shrinks[0] == {"activations"}
+    assert shrinks[1] == {"activations", "optimizer", "parameters"}  # the master weights are among the parameters
+    assert shrinks[2] == shrinks[3] == {*shrinks[1], "gradients"}
+
+
 def test_one_data_parallel_rank_belongs_to_every_stage_as_it_was_run() -> None:
     points = [variant(BASE.replace(zero_stage=3), "dp", dp) for dp in (1, 2, 4)]
     frame = labelled(*rows_of(*[point for point in points if point]))

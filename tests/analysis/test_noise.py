@@ -114,6 +114,27 @@ def test_repeats_come_before_steps_and_count_for_the_layouts_that_ran_once() -> 
     assert ranked.loc["llama3b", "noise_from"] == "repeats of other models and sizes"
 
 
+def test_steps_that_differ_more_come_before_the_repeats_of_others() -> None:
+    """Five quiet repeats of another model must not make winners of runs whose own steps spread by 10 %."""
+    quiet = [run(point(1), i, 100.0 + 0.1 * i, 1e-4, sweep=f"s{i}") for i in range(5)]
+    loud = [run(point(mbs, synthetic.MODELS[1]), 9 + mbs, 50.0 - mbs, 0.1) for mbs in (1, 2)]
+    ranked = metrics.ranked(labelled(*quiet, *loud)).set_index("model")
+    assert ranked.loc["llama1b", "noise_from"] == "repeats of this layout"
+    borrowed = ranked.loc["llama3b"]
+    assert set(borrowed["noise_from"]) == {"its timed steps, which differ more than repeats of other models and sizes"}
+    assert borrowed["noise"].tolist() == pytest.approx([math.log(1.1) / 2.36] * 2, rel=0.01)
+    few = [run(point(mbs, synthetic.MODELS[1]), 9 + mbs, 50.0 - mbs, 0.1, timed_steps=3) for mbs in (1, 2)]
+    ranked = metrics.ranked(labelled(*quiet, *few)).set_index("model")
+    source = "timed steps of its model and size, which differ more than repeats of other models and sizes"
+    assert set(ranked.loc["llama3b", "noise_from"]) == {source}
+    best = metrics.best_configurations(labelled(*quiet, *few)).set_index("model")
+    assert best.loc["llama3b", "tie"]
+    alone = metrics.ranked(labelled(*quiet, few[0])).set_index("model").loc["llama3b"]
+    assert alone["noise_from"] == "its timed steps, which differ more than repeats of other models and sizes"
+    calm = run(point(1, synthetic.MODELS[1]), 10, 50.0, 1e-4)
+    assert metrics.ranked(labelled(*quiet, calm))["noise_from"].tolist()[-1] == "repeats of other models and sizes"
+
+
 def test_one_odd_layout_does_not_make_everything_a_tie() -> None:
     steady = [run(point(mbs), mbs, 100.0 - mbs, 0.004) for mbs in (1, 2, 4, 8, 16)]
     odd = run(point(32), 99, 50.0, 0.9, timed_steps=2)

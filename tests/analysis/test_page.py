@@ -173,6 +173,17 @@ def test_a_layout_opens_into_its_row(study: Path, browser: Browser) -> None:
     quiet(browser, study)
 
 
+def test_bars_of_a_row_are_filled(small: Path, browser: Browser) -> None:
+    """The header's own rules must not reach the stacked bars of a row, which are of one class with it."""
+    opened(browser, small)
+    browser.click("#ten tbody tr:nth-child(1) button")
+    browser.wait("document.querySelectorAll('#runs-drawer .bars .bar').length > 1")
+    parts = "[...document.querySelectorAll('#runs-drawer .bars .bar > span')].map((e) => e.getBoundingClientRect())"
+    assert browser.js(f"Math.min(...{parts}.map((box) => box.height))") > 10
+    bars = "[...document.querySelectorAll('#runs-drawer .bars .bar')].map((e) => e.getBoundingClientRect().height)"
+    assert browser.js(f"Math.max(...{bars})") < 20
+
+
 def test_parts_are_never_pooled(small: Path, browser: Browser) -> None:
     opened(browser, small)
     slugs = browser.js("[...document.querySelectorAll('#part option')].map((o) => o.value)")
@@ -299,4 +310,12 @@ def test_the_recorded_rows_say_where_a_step_and_the_memory_go(browser: Browser, 
     assert "matmul" in browser.text("#steps")
     assert "bubble" in browser.text("#steps")
     assert "optimizer" in browser.text("#memstack")
+    assert "that of FP8 is twice that of BF16" in browser.text("#maplegend")
+    assert "dualpipe v" in browser.text("#profile")
+    wide = "[...document.querySelectorAll('.pf .c, .pf .c b')].filter((e) => e.scrollWidth > e.clientWidth + 1)"
+    assert browser.js(f"{wide}.map((e) => e.textContent)") == []
+    inside = "[...document.querySelectorAll('.pf .c')].filter((c) => c.firstChild.offsetWidth > c.clientWidth)"
+    assert browser.js(f"{inside}.map((e) => e.textContent)") == []
+    profile = "document.getElementById('profile')"
+    assert browser.js(f"{profile}.scrollWidth <= {profile}.clientWidth + 1"), "a value is scrolled out of sight"
     quiet(browser, page)

@@ -164,9 +164,11 @@ def test_the_caution_on_rehearsals_is_what_the_recorded_rows_show() -> None:
     frame = store.read_attempts(RECORDED).to_pandas()
     both = metrics.rehearsed_beside_measured(frame)
     learned = both["experiment_id"].isin(frame.loc[frame["routing"] == "learned", "experiment_id"])
-    assert both.loc[~learned, "peak_difference"].abs().max() < 0.002
-    assert learned.sum() == 3
-    assert both.loc[learned, "peak_difference"].abs().max() < 0.012  # how many tokens a rank gets moves by the step
+    staged = both["experiment_id"].isin(frame.loc[frame["pp"] > 1, "experiment_id"])
+    assert both.loc[~learned & ~staged, "peak_difference"].abs().max() < 0.002
+    assert both.loc[~learned & staged, "peak_difference"].abs().max() < 0.005  # of messages that are on their way
+    assert learned.sum() >= 10
+    assert both.loc[learned, "peak_difference"].abs().max() < 0.015  # how many tokens a rank gets moves by the step
     times, apart = both["step_time_difference"], (both["tp"] > 1) | (both["cp"] > 1)
     # Later ones count that ranks wait for each other: nearer, but too short where the host sets the pace.
     rehearsed = frame[frame["method"].str.startswith("rehearsed")].groupby("experiment_id")["started_at"].max()

@@ -15,7 +15,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from analysis import report
+from analysis.figures import all_runs, failures_by_phase, outcomes
+from analysis.index_page import headlines, page_data
 from analysis.page import staging as output
+from analysis.rows import answer, cohorts
+from analysis.rows.load import load
 from results.rows import table_from_rows
 from results.schema import ATTEMPTS, MEASUREMENT_VERSION, SCHEMA_VERSION
 from tests.analysis import synthetic
@@ -81,8 +85,25 @@ def test_a_table_of_something_else_leaves_the_report_alone(tmp_path: Path, capsy
 def test_a_point_that_was_stopped_has_not_failed(tmp_path: Path) -> None:
     rows = [*synthetic.attempts(POINTS[:2]), synthetic.attempt(POINTS[3], 9, outcome="cancelled", will_retry=True)]
     text = text_of(report.build(synthetic.make_sweep(tmp_path / "s", rows), tmp_path / "out", QUICK))
-    assert "1 point had to stop and will be tried again." in text
+    assert "1 point had to stop and has not run yet." in text
     assert "did not finish (" not in text
+
+
+def test_a_cancelled_point_has_not_run_yet_wherever_points_are_counted(tmp_path: Path) -> None:
+    rows = [*synthetic.attempts(POINTS[:4]), synthetic.attempt(POINTS[4], 9, outcome="cancelled", phase="step")]
+    sweep = synthetic.make_sweep(tmp_path / "s", rows)
+    [part] = cohorts.split(load(sweep).attempts)
+    assert outcomes.cells(part.frame).to_numpy().sum() == 4
+    assert "cancelled" not in set(outcomes.data(part.frame)["outcome"])
+    assert "cancelled" not in set(failures_by_phase.data(part.frame)["outcome"])
+    assert "cancelled" not in set(all_runs.data(part.frame)["outcome"])
+    assert sum(one.points for one in answer.of_every_cell(part.frame)) == 4
+    assert "Of 4 points" in " ".join("".join(said[:2]) for said in headlines.of_part(part))
+    text = text_of(report.build(sweep, tmp_path / "out", QUICK))
+    assert "4 points attempted in 1 sweep" in text
+    assert "1 point had to stop and has not run yet." in text
+    numbers = page_data.of_parts(load(sweep), [part], None)["parts"][0]["points"]
+    assert sum(not again for again in numbers["again"]) == 4
 
 
 def test_somebody_elses_page_is_not_overwritten(

@@ -15,6 +15,7 @@ import pytest
 
 from analysis.claims import study as claims
 from analysis.figures import best_configurations, effects, memory_by_axis, scaling, style
+from analysis.index_page import headlines
 from analysis.page import sentences, tables
 from analysis.rows import by_degree, metrics
 from analysis.rows.cohorts import Cohort, split
@@ -50,6 +51,35 @@ def test_how_far_the_next_layout_is_behind_is_a_share_of_the_winner() -> None:
     header, [cells], _ = tables.best_rows(frame)
     assert dict(zip(header, cells, strict=True))["Slower by"] == "58.2 %"
     assert "is 58.2 % slower" in sentences.what_is_best(frame)[0]
+
+
+def test_several_timed_steps_without_their_spread_are_not_called_one() -> None:
+    """A rehearsal's row has the median of its steps alone."""
+    unknown: dict[str, Any] = {"method": "rehearsed", "timed_steps": 3}
+    unknown |= {"step_time_min_s": None, "step_time_max_s": None}
+    rows = [row | unknown for row in (*cell(ONE_B, 2, 100.0, 99.0), *cell(THREE_B, 2, 50.0, 49.5, start=20))]
+    [part] = split(frame_of(rows))
+    page = " ".join("".join(said[:2]) for said in headlines.of_part(part))
+    assert "and how far the steps of a run lie apart is not known" in page
+    words_of = [*sentences.what_is_best(part.frame), page, *words(best_configurations.draw(part.frame))]
+    assert not any("one timed step" in text for text in words_of)
+
+
+def test_predicted_times_are_judged_by_the_size_of_their_errors() -> None:
+    """Errors of 20 % to either side have no bias, and are no good prediction."""
+    rows = cell(ONE_B, 2, 100.0, 99.0, 98.0, 97.0)
+    for row, ratio in zip(rows, (0.8, 1.2, 0.82, 1.19), strict=True):
+        row["predicted_step_time_s"] = ratio * row["step_time_s"]
+    told = next(said for said in headlines.trust(split(frame_of(rows))[0]) if "step times" in said.concluded)
+    assert told.concluded == "Predicted step times were off by 19.5 % in the median"
+    assert "their bias is 0.5 % too long" in told.rest
+    assert told.mark == "doubt"
+    for row in rows:
+        row["predicted_step_time_s"] = 1.01 * row["step_time_s"]
+    for method, mark in (("measured", "good"), ("rehearsed", "doubt")):
+        [part] = split(frame_of([row | {"method": method} for row in rows]))
+        told = next(said for said in headlines.trust(part) if "step times" in said.concluded)
+        assert (told.mark, "compared with a rehearsal" in told.rest) == (mark, method == "rehearsed")
 
 
 @pytest.mark.slow

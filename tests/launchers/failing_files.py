@@ -86,7 +86,7 @@ class _Pool:
         return []
 
     def free(self) -> list[Any]:
-        node = SimpleNamespace(name="n0", address="here", device_ids=None, request=lambda *_: {"port": 1})
+        node = SimpleNamespace(name="n0", address="here", device_ids=None, reserve_port=lambda: 1)
         return [] if self._busy else [node]
 
     def mark_busy(self, nodes: Sequence[Any]) -> None:

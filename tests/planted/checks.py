@@ -185,13 +185,15 @@ def loads(pool: Pool, fault: Fault | None) -> None:
     """Each layer counts every copy once, and the balance term once, whatever a backward computes again."""
     moe = experts(balance="aux_loss", balance_coefficient=0.5)
     terms = {}
-    for kind in ("none", "experts", "full"):
-        case = experiment(moe=moe, dp=2, ep=2, routing="learned", micro_batch_size=2, recompute=kind)
+    for kind, compiled in (("none", "none"), ("experts", "none"), ("full", "none"), ("selective", "block")):
+        case = experiment(moe=moe, dp=2, ep=2, routing="learned", micro_batch_size=2, recompute=kind, compile=compiled)
         counted = pool.run(with_fault, 2, fault, _count_loads, case)
         copies = case.tokens_per_step // case.dp * moe.experts_per_token
         assert [copied for copied, _ in counted] == [[copies] * (case.model.num_layers - 1)] * 2, kind
         terms[kind] = [term for _, term in counted]
     assert terms["none"] == terms["experts"] == terms["full"] and min(map(min, terms["none"])) > 0
+    for found, compiled_too in zip(terms["none"], terms["selective"], strict=True):
+        assert all(map(math.isclose, found, compiled_too))
 
 
 def _count_loads(rank: int, case: Experiment) -> tuple[list[int], list[float]]:

@@ -9,13 +9,16 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from results.errors import UltrasweepError
+from results import grade
+from results.errors import InvalidResults, UltrasweepError
 from results.schema import ATTEMPTS
 from sweep.__main__ import main
+from sweep.codebases import read_clusters
 from sweep.measured_tables import columns_of_attempts
 from sweep.predict_table import OUT, predict_frame, read_table
 from tests.workloads.costs.shapes import LLAMA_1B, MIXTRAL
 from tests.workloads.predict.tables import random_rows, row
+from workloads.costs.memory import estimate_memory
 from workloads.experiment import Experiment
 from workloads.predict.table import COLUMNS
 from workloads.record import config_columns
@@ -216,3 +219,67 @@ def test_rows_with_experts_have_a_reason() -> None:
     found = predict_frame(rows, None).predictions
     assert found["step_time_s"].notna().tolist() == [True, False]
     assert found["reason"].iloc[1] == "experts are in no column"
+
+
+def test_memory_of_our_engine_is_that_of_a_plan() -> None:
+    """From columns, and from rows of a sweep, whose configuration says more than columns can."""
+    cluster = read_clusters()["h200"]
+    said = predict_frame(pd.DataFrame([row(1), row(1, recompute="full", pp=2, dp=4, vpp=2)]), None).predictions
+    whole = {"model": LLAMA_1B, "zero_stage": 1, "micro_batch_size": 2, "seq_len": 4096}
+    plain = Experiment.canonical(dp=8, global_batch_size=32, **whole)
+    staged = Experiment.canonical(
+        dp=4, pp=2, pp_schedule="interleaved_1f1b", virtual_stages=2, recompute="full", global_batch_size=16, **whole
+    )
+    for experiment, found in zip((plain, staged), said["predicted_peak_allocated_bytes"], strict=True):
+        assert found == estimate_memory(experiment).peak_bytes + cluster.device.workspace_bytes
+    odd = Experiment.canonical(dp=8, global_batch_size=32, recompute="norm+swiglu", **whole)
+    rows = attempts_of("ultrasweep", count=1).assign(**{name: [value] for name, value in config_columns(odd).items()})
+    found = predict_frame(rows, None).predictions.iloc[0]
+    assert found["predicted_peak_allocated_bytes"] == estimate_memory(odd).peak_bytes + cluster.device.workspace_bytes
+    assert found["fits"] and found["predicted_peak_reserved_bytes"] > found["predicted_peak_allocated_bytes"]
+
+
+def test_memory_of_rows_that_are_no_layout_of_our_engine_is_that_of_any_code_base() -> None:
+    assert one(heads=24, tp=8, dp=1, kv_heads=1)["predicted_peak_allocated_bytes"] > 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"sharding": "zero9"}, "sharding 'zero9' is not known: taken as zero"),
+        ({"recompute": "most"}, "recompute 'most' is not known: taken as none"),
+        ({"precision": "int4"}, "precision 'int4' is not known: taken as 16 bits"),
+        ({"precision": ""}, "precision not given: 16 bits"),
+        ({"sharding": None, "codebase": "megatron"}, "sharding not given: zero"),
+    ],
+)
+def test_words_that_are_not_known_are_said(changes: dict[str, Any], said: str) -> None:
+    assert said in one(**changes)["reason"]
+    assert pd.isna(one()["reason"])
+
+
+def test_a_table_is_not_written_over_and_columns_nobody_reads_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = tmp_path / "table.csv"
+    pd.DataFrame([{**row(), "recomput": "full"}]).to_csv(table, index=False)
+    before = table.read_text()
+    assert main(["predict", str(table), "--out", str(table)]) == 2
+    assert "is a table that is read" in capsys.readouterr().err
+    assert table.read_text() == before
+    assert main(["predict", str(table), "--out", str(tmp_path / "out.csv")]) == 0
+    assert "columns that are not read: recomput" in capsys.readouterr().out
+
+
+def test_predictions_of_a_sweep_are_graded_by_their_ids() -> None:
+    """Whatever their order; without ids they are refused, as nothing says which row is which."""
+    attempts = attempts_of("ultrasweep")
+    said = predict_frame(attempts, None).predictions
+    assert said["experiment_id"].tolist() == attempts["experiment_id"].tolist()
+    attempts["started_at"] = pd.date_range("2026-01-01", periods=len(attempts), freq="-1h", tz="UTC")
+    points = grade.measured_points(attempts.assign(cluster="h200", measurement_version=1))
+    straight = grade.pairs_of_predictions(said, points)
+    turned = grade.pairs_of_predictions(said.iloc[::-1].reset_index(drop=True), points)
+    pd.testing.assert_frame_equal(straight, turned)
+    with pytest.raises(InvalidResults, match="no experiment_id"):
+        grade.pairs_of_predictions(said.drop(columns="experiment_id"), points)

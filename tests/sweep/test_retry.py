@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
 
 from launchers.state import queue
 from launchers.state.circuit_breaker import kind_of, paused_kinds
+from launchers.state.history import write_record
 from launchers.state.queue import QueueReader
 from launchers.state.sweep_dir import SweepDir, entry_names
 from sweep.__main__ import main
@@ -31,7 +33,10 @@ def sweep(tmp_path: Path) -> SweepDir:
 def paused(sweep: SweepDir) -> dict[str, str]:
     failed = points(*["raises"] * 4)
     kind = kind_of(failed[0].experiment, 1)
-    return paused_kinds(sweep, [record_of(p, n, "crash", 1.0, kind=kind) for n, p in enumerate(failed)])
+    records = [record_of(p, n, "crash", 1.0, kind=kind) for n, p in enumerate(failed)]
+    for point, record in zip(failed, records, strict=True):
+        write_record(sweep, point.stem, record)
+    return paused_kinds(sweep, records)
 
 
 def test_retry_paused_requeues_nothing(sweep: SweepDir, capsys: pytest.CaptureFixture[str]) -> None:
@@ -43,7 +48,22 @@ def test_retry_paused_requeues_nothing(sweep: SweepDir, capsys: pytest.CaptureFi
 
 
 def test_any_retry_lets_paused_kinds_run(sweep: SweepDir, capsys: pytest.CaptureFixture[str]) -> None:
+    assert paused(sweep)
     assert main(["retry", str(sweep.path), "--outcome", "crash"]) == 0
     assert "4 points requeued" in capsys.readouterr().out
     assert paused(sweep) == {}
     assert len(entry_names(sweep.todo)) == 6
+
+
+def test_retry_paused_counts_what_was_recorded_not_when(sweep: SweepDir) -> None:
+    """The clocks of the nodes are an hour ahead of this machine's."""
+    failed = points(*["raises"] * 4)
+    kind = kind_of(failed[0].experiment, 1)
+    records = [record_of(p, n, "crash", 1.0, kind=kind, started_at=time.time() + 3600.0) for n, p in enumerate(failed)]
+    for point, record in zip(failed, records, strict=True):
+        write_record(sweep, point.stem, record)
+    assert paused_kinds(sweep, records)
+    assert main(["retry", str(sweep.path), "--paused"]) == 0
+    assert paused_kinds(sweep, records) == {}
+    again = [record_of(p, n + 9, "crash", 1.0, kind=kind) for n, p in enumerate(failed)]
+    assert paused_kinds(sweep, [*records, *again]), "what fails after that counts"

@@ -88,7 +88,8 @@ class CheckpointedBlock(nn.Module):
         for module in block.modules() if policy is _keep_expensive else ():
             if hasattr(module, "kernels_kept"):  # the checkpoint takes them again when it recomputes
                 setattr(module, "kernels_kept", True)  # noqa: B010 - as below
-        self.options["context_fn"] = partial(create_selective_checkpoint_contexts, policy)
+        contexts = _contexts_of_routed if routed else create_selective_checkpoint_contexts
+        self.options["context_fn"] = partial(contexts, policy)
 
     def forward(self, x_TD: Tensor, cos_SH: Tensor, sin_SH: Tensor) -> Tensor:
         return checkpoint(self.block, x_TD, cos_SH, sin_SH, **self.options)
@@ -102,11 +103,18 @@ def is_recomputing() -> bool:
     return _is_recomputing.get()
 
 
+def _contexts_of_routed(policy: Callable[..., Any]) -> tuple[Any, Any]:
+    """As `create_selective_checkpoint_contexts`; routers do not count the second forward."""
+    first, again = create_selective_checkpoint_contexts(policy)
+    return first, _recomputing(again)
+
+
 @contextmanager
-def _recomputing() -> Iterator[None]:
+def _recomputing(around: Any = nullcontext()) -> Iterator[None]:  # noqa: B008 - it holds nothing
     token = _is_recomputing.set(True)
     try:
-        yield
+        with around:
+            yield
     finally:
         _is_recomputing.reset(token)
 

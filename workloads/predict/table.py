@@ -152,6 +152,8 @@ def _row(
         raise Refused(f"gpu {gpu!r} has no rate for precision {precision!r}")
     if re.search(r"fp32|float32|fp64|float64|tf32", precision) and not re.search("16|8", precision):
         raise Refused(f"precision {precision!r} is not one that the model knows (16 bits, fp8)")
+    if not fp8 and not re.search(r"16|half|mixed|amp", precision):
+        note.append(_taken_as("precision", precision, "16 bits"))
     inter = cluster.inter_node.bandwidth if cluster.inter_node is not None else math.nan
     return {
         "gpus": layout["gpus"],
@@ -167,8 +169,8 @@ def _row(
         "mbs": _known(n["mbs"]),
         "micro_batches": _known(n["grad_accum"]),
         **{name: layout[name] for name in ("dp", "tp", "pp", "vpp", "cp", "ep")},
-        "zero": _zero(values["sharding"], profile),
-        "recompute": _recompute(values["recompute"]),
+        "zero": _zero(values["sharding"], profile, note),
+        "recompute": _recompute(values["recompute"], note),
         "fp8": fp8,
         "fp16": float(re.search(r"fp16|float16|half", precision.replace("bfloat16", "")) is not None),
         **UNLIKE,
@@ -305,8 +307,8 @@ def _truth(value: Any) -> bool | None:
     return False if text else None
 
 
-def _zero(value: Any, profile: Profile) -> float:
-    text = "" if value is None else str(value).strip().lower()
+def _zero(value: Any, profile: Profile, note: list[str]) -> float:
+    text = _word(value)
     if found := re.search(r"(?:zero|stage)[ _-]*([0-3])", text):
         return float(found[1])
     if re.fullmatch(r"[0-3](\.0)?", text):
@@ -315,17 +317,30 @@ def _zero(value: Any, profile: Profile) -> float:
         return 3.0
     if "distributed" in text or "dist_opt" in text:
         return 1.0
-    if text in ("none", "no", "ddp", "dp"):
-        return 0.0
-    return float(profile.sharding)
+    if text not in ("none", "no", "ddp", "dp"):
+        note.append(_taken_as("sharding", text, f"zero{profile.sharding}"))
+        return float(profile.sharding)
+    return 0.0
 
 
-def _recompute(value: Any) -> float:
-    text = "" if value is None else str(value).strip().lower()
-    if re.match(r"(no|none|not|off|false|without|disabled)($|[^a-z])", text):  # "no checkpointing"
+def _recompute(value: Any, note: list[str]) -> float:
+    text = _word(value)
+    if re.match(r"(no|none|not|off|false|without|disabled|0|0\.0)($|[^a-z])", text):  # "no checkpointing"
         return 0.0
     if re.search(r"select|sac|norm|rope|swiglu|experts|core_attn|partial", text):
         return 1.0
     if re.search(r"full|block|uniform|^true$|^1(\.0)?$|^ac$|checkpoint|^yes$", text):
         return 2.0
+    note.append(_taken_as("recompute", text, "none"))
     return 0.0
+
+
+def _word(value: Any) -> str:
+    """In small letters. ``none`` is a word here, and an empty cell none."""
+    if value is None or value is pd.NA or (isinstance(value, float) and math.isnan(value)):
+        return ""
+    return str(value).strip().lower()
+
+
+def _taken_as(column: str, text: str, what: str) -> str:
+    return f"{column} {text!r} is not known: taken as {what}" if text else f"{column} not given: {what}"

@@ -59,7 +59,7 @@ const CellMap = (() => {
         grid.append(cell ? button(state, cell, answers.get(cell), values.get(cell), write, level(values.get(cell), low, top), act) : element("div", { class: "cell void", title: "not in the results" }, "·"));
       }
     }
-    legend(state, rows, write, low, top, act);
+    legend(state, rows, name, write, low, top, act);
   }
 
   /**
@@ -131,13 +131,15 @@ const CellMap = (() => {
   /**
    * @param {PageState} state
    * @param {string[]} rows
+   * @param {string} name Of the measure.
    * @param {(value: number) => string} write
    * @param {number} low
    * @param {number} top
    * @param {Act} act
    */
-  function legend(state, rows, write, low, top, act) {
+  function legend(state, rows, name, write, low, top, act) {
     const { part } = state;
+    /** @type {Node[]} */
     const items = [];
     if (top && !part.isPlan) items.push(element("span", {}, low ? write(top) : write(0), element("i", { class: low ? "ramp turned" : "ramp" }), low ? write(low) : write(top)));
     const cells = [...part.cells.values()].filter((cell) => rows.includes(cell.workload));
@@ -145,6 +147,7 @@ const CellMap = (() => {
     if (cells.some((cell) => cell.waiting && !cell.points.length)) items.push(element("span", {}, element("i", { class: "sw pale" }), "planned, not run"));
     if (!part.isPlan) items.push(element("span", {}, "≈ a tie"));
     if (part.valuesOf("network_regime", part.ranked.row).length > 1) items.push(element("span", {}, "▾ the winner saw the slow network"));
+    if (name === "mfu" && part.valuesOf("peak_flops", part.ranked.row).length > 1) items.push(element("span", {}, "MFU is of the peak in each run's precision: that of FP8 is twice that of BF16."));
     if (part.minor.size) {
       const count = part.minor.size;
       items.push(element("button", { type: "button", class: "more", id: "minor", onclick: () => act.set({ minor: !state.minor }) }, state.minor ? "Hide variants with few runs" : `Show ${Words.plural(count, "variant")} with few runs`));

@@ -49,7 +49,7 @@ const Why = (() => {
     const table = Answer.bestAtEachValue(part, found), most = Math.max(...table.map(({ values }) => values.length), 1);
     const box = by("profile");
     if (!table.length) return box.replaceChildren(empty("No axis varies among the layouts that are left."));
-    box.style.gridTemplateColumns = `max-content repeat(${most}, minmax(44px, 64px))`;
+    box.style.gridTemplateColumns = `max-content repeat(${most}, minmax(min-content, max-content))`;
     const cells = table.flatMap(({ axis, values }) => [
       element("div", { class: "rl" }, AXIS_NAMES[axis] ?? axis),
       ...values.map(({ value, count, best }) => element("div", { class: "c", style: `--share:${Math.round(100 * (1 - best.behind))}%`, title: `${part.layoutName(best.place)}, best of ${count}` }, element("b", {}, String(value).replaceAll("_", " ")), element("small", {}, best.behind ? `−${Words.percent(best.behind, best.behind < 0.1 ? 1 : 0)}` : "best"))),

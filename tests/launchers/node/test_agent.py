@@ -1,0 +1,100 @@
+"""The connection between a pilot and the agents of its nodes."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launchers.node import fork
+from launchers.node.agent import Agent
+from launchers.node.connection import JsonLines
+from launchers.node.ports import NoFreePort
+from launchers.node.remote import Node
+from launchers.pilot.agent_server import AgentServer
+from workloads import protocol
+
+
+class SlowDevices:
+    """Their memory is not free for some time."""
+
+    ids = None
+
+    def notes(self) -> list[str]:
+        return []
+
+    def wait_until_free(self, count: int, limit_s: float, meanwhile: Callable[[], None]) -> None:
+        until = time.monotonic() + limit_s
+        while time.monotonic() < until:
+            meanwhile()
+            time.sleep(0.01)
+
+
+def test_a_long_request_is_no_silence() -> None:
+    """The pilot has sent keep-alives all the time; the agent just could not read them."""
+    theirs, ours = socket.socketpair()
+    agent: Any = Agent(theirs, "n", SlowDevices(), None)  # type: ignore[arg-type]
+    serving = threading.Thread(target=agent.serve, args=(0.3,), daemon=True)
+    serving.start()
+    lines = JsonLines(ours)
+    lines.send({"request": 0, "do": "free", "count": 1, "limit_s": 0.6})
+    for _ in range(10):
+        lines.send({})
+        time.sleep(0.1)
+    assert serving.is_alive()
+    ours.close()
+    serving.join(5.0)
+
+
+@pytest.mark.parametrize("sent", [b"null\n", b"[1]\n", b"GET / HTTP/1.1\r\n\r\n", b"[" * 100_000 + b"\n", b"{}\n"])
+def test_what_no_agent_sends_ends_its_own_connection_alone(sent: bytes) -> None:
+    server = AgentServer(threading.Event())
+    port = server.listen().port
+    server.start()
+    with socket.create_connection(("127.0.0.1", port), timeout=5.0) as connection:
+        connection.sendall(sent)
+        with contextlib.suppress(ConnectionResetError):
+            assert connection.recv(1) == b""
+    assert server.is_alive()
+    server.close()
+
+
+def test_a_node_without_a_port_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, _theirs = socket.socketpair()
+    node = Node("n7", "here", None, JsonLines(ours))
+
+    def answer(*_: object, **__: object) -> Future[dict[str, Any]]:
+        future: Future[dict[str, Any]] = Future()
+        future.set_result({"error": "no free port among 10240 to 32767"})
+        return future
+
+    monkeypatch.setattr(node, "ask", answer)
+    with pytest.raises(NoFreePort, match="node n7: no free port among"):
+        node.reserve_port()
+
+
+def test_a_rank_whose_log_cannot_be_opened_ends_as_one_that_cannot_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.open
+
+    def quota(path: Any, *arguments: Any, **named: Any) -> int:
+        if str(path).endswith(".log"):
+            raise OSError(errno.EDQUOT, "Disk quota exceeded", str(path))
+        return real(path, *arguments, **named)
+
+    monkeypatch.setattr(os, "open", quota)
+    pid = fork.fork_rank(tmp_path, 0, 0, {}, lambda *_: os._exit(0), lambda *_: None)
+    until = time.monotonic() + 10.0
+    while (found := fork.poll_exit(0, pid, killed_by_us=False)) is None and time.monotonic() < until:
+        time.sleep(0.01)
+    assert found is not None and found.status == protocol.CANNOT_WRITE
