@@ -67,7 +67,9 @@ def print_explanation(record: Record, results: Path, console: Console) -> None:
         if experiment.pp > 1 and (text := _predicted_idle(record)):
             console.print(text, highlight=False)
     if not record.attempts:
-        console.print("no attempt yet")
+        cached = any(row["verdict"] == "cached" for row in record.ledger)
+        where = "among these files: the finished one is of the sweep named above" if cached else "yet"
+        console.print(f"no attempt {where}", highlight=False)
     for row in record.attempts:
         _print_attempt(row, results, console)
 

@@ -127,6 +127,8 @@ def _print_best(cells: Sequence[Cell], console: Console) -> None:
                 *((format_percent(one.mfu),) if mfu else ()),
                 "" if place else _lead(cell),
             )
+        if (more := (cell.tied or 1) - 1 - _MOST_TIED) > 0:
+            table.add_row(f"  and {more:,} more")
     console.print(table)
     say = partial(console.print, highlight=False, markup=False)
     if len(cells) > _MOST_CELLS:

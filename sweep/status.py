@@ -25,6 +25,7 @@ from launchers.state.sweep_dir import SweepDir
 from launchers.status.archived import archived_status
 from launchers.status.status import SweepStatus, sweep_status
 from launchers.status.view import shape_table
+from results.errors import InvalidResults
 from results.printable import one_line
 from results.store import only_shipped, sweep_dirs
 from results.terminal import plain_table
@@ -40,13 +41,25 @@ _NUMBERS = ("points", "done", "failed", "running", "waiting", "device-h", "left"
 def print_status(path: Path, console: Console) -> None:
     """Print one line for each sweep below ``path``, or all that is known where there is only one. Raises
     `InvalidResults` where there is none."""
-    sweeps = [SweepDir.open(folder) for folder in sweep_dirs(path)]
+    folders = sweep_dirs(path)
+    sweeps, unread = [], []
+    for folder in folders:
+        try:
+            sweeps.append(SweepDir.open(folder))
+        except InvalidResults as error:
+            if len(folders) == 1:
+                raise
+            unread.append(str(error))
+    if not sweeps:
+        raise InvalidResults(unread[0])
+    for why in unread:
+        _print_line(console, f"not shown: {why}")
     for sweep in sweeps:
         if not sweep.archived and (rebuilt := rebuild_lost_rows(sweep)) is not None:
             _print_line(console, rebuilt)
     if only_shipped(path):
         _print_line(console, f"no sweep of your own in {path} yet; those that came with the program:")
-    if len(sweeps) == 1:
+    if len(folders) == 1:
         _print_one(sweeps[0], console)
         return
     hours = console.width >= _WIDE

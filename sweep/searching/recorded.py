@@ -15,7 +15,7 @@ import pandas as pd
 
 from results.errors import UltrasweepError
 from sweep.codebases import GENERAL, read_clusters, read_profiles
-from sweep.measured_tables import study_table
+from sweep.measured_tables import is_attempts, study_table, table_of_attempts
 from sweep.predict_table import measured_of, numeric, read_table
 from sweep.searching.features import families, layout_features
 from sweep.searching.space import Floats, Space, Texts
@@ -73,6 +73,8 @@ def read_recorded(path: Path) -> pd.DataFrame:
     if path.suffix == ".csv" and path.is_file() and RAW_STUDY in pd.read_csv(path, nrows=0).columns:
         return study_regime(study_table(path))
     frame = read_table(path)
+    if is_attempts(frame):
+        frame = table_of_attempts(frame)
     if missing := [name for name in ("status", "step_time_s") if name not in frame]:
         raise UltrasweepError(f"{path} has no column {' and none '.join(missing)}: nothing to search in again")
     frame["status"] = frame["status"].astype(str).str.strip().str.lower().replace({"success": "ok"})

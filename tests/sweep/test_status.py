@@ -18,7 +18,7 @@ from launchers.state.history import AttemptRecord
 from launchers.state.pilot_state import PilotState, Running
 from launchers.state.process_identity import ProcessIdentity
 from launchers.state.submissions import log_dir, new_submission, update
-from launchers.state.sweep_dir import Point, entry_names, read_point, split_name
+from launchers.state.sweep_dir import Point, SweepDir, entry_names, read_point, split_name
 from launchers.status.status import sweep_status
 from launchers.status.view import render_status
 from sweep import status
@@ -216,6 +216,16 @@ def test_without_submissions_slurm_is_not_asked(
     enqueue(prepare(["+grid=tiny", "launcher=local"], ConfFolders(), []))
     assert main(["status"]) == 0
     assert "Slurm" not in capsys.readouterr().out
+
+
+def test_a_damaged_sweep_does_not_hide_the_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("damaged", "good"):
+        SweepDir.create(tmp_path / name, {})
+    (tmp_path / "damaged" / "sweep.json").write_text("{")
+    assert main(["status", str(tmp_path)]) == 0
+    said = capsys.readouterr().out.replace("\n", "")
+    assert "not shown: " in said and "damaged/sweep.json cannot be read" in said and "good" in said
+    assert main(["status", str(tmp_path / "damaged")]) == 2
 
 
 def test_the_live_view_shows_shapes_and_does_not_grow_without_end(study: Study) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from analysis import search_regret
 from sweep.__main__ import main
+from sweep.measured_tables import RECORDED
 from sweep.search_replay import SEARCH
 from sweep.searching.baselines import at_random, by_hand, by_prediction, in_order
 from sweep.searching.recorded import Recorded, read_recorded, recorded_space
@@ -143,6 +144,11 @@ def test_tables_in_which_nothing_can_be_searched(
     assert main(["search", "--replay", str(path)]) == 2
     error = capsys.readouterr().err
     assert said in error and len(error.splitlines()) == 1
+
+
+def test_rows_of_a_sweep_are_a_table() -> None:
+    rows = read_recorded(RECORDED / "h200x2_search" / "attempts.parquet")
+    assert set(rows["status"]) <= {"ok", "oom"} and (rows["step_time_s"] > 0).any()
 
 
 @pytest.mark.slow
