@@ -165,9 +165,11 @@ def _print_settling(answer: Answer, console: Console) -> None:
     ]
     hours = sum(one for one in runs if one is not None)
     command = " ".join(shlex.quote(word) for word in settling_words(q, answer.best))
+    takes = "this layout takes" if len(runs) == 1 else f"these {len(runs):,} layouts take"
+    money = f" ({hours * q.price:,.2f} at {q.price:g} a GPU-hour)" if q.price is not None else ""
     console.print(
-        f"to settle it: these {plural(len(runs), 'layout')} take {format_hours(hours)} GPU-hours; a search among them "
-        f"and their mixtures:\n    python -m sweep search {command}",
+        f"to settle it: {takes} {format_hours(hours)} GPU-hours{money}; a search among them and their mixtures:\n"
+        f"    python -m sweep search {command}",
         markup=False,
         highlight=False,
         soft_wrap=True,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import re
 import shlex
 
 import pytest
@@ -134,6 +135,13 @@ def test_the_fewest_devices_and_the_least_money() -> None:
     impossible = asked(*words[:3], "tokens=1e15", "days=1", *SMALL)
     assert impossible.goal is not None and impossible.goal.fewest is None
     assert "not reached" in printed(impossible)
+
+
+def test_a_price_counts_what_settling_it_takes() -> None:
+    text = printed(asked(*LLAMA, *SMALL, "price=2.5", top=1))
+    [hours, money] = re.findall(r"this layout takes ([\d.]+) GPU-hours \(([\d.]+) at 2.5 a GPU-hour\)", text)[0]
+    assert float(money) == pytest.approx(2.5 * float(hours), abs=0.02)
+    assert "a GPU-hour" not in printed(asked(*LLAMA, *SMALL, top=1))
 
 
 def test_sizes_without_a_layout_are_said_in_one_line() -> None:
