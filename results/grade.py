@@ -101,21 +101,25 @@ def pairs_of_rows(points: pd.DataFrame) -> pd.DataFrame:
     return _together(found)
 
 
-def pairs_of_predictions(predictions: pd.DataFrame, measured: pd.DataFrame) -> pd.DataFrame:
+def pairs_of_predictions(
+    predictions: pd.DataFrame, measured: pd.DataFrame, *, in_its_order: bool = False
+) -> pd.DataFrame:
     """Pairs of a file of predictions, row by row with ``measured``: `measured_points`, or a table as
     ``python -m sweep predict`` takes it, with ``status``, ``step_time_s`` and ``reserved_gib``.
 
-    Predictions with an ``experiment_id`` are matched by it; others only with such a table, whose rows are in their
-    order. Raises `InvalidResults` where rows cannot be told.
+    Predictions with an ``experiment_id`` are matched by it, of several with one id the last; others only with such a
+    table, ``in_its_order``, or one without ids. Raises `InvalidResults` where rows cannot be told.
     """
     if "experiment_id" in predictions and "experiment_id" in measured:
+        predictions = predictions.drop_duplicates("experiment_id", keep="last")
         both = measured.merge(predictions, on="experiment_id", how="inner", suffixes=("", "_of_prediction"))
         names = {name: f"{name}_of_prediction" if name in measured else name for name in predictions.columns}
     else:
-        if len(predictions) != len(measured) or "experiment_id" in measured:
+        if len(predictions) != len(measured) or ("experiment_id" in measured and not in_its_order):
             raise InvalidResults(
                 f"{len(predictions):,} predictions have no experiment_id and stand beside {len(measured):,} measured "
-                "rows; give the table that they were made of (--against)"
+                "rows, so that none is known to be of another: --against takes a table of their own order (no "
+                "attempts.parquet), and predict keeps the experiment_id of a table that has one"
             )
         both = measured.reset_index(drop=True)
         names = {name: f"{name}_of_prediction" for name in predictions.columns}

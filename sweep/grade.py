@@ -42,12 +42,14 @@ def read(path: Path, predictions: Path | None, against: Path | None) -> tuple[pd
         points = grade.measured_points(grade.with_rehearsals(load(path).table.to_pandas()))
         found.append(grade.pairs_of_rows(points))
     if predictions is not None:
-        measured = points if against is None else _measured_table(against)
+        table = None if against is None else _table(against)
+        measured = points if against is None or table is None else _measured_table(against, table)
         said = _table(predictions)
         if not any(name in said for _, name, _ in grade.CALIBRATED):
             names = ", ".join(name for _, name, _ in grade.CALIBRATED)
             raise InvalidResults(f"{predictions} has none of the columns {names}: it holds no prediction")
-        found.append(grade.pairs_of_predictions(said, measured))
+        in_its_order = table is not None and not is_attempts(table)
+        found.append(grade.pairs_of_predictions(said, measured, in_its_order=in_its_order))
     full = [one for one in found if len(one)]
     if not full and points.empty:
         raise InvalidResults(f"{path} has no finished run: there is nothing to compare predictions with")
@@ -61,9 +63,8 @@ def _table(path: Path) -> pd.DataFrame:
         raise InvalidResults(f"{path} cannot be read: {error}") from None
 
 
-def _measured_table(path: Path) -> pd.DataFrame:
+def _measured_table(path: Path, rows: pd.DataFrame) -> pd.DataFrame:
     """A table as ``predict`` takes it, with the names that rows have. Unknown columns stay as they are."""
-    rows = _table(path)
     if rows.empty:
         raise InvalidResults(f"{path} has no row: nothing was measured")
     if is_attempts(rows):

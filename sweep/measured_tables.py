@@ -27,8 +27,13 @@ def recorded_table(folder: Path = RECORDED) -> pd.DataFrame:
 
 def table_of_attempts(attempts: pd.DataFrame) -> pd.DataFrame:
     """Rows of attempts (`results.schema.ATTEMPTS`) in the columns of ``predict``, which have no routed experts."""
+    return columns_of_attempts(measured_attempts(attempts))
+
+
+def measured_attempts(attempts: pd.DataFrame) -> pd.DataFrame:
+    """Those of them that such a table has, in its order."""
     rows = attempts[(attempts["method"] == "measured") & attempts["outcome"].isin(["ok", "oom"])]
-    return columns_of_attempts(rows[~has_experts(rows)].reset_index(drop=True))
+    return rows[~has_experts(rows)].reset_index(drop=True)
 
 
 def is_attempts(frame: pd.DataFrame) -> bool:
@@ -72,7 +77,7 @@ def columns_of_attempts(rows: pd.DataFrame) -> pd.DataFrame:
             "cp": rows["cp"],
             "ep": rows["ep"],
             "sharding": "zero" + rows["zero_stage"].astype(str),
-            "recompute": rows["recompute"],
+            "recompute": _recomputed(rows),
             "precision": rows["precision"],
             "codebase": rows["engine"].fillna(ENGINE),
             "code_version": "engine " + rows["engine_version"].astype(str),
@@ -82,6 +87,14 @@ def columns_of_attempts(rows: pd.DataFrame) -> pd.DataFrame:
             "reserved_gib": (rows["peak_reserved_bytes"] / GIB).where(rows["outcome"] == "ok"),
         }
     )
+
+
+def _recomputed(rows: pd.DataFrame) -> pd.Series[str]:
+    """``full``, or ``full.every2`` where every second layer recomputes."""
+    if "recompute_every" not in rows:
+        return rows["recompute"]
+    every = pd.to_numeric(rows["recompute_every"], errors="coerce").fillna(1).astype(int)
+    return rows["recompute"].where(every <= 1, rows["recompute"].astype(str) + ".every" + every.astype(str))
 
 
 def _devices(rows: pd.DataFrame) -> pd.Series[Any]:

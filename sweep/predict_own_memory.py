@@ -23,6 +23,7 @@ from workloads.model_spec import ModelSpec
 from workloads.predict.memory_terms import GIB, MEMORY
 from workloads.predict.points import Floats
 from workloads.predict.table import Table
+from workloads.recomputation import CHOICES, canonical_recompute
 
 _RECOMPUTE = ("none", "selective", "full")
 """By the numbers that rows of tables have."""
@@ -53,7 +54,7 @@ def own_memory(frame: pd.DataFrame, table: Table, clusters: Mapping[str, Cluster
     """By the place of a row in ``table``: of those of this engine that say a layout wholly. ``frame``: what ``table``
     was read from, or the attempts that it was made of."""
     whole = frame["config_json"].tolist() if is_attempts(frame) else None
-    precisions = frame["precision"].tolist() if "precision" in frame else None
+    said = {name: frame[name].tolist() if name in frame else [""] * len(frame) for name in ("precision", "recompute")}
     found = {}
     for place, row in enumerate(table.rows.tolist()):
         if table.points.codebase[place] != ENGINE:
@@ -62,7 +63,8 @@ def own_memory(frame: pd.DataFrame, table: Table, clusters: Mapping[str, Cluster
             if whole is not None:
                 experiment = from_json(whole[row])
             else:
-                experiment = _experiment(table, place, str(precisions[row]) if precisions is not None else "")
+                words = (str(said[name][row]).strip().lower() for name in ("precision", "recompute"))
+                experiment = _experiment(table, place, *words)
         except (UltrasweepError, ValueError, KeyError, TypeError):
             continue  # no layout of this engine: the form of any code base says what it can
         cluster = clusters[str(table.points.device[place])]
@@ -72,8 +74,9 @@ def own_memory(frame: pd.DataFrame, table: Table, clusters: Mapping[str, Cluster
     return found
 
 
-def _experiment(table: Table, place: int, precision: str) -> Experiment:
-    """What a row of columns says. Raises `UltrasweepError` or `ValueError` where it is no layout of this engine."""
+def _experiment(table: Table, place: int, precision: str, recompute: str) -> Experiment:
+    """What a row of columns says; ``precision`` and ``recompute`` in its own words, which say more than a point has.
+    Raises `UltrasweepError` or `ValueError` where it is no layout of this engine."""
     number = {
         name: float(getattr(table.points, name)[place])
         for name in (
@@ -84,6 +87,11 @@ def _experiment(table: Table, place: int, precision: str) -> Experiment:
     if any(not math.isfinite(value) or value != round(value) for value in number.values()) or number["ep"] > 1:
         raise ValueError("not in whole numbers, or with experts, which no column says")
     n = {name: round(value) for name, value in number.items()}
+    if n["hidden"] % n["heads"]:
+        raise ValueError("heads do not divide the hidden size")
+    kind, _, every = recompute.partition(".every")
+    if canonical_recompute(kind) not in CHOICES:
+        kind, every = _RECOMPUTE[n["recompute"]], ""
     model = ModelSpec(
         name=f"row {place}",
         num_layers=n["layers"],
@@ -107,7 +115,8 @@ def _experiment(table: Table, place: int, precision: str) -> Experiment:
         micro_batch_size=n["mbs"],
         global_batch_size=n["dp"] * n["mbs"] * n["micro_batches"],
         seq_len=n["seq"],
-        recompute=_RECOMPUTE[n["recompute"]],
+        recompute=kind,
+        recompute_every=int(every or 1),
         precision=_precision(precision, n),
         **fields,
     )

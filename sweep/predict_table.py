@@ -18,7 +18,7 @@ import pandas as pd
 
 from results.errors import UltrasweepError
 from sweep.codebases import GENERAL, read_clusters, read_profiles
-from sweep.measured_tables import columns_of_attempts, has_experts, is_attempts, table_of_attempts
+from sweep.measured_tables import columns_of_attempts, has_experts, is_attempts, measured_attempts
 from sweep.predict_own_memory import own_memory, reserved_over_form
 from workloads.experiment import ENGINE
 from workloads.predict.predictor import GIB, Measured, Predictor
@@ -73,7 +73,8 @@ def predict_frame(frame: pd.DataFrame, calibration: pd.DataFrame | None) -> Outc
     clusters, profiles = read_clusters(), read_profiles()
     general = profiles[GENERAL]
     read, own = frame, frame if is_attempts(frame) else None
-    frame, calibration = _in_columns(frame), None if calibration is None else _measured_rows(calibration)
+    rows = None if calibration is None else _measured_rows(calibration)
+    frame, calibration = _in_columns(frame), None if rows is None else _in_columns(rows)
     routed = calibration is not None and "ep" in calibration and bool((numeric(calibration["ep"]) > 1).any())
     table = read_points(frame, clusters, profiles, general, routed=routed)
     mistakes = [f"row {row + 1}: {reason}" for row, reason in enumerate(table.reasons) if reason]
@@ -85,8 +86,8 @@ def predict_frame(frame: pd.DataFrame, calibration: pd.DataFrame | None) -> Outc
     predictor = Predictor.learn(measured, profiles)
     found = predictor.predict(table.points)
     cached = 1.0
-    if calibration is not None and given is not None and measured is not None:
-        cached = reserved_over_form(own_memory(calibration, given, clusters), measured.reserved_bytes)
+    if rows is not None and given is not None and measured is not None:
+        cached = reserved_over_form(own_memory(rows, given, clusters), measured.reserved_bytes)
     for place, memory in own_memory(frame if own is None else own, table, clusters).items():
         found.allocated_bytes[place] = memory.peak_bytes
         found.reserved_bytes[place] = max(cached * memory.reserved_bytes, memory.peak_bytes)
@@ -119,7 +120,7 @@ def _in_columns(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _measured_rows(calibration: pd.DataFrame) -> pd.DataFrame:
-    return table_of_attempts(calibration) if is_attempts(calibration) else calibration
+    return measured_attempts(calibration) if is_attempts(calibration) else calibration
 
 
 def _unknown(own: pd.DataFrame, predictor: Predictor, profiles: Mapping[str, Profile]) -> dict[int, str]:

@@ -181,19 +181,16 @@ def _stopped(count: int) -> list[str]:
 def what_failed(frame: pd.DataFrame) -> list[str]:
     """Counts by kind, the device time that failures took, and the phases they happened in."""
     final = last_attempts(frame)
-    waits = not_run_yet(final)
-    stopped = _stopped(int(waits.sum()))
-    final = final[~waits]
+    final = final[~not_run_yet(final)]
     failed = final[final["outcome"] != "ok"]
     if final.empty:
-        return stopped
+        return []
     if failed.empty:
         fine = "The one point did not fail." if len(final) == 1 else f"None of the {len(final):,} points failed."
-        return [*stopped, fine]
+        return [fine]
     kinds = failed["outcome"].value_counts()
     parts = [f"{count:,} {labels.OUTCOME_NAMES.get(str(kind), kind)}" for kind, count in kinds.items()]
     sentences = [
-        *stopped,
         f"{len(failed):,} of {plural(len(final), 'point')} did not finish "
         f"({format_percent(len(failed) / len(final))}): {listed(parts)}.",
     ]

@@ -75,10 +75,7 @@ def fork_rank(
     if pid:
         return pid
     try:
-        try:
-            _become_rank(parent, folder, rank, environment)
-        except OSError:  # its log cannot be opened
-            os._exit(protocol.CANNOT_WRITE)
+        _become_rank(parent, folder, rank, environment)
         run_rank(folder, rank, local_rank, beat)
     except BaseException:
         traceback.print_exc()
@@ -100,7 +97,11 @@ def _become_rank(parent: int, folder: Path, rank: int, environment: Mapping[str,
         # SIGKILL. A handler that does nothing, unlike SIG_IGN, is not inherited by programs that a rank starts.
         signal.signal(number, lambda _number, _frame: None)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
-    log = os.open(protocol.log_path(folder, rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    try:
+        log = os.open(protocol.log_path(folder, rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    except OSError as error:  # a quota, a file system that hangs: no fault of the point
+        print(f"rank {rank} cannot write its log: {error}", file=sys.stderr, flush=True)
+        os._exit(protocol.CANNOT_WRITE)
     devnull = os.open(os.devnull, os.O_RDONLY)
     os.dup2(devnull, 0)
     os.dup2(log, 1)

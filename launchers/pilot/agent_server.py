@@ -68,11 +68,6 @@ class AgentServer(threading.Thread):
             return
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        # The address by which this agent reached this machine is also good for the ranks of other nodes.
-        own = connection.getsockname()[0]
-        for node in self.nodes.values():
-            if node.address == "127.0.0.1":
-                node.address = own
         self._watch(connection, address=host, expected=None)
 
     def _watch(self, connection: socket.socket, address: str, expected: str | None) -> None:
@@ -117,6 +112,11 @@ class AgentServer(threading.Thread):
             if message.get("secret") != self._secret or not isinstance(message.get("name"), str):
                 raise ValueError("not one of this pilot's agents")
             peer.expected = message["name"]
+            # The address by which this agent reached this machine is also good for the ranks of other nodes.
+            own = peer.lines.connection.getsockname()[0]
+            for node in self.nodes.values():
+                if node.address == "127.0.0.1":
+                    node.address = own
             return
         if "refused" in message:
             self.refused[peer.expected] = message["refused"]

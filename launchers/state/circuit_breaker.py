@@ -13,8 +13,10 @@ import re
 import time
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from launchers.state.history import AttemptRecord
+from launchers.state.pilot_state import all_states
 from launchers.state.sweep_dir import SweepDir, entry_names, split_name
 from results.text import plural
 from workloads.experiment import Experiment
@@ -33,10 +35,10 @@ class _Resumed:
     at: float
     """Seconds since 1970, by the clock of who asked for it."""
     attempts: frozenset[str] | None
-    """Ids of the attempts that were recorded by then; None in files of earlier versions."""
+    """Ids of the attempts that were recorded or ran by then; None in files of earlier versions."""
 
     def before(self, record: AttemptRecord) -> bool:
-        """Whether the attempt had been recorded by then."""
+        """Whether the attempt had begun by then."""
         return record.started_at <= self.at if self.attempts is None else record.attempt_id in self.attempts
 
 
@@ -58,7 +60,8 @@ def kind_of(experiment: Experiment, nodes: int) -> str:
 def paused_kinds(
     sweep: SweepDir, attempts: Iterable[AttemptRecord], failures: int = BREAKER_FAILURES
 ) -> dict[str, str]:
-    """The kinds of points that are paused, each with the reason. Attempts before the last `resume` do not count."""
+    """The kinds of points that are paused, each with the reason. Attempts begun before the last `resume` do not
+    count."""
     resumed = _NEVER
     with contextlib.suppress(OSError):
         resumed = _resumed(sweep)
@@ -101,9 +104,9 @@ def paused_message(paused: Mapping[str, str], points: int | None = None) -> str:
 def resume(sweep: SweepDir) -> None:
     """Let the points of every paused kind run again. Raises `OSError`."""
     # Which attempts there were is told by their names: clocks of the nodes that ran them may differ from this one's.
-    # The file's name stays as it was, so that sweeps recorded with earlier versions read the same.
-    known = sorted(split_name(name)[1] for name in entry_names(sweep.history))
-    write_json(sweep.path / "queue" / "breaker_lifted.json", {"at": time.time(), "attempts": known})
+    known = {split_name(name)[1] for name in entry_names(sweep.history)}
+    known |= {one.attempt_id for state in all_states(sweep) for one in state.running}
+    write_json(_resume_file(sweep), {"at": time.time(), "attempts": sorted(known)})
 
 
 @dataclass(slots=True)
@@ -115,15 +118,16 @@ class CircuitBreaker:
     """See `paused_kinds`."""
     proven: set[int] = field(default_factory=set)
     """Shapes (numbers of nodes) that need no canary any more: an attempt has ended there, well or by its own fault."""
-    _seen: tuple[int, _Resumed] | None = None
+    _seen: tuple[int, tuple[int, ...]] | None = None
+    """How many records, and which file of the last `resume`."""
 
     def update(self, sweep: SweepDir, records: Collection[AttemptRecord]) -> None:
         """Bring everything up to date with ``records``, all attempts of the sweep so far. Raises `OSError`."""
-        seen = len(records), _resumed(sweep)
+        seen = len(records), _stamp(sweep)  # the file has a name for each attempt: it is read when it is another one
         if seen == self._seen:
             return
+        self.paused = _paused_kinds(_resumed(sweep), records, self.breaker_failures)
         self._seen = seen
-        self.paused = _paused_kinds(seen[1], records, self.breaker_failures)
         for record in records:
             if not record.infrastructure and record.outcome not in ("cancelled", "preempted"):
                 self.proven.add(max(1, len(record.nodes)))
@@ -135,10 +139,24 @@ def _signature(record: AttemptRecord) -> str:
     return f"{record.outcome} {record.phase} {_NUMBERS.sub('#', said)[:120]}"
 
 
+def _resume_file(sweep: SweepDir) -> Path:
+    # Its name stays as it was, so that sweeps recorded with earlier versions read the same.
+    return sweep.path / "queue" / "breaker_lifted.json"
+
+
+def _stamp(sweep: SweepDir) -> tuple[int, ...]:
+    """Which file of the last `resume` there is; empty without one. Raises `OSError`."""
+    try:
+        found = _resume_file(sweep).stat()
+    except FileNotFoundError:
+        return ()
+    return found.st_ino, found.st_mtime_ns, found.st_size
+
+
 def _resumed(sweep: SweepDir) -> _Resumed:
     """Raises `OSError` when the file cannot be read now: a pilot must not take kinds for paused then."""
     with contextlib.suppress(FileNotFoundError, ValueError, TypeError, KeyError):
-        found = read_json(sweep.path / "queue" / "breaker_lifted.json")
+        found = read_json(_resume_file(sweep))
         names = found.get("attempts")
         return _Resumed(float(found["at"]), frozenset(names) if names is not None else None)
     return _NEVER

@@ -65,5 +65,6 @@ def test_retry_paused_counts_what_was_recorded_not_when(sweep: SweepDir) -> None
     assert paused_kinds(sweep, records)
     assert main(["retry", str(sweep.path), "--paused"]) == 0
     assert paused_kinds(sweep, records) == {}
+    assert len(paused_kinds(sweep, [*records[:3], record_of(failed[3], 3, "crash", 1.0, kind=kind)])) == 0
     again = [record_of(p, n + 9, "crash", 1.0, kind=kind) for n, p in enumerate(failed)]
     assert paused_kinds(sweep, [*records, *again]), "what fails after that counts"

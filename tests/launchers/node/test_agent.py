@@ -43,11 +43,11 @@ def test_a_long_request_is_no_silence() -> None:
     """The pilot has sent keep-alives all the time; the agent just could not read them."""
     theirs, ours = socket.socketpair()
     agent: Any = Agent(theirs, "n", SlowDevices(), None)  # type: ignore[arg-type]
-    serving = threading.Thread(target=agent.serve, args=(0.3,), daemon=True)
+    serving = threading.Thread(target=agent.serve, args=(1.0,), daemon=True)
     serving.start()
     lines = JsonLines(ours)
-    lines.send({"request": 0, "do": "free", "count": 1, "limit_s": 0.6})
-    for _ in range(10):
+    lines.send({"request": 0, "do": "free", "count": 1, "limit_s": 2.0})
+    for _ in range(30):
         lines.send({})
         time.sleep(0.1)
     assert serving.is_alive()
