@@ -33,9 +33,9 @@ def test_predicted_peaks_are_those_of_the_recorded_runs() -> None:
             predicted = estimate_memory(from_json(row["config_json"])).peak_bytes + workspaces[row["cluster"]]
             where = odd if row["experiment_id"] in HELD_MESSAGES else errors
             where[row["attempt_id"]] = predicted / row["peak_allocated_bytes"] - 1
-    assert len(errors) >= 827 and len(odd) == len(HELD_MESSAGES)
+    assert len(errors) >= 878 and len(odd) == len(HELD_MESSAGES)
     assert all(0.02 < abs(error) < 0.03 for error in odd.values()), "what runs as predicted is no exception"
     found = sorted(abs(error) for error in errors.values())
     assert median(found) < 0.0005
-    assert mean(found) < 0.00068
+    assert mean(found) < 0.0007
     assert found[-1] < 0.0122, max(errors, key=lambda name: abs(errors[name]))
