@@ -10,6 +10,7 @@ import math
 import re
 import statistics
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -17,7 +18,7 @@ import pandas as pd
 from results.errors import UltrasweepError
 from sweep.measured_tables import is_attempts
 from workloads.cluster import ClusterSpec
-from workloads.costs.memory import estimate_memory
+from workloads.costs.memory import peak_stage
 from workloads.experiment import ENGINE, Experiment, from_json
 from workloads.model_spec import ModelSpec
 from workloads.predict.memory_terms import GIB, MEMORY
@@ -68,7 +69,7 @@ def own_memory(frame: pd.DataFrame, table: Table, clusters: Mapping[str, Cluster
         except (UltrasweepError, ValueError, KeyError, TypeError):
             continue  # no layout of this engine: the form of any code base says what it can
         cluster = clusters[str(table.points.device[place])]
-        peak = estimate_memory(experiment).peak_bytes + cluster.device.workspace_bytes
+        peak = peak_stage(experiment).peak_bytes + cluster.device.workspace_bytes
         usable = cluster.usable_bytes
         found[place] = OwnMemory(peak, None if usable is None else peak <= usable)
     return found
@@ -92,17 +93,7 @@ def _experiment(table: Table, place: int, precision: str, recompute: str) -> Exp
     kind, _, every = recompute.partition(".every")
     if canonical_recompute(kind) not in CHOICES:
         kind, every = _RECOMPUTE[n["recompute"]], ""
-    model = ModelSpec(
-        name=f"row {place}",
-        num_layers=n["layers"],
-        hidden_size=n["hidden"],
-        num_heads=n["heads"],
-        num_kv_heads=n["kv_heads"],
-        head_dim=n["hidden"] // n["heads"],
-        ffn_hidden_size=n["ffn"],
-        vocab_size=n["vocab"],
-        tie_embeddings=bool(n["tied"]),
-    )
+    model = _model(*(n[name] for name in ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "tied")))
     fields: dict[str, Any] = {"pp_schedule": "interleaved_1f1b" if n["vpp"] > 1 else "1f1b"} if n["pp"] > 1 else {}
     return Experiment.canonical(
         model=model,
@@ -119,6 +110,22 @@ def _experiment(table: Table, place: int, precision: str, recompute: str) -> Exp
         recompute_every=int(every or 1),
         precision=_precision(precision, n),
         **fields,
+    )
+
+
+@lru_cache(maxsize=1024)
+def _model(layers: int, hidden: int, heads: int, kv_heads: int, ffn: int, vocab: int, tied: int) -> ModelSpec:
+    """One object, and one name, for each shape: what is worked out of a model is kept by its name."""
+    return ModelSpec(
+        name=f"{layers}x{hidden}, {heads}:{kv_heads} heads, {ffn}, {vocab}, {tied}",
+        num_layers=layers,
+        hidden_size=hidden,
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=hidden // heads,
+        ffn_hidden_size=ffn,
+        vocab_size=vocab,
+        tie_embeddings=bool(tied),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +51,7 @@ class Profile:
         return any(re.search(pattern, version, re.IGNORECASE) for pattern in self.slow_message_versions)
 
 
+@lru_cache(maxsize=4096)
 def plain(name: str) -> str:
     """A name without case and signs: ``Megatron-LM`` and ``megatron_lm`` are one."""
     return re.sub(r"[^a-z0-9]", "", name.lower())
