@@ -42,13 +42,14 @@ def read(path: Path, predictions: Path | None, against: Path | None) -> tuple[pd
         points = grade.measured_points(grade.with_rehearsals(load(path).table.to_pandas()))
         found.append(grade.pairs_of_rows(points))
     if predictions is not None:
-        table = None if against is None else _table(against)
-        measured = points if against is None or table is None else _measured_table(against, table)
+        measured, in_its_order = points, False
+        if against is not None:
+            table = _table(against)
+            measured, in_its_order = _measured_table(against, table), not is_attempts(table)
         said = _table(predictions)
         if not any(name in said for _, name, _ in grade.CALIBRATED):
             names = ", ".join(name for _, name, _ in grade.CALIBRATED)
             raise InvalidResults(f"{predictions} has none of the columns {names}: it holds no prediction")
-        in_its_order = table is not None and not is_attempts(table)
         found.append(grade.pairs_of_predictions(said, measured, in_its_order=in_its_order))
     full = [one for one in found if len(one)]
     if not full and points.empty:

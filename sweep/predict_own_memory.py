@@ -7,7 +7,6 @@ where no row calibrates it. Of our own engine every tensor is known (`workloads.
 from __future__ import annotations
 
 import math
-import re
 import statistics
 from collections.abc import Mapping
 from functools import lru_cache
@@ -131,6 +130,6 @@ def _model(layers: int, hidden: int, heads: int, kv_heads: int, ffn: int, vocab:
 
 def _precision(said: str, n: Mapping[str, int]) -> str:
     if n["fp8"]:
-        scale = next((name for name in _SCALES if re.search(name.removesuffix("wise"), said.lower())), "tensorwise")
+        scale = next((name for name in _SCALES if name.removesuffix("wise") in said), "tensorwise")
         return f"fp8_{scale}"
     return "fp16" if n["fp16"] else "bf16"
