@@ -180,6 +180,15 @@ class Experiment:
         """The kind of recomputation of a layer, counted from the first of the model."""
         return self.recompute if layer % self.recompute_every == 0 else "none"
 
+    def compiles(self, *, routed: bool, recomputed: bool) -> bool:
+        """Whether layers of a kind are compiled: with routed experts or without, among those that recompute or not.
+
+        Routers, ring and all-gather attention break the graph. Torch compiles nothing of a checkpoint with a break in
+        it, so that layers that recompute are left as they are then.
+        """
+        breaks = routed or (self.cp > 1 and self.cp_kind != "ulysses")
+        return self.compile == "block" and not (breaks and recomputed and self.recompute != "none")
+
     @property
     def num_stages(self) -> int:
         """Stages of a pipeline: every rank of it holds ``virtual_stages`` of them."""

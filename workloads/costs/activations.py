@@ -190,10 +190,9 @@ def layer_bytes(experiment: Experiment, *, routed: bool, c: int, recomputed: boo
                two column-parallel layers as gathered, where eager ones keep this rank's part.
     selective  all but what backward makes again: normed inputs (statistics of norms stay), rotated queries and keys,
                and the SwiGLU product; with some of them named (norm, rope, swiglu) all but those; with ``experts``
-               also but gate_up and product of routed experts. With ``compile``, where tp > 1 or ring or all-gather
-               attention breaks the graph, the residual after attention is made again too, and the outputs of the two
-               row-parallel layers and their partial sums (full T) stay until they are used; so do, with such a break,
-               the outputs over every block of keys (`_outputs_in_halves`).
+               also but gate_up and product of routed experts. In a compiled block with tp > 1 the residual after
+               attention is made again too, and the outputs of the two row-parallel layers and their partial sums (full
+               T) stay until they are used.
     full       the block input.
 
     Working: the backward peaks in the feed-forward half. It holds the gradients of the stream (``c T_s h``) and of the
@@ -223,40 +222,29 @@ def layer_bytes(experiment: Experiment, *, routed: bool, c: int, recomputed: boo
     if in_fp8:
         remade = recomputed and "swiglu" in e.recomputed_operations
         working = fp8.working_bytes(e, stream, tokens, model.ffn_hidden_size // e.tp, c, remade=remade)
-    kept = 2 * (gathered - stream) if e.compile == "block" and e.tp > 1 and e.sequence_parallel else 0
+    compiled = e.compiles(routed=False, recomputed=recomputed)
+    kept = 2 * (gathered - stream) if compiled and e.tp > 1 and e.sequence_parallel else 0
     if e.recompute == "none" or not recomputed:
         own = _attention_working(e, t, c, down_weight, t.total)
         return LayerBytes(saved=t.total + kept, working=max(working, own))
     if e.recompute == "full":
         own = _attention_working(e, t, c, down_weight, t.input)
         return LayerBytes(saved=t.input, working=max(t.total + kept - t.input + working, own))
-    halves = _outputs_in_halves(e)
-    if e.compile == "none" or (e.tp == 1 and halves == 2):  # compiled: so a run of h100x2_validation_gradients
+    if not compiled or e.tp == 1:  # compiled: so a run of h100x2_validation_gradients
         of, named = _made_again(e, t, c), e.recomputed_operations
         saved = t.total - sum(of.get(name, 0) for name in named)
         product = t.product if "swiglu" in named and not in_fp8 else 0
         own = _attention_working(e, t, c, down_weight, saved) - ("norm" in named) * (of["norm"] - stream)
         return LayerBytes(saved=saved, working=max(product + working, own))
     again = t.attention_norm + t.qk_statistics + t.rotated + t.residual + t.ffn_norm + t.product
-    stay = 2 * (stream + gathered) + (halves - 2) * ((t.attention_output + t.softmax) * (e.attention != "math")) // 2
+    stay = 2 * (stream + gathered)
     return LayerBytes(saved=t.total - again + stay, working=again + working - stay)
-
-
-def _outputs_in_halves(e: Experiment) -> int:
-    """Outputs over blocks of keys that attention joins, of the rank with the most, in halves of a rank's queries: keys
-    of later ranks are seen by half of the queries. From the engine's code; one run (h200x4_half_node) has them, with
-    all-gather over two ranks."""
-    if e.cp == 1 or e.cp_kind == "ulysses":
-        return 2
-    if e.cp_kind == "ring":
-        return 2 * e.cp
-    return 4 if e.cp == 2 else 5  # all-gather: over the own keys, those of earlier ranks, those of later ones
 
 
 def _routed_bytes(
     e: Experiment, t: LayerTensors, c: int, stream: int, gathered: int, *, recomputed: bool
 ) -> LayerBytes:
-    """`layer_bytes` of a layer with experts. They are never compiled, so a compiled block is taken to keep the same."""
+    """`layer_bytes` of a layer with experts, of which compilation is taken to change nothing: its experts never are."""
     x = expert_tensors(e, rank_tokens(e)[1], c)
     gathered = gathered if e.etp > 1 else 0
     reducing = stream + x.rows - (x.weights + x.rows + x.gate_up + x.product)

@@ -87,7 +87,7 @@ def layer_times(e: Experiment, cluster: ClusterSpec, rates: Rates, *, routed: bo
         if not routed:  # backward needs nothing of the last matmul's output, nor of the sum after it
             again -= 2.0 * tokens * columns * model.hidden_size / e.tp / rates.matmul
             again_exposed -= tp.last_sum_s
-    elif e.compile == "block" and e.recompute == "selective":
+    elif e.recompute == "selective" and e.compiles(routed=routed, recomputed=True):
         again = memory
         if e.sequence_parallel and e.tp > 1:
             again_exposed = tp.gathers_s  # scatters' outputs were kept

@@ -11,8 +11,8 @@ and those of the expert mesh (`mesh.expert_degrees`).
 tp      each block, forward and backward of one micro-batch, S = c T D:
         with sequence parallelism 6 gathers and 4 scatters (a column-parallel layer gathers its input again in its
         backward), without it 4 all-reduces. Full recomputation repeats the forward up to the last projection's sum.
-        Selective recomputation repeats nothing, but in compiled blocks the 2 gathers of the forward. Blocks that
-        ``recompute_every`` leaves out repeat nothing
+        Selective recomputation repeats nothing, but in compiled blocks (`Experiment.compiles`) the 2 gathers of the
+        forward. Blocks that ``recompute_every`` leaves out repeat nothing
         With latent attention the input of its first layers is not D wide: each latent, S = c T C, is gathered and
         scattered like the input of a column-parallel layer, and the shared key, S = c T R, without a second gather.
         Recomputing ``mla_up`` gathers the latents once more
@@ -54,18 +54,14 @@ __all__ = ["Tally", "Traffic", "step_traffic"]
 _FP8_SCALE_BYTES = 4
 
 
-def step_traffic(experiment: Experiment, rank: int, devices_per_node: int | None = None) -> list[Traffic] | None:
-    """What ``rank`` sends in one step; None for what this closed form does not cover.
+def step_traffic(experiment: Experiment, rank: int, devices_per_node: int | None = None) -> list[Traffic]:
+    """What ``rank`` sends in one step.
 
-    It covers what the engine runs, but for routed experts in compiled blocks that are recomputed selectively. With
-    learned routing the bytes of the exchanges among experts are means over the ranks of a group
+    With learned routing the bytes of the exchanges among experts are means over the ranks of a group
     (`workloads.costs.expert_traffic`); everything else is exact. Raises `UnsupportedByEngine` for a schedule without a
     list.
     """
-    e = experiment
-    if e.model.moe is not None and e.compile == "block" and e.recompute == "selective":
-        return None
-    sender = Sender(e, rank, Tally(rank, devices_per_node))
+    sender = Sender(experiment, rank, Tally(rank, devices_per_node))
     for term in _TERMS:
         term(sender)
     return sender.tally.result()
@@ -76,7 +72,6 @@ def _tensor_parallel(s: Sender) -> None:
     a_number = s.compute * s.tokens
     activations = a_number * e.model.hidden_size
     full = e.recompute == "full"
-    regathers = full or (e.recompute == "selective" and e.compile == "block")
     has_head = any(stage.is_last for stage in s.stages)
     ends = (any(stage.is_first for stage in s.stages) + has_head) * e.num_microbatches
     blocks, again = s.num_layers * e.num_microbatches, s.num_recomputed * e.num_microbatches
@@ -85,18 +80,21 @@ def _tensor_parallel(s: Sender) -> None:
         blocks - s.num_routed * e.num_microbatches,
         again - s.num_routed_recomputed * e.num_microbatches,
     )
-    widths = [(e.model.hidden_size, dense, dense_again)]  # of the inputs of column-parallel layers
-    widths += [(width, blocks, again) for width in _attention_inputs(e.model)]
+    # What gathers again in its backward: all that recompute in full, dense layers that are compiled and selective.
+    compiled = e.recompute == "selective" and e.compiles(routed=False, recomputed=True)
+    gathers_again = again if full else dense_again if compiled else 0
+    widths = [(e.model.hidden_size, dense, min(dense_again, gathers_again))]  # of the inputs of column-parallel layers
+    widths += [(width, blocks, gathers_again) for width in _attention_inputs(e.model)]
     shared = 0 if e.model.mla is None else e.model.mla.qk_rope_head_dim
     if e.sequence_parallel:
         for width, layers, repeated in widths:
-            s.along("tp", "all_gather", a_number * width, 2 * layers + (repeated if regathers else 0))
+            s.along("tp", "all_gather", a_number * width, 2 * layers + repeated)
             s.along("tp", "reduce_scatter", a_number * width, layers)
         if e.model.mla is not None and "mla_up" in e.recomputed_operations:
             for width in (e.model.mla.q_lora_rank, e.model.mla.kv_lora_rank):
                 s.along("tp", "all_gather", a_number * width, again if width else 0)
         if shared:
-            s.along("tp", "all_gather", a_number * shared, blocks + (again if regathers else 0))
+            s.along("tp", "all_gather", a_number * shared, blocks + gathers_again)
             s.along("tp", "reduce_scatter", a_number * shared, blocks)
         s.along("tp", "all_gather", activations, blocks + dense + ends)  # behind row-parallel layers
         s.along("tp", "reduce_scatter", activations, blocks + dense + (again if full else 0) + ends)

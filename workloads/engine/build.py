@@ -19,6 +19,7 @@ from workloads.engine.recompute import apply_recompute
 from workloads.engine.text import training_text
 from workloads.experiment import Experiment
 from workloads.recipe import Recipe
+from workloads.weights import routed
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +49,13 @@ def _shape(experiment: Experiment, groups: Groups, stage: int) -> Chunk:
             chunk.cos, chunk.sin = chunk.cos.float(), chunk.sin.float()
     if (recipe := fp8_recipe(experiment)) is not None:
         chunk.use_fp8(recipe)
-    compiled = experiment.compile == "block"
-    blocks = [
-        apply_recompute(block, experiment.recompute_of_layer(layer), compiled=compiled)
-        for layer, block in zip(experiment_layers(experiment)[stage], chunk.blocks, strict=True)
-    ]
-    if compiled:
-        for block in blocks:
-            block.compile()
+    blocks = []
+    for layer, block in zip(experiment_layers(experiment)[stage], chunk.blocks, strict=True):
+        recompute = experiment.recompute_of_layer(layer)
+        compiled = experiment.compiles(routed=routed(experiment.model, layer), recomputed=recompute != "none")
+        blocks.append(apply_recompute(block, recompute, compiled=compiled))
+        if compiled:
+            blocks[-1].compile()
     replace_blocks(chunk, blocks)
     apply_data_parallel(chunk, groups)
     return chunk

@@ -61,30 +61,28 @@ def local_positions(seq_len: int, cp: int, rank: int, kind: ContextKind) -> Tens
     return torch.cat([parts[rank], parts[2 * cp - 1 - rank]])
 
 
-def context_attention(
-    q_BNSH: Tensor, k_BKSH: Tensor, v_BKSV: Tensor, cp: Axis, kind: ContextKind, *, kernels_kept: bool = False
-) -> Tensor:
+def context_attention(q_BNSH: Tensor, k_BKSH: Tensor, v_BKSV: Tensor, cp: Axis, kind: ContextKind) -> Tensor:
     """Causal attention of this rank's queries over the whole sequence: [B, N, S, V].
 
     Every rank of ``cp`` passes the tokens of `local_positions`, in that order; queries and keys are rotated by their
     positions already. ``ulysses`` needs N and K to be multiples of cp. Sums over blocks and ranks are rounded to the
-    dtype of the inputs once, at their end. ``kernels_kept``: what attention kernels put out must stay as it is.
+    dtype of the inputs once, at their end.
     """
     if cp.size == 1:
         return attention(q_BNSH, k_BKSH, v_BKSV, causal=True)
     if kind == "ulysses":
         return _ulysses(q_BNSH, k_BKSH, v_BKSV, cp)
-    return _zigzag(q_BNSH, k_BKSH, v_BKSV, cp, kind, kernels_kept)
+    return _zigzag(q_BNSH, k_BKSH, v_BKSV, cp, kind)
 
 
 # What ring and allgather share
 
 
 @torch.compiler.disable  # one break of the graph; traced, there would be one at every choice of a kernel
-def _zigzag(q_BNSH: Tensor, k_BKSH: Tensor, v_BKSV: Tensor, cp: Axis, kind: ContextKind, kernels_kept: bool) -> Tensor:
+def _zigzag(q_BNSH: Tensor, k_BKSH: Tensor, v_BKSV: Tensor, cp: Axis, kind: ContextKind) -> Tensor:
     assert q_BNSH.shape[2] == k_BKSH.shape[2] and q_BNSH.shape[2] % 2 == 0
     function = _Ring if kind == "ring" else _AllGather
-    return function.apply(q_BNSH, k_BKSH, v_BKSV, cp, kernels_kept)
+    return function.apply(q_BNSH, k_BKSH, v_BKSV, cp)
 
 
 def _pack(k_BKSH: Tensor, v_BKSV: Tensor) -> Tensor:
@@ -134,11 +132,9 @@ def _finish(ctx: Any, q: Tensor, k: Tensor, v: Tensor, output: _Output) -> Tenso
     return o
 
 
-def _own_tokens(q: Tensor, k: Tensor, v: Tensor, cp: Axis, kernels_kept: bool) -> tuple[_Output, list[Saved]]:
+def _own_tokens(q: Tensor, k: Tensor, v: Tensor, cp: Axis) -> tuple[_Output, list[Saved]]:
     """The first block, a rank's own keys: its output, which others are added to, and what its backward needs."""
     o, lse, saved = attention_forward(q, k, v, causal=True)
-    if kernels_kept:
-        o, lse = o.clone() if _sum_dtype(o.dtype, cp) == o.dtype else o, lse.clone()
     return _Output(o, lse, cp), [saved]
 
 
@@ -168,9 +164,9 @@ class _Ring(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, cp: Axis, kernels_kept: bool) -> Tensor:
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, cp: Axis) -> Tensor:
         coming = rotate_async(_pack(k, v), cp)
-        output, kept = _own_tokens(q, k, v, cp, kernels_kept)
+        output, kept = _own_tokens(q, k, v, cp)
         for step in range(1, cp.size):
             held = wait(coming)
             if step < cp.size - 1:
@@ -183,7 +179,7 @@ class _Ring(torch.autograd.Function):
         return _finish(ctx, q, k, v, output)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         """The gradients of a rank's keys and values start at the next rank, follow the keys and values round, and come
         home with the sum of all others' parts."""
         q, k, v, o, lse = ctx.saved_tensors
@@ -205,7 +201,7 @@ class _Ring(torch.autograd.Function):
                 total += part
             sums = rotate_async(sums, cp)
         others_dk, others_dv = _unpack(wait(sums), k.shape[3])
-        return dq.to(q.dtype), (others_dk + dk).to(k.dtype), (others_dv + dv).to(v.dtype), None, None
+        return dq.to(q.dtype), (others_dk + dk).to(k.dtype), (others_dv + dv).to(v.dtype), None
 
 
 def _seen(held_SBKX: Tensor, step: int, cp: Axis) -> tuple[int, Tensor]:
@@ -221,9 +217,9 @@ class _AllGather(torch.autograd.Function):
     """The own tokens are computed while the others' keys and values are gathered."""
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, cp: Axis, kernels_kept: bool) -> Tensor:
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, cp: Axis) -> Tensor:
         coming = gather_async(_pack(k, v), cp)
-        output, kept = _own_tokens(q, k, v, cp, kernels_kept)
+        output, kept = _own_tokens(q, k, v, cp)
         gathered = wait(coming)
         for first, seen in _gathered_blocks(gathered, cp):
             o, lse, saved = attention_forward(q[:, :, first:], *_unpack(seen, k.shape[3]), causal=False)
@@ -233,7 +229,7 @@ class _AllGather(torch.autograd.Function):
         return _finish(ctx, q, k, v, output)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         q, k, v, o, lse = ctx.saved_tensors
         cp, kept = ctx.cp, ctx.kept
         half = k.shape[2] // 2
@@ -253,7 +249,7 @@ class _AllGather(torch.autograd.Function):
             rows.copy_(_pack(*parts[1:]).view(rows.shape))
         del gathered, seen, parts
         dk, dv = _unpack(wait(reduce_scatter_async(sums, cp)).to(k.dtype), k.shape[3])
-        return dq.to(q.dtype), dk, dv, None, None
+        return dq.to(q.dtype), dk, dv, None
 
 
 def _gathered_blocks(gathered: Tensor, cp: Axis) -> Iterator[tuple[int, Tensor]]:

@@ -65,7 +65,6 @@ class LatentAttention(nn.Module):
         self.kv_up = ColumnParallelLinear([own["kv_up"]], tp)
         self.out = RowParallelLinear(own["o"], tp, "attention")
         self.recipes: dict[str, Recipes] = {}
-        self.kernels_kept = False
 
     def forward(self, x_TD: Tensor, cos_SR: Tensor, sin_SR: Tensor) -> Tensor:
         shape = self.shape
@@ -95,7 +94,7 @@ class LatentAttention(nn.Module):
         if self.cp is None:
             o_BNSV = attention(q_BNSQ, k_BNSQ, v_BNSV, causal=True)
         else:
-            o_BNSV = context_attention(q_BNSQ, k_BNSQ, v_BNSV, *self.cp, kernels_kept=self.kernels_kept)
+            o_BNSV = context_attention(q_BNSQ, k_BNSQ, v_BNSV, *self.cp)
         return self.out(o_BNSV.transpose(1, 2).reshape(-1, self.heads * shape.v_head_dim))
 
     def _heads(self, x: Tensor) -> Tensor:

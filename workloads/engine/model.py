@@ -62,7 +62,6 @@ class Attention(nn.Module):
         self.q_norm = RMSNorm(own["q_norm"], model.norm_eps) if model.qk_norm else None
         self.k_norm = RMSNorm(own["k_norm"], model.norm_eps) if model.qk_norm else None
         self.recipes: Recipes | None = None
-        self.kernels_kept = False
 
     def forward(self, x_TD: Tensor, cos_SH: Tensor, sin_SH: Tensor) -> Tensor:
         qkv = self.qkv(x_TD).view(self.batch, -1, self.heads + 2 * self.kv_heads, self.head_dim)
@@ -78,7 +77,7 @@ class Attention(nn.Module):
         if self.cp is None:
             o_BNSH = attention(q_BNSH, k_BKSH, v_BKSH, causal=True)
         else:
-            o_BNSH = context_attention(q_BNSH, k_BKSH, v_BKSH, *self.cp, kernels_kept=self.kernels_kept)
+            o_BNSH = context_attention(q_BNSH, k_BKSH, v_BKSH, *self.cp)
         return self.out(o_BNSH.transpose(1, 2).reshape(-1, self.heads * self.head_dim))
 
     def _norm_and_rotate(self, q_BSNH: Tensor, k_BSKH: Tensor, cos_SH: Tensor, sin_SH: Tensor) -> tuple[Tensor, Tensor]:

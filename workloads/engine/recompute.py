@@ -19,15 +19,16 @@ too, so that running the dearest kernel of a block again would free next to noth
 Selective recomputation works on autograd's saved tensors: in the place of a cheap tensor it saves a recipe, a function
 that computes the tensor again. Torch's own selective checkpointing dispatches every operation through Python twice, so
 that a small eager block is bound by the host, and it keeps matmul outputs that no backward needs (the partial sum of
-each row-parallel layer). Neither matters under `torch.compile`, so compiled blocks use torch's. Where something in a
-block breaks the graph (ring or all-gather attention, a router) torch compiles nothing of its checkpoint: both matter.
+each row-parallel layer). Neither matters under `torch.compile`, so compiled blocks use torch's. It compiles
+nothing of a checkpoint where something breaks the graph: blocks that recompute are not compiled where they have ring or
+all-gather attention or a router (`Experiment.compiles`).
 """
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
@@ -79,20 +80,14 @@ class CheckpointedBlock(nn.Module):
     def __init__(self, block: nn.Module, recompute: str) -> None:
         super().__init__()
         self.block = block
-        self.options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
-        routed = any(hasattr(module, "router") for module in block.modules())
-        if recompute == "full" and routed:  # a router breaks the graph, so that this is no part of what is compiled
-            self.options["context_fn"] = lambda: (nullcontext(), _recomputing())
-            return
         policy = _keep_expensive if recompute == "selective" else _keep_nothing
-        for module in block.modules() if policy is _keep_expensive else ():
-            if hasattr(module, "kernels_kept"):  # the checkpoint takes them again when it recomputes
-                setattr(module, "kernels_kept", True)  # noqa: B010 - as below
-        contexts = _contexts_of_routed if routed else create_selective_checkpoint_contexts
-        self.options["context_fn"] = partial(contexts, policy)
+        self.contexts = partial(create_selective_checkpoint_contexts, policy)
 
     def forward(self, x_TD: Tensor, cos_SH: Tensor, sin_SH: Tensor) -> Tensor:
-        return checkpoint(self.block, x_TD, cos_SH, sin_SH, **self.options)
+        out: Tensor = checkpoint(
+            self.block, x_TD, cos_SH, sin_SH, use_reentrant=False, preserve_rng_state=False, context_fn=self.contexts
+        )
+        return out
 
 
 _is_recomputing = ContextVar("is_recomputing", default=False)
@@ -103,18 +98,11 @@ def is_recomputing() -> bool:
     return _is_recomputing.get()
 
 
-def _contexts_of_routed(policy: Callable[..., Any]) -> tuple[Any, Any]:
-    """As `create_selective_checkpoint_contexts`; routers do not count the second forward."""
-    first, again = create_selective_checkpoint_contexts(policy)
-    return first, _recomputing(again)
-
-
 @contextmanager
-def _recomputing(around: Any = nullcontext()) -> Iterator[None]:  # noqa: B008 - it holds nothing
+def _recomputing() -> Iterator[None]:
     token = _is_recomputing.set(True)
     try:
-        with around:
-            yield
+        yield
     finally:
         _is_recomputing.reset(token)
 

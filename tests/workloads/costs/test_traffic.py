@@ -110,11 +110,19 @@ def test_messages_to_either_neighbour_may_take_other_links() -> None:
     assert [(one.link, one.calls) for one in pp] == [("between_nodes", 8), ("inside_node", 8)]
 
 
-def test_what_the_closed_form_does_not_know_is_none() -> None:
-    assert step_traffic(case(MIXTRAL, dp=2, ep=2), 0) is not None
-    assert step_traffic(case(MIXTRAL, dp=2, ep=2, precision="fp8_rowwise"), 0) is not None
-    assert step_traffic(case(MIXTRAL, dp=2, recompute="selective", compile="block"), 0) is None
-    assert step_traffic(case(MIXTRAL, dp=2, recompute="full", compile="block"), 0) is not None
+@pytest.mark.parametrize(("layout", "more"), [({}, 2), ({"cp": 2, "cp_kind": "ulysses"}, 2), ({"cp": 2}, 0)], ids=str)
+def test_compiled_layers_that_recompute_selectively_gather_again(layout: dict[str, Any], more: int) -> None:
+    """Not those whose attention breaks the graph: they are not compiled."""
+    layout = {"tp": 2, "recompute": "selective", **layout}
+    eager, compiled = (sent(case(**layout, compile=kind))["tp", "all_gather"][0] for kind in ("none", "block"))
+    experiment = case(**layout)
+    assert compiled - eager == more * experiment.model.num_layers * experiment.num_microbatches
+
+
+def test_layers_with_experts_that_recompute_send_what_they_do_uncompiled() -> None:
+    for recompute in ("selective", "full"):
+        eager, compiled = (sent(case(MIXTRAL, dp=2, recompute=recompute, compile=kind)) for kind in ("none", "block"))
+        assert eager == compiled
 
 
 def test_experts_by_hand() -> None:

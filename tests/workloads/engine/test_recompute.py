@@ -28,7 +28,7 @@ from workloads.engine.model import Block
 from workloads.engine.ops.attention import attention_backward, attention_forward
 from workloads.engine.ops.grouped_linear import RowGroups, grouped_product
 from workloads.engine.parameters import initialise
-from workloads.engine.recompute import FullBlock, Recipes, SelectiveBlock, apply_recompute
+from workloads.engine.recompute import CheckpointedBlock, FullBlock, Recipes, SelectiveBlock, apply_recompute
 from workloads.engine.tensor_parallel import TensorParallel
 from workloads.model_spec import ModelSpec
 from workloads.recomputation import Recompute, operations_of
@@ -239,6 +239,35 @@ def test_a_compiled_block_computes_its_products_again(tp: int, recompute: str, a
         dist.destroy_process_group()
         torch._dynamo.reset()
     assert products == [4, 8 + again]
+
+
+@pytest.mark.parametrize(
+    ("layout", "compiled"),
+    [
+        ({}, [True] * 5),
+        ({"cp": 2, "cp_kind": "ulysses"}, [True] * 5),
+        ({"cp": 2, "cp_kind": "ring"}, [False, True] * 2 + [False]),
+        ({"cp": 2, "cp_kind": "allgather"}, [False, True] * 2 + [False]),
+        ({"moe": experts()}, [True, True, False, True, False]),  # the first layer is dense
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("recompute", ["selective", "full"])
+def test_what_recomputes_and_breaks_the_graph_is_not_compiled(
+    recompute: str, layout: dict[str, Any], compiled: list[bool]
+) -> None:
+    """Torch would compile nothing of it. Where it used what it had compiled of the other layers, the second forward
+    could save another number of tensors than the first, and the run crashed (on CUDA, in the step that is counted)."""
+    case = experiment(recompute=recompute, recompute_every=2, compile="block", **layout)
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=case.world_size)
+    try:
+        (chunk,) = shape_chunks(case, make_groups(case, 0, torch.device("cpu")))
+    finally:
+        dist.destroy_process_group()
+    assert [block._compiled_call_impl is not None for block in chunk.blocks] == compiled
+    eager = FullBlock if recompute == "full" else SelectiveBlock
+    for block, is_compiled in zip(list(chunk.blocks)[::2], compiled[::2], strict=True):
+        assert isinstance(block, CheckpointedBlock if is_compiled else eager)
 
 
 def test_every_third_layer_of_the_model_is_wrapped_on_whichever_stage_it_is() -> None:

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from tests.pool import Pool
-from tests.workloads.engine.parity import experiment
+from tests.workloads.engine.parity import experiment, experts
 from tests.workloads.engine.test_parity import CASES
 from workloads.costs.traffic import Traffic, step_traffic
 from workloads.engine.build import Engine, build, choose_attention
@@ -204,6 +204,15 @@ def measure_compiled(rank: int, case: Experiment, backend: str, warmup_steps: in
         {"tp": 2, "micro_batch_size": 4, "recompute": "selective", "sequence_parallel": False},
         {"tp": 2, "micro_batch_size": 4, "recompute": "full"},
         {"tp": 2, "micro_batch_size": 4, "recompute": "selective", "recompute_every": 3},
+        {"cp": 2, "cp_kind": "allgather", "micro_batch_size": 4, "recompute": "selective", "recompute_every": 2},
+        {
+            "tp": 2,
+            "micro_batch_size": 4,
+            "latent": 16,
+            "moe": experts(),
+            "recompute": "selective",
+            "recompute_every": 2,
+        },
     ],
     ids=str,
 )
