@@ -239,6 +239,32 @@ def test_memory_of_our_engine_is_that_of_a_plan() -> None:
     assert found["fits"] and found["predicted_peak_reserved_bytes"] > found["predicted_peak_allocated_bytes"]
 
 
+@pytest.mark.parametrize("code", ["ultrasweep", "nanotron"])
+def test_a_word_says_how_many_layers_recompute(code: str) -> None:
+    kinds = ("none", "full.every4", "full.every2", "full")
+    found = [one(codebase=code, recompute=kind) for kind in kinds]
+    times, peaks = ([of[name] for of in found] for name in ("step_time_s", "predicted_peak_allocated_bytes"))
+    assert times == sorted(set(times)) and peaks == sorted(set(peaks), reverse=True)
+    if code == "nanotron":  # of our engine, whole layers
+        assert peaks[2] == pytest.approx((peaks[0] + peaks[3]) / 2, rel=0.1)
+
+
+def test_a_word_says_what_the_host_does_again() -> None:
+    small = {
+        "hidden": 512,
+        "heads": 8,
+        "kv_heads": 8,
+        "ffn": 1024,
+        "mbs": 1,
+        "gbs_seqs": 8,
+        "grad_accum": 1,
+        "seq": 512,
+    }
+    kinds = ("none", "norm.every2", "norm", "norm+rope", "selective")
+    times = [one(**small, recompute=kind)["step_time_s"] for kind in kinds]
+    assert times == sorted(set(times))
+
+
 def test_memory_of_rows_that_are_no_layout_of_our_engine_is_that_of_any_code_base() -> None:
     assert one(heads=24, tp=8, dp=1, kv_heads=1)["predicted_peak_allocated_bytes"] > 0
 

@@ -58,6 +58,7 @@ def peaks(x: Points, facts: Facts, p: Mapping[str, float]) -> tuple[Floats, Floa
     layer = layer + facts.unfused * 5 * x.mbs * x.heads * x.seq**2 / x.tp
     kept = np.where(x.recompute == 1, p["selective"] * layer, layer)
     kept = np.where(x.recompute == 2, 2 * tokens * x.hidden / shared, kept)
+    kept = x.recomputed * kept + (1 - x.recomputed) * layer
     working = np.where(x.recompute == 2, layer, 0.0)
     in_flight = stages.in_flight * (1 + (x.vpp - 1) / x.vpp * (1 - 1 / np.maximum(x.pp, 1)))[:, None]
     activations = in_flight * stages.layers * kept[:, None] + (stages.layers > 0) * working[:, None]

@@ -18,7 +18,8 @@ Texts = NDArray[Any]
 
 RECOMPUTE = ("none", "selective", "full")
 UNLIKE = {
-    "ring": 1.0, "routed": 0.0, "waits": 0.0, "latents": 0.0, "scaled": 1.0, "pace": 1.0, "launch": 1.0, "again": 1.0
+    "ring": 1.0, "routed": 0.0, "waits": 0.0, "latents": 0.0, "scaled": 1.0, "pace": 1.0, "launch": 1.0, "again": 1.0,
+    "recomputed": 1.0,
 }  # fmt: skip
 """Of `Points`: what no column of a table says, with its values for dense layers that all recompute the same, a ring
 where ranks share a sequence, and a usual host."""
@@ -76,6 +77,8 @@ class Points:
     """What the predicted time is multiplied by afterwards for what the columns do not say of layers; 1: nothing."""
     again: Floats
     """The host's work for recomputation, over that for recomputing every layer as ``recompute`` says."""
+    recomputed: Floats
+    """Share of the layers that recompute, of what the device does; what `layouts` predicts has it in a factor."""
     pace: Floats
     """How many times as long as usual the host takes for all it does; 1: as usual, or unknown."""
     launch: Floats

@@ -20,6 +20,7 @@ from workloads.cluster import ClusterSpec
 from workloads.predict.hardware import LINKED, device_of, like_another
 from workloads.predict.points import UNLIKE, Points, fp8_kind
 from workloads.predict.profiles import Profile, find_profile
+from workloads.recomputation import SELECTIVE, operations_of
 
 COLUMNS = (
     "gpu", "gpus", "layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "tie_embeddings", "seq", "gbs_seqs", "mbs",
@@ -174,6 +175,7 @@ def _row(
         "fp8": fp8,
         "fp16": float(re.search(r"fp16|float16|half", precision.replace("bfloat16", "")) is not None),
         **UNLIKE,
+        **_again(values["recompute"]),
         "launch": _launch(values["host_launch_s"], profile),
         "codebase": profile.name,
         "version": _text(values["code_version"]),
@@ -333,6 +335,16 @@ def _recompute(value: Any, note: list[str]) -> float:
         return 2.0
     note.append(_taken_as("recompute", text, "none"))
     return 0.0
+
+
+def _again(value: Any) -> dict[str, float]:
+    """Of ``full.every2``, ``norm+swiglu`` and the like: the share of the layers that recompute, and the host's work for
+    it, over that for ``full`` or ``selective`` in every layer."""
+    text = _word(value)
+    every = re.search(r"\.every([1-9]\d*)$", text)
+    share = 1.0 / int(every[1]) if every else 1.0
+    named = len(operations_of(text.partition(".every")[0])) or len(SELECTIVE)
+    return {"recomputed": share, "again": share * named / len(SELECTIVE)}
 
 
 def _word(value: Any) -> str:

@@ -200,8 +200,9 @@ def _layer(x: Points, facts: Facts, p: Mapping[str, float]) -> tuple[Floats, Flo
     tokens, tp, h = x.tokens, x.tp, x.hidden
     kind = x.recompute
     memory = x.memory_bandwidth * p["memory"]
-    passes = np.where(kind == 2, 4.0, 3.0)
-    spared = np.where(kind == 2, facts.stops_early * x.hidden * x.ffn, 0.0)
+    whole = np.where(kind == 2, x.recomputed, 0.0)
+    passes = 3.0 + whole
+    spared = whole * facts.stops_early * x.hidden * x.ffn
 
     slower = (1 + p["tokens"] / tokens) * (1 + p["width"] * tp / h)
     low = p["fp8"] * x.peak_matmul / x.peak * np.where(x.fp8 > 1, p["fp8_scales"], 1.0)
@@ -210,7 +211,7 @@ def _layer(x: Points, facts: Facts, p: Mapping[str, float]) -> tuple[Floats, Flo
     head_dim = h / x.heads
     attention_rate = x.peak * p["attention"] * np.minimum(1.0, head_dim / 128) ** p["head_size"]
     attention_rate = attention_rate / np.where(np.log2(head_dim) % 1 == 0, 1.0, p["odd_head"])
-    turns = np.where(kind == 2, 4.5, 3.5)
+    turns = 3.5 + whole
     attention_rate = attention_rate / (1 + p["short"] / x.seq)
     flops = 4 * tokens * x.seq * h / tp
     attention = np.where(facts.unfused > 0, passes * flops / rate, 0.5 * turns * flops / attention_rate)
@@ -219,7 +220,7 @@ def _layer(x: Points, facts: Facts, p: Mapping[str, float]) -> tuple[Floats, Flo
     values = (
         10 * tokens * h / shared + (4 * (1 + x.kv_heads / x.heads) * h + (2 * x.matrices - 3) * x.ffn) * tokens / tp
     )
-    moved = 3 * 2 * values * (1 + np.where(kind == 2, 1.0, np.where(kind == 1, 0.5, 0.0)) / 3)
+    moved = 3 * 2 * values * (1 + np.where(kind == 1, 0.5 * x.recomputed, whole) / 3)
     # Scores, probabilities and dropout of unfused attention: five passes forward, as many backward and again.
     moved = moved + facts.unfused * 15 * 2 * x.mbs * x.heads / tp * x.seq**2 / x.cp
     device = matmul + attention + moved / memory + p["gap"] + _tensor_parallel(x, facts, p) + _context_parallel(x, p)
@@ -243,7 +244,7 @@ def _layer(x: Points, facts: Facts, p: Mapping[str, float]) -> tuple[Floats, Flo
 
 def _tensor_parallel(x: Points, facts: Facts, p: Mapping[str, float]) -> Floats:
     """Exposed seconds a layer and micro-batch, forward and backward."""
-    again = np.where(x.recompute == 2, 4.0 - facts.stops_early, 0.0)
+    again = np.where(x.recompute == 2, (4.0 - facts.stops_early) * x.recomputed, 0.0)
     collectives = np.where(facts.sequence_parallel > 0, 10.0, 8.0) + again
     each = 2 * x.tokens * x.hidden * (x.tp - 1) / x.tp / bandwidth(x, x.tp, np.ones_like(x.tp), p)
     start = p["tp_start"] * (x.tp - 1)
