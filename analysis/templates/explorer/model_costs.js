@@ -514,7 +514,8 @@ const ModelCosts = (() => {
     const working = inFp8
       ? workingBytesInFp8(e, stream, tokens, div(e.model.ffn_hidden_size, e.tp), c, remade)
       : stream + downWeight + Math.max(...steps);
-    const kept = e.compile === "block" && e.tp > 1 && e.sequence_parallel ? gathered - stream : 0;
+    const compiled = compilesDense(e, recomputed);
+    const kept = compiled && e.tp > 1 && e.sequence_parallel ? gathered - stream : 0;
     if (e.recompute === "none" || !recomputed) {
       const own = attentionWorking(e, t, c, downWeight, total);
       return { saved: total + 2 * kept, working: Math.max(working, own), parts: savedParts(t, -kept, -kept, 0) };
@@ -523,8 +524,7 @@ const ModelCosts = (() => {
       const most = Math.max(total + 2 * kept - t.input + working, attentionWorking(e, t, c, downWeight, t.input));
       return { saved: t.input, working: most, parts: { "residual stream": t.input } };
     }
-    const halves = outputsInHalves(e);
-    if (e.compile === "none" || (e.tp === 1 && halves === 2)) {
+    if (!compiled || e.tp === 1) {
       const of = madeAgain(e, t, c), named = recomputedOperations(e);
       /** @param {"norm" | "rope" | "swiglu" | "mla_up"} name */
       const again = (name) => (named.includes(name) ? of[name] : 0);
@@ -536,21 +536,19 @@ const ModelCosts = (() => {
     }
     const again = t.attention_norm + t.qk_statistics + t.rotated + t.residual + t.ffn_norm + t.product;
     const each = stream + gathered;
-    const blocks = e.attention === "math" ? 0 : div((halves - 2) * (t.attention_output + t.softmax), 2);
-    const keptAlso = 2 * each + blocks;
-    const attention = t.attention_norm + t.qk_statistics + t.rotated - each - blocks;
+    const attention = t.attention_norm + t.qk_statistics + t.rotated - each;
     const parts = savedParts(t, attention, t.ffn_norm + t.product - each, t.residual);
-    return { saved: total - again + keptAlso, working: again + working - keptAlso, parts };
+    return { saved: total - again + 2 * each, working: again + working - 2 * each, parts };
   }
 
   /**
-   * activations._outputs_in_halves
+   * Experiment.compiles, of layers without experts
    * @param {Experiment} e
+   * @param {boolean} recomputed
    */
-  function outputsInHalves(e) {
-    if (e.cp === 1 || e.cp_kind === "ulysses") return 2;
-    if (e.cp_kind === "ring") return 2 * e.cp;
-    return e.cp === 2 ? 4 : 5;
+  function compilesDense(e, recomputed) {
+    const breaks = e.cp > 1 && e.cp_kind !== "ulysses";
+    return e.compile === "block" && !(breaks && recomputed && e.recompute !== "none");
   }
 
   /**
