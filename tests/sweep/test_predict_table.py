@@ -274,6 +274,7 @@ def test_memory_of_rows_that_are_no_layout_of_our_engine_is_that_of_any_code_bas
     [
         ({"sharding": "zero9"}, "sharding 'zero9' is not known: taken as zero"),
         ({"recompute": "most"}, "recompute 'most' is not known: taken as none"),
+        ({"recompute": "full.every0"}, "recompute 'full.every0' is not known: taken as full in every layer"),
         ({"precision": "int4"}, "precision 'int4' is not known: taken as 16 bits"),
         ({"precision": ""}, "precision not given: 16 bits"),
         ({"sharding": None, "codebase": "megatron"}, "sharding not given: zero"),

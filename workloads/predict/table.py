@@ -175,7 +175,7 @@ def _row(
         "fp8": fp8,
         "fp16": float(re.search(r"fp16|float16|half", precision.replace("bfloat16", "")) is not None),
         **UNLIKE,
-        **_again(values["recompute"]),
+        **_again(values["recompute"], note),
         "launch": _launch(values["host_launch_s"], profile),
         "codebase": profile.name,
         "version": _text(values["code_version"]),
@@ -337,13 +337,14 @@ def _recompute(value: Any, note: list[str]) -> float:
     return 0.0
 
 
-def _again(value: Any) -> dict[str, float]:
+def _again(value: Any, note: list[str]) -> dict[str, float]:
     """Of ``full.every2``, ``norm+swiglu`` and the like: the share of the layers that recompute, and the host's work for
     it, over that for ``full`` or ``selective`` in every layer."""
-    text = _word(value)
-    every = re.search(r"\.every([1-9]\d*)$", text)
-    share = 1.0 / int(every[1]) if every else 1.0
-    named = len(operations_of(text.partition(".every")[0])) or len(SELECTIVE)
+    kind, _, every = _word(value).partition(".every")
+    share = 1.0 / int(every) if re.fullmatch(r"[1-9]\d*", every) else 1.0
+    if every and share == 1.0 and every != "1":
+        note.append(f"recompute {_word(value)!r} is not known: taken as {kind} in every layer")
+    named = len(operations_of(kind)) or len(SELECTIVE)
     return {"recomputed": share, "again": share * named / len(SELECTIVE)}
 
 

@@ -79,7 +79,7 @@ def test_a_stage_that_was_not_counted_leaves_the_columns_empty(tmp_path: Path) -
 def test_a_rehearsed_row_has_the_closed_form_of_the_whole_batch(tmp_path: Path) -> None:
     """Its ranks run fewer micro-batches, and no other ranks: what they would count is of another step."""
     columns = traffic_columns(attempt(tmp_path, "rehearsed"), {0: result(0), 2: result(2)})
-    expected = [step_traffic(EXPERIMENT, rank, cluster().devices_per_node) or [] for rank in (0, 2)]
+    expected = [step_traffic(EXPERIMENT, rank, cluster().devices_per_node) for rank in (0, 2)]
     assert columns["traffic_source"] == "closed_form"
     assert columns["traffic"] == [
         {"stage": stage, **dataclasses.asdict(sent)} for stage in (0, 1) for sent in expected[stage]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import time
 from typing import get_args
 
@@ -114,7 +115,7 @@ def test_recomputation_sends_again_what_the_engine_sends_again(sequence_parallel
         Experiment.canonical(model=LLAMA_8B, seq_len=4096, recompute=kind, **layout) for kind in ("none", "full")
     )
     exposed = [estimate_time(case, cluster) for case in (none, full)]
-    sent = [{one.op: one for one in step_traffic(case, 0) or () if one.axis == "tp"} for case in (none, full)]
+    sent = [{one.op: one for one in step_traffic(case, 0) if one.axis == "tp"} for case in (none, full)]
     calls = {op: sent[1][op].calls - sent[0][op].calls for op in sent[0]}
     again = 0.0
     for op, count in calls.items():
@@ -297,3 +298,17 @@ def test_products_of_few_rows_take_as_long_as_reading_their_weights() -> None:
     rates = Rates(matmul=1e18, head=1e18, attention=1e18, memory=1e12)
     one = Experiment.canonical(model=MIXTRAL, dp=2, seq_len=128, global_batch_size=2)
     assert ExpertTimes.of(one, H200, rates).forward_s == pytest.approx(2 * 3 * 8 * 4096 * 14336 / 1e12)
+
+
+@pytest.mark.parametrize(
+    ("recompute", "kind", "same"),
+    [*itertools.product(("selective", "full"), ("ring", "allgather"), (True,)), ("selective", "ulysses", False)],
+)
+def test_layers_that_recompute_and_break_the_graph_cost_what_eager_ones_do(
+    recompute: str, kind: str, same: bool
+) -> None:
+    """They are not compiled: same memory, same time."""
+    shape = {"model": LLAMA_8B, "tp": 2, "cp": 2, "cp_kind": kind, "global_batch_size": 2, "recompute": recompute}
+    eager, compiled = (Experiment.canonical(**shape, compile=how) for how in ("none", "block"))
+    assert (estimate_memory(eager) == estimate_memory(compiled)) is same
+    assert (estimate_time(eager, H200) == estimate_time(compiled, H200)) is same

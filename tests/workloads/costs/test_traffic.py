@@ -95,7 +95,7 @@ def test_links_follow_the_nodes() -> None:
     experiment = case(LLAMA_8B, dp=4, zero_stage=3, tp=2, pp=2, global_batch_size=8)
 
     def links(rank: int, devices: int | None) -> set[tuple[str, str | None]]:
-        return {(one.axis, one.link) for one in step_traffic(experiment, rank, devices) or ()}
+        return {(one.axis, one.link) for one in step_traffic(experiment, rank, devices)}
 
     inside, between = "inside_node", "between_nodes"
     assert links(0, 8) == {("tp", inside), ("dp_shard", inside), ("pp", between), ("world", between)}
@@ -106,7 +106,7 @@ def test_links_follow_the_nodes() -> None:
 
 def test_messages_to_either_neighbour_may_take_other_links() -> None:
     experiment = case(pp=4, micro_batch_size=1)
-    pp = [one for one in step_traffic(experiment, 1, 2) or () if one.op == "p2p"]
+    pp = [one for one in step_traffic(experiment, 1, 2) if one.op == "p2p"]
     assert [(one.link, one.calls) for one in pp] == [("between_nodes", 8), ("inside_node", 8)]
 
 
