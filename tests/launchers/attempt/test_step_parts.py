@@ -19,7 +19,6 @@ from tests.workloads.costs.shapes import TINY
 from workloads import protocol
 from workloads.costs.traffic import Traffic, step_traffic
 from workloads.experiment import Experiment
-from workloads.model_spec import MoESpec
 from workloads.protocol import AxisTime, Breakdown, MeasureSpec, Method, RankResult, Task
 
 EXPERIMENT = Experiment.canonical(model=TINY, seq_len=16, global_batch_size=8, dp=2, pp=2)
@@ -27,9 +26,9 @@ SENT = [Traffic(axis="dp_replicate", op="all_reduce", link="inside_node", calls=
 NOTHING: list[AxisTime] = []
 
 
-def attempt(tmp_path: Path, method: Method = "measured", experiment: Experiment = EXPERIMENT) -> Attempt:
-    task = Task(attempt_id="a1", experiment=experiment, measure=MeasureSpec(), cluster=cluster(), method=method)
-    point = Point(index=0, experiment=experiment, method=method, grid="g", deadline_s=60.0)
+def attempt(tmp_path: Path, method: Method = "measured") -> Attempt:
+    task = Task(attempt_id="a1", experiment=EXPERIMENT, measure=MeasureSpec(), cluster=cluster(), method=method)
+    point = Point(index=0, experiment=EXPERIMENT, method=method, grid="g", deadline_s=60.0)
     return Attempt(
         attempt_id="a1",
         number=1,
@@ -85,9 +84,6 @@ def test_a_rehearsed_row_has_the_closed_form_of_the_whole_batch(tmp_path: Path) 
         {"stage": stage, **dataclasses.asdict(sent)} for stage in (0, 1) for sent in expected[stage]
     ]
     assert traffic_columns(attempt(tmp_path, "rehearsed"), {}) == {}
-    routed = dataclasses.replace(TINY, moe=MoESpec(num_experts=4, experts_per_token=2, expert_hidden_size=64))
-    unknown = EXPERIMENT.replace(model=routed, compile="block", recompute="selective")
-    assert traffic_columns(attempt(tmp_path, "rehearsed", unknown), {0: result(0)}) == {}
 
 
 def test_breakdown_is_the_mean_over_the_stages(tmp_path: Path) -> None:
