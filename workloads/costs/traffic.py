@@ -80,11 +80,12 @@ def _tensor_parallel(s: Sender) -> None:
         blocks - s.num_routed * e.num_microbatches,
         again - s.num_routed_recomputed * e.num_microbatches,
     )
-    # What gathers again in its backward: all that recompute in full, dense layers that are compiled and selective.
+    # Inputs are gathered again by layers that recompute in full, and by dense ones that are compiled and selective.
     compiled = e.recompute == "selective" and e.compiles(routed=False, recomputed=True)
-    gathers_again = again if full else dense_again if compiled else 0
-    widths = [(e.model.hidden_size, dense, min(dense_again, gathers_again))]  # of the inputs of column-parallel layers
-    widths += [(width, blocks, gathers_again) for width in _attention_inputs(e.model)]
+    dense_gathers = dense_again if full or compiled else 0
+    attention_gathers = again if full else dense_gathers
+    widths = [(e.model.hidden_size, dense, dense_gathers)]  # of the inputs of column-parallel layers
+    widths += [(width, blocks, attention_gathers) for width in _attention_inputs(e.model)]
     shared = 0 if e.model.mla is None else e.model.mla.qk_rope_head_dim
     if e.sequence_parallel:
         for width, layers, repeated in widths:
@@ -94,7 +95,7 @@ def _tensor_parallel(s: Sender) -> None:
             for width in (e.model.mla.q_lora_rank, e.model.mla.kv_lora_rank):
                 s.along("tp", "all_gather", a_number * width, again if width else 0)
         if shared:
-            s.along("tp", "all_gather", a_number * shared, blocks + gathers_again)
+            s.along("tp", "all_gather", a_number * shared, blocks + attention_gathers)
             s.along("tp", "reduce_scatter", a_number * shared, blocks)
         s.along("tp", "all_gather", activations, blocks + dense + ends)  # behind row-parallel layers
         s.along("tp", "reduce_scatter", activations, blocks + dense + (again if full else 0) + ends)

@@ -21,8 +21,8 @@ UNLIKE = {
     "ring": 1.0, "routed": 0.0, "waits": 0.0, "latents": 0.0, "scaled": 1.0, "pace": 1.0, "launch": 1.0, "again": 1.0,
     "recomputed": 1.0,
 }  # fmt: skip
-"""Of `Points`: what no column of a table says, with its values for dense layers that all recompute the same, a ring
-where ranks share a sequence, and a usual host."""
+"""Of `Points`: what a table need not say, with its values for dense layers that all recompute the same, a ring where
+ranks share a sequence, and a usual host."""
 
 
 def fp8_kind(precision: str) -> float:
