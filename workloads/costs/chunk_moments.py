@@ -11,8 +11,10 @@ from functools import lru_cache
 from operator import mul
 from typing import NamedTuple
 
+from workloads.costs.activations import rank_tokens
 from workloads.costs.end_moments import end_moment, head_moments
-from workloads.costs.layer_moments import block_moments, expert_moments, first_block_moment
+from workloads.costs.expert_activations import expert_tensors
+from workloads.costs.layer_moments import block_moments, expert_moments, first_block_moments
 from workloads.costs.moments import Moment, Round, Shared, Units
 from workloads.costs.params import local_params
 from workloads.costs.partition import StageParams, experiment_chunks
@@ -58,7 +60,7 @@ def moments_of_chunks(e: Experiment, x: Shared, stage: int) -> list[Moment]:
     chunks = [_bytes_of(e, x, held) for held in experiment_chunks(e)[stage]]
     saved, waiting = [one.saved + one.of_head for one in chunks], [one.waiting for one in chunks]
     holds = [[one.others_hold(at, e.zero_stage) for at in Chunk] for one in chunks]
-    splits, second = e.pp_schedule in SPLIT_BACKWARD, _in_second_half(x)
+    splits, second = e.pp_schedule in SPLIT_BACKWARD, _in_second_half(e, x)
     moments: list[Moment] = []
     backwards = _highest_backwards(e.pp_schedule, stage, e.pp, e.num_microbatches, e.virtual_stages)
     for number, (own, of_chunk) in enumerate(zip(chunks, backwards, strict=True)):
@@ -77,6 +79,7 @@ def moments_of_chunks(e: Experiment, x: Shared, stage: int) -> list[Moment]:
                 forward_follows=forward_follows,
                 own=own.waiting if splits and kind in ("F", "I") else 0,
                 first_half=kind == "I",
+                second_half=kind == "W",
             )
             copies = gradients = buffers = 0
             for other, state in enumerate(at):
@@ -89,17 +92,25 @@ def moments_of_chunks(e: Experiment, x: Shared, stage: int) -> list[Moment]:
     return moments
 
 
-def _in_second_half(x: Shared) -> Shared:
-    """Layers while their weights' gradients are made: what the first half has left of each, and nothing is computed
-    again."""
+def _in_second_half(e: Experiment, x: Shared) -> Shared:
+    """Layers while their weights' gradients are made: what the first half has left of each, and those gradients. When
+    experts are reduced, their rows, their outputs' gradients and what is between the two are free."""
+    working = x.c * max(x.block, x.experts)
+    beside_experts = 0
+    if x.moe_deferred:
+        of_experts = expert_tensors(e, rank_tokens(e)[1], x.c)
+        beside_experts = x.stream - (2 * of_experts.rows + of_experts.gate_up + of_experts.product)
     return x._replace(
         dense_saved=x.dense_deferred,
         dense_kept=x.dense_deferred,
         moe_saved=x.moe_deferred,
         moe_kept=x.moe_deferred,
-        working=x.working_kept,
-        dense_working=x.dense_working_kept,
-        beside_experts=x.beside_experts_kept,
+        working=working,
+        working_kept=working,
+        dense_working=x.c * x.block,
+        dense_working_kept=x.c * x.block,
+        beside_experts=beside_experts,
+        beside_experts_kept=beside_experts,
     )
 
 
@@ -114,9 +125,13 @@ def _backward(e: Experiment, x: Shared, own: _Bytes, turn: Round) -> Sequence[Mo
 
 
 def _second_half(e: Experiment, x: Shared, own: _Bytes, turn: Round) -> Sequence[Moment]:
-    """The head has its gradient from the first half. Where it was not reduced then it is after all blocks, through a
-    flat copy and another one."""
-    found = list(_blocks(e, x, own, turn))
+    """The embedding and the head have their gradients from the first half. Where they were not reduced then, they are
+    after all blocks, the head through a flat copy and another one."""
+    of_embedding = 0
+    if own.held.embedding and not turn.prior:
+        of_embedding = x.g * own.units.first if x.whole else x.shard(own.units.first, 0)
+    *layers, end = _blocks(e, x, own, turn)
+    found = [(copies, gradients + of_embedding, rest) for copies, gradients, rest in layers] + [end]
     if own.units.head and turn.last and e.zero_stage <= 1:
         found.append((0, own.shard, turn.deferred + 2 * x.g * own.units.head))
     return found
@@ -127,7 +142,7 @@ def _blocks(e: Experiment, x: Shared, own: _Bytes, turn: Round) -> Sequence[Mome
     return [
         *block_moments(e, x, units, turn, whole, own.saved, held),
         *(() if turn.first_half else expert_moments(e, x, units, turn, held, whole, own.saved)),
-        first_block_moment(e, x, units, turn, held, own.params, whole, own.saved),
+        *first_block_moments(e, x, units, turn, held, own.params, whole, own.saved),
         end_moment(e, x, units, turn, held, own.params, whole, own.shard, own.saved),
     ]
 

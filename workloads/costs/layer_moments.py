@@ -22,11 +22,12 @@ def block_moments(
     next is gathered already: a block or the embedding.
     """
     zero3, is_reduced = e.zero_stage == 3, reduces(x, turn)
-    resharded = units.head if turn.last and not turn.own else 0
+    resharded = units.head if turn.last and not turn.own and not turn.second_half else 0
     gathered = 2 * x.b * x.block + x.b_experts * units.experts + x.c * units.tied
     copies = min(whole, gathered) if zero3 else whole - x.c * resharded
     head = 0 if turn.prior else x.g * units.head // (x.shards if is_reduced else 1)
-    flat = x.g * units.head if units.head and is_reduced else waiting(x, units, turn)
+    head_reduced = units.head > 0 and is_reduced and not turn.second_half
+    flat = x.g * units.head if head_reduced else waiting(x, units, turn)
     gradients = turn.prior + head + x.c * units.tied
     if x.whole and turn.last and turn.prior and not turn.first_half and e.pp_schedule not in SPLIT_BACKWARD:
         gradients -= x.g * units.head - x.g * units.head // x.shards
@@ -88,42 +89,64 @@ def _reduction(
     return ((copies, gradients, all_held - freed + received + x.stream + buffers),)
 
 
-def first_block_moment(
+def first_block_moments(
     e: Experiment, x: Shared, units: Units, turn: Round, held: StageParams, params: int, whole: int, saved: int
-) -> Moment:
+) -> tuple[Moment, ...]:
     """The first block's backward, the last of its stage: the gradients of all other blocks and of the head are there.
+    Where dense layers come before those with experts, also that of the first one with experts.
 
-    It is higher than the last block's where a block's gradient takes more than the block had saved.
+    They are higher than the last block's where a block's gradient takes more than the block had saved.
     """
+    kinds = (False, True) if held.dense_layers and held.moe_layers > 1 else (not held.dense_layers,)
+    return tuple(_first_block(e, x, units, turn, held, params, whole, saved, routed=routed) for routed in kinds)
+
+
+def _first_block(
+    e: Experiment,
+    x: Shared,
+    units: Units,
+    turn: Round,
+    held: StageParams,
+    params: int,
+    whole: int,
+    saved: int,
+    *,
+    routed: bool,
+) -> Moment:
+    """`first_block_moments` of the first block with experts, or of the first dense one."""
     zero3, is_reduced = e.zero_stage == 3, reduces(x, turn)
-    experts = 0 if held.dense_layers else units.experts
+    experts, before = (units.experts, held.dense_layers) if routed else (0, 0)
+    own, recomputed_before = x.moe_block if before else x.block, held.dense_recomputed if before else 0
     of_others = units.all_experts - experts
-    done = max(0, params - units.all_experts - x.block - (units.first if held.embedding else 0))
+    done = max(0, params - units.all_experts - own - before * x.block - (units.first if held.embedding else 0))
     shard = x.shard(done, of_others)
     if turn.first_half:
         done, of_others, shard = units.head, 0, x.shard(units.head, 0)
     gradients = turn.prior or (shard if is_reduced else x.g * (done + of_others))
     if x.whole and turn.last:
         gradients -= x.g * (done + of_others) - shard
-    # With ZeRO 3 FSDP gathers the next unit, the embedding if there is one, while this one computes.
+    # With ZeRO 3 FSDP gathers the next unit while this one computes: a block, or the embedding if there is one.
     if zero3:
-        copies = x.b * x.block + x.b_experts * experts + (x.c * units.tied or units.first_copy)
+        following = x.b * x.block if before else x.c * units.tied or units.first_copy
+        copies = x.b * own + x.b_experts * experts + following
     else:
-        left = x.b * x.block + x.b_experts * experts + (units.first_copy if held.embedding else 0)
+        left = x.b * (own + before * x.block) + x.b_experts * experts + (units.first_copy if held.embedding else 0)
+        left += x.c * units.head if turn.second_half else 0
         copies = min(whole, left) if turn.last else whole
     head = x.head.saved if held.has_head else 0
-    dense, moe = (x.dense_saved, x.moe_saved) if held.first_recomputed else (x.dense_kept, x.moe_kept)
-    own = dense if held.dense_layers else moe
-    others = int((turn.in_flight - 1) * (saved + head)) + turn.deferred + own
+    recomputed = held.first_moe_recomputed if routed else held.first_recomputed
+    dense, moe = (x.dense_saved, x.moe_saved) if recomputed else (x.dense_kept, x.moe_kept)
+    others = int((turn.in_flight - 1) * (saved + head)) + turn.deferred + (moe if routed else dense)
+    others += recomputed_before * x.dense_saved + (before - recomputed_before) * x.dense_kept
     others += 0 if held.has_head else x.stream  # the gradient that a stage before the last received
     if turn.first_half:  # what the others keep for their second halves
-        others += turn.own - (x.dense_deferred if held.dense_layers else x.moe_deferred)
-        others += x.dense_first_half if held.dense_layers else 0
-    flat = x.g * x.block if is_reduced and not turn.first_half else waiting(x, units, turn)
-    if held.dense_layers:
-        working = x.dense_working if held.first_recomputed else x.dense_working_kept
+        others += turn.own - (x.moe_deferred if routed else x.dense_deferred) - before * x.dense_deferred
+        others += 0 if routed else x.dense_first_half
+    flat = x.g * own if is_reduced and not turn.first_half else waiting(x, units, turn)
+    if routed:
+        working = x.working if recomputed else x.working_kept
     else:
-        working = x.working if held.first_recomputed else x.working_kept
+        working = x.dense_working if recomputed else x.dense_working_kept
     return copies, gradients + x.c * units.tied, others + working + flat
 
 
@@ -143,8 +166,9 @@ def expert_moments(
         own = 0 if turn.prior else shard
         new = shard if turn.prior and not x.whole else 0  # beside the one that it is added to
         # FSDP holds on to a unit's last gradient, the weight of the way down: a third of the experts. All of them are
-        # there while the flat copy is made, and the new shard is not.
-        apart = x.g * size + max(x.c * size - own, x.c * size // 3 + new)
+        # there while the flat copy is made, and the new shard is not. Of a split backward they have g bytes an element.
+        each = x.g if turn.second_half or turn.own else x.c
+        apart = x.g * size + max(each * size - own, each * size // 3 + new)
         buffers = 2 * x.g * size + new if shards == 1 or x.whole else apart
         if x.whole and turn.prior and shards > 1:
             buffers -= x.g * size  # what was accumulated is in ``prior``, and free before the new shard is there
@@ -152,10 +176,18 @@ def expert_moments(
         own = (0 if turn.prior else x.g * size) + (0 if x.c == x.g and not turn.prior else x.c * size)
     reduced = reduces(x, turn)
     of_head = 0 if turn.prior else x.g * units.head // (x.shards if reduced else 1)
-    tied, resharded = x.c * units.tied, (x.c * units.head + x.b_experts * size) * turn.last
+    of_ends = 0 if turn.second_half else x.c * units.head
+    tied, resharded = x.c * units.tied, (of_ends + x.b_experts * size) * turn.last
     copies = min(whole, 2 * x.b * x.block + tied) if zero3 else whole - resharded
     beside = x.beside_experts_kept if held.kept_after else x.beside_experts
-    last = copies, turn.prior + of_head + own + tied, held_bytes(x, turn, saved, held.has_head) + beside + buffers
+    held_then = held_bytes(x, turn, saved, held.has_head) + beside
+    last = [(copies, turn.prior + of_head + own + tied, held_then + buffers)]
+    if turn.second_half and reduced and shards > 1 and not x.whole:
+        # Before it, while the gradients are cast, two thirds of which are one weight's: what was reduced last, the head
+        # if there is one, has its flat copy still.
+        casting = x.c * size + x.g * size * 2 // 3 + (x.g * units.head or waiting(x, units, turn))
+        gathered = copies if zero3 else whole
+        last.append((gathered, turn.prior + of_head + tied, held_then + casting))
 
     others = held.moe_layers - 1
     rest = units.head + others * x.moe_block
@@ -164,12 +196,12 @@ def expert_moments(
         gradients -= x.g * (rest + others * size) - x.shard(rest, others * size)
     if not zero3:
         left = x.b * (held.dense_layers * x.block + x.moe_block) + (units.first_copy if held.embedding else 0)
+        left += x.c * units.head if turn.second_half else 0
         copies = min(whole, left) if turn.last else whole
     elif held.embedding and not held.dense_layers:
         copies = x.b * x.block + (tied or units.first_copy)
-    recomputed = held.first_recomputed if not held.dense_layers else held.moe_recomputed > 0
-    layer = x.moe_saved + x.beside_experts if recomputed else x.moe_kept + x.beside_experts_kept
+    layer = x.moe_saved + x.beside_experts if held.first_moe_recomputed else x.moe_kept + x.beside_experts_kept
     layer += held.dense_recomputed * x.dense_saved + (held.dense_layers - held.dense_recomputed) * x.dense_kept
     layer += 0 if held.has_head else x.stream  # the gradient that a stage before the last received
     in_flight = int((turn.in_flight - 1) * (saved + (x.head.saved if held.has_head else 0))) + turn.deferred
-    return last, (copies, gradients + own + tied, in_flight + layer + buffers)
+    return *last, (copies, gradients + own + tied, in_flight + layer + buffers)

@@ -29,7 +29,7 @@ from functools import lru_cache
 
 from workloads.costs.chunk_moments import covers, moments_of_chunks
 from workloads.costs.end_moments import end_moment, head_moments, tied_moment
-from workloads.costs.layer_moments import block_moments, expert_moments, first_block_moment
+from workloads.costs.layer_moments import block_moments, expert_moments, first_block_moments
 from workloads.costs.moments import Moment, Round, Shared, Units
 from workloads.costs.params import MASTER_BYTES, local_params
 from workloads.costs.partition import StageParams, experiment_stages, ranks_alike
@@ -176,7 +176,7 @@ def _stage_memory(e: Experiment, x: Shared, stage: int, held: StageParams) -> St
             *(head_moments(e, x, units, turn, whole, saved) if held.has_head else ()),
             *block_moments(e, x, units, turn, whole, saved, held),
             *expert_moments(e, x, units, turn, held, whole, saved),
-            first_block_moment(e, x, units, turn, held, params, whole, saved),
+            *first_block_moments(e, x, units, turn, held, params, whole, saved),
             *((tied_moment(x, units, turn, params, whole, shard, zero3=e.zero_stage == 3),) if is_tied else ()),
             end_moment(e, x, units, turn, held, params, whole, shard, saved),
         ]

@@ -174,6 +174,8 @@ class Round(NamedTuple):
     """Bytes of what its own products keep for the second half; 0 for a whole backward."""
     first_half: bool = False
     """The second half is a round by itself: blocks have no gradients in this one."""
+    second_half: bool = False
+    """That round: the head, whose gradient is there, stays gathered until it is reduced after all blocks."""
 
 
 Moment = tuple[int, int, int]

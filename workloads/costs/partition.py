@@ -35,6 +35,8 @@ class StageParams:
     moe_recomputed: int
     first_recomputed: bool
     """Whether its first layer is one of them: backward meets it last."""
+    first_moe_recomputed: bool
+    """The same of its first layer with experts; False where it has none."""
     kept_after: int
     """Layers after the last recomputed one, all that it has where none is: backward meets them first."""
 
@@ -149,6 +151,7 @@ def _together(stages: tuple[StageParams, ...]) -> StageParams:
         dense_recomputed=sum(one.dense_recomputed for one in stages),
         moe_recomputed=sum(one.moe_recomputed for one in stages),
         first_recomputed=holding[0].first_recomputed,
+        first_moe_recomputed=next((one.first_moe_recomputed for one in stages if one.moe_layers), False),
         kept_after=kept_after,
     )
 
@@ -181,6 +184,9 @@ def _chunks(
                 dense_recomputed=dense_recomputed,
                 moe_recomputed=len(recomputed) - dense_recomputed,
                 first_recomputed=list(held[:1]) == recomputed[:1],
+                first_moe_recomputed=list(held[dense : dense + 1])
+                == recomputed[dense_recomputed : dense_recomputed + 1]
+                != [],
                 kept_after=sum(layer > max(recomputed, default=-1) for layer in held),
             )
         )

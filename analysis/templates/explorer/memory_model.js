@@ -7,7 +7,7 @@ comes with its parts, which add up to it. Above 2^53 bytes (8 PiB on one rank) `
 "use strict";
 const MemoryModel = (() => {
   const {
-    computeBytes, dataDegrees, deferredBytes, denseLayer, div, experimentChunks, experimentStages, expertDegrees, firstHalfBytes, gatheredBytes, headBytes, layerBytes, localParams,
+    computeBytes, dataDegrees, deferredBytes, denseLayer, div, experimentChunks, experimentStages, expertDegrees, expertTensors, firstHalfBytes, gatheredBytes, headBytes, layerBytes, localParams,
     masterBytes, moeLayer, numDenseLayers, numMicrobatches, rankTokens, sum,
   } = ModelCosts;
 
@@ -149,11 +149,11 @@ const MemoryModel = (() => {
   /** layer_moments.block_moments @param {Experiment} e */
   function blockMoments(e, x, units, turn, stage) {
     const zero3 = e.zero_stage === 3, reducesNow = reduces(x, turn);
-    const resharded = turn.last && !turn.own ? units.head : 0;
+    const resharded = turn.last && !turn.own && !turn.second_half ? units.head : 0;
     const both = 2 * x.b * x.block + x.bExperts * units.experts + x.c * units.tied;
     const copies = zero3 ? Math.min(stage.whole, both) : stage.whole - x.c * resharded;
     const head = turn.prior ? 0 : div(x.g * units.head, reducesNow ? x.shards : 1);
-    const flat = units.head && reducesNow ? x.g * units.head : waiting(x, units, turn);
+    const flat = units.head && reducesNow && !turn.second_half ? x.g * units.head : waiting(x, units, turn);
     const saved = held(x, turn, stage, stage.has_head);
     let gradients = turn.prior + head + x.c * units.tied;
     if (x.whole && turn.last && turn.prior && !turn.first_half && !SPLIT_BACKWARD.includes(e.pp_schedule)) {
@@ -202,34 +202,46 @@ const MemoryModel = (() => {
     }];
   }
 
-  /** layer_moments.first_block_moment @param {Experiment} e */
-  function firstBlockMoment(e, x, units, turn, stage) {
-    const { c, g } = x, reducesNow = reduces(x, turn);
-    const experts = stage.holds.dense_layers ? 0 : units.experts;
+  /** layer_moments.first_block_moments @param {Experiment} e */
+  function firstBlockMoments(e, x, units, turn, stage) {
+    const { dense_layers: dense, moe_layers: moe } = stage.holds, kinds = dense && moe > 1 ? [false, true] : [!dense];
+    return kinds.map((routed) => firstBlock(e, x, units, turn, stage, routed));
+  }
+
+  /** layer_moments._first_block @param {Experiment} e */
+  function firstBlock(e, x, units, turn, stage, routed) {
+    const { c, g } = x, { holds } = stage, reducesNow = reduces(x, turn);
+    const [experts, before] = routed ? [units.experts, holds.dense_layers] : [0, 0];
+    const own = before ? x.moeBlock : x.block, recomputedBefore = before ? holds.dense_recomputed : 0;
     let ofOthers = units.allExperts - experts;
-    let done = Math.max(0, stage.params - units.allExperts - x.block - (stage.has_embedding ? units.first : 0));
+    let done = Math.max(0, stage.params - units.allExperts - own - before * x.block - (stage.has_embedding ? units.first : 0));
     if (turn.first_half) [done, ofOthers] = [units.head, 0];
     const shard = shardOf(x, done, ofOthers);
     let gradients = turn.prior || (reducesNow ? shard : g * (done + ofOthers));
     if (x.whole && turn.last) gradients -= g * (done + ofOthers) - shard;
-    const left = Math.min(stage.whole, x.b * x.block + x.bExperts * experts + (stage.has_embedding ? units.firstCopy : 0));
+    let left = x.b * (own + before * x.block) + x.bExperts * experts + (stage.has_embedding ? units.firstCopy : 0);
+    if (turn.second_half) left += c * units.head;
+    const following = before ? x.b * x.block : c * units.tied || units.firstCopy;
     const copies = e.zero_stage === 3
-      ? x.b * x.block + x.bExperts * experts + (c * units.tied || units.firstCopy)
-      : turn.last ? left : stage.whole;
-    const before = turn.in_flight - 1, headSaved = stage.has_head ? x.head.saved : 0;
-    const total = Math.trunc(before * (stage.saved + headSaved));
-    const others = savedInParts(stage, before, total, Math.trunc(before * headSaved));
+      ? x.b * own + x.bExperts * experts + following
+      : turn.last ? Math.min(stage.whole, left) : stage.whole;
+    const earlier = turn.in_flight - 1, headSaved = stage.has_head ? x.head.saved : 0;
+    const total = Math.trunc(earlier * (stage.saved + headSaved));
+    const others = savedInParts(stage, earlier, total, Math.trunc(earlier * headSaved));
     Object.assign(others, turn.beside);
     others["gradient of the stream"] = stage.has_head ? 0 : x.stream;
-    const again = stage.holds.first_recomputed;
-    const [dense, routed] = again ? [x.dense, x.routed] : [x.denseKept, x.routedKept];
-    if (turn.first_half) others[OWN] = turn.own - (stage.holds.dense_layers ? x.denseDeferred - x.denseFirstHalf : x.routedDeferred);
-    others["saved by the first block"] = (stage.holds.dense_layers ? dense : routed).saved;
-    const flat = reducesNow && !turn.first_half ? g * x.block : waiting(x, units, turn);
-    const ofAny = again ? x.working : x.workingKept, working = stage.holds.dense_layers ? dense.working : ofAny;
+    const again = routed ? holds.first_moe_recomputed : holds.first_recomputed;
+    const [ofDense, ofRouted] = again ? [x.dense, x.routed] : [x.denseKept, x.routedKept];
+    if (turn.first_half) {
+      others[OWN] = turn.own - (routed ? x.routedDeferred : x.denseDeferred - x.denseFirstHalf) - before * x.denseDeferred;
+    }
+    others["saved by the first block"] = (routed ? ofRouted : ofDense).saved
+      + recomputedBefore * x.dense.saved + (before - recomputedBefore) * x.denseKept.saved;
+    const flat = reducesNow && !turn.first_half ? g * own : waiting(x, units, turn);
+    const ofAny = again ? x.working : x.workingKept;
     return {
       name: "the first block's backward", copies, gradients: gradients + c * units.tied,
-      activations: { ...others, "backward of one block": working, "FSDP buffers": flat },
+      activations: { ...others, "backward of one block": routed ? ofAny : ofDense.working, "FSDP buffers": flat },
     };
   }
 
@@ -241,25 +253,31 @@ const MemoryModel = (() => {
     let buffers = 0, own = turn.prior ? 0 : shard;
     if (reduced) {
       const fresh = turn.prior && !x.whole ? shard : 0;
-      buffers = shards === 1 || x.whole ? 2 * g * size + fresh : g * size + Math.max(c * size - own, div(c * size, 3) + fresh);
+      const each = turn.second_half || turn.own ? g : c;
+      buffers = shards === 1 || x.whole ? 2 * g * size + fresh : g * size + Math.max(each * size - own, div(each * size, 3) + fresh);
       if (x.whole && turn.prior && shards > 1) buffers -= g * size;
     } else own = (turn.prior ? 0 : g * size) + (c === g && !turn.prior ? 0 : c * size);
     const ofHead = turn.prior ? 0 : div(g * units.head, reduced ? x.shards : 1);
-    let copies = stage.whole - (turn.last ? c * units.head + x.bExperts * size : 0);
+    const ofEnds = turn.second_half ? 0 : c * units.head;
+    let copies = stage.whole - (turn.last ? ofEnds + x.bExperts * size : 0);
     if (zero3) copies = Math.min(stage.whole, 2 * x.b * x.block + tied);
     const beside = holds.kept_after ? x.besideExpertsKept : x.besideExperts;
-    const last = {
-      name, copies, gradients: turn.prior + ofHead + own + tied,
-      activations: { ...held(x, turn, stage, stage.has_head), "backward of one block": beside, "FSDP buffers": buffers },
-    };
+    const saved = { ...held(x, turn, stage, stage.has_head), "backward of one block": beside };
+    const last = [{ name, copies, gradients: turn.prior + ofHead + own + tied, activations: { ...saved, "FSDP buffers": buffers } }];
+    if (turn.second_half && reduced && shards > 1 && !x.whole) {
+      const casting = c * size + div(g * size * 2, 3) + (g * units.head || waiting(x, units, turn));
+      const gathered = zero3 ? copies : stage.whole;
+      last.push({ name, copies: gathered, gradients: turn.prior + ofHead + tied, activations: { ...saved, "FSDP buffers": casting } });
+    }
     const others = holds.moe_layers - 1, rest = units.head + others * x.moeBlock, ofOthers = g * (rest + others * size);
     let gradients = turn.prior || (reduced ? shardOf(x, rest, others * size) : ofOthers);
     if (x.whole && turn.last) gradients -= ofOthers - shardOf(x, rest, others * size);
     if (!zero3) {
-      const left = x.b * (holds.dense_layers * x.block + x.moeBlock) + (stage.has_embedding ? units.firstCopy : 0);
+      let left = x.b * (holds.dense_layers * x.block + x.moeBlock) + (stage.has_embedding ? units.firstCopy : 0);
+      if (turn.second_half) left += c * units.head;
       copies = turn.last ? Math.min(stage.whole, left) : stage.whole;
     } else if (stage.has_embedding && !holds.dense_layers) copies = x.b * x.block + (tied || units.firstCopy);
-    const again = holds.dense_layers ? holds.moe_recomputed > 0 : holds.first_recomputed;
+    const again = holds.first_moe_recomputed;
     const before = turn.in_flight - 1, headSaved = stage.has_head ? x.head.saved : 0;
     const total = Math.trunc(before * (stage.saved + headSaved));
     const activations = savedInParts(stage, before, total, Math.trunc(before * headSaved));
@@ -269,7 +287,7 @@ const MemoryModel = (() => {
       + holds.dense_recomputed * x.dense.saved + (holds.dense_layers - holds.dense_recomputed) * x.denseKept.saved;
     activations["backward of one block"] = again ? x.besideExperts : x.besideExpertsKept;
     activations["FSDP buffers"] = buffers;
-    return [last, { name, copies, gradients: gradients + own + tied, activations }];
+    return [...last, { name, copies, gradients: gradients + own + tied, activations }];
   }
 
   /** end_moments.tied_moment */
@@ -369,7 +387,7 @@ const MemoryModel = (() => {
       ...(stage.has_head ? headMoments(e, x, units, turn, stage) : []),
       ...blockMoments(e, x, units, turn, stage),
       ...expertMoments(e, x, units, turn, stage),
-      firstBlockMoment(e, x, units, turn, stage),
+      ...firstBlockMoments(e, x, units, turn, stage),
       ...(units.tied ? [tiedMoment(x, units, turn, stage, e.zero_stage === 3)] : []),
       endMoment(e, x, units, turn, stage),
     ]);
@@ -406,18 +424,28 @@ const MemoryModel = (() => {
   /** chunk_moments._Bytes.gradients */
   const gradientsOf = (chunk, far) => (far >= ALL_REDUCED ? chunk.accumulated : far >= ENDS_REDUCED ? chunk.ofEnds : 0);
 
-  /** chunk_moments._in_second_half */
-  function inSecondHalf(x) {
-    const left = (bytes, kept) => ({ ...kept, saved: bytes, parts: { [OWN]: bytes } });
+  /** chunk_moments._in_second_half @param {Experiment} e */
+  function inSecondHalf(e, x) {
+    const left = (bytes, kept) => ({ ...kept, saved: bytes, working: x.c * x.block, parts: { [OWN]: bytes } });
     const dense = left(x.denseDeferred, x.denseKept), routed = left(x.routedDeferred, x.routedKept);
-    return { ...x, dense, denseKept: dense, routed, routedKept: routed, working: x.workingKept, besideExperts: x.besideExpertsKept };
+    let besideExperts = 0;
+    if (x.routedDeferred) {
+      const { rows, gate_up, product } = expertTensors(e, x.c);
+      besideExperts = x.stream - (2 * rows + gate_up + product);
+    }
+    const working = x.c * Math.max(x.block, x.experts), ofExperts = { besideExperts, besideExpertsKept: besideExperts };
+    return { ...x, dense, denseKept: dense, routed, routedKept: routed, working, workingKept: working, ...ofExperts };
   }
 
-  /** chunk_moments._second_half: the head's reduction, where it comes after all blocks. @param {Experiment} e */
-  function lastOfHead(e, x, turn, own) {
-    if (!own.units.head || !turn.last || e.zero_stage > 1) return [];
+  /** chunk_moments._second_half: the moments of its layers, and the head's reduction, where that comes after all blocks.
+   * @param {Experiment} e */
+  function secondHalf(e, x, turn, own, blocks) {
+    let ofEmbedding = 0;
+    if (own.has_embedding && !turn.prior) ofEmbedding = x.whole ? x.g * own.units.first : shardOf(x, own.units.first, 0);
+    for (const one of blocks.slice(0, -1)) one.gradients += ofEmbedding;
+    if (!own.units.head || !turn.last || e.zero_stage > 1) return blocks;
     const activations = { ...turn.beside, "FSDP buffers": 2 * x.g * own.units.head };
-    return [{ name: "the reduction of the head's gradient", copies: 0, gradients: own.shard, activations }];
+    return [...blocks, { name: "the reduction of the head's gradient", copies: 0, gradients: own.shard, activations }];
   }
 
   /** chunk_moments.moments_of_chunks: the moments of a rank with several chunks. @param {Experiment} e */
@@ -445,20 +473,18 @@ const MemoryModel = (() => {
           prior: kind !== "W" || far[number] >= ALL_REDUCED ? gradientsOf(own, far[number]) : 0,
           own: splits ? own.waits : 0,
           first_half: kind === "I",
+          second_half: second,
         };
         const ofHead = own.has_head ? headMoments(e, x, units, turn, own) : [];
         const blocks = (layers, chunk) => [
           ...blockMoments(e, layers, units, turn, chunk),
           ...(turn.first_half ? [] : expertMoments(e, layers, units, turn, chunk)),
-          firstBlockMoment(e, layers, units, turn, chunk),
+          ...firstBlockMoments(e, layers, units, turn, chunk),
           endMoment(e, layers, units, turn, chunk),
         ];
         const ofTurn = {
           F: () => ofHead.slice(0, 1),
-          W: () => [
-            ...blocks(inSecondHalf(x), { ...own, saved: own.waits, parts: { [OWN]: own.waits } }),
-            ...lastOfHead(e, x, turn, own),
-          ],
+          W: () => secondHalf(e, x, turn, own, blocks(inSecondHalf(e, x), { ...own, saved: own.waits, parts: { [OWN]: own.waits } })),
         }[kind] ?? (() => [...ofHead.slice(1), ...blocks(x, own)]);
         for (const one of ofTurn()) {
           one.copies += ofOthers((chunk, at) => (e.zero_stage < 3 && at >= GATHERED && at < DONE ? chunk.whole : 0));

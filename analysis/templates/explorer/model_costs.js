@@ -191,6 +191,7 @@ const ModelCosts = (() => {
     const model = e.model, layers = experimentLayers(e), last = layers.length - 1;
     const denseTotal = numDenseLayers(model), vocabulary = model.vocab_size * model.hidden_size;
     const every = e.recompute === "none" ? 1 : e.recompute_every;
+    let firstMoe;
     let dense = 0, held = 0, denseRecomputed = 0, recomputed = 0, keptAfter = 0;
     for (const stage of own) {
       const [start, end] = layers[stage];
@@ -198,6 +199,7 @@ const ModelCosts = (() => {
       dense += Math.max(0, Math.min(end, denseTotal) - start);
       for (let layer = start; layer < end; layer += 1) {
         const again = layer % every === 0;
+        if (layer >= denseTotal) firstMoe ??= layer;
         recomputed += again ? 1 : 0;
         denseRecomputed += again && layer < denseTotal ? 1 : 0;
         keptAfter = again ? 0 : keptAfter + 1;
@@ -217,6 +219,7 @@ const ModelCosts = (() => {
       dense_recomputed: denseRecomputed,
       moe_recomputed: recomputed - denseRecomputed,
       first_recomputed: firstRecomputed,
+      first_moe_recomputed: firstMoe !== undefined && firstMoe % every === 0,
       kept_after: keptAfter,
     };
   }
@@ -618,7 +621,7 @@ const ModelCosts = (() => {
   }
 
   return {
-    computeBytes, dataDegrees, dataParallel, deferredBytes, denseLayer, div, experimentChunks, experimentStages, expertDegrees, firstHalfBytes, gatheredBytes, headBytes, layerBytes, localParams,
+    computeBytes, dataDegrees, dataParallel, deferredBytes, denseLayer, div, experimentChunks, experimentStages, expertDegrees, expertTensors, firstHalfBytes, gatheredBytes, headBytes, layerBytes, localParams,
     masterBytes, moeLayer, numDenseLayers, numMicrobatches, numParams, rankTokens, sum, V_SHAPED, worldSize,
   };
 })();

@@ -194,6 +194,9 @@ ROUTED = {
     "shared, experts, 1f1b": routed(
         DEEPSEEK, dp=4, pp=2, ep=4, zero_stage=1, microbatches=4, recompute="experts", micro_batch_size=4
     ),
+    "a dense layer before large recomputed ones, ZeRO 3": routed(
+        shortened(DEEPSEEK_V2_LITE, 8), dp=2, zero_stage=3, micro_batch_size=8, recompute="full"
+    ),
     "latents and experts, all operations": routed(
         shortened(DEEPSEEK_V2_LITE, 3),
         dp=8,

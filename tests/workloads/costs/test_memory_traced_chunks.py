@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.workloads.costs.shapes import LLAMA_1B, LLAMA_8B
+from tests.workloads.costs.shapes import DEEPSEEK_V2_LITE, LLAMA_1B, LLAMA_8B, MIXTRAL, QWEN3_30B
 from tests.workloads.costs.traced import experiment, in_fresh_process, shortened
 from workloads.costs.memory import estimate_memory
 from workloads.experiment import Experiment
@@ -118,6 +118,29 @@ HEAD_LAST = {
 holds what it saved."""
 
 
+def _in_halves(zero_stage: int, microbatches: int, micro_batch_size: int) -> dict[str, Experiment]:
+    return {
+        f"{model.name}, {schedule}, {microbatches}": Experiment.canonical(
+            model=shortened(model, layers),
+            seq_len=4096,
+            micro_batch_size=micro_batch_size,
+            dp=min(2, zero_stage + 1),
+            zero_stage=zero_stage,
+            pp=2,
+            pp_schedule=schedule,
+            virtual_stages=2,
+            global_batch_size=microbatches * micro_batch_size * min(2, zero_stage + 1),
+        )
+        for model, layers in ((MIXTRAL, 5), (QWEN3_30B, 6), (DEEPSEEK_V2_LITE, 6))
+        for schedule in ("interleaved_zero_bubble", "zero_bubble_v", "dualpipe_v")
+    }
+
+
+EXPERTS_IN_HALVES = _in_halves(0, 1, 2) | _in_halves(0, 4, 1)
+SHARDED_EXPERTS_IN_HALVES = _in_halves(2, 2, 2)
+"""Experts are reduced in the second half of a backward, when their rows and their outputs' gradients are free."""
+
+
 NEAR = {
     "chunks": (CHUNKED, 0.01),
     "sharded chunks of 2, 2, 2 and 1 layers": (SHARDED_CHUNKS, 0.01),
@@ -125,6 +148,8 @@ NEAR = {
     "recomputation in halves": (RECOMPUTED, 0.025),
     "the head reduced last": (HEAD_LAST, 0.002),
     "split backwards": (SPLIT, 0.05),
+    "experts in halves": (EXPERTS_IN_HALVES, 0.005),
+    "sharded experts in halves": (SHARDED_EXPERTS_IN_HALVES, 0.009),
 }
 """Groups of layouts, and how far the closed form may be off the traced peak."""
 
