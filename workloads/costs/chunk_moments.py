@@ -126,12 +126,17 @@ def _backward(e: Experiment, x: Shared, own: _Bytes, turn: Round) -> Sequence[Mo
 
 def _second_half(e: Experiment, x: Shared, own: _Bytes, turn: Round) -> Sequence[Moment]:
     """The embedding and the head have their gradients from the first half. Where they were not reduced then, they are
-    after all blocks, the head through a flat copy and another one."""
+    after all blocks, the head through a flat copy and another one. Weights that ZeRO 3 has freed are not gathered; the
+    head, which FSDP began to gather ahead, has its flat buffer."""
     of_embedding = 0
     if own.held.embedding and not turn.prior:
         of_embedding = x.g * own.units.first if x.whole else x.shard(own.units.first, 0)
     *layers, end = _blocks(e, x, own, turn)
-    found = [(copies, gradients + of_embedding, rest) for copies, gradients, rest in layers] + [end]
+    found = []
+    for copies, gradients, rest in layers:
+        gathered = copies if e.zero_stage < 3 else x.c * own.units.head
+        found.append((gathered, gradients + of_embedding, rest))
+    found.append(end)
     if own.units.head and turn.last and e.zero_stage <= 1:
         found.append((0, own.shard, turn.deferred + 2 * x.g * own.units.head))
     return found

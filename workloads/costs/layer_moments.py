@@ -173,7 +173,8 @@ def expert_moments(
         if x.whole and turn.prior and shards > 1:
             buffers -= x.g * size  # what was accumulated is in ``prior``, and free before the new shard is there
     else:
-        own = (0 if turn.prior else x.g * size) + (0 if x.c == x.g and not turn.prior else x.c * size)
+        # The first ones are cast weight by weight: two thirds are one weight's. Unmixed ones are what is accumulated.
+        own = x.c * size + (0 if turn.prior or x.c == x.g else x.g * size * 2 // 3)
     reduced = reduces(x, turn)
     of_head = 0 if turn.prior else x.g * units.head // (x.shards if reduced else 1)
     of_ends = 0 if turn.second_half else x.c * units.head

@@ -256,7 +256,7 @@ const MemoryModel = (() => {
       const each = turn.second_half || turn.own ? g : c;
       buffers = shards === 1 || x.whole ? 2 * g * size + fresh : g * size + Math.max(each * size - own, div(each * size, 3) + fresh);
       if (x.whole && turn.prior && shards > 1) buffers -= g * size;
-    } else own = (turn.prior ? 0 : g * size) + (c === g && !turn.prior ? 0 : c * size);
+    } else own = c * size + (turn.prior || c === g ? 0 : div(g * size * 2, 3));
     const ofHead = turn.prior ? 0 : div(g * units.head, reduced ? x.shards : 1);
     const ofEnds = turn.second_half ? 0 : c * units.head;
     let copies = stage.whole - (turn.last ? ofEnds + x.bExperts * size : 0);
@@ -442,7 +442,10 @@ const MemoryModel = (() => {
   function secondHalf(e, x, turn, own, blocks) {
     let ofEmbedding = 0;
     if (own.has_embedding && !turn.prior) ofEmbedding = x.whole ? x.g * own.units.first : shardOf(x, own.units.first, 0);
-    for (const one of blocks.slice(0, -1)) one.gradients += ofEmbedding;
+    for (const one of blocks.slice(0, -1)) {
+      one.gradients += ofEmbedding;
+      if (e.zero_stage === 3) one.copies = x.c * own.units.head;
+    }
     if (!own.units.head || !turn.last || e.zero_stage > 1) return blocks;
     const activations = { ...turn.beside, "FSDP buffers": 2 * x.g * own.units.head };
     return [...blocks, { name: "the reduction of the head's gradient", copies: 0, gradients: own.shard, activations }];

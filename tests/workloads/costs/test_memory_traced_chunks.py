@@ -138,6 +138,7 @@ def _in_halves(zero_stage: int, microbatches: int, micro_batch_size: int) -> dic
 
 EXPERTS_IN_HALVES = _in_halves(0, 1, 2) | _in_halves(0, 4, 1)
 SHARDED_EXPERTS_IN_HALVES = _in_halves(2, 2, 2)
+FREED_EXPERTS_IN_HALVES = _in_halves(3, 2, 4)
 """Experts are reduced in the second half of a backward, when their rows and their outputs' gradients are free."""
 
 
@@ -150,6 +151,7 @@ NEAR = {
     "split backwards": (SPLIT, 0.05),
     "experts in halves": (EXPERTS_IN_HALVES, 0.005),
     "sharded experts in halves": (SHARDED_EXPERTS_IN_HALVES, 0.009),
+    "freed experts in halves": (FREED_EXPERTS_IN_HALVES, 0.026),
 }
 """Groups of layouts, and how far the closed form may be off the traced peak."""
 
