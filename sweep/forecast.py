@@ -207,7 +207,7 @@ class Forecast:
         of_layers = self.structures.of_layers(those, factors)
         points = _points(those, self.cluster, self.rates, of_layers)
         prediction, (busy, after, least) = self.predictor.predict(points), self.predictor.parts(points)
-        middle, low, high = _scaled(prediction, layouts.with_hosts(factors, of_layers, least))
+        middle, low, high = _scaled(prediction, layouts.with_hosts(factors, of_layers, least), of_layers)
         for place, at in enumerate(places):
             step = float(middle[place])
             if math.isfinite(step):
@@ -253,11 +253,12 @@ def _points(
     return dataclasses.replace(points, codebase=names, **of_hosts)
 
 
-def _scaled(prediction: Prediction, factors: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _scaled(
+    prediction: Prediction, factors: np.ndarray, of_layers: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Step time, low and high with the factors of structures, each as uncertain as it is large."""
-    size = np.abs(np.log(factors))
-    own = np.where(size > 0, np.maximum(layouts.LEAST_STRUCTURE_SPREAD, layouts.STRUCTURE_SPREAD * size), 0.0)
-    wide = np.hypot(np.log(prediction.high_s / prediction.step_time_s), NORMAL_90 * own)
+    own = NORMAL_90 * layouts.spread_of(factors, of_layers)
+    wide = np.hypot(np.log(prediction.high_s / prediction.step_time_s), own)
     middle = prediction.step_time_s * factors
     return middle, middle * np.exp(-wide), middle * np.exp(wide)
 
@@ -317,7 +318,9 @@ def _measured(
             left_out += len(kept) - len(teach)
             if not len(teach):
                 continue
-            points, factors, kept = points.take(teach), factors[teach], [kept[at] for at in teach]
+            points, factors, of_layers = points.take(teach), factors[teach], of_layers[teach]
+            kept = [kept[at] for at in teach]
+        points = dataclasses.replace(points, doubt=layouts.spread_of(factors, of_layers))
         counts[engine] = len(kept)
         unknown = np.full(len(kept), np.nan)
         found.append(Measured(points, np.array([one.step_time_s for one in kept]) / factors, unknown, unknown))

@@ -1,7 +1,7 @@
 """Writes docs/performance.md: this engine and torchtitan at the same layouts, in one lease.
 
-``python -m sweep.write_performance`` reads the shipped rows of `PAIRS` and `EXPERTS` and, beside them, what other
-programs measured in the same lease: the bound of the devices, and torchtitan's own ``train.py``.
+``python -m sweep.write_performance`` reads the shipped rows of `PAIRS`, `SCHEDULES` and `EXPERTS` and, beside them,
+what other programs measured in the same lease: the bound of the devices, and torchtitan's own ``train.py``.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from workloads.experiment import ENGINE, Experiment, from_dict
 PAGE = Path(__file__).parent.parent / "docs" / "performance.md"
 RECORDED = Path(__file__).parent.parent / "results" / "recorded"
 PAIRS = RECORDED / "h200x4_engines"
+SCHEDULES = RECORDED / "h200x4_engine_schedules"
 EXPERTS = RECORDED / "h200x4_experts"
 PEER = "torchtitan"
 COLUMNS = {
@@ -51,21 +52,27 @@ def _layout(experiment: Experiment) -> str:
 
 
 def pairs_section(rows: pd.DataFrame, bound: Mapping[str, Any]) -> str:
-    """Both engines' throughput by layout, the better of ours over the better of theirs, and its share of the bound."""
+    """Both engines' throughput by layout, the better of ours over the better of theirs, and its share of the bound.
+
+    Of `COLUMNS` those that have rows; ``bound`` is of bf16, and of fp8 where that was measured.
+    """
+    shown = [name for name, (engine, how) in COLUMNS.items() if ((rows.engine == engine) & (rows.compile == how)).any()]
+    of_fp8 = bound.get("fp8_tokens_per_s_per_gpu")
     lines = [
-        f"{_when(rows)} The bound of these devices in bf16 is {bound['bf16_tokens_per_s_per_gpu']:,} tokens/s/GPU, "
-        f"with fp8 matmuls {bound['fp8_tokens_per_s_per_gpu']:,}.",
+        f"{_when(rows)} The bound of these devices in bf16 is {bound['bf16_tokens_per_s_per_gpu']:,} tokens/s/GPU"
+        + ("." if of_fp8 is None else f", with fp8 matmuls {of_fp8:,}."),
         "",
-        f"| layout | {' | '.join(COLUMNS)} | ours over the peer's | of the bound | predicted |",
-        f"|---|{'---:|' * (len(COLUMNS) + 3)}",
+        f"| layout | {' | '.join(shown)} | ours over the peer's | of the bound | predicted |",
+        f"|---|{'---:|' * (len(shown) + 3)}",
     ]
-    for name, same in rows.groupby("layout", sort=False):
+    for layout_name, same in rows.groupby("layout", sort=False):
         cells = {column: _row(same, *which) for column, which in COLUMNS.items()}
         ours = _fastest(cells["ultrasweep"], cells["compiled"])
         theirs = _fastest(cells[PEER], cells[f"{PEER}, compiled"])
         ratio = "–" if ours is None or theirs is None else f"{ours / theirs:.3f}"
-        found = [*(_cell(row) for row in cells.values()), ratio, _share(same, ours, bound), _off(cells["ultrasweep"])]
-        lines.append(f"| {name} | {' | '.join(found)} |")
+        of_columns = [_cell(cells[name]) for name in shown]
+        found = [*of_columns, ratio, _share(same, ours, bound), _off(cells["ultrasweep"])]
+        lines.append(f"| {layout_name} | {' | '.join(found)} |")
     return "\n".join(lines)
 
 
@@ -144,6 +151,7 @@ def _share(rows: pd.DataFrame, ours: float | None, bound: Mapping[str, Any]) -> 
 def page(text: str) -> str:
     """The page with its tables anew."""
     text = put_section(text, "pairs", pairs_section(measured(PAIRS), _beside(PAIRS / "bound.json")))
+    text = put_section(text, "schedules", pairs_section(measured(SCHEDULES), _beside(SCHEDULES / "bound.json")))
     return put_section(text, "experts", experts_section(measured(EXPERTS), _beside(EXPERTS / "torchtitan.json")))
 
 

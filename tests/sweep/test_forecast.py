@@ -20,6 +20,7 @@ from sweep.run import point_of
 from tests.sweep.helpers import plan_of, store_attempt
 from tests.workloads.costs.shapes import LLAMA_1B, LLAMA_8B, MIXTRAL
 from workloads.experiment import ENGINES, Experiment, layout_id, to_json
+from workloads.predict import layouts as structures
 from workloads.predict import near_full
 from workloads.predict.layouts import plain
 from workloads.predict.probed import LAUNCH_S
@@ -124,6 +125,27 @@ def test_rows_measured_on_the_cluster_move_predictions(tmp_path: Path) -> None:
     (before,), (after,) = Forecast.of(H200).times([of(dp=8)]), forecast.times([of(dp=8)])
     assert before is not None and after is not None
     assert 1.1 < after.step_time_s / before.step_time_s < 1.7
+
+
+def test_rows_of_odd_layouts_teach_plain_ones_less(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What they were divided by for their structure may be off."""
+    for odd, factor in (({}, 1.0), ({"model": MIXTRAL, "pp": 2, "pp_schedule": "zero_bubble_v"}, 1.3)):
+        experiments = [of(dp=dp, zero_stage=zero, **odd) for dp in (2, 4, 8) for zero in (0, 1, 2)]
+        for experiment, time in zip(experiments, Forecast.of(H200).times(experiments), strict=True):
+            assert time is not None
+            row = {"host_launch_s": LAUNCH_S, "step_time_s": factor * time.step_time_s}
+            store_attempt(tmp_path / "s", experiment, cluster="h200", **row)
+
+    def moved() -> float:
+        plain = [of(dp=8, zero_stage=3)]
+        (before,), (after,) = Forecast.of(H200).times(plain), Forecast.of(H200, read_known(H200, tmp_path)).times(plain)
+        assert before is not None and after is not None
+        return math.log(after.step_time_s / before.step_time_s)
+
+    found = moved()
+    for name in ("STRUCTURE_SPREAD", "LEAST_STRUCTURE_SPREAD"):
+        monkeypatch.setattr(structures, name, 0.0)
+    assert 0 < found < 0.5 * moved()
 
 
 def test_no_prediction_has_seen_its_own_measurement(tmp_path: Path) -> None:

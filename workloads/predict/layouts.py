@@ -238,6 +238,14 @@ def with_hosts(factors: Floats, of_layers: Floats, least: Floats) -> Floats:
     return found
 
 
+def spread_of(factors: Floats, of_layers: Floats) -> Floats:
+    """Standard deviation of the logarithm of structures' factors: of what is of their layers (`Structures.of_layers`)
+    and of what another schedule does each for itself, since the two may cancel."""
+    size = np.abs(np.log(of_layers)) + np.abs(np.log(factors / of_layers))
+    found: Floats = np.where(size > 0, np.maximum(LEAST_STRUCTURE_SPREAD, STRUCTURE_SPREAD * size), 0.0)
+    return found
+
+
 def _again(e: Experiment) -> float:
     """The host's work for what is recomputed, over that for what `plain` recomputes in every layer. The operations of a
     list count alike, so that a long one is more than ``selective``."""

@@ -76,8 +76,10 @@ def learn_time(
 
 
 def noise_of(points: Points, facts: Facts, p: Mapping[str, float]) -> Floats:
-    """Factor of a row's noise: hosts differ more from run to run than devices do."""
-    return 1 + facts.host_noise * host_bound(points, facts, p)
+    """Factor of a row's noise: hosts differ more from run to run than devices do, and what a row was divided by may be
+    off (`Points.doubt`)."""
+    factor: Floats = np.hypot(1 + facts.host_noise * host_bound(points, facts, p), points.doubt / SPREAD)
+    return factor
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ Texts = NDArray[Any]
 RECOMPUTE = ("none", "selective", "full")
 UNLIKE = {
     "ring": 1.0, "routed": 0.0, "waits": 0.0, "latents": 0.0, "scaled": 1.0, "pace": 1.0, "launch": 1.0, "again": 1.0,
-    "recomputed": 1.0,
+    "recomputed": 1.0, "doubt": 0.0,
 }  # fmt: skip
 """Of `Points`: what a table need not say, with its values for dense layers that all recompute the same, a ring where
 ranks share a sequence, and a usual host."""
@@ -83,6 +83,9 @@ class Points:
     """How many times as long as usual the host takes for all it does; 1: as usual, or unknown."""
     launch: Floats
     """How many times as long as usual the host took to launch one small operation beside the row's run; likewise."""
+    doubt: Floats
+    """Of a row to learn from: standard deviation of the logarithm of what it was divided by for what the columns do not
+    say, beside its noise."""
     codebase: Texts
     """Name of the profile."""
     version: Texts

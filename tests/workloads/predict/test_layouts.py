@@ -335,3 +335,10 @@ def test_experts_with_few_rows_are_not_slower_without_end() -> None:
         for sequence in (True, False)
     )
     assert split == whole < least
+
+
+def test_factors_that_cancel_are_as_uncertain_as_each_is() -> None:
+    factors, of_layers = np.array([1.0, 1.0, 1.25, 1.001]), np.array([1.0, 1.25, 1.0, 1.001])
+    both = 2 * math.log(1.25) * layouts.STRUCTURE_SPREAD
+    expected = [0.0, both, both / 2, layouts.LEAST_STRUCTURE_SPREAD]
+    assert layouts.spread_of(factors, of_layers).tolist() == pytest.approx(expected)
