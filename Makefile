@@ -53,7 +53,7 @@ redraw: setup
 	rm -rf report/two_and_four
 	mkdir -p report/two_and_four
 	cp -r results/recorded/h200x2_* results/recorded/h200x4_* report/two_and_four
-	rm -r $(addprefix report/two_and_four/h200x2_,$(BESIDE)) report/two_and_four/h200x4_half_node
+	rm -r $(addprefix report/two_and_four/h200x2_,$(BESIDE)) $(addprefix report/two_and_four/h200x4_,half_node expert_schedules)
 	$(BIN)/python -m analysis.report report/two_and_four --out report/recorded --figures best_configurations,predicted_vs_found
 	cp report/recorded/figures/best_configurations-measured-h200.png report/recorded/figures/predicted_vs_found-measured-h200.png docs/figures/
 	rm -rf report/engine_rows
