@@ -18,6 +18,8 @@ from workloads.predict.probed import LAUNCH_S, pace_of
 
 LATER = ("h100x2_gradient_memory/apart.parquet", "h100x2_gradient_memory/shared.parquet")
 """Rows of hosts that had no say in the law."""
+LATER_SWEEPS = ("h200x4_expert_schedules", "h200x4_engine_schedules")
+"""Of `results/recorded`, the same."""
 OWN_CHECKPOINT = "2026-11-26T12:38:48Z"
 """From then on full recomputation of eager blocks goes through this engine's own checkpoint. What older rows took with
 torch's tells of that, not of their host."""
@@ -37,7 +39,7 @@ def hosts() -> pd.DataFrame:
     tables = [load(folder).table for folder in (RECORDED, ON_OTHER_HOSTS)]
     later = [read_table(ON_OTHER_HOSTS / name) for name in LATER]
     parts = [
-        *(table.to_pandas().assign(later=False) for table in tables),
+        *(table.to_pandas().assign(later=lambda rows: rows["sweep"].isin(LATER_SWEEPS)) for table in tables),
         *(table.to_pandas().assign(later=True) for table in later),
     ]
     rows = pd.concat(parts, ignore_index=True)
