@@ -18,7 +18,7 @@ from workloads.predict.probed import LAUNCH_S, pace_of
 
 LATER = ("h100x2_gradient_memory/apart.parquet", "h100x2_gradient_memory/shared.parquet")
 """Rows of hosts that had no say in the law."""
-LATER_SWEEPS = ("h200x4_expert_schedules", "h200x4_engine_schedules")
+LATER_SWEEPS = ("h200x4_expert_schedules",)
 """Of `results/recorded`, the same."""
 OWN_CHECKPOINT = "2026-11-26T12:38:48Z"
 """From then on full recomputation of eager blocks goes through this engine's own checkpoint. What older rows took with

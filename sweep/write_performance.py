@@ -1,4 +1,4 @@
-"""Writes docs/performance.md: this engine and torchtitan at the same layouts, in one lease.
+"""Writes docs/performance.md: this engine and torchtitan at the same layouts, each table of one lease.
 
 ``python -m sweep.write_performance`` reads the shipped rows of `PAIRS`, `SCHEDULES` and `EXPERTS` and, beside them,
 what other programs measured in the same lease: the bound of the devices, and torchtitan's own ``train.py``.
@@ -138,14 +138,16 @@ def _off(row: Mapping[str, Any] | None) -> str:
 
 
 def _share(rows: pd.DataFrame, ours: float | None, bound: Mapping[str, Any]) -> str:
-    """The bound is of bf16 and fp8, and of sequences of 4,096 tokens: longer ones have more attention in a token."""
+    """The bound is of bf16, and of fp8 where that was measured, and of sequences of 4,096 tokens: longer ones have more
+    attention in a token."""
     if ours is None or (rows["seq_len"] != 4096).any():
         return "–"
     kinds = {precision.partition("_")[0] for precision in rows["precision"]}
     if len(kinds) > 1 or not kinds <= {"bf16", "fp8"}:
         return "–"
     (kind,) = kinds
-    return f"{ours / bound[f'{kind}_tokens_per_s_per_gpu']:.1%}".replace("%", " %")
+    limit = bound.get(f"{kind}_tokens_per_s_per_gpu")
+    return "–" if limit is None else f"{ours / limit:.1%}".replace("%", " %")
 
 
 def page(text: str) -> str:

@@ -93,7 +93,8 @@ def first_block_moments(
     e: Experiment, x: Shared, units: Units, turn: Round, held: StageParams, params: int, whole: int, saved: int
 ) -> tuple[Moment, ...]:
     """The first block's backward, the last of its stage: the gradients of all other blocks and of the head are there.
-    Where dense layers come before those with experts, also that of the first one with experts.
+    Where dense layers come before those with experts, also that of the first one with experts; a single one is the last
+    block of `block_moments`.
 
     They are higher than the last block's where a block's gradient takes more than the block had saved.
     """
@@ -116,7 +117,7 @@ def _first_block(
     """`first_block_moments` of the first block with experts, or of the first dense one."""
     zero3, is_reduced = e.zero_stage == 3, reduces(x, turn)
     experts, before = (units.experts, held.dense_layers) if routed else (0, 0)
-    own, recomputed_before = x.moe_block if before else x.block, held.dense_recomputed if before else 0
+    own, recomputed_before = x.moe_block if routed else x.block, held.dense_recomputed if before else 0
     of_others = units.all_experts - experts
     done = max(0, params - units.all_experts - own - before * x.block - (units.first if held.embedding else 0))
     shard = x.shard(done, of_others)
@@ -169,24 +170,27 @@ def expert_moments(
         # there while the flat copy is made, and the new shard is not. Of a split backward they have g bytes an element.
         each = x.g if turn.second_half or turn.own else x.c
         apart = x.g * size + max(each * size - own, each * size // 3 + new)
-        buffers = 2 * x.g * size + new if shards == 1 or x.whole else apart
-        if x.whole and turn.prior and shards > 1:
+        accumulated = x.whole and turn.prior > 0
+        buffers = 2 * x.g * size + new if shards == 1 or accumulated else apart
+        if accumulated and shards > 1:
             buffers -= x.g * size  # what was accumulated is in ``prior``, and free before the new shard is there
     else:
         # The first ones are cast weight by weight: two thirds are one weight's. Unmixed ones are what is accumulated.
         own = x.c * size + (0 if turn.prior or x.c == x.g else x.g * size * 2 // 3)
     reduced = reduces(x, turn)
-    of_head = 0 if turn.prior else x.g * units.head // (x.shards if reduced else 1)
+    unreduced = x.whole and turn.second_half  # the head, until after all blocks
+    of_head = 0 if turn.prior else x.g * units.head // (x.shards if reduced and not unreduced else 1)
     of_ends = 0 if turn.second_half else x.c * units.head
     tied, resharded = x.c * units.tied, (of_ends + x.b_experts * size) * turn.last
     copies = min(whole, 2 * x.b * x.block + tied) if zero3 else whole - resharded
     beside = x.beside_experts_kept if held.kept_after else x.beside_experts
     held_then = held_bytes(x, turn, saved, held.has_head) + beside
     last = [(copies, turn.prior + of_head + own + tied, held_then + buffers)]
-    if turn.second_half and reduced and shards > 1 and not x.whole:
+    if turn.second_half and reduced and shards > 1 and not (x.whole and turn.prior):
         # Before it, while the gradients are cast, two thirds of which are one weight's: what was reduced last, the head
         # if there is one, has its flat copy still.
-        casting = x.c * size + x.g * size * 2 // 3 + (x.g * units.head or waiting(x, units, turn))
+        flat = 0 if x.whole else x.g * units.head or waiting(x, units, turn)
+        casting = x.c * size + (0 if x.c == x.g else x.g * size * 2 // 3) + flat
         gathered = copies if zero3 else whole
         last.append((gathered, turn.prior + of_head + tied, held_then + casting))
 

@@ -184,9 +184,7 @@ def _chunks(
                 dense_recomputed=dense_recomputed,
                 moe_recomputed=len(recomputed) - dense_recomputed,
                 first_recomputed=list(held[:1]) == recomputed[:1],
-                first_moe_recomputed=list(held[dense : dense + 1])
-                == recomputed[dense_recomputed : dense_recomputed + 1]
-                != [],
+                first_moe_recomputed=any(layer % every == 0 for layer in held[dense : dense + 1]),
                 kept_after=sum(layer > max(recomputed, default=-1) for layer in held),
             )
         )

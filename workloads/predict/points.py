@@ -22,7 +22,7 @@ UNLIKE = {
     "recomputed": 1.0, "doubt": 0.0,
 }  # fmt: skip
 """Of `Points`: what a table need not say, with its values for dense layers that all recompute the same, a ring where
-ranks share a sequence, and a usual host."""
+ranks share a sequence, a usual host, and nothing that a row was divided by."""
 
 
 def fp8_kind(precision: str) -> float:

@@ -212,7 +212,7 @@ const MemoryModel = (() => {
   function firstBlock(e, x, units, turn, stage, routed) {
     const { c, g } = x, { holds } = stage, reducesNow = reduces(x, turn);
     const [experts, before] = routed ? [units.experts, holds.dense_layers] : [0, 0];
-    const own = before ? x.moeBlock : x.block, recomputedBefore = before ? holds.dense_recomputed : 0;
+    const own = routed ? x.moeBlock : x.block, recomputedBefore = before ? holds.dense_recomputed : 0;
     let ofOthers = units.allExperts - experts;
     let done = Math.max(0, stage.params - units.allExperts - own - before * x.block - (stage.has_embedding ? units.first : 0));
     if (turn.first_half) [done, ofOthers] = [units.head, 0];
@@ -254,18 +254,21 @@ const MemoryModel = (() => {
     if (reduced) {
       const fresh = turn.prior && !x.whole ? shard : 0;
       const each = turn.second_half || turn.own ? g : c;
-      buffers = shards === 1 || x.whole ? 2 * g * size + fresh : g * size + Math.max(each * size - own, div(each * size, 3) + fresh);
-      if (x.whole && turn.prior && shards > 1) buffers -= g * size;
+      const accumulated = x.whole && turn.prior > 0;
+      buffers = shards === 1 || accumulated ? 2 * g * size + fresh : g * size + Math.max(each * size - own, div(each * size, 3) + fresh);
+      if (accumulated && shards > 1) buffers -= g * size;
     } else own = c * size + (turn.prior || c === g ? 0 : div(g * size * 2, 3));
-    const ofHead = turn.prior ? 0 : div(g * units.head, reduced ? x.shards : 1);
+    const unreduced = x.whole && turn.second_half;
+    const ofHead = turn.prior ? 0 : div(g * units.head, reduced && !unreduced ? x.shards : 1);
     const ofEnds = turn.second_half ? 0 : c * units.head;
     let copies = stage.whole - (turn.last ? ofEnds + x.bExperts * size : 0);
     if (zero3) copies = Math.min(stage.whole, 2 * x.b * x.block + tied);
     const beside = holds.kept_after ? x.besideExpertsKept : x.besideExperts;
     const saved = { ...held(x, turn, stage, stage.has_head), "backward of one block": beside };
     const last = [{ name, copies, gradients: turn.prior + ofHead + own + tied, activations: { ...saved, "FSDP buffers": buffers } }];
-    if (turn.second_half && reduced && shards > 1 && !x.whole) {
-      const casting = c * size + div(g * size * 2, 3) + (g * units.head || waiting(x, units, turn));
+    if (turn.second_half && reduced && shards > 1 && !(x.whole && turn.prior)) {
+      const flat = x.whole ? 0 : g * units.head || waiting(x, units, turn);
+      const casting = c * size + (c === g ? 0 : div(g * size * 2, 3)) + flat;
       const gathered = zero3 ? copies : stage.whole;
       last.push({ name, copies: gathered, gradients: turn.prior + ofHead + tied, activations: { ...saved, "FSDP buffers": casting } });
     }

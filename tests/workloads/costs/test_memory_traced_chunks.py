@@ -118,9 +118,10 @@ HEAD_LAST = {
 holds what it saved."""
 
 
-def _in_halves(zero_stage: int, microbatches: int, micro_batch_size: int) -> dict[str, Experiment]:
+def _in_halves(zero_stage: int, microbatches: int, micro_batch_size: int, **fields: Any) -> dict[str, Experiment]:
     return {
         f"{model.name}, {schedule}, {microbatches}": Experiment.canonical(
+            **fields,
             model=shortened(model, layers),
             seq_len=4096,
             micro_batch_size=micro_batch_size,
@@ -139,6 +140,8 @@ def _in_halves(zero_stage: int, microbatches: int, micro_batch_size: int) -> dic
 EXPERTS_IN_HALVES = _in_halves(0, 1, 2) | _in_halves(0, 4, 1)
 SHARDED_EXPERTS_IN_HALVES = _in_halves(2, 2, 2)
 FREED_EXPERTS_IN_HALVES = _in_halves(3, 2, 4)
+UNSHARDED_UNTIL_THE_END = _in_halves(1, 1, 2)
+EXPERTS_IN_32_BITS = _in_halves(2, 1, 1, precision="fp32")
 """Experts are reduced in the second half of a backward, when their rows and their outputs' gradients are free."""
 
 
@@ -152,6 +155,8 @@ NEAR = {
     "experts in halves": (EXPERTS_IN_HALVES, 0.005),
     "sharded experts in halves": (SHARDED_EXPERTS_IN_HALVES, 0.009),
     "freed experts in halves": (FREED_EXPERTS_IN_HALVES, 0.026),
+    "experts in halves, ZeRO 1": (UNSHARDED_UNTIL_THE_END, 0.01),
+    "experts in halves, fp32": (EXPERTS_IN_32_BITS, 0.02),
 }
 """Groups of layouts, and how far the closed form may be off the traced peak."""
 
