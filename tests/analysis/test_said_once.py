@@ -109,6 +109,7 @@ def test_tables_of_the_report_name_the_winners(written: tuple[list[Cohort], Path
 def test_tables_of_figures_have_the_same_fastest(cohorts: list[Cohort]) -> None:
     for cohort in cohorts:
         own = metrics.best_configurations(cohort.frame).set_index(metrics.GROUP)
+        points = cohort.frame.set_index("attempt_id")["experiment_id"]  # which of its attempts is shown is the last one
         for spec in FIGURES:
             if spec.name not in WITH_WINNERS or spec.name == "best_configurations":
                 continue
@@ -118,7 +119,8 @@ def test_tables_of_figures_have_the_same_fastest(cohorts: list[Cohort]) -> None:
             rates = table.groupby("attempt_id")[metrics.RANK_BY].max()
             for row in own.to_dict("records"):
                 if spec.name == "all_runs" and row["repeats"] % 2 == 0:  # each run by itself: none is the median
-                    assert abs(rates[row["attempt_id"]] / row[metrics.RANK_BY] - 1) <= row["repeat_spread"]
+                    shown = rates[[points[one] == points[row["attempt_id"]] for one in rates.index]].max()
+                    assert abs(shown / row[metrics.RANK_BY] - 1) <= row["repeat_spread"]
                 elif row["attempt_id"] in rates.index:
                     assert close(rates[row["attempt_id"]], row[metrics.RANK_BY]), (spec.name, row["layout"])
                 else:  # it has one line a model, at the batch that most sizes share
