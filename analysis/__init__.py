@@ -1,0 +1,1 @@
+"""The report, its figures and pages, and comparisons of results."""

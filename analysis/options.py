@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from results import command_line
-from results.command_line import InvalidOption
-from results.text import listed
+from results.text import command_line
+from results.text.command_line import InvalidOption
+from results.text.numbers import listed
 
 FORMATS = ("png", "svg", "html")
 TABLE_KINDS = ("csv", "md", "latex")

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from results.errors import UltrasweepError
-from results.text import plural
+from results.text.numbers import plural
 
 if TYPE_CHECKING:
     from analysis.figures.spec import FigureSpec
@@ -103,7 +103,7 @@ def _build(
     from analysis.page.draw_figures import Drawing
     from analysis.rows import cohorts
     from analysis.rows.load import load
-    from results import store
+    from results.tables import store
 
     options = options or Options()
     specs = _chosen(options)

@@ -25,10 +25,10 @@ from launchers.status.run_summary import RunSummary, summarize
 from launchers.status.status import StatusReader, SweepStatus
 from launchers.status.view import View, choose_view
 from results.errors import UltrasweepError
-from results.log_tail import tail_in_one_line
-from results.patience import patiently
-from results.provenance import command_line
-from workloads.protocol import write_json
+from results.shared_filesystem.patience import patiently
+from results.tables.provenance import command_line
+from results.text.log_tail import tail_in_one_line
+from workloads.contract.protocol import write_json
 
 PILOT = (sys.executable, "-m", "launchers.pilot")
 POLL_S = 0.5

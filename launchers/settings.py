@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from workloads.checks import build, flag, mapping, number, whole_number
-from workloads.cluster import ClusterSpec, cluster_from_dict
-from workloads.errors import InvalidSweep
-from workloads.probe.figures import ProbeKind
-from workloads.protocol import MeasureSpec, Method
+from workloads.contract.probe_figures import ProbeKind
+from workloads.contract.protocol import MeasureSpec, Method
+from workloads.spec.checks import build, flag, mapping, number, whole_number
+from workloads.spec.cluster import ClusterSpec, cluster_from_dict
+from workloads.spec.errors import InvalidSweep
 
 Launcher = Literal["local", "rehearse", "slurm"]
 Device = Literal["cuda", "cpu"]

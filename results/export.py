@@ -14,11 +14,12 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.csv as pa_csv
 
-from results import command_line, files
-from results.command_line import InvalidOption
 from results.errors import UltrasweepError
-from results.load import SCHEMAS, load
-from results.text import plural
+from results.tables import files
+from results.tables.load import SCHEMAS, load
+from results.text import command_line
+from results.text.command_line import InvalidOption
+from results.text.numbers import plural
 
 _SUFFIXES = (".parquet", ".csv")
 

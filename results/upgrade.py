@@ -1,4 +1,5 @@
-"""``python -m results.upgrade FOLDER``: rewrites the merged tables of every sweep below a folder with today's columns.
+"""``python -m results.upgrade FOLDER``: rewrites the merged tables of every sweep below a folder with today's
+columns.
 
 Readers of this project need no such thing: they upgrade what they read. It is for files that other programs read
 together, such as ``duckdb -c "from 'results/recorded/*/attempts.parquet'"``.
@@ -9,15 +10,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from results import command_line
 from results.errors import InvalidResults, UltrasweepError
-from results.lease import acquire
-from results.load import SCHEMAS, load, rewrite
-from results.store import sweep_dirs
-from results.text import listed
+from results.shared_filesystem.lease import acquire
+from results.tables.load import SCHEMAS, load, rewrite
+from results.tables.store import sweep_dirs
+from results.text import command_line
+from results.text.numbers import listed
 
 _LOCK = ".compact.lock"
-"""The lock of `results.compaction`, which replaces the same files."""
+"""The lock of `results.tables.compaction`, which replaces the same files."""
 _STALE_AFTER_S = 120.0
 _WAIT_S = 10.0
 

@@ -1,0 +1,1 @@
+"""The command `python -m sweep`: grids, plans, predictions, runs, searches and exports."""

@@ -1,7 +1,7 @@
 """The command line: ``python -m sweep COMMAND`` (or ``ultrasweep COMMAND``).
 
 A mistake of the user ends in one line on standard error and exit code 2. The options of each command are in
-`sweep.parsers`, the commands in `sweep.commands`.
+`sweep.cli.parsers`, the commands in `sweep.cli.commands`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from results.errors import UltrasweepError
-from results.printable import OneLineFormatter, one_line
+from results.text.printable import OneLineFormatter, one_line
 
 USAGE, INTERRUPTED = 2, 130
 
@@ -42,22 +42,22 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _dispatch(arguments: list[str]) -> int:
-    from sweep.parsers import PARSERS, help_text
+    from sweep.cli.parsers import PARSERS, help_text
 
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(help_text())
         return 0
     name = arguments[0]
     if name == "--version":
-        from results.provenance import code_provenance
+        from results.tables.provenance import code_provenance
 
         print(f"ultrasweep {code_provenance(Path(__file__).parent.parent)['ultrasweep_version'] or '(not installed)'}")
         return 0
     if name not in PARSERS:
-        from workloads.checks import suggest
+        from workloads.spec.checks import suggest
 
         raise UltrasweepError(f"no command {name!r}{suggest(name, PARSERS)}")
-    from sweep.commands import run_command
+    from sweep.cli.commands import run_command
 
     return run_command(name, arguments[1:])
 

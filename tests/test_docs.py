@@ -15,14 +15,14 @@ from xml.etree import ElementTree
 import pytest
 import yaml
 
+from docs.tools import write_tree
 from sweep.__main__ import main
-from sweep.conffiles import GROUPS, ConfFolders
-from sweep.config import SweepConfig, compose_sweep
-from tests import tree_doc
-from workloads.cluster import ClusterSpec, DeviceSpec, LinkSpec
-from workloads.costs.params import num_params
-from workloads.experiment import Experiment
-from workloads.model_spec import MLASpec, ModelSpec, MoESpec
+from sweep.composing.conffiles import GROUPS, ConfFolders
+from sweep.composing.config import SweepConfig, compose_sweep
+from workloads.costs.shape.params import num_params
+from workloads.spec.cluster import ClusterSpec, DeviceSpec, LinkSpec
+from workloads.spec.experiment import Experiment
+from workloads.spec.model_spec import MLASpec, ModelSpec, MoESpec
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -69,24 +69,24 @@ def write_conf(page: str, folder: Path) -> Path:
     return folder / "conf"
 
 
-# The tree
+# The tree and the rooms
 
 
-def test_the_tree_is_that_of_the_code() -> None:
-    page = tree_doc.PAGE.read_text()
-    assert page == tree_doc.renewed(page), "stale; python -m tests.tree_doc --write mends it"
+@pytest.mark.parametrize("page", [write_tree.TREE, write_tree.ROOMS], ids=name_of)
+def test_generated_lists_of_files_and_rooms_are_those_of_the_code(page: Path) -> None:
+    assert page.read_text() == write_tree.renewed(page), "stale; python -m docs.tools.write_tree --write renews it"
 
 
 def test_the_tree_lists_every_python_file_once() -> None:
     listed, folder = [], ""
-    for line in tree_doc.PAGE.read_text().partition("<!-- tree: begin -->")[2].splitlines():
+    for line in write_tree.TREE.read_text().partition("<!-- tree: begin -->")[2].splitlines():
         if named := re.match(r"\*\*`([\w/]+/)`\*\*", line):
             folder = named.group(1)
         elif (named := re.match(r"- `([\w.]+\.py)`", line)) is not None:
             listed.append(folder + named.group(1))
     files = [
         name_of(path)
-        for room in tree_doc.ROOMS
+        for room in write_tree.FOLDERS
         for path in (ROOT / room).rglob("*.py")
         if path.name != "__init__.py" and not path.is_relative_to(ROOT / "results" / "recorded")
     ]
@@ -95,8 +95,8 @@ def test_the_tree_lists_every_python_file_once() -> None:
 
 @pytest.mark.slow
 def test_every_file_says_what_it_is() -> None:
-    silent = [name_of(path) for room in tree_doc.ROOMS for path in tree_doc.source_files(room)]
-    assert [name for name in silent if not tree_doc.first_sentence(ROOT / name)] == []
+    silent = [name_of(path) for room in write_tree.FOLDERS for path in write_tree.source_files(room)]
+    assert [name for name in silent if not write_tree.first_sentence(ROOT / name)] == []
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_every_file_says_what_it_is() -> None:
 )
 def test_a_first_sentence(tmp_path: Path, text: str, sentence: str) -> None:
     (tmp_path / "module.py").write_text(text)
-    assert tree_doc.first_sentence(tmp_path / "module.py") == sentence
+    assert write_tree.first_sentence(tmp_path / "module.py") == sentence
 
 
 def test_the_diagrams_are_what_the_script_draws(tmp_path: Path) -> None:
@@ -185,7 +185,7 @@ def compose(words: list[str]) -> SweepConfig:
 
 @pytest.mark.parametrize("path", WRITTEN_BY_HAND, ids=name_of)
 def test_commands_exist(path: Path) -> None:
-    from sweep.commands import COMMANDS
+    from sweep.cli.commands import COMMANDS
 
     page = path.read_text()
     targets = re.findall(r"^([\w]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
@@ -273,8 +273,8 @@ def test_fields_of_experts_and_latent_attention_are_named(kind: Any) -> None:
 
 
 def test_every_choice_is_named() -> None:
-    from workloads.experiment import _CHOICES
-    from workloads.recomputation import OPERATIONS
+    from workloads.spec.experiment import _CHOICES
+    from workloads.spec.recomputation import OPERATIONS
 
     rows = table(section("The fields of a point"))
     assert set(re.findall(r"`([\w+]+)`", rows["recompute"][1])) == {"none", "selective", "full", *OPERATIONS}
@@ -285,9 +285,9 @@ def test_every_choice_is_named() -> None:
 
 
 def test_names_of_expressions_and_sections_and_shipped_files_are_complete() -> None:
-    from results.schema import VERDICTS
-    from sweep.grid import _SECTIONS, CHECKED_FIELDS, SHAPE_NAMES, grid_from_dict
-    from workloads.errors import InvalidSweep
+    from results.tables.schema import VERDICTS
+    from sweep.grids.grid import _SECTIONS, CHECKED_FIELDS, SHAPE_NAMES, grid_from_dict
+    from workloads.spec.errors import InvalidSweep
 
     named = set(re.findall(r"`([\w.]+)`", GRIDS))
     with pytest.raises(InvalidSweep) as refused:
@@ -304,7 +304,7 @@ def test_names_of_expressions_and_sections_and_shipped_files_are_complete() -> N
 
 
 def test_every_field_of_a_point_has_its_column_and_can_be_run_again() -> None:
-    from results.schema import CONFIG_COLUMNS
+    from results.tables.schema import CONFIG_COLUMNS
 
     fields = {field.name for field in dataclasses.fields(Experiment)}
     assert fields <= {column.name for column in CONFIG_COLUMNS}
@@ -318,9 +318,9 @@ def test_every_field_of_a_point_has_its_column_and_can_be_run_again() -> None:
 
 
 def test_every_outcome_and_verdict_is_in_the_glossary() -> None:
-    from results.schema import OUTCOMES, VERDICTS
+    from results.tables.schema import OUTCOMES, VERDICTS
 
-    rows = {row[0].strip("*"): row[1] for row in map(cells, tree_doc.PAGE.read_text().splitlines()) if len(row) == 2}
+    rows = {row[0].strip("*"): row[1] for row in map(cells, write_tree.ROOMS.read_text().splitlines()) if len(row) == 2}
     assert tuple(re.findall(r"`(\w+)`", rows["outcome"])) == OUTCOMES
     assert set(re.findall(r"`(\w+)`", rows["verdict"])) == set(VERDICTS)
 
@@ -329,7 +329,7 @@ def test_every_outcome_and_verdict_is_in_the_glossary() -> None:
 def test_files_and_names_in_code_exist(path: Path) -> None:
     """What pages call by its path exists; a name beside a path ("`wants_retry` in `a/b.py`") stands in that file."""
     page = path.read_text()
-    rooms = "|".join((*tree_doc.ROOMS, "tests", "docs"))
+    rooms = "|".join((*write_tree.PACKAGES, "tests", "docs"))
     for name in re.findall(rf"`((?:{rooms})/[\w/.]+)`", page):
         if not re.search(r"\b[A-Z]{4,}\b", name):  # NAME and KIND stand for anything
             assert (ROOT / name).exists(), f"{name} in {name_of(path)}"

@@ -17,9 +17,9 @@ import pytest
 
 from launchers.state import pilot_state
 from launchers.state.sweep_dir import SweepDir
-from results.store import read_attempts, read_steps
-from sweep.conffiles import ConfFolders
-from sweep.machine import clusters_of_device, this_machine
+from results.tables.store import read_attempts, read_steps
+from sweep.composing.conffiles import ConfFolders
+from sweep.composing.machine import clusters_of_device, this_machine
 from tests.launchers.processes import rank_pids
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]

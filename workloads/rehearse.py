@@ -16,15 +16,15 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from workloads.device import DeviceSampler, identity, prepare_device
-from workloads.engine.build import Engine, assemble, build, choose_attention, shape_chunks
-from workloads.engine.groups import Groups, make_groups
-from workloads.engine.memory import MemoryProbe
-from workloads.engine.stand_ins import StandIns
-from workloads.experiment import Experiment
-from workloads.protocol import MemoryAtPeak, Phase, RankResult, Task
-from workloads.stages import shortened
-from workloads.step import measure
+from workloads.contract.protocol import MemoryAtPeak, Phase, RankResult, Task
+from workloads.contract.stages import shortened
+from workloads.engine.collectives.groups import Groups, make_groups
+from workloads.engine.observing.memory import MemoryProbe
+from workloads.engine.observing.stand_ins import StandIns
+from workloads.engine.training.build import Engine, assemble, build, choose_attention, shape_chunks
+from workloads.measuring.device import DeviceSampler, identity, prepare_device
+from workloads.measuring.step import measure
+from workloads.spec.experiment import Experiment
 
 EnterPhase = Callable[[Phase, int | None], None]
 

@@ -1,4 +1,4 @@
-"""Runs one rank of an experiment and writes what it measured to the files of `workloads.protocol`.
+"""Runs one rank of an experiment and writes what it measured to the files of `workloads.contract.protocol`.
 
 It runs in a process that was forked from a parent which has imported torch but never used CUDA. A rank ends with
 ``os._exit``: destroying a process group is a collective, and the other ranks may be gone.
@@ -23,17 +23,18 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 from torch.distributed.distributed_c10d import _get_default_store
 
-from workloads import host_pace, protocol
 from workloads.adapters.seam import engine_of
-from workloads.beats import Beat
-from workloads.clock import SteadyClock
-from workloads.device import DeviceSampler, identity, nccl_environment, prepare_device
-from workloads.errors import UnsupportedByEngine
-from workloads.flight import answer_requests
+from workloads.contract import protocol
+from workloads.contract.beats import Beat
+from workloads.contract.clock import SteadyClock
+from workloads.contract.protocol import FailureKind, Phase, RankError, RankResult, Task
+from workloads.measuring import host_pace
+from workloads.measuring.device import DeviceSampler, identity, nccl_environment, prepare_device
+from workloads.measuring.flight import answer_requests
+from workloads.measuring.step import Diverged
 from workloads.probe import run as probe
-from workloads.protocol import FailureKind, Phase, RankError, RankResult, Task
 from workloads.rehearse import rehearse
-from workloads.step import Diverged
+from workloads.spec.errors import UnsupportedByEngine
 
 LEAVE_TOGETHER_S = 5.0
 """How long a finished rank waits for its peers before it leaves (gloo peers may still be reading from it)."""

@@ -8,7 +8,7 @@ from analysis.claims import published
 from analysis.claims.verdicts import FAIL, PASS, UNKNOWN, Tally, Verdict, is_study
 from analysis.rows import metrics, winners
 from analysis.rows.derived import SHAPE, add_formulas
-from results.text import listed, plural
+from results.text.numbers import listed, plural
 
 
 def mfu_formula(frame: pd.DataFrame) -> Verdict:

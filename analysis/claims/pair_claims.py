@@ -6,7 +6,7 @@ import pandas as pd
 
 from analysis.claims.verdicts import FAIL, FEWEST, PASS, SAME, UNKNOWN, Tally, Verdict
 from analysis.rows import labels, metrics, pairs, winners
-from results.text import format_number, format_percent, listed, plural
+from results.text.numbers import format_number, format_percent, listed, plural
 
 
 def zero_one_matched(frame: pd.DataFrame) -> Verdict:

@@ -7,7 +7,7 @@ import pandas as pd
 from analysis.claims import published
 from analysis.claims.verdicts import FAIL, FEWEST, PASS, SAME, UNKNOWN, Tally, Verdict
 from analysis.rows import labels, metrics, pairs, pipeline_bubble, winners
-from results.text import format_percent, listed, plural
+from results.text.numbers import format_percent, listed, plural
 
 
 def pipeline_rewrite(frame: pd.DataFrame) -> Verdict:

@@ -9,7 +9,7 @@ from analysis.claims.verdicts import FAIL, FEWEST, PASS, SAME, UNKNOWN, Tally, V
 from analysis.rows import by_degree, collective_bandwidth, labels, metrics
 from analysis.rows.load import decided
 from analysis.rows.stats import median_interval
-from results.text import format_number, format_percent, listed, plural
+from results.text.numbers import format_number, format_percent, listed, plural
 
 _FEWEST_DEGREES = 3
 """A series of fewer degrees shows no trend."""

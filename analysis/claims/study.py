@@ -13,7 +13,7 @@ import pandas as pd
 from analysis.claims import mfu_claims, pair_claims, pipeline_claims, published, scaling_claims, winner_claims
 from analysis.claims.verdicts import AUDIT, STUDY, Claim, is_study
 from analysis.rows.cohorts import Cohort
-from results.text import format_percent
+from results.text.numbers import format_percent
 
 CLAIMS = (
     Claim(

@@ -7,7 +7,7 @@ import pandas as pd
 from analysis.claims import published
 from analysis.claims.verdicts import FAIL, PASS, UNKNOWN, Tally, Verdict, is_study
 from analysis.rows import labels, metrics, winners
-from results.text import format_number, listed, plural
+from results.text.numbers import format_number, listed, plural
 
 
 def published_winners(frame: pd.DataFrame) -> Verdict:

@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from results import command_line
 from results.errors import InvalidResults, UltrasweepError
-from results.schema import METHODS
-from results.terminal import open_console
-from results.text import listed, plural
+from results.tables.schema import METHODS
+from results.text import command_line
+from results.text.numbers import listed, plural
+from results.text.terminal import open_console
 
 if TYPE_CHECKING:
     from analysis.compare.comparison import Comparison

@@ -11,8 +11,8 @@ import pandas as pd
 from analysis.compare import findings, matching, moved, verdicts
 from analysis.page.render import PageTable
 from analysis.rows.load import load
-from results import store
 from results.errors import InvalidResults
+from results.tables import store
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,8 @@ from analysis.page.render import PageTable
 from analysis.rows import labels
 from analysis.rows.cohorts import METHOD_NAMES
 from analysis.rows.stats import median_interval
-from results.agreement import COMPARED_STEPS
-from results.text import format_bytes, format_number, listed, plural
+from results.statistics.agreement import COMPARED_STEPS
+from results.text.numbers import format_bytes, format_number, listed, plural
 
 _TELLING = {
     "cluster": "cluster",

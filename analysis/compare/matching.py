@@ -20,11 +20,11 @@ from analysis.compare.facts import DEVICE_STATE, FACTS
 from analysis.rows import winners
 from analysis.rows.labels import add_labels
 from analysis.rows.stats import MIN_FOR_INTERVAL, median_interval
-from results import noise
 from results.errors import InvalidResults
-from results.schema import CONFIG_COLUMNS, METHODS
-from results.text import listed
-from workloads.experiment import ENGINE
+from results.statistics import noise
+from results.tables.schema import CONFIG_COLUMNS, METHODS
+from results.text.numbers import listed
+from workloads.spec.experiment import ENGINE
 
 _RATE = "tokens_per_s_per_gpu"
 COHORT = ("cluster", "engine", "measurement_version")

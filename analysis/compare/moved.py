@@ -16,8 +16,8 @@ import pandas as pd
 from analysis.rows import labels
 from analysis.rows.labels import ROUTING
 from analysis.rows.stats import median_interval
-from results.agreement import TOLERANCES, largest_difference
-from results.text import plural
+from results.statistics.agreement import TOLERANCES, largest_difference
+from results.text.numbers import plural
 
 FASTER, SLOWER, SAME = "faster", "slower", "within noise"
 DIFFERS, UNKNOWN, UNFINISHED = "differs, spread unknown", "cannot say", "not finished in both"
@@ -115,7 +115,7 @@ def judged(pairs: pd.DataFrame, noise: Noise, compare_losses: bool = True) -> pd
     ``ratio`` with ``ratio_low`` and ``ratio_high`` (every rate of one side's interval over every one of the other's);
     ``speed``: one of `CLASSES`. ``peak_change_bytes``, ``peak_ratio``, ``memory``: more, less, same or unknown.
     ``loss_difference``, ``norm_difference``: largest relative ones of the first steps; ``same_losses``: whether both
-    are within `results.agreement.TOLERANCES`, None where they cannot be compared.
+    are within `results.statistics.agreement.TOLERANCES`, None where they cannot be compared.
     """
     ratio = pairs["rate_b"] / pairs["rate_a"]
     low, high = pairs["rate_low_b"] / pairs["rate_high_a"], pairs["rate_high_b"] / pairs["rate_low_a"]

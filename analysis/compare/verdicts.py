@@ -27,7 +27,7 @@ from analysis.compare import moved
 from analysis.compare.facts import HARDWARE, METHOD, SOFTWARE
 from analysis.compare.moved import change
 from analysis.rows import labels
-from results.text import listed, plural
+from results.text.numbers import listed, plural
 
 REGRESSION, IMPROVEMENT, NOISE, UNKNOWN = "regression", "improvement", "noise", "unknown"
 METHOD_CHANGED, HARDWARE_CHANGED = "method changed", "hardware changed"

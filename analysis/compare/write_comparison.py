@@ -70,7 +70,7 @@ def table(comparison: Comparison) -> pd.DataFrame:
     """Every point of either side, one row each: ``found_in`` (both, A or B), the verdict, what was judged, what each
     side has.
 
-    Units are those of `results.schema`; ratios are B over A.
+    Units are those of `results.tables.schema`; ratios are B over A.
     """
     parts = [comparison.pairs.assign(found_in="both")]
     for end, only in (("a", comparison.only_a), ("b", comparison.only_b)):

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pandas as pd
 
-from results import store
 from results.errors import InvalidResults
-from results.log_tail import read_tail
+from results.tables import store
+from results.text.log_tail import read_tail
 
 LINES = 15
 MOST_BYTES = 1_000_000

@@ -15,12 +15,12 @@ import pandas as pd
 import yaml
 
 from analysis.explorer.rule_data import rules_json
-from workloads import experiment as ex
-from workloads.cluster import ClusterSpec, cluster_from_dict
-from workloads.costs.params import num_params
-from workloads.errors import InvalidExperiment, InvalidSweep
-from workloads.model_spec import ModelSpec, model_from_dict
-from workloads.recomputation import Recompute
+from workloads.costs.shape.params import num_params
+from workloads.spec import experiment as ex
+from workloads.spec.cluster import ClusterSpec, cluster_from_dict
+from workloads.spec.errors import InvalidExperiment, InvalidSweep
+from workloads.spec.model_spec import ModelSpec, model_from_dict
+from workloads.spec.recomputation import Recompute
 
 CONF = Path(__file__).resolve().parents[2] / "sweep" / "conf"
 _DEVICE = "/device@device"
@@ -30,11 +30,11 @@ _DEVICE = "/device@device"
 def models_json(attempts: pd.DataFrame | None = None, conf: Path = CONF) -> dict[str, Any]:
     """Plain data for the page (``data.widget``).
 
-    ``models``: every shipped shape, smallest first, then shapes that only ``attempts`` (rows of `results.schema`) have;
-    ``clusters``: every shipped cluster with known device memory, in bytes; ``oom_margin``: the planner leaves a layout
-    out when its peak exceeds this many times a cluster's ``usable_bytes``; ``choices``: the words that the fields of an
-    experiment may hold; ``engine``: name and version; ``rules``: see `rules_json`. Raises `InvalidSweep` for a shipped
-    file that cannot be read.
+    ``models``: every shipped shape, smallest first, then shapes that only ``attempts`` (rows of
+    `results.tables.schema`) have; ``clusters``: every shipped cluster with known device memory, in bytes;
+    ``oom_margin``: the planner leaves a layout out when its peak exceeds this many times a cluster's ``usable_bytes``;
+    ``choices``: the words that the fields of an experiment may hold; ``engine``: name and version; ``rules``: see
+    `rules_json`. Raises `InvalidSweep` for a shipped file that cannot be read.
     """
     models = sorted((_model(path) for path in _files(conf, "model")), key=num_params)
     clusters = [_cluster(path, conf) for path in _files(conf, "cluster")]

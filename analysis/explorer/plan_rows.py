@@ -6,7 +6,7 @@ import pandas as pd
 
 from analysis.rows.cohorts import Cohort
 from analysis.rows.labels import add_labels
-from results.text import listed
+from results.text.numbers import listed
 
 SLUG = "planned"
 

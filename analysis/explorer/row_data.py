@@ -15,9 +15,9 @@ import pandas as pd
 from analysis.explorer import pack_texts
 from analysis.rows.cohorts import Cohort
 from analysis.rows.labels import OUTCOME_NAMES
-from results.reference import EXTRA_COLUMNS
-from results.schema import ATTEMPT_COLUMNS, LEDGER_COLUMNS
-from workloads.experiment import ENGINE, ENGINE_VERSION
+from results.tables.reference import EXTRA_COLUMNS
+from results.tables.schema import ATTEMPT_COLUMNS, LEDGER_COLUMNS
+from workloads.spec.experiment import ENGINE, ENGINE_VERSION
 
 COHORT = "cohort"
 """Column with the title of a row's cohort."""

@@ -16,8 +16,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from analysis.rows.labels import records
-from results import files, store
 from results.errors import InvalidResults
+from results.tables import files, store
 
 BY_STAGE = {
     "forward": "forward_by_stage_s",

@@ -6,13 +6,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from results.errors import UltrasweepError
-from workloads import experiment, model_spec, rules
-from workloads.checks import whole_number
-from workloads.expressions import Template, as_data
+from workloads.rules import layout_rules as rules
+from workloads.spec import experiment, model_spec
+from workloads.spec.checks import whole_number
+from workloads.spec.expressions import Template, as_data
 
 
 def rules_json() -> dict[str, Any]:
-    """Plain data for the page (``data.widget.rules``). Expressions are as `workloads.expressions.as_data` writes them.
+    """Plain data for the page (``data.widget.rules``). Expressions are as `workloads.spec.expressions.as_data` writes
+    them.
 
     ``derived``: pairs of a name and its expression, each may read those before it; ``lacking`` and ``rules``: entries
     with ``rule``, ``scope``, ``broken`` (an expression) and ``message`` (a list of texts, each followed by an

@@ -8,8 +8,8 @@ from urllib.parse import quote
 
 import pandas as pd
 
-from results import store
 from results.errors import InvalidResults
+from results.tables import store
 
 
 def links(path: Path, frame: pd.DataFrame, page_folder: Path) -> dict[int, str]:

@@ -11,7 +11,7 @@ from matplotlib.patches import Patch
 from analysis.figures import style
 from analysis.figures.spec import FigureSpec
 from analysis.rows import collective_bandwidth
-from results.text import plural
+from results.text.numbers import plural
 
 _REGIMES = {"fast": ("#009E73", "^"), "slow": ("#D55E00", "v")}
 _COLOUR = "#0072B2"

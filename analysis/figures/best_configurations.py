@@ -20,8 +20,8 @@ from analysis.figures import style
 from analysis.figures.spec import FigureSpec
 from analysis.rows import labels, metrics, winners
 from analysis.rows.frame_cache import cache_per_frame
-from results import noise
-from results.text import byte_unit, format_bytes, format_number, format_percent, listed
+from results.statistics import noise
+from results.text.numbers import byte_unit, format_bytes, format_number, format_percent, listed
 
 _CELL_IN = (1.62, 0.92)
 _CHARACTER_IN, _USUAL_NAME, _LONG_NAME = 0.085, 19, 26

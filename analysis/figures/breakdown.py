@@ -13,7 +13,7 @@ from analysis.figures import breakdown_by_kind, panels, shares, style
 from analysis.figures.spec import FigureSpec
 from analysis.rows import labels, metrics, pairs, step_parts
 from analysis.rows.frame_cache import cache_per_frame
-from results.text import format_number, format_percent, listed, plural
+from results.text.numbers import format_number, format_percent, listed, plural
 
 AXES = ("tp", "pp", "dp")
 _FREE = {

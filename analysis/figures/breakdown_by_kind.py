@@ -12,7 +12,7 @@ from analysis.figures import shares, style
 from analysis.figures.spec import FigureSpec
 from analysis.rows import labels, metrics
 from analysis.rows.frame_cache import cache_per_frame
-from results.text import format_percent, plural
+from results.text.numbers import format_percent, plural
 
 _KINDS = {
     "breakdown_matmul_s": "matmul",

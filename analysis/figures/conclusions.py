@@ -5,8 +5,8 @@ from __future__ import annotations
 import pandas as pd
 
 from analysis.rows import labels, metrics
-from results import ranking
-from results.text import format_percent, listed, plural
+from results.statistics import ranking
+from results.text.numbers import format_percent, listed, plural
 
 _NEXT_TO_NOTHING = 0.01
 _NEAR = 0.1

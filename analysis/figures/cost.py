@@ -16,8 +16,8 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 from analysis.figures import direct_labels, style
 from analysis.figures.spec import FigureSpec
 from analysis.rows import labels, metrics
-from results.schema import OUTCOMES, UNKNOWN_OUTCOME
-from results.text import format_number, format_percent, plural
+from results.tables.schema import OUTCOMES, UNKNOWN_OUTCOME
+from results.text.numbers import format_number, format_percent, plural
 
 TRILLION = 1e12
 SPENT = ("model", *metrics.GROUP, "outcome", "attempts", "device_hours", "price", "attempts_without_duration")

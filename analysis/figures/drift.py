@@ -21,7 +21,7 @@ from analysis.figures.spec import FigureSpec
 from analysis.rows import metrics
 from analysis.rows.frame_cache import cache_per_frame
 from analysis.rows.stats import MedianInterval, chance_of_rank_correlation, rank_correlation, supported_median
-from results.text import listed
+from results.text.numbers import listed
 
 FEWEST_ALIKE = 3
 FEWEST_RUNS = 20

@@ -28,8 +28,8 @@ from analysis.figures.spec import FigureSpec
 from analysis.rows import labels, metrics, pairs
 from analysis.rows.frame_cache import cache_per_frame
 from analysis.rows.stats import MIN_FOR_INTERVAL, MedianInterval, supported_median
-from results import noise
-from results.text import listed
+from results.statistics import noise
+from results.text.numbers import listed
 
 FEWEST = MIN_FOR_INTERVAL
 """With fewer pairs an effect is listed as too few, without a number."""

@@ -20,8 +20,8 @@ from analysis.figures.spec import FigureSpec
 from analysis.rows import labels, metrics, pairs, step_parts
 from analysis.rows.frame_cache import cache_per_frame
 from analysis.rows.stats import MIN_FOR_INTERVAL
-from results import noise
-from results.text import format_percent, plural
+from results.statistics import noise
+from results.text.numbers import format_percent, plural
 
 LAYOUTS = ("best layout", "pure data parallelism")
 KINDS = ("strong", "weak")

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from analysis.figures import style
-from results.text import plural
+from results.text.numbers import plural
 
 MOST_LAYOUTS = 40
 """Layouts that are drawn over all panels: the fastest of each, then the second of each, and so on."""

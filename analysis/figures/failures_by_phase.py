@@ -14,8 +14,8 @@ from analysis.figures import conclusions, style
 from analysis.figures.spec import FigureSpec
 from analysis.rows import labels, metrics
 from analysis.rows.load import decided
-from results.schema import OUTCOMES, PHASES, UNKNOWN_OUTCOME
-from results.text import format_number, plural
+from results.tables.schema import OUTCOMES, PHASES, UNKNOWN_OUTCOME
+from results.text.numbers import format_number, plural
 
 _COLUMNS = ["outcome", "phase", "points", "device_hours"]
 _UNSAID = "not said"

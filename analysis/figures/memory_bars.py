@@ -20,8 +20,8 @@ from analysis.figures import style
 from analysis.memory.axis_panels import Bar
 from analysis.memory.peak_split import PREDICTED
 from analysis.rows import labels
-from results.text import listed
-from workloads.experiment import ENGINE
+from results.text.numbers import listed
+from workloads.spec.experiment import ENGINE
 
 _MOST_TIMES_THE_LIMIT = 3.0
 """Bars higher than this many times what fits are cut off, with their totals written on them: what is drawn of them

@@ -15,8 +15,8 @@ from analysis.memory import axis_panels
 from analysis.memory.axis_panels import Panel
 from analysis.memory.families import AXES
 from analysis.memory.peak_split import PREDICTED
-from results.text import byte_unit, format_bytes, format_percent, listed
-from workloads.experiment import ENGINE
+from results.text.numbers import byte_unit, format_bytes, format_percent, listed
+from workloads.spec.experiment import ENGINE
 
 _PANEL_IN = (3.7, 3.4)
 

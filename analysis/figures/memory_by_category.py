@@ -18,7 +18,7 @@ from analysis.figures.spec import FigureSpec
 from analysis.memory.peak_split import Stack, experiment_of, predicted
 from analysis.rows import labels, metrics
 from analysis.rows.frame_cache import cache_per_frame
-from results.text import byte_unit, format_percent, plural
+from results.text.numbers import byte_unit, format_percent, plural
 
 _BARS = 8
 _BAR, _TWIN = 0.56, 0.18

@@ -20,8 +20,8 @@ from analysis.memory.moments import SCHEDULES, STEPS, Bytes, Moment, moments, pe
 from analysis.memory.peak_split import PREDICTED, READ, Stack, categories, experiment_of, stack_of
 from analysis.rows import labels, metrics
 from analysis.rows.step_peaks import FIRST_PEAKS
-from results.text import byte_unit
-from workloads.costs.memory import estimate_memory
+from results.text.numbers import byte_unit
+from workloads.costs.memory.estimate import estimate_memory
 
 _MEASURED: dict[str, Any] = {"color": "black", "linewidth": 3.0, "solid_capstyle": "butt"}
 _PREDICTED: dict[str, Any] = {"color": "#D55E00", "linewidth": 1.4, "linestyle": (0, (4, 2))}

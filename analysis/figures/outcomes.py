@@ -12,8 +12,8 @@ from analysis.figures.spec import FigureSpec
 from analysis.rows import labels, metrics
 from analysis.rows.frame_cache import cache_per_frame
 from analysis.rows.load import decided
-from results.schema import UNKNOWN_OUTCOME
-from results.text import format_percent, listed
+from results.tables.schema import UNKNOWN_OUTCOME
+from results.text.numbers import format_percent, listed
 
 KINDS = {
     "finished": ("#0072B2", "", "#005A8E"),

@@ -13,7 +13,7 @@ from analysis.figures import style
 from analysis.figures.spec import FigureSpec
 from analysis.rows import labels, metrics
 from analysis.rows.frame_cache import cache_per_frame
-from results.text import GIB, format_number, plural
+from results.text.numbers import GIB, format_number, plural
 
 _MAX_PANELS = 6
 _FEWEST = 5

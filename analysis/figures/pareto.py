@@ -12,7 +12,7 @@ from analysis.figures import conclusions, panels, style
 from analysis.figures.spec import FigureSpec
 from analysis.rows import labels, metrics
 from analysis.rows.frame_cache import cache_per_frame
-from results.text import byte_unit
+from results.text.numbers import byte_unit
 
 _VALUES = (
     *(*metrics.GROUP, "layout", "memory_bytes", "memory_kind", metrics.RANK_BY, "on_front"),

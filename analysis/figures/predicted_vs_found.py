@@ -15,8 +15,8 @@ from analysis.figures import conclusions, style
 from analysis.figures.spec import FigureSpec
 from analysis.rows import labels, metrics
 from analysis.rows.load import last_attempts
-from results.grade import INTERVAL
-from results.text import byte_unit
+from results.statistics.grade import INTERVAL
+from results.text.numbers import byte_unit
 
 
 def data(frame: pd.DataFrame) -> pd.DataFrame:

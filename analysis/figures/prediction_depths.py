@@ -10,16 +10,17 @@ from analysis.figures.predicted_vs_found import draw_intervals, finish, scatter
 from analysis.figures.spec import FigureSpec
 from analysis.rows import labels
 from analysis.rows.frame_cache import cache_per_frame
-from results.errors_of_predictions import relative_errors, summary
-from results.grade import measured_points, pairs_of_rows
-from results.text import format_percent, listed
+from results.statistics.errors_of_predictions import relative_errors, summary
+from results.statistics.grade import measured_points, pairs_of_rows
+from results.text.numbers import format_percent, listed
 
 NAMES = {"closed_form": "closed form", "rehearsed": "rehearsed"}
 
 
 @cache_per_frame
 def data(frame: pd.DataFrame) -> pd.DataFrame:
-    """Every prediction of a step time beside its measurement (`results.grade.pairs_of_rows`), one row a depth."""
+    """Every prediction of a step time beside its measurement (`results.statistics.grade.pairs_of_rows`), one row a
+    depth."""
     points = measured_points(frame)
     pairs = pairs_of_rows(points)
     pairs = pairs[pairs["quantity"] == "step_time"]

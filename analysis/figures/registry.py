@@ -7,9 +7,10 @@ same rows (`scaling`, `cost`). The file has three parts:
 
 1. ``data(frame)`` gives the table behind the figure, which the report writes as ``tables/<name>.csv``. The frame holds
    the attempts of one cohort (`analysis.rows.cohorts`): rows that may be compared, with the columns of
-   `results.schema` and those of `analysis.rows.labels.add_labels`. Start from `analysis.rows.metrics.ranked` (finished
-   runs, repeats counted once) or `analysis.rows.load.last_attempts` (every point, failed ones too). What is unknown
-   stays null. Without rows it gives an empty table with all its columns. `analysis.rows.frame_cache.cache_per_frame`
+   `results.tables.schema` and those of `analysis.rows.labels.add_labels`. Start from
+   `analysis.rows.metrics.ranked` (finished runs, repeats counted once) or `analysis.rows.load.last_attempts` (every
+   point, failed ones too). What is unknown stays null. Without rows it gives an empty table with all its columns.
+   `analysis.rows.frame_cache.cache_per_frame`
    keeps the result for ``draw``. What claims or other figures need as well belongs in `analysis.rows`.
 2. ``draw(frame)`` draws that table with `analysis.figures.style.new_figure`, decorated with
    `analysis.figures.style.styled`. It raises `analysis.figures.style.NothingToDraw` with a short reason when the rows

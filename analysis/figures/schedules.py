@@ -24,10 +24,17 @@ from analysis.figures import panels, style
 from analysis.figures.spec import FigureSpec
 from analysis.rows import labels, metrics
 from analysis.rows.frame_cache import cache_per_frame
-from results.text import format_percent
-from workloads.costs.pipeline import Simulation, Span, pipeline_time_s, simulate
-from workloads.costs.schedule import INTERLEAVED, V_SHAPED, held, microbatches_in_flight, schedule_actions, stage_at
-from workloads.experiment import PipelineSchedule
+from results.text.numbers import format_percent
+from workloads.costs.shape.schedule import (
+    INTERLEAVED,
+    V_SHAPED,
+    held,
+    microbatches_in_flight,
+    schedule_actions,
+    stage_at,
+)
+from workloads.costs.time.pipeline import Simulation, Span, pipeline_time_s, simulate
+from workloads.spec.experiment import PipelineSchedule
 
 MOST_RANKS = 8
 MOST_MICRO_BATCHES = 16

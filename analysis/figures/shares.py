@@ -11,7 +11,7 @@ from matplotlib.patches import Patch
 
 from analysis.figures import panels, style
 from analysis.rows import labels, metrics
-from results.text import format_number
+from results.text.numbers import format_number
 
 Parts = Mapping[str, tuple[str, str]]
 """Colour and hatch of each part, in the order of the stack."""

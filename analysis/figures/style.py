@@ -21,7 +21,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.transforms import Bbox
 
 from analysis.figures import both, raster
-from results.schema import UNKNOWN_OUTCOME
+from results.tables.schema import UNKNOWN_OUTCOME
 
 P = ParamSpec("P")
 

@@ -20,7 +20,7 @@ from analysis.page.render import Page, PageTable, Parts, Section, SideBySide, so
 from analysis.rows import cohorts
 from analysis.rows.cohorts import Cohort
 from analysis.rows.load import Results
-from results.text import plural
+from results.text.numbers import plural
 
 _OWN = (
     *("words", "noise", "part", "answer", "planned", "state", "finder", "map", "ten"),

@@ -12,7 +12,7 @@ from analysis.rows import answer, labels, metrics
 from analysis.rows.cohorts import Cohort
 from analysis.rows.load import decided, last_attempts
 from analysis.rows.stats import MIN_FOR_INTERVAL, median_interval
-from results.text import format_percent, listed, plural
+from results.text.numbers import format_percent, listed, plural
 
 _CLOSE = 0.05
 """A prediction of step times is good when the middle of the sizes of its errors is below this."""

@@ -16,7 +16,7 @@ import pandas as pd
 from analysis.index_page import headlines, page_data
 from analysis.rows import answer, metrics
 from analysis.rows.cohorts import Cohort
-from results import noise
+from results.statistics import noise
 
 FORMAT = 1
 TRAINED_TOKENS = 1e12

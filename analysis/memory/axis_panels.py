@@ -19,9 +19,9 @@ from analysis.memory.variants import steps_to_all, variant
 from analysis.rows import metrics
 from analysis.rows.frame_cache import cache_per_frame
 from analysis.rows.labels import MEMORY_CATEGORIES, records
-from results.text import plural
-from workloads.experiment import ENGINE
-from workloads.record import config_columns
+from results.text.numbers import plural
+from workloads.spec.experiment import ENGINE
+from workloads.spec.record import config_columns
 
 MOST_MODELS = 2
 """Models whose families of rows are drawn: those with most values of the axis, then the largest."""

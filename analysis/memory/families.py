@@ -18,7 +18,7 @@ from analysis.rows.derived import SHAPE
 from analysis.rows.frame_cache import cache_per_frame
 from analysis.rows.labels import ROUTING, records
 from analysis.rows.load import last_attempts
-from workloads.recomputation import Recompute
+from workloads.spec.recomputation import Recompute
 
 _POINT = ("sweep", "repeat_of", "started_at", "attempt_number")
 _REPLICAS = "_replicas"

@@ -1,6 +1,6 @@
 """What a rank holds over the first steps, by the closed form, from operation to operation.
 
-Between two operations a rank of a pipeline stage holds (see `workloads.costs.memory` for the letters)
+Between two operations a rank of a pipeline stage holds (see `workloads.costs.memory.estimate` for the letters)
 
     parameters  g P / S, and for ZeRO 0, 1, 2 the copy to compute with, c P, from the first forward to the last backward
     gradients   after a step's first backward: g P until the last one where they accumulate unsharded, else g P / S;
@@ -17,14 +17,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from analysis.memory.peak_split import categories
-from workloads.costs.activations import head_bytes, rank_tokens
-from workloads.costs.fp8 import gathered_bytes
-from workloads.costs.memory import estimate_memory, parameter_shard_bytes, saved_bytes
-from workloads.costs.moments import accumulates_unsharded
-from workloads.costs.params import COMPUTE_BYTES, MASTER_BYTES, local_params
-from workloads.costs.partition import experiment_stages
-from workloads.costs.schedule import schedule_actions
-from workloads.experiment import Experiment
+from workloads.costs.memory.activations import head_bytes, rank_tokens
+from workloads.costs.memory.estimate import estimate_memory, parameter_shard_bytes, saved_bytes
+from workloads.costs.memory.moments import accumulates_unsharded
+from workloads.costs.shape.fp8 import gathered_bytes
+from workloads.costs.shape.params import COMPUTE_BYTES, MASTER_BYTES, local_params
+from workloads.costs.shape.partition import experiment_stages
+from workloads.costs.shape.schedule import schedule_actions
+from workloads.spec.experiment import Experiment
 
 STEPS = 4
 SCHEDULES = ("none", "gpipe", "1f1b")

@@ -1,7 +1,7 @@
 """The memory of a row's fullest rank by category: as the row recorded it, or by the closed form.
 
 A finished run of ours has its peak by category. A row that has only its shape and layout (the study's, or a run that
-ran out of memory) gets the planner's closed form, `workloads.costs.memory.estimate_memory`, and says so.
+ran out of memory) gets the planner's closed form, `workloads.costs.memory.estimate.estimate_memory`, and says so.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import pandas as pd
 
 from analysis.rows.derived import SHAPE, model_of
 from analysis.rows.labels import MEMORY_CATEGORIES, ROUTING
-from workloads.costs.memory import StageMemory, estimate_memory
-from workloads.errors import InvalidExperiment
-from workloads.experiment import Experiment, from_json
+from workloads.costs.memory.estimate import StageMemory, estimate_memory
+from workloads.spec.errors import InvalidExperiment
+from workloads.spec.experiment import Experiment, from_json
 
 PREDICTED = "predicted"
 _SOURCES = {"measured": "measured", "rehearsed": "measured", "rehearsed_fake": "traced"}

@@ -1,6 +1,7 @@
 """Layouts that no row has: a finished run with one choice changed, or its axes added one after another.
 
-Only layouts that break no rule of the planner (`workloads.rules`); this engine need not be able to run them.
+Only layouts that break no rule of the planner (`workloads.rules.layout_rules`); this engine need not be able to run
+them.
 """
 
 from __future__ import annotations
@@ -8,8 +9,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from workloads.experiment import Experiment
-from workloads.rules import layout_violations
+from workloads.rules.layout_rules import layout_violations
+from workloads.spec.experiment import Experiment
 
 STANDARD_DP = 8
 """Data-parallel ranks over which ZeRO stages are compared where the run itself has only one rank."""

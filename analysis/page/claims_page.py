@@ -11,7 +11,7 @@ import pandas as pd
 from analysis.claims.verdicts import AUDIT, FAIL, PASS, STUDY, UNKNOWN
 from analysis.page.render import GENERATOR, environment
 from analysis.rows import labels
-from results.text import plural
+from results.text.numbers import plural
 
 WORDS = {PASS: "holds", FAIL: "does not hold", UNKNOWN: "not enough data"}
 _SEVERAL = {"holds": "hold", "does not hold": "do not hold"}

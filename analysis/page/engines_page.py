@@ -12,7 +12,7 @@ from analysis.page.export import FileTable
 from analysis.page.render import PageTable, SideBySide
 from analysis.rows import engines, labels
 from analysis.rows.cohorts import engine_limits
-from results.text import format_bytes, format_number, listed, plural
+from results.text.numbers import format_bytes, format_number, listed, plural
 
 _MOST_LAYOUTS = 40
 _NAME = "engines_side_by_side"

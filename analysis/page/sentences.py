@@ -11,8 +11,8 @@ from analysis.rows import labels, metrics
 from analysis.rows.cohorts import mixtures
 from analysis.rows.load import Results, decided, last_attempts, not_run_yet, planned, waiting
 from analysis.rows.stats import MIN_FOR_INTERVAL, MedianInterval, median_interval
-from results import noise
-from results.text import format_bytes, format_number, format_percent, listed, plural
+from results.statistics import noise
+from results.text.numbers import format_bytes, format_number, format_percent, listed, plural
 
 _METHODS = {"rehearsed_fake": "traced without a device"}
 _MOST_WINNERS = 4

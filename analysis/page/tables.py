@@ -13,9 +13,9 @@ from analysis.page.export import FileTable
 from analysis.rows import labels, metrics
 from analysis.rows.cohorts import Cohort
 from analysis.rows.load import decided
-from results import noise
-from results.schema import ATTEMPTS
-from results.text import format_bytes, format_number, format_percent
+from results.statistics import noise
+from results.tables.schema import ATTEMPTS
+from results.text.numbers import format_bytes, format_number, format_percent
 
 _FIRST = ("method", "cluster", "measurement_version", "workload", "model", "seq_len", "world_size", "layout")
 _READ_FIRST = ("method", "cluster", "model", "seq_len", "world_size", "layout")

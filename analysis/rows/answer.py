@@ -4,9 +4,9 @@ The page computes the same in the browser for whatever limits its reader sets (`
 the two together. The order of the steps is the Ultra-Scale Playbook's: fit, then the batch, then the throughput.
 
 Batches are not compared: unless another one is asked for, the answer is of the tokens a step that most finished layouts
-of the cell have. A winner is a set (`results.noise`). Where noise is not known, since there is no repeat and nothing
-says how far the steps of a run lie apart (it had one, or its row holds the median alone), layouts within `UNTIMED` of
-the best are taken for as fast: the answer then says so.
+of the cell have. A winner is a set (`results.statistics.noise`). Where noise is not known, since there is no repeat and
+nothing says how far the steps of a run lie apart (it had one, or its row holds the median alone), layouts within
+`UNTIMED` of the best are taken for as fast: the answer then says so.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import pandas as pd
 from analysis.rows import labels, metrics
 from analysis.rows.frame_cache import cache_per_frame
 from analysis.rows.load import decided
-from results import noise, ranking
+from results.statistics import noise, ranking
 
 UNTIMED = 0.05
 """What may decide nothing where noise is not known, as in `analysis.compare`; a fraction of the best throughput."""

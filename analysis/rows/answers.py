@@ -10,9 +10,9 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from results import files, store
 from results.errors import InvalidResults
-from results.text import listed, plural
+from results.tables import files, store
+from results.text.numbers import listed, plural
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ import pandas as pd
 
 from analysis.rows import labels, metrics, pairs, pipeline_bubble
 from analysis.rows.frame_cache import cache_per_frame
-from results.text import GIB
+from results.text.numbers import GIB
 
 _KEPT = (
     *("workload", "axis", "degree", "series", "world_size", "tokens_per_s_per_gpu", "lost", "lost_share"),

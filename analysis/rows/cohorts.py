@@ -15,8 +15,8 @@ from typing import cast
 import pandas as pd
 
 from analysis.rows.labels import add_labels, tell_collectives_apart
-from results.text import listed, plural
-from workloads.experiment import ENGINE
+from results.text.numbers import listed, plural
+from workloads.spec.experiment import ENGINE
 
 METHOD_NAMES = {
     "measured": "Measured",

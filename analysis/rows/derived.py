@@ -11,9 +11,9 @@ from typing import Any
 import pandas as pd
 
 from analysis.rows.labels import records
-from workloads.costs.flops import flops_per_token
-from workloads.costs.params import matmul_params, num_params
-from workloads.model_spec import ModelSpec, model_from_dict
+from workloads.costs.shape.flops import flops_per_token
+from workloads.costs.shape.params import matmul_params, num_params
+from workloads.spec.model_spec import ModelSpec, model_from_dict
 
 SHAPE = (
     *("num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim", "ffn_hidden_size", "vocab_size"),

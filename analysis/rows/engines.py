@@ -12,8 +12,8 @@ import pandas as pd
 
 from analysis.rows import labels, metrics
 from analysis.rows.load import decided
-from results.agreement import largest_difference
-from workloads.experiment import ENGINE
+from results.statistics.agreement import largest_difference
+from workloads.spec.experiment import ENGINE
 
 COLUMNS = (
     *("method", "cluster", "measurement_version", "workload", "world_size", "layout", "engine", "engine_version"),

@@ -9,9 +9,9 @@ import numpy as np
 import pandas as pd
 
 from analysis.rows.frame_cache import cache_per_frame
-from results.schema import UNKNOWN_OUTCOME
-from results.text import listed, name_routing, plural
-from workloads.costs.schedule import INTERLEAVED
+from results.tables.schema import UNKNOWN_OUTCOME
+from results.text.numbers import listed, name_routing, plural
+from workloads.costs.shape.schedule import INTERLEAVED
 
 OUTCOME_NAMES = {
     "ok": "ok",

@@ -18,11 +18,11 @@ from analysis.rows.answers import from_other_sweeps
 from analysis.rows.derived import add_formulas
 from analysis.rows.frame_cache import cache_per_frame
 from analysis.rows.step_peaks import add_first_steps
-from results import reference, store
 from results.errors import InvalidResults
-from results.grade import with_rehearsals
-from results.load import upgraded, upgraded_ledger
-from results.schema import ATTEMPTS
+from results.statistics.grade import with_rehearsals
+from results.tables import reference, store
+from results.tables.load import upgraded, upgraded_ledger
+from results.tables.schema import ATTEMPTS
 
 POINT_KEYS = ["sweep", "experiment_id", "method"]
 """Attempts that agree in these columns are tries at the same point."""
@@ -32,7 +32,7 @@ _NEEDED = ("experiment_id", "method", "outcome", "model", "world_size")
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """What `load` found. Frames have the columns of `results.schema`; what is missing is NaN or None."""
+    """What `load` found. Frames have the columns of `results.tables.schema`; what is missing is NaN or None."""
 
     path: Path
     sweeps: tuple[str, ...]

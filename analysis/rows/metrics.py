@@ -6,9 +6,9 @@ import pandas as pd
 
 from analysis.rows.frame_cache import cache_per_frame
 from analysis.rows.load import decided, last_attempts
-from results import noise, ranking
-from results.errors_of_predictions import relative_errors
-from results.grade import INTERVAL
+from results.statistics import noise, ranking
+from results.statistics.errors_of_predictions import relative_errors
+from results.statistics.grade import INTERVAL
 
 RANK_BY = "tokens_per_s_per_gpu"
 MFU = "mfu_palm"
@@ -37,10 +37,11 @@ losses_differ = ranking.losses_differ
 
 @cache_per_frame
 def ranked(frame: pd.DataFrame) -> pd.DataFrame:
-    """One row for each layout that has a throughput, best first within each group: `results.ranking.of_layouts`.
+    """One row for each layout that has a throughput, best first within each group:
+    `results.statistics.ranking.of_layouts`.
 
     The row is that of its middle run by throughput, with the median of the rates (`_RATES`) and step times of all its
-    repeats, ``repeats``, ``repeat_spread``, ``rank``, and `results.noise.COLUMNS`.
+    repeats, ``repeats``, ``repeat_spread``, ``rank``, and `results.statistics.noise.COLUMNS`.
     """
     # A frame has some 150 columns: everything is worked out on the few that count, and the rows are taken once.
     rows = ranking.of_layouts(frame[(frame["outcome"] == "ok") & frame[RANK_BY].notna()], GROUP, RANK_BY)
@@ -56,15 +57,16 @@ def ranked(frame: pd.DataFrame) -> pd.DataFrame:
 
 @cache_per_frame
 def best_configurations(frame: pd.DataFrame) -> pd.DataFrame:
-    """The fastest row of each group at the batch of most of its layouts (`results.ranking.of_usual_batch`), with the
-    layouts that may be as fast and how far the next one is behind; see `lead`."""
+    """The fastest row of each group at the batch of most of its layouts (`results.statistics.ranking.of_usual_batch`),
+    with the layouts that may be as fast and how far the next one is behind; see `lead`."""
     rows = ranked(frame)
     rows = ranking.of_usual_batch(rows[rows["rank"].notna()], GROUP)
     return lead(rows.sort_values("rank", kind="stable"), RANK_BY)
 
 
 def lead(rows: pd.DataFrame, value: str, candidates: pd.Series | None = None) -> pd.DataFrame:
-    """The first row of each group of ``rows``, which come best first in ``value``; see `results.ranking.lead`."""
+    """The first row of each group of ``rows``, which come best first in ``value``; see
+    `results.statistics.ranking.lead`."""
     return ranking.lead(rows, value, GROUP, "layout", candidates)
 
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from analysis.rows import metrics
 from analysis.rows.frame_cache import cache_per_frame
 from analysis.rows.stats import MedianInterval, median_interval
-from results import noise
+from results.statistics import noise
 
 SETTINGS = (
     *(

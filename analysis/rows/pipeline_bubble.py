@@ -6,8 +6,8 @@ from typing import TypeVar
 
 import pandas as pd
 
-from workloads.costs.pipeline import pipeline_time_s
-from workloads.costs.schedule import INTERLEAVED, V_SHAPED
+from workloads.costs.shape.schedule import INTERLEAVED, V_SHAPED
+from workloads.costs.time.pipeline import pipeline_time_s
 
 Number = TypeVar("Number", float, pd.Series)
 

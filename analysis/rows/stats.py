@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
-from results.errors_of_predictions import rank_correlation
+from results.statistics.errors_of_predictions import rank_correlation
 
 __all__ = [
     "MedianInterval",

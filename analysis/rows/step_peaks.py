@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from analysis.rows.labels import MEMORY_CATEGORIES, records
-from results import files
+from results.tables import files
 
 MOST_STEPS = 8
 FIRST_PEAKS = {

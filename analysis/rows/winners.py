@@ -10,8 +10,8 @@ import pandas as pd
 
 from analysis.rows import labels, metrics
 from analysis.rows.frame_cache import cache_per_frame
-from results import ranking
-from results.text import GIB
+from results.statistics import ranking
+from results.text.numbers import GIB
 
 RULES = ("published_mfu", "tokens_per_s")
 """Names of the rules, as in the column ``rank_by``."""
@@ -50,7 +50,7 @@ def best_by(frame: pd.DataFrame, rule: str) -> pd.DataFrame:
 
     ``label``, ``rank_by``, ``mfu_percent`` (as the study counts it) and ``memory_gb`` (reserved, GiB, as in the study)
     stand beside them. Rows without a value have no rank; nor have rows whose losses contradict the reference. By
-    throughput the rows of the usual batch alone are ranked (`results.ranking.of_usual_batch`).
+    throughput the rows of the usual batch alone are ranked (`results.statistics.ranking.of_usual_batch`).
     """
     rows = _by_study_label(frame)
     rows = rows[rows["rank"].notna()]

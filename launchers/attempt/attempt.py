@@ -11,11 +11,11 @@ from pathlib import Path
 from launchers.settings import LaunchSettings
 from launchers.state.queue import Claim
 from launchers.state.sweep_dir import Point, SweepDir
-from results.secrets import hide_in_environment
-from workloads import protocol
-from workloads.clock import SteadyClock
-from workloads.experiment import shortened_id
-from workloads.protocol import RankResult, Task
+from results.text.secrets import hide_in_environment
+from workloads.contract import protocol
+from workloads.contract.clock import SteadyClock
+from workloads.contract.protocol import RankResult, Task
+from workloads.spec.experiment import shortened_id
 
 LONGEST_IN_ATTEMPT = 56
 """Characters of an experiment's id that stand in an attempt's."""

@@ -17,11 +17,11 @@ from launchers.attempt.outcome import Outcome, StopReason
 from launchers.attempt.watchdog import Progress, WatchResult, watch
 from launchers.node.rank_group import RankGroup, StartFailed
 from launchers.settings import LaunchSettings
-from results.patience import patiently
-from workloads import protocol
-from workloads.mesh import coordinates
-from workloads.protocol import RankResult
-from workloads.stages import RehearsedTimes, assemble, rehearsed_ranks, stage_key
+from results.shared_filesystem.patience import patiently
+from workloads.contract import protocol
+from workloads.contract.protocol import RankResult
+from workloads.contract.stages import RehearsedTimes, assemble, rehearsed_ranks, stage_key
+from workloads.spec.mesh import coordinates
 
 FILES_LIMIT_S = 600.0
 """How long to wait for a filesystem on which the files of the ranks cannot be read."""

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from results.text import name_ranks
-from workloads import protocol
+from results.text.numbers import name_ranks
+from workloads.contract import protocol
 
 _SHOWN = 3
 

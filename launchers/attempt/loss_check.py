@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from results.agreement import COMPARED_STEPS, TOLERANCES, largest_difference
-from workloads import experiment as ex
-from workloads.experiment import Experiment
-from workloads.protocol import read_json
+from results.statistics.agreement import COMPARED_STEPS, TOLERANCES, largest_difference
+from workloads.contract.protocol import read_json
+from workloads.spec import experiment as ex
+from workloads.spec.experiment import Experiment
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +34,7 @@ class Comparison:
     max_norm_difference: float | None
     """Largest relative difference of the gradient norms."""
     agrees: bool | None
-    """Whether both are within the tolerances of the precision (`results.agreement`)."""
+    """Whether both are within the tolerances of the precision (`results.statistics.agreement`)."""
 
 
 NOT_COMPARED = Comparison(reference_id=None, max_difference=None, max_norm_difference=None, agrees=None)

@@ -16,11 +16,11 @@ from typing import Literal
 
 from launchers.attempt import flight_summary
 from launchers.attempt.watchdog import StalledRank, WatchResult
-from results.log_tail import read_tail
-from results.schema import PHASES
-from results.text import format_bytes, name_ranks, plural
-from workloads import protocol
-from workloads.protocol import RankError, RankResult
+from results.tables.schema import PHASES
+from results.text.log_tail import read_tail
+from results.text.numbers import format_bytes, name_ranks, plural
+from workloads.contract import protocol
+from workloads.contract.protocol import RankError, RankResult
 
 EVIDENCE_LIMIT = 2000
 """Characters of evidence that a row keeps."""
@@ -40,10 +40,10 @@ _STOPPED: Mapping[StopReason, str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """How an attempt ended. The columns of the table of attempts have the same names (see `results.schema`)."""
+    """How an attempt ended. The columns of the table of attempts have the same names (see `results.tables.schema`)."""
 
     outcome: str
-    """One of ``results.schema.OUTCOMES``."""
+    """One of ``results.tables.schema.OUTCOMES``."""
     phase: str | None = None
     phase_step: int | None = None
     failed_rank: int | None = None

@@ -14,14 +14,14 @@ from launchers.attempt import series, spread, step_parts
 from launchers.attempt.attempt import Attempt
 from launchers.attempt.loss_check import Comparison
 from launchers.attempt.outcome import Outcome
-from results.schema import ATTEMPTS, MEASUREMENT_VERSION, SCHEMA_VERSION, STEPS
-from workloads.cluster import ClusterSpec
-from workloads.costs.flops import flops_per_token, hardware_flops_per_token
-from workloads.costs.params import matmul_params, num_params
-from workloads.experiment import Experiment
-from workloads.protocol import RankResult, StepRecord
-from workloads.record import config_columns
-from workloads.stages import RehearsedTimes
+from results.tables.schema import ATTEMPTS, MEASUREMENT_VERSION, SCHEMA_VERSION, STEPS
+from workloads.contract.protocol import RankResult, StepRecord
+from workloads.contract.stages import RehearsedTimes
+from workloads.costs.shape.flops import flops_per_token, hardware_flops_per_token
+from workloads.costs.shape.params import matmul_params, num_params
+from workloads.spec.cluster import ClusterSpec
+from workloads.spec.experiment import Experiment
+from workloads.spec.record import config_columns
 
 _T = TypeVar("_T")
 _STEP_FIELDS = (

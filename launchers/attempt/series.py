@@ -5,8 +5,8 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Mapping
 
-from workloads.experiment import Experiment
-from workloads.protocol import RankResult
+from workloads.contract.protocol import RankResult
+from workloads.spec.experiment import Experiment
 
 
 def time_columns(experiment: Experiment, results: Mapping[int, RankResult]) -> dict[str, list[float | None]]:

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Mapping
 from typing import Any
 
-from workloads.protocol import MeasureSpec, RankResult
+from workloads.contract.protocol import MeasureSpec, RankResult
 
 
 def step_times(results: Mapping[int, RankResult]) -> dict[int, float]:

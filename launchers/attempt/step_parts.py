@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from launchers.attempt.attempt import Attempt
-from workloads.costs.traffic import Traffic, step_traffic
-from workloads.mesh import rank_of
-from workloads.protocol import Breakdown, RankResult, RoutingRecord
+from workloads.contract.protocol import Breakdown, RankResult, RoutingRecord
+from workloads.costs.traffic.sent import Traffic, step_traffic
+from workloads.spec.mesh import rank_of
 
 _PARTS = (
     *("step_time_s", "matmul_s", "attention_s", "memory_bound_s", "optimizer_s", "comm_exposed_s", "comm_hidden_s"),

@@ -18,10 +18,10 @@ from typing import Literal
 from launchers.node.fork import RankExit
 from launchers.node.rank_group import RankGroup
 from launchers.settings import LaunchSettings
-from results.patience import in_background
-from results.schema import PHASES
-from workloads import protocol
-from workloads.beats import Heartbeat
+from results.shared_filesystem.patience import in_background
+from results.tables.schema import PHASES
+from workloads.contract import protocol
+from workloads.contract.beats import Heartbeat
 
 POLL_S = 0.02
 """Seconds between two looks at exits and requests to stop."""

@@ -12,11 +12,11 @@ too long (the network is cut), it kills every rank and exits: no rank outlives t
     stacks  have ranks write down their stacks     port   reserve a port for the rendezvous
     free    wait until device memory is free
 
-The ranks of a group beat in memory that they share with the agent (`workloads.beats`). Every `BEATS_EVERY_S` seconds
-the agent looks, and sends one message for each group of which a heartbeat has changed: ``beats`` lists the latest
-heartbeat of every rank that has one to tell, with the fields and units of `workloads.beats.Heartbeat`. So a node sends
-at most five such messages a second, of about 120 bytes a rank, however often its ranks beat; while they stand still, it
-sends none. The last heartbeats of a rank are sent before its exit, or with the answer to ``end``.
+The ranks of a group beat in memory that they share with the agent (`workloads.contract.beats`). Every `BEATS_EVERY_S`
+seconds the agent looks, and sends one message for each group of which a heartbeat has changed: ``beats`` lists the
+latest heartbeat of every rank that has one to tell, with the fields and units of `workloads.contract.beats.Heartbeat`.
+So a node sends at most five such messages a second, of about 120 bytes a rank, however often its ranks beat; while they
+stand still, it sends none. The last heartbeats of a rank are sent before its exit, or with the answer to ``end``.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from results.errors import UltrasweepError
-from results.text import GIB, MIB, format_bytes
+from results.text.numbers import GIB, MIB, format_bytes
 
 FREE_SLACK_BYTES = 256 * MIB
 """What the driver may use beyond the level before the first point: its own buffers grow with the first use."""

@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from launchers.state.process_identity import ProcessStat, alive, process_stat
-from workloads import protocol
-from workloads.beats import Beat
+from workloads.contract import protocol
+from workloads.contract.beats import Beat
 
 RunRank = Callable[[Path, int, int, Beat], NoReturn]
 """``workloads.worker.run_rank``: ``(folder, rank, local_rank, beat)``; ends the process."""

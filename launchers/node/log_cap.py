@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from concurrent.futures import Future, wait
 from pathlib import Path
 
-from results.patience import in_background
+from results.shared_filesystem.patience import in_background
 
 LIMIT_BYTES = 16 * 2**20
 """A longer log is cut."""

@@ -19,8 +19,8 @@ from launchers.node.fork import RankExit, RunRank
 from launchers.node.host_memory import oom_kills
 from launchers.node.log_cap import CappedLog
 from results.errors import UltrasweepError
-from workloads import protocol
-from workloads.beats import Heartbeat, HeartbeatSlot
+from workloads.contract import protocol
+from workloads.contract.beats import Heartbeat, HeartbeatSlot
 
 KILL_LIMIT_S = 15.0
 """How long killed processes may take to end before they count as survivors."""

@@ -19,7 +19,7 @@ from launchers.node.connection import JsonLines, NodeLost
 from launchers.node.fork import RankExit
 from launchers.node.ports import NoFreePort
 from launchers.node.rank_group import KILL_LIMIT_S, StartFailed, Termination
-from workloads.beats import Heartbeat
+from workloads.contract.beats import Heartbeat
 
 _ANSWER_LIMIT_S = 30.0
 """How long an agent may take for an answer, beside the time that the work itself may take."""

@@ -104,7 +104,7 @@ def _has_state(sweep: SweepDir, allocation: Allocation) -> bool:
 
 
 def _provenance(config: PilotConfig) -> dict[str, Any]:
-    from results import provenance
+    from results.tables import provenance
 
     code = config.provenance if config.provenance is not None else provenance.code_provenance(code_root())
     return {**code, "python_version": provenance.python_version(), "command": config.command}

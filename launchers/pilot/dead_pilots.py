@@ -14,9 +14,9 @@ from launchers.state import pilot_state, queue
 from launchers.state.history import HistoryReader
 from launchers.state.queue import Claim
 from launchers.state.sweep_dir import Point, SweepDir
-from results import store
-from workloads.protocol import read_json
-from workloads.stages import assemble, rehearsed_ranks
+from results.tables import store
+from workloads.contract.protocol import read_json
+from workloads.contract.stages import assemble, rehearsed_ranks
 
 
 class DeadPilots:

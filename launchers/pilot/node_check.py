@@ -19,10 +19,10 @@ from launchers.node.rank_group import StartFailed
 from launchers.node.remote import Node, RemoteRanks
 from launchers.settings import LaunchSettings
 from launchers.state.sweep_dir import SweepDir
-from workloads import protocol
-from workloads.experiment import Experiment
-from workloads.model_spec import ModelSpec
-from workloads.protocol import RankResult, Task, read_json, write_json
+from workloads.contract import protocol
+from workloads.contract.protocol import RankResult, Task, read_json, write_json
+from workloads.spec.experiment import Experiment
+from workloads.spec.model_spec import ModelSpec
 
 Rates = Mapping[str, float | None]
 """By the columns in `COLUMNS`; of several devices or nodes the lowest."""

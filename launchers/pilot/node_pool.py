@@ -20,8 +20,8 @@ from launchers.state.node_exclusions import LOST_FOR_S
 from launchers.state.pilot_config import PilotConfig
 from launchers.state.sweep_dir import SweepDir
 from results.errors import UltrasweepError
-from results.patience import patiently
-from workloads.protocol import write_json
+from results.shared_filesystem.patience import patiently
+from workloads.contract.protocol import write_json
 
 AGENTS_LIMIT_S = 180.0
 """From the pilot's start until the last agent is ready. A busy shared filesystem may need minutes to deliver torch."""

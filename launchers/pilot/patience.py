@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from launchers.state.sweep_dir import SweepDir
-from results.patience import patiently
+from results.shared_filesystem.patience import patiently
 
 _T = TypeVar("_T")
 

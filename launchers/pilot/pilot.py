@@ -38,9 +38,9 @@ from launchers.state.pilot_config import PilotConfig
 from launchers.state.pilot_state import Liveness
 from launchers.state.queue import Claim
 from launchers.state.sweep_dir import SweepDir, entry_names
-from results.patience import patiently
-from results.rows import table_from_rows
-from results.schema import ATTEMPTS
+from results.shared_filesystem.patience import patiently
+from results.tables.rows import table_from_rows
+from results.tables.schema import ATTEMPTS
 
 FINISHED, STOPPED, TROUBLE = 0, 3, 4
 """Exit statuses: no point is left that fits; stopped by a signal; stopped by the machine (the state's message says

@@ -26,9 +26,9 @@ from launchers.state import pilot_state
 from launchers.state.history import AttemptRecord, HistoryReader
 from launchers.state.pilot_config import PilotConfig, read_pilot_config
 from launchers.state.sweep_dir import Point, SweepDir, entry_names, read_point, split_name
-from results import files, store
 from results.errors import InvalidResults
-from results.text import listed, plural
+from results.tables import files, store
+from results.text.numbers import listed, plural
 
 _RECORDED = ("outcome", "phase", "phase_step", "failed_rank", "evidence", "infrastructure")
 """What a record says of how the attempt ended."""

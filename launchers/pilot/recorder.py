@@ -24,9 +24,9 @@ from launchers.state.circuit_breaker import kind_of
 from launchers.state.history import AttemptRecord, HistoryReader, describe
 from launchers.state.queue import Claim
 from launchers.state.sweep_dir import SweepDir
-from results import store
 from results.errors import InvalidResults
-from workloads import protocol
+from results.tables import store
+from workloads.contract import protocol
 
 _HANG_ATTEMPTS = 2
 _COMPARE_LIMIT_S = 60.0

@@ -1,1 +1,1 @@
-"""Submits pilots to Slurm, watches them and cancels them. A run on one machine imports nothing of it."""
+"""Slurm jobs that run pilots: what is submitted, what is there, and the difference. Only Slurm runs import it."""

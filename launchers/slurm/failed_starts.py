@@ -15,8 +15,8 @@ from launchers.slurm.client import Job, SlurmClient
 from launchers.state import node_exclusions, pilot_state, submissions
 from launchers.state.node_exclusions import LOST_FOR_S
 from launchers.state.sweep_dir import SweepDir
-from results.log_tail import tail_in_one_line
-from results.text import plural
+from results.text.log_tail import tail_in_one_line
+from results.text.numbers import plural
 
 _FAILED = ("BOOT_FAIL", "FAILED", "LAUNCH_FAILED", "OUT_OF_MEMORY")
 """States in which a job ends that could not start its pilot. Those that somebody has ended say nothing of a node."""

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from workloads.checks import build, choice, flag, mapping, matching, number, sequence, text, whole_number
-from workloads.errors import InvalidSweep
+from workloads.spec.checks import build, choice, flag, mapping, matching, number, sequence, text, whole_number
+from workloads.spec.errors import InvalidSweep
 
 GpuRequest = Literal["gpus_per_node", "gres", "none"]
 

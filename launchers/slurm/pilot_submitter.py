@@ -26,10 +26,10 @@ from launchers.state.pilot_config import PilotConfig, pilot_config_to_dict
 from launchers.state.submissions import Submission
 from launchers.state.sweep_dir import SweepDir
 from results.errors import InvalidResults, UltrasweepError
-from results.lease import Lease
-from results.provenance import code_provenance
-from results.text import plural
-from workloads.protocol import write_json
+from results.shared_filesystem.lease import Lease
+from results.tables.provenance import code_provenance
+from results.text.numbers import plural
+from workloads.contract.protocol import write_json
 
 _PAUSES_S = (0.0, 15.0, 60.0)
 """After pilots that ended without an attempt, the pause before the next pilots of that shape. After the last pause, no

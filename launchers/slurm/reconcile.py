@@ -28,8 +28,8 @@ from launchers.state.queue import QueueReader
 from launchers.state.requirements import nodes_needed
 from launchers.state.sweep_dir import Point, SweepDir
 from results.errors import UltrasweepError
-from results.lease import Lease
-from results.text import plural
+from results.shared_filesystem.lease import Lease
+from results.text.numbers import plural
 
 _MOST_RELEASES = 3
 """A job that Slurm cannot start is released so often, then cancelled."""

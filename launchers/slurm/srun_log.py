@@ -15,7 +15,7 @@ from launchers.pilot.batch_system import EndedTask
 from launchers.slurm.client import SlurmClient
 from launchers.state import submissions
 from launchers.state.sweep_dir import SweepDir
-from results.log_tail import tail_in_one_line
+from results.text.log_tail import tail_in_one_line
 
 MARK = "srun starts pilot"
 """Begins the line that a job writes into its log just before srun; the pilot's id ends it."""

@@ -30,8 +30,8 @@ from launchers.status.run_summary import RunSummary, summarize
 from launchers.status.status import StatusReader, SweepStatus
 from launchers.status.view import View, choose_view
 from results.errors import InvalidResults, UltrasweepError
-from results.provenance import command_line
-from results.text import format_duration, plural
+from results.tables.provenance import command_line
+from results.text.numbers import format_duration, plural
 
 PILOT = (sys.executable, "-m", "launchers.slurm.pilot_job")
 _DETACH_LIMIT_S = 600.0

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from launchers.state import submissions
 from launchers.state.sweep_dir import SweepDir
-from results.lease import Lease, acquire
+from results.shared_filesystem.lease import Lease, acquire
 
 _STALE_S = 30.0
 _BEAT_S = 5.0

@@ -23,7 +23,7 @@ from launchers.slurm.submission_tracker import SubmissionTracker
 from launchers.state import node_exclusions, submissions
 from launchers.state.sweep_dir import SweepDir
 from results.errors import UltrasweepError
-from results.text import plural
+from results.text.numbers import plural
 
 _COUNTS = ("max_nodes", "max_pilots", "target_h")
 """Options that say how many pilots there should be, and change nothing about one."""

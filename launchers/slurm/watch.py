@@ -10,7 +10,7 @@ from launchers.state.sweep_dir import SweepDir
 from launchers.status.run_summary import RunSummary, summarize
 from launchers.status.status import StatusReader
 from launchers.status.view import choose_view
-from results.text import plural
+from results.text.numbers import plural
 
 _LOOKS_WITHOUT_PILOT = 2
 """So many looks in a row must have found no pilot: one pilot may end just before the next begins."""

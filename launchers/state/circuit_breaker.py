@@ -18,9 +18,9 @@ from pathlib import Path
 from launchers.state.history import AttemptRecord
 from launchers.state.pilot_state import all_states
 from launchers.state.sweep_dir import SweepDir, entry_names, split_name
-from results.text import plural
-from workloads.experiment import Experiment
-from workloads.protocol import read_json, write_json
+from results.text.numbers import plural
+from workloads.contract.protocol import read_json, write_json
+from workloads.spec.experiment import Experiment
 
 BREAKER_FAILURES = 4
 """So many different points of one kind must fail alike before it is paused; see ``launcher.breaker_failures``."""

@@ -16,9 +16,9 @@ import pyarrow.compute as pc
 
 from launchers.state.sweep_dir import Point, SweepDir, entry_names, key_of, read_point, split_name
 from results.errors import InvalidResults
-from results.store import read_ledger
-from workloads import experiment as ex
-from workloads.protocol import Method
+from results.tables.store import read_ledger
+from workloads.contract.protocol import Method
+from workloads.spec import experiment as ex
 
 _METHODS: tuple[Method, ...] = ("measured", "rehearsed", "rehearsed_fake")
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launchers.state.sweep_dir import SweepDir, entry_names, split_name
-from results.text import device_noun, format_bytes
-from workloads.protocol import Method, read_json, write_json
+from results.text.numbers import device_noun, format_bytes
+from workloads.contract.protocol import Method, read_json, write_json
 
 _METHOD_PREFIX: Mapping[Method, str] = {"measured": "", "rehearsed": "rehearsed ", "rehearsed_fake": "estimated "}
 
@@ -18,7 +18,8 @@ _METHOD_PREFIX: Mapping[Method, str] = {"measured": "", "rehearsed": "rehearsed 
 class AttemptRecord:
     """How one attempt ended, in short: enough for ``status``, for retries and for the expected end of the sweep.
 
-    Times are seconds since the epoch. The columns of the table of attempts have the same names (see `results.schema`).
+    Times are seconds since the epoch. The columns of the table of attempts have the same names (see
+    `results.tables.schema`).
     """
 
     attempt_id: str

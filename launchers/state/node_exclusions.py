@@ -17,7 +17,7 @@ from pathlib import Path
 
 from launchers.state.history import AttemptRecord
 from launchers.state.sweep_dir import SweepDir
-from workloads.protocol import read_json, write_json
+from workloads.contract.protocol import read_json, write_json
 
 EXPIRES_AFTER_S = 12 * 3600.0
 LOST_FOR_S = 1800.0

@@ -1,7 +1,7 @@
 """What a pilot is told to do: a small JSON file in the sweep's folder, written before the pilot is started.
 
-It holds the variables of the ranks with their values, secret ones too (`results.secrets`), so it is written for its
-user alone. Nothing else in a sweep's folder holds such a value.
+It holds the variables of the ranks with their values, secret ones too (`results.text.secrets`), so it is written for
+its user alone. Nothing else in a sweep's folder holds such a value.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any, Literal
 from launchers.settings import LaunchSettings, settings_from_dict, settings_to_dict
 from launchers.state.code_snapshot import code_root
 from results.errors import InvalidResults
-from results.patience import patiently
-from workloads.protocol import read_json
+from results.shared_filesystem.patience import patiently
+from workloads.contract.protocol import read_json
 
 BatchSystem = Literal["none", "slurm"]
 _READ_LIMIT_S = 60.0

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from launchers.state.process_identity import ProcessIdentity, provably_dead
 from launchers.state.sweep_dir import SweepDir
-from workloads.protocol import read_json, write_json
+from workloads.contract.protocol import read_json, write_json
 
 Activity = Literal["starting", "running", "waiting", "stopping", "ended"]
 

@@ -6,7 +6,7 @@ import math
 
 from launchers.settings import LaunchSettings
 from launchers.state.sweep_dir import Point
-from workloads.stages import rehearsed_ranks
+from workloads.contract.stages import rehearsed_ranks
 
 START_UP_S = 30.0
 """Seconds allowed for start, build and warm-up when it is decided whether a point still fits into the wall time."""

@@ -30,8 +30,8 @@ from typing import Any, Literal
 from launchers.state.pilot_state import config_path
 from launchers.state.sweep_dir import SweepDir
 from results.errors import InvalidResults
-from results.patience import patiently
-from workloads.protocol import write_json
+from results.shared_filesystem.patience import patiently
+from workloads.contract.protocol import write_json
 
 Stage = Literal["intent", "unsure", "submitted", "ended", "failed"]
 """``intent``: sbatch may be running, or its caller was killed. ``unsure``: sbatch has ended without a clear answer.
@@ -242,7 +242,7 @@ def cancelled_at(sweep: SweepDir) -> float:
 
 
 def lease_path(sweep: SweepDir) -> Path:
-    """The lock (see `results.lease`) of the one process that may submit for this sweep."""
+    """The lock (see `results.shared_filesystem.lease`) of the one process that may submit for this sweep."""
     _folder(sweep).mkdir(exist_ok=True)
     return _folder(sweep) / ".submitter"
 

@@ -8,7 +8,7 @@
                   attempts/<id>/        task, results and logs of one attempt
                   checks/<pilot>/       what a pilot's nodes could do at its start
                   stages/  losses/      rehearsed stages and reference losses, shared by points
-                  parts/  *.parquet     the tables (see `results.store`)
+                  parts/  *.parquet     the tables (see `results.tables.store`)
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from pathlib import Path
 from typing import Any
 
 from results.errors import InvalidResults
-from results.lease import acquire
-from results.patience import patiently
-from workloads import experiment as ex
-from workloads.errors import InvalidExperiment
-from workloads.experiment import Experiment
-from workloads.protocol import Method, read_json, write_json
+from results.shared_filesystem.lease import acquire
+from results.shared_filesystem.patience import patiently
+from workloads.contract.protocol import Method, read_json, write_json
+from workloads.spec import experiment as ex
+from workloads.spec.errors import InvalidExperiment
+from workloads.spec.experiment import Experiment
 
 FORMAT = 1
 _ADDING_STALE_S = 30.0

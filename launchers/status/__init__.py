@@ -1,1 +1,1 @@
-"""Reads from a sweep's files where it stands, and shows it while it runs."""
+"""The status of a sweep, read from its files, and the live view of a run."""

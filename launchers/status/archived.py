@@ -11,7 +11,7 @@ from launchers.state.history import AttemptRecord
 from launchers.state.sweep_dir import SweepDir
 from launchers.status.status import SweepStatus
 from launchers.status.work_left import Need, Pace, PointNeeds, by_shape, devices_of
-from results.store import read_attempts
+from results.tables.store import read_attempts
 
 _SAME = {field.name for field in dataclasses.fields(AttemptRecord)} - {"started_at", "ended_at", "infrastructure"}
 """Fields of a record that are columns of the table of attempts, too."""

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from launchers.state import queue
 from launchers.state.sweep_dir import SweepDir, entry_names, key_of, split_name
 from results.errors import InvalidResults
-from results.schema import OUTCOMES
+from results.tables.schema import OUTCOMES
 
 
 def retry(sweep: SweepDir, which: Collection[str]) -> int:

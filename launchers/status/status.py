@@ -14,8 +14,8 @@ from launchers.state.pilot_state import PilotState
 from launchers.state.process_identity import provably_dead
 from launchers.state.sweep_dir import SweepDir, entry_names, key_of, split_name
 from launchers.status.work_left import Need, Pace, PointNeeds, ShapeStatus, by_shape, devices_of
-from results.patience import patiently
-from results.text import plural
+from results.shared_filesystem.patience import patiently
+from results.text.numbers import plural
 
 _READ_LIMIT_S = 20.0
 """How long to wait for a filesystem on which the sweep's files cannot be read now."""

@@ -19,8 +19,8 @@ from launchers.state.history import AttemptRecord, describe, rate_of
 from launchers.state.pilot_state import Running
 from launchers.status.status import SweepStatus
 from launchers.status.work_left import ShapeStatus
-from results.terminal import open_console, plain_table
-from results.text import format_bytes, format_duration, format_hours, plural, short_id
+from results.text.numbers import format_bytes, format_duration, format_hours, plural, short_id
+from results.text.terminal import open_console, plain_table
 
 _MOST_ATTEMPTS, _MOST_RUNNING = 5, 8
 """Attempts and running points that the live view shows."""

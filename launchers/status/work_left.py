@@ -16,7 +16,7 @@ from typing import Any
 from launchers.state.history import AttemptRecord
 from launchers.state.sweep_dir import SweepDir, read_point, split_name
 from results.errors import InvalidResults
-from results.store import read_ledger
+from results.tables.store import read_ledger
 
 RECENT = 20
 """The mean of so many last attempts is the estimate for points without a prediction."""

@@ -10,10 +10,10 @@ from sweep.advising.question import Goal, Question
 from sweep.advising.ranking import Found, Ranked, Ranking
 from sweep.advising.space import Space, space_of
 from sweep.advising.times import Times
-from sweep.forecast import Known
-from workloads.costs.memory import StageMemory
-from workloads.errors import InvalidSweep
-from workloads.experiment import Experiment
+from sweep.predicting.forecast import Known
+from workloads.costs.memory.estimate import StageMemory
+from workloads.spec.errors import InvalidSweep
+from workloads.spec.experiment import Experiment
 
 TOP = 5
 DAY_S, HOUR_S = 86_400.0, 3_600.0

@@ -1,8 +1,8 @@
 """The least memory that a layout can need, for many at one time: what rules most of them out before anything is timed.
 
-It is one moment of the closed form (`workloads.costs.memory`), and no more than what the closed form says: the first
-pipeline rank in the backward of a last block, with the layers that every rank holds at least, without the head and
-without what the block computes with. V-shaped schedules hold a little less, see `_V_SHAPED`.
+It is one moment of the closed form (`workloads.costs.memory.estimate`), and no more than what the closed form says: the
+first pipeline rank in the backward of a last block, with the layers that every rank holds at least, without the head
+and without what the block computes with. V-shaped schedules hold a little less, see `_V_SHAPED`.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import numpy as np
 
 from sweep.advising.question import Question
 from sweep.advising.space import KINDS, Space
-from workloads.costs.moments import Shared
-from workloads.costs.params import COMPUTE_BYTES, MASTER_BYTES, dense_layer, moe_layer, num_dense_layers
-from workloads.experiment import Experiment
+from workloads.costs.memory.moments import Shared
+from workloads.costs.shape.params import COMPUTE_BYTES, MASTER_BYTES, dense_layer, moe_layer, num_dense_layers
 from workloads.predict.points import Floats
+from workloads.spec.experiment import Experiment
 
 _V_SHAPED = 0.8
 """Of the micro-batches that 1F1B's first rank holds: what V-shaped schedules hold at least."""

@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sweep.conffiles import ConfFolders
-from sweep.config import SweepConfig, compose_sweep
-from sweep.overrides import parse_override
-from workloads.checks import number, suggest, whole_number
-from workloads.cluster import ClusterSpec
-from workloads.errors import InvalidSweep
-from workloads.experiment import AXES, Precision
-from workloads.model_spec import ModelSpec
+from sweep.composing.conffiles import ConfFolders
+from sweep.composing.config import SweepConfig, compose_sweep
+from sweep.composing.overrides import parse_override
+from workloads.spec.checks import number, suggest, whole_number
+from workloads.spec.cluster import ClusterSpec
+from workloads.spec.errors import InvalidSweep
+from workloads.spec.experiment import AXES, Precision
+from workloads.spec.model_spec import ModelSpec
 
 LAYOUT_AXES = (
     *("tp", "cp", "pp", "ep", "etp", "zero_stage", "dp_replicate", "micro_batch_size", "recompute"),

@@ -27,11 +27,11 @@ from numpy.typing import NDArray
 from sweep.advising.floor import Floor, floor_of, saved_of
 from sweep.advising.space import KINDS, Group, Ints, Space, is_v_shaped
 from sweep.advising.times import Bounds, Times
-from sweep.forecast import StepTime
-from workloads.costs.memory import StageMemory, peak_stage
-from workloads.experiment import Experiment
+from sweep.grids.step_time import StepTime
+from workloads.costs.memory.estimate import StageMemory, peak_stage
 from workloads.predict.points import Floats
-from workloads.rules import violations
+from workloads.rules.layout_rules import violations
+from workloads.spec.experiment import Experiment
 
 MARGIN = 0.95
 """Estimates are taken so much lower, for what structures save that no part of the form says."""

@@ -8,14 +8,14 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from results.terminal import plain_table
-from results.text import GIB, format_bytes, format_hours, plural
+from results.text.numbers import GIB, format_bytes, format_hours, plural
+from results.text.terminal import plain_table
 from sweep.advising.answer import Answer, Costed, GoalAnswer, SizeAnswer, settling_words
 from sweep.advising.question import Question
 from sweep.advising.ranking import Found
-from sweep.price import price
-from sweep.summary import layout
-from workloads.costs.flops import flops_per_token
+from sweep.planning.price import price
+from sweep.planning.summary import layout
+from workloads.costs.shape.flops import flops_per_token
 
 ALIKE = 0.02
 """Layouts predicted within so much of each other are called as fast: less than any prediction can tell."""

@@ -2,8 +2,8 @@
 
 A *row* is a family of layouts: degrees, micro-batch and ZeRO stage. Inside it are kinds of recomputation, pipeline
 schedules, replicas of shards and kinds of context parallelism, which are spelled out only where the row is promising.
-The rules that a row can break are stated here once more, for whole arrays; `workloads.rules` has the last word on every
-layout that is looked at.
+The rules that a row can break are stated here once more, for whole arrays; `workloads.rules.layout_rules` has the last
+word on every layout that is looked at.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sweep.advising.question import Question
-from workloads.costs.schedule import V_SHAPED
-from workloads.errors import InvalidSweep
-from workloads.experiment import Experiment
-from workloads.rules import divisors
+from workloads.costs.shape.schedule import V_SHAPED
+from workloads.rules.layout_rules import divisors
+from workloads.spec.errors import InvalidSweep
+from workloads.spec.experiment import Experiment
 
 Ints = NDArray[np.int64]
 KINDS = ("none", "selective", "full")

@@ -10,10 +10,11 @@ import numpy as np
 
 from sweep.advising.question import Question
 from sweep.advising.space import KINDS, Ints, Space
-from sweep.forecast import Forecast, Known, StepTime, read_known
-from workloads.experiment import ENGINE_VERSION, Experiment
+from sweep.grids.step_time import StepTime
+from sweep.predicting.forecast import Forecast, Known, read_known
 from workloads.predict import layouts
 from workloads.predict.points import Floats, fp8_kind
+from workloads.spec.experiment import ENGINE_VERSION, Experiment
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,1 @@
+"""Cards: results that can be run again and judged."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from results.errors import UltrasweepError
-from results.printable import printable
+from results.text.printable import printable
 from sweep.cards.card import Card
 from sweep.cards.judge import judge
 from sweep.cards.verify import arguments_of
@@ -23,7 +23,7 @@ CodeRunner = Callable[[Path, Card], Mapping[str, Any] | None]
 
 def run_code(root: Path, card: Card, overrides: Sequence[str], results: Path) -> Mapping[str, Any] | None:
     """The card's run by the code of ``root`` in a process of its own. The row is read by this program's code."""
-    from results.store import read_attempts
+    from results.tables.store import read_attempts
 
     name = f"bisect-{len(list(results.iterdir())) if results.is_dir() else 0}"
     words = ["run", "--plain", *arguments_of(card, overrides), f"results_dir={results}", f"name={name}"]

@@ -12,8 +12,8 @@ from typing import Any
 import yaml
 
 from results.errors import InvalidResults
-from workloads import experiment as ex
-from workloads.experiment import Experiment
+from workloads.spec import experiment as ex
+from workloads.spec.experiment import Experiment
 
 FORMAT = 1
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from results.text import format_bytes
+from results.text.numbers import format_bytes
 from sweep.cards.card import Card
 from sweep.cards.make import CHECKS, CODE, ENVIRONMENT, canonical
-from workloads import experiment as ex
+from workloads.spec import experiment as ex
 
 _WORDS = {
     "step_time_s": "step time",

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 
 from results.errors import InvalidResults
-from results.noise import FEWEST_FREEDOM, quantiles
-from results.text import plural
+from results.statistics.noise import FEWEST_FREEDOM, quantiles
+from results.text.numbers import plural
 from sweep.cards.card import Band, Card
-from sweep.lookup import Record
-from workloads import experiment as ex
-from workloads.experiment import FIELDS, Experiment
+from sweep.inspecting.lookup import Record
+from workloads.spec import experiment as ex
+from workloads.spec.experiment import FIELDS, Experiment
 
 CODE = ("git_commit", "git_dirty", "ultrasweep_version", "engine_version", "measurement_version")
 ENVIRONMENT = ("python_version", "torch_version", "cuda_version", "nccl_version", "triton_version", "driver_version")

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from results.errors import InvalidResults, UltrasweepError
-from results.printable import printable
-from results.store import read_attempts
+from results.tables.store import read_attempts
+from results.text.printable import printable
 from sweep.cards.card import Card, read_cards, to_yaml
 from sweep.cards.judge import Judgement, judge
 from sweep.cards.make import overrides_of
-from sweep.conffiles import ConfFolders
+from sweep.composing.conffiles import ConfFolders
 
 Runner = Callable[[Card, Sequence[str]], Mapping[str, Any]]
 """Runs a card with the user's own overrides; the row of it."""
@@ -56,7 +56,7 @@ def arguments_of(card: Card, overrides: Sequence[str]) -> list[str]:
 
 def run_card(card: Card, overrides: Sequence[str], folders: ConfFolders, live: bool | None, command: str) -> Any:
     """Run one card as a sweep of one point, ``verify-HASH-WHEN``; its row. Raises `UltrasweepError` when it cannot."""
-    from sweep.run import enqueue, prepare
+    from sweep.running.run import enqueue, prepare
 
     words = arguments_of(card, overrides)
     if not any(word.startswith("results_dir=") for word in overrides):

@@ -1,0 +1,1 @@
+"""Layouts exported as configurations of other training engines."""

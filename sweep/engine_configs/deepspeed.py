@@ -21,7 +21,7 @@ from sweep.engine_configs.draft import (
     Target,
 )
 from sweep.engine_configs.texts import json_text
-from workloads.experiment import Experiment
+from workloads.spec.experiment import Experiment
 
 TARGET = Target(name="deepspeed", version="DeepSpeed 0.19.8")
 FILE = "deepspeed.json"

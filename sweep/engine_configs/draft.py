@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, is_dataclass
 from typing import Any
 
-from workloads.experiment import Experiment
+from workloads.spec.experiment import Experiment
 
 Options = Mapping[str, Any]
 """Option of the engine by its own name; a dot enters a section. A flag without a value is True."""
@@ -14,7 +14,8 @@ Options = Mapping[str, Any]
 STEPS = 100
 """How many steps the files ask for. An experiment has no such number, and every engine wants one."""
 LEARNING_RATE, BETAS, EPSILON, WEIGHT_DECAY, MAX_GRAD_NORM = 3e-5, (0.9, 0.95), 1e-8, 0.1, 1.0
-"""The optimizer of a sweep's runs (`workloads.engine.optimizer`, which needs torch and is not imported here)."""
+"""The optimizer of a sweep's runs (`workloads.engine.training.optimizer`, which needs torch and is not imported
+here)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,13 +8,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from results.errors import UltrasweepError
-from results.printable import printable
-from results.text import plural
+from results.text.numbers import plural
+from results.text.printable import printable
 from sweep.engine_configs import deepspeed, megatron, nanotron, torchtitan
 from sweep.engine_configs.draft import Draft, EngineConfig, Target
-from workloads.errors import UnsupportedByEngine
-from workloads.experiment import Experiment
-from workloads.rules import layout_violations
+from workloads.rules.layout_rules import layout_violations
+from workloads.spec.errors import UnsupportedByEngine
+from workloads.spec.experiment import Experiment
 
 ENGINES: Mapping[str, tuple[Target, Callable[[Experiment, str], tuple[Draft, EngineConfig]]]] = {
     "torchtitan": (torchtitan.TARGET, torchtitan.export),

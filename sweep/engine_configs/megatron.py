@@ -23,9 +23,9 @@ from sweep.engine_configs.draft import (
     Target,
 )
 from sweep.engine_configs.texts import commented, flags
-from workloads.costs.partition import stage_layers
-from workloads.experiment import Experiment
-from workloads.model_spec import MoESpec
+from workloads.costs.shape.partition import stage_layers
+from workloads.spec.experiment import Experiment
+from workloads.spec.model_spec import MoESpec
 
 TARGET = Target(name="megatron", version="Megatron-LM core_v0.16.1")
 FILE = "megatron_flags.txt"

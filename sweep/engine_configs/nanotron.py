@@ -23,8 +23,8 @@ from sweep.engine_configs.draft import (
     Target,
 )
 from sweep.engine_configs.texts import commented, yaml_text
-from workloads.experiment import Experiment
-from workloads.model_spec import MoESpec
+from workloads.spec.experiment import Experiment
+from workloads.spec.model_spec import MoESpec
 
 TARGET = Target(name="nanotron", version="nanotron main, commit 2411b022")
 FILE = "nanotron.yaml"

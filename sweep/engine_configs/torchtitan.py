@@ -23,8 +23,8 @@ from sweep.engine_configs.draft import (
 )
 from sweep.engine_configs.texts import commented, toml
 from sweep.engine_configs.torchtitan_models import MODULE, flavour_of, model_class, module_text
-from workloads.costs.partition import stage_layers
-from workloads.experiment import Experiment
+from workloads.costs.shape.partition import stage_layers
+from workloads.spec.experiment import Experiment
 
 TARGET = Target(name="torchtitan", version="torchtitan 0.2.2")
 FILE = "torchtitan.toml"

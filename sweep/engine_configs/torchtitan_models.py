@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from sweep.engine_configs.draft import Draft
-from workloads.experiment import Experiment
-from workloads.model_spec import MLASpec, ModelSpec, MoESpec
+from workloads.spec.experiment import Experiment
+from workloads.spec.model_spec import MLASpec, ModelSpec, MoESpec
 
 Family = Literal["llama3", "qwen3", "deepseek_v3"]
 MODULE = "ultrasweep_model"

@@ -13,9 +13,9 @@ from math import log
 from statistics import median
 from typing import Any
 
-from sweep.forecast import Forecast
-from workloads.cluster import ClusterSpec, LinkSpec
-from workloads.experiment import Experiment
+from sweep.predicting.forecast import Forecast
+from workloads.spec.cluster import ClusterSpec, LinkSpec
+from workloads.spec.experiment import Experiment
 
 MATMUL, COPY = "check_matmul_flops", "check_copy_bytes_per_s"
 INSIDE, BETWEEN = "check_all_reduce_inside_node_bytes_per_s", "check_all_reduce_between_nodes_bytes_per_s"

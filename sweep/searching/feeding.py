@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from math import exp
 
 from launchers.state.sweep_dir import Point, SweepDir, entry_names, split_name
-from results.text import plural
-from sweep.price import within_budget
-from sweep.run import point_of
+from results.text.numbers import plural
+from sweep.composing.search_settings import Settings
+from sweep.planning.price import within_budget
+from sweep.running.run import point_of
 from sweep.searching.planned import PlannedSpace
 from sweep.searching.rounds import Round, Wanted, next_points, read_round
-from sweep.searching.settings import Settings
-from workloads.protocol import Method
+from workloads.contract.protocol import Method
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

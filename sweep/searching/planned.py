@@ -15,14 +15,14 @@ from typing import Any
 
 import numpy as np
 
-from results.text import name_routing
-from sweep.forecast import StepTime
-from sweep.plan import Plan, PlannedPoint
+from results.text.numbers import name_routing
+from sweep.grids.step_time import StepTime
+from sweep.planning.plan import Plan, PlannedPoint
 from sweep.searching.features import FAMILY_AXES, LENGTHS, ZERO
 from sweep.searching.space import Flags, Floats, Space
-from workloads.cluster import ClusterSpec
-from workloads.experiment import Experiment, from_dict, layout_id
 from workloads.predict.predictor import NORMAL_90
+from workloads.spec.cluster import ClusterSpec
+from workloads.spec.experiment import Experiment, from_dict, layout_id
 
 CAN_RUN = ("run", "cached", "over_budget")
 """Verdicts of candidates: what a plan's budget leaves out, the search may choose all the same."""
@@ -168,8 +168,8 @@ def _features(experiments: Sequence[Experiment]) -> Floats:
 def known_rows(plan: Plan, most: int = 400) -> list[Known]:
     """The newest rows of layouts of the plan in other sweeps of the results folder, made on this cluster by the plan's
     engine. Those of other layouts need not be here: the plan's predictions have learned from them."""
-    from results.schema import MEASUREMENT_VERSION
-    from results.store import own_sweep_dirs, read_attempts
+    from results.tables.schema import MEASUREMENT_VERSION
+    from results.tables.store import own_sweep_dirs, read_attempts
 
     config, found = plan.config, []
     times = {layout_id(point.experiment): point.time for point in plan.points if point.time is not None}
@@ -195,7 +195,7 @@ def known_rows(plan: Plan, most: int = 400) -> list[Known]:
 def _experiment(text: str) -> Experiment | None:
     import json
 
-    from workloads.errors import InvalidExperiment
+    from workloads.spec.errors import InvalidExperiment
 
     try:
         return from_dict(json.loads(text))

@@ -14,9 +14,9 @@ import numpy as np
 import pandas as pd
 
 from results.errors import UltrasweepError
-from sweep.codebases import GENERAL, read_clusters, read_profiles
-from sweep.measured_tables import is_attempts, study_table, table_of_attempts
-from sweep.predict_table import measured_of, numeric, read_table
+from sweep.predicting.codebases import GENERAL, read_clusters, read_profiles
+from sweep.predicting.measured_tables import is_attempts, study_table, table_of_attempts
+from sweep.predicting.predict_table import measured_of, numeric, read_table
 from sweep.searching.features import families, layout_features
 from sweep.searching.space import Floats, Space, Texts
 from workloads.predict.points import Points

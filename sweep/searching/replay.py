@@ -10,12 +10,12 @@ from math import inf
 
 import numpy as np
 
+from sweep.composing.search_settings import Settings
 from sweep.searching.choice import to_repeat
 from sweep.searching.recorded import Recorded
 from sweep.searching.session import Session
-from sweep.searching.settings import Settings
 from sweep.searching.space import RUNNING, UNTRIED, Floats
-from workloads.protocol import SLOW_STEPS, WARM_STEPS, MeasureSpec
+from workloads.contract.protocol import SLOW_STEPS, WARM_STEPS, MeasureSpec
 
 START_S, STEPS = 60.0, MeasureSpec().steps_of(None)
 """What a run costs: so many seconds until its first step, and so many steps."""

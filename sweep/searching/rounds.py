@@ -17,15 +17,15 @@ from typing import Any
 
 from launchers.state.queue import QueueReader
 from launchers.state.sweep_dir import Point, SweepDir, entry_names, key_of, split_name
-from results.store import read_attempts
-from sweep.plan import PlannedPoint
+from results.tables.store import read_attempts
+from sweep.composing.search_settings import Settings
+from sweep.planning.plan import PlannedPoint
 from sweep.searching.checked import CHECKS, Checks
 from sweep.searching.choice import to_repeat
 from sweep.searching.planned import PlannedSpace
 from sweep.searching.session import Session
-from sweep.searching.settings import Settings
 from sweep.searching.space import RUNNING, UNTRIED
-from workloads.experiment import Experiment, from_dict, layout_id
+from workloads.spec.experiment import Experiment, from_dict, layout_id
 
 _OF_A_RUN = ("outcome", "method", "step_time_s", "config_json", "started_at", "world_size", "duration_s", "nodes")
 ROW_COLUMNS = [*_OF_A_RUN, *CHECKS]
@@ -131,7 +131,7 @@ def _tell_queue(now: Round, sweep: SweepDir) -> None:
 def _place(planned: PlannedSpace, text: str | None) -> int | None:
     import json
 
-    from workloads.errors import InvalidExperiment
+    from workloads.spec.errors import InvalidExperiment
 
     try:
         return planned.place_of.get(layout_id(from_dict(json.loads(text or ""))))

@@ -8,8 +8,8 @@ from typing import Literal
 
 import numpy as np
 
+from sweep.composing.search_settings import Settings
 from sweep.searching.choice import beaten, choose, in_order, inflation, look
-from sweep.searching.settings import Settings
 from sweep.searching.space import RUNNING, Outcome, Seen, Space
 from sweep.searching.surrogate import KERNEL, believe
 

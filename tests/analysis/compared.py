@@ -10,7 +10,7 @@ import pandas as pd
 from analysis.compare import matching, moved
 from tests.analysis import synthetic
 from tests.analysis.conftest import frame_of
-from workloads.experiment import Experiment
+from workloads.spec.experiment import Experiment
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORDED = ROOT / "results" / "recorded"

@@ -9,8 +9,8 @@ import pandas as pd
 import pytest
 
 from analysis.rows.cohorts import split
-from results.rows import table_from_rows
-from results.schema import ATTEMPTS
+from results.tables.rows import table_from_rows
+from results.tables.schema import ATTEMPTS
 from tests.analysis import synthetic
 
 if TYPE_CHECKING:

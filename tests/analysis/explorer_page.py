@@ -19,7 +19,7 @@ from analysis.page.render import environment, source
 from analysis.rows import cohorts
 from analysis.rows.cohorts import Cohort
 from analysis.rows.load import Results, load
-from results import store
+from results.tables import store
 from tests.analysis import synthetic
 from tests.analysis.browser import Browser
 from tests.analysis.conftest import frame_of

@@ -12,11 +12,11 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from results import store
-from results.schema import ATTEMPTS, MEASUREMENT_VERSION, SCHEMA_VERSION
-from workloads.experiment import Experiment
-from workloads.model_spec import ModelSpec
-from workloads.record import config_columns
+from results.tables import store
+from results.tables.schema import ATTEMPTS, MEASUREMENT_VERSION, SCHEMA_VERSION
+from workloads.spec.experiment import Experiment
+from workloads.spec.model_spec import ModelSpec
+from workloads.spec.record import config_columns
 
 GIB = 2**30
 H200_BYTES = 150_120_955_904

@@ -15,8 +15,8 @@ from analysis.rows.cohorts import Cohort, split
 from analysis.rows.load import load
 from tests.analysis import synthetic
 from tests.analysis.conftest import frame_of
-from workloads.experiment import Experiment
-from workloads.model_spec import ModelSpec
+from workloads.spec.experiment import Experiment
+from workloads.spec.model_spec import ModelSpec
 
 TABLE = Path(__file__).resolve().parents[3] / "shared" / "study" / "bench_final2_mfu2.csv"
 MODEL = synthetic.MODELS[0]

@@ -21,7 +21,7 @@ from tests.analysis.browser import Browser
 from tests.analysis.compared import run, sweep
 from tests.analysis.conftest import frame_of
 from tests.analysis.pages import QUICK, text_of
-from workloads.experiment import ENGINES, Experiment
+from workloads.spec.experiment import ENGINES, Experiment
 
 POINTS = [point for point in synthetic.experiments(synthetic.MODELS[:2], (4,), (1,)) if point.zero_stage in (1, 3)][:6]
 

@@ -16,10 +16,10 @@ import pytest
 from analysis.explorer import failed_logs, pack_texts, row_data
 from analysis.rows import cohorts
 from analysis.rows.load import load
-from results.schema import ATTEMPTS
-from sweep.conffiles import ConfFolders
-from sweep.config import compose_sweep
-from sweep.expand import expand_all
+from results.tables.schema import ATTEMPTS
+from sweep.composing.conffiles import ConfFolders
+from sweep.composing.config import compose_sweep
+from sweep.grids.expand import expand_all
 from tests.analysis import synthetic
 from tests.analysis.browser import Browser
 from tests.analysis.conftest import frame_of
@@ -32,9 +32,9 @@ from tests.analysis.explorer_page import (
     results_of,
     written,
 )
-from workloads import experiment as ex
-from workloads.costs.memory import estimate_memory
-from workloads.experiment import LATER_FIELDS
+from workloads.costs.memory.estimate import estimate_memory
+from workloads.spec import experiment as ex
+from workloads.spec.experiment import LATER_FIELDS
 
 
 @pytest.fixture(scope="module")

@@ -30,11 +30,11 @@ from analysis.index_page import headlines
 from analysis.rows import metrics
 from analysis.rows.cohorts import split
 from analysis.rows.load import load
-from results.text import format_bytes
+from results.text.numbers import format_bytes
 from tests.analysis import synthetic
 from tests.analysis.conftest import frame_of
 from tests.analysis.report_page import RECORDED
-from workloads.experiment import Experiment
+from workloads.spec.experiment import Experiment
 
 
 def visible_texts(figure: Figure) -> list[Text]:

@@ -13,7 +13,7 @@ from analysis.options import Options
 from analysis.page import draw_figures
 from analysis.report import build
 from analysis.rows.frame_cache import cache_per_frame
-from results import noise
+from results.statistics import noise
 from tests.analysis import synthetic
 
 

@@ -19,14 +19,14 @@ from analysis.memory.variants import steps_to_all, variant
 from analysis.rows.cohorts import split
 from analysis.rows.labels import MEMORY_CATEGORIES
 from analysis.rows.load import load
-from results.schema import CONFIG_COLUMNS
+from results.tables.schema import CONFIG_COLUMNS
 from tests.analysis import synthetic
 from tests.analysis.conftest import frame_of
 from tests.analysis.test_figures import assert_texts_fit, words
-from workloads.cluster import ClusterSpec, DeviceSpec, LinkSpec
-from workloads.costs.memory import estimate_memory
-from workloads.experiment import Experiment
-from workloads.rules import violations
+from workloads.costs.memory.estimate import estimate_memory
+from workloads.rules.layout_rules import violations
+from workloads.spec.cluster import ClusterSpec, DeviceSpec, LinkSpec
+from workloads.spec.experiment import Experiment
 
 ROOT = Path(__file__).resolve().parents[2]
 STUDY = ROOT.parent / "shared" / "study" / "bench_final2_mfu2.csv"

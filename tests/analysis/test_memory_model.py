@@ -14,14 +14,14 @@ from analysis.explorer.rule_data import rules_json
 from results.errors import UltrasweepError
 from tests.analysis.browser import Browser
 from tests.analysis.javascript import evaluate
-from workloads.cluster import ClusterSpec, DeviceSpec, LinkSpec
-from workloads.costs.activations import layer_tensors
-from workloads.costs.memory import estimate_memory
-from workloads.costs.params import num_params
-from workloads.experiment import Experiment, Recompute, to_dict
-from workloads.model_spec import MLASpec, ModelSpec, MoESpec, model_from_dict
-from workloads.recomputation import OPERATIONS
-from workloads.rules import LACKING, RULES, violations
+from workloads.costs.memory.activations import layer_tensors
+from workloads.costs.memory.estimate import estimate_memory
+from workloads.costs.shape.params import num_params
+from workloads.rules.layout_rules import LACKING, RULES, violations
+from workloads.spec.cluster import ClusterSpec, DeviceSpec, LinkSpec
+from workloads.spec.experiment import Experiment, Recompute, to_dict
+from workloads.spec.model_spec import MLASpec, ModelSpec, MoESpec, model_from_dict
+from workloads.spec.recomputation import OPERATIONS
 
 SCRIPTS = ("model_costs.js", "pipeline_model.js", "memory_held.js", "memory_model.js", "memory_rules.js")
 SHIPPED = [model_from_dict(fields) for fields in models_json()["models"]]

@@ -16,14 +16,14 @@ from analysis.memory.peak_split import PREDICTED
 from analysis.rows.cohorts import split
 from analysis.rows.load import load
 from analysis.rows.step_peaks import FIRST_PEAKS, MOST_STEPS
-from results import store
-from results.schema import MEASUREMENT_VERSION
+from results.tables import store
+from results.tables.schema import MEASUREMENT_VERSION
 from tests.analysis import synthetic
 from tests.analysis.test_figures import assert_texts_fit
 from tests.analysis.test_memory_figures import BASE, CATEGORIES, RECORDED, labelled, rows_of
-from workloads.costs.memory import estimate_memory
-from workloads.costs.params import num_params
-from workloads.experiment import Experiment, from_json
+from workloads.costs.memory.estimate import estimate_memory
+from workloads.costs.shape.params import num_params
+from workloads.spec.experiment import Experiment, from_json
 
 
 def test_recorded_rows_peaks_of_the_first_steps_are_near_the_closed_form() -> None:

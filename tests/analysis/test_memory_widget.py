@@ -9,21 +9,21 @@ from typing import Any
 import pytest
 
 from analysis.explorer.model_data import models_json
-from results.text import GIB
-from sweep.conffiles import ConfFolders
-from sweep.config import compose_sweep
-from sweep.expand import Expansion, GridPoint
-from sweep.plan import make_plan
+from results.text.numbers import GIB
+from sweep.composing.conffiles import ConfFolders
+from sweep.composing.config import compose_sweep
+from sweep.grids.expand import Expansion, GridPoint
+from sweep.planning.plan import make_plan
 from tests.analysis import synthetic
 from tests.analysis.browser import Browser, Keys
 from tests.analysis.conftest import frame_of
 from tests.analysis.explorer_page import without_rows
-from workloads.costs.memory import estimate_memory
-from workloads.costs.params import num_params
-from workloads.errors import InvalidSweep
-from workloads.experiment import Experiment
-from workloads.model_spec import MoESpec, model_from_dict
-from workloads.rules import violations
+from workloads.costs.memory.estimate import estimate_memory
+from workloads.costs.shape.params import num_params
+from workloads.rules.layout_rules import violations
+from workloads.spec.errors import InvalidSweep
+from workloads.spec.experiment import Experiment
+from workloads.spec.model_spec import MoESpec, model_from_dict
 
 SHIPPED = [model_from_dict(fields) for fields in models_json()["models"]]
 CATEGORIES = ("parameters", "gradients", "optimizer", "activations")

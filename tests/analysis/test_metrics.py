@@ -13,12 +13,12 @@ from analysis.figures import conclusions
 from analysis.rows import cohorts, labels, metrics
 from analysis.rows.load import last_attempts
 from analysis.rows.stats import median_interval
-from results.schema import MEASUREMENT_VERSION
-from results.text import format_bytes, listed
+from results.tables.schema import MEASUREMENT_VERSION
+from results.text.numbers import format_bytes, listed
 from tests.analysis import synthetic
 from tests.analysis.conftest import frame_of
-from workloads.experiment import Experiment
-from workloads.model_spec import MoESpec
+from workloads.spec.experiment import Experiment
+from workloads.spec.model_spec import MoESpec
 
 ONE_B, THREE_B, _ = synthetic.MODELS
 

@@ -13,11 +13,11 @@ import pytest
 from analysis.figures import best_configurations
 from analysis.page import sentences, tables
 from analysis.rows import labels, metrics
-from results import noise
+from results.statistics import noise
 from tests.analysis import synthetic
 from tests.analysis.conftest import frame_of
 from tests.analysis.test_figures import words
-from workloads.experiment import Experiment
+from workloads.spec.experiment import Experiment
 
 ONE_B = synthetic.MODELS[0]
 TRUE_RATES = (1000.0, 995.0, 985.0, 960.0, 900.0, 700.0)

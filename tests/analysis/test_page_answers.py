@@ -13,7 +13,7 @@ import pytest
 
 from analysis.rows import answer, metrics
 from analysis.rows.cohorts import Cohort
-from results import ranking
+from results.statistics import ranking
 from sweep.__main__ import main as sweep_main
 from tests.analysis.browser import Browser
 from tests.analysis.report_page import RECORDED, STUDY, answers, built, cell, choose, opened, parts_of

@@ -8,8 +8,8 @@ import pytest
 
 from analysis import report
 from analysis.rows.load import load
-from results import store
-from results.schema import LEDGER
+from results.tables import store
+from results.tables.schema import LEDGER
 from sweep.__main__ import main as sweep_main
 from tests.analysis import synthetic
 from tests.analysis.browser import Browser

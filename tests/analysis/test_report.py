@@ -12,7 +12,7 @@ from analysis import report
 from analysis.figures import registry
 from analysis.rows import metrics
 from analysis.rows.cohorts import split
-from results import store
+from results.tables import store
 from tests.analysis import synthetic
 from tests.analysis.conftest import frame_of
 from tests.analysis.pages import POINTS, QUICK, links, text_of

@@ -20,8 +20,8 @@ from analysis.index_page import headlines, page_data
 from analysis.page import staging as output
 from analysis.rows import answer, cohorts
 from analysis.rows.load import load
-from results.rows import table_from_rows
-from results.schema import ATTEMPTS, MEASUREMENT_VERSION, SCHEMA_VERSION
+from results.tables.rows import table_from_rows
+from results.tables.schema import ATTEMPTS, MEASUREMENT_VERSION, SCHEMA_VERSION
 from tests.analysis import synthetic
 from tests.analysis.pages import POINTS, QUICK, text_of
 

@@ -26,11 +26,11 @@ from analysis.rows.labels import ROUTING
 from analysis.rows.load import load
 from launchers.state.sweep_dir import SweepDir
 from launchers.status.run_summary import RunSummary
-from results import ranking
-from results.store import read_attempts
-from results.text import format_percent, name_routing
-from sweep import run_end
-from sweep.findings import best_layouts
+from results.statistics import ranking
+from results.tables.store import read_attempts
+from results.text.numbers import format_percent, name_routing
+from sweep.inspecting.findings import best_layouts
+from sweep.running import run_end
 from tests.analysis import compared
 from tests.analysis.compared import RECORDED, STUDY
 from tests.analysis.conftest import frame_of

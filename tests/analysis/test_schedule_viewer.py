@@ -13,8 +13,8 @@ from selenium.webdriver.common.action_chains import ActionChains
 from tests.analysis.browser import Browser, Keys
 from tests.analysis.explorer_page import without_rows
 from tests.analysis.javascript import evaluate
-from workloads.costs import schedule
-from workloads.costs.pipeline import Simulation, simulate
+from workloads.costs.shape import schedule
+from workloads.costs.time.pipeline import Simulation, simulate
 
 SCRIPTS = ("pipeline_model.js",)
 SCHEDULES = sorted(schedule._SCHEDULES)

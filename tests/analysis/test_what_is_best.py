@@ -20,13 +20,13 @@ from analysis.page import sentences, tables
 from analysis.rows import by_degree, metrics
 from analysis.rows.cohorts import Cohort, split
 from analysis.rows.load import load
-from results import reference
+from results.tables import reference
 from tests.analysis import synthetic
 from tests.analysis.conftest import frame_of
 from tests.analysis.test_figures import words
 from tests.analysis.test_noise import labelled, point, run
 from tests.analysis.test_study import TABLE, study  # noqa: F401
-from workloads.experiment import Experiment
+from workloads.spec.experiment import Experiment
 
 RECORDED = Path(__file__).resolve().parents[2] / "results" / "recorded"
 ONE_B, THREE_B, EIGHT_B = synthetic.MODELS

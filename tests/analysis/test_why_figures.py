@@ -28,7 +28,7 @@ from tests.analysis import synthetic
 from tests.analysis.conftest import frame_of
 from tests.analysis.test_figures import assert_texts_fit, words
 from tests.analysis.test_study import study  # noqa: F401
-from workloads.experiment import Experiment, PipelineSchedule
+from workloads.spec.experiment import Experiment, PipelineSchedule
 
 GIB = 2**30
 MODEL = synthetic.MODELS[2]
@@ -211,7 +211,7 @@ def test_every_schedule_is_drawn_with_its_chunks_and_halves_of_backwards() -> No
 
 def test_the_bubble_of_a_row_is_its_schedules() -> None:
     # p = 4, m = 8, in working time of a rank: 1F1B 3 / 8, interleaved 3 / 16, ZB-V 1.5 of 24; see the table of
-    # workloads.costs.pipeline, which has them of the whole time. What is not known is taken as 1F1B.
+    # workloads.costs.time.pipeline, which has them of the whole time. What is not known is taken as 1F1B.
     known = {
         "gpipe": 3 / 8,
         "1f1b": 3 / 8,

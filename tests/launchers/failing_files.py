@@ -25,8 +25,8 @@ from launchers.state.pilot_config import PilotConfig
 from launchers.state.sweep_dir import SweepDir
 from tests.launchers.failing_calls import FailingFiles
 from tests.launchers.scripted import run_rank, settings
-from workloads import protocol
-from workloads.protocol import RankResult, StepRecord
+from workloads.contract import protocol
+from workloads.contract.protocol import RankResult, StepRecord
 
 
 def main() -> int:

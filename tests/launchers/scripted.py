@@ -16,12 +16,12 @@ from launchers.settings import LaunchSettings
 from launchers.state.history import AttemptRecord
 from launchers.state.sweep_dir import Point
 from tests.launchers.processes import rank_pids
-from workloads import protocol
-from workloads.beats import Beat
-from workloads.cluster import ClusterSpec, DeviceSpec, LinkSpec
-from workloads.experiment import Experiment
-from workloads.model_spec import ModelSpec
-from workloads.protocol import MeasureSpec, RankError, RankResult, StepRecord
+from workloads.contract import protocol
+from workloads.contract.beats import Beat
+from workloads.contract.protocol import MeasureSpec, RankError, RankResult, StepRecord
+from workloads.spec.cluster import ClusterSpec, DeviceSpec, LinkSpec
+from workloads.spec.experiment import Experiment
+from workloads.spec.model_spec import ModelSpec
 
 STEP_S = 0.01
 FORGED = "\x1b]0;owned\x07\x1b[2J\x1b[8mthe forged last words"

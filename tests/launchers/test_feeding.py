@@ -14,7 +14,7 @@ from launchers.state import queue
 from launchers.state.history import HistoryReader
 from launchers.state.queue import QueueReader
 from launchers.state.sweep_dir import SweepDir, entry_names, read_point
-from results import store
+from results.tables import store
 from tests.launchers.scripted import points, settings
 
 

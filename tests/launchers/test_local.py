@@ -26,11 +26,11 @@ from launchers.state.process_identity import alive
 from launchers.state.sweep_dir import SweepDir
 from launchers.status.retry import retry
 from launchers.status.status import StatusReader, sweep_status
-from results import store
 from results.errors import UltrasweepError
+from results.tables import store
 from tests.launchers.processes import rank_pids
 from tests.launchers.scripted import points, settings
-from workloads.protocol import write_json
+from workloads.contract.protocol import write_json
 
 SCRIPTED = (sys.executable, "-m", "tests.launchers.scripted")
 

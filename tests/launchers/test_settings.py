@@ -9,7 +9,7 @@ import pytest
 
 from launchers.settings import settings_from_dict, settings_to_dict
 from tests.launchers.scripted import settings
-from workloads.errors import InvalidSweep
+from workloads.spec.errors import InvalidSweep
 
 
 def test_settings_survive_the_trip_through_json() -> None:

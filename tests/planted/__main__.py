@@ -7,11 +7,11 @@ import sys
 import time
 from collections.abc import Sequence
 
-from results.terminal import open_console, plain_table
+from results.text.terminal import open_console, plain_table
 from tests.planted.faults_of_ranks import FAULTS
 from tests.planted.run import Detector, Finding
 from tests.pool import Pool
-from workloads.checks import suggest
+from workloads.spec.checks import suggest
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -31,17 +31,17 @@ from tests.planted.plant import Fault, planted, with_fault
 from tests.pool import Pool
 from tests.workloads.engine import parity
 from tests.workloads.engine.parity import experiment, experts, model
-from workloads.engine import data
-from workloads.engine.balance import finish_routing
-from workloads.engine.build import Engine, build, choose_attention
-from workloads.engine.groups import make_groups
-from workloads.engine.model import routers
-from workloads.engine.parameters import local_shard
-from workloads.experiment import Experiment
+from workloads.contract.protocol import MeasureSpec
+from workloads.engine.collectives.groups import make_groups
+from workloads.engine.collectives.parameters import local_shard
+from workloads.engine.layers.transformer import routers
+from workloads.engine.training import data
+from workloads.engine.training.balance import finish_routing
+from workloads.engine.training.build import Engine, build, choose_attention
+from workloads.measuring.step import Measurements, _batches, measure
 from workloads.parity.shards import shards_of
 from workloads.parity.training import RankTrace
-from workloads.protocol import MeasureSpec
-from workloads.step import Measurements, _batches, measure
+from workloads.spec.experiment import Experiment
 
 CPU = torch.device("cpu")
 DELAY_S = 0.3
@@ -207,7 +207,7 @@ def _count_loads(rank: int, case: Experiment) -> tuple[list[int], list[float]]:
 
 def traffic(pool: Pool, fault: Fault | None) -> None:
     """How often each block's weights are gathered and its gradients reduced in a step, by ZeRO stage: the table on top
-    of `workloads.engine.data_parallel`."""
+    of `workloads.engine.training.data_parallel`."""
     layers, rounds = experiment().model.num_layers, 4
     wanted = {
         0: {"allreduce_": layers},

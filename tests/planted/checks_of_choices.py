@@ -8,14 +8,14 @@ from math import exp
 
 from sweep.advising.answer import answer
 from sweep.advising.question import read_question
-from sweep.forecast import Known
+from sweep.composing.search_settings import Settings
+from sweep.predicting.forecast import Known
 from sweep.searching.session import Session
-from sweep.searching.settings import Settings
 from tests.planted.plant import Fault, planted
 from tests.pool import Pool
 from tests.sweep.searching.spaces import space
-from workloads.costs.memory import peak_stage
-from workloads.rules import violations
+from workloads.costs.memory.estimate import peak_stage
+from workloads.rules.layout_rules import violations
 
 DEEP = ("model=llama8b", "cluster=h100_efa", "gpus=32", "global_batch_size=64", "pp=[4,8]", "tp=[1,2]", "zero_stage=1")
 DEEP += ("micro_batch_size=[1,2]", "cp=1", "dp_replicate=1", "recompute=[none,selective]", "recompute_every=1")

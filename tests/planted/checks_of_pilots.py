@@ -9,17 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sweep.codebases import read_clusters
-from sweep.forecast import Forecast
+from sweep.composing.search_settings import Settings
+from sweep.predicting.codebases import read_clusters
+from sweep.predicting.forecast import Forecast
 from sweep.searching.checked import BETWEEN, CHECKS, COPY, INSIDE, MATMUL, Checks
 from sweep.searching.session import Session
-from sweep.searching.settings import Settings
 from tests.planted.plant import Fault, planted
 from tests.pool import Pool
 from tests.sweep.searching.spaces import space
 from tests.workloads.costs.shapes import LLAMA_8B
-from workloads.cluster import ClusterSpec
-from workloads.experiment import Experiment
+from workloads.spec.cluster import ClusterSpec
+from workloads.spec.experiment import Experiment
 
 CLUSTER = read_clusters()["h100_efa"]
 ONE_NODE, TWO_NODES, EIGHT_NODES = (

@@ -13,7 +13,7 @@ from tests.planted.plant import Fault, planted
 from tests.pool import Pool
 from tests.sweep.searching.test_feeding import SideBySide, feeder
 from tests.sweep.searching.test_run import off, searched
-from workloads.experiment import layout_id
+from workloads.spec.experiment import layout_id
 
 
 def feeds(pool: Pool, fault: Fault | None) -> None:

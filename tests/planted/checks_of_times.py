@@ -6,8 +6,9 @@ from unittest.mock import patch
 
 from tests.planted.plant import Fault, planted
 from tests.pool import Pool
-from workloads.costs import collectives, step_simulation
-from workloads.costs.step_simulation import ChunkWork, StepWork
+from workloads.costs.time import step_simulation
+from workloads.costs.time.step_simulation import ChunkWork, StepWork
+from workloads.costs.traffic import collectives
 
 
 def step_times(pool: Pool, fault: Fault | None) -> None:

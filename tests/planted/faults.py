@@ -14,17 +14,17 @@ from typing import Any
 from tests.planted.plant import Fault
 
 ENGINE = "workloads.engine."
-STEP = ENGINE + "optimizer:ShardedAdamW.step"
-OPTIMIZER = ENGINE + "optimizer:"
-DATA_PARALLEL = ENGINE + "data_parallel:apply_data_parallel"
-SYNC = ENGINE + "data_parallel:GradientSync.__init__"
-BATCHES = ENGINE + "data:step_batches"
-RUN_STEP = "workloads.step:run_step"
-HEAD = ENGINE + "model:Head.__init__"
-TENSOR = ENGINE + "tensor_parallel:"
+STEP = ENGINE + "training.optimizer:ShardedAdamW.step"
+OPTIMIZER = ENGINE + "training.optimizer:"
+DATA_PARALLEL = ENGINE + "training.data_parallel:apply_data_parallel"
+SYNC = ENGINE + "training.data_parallel:GradientSync.__init__"
+BATCHES = ENGINE + "training.data:step_batches"
+RUN_STEP = "workloads.measuring.step:run_step"
+HEAD = ENGINE + "layers.transformer:Head.__init__"
+TENSOR = ENGINE + "collectives.tensor_parallel:"
 CROSS_ENTROPY = ENGINE + "ops.linear_cross_entropy:"
-CONTEXT = ENGINE + "context_parallel:"
-PIPELINE = ENGINE + "pipeline:_Step."
+CONTEXT = ENGINE + "collectives.context_parallel:"
+PIPELINE = ENGINE + "training.pipeline:_Step."
 SCALE = "1.0 / experiment.tokens_per_step"
 
 TWO = {"micro_batch_size": 2}
@@ -95,7 +95,14 @@ SCALES = faults_of(
 DATA = (
     faults_of(
         "data",
-        ("same_batch", "every step has the batch of the first", ENGINE + "data:generator_of", "+ step)", "+ 0)", DP),
+        (
+            "same_batch",
+            "every step has the batch of the first",
+            ENGINE + "training.data:generator_of",
+            "+ step)",
+            "+ 0)",
+            DP,
+        ),
         steps=2,
     )
     + faults_of(
@@ -125,7 +132,7 @@ DATA = (
         (
             "last_microbatch_dropped",
             "the last micro-batch is dropped",
-            "workloads.costs.schedule:schedule_actions",
+            "workloads.costs.shape.schedule:schedule_actions",
             "< num_microbatches]",
             "< max(1, num_microbatches - 1)]",
             PP,
@@ -133,14 +140,14 @@ DATA = (
     )
 )
 
-_INITIAL = ENGINE + "parameters:initial_part"
+_INITIAL = ENGINE + "collectives.parameters:initial_part"
 WEIGHTS = faults_of(
     "weights",
-    ("larger_start", "weights start larger", "workloads.weights:INIT_STD", None, 0.025, {}),
+    ("larger_start", "weights start larger", "workloads.spec.weights:INIT_STD", None, 0.025, {}),
     (
         "depth_forgotten",
         "the residual stream's weights ignore the depth",
-        "workloads.weights:residual_std",
+        "workloads.spec.weights:residual_std",
         "INIT_STD / math.sqrt(2 * model.num_layers)",
         "INIT_STD",
         {},
@@ -167,7 +174,7 @@ WEIGHTS = faults_of(
     (
         "first_shard_everywhere",
         "every ZeRO shard has the first rows",
-        ENGINE + "parameters:initialise",
+        ENGINE + "collectives.parameters:initialise",
         "whole[shard_rank * rows : (shard_rank + 1) * rows]",
         "whole[:rows]",
         {**DP, "zero_stage": 2},
@@ -175,7 +182,7 @@ WEIGHTS = faults_of(
     (
         "contiguous_chunks",
         "interleaved chunks hold the layers that follow each other",
-        ENGINE + "model:Chunk.__init__",
+        ENGINE + "layers.transformer:Chunk.__init__",
         "experiment_layers(experiment)[stage]",
         "experiment_layers(experiment)[groups.position['pp'] * experiment.virtual_stages + stage // experiment.pp]",
         INTERLEAVED,
@@ -183,7 +190,7 @@ WEIGHTS = faults_of(
     (
         "chunks_of_no_vee",
         "a V's second leg has the layers of an interleaved schedule",
-        ENGINE + "model:Chunk.__init__",
+        ENGINE + "layers.transformer:Chunk.__init__",
         "experiment_layers(experiment)[stage]",
         "experiment_layers(experiment)[(stage if stage < experiment.pp else 5 - stage)]",
         VEE,
@@ -251,7 +258,7 @@ TENSORS = faults_of(
     (
         "norms_summed_without_sp",
         "without sequence parallelism gradients of norms are summed",
-        "workloads.weights:Placement.summed_over",
+        "workloads.spec.weights:Placement.summed_over",
         'self.divided_use == "heads" or sequence_parallel',
         "True",
         TP_ONLY,
@@ -259,7 +266,7 @@ TENSORS = faults_of(
     (
         "head_norms_not_summed",
         "without sequence parallelism norms of heads are taken for whole",
-        "workloads.weights:Placement.summed_over",
+        "workloads.spec.weights:Placement.summed_over",
         'self.divided_use == "heads" or sequence_parallel',
         "sequence_parallel",
         {**TP_ONLY, "qk_norm": True},

@@ -13,7 +13,7 @@ POSITIONS = faults_of(
     (
         "rope_of_first_rank",
         "every rank rotates by the first one's positions",
-        ENGINE + "model:Chunk._fill_rope",
+        ENGINE + "layers.transformer:Chunk._fill_rope",
         _PLACED,
         "local_positions(*self.placed[:2], 0, self.placed[3])",
         RING,
@@ -21,7 +21,7 @@ POSITIONS = faults_of(
     (
         "rope_in_order",
         "zig-zag tokens are rotated as if they followed each other",
-        ENGINE + "model:Chunk._fill_rope",
+        ENGINE + "layers.transformer:Chunk._fill_rope",
         _PLACED,
         "local_positions(*self.placed[:3], 'ulysses')",
         GATHER,
@@ -136,7 +136,7 @@ ATTENTION = [
     (
         "ring_other_way",
         "keys go round the other way",
-        "workloads.engine.communication:rotate_async",
+        "workloads.engine.collectives.communication:rotate_async",
         "to[(axis.rank + 1) % axis.size] = origin[(axis.rank - 1) % axis.size]",
         "to[(axis.rank - 1) % axis.size] = origin[(axis.rank + 1) % axis.size]",
         RING,

@@ -5,12 +5,12 @@ from __future__ import annotations
 from tests.planted.faults import ENGINE, OPTIMIZER, faults_of
 from tests.workloads.engine.parity import experts
 
-_DISPATCH = ENGINE + "dispatch:Dispatch."
-_ROUTER = ENGINE + "routing:Router."
+_DISPATCH = ENGINE + "collectives.dispatch:Dispatch."
+_ROUTER = ENGINE + "layers.routing:Router."
 _MOE = experts()
 _AUX = experts(gate="sigmoid", balance="aux_loss", balance_coefficient=0.5)
 _BIAS = experts(gate="sigmoid", balance="bias", balance_coefficient=0.05)
-_AGAIN = ENGINE + "experts:Experts._again"
+_AGAIN = ENGINE + "layers.experts:Experts._again"
 _ONE = {"moe": _MOE, "micro_batch_size": 4}
 _EP = {"moe": _MOE, "dp": 2, "ep": 2, "micro_batch_size": 2}
 _UNEVEN = {**_EP, "routing": "learned"}
@@ -45,7 +45,7 @@ EXPERTS = [
         (
             "alike_on_every_rank",
             "every expert-parallel rank has the first one's experts",
-            ENGINE + "parameters:initial_part",
+            ENGINE + "collectives.parameters:initial_part",
             "count * ep.rank if ep is not None else 0",
             "0",
             _EP,
@@ -53,7 +53,7 @@ EXPERTS = [
         (
             "experts_in_the_data_mesh",
             "experts of different ranks are summed as if they were one",
-            ENGINE + "groups:_expert_groups",
+            ENGINE + "collectives.groups:_expert_groups",
             'mesh["replicate", "shard"], {"ep"',
             'init_device_mesh(device.type, (e.dp * e.cp, 1), mesh_dim_names=("replicate", "shard")), {"ep"',
             _EP,
@@ -69,7 +69,7 @@ EXPERTS = [
         (
             "experts_not_summed_over_replicas",
             "gradients of experts are not summed over the ranks that hold the same ones",
-            ENGINE + "data_parallel:apply_data_parallel",
+            ENGINE + "training.data_parallel:apply_data_parallel",
             "_without_single_replica(groups.expert_mesh)",
             'groups.expert_mesh["shard"]',
             _REPLICAS,
@@ -89,7 +89,7 @@ EXPERTS = [
         (
             "shared_experts_twice",
             "shared experts count twice",
-            ENGINE + "experts:RoutedFeedForward.forward",
+            ENGINE + "layers.experts:RoutedFeedForward.forward",
             "out + others",
             "out + 2 * others",
             _ONE,
@@ -105,7 +105,7 @@ EXPERTS = [
         (
             "gate_and_up_swapped",
             "the gate is taken for the up projection",
-            ENGINE + "experts:Experts.forward",
+            ENGINE + "layers.experts:Experts.forward",
             "weighted_swiglu(gate_up, weights_M)",
             "weighted_swiglu(torch.cat(gate_up.chunk(2, 1)[::-1], 1), weights_M)",
             _ONE,
@@ -113,7 +113,7 @@ EXPERTS = [
         (
             "partial_outputs_not_summed",
             "the parts of experts that tensor-parallel ranks hold are not summed",
-            ENGINE + "experts:RoutedFeedForward.forward",
+            ENGINE + "layers.experts:RoutedFeedForward.forward",
             "sum_partials(out, self.parallel.tp)",
             "out.chunk(self.parallel.tp.size)[self.parallel.tp.rank]",
             {"moe": _MOE, "tp": 2, "etp": 2, "micro_batch_size": 4},
@@ -121,7 +121,7 @@ EXPERTS = [
         (
             "shared_experts_lost_with_tp",
             "shared experts count for nothing with tensor parallelism",
-            ENGINE + "experts:RoutedFeedForward.forward",
+            ENGINE + "layers.experts:RoutedFeedForward.forward",
             "out + others",
             "out + others * (self.parallel.tp.size == 1)",
             {"moe": _MOE, "tp": 2, "micro_batch_size": 4},
@@ -129,7 +129,7 @@ EXPERTS = [
         (
             "router_summed_again",
             "the gradient of the router is summed over ranks that have the whole of it",
-            "workloads.weights:experts",
+            "workloads.spec.weights:experts",
             "(count, h), INIT_STD, WHOLE)",
             "(count, h), INIT_STD, WHOLE_BY_HEADS)",
             {"moe": _MOE, "tp": 2, "etp": 2, "sequence_parallel": False, "micro_batch_size": 4},
@@ -176,7 +176,7 @@ EXPERTS = [
         (
             "bias_of_own_loads",
             "the bias follows the load of a rank's own tokens",
-            ENGINE + "balance:finish_routing",
+            ENGINE + "training.balance:finish_routing",
             "_over_stage(step, groups).double()",
             "step.double()",
             {"moe": _BIAS, "dp": 2, "routing": "learned", "micro_batch_size": 2},
@@ -184,7 +184,7 @@ EXPERTS = [
         (
             "bias_with_the_load",
             "the bias grows with the load",
-            ENGINE + "balance:finish_routing",
+            ENGINE + "training.balance:finish_routing",
             "(loads.mean(1, keepdim=True) - loads)",
             "(loads - loads.mean(1, keepdim=True))",
             {"moe": _BIAS, "routing": "learned", "micro_batch_size": 4},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.planted.faults import ENGINE, OPTIMIZER, TP, TP_ONLY, faults_of
 
-_LATENT = ENGINE + "latent_attention:"
+_LATENT = ENGINE + "layers.latent_attention:"
 _FORWARD = _LATENT + "LatentAttention.forward"
 _ONE = {"latent": 16, "micro_batch_size": 4}
 _SHARED = "key_BS1R.expand(-1, -1, k_BSNP.shape[2], -1)"
@@ -23,7 +23,7 @@ LATENTS = faults_of(
     (
         "angles_of_whole_heads",
         "angles are those of heads as large as queries",
-        ENGINE + "model:Chunk._fill_rope",
+        ENGINE + "layers.transformer:Chunk._fill_rope",
         "device=self.cos.device) / self.rope_dim",
         "device=self.cos.device) / 10",
         _ONE,
@@ -104,7 +104,7 @@ LATENTS = faults_of(
     (
         "values_cut_in_the_message",
         "context-parallel ranks take the end of a key for the begin of a value",
-        ENGINE + "context_parallel:_unpack",
+        ENGINE + "collectives.context_parallel:_unpack",
         "kv_BKSX[..., :size], kv_BKSX[..., size:]",
         "kv_BKSX[..., :size], kv_BKSX[..., size - 1 : -1]",
         {"cp": 2, "cp_kind": "ring", "micro_batch_size": 4, "latent": 16},

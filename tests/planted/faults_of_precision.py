@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from tests.planted.faults import ENGINE, STEP, faults_of
 
-_SCALE = ENGINE + "loss_scale:LossScale."
+_SCALE = ENGINE + "training.loss_scale:LossScale."
 _GROUPED = ENGINE + "ops.fp8_grouped:"
 _PRODUCTS = ENGINE + "ops.fp8_linear:Fp8Products."
 
@@ -24,7 +24,7 @@ PRECISION = [
         (
             "norm_with_scale",
             "the loss scale is in the norm by which gradients are clipped",
-            ENGINE + "optimizer:ShardedAdamW.local_square_norm",
+            ENGINE + "training.optimizer:ShardedAdamW.local_square_norm",
             "norms = norms / self.loss_scale.value",
             "pass",
             {},
@@ -88,7 +88,7 @@ PRECISION = [
         (
             "largest_of_one_shard",
             "the scale of a gathered weight is of this rank's shard alone",
-            ENGINE + "fp8_gather:Fp8Weights.find_scales",
+            ENGINE + "training.fp8_gather:Fp8Weights.find_scales",
             "if self._group is not None:",
             "if False:",
             {},
@@ -120,7 +120,7 @@ PRECISION = [
         (
             "largest_of_own_experts_rows",
             "the scale of an expert that ranks share is of this rank's rows alone",
-            ENGINE + "fp8_gather:Fp8Experts.find_scales",
+            ENGINE + "training.fp8_gather:Fp8Experts.find_scales",
             "if self._group is not None:",
             "if False:",
             {},
@@ -128,7 +128,7 @@ PRECISION = [
         (
             "rows_of_the_expert_before",
             "rows of a shard count as those of the experts of the first shard",
-            ENGINE + "fp8_gather:Fp8Experts._experts_of_rows",
+            ENGINE + "training.fp8_gather:Fp8Experts._experts_of_rows",
             "parameter.mesh_info.shard_mesh_rank * rows",
             "0",
             {},
@@ -136,7 +136,7 @@ PRECISION = [
         (
             "scales_of_the_step_before",
             "the largest values of experts are never forgotten",
-            ENGINE + "fp8_gather:Fp8Experts.find_scales",
+            ENGINE + "training.fp8_gather:Fp8Experts.find_scales",
             "self._bits.zero_()",
             "pass",
             {},

@@ -60,7 +60,7 @@ SHARDING = [
         (
             "stale_gathered_weights",
             "gathered weights are those of the first step",
-            ENGINE + "tensor_parallel:RowParallelLinear.forward",
+            ENGINE + "collectives.tensor_parallel:RowParallelLinear.forward",
             "linear(x_TF, self.weight, self.deferred)",
             f"linear(x_TF, {_FIRST}, self.deferred)",
             ZERO3,
@@ -172,7 +172,7 @@ STAGES = faults_of(
     (
         "first_half_lost",
         "gradients of norms from the first half are lost",
-        ENGINE + "data_parallel:GradientSync.before_weight_gradients",
+        ENGINE + "training.data_parallel:GradientSync.before_weight_gradients",
         "setattr(parameter, attribute, gradient)",
         "setattr(parameter, attribute, 0 * gradient)",
         {**ZERO_BUBBLE, "dp": 2, "zero_stage": 2, "micro_batch_size": 1},
@@ -192,7 +192,7 @@ RECOMPUTATION = faults_of(
     (
         "rotated_backwards",
         "queries and keys are rotated the other way when they are computed again",
-        ENGINE + "model:Attention.forward",
+        ENGINE + "layers.transformer:Attention.forward",
         "lambda: self._norm_and_rotate(plain_q, plain_k, cos_SH, sin_SH)",
         "lambda: self._norm_and_rotate(plain_q, plain_k, cos_SH, -sin_SH)",
         {"recompute": "selective", **TWO},
@@ -200,7 +200,7 @@ RECOMPUTATION = faults_of(
     (
         "swiglu_of_other_rows",
         "SwiGLU is computed again of other tokens",
-        ENGINE + "model:FeedForward.forward",
+        ENGINE + "layers.transformer:FeedForward.forward",
         "lambda: (swiglu(gate_up),)",
         "lambda: (swiglu(gate_up.flip(0)),)",
         {"recompute": "selective", **TP},
@@ -208,7 +208,7 @@ RECOMPUTATION = faults_of(
     (
         "norm_of_other_eps",
         "norms are computed again with another epsilon",
-        ENGINE + "norm:RMSNorm.forward",
+        ENGINE + "layers.norm:RMSNorm.forward",
         "lambda: (rms_norm(x_TD, self.weight, self.eps),)",
         "lambda: (rms_norm(x_TD, self.weight, 100 * self.eps),)",
         {"recompute": "selective", **TWO},
@@ -216,7 +216,7 @@ RECOMPUTATION = faults_of(
     (
         "block_of_other_input",
         "a block is computed again from another input",
-        ENGINE + "recompute:FullBlock.forward",
+        ENGINE + "layers.recompute:FullBlock.forward",
         "checkpointed(self.block,",
         "checkpointed(lambda x, c, s, runs=[]: self.block(0.9 * x if runs.append(1) or len(runs) > 1 else x, c, s),",
         {"recompute": "full", **DP},

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.planted.faults import DP, PP, faults_of
 from tests.planted.plant import Fault
 
-SIMULATION = "workloads.costs.step_simulation:"
+SIMULATION = "workloads.costs.time.step_simulation:"
 
 TIMES: list[Fault] = faults_of(
     "times",

@@ -11,9 +11,9 @@ from tests.planted import checks
 from tests.planted.plant import Fault, with_fault
 from tests.pool import Pool, RankFailed
 from tests.workloads.engine.parity import check_traces, experiment, train_rank, trained_reference
-from workloads.experiment import Experiment, Precision
 from workloads.parity.compare import HIGHER, Difference, compare, first_that_differs, noise_of
 from workloads.parity.order import Computed, in_order
+from workloads.spec.experiment import Experiment, Precision
 
 Check = Callable[[Pool, Fault | None], None]
 

@@ -12,8 +12,8 @@ from tests.planted.faults_of_ranks import FAULTS
 from tests.planted.plant import CannotBePlanted, Fault, planted
 from tests.planted.run import Detector
 from tests.pool import Pool
-from workloads.engine import optimizer
-from workloads.engine.optimizer import ShardedAdamW
+from workloads.engine.training import optimizer
+from workloads.engine.training.optimizer import ShardedAdamW
 
 CHECKS = sorted({fault.check for fault in FAULTS} - {"parity"})
 NUMBERS_ARE_RIGHT = {"traffic", "clock", "precision", "loads", "times", "choices"}
@@ -50,7 +50,7 @@ def test_it_can_be_planted_and_is_gone_afterwards(fault: Fault) -> None:
 
 
 def test_a_fault_that_cannot_be_planted_is_not_taken_for_found() -> None:
-    place = "workloads.engine.data:step_batches"
+    place = "workloads.engine.training.data:step_batches"
     fault = Fault(name="gone", what="of code that has changed", axis="data", place=place, old="not there", new="")
     with pytest.raises(CannotBePlanted, match="step_batches has changed"), planted(fault):
         pass

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from results.schema import MEASUREMENT_VERSION, SCHEMA_VERSION
+from results.tables.schema import MEASUREMENT_VERSION, SCHEMA_VERSION
 
 
 def make_sweep(path: Path) -> Path:

@@ -18,7 +18,7 @@ from pathlib import Path
 from launchers.state import pilot_state
 from launchers.state.pilot_config import pilot_config_to_dict, read_pilot_config
 from launchers.state.sweep_dir import SweepDir, entry_names, read_point
-from results.store import read_attempts
+from results.tables.store import read_attempts
 from tests.slurm.conftest import free_ports
 from tests.slurm.lab import Lab
 from tests.slurm.lab.lab import CHECKOUT, wait_until

@@ -22,13 +22,13 @@ from typing import Any
 
 from launchers.state import pilot_state
 from launchers.state.sweep_dir import SweepDir, entry_names
-from results.store import read_attempts, read_ledger
-from sweep.summary import layout
+from results.tables.store import read_attempts, read_ledger
+from sweep.planning.summary import layout
 from tests.slurm.cells import AXES, Layout, answers_of, fastest, grid_of, read_cells
 from tests.slurm.conftest import free_ports
 from tests.slurm.lab import Lab
 from tests.slurm.lab.lab import CHECKOUT
-from workloads.experiment import Experiment, from_dict
+from workloads.spec.experiment import Experiment, from_dict
 
 NODES = 64
 CELLS = (("llama3.57b", 64), ("llama8.86b", 64))

@@ -125,8 +125,8 @@ def script_of(task: Any) -> Script:
 
 
 def recorded_script(step_time_s: float | None, measure: Any) -> Script:
-    """Every step takes the same time; a slow run ends early, as `workloads.step.measure` ends it."""
-    from workloads.protocol import WARM_STEPS
+    """Every step takes the same time; a slow run ends early, as `workloads.measuring.step.measure` ends it."""
+    from workloads.contract.protocol import WARM_STEPS
 
     if step_time_s is None:
         return Script("oom", 2, 2, STEP_S, STEP_S, beats=True)
@@ -137,7 +137,7 @@ def recorded_script(step_time_s: float | None, measure: Any) -> Script:
 
 def run_rank(folder: Path, rank: int, local_rank: int, beat: Any) -> NoReturn:
     """Stands for `workloads.worker.run_rank`. The last rank is the one that fails, at the second step."""
-    from workloads import protocol
+    from workloads.contract import protocol
 
     task = protocol.read_task(folder)
     script = script_of(task)
@@ -191,7 +191,7 @@ def _fail(folder: Path, ranks: range, kind: str, world_size: int) -> None:
 
 
 def _error(folder: Path, ranks: range, kind: Any, message: str) -> NoReturn:
-    from workloads import protocol
+    from workloads.contract import protocol
 
     for rank in ranks:
         error = protocol.RankError(rank=rank, phase="step", step=1, kind=kind, message=message, traceback="")
@@ -200,8 +200,8 @@ def _error(folder: Path, ranks: range, kind: Any, message: str) -> NoReturn:
 
 
 def _result(task: Any, script: Script, rank: int, started: Mapping[str, float]) -> Any:
-    from workloads import protocol
-    from workloads.mesh import coordinates
+    from workloads.contract import protocol
+    from workloads.spec.mesh import coordinates
 
     experiment = task.experiment
     position = coordinates(experiment, rank)

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from launchers.state.sweep_dir import SweepDir, entry_names
-from results.store import read_attempts, read_ledger
+from results.tables.store import read_attempts, read_ledger
 from tests.slurm.conftest import free_ports
 from tests.slurm.lab import Lab
 from tests.slurm.lab.lab import CHECKOUT

@@ -15,7 +15,7 @@ from typing import Any
 from launchers.state import pilot_state
 from launchers.state.pilot_state import PilotState
 from launchers.state.sweep_dir import SweepDir, entry_names
-from results.store import read_attempts, read_ledger
+from results.tables.store import read_attempts, read_ledger
 from tests.slurm.lab import Job, Lab
 from tests.slurm.lab.lab import CHECKOUT, wait_until
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from sweep.composing.search_settings import Settings
 from sweep.searching.choice import REPEATED
-from sweep.searching.settings import Settings
 from tests.slurm.cells import answers_of, fastest, read_cells
 from tests.slurm.conftest import free_ports
 from tests.slurm.lab import Lab

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from results.probes import load_probe
-from results.store import read_attempts
+from results.tables.probes import load_probe
+from results.tables.store import read_attempts
 from tests.slurm.lab import Lab
 from tests.slurm.lab.lab import CHECKOUT
 

@@ -8,16 +8,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from results.schema import MEASUREMENT_VERSION, SCHEMA_VERSION
-from results.store import write_attempt
-from sweep.config import compose_sweep
-from sweep.expand import expand_all
-from sweep.forecast import Known
-from sweep.plan import DeviceLimit, Plan, make_plan
-from sweep.reuse import FinishedAttempt
-from workloads.experiment import Experiment
-from workloads.protocol import Method
-from workloads.record import config_columns
+from results.tables.schema import MEASUREMENT_VERSION, SCHEMA_VERSION
+from results.tables.store import write_attempt
+from sweep.composing.config import compose_sweep
+from sweep.grids.expand import expand_all
+from sweep.planning.plan import DeviceLimit, Plan, make_plan
+from sweep.planning.reuse import FinishedAttempt
+from sweep.predicting.forecast import Known
+from workloads.contract.protocol import Method
+from workloads.spec.experiment import Experiment
+from workloads.spec.record import config_columns
 
 
 def plan_of(

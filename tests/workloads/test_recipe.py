@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from workloads.errors import InvalidExperiment
-from workloads.recipe import FINAL_SHARE, Recipe
+from workloads.engine.training.recipe import FINAL_SHARE, Recipe
+from workloads.spec.errors import InvalidExperiment
 
 
 def test_the_rate_rises_in_a_line_and_falls_in_half_a_cosine() -> None:

@@ -11,9 +11,7 @@ import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from tests.workloads.engine.parity import experiment as tiny
-from workloads.engine import stand_ins
-from workloads.engine.build import Engine, build
-from workloads.engine.communication import (
+from workloads.engine.collectives.communication import (
     Axis,
     all_to_all_async,
     exchange_async,
@@ -21,10 +19,12 @@ from workloads.engine.communication import (
     rotate_async,
     wait,
 )
-from workloads.engine.data import step_batches
-from workloads.engine.groups import make_groups
-from workloads.engine.stand_ins import StandIns
-from workloads.experiment import Experiment
+from workloads.engine.collectives.groups import make_groups
+from workloads.engine.observing import stand_ins
+from workloads.engine.observing.stand_ins import StandIns
+from workloads.engine.training.build import Engine, build
+from workloads.engine.training.data import step_batches
+from workloads.spec.experiment import Experiment
 
 
 @pytest.fixture

@@ -16,16 +16,16 @@ from typing import Any, get_args
 import pytest
 import torch
 
-from workloads import protocol
-from workloads.cluster import ClusterSpec, DeviceSpec, LinkSpec
-from workloads.costs.params import COMPUTE_BYTES, MASTER_BYTES
-from workloads.engine import groups
-from workloads.engine.data_parallel import compute_dtype
-from workloads.errors import UnsupportedByEngine
-from workloads.experiment import Experiment, Precision
-from workloads.model_spec import MLASpec, ModelSpec
-from workloads.protocol import MeasureSpec, Phase, Task
-from workloads.step import Diverged
+from workloads.contract import protocol
+from workloads.contract.protocol import MeasureSpec, Phase, Task
+from workloads.costs.shape.params import COMPUTE_BYTES, MASTER_BYTES
+from workloads.engine.collectives import groups
+from workloads.engine.training.data_parallel import compute_dtype
+from workloads.measuring.step import Diverged
+from workloads.spec.cluster import ClusterSpec, DeviceSpec, LinkSpec
+from workloads.spec.errors import UnsupportedByEngine
+from workloads.spec.experiment import Experiment, Precision
+from workloads.spec.model_spec import MLASpec, ModelSpec
 from workloads.worker import classify, described, run_rank
 
 MODEL = ModelSpec(
@@ -55,7 +55,7 @@ def cluster(memory_bytes: int | None = None) -> ClusterSpec:
 
 @dataclass
 class LastBeat:
-    """A `workloads.beats.Beat` that can be sent to another process: it keeps the last one in a file."""
+    """A `workloads.contract.beats.Beat` that can be sent to another process: it keeps the last one in a file."""
 
     folder: Path
     rank: int

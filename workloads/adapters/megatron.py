@@ -37,18 +37,18 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 from torch import Tensor
 from torch.nn import functional
 
-from workloads import mesh, weights
 from workloads.adapters.steps import Ended, measure_steps
-from workloads.costs.partition import experiment_layers
-from workloads.costs.traffic import Traffic
-from workloads.engine.clock import Clock
-from workloads.engine.data import step_batches
-from workloads.engine.optimizer import BETAS, EPSILON, LEARNING_RATE, MAX_GRAD_NORM, WEIGHT_DECAY
-from workloads.engine.parameters import initial_part
-from workloads.errors import UnsupportedByEngine
-from workloads.experiment import Experiment
-from workloads.protocol import Breakdown, MeasureSpec
-from workloads.step import BeforeStep, Measurements
+from workloads.contract.protocol import Breakdown, MeasureSpec
+from workloads.costs.shape.partition import experiment_layers
+from workloads.costs.traffic.sent import Traffic
+from workloads.engine.collectives.parameters import initial_part
+from workloads.engine.training.clock import Clock
+from workloads.engine.training.data import step_batches
+from workloads.engine.training.optimizer import BETAS, EPSILON, LEARNING_RATE, MAX_GRAD_NORM, WEIGHT_DECAY
+from workloads.measuring.step import BeforeStep, Measurements
+from workloads.spec import mesh, weights
+from workloads.spec.errors import UnsupportedByEngine
+from workloads.spec.experiment import Experiment
 
 
 class Megatron:

@@ -15,12 +15,12 @@ from typing import Protocol
 import torch
 
 from workloads.adapters.ultrasweep import Ultrasweep
-from workloads.costs.traffic import Traffic
-from workloads.engine_support import refused
-from workloads.errors import UnsupportedByEngine
-from workloads.experiment import ENGINE, Experiment
-from workloads.protocol import Breakdown, MeasureSpec
-from workloads.step import BeforeStep, Measurements
+from workloads.contract.protocol import Breakdown, MeasureSpec
+from workloads.costs.traffic.sent import Traffic
+from workloads.measuring.step import BeforeStep, Measurements
+from workloads.rules.engine_support import refused
+from workloads.spec.errors import UnsupportedByEngine
+from workloads.spec.experiment import ENGINE, Experiment
 
 
 @dataclass(frozen=True, slots=True)

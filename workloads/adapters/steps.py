@@ -15,9 +15,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from workloads.engine.clock import Clock
-from workloads.protocol import MeasureSpec, StepRecord
-from workloads.step import BeforeStep, Diverged, Measurements, garbage_collector_off
+from workloads.contract.protocol import MeasureSpec, StepRecord
+from workloads.engine.training.clock import Clock
+from workloads.measuring.step import BeforeStep, Diverged, Measurements, garbage_collector_off
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,17 +32,17 @@ from torchtitan.distributed import ParallelDims
 from torchtitan.protocols import train_spec as specs
 from torchtitan.train import Trainer
 
-from workloads import mesh
 from workloads.adapters.steps import Ended, measure_steps
 from workloads.adapters.torchtitan_config import FLOAT8, NAME, job_config
 from workloads.adapters.torchtitan_models import fill, train_spec
-from workloads.costs.traffic import Traffic
-from workloads.engine.clock import Clock
-from workloads.engine.data import step_batches
-from workloads.errors import UnsupportedByEngine
-from workloads.experiment import Experiment
-from workloads.protocol import Breakdown, MeasureSpec
-from workloads.step import BeforeStep, Measurements
+from workloads.contract.protocol import Breakdown, MeasureSpec
+from workloads.costs.traffic.sent import Traffic
+from workloads.engine.training.clock import Clock
+from workloads.engine.training.data import step_batches
+from workloads.measuring.step import BeforeStep, Measurements
+from workloads.spec import mesh
+from workloads.spec.errors import UnsupportedByEngine
+from workloads.spec.experiment import Experiment
 
 
 class Torchtitan:

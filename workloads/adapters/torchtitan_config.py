@@ -8,9 +8,9 @@ from typing import Any
 from torchtitan.config import JobConfig
 
 from workloads.adapters.torchtitan_models import FLAVOR
-from workloads.costs.partition import experiment_layers
-from workloads.engine.optimizer import BETAS, EPSILON, LEARNING_RATE, MAX_GRAD_NORM, WEIGHT_DECAY
-from workloads.experiment import Experiment
+from workloads.costs.shape.partition import experiment_layers
+from workloads.engine.training.optimizer import BETAS, EPSILON, LEARNING_RATE, MAX_GRAD_NORM, WEIGHT_DECAY
+from workloads.spec.experiment import Experiment
 
 NAME = "ultrasweep"
 """Under which its trainer finds our model."""

@@ -19,12 +19,12 @@ from torchtitan.models.llama3.model.args import RoPEScalingArgs, TransformerMode
 from torchtitan.models.qwen3.model.args import Qwen3ModelArgs
 from torchtitan.protocols.train_spec import ParallelizeFunction, TrainSpec
 
-from workloads import weights
-from workloads.engine.parameters import initial_part
-from workloads.engine_support import torchtitan_model
-from workloads.experiment import Experiment
-from workloads.model_spec import ModelSpec
-from workloads.weights import Weight
+from workloads.engine.collectives.parameters import initial_part
+from workloads.rules.engine_support import torchtitan_model
+from workloads.spec import weights
+from workloads.spec.experiment import Experiment
+from workloads.spec.model_spec import ModelSpec
+from workloads.spec.weights import Weight
 
 FLAVOR = "own"
 _BLOCK = {
@@ -36,7 +36,7 @@ _BLOCK = {
     "feed_forward.w2": "ffn.down",
     "feed_forward.w3": "ffn.up",
 }
-"""Its names of a layer's matrices, and ours (`workloads.weights`). Norms have one name."""
+"""Its names of a layer's matrices, and ours (`workloads.spec.weights`). Norms have one name."""
 _WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.", "module.")
 """What compilation, recomputation and DDP put into names."""
 

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import torch
 
-from workloads.costs.traffic import Traffic
-from workloads.engine.build import Engine, build, choose_attention
-from workloads.engine.groups import make_groups
-from workloads.engine.traffic import TrafficCounter, axes_of
-from workloads.experiment import Experiment
-from workloads.profiled import profile
-from workloads.protocol import Breakdown, MeasureSpec
-from workloads.step import BeforeStep, Measurements, measure
+from workloads.contract.protocol import Breakdown, MeasureSpec
+from workloads.costs.traffic.sent import Traffic
+from workloads.engine.collectives.groups import make_groups
+from workloads.engine.observing.traffic import TrafficCounter, axes_of
+from workloads.engine.training.build import Engine, build, choose_attention
+from workloads.measuring.profiled import profile
+from workloads.measuring.step import BeforeStep, Measurements, measure
+from workloads.spec.experiment import Experiment
 
 
 class Ultrasweep:

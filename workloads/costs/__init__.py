@@ -1,0 +1,1 @@
+"""What a layout needs, in closed form: memory, traffic and time."""

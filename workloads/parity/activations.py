@@ -15,12 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from workloads.engine.build import Engine
-from workloads.engine.context_parallel import local_positions
-from workloads.engine.model import Block, Chunk
-from workloads.engine.parameters import named_parameters
-from workloads.experiment import Experiment
+from workloads.engine.collectives.context_parallel import local_positions
+from workloads.engine.collectives.parameters import named_parameters
+from workloads.engine.layers.transformer import Block, Chunk
+from workloads.engine.training.build import Engine
 from workloads.parity.shards import Whole, relative_difference
+from workloads.spec.experiment import Experiment
 
 PARTS = ("attention_norm", "attention", "ffn_norm", "ffn")
 """Of a block, in the order of its forward."""

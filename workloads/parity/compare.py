@@ -8,7 +8,7 @@ follow each other (7 a layer forward, twice that backward). `SAFETY` is above wh
 **fp32, bf16, fp16, fp8.** The left layout is trained a second time in the next higher precision. How far its own values
 are from those is the noise of each tensor: a right layout is about as far (TTrace, arXiv:2506.09280, estimates the same
 by a perturbation). Allowed is `NOISE_FACTOR` times that, and at least one rounding of the largest element. A loss and a
-gradient norm are single numbers, which may be near by chance: at least what `results.agreement` allows.
+gradient norm are single numbers, which may be near by chance: at least what `results.statistics.agreement` allows.
 
 **Updates.** AdamW's first update is nearly the sign of the gradient. Where gradients may differ by e, a share of about
 e of their entries is smaller than that and may get the other sign: of n entries ``e n``, and by chance three times the
@@ -21,10 +21,10 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from results.agreement import TOLERANCES
-from workloads.experiment import Experiment, Precision
+from results.statistics.agreement import TOLERANCES
 from workloads.parity.activations import differing, microbatch_of
 from workloads.parity.order import Computed, Key, difference
+from workloads.spec.experiment import Experiment, Precision
 
 UNIT_ROUNDOFF = {
     "fp8_tensorwise": 2.0**-4,

@@ -13,10 +13,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from workloads.experiment import Experiment
 from workloads.parity.activations import names_in_order, put_activations_together
 from workloads.parity.shards import Whole, put_together, relative_difference
 from workloads.parity.training import RankTrace
+from workloads.spec.experiment import Experiment
 
 Phase = Literal["initial weights", "forward", "loss", "backward", "gradient norm", "update"]
 PHASES: tuple[Phase, ...] = ("initial weights", "forward", "loss", "backward", "gradient norm", "update")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from workloads.experiment import Experiment
-from workloads.processes import on_ranks
+from workloads.measuring.processes import on_ranks
+from workloads.spec.experiment import Experiment
 
 if TYPE_CHECKING:
     from workloads.parity.training import RankTrace
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def train(experiment: Experiment, steps: int, device: str, *, timeout_s: float = 600.0) -> list[RankTrace]:
     """What each rank has computed. ``timeout_s``: longest time without an end of all ranks.
 
-    Raises `workloads.processes.RankFailed` with the first rank's error; the other ranks are ended.
+    Raises `workloads.measuring.processes.RankFailed` with the first rank's error; the other ranks are ended.
     """
     return on_ranks(
         partial(_train, experiment=experiment, steps=steps, device=device),

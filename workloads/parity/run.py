@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from workloads.experiment import Experiment
 from workloads.parity.compare import HIGHER, Difference, compare, first_that_differs, noise_of
 from workloads.parity.order import Computed, Phase, in_order
 from workloads.parity.processes import train
+from workloads.spec.experiment import Experiment
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Comparison:
 def compare_layouts(left: Experiment, right: Experiment, steps: int, device: str) -> Comparison:
     """Train each layout for ``steps`` steps on ``device`` (``cpu`` or ``cuda``), one after the other.
 
-    Raises `workloads.processes.RankFailed` when a rank cannot.
+    Raises `workloads.measuring.processes.RankFailed` when a rank cannot.
     """
     noise = None
     of_left = in_order(left, train(left, steps, device))

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from workloads.engine.build import Engine
-from workloads.engine.parameters import NamedParameter, ParameterSpec
-from workloads.experiment import Experiment
-from workloads.mesh import expert_coordinates
-from workloads.weights import Placement
+from workloads.engine.collectives.parameters import NamedParameter, ParameterSpec
+from workloads.engine.training.build import Engine
+from workloads.spec.experiment import Experiment
+from workloads.spec.mesh import expert_coordinates
+from workloads.spec.weights import Placement
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ def shards_of(engine: Engine, values: Callable[[NamedParameter], Tensor]) -> lis
 
 
 def put_together(experiment: Experiment, ranks: Sequence[Sequence[Shard]]) -> dict[str, Whole]:
-    """The whole tensors, by the names of `workloads.weights`, from the shards of all ranks in their order."""
+    """The whole tensors, by the names of `workloads.spec.weights`, from the shards of all ranks in their order."""
     found: dict[tuple, dict[tuple[int, ...], dict[int, Tensor]]] = {}
     specs: dict[tuple, ParameterSpec] = {}
     for shards in ranks:

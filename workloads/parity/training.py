@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from workloads.engine.build import Engine, build, choose_attention
-from workloads.engine.groups import Groups, make_groups
-from workloads.engine.parameters import local_shard
-from workloads.experiment import Experiment
+from workloads.engine.collectives.groups import Groups, make_groups
+from workloads.engine.collectives.parameters import local_shard
+from workloads.engine.training.build import Engine, build, choose_attention
+from workloads.measuring.step import Diverged, _batches, _finish, run_step
 from workloads.parity.activations import Piece, Recorder
 from workloads.parity.shards import Shard, shards_of
-from workloads.step import Diverged, _batches, _finish, run_step
+from workloads.spec.experiment import Experiment
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ def train_rank(
 ) -> RankTrace:
     """Train in an initialised process group. ``gradient_scale`` multiplies gradients before they are clipped.
 
-    Raises what the engine raises: `workloads.step.Diverged` where a loss is not finite.
+    Raises what the engine raises: `workloads.measuring.step.Diverged` where a loss is not finite.
     """
     choose_attention(experiment)
     with _default_dtype(torch.float64 if experiment.precision == "fp64" else torch.float32):

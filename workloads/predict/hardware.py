@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from functools import lru_cache
 
-from workloads.cluster import ClusterSpec
+from workloads.spec.cluster import ClusterSpec
 
 OF_NAME: tuple[tuple[str, str], ...] = (
     (r"gb300", "gb300"),

@@ -7,7 +7,7 @@ is
     T(e) = form(plain(e)) * structure(e) / structure(plain(e))
 
 where ``plain(e)`` is the nearest experiment that a row says wholly, and ``structure`` what the parts of a step take at
-calibrated rates (`workloads.costs.timeline`). A plain experiment costs nothing but the form.
+calibrated rates (`workloads.costs.time.timeline`). A plain experiment costs nothing but the form.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from typing import Any
 
 import numpy as np
 
-from workloads.cluster import ClusterSpec
-from workloads.costs.expert_activations import received_rows
-from workloads.costs.step_times import StepTimes
-from workloads.experiment import Experiment, Precision
-from workloads.model_spec import ModelSpec
+from workloads.costs.memory.expert_activations import received_rows
+from workloads.costs.time.step_times import StepTimes
 from workloads.predict.hardware import LINKED
 from workloads.predict.points import RECOMPUTE, UNLIKE, Floats, Points, Texts, fp8_kind
-from workloads.recomputation import SELECTIVE, operations_of
+from workloads.spec.cluster import ClusterSpec
+from workloads.spec.experiment import Experiment, Precision
+from workloads.spec.model_spec import ModelSpec
+from workloads.spec.recomputation import SELECTIVE, operations_of
 
 CODEBASE = "ultrasweep"
 """Name of this engine's profile."""

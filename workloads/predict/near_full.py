@@ -7,10 +7,10 @@ cached blocks back and takes new ones, a few times in every step (``allocator_re
 From recorded runs of one to four H200 and two H100 (docs/accuracy.md). While gathered weights and reduced gradients had
 memory of their own streams, none of 481 runs whose tensors needed less than 0.75 of the device's own memory stopped,
 and 31 of 36 that needed 0.8 and more did, one to four times a step and rank; half of them lost 30 ms and more each time
-on H200, 60 on H100. Since gradients take what activations have freed (`workloads/engine/gradient_memory.py`; most of
-these runs with a variant of it that also reduces on the stream of compute) two of seventeen runs of H100 between 0.74
-and 0.94 stopped in their steps, those that needed 0.89 and 0.935, and one of 0.82 stopped once; of the 29 of a draw
-with what ships, up to 0.91, none did.
+on H200, 60 on H100. Since gradients take what activations have freed (`workloads/engine/training/gradient_memory.py`;
+most of these runs with a variant of it that also reduces on the stream of compute) two of seventeen runs of H100
+between 0.74 and 0.94 stopped in their steps, those that needed 0.89 and 0.935, and one of 0.82 stopped once; of the 29
+of a draw with what ships, up to 0.91, none did.
 """
 
 from __future__ import annotations

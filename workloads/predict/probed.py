@@ -14,20 +14,21 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from workloads.cluster import ClusterSpec
 from workloads.predict.layouts import CALIBRATED_AT
 from workloads.predict.parameters import TIME
+from workloads.spec.cluster import ClusterSpec
 
 Row = Mapping[str, Any]
-"""A figure with the columns of `results.probes.COLUMNS`."""
+"""A figure with the columns of `results.tables.probes.COLUMNS`."""
 LONG = 4096
 """Tokens from which a product says something of large ones."""
 WIDEST = 3.0
 """A quantity that a probe would move by more than so many of its spreads stays where it is: the test went wrong."""
 
 LAUNCH_S = 49e-6
-"""Seconds to launch one operation (`workloads.host_pace`) on a host for which this engine's times hold. From one to
-another of fourteen hosts of H100 and H200 the host's part of a step grew nearly as its square (docs/accuracy.md)."""
+"""Seconds to launch one operation (`workloads.measuring.host_pace`) on a host for which this engine's times hold. From
+one to another of fourteen hosts of H100 and H200 the host's part of a step grew nearly as its square
+(docs/accuracy.md)."""
 IN_A_PROBE = 0.84
 """What a layer takes the host in a real step, over what it takes in a probe: the middle of five hosts. For probes that
 have no figure of launches."""

@@ -1,7 +1,7 @@
 """How many layers each pipeline stage of a code base holds, and on which stage the head is, for many rows at one time.
 
 equal     as many layers a stage as the others, the first ones with one more; the head on the last
-balanced  layers go one by one to the stage with least work, the head counts as work (`workloads.costs.partition`)
+balanced  layers go one by one to the stage with least work, the head counts as work (`workloads.costs.shape.partition`)
 greedy    nanotron's: stages are filled in order, and one is full when the parameters up to its last layer have gone
           past its share of the model's (the head counted, the embedding not), so that early stages overshoot and late
           ones may hold no layer; the head is on the last

@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from workloads.cluster import ClusterSpec
 from workloads.predict.hardware import LINKED, device_of, like_another
 from workloads.predict.points import UNLIKE, Points, fp8_kind
 from workloads.predict.profiles import Profile, find_profile
-from workloads.recomputation import SELECTIVE, operations_of
+from workloads.spec.cluster import ClusterSpec
+from workloads.spec.recomputation import SELECTIVE, operations_of
 
 COLUMNS = (
     "gpu", "gpus", "layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "tie_embeddings", "seq", "gbs_seqs", "mbs",

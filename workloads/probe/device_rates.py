@@ -9,11 +9,11 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from workloads.contract.probe_figures import Figure, Sizes
 from workloads.engine.ops.adamw import AdamW
 from workloads.engine.ops.attention import attention
-from workloads.model_spec import ModelSpec
-from workloads.probe.figures import Figure, Sizes
 from workloads.probe.stopwatch import Stopwatch
+from workloads.spec.model_spec import ModelSpec
 
 DEGREES = (1, 2, 4, 8)
 """Degrees of tensor parallelism whose shapes are tried, whether the node has so many devices or not."""

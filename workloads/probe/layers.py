@@ -20,17 +20,17 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from workloads import host_pace
-from workloads.engine.build import Engine, build, choose_attention
-from workloads.engine.clock import Mark
-from workloads.engine.groups import make_groups
-from workloads.engine.stand_ins import StandIns
-from workloads.experiment import Experiment
+from workloads.contract.probe_figures import Figure, Sizes
+from workloads.engine.collectives.groups import make_groups
+from workloads.engine.observing.stand_ins import StandIns
+from workloads.engine.training.build import Engine, build, choose_attention
+from workloads.engine.training.clock import Mark
+from workloads.measuring import host_pace
+from workloads.measuring.step import garbage_collector_off, run_steps
 from workloads.probe.device_rates import DEGREES, Beat
-from workloads.probe.figures import Figure, Sizes
 from workloads.probe.stopwatch import Stopwatch
-from workloads.rules import lacking, layout_violations
-from workloads.step import garbage_collector_off, run_steps
+from workloads.rules.layout_rules import lacking, layout_violations
+from workloads.spec.experiment import Experiment
 
 _LAYERS, _HOST_LAYERS = 2, 4
 _HOST_ROUNDS = 8
@@ -118,8 +118,8 @@ def host_figures(watch: Stopwatch, cases: list[Experiment], sizes: Sizes, beat: 
 
 
 def launch_figures(moments: Iterable[float | None]) -> Iterator[Figure]:
-    """The host's seconds to launch one small operation (`workloads.host_pace`), the middle of several moments: a host
-    is a tenth faster or slower from one to the next. ``moments``: None of a CPU."""
+    """The host's seconds to launch one small operation (`workloads.measuring.host_pace`), the middle of several
+    moments: a host is a tenth faster or slower from one to the next. ``moments``: None of a CPU."""
     if found := [seconds for seconds in moments if seconds is not None]:
         yield _figure("host", "launch", found, {"repeats": len(found) * host_pace.ROUNDS})
 

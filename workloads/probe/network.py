@@ -10,10 +10,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from workloads.engine.clock import Mark
-from workloads.engine.communication import Axis, all_to_all_async, gather_async, reduce_scatter_async, wait
+from workloads.contract.probe_figures import MIB, Figure, Sizes
+from workloads.engine.collectives.communication import Axis, all_to_all_async, gather_async, reduce_scatter_async, wait
+from workloads.engine.training.clock import Mark
 from workloads.probe.device_rates import Beat, rate
-from workloads.probe.figures import MIB, Figure, Sizes
 from workloads.probe.stopwatch import Stopwatch
 
 _OPS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv")

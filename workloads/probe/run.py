@@ -9,13 +9,13 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
-from workloads import host_pace
-from workloads.device import identity, prepare_device
-from workloads.engine.build import choose_attention
+from workloads.contract.probe_figures import Figure, sizes_of
+from workloads.contract.protocol import Phase, RankResult, Task
+from workloads.engine.training.build import choose_attention
+from workloads.measuring import host_pace
+from workloads.measuring.device import identity, prepare_device
 from workloads.probe import device_rates, layers, network
-from workloads.probe.figures import Figure, sizes_of
 from workloads.probe.stopwatch import Stopwatch
-from workloads.protocol import Phase, RankResult, Task
 
 EnterPhase = Callable[[Phase, int | None], None]
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from workloads.device import DeviceSampler
-from workloads.engine.clock import Clock
-from workloads.probe.figures import Figure
+from workloads.contract.probe_figures import Figure
+from workloads.engine.training.clock import Clock
+from workloads.measuring.device import DeviceSampler
 
 _BATCHES = 5
 _MOST = 2000

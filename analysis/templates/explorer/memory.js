@@ -66,7 +66,7 @@ const Memory = (() => {
   }
 
   /**
-   * What the planner would say of a peak on a cluster, in one word and one sentence (sweep.plan).
+   * What the planner would say of a peak on a cluster, in one word and one sentence (sweep.planning.plan).
    * @param {number} peak
    * @param {ClusterAbout} cluster
    * @param {Widget} widget

@@ -1,6 +1,6 @@
 /* What a pipeline rank holds during a step: micro-batches, and how far each of its chunks is. No DOM here.
 
-A port of workloads/costs/schedule.py (`Chunk`, `held_by_rank`, `held_by_chunk`), which explains it.
+A port of workloads/costs/shape/schedule.py (`Chunk`, `held_by_rank`, `held_by_chunk`), which explains it.
 */
 "use strict";
 const MemoryHeld = (() => {

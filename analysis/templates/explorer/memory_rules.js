@@ -1,9 +1,9 @@
 /* The planner's rules on a layout, evaluated from the data that the page carries. No DOM here.
 
-The rules themselves, conditions and sentences, are those of workloads/rules.py; analysis/explorer/rule_data.py writes them
+The rules themselves, conditions and sentences, are those of workloads/rules/layout_rules.py; analysis/explorer/rule_data.py writes them
 as JSON (data.widget.rules). An expression is a number, a name, or a list of an operation and its operands; see as_data in
-workloads/expressions.py. A test compares every sentence with the planner's on random layouts.
-An experiment is the plain dict of workloads.experiment.to_dict, a cluster an entry of analysis.explorer.model_data. */
+workloads/spec/expressions.py. A test compares every sentence with the planner's on random layouts.
+An experiment is the plain dict of workloads.spec.experiment.to_dict, a cluster an entry of analysis.explorer.model_data. */
 "use strict";
 const MemoryRules = (() => {
   const { dataParallel, div, numMicrobatches, worldSize } = ModelCosts;
@@ -101,7 +101,7 @@ const MemoryRules = (() => {
       .map(({ rule, scope, message }) => ({ rule, scope, message: filled(message, names) }));
   }
 
-  /** What the constructors of workloads.experiment refuse: one sentence, or null. */
+  /** What the constructors of workloads.spec.experiment refuse: one sentence, or null. */
   function refusal({ refusals }, e) {
     const say = (sentence, values) => sentence.replace(/\{(\w+)\}/g, (_, name) => values[name]);
     const uncounted = (label, holder, fields) => {

@@ -3,7 +3,7 @@
 A line-by-line port of workloads/costs/{params,partition,activations,expert_activations,fp8}.py and of what they need of
 workloads/{experiment,mesh}.py,
 which explain the formulas; names, order of arithmetic and integer divisions are theirs (tests compare both sides).
-Experiments are the plain dicts of workloads.experiment.to_dict. Beyond the port, a layer's saved bytes come with their
+Experiments are the plain dicts of workloads.spec.experiment.to_dict. Beyond the port, a layer's saved bytes come with their
 parts. Numbers are doubles: whole ones are exact below 2^53. */
 "use strict";
 const ModelCosts = (() => {
@@ -30,7 +30,7 @@ const ModelCosts = (() => {
   /** @param {Experiment} e */
   const computeBytes = (e) => COMPUTE_BYTES[e.precision] ?? 2;
 
-  /* ---- workloads/experiment.py, workloads/mesh.py ---- */
+  /* ---- workloads/spec/experiment.py, workloads/spec/mesh.py ---- */
 
   /** Experiment.dp @param {Experiment} e */
   const dataParallel = (e) => e.dp_replicate * e.dp_shard;
@@ -56,7 +56,7 @@ const ModelCosts = (() => {
     return shards % e.ep === 0 ? [replicas, div(shards, e.ep)] : [div(replicas * shards, e.ep), 1];
   }
 
-  /* ---- workloads/costs/params.py ---- */
+  /* ---- workloads/costs/shape/params.py ---- */
 
   /** params.Counts, and its + and *. */
   const counts = (split = 0, replicated = 0, experts = 0) => ({ split, replicated, experts });
@@ -125,7 +125,7 @@ const ModelCosts = (() => {
     return attention + (moe.experts_per_token + moe.num_shared_experts) * expert + h * moe.num_experts;
   }
 
-  /* ---- workloads/costs/partition.py ---- */
+  /* ---- workloads/costs/shape/partition.py ---- */
 
   /**
    * schedule.place_of, the rank alone
@@ -231,7 +231,7 @@ const ModelCosts = (() => {
    */
   const localParams = (e, c) => [div(c.split, e.tp) + c.replicated, div(c.experts, e.ep * e.etp)];
 
-  /* ---- workloads/costs/activations.py ---- */
+  /* ---- workloads/costs/memory/activations.py ---- */
 
   /** flops.head_sizes: [query and key, value]. @param {ModelShape} model */
   function headSizes(model) {
@@ -291,7 +291,7 @@ const ModelCosts = (() => {
     };
   }
 
-  /* ---- workloads/costs/expert_activations.py ---- */
+  /* ---- workloads/costs/memory/expert_activations.py ---- */
 
   /**
    * expert_loads.skewed_loads
@@ -360,7 +360,7 @@ const ModelCosts = (() => {
     return Math.max(gathered + t.sent, ...received, again + Math.max(...weights));
   }
 
-  /* ---- workloads/costs/fp8.py ---- */
+  /* ---- workloads/costs/shape/fp8.py ---- */
 
   /** fp8.is_fp8 @param {Experiment} e */
   const isFp8 = (e) => e.precision.startsWith("fp8");

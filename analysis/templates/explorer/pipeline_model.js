@@ -1,6 +1,6 @@
 /* Pipeline schedules and how long they take, for the page. No DOM here.
 
-A port of workloads/costs/schedule.py and of `simulate` in workloads/costs/pipeline.py, which explain them; a test
+A port of workloads/costs/shape/schedule.py and of `simulate` in workloads/costs/time/pipeline.py, which explain them; a test
 compares both on random pipelines. Times have no unit: whatever the given ones have. */
 "use strict";
 const PipelineModel = (() => {

@@ -1,6 +1,6 @@
 "use strict";
 
-/* Which layouts cannot be told from the fastest one: a port of results/noise.py, which explains the formulas. A test holds
+/* Which layouts cannot be told from the fastest one: a port of results/statistics/noise.py, which explains the formulas. A test holds
    both together over every cell of the study and of the recorded rows. No DOM here. */
 const Noise = (() => {
   const CONFIDENCE = 0.95;

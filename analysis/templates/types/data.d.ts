@@ -95,7 +95,7 @@ interface Widget {
   rules: RuleData;
 }
 
-/** A model's sizes: workloads.experiment.ModelConfig as plain data. */
+/** A model's sizes: workloads.spec.experiment.ModelConfig as plain data. */
 interface ModelShape {
   name: string;
   num_layers: number;
@@ -168,10 +168,10 @@ interface Rule {
   message: Expression[];
 }
 
-/** An expression as workloads.expressions.as_data writes it: a number, a name, or a list of a sign and its operands. */
+/** An expression as workloads.spec.expressions.as_data writes it: a number, a name, or a list of a sign and its operands. */
 type Expression = number | string | Expression[];
 
-/** The fields of an experiment, as workloads.experiment.to_dict has them. */
+/** The fields of an experiment, as workloads.spec.experiment.to_dict has them. */
 interface Experiment {
   model: ModelShape;
   dp_replicate: number;

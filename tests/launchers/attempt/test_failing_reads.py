@@ -14,12 +14,12 @@ from launchers.attempt import execute, watchdog
 from launchers.attempt.attempt import Attempt, new_attempt_id, start_attempt
 from launchers.attempt.watchdog import WatchResult
 from launchers.state.sweep_dir import SweepDir
-from results import patience
+from results.shared_filesystem import patience
 from tests.launchers.queues import everything, queue_reader
 from tests.launchers.scripted import points, settings
-from workloads import protocol
-from workloads.beats import Heartbeat
-from workloads.protocol import Breakdown, RankError, RankResult
+from workloads.contract import protocol
+from workloads.contract.beats import Heartbeat
+from workloads.contract.protocol import Breakdown, RankError, RankResult
 
 
 def new_attempt(sweep: SweepDir, method: str = "measured") -> Attempt:

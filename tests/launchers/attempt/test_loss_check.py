@@ -19,11 +19,11 @@ from torch.utils._pytree import tree_map_only
 
 from launchers.attempt.loss_check import Comparison, compare, loss_key
 from tests.pool import Pool
-from workloads import step as steps
-from workloads.engine.build import Engine, build, choose_attention
-from workloads.engine.groups import make_groups
-from workloads.experiment import Experiment
-from workloads.model_spec import ModelSpec, MoESpec
+from workloads.engine.collectives.groups import make_groups
+from workloads.engine.training.build import Engine, build, choose_attention
+from workloads.measuring import step as steps
+from workloads.spec.experiment import Experiment
+from workloads.spec.model_spec import ModelSpec, MoESpec
 
 pytestmark = pytest.mark.slow
 

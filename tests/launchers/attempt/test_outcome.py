@@ -13,9 +13,9 @@ from launchers.attempt import outcome
 from launchers.attempt.outcome import Outcome, check_target_memory, classify, classify_abandoned, disk_trouble
 from launchers.attempt.watchdog import StalledRank, WatchResult
 from launchers.node.fork import RankExit
-from workloads import protocol
-from workloads.beats import Heartbeat
-from workloads.protocol import RankError, RankResult, StepRecord
+from workloads.contract import protocol
+from workloads.contract.beats import Heartbeat
+from workloads.contract.protocol import RankError, RankResult, StepRecord
 
 
 def exit_of(

@@ -18,7 +18,7 @@ from launchers.pilot import dead_pilots
 from launchers.state.queue import Claim
 from launchers.state.sweep_dir import SweepDir
 from tests.launchers.scripted import cluster, points, settings
-from workloads.protocol import RankResult, StepRecord
+from workloads.contract.protocol import RankResult, StepRecord
 
 DURATIONS = ("duration_s", "spawn_s", "rendezvous_s", "build_s", "warmup_s", "timed_s", "teardown_s")
 

@@ -6,8 +6,8 @@ import pytest
 
 from launchers.attempt import series
 from tests.analysis.synthetic import experiments
-from workloads.experiment import Experiment
-from workloads.protocol import RankResult, StepRecord
+from workloads.contract.protocol import RankResult, StepRecord
+from workloads.spec.experiment import Experiment
 
 
 def two_stages() -> Experiment:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from launchers.attempt import spread
-from workloads.protocol import RankResult, StepRecord
+from workloads.contract.protocol import RankResult, StepRecord
 
 
 def result(

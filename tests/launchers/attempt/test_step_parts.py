@@ -11,15 +11,15 @@ import pytest
 from launchers.attempt.attempt import Attempt
 from launchers.attempt.step_parts import breakdown_columns, traffic_columns
 from launchers.state.sweep_dir import Point
-from results.rows import table_from_rows
-from results.schema import ATTEMPTS
+from results.tables.rows import table_from_rows
+from results.tables.schema import ATTEMPTS
 from tests.launchers.scripted import cluster
 from tests.results.helpers import attempt as stored
 from tests.workloads.costs.shapes import TINY
-from workloads import protocol
-from workloads.costs.traffic import Traffic, step_traffic
-from workloads.experiment import Experiment
-from workloads.protocol import AxisTime, Breakdown, MeasureSpec, Method, RankResult, Task
+from workloads.contract import protocol
+from workloads.contract.protocol import AxisTime, Breakdown, MeasureSpec, Method, RankResult, Task
+from workloads.costs.traffic.sent import Traffic, step_traffic
+from workloads.spec.experiment import Experiment
 
 EXPERIMENT = Experiment.canonical(model=TINY, seq_len=16, global_batch_size=8, dp=2, pp=2)
 SENT = [Traffic(axis="dp_replicate", op="all_reduce", link="inside_node", calls=3, bytes=96)]

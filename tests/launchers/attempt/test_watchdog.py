@@ -15,7 +15,7 @@ from launchers.attempt.watchdog import StalledRank
 from launchers.node.fork import RankExit
 from launchers.node.rank_group import Termination
 from tests.launchers.scripted import settings
-from workloads.beats import Heartbeat
+from workloads.contract.beats import Heartbeat
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from launchers.node.connection import JsonLines
 from launchers.node.ports import NoFreePort
 from launchers.node.remote import Node
 from launchers.pilot.agent_server import AgentServer
-from workloads import protocol
+from workloads.contract import protocol
 
 
 class SlowDevices:

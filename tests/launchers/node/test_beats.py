@@ -12,7 +12,7 @@ from launchers.node.agent import BEATS_EVERY_S, fork_agent
 from launchers.node.connection import JsonLines
 from launchers.node.remote import Node, RemoteRanks
 from tests.launchers.scripted import settings
-from workloads.beats import Beat
+from workloads.contract.beats import Beat
 
 
 def fast_rank(folder: Path, rank: int, local_rank: int, beat: Beat) -> NoReturn:

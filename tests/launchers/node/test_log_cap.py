@@ -18,7 +18,7 @@ from launchers.node import fork, log_cap
 from launchers.node.log_cap import CappedLog
 from launchers.node.rank_group import LocalRanks
 from launchers.state.process_identity import process_stat
-from workloads import protocol
+from workloads.contract import protocol
 
 LINES, KIB = 40_000, 2**10
 """Lines of 64 bytes: 2.5 MB."""

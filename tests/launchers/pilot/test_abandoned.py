@@ -10,8 +10,8 @@ from launchers.pilot.dead_pilots import abandoned
 from launchers.state.sweep_dir import SweepDir
 from tests.launchers.queues import everything, queue_reader
 from tests.launchers.scripted import points, settings
-from workloads import protocol
-from workloads.protocol import RankResult
+from workloads.contract import protocol
+from workloads.contract.protocol import RankResult
 
 
 @pytest.fixture

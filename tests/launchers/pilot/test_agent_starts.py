@@ -26,7 +26,7 @@ from launchers.state.submissions import new_submission
 from launchers.state.sweep_dir import SweepDir
 from launchers.status.status import sweep_status
 from tests.launchers.scripted import points, settings
-from workloads.protocol import write_json
+from workloads.contract.protocol import write_json
 
 PILOT = (
     "import sys\nfrom launchers.pilot import node_pool\nfrom launchers.slurm import pilot_job\n"

@@ -19,7 +19,8 @@ from launchers.state.pilot_state import Liveness
 from launchers.state.sweep_dir import SweepDir, entry_names
 from launchers.status.retry import retry
 from launchers.status.status import sweep_status
-from results import compaction, patience, store
+from results.shared_filesystem import patience
+from results.tables import compaction, store
 from tests.launchers import test_local
 from tests.launchers.failing_calls import Death, FailingFiles
 from tests.launchers.failing_files import FakeAttempts, run_pilot

@@ -7,9 +7,9 @@ from pathlib import Path
 from launchers.pilot.node_check import COLUMNS, check_dir, rates_of, slow_nodes
 from launchers.settings import LaunchSettings
 from launchers.state.sweep_dir import SweepDir
-from results.schema import ATTEMPTS
-from tests.workloads.test_stages import CLUSTER
-from workloads.protocol import write_json
+from results.tables.schema import ATTEMPTS
+from tests.workloads.contract.test_stages import CLUSTER
+from workloads.contract.protocol import write_json
 
 MATMUL, COPY, INSIDE, BETWEEN = COLUMNS.values()
 

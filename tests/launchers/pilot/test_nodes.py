@@ -20,11 +20,11 @@ from launchers.state.circuit_breaker import paused_kinds, resume
 from launchers.state.pilot_config import PilotConfig, pilot_config_to_dict, pilot_environment
 from launchers.state.sweep_dir import SweepDir
 from launchers.status.status import sweep_status
-from results import store
+from results.tables import store
 from tests.launchers.processes import rank_pids
 from tests.launchers.scripted import points, settings
 from tests.launchers.test_local import SCRIPTED, phase_of, until
-from workloads.protocol import write_json
+from workloads.contract.protocol import write_json
 
 
 @pytest.fixture

@@ -16,8 +16,8 @@ from launchers.local import run_local
 from launchers.pilot import rebuild
 from launchers.pilot.rebuild import rebuild_lost_rows
 from launchers.state.sweep_dir import SweepDir
-from results import files, store
-from sweep.status import print_status
+from results.tables import files, store
+from sweep.inspecting.status import print_status
 from tests.launchers.scripted import points, settings
 
 _PILOTS_OWN = {"git_commit", "git_dirty", "ultrasweep_version", "python_version", "teardown_s"}
@@ -73,7 +73,7 @@ def test_what_has_no_folder_any_more_is_counted(ran: SweepDir) -> None:
 
 
 def test_an_archived_sweep_has_nothing_to_make_again() -> None:
-    recorded = Path(store.__file__).parent / "recorded"
+    recorded = Path(store.__file__).parents[1] / "recorded"
     for marker in recorded.glob("*/sweep.json"):
         assert rebuild_lost_rows(SweepDir(marker.parent)) is None
 

@@ -13,8 +13,8 @@ from launchers.state.history import HistoryReader, write_record
 from launchers.state.sweep_dir import Point, SweepDir, entry_names
 from tests.launchers.queues import everything, queue_reader
 from tests.launchers.scripted import attempt_record, cluster, points, settings
-from workloads import protocol
-from workloads.protocol import RankResult
+from workloads.contract import protocol
+from workloads.contract.protocol import RankResult
 
 
 def take_over(sweep: SweepDir, point: Point, holder: str) -> None:

@@ -14,8 +14,8 @@ from launchers.slurm.watch import watch
 from launchers.state import submissions
 from launchers.state.submissions import all_submissions
 from launchers.state.sweep_dir import SweepDir
-from results import patience
 from results.errors import InvalidResults
+from results.shared_filesystem import patience
 from tests.launchers.failing_calls import FailingFiles
 from tests.launchers.slurm.fakeslurm import FakeSlurm
 from tests.launchers.slurm.runs import finish_all, meanwhile, run

@@ -10,7 +10,7 @@ from launchers.state.sweep_dir import Point, SweepDir
 from tests.launchers.queues import everything, queue_reader
 from tests.launchers.scripted import attempt_record
 from tests.workloads.costs.shapes import MIXTRAL
-from workloads.experiment import LONGEST_ID, Experiment
+from workloads.spec.experiment import LONGEST_ID, Experiment
 
 LONGEST = Experiment.canonical(
     model=dataclasses.replace(MIXTRAL, name="a-model-of-our-own-with-a-name-that-says-all-about-it" * 4),

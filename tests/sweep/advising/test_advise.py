@@ -17,13 +17,13 @@ from sweep.advising.ranking import Ranking, family_of
 from sweep.advising.report import print_answer
 from sweep.advising.space import space_of
 from sweep.advising.times import Times
-from sweep.config import compose_sweep
-from sweep.expand import expand_all
-from sweep.forecast import Known
-from sweep.plan import make_plan
-from workloads.costs.memory import peak_stage
-from workloads.experiment import Experiment
-from workloads.rules import violations
+from sweep.composing.config import compose_sweep
+from sweep.grids.expand import expand_all
+from sweep.planning.plan import make_plan
+from sweep.predicting.forecast import Known
+from workloads.costs.memory.estimate import peak_stage
+from workloads.rules.layout_rules import violations
+from workloads.spec.experiment import Experiment
 
 LLAMA = ("model=llama8b", "cluster=h200", "gpus=8", "global_batch_size=64")
 MIXTURE = ("model=qwen3_30b_a3b_8_layers", "cluster=h200", "gpus=8", "global_batch_size=64", "seq_len=4096")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from results.errors import UltrasweepError
-from results.store import read_attempts
+from results.tables.store import read_attempts
 from sweep.cards.bisect import first_slower, run_code
 from sweep.cards.card import Card
 from sweep.cards.make import make_card

@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
+from docs.tools.write_cards import shipped_cards
 from results.errors import InvalidResults, UltrasweepError
-from results.store import read_attempts
+from results.tables.store import read_attempts
 from sweep.__main__ import main
 from sweep.cards.card import Band, Card, read_cards, to_yaml
 from sweep.cards.judge import judge
 from sweep.cards.make import canonical, make_card
-from sweep.cards.shipped import shipped_cards
 from sweep.cards.verify import arguments_of, selected, split_arguments, verify_cards
-from sweep.lookup import Record
+from sweep.inspecting.lookup import Record
 from tests.sweep.engine_configs.layouts import layout
 from tests.sweep.helpers import plan_of, store_attempt
 
@@ -151,7 +151,7 @@ def test_more_memory_fails_and_faster_passes(card: Card, row: dict[str, Any]) ->
 
 def test_other_configuration_is_named(card: Card, row: dict[str, Any]) -> None:
     other = EXPERIMENT.replace(recompute="full")
-    from workloads import experiment as ex
+    from workloads.spec import experiment as ex
 
     found = judge(card, {**row, "config_json": ex.to_json(other)})
     assert found.reasons == ("other configuration: recompute=full, the card recompute=none",)
@@ -249,7 +249,7 @@ def test_shipped_cards_are_fresh() -> None:
     folder = next(iter(texts)).parent
     assert {path.name for path in folder.iterdir()} == {path.name for path in texts}
     stale = [path.name for path, text in texts.items() if path.read_text() != text]
-    assert stale == [], "python -m sweep.cards.shipped writes them anew"
+    assert stale == [], "python -m docs.tools.write_cards writes them anew"
 
 
 @pytest.mark.slow

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sweep.conffiles import ConfFolders
-from workloads.experiment import Experiment
+from sweep.composing.conffiles import ConfFolders
+from workloads.spec.experiment import Experiment
 
 
 def layout(model: str, **fields: Any) -> Experiment:

@@ -12,16 +12,16 @@ from pathlib import Path
 import pytest
 import yaml
 
-from sweep import parsers
 from sweep.__main__ import main
+from sweep.cli import parsers
 from sweep.engine_configs import deepspeed, draft, megatron, nanotron, torchtitan
 from sweep.engine_configs.export import ENGINES, engine_config, summary
 from tests.sweep.engine_configs.layouts import LAYOUTS, REFUSED, layout
 from tests.sweep.engine_configs.megatron_reads import flags_in
 from tests.sweep.helpers import store_attempt
-from workloads.errors import UnsupportedByEngine
-from workloads.experiment import FIELDS, Experiment
-from workloads.rules import layout_violations
+from workloads.rules.layout_rules import layout_violations
+from workloads.spec.errors import UnsupportedByEngine
+from workloads.spec.experiment import FIELDS, Experiment
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -53,7 +53,7 @@ def test_ten_layouts(name: str, engine: str) -> None:
 
 
 def test_the_optimizer_is_the_engines_own() -> None:
-    from workloads.engine import optimizer as own
+    from workloads.engine.training import optimizer as own
 
     ours = (own.LEARNING_RATE, own.BETAS, own.EPSILON, own.WEIGHT_DECAY, own.MAX_GRAD_NORM)
     theirs = (draft.LEARNING_RATE, draft.BETAS, draft.EPSILON, draft.WEIGHT_DECAY, draft.MAX_GRAD_NORM)

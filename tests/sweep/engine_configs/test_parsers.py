@@ -17,7 +17,7 @@ from sweep.engine_configs.export import engine_config, write_config
 from sweep.engine_configs.torchtitan_models import FLAVOURS
 from tests.sweep.engine_configs.layouts import LAYOUTS, REFUSED, layout
 from tests.sweep.engine_configs.torchtitan_reads import FFN
-from workloads.experiment import Experiment
+from workloads.spec.experiment import Experiment
 
 ROOT = Path(__file__).resolve().parents[3]
 OWN_SHAPES = {
@@ -136,7 +136,7 @@ def test_torchtitan_reads_every_value(name: str, folder: Path) -> None:
 def test_named_shapes_are_torchtitans_own(folder: Path) -> None:
     own = titan(folder)[0]
     for (family, flavor), shape in FLAVOURS.items():
-        from workloads.model_spec import ModelSpec
+        from workloads.spec.model_spec import ModelSpec
 
         experiment = Experiment(model=ModelSpec(name="x", **shape), global_batch_size=1)
         for key, (ours, theirs) in titan_shape(experiment, own[family][flavor]).items():

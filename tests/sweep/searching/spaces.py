@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from sweep.predict_table import predict_frame
+from sweep.predicting.predict_table import predict_frame
 from sweep.searching.space import Floats, Space
 from tests.workloads.predict.tables import row
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from results.store import read_attempts, write_attempt
-from sweep.codebases import read_clusters
-from sweep.forecast import Forecast
+from results.tables.store import read_attempts, write_attempt
+from sweep.predicting.codebases import read_clusters
+from sweep.predicting.forecast import Forecast
 from sweep.searching.checked import BETWEEN, CHECKS, COPY, INSIDE, MATMUL, Checks, scaled
 from sweep.searching.rounds import read_round
 from tests.sweep.searching.test_run import Cluster, off, searched
@@ -54,7 +54,7 @@ def test_a_slow_pilot_is_told_from_a_slow_layout(tmp_path: Path) -> None:
 
     # Eight runs that miss the prediction by the same, one of them on a pilot of half the rate.
     cluster = Cluster(search, off, most=8)
-    from sweep.search_run import run_search
+    from sweep.searching.search_run import run_search
 
     run_search(search, cluster, lambda line: None)
     told = read_attempts(tmp_path / "s").to_pylist()

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sweep.composing.search_settings import Settings
 from sweep.searching import choice
 from sweep.searching.choice import View, beaten, choose, expected_improvement, inflation, look, to_repeat
 from sweep.searching.fitting import fit_probability
 from sweep.searching.session import Session
-from sweep.searching.settings import Settings
 from sweep.searching.space import OOM, UNTRIED, Floats, Seen, Space
 from sweep.searching.surrogate import Belief, believe
 from tests.sweep.searching.spaces import space as some_space

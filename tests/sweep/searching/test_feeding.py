@@ -10,13 +10,13 @@ import pytest
 
 from launchers.state.queue import Claim, QueueReader
 from launchers.status.run_summary import RunSummary
-from sweep.run import Queued, enqueue
-from sweep.search_run import Search, run_search
+from sweep.running.run import Queued, enqueue
 from sweep.searching.feeding import Feeder
 from sweep.searching.rounds import next_points, read_round
+from sweep.searching.search_run import Search, run_search
 from sweep.searching.space import RUNNING
 from tests.sweep.searching.test_run import Cluster, best_s, off, searched
-from workloads.experiment import layout_id
+from workloads.spec.experiment import layout_id
 
 
 class SideBySide(Cluster):

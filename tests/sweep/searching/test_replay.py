@@ -10,14 +10,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis import search_regret
+from docs.tools import draw_search_regret as search_regret
 from sweep.__main__ import main
-from sweep.measured_tables import RECORDED
-from sweep.search_replay import SEARCH
+from sweep.composing.search_settings import Settings
+from sweep.predicting.measured_tables import RECORDED
 from sweep.searching.baselines import at_random, by_hand, by_prediction, in_order
 from sweep.searching.recorded import Recorded, read_recorded, recorded_space
 from sweep.searching.replay import CellResult, coverage, quantiles, replay, settled
-from sweep.searching.settings import Settings
+from sweep.searching.search_replay import SEARCH
 from tests.sweep.searching.spaces import table
 
 STUDY = Path(__file__).resolve().parents[4] / "shared" / "study" / "bench_final2_mfu2.csv"

@@ -15,14 +15,14 @@ from rich.console import Console
 
 from launchers.state.queue import Claim, QueueReader
 from launchers.status.run_summary import RunSummary
-from results.schema import MEASUREMENT_VERSION, SCHEMA_VERSION
-from results.store import read_attempts, write_attempt
+from results.tables.schema import MEASUREMENT_VERSION, SCHEMA_VERSION
+from results.tables.store import read_attempts, write_attempt
 from sweep.__main__ import main
-from sweep.conffiles import ConfFolders
-from sweep.run import Queued
-from sweep.search_run import Found, Search, prepare_search, print_search, run_search
-from workloads.experiment import Experiment, layout_id
-from workloads.record import config_columns
+from sweep.composing.conffiles import ConfFolders
+from sweep.running.run import Queued
+from sweep.searching.search_run import Found, Search, prepare_search, print_search, run_search
+from workloads.spec.experiment import Experiment, layout_id
+from workloads.spec.record import config_columns
 
 NEEDED = ("+grid=llama8b_8gpu", "launcher=slurm")
 

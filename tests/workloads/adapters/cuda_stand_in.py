@@ -15,8 +15,8 @@ import torch
 import torch._dynamo
 from torch.overrides import TorchFunctionMode
 
-from workloads import engine_support
-from workloads.experiment import Experiment
+from workloads.rules import engine_support
+from workloads.spec.experiment import Experiment
 
 _CPU = torch.device("cpu")
 _TYPES = {torch.float32: "torch.cuda.FloatTensor", torch.bfloat16: "torch.cuda.BFloat16Tensor"}

@@ -12,8 +12,9 @@ from typing import Any, NoReturn
 import torch
 
 from launchers.pilot import command
-from workloads import protocol, worker
-from workloads.beats import Beat
+from workloads import worker
+from workloads.contract import protocol
+from workloads.contract.beats import Beat
 
 FAULTS = {1: "ok", 2: "oom", 3: "hang", 4: "raise", 5: "ok"}
 """By seed: what the engine's second step does."""

@@ -16,12 +16,12 @@ import torch
 from tests.workloads.adapters.cuda_stand_in import cuda_on_cpu
 from tests.workloads.test_worker import MODEL
 from workloads.adapters.seam import engine_of
-from workloads.costs.partition import experiment_layers
-from workloads.engine_support import refused
-from workloads.errors import UnsupportedByEngine
-from workloads.experiment import Experiment
-from workloads.processes import on_ranks
-from workloads.protocol import MeasureSpec
+from workloads.contract.protocol import MeasureSpec
+from workloads.costs.shape.partition import experiment_layers
+from workloads.measuring.processes import on_ranks
+from workloads.rules.engine_support import refused
+from workloads.spec.errors import UnsupportedByEngine
+from workloads.spec.experiment import Experiment
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("megatron") is None, reason="megatron-core is not installed: pip install '.[megatron]'"

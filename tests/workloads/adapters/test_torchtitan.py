@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from tests.workloads.test_worker import MODEL, run
-from workloads import protocol
-from workloads.engine_support import refused
-from workloads.experiment import ENGINES, Experiment
-from workloads.protocol import MeasureSpec, StepRecord
+from workloads.contract import protocol
+from workloads.contract.protocol import MeasureSpec, StepRecord
+from workloads.rules.engine_support import refused
+from workloads.spec.experiment import ENGINES, Experiment
 
 MISSING = [
     name
@@ -129,7 +129,7 @@ def test_an_installed_package_of_another_version_is_refused(tmp_path: Path, monk
     import torch
 
     from workloads.adapters.torchtitan import Torchtitan
-    from workloads.errors import UnsupportedByEngine
+    from workloads.spec.errors import UnsupportedByEngine
 
     monkeypatch.setattr("importlib.metadata.version", lambda name: "0.3.0")
     experiment = Experiment.canonical(model=MODEL, global_batch_size=1, engine="torchtitan")

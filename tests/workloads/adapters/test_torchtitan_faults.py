@@ -10,12 +10,12 @@ import pytest
 from launchers import local
 from launchers.local import run_local
 from launchers.state.sweep_dir import Point, SweepDir
-from results import store
+from results.tables import store
 from tests.launchers.scripted import settings
 from tests.workloads.adapters.faulty import FAULTS
 from tests.workloads.adapters.test_torchtitan import pytestmark as pytestmark
 from tests.workloads.test_worker import MODEL
-from workloads.experiment import ENGINES, Experiment
+from workloads.spec.experiment import ENGINES, Experiment
 
 
 def test_faults_of_its_step_become_rows_and_the_points_after_them_run(

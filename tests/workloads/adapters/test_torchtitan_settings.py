@@ -14,13 +14,13 @@ import torch
 
 from tests.workloads.adapters.test_torchtitan import FOUR, QWEN, WIDE_HEADS
 from tests.workloads.adapters.test_torchtitan import pytestmark as pytestmark
-from workloads import weights
 from workloads.adapters.ultrasweep import Ultrasweep
-from workloads.engine.parameters import initial_part
-from workloads.errors import UnsupportedByEngine
-from workloads.experiment import Experiment
-from workloads.processes import on_ranks
-from workloads.protocol import MeasureSpec
+from workloads.contract.protocol import MeasureSpec
+from workloads.engine.collectives.parameters import initial_part
+from workloads.measuring.processes import on_ranks
+from workloads.spec import weights
+from workloads.spec.errors import UnsupportedByEngine
+from workloads.spec.experiment import Experiment
 
 needs_torchao = pytest.mark.skipif(importlib.util.find_spec("torchao") is None, reason="torchao is not installed")
 
@@ -170,7 +170,7 @@ def test_emulated_fp8_is_as_near_to_ours_as_rounding_lets_it_be(
 
 
 def test_the_model_class_follows_the_shape() -> None:
-    from workloads.engine_support import torchtitan_model
+    from workloads.rules.engine_support import torchtitan_model
 
     assert torchtitan_model(FOUR) == "llama3"
     assert torchtitan_model(dataclasses.replace(FOUR, tie_embeddings=True)) == "qwen3"

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from workloads.cluster import ClusterSpec, DeviceSpec, LinkSpec
-from workloads.experiment import Experiment
-from workloads.model_spec import MLASpec, ModelSpec, MoESpec
+from workloads.spec.cluster import ClusterSpec, DeviceSpec, LinkSpec
+from workloads.spec.experiment import Experiment
+from workloads.spec.model_spec import MLASpec, ModelSpec, MoESpec
 
 STUDY = Path(__file__).resolve().parents[4] / "shared" / "study" / "bench_final2_mfu2.csv"
 STUDY_FFN = {2048: 8192, 3072: 8192, 4096: 14336, 8192: 28672, 16384: 53248}

@@ -11,22 +11,22 @@ from typing import Any
 import pytest
 import torch
 
-from results.curve_bands import WINDOW, collapsed, distances
-from results.curves import read_curves
-from sweep.conffiles import ConfFolders
+from docs.tools.curves import __main__ as command
+from docs.tools.curves.__main__ import chosen, main
+from docs.tools.curves.curve_bands import WINDOW, collapsed, distances
+from docs.tools.curves.curve_table import read_curves
+from docs.tools.curves.runs import BIASED, DENSE, MODELS, REFERENCE, ROUTED, Run, all_runs, layouts_of, run_of
+from docs.tools.curves.train import entropy, held_out_loss, train_curve
+from sweep.composing.conffiles import ConfFolders
 from tests.pool import Pool
 from tests.workloads.engine.parity import train_rank
-from workloads.curves import __main__ as command
-from workloads.curves.__main__ import chosen, main
-from workloads.curves.runs import BIASED, DENSE, MODELS, REFERENCE, ROUTED, Run, all_runs, layouts_of, run_of
-from workloads.curves.train import entropy, held_out_loss, train_curve
-from workloads.engine.build import build
-from workloads.engine.groups import make_groups
-from workloads.engine.model import routers
-from workloads.experiment import Experiment, Precision
-from workloads.model_spec import ModelSpec
-from workloads.recipe import Recipe
-from workloads.rules import lacking, layout_violations
+from workloads.engine.collectives.groups import make_groups
+from workloads.engine.layers.transformer import routers
+from workloads.engine.training.build import build
+from workloads.engine.training.recipe import Recipe
+from workloads.rules.layout_rules import lacking, layout_violations
+from workloads.spec.experiment import Experiment, Precision
+from workloads.spec.model_spec import ModelSpec
 
 TINY_SIZES = {"hidden_size": 32, "num_heads": 2, "num_kv_heads": 2, "head_dim": 16, "ffn_hidden_size": 96}
 assert ROUTED.moe is not None and BIASED.moe is not None

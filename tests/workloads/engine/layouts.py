@@ -12,8 +12,8 @@ from itertools import combinations
 from typing import Any
 
 from tests.workloads.engine.parity import experiment
-from workloads.experiment import Experiment
-from workloads.rules import lacking, layout_violations
+from workloads.rules.layout_rules import lacking, layout_violations
+from workloads.spec.experiment import Experiment
 
 Layout = dict[str, Any]
 Pair = tuple[tuple[str, int], tuple[str, int]]

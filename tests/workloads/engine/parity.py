@@ -11,12 +11,12 @@ from torch import Tensor
 
 from tests.pool import Pool
 from tests.workloads.engine import reference
-from workloads.engine import optimizer
-from workloads.experiment import Experiment
-from workloads.model_spec import MLASpec, ModelSpec, MoESpec
+from workloads.engine.training import optimizer
 from workloads.parity import training
 from workloads.parity.shards import Shard, put_together
 from workloads.parity.training import RankTrace
+from workloads.spec.experiment import Experiment
+from workloads.spec.model_spec import MLASpec, ModelSpec, MoESpec
 
 STEPS = 2
 TOLERANCE = 1e-12

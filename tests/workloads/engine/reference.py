@@ -10,12 +10,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from workloads import weights as table
-from workloads.engine.data import step_batches
-from workloads.engine.parameters import initial_part
-from workloads.engine.routing import forced_choice
-from workloads.experiment import Experiment
-from workloads.weights import Weight
+from workloads.engine.collectives.parameters import initial_part
+from workloads.engine.layers.routing import forced_choice
+from workloads.engine.training.data import step_batches
+from workloads.spec import weights as table
+from workloads.spec.experiment import Experiment
+from workloads.spec.weights import Weight
 
 # The recipe of every run, written down here a second time: a wrong constant in the engine must not be a wrong one here.
 LEARNING_RATE, BETAS, EPSILON, WEIGHT_DECAY, MAX_GRAD_NORM = 3e-5, (0.9, 0.95), 1e-8, 0.1, 1.0

@@ -8,15 +8,15 @@ import pytest
 import torch
 
 from launchers.attempt.step_parts import routing_columns
-from results.schema import ATTEMPTS
+from results.tables.schema import ATTEMPTS
 from tests.pool import Pool
 from tests.workloads.engine.parity import experts, model
-from workloads.engine.balance import routing_record
-from workloads.engine.build import build, choose_attention
-from workloads.engine.groups import make_groups
-from workloads.experiment import Experiment
-from workloads.protocol import RankResult, RoutingRecord
-from workloads.step import _batches, run_step
+from workloads.contract.protocol import RankResult, RoutingRecord
+from workloads.engine.collectives.groups import make_groups
+from workloads.engine.training.balance import routing_record
+from workloads.engine.training.build import build, choose_attention
+from workloads.measuring.step import _batches, run_step
+from workloads.spec.experiment import Experiment
 
 LAYERS, MICROBATCHES = 2, 3
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from workloads.engine.breakdown import OPTIMIZER_RANGE, STEP_RANGE, Kind, Span, break_down, kind_of
-from workloads.engine.trace import read_step
-from workloads.protocol import AxisTime, Breakdown
+from workloads.contract.protocol import AxisTime, Breakdown
+from workloads.engine.observing.breakdown import OPTIMIZER_RANGE, STEP_RANGE, Kind, Span, break_down, kind_of
+from workloads.engine.observing.trace import read_step
 
 PARTS = ("matmul", "attention", "optimizer", "memory_bound", "comm_exposed", "bubble", "launch_gaps")
 

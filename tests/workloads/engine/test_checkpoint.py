@@ -11,8 +11,8 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
-from workloads.engine.checkpoint import Block, checkpointed
-from workloads.engine.memory import StorageTracker
+from workloads.engine.layers.checkpoint import Block, checkpointed
+from workloads.engine.observing.memory import StorageTracker
 
 
 def _block(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

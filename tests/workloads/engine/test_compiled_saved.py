@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from tests.pool import Pool
 from tests.workloads.engine.parity import experiment, train_rank
-from workloads.experiment import Experiment
+from workloads.spec.experiment import Experiment
 
 TOKENS, HIDDEN, QKV, FFN = 16, 32, 48, 80
 """A rank has 8 of the tokens between tensor-parallel regions; QKV and FFN (gate and up) are of both ranks together."""

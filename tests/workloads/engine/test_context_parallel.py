@@ -15,10 +15,10 @@ from torch.utils.checkpoint import checkpoint
 
 from tests.pool import Pool
 from tests.workloads.engine.attention_checks import inputs, relative_error, textbook_gradients
-from workloads.engine import context_parallel
-from workloads.engine.communication import Axis
-from workloads.engine.context_parallel import context_attention, local_positions
-from workloads.experiment import ContextKind
+from workloads.engine.collectives import context_parallel
+from workloads.engine.collectives.communication import Axis
+from workloads.engine.collectives.context_parallel import context_attention, local_positions
+from workloads.spec.experiment import ContextKind
 
 KINDS: tuple[ContextKind, ...] = ("ring", "allgather", "ulysses")
 HALF, SIZE = 5, 8

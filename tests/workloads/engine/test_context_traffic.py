@@ -16,9 +16,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tests.pool import Pool
 from tests.workloads.engine.attention_checks import inputs
 from tests.workloads.engine.test_context_parallel import HALF, KINDS, SIZE, world_axis
-from workloads.costs.context_parallel import context_messages
-from workloads.engine.context_parallel import context_attention, local_positions
-from workloads.experiment import ContextKind
+from workloads.costs.traffic.context_parallel import context_messages
+from workloads.engine.collectives.context_parallel import context_attention, local_positions
+from workloads.spec.experiment import ContextKind
 
 # What is sent
 
@@ -113,7 +113,7 @@ def alone(rank: int, cp: int, kind: ContextKind, fake_tensors: bool, answer: Any
 
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    from workloads.engine.memory import StorageTracker
+    from workloads.engine.observing.memory import StorageTracker
 
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=cp)
     own = [x[:, :, : 4 * HALF].contiguous() for x in inputs((1, 8, 4, 4 * HALF, SIZE), torch.bfloat16)]

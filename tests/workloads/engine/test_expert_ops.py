@@ -12,14 +12,14 @@ from torch.autograd import gradcheck
 from torch.nn import functional
 
 from tests.workloads.engine.op_checks import compare, randn
-from workloads.engine.communication import Axis
-from workloads.engine.dispatch import Dispatch, capacity_of
+from workloads.engine.collectives.communication import Axis
+from workloads.engine.collectives.dispatch import Dispatch, capacity_of
+from workloads.engine.layers.routing import forced_choice
 from workloads.engine.ops import backend
 from workloads.engine.ops.grouped_linear import RowGroups, grouped_linear
 from workloads.engine.ops.permute import collect_rows, reorder_rows, spread_rows
 from workloads.engine.ops.weighted_swiglu import weighted_swiglu
-from workloads.engine.routing import forced_choice
-from workloads.model_spec import MoESpec
+from workloads.spec.model_spec import MoESpec
 
 ALONE = Axis("ep", 1, 0, None)
 

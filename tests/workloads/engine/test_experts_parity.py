@@ -9,8 +9,8 @@ import pytest
 from tests.pool import Pool
 from tests.workloads.engine.parity import check, experiment, experts
 from tests.workloads.engine.test_parity import train_compiled_rank, train_prepared_rank
-from workloads.experiment import Experiment
-from workloads.model_spec import MoESpec
+from workloads.spec.experiment import Experiment
+from workloads.spec.model_spec import MoESpec
 
 CLIP_AT = 0.3
 MANY = experts()

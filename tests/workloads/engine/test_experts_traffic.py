@@ -13,12 +13,12 @@ from tests.pool import Pool
 from tests.workloads.engine.parity import experts
 from tests.workloads.engine.test_experts_parity import AUX, BIAS, CASES, routed
 from tests.workloads.engine.test_traffic import DEVICES_PER_NODE, Counted, count
-from workloads.costs.expert_loads import rows_from
-from workloads.costs.traffic import Traffic, step_traffic
-from workloads.engine.context_parallel import local_positions
-from workloads.engine.routing import forced_choice
-from workloads.experiment import Experiment
-from workloads.mesh import coordinates
+from workloads.costs.shape.expert_loads import rows_from
+from workloads.costs.traffic.sent import Traffic, step_traffic
+from workloads.engine.collectives.context_parallel import local_positions
+from workloads.engine.layers.routing import forced_choice
+from workloads.spec.experiment import Experiment
+from workloads.spec.mesh import coordinates
 
 Key = tuple[str, str, str | None]
 

@@ -15,15 +15,15 @@ from tests.pool import Pool
 from tests.workloads.engine.op_checks import check_fp8_casts, check_largest_values, randn, relative_error
 from tests.workloads.engine.parity import experts, model, train_rank
 from tests.workloads.engine.test_traffic import check as check_traffic
-from workloads.engine.fp8_gather import _fp8_parameters
+from workloads.engine.collectives.parameters import local_shard
 from workloads.engine.ops import fp8
 from workloads.engine.ops.fp8 import E4M3, E5M2, Operand, Recipe, Role
 from workloads.engine.ops.fp8_linear import Fp8Products, fp8_linear
 from workloads.engine.ops.linear import DeferredGradients
-from workloads.engine.parameters import local_shard
-from workloads.experiment import Experiment
-from workloads.model_spec import MLASpec, ModelSpec
+from workloads.engine.training.fp8_gather import _fp8_parameters
 from workloads.parity.shards import put_together
+from workloads.spec.experiment import Experiment
+from workloads.spec.model_spec import MLASpec, ModelSpec
 
 RECIPES: tuple[Recipe, ...] = ("tensorwise", "rowwise", "blockwise")
 ROLES: tuple[Role, ...] = ("activation", "weight", "gradient")

@@ -13,13 +13,13 @@ from tests.workloads.engine.op_checks import check_casts_of_groups, randn, relat
 from tests.workloads.engine.test_expert_ops import groups
 from tests.workloads.engine.test_fp8 import TINY, UNIT, matrix, small
 from tests.workloads.engine.test_traffic import built
-from workloads.engine.fp8_gather import _expert_parameters, _shard
 from workloads.engine.ops import fp8, fp8_grouped
 from workloads.engine.ops.backend import Backend
 from workloads.engine.ops.fp8_grouped import rows_by_weights
 from workloads.engine.ops.grouped_linear import grouped_linear, grouped_product
 from workloads.engine.ops.linear import DeferredGradients
-from workloads.experiment import Experiment
+from workloads.engine.training.fp8_gather import _expert_parameters, _shard
+from workloads.spec.experiment import Experiment
 
 SIZES = [[48, 0, 17, 63], [0, 0, 128], [128]]
 OUT, INTO = 64, 96

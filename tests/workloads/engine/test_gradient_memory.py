@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.distributed.fsdp._fully_shard._fsdp_common import DDPMeshInfo, FSDPMeshInfo
 
-from workloads.engine.gradient_memory import InMemoryOfActivations
+from workloads.engine.training.gradient_memory import InMemoryOfActivations
 
 
 def group(grads: list[object], *, replicas: bool = False, all_reduce: bool = True, **changes: Any) -> SimpleNamespace:

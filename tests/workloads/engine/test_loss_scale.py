@@ -10,15 +10,15 @@ import torch
 from tests.pool import Pool
 from tests.workloads.engine.op_checks import randn, relative_error
 from tests.workloads.engine.parity import model
-from workloads.engine import loss_scale
-from workloads.engine.build import Engine, build, choose_attention
-from workloads.engine.groups import make_groups
-from workloads.engine.loss_scale import LossScale
+from workloads.contract.protocol import StepRecord
+from workloads.engine.collectives.groups import make_groups
+from workloads.engine.collectives.parameters import local_shard
 from workloads.engine.ops.linear_cross_entropy import linear_cross_entropy
-from workloads.engine.parameters import local_shard
-from workloads.experiment import Experiment
-from workloads.protocol import StepRecord
-from workloads.step import Diverged, _batches, _finish, run_step
+from workloads.engine.training import loss_scale
+from workloads.engine.training.build import Engine, build, choose_attention
+from workloads.engine.training.loss_scale import LossScale
+from workloads.measuring.step import Diverged, _batches, _finish, run_step
+from workloads.spec.experiment import Experiment
 
 SPREAD = 2.0**-9
 """fp16 has 11 significant bits: sums in another order differ by few roundings of 2^-11."""

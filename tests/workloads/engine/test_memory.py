@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from tests.pool import Pool
-from workloads.engine.build import build, choose_attention
-from workloads.engine.groups import make_groups
-from workloads.engine.memory import StorageTracker
-from workloads.experiment import Experiment
-from workloads.model_spec import ModelSpec
-from workloads.protocol import MeasureSpec, MemoryAtPeak
-from workloads.stages import shortened
-from workloads.step import measure
+from workloads.contract.protocol import MeasureSpec, MemoryAtPeak
+from workloads.contract.stages import shortened
+from workloads.engine.collectives.groups import make_groups
+from workloads.engine.observing.memory import StorageTracker
+from workloads.engine.training.build import build, choose_attention
+from workloads.measuring.step import measure
+from workloads.spec.experiment import Experiment
+from workloads.spec.model_spec import ModelSpec
 
 MODEL = ModelSpec(
     name="probe",

@@ -9,8 +9,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from workloads.costs.schedule import Action, place_of, schedule_actions, stage_at
-from workloads.engine.messages import Messages
+from workloads.costs.shape.schedule import Action, place_of, schedule_actions, stage_at
+from workloads.engine.training.messages import Messages
 
 
 @dataclass

@@ -15,10 +15,10 @@ import torch
 from tests.pool import Pool
 from tests.workloads.engine.layouts import AXES, every_pair, larger
 from tests.workloads.engine.parity import STEPS, check, experiment, train_rank, trained_reference
-from workloads.engine.build import Engine, build
-from workloads.engine.groups import Groups
-from workloads.experiment import Experiment, Recompute
+from workloads.engine.collectives.groups import Groups
+from workloads.engine.training.build import Engine, build
 from workloads.parity.training import RankTrace
+from workloads.spec.experiment import Experiment, Recompute
 
 CLIP_AT = 0.3
 """Below the gradient norms of these cases (about 0.75), so that clipping is compared too."""

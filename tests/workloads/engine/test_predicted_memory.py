@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from tests.workloads.engine.test_memory import alone, total
-from workloads.costs.memory import estimate_memory
-from workloads.experiment import Experiment
-from workloads.mesh import rank_of
-from workloads.model_spec import ModelSpec
+from workloads.costs.memory.estimate import estimate_memory
+from workloads.spec.experiment import Experiment
+from workloads.spec.mesh import rank_of
+from workloads.spec.model_spec import ModelSpec
 
 LAYOUTS: list[dict[str, Any]] = [
     {"vocab_size": 32768, "dp": 2, "pp": 2, "zero_stage": 3, "rounds": 4, "recompute": "full"},

@@ -17,21 +17,21 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.flop_counter import FlopCounterMode
 
 from tests.workloads.engine.parity import experiment, experts, mla
-from workloads.engine import experts as expert_layers
-from workloads.engine import latent_attention
-from workloads.engine.build import shape_chunks
-from workloads.engine.communication import Axis
-from workloads.engine.experts import Experts
-from workloads.engine.groups import make_groups
-from workloads.engine.memory import StorageTracker
-from workloads.engine.model import Block
+from workloads.engine.collectives.communication import Axis
+from workloads.engine.collectives.groups import make_groups
+from workloads.engine.collectives.parameters import initialise
+from workloads.engine.collectives.tensor_parallel import TensorParallel
+from workloads.engine.layers import experts as expert_layers
+from workloads.engine.layers import latent_attention
+from workloads.engine.layers.experts import Experts
+from workloads.engine.layers.recompute import CheckpointedBlock, FullBlock, Recipes, SelectiveBlock, apply_recompute
+from workloads.engine.layers.transformer import Block
+from workloads.engine.observing.memory import StorageTracker
 from workloads.engine.ops.attention import attention_backward, attention_forward
 from workloads.engine.ops.grouped_linear import RowGroups, grouped_product
-from workloads.engine.parameters import initialise
-from workloads.engine.recompute import CheckpointedBlock, FullBlock, Recipes, SelectiveBlock, apply_recompute
-from workloads.engine.tensor_parallel import TensorParallel
-from workloads.model_spec import ModelSpec
-from workloads.recomputation import Recompute, operations_of
+from workloads.engine.training.build import shape_chunks
+from workloads.spec.model_spec import ModelSpec
+from workloads.spec.recomputation import Recompute, operations_of
 
 MODEL = ModelSpec(
     name="block",

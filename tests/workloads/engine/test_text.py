@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from tests.workloads.engine.parity import experiment
-from workloads.engine import text
-from workloads.engine.data import Source, step_batches
-from workloads.errors import InvalidExperiment
-from workloads.experiment import Experiment
+from workloads.engine.training import text
+from workloads.engine.training.data import Source, step_batches
+from workloads.spec.errors import InvalidExperiment
+from workloads.spec.experiment import Experiment
 
 CPU = torch.device("cpu")
-README = Path(text.__file__).parents[1] / "text" / "README.md"
+README = Path(text.__file__).parents[2] / "text" / "README.md"
 
 
 def case(**layout: int) -> Experiment:

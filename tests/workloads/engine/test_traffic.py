@@ -16,13 +16,13 @@ import torch.distributed as dist
 from tests.pool import Pool
 from tests.workloads.engine.parity import experiment, experts
 from tests.workloads.engine.test_parity import CASES
-from workloads.costs.traffic import Traffic, step_traffic
-from workloads.engine.build import Engine, build, choose_attention
-from workloads.engine.groups import make_groups
-from workloads.engine.traffic import TrafficCounter, axes_of
-from workloads.experiment import Experiment
-from workloads.protocol import MeasureSpec
-from workloads.step import _batches, measure, run_step
+from workloads.contract.protocol import MeasureSpec
+from workloads.costs.traffic.sent import Traffic, step_traffic
+from workloads.engine.collectives.groups import make_groups
+from workloads.engine.observing.traffic import TrafficCounter, axes_of
+from workloads.engine.training.build import Engine, build, choose_attention
+from workloads.measuring.step import _batches, measure, run_step
+from workloads.spec.experiment import Experiment
 
 DEVICES_PER_NODE = 2
 Counted = list[Traffic] | None
@@ -133,7 +133,7 @@ def count_alone(case: Experiment, rank: int, answer: Any) -> None:
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    from workloads.engine.build import assemble, shape_chunks
+    from workloads.engine.training.build import assemble, shape_chunks
     from workloads.rehearse import _step
 
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=case.world_size)

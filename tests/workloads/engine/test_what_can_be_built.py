@@ -12,11 +12,11 @@ import pytest
 from results.errors import UltrasweepError
 from tests.workloads.costs.shapes import MIXTRAL
 from tests.workloads.engine.parity import mla
-from workloads.costs.schedule import INTERLEAVED, V_SHAPED
-from workloads.experiment import ContextKind, Experiment, PipelineSchedule, Recompute
-from workloads.mesh import rank_of
-from workloads.model_spec import ModelSpec
-from workloads.rules import lacking, layout_violations
+from workloads.costs.shape.schedule import INTERLEAVED, V_SHAPED
+from workloads.rules.layout_rules import lacking, layout_violations
+from workloads.spec.experiment import ContextKind, Experiment, PipelineSchedule, Recompute
+from workloads.spec.mesh import rank_of
+from workloads.spec.model_spec import ModelSpec
 
 LAYOUTS = 240
 
@@ -81,8 +81,8 @@ def build_all(cases: list[Experiment]) -> list[str | None]:
     import torch.distributed as dist
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    from workloads.engine.build import assemble, shape_chunks
-    from workloads.engine.groups import make_groups
+    from workloads.engine.collectives.groups import make_groups
+    from workloads.engine.training.build import assemble, shape_chunks
 
     found: list[str | None] = []
     for case in cases:

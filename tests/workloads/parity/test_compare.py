@@ -8,13 +8,12 @@ from functools import partial
 import pytest
 import torch
 
-from results.agreement import TOLERANCES
+from results.statistics.agreement import TOLERANCES
 from tests.planted.faults_of_ranks import FAULTS
 from tests.planted.plant import with_fault
 from tests.pool import Pool
 from tests.workloads.engine.layouts import larger
 from tests.workloads.engine.parity import experiment
-from workloads.experiment import Experiment, Precision
 from workloads.parity.compare import (
     HIGHER,
     NOISE_FACTOR,
@@ -28,6 +27,7 @@ from workloads.parity.compare import (
 from workloads.parity.order import Computed, Phase, in_order
 from workloads.parity.shards import Whole
 from workloads.parity.training import train_rank
+from workloads.spec.experiment import Experiment, Precision
 
 ONE = experiment()
 

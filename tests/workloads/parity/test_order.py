@@ -10,15 +10,15 @@ from torch import Tensor
 
 from tests.workloads.engine.layouts import larger
 from tests.workloads.engine.parity import experiment
-from workloads.engine.context_parallel import local_positions
-from workloads.engine.parameters import ParameterSpec
-from workloads.experiment import Experiment
-from workloads.mesh import coordinates, data_degrees
+from workloads.engine.collectives.context_parallel import local_positions
+from workloads.engine.collectives.parameters import ParameterSpec
 from workloads.parity.activations import Piece, names_in_order, put_activations_together
 from workloads.parity.order import Computed, in_order
 from workloads.parity.shards import Shard, Whole, put_together, relative_difference
 from workloads.parity.training import RankTrace, StepTrace
-from workloads.weights import COLUMNS, ROWS, WHOLE, Placement, Weight
+from workloads.spec.experiment import Experiment
+from workloads.spec.mesh import coordinates, data_degrees
+from workloads.spec.weights import COLUMNS, ROWS, WHOLE, Placement, Weight
 
 CASES = larger(12, 16, 2, seed=5)
 

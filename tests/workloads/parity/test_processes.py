@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.workloads.engine.parity import experiment
+from workloads.measuring.processes import RankFailed
 from workloads.parity.processes import train
-from workloads.processes import RankFailed
 
 
 @pytest.mark.slow

@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sweep.codebases import GENERAL, read_clusters, read_profiles
+from sweep.predicting.codebases import GENERAL, read_clusters, read_profiles
 from tests.workloads.costs.shapes import DEEPSEEK_V3, LLAMA_8B, MIXTRAL, ONE_NODE
 from tests.workloads.predict.tables import random_rows
-from workloads.experiment import Experiment
 from workloads.predict import layouts, time_terms
 from workloads.predict.parameters import TIME, time_parameters
 from workloads.predict.predictor import Predictor
 from workloads.predict.probed import IN_A_PROBE, LAUNCH_S, probed
 from workloads.predict.table import read_points
+from workloads.spec.experiment import Experiment
 
 H200 = read_clusters()["h200"]
 PROFILES = read_profiles()

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from sweep.codebases import GENERAL, read_clusters, read_profiles
+from sweep.predicting.codebases import GENERAL, read_clusters, read_profiles
 from tests.workloads.predict.tables import random_rows, row
 from workloads.predict.parameters import TIME
 from workloads.predict.points import Points

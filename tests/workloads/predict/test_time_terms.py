@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sweep.codebases import read_profiles
+from sweep.predicting.codebases import read_profiles
 from tests.workloads.predict.tables import row
 from tests.workloads.predict.test_predictor import points
-from workloads.costs.pipeline import pipeline_time_s
+from workloads.costs.time.pipeline import pipeline_time_s
 from workloads.predict.parameters import TIME
 from workloads.predict.time_terms import Parts, facts_of, step_parts
 

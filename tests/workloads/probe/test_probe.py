@@ -9,12 +9,12 @@ import torch
 import torch.distributed as dist
 
 from tests.pool import Pool
-from tests.workloads.test_stages import CLUSTER, MODEL, experiment
+from tests.workloads.contract.test_stages import CLUSTER, MODEL, experiment
+from workloads.contract.probe_figures import ON_CPU, ON_GPU, Figure
+from workloads.contract.protocol import MeasureSpec, Task
 from workloads.probe import device_rates, layers, network, run
-from workloads.probe.figures import ON_CPU, ON_GPU, Figure
 from workloads.probe.stopwatch import Stopwatch
-from workloads.protocol import MeasureSpec, Task
-from workloads.rules import layout_violations
+from workloads.rules.layout_rules import layout_violations
 
 CPU = torch.device("cpu")
 

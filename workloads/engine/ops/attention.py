@@ -34,7 +34,7 @@ _EFFICIENT_ROWS = 32
 def attention(q_BNSH: Tensor, k_BKTH: Tensor, v_BKTV: Tensor, *, causal: bool) -> Tensor:
     """Attention of every query over all keys (``causal``: those up to its own position; S = T). Result [B, N, S, V].
 
-    Torch picks the kernel among those that the process allows (`workloads.engine.build.choose_attention`).
+    Torch picks the kernel among those that the process allows (`workloads.engine.training.build.choose_attention`).
     """
     grouped = q_BNSH.shape[1] != k_BKTH.shape[1]
     if not _needs_equal_sizes(q_BNSH, v_BKTV):

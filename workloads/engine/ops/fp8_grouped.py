@@ -1,10 +1,10 @@
 """Products in fp8 of rows with the weight of the group that they are in: those of routed experts.
 
 Shapes: N rows, sorted by group; G groups; I inputs, O outputs. The weights of all groups are one matrix, [G*O, I], in
-e4m3 with one scale for each group (`workloads.engine.fp8_gather`); rows are cast here, in e4m3 with one scale each.
-``torch._scaled_grouped_mm``, which has no other kernel on Hopper, takes scales of rows for both: a group's is that of
-all its rows, and of all rows of its transpose. On other devices with fp8 each group is a product of its own, and the
-host must know the groups' sizes.
+e4m3 with one scale for each group (`workloads.engine.training.fp8_gather`); rows are cast here, in e4m3 with one scale
+each. ``torch._scaled_grouped_mm``, which has no other kernel on Hopper, takes scales of rows for both: a group's is
+that of all its rows, and of all rows of its transpose. On other devices with fp8 each group is a product of its own,
+and the host must know the groups' sizes.
 
 In both directions what is contracted is features, so that groups may have any number of rows. Contracted over rows, as
 the weights' gradients are, every group's would have to be a multiple of 16 bytes, and each feature would need a scale

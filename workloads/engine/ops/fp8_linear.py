@@ -42,7 +42,8 @@ class Fp8Products:
         """Something else keeps the input, or makes it again: save it as it is."""
         self.wide_weight_gradient = recipe == "rowwise"
         self.weight_factors: Tensor | None = None
-        """The inverse of the weight's scale, (1,), where the weight comes in fp8 (`workloads.engine.fp8_gather`)."""
+        """The inverse of the weight's scale, (1,), where the weight comes in fp8
+        (`workloads.engine.training.fp8_gather`)."""
 
     def forward(self, x_TI: Tensor, weight_OI: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
         """(``x W^T``, what `weight_gradient` needs of ``x``)."""

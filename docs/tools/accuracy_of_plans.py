@@ -1,0 +1,197 @@
+"""The tables of docs/accuracy.md on what plans predict: before, as the shipped rows have it, and now."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+
+import pandas as pd
+
+from docs.tools.hosts_of_rows import host_of, launch_s
+from results.statistics import grade
+from results.tables.load import load
+from sweep.grids.step_time import StepTime
+from sweep.predicting.codebases import read_clusters, read_profiles
+from sweep.predicting.forecast import READ, Forecast, Known, ran_layouts, read_known
+from sweep.predicting.measured_tables import RECORDED
+from workloads.costs.memory.estimate import peak_stage
+from workloads.predict import layouts, near_full
+from workloads.predict.predictor import Predictor
+from workloads.predict.probed import LAUNCH_S
+from workloads.spec.experiment import ENGINE, Experiment, from_dict, layout_id
+
+CLUSTER = "h200"
+"""On which most shipped rows were measured."""
+COLUMNS = ("rows", "MAPE", "p90", "bias", "Spearman", "top-1 regret", "inside 90 %")
+_SHOWN_AXES = ("model", "tp", "pp", "cp", "zero_stage", "recompute", "pp_schedule", "precision")
+
+
+GRADIENTS_SHARE_MEMORY = pd.Timestamp("2026-11-26", tz="UTC")
+"""Before, reduced gradients had memory of their own, and devices were nearly full earlier: from `FULL_BEFORE` on."""
+FULL_BEFORE = 0.76
+"""As `near_full.FROM`. The engine's version is the same: what it computes and what its tensors take is."""
+DRAWS = {
+    "third": "h100x2_validation_probed",
+    "fourth": "h100x2_validation_growing",
+    "fifth": "h100x2_validation_gradients",
+}
+"""Sweeps of layouts drawn by a seed, each of one host with a probe of its own."""
+
+
+def recorded_attempts() -> pd.DataFrame:
+    """The shipped measurements of this project's engine that ended well."""
+    rows: pd.DataFrame = load(RECORDED).table.to_pandas()
+    return rows[(rows["method"] == "measured") & (rows["outcome"] == "ok") & (rows["engine"] == ENGINE)]
+
+
+def points_of(attempts: pd.DataFrame) -> pd.DataFrame:
+    """Their points, as ``grade`` takes them, with their ``experiment`` beside."""
+    points = grade.measured_points(attempts)
+    experiments = pd.Series([from_dict(json.loads(text)) for text in points["config_json"]], dtype="object")
+    return points.assign(experiment=experiments)
+
+
+def planned(points: pd.DataFrame, known: Mapping[str, Known] | None = None) -> pd.DataFrame:
+    """What a plan predicts of these points, as a file of predictions has it. ``known``: by cluster; None: nothing."""
+    parts = []
+    for name, own in points.groupby("cluster", sort=True):
+        experiments: Sequence[Experiment] = own["experiment"].tolist()
+        forecast = Forecast.of(read_clusters()[str(name)], (known or {}).get(str(name)), map(layout_id, experiments))
+        workspace = forecast.cluster.device.workspace_bytes
+        before = own["started_at"] < GRADIENTS_SHARE_MEMORY
+        starts = before.map({True: FULL_BEFORE, False: near_full.FROM})
+        times = [
+            forecast.near_full(time, peak_stage(one).peak_bytes + workspace, start)
+            for time, one, start in zip(forecast.times(experiments), experiments, starts, strict=True)
+        ]
+        parts.append(pd.DataFrame([_row(*one) for one in zip(own["experiment_id"], times, strict=True)]))
+    return pd.concat(parts, ignore_index=True)
+
+
+def _row(experiment_id: str, time: StepTime | None) -> dict[str, str | float | None]:
+    names = {"step_time_s": "step_time_s", "step_time_low_s": "low_s", "step_time_high_s": "high_s"}
+    return {"experiment_id": experiment_id, **{name: getattr(time, field, None) for name, field in names.items()}}
+
+
+def without_its_model(points: pd.DataFrame, attempts: pd.DataFrame) -> pd.DataFrame:
+    """The same, of each model from the measured attempts at all others on its cluster."""
+    parts = []
+    for (_, model), own in points.groupby(["cluster", "model"], sort=True):
+        cluster = str(own["cluster"].iloc[0])
+        others = attempts.loc[(attempts["model"] != model) & (attempts["cluster"] == cluster), READ]
+        values = others.astype(object).where(others.notna(), None).itertuples(index=False)
+        rows = [dict(zip(READ, row, strict=True)) for row in values]
+        parts.append(planned(own, {cluster: Known(ran_layouts(rows))}))
+    return pd.concat(parts, ignore_index=True)
+
+
+def from_another(points: pd.DataFrame, cluster: str, other: str) -> pd.DataFrame:
+    """The same of the points of one cluster from those of another, and the shipped probes of both."""
+    return planned(points[points["cluster"] == cluster], {cluster: _of_another(cluster, other)})
+
+
+def at_own_hosts(points: pd.DataFrame, cluster: str, other: str) -> pd.DataFrame:
+    """The same, each host (told by its devices) with the middle of what its own rows took to launch an operation in the
+    place of the probe's."""
+    known, parts = _of_another(cluster, other), []
+    probe = {name: value for name, value in known.probe.items() if name != "pace"}
+    own = points[points["cluster"] == cluster]
+    for _, rows in own.groupby(host_of(own), sort=True):
+        launch = launch_s(rows)
+        host = {} if launch is None else {"launch": launch / LAUNCH_S}
+        parts.append(planned(rows, {cluster: dataclasses.replace(known, probe={**probe, **host})}))
+    return pd.concat(parts, ignore_index=True)
+
+
+def _of_another(cluster: str, other: str) -> Known:
+    clusters = read_clusters()
+    return dataclasses.replace(read_known(clusters[cluster], RECORDED, [clusters[other]]), steps={})
+
+
+def has_experts_or_latents(experiment: Experiment) -> bool:
+    """Routed experts or latent attention."""
+    return experiment.model.moe is not None or experiment.model.mla is not None
+
+
+def kinds_of(points: pd.DataFrame, attempts: pd.DataFrame, cluster: str) -> pd.DataFrame:
+    """Of points of one cluster: whether a run stopped to free memory (``stopped``), and whether the host sets the pace
+    by the form before any fit (``waits``)."""
+    stops = attempts.groupby("experiment_id")["allocator_retries"].max() > 0
+    experiments = points["experiment"].tolist()
+    structures = layouts.Structures(read_clusters()[cluster])
+    of_layers = structures.of_layers(experiments, structures.factors(experiments))
+    rows = layouts.points_of(experiments, read_clusters()[cluster], None, of_layers)
+    share = Predictor.learn(None, read_profiles()).host_share(rows)
+    return points.assign(stopped=points["experiment_id"].map(stops), waits=share > 0.5)
+
+
+def section() -> str:
+    """Two tables: all points by cluster and by where the prediction comes from; and by axis those of `CLUSTER`."""
+    attempts = recorded_attempts()
+    points = points_of(attempts)
+    on, elsewhere = (points[(points["cluster"] == CLUSTER) == here] for here in (True, False))
+    left = _pairs(without_its_model(on, attempts), on)
+    compared = [
+        (f"{CLUSTER}, as recorded, when each was run", _recorded(on)),
+        (f"{CLUSTER}, now, nothing measured before", _pairs(planned(on), on)),
+        (f"{CLUSTER}, now, measured rows of the other models", left),
+    ]
+    for name, own in elsewhere.groupby("cluster", sort=True):
+        known = at_own_hosts(points, str(name), CLUSTER)
+        compared += [
+            (f"{name}, as recorded, when each was run", _recorded(own)),
+            (f"{name}, now, nothing measured before", _pairs(planned(own), own)),
+            (
+                f"{name}, now, rows of {CLUSTER} and the newest probe of each",
+                _pairs(from_another(points, str(name), CLUSTER), own),
+            ),
+            (f"{name}, now, rows of {CLUSTER}, and each host's launches", _pairs(known, own)),
+        ]
+        kinds = kinds_of(own, attempts, str(name))
+        waits, stopped, odd = kinds["waits"], kinds["stopped"], kinds["experiment"].map(has_experts_or_latents)
+        for said, those in (
+            ("stopped to free memory", stopped),
+            ("did not stop, the device sets the pace", ~stopped & ~waits),
+            ("did not stop, the host does, dense models", ~stopped & waits & ~odd),
+            ("did not stop, the host does, experts or latent attention", ~stopped & waits & odd),
+        ):
+            compared.append((f"{name}, of these: {said}", _pairs(known, own[those])))
+        for draw, sweep in DRAWS.items():
+            those = (own["sweep"] == sweep) & ~stopped
+            compared.append((f"{name}, of these: {draw} draw, did not stop", _pairs(known, own[those])))
+    lines = []
+    for name, pairs in compared:
+        found = grade.grades(pairs)
+        lines.append((name, found[found["axis"].isna()].iloc[0]))
+    by_axis = grade.grades(left)
+    shown = by_axis[by_axis["axis"].isin(_SHOWN_AXES)]
+    axes = [(f"{row['axis']} {row['value']}", row) for _, row in shown.iterrows()]
+    return (
+        f"{_table('predicted by a plan', lines, COLUMNS)}\n\nOn {CLUSTER}, with measured rows of the other models, by "
+        f"axis:\n\n{_table('points with', axes, ('rows', 'MAPE', 'p90', 'bias', 'inside 90 %'))}"
+    )
+
+
+def _recorded(points: pd.DataFrame) -> pd.DataFrame:
+    pairs = grade.pairs_of_rows(points)
+    return pairs[(pairs["depth"] == "closed_form") & (pairs["quantity"] == "step_time")]
+
+
+def _pairs(predictions: pd.DataFrame, points: pd.DataFrame) -> pd.DataFrame:
+    return grade.pairs_of_predictions(predictions, points)
+
+
+def _table(first: str, lines: Sequence[tuple[str, pd.Series]], columns: Sequence[str]) -> str:
+    head = f"| {first} | {' | '.join(columns)} |\n|---|{'---:|' * len(columns)}"
+    return "\n".join([head, *(f"| {name} | {' | '.join(_cell(row, one) for one in columns)} |" for name, row in lines)])
+
+
+def _cell(row: pd.Series, column: str) -> str:
+    names = {"rows": "n", "MAPE": "mape", "top-1 regret": "top1_regret", "inside 90 %": "coverage"}
+    value = row[names.get(column, column.lower())]
+    if value is None or pd.isna(value):
+        return "–"
+    if column in ("rows", "Spearman"):
+        return f"{value:,}" if column == "rows" else f"{value:.3f}"
+    return f"{value:+.1%}".replace("%", " %") if column == "bias" else f"{value:.1%}".replace("%", " %")

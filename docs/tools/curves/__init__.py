@@ -1,0 +1,1 @@
+"""Training curves: small models that learn a real text in every precision and layout: `python -m docs.tools.curves`."""

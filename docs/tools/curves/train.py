@@ -1,0 +1,151 @@
+"""Trains one run on one rank, and says after every step what its curves show."""
+
+from __future__ import annotations
+
+import math
+import platform
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from workloads.costs.shape.partition import experiment_layers
+from workloads.engine.collectives.groups import make_groups
+from workloads.engine.layers.routing import Router
+from workloads.engine.layers.transformer import routers
+from workloads.engine.training.build import Engine, build, choose_attention
+from workloads.engine.training.data import step_batches
+from workloads.engine.training.recipe import Recipe
+from workloads.engine.training.text import held_out_steps, held_out_text
+from workloads.measuring.step import _batches, _finish, run_step
+from workloads.spec.experiment import Experiment
+
+
+@dataclass(frozen=True, slots=True)
+class CurvePoint:
+    """One step; the columns of `docs.tools.curves.curve_table` that a step fills."""
+
+    step: int
+    learning_rate: float
+    loss: float
+    """Of the global batch, in nats a token, before the update."""
+    grad_norm: float | None
+    """Before clipping; None where it overflowed."""
+    loss_scale: float | None
+    skipped: bool | None
+    load_entropy: list[float] | None
+    """Of the distribution of the step's tokens over the experts, over that of an even one: of every layer that routes
+    by what it has learned. None without such layers."""
+    load_imbalance: list[float] | None
+    """Of the same layers: tokens of the most loaded expert over the mean."""
+    held_out_loss: float | None = None
+    """After the update, in nats a token; of the last step alone."""
+
+
+def train_curve(rank: int, experiment: Experiment, recipe: Recipe, device: str) -> list[dict[str, object]]:
+    """Every step as columns of `docs.tools.curves.curve_table`, in an initialised process group. All ranks return the
+    same.
+
+    Raises what the engine raises: `workloads.measuring.step.Diverged` where a loss is not finite.
+    """
+    choose_attention(experiment)
+    place = torch.device("cuda", torch.cuda.current_device()) if device == "cuda" else torch.device("cpu")
+    engine = build(experiment, make_groups(experiment, rank, place), recipe)
+    software = {
+        "device": torch.cuda.get_device_name(place) if device == "cuda" else platform.machine(),
+        "torch_version": torch.__version__,
+    }
+    return [{**software, **asdict(point)} for point in _points(engine, recipe)]
+
+
+def _points(engine: Engine, recipe: Recipe) -> Iterator[CurvePoint]:
+    loads = Loads(engine)
+    for step in range(recipe.steps):
+        pending = run_step(engine, step, _batches(engine, step), is_warmup=False)
+        engine.clock.finish()
+        record = _finish(engine, pending)
+        assert record.loss is not None
+        of_experts = loads.of_step()
+        held_out = held_out_loss(engine) if step == recipe.steps - 1 and recipe.data == "text" else None
+        yield CurvePoint(
+            step=step,
+            learning_rate=recipe.rate(step),
+            loss=record.loss,
+            grad_norm=record.grad_norm,
+            loss_scale=record.loss_scale,
+            skipped=record.skipped,
+            load_entropy=None if of_experts is None else [entropy(load) for load in of_experts],
+            load_imbalance=None if of_experts is None else [max(load) * len(load) / sum(load) for load in of_experts],
+            held_out_loss=held_out,
+        )
+
+
+class Loads:
+    """What the routers of all layers have sent to their experts in each step."""
+
+    def __init__(self, engine: Engine) -> None:
+        e, self.groups = engine.experiment, engine.groups
+        moe, layers = e.model.moe, experiment_layers(e)
+        self.own: list[tuple[int, Router]] = []
+        if moe is None or e.routing != "learned":
+            return
+        self.routed, self.experts = range(moe.num_dense_layers, e.model.num_layers), moe.num_experts
+        for number, chunk in enumerate(engine.chunks):
+            in_chunk = [layer for layer in layers[self.groups.stage_of(number)] if layer in self.routed]
+            self.own += zip(in_chunk, routers(chunk), strict=True)
+        self.before = self._totals()
+
+    def of_step(self) -> list[list[float]] | None:
+        """Tokens of every expert, of every routed layer of the model, since the last call; up to a common factor. None
+        where nothing is learned. A collective of all ranks."""
+        if not hasattr(self, "before"):
+            return None
+        now = self._totals()
+        # Ranks of one tensor-parallel group may hold the same tokens: all experts then count as often.
+        of_step = now - self.before
+        self.before = now
+        dist.all_reduce(of_step)
+        loads: list[list[float]] = of_step.double().tolist()
+        return loads
+
+    def _totals(self) -> Tensor:
+        totals = torch.zeros(len(self.routed), self.experts, dtype=torch.int64, device=self.groups.device)
+        for layer, router in self.own:
+            totals[layer - self.routed.start] = router.total
+        return totals
+
+
+def entropy(load: Sequence[float]) -> float:
+    """Of shares, over that of even ones: 1 is even, 0 is one expert for all."""
+    shares = [value / sum(load) for value in load if value > 0]
+    return -sum(share * math.log(share) for share in shares) / math.log(len(load))
+
+
+def held_out_loss(engine: Engine) -> float:
+    """The mean loss of the held-out text in nats a token, the same on every rank.
+
+    It runs whole steps, whose gradients are dropped: so it works on every layout and schedule without code of its own.
+    What routers count is counted as before.
+    """
+    counted = [router.load for chunk in engine.chunks for router in routers(chunk)]
+    before = [load.clone() for load in counted]
+    experiment, groups = engine.experiment, engine.groups
+    steps = held_out_steps(experiment)
+    total = torch.zeros((), dtype=torch.float64, device=groups.device)
+    for step in range(steps):
+        batches = step_batches(
+            experiment, step, groups.data_rank, groups.device, groups.position["cp"], source=held_out_text
+        )
+        loss, _ = engine.pipeline.run(batches)
+        if loss is not None and groups.axes["tp"].rank == 0:
+            total += loss.double()
+        for named in engine.optimizer.parameters:
+            named.current.grad = None
+    for load, was in zip(counted, before, strict=True):
+        load.copy_(was)
+    dist.all_reduce(total)
+    mean = total.item() / steps
+    assert math.isfinite(mean)
+    return mean

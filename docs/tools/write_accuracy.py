@@ -1,0 +1,182 @@
+"""Writes docs/accuracy.md: how far predictions of tables are off, measured by leaving out what is predicted.
+
+``python -m docs.tools.write_accuracy [--study bench_final2_mfu2.csv] [--a100 a100_runs.csv]`` computes every number
+from rows. The shipped rows are read from results/recorded; the study's and the A100 runs' files do not ship, and a
+section whose file is not given is kept as it stands.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from argparse import ArgumentParser
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from docs.tools import accuracy_limits, accuracy_of_hosts, accuracy_of_plans, accuracy_of_rehearsals
+from docs.tools.accuracy_limits import host_sets_pace
+from docs.tools.accuracy_scores import MANY, by_value, in_cells_of, percent, scores, table, verdicts
+from sweep.predicting.measured_tables import ON_OTHER_HOSTS, a100_table, recorded_table, study_table
+from sweep.predicting.predict_table import predict_frame
+
+PAGE = Path(__file__).parents[1] / "accuracy.md"
+DEVICE = "NVIDIA H200"
+"""Of most shipped rows."""
+TEN = 5
+"""How often ten rows are drawn."""
+CUTS = tuple(float(gib) for gib in range(56, 93, 4))
+"""GiB of reserved memory above which a row of an 80 GB device would be refused."""
+FINE_CUTS = tuple(gib / 4 for gib in range(4 * 60, 4 * 88))
+"""The same, fine enough to find the best one."""
+
+
+def leave_out(rows: pd.DataFrame, given: pd.DataFrame, key: Sequence[str]) -> pd.DataFrame:
+    """Predictions of ``rows``, each group of equal ``key`` from the rows of ``given`` of all other groups."""
+    parts = []
+    for _, group in rows.groupby(list(key), sort=True):
+        same = (given[list(key)] == group.iloc[0][list(key)]).all(axis=1)
+        parts.append(_predicted(group, given[~same]))
+    return pd.concat(parts).sort_index()
+
+
+def ten_rows(rows: pd.DataFrame) -> pd.DataFrame:
+    """Predictions of all rows but ten, fitted on these ten, for several draws."""
+    parts = []
+    for seed in range(TEN):
+        drawn = rows.sample(10, random_state=seed).index
+        parts.append(_predicted(rows.drop(drawn), rows.loc[drawn]).assign(draw=seed))
+    return pd.concat(parts)
+
+
+def _predicted(rows: pd.DataFrame, given: pd.DataFrame | None) -> pd.DataFrame:
+    known = rows.reset_index(drop=True).drop(columns=["status", "step_time_s", "reserved_gib"])
+    found = predict_frame(known, None if given is None else given.reset_index(drop=True)).predictions
+    found = found.set_index(rows.index).drop(columns="reason").astype(float)
+    return rows.join(found.add_prefix("of_"))
+
+
+def recorded_section() -> str:
+    rows = recorded_table()
+    measured = {name: rows[rows["gpu"] == name] for name in (DEVICE, *sorted({*rows["gpu"].dropna()} - {DEVICE}))}
+    left = leave_out(_ran(measured[DEVICE]), measured[DEVICE], ("layers", "hidden"))
+    waits = host_sets_pace(left)
+    again = recorded_table(ON_OTHER_HOSTS)
+    again = _ran(again[again["gpu"] == DEVICE])
+    blind = again.drop(columns="host_launch_s")
+    lines = [
+        (f"{DEVICE}, nothing fitted", scores(_predicted(_ran(measured[DEVICE]), None))),
+        (f"{DEVICE}, one model left out", scores(left)),
+        ("of these, where the device sets the pace", scores(left[~waits])),
+        ("of these, where the host does", scores(left[waits])),
+        ("on other hosts, one model left out", scores(leave_out(again, measured[DEVICE], ("layers", "hidden")))),
+        ("same, without their launches", scores(leave_out(blind, measured[DEVICE], ("layers", "hidden")))),
+        (f"{DEVICE}, ten rows, {TEN} draws", scores(ten_rows(_ran(measured[DEVICE])))),
+    ]
+    for name, own in measured.items():
+        if name != DEVICE:
+            lines.append((f"{name}, nothing fitted", scores(_predicted(_ran(own), None))))
+            lines.append((f"{name}, rows of {DEVICE}", scores(_predicted(_ran(own), measured[DEVICE]))))
+    axes = [
+        line
+        for name in ("hidden", "tp", "pp", "cp", "sharding", "recompute", "seq", "precision")
+        for line in by_value(left, name)
+    ]
+    return (
+        f"{table(lines, 'fitted on')}\n\n{DEVICE}, one model left out, by axis:\n\n{table(axes, 'rows with')}\n\n"
+        f"{accuracy_limits.section(left, waits)}"
+    )
+
+
+def _ran(rows: pd.DataFrame) -> pd.DataFrame:
+    return rows[rows["status"] == "ok"]
+
+
+def study_section(path: Path) -> str:
+    rows = study_table(path)
+    fast = rows[(rows["status"] == "ok") & (rows["mfu"] >= 20)]
+    known = rows[rows["status"] != "other"]
+    covariates = ["allreduce_gb_s", "allreduce_intra_gb_s"]
+    left = leave_out(fast, fast, ("layers", "hidden"))
+    blind = fast.drop(columns=covariates)
+    lines = [
+        ("nothing fitted", scores(_predicted(fast, None))),
+        ("one model left out", scores(left)),
+        (f"of these, in cells of {MANY} rows and more", scores(in_cells_of(left, MANY))),
+        ("all, without the job's all-reduce rates", scores(leave_out(blind, blind, ("layers", "hidden")))),
+        (f"ten rows, {TEN} draws", scores(ten_rows(fast))),
+    ]
+    memory = leave_out(known.assign(step_time_s=np.nan), known.assign(step_time_s=np.nan), ("layers", "hidden"))
+    ran = memory[memory["status"] == "ok"]
+    off = (ran["of_predicted_peak_reserved_bytes"] / 2**30 / ran["reserved_gib"] - 1).abs()
+    fits = memory["of_fits"] == 1
+    ok, oom = memory["status"] == "ok", memory["status"] == "oom"
+    right = ((ok & fits).sum() + (oom & ~fits).sum()) / (ok | oom).sum()
+    curve = "\n".join(f"| {cut:g} | {a} | {b} | {percent(c)} |" for cut, a, b, c in verdicts(memory, CUTS))
+    best = max(verdicts(memory, FINE_CUTS), key=lambda line: line[3])
+    memory_text = (
+        f"Memory, one model left out, all {len(memory):,} rows that ran or ran out of memory: reserved memory is off\n"
+        f"by {percent(off.mean())} (median {percent(off.median())}, p90 {percent(off.quantile(0.9))}). The verdict "
+        f"`fits`, "
+        f"with the cut that is best on the other\nmodels, is right for {percent(right)}: it refuses "
+        f"{int((ok & ~fits).sum())} of {int(ok.sum()):,} rows that ran and lets {int((oom & fits).sum())} of "
+        f"{int(oom.sum()):,} through that ran\nout. A cut of the reserved memory of the first rank alone is right for "
+        f"{percent(best[3])} at best, with {best[0]:g} GiB ({best[1]} runs\nrefused, {best[2]} failures let through):"
+    )
+    axes = [line for name in ("hidden", "tp", "pp", "sharding", "gpus") for line in by_value(left, name)]
+    return f"""{table(lines, "fitted on")}
+
+One model left out, by axis:
+
+{table(axes, "rows with")}
+
+{memory_text}
+
+| GiB | runs refused | failures let through | right |
+|---:|---:|---:|---:|
+{curve}"""
+
+
+def a100_section(path: Path) -> str:
+    rows = a100_table(path)
+    lines = []
+    for name, group in rows.groupby("dataset", sort=True):
+        lines.append((f"{name}, nothing fitted", scores(_predicted(group, None))))
+        if len(group) > 50:
+            lines.append((f"{name}, ten rows, {TEN} draws", scores(ten_rows(group))))
+    return table(lines, "rows, fitted on")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = ArgumentParser(prog="python -m docs.tools.write_accuracy", description=__doc__)
+    parser.add_argument("--study", type=Path, help="bench_final2_mfu2.csv of nanotron/ultrascale-playbook-data")
+    parser.add_argument("--a100", type=Path, help="a table of measured A100 runs")
+    options = parser.parse_args(arguments)
+    makers: dict[str, Callable[[], str] | None] = {
+        "plans": accuracy_of_plans.section,
+        "hosts": accuracy_of_hosts.section,
+        "recorded": recorded_section,
+        "rehearsals": accuracy_of_rehearsals.section,
+        "study": (lambda: study_section(options.study)) if options.study else None,
+        "a100": (lambda: a100_section(options.a100)) if options.a100 else None,
+    }
+    text = PAGE.read_text()
+    for name, make in makers.items():
+        if make is not None:
+            text = put_section(text, name, make())
+    PAGE.write_text(text)
+    print(PAGE)
+    return 0
+
+
+def put_section(text: str, name: str, contents: str) -> str:
+    """The page with what stands between the marks of a section replaced."""
+    pattern = rf"(<!-- {name}: begin -->\n).*?(<!-- {name}: end -->)"
+    assert re.search(pattern, text, re.DOTALL), f"the page has no section {name}"
+    return re.sub(pattern, lambda found: f"{found[1]}\n{contents}\n\n{found[2]}", text, flags=re.DOTALL)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

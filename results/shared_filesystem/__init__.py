@@ -1,0 +1,1 @@
+"""Work on a shared file system: leases, and retries of calls that fail for a while."""

@@ -1,0 +1,1 @@
+"""Statistics of measurements and predictions: noise, ranking, agreement and prediction errors."""

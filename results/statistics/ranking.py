@@ -1,0 +1,97 @@
+"""Which layout is the fastest, by how much, and which cannot be told from it: the one ranking of the project.
+
+Reports, notebooks, comparisons and what a run ends with say the numbers of these functions. How far a throughput moves
+by chance is in `results.statistics.noise`.
+"""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from results.statistics import noise
+
+USED = ("attempt_id", "loss_agrees", "method", "repeat_of", *noise.USED)
+"""Columns of runs that `of_layouts` reads besides the groups and the throughput; ``network_regime`` where known."""
+
+
+def of_layouts(runs: pd.DataFrame, group: list[str], value: str) -> pd.DataFrame:
+    """One row for each layout of finished ``runs``, best first within each group; the index is that of its middle run.
+
+    Repeats of a layout (other seeds, several sweeps, points that were run again) are one row with the ``median`` of
+    their ``value``, their number, the ``repeat_spread`` (highest over lowest, minus 1; null for a single run) and
+    `results.statistics.noise.COLUMNS`. ``rank`` counts within the group over layouts whose losses do not contradict the
+    reference; one whose losses do has no rank: a wrong layout can be fast.
+    """
+    runs = runs[[*dict.fromkeys((*USED, *group, value)), *(name for name in ("network_regime",) if name in runs)]]
+    trusted = ~losses_differ(runs)
+    runs = runs.assign(
+        _layout=noise.layout_key(runs) + trusted.map({True: "", False: " losses differ"}), _trusted=trusted
+    )
+    runs = runs[noise.independent(runs, value)].sort_values([value, "attempt_id"], kind="stable")
+    by_layout = runs.groupby("_layout", sort=False)
+    values = by_layout[value]
+    runs = runs.assign(
+        repeat_spread=values.transform("max") / values.transform("min") - 1,
+        median=values.transform("median"),
+        _middle=(values.transform("size") - 1) // 2,
+        _position=by_layout.cumcount(),
+    )
+    rows = runs[runs["_position"] == runs["_middle"]]
+    known = noise.of_layouts(runs, group, value).reindex(rows["_layout"].to_numpy())
+    rows = rows.assign(**{name: known[name].array for name in noise.COLUMNS})
+    rows = rows.assign(repeat_spread=rows["repeat_spread"].where(rows["repeats"] > 1))
+    places = rows[rows["_trusted"]].groupby(group)["median"].rank(method="first", ascending=False)
+    rows = rows.assign(rank=places)
+    ascending = [*(True for _ in group), False]
+    rows = rows.sort_values([*group, "median"], ascending=ascending, kind="stable")
+    return rows[[*group, "median", "repeat_spread", "rank", *noise.COLUMNS]]
+
+
+def of_usual_batch(rows: pd.DataFrame, group: list[str]) -> pd.DataFrame:
+    """Of layouts those with the ``tokens_per_step`` that most layouts of their group have: a throughput at another
+    batch is no answer to the same question. Of batches with equally many the smallest; one that is not known is a
+    batch, too."""
+    if rows.empty:
+        return rows
+    batches = rows["tokens_per_step"].astype(float).fillna(float("inf")).to_numpy()
+    counts = rows[group].assign(_batch=batches).groupby([*group, "_batch"]).size().rename("_layouts").reset_index()
+    counts = counts.sort_values(["_layouts", "_batch"], ascending=[False, True], kind="stable")
+    usual = counts.drop_duplicates(group).set_index(group)["_batch"]
+    keys = pd.MultiIndex.from_frame(rows[group]) if len(group) > 1 else rows[group[0]]
+    found: pd.DataFrame = rows[batches == usual.reindex(keys).to_numpy()]
+    return found
+
+
+def losses_differ(runs: pd.DataFrame) -> pd.Series:
+    """True where the losses were compared with the reference layout's and differ."""
+    return runs["loss_agrees"].map(lambda agrees: agrees is False or agrees == 0).astype(bool)
+
+
+def lead(
+    rows: pd.DataFrame, value: str, group: list[str], name: str, candidates: pd.Series | None = None
+) -> pd.DataFrame:
+    """The first row of each group of ``rows``, which come best first in ``value``, and what stands beside it.
+
+    ``runner_up`` is the ``name`` of the second layout and ``slower_by`` is 1 - its value over the winner's. ``tie``
+    says whether other layouts are within the noise of the winner (`results.statistics.noise.within`), so that the
+    winner is a set: ``tied`` is how many they are, ``tied_layouts`` names them, best first, and ``tied_slower_by`` is
+    how far the last of them is behind. All four are null where the noise is not known, ``tie`` also where there is no
+    other layout. ``candidates`` is the number of layouts.
+    """
+    rows = rows.assign(_within=noise.within(rows, value, group))
+    place = rows.groupby(group).cumcount()
+    winners = rows[place == 0].sort_values(group, kind="stable").set_index(group, drop=False)
+    second = rows[place == 1].set_index(group).reindex(winners.index)
+    others = rows[(place > 0) & rows["_within"].fillna(False).astype(bool)].groupby(group)
+    known = second["_within"].notna()
+    last = others[value].last().reindex(winners.index)
+    winners = winners.assign(
+        runner_up=second[name],
+        slower_by=1 - second[value] / winners[value],
+        tie=(others.size().reindex(winners.index, fill_value=0) > 0).astype("boolean").where(known, pd.NA),
+        tied=others.size().reindex(winners.index, fill_value=0).astype("Int64").where(known, pd.NA),
+        tied_layouts=others[name].agg("; ".join).reindex(winners.index),
+        tied_slower_by=1 - last / winners[value],
+        candidates=(rows.groupby(group).size() if candidates is None else candidates).reindex(winners.index),
+    )
+    return winners.drop(columns="_within").reset_index(drop=True)

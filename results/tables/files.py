@@ -1,0 +1,138 @@
+"""The paths of a sweep's tables, and how one Parquet file is read and written. See `results.tables.store` for the
+layout."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Literal
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from results.errors import InvalidResults
+from results.shared_filesystem.patience import may_pass
+from results.tables.rows import conform
+from results.tables.schema import ATTEMPTS, STEPS
+
+Table = Literal["attempts", "steps"]
+SCHEMAS: dict[Table, pa.Schema] = {"attempts": ATTEMPTS, "steps": STEPS}
+MARKER = "sweep.json"
+"""A folder is a sweep when it holds this file."""
+SHIPPED_MARKER = "SHIPPED"
+"""Every sweep below a folder with this file came with the program and is not the user's own."""
+
+
+def compacted_path(sweep_dir: Path, table: Table) -> Path:
+    return sweep_dir / f"{table}.parquet"
+
+
+def part_path(sweep_dir: Path, table: Table, attempt_id: str) -> Path:
+    return sweep_dir / "parts" / table / f"{attempt_id}.parquet"
+
+
+def part_paths(sweep_dir: Path, table: Table) -> list[Path]:
+    return sorted(path for path in (sweep_dir / "parts" / table).glob("*.parquet") if not path.name.startswith("."))
+
+
+def read_parquet(path: Path) -> pa.Table:
+    """The whole file. Raises `FileNotFoundError`, another `OSError` when it cannot be read now, or `InvalidResults`
+    when it is damaged or no Parquet file."""
+    try:
+        with pq.ParquetFile(path) as file:
+            return file.read()
+    except FileNotFoundError:
+        raise
+    except (OSError, pa.ArrowException) as error:
+        if isinstance(error, OSError) and may_pass(error):
+            raise
+        raise InvalidResults(unreadable(path, error)) from None
+
+
+def read_file(path: Path, table: Table) -> pa.Table:
+    """One part or merged file, with every column of today's schema and its own extra ones. Raises as `read_parquet`."""
+    stored = read_parquet(path)
+    if "attempt_id" not in stored.column_names:
+        raise InvalidResults(f"{path} is not a table of {table}: it has no column attempt_id")
+    try:
+        return conform(stored, SCHEMAS[table])
+    except InvalidResults as error:
+        raise InvalidResults(unreadable(path, error)) from None
+
+
+def read_or_report(path: Path, table: Table, problems: list[str]) -> pa.Table | None:
+    """`read_file`, but None for a file that cannot be read, with a line in ``problems``, and for one that is gone."""
+    try:
+        return read_file(path, table)
+    except FileNotFoundError:
+        return None
+    except InvalidResults as error:
+        problems.append(str(error))
+        return None
+    except OSError as error:
+        problems.append(unreadable(path, error))
+        return None
+
+
+def unreadable(path: Path, error: Exception) -> str:
+    lines = str(error).splitlines()
+    return f"{path} cannot be read and is left out: {lines[0] if lines else type(error).__name__}"
+
+
+def write_parquet(path: Path, table: pa.Table) -> None:
+    """Write ``table`` so that readers see the old file or the whole new one, also after a power cut."""
+    temporary = temporary_path(path)
+    try:
+        try:
+            file = temporary.open("wb")
+        except FileNotFoundError:  # asking first would cost a call for every file
+            path.parent.mkdir(parents=True, exist_ok=True)
+            file = temporary.open("wb")
+        with file:
+            pq.write_table(table, file, compression="zstd")
+            file.flush()
+            os.fsync(file.fileno())
+        _replace(temporary, path)
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
+
+
+def temporary_path(path: Path) -> Path:
+    # Two nodes may have the same pid, so on a shared filesystem a pid alone is not unique.
+    return path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(3)}.tmp")
+
+
+def publish(temporary: Path, path: Path) -> None:
+    """Write ``temporary`` through to disk, rename it to ``path``, and write that through too."""
+    _sync(temporary)
+    _replace(temporary, path)
+
+
+def _replace(temporary: Path, path: Path) -> None:
+    """Rename a file that is on disk, and write that through, too."""
+    temporary.replace(path)
+    with suppress(OSError):  # some filesystems cannot sync a folder
+        _sync(path.parent)
+
+
+def concat(tables: Sequence[pa.Table]) -> pa.Table:
+    """The rows of all tables; columns that one lacks are null there."""
+    return pa.concat_tables(tables, promote_options="permissive")
+
+
+def nullable(schema: pa.Schema) -> pa.Schema:
+    """``schema`` for reading, with every column nullable: an old file may lack a column that is required today."""
+    return pa.schema([field.with_nullable(True) for field in schema], metadata=schema.metadata)
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,154 @@
+"""The tables of ``python -m sweep probe``: one row a figure, one file a probe, in a folder for each cluster.
+
+<results>/probes/<cluster>/<when>-<host>.parquet    what `load_probe` reads; the newest one counts
+         probes/runs/<cluster>-<when>/              the sweep that measured it: logs, and rows of its real steps
+
+``docs/probe.md`` lists the figures.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from results.errors import InvalidResults
+from results.tables import files
+from results.tables.rows import conform, table_from_rows
+from results.tables.schema import Column
+from results.text.numbers import plural
+
+PROBE_VERSION = 3
+"""Of the tests: figures of different versions are not compared."""
+FOLDER = "probes"
+_S, _I, _F = pa.string(), pa.int64(), pa.float64()
+
+COLUMNS: tuple[Column, ...] = (
+    Column("probe_id", _S, "Unique id of the probe, the name of its file", nullable=False),
+    Column("probe_version", _I, "Version of the tests", nullable=False),
+    Column("measured_at", pa.timestamp("us", tz="UTC"), "When the probe ended", nullable=False),
+    Column("cluster", _S, "Cluster description that the probe was run with", nullable=False),
+    Column("backend", _S, "Kind of device: cuda or cpu"),
+    Column(
+        "kind", _S, "matmul, attention, copy, optimizer, layer, host, collective, interference or step", nullable=False
+    ),
+    Column("name", _S, "What was measured, see docs/probe.md", nullable=False),
+    Column("value", _F, "The figure, in the unit of the next column", nullable=False),
+    Column("unit", _S, "s, FLOP/s, B/s or x (times as long)", nullable=False),
+    Column("spread", _F, "Standard deviation of the repeats over their mean"),
+    Column("repeats", _I, "Calls or steps timed"),
+    Column("rows", _I, "Rows of a product [rows, inner] x [inner, columns]: tokens"),
+    Column("columns", _I, "Columns of the product; optimizer: parameters"),
+    Column("inner", _I, "Inner size of the product"),
+    Column("bytes", _I, "Buffer of a collective (the whole one of a rank), or bytes moved by a copy", "B"),
+    Column("group_size", _I, "Ranks of the collective", "ranks"),
+    Column("placement", _S, "inside_node, between_nodes (one rank a node) or mixed"),
+    Column("tp", _I, "Tensor-parallel degree whose shapes these are"),
+    Column("dp", _I, "Data-parallel degree"),
+    Column("zero_stage", _I, "ZeRO stage 0 to 3"),
+    Column("micro_batch_size", _I, "Sequences of the micro-batch", "sequences"),
+    Column("seq_len", _I, "Tokens of one sequence", "tokens"),
+    Column("recompute", _S, "Activation recomputation"),
+    Column("num_layers", _I, "Layers that the figure was measured on"),
+    Column("world_size", _I, "Ranks of a real step", "ranks"),
+    Column("beside", _S, "interference: what ran at the same time"),
+    Column("sm_clock_mhz", _F, "SM clock while it was measured", "MHz"),
+    Column("power_w", _F, "Power of the device while it was measured", "W"),
+    Column("temperature_c", _F, "Temperature of the device while it was measured", "degC"),
+    Column("model", _S, "Model whose shapes were measured"),
+    Column("hidden_size", _I, "Its width"),
+    Column("precision", _S, "Compute precision"),
+    Column("rank", _I, "Rank that measured it"),
+    Column("host", _S, "Its host"),
+    Column("node", _S, "Its node, by the scheduler's name"),
+    Column("nodes", _I, "Nodes of the probe"),
+    Column("devices_per_node", _I, "Ranks on each node"),
+    Column("device_name", _S, "Device as the driver names it"),
+    Column("device_id", _S, "Device UUID"),
+    Column("torch_version", _S, "PyTorch"),
+    Column("cuda_version", _S, "CUDA runtime of PyTorch"),
+    Column("nccl_version", _S, "NCCL"),
+    Column("driver_version", _S, "NVIDIA driver"),
+    Column("engine_version", _S, "Version of the training engine"),
+    Column("git_commit", _S, "Commit of the code that ran"),
+    Column("command", _S, "Command line of the probe"),
+)
+PROBE = pa.schema(
+    [column.field() for column in COLUMNS], metadata={"table": "probe", "probe_version": str(PROBE_VERSION)}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """One probe of a cluster."""
+
+    path: Path
+    rows: tuple[Mapping[str, Any], ...]
+    """Every figure, with the columns of `COLUMNS`."""
+
+    @property
+    def measured_at(self) -> datetime:
+        found: datetime = self.rows[0]["measured_at"]
+        return found
+
+    @property
+    def device_name(self) -> str | None:
+        found: str | None = self.rows[0]["device_name"]
+        return found
+
+    def select(self, kind: str, name: str | None = None, **fields: Any) -> list[Mapping[str, Any]]:
+        """The figures of a kind whose columns have these values."""
+        wanted = {"kind": kind, **({"name": name} if name is not None else {}), **fields}
+        return [row for row in self.rows if all(row[column] == value for column, value in wanted.items())]
+
+    def describe(self) -> str:
+        """Which probe it is, in one line."""
+        first = self.rows[0]
+        age_h = (time.time() - self.measured_at.timestamp()) / 3600
+        age = f"{age_h / 24:.0f} days old" if age_h >= 48 else f"{age_h:.0f} h old"
+        devices = plural((first["nodes"] or 1) * (first["devices_per_node"] or 1), "device")
+        return f"{self.path} ({plural(len(self.rows), 'figure')} of {devices} {first['device_name']}, {age})"
+
+
+def probe_dir(results_dir: Path, cluster: str) -> Path:
+    return Path(results_dir) / FOLDER / cluster
+
+
+def write_probe(results_dir: Path, cluster: str, probe_id: str, rows: Sequence[Mapping[str, Any]]) -> Path:
+    """Store one probe's figures; the file. Raises `InvalidResults` with the column and the value."""
+    path = probe_dir(results_dir, cluster) / f"{probe_id}.parquet"
+    files.write_parquet(path, table_from_rows(rows, PROBE))
+    return path
+
+
+def read_probe(path: Path) -> Probe:
+    """One file. Raises `FileNotFoundError`, or `InvalidResults` for one that holds no figure."""
+    rows = conform(files.read_parquet(path), PROBE).to_pylist()
+    if not rows or rows[0]["measured_at"] is None:
+        raise InvalidResults(f"{path} holds no figure of a probe")
+    return Probe(Path(path), tuple(rows))
+
+
+def load_probe(cluster: str, results_dir: Path = Path("results")) -> Probe | None:
+    """The newest probe of a cluster, by its name; None where there is none that can be read, or only of another version
+    of the tests."""
+    newest: Probe | None = None
+    for path in sorted(probe_dir(results_dir, cluster).glob("*.parquet")):
+        try:
+            found = read_probe(path)
+        except (InvalidResults, OSError):
+            continue
+        if found.rows[0]["probe_version"] != PROBE_VERSION:
+            continue
+        if newest is None or found.measured_at > newest.measured_at:
+            newest = found
+    return newest
+
+
+def now() -> datetime:
+    return datetime.now(UTC)

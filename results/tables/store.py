@@ -1,0 +1,238 @@
+"""The tables of a sweep on disk: one file for each attempt, merged from time to time.
+
+<sweep>/parts/attempts/<attempt_id>.parquet     one attempt each; any number of pilots may write at once
+        parts/steps/<attempt_id>.parquet
+        attempts.parquet  steps.parquet         what `compact` has merged
+        ledger.parquet                          every grid point with its verdict
+
+An attempt may be in a part, in the merged file, or (after a killed compaction) in both: readers count it once.
+A file that cannot be read costs one warning line. A folder is a sweep when it has a sweep.json.
+
+Sweeps that came with the program lie below a folder with a file SHIPPED (``results/recorded``). A reader of a folder
+above it gets the user's own sweeps, and the shipped ones only where there are no others. Whoever names the folder with
+the shipped sweeps, or one of them, gets those.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from results.errors import InvalidResults
+from results.tables import files
+from results.tables.compaction import compact
+from results.tables.files import Table
+from results.tables.rows import conform, table_from_rows
+from results.tables.schema import ATTEMPTS, LEDGER, STEPS
+
+__all__ = [
+    "Reading",
+    "compact",
+    "empty_ledger",
+    "find_attempt",
+    "only_shipped",
+    "own_sweep_dirs",
+    "read_attempts",
+    "read_ledger",
+    "read_steps",
+    "scan",
+    "shipped_sweep_dirs",
+    "sweep_dirs",
+    "write_attempt",
+    "write_ledger",
+    "write_steps",
+]
+_MAX_DEPTH = 5
+"""How many folders below the given one a sweep may lie."""
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A table, and one line for each file that could not be read into it."""
+
+    table: pa.Table
+    problems: tuple[str, ...]
+
+
+def write_attempt(sweep_dir: Path, attempt: Mapping[str, Any], steps: Sequence[Mapping[str, Any]]) -> Path:
+    """Store one attempt and its steps; the path of the attempt's part.
+
+    Raises `InvalidResults` with the column and the value before anything is written. The steps are written first, so
+    that a reader who sees the attempt finds its steps.
+    """
+    sweep_dir = Path(sweep_dir)
+    attempt_rows = table_from_rows([attempt], ATTEMPTS)
+    attempt_id = attempt["attempt_id"]
+    if not attempt_id or "/" in attempt_id or attempt_id.startswith("."):
+        raise InvalidResults(f"attempts: column attempt_id={attempt_id!r} cannot name a file")
+    if steps:
+        write_steps(sweep_dir, attempt_id, steps)
+    path = files.part_path(sweep_dir, "attempts", attempt_id)
+    files.write_parquet(path, attempt_rows)
+    return path
+
+
+def write_steps(sweep_dir: Path, attempt_id: str, steps: Sequence[Mapping[str, Any]]) -> None:
+    """Store the steps of one attempt. Raises `InvalidResults` as `write_attempt` does."""
+    rows = table_from_rows(steps, STEPS)
+    if stray := {step["attempt_id"] for step in steps} - {attempt_id}:
+        raise InvalidResults(f"steps: column attempt_id={min(stray)!r} is not that of the attempt, {attempt_id!r}")
+    files.write_parquet(files.part_path(Path(sweep_dir), "steps", attempt_id), rows)
+
+
+def read_attempts(path: Path) -> pa.Table:
+    """Rows of ``attempts`` below ``path``: a sweep, a folder that holds sweeps, or one Parquet file.
+
+    Unknown columns are kept, missing ones are null. Files that cannot be read are warned of, one line each. Raises
+    `InvalidResults` when there is no sweep.
+    """
+    return _warned(scan(path, "attempts"))
+
+
+def find_attempt(sweep_dir: Path, attempt_id: str) -> dict[str, Any] | None:
+    """The row of one attempt of a sweep; None when there is none, or only a damaged one. Raises `OSError` when it
+    cannot be read now."""
+    for path in (files.part_path(sweep_dir, "attempts", attempt_id), files.compacted_path(sweep_dir, "attempts")):
+        try:
+            rows = files.read_file(path, "attempts")
+        except (FileNotFoundError, InvalidResults):
+            continue
+        for row in rows.filter(pc.equal(rows["attempt_id"], attempt_id)).to_pylist():
+            return dict(row)
+    return None
+
+
+def read_steps(path: Path) -> pa.Table:
+    """Rows of ``steps`` below ``path``, like `read_attempts`."""
+    return _warned(scan(path, "steps"))
+
+
+def scan(path: Path, table: Table) -> Reading:
+    """`read_attempts` or `read_steps` with the warnings returned instead of logged."""
+    path = Path(path)
+    if path.is_file():
+        return Reading(files.read_file(path, table), ())
+    problems: list[str] = []
+    schema = files.nullable(files.SCHEMAS[table])
+    seen: set[str] = set()
+    pieces: list[pa.Table] = []
+    for file in _table_files(path, table):
+        rows = files.read_or_report(file, table, problems)
+        if rows is None:
+            continue
+        try:
+            schema = pa.unify_schemas([schema, rows.schema], promote_options="permissive")
+        except pa.ArrowException as error:
+            problems.append(files.unreadable(file, error))
+            continue
+        ids = set(rows["attempt_id"].to_pylist())
+        if repeated := ids & seen:
+            in_both = pc.is_in(rows["attempt_id"], value_set=pa.array(list(repeated), pa.string()))
+            rows = rows.filter(pc.invert(in_both))
+        seen |= ids
+        pieces.append(rows)
+    return Reading(files.concat([schema.empty_table(), *pieces]), tuple(problems))
+
+
+def sweep_dirs(path: Path) -> list[Path]:
+    """``path`` if it is a sweep, else every sweep below it, sorted: the user's own, or the shipped ones where the user
+    has none (then `only_shipped` is true). Raises `InvalidResults` when there is no sweep."""
+    path = Path(path)
+    if not path.exists():
+        raise InvalidResults(f"{path} does not exist")
+    own, shipped = _find_sweeps(path)
+    if not own and not shipped:
+        raise InvalidResults(f"{path} holds no sweep: no folder in it has a {files.MARKER}")
+    return own or shipped
+
+
+def own_sweep_dirs(path: Path) -> list[Path]:
+    """Like `sweep_dirs`, but never a shipped sweep, and empty when there is none or ``path`` does not exist."""
+    return _find_sweeps(Path(path))[0]
+
+
+def shipped_sweep_dirs(path: Path) -> list[Path]:
+    """The sweeps below ``path`` that came with the program; empty for a path that names them (see `only_shipped`)."""
+    return _find_sweeps(Path(path))[1]
+
+
+def only_shipped(path: Path) -> bool:
+    """Whether ``path`` holds no sweep but shipped ones, so that readers of ``path`` show those. False for a path that
+    names the shipped sweeps: then they are what was asked for."""
+    own, shipped = _find_sweeps(Path(path))
+    return bool(shipped) and not own
+
+
+def write_ledger(sweep_dir: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
+    """Replace the ledger of a sweep by ``rows``, one for each grid point."""
+    path = Path(sweep_dir) / "ledger.parquet"
+    files.write_parquet(path, table_from_rows(rows, LEDGER))
+    return path
+
+
+def read_ledger(path: Path) -> pa.Table:
+    """Rows of every ledger below ``path`` (or of that one Parquet file); empty when the sweeps have none."""
+    path = Path(path)
+    if path.is_file():
+        return conform(files.read_parquet(path), LEDGER)
+    tables = [empty_ledger()]
+    for sweep in sweep_dirs(path):
+        try:
+            tables.append(conform(files.read_parquet(sweep / "ledger.parquet"), LEDGER))
+        except FileNotFoundError:
+            continue
+        except (InvalidResults, OSError) as error:
+            _log.warning("%s", error)
+    return files.concat(tables)
+
+
+def empty_ledger() -> pa.Table:
+    return files.nullable(LEDGER).empty_table()
+
+
+def _table_files(path: Path, table: Table) -> Iterator[Path]:
+    """The files of one table, each listed when it is needed.
+
+    Parts come before the merged file: a compaction removes a part only after its rows are in that file, so a reader
+    that finds a part gone finds the rows in the file that it opens next.
+    """
+    for sweep in sweep_dirs(path):
+        yield from files.part_paths(sweep, table)
+        yield files.compacted_path(sweep, table)
+
+
+def _warned(reading: Reading) -> pa.Table:
+    for problem in reading.problems:
+        _log.warning("%s", problem)
+    return reading.table
+
+
+def _find_sweeps(path: Path) -> tuple[list[Path], list[Path]]:
+    """The user's own sweeps at and below ``path``, and the shipped ones, both sorted."""
+    own: list[Path] = []
+    shipped: list[Path] = []
+
+    def visit(folder: Path, depth: int, found: list[Path]) -> None:
+        try:
+            if folder != path and (folder / files.SHIPPED_MARKER).is_file():
+                found = shipped
+            if (folder / files.MARKER).is_file():
+                found.append(folder)
+                return
+            inside = sorted(folder.iterdir()) if depth > 0 else []
+            children = [child for child in inside if not child.name.startswith(".") and child.is_dir()]
+        except OSError:  # no permission to read it, or it was removed meanwhile
+            return
+        for child in children:
+            visit(child, depth - 1, found)
+
+    if path.is_dir():
+        visit(path, _MAX_DEPTH, own)
+    return sorted(own), sorted(shipped)

@@ -1,0 +1,415 @@
+"""One function for each command of ``python -m sweep``: it takes the parsed options and says who does the work.
+
+Modules are imported by the command that needs them, so that each starts fast; only ``parity`` imports torch.
+"""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Callable, Sequence
+
+from results.errors import UltrasweepError
+from results.text.numbers import plural
+from results.text.printable import printable
+from results.text.terminal import open_console
+from sweep.cli.parsers import PARSERS
+
+
+def run_command(name: str, arguments: Sequence[str]) -> int:
+    """Parse the arguments of one command and run it; the exit code. Raises `UltrasweepError` for a mistake in them."""
+    options = PARSERS[name]().parse_intermixed_args(list(arguments))
+    options.command_line = _command_line(name, arguments)
+    return COMMANDS[name](options)
+
+
+def _plan(options: Namespace) -> int:
+    from results.tables.schema import VERDICTS
+    from sweep.composing.conffiles import ConfFolders
+    from sweep.composing.config import compose_sweep
+    from sweep.composing.machine import Machine, default_launcher, method_of
+    from sweep.grids.expand import expand_all
+    from sweep.planning.best_layouts import parse_order, print_best
+    from sweep.planning.ledger import check_ledger_path, write_ledger_file
+    from sweep.planning.limits import device_limit, host_bytes
+    from sweep.planning.plan import make_plan, refuse_if_nothing_can_run
+    from sweep.planning.progress import PlanProgress
+    from sweep.planning.reuse import find_finished
+    from sweep.planning.summary import print_plan
+    from sweep.predicting.forecast import read_known
+    from sweep.running.launch import launch_settings, slurm_options
+    from workloads.spec.checks import suggest
+
+    order = parse_order(options.sort) if options.sort is not None else None
+    for name in options.show:
+        if name not in (*VERDICTS, "all"):
+            raise UltrasweepError(f"--show {name}: no such verdict{suggest(name, (*VERDICTS, 'all'))}")
+    if options.out is not None:
+        check_ledger_path(options.out)
+    config = compose_sweep(
+        options.overrides, ConfFolders(tuple(options.conf)), extra_where=options.where, launcher=default_launcher()
+    )
+    # Mistakes in the launcher's options are told now, not after the plan, and for any machine.
+    slurm = slurm_options(config)
+    launch_settings(config, Machine(gpu_name=None, num_gpus=config.cluster.devices_per_node))
+    method = method_of(config)
+    with PlanProgress() as progress:
+        plan = make_plan(
+            config,
+            expand_all(config.grids, config.models.__getitem__, progress),
+            method,
+            find_finished(config, method),
+            device_limit(config, method, slurm, None),
+            host_bytes(config, method),
+            progress,
+            read_known(config.cluster, config.results_dir, config.learn_from),
+        )
+    if options.out is not None:
+        write_ledger_file(options.out, plan)
+    if not options.show:
+        refuse_if_nothing_can_run(plan)
+    console = open_console()
+    print_plan(plan, console)
+    verdicts = VERDICTS if "all" in options.show else options.show
+    print_best(plan, console, top=options.top, order=order, verdicts=verdicts)
+    if options.out is not None:
+        console.print(f"ledger: {options.out}", highlight=False, markup=False)
+    refuse_if_nothing_can_run(plan)  # where --show has asked for the reasons first
+    return 0
+
+
+def _run(options: Namespace) -> int:
+    from sweep.composing.conffiles import ConfFolders
+    from sweep.running.run import enqueue, prepare, would_wait
+    from sweep.running.run_end import print_end
+    from sweep.running.run_messages import print_dry_run, print_start
+
+    prepared = prepare(options.overrides, ConfFolders(tuple(options.conf)), options.where)
+    console = open_console()
+    if options.detach and prepared.slurm is None:
+        raise UltrasweepError("--detach is for launcher=slurm: a run on this machine ends with this command")
+    if prepared.dry and prepared.slurm is not None:
+        from launchers.slurm.submit import dry_run
+        from launchers.state.sweep_dir import SweepDir
+
+        points = would_wait(prepared)
+        print_dry_run(prepared, points, console)
+        for text in dry_run(SweepDir(prepared.plan.config.sweep_dir), points, prepared.settings, prepared.slurm):
+            print("\n" + printable(text.rstrip(), keep="\n\t"))
+        return 0
+    queued = enqueue(prepared)
+    print_start(prepared, queued, console)
+    live = False if options.plain else None
+    if prepared.slurm is not None:
+        from launchers.slurm.submit import run_slurm
+
+        summary = run_slurm(
+            queued.sweep,
+            prepared.settings,
+            prepared.slurm,
+            live=live,
+            command=options.command_line,
+            detach=options.detach,
+        )
+    else:
+        from launchers.local import run_local
+
+        summary = run_local(queued.sweep, prepared.settings, live=live, command=options.command_line)
+    print_end(queued.sweep, summary, options.command_line, console)
+    return summary.exit_code
+
+
+def _status(options: Namespace) -> int:
+    from sweep.inspecting.status import print_status
+
+    print_status(options.path, open_console())
+    return 0
+
+
+def _watch(options: Namespace) -> int:
+    from launchers.slurm.watch import watch
+    from launchers.state.sweep_dir import SweepDir
+    from sweep.running.run_end import print_end
+
+    sweep = SweepDir.open(options.path, with_queue=True)
+    summary = watch(sweep, live=False if options.plain else None)
+    print_end(sweep, summary, "", open_console())
+    if summary.detached:
+        print(f"{plural(summary.left, 'point')} left; only the watching has stopped")
+    return summary.exit_code
+
+
+def _cancel(options: Namespace) -> int:
+    from launchers.slurm.cancel import cancel
+    from launchers.state.sweep_dir import SweepDir
+
+    count = cancel(SweepDir.open(options.path))
+    if count:
+        print(f"{plural(count, 'pilot')} cancelled; what they ran waits again, `run` goes on with it")
+    else:
+        print("nothing to cancel: Slurm has no pilot of this sweep (a run on one machine ends with Ctrl-C there)")
+    return 0
+
+
+def _logs(options: Namespace) -> int:
+    from sweep.inspecting.logs import print_logs
+
+    print_logs(options.results, options.id, open_console(), rank=options.rank, lines=options.lines)
+    return 0
+
+
+def _retry(options: Namespace) -> int:
+    from sweep.inspecting.retry import check_outcomes, resume_paused, retry_points
+
+    if options.paused and not options.which and not options.outcome:
+        resume_paused(options.path)
+        print("no kind of point is paused any more; give the same `run` command again to run what waits")
+        return 0
+    check_outcomes(options.outcome)
+    count = retry_points(options.path, [*options.which, *options.outcome])
+    hint = "; give the same `run` command again to run what waits" if count else ""
+    print(f"{plural(count, 'point')} requeued{hint}")
+    return 0
+
+
+def _explain(options: Namespace) -> int:
+    from sweep.inspecting.explain import print_explanation
+    from sweep.inspecting.lookup import Results
+
+    print_explanation(Results(options.results).find(options.id), options.results, open_console())
+    return 0
+
+
+def _diff(options: Namespace) -> int:
+    from sweep.inspecting.explain import print_difference
+    from sweep.inspecting.lookup import Results
+
+    results = Results(options.results)
+    print_difference(results.find(options.first), results.find(options.second), open_console())
+    return 0
+
+
+def _export(options: Namespace) -> int:
+    from sweep.engine_configs.export import engine_config, print_config
+    from sweep.inspecting.lookup import Results
+
+    record = Results(options.results).find(options.id)
+    config = engine_config(record.experiment, options.to, record.id)
+    print_config(config, options.out)
+    return 0
+
+
+def _card(options: Namespace) -> int:
+    from sweep.cards.card import to_yaml
+    from sweep.cards.make import make_card
+    from sweep.inspecting.lookup import Results
+
+    text = to_yaml([make_card(Results(options.results).find(options.id))])
+    if options.out is None:
+        print(printable(text, keep="\n"), end="")
+        return 0
+    options.out.write_text(text)
+    print(printable(f"card: {options.out}; python -m sweep verify {options.out} runs it again"))
+    return 0
+
+
+def _verify(options: Namespace) -> int:
+    from pathlib import Path
+
+    from sweep.cards.verify import run_card, selected, split_arguments, verify_cards
+    from sweep.composing.conffiles import ConfFolders
+
+    files, overrides = split_arguments(options.cards)
+    cards = selected(files, options.only)
+    if options.bisect is None:
+        folders, live = ConfFolders(tuple(options.conf)), False if options.plain else None
+        passed = verify_cards(
+            cards,
+            overrides,
+            lambda card, words: run_card(card, words, folders, live, options.command_line),
+            options.write,
+        )
+        return 0 if passed else 1
+    from tempfile import TemporaryDirectory
+
+    from sweep.cards.bisect import first_slower, run_code
+
+    if len(cards) != 1:
+        raise UltrasweepError(f"--bisect takes one card, not {len(cards)}; pick one with --only ID")
+    with TemporaryDirectory(prefix="ultrasweep-bisect-results-") as results:
+        first = first_slower(
+            Path(__file__).resolve().parents[2],
+            options.bisect,
+            cards[0][1],
+            lambda root, card: run_code(root, card, overrides, Path(results)),
+        )
+    print(printable(f"first commit that fails the card: {first}"))
+    return 0
+
+
+def _grade(options: Namespace) -> int:
+    from results.statistics.grade import AXES, grades, oom_curve
+    from sweep.predicting.grade import check_out, print_grades, read, write
+    from workloads.spec.checks import suggest
+
+    if options.out is not None:
+        check_out(options.out)
+    for name in options.by:
+        if name not in AXES:
+            raise UltrasweepError(f"--by {name}: no such axis{suggest(name, AXES)}")
+    pairs, points = read(options.path, options.predictions, options.against)
+    table = grades(pairs)
+    curve = oom_curve(points) if len(points) else points
+    console = open_console()
+    print_grades(table, curve, console, options.by)
+    if options.out is not None:
+        write(options.out, table, curve, pairs)
+        console.print(f"grades: {options.out}", highlight=False, markup=False)
+    return 0
+
+
+def _predict(options: Namespace) -> int:
+    from sweep.predicting.predict_table import check_out, predict_frame, read_table, unread_columns, write_predictions
+
+    check_out(options.out, [path for path in (options.table, options.calibrate) if path is not None])
+    frame = read_table(options.table)
+    calibration = read_table(options.calibrate) if options.calibrate is not None else None
+    outcome = predict_frame(frame, calibration)
+    write_predictions(outcome.predictions, options.out)
+    console = open_console(soft_wrap=True)
+    if unread := unread_columns(frame):
+        console.print(printable(f"columns that are not read: {', '.join(unread)}"), markup=False, highlight=False)
+    for mistake in outcome.mistakes:
+        console.print(printable(mistake), markup=False, highlight=False)
+    fitted = f", fitted on {plural(outcome.fitted_on, 'row')}" if calibration is not None else ""
+    said = int(outcome.predictions["step_time_s"].notna().sum())
+    console.print(
+        f"{options.out}: {said} of {plural(len(frame), 'row')} predicted{fitted}", markup=False, highlight=False
+    )
+    return 0
+
+
+def _advise(options: Namespace) -> int:
+    from sweep.advising.answer import answer
+    from sweep.advising.question import read_question
+    from sweep.advising.report import print_answer
+    from sweep.composing.conffiles import ConfFolders
+
+    question = read_question(options.overrides, ConfFolders(tuple(options.conf)))
+    print_answer(answer(question, options.top), open_console())
+    return 0
+
+
+def _search(options: Namespace) -> int:
+    if options.replay is not None:
+        return _replay(options)
+    if options.out is not None:
+        raise UltrasweepError("--out is for --replay: the rows of a search are in its sweep's folder")
+    from launchers.status.run_summary import RunSummary
+    from sweep.composing.conffiles import ConfFolders
+    from sweep.running.run import Queued
+    from sweep.searching.search_run import prepare_search, print_search, run_search
+
+    search = prepare_search(options.overrides, ConfFolders(tuple(options.conf)), options.where)
+    console = open_console()
+    settings, slurm = search.prepared.settings, search.prepared.slurm
+    live = False if options.plain else None
+
+    def launch(queued: Queued, feed: Callable[[], str]) -> RunSummary:
+        if slurm is not None:
+            from launchers.slurm.submit import run_slurm
+
+            command = options.command_line
+            return run_slurm(queued.sweep, settings, slurm, live=live, command=command, feed=feed)
+        from launchers.local import run_local
+
+        return run_local(queued.sweep, settings, live=live, command=options.command_line, feed=feed)
+
+    found = run_search(search, launch, lambda line: console.print(line, markup=False, highlight=False))
+    print_search(search, found, console)
+    return found.summary.exit_code if found.summary is not None else 0
+
+
+def _replay(options: Namespace) -> int:
+    from sweep.composing.config import compose_search
+    from sweep.predicting.predict_table import write_predictions
+    from sweep.searching.search_replay import check_replay, print_replay, replay_table, rows
+
+    check_replay(options.overrides, options.out)
+    settings = compose_search(options.overrides)
+    replayed = replay_table(options.replay, settings)
+    console = open_console(soft_wrap=True)
+    print_replay(replayed, settings, console)
+    if options.out is not None:
+        write_predictions(rows(replayed), options.out)
+        console.print(f"runs: {options.out}", markup=False, highlight=False)
+    return 0
+
+
+def _parity(options: Namespace) -> int:
+    from sweep.composing.conffiles import ConfFolders
+    from sweep.running.parity import print_comparison, read_pair
+
+    folders = ConfFolders(tuple(options.conf))
+    pair = read_pair(options.overrides, options.left, options.right, folders, options.device, options.steps)
+    from workloads.parity.run import compare_layouts  # this alone needs torch
+
+    compared = compare_layouts(pair.left, pair.right, options.steps, pair.device)
+    print_comparison(compared, open_console())
+    return 0 if compared.first is None else 1
+
+
+def _probe(options: Namespace) -> int:
+    import time
+
+    from sweep.composing.conffiles import ConfFolders
+    from sweep.running.probe import headlines, prepare_probe, store_probe
+    from sweep.running.run import enqueue
+
+    started = time.monotonic()
+    prepared = prepare_probe(options.overrides, ConfFolders(tuple(options.conf)), options.nodes)
+    queued = enqueue(prepared)
+    live = False if options.plain else None
+    if prepared.slurm is not None:
+        from launchers.slurm.submit import run_slurm
+
+        command = options.command_line
+        summary = run_slurm(queued.sweep, prepared.settings, prepared.slurm, live=live, command=command, detach=False)
+    else:
+        from launchers.local import run_local
+
+        summary = run_local(queued.sweep, prepared.settings, live=live, command=options.command_line)
+    probe = store_probe(queued.sweep, prepared, options.command_line)
+    console = open_console()
+    for line in headlines(probe):
+        console.print(line, highlight=False, markup=False)
+    minutes = (time.monotonic() - started) / 60
+    console.print(f"probe: {probe.describe()}, {minutes:.1f} minutes", highlight=False, markup=False)
+    return summary.exit_code
+
+
+COMMANDS: dict[str, Callable[[Namespace], int]] = {
+    "advise": _advise,
+    "plan": _plan,
+    "run": _run,
+    "status": _status,
+    "watch": _watch,
+    "logs": _logs,
+    "cancel": _cancel,
+    "retry": _retry,
+    "explain": _explain,
+    "diff": _diff,
+    "export": _export,
+    "card": _card,
+    "verify": _verify,
+    "grade": _grade,
+    "predict": _predict,
+    "search": _search,
+    "parity": _parity,
+    "probe": _probe,
+}
+
+
+def _command_line(name: str, arguments: Sequence[str]) -> str:
+    from results.tables.provenance import command_line
+
+    return command_line(["python", "-m", "sweep", name, *arguments])

@@ -1,0 +1,1 @@
+"""Configuration: overrides and YAML files, composed by Hydra and checked."""

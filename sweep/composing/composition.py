@@ -1,0 +1,96 @@
+"""Hydra's part: from the sorted overrides to the whole configuration as plain data, composed once."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from sweep.composing.conffiles import GROUPS, ConfFolders
+from sweep.composing.overrides import Overrides
+from workloads.spec.checks import suggest
+from workloads.spec.errors import InvalidSweep
+
+
+def compose(overrides: Overrides, groups: Mapping[str, str], folders: ConfFolders) -> dict[str, Any]:
+    """The whole configuration as plain data.
+
+    ``overrides``: those of the command line. ``groups``: the option of each group (cluster, launcher, measure).
+    Raises `InvalidSweep` with one line where Hydra has an error.
+    """
+    from hydra import compose as hydra_compose
+    from hydra import initialize_config_module
+    from hydra.errors import ConfigCompositionException
+    from omegaconf import OmegaConf
+
+    base = [f"+grid@grids.{name}={name}" for name in overrides.grids] + [
+        f"{group}={name}" for group, name in groups.items()
+    ]
+    if folders.own:
+        base.append(f"hydra.searchpath=[{','.join(_quoted(f'file://{folder.resolve()}') for folder in folders.own)}]")
+    with _one_line_errors(folders), initialize_config_module("sweep.conf", version_base="1.3"):
+        try:
+            composed = hydra_compose("config", overrides=[*base, *overrides.hydra])
+        except ConfigCompositionException as error:
+            known = OmegaConf.to_container(hydra_compose("config", overrides=base), resolve=False)
+            raise _unknown_key(overrides.hydra, known, folders) or error from None
+        data = OmegaConf.to_container(composed, resolve=True)
+    assert isinstance(data, dict)
+    return {str(key): value for key, value in data.items()}
+
+
+def _quoted(text: str) -> str:
+    """``text`` as a quoted string of Hydra's grammar, in which a backslash has a meaning only before a quote."""
+    escaped = re.sub(r"(\\*)'", r"\1\1\\'", text)
+    escaped = re.sub(r"(\\+)$", r"\1\1", escaped)
+    return f"'{escaped}'"
+
+
+@contextmanager
+def _one_line_errors(folders: ConfFolders) -> Iterator[None]:
+    from hydra.errors import HydraException, MissingConfigException
+    from omegaconf.errors import OmegaConfBaseException
+    from yaml import YAMLError
+
+    try:
+        yield
+    except MissingConfigException as error:
+        group, _, name = (error.missing_cfg_file or "").rpartition("/")
+        hint = suggest(name, folders.names(group)) if group in GROUPS else ""
+        raise InvalidSweep(f"no {group or 'file'} called {name!r}{hint}") from None
+    except (HydraException, OmegaConfBaseException, YAMLError) as error:
+        first = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        raise InvalidSweep(f"the configuration cannot be composed: {first.strip()}") from None
+
+
+def _unknown_key(overrides: Sequence[str], known: Any, folders: ConfFolders) -> InvalidSweep | None:
+    """The error for the first override of an option that does not exist; None when every option exists."""
+    for override in overrides:
+        if override.startswith("+"):
+            continue
+        key = override.removeprefix("~").partition("=")[0]
+        node, walked = known, ""
+        for part in key.split("."):
+            if not isinstance(node, Mapping):
+                return InvalidSweep(f"{override}: {walked} is a single value, it has no {part!r}")
+            if part not in node:
+                if walked == "launcher" and (others := _launchers_with(part, folders)):
+                    return InvalidSweep(
+                        f"{override}: {part} is an option of launcher={' and launcher='.join(others)}; this sweep has "
+                        f"launcher={node['launcher']}"
+                    )
+                place = f"in {walked}" if walked else "at the top level"
+                return InvalidSweep(f"{override}: no option {part!r} {place}{suggest(part, _options(node, walked))}")
+            node, walked = node[part], f"{walked}.{part}".lstrip(".")
+    return None
+
+
+def _launchers_with(option: str, folders: ConfFolders) -> list[str]:
+    """Launchers that have an option of this name."""
+    return [name for name in folders.names("launcher") if option in folders.read("launcher", name)]
+
+
+def _options(node: Mapping[str, Any], walked: str) -> list[str]:
+    names = [str(key) for key in node if key not in ("grids", walked)]  # launcher.launcher is no choice
+    return names if walked else [*names, "grid", "model"]

@@ -1,0 +1,126 @@
+"""Finds and reads configuration files: in this package's own folder and in the user's (``--conf DIR``). No Hydra.
+
+The options of a group (grid, model, cluster, device, launcher, measure) are files ``<folder>/<group>/<name>.yaml``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sweep.composing.yaml_files import read_yaml
+from workloads.spec.checks import suggest
+from workloads.spec.errors import InvalidSweep
+from workloads.spec.model_spec import ModelSpec, model_from_dict
+
+PACKAGED = Path(__file__).parents[1] / "conf"
+GROUPS = ("grid", "model", "cluster", "device", "launcher", "measure")
+COMPOSED = ("grid", "cluster", "device", "launcher", "measure")
+"""Groups whose files Hydra reads. A name of one must not mean anything else in Hydra's grammar."""
+_PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*")
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltFile:
+    """One of the files that an option is made of."""
+
+    group: str
+    path: Path
+    fields: dict[str, Any]
+    """Without its ``defaults`` list."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConfFolders:
+    own: tuple[Path, ...] = ()
+    """The user's folders. The packaged folder is searched before them, as in Hydra."""
+
+    def __post_init__(self) -> None:
+        for folder in self.own:
+            if not folder.is_dir():
+                raise InvalidSweep(f"--conf {folder}: no such folder")
+            if "${" in str(folder.resolve()) or not str(folder.resolve()).isprintable():
+                raise InvalidSweep(f"--conf {folder}: its path has control characters or ${{, and Hydra refuses both")
+            self._refuse_shipped_names(folder)
+
+    def _refuse_shipped_names(self, folder: Path) -> None:
+        """Hydra reads the shipped file, so one of the user with its name would be ignored. A copy does no harm."""
+        for group in GROUPS:
+            for path in sorted((folder / group).glob("*.yaml")):
+                shipped = PACKAGED / group / path.name
+                if shipped.is_file() and path.is_file() and path.read_bytes() != shipped.read_bytes():
+                    raise InvalidSweep(
+                        f"{path} has the name of a {group} that ships with the program, which would be read instead of "
+                        "it; give your file another name"
+                    )
+
+    @property
+    def all(self) -> tuple[Path, ...]:
+        return (PACKAGED, *self.own)
+
+    def names(self, group: str) -> list[str]:
+        files = (path for root in self.all for path in (root / group).glob("*.yaml") if path.is_file())
+        return sorted({path.name.removesuffix(".yaml") for path in files})
+
+    def find(self, group: str, name: str, named_in: Path | None = None) -> Path:
+        """The file of one option. ``named_in``: the file that builds on it, for the message.
+
+        Raises `InvalidSweep` with the closest name and all that exist.
+        """
+        candidates = [root / group / f"{name}.yaml" for root in self.all] if name and "/" not in name else []
+        found = [path for path in candidates if path.is_file()]
+        if not found:
+            by = f"{named_in}: " if named_in is not None else ""
+            raise InvalidSweep(f"{by}no {group} called {name!r}{suggest(name, self.names(group))}")
+        if group in COMPOSED and not _PLAIN.fullmatch(name):
+            raise InvalidSweep(f"{group} {name!r}: a name may hold letters, digits, _, -, + and .")
+        return found[0]
+
+    def read(self, group: str, name: str) -> dict[str, Any]:
+        """The contents of one option's file alone: its ``defaults`` list, if it has one, is not followed."""
+        return read_yaml(self.find(group, name))
+
+    def lineage(self, group: str, name: str) -> list[BuiltFile]:
+        """The files that an option is made of, in the order in which Hydra merges them: a later one wins.
+
+        These are the option's own file and those that its ``defaults`` list names, and theirs. Raises `InvalidSweep`
+        for a file that is not there or cannot be read, and for an option that is built on itself.
+        """
+        return list(self._walk(group, name, ()))
+
+    def _walk(self, group: str, name: str, above: tuple[Path, ...]) -> Iterator[BuiltFile]:
+        """``above``: the files that led to this one, each named in the ``defaults`` list of the one before."""
+        path = self.find(group, name, above[-1] if above else None)
+        if path in above:
+            raise InvalidSweep(f"{path} is built on itself: its defaults list leads back to it")
+        fields = read_yaml(path)
+        entries = fields.pop("defaults", None) or []
+        if not isinstance(entries, list):
+            raise InvalidSweep(f"{path}: defaults must be a list, such as [NAME, _self_]")
+        own = BuiltFile(group, path, fields)
+        for entry in entries:
+            if entry == "_self_":
+                yield own
+            else:
+                for other_group, option in _named(group, entry):
+                    yield from self._walk(other_group, option, (*above, path))
+        if "_self_" not in entries:
+            yield own
+
+    def model(self, name: str) -> ModelSpec:
+        return model_from_dict({"name": name, **self.read("model", name)})
+
+
+def _named(group: str, entry: Any) -> Iterator[tuple[str, str]]:
+    """The group and the name of each option that one entry of a ``defaults`` list of a file of ``group`` names."""
+    if isinstance(entry, str):
+        first, slash, rest = entry.lstrip("/").partition("/")
+        yield (first, rest) if slash else (group, first)
+    elif isinstance(entry, dict):
+        for key, option in entry.items():  # such as {override /device@device: h200}
+            other = str(key).split()[-1].partition("@")[0].strip("/")
+            if other in GROUPS and isinstance(option, str):
+                yield other, option

@@ -1,0 +1,111 @@
+"""The overrides of the command line (``+grid=playbook model=llama8b grid.axes.tp=[1,2] budget.gpu_hours=10``), sorted.
+
+Hydra's grammar reads them. Overrides of grids are translated before Hydra composes: ``+grid=[a,b]`` puts the grids at
+``grids.a`` and ``grids.b``, ``grid.*`` changes each of them, and ``model=`` becomes an axis of each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sweep.composing.conffiles import GROUPS, ConfFolders
+from workloads.spec.checks import suggest
+from workloads.spec.errors import InvalidSweep
+
+GRID_SECTIONS = ("axes", "zip", "derive", "where", "subsample")
+CHOSEN_GROUPS = ("cluster", "launcher", "measure")
+"""Groups of which a sweep has exactly one option."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overrides:
+    grids: tuple[str, ...]
+    models: tuple[str, ...] | None
+    """Given with ``model=``: used instead of the grids' own. None: not given."""
+    groups: dict[str, str]
+    """The option given for a group of `CHOSEN_GROUPS`."""
+    hydra: tuple[str, ...]
+    """All other overrides, which Hydra takes as they are."""
+
+
+def sort_overrides(overrides: Sequence[str], folders: ConfFolders) -> Overrides:
+    """Sort and check the overrides of one sweep. Raises `InvalidSweep` with the closest name that exists."""
+    parsed = [parse_override(override) for override in overrides]
+    grids = _names(parsed, "grid", folders)
+    if not grids:
+        raise InvalidSweep(f"no grid given: add +grid=NAME, one of {', '.join(folders.names('grid'))}")
+    models = _names(parsed, "model", folders)
+    groups: dict[str, str] = {}
+    hydra: list[str] = []
+    for override in parsed:
+        key = override.key_or_group
+        if key in ("grid", "model"):
+            continue
+        if key in CHOSEN_GROUPS:
+            groups[key] = _one_name(override, folders)
+        elif key.partition(".")[0] == "grid":
+            hydra += _for_each_grid(override, grids)
+        elif key in GROUPS:
+            raise InvalidSweep(f"{override.input_line}: a {key} is part of a cluster file; choose it with cluster=NAME")
+        elif key.partition(".")[0] in ("grids", "hydra"):
+            raise InvalidSweep(f"{override.input_line}: write grid.axes.NAME=... (it changes every grid given)")
+        elif key.startswith("cluster.") and not override.is_delete():
+            # Also a field that the file leaves out; one that no cluster has is refused when the cluster is read.
+            hydra.append(f"++{override.input_line.lstrip('+')}")
+        else:
+            hydra.append(override.input_line)
+    return Overrides(grids=grids, models=models or None, groups=groups, hydra=tuple(hydra))
+
+
+def parse_override(text: str) -> Any:
+    """One override as Hydra reads it. Raises `InvalidSweep` for what its grammar refuses."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    try:
+        override = OverridesParser.create().parse_override(text)
+        if override.is_sweep_override():
+            raise InvalidSweep(f"{text}: for several values write a list, e.g. grid.axes.tp=[1,2]")
+        return override
+    except InvalidSweep:
+        raise
+    except (HydraException, ValueError, RecursionError) as error:  # also: thousands of digits, or of brackets
+        reason = (str(error).splitlines() or ["it is too long"])[0]
+        raise InvalidSweep(f"cannot read {text!r}: {reason}; expected NAME=VALUE (quote texts with spaces)") from None
+
+
+def _names(parsed: Sequence[Any], group: str, folders: ConfFolders) -> tuple[str, ...]:
+    """The options given for a group that takes several, each once and in the order given."""
+    names: dict[str, None] = {}
+    for override in parsed:
+        if override.key_or_group == group:
+            value = override.value()
+            for name in value if isinstance(value, list) else [value]:
+                folders.find(group, str(name))
+                names[str(name)] = None
+    return tuple(names)
+
+
+def _one_name(override: Any, folders: ConfFolders) -> str:
+    value = override.value()
+    if not isinstance(value, str):
+        raise InvalidSweep(f"{override.input_line}: a sweep has one {override.key_or_group}")
+    folders.find(override.key_or_group, value)
+    return value
+
+
+def _for_each_grid(override: Any, grids: Sequence[str]) -> list[str]:
+    key = override.key_or_group
+    parts = key.split(".")
+    if len(parts) < 2 or parts[1] not in GRID_SECTIONS:
+        section = parts[1] if len(parts) > 1 else ""
+        raise InvalidSweep(
+            f"{override.input_line}: a grid has no {section!r} to change{suggest(section, GRID_SECTIONS)}"
+        )
+    tail = ".".join(parts[1:])
+    if override.is_delete():
+        return [f"~grids.{name}.{tail}" for name in grids]
+    value = override.input_line.partition("=")[2]
+    return [f"++grids.{name}.{tail}={value}" for name in grids]

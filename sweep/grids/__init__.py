@@ -1,0 +1,1 @@
+"""Grids: axes, derived values and filters, expanded to points."""

@@ -1,0 +1,105 @@
+"""What conditions (``--where``) and ``--sort`` may ask of a point by name: its fields, and what is predicted of it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from sweep.grids.step_time import StepTime
+from workloads.spec.experiment import Experiment
+from workloads.spec.expressions import Expression
+from workloads.spec.model_spec import ModelSpec
+
+SHAPE_NAMES = (
+    "num_layers",
+    "hidden_size",
+    "num_heads",
+    "num_kv_heads",
+    "head_dim",
+    "ffn_hidden_size",
+    "vocab_size",
+    "num_experts",
+)
+"""What of a model's shape expressions may use."""
+COMPUTED = ("dp", "world_size", "num_microbatches", "tokens_per_step")
+"""Properties of an experiment that are no fields of it."""
+POINT_NAMES = frozenset({field.name for field in dataclasses.fields(Experiment)} | {*COMPUTED, *SHAPE_NAMES})
+"""What is known of a point before anything is predicted."""
+
+
+class Priced(Protocol):
+    """`sweep.planning.price.Price`, as far as conditions ask for it."""
+
+    @property
+    def expected_h(self) -> float | None: ...
+    @property
+    def worst_h(self) -> float: ...
+
+
+class Predicted(Protocol):
+    """A point of the plan, as far as its numbers go."""
+
+    @property
+    def experiment(self) -> Experiment: ...
+    @property
+    def peak_bytes(self) -> int | None: ...
+    @property
+    def limit_bytes(self) -> int | None: ...
+    @property
+    def time(self) -> StepTime | None: ...
+    @property
+    def tokens_per_s_per_gpu(self) -> float | None: ...
+    @property
+    def price(self) -> Priced | None: ...
+
+
+PREDICTED: Mapping[str, Callable[[Predicted], float | None]] = {
+    "predicted_peak_bytes": lambda point: point.peak_bytes,
+    "limit_bytes": lambda point: point.limit_bytes,
+    "predicted_step_time_s": lambda point: point.time.step_time_s if point.time is not None else None,
+    "predicted_step_time_low_s": lambda point: point.time.low_s if point.time is not None else None,
+    "predicted_step_time_high_s": lambda point: point.time.high_s if point.time is not None else None,
+    "predicted_tokens_per_s_per_gpu": lambda point: point.tokens_per_s_per_gpu,
+    "expected_gpu_hours": lambda point: point.price.expected_h if point.price is not None else None,
+    "worst_gpu_hours": lambda point: point.price.worst_h if point.price is not None else None,
+}
+"""Columns of the ledger that hold a prediction. None: not predicted."""
+PREDICTED_NAMES: Mapping[str, str] = {
+    **{name: name for name in PREDICTED},
+    **{name.removeprefix("predicted_"): name for name in PREDICTED},
+}
+"""The names that a prediction goes by: its column's, and the same without ``predicted_``."""
+
+
+def shape_of(model: ModelSpec) -> dict[str, bool | int | float | str]:
+    """The values of a model that expressions may use, by name. ``num_experts`` is 1 for a dense model."""
+    shape: dict[str, bool | int | float | str] = {
+        name: getattr(model, name) for name in SHAPE_NAMES if name != "num_experts"
+    }
+    shape["num_experts"] = model.moe.num_experts if model.moe is not None else 1
+    return shape
+
+
+def field_of(experiment: Experiment, name: str) -> Any:
+    """The value of one of `POINT_NAMES`; a model by its name."""
+    if name == "model":
+        return experiment.model.name
+    if name == "num_experts":
+        return experiment.model.moe.num_experts if experiment.model.moe is not None else 1
+    return getattr(experiment.model if name in SHAPE_NAMES else experiment, name)
+
+
+def value_of(point: Predicted, name: str) -> Any:
+    """The value of one of `POINT_NAMES` or `PREDICTED_NAMES`; None where it is not predicted."""
+    if name in PREDICTED_NAMES:
+        return PREDICTED[PREDICTED_NAMES[name]](point)
+    return field_of(point.experiment, name)
+
+
+def holds(condition: Expression, point: Predicted) -> bool | None:
+    """Whether a point meets a condition on its numbers; None where one of them is not predicted."""
+    values = {name: value_of(point, name) for name in condition.names}
+    if any(value is None for value in values.values()):
+        return None
+    return bool(condition.evaluate(values))

@@ -1,0 +1,168 @@
+"""From a grid to its points, in plain Python: depth first over the axes.
+
+A derived value or a filter is evaluated right after the last axis it needs, and a branch ends as soon as one of them
+rules it out. So a grid whose full product has millions of combinations costs only what its layouts cost. Points that
+are the same run (see `Experiment.canonical`) appear once. Every combination of the axes is accounted for: it is a
+point, a duplicate, not sampled, or dropped by a named condition or derived value.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from results.text.numbers import plural
+from sweep.grids.columns import field_of, shape_of
+from sweep.grids.grid import CHECKED_FIELDS, Axis, GridSpec
+from sweep.grids.walk import MISTAKES, TOLD_EVERY, Progress, Values, Walk, silent
+from workloads.spec.errors import InvalidExperiment, InvalidSweep
+from workloads.spec.experiment import Experiment
+from workloads.spec.model_spec import ModelSpec
+
+
+@dataclass(frozen=True, slots=True)
+class GridPoint:
+    grid: str
+    experiment: Experiment
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expansion:
+    points: tuple[GridPoint, ...]
+    duplicates: int
+    """Combinations left out because an earlier one is the same run."""
+    not_sampled: int
+    """Combinations left out by subsampling."""
+    combinations: int = 0
+    """All combinations of the axes' values."""
+    dropped: Mapping[str, int] = field(default_factory=dict)
+    """Combinations left out by each derived value that was no whole number (``derive.dp``) and by each condition
+    (``where.small``, ``--where 'tp <= 4'``)."""
+
+
+def expand_all(grids: Sequence[GridSpec], models: Callable[[str], ModelSpec], progress: Progress = silent) -> Expansion:
+    """The points of several grids, one grid after the other. A run that two grids share belongs to the first."""
+    seen: dict[Experiment, GridPoint] = {}
+    duplicates = not_sampled = combinations = 0
+    dropped: Counter[str] = Counter()
+    for grid in grids:
+        expansion = expand(grid, models, progress)
+        duplicates += expansion.duplicates
+        not_sampled += expansion.not_sampled
+        combinations += expansion.combinations
+        dropped.update(expansion.dropped)
+        for point in expansion.points:
+            duplicates += point.experiment in seen
+            seen.setdefault(point.experiment, point)
+    return Expansion(
+        points=tuple(seen.values()),
+        duplicates=duplicates,
+        not_sampled=not_sampled,
+        combinations=combinations,
+        dropped=dict(dropped),
+    )
+
+
+def expand(grid: GridSpec, models: Callable[[str], ModelSpec], progress: Progress = silent) -> Expansion:
+    """All points of one grid, in the order of its axes. ``models`` returns the model of a name.
+
+    Raises `InvalidSweep` when no point is left, when one of the world sizes has no layout at all, or when a variable of
+    the grid contradicts its points.
+    """
+    shapes = {name: models(str(name)) for axis in grid.axes for name in _model_names(axis)}
+    walk = Walk(grid, {name: shape_of(model) for name, model in shapes.items()}, progress=progress)
+    combinations = walk.run()
+    walk.refuse_sizes_without_layout()
+    dropped = walk.dropped()
+    points = _experiments(grid, walk.kept, shapes, _in_sampling_order(grid, combinations))
+    sample_size = grid.subsample.count if grid.subsample else None
+    chosen: dict[Experiment, int] = {}
+    duplicates = failed = 0
+    for done, (position, experiment) in enumerate(points):
+        if not done % TOLD_EVERY:
+            progress("points checked", done, len(combinations))
+        if (place := _failed_condition(grid, experiment)) is not None:
+            dropped[place] += 1
+            failed += 1
+        elif experiment in chosen:
+            duplicates += 1
+        else:
+            chosen[experiment] = position
+            if len(chosen) == sample_size:
+                break
+    if not chosen:
+        of = plural(walk.total, "combination")
+        raise InvalidSweep(f"grid {grid.name}: no point is left of {of}; {ruled_out(dropped)}")
+    ordered = sorted(chosen, key=chosen.__getitem__)
+    return Expansion(
+        points=tuple(GridPoint(grid.name, experiment) for experiment in ordered),
+        duplicates=duplicates,
+        not_sampled=len(combinations) - len(chosen) - duplicates - failed,
+        combinations=walk.total,
+        dropped=dict(dropped),
+    )
+
+
+def ruled_out(dropped: Mapping[str, int]) -> str:
+    """What dropped how many combinations, most first: ``ruled out by derive.dp (no whole number): 12; by ...``."""
+    named = [
+        f"{place}{' (no whole number of at least 1)' if place.startswith('derive.') else ''}: {count:,}"
+        for place, count in Counter(dropped).most_common()
+        if count
+    ]
+    return f"ruled out by {', '.join(named)}"
+
+
+def _failed_condition(grid: GridSpec, experiment: Experiment) -> str | None:
+    """The first of the conditions on a whole point that it does not meet."""
+    for place, condition in grid.where_point.items():
+        try:
+            met = condition.evaluate({name: field_of(experiment, name) for name in condition.names})
+        except MISTAKES as error:
+            raise InvalidSweep(f"grid {grid.name}: {place}: {error}") from None
+        if not met:
+            return place
+    return None
+
+
+def _model_names(axis: Axis) -> Iterator[str]:
+    if "model" in axis.names:
+        column = axis.names.index("model")
+        yield from (str(row[column]) for row in axis.rows)
+
+
+def _in_sampling_order(grid: GridSpec, combinations: list[Values]) -> Iterable[tuple[int, Values]]:
+    """Combinations with their positions: in the order of the grid, or shuffled by the seed of its subsample."""
+    if grid.subsample is None:
+        return enumerate(combinations)
+    positions = list(range(len(combinations)))
+    random.Random(grid.subsample.seed).shuffle(positions)
+    return ((position, combinations[position]) for position in positions)
+
+
+def _experiments(
+    grid: GridSpec, names: tuple[str, ...], models: Mapping[str, ModelSpec], combinations: Iterable[tuple[int, Values]]
+) -> Iterator[tuple[int, Experiment]]:
+    checked = CHECKED_FIELDS.intersection(names)
+    dropped = set(checked)
+    if {"dp_replicate", "dp_shard"} & set(names):
+        dropped.add("dp")  # it is then a variable of the grid and no field of the experiment
+    if "global_batch_size" not in names:
+        raise InvalidSweep(f"grid {grid.name}: global_batch_size is missing; add it as an axis or derive it")
+    for position, values in combinations:
+        fields = dict(zip(names, values, strict=True))
+        given = {name: fields[name] for name in checked}
+        fields["model"] = models[fields["model"]]
+        try:
+            experiment = Experiment.canonical(**{k: v for k, v in fields.items() if k not in dropped})
+        except InvalidExperiment as error:
+            raise InvalidSweep(f"grid {grid.name}: {error}") from None
+        for name, value in given.items():
+            if value != getattr(experiment, name):
+                raise InvalidSweep(
+                    f"grid {grid.name}: {name}={value}, but {experiment.id} has {getattr(experiment, name)}; "
+                    f"derive the other degrees from {name}"
+                )
+        yield position, experiment

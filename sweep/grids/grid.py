@@ -1,0 +1,197 @@
+"""What a grid is (axes, zipped axes, derived values, filters, subsampling), read from plain data and checked.
+
+    axes:    {tp: [1, 2], seq_len: 4096}            every combination; a single value is an axis of one
+    zip:     {speed: {precision: [...], compile: [...]}}   axes that move together
+    derive:  {dp: world_size / (tp * pp)}           no point where a value is no whole number of at least 1
+    where:   {small: tp <= 8}                       filters; a point must pass all of them
+    subsample: {count: 1000, seed: 0}               a random sample of the points that are left
+
+A name is a field of `Experiment` (or ``dp``), or a variable of the grid (``nodes``) that an expression uses. ``model``
+is the name of a model file; expressions may use the model's shape (``num_heads``, ``num_layers`` ...).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from sweep.grids.columns import COMPUTED, POINT_NAMES, PREDICTED, PREDICTED_NAMES, SHAPE_NAMES
+from workloads.spec.checks import did_you_mean, shown, suggest
+from workloads.spec.errors import InvalidSweep
+from workloads.spec.experiment import AXES, COUNTS, Experiment
+from workloads.spec.expressions import Expression, parse
+
+POINT_FIELDS = frozenset(f.name for f in dataclasses.fields(Experiment)) | {"dp"}
+CHECKED_FIELDS = frozenset(COMPUTED) - {"dp"}
+"""Not fields of an experiment but computed from them: a grid's variable of such a name must have the same value."""
+COUNTED = frozenset({*COUNTS, *COMPUTED})
+"""Names that count something. A derived value below 1 leaves out its combination; any other may be 0."""
+_SECTIONS = ("description", "cluster", "axes", "zip", "derive", "where", "subsample")
+Scalar = bool | int | float | str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subsample:
+    count: int
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Axis:
+    """Names that take their values together; an ordinary axis has one name."""
+
+    names: tuple[str, ...]
+    rows: tuple[tuple[Scalar, ...], ...]
+    """One tuple of values, in the order of ``names``, for each position on the axis."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GridSpec:
+    name: str
+    axes: tuple[Axis, ...]
+    derive: Mapping[str, Expression]
+    where: Mapping[str, Expression]
+    """Conditions on axes, derived values and the model, by the words that name them in messages."""
+    where_point: Mapping[str, Expression] = field(default_factory=dict)
+    """Conditions on fields of a point that are neither axes nor derived."""
+    where_predicted: Mapping[str, Expression] = field(default_factory=dict)
+    """Conditions on what is predicted of a point."""
+    subsample: Subsample | None = None
+    description: str = ""
+
+    @property
+    def axis_names(self) -> tuple[str, ...]:
+        return tuple(name for axis in self.axes for name in axis.names)
+
+
+def grid_from_dict(name: str, fields: Mapping[str, Any], extra_where: Iterable[str] = ()) -> GridSpec:
+    """A grid from plain data. ``extra_where``: more filters. Raises `InvalidSweep` for a mistake in either."""
+    label = f"grid {name}"
+    for section in fields:
+        if section not in _SECTIONS:
+            raise InvalidSweep(f"{label}: no section {section!r}{suggest(section, _SECTIONS)}")
+    axes = [Axis(names=(axis,), rows=_values(label, axis, value)) for axis, value in _mapping(label, fields, "axes")]
+    axes += [_zipped(label, zip_name, members) for zip_name, members in _mapping(label, fields, "zip")]
+    if not axes:
+        raise InvalidSweep(f"{label}: it has no axes")
+    derive = {key: parse(text, f"{label}: derive.{key}") for key, text in _mapping(label, fields, "derive")}
+    conditions = {
+        f"where.{key}": parse(text, f"{label}: where.{key}") for key, text in _mapping(label, fields, "where")
+    }
+    conditions |= {f"--where '{text}'": parse(text, f"{label}: --where") for text in extra_where}
+    grid = GridSpec(
+        name=name,
+        axes=tuple(axes),
+        derive=derive,
+        where={},
+        subsample=_subsample(label, fields.get("subsample")),
+        description=str(fields.get("description") or ""),
+    )
+    _check_names(grid, conditions)
+    return _with_conditions(grid, conditions)
+
+
+def _with_conditions(grid: GridSpec, conditions: Mapping[str, Expression]) -> GridSpec:
+    """The grid with each condition where it is known first: on the axes, on a point's fields, on its prediction."""
+    own = {*grid.axis_names, *grid.derive, *SHAPE_NAMES}
+    kinds: dict[str, dict[str, Expression]] = {"where": {}, "where_point": {}, "where_predicted": {}}
+    for place, condition in conditions.items():
+        later = condition.names - own
+        if not later:
+            kinds["where"][place] = condition
+            continue
+        if variables := sorted(condition.names - POINT_NAMES - set(PREDICTED_NAMES)):
+            raise InvalidSweep(
+                f"grid {grid.name}: {place} uses {variables[0]}, a variable of the grid, beside {min(later)}, which is "
+                "known of whole points only; write two conditions"
+            )
+        kinds["where_predicted" if condition.names & set(PREDICTED_NAMES) else "where_point"][place] = condition
+    return dataclasses.replace(
+        grid, where=kinds["where"], where_point=kinds["where_point"], where_predicted=kinds["where_predicted"]
+    )
+
+
+def _check_names(grid: GridSpec, conditions: Mapping[str, Expression]) -> None:
+    label = f"grid {grid.name}"
+    axis_names = grid.axis_names
+    if twice := sorted({name for name in axis_names if axis_names.count(name) > 1}):
+        raise InvalidSweep(f"{label}: {', '.join(twice)} is on more than one axis")
+    if both := sorted(set(axis_names) & set(grid.derive)):
+        raise InvalidSweep(
+            f"{label}: {both[0]} is an axis and also derived (= {grid.derive[both[0]].text}); "
+            f"to give it yourself, add ~grid.derive.{both[0]}"
+        )
+    if "model" not in axis_names:
+        raise InvalidSweep(f"{label}: it has no model; give one with model=NAME")
+    own = {*axis_names, *grid.derive}
+    if hidden := sorted(own & set(SHAPE_NAMES)):
+        raise InvalidSweep(f"{label}: {hidden[0]} is part of the model's shape; give the variable another name")
+    if engine := sorted({"engine", "engine_version", "model"} & set(grid.derive)):
+        raise InvalidSweep(f"{label}: {engine[0]} cannot be derived; give it as an axis")
+    expressions = {**{f"derive.{name}": derived for name, derived in grid.derive.items()}, **conditions}
+    known = POINT_FIELDS | CHECKED_FIELDS | {name for expression in expressions.values() for name in expression.names}
+    # A misspelt axis comes before the expressions that miss it: their closest name would be the misspelling.
+    for name in axis_names:
+        if name not in known:
+            raise InvalidSweep(f"{label}: no axis is called {name!r}{suggest(name, POINT_FIELDS | CHECKED_FIELDS)}")
+    for name in grid.derive:
+        if name not in known:
+            raise InvalidSweep(f"{label}: derive.{name} is used by nothing{suggest(name, POINT_FIELDS)}")
+    for place, expression in expressions.items():
+        usable = own | set(SHAPE_NAMES)
+        if place in conditions:
+            usable |= POINT_NAMES | set(PREDICTED_NAMES)
+        for name in sorted(expression.names - usable):
+            raise InvalidSweep(f"{label}: {place} uses {name!r}, which {_missing(name, usable, own)}")
+
+
+def _missing(name: str, usable: set[str], own: set[str]) -> str:
+    """The end of the message about a name that an expression cannot use."""
+    if name in POINT_FIELDS | CHECKED_FIELDS:  # of a derived value: it is known only when the point is complete
+        return f"is no axis; add it to axes, or derive it; known: {', '.join(sorted(own))}"
+    close = did_you_mean(name, usable)
+    return f"is no axis{close or ';'} known: {', '.join(sorted(own | set(PREDICTED) & usable))}"
+
+
+def _mapping(label: str, fields: Mapping[str, Any], section: str) -> list[tuple[str, Any]]:
+    value = fields.get(section) or {}
+    if not isinstance(value, Mapping):
+        raise InvalidSweep(f"{label}: {section} must be a mapping from names, not {shown(value)}")
+    return [(str(key), entry) for key, entry in value.items()]
+
+
+def _values(label: str, axis: str, value: Any) -> tuple[tuple[Scalar, ...], ...]:
+    values = value if isinstance(value, list) else [value]
+    if not values:
+        raise InvalidSweep(f"{label}: axis {axis} is empty")
+    place = f"{label}: axis {axis}"
+    if axis in AXES:
+        return tuple((AXES[axis].check(place, entry),) for entry in values)
+    for entry in values:
+        if not isinstance(entry, Scalar):
+            raise InvalidSweep(f"{place} holds {shown(entry)}; values are numbers, words or true and false")
+    return tuple((entry,) for entry in values)
+
+
+def _zipped(label: str, zip_name: str, members: Any) -> Axis:
+    if not isinstance(members, Mapping) or not members:
+        raise InvalidSweep(f"{label}: zip.{zip_name} must map names to lists of one length, not {shown(members)}")
+    columns = {str(name): _values(label, str(name), value) for name, value in members.items()}
+    lengths = {name: len(values) for name, values in columns.items()}
+    if len(set(lengths.values())) > 1:
+        counts = ", ".join(f"{name} {length}" for name, length in lengths.items())
+        raise InvalidSweep(f"{label}: zip.{zip_name} pairs lists of different lengths: {counts}")
+    rows = tuple(tuple(cell[0] for cell in row) for row in zip(*columns.values(), strict=True))
+    return Axis(names=tuple(columns), rows=rows)
+
+
+def _subsample(label: str, value: Any) -> Subsample | None:
+    if value is None:
+        return None
+    if isinstance(value, Mapping) and "count" in value and set(value) <= {"count", "seed"}:
+        count, seed = value["count"], value.get("seed", 0)
+        if isinstance(count, int) and isinstance(seed, int) and not isinstance(count, bool) and count >= 1:
+            return Subsample(count=count, seed=seed)
+    raise InvalidSweep(f"{label}: subsample={shown(value)}; it may be {{count: N, seed: S}} with N of at least 1")

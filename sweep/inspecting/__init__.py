@@ -1,0 +1,1 @@
+"""Commands that read a sweep's folder: status, logs, explain, retry."""

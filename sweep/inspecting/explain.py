@@ -1,0 +1,304 @@
+"""``explain``: all that is known of one point. ``diff``: what two points do not share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from results.errors import UltrasweepError
+from results.tables.schema import METHODS
+from results.tables.store import sweep_dirs
+from results.text.numbers import byte_unit, device_noun, format_bytes, format_percent, name_routing
+from results.text.terminal import plain_table
+from sweep.inspecting.lookup import Record
+from workloads.costs.memory.estimate import MemoryEstimate, estimate_memory
+from workloads.costs.shape.flops import flops_per_token, hardware_flops_per_token
+from workloads.costs.shape.params import num_params
+from workloads.costs.time.pipeline import pipeline_time_s
+from workloads.costs.time.timeline import estimate_idle
+from workloads.rules.engine_support import is_own
+from workloads.rules.layout_rules import layout_violations
+from workloads.spec import experiment as ex
+from workloads.spec.cluster import ClusterSpec
+from workloads.spec.experiment import ENGINE, Experiment
+
+_MEASURED = (
+    ("outcome", "", 1.0, "s"),
+    ("step time", "step_time_s", 1e3, ",.1f ms"),
+    ("tokens/s/GPU", "tokens_per_s_per_gpu", 1.0, ",.0f"),
+    ("MFU (PaLM)", "mfu_palm", 100.0, ".1f %"),
+    ("peak allocated", "peak_allocated_bytes", 1.0, "bytes"),
+    ("peak reserved", "peak_reserved_bytes", 1.0, "bytes"),
+)
+"""What is shown of an attempt: name, column (empty: the outcome), factor to the unit shown, and format."""
+
+
+def print_explanation(record: Record, results: Path, console: Console) -> None:
+    """Configuration, verdicts, predicted memory by stage, and every attempt. ``results``: where it was found."""
+    experiment = record.experiment
+    console.print(f"[bold]{record.id}[/]", highlight=False)
+    console.print(_configuration(experiment), highlight=False)
+    for row in record.ledger:
+        rule = f" ({row['rule']})" if row["rule"] else ""
+        detail = f": {escape(row['detail'])}" if row["detail"] else ""
+        verdict = f"verdict in sweep {row['sweep']}, grid {row['grid']}: [bold]{row['verdict']}[/]{rule}{detail}"
+        console.print(verdict, highlight=False)
+        step, rate = row["predicted_step_time_s"], row["predicted_tokens_per_s_per_gpu"]
+        if step is not None and rate is not None:
+            between = _between(row["predicted_step_time_low_s"], row["predicted_step_time_high_s"])
+            lean = f"; {row['predicted_with']}" if row["predicted_with"] else ""
+            said = f"predicted step: {step * 1e3:,.1f} ms{between}, {rate:,.0f} tokens/s/GPU{lean}"
+            console.print(said, highlight=False, markup=False, soft_wrap=True)
+    if not is_own(experiment):
+        what = "memory is not" if any(row["predicted_step_time_s"] for row in record.ledger) else "nothing is"
+        console.print(f"{what} predicted for engine={experiment.engine}: the closed forms are of {ENGINE}'s")
+    elif all(row["verdict"] != "invalid" or row["predicted_peak_bytes"] for row in record.ledger):
+        limit = next((row["limit_bytes"] for row in record.ledger if row["limit_bytes"]), None)
+        memory, cluster = estimate_memory(experiment), _cluster_of(record)
+        console.print(_memory_table(memory, limit))
+        if cluster is not None and (own := cluster.device.workspace_bytes):
+            whole = format_bytes(memory.peak_bytes + own, 2)
+            console.print(f"with {format_bytes(own)} for matrix products on {cluster.name}: {whole}", highlight=False)
+        if experiment.pp > 1 and (text := _predicted_idle(record)):
+            console.print(text, highlight=False)
+    if not record.attempts:
+        cached = any(row["verdict"] == "cached" for row in record.ledger)
+        where = "among these files: the finished one is of the sweep named above" if cached else "yet"
+        console.print(f"no attempt {where}", highlight=False)
+    for row in record.attempts:
+        _print_attempt(row, results, console)
+
+
+def _between(low_s: float | None, high_s: float | None) -> str:
+    """The interval of a prediction; nothing for a ledger from before there were intervals."""
+    return f" (90 %: {low_s * 1e3:,.1f} to {high_s * 1e3:,.1f})" if low_s is not None and high_s is not None else ""
+
+
+def print_difference(first: Record, second: Record, console: Console) -> None:
+    """A table of the two: fields that differ, predictions, and the newest attempt of each.
+
+    Attempts that finished, and that were obtained in the same way, are taken where there are such.
+    """
+    table = plain_table()
+    table.add_column("")
+    table.add_column(first.id, overflow="fold")
+    table.add_column(second.id, overflow="fold")
+    left, right = _flat(ex.to_dict(first.experiment)), _flat(ex.to_dict(second.experiment))
+    for key in [key for key in {**left, **right} if left.get(key) != right.get(key)]:
+        table.add_row(key, str(left.get(key)), str(right.get(key)))
+    if not table.row_count:
+        console.print("the same experiment")
+        return
+    derived = (
+        ("world_size", first.experiment.world_size, second.experiment.world_size),
+        ("num_microbatches", first.experiment.num_microbatches, second.experiment.num_microbatches),
+        ("predicted peak", *(_peak(record) for record in (first, second))),
+        ("predicted step", *(_predicted_step(record) for record in (first, second))),
+    )
+    for name, a, b in derived:
+        if a != b:
+            table.add_row(name, str(a), str(b))
+    rows = _compared(first, second)
+    if any(row is not None and row["method"] != "measured" for row in rows):
+        table.add_row("obtained", *(row["method"] if row is not None else "" for row in rows))
+    for name, column, factor, form in _MEASURED:
+        values = [_formatted(row, column, factor, form) for row in rows]
+        if any(values):
+            table.add_row(_named(name, rows[0] or rows[1]), *values)
+    console.print(table)
+
+
+def _schedule(e: Experiment) -> str:
+    """A pipeline's schedule, how the model is cut, and what ranks of equal length would idle: F, I and W alike."""
+    text: str = e.pp_schedule
+    if e.virtual_stages > 1:
+        text += f", {e.virtual_stages} chunks of the model on each of {e.pp} pipeline ranks"
+    if layout_violations(e):
+        return text
+    times = [1.0] * e.pp, [2.0] * e.pp, e.num_microbatches
+    total = pipeline_time_s(e.pp_schedule, *times, virtual_stages=e.virtual_stages)
+    return f"{text}, {100 * (1 - 3 * e.num_microbatches / total):.1f} % idle if all ranks took equally long"
+
+
+def _every(e: Experiment) -> str:
+    return f" in 1 layer of {e.recompute_every}" if e.recompute != "none" and e.recompute_every > 1 else ""
+
+
+def _configuration(experiment: Experiment) -> str:
+    e = experiment
+    degrees = f"dp {e.dp_replicate}x{e.dp_shard} (replicas x shards), tp {e.tp}, cp {e.cp}, pp {e.pp}, ep {e.ep}"
+    degrees += f", etp {e.etp}" if e.etp > 1 else ""
+    routing = name_routing(e.routing, e.routing_imbalance, e.capacity_factor)
+    routed = f"{routing or 'balanced routing'}, " if e.model.moe is not None else ""
+    schedule = f"; {_schedule(e)}" if e.pp > 1 else ""
+    ranks = "rank" if e.world_size == 1 else "ranks"
+    return "\n".join(
+        (
+            f"model      {e.model.name}: {num_params(e.model) / 1e6:,.1f} M parameters, {e.model.num_layers} layers, "
+            f"hidden {e.model.hidden_size}",
+            f"layout     {e.world_size} {ranks}: {degrees}; ZeRO {e.zero_stage}{schedule}",
+            f"batch      {e.global_batch_size} sequences of {e.seq_len} tokens = {e.tokens_per_step:,} tokens: "
+            f"{e.num_microbatches} micro-batch(es) of {e.micro_batch_size} on each of {e.dp} data-parallel ranks",
+            f"choices    {e.precision}, {routed}recompute {e.recompute}{_every(e)}, attention {e.attention}, "
+            f"compile {e.compile}, sequence parallel {'on' if e.sequence_parallel else 'off'}, seed {e.seed}, "
+            f"engine {e.engine} {e.engine_version}",
+            f"FLOPs      {flops_per_token(e.model, e.seq_len, 'palm'):.3e} a token (PaLM), "
+            f"{hardware_flops_per_token(e):.3e} on the device",
+        )
+    )
+
+
+def _memory_table(memory: MemoryEstimate, limit: int | None) -> Table:
+    """Predicted memory by stage. Neighbouring stages with the same numbers share a row."""
+    size, unit = byte_unit(memory.peak_bytes)
+    title = f"predicted memory of a rank, {unit}" + (f" (limit {limit / size:,.1f})" if limit else "")
+    table = plain_table(title=title)
+    for name in ("stage", "parameters", "gradients", "optimizer", "activations", "peak"):
+        table.add_column(name, justify="right")
+    rows: list[tuple[list[int], tuple[str, ...]]] = []
+    for stage in memory.stages:
+        parts = (stage.parameters_bytes, stage.gradients_bytes, stage.optimizer_bytes, stage.activations_bytes)
+        cells = tuple(f"{part / size:.2f}" for part in (*parts, stage.peak_bytes))
+        if rows and rows[-1][1] == cells:
+            rows[-1][0].append(stage.stage)
+        else:
+            rows.append(([stage.stage], cells))
+    for stages, cells in rows:
+        table.add_row(f"{stages[0]}" if len(stages) == 1 else f"{stages[0]}-{stages[-1]}", *cells)
+    return table
+
+
+def _cluster_of(record: Record) -> ClusterSpec | None:
+    """The cluster of the newest attempt, without one the grid's; None where it is not known here."""
+    from sweep.composing.config import cluster_for
+
+    grid = next((row["grid"] for row in record.ledger), "")
+    name = next((row["cluster"] for row in reversed(record.attempts) if row["cluster"]), None)
+    try:
+        return cluster_for(grid, name)
+    except UltrasweepError:
+        return None
+
+
+def _predicted_idle(record: Record) -> str | None:
+    """How long each pipeline rank is predicted to wait on the cluster of the newest attempt, without one the grid's.
+
+    None where that cluster, or how fast it is, is not known here.
+    """
+    cluster = _cluster_of(record)
+    try:
+        shares = estimate_idle(record.experiment, cluster) if cluster is not None else None
+    except UltrasweepError:
+        return None
+    if cluster is None or shares is None:
+        return None
+    mean = format_percent(sum(shares) / len(shares))
+    return f"predicted waiting for other stages, share of a step on {cluster.name}: {mean}; {_by_rank(shares)}"
+
+
+def _by_rank(shares: Sequence[float]) -> str:
+    """Neighbouring ranks with the same text share it."""
+    runs: list[tuple[int, int, str]] = []
+    for rank, share in enumerate(shares):
+        text = format_percent(share)
+        if runs and runs[-1][2] == text:
+            runs[-1] = (runs[-1][0], rank, text)
+        else:
+            runs.append((rank, rank, text))
+    return ", ".join(
+        f"rank {first} {text}" if first == last else f"ranks {first}-{last} {text}" for first, last, text in runs
+    )
+
+
+def _print_attempt(row: Mapping[str, Any], results: Path, console: Console) -> None:
+    began = row["started_at"].strftime("%Y-%m-%d %H:%M:%S") if row["started_at"] else "?"
+    phase = f" in {row['phase']}" if row["phase"] and row["outcome"] != "ok" else ""
+    step = f" {row['phase_step']}" if row["phase_step"] is not None and row["outcome"] != "ok" else ""
+    rank = f", rank {row['failed_rank']}" if row["failed_rank"] is not None else ""
+    retried = "; tried again" if row["will_retry"] else ""
+    console.print(
+        f"attempt {row['attempt_id']} ({row['method']}, {began}): [bold]{row['outcome']}[/]"
+        f"{phase}{step}{rank}{retried}",
+        highlight=False,
+    )
+    measured = [
+        f"{_named(name, row)} {text}"
+        for name, column, factor, form in _MEASURED
+        if column and (text := _formatted(row, column, factor, form))
+    ]
+    if measured:
+        console.print("  " + ", ".join(measured), highlight=False)
+    if row["evidence"] and row["outcome"] != "ok":
+        console.print(f"  evidence: {row['evidence']}", highlight=False, markup=False)
+    if (folder := _log_folder(row, results)) is not None:
+        console.print(f"  logs: {folder}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _log_folder(row: Mapping[str, Any], results: Path) -> Path | None:
+    """Where the attempt's logs lie; None where they are not kept."""
+    if not row["log_dir"] or not results.is_dir():
+        return None
+    places = (folder / row["log_dir"] for folder in sweep_dirs(results) if folder.resolve().name == row["sweep"])
+    return next((place for place in places if place.is_dir()), None)
+
+
+def _named(name: str, row: Mapping[str, Any] | None) -> str:
+    """The name of a number, which speaks of GPUs only where they are some."""
+    return name.replace("GPU", device_noun(row["backend"] if row is not None else None))
+
+
+def _formatted(row: Mapping[str, Any] | None, column: str, factor: float, form: str) -> str:
+    if row is None:
+        return ""
+    if not column:
+        return str(row["outcome"])
+    value = row[column]
+    if value is not None and form == "bytes":
+        return format_bytes(value, 2)
+    number, _, unit = form.partition(" ")
+    return f"{value * factor:{number}} {unit}".strip() if value is not None else ""
+
+
+def _compared(first: Record, second: Record) -> tuple[Mapping[str, Any] | None, Mapping[str, Any] | None]:
+    """The newest attempt of each that were obtained in the same way, where there are such; else the newest of each."""
+    for outcome in ("ok", None):
+        for method in METHODS:
+            pair = _newest(first, method, outcome), _newest(second, method, outcome)
+            if all(pair):
+                return pair
+    left, right = (
+        next(filter(None, (_newest(record, method, outcome) for outcome in ("ok", None) for method in METHODS)), None)
+        for record in (first, second)
+    )
+    return left, right
+
+
+def _newest(record: Record, method: str, outcome: str | None) -> Mapping[str, Any] | None:
+    """The newest attempt of one method, of any outcome where None is asked for."""
+    rows = (row for row in reversed(record.attempts) if row["method"] == method and outcome in (None, row["outcome"]))
+    return next(rows, None)
+
+
+def _peak(record: Record) -> str:
+    peaks = {row["predicted_peak_bytes"] for row in record.ledger if row["predicted_peak_bytes"]}
+    return format_bytes(max(peaks), 2) if peaks else ""
+
+
+def _predicted_step(record: Record) -> str:
+    times = [row["predicted_step_time_s"] for row in record.ledger if row["predicted_step_time_s"]]
+    return f"{times[-1] * 1e3:,.1f} ms" if times else ""
+
+
+def _flat(fields: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in fields.items():
+        if isinstance(value, Mapping):
+            flat |= _flat(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat

@@ -1,0 +1,169 @@
+"""``logs``: prints the last lines of the ranks and of the pilot of a point's newest attempt."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from launchers.state import history, pilot_state
+from launchers.state.history import AttemptRecord
+from launchers.state.submissions import log_dir, token_of_pilot
+from launchers.state.sweep_dir import SweepDir, entry_names, key_of
+from results.errors import InvalidResults
+from results.tables.store import shipped_sweep_dirs, sweep_dirs
+from results.text.log_tail import read_tail
+from sweep.inspecting.lookup import Results
+from workloads.contract.protocol import read_json
+
+_RANKS = 8
+"""Ranks whose logs are shown unless one is asked for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Attempt:
+    sweep: SweepDir
+    folder: Path
+    about: dict[str, Any]
+    """Content of its ``attempt.json``; empty where that cannot be read."""
+    record: AttemptRecord | None
+    """None while it runs, and when its pilot has died."""
+
+    @property
+    def started_at(self) -> float:
+        value = self.about.get("started_at")
+        return float(value) if isinstance(value, (int, float)) else 0.0
+
+
+def print_logs(path: Path, word: str, console: Console, *, rank: int | None, lines: int) -> None:
+    """Print the logs of the newest attempt at the point whose id is ``word`` or contains it.
+
+    Raises `InvalidResults` when no point or several have such an id, or when nothing of it has been run.
+    """
+    found = _newest(path, word)
+    _print_line(console, _headline(found))
+    if found.record is not None and found.record.evidence:
+        for line in found.record.evidence.splitlines():
+            _print_line(console, f"  {line}")
+    logs = _rank_logs(found.folder)
+    if rank is not None and rank not in logs:
+        known = f"it has those of ranks {min(logs)} to {max(logs)}" if logs else "it has none"
+        raise InvalidResults(f"{found.folder} has no log of rank {rank}; {known}")
+    shown = [rank] if rank is not None else _choose(logs, found.record)
+    for number in shown:
+        _print_tail(console, f"rank {number}", logs[number], lines)
+    if rank is None:
+        if len(logs) > len(shown):
+            _print_line(console, f"... and {len(logs) - len(shown):,} more in {found.folder} (--rank N)")
+        for log in _pilot_logs(found):
+            _print_tail(console, "pilot", log, lines)
+
+
+def _newest(path: Path, word: str) -> _Attempt:
+    by_experiment: dict[str, list[tuple[SweepDir, Path]]] = {}
+    waiting: set[str] = set()
+    for folder in sweep_dirs(path):
+        sweep = SweepDir.open(folder)
+        for attempt in sorted(sweep.attempts.iterdir()) if sweep.attempts.is_dir() else []:
+            if word and word in attempt.name and attempt.is_dir():
+                by_experiment.setdefault(attempt.name.rpartition(".a")[0] or attempt.name, []).append((sweep, attempt))
+        if not sweep.archived:
+            waiting |= {key for name in entry_names(sweep.todo) if word and word in (key := key_of(name))}
+    if word in by_experiment:
+        by_experiment = {word: by_experiment[word]}
+    if len(by_experiment) > 1:
+        first = next(iter(by_experiment))
+        raise InvalidResults(f"{word!r} is part of {len(by_experiment):,} ids in {path}, e.g. {first}; give more of it")
+    if not by_experiment:
+        if waiting:
+            raise InvalidResults(f"{min(waiting)} waits in the queue; nothing of it has been run yet")
+        raise InvalidResults(f"no attempt in {path} has an id with {word!r} in it{_hint(path, word)}")
+    candidates = [_read(sweep, folder) for sweep, folder in next(iter(by_experiment.values()))]
+    return max(candidates, key=lambda found: found.started_at)
+
+
+def _hint(path: Path, word: str) -> str:
+    """The end of a message: which archived sweep has rows of the point, or that ``explain`` finds points."""
+    for folder in dict.fromkeys([*sweep_dirs(path), *shipped_sweep_dirs(path)]):
+        if word and SweepDir.open(folder).archived and (found := [id for id in Results(folder).ids() if word in id]):
+            command = shlex.join(["python", "-m", "sweep", "explain", found[0], "--results", str(folder)])
+            return f"; {folder} has its rows but no logs: {command}"
+    return " (python -m sweep explain finds points)"
+
+
+def _read(sweep: SweepDir, folder: Path) -> _Attempt:
+    try:
+        about = read_json(folder / "attempt.json")
+    except (OSError, ValueError):
+        about = {}
+    names = [path.name for path in sweep.history.glob(f"*@{folder.name}.json")]
+    records = history.read_records(sweep, names)
+    return _Attempt(
+        sweep=sweep,
+        folder=folder,
+        about=about if isinstance(about, dict) else {},
+        record=records[0] if records else None,
+    )
+
+
+def _headline(found: _Attempt) -> str:
+    started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(found.started_at)) if found.started_at else "?"
+    nodes = found.about.get("nodes") or []
+    on = f" on {', '.join(map(str, nodes))}" if isinstance(nodes, list) and nodes else ""
+    record = found.record
+    if record is None:
+        return f"{found.folder.name}: not ended, started {started}{on}"
+    what = f"{record.outcome} in {record.phase}" if record.outcome != "ok" and record.phase else record.outcome
+    return f"{found.folder.name}: {what} after {record.duration_s:.0f} s, started {started}{on}"
+
+
+def _rank_logs(folder: Path) -> dict[int, Path]:
+    logs = {}
+    for path in folder.glob("rank_*.log"):
+        number = path.name.removeprefix("rank_").removesuffix(".log")
+        if number.isdecimal():
+            logs[int(number)] = path
+    return dict(sorted(logs.items()))
+
+
+def _choose(logs: dict[int, Path], record: AttemptRecord | None) -> list[int]:
+    """The ranks to show: the failed one, then the first that have written anything, then others."""
+    failed = record.failed_rank if record is not None else None
+    order = sorted(logs, key=lambda rank: (rank != failed, logs[rank].stat().st_size == 0, rank))
+    return order[:_RANKS]
+
+
+def _pilot_logs(found: _Attempt) -> list[Path]:
+    """The log of the attempt's pilot. Under Slurm this is the log of the job's first node."""
+    pilot_id = found.record.pilot_id if found.record is not None else found.about.get("pilot_id")
+    if not isinstance(pilot_id, str) or "/" in pilot_id:
+        return []
+    token = token_of_pilot(pilot_id)
+    if token is None:
+        path = pilot_state.log_path(found.sweep, pilot_id)
+        return [path] if path.is_file() else []
+    state = pilot_state.read_state(found.sweep, pilot_id)
+    folder = log_dir(found.sweep.path, token)
+    if state is None or state.job is None or not folder.is_dir():
+        return []
+    return sorted(path for path in folder.iterdir() if path.name.startswith(f"{state.job}_"))[:1]
+
+
+def _print_tail(console: Console, what: str, path: Path, count: int) -> None:
+    try:
+        lines, whole = read_tail(path, count)
+    except OSError as error:
+        _print_line(console, f"--- {what}: {path}: {error.strerror}")
+        return
+    extent = f" (last {len(lines)} lines)" if not whole else "" if lines else " (empty)"
+    _print_line(console, f"--- {what}: {path}{extent}")
+    for line in lines:
+        _print_line(console, line)
+
+
+def _print_line(console: Console, line: str) -> None:
+    console.print(line, highlight=False, markup=False, soft_wrap=True)

@@ -1,0 +1,88 @@
+"""Finds an experiment by its id (or a part of it) in the ledgers and rows of a results folder."""
+
+from __future__ import annotations
+
+import difflib
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from results.errors import InvalidResults
+from workloads.spec import experiment as ex
+from workloads.spec.experiment import Experiment
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """All that a results folder knows of one experiment. Rows are as stored."""
+
+    id: str
+    """As stored: rows of earlier engine versions keep theirs."""
+    experiment: Experiment
+    ledger: tuple[Mapping[str, Any], ...]
+    attempts: tuple[Mapping[str, Any], ...]
+    """Oldest first."""
+
+
+class Results:
+    """The ledgers and attempts below a folder (or in one ledger file), read once."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises `InvalidResults` when there is no sweep and no ledger."""
+        from results.tables.store import read_attempts, read_ledger
+
+        self.path = path
+        self._ledger = read_ledger(path)
+        self._attempts = read_attempts(path) if path.is_dir() else None
+
+    def ids(self) -> list[str]:
+        found = set(self._ledger["experiment_id"].to_pylist())
+        if self._attempts is not None:
+            found |= set(self._attempts["experiment_id"].to_pylist())
+        return sorted(id for id in found if id)
+
+    def find(self, id_part: str) -> Record:
+        """The experiment whose id is or contains ``id_part``. Raises `InvalidResults` when there is none or several."""
+        ids = self.ids()
+        matches = [id_part] if id_part in ids else [id for id in ids if id_part and id_part in id]
+        if len(matches) > 1:
+            shown = ", ".join(matches[:4]) + (" ..." if len(matches) > 4 else "")
+            raise InvalidResults(
+                f"{id_part!r} is part of {len(matches):,} ids in {self.path}: {shown}; give more of it"
+            )
+        if not matches:
+            raise InvalidResults(
+                f"no experiment {id_part!r} among {len(ids):,} in {self.path}{self._hint(id_part, ids)}"
+            )
+        ledger, attempts = self._rows(self._ledger, matches[0]), self._rows(self._attempts, matches[0])
+        attempts.sort(key=lambda row: str(row["started_at"] or ""))
+        text = next((row["config_json"] for row in [*ledger, *attempts] if row["config_json"]), None)
+        if text is None:
+            raise InvalidResults(
+                f"{matches[0]} in {self.path} was stored without its configuration (column config_json)"
+            )
+        return Record(id=matches[0], experiment=ex.from_json(text), ledger=tuple(ledger), attempts=tuple(attempts))
+
+    def _hint(self, id_part: str, ids: Sequence[str]) -> str:
+        """The end of a message: where else the experiment is, or may be."""
+        from results.tables.store import shipped_sweep_dirs
+
+        for folder in shipped_sweep_dirs(self.path):
+            if id_part and any(id_part in id for id in Results(folder).ids()):
+                return f"; it came with the program: --results {shlex.quote(str(folder))}"
+        close = difflib.get_close_matches(id_part, ids, n=1, cutoff=0.3)
+        hint = f"; did you mean {close[0]}?" if close else ""
+        if self.path.is_dir():
+            hint += "; a point that was only planned is in the plan's own file: plan ... --out plan.parquet, then "
+            hint += "--results plan.parquet"
+        return hint
+
+    @staticmethod
+    def _rows(table: Any, experiment_id: str) -> list[Mapping[str, Any]]:
+        if table is None:
+            return []
+        import pyarrow.compute as pc
+
+        return list(table.filter(pc.equal(table["experiment_id"], experiment_id)).to_pylist())

@@ -1,0 +1,1 @@
+"""The plan: verdict, prediction and price of every point, and the ledger."""

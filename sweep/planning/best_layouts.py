@@ -1,0 +1,207 @@
+"""The table of a plan's best points: the predicted fastest of each model and size, or the first by any column."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from results.text.numbers import GIB, format_number, plural
+from results.text.terminal import plain_table
+from sweep.grids.columns import POINT_NAMES, PREDICTED_NAMES, value_of
+from sweep.planning.plan import Plan, PlannedPoint
+from sweep.planning.summary import layout, workload
+from workloads.costs.shape.flops import flops_per_token
+from workloads.spec.checks import did_you_mean
+from workloads.spec.errors import InvalidSweep
+from workloads.spec.experiment import layout_id
+
+CAN_RUN = ("run", "cached", "over_budget")
+"""Verdicts of the points that are listed when nothing else is asked for."""
+DEFAULT_TOP = 10
+_MOST_ROWS = 40
+"""Of many models and sizes so few rows each are shown by default that there are about so many in all."""
+_RATE = "predicted_tokens_per_s_per_gpu"
+_SHOWN = {_RATE, "predicted_peak_bytes", "world_size", "model"}
+"""Columns that the table has anyway."""
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """One column, and whether its largest values come first."""
+
+    column: str
+    descending: bool
+
+
+def parse_order(text: str) -> Order:
+    """The order in ``COLUMN``, ``COLUMN:asc`` or ``COLUMN:desc``; without a direction the better values come first.
+
+    Raises `InvalidSweep` with the closest name for a column that no point has.
+    """
+    name, colon, direction = text.partition(":")
+    known = POINT_NAMES | set(PREDICTED_NAMES)
+    if name not in known:
+        columns = sorted({*PREDICTED_NAMES.values(), *POINT_NAMES})
+        raise InvalidSweep(
+            f"--sort {text}: no column {name!r}{did_you_mean(name, known) or ';'} known: {', '.join(columns)}"
+        )
+    if colon and direction not in ("asc", "desc"):
+        raise InvalidSweep(f"--sort {text}: write {name}:asc (smallest first) or {name}:desc (largest first)")
+    column = PREDICTED_NAMES.get(name, name)
+    return Order(column, direction == "desc" if colon else column == _RATE)
+
+
+def print_best(
+    plan: Plan, console: Console, *, top: int | None = None, order: Order | None = None, verdicts: Sequence[str] = ()
+) -> None:
+    """Print the best points of the plan with their ids.
+
+    ``order``: the first ``top`` points by one column. Without it the predicted fastest ``top`` of each model and world
+    size. ``verdicts``: only points of these, with the reason of each; otherwise those that can run. A point between
+    what a device can give and ``plan.oom_margin`` times that can run, and is marked.
+    """
+    shown = [point for point in plan.points if point.verdict in (verdicts or CAN_RUN)]
+    if not shown:
+        named = " or ".join(verdicts or CAN_RUN)
+        console.print(f"no point has the verdict {named}", highlight=False, markup=False)
+        return
+    if all(point.time is None for point in shown):
+        console.print(_without_times(plan, shown), highlight=False, markup=False)
+        if top is None and order is None and not verdicts:
+            return
+    if order is not None:
+        rows = _ordered(shown, order)[: top or DEFAULT_TOP]
+        title = f"by {order.column}, {'largest' if order.descending else 'smallest'} first"
+    else:
+        rows = fastest(shown, top)
+        title = "fastest predicted of each model and size"
+    console.print(_table(plan, rows, title, order, bool(verdicts)))
+    if len(rows) < len(shown):
+        console.print(_how_to_see_more(len(rows), len(shown), order), highlight=False, markup=False)
+
+
+def fastest(points: Iterable[PlannedPoint], top: int | None = None) -> list[PlannedPoint]:
+    """The ``top`` points with the most predicted tokens/s/GPU of every model and world size, best first.
+
+    What is routed otherwise is another model here, and a layout counts once, with however many seeds. None: 10, or
+    fewer where there are many models and sizes. Points whose speed is not predicted come last.
+    """
+    cells: dict[tuple[str, int], list[PlannedPoint]] = defaultdict(list)
+    models: dict[str, int] = {}
+    for point in points:
+        name = workload(point.experiment)
+        models.setdefault(name, len(models))
+        cells[name, point.experiment.world_size].append(point)
+    each = top if top is not None else max(1, min(DEFAULT_TOP, _MOST_ROWS // max(1, len(cells))))
+    order = Order(_RATE, True)
+    places = sorted(cells, key=lambda cell: (models[cell[0]], cell[1]))
+    return [point for cell in places for point in islice(_layouts(_ordered(cells[cell], order)), each)]
+
+
+def _layouts(points: Iterable[PlannedPoint]) -> Iterator[PlannedPoint]:
+    """The first point of each layout."""
+    seen: set[str] = set()
+    for point in points:
+        if (name := layout_id(point.experiment)) not in seen:
+            seen.add(name)
+            yield point
+
+
+def _ordered(points: Sequence[PlannedPoint], order: Order) -> list[PlannedPoint]:
+    """Stable: points of equal value keep their order. Where the value is not known they come last."""
+    values = [(value_of(point, order.column), point) for point in points]
+    known = [pair for pair in values if pair[0] is not None]
+    known.sort(key=lambda pair: pair[0], reverse=order.descending)
+    return [point for _, point in known] + [point for value, point in values if value is None]
+
+
+def _table(plan: Plan, rows: Sequence[PlannedPoint], title: str, order: Order | None, reasons: bool) -> Table:
+    table = plain_table(title=f"\n{title}")
+    table.add_column("model")
+    extra = order.column if order is not None and order.column not in _SHOWN else None
+    processes = "GPUs" if plan.config.cluster.backend == "cuda" else "processes"
+    between = ["90 %"] if any(_between(point) for point in rows) else []
+    for name in (processes, "tokens/s/GPU", *between, "MFU %", "GiB", *([extra] if extra else [])):
+        table.add_column(name, justify="right", no_wrap=name == "90 %")
+    table.add_column("layout")
+    table.add_column("id", no_wrap=True)
+    table.add_column("")
+    last = ""
+    for point in rows:
+        experiment, rate = point.experiment, point.tokens_per_s_per_gpu
+        name = workload(experiment)
+        cells = (
+            name if name != last else "",
+            str(experiment.world_size),
+            f"{rate:,.0f}" if rate is not None else "",
+            *([_between(point)] if between else []),
+            _mfu(plan, point),
+            f"{point.peak_bytes / GIB:.1f}" if point.peak_bytes is not None else "",
+            *([_cell(value_of(point, extra))] if extra else []),
+            layout(experiment),
+            experiment.hash,
+            _remark(point, reasons),
+        )
+        table.add_row(*map(escape, cells))
+        last = name
+    return table
+
+
+def _between(point: PlannedPoint) -> str:
+    """Where the middle 90 % of the tokens/s/GPU lies; empty where nothing is predicted."""
+    time = point.time
+    if time is None:
+        return ""
+    tokens = point.experiment.tokens_per_step / point.experiment.world_size
+    return f"{tokens / time.high_s:,.0f} to {tokens / time.low_s:,.0f}"
+
+
+def _mfu(plan: Plan, point: PlannedPoint) -> str:
+    """By PaLM's count, of the bf16 peak; empty for other precisions and where the peak is not known."""
+    experiment, rate = point.experiment, point.tokens_per_s_per_gpu
+    peak = plan.config.cluster.device.peak_flops.get("bf16")
+    if rate is None or not peak or experiment.precision != "bf16":
+        return ""
+    return f"{100 * rate * flops_per_token(experiment.model, experiment.seq_len, 'palm') / peak:.1f}"
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return ""
+    return format_number(value) if isinstance(value, float) else f"{value:,}" if type(value) is int else str(value)
+
+
+def _remark(point: PlannedPoint, reasons: bool) -> str:
+    parts = [] if point.verdict == "run" and not reasons else [point.verdict]
+    if reasons and point.detail is not None:
+        parts.append(f"{point.rule}: {point.detail}" if point.rule is not None else point.detail)
+    if point.verdict in CAN_RUN and point.peak_bytes is not None and point.limit_bytes:
+        share = point.peak_bytes / point.limit_bytes
+        parts += [f"may not fit ({100 * share:.0f} %)"] if share > 1 else []
+    return "; ".join(parts)
+
+
+def _how_to_see_more(shown: int, of: int, order: Order | None) -> str:
+    each = "" if order is not None else " of each model and size"
+    return (
+        f"{shown:,} of {plural(of, 'point')}; --top N{each}, --sort COLUMN, --show all with those that cannot run, "
+        "--out FILE for every point"
+    )
+
+
+def _without_times(plan: Plan, points: Sequence[PlannedPoint]) -> str:
+    """Why no step time is predicted: what the cluster file does not say."""
+    cluster = plan.config.cluster
+    precisions = sorted({point.experiment.precision for point in points})
+    absent = [f"device.peak_flops.{name}" for name in precisions if cluster.device.peak_of(name) is None]
+    absent += ["device.memory_bandwidth"] if cluster.device.memory_bandwidth is None else []
+    absent += ["matmul_efficiency"] if cluster.matmul_efficiency is None else []
+    if not absent:
+        return "no step time is predicted: these points break a rule of the layout"
+    return f"no step time is predicted: cluster {cluster.name} does not say {', '.join(absent)}"

@@ -1,0 +1,63 @@
+"""What a point can get at most where it is to run: devices of the launcher, memory of this machine."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sweep.composing.config import SweepConfig
+from sweep.planning.plan import DeviceLimit
+from workloads.contract.protocol import Method
+
+if TYPE_CHECKING:
+    from launchers.slurm.options import SlurmOptions
+
+_CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+"""Where a container's limit stands: version 2 and version 1 of the kernel's control groups."""
+
+
+def device_limit(
+    config: SweepConfig, method: Method, slurm: SlurmOptions | None, here: int | None
+) -> DeviceLimit | None:
+    """The most devices that one point can get, by the launcher; None: as many as it needs.
+
+    ``here``: devices of this machine, where the points are to run on it; None: not looked at, so that a plan for a
+    cluster of GPUs can be made anywhere. A rehearsal needs one device, whatever the layout.
+    """
+    if method != "measured":
+        return None
+    if slurm is not None:
+        if slurm.max_nodes is None:
+            return None
+        devices = slurm.max_nodes * config.cluster.devices_per_node
+        return DeviceLimit(devices, f"launcher.max_nodes={slurm.max_nodes} gives {devices}")
+    if here is not None:
+        return DeviceLimit(here, f"this machine gives {here}; launcher=rehearse needs one")
+    asked = config.launcher.get("num_devices")
+    if isinstance(asked, int):
+        return DeviceLimit(asked, f"launcher.num_devices={asked} gives {asked}; launcher=rehearse needs one")
+    return None
+
+
+def host_bytes(config: SweepConfig, method: Method) -> int | None:
+    """The memory that all processes of a point share: this machine's where they are CPU processes on it. None: every
+    device has its own, or the machine is another one."""
+    on_cpu_here = method == "measured" and config.launcher_kind == "local" and config.cluster.backend == "cpu"
+    return machine_memory_bytes() if on_cpu_here else None
+
+
+def machine_memory_bytes() -> int | None:
+    """Memory of this machine, or of the container that this process is in if that has less; None: it is not told."""
+    try:
+        limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    except (AttributeError, OSError, ValueError):
+        limits = []
+    for path in _CGROUP_LIMITS:
+        try:
+            text = path.read_text().strip()
+        except OSError:
+            continue
+        if text.isdigit():  # "max" where there is no limit
+            limits.append(int(text))
+    return min(limits, default=None)

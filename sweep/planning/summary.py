@@ -1,0 +1,178 @@
+"""Prints a plan: verdicts, rules broken, jobs by shape and price. Its best points are in
+`sweep.planning.best_layouts`."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+
+from rich.console import Console
+from rich.table import Table
+
+from results.tables.schema import VERDICTS
+from results.text.numbers import format_hours, name_routing, plural
+from results.text.terminal import plain_table
+from sweep.grids.expand import ruled_out
+from sweep.planning.plan import Plan, PlannedPoint
+from sweep.planning.price import Shape, shape
+from workloads.contract.stages import rehearsed_ranks
+from workloads.costs.shape.schedule import INTERLEAVED
+from workloads.spec.experiment import ENGINE, Experiment
+
+MEANING = {
+    "run": "to be run",
+    "invalid": "break a rule",
+    "predicted_oom": "predicted not to fit in memory",
+    "cached": "have a finished attempt already, which is not run again",
+    "over_budget": "not covered by the budget",
+}
+
+
+def print_plan(plan: Plan, console: Console) -> None:
+    """Print the summary: how many points of how many combinations, their verdicts, jobs and price."""
+    config = plan.config
+    grids = ", ".join(grid.name for grid in config.grids)
+    excluded = [plural(plan.duplicates, "duplicate")] if plan.duplicates else []
+    excluded += [f"{plan.not_sampled:,} by subsampling"] if plan.not_sampled else []
+    note = f"; excluded: {', '.join(excluded)}" if excluded else ""
+    console.print(f"[bold]{config.name}[/]: {len(plan.points):,} points of {grids}{note}", highlight=False)
+    if plan.dropped and any(plan.dropped.values()):
+        unknown = f" ({plan.unpredicted:,} of them have no prediction)" if plan.unpredicted else ""
+        said = f"{plan.combinations:,} combinations; {ruled_out(plan.dropped)}{unknown}"
+        console.print(said, highlight=False, markup=False)
+    console.print(
+        f"cluster {config.cluster.name} ({config.cluster.device.name}), launcher {config.launcher_kind} "
+        f"({plan.method}), {config.measure.in_words} steps a point",
+        highlight=False,
+    )
+    if plan.predicted_with:
+        console.print(plan.predicted_with, highlight=False, markup=False)
+    console.print(_verdicts(plan))
+    if reused := reused_from(plan):
+        console.print(reused, highlight=False, markup=False)
+    if (rehearsals := rehearsals_of(plan)) is not None:
+        console.print(rehearsals, highlight=False, markup=False)
+    if plan.to_run:
+        print_jobs(plan, console)
+
+
+def print_jobs(plan: Plan, console: Console) -> None:
+    """Print the points to run by the size of their allocations, with their price."""
+    console.print(_shapes(plan))
+
+
+def rehearsals_of(plan: Plan) -> str | None:
+    """One line on how many ranks are rehearsed; None where the points are measured."""
+    needed = [point for point in plan.to_run if point.rehearsals is not None]
+    if not needed:
+        return None
+    alone = sum(len(rehearsed_ranks(point.experiment)) for point in needed)
+    count = sum(point.rehearsals or 0 for point in needed)
+    saved = f" ({alone:,} without the equal stages of points, each of which is rehearsed once)" if alone > count else ""
+    tp = {point.experiment.tp > 1 for point in needed}
+    ranked = "; times of tp above 1 lean on modelled communication and are not ranked against the rest"
+    return f"{plural(count, 'rehearsal')} for {plural(len(needed), 'point')}{saved}{ranked if len(tp) > 1 else ''}"
+
+
+def reused_from(plan: Plan) -> str | None:
+    """One line that names the other sweeps whose rows the plan uses (``plan.reuse=true``); None when it uses none."""
+    sweeps = Counter(point.cached_sweep for point in plan.points if point.cached_sweep not in (None, plan.config.name))
+    if not sweeps:
+        return None
+    named = ", ".join(f"{sweep} ({count:,})" for sweep, count in sweeps.most_common())
+    return f"rows of other sweeps used instead of a run (plan.reuse=true): {named}"
+
+
+def workload(experiment: Experiment) -> str:
+    """What is trained, and by whom: the model, how its tokens choose experts where that is not balanced, and an engine
+    other than this project's."""
+    routing = name_routing(experiment.routing, experiment.routing_imbalance, experiment.capacity_factor)
+    other = "" if experiment.engine == ENGINE else experiment.engine
+    return ", ".join(part for part in (experiment.model.name, routing, other) if part)
+
+
+def layout(experiment: Experiment) -> str:
+    """A layout in one cell of a table: its degrees, and its choices that differ from the defaults."""
+    parts = [f"dp {experiment.dp}"]
+    if experiment.dp_replicate > 1 and experiment.dp_shard > 1:
+        parts = [f"dp {experiment.dp_replicate}x{experiment.dp_shard}"]
+    parts += [
+        f"{axis} {getattr(experiment, axis)}"
+        for axis in ("tp", "cp", "pp", "ep", "etp")
+        if getattr(experiment, axis) > 1
+    ]
+    if experiment.cp > 1 and experiment.cp_kind != "ring":
+        parts.append(experiment.cp_kind)
+    if experiment.pp > 1 and experiment.pp_split != "balanced":
+        parts.append(f"{experiment.pp_split} split")
+    if experiment.pp > 1 and experiment.pp_schedule != "1f1b":
+        parts.append(experiment.pp_schedule.replace("_", " "))
+        if experiment.pp_schedule in INTERLEAVED:
+            parts[-1] += f" v{experiment.virtual_stages}"
+    parts.append(f"mbs {experiment.micro_batch_size} x {experiment.num_microbatches}")
+    if experiment.zero_stage:
+        parts.append(f"ZeRO {experiment.zero_stage}")
+    if experiment.recompute != "none":
+        every = f" every {experiment.recompute_every}" if experiment.recompute_every > 1 else ""
+        parts.append(f"recompute {experiment.recompute}{every}")
+    if experiment.precision != "bf16":
+        parts.append(experiment.precision)
+    if experiment.compile != "none":
+        parts.append("compiled")
+    if experiment.seq_len != 4096:
+        parts.append(f"seq {experiment.seq_len}")
+    return ", ".join(parts)
+
+
+def _verdicts(plan: Plan) -> Table:
+    table = plain_table()
+    for name, justify in (("verdict", "left"), ("points", "right"), ("", "left")):
+        table.add_column(name, justify=justify)  # type: ignore[arg-type]
+    counts = plan.counts
+    rules = Counter(point.rule or "" for point in plan.points if point.verdict == "invalid")
+    for verdict in VERDICTS:
+        if counts[verdict]:
+            table.add_row(verdict, f"{counts[verdict]:,}", MEANING[verdict])
+            if verdict == "invalid":
+                for rule, count in rules.most_common():
+                    table.add_row("", f"{count:,}", f"  {rule}", style="dim")
+    return table
+
+
+def _shapes(plan: Plan) -> Table:
+    table = plain_table(title="", show_footer=True)
+    by_shape: dict[Shape, list[PlannedPoint]] = defaultdict(list)
+    for point in plan.to_run:
+        by_shape[shape(point.experiment, plan.method, plan.config.cluster)].append(point)
+    unit = "GPU" if plan.config.cluster.backend == "cuda" else "process"
+    table.add_column("jobs by shape", footer="total")
+    table.add_column("points", justify="right", footer=f"{len(plan.to_run):,}")
+    table.add_column(f"expected {unit}-h", justify="right", footer=format_hours(_expected(plan.to_run)))
+    table.add_column(f"worst {unit}-h", justify="right", footer=format_hours(_worst(plan.to_run)))
+    table.add_column("expected h", justify="right")
+    for key in sorted(by_shape, key=lambda key: (key.nodes, key.devices)):
+        points = by_shape[key]
+        expected = _expected(points)
+        wall = expected / key.devices if expected is not None else None
+        name = f"{plural(key.nodes, 'node')}, {plural(key.devices, unit)}"
+        table.add_row(
+            name, f"{len(points):,}", format_hours(expected), format_hours(_worst(points)), format_hours(wall)
+        )
+    budget = plan.config.budget_gpu_hours
+    if budget is not None:
+        table.caption = f"budget.gpu_hours={budget:g}"
+        table.caption_justify = "left"
+    return table
+
+
+def _expected(points: Iterable[PlannedPoint]) -> float | None:
+    total = 0.0
+    for point in points:
+        if point.price is None or point.price.expected_h is None:
+            return None
+        total += point.price.expected_h
+    return total
+
+
+def _worst(points: Iterable[PlannedPoint]) -> float:
+    return sum(point.price.worst_h for point in points if point.price is not None)

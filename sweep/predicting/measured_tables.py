@@ -1,0 +1,157 @@
+"""Measured rows in the columns that ``predict`` takes: the shipped ones, and two tables that do not ship."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from results.tables.load import load
+from workloads.predict.table import COLUMNS, MEASURED
+from workloads.spec.experiment import ENGINE
+
+RECORDED = Path(__file__).parents[2] / "results" / "recorded"
+ON_OTHER_HOSTS = RECORDED.parent / "another_device"
+"""The same layouts again, on other devices and hosts."""
+GIB = 2**30
+
+
+def recorded_table(folder: Path = RECORDED) -> pd.DataFrame:
+    """Rows of real runs of this project's engine that shipped with the program and ran or ran out of memory."""
+    rows = load(folder).table.to_pandas()
+    return table_of_attempts(rows[rows["engine"] == ENGINE])
+
+
+def table_of_attempts(attempts: pd.DataFrame) -> pd.DataFrame:
+    """Rows of attempts (`results.tables.schema.ATTEMPTS`) in the columns of ``predict``, which have no routed
+    experts."""
+    return columns_of_attempts(measured_attempts(attempts))
+
+
+def measured_attempts(attempts: pd.DataFrame) -> pd.DataFrame:
+    """Those of them that such a table has, in its order."""
+    rows = attempts[(attempts["method"] == "measured") & attempts["outcome"].isin(["ok", "oom"])]
+    return rows[~has_experts(rows)].reset_index(drop=True)
+
+
+def is_attempts(frame: pd.DataFrame) -> bool:
+    """Whether a table has the columns of this program's own rows."""
+    return {"config_json", "engine", "engine_version", "zero_stage", "world_size", "device_name"} <= set(frame.columns)
+
+
+def has_experts(attempts: pd.DataFrame) -> pd.Series[bool]:
+    """Rows whose model routes tokens to experts, which no column of ``predict`` can say."""
+    return attempts["config_json"].map(_routes).astype(bool)
+
+
+def _routes(config_json: object) -> bool:
+    try:
+        return bool(json.loads(str(config_json))["model"].get("moe"))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return False
+
+
+def columns_of_attempts(rows: pd.DataFrame) -> pd.DataFrame:
+    """Every row of attempts in the columns of ``predict``; its code base is the engine that ran it."""
+    return pd.DataFrame(
+        {
+            "gpu": _devices(rows),
+            "gpus": rows["world_size"],
+            "layers": rows["num_layers"],
+            "hidden": rows["hidden_size"],
+            "heads": rows["num_heads"],
+            "kv_heads": rows["num_kv_heads"],
+            "ffn": rows["ffn_hidden_size"],
+            "vocab": rows["vocab_size"],
+            "tie_embeddings": rows["tie_embeddings"],
+            "seq": rows["seq_len"],
+            "gbs_seqs": rows["global_batch_size"],
+            "mbs": rows["micro_batch_size"],
+            "grad_accum": rows["num_microbatches"],
+            "dp": rows["dp"],
+            "tp": rows["tp"],
+            "pp": rows["pp"],
+            "vpp": rows["virtual_stages"],
+            "cp": rows["cp"],
+            "ep": rows["ep"],
+            "sharding": "zero" + rows["zero_stage"].astype(str),
+            "recompute": _recomputed(rows),
+            "precision": rows["precision"],
+            "codebase": rows["engine"].fillna(ENGINE),
+            "code_version": "engine " + rows["engine_version"].astype(str),
+            "host_launch_s": rows.get("host_launch_s", np.nan),  # since schema version 11
+            "status": rows["outcome"],
+            "step_time_s": rows["step_time_s"].where(rows["outcome"] == "ok"),
+            "reserved_gib": (rows["peak_reserved_bytes"] / GIB).where(rows["outcome"] == "ok"),
+        }
+    )
+
+
+def _recomputed(rows: pd.DataFrame) -> pd.Series[str]:
+    """``full``, or ``full.every2`` where every second layer recomputes."""
+    if "recompute_every" not in rows:
+        return rows["recompute"]
+    every = pd.to_numeric(rows["recompute_every"], errors="coerce").fillna(1).astype(int)
+    return rows["recompute"].where(every <= 1, rows["recompute"].astype(str) + ".every" + every.astype(str))
+
+
+def _devices(rows: pd.DataFrame) -> pd.Series[Any]:
+    """Names of devices. A run that ended before it could tell its own has that of the others on its cluster, or the
+    cluster's name."""
+    told: pd.Series[Any] = rows["device_name"]
+    if "cluster" not in rows:
+        return told
+    others = rows[told.notna()].drop_duplicates("cluster").set_index("cluster")["device_name"]
+    return told.fillna(rows["cluster"].map(others)).fillna(rows["cluster"])
+
+
+def study_table(path: Path) -> pd.DataFrame:
+    """The rows of ``bench_final2_mfu2.csv``, with ``mfu`` as the study has it.
+
+    Feed-forward sizes are those of its models by hidden size; its step time follows from the tokens per second.
+    """
+    raw = pd.read_csv(path, low_memory=False)
+    sequences = raw["dp"] * raw["mbs"] * raw["batch_accum"]
+    gpus = (8 * raw["nodes"]).astype(int)
+    return pd.DataFrame(
+        {
+            "gpu": "H100",
+            "gpus": gpus,
+            "layers": raw["num_layers"],
+            "hidden": raw["hidden_size"],
+            "heads": raw["num_heads"],
+            "kv_heads": raw["num_kv_heads"].fillna(raw["num_heads"]),
+            "ffn": raw["hidden_size"].map({2048: 8192, 3072: 8192, 4096: 14336, 8192: 28672, 16384: 53248}),
+            "vocab": raw["vocab_size"],
+            "tie_embeddings": raw["hidden_size"] < 4096,
+            "seq": raw["seq_len"],
+            "gbs_seqs": sequences,
+            "mbs": raw["mbs"],
+            "grad_accum": raw["batch_accum"],
+            "dp": raw["dp"],
+            "tp": raw["tp"],
+            "pp": raw["pp"],
+            "sharding": "zero" + raw["zero_stage"].astype(str),
+            "recompute": "none",
+            "precision": "bf16",
+            "codebase": "nanotron",
+            "code_version": np.where(raw["after_pp_fix"], "after_pp_fix", "before_pp_fix"),
+            "allreduce_gb_s": raw["AllReduce (GB/s)"],
+            "allreduce_intra_gb_s": raw["AR Intra-node (GB/s)"],
+            "status": raw["status"].map({"Success": "ok", "OOM": "oom", "Other": "other"}),
+            "step_time_s": sequences * raw["seq_len"] / (raw["tok/s/gpu"] * gpus),
+            "reserved_gib": raw["Mem Res (GB)"],
+            "mfu": raw["mfu"],
+        }
+    )
+
+
+def a100_table(path: Path) -> pd.DataFrame:
+    """Measured A100 runs of several sources in nearly these columns; ``dataset`` names the source."""
+    raw = pd.read_csv(path, low_memory=False)
+    rows = raw.rename(columns={"mem_gib": "reserved_gib"})
+    keep = [name for name in (*COLUMNS, *MEASURED) if name in rows]
+    return rows[["dataset", *keep]]

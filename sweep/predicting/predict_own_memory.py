@@ -1,0 +1,135 @@
+"""Peak memory of a table's rows of this project's engine: by the form that plans use, not by that of any code base.
+
+The form of any code base (`workloads.predict.memory_terms`) knows a step as a few terms, and is tens of per cent off
+where no row calibrates it. Of our own engine every tensor is known (`workloads.costs.memory.estimate`).
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import pandas as pd
+
+from results.errors import UltrasweepError
+from sweep.predicting.measured_tables import is_attempts
+from workloads.costs.memory.estimate import peak_stage
+from workloads.predict.memory_terms import GIB, MEMORY
+from workloads.predict.points import Floats
+from workloads.predict.table import Table
+from workloads.spec.cluster import ClusterSpec
+from workloads.spec.experiment import ENGINE, Experiment, from_json
+from workloads.spec.model_spec import ModelSpec
+from workloads.spec.recomputation import CHOICES, canonical_recompute
+
+_RECOMPUTE = ("none", "selective", "full")
+"""By the numbers that rows of tables have."""
+_LEAST_ROWS = 3
+_SCALES = ("tensorwise", "rowwise", "blockwise")
+
+
+class OwnMemory(NamedTuple):
+    peak_bytes: int
+    """Allocated, at the peak of the fullest rank."""
+    fits: bool | None
+    """Whether a device of the cluster has as much; None where its memory is not known."""
+
+    @property
+    def reserved_bytes(self) -> float:
+        """What the allocator takes for it, before any row says so."""
+        return MEMORY["allocator"].value * self.peak_bytes + MEMORY["constant"].value * GIB
+
+
+def reserved_over_form(known: Mapping[int, OwnMemory], reserved_bytes: Floats) -> float:
+    """The middle of what measured rows reserved over `OwnMemory.reserved_bytes`; 1 where too few tell."""
+    ratios = [reserved_bytes[place] / one.reserved_bytes for place, one in known.items()]
+    told = [ratio for ratio in ratios if math.isfinite(ratio)]
+    return statistics.median(told) if len(told) >= _LEAST_ROWS else 1.0
+
+
+def own_memory(frame: pd.DataFrame, table: Table, clusters: Mapping[str, ClusterSpec]) -> dict[int, OwnMemory]:
+    """By the place of a row in ``table``: of those of this engine that say a layout wholly. ``frame``: what ``table``
+    was read from, or the attempts that it was made of."""
+    whole = frame["config_json"].tolist() if is_attempts(frame) else None
+    said = {name: frame[name].tolist() if name in frame else [""] * len(frame) for name in ("precision", "recompute")}
+    found = {}
+    for place, row in enumerate(table.rows.tolist()):
+        if table.points.codebase[place] != ENGINE:
+            continue
+        try:
+            if whole is not None:
+                experiment = from_json(whole[row])
+            else:
+                words = (str(said[name][row]).strip().lower() for name in ("precision", "recompute"))
+                experiment = _experiment(table, place, *words)
+        except (UltrasweepError, ValueError, KeyError, TypeError):
+            continue  # no layout of this engine: the form of any code base says what it can
+        cluster = clusters[str(table.points.device[place])]
+        peak = peak_stage(experiment).peak_bytes + cluster.device.workspace_bytes
+        usable = cluster.usable_bytes
+        found[place] = OwnMemory(peak, None if usable is None else peak <= usable)
+    return found
+
+
+def _experiment(table: Table, place: int, precision: str, recompute: str) -> Experiment:
+    """What a row of columns says; ``precision`` and ``recompute`` in its own words, which say more than a point has.
+    Raises `UltrasweepError` or `ValueError` where it is no layout of this engine."""
+    number = {
+        name: float(getattr(table.points, name)[place])
+        for name in (
+            *("layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "tied", "seq", "mbs", "micro_batches"),
+            *("dp", "tp", "pp", "vpp", "cp", "ep", "zero", "recompute", "fp8", "fp16"),
+        )
+    }
+    if any(not math.isfinite(value) or value != round(value) for value in number.values()) or number["ep"] > 1:
+        raise ValueError("not in whole numbers, or with experts, which no column says")
+    n = {name: round(value) for name, value in number.items()}
+    if n["hidden"] % n["heads"]:
+        raise ValueError("heads do not divide the hidden size")
+    kind, _, every = recompute.partition(".every")
+    if canonical_recompute(kind) not in CHOICES:
+        kind, every = _RECOMPUTE[n["recompute"]], ""
+    model = _model(*(n[name] for name in ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "tied")))
+    fields: dict[str, Any] = {"pp_schedule": "interleaved_1f1b" if n["vpp"] > 1 else "1f1b"} if n["pp"] > 1 else {}
+    return Experiment.canonical(
+        model=model,
+        dp=n["dp"],
+        tp=n["tp"],
+        pp=n["pp"],
+        cp=n["cp"],
+        virtual_stages=n["vpp"],
+        zero_stage=n["zero"],
+        micro_batch_size=n["mbs"],
+        global_batch_size=n["dp"] * n["mbs"] * n["micro_batches"],
+        seq_len=n["seq"],
+        recompute=kind,
+        recompute_every=int(every or 1),
+        precision=_precision(precision, n),
+        **fields,
+    )
+
+
+@lru_cache(maxsize=1024)
+def _model(layers: int, hidden: int, heads: int, kv_heads: int, ffn: int, vocab: int, tied: int) -> ModelSpec:
+    """One object, and one name, for each shape: what is worked out of a model is kept by its name."""
+    return ModelSpec(
+        name=f"{layers}x{hidden}, {heads}:{kv_heads} heads, {ffn}, {vocab}, {tied}",
+        num_layers=layers,
+        hidden_size=hidden,
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=hidden // heads,
+        ffn_hidden_size=ffn,
+        vocab_size=vocab,
+        tie_embeddings=bool(tied),
+    )
+
+
+def _precision(said: str, n: Mapping[str, int]) -> str:
+    if n["fp8"]:
+        scale = next((name for name in _SCALES if name.removesuffix("wise") in said), "tensorwise")
+        return f"fp8_{scale}"
+    return "fp16" if n["fp16"] else "bf16"

@@ -1,0 +1,216 @@
+"""``predict``: step time, memory and whether it fits, for every row of a table of training configurations.
+
+The table need not be this program's: any CSV or Parquet file with some of the columns of `workloads.predict.table` will
+do. Rows to calibrate with have measured columns, too. Tables of attempts (``attempts.parquet``) are taken as they are:
+the code base of a row is then its engine.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from results.errors import UltrasweepError
+from sweep.predicting.codebases import GENERAL, read_clusters, read_profiles
+from sweep.predicting.measured_tables import columns_of_attempts, has_experts, is_attempts, measured_attempts
+from sweep.predicting.predict_own_memory import own_memory, reserved_over_form
+from workloads.predict.predictor import GIB, Measured, Predictor
+from workloads.predict.profiles import Profile, find_profile
+from workloads.predict.table import COLUMNS, MEASURED, Table, read_points
+from workloads.spec.experiment import ENGINE
+
+OUT = (
+    "predicted_peak_allocated_bytes", "predicted_peak_reserved_bytes", "fits", "step_time_s", "step_time_low_s",
+    "step_time_high_s", "reason",
+)  # fmt: skip
+"""Columns of what is written, in this order; one row for each of the table, in its order. Where the table has an
+``experiment_id`` it is the last one, so that ``grade`` finds the rows again."""
+_STATUS = {"ok": 0.0, "success": 0.0, "oom": 1.0}
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    predictions: pd.DataFrame
+    """Columns `OUT`."""
+    mistakes: tuple[str, ...]
+    """One line for each row that cannot be predicted, or not be calibrated with."""
+    fitted_on: int
+    """Rows whose step time was fitted."""
+
+
+def read_table(path: Path) -> pd.DataFrame:
+    """A CSV or Parquet file as a table. Raises `UltrasweepError` for one that is neither or has no column to read."""
+    if not path.is_file():
+        raise UltrasweepError(f"{path}: no such file")
+    try:
+        frame = pd.read_parquet(path) if path.suffix == ".parquet" else _read_csv(path)
+    except (OSError, ValueError, UnicodeDecodeError) as error:  # pandas' and pyarrow's errors are ValueErrors
+        raise UltrasweepError(f"{path} cannot be read as a table: {' '.join(str(error).split())[:200]}") from None
+    frame.columns = [str(name).strip() for name in frame.columns]
+    twice = sorted({name for name in frame.columns if list(frame.columns).count(name) > 1 and name in COLUMNS})
+    if twice:
+        raise UltrasweepError(f"{path}: column {twice[0]} stands twice")
+    if not set(frame.columns) & set(COLUMNS):
+        raise UltrasweepError(f"{path} has none of the columns {', '.join(COLUMNS)}")
+    return frame
+
+
+def _read_csv(path: Path) -> pd.DataFrame:
+    return pd.read_csv(path, dtype=str, keep_default_na=False, skipinitialspace=True)
+
+
+def predict_frame(frame: pd.DataFrame, calibration: pd.DataFrame | None) -> Outcome:
+    """Predictions for every row of ``frame``, fitted on the rows of ``calibration`` alone.
+
+    Raises `UltrasweepError` for a calibration without a measured column, or of which no row can be used.
+    """
+    clusters, profiles = read_clusters(), read_profiles()
+    general = profiles[GENERAL]
+    read, own = frame, frame if is_attempts(frame) else None
+    rows = None if calibration is None else _measured_rows(calibration)
+    frame, calibration = _in_columns(frame), None if rows is None else _in_columns(rows)
+    routed = calibration is not None and "ep" in calibration and bool((numeric(calibration["ep"]) > 1).any())
+    table = read_points(frame, clusters, profiles, general, routed=routed)
+    mistakes = [f"row {row + 1}: {reason}" for row, reason in enumerate(table.reasons) if reason]
+    given = measured = None
+    if calibration is not None:
+        given = read_points(calibration, clusters, profiles, general)
+        mistakes += [f"calibration row {row + 1}: {reason}" for row, reason in enumerate(given.reasons) if reason]
+        measured = measured_of(calibration, given)
+    predictor = Predictor.learn(measured, profiles)
+    found = predictor.predict(table.points)
+    cached = 1.0
+    if rows is not None and given is not None and measured is not None:
+        cached = reserved_over_form(own_memory(rows, given, clusters), measured.reserved_bytes)
+    for place, memory in own_memory(frame if own is None else own, table, clusters).items():
+        found.allocated_bytes[place] = memory.peak_bytes
+        found.reserved_bytes[place] = max(cached * memory.reserved_bytes, memory.peak_bytes)
+        if memory.fits is not None:
+            found.fits[place] = memory.fits
+    columns: dict[str, Any] = {
+        OUT[0]: _spread(table, np.rint(found.allocated_bytes), len(frame)).astype("Int64"),
+        OUT[1]: _spread(table, np.rint(found.reserved_bytes), len(frame)).astype("Int64"),
+        OUT[2]: _spread(table, found.fits, len(frame)).astype("boolean"),
+        OUT[3]: _spread(table, found.step_time_s, len(frame)),
+        OUT[4]: _spread(table, found.low_s, len(frame)),
+        OUT[5]: _spread(table, found.high_s, len(frame)),
+        OUT[6]: pd.Series(_reasons(table, found.step_time_s), dtype="string"),
+    }
+    fitted = 0 if measured is None else int(np.isfinite(measured.step_time_s).sum())
+    predictions = pd.DataFrame(columns)
+    if "experiment_id" in read:
+        predictions["experiment_id"] = read["experiment_id"].to_numpy()
+    if own is not None:
+        for row, reason in _unknown(own, predictor, profiles).items():
+            predictions.loc[row, list(OUT[:-1])] = pd.NA  # its experiment_id stays
+            predictions.loc[row, OUT[-1]] = reason
+            mistakes.append(f"row {row + 1}: {reason}")
+    return Outcome(predictions, tuple(mistakes), fitted)
+
+
+def _in_columns(frame: pd.DataFrame) -> pd.DataFrame:
+    """The table in the columns of ``predict``: rows of this program have others."""
+    return columns_of_attempts(frame) if is_attempts(frame) else frame
+
+
+def _measured_rows(calibration: pd.DataFrame) -> pd.DataFrame:
+    return measured_attempts(calibration) if is_attempts(calibration) else calibration
+
+
+def _unknown(own: pd.DataFrame, predictor: Predictor, profiles: Mapping[str, Profile]) -> dict[int, str]:
+    """Why rows of this program are not predicted although their columns are whole, by their place: no column says what
+    experts are, and the form is of another engine only once it has been fitted to rows of that engine."""
+    fitted = {name for name in profiles if name in predictor.time}
+    reasons = {}
+    routed = has_experts(own).tolist()
+    for row, engine in enumerate(own["engine"].fillna(ENGINE)):
+        if routed[row]:
+            reasons[row] = "experts are in no column"
+        elif engine != ENGINE and find_profile(engine, profiles.values(), profiles[GENERAL]).name not in fitted:
+            reasons[row] = f"nothing is known of engine {engine}: --calibrate with rows that it ran"
+    return reasons
+
+
+def numeric(column: pd.Series[Any]) -> pd.Series[Any]:
+    """The column as floats; NaN for what is no number."""
+    return column.map(_number).astype(float)
+
+
+def _number(value: Any) -> float:
+    try:
+        return float(str(value).strip().replace(",", ""))
+    except ValueError:
+        return math.nan
+
+
+def measured_of(frame: pd.DataFrame, table: Table) -> Measured:
+    if not set(frame.columns) & set(MEASURED):
+        raise UltrasweepError(f"the calibration has none of the columns {', '.join(MEASURED)}")
+    rows = table.rows
+    status = frame["status"].astype(str).str.strip().str.lower() if "status" in frame else None
+    ran = np.ones(len(rows), bool) if status is None else (status.map(_STATUS).to_numpy()[rows] == 0)
+
+    def numbers(name: str) -> np.ndarray[Any, np.dtype[np.float64]]:
+        if name not in frame:
+            return np.full(len(rows), np.nan)
+        values = numeric(frame[name]).to_numpy(dtype=float)[rows]
+        return np.where(ran & (values > 0) & np.isfinite(values), values, np.nan)
+
+    step, reserved = numbers("step_time_s"), numbers("reserved_gib") * GIB
+    failed = np.full(len(rows), np.nan) if status is None else status.map(_STATUS).to_numpy(dtype=float)[rows]
+    if not (np.isfinite(step).any() or np.isfinite(reserved).any() or np.isfinite(failed).any()):
+        raise UltrasweepError(
+            "no row of the calibration can be used: none has a status, a step time or a reserved memory"
+        )
+    return Measured(table.points, step, reserved, failed)
+
+
+def _spread(table: Table, values: Any, count: int) -> pd.Series[Any]:
+    """Values of the rows that could be predicted, in a column of the whole table; the others are null."""
+    column = pd.Series([None] * count, dtype="object")
+    column.iloc[table.rows] = [one if np.isfinite(float(one)) else None for one in values]
+    return column.astype("Float64") if values.dtype != bool else column.astype("boolean")
+
+
+def _reasons(table: Table, time: Any) -> list[str | None]:
+    reasons: list[str | None] = [reason or None for reason in table.reasons]
+    for place, row in enumerate(table.rows):
+        if not np.isfinite(time[place]):
+            reasons[row] = "its ranks span nodes between which no link is known"
+        elif table.notes[row]:
+            reasons[row] = f"assumed: {table.notes[row]}"
+    return reasons
+
+
+def unread_columns(frame: pd.DataFrame) -> list[str]:
+    """Names of columns that are not read, as a misspelt one is not; none of attempts, which have many more."""
+    known = {*COLUMNS, *MEASURED, "experiment_id"}
+    return [] if is_attempts(frame) else [name for name in frame.columns if name not in known]
+
+
+def check_out(path: Path, read: Sequence[Path] = ()) -> None:
+    """Raises `UltrasweepError` for a file whose name does not say what it shall be, whose folder is not there, or that
+    is one of those that are ``read``."""
+    if path.suffix not in (".parquet", ".csv"):
+        raise UltrasweepError(f"--out {path}: its name must end in .parquet or .csv")
+    if not path.absolute().parent.is_dir():
+        raise UltrasweepError(f"--out {path}: {path.absolute().parent} is no folder")
+    if path.exists() and any(one.exists() and path.samefile(one) for one in read):
+        raise UltrasweepError(f"--out {path} is a table that is read: its columns would be lost; give another name")
+
+
+def write_predictions(predictions: pd.DataFrame, path: Path) -> None:
+    """Parquet or CSV, by the name. Raises `UltrasweepError` where it cannot be written."""
+    try:
+        if path.suffix == ".csv":
+            predictions.to_csv(path, index=False)
+        else:
+            predictions.to_parquet(path, index=False)
+    except OSError as error:
+        raise UltrasweepError(f"{path} cannot be written: {error.strerror or error}") from None

@@ -1,0 +1,98 @@
+"""From the launcher's file to what launchers take: the settings of a pilot, and how jobs are submitted to Slurm."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from launchers.settings import LaunchSettings, settings_from_dict
+from sweep.composing.conffiles import PACKAGED
+from sweep.composing.config import SweepConfig
+from sweep.composing.machine import Machine, method_of
+from sweep.composing.yaml_files import read_yaml
+from workloads.spec.checks import flag, known_names, mapping
+from workloads.spec.cluster import environment_from_dict, to_dict
+from workloads.spec.units import seconds
+
+if TYPE_CHECKING:
+    from launchers.slurm.options import SlurmOptions
+
+_PILOT_OPTIONS = {field.name for field in dataclasses.fields(LaunchSettings)}
+_READ_HERE = ("dry",)
+"""Options of the launcher's file that no launcher takes."""
+_SECONDS = {"s": 1, "min": 60, "h": 3600}
+"""Seconds of the unit that ends an option's name."""
+
+
+def launcher_options(config: SweepConfig) -> dict[str, Any]:
+    """The options of the launcher, with times that are given with a unit (``2 h``) as numbers.
+
+    Raises `InvalidSweep` with the closest name for an option that this launcher does not have."""
+    options = {name: value for name, value in config.launcher.items() if name != "launcher"}
+    known = read_yaml(PACKAGED / "launcher" / f"{config.launcher_kind}.yaml")
+    known_names("launcher", options, known.keys() - {"launcher"})
+    for name, value in options.items():
+        size = _SECONDS.get(name.rpartition("_")[2])
+        found = seconds(f"launcher.{name}", value) if size is not None else value
+        if size is not None and found is not value and isinstance(found, float):
+            amount = found / size
+            options[name] = int(amount) if amount.is_integer() else amount
+    limits = options.get("phase_limits_s")
+    if isinstance(limits, Mapping):
+        options["phase_limits_s"] = {
+            str(phase): seconds(f"launcher.phase_limits_s.{phase}", limit) for phase, limit in limits.items()
+        }
+    return options
+
+
+def launch_settings(config: SweepConfig, machine: Machine) -> LaunchSettings:
+    """The settings of a pilot. Under Slurm its devices are those of the cluster file, otherwise those of this machine.
+
+    Raises `InvalidSweep` for a value of the wrong type or out of its range.
+    """
+    method = method_of(config)
+    on_gpu = config.cluster.backend == "cuda" if method == "measured" else method == "rehearsed"
+    slurm = config.launcher_kind == "slurm"
+    fields: dict[str, Any] = {
+        name: value for name, value in launcher_options(config).items() if name in _PILOT_OPTIONS or not slurm
+    }
+    fields["launcher"] = config.launcher_kind
+    # A variable of the launcher's file replaces one of the cluster's file.
+    own = environment_from_dict(fields.get("environment") or {}, "launcher")
+    fields["environment"] = {**config.cluster.environment, **own}
+    if slurm:
+        fields["num_devices"] = config.cluster.devices_per_node
+    elif fields.get("num_devices") is None:
+        fields["num_devices"] = machine.num_gpus if on_gpu else config.cluster.devices_per_node
+    if method != "measured":
+        fields["num_devices"] = 1
+    fields |= {
+        "device": "cuda" if on_gpu else "cpu",
+        "cluster": to_dict(config.cluster),
+        "method": method,
+    }
+    if "phase_limits_s" in fields:
+        fields["phase_limits_s"] = mapping("launcher: phase_limits_s", fields["phase_limits_s"])
+    return dataclasses.replace(settings_from_dict(fields), measure=config.measure)
+
+
+def slurm_options(config: SweepConfig) -> SlurmOptions | None:
+    """How jobs are submitted; None for a launcher that submits none. Raises `InvalidSweep` for a wrong option."""
+    if config.launcher_kind != "slurm":
+        return None
+    from launchers.slurm.options import check_path, options_from_dict
+
+    check_path(config.sweep_dir)
+    return options_from_dict(
+        {
+            name: value
+            for name, value in launcher_options(config).items()
+            if name not in _PILOT_OPTIONS and name not in _READ_HERE
+        }
+    )
+
+
+def is_dry(config: SweepConfig) -> bool:
+    """Whether batch files are only shown, not submitted. Raises `InvalidSweep` for any value but true and false."""
+    return flag("launcher.dry", config.launcher.get("dry", False))

@@ -1,0 +1,196 @@
+"""What ``run`` does before the launcher works: plan for this machine or for Slurm, and fill the sweep's queue."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from launchers.settings import LaunchSettings
+from launchers.state.sweep_dir import Point, SweepDir, entry_names, key_of
+from results.errors import InvalidResults
+from results.text.secrets import hide_in_arguments
+from sweep.composing.conffiles import ConfFolders
+from sweep.composing.config import SweepConfig, compose_sweep
+from sweep.composing.machine import Machine, default_launcher, fitting_cluster, this_machine
+from sweep.grids.expand import expand_all
+from sweep.planning.ledger import ledger_rows
+from sweep.planning.limits import device_limit, host_bytes
+from sweep.planning.plan import Plan, PlannedPoint, make_plan, refuse_if_nothing_can_run
+from sweep.planning.progress import PlanProgress
+from sweep.planning.reuse import find_finished
+from sweep.predicting.forecast import read_known
+from sweep.running.launch import is_dry, launch_settings, slurm_options
+from workloads.contract.protocol import Method
+
+if TYPE_CHECKING:
+    from launchers.slurm.options import SlurmOptions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """A plan bound to where it will run, and how its points are to be launched."""
+
+    plan: Plan
+    settings: LaunchSettings
+    slurm: SlurmOptions | None
+    """How jobs are submitted; None: this machine runs the points itself."""
+    dry: bool
+    """Show what would be submitted and do nothing."""
+    notes: tuple[str, ...]
+    """Lines for the user on what was chosen for him: the launcher, the cluster file."""
+
+
+def prepare(overrides: Sequence[str], folders: ConfFolders, extra_where: Sequence[str]) -> Prepared:
+    """Compose, choose the launcher and the cluster file where the user has not, and plan.
+
+    A local run needs a cluster file that describes this machine. Under Slurm the file is the user's or the grid's
+    choice, because a login node has other devices than the nodes. Raises `InvalidSweep` (or another
+    `UltrasweepError`) for a mistake of the user, and when no point can run.
+    """
+    config = compose_sweep(overrides, folders, extra_where=extra_where, launcher=default_launcher())
+    machine, notes = Machine(gpu_name=None, num_gpus=0), []
+    if config.launcher_kind != "slurm":
+        machine = this_machine()
+    elif not config.launcher_given:
+        notes.append("launcher=slurm: this machine submits to Slurm (launcher=local would run here)")
+    if config.launcher_kind == "local":
+        other = fitting_cluster(folders, machine, config.cluster, config.cluster_given)
+        if other is not None:
+            config = compose_sweep(overrides, folders, extra_where=extra_where, cluster=other, launcher="local")
+            notes.append(f"cluster={other}: this machine has {machine.gpu_name}")
+    settings, slurm = launch_settings(config, machine), slurm_options(config)
+    if (rebuilt := _rebuilt(config)) is not None:
+        notes.append(rebuilt)
+    with PlanProgress() as progress:
+        plan = make_plan(
+            config,
+            expand_all(config.grids, config.models.__getitem__, progress),
+            settings.method,
+            find_finished(config, settings.method),
+            device_limit(config, settings.method, slurm, settings.num_devices),
+            host_bytes(config, settings.method),
+            progress,
+            read_known(config.cluster, config.results_dir, config.learn_from),
+        )
+    refuse_if_nothing_can_run(plan)
+    return Prepared(plan=plan, settings=settings, slurm=slurm, dry=is_dry(config), notes=tuple(notes))
+
+
+def _rebuilt(config: SweepConfig) -> str | None:
+    """Makes rows again that the sweep's tables have lost; what was done, in one line."""
+    if not SweepDir(config.sweep_dir).marker.is_file():
+        return None
+    from launchers.pilot.rebuild import rebuild_lost_rows
+
+    return rebuild_lost_rows(SweepDir(config.sweep_dir))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Queued:
+    """What `enqueue` did, in numbers of points."""
+
+    sweep: SweepDir
+    added: int
+    removed: int
+    """Points of an earlier run that waited and are not part of this plan: they were taken out of the queue."""
+    foreign: int
+    """Points of an earlier run that are running now and are not part of this plan: they are left to end."""
+
+
+def enqueue(prepared: Prepared, added: Collection[str] | None = None) -> Queued:
+    """Write the ledger and the queue. Raises `InvalidResults` when the folder's rows are of another device.
+
+    ``added``: ids of the experiments that the queue gets; None: all that are to run. What waits already stays then,
+    too, as long as its layout is planned.
+
+    Points that wait from an earlier run and are not part of this plan (another budget, other axes) are removed, so
+    that what runs is what was planned. Points requeued by ``retry`` stay.
+    """
+    plan, settings = prepared.plan, prepared.settings
+    config = plan.config
+    about = _about(config)
+    sweep = SweepDir.create(config.sweep_dir, about)
+    _refuse_other_device(sweep, about)
+    from results.tables.store import write_ledger
+
+    write_ledger(sweep.path, ledger_rows(plan))
+    points = _points_of(prepared)
+    planned = {point.key for point in points}
+    removed = 0
+    for name in entry_names(sweep.todo) if added is None else ():
+        if not _is_planned(name, planned, settings):
+            (sweep.todo / name).unlink(missing_ok=True)
+            removed += 1
+    foreign = sum(not _is_planned(name, planned, settings) for name in entry_names(sweep.claimed))
+    to_run = {point.experiment.id for point in plan.to_run} if added is None else added
+    count = sweep.add_points(point for point in points if point.experiment.id in to_run)
+    return Queued(sweep=sweep, added=count, removed=removed, foreign=foreign)
+
+
+def would_wait(prepared: Prepared) -> list[Point]:
+    """The points that would wait in the queue after `enqueue`. Nothing is written."""
+    config = prepared.plan.config
+    sweep = SweepDir(config.sweep_dir)
+    points = _points_of(prepared)
+    to_run = {point.experiment.id for point in prepared.plan.to_run}
+    if not sweep.marker.exists():
+        return [point for point in points if point.experiment.id in to_run]
+    sweep = SweepDir.open(sweep.path)
+    _refuse_other_device(sweep, _about(config))
+    waiting = {key_of(name) for name in entry_names(sweep.todo)}
+    begun = {key_of(name) for folder in (sweep.claimed, sweep.done) for name in entry_names(folder)}
+    return [
+        point for point in points if point.key in waiting or (point.experiment.id in to_run and point.key not in begun)
+    ]
+
+
+def _points_of(prepared: Prepared) -> list[Point]:
+    """The plan's points as the queue takes them: those to run, and the cached ones, which `retry` may put back."""
+    return [
+        point_of(index, point, prepared.settings.method)
+        for index, point in enumerate(prepared.plan.points)
+        if point.verdict in ("run", "cached") and point.price is not None
+    ]
+
+
+def point_of(index: int, point: PlannedPoint, method: Method) -> Point:
+    """One point of a plan, which has a price, as the queue takes it."""
+    assert point.price is not None
+    return Point(
+        index=index,
+        grid=point.grid,
+        experiment=point.experiment,
+        predicted_peak_bytes=point.peak_bytes,
+        predicted_step_time_s=point.time.step_time_s if point.time is not None else None,
+        predicted_step_time_low_s=point.time.low_s if point.time is not None else None,
+        predicted_step_time_high_s=point.time.high_s if point.time is not None else None,
+        deadline_s=point.price.deadline_s,
+        method=method,
+    )
+
+
+def _is_planned(name: str, planned: set[str], settings: LaunchSettings) -> bool:
+    """Whether a file of the queue may stay: its point is in this plan, or it is run by another method (measured,
+    rehearsed), of which this plan says nothing."""
+    key = key_of(name)
+    return key in planned or (key.partition("+")[2] or "measured") != settings.method
+
+
+def _about(config: SweepConfig) -> dict[str, Any]:
+    return {
+        "cluster": config.cluster.name,
+        "device": config.cluster.device.name,
+        "devices_per_node": config.cluster.devices_per_node,
+        "grids": [grid.name for grid in config.grids],
+        "command": hide_in_arguments(sys.argv[1:]),
+    }
+
+
+def _refuse_other_device(sweep: SweepDir, about: Mapping[str, Any]) -> None:
+    device = sweep.settings().get("device")
+    if device is not None and device != about["device"]:
+        raise InvalidResults(
+            f"{sweep.path} holds runs planned for {device}; give this one, for {about['device']}, another name=NAME"
+        )

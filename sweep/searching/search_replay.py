@@ -1,0 +1,168 @@
+"""``search --replay``: searches again in a table of runs that were made already, beside other ways to choose them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from math import isfinite
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from rich.console import Console
+from threadpoolctl import threadpool_limits
+
+from results.errors import UltrasweepError
+from results.text.numbers import plural
+from sweep.composing.search_settings import Settings
+from sweep.searching.baselines import at_random, by_hand, by_prediction, in_order
+from sweep.searching.recorded import Recorded, read_recorded, recorded_space
+from sweep.searching.replay import CellResult, coverage, quantiles, replay, settled
+
+CALIBRATED, COLD, UNFITTED = "other models", "nothing", "–"
+SEARCH, IN_ORDER, RANDOM = "search", "predicted order", "random"
+PATIENCE = 5
+RANDOM_ORDERS = 10
+BINS = (0.0, 0.1, 0.3, 0.7, 1.0)
+NOISE = 0.025
+"""Of a run's step time, drawn where runs are made noisy."""
+NOISY_DRAWS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Strategy:
+    """What one way to choose did: the results of every cell, once, or for each of several draws."""
+
+    fitted_on: str
+    name: str
+    results: tuple[CellResult, ...]
+    draws: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    spaces: dict[str, Recorded]
+    """By what the predictions were fitted on."""
+    strategies: tuple[Strategy, ...]
+    noisy: dict[str, tuple[float, float, float]]
+    """Of noisy runs: cells within the goal without repeats and with them, and the runs with them; means of draws."""
+
+
+# The matrices are small: more threads wait for each other.
+@threadpool_limits.wrap(limits=1, user_api="blas")  # type: ignore[untyped-decorator]
+def replay_table(path: Path, settings: Settings) -> Replayed:
+    """Every strategy on one table. Raises `UltrasweepError` for a table in which nothing can be searched again."""
+    frame = read_recorded(path)
+    spaces = {CALIBRATED: recorded_space(frame, True), COLD: recorded_space(frame, False)}
+    strategies, noisy = [], {}
+    for fitted_on, recorded in spaces.items():
+        found = functools.partial(Strategy, fitted_on)
+        order = by_prediction(recorded)
+        strategies += [
+            found(SEARCH, tuple(replay(recorded, settings))),
+            found(
+                f"{IN_ORDER}, patience {PATIENCE}",
+                tuple(in_order(recorded, order, patience=PATIENCE, slow=settings.slow)),
+            ),
+            found(f"{IN_ORDER}, all", tuple(in_order(recorded, order))),
+        ]
+        noisy[fitted_on] = _noisy(recorded, settings)
+    recorded = spaces[COLD]
+    draws = [in_order(recorded, at_random(recorded, seed)) for seed in range(RANDOM_ORDERS)]
+    strategies += [
+        Strategy(UNFITTED, "one axis at a time", tuple(by_hand(recorded, settings.slow))),
+        Strategy(UNFITTED, f"{RANDOM}, all", tuple(result for draw in draws for result in draw), RANDOM_ORDERS),
+    ]
+    return Replayed(spaces, tuple(strategies), noisy)
+
+
+def _noisy(recorded: Recorded, settings: Settings) -> tuple[float, float, float]:
+    def mean(repeats: int, value: Callable[[list[CellResult]], float]) -> float:
+        runs = [replay(recorded, settings, noise=NOISE, repeats=repeats, seed=seed) for seed in range(NOISY_DRAWS)]
+        return float(np.mean([value(one) for one in runs]))
+
+    def right(found: list[CellResult]) -> float:
+        return settled(found, settings.within)
+
+    repeats = settings.repeats
+    return mean(0, right), mean(repeats, right), mean(repeats, lambda found: sum(len(one.runs) for one in found))
+
+
+def print_replay(replayed: Replayed, settings: Settings, console: Console) -> None:
+    def say(text: str = "") -> None:
+        console.print(text, markup=False, highlight=False)
+
+    recorded = replayed.spaces[COLD]
+    cells, goal = len(recorded.space.cells), f"{settings.within * 100:g} %"
+    ran = int(np.isfinite(recorded.step_time_s).sum())
+    say(f"{plural(len(recorded.space), 'layout')} in {plural(cells, 'cell')}, of which {ran} ran")
+    say()
+    say(f"| fitted on | strategy | runs | GPU-hours | cells within {goal} | runs to {goal}: median | p90 |")
+    say("|---|---|---:|---:|---:|---:|---:|")
+    for one in replayed.strategies:
+        say(f"| {' | '.join(_line(one, settings.within))} |")
+    say()
+    say("| fitted on | said of a better layout | decisions | said on average | was there |")
+    say("|---|---|---:|---:|---:|")
+    for one in replayed.strategies:
+        if one.name == SEARCH:
+            for low, high, count, said, was in coverage(one.results, BINS):
+                say(f"| {one.fitted_on} | {low:g} to {high:g} | {count} | {said:.2f} | {was:.2f} |")
+    say()
+    for fitted_on, (without, with_them, runs) in replayed.noisy.items():
+        say(
+            f"with {NOISE * 100:g} % noise, fitted on {fitted_on}: {without:.1f} of {cells} cells within {goal}; "
+            f"with the top repeated {with_them:.1f}, in {runs:.0f} runs (means of {NOISY_DRAWS} draws)"
+        )
+
+
+def _line(one: Strategy, within: float) -> Iterator[str]:
+    yield one.fitted_on
+    yield one.name
+    yield f"{sum(len(cell.runs) for cell in one.results) / one.draws:,.0f}"
+    yield f"{sum(cell.gpu_hours[-1] for cell in one.results) / one.draws:,.0f}"
+    yield f"{settled(one.results, within) / one.draws:g} of {len(one.results) // one.draws}"
+    for value in quantiles(one.results, within):
+        yield f"{value:g}" if isfinite(value) else "never"
+
+
+def rows(replayed: Replayed) -> pd.DataFrame:
+    """One row for each run of each strategy, in its order."""
+    found = []
+    for one in replayed.strategies:
+        recorded = replayed.spaces.get(one.fitted_on, replayed.spaces[COLD])
+        per_draw = len(one.results) // one.draws
+        for place, cell in enumerate(one.results):
+            for run, candidate in enumerate(cell.runs):
+                found.append(
+                    {
+                        "fitted_on": one.fitted_on,
+                        "strategy": one.name,
+                        "draw": place // per_draw,
+                        "cell": recorded.names[cell.cell],
+                        "run": run + 1,
+                        "layout": recorded.tag(candidate),
+                        "outcome": str(recorded.outcome[candidate]),
+                        "step_time_s": _known(recorded.step_time_s[candidate]),
+                        "regret": _known(cell.regret[run]),
+                        "gpu_hours": cell.gpu_hours[run],
+                    }
+                )
+    return pd.DataFrame(found)
+
+
+def _known(value: float) -> float | None:
+    return float(value) if isfinite(value) else None
+
+
+def check_replay(overrides: Sequence[str], out: Path | None) -> None:
+    """Raises `UltrasweepError` for overrides that a replay does not have, and for a file that cannot be written."""
+    for override in overrides:
+        if not override.startswith("search."):
+            raise UltrasweepError(f"{override}: a replay takes options of the section search alone: search.batch=1")
+    if out is not None:
+        if out.suffix not in (".parquet", ".csv"):
+            raise UltrasweepError(f"--out {out}: its name must end in .parquet or .csv")
+        if not out.absolute().parent.is_dir():
+            raise UltrasweepError(f"--out {out}: {out.absolute().parent} is no folder")

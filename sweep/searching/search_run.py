@@ -1,0 +1,161 @@
+"""``search``: runs a few points at a time, chosen anew after every run, until a better layout is improbable."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import exp
+
+from rich.console import Console
+from threadpoolctl import threadpool_limits
+
+from launchers.status.run_summary import RunSummary
+from results.errors import UltrasweepError
+from results.text.numbers import device_noun, plural
+from sweep.composing.conffiles import ConfFolders
+from sweep.planning.summary import layout
+from sweep.running.run import Prepared, Queued, enqueue, prepare
+from sweep.searching.feeding import Feeder
+from sweep.searching.planned import PlannedSpace, known_rows, planned_space
+from sweep.searching.rounds import Round, read_round
+from sweep.searching.space import RUNNING, UNTRIED
+
+Feed = Callable[[], str]
+"""Called whenever the launcher looks at the sweep: may add points to the queue; a line for the user, or nothing."""
+Launch = Callable[[Queued, Feed], RunSummary]
+LINGER_S = 10.0
+"""A pilot without a point waits so long for another: longer than a launcher waits between two looks."""
+SIDE_BY_SIDE_H = 0.01
+"""``launcher.target_h`` where none is given: every point that waits may have a pilot of its own."""
+_MOST_TIES = 4
+ENDS = {
+    "settled": "a better one is improbable",
+    "patience": "nothing better came",
+    "exhausted": "everything that may fit has run",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Search:
+    """A plan that is searched, and what the search may spend."""
+
+    prepared: Prepared
+    planned: PlannedSpace
+    budget_gpu_hours: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """Where a search stands at its end."""
+
+    round: Round
+    probabilities: dict[int, float]
+    summary: RunSummary | None
+    """Of its last round; None: nothing had to run."""
+    over_budget: bool
+
+
+def prepare_search(overrides: Sequence[str], folders: ConfFolders, extra_where: Sequence[str]) -> Search:
+    """Plan as `run` does; the budget is the search's to spend. Raises as `prepare`."""
+    prepared = prepare(overrides, folders, extra_where)
+    if prepared.dry:
+        raise UltrasweepError("search: launcher.dry=true shows the batch files of `run`; a search chooses as it goes")
+    budget = prepared.plan.config.budget_gpu_hours
+    points = tuple(
+        dataclasses.replace(point, verdict="run", detail=None) if point.verdict == "over_budget" else point
+        for point in prepared.plan.points
+    )
+    settings = dataclasses.replace(prepared.settings, linger_s=LINGER_S)
+    slurm = prepared.slurm
+    if slurm is not None and slurm.target_h is None:
+        slurm = dataclasses.replace(slurm, target_h=SIDE_BY_SIDE_H)
+    plan = dataclasses.replace(prepared.plan, points=points)
+    prepared = dataclasses.replace(prepared, plan=plan, settings=settings, slurm=slurm)
+    planned = planned_space(prepared.plan, known_rows(prepared.plan))
+    if not planned.points:
+        raise UltrasweepError("search: no point of the plan can run; `plan --show all` says why")
+    return Search(prepared=prepared, planned=planned, budget_gpu_hours=budget)
+
+
+# The matrices are small: more threads wait for each other.
+@threadpool_limits.wrap(limits=1, user_api="blas")  # type: ignore[untyped-decorator]
+def run_search(search: Search, launch: Launch, say: Callable[[str], None]) -> Found:
+    """Launch until every cell is done, the budget is spent, or the user interrupts. ``launch`` runs what waits in the
+    queue, and feeds it meanwhile."""
+    prepared, settings = search.prepared, search.prepared.plan.config.search
+    # The ledger has the whole plan; the queue gets what is chosen.
+    queued = enqueue(prepared, added=())
+    method = prepared.settings.method
+    summary, before = None, -1
+    while True:
+        if summary is not None and (summary.interrupted or summary.detached or summary.message):
+            now = read_round(queued.sweep, search.planned, settings, method)
+            return _found(search, now, summary, over_budget=False)
+        feeder = Feeder(queued.sweep, search.planned, settings, method, search.budget_gpu_hours)
+        look = feeder.look()
+        told = sum(look.round.runs.values())
+        if not look.chosen and not look.round.pending:
+            return _found(search, look.round, summary, over_budget=look.over_budget)
+        if summary is not None and told == before:
+            return _found(search, look.round, summary, over_budget=False)
+        before = told
+        if look.added:
+            say(feeder.told(look))
+        summary = launch(queued, feeder.feed)
+
+
+def _found(search: Search, now: Round, summary: RunSummary | None, *, over_budget: bool) -> Found:
+    """Candidates that were chosen, and that wait or are not paid for, count as not tried."""
+    state = now.session.seen.state
+    state[state == RUNNING] = UNTRIED
+    probabilities = {cell: now.session.probability(cell) for cell in search.planned.names}
+    return Found(round=now, probabilities=probabilities, summary=summary, over_budget=over_budget)
+
+
+def print_search(search: Search, found: Found, console: Console) -> None:
+    """Say of every model and size: the fastest layouts, how probable a better one is, and what that has cost."""
+    now, within = found.round, search.prepared.plan.config.search.within
+    for cell, name in search.planned.names.items():
+        console.print(_told(search, found, cell, name), highlight=False, markup=False, soft_wrap=True)
+        ties = now.session.ties(cell)
+        for place in ties[:_MOST_TIES]:
+            seconds = exp(float(now.session.seen.log_time[place]))
+            runs = len(now.times_s[place])
+            console.print(
+                f"  {layout(search.planned.points[place].experiment)}: {seconds:.4g} s a step, {plural(runs, 'run')}",
+                highlight=False,
+                markup=False,
+                soft_wrap=True,
+            )
+        if len(ties) > _MOST_TIES:
+            console.print(
+                f"  and {len(ties) - _MOST_TIES} more within {within * 100:g} %", highlight=False, markup=False
+            )
+    if found.over_budget:
+        hours = search.budget_gpu_hours
+        console.print(f"the budget of {hours:g} {_unit(search)} covers no further run", highlight=False, markup=False)
+
+
+def _unit(search: Search) -> str:
+    return f"{device_noun(search.prepared.plan.config.cluster.backend)}-hours"
+
+
+def _told(search: Search, found: Found, cell: int, name: str) -> str:
+    now, settings = found.round, search.prepared.plan.config.search
+    own = search.planned.space.of(cell)
+    states = Counter(int(one) for one in now.session.seen.state[own])
+    probability = found.probabilities[cell]
+    end = now.session.end(cell, probability)
+    why = ENDS[end] if end is not None else "not settled"
+    if now.session.best(cell) is None:
+        return (
+            f"{name}: nothing ran; {plural(now.runs[cell], 'run')}, {now.gpu_hours[cell]:.3g} {_unit(search)}, {why}; "
+            f"{states[UNTRIED]} of {plural(len(own), 'layout')} not tried"
+        )
+    return (
+        f"{name}: {why}; a layout faster by more than {settings.within * 100:g} % has probability {probability:.2f}; "
+        f"{plural(now.runs[cell], 'run')}, {now.gpu_hours[cell]:.3g} {_unit(search)}; "
+        f"{states[UNTRIED]} of {plural(len(own), 'layout')} not tried"
+    )

@@ -1,0 +1,177 @@
+"""The shipped YAML: shapes against published parameter counts, clusters against driver names, grids against a plan."""
+
+from __future__ import annotations
+
+import pytest
+
+from sweep.composing.conffiles import ConfFolders
+from sweep.composing.config import compose_sweep
+from sweep.composing.machine import clusters_of_device
+from sweep.grids.expand import expand_all
+from sweep.planning.plan import make_plan, refuse_if_nothing_can_run
+from workloads.costs.shape.params import num_params
+
+FOLDERS = ConfFolders()
+
+PARAMETERS = {
+    # the study's table of models: G parameters to three decimals
+    "llama1.34b": 1.342e9,
+    "llama3.57b": 3.574e9,
+    "llama8.86b": 8.859e9,
+    "llama80b": 79.995e9,
+    "llama469b": 469e9,
+    # safetensors totals on Hugging Face
+    "llama1b": 1_235_814_400,
+    "llama3b": 3_212_749_824,
+    "llama8b": 8_030_261_248,
+    "llama70b": 70_553_706_496,
+    "llama405b": 405_853_388_800,
+    "smollm1.7b": 1_711_376_384,
+    "smollm3_3b": 3_075_098_624,
+    "mixtral_8x7b": 46_702_792_704,
+    "qwen3_30b_a3b": 30_532_122_624,
+    "qwen3_235b_a22b": 235_093_634_560,
+    "deepseek_v2_lite": 15_706_484_224,
+    "deepseek_v3": 671_026_419_200,
+    # by hand: 2*1024*128 + 4*(2*128*128 + 2*128*64 + 3*128*384 + 2*128) + 128
+    "tiny": 1_049_728,
+    # llama8b without 24 layers of 2*4096*4096 + 2*4096*1024 + 3*4096*14336 + 2*4096
+    "llama8b_8_layers": 8_030_261_248 - 24 * 218_112_000,
+    # 2*256*256 + 4*(2*256*256 + 2*256*128 + 3*256*768 + 2*256) + 256, and with 8*(3*256*384 + 256) for 3*256*768
+    "tiny_moe": 256 * 64
+    + (64 * 64 * 2 + 2 * 64 * 32 + 3 * 64 * 128 + 2 * 64)
+    + 64
+    + 2 * (64 * 64 * 2 + 2 * 64 * 32 + 9 * 3 * 64 * 64 + 8 * 64 + 2 * 64),
+    # vocabulary twice, attention (with norms of heads), router and experts of each layer, and norms
+    "qwen3_30b_a3b_8_layers": 2 * 151936 * 2048
+    + 2048
+    + 8 * (2 * 2048 * 32 * 128 + 2 * 2048 * 4 * 128 + 2 * 128 + 128 * (2048 + 3 * 2048 * 768) + 2 * 2048),
+    "mixtral_8x7b_5_layers": 2 * 32000 * 4096
+    + 4096
+    + 5 * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 8 * (4096 + 3 * 4096 * 14336) + 2 * 4096),
+    "deepseek_v2_lite_10_layers": 2 * 102400 * 2048
+    + 2048
+    + 10 * (2048 * 16 * 192 + 2048 * 576 + 512 + 512 * 16 * 256 + 16 * 128 * 2048 + 2 * 2048)
+    + 3 * 2048 * 10944
+    + 9 * (64 * 2048 + 66 * 3 * 2048 * 1408),
+    "bytes": 3_279_104,
+    "bytes_moe": 10_365_184,
+    "bytes_moe_bias": 10_365_184,
+}
+DRIVER_NAMES = [
+    "NVIDIA H200",
+    "NVIDIA H100 80GB HBM3",
+    "NVIDIA A100-SXM4-80GB",
+    "NVIDIA A100-SXM4-40GB",
+    "NVIDIA B200",
+    "NVIDIA GB200",
+]
+
+
+def test_every_model_is_checked() -> None:
+    assert sorted(PARAMETERS) == FOLDERS.names("model")
+
+
+@pytest.mark.parametrize("name", sorted(PARAMETERS))
+def test_models_have_their_published_size(name: str) -> None:
+    model = FOLDERS.model(name)
+    assert model.name == name
+    tolerance = 0 if isinstance(PARAMETERS[name], int) else 0.01 if name == "llama469b" else 5e-4
+    # Beyond parameters, DeepSeek-V3's total has the routing biases of its 58 routed layers (256 each).
+    extra = 58 * 256 if name == "deepseek_v3" else 0
+    assert num_params(model) + extra == pytest.approx(PARAMETERS[name], rel=tolerance, abs=0)
+
+
+@pytest.mark.parametrize("driver_name", DRIVER_NAMES)
+def test_a_driver_name_belongs_to_one_device(driver_name: str) -> None:
+    devices = [name for name in FOLDERS.names("device") if driver_name in FOLDERS.read("device", name)["driver_names"]]
+    assert len(devices) == 1
+    assert clusters_of_device(FOLDERS, driver_name)
+
+
+def test_no_driver_name_is_given_twice() -> None:
+    names = [name for device in FOLDERS.names("device") for name in FOLDERS.read("device", device)["driver_names"]]
+    assert len(names) == len(set(names))
+    assert set(DRIVER_NAMES) <= set(names)
+
+
+@pytest.mark.parametrize("name", FOLDERS.names("cluster"))
+def test_clusters_are_complete_and_say_where_rates_come_from(name: str) -> None:
+    cluster = compose_sweep(["+grid=tiny", f"cluster={name}"]).cluster
+    assert cluster.name == name
+    assert cluster.device.source
+    assert cluster.intra_node.source
+    if cluster.backend == "cuda":
+        assert cluster.inter_node is not None
+        assert cluster.inter_node.source
+        assert cluster.device.driver_names
+        assert cluster.usable_bytes is not None
+        assert 0.9 < cluster.usable_bytes / (cluster.device.memory_bytes or 0) < 1
+        assert cluster.matmul_efficiency is not None
+        assert 0.5 < cluster.matmul_efficiency < 0.9
+        assert cluster.inter_node.bandwidth < cluster.intra_node.bandwidth
+        assert "bf16" in cluster.device.peak_flops
+
+
+def test_dense_peaks() -> None:
+    peaks = {name: FOLDERS.read("device", name)["peak_flops"] for name in FOLDERS.names("device")}
+    assert peaks["h100_80gb"]["bf16"] == peaks["h200"]["bf16"] == 989e12
+    assert peaks["h100_80gb"]["fp8"] == peaks["h200"]["fp8"] == 1979e12
+    assert peaks["a100_80gb"]["bf16"] == peaks["a100_40gb"]["bf16"] == 312e12
+    assert (peaks["b200"]["bf16"], peaks["b200"]["fp8"]) == (2250e12, 4500e12)
+    assert "fp8" not in peaks["a100_80gb"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(grid, marks=pytest.mark.slow) if grid == "playbook" else grid
+        for grid in FOLDERS.names("grid")
+        if grid != "playbook_5d"
+    ],
+)
+def test_grids_have_points_to_run(name: str) -> None:
+    config = compose_sweep([f"+grid={name}"])
+    assert config.grids[0].description
+    plan = make_plan(config, expand_all(config.grids, config.models.__getitem__), "measured")
+    refuse_if_nothing_can_run(plan)
+    assert plan.duplicates == 0  # a shipped grid lists each run once
+    assert plan.counts["run"] >= 0.4 * len(plan.points)
+
+
+def test_the_tiny_grid_is_a_handful_with_every_kind_of_layout() -> None:
+    config = compose_sweep(["+grid=tiny"])
+    experiments = [point.experiment for point in expand_all(config.grids, config.models.__getitem__).points]
+    assert 10 <= len(experiments) <= 20
+    assert {e.world_size for e in experiments} == {1, 2, 4}
+    assert {e.zero_stage for e in experiments} == {0, 1, 2, 3}
+    assert {e.recompute for e in experiments} == {"none", "full"}
+    assert any(e.tp > 1 and e.pp > 1 for e in experiments)
+    assert any(e.dp > 1 and e.pp > 1 for e in experiments)
+    assert any(e.dp > 1 and e.tp > 1 for e in experiments)
+
+
+def test_sizes_that_are_no_power_of_two_are_ordinary() -> None:
+    config = compose_sweep(["+grid=smollm3_384gpu"])
+    experiments = [point.experiment for point in expand_all(config.grids, config.models.__getitem__).points]
+    assert {e.world_size for e in experiments} == {384}
+    trained_with = [e for e in experiments if (e.dp, e.tp, e.pp, e.micro_batch_size) == (192, 2, 1, 3)]
+    assert trained_with
+    assert {e.num_microbatches for e in trained_with} == {1}
+
+
+@pytest.mark.slow
+def test_the_5d_grid_adds_every_axis_that_the_study_left_out() -> None:
+    config = compose_sweep(["+grid=playbook_5d"])
+    expansion = expand_all(config.grids, config.models.__getitem__)
+    experiments = [point.experiment for point in expansion.points]
+    assert len(experiments) == 20_000
+    assert {e.cp for e in experiments} == {1, 2, 4, 8, 16}
+    assert {e.zero_stage for e in experiments} == {0, 1, 2, 3}
+    assert {e.recompute for e in experiments} == {"none", "selective", "full"}
+    assert {e.precision for e in experiments} == {"bf16", "fp8_tensorwise", "fp8_rowwise"}
+    assert {e.seq_len for e in experiments} == {4096, 8192, 16384, 32768}
+    assert {e.world_size for e in experiments} == {8 * nodes for nodes in (1, 2, 4, 8, 16, 32, 64)}
+    assert all(e.tokens_per_step == 2**20 for e in experiments)
+    assert {e.model.name for e in experiments if e.ep > 1} == {"mixtral_8x7b", "qwen3_30b_a3b", "deepseek_v3"}
+    assert {e.model.name for e in experiments} >= {"llama1.34b", "llama3.57b", "llama8.86b", "llama80b", "llama469b"}

@@ -1,0 +1,200 @@
+"""The overrides of the command line, Hydra's part of them, and the user's own folder of YAML."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from results.errors import UltrasweepError
+from sweep.composing.conffiles import ConfFolders
+from sweep.composing.config import compose_sweep
+from sweep.composing.machine import Machine
+from sweep.grids.expand import expand_all
+from sweep.running.launch import launch_settings, slurm_options
+from workloads.spec.experiment import Experiment
+
+
+def experiments(overrides: list[str], folders: ConfFolders | None = None, **options: list[str]) -> list[Experiment]:
+    config = compose_sweep(overrides, folders, extra_where=options.get("where", []))
+    return [point.experiment for point in expand_all(config.grids, config.models.__getitem__).points]
+
+
+@pytest.mark.slow
+def test_several_grids_keep_their_own_axes() -> None:
+    config = compose_sweep(["+grid=[llama1b_8gpu,llama8b_8gpu]"])
+    assert config.name == "llama1b_8gpu+llama8b_8gpu"
+    assert config.cluster.name == "h200"
+    points = expand_all(config.grids, config.models.__getitem__).points
+    assert {(p.grid, p.experiment.model.name) for p in points} == {
+        ("llama1b_8gpu", "llama1b"),
+        ("llama8b_8gpu", "llama8b"),
+    }
+    assert [grid.name for grid in compose_sweep(["+grid=llama8b_8gpu", "+grid=llama1b_8gpu"]).grids] == [
+        "llama8b_8gpu",
+        "llama1b_8gpu",
+    ]
+
+
+def test_axes_are_changed_and_added_from_the_command_line() -> None:
+    found = experiments(["grid=llama8b_8gpu", "grid.axes.tp=[1,2]", "grid.axes.seed=[1,2,3]", "grid.axes.pp=2"])
+    assert {(e.tp, e.pp) for e in found} == {(1, 2), (2, 2)}
+    assert {e.seed for e in found} == {1, 2, 3}
+
+
+def test_changes_reach_every_grid() -> None:
+    found = experiments(["+grid=[llama1b_8gpu,llama8b_8gpu]", "grid.axes.tp=8"])
+    assert {(e.model.name, e.tp) for e in found} == {("llama1b", 8), ("llama8b", 8)}
+
+
+def test_a_derived_value_can_be_taken_over() -> None:
+    overrides = [
+        "+grid=tiny",
+        "~grid.derive.dp",
+        "grid.axes.dp=[2]",
+        "grid.axes.world_size=4",
+        "grid.axes.tp=2",
+        "grid.axes.pp=1",
+    ]
+    assert {(e.dp, e.tp) for e in experiments(overrides)} == {(2, 2)}
+
+
+@pytest.mark.slow
+def test_filters_from_the_command_line() -> None:
+    whole = experiments(["+grid=llama8b_8gpu"])
+    assert experiments(["+grid=llama8b_8gpu"], where=["tp * pp == 8", "zero_stage == 0"]) == [
+        e for e in whole if e.tp * e.pp == 8 and e.zero_stage == 0
+    ]
+    assert experiments(["+grid=llama8b_8gpu", "grid.where.mine='tp == 2'"]) == [e for e in whole if e.tp == 2]
+
+
+def test_models_are_an_axis() -> None:
+    assert {e.model.name for e in experiments(["+grid=llama8b_8gpu", "model=[llama3b,llama70b]"])} == {
+        "llama3b",
+        "llama70b",
+    }
+    assert {e.model.name for e in experiments(["+grid=llama8b_8gpu", "model=smollm1.7b"])} == {"smollm1.7b"}
+
+
+@pytest.mark.slow
+def test_a_given_cluster_goes_before_the_grids() -> None:
+    assert compose_sweep(["+grid=playbook"]).cluster.name == "h100_efa"
+    given = compose_sweep(["+grid=playbook", "cluster=h200", "cluster.reserved_bytes=7 GiB"])
+    assert (given.cluster.name, given.cluster.reserved_bytes, given.cluster_given) == ("h200", 7 * 2**30, True)
+    suggested = compose_sweep(["+grid=playbook"], cluster="b200")
+    assert (suggested.cluster.name, suggested.cluster_given) == ("b200", False)
+    assert compose_sweep(["+grid=[one_gpu,playbook]", "cluster=h200"]).cluster.name == "h200"
+
+
+def test_defaults() -> None:
+    config = compose_sweep(["+grid=tiny"])
+    assert (config.launcher_kind, config.sweep_dir) == ("local", Path("results/tiny"))
+    assert (config.measure.warmup_steps, config.measure.timed_steps) == (3, None)
+    assert config.budget_gpu_hours is None
+    assert compose_sweep(["+grid=tiny", "measure=quick"]).measure.timed_steps == 3
+    assert compose_sweep(["+grid=tiny", "launcher=rehearse"]).name == "tiny-rehearsed"
+    assert compose_sweep(["+grid=tiny", "name=mine", "results_dir=out"]).sweep_dir == Path("out/mine")
+
+
+def test_times_may_have_units() -> None:
+    words = ["plan.overhead_s=2 min", "plan.deadline.base_s=1 h", "launcher.lease_s=3 min"]
+    config = compose_sweep(["+grid=tiny", *words])
+    assert (config.plan.overhead_s, config.plan.deadline.base_s) == (120, 3600)
+    settings = launch_settings(config, Machine(gpu_name=None, num_gpus=0))
+    assert settings.lease_s == 180
+    options = slurm_options(
+        compose_sweep(["+grid=tiny", "launcher=slurm", "launcher.time_min=4 h", "launcher.mem=500G"])
+    )
+    assert options is not None
+    assert (options.time_min, options.mem) == (240, "500G")
+
+
+def test_a_folder_of_ones_own(tmp_path: Path) -> None:
+    for group in ("grid", "model", "cluster"):
+        (tmp_path / group).mkdir()
+    (tmp_path / "model" / "mini.yaml").write_text(
+        "num_layers: 2\nhidden_size: 64\nnum_heads: 4\nnum_kv_heads: 4\nffn_hidden_size: 128\nvocab_size: 256\n"
+    )
+    (tmp_path / "grid" / "mine.yaml").write_text(
+        "cluster: ours\naxes: {model: [mini, tiny], global_batch_size: 4, seq_len: 64, tp: [1, 2]}\n"
+    )
+    (tmp_path / "cluster" / "ours.yaml").write_text(
+        "defaults: ['/device@device: h200', _self_]\nname: ours\nbackend: cuda\ndevices_per_node: 4\n"
+        "intra_node: {bandwidth: 1.0e11, latency_s: 1.0e-6}\ninter_node: null\n".replace(
+            "'/device@device: h200'", "{/device@device: h200}"
+        )
+    )
+    folders = ConfFolders((tmp_path,))
+    config = compose_sweep(["+grid=mine"], folders)
+    assert (config.cluster.name, config.cluster.device.name) == ("ours", "NVIDIA H200")
+    assert [(e.model.name, e.tp) for e in experiments(["+grid=mine"], folders)] == [
+        ("mini", 1),
+        ("mini", 2),
+        ("tiny", 1),
+        ("tiny", 2),
+    ]
+    assert experiments(["+grid=mine"], folders)[0].model.head_dim == 16
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ([], "no grid given: add .*playbook"),
+        (["+grid=playbok"], "no grid called 'playbok'; did you mean 'playbook'"),
+        (["+grid=tiny", "model=lama8b"], "no model called 'lama8b'; did you mean 'llama8b'"),
+        (["+grid=tiny", "cluster=h20"], "no cluster called 'h20'; did you mean 'h200'"),
+        (["+grid=tiny", "launcher=slrm"], "no launcher called 'slrm'; did you mean 'slurm'"),
+        (["+grid=tiny", "cluster=[h200]"], "a sweep has one cluster"),
+        (["+grid=[one_gpu,playbook]"], "different clusters .one_gpu for h200, playbook for h100_efa.; choose one"),
+        (["+grid=tiny", "budget.gpu_hour=1"], "no option 'gpu_hour' in budget; did you mean 'gpu_hours'"),
+        (["+grid=tiny", "bugdet.gpu_hours=1"], "no option 'bugdet' at the top level; did you mean 'budget'"),
+        (["+grid=tiny", "name.x=1"], "name is a single value"),
+        (["+grid=tiny", "budget.gpu_hours=-1"], "budget.gpu_hours=-1 must be a number above 0"),
+        (["+grid=tiny", "budget=3"], "write budget.gpu_hours=NUMBER"),
+        (["+grid=tiny", "+budget.gpu_hour=1"], "write budget.gpu_hours=NUMBER"),
+        (["+grid=tiny", "grid.axes.tpp=[1]"], "no axis is called 'tpp'; did you mean 'tp'"),
+        (["+grid=tiny", "grid.axs.tp=[1]"], "a grid has no 'axs' to change; did you mean 'axes'"),
+        (["+grid=tiny", "grid.axes.tp=1,2"], r"write a list, e\.g\. grid\.axes\.tp=\[1,2\]"),
+        (["+grid=tiny", "grid.axes.dp=2"], r"dp is an axis and also derived .*add ~grid\.derive\.dp"),
+        (["+grid=tiny", "device=h200"], "a device is part of a cluster file; choose it with cluster=NAME"),
+        (["+grid=tiny", "hydra.run.dir=x"], "write grid.axes.NAME"),
+        (["+grid=tiny", "a=b=c"], "cannot read 'a=b=c'"),
+        (["+grid=tiny", "--grid"], "cannot read '--grid'"),
+        (["+grid=tiny", "name=${nope}"], "cannot be composed: Interpolation key 'nope' not found"),
+        (["+grid=tiny", "name=a/b"], "must be usable as the name of one folder"),
+        (["+grid=tiny", "measure.timed_steps=0"], "timed_steps=0 must be a whole number of at least 1"),
+        (["+grid=tiny", "measure=3"], "no measure called|a sweep has one measure"),
+        (["+grid=tiny", "plan.oom_margin=abc"], "plan.oom_margin='abc' must be a number"),
+        (["+grid=tiny", "plan.reuse=2"], "must be true or false"),
+        (["+grid=tiny", "plan.deadline=3"], "deadline=3 is not a group of options"),
+        (["+grid=tiny", "cluster.devices_per_node=x"], "devices_per_node='x' must be a whole number of at least 1"),
+        (["+grid=tiny", "cluster.backend=tpu"], "backend='tpu'; it may be cuda or cpu"),
+        (
+            ["+grid=one_gpu", "cluster.inter_node.bandwidth=12.5"],
+            "bandwidth=12.5 means 12.5 B/s; between",
+        ),
+        (
+            ["+grid=one_gpu", "cluster.inter_node.bandwidth=50 GX/s"],
+            "'GX/s' is no unit of bandwidth",
+        ),
+        (["+grid=one_gpu", "+cluster.inter_node.bandwith=1e10"], "inter_node: no option 'bandwith'; did you mean"),
+        (["+grid=one_gpu", "plan.overhead_s=12 parsecs"], "'parsecs' is no unit of time"),
+    ],
+)
+def test_mistakes_are_told_in_one_line(overrides: list[str], message: str) -> None:
+    with pytest.raises(UltrasweepError, match=message) as error:
+        compose_sweep(overrides)
+    assert "\n" not in str(error.value)
+
+
+def test_clusters_to_learn_from_are_read_by_name() -> None:
+    config = compose_sweep(["+grid=tiny", "plan.learn_from=[h200,h100_efa,h200]"])
+    assert [one.name for one in config.learn_from] == ["h200", "h100_efa"]
+    assert compose_sweep(["+grid=tiny"]).learn_from == ()
+
+
+@pytest.mark.parametrize(("given", "said"), [("[h201]", "h200"), ("h200", "list"), ("[3]", "plan.learn_from")])
+def test_wrong_clusters_to_learn_from_are_refused(given: str, said: str) -> None:
+    with pytest.raises(UltrasweepError, match=said):
+        compose_sweep(["+grid=tiny", f"plan.learn_from={given}"])

@@ -1,0 +1,83 @@
+"""What `diff` holds against each other: rows obtained in the same way, under the ids that they were stored with."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from results.tables.schema import METHODS
+from sweep.inspecting.explain import _MEASURED, print_difference, print_explanation
+from sweep.inspecting.lookup import Record
+from workloads.spec.experiment import Experiment
+from workloads.spec.model_spec import ModelSpec
+
+MODEL = ModelSpec(
+    name="tiny",
+    num_layers=4,
+    hidden_size=64,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=16,
+    ffn_hidden_size=128,
+    vocab_size=256,
+)
+EXPERIMENT = Experiment.canonical(model=MODEL, seq_len=64, global_batch_size=8)
+OTHER = dataclasses.replace(EXPERIMENT, seed=EXPERIMENT.seed + 1)
+
+
+def attempt(method: str, rate: float | None, outcome: str = "ok") -> dict[str, Any]:
+    absent = dict.fromkeys(column for _, column, *_ in _MEASURED if column)
+    return {**absent, "method": method, "outcome": outcome, "tokens_per_s_per_gpu": rate, "backend": "cuda"}
+
+
+def record(name: str, *attempts: dict[str, Any]) -> Record:
+    experiment = EXPERIMENT if name == "left" else OTHER
+    return Record(id=name, experiment=experiment, ledger=(), attempts=attempts)
+
+
+def told(left: Record, right: Record) -> list[list[str]]:
+    file = io.StringIO()
+    print_difference(left, right, Console(file=file, width=200))
+    return [line.split() for line in file.getvalue().splitlines()]
+
+
+def test_a_measured_row_is_held_against_a_measured_one_though_a_rehearsal_is_newer() -> None:
+    left = record("left", attempt("measured", 100), attempt("rehearsed", 300))
+    lines = told(left, record("right", attempt("measured", 200)))
+    assert ["left", "right"] in lines
+    assert ["tokens/s/GPU", "100", "200"] in lines
+    assert not [line for line in lines if line[:1] == ["obtained"]]
+
+
+def test_two_methods_are_said_where_no_method_has_both() -> None:
+    lines = told(record("left", attempt("rehearsed", 300)), record("right", attempt("measured", 200)))
+    assert ["obtained", "rehearsed", "measured"] in lines
+    assert ["tokens/s/GPU", "300", "200"] in lines
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_failure_is_shown_where_nothing_of_that_method_finished(method: str) -> None:
+    lines = told(record("left", attempt(method, None, "oom")), record("right", attempt(method, 200)))
+    assert ["outcome", "oom", "ok"] in lines
+
+
+def test_the_newest_finished_row_of_a_method_is_taken() -> None:
+    left = record("left", attempt("measured", 100), attempt("measured", 110), attempt("measured", None, "crash"))
+    lines = told(left, record("right", attempt("measured", 200)))
+    assert ["tokens/s/GPU", "110", "200"] in lines
+
+
+def test_what_only_one_has_is_shown_alone() -> None:
+    lines = told(record("left", attempt("measured", 100)), record("right"))
+    assert ["tokens/s/GPU", "100"] in lines
+
+
+def test_explain_says_the_stored_id(tmp_path: Any) -> None:
+    """That of an earlier engine version is not the hash of today's fields."""
+    file = io.StringIO()
+    print_explanation(record("left"), tmp_path, Console(file=file, width=200))
+    assert file.getvalue().splitlines()[0] == "left"

@@ -1,0 +1,92 @@
+"""The real engine on FakeTensors: every storage of a step is counted, nothing computed."""
+
+from __future__ import annotations
+
+import dataclasses
+import multiprocessing
+from typing import Any
+
+from tests.workloads.costs.shapes import LLAMA_8B
+from workloads.spec.experiment import Experiment
+from workloads.spec.model_spec import ModelSpec, model_from_dict
+
+
+def shortened(model: ModelSpec, num_layers: int = 2) -> ModelSpec:
+    return model_from_dict({**dataclasses.asdict(model), "num_layers": num_layers})
+
+
+def experiment(model: ModelSpec = LLAMA_8B, microbatches: int = 1, layers: int = 2, **fields: Any) -> Experiment:
+    sequences = fields.get("dp", 1) * fields.get("micro_batch_size", 1) * microbatches
+    return Experiment.canonical(model=shortened(model, layers), seq_len=4096, global_batch_size=sequences, **fields)
+
+
+def in_fresh_process(case: Experiment, rank: int) -> int:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["workloads.rehearse"])  # torch is imported once
+    with context.Pool(1) as pool:
+        return pool.apply(traced_peak_bytes, (case, rank))
+
+
+def traced_peak_bytes(case: Experiment, rank: int) -> int:
+    """Peak of the second step (the optimizer state is there) of one rank under a fake process group."""
+    import torch
+    import torch.distributed as dist
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    from workloads.engine.collectives.groups import make_groups
+    from workloads.engine.collectives.parameters import local_shard
+    from workloads.engine.observing.memory import StorageTracker, tracked_storages
+    from workloads.engine.training.build import assemble, shape_chunks
+
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=case.world_size)
+    groups = make_groups(case, rank, torch.device("cpu"))
+    chunks = shape_chunks(case, groups)
+    tokens = case.micro_batch_size * case.seq_len // case.cp
+    if case.model.mla is not None:
+        _attend_as_on_a_gpu()
+
+    def step() -> None:
+        batches = [
+            (torch.empty(tokens, dtype=torch.long), torch.empty(tokens, dtype=torch.long))
+            for _ in range(case.num_microbatches)
+        ]
+        engine.pipeline.run(batches)
+        engine.optimizer.finish_gradients()
+        engine.optimizer.step(engine.optimizer.local_square_norm().sqrt())
+
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        for chunk in chunks:
+            chunk.to_empty(device="cpu")
+        engine = assemble(case, groups, chunks)
+        step()
+        resident = [local_shard(parameter.current) for parameter in engine.optimizer.parameters]
+        resident += [buffer for chunk in chunks for buffer in chunk.buffers()]
+        there = sum(t.numel() * t.element_size() for t in resident) + engine.optimizer.state_bytes()
+        with tracked_storages(StorageTracker()) as tracker:
+            step()
+    return there + tracker.peak
+
+
+def _attend_as_on_a_gpu() -> None:
+    """Latent attention in this process keeps what cuDNN keeps; the fused kernel of a CPU needs padded values."""
+    import torch
+
+    from workloads.engine.layers import latent_attention
+
+    class Kernel(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+            batch, heads, tokens, _ = q.shape
+            o = v.new_empty(batch, tokens, heads, v.shape[3]).transpose(1, 2)
+            ctx.save_for_backward(q, k, v, o, q.new_empty(batch, heads, tokens, dtype=torch.float32))
+            return o
+
+        @staticmethod
+        def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            return tuple(torch.empty_like(x.transpose(1, 2)).transpose(1, 2) for x in ctx.saved_tensors[:3])
+
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool) -> torch.Tensor:
+        return Kernel.apply(q, k, v)
+
+    latent_attention.attention = attend

@@ -1,0 +1,72 @@
+"""What users wrote is taken as it is or refused in one line."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Callable
+
+import pytest
+
+from workloads.spec import checks
+from workloads.spec.errors import InvalidExperiment, InvalidSweep
+
+
+@dataclasses.dataclass(frozen=True)
+class Link:
+    bandwidth: float
+    latency_s: float
+    source: str = ""
+
+
+def test_what_is_right_comes_back() -> None:
+    assert checks.whole_number("a", 3, 3) == 3
+    assert checks.whole_number("a", -3) == -3
+    assert checks.number("a", 0, least=0) == 0
+    assert checks.number("a", math.inf, above=0) == math.inf
+    assert checks.flag("a", False) is False
+    assert checks.text("a", "") == ""
+    assert checks.matching("a", "12", re.compile("[0-9]+"), "digits") == "12"
+    assert checks.choice("a", "y", ("x", "y")) == "y"
+    assert checks.mapping("a", {1: 2}) == {"1": 2}
+    assert checks.sequence("a", (1, 2)) == [1, 2]
+    assert checks.build(Link, "a", {"bandwidth": 1.0, "latency_s": 2.0}) == Link(1.0, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("check", "told"),
+    [
+        (lambda: checks.whole_number("x: a", 0, 1), "x: a=0 must be a whole number of at least 1"),
+        (lambda: checks.whole_number("a", True, 1), "a=True must be a whole number of at least 1"),
+        (lambda: checks.whole_number("a", 1.0), "a=1.0 must be a whole number"),
+        (lambda: checks.number("a", "1", above=0, unit="seconds"), "a='1' must be a number of seconds above 0"),
+        (lambda: checks.number("a", -0.5, least=0), "a=-0.5 must be a number of at least 0"),
+        (lambda: checks.number("a", math.nan), "a=nan must be a number"),
+        (lambda: checks.number("a", False), "a=False must be a number"),
+        (lambda: checks.flag("a", 1), "a=1 must be true or false"),
+        (lambda: checks.text("a", None), "a=None must be text"),
+        (lambda: checks.matching("a", "1x", re.compile("[0-9]+"), "digits"), "a='1x' must be digits"),
+        (lambda: checks.choice("a", "z", ("x", "y", "w")), "a='z'; it may be x, y or w"),
+        (lambda: checks.mapping("a", [1]), "a=[1] must be a mapping, NAME: VALUE"),
+        (lambda: checks.sequence("a", "word"), "a='word' must be a list, such as ['...','...']"),
+        (
+            lambda: checks.build(Link, "link", {"bandwith": 1.0}),
+            "link: no option 'bandwith'; did you mean 'bandwidth'? known: bandwidth, latency_s, source",
+        ),
+        (lambda: checks.build(Link, "link", {"source": "?"}), "link: bandwidth, latency_s must be given"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(check: Callable[[], object], told: str) -> None:
+    with pytest.raises(InvalidSweep) as error:
+        check()
+    assert str(error.value) == told
+
+
+def test_another_error_may_be_raised() -> None:
+    with pytest.raises(InvalidExperiment, match="a=0 must be a whole number"):
+        checks.whole_number("a", 0, 1, error=InvalidExperiment)
+
+
+def test_nothing_close_is_not_suggested() -> None:
+    assert checks.suggest("zzz", ["b", "a"]) == "; known: a, b"

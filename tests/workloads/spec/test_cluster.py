@@ -1,0 +1,100 @@
+"""Descriptions of clusters: quantities with units, and what is wrong in one is said with its place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from workloads.spec.cluster import check_cluster, cluster_from_dict, to_dict
+from workloads.spec.errors import InvalidSweep
+
+
+def fields(**changes: Any) -> dict[str, Any]:
+    cluster = {
+        "name": "ours",
+        "backend": "cuda",
+        "device": {"name": "h100", "memory_bytes": 80 * 10**9, "peak_flops": {"bf16": 9.89e14}},
+        "devices_per_node": 8,
+        "intra_node": {"bandwidth": 4.5e11, "latency_s": 1e-6},
+        "inter_node": {"bandwidth": 5e10, "latency_s": 5e-6},
+    }
+    return {**cluster, **changes}
+
+
+def device(**changes: Any) -> dict[str, Any]:
+    return {"device": {**fields()["device"], **changes}}
+
+
+def test_a_cluster_survives_the_trip_through_plain_data() -> None:
+    cluster = check_cluster(cluster_from_dict(fields(environment={"NCCL_CROSS_NIC": 0}, nodes=4)))
+    assert cluster.environment == {"NCCL_CROSS_NIC": "0"}
+    assert cluster_from_dict(to_dict(cluster)) == cluster
+    assert cluster_from_dict({k: v for k, v in fields().items() if k != "inter_node"}).inter_node is None
+
+
+def test_quantities_may_have_units() -> None:
+    written = fields(
+        device={"name": "h100", "memory_bytes": "80 GB", "peak_flops": {"bf16": "989 TFLOP/s"}, "driver_names": "X"},
+        intra_node={"bandwidth": "450 GB/s", "latency_s": "1 us"},
+        inter_node={"bandwidth": "400 Gb/s", "latency_s": "5us"},
+        reserved_bytes="3 GiB",
+    )
+    plain = fields(reserved_bytes=3 * 2**30)
+    plain["device"]["driver_names"] = ("X",)
+    assert check_cluster(cluster_from_dict(written)) == cluster_from_dict(plain)
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"node": 4}, r"cluster ours: no option 'node'; did you mean 'nodes'\? known: backend"),
+        ({"nodes": 0}, "cluster ours: nodes=0 must be a whole number of at least 1"),
+        ({"intra_node": None}, "cluster ours: intra_node=None must be a mapping"),
+        ({"device": {"memory_bytes": 1}}, "cluster ours: device: name must be given"),
+        ({"device": "h100"}, "cluster ours: device='h100' must be a mapping"),
+        ({"intra_node": {"bandwith": 1.0}}, "cluster ours: intra_node: no option 'bandwith'; did you mean 'bandwidth'"),
+        ({"environment": ["A"]}, r"cluster ours: environment=\['A'\] must be a mapping"),
+        ({"environment": {"A B": 1}}, "cluster ours: environment: 'A B' cannot be the name of a variable"),
+        ({"environment": {"A": True}}, "cluster ours: environment: A=True must be text or a number; put it in quotes"),
+        ({"backend": "tpu"}, "cluster ours: backend='tpu'; it may be cuda or cpu"),
+        ({"devices_per_node": 0}, "cluster ours: devices_per_node=0 must be a whole number of at least 1"),
+        (
+            {"reserved_bytes": "2 Gi"},
+            "cluster ours: reserved_bytes='2 Gi': 'Gi' is no unit of memory; write",
+        ),
+        ({"reserved_bytes": 3}, r"reserved_bytes=3 means 3 B; between 1\.04858e\+06 and 1e\+14 B is plausible"),
+        (
+            {"reserved_bytes": 90 * 10**9},
+            "=90000000000 leaves nothing of device.memory_bytes=80000000000",
+        ),
+        ({"intra_node": {"bandwidth": 0, "latency_s": 0}}, "intra_node.bandwidth=0 means 0 B/s; between 1e.07 and"),
+        (
+            {"inter_node": {"bandwidth": 12.5, "latency_s": 5e-6}},
+            r"cluster ours: inter_node\.bandwidth=12\.5 means 12\.5 B/s; between 1e\+07 and 1e\+13 B/s is plausible; "
+            "write the unit with the number: '50 GB/s'",
+        ),
+        ({"inter_node": {"bandwidth": None, "latency_s": 0}}, "inter_node.bandwidth=None must be a number of B/s"),
+        ({"inter_node": {"bandwidth": 1e10, "latency_s": -1}}, "inter_node.latency_s=-1 means -1 s"),
+        (
+            {"inter_node": {"bandwidth": 1e10, "latency_s": 5}},
+            "latency_s=5 means 5 s; between 0 and 0.1 s is",
+        ),
+        (device(memory_bytes=80), "device.memory_bytes=80 means 80 B"),
+        (device(peak_flops={"bf16": 989}), "device.peak_flops.bf16=989 means 989 FLOP/s"),
+        (device(peak_flops={"bf61": 9e14}), "device.peak_flops: no precision 'bf61'; did you mean 'bf16'"),
+        (device(memory_bandwidth=3.35), "device.memory_bandwidth=3.35 means 3.35 B/s"),
+        ({"matmul_efficiency": 68}, "matmul_efficiency=68 must be a share above 0, at most 1"),
+        ({"matmul_efficiency": "high"}, "matmul_efficiency='high' must be a number"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(changes: dict[str, Any], told: str) -> None:
+    with pytest.raises(InvalidSweep, match=told) as error:
+        check_cluster(cluster_from_dict(fields(**changes)))
+    assert "\n" not in str(error.value)
+
+
+def test_a_missing_part_is_named() -> None:
+    without_device = {key: value for key, value in fields().items() if key not in ("device", "backend")}
+    with pytest.raises(InvalidSweep, match="cluster ours: backend, device must be given"):
+        cluster_from_dict(without_device)

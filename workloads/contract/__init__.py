@@ -1,0 +1,1 @@
+"""What a launcher and a rank agree on: files, heartbeats, stages, clocks."""

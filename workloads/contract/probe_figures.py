@@ -1,0 +1,103 @@
+"""One figure of a probe, and how large its tests are. No torch here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+ProbeKind = Literal["check", "probe"]
+"""check: seconds, at the start of every pilot. probe: minutes, everything (``python -m sweep probe``)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """One measured value with what it was measured at; None where a field does not apply or is not known.
+
+    ``docs/probe.md`` lists the kinds and names with their fields.
+    """
+
+    kind: str
+    name: str
+    value: float
+    unit: str
+    spread: float | None = None
+    """Standard deviation of the repeats over their mean."""
+    repeats: int | None = None
+    rows: int | None = None
+    columns: int | None = None
+    inner: int | None = None
+    """A product [rows, inner] x [inner, columns]."""
+    bytes: int | None = None
+    """As `workloads.costs.traffic.sent` counts them: the whole gathered, or not yet scattered, buffer of one rank."""
+    group_size: int | None = None
+    placement: str | None = None
+    """inside_node, between_nodes (one rank of each node), or mixed (several ranks of several nodes)."""
+    tp: int | None = None
+    dp: int | None = None
+    zero_stage: int | None = None
+    micro_batch_size: int | None = None
+    seq_len: int | None = None
+    recompute: str | None = None
+    num_layers: int | None = None
+    world_size: int | None = None
+    beside: str | None = None
+    """What ran at the same time."""
+    sm_clock_mhz: float | None = None
+    power_w: float | None = None
+    temperature_c: float | None = None
+    """Of the device while this was measured."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """How large and how long the tests are."""
+
+    seconds: float
+    """Of each test, after as long a warm-up for the first one: power and clocks settle in a second."""
+    layer_seconds: float
+    tokens: tuple[int, ...]
+    """Rows of matrix products."""
+    micro_batches: tuple[int, ...]
+    seq_len: int
+    short_seq_len: int
+    """So short that the host is slower than the device."""
+    copy_bytes: int
+    collective_bytes: tuple[int, ...]
+    check_matmul: int
+    """Side of the square product of a check."""
+    check_bytes: int
+    optimizer_params: int
+
+
+MIB = 2**20
+ON_GPU = Sizes(
+    seconds=0.12,
+    layer_seconds=0.8,
+    tokens=(1024, 2048, 4096, 8192, 16384),
+    micro_batches=(1, 2, 4),
+    seq_len=4096,
+    short_seq_len=64,
+    copy_bytes=1024 * MIB,
+    collective_bytes=tuple(2**exponent for exponent in range(16, 30, 2)),
+    check_matmul=8192,
+    check_bytes=256 * MIB,
+    optimizer_params=2**28,
+)
+ON_CPU = Sizes(
+    seconds=0.0,
+    layer_seconds=0.0,
+    tokens=(16, 32),
+    micro_batches=(1,),
+    seq_len=32,
+    short_seq_len=16,
+    copy_bytes=2**16,
+    collective_bytes=(2**10, 2**14),
+    check_matmul=64,
+    check_bytes=2**16,
+    optimizer_params=2**12,
+)
+"""For tests and demos: nothing can be predicted from it."""
+
+
+def sizes_of(device: str) -> Sizes:
+    return ON_GPU if device == "cuda" else ON_CPU

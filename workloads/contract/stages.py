@@ -1,0 +1,271 @@
+"""Picks the ranks of a rehearsal, finds equal pipeline stages, and computes a step time from them. No torch here.
+
+All ranks with one pipeline coordinate do the same work. The ends of the model are on the first and the last of them (in
+a V on the first alone); the middle ones hold only layers. So a rehearsal runs one of the first ranks and one of the
+last. Where not every layer is recomputed (``recompute_every``), or has routed experts, a middle rank may hold more than
+either, so the one that holds most by the closed form is run too. Their results are stored under `stage_key` and used
+again for every point that has the same rank.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+
+from workloads.contract.protocol import HOST_WAIT, RankResult, Task
+from workloads.costs.memory.estimate import estimate_memory
+from workloads.costs.shape.partition import experiment_layers
+from workloads.costs.shape.schedule import INTERLEAVED, V_SHAPED, Held, held_by_rank, stage_at
+from workloads.costs.time.pipeline import pipeline_time_s
+from workloads.costs.time.step_simulation import simulate_step
+from workloads.costs.time.timeline import estimate_time, step_work
+from workloads.spec.cluster import ClusterSpec
+from workloads.spec.experiment import Experiment
+from workloads.spec.mesh import data_degrees, expert_degrees, rank_of
+from workloads.spec.weights import routed
+
+HOSTS_TOGETHER = 1.15
+"""Steps of two ranks with tp 2 over the mean of those of either alone, where the host sets the pace: 11 pairs on two
+hosts, with a standard deviation of 0.07 (results/another_device/h100x2_host_work). Tensor-parallel ranks wait for each
+other in every layer. Data-parallel ones, which wait once a step, scatter too widely to be counted: 1.12, and 0.14."""
+RANKS_TOGETHER = 1.045
+"""Real steps over those put together from one rank alone, where the device sets the pace and layers have collectives
+of their own, probably since each begins with the last rank that comes to it. 22 pairs with tp, cp or ep on two H200:
+mean 1.048, median 1.042, standard deviation 0.04; six of data parallelism alone: 1.01 (docs/accuracy.md). No pair has
+a pipeline or more than two devices."""
+
+_SAME_FIELDS = (
+    *(
+        "dp_shard",
+        "tp",
+        "cp",
+        "cp_kind",
+        "ep",
+        "etp",
+        "routing",
+        "routing_imbalance",
+        "capacity_factor",
+        "micro_batch_size",
+        "seq_len",
+        "zero_stage",
+        "sequence_parallel",
+    ),
+    *("precision", "attention", "compile", "virtual_stages", "engine", "engine_version"),
+)
+"""Fields of an experiment on which its stages' memory and compute depend as they stand. Recomputation counts as it is
+on a stage's own layers, see `_recomputed`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RehearsedTimes:
+    """Times of a whole step, computed from its rehearsed stages, in seconds. None: neither measured nor modelled."""
+
+    step_time_s: float | None
+    compute_time_s: float | None
+    communication_time_s: float | None
+    time_source: str | None
+    """``compute_measured``: compute is measured, communication is modelled. ``estimated``: both are modelled. None:
+    there is no step time."""
+
+
+def rehearsed_ranks(experiment: Experiment) -> tuple[int, ...]:
+    """Global ranks to run: one of the first stage and, if there are several stages, one of the last.
+
+    With ``recompute_every``, and where only some layers have routed experts, also one of the stage with the highest
+    predicted peak, between these two.
+    """
+    return tuple(rank_of(experiment, pp=rank) for rank in _rehearsed(experiment))
+
+
+def _rehearsed(e: Experiment) -> list[int]:
+    """The pipeline ranks to run, in order."""
+    ranks = {0, e.pp - 1}
+    mixed = len({routed(e.model, layer) for layer in range(e.model.num_layers)}) > 1
+    if e.pp > 2 and (e.recompute_every > 1 or mixed):
+        ranks.add(estimate_memory(e).peak_stage)
+    return sorted(ranks)
+
+
+def shortened(experiment: Experiment) -> Experiment:
+    """The experiment with fewer micro-batches, but the same peak memory and the same work for each of them.
+
+    It has as many as are needed until every rank holds what it holds at most, and one more, which makes gradients
+    accumulate while the pipeline is full: ``pp + 1`` for 1F1B. Below ZeRO 3 there are at least three: only a
+    micro-batch that is neither first nor last finds all gradients there and gives no gathered weights back. GPipe
+    holds all micro-batches, so its experiment is returned unchanged. Interleaved schedules go through groups of ``pp``
+    micro-batches; the last group decides what else is held while a chunk's gradients are reduced, so it keeps its size.
+    """
+    e = experiment
+    if e.pp_schedule == "gpipe":
+        return e
+    most = _most_held(e, e.num_microbatches)
+    enough = next(count for count in range(1, e.num_microbatches + 1) if _most_held(e, count) == most)
+    count = min(e.num_microbatches, max(enough + 1, 3 if e.zero_stage < 3 else 2))
+    if e.pp_schedule in INTERLEAVED:
+        count += (e.num_microbatches - count) % e.pp
+    return e.replace(global_batch_size=count * e.sequences_per_round)
+
+
+def _most_held(e: Experiment, num_microbatches: int) -> list[tuple[Held, ...]]:
+    return [held_by_rank(e.pp_schedule, rank, e.pp, num_microbatches, e.virtual_stages) for rank in range(e.pp)]
+
+
+def stage_key(task: Task, rank: int) -> str:
+    """A hash that is equal for two ranks, of any points, if both allocate and compute the same.
+
+    Whether steps are profiled after the timed ones changes neither.
+    """
+    experiment = shortened(task.experiment)
+    pp_rank = rank // (experiment.world_size // experiment.pp)
+    model = asdict(experiment.model)
+    model.pop("name")
+    model["num_layers"] = _layers_of_rank(experiment, pp_rank)
+    moments = _most_held(experiment, experiment.num_microbatches)[pp_rank]
+    same = {
+        "model": model,
+        "ends": _ends(experiment, pp_rank),
+        "held": [asdict(moment) for moment in moments],
+        "accumulates": min(experiment.num_microbatches, 3),
+        "gpipe": experiment.pp_schedule == "gpipe",
+        "last_group": experiment.num_microbatches % experiment.pp if experiment.pp_schedule in INTERLEAVED else None,
+        "replicates": data_degrees(experiment)[0] > 1,
+        "measure": {name: value for name, value in asdict(task.measure).items() if name != "profile"},
+        "device": (task.method, task.device),
+        "stand_ins": True,
+    }
+    for name in _SAME_FIELDS:
+        same[name] = getattr(experiment, name)
+    same |= _recomputed(experiment, pp_rank)
+    if experiment.model.moe is not None:
+        replicas, shards = expert_degrees(experiment)
+        same["experts"] = (_routed_of_rank(experiment, pp_rank), replicas > 1, shards)
+    return hashlib.sha256(json.dumps(same, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def assemble(experiment: Experiment, cluster: ClusterSpec, results: dict[int, RankResult]) -> RehearsedTimes:
+    """The times of the whole step from the results of its rehearsed ranks, by global rank.
+
+    The measured forward and backward times of the first and the last rank, without the copies that stand for what other
+    ranks would send, fill the schedule; a middle rank takes the time of the first one (in a V that of the last, which
+    like itself holds no end), scaled to its layers: a forward to their number, a backward to what they compute in it,
+    which is half as much again where a forward is run first. The time after the last backward (optimizer, and the casts
+    and copies of the gradient reduction) is that of the slowest. Communication comes from the closed form. All of it is
+    put together by `real_step_s`: what communication adds to a step is what the step takes longer than without it, the
+    wait of ranks for each other with it.
+    """
+    estimate = estimate_time(experiment, cluster)
+    ends = [results[rank] for rank in rehearsed_ranks(experiment)]
+    if any(end.forward_s is None or end.backward_s is None for end in ends):
+        return RehearsedTimes(
+            step_time_s=estimate.step_time_s if estimate is not None else None,
+            compute_time_s=None,
+            communication_time_s=estimate.communication_s if estimate is not None else None,
+            time_source="estimated" if estimate is not None else None,
+        )
+    measured = dict(zip(_rehearsed(experiment), ends, strict=True))
+    forward, backward = [], []
+    for rank in range(experiment.pp):
+        middle_like = experiment.pp - 1 if experiment.pp_schedule in V_SHAPED else 0
+        like = rank if rank in measured else middle_like
+        end = measured[like]
+        assert end.forward_s is not None
+        assert end.backward_s is not None
+        forward_s = end.forward_s - (end.stand_ins_forward_s or 0.0)
+        backward_s = end.backward_s - (end.stand_ins_backward_s or 0.0)
+        forward.append(forward_s * _layers_of_rank(experiment, rank) / _layers_of_rank(experiment, like))
+        backward.append(backward_s * _backward_work(experiment, rank) / _backward_work(experiment, like))
+    e = experiment
+    after = max(_after_backward_s(end) for end in ends)
+    busy, step = real_step_s(e, cluster, forward, backward, after, _any(map(_waited_for_host, ends)))
+    return RehearsedTimes(
+        step_time_s=step,
+        compute_time_s=busy + after,
+        communication_time_s=max(0.0, step - busy - after) if step is not None else None,
+        time_source="compute_measured",
+    )
+
+
+def real_step_s(
+    e: Experiment,
+    cluster: ClusterSpec,
+    forward_s: Sequence[float],
+    backward_s: Sequence[float],
+    after_s: float,
+    waited: bool | None,
+) -> tuple[float, float | None]:
+    """Seconds that the schedule takes without communication, and those of the step (None: no rates are known).
+
+    ``forward_s``, ``backward_s``: of one micro-batch, by pipeline rank. ``waited``: whether devices waited for the
+    host; None: unknown, then neither factor counts. Where they did not, ranks that meet in collectives of layers take
+    `RANKS_TOGETHER` times as long together as one alone. Where they did, traffic hides behind the host's work, but
+    tensor-parallel ranks wait for each other's hosts: the step is then at least `HOSTS_TOGETHER` times its compute.
+    """
+    busy = pipeline_time_s(e.pp_schedule, forward_s, backward_s, e.num_microbatches, virtual_stages=e.virtual_stages)
+    work = step_work(e, cluster, [(*both, after_s) for both in zip(forward_s, backward_s, strict=True)])
+    if work is None:
+        return busy, None
+    step = simulate_step(work).step_s
+    if waited is False and max(e.tp, e.cp, e.ep) > 1:
+        step *= RANKS_TOGETHER
+    elif waited and e.tp > 1:
+        step = max(step, HOSTS_TOGETHER * busy + after_s)
+    return busy, step
+
+
+def _any(found: Iterable[bool | None]) -> bool | None:
+    """None where none is true and one is unknown."""
+    every = list(found)
+    return True if True in every else None if None in every else False
+
+
+def _waited_for_host(end: RankResult) -> bool | None:
+    """Whether the device had nothing to do when the host was through with a backward; None: not known. An allocator
+    that stops to free its cache waits for the device, which says nothing of the host."""
+    timed = [step for step in end.steps if not step.is_warmup]
+    if end.host_lead_s is None or any(step.allocator_retries for step in timed):
+        return None
+    return end.host_lead_s < HOST_WAIT * statistics.median(step.step_time_s for step in timed)
+
+
+def _stages_of_rank(e: Experiment, rank: int) -> list[int]:
+    return [stage_at(e.pp_schedule, rank, chunk, e.pp) for chunk in range(e.virtual_stages)]
+
+
+def _layers_of_rank(e: Experiment, rank: int) -> int:
+    return sum(len(experiment_layers(e)[stage]) for stage in _stages_of_rank(e, rank))
+
+
+def _routed_of_rank(e: Experiment, rank: int) -> int:
+    """Layers of a rank with routed experts."""
+    return sum(routed(e.model, layer) for stage in _stages_of_rank(e, rank) for layer in experiment_layers(e)[stage])
+
+
+def _recompute_by_layer(e: Experiment, rank: int) -> list[str]:
+    return [e.recompute_of_layer(layer) for stage in _stages_of_rank(e, rank) for layer in experiment_layers(e)[stage]]
+
+
+def _backward_work(e: Experiment, rank: int) -> int:
+    """What a rank's layers compute in backward, in forwards of one layer. Cheap operations count for nothing."""
+    return sum(3 if kind == "full" else 2 for kind in _recompute_by_layer(e, rank))
+
+
+def _recomputed(e: Experiment, rank: int) -> dict[str, object]:
+    """The recomputation of a rank's layers: one word where it is the same for all of them, else with each layer's."""
+    kinds = _recompute_by_layer(e, rank)
+    if len(set(kinds)) == 1:
+        return {"recompute": kinds[0]}
+    return {"recompute": e.recompute, "recompute_by_layer": kinds}
+
+
+def _ends(e: Experiment, rank: int) -> tuple[bool, bool]:
+    """Whether a pipeline rank holds the embedding and the head."""
+    stages = _stages_of_rank(e, rank)
+    return 0 in stages, e.num_stages - 1 in stages
+
+
+def _after_backward_s(end: RankResult) -> float:
+    timed = [step for step in end.steps if not step.is_warmup]
+    return statistics.median((step.reduce_exposed_s or 0.0) + (step.optimizer_s or 0.0) for step in timed)

@@ -1,0 +1,1 @@
+"""Peak device memory of one step in closed form."""

@@ -1,0 +1,233 @@
+"""Moments of a step's memory (`workloads.costs.memory.layer_moments`) on a pipeline rank with several chunks.
+
+Each chunk is gathered and reduced by itself, so a backward of one is the moment of a rank that has only this chunk,
+beside what the others hold at that time: activations, gathered parameters, gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from operator import mul
+from typing import NamedTuple
+
+from workloads.costs.memory.activations import rank_tokens
+from workloads.costs.memory.end_moments import end_moment, head_moments
+from workloads.costs.memory.expert_activations import expert_tensors
+from workloads.costs.memory.layer_moments import block_moments, expert_moments, first_block_moments
+from workloads.costs.memory.moments import Moment, Round, Shared, Units
+from workloads.costs.shape.params import local_params
+from workloads.costs.shape.partition import StageParams, experiment_chunks
+from workloads.costs.shape.schedule import SPLIT_BACKWARD, Backwards, Chunk, Held, held_by_chunk
+from workloads.spec.experiment import Experiment
+
+
+class _Bytes(NamedTuple):
+    """What one chunk may hold, in bytes but for ``params`` and ``units``."""
+
+    held: StageParams
+    units: Units
+    params: int
+    """Elements of one rank."""
+    whole: int
+    """Its gathered parameters."""
+    shard: int
+    """Its reduced gradients."""
+    accumulated: int
+    """Its gradients between micro-batches."""
+    of_ends: int
+    """Of those the embedding's and the head's."""
+    flat: int
+    """The flat copy through which its last unit was reduced; it is kept until the next reduction."""
+    saved: int
+    """By its layers for one micro-batch, with its output."""
+    of_head: int
+    """By the head for one micro-batch."""
+    waiting: int
+    """Between the halves of one backward."""
+
+    def others_hold(self, at: Chunk, zero_stage: int) -> Moment:
+        """What this chunk holds besides activations while another one runs."""
+        gathered = self.whole if zero_stage < 3 and Chunk.GATHERED <= at < Chunk.DONE else 0
+        gradients = self.accumulated if at >= Chunk.ALL_REDUCED else self.of_ends if at >= Chunk.ENDS_REDUCED else 0
+        if at == Chunk.DONE:
+            gradients = self.shard
+        return gathered, gradients, self.flat if Chunk.ENDS_REDUCED <= at < Chunk.DONE else 0
+
+
+def moments_of_chunks(e: Experiment, x: Shared, stage: int) -> list[Moment]:
+    """Of each chunk its own backwards, beside what all chunks hold when they start."""
+    chunks = [_bytes_of(e, x, held) for held in experiment_chunks(e)[stage]]
+    saved, waiting = [one.saved + one.of_head for one in chunks], [one.waiting for one in chunks]
+    holds = [[one.others_hold(at, e.zero_stage) for at in Chunk] for one in chunks]
+    splits, second = e.pp_schedule in SPLIT_BACKWARD, _in_second_half(e, x)
+    moments: list[Moment] = []
+    backwards = _highest_backwards(e.pp_schedule, stage, e.pp, e.num_microbatches, e.virtual_stages)
+    for number, (own, of_chunk) in enumerate(zip(chunks, backwards, strict=True)):
+        for kind, last, forward_follows, at, found in of_chunk:
+            activations = max(
+                sum(map(mul, held.activations, saved)) + sum(map(mul, held.for_weights, waiting)) for held in found
+            )
+            # Of a second half the ends' gradients are counted with those that it makes.
+            own_prior = 0 if kind == "W" and at[number] < Chunk.ALL_REDUCED else holds[number][at[number]][1]
+            chunk, layers = (own._replace(saved=own.waiting), second) if kind == "W" else (own, x)
+            turn = Round(
+                in_flight=1,
+                deferred=activations - (own.waiting if kind == "W" else saved[number]),
+                prior=own_prior,
+                last=last,
+                forward_follows=forward_follows,
+                own=own.waiting if splits and kind in ("F", "I") else 0,
+                first_half=kind == "I",
+                second_half=kind == "W",
+            )
+            copies = gradients = buffers = 0
+            for other, state in enumerate(at):
+                if other != number:
+                    more = holds[other][state]
+                    copies, gradients, buffers = copies + more[0], gradients + more[1], buffers + more[2]
+            of_turn = {"F": _forward, "W": _second_half}.get(kind, _backward)
+            for one in of_turn(e, layers, chunk, turn):
+                moments.append((one[0] + copies, one[1] + gradients, one[2] + buffers))  # noqa: PERF401
+    return moments
+
+
+def _in_second_half(e: Experiment, x: Shared) -> Shared:
+    """Layers while their weights' gradients are made: what the first half has left of each, and those gradients. When
+    experts are reduced, their rows, their outputs' gradients and what is between the two are free."""
+    working = x.c * max(x.block, x.experts)
+    beside_experts = 0
+    if x.moe_deferred:
+        of_experts = expert_tensors(e, rank_tokens(e)[1], x.c)
+        beside_experts = x.stream - (2 * of_experts.rows + of_experts.gate_up + of_experts.product)
+    return x._replace(
+        dense_saved=x.dense_deferred,
+        dense_kept=x.dense_deferred,
+        moe_saved=x.moe_deferred,
+        moe_kept=x.moe_deferred,
+        working=working,
+        working_kept=working,
+        dense_working=x.c * x.block,
+        dense_working_kept=x.c * x.block,
+        beside_experts=beside_experts,
+        beside_experts_kept=beside_experts,
+    )
+
+
+def _forward(e: Experiment, x: Shared, own: _Bytes, turn: Round) -> Sequence[Moment]:
+    """Only the head's counts: of another chunk the backward that follows holds more."""
+    return head_moments(e, x, own.units, turn, own.whole, own.saved)[:1] if own.held.has_head else ()
+
+
+def _backward(e: Experiment, x: Shared, own: _Bytes, turn: Round) -> Sequence[Moment]:
+    of_head = head_moments(e, x, own.units, turn, own.whole, own.saved)[1:] if own.held.has_head else ()
+    return [*of_head, *_blocks(e, x, own, turn)]
+
+
+def _second_half(e: Experiment, x: Shared, own: _Bytes, turn: Round) -> Sequence[Moment]:
+    """The embedding and the head have their gradients from the first half. Where they were not reduced then, they are
+    after all blocks, the head through a flat copy and another one. Weights that ZeRO 3 has freed are not gathered; the
+    head, which FSDP began to gather ahead, has its flat buffer."""
+    of_embedding = 0
+    if own.held.embedding and not turn.prior:
+        of_embedding = x.g * own.units.first if x.whole else x.shard(own.units.first, 0)
+    *layers, end = _blocks(e, x, own, turn)
+    found = []
+    for copies, gradients, rest in layers:
+        gathered = copies if e.zero_stage < 3 else x.c * own.units.head
+        found.append((gathered, gradients + of_embedding, rest))
+    found.append(end)
+    if own.units.head and turn.last and e.zero_stage <= 1:
+        found.append((0, own.shard, turn.deferred + 2 * x.g * own.units.head))
+    return found
+
+
+def _blocks(e: Experiment, x: Shared, own: _Bytes, turn: Round) -> Sequence[Moment]:
+    units, held, whole = own.units, own.held, own.whole
+    return [
+        *block_moments(e, x, units, turn, whole, own.saved, held),
+        *(() if turn.first_half else expert_moments(e, x, units, turn, held, whole, own.saved)),
+        *first_block_moments(e, x, units, turn, held, own.params, whole, own.saved),
+        end_moment(e, x, units, turn, held, own.params, whole, own.shard, own.saved),
+    ]
+
+
+def _bytes_of(e: Experiment, x: Shared, held: StageParams) -> _Bytes:
+    layers, experts = local_params(e, held.layers)
+    ends = (held.embedding + held.head) // e.tp + held.final_norm
+    params, shard = layers + experts + ends, x.shard(layers + ends, experts)
+    # Of a split backward the last unit is a block; but interleaved ranks with the head run others between the halves.
+    of_end = {"interleaved_zero_bubble": held.has_head, "zero_bubble_v": False}.get(e.pp_schedule, held.embedding > 0)
+    return _Bytes(
+        held=held,
+        units=Units(
+            head=x.vocabulary if held.head else 0,
+            first=x.vocabulary if held.embedding else x.block,
+            first_copy=x.c * x.vocabulary if held.embedding else x.b * x.block,
+            tied=0,  # both ends are in one chunk only where there is no pipeline
+            experts=x.experts if held.moe_layers else 0,
+            all_experts=experts,
+        ),
+        params=params,
+        whole=x.b * layers + x.b_experts * experts + x.c * ends,
+        shard=shard,
+        accumulated=x.g * params if x.whole else shard,
+        of_ends=x.g * ends if x.whole else x.shard(ends, 0),
+        flat=0 if x.whole else x.g * (x.vocabulary if of_end else x.block),
+        saved=x.saved(held) + (0 if held.has_head else x.stream),
+        of_head=x.head.saved if held.has_head else 0,
+        waiting=held.dense_layers * x.dense_deferred + held.moe_layers * x.moe_deferred,
+    )
+
+
+def covers(more: Sequence[Sequence[Backwards]], less: Sequence[Sequence[Backwards]]) -> bool:
+    """Whether a rank with the backwards ``more`` never needs less than one with ``less``."""
+    return all(
+        any(_covers(number, a, b, one) for a in mine)
+        for number, (mine, theirs) in enumerate(zip(more, less, strict=True))
+        for b in theirs
+        for one in b.held
+    )
+
+
+@lru_cache(maxsize=4096)
+def _highest_backwards(schedule: str, rank: int, pp: int, m: int, v: int) -> tuple[tuple[Backwards, ...], ...]:
+    """`held_by_chunk` without those that never need more than another one of the same chunk."""
+    result = []
+    for number, of_chunk in enumerate(held_by_chunk(schedule, rank, pp, m, v)):
+        kept: list[Backwards] = []
+        for place, one in enumerate(of_chunk):
+            others = (*kept, *of_chunk[place + 1 :])
+            held = tuple(own for own in one.held if not any(_covers(number, other, one, own) for other in others))
+            if held:
+                kept.append(one._replace(held=held))
+        result.append(tuple(kept))
+    return tuple(result)
+
+
+def _covers(number: int, a: Backwards, b: Backwards, one: Held) -> bool:
+    """Whether the backwards ``a`` of chunk ``number`` need at least what ``b`` do when they start beside ``one``.
+
+    The chunk itself has to be as far: its first backward needs buffers that later ones do not.
+    """
+    return (
+        a.kind == b.kind
+        and a.last == b.last
+        and a.forward_follows >= b.forward_follows
+        and a.chunks[number] == b.chunks[number]
+        and all(_is_more(of_a, of_b) for of_a, of_b in zip(a.chunks, b.chunks, strict=True))
+        and _holds(a, one)
+    )
+
+
+def _is_more(one: Chunk, other: Chunk) -> bool:
+    """Whether a chunk that is as far as ``one`` holds at least what one at ``other`` does."""
+    return one == other or other < one < Chunk.DONE or (one == Chunk.ALL_REDUCED and other == Chunk.DONE)
+
+
+def _holds(a: Backwards, one: Held) -> bool:
+    return any(
+        all(x >= y for x, y in zip(other.activations, one.activations, strict=True))
+        and all(x >= y for x, y in zip(other.for_weights, one.for_weights, strict=True))
+        for other in a.held
+    )

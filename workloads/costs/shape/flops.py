@@ -1,0 +1,91 @@
+"""FLOPs of training on one token, by several named conventions. A multiply and an add are two FLOPs.
+
+T = seq_len, L layers, H query heads, Q head size, N parameters. Forward is ``2 N`` and backward ``4 N`` per token;
+attention scores and values are ``4 L H Q T`` forward and twice that backward. Norms, RoPE, SwiGLU and softmax are left
+out, as everywhere in the literature.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+from workloads.costs.shape.params import (
+    latent_up_params,
+    matmul_of_layer,
+    matmul_params,
+    num_dense_layers,
+    playbook_params,
+)
+from workloads.spec.experiment import Experiment
+from workloads.spec.model_spec import ModelSpec
+
+FlopsConvention = Literal["palm", "causal", "playbook"]
+
+
+def flops_per_token(model: ModelSpec, seq_len: int, convention: FlopsConvention, *, pp: int = 1) -> float:
+    """Model FLOPs to train on one token: forward and backward, recomputation not counted.
+
+    palm      ``6 N_matmul + 12 L H Q T``: every score is counted (PaLM, arXiv:2204.02311, appendix B).
+    causal    ``6 N_matmul + 6 L H Q T``: a causal mask needs half of the scores.
+    playbook  ``6 N_all + 12 L h T``, h the hidden size: the Ultra-Scale Playbook's, whose N_all holds the input
+              embedding and counts tied embeddings twice when ``pp > 1``.
+
+    With latent attention ``2 Q`` stands for the query/key size plus the value size. Raises ValueError for another
+    convention.
+    """
+    if convention == "playbook":
+        return 6.0 * playbook_params(model, pp) + 12.0 * model.num_layers * model.hidden_size * seq_len
+    if convention not in get_args(FlopsConvention):
+        raise ValueError(f"convention={convention!r}; it may be one of {', '.join(get_args(FlopsConvention))}")
+    share = 1.0 if convention == "palm" else 0.5
+    forward = model.num_layers * attention_forward_flops(model, seq_len)
+    return 6.0 * matmul_params(model) + 3.0 * share * forward
+
+
+def attention_forward_flops(model: ModelSpec, seq_len: int) -> float:
+    """Scores and values of one layer, forward, for one token against ``seq_len`` keys, without a mask: ``4 H Q T``."""
+    qk, v = head_sizes(model)
+    return 2.0 * model.num_heads * (qk + v) * seq_len
+
+
+def head_sizes(model: ModelSpec) -> tuple[int, int]:
+    """(query/key size, value size) of one head."""
+    if model.mla is None:
+        return model.head_dim, model.head_dim
+    return model.mla.qk_head_dim, model.mla.v_head_dim
+
+
+def hardware_flops_per_token(experiment: Experiment) -> float:
+    """FLOPs that devices spend on one token: causal attention halved, recomputation counted.
+
+    Full recomputation runs the forward of every recomputed block again, up to the last tensor that backward needs, so
+    all but the down projection. Selective recomputation repeats no matrix product, ``mla_up`` those of latents,
+    ``experts`` two of three of routed experts. GPipe keeps no gradients of the head between forward and backward, so
+    its logits are computed twice. The scores that a flash attention kernel computes again inside its own backward are
+    not counted: every run has them, and they replace memory traffic.
+    """
+    model = experiment.model
+    total = flops_per_token(model, experiment.seq_len, "causal")
+    head = model.vocab_size * model.hidden_size
+    if experiment.recompute == "full":
+        layers, of_dense = _recomputed_layers(experiment)
+        spared = layers * model.ffn_hidden_size * model.hidden_size if model.moe is None else 0
+        again = of_dense * matmul_of_layer(model, routed=False) - spared
+        if model.moe is not None:
+            again += (layers - of_dense) * matmul_of_layer(model, routed=True)
+        total += 2.0 * again + 0.5 * layers * attention_forward_flops(model, experiment.seq_len)
+    if "experts" in experiment.recomputed_operations and model.moe is not None:
+        layers, of_dense = _recomputed_layers(experiment)
+        gate_up = 2 * model.hidden_size * model.moe.expert_hidden_size
+        total += 2.0 * (layers - of_dense) * model.moe.experts_per_token * gate_up
+    if "mla_up" in experiment.recomputed_operations:
+        total += 2.0 * -(-model.num_layers // experiment.recompute_every) * latent_up_params(model)
+    if experiment.pp_schedule == "gpipe":
+        total += 2.0 * head
+    return total
+
+
+def _recomputed_layers(e: Experiment) -> tuple[int, int]:
+    """(layers that the policy meets, those of them without routed experts)."""
+    layers = -(-e.model.num_layers // e.recompute_every)
+    return layers, min(layers, -(-num_dense_layers(e.model) // e.recompute_every))

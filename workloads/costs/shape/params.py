@@ -1,0 +1,135 @@
+"""Parameter counts of a model and of its layers, from the shape alone.
+
+Counts are split by how parallelism treats them: ``split`` over tensor-parallel ranks, ``replicated`` on each of them
+(norms, router, latent down-projections), ``experts`` over expert-parallel and tensor-parallel ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+
+from workloads.spec import weights
+from workloads.spec.experiment import Experiment, Precision
+from workloads.spec.model_spec import ModelSpec
+from workloads.spec.weights import Weight
+
+_FP8: tuple[Precision, ...] = ("fp8_tensorwise", "fp8_rowwise", "fp8_blockwise")
+MASTER_BYTES: dict[Precision, int] = {"bf16": 4, "fp16": 4, "fp32": 4, "fp64": 8, **dict.fromkeys(_FP8, 4)}
+"""Bytes of master weights, reduced gradients and each optimizer moment."""
+COMPUTE_BYTES: dict[Precision, int] = {"bf16": 2, "fp16": 2, "fp32": 4, "fp64": 8, **dict.fromkeys(_FP8, 2)}
+"""Bytes of gathered weights and activations; fp8 keeps bf16 tensors between its matmuls."""
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Numbers of parameters by how they are divided over ranks (see above)."""
+
+    split: int = 0
+    replicated: int = 0
+    experts: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.split + self.replicated + self.experts
+
+    def __add__(self, other: Counts) -> Counts:
+        return Counts(self.split + other.split, self.replicated + other.replicated, self.experts + other.experts)
+
+    def __mul__(self, factor: int) -> Counts:
+        return Counts(self.split * factor, self.replicated * factor, self.experts * factor)
+
+
+def counts(held: Iterable[Weight]) -> Counts:
+    """The weights' elements by how their placement divides them."""
+    total = Counts()
+    for weight in held:
+        if weight.placement.is_expert:
+            total += Counts(experts=weight.numel)
+        elif weight.placement.dim("tp") is not None:
+            total += Counts(split=weight.numel)
+        else:
+            total += Counts(replicated=weight.numel)
+    return total
+
+
+@lru_cache(maxsize=256)
+def dense_layer(model: ModelSpec) -> Counts:
+    """One block with a dense feed-forward layer: attention, SwiGLU (gate, up, down) and two norms."""
+    return counts(weights.block(model, "layer", routed=False))
+
+
+@lru_cache(maxsize=256)
+def moe_layer(model: ModelSpec) -> Counts:
+    """One block with routed experts: attention, router, experts, shared experts and two norms."""
+    return counts(weights.block(model, "layer", routed=True))
+
+
+def num_dense_layers(model: ModelSpec) -> int:
+    """Layers without routed experts."""
+    return model.num_layers if model.moe is None else model.moe.num_dense_layers
+
+
+@lru_cache(maxsize=256)
+def num_params(model: ModelSpec) -> int:
+    """All parameters, tied embeddings counted once."""
+    dense, ends = num_dense_layers(model), [weights.embedding(model), weights.final_norm(model)]
+    if not model.tie_embeddings:
+        ends.append(weights.head(model))
+    total = counts(ends).total + dense * dense_layer(model).total
+    return total + (model.num_layers - dense) * moe_layer(model).total if model.moe is not None else total
+
+
+@lru_cache(maxsize=256)
+def matmul_params(model: ModelSpec) -> int:
+    """Parameters that multiply one token in matrix products: with the output head, without input embedding and norms.
+
+    Of routed experts only the ``experts_per_token`` that a token visits count.
+    """
+    dense = num_dense_layers(model)
+    total = dense * matmul_of_layer(model, routed=False) + model.vocab_size * model.hidden_size
+    if model.moe is not None:
+        total += (model.num_layers - dense) * matmul_of_layer(model, routed=True)
+    return total
+
+
+def active_params(model: ModelSpec) -> int:
+    """Parameters of one token's path, as model cards count them: all but the experts that it does not visit."""
+    total = num_params(model)
+    if model.moe is None:
+        return total
+    idle = model.moe.num_experts - model.moe.experts_per_token
+    expert = 3 * model.hidden_size * model.moe.expert_hidden_size
+    return total - (model.num_layers - num_dense_layers(model)) * idle * expert
+
+
+def playbook_params(model: ModelSpec, pp: int = 1) -> int:
+    """Parameters as the Ultra-Scale Playbook counts them: tied embeddings twice when the pipeline splits them.
+
+    Of a mixture of experts only active parameters count (the playbook has none).
+    """
+    copies = 2 if model.tie_embeddings and pp > 1 else 1
+    return active_params(model) + (copies - 1) * model.vocab_size * model.hidden_size
+
+
+@lru_cache(maxsize=256)
+def matmul_of_layer(model: ModelSpec, *, routed: bool) -> int:
+    """Parameters of one layer that take part in one token's matrix products: everything but norms and idle experts."""
+    total = sum(weight.numel for weight in weights.block(model, "layer", routed=routed) if len(weight.shape) > 1)
+    if routed and model.moe is not None:
+        idle = model.moe.num_experts - model.moe.experts_per_token
+        total -= idle * 3 * model.hidden_size * model.moe.expert_hidden_size
+    return total
+
+
+def latent_up_params(model: ModelSpec) -> int:
+    """Parameters of one layer that make heads of latents: those whose products ``mla_up`` computes again."""
+    own = weights.attention(model, "layer") if model.mla is not None else {}
+    return sum(own[name].numel for name in ("q_up", "kv_up") if name in own)
+
+
+def local_params(experiment: Experiment, counts: Counts) -> tuple[int, int]:
+    """(parameters, expert parameters) that one rank computes with."""
+    dense = counts.split // experiment.tp + counts.replicated
+    return dense, counts.experts // (experiment.ep * experiment.etp)

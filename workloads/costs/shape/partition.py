@@ -1,0 +1,193 @@
+"""Which layers and which ends of the model each stage of a pipeline holds, and with it each rank.
+
+``even`` gives every stage as many layers as the others. ``balanced`` counts the head too: its matrix product costs as
+much as a layer or several, so that the rank which holds it gets fewer layers. The embedding is a look-up and counts for
+nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from workloads.costs.shape.flops import attention_forward_flops
+from workloads.costs.shape.params import Counts, dense_layer, matmul_of_layer, moe_layer, num_dense_layers
+from workloads.costs.shape.schedule import place_of, stage_at
+from workloads.spec.experiment import Experiment, PipelineSplit
+from workloads.spec.model_spec import ModelSpec
+
+
+@dataclass(frozen=True, slots=True)
+class StageParams:
+    """What one pipeline rank holds. Counts are over the whole tensor-parallel group."""
+
+    dense_layers: int
+    moe_layers: int
+    layers: Counts
+    embedding: int
+    """Input embedding; 0 where this rank has none."""
+    head: int
+    """Output projection of its own; 0 where this rank has none or where it is the tied embedding beside it."""
+    has_head: bool
+    final_norm: int
+    dense_recomputed: int
+    """Of ``dense_layers``: those that are recomputed, if anything is."""
+    moe_recomputed: int
+    first_recomputed: bool
+    """Whether its first layer is one of them: backward meets it last."""
+    first_moe_recomputed: bool
+    """The same of its first layer with experts; False where it has none."""
+    kept_after: int
+    """Layers after the last recomputed one, all that it has where none is: backward meets them first."""
+
+    @property
+    def num_layers(self) -> int:
+        return self.dense_layers + self.moe_layers
+
+    @property
+    def total(self) -> int:
+        return self.layers.total + self.embedding + self.head + self.final_norm
+
+
+@lru_cache(maxsize=4096)
+def stage_layers(
+    model: ModelSpec, schedule: str, pp: int, virtual_stages: int, split: PipelineSplit, seq_len: int
+) -> tuple[range, ...]:
+    """The contiguous layers of every stage, in the order of the model.
+
+    even      the first ``num_layers % stages`` stages hold one more than the others
+    balanced  every stage gets a layer; each further one goes to the rank with least work, and there to the stage with
+              least. Work is forward FLOPs a token, which makes the largest work of a rank as small as whole layers
+              allow. Ties go to the earlier stage
+
+    A model of fewer layers than stages, which the rules refuse, leaves the last stages without layers.
+    """
+    count = pp * virtual_stages
+    base, extra = divmod(model.num_layers, count)
+    layers = [base + (stage < extra) for stage in range(count)]
+    if split == "balanced" and base:
+        ranks = [place_of(schedule, stage, pp, virtual_stages)[0] for stage in range(count)]
+        head = head_in_layers(model, seq_len)
+        work = [1.0] * (count - 1) + [1.0 + head]
+        of_rank = [0.0] * pp
+        for rank, own in zip(ranks, work, strict=True):
+            of_rank[rank] += own
+        layers = [1] * count
+        for _ in range(model.num_layers - count):
+            stage = min(range(count), key=lambda s: (of_rank[ranks[s]], work[s], s))
+            layers[stage] += 1
+            work[stage] += 1.0
+            of_rank[ranks[stage]] += 1.0
+    starts = [sum(layers[:stage]) for stage in range(count)]
+    return tuple(range(start, start + size) for start, size in zip(starts, layers, strict=True))
+
+
+def head_in_layers(model: ModelSpec, seq_len: int) -> float:
+    """Forward FLOPs of the head over those of a layer (of the average one, where some have routed experts)."""
+    dense = num_dense_layers(model)
+    matmul = dense * matmul_of_layer(model, routed=False)
+    if model.moe is not None:
+        matmul += (model.num_layers - dense) * matmul_of_layer(model, routed=True)
+    layer = 2.0 * matmul / model.num_layers + 0.5 * attention_forward_flops(model, seq_len)
+    return 2.0 * model.vocab_size * model.hidden_size / layer
+
+
+def experiment_layers(experiment: Experiment) -> tuple[range, ...]:
+    """The layers of every stage of an experiment."""
+    e = experiment
+    return stage_layers(e.model, e.pp_schedule, e.pp, e.virtual_stages, e.pp_split, e.seq_len)
+
+
+def experiment_stages(experiment: Experiment) -> tuple[StageParams, ...]:
+    """What each pipeline rank of an experiment holds, all its stages together."""
+    return _ranks(*_split(experiment))
+
+
+def experiment_chunks(experiment: Experiment) -> tuple[tuple[StageParams, ...], ...]:
+    """What each chunk of each pipeline rank of an experiment holds: its stages one by one."""
+    return _chunks(*_split(experiment))
+
+
+def ranks_alike(experiment: Experiment) -> tuple[int, ...]:
+    """For each pipeline rank a number, which it shares with those whose chunks hold the same."""
+    return _alike(*_split(experiment))
+
+
+_Split = tuple[ModelSpec, str, int, int, tuple[range, ...], int]
+
+
+def _split(e: Experiment) -> _Split:
+    """All that `_chunks` depends on. The last number: layers whose index is a multiple of it are recomputed."""
+    every = e.recompute_every if e.recompute != "none" else 1
+    return e.model, e.pp_schedule, e.pp, e.virtual_stages, experiment_layers(e), every
+
+
+@lru_cache(maxsize=4096)
+def _alike(*split: *_Split) -> tuple[int, ...]:
+    chunks = _chunks(*split)
+    return tuple(chunks.index(own) for own in chunks)
+
+
+@lru_cache(maxsize=4096)
+def _ranks(*split: *_Split) -> tuple[StageParams, ...]:
+    return tuple(_together(own) for own in _chunks(*split))
+
+
+def _together(stages: tuple[StageParams, ...]) -> StageParams:
+    holding = [one for one in stages if one.num_layers] or [stages[0]]
+    kept_after = 0
+    for one in reversed(holding):
+        kept_after += one.kept_after
+        if one.kept_after < one.num_layers:
+            break
+    return StageParams(
+        dense_layers=sum(one.dense_layers for one in stages),
+        moe_layers=sum(one.moe_layers for one in stages),
+        layers=sum((one.layers for one in stages), Counts()),
+        embedding=sum(one.embedding for one in stages),
+        head=sum(one.head for one in stages),
+        has_head=any(one.has_head for one in stages),
+        final_norm=sum(one.final_norm for one in stages),
+        dense_recomputed=sum(one.dense_recomputed for one in stages),
+        moe_recomputed=sum(one.moe_recomputed for one in stages),
+        first_recomputed=holding[0].first_recomputed,
+        first_moe_recomputed=next((one.first_moe_recomputed for one in stages if one.moe_layers), False),
+        kept_after=kept_after,
+    )
+
+
+@lru_cache(maxsize=4096)
+def _chunks(
+    model: ModelSpec, schedule: str, pp: int, virtual_stages: int, layers: tuple[range, ...], every: int
+) -> tuple[tuple[StageParams, ...], ...]:
+    """A tied embedding whose two ends are different stages is held, and trained, by both."""
+    dense_total = num_dense_layers(model)
+    vocabulary = model.vocab_size * model.hidden_size
+    last = len(layers) - 1
+    stages = []
+    for stage, held in enumerate(layers):
+        dense = sum(layer < dense_total for layer in held)
+        counts = dense_layer(model) * dense
+        if len(held) > dense:
+            counts = counts + moe_layer(model) * (len(held) - dense)
+        recomputed = [layer for layer in held if layer % every == 0]
+        dense_recomputed = sum(layer < dense_total for layer in recomputed)
+        stages.append(
+            StageParams(
+                dense_layers=dense,
+                moe_layers=len(held) - dense,
+                layers=counts,
+                embedding=vocabulary if stage == 0 else 0,
+                head=vocabulary if stage == last and not (last == 0 and model.tie_embeddings) else 0,
+                has_head=stage == last,
+                final_norm=model.hidden_size if stage == last else 0,
+                dense_recomputed=dense_recomputed,
+                moe_recomputed=len(recomputed) - dense_recomputed,
+                first_recomputed=list(held[:1]) == recomputed[:1],
+                first_moe_recomputed=any(layer % every == 0 for layer in held[dense : dense + 1]),
+                kept_after=sum(layer > max(recomputed, default=-1) for layer in held),
+            )
+        )
+    return tuple(
+        tuple(stages[stage_at(schedule, rank, chunk, pp)] for chunk in range(virtual_stages)) for rank in range(pp)
+    )

@@ -1,0 +1,1 @@
+"""Step time from calibrated rates."""

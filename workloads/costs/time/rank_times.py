@@ -1,0 +1,215 @@
+"""Seconds of one micro-batch in chunks of pipeline ranks, and of what ranks do once a step: of many at one time.
+
+`workloads.costs.time.timeline` says how the parts are taken, `workloads.costs.time.layer_times` has what a layer takes.
+Every array here has one entry for each chunk, or for each rank, of whichever layouts are asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from workloads.costs.memory.activations import rank_tokens
+from workloads.costs.shape.params import COMPUTE_BYTES
+from workloads.costs.shape.partition import StageParams
+from workloads.costs.time.step_simulation import ChunkWork
+from workloads.costs.traffic.collectives import Collective, Group, collective_time_s
+from workloads.spec.cluster import ClusterSpec
+from workloads.spec.experiment import Experiment
+
+Floats = np.ndarray[Any, np.dtype[np.float64]]
+Ints = np.ndarray[Any, np.dtype[np.int64]]
+
+OPTIMIZER_PASSES = 10
+"""How often each master-sized value is read or written: norm 1 read, clipping 1 read and 1 write, AdamW 4 reads
+(weight, gradient, two moments) and 3 writes."""
+
+
+class Rates(NamedTuple):
+    matmul: float
+    """FLOP/s of the blocks' matrix products."""
+    head: float
+    """FLOP/s of the head's, which stay in bf16 in fp8 runs."""
+    attention: float
+    memory: float
+    """Bytes per second."""
+
+
+class LayerTimes(NamedTuple):
+    """One layer and one micro-batch on one rank, in seconds; arrays in a `Setting`."""
+
+    forward_s: float
+    backward_s: float
+    """Without recomputation."""
+    weight_s: float
+    """Of that, the weights' gradients of matmuls."""
+    forward_exposed_s: float
+    backward_exposed_s: float
+    again_s: float
+    """Recomputation, where the layer is recomputed."""
+    again_exposed_s: float
+
+
+class EndTimes(NamedTuple):
+    """Embedding and head, one micro-batch, in seconds."""
+
+    head_forward_s: float
+    head_backward_s: float
+    exposed_s: float
+    """The vocabulary-parallel collective on either end, forward or backward."""
+
+    @classmethod
+    def of(cls, e: Experiment, cluster: ClusterSpec, rates: Rates) -> EndTimes:
+        """Gradients are computed in the forward (three products); under GPipe in its backward, logits again."""
+        model, c = e.model, COMPUTE_BYTES[e.precision]
+        tokens = rank_tokens(e)[0]
+        product = 2.0 * tokens * model.vocab_size * model.hidden_size / e.tp / rates.head
+        forward, backward = (1, 3) if e.pp_schedule == "gpipe" else (3, 0)
+        op: Collective = "all_gather" if e.sequence_parallel else "all_reduce"
+        exposed = collective_time_s(op, float(c * tokens * model.hidden_size), e.tp, 1, cluster)
+        return cls(forward * product, backward * product, exposed)
+
+
+class Held(NamedTuple):
+    """`StageParams` of chunks or ranks."""
+
+    dense_layers: Ints
+    moe_layers: Ints
+    dense_recomputed: Ints
+    moe_recomputed: Ints
+    split: Ints
+    replicated: Ints
+    experts: Ints
+    """Parameters of layers (`workloads.costs.shape.params.Counts`)."""
+    embedding: Ints
+    head: Ints
+    has_head: Ints
+    final_norm: Ints
+
+    @classmethod
+    def of(cls, stages: Sequence[StageParams]) -> Held:
+        rows = [
+            (
+                *(s.dense_layers, s.moe_layers, s.dense_recomputed, s.moe_recomputed),
+                *(s.layers.split, s.layers.replicated, s.layers.experts),
+                *(s.embedding, s.head, s.has_head, s.final_norm),
+            )
+            for s in stages
+        ]
+        return cls(*np.array(rows, dtype=np.int64).T)
+
+
+class Setting(NamedTuple):
+    """All else that a chunk's times follow from, and that its layout says; arrays as those of `Held`."""
+
+    tp: Ints
+    expert_ranks: Ints
+    """Over which one copy of the experts' weights is split, ``ep etp``."""
+    compute_bytes: Ints
+    master_bytes: Ints
+    gathered_bytes: Ints
+    """Of an element of a block's matrices as it is gathered."""
+    gathered_expert_bytes: Ints
+    tied: Ints
+    """1: the model's embedding is its head, too."""
+    shards: Ints
+    expert_shards: Ints
+    memory: Floats
+    """B/s."""
+    dense: LayerTimes
+    moe: LayerTimes
+    ends: EndTimes
+    of_shards: Group
+    """Ranks that share one copy of the master weights."""
+    of_replicas: Group
+    """Ranks with the same shard of different copies."""
+    of_expert_shards: Group
+    of_expert_replicas: Group
+    of_ends: Group
+    """The first and the last rank of a pipeline."""
+
+
+class ChunkTimes(NamedTuple):
+    """One micro-batch of one stage, in seconds, without what data parallelism adds."""
+
+    forward_s: Floats
+    backward_s: Floats
+    forward_exposed_s: Floats
+    backward_exposed_s: Floats
+    weight_s: Floats
+    """Of ``backward_s``, what W has where a backward is split."""
+    units: Ints
+    """Whose weights are gathered, and gradients reduced, one after another."""
+    gather_s: Floats
+    """Of all units' weights, once."""
+    scatter_s: Floats
+    """Of all units' gradients, once."""
+    replicas_s: Floats
+    """Summing shards of gradients over replicas, once."""
+
+    def work(self) -> ChunkWork:
+        """What `workloads.costs.time.step_simulation` executes."""
+        forward, backward = self.forward_s + self.forward_exposed_s, self.backward_s + self.backward_exposed_s
+        inputs, sharding = backward - self.weight_s, (self.units, self.gather_s, self.scatter_s, self.replicas_s)
+        return ChunkWork(forward, backward, inputs, self.weight_s, *sharding)
+
+
+def chunk_times(x: Setting, held: Held) -> ChunkTimes:
+    c, g = x.compute_bytes, x.master_bytes
+    d, r = held.dense_layers, held.moe_layers
+    params, experts = _held_params(x, held)
+
+    forward = d * x.dense.forward_s + r * x.moe.forward_s
+    # Adding a gradient to what earlier micro-batches left, or copying it for reduction: read c, read and write g.
+    accumulating = (c + 2 * g) * params / x.memory
+    backward = d * x.dense.backward_s + r * x.moe.backward_s + accumulating
+    backward += held.dense_recomputed * x.dense.again_s + held.moe_recomputed * x.moe.again_s
+    weight = d * x.dense.weight_s + r * x.moe.weight_s + accumulating
+    forward_exposed = d * x.dense.forward_exposed_s + r * x.moe.forward_exposed_s
+    backward_exposed = d * x.dense.backward_exposed_s + r * x.moe.backward_exposed_s
+    backward_exposed += held.dense_recomputed * x.dense.again_exposed_s + held.moe_recomputed * x.moe.again_exposed_s
+    forward = forward + held.has_head * x.ends.head_forward_s
+    backward = backward + held.has_head * x.ends.head_backward_s
+    edges = x.ends.exposed_s * ((held.embedding > 0).astype(np.int64) + held.has_head)
+
+    rest, routed = params - experts, experts > 0
+    gather = x.of_shards.scattered_s(rest * x.gathered_bytes)
+    gather += np.where(routed, x.of_expert_shards.scattered_s(experts * x.gathered_expert_bytes), 0.0)
+    scatter = x.of_shards.scattered_s(g * rest)
+    scatter += np.where(routed, x.of_expert_shards.scattered_s(g * experts), 0.0)
+    replicas = x.of_replicas.reduced_s(g * rest // x.shards, np.minimum)
+    of_experts = x.of_expert_replicas.reduced_s(g * experts // x.expert_shards, np.minimum)
+    return ChunkTimes(
+        forward,
+        backward,
+        forward_exposed + edges,
+        backward_exposed + edges,
+        weight,
+        np.maximum(1, d + r),
+        gather,
+        scatter,
+        replicas + np.where(routed, of_experts, 0.0),
+    )
+
+
+def optimizer_s(x: Setting, held: Held) -> Floats:
+    """Of ranks: updating their shards of the master weights (`parameter_shard_bytes`), and casting the new weights."""
+    c, g = x.compute_bytes, x.master_bytes
+    params, experts = _held_params(x, held)
+    shard_bytes = g * ((params - experts) // x.shards + experts // x.expert_shards)
+    return (OPTIMIZER_PASSES + 1 + c / g) * shard_bytes / x.memory
+
+
+def tied_s(x: Setting, held: Held) -> Floats:
+    """Of ranks: summing the two copies of a tied embedding over the first and the last stage."""
+    copied = (x.tied > 0) & (held.has_head > 0) & (held.head > 0)
+    return np.where(copied, x.of_ends.reduced_s(x.master_bytes * held.head / x.tp / x.shards, np.minimum), 0.0)
+
+
+def _held_params(x: Setting, held: Held) -> tuple[Ints, Ints]:
+    """Parameters on one rank of a stage or of all its stages: (all, experts)."""
+    experts = held.experts // x.expert_ranks
+    layers = held.split // x.tp + held.replicated + experts
+    return layers + (held.embedding + held.head) // x.tp + held.final_norm, experts

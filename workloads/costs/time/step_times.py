@@ -1,0 +1,226 @@
+"""What steps of many layouts consist of, and their seconds, with all that layouts share computed once.
+
+Layouts differ in few ways that a layer's times depend on, and in few ways that data parallelism's traffic depends on:
+both are kept. What is left to do for each layout is a table of numbers, on which the formulas work as arrays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from workloads.costs.memory.activations import rank_tokens
+from workloads.costs.shape.fp8 import gathered_bytes
+from workloads.costs.shape.params import COMPUTE_BYTES, MASTER_BYTES
+from workloads.costs.shape.partition import experiment_chunks, experiment_stages, ranks_alike
+from workloads.costs.shape.schedule import SPLIT_BACKWARD
+from workloads.costs.time.layer_times import layer_times, rates_of
+from workloads.costs.time.rank_times import (
+    ChunkTimes,
+    EndTimes,
+    Floats,
+    Held,
+    Ints,
+    LayerTimes,
+    Setting,
+    chunk_times,
+    optimizer_s,
+    tied_s,
+)
+from workloads.costs.time.step_bounds import Pipeline, Steps, step_bounds_s
+from workloads.costs.traffic.collectives import Group, group_of, slowest_link
+from workloads.spec.cluster import ClusterSpec
+from workloads.spec.experiment import Experiment
+from workloads.spec.mesh import data_degrees, expert_degrees, stride
+
+_AT_ONCE = 2048
+"""Layouts whose chunks make one table."""
+_MOST_KEPT = 20_000
+
+
+class Parts(NamedTuple):
+    """Of some layouts, by kinds of chunks as `Steps` has them."""
+
+    times: ChunkTimes
+    steps: Steps
+    ranks_s: Floats
+    """By kind of rank: its optimizer."""
+    latency_s: Floats
+    """By layout, of a message."""
+
+
+@dataclass(slots=True)
+class StepTimes:
+    """Steps on one cluster."""
+
+    cluster: ClusterSpec
+    _layers: dict[Hashable, tuple[float, ...] | None] = field(default_factory=dict)
+    _groups: dict[Hashable, tuple[float, ...]] = field(default_factory=dict)
+    _held: dict[Hashable, _Kinds] = field(default_factory=dict)
+
+    def seconds(self, experiments: Sequence[Experiment]) -> Floats:
+        """``step_time_s`` of `workloads.costs.time.timeline.estimate_time`; NaN: not known. Errors as there."""
+        found = np.full(len(experiments), np.nan)
+        for start in range(0, len(experiments), _AT_ONCE):
+            those = [
+                at for at in range(start, min(start + _AT_ONCE, len(experiments))) if self.is_known(experiments[at])
+            ]
+            if those:
+                found[those] = step_bounds_s(self.parts([experiments[at] for at in those]).steps)
+        return found
+
+    def is_known(self, experiment: Experiment) -> bool:
+        """Whether the cluster's device has a known rate for the precision."""
+        return self._layer(experiment) is not None
+
+    def parts(self, experiments: Sequence[Experiment]) -> Parts:
+        """Of experiments that are all `is_known`, and break no rule of their layout."""
+        held = [self._kinds(e) for e in experiments]
+        table = np.array([(*(self._layer(e) or ()), *self._group(e), e.zero_stage) for e in experiments])
+        of_chunk = np.repeat(np.arange(len(experiments)), [one.chunks.shape[1] for one in held])
+        of_rank = np.repeat(np.arange(len(experiments)), [one.ranks.shape[1] for one in held])
+        chunks = Held(*np.concatenate([one.chunks for one in held], axis=1))
+        ranks = Held(*np.concatenate([one.ranks for one in held], axis=1))
+        x, of_ranks = (_setting(table[rows]) for rows in (of_chunk, of_rank))
+        times, own, first = chunk_times(x, chunks), optimizer_s(of_ranks, ranks), _starts(of_rank)
+        message, latency, bandwidth = table[:, _MESSAGE], table[:, _HOP], table[:, _HOP + 1]
+        splits = np.array([e.pp_schedule in SPLIT_BACKWARD for e in experiments])
+        steps = Steps(
+            chunks=times.work(),
+            zero_stage=table[of_chunk, -1].astype(np.int64),
+            splits=splits[of_chunk].astype(np.int64),
+            schedules=[
+                Pipeline(e.pp_schedule, e.num_microbatches, e.pp, e.virtual_stages, one.places)
+                for e, one in zip(experiments, held, strict=True)
+            ],
+            first=_starts(of_chunk),
+            hop_s=latency + message / bandwidth,
+            tied_s=np.maximum.reduceat(tied_s(of_ranks, ranks), first),
+            optimizer_s=np.maximum.reduceat(own, first),
+        )
+        return Parts(times, steps, own, latency)
+
+    def _layer(self, e: Experiment) -> tuple[float, ...] | None:
+        """What a layout's micro-batch and its split inside a stage say of its `Setting`."""
+        key = _OF_LAYER(e), e.pp_schedule == "gpipe"
+        if key not in self._layers:
+            _make_room(self._layers)
+            self._layers[key] = self._new_layer(e)
+        return self._layers[key]
+
+    def _new_layer(self, e: Experiment) -> tuple[float, ...] | None:
+        rates = rates_of(e, self.cluster)
+        if rates is None:
+            return None
+        c = COMPUTE_BYTES[e.precision]
+        dense = layer_times(e, self.cluster, rates, routed=False)
+        moe = layer_times(e, self.cluster, rates, routed=True) if e.model.moe is not None else dense
+        gathered = gathered_bytes(e, c), gathered_bytes(e, c, of_experts=True)
+        numbers = e.tp, e.ep * e.etp, c, MASTER_BYTES[e.precision], *gathered, e.model.tie_embeddings
+        message = c * rank_tokens(e)[1] * e.model.hidden_size
+        return *numbers, rates.memory, *dense, *moe, *EndTimes.of(e, self.cluster, rates), message
+
+    def _group(self, e: Experiment) -> tuple[float, ...]:
+        """What a layout's data parallelism and its pipeline say."""
+        key = _OF_GROUPS(e), e.zero_stage > 0
+        if key not in self._groups:
+            _make_room(self._groups)
+            self._groups[key] = self._new_group(e)
+        return self._groups[key]
+
+    def _new_group(self, e: Experiment) -> tuple[float, ...]:
+        def group(size: int, apart: int) -> Group:
+            return group_of(size, apart, self.cluster)
+
+        (copies, shards), (expert_copies, expert_shards) = data_degrees(e), expert_degrees(e)
+        inner, expert_inner, neighbours = e.tp, e.ep * e.etp, stride(e, "pp")
+        routed = e.model.moe is not None
+        return (
+            *(shards, expert_shards if routed else 1),
+            *group(shards, inner),
+            *group(copies, inner * shards),
+            *(group(expert_shards, expert_inner) if routed else group(1, 1)),
+            *(group(expert_copies, expert_inner * expert_shards) if routed else group(1, 1)),
+            *(group(2, neighbours * (e.pp - 1)) if e.pp > 1 else group(1, 1)),
+            *self._hop(e.pp, neighbours),
+        )
+
+    def _hop(self, pp: int, apart: int) -> tuple[float, float]:
+        """Start-up of one stage's message to the next, and its bytes a second."""
+        if pp == 1:
+            return 0.0, np.inf
+        link = slowest_link(pp, apart, self.cluster)
+        return link.latency_s, link.bandwidth
+
+    def _kinds(self, e: Experiment) -> _Kinds:
+        key = _OF_STAGES(e), e.recompute_every if e.recompute != "none" else 1
+        if key not in self._held:
+            _make_room(self._held)
+            self._held[key] = _Kinds.of(e)
+        return self._held[key]
+
+
+def _make_room(kept: dict[Hashable, Any]) -> None:
+    """Forgets all rather than to grow without end."""
+    if len(kept) >= _MOST_KEPT:
+        kept.clear()
+
+
+_OF_LAYER = attrgetter(
+    *("model", "tp", "cp", "ep", "etp", "micro_batch_size", "seq_len", "recompute", "cp_kind", "sequence_parallel"),
+    *("precision", "attention", "compile", "routing", "routing_imbalance", "capacity_factor"),
+)
+_OF_GROUPS = attrgetter("model.moe", "dp_replicate", "dp_shard", "cp", "tp", "ep", "etp", "pp")
+_OF_STAGES = attrgetter("model", "pp_schedule", "pp", "virtual_stages", "pp_split", "seq_len")
+
+
+class _Kinds(NamedTuple):
+    """What a layout's kinds of ranks hold: `Held`, as tables of shape (fields, kinds)."""
+
+    ranks: Ints
+    chunks: Ints
+    places: Ints
+    """As of `Pipeline`."""
+
+    @classmethod
+    def of(cls, e: Experiment) -> _Kinds:
+        alike, whole, chunks = ranks_alike(e), experiment_stages(e), experiment_chunks(e)
+        kinds = list(dict.fromkeys(alike))
+        place = {kind: at for at, kind in enumerate(kinds)}
+        held = Held.of([chunk for kind in kinds for chunk in chunks[kind]])
+        places = np.array(
+            [place[kind] * e.virtual_stages + chunk for kind in alike for chunk in range(e.virtual_stages)]
+        )
+        return cls(np.stack(Held.of([whole[kind] for kind in kinds])), np.stack(held), places)
+
+
+_WHOLE = 7
+_LAYER = len(LayerTimes._fields)
+_MESSAGE = _WHOLE + 1 + 2 * _LAYER + len(EndTimes._fields)
+_SHARDS = _MESSAGE + 1
+_HOP = _SHARDS + 2 + 5 * len(Group._fields)
+"""Columns of the table of `StepTimes.parts`."""
+
+
+def _setting(table: Floats) -> Setting:
+    """Of a table's rows."""
+    columns = list(np.ascontiguousarray(table.T))
+    whole: list[Any] = [column.astype(np.int64) for column in (*columns[:_WHOLE], *columns[_SHARDS : _SHARDS + 2])]
+    size = len(Group._fields)
+    at = _WHOLE + 1
+    parts: list[Any] = [
+        *(columns[_WHOLE], LayerTimes(*columns[at : at + _LAYER])),
+        *(LayerTimes(*columns[at + _LAYER : at + 2 * _LAYER]), EndTimes(*columns[at + 2 * _LAYER : _MESSAGE])),
+        *(Group(*columns[start : start + size]) for start in range(_SHARDS + 2, _HOP, size)),
+    ]
+    return Setting._make([*whole, *parts])
+
+
+def _starts(owner: Ints) -> Ints:
+    """Where each owner's entries begin."""
+    found: Ints = np.flatnonzero(np.diff(owner, prepend=-1))
+    return found

@@ -1,0 +1,77 @@
+"""What context-parallel attention sends: calls and bytes of each kind. No torch here.
+
+Per layer and micro-batch, of one rank, with T tokens of this rank (micro_batch_size * seq_len / cp), N query heads and
+K key and value heads of this rank (heads / tp), H the size of queries and keys, V of values, X = H + V, c bytes of the
+compute dtype and a bytes of the dtype of sums: 4 (8 in fp64), but c with cp = 2, where a sum has two terms and is
+rounded once in any case. The bytes are those that one call sends to other ranks, and as many are received:
+
+| kind      | pass     | calls                      | bytes of each call                                        |
+|-----------|----------|----------------------------|-----------------------------------------------------------|
+| ring      | forward  | cp - 1 sends               | T K X c: keys and values                                  |
+|           | backward | cp - 1 sends               | T K X c: keys and values again                            |
+|           |          | cp - 1 sends               | T K X a: their gradients                                  |
+| allgather | forward  | 1 all-gather               | (cp - 1) T K X c                                          |
+|           | backward | 1 all-gather               | (cp - 1) T K X c                                          |
+|           |          | 1 reduce-scatter           | (cp - 1) T K X a                                          |
+| ulysses   | forward  | 1 all-to-all               | (cp - 1) / cp T (N H + K X) c: queries, keys and values   |
+|           |          | 1 all-to-all               | (cp - 1) / cp T N V c: outputs                            |
+|           | backward | the same two, turned round | the same                                                  |
+
+A forward that is computed again in the backward (full recomputation) sends again what a forward sends.
+
+With latent attention keys and values are sent as every head has them. Sending the latent and the shared rotated key in
+their place would be C + R numbers a token for K X: 576 for 40,960 in DeepSeek-V3 without tensor parallelism, 71 times
+fewer. Every rank would then have to make keys and values of all tokens itself, cp times the work of that projection.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from workloads.spec.experiment import ContextKind
+
+
+@dataclass(frozen=True, slots=True)
+class Messages:
+    """Calls of one kind and size."""
+
+    op: Literal["send", "all_gather", "reduce_scatter", "all_to_all"]
+    calls: int
+    bytes_each: int
+    """What one call sends to other ranks."""
+
+
+def context_messages(
+    kind: ContextKind,
+    *,
+    backward: bool,
+    cp: int,
+    tokens: int,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    value_dim: int,
+    compute_bytes: int,
+    sum_bytes: int = 4,
+) -> list[Messages]:
+    """What one layer's attention sends in the forward or the backward of one micro-batch (the table above), in order.
+
+    ``tokens``, ``heads`` and ``kv_heads`` are those of one rank; ``compute_bytes`` and ``sum_bytes`` are bytes of one
+    number, in sums of more than two terms the latter. Empty with one rank.
+    """
+    if cp == 1:
+        return []
+    if kind == "ulysses":
+        one = (cp - 1) * tokens * compute_bytes
+        heads, kv_heads = heads // cp, kv_heads // cp
+        inputs = heads * head_dim + kv_heads * (head_dim + value_dim)
+        calls = [Messages("all_to_all", 1, numbers * one) for numbers in (inputs, heads * value_dim)]
+        return calls[::-1] if backward else calls
+    sum_bytes = compute_bytes if cp == 2 else sum_bytes
+    numbers = tokens * kv_heads * (head_dim + value_dim)
+    if kind == "ring":
+        calls = [Messages("send", cp - 1, numbers * compute_bytes)]
+        return calls + [Messages("send", cp - 1, numbers * sum_bytes)] * backward
+    calls = [Messages("all_gather", 1, (cp - 1) * numbers * compute_bytes)]
+    return calls + [Messages("reduce_scatter", 1, (cp - 1) * numbers * sum_bytes)] * backward

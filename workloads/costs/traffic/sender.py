@@ -1,0 +1,208 @@
+"""What one rank is known to send, added up by axis, kind and link, and where the rank stands. No torch here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from workloads.costs.shape.params import COMPUTE_BYTES, MASTER_BYTES
+from workloads.costs.shape.partition import experiment_layers
+from workloads.costs.shape.schedule import place_of, stage_at
+from workloads.costs.traffic.collectives import Collective
+from workloads.spec.experiment import Experiment
+from workloads.spec.mesh import coordinates, data_degrees, expert_coordinates, expert_degrees, stride
+from workloads.spec.weights import routed
+
+Link = Literal["inside_node", "between_nodes"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traffic:
+    """All calls of one kind that one rank makes along one axis in one step."""
+
+    axis: str
+    """A name of `workloads.spec.mesh.AXES`; ``ep``: the ranks that hold different experts, which belong to other axes,
+    too; ``tied``: the two copies of a tied embedding; ``world``: all ranks, where no axis has all of them. Of several
+    that have, it is the first of dp_replicate, dp_shard, tp, cp and pp. What data parallelism sends of routed experts
+    is along dp_replicate and dp_shard, too, though fewer ranks hold the same experts."""
+    op: Collective
+    link: Link | None
+    """``between_nodes`` when the ranks of the call are on more than one node; None where the nodes are not known."""
+    calls: int
+    bytes: int
+
+
+@dataclass(slots=True)
+class Tally:
+    """Adds up what one rank sends. ``devices_per_node``: ranks fill one node after the other; None: not known."""
+
+    rank: int
+    devices_per_node: int | None = None
+    _sums: dict[tuple[str, Collective, Link | None], tuple[int, int]] = field(default_factory=dict)
+
+    def add(self, axis: str, op: Collective, bytes: int, peers: Iterable[int], *, calls: int = 1) -> None:
+        """Count ``calls`` calls of ``bytes`` bytes each among this rank and ``peers`` (global ranks)."""
+        ranks = {self.rank, *peers}
+        if len(ranks) == 1 or calls == 0:
+            return
+        key = axis, op, self._link(ranks)
+        known_calls, known_bytes = self._sums.get(key, (0, 0))
+        self._sums[key] = known_calls + calls, known_bytes + calls * bytes
+
+    def result(self) -> list[Traffic]:
+        """The sums, in alphabetical order."""
+        ordered = sorted(self._sums.items(), key=lambda item: [text or "" for text in item[0]])
+        return [
+            Traffic(axis=axis, op=op, link=link, calls=calls, bytes=bytes)
+            for (axis, op, link), (calls, bytes) in ordered
+        ]
+
+    def _link(self, ranks: Iterable[int]) -> Link | None:
+        if self.devices_per_node is None:
+            return None
+        return "inside_node" if len({rank // self.devices_per_node for rank in ranks}) == 1 else "between_nodes"
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One pipeline stage that a rank holds."""
+
+    index: int
+    num_layers: int
+    num_recomputed: int
+    """Of its layers: those that are recomputed, if anything is."""
+    num_routed: int
+    """Of its layers: those with routed experts, the last ones."""
+    num_routed_recomputed: int
+    is_first: bool
+    is_last: bool
+
+
+@dataclass(slots=True)
+class Sender:
+    """One rank, and what it is known to send so far."""
+
+    experiment: Experiment
+    rank: int
+    tally: Tally
+    position: dict[str, int] = field(init=False)
+    stages: list[Stage] = field(init=False)
+    """By chunk."""
+
+    def __post_init__(self) -> None:
+        e = self.experiment
+        self.position = coordinates(e, self.rank)
+        held = [stage_at(e.pp_schedule, self.position["pp"], chunk, e.pp) for chunk in range(e.virtual_stages)]
+        layers = experiment_layers(e)
+        self.stages = []
+        for stage in held:
+            recomputed = [layer for layer in layers[stage] if layer % e.recompute_every == 0]
+            self.stages.append(
+                Stage(
+                    index=stage,
+                    num_layers=len(layers[stage]),
+                    num_recomputed=len(recomputed),
+                    num_routed=sum(routed(e.model, layer) for layer in layers[stage]),
+                    num_routed_recomputed=sum(routed(e.model, layer) for layer in recomputed),
+                    is_first=stage == 0,
+                    is_last=stage == e.num_stages - 1,
+                )
+            )
+
+    @property
+    def compute(self) -> int:
+        return COMPUTE_BYTES[self.experiment.precision]
+
+    @property
+    def master(self) -> int:
+        return MASTER_BYTES[self.experiment.precision]
+
+    @property
+    def accumulated(self) -> int:
+        """Bytes of a number in the precision of sums."""
+        return 8 if self.experiment.precision == "fp64" else 4
+
+    @property
+    def tokens(self) -> int:
+        return self.experiment.micro_batch_size * self.experiment.seq_len // self.experiment.cp
+
+    @property
+    def num_layers(self) -> int:
+        return sum(stage.num_layers for stage in self.stages)
+
+    @property
+    def num_recomputed(self) -> int:
+        return sum(stage.num_recomputed for stage in self.stages)
+
+    @property
+    def num_routed(self) -> int:
+        return sum(stage.num_routed for stage in self.stages)
+
+    @property
+    def num_routed_recomputed(self) -> int:
+        return sum(stage.num_routed_recomputed for stage in self.stages)
+
+    def along(self, axis: str, op: Collective, bytes: int, calls: int = 1) -> None:
+        """Count calls among the ranks that differ from this one on ``axis`` alone."""
+        size, step = getattr(self.experiment, axis), stride(self.experiment, axis)
+        self._among(axis, op, bytes, calls, size, step)
+
+    def along_shards(self, op: Collective, bytes: int, calls: int, *, of_experts: bool = False) -> None:
+        """Count calls among the ranks that share one copy of the master weights."""
+        _, shards, inner = self._data_mesh(of_experts)
+        self._among("dp_shard", op, bytes, calls, shards, inner)
+
+    def along_replicas(self, op: Collective, bytes: int, *, of_experts: bool = False) -> None:
+        """Count a call among the ranks that hold copies of this one's master weights."""
+        replicas, shards, inner = self._data_mesh(of_experts)
+        self._among("dp_replicate", op, bytes, 1, replicas, shards * inner)
+
+    def along_experts(self, bytes: int, calls: int) -> None:
+        """Count exchanges among the ranks that hold different experts."""
+        self._among("ep", "all_to_all", bytes, calls, self.experiment.ep, self.experiment.etp)
+
+    def shards(self, *, of_experts: bool = False) -> int:
+        """Ranks that share one copy of the master weights."""
+        return self._data_mesh(of_experts)[1]
+
+    @property
+    def expert_rank(self) -> int:
+        """This rank's index among those that hold different experts."""
+        return expert_coordinates(self.experiment, self.rank)["ep"]
+
+    @property
+    def axis_of_all(self) -> str:
+        """The name of the group of all ranks: that of the first axis that has them all."""
+        e = self.experiment
+        replicas, shards = data_degrees(e)
+        sizes = [("dp_replicate", replicas), ("dp_shard", shards), ("tp", e.tp), ("cp", e.cp), ("pp", e.pp)]
+        if e.model.moe is not None:
+            sizes += zip(("dp_replicate", "dp_shard"), expert_degrees(e), strict=True)
+        return next((axis for axis, size in sizes if size == e.world_size), "world")
+
+    def _data_mesh(self, of_experts: bool) -> tuple[int, int, int]:
+        """(replicas, shards, distance of shards) of a parameter's data parallelism."""
+        e = self.experiment
+        if of_experts:
+            return *expert_degrees(e), e.ep * e.etp
+        return *data_degrees(e), e.tp
+
+    def _among(self, axis: str, op: Collective, bytes: int, calls: int, size: int, step: int) -> None:
+        if axis.startswith("dp") and size == self.experiment.world_size:
+            axis = self.axis_of_all
+        first = self.rank - self.rank // step % size * step
+        self.tally.add(axis, op, bytes, range(first, first + size * step, step), calls=calls)
+
+    def own_rows(self, rows: int) -> int:
+        """Rows that this rank holds of a parameter. FSDP shards dim 0 like `torch.chunk`: the last may be short."""
+        shards = data_degrees(self.experiment)[1]
+        whole = -(-rows // shards)
+        shard = self.rank // self.experiment.tp % shards
+        return max(0, min(rows, (shard + 1) * whole) - shard * whole)
+
+    def rank_of_stage(self, stage: int) -> int:
+        """Global rank that holds a stage of this rank's pipeline."""
+        e = self.experiment
+        holder = place_of(e.pp_schedule, stage, e.pp, e.virtual_stages)[0]
+        return self.rank + (holder - self.position["pp"]) * stride(e, "pp")

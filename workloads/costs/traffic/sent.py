@@ -1,0 +1,262 @@
+"""What one rank sends in one optimizer step, by axis of the layout and kind of collective, exactly. No torch here.
+
+Bytes are S of `workloads.costs.traffic.collectives`: the whole (gathered, or not yet scattered) buffer of one rank. A
+message between two ranks counts where it is sent. Groups of one rank send nothing. The engine counts the same in a
+warm-up step (`workloads.engine.observing.traffic`), and a test requires that both agree to the byte on every rank.
+
+Symbols: c and g bytes of a compute and of a master value, T tokens of a micro-batch on one rank, D hidden size. Axes
+``dp_shard`` and ``dp_replicate`` are the data mesh's shards and replicas, cp among them (`mesh.data_degrees`), and
+those of the expert mesh (`mesh.expert_degrees`).
+
+tp      each block, forward and backward of one micro-batch, S = c T D:
+        with sequence parallelism 6 gathers and 4 scatters (a column-parallel layer gathers its input again in its
+        backward), without it 4 all-reduces. Full recomputation repeats the forward up to the last projection's sum.
+        Selective recomputation repeats nothing, but in compiled blocks (`Experiment.compiles`) the 2 gathers of the
+        forward. Blocks that ``recompute_every`` leaves out repeat nothing
+        With latent attention the input of its first layers is not D wide: each latent, S = c T C, is gathered and
+        scattered like the input of a column-parallel layer, and the shared key, S = c T R, without a second gather.
+        Recomputing ``mla_up`` gathers the latents once more
+        The embedding and the head add one gather and one scatter each, or one all-reduce. The loss adds two all-reduces
+        a chunk: the largest logit of each token, then two sums (accumulated in fp32, or fp64). Once a step the
+        gradients of weights that every tp rank holds whole are summed, in one all-reduce of this rank's shards
+cp      each layer's attention, see `workloads.costs.traffic.context_parallel`. A ring's messages are all-to-alls
+ep      layers with routed experts, along tp and cp too: `workloads.costs.traffic.expert_traffic`
+dp      FSDP sends one message for each unit that it wraps, see `_data_parallel`
+pp      c T D a micro-batch and stage on another rank (c T D / tp with sequence parallelism): activations to the next
+        stage, gradients to the one before
+tied    one all-reduce of this rank's shard of the embedding's gradient, between the first and the last stage, where
+        they are on two ranks
+world   the loss and the squared gradient norm, in one all-reduce of two master values. Where one axis has all ranks
+        this is a call along that axis
+
+A further kind of parallelism is one more term in `_TERMS`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from workloads.costs.memory.activations import LOSS_CHUNK_TOKENS
+from workloads.costs.shape.flops import head_sizes
+from workloads.costs.shape.schedule import schedule_actions
+from workloads.costs.traffic.collectives import Collective
+from workloads.costs.traffic.context_parallel import context_messages
+from workloads.costs.traffic.expert_traffic import routed_experts
+from workloads.costs.traffic.fsdp import FsdpWalk, Unit
+from workloads.costs.traffic.sender import Sender, Stage, Tally, Traffic
+from workloads.spec.experiment import Experiment
+from workloads.spec.model_spec import ModelSpec
+from workloads.spec.weights import attention_parameters, experts, final_norm, fused_shape, norm
+
+__all__ = ["Tally", "Traffic", "step_traffic"]
+
+_FP8_SCALE_BYTES = 4
+
+
+def step_traffic(experiment: Experiment, rank: int, devices_per_node: int | None = None) -> list[Traffic]:
+    """What ``rank`` sends in one step.
+
+    With learned routing the bytes of the exchanges among experts are means over the ranks of a group
+    (`workloads.costs.traffic.expert_traffic`); everything else is exact. Raises `UnsupportedByEngine` for a schedule
+    without a list.
+    """
+    sender = Sender(experiment, rank, Tally(rank, devices_per_node))
+    for term in _TERMS:
+        term(sender)
+    return sender.tally.result()
+
+
+def _tensor_parallel(s: Sender) -> None:
+    e = s.experiment
+    a_number = s.compute * s.tokens
+    activations = a_number * e.model.hidden_size
+    full = e.recompute == "full"
+    has_head = any(stage.is_last for stage in s.stages)
+    ends = (any(stage.is_first for stage in s.stages) + has_head) * e.num_microbatches
+    blocks, again = s.num_layers * e.num_microbatches, s.num_recomputed * e.num_microbatches
+    # Those of layers with a dense feed-forward part: `routed_experts` counts the other ones'.
+    dense, dense_again = (
+        blocks - s.num_routed * e.num_microbatches,
+        again - s.num_routed_recomputed * e.num_microbatches,
+    )
+    # Inputs are gathered again by layers that recompute in full, and by dense ones that are compiled and selective.
+    compiled = e.recompute == "selective" and e.compiles(routed=False, recomputed=True)
+    dense_gathers = dense_again if full or compiled else 0
+    attention_gathers = again if full else dense_gathers
+    widths = [(e.model.hidden_size, dense, dense_gathers)]  # of the inputs of column-parallel layers
+    widths += [(width, blocks, attention_gathers) for width in _attention_inputs(e.model)]
+    shared = 0 if e.model.mla is None else e.model.mla.qk_rope_head_dim
+    if e.sequence_parallel:
+        for width, layers, repeated in widths:
+            s.along("tp", "all_gather", a_number * width, 2 * layers + repeated)
+            s.along("tp", "reduce_scatter", a_number * width, layers)
+        if e.model.mla is not None and "mla_up" in e.recomputed_operations:
+            for width in (e.model.mla.q_lora_rank, e.model.mla.kv_lora_rank):
+                s.along("tp", "all_gather", a_number * width, again if width else 0)
+        if shared:
+            s.along("tp", "all_gather", a_number * shared, blocks + attention_gathers)
+            s.along("tp", "reduce_scatter", a_number * shared, blocks)
+        s.along("tp", "all_gather", activations, blocks + dense + ends)  # behind row-parallel layers
+        s.along("tp", "reduce_scatter", activations, blocks + dense + (again if full else 0) + ends)
+    else:
+        for width, layers, _ in [*widths, *([(shared, blocks, again)] if shared else [])]:
+            s.along("tp", "all_reduce", a_number * width, layers)
+        s.along("tp", "all_reduce", activations, blocks + dense + (again if full else 0) + ends)
+    if has_head:
+        chunks = -(-s.tokens // LOSS_CHUNK_TOKENS)
+        size = -(-s.tokens // chunks)
+        for start in range(0, s.tokens, size):
+            tokens = min(size, s.tokens - start)
+            for values in (1, 2):
+                s.along("tp", "all_reduce", values * tokens * s.accumulated, e.num_microbatches)
+    replicated = _replicated(s, has_head)
+    if replicated:
+        elements = (s.own_rows(rows) * math.prod(rest) for rows, *rest in replicated)
+        s.along("tp", "all_reduce", s.master * sum(elements))
+
+
+def _attention_inputs(model: ModelSpec) -> tuple[int, ...]:
+    """Numbers a token of what the column-parallel layers of an attention layer take in."""
+    if model.mla is None:
+        return (model.hidden_size,)
+    return model.mla.q_lora_rank or model.hidden_size, model.mla.kv_lora_rank
+
+
+def _replicated(s: Sender, has_head: bool) -> list[tuple[int, ...]]:
+    """Shapes of the parameters whose gradients the tp ranks add up."""
+    e, model = s.experiment, s.experiment.model
+    one = [*attention_parameters(model, "layer"), *[(norm("norm", model.hidden_size),)] * 2]
+    held = [*one * s.num_layers, *([(final_norm(model),)] if has_head else [])]
+    if s.num_routed:
+        held += [(experts(model, "layer")["router"],)] * s.num_routed
+    sp = e.sequence_parallel
+    return [fused_shape(parts) for parts in held if parts[0].placement.summed_over(tp=e.tp, sequence_parallel=sp)]
+
+
+def _context_parallel(s: Sender) -> None:
+    e, model = s.experiment, s.experiment.model
+    qk, v = head_sizes(model)
+    passes = [(False, s.num_layers), (True, s.num_layers), (False, s.num_recomputed * (e.recompute == "full"))]
+    for backward, layers in passes:
+        for sent in context_messages(
+            e.cp_kind,
+            backward=backward,
+            cp=e.cp,
+            tokens=s.tokens,
+            heads=model.num_heads // e.tp,
+            kv_heads=model.num_kv_heads // e.tp,
+            head_dim=qk,
+            value_dim=v,
+            compute_bytes=s.compute,
+            sum_bytes=s.master,
+        ):
+            op: Collective = "all_to_all" if sent.op == "send" else sent.op
+            # The other kinds leave out this rank's own part of the buffer.
+            size = sent.bytes_each if sent.op == "send" else sent.bytes_each * e.cp // (e.cp - 1)
+            s.along("cp", op, size, sent.calls * layers * e.num_microbatches)
+
+
+def _units(s: Sender, stage: Stage) -> tuple[Unit | None, list[Unit]]:
+    """The stage's own unit, which holds what belongs to no other (None: nothing), and the others in forward order.
+
+    Where a scale is for a whole matrix, as of experts in every kind of fp8, matrices are gathered in fp8; routers not.
+    """
+    e, model = s.experiment, s.experiment.model
+    d, ffn, zero3 = model.hidden_size, model.ffn_hidden_size, e.zero_stage == 3
+    attention = tuple(fused_shape(parts, tp=e.tp) for parts in attention_parameters(model, "layer"))
+
+    def block(*of_ffn: tuple[int, ...], wide: tuple[int, ...] | None = None) -> Unit:
+        shapes = ((d,), *attention, (d,), *of_ffn)
+        matrices = tuple(shape for shape in shapes if e.precision == "fp8_tensorwise" and len(shape) == 2)
+        others = tuple(shape for shape in shapes if shape not in matrices) + ((wide,) if wide else ())
+        return Unit(others, zero3, matrices, around_previous=wide is not None)
+
+    blocks = [block((2 * ffn // e.tp, d), (d, ffn // e.tp))] * (stage.num_layers - stage.num_routed)
+    if model.moe is not None:
+        moe, columns = model.moe, model.moe.expert_hidden_size
+        held, shared = moe.num_experts // e.ep, moe.num_shared_experts * columns // e.tp
+        of_shared = ((2 * shared, d), (d, shared)) if shared else ()
+        matrices = (held * 2 * columns // e.etp, d), (held * d, columns // e.etp)
+        in_fp8 = "fp8" in e.precision
+        own = ((), matrices) if in_fp8 else (matrices, ())
+        of_experts = Unit(own[0], zero3, own[1], of_experts=True)
+        rest = block(*of_shared, wide=(moe.num_experts, d))
+        blocks += [of_experts, rest] * stage.num_routed
+    vocabulary = (model.vocab_size // e.tp, d)
+    if model.tie_embeddings and stage.is_first and stage.is_last:
+        return Unit((vocabulary, (d,)), False), blocks
+    first = [Unit((vocabulary,), zero3)] if stage.is_first else []
+    last = [Unit(((d,), vocabulary), False)] if stage.is_last else []
+    return None, [*first, *blocks, *last]
+
+
+def _data_parallel(s: Sender) -> None:
+    """Walks the schedule as FSDP does, for each of this rank's stages apart.
+
+    A unit is gathered when a forward or a backward finds it sharded: S = c times its padded elements, but one byte for
+    each element of matrices with one fp8 scale, whose largest values are all-reduced once a step (experts' apart). It
+    is sharded again after its forward (ZeRO 3; not the head, whose backward comes next) and after its backward (ZeRO 3:
+    always, else with the last micro-batch). As soon as a unit's backward has begun, FSDP gathers the unit that ran
+    before it in the order of all forwards so far; before the first unit of a forward that is the last unit of the
+    forward before. With the last micro-batch nothing uses that one again, but it has been sent. Experts are a unit
+    inside that of their layer, and are sent among the ranks that hold the same ones.
+
+    Gradients are reduce-scattered with every micro-batch (ZeRO 2 and 3) or with the last (S = g times the padded
+    elements), and all-reduced over the replicas with the last (S = the shard of it). Of a split backward the second
+    half reduces, but for the embedding and the head with ZeRO 2 and 3; it gathers nothing.
+    """
+    e = s.experiment
+    actions = schedule_actions(e.pp_schedule, s.position["pp"], e.pp, e.num_microbatches, e.virtual_stages)
+    units = [_units(s, stage) for stage in s.stages]
+    for of_experts in (False, True):
+        in_fp8 = [unit for _, others in units for unit in others if unit.of_experts == of_experts and unit.fp8_shapes]
+        each = e.model.moe.num_experts // e.ep if of_experts and e.model.moe is not None else 1
+        scales = each * sum(len(unit.fp8_shapes) for unit in in_fp8)
+        if scales:
+            s.along_shards("all_reduce", _FP8_SCALE_BYTES * scales, 1, of_experts=of_experts)
+    for chunk, (own, others) in enumerate(units):
+        walk = FsdpWalk(own, others, keep_gathered=e.zero_stage <= 2)
+        reductions = 0
+        of_chunk = [action for action in actions if action.chunk == chunk]
+        final = [action for action in of_chunk if action.kind in ("B", "W")][-1]
+        for action in of_chunk:
+            if action.kind == "F":
+                walk.forward()
+            elif action.kind == "I":
+                walk.backward(last=False)
+            else:
+                if action.kind == "B":
+                    walk.backward(last=action == final)
+                reductions += action == final or e.zero_stage >= 2
+        for unit, gathers in zip(walk.units, walk.gathers, strict=True):
+            of_experts = unit.of_experts
+            shards = s.shards(of_experts=of_experts)
+            elements = unit.padded(shards)
+            s.along_shards("all_gather", unit.gathered(shards, s.compute), gathers, of_experts=of_experts)
+            s.along_shards("reduce_scatter", s.master * elements, reductions, of_experts=of_experts)
+            s.along_replicas("all_reduce", s.master * elements // shards, of_experts=of_experts)
+
+
+def _pipeline(s: Sender) -> None:
+    e = s.experiment
+    message = s.compute * (s.tokens // (e.tp if e.sequence_parallel else 1)) * e.model.hidden_size
+    for stage in s.stages:
+        neighbours = ([] if stage.is_last else [stage.index + 1]) + ([] if stage.is_first else [stage.index - 1])
+        for neighbour in neighbours:
+            s.tally.add("pp", "p2p", message, [s.rank_of_stage(neighbour)], calls=e.num_microbatches)
+
+
+def _once(s: Sender) -> None:
+    """The gradient of a tied embedding; the loss and the gradient norm."""
+    e = s.experiment
+    ends = [s.rank_of_stage(0), s.rank_of_stage(e.num_stages - 1)]
+    if e.model.tie_embeddings and s.rank in ends:
+        elements = s.own_rows(e.model.vocab_size // e.tp) * e.model.hidden_size
+        s.tally.add("tied", "all_reduce", s.master * elements, ends)
+    s.tally.add(s.axis_of_all, "all_reduce", 2 * s.master, range(e.world_size))
+
+
+_TERMS: tuple[Callable[[Sender], None], ...] = (
+    *(_tensor_parallel, _context_parallel, _data_parallel, routed_experts, _pipeline, _once),
+)

@@ -1,1 +1,0 @@
-"""Training curves: small models that learn a real text in every precision and layout: `python -m workloads.curves`."""

@@ -1,0 +1,1 @@
+"""Process groups and collectives, and the layers that call them."""

@@ -1,0 +1,296 @@
+"""Causal attention over a sequence whose tokens are split over the ranks of one axis (context parallelism).
+
+Shapes: B sequences, S tokens of a sequence on this rank (the sequence has cp * S), N query heads and K key and value
+heads of this rank, H head size of queries and keys, V of values. ``X`` is a key and its value side by side, H + V.
+
+ring       keys and values go round the ranks, point to point, while each rank computes with what it has (Ring
+           Attention, arXiv:2310.01889); their gradients follow them round
+allgather  every rank gathers all keys and values (Llama 3, arXiv:2407.21783, section 3.3.2); the backward gathers them
+           again, and a reduce-scatter brings their gradients home
+ulysses    an all-to-all turns shards of tokens into shards of heads, and another one turns the output back (DeepSpeed
+           Ulysses, arXiv:2309.14509). Between them is ordinary attention over whole sequences
+
+The first two cut a sequence into 2 cp parts, of which rank r holds part r and part 2 cp - 1 - r, in this order
+("zig-zag"): a causal mask then leaves every rank equally many scores. Another rank's tokens need no mask:
+
+    own tokens               all queries, all keys, causal: the later part comes after the earlier one
+    of a rank before r       all queries, the keys of its first part, which come before both of ours
+    of a rank after r        queries of our second part, all keys: both its parts come before it, and after our first
+
+Ulysses keeps tokens in their own order, rank after rank, since each of its ranks computes whole sequences.
+
+What each sends is `workloads.costs.traffic.context_parallel.context_messages`. Ring and allgather save for backward
+what attention alone saves: queries, keys, values, output and log-sum-exp of this rank's tokens. Ulysses saves queries,
+keys and values as they were received, and the output before it is sent back, besides the log-sum-exp.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from workloads.engine.collectives.communication import (
+    Axis,
+    all_to_all_async,
+    gather_async,
+    reduce_scatter_async,
+    rotate_async,
+    wait,
+)
+from workloads.engine.ops.attention import Saved, attention, attention_backward, attention_forward
+from workloads.engine.ops.backend import accumulation_dtype
+from workloads.spec.experiment import ContextKind
+
+ContextParallel = tuple[Axis, ContextKind]
+
+
+def local_positions(seq_len: int, cp: int, rank: int, kind: ContextKind) -> Tensor:
+    """The positions in the sequence of the tokens that ``rank`` holds, in the order in which it holds them (int64).
+
+    Tokens, targets and rows of the RoPE tables are taken by it. ``seq_len``: a multiple of ``2 * cp`` where cp > 1.
+    """
+    if cp == 1:
+        return torch.arange(seq_len)
+    assert seq_len % (2 * cp) == 0, (seq_len, cp)
+    parts = torch.arange(seq_len).view(2 * cp, -1)
+    if kind == "ulysses":
+        return parts[2 * rank : 2 * rank + 2].flatten()
+    return torch.cat([parts[rank], parts[2 * cp - 1 - rank]])
+
+
+def context_attention(q_BNSH: Tensor, k_BKSH: Tensor, v_BKSV: Tensor, cp: Axis, kind: ContextKind) -> Tensor:
+    """Causal attention of this rank's queries over the whole sequence: [B, N, S, V].
+
+    Every rank of ``cp`` passes the tokens of `local_positions`, in that order; queries and keys are rotated by their
+    positions already. ``ulysses`` needs N and K to be multiples of cp. Sums over blocks and ranks are rounded to the
+    dtype of the inputs once, at their end.
+    """
+    if cp.size == 1:
+        return attention(q_BNSH, k_BKSH, v_BKSV, causal=True)
+    if kind == "ulysses":
+        return _ulysses(q_BNSH, k_BKSH, v_BKSV, cp)
+    return _zigzag(q_BNSH, k_BKSH, v_BKSV, cp, kind)
+
+
+# What ring and allgather share
+
+
+@torch.compiler.disable  # one break of the graph; traced, there would be one at every choice of a kernel
+def _zigzag(q_BNSH: Tensor, k_BKSH: Tensor, v_BKSV: Tensor, cp: Axis, kind: ContextKind) -> Tensor:
+    assert q_BNSH.shape[2] == k_BKSH.shape[2] and q_BNSH.shape[2] % 2 == 0
+    function = _Ring if kind == "ring" else _AllGather
+    return function.apply(q_BNSH, k_BKSH, v_BKSV, cp)
+
+
+def _pack(k_BKSH: Tensor, v_BKSV: Tensor) -> Tensor:
+    """Keys and values in one message, tokens outermost: [S, B, K, X]."""
+    return torch.cat([k_BKSH.permute(2, 0, 1, 3), v_BKSV.permute(2, 0, 1, 3)], dim=3)
+
+
+def _unpack(kv_SBKX: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """Views of a packed message, or of packed gradients: keys [B, K, S, H] and values [B, K, S, V]. ``size`` is H."""
+    kv_BKSX = kv_SBKX.permute(1, 2, 0, 3)
+    return kv_BKSX[..., :size], kv_BKSX[..., size:]
+
+
+class _Output:
+    """The outputs of some queries over several blocks of keys, joined into the output over all of them.
+
+    With ``z = log(exp(lse1) + exp(lse2))`` the output over both is ``exp(lse1 - z) * o1 + exp(lse2 - z) * o2``.
+    """
+
+    def __init__(self, o_BNSH: Tensor, lse_BNS: Tensor, cp: Axis) -> None:
+        """Of the first block, which every query sees."""
+        self.o, self.lse = o_BNSH.to(_sum_dtype(o_BNSH.dtype, cp)), lse_BNS.contiguous()
+
+    def join(self, first: int, o_BNSH: Tensor, lse_BNS: Tensor) -> None:
+        """Add another block, which the queries from ``first`` on see."""
+        o, lse = self.o[:, :, first:], self.lse[:, :, first:]
+        both = torch.logaddexp(lse, lse_BNS)
+        share, other_share = torch.exp(lse - both).unsqueeze(-1), torch.exp(lse_BNS - both).unsqueeze(-1)
+        if o.dtype == share.dtype:
+            o.mul_(share).addcmul_(o_BNSH, other_share)
+        else:
+            o.copy_((o * share).addcmul_(o_BNSH, other_share))  # in the precision of the shares
+        lse.copy_(both)
+
+
+def _sum_dtype(dtype: torch.dtype, cp: Axis) -> torch.dtype:
+    """What sums over blocks or ranks are kept and sent in: fp32 (fp64 for fp64 inputs).
+
+    With two ranks every sum has two terms. Adding them rounds once in any case, so that their own dtype is as good.
+    """
+    return dtype if cp.size == 2 else accumulation_dtype(dtype)
+
+
+def _finish(ctx: Any, q: Tensor, k: Tensor, v: Tensor, output: _Output) -> Tensor:
+    o = output.o.to(q.dtype)
+    ctx.save_for_backward(q, k, v, o, output.lse)
+    return o
+
+
+def _own_tokens(q: Tensor, k: Tensor, v: Tensor, cp: Axis) -> tuple[_Output, list[Saved]]:
+    """The first block, a rank's own keys: its output, which others are added to, and what its backward needs."""
+    o, lse, saved = attention_forward(q, k, v, causal=True)
+    return _Output(o, lse, cp), [saved]
+
+
+def _block_backward(
+    grad: Tensor, q: Tensor, seen_SBKX: Tensor, o: Tensor, lse: Tensor, saved: Saved, first: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(dq, dk, dv) of another rank's keys, which the queries from ``first`` on see."""
+    k, v = _unpack(seen_SBKX, q.shape[3])
+    grad, q, o, lse = (x[:, :, first:] for x in (grad, q, o, lse))
+    return attention_backward(grad, q, k, v, o, lse, saved, causal=False)
+
+
+def _zeros(k_BKSH: Tensor, v_BKSV: Tensor, tokens: int, cp: Axis) -> Tensor:
+    """Packed gradients of so many keys and values, in the precision of sums."""
+    batch, heads, _, size = k_BKSH.shape
+    both = size + v_BKSV.shape[3]
+    return k_BKSH.new_zeros(tokens, batch, heads, both, dtype=_sum_dtype(k_BKSH.dtype, cp))
+
+
+# Ring
+
+
+class _Ring(torch.autograd.Function):
+    """In step i a rank has the keys and values of the rank i before it (modulo cp).
+
+    Each step starts to pass them on before it computes, and waits for the next ones afterwards.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, cp: Axis) -> Tensor:
+        coming = rotate_async(_pack(k, v), cp)
+        output, kept = _own_tokens(q, k, v, cp)
+        for step in range(1, cp.size):
+            held = wait(coming)
+            if step < cp.size - 1:
+                coming = rotate_async(held, cp)
+            first, seen = _seen(held, step, cp)
+            o, lse, saved = attention_forward(q[:, :, first:], *_unpack(seen, k.shape[3]), causal=False)
+            output.join(first, o, lse)
+            kept.append(saved)
+        ctx.cp, ctx.kept = cp, kept
+        return _finish(ctx, q, k, v, output)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        """The gradients of a rank's keys and values start at the next rank, follow the keys and values round, and come
+        home with the sum of all others' parts."""
+        q, k, v, o, lse = ctx.saved_tensors
+        cp, kept = ctx.cp, ctx.kept
+        coming = rotate_async(_pack(k, v), cp)
+        dq, dk, dv = attention_backward(grad, q, k, v, o, lse, kept[0], causal=True)
+        dq = dq.to(_sum_dtype(q.dtype, cp))
+        sums = _zeros(k, v, k.shape[2], cp)
+        for step in range(1, cp.size):
+            held = wait(coming)
+            if step < cp.size - 1:
+                coming = rotate_async(held, cp)
+            first, seen = _seen(held, step, cp)
+            parts = _block_backward(grad, q, seen, o, lse, kept[step], first)
+            dq[:, :, first:] += parts[0]
+            if step > 1:
+                sums = wait(sums)
+            for total, part in zip(_unpack(sums[: seen.shape[0]], k.shape[3]), parts[1:], strict=True):
+                total += part
+            sums = rotate_async(sums, cp)
+        others_dk, others_dv = _unpack(wait(sums), k.shape[3])
+        return dq.to(q.dtype), (others_dk + dk).to(k.dtype), (others_dv + dv).to(v.dtype), None
+
+
+def _seen(held_SBKX: Tensor, step: int, cp: Axis) -> tuple[int, Tensor]:
+    """(first query that sees them, which keys and values are seen) of what has come ``step`` ranks far."""
+    half = held_SBKX.shape[0] // 2
+    return (0, held_SBKX[:half]) if step <= cp.rank else (half, held_SBKX)
+
+
+# All-gather
+
+
+class _AllGather(torch.autograd.Function):
+    """The own tokens are computed while the others' keys and values are gathered."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, cp: Axis) -> Tensor:
+        coming = gather_async(_pack(k, v), cp)
+        output, kept = _own_tokens(q, k, v, cp)
+        gathered = wait(coming)
+        for first, seen in _gathered_blocks(gathered, cp):
+            o, lse, saved = attention_forward(q[:, :, first:], *_unpack(seen, k.shape[3]), causal=False)
+            output.join(first, o, lse)
+            kept.append(saved)
+        ctx.cp, ctx.kept = cp, kept
+        return _finish(ctx, q, k, v, output)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        q, k, v, o, lse = ctx.saved_tensors
+        cp, kept = ctx.cp, ctx.kept
+        half = k.shape[2] // 2
+        coming = gather_async(_pack(k, v), cp)
+        dq, dk, dv = attention_backward(grad, q, k, v, o, lse, kept[0], causal=True)
+        dq = dq.to(_sum_dtype(q.dtype, cp))
+        sums = _zeros(k, v, cp.size * k.shape[2], cp)
+        own = slice(2 * half * cp.rank, 2 * half * (cp.rank + 1))
+        sums[own] = _pack(dk, dv)
+        del dk, dv
+        gathered = wait(coming)
+        for saved, (first, seen) in zip(kept[1:], _gathered_blocks(gathered, cp), strict=True):
+            parts = _block_backward(grad, q, seen, o, lse, saved, first)
+            dq[:, :, first:] += parts[0]
+            # Every part of the keys is in one block only, so that there is nothing to add up here.
+            rows = _first_parts(sums[: own.start], half) if first == 0 else sums[own.stop :]
+            rows.copy_(_pack(*parts[1:]).view(rows.shape))
+        del gathered, seen, parts
+        dk, dv = _unpack(wait(reduce_scatter_async(sums, cp)).to(k.dtype), k.shape[3])
+        return dq.to(q.dtype), dk, dv, None
+
+
+def _gathered_blocks(gathered: Tensor, cp: Axis) -> Iterator[tuple[int, Tensor]]:
+    """(first query that sees them, keys and values) of the ranks before and of those after this one."""
+    tokens = gathered.shape[0] // cp.size
+    if cp.rank > 0:
+        yield 0, _first_parts(gathered[: cp.rank * tokens], tokens // 2).flatten(0, 1)
+    if cp.rank < cp.size - 1:
+        yield tokens // 2, gathered[(cp.rank + 1) * tokens :]
+
+
+def _first_parts(ranks_SBKX: Tensor, half: int) -> Tensor:
+    """Of the tokens of several ranks those in the first part of each: [ranks, half, B, K, X], a view."""
+    return ranks_SBKX.unflatten(0, (-1, 2, half))[:, 0]
+
+
+# Ulysses
+
+
+class _AllToAll(torch.autograd.Function):
+    """Part i of dim 0 goes to rank i. It is its own inverse, and so its own backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cp: Axis) -> Tensor:
+        ctx.cp = cp
+        return wait(all_to_all_async(x, cp))
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return wait(all_to_all_async(grad, ctx.cp)), None
+
+
+def _ulysses(q_BNSH: Tensor, k_BKSH: Tensor, v_BKSV: Tensor, cp: Axis) -> Tensor:
+    """Rank i gets the i-th of cp equal parts of the query heads, and of the key and value heads that belong to them."""
+    heads = [x.shape[1] for x in (q_BNSH, k_BKSH, v_BKSV)]
+    assert all(count % cp.size == 0 for count in heads), f"{heads} heads over {cp.size} ranks"
+    # One message: [cp, S, B, (N H + K X) / cp] becomes the same shape with all tokens (cp * S) of this rank's heads.
+    by_rank = [x.permute(2, 0, 1, 3).unflatten(2, (cp.size, -1)).movedim(2, 0) for x in (q_BNSH, k_BKSH, v_BKSV)]
+    tokens = _AllToAll.apply(torch.cat([x.flatten(3) for x in by_rank], dim=3), cp).flatten(0, 1)
+    parts = tokens.split([x.shape[3] * x.shape[4] for x in by_rank], dim=2)
+    q, k, v = (part.unflatten(2, x.shape[3:]).permute(1, 2, 0, 3) for part, x in zip(parts, by_rank, strict=True))
+    o = attention(q, k, v, causal=True)
+    o_RSBNH = _AllToAll.apply(o.permute(2, 0, 1, 3).unflatten(0, (cp.size, -1)), cp)  # part r: the heads of rank r
+    return o_RSBNH.permute(2, 1, 0, 3, 4).flatten(2, 3).transpose(1, 2)

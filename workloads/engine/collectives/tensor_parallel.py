@@ -1,0 +1,265 @@
+"""Layers for tensor parallelism, with local weight shards and explicit collectives.
+
+Activations between tensor-parallel regions are flattened to tokens, ``x_TD``. With sequence parallelism each rank holds
+``T / tp`` consecutive rows of the flattened batch, so gathering along dim 0 needs no transpose whatever the batch.
+
+    column-parallel  Y = X W^T, W = [W_1; ...; W_tp] by rows:    X gathered over tokens, Y split over features
+    row-parallel     Y = X W^T, W = [W_1, ..., W_tp] by columns: X split over features, Y reduce-scattered over tokens
+
+(Megatron-LM, arXiv:1909.08053; sequence parallelism, arXiv:2205.05198.) Without sequence parallelism the pair is
+identity forward / all-reduce backward, and all-reduce forward / identity backward. A column-parallel layer saves the
+*local* rows of X and gathers them again in its backward, beside the input-gradient matmul.
+
+DTensor could express the same, but its dispatch costs the host more time than a GPU needs for a layer in eager mode.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from workloads.engine.collectives.communication import Axis, all_reduce_async, gather_async, reduce_scatter_async, wait
+from workloads.engine.collectives.parameters import add_parameter
+from workloads.engine.ops.fp8_linear import Fp8Products, fp8_linear, take_gradients_in
+from workloads.engine.ops.linear import DeferredGradients, linear
+from workloads.spec.weights import Weight
+
+
+@dataclass(frozen=True, slots=True)
+class TensorParallel:
+    """The tensor-parallel axis as the layers need it. With ``size == 1`` no collective runs."""
+
+    axis: Axis
+    sequence_parallel: bool
+
+    @property
+    def size(self) -> int:
+        return self.axis.size
+
+    @property
+    def rank(self) -> int:
+        return self.axis.rank
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        return {"tp": self.size}
+
+
+class _ColumnLinear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, tp: TensorParallel, deferred: DeferredGradients | None) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.tp, ctx.deferred = tp, deferred
+        ctx.parameter = weight if deferred is not None else None
+        full = wait(gather_async(x, tp.axis)) if tp.sequence_parallel else x
+        return full @ weight.t()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
+        x, weight = ctx.saved_tensors
+        tp: TensorParallel = ctx.tp
+
+        def later() -> Tensor:
+            full = wait(gather_async(x, tp.axis)) if tp.sequence_parallel else x
+            return grad.t() @ full
+
+        grad_weight = None
+        if ctx.deferred is not None and ctx.deferred.add(ctx.parameter, later):
+            partial = _sum_async(grad @ weight, tp)
+        elif tp.sequence_parallel:
+            gathered = gather_async(x, tp.axis)
+            partial = reduce_scatter_async(grad @ weight, tp.axis)
+            grad_weight = grad.t() @ wait(gathered)
+        else:
+            partial = all_reduce_async(grad @ weight, tp.axis)
+            grad_weight = grad.t() @ x
+        return wait(partial), grad_weight, None, None
+
+
+class _Fp8ColumnLinear(torch.autograd.Function):
+    """As `_ColumnLinear`. The local rows are saved and gathered in the compute dtype: they are cast after it."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        tp: TensorParallel,
+        products: Fp8Products,
+        deferred: DeferredGradients | None,
+    ) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.tp, ctx.products, ctx.deferred = tp, products, deferred
+        ctx.parameter = weight if deferred is not None else None
+        full = wait(gather_async(x, tp.axis)) if tp.sequence_parallel else x
+        return products.forward(full, weight)[0]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None, None, None]:
+        x, weight = ctx.saved_tensors
+        tp: TensorParallel = ctx.tp
+        products: Fp8Products = ctx.products
+        cast_grad = products.gradient(grad)
+        for_weight = cast_grad.for_weight
+        del grad
+
+        def later() -> Tensor:
+            full = wait(gather_async(x, tp.axis)) if tp.sequence_parallel else x
+            return products.weight_gradient(for_weight, (full,), x.dtype)
+
+        grad_weight = None
+        if ctx.deferred is not None and ctx.deferred.add(ctx.parameter, later):
+            partial = _sum_async(products.input_gradient(cast_grad, weight, x.dtype), tp)
+        else:
+            gathered = gather_async(x, tp.axis) if tp.sequence_parallel else x
+            partial = _sum_async(products.input_gradient(cast_grad, weight, x.dtype), tp)
+            del cast_grad
+            full = wait(gathered) if tp.sequence_parallel else x
+            grad_weight = products.weight_gradient(for_weight, (full,), x.dtype)
+        return wait(partial), grad_weight, None, None, None
+
+
+def _sum_async(x: Tensor, tp: TensorParallel) -> Tensor:
+    """Start summing partial rows; with sequence parallelism this rank keeps its own tokens."""
+    return reduce_scatter_async(x, tp.axis) if tp.sequence_parallel else all_reduce_async(x, tp.axis)
+
+
+class _GatherTokens(torch.autograd.Function):
+    """Where every rank needs every token, as before the head: the input's gradient is a partial sum."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, tp: TensorParallel) -> Tensor:
+        ctx.tp = tp
+        return wait(gather_async(x, tp.axis)) if tp.sequence_parallel else x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        tp = ctx.tp
+        return wait(_sum_async(grad, tp)), None
+
+
+class _SumPartials(torch.autograd.Function):
+    """After a row-parallel layer or the vocabulary-parallel embedding: sum the partial rows, keep this rank's tokens.
+
+    It is a function of its own, apart from the matmul before it: recomputation stops at the last tensor that backward
+    needs, and so repeats neither that matmul nor this collective.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, tp: TensorParallel) -> Tensor:
+        ctx.tp = tp
+        return wait(_sum_async(x, tp))
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return (wait(gather_async(grad, ctx.tp.axis)) if ctx.tp.sequence_parallel else grad), None
+
+
+def gather_tokens(x_TD: Tensor, tp: TensorParallel) -> Tensor:
+    """The rows of all ranks, of which each computes a part of the result: gradients of all of them are summed."""
+    return x_TD if tp.size == 1 else _GatherTokens.apply(x_TD, tp)
+
+
+def sum_partials(x_TD: Tensor, tp: TensorParallel) -> Tensor:
+    """The sum of the ranks' rows; with sequence parallelism this rank's tokens of it."""
+    return x_TD if tp.size == 1 else _SumPartials.apply(x_TD, tp)
+
+
+class ColumnParallelLinear(nn.Module):
+    """Several projections of one input, fused into one matmul; each weight's rows are split over the group.
+
+    The output is the concatenation of this rank's slice of each part.
+    """
+
+    weight: nn.Parameter
+    input_of = "norm"
+    """What makes its input, by the name in ``Experiment.recompute``."""
+
+    def __init__(self, parts: Sequence[Weight], tp: TensorParallel, *, shares_input: bool = False) -> None:
+        """``shares_input``: another product keeps the input for its own backward."""
+        super().__init__()
+        self.tp, self.shares_input = tp, shares_input
+        self.deferred: DeferredGradients | None = None
+        self.fp8: Fp8Products | None = None
+        add_parameter(self, "weight", parts, tp.sizes)
+
+    def forward(self, x_TD: Tensor) -> Tensor:
+        if self.fp8 is not None:
+            if self.tp.size == 1:
+                return fp8_linear(x_TD, self.weight, self.fp8, self.deferred)
+            take_gradients_in(self.weight, x_TD.dtype)
+            return _Fp8ColumnLinear.apply(x_TD, self.weight, self.tp, self.fp8, self.deferred)
+        if self.tp.size == 1:
+            return linear(x_TD, self.weight, self.deferred)
+        return _ColumnLinear.apply(x_TD, self.weight, self.tp, self.deferred)
+
+
+class RowParallelLinear(nn.Module):
+    """A projection whose input features are split over the group."""
+
+    weight: nn.Parameter
+
+    def __init__(self, part: Weight, tp: TensorParallel, input_of: str) -> None:
+        super().__init__()
+        self.tp, self.input_of, self.shares_input = tp, input_of, input_of == "attention"
+        self.deferred: DeferredGradients | None = None
+        self.fp8: Fp8Products | None = None
+        add_parameter(self, "weight", [part], tp.sizes)
+
+    @property
+    def has_one_scale(self) -> bool:
+        """The input, and the gradient of what made it, are cast to fp8 with one scale each."""
+        return self.fp8 is not None and self.fp8.recipe == "tensorwise"
+
+    def forward(self, x_TF: Tensor) -> Tensor:
+        if self.fp8 is not None:
+            y_TD = fp8_linear(x_TF, self.weight, self.fp8, self.deferred)
+        else:
+            y_TD = linear(x_TF, self.weight, self.deferred)
+        return sum_partials(y_TD, self.tp)
+
+
+class WholeLinear(nn.Module):
+    """Several projections of one input, fused into one matmul, which every rank holds whole for its own tokens."""
+
+    weight: nn.Parameter
+    input_of = "norm"
+
+    def __init__(self, parts: Sequence[Weight], *, shares_input: bool = False) -> None:
+        super().__init__()
+        self.shares_input = shares_input
+        self.deferred: DeferredGradients | None = None
+        self.fp8: Fp8Products | None = None
+        add_parameter(self, "weight", parts, {})
+
+    def forward(self, x_TD: Tensor) -> Tensor:
+        if self.fp8 is not None:
+            return fp8_linear(x_TD, self.weight, self.fp8, self.deferred)
+        return linear(x_TD, self.weight, self.deferred)
+
+
+class VocabularyParallelEmbedding(nn.Module):
+    """Embedding look-up with the vocabulary's rows split over the group; returns this rank's tokens."""
+
+    weight: nn.Parameter
+
+    def __init__(self, part: Weight, tp: TensorParallel) -> None:
+        super().__init__()
+        self.tp = tp
+        self.rows = part.shape[0] // tp.size
+        add_parameter(self, "weight", [part], tp.sizes)
+
+    def forward(self, tokens_T: Tensor) -> Tensor:
+        if self.tp.size == 1:
+            return F.embedding(tokens_T, self.weight)
+        local = tokens_T - self.tp.rank * self.rows
+        if self.tp.axis.is_alone:  # no other rank has the other tokens: no token may be left without a vector
+            local = local.remainder(self.rows)
+        mine = (local >= 0) & (local < self.rows)
+        x_TD = F.embedding(local.clamp(0, self.rows - 1), self.weight) * mine.unsqueeze(-1)
+        return _SumPartials.apply(x_TD, self.tp)

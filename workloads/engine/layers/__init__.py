@@ -1,0 +1,1 @@
+"""The modules of a transformer, and how they recompute their outputs."""

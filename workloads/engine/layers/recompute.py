@@ -1,0 +1,199 @@
+"""Recomputes activations of one block in its backward.
+
+none       every saved activation is kept
+selective  cheap activations are recomputed: norms' outputs, rotated queries and keys, the SwiGLU product. Outputs of
+           matmuls, attention and collectives are kept, so none of these runs twice
+full       only the block's input is kept
+
+A list of the cheap ones, such as ``norm+swiglu``, recomputes those alone; selective is all of them. ``mla_up``, alone
+or in a list, makes the heads of latent attention again of their latents: queries, and what keys and values are made of.
+``experts`` makes again what routed experts make between dispatch and combine: of the received copies, which stay, both
+inputs of their SwiGLU, and its weighted product. The router does not run again, and nothing is sent again. What the
+down projections put out is needed by no backward.
+
+Attention itself is not on the list (Megatron-LM recomputes it as ``core_attn``). That freed the scores and the
+probabilities, S by S for each head, when they were stored. Fused kernels store one number a row instead and compute the
+scores again in their own backward. Of what they keep, the output is needed for the gradient of the output projection
+too, so that running the dearest kernel of a block again would free next to nothing.
+
+Selective recomputation works on autograd's saved tensors: in the place of a cheap tensor it saves a recipe, a function
+that computes the tensor again. Torch's own selective checkpointing dispatches every operation through Python twice, so
+that a small eager block is bound by the host, and it keeps matmul outputs that no backward needs (the partial sum of
+each row-parallel layer). Neither matters under `torch.compile`, so compiled blocks use torch's. It compiles
+nothing of a checkpoint where something breaks the graph: blocks that recompute are not compiled where they have ring or
+all-gather attention or a router (`Experiment.compiles`).
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+from workloads.engine.layers.checkpoint import checkpointed
+from workloads.engine.ops.fp8_linear import Fp8Products
+from workloads.spec.recomputation import operations_of
+
+_aten = torch.ops.aten
+_KEPT = {
+    _aten.mm.default,
+    _aten._scaled_dot_product_cudnn_attention.default,
+    _aten._scaled_dot_product_flash_attention.default,
+    _aten._scaled_dot_product_efficient_attention.default,
+    _aten._scaled_dot_product_flash_attention_for_cpu.default,
+    torch.ops._c10d_functional.reduce_scatter_tensor.default,
+    torch.ops._c10d_functional.all_reduce.default,
+}
+
+
+def apply_recompute(block: nn.Module, recompute: str, *, compiled: bool) -> nn.Module:
+    """The block, wrapped for this kind of recomputation. ``compiled``: the caller is going to compile it."""
+    if recompute == "none":
+        return block
+    if compiled:
+        return CheckpointedBlock(block, recompute)
+    return FullBlock(block) if recompute == "full" else SelectiveBlock(block, operations_of(recompute))
+
+
+class FullBlock(nn.Module):
+    """A block that runs its forward again in its backward."""
+
+    def __init__(self, block: nn.Module) -> None:
+        super().__init__()
+        self.block = block
+
+    def forward(self, x_TD: Tensor, cos_SH: Tensor, sin_SH: Tensor) -> Tensor:
+        return checkpointed(self.block, x_TD, cos_SH, sin_SH, _recomputing)
+
+
+class CheckpointedBlock(nn.Module):
+    """A block, about to be compiled, that runs its forward again in its backward: all of it, or what is cheap."""
+
+    def __init__(self, block: nn.Module, recompute: str) -> None:
+        super().__init__()
+        self.block = block
+        policy = _keep_expensive if recompute == "selective" else _keep_nothing
+        self.contexts = partial(create_selective_checkpoint_contexts, policy)
+
+    def forward(self, x_TD: Tensor, cos_SH: Tensor, sin_SH: Tensor) -> Tensor:
+        out: Tensor = checkpoint(
+            self.block, x_TD, cos_SH, sin_SH, use_reentrant=False, preserve_rng_state=False, context_fn=self.contexts
+        )
+        return out
+
+
+_is_recomputing = ContextVar("is_recomputing", default=False)
+
+
+def is_recomputing() -> bool:
+    """Whether this forward runs in a backward, a second time: what is counted or learned of it is known already."""
+    return _is_recomputing.get()
+
+
+@contextmanager
+def _recomputing() -> Iterator[None]:
+    token = _is_recomputing.set(True)
+    try:
+        yield
+    finally:
+        _is_recomputing.reset(token)
+
+
+def _keep_expensive(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    return CheckpointPolicy.MUST_SAVE if op in _KEPT else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def _keep_nothing(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    """Without being told so, torch 2.11 keeps what a compiled block makes of inputs that it has gathered."""
+    return CheckpointPolicy.MUST_RECOMPUTE
+
+
+class SelectiveBlock(nn.Module):
+    """A block whose cheap activations are computed again when its backward needs them: those of ``operations``, which
+    its modules know as their ``recomputes``."""
+
+    def __init__(self, block: nn.Module, operations: Collection[str]) -> None:
+        super().__init__()
+        self.block = block
+        self.recipes = Recipes()
+        for module in block.modules():
+            known = getattr(module, "recomputes", ())
+            if isinstance(known, tuple):
+                getattr(module, "recipes", {}).update({name: self.recipes for name in known if name in operations})
+            elif known in operations:
+                setattr(module, "recipes", self.recipes)  # noqa: B010 - nn.Module's own attributes are typed as tensors
+            fp8 = getattr(module, "fp8", None)
+            if isinstance(fp8, Fp8Products) and getattr(module, "input_of", None) in operations:
+                fp8.keeps_input = True  # a recipe takes its place
+
+    def forward(self, x_TD: Tensor, cos_SH: Tensor, sin_SH: Tensor) -> Tensor:
+        with torch.autograd.graph.saved_tensors_hooks(self.recipes.pack, self.recipes.unpack):
+            out: Tensor = self.block(x_TD, cos_SH, sin_SH)
+        return out
+
+
+@dataclass
+class _Recipe:
+    make: Callable[[], tuple[Tensor, ...]]
+    made: dict[int, Tensor] = field(default_factory=dict)
+    """Results that backward has not asked for yet: one call computes all of them."""
+
+    def take(self, index: int) -> Tensor:
+        if index not in self.made:
+            with torch.no_grad():
+                self.made = dict(enumerate(self.make()))
+        return self.made.pop(index)
+
+
+@dataclass(frozen=True, slots=True)
+class _Ingredient:
+    """What is saved in the place of a tensor: its recipe, and which view of the result it was."""
+
+    recipe: _Recipe
+    index: int
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int | torch.SymInt
+
+
+class Recipes:
+    """The recipes of the tensors that are alive and can be computed again, by storage."""
+
+    def __init__(self) -> None:
+        self._by_storage: dict[int, tuple[_Recipe, int]] = {}
+
+    def note(self, made: tuple[Tensor, ...], make: Callable[[], tuple[Tensor, ...]]) -> Callable[[int, Tensor], None]:
+        """Remember that ``make`` computes the tensors ``made`` again. It may only use what backward keeps anyway.
+
+        ``make`` may compute more than there is yet: what this returns takes the index of such a tensor, and the tensor.
+        """
+        add = partial(self._add, _Recipe(make))
+        for index, tensor in enumerate(made):
+            add(index, tensor)
+        return add
+
+    def _add(self, recipe: _Recipe, index: int, tensor: Tensor) -> None:
+        key = tensor.untyped_storage()._cdata
+        self._by_storage[key] = (recipe, index)
+        # Once the tensor is freed, another one may have its address.
+        weakref.finalize(tensor, self._by_storage.pop, key, None)
+
+    def pack(self, tensor: Tensor) -> Tensor | _Ingredient:
+        found = self._by_storage.get(tensor.untyped_storage()._cdata)
+        if found is None:
+            return tensor
+        return _Ingredient(*found, tuple(tensor.shape), tensor.stride(), tensor.storage_offset())
+
+    @staticmethod
+    def unpack(saved: Tensor | _Ingredient) -> Tensor:
+        if isinstance(saved, Tensor):
+            return saved
+        return saved.recipe.take(saved.index).as_strided(saved.size, saved.stride, saved.offset)

@@ -1,0 +1,1 @@
+"""Memory, traffic and kernel times of a rank, observed while it trains."""

@@ -1,0 +1,1 @@
+"""One training step: building, data parallelism, pipeline, optimizer."""

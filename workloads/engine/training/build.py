@@ -1,0 +1,117 @@
+"""Builds one rank's engine, with the same steps in the same order for every model and layout."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from workloads.costs.shape.partition import experiment_layers
+from workloads.engine.collectives.groups import Groups
+from workloads.engine.collectives.parameters import ParameterSpec, initialise
+from workloads.engine.layers.recompute import apply_recompute
+from workloads.engine.layers.transformer import Chunk, replace_blocks, routers
+from workloads.engine.training.clock import Clock
+from workloads.engine.training.data import Source
+from workloads.engine.training.data_parallel import apply_data_parallel, fp8_recipe, master_dtype
+from workloads.engine.training.optimizer import ShardedAdamW
+from workloads.engine.training.pipeline import Pipeline
+from workloads.engine.training.recipe import Recipe
+from workloads.engine.training.text import training_text
+from workloads.spec.experiment import Experiment
+from workloads.spec.weights import routed
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """One rank's part of a training run."""
+
+    experiment: Experiment
+    groups: Groups
+    chunks: list[Chunk]
+    """This rank's pipeline stages; one without virtual stages."""
+    optimizer: ShardedAdamW
+    pipeline: Pipeline
+    clock: Clock
+    source: Source | None = None
+    """Of the sequences that are trained on; None for synthetic tokens."""
+
+
+def shape_chunks(experiment: Experiment, groups: Groups) -> list[Chunk]:
+    """This rank's sharded stages on the meta device: pipeline split → TP, CP → recompute → compile → data parallel."""
+    return [_shape(experiment, groups, groups.stage_of(chunk)) for chunk in range(experiment.virtual_stages)]
+
+
+def _shape(experiment: Experiment, groups: Groups, stage: int) -> Chunk:
+    with torch.device("meta"):
+        chunk = Chunk(experiment, groups, stage).to(master_dtype(experiment))
+        if experiment.precision != "fp64":
+            chunk.cos, chunk.sin = chunk.cos.float(), chunk.sin.float()
+    if (recipe := fp8_recipe(experiment)) is not None:
+        chunk.use_fp8(recipe)
+    blocks = []
+    for layer, block in zip(experiment_layers(experiment)[stage], chunk.blocks, strict=True):
+        recompute = experiment.recompute_of_layer(layer)
+        compiled = experiment.compiles(routed=routed(experiment.model, layer), recomputed=recompute != "none")
+        blocks.append(apply_recompute(block, recompute, compiled=compiled))
+        if compiled:
+            blocks[-1].compile()
+    replace_blocks(chunk, blocks)
+    apply_data_parallel(chunk, groups)
+    return chunk
+
+
+def build(experiment: Experiment, groups: Groups, recipe: Recipe | None = None) -> Engine:
+    """Build the sharded stages, allocate them on the device and fill them with the seed's weights.
+
+    ``recipe``: None for what a sweep's runs do, synthetic tokens at one small learning rate.
+    """
+    chunks = shape_chunks(experiment, groups)
+
+    def place(spec: ParameterSpec) -> tuple[int, int]:
+        shards = groups.mesh_of(spec.placement)["shard"]
+        return shards.size(), shards.get_local_rank()
+
+    for chunk in chunks:
+        chunk.to_empty(device=groups.device)
+        chunk.fill_buffers()
+        initialise(chunk, experiment.seed, groups.axes, place)
+    if groups.device.type == "cuda":
+        torch.cuda.empty_cache()  # initialisation used more than training reserves
+    engine = assemble(experiment, groups, chunks, recipe)
+    if groups.device.type == "cuda" and experiment.pp > 1 and not groups.is_rehearsal:
+        engine.pipeline.prepare()
+    return engine
+
+
+def assemble(experiment: Experiment, groups: Groups, chunks: list[Chunk], recipe: Recipe | None = None) -> Engine:
+    """The engine around stages that are built already."""
+    clock = Clock(groups.device)
+    optimizer = ShardedAdamW(chunks, groups, recipe.rate if recipe is not None else None)
+    if optimizer.loss_scale is not None:
+        for chunk in chunks:
+            if chunk.head is not None:
+                chunk.head.loss_scale = optimizer.loss_scale.value
+            for router in routers(chunk):
+                router.loss_scale = optimizer.loss_scale.value
+    source = training_text if recipe is not None and recipe.data == "text" else None
+    return Engine(experiment, groups, chunks, optimizer, Pipeline(chunks, groups, clock), clock, source)
+
+
+def choose_attention(experiment: Experiment) -> None:
+    """Set the SDPA back ends of this process.
+
+    ``auto`` is cuDNN on Hopper and newer GPUs in the 16-bit precisions that it has kernels for, else torch's own order.
+    """
+    backends = {
+        "cudnn": torch.backends.cuda.enable_cudnn_sdp,
+        "flash": torch.backends.cuda.enable_flash_sdp,
+        "efficient": torch.backends.cuda.enable_mem_efficient_sdp,
+        "math": torch.backends.cuda.enable_math_sdp,
+    }
+    chosen: str = experiment.attention
+    if chosen == "auto":
+        hopper = torch.cuda.is_available() and torch.cuda.get_device_capability() >= (9, 0)
+        chosen = "cudnn" if hopper and experiment.precision not in ("fp32", "fp64") else "all"
+    for name, enable in backends.items():
+        enable(chosen in (name, "all"))

@@ -1,0 +1,261 @@
+"""Runs ZeRO 0 to 3 and HSDP through FSDP2's `fully_shard` on the (replicate, shard) mesh.
+
+| stage | shard degree | gathered parameters        | gradients over dp                     |
+|-------|--------------|----------------------------|---------------------------------------|
+| 0     | 1            | kept for the whole step    | all-reduced with the last micro-batch |
+| 1     | dp_shard·cp  | kept for the whole step    | reduce-scattered with the last one    |
+| 2     | dp_shard·cp  | kept for the whole step    | reduce-scattered with every one       |
+| 3     | dp_shard·cp  | gathered at use, both ways | reduce-scattered with every one       |
+
+Replicas (HSDP) are all-reduced once, with the last micro-batch. Master weights and optimizer state live in fp32
+shards; the gathered copy has the compute dtype; gradients are reduced, and accumulated over micro-batches, in fp32.
+Gradients are *summed* over ranks: the loss is already divided by the tokens of the global batch.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
+from torch.distributed.fsdp._fully_shard._fsdp_param import ShardedState
+
+from workloads.engine.collectives.groups import Groups
+from workloads.engine.layers.experts import Experts
+from workloads.engine.layers.transformer import Chunk
+from workloads.engine.ops.fp8 import Recipe
+from workloads.engine.training.gradient_memory import InMemoryOfActivations, OwnPart
+from workloads.spec.errors import UnsupportedByEngine
+from workloads.spec.experiment import Experiment
+
+_COMPUTE_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "fp64": torch.float64}
+_FP8_RECIPES: dict[str, Recipe] = {
+    "fp8_tensorwise": "tensorwise",
+    "fp8_rowwise": "rowwise",
+    "fp8_blockwise": "blockwise",
+}
+
+
+def compute_dtype(experiment: Experiment) -> torch.dtype:
+    """The dtype of activations and gathered weights. Raises `UnsupportedByEngine` for a precision without kernels."""
+    if experiment.precision in _FP8_RECIPES:
+        return torch.bfloat16
+    dtype = _COMPUTE_DTYPES.get(experiment.precision)
+    if dtype is None:
+        known = ", ".join((*_COMPUTE_DTYPES, *_FP8_RECIPES))
+        raise UnsupportedByEngine(
+            f"the engine cannot run precision={experiment.precision} yet; it may be one of {known}"
+        )
+    return dtype
+
+
+def fp8_recipe(experiment: Experiment) -> Recipe | None:
+    """How the products of the blocks are cast to fp8; None where they are not."""
+    return _FP8_RECIPES.get(experiment.precision)
+
+
+def master_dtype(experiment: Experiment) -> torch.dtype:
+    return torch.float64 if experiment.precision == "fp64" else torch.float32
+
+
+def apply_data_parallel(chunk: Chunk, groups: Groups) -> None:
+    """Wrap every block, in it the experts, the embedding, the head and the chunk itself; also done for one rank (mixed
+    precision). Experts are sharded over fewer ranks than the rest of their block: those that hold the same ones."""
+    experiment = groups.experiment
+    mesh = _without_single_replica(groups.data_mesh)
+    experts_mesh = _without_single_replica(groups.expert_mesh) if groups.expert_mesh is not None else None
+    dtype = compute_dtype(experiment)
+    mixed = dtype != master_dtype(experiment)
+    policy = MixedPrecisionPolicy(
+        param_dtype=dtype if mixed else None,
+        reduce_dtype=master_dtype(experiment) if mixed else None,
+        cast_forward_inputs=False,
+    )
+    reshard = experiment.zero_stage == 3
+
+    def shard(module: nn.Module, *, reshard_after_forward: bool, of_experts: bool = False) -> None:
+        own = experts_mesh if of_experts else mesh
+        fully_shard(module, mesh=own, mp_policy=policy, reshard_after_forward=reshard_after_forward)
+
+    for experts in [module for module in chunk.modules() if isinstance(module, Experts)]:
+        shard(experts, reshard_after_forward=reshard, of_experts=True)
+    for block in chunk.blocks:
+        shard(block, reshard_after_forward=reshard)
+    if not (experiment.model.tie_embeddings and chunk.is_first and chunk.is_last):
+        # A tied weight belongs to two modules, so it stays with the chunk; untied ends are units of their own.
+        if chunk.embedding is not None:
+            shard(chunk.embedding, reshard_after_forward=reshard)
+        if chunk.head is not None:
+            shard(chunk.head, reshard_after_forward=False)  # its backward comes next
+    shard(chunk, reshard_after_forward=False)
+    for module in chunk.modules():
+        if isinstance(module, FSDPModule):  # these two setters are not recursive
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)
+            reduce_scatter = OwnPart if groups.is_rehearsal else InMemoryOfActivations
+            for group in param_groups_of(module):
+                module.set_custom_reduce_scatter(reduce_scatter(group))
+
+
+def _without_single_replica(mesh: DeviceMesh) -> DeviceMesh:
+    return mesh if mesh["replicate"].size() > 1 else mesh["shard"]
+
+
+_Gradient = tuple[Any, str, Tensor]
+"""Who has it, in which attribute, and the gradient."""
+
+
+class GradientSync:
+    """Tells FSDP, for every backward of one pipeline stage, what to reduce and what to keep gathered."""
+
+    def __init__(self, chunk: Chunk, experiment: Experiment) -> None:
+        assert isinstance(chunk, FSDPModule)
+        self.chunk: FSDPModule = chunk
+        ends: tuple[Any, ...] = (chunk.embedding, chunk.head)
+        self.ends: list[FSDPModule] = [end for end in ends if isinstance(end, FSDPModule)]
+        self.every_microbatch = experiment.zero_stage >= 2
+        self.keep_gathered = experiment.zero_stage <= 2
+        self._told: tuple[bool, bool] | None = None
+        self._kept: dict[int, list[_Gradient]] = {}
+        """By micro-batch: gradients of the first half of its backward."""
+        self._left: Counter[Any] = Counter()
+        """Gradients that each FSDP group still waits for in the second half of a backward."""
+        self._owners: dict[int, Any] = {}
+        """FSDP groups by the ids of their gathered weights."""
+
+    def before_backward(self, *, last: bool, last_through: bool) -> None:
+        """Before a whole backward. ``last``: this stage's last one of the step; ``last_through``: no input gradients
+        come after its."""
+        self._tell(reduces=last or self.every_microbatch, last=last)
+        self._tell_ends(last=last_through)
+
+    def before_input_gradients(self, *, last_through: bool) -> None:
+        """Before the first half of a split backward, in which the products' weights get no gradients yet."""
+        self._tell(reduces=False, last=False)
+        self._tell_ends(last=last_through)
+
+    def after_input_gradients(self, microbatch: int) -> None:
+        """After it. Where every micro-batch is reduced alone, the gradients that the first half made of blocks (of
+        their norms) wait apart for the second one, so that no other micro-batch takes them along."""
+        if self.every_microbatch:
+            self._kept[microbatch] = [taken for group in self._groups() for taken in _take_gradients(group)]
+
+    def before_weight_gradients(self, microbatch: int, weights: Iterable[Tensor], *, last: bool) -> None:
+        """Before the second half, which makes gradients of ``weights``. ``last``: this stage's last one of the step."""
+        self._tell(reduces=last or self.every_microbatch, last=last)
+        for parameter, attribute, gradient in self._kept.pop(microbatch, []):
+            setattr(parameter, attribute, gradient)
+        self._left = Counter(self._group_of(weight) for weight in weights)
+
+    def after_weight_gradient(self, weight: Tensor) -> None:
+        """When one of them is there: reduces its group if it was the last one that the group waited for, so that no
+        more than one group's gradients are whole and the reduction runs beside the next group's."""
+        group = self._group_of(weight)
+        self._left[group] -= 1
+        if not self._left[group]:
+            self._reduce(group)
+
+    def after_weight_gradients(self, *, last: bool) -> None:
+        """After the second half: reduces groups that had all their gradients from the first one.
+
+        Where the first half has reduced them, FSDP is told only that they are done: it would wait here for the last
+        block's reduction, which can run beside what follows.
+        """
+        reduced = [group for end in self.ends for group in param_groups_of(end)] if self.every_microbatch else []
+        for group in self._groups():
+            if group in reduced and not last:
+                group._training_state = TrainingState.POST_BACKWARD
+            elif group not in self._left:
+                self._reduce(group)
+        state: Any = self.chunk._get_fsdp_state()
+        state._root_post_backward_final_callback()
+
+    def _reduce(self, group: Any) -> None:
+        """FSDP reduces in hooks of autograd, which did not run in the second half: do here what they do."""
+        with _as_if_gathered(group):
+            for parameter in group.fsdp_params:  # all of one dtype, as FSDP wants them: that of reductions
+                parameter.accumulate_unsharded_grad_if_needed()
+                parameter.to_accumulated_grad_if_needed()
+            group.post_backward()
+
+    def _group_of(self, weight: Tensor) -> Any:
+        """The group that shards a weight, here as FSDP gathers it. The same tensor in every step."""
+        if not self._owners:
+            self._owners = {
+                id(parameter._unsharded_param): group
+                for group in self._groups()
+                for parameter in group.fsdp_params
+                if hasattr(parameter, "_unsharded_param")
+            }
+        return self._owners[id(weight)]
+
+    def _groups(self) -> Iterator[Any]:
+        for module in self.chunk.modules():  # type: ignore[attr-defined]
+            if isinstance(module, FSDPModule):
+                yield from param_groups_of(module)
+
+    def _tell(self, *, reduces: bool, last: bool) -> None:
+        if self._told == (reduces, last):
+            return
+        self._told = reduces, last
+        self.chunk.set_is_last_backward(last)
+        self.chunk.set_requires_gradient_sync(reduces)
+        self.chunk.set_requires_all_reduce(last)  # after the line above, which sets both
+        if self.keep_gathered:
+            self.chunk.set_reshard_after_backward(last)
+
+    def _tell_ends(self, *, last: bool) -> None:
+        """The embedding and the head have their whole gradients after the first half, and they are large: where every
+        micro-batch is reduced alone they are reduced in it, else each one that waits for its second half would keep
+        them unsharded. They stay gathered: after the last first half FSDP would gather the head ahead once more."""
+        if not self.every_microbatch:
+            return
+        for end in self.ends:
+            end.set_requires_gradient_sync(True, recurse=False)
+            end.set_requires_all_reduce(last, recurse=False)  # after the line above, which sets both
+
+
+def param_groups_of(module: FSDPModule) -> list[Any]:
+    """FSDP's parameter groups of one module (one attribute in torch 2.11, a list in 2.13)."""
+    state: Any = module._get_fsdp_state()
+    if hasattr(state, "_fsdp_param_groups"):
+        return list(state._fsdp_param_groups)
+    return [state._fsdp_param_group] if state._fsdp_param_group is not None else []
+
+
+def _take_gradients(group: Any) -> Iterator[_Gradient]:
+    """The whole gradients that a group's parameters have, which have them no more."""
+    for parameter in group.fsdp_params:
+        if not hasattr(parameter, "_unsharded_param"):
+            continue
+        for holder, attribute in ((parameter, "unsharded_accumulated_grad"), (parameter._unsharded_param, "grad")):
+            if (gradient := getattr(holder, attribute)) is not None:
+                setattr(holder, attribute, None)
+                yield holder, attribute, gradient
+
+
+@contextmanager
+def _as_if_gathered(group: Any) -> Iterator[None]:
+    """With ZeRO 3 weights are freed before their gradients are complete. FSDP wants them gathered to hand out their
+    gradients, although it reads no weight: gathering them again would cost a collective."""
+    freed = [
+        p for p in group.fsdp_params if p.sharded_state != ShardedState.UNSHARDED and hasattr(p, "_unsharded_param")
+    ]
+    states = [p.sharded_state for p in freed]
+    reshard = group.reshard_after_backward
+    if freed:
+        group.reshard_after_backward = False
+    for parameter in freed:
+        parameter.sharded_state = ShardedState.UNSHARDED
+    try:
+        yield
+    finally:
+        group.reshard_after_backward = reshard
+        for parameter, state in zip(freed, states, strict=True):
+            parameter.sharded_state = state

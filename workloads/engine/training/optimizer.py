@@ -1,0 +1,126 @@
+"""Computes the global gradient norm, clips, and updates the local shards with fused AdamW.
+
+The optimizer sees each parameter's local tensor rather than its DTensor: one fused kernel over plain tensors, without
+dispatch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from workloads.engine.collectives.groups import Groups
+from workloads.engine.collectives.parameters import NamedParameter, local_shard, named_parameters
+from workloads.engine.ops.adamw import AdamW
+from workloads.engine.training.loss_scale import LossScale
+
+LEARNING_RATE = 3e-5
+"""Of a sweep's runs. Small, because there is no warm-up of the rate, and the loss, by which layouts are compared, must
+not diverge. Training curves have a rate of their own (`workloads.engine.training.recipe`)."""
+BETAS = (0.9, 0.95)
+EPSILON = 1e-8
+WEIGHT_DECAY = 0.1
+MAX_GRAD_NORM = 1.0
+
+
+class ShardedAdamW:
+    """AdamW over the shards that this rank holds. ``rate``: the learning rate of every update, counted from 0."""
+
+    def __init__(self, chunks: Sequence[nn.Module], groups: Groups, rate: Callable[[int], float] | None = None) -> None:
+        self.groups = groups
+        self._rate, self._updates = rate, 0
+        self.parameters: list[NamedParameter] = [named for chunk in chunks for named in named_parameters(chunk)]
+        self._locals: list[nn.Parameter] = []
+        self._weights: Tensor | None = None
+        self.optimizer: AdamW | None = None
+        fp16 = groups.experiment.precision == "fp16"
+        self.loss_scale = LossScale(groups.device, never_skips=groups.is_rehearsal) if fp16 else None
+        """By which the gradients are too large until `step` divides them."""
+
+    def finish_gradients(self) -> None:
+        """Sum over tp the gradients of weights that every rank holds whole and uses on its own tokens or heads."""
+        e = self.groups.experiment
+        partial = [
+            p.gradient
+            for p in self.parameters
+            if p.spec.placement.summed_over(tp=e.tp, sequence_parallel=e.sequence_parallel)
+        ]
+        if not partial:
+            return
+        flat = torch.cat([g.reshape(-1) for g in partial])  # one message for all
+        dist.all_reduce(flat, group=self.groups.axes["tp"].group)
+        for gradient, total in zip(partial, flat.split([g.numel() for g in partial]), strict=True):
+            gradient.copy_(total.view_as(gradient))
+
+    def add_tied_copies(self) -> None:
+        """Sum the gradients of the two copies of a tied embedding, in the first and the last stage."""
+        copies = [p.gradient for p in self.parameters if p.spec.parts[0].name == "embedding"]
+        if len(copies) == 2:  # both stages are on this rank
+            copies[0].add_(copies[1])
+            copies[1].copy_(copies[0])
+        elif self.groups.tied_embedding is not None:
+            dist.all_reduce(copies[0], group=self.groups.tied_embedding)
+
+    def local_square_norm(self) -> Tensor:
+        """This rank's share of the squared norm, without the loss scale. In the sum over all ranks every element counts
+        once."""
+        gradients = [p.gradient for p in self.parameters]
+        norms = torch.stack(torch._foreach_norm(gradients, 2.0))
+        if self._weights is None:
+            weights = [self._share(p) for p in self.parameters]
+            self._weights = torch.tensor(weights, dtype=norms.dtype, device=norms.device)
+        if self.loss_scale is not None:
+            norms = norms / self.loss_scale.value
+        return (norms.square() * self._weights).sum()
+
+    def step(self, norm: Tensor) -> None:
+        """Scale gradients so that the global norm is at most MAX_GRAD_NORM, update, and free the gradients.
+
+        ``norm``: of the gradients without the loss scale. Where it is not finite, fp16 runs update nothing.
+        """
+        if self.optimizer is None:
+            # Only now: FSDP may move the shards when it starts lazily, in the first forward.
+            self._locals = [nn.Parameter(local_shard(p.current)) for p in self.parameters]
+            self.optimizer = AdamW(
+                self._locals, lr=LEARNING_RATE, betas=BETAS, eps=EPSILON, weight_decay=WEIGHT_DECAY, fused=True
+            )
+        if self._rate is not None:
+            for group in self.optimizer.param_groups:
+                group["lr"] = self._rate(self._updates)
+        self._updates += 1
+        gradients = [p.gradient for p in self.parameters]
+        factor = torch.clamp(MAX_GRAD_NORM / (norm + 1e-6), max=1.0)
+        overflowed = None
+        if self.loss_scale is not None:
+            factor = factor / self.loss_scale.value
+            overflowed = self.loss_scale.overflowed(norm)
+        for parameter, gradient in zip(self._locals, gradients, strict=True):
+            parameter.grad = gradient if gradient.numel() else None  # more shards than rows: some ranks hold none
+        self.optimizer.update(factor, overflowed)
+        for parameter, named in zip(self._locals, self.parameters, strict=True):
+            parameter.grad = named.current.grad = None
+        if self.loss_scale is not None and overflowed is not None:
+            self.loss_scale.update(overflowed)
+
+    def state_tensors(self) -> list[Tensor]:
+        """Optimizer state on the device; empty before the first step."""
+        if self.optimizer is None:
+            return []
+        return [t for state in self.optimizer.state.values() for t in state.values() if isinstance(t, Tensor)]
+
+    def state_bytes(self) -> int:
+        return sum(t.numel() * t.element_size() for t in self.state_tensors())
+
+    def _share(self, named: NamedParameter) -> float:
+        """One over the number of times that a parameter's elements are held, over all ranks."""
+        e = self.groups.experiment
+        placement = named.spec.placement
+        copies = self.groups.mesh_of(placement)["replicate"].size()
+        if not placement.is_expert:
+            copies *= placement.copies({"tp": e.tp})
+        if e.model.tie_embeddings and e.num_stages > 1 and named.spec.parts[0].name == "embedding":
+            copies *= 2
+        return 1.0 / copies

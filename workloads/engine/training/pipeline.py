@@ -1,0 +1,213 @@
+"""Runs one step's micro-batches through this rank's stages, in the order of `workloads.costs.shape.schedule`.
+
+The loop is the same for one stage and for many, for whole and for split backwards. `torch.distributed.pipelining` is
+not used, for three reasons: it reduces gradients with the last micro-batch only, which is not ZeRO-2; it runs an extra
+forward to learn shapes; and its warm-up does not work under a fake process group without patching its internals, on
+torch 2.11 and on 2.13.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Variable
+
+from workloads.costs.shape.schedule import Action, schedule_actions
+from workloads.engine.collectives.groups import Groups
+from workloads.engine.collectives.parameters import named_parameters
+from workloads.engine.layers.transformer import Chunk, routers
+from workloads.engine.ops.linear import DeferredGradients
+from workloads.engine.training.clock import Clock, Mark
+from workloads.engine.training.data_parallel import GradientSync, compute_dtype
+from workloads.engine.training.fp8_gather import fp8_weights
+from workloads.engine.training.messages import Messages, connect
+
+
+@dataclass
+class PipelineMarks:
+    """Device-time marks of one step."""
+
+    waits: list[tuple[Mark, Mark]] = field(default_factory=list)
+    """Around each wait for another stage, up to the last backward."""
+    late_waits: list[tuple[Mark, Mark]] = field(default_factory=list)
+    """With several stages: around waiting for messages to leave and for sums over stages, after the last backward."""
+    last_backward: Mark | None = None
+    """After the last backward's compute, before what is left of the gradient reduction."""
+    last_backward_at: float | None = None
+    """When the host was there, by `time.perf_counter`."""
+    actions: list[tuple[Action, Mark, Mark]] = field(default_factory=list)
+    """Every action, waits for other stages and the wait after the last backward excluded."""
+
+
+class _AtEndOfBackward(torch.autograd.Function):
+    """Identity on a stage's output. Its backward runs before all others, so its engine callback runs before FSDP's."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, callback: Callable[[], None]) -> Tensor:
+        ctx.callback = callback
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        Variable._execution_engine.queue_callback(ctx.callback)
+        return grad, None
+
+
+class Pipeline:
+    """One rank's stages and the order of their forwards and backwards."""
+
+    def __init__(self, chunks: list[Chunk], groups: Groups, clock: Clock) -> None:
+        e = groups.experiment
+        self.fp8_weights = fp8_weights(chunks, groups)
+        self.chunks, self.groups, self.clock = chunks, groups, clock
+        self.sync = [GradientSync(chunk, e) for chunk in chunks]
+        self.actions = schedule_actions(
+            e.pp_schedule, groups.position["pp"], e.pp, e.num_microbatches, e.virtual_stages
+        )
+        self.deferred = [DeferredGradients() for _ in chunks] if any(a.kind == "W" for a in self.actions) else None
+        if self.deferred is not None:
+            for chunk, deferred in zip(chunks, self.deferred, strict=True):
+                chunk.defer_to(deferred)
+        self.tokens = e.micro_batch_size * e.seq_len // e.cp
+        """Of one micro-batch on this rank."""
+        self.boundary_shape = (self.tokens // (e.tp if e.sequence_parallel else 1), e.model.hidden_size)
+        self.boundary_dtype = compute_dtype(e)
+        self.running = ""
+        """Kind of the action under way, or of the last one."""
+
+    def run(self, batches: list[tuple[Tensor, Tensor]]) -> tuple[Tensor | None, PipelineMarks]:
+        """Forward and backward of every micro-batch.
+
+        Returns this rank's share of the mean loss (None on ranks without the last stage) and the marks of the step.
+        """
+        step = _Step(self, self.actions, batches, alone=self.groups.is_rehearsal)
+        step.run()
+        marks = step.marks
+        start = self.clock.mark()
+        step.messages.finish()
+        marks.late_waits.append((start, self.clock.mark()))
+        return (torch.stack(step.losses).sum() if step.losses else None), marks
+
+    def prepare(self) -> None:
+        """Connect to the neighbouring stages and load every kernel, before any message is on its way."""
+        connect(self.groups)
+        self.load_kernels()
+
+    def load_kernels(self) -> None:
+        """Run one micro-batch through this rank's stages alone, with made-up inputs, and drop its gradients and what it
+        counted.
+
+        Other axes than the pipeline take part as in a step, so their communicators are made, too.
+        """
+        e = self.groups.experiment
+        actions = schedule_actions(e.pp_schedule, self.groups.position["pp"], e.pp, 1, e.virtual_stages)
+        tokens = torch.zeros(self.tokens, dtype=torch.int64, device=self.groups.device)
+        _Step(self, actions, [(tokens, tokens)], alone=True).run()
+        self.clock.finish()
+        for chunk in self.chunks:
+            for named in named_parameters(chunk):
+                named.current.grad = None
+            for router in routers(chunk):
+                router.fill()
+
+
+class _Step:
+    """What one step holds between its actions."""
+
+    def __init__(
+        self, pipeline: Pipeline, actions: list[Action], batches: list[tuple[Tensor, Tensor]], *, alone: bool
+    ) -> None:
+        self.pipeline, self.actions, self.batches = pipeline, actions, batches
+        backwards = [action for action in actions if action.kind in ("B", "W")]
+        self.last_of_chunk = {action.chunk: action for action in backwards}
+        """The action that completes each chunk's gradients."""
+        self.last_through_chunk = {action.chunk: action for action in actions if action.kind in ("B", "I")}
+        """The last action that makes input gradients of each chunk."""
+        self.marks = PipelineMarks()
+        self.messages = Messages(
+            pipeline.groups, pipeline.clock, pipeline.boundary_shape, pipeline.boundary_dtype, alone, self.marks.waits
+        )
+        self.held: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
+        """(chunk, micro-batch) -> (stage input, stage output)"""
+        self.losses: list[Tensor] = []
+
+    def run(self) -> None:
+        """Run all actions."""
+        for weights in self.pipeline.fp8_weights:
+            weights.find_scales()
+        for action in self.actions:
+            self._run(action)
+
+    def _run(self, action: Action) -> None:
+        pipeline, clock = self.pipeline, self.pipeline.clock
+        chunk = pipeline.chunks[action.chunk]
+        pipeline.running = action.kind
+        received = self.messages.take(action)
+        start = clock.mark()
+        if action.kind == "F":
+            self._forward(action, chunk, received)
+        elif action.kind == "W":
+            self._weight_gradients(action)
+        else:
+            self._backward(action, chunk, received)
+        # After the last backward FSDP waits for the gradients' reduction, which is counted apart from it.
+        end = self.marks.last_backward if action is self.actions[-1] else clock.mark()
+        assert end is not None
+        self.marks.actions.append((action, start, end))
+
+    def _forward(self, action: Action, chunk: Chunk, received: Tensor | None) -> None:
+        tokens, targets = self.batches[action.microbatch]
+        x = tokens if received is None else received.requires_grad_()
+        output: Tensor = chunk(x, targets if chunk.is_last else None)
+        if chunk.is_last:
+            self.losses.append(output.detach())
+        else:
+            self.messages.give(action, output.detach())
+        last = self.actions[-1]
+        if last.kind == "B" and (last.chunk, last.microbatch) == (action.chunk, action.microbatch):
+            output = _AtEndOfBackward.apply(output, self._note_last_backward)
+        self.held[action.chunk, action.microbatch] = x, output
+
+    def _backward(self, action: Action, chunk: Chunk, received: Tensor | None) -> None:
+        pipeline = self.pipeline
+        x, output = self.held.pop((action.chunk, action.microbatch))
+        sync = pipeline.sync[action.chunk]
+        last_through = action == self.last_through_chunk[action.chunk]
+        if action.kind == "B":
+            sync.before_backward(last=action == self.last_of_chunk[action.chunk], last_through=last_through)
+            output.backward(received)
+        else:
+            assert pipeline.deferred is not None
+            sync.before_input_gradients(last_through=last_through)
+            pipeline.deferred[action.chunk].collect(action.microbatch)
+            output.backward(received)
+            pipeline.deferred[action.chunk].stop()
+            sync.after_input_gradients(action.microbatch)
+        if not chunk.is_first:
+            assert x.grad is not None
+            self.messages.give(action, x.grad)
+
+    def _weight_gradients(self, action: Action) -> None:
+        pipeline = self.pipeline
+        assert pipeline.deferred is not None
+        deferred, sync = pipeline.deferred[action.chunk], pipeline.sync[action.chunk]
+        ends_step, microbatch = action == self.actions[-1], action.microbatch
+
+        def made(weight: Tensor, left: int) -> None:
+            if ends_step and not left:
+                self._note_last_backward()
+            sync.after_weight_gradient(weight)
+
+        last = action == self.last_of_chunk[action.chunk]
+        sync.before_weight_gradients(microbatch, deferred.weights(microbatch), last=last)
+        deferred.compute(microbatch, made)
+        sync.after_weight_gradients(last=last)
+
+    def _note_last_backward(self) -> None:
+        self.marks.last_backward = self.pipeline.clock.mark()
+        self.marks.last_backward_at = time.perf_counter()

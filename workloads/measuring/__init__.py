@@ -1,0 +1,1 @@
+"""Measuring on one rank: timed steps, device state, launch overhead, profiles."""

@@ -1,0 +1,74 @@
+"""Writes down, when the launcher asks, which collective a rank waits in, from torch's flight recorder.
+
+The main thread of a rank that hangs is blocked in C++, so it runs no Python signal handler. But Python's C handler
+still writes a byte to a pipe. A second thread waits on that pipe, and it can run, because a collective that waits does
+not hold the interpreter's lock.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from workloads.contract import protocol
+
+ENTRIES = 20
+"""How many of a rank's last collectives are written down."""
+
+
+def answer_requests(folder: Path, rank: int, device: str) -> None:
+    """From now on write ``rank_r.flight.json`` whenever `protocol.FLIGHT_SIGNAL` comes.
+
+    Call it on the main thread, before the process group is made.
+    """
+    if device == "cpu":  # NCCL records by default, gloo only with a buffer size
+        os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    signal.signal(protocol.FLIGHT_SIGNAL, lambda _number, _frame: None)
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+
+    def answer() -> None:
+        while number := os.read(reader, 1):
+            if number[0] == protocol.FLIGHT_SIGNAL:
+                write_flight(folder, rank)
+
+    threading.Thread(target=answer, name="flight", daemon=True).start()
+
+
+def write_flight(folder: Path, rank: int) -> None:
+    """The last collectives of this rank, oldest first; empty if torch keeps no record."""
+    entries = [_entry(entry) for entry in _recorded()[-ENTRIES:]]
+    protocol.write_json(protocol.flight_path(folder, rank), {"rank": rank, "entries": entries})
+
+
+def _recorded() -> list[dict[str, Any]]:
+    import torch._C._distributed_c10d as c10d
+
+    for name in ("_dump_nccl_trace_json", "_dump_fr_trace_json"):
+        dump: Callable[..., bytes] | None = getattr(c10d, name, None)
+        if dump is None:
+            continue
+        try:
+            found = json.loads(dump(includeCollectives=True, onlyActive=False))
+        except (RuntimeError, ValueError):
+            continue
+        if found.get("entries"):
+            return list(found["entries"])
+    return []
+
+
+def _entry(entry: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "operation": entry.get("profiling_name"),
+        "group": (entry.get("process_group") or [None])[-1],
+        "number": entry.get("p2p_seq_id") if entry.get("is_p2p") else entry.get("collective_seq_id"),
+        "sizes": entry.get("input_sizes"),
+        "state": entry.get("state"),
+        "retired": entry.get("retired"),
+    }

@@ -1,0 +1,326 @@
+"""Runs and times training steps: warm-up, a memory probe, then timed steps without a host-device round trip.
+
+Every step sets marks on the device's time line:
+
+    start ─ forward/backward (pipeline waits marked) ─ last backward ─ reduction left exposed ─ optimizer ─ end
+
+With several pipeline stages, waiting for the slowest one after the last backward (in the sums of loss and gradient norm
+over all ranks, and of a tied embedding's gradients) is pipeline idle time too.
+
+All batches are copied to the device before the first warm-up step, or before the first timed one: a copy between two
+steps would make host and device wait for each other. The host may run ahead of the device by at most one step, so that
+launching costs no device time and a heartbeat is never more than a step early. One small all-reduce gives every rank
+the same loss and gradient norm of the global batch.
+
+The timed steps begin on all ranks together, after each has collected its garbage; Python's collector is off until they
+end. One rank's collection would otherwise make all of them wait.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.profiler import record_function
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from workloads.contract.protocol import WARM_STEPS, MeasureSpec, MemoryAtPeak, RoutingRecord, StepRecord
+from workloads.engine.observing.breakdown import OPTIMIZER_RANGE, STEP_RANGE
+from workloads.engine.observing.memory import MemoryProbe
+from workloads.engine.training import loss_scale
+from workloads.engine.training.balance import finish_routing, routing_record
+from workloads.engine.training.build import Engine
+from workloads.engine.training.data import step_batches
+from workloads.engine.training.pipeline import PipelineMarks
+
+Batches = list[tuple[Tensor, Tensor]]
+BeforeStep = Callable[[int, bool], None]
+"""``(step, is_warmup)``"""
+
+
+class Diverged(RuntimeError):
+    """The loss or the gradient norm is not finite, in fp16 at any loss scale."""
+
+
+@dataclass(frozen=True)
+class _Pending:
+    """A step that the host has launched; the device may not have computed its numbers yet."""
+
+    step: int
+    is_warmup: bool
+    launched_at: float
+    """By `time.perf_counter`."""
+    start: Any
+    reduced: Any
+    end: Any
+    marks: PipelineMarks
+    totals: Tensor
+    """(loss, squared gradient norm) of the global batch, and in fp16 the loss scale, on the device."""
+    memory: dict[str, int | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Measurements:
+    """What one rank measured over all its steps; times in seconds."""
+
+    steps: list[StepRecord]
+    memory_at_peak: MemoryAtPeak | None
+    forward_s: float | None
+    """Median over the timed steps of one micro-batch's forward through all chunks of this rank."""
+    backward_s: float | None
+    timed_wall_s: float
+    """By the host's clock, from the launch of the first timed step to the end of the last one on the device."""
+    timed_spans: dict[int, tuple[float, float]]
+    """Start and end of every timed step on the device, in seconds of `time.perf_counter`."""
+    routing: RoutingRecord | None
+    host_lead_s: float | None = None
+    """Median over the timed steps of how much later than the host the device is through with the last backward. Near 0:
+    the device waited for the host. None on a CPU, which has no device beside, and of other engines."""
+
+
+def measure(
+    engine: Engine,
+    spec: MeasureSpec,
+    before_step: BeforeStep = lambda step, warm: None,
+    counter: TorchDispatchMode | None = None,
+) -> Measurements:
+    """Run the warm-up steps and then the timed steps of ``spec``; call ``before_step(step, is_warmup)`` before each.
+
+    In the last warm-up step memory is looked up, and in the second one where the run may end early
+    (``spec.slow_step_s``). In the second one ``counter`` counts (what is sent), in the first where there is no other
+    and no block is compiled: nothing can be compiled while a counter is active. Raises `Diverged` when a loss or
+    gradient norm is not finite: after all warm-up steps, or after all timed steps.
+    """
+    # In the very first step there is no optimizer state yet, and its peak says nothing about later ones.
+    probe = MemoryProbe(engine) if spec.memory_probe and spec.warmup_steps > 1 else None
+    if spec.warmup_steps == 1 and engine.experiment.compile != "none":
+        counter = None
+    # A run that may turn out to be slow is looked at in between.
+    first = spec.warmup_steps if spec.slow_step_s is None else min(WARM_STEPS, spec.warmup_steps)
+    warmed = run_steps(engine, range(first), before_step, is_warmup=True, probe=probe, counter=counter)
+    records = [_finish(engine, pending) for pending in warmed]
+    slow = spec.slow_step_s is not None and bool(_agreed(engine, int(spec.is_slow(_quickest_s(records)))))
+    if first < spec.warmup_steps and not slow:
+        warmed = run_steps(engine, range(first, spec.warmup_steps), before_step, is_warmup=True)
+        records += [_finish(engine, pending) for pending in warmed]
+
+    timed: list[_Pending] = []
+    count, wall_s = _agreed(engine, spec.timed_steps_of(_quickest_s(records))), 0.0
+    while len(timed) < count:
+        steps = range(len(records), len(records) + count - len(timed))
+        with garbage_collector_off():
+            ran = run_steps(engine, steps, before_step, is_warmup=False)
+        wall_s += time.perf_counter() - ran[0].launched_at
+        timed += ran
+        records += [_finish(engine, pending) for pending in ran]
+        if slow:  # it only seemed to be so where its timed steps are quick: then it goes on
+            count = _agreed(engine, spec.timed_steps_of(_quickest_s(records[-len(ran) :])))
+    forward, backward = (_median_span(engine, timed, kinds) for kinds in ("F", "BIW"))
+    at_peak = probe.at_peak if probe is not None else None
+    routing = routing_record(engine.chunks, engine.groups)
+    lead = _host_lead_s(engine, timed)
+    return Measurements(records, at_peak, forward, backward, wall_s, _spans(engine, timed), routing, lead)
+
+
+def _quickest_s(records: list[StepRecord]) -> float | None:
+    """Of warm-up steps the first compiles and one may be probed: the quickest is nearest to a timed one. None: there is
+    none."""
+    return min((record.step_time_s for record in records), default=None)
+
+
+def run_steps(
+    engine: Engine,
+    steps: range,
+    before_step: BeforeStep,
+    *,
+    is_warmup: bool,
+    probe: MemoryProbe | None = None,
+    counter: TorchDispatchMode | None = None,
+) -> list[_Pending]:
+    """Launch the steps and wait until the device has done them. ``probe`` watches the last one, ``counter`` the second
+    one (or the only one)."""
+    pending: list[_Pending] = []
+    batches = {step: _batches(engine, step) for step in steps}
+    if not is_warmup:
+        _line_up(engine)
+    for step in steps:
+        before_step(step, is_warmup)
+        watching = probe if step == steps[-1] else None
+        counting = counter if step == steps[:2][-1] else None
+        with record_function(STEP_RANGE), _watched(watching, counting):
+            pending.append(run_step(engine, step, batches.pop(step), is_warmup=is_warmup))
+        if watching is not None and watching.tracker is not None:
+            pending[-1].memory["peak_allocated_bytes"] = watching.peak_bytes
+        if len(pending) > 1:
+            _wait_for(pending[-2].end)
+    engine.clock.finish()
+    return pending
+
+
+@contextmanager
+def _watched(probe: MemoryProbe | None, counter: TorchDispatchMode | None) -> Iterator[None]:
+    with ExitStack() as stack:
+        if probe is not None:
+            stack.enter_context(probe.watch())
+        if counter is not None:
+            # What dynamo is asked to compile under a dispatch mode it leaves uncompiled for good: it must not be asked.
+            stack.enter_context(torch.compiler.set_stance("eager_on_recompile"))
+            stack.enter_context(counter)
+        yield
+
+
+@contextmanager
+def garbage_collector_off() -> Iterator[None]:
+    """Collect garbage now, and not again before the end."""
+    was_on = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def _agreed(engine: Engine, value: int) -> int:
+    """The first rank's value, on every rank."""
+    shared = torch.tensor(value, device=engine.groups.device)
+    dist.broadcast(shared, src=0)
+    return int(shared.item())
+
+
+def _line_up(engine: Engine) -> None:
+    """Wait until every rank is here."""
+    dist.all_reduce(torch.zeros((), device=engine.groups.device))
+    engine.clock.finish()
+
+
+def _median_span(engine: Engine, timed: list[_Pending], kinds: str) -> float | None:
+    """Time of one micro-batch's actions of these kinds, summed over this rank's chunks: medians over the timed steps.
+
+    A chunk may run the backward of some micro-batches whole (B) and split that of others (I and W), as DualPipeV does:
+    each kind counts for its share of the micro-batches.
+    """
+    spans: dict[int, dict[str, list[float]]] = {}
+    for action, start, end in (span for pending in timed for span in pending.marks.actions):
+        if action.kind in kinds:
+            of_chunk = spans.setdefault(action.chunk, {})
+            of_chunk.setdefault(action.kind, []).append(engine.clock.seconds(start, end))
+    if not spans:
+        return None
+    return sum(_of_one_micro_batch(of_chunk) for of_chunk in spans.values())
+
+
+def _of_one_micro_batch(times: dict[str, list[float]]) -> float:
+    """Of the times of one chunk's actions by kind; every micro-batch has one action that is not a W."""
+    micro_batches = sum(len(found) for kind, found in times.items() if kind != "W")
+    return sum(statistics.median(found) * len(found) / micro_batches for found in times.values())
+
+
+def _spans(engine: Engine, timed: list[_Pending]) -> dict[int, tuple[float, float]]:
+    return {p.step: (_moment(engine, timed, p.start), _moment(engine, timed, p.end)) for p in timed}
+
+
+def _host_lead_s(engine: Engine, timed: list[_Pending]) -> float | None:
+    if engine.groups.device.type != "cuda":
+        return None
+    leads = []
+    for marks in (pending.marks for pending in timed):
+        assert marks.last_backward_at is not None
+        leads.append(_moment(engine, timed, marks.last_backward) - marks.last_backward_at)
+    return statistics.median(leads)
+
+
+def _moment(engine: Engine, timed: list[_Pending], mark: Any) -> float:
+    """When the device reached a mark, by `time.perf_counter`. The device was idle when the first timed step was
+    launched: there the host's clock and its own agree."""
+    return timed[0].launched_at + engine.clock.seconds(timed[0].start, mark)
+
+
+def _batches(engine: Engine, step: int) -> Batches:
+    groups = engine.groups
+    return step_batches(engine.experiment, step, groups.data_rank, groups.device, groups.position["cp"], engine.source)
+
+
+def run_step(engine: Engine, step: int, batches: Batches, *, is_warmup: bool) -> _Pending:
+    """Launch one optimizer step. Its times and its loss are read later, by `_finish`."""
+    groups, clock = engine.groups, engine.clock
+    cuda = groups.device.type == "cuda"
+    retries = _retries() if cuda else None
+    if cuda:
+        torch.cuda.reset_peak_memory_stats()
+    launched_at = time.perf_counter()
+    start = clock.mark()
+    loss, marks = engine.pipeline.run(batches)
+    engine.optimizer.finish_gradients()
+    reduced = clock.mark()
+    # What follows waits for the slowest stage: it is not this stage's reduction, nor its optimizer.
+    engine.optimizer.add_tied_copies()
+    with record_function(OPTIMIZER_RANGE):
+        square_norm = engine.optimizer.local_square_norm()
+    own_loss = loss if loss is not None and groups.axes["tp"].rank == 0 else torch.zeros((), device=groups.device)
+    totals = torch.stack([own_loss.to(square_norm.dtype), square_norm])
+    dist.all_reduce(totals)
+    summed = clock.mark()
+    if engine.experiment.pp > 1:
+        marks.late_waits.append((reduced, summed))
+    with record_function(OPTIMIZER_RANGE):
+        if (scale := engine.optimizer.loss_scale) is not None:
+            totals = torch.cat([totals, scale.value[None]])  # a copy: the step is going to change it
+        engine.optimizer.step(totals[1].sqrt())
+        finish_routing(engine.chunks, groups)
+    end = clock.mark()
+    memory: dict[str, int | None] = {}
+    if cuda:
+        memory = {
+            "peak_allocated_bytes": torch.cuda.max_memory_allocated(),
+            "peak_reserved_bytes": torch.cuda.max_memory_reserved(),
+            "allocator_retries": _retries() - (retries or 0),
+        }
+    return _Pending(step, is_warmup, launched_at, start, reduced, end, marks, totals, memory)
+
+
+def _finish(engine: Engine, pending: _Pending) -> StepRecord:
+    clock = engine.clock
+    loss, square_norm, *scale = pending.totals.tolist()
+    rehearsed = engine.groups.is_rehearsal
+    finite = math.isfinite(loss) and math.isfinite(square_norm)
+    if not rehearsed and not finite and (not scale or scale[0] < loss_scale.COLLAPSED):
+        with_scale = f" at a loss scale of {scale[0]:g}" if scale else ""
+        raise Diverged(f"step {pending.step}: loss {loss}, squared gradient norm {square_norm}{with_scale}")
+    marks, backward_end = pending.marks, pending.marks.last_backward
+    assert backward_end is not None
+    early = sum(clock.seconds(a, b) for a, b in marks.waits)
+    (sends, *sums) = [clock.seconds(a, b) for a, b in marks.late_waits]
+    return StepRecord(
+        step=pending.step,
+        is_warmup=pending.is_warmup,
+        step_time_s=clock.seconds(pending.start, pending.end),
+        forward_backward_s=clock.seconds(pending.start, backward_end) - early,
+        reduce_exposed_s=clock.seconds(backward_end, pending.reduced) - sends,
+        optimizer_s=clock.seconds(pending.reduced, pending.end) - sum(sums),
+        pipeline_idle_s=early + sends + sum(sums),
+        loss=None if rehearsed or not math.isfinite(loss) else loss,
+        grad_norm=None if rehearsed or not math.isfinite(square_norm) else math.sqrt(square_norm),
+        loss_scale=scale[0] if scale and not rehearsed else None,
+        skipped=not math.isfinite(square_norm) if scale and not rehearsed else None,
+        **pending.memory,
+    )
+
+
+def _wait_for(mark: Any) -> None:
+    if isinstance(mark, torch.cuda.Event):
+        mark.synchronize()
+
+
+def _retries() -> int:
+    return int(torch.cuda.memory_stats().get("num_alloc_retries", 0))

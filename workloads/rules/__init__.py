@@ -1,0 +1,1 @@
+"""Which layouts are possible, and what each engine supports."""

@@ -1,0 +1,409 @@
+"""Structural rules: what a layout must obey before memory or time are worth asking about. No torch here.
+
+A rule is data: the condition under which a layout breaks it and the sentence that says so, both in the language of
+`workloads.spec.expressions` over the names of `names_of`. So each rule is stated once: the planner evaluates it here
+(`violations`), and the report's explorer evaluates the same data in the browser.
+
+A sentence says what is wrong, with the numbers, and what would work. ``engine_support`` is the one rule that is about
+this version of the engine and not about the layout.
+
+Fewer micro-batches than stages is not a rule: such a pipeline runs, mostly idle. (The Ultra-Scale Playbook's engine
+needed ``num_microbatches >= pp - 1``.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import gcd
+from operator import attrgetter
+from typing import Any, Literal, NamedTuple
+
+from workloads.costs.shape.schedule import INTERLEAVED, SPLIT_BACKWARD, V_SHAPED
+from workloads.rules.engine_support import refused
+from workloads.spec.cluster import ClusterSpec
+from workloads.spec.experiment import Experiment
+from workloads.spec.expressions import Expression, Template, compile_tests, parse, parse_template
+
+Scope = Literal["layout", "cluster", "engine"]
+
+
+class Violation(NamedTuple):
+    rule: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One rule, or one case of a rule whose sentence differs from case to case: at most one case of a rule holds."""
+
+    name: str
+    scope: Scope
+    """What the condition reads: the layout and the model alone, the cluster too, or what this engine lacks."""
+    broken: Expression
+    message: Template
+
+
+def divisors(value: int) -> list[int]:
+    """Every divisor of a whole number of at least 1, smallest first; none of 0."""
+    return [d for d in range(1, value + 1) if value % d == 0]
+
+
+_FUNCTIONS: Mapping[str, Callable[..., Any]] = {"gcd": gcd, "divisors": divisors}
+
+
+def _rules(scope: Scope, *stated: tuple[str, str, str]) -> tuple[Rule, ...]:
+    """Rules from their name, the condition that breaks them and the sentence."""
+    return tuple(
+        Rule(name, scope, parse(broken, name, _FUNCTIONS), parse_template(message, name, _FUNCTIONS))
+        for name, broken, message in stated
+    )
+
+
+_SPLIT = ("num_heads", "num_kv_heads", "ffn_hidden_size", "vocab_size", "shared_hidden_size")
+"""Heads, feed-forward columns and vocabulary rows are what tensor parallelism splits. ``shared_hidden_size``, of all
+shared experts, is 0 without them: everything divides it, and it changes no greatest common divisor."""
+
+DERIVED = {
+    name: parse(text, name, _FUNCTIONS)
+    for name, text in {
+        "round": "dp * micro_batch_size",  # sequences that all ranks together take in one micro-batch
+        "rest": "global_batch_size % round",
+        "chunks": "pp * virtual_stages",
+        "schedule_fits": "(pp > 1) == (pp_schedule != 'none')",
+        "interleaved": f"pp_schedule in {INTERLEAVED}",
+        # With one chunk a rank, interleaved 1F1B is a worse 1F1B, but interleaved zero-bubble is ZB-H1.
+        "least_chunks": f"2 if pp_schedule in {('interleaved_1f1b', *V_SHAPED)} else 1",
+        "splits_backward": f"pp_schedule in {SPLIT_BACKWARD}",
+        "tokens": "micro_batch_size * seq_len // cp",  # of one micro-batch on one context-parallel rank
+        "split": f"gcd({', '.join(_SPLIT)})",
+        "cp_part": "2 * cp",
+        "ep_ranks": "dp * cp * tp // etp",
+        "ep_shards": "1 if zero_stage == 0 else dp_shard * cp * tp // etp",  # that share an expert's master weights
+        "most_imbalance": "num_experts / experts_per_token if has_experts else 1",
+        # Tensor cores take fp8 by 16 bytes; blockwise scales belong to 128 values.
+        "fp8_multiple": "128 if precision == 'fp8_blockwise' else 16",
+        "projected": "(num_heads + 2 * num_kv_heads) * head_dim // tp",
+        "fp8_parts": "[num_heads * head_dim // tp, projected, ffn_hidden_size // tp]",
+        "fp8_sizes": "gcd(hidden_size, num_heads * head_dim // tp, projected, ffn_hidden_size // tp, tokens)",
+        # With latent attention; its down projections, blockwise in bf16, are of each rank's own tokens.
+        "key_value_columns": "num_heads * (query_size - rope_size + value_size) // tp",
+        "fp8_down": "0 if precision == 'fp8_blockwise' else query_latent + latent + rope_size",
+        "fp8_stream": "tokens // tp if sequence_parallel else tokens",
+        "fp8_latent_sizes": "gcd(hidden_size, num_heads * query_size // tp, key_value_columns, "
+        "num_heads * value_size // tp, query_latent, latent, ffn_hidden_size // tp, tokens)",
+    }.items()
+}
+"""Names that several conditions and sentences use; each may use those above it."""
+
+_LAYOUT = _rules(
+    "layout",
+    (
+        "global_batch",
+        "rest and global_batch_size > round",
+        "global_batch_size={global_batch_size} is not a multiple of dp*micro_batch_size = {dp}*{micro_batch_size} = "
+        "{round}; {global_batch_size - rest} or {global_batch_size - rest + round} would be",
+    ),
+    (
+        "global_batch",
+        "rest and global_batch_size < round",
+        "global_batch_size={global_batch_size} is not a multiple of dp*micro_batch_size = {dp}*{micro_batch_size} = "
+        "{round}; {round} would be",
+    ),
+    (
+        "pp_layers",
+        "virtual_stages == 1 and pp > num_layers",
+        "pp={pp} stages need as many layers, {model} has {num_layers}; use at most that many",
+    ),
+    (
+        "pp_layers",
+        "virtual_stages > 1 and chunks > num_layers",
+        "pp*virtual_stages = {pp}*{virtual_stages} = {chunks} stages need as many layers, {model} has {num_layers}; "
+        "use at most that many",
+    ),
+    (
+        "pp_schedule",
+        "not schedule_fits",
+        "pp_schedule={pp_schedule} with pp={pp}; it is none exactly when pp is 1",
+    ),
+    # With a schedule that does not fit, nothing more is said of virtual stages. Every schedule takes any number of
+    # micro-batches: the lists of `workloads.costs.shape.schedule` leave out those that are missing in the last round.
+    (
+        "virtual_stages",
+        "schedule_fits and (virtual_stages < least_chunks or virtual_stages > least_chunks and not interleaved)",
+        "pp_schedule={pp_schedule} with virtual_stages={virtual_stages}; it needs "
+        "{least_chunks}{' or more' if interleaved else ''}",
+    ),
+    *(
+        (
+            f"tp_{field}",
+            f"{field} % tp",
+            f"tp={{tp}} does not divide {field}={{{field}}} of {{model}}; tp may be one of {{divisors(split)}}",
+        )
+        for field in _SPLIT
+    ),
+    (
+        "sequence_parallel",
+        "sequence_parallel and tokens % tp",
+        "sequence parallelism splits micro_batch_size*seq_len/cp = {micro_batch_size}*{seq_len}/{cp} = {tokens} tokens "
+        "over tp={tp} ranks; tp may be one of {divisors(gcd(tokens, split))}",
+    ),
+    (
+        "cp_seq_len",
+        "cp > 1 and seq_len % cp_part",
+        "cp={cp} balances causal attention by cutting a sequence into 2*cp = {cp_part} equal parts; seq_len={seq_len} "
+        "is not a multiple of {cp_part}, {seq_len // cp_part * cp_part + cp_part} would be",
+    ),
+    *(
+        (
+            f"cp_{field}",
+            f"cp > 1 and cp_kind == 'ulysses' and {field} % tp == 0 and {field} // tp % cp",
+            f"cp_kind=ulysses gives every rank whole heads: cp={{cp}} does not divide the {{{field} // tp}} of "
+            f"{field}={{{field}}} that each of tp={{tp}} ranks has; use cp_kind=ring or allgather",
+        )
+        for field in ("num_heads", "num_kv_heads")
+    ),
+    ("ep_model", "ep > 1 and not has_experts", "ep={ep}, but {model} has no experts; ep must be 1"),
+    (
+        "ep_num_experts",
+        "has_experts and num_experts % ep",
+        "ep={ep} does not divide num_experts={num_experts} of {model}; ep may be one of {divisors(num_experts)}",
+    ),
+    (
+        "etp",
+        "etp > 1 and etp != tp",
+        "etp={etp} is the tensor-parallel degree inside experts; it may be 1 or tp={tp}",
+    ),
+    (
+        "etp",
+        "has_experts and etp == 1 and tp > 1 and not sequence_parallel",
+        "etp=1 with tp={tp} needs sequence_parallel=true, with which each of the tp ranks sends its own tokens to the "
+        "experts; or use etp={tp}",
+    ),
+    (
+        "etp",
+        "etp > 1 and etp == tp and expert_hidden_size % etp",
+        "etp={etp} does not divide expert_hidden_size={expert_hidden_size} of {model}; use etp=1",
+    ),
+    (
+        "ep_ranks",
+        "has_experts and (etp == 1 or etp == tp) and ep_ranks % ep",
+        "ep={ep} borrows ranks from dp*cp*tp/etp = {dp}*{cp}*{tp}/{etp} = {ep_ranks} and does not divide it; "
+        "ep may be one of {divisors(ep_ranks)}",
+    ),
+    (
+        "ep_shards",
+        "has_experts and (etp == 1 or etp == tp) and ep_ranks % ep == 0 and ep_shards % ep and ep % ep_shards",
+        "ep={ep} neither divides the dp_shard*cp*tp/etp = {ep_shards} ranks that share master weights nor is a "
+        "multiple of them; ep may be one of {divisors(ep_shards)}",
+    ),
+    (
+        "routing_imbalance",
+        "routing != 'balanced' and has_experts and routing_imbalance > most_imbalance",
+        "routing_imbalance={routing_imbalance}: an expert that every token visits has num_experts/experts_per_token = "
+        "{most_imbalance} times the mean; at most that",
+    ),
+    (
+        "zero_shards",
+        "zero_stage == 0 and dp_shard > 1",
+        "zero_stage=0 shards nothing, but dp_shard={dp_shard}; use dp_replicate={dp} with dp_shard=1",
+    ),
+    (
+        "zero_shards",
+        "zero_stage > 0 and dp_shard * cp == 1",
+        "zero_stage={zero_stage} with dp_shard=1 and cp=1 has nothing to shard over; use zero_stage=0",
+    ),
+    (
+        "compile_split_backward",
+        "compile == 'block' and splits_backward",
+        "compile=block with pp_schedule={pp_schedule}: a compiled backward cannot put off weights' gradients; use "
+        "compile=none, or pp_schedule=1f1b, interleaved_1f1b or gpipe",
+    ),
+    (
+        "recompute_mla_up",
+        "'mla_up' in recompute and not has_latent_attention",
+        "recompute={recompute}, but {model} has no latent attention whose up-projections could be computed again; "
+        "leave mla_up out",
+    ),
+    (
+        "recompute_experts",
+        "'experts' in recompute and not has_experts",
+        "recompute={recompute}, but {model} has no routed experts that could be computed again; leave experts out",
+    ),
+    (
+        "compile_fp8",
+        "engine == 'ultrasweep' and compile == 'block' and 'fp8' in precision",
+        "compile=block with precision={precision}: fp8 products cast in kernels of their own, which a compiled block "
+        "cannot contain; use compile=none, or precision=bf16",
+    ),
+    (
+        "fp8_sizes",
+        "'fp8' in precision and split % tp == 0 and not has_latent_attention and fp8_sizes % fp8_multiple",
+        "precision={precision} needs multiples of {fp8_multiple} on every rank: {tokens} tokens of a micro-batch, "
+        "hidden_size={hidden_size}, and {fp8_parts} columns of queries, of all projections and of the feed-forward "
+        "layer; choose another micro_batch_size, seq_len or tp, or precision=bf16",
+    ),
+    (
+        "fp8_sizes",
+        "'fp8' in precision and split % tp == 0 and has_latent_attention and "
+        "(fp8_latent_sizes % fp8_multiple or fp8_down % 16 or fp8_stream % 16)",
+        "precision={precision} needs multiples of {fp8_multiple} on every rank: {tokens} tokens of a micro-batch, "
+        "hidden_size={hidden_size}, {num_heads * query_size // tp}, {key_value_columns} and {num_heads * value_size // "
+        "tp} columns of queries, keys with values and outputs, {query_latent} and {latent} of latents, "
+        "{ffn_hidden_size // tp} of the feed-forward layer; and of 16: {fp8_down} columns and {fp8_stream} tokens of "
+        "the down projection; choose another micro_batch_size, seq_len or tp, or precision=bf16",
+    ),
+    (
+        "fp8_experts",
+        "'fp8' in precision and has_experts and split % tp == 0 and expert_hidden_size % etp == 0 and "
+        "(expert_hidden_size // etp % 16 or shared_hidden_size // tp % fp8_multiple)",
+        "precision={precision} needs multiples of 16 columns of an expert on every rank, {expert_hidden_size // etp}, "
+        "and of {fp8_multiple} of shared ones, {shared_hidden_size // tp}; use another tp or etp, or precision=bf16",
+    ),
+    # A compiled block is recomputed by torch's selective checkpointing, which sees it as aten operations.
+    (
+        "compile_recompute",
+        "compile == 'block' and recompute not in ('none', 'selective', 'full')",
+        "compile=block with recompute={recompute}: a compiled block has no norms, RoPE or SwiGLU any more that could "
+        "be named, only the operations that they are made of; use recompute=none, selective or full, or compile=none",
+    ),
+)
+
+_CLUSTER = _rules(
+    "cluster",
+    (
+        "single_node",
+        "single_node and world_size > devices_per_node",
+        "{world_size} ranks (dp*cp*tp*pp = {dp}*{cp}*{tp}*{pp}) on cluster {cluster}, which is one node of "
+        "{devices_per_node}; at most {devices_per_node}",
+    ),
+    (
+        "attention",
+        "attention == 'cudnn' and backend != 'cuda'",
+        "attention=cudnn needs CUDA devices, cluster {cluster} has {backend}",
+    ),
+    (
+        "attention",
+        "attention in ('cudnn', 'flash') and backend == 'cuda' and precision in ('fp32', 'fp64')",
+        "attention={attention} has no {precision} kernels on CUDA; use attention=efficient, math or auto",
+    ),
+    (
+        "precision",
+        "'fp8' in precision and precisions and 'fp8' not in precisions",
+        "precision={precision}, but {device} has no fp8 matrix products; it has {precisions}",
+    ),
+)
+
+LACKING = _rules("engine")
+"""What a correct layout may ask for and this version of the engine cannot run yet. The messages of those that hold are
+the name ``lacking``, which the rule ``engine_support`` lists. Today nothing is lacking."""
+
+RULES = (
+    *_LAYOUT,
+    *_CLUSTER,
+    *_rules("engine", ("engine_support", "lacking", "engine version {engine_version} cannot run {lacking} yet")),
+)
+"""In the order in which their sentences are told."""
+
+_OF_EXPERIMENT = (
+    *("dp_replicate", "dp_shard", "dp", "tp", "cp", "pp", "ep", "world_size", "micro_batch_size", "global_batch_size"),
+    *("num_microbatches", "seq_len", "zero_stage", "pp_schedule", "virtual_stages", "sequence_parallel", "precision"),
+    *(
+        "attention",
+        "cp_kind",
+        "compile",
+        "recompute",
+        "engine_version",
+        "etp",
+        "routing",
+        "routing_imbalance",
+        "engine",
+    ),
+)
+_OF_MODEL = ("num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim", "ffn_hidden_size", "vocab_size")
+_OF_PARTS = (
+    *("model", "has_experts", "has_latent_attention", "num_experts", "experts_per_token", "expert_hidden_size"),
+    *("shared_hidden_size", "query_size", "rope_size", "value_size", "query_latent", "latent"),
+)
+_OF_CLUSTER = ("cluster", "backend", "device", "devices_per_node", "single_node", "precisions")
+_get_experiment, _get_model = attrgetter(*_OF_EXPERIMENT), attrgetter(*_OF_MODEL)
+_LAYOUT_NAMES = (*_OF_EXPERIMENT, *_OF_MODEL, *_OF_PARTS)
+
+_SUPPORTED = RULES[-1]
+"""The rule that lists what is lacking: it holds where one of `LACKING` does."""
+_STATED = RULES[:-1]
+_tests_of_layout = compile_tests(_LAYOUT_NAMES, DERIVED, [rule.broken for rule in _LAYOUT], _FUNCTIONS)
+_tests_of_all = compile_tests(
+    (*_LAYOUT_NAMES, *_OF_CLUSTER), DERIVED, [rule.broken for rule in (*_STATED, *LACKING)], _FUNCTIONS
+)
+
+
+def violations(experiment: Experiment, cluster: ClusterSpec) -> list[Violation]:
+    """Every rule that the experiment breaks on this cluster; empty when it can run."""
+    held = _tests_of_all(*_layout_values(experiment), *_cluster_values(cluster))
+    others = [Violation(_SUPPORTED.name, sentence) for sentence in refused(experiment, cluster.backend)]
+    if not held:
+        return others
+    broken = [_STATED[at] for at in held if at < len(_STATED)]
+    if held[-1] >= len(_STATED):
+        broken.append(_SUPPORTED)
+    names = names_of(experiment, cluster)
+    return [*(Violation(rule.name, rule.message.fill(names)) for rule in broken), *others]
+
+
+def layout_violations(experiment: Experiment) -> list[Violation]:
+    """The rules that the layout breaks wherever it runs, also where this engine cannot run it yet."""
+    values = _layout_values(experiment)
+    held = _tests_of_layout(*values)
+    if not held:
+        return []
+    names = _with_derived(dict(zip(_LAYOUT_NAMES, values, strict=True)))
+    return [Violation(_LAYOUT[at].name, _LAYOUT[at].message.fill(names)) for at in held]
+
+
+def lacking(experiment: Experiment) -> list[str]:
+    """What of an experiment this version of the engine cannot run, one phrase each; empty when it can run it."""
+    return _lacking(_with_derived(dict(zip(_LAYOUT_NAMES, _layout_values(experiment), strict=True))))
+
+
+def _lacking(names: Mapping[str, Any]) -> list[str]:
+    return [rule.message.fill(names) for rule in LACKING if rule.broken.evaluate(names)]
+
+
+def names_of(experiment: Experiment, cluster: ClusterSpec) -> dict[str, Any]:
+    """What a rule may read, by name: fields of experiment, model and cluster, `DERIVED` and ``lacking``."""
+    values = (*_layout_values(experiment), *_cluster_values(cluster))
+    names = _with_derived(dict(zip((*_LAYOUT_NAMES, *_OF_CLUSTER), values, strict=True)))
+    names["lacking"] = _lacking(names)
+    return names
+
+
+def _layout_values(experiment: Experiment) -> tuple[Any, ...]:
+    """What a rule of scope ``layout`` may read, in the order of `_LAYOUT_NAMES`."""
+    model = experiment.model
+    moe, mla = model.moe, model.mla
+    parts = (
+        model.name,
+        moe is not None,
+        mla is not None,
+        moe.num_experts if moe is not None else 0,
+        moe.experts_per_token if moe is not None else 0,
+        moe.expert_hidden_size if moe is not None else 0,
+        moe.num_shared_experts * moe.expert_hidden_size if moe is not None else 0,
+        *((mla.qk_head_dim, mla.qk_rope_head_dim, mla.v_head_dim) if mla is not None else (model.head_dim,) * 3),
+        *((mla.q_lora_rank, mla.kv_lora_rank) if mla is not None else (0, 0)),
+    )
+    return (*_get_experiment(experiment), *_get_model(model), *parts)
+
+
+def _cluster_values(cluster: ClusterSpec) -> tuple[Any, ...]:
+    """In the order of `_OF_CLUSTER`."""
+    device, single_node = cluster.device, cluster.inter_node is None
+    named = (cluster.name, cluster.backend, device.name, cluster.devices_per_node, single_node)
+    return (*named, list(device.peak_flops))
+
+
+def _with_derived(names: dict[str, Any]) -> dict[str, Any]:
+    for name, derived in DERIVED.items():
+        names[name] = derived.evaluate(names)
+    return names

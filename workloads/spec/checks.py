@@ -1,0 +1,211 @@
+"""Checks of values that a user wrote (YAML, command line): their type, their range, their names. No torch here.
+
+Each check returns the value, or raises `InvalidSweep` with one line that says where the value stands (``place``, for
+example ``launcher: max_nodes``), what it is and what it must be. True and false never count as numbers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from results.errors import UltrasweepError
+from workloads.spec.errors import InvalidSweep
+
+T = TypeVar("T")
+_CLOSE = 0.7
+"""How close a word of a short list must be to be suggested: the whole list is in the message anyway."""
+_MOST_SHOWN = 100
+"""A message repeats at most this many characters of what a user wrote."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Values:
+    """What one field may hold, declared once: the test of a value, and the words that say what it must be."""
+
+    accepts: Callable[[object], bool]
+    must: str
+    choices: tuple[bool | int | str, ...] = ()
+    """All that it may hold; empty where there is no list."""
+    is_text: bool = False
+    """YAML may read it as a number (``2``, ``8``) although it is text."""
+
+    def check(self, place: str, value: Any, *, error: type[UltrasweepError] = InvalidSweep) -> Any:
+        """The value, as text where the field is text. Raises ``error`` for one that it may not hold."""
+        if self.is_text and isinstance(value, (int, float)) and not isinstance(value, bool):
+            value = str(value)
+        if not self.accepts(value):
+            raise error(self.refusal(place, value))
+        return value
+
+    def refusal(self, place: str, value: object) -> str:
+        if not self.choices:
+            return f"{place}={shown(value)} must be {self.must}"
+        return f"{place}={shown(value)}{did_you_mean(value, self.choices, _CLOSE) or ';'} it may be {self.must}"
+
+
+def whole_numbers(least: int) -> Values:
+    """A field of whole numbers, the same as `whole_number` takes."""
+    return Values(
+        accepts=lambda value: type(value) is int and value >= least, must=f"a whole number of at least {least}"
+    )
+
+
+def one_of(*choices: bool | int | str, is_text: bool = False) -> Values:
+    """A field with a list of known values. 1 and true are not the same value here, as in a hash over the field."""
+    by_type = {kind: frozenset(choice for choice in choices if type(choice) is kind) for kind in map(type, choices)}
+
+    def accepts(value: object) -> bool:
+        known = by_type.get(type(value))
+        return known is not None and value in known
+
+    return Values(accepts=accepts, must=_alternatives(choices), choices=choices, is_text=is_text)
+
+
+def texts() -> Values:
+    return Values(accepts=lambda value: isinstance(value, str) and bool(value), must="text", is_text=True)
+
+
+def whole_number(
+    place: str, value: object, least: int | None = None, *, error: type[UltrasweepError] = InvalidSweep
+) -> int:
+    if isinstance(value, int) and not isinstance(value, bool) and (least is None or value >= least):
+        return value
+    raise error(
+        f"{place}={shown(value)} must be a whole number" + (f" of at least {least}" if least is not None else "")
+    )
+
+
+def number(
+    place: str,
+    value: object,
+    *,
+    least: float | None = None,
+    above: float | None = None,
+    unit: str = "",
+    error: type[UltrasweepError] = InvalidSweep,
+) -> float:
+    """A number that is not NaN, of at least ``least`` or above ``above``; ``unit`` is for the message."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and value == value:
+        high_enough = (least is None or value >= least) and (above is None or value > above)
+        if high_enough:
+            return value
+    limit = f" of at least {least:g}" if least is not None else f" above {above:g}" if above is not None else ""
+    raise error(f"{place}={shown(value)} must be a number{f' of {unit}' if unit else ''}{limit}")
+
+
+def plausible(place: str, value: object, low: float, high: float, unit: str, example: str) -> float:
+    """A number that hardware can have: between ``low`` and ``high``. The message shows it with its unit, because the
+    usual mistake is a number in another one; ``example`` is how to write it."""
+    found = number(place, value, unit=unit)
+    if low <= found <= high:
+        return found
+    raise InvalidSweep(
+        f"{place}={shown(value)} means {found:g} {unit}; between {low:g} and {high:g} {unit} is plausible; "
+        f"write the unit with the number: '{example}'"
+    )
+
+
+def flag(place: str, value: object, *, error: type[UltrasweepError] = InvalidSweep) -> bool:
+    if isinstance(value, bool):
+        return value
+    raise error(f"{place}={shown(value)} must be true or false")
+
+
+def text(place: str, value: object) -> str:
+    if isinstance(value, str):
+        return value
+    raise InvalidSweep(f"{place}={shown(value)} must be text")
+
+
+def matching(place: str, value: object, shape: re.Pattern[str], what: str) -> str:
+    """Text that has the ``shape`` from its first to its last character; ``what`` describes it in the message."""
+    if isinstance(value, str) and shape.fullmatch(value):
+        return value
+    raise InvalidSweep(f"{place}={shown(value)} must be {what}")
+
+
+def choice(place: str, value: object, choices: Sequence[str]) -> str:
+    if isinstance(value, str) and value in choices:
+        return value
+    hint = did_you_mean(value, choices, _CLOSE) or ";"
+    raise InvalidSweep(f"{place}={shown(value)}{hint} it may be {_alternatives(choices)}")
+
+
+def mapping(place: str, value: object, *, error: type[UltrasweepError] = InvalidSweep) -> dict[str, Any]:
+    if isinstance(value, Mapping):
+        return {str(key): entry for key, entry in value.items()}
+    raise error(f"{place}={shown(value)} must be a mapping, NAME: VALUE")
+
+
+def sequence(place: str, value: object) -> list[Any]:
+    if isinstance(value, (list, tuple)):
+        return list(value)
+    raise InvalidSweep(f"{place}={shown(value)} must be a list, such as ['...','...']")
+
+
+def known_names(
+    place: str,
+    names: Iterable[str],
+    known: Collection[str],
+    *,
+    noun: str = "option",
+    error: type[UltrasweepError] = InvalidSweep,
+) -> None:
+    """Refuse the first of ``names`` that is not among the ``known`` ones; ``noun`` is what the message calls it."""
+    for name in names:
+        if name not in known:
+            raise error(f"{place}: no {noun} {name!r}{suggest(name, known)}")
+
+
+def build(
+    kind: type[T],
+    place: str,
+    fields: Mapping[str, Any],
+    *,
+    noun: str = "option",
+    error: type[UltrasweepError] = InvalidSweep,
+) -> T:
+    """A dataclass from plain data. Refuses names that it does not have, and asks for those without a default."""
+    declared = [field for field in dataclasses.fields(kind) if field.init]  # type: ignore[arg-type]
+    known_names(place, fields, [field.name for field in declared], noun=noun, error=error)
+    absent = dataclasses.MISSING
+    needed = [f.name for f in declared if f.default is absent and f.default_factory is absent]
+    if missing := [name for name in needed if name not in fields]:
+        raise error(f"{place}: {', '.join(missing)} must be given")
+    return kind(**fields)
+
+
+def suggest(word: str, known: Iterable[str]) -> str:
+    """The end of a message about an unknown word: ``; did you mean 'x'? known: x, y``."""
+    options = sorted(known)
+    return f"{did_you_mean(word, options) or ';'} known: {', '.join(options)}"
+
+
+def did_you_mean(word: object, known: Iterable[object], cutoff: float = 0.5) -> str:
+    """``; did you mean 'x'?`` where one of the ``known`` words is close (at least ``cutoff``, 1 is equal); otherwise
+    nothing."""
+    options = sorted(map(str, known))
+    if not isinstance(word, str) and word is not None:
+        return ""
+    exactly = [option for option in options if option.lower() == str(word).lower()]
+    close = exactly or difflib.get_close_matches(str(word), options, n=1, cutoff=cutoff)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def shown(value: object) -> str:
+    """``value`` as a message shows it, shortened where it is long."""
+    try:
+        text = repr(value)
+    except ValueError:  # a whole number with thousands of digits
+        return "(a number with thousands of digits)"
+    return text if len(text) <= _MOST_SHOWN else text[: _MOST_SHOWN - 1] + "…"
+
+
+def _alternatives(choices: Sequence[bool | int | str]) -> str:
+    *others, last = (str(choice).lower() if isinstance(choice, bool) else str(choice) for choice in choices)
+    return f"{', '.join(others)} or {last}" if others else last

@@ -1,0 +1,358 @@
+"""Describes one experiment: its fields, its id and its JSON form. No torch here.
+
+Everything that can change a measured number is a field, and every field goes into the hash, also a default (a
+field that came later may be left out where it says what engines did before). What
+cannot change a number (paths, partitions, how many steps are timed) is no field. The id is for people and for joining
+tables; nothing parses it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any, Literal, get_args
+
+from workloads.spec.checks import Values, one_of, texts, whole_numbers
+from workloads.spec.errors import InvalidExperiment
+from workloads.spec.model_spec import ModelSpec, checked_model
+from workloads.spec.recomputation import MUST, Recompute, canonical_recompute, operations_of
+
+ENGINE = "ultrasweep"
+ENGINE_VERSION = "3"
+"""Raise when the engine computes or stores something differently, so that old rows are not taken for new ones."""
+ENGINES: Mapping[str, str] = {
+    ENGINE: ENGINE_VERSION,
+    "torchtitan": "0.2.2+2",
+    "megatron": "0.16.1+1 without Transformer Engine",
+}
+"""The engines that can be asked for and their versions: of others the package's, and the adapter's revision after a +.
+"""
+
+PipelineSchedule = Literal[
+    "none", "gpipe", "1f1b", "interleaved_1f1b", "interleaved_zero_bubble", "zero_bubble_v", "dualpipe_v"
+]
+PipelineSplit = Literal["balanced", "even"]
+ContextKind = Literal["ring", "allgather", "ulysses"]
+Precision = Literal["bf16", "fp16", "fp32", "fp64", "fp8_tensorwise", "fp8_rowwise", "fp8_blockwise"]
+Attention = Literal["auto", "cudnn", "flash", "efficient", "math"]
+Compile = Literal["none", "block"]
+Routing = Literal["balanced", "skewed", "learned"]
+
+
+def _is_number(value: object, least: float = -math.inf) -> bool:
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return False
+    return math.isfinite(value) and value >= least
+
+
+COUNTS = (
+    *("dp_replicate", "dp_shard", "tp", "cp", "pp", "ep", "micro_batch_size", "global_batch_size", "seq_len"),
+    *("virtual_stages", "recompute_every", "etp"),
+)
+"""Fields of `Experiment` that are whole numbers of at least 1, in the order of their checks."""
+
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "recompute": get_args(Recompute),
+    "pp_schedule": get_args(PipelineSchedule),
+    "pp_split": get_args(PipelineSplit),
+    "cp_kind": get_args(ContextKind),
+    "precision": get_args(Precision),
+    "attention": get_args(Attention),
+    "compile": get_args(Compile),
+    "routing": get_args(Routing),
+}
+FIELDS: Mapping[str, Values] = {
+    **dict.fromkeys(COUNTS, whole_numbers(1)),
+    "zero_stage": one_of(0, 1, 2, 3),
+    **{field: one_of(*words) for field, words in _CHOICES.items()},
+    "recompute": dataclasses.replace(one_of(*get_args(Recompute)), must=MUST),
+    "sequence_parallel": one_of(True, False),
+    "seed": Values(accepts=lambda value: type(value) is int and abs(value) < 2**63, must="a whole number"),
+    "routing_imbalance": Values(accepts=lambda value: _is_number(value, 1.0), must="a number of at least 1"),
+    "capacity_factor": Values(
+        accepts=lambda value: value is None or _is_number(value, 1e-9), must="null or a number above 0"
+    ),
+    "engine": texts(),
+    "engine_version": texts(),
+}
+"""What every field of an `Experiment` but its model may hold. Stored experiments may be of other engines."""
+_fields_of = attrgetter(*FIELDS)
+AXES: Mapping[str, Values] = {
+    **FIELDS,
+    "recompute": dataclasses.replace(
+        FIELDS["recompute"], accepts=lambda value: FIELDS["recompute"].accepts(canonical_recompute(value))
+    ),
+    "model": texts(),
+    **dict.fromkeys(("dp", "world_size", "num_microbatches", "tokens_per_step"), whole_numbers(1)),
+    "engine": one_of(*ENGINES, is_text=True),
+    "engine_version": one_of(*ENGINES.values(), is_text=True),
+}
+"""What the axis of such a name may hold in a grid: what can be run is more narrow than what can be stored."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experiment:
+    """One training configuration. Degrees of 1 mean "off".
+
+    ``world_size = dp_replicate * dp_shard * cp * tp * pp``; ``ep`` borrows ranks from the data-parallel and
+    context-parallel axes (with ``etp=1`` from tensor parallelism too) and does not multiply. ``zero_stage`` 0
+    replicates (``dp_shard == 1``); 1, 2, 3 shard optimizer state, then gradients, then parameters over
+    ``dp_shard * cp`` (``dp_replicate > 1`` beside it is HSDP).
+    """
+
+    model: ModelSpec
+    dp_replicate: int = 1
+    dp_shard: int = 1
+    tp: int = 1
+    cp: int = 1
+    pp: int = 1
+    ep: int = 1
+    micro_batch_size: int = 1
+    """Sequences in one forward pass of one data-parallel rank."""
+    global_batch_size: int
+    """Sequences in one optimizer step over all ranks."""
+    seq_len: int = 4096
+    zero_stage: int = 0
+    recompute: Recompute = "none"
+    """What backward computes again (`workloads.engine.layers.recompute`): nothing, some operations by their names
+    joined by "+" (`workloads.spec.recomputation`), all cheap ones (``selective``) or everything but a layer's input
+    (``full``)."""
+    recompute_every: int = 1
+    """Only layers whose index in the model is a multiple of it are recomputed. Without effect with ``recompute=none``.
+    """
+    pp_schedule: PipelineSchedule = "none"
+    """``none`` exactly when ``pp == 1``."""
+    virtual_stages: int = 1
+    """Model chunks held by one pipeline rank."""
+    pp_split: PipelineSplit = "balanced"
+    """How layers are given to stages (`workloads.costs.shape.partition`). Without effect when ``pp == 1``."""
+    cp_kind: ContextKind = "ring"
+    """How context-parallel ranks exchange keys and values (`workloads.engine.collectives.context_parallel`). Without
+    effect when ``cp == 1``."""
+    sequence_parallel: bool = True
+    """Activations between tensor-parallel regions are sharded over tokens. Without effect when ``tp == 1``."""
+    precision: Precision = "bf16"
+    """bf16: bf16 compute, fp32 master weights, gradients reduced and accumulated in fp32. fp16: the same, with a
+    dynamic loss scale (`workloads.engine.training.loss_scale`). fp8_*: bf16, but for the matrix products of the blocks
+    (`workloads.engine.ops.fp8`)."""
+    attention: Attention = "auto"
+    compile: Compile = "none"
+    etp: int = 1
+    """Tensor-parallel degree inside routed experts: ``tp``, or 1. With 1 each rank sends its own share of the tokens,
+    and ``ep`` borrows tensor-parallel ranks too."""
+    routing: Routing = "balanced"
+    """Which experts a token visits. ``balanced`` and ``skewed`` force a choice that depends on its position alone, so
+    that runs compare; ``learned``: the router's."""
+    routing_imbalance: float = 1.0
+    """Tokens of the most loaded expert over the mean: stated for ``skewed``, assumed by planner and rehearsal for
+    ``learned`` (a real run routes as it learns)."""
+    capacity_factor: float | None = None
+    """Each expert takes at most this many times its mean share of a rank's tokens; the rest are dropped. None: none
+    are. Without effect unless routing is learned."""
+    seed: int = 42
+    engine: str = ENGINE
+    engine_version: str = ENGINE_VERSION
+
+    def __post_init__(self) -> None:
+        for (field, values), value in zip(FIELDS.items(), _fields_of(self), strict=True):
+            if not values.accepts(value):
+                raise InvalidExperiment(values.refusal(f"experiment on {self.model.name}: {field}", value))
+
+    @property
+    def dp(self) -> int:
+        """Data-parallel degree: replicas times shards."""
+        return self.dp_replicate * self.dp_shard
+
+    @property
+    def world_size(self) -> int:
+        return self.dp * self.cp * self.tp * self.pp
+
+    @property
+    def recomputed_operations(self) -> tuple[str, ...]:
+        """The operations that a recomputed layer runs again one by one; none with ``none`` and ``full``."""
+        return operations_of(self.recompute)
+
+    def recompute_of_layer(self, layer: int) -> Recompute:
+        """The kind of recomputation of a layer, counted from the first of the model."""
+        return self.recompute if layer % self.recompute_every == 0 else "none"
+
+    def compiles(self, *, routed: bool, recomputed: bool) -> bool:
+        """Whether layers of a kind are compiled: with routed experts or without, among those that recompute or not.
+
+        Routers, ring and all-gather attention break the graph. Torch compiles nothing of a checkpoint with a break in
+        it, so that layers that recompute are left as they are then.
+        """
+        breaks = routed or (self.cp > 1 and self.cp_kind != "ulysses")
+        return self.compile == "block" and not (breaks and recomputed and self.recompute != "none")
+
+    @property
+    def num_stages(self) -> int:
+        """Stages of a pipeline: every rank of it holds ``virtual_stages`` of them."""
+        return self.pp * self.virtual_stages
+
+    @property
+    def sequences_per_round(self) -> int:
+        """Sequences that all data-parallel ranks together take in one micro-batch."""
+        return self.dp * self.micro_batch_size
+
+    @property
+    def num_microbatches(self) -> int:
+        """Micro-batches of one optimizer step (gradient accumulation; fills the pipeline when ``pp > 1``)."""
+        return self.global_batch_size // self.sequences_per_round
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self.global_batch_size * self.seq_len
+
+    @property
+    def hash(self) -> str:
+        """Eight hex digits over every field but the model's name (a name cannot change a number).
+
+        Fields of `LATER_FIELDS` are left out at their default, so that experiments keep the hashes from before there
+        were such fields.
+        """
+        fields = to_dict(self)
+        fields["model"].pop("name")
+        for name, default in LATER_FIELDS.items():
+            if fields[name] == default:
+                fields.pop(name)
+        return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:8]
+
+    @property
+    def id(self) -> str:
+        """Readable slug and hash, safe as a file name, e.g. ``llama8b-dp4z3-tp2-mbs2-gbs64-s4096-1f3c9a0e``; at most
+        `LONGEST_ID` characters, since names of files are put together of ids."""
+        parts = [_slug(self.model.name)]
+        dp = (
+            f"dp{self.dp}" if self.dp_replicate == 1 or self.dp_shard == 1 else f"dp{self.dp_replicate}x{self.dp_shard}"
+        )
+        parts.append(f"{dp}z{self.zero_stage}")
+        axes = ("tp", "cp", "pp", "ep", "etp")
+        parts += [f"{axis}{getattr(self, axis)}" for axis in axes if getattr(self, axis) > 1]
+        if self.pp > 1:
+            parts.append(self.pp_schedule + (f"v{self.virtual_stages}" if self.virtual_stages > 1 else ""))
+        parts += [f"mbs{self.micro_batch_size}", f"gbs{self.global_batch_size}", f"s{self.seq_len}"]
+        if self.recompute != "none":
+            parts.append(f"rc{self.recompute.replace('+', '.')}")
+            if self.recompute_every > 1:
+                parts[-1] += f".every{self.recompute_every}"
+        if self.routing != "balanced":
+            parts.append(self.routing)
+        if self.precision != "bf16":
+            parts.append(self.precision)
+        if self.compile != "none":
+            parts.append("compiled")
+        if self.engine != ENGINE:
+            parts.append(_slug(self.engine))
+        return shortened_id("-".join([*parts, self.hash]), LONGEST_ID)
+
+    @classmethod
+    def canonical(cls, *, dp: int | None = None, **fields: Any) -> Experiment:
+        """An experiment in which every field that has no effect has its one canonical value.
+
+        ``dp`` (instead of ``dp_replicate``/``dp_shard``) becomes replicas for ZeRO-0 and shards otherwise. With one
+        data- and context-parallel rank there is nothing to shard, so ZeRO becomes 0; with one stage there is no
+        schedule. Recomputed operations are put in order; an engine without a version is of its newest. So one run has
+        one id, however its fields are given.
+        """
+        if dp is not None:
+            if "dp_replicate" in fields or "dp_shard" in fields:
+                raise InvalidExperiment(f"give dp={dp} or dp_replicate and dp_shard, not both")
+            sharded = fields.get("zero_stage", 0) > 0
+            fields["dp_replicate"], fields["dp_shard"] = (1, dp) if sharded else (dp, 1)
+        if fields.get("dp_replicate", 1) * fields.get("dp_shard", 1) * fields.get("cp", 1) == 1:
+            fields["zero_stage"] = 0
+        if fields.get("pp", 1) == 1:
+            fields["pp_schedule"], fields["virtual_stages"], fields["pp_split"] = "none", 1, "balanced"
+        elif fields.get("pp_schedule", "none") == "none":
+            fields["pp_schedule"] = "1f1b"
+        if fields.get("virtual_stages", 1) == 1 and fields["pp_schedule"] in ("zero_bubble_v", "dualpipe_v"):
+            fields["virtual_stages"] = 2  # the two legs of the V
+        if fields.get("tp", 1) == 1:
+            fields["sequence_parallel"] = True
+        if fields.get("cp", 1) == 1:
+            fields["cp_kind"] = "ring"
+        if fields["model"].moe is None:
+            fields |= {"etp": 1, "routing": "balanced"}
+        routing = fields.get("routing", "balanced")
+        if routing == "balanced":
+            fields["routing_imbalance"] = 1.0
+        elif _is_number(fields.get("routing_imbalance", 1.0)):
+            fields["routing_imbalance"] = float(fields.get("routing_imbalance", 1.0))
+        if routing != "learned":
+            fields["capacity_factor"] = None
+        elif _is_number(fields.get("capacity_factor")):
+            fields["capacity_factor"] = float(fields["capacity_factor"])
+        if (engine := fields.get("engine", ENGINE)) in ENGINES:
+            fields.setdefault("engine_version", ENGINES[engine])
+        fields["recompute"] = canonical_recompute(fields.get("recompute", "none"))
+        if fields["recompute"] == "none":
+            fields["recompute_every"] = 1
+        elif fields.get("recompute_every", 1) > fields["model"].num_layers:
+            fields["recompute_every"] = fields["model"].num_layers  # the first layer alone
+        return cls(**fields)
+
+    def replace(self, **changes: Any) -> Experiment:
+        return dataclasses.replace(self, **changes)
+
+
+LONGEST_ID = 110
+"""A file of the queue names its point, a pilot and an attempt, and file systems take 255 bytes."""
+
+
+def shortened_id(id: str, most: int) -> str:
+    """An experiment's id in at most so many characters: the beginning of its label, and its whole hash."""
+    return id if len(id) <= most else id[: most - 9].rstrip("-.") + id[-9:]
+
+
+def to_dict(experiment: Experiment) -> dict[str, Any]:
+    """Plain nested dict of every field, ready for JSON."""
+    return dataclasses.asdict(experiment)
+
+
+def layout_id(experiment: Experiment) -> str:
+    """Equal for runs of one layout, which may differ in their seeds."""
+    return dataclasses.replace(experiment, seed=0).id
+
+
+def from_dict(fields: dict[str, Any]) -> Experiment:
+    """Inverse of `to_dict`. Unknown or missing fields are refused: an old file is not silently given new defaults.
+
+    Experiments of engine versions that had no choice in a matter get the field with what those engines did.
+    """
+    fields = {**LATER_FIELDS, **fields}
+    if fields.get("engine") == ENGINE and fields.get("engine_version") in ("1", "2"):
+        fields = {**_UNTIL_2, **fields}
+    expected = {f.name for f in dataclasses.fields(Experiment)}
+    if wrong := expected.symmetric_difference(fields):
+        raise InvalidExperiment(f"stored experiment has unknown or missing fields: {', '.join(sorted(wrong))}")
+    return Experiment(**{**fields, "model": checked_model("stored model", fields["model"])})
+
+
+LATER_FIELDS: Mapping[str, Any] = {
+    "recompute_every": 1,
+    "etp": 1,
+    "routing": "balanced",
+    "routing_imbalance": 1.0,
+    "capacity_factor": None,
+}
+"""Fields that came later, each with what engines did before: it recomputed all layers, or none; no experts ran."""
+_UNTIL_2 = {"pp_split": "even", "cp_kind": "ring"}
+"""What engine versions 1 and 2 did where later ones have a choice. (Context parallelism they did not have.)"""
+
+
+def to_json(experiment: Experiment) -> str:
+    return json.dumps(to_dict(experiment), indent=1, sort_keys=True)
+
+
+def from_json(text: str) -> Experiment:
+    return from_dict(json.loads(text))
+
+
+def _slug(name: str) -> str:
+    return "".join(c if c.isalnum() or c == "." else "" for c in name.lower()) or "model"

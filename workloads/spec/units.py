@@ -1,0 +1,76 @@
+"""Quantities as people write them: ``50 GB/s``, ``80 GiB``, ``989 TFLOP/s``, ``5 us``. No torch here.
+
+Prefixes are SI's (``GB`` is 10⁹ bytes) or, with an i, powers of 1024 (``GiB`` is 2³⁰ bytes). A small ``b`` is a bit:
+``400 Gb/s`` are 50 GB/s.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from decimal import Decimal
+from typing import Literal
+
+from workloads.spec.errors import InvalidSweep
+
+Unit = Literal["B", "B/s", "FLOP/s", "s"]
+
+_NUMBER = re.compile(r"([+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3})?)\s*(.*)", re.DOTALL)
+_SI = {"": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15}
+_BINARY = {"Ki": 10, "Mi": 20, "Gi": 30, "Ti": 40}
+_BYTES: Mapping[str, Decimal] = {
+    **{f"{prefix}B": Decimal(10**power) for prefix, power in _SI.items()},
+    **{f"{prefix}B": Decimal(2**power) for prefix, power in _BINARY.items()},
+}
+_BITS = {f"{prefix}{bit}": Decimal(10**power) / 8 for prefix, power in _SI.items() for bit in ("b", "bit")}
+_UNITS: Mapping[Unit, Mapping[str, Decimal]] = {
+    "B": _BYTES,
+    "B/s": {f"{name}/s": size for name, size in {**_BYTES, **_BITS}.items()},
+    "FLOP/s": {f"{prefix}FLOP{end}": Decimal(10**power) for prefix, power in _SI.items() for end in ("/s", "S", "s")},
+    "s": {
+        **{f"{micro}s": Decimal("1e-6") for micro in ("u", "µ", "μ")},
+        "ns": Decimal("1e-9"),
+        "ms": Decimal("1e-3"),
+        "s": Decimal(1),
+        "min": Decimal(60),
+        "h": Decimal(3600),
+    },
+}
+"""Names of units with their size in the unit that is stored. Decimal, so that 5 us are 5e-6 exactly."""
+EXAMPLES: Mapping[Unit, str] = {"B": "80 GiB", "B/s": "50 GB/s", "FLOP/s": "989 TFLOP/s", "s": "5 us"}
+
+
+def quantity(place: str, value: object, unit: Unit) -> object:
+    """``value`` in ``unit`` where it is text: a float, or a whole number of bytes. Any other value as it is.
+
+    A number without a unit is taken to be in ``unit``. Raises `InvalidSweep`, after ``place``, for text that is no
+    number with a known unit.
+    """
+    if unit == "B" and isinstance(value, float) and value.is_integer():
+        return int(value)
+    if not isinstance(value, str):
+        return value
+    found = _NUMBER.fullmatch(value.strip())
+    if found is None:
+        raise InvalidSweep(
+            f"{place}={value!r} must be a number of {unit}, or one with its unit, such as '{EXAMPLES[unit]}'"
+        )
+    name = "".join(found[2].split())
+    known = _UNITS[unit]
+    if name and name not in known:
+        raise InvalidSweep(
+            f"{place}={value!r}: {name!r} is no unit of {_KINDS[unit]}; "
+            f"write it like '{EXAMPLES[unit]}', or as a number of {unit}"
+        )
+    amount = Decimal(found[1]) * known.get(name, Decimal(1))
+    return round(amount) if unit == "B" else float(amount)
+
+
+_KINDS: Mapping[Unit, str] = {"B": "memory", "B/s": "bandwidth", "FLOP/s": "computing speed", "s": "time"}
+
+
+def seconds(place: str, value: object) -> object:
+    """`quantity` of time where ``value`` is text with a unit (``2 min``); any other value as it is."""
+    if isinstance(value, str) and (found := _NUMBER.fullmatch(value.strip())) is not None and found[2]:
+        return quantity(place, value, "s")
+    return value

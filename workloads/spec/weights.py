@@ -1,0 +1,230 @@
+"""Every matrix of a model: its name, shape, initial values, and how the ranks of a layout hold it. No torch here.
+
+The engine makes its parameters from this table, and everything that must know how a parameter is held reads it from
+the parameter: initial values, data parallelism, the sums of gradients, the gradient norm. The closed forms count it
+(`workloads.costs.shape.params`), so planner and engine cannot hold different opinions of a model.
+
+h is the hidden size, N and K are the numbers of query and key/value heads of size H, f the feed-forward columns, V the
+vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from workloads.spec.model_spec import ModelSpec
+
+INIT_STD = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """How the ranks of a layout hold one parameter.
+
+    Data and context parallelism are not in here: they hold every parameter alike, but for experts, of which expert
+    parallelism gives each rank some. Their ranks see different tokens, so
+    all gradients are summed over them; with ZeRO they shard, without it each has a copy.
+    """
+
+    split: tuple[tuple[str, int], ...] = ()
+    """Axes that divide it, each with the dim of the matrix that it divides. The parts' gradients are whole."""
+    divided_use: Literal["tokens", "heads"] = "tokens"
+    """What the tensor-parallel ranks divide among themselves where they use a parameter that they all hold whole. Heads
+    are always divided, tokens only with sequence parallelism; then each rank's gradient is a part of the sum."""
+
+    def dim(self, axis: str) -> int | None:
+        """The dim that ``axis`` divides; None when its ranks all hold the whole."""
+        return dict(self.split).get(axis)
+
+    def local_shape(self, shape: tuple[int, ...], sizes: Mapping[str, int]) -> tuple[int, ...]:
+        """The part of ``shape`` that one rank holds; ``sizes`` are degrees by axis."""
+        local = list(shape)
+        for axis, dim in self.split:
+            local[dim] //= sizes.get(axis, 1)
+        return tuple(local)
+
+    def summed_over(self, *, tp: int, sequence_parallel: bool) -> tuple[str, ...]:
+        """Axes over which gradients must be summed, besides those of data and context parallelism."""
+        divided = self.divided_use == "heads" or sequence_parallel
+        return ("tp",) if tp > 1 and self.dim("tp") is None and not self.is_expert and divided else ()
+
+    @property
+    def is_expert(self) -> bool:
+        """Held by the ranks of `workloads.spec.mesh.expert_degrees`, which are others than those of the other
+        weights."""
+        return self.dim("ep") is not None
+
+    def copies(self, sizes: Mapping[str, int]) -> int:
+        """How many ranks along the axes in ``sizes`` hold the same elements."""
+        return math.prod(size for axis, size in sizes.items() if self.dim(axis) is None)
+
+
+WHOLE = Placement()
+"""On every tensor-parallel rank, used on its own tokens."""
+WHOLE_BY_HEADS = Placement(divided_use="heads")
+ROWS = Placement(split=(("tp", 0),))
+"""Column-parallel: the outputs are divided."""
+COLUMNS = Placement(split=(("tp", 1),))
+"""Row-parallel: the inputs are divided."""
+EXPERT_ROWS = Placement(split=(("ep", 0), ("etp", 1)))
+EXPERT_COLUMNS = Placement(split=(("ep", 0), ("etp", 2)))
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """One matrix of the unsharded model. Several with one placement may be fused into one parameter."""
+
+    name: str
+    shape: tuple[int, ...]
+    std: float | None
+    """Of the normal distribution of its initial values; None means ones (norms)."""
+    placement: Placement
+
+    @property
+    def numel(self) -> int:
+        return math.prod(self.shape)
+
+
+def fused_shape(parts: Sequence[Weight], **degrees: int) -> tuple[int, ...]:
+    """Of one parameter made of ``parts``, concatenated on dim 0 (of each
+    expert, if they are experts'), on a rank of a layout with these degrees."""
+    shapes = [part.placement.local_shape(part.shape, degrees) for part in parts]
+    if parts[0].placement.is_expert:
+        experts, _, columns = shapes[0]
+        return experts * sum(shape[1] for shape in shapes), columns
+    return (sum(shape[0] for shape in shapes), *shapes[0][1:])
+
+
+def residual_std(model: ModelSpec) -> float:
+    """Projections that add to the residual stream start smaller with depth (GPT-2)."""
+    return INIT_STD / math.sqrt(2 * model.num_layers)
+
+
+def norm(name: str, size: int, placement: Placement = WHOLE) -> Weight:
+    return Weight(name, (size,), None, placement)
+
+
+def embedding(model: ModelSpec) -> Weight:
+    return Weight("embedding", (model.vocab_size, model.hidden_size), INIT_STD, ROWS)
+
+
+def head(model: ModelSpec) -> Weight:
+    """The output projection. Tied to the embedding it is the same weight."""
+    if model.tie_embeddings:
+        return embedding(model)
+    return Weight("head", (model.vocab_size, model.hidden_size), INIT_STD, ROWS)
+
+
+def final_norm(model: ModelSpec) -> Weight:
+    return norm("norm", model.hidden_size)
+
+
+def attention(model: ModelSpec, prefix: str) -> dict[str, Weight]:
+    """Weights of one attention layer by their short names.
+
+    Grouped-query: q, k, v, o, and the norms of every head with ``qk_norm``. Latent (DeepSeek-V2, arXiv:2405.04434,
+    section 2.1): what has heads (W_UQ, W_UK with W_UV, W_O) is divided; W_DQ and W_DKV with W_KR are not. Without a
+    latent for queries W_Q takes the place of W_DQ and W_UQ.
+    """
+    h, heads, mla = model.hidden_size, model.num_heads, model.mla
+
+    def weight(name: str, out: int, into: int, placement: Placement, std: float = INIT_STD) -> Weight:
+        return Weight(f"{prefix}.{name}", (out, into), std, placement)
+
+    if mla is not None:
+        latent = mla.kv_lora_rank
+        if mla.q_lora_rank:
+            queries = [
+                weight("q_down", mla.q_lora_rank, h, WHOLE),
+                weight("q_up", heads * mla.qk_head_dim, mla.q_lora_rank, ROWS),
+                norm(f"{prefix}.q_norm", mla.q_lora_rank),
+            ]
+        else:
+            queries = [weight("q", heads * mla.qk_head_dim, h, ROWS)]
+        found = [
+            *queries,
+            weight("kv_down", latent + mla.qk_rope_head_dim, h, WHOLE),
+            weight("kv_up", heads * (mla.qk_nope_head_dim + mla.v_head_dim), latent, ROWS),
+            weight("o", h, heads * mla.v_head_dim, COLUMNS, residual_std(model)),
+            norm(f"{prefix}.kv_norm", latent),
+        ]
+    else:
+        q, kv = heads * model.head_dim, model.num_kv_heads * model.head_dim
+        found = [
+            weight("q", q, h, ROWS),
+            weight("k", kv, h, ROWS),
+            weight("v", kv, h, ROWS),
+            weight("o", h, q, COLUMNS, residual_std(model)),
+        ]
+        if model.qk_norm:
+            found += [norm(f"{prefix}.{name}", model.head_dim, WHOLE_BY_HEADS) for name in ("q_norm", "k_norm")]
+    return _by_short_name(found)
+
+
+def attention_parameters(model: ModelSpec, prefix: str) -> list[tuple[Weight, ...]]:
+    """The weights of one attention layer as the engine holds them: those that are projected from one input and have one
+    placement are one parameter."""
+    own = attention(model, prefix)
+    fused = [("q_down", "kv_down"), ("q", "k", "v")]
+    apart = [(name,) for name in own if not any(name in names for names in fused)]
+    held = [tuple(own[name] for name in names if name in own) for names in [*fused, *apart]]
+    return [parts for parts in held if parts]
+
+
+def feed_forward(model: ModelSpec, prefix: str, columns: int) -> dict[str, Weight]:
+    """SwiGLU: gate, up and down, ``columns`` wide."""
+    h = model.hidden_size
+    return _by_short_name(
+        [
+            Weight(f"{prefix}.gate", (columns, h), INIT_STD, ROWS),
+            Weight(f"{prefix}.up", (columns, h), INIT_STD, ROWS),
+            Weight(f"{prefix}.down", (h, columns), residual_std(model), COLUMNS),
+        ]
+    )
+
+
+def experts(model: ModelSpec, prefix: str) -> dict[str, Weight]:
+    """The router and the routed experts, stacked on dim 0."""
+    moe = model.moe
+    assert moe is not None
+    h, count, columns = model.hidden_size, moe.num_experts, moe.expert_hidden_size
+    return _by_short_name(
+        [
+            Weight(f"{prefix}.router", (count, h), INIT_STD, WHOLE),
+            Weight(f"{prefix}.gate", (count, columns, h), INIT_STD, EXPERT_ROWS),
+            Weight(f"{prefix}.up", (count, columns, h), INIT_STD, EXPERT_ROWS),
+            Weight(f"{prefix}.down", (count, h, columns), residual_std(model), EXPERT_COLUMNS),
+        ]
+    )
+
+
+def shared_experts(model: ModelSpec, prefix: str) -> dict[str, Weight] | None:
+    """Of a layer with routed experts: those that every token visits, as one feed-forward part. None: it has none."""
+    moe = model.moe
+    if moe is None or not moe.num_shared_experts:
+        return None
+    return feed_forward(model, f"{prefix}.shared", moe.num_shared_experts * moe.expert_hidden_size)
+
+
+def routed(model: ModelSpec, layer: int) -> bool:
+    """Whether a layer, counted from the first of the model, has routed experts."""
+    return model.moe is not None and layer >= model.moe.num_dense_layers
+
+
+def block(model: ModelSpec, prefix: str, *, routed: bool) -> Iterator[Weight]:
+    """Every weight of one layer, with a dense feed-forward part or with routed experts."""
+    for name in ("attention_norm", "ffn_norm"):
+        yield norm(f"{prefix}.{name}", model.hidden_size)
+    yield from attention(model, f"{prefix}.attention").values()
+    if not routed:
+        yield from feed_forward(model, f"{prefix}.ffn", model.ffn_hidden_size).values()
+        return
+    yield from experts(model, f"{prefix}.experts").values()
+    yield from (shared_experts(model, prefix) or {}).values()
+
+
+def _by_short_name(weights: list[Weight]) -> dict[str, Weight]:
+    return {weight.name.rpartition(".")[2]: weight for weight in weights}
