@@ -10,9 +10,10 @@ import numpy as np
 import pandas as pd
 
 from docs.tools.accuracy_scores import percent, spearman, table
+from docs.tools.other_hosts import ON_OTHER_HOSTS
 from results.tables.load import load
 from sweep.predicting.codebases import GENERAL, read_clusters, read_profiles
-from sweep.predicting.measured_tables import ON_OTHER_HOSTS, RECORDED, columns_of_attempts, has_experts
+from sweep.predicting.measured_tables import RECORDED, columns_of_attempts, has_experts
 from workloads.predict.predictor import Predictor
 from workloads.predict.table import read_points
 from workloads.spec.experiment import ENGINE, from_dict, layout_id
@@ -95,7 +96,7 @@ def section(left: pd.DataFrame, waits: Any) -> str:
         waiting, p90, ranks = with_random_hosts(left, waits, spread)
         cells = {"error of rows whose pace the host sets": percent(waiting), "p90 of all": percent(p90)}
         limits.append((f"{spread:.2f}", cells | {"Spearman": f"{ranks:.3f}"}))
-    return f"""Layouts that ran on two machines or more, in `results/recorded` and `results/another_device`:
+    return f"""Layouts that ran on two machines or more, in `results/recorded` and `docs/tools/rows_of_other_hosts`:
 
 {table(lines, "what sets the pace")}
 

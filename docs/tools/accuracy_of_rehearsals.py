@@ -1,8 +1,9 @@
 """The table of docs/accuracy.md on rehearsals: steps put together from ranks that ran alone, beside real steps.
 
-Rows of `results/recorded` and `results/another_device` that were rehearsed, without a pipeline, on the machine of the
-real run or on one like it. They keep the compute that was measured (`compute_time_s`), so that today's way of putting a
-step together is graded on all of them, however old; what they do not keep, the optimizer's part and the forward's, is
+Rows of `results/recorded` and `docs/tools/rows_of_other_hosts` that were rehearsed, without a pipeline, on the machine
+of the real run or on one like it. They keep the compute that was measured (`compute_time_s`), so that today's way of
+putting a step together is graded on all of them, however old; what they do not keep, the optimizer's part and the
+forward's, is
 modelled.
 """
 
@@ -16,9 +17,10 @@ import numpy as np
 import pandas as pd
 
 from docs.tools.accuracy_scores import percent, table
+from docs.tools.other_hosts import ON_OTHER_HOSTS
 from results.tables.load import load
 from sweep.predicting.codebases import read_clusters
-from sweep.predicting.measured_tables import ON_OTHER_HOSTS, RECORDED
+from sweep.predicting.measured_tables import RECORDED
 from workloads.contract.protocol import HOST_WAIT
 from workloads.contract.stages import real_step_s
 from workloads.costs.time.timeline import estimate_time
@@ -41,7 +43,7 @@ faster."""
 LATER = ("h100x2_tensor_parallel", "h100x2_validation_gradients", "h200x4_half_node")
 """Real sweeps that ran after the factors of `workloads.contract.stages` had been set: a test of them."""
 SLOW_HOST = "h200x2_tensor_parallel"
-"""The real runs of a host that took 1.4 times as long as usual (results/another_device/h200x2_host_bound)."""
+"""The real runs of a host that took 1.4 times as long as usual (docs/tools/rows_of_other_hosts/h200x2_host_bound)."""
 FULL_CLOCK_MHZ = 1800.0
 """Of 1,980: a device whose clock no power limit holds down had time to wait. For rows without ``host_lead_s``: of 474
 rows with it, of H100 and H200, five in six are sorted alike, and three of 179 that waited are missed."""

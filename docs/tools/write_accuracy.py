@@ -19,7 +19,8 @@ import pandas as pd
 from docs.tools import accuracy_limits, accuracy_of_hosts, accuracy_of_plans, accuracy_of_rehearsals
 from docs.tools.accuracy_limits import host_sets_pace
 from docs.tools.accuracy_scores import MANY, by_value, in_cells_of, percent, scores, table, verdicts
-from sweep.predicting.measured_tables import ON_OTHER_HOSTS, a100_table, recorded_table, study_table
+from docs.tools.other_hosts import ON_OTHER_HOSTS
+from sweep.predicting.measured_tables import a100_table, recorded_table, study_table
 from sweep.predicting.predict_table import predict_frame
 
 PAGE = Path(__file__).parents[1] / "accuracy.md"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import shlex
@@ -15,7 +16,7 @@ from results.errors import InvalidResults
 from results.statistics.noise import FEWEST_FREEDOM, quantiles
 from results.text.numbers import plural
 from sweep.cards.card import Band, Card
-from sweep.inspecting.lookup import Record
+from sweep.inspecting.lookup import Record, Results
 from workloads.spec import experiment as ex
 from workloads.spec.experiment import FIELDS, Experiment
 
@@ -37,6 +38,17 @@ CONFIDENCE = 0.99
 LEAST_OF_REPEATS, LEAST_OF_STEPS, LEAST_OF_MEMORY = 0.01, 0.03, 0.01
 """The narrowest bands, relative. The steps of one run share what changes from run to run, so theirs is wider."""
 _NOT_ON_THE_COMMAND_LINE = ("engine", "engine_version")
+
+
+def make_cards(results: Results) -> list[Card]:
+    """Cards of all finished points of our engine, by id. Raises `InvalidResults` when there is none."""
+    cards = []
+    for experiment_id in results.ids():
+        with contextlib.suppress(InvalidResults):
+            cards.append(make_card(results.find(experiment_id)))
+    if not cards:
+        raise InvalidResults(f"{results.path} has no finished point of {ex.ENGINE}: there is nothing to make a card of")
+    return cards
 
 
 def make_card(record: Record) -> Card:

@@ -200,15 +200,21 @@ def _export(options: Namespace) -> int:
 
 def _card(options: Namespace) -> int:
     from sweep.cards.card import to_yaml
-    from sweep.cards.make import make_card
+    from sweep.cards.make import make_card, make_cards
     from sweep.inspecting.lookup import Results
 
-    text = to_yaml([make_card(Results(options.results).find(options.id))])
+    if (options.id is None) != options.all:
+        raise UltrasweepError("card takes either an experiment's id or --all; python -m sweep card --help has examples")
+    results = Results(options.results)
+    cards = make_cards(results) if options.all else [make_card(results.find(options.id))]
+    text = to_yaml(cards)
     if options.out is None:
         print(printable(text, keep="\n"), end="")
         return 0
     options.out.write_text(text)
-    print(printable(f"card: {options.out}; python -m sweep verify {options.out} runs it again"))
+    print(
+        printable(f"{plural(len(cards), 'card')}: {options.out}; python -m sweep verify {options.out} runs them again")
+    )
     return 0
 
 

@@ -73,10 +73,15 @@ examples:
   python -m sweep export 295a90f3 --to torchtitan --results results/recorded
   python -m sweep export 295a90f3 --to megatron --results results/recorded --out megatron_8b
 """
+CARD_EXAMPLES = """\
+examples:
+  python -m sweep card 295a90f3 --out mine.yaml
+  python -m sweep card --all --results results/recorded/h200x2_schedules --out schedules.yaml
+"""
 VERIFY_EXAMPLES = """\
 examples:
   python -m sweep verify mine.yaml
-  python -m sweep verify results/cards/h200x2_schedules.yaml --only 061615f2
-  python -m sweep verify results/cards/*.yaml launcher=slurm launcher.partition=main
+  python -m sweep verify schedules.yaml --only 061615f2
+  python -m sweep verify *.yaml launcher=slurm launcher.partition=main
   python -m sweep verify mine.yaml --bisect v0.1..HEAD
 """

@@ -14,6 +14,7 @@ from results.text.command_line import Parser, names, path
 from sweep.cli.help_texts import (
     ADVISE_EXAMPLES,
     ADVISE_OVERRIDES,
+    CARD_EXAMPLES,
     EXAMPLES,
     EXPORT_EXAMPLES,
     OVERRIDES,
@@ -170,9 +171,13 @@ def _card() -> Parser:
     parser = _parser(
         "card",
         "Write a finished point as a card (YAML): what ran, on what, and within which bands another run passes.",
+        CARD_EXAMPLES,
     )
-    parser.add_argument("id", help="an experiment's id, or a part that only it has, such as the hash at its end")
-    parser.add_argument("--out", type=path, metavar="FILE", help="write it there (default: print it)")
+    parser.add_argument(
+        "id", nargs="?", help="an experiment's id, or a part that only it has, such as its last 8 digits"
+    )
+    parser.add_argument("--all", action="store_true", help="write every finished point of --results, one card each")
+    parser.add_argument("--out", type=path, metavar="FILE", help="write the cards there (default: print them)")
     _add_results(parser)
     return parser
 

@@ -14,8 +14,6 @@ from workloads.predict.table import COLUMNS, MEASURED
 from workloads.spec.experiment import ENGINE
 
 RECORDED = Path(__file__).parents[2] / "results" / "recorded"
-ON_OTHER_HOSTS = RECORDED.parent / "another_device"
-"""The same layouts again, on other devices and hosts."""
 GIB = 2**30
 
 

@@ -8,10 +8,11 @@ import pytest
 
 from docs.tools import accuracy_limits, accuracy_of_hosts, accuracy_of_plans, accuracy_of_rehearsals
 from docs.tools.accuracy_scores import in_cells_of, scores, spearman, verdicts
+from docs.tools.other_hosts import ON_OTHER_HOSTS
 from docs.tools.write_accuracy import CUTS, PAGE, put_section
 from results.statistics import grade
 from results.tables.load import load
-from sweep.predicting.measured_tables import ON_OTHER_HOSTS, RECORDED, recorded_table
+from sweep.predicting.measured_tables import RECORDED, recorded_table
 from workloads.contract.protocol import HOST_WAIT
 from workloads.predict.table import COLUMNS, MEASURED
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from docs.tools.write_cards import shipped_cards
 from results.errors import InvalidResults, UltrasweepError
 from results.tables.store import read_attempts
 from sweep.__main__ import main
@@ -19,6 +18,7 @@ from sweep.cards.judge import judge
 from sweep.cards.make import canonical, make_card
 from sweep.cards.verify import arguments_of, selected, split_arguments, verify_cards
 from sweep.inspecting.lookup import Record
+from sweep.predicting.measured_tables import RECORDED
 from tests.sweep.engine_configs.layouts import layout
 from tests.sweep.helpers import plan_of, store_attempt
 
@@ -244,26 +244,27 @@ def test_one_that_cannot_run_does_not_stop_the_others(
 
 
 @pytest.mark.slow
-def test_shipped_cards_are_fresh() -> None:
-    texts = shipped_cards()
-    folder = next(iter(texts)).parent
-    assert {path.name for path in folder.iterdir()} == {path.name for path in texts}
-    stale = [path.name for path, text in texts.items() if path.read_text() != text]
-    assert stale == [], "python -m docs.tools.write_cards writes them anew"
-
-
-@pytest.mark.slow
-def test_the_command_of_a_card_plans_its_experiment() -> None:
-    folder = next(iter(shipped_cards())).parent
-    cards = [card for path in sorted(folder.iterdir()) for card in read_cards(path)]
-    assert len(cards) > 200
-    for card in cards[::23]:
+def test_the_command_of_a_card_plans_its_experiment(tmp_path: Path) -> None:
+    """Cards of a shipped sweep, as ``card --all`` writes them."""
+    path = tmp_path / "cards.yaml"
+    assert main(["card", "--all", "--results", str(RECORDED / "h200x2_schedules"), "--out", str(path)]) == 0
+    cards = read_cards(path)
+    assert len(cards) > 10
+    for card in cards[::3]:
         words = shlex.split(card.command)
         assert words[:4] == ["python", "-m", "sweep", "run"]
         plan = plan_of(words[4:])
         assert [point.experiment for point in plan.points] == [
             canonical(card.experiment).replace(engine_version=plan.points[0].experiment.engine_version)
         ]
+
+
+def test_a_card_of_one_point_or_of_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["card"]) == 2
+    assert main(["card", "295a90f3", "--all"]) == 2
+    assert capsys.readouterr().err.count("card takes either an experiment's id or --all") == 2
+    (tmp_path / "results").mkdir()
+    assert main(["card", "--all", "--results", str(tmp_path / "results")]) == 2
 
 
 @pytest.mark.slow

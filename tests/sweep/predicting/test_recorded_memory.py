@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from docs.tools.other_hosts import ON_OTHER_HOSTS
 from results.tables.store import read_attempts
 from sweep.composing.config import compose_sweep
 from workloads.costs.memory import expert_activations
@@ -19,10 +20,10 @@ RECORDED = Path(__file__).resolve().parents[3] / "results" / "recorded"
 
 OF_AN_OLDER_ENGINE = {
     # 2.9 % more than predicted: with a host half a step ahead, the engine of that time held ten messages that had left
-    # (results/another_device/h200x2_messages).
+    # (docs/tools/rows_of_other_hosts/h200x2_messages).
     "llama1b-dp1z0-pp4-interleaved_1f1bv2-mbs2-gbs8-s4096-rcfull-compiled-c8ceab29",
     # 1.6 % more: layers that recompute beside all-gather attention kept more when they were handed to the compiler
-    # (results/another_device/h200x2_compiled_recomputed).
+    # (docs/tools/rows_of_other_hosts/h200x2_compiled_recomputed).
     "llama8b-dp2z2-cp2-mbs2-gbs8-s4096-rcselective.every2-compiled-cbf8b5ae",
 }
 
@@ -51,7 +52,7 @@ def test_predicted_peaks_are_those_of_the_recorded_runs() -> None:
 
 def test_learned_routing_needs_more_by_the_rows_that_a_rank_received(monkeypatch: pytest.MonkeyPatch) -> None:
     workspace = compose_sweep(["+grid=tiny", "cluster=h200"]).cluster.device.workspace_bytes
-    table = pq.read_table(RECORDED.parent / "another_device" / "h200x4_received_rows" / "received.parquet")
+    table = pq.read_table(ON_OTHER_HOSTS / "h200x4_received_rows" / "received.parquet")
     highest: dict[str, dict[str, Any]] = {}
     for row in table.to_pylist():
         known = highest.get(row["experiment_id"])
