@@ -58,11 +58,10 @@ def planned(points: pd.DataFrame, known: Mapping[str, Known] | None = None) -> p
     for name, own in points.groupby("cluster", sort=True):
         experiments: Sequence[Experiment] = own["experiment"].tolist()
         forecast = Forecast.of(read_clusters()[str(name)], (known or {}).get(str(name)), map(layout_id, experiments))
-        workspace = forecast.cluster.device.workspace_bytes
         before = own["started_at"] < GRADIENTS_SHARE_MEMORY
         starts = before.map({True: FULL_BEFORE, False: near_full.FROM})
         times = [
-            forecast.near_full(time, peak_stage(one).peak_bytes + workspace, start)
+            None if time is None else forecast.near_full(time, peak_stage(one).peak_bytes, start)
             for time, one, start in zip(forecast.times(experiments), experiments, starts, strict=True)
         ]
         parts.append(pd.DataFrame([_row(*one) for one in zip(own["experiment_id"], times, strict=True)]))

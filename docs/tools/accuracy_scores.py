@@ -1,80 +1,90 @@
-"""Scores of predictions beside what was measured, as docs/accuracy.md shows them, and its tables.
+"""The lines and tables of docs/accuracy.md: predictions beside measurements, by the statistics of every grade.
 
-Predictions stand beside rows of `workloads.predict.table` in columns named ``of_...``.
+Rows are those of `workloads.predict.table`, with a prediction beside each in columns named ``of_...``. The statistics
+are those of `results.statistics.errors_of_predictions`, so that this page and ``python -m sweep grade`` agree.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from results.statistics.errors_of_predictions import (
+    FEWEST_IN_A_CELL,
+    coverage,
+    rank_correlation,
+    refusals,
+    regret,
+    relative_errors,
+    summary,
+)
+
 CELL = ["layers", "hidden", "seq", "gpus"]
-"""Within which layouts are ranked."""
+"""Columns that name a cell: the layouts of one cell are ranked against each other."""
 MANY = 8
-"""Rows of a cell whose rank correlation is worth something by itself."""
+"""Rows of a cell whose rank correlation is meaningful by itself."""
+TRIES = 5
+"""Layouts that a user would run: those predicted fastest. Regret is what the fastest of them loses against the best."""
+GIB = 2**30
 
 
-def in_cells_of(found: pd.DataFrame, rows: int) -> pd.DataFrame:
-    """The rows of cells that have at least so many."""
-    return found[found.groupby(CELL)["step_time_s"].transform("size") >= rows]
+def in_cells_of(rows: pd.DataFrame, count: int) -> pd.DataFrame:
+    """The rows of cells that have at least ``count`` of them."""
+    return rows[rows.groupby(CELL)["step_time_s"].transform("size") >= count]
 
 
-def scores(found: pd.DataFrame) -> dict[str, str]:
-    """The line of a table: errors of the step time, ranking within a cell, coverage and reserved memory."""
-    error = found["of_step_time_s"] / found["step_time_s"] - 1
-    inside = (found["of_step_time_low_s"] <= found["step_time_s"]) & (
-        found["step_time_s"] <= found["of_step_time_high_s"]
-    )
-    ranks, sizes, lost = _ranking(found)
-    memory = (found["of_predicted_peak_reserved_bytes"] / 2**30 / found["reserved_gib"] - 1).abs()
+def scores(rows: pd.DataFrame) -> dict[str, str]:
+    """One line of a table: errors of the step time, ranking within cells, interval coverage and reserved memory."""
+    times = summary(relative_errors(rows["of_step_time_s"], rows["step_time_s"]))
+    assert times is not None
+    inside = coverage(rows["of_step_time_low_s"], rows["of_step_time_high_s"], rows["step_time_s"])
+    memory = summary(relative_errors(rows["of_predicted_peak_reserved_bytes"], rows["reserved_gib"] * GIB))
+    correlations, sizes, regrets = _ranking(rows)
     return {
-        "rows": f"{len(found):,}",
-        "MAPE": percent(error.abs().mean()),
-        "median": percent(error.abs().median()),
-        "p90": percent(error.abs().quantile(0.9)),
-        "bias": f"{error.mean():+.1%}".replace("%", " %"),
-        "Spearman": f"{np.mean(ranks):.3f}" if ranks else "–",
-        "by rows": f"{np.average(ranks, weights=sizes):.3f}" if ranks else "–",
-        "top-5 regret": percent(float(np.mean(lost))) if lost else "–",
-        "inside 90 %": percent(float(inside.mean())),
-        "reserved memory": percent(memory.mean()) if memory.notna().any() else "–",
+        "rows": f"{len(rows):,}",
+        "MAPE": percent(times.mape),
+        "median": percent(times.median_size),
+        "p90": percent(times.p90),
+        "bias": f"{times.bias:+.1%}".replace("%", " %"),
+        "Spearman": f"{np.mean(correlations):.3f}" if correlations else "–",
+        "by rows": f"{np.average(correlations, weights=sizes):.3f}" if correlations else "–",
+        f"top-{TRIES} regret": percent(float(np.mean(regrets))) if regrets else "–",
+        "inside 90 %": percent(inside) if inside is not None else "–",
+        "reserved memory": percent(memory.mape) if memory is not None else "–",
     }
 
 
-def spearman(found: pd.DataFrame) -> float:
-    """Mean rank correlation within a cell; NaN where no cell has five rows."""
-    ranks, _, _ = _ranking(found)
-    return float(np.mean(ranks)) if ranks else float("nan")
+def spearman(rows: pd.DataFrame) -> float:
+    """Mean rank correlation within cells; NaN where no cell has `FEWEST_IN_A_CELL` rows of different times."""
+    correlations, _, _ = _ranking(rows)
+    return float(np.mean(correlations)) if correlations else float("nan")
 
 
-def _ranking(found: pd.DataFrame) -> tuple[list[float], list[int], list[float]]:
-    """Of each cell of five rows and more: its rank correlation, how many rows it has, and what the best of those five
-    loses that are predicted fastest."""
-    ranks, sizes, lost = [], [], []
-    for _, cell in found.assign(draw=found.get("draw", 0)).groupby([*CELL, "draw"]):
-        if len(cell) < 5:
+def _ranking(rows: pd.DataFrame) -> tuple[list[float], list[int], list[float]]:
+    """Rank correlation and number of rows of each cell that has `FEWEST_IN_A_CELL`; regret of each that has more than
+    `TRIES`."""
+    correlations, sizes, regrets = [], [], []
+    for _, cell in rows.assign(draw=rows.get("draw", 0)).groupby([*CELL, "draw"]):
+        if len(cell) < FEWEST_IN_A_CELL:
             continue
-        time, said = cell["step_time_s"] / cell["gbs_seqs"], cell["of_step_time_s"] / cell["gbs_seqs"]
-        ranks.append(float(np.corrcoef(time.rank(), said.rank())[0, 1]))
-        sizes.append(len(cell))
-        best = time.loc[said.nsmallest(5).index].min()
-        lost.append(float(best / time.min() - 1))
-    return ranks, sizes, lost
+        predicted, measured = cell["gbs_seqs"] / cell["of_step_time_s"], cell["gbs_seqs"] / cell["step_time_s"]
+        correlation, lost = rank_correlation(predicted, measured), regret(predicted, measured, TRIES)
+        if correlation is not None:
+            correlations.append(correlation)
+            sizes.append(len(cell))
+        if lost is not None:
+            regrets.append(lost)
+    return correlations, sizes, regrets
 
 
-def verdicts(found: pd.DataFrame, cuts: Sequence[float]) -> list[tuple[float, int, int, float]]:
+def verdicts(rows: pd.DataFrame, cuts: Iterable[float]) -> list[tuple[float, int, int, float]]:
     """For cuts of the reserved memory in GiB: (cut, runs refused, failures let through, share of right verdicts)."""
-    load = found["of_predicted_peak_reserved_bytes"]
-    ran, failed = found["status"] == "ok", found["status"] == "oom"
-    curve = []
-    for gib in cuts:
-        over = load > gib * 2**30
-        right = (ran & ~over).sum() + (failed & over).sum()
-        curve.append((float(gib), int((ran & over).sum()), int((failed & ~over).sum()), right / (ran | failed).sum()))
-    return curve
+    ended = rows[rows["status"].isin(["ok", "oom"])]
+    curve = refusals(ended["of_predicted_peak_reserved_bytes"] / GIB, ended["status"] == "oom", cuts)
+    return list(curve[["cut", "fitting_refused", "oom_kept", "right"]].itertuples(index=False, name=None))
 
 
 def percent(value: Any) -> str:

@@ -40,6 +40,8 @@ class ErrorSummary:
     mape: float
     """Mean size of the error."""
     median: float
+    median_size: float
+    """Median size of the error."""
     p90: float
     """Nine of ten errors are no larger in size."""
     bias: float
@@ -56,6 +58,7 @@ def summary(errors: ArrayLike) -> ErrorSummary | None:
         n=int(found.size),
         mape=float(size.mean()),
         median=float(np.median(found)),
+        median_size=float(np.median(size)),
         p90=float(np.quantile(size, 0.9)),
         bias=float(found.mean()),
     )

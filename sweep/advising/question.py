@@ -77,7 +77,7 @@ def read_question(overrides: Sequence[str], folders: ConfFolders | None = None) 
     for text in overrides:
         override = parse_override(text)
         name = override.key_or_group
-        if name.startswith("cluster."):
+        if name.startswith("cluster.") or name == "plan.learn_from":
             changes.append(text)
         elif name not in KNOWN or text.startswith(("+", "~")):
             raise InvalidSweep(f"advise: no {name!r} to ask for{suggest(name, KNOWN)}")

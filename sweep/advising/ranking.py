@@ -279,7 +279,7 @@ class Ranking:
             if before is not None and time.step_time_s >= before.time.step_time_s:
                 continue
             memory = peak_stage(one)
-            time = self.times.near_full(time, memory.peak_bytes)
+            time = self.times.forecast.near_full(time, memory.peak_bytes)
             if memory.peak_bytes <= self.limit_bytes and (before is None or time.step_time_s < before.time.step_time_s):
                 search.keep(Found(experiment=one, time=time, memory=memory))
 

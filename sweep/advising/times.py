@@ -11,7 +11,7 @@ import numpy as np
 from sweep.advising.question import Question
 from sweep.advising.space import KINDS, Ints, Space
 from sweep.grids.step_time import StepTime
-from sweep.predicting.forecast import Forecast, Known, read_known
+from sweep.predicting.forecast import Forecast, Known, known_of
 from workloads.predict import layouts
 from workloads.predict.points import Floats, fp8_kind
 from workloads.spec.experiment import ENGINE_VERSION, Experiment
@@ -23,9 +23,9 @@ class Times:
 
     @classmethod
     def of(cls, question: Question, known: Known | None = None) -> Times:
-        """``known``: None: what was measured on the cluster, in the question's results folder."""
+        """``known``: by default the measurements that a plan of the same cluster would use."""
         if known is None:
-            known = read_known(question.cluster, question.config.results_dir)
+            known = known_of(question.config)
         return cls(Forecast.of(question.cluster, known))
 
     @property
@@ -36,12 +36,6 @@ class Times:
     def of_layouts(self, experiments: Sequence[Experiment]) -> list[StepTime | None]:
         """What a plan says of them."""
         return self.forecast.times(experiments)
-
-    def near_full(self, time: StepTime, peak_bytes: int) -> StepTime:
-        """`Forecast.near_full` of a layout whose peak is ``peak_bytes``, without the device's workspace."""
-        slower = self.forecast.near_full(time, peak_bytes + self.forecast.cluster.device.workspace_bytes)
-        assert slower is not None
-        return slower
 
     def bounds(self, space: Space, rows: Ints, *, context: bool = True, ring: bool = True) -> Bounds:
         """What steps of these rows take, in the parts that a structure may save. ``context``: with what a ring of

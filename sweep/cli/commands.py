@@ -27,15 +27,11 @@ def _plan(options: Namespace) -> int:
     from sweep.composing.conffiles import ConfFolders
     from sweep.composing.config import compose_sweep
     from sweep.composing.machine import Machine, default_launcher, method_of
-    from sweep.grids.expand import expand_all
+    from sweep.planning.assemble import plan_sweep
     from sweep.planning.best_layouts import parse_order, print_best
     from sweep.planning.ledger import check_ledger_path, write_ledger_file
-    from sweep.planning.limits import device_limit, host_bytes
-    from sweep.planning.plan import make_plan, refuse_if_nothing_can_run
-    from sweep.planning.progress import PlanProgress
-    from sweep.planning.reuse import find_finished
+    from sweep.planning.plan import refuse_if_nothing_can_run
     from sweep.planning.summary import print_plan
-    from sweep.predicting.forecast import read_known
     from sweep.running.launch import launch_settings, slurm_options
     from workloads.spec.checks import suggest
 
@@ -51,18 +47,7 @@ def _plan(options: Namespace) -> int:
     # Mistakes in the launcher's options are told now, not after the plan, and for any machine.
     slurm = slurm_options(config)
     launch_settings(config, Machine(gpu_name=None, num_gpus=config.cluster.devices_per_node))
-    method = method_of(config)
-    with PlanProgress() as progress:
-        plan = make_plan(
-            config,
-            expand_all(config.grids, config.models.__getitem__, progress),
-            method,
-            find_finished(config, method),
-            device_limit(config, method, slurm, None),
-            host_bytes(config, method),
-            progress,
-            read_known(config.cluster, config.results_dir, config.learn_from),
-        )
+    plan = plan_sweep(config, method_of(config), slurm, devices_here=None)
     if options.out is not None:
         write_ledger_file(options.out, plan)
     if not options.show:

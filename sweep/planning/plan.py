@@ -266,7 +266,8 @@ def _planned(
     # The closed form of memory is of our own engine. Times of another are predicted once it has rows on the cluster.
     memory = peak_stage(experiment) if point.predicted and is_own(experiment) else None
     peak_bytes = memory.peak_bytes + cluster.device.workspace_bytes if memory is not None else None
-    time = forecast.near_full(time, peak_bytes)
+    if time is not None and memory is not None:
+        time = forecast.near_full(time, memory.peak_bytes)
     planned = dataclasses.replace(
         point.planned,
         peak_bytes=peak_bytes,

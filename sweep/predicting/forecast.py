@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from results.text.numbers import plural
+from sweep.composing.config import SweepConfig
 from sweep.grids.step_time import StepTime
 from sweep.predicting.codebases import GENERAL, read_profiles
 from workloads.predict import layouts, near_full
@@ -59,6 +60,11 @@ class Known:
     """When the probe ended, as year-month-day."""
     elsewhere: tuple[tuple[ClusterSpec, Known], ...] = ()
     """The same of other clusters whose rows count, too."""
+
+
+def known_of(config: SweepConfig) -> Known:
+    """Measurements that predictions of a sweep start from: of its cluster and of those in ``plan.learn_from``."""
+    return read_known(config.cluster, config.results_dir, config.learn_from)
 
 
 def read_known(cluster: ClusterSpec, results_dir: Path, elsewhere: Sequence[ClusterSpec] = ()) -> Known:
@@ -203,15 +209,16 @@ class Forecast:
                 )
         return found
 
-    def near_full(
-        self, time: StepTime | None, peak_bytes: int | None, start: float = near_full.FROM
-    ) -> StepTime | None:
-        """The same with what freeing cached memory takes. ``peak_bytes``: of tensors on the fullest device; None: not
-        known. ``start``: share of the device from which it happens."""
-        memory = self.cluster.device.memory_bytes
-        if time is None or peak_bytes is None or memory is None or self.cluster.backend != "cuda":
+    def near_full(self, time: StepTime, tensor_bytes: int | None, start: float = near_full.FROM) -> StepTime:
+        """Adds the time in which the allocator frees cached memory on a nearly full device.
+
+        ``tensor_bytes``: peak of the closed form on the fullest device, without the workspace of matrix products, which
+        is added here; None: not known. ``start``: share of the device's memory from which the allocator frees.
+        """
+        device = self.cluster.device
+        if tensor_bytes is None or device.memory_bytes is None or self.cluster.backend != "cuda":
             return time
-        lost = near_full.freeing_s(peak_bytes, memory, start)
+        lost = near_full.freeing_s(tensor_bytes + device.workspace_bytes, device.memory_bytes, start)
         return dataclasses.replace(
             time, step_time_s=time.step_time_s + lost, high_s=time.high_s + near_full.WIDER * lost
         )

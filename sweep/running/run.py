@@ -14,13 +14,9 @@ from results.text.secrets import hide_in_arguments
 from sweep.composing.conffiles import ConfFolders
 from sweep.composing.config import SweepConfig, compose_sweep
 from sweep.composing.machine import Machine, default_launcher, fitting_cluster, this_machine
-from sweep.grids.expand import expand_all
+from sweep.planning.assemble import plan_sweep
 from sweep.planning.ledger import ledger_rows
-from sweep.planning.limits import device_limit, host_bytes
-from sweep.planning.plan import Plan, PlannedPoint, make_plan, refuse_if_nothing_can_run
-from sweep.planning.progress import PlanProgress
-from sweep.planning.reuse import find_finished
-from sweep.predicting.forecast import read_known
+from sweep.planning.plan import Plan, PlannedPoint, refuse_if_nothing_can_run
 from sweep.running.launch import is_dry, launch_settings, slurm_options
 from workloads.contract.protocol import Method
 
@@ -63,17 +59,7 @@ def prepare(overrides: Sequence[str], folders: ConfFolders, extra_where: Sequenc
     settings, slurm = launch_settings(config, machine), slurm_options(config)
     if (rebuilt := _rebuilt(config)) is not None:
         notes.append(rebuilt)
-    with PlanProgress() as progress:
-        plan = make_plan(
-            config,
-            expand_all(config.grids, config.models.__getitem__, progress),
-            settings.method,
-            find_finished(config, settings.method),
-            device_limit(config, settings.method, slurm, settings.num_devices),
-            host_bytes(config, settings.method),
-            progress,
-            read_known(config.cluster, config.results_dir, config.learn_from),
-        )
+    plan = plan_sweep(config, settings.method, slurm, settings.num_devices)
     refuse_if_nothing_can_run(plan)
     return Prepared(plan=plan, settings=settings, slurm=slurm, dry=is_dry(config), notes=tuple(notes))
 

@@ -74,7 +74,7 @@ def test_nothing_in_the_space_is_faster(words: tuple[str, ...]) -> None:
     fastest: dict[tuple[int, ...], float] = {}
     for one, time in zip(fitting, times, strict=True):
         assert time is not None
-        step_s = found.times.near_full(time, peak_stage(one).peak_bytes).step_time_s
+        step_s = found.times.forecast.near_full(time, peak_stage(one).peak_bytes).step_time_s
         fastest[family_of(one)] = min(step_s, fastest.get(family_of(one), float("inf")))
     expected = sorted(fastest.values())[:3]
     assert [one.time.step_time_s for one in found.sizes[0].ranked.best] == pytest.approx(expected, rel=1e-9)

@@ -53,18 +53,18 @@ def test_an_interval_holds_the_prediction_and_a_factor_widens_it() -> None:
 
 def test_a_step_is_longer_where_memory_is_nearly_full() -> None:
     forecast, memory = Forecast.of(H200), H200.device.memory_bytes
+    workspace = H200.device.workspace_bytes
     (time,) = forecast.times([of(dp=8)])
     assert time is not None and memory is not None
-    assert forecast.near_full(time, int(0.7 * memory)) == time == forecast.near_full(time, None)
+    assert forecast.near_full(time, int(0.7 * memory) - workspace) == time == forecast.near_full(time, None)
     full, fuller = (
-        forecast.near_full(time, int(share * memory)) for share in (near_full.FROM + 0.05, near_full.FROM + 0.1)
+        forecast.near_full(time, int(share * memory) - workspace)
+        for share in (near_full.FROM + 0.05, near_full.FROM + 0.1)
     )
-    assert full is not None and fuller is not None
     assert full.step_time_s - time.step_time_s == pytest.approx(0.05 * near_full.SECONDS, abs=1e-6)
     assert fuller.step_time_s - time.step_time_s == pytest.approx(0.1 * near_full.SECONDS, abs=1e-6)
     assert full.low_s == time.low_s and time.high_s < full.high_s < fuller.high_s
     assert full.compute_s == time.compute_s, "the allocator stops between kernels"
-    assert forecast.near_full(None, memory) is None
     without = dataclasses.replace(forecast, cluster=dataclasses.replace(H200, backend="cpu"))
     assert without.near_full(time, memory) == time
 
