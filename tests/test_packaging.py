@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import re
+import subprocess
 import sys
 import tomllib
 from functools import cache
@@ -88,7 +90,7 @@ def test_every_dependency_is_imported() -> None:
 
 @pytest.mark.slow
 def test_every_import_is_a_dependency() -> None:
-    known = {*sys.stdlib_module_names, *PACKAGES, "tests"}
+    known = {*sys.stdlib_module_names, *PACKAGES, "docs", "tests"}
     assert imported(PACKAGES) - known <= {*RUNTIME.values(), *GPU.values(), *OTHER_ENGINES}
     assert imported(("tests",)) - known - ENGINES <= {*RUNTIME.values(), *GPU.values(), *DEVELOPMENT.values()}
 
@@ -109,3 +111,24 @@ def test_changelog_and_citation_name_the_version() -> None:
     version = PROJECT["version"]
     assert re.search(rf"^## \[{re.escape(version)}\] - (\d{{4}}-\d\d-\d\d)$", (ROOT / "CHANGELOG.md").read_text(), re.M)
     assert re.search(rf"^version: {re.escape(version)}$", (ROOT / "CITATION.cff").read_text(), re.M)
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [("sweep", "results"), ("sweep", "analysis"), ("analysis.report", "results"), ("analysis.compare", "workloads")],
+)
+def test_a_file_of_the_user_that_hides_a_package_is_named(tmp_path: Path, module: str, name: str) -> None:
+    """`python -m` looks into the working folder first. The installed commands do not."""
+    (tmp_path / f"{name}.py").write_text("x = 1\n")
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", module, "--help"]
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and not done.stdout
+    [line] = done.stderr.splitlines()
+    assert line.startswith(f"ultrasweep: {tmp_path / name}.py hides ultrasweep's package '{name}': rename the file")
+
+
+def test_a_folder_of_results_hides_nothing(tmp_path: Path) -> None:
+    (tmp_path / "results").mkdir()
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    subprocess.run([sys.executable, "-m", "sweep", "--help"], cwd=tmp_path, env=env, capture_output=True, check=True)
