@@ -1,6 +1,6 @@
-"""Writes docs/tree.md, one line a file, and the table of rooms in docs/architecture.md, from the code.
+"""Writes what documents list from the code: docs/tree.md, the rooms in docs/architecture.md, the grids in README.md.
 
-``python -m docs.tools.write_tree`` reports what is stale (exit status 1); with ``--write`` it writes both anew. A
+``python -m docs.tools.write_tree`` reports what is stale (exit status 1); with ``--write`` it writes them anew. A
 file's line is the first sentence of its module docstring (Python) or of its first comment (JavaScript); a room's duty
 is the docstring of its ``__init__.py``.
 """
@@ -11,6 +11,7 @@ import argparse
 import ast
 import re
 import sys
+import textwrap
 from pathlib import Path
 
 from tests.test_arrows import ORDER, PACKAGES, imports, room_of
@@ -18,6 +19,8 @@ from tests.test_arrows import ORDER, PACKAGES, imports, room_of
 ROOT = Path(__file__).parents[2]
 TREE = ROOT / "docs" / "tree.md"
 ROOMS = ROOT / "docs" / "architecture.md"
+README = ROOT / "README.md"
+PAGES = (TREE, ROOMS, README)
 FOLDERS = (*reversed(PACKAGES), "docs/tools")
 DATA = {
     "sweep/conf/grid": "Grids: what to sweep, one file each.",
@@ -101,21 +104,33 @@ def _room_in(package: str, module: str) -> str | None:
 def renewed(path: Path) -> str:
     """The page with its generated part as the code has it now."""
     page = path.read_text()
-    return _replaced(page, "tree", tree_lines()) if path == TREE else _replaced(page, "rooms", rooms_lines())
+    if path == README:
+        return _replaced(page, "grids", grid_lines())
+    return (
+        _replaced(page, "tree", ["", *tree_lines(), ""])
+        if path == TREE
+        else _replaced(page, "rooms", ["", *rooms_lines(), ""])
+    )
+
+
+def grid_lines() -> list[str]:
+    """Names of the shipped grids, as a sentence."""
+    names = sorted(path.stem for path in (ROOT / "sweep" / "conf" / "grid").glob("*.yaml"))
+    return textwrap.wrap(", ".join(f"`{name}`" for name in names) + ".", 120, break_on_hyphens=False)
 
 
 def _replaced(page: str, name: str, lines: list[str]) -> str:
     before, marker, rest = page.partition(f"<!-- {name}: begin -->")
     _, end, after = rest.partition(f"<!-- {name}: end -->")
     assert marker and end, f"no markers for {name!r}"
-    return "\n".join([before + marker, "", *lines, "", end + after])
+    return "\n".join([before + marker, *lines, end + after])
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m docs.tools.write_tree", description=__doc__.splitlines()[0])
     parser.add_argument("--write", action="store_true", help="write the generated parts anew")
     options = parser.parse_args()
-    stale = [path for path in (TREE, ROOMS) if renewed(path) != path.read_text()]
+    stale = [path for path in PAGES if renewed(path) != path.read_text()]
     for path in stale:
         if options.write:
             path.write_text(renewed(path))
