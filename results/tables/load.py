@@ -47,7 +47,7 @@ def load(path: Path | str, table: Table = "attempts") -> Reading:
             found = upgraded_ledger(found)
     schema = SCHEMAS[table]
     if others := [name for name in found.column_names if name not in schema.names]:
-        problems.append(f"{plural(len(others), 'column')} that this version does not know left out: {listed(others)}")
+        problems.append(f"left out {plural(len(others), 'column')} that this version does not know: {listed(others)}")
     return Reading(conform(found, schema).select(schema.names), tuple(problems))
 
 
@@ -65,8 +65,7 @@ def upgraded(attempts: pa.Table) -> tuple[pa.Table, list[str]]:
     if len(newer):
         problems.append(
             f"{plural(len(newer), 'row')} of a newer version of ultrasweep (schema {pc.max(newer).as_py()}, this one "
-            f"knows {SCHEMA_VERSION}): what it has added or changed since is not understood here; update to read all "
-            "of it"
+            f"knows {SCHEMA_VERSION}): new or changed columns may be missing or misread; update ultrasweep"
         )
     attempts = _with(attempts, "backend", _backend(attempts))
     return _with_later_choices(attempts), problems
@@ -119,7 +118,7 @@ def _newer_files(path: Path, table: Table) -> list[str]:
         if version.isdigit() and int(version) > SCHEMA_VERSION:
             found.append(
                 f"{file} is of a newer version of ultrasweep (schema {int(version)}, this one knows {SCHEMA_VERSION}): "
-                "what it has added or changed since is not understood here; update to read all of it"
+                "new or changed columns may be missing or misread; update ultrasweep"
             )
     return found
 

@@ -122,15 +122,19 @@ _COUNTS = ("nodes", "batch_accum", "mbs", "dp", "tp", "pp")
 _REQUIRED_OF_SUCCESS = ("tok/s/gpu", "mfu", "Mem Res (GB)")
 
 EXTRA_COLUMNS: tuple[Column, ...] = (
-    Column("study_label", _TEXT, "Model as the authors label it: several shapes may share a label"),
-    Column("run_name", _TEXT, "Name of the run; columns are the truth where the two differ (2 rows)"),
-    Column("job_id", _INT, "Slurm's id of the job; later jobs have higher ids"),
-    Column("source_row", _INT, "Row of the file, the first below the header is 1"),
-    Column("node_count", _INT, "Nodes of eight devices"),
-    Column("published_mfu", _FLOAT, "Model FLOPs utilization as published, by counted_params"),
+    Column("study_label", _TEXT, "Name of the model by its authors; several shapes may share a name"),
+    Column("run_name", _TEXT, "Name of the run; where it contradicts the columns (2 rows), the columns are right"),
+    Column("job_id", _INT, "Id of the Slurm job; later jobs have higher ids"),
+    Column("source_row", _INT, "Number of the row in the file; the first below the header is 1"),
+    Column("node_count", _INT, "Number of nodes, each with eight devices"),
+    Column("published_mfu", _FLOAT, "Model FLOPs utilization as published, computed from counted_params"),
     Column("published_model_flops_per_s", _FLOAT, "Model FLOP/s of one device as published", "FLOP/s"),
-    Column("counted_params", _FLOAT, "Parameters as the run counted them, three digits: tied ones twice when pp > 1"),
-    Column("allocated_after_step_bytes", _INT, "Allocated memory of rank 0 after the step: a state, not a peak", "B"),
+    Column(
+        "counted_params",
+        _FLOAT,
+        "Number of parameters as the run counted them, to three digits; tied ones count twice if pp > 1",
+    ),
+    Column("allocated_after_step_bytes", _INT, "Allocated memory of rank 0 after the step; not a peak", "B"),
     *(
         Column(
             name,
@@ -141,9 +145,13 @@ EXTRA_COLUMNS: tuple[Column, ...] = (
         )
         for name in _BANDWIDTHS
     ),
-    Column("network_regime", _TEXT, "fast or slow, by the all-reduce over 8 nodes and more; null: cannot be told"),
-    Column("after_pp_fix", _BOOL, "Ran after the authors had rewritten their pipeline's communication"),
-    Column("oom_in_log", _BOOL, "The log has an out-of-memory error, also of 30 runs that succeeded"),
+    Column(
+        "network_regime",
+        _TEXT,
+        "Regime of the network by the all-reduce over 8 or more nodes: fast or slow; null: unknown",
+    ),
+    Column("after_pp_fix", _BOOL, "True: ran after the authors had rewritten the communication of their pipeline"),
+    Column("oom_in_log", _BOOL, "True: the log has an out-of-memory error; this includes 30 runs that succeeded"),
     Column("source_sha256", _TEXT, "Checksum of the file that the row was read from"),
 )
 STUDY = pa.schema([*ATTEMPTS, *(column.field() for column in EXTRA_COLUMNS)], metadata=ATTEMPTS.metadata)
@@ -219,7 +227,7 @@ def _cells(path: Path, content: bytes) -> pa.Table:
     except (pa.ArrowException, KeyError) as error:
         raise InvalidResults(f"{path} cannot be read as the study's table: {str(error).splitlines()[0]}") from None
     if not table.num_rows:
-        raise InvalidResults(f"{path} is the study's table without a single row")
+        raise InvalidResults(f"{path} is the study's table, but has no rows")
     return table
 
 

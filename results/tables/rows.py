@@ -107,7 +107,7 @@ def _problem(kind: pa.DataType, value: Any) -> str | None:
     if pa.types.is_floating(kind):
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             return f"a number was expected, got {type(value).__name__}"
-        return None if math.isfinite(value) else "it is not finite; what is not known is None"
+        return None if math.isfinite(value) else "it is not finite; use None for unknown values"
     if pa.types.is_timestamp(kind):
         if not isinstance(value, datetime):
             return f"a datetime was expected, got {type(value).__name__}"

@@ -24,7 +24,7 @@ class Parser(argparse.ArgumentParser):
 def path(text: str) -> Path:
     """For ``type=``: a path that is not empty."""
     if not text.strip():
-        raise argparse.ArgumentTypeError("an empty path; write . for the folder that you are in")
+        raise argparse.ArgumentTypeError("an empty path; write . for the current folder")
     return Path(text)
 
 
@@ -32,7 +32,7 @@ def names(text: str) -> tuple[str, ...]:
     """For ``type=``: names with commas between, each once, in their order; at least one."""
     found = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
     if not found:
-        raise argparse.ArgumentTypeError(f"{text!r} names nothing")
+        raise argparse.ArgumentTypeError(f"{text!r} contains no name")
     return found
 
 
@@ -43,7 +43,7 @@ def names_of(known: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
         found = names(text)
         for name in found:
             if name not in known:
-                raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(known)}")
+                raise argparse.ArgumentTypeError(f"{name!r} is not one of {', '.join(known)}")
         return found
 
     return known_names
