@@ -8,8 +8,10 @@ used: not every shared filesystem has them.
 Two steps make the lock safe however slowly a process goes from one to the next, because neither can affect the wrong
 holder:
 
-- A process takes the lease by renaming a folder that contains its file to the lock's name. That succeeds only while the lock does not exist or is an empty folder.
-- A lease, even of a dead holder, ends when its file is removed. A token is used only once, so the file of a later holder has another name.
+- A process takes the lease by renaming a folder that contains its file to the lock's name. That succeeds only while the
+  lock does not exist or is an empty folder.
+- A lease, even of a dead holder, ends when its file is removed. A token is used only once, so the file of a later
+  holder has another name.
 """
 
 from __future__ import annotations

@@ -28,8 +28,8 @@ def relative_errors(predicted: ArrayLike, measured: ArrayLike) -> NDArray[np.flo
     """``predicted / measured - 1`` of the pairs in which both values are known and positive."""
     one, two = np.asarray(predicted, dtype=float), np.asarray(measured, dtype=float)
     known = np.isfinite(one) & np.isfinite(two) & (one > 0) & (two > 0)
-    found: NDArray[np.float64] = one[known] / two[known] - 1
-    return found
+    errors: NDArray[np.float64] = one[known] / two[known] - 1
+    return errors
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,16 +48,16 @@ class ErrorSummary:
 
 def summary(errors: ArrayLike) -> ErrorSummary | None:
     """Summary of the errors; None if there are none."""
-    found = np.asarray(errors, dtype=float)
-    if not found.size:
+    values = np.asarray(errors, dtype=float)
+    if not values.size:
         return None
-    size = np.abs(found)
+    size = np.abs(values)
     return ErrorSummary(
-        n=int(found.size),
+        n=int(values.size),
         mape=float(size.mean()),
-        median=float(np.median(found)),
+        median=float(np.median(values)),
         p90=float(np.quantile(size, 0.9)),
-        bias=float(found.mean()),
+        bias=float(values.mean()),
     )
 
 
@@ -84,9 +84,9 @@ def regret(predicted: ArrayLike, measured: ArrayLike, tries: int) -> float | Non
 
 def coverage(low: ArrayLike, high: ArrayLike, measured: ArrayLike) -> float | None:
     """Share of the measurements that lie in their interval, ends included; None without intervals."""
-    a, b, found = (np.asarray(values, dtype=float) for values in (low, high, measured))
-    known = np.isfinite(a) & np.isfinite(b) & np.isfinite(found)
-    return float(((a <= found) & (found <= b))[known].mean()) if known.any() else None
+    a, b, real = (np.asarray(values, dtype=float) for values in (low, high, measured))
+    known = np.isfinite(a) & np.isfinite(b) & np.isfinite(real)
+    return float(((a <= real) & (real <= b))[known].mean()) if known.any() else None
 
 
 def refusals(ratio: ArrayLike, ran_out: ArrayLike, cuts: Iterable[float] = CUTS) -> pd.DataFrame:

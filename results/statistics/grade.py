@@ -59,7 +59,7 @@ def measured_points(attempts: pd.DataFrame) -> pd.DataFrame:
 def with_rehearsals(attempts: pd.DataFrame) -> pd.DataFrame:
     """Adds the columns ``rehearsed_step_time_s``, ``rehearsed_peak_bytes`` and ``traced_peak_bytes``: values of the
     last finished rehearsal (or trace) of the same experiment on the same cluster; null if there is none."""
-    found = attempts
+    joined = attempts
     for method, columns in (
         ("rehearsed", {"step_time_s": "rehearsed_step_time_s", "peak_allocated_bytes": "rehearsed_peak_bytes"}),
         ("rehearsed_fake", {"peak_allocated_bytes": "traced_peak_bytes"}),
@@ -67,10 +67,10 @@ def with_rehearsals(attempts: pd.DataFrame) -> pd.DataFrame:
         rows = attempts[(attempts["method"] == method) & (attempts["outcome"] == "ok")]
         rows = rows.sort_values("started_at", kind="stable").drop_duplicates(_POINT, keep="last")
         keyed = rows.set_index(_POINT)
-        own = pd.MultiIndex.from_frame(found[_POINT])
+        keys = pd.MultiIndex.from_frame(joined[_POINT])
         for column, name in columns.items():
-            found = found.assign(**{name: pd.to_numeric(keyed[column]).reindex(own).to_numpy()})
-    return found
+            joined = joined.assign(**{name: pd.to_numeric(keyed[column]).reindex(keys).to_numpy()})
+    return joined
 
 
 INTERVAL = ("predicted_step_time_low_s", "predicted_step_time_high_s")
@@ -94,12 +94,12 @@ def pairs_of_rows(points: pd.DataFrame) -> pd.DataFrame:
 
     Closed-form step times have the interval that was recorded; rows of schema 9 and older have none.
     """
-    found = []
+    tables = []
     for depth, quantity, predicted, measured in _PREDICTIONS:
         if predicted in points:
             one = _pairs(points, depth, quantity, points[predicted], points[measured])
-            found.append(_with_interval(one, points, *INTERVAL) if predicted == "predicted_step_time_s" else one)
-    return _together(found)
+            tables.append(_with_interval(one, points, *INTERVAL) if predicted == "predicted_step_time_s" else one)
+    return _together(tables)
 
 
 def pairs_of_predictions(
@@ -126,14 +126,14 @@ def pairs_of_predictions(
         both = measured.reset_index(drop=True)
         names = {name: f"{name}_of_prediction" for name in predictions.columns}
         both = both.join(predictions.reset_index(drop=True).rename(columns=names))
-    found = []
+    tables = []
     for quantity, predicted, real in CALIBRATED:
         if predicted in names and real in both:
             one = _pairs(both, "calibrated", quantity, both[names[predicted]], both[real])
             if quantity == "step_time":
                 one = _with_interval(one, both, *(names.get(f"step_time_{end}_s", "") for end in ("low", "high")))
-            found.append(one)
-    return _together(found)
+            tables.append(one)
+    return _together(tables)
 
 
 def _pairs(rows: pd.DataFrame, depth: str, quantity: str, predicted: pd.Series, measured: pd.Series) -> pd.DataFrame:
@@ -154,8 +154,8 @@ def _with_interval(pairs: pd.DataFrame, rows: pd.DataFrame, low: str, high: str)
     return pairs.assign(**ends)
 
 
-def _together(found: list[pd.DataFrame]) -> pd.DataFrame:
-    full = [one for one in found if len(one)]
+def _together(tables: list[pd.DataFrame]) -> pd.DataFrame:
+    full = [one for one in tables if len(one)]
     if not full:
         return pd.DataFrame(columns=list(PAIR_COLUMNS))
     return pd.concat(full, ignore_index=True).reindex(columns=list(PAIR_COLUMNS))
@@ -191,20 +191,20 @@ def grade_of(pairs: pd.DataFrame) -> dict[str, Any]:
     """Error statistics over all pairs. For step times also rank correlation and regret, averaged over cells with at
     least `FEWEST_IN_A_CELL` layouts, the number of intervals, and the share of intervals that contain the measurement.
     Regrets are averaged over cells with more layouts than tries."""
-    found = summary(relative_errors(pairs["predicted"], pairs["measured"]))
-    assert found is not None
+    errors = summary(relative_errors(pairs["predicted"], pairs["measured"]))
+    assert errors is not None
     row: dict[str, Any] = dict.fromkeys(_GRADE)
-    row |= {name: getattr(found, name) for name in ("n", "mape", "median", "p90", "bias")}
+    row |= {name: getattr(errors, name) for name in ("n", "mape", "median", "p90", "bias")}
     if (pairs["quantity"] != "step_time").any():
         return row
     tokens = pairs["tokens_per_step"].fillna(1.0)
     predicted, measured = tokens / pairs["predicted"], tokens / pairs["measured"]
     orders, first, five, cells = [], [], [], 0
-    for _, own in pairs.groupby("cell"):
-        if len(own) < FEWEST_IN_A_CELL:
+    for _, cell in pairs.groupby("cell"):
+        if len(cell) < FEWEST_IN_A_CELL:
             continue
         cells += 1
-        one, two = predicted[own.index], measured[own.index]
+        one, two = predicted[cell.index], measured[cell.index]
         orders.append(rank_correlation(one, two))
         first.append(regret(one, two, 1))
         five.append(regret(one, two, 5))

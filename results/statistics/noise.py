@@ -52,8 +52,10 @@ def independent(runs: pd.DataFrame, value: str) -> pd.Series:
     Runs with other seeds, of other sweeps, and points that a user has run again are independent. Two kinds of rows are
     not:
 
-    - If two pilots ran a point at the same time, because one of them had been taken for dead, only the first run counts (the other row has ``repeat_of``): the second may have shared its devices.
-    - A rehearsal reuses stages that its sweep has rehearsed before, so a further row of the same layout has exactly the throughput of the first. An estimate without a device always has.
+    - If two pilots ran a point at the same time, because one of them had been taken for dead, only the first run counts
+      (the other row has ``repeat_of``): the second may have shared its devices.
+    - A rehearsal reuses stages that its sweep has rehearsed before, so a further row of the same layout has exactly the
+      throughput of the first. An estimate without a device always has.
 
     ``runs`` are finished runs with ``_layout``, ``method``, ``repeat_of`` and a throughput ``value``.
     """
@@ -74,14 +76,14 @@ def of_layouts(runs: pd.DataFrame, group: list[str], value: str) -> pd.DataFrame
     steps of the layout itself, or of its group, do not vary more.
     """
     layouts = runs.groupby("_layout", sort=False)
-    found = layouts[group].first().assign(repeats=layouts.size())
-    if found.empty:
-        return found.assign(noise=np.nan, noise_freedom=np.nan, noise_from=None)[[*COLUMNS]]
+    by_layout = layouts[group].first().assign(repeats=layouts.size())
+    if by_layout.empty:
+        return by_layout.assign(noise=np.nan, noise_freedom=np.nan, noise_from=None)[[*COLUMNS]]
     repeats, steps = (
-        found[group].assign(variance=variance, freedom=freedom)
+        by_layout[group].assign(variance=variance, freedom=freedom)
         for variance, freedom in (_of_repeats(runs, value), _of_steps(runs))
     )
-    own = _first_known((_enough(repeats), "repeats of this layout"))
+    measured = _first_known((_enough(repeats), "repeats of this layout"))
     borrowed = _first_known(
         (_typical(repeats, group), "repeats of its model and size"),
         (_typical(repeats.assign(_all=0), ["_all"]), "repeats of other models and sizes"),
@@ -94,7 +96,7 @@ def of_layouts(runs: pd.DataFrame, group: list[str], value: str) -> pd.DataFrame
     louder = shown["noise"] > borrowed["noise"]
     shown["noise_from"] += ", which differ more than " + borrowed["noise_from"]
     rest = shown.where(louder, borrowed.where(borrowed["noise"].notna(), timed))
-    return found[["repeats"]].join(own.where(own["noise"].notna(), rest))[[*COLUMNS]]
+    return by_layout[["repeats"]].join(measured.where(measured["noise"].notna(), rest))[[*COLUMNS]]
 
 
 def within(rows: pd.DataFrame, value: str, group: list[str]) -> pd.Series:
@@ -109,8 +111,8 @@ def within(rows: pd.DataFrame, value: str, group: list[str]) -> pd.Series:
     spread = pair_spread(first, rows)
     level = 1 - (1 - CONFIDENCE) / others
     reach = spread * quantiles(level.to_numpy(dtype=float), fewest_freedom(first, rows))
-    told = (log(first[value] / rows[value]) <= reach).astype("boolean").mask(reach.isna())
-    return told.mask(groups.cumcount() == 0, True)
+    inside = (log(first[value] / rows[value]) <= reach).astype("boolean").mask(reach.isna())
+    return inside.mask(groups.cumcount() == 0, True)
 
 
 def pair_spread(one: pd.DataFrame, two: pd.DataFrame) -> pd.Series:
@@ -198,14 +200,14 @@ def _first_known(*choices: tuple[pd.DataFrame, str]) -> pd.DataFrame:
     """`COLUMNS` without ``repeats``, by layout, from the first of ``choices`` (variances, and their source in words)
     that has a variance."""
     index = choices[0][0].index
-    found = pd.DataFrame({"noise": np.nan, "noise_freedom": np.nan, "noise_from": None}, index=index)
-    found["noise_from"] = found["noise_from"].astype(object)
+    chosen = pd.DataFrame({"noise": np.nan, "noise_freedom": np.nan, "noise_from": None}, index=index)
+    chosen["noise_from"] = chosen["noise_from"].astype(object)
     for table, source in choices:
-        new = found["noise"].isna() & table["variance"].notna()
-        found.loc[new, "noise"] = table.loc[new, "variance"] ** 0.5
-        found.loc[new, "noise_freedom"] = table.loc[new, "freedom"].astype(float)
-        found.loc[new, "noise_from"] = source
-    return found
+        new = chosen["noise"].isna() & table["variance"].notna()
+        chosen.loc[new, "noise"] = table.loc[new, "variance"] ** 0.5
+        chosen.loc[new, "noise_freedom"] = table.loc[new, "freedom"].astype(float)
+        chosen.loc[new, "noise_from"] = source
+    return chosen
 
 
 def _of_median(repeats: pd.Series) -> pd.Series:

@@ -60,8 +60,8 @@ def of_usual_batch(rows: pd.DataFrame, group: list[str]) -> pd.DataFrame:
     counts = counts.sort_values(["_layouts", "_batch"], ascending=[False, True], kind="stable")
     usual = counts.drop_duplicates(group).set_index(group)["_batch"]
     keys = pd.MultiIndex.from_frame(rows[group]) if len(group) > 1 else rows[group[0]]
-    found: pd.DataFrame = rows[batches == usual.reindex(keys).to_numpy()]
-    return found
+    usual_rows: pd.DataFrame = rows[batches == usual.reindex(keys).to_numpy()]
+    return usual_rows
 
 
 def losses_differ(runs: pd.DataFrame) -> pd.Series:

@@ -1,6 +1,6 @@
-"""The tables of ``python -m sweep probe``: one row a figure, one file a probe, in a folder for each cluster.
+"""The tables of ``python -m sweep probe``: one row per figure, one file per probe, in a folder for each cluster.
 
-<results>/probes/<cluster>/<when>-<host>.parquet    what `load_probe` reads; the newest one counts
+<results>/probes/<cluster>/<when>-<host>.parquet    files that `load_probe` reads; the newest one is used
          probes/runs/<cluster>-<when>/              the sweep that measured it: logs, and rows of its real steps
 
 ``docs/probe.md`` lists the figures.
@@ -24,7 +24,7 @@ from results.tables.schema import Column
 from results.text.numbers import plural
 
 PROBE_VERSION = 3
-"""Of the tests: figures of different versions are not compared."""
+"""Version of the tests; figures of different versions are not compared."""
 FOLDER = "probes"
 _S, _I, _F = pa.string(), pa.int64(), pa.float64()
 
@@ -92,25 +92,25 @@ class Probe:
 
     path: Path
     rows: tuple[Mapping[str, Any], ...]
-    """Every figure, with the columns of `COLUMNS`."""
+    """All figures, with the columns of `COLUMNS`."""
 
     @property
     def measured_at(self) -> datetime:
-        found: datetime = self.rows[0]["measured_at"]
-        return found
+        value: datetime = self.rows[0]["measured_at"]
+        return value
 
     @property
     def device_name(self) -> str | None:
-        found: str | None = self.rows[0]["device_name"]
-        return found
+        value: str | None = self.rows[0]["device_name"]
+        return value
 
     def select(self, kind: str, name: str | None = None, **fields: Any) -> list[Mapping[str, Any]]:
-        """The figures of a kind whose columns have these values."""
+        """Returns the figures of a kind whose columns have these values."""
         wanted = {"kind": kind, **({"name": name} if name is not None else {}), **fields}
         return [row for row in self.rows if all(row[column] == value for column, value in wanted.items())]
 
     def describe(self) -> str:
-        """Which probe it is, in one line."""
+        """One line that identifies the probe."""
         first = self.rows[0]
         age_h = (time.time() - self.measured_at.timestamp()) / 3600
         age = f"{age_h / 24:.0f} days old" if age_h >= 48 else f"{age_h:.0f} h old"
@@ -123,14 +123,15 @@ def probe_dir(results_dir: Path, cluster: str) -> Path:
 
 
 def write_probe(results_dir: Path, cluster: str, probe_id: str, rows: Sequence[Mapping[str, Any]]) -> Path:
-    """Store one probe's figures; the file. Raises `InvalidResults` with the column and the value."""
+    """Stores the figures of one probe and returns the file's path. Raises `InvalidResults` with the column and the
+    value."""
     path = probe_dir(results_dir, cluster) / f"{probe_id}.parquet"
     files.write_parquet(path, table_from_rows(rows, PROBE))
     return path
 
 
 def read_probe(path: Path) -> Probe:
-    """One file. Raises `FileNotFoundError`, or `InvalidResults` for one that holds no figure."""
+    """Reads one file. Raises `FileNotFoundError`, or `InvalidResults` if the file has no figures."""
     rows = conform(files.read_parquet(path), PROBE).to_pylist()
     if not rows or rows[0]["measured_at"] is None:
         raise InvalidResults(f"{path} holds no figure of a probe")
@@ -138,18 +139,18 @@ def read_probe(path: Path) -> Probe:
 
 
 def load_probe(cluster: str, results_dir: Path = Path("results")) -> Probe | None:
-    """The newest probe of a cluster, by its name; None where there is none that can be read, or only of another version
-    of the tests."""
+    """Returns the newest probe of a cluster, by its name; None if there is none that can be read and has today's
+    version of the tests."""
     newest: Probe | None = None
     for path in sorted(probe_dir(results_dir, cluster).glob("*.parquet")):
         try:
-            found = read_probe(path)
+            probe = read_probe(path)
         except (InvalidResults, OSError):
             continue
-        if found.rows[0]["probe_version"] != PROBE_VERSION:
+        if probe.rows[0]["probe_version"] != PROBE_VERSION:
             continue
-        if newest is None or found.measured_at > newest.measured_at:
-            newest = found
+        if newest is None or probe.measured_at > newest.measured_at:
+            newest = probe
     return newest
 
 

@@ -52,7 +52,7 @@ class MeasureSpec:
 
     warmup_steps: int = 3
     timed_steps: int | None = None
-    """None: `MANY_STEPS` if a step takes less than `SHORT_STEP_S`, else `FEW_STEPS`."""
+    """Number of timed steps. None: `MANY_STEPS` if a step takes less than `SHORT_STEP_S`, else `FEW_STEPS`."""
     memory_probe: bool = True
     """Record memory by category at its peak in the last warm-up step. This costs host time in that step only. It needs
     two warm-up steps, because the optimizer state does not exist yet in the first one."""
@@ -124,7 +124,7 @@ class StepRecord:
     loss: float | None = None
     """Mean over the global batch, the same on every rank."""
     grad_norm: float | None = None
-    """None in a skipped step, whose norm is not finite."""
+    """Norm of all gradients; None in a skipped step, where it is not finite."""
     loss_scale: float | None = None
     """Factor by which the gradients of the step were scaled; in fp16 runs only."""
     skipped: bool | None = None
@@ -161,7 +161,7 @@ class AxisTime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Breakdown:
-    """Where the time of one profiled step of one rank went, in seconds.
+    """Parts of the time of one profiled step of one rank, in seconds.
 
     All parts but ``comm_hidden_s`` add up to ``step_time_s``: each moment is assigned to one part
     (`workloads.engine.observing.breakdown`).
@@ -257,7 +257,7 @@ class RankResult:
     trace: str | None = None
     """Name of the trace file in the attempt's folder, if this rank has kept one."""
     routing: RoutingRecord | None = None
-    """None where this rank holds no routed experts."""
+    """Load of routed experts; None if this rank holds none."""
     probe: list[Figure] | None = None
     """Figures that a probe has measured on this rank; None in other runs."""
 

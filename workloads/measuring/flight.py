@@ -23,7 +23,7 @@ ENTRIES = 20
 
 
 def answer_requests(folder: Path, rank: int, device: str) -> None:
-    """From now on write ``rank_r.flight.json`` whenever the signal `protocol.FLIGHT_SIGNAL` arrives.
+    """Start to write ``rank_r.flight.json`` whenever the signal `protocol.FLIGHT_SIGNAL` arrives.
 
     Call this on the main thread, before the process group is created.
     """

@@ -45,7 +45,7 @@ _NAMES = ("head_forward", "layers_forward", "head_backward", "layers_backward", 
 
 @dataclass
 class _Marks:
-    """Device marks and host times of all steps, for each of the four places where a tensor passes."""
+    """Device marks and host times of all steps, for each of the four places a to d where a tensor passes."""
 
     device: dict[str, list[Mark]] = field(default_factory=lambda: {place: [] for place in "abcd"})
     host: dict[str, list[float]] = field(default_factory=lambda: {place: [] for place in "abcd"})

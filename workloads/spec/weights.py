@@ -33,7 +33,7 @@ class Placement:
     """Axes that divide the parameter, each with the dim of the matrix that it divides. Each part's gradient is
     complete."""
     divided_use: Literal["tokens", "heads"] = "tokens"
-    """What the tensor-parallel ranks divide among themselves when they use a parameter that each of them holds whole.
+    """The work that the tensor-parallel ranks divide when they use a parameter that each of them holds whole.
     Heads are always divided, tokens only with sequence parallelism; if divided, each rank's gradient is a partial sum.
     """
 
