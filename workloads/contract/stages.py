@@ -30,8 +30,8 @@ from workloads.spec.weights import routed
 HOSTS_TOGETHER = 1.15
 """Ratio of the step time of two ranks with tp 2 to the mean step time of either alone, in host-bound steps: 11 pairs on
 two hosts, with a standard deviation of 0.07 (results/another_device/h100x2_host_work). Tensor-parallel ranks wait for
-each other in every layer. Data-parallel ranks wait once a step; their ratio scatters too widely to be used: 1.12, and
-0.14."""
+each other in every layer. Data-parallel ranks wait once a step; their ratio scatters too widely to be used: mean 1.12,
+standard deviation 0.14."""
 RANKS_TOGETHER = 1.045
 """Ratio of real step times to those computed from one rank alone, in device-bound steps whose layers have collectives,
 probably because each collective begins with the last rank that reaches it. 22 pairs with tp, cp or ep on two H200: mean

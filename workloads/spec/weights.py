@@ -25,8 +25,8 @@ class Placement:
     """How the ranks of a layout hold one parameter.
 
     Data and context parallelism are not part of this, because they treat every parameter alike: their ranks see
-    different tokens, so all gradients are summed over them; with ZeRO they shard parameters, without it each rank has a
-    copy. Experts are the exception: expert parallelism gives each rank only some of them.
+    different tokens, so all gradients are summed over them; with ZeRO they shard, without it each rank has a copy.
+    Experts are the exception: expert parallelism gives each rank only some of them.
     """
 
     split: tuple[tuple[str, int], ...] = ()
