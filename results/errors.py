@@ -1,4 +1,4 @@
-"""The root of every error meant for a user, and the errors of the results themselves.
+"""The base class of every error meant for a user, and the errors of the results themselves.
 
 It is in the lowest room so that every other room can derive from it. Any other error is a fault of the program: an
 ``assert`` or a traceback.
@@ -13,4 +13,4 @@ class UltrasweepError(ValueError):
 
 
 class InvalidResults(UltrasweepError):
-    """A results folder or file that this program has not written, or that cannot be read."""
+    """A results folder or file cannot be read, or was not written by this program."""

@@ -1,6 +1,6 @@
-"""``python -m results.export RESULTS --out FILE``: one table of any results as one file with today's columns.
+"""``python -m results.export RESULTS --out FILE``: writes one table of any results to one file with today's columns.
 
-For DuckDB, polars, pandas, a spreadsheet. Files of older versions get the columns that they lack.
+The file is for DuckDB, polars, pandas or a spreadsheet. Files of older versions get the columns that they lack.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _SUFFIXES = (".parquet", ".csv")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command. 0 and what was written; 2 and one line for a mistake."""
+    """Runs the command. Returns 0 and prints what was written, or returns 2 and prints one line for a mistake."""
     try:
         print(_export(argv))
         return 0
@@ -70,7 +70,7 @@ def _write(path: Path, table: pa.Table) -> None:
 
 
 def _flat(column: pa.ChunkedArray) -> pa.ChunkedArray | pa.Array:
-    """A column that a CSV file can hold: lists as JSON."""
+    """The column in a form that CSV can hold: lists become JSON."""
     if not pa.types.is_list(column.type):
         return column
     return pa.array([None if value is None else json.dumps(value) for value in column.to_pylist()], pa.string())
@@ -79,7 +79,7 @@ def _flat(column: pa.ChunkedArray) -> pa.ChunkedArray | pa.Array:
 def _file(text: str) -> Path:
     path = command_line.path(text)
     if path.suffix not in _SUFFIXES:
-        raise argparse.ArgumentTypeError(f"{text!r} ends with none of {', '.join(_SUFFIXES)}")
+        raise argparse.ArgumentTypeError(f"{text!r} must end with {' or '.join(_SUFFIXES)}")
     return path
 
 

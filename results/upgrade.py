@@ -1,8 +1,7 @@
-"""``python -m results.upgrade FOLDER``: rewrites the merged tables of every sweep below a folder with today's
-columns.
+"""``python -m results.upgrade FOLDER``: rewrites the merged tables of every sweep below a folder with today's columns.
 
-Readers of this project need no such thing: they upgrade what they read. It is for files that other programs read
-together, such as ``duckdb -c "from 'results/recorded/*/attempts.parquet'"``.
+This project does not need it, because it upgrades tables when it reads them. The command is for other programs that
+read several files together, such as ``duckdb -c "from 'results/recorded/*/attempts.parquet'"``.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ _WAIT_S = 10.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command. 0 and a line for each sweep; 2 and one line for a mistake."""
+    """Runs the command. Returns 0 and prints a line for each sweep, or returns 2 and prints one line for a mistake."""
     parser = command_line.Parser(
         prog="python -m results.upgrade",
         description="Rewrite attempts.parquet, steps.parquet and ledger.parquet of every sweep below a folder with the "

@@ -1,1 +1,1 @@
-"""What one experiment is, costs and does."""
+"""Experiments: their description, cost and execution."""

@@ -1,9 +1,9 @@
 """Runs one rank of an N-rank experiment alone, on one device or without any.
 
 The rank builds and runs the real engine under torch's fake process group: collectives return at once, but buffers have
-their real sizes and kernels are real. What other ranks would send has ordinary numbers, so that matmuls draw the power
-of a real run. So peak memory and compute time are measured. Without a GPU the same program runs
-on FakeTensors: nothing is computed, every storage is counted, and no time is measured.
+their real sizes and kernels are real, so peak memory and compute time are measured. Data of other ranks is replaced by
+ordinary numbers, so that matmuls draw the power of a real run. Without a GPU the same program runs on FakeTensors:
+nothing is computed, every storage is counted, and no time is measured.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ def rehearse(
     started_at: dict[str, float],
     clock: Callable[[], float],
 ) -> RankResult:
-    """Run ``rank`` of ``task.experiment`` alone. Its step times are those of the shortened experiment.
+    """Run ``rank`` of ``task.experiment`` alone. Its step times are those of the shortened experiment (`shortened`).
 
-    ``started_at``: when each phase began, by ``clock``; ``enter`` fills it in.
+    ``started_at``: start time of each phase, by ``clock``; ``enter`` fills it in.
     """
     experiment = shortened(task.experiment)
     enter("rendezvous", None)
@@ -93,9 +93,10 @@ def rehearse(
 def trace_memory(experiment: Experiment, groups: Groups, enter: EnterPhase) -> MemoryAtPeak:
     """Peak memory of one rank by category, traced on FakeTensors in the second step, when the optimizer state exists.
 
-    Meshes and FSDP are set up outside the fake mode, because building them reads tensor values. A device holds less
-    where an embedding's backward is the highest moment and the embedding is the output projection, too: autograd adds
-    the gradients of one weight in place there, and on FakeTensors into a third tensor.
+    Meshes and FSDP are set up outside the fake mode, because building them reads tensor values. The trace is higher
+    than a device's peak in one case: the peak is in the embedding's backward, and the embedding is tied to the output
+    projection. There autograd adds the two gradients of the weight in place on a device, but into a third tensor on
+    FakeTensors.
     """
     chunks = shape_chunks(experiment.replace(compile="none"), groups)
     with FakeTensorMode(allow_non_fake_inputs=True):

@@ -1,7 +1,7 @@
-"""Runs one rank of an experiment and writes what it measured to the files of `workloads.contract.protocol`.
+"""Runs one rank of an experiment and writes its measurements to the files of `workloads.contract.protocol`.
 
-It runs in a process that was forked from a parent which has imported torch but never used CUDA. A rank ends with
-``os._exit``: destroying a process group is a collective, and the other ranks may be gone.
+A rank is a process forked from a parent that has imported torch but never used CUDA. It ends with ``os._exit``:
+destroying a process group is a collective, and the other ranks may be gone.
 """
 
 from __future__ import annotations
@@ -37,16 +37,18 @@ from workloads.rehearse import rehearse
 from workloads.spec.errors import UnsupportedByEngine
 
 LEAVE_TOGETHER_S = 5.0
-"""How long a finished rank waits for its peers before it leaves (gloo peers may still be reading from it)."""
+"""Time in seconds that a finished rank waits for its peers before it exits (gloo peers may still be reading from
+it)."""
 
 
 def preload() -> None:
-    """Prepare this process to fork ranks: import what every rank needs, without touching CUDA.
+    """Prepare this process to fork ranks: import everything that every rank needs, without touching CUDA.
 
-    Importing this module has imported torch. FSDP imports torch._dynamo with the first module that it wraps, whether
-    anything is compiled or not; left to the ranks, that would cost each of them more than a second.
+    Importing this module has imported torch. FSDP imports torch._dynamo when it wraps its first module, whether
+    anything is compiled or not. If the import were left to the ranks, it would cost each of them more than a second.
 
-    It does not call `torch.cuda.is_available()`: asking the driver is enough to break CUDA in every forked process.
+    This function does not call `torch.cuda.is_available()`: a query to the driver is enough to break CUDA in every
+    forked process.
     """
     importlib.import_module("torch._dynamo")
     assert not torch.cuda.is_initialized()
@@ -54,7 +56,7 @@ def preload() -> None:
 
 @dataclass
 class _Progress:
-    """Where the rank is now; every change of phase or step is a heartbeat."""
+    """Current phase and step of the rank; every change is sent as a heartbeat."""
 
     beat: Beat
     phase: Phase = "spawn"
@@ -116,14 +118,14 @@ def run_rank(folder: Path, rank: int, local_rank: int, beat: Beat) -> NoReturn:
 
 
 def _probed(task: Task, folder: Path, rank: int, local_rank: int, progress: _Progress) -> RankResult:
-    """A real run, before it what each device does alone and after it what they do together. Layouts with tensor
-    parallelism are only run: one layout of a probe measures the rest."""
+    """Runs a probe: measures the device alone, then trains as in a real run, then measures the ranks together. Layouts
+    with tensor parallelism are only trained: one layout of a probe measures the rest."""
     if task.experiment.tp > 1:
         return _measured(task, folder, rank, local_rank, progress)
-    found = probe.alone(task, rank, local_rank, progress.enter)
+    figures = probe.alone(task, rank, local_rank, progress.enter)
     result = _measured(task, folder, rank, local_rank, progress)
-    found += probe.together(task, rank, local_rank, progress.enter)
-    return dataclasses.replace(result, probe=found)
+    figures += probe.together(task, rank, local_rank, progress.enter)
+    return dataclasses.replace(result, probe=figures)
 
 
 _OUT_OF_MEMORY = (
@@ -135,7 +137,7 @@ _OUT_OF_MEMORY = (
 
 
 def classify(error: BaseException) -> FailureKind:
-    """The kind of a failure, from the error's type, or from its text where an allocator raises a plain RuntimeError."""
+    """Kind of a failure, from the error's type, or from its text where an allocator raises a plain RuntimeError."""
     text = str(error)
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return "oom"
@@ -151,22 +153,22 @@ def classify(error: BaseException) -> FailureKind:
 
 
 def described(error: BaseException) -> tuple[FailureKind, str]:
-    """What kind of failure it is, and what its error says, in words.
+    """Kind of a failure, and its message.
 
-    Torch's pipelines, for one, raise a plain RuntimeError from whatever stopped a stage, memory that ran out included.
-    So the first error of the chain of causes whose kind is known speaks for all of them; where none is, the first and
-    the last do.
+    Some libraries, such as torch's pipelines, raise a plain RuntimeError from any error that stopped a stage, including
+    out of memory. So the first error in the chain of causes that has a known kind determines kind and message. If none
+    has, the message joins the first and the last error.
     """
     chain = [error]
     while (cause := chain[-1].__cause__) is not None and cause not in chain:
         chain.append(cause)
     for one in chain:
         if (kind := classify(one)) != "crash":
-            return kind, _said(one)
-    return "crash", " because of ".join(dict.fromkeys((_said(chain[0]), _said(chain[-1]))))
+            return kind, _in_words(one)
+    return "crash", " because of ".join(dict.fromkeys((_in_words(chain[0]), _in_words(chain[-1]))))
 
 
-def _said(error: BaseException) -> str:
+def _in_words(error: BaseException) -> str:
     return f"{type(error).__name__}: {textwrap.dedent(str(error)).strip()}"
 
 
@@ -190,7 +192,8 @@ def _measured(task: Task, folder: Path, rank: int, local_rank: int, progress: _P
         timeout=timedelta(seconds=task.collective_timeout_s),
     )
     engine = engine_of(task.experiment, rank, device)
-    dist.all_reduce(torch.ones(1, device=device))  # starts the communicator now, so that the build does not pay for it
+    # creates the communicator now, so that its time does not count as build
+    dist.all_reduce(torch.ones(1, device=device))
     progress.enter("build")
     engine.build()
     sampler = DeviceSampler(device)
@@ -222,15 +225,16 @@ def _measured(task: Task, folder: Path, rank: int, local_rank: int, progress: _P
     )
     if not task.measure.profile:
         return result
-    protocol.write_json(protocol.result_path(folder, rank), result)  # whatever becomes of the profiler
+    protocol.write_json(protocol.result_path(folder, rank), result)  # keeps the result even if the profiler fails
     last = measurements.steps[-1].step
     breakdown, trace = engine.profile(folder, last + 1, lambda step, warm: progress.enter("step", step))
     return dataclasses.replace(result, breakdown=breakdown, trace=trace)
 
 
 def _leave_together(world_size: int, rank: int) -> None:
-    """Wait up to `LEAVE_TOGETHER_S` for the other ranks. The result is written: a missing or slow peer is no error."""
+    """Wait up to `LEAVE_TOGETHER_S` for the other ranks. The result is written, so a missing or slow peer is not an
+    error."""
     store = _get_default_store()
-    with contextlib.suppress(RuntimeError):  # rank 0, which holds the store, may have left
+    with contextlib.suppress(RuntimeError):  # rank 0, which hosts the store, may have exited
         store.set(f"measured/{rank}", "")
         store.wait([f"measured/{other}" for other in range(world_size)], timedelta(seconds=LEAVE_TOGETHER_S))

@@ -1,16 +1,17 @@
 """A lock on a shared filesystem that ends soon after its holder, or its holder's machine, has died.
 
-The lock is a folder that holds one file, named by the holder's token. The holder touches that file while it works. A
-file that nobody has touched for ``stale_after_s`` belongs to a dead holder, and whoever waits may remove it. Ages are
-read off the filesystem's own clock, because the clocks of two machines differ. No kernel locks: not every shared
-filesystem has them.
+The lock is a folder that holds one file, named by the holder's token. The holder touches that file while it works. If a
+file has not been touched for ``stale_after_s``, its holder is considered dead, and any waiting process may remove the
+file. Ages are read from the filesystem's own clock, because the clocks of two machines differ. Kernel locks are not
+used: not every shared filesystem has them.
 
-Two steps make it sound however slowly a process goes from one to the next, because neither can hit the wrong holder:
+Two steps make the lock safe however slowly a process goes from one to the next, because neither can affect the wrong
+holder:
 
-- A lease is taken by renaming a folder that holds one's own file to the lock's name. That succeeds only while the lock
-  does not exist or is an empty folder.
-- A lease ends, also a dead holder's, by removing its file. A token is used once, so that the file of a later holder
-  has another name.
+- A process takes the lease by renaming a folder that contains its file to the lock's name. That succeeds only while the
+  lock does not exist or is an empty folder.
+- A lease, even of a dead holder, ends when its file is removed. A token is used only once, so the file of a later
+  holder has another name.
 """
 
 from __future__ import annotations
@@ -32,19 +33,19 @@ class Lease:
     path: Path
     """The lock: a folder."""
     token: str
-    """Name of the holder's file in it."""
+    """Name of the holder's file in the lock."""
 
     def held(self) -> bool:
-        """True while the lease is still ours. Asking also shows the others that we are alive."""
+        """Whether this process still holds the lease. The call also shows other processes that the holder is alive."""
         return _touch(self.path / self.token)
 
 
 @contextmanager
 def acquire(path: Path, *, stale_after_s: float, wait_s: float) -> Iterator[Lease | None]:
-    """Hold the lock ``path`` inside the block; None when somebody alive has held it for all of ``wait_s``.
+    """Hold the lock ``path`` inside the block. Yields None if a living process has held it for all of ``wait_s``.
 
-    Both times are in seconds. A holder that works for longer than ``stale_after_s`` must call `Lease.held` more often
-    than that, and stop when it says False. Raises `OSError` where nothing can be written.
+    Both times are in seconds. A holder that works for longer than ``stale_after_s`` must call `Lease.held` at shorter
+    intervals, and stop when it returns False. Raises `OSError` if nothing can be written.
     """
     lease = Lease(path, f"{socket.gethostname()}.{os.getpid()}.{uuid.uuid4().hex}")
     give_up_at = time.monotonic() + wait_s
@@ -63,13 +64,13 @@ def acquire(path: Path, *, stale_after_s: float, wait_s: float) -> Iterator[Leas
 
 
 def _take(lease: Lease) -> bool:
-    """Give the lock our file, unless another's is in it."""
+    """Put this process's file into the lock, unless it holds the file of another process."""
     draft = lease.path.with_name(f"{lease.path.name}.{lease.token}")
     draft.mkdir(exist_ok=True)
     (draft / lease.token).touch()
-    with suppress(OSError):  # the lock is another's
+    with suppress(OSError):  # another process holds the lock
         draft.rename(lease.path)
-    # The file is asked for whatever the rename said: over NFS one that was done can be answered with an error.
+    # The file is checked whatever the rename returned: over NFS a rename that was done can be answered with an error.
     if _touch(lease.path / lease.token):
         return True
     (draft / lease.token).unlink(missing_ok=True)
@@ -78,9 +79,9 @@ def _take(lease: Lease) -> bool:
 
 
 def _remove_stale(path: Path, stale_after_s: float) -> bool:
-    """End the lease of a dead holder. True when it was there and this process has ended it."""
+    """Ends the lease of a dead holder. Returns True if there was one and this process has ended it."""
     try:
-        # Up to version 0.1 the lock itself was the holder's file. One can still lie there after a kill.
+        # Up to version 0.1 the lock itself was the holder's file. Such a file can remain after a kill.
         holders = [path] if path.is_file() else list(path.iterdir())
         if not holders:
             return False
@@ -90,12 +91,12 @@ def _remove_stale(path: Path, stale_after_s: float) -> bool:
         for holder in holders:
             holder.unlink()
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
-        return False  # somebody else has just ended it
+        return False  # another process has just ended it
     return True
 
 
 def _touch(file: Path) -> bool:
-    """Set the file's time of change to now. False when it is not there."""
+    """Sets the modification time of the file to now. False if the file does not exist."""
     try:
         os.utime(file)
     except OSError:
@@ -104,7 +105,7 @@ def _touch(file: Path) -> bool:
 
 
 def _remove_empty(folder: Path) -> None:
-    with suppress(OSError):  # another's file is in it by now, or another has removed it
+    with suppress(OSError):  # it already holds the file of another process, or another process has removed it
         folder.rmdir()
 
 

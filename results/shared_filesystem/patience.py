@@ -1,10 +1,10 @@
-"""Waits out a shared filesystem that fails for a while: what fails is done again until it works or a limit is over.
+"""Retries calls to a shared filesystem that fails for a while, until they succeed or a limit is reached.
 
-A file system may also hang: a call to it then returns when the server does, in minutes or days (`in_background`).
+NFS answers with ESTALE or EIO, Lustre with ENOTCONN, while a server restarts or a network is cut; the same call
+succeeds some seconds or minutes later. A call may also be done although it is answered with an error. So a step that is
+retried must have the same result however often it, or a part of it, has been done before.
 
-NFS answers with ESTALE or EIO, Lustre with ENOTCONN, while a server restarts or a network is cut; the same call works
-some seconds or minutes later. A call may also be done and answered with an error. So whatever is repeated must come to
-the same result however often, and up to whichever call, it has been done before.
+A file system may also hang: then a call returns only when the server does, in minutes or days (`in_background`).
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ _PASSING = {
     errno.EBUSY,
     errno.EINTR,
 }
-"""Errors of a filesystem that fails, as against those that tell of a missing file, a full disk or a lacking right."""
+"""Errors of a failing filesystem, in contrast to a missing file, a full disk or a missing permission."""
 
 _T = TypeVar("_T")
 
 
 def may_pass(error: OSError) -> bool:
-    """Whether the same call may work later although nobody changes anything."""
+    """Whether the same call may succeed later although nobody changes anything."""
     return error.errno in _PASSING
 
 
@@ -45,11 +45,11 @@ def patiently(
     wait: Callable[[float, OSError], bool] | None = None,
     waits_for: Callable[[OSError], bool] = may_pass,
 ) -> _T:
-    """The result of ``step``, which is called again while it raises an `OSError` that is worth waiting for.
+    """Returns the result of ``step``, which is called again while it raises an `OSError` for which waiting makes sense.
 
-    ``limit_s``: seconds from the first error until the last call; None: no limit. ``wait``: takes seconds and the error
-    and sleeps; False: there is to be one last call, now. ``waits_for``: which errors are worth waiting for. Raises the
-    last error.
+    ``limit_s``: seconds from the first error until the last call; None: no limit. ``wait``: sleeps, given the seconds
+    and the error; returns False if the next call must be the last one. ``waits_for``: whether waiting makes sense for
+    an error. Raises the last error.
     """
     until, wait_s, last = None, FIRST_WAIT_S, False
     while True:
@@ -72,8 +72,8 @@ def _sleep(seconds: float, _error: OSError) -> bool:
 
 
 def in_background(call: Callable[[], _T]) -> Future[_T]:
-    """Do ``call``, which a file system that hangs may hold up for ever, in a thread of its own, so that the caller can
-    go on without it. The thread does not keep the process from ending."""
+    """Runs ``call`` in a new thread, so that the caller can go on if a hanging file system blocks ``call`` for ever.
+    The thread does not keep the process from ending."""
     future: Future[_T] = Future()
 
     def run() -> None:

@@ -1,4 +1,4 @@
-"""How close the first losses and gradient norms of two correct layouts of one model are, by precision."""
+"""Tolerances, by precision, for the first losses and gradient norms of two correct layouts of one model."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ scaled by their rounding, not measured."""
 
 
 def largest_difference(values: Sequence[float | None], reference: Sequence[float | None]) -> float | None:
-    """The largest relative difference in the first steps that both have; None when there are none. A value that is None
-    (of a skipped step) is not compared."""
+    """The largest relative difference in the first steps that both sequences have; None if there are none. A value of
+    None (a skipped step) is not compared."""
     pairs = zip(values[:COMPARED_STEPS], reference[:COMPARED_STEPS], strict=False)
     both = ((a, b) for a, b in pairs if a is not None and b is not None)
     return max((relative_difference(a, b) for a, b in both), default=None)

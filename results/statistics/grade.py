@@ -1,13 +1,13 @@
-"""Every prediction against every measurement: pairs of the two from rows, and a table of how far they are apart.
+"""Compares predictions with measurements: makes pairs of both from rows, and a table of their errors.
 
 A *pair* is one measured point with one prediction of it. Its ``depth`` says how the prediction was made:
 
-closed_form   at plan time, from formulas
+closed_form   when the sweep was planned, from formulas
 rehearsed     from single ranks on one device, communication modelled
-traced        the same without a device: memory alone, because nothing is timed
-calibrated    a file of predictions (``python -m sweep predict``)
+traced        from single ranks without a device; memory only, because nothing is timed
+calibrated    from a file of predictions (``python -m sweep predict``)
 
-A *cell* is one model and sequence length on one number of devices of one cluster: the layouts that are ranked.
+A *cell* is one model and sequence length on one number of devices of one cluster. Layouts are ranked within a cell.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ AXES = (
     *("model", "world_size", "seq_len", "dp", "tp", "pp", "cp", "ep", "zero_stage", "pp_schedule"),
     *("micro_batch_size", "num_microbatches", "recompute", "precision", "compile"),
 )
-"""Columns by whose values errors are told apart."""
+"""Columns by whose values errors are grouped."""
 _POINT = ["experiment_id", "cluster", "measurement_version"]
 PAIR_COLUMNS = (
     *("depth", "quantity", "experiment_id", "cell", "predicted", "measured", "low", "high", "tokens_per_step"),
@@ -43,8 +43,9 @@ PAIR_COLUMNS = (
 
 
 def measured_points(attempts: pd.DataFrame) -> pd.DataFrame:
-    """One row for each experiment and cluster that ran, from all its attempts: the last finished one, else the last
-    that ran out of memory; its step time is the median of the repeats, its peak the highest."""
+    """One row for each experiment and cluster that ran: its last finished attempt, or if there is none, its last
+    attempt that ran out of memory. The step time is the median over all finished attempts, the peak memory their
+    maximum."""
     rows = attempts[(attempts["method"] == "measured") & attempts["outcome"].isin(["ok", "oom"])]
     rows = rows.assign(_ok=rows["outcome"].eq("ok")).sort_values(["_ok", "started_at"], kind="stable")
     last = rows.drop_duplicates(_POINT, keep="last").drop(columns="_ok").set_index(_POINT)
@@ -56,9 +57,9 @@ def measured_points(attempts: pd.DataFrame) -> pd.DataFrame:
 
 
 def with_rehearsals(attempts: pd.DataFrame) -> pd.DataFrame:
-    """Columns ``rehearsed_step_time_s``, ``rehearsed_peak_bytes`` and ``traced_peak_bytes`` of the same experiment on
-    the same cluster, of the last finished attempt of that kind; null where there is none."""
-    found = attempts
+    """Adds the columns ``rehearsed_step_time_s``, ``rehearsed_peak_bytes`` and ``traced_peak_bytes``: values of the
+    last finished rehearsal (or trace) of the same experiment on the same cluster; null if there is none."""
+    joined = attempts
     for method, columns in (
         ("rehearsed", {"step_time_s": "rehearsed_step_time_s", "peak_allocated_bytes": "rehearsed_peak_bytes"}),
         ("rehearsed_fake", {"peak_allocated_bytes": "traced_peak_bytes"}),
@@ -66,14 +67,14 @@ def with_rehearsals(attempts: pd.DataFrame) -> pd.DataFrame:
         rows = attempts[(attempts["method"] == method) & (attempts["outcome"] == "ok")]
         rows = rows.sort_values("started_at", kind="stable").drop_duplicates(_POINT, keep="last")
         keyed = rows.set_index(_POINT)
-        own = pd.MultiIndex.from_frame(found[_POINT])
+        keys = pd.MultiIndex.from_frame(joined[_POINT])
         for column, name in columns.items():
-            found = found.assign(**{name: pd.to_numeric(keyed[column]).reindex(own).to_numpy()})
-    return found
+            joined = joined.assign(**{name: pd.to_numeric(keyed[column]).reindex(keys).to_numpy()})
+    return joined
 
 
 INTERVAL = ("predicted_step_time_low_s", "predicted_step_time_high_s")
-"""Columns of a row: the ends of the interval that its plan gave beside ``predicted_step_time_s``."""
+"""Columns of a row: the ends of the interval that its plan gave with ``predicted_step_time_s``."""
 _PREDICTIONS = (
     ("closed_form", "step_time", "predicted_step_time_s", "step_time_s"),
     ("closed_form", "peak_memory", "predicted_peak_bytes", "peak_allocated_bytes"),
@@ -89,26 +90,27 @@ CALIBRATED = (
 
 
 def pairs_of_rows(points: pd.DataFrame) -> pd.DataFrame:
-    """Every pair of `measured_points` with the columns of `with_rehearsals`: `PAIR_COLUMNS`.
+    """Makes the table of pairs (`PAIR_COLUMNS`) from `measured_points` with the columns of `with_rehearsals`.
 
-    Step times in closed form have the interval as it was recorded; rows of schema 9 and older have none.
+    Closed-form step times have the interval that was recorded; rows of schema 9 and older have none.
     """
-    found = []
+    tables = []
     for depth, quantity, predicted, measured in _PREDICTIONS:
         if predicted in points:
             one = _pairs(points, depth, quantity, points[predicted], points[measured])
-            found.append(_with_interval(one, points, *INTERVAL) if predicted == "predicted_step_time_s" else one)
-    return _together(found)
+            tables.append(_with_interval(one, points, *INTERVAL) if predicted == "predicted_step_time_s" else one)
+    return _together(tables)
 
 
 def pairs_of_predictions(
     predictions: pd.DataFrame, measured: pd.DataFrame, *, in_its_order: bool = False
 ) -> pd.DataFrame:
-    """Pairs of a file of predictions, row by row with ``measured``: `measured_points`, or a table as
-    ``python -m sweep predict`` takes it, with ``status``, ``step_time_s`` and ``reserved_gib``.
+    """Makes the table of pairs from a file of predictions and ``measured``, which is either `measured_points` or a
+    table as ``python -m sweep predict`` reads it, with ``status``, ``step_time_s`` and ``reserved_gib``.
 
-    Predictions with an ``experiment_id`` are matched by it, of several with one id the last; others only with such a
-    table, ``in_its_order``, or one without ids. Raises `InvalidResults` where rows cannot be told.
+    Predictions with an ``experiment_id`` are matched by it; if an id is repeated, its last prediction counts.
+    Predictions without ids are matched row by row, if ``measured`` has no ids or is ``in_its_order``. Raises
+    `InvalidResults` if the rows cannot be matched.
     """
     if "experiment_id" in predictions and "experiment_id" in measured:
         predictions = predictions.drop_duplicates("experiment_id", keep="last")
@@ -117,21 +119,21 @@ def pairs_of_predictions(
     else:
         if len(predictions) != len(measured) or ("experiment_id" in measured and not in_its_order):
             raise InvalidResults(
-                f"{len(predictions):,} predictions have no experiment_id and stand beside {len(measured):,} measured "
-                "rows, so that none is known to be of another: --against takes a table of their own order (no "
-                "attempts.parquet), and predict keeps the experiment_id of a table that has one"
+                f"{len(predictions):,} predictions have no experiment_id and cannot be matched with {len(measured):,} "
+                "measured rows; give --against the table that was predicted, with the same rows in the same order (not "
+                "attempts.parquet), or predict a table that has experiment_id"
             )
         both = measured.reset_index(drop=True)
         names = {name: f"{name}_of_prediction" for name in predictions.columns}
         both = both.join(predictions.reset_index(drop=True).rename(columns=names))
-    found = []
+    tables = []
     for quantity, predicted, real in CALIBRATED:
         if predicted in names and real in both:
             one = _pairs(both, "calibrated", quantity, both[names[predicted]], both[real])
             if quantity == "step_time":
                 one = _with_interval(one, both, *(names.get(f"step_time_{end}_s", "") for end in ("low", "high")))
-            found.append(one)
-    return _together(found)
+            tables.append(one)
+    return _together(tables)
 
 
 def _pairs(rows: pd.DataFrame, depth: str, quantity: str, predicted: pd.Series, measured: pd.Series) -> pd.DataFrame:
@@ -146,22 +148,24 @@ def _pairs(rows: pd.DataFrame, depth: str, quantity: str, predicted: pd.Series, 
 
 
 def _with_interval(pairs: pd.DataFrame, rows: pd.DataFrame, low: str, high: str) -> pd.DataFrame:
-    """``pairs`` with the ends of each prediction's interval, from these columns of ``rows``, where it has them."""
+    """Adds the ends of each prediction's interval to ``pairs``, from the columns ``low`` and ``high`` of ``rows`` if
+    they exist."""
     ends = {end: rows.loc[pairs.index, name] for end, name in (("low", low), ("high", high)) if name in rows}
     return pairs.assign(**ends)
 
 
-def _together(found: list[pd.DataFrame]) -> pd.DataFrame:
-    full = [one for one in found if len(one)]
+def _together(tables: list[pd.DataFrame]) -> pd.DataFrame:
+    full = [one for one in tables if len(one)]
     if not full:
         return pd.DataFrame(columns=list(PAIR_COLUMNS))
     return pd.concat(full, ignore_index=True).reindex(columns=list(PAIR_COLUMNS))
 
 
 def grades(pairs: pd.DataFrame) -> pd.DataFrame:
-    """A row for each depth and quantity, then one for each value of each axis: `grade_of` with what it is of.
+    """One row for each depth and quantity, then one for each value of each axis: the values of `grade_of` with their
+    keys.
 
-    ``axis`` and ``value`` are null in the rows over all. Values of fewer than two pairs have no row.
+    ``axis`` and ``value`` are null in the rows over all values. Values with fewer than two pairs have no row.
     """
     rows: list[dict[str, Any]] = []
     for (depth, quantity), whole in pairs.groupby(["depth", "quantity"], sort=False):
@@ -184,23 +188,23 @@ _GRADE = (
 
 
 def grade_of(pairs: pd.DataFrame) -> dict[str, Any]:
-    """Errors over all pairs; of step times also the order within cells, as means over those of three layouts or more,
-    and how many intervals there are and what share of them covers. Regrets are over cells with more layouts than tries.
-    """
-    found = summary(relative_errors(pairs["predicted"], pairs["measured"]))
-    assert found is not None
+    """Error statistics over all pairs. For step times also rank correlation and regret, averaged over cells with at
+    least `FEWEST_IN_A_CELL` layouts, the number of intervals, and the share of intervals that contain the measurement.
+    Regrets are averaged over cells with more layouts than tries."""
+    errors = summary(relative_errors(pairs["predicted"], pairs["measured"]))
+    assert errors is not None
     row: dict[str, Any] = dict.fromkeys(_GRADE)
-    row |= {name: getattr(found, name) for name in ("n", "mape", "median", "p90", "bias")}
+    row |= {name: getattr(errors, name) for name in ("n", "mape", "median", "p90", "bias")}
     if (pairs["quantity"] != "step_time").any():
         return row
     tokens = pairs["tokens_per_step"].fillna(1.0)
     predicted, measured = tokens / pairs["predicted"], tokens / pairs["measured"]
     orders, first, five, cells = [], [], [], 0
-    for _, own in pairs.groupby("cell"):
-        if len(own) < FEWEST_IN_A_CELL:
+    for _, cell in pairs.groupby("cell"):
+        if len(cell) < FEWEST_IN_A_CELL:
             continue
         cells += 1
-        one, two = predicted[own.index], measured[own.index]
+        one, two = predicted[cell.index], measured[cell.index]
         orders.append(rank_correlation(one, two))
         first.append(regret(one, two, 1))
         five.append(regret(one, two, 5))
@@ -220,9 +224,9 @@ def _written(value: Any) -> str:
 
 
 def oom_curve(points: pd.DataFrame) -> pd.DataFrame:
-    """`refusals` of the closed-form peak over the device's memory, of `measured_points`.
+    """Table of `refusals` by the ratio of the closed-form peak to the device's memory, of `measured_points`.
 
-    Runs that ended before a rank could tell its device's memory have that of others on the same cluster.
+    A run that ended before a rank could report its device's memory gets the median of its cluster.
     """
     limits = pd.to_numeric(points["device_memory_bytes"])
     limits = limits.fillna(limits.groupby(points["cluster"]).transform("median"))

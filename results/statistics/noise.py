@@ -1,13 +1,13 @@
-"""How far a throughput moves by chance, and which layouts cannot be told from the fastest one.
+"""Noise of throughputs: how much they vary by chance, and which layouts cannot be distinguished from the fastest one.
 
-The noise of a layout is the relative standard deviation of one run's throughput. It comes from repeats, independent
-runs of the same layout on the same kind of machine: what changes from run to run (placement, clocks, the network's
-other users) is in them. Where a layout has too few, it is the larger of what repeats of other layouts show and the
-spread of one timed step; that is not averaged over the steps of a run, which share all that changes between runs.
-Where neither is known, the noise is null.
+The noise of a layout is the relative standard deviation of one run's throughput. It is computed from repeats:
+independent runs of the same layout on the same kind of machine, which include everything that changes from run to run
+(placement, clocks, other users of the network). If a layout has too few repeats, its noise is the larger of two values:
+the noise of repeats of other layouts, and the spread of one timed step. The latter is not averaged over the steps of a
+run, because they share all that changes between runs. If neither is known, the noise is null.
 
-A winner is the set of all layouts that may be the fastest: those behind the best by at most what noise explains. With
-k layouts each is compared at a level of 0.05 / (k - 1), so that the set holds the truly fastest one in at least 95 % of
+A winner is the set of all layouts that may be the fastest: those behind the best by at most what noise explains. With k
+layouts each is compared at a level of 0.05 / (k - 1), so that the set holds the truly fastest one in at least 95 % of
 sweeps (subset selection: Gupta 1965, Technometrics 7, 225; the levels are Bonferroni's).
 """
 
@@ -25,35 +25,37 @@ from results.text.numbers import format_percent
 
 CONFIDENCE = 0.95
 FEWEST_FREEDOM = 4
-"""Degrees of freedom below which a standard deviation says too little: five repeats of one layout have four."""
+"""Minimum degrees of freedom for a standard deviation to be used: five repeats of one layout have four."""
 COLUMNS = ("repeats", "noise", "noise_freedom", "noise_from")
-"""``noise`` is relative, of one run; ``noise_freedom`` are the degrees of freedom it stands on; ``noise_from`` says in
-words what it was worked out from."""
+"""``noise`` is relative and of one run. ``noise_freedom`` is its number of degrees of freedom. ``noise_from`` describes
+its source in words."""
 USED = (
     *("experiment_id", "config_json", "timed_steps", "step_time_min_s", "step_time_max_s"),
     *("device_name", "driver_version", "torch_version", "nccl_version"),
 )
-"""Columns of runs that this module reads besides those of the groups."""
+"""Columns of runs that this module reads in addition to those of the groups."""
 _MACHINE = ("device_name", "driver_version", "torch_version", "nccl_version")
-"""Runs of one layout that differ in these are one layout, but what sets them apart is not chance."""
+"""Runs of one layout may differ in these columns, but the difference that they cause is not chance."""
 
 
 def layout_key(runs: pd.DataFrame) -> pd.Series:
-    """A text for each run, equal for runs of one layout: everything that its experiment fixes but the seed.
+    """A text for each run that is equal for runs of one layout: all fields of its experiment except the seed.
 
-    Rows of other engines do not hold their experiment in full: theirs is the ``experiment_id``.
+    Rows of other programs do not hold their experiment in full; they use the ``experiment_id``.
     """
     return runs["config_json"].str.replace(r'"seed": -?\d+', "", regex=True).fillna(runs["experiment_id"])
 
 
 def independent(runs: pd.DataFrame, value: str) -> pd.Series:
-    """Which of ``runs`` were measured for themselves, so that each of them is a repeat of its layout.
+    """Whether each of ``runs`` was measured independently, so that it is a repeat of its layout.
 
-    Other seeds, other sweeps and points that a user has had run again are. Two kinds of rows are not. Of a point that
-    two pilots ran at once, because one of them had been taken for dead, the first run counts (the row of the other has
-    ``repeat_of``): the second may have shared its devices with it. And a rehearsal takes over the stages that its sweep
-    has rehearsed before, so that a further row of the same layout has the throughput of the first to the last digit; an
-    estimate without a device always has.
+    Runs with other seeds, of other sweeps, and points that a user has run again are independent. Two kinds of rows are
+    not:
+
+    - If two pilots ran a point at the same time, because one of them had been taken for dead, only the first run counts
+      (the other row has ``repeat_of``): the second may have shared its devices.
+    - A rehearsal reuses stages that its sweep has rehearsed before, so a further row of the same layout has exactly the
+      throughput of the first. An estimate without a device always has.
 
     ``runs`` are finished runs with ``_layout``, ``method``, ``repeat_of`` and a throughput ``value``.
     """
@@ -65,23 +67,23 @@ def independent(runs: pd.DataFrame, value: str) -> pd.Series:
 def of_layouts(runs: pd.DataFrame, group: list[str], value: str) -> pd.DataFrame:
     """`COLUMNS` by layout: the index has the values of ``runs["_layout"]``.
 
-    ``runs`` are finished runs that are `independent`, with `USED`, ``_layout``, the columns of ``group`` (the same for
-    all runs of a layout) and a throughput ``value``.
+    ``runs`` are finished runs that are `independent`, with `USED`, ``_layout``, the columns of ``group`` (equal for all
+    runs of a layout) and a throughput ``value``.
 
-    A layout with `FEWEST_FREEDOM` of its own has its own noise. The others take what is typical of their group: the
-    median over its layouts, which one odd run does not move; else that of other groups. Repeats of other layouts may
-    have run within a minute and on fewer devices, so that borrowed noise counts only where the timed steps of the
-    layout itself, or of its group, do not show more.
+    A layout whose repeats have at least `FEWEST_FREEDOM` degrees of freedom uses their noise. Other layouts use the
+    median over the layouts of their group, so that one odd run does not matter, or else that of other groups. Repeats
+    of other layouts may have run within a minute and on fewer devices. So borrowed noise is used only if the timed
+    steps of the layout itself, or of its group, do not vary more.
     """
     layouts = runs.groupby("_layout", sort=False)
-    found = layouts[group].first().assign(repeats=layouts.size())
-    if found.empty:
-        return found.assign(noise=np.nan, noise_freedom=np.nan, noise_from=None)[[*COLUMNS]]
+    by_layout = layouts[group].first().assign(repeats=layouts.size())
+    if by_layout.empty:
+        return by_layout.assign(noise=np.nan, noise_freedom=np.nan, noise_from=None)[[*COLUMNS]]
     repeats, steps = (
-        found[group].assign(variance=variance, freedom=freedom)
+        by_layout[group].assign(variance=variance, freedom=freedom)
         for variance, freedom in (_of_repeats(runs, value), _of_steps(runs))
     )
-    own = _first_known((_enough(repeats), "repeats of this layout"))
+    measured = _first_known((_enough(repeats), "repeats of this layout"))
     borrowed = _first_known(
         (_typical(repeats, group), "repeats of its model and size"),
         (_typical(repeats.assign(_all=0), ["_all"]), "repeats of other models and sizes"),
@@ -89,18 +91,19 @@ def of_layouts(runs: pd.DataFrame, group: list[str], value: str) -> pd.DataFrame
     timed = _first_known(
         (_enough(steps), "its timed steps"), (_typical(steps, group), "timed steps of its model and size")
     )
-    # Few steps make no noise of their own, but show that borrowed noise is too small.
+    # A few timed steps are not enough to estimate noise, but can show that borrowed noise is too small.
     shown = timed.where(timed["noise"].notna(), _first_known((steps, "its timed steps")))
     louder = shown["noise"] > borrowed["noise"]
     shown["noise_from"] += ", which differ more than " + borrowed["noise_from"]
     rest = shown.where(louder, borrowed.where(borrowed["noise"].notna(), timed))
-    return found[["repeats"]].join(own.where(own["noise"].notna(), rest))[[*COLUMNS]]
+    return by_layout[["repeats"]].join(measured.where(measured["noise"].notna(), rest))[[*COLUMNS]]
 
 
 def within(rows: pd.DataFrame, value: str, group: list[str]) -> pd.Series:
-    """Which rows are behind the first one of their group by no more than noise explains; NA where that is not known.
+    """Whether each row is behind the first one of its group by no more than noise explains; NA if that is not known.
 
-    ``rows`` come best first in each group, by ``value``, with `COLUMNS`. The first row itself is among them.
+    ``rows`` are sorted by ``value`` within each group, best first, and have `COLUMNS`. The first row itself counts as
+    True.
     """
     groups = rows.groupby(group)
     first = groups[[value, "noise", "noise_freedom", "repeats"]].transform("first")
@@ -108,24 +111,24 @@ def within(rows: pd.DataFrame, value: str, group: list[str]) -> pd.Series:
     spread = pair_spread(first, rows)
     level = 1 - (1 - CONFIDENCE) / others
     reach = spread * quantiles(level.to_numpy(dtype=float), fewest_freedom(first, rows))
-    told = (log(first[value] / rows[value]) <= reach).astype("boolean").mask(reach.isna())
-    return told.mask(groups.cumcount() == 0, True)
+    inside = (log(first[value] / rows[value]) <= reach).astype("boolean").mask(reach.isna())
+    return inside.mask(groups.cumcount() == 0, True)
 
 
 def pair_spread(one: pd.DataFrame, two: pd.DataFrame) -> pd.Series:
-    """Standard deviation of the logarithm of the ratio of two pooled throughputs, row by row; NaN where not known."""
+    """Standard deviation of log(ratio) of two pooled throughputs, row by row; NaN if not known."""
     variance = one["noise"] ** 2 * _of_median(one["repeats"]) + two["noise"] ** 2 * _of_median(two["repeats"])
     return variance**0.5
 
 
 def fewest_freedom(one: pd.DataFrame, two: pd.DataFrame) -> NDArray[np.float64]:
-    """The smaller degrees of freedom of two noises, row by row."""
+    """The smaller number of degrees of freedom of two noises, row by row."""
     fewest: NDArray[np.float64] = np.fmin(*(rows["noise_freedom"].to_numpy(dtype=float) for rows in (one, two)))
     return fewest
 
 
 def log(values: pd.Series) -> pd.Series:
-    """Natural logarithms; NaN where a value is not above 0."""
+    """Natural logarithms; NaN for values that are not above 0."""
     return pd.Series(np.log(values.where(values > 0).to_numpy(dtype=float)), index=values.index)
 
 
@@ -137,7 +140,7 @@ def quantiles(level: NDArray[np.float64], freedom: NDArray[np.float64]) -> NDArr
 
 
 def describe(row: Any) -> str:
-    """``noise 0.8 %, from its timed steps``, of a row with `COLUMNS`."""
+    """Describes a row with `COLUMNS`, such as ``noise 0.8 %, from its timed steps``."""
     if row["noise_from"] is None or pd.isna(row["noise"]):
         return "noise not known"
     return f"noise {format_percent(row['noise'])}, from {row['noise_from']}"
@@ -156,7 +159,7 @@ def _of_repeats(runs: pd.DataFrame, value: str) -> tuple[pd.Series, pd.Series]:
 
 
 def _of_steps(runs: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
-    """The same from the fastest and the slowest timed step of each run.
+    """Variance and degrees of freedom as `_of_repeats`, from the fastest and the slowest timed step of each run.
 
     The expected range of n normal values is 2 z((n - 0.375) / (n + 0.25)) standard deviations (Blom 1958).
     """
@@ -171,11 +174,11 @@ def _of_steps(runs: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
 
 
 def _typical(table: pd.DataFrame, group: list[str]) -> pd.DataFrame:
-    """Of the group of each row: the median of the variances, and all degrees of freedom together; NaN below
-    `FEWEST_FREEDOM`.
+    """For each row, the median of the variances of its group, and the sum of their degrees of freedom; NaN if the sum
+    is below `FEWEST_FREEDOM`.
 
     A variance of few values is mostly below the true one: its median is that of chi-squared over its degrees of
-    freedom, (1 - 2 / 9 f)^3 (Wilson and Hilferty 1931), by which each is divided.
+    freedom, (1 - 2 / 9 f)^3 (Wilson and Hilferty 1931). Each variance is divided by this value.
     """
     known = table["variance"].notna() & (table["freedom"] > 0)
     freedom = table["freedom"].where(known).astype(float)
@@ -189,33 +192,33 @@ def _typical(table: pd.DataFrame, group: list[str]) -> pd.DataFrame:
 
 
 def _enough(table: pd.DataFrame) -> pd.DataFrame:
-    """Variances that stand on `FEWEST_FREEDOM` of their own; NaN for the others."""
+    """Variances with at least `FEWEST_FREEDOM` degrees of freedom; NaN for the others."""
     return table[["variance", "freedom"]].where(table["freedom"] >= FEWEST_FREEDOM)
 
 
 def _first_known(*choices: tuple[pd.DataFrame, str]) -> pd.DataFrame:
-    """`COLUMNS` but ``repeats``, by layout: of the first of ``choices`` (variances, and what they are from) that has a
-    variance."""
+    """`COLUMNS` without ``repeats``, by layout, from the first of ``choices`` (variances, and their source in words)
+    that has a variance."""
     index = choices[0][0].index
-    found = pd.DataFrame({"noise": np.nan, "noise_freedom": np.nan, "noise_from": None}, index=index)
-    found["noise_from"] = found["noise_from"].astype(object)
+    chosen = pd.DataFrame({"noise": np.nan, "noise_freedom": np.nan, "noise_from": None}, index=index)
+    chosen["noise_from"] = chosen["noise_from"].astype(object)
     for table, source in choices:
-        new = found["noise"].isna() & table["variance"].notna()
-        found.loc[new, "noise"] = table.loc[new, "variance"] ** 0.5
-        found.loc[new, "noise_freedom"] = table.loc[new, "freedom"].astype(float)
-        found.loc[new, "noise_from"] = source
-    return found
+        new = chosen["noise"].isna() & table["variance"].notna()
+        chosen.loc[new, "noise"] = table.loc[new, "variance"] ** 0.5
+        chosen.loc[new, "noise_freedom"] = table.loc[new, "freedom"].astype(float)
+        chosen.loc[new, "noise_from"] = source
+    return chosen
 
 
 def _of_median(repeats: pd.Series) -> pd.Series:
-    """Variance of the median of so many normal values, over that of one: pi/2 / (n + pi/2 - 1), within 3 % for odd
-    n."""
+    """Variance of the median of ``repeats`` normal values, divided by that of one: pi/2 / (n + pi/2 - 1), within 3 %
+    for odd n."""
     return (math.pi / 2) / (repeats + math.pi / 2 - 1)
 
 
 def _student(level: float, freedom: float) -> float:
-    """By the expansion 26.7.5 of Abramowitz and Stegun: within 1 % for four degrees of freedom up to a level of
-    0.998."""
+    """Quantile of Student's t by the expansion 26.7.5 of Abramowitz and Stegun: within 1 % for four degrees of freedom
+    up to a level of 0.998."""
     z = NormalDist().inv_cdf(level)
     terms = (
         (z**3 + z) / 4,

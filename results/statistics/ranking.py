@@ -1,7 +1,8 @@
-"""Which layout is the fastest, by how much, and which cannot be told from it: the one ranking of the project.
+"""Ranks layouts: which is the fastest, by how much, and which cannot be distinguished from it. The project has no other
+ranking.
 
-Reports, notebooks, comparisons and what a run ends with say the numbers of these functions. How far a throughput moves
-by chance is in `results.statistics.noise`.
+Reports, notebooks, comparisons and the last lines of a run show the numbers of these functions.
+`results.statistics.noise` computes how much a throughput varies by chance.
 """
 
 from __future__ import annotations
@@ -11,16 +12,17 @@ import pandas as pd
 from results.statistics import noise
 
 USED = ("attempt_id", "loss_agrees", "method", "repeat_of", *noise.USED)
-"""Columns of runs that `of_layouts` reads besides the groups and the throughput; ``network_regime`` where known."""
+"""Columns of runs that `of_layouts` reads in addition to the groups and the throughput; also ``network_regime`` if it
+exists."""
 
 
 def of_layouts(runs: pd.DataFrame, group: list[str], value: str) -> pd.DataFrame:
-    """One row for each layout of finished ``runs``, best first within each group; the index is that of its middle run.
+    """One row for each layout of finished ``runs``, best first within each group; the index is that of its median run.
 
-    Repeats of a layout (other seeds, several sweeps, points that were run again) are one row with the ``median`` of
-    their ``value``, their number, the ``repeat_spread`` (highest over lowest, minus 1; null for a single run) and
+    Repeats of a layout (other seeds, several sweeps, points that were run again) become one row with the ``median`` of
+    their ``value``, their number, the ``repeat_spread`` (highest / lowest - 1; null for a single run) and
     `results.statistics.noise.COLUMNS`. ``rank`` counts within the group over layouts whose losses do not contradict the
-    reference; one whose losses do has no rank: a wrong layout can be fast.
+    reference. A layout whose losses do has no rank, because a wrong layout can be fast.
     """
     runs = runs[[*dict.fromkeys((*USED, *group, value)), *(name for name in ("network_regime",) if name in runs)]]
     trusted = ~losses_differ(runs)
@@ -48,9 +50,9 @@ def of_layouts(runs: pd.DataFrame, group: list[str], value: str) -> pd.DataFrame
 
 
 def of_usual_batch(rows: pd.DataFrame, group: list[str]) -> pd.DataFrame:
-    """Of layouts those with the ``tokens_per_step`` that most layouts of their group have: a throughput at another
-    batch is no answer to the same question. Of batches with equally many the smallest; one that is not known is a
-    batch, too."""
+    """Keeps the layouts with the ``tokens_per_step`` that most layouts of their group have: throughputs at different
+    batch sizes are not comparable. If several batch sizes are equally frequent, the smallest is kept; an unknown batch
+    size counts as one, too."""
     if rows.empty:
         return rows
     batches = rows["tokens_per_step"].astype(float).fillna(float("inf")).to_numpy()
@@ -58,25 +60,26 @@ def of_usual_batch(rows: pd.DataFrame, group: list[str]) -> pd.DataFrame:
     counts = counts.sort_values(["_layouts", "_batch"], ascending=[False, True], kind="stable")
     usual = counts.drop_duplicates(group).set_index(group)["_batch"]
     keys = pd.MultiIndex.from_frame(rows[group]) if len(group) > 1 else rows[group[0]]
-    found: pd.DataFrame = rows[batches == usual.reindex(keys).to_numpy()]
-    return found
+    usual_rows: pd.DataFrame = rows[batches == usual.reindex(keys).to_numpy()]
+    return usual_rows
 
 
 def losses_differ(runs: pd.DataFrame) -> pd.Series:
-    """True where the losses were compared with the reference layout's and differ."""
+    """True if the losses were compared with those of the reference layout and differ."""
     return runs["loss_agrees"].map(lambda agrees: agrees is False or agrees == 0).astype(bool)
 
 
 def lead(
     rows: pd.DataFrame, value: str, group: list[str], name: str, candidates: pd.Series | None = None
 ) -> pd.DataFrame:
-    """The first row of each group of ``rows``, which come best first in ``value``, and what stands beside it.
+    """Returns the first row of each group of ``rows``, which are sorted by ``value``, best first, with columns that
+    compare it with the other layouts.
 
-    ``runner_up`` is the ``name`` of the second layout and ``slower_by`` is 1 - its value over the winner's. ``tie``
-    says whether other layouts are within the noise of the winner (`results.statistics.noise.within`), so that the
-    winner is a set: ``tied`` is how many they are, ``tied_layouts`` names them, best first, and ``tied_slower_by`` is
-    how far the last of them is behind. All four are null where the noise is not known, ``tie`` also where there is no
-    other layout. ``candidates`` is the number of layouts.
+    ``runner_up`` is the ``name`` of the second layout and ``slower_by`` is 1 - its value / the winner's. ``tie`` says
+    whether other layouts are within the noise of the winner (`results.statistics.noise.within`), so that the winner is
+    a set: ``tied`` is their number, ``tied_layouts`` lists their names, best first, and ``tied_slower_by`` is how far
+    the last of them is behind. All four are null if the noise is not known, ``tie`` also if there is no other layout.
+    ``candidates`` is the number of layouts.
     """
     rows = rows.assign(_within=noise.within(rows, value, group))
     place = rows.groupby(group).cumcount()

@@ -1,4 +1,5 @@
-"""Merges the parts of a sweep into one file a table. One process at a time; a kill at any moment loses nothing."""
+"""Merges the parts of a sweep into one file per table. One process at a time does so; a kill at any moment loses
+nothing."""
 
 from __future__ import annotations
 
@@ -23,11 +24,11 @@ _log = logging.getLogger(__name__)
 
 
 def compact(sweep_dir: Path, *, wait_s: float = 10.0) -> bool:
-    """Merge the parts into ``attempts.parquet`` and ``steps.parquet``. False when another process is doing so.
+    """Merge the parts into ``attempts.parquet`` and ``steps.parquet``. Returns False if another process is doing so.
 
     A part is removed only after the file that holds its rows is safe on disk. A part that cannot be read stays, with a
-    warning. ``wait_s``: how long to wait for another process. Raises `InvalidResults` when ``sweep_dir`` is no sweep,
-    or when a merged file is damaged.
+    warning. ``wait_s``: seconds to wait for another process. Raises `InvalidResults` if ``sweep_dir`` is not a sweep,
+    or if a merged file is damaged.
     """
     sweep_dir = Path(sweep_dir)
     if not (sweep_dir / files.MARKER).is_file():
@@ -37,7 +38,7 @@ def compact(sweep_dir: Path, *, wait_s: float = 10.0) -> bool:
 
 
 def _compact_table(sweep_dir: Path, table: Table, lease: Lease) -> bool:
-    """Merge the parts of one table. False when the lease was lost before the new file replaced the old one."""
+    """Merge the parts of one table. Returns False if the lease was lost before the new file replaced the old one."""
     target = files.compacted_path(sweep_dir, table)
     old = _open(target)
     try:
@@ -71,7 +72,7 @@ def _compact_table(sweep_dir: Path, table: Table, lease: Lease) -> bool:
 
 
 def _read_parts(sweep_dir: Path, table: Table, schema: pa.Schema) -> tuple[list[Path], pa.Table]:
-    """The parts that can be merged, and their rows, with every column of ``schema`` and of any part."""
+    """The parts that can be merged, and their rows with every column of ``schema`` and of any part."""
     problems: list[str] = []
     parts: list[Path] = []
     tables: list[pa.Table] = []
@@ -102,7 +103,7 @@ def _open(path: Path) -> Any:
 
 
 def _without(old: Any, attempt_ids: pa.ChunkedArray, schema: pa.Schema) -> Iterator[pa.Table]:
-    """The rows of the old merged file without those of ``attempt_ids``, in pieces, in the new schema."""
+    """Yields the rows of the old merged file except those of ``attempt_ids``, in pieces, in the new schema."""
     if old is None:
         return
     for batch in old.iter_batches(batch_size=_ROWS_PER_GROUP):
@@ -112,7 +113,8 @@ def _without(old: Any, attempt_ids: pa.ChunkedArray, schema: pa.Schema) -> Itera
 
 
 def _regrouped(pieces: Iterable[pa.Table]) -> Iterator[pa.Table]:
-    """The same rows in tables of at least `_ROWS_PER_GROUP` rows, but the last: small row groups are slow to read."""
+    """Yields the rows in tables of at least `_ROWS_PER_GROUP` rows (except the last), because small row groups are slow
+    to read."""
     group: list[pa.Table] = []
     for piece in pieces:
         group.append(piece)

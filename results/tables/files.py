@@ -1,4 +1,4 @@
-"""The paths of a sweep's tables, and how one Parquet file is read and written. See `results.tables.store` for the
+"""The paths of a sweep's tables, and reading and writing of one Parquet file. `results.tables.store` describes the
 layout."""
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from results.tables.schema import ATTEMPTS, STEPS
 Table = Literal["attempts", "steps"]
 SCHEMAS: dict[Table, pa.Schema] = {"attempts": ATTEMPTS, "steps": STEPS}
 MARKER = "sweep.json"
-"""A folder is a sweep when it holds this file."""
+"""Name of the file that makes a folder a sweep."""
 SHIPPED_MARKER = "SHIPPED"
-"""Every sweep below a folder with this file came with the program and is not the user's own."""
+"""Name of the file that marks a folder of shipped sweeps: all sweeps below it came with the program."""
 
 
 def compacted_path(sweep_dir: Path, table: Table) -> Path:
@@ -39,8 +39,8 @@ def part_paths(sweep_dir: Path, table: Table) -> list[Path]:
 
 
 def read_parquet(path: Path) -> pa.Table:
-    """The whole file. Raises `FileNotFoundError`, another `OSError` when it cannot be read now, or `InvalidResults`
-    when it is damaged or no Parquet file."""
+    """Reads the whole file. Raises `FileNotFoundError`, another `OSError` if it cannot be read now, or `InvalidResults`
+    if it is damaged or not a Parquet file."""
     try:
         with pq.ParquetFile(path) as file:
             return file.read()
@@ -53,7 +53,8 @@ def read_parquet(path: Path) -> pa.Table:
 
 
 def read_file(path: Path, table: Table) -> pa.Table:
-    """One part or merged file, with every column of today's schema and its own extra ones. Raises as `read_parquet`."""
+    """Reads one part or merged file, with every column of today's schema and its extra ones. Raises as
+    `read_parquet`."""
     stored = read_parquet(path)
     if "attempt_id" not in stored.column_names:
         raise InvalidResults(f"{path} is not a table of {table}: it has no column attempt_id")
@@ -64,7 +65,8 @@ def read_file(path: Path, table: Table) -> pa.Table:
 
 
 def read_or_report(path: Path, table: Table, problems: list[str]) -> pa.Table | None:
-    """`read_file`, but None for a file that cannot be read, with a line in ``problems``, and for one that is gone."""
+    """As `read_file`, but returns None for a missing file, and for one that cannot be read, with a line in
+    ``problems``."""
     try:
         return read_file(path, table)
     except FileNotFoundError:
@@ -83,12 +85,12 @@ def unreadable(path: Path, error: Exception) -> str:
 
 
 def write_parquet(path: Path, table: pa.Table) -> None:
-    """Write ``table`` so that readers see the old file or the whole new one, also after a power cut."""
+    """Write ``table`` so that readers see the old file or the whole new one, even after a power cut."""
     temporary = temporary_path(path)
     try:
         try:
             file = temporary.open("wb")
-        except FileNotFoundError:  # asking first would cost a call for every file
+        except FileNotFoundError:  # creating the folder first would cost a call for every file
             path.parent.mkdir(parents=True, exist_ok=True)
             file = temporary.open("wb")
         with file:
@@ -108,20 +110,20 @@ def temporary_path(path: Path) -> Path:
 
 
 def publish(temporary: Path, path: Path) -> None:
-    """Write ``temporary`` through to disk, rename it to ``path``, and write that through too."""
+    """Flush ``temporary`` to disk, rename it to ``path``, and flush the renaming too."""
     _sync(temporary)
     _replace(temporary, path)
 
 
 def _replace(temporary: Path, path: Path) -> None:
-    """Rename a file that is on disk, and write that through, too."""
+    """Rename a file that is on disk, and flush the renaming."""
     temporary.replace(path)
     with suppress(OSError):  # some filesystems cannot sync a folder
         _sync(path.parent)
 
 
 def concat(tables: Sequence[pa.Table]) -> pa.Table:
-    """The rows of all tables; columns that one lacks are null there."""
+    """The rows of all tables; a column that a table lacks is null in its rows."""
     return pa.concat_tables(tables, promote_options="permissive")
 
 

@@ -1,4 +1,4 @@
-"""Which code is running: commit, versions, command line. None for what cannot be found out."""
+"""Identifies the running code: commit, versions, command line. Unknown values are None."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _PACKAGE = "ultrasweep"
 
 
 def code_provenance(root: Path) -> dict[str, Any]:
-    """``git_commit``, ``git_dirty`` (untracked files count: they can be imported) and ``ultrasweep_version``.
+    """``git_commit``, ``git_dirty`` (untracked files count, because they can be imported) and ``ultrasweep_version``.
 
     The first two are None unless ``root`` is itself the top of a checkout: the commit of a checkout that only contains
-    an installed copy says nothing about this code.
+    an installed copy does not identify this code.
     """
     commit = dirty = None
     top = _git(root, "rev-parse", "--show-toplevel")
@@ -40,14 +40,14 @@ def python_version() -> str:
 
 
 def command_line(argv: Sequence[str] | None = None) -> str:
-    """The command of this process, quoted for a shell, without secret values. ``argv``: instead of the interpreter's
-    own."""
+    """The command of this process, quoted for a shell, without secret values. ``argv``: replaces the interpreter's
+    arguments."""
     return shlex.join(hide_in_arguments(argv if argv is not None else sys.orig_argv))
 
 
 def _version(root: Path) -> str | None:
-    """Version of the code under ``root``. A checkout says it in its pyproject.toml; it may run without being installed,
-    or beside another version that is."""
+    """Version of the code under ``root``. A checkout has it in its pyproject.toml, because it may run without being
+    installed, or while another version is installed."""
     with contextlib.suppress(OSError, ValueError):
         project = tomllib.loads((root / "pyproject.toml").read_text()).get("project", {})
         if project.get("name") == _PACKAGE and "version" in project:

@@ -1,18 +1,18 @@
-"""The raw table of the Ultra-Scale Playbook's study, read as rows of ``attempts``.
+"""Reads the raw table of the Ultra-Scale Playbook's study as rows of ``attempts``.
 
 The table is ``bench_final2_mfu2.csv`` of the Hugging Face dataset ``nanotron/ultrascale-playbook-data``: 4,104 runs of
-nanotron on 1 to 64 nodes of eight H100. It is not shipped; the user names the file. What its columns say and what they
-seem to say differ in places, so they are not taken over by name:
+nanotron on 1 to 64 nodes of eight H100. It is not shipped; the user gives the path of the file. The names of some of
+its columns are misleading, so columns are not matched by name:
 
 - ``gbs`` mixes sequences and tokens: the global batch is ``dp * mbs * batch_accum``.
 - The authors' label covers several shapes: runs with 8 key-value heads or a vocabulary of 49,152 are other models.
-  Failed runs have no column of key-value heads; those that were to have 8 say so in their name.
-- ``Mem Alloc (GB)`` was read after the counters had been reset: it is a state, not a peak. Both memory columns are GiB.
+  Failed runs have no column of key-value heads; if they were planned with 8, their name says so.
+- ``Mem Alloc (GB)`` was read after the counters had been reset, so it is not a peak. Both memory columns are in GiB.
 - ``status`` Other is a failure of unknown kind.
-- From 8 nodes on the network ran in one of two regimes (see `network_regime`).
-- The pipeline's communication was rewritten on the way: before and after are two versions of the engine.
+- With 8 or more nodes the network ran in one of two regimes (see `network_regime`).
+- The communication of the pipeline was rewritten during the study: runs before and after have two engine versions.
 
-Numbers that follow from the table only together with a formula (parameters, FLOPs, MFU) are not added here.
+Numbers that need a formula in addition to the table (parameters, FLOPs, MFU) are not added here.
 """
 
 from __future__ import annotations
@@ -38,21 +38,23 @@ from results.text.numbers import GIB
 
 ENGINE = "nanotron"
 BEFORE, AFTER = "before the pipeline rewrite", "after the pipeline rewrite"
-"""Versions of the engine; the table records nothing else about them."""
+"""Versions of the engine; the table has no other information about them."""
 MEASUREMENT_VERSION = 0
-"""Ours start at 1. The study timed one step and read the memory of rank 0: its rows are never pooled with ours."""
+"""Version of the measurement; this program's versions start at 1. The study timed one step and read the memory of rank
+0, so its rows are never pooled with those of this program."""
 SWEEP = "ultrascale-playbook"
 CLUSTER = "h100_efa"
 DEVICES_PER_NODE = 8
 SHA256 = "2b20c1ecbab9de9af9627c3ebb727f72bad447ceca1b5503e00abd74ac5e7958"
-"""Checksum of the published file with which this reader was checked."""
+"""Checksum of the published file with which this reader was tested."""
 PEAK_FLOPS = 989e12
 DEVICE_NAME = "NVIDIA H100 80GB HBM3"
 DEVICE_MEMORY_BYTES = 85_520_809_984
-"""Of every device of the cluster (p5.48xlarge), as nvidia-smi reports it: 81,559 MiB. The table records neither."""
+"""Memory of every device of the cluster (p5.48xlarge), as nvidia-smi reports it: 81,559 MiB. It is not in the table."""
 REGIME_NODES = 8
 REGIME_BYTES_PER_S = 120e9
-"""Lies between the two regimes at every number of nodes: the slow one ends at 102 GB/s, the fast one starts at 141."""
+"""Threshold between the two regimes at every number of nodes: the slow one ends at 102 GB/s, the fast one starts at
+141."""
 
 _VOCABULARY = 131_072
 _OUTCOMES = {"Success": "ok", "OOM": "oom", "Other": UNKNOWN_OUTCOME}
@@ -61,9 +63,9 @@ _OUTCOMES = {"Success": "ok", "OOM": "oom", "Other": UNKNOWN_OUTCOME}
 @dataclass(frozen=True, slots=True)
 class Shape:
     label: str
-    """What the authors call the model."""
+    """The authors' name of the model."""
     ffn_hidden_size: int
-    """Not in the table but in the authors' scripts; with it the table's parameter counts come out right."""
+    """Width from the authors' scripts; it is not in the table. With it the table's parameter counts are reproduced."""
 
 
 _SHAPES = {
@@ -73,7 +75,7 @@ _SHAPES = {
     (80, 8192, 64): Shape("80B", 28672),
     (126, 16384, 128): Shape("469B", 53248),
 }
-"""By layers, hidden size and heads."""
+"""Shapes by number of layers, hidden size and number of heads."""
 
 _INT, _FLOAT, _TEXT, _BOOL = pa.int64(), pa.float64(), pa.string(), pa.bool_()
 _BANDWIDTHS = {
@@ -117,20 +119,24 @@ _REQUIRED = (
     *("job_id", "name", "nodes", "seq_len", "mbs", "batch_accum", "dp", "pp", "tp", "hidden_size", "num_layers"),
     *("num_heads", "vocab_size", "zero_stage", "status", "after_pp_fix"),
 )
-"""Never empty in the published table; a row without one of them cannot be used."""
+"""Columns that are never empty in the published table; a row without one of them cannot be used."""
 _COUNTS = ("nodes", "batch_accum", "mbs", "dp", "tp", "pp")
 _REQUIRED_OF_SUCCESS = ("tok/s/gpu", "mfu", "Mem Res (GB)")
 
 EXTRA_COLUMNS: tuple[Column, ...] = (
-    Column("study_label", _TEXT, "Model as the authors label it: several shapes may share a label"),
-    Column("run_name", _TEXT, "Name of the run; columns are the truth where the two differ (2 rows)"),
-    Column("job_id", _INT, "Slurm's id of the job; later jobs have higher ids"),
-    Column("source_row", _INT, "Row of the file, the first below the header is 1"),
-    Column("node_count", _INT, "Nodes of eight devices"),
-    Column("published_mfu", _FLOAT, "Model FLOPs utilization as published, by counted_params"),
+    Column("study_label", _TEXT, "Name of the model by its authors; several shapes may share a name"),
+    Column("run_name", _TEXT, "Name of the run; where it contradicts the columns (2 rows), the columns are right"),
+    Column("job_id", _INT, "Id of the Slurm job; later jobs have higher ids"),
+    Column("source_row", _INT, "Number of the row in the file; the first below the header is 1"),
+    Column("node_count", _INT, "Number of nodes, each with eight devices"),
+    Column("published_mfu", _FLOAT, "Model FLOPs utilization as published, computed from counted_params"),
     Column("published_model_flops_per_s", _FLOAT, "Model FLOP/s of one device as published", "FLOP/s"),
-    Column("counted_params", _FLOAT, "Parameters as the run counted them, three digits: tied ones twice when pp > 1"),
-    Column("allocated_after_step_bytes", _INT, "Allocated memory of rank 0 after the step: a state, not a peak", "B"),
+    Column(
+        "counted_params",
+        _FLOAT,
+        "Number of parameters as the run counted them, to three digits; tied ones count twice if pp > 1",
+    ),
+    Column("allocated_after_step_bytes", _INT, "Allocated memory of rank 0 after the step; not a peak", "B"),
     *(
         Column(
             name,
@@ -141,9 +147,13 @@ EXTRA_COLUMNS: tuple[Column, ...] = (
         )
         for name in _BANDWIDTHS
     ),
-    Column("network_regime", _TEXT, "fast or slow, by the all-reduce over 8 nodes and more; null: cannot be told"),
-    Column("after_pp_fix", _BOOL, "Ran after the authors had rewritten their pipeline's communication"),
-    Column("oom_in_log", _BOOL, "The log has an out-of-memory error, also of 30 runs that succeeded"),
+    Column(
+        "network_regime",
+        _TEXT,
+        "Regime of the network by the all-reduce over 8 or more nodes: fast or slow; null: unknown",
+    ),
+    Column("after_pp_fix", _BOOL, "True: ran after the authors had rewritten the communication of their pipeline"),
+    Column("oom_in_log", _BOOL, "True: the log has an out-of-memory error; this includes 30 runs that succeeded"),
     Column("source_sha256", _TEXT, "Checksum of the file that the row was read from"),
 )
 STUDY = pa.schema([*ATTEMPTS, *(column.field() for column in EXTRA_COLUMNS)], metadata=ATTEMPTS.metadata)
@@ -151,16 +161,16 @@ STUDY = pa.schema([*ATTEMPTS, *(column.field() for column in EXTRA_COLUMNS)], me
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """The study's rows (schema `STUDY`) and one line for each thing about the file that is not as expected."""
+    """The study's rows (schema `STUDY`), and one line for each unexpected property of the file."""
 
     table: pa.Table
     problems: tuple[str, ...]
 
 
 def read(path: Path) -> Reference:
-    """The rows of the published table at ``path``, in its order.
+    """Returns the rows of the published table at ``path``, in its order.
 
-    Raises `InvalidResults` when ``path`` is not that table: it cannot be read, columns are missing, or a cell is empty,
+    Raises `InvalidResults` if ``path`` is not that table: it cannot be read, columns are missing, or a cell is empty,
     of the wrong type or out of range.
     """
     path = Path(path)
@@ -189,10 +199,10 @@ def read(path: Path) -> Reference:
 
 
 def network_regime(nodes: int, all_reduce_bytes_per_s: float | None) -> str | None:
-    """``fast`` or ``slow`` by the all-reduce over all ranks; None below 8 nodes or where it was not measured.
+    """``fast`` or ``slow`` by the all-reduce over all ranks; None below 8 nodes or if it was not measured.
 
-    From 8 nodes on the measured bandwidths fall into two groups with nothing between 102 and 141 GB/s, while the speed
-    inside the nodes is the same. On fewer nodes they do not separate.
+    With 8 or more nodes the measured bandwidths form two groups with nothing between 102 and 141 GB/s, while the speed
+    inside the nodes is the same. With fewer nodes there are no separate groups.
     """
     if nodes < REGIME_NODES or all_reduce_bytes_per_s is None:
         return None
@@ -219,7 +229,7 @@ def _cells(path: Path, content: bytes) -> pa.Table:
     except (pa.ArrowException, KeyError) as error:
         raise InvalidResults(f"{path} cannot be read as the study's table: {str(error).splitlines()[0]}") from None
     if not table.num_rows:
-        raise InvalidResults(f"{path} is the study's table without a single row")
+        raise InvalidResults(f"{path} is the study's table, but has no rows")
     return table
 
 
@@ -250,7 +260,7 @@ def _record(path: Path, number: int, row: Mapping[str, Any]) -> dict[str, Any]:
         "method": "measured",
         "world_size": world,
         "dp": dp,
-        # The optimizer's state is what ZeRO shards, over all data-parallel ranks.
+        # ZeRO shards the optimizer state over all data-parallel ranks.
         "dp_replicate": 1 if row["zero_stage"] else dp,
         "dp_shard": dp if row["zero_stage"] else 1,
         "tp": tp,
@@ -298,7 +308,7 @@ _IN_ALL_RUNS = {
     "peak_flops": PEAK_FLOPS,
     "peak_flops_source": "the study's own formula: H100 SXM, dense bf16",
 }
-"""What the authors' scripts set for every run, and the devices that all ran on."""
+"""Settings of the authors' scripts for every run, and the devices on which all of them ran."""
 
 
 def _model(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -328,7 +338,7 @@ def _model(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _measured(row: Mapping[str, Any], tokens_per_step: int, world: int, nodes: int) -> dict[str, Any]:
-    """The columns that only a successful run has."""
+    """Columns that only successful runs have."""
 
     def scaled(name: str, factor: float) -> float | None:
         return None if row[name] is None else row[name] * factor
@@ -354,9 +364,9 @@ def _measured(row: Mapping[str, Any], tokens_per_step: int, world: int, nodes: i
 
 
 def _experiment_id(record: Mapping[str, Any]) -> str:
-    """Equal for two runs of the same configuration by the same version of the engine."""
+    """An id that is equal for two runs of the same configuration by the same version of the engine."""
     fields = ("num_layers", "hidden_size", "num_heads", "vocab_size", "seq_len", "engine_version")
-    # Failed rows have no number of key-value heads; what is known of it is part of the model's name.
+    # Failed rows have no number of key-value heads; if it is known, it is part of the model's name.
     layout = ("model", "dp", "tp", "pp", "zero_stage", "micro_batch_size", "num_microbatches")
     digest = hashlib.sha256(json.dumps([record[name] for name in (*fields, *layout)]).encode()).hexdigest()[:8]
     slug = "".join(c if c.isalnum() or c == "." else "" for c in record["model"].lower())

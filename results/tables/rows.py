@@ -1,8 +1,8 @@
-"""Checks plain rows against a table's schema, and brings stored tables to it.
+"""Checks plain rows against a table's schema, and brings stored tables to that schema.
 
-Writing is strict: an unknown column, a wrong type, a NaN or a missing required value is an error that names the column
-and the value, because Arrow itself would let much of that through (3.5 in a whole-number column becomes 3). Reading is
-lenient: tables of an older or newer version get nulls for columns they lack and keep columns unknown here.
+Writing is strict: an unknown column, a wrong type, a NaN or a missing required value raises an error with the column
+and the value, because Arrow would accept much of that (3.5 in a whole-number column becomes 3). Reading is lenient:
+tables of an older or newer version get nulls for columns that they lack and keep columns that are unknown here.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ CHOICES = {"outcome": OUTCOMES, "method": METHODS, "verdict": VERDICTS, "phase":
 
 
 def table_from_rows(rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.Table:
-    """``rows`` as a table of ``schema``; absent keys are null. Raises `InvalidResults` on the first bad cell."""
+    """Returns ``rows`` as a table of ``schema``; missing keys become null. Raises `InvalidResults` on the first bad
+    cell."""
     names = set(schema.names)
     for row in rows:
         if unknown := [name for name in row if name not in names]:
@@ -35,10 +36,10 @@ def table_from_rows(rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.
 
 
 def conform(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """``table`` with every column of ``schema`` in its order and type, then its own extra columns.
+    """Returns ``table`` with every column of ``schema`` in its order and type, then the table's extra columns.
 
-    Every field comes out nullable, since an old table may lack a column that is required today. Raises
-    `InvalidResults` when a column cannot be cast to its type.
+    All fields become nullable, because an old table may lack a column that is required today. Raises `InvalidResults`
+    if a column cannot be cast to its type.
     """
     arrays, fields = [], []
     for field in schema:
@@ -88,7 +89,7 @@ def _checked(schema: pa.Schema, field: pa.Field, value: Any) -> Any:
 
 
 def _problem(kind: pa.DataType, value: Any) -> str | None:
-    """Why ``value`` is not of type ``kind``; None when it is."""
+    """Reason why ``value`` is not of type ``kind``; None if it is."""
     if pa.types.is_list(kind):
         if not isinstance(value, (list, tuple)):
             return f"a list of {kind.value_type} was expected, got {type(value).__name__}"
@@ -107,7 +108,7 @@ def _problem(kind: pa.DataType, value: Any) -> str | None:
     if pa.types.is_floating(kind):
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             return f"a number was expected, got {type(value).__name__}"
-        return None if math.isfinite(value) else "it is not finite; what is not known is None"
+        return None if math.isfinite(value) else "it is not finite; use None for unknown values"
     if pa.types.is_timestamp(kind):
         if not isinstance(value, datetime):
             return f"a datetime was expected, got {type(value).__name__}"

@@ -1,8 +1,8 @@
-"""The columns of every table, with their types, units and meaning. The one place where a column is defined.
+"""The columns of every table, with their types, units and meaning. This is the only place where columns are defined.
 
-Units and descriptions travel in the Parquet field metadata. A value that is not known is null: never 0, -1 or inf.
-``schema_version`` rises when columns of ``attempts`` change; ``measurement_version`` when a column starts to mean
-something else, and readers refuse to pool rows across it.
+Units and descriptions are stored in the Parquet field metadata. Unknown values are null: never 0, -1 or inf.
+``schema_version`` rises when columns of ``attempts`` change. ``measurement_version`` rises when the meaning of a column
+changes; readers refuse to pool rows of different versions.
 """
 
 from __future__ import annotations
@@ -12,17 +12,18 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 SCHEMA_VERSION = 12
-"""Of ``attempts``. 2: grad_norm_max_difference. 3: nodes, scheduler_job, pilot_id, repeat_of. 4: backend. 5: the spread
-of step times, timed_wall_s, slowest_rank, energy_per_token_mj, power_limit_w, sm_clock_median_step_mhz,
-nccl_environment; timed_steps is how many were timed. 6: pp_split, cp_kind, traffic, traffic_source, breakdown_*,
-trace_file. 7: recompute_every, which is 1 in older rows. 8: etp, routing and routing_imbalance (1, balanced and 1.0 in
-older rows), capacity_factor, expert_imbalance, rank_imbalance, load_entropy, dropped_share, loss_scale, skipped_steps.
-9: host_waits, check_*, *_by_stage_s, peak_allocated_by_step_bytes, peak_reserved_by_step_bytes. 10:
-predicted_step_time_low_s, predicted_step_time_high_s. 11: host_launch_s. 12: host_lead_s. Rows of older versions have
-null in all other newer columns."""
+"""Version of the columns of ``attempts``. 2: grad_norm_max_difference. 3: nodes, scheduler_job, pilot_id, repeat_of. 4:
+backend. 5: the spread of step times, timed_wall_s, slowest_rank, energy_per_token_mj, power_limit_w,
+sm_clock_median_step_mhz, nccl_environment; timed_steps is the number of steps that were timed. 6: pp_split, cp_kind,
+traffic, traffic_source, breakdown_*, trace_file. 7: recompute_every, which is 1 in older rows. 8: etp, routing and
+routing_imbalance (1, balanced and 1.0 in older rows), capacity_factor, expert_imbalance, rank_imbalance, load_entropy,
+dropped_share, loss_scale, skipped_steps. 9: host_waits, check_*, *_by_stage_s, peak_allocated_by_step_bytes,
+peak_reserved_by_step_bytes. 10: predicted_step_time_low_s, predicted_step_time_high_s. 11: host_launch_s. 12:
+host_lead_s. Rows of older versions have null in all other newer columns."""
 MEASUREMENT_VERSION = 2
-"""2: a stage's waiting for slower stages after its last backward is pipeline idle, no longer reduction or optimizer;
-HFU of full recomputation leaves out the down projection; losses agree by gradient norms too."""
+"""Version of the meaning of the columns. 2: time that a stage waits for slower stages after its last backward counts as
+pipeline idle time, no longer as reduction or optimizer; HFU of full recomputation leaves out the down projection;
+losses agree only if gradient norms agree too."""
 
 OUTCOMES = (
     "ok",
@@ -37,10 +38,11 @@ OUTCOMES = (
     "cancelled",
 )
 UNKNOWN_OUTCOME = "unknown"
-"""Outcome of a run recorded by others that failed in a way they do not name. No row of this program has it."""
+"""Outcome of a run of other programs that failed in a way they do not state. Rows of this program never have it."""
 METHODS = ("measured", "rehearsed", "rehearsed_fake")
 """measured: all ranks ran. rehearsed: single ranks ran on one device under a fake process group, communication is
-modelled. rehearsed_fake: single ranks traced on FakeTensor without a device, memory traced, time estimated."""
+modelled. rehearsed_fake: single ranks were traced on FakeTensor without a device; memory is traced, time is estimated.
+"""
 VERDICTS = ("run", "invalid", "predicted_oom", "cached", "over_budget")
 PHASES = ("spawn", "rendezvous", "build", "warmup", "step", "teardown", "done")
 
@@ -69,7 +71,9 @@ _TRAFFIC = pa.list_(
 _AXIS_TIMES = pa.list_(pa.struct([("axis", _S), ("exposed_s", _F), ("hidden_s", _F)]))
 
 CONFIG_COLUMNS: tuple[Column, ...] = (
-    Column("experiment_id", _S, "Readable slug and hash of everything that can change the number", nullable=False),
+    Column(
+        "experiment_id", _S, "Readable name and hash of everything that can change a measured number", nullable=False
+    ),
     Column("model", _S, "Name of the model shape"),
     Column("num_layers", _I, "Transformer layers"),
     Column("hidden_size", _I, "Width of the residual stream"),
@@ -78,345 +82,597 @@ CONFIG_COLUMNS: tuple[Column, ...] = (
     Column("head_dim", _I, "Width of one head"),
     Column("ffn_hidden_size", _I, "Width of the SwiGLU feed-forward layer"),
     Column("vocab_size", _I, "Rows of the embedding"),
-    Column("tie_embeddings", _B, "Input and output embedding are one matrix"),
-    Column("world_size", _I, "Ranks of the layout", "ranks"),
+    Column("tie_embeddings", _B, "True: input and output embedding share one matrix"),
+    Column("world_size", _I, "Number of ranks of the layout", "ranks"),
     Column("dp", _I, "Data-parallel degree: dp_replicate times dp_shard"),
-    Column("dp_replicate", _I, "Replicas (HSDP outer degree)"),
-    Column("dp_shard", _I, "Data-parallel ranks that share one replica's optimizer state"),
+    Column("dp_replicate", _I, "Number of replicas (outer degree of HSDP)"),
+    Column("dp_shard", _I, "Number of data-parallel ranks over which ZeRO shards one replica"),
     Column("tp", _I, "Tensor-parallel degree"),
     Column("cp", _I, "Context-parallel degree"),
     Column("pp", _I, "Pipeline-parallel degree"),
-    Column("ep", _I, "Expert-parallel degree (borrows data- and context-parallel ranks)"),
+    Column("ep", _I, "Expert-parallel degree; these ranks are taken from dp and cp, and from tp if etp is 1"),
     Column("etp", _I, "Tensor-parallel degree inside routed experts: 1 or tp"),
-    Column("routing", _S, "How tokens choose experts: balanced and skewed are forced, learned is the router's choice"),
-    Column("routing_imbalance", _F, "Load of the fullest expert over the mean: stated (skewed) or assumed (learned)"),
-    Column("capacity_factor", _F, "Most copies of tokens that an expert takes, over their mean; null: all"),
-    Column("micro_batch_size", _I, "Sequences of one forward pass of one data-parallel rank", "sequences"),
-    Column("global_batch_size", _I, "Sequences of one optimizer step", "sequences"),
-    Column("num_microbatches", _I, "Micro-batches of one optimizer step (gradient accumulation)"),
-    Column("seq_len", _I, "Tokens of one sequence", "tokens"),
-    Column("tokens_per_step", _I, "Tokens of one optimizer step", "tokens"),
+    Column(
+        "routing",
+        _S,
+        "How experts are chosen for tokens: balanced and skewed force the choice, learned uses the router",
+    ),
+    Column(
+        "routing_imbalance",
+        _F,
+        "Load of the most loaded expert divided by the mean load: set for skewed routing, assumed for learned routing",
+    ),
+    Column(
+        "capacity_factor",
+        _F,
+        "Limit of token copies that an expert takes, divided by their mean per expert; null: no limit",
+    ),
+    Column("micro_batch_size", _I, "Sequences in one forward pass of one data-parallel rank", "sequences"),
+    Column("global_batch_size", _I, "Sequences in one optimizer step, over all ranks", "sequences"),
+    Column(
+        "num_microbatches", _I, "Micro-batches of one data-parallel rank in one optimizer step (gradient accumulation)"
+    ),
+    Column("seq_len", _I, "Tokens in one sequence", "tokens"),
+    Column("tokens_per_step", _I, "Tokens in one optimizer step, over all ranks", "tokens"),
     Column("zero_stage", _I, "ZeRO stage 0 to 3"),
-    Column("recompute", _S, "Activation recomputation: none, selective, full, or operations such as norm+swiglu"),
-    Column("recompute_every", _I, "Only layers whose index is a multiple of it are recomputed; 1: every layer"),
-    Column("pp_schedule", _S, "Pipeline schedule; none where pp is 1"),
-    Column("virtual_stages", _I, "Model chunks of one pipeline rank"),
-    Column("pp_split", _S, "How layers are given to pipeline stages: balanced counts the head, even does not"),
+    Column(
+        "recompute", _S, "Activation recomputation: none, selective, full, or a list of operations such as norm+swiglu"
+    ),
+    Column(
+        "recompute_every", _I, "Only layers whose index is a multiple of this number are recomputed; 1: every layer"
+    ),
+    Column("pp_schedule", _S, "Pipeline schedule; none if pp is 1"),
+    Column("virtual_stages", _I, "Model chunks held by one pipeline rank"),
+    Column(
+        "pp_split",
+        _S,
+        "How layers are assigned to pipeline stages: balanced takes the head into account, even does not",
+    ),
     Column("cp_kind", _S, "How context-parallel ranks exchange keys and values: ring, allgather or ulysses"),
-    Column("sequence_parallel", _B, "Tensor parallelism shards activations over tokens between its regions"),
+    Column("sequence_parallel", _B, "True: activations are sharded over tokens between tensor-parallel regions"),
     Column("precision", _S, "Compute precision"),
-    Column("attention", _S, "Requested attention back end"),
-    Column("compile", _S, "What torch.compile was applied to"),
+    Column("attention", _S, "Requested attention backend"),
+    Column("compile", _S, "Part of the model to which torch.compile is applied: none or block"),
     Column("seed", _I, "Seed of weights and data"),
     Column("engine", _S, "Training engine"),
     Column("engine_version", _S, "Version of the engine's numerics and memory behaviour"),
-    Column("config_json", _S, "The experiment in full"),
+    Column("config_json", _S, "All fields of the experiment, as JSON"),
 )
 
 PREDICTED_TIME_COLUMNS: tuple[Column, ...] = (
-    Column("predicted_step_time_s", _F, "Closed-form step time", "s"),
-    Column("predicted_step_time_low_s", _F, "Lower end of the middle 90 % of where the step time may be", "s"),
-    Column("predicted_step_time_high_s", _F, "Upper end of it", "s"),
+    Column("predicted_step_time_s", _F, "Step time predicted when the sweep was planned", "s"),
+    Column("predicted_step_time_low_s", _F, "Lower end of the 90 % prediction interval of the step time", "s"),
+    Column("predicted_step_time_high_s", _F, "Upper end of the 90 % prediction interval of the step time", "s"),
 )
 
 ATTEMPT_COLUMNS: tuple[Column, ...] = (
-    Column("attempt_id", _S, "Unique id of one try at one experiment", nullable=False),
+    Column("attempt_id", _S, "Unique id of one attempt to run one experiment", nullable=False),
     Column("schema_version", _I, "Version of this table's columns", nullable=False),
     Column(
         "measurement_version",
         _I,
-        "Version of what the columns mean; rows of different versions are not pooled",
+        "Version of the meaning of the columns; rows of different versions are not pooled",
         nullable=False,
     ),
     Column("sweep", _S, "Name of the sweep"),
-    Column("grid", _S, "Grid that the point came from"),
-    Column("method", _S, "measured, rehearsed or rehearsed_fake", nullable=False),
-    Column("attempt_number", _I, "1 for the first try at this experiment in this sweep"),
-    Column("started_at", _T, "When the ranks were started"),
-    Column("ended_at", _T, "When the last process was gone"),
-    Column("duration_s", _F, "From start to the last process gone", "s"),
+    Column("grid", _S, "Grid from which the point comes"),
+    Column(
+        "method",
+        _S,
+        "How the row was obtained: measured (all ranks ran), rehearsed (single ranks ran on one device) or "
+        "rehearsed_fake (single ranks were traced without a device)",
+        nullable=False,
+    ),
+    Column("attempt_number", _I, "Number of the attempt for this experiment in this sweep, from 1"),
+    Column("started_at", _T, "Time at which the ranks were started"),
+    Column("ended_at", _T, "Time at which the last process had ended"),
+    Column("duration_s", _F, "Time from started_at to ended_at", "s"),
     *CONFIG_COLUMNS,
-    Column("warmup_steps", _I, "Steps before timing"),
-    Column("timed_steps", _I, "Steps timed; of a run that measured none, how many were asked for"),
+    Column("warmup_steps", _I, "Number of steps before the timed ones"),
+    Column("timed_steps", _I, "Number of timed steps; if none was measured, the requested number"),
     # outcome
     Column(
         "outcome",
         _S,
-        "ok, oom, hang, timeout, crash, nccl_error, node_failure, preempted, diverged or cancelled",
+        "How the attempt ended: ok, oom, hang, timeout, crash, nccl_error, node_failure, preempted, diverged or "
+        "cancelled",
         nullable=False,
     ),
-    Column("phase", _S, "Phase the failing (or last) rank was in"),
-    Column("phase_step", _I, "Step within the phase, for warmup and step"),
-    Column("failed_rank", _I, "First rank that failed, or that stalled in a hang"),
-    Column("evidence", _S, "What the outcome was concluded from: exception, last lines, signal, heartbeat ages"),
-    Column("will_retry", _B, "Another attempt follows"),
-    Column("teardown_hung", _B, "Measured in full, but processes had to be killed afterwards"),
+    Column(
+        "phase", _S, "Phase in which the attempt ended; after a failure that of the rank that failed or stopped first"
+    ),
+    Column(
+        "phase_step", _I, "Number of the last step, from 0 with the first warm-up step; for the phases warmup and step"
+    ),
+    Column("failed_rank", _I, "First rank that failed, or that stopped in a hang"),
+    Column("evidence", _S, "Evidence for the outcome: exception, last lines of a log, signal, or ages of heartbeats"),
+    Column("will_retry", _B, "True: another attempt follows"),
+    Column("teardown_hung", _B, "True: the run was measured completely, but processes had to be killed afterwards"),
     Column(
         "repeat_of",
         _S,
-        "Attempt that finished this point while this one ran: the point was run twice, and the first row counts",
+        "Set if the point was run twice: id of the attempt that finished it first, while this one ran. Only the "
+        "first row counts",
     ),
-    # throughput: medians over the timed steps of the slowest rank's time per step
-    Column("step_time_s", _F, "Median over timed steps of the slowest rank's step time", "s"),
-    Column("step_time_min_s", _F, "Fastest timed step", "s"),
-    Column("step_time_max_s", _F, "Slowest timed step", "s"),
+    # throughput: statistics over the timed steps, of the slowest rank's time for each step
     Column(
-        "step_time_mean_s", _F, "Mean over timed steps; times timed_steps it can be compared with timed_wall_s", "s"
+        "step_time_s",
+        _F,
+        "Step time: median over the timed steps of the slowest rank's time for the step. The parts "
+        "forward_backward_s, reduce_exposed_s, optimizer_s and pipeline_idle_s are computed differently (the mean "
+        "over ranks of each rank's median over the timed steps), so they need not add up to step_time_s",
+        "s",
     ),
-    Column("step_time_std_s", _F, "Standard deviation of the timed steps (n - 1); null for a single one", "s"),
+    Column("step_time_min_s", _F, "Time of the fastest timed step, by its slowest rank", "s"),
+    Column("step_time_max_s", _F, "Time of the slowest timed step, by its slowest rank", "s"),
+    Column(
+        "step_time_mean_s",
+        _F,
+        "Mean over the timed steps of the slowest rank's time; multiplied by timed_steps it is comparable with "
+        "timed_wall_s",
+        "s",
+    ),
+    Column(
+        "step_time_std_s",
+        _F,
+        "Standard deviation (n - 1) over the timed steps of the slowest rank's time; null for a single step",
+        "s",
+    ),
     Column(
         "timed_wall_s",
         _F,
-        "Host time from the launch of the first timed step to the end of the last one, slowest rank",
+        "Host time from the launch of the first timed step to the end of the last one, on the slowest rank",
         "s",
     ),
-    Column("slowest_rank", _I, "Rank with the highest median of forward_backward_s, for which others wait"),
-    Column("slowest_forward_backward_s", _F, "That rank's median", "s"),
-    Column("tokens_per_s", _F, "tokens_per_step / step_time_s", "tokens/s"),
-    Column("tokens_per_s_per_gpu", _F, "tokens_per_s / world_size", "tokens/s"),
     Column(
-        "forward_backward_s", _F, "Median time in forward and backward, pipeline idle excluded, mean over ranks", "s"
+        "slowest_rank",
+        _I,
+        "Rank with the highest median of forward_backward_s over its timed steps; the other ranks wait for it",
+    ),
+    Column("slowest_forward_backward_s", _F, "Median of forward_backward_s of slowest_rank", "s"),
+    Column("tokens_per_s", _F, "Throughput of all ranks: tokens_per_step / step_time_s", "tokens/s"),
+    Column("tokens_per_s_per_gpu", _F, "Throughput per device: tokens_per_s / world_size", "tokens/s"),
+    Column(
+        "forward_backward_s",
+        _F,
+        "Time in forward and backward without pipeline idle time: mean over ranks of the median over timed steps",
+        "s",
     ),
     Column(
         "reduce_exposed_s",
         _F,
-        "Median time waiting for gradient reduction after the last backward, mean over ranks",
+        "Exposed time of gradient reduction, after the last backward: mean over ranks of the median over timed steps",
         "s",
     ),
-    Column("optimizer_s", _F, "Median time for clipping and optimizer, mean over ranks", "s"),
-    Column("pipeline_idle_s", _F, "Median time waiting for another pipeline stage, mean over ranks", "s"),
-    Column("compute_time_s", _F, "Rehearsed: measured time of the slowest stage's compute", "s"),
+    Column(
+        "optimizer_s",
+        _F,
+        "Time of gradient clipping and optimizer: mean over ranks of the median over timed steps",
+        "s",
+    ),
+    Column(
+        "pipeline_idle_s",
+        _F,
+        "Time spent waiting for other pipeline stages: mean over ranks of the median over timed steps",
+        "s",
+    ),
+    Column(
+        "compute_time_s",
+        _F,
+        "Compute time of a step without communication, computed from measured stages; only in rows with method "
+        "rehearsed",
+        "s",
+    ),
     Column(
         "communication_time_s",
         _F,
-        "Rehearsed or estimated: what modelled communication, and ranks that wait for each other, add to a step",
+        "Time that modelled communication adds to a step, including time that ranks wait for each other; only in "
+        "rows with method rehearsed or rehearsed_fake",
         "s",
     ),
-    Column("time_source", _S, "How step_time_s was obtained: measured, compute_measured or estimated"),
-    # what one step sends, and where the time of one profiled step went
+    Column(
+        "time_source",
+        _S,
+        "How step_time_s was obtained: measured, compute_measured (communication is modelled) or estimated (both are "
+        "modelled)",
+    ),
+    # messages of one step, and the breakdown of one profiled step
     Column(
         "traffic",
         _TRAFFIC,
-        "What the first rank of each pipeline stage sends in one step, by axis (pp, dp_replicate, dp_shard, cp, tp, "
-        "ep; tied: copies of a tied embedding; world: all ranks, where no axis has all of them), operation and link "
-        "(inside_node, between_nodes; null: not known). Bytes: the whole gathered, or not yet scattered, buffer of one "
-        "rank; a message counts where it is sent",
+        "Messages that the first rank of each pipeline stage sends in one step, by axis (pp, dp_replicate, dp_shard, "
+        "cp, tp, "
+        "ep; tied: gradients of a tied embedding; world: all ranks, if no axis contains all of them), operation and "
+        "link "
+        "(inside_node, between_nodes; null: not known). Bytes are the whole gathered, or not yet scattered, buffer "
+        "of one "
+        "rank; a message between two ranks counts at its sender",
     ),
     Column("traffic_source", _S, "How traffic was obtained: counted (in a warm-up step) or closed_form (rehearsed)"),
     Column(
         "breakdown_step_time_s",
         _F,
-        "Time of the profiled step on the device, the sum of matmul, attention, memory_bound, optimizer, comm_exposed, "
-        "bubble and launch_gaps. As all of breakdown_*: mean over the first ranks of the pipeline stages",
+        "Time of the profiled step on the device: the sum of breakdown_matmul_s, attention, memory_bound, optimizer, "
+        "comm_exposed, "
+        "bubble and launch_gaps. All breakdown_* columns are means over the first ranks of the pipeline stages",
         "s",
     ),
-    Column("breakdown_matmul_s", _F, "Of the profiled step: matrix products", "s"),
-    Column("breakdown_attention_s", _F, "Of the profiled step: attention, while no matrix product runs", "s"),
-    Column("breakdown_memory_bound_s", _F, "Of the profiled step: other kernels, while none of these runs", "s"),
-    Column("breakdown_optimizer_s", _F, "Of the profiled step: gradient norm, clipping and update", "s"),
-    Column("breakdown_comm_exposed_s", _F, "Of the profiled step: communication, while no compute runs", "s"),
-    Column("breakdown_comm_hidden_s", _F, "Communication hidden behind these parts, summed over the axes", "s"),
+    Column("breakdown_matmul_s", _F, "Time of matrix products in the profiled step", "s"),
+    Column(
+        "breakdown_attention_s", _F, "Time of attention kernels in the profiled step while no matrix product runs", "s"
+    ),
+    Column(
+        "breakdown_memory_bound_s",
+        _F,
+        "Time of all other kernels and copies in the profiled step while no matrix product, attention or optimizer "
+        "kernel runs",
+        "s",
+    ),
+    Column(
+        "breakdown_optimizer_s",
+        _F,
+        "Time of gradient norm, clipping and update in the profiled step while no matrix product or attention kernel "
+        "runs",
+        "s",
+    ),
+    Column(
+        "breakdown_comm_exposed_s",
+        _F,
+        "Exposed communication in the profiled step: time in which no compute runs, without the bubble",
+        "s",
+    ),
+    Column(
+        "breakdown_comm_hidden_s",
+        _F,
+        "Hidden communication in the profiled step: time that overlaps with the other parts, summed over the axes",
+        "s",
+    ),
     Column(
         "breakdown_comm_by_axis",
         _AXIS_TIMES,
-        "Communication of the profiled step by axis, names as in traffic (null: group not known); exposed_s is null "
-        "where it is waiting for other stages, which is the bubble",
+        "Communication of the profiled step by axis, with names as in traffic (null: group not known); exposed_s is "
+        "null "
+        "where that time is waiting for other stages, which is in breakdown_bubble_s",
         "s",
     ),
     Column(
         "breakdown_bubble_s",
         _F,
-        "Of the profiled step: waiting for other pipeline stages while nothing else runs, their messages included",
+        "Pipeline bubble in the profiled step: time spent waiting for other pipeline stages, including the transfer "
+        "of their messages, while nothing else runs",
         "s",
     ),
-    Column("breakdown_launch_gaps_s", _F, "Of the profiled step: the device had nothing to run", "s"),
-    Column("trace_file", _S, "Trace of the profiled step on rank 0, for Perfetto, relative to the sweep's folder"),
+    Column("breakdown_launch_gaps_s", _F, "Time in the profiled step in which the device was idle", "s"),
+    Column(
+        "trace_file",
+        _S,
+        "Path of the trace of the profiled step on rank 0, for Perfetto, relative to the sweep's folder",
+    ),
     # utilization
-    Column("num_params", _I, "Parameters, tied embeddings counted once"),
-    Column("num_matmul_params", _I, "Parameters in matrix products: all but the input embedding look-up and norms"),
-    Column("flops_per_token_palm", _F, "6 N_matmul + 12 L H Q T (PaLM, arXiv:2204.02311)", "FLOP"),
-    Column("flops_per_token_causal", _F, "6 N_matmul + 6 L H Q T (causal attention counted as half)", "FLOP"),
-    Column("flops_per_token_playbook", _F, "6 N_all + 12 L h s, N_all as the Ultra-Scale Playbook counts it", "FLOP"),
+    Column("num_params", _I, "Number of parameters; tied embeddings count once"),
+    Column(
+        "num_matmul_params", _I, "Number of parameters in matrix products: all except the input embedding and norms"
+    ),
+    Column(
+        "flops_per_token_palm",
+        _F,
+        "Model FLOPs per token: 6 N_matmul + 12 L H Q T (PaLM, arXiv:2204.02311, appendix B)",
+        "FLOP",
+    ),
+    Column(
+        "flops_per_token_causal",
+        _F,
+        "Model FLOPs per token, with causal attention counted as half: 6 N_matmul + 6 L H Q T",
+        "FLOP",
+    ),
+    Column(
+        "flops_per_token_playbook",
+        _F,
+        "Model FLOPs per token: 6 N_all + 12 L h s, with N_all as the Ultra-Scale Playbook counts it",
+        "FLOP",
+    ),
     Column(
         "flops_per_token_hardware",
         _F,
-        "What the device computes, causal attention halved, recomputation counted",
+        "FLOPs per token that the device computes: causal attention counts as half, recomputation counts",
         "FLOP",
     ),
     Column("peak_flops", _F, "Dense peak of one device in the compute precision", "FLOP/s"),
-    Column("peak_flops_source", _S, "Where peak_flops comes from"),
-    Column("mfu_palm", _F, "Model FLOPs utilization by flops_per_token_palm"),
-    Column("mfu_causal", _F, "Model FLOPs utilization by flops_per_token_causal"),
-    Column("mfu_playbook", _F, "Model FLOPs utilization by flops_per_token_playbook"),
-    Column("hfu", _F, "Hardware FLOPs utilization by flops_per_token_hardware"),
-    # correctness
-    Column("losses", pa.list_(_F), "Loss of each step from the first, warm-up included", "nats/token"),
-    Column("grad_norms", pa.list_(_F), "Gradient norm before clipping of each step from the first"),
-    Column("loss_reference_id", _S, "Attempt of the same model, seed and data whose losses these were compared with"),
-    Column("loss_max_difference", _F, "Largest relative difference of the first steps' losses to that attempt's"),
-    Column("grad_norm_max_difference", _F, "The same of the first steps' gradient norms"),
-    Column("loss_agrees", _B, "Both differences are within the tolerances of the precision"),
-    # routed experts; means over the layers that have them
-    Column("expert_imbalance", _F, "Copies of tokens of the most loaded expert over the mean, over all steps"),
-    Column("rank_imbalance", _F, "The same of expert-parallel ranks"),
-    Column("load_entropy", _F, "Entropy of the load's distribution over experts, over that of an even one"),
-    Column("dropped_share", _F, "Of all copies of tokens: those dropped for want of capacity"),
+    Column("peak_flops_source", _S, "Source of peak_flops, or the reason why it is null"),
     Column(
-        "host_waits", _F, "Of one rank and step: waits of the host for the device, for the sizes of exchanged messages"
+        "mfu_palm",
+        _F,
+        "Model FLOPs utilization as a fraction of 1: flops_per_token_palm * tokens_per_s_per_gpu / peak_flops",
     ),
-    Column("loss_scale", _F, "By what the last step's gradients were scaled; fp16 only"),
-    Column("skipped_steps", _I, "Steps without an update because gradients overflowed, warm-up included; fp16 only"),
-    # memory, of the rank with the highest peak
-    Column("peak_allocated_bytes", _I, "Highest allocated device memory of any rank over the timed steps", "B"),
+    Column("mfu_causal", _F, "Model FLOPs utilization as a fraction of 1, by flops_per_token_causal"),
+    Column("mfu_playbook", _F, "Model FLOPs utilization as a fraction of 1, by flops_per_token_playbook"),
+    Column("hfu", _F, "Hardware FLOPs utilization as a fraction of 1, by flops_per_token_hardware"),
+    # correctness
+    Column("losses", pa.list_(_F), "Loss of each step from the first one, including warm-up", "nats/token"),
+    Column("grad_norms", pa.list_(_F), "Gradient norm before clipping of each step from the first one"),
+    Column(
+        "loss_reference_id",
+        _S,
+        "Id of the attempt of the same model, seed and data with which the losses were compared",
+    ),
+    Column(
+        "loss_max_difference",
+        _F,
+        "Largest relative difference of the losses of the first steps from those of loss_reference_id",
+    ),
+    Column(
+        "grad_norm_max_difference",
+        _F,
+        "Largest relative difference of the gradient norms of the first steps from those of loss_reference_id",
+    ),
+    Column("loss_agrees", _B, "True: both differences are within the tolerances of the precision"),
+    # routed experts; means over the layers that have them
+    Column(
+        "expert_imbalance",
+        _F,
+        "Token copies of the most loaded expert divided by the mean over all experts, over all steps; mean over layers",
+    ),
+    Column(
+        "rank_imbalance",
+        _F,
+        "Token copies of the most loaded expert-parallel rank divided by the mean over these ranks, over all steps; "
+        "mean over layers",
+    ),
+    Column(
+        "load_entropy",
+        _F,
+        "Entropy of the distribution of the load over the experts, divided by that of an even distribution; mean "
+        "over layers",
+    ),
+    Column("dropped_share", _F, "Share of all token copies that were dropped for want of capacity; mean over layers"),
+    Column(
+        "host_waits",
+        _F,
+        "Number of times one rank's host waited for the device in a step, for the sizes of exchanged messages",
+    ),
+    Column("loss_scale", _F, "Factor by which the gradients of the last step were scaled; fp16 only"),
+    Column(
+        "skipped_steps",
+        _I,
+        "Number of steps without an update because gradients overflowed, including warm-up; fp16 only",
+    ),
+    # memory of the rank with the highest peak
+    Column(
+        "peak_allocated_bytes",
+        _I,
+        "Highest allocated device memory of any rank over the timed steps; if steps do not report it, the sum of the "
+        "memory_* columns",
+        "B",
+    ),
     Column("peak_reserved_bytes", _I, "Highest reserved device memory of any rank over the timed steps", "B"),
     Column("peak_rank", _I, "Rank with the highest peak_allocated_bytes"),
     Column(
         "peak_allocated_by_stage_bytes",
         pa.list_(_I),
-        "Highest allocated memory of each pipeline stage's ranks; null for a stage not run",
+        "Highest allocated device memory of the ranks of each pipeline stage; null for a stage that was not run",
         "B",
     ),
-    Column("memory_parameters_bytes", _I, "At the peak: parameters, master weights and gathered copies", "B"),
-    Column("memory_gradients_bytes", _I, "At the peak: gradients and their accumulation buffers", "B"),
-    Column("memory_optimizer_bytes", _I, "At the peak: optimizer state", "B"),
-    Column("memory_activations_bytes", _I, "At the peak: everything else, mostly saved activations", "B"),
+    Column(
+        "memory_parameters_bytes",
+        _I,
+        "Memory of peak_rank at its peak: parameters, master weights and gathered copies",
+        "B",
+    ),
+    Column(
+        "memory_gradients_bytes", _I, "Memory of peak_rank at its peak: gradients and their accumulation buffers", "B"
+    ),
+    Column("memory_optimizer_bytes", _I, "Memory of peak_rank at its peak: optimizer state", "B"),
+    Column(
+        "memory_activations_bytes",
+        _I,
+        "Memory of peak_rank at its peak: everything else, mostly saved activations",
+        "B",
+    ),
     Column("device_memory_bytes", _I, "Total memory of the device as the driver reports it", "B"),
-    Column("allocator_retries", _I, "Times the allocator had to free its cache and try again, all ranks"),
+    Column(
+        "allocator_retries",
+        _I,
+        "Number of times the allocator had to free its cache and retry, summed over all ranks and steps",
+    ),
     # prediction made before the run
-    Column("predicted_peak_bytes", _I, "Closed-form peak of the highest stage", "B"),
+    Column(
+        "predicted_peak_bytes", _I, "Peak memory predicted from closed forms, of the stage with the highest peak", "B"
+    ),
     *PREDICTED_TIME_COLUMNS,
     # where the point's wall time went
-    Column("spawn_s", _F, "Fork to the worker's first line, slowest rank", "s"),
-    Column("rendezvous_s", _F, "Device context and process groups, slowest rank", "s"),
-    Column("build_s", _F, "Model, sharding, weights and optimizer, slowest rank", "s"),
-    Column("warmup_s", _F, "Warm-up steps, compilation included, slowest rank", "s"),
-    Column("timed_s", _F, "Timed steps, slowest rank", "s"),
-    Column("teardown_s", _F, "End of the last step to the last process gone and memory free", "s"),
-    Column("gap_s", _F, "End of the previous point's last timed step to the start of this point's first step", "s"),
+    Column("spawn_s", _F, "Time from the start to the first line of the worker, on the slowest rank", "s"),
+    Column("rendezvous_s", _F, "Time of making the device context and process groups, on the slowest rank", "s"),
+    Column("build_s", _F, "Time of building model, sharding, weights and optimizer, on the slowest rank", "s"),
+    Column("warmup_s", _F, "Time of the warm-up steps including compilation, on the slowest rank", "s"),
+    Column("timed_s", _F, "Time of the timed steps, on the slowest rank", "s"),
+    Column(
+        "teardown_s",
+        _F,
+        "Time from the end of the last step until the last process has ended and its memory is free",
+        "s",
+    ),
+    Column(
+        "gap_s",
+        _F,
+        "Time from the end of the previous point's last timed step to the start of this point's first step",
+        "s",
+    ),
     # device state over the timed steps
-    Column("power_w", _F, "Mean power of one device", "W"),
+    Column("power_w", _F, "Mean power of one device over the timed steps, averaged over the devices", "W"),
     Column("power_limit_w", _F, "Lowest power limit that the driver enforced on any device", "W"),
     Column(
-        "energy_per_token_mj", _F, "Energy of all devices: power_w / tokens_per_s_per_gpu; measured runs only", "mJ"
+        "energy_per_token_mj",
+        _F,
+        "Energy of all devices per token: power_w / tokens_per_s_per_gpu; measured runs only",
+        "mJ",
     ),
-    Column("sm_clock_mhz", _F, "Mean SM clock", "MHz"),
-    Column("sm_clock_median_step_mhz", _F, "Mean SM clock over ranks in the step nearest to step_time_s", "MHz"),
-    Column("temperature_c", _F, "Highest device temperature", "degC"),
+    Column("sm_clock_mhz", _F, "Mean SM clock over the timed steps and the devices", "MHz"),
+    Column(
+        "sm_clock_median_step_mhz",
+        _F,
+        "Mean SM clock over ranks in the timed step whose time is nearest to step_time_s",
+        "MHz",
+    ),
+    Column("temperature_c", _F, "Highest temperature of any device over the timed steps", "degC"),
     Column(
         "host_launch_s",
         _F,
-        "Host's time to launch one small operation, forward and backward, the mean of before and after the steps; "
-        "slowest rank, on GPUs; null of rehearsals",
+        "Host time to launch one small operation, forward and backward: mean of one measurement before and one after "
+        "the steps; "
+        "slowest rank. Null on CPUs and in rehearsals",
         "s",
     ),
     Column(
         "host_lead_s",
         _F,
-        "How much later than the host the device is through with a step's last backward, the median over timed steps; "
-        "of the rank with the least. Near 0: devices waited for a host. This engine alone",
+        "How much later than the host the device finishes a step's last backward: median over timed steps; "
+        "lowest value of any rank. Near 0: the device waited for the host, so the step is host-bound. Only for this "
+        "project's engine",
         "s",
     ),
-    Column("throttle_reasons", _S, "NVML clock event reasons seen, comma separated; empty: none seen"),
+    Column("throttle_reasons", _S, "NVML clock event reasons that were seen, separated by commas; empty: none"),
     # provenance
-    Column("launcher", _S, "local, slurm or rehearse"),
-    Column("cluster", _S, "Cluster description used for prediction"),
-    Column("backend", _S, "Kind of device that the cluster description names: cuda or cpu"),
-    Column("hosts", pa.list_(_S), "Host names"),
-    Column("nodes", pa.list_(_S), "Nodes on which the ranks ran, by the scheduler's names, those of the first first"),
-    Column("scheduler_job", _S, "The scheduler's id of the allocation, as its queue shows it"),
-    Column("pilot_id", _S, "Pilot that ran the attempt, or that recorded it after its pilot had died"),
-    Column("device_name", _S, "Device as the driver names it"),
-    Column("device_ids", pa.list_(_S), "Device UUIDs"),
-    Column("git_commit", _S, "Commit of the code that ran"),
-    Column("git_dirty", _B, "The checkout had uncommitted changes"),
+    Column("launcher", _S, "Launcher of the attempt: local, slurm or rehearse"),
+    Column("cluster", _S, "Name of the cluster description used for predictions"),
+    Column("backend", _S, "Kind of device in the cluster description: cuda or cpu"),
+    Column("hosts", pa.list_(_S), "Names of the hosts on which the ranks ran"),
+    Column("nodes", pa.list_(_S), "Nodes on which the ranks ran, by the scheduler's names, in the order of the ranks"),
+    Column("scheduler_job", _S, "Id of the allocation, as the scheduler's queue shows it"),
+    Column("pilot_id", _S, "Id of the pilot that ran the attempt, or that recorded it after that pilot had died"),
+    Column("device_name", _S, "Name of the device as the driver reports it"),
+    Column("device_ids", pa.list_(_S), "UUIDs of the devices"),
+    Column("git_commit", _S, "Git commit of the code that ran"),
+    Column("git_dirty", _B, "True: the checkout had uncommitted changes"),
     Column("ultrasweep_version", _S, "Version of this package"),
-    Column("python_version", _S, "Python"),
-    Column("torch_version", _S, "PyTorch"),
-    Column("cuda_version", _S, "CUDA runtime of PyTorch"),
-    Column("nccl_version", _S, "NCCL"),
-    Column("triton_version", _S, "Triton"),
-    Column("driver_version", _S, "NVIDIA driver"),
+    Column("python_version", _S, "Version of Python"),
+    Column("torch_version", _S, "Version of PyTorch"),
+    Column("cuda_version", _S, "Version of PyTorch's CUDA runtime"),
+    Column("nccl_version", _S, "Version of NCCL"),
+    Column("triton_version", _S, "Version of Triton"),
+    Column("driver_version", _S, "Version of the NVIDIA driver"),
     Column(
         "nccl_environment",
         _S,
-        "NCCL_* and TORCH_NCCL_* variables in force, as JSON by name; a value that differs between ranks is a list",
+        "Environment variables NCCL_* and TORCH_NCCL_* in effect, as JSON by name; a value that differs between "
+        "ranks is a list",
     ),
-    Column("command", _S, "Command line of the sweep"),
+    Column("command", _S, "Command line that started the sweep"),
     Column("log_dir", _S, "Folder of the attempt's logs, relative to the sweep's folder"),
-    # what the attempt's nodes could do when their pilot started: the lowest of their devices
-    Column("check_matmul_flops", _F, "Before the pilot's first point: rate of a large bf16 matrix product", "FLOP/s"),
-    Column("check_copy_bytes_per_s", _F, "The same: bytes read and written by copies on the device", "B/s"),
-    Column("check_all_reduce_inside_node_bytes_per_s", _F, "The same: bus bandwidth over all devices of a node", "B/s"),
+    # rates of the attempt's nodes when their pilot started: the lowest of their devices
+    Column(
+        "check_matmul_flops",
+        _F,
+        "Rate of a large bf16 matrix product, measured before the pilot's first point; lowest of the attempt's devices",
+        "FLOP/s",
+    ),
+    Column(
+        "check_copy_bytes_per_s",
+        _F,
+        "Bytes read and written per second by copies on the device, measured before the pilot's first point; lowest "
+        "of the attempt's devices",
+        "B/s",
+    ),
+    Column(
+        "check_all_reduce_inside_node_bytes_per_s",
+        _F,
+        "Bus bandwidth of an all-reduce over all devices of a node, measured before the pilot's first point; lowest "
+        "of the attempt's nodes",
+        "B/s",
+    ),
     Column(
         "check_all_reduce_between_nodes_bytes_per_s",
         _F,
-        "The same: bus bandwidth over one device of each of the pilot's nodes, all devices at once",
+        "Bus bandwidth of an all-reduce over one device of each of the pilot's nodes, with all devices active at "
+        "once, measured before the pilot's first point; the lowest value",
         "B/s",
     ),
-    # one value a pipeline stage (times: of measured runs) or a step
+    # one value per pipeline stage (times: only in measured runs) or per step
     Column(
         "forward_by_stage_s",
         _L,
-        "Median time of one micro-batch's forward through all chunks of a pipeline stage's ranks, waits excluded, mean "
-        "over its ranks",
+        "Forward time of one micro-batch through all chunks of a pipeline rank, without waiting, for each pipeline "
+        "rank: mean "
+        "over its ranks of the median over timed steps",
         "s",
     ),
-    Column("backward_by_stage_s", _L, "The same of one micro-batch's backward", "s"),
-    Column("forward_backward_by_stage_s", _L, "forward_backward_s of each pipeline stage's ranks, their mean", "s"),
-    Column("pipeline_idle_by_stage_s", _L, "pipeline_idle_s of each pipeline stage's ranks, their mean", "s"),
+    Column("backward_by_stage_s", _L, "Backward time of one micro-batch, computed as forward_by_stage_s", "s"),
+    Column("forward_backward_by_stage_s", _L, "forward_backward_s of each pipeline stage: mean over its ranks", "s"),
+    Column("pipeline_idle_by_stage_s", _L, "pipeline_idle_s of each pipeline stage: mean over its ranks", "s"),
     Column(
         "peak_allocated_by_step_bytes",
         pa.list_(_I),
-        "Highest allocated memory of any rank in each step from the first, warm-up included",
+        "Highest allocated device memory of any rank in each step from the first one, including warm-up",
         "B",
     ),
-    Column("peak_reserved_by_step_bytes", pa.list_(_I), "The same of reserved memory", "B"),
+    Column(
+        "peak_reserved_by_step_bytes",
+        pa.list_(_I),
+        "Highest reserved device memory of any rank in each step from the first one, including warm-up",
+        "B",
+    ),
 )
 
 STEP_COLUMNS: tuple[Column, ...] = (
-    Column("attempt_id", _S, "Attempt this step belongs to", nullable=False),
-    Column("experiment_id", _S, "Experiment this step belongs to", nullable=False),
-    Column("measurement_version", _I, "Version of what the columns mean", nullable=False),
+    Column("attempt_id", _S, "Id of the attempt to which the step belongs", nullable=False),
+    Column("experiment_id", _S, "Id of the experiment to which the step belongs", nullable=False),
+    Column("measurement_version", _I, "Version of the meaning of the columns", nullable=False),
     Column("rank", _I, "Global rank", nullable=False),
-    Column("dp_rank", _I, "Coordinate on the data-parallel axes"),
-    Column("tp_rank", _I, "Coordinate on the tensor-parallel axis"),
-    Column("pp_rank", _I, "Pipeline stage"),
-    Column("step", _I, "Step from 0, warm-up included", nullable=False),
-    Column("is_warmup", _B, "Not part of the timing", nullable=False),
-    Column("step_time_s", _F, "Start of the step to the end of the optimizer on this rank", "s"),
-    Column("forward_backward_s", _F, "Forward and backward, pipeline idle excluded", "s"),
-    Column("reduce_exposed_s", _F, "Waiting for gradient reduction after the last backward", "s"),
-    Column("optimizer_s", _F, "Clipping and optimizer", "s"),
-    Column("pipeline_idle_s", _F, "Waiting for another pipeline stage", "s"),
+    Column("dp_rank", _I, "Coordinate of the rank on the data-parallel axes"),
+    Column("tp_rank", _I, "Coordinate of the rank on the tensor-parallel axis"),
+    Column("pp_rank", _I, "Coordinate of the rank on the pipeline axis"),
+    Column("step", _I, "Number of the step from 0, including warm-up", nullable=False),
+    Column("is_warmup", _B, "True: a warm-up step, which is not timed", nullable=False),
+    Column(
+        "step_time_s",
+        _F,
+        "Time from the start of the step to the end of the optimizer on this rank. In this project's engine it is "
+        "the sum of the next four columns",
+        "s",
+    ),
+    Column("forward_backward_s", _F, "Time in forward and backward without pipeline idle time", "s"),
+    Column("reduce_exposed_s", _F, "Exposed time of gradient reduction, after the last backward", "s"),
+    Column("optimizer_s", _F, "Time of gradient clipping and optimizer", "s"),
+    Column("pipeline_idle_s", _F, "Time spent waiting for other pipeline stages", "s"),
     Column("tokens_per_s_per_gpu", _F, "tokens_per_step / step_time_s / world_size", "tokens/s"),
     Column("loss", _F, "Mean loss over the global batch", "nats/token"),
-    Column("grad_norm", _F, "Norm of all gradients before clipping; null where they overflowed"),
-    Column("loss_scale", _F, "By what the gradients were scaled; fp16 only"),
-    Column("skipped", _B, "Gradients overflowed and nothing was updated; fp16 only"),
+    Column("grad_norm", _F, "Norm of all gradients before clipping; null if they overflowed"),
+    Column("loss_scale", _F, "Factor by which the gradients were scaled; fp16 only"),
+    Column("skipped", _B, "True: gradients overflowed and nothing was updated; fp16 only"),
     Column("peak_allocated_bytes", _I, "Peak allocated memory in this step", "B"),
     Column("peak_reserved_bytes", _I, "Peak reserved memory in this step", "B"),
-    Column("allocator_retries", _I, "Allocator retries in this step"),
+    Column("allocator_retries", _I, "Number of times the allocator had to free its cache and retry in this step"),
     Column("sm_clock_mhz", _F, "Mean SM clock during a timed step", "MHz"),
 )
 
 LEDGER_COLUMNS: tuple[Column, ...] = (
     Column("sweep", _S, "Name of the sweep"),
-    Column("grid", _S, "Grid that the point came from"),
+    Column("grid", _S, "Grid from which the point comes"),
     Column("point", _I, "Number of the point in the expanded sweep", nullable=False),
-    Column("verdict", _S, "run, invalid, predicted_oom, cached or over_budget", nullable=False),
-    Column("rule", _S, "Rule that an invalid point breaks; audit: predicted out of memory and run on purpose"),
-    Column("detail", _S, "The verdict's numbers in words"),
-    Column("predicted_peak_bytes", _I, "Closed-form peak of the highest stage", "B"),
-    Column("limit_bytes", _I, "Device memory that training can have", "B"),
+    Column(
+        "verdict", _S, "Decision about the point: run, invalid, predicted_oom, cached or over_budget", nullable=False
+    ),
+    Column(
+        "rule",
+        _S,
+        "Rule that an invalid point breaks; audit: the point is predicted to run out of memory and is run on purpose",
+    ),
+    Column("detail", _S, "Reason for the verdict, with its numbers"),
+    Column(
+        "predicted_peak_bytes", _I, "Peak memory predicted from closed forms, of the stage with the highest peak", "B"
+    ),
+    Column("limit_bytes", _I, "Device memory that training can use", "B"),
     *PREDICTED_TIME_COLUMNS,
     Column(
-        "predicted_with", _S, "Probe and measured rows that the step time leans on; null: the engine's profile alone"
+        "predicted_with",
+        _S,
+        "Probe and measured rows on which the predicted step time is based; null: only the built-in profile of the "
+        "engine",
     ),
     Column("predicted_tokens_per_s_per_gpu", _F, "tokens_per_step / predicted_step_time_s / world_size", "tokens/s"),
-    Column("expected_gpu_hours", _F, "Predicted run time times devices", "h"),
-    Column("worst_gpu_hours", _F, "Deadline times devices", "h"),
-    Column("cached_attempt", _S, "Finished attempt whose row is used instead of a run"),
-    Column("cached_sweep", _S, "Sweep of cached_attempt: this one, or another one with plan.reuse=true"),
+    Column("expected_gpu_hours", _F, "Expected cost: predicted run time times number of devices", "h"),
+    Column("worst_gpu_hours", _F, "Highest cost: deadline times number of devices", "h"),
+    Column("cached_attempt", _S, "Id of the finished attempt whose row is used instead of a new run"),
+    Column("cached_sweep", _S, "Sweep of cached_attempt: this one, or with plan.reuse=true another one"),
     *CONFIG_COLUMNS,
 )
 

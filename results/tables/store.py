@@ -2,15 +2,15 @@
 
 <sweep>/parts/attempts/<attempt_id>.parquet     one attempt each; any number of pilots may write at once
         parts/steps/<attempt_id>.parquet
-        attempts.parquet  steps.parquet         what `compact` has merged
+        attempts.parquet  steps.parquet         the parts that `compact` has merged
         ledger.parquet                          every grid point with its verdict
 
-An attempt may be in a part, in the merged file, or (after a killed compaction) in both: readers count it once.
-A file that cannot be read costs one warning line. A folder is a sweep when it has a sweep.json.
+An attempt may be in a part, in the merged file, or (after a killed compaction) in both: readers count it once. A file
+that cannot be read is skipped with one warning. A folder is a sweep if it has a sweep.json.
 
-Sweeps that came with the program lie below a folder with a file SHIPPED (``results/recorded``). A reader of a folder
-above it gets the user's own sweeps, and the shipped ones only where there are no others. Whoever names the folder with
-the shipped sweeps, or one of them, gets those.
+Sweeps that came with the program are below a folder with a file SHIPPED (``results/recorded``). Readers of a folder
+above it get the user's sweeps, or the shipped ones if there are no others. Readers of that folder, or of one of its
+sweeps, get the shipped sweeps.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ __all__ = [
     "write_steps",
 ]
 _MAX_DEPTH = 5
-"""How many folders below the given one a sweep may lie."""
+"""Largest depth of a sweep below the given folder."""
 _log = logging.getLogger(__name__)
 
 
@@ -62,7 +62,7 @@ class Reading:
 
 
 def write_attempt(sweep_dir: Path, attempt: Mapping[str, Any], steps: Sequence[Mapping[str, Any]]) -> Path:
-    """Store one attempt and its steps; the path of the attempt's part.
+    """Stores one attempt and its steps; returns the path of the attempt's part.
 
     Raises `InvalidResults` with the column and the value before anything is written. The steps are written first, so
     that a reader who sees the attempt finds its steps.
@@ -88,16 +88,16 @@ def write_steps(sweep_dir: Path, attempt_id: str, steps: Sequence[Mapping[str, A
 
 
 def read_attempts(path: Path) -> pa.Table:
-    """Rows of ``attempts`` below ``path``: a sweep, a folder that holds sweeps, or one Parquet file.
+    """Returns the rows of ``attempts`` below ``path``: a sweep, a folder that holds sweeps, or one Parquet file.
 
-    Unknown columns are kept, missing ones are null. Files that cannot be read are warned of, one line each. Raises
-    `InvalidResults` when there is no sweep.
+    Unknown columns are kept, missing ones are null. Files that cannot be read are skipped with one warning each. Raises
+    `InvalidResults` if there is no sweep.
     """
     return _warned(scan(path, "attempts"))
 
 
 def find_attempt(sweep_dir: Path, attempt_id: str) -> dict[str, Any] | None:
-    """The row of one attempt of a sweep; None when there is none, or only a damaged one. Raises `OSError` when it
+    """Returns the row of one attempt of a sweep; None if there is none, or only a damaged one. Raises `OSError` if it
     cannot be read now."""
     for path in (files.part_path(sweep_dir, "attempts", attempt_id), files.compacted_path(sweep_dir, "attempts")):
         try:
@@ -110,12 +110,12 @@ def find_attempt(sweep_dir: Path, attempt_id: str) -> dict[str, Any] | None:
 
 
 def read_steps(path: Path) -> pa.Table:
-    """Rows of ``steps`` below ``path``, like `read_attempts`."""
+    """Returns the rows of ``steps`` below ``path``, like `read_attempts`."""
     return _warned(scan(path, "steps"))
 
 
 def scan(path: Path, table: Table) -> Reading:
-    """`read_attempts` or `read_steps` with the warnings returned instead of logged."""
+    """As `read_attempts` or `read_steps`, but returns the warnings instead of logging them."""
     path = Path(path)
     if path.is_file():
         return Reading(files.read_file(path, table), ())
@@ -142,43 +142,44 @@ def scan(path: Path, table: Table) -> Reading:
 
 
 def sweep_dirs(path: Path) -> list[Path]:
-    """``path`` if it is a sweep, else every sweep below it, sorted: the user's own, or the shipped ones where the user
-    has none (then `only_shipped` is true). Raises `InvalidResults` when there is no sweep."""
+    """Returns ``path`` if it is a sweep, else every sweep below it, sorted: the user's sweeps, or the shipped ones if
+    there are no others (then `only_shipped` is true). Raises `InvalidResults` if there is no sweep."""
     path = Path(path)
     if not path.exists():
         raise InvalidResults(f"{path} does not exist")
-    own, shipped = _find_sweeps(path)
-    if not own and not shipped:
+    user_sweeps, shipped = _find_sweeps(path)
+    if not user_sweeps and not shipped:
         raise InvalidResults(f"{path} holds no sweep: no folder in it has a {files.MARKER}")
-    return own or shipped
+    return user_sweeps or shipped
 
 
 def own_sweep_dirs(path: Path) -> list[Path]:
-    """Like `sweep_dirs`, but never a shipped sweep, and empty when there is none or ``path`` does not exist."""
+    """As `sweep_dirs`, but without shipped sweeps; empty if there is none or ``path`` does not exist."""
     return _find_sweeps(Path(path))[0]
 
 
 def shipped_sweep_dirs(path: Path) -> list[Path]:
-    """The sweeps below ``path`` that came with the program; empty for a path that names them (see `only_shipped`)."""
+    """The sweeps below ``path`` that came with the program; empty if ``path`` is the folder of shipped sweeps or inside
+    it (see `only_shipped`)."""
     return _find_sweeps(Path(path))[1]
 
 
 def only_shipped(path: Path) -> bool:
-    """Whether ``path`` holds no sweep but shipped ones, so that readers of ``path`` show those. False for a path that
-    names the shipped sweeps: then they are what was asked for."""
-    own, shipped = _find_sweeps(Path(path))
-    return bool(shipped) and not own
+    """Whether ``path`` holds only shipped sweeps, so that readers of ``path`` show those. False if ``path`` is the
+    folder of shipped sweeps or inside it: then the user has asked for them."""
+    user_sweeps, shipped = _find_sweeps(Path(path))
+    return bool(shipped) and not user_sweeps
 
 
 def write_ledger(sweep_dir: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
-    """Replace the ledger of a sweep by ``rows``, one for each grid point."""
+    """Replaces the ledger of a sweep by ``rows``, one for each grid point; returns the file's path."""
     path = Path(sweep_dir) / "ledger.parquet"
     files.write_parquet(path, table_from_rows(rows, LEDGER))
     return path
 
 
 def read_ledger(path: Path) -> pa.Table:
-    """Rows of every ledger below ``path`` (or of that one Parquet file); empty when the sweeps have none."""
+    """Returns the rows of every ledger below ``path`` (or of one Parquet file); empty if the sweeps have none."""
     path = Path(path)
     if path.is_file():
         return conform(files.read_parquet(path), LEDGER)
@@ -198,10 +199,10 @@ def empty_ledger() -> pa.Table:
 
 
 def _table_files(path: Path, table: Table) -> Iterator[Path]:
-    """The files of one table, each listed when it is needed.
+    """Yields the files of one table, each when it is needed.
 
-    Parts come before the merged file: a compaction removes a part only after its rows are in that file, so a reader
-    that finds a part gone finds the rows in the file that it opens next.
+    Parts come before the merged file. A compaction removes a part only after its rows are in that file, so a reader
+    that misses a part finds its rows in the merged file, which it opens later.
     """
     for sweep in sweep_dirs(path):
         yield from files.part_paths(sweep, table)
@@ -215,24 +216,24 @@ def _warned(reading: Reading) -> pa.Table:
 
 
 def _find_sweeps(path: Path) -> tuple[list[Path], list[Path]]:
-    """The user's own sweeps at and below ``path``, and the shipped ones, both sorted."""
-    own: list[Path] = []
+    """Returns the user's sweeps at and below ``path``, and the shipped ones, both sorted."""
+    user_sweeps: list[Path] = []
     shipped: list[Path] = []
 
-    def visit(folder: Path, depth: int, found: list[Path]) -> None:
+    def visit(folder: Path, depth: int, sweeps: list[Path]) -> None:
         try:
             if folder != path and (folder / files.SHIPPED_MARKER).is_file():
-                found = shipped
+                sweeps = shipped
             if (folder / files.MARKER).is_file():
-                found.append(folder)
+                sweeps.append(folder)
                 return
             inside = sorted(folder.iterdir()) if depth > 0 else []
             children = [child for child in inside if not child.name.startswith(".") and child.is_dir()]
-        except OSError:  # no permission to read it, or it was removed meanwhile
+        except OSError:  # not readable, or removed meanwhile
             return
         for child in children:
-            visit(child, depth - 1, found)
+            visit(child, depth - 1, sweeps)
 
     if path.is_dir():
-        visit(path, _MAX_DEPTH, own)
-    return sorted(own), sorted(shipped)
+        visit(path, _MAX_DEPTH, user_sweeps)
+    return sorted(user_sweeps), sorted(shipped)

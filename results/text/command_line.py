@@ -1,4 +1,4 @@
-"""What the commands of this project share in reading their arguments: one line for a mistake, paths, lists of names."""
+"""Argument parsing that all commands share: one line for a mistake, paths, lists of names."""
 
 from __future__ import annotations
 
@@ -11,39 +11,39 @@ from results.errors import UltrasweepError
 
 
 class InvalidOption(UltrasweepError):
-    """A value on the command line that cannot be."""
+    """A value on the command line is not allowed."""
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that raises `InvalidOption` with one line for a mistake, instead of printing and leaving the program."""
+    """A parser that raises `InvalidOption` with one line for a mistake, instead of printing a message and exiting."""
 
     def error(self, message: str) -> NoReturn:
         raise InvalidOption(f"{message}; see {self.prog} --help")
 
 
 def path(text: str) -> Path:
-    """For ``type=``: a path that is not empty."""
+    """Converter for ``type=``: a path that is not empty."""
     if not text.strip():
-        raise argparse.ArgumentTypeError("an empty path; write . for the folder that you are in")
+        raise argparse.ArgumentTypeError("an empty path; write . for the current folder")
     return Path(text)
 
 
 def names(text: str) -> tuple[str, ...]:
-    """For ``type=``: names with commas between, each once, in their order; at least one."""
-    found = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
-    if not found:
-        raise argparse.ArgumentTypeError(f"{text!r} names nothing")
-    return found
+    """Converter for ``type=``: names separated by commas, without repetitions, in their order; at least one."""
+    unique = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+    if not unique:
+        raise argparse.ArgumentTypeError(f"{text!r} contains no name")
+    return unique
 
 
 def names_of(known: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
-    """For ``type=``: `names`, each of which is one of ``known``."""
+    """Converter for ``type=``: as `names`, and each name must be in ``known``."""
 
     def known_names(text: str) -> tuple[str, ...]:
-        found = names(text)
-        for name in found:
+        chosen = names(text)
+        for name in chosen:
             if name not in known:
-                raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(known)}")
-        return found
+                raise argparse.ArgumentTypeError(f"{name!r} is not one of {', '.join(known)}")
+        return chosen
 
     return known_names

@@ -1,7 +1,7 @@
-"""The console of every command: rich's own, but nothing that is printed can command the terminal.
+"""The console of every command: rich's console, made safe against control sequences in printed text.
 
-Logs, evidence and names may hold escape sequences. They are taken out here, where text becomes output, so that no
-command has to think of it. The colours and movements of rich itself pass.
+Logs, evidence and names may contain escape sequences. They are removed here, where text becomes output, so that
+commands need not do so. The colours and cursor movements of rich itself pass.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _KEPT = "\n\t"
 
 
 class SafeConsole(Console):
-    """A console whose output holds no control character but those that rich writes."""
+    """A console whose output has no control characters except those that rich writes."""
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         for segment in super().render(renderable, options):

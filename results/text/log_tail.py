@@ -1,4 +1,4 @@
-"""The last lines of a log. Only its last 64 KiB are read, because a log may be larger than memory."""
+"""Reads the last lines of a log. Only its last 64 KiB are read, because a log may be larger than memory."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ READ_BYTES = 64 * 2**10
 class Tail(NamedTuple):
     lines: list[str]
     whole: bool
-    """True when the file holds nothing besides ``lines``."""
+    """True if ``lines`` is the whole content of the file."""
 
 
 def read_tail(path: Path, lines: int, *, skip_blank: bool = False) -> Tail:
-    """The last ``lines`` lines of a text file, decoded as UTF-8 with a mark for every byte that is not; with
-    ``skip_blank`` the last that are not empty.
+    """The last ``lines`` lines of a text file, decoded as UTF-8 with a mark for every invalid byte; with ``skip_blank``
+    the last ones that are not blank.
 
-    The first line lacks its start where the last 64 KiB begin inside it. Raises `OSError`.
+    If the last 64 KiB begin inside the first line, its beginning is missing. Raises `OSError`.
     """
     with path.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - READ_BYTES))
         text = file.read(READ_BYTES).decode(errors="replace")
-    found = [line for line in text.splitlines() if line.strip() or not skip_blank]
-    return Tail(found[-lines:], whole=size <= READ_BYTES and len(found) <= lines)
+    last_lines = [line for line in text.splitlines() if line.strip() or not skip_blank]
+    return Tail(last_lines[-lines:], whole=size <= READ_BYTES and len(last_lines) <= lines)
 
 
 def tail_in_one_line(path: Path, lines: int) -> str:
-    """The last lines that are not empty with `` | `` between them, for a message; ``""`` when there are none or the
-    file cannot be read."""
+    """The last lines that are not blank, joined by `` | ``, for a message; ``""`` if there are none or the file cannot
+    be read."""
     try:
         return " | ".join(line.strip() for line in read_tail(path, lines, skip_blank=True).lines)
     except OSError:

@@ -1,4 +1,4 @@
-"""How numbers, sizes, times and lists are written for people, in messages, tables and figures. One function each."""
+"""Formats numbers, sizes, times and lists for people, in messages, tables and figures, with one function for each."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ UNKNOWN = "–"
 
 
 def plural(count: int, noun: str, nouns: str | None = None) -> str:
-    """``1 point``, ``1,234 points``, ``2 processes``. ``nouns`` is given where the plural is not noun + s or + es."""
+    """``1 point``, ``1,234 points``, ``2 processes``. ``nouns``: the plural, if it is not noun + s or + es."""
     return f"{count:,} {noun if count == 1 else nouns or noun + ('es' if noun.endswith('s') else 's')}"
 
 
 def listed(items: Sequence[str], most: int = 6) -> str:
-    """``a, b and c``. Of a list longer than ``most`` the first ones are named and the others counted."""
+    """``a, b and c``. If there are more than ``most`` items, the first ones are named and the others counted."""
     items = list(items)
     if len(items) > most:
         return ", ".join(items[:most]) + f" and {len(items) - most} more"
@@ -24,20 +24,20 @@ def listed(items: Sequence[str], most: int = 6) -> str:
 
 
 def name_ranks(ranks: Collection[int]) -> str:
-    """``rank 3``; several in order, neighbours as one range: ``ranks 0-2, 5``."""
+    """``rank 3``, or several ranks in order, with neighbours as one range: ``ranks 0-2, 5``."""
     spans: list[list[int]] = []
     for rank in sorted(ranks):
         if spans and rank == spans[-1][1] + 1:
             spans[-1][1] = rank
         else:
             spans.append([rank, rank])
-    told = ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
-    return f"{'rank' if len(ranks) == 1 else 'ranks'} {told}"
+    ranges = ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {ranges}"
 
 
 def short_id(experiment_id: str, width: int) -> str:
-    """An experiment's id in ``width`` characters: its beginning and, behind ``…``, the hash at its end, which alone is
-    enough for ``explain`` and ``logs``."""
+    """An experiment's id in ``width`` characters: its beginning, ``…``, and the hash at its end, which is enough for
+    ``explain`` and ``logs``."""
     if len(experiment_id) <= width:
         return experiment_id
     digest = experiment_id.rpartition("-")[2]
@@ -45,16 +45,16 @@ def short_id(experiment_id: str, width: int) -> str:
 
 
 def device_noun(backend: str | None) -> str:
-    """What one rank of a layout is on, by the backend of its cluster file: a ``GPU``, or a ``process`` on a CPU."""
+    """Noun for the device of one rank, by the backend of the cluster file: ``GPU``, or ``process`` on a CPU."""
     return "process" if backend == "cpu" else "GPU"
 
 
 def name_routing(routing: str | None, imbalance: float | None, capacity_factor: float | None) -> str:
-    """How tokens choose experts, where that is not balanced: ``skewed 2×``, ``learned routing``, ``learned routing,
-    capacity 1.25``; empty where it is, and where nothing is known of it.
+    """Describes how tokens choose experts: ``skewed 2×``, ``learned routing``, ``learned routing, capacity 1.25``;
+    empty if routing is balanced or unknown.
 
-    Routing changes the work and not only the layout: runs with different names here are of different workloads. The
-    imbalance that is assumed of learned routing changes no run, so it is not in the name.
+    Routing changes the work and not only the layout: runs with different descriptions are of different workloads. The
+    imbalance that is assumed for learned routing changes no run, so it is not included.
     """
     if not isinstance(routing, str) or routing == "balanced":
         return ""
@@ -65,7 +65,7 @@ def name_routing(routing: str | None, imbalance: float | None, capacity_factor: 
 
 
 def format_bytes(size_bytes: float | None, digits: int = 1) -> str:
-    """``61.3 GiB``; less than a tenth of a GiB in MiB; a dash where the size is not known."""
+    """``61.3 GiB``; sizes below a tenth of a GiB in MiB; a dash if the size is not known."""
     if size_bytes is None or not math.isfinite(size_bytes):
         return UNKNOWN
     unit, name = (GIB, "GiB") if size_bytes >= GIB / 10 else (MIB, "MiB")
@@ -73,7 +73,7 @@ def format_bytes(size_bytes: float | None, digits: int = 1) -> str:
 
 
 def byte_unit(largest_bytes: float) -> tuple[int, str]:
-    """The unit of an axis or a column whose largest value is ``largest_bytes``: its size in bytes, and its name."""
+    """Unit for an axis or a column whose largest value is ``largest_bytes``: its size in bytes, and its name."""
     return (GIB, "GiB") if largest_bytes >= GIB else (MIB, "MiB")
 
 
@@ -93,12 +93,12 @@ def format_hours(hours: float | None, unknown: str = "?") -> str:
 
 
 def format_number(value: float | None) -> str:
-    """Three significant digits below 100, whole numbers from there on; a dash where the value is not known."""
+    """Three significant digits below 100, whole numbers from 100 on; a dash if the value is not known."""
     if value is None or not math.isfinite(value):
         return UNKNOWN
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 def format_percent(fraction: float | None, digits: int = 1) -> str:
-    """``0.123`` as ``12.3 %``; a dash where the fraction is not known."""
+    """``0.123`` as ``12.3 %``; a dash if the fraction is not known."""
     return UNKNOWN if fraction is None or not math.isfinite(fraction) else f"{100 * fraction:.{digits}f} %"

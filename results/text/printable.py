@@ -1,4 +1,4 @@
-"""Text that cannot command a terminal: without escape sequences, with a mark for what does not print."""
+"""Makes text safe to print: removes escape sequences and replaces characters that are not printable."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ _SEQUENCE = re.compile(
     r"|(?:\x1b[\]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)"  # titles, links, clipboard
     r"|\x1b[ -/]*[0-~]"
 )
-"""Escape sequences of terminals (ECMA-48). One that does not end is no sequence: only its first characters match."""
+"""Escape sequences of terminals (ECMA-48). Of an unterminated sequence only the first characters match."""
 
 
 def printable(text: str, *, keep: str = "") -> str:
-    """``text`` without the sequences that a terminal obeys, and with a mark for every other character that does not
-    print, except those in ``keep``."""
+    """``text`` without escape sequences, and with a replacement mark for every other character that is not printable,
+    except those in ``keep``."""
     if text.isprintable():
         return text
     return "".join(
@@ -29,7 +29,7 @@ def one_line(text: str) -> str:
 
 
 class OneLineFormatter(logging.Formatter):
-    """Warnings as single lines that cannot command the terminal."""
+    """Formats log records as single lines without control characters."""
 
     def format(self, record: logging.LogRecord) -> str:
         return one_line(super().format(record))

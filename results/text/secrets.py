@@ -17,16 +17,16 @@ _VALUE = r"""(?![{\[])(?:"[^"]*"?|'[^']*'?|,(?=[^\s"'])|[^\s,}\]"'])+"""
 _ASSIGNED = re.compile(rf"\b([A-Za-z_][A-Za-z0-9_]*)(['\"]?\s*[=:]\s*)({_VALUE})")
 """A name with its value, as the command line, a shell or YAML writes it: ``NAME=value``, ``{NAME: value}``."""
 _ENVIRONMENT = re.compile(r"[+~]*(?:.*\.)?environment(?:\.[^.]*)?")
-"""The path of an override that is about environment variables."""
+"""Path of an override that sets environment variables."""
 
 
 def is_secret(name: str) -> bool:
-    """Whether the name of an environment variable says that its value is secret."""
+    """Whether an environment variable is secret, by its name."""
     return _NAME.fullmatch(name.upper()) is not None
 
 
 def hide_in_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables, with `HIDDEN` in the place of secret values."""
+    """The variables, with secret values replaced by `HIDDEN`."""
     return {name: HIDDEN if is_secret(name) else value for name, value in environment.items()}
 
 
@@ -45,9 +45,9 @@ def _hide_in_argument(argument: str) -> str:
     if of_environment and value[:1] != "{" and is_secret(path.rpartition(".")[2]):
         return f"{path}={HIDDEN}"
 
-    def hide(found: re.Match[str]) -> str:
-        name = found[1]
+    def hide(match: re.Match[str]) -> str:
+        name = match[1]
         secret = is_secret(name) and (of_environment or name == name.upper())
-        return found[1] + found[2] + HIDDEN if secret else found[0]
+        return match[1] + match[2] + HIDDEN if secret else match[0]
 
     return _ASSIGNED.sub(hide, argument)

@@ -1,4 +1,4 @@
-"""What commands print to a terminal: one console and one kind of table."""
+"""Opens the console and makes the tables that commands print."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ _LEAST_WIDTH = 120
 
 
 def open_console(*, soft_wrap: bool = False) -> Console:
-    """A console on standard output, through which no text can command the terminal. In a pipe or a log file it is at
-    least 120 characters wide, so that tables fit. ``soft_wrap``: lines are not folded but left to the terminal."""
+    """Opens a console on standard output that removes control sequences from printed text. In a pipe or a log file it
+    is at least 120 characters wide, so that tables fit. ``soft_wrap``: long lines are left to the terminal instead of
+    being folded."""
     from results.text.console import SafeConsole
 
     console = SafeConsole(soft_wrap=soft_wrap)
@@ -23,7 +24,7 @@ def open_console(*, soft_wrap: bool = False) -> Console:
 
 
 def plain_table(*, title: str | None = None, show_footer: bool = False) -> Table:
-    """A table without lines and without columns yet."""
+    """Makes a table without lines, and without columns yet."""
     from rich.table import Table
 
     return Table(

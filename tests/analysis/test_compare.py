@@ -124,7 +124,7 @@ def test_gate_for_ci(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         (("{a}", "{a}", "--noise", "-3"), "error: argument --noise"),
         (("{a}", "{a}", "--methods", "measured"), "is not two of measured, rehearsed, rehearsed_fake"),
         (("{a}", "{a}", "--methods", "measured,rehearsed"), "B holds no rehearsed rows; it has measured ones"),
-        (("{a}", "{a}", "--format", "pdf"), "'pdf' is none of png, svg, html"),
+        (("{a}", "{a}", "--format", "pdf"), "'pdf' is not one of png, svg, html"),
         (("{a}", "{a}", "--across", "colour"), "'colour' is no axis of a configuration"),
         (("{a}", "{a}", "--out", "{a}/sweep.json/x"), "error: cannot write a comparison into"),
     ],

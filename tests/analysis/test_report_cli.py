@@ -59,9 +59,9 @@ def test_what_is_no_result_is_one_line_and_exit_2(tmp_path: Path, what: str) -> 
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["--format", "png,gif"], "argument --format: 'gif' is none of png, svg, html"),
-        (["--format", ","], "argument --format: ',' names nothing"),
-        (["--tables", "xlsx"], "argument --tables: 'xlsx' is none of csv, md, latex"),
+        (["--format", "png,gif"], "argument --format: 'gif' is not one of png, svg, html"),
+        (["--format", ","], "argument --format: ',' contains no name"),
+        (["--tables", "xlsx"], "argument --tables: 'xlsx' is not one of csv, md, latex"),
         (["--price-per-gpu-hour", "cheap"], "'cheap' is not a price"),
         (["--price-per-gpu-hour", "-1"], "'-1' is not a price"),
         (["--figures", "outcome"], "there is no figure 'outcome'; did you mean outcomes"),

@@ -1,1 +1,1 @@
-"""What a launcher and a rank agree on: files, heartbeats, stages, clocks."""
+"""Interface between a launcher and its ranks: files, heartbeats, stages, clocks."""

@@ -1,13 +1,14 @@
-"""Heartbeats: how a rank tells its node's agent where it is, in memory that both share, without a file or a message.
+"""Heartbeats: each rank reports its phase and step to its node's agent through shared memory, without files or
+messages.
 
 The agent makes one `HeartbeatSlot` for a rank before it forks the rank. The rank writes its latest heartbeat there at
-every change of phase and at every step; a write is a copy of about a hundred bytes, cannot block, and replaces the one
-before. The agent reads the slot when it likes. It sends what has changed to the pilot, in one message for all ranks of
-the node (`launchers.node.agent` describes it). So ranks may beat a thousand times a second, and neither the network nor
-a shared disk notices.
+every change of phase and at every step. A write copies about a hundred bytes, cannot block, and replaces the previous
+heartbeat. The agent reads the slot whenever it likes and sends what has changed to the pilot, in one message for all
+ranks of the node (see `launchers.node.agent`). So a thousand heartbeats a second per rank load neither the network nor
+a shared disk.
 
-A slot holds the length and the CRC-32 of a text, then the text: a heartbeat as JSON. A reader that meets a half-written
-slot sees that the sum does not fit, and keeps what it knew.
+A slot holds the length and the CRC-32 of a text, then the text: a heartbeat as JSON. If a reader meets a half-written
+slot, the checksum does not match, and the reader keeps the previous heartbeat.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _HEAD = struct.Struct("<HI")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heartbeat:
-    """Where one rank was last."""
+    """The latest reported position of one rank."""
 
     rank: int
     phase: Phase
@@ -39,13 +40,13 @@ class Heartbeat:
     time: float
     """Unix time in seconds, by the clock of the rank's node."""
     pid: int
-    """On the rank's node."""
+    """Process id on the rank's node."""
     failed: bool = False
-    """The rank has failed and has written why; only its exit is left."""
+    """The rank has failed and has written its error file; it is about to exit."""
 
 
 class Beat(Protocol):
-    """What a rank calls when it enters a phase or a step."""
+    """Function that a rank calls when it enters a phase or a step."""
 
     def __call__(self, phase: Phase, step: int | None = None, *, failed: bool = False) -> None: ...
 
@@ -57,7 +58,7 @@ class HeartbeatSlot:
         self._memory = mmap.mmap(-1, _SLOT_BYTES)
 
     def writer(self, rank: int) -> Beat:
-        """What the process of ``rank`` calls after the fork."""
+        """Returns the function with which the process of ``rank`` writes its heartbeats after the fork."""
 
         def beat(phase: Phase, step: int | None = None, *, failed: bool = False) -> None:
             self.write(Heartbeat(rank=rank, phase=phase, step=step, time=time.time(), pid=os.getpid(), failed=failed))

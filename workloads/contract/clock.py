@@ -1,4 +1,5 @@
-"""A clock that tells the time of day but never jumps, for times from which durations are made. No torch here."""
+"""A clock that gives the time of day but never jumps, so that differences of its readings are durations. No torch
+here."""
 
 from __future__ import annotations
 
@@ -8,8 +9,8 @@ import time
 class SteadyClock:
     """Seconds since the epoch: by the system's clock when this object is made, by the monotonic clock from then on.
 
-    So two readings of one object are as far apart as they were in truth, although somebody may have set the system's
-    clock between them. Readings of two objects may differ by what the system's clock was off.
+    So the difference of two readings of one object is the true duration, even if somebody has set the system's clock in
+    between. Readings of two objects may differ by the error of the system's clock.
     """
 
     __slots__ = ("_offset_s",)

@@ -1,4 +1,4 @@
-"""One figure of a probe, and how large its tests are. No torch here."""
+"""One figure measured by a probe, and the sizes of a probe's tests. No torch here."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 ProbeKind = Literal["check", "probe"]
-"""check: seconds, at the start of every pilot. probe: minutes, everything (``python -m sweep probe``)."""
+"""check: takes seconds, runs at the start of every pilot. probe: takes minutes, measures everything (``python -m sweep
+probe``)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """One measured value with what it was measured at; None where a field does not apply or is not known.
+    """One measured value with the conditions under which it was measured. A field is None where it does not apply or is
+    not known.
 
     ``docs/probe.md`` lists the kinds and names with their fields.
     """
@@ -21,14 +23,15 @@ class Figure:
     value: float
     unit: str
     spread: float | None = None
-    """Standard deviation of the repeats over their mean."""
+    """Standard deviation of the repeats, divided by their mean."""
     repeats: int | None = None
     rows: int | None = None
     columns: int | None = None
     inner: int | None = None
-    """A product [rows, inner] x [inner, columns]."""
+    """``rows``, ``columns``, ``inner``: sizes of a product [rows, inner] x [inner, columns]."""
     bytes: int | None = None
-    """As `workloads.costs.traffic.sent` counts them: the whole gathered, or not yet scattered, buffer of one rank."""
+    """Bytes as `workloads.costs.traffic.sent` counts them: the whole gathered, or not yet scattered, buffer of one
+    rank."""
     group_size: int | None = None
     placement: str | None = None
     """inside_node, between_nodes (one rank of each node), or mixed (several ranks of several nodes)."""
@@ -41,26 +44,27 @@ class Figure:
     num_layers: int | None = None
     world_size: int | None = None
     beside: str | None = None
-    """What ran at the same time."""
+    """Operation that ran at the same time."""
     sm_clock_mhz: float | None = None
     power_w: float | None = None
     temperature_c: float | None = None
-    """Of the device while this was measured."""
+    """``sm_clock_mhz``, ``power_w``, ``temperature_c``: state of the device during the measurement."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """How large and how long the tests are."""
+    """Sizes and durations of a probe's tests."""
 
     seconds: float
-    """Of each test, after as long a warm-up for the first one: power and clocks settle in a second."""
+    """Seconds of each test. The first test is preceded by a warm-up of the same length: power and clocks settle in a
+    second."""
     layer_seconds: float
     tokens: tuple[int, ...]
-    """Rows of matrix products."""
+    """Numbers of rows of the matrix products."""
     micro_batches: tuple[int, ...]
     seq_len: int
     short_seq_len: int
-    """So short that the host is slower than the device."""
+    """Sequence length so short that the step is host-bound."""
     copy_bytes: int
     collective_bytes: tuple[int, ...]
     check_matmul: int
@@ -96,7 +100,7 @@ ON_CPU = Sizes(
     check_bytes=2**16,
     optimizer_params=2**12,
 )
-"""For tests and demos: nothing can be predicted from it."""
+"""Sizes for tests and demos on a CPU; their figures are no basis for predictions."""
 
 
 def sizes_of(device: str) -> Sizes:

@@ -1,8 +1,9 @@
-"""The files through which a launcher and the ranks of one attempt talk to each other. No torch here.
+"""The files through which a launcher and the ranks of one attempt communicate. No torch here.
 
-A launcher writes ``task.json``; rank ``r`` writes ``rank_r.result.json`` as soon as its last step is measured (before
-teardown, so that a hang there loses nothing) or ``rank_r.error.json`` when it fails, and its output to ``rank_r.log``.
-Every JSON file appears by temp + rename. Where a rank is now it says in memory (`workloads.contract.beats`).
+A launcher writes ``task.json``. Rank ``r`` writes ``rank_r.result.json`` as soon as its last step is measured (before
+teardown, so that a hang there loses nothing), or ``rank_r.error.json`` when it fails; its output goes to
+``rank_r.log``. Every JSON file is written to a temporary name and then renamed. The current phase and step of a rank
+are in shared memory (`workloads.contract.beats`).
 """
 
 from __future__ import annotations
@@ -27,45 +28,48 @@ Method = Literal["measured", "rehearsed", "rehearsed_fake"]
 FailureKind = Literal["oom", "nccl_error", "diverged", "unsupported", "crash"]
 
 STACKS_SIGNAL = signal.SIGUSR1
-"""A rank answers with the Python stacks of its threads in its log, even while it hangs inside a collective."""
+"""Signal on which a rank writes the Python stacks of its threads to its log, even while it hangs inside a
+collective."""
 FLIGHT_SIGNAL = signal.SIGRTMIN + 1
-"""A rank answers with its last collectives, in ``rank_r.flight.json``."""
+"""Signal on which a rank writes its last collectives to ``rank_r.flight.json``."""
 
 
 FEW_STEPS, MANY_STEPS = 5, 10
 SHORT_STEP_S = 1.0
-"""A median of many steps is better known, and as long as a step is short they cost little."""
+"""Runs with a shorter step time `MANY_STEPS`, others `FEW_STEPS`: more steps make the median more precise and cost
+little while steps are short."""
 WARM_STEPS, SLOW_STEPS = 2, 1
-"""Of a run that ends early because it is slow: steps of warm-up, and timed ones."""
+"""Warm-up steps and timed steps of a run that ends early because it is slow."""
 HOST_WAIT = 0.01
-"""A host that is ahead of its device by less than this share of a step sets the pace."""
+"""A step is host-bound if the host is ahead of its device by less than this share of the step."""
 PROFILED_STEPS = 3
-"""Steps after the timed ones where a run is profiled: one for the profiler's own start, and two that are recorded."""
+"""Number of steps after the timed ones in a profiled run: one for the profiler's start, and two that are recorded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasureSpec:
-    """How a run is measured. Not part of an experiment's identity."""
+    """How a run is measured. This is not part of an experiment's identity."""
 
     warmup_steps: int = 3
     timed_steps: int | None = None
-    """None: `MANY_STEPS` where a step takes less than `SHORT_STEP_S`, else `FEW_STEPS`."""
+    """Number of timed steps. None: `MANY_STEPS` if a step takes less than `SHORT_STEP_S`, else `FEW_STEPS`."""
     memory_probe: bool = True
-    """Record memory by category at its peak in the last warm-up step, which costs host time in that step only. Needs
-    two warm-up steps: in the first one there is no optimizer state yet."""
+    """Record memory by category at its peak in the last warm-up step. This costs host time in that step only. It needs
+    two warm-up steps, because the optimizer state does not exist yet in the first one."""
     profile: bool = False
-    """After the timed steps, record `PROFILED_STEPS` more and divide the last one's time among its kernels. On GPUs."""
+    """After the timed steps, record `PROFILED_STEPS` more and divide the last one's time among its kernels. Works on
+    GPUs only."""
 
     slow_step_s: float | None = None
-    """Where the faster of the first `WARM_STEPS` steps takes longer, in seconds, `SLOW_STEPS` more are timed and the
-    run ends: it is too slow to matter. None: no run is."""
+    """Limit in seconds. If the faster of the first `WARM_STEPS` steps takes longer, only `SLOW_STEPS` more are timed
+    and the run ends: the layout is too slow to matter. None: no run ends early."""
 
     def is_slow(self, step_time_s: float | None) -> bool:
-        """Whether a run with such a step ends early."""
+        """Whether a run with this step time ends early."""
         return self.slow_step_s is not None and step_time_s is not None and step_time_s > self.slow_step_s
 
     def timed_steps_of(self, step_time_s: float | None) -> int:
-        """How many steps are timed where one takes so many seconds; None: that is not known."""
+        """Number of timed steps for a step time in seconds. None: the step time is not known."""
         if self.is_slow(step_time_s):
             return SLOW_STEPS
         if self.timed_steps is not None:
@@ -73,7 +77,7 @@ class MeasureSpec:
         return MANY_STEPS if step_time_s is not None and step_time_s < SHORT_STEP_S else FEW_STEPS
 
     def steps_of(self, step_time_s: float | None) -> int:
-        """All steps of a run, those before and after the timed ones included."""
+        """Number of all steps of a run, including those before and after the timed ones."""
         return self.warmup_steps + self.timed_steps_of(step_time_s) + (PROFILED_STEPS if self.profile else 0)
 
     @property
@@ -94,15 +98,16 @@ class Task:
     method: Method = "measured"
     device: Literal["cuda", "cpu"] = "cpu"
     devices_per_node: int | None = None
-    """Ranks fill one node after the other, so many on each; None: not known."""
+    """Ranks per node; ranks fill one node after the other. None: not known."""
     rendezvous_host: str = "127.0.0.1"
     rendezvous_port: int = 0
     probe: ProbeKind | None = None
-    """What the ranks do besides, or in the place of, training steps (`workloads.probe`)."""
+    """Kind of probe that the ranks run, in addition to or instead of training steps (`workloads.probe`)."""
     collective_timeout_s: float = 120.0
-    """NCCL's and gloo's time-out: a collective that takes longer makes its ranks fail."""
+    """Time-out of NCCL and gloo: the ranks of a collective that takes longer fail."""
     cpu_threads: int = 1
-    """Intra-op threads of a CPU rank. One on every machine, so that layouts with more or fewer ranks are comparable."""
+    """Intra-op threads of a CPU rank. One on every machine, so that layouts with different numbers of ranks are
+    comparable."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,16 +124,16 @@ class StepRecord:
     loss: float | None = None
     """Mean over the global batch, the same on every rank."""
     grad_norm: float | None = None
-    """None in a skipped step: it is not finite."""
+    """Norm of all gradients; None in a skipped step, where it is not finite."""
     loss_scale: float | None = None
-    """By which the step's gradients were scaled; of fp16 runs."""
+    """Factor by which the gradients of the step were scaled; in fp16 runs only."""
     skipped: bool | None = None
-    """Gradients overflowed, and nothing was updated; of fp16 runs."""
+    """Gradients overflowed and nothing was updated; in fp16 runs only."""
     peak_allocated_bytes: int | None = None
     peak_reserved_bytes: int | None = None
     allocator_retries: int | None = None
     sm_clock_mhz: float | None = None
-    """Mean clock during a timed step."""
+    """Mean SM clock during a timed step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,25 +148,27 @@ class MemoryAtPeak:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AxisTime:
-    """Time that one rank's communication along one axis took in one step, in seconds."""
+    """Time of one rank's communication along one axis in one step, in seconds."""
 
     axis: str | None
-    """As `workloads.costs.traffic.sent.Traffic.axis`; None: the trace does not say which group a kernel belongs to."""
+    """Name as in `workloads.costs.traffic.sent.Traffic.axis`; None: the trace does not say which group a kernel belongs
+    to."""
     exposed_s: float | None
-    """Nothing else ran. None where that time is waiting for other stages, which is the bubble."""
+    """Time when nothing else ran. None where that time is waiting for other stages, which counts as bubble."""
     hidden_s: float
-    """Beside compute, or beside communication to which the time is given."""
+    """Time that overlaps with compute, or with communication of another axis to which that time is assigned."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Breakdown:
-    """Where the time of one profiled step of one rank went, in seconds.
+    """Parts of the time of one profiled step of one rank, in seconds.
 
-    All but ``comm_hidden_s`` add up to ``step_time_s``: each moment is given to the first of these that ran.
+    All parts but ``comm_hidden_s`` add up to ``step_time_s``: each moment is assigned to one part
+    (`workloads.engine.observing.breakdown`).
     """
 
     step_time_s: float
-    """From the end of the step before to its own end, on the device."""
+    """Time from the end of the previous step to the end of this one, on the device."""
     matmul_s: float
     attention_s: float
     optimizer_s: float
@@ -169,9 +176,9 @@ class Breakdown:
     """All other kernels and copies."""
     comm_exposed_s: float
     bubble_s: float
-    """Waiting for other pipeline stages, the transfer of their messages included."""
+    """Time spent waiting for other pipeline stages, including the transfer of their messages."""
     launch_gaps_s: float
-    """The device was idle."""
+    """Time when the device was idle."""
     comm_hidden_s: float
     """Sum over the axes."""
     comm_by_axis: list[AxisTime]
@@ -181,25 +188,25 @@ class Breakdown:
 class RoutingRecord:
     """How evenly a rank's layers with routed experts were loaded, over the ranks of its pipeline stage and all steps.
 
-    Each is the mean over the layers.
+    Each value is the mean over the layers.
     """
 
     expert_imbalance: float
-    """Copies of tokens of the most loaded expert over the mean of all experts."""
+    """Token copies of the most loaded expert, divided by the mean over all experts."""
     rank_imbalance: float
-    """The same of expert-parallel ranks."""
+    """Token copies of the most loaded expert-parallel rank, divided by the mean over these ranks."""
     load_entropy: float
-    """Entropy of the loads' distribution over the experts, over that of an even one."""
+    """Entropy of the distribution of the load over the experts, divided by that of an even distribution."""
     dropped_share: float
-    """Of all copies: those dropped for want of capacity."""
+    """Share of all token copies that were dropped for want of capacity."""
     host_waits: float | None = None
-    """How often the host waited for the device in the last step, for the sizes of exchanged messages, on one rank. None
-    in a rehearsal of learned routing, which takes a forced choice."""
+    """Number of times the host waited for the device in the last step, for the sizes of exchanged messages, on one
+    rank. None in a rehearsal of learned routing, which uses a forced choice of experts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceState:
-    """What NVML reported during the timed steps; None for what it did not report."""
+    """State of the device during the timed steps as NVML reported it; None for values that it did not report."""
 
     power_w: float | None = None
     power_limit_w: float | None = None
@@ -210,7 +217,7 @@ class DeviceState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankResult:
-    """What one rank measured, in ``rank_r.result.json``."""
+    """Measurements of one rank, in ``rank_r.result.json``."""
 
     rank: int
     coordinates: dict[str, int]
@@ -220,20 +227,20 @@ class RankResult:
     """Unix time at which each phase began on this rank; ``teardown`` begins when the last step ended."""
     memory_at_peak: MemoryAtPeak | None = None
     forward_s: float | None = None
-    """Median over the timed steps of one micro-batch's forward on this stage, waits excluded."""
+    """Median over the timed steps of the forward time of one micro-batch on this stage, without waiting."""
     backward_s: float | None = None
     stand_ins_forward_s: float | None = None
-    """Of ``forward_s``: copies that stand for what other ranks would send (`workloads.engine.observing.stand_ins`).
-    None: not known, or a real run, which has none."""
+    """Part of ``forward_s`` taken by copies that stand in for data of other ranks
+    (`workloads.engine.observing.stand_ins`). None: not known, or a real run, which has no such copies."""
     stand_ins_backward_s: float | None = None
     timed_wall_s: float | None = None
     """Host time from the launch of the first timed step to the end of the last one."""
     host_launch_s: float | None = None
-    """Of the host's time, to launch one small operation: mean of before the steps and after them
+    """Host time to launch one small operation: mean of a measurement before the steps and one after them
     (`workloads.measuring.host_pace`)."""
     host_lead_s: float | None = None
-    """How much later than the host the device is through with a step's last backward, the median over timed steps; near
-    0: it waited for the host."""
+    """How much later than the host the device finishes a step's last backward, median over timed steps. Near 0: the
+    device waited for the host, so the step is host-bound."""
     device_memory_bytes: int | None = None
     device_name: str | None = None
     device_id: str | None = None
@@ -242,17 +249,17 @@ class RankResult:
     versions: dict[str, str | None] = field(default_factory=dict)
     """``torch``, ``cuda``, ``nccl``, ``triton``, ``driver``, ``python``."""
     nccl_environment: dict[str, str] | None = None
-    """Variables that steer NCCL; None where NCCL is not used."""
+    """Environment variables that configure NCCL; None where NCCL is not used."""
     traffic: list[Traffic] | None = None
-    """What this rank sends in one step, counted in a warm-up step; None where it was not counted."""
+    """Messages that this rank sends in one step, counted in a warm-up step; None where they were not counted."""
     breakdown: Breakdown | None = None
-    """Of the ranks that were profiled: the first one of every pipeline stage."""
+    """Breakdown of a profiled step; only the first rank of every pipeline stage is profiled."""
     trace: str | None = None
-    """Name of the trace's file in the attempt's folder, where this rank has kept one."""
+    """Name of the trace file in the attempt's folder, if this rank has kept one."""
     routing: RoutingRecord | None = None
-    """None where this rank holds no routed experts."""
+    """Load of routed experts; None if this rank holds none."""
     probe: list[Figure] | None = None
-    """What a probe has measured on this rank; None in other runs."""
+    """Figures that a probe has measured on this rank; None in other runs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -272,7 +279,7 @@ CANNOT_WRITE = 74
 
 
 def trace_path(folder: Path, rank: int) -> Path:
-    """The profiled steps of a rank, to be opened in Perfetto (https://ui.perfetto.dev)."""
+    """Path of the trace of a rank's profiled steps, which Perfetto (https://ui.perfetto.dev) opens."""
     return folder / f"rank_{rank}.trace.json.gz"
 
 
@@ -295,8 +302,8 @@ def write_json(path: Path, value: Any, *, private: bool = False) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """The content of a JSON file. Raises `OSError`, or `ValueError` when it is damaged: no JSON, no text, or nested so
-    deep that no program of ours has written it."""
+    """Returns the content of a JSON file. Raises `OSError`, or `ValueError` when the file is damaged: not JSON, not
+    text, or nested deeper than any file of this project."""
     try:
         return json.loads(path.read_text())
     except RecursionError:
@@ -350,7 +357,7 @@ def error_path(folder: Path, rank: int) -> Path:
 
 
 def heartbeats_path(folder: Path) -> Path:
-    """Where every rank was last, for people: written when an attempt did not end by itself."""
+    """Path of the last position of every rank, for human readers; written when an attempt did not end by itself."""
     return folder / "heartbeats.json"
 
 

@@ -1,10 +1,10 @@
 """Picks the ranks of a rehearsal, finds equal pipeline stages, and computes a step time from them. No torch here.
 
-All ranks with one pipeline coordinate do the same work. The ends of the model are on the first and the last of them (in
-a V on the first alone); the middle ones hold only layers. So a rehearsal runs one of the first ranks and one of the
-last. Where not every layer is recomputed (``recompute_every``), or has routed experts, a middle rank may hold more than
-either, so the one that holds most by the closed form is run too. Their results are stored under `stage_key` and used
-again for every point that has the same rank.
+All ranks with one pipeline coordinate do the same work. The first stage holds the embedding and the last one the head
+(in a V-shaped schedule the first pipeline rank holds both); the middle stages hold only layers. So a rehearsal runs one
+rank of the first stage and one of the last. If only some layers are recomputed (``recompute_every``) or have routed
+experts, a middle rank may hold more than either, so the rank with the highest predicted peak is run too. Results are
+stored under `stage_key` and reused for every point that has the same rank.
 """
 
 from __future__ import annotations
@@ -28,13 +28,14 @@ from workloads.spec.mesh import data_degrees, expert_degrees, rank_of
 from workloads.spec.weights import routed
 
 HOSTS_TOGETHER = 1.15
-"""Steps of two ranks with tp 2 over the mean of those of either alone, where the host sets the pace: 11 pairs on two
-hosts, with a standard deviation of 0.07 (results/another_device/h100x2_host_work). Tensor-parallel ranks wait for each
-other in every layer. Data-parallel ones, which wait once a step, scatter too widely to be counted: 1.12, and 0.14."""
+"""Ratio of the step time of two ranks with tp 2 to the mean step time of either alone, in host-bound steps: 11 pairs on
+two hosts, with a standard deviation of 0.07 (results/another_device/h100x2_host_work). Tensor-parallel ranks wait for
+each other in every layer. Data-parallel ranks wait once a step; their ratio scatters too widely to be used: mean 1.12,
+standard deviation 0.14."""
 RANKS_TOGETHER = 1.045
-"""Real steps over those put together from one rank alone, where the device sets the pace and layers have collectives
-of their own, probably since each begins with the last rank that comes to it. 22 pairs with tp, cp or ep on two H200:
-mean 1.048, median 1.042, standard deviation 0.04; six of data parallelism alone: 1.01 (docs/accuracy.md). No pair has
+"""Ratio of real step times to those computed from one rank alone, in device-bound steps whose layers have collectives,
+probably because each collective begins with the last rank that reaches it. 22 pairs with tp, cp or ep on two H200: mean
+1.048, median 1.042, standard deviation 0.04; six pairs with data parallelism only: 1.01 (docs/accuracy.md). No pair has
 a pipeline or more than two devices."""
 
 _SAME_FIELDS = (
@@ -55,8 +56,8 @@ _SAME_FIELDS = (
     ),
     *("precision", "attention", "compile", "virtual_stages", "engine", "engine_version"),
 )
-"""Fields of an experiment on which its stages' memory and compute depend as they stand. Recomputation counts as it is
-on a stage's own layers, see `_recomputed`."""
+"""Fields of an experiment that enter `stage_key` unchanged, because memory and compute of its stages depend on them.
+Recomputation enters as it is on the layers of the stage, see `_recomputed`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,8 +75,8 @@ class RehearsedTimes:
 def rehearsed_ranks(experiment: Experiment) -> tuple[int, ...]:
     """Global ranks to run: one of the first stage and, if there are several stages, one of the last.
 
-    With ``recompute_every``, and where only some layers have routed experts, also one of the stage with the highest
-    predicted peak, between these two.
+    With ``recompute_every``, and where only some layers have routed experts, one rank of the stage with the highest
+    predicted peak is added, in between.
     """
     return tuple(rank_of(experiment, pp=rank) for rank in _rehearsed(experiment))
 
@@ -90,13 +91,14 @@ def _rehearsed(e: Experiment) -> list[int]:
 
 
 def shortened(experiment: Experiment) -> Experiment:
-    """The experiment with fewer micro-batches, but the same peak memory and the same work for each of them.
+    """Returns the experiment with fewer micro-batches, but the same peak memory and the same work per micro-batch.
 
-    It has as many as are needed until every rank holds what it holds at most, and one more, which makes gradients
-    accumulate while the pipeline is full: ``pp + 1`` for 1F1B. Below ZeRO 3 there are at least three: only a
-    micro-batch that is neither first nor last finds all gradients there and gives no gathered weights back. GPipe
-    holds all micro-batches, so its experiment is returned unchanged. Interleaved schedules go through groups of ``pp``
-    micro-batches; the last group decides what else is held while a chunk's gradients are reduced, so it keeps its size.
+    The number of micro-batches is the smallest with which every rank reaches the most it ever holds, plus one, so that
+    gradients accumulate while the pipeline is full: ``pp + 1`` for 1F1B. With ZeRO 0 to 2 there are at least three:
+    only a micro-batch that is neither first nor last finds all gradients allocated and frees no gathered weights. GPipe
+    holds all micro-batches, so its experiment is returned unchanged. Interleaved schedules process groups of ``pp``
+    micro-batches; the size of the last group decides what else is held while a chunk's gradients are reduced, so this
+    size is kept.
     """
     e = experiment
     if e.pp_schedule == "gpipe":
@@ -114,9 +116,9 @@ def _most_held(e: Experiment, num_microbatches: int) -> list[tuple[Held, ...]]:
 
 
 def stage_key(task: Task, rank: int) -> str:
-    """A hash that is equal for two ranks, of any points, if both allocate and compute the same.
+    """Returns a hash that is equal for two ranks, of any points, if both allocate and compute the same.
 
-    Whether steps are profiled after the timed ones changes neither.
+    Whether steps are profiled after the timed ones changes neither, so ``profile`` is left out.
     """
     experiment = shortened(task.experiment)
     pp_rank = rank // (experiment.world_size // experiment.pp)
@@ -146,15 +148,15 @@ def stage_key(task: Task, rank: int) -> str:
 
 
 def assemble(experiment: Experiment, cluster: ClusterSpec, results: dict[int, RankResult]) -> RehearsedTimes:
-    """The times of the whole step from the results of its rehearsed ranks, by global rank.
+    """Computes the times of the whole step from the results of its rehearsed ranks, by global rank.
 
-    The measured forward and backward times of the first and the last rank, without the copies that stand for what other
-    ranks would send, fill the schedule; a middle rank takes the time of the first one (in a V that of the last, which
-    like itself holds no end), scaled to its layers: a forward to their number, a backward to what they compute in it,
-    which is half as much again where a forward is run first. The time after the last backward (optimizer, and the casts
-    and copies of the gradient reduction) is that of the slowest. Communication comes from the closed form. All of it is
-    put together by `real_step_s`: what communication adds to a step is what the step takes longer than without it, the
-    wait of ranks for each other with it.
+    The schedule is filled with the measured forward and backward times of the first and the last rank, without the
+    copies that stand in for data of other ranks. A middle rank takes the times of the first one (in a V-shaped schedule
+    those of the last one, which also holds neither embedding nor head), scaled to its layers: a forward by their
+    number, a backward by what they compute, which is half as much again where a full recomputation runs first. The time
+    after the last backward (optimizer, casts and copies of the gradient reduction) is that of the slowest rehearsed
+    rank. Communication comes from the closed form. `real_step_s` puts these together; the communication time is what
+    the step takes longer than without communication, including the time that ranks wait for each other.
     """
     estimate = estimate_time(experiment, cluster)
     ends = [results[rank] for rank in rehearsed_ranks(experiment)]
@@ -196,12 +198,13 @@ def real_step_s(
     after_s: float,
     waited: bool | None,
 ) -> tuple[float, float | None]:
-    """Seconds that the schedule takes without communication, and those of the step (None: no rates are known).
+    """Returns the seconds of the schedule without communication, and those of the step (None: rates are not known).
 
-    ``forward_s``, ``backward_s``: of one micro-batch, by pipeline rank. ``waited``: whether devices waited for the
-    host; None: unknown, then neither factor counts. Where they did not, ranks that meet in collectives of layers take
-    `RANKS_TOGETHER` times as long together as one alone. Where they did, traffic hides behind the host's work, but
-    tensor-parallel ranks wait for each other's hosts: the step is then at least `HOSTS_TOGETHER` times its compute.
+    ``forward_s``, ``backward_s``: time of one micro-batch, by pipeline rank. ``waited``: whether devices waited for the
+    host; None: unknown, then neither factor applies. If they did not wait, ranks that meet in collectives of layers
+    take `RANKS_TOGETHER` times as long together as one alone. If they did, communication is hidden behind the host's
+    work, but tensor-parallel ranks wait for each other's hosts: the step is then at least `HOSTS_TOGETHER` times its
+    compute.
     """
     busy = pipeline_time_s(e.pp_schedule, forward_s, backward_s, e.num_microbatches, virtual_stages=e.virtual_stages)
     work = step_work(e, cluster, [(*both, after_s) for both in zip(forward_s, backward_s, strict=True)])
@@ -215,15 +218,15 @@ def real_step_s(
     return busy, step
 
 
-def _any(found: Iterable[bool | None]) -> bool | None:
-    """None where none is true and one is unknown."""
-    every = list(found)
+def _any(values: Iterable[bool | None]) -> bool | None:
+    """True if any value is true; otherwise None if any is unknown."""
+    every = list(values)
     return True if True in every else None if None in every else False
 
 
 def _waited_for_host(end: RankResult) -> bool | None:
-    """Whether the device had nothing to do when the host was through with a backward; None: not known. An allocator
-    that stops to free its cache waits for the device, which says nothing of the host."""
+    """Whether the device was idle when the host had launched a step's last backward; None: not known. An allocator that
+    stops to free its cache makes the host wait for the device, so such runs are not used."""
     timed = [step for step in end.steps if not step.is_warmup]
     if end.host_lead_s is None or any(step.allocator_retries for step in timed):
         return None
@@ -239,7 +242,7 @@ def _layers_of_rank(e: Experiment, rank: int) -> int:
 
 
 def _routed_of_rank(e: Experiment, rank: int) -> int:
-    """Layers of a rank with routed experts."""
+    """Number of a rank's layers that have routed experts."""
     return sum(routed(e.model, layer) for stage in _stages_of_rank(e, rank) for layer in experiment_layers(e)[stage])
 
 
@@ -248,12 +251,13 @@ def _recompute_by_layer(e: Experiment, rank: int) -> list[str]:
 
 
 def _backward_work(e: Experiment, rank: int) -> int:
-    """What a rank's layers compute in backward, in forwards of one layer. Cheap operations count for nothing."""
+    """Work of a rank's layers in backward, in units of one layer's forward. Cheap operations are not counted."""
     return sum(3 if kind == "full" else 2 for kind in _recompute_by_layer(e, rank))
 
 
 def _recomputed(e: Experiment, rank: int) -> dict[str, object]:
-    """The recomputation of a rank's layers: one word where it is the same for all of them, else with each layer's."""
+    """Recomputation of a rank's layers: one word if it is the same for all of them, else also the word of each
+    layer."""
     kinds = _recompute_by_layer(e, rank)
     if len(set(kinds)) == 1:
         return {"recompute": kinds[0]}

@@ -35,7 +35,7 @@ _REASONS = {
 
 
 class Identity(TypedDict):
-    """Fields of `workloads.contract.protocol.RankResult` that say what a rank ran on."""
+    """Fields of `workloads.contract.protocol.RankResult` that describe a rank's device, host and software."""
 
     device_memory_bytes: int | None
     device_name: str | None
@@ -45,7 +45,7 @@ class Identity(TypedDict):
 
 
 def prepare_device(task: Task, local_rank: int) -> torch.device:
-    """Select this rank's device. A CPU rank gets the memory that its cluster file states, and no more."""
+    """Select this rank's device. A CPU rank can allocate only as much memory as its cluster file states."""
     torch.set_num_threads(task.cpu_threads)
     if task.device == "cuda":
         torch.cuda.set_device(local_rank)
@@ -98,21 +98,22 @@ def _triton_version() -> str | None:
 
 
 def nccl_environment() -> dict[str, str]:
-    """Variables in force that steer NCCL and torch's use of it, by name.
+    """Environment variables in effect for NCCL and torch's use of it, by name.
 
-    From the environment; what is not set there NCCL takes from the user's file (``NCCL_CONF_FILE``, else
-    ``~/.nccl.conf``), and then from ``/etc/nccl.conf`` (NCCL's documentation, "Environment Variables").
+    A variable that is not set in the environment is read from the user's file (``NCCL_CONF_FILE``, else
+    ``~/.nccl.conf``), then from ``/etc/nccl.conf``, as NCCL does (NCCL's documentation, "Environment Variables").
     """
     names = ("NCCL_", "TORCH_NCCL_")
-    found = dict(_assignments(Path("/etc/nccl.conf")))
-    with contextlib.suppress(RuntimeError):  # a user without a home
-        found |= _assignments(Path(os.environ.get("NCCL_CONF_FILE") or Path.home() / ".nccl.conf"))
-    found |= os.environ
-    return {name: value for name, value in sorted(found.items()) if name.startswith(names)}
+    values = dict(_assignments(Path("/etc/nccl.conf")))
+    with contextlib.suppress(RuntimeError):  # a user without a home directory
+        values |= _assignments(Path(os.environ.get("NCCL_CONF_FILE") or Path.home() / ".nccl.conf"))
+    values |= os.environ
+    return {name: value for name, value in sorted(values.items()) if name.startswith(names)}
 
 
 def _assignments(path: Path) -> Iterator[tuple[str, str]]:
-    """``NAME=value`` lines of a file, none where there is no file that can be read; of a repeated name the first."""
+    """``NAME=value`` lines of a file; empty if the file cannot be read. If a name is repeated, its first line is the
+    last one returned, so that it wins in a dict."""
     try:
         lines = path.read_text(errors="replace").splitlines()
     except OSError:
@@ -124,8 +125,8 @@ def _assignments(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def clock_between(samples: Sequence[tuple[float, float]], start: float, end: float) -> float | None:
-    """Mean of the samples (time, MHz) from ``start`` to ``end``. Where there is none the nearest one, if it is not
-    farther away than the time between two samples."""
+    """Mean in MHz of the samples (time, MHz) from ``start`` to ``end``. If there are none, the nearest sample, provided
+    it is at most `SAMPLE_EVERY_S` away; otherwise None."""
     inside = [mhz for at, mhz in samples if start <= at <= end]
     if inside:
         return statistics.fmean(inside)
@@ -157,7 +158,7 @@ class DeviceSampler:
             self._handle = pynvml.nvmlDeviceGetHandleByUUID(device_id)
             self._nvml = pynvml
         except pynvml.NVMLError:
-            self._handle = None  # its values stay unknown, which is None
+            self._handle = None  # without NVML all values are None
 
     @property
     def driver_version(self) -> str | None:
@@ -195,35 +196,35 @@ class DeviceSampler:
         )
 
     def now(self) -> dict[str, float | None]:
-        """``sm_clock_mhz``, ``power_w`` and ``temperature_c`` at this moment; None for what is not known."""
-        found: dict[str, float | None] = dict.fromkeys(("sm_clock_mhz", "power_w", "temperature_c"))
+        """``sm_clock_mhz``, ``power_w`` and ``temperature_c`` at this moment; None for unknown values."""
+        values: dict[str, float | None] = dict.fromkeys(("sm_clock_mhz", "power_w", "temperature_c"))
         if self._handle is None:
-            return found
+            return values
         nvml, handle = self._nvml, self._handle
         with contextlib.suppress(nvml.NVMLError):
-            found["sm_clock_mhz"] = float(nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM))
+            values["sm_clock_mhz"] = float(nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM))
         with contextlib.suppress(nvml.NVMLError):
-            found["power_w"] = float(nvml.nvmlDeviceGetPowerUsage(handle)) / 1e3
+            values["power_w"] = float(nvml.nvmlDeviceGetPowerUsage(handle)) / 1e3
         with contextlib.suppress(nvml.NVMLError):
-            found["temperature_c"] = float(nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU))
-        return found
+            values["temperature_c"] = float(nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU))
+        return values
 
     def with_clocks(self, steps: Sequence[StepRecord], spans: Mapping[int, tuple[float, float]]) -> list[StepRecord]:
-        """The steps, each with its mean SM clock where that is known. ``spans``: start and end of steps by number."""
+        """Returns the steps with their mean SM clock, if it is known. ``spans``: start and end of steps by number."""
         return [
             replace(step, sm_clock_mhz=clock_between(self._clocks, *spans[step.step])) if step.step in spans else step
             for step in steps
         ]
 
     def _power_limit_w(self) -> float | None:
-        """What the driver enforces now, whoever set it."""
+        """Power limit in watts that the driver enforces now, whoever set it."""
         try:
             return float(self._nvml.nvmlDeviceGetEnforcedPowerLimit(self._handle)) / 1e3
         except self._nvml.NVMLError:
             return None
 
     def _energy(self) -> tuple[float, float] | None:
-        """(seconds, joules) from the device's energy counter, which gives exact mean power between two readings."""
+        """(seconds, joules) from the device's energy counter; two readings give the exact mean power between them."""
         try:
             return time.perf_counter(), self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle) / 1e3
         except self._nvml.NVMLError:
@@ -232,7 +233,8 @@ class DeviceSampler:
     def _sample(self) -> None:
         nvml, handle = self._nvml, self._handle
         while not self._stop.wait(SAMPLE_EVERY_S):
-            # One by one: a device that refuses one question (MIG, virtual GPUs) may answer the others.
+            # Each value is queried separately: a device that refuses one query (MIG, virtual GPUs) may answer the
+            # others.
             with contextlib.suppress(nvml.NVMLError):
                 clock = float(nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM))
                 self._clocks.append((time.perf_counter(), clock))

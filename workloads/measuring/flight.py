@@ -1,8 +1,9 @@
-"""Writes down, when the launcher asks, which collective a rank waits in, from torch's flight recorder.
+"""Writes, on request of the launcher, the last collectives of a rank from torch's flight recorder, to show where it
+waits.
 
-The main thread of a rank that hangs is blocked in C++, so it runs no Python signal handler. But Python's C handler
-still writes a byte to a pipe. A second thread waits on that pipe, and it can run, because a collective that waits does
-not hold the interpreter's lock.
+The main thread of a hanging rank is blocked in C++, so it runs no Python signal handler. But Python's C handler still
+writes a byte to a pipe. A second thread reads that pipe, and it can run, because a waiting collective does not hold the
+interpreter's lock.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from typing import Any
 from workloads.contract import protocol
 
 ENTRIES = 20
-"""How many of a rank's last collectives are written down."""
+"""Number of last collectives of a rank that are written."""
 
 
 def answer_requests(folder: Path, rank: int, device: str) -> None:
-    """From now on write ``rank_r.flight.json`` whenever `protocol.FLIGHT_SIGNAL` comes.
+    """Start to write ``rank_r.flight.json`` whenever the signal `protocol.FLIGHT_SIGNAL` arrives.
 
-    Call it on the main thread, before the process group is made.
+    Call this on the main thread, before the process group is created.
     """
     if device == "cpu":  # NCCL records by default, gloo only with a buffer size
         os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")
@@ -42,7 +43,7 @@ def answer_requests(folder: Path, rank: int, device: str) -> None:
 
 
 def write_flight(folder: Path, rank: int) -> None:
-    """The last collectives of this rank, oldest first; empty if torch keeps no record."""
+    """Write the last collectives of this rank, oldest first; the list is empty if torch keeps no record."""
     entries = [_entry(entry) for entry in _recorded()[-ENTRIES:]]
     protocol.write_json(protocol.flight_path(folder, rank), {"rank": rank, "entries": entries})
 
@@ -55,11 +56,11 @@ def _recorded() -> list[dict[str, Any]]:
         if dump is None:
             continue
         try:
-            found = json.loads(dump(includeCollectives=True, onlyActive=False))
+            record = json.loads(dump(includeCollectives=True, onlyActive=False))
         except (RuntimeError, ValueError):
             continue
-        if found.get("entries"):
-            return list(found["entries"])
+        if record.get("entries"):
+            return list(record["entries"])
     return []
 
 

@@ -1,7 +1,7 @@
-"""How fast this rank's host launches work on the device, at one moment.
+"""Measures how fast this rank's host launches work on the device at one moment.
 
-Other work on a host slows its processes for a while, by a factor of two at times. Layouts whose step waits for the host
-are then slower by as much, and nothing else in a row would say why.
+Other work on a host can slow its processes for a while, at times by a factor of two. The steps of host-bound layouts
+are then slower by as much, and no other value of a row would explain it.
 """
 
 from __future__ import annotations
@@ -12,18 +12,19 @@ import time
 import torch
 
 OPERATIONS = 32
-"""Of one round: so few that the device's queue never fills, which would make the host wait for the device."""
+"""Number of operations in a round; few enough that the device's queue never fills, which would make the host wait for
+the device."""
 ROUNDS, FIRST_ROUNDS = 16, 3
-"""Timed rounds, and those before: they load kernels and start autograd's thread."""
+"""Timed rounds, and untimed rounds before them, which load kernels and start autograd's thread."""
 
 
 def launch_s(device: torch.device) -> float | None:
-    """Host's seconds to launch an elementwise operation, forward and backward, on tensors of a few bytes: the median of
-    `ROUNDS`, about ten milliseconds in all. None on a CPU, where nothing is launched."""
+    """Host time in seconds to launch an elementwise operation, forward and backward, on tensors of a few bytes: median
+    of `ROUNDS` rounds, about ten milliseconds in all. None on a CPU, where nothing is launched."""
     if device.type != "cuda":
         return None
     factor, seed = torch.ones(8, device=device, requires_grad=True), torch.ones(8, device=device)
-    found = []
+    seconds = []
     for _ in range(FIRST_ROUNDS + ROUNDS):
         torch.cuda.synchronize(device)
         start = time.perf_counter()
@@ -31,8 +32,8 @@ def launch_s(device: torch.device) -> float | None:
         for _ in range(OPERATIONS):
             product = product * factor
         torch.autograd.grad(product, factor, seed)
-        found.append((time.perf_counter() - start) / OPERATIONS)
-    return statistics.median(found[FIRST_ROUNDS:])
+        seconds.append((time.perf_counter() - start) / OPERATIONS)
+    return statistics.median(seconds[FIRST_ROUNDS:])
 
 
 def mean_of(before_s: float | None, after_s: float | None) -> float | None:

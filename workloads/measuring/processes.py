@@ -1,4 +1,4 @@
-"""Runs a function on processes of this machine, one for each rank: gloo on a CPU, NCCL on GPUs."""
+"""Runs a function on processes of this machine, one for each rank: with gloo on a CPU, with NCCL on GPUs."""
 
 from __future__ import annotations
 
@@ -28,11 +28,12 @@ def on_ranks(
     timeout_s: float = 600.0,
     first_gpu: int = 0,
 ) -> list[Any]:
-    """``work(rank)`` on every rank inside an initialised process group; what each returned, by rank.
+    """Run ``work(rank)`` on every rank inside an initialised process group; returns the results by rank.
 
     ``work`` must be picklable; ranks are forked from a process that has imported the modules of ``preload``.
-    ``timeout_s``: longest time without an end of all ranks. On ``device`` ``cuda`` rank ``r`` takes the GPU
-    ``first_gpu + r``, counted round. Raises `RankFailed` with the first rank's error; the other ranks are ended.
+    ``timeout_s``: longest time in seconds during which no rank ends. On ``device`` ``cuda`` rank ``r`` uses GPU
+    ``first_gpu + r``, modulo the number of GPUs. Raises `RankFailed` with the error of the first rank that fails; the
+    other ranks are killed.
     """
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     context = multiprocessing.get_context("forkserver")
@@ -74,7 +75,7 @@ def _wait_for(ranks: Sequence[Any], folder: Path, timeout_s: float) -> None:
 def _read(path: Path) -> Any:
     import torch
 
-    return torch.load(path, weights_only=False)  # written by a process of ours
+    return torch.load(path, weights_only=False)  # written by a process of this program
 
 
 def _run(work: Callable[[int], Any], rank: int, world_size: int, device: str, folder: Path, first_gpu: int) -> None:
@@ -94,7 +95,7 @@ def _run(work: Callable[[int], Any], rank: int, world_size: int, device: str, fo
             timeout=timedelta(seconds=120),
         )
         torch.save(work(rank), folder / f"rank_{rank}.pt")
-        dist.barrier()  # peers of gloo may still be reading from this one
+        dist.barrier()  # gloo peers may still be reading from this rank
     except BaseException as error:
         (folder / f"rank_{rank}.error").write_text(f"{type(error).__name__}: {error}")
         if not isinstance(error, UltrasweepError):

@@ -1,8 +1,9 @@
-"""Records a few more steps with torch's profiler, after the timed ones, and divides the last one's time.
+"""Records a few more steps with torch's profiler, after the timed ones, and divides the last one's time among its
+kernels.
 
-One rank of every pipeline stage records; all ranks run the steps, because none can run alone. What goes wrong with the
-profiler is said in the rank's log and costs the breakdown, never the steps: a rank that left them would leave the
-others waiting.
+One rank of every pipeline stage records; all ranks run the steps, because none can run alone. If the profiler fails,
+the error goes to the rank's log and the breakdown is lost, but the rank continues with the steps: otherwise the other
+ranks would wait for it.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ from workloads.measuring.step import BeforeStep, garbage_collector_off, run_step
 def profile(
     engine: Engine, folder: Path, first_step: int, before_step: BeforeStep
 ) -> tuple[Breakdown | None, str | None]:
-    """Run `PROFILED_STEPS` steps, the first of them ``first_step``. The breakdown of the last one, on the ranks that
-    record; and the name of the trace in ``folder``, which rank 0 keeps. None for what there is not.
+    """Run `PROFILED_STEPS` steps, the first of them with number ``first_step``. Returns the breakdown of the last one
+    (on the ranks that record) and the name of the trace in ``folder`` (on rank 0); None if there is none.
 
-    Collective. Nothing is run without CUDA: the host's clock cannot tell what overlaps.
+    Collective over all ranks. Nothing is run without CUDA: overlap cannot be measured with the host's clock.
     """
     if engine.groups.device.type != "cuda":
         return None, None
@@ -47,7 +48,7 @@ def profile(
         run_steps(engine, steps[1:], before_step, is_warmup=False)
     if recorder is None:
         return None, None
-    before_step(steps[-1] + 1, False)  # a sign of life: a long trace takes seconds to write
+    before_step(steps[-1] + 1, False)  # a heartbeat: a long trace takes seconds to write
     with tempfile.TemporaryDirectory() as scratch:
         file = Path(scratch) / "trace.json"
         recorder.attempt(lambda: recorder.write(file))
@@ -65,7 +66,7 @@ def records(groups: Groups) -> bool:
 
 
 class _Recorder:
-    """One rank's profiler. After its first problem it does nothing more."""
+    """The profiler of one rank. After its first error it does nothing more."""
 
     def __init__(self) -> None:
         self.problem: str | None = None
@@ -81,7 +82,7 @@ class _Recorder:
                 self.problem = f"{type(error).__name__}: {error}"
 
     def start(self) -> None:
-        """Begin with a step that is not recorded: the profiler's start takes the device's time."""
+        """Start with a step that is not recorded, because starting the profiler takes device time."""
         self._profiler = torch.profiler.profile(
             activities=[torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA],
             schedule=torch.profiler.schedule(wait=0, warmup=1, active=PROFILED_STEPS - 1, repeat=1),
@@ -103,7 +104,7 @@ class _Recorder:
         self.breakdown = break_down(recorded.spans, recorded.start_s, recorded.end_s, waiting)
 
     def keep(self, file: Path, target: Path) -> None:
-        """Pack the trace into the attempt's folder; readers see the whole file or none."""
+        """Compress the trace into the attempt's folder; readers see the whole file or none."""
         temporary = target.with_name(f".{target.name}.tmp")
         with file.open("rb") as plain, gzip.open(temporary, "wb", compresslevel=3) as packed:
             shutil.copyfileobj(plain, packed)

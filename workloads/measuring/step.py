@@ -2,18 +2,18 @@
 
 Every step sets marks on the device's time line:
 
-    start ─ forward/backward (pipeline waits marked) ─ last backward ─ reduction left exposed ─ optimizer ─ end
+    start ─ forward/backward (pipeline waits marked) ─ last backward ─ exposed gradient reduction ─ optimizer ─ end
 
-With several pipeline stages, waiting for the slowest one after the last backward (in the sums of loss and gradient norm
-over all ranks, and of a tied embedding's gradients) is pipeline idle time too.
+With several pipeline stages, time spent waiting for the slowest stage after the last backward also counts as pipeline
+idle time. This happens in the sums of loss and gradient norm over all ranks, and of a tied embedding's gradients.
 
 All batches are copied to the device before the first warm-up step, or before the first timed one: a copy between two
-steps would make host and device wait for each other. The host may run ahead of the device by at most one step, so that
-launching costs no device time and a heartbeat is never more than a step early. One small all-reduce gives every rank
-the same loss and gradient norm of the global batch.
+steps would make host and device wait for each other. The host may run ahead of the device by at most one step. So
+launching costs no device time, and a heartbeat is at most one step early. One small all-reduce gives every rank the
+same loss and gradient norm of the global batch.
 
-The timed steps begin on all ranks together, after each has collected its garbage; Python's collector is off until they
-end. One rank's collection would otherwise make all of them wait.
+The timed steps begin on all ranks together, after each has collected its garbage. Python's garbage collector is off
+until they end; otherwise one rank's collection would make all ranks wait.
 """
 
 from __future__ import annotations
@@ -48,17 +48,17 @@ BeforeStep = Callable[[int, bool], None]
 
 
 class Diverged(RuntimeError):
-    """The loss or the gradient norm is not finite, in fp16 at any loss scale."""
+    """The loss or the gradient norm is not finite; in fp16 at a loss scale below `loss_scale.COLLAPSED`."""
 
 
 @dataclass(frozen=True)
 class _Pending:
-    """A step that the host has launched; the device may not have computed its numbers yet."""
+    """A step that the host has launched. The device may not have computed its numbers yet."""
 
     step: int
     is_warmup: bool
     launched_at: float
-    """By `time.perf_counter`."""
+    """Seconds of `time.perf_counter`."""
     start: Any
     reduced: Any
     end: Any
@@ -70,7 +70,7 @@ class _Pending:
 
 @dataclass(frozen=True, slots=True)
 class Measurements:
-    """What one rank measured over all its steps; times in seconds."""
+    """Measurements of one rank over all its steps; times in seconds."""
 
     steps: list[StepRecord]
     memory_at_peak: MemoryAtPeak | None
@@ -78,13 +78,14 @@ class Measurements:
     """Median over the timed steps of one micro-batch's forward through all chunks of this rank."""
     backward_s: float | None
     timed_wall_s: float
-    """By the host's clock, from the launch of the first timed step to the end of the last one on the device."""
+    """Host time from the launch of the first timed step to the end of the last one on the device."""
     timed_spans: dict[int, tuple[float, float]]
     """Start and end of every timed step on the device, in seconds of `time.perf_counter`."""
     routing: RoutingRecord | None
     host_lead_s: float | None = None
-    """Median over the timed steps of how much later than the host the device is through with the last backward. Near 0:
-    the device waited for the host. None on a CPU, which has no device beside, and of other engines."""
+    """Time from when the host has launched the last backward until the device has finished it; median over the timed
+    steps. Near 0: the device waited for the host. None on a CPU, which has no separate device, and for other engines.
+    """
 
 
 def measure(
@@ -95,16 +96,16 @@ def measure(
 ) -> Measurements:
     """Run the warm-up steps and then the timed steps of ``spec``; call ``before_step(step, is_warmup)`` before each.
 
-    In the last warm-up step memory is looked up, and in the second one where the run may end early
-    (``spec.slow_step_s``). In the second one ``counter`` counts (what is sent), in the first where there is no other
-    and no block is compiled: nothing can be compiled while a counter is active. Raises `Diverged` when a loss or
-    gradient norm is not finite: after all warm-up steps, or after all timed steps.
+    The memory probe runs in the last warm-up step, or in the second one if the run may end early
+    (``spec.slow_step_s``). ``counter`` counts sent messages in the second warm-up step. If there is only one, it counts
+    there, unless blocks are compiled: nothing can be compiled while a counter is active. Raises `Diverged` when a loss
+    or gradient norm is not finite: after all warm-up steps, or after all timed steps.
     """
-    # In the very first step there is no optimizer state yet, and its peak says nothing about later ones.
+    # The very first step has no optimizer state yet, so its peak is not that of later steps.
     probe = MemoryProbe(engine) if spec.memory_probe and spec.warmup_steps > 1 else None
     if spec.warmup_steps == 1 and engine.experiment.compile != "none":
         counter = None
-    # A run that may turn out to be slow is looked at in between.
+    # If the run may turn out to be slow, step times are checked after the first of the warm-up steps.
     first = spec.warmup_steps if spec.slow_step_s is None else min(WARM_STEPS, spec.warmup_steps)
     warmed = run_steps(engine, range(first), before_step, is_warmup=True, probe=probe, counter=counter)
     records = [_finish(engine, pending) for pending in warmed]
@@ -122,7 +123,7 @@ def measure(
         wall_s += time.perf_counter() - ran[0].launched_at
         timed += ran
         records += [_finish(engine, pending) for pending in ran]
-        if slow:  # it only seemed to be so where its timed steps are quick: then it goes on
+        if slow:  # The run seemed slow in warm-up. If its timed steps are fast, it continues.
             count = _agreed(engine, spec.timed_steps_of(_quickest_s(records[-len(ran) :])))
     forward, backward = (_median_span(engine, timed, kinds) for kinds in ("F", "BIW"))
     at_peak = probe.at_peak if probe is not None else None
@@ -132,8 +133,8 @@ def measure(
 
 
 def _quickest_s(records: list[StepRecord]) -> float | None:
-    """Of warm-up steps the first compiles and one may be probed: the quickest is nearest to a timed one. None: there is
-    none."""
+    """The shortest step time; None if there are no records. Among warm-up steps it is the nearest to a timed step,
+    because the first step compiles and one may be probed."""
     return min((record.step_time_s for record in records), default=None)
 
 
@@ -146,8 +147,8 @@ def run_steps(
     probe: MemoryProbe | None = None,
     counter: TorchDispatchMode | None = None,
 ) -> list[_Pending]:
-    """Launch the steps and wait until the device has done them. ``probe`` watches the last one, ``counter`` the second
-    one (or the only one)."""
+    """Launch the steps and wait until the device has finished them. ``probe`` watches the last step, ``counter`` the
+    second one (or the only one)."""
     pending: list[_Pending] = []
     batches = {step: _batches(engine, step) for step in steps}
     if not is_warmup:
@@ -172,7 +173,8 @@ def _watched(probe: MemoryProbe | None, counter: TorchDispatchMode | None) -> It
         if probe is not None:
             stack.enter_context(probe.watch())
         if counter is not None:
-            # What dynamo is asked to compile under a dispatch mode it leaves uncompiled for good: it must not be asked.
+            # If dynamo is asked to compile something under a dispatch mode, it leaves it uncompiled for good. So it
+            # must not ask.
             stack.enter_context(torch.compiler.set_stance("eager_on_recompile"))
             stack.enter_context(counter)
         yield
@@ -180,7 +182,7 @@ def _watched(probe: MemoryProbe | None, counter: TorchDispatchMode | None) -> It
 
 @contextmanager
 def garbage_collector_off() -> Iterator[None]:
-    """Collect garbage now, and not again before the end."""
+    """Collect garbage now, and not again before the block ends."""
     was_on = gc.isenabled()
     gc.collect()
     gc.disable()
@@ -192,23 +194,23 @@ def garbage_collector_off() -> Iterator[None]:
 
 
 def _agreed(engine: Engine, value: int) -> int:
-    """The first rank's value, on every rank."""
+    """Returns the first rank's value on every rank."""
     shared = torch.tensor(value, device=engine.groups.device)
     dist.broadcast(shared, src=0)
     return int(shared.item())
 
 
 def _line_up(engine: Engine) -> None:
-    """Wait until every rank is here."""
+    """Wait until every rank has reached this point."""
     dist.all_reduce(torch.zeros((), device=engine.groups.device))
     engine.clock.finish()
 
 
 def _median_span(engine: Engine, timed: list[_Pending], kinds: str) -> float | None:
-    """Time of one micro-batch's actions of these kinds, summed over this rank's chunks: medians over the timed steps.
+    """Time of one micro-batch's actions of these kinds, summed over this rank's chunks; medians over the timed steps.
 
-    A chunk may run the backward of some micro-batches whole (B) and split that of others (I and W), as DualPipeV does:
-    each kind counts for its share of the micro-batches.
+    A schedule such as DualPipeV may run the whole backward of some micro-batches at once (B) and split that of others
+    (I and W). Each kind is weighted by its share of the micro-batches.
     """
     spans: dict[int, dict[str, list[float]]] = {}
     for action, start, end in (span for pending in timed for span in pending.marks.actions):
@@ -221,9 +223,10 @@ def _median_span(engine: Engine, timed: list[_Pending], kinds: str) -> float | N
 
 
 def _of_one_micro_batch(times: dict[str, list[float]]) -> float:
-    """Of the times of one chunk's actions by kind; every micro-batch has one action that is not a W."""
-    micro_batches = sum(len(found) for kind, found in times.items() if kind != "W")
-    return sum(statistics.median(found) * len(found) / micro_batches for found in times.values())
+    """Time of one micro-batch from the times of one chunk's actions, by kind. Every micro-batch has one action that is
+    not a W, so these give the number of micro-batches."""
+    micro_batches = sum(len(seconds) for kind, seconds in times.items() if kind != "W")
+    return sum(statistics.median(seconds) * len(seconds) / micro_batches for seconds in times.values())
 
 
 def _spans(engine: Engine, timed: list[_Pending]) -> dict[int, tuple[float, float]]:
@@ -241,8 +244,8 @@ def _host_lead_s(engine: Engine, timed: list[_Pending]) -> float | None:
 
 
 def _moment(engine: Engine, timed: list[_Pending], mark: Any) -> float:
-    """When the device reached a mark, by `time.perf_counter`. The device was idle when the first timed step was
-    launched: there the host's clock and its own agree."""
+    """Time at which the device reached a mark, by `time.perf_counter`. The device was idle when the first timed step
+    was launched, so the clocks of host and device are aligned there."""
     return timed[0].launched_at + engine.clock.seconds(timed[0].start, mark)
 
 
@@ -263,7 +266,8 @@ def run_step(engine: Engine, step: int, batches: Batches, *, is_warmup: bool) ->
     loss, marks = engine.pipeline.run(batches)
     engine.optimizer.finish_gradients()
     reduced = clock.mark()
-    # What follows waits for the slowest stage: it is not this stage's reduction, nor its optimizer.
+    # The operations from here on wait for the slowest stage, so their time is not part of this stage's gradient
+    # reduction.
     engine.optimizer.add_tied_copies()
     with record_function(OPTIMIZER_RANGE):
         square_norm = engine.optimizer.local_square_norm()
@@ -275,7 +279,7 @@ def run_step(engine: Engine, step: int, batches: Batches, *, is_warmup: bool) ->
         marks.late_waits.append((reduced, summed))
     with record_function(OPTIMIZER_RANGE):
         if (scale := engine.optimizer.loss_scale) is not None:
-            totals = torch.cat([totals, scale.value[None]])  # a copy: the step is going to change it
+            totals = torch.cat([totals, scale.value[None]])  # a copy, because the step will change it
         engine.optimizer.step(totals[1].sqrt())
         finish_routing(engine.chunks, groups)
     end = clock.mark()

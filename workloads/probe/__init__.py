@@ -1,1 +1,1 @@
-"""Measures what a node's devices and network can do, as the engine uses them: rates that predictions are made from."""
+"""Measures the rates of a node's devices and network, as the engine uses them, for predictions of step times."""

@@ -1,4 +1,4 @@
-"""What one device does alone: matrix products by shape, attention, copies and the optimizer."""
+"""Measures one device alone: matrix products by shape, attention, copies and the optimizer."""
 
 from __future__ import annotations
 
@@ -16,28 +16,29 @@ from workloads.probe.stopwatch import Stopwatch
 from workloads.spec.model_spec import ModelSpec
 
 DEGREES = (1, 2, 4, 8)
-"""Degrees of tensor parallelism whose shapes are tried, whether the node has so many devices or not."""
+"""Degrees of tensor parallelism whose shapes are measured, even if the node has fewer devices."""
 Beat = Callable[[], None]
-"""Called before each test, to show that the rank works."""
+"""Function called before each test, to show that the rank works."""
 
 
 def matmul_shapes(model: ModelSpec) -> list[tuple[str, int, int, int]]:
-    """(name, tp, columns, inner) of a dense layer's products on one of tp ranks, where tp divides the model."""
+    """(name, tp, columns, inner) of a dense layer's products on one of tp ranks, for each tp that divides the model."""
     h, f, heads = model.hidden_size, model.ffn_hidden_size, model.num_heads * model.head_dim
-    found = []
+    shapes = []
     for tp in DEGREES:
         if model.num_kv_heads % tp == 0 and f % tp == 0:
-            found += [
+            shapes += [
                 ("qkv", tp, (heads + 2 * model.num_kv_heads * model.head_dim) // tp, h),
                 ("out", tp, h, heads // tp),
                 ("gate_up", tp, 2 * f // tp, h),
                 ("down", tp, h, f // tp),
             ]
-    return found
+    return shapes
 
 
 def matmul_figures(watch: Stopwatch, model: ModelSpec, sizes: Sizes, share: slice, beat: Beat) -> Iterator[Figure]:
-    """FLOP/s of each product of a layer, forward and of both gradients, by rows. ``share``: this rank's tests."""
+    """FLOP/s of each product of a layer, in forward and for both gradients, by number of rows. ``share``: this rank's
+    tests."""
     tests = [(*shape, tokens) for shape in matmul_shapes(model) for tokens in sizes.tokens]
     for name, tp, columns, inner, tokens in tests[share]:
         beat()
@@ -70,7 +71,7 @@ def attention_figures(watch: Stopwatch, model: ModelSpec, sizes: Sizes, share: s
 
 
 def copy_figures(watch: Stopwatch, sizes: Sizes, beat: Beat) -> Iterator[Figure]:
-    """Bytes read and written in a second: copies and casts on the device, and copies from the host."""
+    """Bytes read and written per second: copies and casts on the device, and copies from the host."""
     beat()
     count = sizes.copy_bytes // 4
     x, y = (torch.randn(count, device=watch.device) for _ in range(2))
@@ -88,7 +89,7 @@ def copy_figures(watch: Stopwatch, sizes: Sizes, beat: Beat) -> Iterator[Figure]
 
 
 def optimizer_figures(watch: Stopwatch, sizes: Sizes, beat: Beat) -> Iterator[Figure]:
-    """Seconds of one AdamW update, and of the gradients' norm; ``columns``: parameters, all of 32 bits."""
+    """Seconds of one AdamW update, and of the gradient norm; ``columns`` is the number of fp32 parameters."""
     beat()
     weight = nn.Parameter(torch.randn(sizes.optimizer_params, device=watch.device))
     gradient = torch.randn(sizes.optimizer_params, device=watch.device) * 1e-3
@@ -105,10 +106,10 @@ def optimizer_figures(watch: Stopwatch, sizes: Sizes, beat: Beat) -> Iterator[Fi
 
 
 def rate(figure: Figure, amount: float, unit: str) -> Figure:
-    """The figure as ``amount`` in a second."""
+    """Returns the figure, a time in seconds, as a rate: ``amount`` per second in ``unit``."""
     return dataclasses.replace(figure, value=amount / max(figure.value, 1e-9), unit=unit)
 
 
 def _bf16(watch: Stopwatch, *shape: int) -> Tensor:
-    """Numbers as activations have: products of zeros draw less power and clock higher."""
+    """Random numbers like those of activations: products of zeros draw less power and run at higher clocks."""
     return torch.randn(shape, device=watch.device, dtype=torch.bfloat16)

@@ -1,7 +1,8 @@
-"""Times two real layers and a head of the engine, one rank alone under a fake process group, and the host's part.
+"""Times two real layers and a head of the engine on one rank alone under a fake process group, and their launch
+overhead.
 
-The groups are as in a rehearsal: what other ranks would send is filled with this rank's own numbers, and the copies'
-time is taken off. Marks are set around the blocks and where gradients pass between them:
+Groups are as in a rehearsal: data of other ranks is replaced by copies of this rank's numbers, and the time of these
+copies is subtracted. Marks are set around the blocks and where gradients pass between them:
 
     forward   ─ embedding ─ a ─ blocks ─ b ─ head ─      backward   ─ head ─ c ─ blocks ─ d ─ embedding ─
 """
@@ -34,8 +35,8 @@ from workloads.spec.experiment import Experiment
 
 _LAYERS, _HOST_LAYERS = 2, 4
 _HOST_ROUNDS = 8
-"""Micro-batches of a step of the host's test. With one alone a layer took 40 % longer on an H200's host than it does in
-the middle of a real step: whatever follows the optimizer finds nothing of it in the processor's caches."""
+"""Micro-batches per step in the host's test. With only one, a layer took 40 % longer on an H200's host than in the
+middle of a real step: the processor's caches are cold after the optimizer."""
 _RECOMPUTE = ("none", "selective", "full")
 _WARM = 3
 _MOST_STEPS = 60
@@ -44,7 +45,7 @@ _NAMES = ("head_forward", "layers_forward", "head_backward", "layers_backward", 
 
 @dataclass
 class _Marks:
-    """Of all steps: device marks and the host's clock where a tensor passes."""
+    """Device marks and host times of all steps, for each of the four places a to d where a tensor passes."""
 
     device: dict[str, list[Mark]] = field(default_factory=lambda: {place: [] for place in "abcd"})
     host: dict[str, list[float]] = field(default_factory=lambda: {place: [] for place in "abcd"})
@@ -56,7 +57,7 @@ class _Marks:
 
 
 def layer_cases(task_experiment: Experiment, sizes: Sizes) -> list[Experiment]:
-    """Two layers at tp x micro-batch x recompute."""
+    """Experiments with two layers, for every combination of tp, micro-batch size and recomputation."""
     return _valid(
         task_experiment,
         [
@@ -71,7 +72,7 @@ def layer_cases(task_experiment: Experiment, sizes: Sizes) -> list[Experiment]:
 
 
 def host_cases(task_experiment: Experiment, sizes: Sizes) -> list[Experiment]:
-    """A few short layers at {tp, ZeRO 3, recompute}."""
+    """Experiments with a few short layers, for every combination of tp, ZeRO 0 or 3, and recomputation."""
     return _valid(
         task_experiment,
         [
@@ -89,7 +90,7 @@ def host_cases(task_experiment: Experiment, sizes: Sizes) -> list[Experiment]:
 def _valid(
     of: Experiment, layouts: list[dict[str, Any]], seq_len: int, layers: int, rounds: int = 1
 ) -> list[Experiment]:
-    found = []
+    valid = []
     for layout in layouts:
         case = Experiment.canonical(
             model=replace(of.model, num_layers=layers),
@@ -99,34 +100,36 @@ def _valid(
             **layout,
         )
         if not layout_violations(case) and not lacking(case):
-            found.append(case)
-    return found
+            valid.append(case)
+    return valid
 
 
 def layer_figures(watch: Stopwatch, cases: list[Experiment], sizes: Sizes, beat: Beat) -> Iterator[Figure]:
-    """Seconds of each case's layers, head, optimizer and step on the device; nothing of one that does not fit."""
+    """Device seconds of layers, head, optimizer and step of each case; a case that does not fit in memory yields
+    nothing."""
     for case in cases:
         beat()
         yield from _alone(watch, case, sizes.layer_seconds, on_host=False)
 
 
 def host_figures(watch: Stopwatch, cases: list[Experiment], sizes: Sizes, beat: Beat) -> Iterator[Figure]:
-    """Seconds that the host needs to launch one layer, forward and backward."""
+    """Host seconds to launch one layer, forward and backward."""
     for case in cases:
         beat()
         yield from _alone(watch, case, sizes.layer_seconds / 2, on_host=True)
 
 
 def launch_figures(moments: Iterable[float | None]) -> Iterator[Figure]:
-    """The host's seconds to launch one small operation (`workloads.measuring.host_pace`), the middle of several
-    moments: a host is a tenth faster or slower from one to the next. ``moments``: None of a CPU."""
-    if found := [seconds for seconds in moments if seconds is not None]:
-        yield _figure("host", "launch", found, {"repeats": len(found) * host_pace.ROUNDS})
+    """Host seconds to launch one small operation (`workloads.measuring.host_pace`), median over several moments,
+    because a host is a tenth faster or slower from one moment to the next. ``moments``: one value per moment; None on a
+    CPU."""
+    if launch_times := [seconds for seconds in moments if seconds is not None]:
+        yield _figure("host", "launch", launch_times, {"repeats": len(launch_times) * host_pace.ROUNDS})
 
 
 def lower_of(figures: Iterable[Figure]) -> list[Figure]:
-    """Of tests of the host that were made at several times the lowest value of each: what else runs on the machine can
-    only make it slower."""
+    """The lowest value of each test of the host, over repetitions at several times: other work on the machine can only
+    make it slower."""
     lowest: dict[tuple[object, ...], Figure] = {}
     for one in figures:
         test = (one.name, one.tp, one.dp, one.zero_stage, one.recompute)
@@ -135,11 +138,11 @@ def lower_of(figures: Iterable[Figure]) -> list[Figure]:
 
 
 def _alone(watch: Stopwatch, case: Experiment, at_least_s: float, *, on_host: bool) -> list[Figure]:
-    found = _in_fake_group(watch, case, at_least_s, on_host=on_host)
-    gc.collect()  # the engine and its hooks hold each other
+    figures = _in_fake_group(watch, case, at_least_s, on_host=on_host)
+    gc.collect()  # the engine and its hooks are a reference cycle
     if watch.device.type == "cuda":
         torch.cuda.empty_cache()
-    return found
+    return figures
 
 
 def _in_fake_group(watch: Stopwatch, case: Experiment, at_least_s: float, *, on_host: bool) -> list[Figure]:
@@ -161,7 +164,7 @@ def _measured(watch: Stopwatch, engine: Engine, at_least_s: float, *, on_host: b
     warm = run_steps(engine, range(_WARM), lambda step, warm: None, is_warmup=True, counter=copies)
     once = watch.clock.seconds(warm[-1].start, warm[-1].end)
     count = int(min(_MOST_STEPS, max(3, at_least_s / max(once, 1e-4))))
-    # As long again before, so that power and clocks have settled.
+    # Untimed steps, as many as are timed, so that power and clocks settle.
     run_steps(engine, range(_WARM, _WARM + count), lambda step, warm: None, is_warmup=True)
     marks.clear()
     states: list[dict[str, Any]] = []
@@ -214,14 +217,14 @@ def _measured(watch: Stopwatch, engine: Engine, at_least_s: float, *, on_host: b
 
 
 def _shares(copies: tuple[float, float], layers: int) -> dict[str, float]:
-    """What the copies take of each part: a layer has two gathers and two sums each way, the head and the embedding one
-    of both together, of which the head has the half."""
+    """Seconds of the copies in each part. A layer has two gathers and two sums in each direction; embedding and head
+    have one of each together, of which the head has half."""
     of_layers = 2 * layers / (2 * layers + 1)
-    found = {}
+    shares = {}
     for name, seconds in zip(("forward", "backward"), copies, strict=True):
-        found[f"layers_{name}"] = seconds * of_layers
-        found[f"head_{name}"] = seconds * (1 - of_layers) / 2
-    return found
+        shares[f"layers_{name}"] = seconds * of_layers
+        shares[f"head_{name}"] = seconds * (1 - of_layers) / 2
+    return shares
 
 
 def _figure(kind: str, name: str, values: list[float], known: dict[str, Any]) -> Figure:
@@ -242,7 +245,8 @@ def _set_marks(engine: Engine, marks: _Marks) -> None:
         if isinstance(x, Tensor) and x.requires_grad:
             x.register_hook(lambda gradient: mark(backward))  # type: ignore[no-untyped-call]
 
-    # Before FSDP's own hooks: gathering the first block's weights, forward or backward, belongs to the layers.
+    # The hooks run before FSDP's own hooks: gathering the first block's weights, in forward or backward, counts as time
+    # of the layers.
     blocks = engine.chunks[0].blocks
     blocks[0].register_forward_pre_hook(lambda module, inputs: passes(inputs[0], "a", "d"), prepend=True)
     blocks[-1].register_forward_hook(lambda module, inputs, output: passes(output, "b", "c"), prepend=True)

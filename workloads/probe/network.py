@@ -1,4 +1,5 @@
-"""Times collectives over the ranks of a probe by size and group, and what they and compute cost each other."""
+"""Times collectives over the ranks of a probe by size and group, and how much collectives and compute slow each other
+down."""
 
 from __future__ import annotations
 
@@ -18,14 +19,14 @@ from workloads.probe.stopwatch import Stopwatch
 
 _OPS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv")
 _WITH_RESULT = {"all_gather": gather_async, "reduce_scatter": reduce_scatter_async, "all_to_all": all_to_all_async}
-"""Those that the engine starts and waits for; each allocates its result, as in a step."""
+"""Collectives that the engine starts and later waits for; each allocates its result, as in a step."""
 _BESIDE_BYTES = 128 * MIB
 _BESIDE = ("all_gather", "reduce_scatter", "all_reduce")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Placed:
-    """A group that this rank is in."""
+    """A process group that contains this rank."""
 
     group: dist.ProcessGroup
     ranks: tuple[int, ...]
@@ -33,14 +34,15 @@ class Placed:
 
 
 def make_placed(world_size: int, per_node: int, rank: int) -> list[Placed]:
-    """Groups of 2, 4 ... devices of a node, one of a device of each node, and all ranks; collective over all ranks."""
-    found: list[Placed] = []
+    """Makes groups of 2, 4, ... devices of a node, groups of one device per node, and one of all ranks; collective over
+    all ranks. Returns the groups that contain ``rank``."""
+    own_groups: list[Placed] = []
 
     def add(members: list[list[int]], placement: str) -> None:
         for ranks in members:
             group = dist.new_group(ranks)
             if rank in ranks:
-                found.append(Placed(group, tuple(ranks), placement))
+                own_groups.append(Placed(group, tuple(ranks), placement))
 
     node = min(per_node, world_size)
     for size in (n for n in range(2, node + 1) if node % n == 0 and (n == node or n & (n - 1) == 0)):
@@ -49,11 +51,12 @@ def make_placed(world_size: int, per_node: int, rank: int) -> list[Placed]:
         add([list(range(local, world_size, node)) for local in range(node)], "between_nodes")
         if node > 1:
             add([list(range(world_size))], "mixed")
-    return found
+    return own_groups
 
 
 def collective_figures(watch: Stopwatch, placed: list[Placed], sizes: Sizes, beat: Beat, rank: int) -> Iterator[Figure]:
-    """Seconds of each operation by size; all groups of one size run at once, the first one of them is told."""
+    """Seconds of each operation by size. All groups of one size run at the same time; only rank 0, in the first of
+    them, yields figures."""
     for one in placed:
         for op in _OPS:
             for size in sizes.collective_bytes:
@@ -65,7 +68,7 @@ def collective_figures(watch: Stopwatch, placed: list[Placed], sizes: Sizes, bea
 
 
 def collective(op: str, size: int, placed: Placed, device: torch.device) -> Callable[[], object]:
-    """A call of ``op`` over whole buffers of ``size`` bytes, bf16."""
+    """Returns a call of ``op`` over whole buffers of ``size`` bytes, in bf16."""
     count = len(placed.ranks)
     elements = max(count, size // 2 // count * count)
     make = partial(torch.zeros, dtype=torch.bfloat16, device=device)
@@ -76,7 +79,7 @@ def collective(op: str, size: int, placed: Placed, device: torch.device) -> Call
     if op in _WITH_RESULT:
         x, start = make(elements // count if op == "all_gather" else elements), _WITH_RESULT[op]
         return lambda: wait(start(x, axis))
-    # To the next rank of the group and from the one before.
+    # Send to the next rank of the group and receive from the previous one.
     to, origin = placed.ranks[(at + 1) % count], placed.ranks[(at - 1) % count]
     whole, other = make(elements), make(elements)
 
@@ -93,9 +96,9 @@ def _repeats(size: int, device: torch.device) -> int:
 
 
 def interference_figures(watch: Stopwatch, placed: Placed, beat: Beat, rank: int) -> Iterator[Figure]:
-    """How many times longer a matrix product takes beside a collective, and a collective beside matrix products.
+    """Slowdown factors of a matrix product during a collective, and of a collective during matrix products.
 
-    Both run until the one that is timed has ended. Nothing without streams (on a CPU).
+    The other operation runs until the timed one has ended. Yields nothing on a CPU, which has no streams.
     """
     if watch.device.type != "cuda":
         return
@@ -108,7 +111,7 @@ def interference_figures(watch: Stopwatch, placed: Placed, beat: Beat, rank: int
         call = collective(op, _BESIDE_BYTES, placed, watch.device)
         matmul = watch.time(product, 0.0, repeats=100)
         alone = watch.time(call, 0.0, repeats=50)
-        # The same numbers on all ranks, or one would wait for a call that another never makes.
+        # All ranks need the same counts; otherwise one would wait for a call that another never makes.
         longest = torch.tensor([matmul.seconds, alone.seconds], device=watch.device)
         dist.all_reduce(longest, op=dist.ReduceOp.MAX, group=placed.group)
         matmul_s, alone_s = longest.tolist()
@@ -148,14 +151,13 @@ def _beside(
     *,
     swap: bool = False,
 ) -> float:
-    """Seconds of one ``timed`` call while ``other`` runs on the other stream. ``swap``: the timed one is on
-    ``side``."""
+    """Seconds of one ``timed`` call while ``other`` runs on the other stream. ``swap``: run ``timed`` on ``side``."""
     dist.barrier()
     watch.clock.finish()
     main = torch.cuda.current_stream(watch.device)
     first, second = (side, main) if swap else (main, side)
     marks: list[Mark] = []
-    # The host takes turns, so that both streams have work from the start.
+    # The host launches on both streams in turn, so that both have work from the start.
     done = 0
     for index in range(count):
         with torch.cuda.stream(second):
@@ -171,7 +173,7 @@ def _beside(
 
 
 def check_figures(watch: Stopwatch, placed: list[Placed], sizes: Sizes) -> Iterator[Figure]:
-    """What every node of a pilot is asked at its start, of this rank: matmul, copy and all-reduce rates."""
+    """Figures of the node check at the start of a pilot, on this rank: rates of matmul, copy and all-reduce."""
     side = sizes.check_matmul
     x, w = (torch.randn(side, side, device=watch.device, dtype=torch.bfloat16) for _ in range(2))
     timed = watch.time(partial(torch.matmul, x, w), 4 * sizes.seconds)
@@ -181,8 +183,8 @@ def check_figures(watch: Stopwatch, placed: list[Placed], sizes: Sizes) -> Itera
     yield rate(watch.time(partial(a.copy_, b), sizes.seconds).figure("check", "copy", bytes=moved), moved, "B/s")
     of_node = [one for one in placed if one.placement == "inside_node"]
     between = [one for one in placed if one.placement == "between_nodes"]
-    for name, found in (("all_reduce_inside_node", of_node[-1:]), ("all_reduce_between_nodes", between[-1:])):
-        for one in found:
+    for name, largest_groups in (("all_reduce_inside_node", of_node[-1:]), ("all_reduce_between_nodes", between[-1:])):
+        for one in largest_groups:
             call = collective("all_reduce", sizes.check_bytes, one, watch.device)
             timed = watch.time(call, 0.0, repeats=20)
             count = len(one.ranks)

@@ -1,4 +1,4 @@
-"""The part of a probe that one rank runs, and the check of a node at the start of a pilot."""
+"""The part of a probe that runs on one rank, and the check of a node at the start of a pilot."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ EnterPhase = Callable[[Phase, int | None], None]
 
 
 class _Beats:
-    """A heartbeat before each test, with its number in the place of a step."""
+    """Sends a heartbeat before each test, with the number of the test instead of a step."""
 
     def __init__(self, enter: EnterPhase, phase: Phase, first: int = 0) -> None:
         self._enter, self._phase, self._count = enter, phase, first
@@ -32,9 +32,9 @@ class _Beats:
 
 
 def alone(task: Task, rank: int, local_rank: int, enter: EnterPhase) -> list[Figure]:
-    """What this rank's device does alone; the tests are shared out among the ranks, which run them at one time.
+    """Figures of this rank's device alone. The tests are divided among the ranks, which run them at the same time.
 
-    To be called before the ranks rendezvous: the layers run under fake process groups.
+    Call this before the ranks rendezvous, because the layers run under fake process groups.
     """
     device = prepare_device(task, local_rank)
     sizes, model, beat = sizes_of(task.device), task.experiment.model, _Beats(enter, "build")
@@ -44,40 +44,40 @@ def alone(task: Task, rank: int, local_rank: int, enter: EnterPhase) -> list[Fig
     hosts = layers.host_cases(task.experiment, sizes)[share]
     launches = [host_pace.launch_s(device)]
 
-    def told(figures: Iterable[Figure]) -> list[Figure]:
-        """All of them, and after them how fast the host is at that moment."""
-        found = list(figures)
+    def with_launch_time(figures: Iterable[Figure]) -> list[Figure]:
+        """Runs the tests that yield ``figures``, then measures how fast the host launches at that moment."""
+        measured = list(figures)
         launches.append(host_pace.launch_s(device))
-        return found
+        return measured
 
-    at_first = told(layers.host_figures(watch, hosts, sizes, beat))
+    at_first = with_launch_time(layers.host_figures(watch, hosts, sizes, beat))
     of_device = [
-        *told(device_rates.copy_figures(watch, sizes, beat)),
-        *told(device_rates.matmul_figures(watch, model, sizes, share, beat)),
-        *told(device_rates.attention_figures(watch, model, sizes, share, beat)),
-        *told(device_rates.optimizer_figures(watch, sizes, beat)),
-        *told(layers.layer_figures(watch, layers.layer_cases(task.experiment, sizes)[share], sizes, beat)),
+        *with_launch_time(device_rates.copy_figures(watch, sizes, beat)),
+        *with_launch_time(device_rates.matmul_figures(watch, model, sizes, share, beat)),
+        *with_launch_time(device_rates.attention_figures(watch, model, sizes, share, beat)),
+        *with_launch_time(device_rates.optimizer_figures(watch, sizes, beat)),
+        *with_launch_time(layers.layer_figures(watch, layers.layer_cases(task.experiment, sizes)[share], sizes, beat)),
     ]
-    of_host = layers.lower_of([*at_first, *told(layers.host_figures(watch, hosts, sizes, beat))])
+    of_host = layers.lower_of([*at_first, *with_launch_time(layers.host_figures(watch, hosts, sizes, beat))])
     return [*of_device, *of_host, *layers.launch_figures(launches)]
 
 
 def together(task: Task, rank: int, local_rank: int, enter: EnterPhase) -> list[Figure]:
-    """What all ranks do together, in the default process group, which exists."""
+    """Figures of all ranks together, in the default process group, which must exist."""
     if task.experiment.world_size == 1:
         return []
     device = torch.device(task.device, local_rank) if task.device == "cuda" else torch.device("cpu")
     sizes, beat = sizes_of(task.device), _Beats(enter, "step", first=1_000_000)
     watch = Stopwatch(device)
     placed = network.make_placed(task.experiment.world_size, task.devices_per_node or 1, rank)
-    found = [*network.collective_figures(watch, placed, sizes, beat, rank)]
+    figures = [*network.collective_figures(watch, placed, sizes, beat, rank)]
     if of_node := [one for one in placed if one.placement == "inside_node"]:
-        found += network.interference_figures(watch, of_node[-1], beat, rank)
-    return found
+        figures += network.interference_figures(watch, of_node[-1], beat, rank)
+    return figures
 
 
 def check(task: Task, rank: int, local_rank: int, enter: EnterPhase, started_at: dict[str, float]) -> RankResult:
-    """Rates of this rank's device and of its node's links, in seconds."""
+    """Checks rates of this rank's device and of its node's links; takes seconds."""
     enter("rendezvous", None)
     device = prepare_device(task, local_rank)
     world_size = task.experiment.world_size
@@ -96,7 +96,7 @@ def check(task: Task, rank: int, local_rank: int, enter: EnterPhase, started_at:
         )
     enter("build", None)
     placed = network.make_placed(world_size, task.devices_per_node or 1, rank) if world_size > 1 else []
-    found = list(network.check_figures(Stopwatch(device), placed, sizes_of(task.device)))
+    figures = list(network.check_figures(Stopwatch(device), placed, sizes_of(task.device)))
     return RankResult(
-        rank=rank, coordinates={}, steps=[], phase_started_at=dict(started_at), probe=found, **identity(device)
+        rank=rank, coordinates={}, steps=[], phase_started_at=dict(started_at), probe=figures, **identity(device)
     )

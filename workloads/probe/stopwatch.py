@@ -21,11 +21,11 @@ _MOST = 2000
 @dataclass(frozen=True, slots=True)
 class Timed:
     seconds: float
-    """Of one call."""
+    """Seconds of one call."""
     spread: float | None
     repeats: int
     state: dict[str, Any]
-    """``sm_clock_mhz``, ``power_w`` and ``temperature_c`` while it ran."""
+    """``sm_clock_mhz``, ``power_w`` and ``temperature_c`` during the calls."""
 
     def figure(self, kind: str, name: str, **fields: Any) -> Figure:
         """The time of one call as a figure."""
@@ -42,7 +42,7 @@ class Timed:
 
 
 class Stopwatch:
-    """Of one device."""
+    """Times calls on one device."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -54,8 +54,8 @@ class Stopwatch:
         return self._sampler.now()
 
     def time(self, call: Callable[[], Any], at_least_s: float, repeats: int | None = None) -> Timed:
-        """Time ``call``, which only launches work, for at least so long. ``repeats``: so often instead, because other
-        ranks take part in it."""
+        """Time ``call``, which only launches work, for at least ``at_least_s`` seconds. ``repeats``: call it this many
+        times instead, if other ranks take part in it."""
         for _ in range(2):
             call()
         self.clock.finish()

@@ -1,11 +1,11 @@
-"""Structural rules: what a layout must obey before memory or time are worth asking about. No torch here.
+"""Structural rules: conditions that a layout must meet before memory or time are estimated. No torch here.
 
 A rule is data: the condition under which a layout breaks it and the sentence that says so, both in the language of
 `workloads.spec.expressions` over the names of `names_of`. So each rule is stated once: the planner evaluates it here
 (`violations`), and the report's explorer evaluates the same data in the browser.
 
-A sentence says what is wrong, with the numbers, and what would work. ``engine_support`` is the one rule that is about
-this version of the engine and not about the layout.
+A sentence says what is wrong, with the numbers, and what would work. ``engine_support`` is the only rule about this
+version of the engine instead of the layout.
 
 Fewer micro-batches than stages is not a rule: such a pipeline runs, mostly idle. (The Ultra-Scale Playbook's engine
 needed ``num_microbatches >= pp - 1``.)
@@ -35,17 +35,18 @@ class Violation(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One rule, or one case of a rule whose sentence differs from case to case: at most one case of a rule holds."""
+    """One rule, or one case of a rule whose sentence differs from case to case. At most one case of a rule is broken at
+    a time."""
 
     name: str
     scope: Scope
-    """What the condition reads: the layout and the model alone, the cluster too, or what this engine lacks."""
+    """Inputs of the condition: the layout and the model alone, also the cluster, or the abilities of this engine."""
     broken: Expression
     message: Template
 
 
 def divisors(value: int) -> list[int]:
-    """Every divisor of a whole number of at least 1, smallest first; none of 0."""
+    """Every divisor of a whole number of at least 1, smallest first; empty for 0."""
     return [d for d in range(1, value + 1) if value % d == 0]
 
 
@@ -53,7 +54,7 @@ _FUNCTIONS: Mapping[str, Callable[..., Any]] = {"gcd": gcd, "divisors": divisors
 
 
 def _rules(scope: Scope, *stated: tuple[str, str, str]) -> tuple[Rule, ...]:
-    """Rules from their name, the condition that breaks them and the sentence."""
+    """Makes rules from (name, condition that breaks the rule, sentence)."""
     return tuple(
         Rule(name, scope, parse(broken, name, _FUNCTIONS), parse_template(message, name, _FUNCTIONS))
         for name, broken, message in stated
@@ -61,13 +62,14 @@ def _rules(scope: Scope, *stated: tuple[str, str, str]) -> tuple[Rule, ...]:
 
 
 _SPLIT = ("num_heads", "num_kv_heads", "ffn_hidden_size", "vocab_size", "shared_hidden_size")
-"""Heads, feed-forward columns and vocabulary rows are what tensor parallelism splits. ``shared_hidden_size``, of all
-shared experts, is 0 without them: everything divides it, and it changes no greatest common divisor."""
+"""Sizes that tensor parallelism splits: heads, feed-forward columns and vocabulary rows. ``shared_hidden_size``, the
+columns of all shared experts, is 0 if there are none; 0 is divisible by everything and does not change a greatest
+common divisor."""
 
 DERIVED = {
     name: parse(text, name, _FUNCTIONS)
     for name, text in {
-        "round": "dp * micro_batch_size",  # sequences that all ranks together take in one micro-batch
+        "round": "dp * micro_batch_size",  # sequences that all data-parallel ranks together process in one micro-batch
         "rest": "global_batch_size % round",
         "chunks": "pp * virtual_stages",
         "schedule_fits": "(pp > 1) == (pp_schedule != 'none')",
@@ -79,14 +81,16 @@ DERIVED = {
         "split": f"gcd({', '.join(_SPLIT)})",
         "cp_part": "2 * cp",
         "ep_ranks": "dp * cp * tp // etp",
-        "ep_shards": "1 if zero_stage == 0 else dp_shard * cp * tp // etp",  # that share an expert's master weights
+        # ranks that share an expert's master weights
+        "ep_shards": "1 if zero_stage == 0 else dp_shard * cp * tp // etp",
         "most_imbalance": "num_experts / experts_per_token if has_experts else 1",
-        # Tensor cores take fp8 by 16 bytes; blockwise scales belong to 128 values.
+        # fp8 tensor cores need multiples of 16 bytes; a blockwise scale covers 128 values.
         "fp8_multiple": "128 if precision == 'fp8_blockwise' else 16",
         "projected": "(num_heads + 2 * num_kv_heads) * head_dim // tp",
         "fp8_parts": "[num_heads * head_dim // tp, projected, ffn_hidden_size // tp]",
         "fp8_sizes": "gcd(hidden_size, num_heads * head_dim // tp, projected, ffn_hidden_size // tp, tokens)",
-        # With latent attention; its down projections, blockwise in bf16, are of each rank's own tokens.
+        # For latent attention. Its down projections stay in bf16 with blockwise fp8; they process each rank's own
+        # tokens.
         "key_value_columns": "num_heads * (query_size - rope_size + value_size) // tp",
         "fp8_down": "0 if precision == 'fp8_blockwise' else query_latent + latent + rope_size",
         "fp8_stream": "tokens // tp if sequence_parallel else tokens",
@@ -94,7 +98,7 @@ DERIVED = {
         "num_heads * value_size // tp, query_latent, latent, ffn_hidden_size // tp, tokens)",
     }.items()
 }
-"""Names that several conditions and sentences use; each may use those above it."""
+"""Names that several conditions and sentences use; each may use the ones above it."""
 
 _LAYOUT = _rules(
     "layout",
@@ -113,21 +117,22 @@ _LAYOUT = _rules(
     (
         "pp_layers",
         "virtual_stages == 1 and pp > num_layers",
-        "pp={pp} stages need as many layers, {model} has {num_layers}; use at most that many",
+        "pp={pp} stages need at least as many layers, {model} has {num_layers}; use at most that many",
     ),
     (
         "pp_layers",
         "virtual_stages > 1 and chunks > num_layers",
-        "pp*virtual_stages = {pp}*{virtual_stages} = {chunks} stages need as many layers, {model} has {num_layers}; "
-        "use at most that many",
+        "pp*virtual_stages = {pp}*{virtual_stages} = {chunks} stages need at least as many layers, "
+        "{model} has {num_layers}; use at most that many",
     ),
     (
         "pp_schedule",
         "not schedule_fits",
-        "pp_schedule={pp_schedule} with pp={pp}; it is none exactly when pp is 1",
+        "pp_schedule={pp_schedule} with pp={pp}; it must be none if pp is 1, and a schedule otherwise",
     ),
-    # With a schedule that does not fit, nothing more is said of virtual stages. Every schedule takes any number of
-    # micro-batches: the lists of `workloads.costs.shape.schedule` leave out those that are missing in the last round.
+    # If the schedule does not fit pp, virtual stages are not checked. Every schedule accepts any number of
+    # micro-batches: the action lists of `workloads.costs.shape.schedule` leave out those that are missing in the last
+    # round.
     (
         "virtual_stages",
         "schedule_fits and (virtual_stages < least_chunks or virtual_stages > least_chunks and not interleaved)",
@@ -188,8 +193,8 @@ _LAYOUT = _rules(
     (
         "ep_ranks",
         "has_experts and (etp == 1 or etp == tp) and ep_ranks % ep",
-        "ep={ep} borrows ranks from dp*cp*tp/etp = {dp}*{cp}*{tp}/{etp} = {ep_ranks} and does not divide it; "
-        "ep may be one of {divisors(ep_ranks)}",
+        "ep={ep} does not divide the dp*cp*tp/etp = {dp}*{cp}*{tp}/{etp} = {ep_ranks} ranks available for "
+        "expert parallelism; ep may be one of {divisors(ep_ranks)}",
     ),
     (
         "ep_shards",
@@ -200,8 +205,8 @@ _LAYOUT = _rules(
     (
         "routing_imbalance",
         "routing != 'balanced' and has_experts and routing_imbalance > most_imbalance",
-        "routing_imbalance={routing_imbalance}: an expert that every token visits has num_experts/experts_per_token = "
-        "{most_imbalance} times the mean; at most that",
+        "routing_imbalance={routing_imbalance} must be at most num_experts/experts_per_token = {most_imbalance}, the "
+        "imbalance of an expert that every token visits",
     ),
     (
         "zero_shards",
@@ -216,24 +221,23 @@ _LAYOUT = _rules(
     (
         "compile_split_backward",
         "compile == 'block' and splits_backward",
-        "compile=block with pp_schedule={pp_schedule}: a compiled backward cannot put off weights' gradients; use "
+        "compile=block with pp_schedule={pp_schedule}: a compiled backward cannot defer weight gradients; use "
         "compile=none, or pp_schedule=1f1b, interleaved_1f1b or gpipe",
     ),
     (
         "recompute_mla_up",
         "'mla_up' in recompute and not has_latent_attention",
-        "recompute={recompute}, but {model} has no latent attention whose up-projections could be computed again; "
-        "leave mla_up out",
+        "recompute={recompute}, but {model} has no latent attention with up-projections to recompute; leave mla_up out",
     ),
     (
         "recompute_experts",
         "'experts' in recompute and not has_experts",
-        "recompute={recompute}, but {model} has no routed experts that could be computed again; leave experts out",
+        "recompute={recompute}, but {model} has no routed experts to recompute; leave experts out",
     ),
     (
         "compile_fp8",
         "engine == 'ultrasweep' and compile == 'block' and 'fp8' in precision",
-        "compile=block with precision={precision}: fp8 products cast in kernels of their own, which a compiled block "
+        "compile=block with precision={precision}: fp8 products use separate kernels for casts, which a compiled block "
         "cannot contain; use compile=none, or precision=bf16",
     ),
     (
@@ -264,8 +268,8 @@ _LAYOUT = _rules(
     (
         "compile_recompute",
         "compile == 'block' and recompute not in ('none', 'selective', 'full')",
-        "compile=block with recompute={recompute}: a compiled block has no norms, RoPE or SwiGLU any more that could "
-        "be named, only the operations that they are made of; use recompute=none, selective or full, or compile=none",
+        "compile=block with recompute={recompute}: in a compiled block norms, RoPE and SwiGLU are no longer separate "
+        "operations that could be recomputed one by one; use recompute=none, selective or full, or compile=none",
     ),
 )
 
@@ -295,15 +299,15 @@ _CLUSTER = _rules(
 )
 
 LACKING = _rules("engine")
-"""What a correct layout may ask for and this version of the engine cannot run yet. The messages of those that hold are
-the name ``lacking``, which the rule ``engine_support`` lists. Today nothing is lacking."""
+"""Features that a valid layout may use but this version of the engine cannot run yet. The messages of the rules that
+apply form the name ``lacking``, which the rule ``engine_support`` lists. Today nothing is lacking."""
 
 RULES = (
     *_LAYOUT,
     *_CLUSTER,
     *_rules("engine", ("engine_support", "lacking", "engine version {engine_version} cannot run {lacking} yet")),
 )
-"""In the order in which their sentences are told."""
+"""All rules, in the order in which their sentences are shown."""
 
 _OF_EXPERIMENT = (
     *("dp_replicate", "dp_shard", "dp", "tp", "cp", "pp", "ep", "world_size", "micro_batch_size", "global_batch_size"),
@@ -330,7 +334,7 @@ _get_experiment, _get_model = attrgetter(*_OF_EXPERIMENT), attrgetter(*_OF_MODEL
 _LAYOUT_NAMES = (*_OF_EXPERIMENT, *_OF_MODEL, *_OF_PARTS)
 
 _SUPPORTED = RULES[-1]
-"""The rule that lists what is lacking: it holds where one of `LACKING` does."""
+"""The rule that lists what the engine lacks; it is broken if any rule of `LACKING` is."""
 _STATED = RULES[:-1]
 _tests_of_layout = compile_tests(_LAYOUT_NAMES, DERIVED, [rule.broken for rule in _LAYOUT], _FUNCTIONS)
 _tests_of_all = compile_tests(
@@ -339,7 +343,7 @@ _tests_of_all = compile_tests(
 
 
 def violations(experiment: Experiment, cluster: ClusterSpec) -> list[Violation]:
-    """Every rule that the experiment breaks on this cluster; empty when it can run."""
+    """Every rule that the experiment breaks on this cluster; empty if it can run."""
     held = _tests_of_all(*_layout_values(experiment), *_cluster_values(cluster))
     others = [Violation(_SUPPORTED.name, sentence) for sentence in refused(experiment, cluster.backend)]
     if not held:
@@ -352,7 +356,8 @@ def violations(experiment: Experiment, cluster: ClusterSpec) -> list[Violation]:
 
 
 def layout_violations(experiment: Experiment) -> list[Violation]:
-    """The rules that the layout breaks wherever it runs, also where this engine cannot run it yet."""
+    """The rules of scope ``layout`` that the experiment breaks, on any cluster. Whether this engine can run it is not
+    checked."""
     values = _layout_values(experiment)
     held = _tests_of_layout(*values)
     if not held:
@@ -362,7 +367,7 @@ def layout_violations(experiment: Experiment) -> list[Violation]:
 
 
 def lacking(experiment: Experiment) -> list[str]:
-    """What of an experiment this version of the engine cannot run, one phrase each; empty when it can run it."""
+    """Features of an experiment that this version of the engine cannot run, one phrase each; empty if it can run it."""
     return _lacking(_with_derived(dict(zip(_LAYOUT_NAMES, _layout_values(experiment), strict=True))))
 
 
@@ -371,7 +376,7 @@ def _lacking(names: Mapping[str, Any]) -> list[str]:
 
 
 def names_of(experiment: Experiment, cluster: ClusterSpec) -> dict[str, Any]:
-    """What a rule may read, by name: fields of experiment, model and cluster, `DERIVED` and ``lacking``."""
+    """Values that a rule may read, by name: fields of experiment, model and cluster, `DERIVED` and ``lacking``."""
     values = (*_layout_values(experiment), *_cluster_values(cluster))
     names = _with_derived(dict(zip((*_LAYOUT_NAMES, *_OF_CLUSTER), values, strict=True)))
     names["lacking"] = _lacking(names)
@@ -379,7 +384,7 @@ def names_of(experiment: Experiment, cluster: ClusterSpec) -> dict[str, Any]:
 
 
 def _layout_values(experiment: Experiment) -> tuple[Any, ...]:
-    """What a rule of scope ``layout`` may read, in the order of `_LAYOUT_NAMES`."""
+    """Values that a rule of scope ``layout`` may read, in the order of `_LAYOUT_NAMES`."""
     model = experiment.model
     moe, mla = model.moe, model.mla
     parts = (
@@ -397,7 +402,7 @@ def _layout_values(experiment: Experiment) -> tuple[Any, ...]:
 
 
 def _cluster_values(cluster: ClusterSpec) -> tuple[Any, ...]:
-    """In the order of `_OF_CLUSTER`."""
+    """Values that describe the cluster, in the order of `_OF_CLUSTER`."""
     device, single_node = cluster.device, cluster.inter_node is None
     named = (cluster.name, cluster.backend, device.name, cluster.devices_per_node, single_node)
     return (*named, list(device.peak_flops))

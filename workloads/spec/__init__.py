@@ -1,1 +1,1 @@
-"""The vocabulary: experiment, model, cluster, weights, and checks of what a user wrote."""
+"""The vocabulary: experiment, model, cluster, weights, and checks of user input."""

@@ -1,6 +1,6 @@
 """Checks of values that a user wrote (YAML, command line): their type, their range, their names. No torch here.
 
-Each check returns the value, or raises `InvalidSweep` with one line that says where the value stands (``place``, for
+Each check returns the value, or raises `InvalidSweep` with one line that says where the value is (``place``, for
 example ``launcher: max_nodes``), what it is and what it must be. True and false never count as numbers.
 """
 
@@ -18,24 +18,26 @@ from workloads.spec.errors import InvalidSweep
 
 T = TypeVar("T")
 _CLOSE = 0.7
-"""How close a word of a short list must be to be suggested: the whole list is in the message anyway."""
+"""Similarity from which a word of a short list is suggested. It is high because the message shows the whole list
+anyway."""
 _MOST_SHOWN = 100
 """A message repeats at most this many characters of what a user wrote."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Values:
-    """What one field may hold, declared once: the test of a value, and the words that say what it must be."""
+    """Rule for one field, declared once: the test of a value, and the words that say what the value must be."""
 
     accepts: Callable[[object], bool]
     must: str
     choices: tuple[bool | int | str, ...] = ()
-    """All that it may hold; empty where there is no list."""
+    """All allowed values; empty if they cannot be listed."""
     is_text: bool = False
-    """YAML may read it as a number (``2``, ``8``) although it is text."""
+    """The field is text, although YAML may read it as a number (``2``, ``8``)."""
 
     def check(self, place: str, value: Any, *, error: type[UltrasweepError] = InvalidSweep) -> Any:
-        """The value, as text where the field is text. Raises ``error`` for one that it may not hold."""
+        """Returns the value, converted to text if the field is text. Raises ``error`` for a value that is not
+        allowed."""
         if self.is_text and isinstance(value, (int, float)) and not isinstance(value, bool):
             value = str(value)
         if not self.accepts(value):
@@ -49,14 +51,15 @@ class Values:
 
 
 def whole_numbers(least: int) -> Values:
-    """A field of whole numbers, the same as `whole_number` takes."""
+    """Rule for a field of whole numbers of at least ``least``; accepts the same values as `whole_number`."""
     return Values(
         accepts=lambda value: type(value) is int and value >= least, must=f"a whole number of at least {least}"
     )
 
 
 def one_of(*choices: bool | int | str, is_text: bool = False) -> Values:
-    """A field with a list of known values. 1 and true are not the same value here, as in a hash over the field."""
+    """Rule for a field with a list of known values. 1 and true are different values here, as in a hash over the
+    field."""
     by_type = {kind: frozenset(choice for choice in choices if type(choice) is kind) for kind in map(type, choices)}
 
     def accepts(value: object) -> bool:
@@ -89,7 +92,7 @@ def number(
     unit: str = "",
     error: type[UltrasweepError] = InvalidSweep,
 ) -> float:
-    """A number that is not NaN, of at least ``least`` or above ``above``; ``unit`` is for the message."""
+    """Returns a number that is not NaN and is at least ``least`` or above ``above``; ``unit`` is for the message."""
     if isinstance(value, (int, float)) and not isinstance(value, bool) and value == value:
         high_enough = (least is None or value >= least) and (above is None or value > above)
         if high_enough:
@@ -99,13 +102,13 @@ def number(
 
 
 def plausible(place: str, value: object, low: float, high: float, unit: str, example: str) -> float:
-    """A number that hardware can have: between ``low`` and ``high``. The message shows it with its unit, because the
-    usual mistake is a number in another one; ``example`` is how to write it."""
-    found = number(place, value, unit=unit)
-    if low <= found <= high:
-        return found
+    """Returns a number that hardware can have: between ``low`` and ``high``. The message shows the number with its
+    unit, because the usual mistake is a number in another unit; ``example`` shows how to write it."""
+    amount = number(place, value, unit=unit)
+    if low <= amount <= high:
+        return amount
     raise InvalidSweep(
-        f"{place}={shown(value)} means {found:g} {unit}; between {low:g} and {high:g} {unit} is plausible; "
+        f"{place}={shown(value)} means {amount:g} {unit}; between {low:g} and {high:g} {unit} is plausible; "
         f"write the unit with the number: '{example}'"
     )
 
@@ -123,7 +126,8 @@ def text(place: str, value: object) -> str:
 
 
 def matching(place: str, value: object, shape: re.Pattern[str], what: str) -> str:
-    """Text that has the ``shape`` from its first to its last character; ``what`` describes it in the message."""
+    """Returns text that matches ``shape`` from its first to its last character; ``what`` describes the shape in the
+    message."""
     if isinstance(value, str) and shape.fullmatch(value):
         return value
     raise InvalidSweep(f"{place}={shown(value)} must be {what}")
@@ -156,7 +160,7 @@ def known_names(
     noun: str = "option",
     error: type[UltrasweepError] = InvalidSweep,
 ) -> None:
-    """Refuse the first of ``names`` that is not among the ``known`` ones; ``noun`` is what the message calls it."""
+    """Refuses the first of ``names`` that is not in ``known``; ``noun`` is the message's word for a name."""
     for name in names:
         if name not in known:
             raise error(f"{place}: no {noun} {name!r}{suggest(name, known)}")
@@ -170,7 +174,7 @@ def build(
     noun: str = "option",
     error: type[UltrasweepError] = InvalidSweep,
 ) -> T:
-    """A dataclass from plain data. Refuses names that it does not have, and asks for those without a default."""
+    """Makes a dataclass from plain data. Refuses unknown names, and missing names that have no default."""
     declared = [field for field in dataclasses.fields(kind) if field.init]  # type: ignore[arg-type]
     known_names(place, fields, [field.name for field in declared], noun=noun, error=error)
     absent = dataclasses.MISSING
@@ -187,8 +191,8 @@ def suggest(word: str, known: Iterable[str]) -> str:
 
 
 def did_you_mean(word: object, known: Iterable[object], cutoff: float = 0.5) -> str:
-    """``; did you mean 'x'?`` where one of the ``known`` words is close (at least ``cutoff``, 1 is equal); otherwise
-    nothing."""
+    """``; did you mean 'x'?`` if one of the ``known`` words is similar (at least ``cutoff``; equal words have 1);
+    otherwise empty."""
     options = sorted(map(str, known))
     if not isinstance(word, str) and word is not None:
         return ""

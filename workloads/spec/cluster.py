@@ -1,6 +1,6 @@
 """The hardware an experiment runs on, as the planner and the cost formulas need it. No torch here.
 
-Rates are per device that a process sees, dense (no sparsity), in SI units. What is not known is None, never a guess.
+Rates are per device that a process sees, dense (no sparsity), in SI units. Unknown values are None, never a guess.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from workloads.spec.units import EXAMPLES, Unit, quantity
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 Range = tuple[float, float, str, str]
-"""Least and most that hardware has, the unit, and how to write such a quantity."""
+"""Smallest and largest plausible value, their unit, and an example of how to write such a quantity."""
 _LINK: Range = (1e7, 1e13, "B/s", EXAMPLES["B/s"])
 _LATENCY: Range = (0, 0.1, "s", EXAMPLES["s"])
 _OF_LINK: Mapping[str, tuple[Unit, Range]] = {
@@ -30,7 +30,7 @@ _MEMORY: Range = (2**20, 1e14, "B", EXAMPLES["B"])
 _MEMORY_BANDWIDTH: Range = (1e9, 1e15, "B/s", "3.35 TB/s")
 _PEAK: Range = (1e9, 1e18, "FLOP/s", EXAMPLES["FLOP/s"])
 _PEAKS = ("bf16", "fp16", "fp32", "fp64", "fp8", "fp4", "tf32", "int8")
-"""Names of data sheets; the formulas read bf16, fp8, fp32 and fp64."""
+"""Precisions that data sheets list; the formulas read bf16, fp8, fp32 and fp64."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,18 +39,18 @@ class DeviceSpec:
 
     name: str
     driver_names: tuple[str, ...] = ()
-    """Names by which ``torch.cuda.get_device_name`` or NVML report it."""
+    """Names that ``torch.cuda.get_device_name`` or NVML report for this device."""
     memory_bytes: int | None
-    """What the driver reports as total."""
+    """Total memory as the driver reports it."""
     peak_flops: Mapping[str, float] = field(default_factory=dict)
     """Dense peak in FLOP/s per dtype: ``bf16``, ``fp8``, ``fp32``."""
     memory_bandwidth: float | None = None
     """Bytes per second."""
     workspace_bytes: int = 0
-    """What a training process has allocated for its matrix products, beside tensors: torch gives cuBLAS a workspace for
-    each thread that computes, and a step has two, that of forwards and that of backwards."""
+    """Memory that a training process allocates for matrix products in addition to tensors: torch gives cuBLAS a
+    workspace for each thread that computes, and a step has two, one for forwards and one for backwards."""
     source: str = ""
-    """Where the rates come from."""
+    """Source of the rates."""
 
     def peak_of(self, precision: str) -> float | None:
         """Dense peak in FLOP/s for an experiment's precision; None where it is not known."""
@@ -59,15 +59,16 @@ class DeviceSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkSpec:
-    """What one device can send (and at the same time receive) over one class of link."""
+    """Rate at which one device can send (and receive at the same time) over one class of link."""
 
     bandwidth: float
     """Bytes per second and device that a large ring collective reaches (bus bandwidth)."""
     latency_s: float
-    """Start-up time of one hop."""
+    """Start-up time of one hop in seconds."""
     pair_bandwidth: float | None = None
     pair_latency_s: float | None = None
-    """The same of a group of two devices inside a node, where that is known to be another."""
+    """``pair_bandwidth``, ``pair_latency_s``: rates of a group of two devices inside a node, if they are known to
+    differ."""
     source: str = ""
 
 
@@ -84,29 +85,29 @@ class ClusterSpec:
     inter_node: LinkSpec | None
     """None: a single node."""
     reserved_bytes: int = 0
-    """Bytes of a device that training cannot have: CUDA context, NCCL buffers, allocator fragmentation."""
+    """Bytes of a device that training cannot use: CUDA context, NCCL buffers, allocator fragmentation."""
     matmul_efficiency: float | None = None
-    """Reached share of peak_flops in large matrix products; calibrated, with its source in the YAML."""
+    """Share of ``peak_flops`` reached in large matrix products; calibrated, with its source in the YAML."""
     nodes: int | None = None
-    """How many there are; None: not known, so no layout is too wide."""
+    """Number of nodes. None: not known, so no layout is too wide."""
     price_per_device_hour: float | None = None
-    """What an hour of one device costs, in the money of whoever pays; None: not known."""
+    """Price of one device for an hour, in any currency; None: not known."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Variables that the network between the nodes needs in every rank (NCCL, EFA)."""
+    """Environment variables that the network between the nodes needs in every rank (NCCL, EFA)."""
 
     @property
     def usable_bytes(self) -> int | None:
-        """Bytes of one device that training can have; None where the device's memory is not known."""
+        """Bytes of one device that training can use; None if the memory of the device is not known."""
         if self.device.memory_bytes is None:
             return None
         return self.device.memory_bytes - self.reserved_bytes
 
 
 def cluster_from_dict(fields: Mapping[str, Any]) -> ClusterSpec:
-    """A `ClusterSpec` from plain data (YAML, JSON), in which quantities may be texts with a unit (``50 GB/s``).
+    """Makes a `ClusterSpec` from plain data (YAML, JSON), in which quantities may be texts with a unit (``50 GB/s``).
 
-    Its numbers are not looked at; see `check_cluster`. Raises `InvalidSweep` naming the field that is missing or
-    unknown, or the unit that is.
+    Numbers are not checked; see `check_cluster`. Raises `InvalidSweep` for a missing or unknown field or unit, with its
+    name.
     """
     place = f"cluster {fields.get('name', '(unnamed)')}"
     values = dict(fields)
@@ -134,14 +135,14 @@ def cluster_from_dict(fields: Mapping[str, Any]) -> ClusterSpec:
 
 
 def _convert(place: str, values: dict[str, Any], units: Mapping[str, Unit]) -> None:
-    """Put numbers into the place of texts with units. ``place`` ends where the name of a value begins."""
+    """Replaces texts with units by numbers. ``place`` is the text before the name of a value in messages."""
     for name, unit in units.items():
         if name in values:
             values[name] = quantity(f"{place}{name}", values[name], unit)
 
 
 def check_cluster(cluster: ClusterSpec) -> ClusterSpec:
-    """The cluster itself; raises `InvalidSweep` for numbers that no hardware has."""
+    """Returns the cluster itself. Raises `InvalidSweep` for numbers that no hardware has."""
     place = f"cluster {cluster.name}"
     choice(f"{place}: backend", cluster.backend, ("cuda", "cpu"))
     whole_number(f"{place}: devices_per_node", cluster.devices_per_node, 1)
@@ -158,10 +159,10 @@ def check_cluster(cluster: ClusterSpec) -> ClusterSpec:
     for name, link in (("intra_node", cluster.intra_node), ("inter_node", cluster.inter_node)):
         if link is not None:
             if name == "inter_node" and (link.pair_bandwidth, link.pair_latency_s) != (None, None):
-                raise InvalidSweep(f"{place}: {name} has no rates of a pair: those are of two devices of one node")
-            for own, (_, span) in _OF_LINK.items():
-                if (value := getattr(link, own)) is not None or not own.startswith("pair"):
-                    plausible(f"{place}: {name}.{own}", value, *span)
+                raise InvalidSweep(f"{place}: {name} has no pair rates; give them in intra_node")
+            for rate, (_, span) in _OF_LINK.items():
+                if (value := getattr(link, rate)) is not None or not rate.startswith("pair"):
+                    plausible(f"{place}: {name}.{rate}", value, *span)
     for name, (value, span) in amounts.items():
         if value is not None:
             plausible(f"{place}: {name}", value, *span)
@@ -179,8 +180,8 @@ def check_cluster(cluster: ClusterSpec) -> ClusterSpec:
 
 
 def environment_from_dict(fields: object, place: str = "") -> dict[str, str]:
-    """Environment variables from plain data. Raises `InvalidSweep`, after ``place``, for what no environment can hold
-    or what YAML has probably read otherwise than it was meant."""
+    """Environment variables from plain data. Raises `InvalidSweep`, with ``place`` first, for values that no
+    environment can hold or that YAML has probably read differently from what was meant."""
     label = f"{place}: environment" if place else "environment"
     environment: dict[str, str] = {}
     for name, value in mapping(label, fields).items():

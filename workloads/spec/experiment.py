@@ -1,9 +1,8 @@
 """Describes one experiment: its fields, its id and its JSON form. No torch here.
 
-Everything that can change a measured number is a field, and every field goes into the hash, also a default (a
-field that came later may be left out where it says what engines did before). What
-cannot change a number (paths, partitions, how many steps are timed) is no field. The id is for people and for joining
-tables; nothing parses it.
+Everything that can change a measured number is a field, and every field goes into the hash, including defaults (except
+fields of `LATER_FIELDS` at their defaults). Settings that cannot change a number (paths, partitions, how many steps are
+timed) are not fields. The id is for people and for joining tables; nothing parses it.
 """
 
 from __future__ import annotations
@@ -24,14 +23,15 @@ from workloads.spec.recomputation import MUST, Recompute, canonical_recompute, o
 
 ENGINE = "ultrasweep"
 ENGINE_VERSION = "3"
-"""Raise when the engine computes or stores something differently, so that old rows are not taken for new ones."""
+"""Raise this when the engine computes or stores something differently, so that old rows are not mistaken for new
+ones."""
 ENGINES: Mapping[str, str] = {
     ENGINE: ENGINE_VERSION,
     "torchtitan": "0.2.2+2",
     "megatron": "0.16.1+1 without Transformer Engine",
 }
-"""The engines that can be asked for and their versions: of others the package's, and the adapter's revision after a +.
-"""
+"""Engines that a user can choose, with their versions. For external engines this is the version of the package, then
+``+`` and the revision of the adapter."""
 
 PipelineSchedule = Literal[
     "none", "gpipe", "1f1b", "interleaved_1f1b", "interleaved_zero_bubble", "zero_bubble_v", "dualpipe_v"
@@ -80,7 +80,8 @@ FIELDS: Mapping[str, Values] = {
     "engine": texts(),
     "engine_version": texts(),
 }
-"""What every field of an `Experiment` but its model may hold. Stored experiments may be of other engines."""
+"""Rule for every field of an `Experiment` but its model. Stored experiments may have engines that are not in
+`ENGINES`."""
 _fields_of = attrgetter(*FIELDS)
 AXES: Mapping[str, Values] = {
     **FIELDS,
@@ -92,17 +93,17 @@ AXES: Mapping[str, Values] = {
     "engine": one_of(*ENGINES, is_text=True),
     "engine_version": one_of(*ENGINES.values(), is_text=True),
 }
-"""What the axis of such a name may hold in a grid: what can be run is more narrow than what can be stored."""
+"""Rule for each axis of a grid, by name. It is narrower than `FIELDS`: not everything that is stored can be run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experiment:
     """One training configuration. Degrees of 1 mean "off".
 
-    ``world_size = dp_replicate * dp_shard * cp * tp * pp``; ``ep`` borrows ranks from the data-parallel and
-    context-parallel axes (with ``etp=1`` from tensor parallelism too) and does not multiply. ``zero_stage`` 0
-    replicates (``dp_shard == 1``); 1, 2, 3 shard optimizer state, then gradients, then parameters over
-    ``dp_shard * cp`` (``dp_replicate > 1`` beside it is HSDP).
+    ``world_size = dp_replicate * dp_shard * cp * tp * pp``. ``ep`` does not multiply the world size: expert-parallel
+    ranks are taken from the data-parallel and context-parallel axes (with ``etp=1`` also from tensor parallelism).
+    ``zero_stage`` 0 replicates (``dp_shard == 1``); 1, 2, 3 shard optimizer state, then gradients, then parameters over
+    ``dp_shard * cp`` (with ``dp_replicate > 1`` this is HSDP).
     """
 
     model: ModelSpec
@@ -119,41 +120,40 @@ class Experiment:
     seq_len: int = 4096
     zero_stage: int = 0
     recompute: Recompute = "none"
-    """What backward computes again (`workloads.engine.layers.recompute`): nothing, some operations by their names
-    joined by "+" (`workloads.spec.recomputation`), all cheap ones (``selective``) or everything but a layer's input
-    (``full``)."""
+    """Tensors that backward recomputes (`workloads.engine.layers.recompute`): none, the outputs of some operations by
+    their names joined by "+" (`workloads.spec.recomputation`), those of all cheap ones (``selective``), or everything
+    but a layer's input (``full``)."""
     recompute_every: int = 1
-    """Only layers whose index in the model is a multiple of it are recomputed. Without effect with ``recompute=none``.
-    """
+    """Only layers whose index in the model is a multiple of this are recomputed. No effect with ``recompute=none``."""
     pp_schedule: PipelineSchedule = "none"
     """``none`` exactly when ``pp == 1``."""
     virtual_stages: int = 1
-    """Model chunks held by one pipeline rank."""
+    """Number of model chunks held by one pipeline rank."""
     pp_split: PipelineSplit = "balanced"
-    """How layers are given to stages (`workloads.costs.shape.partition`). Without effect when ``pp == 1``."""
+    """How layers are assigned to stages (`workloads.costs.shape.partition`). No effect if ``pp == 1``."""
     cp_kind: ContextKind = "ring"
-    """How context-parallel ranks exchange keys and values (`workloads.engine.collectives.context_parallel`). Without
-    effect when ``cp == 1``."""
+    """How context-parallel ranks exchange keys and values (`workloads.engine.collectives.context_parallel`). No effect
+    if ``cp == 1``."""
     sequence_parallel: bool = True
-    """Activations between tensor-parallel regions are sharded over tokens. Without effect when ``tp == 1``."""
+    """Activations between tensor-parallel regions are sharded over tokens. No effect if ``tp == 1``."""
     precision: Precision = "bf16"
     """bf16: bf16 compute, fp32 master weights, gradients reduced and accumulated in fp32. fp16: the same, with a
-    dynamic loss scale (`workloads.engine.training.loss_scale`). fp8_*: bf16, but for the matrix products of the blocks
-    (`workloads.engine.ops.fp8`)."""
+    dynamic loss scale (`workloads.engine.training.loss_scale`). fp8_*: as bf16, except for the matrix products of the
+    blocks (`workloads.engine.ops.fp8`)."""
     attention: Attention = "auto"
     compile: Compile = "none"
     etp: int = 1
     """Tensor-parallel degree inside routed experts: ``tp``, or 1. With 1 each rank sends its own share of the tokens,
-    and ``ep`` borrows tensor-parallel ranks too."""
+    and ``ep`` takes tensor-parallel ranks too."""
     routing: Routing = "balanced"
-    """Which experts a token visits. ``balanced`` and ``skewed`` force a choice that depends on its position alone, so
-    that runs compare; ``learned``: the router's."""
+    """How experts are chosen for a token. ``balanced`` and ``skewed`` force a choice that depends on the token's
+    position alone, so that runs are comparable; ``learned`` uses the router."""
     routing_imbalance: float = 1.0
-    """Tokens of the most loaded expert over the mean: stated for ``skewed``, assumed by planner and rehearsal for
-    ``learned`` (a real run routes as it learns)."""
+    """Tokens of the most loaded expert, divided by the mean over the experts. ``skewed`` routing has this imbalance;
+    for ``learned`` routing planner and rehearsal assume it (a real run routes as it learns)."""
     capacity_factor: float | None = None
-    """Each expert takes at most this many times its mean share of a rank's tokens; the rest are dropped. None: none
-    are. Without effect unless routing is learned."""
+    """Each expert takes at most this many times its mean share of a rank's tokens; the rest are dropped. None: no
+    tokens are dropped. No effect unless routing is learned."""
     seed: int = 42
     engine: str = ENGINE
     engine_version: str = ENGINE_VERSION
@@ -174,35 +174,35 @@ class Experiment:
 
     @property
     def recomputed_operations(self) -> tuple[str, ...]:
-        """The operations that a recomputed layer runs again one by one; none with ``none`` and ``full``."""
+        """Operations that a recomputed layer runs again one by one; empty with ``none`` and ``full``."""
         return operations_of(self.recompute)
 
     def recompute_of_layer(self, layer: int) -> Recompute:
-        """The kind of recomputation of a layer, counted from the first of the model."""
+        """Kind of recomputation of a layer; ``layer`` is its index in the model."""
         return self.recompute if layer % self.recompute_every == 0 else "none"
 
     def compiles(self, *, routed: bool, recomputed: bool) -> bool:
-        """Whether layers of a kind are compiled: with routed experts or without, among those that recompute or not.
+        """Whether layers of a kind are compiled: with routed experts or without, recomputed or not.
 
-        Routers, ring and all-gather attention break the graph. Torch compiles nothing of a checkpoint with a break in
-        it, so that layers that recompute are left as they are then.
+        Routers, ring and all-gather attention break the graph. Torch compiles nothing of a checkpoint that has a graph
+        break, so recomputed layers of such a kind are not compiled.
         """
         breaks = routed or (self.cp > 1 and self.cp_kind != "ulysses")
         return self.compile == "block" and not (breaks and recomputed and self.recompute != "none")
 
     @property
     def num_stages(self) -> int:
-        """Stages of a pipeline: every rank of it holds ``virtual_stages`` of them."""
+        """Number of stages of the pipeline: every pipeline rank holds ``virtual_stages`` of them."""
         return self.pp * self.virtual_stages
 
     @property
     def sequences_per_round(self) -> int:
-        """Sequences that all data-parallel ranks together take in one micro-batch."""
+        """Sequences that all data-parallel ranks together process in one micro-batch."""
         return self.dp * self.micro_batch_size
 
     @property
     def num_microbatches(self) -> int:
-        """Micro-batches of one optimizer step (gradient accumulation; fills the pipeline when ``pp > 1``)."""
+        """Micro-batches of one optimizer step (gradient accumulation; they fill the pipeline if ``pp > 1``)."""
         return self.global_batch_size // self.sequences_per_round
 
     @property
@@ -213,8 +213,8 @@ class Experiment:
     def hash(self) -> str:
         """Eight hex digits over every field but the model's name (a name cannot change a number).
 
-        Fields of `LATER_FIELDS` are left out at their default, so that experiments keep the hashes from before there
-        were such fields.
+        Fields of `LATER_FIELDS` are left out at their default, so that experiments keep the hashes they had before
+        these fields existed.
         """
         fields = to_dict(self)
         fields["model"].pop("name")
@@ -226,7 +226,7 @@ class Experiment:
     @property
     def id(self) -> str:
         """Readable slug and hash, safe as a file name, e.g. ``llama8b-dp4z3-tp2-mbs2-gbs64-s4096-1f3c9a0e``; at most
-        `LONGEST_ID` characters, since names of files are put together of ids."""
+        `LONGEST_ID` characters, because file names are composed of ids."""
         parts = [_slug(self.model.name)]
         dp = (
             f"dp{self.dp}" if self.dp_replicate == 1 or self.dp_shard == 1 else f"dp{self.dp_replicate}x{self.dp_shard}"
@@ -253,12 +253,12 @@ class Experiment:
 
     @classmethod
     def canonical(cls, *, dp: int | None = None, **fields: Any) -> Experiment:
-        """An experiment in which every field that has no effect has its one canonical value.
+        """Makes an experiment in which every field that has no effect has its one canonical value.
 
-        ``dp`` (instead of ``dp_replicate``/``dp_shard``) becomes replicas for ZeRO-0 and shards otherwise. With one
+        ``dp`` (instead of ``dp_replicate``/``dp_shard``) becomes replicas for ZeRO 0 and shards otherwise. With one
         data- and context-parallel rank there is nothing to shard, so ZeRO becomes 0; with one stage there is no
-        schedule. Recomputed operations are put in order; an engine without a version is of its newest. So one run has
-        one id, however its fields are given.
+        schedule. Recomputed operations are sorted; an engine without a version gets the newest. So one run has one id,
+        however its fields are given. Raises `InvalidExperiment` for values that are never valid.
         """
         if dp is not None:
             if "dp_replicate" in fields or "dp_shard" in fields:
@@ -294,7 +294,7 @@ class Experiment:
         if fields["recompute"] == "none":
             fields["recompute_every"] = 1
         elif fields.get("recompute_every", 1) > fields["model"].num_layers:
-            fields["recompute_every"] = fields["model"].num_layers  # the first layer alone
+            fields["recompute_every"] = fields["model"].num_layers  # only the first layer is recomputed
         return cls(**fields)
 
     def replace(self, **changes: Any) -> Experiment:
@@ -302,11 +302,12 @@ class Experiment:
 
 
 LONGEST_ID = 110
-"""A file of the queue names its point, a pilot and an attempt, and file systems take 255 bytes."""
+"""Limit of characters. The name of a queue file is composed of a point, a pilot and an attempt, and file systems allow
+255 bytes."""
 
 
 def shortened_id(id: str, most: int) -> str:
-    """An experiment's id in at most so many characters: the beginning of its label, and its whole hash."""
+    """An experiment's id in at most ``most`` characters: the beginning of its label, and its whole hash."""
     return id if len(id) <= most else id[: most - 9].rstrip("-.") + id[-9:]
 
 
@@ -316,14 +317,15 @@ def to_dict(experiment: Experiment) -> dict[str, Any]:
 
 
 def layout_id(experiment: Experiment) -> str:
-    """Equal for runs of one layout, which may differ in their seeds."""
+    """The id with seed 0: equal for runs of one layout with different seeds."""
     return dataclasses.replace(experiment, seed=0).id
 
 
 def from_dict(fields: dict[str, Any]) -> Experiment:
-    """Inverse of `to_dict`. Unknown or missing fields are refused: an old file is not silently given new defaults.
+    """Inverse of `to_dict`. Raises `InvalidExperiment` for unknown or missing fields, so that an old file does not
+    silently get new defaults.
 
-    Experiments of engine versions that had no choice in a matter get the field with what those engines did.
+    Experiments of engine versions that had no choice in a matter get the field with the behaviour of those engines.
     """
     fields = {**LATER_FIELDS, **fields}
     if fields.get("engine") == ENGINE and fields.get("engine_version") in ("1", "2"):
@@ -341,9 +343,10 @@ LATER_FIELDS: Mapping[str, Any] = {
     "routing_imbalance": 1.0,
     "capacity_factor": None,
 }
-"""Fields that came later, each with what engines did before: it recomputed all layers, or none; no experts ran."""
+"""Fields that were added later, each with the earlier behaviour: all layers were recomputed, or none; no experts
+ran."""
 _UNTIL_2 = {"pp_split": "even", "cp_kind": "ring"}
-"""What engine versions 1 and 2 did where later ones have a choice. (Context parallelism they did not have.)"""
+"""Behaviour of engine versions 1 and 2 where later versions have a choice. (They had no context parallelism.)"""
 
 
 def to_json(experiment: Experiment) -> str:

@@ -1,9 +1,10 @@
-"""A small language of arithmetic and comparisons over names: a grid's ``derive`` and ``where``, the planner's rules.
+"""A small language of arithmetic and comparisons over names, for a grid's ``derive`` and ``where`` and the planner's
+rules.
 
-Python parses an expression; every node is checked against what is allowed, and only from checked nodes is the source of
-a function written, which is compiled once and then runs as fast as Python. Attributes, subscripts, powers, and calls of
-all but a few functions are refused, and no builtin can be reached. `as_data` gives an expression as JSON, for readers
-in other languages.
+Python parses an expression, and every node is checked against a list of allowed ones. Only checked nodes become the
+source of a function, which is compiled once and then runs as fast as Python. Attributes, subscripts, powers, and calls
+of all but a few functions are refused, and no builtin can be reached. `as_data` gives an expression as JSON, for
+readers in other languages.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ Data = str | int | float | list[Any]
 class Expression:
     text: str
     names: frozenset[str]
-    """The variables that it uses."""
+    """Variables that the expression uses."""
     evaluate: Evaluator
-    """Takes the variables' values by name and returns the expression's value. Raises what Python's operators raise
-    (ZeroDivisionError, TypeError)."""
+    """Takes the values of the variables by name and returns the value of the expression. Raises the errors of Python's
+    operators (ZeroDivisionError, TypeError)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,17 +39,18 @@ class Template:
     """A sentence with expressions in braces: ``tp={tp} does not divide {num_heads // 2}``."""
 
     parts: tuple[str | Expression, ...]
-    """Plain text and expressions, in the order in which they stand."""
+    """Plain text and expressions, in their order."""
 
     def fill(self, values: Mapping[str, Any]) -> str:
-        """The sentence for these values by name. A list is written with commas between its members."""
+        """The sentence with these values of its variables. A list is written with commas between its members."""
         return "".join(part if isinstance(part, str) else _shown(part.evaluate(values)) for part in self.parts)
 
 
 def parse(text: object, label: str, functions: Functions | None = None) -> Expression:
-    """The expression in ``text``; ``label`` says where it stands. Raises `InvalidSweep` naming what is not allowed.
+    """Parses the expression in ``text``; ``label`` says in messages where it stands. Raises `InvalidSweep` if something
+    in it is not allowed.
 
-    ``functions``: what may be called, by name; ``min``, ``max`` and ``abs`` when nothing is given.
+    ``functions``: the functions that may be called, by name; by default ``min``, ``max`` and ``abs``.
     """
     functions = _FUNCTIONS if functions is None else functions
     if isinstance(text, (bool, int)):
@@ -75,13 +77,13 @@ def parse(text: object, label: str, functions: Functions | None = None) -> Expre
             f"{label}: {error} in {text!r} is not allowed; use names, numbers, + - * / // %, comparisons, in, "
             f"and, or, not, if-else, {', '.join(sorted(functions))}"
         ) from None
-    except (RecursionError, MemoryError, SyntaxError):  # more brackets than Python's parser takes
+    except (RecursionError, MemoryError, SyntaxError):  # more brackets than Python's parser accepts
         raise InvalidSweep(deep) from None
     return Expression(text.strip(), frozenset(names), evaluate)
 
 
 def parse_template(text: str, label: str, functions: Functions | None = None) -> Template:
-    """The sentence ``text`` with its expressions in braces parsed; raises as `parse` does."""
+    """Parses the sentence ``text`` with its expressions in braces; raises as `parse` does."""
     pieces = re.split(r"\{([^{}]*)\}", text)
     return Template(tuple(parse(piece, label, functions) if i % 2 else piece for i, piece in enumerate(pieces)))
 
@@ -89,11 +91,11 @@ def parse_template(text: str, label: str, functions: Functions | None = None) ->
 def compile_tests(
     names: Sequence[str], derived: Mapping[str, Expression], tests: Sequence[Expression], functions: Functions
 ) -> Callable[..., list[int]]:
-    """One function in the place of many expressions: from values in the order of ``names`` to the positions of those
-    ``tests`` that hold.
+    """Compiles many expressions into one function. It takes the values of ``names`` in their order and returns the
+    positions of the ``tests`` that hold.
 
-    ``derived``: expressions that the tests may use by name; each may use those before it. All of them must have been
-    parsed with these ``functions``.
+    ``derived``: expressions that the tests may use by name; each may use the ones before it. All expressions must have
+    been parsed with these ``functions``.
     """
 
     def local(name: str) -> str:
@@ -102,23 +104,23 @@ def compile_tests(
     def source(expression: Expression) -> str:
         return _source(ast.parse(expression.text, mode="eval").body, functions, local)
 
-    lines = [f"def tests({', '.join(map(local, names))}):", "    found = []"]
+    lines = [f"def tests({', '.join(map(local, names))}):", "    holding = []"]
     lines += [f"    {local(name)} = {source(expression)}" for name, expression in derived.items()]
-    lines += [f"    if {source(test)}: found.append({number})" for number, test in enumerate(tests)]
+    lines += [f"    if {source(test)}: holding.append({number})" for number, test in enumerate(tests)]
     space = _space(functions)
-    exec("\n".join([*lines, "    return found"]), space)
+    exec("\n".join([*lines, "    return holding"]), space)
     compiled: Callable[..., list[int]] = space["tests"]
     return compiled
 
 
 def source_of(expression: Expression, variable: Callable[[str], str]) -> str:
-    """Python's source of an expression, for a larger function; ``variable`` writes its variables. The expression must
-    have been parsed with the functions of a grid, and its source runs beside the names of `namespace`."""
+    """Python source of an expression, to be part of a larger function; ``variable`` writes its variables. The
+    expression must have been parsed with the functions of a grid, and its source needs the names of `namespace`."""
     return _source(ast.parse(expression.text, mode="eval").body, _FUNCTIONS, variable)
 
 
 def namespace() -> dict[str, Any]:
-    """The names that the source of `source_of` uses besides its variables; no builtins."""
+    """Names that the source of `source_of` uses in addition to its variables; no builtins."""
     return _space(_FUNCTIONS)
 
 
@@ -165,7 +167,7 @@ _CHECKED_OPERATIONS: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Mult: _multiply,
     ast.Mod: _modulo,
 }
-"""Operations that are a call of a function; all others are Python's own."""
+"""Operations that are written as a call of a function; all others are Python's own."""
 _FUNCTIONS: Functions = {"min": min, "max": max, "abs": abs}
 _SIGNS: dict[type[ast.AST], str] = dict(
     [
@@ -178,7 +180,7 @@ _SIGNS: dict[type[ast.AST], str] = dict(
 
 
 def _source(node: ast.expr, functions: Functions, variable: Callable[[str], str]) -> str:
-    """Python's source of a checked expression. ``variable`` writes a variable; `_space` has every other name."""
+    """Python source of a checked expression. ``variable`` writes a variable; `_space` holds every other name."""
 
     def inner(part: ast.expr) -> str:
         return _source(part, functions, variable)
@@ -211,7 +213,7 @@ def _source(node: ast.expr, functions: Functions, variable: Callable[[str], str]
 
 
 def _space(functions: Functions) -> dict[str, Any]:
-    """The names that compiled source may use besides its variables."""
+    """Names that compiled source may use in addition to its variables."""
     checked = {function.__name__: function for function in _CHECKED_OPERATIONS.values()}
     return {"__builtins__": {}, **checked, **{f"f_{name}": function for name, function in functions.items()}}
 

@@ -4,7 +4,7 @@ Global ranks count with ``tp`` innermost and ``pp`` outermost, so that the axis 
 
     rank = (((pp * DP_REPLICATE + dp_replicate) * DP_SHARD + dp_shard) * CP + cp) * TP + tp
 
-Routed experts see the same ranks as other axes, ``etp`` innermost (`expert_degrees`):
+Routed experts arrange the same ranks on other axes, with ``etp`` innermost (`expert_degrees`):
 
     rank = (((pp * REPLICAS + replica) * SHARDS + shard) * EP + ep) * ETP + etp
 """
@@ -50,11 +50,11 @@ def lines(experiment: Experiment, axis: str) -> list[list[int]]:
 
 
 def expert_degrees(experiment: Experiment) -> tuple[int, int]:
-    """(replicas, shards) of expert parameters: how many copies of an expert's master weights there are, and over how
-    many ranks each is sharded.
+    """(replicas, shards) of expert parameters: the number of copies of an expert's master weights, and the number of
+    ranks over which each copy is sharded.
 
-    The ranks of a pipeline stage are ``replicas * shards * ep * etp``. ``ep`` takes from the ranks that would share
-    master weights first, then from replicas; ``etp=1`` gives tensor-parallel ranks away like data-parallel ones.
+    The ranks of a pipeline stage are ``replicas * shards * ep * etp``. ``ep`` first takes ranks that would share master
+    weights, then replicas; with ``etp=1`` tensor-parallel ranks count as data-parallel ones.
     """
     e = experiment
     replicas, shards = data_degrees(e)
@@ -75,7 +75,8 @@ def expert_coordinates(experiment: Experiment, rank: int) -> dict[str, int]:
 
 
 def data_degrees(experiment: Experiment) -> tuple[int, int]:
-    """(replicas, shards): how many copies of the master weights there are, and over how many ranks each is sharded.
+    """(replicas, shards): the number of copies of the master weights, and the number of ranks over which each is
+    sharded.
 
     Context-parallel ranks hold the same parameters and see different tokens, as data-parallel ranks do. With ZeRO they
     shard along with ``dp_shard``; without it (stage 0) they are replicas.

@@ -1,5 +1,5 @@
-"""Describes the shape of a model, with routed experts and latent attention, and reads it from what a user wrote. No
-torch here."""
+"""Describes the shape of a model, with routed experts and latent attention, and reads it from user input. No torch
+here."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ MODEL_SIZES = (
 )
 """Fields of `ModelSpec` that are whole numbers of at least 1, in the order of their checks."""
 HEADS_DO_NOT_DIVIDE = "{label}: num_kv_heads={num_kv_heads} must divide num_heads={num_heads}"
-"""What `ModelSpec` says when it refuses; the report's explorer says the same."""
+"""Message of `ModelSpec` when it refuses; the report's explorer shows the same text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoESpec:
-    """Routed feed-forward layers (the dense ``ffn_hidden_size`` stays in force for the first ``num_dense_layers``)."""
+    """Routed feed-forward layers. The first ``num_dense_layers`` layers stay dense, with ``ffn_hidden_size``."""
 
     num_experts: int
     experts_per_token: int
@@ -34,31 +34,31 @@ class MoESpec:
     num_shared_experts: int = 0
     num_dense_layers: int = 0
     gate: Gate = "softmax"
-    """What makes an expert's score of its logit: softmax over all experts (Mixtral, arXiv:2401.04088) or sigmoid of
-    each (DeepSeek-V3, arXiv:2412.19437)."""
+    """Function that turns an expert's logit into its score: softmax over all experts (Mixtral, arXiv:2401.04088) or
+    sigmoid of each logit (DeepSeek-V3, arXiv:2412.19437)."""
     normalize_weights: bool = True
-    """The weights of a token's chosen experts are divided by their sum."""
+    """Divide the weights of a token's chosen experts by their sum."""
     weight_scale: float = 1.0
-    """What the weights are multiplied with at last."""
+    """Factor by which the weights are finally multiplied."""
     balance: Balance = "none"
-    """What spreads learned routing over the experts. ``aux_loss``: a term of the loss for every sequence (DeepSeek-V3,
-    equations 17 to 20); ``bias``: one number an expert, added to the scores where experts are chosen and moved against
-    the load after every step (arXiv:2408.15664)."""
+    """Method that balances learned routing over the experts. ``aux_loss``: a loss term for every sequence (DeepSeek-V3,
+    equations 17 to 20); ``bias``: one number per expert, added to the scores for the choice of experts and moved
+    against the load after every step (arXiv:2408.15664)."""
     balance_coefficient: float = 0.0
-    """Of the term, or the step of the bias."""
+    """Coefficient of the loss term, or size of one change of the bias."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MLASpec:
-    """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434, section 2.1): a latent that keys and values of all
-    heads are made of, another one for queries, and one rotated key for all heads."""
+    """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434, section 2.1): keys and values of all heads are
+    projected from one latent, queries from another, and all heads share one rotated key."""
 
     kv_lora_rank: int
     qk_nope_head_dim: int
     qk_rope_head_dim: int
     v_head_dim: int
     q_lora_rank: int = 0
-    """0: queries are projected without a latent of their own (DeepSeek-V2-Lite)."""
+    """Size of the latent of queries; 0: queries are projected from the input without a latent (DeepSeek-V2-Lite)."""
 
     @property
     def qk_head_dim(self) -> int:
@@ -97,8 +97,8 @@ class ModelSpec:
             return
         if self.num_kv_heads != self.num_heads:
             raise InvalidExperiment(
-                f"{label}: latent attention makes keys and values for every head: num_kv_heads={self.num_kv_heads} "
-                f"must be num_heads={self.num_heads}"
+                f"{label}: latent attention has keys and values for every head: num_kv_heads={self.num_kv_heads} "
+                f"must equal num_heads={self.num_heads}"
             )
         if self.mla.v_head_dim > self.mla.qk_head_dim:
             raise InvalidExperiment(
@@ -106,22 +106,24 @@ class ModelSpec:
                 f"{self.mla.qk_head_dim}: attention kernels take values no larger than queries"
             )
         if self.qk_norm:
-            raise InvalidExperiment(f"{label}: latent attention norms its latents, not heads: qk_norm must be false")
+            raise InvalidExperiment(
+                f"{label}: latent attention has norms of latents, not of heads: qk_norm must be false"
+            )
 
     @property
     def rope_dim(self) -> int:
-        """How much of a query's or key's head is rotated: all of it, but with latent attention."""
+        """Number of rotated columns of a query or key head: all of them, except with latent attention."""
         return self.head_dim if self.mla is None else self.mla.qk_rope_head_dim
 
     def __hash__(self) -> int:
-        """Of the name alone: a plan looks a model up in caches a hundred times a point."""
+        """Hash of the name alone, for speed: a plan looks a model up in caches a hundred times a point."""
         return hash(self.name)
 
 
 def model_from_dict(fields: Mapping[str, Any]) -> ModelSpec:
-    """A `ModelSpec` from what a user wrote (YAML); ``head_dim`` is hidden_size / num_heads if not given.
+    """Makes a `ModelSpec` from user input (YAML); ``head_dim`` is hidden_size / num_heads if it is not given.
 
-    Raises `InvalidExperiment` with the closest name for a field that a model does not have, and for a wrong value.
+    Raises `InvalidExperiment` for an unknown field, with the closest known name, and for a wrong value.
     """
     label = f"model {fields.get('name', '(unnamed)')}"
     fields = dict(fields)
@@ -151,7 +153,8 @@ def checked_model(label: str, fields: Any) -> ModelSpec:
 
 
 def _part(kind: type[Part], place: str, fields: Any) -> Part:
-    """Experts or latent attention. Whole numbers are at least 1 unless they have a default; others have a list."""
+    """Makes the part for experts or latent attention. Whole numbers must be at least 1, or at least 0 if they have a
+    default; some fields have a list of values."""
     values = mapping(place, fields, error=InvalidExperiment)
     for name in ("weight_scale", "balance_coefficient"):
         if name in values:  # floats, so that 1 and 1.0 are one model with one id
@@ -168,7 +171,7 @@ def _part(kind: type[Part], place: str, fields: Any) -> Part:
             whole_number(where, value, least, error=InvalidExperiment)
     if isinstance(part, MoESpec) and part.experts_per_token > part.num_experts:
         raise InvalidExperiment(
-            f"{place}: experts_per_token={part.experts_per_token} of num_experts={part.num_experts}; at most all"
+            f"{place}: experts_per_token={part.experts_per_token} must be at most num_experts={part.num_experts}"
         )
     return part
 

@@ -6,17 +6,18 @@ from itertools import combinations
 from typing import TYPE_CHECKING, Any, Literal
 
 SELECTIVE = ("norm", "rope", "swiglu")
-"""The cheap operations: norms' outputs, rotated queries and keys, the SwiGLU product. ``selective`` is all of them."""
+"""The cheap operations: outputs of norms, rotated queries and keys, the SwiGLU product. ``selective`` is all of
+them."""
 DEARER = ("mla_up", "experts")
-"""Operations that are matrix products. No part of ``selective``; ``selective+mla_up+experts`` is all five.
+"""Operations that are matrix products. They are not part of ``selective``; ``selective+mla_up+experts`` is all five.
 
-mla_up   latent attention's up-projections, from the latents (Megatron-LM recomputes them as ``mla_up_proj``)
-experts  routed experts from the copies that they have received, up to what their down projections take in.
-         Megatron-LM's ``moe`` recomputes the whole layer from its input, so that it routes and exchanges twice; this
-         keeps the received copies and sends nothing again
+mla_up   latent attention's up-projections, recomputed from the latents (Megatron-LM's ``mla_up_proj``)
+experts  routed experts, recomputed from their received token copies, up to the input of their down projections.
+         Megatron-LM's ``moe`` recomputes the whole layer from its input, including routing and the exchanges; here the
+         received copies are kept and nothing is sent again
 """
 OPERATIONS = (*SELECTIVE, *DEARER)
-"""In the order of their names in ``recompute``. A further operation is one more name here."""
+"""All operations, in the order of their names in ``recompute``. A new operation is added here."""
 
 
 def _joined(names: tuple[str, ...]) -> str:
@@ -27,10 +28,11 @@ def _joined(names: tuple[str, ...]) -> str:
 
 
 def _choices() -> tuple[str, ...]:
-    """From nothing to everything: the cheap ones by themselves, those with each of the dearer, everything."""
+    """All values in increasing order: none, the cheap operations, the cheap ones with each combination of the dearer
+    ones, full."""
 
     def some_of(names: tuple[str, ...]) -> list[tuple[str, ...]]:
-        return [found for count in range(len(names) + 1) for found in combinations(names, count)]
+        return [chosen for count in range(len(names) + 1) for chosen in combinations(names, count)]
 
     every = [_joined((*cheap, *dear)) for dear in some_of(DEARER) for cheap in some_of(SELECTIVE)]
     return ("none", *filter(None, every), "full")
@@ -38,7 +40,7 @@ def _choices() -> tuple[str, ...]:
 
 CHOICES = _choices()
 MUST = f"none, selective, full or some of {', '.join(OPERATIONS)}, joined by '+'"
-"""What a user is told."""
+"""List of the allowed values for messages."""
 
 if TYPE_CHECKING:
     Recompute = str
@@ -47,14 +49,14 @@ else:
 
 
 def operations_of(recompute: str) -> tuple[str, ...]:
-    """The operations that a layer runs again one by one; none with ``none`` and ``full``."""
+    """Operations that a layer recomputes one by one; empty with ``none`` and ``full``."""
     names = recompute.split("+")
     return tuple(name for name in OPERATIONS if name in names or (name in SELECTIVE and "selective" in names))
 
 
 def canonical_recompute(value: Any) -> Any:
-    """``value`` with its operations in their one order, each once, and all cheap ones as ``selective``. What is no list
-    of known operations comes back as it is."""
+    """``value`` with its operations in canonical order, each once, and all cheap ones as ``selective``. A value that is
+    not a list of known operations is returned unchanged."""
     named = value.split("+") if isinstance(value, str) else []
     if not named or not set(named) <= {"selective", *OPERATIONS}:
         return value

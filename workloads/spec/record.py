@@ -10,13 +10,13 @@ from workloads.spec.experiment import Experiment, to_dict
 
 
 def config_columns(experiment: Experiment) -> dict[str, Any]:
-    """Value of every column in `results.tables.schema.CONFIG_COLUMNS`."""
-    own = {"experiment_id": experiment.id, "model": experiment.model.name}
-    own["config_json"] = json.dumps(to_dict(experiment), sort_keys=True)
+    """Values of all columns in `results.tables.schema.CONFIG_COLUMNS`, by name."""
+    named = {"experiment_id": experiment.id, "model": experiment.model.name}
+    named["config_json"] = json.dumps(to_dict(experiment), sort_keys=True)
     values: dict[str, Any] = {}
     for column in CONFIG_COLUMNS:
-        if column.name in own:
-            values[column.name] = own[column.name]
+        if column.name in named:
+            values[column.name] = named[column.name]
         elif hasattr(experiment, column.name):
             values[column.name] = getattr(experiment, column.name)
         else:

@@ -36,33 +36,33 @@ _UNITS: Mapping[Unit, Mapping[str, Decimal]] = {
         "h": Decimal(3600),
     },
 }
-"""Names of units with their size in the unit that is stored. Decimal, so that 5 us are 5e-6 exactly."""
+"""Names of units with their size in the unit that is stored. Decimal, so that 5 us are exactly 5e-6."""
 EXAMPLES: Mapping[Unit, str] = {"B": "80 GiB", "B/s": "50 GB/s", "FLOP/s": "989 TFLOP/s", "s": "5 us"}
 
 
 def quantity(place: str, value: object, unit: Unit) -> object:
-    """``value`` in ``unit`` where it is text: a float, or a whole number of bytes. Any other value as it is.
+    """Converts text to a number in ``unit``: a float, or a whole number of bytes. Returns any other value unchanged.
 
-    A number without a unit is taken to be in ``unit``. Raises `InvalidSweep`, after ``place``, for text that is no
+    Text without a unit is taken to be in ``unit``. Raises `InvalidSweep`, with ``place`` first, for text that is not a
     number with a known unit.
     """
     if unit == "B" and isinstance(value, float) and value.is_integer():
         return int(value)
     if not isinstance(value, str):
         return value
-    found = _NUMBER.fullmatch(value.strip())
-    if found is None:
+    match = _NUMBER.fullmatch(value.strip())
+    if match is None:
         raise InvalidSweep(
-            f"{place}={value!r} must be a number of {unit}, or one with its unit, such as '{EXAMPLES[unit]}'"
+            f"{place}={value!r} must be a number of {unit}, or a number with a unit, such as '{EXAMPLES[unit]}'"
         )
-    name = "".join(found[2].split())
+    name = "".join(match[2].split())
     known = _UNITS[unit]
     if name and name not in known:
         raise InvalidSweep(
-            f"{place}={value!r}: {name!r} is no unit of {_KINDS[unit]}; "
+            f"{place}={value!r}: {name!r} is not a unit of {_KINDS[unit]}; "
             f"write it like '{EXAMPLES[unit]}', or as a number of {unit}"
         )
-    amount = Decimal(found[1]) * known.get(name, Decimal(1))
+    amount = Decimal(match[1]) * known.get(name, Decimal(1))
     return round(amount) if unit == "B" else float(amount)
 
 
@@ -70,7 +70,8 @@ _KINDS: Mapping[Unit, str] = {"B": "memory", "B/s": "bandwidth", "FLOP/s": "comp
 
 
 def seconds(place: str, value: object) -> object:
-    """`quantity` of time where ``value`` is text with a unit (``2 min``); any other value as it is."""
-    if isinstance(value, str) and (found := _NUMBER.fullmatch(value.strip())) is not None and found[2]:
+    """Converts text with a unit of time (``2 min``) to seconds, as `quantity` does; returns any other value
+    unchanged."""
+    if isinstance(value, str) and (match := _NUMBER.fullmatch(value.strip())) is not None and match[2]:
         return quantity(place, value, "s")
     return value

@@ -1,8 +1,8 @@
 """Every matrix of a model: its name, shape, initial values, and how the ranks of a layout hold it. No torch here.
 
-The engine makes its parameters from this table, and everything that must know how a parameter is held reads it from
-the parameter: initial values, data parallelism, the sums of gradients, the gradient norm. The closed forms count it
-(`workloads.costs.shape.params`), so planner and engine cannot hold different opinions of a model.
+The engine makes its parameters from this table. Initial values, data parallelism, the sums of gradients and the
+gradient norm read from the parameter how it is held. The closed forms (`workloads.costs.shape.params`) count the same
+table, so planner and engine always agree on a model.
 
 h is the hidden size, N and K are the numbers of query and key/value heads of size H, f the feed-forward columns, V the
 vocabulary.
@@ -24,19 +24,21 @@ INIT_STD = 0.02
 class Placement:
     """How the ranks of a layout hold one parameter.
 
-    Data and context parallelism are not in here: they hold every parameter alike, but for experts, of which expert
-    parallelism gives each rank some. Their ranks see different tokens, so
-    all gradients are summed over them; with ZeRO they shard, without it each has a copy.
+    Data and context parallelism are not part of this, because they treat every parameter alike: their ranks see
+    different tokens, so all gradients are summed over them; with ZeRO they shard, without it each rank has a copy.
+    Experts are the exception: expert parallelism gives each rank only some of them.
     """
 
     split: tuple[tuple[str, int], ...] = ()
-    """Axes that divide it, each with the dim of the matrix that it divides. The parts' gradients are whole."""
+    """Axes that divide the parameter, each with the dim of the matrix that it divides. Each part's gradient is
+    complete."""
     divided_use: Literal["tokens", "heads"] = "tokens"
-    """What the tensor-parallel ranks divide among themselves where they use a parameter that they all hold whole. Heads
-    are always divided, tokens only with sequence parallelism; then each rank's gradient is a part of the sum."""
+    """The work that the tensor-parallel ranks divide when they use a parameter that each of them holds whole.
+    Heads are always divided, tokens only with sequence parallelism; if divided, each rank's gradient is a partial sum.
+    """
 
     def dim(self, axis: str) -> int | None:
-        """The dim that ``axis`` divides; None when its ranks all hold the whole."""
+        """The dim that ``axis`` divides; None if each of its ranks holds the whole parameter."""
         return dict(self.split).get(axis)
 
     def local_shape(self, shape: tuple[int, ...], sizes: Mapping[str, int]) -> tuple[int, ...]:
@@ -47,23 +49,23 @@ class Placement:
         return tuple(local)
 
     def summed_over(self, *, tp: int, sequence_parallel: bool) -> tuple[str, ...]:
-        """Axes over which gradients must be summed, besides those of data and context parallelism."""
+        """Axes over which gradients must be summed, in addition to data and context parallelism."""
         divided = self.divided_use == "heads" or sequence_parallel
         return ("tp",) if tp > 1 and self.dim("tp") is None and not self.is_expert and divided else ()
 
     @property
     def is_expert(self) -> bool:
-        """Held by the ranks of `workloads.spec.mesh.expert_degrees`, which are others than those of the other
-        weights."""
+        """Whether this is a parameter of routed experts, which are held on the expert mesh
+        (`workloads.spec.mesh.expert_degrees`)."""
         return self.dim("ep") is not None
 
     def copies(self, sizes: Mapping[str, int]) -> int:
-        """How many ranks along the axes in ``sizes`` hold the same elements."""
+        """Number of ranks along the axes in ``sizes`` that hold the same elements."""
         return math.prod(size for axis, size in sizes.items() if self.dim(axis) is None)
 
 
 WHOLE = Placement()
-"""On every tensor-parallel rank, used on its own tokens."""
+"""Each tensor-parallel rank holds the whole parameter and uses it on its own tokens."""
 WHOLE_BY_HEADS = Placement(divided_use="heads")
 ROWS = Placement(split=(("tp", 0),))
 """Column-parallel: the outputs are divided."""
@@ -80,7 +82,7 @@ class Weight:
     name: str
     shape: tuple[int, ...]
     std: float | None
-    """Of the normal distribution of its initial values; None means ones (norms)."""
+    """Standard deviation of the normal distribution of the initial values; None means ones (norms)."""
     placement: Placement
 
     @property
@@ -89,8 +91,8 @@ class Weight:
 
 
 def fused_shape(parts: Sequence[Weight], **degrees: int) -> tuple[int, ...]:
-    """Of one parameter made of ``parts``, concatenated on dim 0 (of each
-    expert, if they are experts'), on a rank of a layout with these degrees."""
+    """Shape of one parameter made of ``parts``, concatenated on dim 0 (for experts: on dim 0 of each expert), on one
+    rank of a layout with these degrees."""
     shapes = [part.placement.local_shape(part.shape, degrees) for part in parts]
     if parts[0].placement.is_expert:
         experts, _, columns = shapes[0]
@@ -99,7 +101,7 @@ def fused_shape(parts: Sequence[Weight], **degrees: int) -> tuple[int, ...]:
 
 
 def residual_std(model: ModelSpec) -> float:
-    """Projections that add to the residual stream start smaller with depth (GPT-2)."""
+    """Standard deviation of projections that add to the residual stream; it falls with depth (GPT-2)."""
     return INIT_STD / math.sqrt(2 * model.num_layers)
 
 
@@ -125,9 +127,9 @@ def final_norm(model: ModelSpec) -> Weight:
 def attention(model: ModelSpec, prefix: str) -> dict[str, Weight]:
     """Weights of one attention layer by their short names.
 
-    Grouped-query: q, k, v, o, and the norms of every head with ``qk_norm``. Latent (DeepSeek-V2, arXiv:2405.04434,
-    section 2.1): what has heads (W_UQ, W_UK with W_UV, W_O) is divided; W_DQ and W_DKV with W_KR are not. Without a
-    latent for queries W_Q takes the place of W_DQ and W_UQ.
+    Grouped-query: q, k, v, o, and with ``qk_norm`` the norms of every head. Latent (DeepSeek-V2, arXiv:2405.04434,
+    section 2.1): weights with heads (W_UQ, W_UK with W_UV, W_O) are divided over tensor-parallel ranks; W_DQ and W_DKV
+    with W_KR are not. Without a latent for queries, W_Q replaces W_DQ and W_UQ.
     """
     h, heads, mla = model.hidden_size, model.num_heads, model.mla
 
@@ -144,7 +146,7 @@ def attention(model: ModelSpec, prefix: str) -> dict[str, Weight]:
             ]
         else:
             queries = [weight("q", heads * mla.qk_head_dim, h, ROWS)]
-        found = [
+        weights = [
             *queries,
             weight("kv_down", latent + mla.qk_rope_head_dim, h, WHOLE),
             weight("kv_up", heads * (mla.qk_nope_head_dim + mla.v_head_dim), latent, ROWS),
@@ -153,29 +155,29 @@ def attention(model: ModelSpec, prefix: str) -> dict[str, Weight]:
         ]
     else:
         q, kv = heads * model.head_dim, model.num_kv_heads * model.head_dim
-        found = [
+        weights = [
             weight("q", q, h, ROWS),
             weight("k", kv, h, ROWS),
             weight("v", kv, h, ROWS),
             weight("o", h, q, COLUMNS, residual_std(model)),
         ]
         if model.qk_norm:
-            found += [norm(f"{prefix}.{name}", model.head_dim, WHOLE_BY_HEADS) for name in ("q_norm", "k_norm")]
-    return _by_short_name(found)
+            weights += [norm(f"{prefix}.{name}", model.head_dim, WHOLE_BY_HEADS) for name in ("q_norm", "k_norm")]
+    return _by_short_name(weights)
 
 
 def attention_parameters(model: ModelSpec, prefix: str) -> list[tuple[Weight, ...]]:
-    """The weights of one attention layer as the engine holds them: those that are projected from one input and have one
-    placement are one parameter."""
-    own = attention(model, prefix)
+    """The weights of one attention layer as the engine holds them: weights with the same input and placement are fused
+    into one parameter."""
+    weights = attention(model, prefix)
     fused = [("q_down", "kv_down"), ("q", "k", "v")]
-    apart = [(name,) for name in own if not any(name in names for names in fused)]
-    held = [tuple(own[name] for name in names if name in own) for names in [*fused, *apart]]
+    apart = [(name,) for name in weights if not any(name in names for names in fused)]
+    held = [tuple(weights[name] for name in names if name in weights) for names in [*fused, *apart]]
     return [parts for parts in held if parts]
 
 
 def feed_forward(model: ModelSpec, prefix: str, columns: int) -> dict[str, Weight]:
-    """SwiGLU: gate, up and down, ``columns`` wide."""
+    """Weights of a SwiGLU layer: gate, up and down, ``columns`` wide."""
     h = model.hidden_size
     return _by_short_name(
         [
@@ -202,7 +204,8 @@ def experts(model: ModelSpec, prefix: str) -> dict[str, Weight]:
 
 
 def shared_experts(model: ModelSpec, prefix: str) -> dict[str, Weight] | None:
-    """Of a layer with routed experts: those that every token visits, as one feed-forward part. None: it has none."""
+    """Weights of the shared experts of a layer with routed experts, as one feed-forward part. None if there are
+    none."""
     moe = model.moe
     if moe is None or not moe.num_shared_experts:
         return None
@@ -210,7 +213,7 @@ def shared_experts(model: ModelSpec, prefix: str) -> dict[str, Weight] | None:
 
 
 def routed(model: ModelSpec, layer: int) -> bool:
-    """Whether a layer, counted from the first of the model, has routed experts."""
+    """Whether a layer has routed experts; ``layer`` is its index in the model."""
     return model.moe is not None and layer >= model.moe.num_dense_layers
 
 

@@ -190,5 +190,7 @@ def test_predictions_are_matched_by_row_or_by_id() -> None:
         predictions.assign(experiment_id=names).iloc[::-1], measured.assign(experiment_id=names)
     )
     assert by_id["predicted"].tolist() == [1.1, 1.8] and by_id["low"].tolist() == [0.9, 1.7]
-    with pytest.raises(InvalidResults, match="3 predictions have no experiment_id and stand beside 2 measured rows"):
+    with pytest.raises(
+        InvalidResults, match="3 predictions have no experiment_id and cannot be matched with 2 measured"
+    ):
         pairs_of_predictions(predictions, measured.iloc[:2])

@@ -87,7 +87,7 @@ def test_a_newer_schema_is_said_in_one_line(folder: Path, table: Any) -> None:
     reading = load(folder, table)
     [said, unknown] = reading.problems
     assert f"newer version of ultrasweep (schema {newer}, this one knows {SCHEMA_VERSION})" in said
-    assert unknown == "1 column that this version does not know left out: noise_db"
+    assert unknown == "left out 1 column that this version does not know: noise_db"
     assert "noise_db" not in reading.table.column_names
     assert upgrade.main([str(folder / "today")]) == 2
     assert "noise_db" in pq.read_schema(path).names
@@ -108,7 +108,7 @@ def test_one_command_writes_one_file(folder: Path, suffix: str, capsys: pytest.C
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["--out", "x.xlsx"], "'x.xlsx' ends with none of .parquet, .csv"),
+        (["--out", "x.xlsx"], "'x.xlsx' must end with .parquet or .csv"),
         (["--out", "nowhere/x.csv"], "there is no folder nowhere"),
         ([], "the following arguments are required: --out"),
     ],

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import results
 from results.errors import InvalidResults
 from results.tables import compaction, files, store
 from tests.results.helpers import attempt, make_sweep, steps
@@ -360,8 +361,11 @@ def test_ledger_round_trip(sweep: Path) -> None:
         store.write_ledger(sweep, [rows[0] | {"verdict": "maybe"}])
 
 
-def test_the_readme_names_every_file_of_the_code() -> None:
-    folder = Path(store.__file__).parent
+def test_the_readme_names_every_room_and_file_of_the_code() -> None:
+    folder = Path(results.__file__).parent
     readme = (folder / "README.md").read_text()
-    missing = [path.name for path in folder.glob("*.py") if path.stem != "__init__" and f"`{path.name}`" not in readme]
-    assert missing == []
+    files = [path.name for path in folder.glob("*.py") if path.stem != "__init__"]
+    rooms = [f"{path.parent.name}/" for path in folder.glob("*/__init__.py")]
+    assert len(files) >= 3
+    assert len(rooms) >= 4
+    assert [name for name in (*files, *rooms) if f"| `{name}` |" not in readme] == []

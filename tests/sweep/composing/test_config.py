@@ -176,10 +176,10 @@ def test_a_folder_of_ones_own(tmp_path: Path) -> None:
         ),
         (
             ["+grid=one_gpu", "cluster.inter_node.bandwidth=50 GX/s"],
-            "'GX/s' is no unit of bandwidth",
+            "'GX/s' is not a unit of bandwidth",
         ),
         (["+grid=one_gpu", "+cluster.inter_node.bandwith=1e10"], "inter_node: no option 'bandwith'; did you mean"),
-        (["+grid=one_gpu", "plan.overhead_s=12 parsecs"], "'parsecs' is no unit of time"),
+        (["+grid=one_gpu", "plan.overhead_s=12 parsecs"], "'parsecs' is not a unit of time"),
     ],
 )
 def test_mistakes_are_told_in_one_line(overrides: list[str], message: str) -> None:

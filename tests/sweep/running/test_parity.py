@@ -44,7 +44,7 @@ def _no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         (["model=tiny", "model.depth=2", "--right", "tp=2"], "a model has no 'depth' to change"),
         (["model=tiny", "model.num_heads=x", "--right", "tp=2"], "num_heads='x' must be a whole number"),
         (["model=tiny", "--right", "tp=3"], "right layout: tp=3 does not divide num_heads=4 of tiny"),
-        (["model=tiny", "--left", "pp=9", "--right", "tp=2"], "left layout: pp=9 stages need as many layers"),
+        (["model=tiny", "--left", "pp=9", "--right", "tp=2"], "left layout: pp=9 stages need at least as many layers"),
         (["model=tiny", "--right", "dp=32", "global_batch_size=32"], "which is one node of 16; at most 16"),
         (
             ["model=tiny", "precision=fp8_rowwise", "seq_len=36", "--right", "tp=2"],

@@ -167,8 +167,8 @@ def test_megatron_is_refused_where_there_is_no_cuda_device() -> None:
     e = of(engine="megatron")
     assert refused(e) == []
     assert refused(e, "cpu") == [
-        "megatron 0.16.1+1 without Transformer Engine cannot run on backend=cpu: its buffers and its clipping are on "
-        "CUDA devices"
+        "megatron 0.16.1+1 without Transformer Engine cannot run on backend=cpu: its buffers and gradient clipping "
+        "need CUDA devices"
     ]
     assert refused(of(), "cpu") == [] == refused(of(engine=ENGINE), "cpu")
 

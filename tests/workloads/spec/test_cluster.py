@@ -61,7 +61,7 @@ def test_quantities_may_have_units() -> None:
         ({"devices_per_node": 0}, "cluster ours: devices_per_node=0 must be a whole number of at least 1"),
         (
             {"reserved_bytes": "2 Gi"},
-            "cluster ours: reserved_bytes='2 Gi': 'Gi' is no unit of memory; write",
+            "cluster ours: reserved_bytes='2 Gi': 'Gi' is not a unit of memory; write",
         ),
         ({"reserved_bytes": 3}, r"reserved_bytes=3 means 3 B; between 1\.04858e\+06 and 1e\+14 B is plausible"),
         (

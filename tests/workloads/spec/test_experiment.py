@@ -159,12 +159,12 @@ def test_every_kind_of_recomputation_has_an_id_of_its_own() -> None:
             {"mla": {**LATENT, "q_lora_rank": -1}},
             "model ours: mla: q_lora_rank=-1 must be a whole number of at least 0",
         ),
-        ({"mla": LATENT}, "keys and values for every head: num_kv_heads=2 must be num_heads=4"),
+        ({"mla": LATENT}, "keys and values for every head: num_kv_heads=2 must equal num_heads=4"),
         (
             {"mla": {**LATENT, "v_head_dim": 16}, "num_kv_heads": 4},
             "mla: v_head_dim=16 must be at most qk_nope_head_dim + qk_rope_head_dim = 12",
         ),
-        ({"mla": LATENT, "num_kv_heads": 4, "qk_norm": True}, "not heads: qk_norm must be false"),
+        ({"mla": LATENT, "num_kv_heads": 4, "qk_norm": True}, "not of heads: qk_norm must be false"),
     ],
 )
 def test_mistakes_in_models_name_the_field_and_what_would_work(fields: dict[str, Any], told: str) -> None:

@@ -41,12 +41,12 @@ def test_quantities(text: object, unit: Unit, value: object) -> None:
         (
             "50 GX/s",
             "B/s",
-            "here='50 GX/s': 'GX/s' is no unit of bandwidth; write it like '50 GB/s', or as a number of B/s",
+            "here='50 GX/s': 'GX/s' is not a unit of bandwidth; write it like '50 GB/s', or as a number of B/s",
         ),
-        ("50 gb/s", "B/s", "'gb/s' is no unit of bandwidth; write"),
-        ("80 GB/s", "B", "'GB/s' is no unit of memory; write it like '80 GiB'"),
-        ("fast", "B/s", "here='fast' must be a number of B/s, or one with its unit, such as '50 GB/s'"),
-        ("5 lightyears", "s", "'lightyears' is no unit of time"),
+        ("50 gb/s", "B/s", "'gb/s' is not a unit of bandwidth; write"),
+        ("80 GB/s", "B", "'GB/s' is not a unit of memory; write it like '80 GiB'"),
+        ("fast", "B/s", "here='fast' must be a number of B/s, or a number with a unit, such as '50 GB/s'"),
+        ("5 lightyears", "s", "'lightyears' is not a unit of time"),
     ],
 )
 def test_what_is_no_quantity_is_said_in_one_line(text: str, unit: Unit, told: str) -> None:
