@@ -3,9 +3,9 @@
 Symbols: P parameters of one rank (its stages, divided by tp); S ranks that share master weights (`data_degrees`); g
 bytes per element of the master and gradient dtype; c bytes per element of the compute dtype; m micro-batches. A unit is
 what FSDP gathers and reduces at one time: a block, the routed experts in it, the embedding, the head with the final
-norm; or, if both ends meet in one tied weight, that weight with the stage itself. Experts are sharded over
-ranks of their own (`expert_degrees`). With uneven routing, the rank with most tokens is counted. Model states follow ZeRO (Rajbhandari
-et al., arXiv:1910.02054, section 5). The engine keeps
+norm; or, if both ends meet in one tied weight, that weight with the stage itself. Experts are sharded over ranks
+of their own (`expert_degrees`). With uneven routing, the rank with most tokens is counted. Model states follow ZeRO
+(Rajbhandari et al., arXiv:1910.02054, section 5). The engine keeps
 
     parameters  g P / S master shards, and the copy to compute with: c P for ZeRO 0, 1, 2; for ZeRO 3 two blocks in
                 backward, and the embedding or head while it runs. Blocks and experts whose matrices have one fp8 scale
@@ -110,9 +110,8 @@ def _fullest(alike: tuple[int, ...], schedule: str, m: int, v: int) -> tuple[int
 
 
 def _uncovered(alike: tuple[int, ...], schedule: str, m: int, v: int) -> tuple[int, ...]:
-    """Ranks with several chunks, without those that hold at most as much as another equal rank, chunk by
-    chunk and turn by turn.
-    """
+    """Ranks with several chunks, without those that hold at most as much as another equal rank, chunk by chunk
+    and turn by turn."""
     kept: list[int] = []
     of_rank = [held_by_chunk(schedule, rank, len(alike), m, v) for rank in range(len(alike))]
     for rank, kind in enumerate(alike):
