@@ -83,8 +83,7 @@ class Held(NamedTuple):
     split: Ints
     replicated: Ints
     experts: Ints
-    """Parameters of routed experts in all layers (`workloads.costs.shape.params.Counts`); likewise the two fields
-    before."""
+    """``split``, ``replicated``, ``experts``: parameters of all layers (`workloads.costs.shape.params.Counts`)."""
     embedding: Ints
     head: Ints
     has_head: Ints

@@ -27,7 +27,7 @@ class Steps(NamedTuple):
     zero_stage: Ints
     """ZeRO stage by chunk."""
     splits: Ints
-    """By chunk: 1 if backwards are split into I and W."""
+    """1 if the chunk's backwards are split into I and W."""
     schedules: Sequence[Pipeline]
     """Pipeline by layout. The following fields are by layout, too."""
     first: Ints
@@ -56,7 +56,7 @@ class Steady(NamedTuple):
     input_s: Floats
     weight_s: Floats
     wait_s: Floats
-    """With ZeRO 3: waiting for the previous backward's reduction, in a forward, or in a backward that follows
+    """Wait, with ZeRO 3, for the previous backward's reduction, in a forward, or in a backward that follows
     another."""
 
 

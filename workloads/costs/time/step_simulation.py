@@ -89,10 +89,10 @@ class Timeline:
     """(rank, start, end) of reductions that continue after their backward has ended."""
     compute_s: tuple[float, ...]
     exposed_s: tuple[float, ...]
-    """By rank: waiting for weights or for its gradients' reduction, and slowdown of compute by overlapping
+    """Wait by rank for weights or for its gradients' reduction, and slowdown of compute by overlapping
     communication."""
     idle_s: tuple[float, ...]
-    """By rank: waiting for other stages, including their messages, and for the slowest rank at the end."""
+    """Wait by rank for other stages, including their messages, and for the slowest rank at the end."""
     optimizer_s: tuple[float, ...]
 
     @property
