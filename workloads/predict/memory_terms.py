@@ -1,13 +1,15 @@
-"""Device memory of many rows at one time, in closed form, from quantities that a fit may adjust.
+"""Device memory of many rows at one time, in closed form, with parameters that a fit may adjust.
 
-On one stage with P parameters a rank, over S ranks that share what ZeRO shards:
+Symbols for one stage: P parameters of a rank, S ranks over which ZeRO shards (arXiv:1910.02054, section 5), g bytes of
+a gradient, T tokens, h hidden size, F feed-forward columns, V vocabulary, fitted a and b:
 
 states       weights 2 P (ZeRO 3: / S), gradients g P (ZeRO 2 and 3: / S), optimizer 12 P (from ZeRO 1 on: / S)
-activations  of every micro-batch in flight and every layer: T (a h + b F) values of 2 bytes over tp; with selective
-             recomputation a share of that, with full recomputation the layer's input and one layer at work
+activations  of every micro-batch in flight and every layer: T (a h + b F) values of 2 bytes over tp (in the form of
+             arXiv:2205.05198); with selective recomputation a share of that, with full recomputation the layer's input
+             and one layer's working set
 loss         on the last stage, T V / tp logits in 16 bits and in fp32
 gathered     ZeRO 3: two layers' weights; sequence parallelism: gathered inputs
-reserved     what the allocator takes: a multiple of the peak and a constant (context, communication buffers)
+reserved     memory taken by the allocator: a multiple of the peak and a constant (context, communication buffers)
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ MEMORY: dict[str, Parameter] = {
     "constant": Parameter(2.0, 0.5, "GiB beside everything else, of what is reserved"),
     "allocator": Parameter(1.08, 0.08, "reserved over allocated"),
 }
-"""Values and spreads before any row is seen."""
+"""Defaults and spreads before any row is seen."""
 
 
 def peaks(x: Points, facts: Facts, p: Mapping[str, float]) -> tuple[Floats, Floats]:
