@@ -33,9 +33,9 @@ MEMORY: dict[str, Parameter] = {
     "whole": Parameter(0.2, 0.8, "values a token and hidden unit that tensor parallelism does not split"),
     "selective": Parameter(0.7, 0.3, "share of activations kept with selective recomputation"),
     "loss": Parameter(10.0, 0.5, "bytes of a logit on the last stage"),
-    "embedding": Parameter(2.0, 0.8, "bytes a token and hidden unit beside the layers"),
-    "head": Parameter(4.0, 0.8, "bytes a token and hidden unit beside the head, which nothing splits"),
-    "constant": Parameter(2.0, 0.5, "GiB beside everything else, of what is reserved"),
+    "embedding": Parameter(2.0, 0.8, "bytes a token and hidden unit on every stage, besides the layers"),
+    "head": Parameter(4.0, 0.8, "bytes a token and hidden unit on the last stage, not split by tp"),
+    "constant": Parameter(2.0, 0.5, "GiB of reserved memory besides a multiple of the peak"),
     "allocator": Parameter(1.08, 0.08, "reserved over allocated"),
 }
 """Defaults and spreads before any row is seen."""
@@ -65,8 +65,8 @@ def peaks(x: Points, facts: Facts, p: Mapping[str, float]) -> tuple[Floats, Floa
     in_flight = stages.in_flight * (1 + (x.vpp - 1) / x.vpp * (1 - 1 / np.maximum(x.pp, 1)))[:, None]
     activations = in_flight * stages.layers * kept[:, None] + (stages.layers > 0) * working[:, None]
     logits = p["loss"] * tokens * x.vocab / x.tp + p["head"] * tokens * x.hidden
-    beside = p["embedding"] * tokens * x.hidden
-    total = state + activations + stages.head * logits[:, None] + beside[:, None]
+    embedding = p["embedding"] * tokens * x.hidden
+    total = state + activations + stages.head * logits[:, None] + embedding[:, None]
     total = np.where(stages.exists > 0, total, 0.0)
     return total[:, 0], total.max(axis=1)
 

@@ -160,14 +160,14 @@ def step_parts(points: Points, facts: Facts, p: Mapping[str, float]) -> Parts:
         sizes + (stages.first + stages.head * (1 - x.tied * (x.pp == 1))[:, None]) * (x.vocabulary_params / tp)[:, None]
     )
     accumulated = p["accumulate"] * (2 + 2 * facts.gradient_bytes)[:, None] * sizes / x.memory_bandwidth[:, None]
-    beside = accumulated + (p["micro_fixed"] / x.scaled + 2 * _message(x, facts, p))[:, None]
+    per_stage = accumulated + (p["micro_fixed"] / x.scaled + 2 * _message(x, facts, p))[:, None]
     m = x.micro_batches
     chunked = 1 - (1 - 1 / x.vpp) * np.minimum(1.0, (m - 1) / np.maximum(x.pp - 1, 1))
 
     def of_stages(layer: Floats, head: Floats) -> tuple[Floats, Floats]:
         """(slowest, fill) of one micro-batch: seconds of the slowest stage, and of the others, which fill the
         pipeline."""
-        seconds = (stages.layers * layer[:, None] + stages.head * (head + loss)[:, None] + beside) * stages.exists
+        seconds = (stages.layers * layer[:, None] + stages.head * (head + loss)[:, None] + per_stage) * stages.exists
         slowest: Floats = seconds.max(axis=1)
         return slowest, (seconds.sum(axis=1) - slowest) * chunked
 
@@ -246,8 +246,8 @@ def _layer(x: Points, facts: Facts, p: Mapping[str, float]) -> tuple[Floats, Flo
 
 def _tensor_parallel(x: Points, facts: Facts, p: Mapping[str, float]) -> Floats:
     """Exposed seconds per layer and micro-batch, forward and backward."""
-    again = np.where(x.recompute == 2, (4.0 - facts.stops_early) * x.recomputed, 0.0)
-    collectives = np.where(facts.sequence_parallel > 0, 10.0, 8.0) + again
+    repeated = np.where(x.recompute == 2, (4.0 - facts.stops_early) * x.recomputed, 0.0)
+    collectives = np.where(facts.sequence_parallel > 0, 10.0, 8.0) + repeated
     each = 2 * x.tokens * x.hidden * (x.tp - 1) / x.tp / bandwidth(x, x.tp, np.ones_like(x.tp), p)
     start = p["tp_start"] * (x.tp - 1)
     return np.where(x.tp > 1, collectives * (each + start) * p["tp_exposed"], 0.0)
@@ -283,10 +283,10 @@ def _data_parallel(x: Points, facts: Facts, p: Mapping[str, float], largest: Flo
     ring = p["ring_start"] * ranks * layers
     reduce = reduce + np.where(sharded, ring, p["dp_start"] * np.log2(np.maximum(ranks, 1.0)) * layers)
     gather = gather + np.where(sharded, ring, 0.0)
-    beside = p["hidable"] * slowest * 2 / 3 * np.where(x.zero >= 2, m, 1.0)
+    hidable = p["hidable"] * slowest * 2 / 3 * np.where(x.zero >= 2, m, 1.0)
     # ZeRO 3 gathers in both directions of every micro-batch, overlapping with the previous layers.
     ahead = gather * 2 * m * (x.zero == 3)
-    over = np.maximum(0.0, reduce + ahead - beside * np.where(x.zero == 3, 1.5, 1.0))
+    over = np.maximum(0.0, reduce + ahead - hidable * np.where(x.zero == 3, 1.5, 1.0))
     hidden = reduce + ahead - over
     once = np.where(x.zero == 3, 0.0, gather * p["gather_exposed"])
     return np.where(ranks > 1, over + once + hidden * (p["dp_exposed"] + p["slow_down"]), 0.0)

@@ -228,8 +228,10 @@ def layer_bytes(experiment: Experiment, *, routed: bool, c: int, recomputed: boo
     working = stream + down_weight + max(steps)
     in_fp8 = fp8.is_fp8(e)
     if in_fp8:
-        remade = recomputed and "swiglu" in e.recomputed_operations
-        working = fp8.working_bytes(e, stream, tokens, model.ffn_hidden_size // e.tp, c, remade=remade)
+        recomputes_product = recomputed and "swiglu" in e.recomputed_operations
+        working = fp8.working_bytes(
+            e, stream, tokens, model.ffn_hidden_size // e.tp, c, recomputes_product=recomputes_product
+        )
     compiled = e.compiles(routed=False, recomputed=recomputed)
     kept = 2 * (gathered - stream) if compiled and e.tp > 1 and e.sequence_parallel else 0
     if e.recompute == "none" or not recomputed:
@@ -246,9 +248,9 @@ def layer_bytes(experiment: Experiment, *, routed: bool, c: int, recomputed: boo
             recomputable["norm"] - stream
         )
         return LayerBytes(saved=saved, working=max(product + working, in_attention))
-    again = t.attention_norm + t.qk_statistics + t.rotated + t.residual + t.ffn_norm + t.product
+    recomputed_bytes = t.attention_norm + t.qk_statistics + t.rotated + t.residual + t.ffn_norm + t.product
     stay = 2 * (stream + gathered)
-    return LayerBytes(saved=t.total - again + stay, working=again + working - stay)
+    return LayerBytes(saved=t.total - recomputed_bytes + stay, working=recomputed_bytes + working - stay)
 
 
 def _routed_bytes(
@@ -260,22 +262,22 @@ def _routed_bytes(
     gathered = gathered if e.etp > 1 else 0
     reducing = stream + x.rows - (x.weights + x.rows + x.gate_up + x.product)
     if e.recompute == "none" or not recomputed:
-        saved, again, working = t.total, 0, expert_working(e, x, gathered)
+        saved, recomputed_bytes, working = t.total, 0, expert_working(e, x, gathered)
     elif e.recompute == "full":
         saved = t.input
-        again = t.total - saved
-        working = again + expert_working(e, x, gathered)
+        recomputed_bytes = t.total - saved
+        working = recomputed_bytes + expert_working(e, x, gathered)
     else:
         recomputable, named = _recomputable_bytes(e, t, c), e.recomputed_operations
-        saved, again = t.total - sum(recomputable.get(name, 0) for name in named), 0
+        saved, recomputed_bytes = t.total - sum(recomputable.get(name, 0) for name in named), 0
         if "experts" in named:
-            again = x.gate_up + x.product
-            saved -= x.gate_up if "swiglu" in named else again
+            recomputed_bytes = x.gate_up + x.product
+            saved -= x.gate_up if "swiglu" in named else recomputed_bytes
         elif "swiglu" in named:
-            again = x.product
-        working = expert_working(e, x, gathered, again)
+            recomputed_bytes = x.product
+        working = expert_working(e, x, gathered, recomputed_bytes)
     in_attention = _attention_working(e, t, c, 0, saved)
-    return LayerBytes(saved, max(stream + working, in_attention), again + reducing)
+    return LayerBytes(saved, max(stream + working, in_attention), recomputed_bytes + reducing)
 
 
 def _attention_working(e: Experiment, t: LayerTensors, c: int, down_weight: int, saved: int) -> int:
@@ -290,9 +292,9 @@ def _attention_working(e: Experiment, t: LayerTensors, c: int, down_weight: int,
         return 0
     heads = c * tokens * e.model.num_heads // e.tp
     out_weight = c * e.model.hidden_size * e.model.num_heads * mla.v_head_dim // e.tp
-    made = t.input + t.attention_norm + t.latents + t.latent_norms + t.projected + t.rotated + t.softmax
+    attention_tensors = t.input + t.attention_norm + t.latents + t.latent_norms + t.projected + t.rotated + t.softmax
     gradients = heads * 2 * (mla.qk_head_dim + mla.v_head_dim) + c * stream_tokens * e.model.hidden_size
-    return made + t.attention_output + gradients + 3 * down_weight + out_weight - saved
+    return attention_tensors + t.attention_output + gradients + 3 * down_weight + out_weight - saved
 
 
 def first_half_bytes(experiment: Experiment, c: int) -> int:

@@ -123,8 +123,8 @@ def end_moment(
     ahead = c * units.head or x.b * x.block
     candidates = [(ahead, shard, others + reducing), *_embedding(x, units, turn, held, ahead, shard, others)]
     if turn.forward_follows:
-        beside = max(units.first_copy, 2 * x.b * x.block) + ahead + x.g * units.first
-        candidates.append((units.first_copy, shard, others + beside))
+        next_forward = max(units.first_copy, 2 * x.b * x.block) + ahead + x.g * units.first
+        candidates.append((units.first_copy, shard, others + next_forward))
     return max(candidates, key=sum)
 
 

@@ -85,9 +85,9 @@ def expert_tensors(e: Experiment, stream_tokens: int, c: int) -> ExpertTensors:
     )
 
 
-def expert_working(e: Experiment, t: ExpertTensors, gathered: int, again: int = 0) -> int:
+def expert_working(e: Experiment, t: ExpertTensors, gathered: int, recomputed: int = 0) -> int:
     """Bytes needed in addition to saved tensors and the stream's gradient while backward goes through the experts.
-    ``again``: bytes that the experts recompute, which exist after the received gradients were sorted. The largest of
+    ``recomputed``: bytes that the experts recompute, after the received gradients are sorted. The largest of
 
     1. the outputs' gradients by token (``gathered``, with etp > 1) and as they are sent and received;
     2. the received gradients in both orders, before anything is recomputed; then also the gradients of the product and
@@ -104,10 +104,10 @@ def expert_working(e: Experiment, t: ExpertTensors, gathered: int, again: int = 
     down = t.parameters // 3
     in_fp8: tuple[int, ...] = ()
     if e.precision.startswith("fp8"):
-        turned = t.parameters // (3 * _COMPUTE_BYTES)
+        transposed = t.parameters // (3 * _COMPUTE_BYTES)
         in_fp8 = (
-            t.rows + t.rows // _COMPUTE_BYTES + turned + t.product,
-            t.gate_up // _COMPUTE_BYTES + 2 * turned + t.rows + down - t.product,
+            t.rows + t.rows // _COMPUTE_BYTES + transposed + t.product,
+            t.gate_up // _COMPUTE_BYTES + 2 * transposed + t.rows + down - t.product,
         )
     received = (t.sent + t.rows, 2 * t.rows) if e.ep > 1 else ()
     products = (
@@ -116,4 +116,4 @@ def expert_working(e: Experiment, t: ExpertTensors, gathered: int, again: int = 
         t.rows + t.parameters - t.product,
         *in_fp8,
     )
-    return max(gathered + t.sent, *received, again + max(products))
+    return max(gathered + t.sent, *received, recomputed + max(products))

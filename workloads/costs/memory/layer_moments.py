@@ -187,8 +187,8 @@ def expert_moments(
     of_ends = 0 if turn.second_half else x.c * units.head
     tied, resharded = x.c * units.tied, (of_ends + x.b_experts * size) * turn.last
     copies = min(whole, 2 * x.b * x.block + tied) if zero3 else whole - resharded
-    beside = x.reducing_experts_kept if held.kept_after else x.reducing_experts
-    held_then = held_bytes(x, turn, saved, held.has_head) + beside
+    reducing = x.reducing_experts_kept if held.kept_after else x.reducing_experts
+    held_then = held_bytes(x, turn, saved, held.has_head) + reducing
     last = [(copies, turn.prior + of_head + expert_gradients + tied, held_then + buffers)]
     if turn.second_half and reduced and shards > 1 and not (x.unsharded and turn.prior):
         # The moment before, while the gradients are cast, two thirds of which are one weight's. The flat copy of the

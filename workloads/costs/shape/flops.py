@@ -71,10 +71,10 @@ def hardware_flops_per_token(experiment: Experiment) -> float:
     if experiment.recompute == "full":
         layers, of_dense = _recomputed_layers(experiment)
         spared = layers * model.ffn_hidden_size * model.hidden_size if model.moe is None else 0
-        again = of_dense * matmul_of_layer(model, routed=False) - spared
+        repeated_params = of_dense * matmul_of_layer(model, routed=False) - spared
         if model.moe is not None:
-            again += (layers - of_dense) * matmul_of_layer(model, routed=True)
-        total += 2.0 * again + 0.5 * layers * attention_forward_flops(model, experiment.seq_len)
+            repeated_params += (layers - of_dense) * matmul_of_layer(model, routed=True)
+        total += 2.0 * repeated_params + 0.5 * layers * attention_forward_flops(model, experiment.seq_len)
     if "experts" in experiment.recomputed_operations and model.moe is not None:
         layers, of_dense = _recomputed_layers(experiment)
         gate_up = 2 * model.hidden_size * model.moe.expert_hidden_size

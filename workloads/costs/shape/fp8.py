@@ -60,13 +60,15 @@ def kept_inputs(
     return attention_norm, latent_norms, in_fp8(ffn_norm, h) if alone and not routed else ffn_norm
 
 
-def working_bytes(experiment: Experiment, stream: int, tokens: int, columns: int, c: int, *, remade: bool) -> int:
+def working_bytes(
+    experiment: Experiment, stream: int, tokens: int, columns: int, c: int, *, recomputes_product: bool
+) -> int:
     """Bytes that a dense layer's backward needs in addition to its saved tensors: the largest of five moments in its
     second half.
 
-    ``stream``: bytes of its input; ``columns``: of the feed-forward layer on one rank (F / tp); ``remade``: whether its
-    SwiGLU product is recomputed. The stream's gradient exists throughout, the down weight's after the first two
-    moments, and also
+    ``stream``: bytes of its input; ``columns``: of the feed-forward layer on one rank (F / tp); ``recomputes_product``:
+    whether its SwiGLU product is recomputed. The stream's gradient exists throughout, the down weight's after the first
+    two moments, and also
 
     1. the down layer's output gradient in fp8 in both layouts, its transposed weight, and the product's gradient;
     2. the product's gradient, one fp8 copy of the output's, and the down weight's;
@@ -79,16 +81,16 @@ def working_bytes(experiment: Experiment, stream: int, tokens: int, columns: int
     copies = 2 if keeps_fp8(e) else 1
     product, output, down = tokens * columns, tokens * h, h * columns
     gathered = c * output if e.tp > 1 else 0
-    kept = 0 if remade else cast_bytes(e, product) if copies == 2 else c * product
-    again = c * product + (cast_bytes(e, product) if copies == 2 else 0) if remade else 0
-    turned = cast_bytes(e, output) if copies == 2 and e.tp > 1 else 0
+    kept = 0 if recomputes_product else cast_bytes(e, product) if copies == 2 else c * product
+    recomputed_product = c * product + (cast_bytes(e, product) if copies == 2 else 0) if recomputes_product else 0
+    transposed = cast_bytes(e, output) if copies == 2 and e.tp > 1 else 0
     entering = c * down + c * output + gathered - kept
     return stream + max(
         gathered + copies * cast_bytes(e, output) + down + c * product,
-        gathered + (copies - 1) * cast_bytes(e, output) + c * product + c * down + again,
+        gathered + (copies - 1) * cast_bytes(e, output) + c * product + c * down + recomputed_product,
         c * down + 3 * c * product - kept,
         entering + copies * cast_bytes(e, 2 * product) + 2 * down,
-        entering + (copies - 1) * cast_bytes(e, 2 * product) + turned + 2 * c * down,
+        entering + (copies - 1) * cast_bytes(e, 2 * product) + transposed + 2 * c * down,
     )
 
 

@@ -32,12 +32,12 @@ class ExpertTimes(NamedTuple):
     """Matrix products of the input gradients; in fp8 with the casts before them."""
     weights_s: float
     """Matrix products of the weight gradients, always in bf16."""
-    moved_s: float
+    permute_s: float
     """Permuting rows inside the rank."""
     swiglu_s: float
-    there_s: float
+    dispatch_s: float
     """Exposed dispatch of copies and their weights to the experts."""
-    back_s: float
+    combine_s: float
     """Exposed combine: outputs sent back."""
 
     @classmethod
@@ -54,8 +54,8 @@ class ExpertTimes(NamedTuple):
             share = rates.head / rates.matmul / fp8.OF_GROUPED
             casts = fp8.grouped_cast_traffic(x.parameters // c, (x.rows + x.product) // c, (x.rows + x.gate_up) // c)
         read = fp8.gathered_bytes(e, c, of_experts=True) * (x.parameters // c) / rates.memory
-        home = c * sent_tokens(e) * e.model.hidden_size
-        rows = 3.0 * x.sent + home + (4.0 * x.rows if e.ep > 1 else 0.0)
+        summed = c * sent_tokens(e) * e.model.hidden_size
+        rows = 3.0 * x.sent + summed + (4.0 * x.rows if e.ep > 1 else 0.0)
         shared = 2.0 * rank_tokens(e)[0] * 3 * e.model.hidden_size * moe.num_shared_experts * moe.expert_hidden_size
         # The busiest rank receives more than it sends in the dispatch, and sends more in the combine.
         rows_s = collective_time_s("all_to_all", float(max(x.sent, x.rows)), e.ep, e.etp, cluster)
@@ -64,10 +64,10 @@ class ExpertTimes(NamedTuple):
             forward_s=max(products * share, read) + casts[0] / rates.memory,
             inputs_s=max(products * share, read) + casts[1] / rates.memory,
             weights_s=max(products, x.parameters / rates.memory),
-            moved_s=rows / rates.memory,
+            permute_s=rows / rates.memory,
             swiglu_s=3.0 * x.product / rates.memory,
-            there_s=max(0.0, rows_s - shared / e.tp / rates.matmul) + weights_s,
-            back_s=rows_s,
+            dispatch_s=max(0.0, rows_s - shared / e.tp / rates.matmul) + weights_s,
+            combine_s=rows_s,
         )
 
 

@@ -74,7 +74,7 @@ def layer_times(e: Experiment, cluster: ClusterSpec, rates: Rates, *, routed: bo
             down = model.hidden_size * (model.mla.q_lora_rank + model.mla.kv_lora_rank + model.mla.qk_rope_head_dim)
             matmul += 2.0 * tokens * down * (e.tp - 1) / e.tp / rates.matmul
     passes = 6 * stream * model.hidden_size + sum(of.values())
-    memory = c * passes / rates.memory + experts.swiglu_s + experts.moved_s
+    memory = c * passes / rates.memory + experts.swiglu_s + experts.permute_s
     products = fp8.product_times(e, rates.matmul / rates.head)
     casts = fp8.cast_traffic(e, tokens, weights // e.tp, *_product_columns(e, columns))
     forward = matmul * products[0] + experts.forward_s + attention + memory + casts[0] / rates.memory
@@ -82,35 +82,35 @@ def layer_times(e: Experiment, cluster: ClusterSpec, rates: Rates, *, routed: bo
     backward += experts.inputs_s + experts.weights_s + casts[1] / rates.memory
 
     tp = _tp_exposed(e, cluster, c, matmul + experts.forward_s, columns)
-    again, again_exposed = 0.0, 0.0
+    recompute_s, recompute_exposed_s = 0.0, 0.0
     if e.recompute == "full":
-        again, again_exposed = forward, tp.forward_s + experts.there_s
+        recompute_s, recompute_exposed_s = forward, tp.forward_s + experts.dispatch_s
         if not routed:  # backward needs neither the last matmul's output nor the sum after it
-            again -= 2.0 * tokens * columns * model.hidden_size / e.tp / rates.matmul
-            again_exposed -= tp.last_sum_s
+            recompute_s -= 2.0 * tokens * columns * model.hidden_size / e.tp / rates.matmul
+            recompute_exposed_s -= tp.last_sum_s
     elif e.recompute == "selective" and e.compiles(routed=routed, recomputed=True):
-        again = memory
+        recompute_s = memory
         if e.sequence_parallel and e.tp > 1:
-            again_exposed = tp.gathers_s  # the outputs of reduce-scatters were saved
+            recompute_exposed_s = tp.gathers_s  # the outputs of reduce-scatters were saved
     else:
         if model.mla is not None:
             of["rope"] /= 2  # only keys are recomputed
-        again = c * sum(of.get(name, 0.0) for name in e.recomputed_operations) / rates.memory
+        recompute_s = c * sum(of.get(name, 0.0) for name in e.recomputed_operations) / rates.memory
         if "experts" in e.recomputed_operations:  # two of three products; no rows are exchanged for it
-            again += 2.0 / 3.0 * experts.forward_s + experts.swiglu_s
+            recompute_s += 2.0 / 3.0 * experts.forward_s + experts.swiglu_s
         elif "swiglu" in e.recomputed_operations:
-            again += experts.swiglu_s
+            recompute_s += experts.swiglu_s
         if "mla_up" in e.recomputed_operations:
-            again += 2.0 * tokens * latent_up_params(model) / e.tp / rates.matmul
-            again_exposed = tp.latents_s
+            recompute_s += 2.0 * tokens * latent_up_params(model) / e.tp / rates.matmul
+            recompute_exposed_s = tp.latents_s
 
-    others = experts.there_s + experts.back_s
+    others = experts.dispatch_s + experts.combine_s
     cp_forward, cp_backward = (_cp_exposed_s(e, cluster, attention, backward=turn) for turn in (False, True))
     if e.recompute == "full":
-        again_exposed += cp_forward
+        recompute_exposed_s += cp_forward
     exposed = tp.forward_s + others + cp_forward, tp.backward_s + others + cp_backward
     weight_s = matmul * products[2] + experts.weights_s
-    return LayerTimes(forward, backward, weight_s, *exposed, again, again_exposed)
+    return LayerTimes(forward, backward, weight_s, *exposed, recompute_s, recompute_exposed_s)
 
 
 def _product_columns(e: Experiment, columns: int) -> tuple[int, int]:
@@ -204,10 +204,10 @@ def _tp_exposed(e: Experiment, cluster: ClusterSpec, c: int, matmul_s: float, co
     inputs = [h, *latents] if mla is not None and mla.q_lora_rank else [h, h, *latents]
     into = attention_columns + 2 * columns
     share = into / (into + model.num_heads * head_sizes(model)[1] + columns)
-    beside = matmul_s * share / len(inputs)
+    overlapping_s = matmul_s * share / len(inputs)
     if not e.sequence_parallel:
         reduce = time_of("all_reduce", h)
-        backward = sum(together_s(beside, time_of("all_reduce", width)) - beside for width in inputs)
+        backward = sum(together_s(overlapping_s, time_of("all_reduce", width)) - overlapping_s for width in inputs)
         if shared:
             backward += time_of("all_reduce", shared)
         return _TensorParallel(2 * reduce, backward, 0.0, 0.0, reduce)
@@ -216,8 +216,8 @@ def _tp_exposed(e: Experiment, cluster: ClusterSpec, c: int, matmul_s: float, co
     gathers = (len(inputs) - len(latents)) * gather + of_latents
     backward = 2 * gather  # of row-parallel layers
     for width in inputs:
-        backward += together_s(beside, time_of("all_gather", width)) - beside
-        backward += together_s(beside, time_of("reduce_scatter", width)) - beside
+        backward += together_s(overlapping_s, time_of("all_gather", width)) - overlapping_s
+        backward += together_s(overlapping_s, time_of("reduce_scatter", width)) - overlapping_s
     if shared:
         gathers += time_of("all_gather", shared)
         backward += time_of("reduce_scatter", shared)

@@ -47,9 +47,9 @@ class LayerTimes(NamedTuple):
     """Part of ``backward_s`` for weight gradients of matmuls."""
     forward_exposed_s: float
     backward_exposed_s: float
-    again_s: float
+    recompute_s: float
     """Recomputation, if the layer is recomputed."""
-    again_exposed_s: float
+    recompute_exposed_s: float
 
 
 class EndTimes(NamedTuple):
@@ -166,11 +166,13 @@ def chunk_times(x: Setting, held: Held) -> ChunkTimes:
     # Adding a gradient to the accumulated one, or copying it for reduction: read c, read and write g.
     accumulating = (c + 2 * g) * params / x.memory
     backward = d * x.dense.backward_s + r * x.moe.backward_s + accumulating
-    backward += held.dense_recomputed * x.dense.again_s + held.moe_recomputed * x.moe.again_s
+    backward += held.dense_recomputed * x.dense.recompute_s + held.moe_recomputed * x.moe.recompute_s
     weight = d * x.dense.weight_s + r * x.moe.weight_s + accumulating
     forward_exposed = d * x.dense.forward_exposed_s + r * x.moe.forward_exposed_s
     backward_exposed = d * x.dense.backward_exposed_s + r * x.moe.backward_exposed_s
-    backward_exposed += held.dense_recomputed * x.dense.again_exposed_s + held.moe_recomputed * x.moe.again_exposed_s
+    backward_exposed += (
+        held.dense_recomputed * x.dense.recompute_exposed_s + held.moe_recomputed * x.moe.recompute_exposed_s
+    )
     forward = forward + held.has_head * x.ends.head_forward_s
     backward = backward + held.has_head * x.ends.head_backward_s
     edges = x.ends.exposed_s * ((held.embedding > 0).astype(np.int64) + held.has_head)

@@ -35,23 +35,23 @@ def routed_experts(s: Sender) -> None:
     if moe is None or not s.num_routed:
         return
     layers = s.num_routed * e.num_microbatches
-    again = s.num_routed_recomputed * e.num_microbatches if e.recompute == "full" else 0
-    _exchanges(s, moe, layers, again)
-    _inside_tensor_parallel(s, moe, layers, again)
+    repeated = s.num_routed_recomputed * e.num_microbatches if e.recompute == "full" else 0
+    _exchanges(s, moe, layers, repeated)
+    _inside_tensor_parallel(s, moe, layers, repeated)
     if e.routing == "learned":
-        _balance(s, moe, layers + again)
+        _balance(s, moe, layers + repeated)
 
 
-def _exchanges(s: Sender, moe: MoESpec, layers: int, again: int) -> None:
+def _exchanges(s: Sender, moe: MoESpec, layers: int, repeated: int) -> None:
     e = s.experiment
     sent, received = _rows(s, moe)
     row = s.compute * e.model.hidden_size
-    s.along_experts(row * sent, 2 * layers + again)  # dispatch of copies; backward of the combine
+    s.along_experts(row * sent, 2 * layers + repeated)  # dispatch of copies; backward of the combine
     s.along_experts(row * received, 2 * layers)  # combine of outputs; backward of the dispatch
-    s.along_experts(s.accumulated * sent, layers + again)
+    s.along_experts(s.accumulated * sent, layers + repeated)
     s.along_experts(s.accumulated * received, layers)
     if e.routing == "learned" and e.capacity_factor is None:
-        s.along_experts(_COUNT_BYTES * moe.num_experts, layers + again)
+        s.along_experts(_COUNT_BYTES * moe.num_experts, layers + repeated)
 
 
 def _rows(s: Sender, moe: MoESpec) -> tuple[int, int]:
@@ -69,28 +69,28 @@ def _rows(s: Sender, moe: MoESpec) -> tuple[int, int]:
     return sent, sum(rows_from(e, first + peer * e.etp, experts) for peer in range(e.ep))
 
 
-def _inside_tensor_parallel(s: Sender, moe: MoESpec, layers: int, again: int) -> None:
+def _inside_tensor_parallel(s: Sender, moe: MoESpec, layers: int, repeated: int) -> None:
     e = s.experiment
     stream = s.compute * s.tokens * e.model.hidden_size
     weights, choices = (bytes * s.tokens * moe.experts_per_token for bytes in (s.accumulated, _COUNT_BYTES))
     if moe.num_shared_experts:
         if e.sequence_parallel:
-            s.along("tp", "all_gather", stream, 3 * layers + again)
-            s.along("tp", "reduce_scatter", stream, 2 * layers + again)
+            s.along("tp", "all_gather", stream, 3 * layers + repeated)
+            s.along("tp", "reduce_scatter", stream, 2 * layers + repeated)
         else:
-            s.along("tp", "all_reduce", stream, 2 * layers + again)
+            s.along("tp", "all_reduce", stream, 2 * layers + repeated)
     if e.etp == 1:
         return
     if not e.sequence_parallel:
         s.along("tp", "all_reduce", stream, 2 * layers)
         s.along("tp", "all_reduce", weights, layers)
         return
-    s.along("tp", "all_gather", stream, 2 * layers + again)
+    s.along("tp", "all_gather", stream, 2 * layers + repeated)
     s.along("tp", "reduce_scatter", stream, 2 * layers)
-    s.along("tp", "all_gather", weights, layers + again)
+    s.along("tp", "all_gather", weights, layers + repeated)
     s.along("tp", "reduce_scatter", weights, layers)
     if e.routing == "learned":
-        s.along("tp", "all_gather", choices, layers + again)
+        s.along("tp", "all_gather", choices, layers + repeated)
 
 
 def _balance(s: Sender, moe: MoESpec, forwards: int) -> None:

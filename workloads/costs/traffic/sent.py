@@ -69,40 +69,40 @@ def step_traffic(experiment: Experiment, rank: int, devices_per_node: int | None
 
 def _tensor_parallel(s: Sender) -> None:
     e = s.experiment
-    a_number = s.compute * s.tokens
-    activations = a_number * e.model.hidden_size
+    number_bytes = s.compute * s.tokens
+    activations = number_bytes * e.model.hidden_size
     full = e.recompute == "full"
     has_head = any(stage.is_last for stage in s.stages)
     ends = (any(stage.is_first for stage in s.stages) + has_head) * e.num_microbatches
-    blocks, again = s.num_layers * e.num_microbatches, s.num_recomputed * e.num_microbatches
+    blocks, recomputed = s.num_layers * e.num_microbatches, s.num_recomputed * e.num_microbatches
     # Blocks with a dense feed-forward part; `routed_experts` counts the others.
-    dense, dense_again = (
+    dense, dense_recomputed = (
         blocks - s.num_routed * e.num_microbatches,
-        again - s.num_routed_recomputed * e.num_microbatches,
+        recomputed - s.num_routed_recomputed * e.num_microbatches,
     )
     # Inputs are gathered again by layers with full recomputation, and by compiled dense layers with selective one.
     compiled = e.recompute == "selective" and e.compiles(routed=False, recomputed=True)
-    dense_gathers = dense_again if full or compiled else 0
-    attention_gathers = again if full else dense_gathers
+    dense_gathers = dense_recomputed if full or compiled else 0
+    attention_gathers = recomputed if full else dense_gathers
     widths = [(e.model.hidden_size, dense, dense_gathers)]  # inputs of column-parallel layers
     widths += [(width, blocks, attention_gathers) for width in _attention_inputs(e.model)]
     shared = 0 if e.model.mla is None else e.model.mla.qk_rope_head_dim
     if e.sequence_parallel:
         for width, layers, repeated in widths:
-            s.along("tp", "all_gather", a_number * width, 2 * layers + repeated)
-            s.along("tp", "reduce_scatter", a_number * width, layers)
+            s.along("tp", "all_gather", number_bytes * width, 2 * layers + repeated)
+            s.along("tp", "reduce_scatter", number_bytes * width, layers)
         if e.model.mla is not None and "mla_up" in e.recomputed_operations:
             for width in (e.model.mla.q_lora_rank, e.model.mla.kv_lora_rank):
-                s.along("tp", "all_gather", a_number * width, again if width else 0)
+                s.along("tp", "all_gather", number_bytes * width, recomputed if width else 0)
         if shared:
-            s.along("tp", "all_gather", a_number * shared, blocks + attention_gathers)
-            s.along("tp", "reduce_scatter", a_number * shared, blocks)
+            s.along("tp", "all_gather", number_bytes * shared, blocks + attention_gathers)
+            s.along("tp", "reduce_scatter", number_bytes * shared, blocks)
         s.along("tp", "all_gather", activations, blocks + dense + ends)  # of row-parallel layers
-        s.along("tp", "reduce_scatter", activations, blocks + dense + (again if full else 0) + ends)
+        s.along("tp", "reduce_scatter", activations, blocks + dense + (recomputed if full else 0) + ends)
     else:
-        for width, layers, _ in [*widths, *([(shared, blocks, again)] if shared else [])]:
-            s.along("tp", "all_reduce", a_number * width, layers)
-        s.along("tp", "all_reduce", activations, blocks + dense + (again if full else 0) + ends)
+        for width, layers, _ in [*widths, *([(shared, blocks, recomputed)] if shared else [])]:
+            s.along("tp", "all_reduce", number_bytes * width, layers)
+        s.along("tp", "all_reduce", activations, blocks + dense + (recomputed if full else 0) + ends)
     if has_head:
         chunks = -(-s.tokens // LOSS_CHUNK_TOKENS)
         size = -(-s.tokens // chunks)
