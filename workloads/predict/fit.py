@@ -1,7 +1,7 @@
 """Fits the parameters of a closed form to rows, regularized by their prior values.
 
-In logarithms: residuals ``log measured - log predicted`` with the spread of rows, and one residual per parameter, ``log
-value - log default``, with its own spread. The method is Gauss-Newton with finite differences; outliers are
+In logarithms: residuals ``log measured - log predicted`` with the spread of rows, and for each parameter a residual
+``log value - log default`` with its own spread. The method is Gauss-Newton with finite differences; outliers are
 down-weighted (Huber), so that one broken run does not bend the fit.
 """
 

@@ -36,8 +36,7 @@ CALIBRATED_AT = 0.68
 """``matmul_efficiency`` of the clusters from whose rows the form's default share of peak was set. The share of another
 cluster scales the form by its ratio to this one."""
 STRUCTURE_SPREAD = 0.5
-"""Standard deviation of log(structure factor), as a share of that logarithm; `LEAST_STRUCTURE_SPREAD` is its
-minimum."""
+"""Standard deviation of log(structure factor), relative to that logarithm, at least `LEAST_STRUCTURE_SPREAD`."""
 LEAST_STRUCTURE_SPREAD = 0.03
 EXPERTS, SHORT_EXPERTS, LEAST_ROWS = 1.16, 40.0, 160.0
 """Factor on the step time of layers with routed experts, beyond their products and messages: tokens are sorted and

@@ -19,8 +19,7 @@ from workloads.predict.time_terms import Facts, facts_of, host_bound, step_time
 SPREAD = 0.05
 """Standard deviation of a row's log(time) around the closed form, in a fit."""
 UNFITTED_SPREAD = 0.15
-"""Standard deviation of the closed form on a code base and cluster without any row; half of it with fewer than
-`FEW`."""
+"""Standard deviation of the closed form on a code base and cluster without rows; half of it below `FEW` rows."""
 FEW = 4
 """Number of rows below which only the closed form is fitted."""
 FOLDS = 10

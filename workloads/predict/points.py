@@ -68,15 +68,13 @@ class Points:
     ring: Floats
     """1: with context parallelism keys and values go round a ring, in cp - 1 turns; 0: they are exchanged at once."""
     routed: Floats
-    """Extra host work for a layer's routed experts, relative to one grouped kernel (`workloads.predict.layouts`); 0:
-    none."""
+    """Host work for a layer's routed experts, relative to one grouped kernel (`workloads.predict.layouts`); 0: none."""
     waits: Floats
     """Number of times per layer and micro-batch that the host waits for the token counts of ranks."""
     latents: Floats
     """1: latent attention."""
     scaled: Floats
-    """Factor by which the predicted time is multiplied afterwards for properties of layers without a column; 1:
-    none."""
+    """Factor applied to the predicted time afterwards, for properties of layers without a column; 1: none."""
     again: Floats
     """Host work for recomputation, relative to recomputing every layer as ``recompute`` says."""
     recomputed: Floats

@@ -99,8 +99,7 @@ class Residuals:
 
     @classmethod
     def learn(cls, rows: Points, residual: Floats, kernel: Kernel, noise: Floats | float = 1.0) -> Residuals:
-        """Learns from residuals in logarithms. ``noise``: factor on the kernel's noise, one for all rows or one per
-        row."""
+        """Learns from residuals in logarithms. ``noise``: factor on the kernel's noise, for all rows or by row."""
         robust = robust_noise(residual, kernel.noise) * noise
         matrix = covariance(rows, rows, kernel) + np.diag(robust**2)
         inverse = np.linalg.inv(matrix)

@@ -165,8 +165,7 @@ def step_parts(points: Points, facts: Facts, p: Mapping[str, float]) -> Parts:
     chunked = 1 - (1 - 1 / x.vpp) * np.minimum(1.0, (m - 1) / np.maximum(x.pp - 1, 1))
 
     def of_stages(layer: Floats, head: Floats) -> tuple[Floats, Floats]:
-        """(slowest, fill) of one micro-batch: seconds of the slowest stage, and of the others, which fill the
-        pipeline."""
+        """(slowest, fill) of one micro-batch: seconds of the slowest stage, and of the others."""
         seconds = (stages.layers * layer[:, None] + stages.head * (head + loss)[:, None] + per_stage) * stages.exists
         slowest: Floats = seconds.max(axis=1)
         return slowest, (seconds.sum(axis=1) - slowest) * chunked

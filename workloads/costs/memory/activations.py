@@ -42,13 +42,12 @@ class LayerTensors:
     """Fused query, key and value projection, kept alive by the values: ``c T (N + 2K) H / tp``. With latent attention:
     keys without position, and values, ``c T N (P + V) / tp``."""
     latents: int
-    """Inputs of the norms inside attention. Latent attention: both latents and the shared key, ``c T_s (C_q + C_kv +
-    R)``. Ulysses with ``qk_norm``: the projection, which is otherwise freed once it is sent."""
+    """Inputs of the norms inside attention. Latent attention: both latents and the shared key,
+    ``c T_s (C_q + C_kv + R)``. Ulysses with ``qk_norm``: the projection, which is otherwise freed once it is sent."""
     latent_norms: int
     """Latent attention: normed latents and their statistics, ``c T_s (C_q + C_kv)`` and ``4 T_s`` for each."""
     qk_statistics: int
-    """Statistics of ``qk_norm``, one number per query and key head: ``4 T (N + K) / tp``. The norm's input is
-    ``projected``."""
+    """Statistics of ``qk_norm``, one per query and key head: ``4 T (N + K) / tp``. Its input is ``projected``."""
     rotated: int
     """Queries and keys after RoPE, saved by attention: ``c T (N + K) H / tp``. With latent attention both have N heads
     of P + R numbers."""
@@ -65,8 +64,7 @@ class LayerTensors:
     (`workloads.costs.memory.expert_activations`).
     """
     gate_up: int
-    """Both SwiGLU inputs: ``2 c T F / tp``. In layers with experts: those of shared experts and of the received
-    copies."""
+    """Both SwiGLU inputs: ``2 c T F / tp``. With experts: those of shared experts and of the received copies."""
     product: int
     """SwiGLU output, input of the down projection: ``c T F / tp``. In layers with experts: as ``gate_up``."""
 
@@ -256,8 +254,7 @@ def layer_bytes(experiment: Experiment, *, routed: bool, c: int, recomputed: boo
 def _routed_bytes(
     e: Experiment, t: LayerTensors, c: int, stream: int, gathered: int, *, recomputed: bool
 ) -> LayerBytes:
-    """`layer_bytes` of a layer with experts. Compilation is assumed to change nothing, because experts are never
-    compiled."""
+    """`layer_bytes` of a layer with experts. Compilation is assumed to change nothing: experts are never compiled."""
     x = expert_tensors(e, rank_tokens(e)[1], c)
     gathered = gathered if e.etp > 1 else 0
     reducing = stream + x.rows - (x.weights + x.rows + x.gate_up + x.product)
@@ -374,8 +371,8 @@ class HeadBytes:
 def head_bytes(experiment: Experiment, c: int) -> HeadBytes:
     """Bytes of the final norm and the chunked linear cross-entropy over the local vocabulary, V / tp rows.
 
-    Saved: the norm's input and statistics, and the gradients of the hidden states (``c T h``) and of the weight (``c V
-    h / tp``), which the forward computes already. GPipe holds every micro-batch and therefore saves the normed
+    Saved: the norm's input and statistics, and the gradients of the hidden states (``c T h``) and of the weight
+    (``c V h / tp``), which the forward computes already. GPipe holds every micro-batch and therefore saves the normed
     (gathered) input and one normalizer per token instead of the gradients.
 
     Working: the norm's input and statistics, the normed input, the gradient of the hidden states, and the larger of

@@ -69,8 +69,7 @@ def moments_of_chunks(e: Experiment, x: Shared, stage: int) -> list[Moment]:
                 sum(map(mul, held.activations, saved)) + sum(map(mul, held.for_weights, deferred))
                 for held in held_at_start
             )
-            # In a weight-gradient pass the gradients of embedding and head are counted with those that the pass
-            # creates.
+            # In a weight-gradient pass the gradients of embedding and head are counted with those it creates.
             own_prior = 0 if kind == "W" and at[number] < Chunk.ALL_REDUCED else holds[number][at[number]][1]
             chunk, layers = (own_bytes._replace(saved=own_bytes.deferred), second) if kind == "W" else (own_bytes, x)
             turn = Round(
@@ -96,9 +95,7 @@ def moments_of_chunks(e: Experiment, x: Shared, stage: int) -> list[Moment]:
 
 def _in_second_half(e: Experiment, x: Shared) -> Shared:
     """`Shared` for the weight-gradient pass: layers hold what the input-gradient pass has left, and need their weights'
-    gradients. When expert gradients are reduced, the experts' rows, their outputs' gradients and gate_up and product
-    are
-    free.
+    gradients. When expert gradients are reduced, the experts' rows, output gradients, gate_up and product are free.
     """
     working = x.c * max(x.block, x.experts)
     reducing_experts = 0
@@ -164,8 +161,7 @@ def _bytes_of(e: Experiment, x: Shared, held: StageParams) -> _Bytes:
     layers, experts = local_params(e, held.layers)
     ends = (held.embedding + held.head) // e.tp + held.final_norm
     params, shard = layers + experts + ends, x.shard(layers + ends, experts)
-    # The last unit of a split backward is a block. Exception: interleaved ranks with the head run others between the
-    # passes.
+    # The last unit of a split backward is a block. Interleaved ranks with the head run others between the passes.
     of_end = {"interleaved_zero_bubble": held.has_head, "zero_bubble_v": False}.get(e.pp_schedule, held.embedding > 0)
     return _Bytes(
         held=held,
@@ -215,8 +211,7 @@ def _highest_backwards(schedule: str, rank: int, pp: int, m: int, v: int) -> tup
 
 
 def _covers(number: int, a: Backwards, b: Backwards, one: Held) -> bool:
-    """Whether the backwards ``a`` of chunk ``number`` need at least as much as ``b`` need when they start with ``one``
-    held.
+    """Whether the backwards ``a`` of chunk ``number`` need at least as much as ``b``, which start with ``one`` held.
 
     The chunk's own state must be equal: its first backward needs buffers that later backwards do not.
     """

@@ -21,8 +21,7 @@ from workloads.spec.experiment import Experiment
 
 
 def head_moments(e: Experiment, x: Shared, units: Units, turn: Round, whole: int, saved: int) -> tuple[Moment, ...]:
-    """Moments of the head: its forward (under GPipe its backward), and the reduction of its gradient right after its
-    backward.
+    """Moments of the head: its forward (under GPipe its backward), and the reduction of its gradient afterwards.
 
     The forward holds one chunk of logits and both gradients. With S > 1 a unit is gathered into a flat buffer of c
     bytes per element that lives until the next unit is gathered. The head is the last unit of a forward; with a tied

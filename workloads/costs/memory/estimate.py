@@ -3,8 +3,8 @@
 Symbols: P parameters of one rank (its stages, divided by tp); S ranks that share master weights (`data_degrees`); g
 bytes per element of the master and gradient dtype; c bytes per element of the compute dtype; m micro-batches. A unit is
 what FSDP gathers and reduces at one time: a block, the routed experts in it, the embedding, the head with the final
-norm; or, if both ends meet in one tied weight, that weight with the stage itself. Experts are sharded over ranks
-of their own (`expert_degrees`). With uneven routing, the rank with most tokens is counted. Model states follow ZeRO
+norm; or, if both ends meet in one tied weight, that weight with the stage itself. Experts are sharded over ranks of
+their own (`expert_degrees`). With uneven routing, the rank with most tokens is counted. Model states follow ZeRO
 (Rajbhandari et al., arXiv:1910.02054, section 5). The engine keeps
 
     parameters  g P / S master shards, and the copy to compute with: c P for ZeRO 0, 1, 2; for ZeRO 3 two blocks in
@@ -141,8 +141,7 @@ def _moments(schedule: str, rank: int, pp: int, m: int, v: int) -> tuple[tuple[f
 
 
 def parameter_shard_bytes(experiment: Experiment, params: int, experts: int) -> int:
-    """Bytes of master weights on one rank: ``g P / S``. Experts are sharded over the ranks that hold the same
-    experts."""
+    """Bytes of master weights on one rank: ``g P / S``. Experts are sharded over ranks with the same experts."""
     e = experiment
     of_experts = expert_degrees(e)[1] if experts else 1
     return MASTER_BYTES[e.precision] * (params // data_degrees(e)[1] + experts // of_experts)
@@ -175,8 +174,7 @@ def _stage_memory(e: Experiment, x: Shared, stage: int, held: StageParams) -> St
     saved = x.saved(held) + outputs * x.stream
     between_passes = held.dense_layers * x.dense_deferred + held.moe_layers * x.moe_deferred
     own_deferred = between_passes if e.pp_schedule in SPLIT_BACKWARD else 0
-    # With a split backward this is the moment before the input-gradient pass; what that pass defers is in
-    # ``own_deferred``.
+    # With a split backward: the moment before the input-gradient pass, which defers ``own_deferred``.
     in_flight, deferred = max(moments_held(e, stage))
     moments = []
     for turn in _rounds(x, in_flight, int(deferred * between_passes), accumulated, own_deferred):

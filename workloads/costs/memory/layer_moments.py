@@ -14,8 +14,7 @@ from workloads.spec.experiment import Experiment
 def block_moments(
     e: Experiment, x: Shared, units: Units, turn: Round, whole: int, saved: int, held: StageParams
 ) -> tuple[Moment, ...]:
-    """Moments of the last block's backward: its gradients and recomputed tensors exist, and so does the head's
-    gradient.
+    """Moments of the last block's backward: its gradients, recomputed tensors and the head's gradient exist.
 
     A second candidate is the backward of the last recomputed block if the blocks after it are not recomputed, otherwise
     that of the second-to-last block. The saved tensors of the blocks after it are free by then, their gradients exist,
@@ -156,8 +155,7 @@ def _first_block(
 def expert_moments(
     e: Experiment, x: Shared, units: Units, turn: Round, held: StageParams, whole: int, saved: int
 ) -> tuple[Moment, ...]:
-    """Moments of the reduction of expert gradients: in the last layer with experts, which is reduced first, and in the
-    first.
+    """Moments of the reduction of expert gradients: in the last layer with experts (reduced first) and in the first.
 
     The saved tensors of the layer's experts are free; the rest of the layer is not. With ZeRO 3 the rest of this layer
     and of the previous one are gathered. Without a reduction the gradients are added to those of other micro-batches.

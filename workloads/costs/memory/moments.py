@@ -184,10 +184,8 @@ class Round(NamedTuple):
     first_half: bool = False
     """Whether this is an input-gradient pass only: blocks get no weight gradients in it."""
     second_half: bool = False
-    """Whether this is a weight-gradient pass: the head, whose gradient exists, stays gathered until it is reduced after
-    all
-    blocks.
-    """
+    """Whether this is a weight-gradient pass: the head, whose gradient exists, stays gathered until its reduction at
+    the end."""
 
 
 Moment = tuple[int, int, int]
@@ -211,8 +209,8 @@ def reduce_bytes(x: Shared, unit: int, turn: Round) -> int:
 
 
 def pending_reduce_buffer(x: Shared, units: Units, turn: Round) -> int:
-    """Bytes of FSDP's flat reduce-scatter buffer of the previous micro-batch's last unit, freed when the next reduction
-    starts."""
+    """Bytes of FSDP's flat reduce-scatter buffer of the previous micro-batch's last unit, freed by the next
+    reduction."""
     return x.g * units.first if turn.prior and not x.unsharded else 0
 
 

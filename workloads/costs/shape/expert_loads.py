@@ -23,8 +23,7 @@ _GOLDEN = 0.6180339887498949
 
 @lru_cache(maxsize=64)
 def skewed_loads(experts: int, imbalance: float) -> tuple[float, ...]:
-    """Shares of all copies that visit each expert. Each is a fixed ratio of the previous one; the first is ``imbalance
-    / experts``."""
+    """Shares of all copies that visit each expert: a geometric series that starts with ``imbalance / experts``."""
     low, high = 0.0, 1.0
     for _ in range(100):  # the first load falls as the ratio rises
         ratio = (low + high) / 2
@@ -36,8 +35,7 @@ def skewed_loads(experts: int, imbalance: float) -> tuple[float, ...]:
 
 
 def imbalance_of(experiment: Experiment) -> float | None:
-    """Imbalance of skewed loads; None if balanced. Learned routing is assumed to be as uneven as
-    ``routing_imbalance``."""
+    """Imbalance of skewed loads; None if balanced. Learned routing is assumed to have ``routing_imbalance``."""
     e = experiment
     return e.routing_imbalance if e.routing != "balanced" and e.routing_imbalance > 1 else None
 

@@ -43,8 +43,7 @@ def flops_per_token(model: ModelSpec, seq_len: int, convention: FlopsConvention,
 
 
 def attention_forward_flops(model: ModelSpec, seq_len: int) -> float:
-    """FLOPs of scores and values of one layer, forward, for one token against ``seq_len`` keys, without a mask: ``4 H Q
-    T``."""
+    """Forward FLOPs of one layer's scores and values, one token against ``seq_len`` keys, no mask: ``4 H Q T``."""
     qk, v = head_sizes(model)
     return 2.0 * model.num_heads * (qk + v) * seq_len
 

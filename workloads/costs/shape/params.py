@@ -83,8 +83,7 @@ def num_params(model: ModelSpec) -> int:
 
 @lru_cache(maxsize=256)
 def matmul_params(model: ModelSpec) -> int:
-    """Parameters that multiply one token in matrix products, including the output head, without input embedding and
-    norms.
+    """Parameters that multiply one token in matrix products, with the output head, without input embedding and norms.
 
     For routed experts only the ``experts_per_token`` that a token visits count.
     """

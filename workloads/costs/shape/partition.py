@@ -26,8 +26,7 @@ class StageParams:
     embedding: int
     """Parameters of the input embedding; 0 if this rank has none."""
     head: int
-    """Parameters of the output projection; 0 if this rank has none, or shares it with the tied embedding on the same
-    rank."""
+    """Parameters of the output projection; 0 if this rank has none, or has it as the tied embedding."""
     has_head: bool
     final_norm: int
     dense_recomputed: int
@@ -160,8 +159,7 @@ def _together(stages: tuple[StageParams, ...]) -> StageParams:
 def _chunks(
     model: ModelSpec, schedule: str, pp: int, virtual_stages: int, layers: tuple[range, ...], every: int
 ) -> tuple[tuple[StageParams, ...], ...]:
-    """`StageParams` by rank and chunk. If the ends of a tied embedding are on different stages, both hold and train
-    it."""
+    """`StageParams` by rank and chunk. The two end stages of a tied embedding both hold and train it."""
     dense_total = num_dense_layers(model)
     vocabulary = model.vocab_size * model.hidden_size
     last = len(layers) - 1

@@ -358,7 +358,7 @@ def _most(states: tuple[Held, ...]) -> tuple[Held, ...]:
 
 
 def microbatches_in_flight(actions: Sequence[Action]) -> int:
-    """Maximum number of micro-batches, at any time, whose forward has run and whose B or I has not; each chunk counts
+    """Maximum number of micro-batches, at any time, whose forward has run and whose B or I has not, chunks
     separately."""
     now = most = 0
     for action in actions:

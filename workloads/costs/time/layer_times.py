@@ -132,8 +132,7 @@ def _product_columns(e: Experiment, columns: int) -> tuple[int, int]:
 
 
 def _cp_exposed_s(e: Experiment, cluster: ClusterSpec, attention_s: float, *, backward: bool) -> float:
-    """Exposed context-parallel communication of one layer, in seconds. ``attention_s``: time of its attention
-    forward."""
+    """Exposed context-parallel communication of one layer, in seconds. ``attention_s``: attention's forward."""
     if e.cp == 1:
         return 0.0
     qk, v = head_sizes(e.model)

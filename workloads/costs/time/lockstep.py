@@ -83,7 +83,7 @@ def _totals(program: _Program, rounds: int, num_ranks: int, times: Floats) -> Fl
 
 
 def _rounds(part: _Part, rounds: int, clocks: Floats, ends: Floats, times: Floats) -> tuple[Floats, Floats]:
-    """Clocks and ends after ``rounds`` rounds. Layouts whose last round is a mere shift of the previous one are
+    """Clocks and ends after ``rounds`` rounds. Layouts whose last round is a shift of the previous one are
     extrapolated."""
     here, all_clocks, all_ends = np.arange(times.shape[1]), clocks.copy(), ends.copy()
     for left in reversed(range(rounds)):

@@ -240,8 +240,7 @@ def _ramps(times: Sequence[float], p2p_s: float) -> list[float]:
 
 
 def _repetition(rounds: list[list[float]]) -> tuple[int, float] | None:
-    """(lag, shift): number of rounds, at most p, since all times were as now except for one shift in seconds. None if
-    never.
+    """(lag, shift): number of rounds, at most p, since all times were as now except for a shift in seconds, or None.
 
     Shifts count as equal within a relative difference of `ALIKE`. The total then differs by no more, because neither
     sums nor maxima enlarge a difference.

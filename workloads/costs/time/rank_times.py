@@ -198,8 +198,7 @@ def chunk_times(x: Setting, held: Held) -> ChunkTimes:
 
 
 def optimizer_s(x: Setting, held: Held) -> Floats:
-    """Seconds by rank for updating the shard of master weights (`parameter_shard_bytes`) and casting the new
-    weights."""
+    """Seconds by rank for updating the shard of master weights (`parameter_shard_bytes`) and casting it."""
     c, g = x.compute_bytes, x.master_bytes
     params, experts = _held_params(x, held)
     shard_bytes = g * ((params - experts) // x.shards + experts // x.expert_shards)

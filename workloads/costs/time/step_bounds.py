@@ -56,8 +56,7 @@ class Steady(NamedTuple):
     input_s: Floats
     weight_s: Floats
     wait_s: Floats
-    """Wait, with ZeRO 3, for the previous backward's reduction, in a forward, or in a backward that follows
-    another."""
+    """Wait for the previous backward's reduction with ZeRO 3, in a forward or in a backward after another."""
 
 
 def step_bounds_s(steps: Steps) -> Floats:
@@ -128,7 +127,7 @@ def steady_times(chunk: ChunkWork, zero_stage: Ints) -> Steady:
 
 
 def once_s(steps: Steps) -> Floats:
-    """Extra seconds, beyond steady times, of a chunk's first forward and of its last B or W, including the wait for the
+    """Seconds beyond steady times of a chunk's first forward and of its last B or W, with the wait for the
     reduction."""
     chunk, zero_stage = steps.chunks, steps.zero_stage
     n, most = chunk.units, np.maximum

@@ -1,5 +1,4 @@
-"""Event-by-event simulation of one optimizer step: unequal stages, messages, sharded weights, gradient traffic,
-optimizer.
+"""Event-by-event simulation of one optimizer step: unequal stages, messages, sharding traffic, optimizer.
 
 It executes the action lists that the engine executes (`workloads.costs.shape.schedule`). A rank has two queues:
 compute, in which its actions follow each other, and data-parallel communication, which overlaps with compute. The
@@ -89,8 +88,7 @@ class Timeline:
     """(rank, start, end) of reductions that continue after their backward has ended."""
     compute_s: tuple[float, ...]
     exposed_s: tuple[float, ...]
-    """Wait by rank for weights or for its gradients' reduction, and slowdown of compute by overlapping
-    communication."""
+    """Wait by rank for weights or for its gradients' reduction, and slowdown of compute by communication."""
     idle_s: tuple[float, ...]
     """Wait by rank for other stages, including their messages, and for the slowest rank at the end."""
     optimizer_s: tuple[float, ...]
@@ -162,8 +160,7 @@ def gathered_s(compute_s: Seconds, gather_s: Seconds, units: Seconds, most: Most
 
 
 def reduced_s(compute_s: Seconds, gather_s: Seconds, reduce_s: Seconds, units: Seconds, most: Most = max) -> Seconds:
-    """Seconds from a backward's start to the end of its compute, overlapping with gathers and reductions unit by
-    unit."""
+    """Seconds from a backward's start to the end of its compute, overlapping gathers and reductions by unit."""
     return (gather_s + compute_s + (units - 1) * together_s(compute_s, gather_s + reduce_s, most)) / units
 
 

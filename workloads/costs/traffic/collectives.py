@@ -73,8 +73,7 @@ def collective_time_s(op: Collective, bytes: float, group_size: int, stride: int
 
 
 class Group(NamedTuple):
-    """Parameters of the ring and of the tree through a group of ranks; arrays if there is one entry for each of
-    many."""
+    """Parameters of the ring and of the tree through a group of ranks; or arrays of them."""
 
     startup_s: Any
     """Start-up seconds of a ring: a in the formulas above."""

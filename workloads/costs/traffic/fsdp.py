@@ -18,8 +18,7 @@ class Unit:
     of_experts: bool = False
     """Whether it is sharded over the ranks that hold the same experts (`workloads.spec.mesh.expert_degrees`)."""
     around_previous: bool = False
-    """Whether the previous unit in a stage's list is inside this one: its backward begins and ends in this unit's
-    backward."""
+    """Whether the previous unit in a stage's list is inside this one: its backward runs within this unit's."""
 
     def padded(self, shards: int) -> int:
         """Elements of all shards together: dim 0 is padded to a multiple of ``shards``."""
@@ -36,8 +35,8 @@ def _padded(shape: tuple[int, ...], shards: int) -> int:
 
 
 class FsdpWalk:
-    """Counts how often each unit is gathered. Units are identified by index in ``units``, ordered by the ends of their
-    forwards."""
+    """Counts how often each unit is gathered. A unit's number is its index in ``units``, which are in order of the ends
+    of their forwards."""
 
     def __init__(self, stage_unit: Unit | None, others: Sequence[Unit], *, keep_gathered: bool) -> None:
         self.units = [*others, *([stage_unit] if stage_unit is not None else [])]

@@ -1,5 +1,4 @@
-"""Predicted traffic of one rank, summed by axis, kind and link, and the rank's position in the layout. No torch
-here."""
+"""Predicted traffic of one rank, by axis, kind and link, and the rank's position in the layout. No torch here."""
 
 from __future__ import annotations
 
