@@ -1,9 +1,9 @@
 """Calibration factors of the time model from a probe of a cluster: its devices, its hosts and its links.
 
 A figure counts if it was measured on a GPU of the cluster; without a figure there is no factor. Rates of single tests
-become parameters of the model by inverting the model's terms: a product of T rows with width h reached
-``share / ((1 + tokens/T) (1 + width/h))``. The probe's real steps are measured rows like others and need no inversion. The factors
-belong to a cluster, so that rows of one cluster apply to another if both are probed.
+become parameters by inverting the model's terms: T rows of width h reach ``share / ((1 + tokens/T) (1 + width/h))``.
+The probe's real steps are measured rows like others and need no inversion. The factors belong to a cluster, so that
+rows of one cluster apply to another if both are probed.
 """
 
 from __future__ import annotations
