@@ -31,7 +31,7 @@ class Axis:
     """Coordinate of this rank."""
     group: dist.ProcessGroup | None
     """None when ``size == 1``: then no collective may run."""
-    is_alone: bool = False
+    is_rehearsal: bool = False
     """The other ranks do not exist (a rehearsal). This rank's own numbers stand for theirs: torch 2.11's fake groups
     leave the results of reduce-scatters and all-to-alls as the memory was, often zero, and on zeros matmuls draw less
     power and clock higher."""
@@ -52,7 +52,7 @@ def reduce_scatter_async(x: Tensor, axis: Axis) -> Tensor:
     """Start summing ``x`` over the ranks and keeping this rank's part of dim 0."""
     x = x.contiguous()
     part = _ops.reduce_scatter_tensor(x, "sum", axis.size, axis.group_name)
-    return part.copy_(x.chunk(axis.size)[axis.rank]) if axis.is_alone else part
+    return part.copy_(x.chunk(axis.size)[axis.rank]) if axis.is_rehearsal else part
 
 
 def all_reduce_async(x: Tensor, axis: Axis) -> Tensor:
@@ -71,7 +71,7 @@ def exchange_async(x: Tensor, receive: list[int], send: list[int], axis: Axis) -
     ``receive[j]`` rows from rank j, in the order of the ranks."""
     x = x.contiguous()
     rows = _ops.all_to_all_single(x, receive, send, axis.group_name)
-    return repeat_rows(rows, x) if axis.is_alone else rows
+    return repeat_rows(rows, x) if axis.is_rehearsal else rows
 
 
 def rotate_async(x: Tensor, axis: Axis) -> Tensor:

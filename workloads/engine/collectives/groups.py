@@ -92,8 +92,11 @@ def make_groups(experiment: Experiment, rank: int, device: torch.device) -> Grou
         "tp": mesh["tp"].get_group() if experiment.tp > 1 else None,
         "cp": _own_group(ranks.lines(experiment, "cp"), rank) if experiment.cp > 1 else None,
     }
-    alone = dist.get_backend() == "fake"
-    axes = {name: Axis(name, getattr(experiment, name), position[name], group, alone) for name, group in groups.items()}
+    is_rehearsal = dist.get_backend() == "fake"
+    axes = {
+        name: Axis(name, getattr(experiment, name), position[name], group, is_rehearsal)
+        for name, group in groups.items()
+    }
     expert_mesh = None
     if experiment.model.moe is not None:
         expert_mesh, of_experts = _expert_groups(experiment, rank, device, axes["tp"])
@@ -119,7 +122,7 @@ def make_groups(experiment: Experiment, rank: int, device: torch.device) -> Grou
         expert_mesh=expert_mesh,
         channels=channels,
         tied_embedding=tied,
-        is_rehearsal=alone,
+        is_rehearsal=is_rehearsal,
     )
 
 
@@ -133,7 +136,7 @@ def _expert_groups(e: Experiment, rank: int, device: torch.device, tp: Axis) -> 
         group = _own_group([list(range(e.world_size))], rank)
     elif e.ep > 1:
         group = mesh["ep"].get_group()
-    ep = Axis("ep", e.ep, position["ep"], group, tp.is_alone)
+    ep = Axis("ep", e.ep, position["ep"], group, tp.is_rehearsal)
     etp = dataclasses.replace(tp, name="etp") if e.etp > 1 else Axis("etp", 1, 0, None)
     return mesh["replicate", "shard"], {"ep": ep, "etp": etp}
 

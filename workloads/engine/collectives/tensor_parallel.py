@@ -214,7 +214,7 @@ class RowParallelLinear(nn.Module):
     @property
     def has_one_scale(self) -> bool:
         """The input, and the gradient of what made it, are cast to fp8 with one scale each."""
-        return self.fp8 is not None and self.fp8.recipe == "tensorwise"
+        return self.fp8 is not None and self.fp8.scaling == "tensorwise"
 
     def forward(self, x_TF: Tensor) -> Tensor:
         if self.fp8 is not None:
@@ -258,7 +258,7 @@ class VocabularyParallelEmbedding(nn.Module):
         if self.tp.size == 1:
             return F.embedding(tokens_T, self.weight)
         local = tokens_T - self.tp.rank * self.rows
-        if self.tp.axis.is_alone:  # no other rank has the other tokens: no token may be left without a vector
+        if self.tp.axis.is_rehearsal:  # no other rank has the other tokens: no token may be left without a vector
             local = local.remainder(self.rows)
         mine = (local >= 0) & (local < self.rows)
         x_TD = F.embedding(local.clamp(0, self.rows - 1), self.weight) * mine.unsqueeze(-1)

@@ -20,7 +20,7 @@ from workloads.engine.collectives.communication import gather_async, wait
 from workloads.engine.collectives.dispatch import Dispatch
 from workloads.engine.collectives.parameters import add_parameter
 from workloads.engine.collectives.tensor_parallel import TensorParallel, gather_tokens, sum_partials
-from workloads.engine.layers.recompute import Recipes
+from workloads.engine.layers.recompute import RecomputeRegistry
 from workloads.engine.layers.routing import Router, Routing
 from workloads.engine.ops.grouped_linear import RowGroups, grouped_linear, grouped_product
 from workloads.engine.ops.linear import DeferredGradients
@@ -42,7 +42,7 @@ class Experts(nn.Module):
         super().__init__()
         own = weights.experts(model, prefix)
         self.deferred: DeferredGradients | None = None
-        self.recipes: dict[str, Recipes] = {}
+        self.recomputations: dict[str, RecomputeRegistry] = {}
         self.factors: dict[str, Tensor] = {}
         """Of parameters that come in fp8: the inverse of each expert's scale, [L]."""
         add_parameter(self, "gate_up", [own["gate"], own["up"]], sizes)
@@ -52,18 +52,18 @@ class Experts(nn.Module):
         of_gate_up, of_down = self.factors.get("gate_up"), self.factors.get("down")
         gate_up = grouped_linear(x_MD, self.gate_up, groups, self.deferred, factors_G=of_gate_up)
         add = None
-        if "experts" in self.recipes:
-            again = partial(self._again, x_MD.detach(), weights_M.detach(), groups)
-            add = self.recipes["experts"].note((gate_up,), again)  # before SwiGLU saves it
+        if "experts" in self.recomputations:
+            recompute = partial(self._recompute, x_MD.detach(), weights_M.detach(), groups)
+            add = self.recomputations["experts"].register((gate_up,), recompute)  # before SwiGLU saves it
         product = weighted_swiglu(gate_up, weights_M)
         if add is not None:
             add(1, product)
-        elif "swiglu" in self.recipes:
+        elif "swiglu" in self.recomputations:
             plain, weights_M = gate_up.detach(), weights_M.detach()
-            self.recipes["swiglu"].note((product,), lambda: (weighted_swiglu(plain, weights_M),))
+            self.recomputations["swiglu"].register((product,), lambda: (weighted_swiglu(plain, weights_M),))
         return grouped_linear(product, self.down, groups, self.deferred, factors_G=of_down)
 
-    def _again(self, x_MD: Tensor, weights_M: Tensor, groups: RowGroups) -> tuple[Tensor, Tensor]:
+    def _recompute(self, x_MD: Tensor, weights_M: Tensor, groups: RowGroups) -> tuple[Tensor, Tensor]:
         """Both inputs of SwiGLU and its product; the parameters are there, gathered for the backward."""
         gate_up = grouped_product(x_MD, self.gate_up, groups, self.factors.get("gate_up"))
         return gate_up, weighted_swiglu(gate_up, weights_M)

@@ -37,7 +37,7 @@ from workloads.engine.collectives.tensor_parallel import (
     gather_tokens,
 )
 from workloads.engine.layers.norm import RMSNorm
-from workloads.engine.layers.recompute import Recipes
+from workloads.engine.layers.recompute import RecomputeRegistry
 from workloads.engine.ops.attention import attention
 from workloads.engine.ops.rms_norm import rms_norm
 from workloads.engine.ops.rope import apply_rope
@@ -64,7 +64,7 @@ class LatentAttention(nn.Module):
         self.q_up = ColumnParallelLinear([own["q_up" if with_latent else "q"]], tp, shares_input=not with_latent)
         self.kv_up = ColumnParallelLinear([own["kv_up"]], tp)
         self.out = RowParallelLinear(own["o"], tp, "attention")
-        self.recipes: dict[str, Recipes] = {}
+        self.recomputations: dict[str, RecomputeRegistry] = {}
 
     def forward(self, x_TD: Tensor, cos_SR: Tensor, sin_SR: Tensor) -> Tensor:
         shape = self.shape
@@ -80,16 +80,16 @@ class LatentAttention(nn.Module):
         # What attention saves is made again: of the latents, which the norms keep, the queries and what keys and values
         # are made of (``mla_up``); of that, which the values keep, the keys (``rope``). What queries are made of is as
         # large as they are, so that they are no part of ``rope``.
-        up, rope = self.recipes.get("mla_up"), self.recipes.get("rope")
+        up, rope = self.recomputations.get("mla_up"), self.recomputations.get("rope")
         kv_latent_TC, k_BSNP, shared = kv_latent_TC.detach(), k_BSNP.detach(), key_BS1R.detach()
         if up is not None and q_latent_TC:
-            up.note((q_BSNQ,), partial(self._queries_again, q_latent_TC[0].detach(), cos_SR, sin_SR))
+            up.register((q_BSNQ,), partial(self._recompute_queries, q_latent_TC[0].detach(), cos_SR, sin_SR))
         if up is not None and rope is not None:
-            up.note((kv_BSNX, k_BSNQ), partial(self._up_and_keys_again, kv_latent_TC, shared))
+            up.register((kv_BSNX, k_BSNQ), partial(self._recompute_up_and_keys, kv_latent_TC, shared))
         elif up is not None:
-            up.note((kv_BSNX,), partial(self._up_again, kv_latent_TC))
+            up.register((kv_BSNX,), partial(self._recompute_up, kv_latent_TC))
         elif rope is not None:
-            rope.note((k_BSNQ,), lambda: (_with_shared(k_BSNP, shared),))
+            rope.register((k_BSNQ,), lambda: (_with_shared(k_BSNP, shared),))
         q_BNSQ, k_BNSQ, v_BNSV = (x.transpose(1, 2) for x in (q_BSNQ, k_BSNQ, v_BSNV))
         if self.cp is None:
             o_BNSV = attention(q_BNSQ, k_BNSQ, v_BNSV, causal=True)
@@ -106,16 +106,16 @@ class LatentAttention(nn.Module):
         q_BSNR, key_BS1R = apply_rope(q_BSNR, key_BS1R, cos_SR, sin_SR)
         return torch.cat([q_BSNP, q_BSNR], dim=3), key_BS1R
 
-    def _queries_again(self, latent_TC: Tensor, cos_SR: Tensor, sin_SR: Tensor) -> tuple[Tensor]:
+    def _recompute_queries(self, latent_TC: Tensor, cos_SR: Tensor, sin_SR: Tensor) -> tuple[Tensor]:
         q_BSNQ = self._heads(self.q_up(_normed(latent_TC, self.q_norm)))
         a_key_BS1R = q_BSNQ[:, :, :1, : self.shape.qk_rope_head_dim]  # any one
         return (self._rotated(q_BSNQ, a_key_BS1R, cos_SR, sin_SR)[0],)
 
-    def _up_again(self, latent_TC: Tensor) -> tuple[Tensor]:
+    def _recompute_up(self, latent_TC: Tensor) -> tuple[Tensor]:
         return (self._heads(self.kv_up(_normed(latent_TC, self.kv_norm))),)
 
-    def _up_and_keys_again(self, latent_TC: Tensor, key_BS1R: Tensor) -> tuple[Tensor, Tensor]:
-        (kv_BSNX,) = self._up_again(latent_TC)
+    def _recompute_up_and_keys(self, latent_TC: Tensor, key_BS1R: Tensor) -> tuple[Tensor, Tensor]:
+        (kv_BSNX,) = self._recompute_up(latent_TC)
         return kv_BSNX, _with_shared(kv_BSNX[..., : self.shape.qk_nope_head_dim], key_BS1R)
 
 

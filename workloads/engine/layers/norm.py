@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from workloads.engine.collectives.parameters import add_parameter
-from workloads.engine.layers.recompute import Recipes
+from workloads.engine.layers.recompute import RecomputeRegistry
 from workloads.engine.ops.rms_norm import rms_norm
 from workloads.spec.weights import Weight
 
@@ -20,13 +20,13 @@ class RMSNorm(nn.Module):
         super().__init__()
         self.eps = eps
         add_parameter(self, "weight", [weight], {})
-        self.recipes: Recipes | None = None
+        self.recomputations: RecomputeRegistry | None = None
         self.for_fp8 = False
         """The output is cast with one scale."""
 
     def forward(self, x_TD: Tensor) -> Tensor:
         y_TD = rms_norm(x_TD, self.weight, self.eps, for_fp8=self.for_fp8)
-        if self.recipes is not None:
+        if self.recomputations is not None:
             x_TD = x_TD.detach()
-            self.recipes.note((y_TD,), lambda: (rms_norm(x_TD, self.weight, self.eps),))
+            self.recomputations.register((y_TD,), lambda: (rms_norm(x_TD, self.weight, self.eps),))
         return y_TD

@@ -123,77 +123,88 @@ class SelectiveBlock(nn.Module):
     def __init__(self, block: nn.Module, operations: Collection[str]) -> None:
         super().__init__()
         self.block = block
-        self.recipes = Recipes()
+        self.recomputations = RecomputeRegistry()
         for module in block.modules():
             known = getattr(module, "recomputes", ())
             if isinstance(known, tuple):
-                getattr(module, "recipes", {}).update({name: self.recipes for name in known if name in operations})
+                getattr(module, "recomputations", {}).update(
+                    {name: self.recomputations for name in known if name in operations}
+                )
             elif known in operations:
-                setattr(module, "recipes", self.recipes)  # noqa: B010 - nn.Module's own attributes are typed as tensors
+                setattr(module, "recomputations", self.recomputations)  # noqa: B010 - nn.Module's own attributes are typed as tensors
             fp8 = getattr(module, "fp8", None)
             if isinstance(fp8, Fp8Products) and getattr(module, "input_of", None) in operations:
                 fp8.keeps_input = True  # a recipe takes its place
 
     def forward(self, x_TD: Tensor, cos_SH: Tensor, sin_SH: Tensor) -> Tensor:
-        with torch.autograd.graph.saved_tensors_hooks(self.recipes.pack, self.recipes.unpack):
+        with torch.autograd.graph.saved_tensors_hooks(self.recomputations.pack, self.recomputations.unpack):
             out: Tensor = self.block(x_TD, cos_SH, sin_SH)
         return out
 
 
 @dataclass
-class _Recipe:
-    make: Callable[[], tuple[Tensor, ...]]
-    made: dict[int, Tensor] = field(default_factory=dict)
-    """Results that backward has not asked for yet: one call computes all of them."""
+class Recomputation:
+    """A function that computes some outputs again, and those of its results that backward has not asked for yet."""
 
-    def take(self, index: int) -> Tensor:
-        if index not in self.made:
+    recompute: Callable[[], tuple[Tensor, ...]]
+    outputs: dict[int, Tensor] = field(default_factory=dict)
+    """Results by index, each until `tensor` hands it out: one call computes all of them."""
+
+    def tensor(self, index: int) -> Tensor:
+        """Returns result ``index`` and forgets it; a second request for the same index recomputes."""
+        if index not in self.outputs:
             with torch.no_grad():
-                self.made = dict(enumerate(self.make()))
-        return self.made.pop(index)
+                self.outputs = dict(enumerate(self.recompute()))
+        return self.outputs.pop(index)
 
 
 @dataclass(frozen=True, slots=True)
-class _Ingredient:
-    """What is saved in the place of a tensor: its recipe, and which view of the result it was."""
+class RecomputedRef:
+    """Saved instead of a tensor: its recomputation, the index of the result, and which view of the result it was."""
 
-    recipe: _Recipe
+    recomputation: Recomputation
     index: int
     size: tuple[int, ...]
     stride: tuple[int, ...]
     offset: int | torch.SymInt
 
 
-class Recipes:
-    """The recipes of the tensors that are alive and can be computed again, by storage."""
+class RecomputeRegistry:
+    """Recomputations of the live tensors that can be computed again, by storage. Its `pack` and `unpack` are
+    saved-tensor hooks."""
 
     def __init__(self) -> None:
-        self._by_storage: dict[int, tuple[_Recipe, int]] = {}
+        self._by_storage: dict[int, tuple[Recomputation, int]] = {}
 
-    def note(self, made: tuple[Tensor, ...], make: Callable[[], tuple[Tensor, ...]]) -> Callable[[int, Tensor], None]:
-        """Remember that ``make`` computes the tensors ``made`` again. It may only use what backward keeps anyway.
+    def register(
+        self, outputs: tuple[Tensor, ...], recompute: Callable[[], tuple[Tensor, ...]]
+    ) -> Callable[[int, Tensor], None]:
+        """Register ``recompute``, which computes ``outputs`` again and may only use tensors that backward keeps anyway.
 
-        ``make`` may compute more than there is yet: what this returns takes the index of such a tensor, and the tensor.
+        ``recompute`` may also return tensors that do not exist yet: register each later by calling the returned
+        function with its index and the tensor.
         """
-        add = partial(self._add, _Recipe(make))
-        for index, tensor in enumerate(made):
+        add = partial(self._add, Recomputation(recompute))
+        for index, tensor in enumerate(outputs):
             add(index, tensor)
         return add
 
-    def _add(self, recipe: _Recipe, index: int, tensor: Tensor) -> None:
+    def _add(self, recomputation: Recomputation, index: int, tensor: Tensor) -> None:
         key = tensor.untyped_storage()._cdata
-        self._by_storage[key] = (recipe, index)
+        self._by_storage[key] = (recomputation, index)
         # Once the tensor is freed, another one may have its address.
         weakref.finalize(tensor, self._by_storage.pop, key, None)
 
-    def pack(self, tensor: Tensor) -> Tensor | _Ingredient:
-        found = self._by_storage.get(tensor.untyped_storage()._cdata)
-        if found is None:
+    def pack(self, tensor: Tensor) -> Tensor | RecomputedRef:
+        """Returns a reference for a registered tensor or a view of one; any other tensor is saved as it is."""
+        entry = self._by_storage.get(tensor.untyped_storage()._cdata)
+        if entry is None:
             return tensor
-        return _Ingredient(*found, tuple(tensor.shape), tensor.stride(), tensor.storage_offset())
+        return RecomputedRef(*entry, tuple(tensor.shape), tensor.stride(), tensor.storage_offset())
 
     @staticmethod
-    def unpack(saved: Tensor | _Ingredient) -> Tensor:
+    def unpack(saved: Tensor | RecomputedRef) -> Tensor:
+        """Returns the saved tensor, or recomputes it: the same view of the result."""
         if isinstance(saved, Tensor):
             return saved
-        return saved.recipe.take(saved.index).as_strided(saved.size, saved.stride, saved.offset)
+        return saved.recomputation.tensor(saved.index).as_strided(saved.size, saved.stride, saved.offset)

@@ -27,10 +27,10 @@ from workloads.engine.collectives.tensor_parallel import (
 from workloads.engine.layers.experts import ExpertParallel, RoutedFeedForward
 from workloads.engine.layers.latent_attention import LatentAttention
 from workloads.engine.layers.norm import RMSNorm
-from workloads.engine.layers.recompute import Recipes
+from workloads.engine.layers.recompute import RecomputeRegistry
 from workloads.engine.layers.routing import Router, Routing
 from workloads.engine.ops.attention import attention
-from workloads.engine.ops.fp8 import Recipe
+from workloads.engine.ops.fp8 import Fp8Scaling
 from workloads.engine.ops.fp8_linear import Fp8Products
 from workloads.engine.ops.linear import DeferredGradients
 from workloads.engine.ops.linear_cross_entropy import linear_cross_entropy
@@ -61,18 +61,20 @@ class Attention(nn.Module):
         self.out = RowParallelLinear(own["o"], tp, "attention")
         self.q_norm = RMSNorm(own["q_norm"], model.norm_eps) if model.qk_norm else None
         self.k_norm = RMSNorm(own["k_norm"], model.norm_eps) if model.qk_norm else None
-        self.recipes: Recipes | None = None
+        self.recomputations: RecomputeRegistry | None = None
 
     def forward(self, x_TD: Tensor, cos_SH: Tensor, sin_SH: Tensor) -> Tensor:
         qkv = self.qkv(x_TD).view(self.batch, -1, self.heads + 2 * self.kv_heads, self.head_dim)
         q_BSNH, k_BSKH, v_BSKH = qkv.split([self.heads, self.kv_heads, self.kv_heads], dim=2)
-        if self.recipes is None:
+        if self.recomputations is None:
             q_BSNH, k_BSKH = self._norm_and_rotate(q_BSNH, k_BSKH, cos_SH, sin_SH)
         else:
             # Backward keeps the values, which are a view of the whole projection, so this costs no memory.
             plain_q, plain_k = q_BSNH.detach(), k_BSKH.detach()
             q_BSNH, k_BSKH = self._norm_and_rotate(q_BSNH, k_BSKH, cos_SH, sin_SH)
-            self.recipes.note((q_BSNH, k_BSKH), lambda: self._norm_and_rotate(plain_q, plain_k, cos_SH, sin_SH))
+            self.recomputations.register(
+                (q_BSNH, k_BSKH), lambda: self._norm_and_rotate(plain_q, plain_k, cos_SH, sin_SH)
+            )
         q_BNSH, k_BKSH, v_BKSH = (x.transpose(1, 2) for x in (q_BSNH, k_BSKH, v_BSKH))
         if self.cp is None:
             o_BNSH = attention(q_BNSH, k_BKSH, v_BKSH, causal=True)
@@ -95,14 +97,14 @@ class FeedForward(nn.Module):
         super().__init__()
         self.gate_up = ColumnParallelLinear([own["gate"], own["up"]], tp, shares_input=shares_input)
         self.down = RowParallelLinear(own["down"], tp, "swiglu")
-        self.recipes: Recipes | None = None
+        self.recomputations: RecomputeRegistry | None = None
 
     def forward(self, x_TD: Tensor) -> Tensor:
         gate_up = self.gate_up(x_TD)
         product_TF = swiglu(gate_up, for_fp8=self.down.has_one_scale)
-        if self.recipes is not None:
+        if self.recomputations is not None:
             gate_up = gate_up.detach()
-            self.recipes.note((product_TF,), lambda: (swiglu(gate_up),))
+            self.recomputations.register((product_TF,), lambda: (swiglu(gate_up),))
         return self.down(product_TF)
 
 
@@ -234,7 +236,7 @@ class Chunk(nn.Module):
             if hasattr(module, "deferred"):
                 setattr(module, "deferred", deferred)  # noqa: B010 - nn.Module's own attributes are typed as tensors
 
-    def use_fp8(self, recipe: Recipe) -> None:
+    def use_fp8(self, scaling: Fp8Scaling) -> None:
         """Let the products of the blocks run in fp8, but for routed experts, whose weights come in fp8
         (`workloads.engine.training.fp8_gather`).
 
@@ -244,14 +246,14 @@ class Chunk(nn.Module):
         alone = True
         for module in self.modules():
             if isinstance(module, (ColumnParallelLinear, RowParallelLinear)):
-                module.fp8 = Fp8Products(recipe, keeps_input=module.shares_input)
+                module.fp8 = Fp8Products(scaling, keeps_input=module.shares_input)
                 alone = alone and module.tp.size == 1
-            elif isinstance(module, WholeLinear) and recipe != "blockwise":
-                module.fp8 = Fp8Products(recipe, keeps_input=module.shares_input)
+            elif isinstance(module, WholeLinear) and scaling != "blockwise":
+                module.fp8 = Fp8Products(scaling, keeps_input=module.shares_input)
         for block in self.modules():
             # With tp > 1 tokens of other ranks are cast with this one's: their largest value is not known here.
             if isinstance(block, Block):
-                block.attention_norm.for_fp8 = block.ffn_norm.for_fp8 = alone and recipe == "tensorwise"
+                block.attention_norm.for_fp8 = block.ffn_norm.for_fp8 = alone and scaling == "tensorwise"
 
     def _mark(self, x: Tensor) -> Tensor:
         return x if self.between_blocks is None else self.between_blocks(x)

@@ -1,6 +1,6 @@
 """Finds how long a rehearsal's copies take that stand for what other ranks would send, so that it can be taken off.
 
-A rehearsal fills the results of collectives with this rank's own numbers (`Axis.is_alone`), on the stream of the
+A rehearsal fills the results of collectives with this rank's own numbers (`Axis.is_rehearsal`), on the stream of the
 compute. Communication is added to its times from the closed form, so the copies must not count beside it. A dispatch
 mode notes the calls of one warm-up step; after the timed steps each distinct one is repeated alone.
 

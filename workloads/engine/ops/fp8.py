@@ -2,7 +2,7 @@
 
 Shapes: an operand has R rows and C columns, of which C is contracted: ``product`` of (M, C) and (N, C) is (M, N).
 
-| recipe     | activations                  | weights      | gradients                    |
+| scaling     | activations                  | weights      | gradients                    |
 |------------|------------------------------|--------------|------------------------------|
 | tensorwise | e4m3, one scale              | e4m3, one    | e5m2, one scale              |
 | rowwise    | e4m3, one scale a row        | e4m3, a row  | e4m3, one scale a row        |
@@ -27,9 +27,9 @@ from torch import Tensor
 
 from workloads.engine.ops.backend import Backend, backend_of, row_blocks
 
-Recipe = Literal["tensorwise", "rowwise", "blockwise"]
+Fp8Scaling = Literal["tensorwise", "rowwise", "blockwise"]
 Role = Literal["activation", "weight", "gradient"]
-RECIPES, ROLES = get_args(Recipe), get_args(Role)
+SCALINGS, ROLES = get_args(Fp8Scaling), get_args(Role)
 
 BLOCK = 128
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
@@ -66,24 +66,30 @@ class Operand:
         return values * factors.repeat_interleave(BLOCK, dim=0)[rows]
 
 
-def format_of(recipe: Recipe, role: Role) -> torch.dtype:
-    return E5M2 if recipe == "tensorwise" and role == "gradient" else E4M3
+def format_of(scaling: Fp8Scaling, role: Role) -> torch.dtype:
+    return E5M2 if scaling == "tensorwise" and role == "gradient" else E4M3
 
 
 def cast(
-    x_RC: Tensor, recipe: Recipe, role: Role, *, rows: bool = True, columns: bool = True, bits: Tensor | None = None
+    x_RC: Tensor,
+    scaling: Fp8Scaling,
+    role: Role,
+    *,
+    rows: bool = True,
+    columns: bool = True,
+    bits: Tensor | None = None,
 ) -> tuple[Operand | None, Operand | None]:
     """``x`` to be contracted over its columns (C), and ``x^T`` to be contracted over the rows of ``x`` (R).
 
     ``rows``, ``columns``: which of the two are wanted. ``bits``: `largest` of ``x``, where that is known already and
     there is one scale.
     """
-    kind = format_of(recipe, role)
-    if recipe == "tensorwise":
+    kind = format_of(scaling, role)
+    if scaling == "tensorwise":
         bits = largest(x_RC) if bits is None else bits  # before a copy is made, of which it is not known
         return cast_with(x_RC.contiguous(), bits, kind, rows=rows, columns=columns)
     x_RC = x_RC.contiguous()
-    if recipe == "rowwise":
+    if scaling == "rowwise":
         return (
             _cast_lines(x_RC, kind, transposed=False) if rows else None,
             _cast_lines(x_RC, kind, transposed=True) if columns else None,

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from workloads.engine.ops.fp8 import Operand, Recipe, cast, largest, product, transposed
+from workloads.engine.ops.fp8 import Fp8Scaling, Operand, cast, largest, product, transposed
 from workloads.engine.ops.linear import DeferredGradients
 
 
@@ -36,11 +36,11 @@ class Gradient:
 class Fp8Products:
     """The products of one linear layer. It holds no tensors but the weight's scale."""
 
-    def __init__(self, recipe: Recipe, *, keeps_input: bool = False) -> None:
-        self.recipe: Recipe = recipe
+    def __init__(self, scaling: Fp8Scaling, *, keeps_input: bool = False) -> None:
+        self.scaling: Fp8Scaling = scaling
         self.keeps_input = keeps_input
         """Something else keeps the input, or makes it again: save it as it is."""
-        self.wide_weight_gradient = recipe == "rowwise"
+        self.wide_weight_gradient = scaling == "rowwise"
         self.weight_factors: Tensor | None = None
         """The inverse of the weight's scale, (1,), where the weight comes in fp8
         (`workloads.engine.training.fp8_gather`)."""
@@ -48,11 +48,11 @@ class Fp8Products:
     def forward(self, x_TI: Tensor, weight_OI: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
         """(``x W^T``, what `weight_gradient` needs of ``x``)."""
         if self.keeps_input or self.wide_weight_gradient:
-            bits = largest(x_TI) if self.recipe == "tensorwise" else None
-            rows, _ = cast(x_TI, self.recipe, "activation", columns=False, bits=bits)
+            bits = largest(x_TI) if self.scaling == "tensorwise" else None
+            rows, _ = cast(x_TI, self.scaling, "activation", columns=False, bits=bits)
             kept: tuple[Tensor, ...] = (x_TI,) if bits is None else (x_TI, bits)
         else:
-            rows, columns = cast(x_TI, self.recipe, "activation")
+            rows, columns = cast(x_TI, self.scaling, "activation")
             assert columns is not None
             kept = columns.tensors
         assert rows is not None
@@ -61,7 +61,7 @@ class Fp8Products:
     def gradient(self, grad_TO: Tensor) -> Gradient:
         """The output's gradient in fp8, once for both products."""
         wide = self.wide_weight_gradient
-        rows, columns = cast(grad_TO, self.recipe, "gradient", columns=not wide)
+        rows, columns = cast(grad_TO, self.scaling, "gradient", columns=not wide)
         assert rows is not None
         return Gradient(rows, grad_TO if columns is None else columns)
 
@@ -76,23 +76,23 @@ class Fp8Products:
             return grad_for_weight.t() @ kept[0]
         if kept[0].dtype == dtype:
             bits = kept[1] if len(kept) > 1 else None
-            _, columns = cast(kept[0], self.recipe, "activation", rows=False, bits=bits)
+            _, columns = cast(kept[0], self.scaling, "activation", rows=False, bits=bits)
         else:
-            columns = Operand(kept[0], kept[1], "tensor" if self.recipe == "tensorwise" else "blocks")
+            columns = Operand(kept[0], kept[1], "tensor" if self.scaling == "tensorwise" else "blocks")
         assert columns is not None
         return product(grad_for_weight, columns, dtype, fast=False)
 
     def _weight(self, weight: Tensor) -> Operand:
         if self.weight_factors is not None:
             return Operand(weight.detach(), self.weight_factors, "tensor")
-        rows, _ = cast(weight, self.recipe, "weight", columns=False)
+        rows, _ = cast(weight, self.scaling, "weight", columns=False)
         assert rows is not None
         return rows
 
     def _turned_weight(self, weight: Tensor) -> Operand:
         if self.weight_factors is not None:
             return Operand(transposed(weight.detach()), self.weight_factors, "tensor")
-        _, columns = cast(weight, self.recipe, "weight", rows=False)
+        _, columns = cast(weight, self.scaling, "weight", rows=False)
         assert columns is not None
         return columns
 

@@ -13,10 +13,10 @@ from workloads.engine.layers.recompute import apply_recompute
 from workloads.engine.layers.transformer import Chunk, replace_blocks, routers
 from workloads.engine.training.clock import Clock
 from workloads.engine.training.data import Source
-from workloads.engine.training.data_parallel import apply_data_parallel, fp8_recipe, master_dtype
+from workloads.engine.training.data_parallel import apply_data_parallel, fp8_scaling, master_dtype
 from workloads.engine.training.optimizer import ShardedAdamW
 from workloads.engine.training.pipeline import Pipeline
-from workloads.engine.training.recipe import Recipe
+from workloads.engine.training.recipe import TrainingRecipe
 from workloads.engine.training.text import training_text
 from workloads.spec.experiment import Experiment
 from workloads.spec.weights import routed
@@ -47,8 +47,8 @@ def _shape(experiment: Experiment, groups: Groups, stage: int) -> Chunk:
         chunk = Chunk(experiment, groups, stage).to(master_dtype(experiment))
         if experiment.precision != "fp64":
             chunk.cos, chunk.sin = chunk.cos.float(), chunk.sin.float()
-    if (recipe := fp8_recipe(experiment)) is not None:
-        chunk.use_fp8(recipe)
+    if (scaling := fp8_scaling(experiment)) is not None:
+        chunk.use_fp8(scaling)
     blocks = []
     for layer, block in zip(experiment_layers(experiment)[stage], chunk.blocks, strict=True):
         recompute = experiment.recompute_of_layer(layer)
@@ -61,7 +61,7 @@ def _shape(experiment: Experiment, groups: Groups, stage: int) -> Chunk:
     return chunk
 
 
-def build(experiment: Experiment, groups: Groups, recipe: Recipe | None = None) -> Engine:
+def build(experiment: Experiment, groups: Groups, recipe: TrainingRecipe | None = None) -> Engine:
     """Build the sharded stages, allocate them on the device and fill them with the seed's weights.
 
     ``recipe``: None for what a sweep's runs do, synthetic tokens at one small learning rate.
@@ -84,7 +84,9 @@ def build(experiment: Experiment, groups: Groups, recipe: Recipe | None = None) 
     return engine
 
 
-def assemble(experiment: Experiment, groups: Groups, chunks: list[Chunk], recipe: Recipe | None = None) -> Engine:
+def assemble(
+    experiment: Experiment, groups: Groups, chunks: list[Chunk], recipe: TrainingRecipe | None = None
+) -> Engine:
     """The engine around stages that are built already."""
     clock = Clock(groups.device)
     optimizer = ShardedAdamW(chunks, groups, recipe.rate if recipe is not None else None)

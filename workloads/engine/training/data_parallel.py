@@ -29,13 +29,13 @@ from torch.distributed.fsdp._fully_shard._fsdp_param import ShardedState
 from workloads.engine.collectives.groups import Groups
 from workloads.engine.layers.experts import Experts
 from workloads.engine.layers.transformer import Chunk
-from workloads.engine.ops.fp8 import Recipe
+from workloads.engine.ops.fp8 import Fp8Scaling
 from workloads.engine.training.gradient_memory import InMemoryOfActivations, OwnPart
 from workloads.spec.errors import UnsupportedByEngine
 from workloads.spec.experiment import Experiment
 
 _COMPUTE_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "fp64": torch.float64}
-_FP8_RECIPES: dict[str, Recipe] = {
+_FP8_SCALINGS: dict[str, Fp8Scaling] = {
     "fp8_tensorwise": "tensorwise",
     "fp8_rowwise": "rowwise",
     "fp8_blockwise": "blockwise",
@@ -44,20 +44,20 @@ _FP8_RECIPES: dict[str, Recipe] = {
 
 def compute_dtype(experiment: Experiment) -> torch.dtype:
     """The dtype of activations and gathered weights. Raises `UnsupportedByEngine` for a precision without kernels."""
-    if experiment.precision in _FP8_RECIPES:
+    if experiment.precision in _FP8_SCALINGS:
         return torch.bfloat16
     dtype = _COMPUTE_DTYPES.get(experiment.precision)
     if dtype is None:
-        known = ", ".join((*_COMPUTE_DTYPES, *_FP8_RECIPES))
+        known = ", ".join((*_COMPUTE_DTYPES, *_FP8_SCALINGS))
         raise UnsupportedByEngine(
             f"the engine cannot run precision={experiment.precision} yet; it may be one of {known}"
         )
     return dtype
 
 
-def fp8_recipe(experiment: Experiment) -> Recipe | None:
+def fp8_scaling(experiment: Experiment) -> Fp8Scaling | None:
     """How the products of the blocks are cast to fp8; None where they are not."""
-    return _FP8_RECIPES.get(experiment.precision)
+    return _FP8_SCALINGS.get(experiment.precision)
 
 
 def master_dtype(experiment: Experiment) -> torch.dtype:

@@ -7,7 +7,7 @@ tensors that the optimizer updates; nothing else of the engine sees another kind
 
 One scale is for a whole weight, of which every rank has a part. So the largest values of all weights are found once a
 step, before its first gather, and made the same on the ranks that share weights in one small all-reduce. Of a routed
-expert each matrix has a scale, whatever recipe the other layers follow. The matrices of all experts are one parameter,
+expert each matrix has a scale, whatever scaling the other layers follow. The matrices of all experts are one parameter,
 whose shards begin anywhere: so their largest values are found row by row, and made the same on the ranks that share
 experts.
 """
@@ -27,7 +27,7 @@ from workloads.engine.collectives.groups import Groups
 from workloads.engine.layers.experts import Experts
 from workloads.engine.ops.fp8 import E4M3, cast_rows_with, cast_with, power_of_two
 from workloads.engine.ops.fp8_linear import Fp8Products
-from workloads.engine.training.data_parallel import fp8_recipe, param_groups_of
+from workloads.engine.training.data_parallel import fp8_scaling, param_groups_of
 
 _ALIGNED = 4
 """cuBLAS reads a scale only where its address is a multiple of 16 bytes."""
@@ -102,10 +102,10 @@ class Fp8Experts:
 
 def fp8_weights(chunks: Sequence[nn.Module], groups: Groups) -> list[Fp8Weights | Fp8Experts]:
     """Let the chunks gather in fp8 where one scale is enough for a weight: tensorwise, and routed experts in every
-    recipe. Empty in other precisions."""
-    recipe = fp8_recipe(groups.experiment)
-    found: list[Fp8Weights | Fp8Experts] = [Fp8Weights(chunks, groups)] if recipe == "tensorwise" else []
-    if recipe is not None and groups.expert_mesh is not None:
+    scaling. Empty in other precisions."""
+    scaling = fp8_scaling(groups.experiment)
+    found: list[Fp8Weights | Fp8Experts] = [Fp8Weights(chunks, groups)] if scaling == "tensorwise" else []
+    if scaling is not None and groups.expert_mesh is not None:
         found.append(Fp8Experts(chunks, groups))
     return found
 

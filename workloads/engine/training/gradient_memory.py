@@ -52,7 +52,7 @@ class InMemoryOfActivations(DefaultReduceScatter):
 
 
 class OwnPart(InMemoryOfActivations):
-    """A reduce-scatter without other ranks: this rank's own part stands for the sum (see `Axis.is_alone`)."""
+    """A reduce-scatter without other ranks: this rank's own part stands for the sum (see `Axis.is_rehearsal`)."""
 
     def __call__(self, output_tensor: Tensor, input_tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
         work = super().__call__(output_tensor, input_tensor, *args, **kwargs)

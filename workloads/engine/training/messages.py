@@ -31,7 +31,7 @@ class Messages:
     shape: tuple[int, ...]
     """Of what stages pass on."""
     dtype: torch.dtype
-    alone: bool = False
+    is_rehearsal: bool = False
     """Nothing is sent, and what is received is made up."""
     waits: list[tuple[Mark, Mark]] = field(default_factory=list)
     """Around each wait for a message."""
@@ -51,14 +51,14 @@ class Messages:
         self._let_go()
         x = torch.empty(self.shape, dtype=self.dtype, device=self.groups.device)
         start = self.clock.mark()
-        if not self.alone:
+        if not self.is_rehearsal:
             work = dist.irecv(x, peer, group=self.groups.channel(kind, source, stage))
             assert work is not None
             work.wait()
             self._let_go(arrived=action.microbatch)
         self.waits.append((start, self.clock.mark()))
         # With numbers of the usual size power and clocks are those of a real run.
-        return x.normal_() if self.alone else x
+        return x.normal_() if self.is_rehearsal else x
 
     def give(self, action: Action, x: Tensor) -> None:
         """Send the result of ``action`` to the stage that needs it."""
@@ -68,7 +68,7 @@ class Messages:
         if peer == self.groups.rank:
             self._here[kind, target, action.microbatch] = x
             return
-        if self.alone:
+        if self.is_rehearsal:
             return
         x = x.contiguous()
         work = dist.isend(x, peer, group=self.groups.channel(kind, stage, target))

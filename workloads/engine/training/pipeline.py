@@ -85,7 +85,7 @@ class Pipeline:
 
         Returns this rank's share of the mean loss (None on ranks without the last stage) and the marks of the step.
         """
-        step = _Step(self, self.actions, batches, alone=self.groups.is_rehearsal)
+        step = _Step(self, self.actions, batches, is_rehearsal=self.groups.is_rehearsal)
         step.run()
         marks = step.marks
         start = self.clock.mark()
@@ -107,7 +107,7 @@ class Pipeline:
         e = self.groups.experiment
         actions = schedule_actions(e.pp_schedule, self.groups.position["pp"], e.pp, 1, e.virtual_stages)
         tokens = torch.zeros(self.tokens, dtype=torch.int64, device=self.groups.device)
-        _Step(self, actions, [(tokens, tokens)], alone=True).run()
+        _Step(self, actions, [(tokens, tokens)], is_rehearsal=True).run()
         self.clock.finish()
         for chunk in self.chunks:
             for named in named_parameters(chunk):
@@ -120,7 +120,7 @@ class _Step:
     """What one step holds between its actions."""
 
     def __init__(
-        self, pipeline: Pipeline, actions: list[Action], batches: list[tuple[Tensor, Tensor]], *, alone: bool
+        self, pipeline: Pipeline, actions: list[Action], batches: list[tuple[Tensor, Tensor]], *, is_rehearsal: bool
     ) -> None:
         self.pipeline, self.actions, self.batches = pipeline, actions, batches
         backwards = [action for action in actions if action.kind in ("B", "W")]
@@ -130,7 +130,12 @@ class _Step:
         """The last action that makes input gradients of each chunk."""
         self.marks = PipelineMarks()
         self.messages = Messages(
-            pipeline.groups, pipeline.clock, pipeline.boundary_shape, pipeline.boundary_dtype, alone, self.marks.waits
+            pipeline.groups,
+            pipeline.clock,
+            pipeline.boundary_shape,
+            pipeline.boundary_dtype,
+            is_rehearsal,
+            self.marks.waits,
         )
         self.held: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
         """(chunk, micro-batch) -> (stage input, stage output)"""

@@ -20,7 +20,7 @@ FINAL_SHARE = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recipe:
+class TrainingRecipe:
     """Linear warm-up to ``learning_rate`` over ``warmup_steps``, then half a cosine to a tenth of it."""
 
     data: Data = "text"
