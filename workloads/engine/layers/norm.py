@@ -1,4 +1,4 @@
-"""RMSNorm as a module that can leave its output to be computed again."""
+"""RMSNorm as a module whose output can be recomputed."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from workloads.spec.weights import Weight
 class RMSNorm(nn.Module):
     weight: nn.Parameter
     recomputes = "norm"
-    """The name in ``Experiment.recompute`` of what its recipes make again; of other modules too. A module that knows
-    several has a tuple of them, and its recipes by name."""
+    """Name in ``Experiment.recompute`` of the output that this module can recompute; ``self.recomputations`` is a
+    registry, or None. Modules that can recompute several have a tuple of names, and ``self.recomputations`` is a dict
+    by name."""
 
     def __init__(self, weight: Weight, eps: float) -> None:
         super().__init__()
@@ -22,7 +23,7 @@ class RMSNorm(nn.Module):
         add_parameter(self, "weight", [weight], {})
         self.recomputations: RecomputeRegistry | None = None
         self.for_fp8 = False
-        """The output is cast with one scale."""
+        """Whether the output is cast to fp8 with one scale."""
 
     def forward(self, x_TD: Tensor) -> Tensor:
         y_TD = rms_norm(x_TD, self.weight, self.eps, for_fp8=self.for_fp8)

@@ -29,16 +29,17 @@ class Engine:
     experiment: Experiment
     groups: Groups
     chunks: list[Chunk]
-    """This rank's pipeline stages; one without virtual stages."""
+    """This rank's model chunks, in the order of their stages: one, or ``virtual_stages`` of them."""
     optimizer: ShardedAdamW
     pipeline: Pipeline
     clock: Clock
     source: Source | None = None
-    """Of the sequences that are trained on; None for synthetic tokens."""
+    """Source of the training sequences; None for synthetic tokens."""
 
 
 def shape_chunks(experiment: Experiment, groups: Groups) -> list[Chunk]:
-    """This rank's sharded stages on the meta device: pipeline split → TP, CP → recompute → compile → data parallel."""
+    """Build this rank's sharded chunks on the meta device: pipeline split → TP, CP → recompute → compile → data
+    parallel."""
     return [_shape(experiment, groups, groups.stage_of(chunk)) for chunk in range(experiment.virtual_stages)]
 
 
@@ -62,9 +63,9 @@ def _shape(experiment: Experiment, groups: Groups, stage: int) -> Chunk:
 
 
 def build(experiment: Experiment, groups: Groups, recipe: TrainingRecipe | None = None) -> Engine:
-    """Build the sharded stages, allocate them on the device and fill them with the seed's weights.
+    """Build the sharded chunks, allocate them on the device and fill them with the seed's weights.
 
-    ``recipe``: None for what a sweep's runs do, synthetic tokens at one small learning rate.
+    ``recipe``: None for the runs of a sweep, which train on synthetic tokens at one small learning rate.
     """
     chunks = shape_chunks(experiment, groups)
 
@@ -87,7 +88,7 @@ def build(experiment: Experiment, groups: Groups, recipe: TrainingRecipe | None 
 def assemble(
     experiment: Experiment, groups: Groups, chunks: list[Chunk], recipe: TrainingRecipe | None = None
 ) -> Engine:
-    """The engine around stages that are built already."""
+    """Make the engine from chunks that are already built."""
     clock = Clock(groups.device)
     optimizer = ShardedAdamW(chunks, groups, recipe.rate if recipe is not None else None)
     if optimizer.loss_scale is not None:
@@ -103,7 +104,8 @@ def assemble(
 def choose_attention(experiment: Experiment) -> None:
     """Set the SDPA back ends of this process.
 
-    ``auto`` is cuDNN on Hopper and newer GPUs in the 16-bit precisions that it has kernels for, else torch's own order.
+    ``auto`` uses cuDNN on Hopper and newer GPUs in the 16-bit precisions that it has kernels for, otherwise torch's
+    default order.
     """
     backends = {
         "cudnn": torch.backends.cuda.enable_cudnn_sdp,
