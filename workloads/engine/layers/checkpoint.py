@@ -30,7 +30,7 @@ def checkpointed(
     """Compute ``block(x_TD, cos_SH, sin_SH)``, keeping only ``x_TD`` of its saved tensors until its backward.
 
     ``context``: makes the context in which the second forward runs. Raises `RuntimeError` in a backward whose second
-    forward saves fewer tensors than the first or finds ``x_TD`` changed in index, and in a second backward of the same
+    forward saves fewer tensors than the first or finds ``x_TD`` changed in place, and in a second backward of the same
     forward. Whether the second forward saves the same values is not checked.
     """
     saved = _Saved(block, (x_TD, cos_SH, sin_SH), context)
@@ -69,7 +69,7 @@ class _Saved:
         assert self.inputs is not None
         x_TD, cos_SH, sin_SH = self.inputs
         if x_TD._version != self.version:
-            raise RuntimeError("the input of a checkpointed block was changed in index before its backward")
+            raise RuntimeError("the input of a checkpointed block was changed in place before its backward")
         self.tensors.clear()
         inputs = x_TD.detach().requires_grad_(x_TD.requires_grad), cos_SH, sin_SH
         try:
@@ -79,7 +79,8 @@ class _Saved:
             self.inputs = None
             return
         raise RuntimeError(
-            f"a checkpointed block saved {self.number} tensors in the first forward and {len(self.tensors)} in the second forward"
+            f"a checkpointed block saved {self.number} tensors in the first forward "
+            f"and {len(self.tensors)} in the second"
         )
 
     def _keep(self, tensor: Tensor) -> Tensor:

@@ -30,7 +30,7 @@ OPTIMIZER_RANGE = "ultrasweep.optimizer"
 Kind = Literal["matmul", "attention", "optimizer", "memory_bound", "communication"]
 
 _COMPUTE: tuple[Kind, ...] = ("matmul", "attention", "optimizer", "memory_bound")
-"""In order of priority for a moment that several of them share."""
+"""Kinds by priority for a moment that several of them share."""
 _INNERMOST_FIRST = ("tp", "cp", "dp_shard", "dp_replicate")
 _FUSED = re.compile(r"triton_(poi|red|per|for)_")
 """Inductor's memory-bound kernels, named after the operations around them."""

@@ -36,7 +36,7 @@ class PipelineMarks:
     waits: list[tuple[Mark, Mark]] = field(default_factory=list)
     """Marks around each wait for another stage, up to the last backward."""
     late_waits: list[tuple[Mark, Mark]] = field(default_factory=list)
-    """With several stages: marks after the last backward, around waits for pending sends and for sums over stages."""
+    """Marks, with several stages, after the last backward, around waits for pending sends and for sums over stages."""
     last_backward: Mark | None = None
     """Mark after the last backward's compute, before the rest of the gradient reduction."""
     last_backward_at: float | None = None
