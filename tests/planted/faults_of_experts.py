@@ -90,8 +90,8 @@ EXPERTS = [
             "shared_experts_twice",
             "shared experts count twice",
             ENGINE + "layers.experts:RoutedFeedForward.forward",
-            "out + others",
-            "out + 2 * others",
+            "out + shared_out",
+            "out + 2 * shared_out",
             _ONE,
         ),
         (
@@ -122,8 +122,8 @@ EXPERTS = [
             "shared_experts_lost_with_tp",
             "shared experts count for nothing with tensor parallelism",
             ENGINE + "layers.experts:RoutedFeedForward.forward",
-            "out + others",
-            "out + others * (self.parallel.tp.size == 1)",
+            "out + shared_out",
+            "out + shared_out * (self.parallel.tp.size == 1)",
             {"moe": _MOE, "tp": 2, "micro_batch_size": 4},
         ),
         (

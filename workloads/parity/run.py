@@ -46,9 +46,9 @@ def compare_layouts(left: Experiment, right: Experiment, steps: int, device: str
     Raises `workloads.measuring.processes.RankFailed` if a rank fails.
     """
     noise = None
-    of_left = in_order(left, train(left, steps, device))
+    left_values = in_order(left, train(left, steps, device))
     if (precision := HIGHER.get(left.precision)) is not None:
         higher = left.replace(precision=precision, attention="auto")
-        noise = noise_of(of_left, in_order(higher, train(higher, steps, device)))
-    of_right = in_order(right, train(right, steps, device))
-    return Comparison(left, right, (of_left, of_right), compare(of_left, of_right, right, noise))
+        noise = noise_of(left_values, in_order(higher, train(higher, steps, device)))
+    right_values = in_order(right, train(right, steps, device))
+    return Comparison(left, right, (left_values, right_values), compare(left_values, right_values, right, noise))

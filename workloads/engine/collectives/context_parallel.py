@@ -166,13 +166,13 @@ class _Ring(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, cp: Axis) -> Tensor:
-        coming = rotate_async(_pack(k, v), cp)
+        pending = rotate_async(_pack(k, v), cp)
         output, kept = _own_tokens(q, k, v, cp)
         for step in range(1, cp.size):
-            held = wait(coming)
+            received = wait(pending)
             if step < cp.size - 1:
-                coming = rotate_async(held, cp)
-            first, seen = _seen(held, step, cp)
+                pending = rotate_async(received, cp)
+            first, seen = _seen(received, step, cp)
             o, lse, saved = attention_forward(q[:, :, first:], *_unpack(seen, k.shape[3]), causal=False)
             output.join(first, o, lse)
             kept.append(saved)
@@ -185,15 +185,15 @@ class _Ring(torch.autograd.Function):
         return with the sum of all other ranks' parts."""
         q, k, v, o, lse = ctx.saved_tensors
         cp, kept = ctx.cp, ctx.kept
-        coming = rotate_async(_pack(k, v), cp)
+        pending = rotate_async(_pack(k, v), cp)
         dq, dk, dv = attention_backward(grad, q, k, v, o, lse, kept[0], causal=True)
         dq = dq.to(_sum_dtype(q.dtype, cp))
         sums = _zeros(k, v, k.shape[2], cp)
         for step in range(1, cp.size):
-            held = wait(coming)
+            received = wait(pending)
             if step < cp.size - 1:
-                coming = rotate_async(held, cp)
-            first, seen = _seen(held, step, cp)
+                pending = rotate_async(received, cp)
+            first, seen = _seen(received, step, cp)
             parts = _block_backward(grad, q, seen, o, lse, kept[step], first)
             dq[:, :, first:] += parts[0]
             if step > 1:
@@ -205,11 +205,11 @@ class _Ring(torch.autograd.Function):
         return dq.to(q.dtype), (others_dk + dk).to(k.dtype), (others_dv + dv).to(v.dtype), None
 
 
-def _seen(held_SBKX: Tensor, step: int, cp: Axis) -> tuple[int, Tensor]:
+def _seen(received_SBKX: Tensor, step: int, cp: Axis) -> tuple[int, Tensor]:
     """(first query that sees them, the keys and values that are seen) for a message from the rank ``step`` before this
     one."""
-    half = held_SBKX.shape[0] // 2
-    return (0, held_SBKX[:half]) if step <= cp.rank else (half, held_SBKX)
+    half = received_SBKX.shape[0] // 2
+    return (0, received_SBKX[:half]) if step <= cp.rank else (half, received_SBKX)
 
 
 # All-gather
@@ -220,9 +220,9 @@ class _AllGather(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, cp: Axis) -> Tensor:
-        coming = gather_async(_pack(k, v), cp)
+        pending = gather_async(_pack(k, v), cp)
         output, kept = _own_tokens(q, k, v, cp)
-        gathered = wait(coming)
+        gathered = wait(pending)
         for first, seen in _gathered_blocks(gathered, cp):
             o, lse, saved = attention_forward(q[:, :, first:], *_unpack(seen, k.shape[3]), causal=False)
             output.join(first, o, lse)
@@ -235,14 +235,14 @@ class _AllGather(torch.autograd.Function):
         q, k, v, o, lse = ctx.saved_tensors
         cp, kept = ctx.cp, ctx.kept
         half = k.shape[2] // 2
-        coming = gather_async(_pack(k, v), cp)
+        pending = gather_async(_pack(k, v), cp)
         dq, dk, dv = attention_backward(grad, q, k, v, o, lse, kept[0], causal=True)
         dq = dq.to(_sum_dtype(q.dtype, cp))
         sums = _zeros(k, v, cp.size * k.shape[2], cp)
         own_rows = slice(2 * half * cp.rank, 2 * half * (cp.rank + 1))
         sums[own_rows] = _pack(dk, dv)
         del dk, dv
-        gathered = wait(coming)
+        gathered = wait(pending)
         for saved, (first, seen) in zip(kept[1:], _gathered_blocks(gathered, cp), strict=True):
             parts = _block_backward(grad, q, seen, o, lse, saved, first)
             dq[:, :, first:] += parts[0]

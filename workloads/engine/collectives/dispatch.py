@@ -102,29 +102,29 @@ class Dispatch:
         arriving = wait(exchange_async(counts, [local] * axis.size, [local] * axis.size, axis)).view(axis.size, -1)
         total = arriving.sum(0)
         # The only time the host waits for the device.
-        of_ranks = torch.cat([counts.view(axis.size, -1).sum(1), arriving.sum(1), total]).tolist()
-        sent, received, sizes = of_ranks[: axis.size], of_ranks[axis.size : 2 * axis.size], of_ranks[2 * axis.size :]
+        counted = torch.cat([counts.view(axis.size, -1).sum(1), arriving.sum(1), total]).tolist()
+        sent, received, sizes = counted[: axis.size], counted[axis.size : 2 * axis.size], counted[2 * axis.size :]
         owner = torch.arange(local, device=flat.device).repeat(axis.size)
         experts = torch.repeat_interleave(owner, arriving.flatten(), output_size=sum(received))
         by_expert = experts.argsort(stable=True)
         groups = RowGroups(total.cumsum(0).to(torch.int32), lambda: sizes)
-        way = cls(axis, order, place, sent, received, by_expert, _inverse(by_expert), groups, host_waits=1)
-        return way, counts, None
+        dispatch = cls(axis, order, place, sent, received, by_expert, _inverse(by_expert), groups, host_waits=1)
+        return dispatch, counts, None
 
     def send(self, tokens_TD: Tensor) -> Sent:
         """Start sending every copy; pass the result to `arrive`."""
         rows = spread_rows(tokens_TD, self.order_N, self.place_Tk)
         if self.axis.size == 1:
             return rows, []
-        under_way: list[Tensor] = []
-        return _Start.apply(rows, self.received, self.sent, self.axis, under_way), under_way
+        pending: list[Tensor] = []
+        return _Start.apply(rows, self.received, self.sent, self.axis, pending), pending
 
-    def arrive(self, coming: Sent) -> Tensor:
+    def arrive(self, sent_rows: Sent) -> Tensor:
         """Received rows sorted by expert: [M, D]."""
-        rows, under_way = coming
+        rows, pending = sent_rows
         if self.axis.size == 1:
             return rows
-        rows = _Finish.apply(rows, self.sent, self.received, self.axis, under_way)
+        rows = _Finish.apply(rows, self.sent, self.received, self.axis, pending)
         if self.by_expert_M is None or self.by_arrival_M is None:
             return rows
         return reorder_rows(rows, self.by_expert_M, self.by_arrival_M)
@@ -192,15 +192,13 @@ class _Start(torch.autograd.Function):
     """Starts an exchange whose result `_Finish` takes. In backward `_Finish` starts the exchange and this waits for it,
     so work that the forward overlapped with the exchange also overlaps with it in the backward.
 
-    The result travels through ``under_way``. Autograd sees a placeholder with the shape of the sent tensor in between,
+    The result travels through ``pending``. Autograd sees a placeholder with the shape of the sent tensor in between,
     because gradients must have the shapes of their tensors.
     """
 
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, received: list[int], sent: list[int], axis: Axis, under_way: list[Tensor]
-    ) -> Tensor:
-        under_way.append(exchange_async(x, received, sent, axis))
+    def forward(ctx: Any, x: Tensor, received: list[int], sent: list[int], axis: Axis, pending: list[Tensor]) -> Tensor:
+        pending.append(exchange_async(x, received, sent, axis))
         return x.new_empty(()).expand(x.shape)
 
     @staticmethod
@@ -211,20 +209,20 @@ class _Start(torch.autograd.Function):
 class _Finish(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, stand_in: Tensor, sent: list[int], received: list[int], axis: Axis, under_way: list[Tensor]
+        ctx: Any, stand_in: Tensor, sent: list[int], received: list[int], axis: Axis, pending: list[Tensor]
     ) -> Tensor:
-        ctx.how = sent, received, axis
-        return wait(under_way.pop())
+        ctx.exchange = sent, received, axis
+        return wait(pending.pop())
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
-        sent, received, axis = ctx.how
+        sent, received, axis = ctx.exchange
         return exchange_async(grad, sent, received, axis), None, None, None, None
 
 
 def _exchange(x: Tensor, received: list[int], sent: list[int], axis: Axis) -> Tensor:
-    under_way: list[Tensor] = []
-    return _Finish.apply(_Start.apply(x, received, sent, axis, under_way), sent, received, axis, under_way)
+    pending: list[Tensor] = []
+    return _Finish.apply(_Start.apply(x, received, sent, axis, pending), sent, received, axis, pending)
 
 
 class _GatherValues(torch.autograd.Function):

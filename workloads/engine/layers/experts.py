@@ -50,8 +50,8 @@ class Experts(nn.Module):
         add_parameter(self, "down", [expert_weights["down"]], sizes)
 
     def forward(self, x_MD: Tensor, weights_M: Tensor, groups: RowGroups) -> Tensor:
-        of_gate_up, of_down = self.factors.get("gate_up"), self.factors.get("down")
-        gate_up = grouped_linear(x_MD, self.gate_up, groups, self.deferred, factors_G=of_gate_up)
+        gate_up_factors, down_factors = self.factors.get("gate_up"), self.factors.get("down")
+        gate_up = grouped_linear(x_MD, self.gate_up, groups, self.deferred, factors_G=gate_up_factors)
         add = None
         if "experts" in self.recomputations:
             recompute = partial(self._recompute, x_MD.detach(), weights_M.detach(), groups)
@@ -62,7 +62,7 @@ class Experts(nn.Module):
         elif "swiglu" in self.recomputations:
             plain, weights_M = gate_up.detach(), weights_M.detach()
             self.recomputations["swiglu"].register((product,), lambda: (weighted_swiglu(plain, weights_M),))
-        return grouped_linear(product, self.down, groups, self.deferred, factors_G=of_down)
+        return grouped_linear(product, self.down, groups, self.deferred, factors_G=down_factors)
 
     def _recompute(self, x_MD: Tensor, weights_M: Tensor, groups: RowGroups) -> tuple[Tensor, Tensor]:
         """Recompute the output of the first product and the weighted SwiGLU product; the parameters are gathered for
@@ -103,13 +103,13 @@ class RoutedFeedForward(nn.Module):
     def forward(self, x_TD: Tensor) -> Tensor:
         weights_Tk, dispatch = self._route(x_TD)
         tokens = gather_tokens(x_TD, self.parallel.tp) if self.parallel.gathers else x_TD
-        coming = dispatch.send(tokens)
-        others = self.shared(x_TD) if self.shared is not None else None
-        rows = dispatch.arrive(coming)
+        sent_rows = dispatch.send(tokens)
+        shared_out = self.shared(x_TD) if self.shared is not None else None
+        rows = dispatch.arrive(sent_rows)
         out = dispatch.bring_back(self.experts(rows, dispatch.arrive_weights(weights_Tk), dispatch.groups))
         if self.parallel.gathers:
             out = sum_partials(out, self.parallel.tp)
-        return out if others is None else out + others
+        return out if shared_out is None else out + shared_out
 
     def _route(self, x_TD: Tensor) -> tuple[Tensor, Dispatch]:
         """(weights of all copies that this rank sends, their dispatch)."""
