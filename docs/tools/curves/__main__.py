@@ -18,7 +18,7 @@ from results.errors import UltrasweepError
 from results.tables.provenance import code_provenance
 from results.text import command_line
 from results.text.terminal import open_console, plain_table
-from workloads.engine.training.recipe import Recipe
+from workloads.engine.training.recipe import TrainingRecipe
 from workloads.measuring.processes import on_ranks
 from workloads.spec.checks import whole_number
 from workloads.spec.errors import InvalidExperiment
@@ -32,10 +32,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         options = _parser().parse_args(argv)
         whole_number("--jobs", options.jobs, 1, error=InvalidExperiment)
         runs = chosen(options.only)
-        recipe = Recipe(
+        recipe = TrainingRecipe(
             steps=options.steps,
             learning_rate=options.learning_rate,
-            warmup_steps=min(Recipe().warmup_steps, options.steps // 3),
+            warmup_steps=min(TrainingRecipe().warmup_steps, options.steps // 3),
         )
         rows: list[dict[str, Any]] = []
         failed = 0
@@ -74,7 +74,7 @@ def chosen(only: Sequence[str] | None) -> list[Run]:
     return [run for run in runs if only is None or any(text in run.name for text in only)]
 
 
-def train_run(run: Run, recipe: Recipe, device: str, first_gpu: int = 0) -> list[dict[str, Any]]:
+def train_run(run: Run, recipe: TrainingRecipe, device: str, first_gpu: int = 0) -> list[dict[str, Any]]:
     """Train on processes of this machine; the rows of `docs.tools.curves.curve_table`.
 
     Raises `workloads.measuring.processes.RankFailed` where a rank fails.
@@ -98,7 +98,7 @@ def train_run(run: Run, recipe: Recipe, device: str, first_gpu: int = 0) -> list
 
 
 def _results(
-    runs: Sequence[Run], recipe: Recipe, device: str, jobs: int
+    runs: Sequence[Run], recipe: TrainingRecipe, device: str, jobs: int
 ) -> Iterator[list[dict[str, Any]] | UltrasweepError]:
     """The rows of each run, or why it has none, as they end."""
     with ThreadPoolExecutor(jobs) as pool:
@@ -117,7 +117,7 @@ def _results(
             raise
 
 
-def _train_and_tell(run: Run, recipe: Recipe, device: str, first_gpu: int) -> list[dict[str, Any]]:
+def _train_and_tell(run: Run, recipe: TrainingRecipe, device: str, first_gpu: int) -> list[dict[str, Any]]:
     start = time.perf_counter()
     rows = train_run(run, recipe, device, first_gpu)
     first, last = rows[0], rows[-1]
@@ -154,9 +154,13 @@ def _parser() -> command_line.Parser:
     )
     parser.add_argument("--out", type=command_line.path, required=True, metavar="FILE", help="Parquet file to write")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="default: %(default)s")
-    parser.add_argument("--steps", type=int, default=Recipe().steps, metavar="N", help="default: %(default)s")
+    parser.add_argument("--steps", type=int, default=TrainingRecipe().steps, metavar="N", help="default: %(default)s")
     parser.add_argument(
-        "--learning-rate", type=float, default=Recipe().learning_rate, metavar="RATE", help="default: %(default)s"
+        "--learning-rate",
+        type=float,
+        default=TrainingRecipe().learning_rate,
+        metavar="RATE",
+        help="default: %(default)s",
     )
     parser.add_argument(
         "--only", action="append", metavar="TEXT", help="runs with this in their name; may be given several times"

@@ -17,7 +17,7 @@ from workloads.engine.layers.routing import Router
 from workloads.engine.layers.transformer import routers
 from workloads.engine.training.build import Engine, build, choose_attention
 from workloads.engine.training.data import step_batches
-from workloads.engine.training.recipe import Recipe
+from workloads.engine.training.recipe import TrainingRecipe
 from workloads.engine.training.text import held_out_steps, held_out_text
 from workloads.measuring.step import _batches, _finish, run_step
 from workloads.spec.experiment import Experiment
@@ -44,7 +44,7 @@ class CurvePoint:
     """After the update, in nats a token; of the last step alone."""
 
 
-def train_curve(rank: int, experiment: Experiment, recipe: Recipe, device: str) -> list[dict[str, object]]:
+def train_curve(rank: int, experiment: Experiment, recipe: TrainingRecipe, device: str) -> list[dict[str, object]]:
     """Every step as columns of `docs.tools.curves.curve_table`, in an initialised process group. All ranks return the
     same.
 
@@ -60,7 +60,7 @@ def train_curve(rank: int, experiment: Experiment, recipe: Recipe, device: str) 
     return [{**software, **asdict(point)} for point in _points(engine, recipe)]
 
 
-def _points(engine: Engine, recipe: Recipe) -> Iterator[CurvePoint]:
+def _points(engine: Engine, recipe: TrainingRecipe) -> Iterator[CurvePoint]:
     loads = Loads(engine)
     for step in range(recipe.steps):
         pending = run_step(engine, step, _batches(engine, step), is_warmup=False)

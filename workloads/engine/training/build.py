@@ -13,10 +13,10 @@ from workloads.engine.layers.recompute import apply_recompute
 from workloads.engine.layers.transformer import Chunk, replace_blocks, routers
 from workloads.engine.training.clock import Clock
 from workloads.engine.training.data import Source
-from workloads.engine.training.data_parallel import apply_data_parallel, fp8_recipe, master_dtype
+from workloads.engine.training.data_parallel import apply_data_parallel, fp8_scaling, master_dtype
 from workloads.engine.training.optimizer import ShardedAdamW
 from workloads.engine.training.pipeline import Pipeline
-from workloads.engine.training.recipe import Recipe
+from workloads.engine.training.recipe import TrainingRecipe
 from workloads.engine.training.text import training_text
 from workloads.spec.experiment import Experiment
 from workloads.spec.weights import routed
@@ -29,16 +29,17 @@ class Engine:
     experiment: Experiment
     groups: Groups
     chunks: list[Chunk]
-    """This rank's pipeline stages; one without virtual stages."""
+    """This rank's model chunks, in the order of their stages: one, or ``virtual_stages`` of them."""
     optimizer: ShardedAdamW
     pipeline: Pipeline
     clock: Clock
     source: Source | None = None
-    """Of the sequences that are trained on; None for synthetic tokens."""
+    """Source of the training sequences; None for synthetic tokens."""
 
 
 def shape_chunks(experiment: Experiment, groups: Groups) -> list[Chunk]:
-    """This rank's sharded stages on the meta device: pipeline split → TP, CP → recompute → compile → data parallel."""
+    """Build this rank's sharded chunks on the meta device: pipeline split → TP, CP → recompute → compile → data
+    parallel."""
     return [_shape(experiment, groups, groups.stage_of(chunk)) for chunk in range(experiment.virtual_stages)]
 
 
@@ -47,8 +48,8 @@ def _shape(experiment: Experiment, groups: Groups, stage: int) -> Chunk:
         chunk = Chunk(experiment, groups, stage).to(master_dtype(experiment))
         if experiment.precision != "fp64":
             chunk.cos, chunk.sin = chunk.cos.float(), chunk.sin.float()
-    if (recipe := fp8_recipe(experiment)) is not None:
-        chunk.use_fp8(recipe)
+    if (scaling := fp8_scaling(experiment)) is not None:
+        chunk.use_fp8(scaling)
     blocks = []
     for layer, block in zip(experiment_layers(experiment)[stage], chunk.blocks, strict=True):
         recompute = experiment.recompute_of_layer(layer)
@@ -61,10 +62,10 @@ def _shape(experiment: Experiment, groups: Groups, stage: int) -> Chunk:
     return chunk
 
 
-def build(experiment: Experiment, groups: Groups, recipe: Recipe | None = None) -> Engine:
-    """Build the sharded stages, allocate them on the device and fill them with the seed's weights.
+def build(experiment: Experiment, groups: Groups, recipe: TrainingRecipe | None = None) -> Engine:
+    """Build the sharded chunks, allocate them on the device and fill them with the seed's weights.
 
-    ``recipe``: None for what a sweep's runs do, synthetic tokens at one small learning rate.
+    ``recipe``: None for the runs of a sweep, which train on synthetic tokens at one small learning rate.
     """
     chunks = shape_chunks(experiment, groups)
 
@@ -84,8 +85,10 @@ def build(experiment: Experiment, groups: Groups, recipe: Recipe | None = None) 
     return engine
 
 
-def assemble(experiment: Experiment, groups: Groups, chunks: list[Chunk], recipe: Recipe | None = None) -> Engine:
-    """The engine around stages that are built already."""
+def assemble(
+    experiment: Experiment, groups: Groups, chunks: list[Chunk], recipe: TrainingRecipe | None = None
+) -> Engine:
+    """Make the engine from chunks that are already built."""
     clock = Clock(groups.device)
     optimizer = ShardedAdamW(chunks, groups, recipe.rate if recipe is not None else None)
     if optimizer.loss_scale is not None:
@@ -101,7 +104,8 @@ def assemble(experiment: Experiment, groups: Groups, chunks: list[Chunk], recipe
 def choose_attention(experiment: Experiment) -> None:
     """Set the SDPA back ends of this process.
 
-    ``auto`` is cuDNN on Hopper and newer GPUs in the 16-bit precisions that it has kernels for, else torch's own order.
+    ``auto`` uses cuDNN on Hopper and newer GPUs in the 16-bit precisions that it has kernels for, otherwise torch's
+    default order.
     """
     backends = {
         "cudnn": torch.backends.cuda.enable_cudnn_sdp,
