@@ -29,7 +29,6 @@ DATA = {
     "sweep/conf/device": "Memory and peak rates of one accelerator.",
     "sweep/conf/launcher": "Options of the three launchers, with their defaults.",
     "sweep/conf/measure": "How many steps run before the timing, and how many are timed.",
-    "workloads/text": "The public-domain book that the training curves learn.",
     "results/recorded": "Rows of measured sweeps that ship with the code, each with a note.",
     "analysis/notebooks": "Notebooks over the same functions as the report; the tests run them.",
 }

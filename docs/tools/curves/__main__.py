@@ -13,12 +13,12 @@ from typing import Any
 
 from docs.tools.curves.curve_bands import FIRST_STEPS, WINDOW, Distance, collapsed, distances
 from docs.tools.curves.curve_table import write_curves
+from docs.tools.curves.recipe import TrainingRecipe
 from docs.tools.curves.runs import Run, all_runs
 from results.errors import UltrasweepError
 from results.tables.provenance import code_provenance
 from results.text import command_line
 from results.text.terminal import open_console, plain_table
-from workloads.engine.training.recipe import TrainingRecipe
 from workloads.measuring.processes import on_ranks
 from workloads.spec.checks import whole_number
 from workloads.spec.errors import InvalidExperiment

@@ -11,14 +11,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from docs.tools.curves.book import held_out_steps, held_out_text, training_text
+from docs.tools.curves.recipe import TrainingRecipe
 from workloads.costs.shape.partition import experiment_layers
 from workloads.engine.collectives.groups import make_groups
 from workloads.engine.layers.routing import Router
 from workloads.engine.layers.transformer import routers
 from workloads.engine.training.build import Engine, build, choose_attention
 from workloads.engine.training.data import step_batches
-from workloads.engine.training.recipe import TrainingRecipe
-from workloads.engine.training.text import held_out_steps, held_out_text
 from workloads.measuring.step import _batches, _finish, run_step
 from workloads.spec.experiment import Experiment
 
@@ -52,7 +52,8 @@ def train_curve(rank: int, experiment: Experiment, recipe: TrainingRecipe, devic
     """
     choose_attention(experiment)
     place = torch.device("cuda", torch.cuda.current_device()) if device == "cuda" else torch.device("cpu")
-    engine = build(experiment, make_groups(experiment, rank, place), recipe)
+    source = training_text if recipe.data == "text" else None
+    engine = build(experiment, make_groups(experiment, rank, place), recipe.rate, source)
     software = {
         "device": torch.cuda.get_device_name(place) if device == "cuda" else platform.machine(),
         "torch_version": torch.__version__,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -16,8 +17,6 @@ from workloads.engine.training.data import Source
 from workloads.engine.training.data_parallel import apply_data_parallel, fp8_scaling, master_dtype
 from workloads.engine.training.optimizer import ShardedAdamW
 from workloads.engine.training.pipeline import Pipeline
-from workloads.engine.training.recipe import TrainingRecipe
-from workloads.engine.training.text import training_text
 from workloads.spec.experiment import Experiment
 from workloads.spec.weights import routed
 
@@ -62,10 +61,16 @@ def _shape(experiment: Experiment, groups: Groups, stage: int) -> Chunk:
     return chunk
 
 
-def build(experiment: Experiment, groups: Groups, recipe: TrainingRecipe | None = None) -> Engine:
+def build(
+    experiment: Experiment,
+    groups: Groups,
+    learning_rate: Callable[[int], float] | None = None,
+    source: Source | None = None,
+) -> Engine:
     """Build the sharded chunks, allocate them on the device and fill them with the seed's weights.
 
-    ``recipe``: None for the runs of a sweep, which train on synthetic tokens at one small learning rate.
+    ``learning_rate``: the rate of each step, counted from 0; None for the one small rate of a sweep's runs. ``source``:
+    the training sequences; None for synthetic tokens.
     """
     chunks = shape_chunks(experiment, groups)
 
@@ -79,25 +84,28 @@ def build(experiment: Experiment, groups: Groups, recipe: TrainingRecipe | None 
         initialise(chunk, experiment.seed, groups.axes, place)
     if groups.device.type == "cuda":
         torch.cuda.empty_cache()  # initialisation used more than training reserves
-    engine = assemble(experiment, groups, chunks, recipe)
+    engine = assemble(experiment, groups, chunks, learning_rate, source)
     if groups.device.type == "cuda" and experiment.pp > 1 and not groups.is_rehearsal:
         engine.pipeline.prepare()
     return engine
 
 
 def assemble(
-    experiment: Experiment, groups: Groups, chunks: list[Chunk], recipe: TrainingRecipe | None = None
+    experiment: Experiment,
+    groups: Groups,
+    chunks: list[Chunk],
+    learning_rate: Callable[[int], float] | None = None,
+    source: Source | None = None,
 ) -> Engine:
-    """Make the engine from chunks that are already built."""
+    """Make the engine from chunks that are already built; see `build`."""
     clock = Clock(groups.device)
-    optimizer = ShardedAdamW(chunks, groups, recipe.rate if recipe is not None else None)
+    optimizer = ShardedAdamW(chunks, groups, learning_rate)
     if optimizer.loss_scale is not None:
         for chunk in chunks:
             if chunk.head is not None:
                 chunk.head.loss_scale = optimizer.loss_scale.value
             for router in routers(chunk):
                 router.loss_scale = optimizer.loss_scale.value
-    source = training_text if recipe is not None and recipe.data == "text" else None
     return Engine(experiment, groups, chunks, optimizer, Pipeline(chunks, groups, clock), clock, source)
 
 

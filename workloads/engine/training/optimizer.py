@@ -19,7 +19,7 @@ from workloads.engine.training.loss_scale import LossScale
 
 LEARNING_RATE = 3e-5
 """Learning rate of a sweep's runs. It is small, because there is no warm-up, and the loss, by which layouts are
-compared, must not diverge. Training curves have their own rate (`workloads.engine.training.recipe`)."""
+compared, must not diverge. `workloads.engine.training.build.build` takes another."""
 BETAS = (0.9, 0.95)
 EPSILON = 1e-8
 WEIGHT_DECAY = 0.1

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from workloads.engine.training.recipe import FINAL_SHARE, TrainingRecipe
+from docs.tools.curves.recipe import FINAL_SHARE, TrainingRecipe
 from workloads.spec.errors import InvalidExperiment
 
 

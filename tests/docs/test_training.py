@@ -15,6 +15,7 @@ from docs.tools.curves import __main__ as command
 from docs.tools.curves.__main__ import chosen, main
 from docs.tools.curves.curve_bands import WINDOW, collapsed, distances
 from docs.tools.curves.curve_table import read_curves
+from docs.tools.curves.recipe import TrainingRecipe
 from docs.tools.curves.runs import BIASED, DENSE, MODELS, REFERENCE, ROUTED, Run, all_runs, layouts_of, run_of
 from docs.tools.curves.train import entropy, held_out_loss, train_curve
 from sweep.composing.conffiles import ConfFolders
@@ -23,7 +24,6 @@ from tests.workloads.engine.parity import train_rank
 from workloads.engine.collectives.groups import make_groups
 from workloads.engine.layers.transformer import routers
 from workloads.engine.training.build import build
-from workloads.engine.training.recipe import TrainingRecipe
 from workloads.rules.layout_rules import lacking, layout_violations
 from workloads.spec.experiment import Experiment, Precision
 from workloads.spec.model_spec import ModelSpec

@@ -1,4 +1,4 @@
-"""Sequences of real text: the shipped book (`workloads/text/README.md`), one token per byte.
+"""Sequences of real text: the shipped book (`docs/tools/curves/README.md`), one token per byte.
 
 The first nine tenths are the training part, read from random positions; the last tenth is held out and read in order.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import gzip
 from functools import cache
-from importlib.resources import files
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -26,7 +26,7 @@ MOST_HELD_OUT_STEPS = 16
 @cache
 def book() -> Tensor:
     """The whole text as int64 [bytes]."""
-    packed = (files("workloads") / "text" / "opticks.txt.gz").read_bytes()
+    packed = Path(__file__).with_name("opticks.txt.gz").read_bytes()
     return torch.frombuffer(bytearray(gzip.decompress(packed)), dtype=torch.uint8).long()
 
 
