@@ -101,9 +101,7 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 def _create(path: Path, data: dict[str, Any]) -> bool:
     """Write the whole file atomically unless it exists: link() fails where rename() would replace it. False when the
-    file
-    existed.
-    """
+    file existed."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(3)}.tmp")
     temporary.write_text(json.dumps(data))
     try:

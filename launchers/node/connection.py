@@ -1,7 +1,5 @@
 """Connects a pilot with the agents of its nodes: messages as JSON lines, and the file that tells an agent where its
-pilot
-is.
-"""
+pilot is."""
 
 from __future__ import annotations
 

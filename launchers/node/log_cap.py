@@ -29,8 +29,7 @@ EVERY_S = 1.0
 """Seconds between two checks of the lengths of running ranks' logs."""
 _STOP_LIMIT_S = 0.1
 """Seconds to wait for a rank to stop. A rank that has not stopped by then waits in the kernel; its log is checked again
-later.
-"""
+later."""
 CUT_WAIT_S = 1.0
 """Seconds that the agent waits for a cut; a slower cut continues in the background."""
 

@@ -64,9 +64,7 @@ class RankGroup(Protocol):
 
     def request_stacks(self, ranks: Iterable[int]) -> None:
         """Have these ranks write their Python stacks into their logs, and their pending collectives into files in the
-        same
-        folder.
-        """
+        same folder."""
 
     def end(self) -> Termination:
         """Kill and reap all ranks that still run, with all processes that they started."""
