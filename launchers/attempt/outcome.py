@@ -262,7 +262,7 @@ def _only_consequences(
         cause = _furthest_behind(watched, silent or [failure.rank for failure in failures])
         evidence = f"a collective timed out on {name_ranks([failure.rank for failure in failures])}"
         if silent:
-            evidence += f"; {name_ranks(silent)} never came or never returned"
+            evidence += f"; {name_ranks(silent)} did not join it or did not return"
         evidence += f", {_describe(cause)} furthest behind: {first.message}"
         return Outcome(
             outcome="hang",

@@ -98,7 +98,7 @@ class CudaDevices:
             f"{(device['used'] - levels[device['id']]) / MIB:.0f} MiB{_pids(device['pids'])}"
             for device in busy
         )
-        return f"{held} {limit_s:.0f} s after the last process had gone"
+        return f"{held} {limit_s:.0f} s after the last process ended"
 
 
 def open_devices(device: str, num_devices: int) -> Devices:

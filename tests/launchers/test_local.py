@@ -154,7 +154,7 @@ def test_a_collective_that_times_out_is_a_hang_of_the_rank_that_never_came(sweep
     run_local(sweep, settings(phase_limits_s={"step": 20.0}), live=False)
     row = rows_of(sweep)[0]
     assert (row["outcome"], row["failed_rank"]) == ("hang", 1)
-    assert "timed out on rank 0; rank 1 never came" in row["evidence"]
+    assert "timed out on rank 0; rank 1 did not join it" in row["evidence"]
 
 
 @pytest.mark.slow

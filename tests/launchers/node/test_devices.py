@@ -74,7 +74,7 @@ def test_memory_that_stays_is_told_with_its_size_and_holder(nvml: Any) -> None:
     cuda = CudaDevices(2)
     fake.used[1] = [12 * GIB]
     held = cuda.wait_until_free(2, 0.05, lambda: None)
-    assert held == "GPU 1 still holds 12288 MiB (pids 4242) 0 s after the last process had gone"
+    assert held == "GPU 1 still holds 12288 MiB (pids 4242) 0 s after the last process ended"
 
 
 def test_only_the_devices_of_the_point_must_be_free(nvml: Any) -> None:

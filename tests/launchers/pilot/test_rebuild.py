@@ -51,7 +51,7 @@ def test_damaged_tables_are_made_again(ran: SweepDir, damage: str, capsys: pytes
     assert rows_of(ran) == {}
     print_status(ran.path, Console(width=300))
     said = capsys.readouterr().out
-    assert "3 rows made again from attempts/" in said
+    assert "3 rows rebuilt from attempts/" in said
     assert ("could not be read" in said) == (damage != "deleted")
     assert rows_of(ran) == before
     assert store.read_steps(ran.path).num_rows == steps
@@ -68,7 +68,7 @@ def test_what_has_no_folder_any_more_is_counted(ran: SweepDir) -> None:
     (ran.path / "attempts.parquet").write_bytes(b"PAR1")
     said = rebuild_lost_rows(ran)
     assert said is not None
-    assert said.endswith("2 rows made again from attempts/; of 1 the folder is gone too")
+    assert said.endswith("2 rows rebuilt from attempts/; 1 attempt not rebuilt: the folder is gone")
     assert gone not in rows_of(ran)
 
 
@@ -146,7 +146,7 @@ def test_a_damaged_part_is_made_again(ran: SweepDir, table: files.Table, damage:
     assert lost == (({hit}, 0) if table == "attempts" else (set(), steps // 2))
     said = rebuild_lost_rows(ran)
     assert said is not None and f"parts/{table}/{hit}.parquet could not be read and is kept as" in said
-    assert ("1 row made again" if table == "attempts" else "the steps of 1 attempt made again") in said
+    assert ("1 row rebuilt" if table == "attempts" else "the steps of 1 attempt rebuilt") in said
     assert rows_of(ran) == before and store.read_steps(ran.path).num_rows == steps
     assert part.with_name(f"{part.name}.damaged").exists()
     assert rebuild_lost_rows(ran) is None
@@ -170,5 +170,5 @@ def test_damaged_steps_leave_the_rows_of_attempts_alone(ran: SweepDir) -> None:
     before, steps = store.read_attempts(ran.path).to_pylist(), store.read_steps(ran.path).num_rows
     (ran.path / "steps.parquet").write_bytes(b"PAR1")
     said = rebuild_lost_rows(ran)
-    assert said is not None and "the steps of 2 attempts made again" in said
+    assert said is not None and "the steps of 2 attempts rebuilt" in said
     assert store.read_attempts(ran.path).to_pylist() == before and store.read_steps(ran.path).num_rows == steps
