@@ -32,18 +32,18 @@ from workloads.contract.protocol import write_json
 
 PILOT = (sys.executable, "-m", "launchers.pilot")
 POLL_S = 0.5
-"""Seconds between two looks at the sweep's files, and at Ctrl-C."""
+"""Seconds between two checks of the sweep's files and of Ctrl-C."""
 _RESTARTS = 2
-"""So many pilots in a row may die without finishing a point and be replaced."""
+"""Number of pilots in a row that may die without finishing a point and are replaced."""
 _LOG_LINES = 8
 _STOPPING = "stopping: the running point will wait again (Ctrl-C again: at once)"
 _KILLED = "killed; the next run records what was running, and runs it again"
 _READ_LIMIT_S = 20.0
-"""How long to wait for a filesystem on which the queue cannot be read now."""
+"""Seconds to wait for a filesystem on which the queue cannot be read now."""
 
 
 class PilotFailed(UltrasweepError):
-    """A pilot could not start, or died again and again."""
+    """A pilot could not start, or died repeatedly."""
 
 
 def run_local(
@@ -57,9 +57,9 @@ def run_local(
     """Run every waiting point of ``sweep`` that fits this machine's devices, and return when none is left.
 
     ``live``: as in `choose_view`. ``command``: the command line for the rows; None: that of this process. ``feed`` is
-    called at every look at the files: it may add points, and returns a line to show or nothing. Ctrl-C ends the
-    running point, which gets a row (cancelled) and waits again; a second Ctrl-C kills the pilot. Raises
-    `PilotFailed` when a pilot cannot start or keeps dying.
+    called at every check of the files: it may add points, and returns a line to show or nothing. Ctrl-C ends the
+    running point, which gets a row (cancelled) and waits again; a second Ctrl-C kills the pilot. Raises `PilotFailed`
+    when a pilot cannot start or keeps dying.
     """
     reader = StatusReader(sweep)
     before = reader.read()
@@ -165,19 +165,18 @@ def _run_pilot(
 
 
 def _note_kill(sweep: SweepDir, pilot_id: str) -> None:
-    """Note in a pilot's attempts that the user has killed it, so that whoever records them takes it for no failure of
-    the machine."""
+    """Record in a pilot's attempts that the user killed it, so that the next pilot does not blame the machine."""
     state = pilot_state.read_state(sweep, pilot_id)
     killed = Outcome(outcome="cancelled", evidence="killed by the user (Ctrl-C twice)")
     for one in state.running if state is not None else ():
         path = sweep.attempts / one.attempt_id / "outcome.json"
         with contextlib.suppress(OSError):
-            if not path.exists():  # else the attempt had ended, and the pilot had judged it
+            if not path.exists():  # if it exists, the attempt had ended and the pilot had recorded its outcome
                 write_json(path, killed)
 
 
 def _show(sweep: SweepDir, reader: StatusReader, view: View) -> OSError | None:
-    """Show where the sweep stands. A file system that fails costs one look, not the run: returns its error."""
+    """Show the current status. A failing file system costs one update, not the run; its error is returned."""
     try:
         view.show(reader.read(limit_s=0.0))
     except OSError as error:
@@ -187,7 +186,7 @@ def _show(sweep: SweepDir, reader: StatusReader, view: View) -> OSError | None:
 
 
 def _refuse_if_gone(sweep: SweepDir) -> None:
-    """Raise `PilotFailed` when somebody has removed the sweep's folder."""
+    """Raise `PilotFailed` when the sweep's folder has been removed."""
     try:
         sweep.marker.stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -208,7 +207,8 @@ def _too_wide(point: Point, settings: LaunchSettings) -> bool:
 
 
 def _refuse_other_methods(sweep: SweepDir, settings: LaunchSettings, points: list[Point], before: SweepStatus) -> None:
-    """A pilot only claims points of its own method. Raises `UltrasweepError` when none of the waiting ones is."""
+    """Raise `UltrasweepError` when no waiting point has the method of this run: a pilot only claims points of its own
+    method."""
     methods = Counter(point.method for point in points)
     if points and not methods[settings.method] and not before.claimed:
         others = ", ".join(f"{count} {method}" for method, count in methods.items())

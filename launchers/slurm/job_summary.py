@@ -11,7 +11,7 @@ _MOST_REASONS = 3
 
 
 def describe_jobs(jobs: Sequence[Job] | None) -> str:
-    """``Slurm: 3 running, 2 pending (2 Priority)``. ``jobs`` is None when Slurm does not answer."""
+    """For example ``Slurm: 3 running, 2 pending (2 Priority)``. ``jobs`` is None when Slurm does not answer."""
     if jobs is None:
         return "Slurm does not answer"
     alive = [job for job in jobs if job.alive]

@@ -1,4 +1,4 @@
-"""Follows a sweep that pilots run, without submitting anything."""
+"""Follows a sweep that pilots run, without submitting any pilot."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from launchers.status.view import choose_view
 from results.text.numbers import plural
 
 _LOOKS_WITHOUT_PILOT = 2
-"""So many looks in a row must have found no pilot: one pilot may end just before the next begins."""
+"""Number of polls in a row that must have found no pilot: one pilot may end just before the next begins."""
 
 
 def watch(sweep: SweepDir, *, live: bool | None = None) -> RunSummary:
