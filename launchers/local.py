@@ -36,8 +36,8 @@ POLL_S = 0.5
 _RESTARTS = 2
 """Number of pilots in a row that may die without finishing a point and are replaced."""
 _LOG_LINES = 8
-_STOPPING = "stopping: the running point will wait again (Ctrl-C again: at once)"
-_KILLED = "killed; the next run records what was running, and runs it again"
+_STOPPING = "stopping: the running point goes back to the queue (Ctrl-C again: stop at once)"
+_KILLED = "killed; the next run records the points that were running, and runs them again"
 _READ_LIMIT_S = 20.0
 """Seconds to wait for a filesystem on which the queue cannot be read now."""
 
@@ -143,7 +143,7 @@ def _run_pilot(
             while process.poll() is None:
                 if (now := disk_trouble(sweep.path)) is not None and now != trouble:
                     _refuse_if_gone(sweep)
-                    view.print_line(f"{sweep.path} {now}; what cannot be written waits, nothing is lost")
+                    view.print_line(f"{sweep.path} {now}; writing is retried, nothing is lost")
                 trouble = now
                 if len(signals) > handled:
                     handled = len(signals)
@@ -190,7 +190,7 @@ def _refuse_if_gone(sweep: SweepDir) -> None:
     try:
         sweep.marker.stat()
     except (FileNotFoundError, NotADirectoryError):
-        raise PilotFailed(f"{sweep.path} was removed while its points ran; nothing is left to go on with") from None
+        raise PilotFailed(f"{sweep.path} was removed while its points ran; the run cannot continue") from None
     except OSError:
         return
 
@@ -212,7 +212,7 @@ def _refuse_other_methods(sweep: SweepDir, settings: LaunchSettings, points: lis
     methods = Counter(point.method for point in points)
     if points and not methods[settings.method] and not before.claimed:
         others = ", ".join(f"{count} {method}" for method, count in methods.items())
-        raise UltrasweepError(f"{sweep.path}: no waiting point is to be {settings.method} (waiting: {others})")
+        raise UltrasweepError(f"{sweep.path}: no waiting point has the method {settings.method} (waiting: {others})")
 
 
 def _why_left(sweep: SweepDir, status: SweepStatus, too_wide: int, settings: LaunchSettings) -> str:
@@ -220,10 +220,10 @@ def _why_left(sweep: SweepDir, status: SweepStatus, too_wide: int, settings: Lau
         return ""
     if too_wide and too_wide >= status.todo:
         return (
-            f"{too_wide} of the points need more than the {settings.num_devices} devices that this machine gives them"
+            f"{too_wide} of the points need more than {settings.num_devices} devices, the number set for this machine"
         )
     if status.claimed and not status.todo:
-        return f"{status.claimed} of {status.total} points are claimed by other pilots, which run now"
+        return f"{status.claimed} of {status.total} points are claimed by other pilots, which still run"
     if paused := paused_kinds(sweep, status.attempts, settings.breaker_failures):
         return f"{status.left} of {status.total} points are left; {paused_message(paused)}"
     return f"{status.left} of {status.total} points are left"

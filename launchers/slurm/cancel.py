@@ -42,7 +42,7 @@ def cancel(sweep: SweepDir) -> int:
             ours = submissions.all_submissions(sweep)
             jobs = client.jobs({one.uid for one in ours})
             if jobs is None:
-                raise SlurmUnreachable(f"nothing was cancelled, the pilots go on: {client.complaint}")
+                raise SlurmUnreachable(f"nothing was cancelled, the pilots keep running: {client.complaint}")
             tokens = {one.token for one in ours}
             alive = [job for job in jobs if job.token in tokens and job.alive and not job.ending]
             fresh = [job for job in alive if (job.token, job.name) not in cancelled]

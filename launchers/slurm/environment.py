@@ -64,7 +64,7 @@ def several_clusters(environment: Mapping[str, str]) -> str:
     equal, so cancelling one would cancel the other."""
     value = cluster_in(environment)
     if value.lower() == "all" or "," in value:
-        return f"SLURM_CLUSTERS={value} names several clusters; set it to the one that shall run the sweep"
+        return f"SLURM_CLUSTERS={value} names several clusters; set it to one cluster"
     return ""
 
 

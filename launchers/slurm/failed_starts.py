@@ -1,4 +1,4 @@
-"""Finds pilots that ended before they could start, and excludes the nodes that alone cause this.
+"""Finds pilots that ended before they could start, and excludes the nodes that are to blame.
 
 Slurm does not notice a node on which Python or the shared folder is missing: jobs end there at once, so the node is
 free again and gets the next job. A started pilot excludes such nodes of its own allocation. On the first node the pilot
@@ -52,7 +52,7 @@ class FailedStarts:
         if len(nodes) > _MOST_NODES:
             if not self._too_many:
                 self._report(
-                    f"pilots end at their start on {plural(len(nodes), 'node')} ({', '.join(nodes)}), so "
+                    f"pilots fail to start on {plural(len(nodes), 'node')} ({', '.join(nodes)}), so "
                     f"no {'other ' if self._blamed else ''}node is excluded: {next(reversed(self._failed.values()))[1]}"
                 )
             self._too_many = True

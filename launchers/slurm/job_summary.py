@@ -25,5 +25,5 @@ def describe_jobs(jobs: Sequence[Job] | None) -> str:
         for state, count in states.most_common()
     ]
     never = sum(job.never_starts for job in alive)
-    note = f"; {never} of them will never start: the reason does not pass by itself" if never else ""
+    note = f"; {never} of them will never start: the reason is permanent" if never else ""
     return f"Slurm: {', '.join(parts)}{note}"

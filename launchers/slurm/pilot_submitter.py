@@ -120,7 +120,9 @@ class PilotSubmitter:
                 if not there.all + done:
                     self._give_up(nodes, error)
                 elif self._quota.refused(there.all + done, now):
-                    self._report(f"Slurm takes no more pilots of this user for now, the others follow: {error}")
+                    self._report(
+                        f"Slurm accepts no more pilots of this user now; the others are submitted later: {error}"
+                    )
                 break
             except batch_file.SubmissionRefused as error:
                 self._give_up(nodes, error)
@@ -147,7 +149,9 @@ class PilotSubmitter:
                 raise
             # Retry whatever the message: without these nodes there may be too few, or Slurm may no longer know them.
             submission = self._call_sbatch(nodes, count, [], True)
-            self._report(f"Slurm takes the pilots only with the excluded nodes ({', '.join(excluded)}): {error}")
+            self._report(
+                f"Slurm accepts the pilots only if they may use the excluded nodes ({', '.join(excluded)}): {error}"
+            )
             return submission
 
     def _call_sbatch(self, nodes: int, count: int, excluded: Sequence[str], use_excluded: bool) -> Submission:

@@ -169,9 +169,9 @@ class Reconciler:
         again = [job for job in held if job not in hopeless]
         if again and self.client.release(again):
             self._released.update(job.name for job in again)
-            self._report(f"{plural(len(again), 'pilot')} released, whose restart Slurm had held")
+            self._report(f"released {plural(len(again), 'pilot')} whose restart Slurm had held")
         if hopeless and self.client.cancel(hopeless):
-            self._report(f"{plural(len(hopeless), 'pilot')} cancelled, which Slurm cannot start")
+            self._report(f"cancelled {plural(len(hopeless), 'pilot')} that Slurm cannot start")
 
     def _unclaimed(self, jobs: Sequence[Job], paused: Mapping[str, str]) -> list[Point]:
         """Points of this run's method that no living pilot holds and whose kind is not paused."""
@@ -222,4 +222,4 @@ class Reconciler:
         """Cancel pilots that wait in Slurm's queue and whose shape has no point left."""
         idle = [job for job in jobs if job.waiting and self._tracker.shape(job.token) not in demand.points]
         if idle and self.client.cancel(idle, only_waiting=True):
-            self._report(f"{plural(len(idle), 'pilot')} taken off Slurm's queue: no point is left for them")
+            self._report(f"cancelled {plural(len(idle), 'waiting pilot')}: no point is left to run")

@@ -64,7 +64,7 @@ def ended_tasks(sweep: SweepDir, pilot: str, job: str, client: SlurmClient) -> l
 
 def _reason(sweep: SweepDir, token: str, job: str, task: int, why: str) -> str:
     last_lines = tail_in_one_line(log_path(sweep, token, job, task), _LOG_LINES) if task else ""
-    return f"its process ended at its start: {why}{f' ({last_lines})' if last_lines else ''}"
+    return f"its process ended while it started: {why}{f' ({last_lines})' if last_lines else ''}"
 
 
 def _last_start(path: Path, pilot: str) -> str:

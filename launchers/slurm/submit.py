@@ -117,8 +117,8 @@ class _SlurmRun:
         self._cancel_mark = submissions.cancel_mark(sweep)
         used, chosen = cluster_for(sweep), cluster_in(os.environ)
         if chosen and chosen != used:
-            where = f"cluster {used}" if used else "the cluster that Slurm takes without SLURM_CLUSTERS"
-            view.print_line(f"the pilots are on {where}; SLURM_CLUSTERS={chosen} counts when they have ended")
+            where = f"cluster {used}" if used else "Slurm's default cluster"
+            view.print_line(f"the pilots are on {where}; SLURM_CLUSTERS={chosen} takes effect when they have ended")
         self._reconciler = Reconciler(
             sweep,
             settings,
@@ -173,14 +173,14 @@ class _SlurmRun:
         self._interrupted = not self._detached
         if self._interrupted:
             ending = sum(self._cycle.unsettled.values())
-            more = f"; {plural(ending, 'pilot')} of before {'is' if ending == 1 else 'are'} ending" if ending else ""
+            more = f"; {plural(ending, 'earlier pilot')} {'is' if ending == 1 else 'are'} ending" if ending else ""
             self._view.print_line(f"no pilot was submitted{more}")
             return
         if not pilots:
-            self._view.print_line("a submission was cut short; if its job is there, the same command finds it again")
+            self._view.print_line("a submission was interrupted; if its job exists, the same command finds it")
         path = command_line([str(self._sweep.path)])
         self._view.print_line(
-            f"{pilots or 'some'} {'pilot goes' if pilots == 1 else 'pilots go'} on without this command\n"
+            f"{pilots or 'some'} {'pilot keeps' if pilots == 1 else 'pilots keep'} running without this command\n"
             f"  python -m sweep watch {path}    follows them (status shows them once)\n"
             f"  python -m sweep cancel {path}   ends them; the same run command submits again"
         )
@@ -207,7 +207,7 @@ class _SlurmRun:
             return False
         if cycle.busy:
             if not self._shown_busy:
-                self._view.print_line(f"another command submits for {self._sweep.path} right now; waiting for it")
+                self._view.print_line(f"another command is submitting pilots for {self._sweep.path}; waiting for it")
             self._shown_busy = True
             return True
         self._shown_busy = False
@@ -215,7 +215,7 @@ class _SlurmRun:
             if not self._shown_unreachable:
                 complaint = self._reconciler.client.complaint
                 self._view.print_line(
-                    f"Slurm does not answer ({complaint}); nothing is lost, pilots go on without it; asking again"
+                    f"Slurm does not answer ({complaint}); nothing is lost, pilots keep running; trying again"
                 )
             self._shown_unreachable = True
             return False
@@ -281,7 +281,7 @@ class _SlurmRun:
             return True
         if time.monotonic() - started > _DETACH_LIMIT_S:
             if not cycle.going_on:
-                raise SlurmUnreachable("Slurm took no pilot; the same command tries again")
+                raise SlurmUnreachable("Slurm accepted no pilot; repeat the command to try again")
             self.leave()
             return True
         return False

@@ -113,9 +113,9 @@ class WaitingPilots:
         for nodes, count in counts.items():
             reasons = {job.reason for job in stuck if self._tracker.shape(job.token) == nodes}
             errors[nodes] = NeverStarts(
-                f"Slurm never starts the {plural(count, 'pilot')} of {plural(nodes, 'node')} in its queue: "
-                f"{', '.join(sorted(reasons))}. Give the command again with other launcher options, which replaces "
-                "them, or end them with python -m sweep cancel"
+                f"Slurm will never start {plural(count, 'waiting pilot')} of {plural(nodes, 'node')}: "
+                f"{', '.join(sorted(reasons))}. Repeat the command with other launcher options to replace "
+                "them, or run python -m sweep cancel"
             )
         return counts, errors
 
@@ -157,7 +157,7 @@ class WaitingPilots:
         if submissions.origin(self._sweep, known) == "moved":
             return f"this folder was {known.folder} when they were submitted"
         if not known.options:  # options of an earlier version, or a damaged file
-            return f"Slurm never starts them: {job.reason}" if job.never_starts else ""
+            return f"Slurm will never start them: {job.reason}" if job.never_starts else ""
         names = sorted({*known.options, *self._wanted})
         changed = [name for name in names if known.options.get(name) != self._wanted.get(name)]
         changes = [_change(name, known.options.get(name), self._wanted.get(name)) for name in changed[:_MOST_CHANGES]]

@@ -41,7 +41,7 @@ def watch(sweep: SweepDir, *, live: bool | None = None) -> RunSummary:
                 without_pilot = without_pilot + 1 if gone else 0
                 if without_pilot >= _LOOKS_WITHOUT_PILOT:
                     left = plural(status.left, "point")
-                    message = f"no pilot is there, {left} left; the command that ran them goes on"
+                    message = f"no pilot waits or runs, {left} left; repeat the command that ran them to continue"
                     break
             if signals:
                 detached = True

@@ -61,7 +61,8 @@ class SweepStatus:
         more = f" and {len(self.damaged) - 1} more" if len(self.damaged) > 1 else ""
         return (
             f"{plural(len(self.damaged), 'point')} cannot be read, neither from the queue nor from the ledger "
-            f"(queue/broken/{self.damaged[0]}{more}); the command that planned the sweep queues what is missing anew"
+            f"(queue/broken/{self.damaged[0]}{more}); "
+            "repeat the command that planned the sweep to queue missing points again"
         )
 
     def failures(self) -> list[AttemptRecord]:

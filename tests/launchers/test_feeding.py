@@ -1,4 +1,4 @@
-"""Points that are added while a sweep runs, and repeats that want other nodes."""
+"""Points that are added while a sweep runs, and repeats that prefer other nodes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.launchers.scripted import points, settings
 
 
 class OneAfterAnother:
-    """Adds the next point when the one before has ended."""
+    """Adds the next point when the previous one has ended."""
 
     def __init__(self, sweep: SweepDir, count: int) -> None:
         self.sweep, self.left = sweep, points(*["ok"] * count)

@@ -1,4 +1,5 @@
-"""Whole runs on this machine with a scripted workload: every way a point can end, and the rows that it leaves."""
+"""Whole runs on this machine with a scripted workload: every way in which a point can end, and the rows that it
+gets."""
 
 from __future__ import annotations
 
@@ -60,7 +61,7 @@ def start_pilot(sweep: SweepDir, pilot_id: str, launch: LaunchSettings, **change
 
 
 def phase_of(sweep: SweepDir) -> str | None:
-    """Phase of the first attempt that runs, as its pilot shows it; None while none runs."""
+    """Phase of the first running attempt in its pilot's state file; None while none runs."""
     return next((one.phase for state in pilot_state.all_states(sweep) for one in state.running), None)
 
 
@@ -228,7 +229,7 @@ def test_ctrl_c_puts_the_running_point_back_and_the_next_run_resumes(sweep: Swee
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=15)
     assert process.returncode == 130
-    assert "stopping: the running point will wait again" in output
+    assert "stopping: the running point goes back to the queue" in output
     assert "cancelled" in output
     cancelled = rows_of(sweep)[-1]
     assert (cancelled["outcome"], cancelled["phase"], cancelled["will_retry"]) == ("cancelled", "warmup", True)
@@ -329,7 +330,7 @@ def test_a_run_survives_the_death_of_its_pilot(sweep: SweepDir, monkeypatch: pyt
 
 @pytest.mark.slow
 def test_rehearsed_stages_are_shared_between_points(sweep: SweepDir) -> None:
-    """Two points that differ only in the number of replicas' micro-batches have the same stages: run once."""
+    """Two points that differ only in the number of replicas' micro-batches have the same stages, which run once."""
     base = points("ok", method="rehearsed", dp=1, pp=2)[0]
     bigger = base.experiment.replace(global_batch_size=64)
     sweep.add_points([base, base.__class__(**{**_fields(base), "index": 1, "experiment": bigger})])
@@ -424,7 +425,7 @@ def test_a_full_disk_is_reported_although_the_pilot_cannot_write_it(
     sweep.add_points(points("ok"))
     monkeypatch.setattr(outcome, "LEAST_FREE_BYTES", 2**80)
     assert run_local(sweep, settings(), live=False).outcomes == {"ok": 1}
-    assert capsys.readouterr().out.count("is on a full disk; what cannot be written waits, nothing is lost") == 1
+    assert capsys.readouterr().out.count("is on a full disk; writing is retried, nothing is lost") == 1
 
 
 @pytest.mark.slow

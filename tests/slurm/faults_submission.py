@@ -1,4 +1,4 @@
-"""Scenarios in which the command is given again: from another folder, with other options, in a strange environment."""
+"""Scenarios in which the command is repeated: from another folder, with other options, in an unusual environment."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ HOSTILE = {
 
 
 def _jobs(sweep: StandinSweep) -> list[str]:
-    """Numbers of the jobs that wait or run, but do not end."""
+    """Numbers of the jobs that wait or run; ending jobs are left out."""
     return [job.id for job in sweep.jobs() if job.state in ("PENDING", "RUNNING")]
 
 
 def _detach(sweep: StandinSweep) -> str:
-    """Give the command with ``--detach``; what it prints."""
+    """Run the command with ``--detach`` and return its output."""
     assert sweep.start("--detach").wait(120) == 0, sweep.output()
     return sweep.output()
 
@@ -130,7 +130,7 @@ def never_starts(place: Place) -> TableRow:
     place.lab.run("scontrol", "update", f"PartitionName={place.partition}", "MaxTime=4")
     sweep = place.sweep(("ok", 1), ("ok_1", 1))
     assert sweep.start("--detach").wait(120) == 2, sweep.output()
-    assert "never starts" in sweep.output() and "PartitionTimeLimit" in sweep.output()
+    assert "will never start" in sweep.output() and "PartitionTimeLimit" in sweep.output()
     assert "time_min was 5 and is 4" in _again(sweep, "launcher.time_min=4"), sweep.output()
     sweep.finish()
     sweep.check()
@@ -151,7 +151,7 @@ def few_jobs(place: Place) -> TableRow:
     place.lab.limit_jobs(place.partition, 3)
     sweep = place.sweep(*[("ok_2", 1)] * 8, words=["launcher.target_h=0.001"])
     said = _detach(sweep)
-    assert "takes no more pilots of this user for now" in said and "3 pilots go on" in said, said
+    assert "accepts no more pilots of this user now" in said and "3 pilots keep running" in said, said
     sweep.start()
     sweep.finish()
     sweep.check()

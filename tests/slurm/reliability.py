@@ -1,4 +1,4 @@
-"""Writes docs/reliability.md from a test run: what was done to real sweeps, and which rows their points got."""
+"""Writes docs/reliability.md from a test run: the faults of real sweeps, and the rows that their points got."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ranks have written cannot be read for a while, or need not be read: neither changes what an attempt came to."""
+"""Files of ranks that cannot be read temporarily, or need not be read, do not change the outcome of an attempt."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def new_attempt(sweep: SweepDir, method: str = "measured") -> Attempt:
 
 
 def judge(attempt: Attempt, monkeypatch: pytest.MonkeyPatch, failing: str) -> Any:
-    """The outcome, where the first three calls of ``protocol.<failing>`` fail with ESTALE."""
+    """The outcome when the first three calls of ``protocol.<failing>`` fail with ESTALE."""
     monkeypatch.setattr(patience, "FIRST_WAIT_S", 1e-4)
     real, left = getattr(protocol, failing), [1, 2, 3]
 

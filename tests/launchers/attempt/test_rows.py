@@ -119,7 +119,7 @@ def test_the_host_that_is_least_ahead_counts(
 
 
 def test_what_a_dead_pilot_left_is_timed_by_its_files_alone(attempt: Attempt) -> None:
-    """The file server's clock is an hour behind that of the pilot."""
+    """The file server's clock is an hour behind the pilot's clock."""
     for name, at in (("task.json", 0.0), ("attempt.json", 0.0), ("rank_0.log", 12.0)):
         (attempt.folder / name).touch()
         os.utime(attempt.folder / name, (attempt.started_at - 3600 + at,) * 2)

@@ -1,4 +1,4 @@
-"""Columns about the spread of steps, ranks and devices, from results made by hand."""
+"""Columns about the spread of steps, ranks and devices, from constructed results."""
 
 from __future__ import annotations
 

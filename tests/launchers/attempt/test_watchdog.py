@@ -51,7 +51,7 @@ def test_the_rank_furthest_behind_is_blamed_not_those_that_wait_for_it() -> None
     assert [stalled.rank for stalled in watchdog._stalled(ranks, {}, strict, None)] == [1]
     ranks = {0: rank("step", 4, 4.0), 1: rank("step", 3, 4.0)}
     assert watchdog._stalled(ranks, {}, strict, None) == ()
-    # Who has finished may wait in teardown as long as somebody still steps.
+    # A rank that has finished may wait in teardown while another rank still makes steps.
     ranks = {0: rank("teardown", None, 4.0), 1: rank("step", 3, 4.0)}
     assert watchdog._stalled(ranks, {}, strict, None) == ()
     ranks = {0: rank("teardown", None, 4.0), 1: rank("done", None, 0.0)}
@@ -84,7 +84,7 @@ class EndedAndRunning:
 def test_ranks_are_ended_although_no_answer_comes_about_a_result(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str
 ) -> None:
-    """As on a file system whose server does not answer."""
+    """The file system's server does not answer."""
     answers, real = threading.Event(), Path.exists
 
     def exists(self: Path, **options: Any) -> bool:

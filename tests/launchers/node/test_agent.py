@@ -25,7 +25,7 @@ from workloads.contract import protocol
 
 
 class SlowDevices:
-    """Their memory is not free for some time."""
+    """Devices whose memory takes some time to become free."""
 
     ids = None
 
@@ -40,7 +40,7 @@ class SlowDevices:
 
 
 def test_a_long_request_is_no_silence() -> None:
-    """The pilot has sent keep-alives all the time; the agent just could not read them."""
+    """The pilot has sent keep-alives all the time; the busy agent could not read them."""
     theirs, ours = socket.socketpair()
     agent: Any = Agent(theirs, "n", SlowDevices(), None)  # type: ignore[arg-type]
     serving = threading.Thread(target=agent.serve, args=(1.0,), daemon=True)

@@ -1,4 +1,4 @@
-"""Devices as NVML shows them: which there are, and when their memory is free."""
+"""Devices as reported by NVML: which exist, and when their memory is free."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ GIB = 2**30
 
 
 class FakeNvml:
-    """Four GPUs; what each holds may change between two looks."""
+    """Four GPUs; their used memory may change between two queries."""
 
     class NVMLError(Exception):
         pass

@@ -1,4 +1,4 @@
-"""Kills for want of host memory, read from the files of control groups of version 1 and 2."""
+"""Kills because host memory ran out, read from the files of control groups of version 1 and 2."""
 
 from __future__ import annotations
 
@@ -64,7 +64,8 @@ def test_a_kernel_that_does_not_say_counts_nothing(tmp_path: Path, cgroup: str) 
 
 @pytest.mark.slow
 def test_a_real_kill_is_counted() -> None:
-    """A child in a group of its own with 64 MiB takes more: the kernel kills it, and the group's count says so."""
+    """A child in a group with a limit of 64 MiB uses more: the kernel kills it, and the group's count shows the
+    kill."""
     name = f"ultrasweep_test_{os.getpid()}"
     try:
         lines = dict(line.split(":", 2)[1:] for line in Path("/proc/self/cgroup").read_text().splitlines())

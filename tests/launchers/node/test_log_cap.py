@@ -1,4 +1,4 @@
-"""Logs of ranks that write too much, with real processes: bounded while they write, and nothing of the end is lost."""
+"""Logs of ranks that write too much, with real processes: bounded while the ranks write, and complete at the end."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_cap, "LIMIT_BYTES", 256 * KIB)
     monkeypatch.setattr(log_cap, "KEPT_BYTES", 64 * KIB)
     monkeypatch.setattr(log_cap, "EVERY_S", 0.01)
-    # An agent has no children but its ranks and what they left. This process has the fork server of other tests.
+    # An agent's only children are its ranks and their descendants. This process also has the fork server of other
+    # tests.
     monkeypatch.setattr(fork, "kill_orphans", lambda limit_s: [])
 
 
@@ -54,7 +55,7 @@ def quiet(folder: Path, rank: int, local_rank: int, *_: object) -> NoReturn:
 
 
 def run(folder: Path, ranks: LocalRanks) -> int:
-    """The longest that any log was meanwhile, in bytes."""
+    """Maximum length of any log during the run, in bytes."""
     longest = 0
     until = time.monotonic() + 20
     while ranks.running and time.monotonic() < until:
@@ -114,7 +115,7 @@ def test_a_quiet_rank_costs_no_call_to_its_file(tmp_path: Path, monkeypatch: pyt
 
 @pytest.fixture
 def hung(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
-    """Nobody gets an answer about a log before this is set, as on a file system whose server does not answer."""
+    """No access to a log returns before this is set, as on a file system whose server does not answer."""
     answers = threading.Event()
     real = Path.stat
 

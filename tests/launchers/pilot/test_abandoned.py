@@ -1,4 +1,4 @@
-"""What an attempt came to whose pilot died before it could record it."""
+"""Outcome of an attempt whose pilot died before recording it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from workloads.contract.protocol import RankResult
 
 @pytest.fixture
 def attempt(sweep: SweepDir) -> Attempt:
-    """Of two ranks, which the pilot has ended at a user's request before it was killed itself."""
+    """An attempt of two ranks that the pilot ended at a user's request before it was killed itself."""
     sweep.add_points(points("ok"))
     claim = queue_reader(sweep, "p").claim_next(everything)
     assert claim is not None

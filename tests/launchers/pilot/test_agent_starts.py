@@ -1,4 +1,4 @@
-"""Pilots some of whose nodes never start an agent. srun's words about them lie in the pilot's log."""
+"""Pilots with nodes whose agents never start. srun's messages about them are in the pilot's log."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def sweep(tmp_path: Path) -> SweepDir:
 
 @pytest.fixture
 def start(sweep: SweepDir, tmp_path: Path) -> Iterator[Start]:
-    """Starts the tasks of one job of four nodes whose others, by srun's words, have ended; their exit statuses, and how
-    many seconds that took."""
+    """Start the tasks of one job of four nodes; the other tasks have ended according to srun. Returns exit statuses and
+    seconds."""
     processes: list[subprocess.Popen[bytes]] = []
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "scontrol").write_text(SCONTROL)
@@ -106,7 +106,7 @@ def test_a_node_whose_agent_never_starts_is_excluded_at_once(sweep: SweepDir, st
 
 @pytest.mark.slow
 def test_a_node_whose_agent_hangs_at_its_start_is_waited_for_once(sweep: SweepDir, start: Start) -> None:
-    """A hanging mount: the process neither ends, so that srun says nothing, nor connects."""
+    """A hanging mount: the process neither ends, so srun prints no message, nor connects."""
     sweep.add_points(points("ok", "ok"))
     statuses, _ = start(0, 1, 3, said="", limit_s=8.0)
     assert statuses == [0, 0, 0]
@@ -118,7 +118,7 @@ def test_a_node_whose_agent_hangs_at_its_start_is_waited_for_once(sweep: SweepDi
 
 @pytest.mark.slow
 def test_a_pilot_that_is_too_narrow_makes_room_for_another(sweep: SweepDir, start: Start) -> None:
-    """While it lived, no pilot would be submitted for the points that need all four nodes."""
+    """While the pilot lives, no pilot would be submitted for the points that need all four nodes."""
     sweep.add_points(points("ok", dp=8, global_batch_size=8))
     statuses, seconds = start(0, 1, 3, said=words(2))
     assert statuses[0] == 4 and seconds < 45, (statuses, seconds)
@@ -159,7 +159,7 @@ def test_what_is_the_environments_fault() -> None:
 
 
 class PilotHasEnded:
-    """A batch system that says of four nodes that the pilot's own process has ended on the first."""
+    """A batch system that reports, for a job of four nodes, that the pilot's own process has ended on the first."""
 
     def nodes(self) -> list[str]:
         return [f"node{number}" for number in range(4)]

@@ -1,4 +1,4 @@
-"""Which nodes are far below their peers, and the rates that rows get."""
+"""Nodes far below their peers, and the rates in the rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows that a sweep's tables have lost are made again from the folders of the attempts, with the same numbers."""
+"""Rows that a sweep's tables have lost are rebuilt from the folders of the attempts, with the same numbers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from sweep.inspecting.status import print_status
 from tests.launchers.scripted import points, settings
 
 _PILOTS_OWN = {"git_commit", "git_dirty", "ultrasweep_version", "python_version", "teardown_s"}
-"""Known to the pilot alone: null in a row that is made again, or measured by its clock."""
+"""Columns known to the pilot alone: null in a rebuilt row, or measured by the pilot's clock."""
 
 
 @pytest.fixture
@@ -100,7 +100,7 @@ def test_rows_that_a_pilot_merges_meanwhile_are_not_lost(ran: SweepDir, monkeypa
     looked: list[str] = []
 
     def merging_between(kind: str, real: Callable[..., Any]) -> Callable[..., Any]:
-        """``real``, before whose first call the pilot merges, if the other kind of file has been looked at."""
+        """``real`` with a merge by the pilot before its first call, once the other kind of file has been read."""
 
         def call(*arguments: Any) -> Any:
             if kind not in looked:
@@ -118,7 +118,7 @@ def test_rows_that_a_pilot_merges_meanwhile_are_not_lost(ran: SweepDir, monkeypa
 
 
 def as_parts(sweep: SweepDir) -> dict[str, Path]:
-    """Every row back in a part of its own, as while pilots work; the parts of attempts, by id."""
+    """Put every row back into a part of its own, as while pilots work. Returns the parts of attempts by id."""
     steps = store.read_steps(sweep.path).to_pylist()
     for row in store.read_attempts(sweep.path).to_pylist():
         name = row["attempt_id"]

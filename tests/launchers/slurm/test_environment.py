@@ -1,4 +1,4 @@
-"""What a user has set for Slurm's commands does not reach those of the launcher."""
+"""A user's variables for Slurm's commands do not reach the launcher's calls."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_every_call_asks_the_cluster_to_which_the_pilots_were_submitted(
     assert len(jobs_of(sweep) or ()) == 2
     assert run(sweep, detach=True, target_h=1e-4, max_pilots=3).detached
     assert [job["cluster"] for job in fake.jobs] == [first] * 3  # the third beside the two, and none twice
-    told = f"SLURM_CLUSTERS={later} counts when they have ended" in capsys.readouterr().out
+    told = f"SLURM_CLUSTERS={later} takes effect when they have ended" in capsys.readouterr().out
     assert told == (later is not None)
     assert cancel(sweep) == 3 and {job["state"] for job in fake.jobs} == {"CANCELLED"}
 

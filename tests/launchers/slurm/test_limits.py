@@ -1,4 +1,4 @@
-"""Slurm takes no more jobs of this user, or refuses a submission: little is asked again, and nothing is left behind."""
+"""Slurm accepts no more jobs of this user, or refuses a submission: few retries, and no files left behind."""
 
 from __future__ import annotations
 
@@ -73,7 +73,9 @@ def test_detach_does_not_wait_for_a_quota(fake: FakeSlurm, wide: SweepDir, capsy
     fake.mode("sbatch", "quota 2")
     assert run(wide, target_h=1e-4, detach=True).detached
     output = capsys.readouterr().out
-    assert "takes no more pilots of this user for now" in output and "2 pilots go on without this command" in output
+    assert (
+        "accepts no more pilots of this user now" in output and "2 pilots keep running without this command" in output
+    )
 
 
 def test_a_refusal_leaves_nothing_behind(fake: FakeSlurm, sweep: SweepDir) -> None:

@@ -1,4 +1,4 @@
-"""The pauses between two looks at squeue or at the sweep's files."""
+"""The pauses between two polls of squeue or of the sweep's files."""
 
 from __future__ import annotations
 

@@ -139,7 +139,7 @@ def test_a_cluster_without_arrays(max_array: int, fake: FakeSlurm, sweep: SweepD
 
 @pytest.mark.parametrize("known_by", ["comment", "name"])
 def test_a_submitter_killed_after_sbatch(known_by: str, fake: FakeSlurm, sweep: SweepDir) -> None:
-    """sbatch has submitted the job and nobody has written its id: the token finds the job."""
+    """sbatch has submitted the job and its id was never written down: the token finds the job."""
     intent = new_submission(sweep, nodes=2, count=1, time_min=5)
     submissions.write(sweep, intent)
     texts = {"comment": f"ultrasweep:{intent.token}", "name": intent.job_name}
@@ -267,7 +267,7 @@ def test_vanished_pilots_are_submitted_again(fake: FakeSlurm, sweep: SweepDir) -
 
 
 def test_an_id_that_is_given_out_again_is_not_ours(fake: FakeSlurm, sweep: SweepDir) -> None:
-    """slurmctld was killed before it had saved our jobs; others' have their numbers now."""
+    """slurmctld was killed before it had saved this sweep's jobs; jobs of others have their numbers now."""
     submitter = Submitter(sweep)
     submitter.cycle()
     fake.set(jobs=[_job(1, state="RUNNING", name="someone", comment="else"), _job(2, name="x", comment="a|b:c.d")])
@@ -278,7 +278,7 @@ def test_an_id_that_is_given_out_again_is_not_ours(fake: FakeSlurm, sweep: Sweep
 
 @pytest.mark.slow
 def test_a_lost_node_is_followed_by_waiting(fake: FakeSlurm, sweep: SweepDir) -> None:
-    """NODE_FAIL, then PENDING under the same number: nothing is submitted in between."""
+    """NODE_FAIL, then PENDING under the same number: no pilot is submitted in between."""
     submitter = Submitter(sweep)
     submitter.cycle()
     fake.move("NODE_FAIL")
@@ -304,7 +304,7 @@ def test_claims_of_dead_pilots_count_as_waiting(fake: FakeSlurm, sweep: SweepDir
         pass
     cycle = submitter.cycle()
     assert cycle.runnable == 0 and cycle.submitted == 0 and len(queue.claims_of_others(sweep, "")) == 8
-    fake.move("PENDING", of=2)  # requeued: what its last pilot held waits
+    fake.move("PENDING", of=2)  # requeued: points of its last pilot wait
     cycle = submitter.cycle()
     assert cycle.runnable == 8 and cycle.submitted == 0 and not fake.calls("scancel")
     fake.move("FAILED", of=2)
@@ -313,7 +313,8 @@ def test_claims_of_dead_pilots_count_as_waiting(fake: FakeSlurm, sweep: SweepDir
 
 @pytest.mark.slow
 def test_a_stalled_pilot_does_not_count(fake: FakeSlurm, sweep: SweepDir) -> None:
-    """Its job runs, it holds every narrow point, and it does not move: nobody else would come."""
+    """The pilot's job runs, it holds every narrow point, and it stands still: without a new pilot these would never
+    run."""
     submitter = Submitter(sweep)
     submitter.reconciler._liveness = Liveness(sweep, lease_s=0.2)
     submitter.cycle()

@@ -1,4 +1,4 @@
-"""Damaged files in the queue: their points run from the ledger, or are counted as what is missing."""
+"""Damaged files in the queue: their points run from the ledger, or are counted as missing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which nodes are excluded after failures: those that fail alone, not those that fail with the others."""
+"""Nodes excluded after failures: those that fail alone, not those that fail together with others."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def excluded(records: Sequence[AttemptRecord]) -> set[str]:
 def test_a_node_that_fails_while_others_work() -> None:
     records = [failed(n, "bad") for n in (1, 3, 5)] + [good(n, "fine") for n in (2, 4)]
     assert excluded(records) == {"bad"}
-    assert excluded(records[1:]) == set()  # two failures say little
+    assert excluded(records[1:]) == set()  # two failures prove little
     assert excluded([*records, good(6, "bad")]) == set()
 
 

@@ -1,4 +1,4 @@
-"""Telling dead processes and pilots from living ones."""
+"""Distinguishing dead processes and pilots from living ones."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_a_process_is_told_from_another_of_the_same_pid() -> None:
     assert provably_dead(dataclasses.replace(me, start_ticks=me.start_ticks + 1))
     assert provably_dead(dataclasses.replace(me, pid=2**22 + 1))
     assert provably_dead(dataclasses.replace(me, boot_id="before"))
-    # What another machine or namespace does cannot be seen from here.
+    # Processes of another machine or namespace are invisible from here.
     assert not provably_dead(dataclasses.replace(me, pid=2**22 + 1, host="elsewhere"))
     assert not provably_dead(dataclasses.replace(me, pid=2**22 + 1, pid_namespace=1))
 

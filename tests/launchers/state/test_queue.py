@@ -1,4 +1,4 @@
-"""Claiming, releasing, finishing and taking over points, and files that hold none."""
+"""Claiming, releasing, finishing and taking over points, and files that hold no point."""
 
 from __future__ import annotations
 

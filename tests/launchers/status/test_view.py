@@ -1,4 +1,4 @@
-"""What a running sweep looks like in a terminal and in a log."""
+"""The view of a running sweep in a terminal and in a log."""
 
 from __future__ import annotations
 
