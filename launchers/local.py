@@ -220,7 +220,8 @@ def _why_left(sweep: SweepDir, status: SweepStatus, too_wide: int, settings: Lau
         return ""
     if too_wide and too_wide >= status.todo:
         return (
-            f"{too_wide} of the points need more than {settings.num_devices} devices, the number set for this machine"
+            f"{too_wide} of the points need more than the {settings.num_devices} devices of this machine "
+            "(launcher.num_devices)"
         )
     if status.claimed and not status.todo:
         return f"{status.claimed} of {status.total} points are claimed by other pilots, which still run"

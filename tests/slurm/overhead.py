@@ -1,5 +1,4 @@
-"""Compares the cost of pilots with that of one Slurm job per point, on the same virtual cluster: ``python -m
-tests.slurm.overhead``.
+"""Cost of pilots and of one Slurm job per point on the same virtual cluster: ``python -m tests.slurm.overhead``.
 
 Both ways run the same stand-in points (half a second of steps, one node each) with the same number of nodes at a time.
 One job per point is the alternative to pilots: each job starts Python, opens the devices, runs its one point, writes
