@@ -55,7 +55,7 @@ class StalledRank:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchResult:
-    """What the watchdog observed of one set of ranks."""
+    """Observations of one set of ranks."""
 
     end: End
     """``ended``: all ranks ended by themselves and none failed. Other values say why the remaining ranks were
@@ -67,7 +67,7 @@ class WatchResult:
     """In a hang the ranks that caused it; at the deadline all ranks still running. The one furthest behind comes
     first."""
     seconds: float
-    """From the start of the watch until the last process had ended."""
+    """Seconds from the start of the watch until the last process had ended."""
     host_oom_kills: int = 0
     """See `launchers.node.rank_group.Termination`, also for ``survivors``."""
     survivors: tuple[str, ...] = ()
@@ -77,7 +77,7 @@ class WatchResult:
 
 @dataclass(slots=True)
 class _Rank:
-    """What is known of one running rank."""
+    """Observations of one running rank."""
 
     heartbeat: Heartbeat | None = None
     since: float = field(default_factory=time.monotonic)

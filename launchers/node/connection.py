@@ -57,7 +57,8 @@ class JsonLines:
 
 @dataclass(frozen=True, slots=True)
 class HeadAddress:
-    """Where the agents of other nodes find the pilot. It is stored in a file that only this user can read."""
+    """Address at which the agents of other nodes find the pilot. It is stored in a file that only this user can
+    read."""
 
     addresses: tuple[str, ...]
     port: int

@@ -28,7 +28,7 @@ KILL_LIMIT_S = 15.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Termination:
-    """What is left after all ranks have been killed."""
+    """Processes left after all ranks have been killed, and kills by the kernel."""
 
     survivors: tuple[str, ...] = ()
     """Pids that did not end, as text for people. Their machine must not be used further."""

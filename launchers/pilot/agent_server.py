@@ -153,7 +153,7 @@ class _Peer:
     expected: str | None
     """Name of the node; None until the agent has sent the secret."""
     node: Node | None = None
-    """None until the agent is ready."""
+    """The connected node; None until its agent is ready."""
 
 
 def _own_addresses() -> tuple[str, ...]:

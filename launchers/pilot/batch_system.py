@@ -36,7 +36,7 @@ class BatchSystem(Protocol):
         """Ask for a later restart of this job; False when the batch system refuses."""
 
 
-def is_environment(failed: int, of: int) -> bool:
+def is_environment_fault(failed: int, of: int) -> bool:
     """Whether the environment rather than the nodes is to blame: more than one node failed to start, and most of all
     nodes did."""
     return failed > 1 and 2 * failed > of

@@ -21,7 +21,7 @@ from launchers.node.connection import NodeLost, connect_to_pilot, read_head_addr
 from launchers.node.fork import RunRank
 from launchers.pilot.agent_server import AgentServer
 from launchers.pilot.allocation import Allocation, allocation_of
-from launchers.pilot.batch_system import BatchSystem, is_environment
+from launchers.pilot.batch_system import BatchSystem, is_environment_fault
 from launchers.pilot.node_pool import start_pool
 from launchers.pilot.pilot import Pilot
 from launchers.state import node_exclusions, pilot_state
@@ -84,7 +84,9 @@ def _wait_for_head(sweep: SweepDir, allocation: Allocation, path: Path, batch: B
                 if one.task == 0:
                     # if so, the pilot ended for another reason, before this agent came
                     started = _has_state(sweep, allocation)
-                    if not started and not is_environment(len(ended), len(batch.nodes()) if batch is not None else 0):
+                    if not started and not is_environment_fault(
+                        len(ended), len(batch.nodes()) if batch is not None else 0
+                    ):
                         with contextlib.suppress(OSError):
                             node_exclusions.exclude(sweep, one.node, one.reason, allocation.pilot_id)
                     why = f"the pilot on {one.node} could not start: {one.reason}"

@@ -13,7 +13,7 @@ from launchers.node.fork import RunRank
 from launchers.node.remote import Node
 from launchers.pilot.agent_server import AgentServer
 from launchers.pilot.allocation import Allocation
-from launchers.pilot.batch_system import LOOK_S, BatchSystem, is_environment
+from launchers.pilot.batch_system import LOOK_S, BatchSystem, is_environment_fault
 from launchers.state import node_exclusions, pilot_state
 from launchers.state.history import AttemptRecord
 from launchers.state.node_exclusions import LOST_FOR_S
@@ -146,7 +146,7 @@ class NodePool:
     def exclude_unclean(self, unclean: Mapping[str, str], of: int) -> list[str]:
         """Exclude nodes that an attempt on ``of`` nodes has left unclean, each with its reason. Returns lines for the
         log. When most nodes are unclean at once, the cause is a hanging file system, so the time is short."""
-        for_s = LOST_FOR_S if is_environment(len(unclean), of) else node_exclusions.EXPIRES_AFTER_S
+        for_s = LOST_FOR_S if is_environment_fault(len(unclean), of) else node_exclusions.EXPIRES_AFTER_S
         return [line for node, why in unclean.items() for line in self.exclude(node, why, for_s=for_s)]
 
     def exclude_failing(self, records: Sequence[AttemptRecord], nodes: Sequence[Node]) -> list[str]:
@@ -187,7 +187,7 @@ class NodePool:
     def _exclude_not_started(self, failed: Mapping[str, str], silent: Collection[str]) -> list[str]:
         """Exclude the nodes whose agents did not start, unless the environment is to blame. Returns lines for the
         log."""
-        if is_environment(len(failed), self._expected):
+        if is_environment_fault(len(failed), self._expected):
             self._excluded |= failed
             return [
                 f"the agents of {len(failed)} of {self._expected} nodes did not start, so no node is excluded: look at "

@@ -38,7 +38,7 @@ class FailedStarts:
         """Nodes that this command has excluded."""
         self._too_many = False
 
-    def look(self, jobs: Sequence[Job]) -> None:
+    def exclude_bad_nodes(self, jobs: Sequence[Job]) -> None:
         """Exclude nodes on which pilots could not start, if pilots have started on other nodes."""
         for job in jobs:
             if job.state in _FAILED and job.name not in self._seen:

@@ -23,24 +23,22 @@ class JobQuota:
         """Whether Slurm has refused one more pilot, and has not accepted one since."""
         return self._most is not None
 
-    def allowed(self, wanted: int, there: int, now: float) -> int:
-        """Number of the ``wanted`` pilots to submit now. ``there``: existing pilots. ``now``: seconds of a monotonic
-        clock."""
+    def allowed(self, wanted: int, existing: int, now: float) -> int:
+        """How many of the ``wanted`` pilots to submit now. ``now``: seconds of a monotonic clock."""
         if self._most is None:
             return wanted
         probe = 1 if now >= self._ask_at else 0
-        return min(wanted, max(0, self._most - there) + probe)
+        return min(wanted, max(0, self._most - existing) + probe)
 
-    def refused(self, there: int, now: float) -> bool:
-        """Record that Slurm refused one pilot in addition to the ``there`` existing ones. True for the first
-        refusal."""
+    def refused(self, existing: int, now: float) -> bool:
+        """Record that Slurm refused one pilot in addition to the ``existing`` ones. True for the first refusal."""
         first = self._most is None
-        self._most = there
+        self._most = existing
         self._ask_at = now + self._pause_s
         self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
         return first
 
-    def accepted(self, there: int) -> None:
-        """Record that Slurm accepted pilots, so that ``there`` exist now."""
-        if self._most is not None and there > self._most:
+    def accepted(self, existing: int) -> None:
+        """Record that Slurm accepted pilots, so that ``existing`` ones are in the queue or running."""
+        if self._most is not None and existing > self._most:
             self._most, self._pause_s = None, _FIRST_PAUSE_S

@@ -45,7 +45,7 @@ class PilotsEnd(UltrasweepError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class There:
+class ExistingPilots:
     """Existing pilots and attempts at the time of a submission."""
 
     shape: int
@@ -97,13 +97,15 @@ class PilotSubmitter:
         """Whether Slurm accepts no more pilots of this user for now."""
         return self._quota.full
 
-    def submit(self, nodes: int, lacking: int, there: There, lease: Lease, *, use_excluded: bool = False) -> int:
+    def submit(
+        self, nodes: int, lacking: int, existing: ExistingPilots, lease: Lease, *, use_excluded: bool = False
+    ) -> int:
         """Submit up to ``lacking`` pilots of ``nodes`` nodes and return the number submitted. ``use_excluded``: they
         may get the nodes that the sweep has excluded."""
         now = time.monotonic()
-        if now < self._not_before or not self._worth_trying(nodes, there, now):
+        if now < self._not_before or not self._worth_trying(nodes, existing, now):
             return 0
-        asked = self._quota.allowed(lacking, there.all, now)
+        asked = self._quota.allowed(lacking, existing.all, now)
         limits = self._client.limits() or default_limits()
         largest = min(limits.largest_array, self._largest_array)
         done = 0
@@ -117,9 +119,9 @@ class PilotSubmitter:
                 if count > 1:
                     largest = count // 2
                     continue
-                if not there.all + done:
+                if not existing.all + done:
                     self._give_up(nodes, error)
-                elif self._quota.refused(there.all + done, now):
+                elif self._quota.refused(existing.all + done, now):
                     self._report(
                         f"Slurm accepts no more pilots of this user now; the others are submitted later: {error}"
                     )
@@ -134,8 +136,8 @@ class PilotSubmitter:
                 break
             self._failures = 0
             done += count
-            self._quota.accepted(there.all + done)
-            self._last[nodes] = (submission.token, there.attempts, now)
+            self._quota.accepted(existing.all + done)
+            self._last[nodes] = (submission.token, existing.attempts, now)
             self._report(f"{plural(count, 'pilot')} of {plural(nodes, 'node')} submitted: job {submission.job_id}")
         return done
 
@@ -202,7 +204,7 @@ class PilotSubmitter:
             self._code = code_snapshot.write_snapshot(self._sweep, snapshot), provenance
         return self._code
 
-    def _worth_trying(self, nodes: int, there: There, now: float) -> bool:
+    def _worth_trying(self, nodes: int, existing: ExistingPilots, now: float) -> bool:
         """Whether to submit this shape now. Gives the shape up when its pilots keep ending without an attempt."""
         if nodes not in self._last:
             return True
@@ -211,7 +213,7 @@ class PilotSubmitter:
             return True
         # While other pilots work, new attempts prove nothing about the last submission: check whether any of its pilots
         # started.
-        fruitful = pilot_state.has_states(self._sweep, token) if there.shape else there.attempts > before
+        fruitful = pilot_state.has_states(self._sweep, token) if existing.shape else existing.attempts > before
         if fruitful:
             self._fruitless[nodes] = self._narrowed[nodes] = 0
             return True

@@ -27,7 +27,7 @@ class PollTimer:
         """Seconds until the next poll."""
         return max(0.0, self._next_at - time.monotonic())
 
-    def looked(self, *, changed: bool) -> None:
+    def polled(self, *, changed: bool) -> None:
         """Call this after every poll, with whether anything had changed."""
         self.period_s = self._shortest_s if changed else min(self._longest_s, self.period_s * _SLOWER)
         self._next_at = time.monotonic() + self.period_s

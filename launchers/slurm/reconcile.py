@@ -16,7 +16,7 @@ from launchers.slurm.client import Job, SlurmClient, cluster_for
 from launchers.slurm.demand import Demand, demand_of
 from launchers.slurm.failed_starts import FailedStarts
 from launchers.slurm.options import SlurmOptions
-from launchers.slurm.pilot_submitter import PilotSubmitter, There
+from launchers.slurm.pilot_submitter import ExistingPilots, PilotSubmitter
 from launchers.slurm.submission_tracker import SubmissionTracker
 from launchers.slurm.submitter_lease import only_submitter
 from launchers.slurm.waiting_pilots import WaitingPilots, pilot_options
@@ -62,7 +62,7 @@ class Cycle:
         return sum(len(points) for nodes, points in self.demand.points.items() if nodes not in self.given_up)
 
     @property
-    def going_on(self) -> int:
+    def certainly_alive(self) -> int:
         """Number of pilots that certainly run or wait."""
         return sum(self.live.values()) - sum(self.unsettled.values())
 
@@ -117,12 +117,12 @@ class Reconciler:
             jobs = self._tracker.update()
             if jobs is None:
                 return Cycle(jobs=None, given_up=self._submitter.given_up)
-            self._failed_starts.look(jobs)
+            self._failed_starts.exclude_bad_nodes(jobs)
             self._release_held_jobs(jobs)
             paused = paused_kinds(self._sweep, attempts, self._settings.breaker_failures)
             demand = demand_of(self._unclaimed(jobs, paused), self._settings, self._options)
             self._waiting.exclude_nodes(jobs, self._options.exclude)
-            old = self._waiting.look(jobs)
+            old = self._waiting.find_outdated(jobs)
             stuck_pilots, stuck = self._waiting.never_start(jobs)
             live = self._tracker.live + self._tracker.unsettled - stuck_pilots
             working = live - self._stalled(jobs) - old
@@ -130,8 +130,8 @@ class Reconciler:
             for nodes, needed in demand.pilots.items():
                 if nodes in stuck or nodes in self._submitter.given_up or self._stopped():
                     continue
-                there = There(shape=working[nodes], all=live.total(), attempts=len(attempts))
-                done, cancelled, lacking = self._fill(nodes, needed - working[nodes], there, lease)
+                existing = ExistingPilots(shape=working[nodes], all=live.total(), attempts=len(attempts))
+                done, cancelled, lacking = self._fill(nodes, needed - working[nodes], existing, lease)
                 live[nodes] += done - cancelled
                 submitted += done
                 missing += lacking
@@ -147,19 +147,19 @@ class Reconciler:
                 paused=paused,
             )
 
-    def _fill(self, nodes: int, lacking: int, there: There, lease: Lease) -> tuple[int, int, int]:
+    def _fill(self, nodes: int, lacking: int, existing: ExistingPilots, lease: Lease) -> tuple[int, int, int]:
         """Submit the lacking pilots of one shape, and cancel the waiting ones that they replace. Returns the number
         submitted, the number cancelled, and the number missing that later cycles may submit."""
         done = 0
         if lacking > 0:
             use_excluded = nodes in self._waiting.lacks_nodes()
-            done = self._submitter.submit(nodes, lacking, there, lease, use_excluded=use_excluded)
+            done = self._submitter.submit(nodes, lacking, existing, lease, use_excluded=use_excluded)
         if nodes in self._submitter.given_up:
-            self._waiting.kept(nodes)
+            self._waiting.keep_old(nodes)
             return done, 0, 0
         if done < lacking and not self._submitter.full:
             return done, 0, lacking - done
-        return done, self._waiting.replaced(nodes), 0
+        return done, self._waiting.cancel_old(nodes), 0
 
     def _release_held_jobs(self, jobs: Sequence[Job]) -> None:
         """Slurm holds a job whose start has failed. Release it a few times, then cancel it, so that a new one is

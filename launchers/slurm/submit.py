@@ -156,18 +156,18 @@ class _SlurmRun:
             finished = status.finished
             if squeue.due() or not status.left:
                 changed = self._reconcile(status)
-                squeue.looked(changed=changed or progress)
+                squeue.polled(changed=changed or progress)
                 if not status.left:
                     return
                 # Read again: points that the cycle did not find in the queue may have ended since.
                 if self._is_over(self._reader.read()) or (self._detach and self._may_detach(started)):
                     return
-            files.looked(changed=progress)
+            files.polled(changed=progress)
             sleep_until_signal(min(files.period_s, squeue.left_s()), self._signals)
 
     def leave(self) -> None:
         """Show which pilots keep running without this process."""
-        pilots = self._cycle.going_on
+        pilots = self._cycle.certainly_alive
         unsure = [one for one in submissions.all_submissions(self._sweep) if one.stage in ("intent", "unsure")]
         self._detached = bool(pilots or unsure)
         self._interrupted = not self._detached
@@ -280,7 +280,7 @@ class _SlurmRun:
             self.leave()
             return True
         if time.monotonic() - started > _DETACH_LIMIT_S:
-            if not cycle.going_on:
+            if not cycle.certainly_alive:
                 raise SlurmUnreachable("Slurm accepted no pilot; repeat the command to try again")
             self.leave()
             return True

@@ -68,7 +68,7 @@ class WaitingPilots:
         self._tried: set[tuple[str, tuple[str, ...]]] = set()
         """Pairs of token and excluded nodes for which Slurm has already been asked to exclude more nodes."""
 
-    def look(self, jobs: Sequence[Job]) -> Counter[int]:
+    def find_outdated(self, jobs: Sequence[Job]) -> Counter[int]:
         """Find the waiting pilots to replace and return their number by shape. They do not count as existing."""
         waiting = [job for job in jobs if job.waiting]
         if self._why is None:
@@ -119,7 +119,7 @@ class WaitingPilots:
             )
         return counts, errors
 
-    def replaced(self, nodes: int) -> int:
+    def cancel_old(self, nodes: int) -> int:
         """Cancel the old waiting pilots of this shape, because new ones have been submitted, none is needed, or there
         is no room for both. Returns the number cancelled."""
         assert self._why is not None
@@ -132,7 +132,7 @@ class WaitingPilots:
             del self._why[token]
         return len(old)
 
-    def kept(self, nodes: int) -> None:
+    def keep_old(self, nodes: int) -> None:
         """Keep the old waiting pilots of this shape, because Slurm has refused their replacements."""
         assert self._why is not None
         if old := self._of_shape(nodes):

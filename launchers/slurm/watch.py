@@ -35,7 +35,7 @@ def watch(sweep: SweepDir, *, live: bool | None = None) -> RunSummary:
                 line = describe_jobs(jobs)
                 if line != shown:
                     view.print_line(line)
-                squeue.looked(changed=line != shown)
+                squeue.polled(changed=line != shown)
                 shown = line
                 gone = jobs is not None and not any(job.alive for job in jobs) and not status.pilots
                 without_pilot = without_pilot + 1 if gone else 0
@@ -46,6 +46,6 @@ def watch(sweep: SweepDir, *, live: bool | None = None) -> RunSummary:
             if signals:
                 detached = True
                 break
-            files.looked(changed=False)
+            files.polled(changed=False)
             sleep_until_signal(files.period_s, signals)
     return summarize(before, status, message=message, detached=detached)

@@ -41,7 +41,8 @@ class PilotConfig:
     provenance: Mapping[str, Any] | None = None
     """Provenance of the code when the pilot was submitted; None: the pilot determines it."""
     use_excluded: bool = False
-    """Also use the nodes that the sweep has excluded: without them Slurm cannot give as many nodes as are needed."""
+    """Whether to use also the nodes that the sweep has excluded: without them Slurm cannot give as many nodes as are
+    needed."""
 
 
 def pilot_config_to_dict(config: PilotConfig) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import pytest
 from launchers.node.connection import NodeLost
 from launchers.pilot import command
 from launchers.pilot.allocation import Allocation
-from launchers.pilot.batch_system import EndedTask, is_environment
+from launchers.pilot.batch_system import EndedTask, is_environment_fault
 from launchers.pilot.node_pool import AGENTS_LIMIT_S
 from launchers.slurm.srun_log import MARK, log_path
 from launchers.state import node_exclusions, pilot_state
@@ -154,8 +154,8 @@ def test_a_pilot_may_be_told_to_use_excluded_nodes(sweep: SweepDir, start: Start
 
 
 def test_what_is_the_environments_fault() -> None:
-    assert not is_environment(1, 2) and not is_environment(2, 4) and not is_environment(5, 64)
-    assert is_environment(2, 3) and is_environment(3, 4) and is_environment(33, 64)
+    assert not is_environment_fault(1, 2) and not is_environment_fault(2, 4) and not is_environment_fault(5, 64)
+    assert is_environment_fault(2, 3) and is_environment_fault(3, 4) and is_environment_fault(33, 64)
 
 
 class PilotHasEnded:
