@@ -95,7 +95,7 @@ def _run_pilots(
     """Run pilots until one ends regularly. Returns whether the user interrupted, and why the pilot stopped early."""
     deaths = 0
     while True:
-        known = len(reader.read().attempts)
+        attempts_before = len(reader.read().attempts)
         pilot_id, status, interrupted = _run_pilot(sweep, settings, reader, view, command, feed)
         state = pilot_state.read_state(sweep, pilot_id)
         if interrupted or status == STOPPED:
@@ -107,7 +107,7 @@ def _run_pilots(
         log = pilot_state.log_path(sweep, pilot_id)
         if status == 2:
             raise PilotFailed(tail_in_one_line(log, _LOG_LINES) or "the pilot could not start")
-        deaths = 1 if len(reader.read().attempts) > known else deaths + 1
+        deaths = 1 if len(reader.read().attempts) > attempts_before else deaths + 1
         ended = f"was killed by {signal_name(-status)}" if status < 0 else f"ended with status {status}"
         if deaths > _RESTARTS:
             raise PilotFailed(

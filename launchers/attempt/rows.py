@@ -285,8 +285,8 @@ def _peak_flops(
 ) -> tuple[float | None, str | None]:
     """The device's peak FLOP/s and its source. No peak, but a reason, if the ranks ran on another device than the
     cluster file describes."""
-    known = cluster.device.driver_names
-    if cluster.backend == "cuda" and device_name is not None and known and device_name not in known:
+    driver_names = cluster.device.driver_names
+    if cluster.backend == "cuda" and device_name is not None and driver_names and device_name not in driver_names:
         return None, f"none: ran on {device_name}, cluster {cluster.name} describes {cluster.device.name}"
     peak = cluster.device.peak_of(experiment.precision)
     return (peak, cluster.device.source or None) if peak is not None else (None, None)

@@ -59,8 +59,8 @@ def _mean_by_stage(
 
 def _median(result: RankResult, name: str) -> float | None:
     values = [getattr(step, name) for step in result.steps if not step.is_warmup]
-    known = [value for value in values if value is not None]
-    return statistics.median(known) if known else None
+    measured = [value for value in values if value is not None]
+    return statistics.median(measured) if measured else None
 
 
 def _highest_by_step(results: Mapping[int, RankResult], name: str) -> list[int] | None:

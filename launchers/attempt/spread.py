@@ -34,10 +34,10 @@ def spread_columns(results: Mapping[int, RankResult]) -> dict[str, Any]:
     times = step_times(results)
     if not times:
         return {}
-    every = list(times.values())
+    durations = list(times.values())
     columns: dict[str, Any] = {
-        "step_time_mean_s": statistics.fmean(every),
-        "step_time_std_s": statistics.stdev(every) if len(every) > 1 else None,
+        "step_time_mean_s": statistics.fmean(durations),
+        "step_time_std_s": statistics.stdev(durations) if len(durations) > 1 else None,
         "timed_wall_s": max((r.timed_wall_s for r in results.values() if r.timed_wall_s is not None), default=None),
         "sm_clock_median_step_mhz": _clock_at_median(results, times),
     }

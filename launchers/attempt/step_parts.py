@@ -30,8 +30,8 @@ def traffic_columns(attempt: Attempt, results: Mapping[int, RankResult]) -> dict
         source, sent = "closed_form", [step_traffic(experiment, rank, devices) for rank in firsts]
     else:
         return {}
-    known = [traffic for traffic in sent if traffic is not None]
-    return {"traffic": _entries(known), "traffic_source": source} if len(known) == len(firsts) else {}
+    counted = [traffic for traffic in sent if traffic is not None]
+    return {"traffic": _entries(counted), "traffic_source": source} if len(counted) == len(firsts) else {}
 
 
 def breakdown_columns(attempt: Attempt, results: Mapping[int, RankResult]) -> dict[str, Any]:

@@ -253,9 +253,9 @@ def _take_heartbeats(group: RankGroup, ranks: Mapping[int, _Rank]) -> None:
 
 def _keep_heartbeats(folder: Path, ranks: Mapping[int, _Rank]) -> None:
     """Write the last position of every rank to a file. The evidence names only a few ranks."""
-    known = [dataclasses.asdict(state.heartbeat) for state in ranks.values() if state.heartbeat is not None]
+    heartbeats = [dataclasses.asdict(state.heartbeat) for state in ranks.values() if state.heartbeat is not None]
     with contextlib.suppress(OSError):  # the file is for people; the outcome does not depend on it
-        protocol.write_json(protocol.heartbeats_path(folder), known)
+        protocol.write_json(protocol.heartbeats_path(folder), heartbeats)
 
 
 def _stalled(

@@ -72,12 +72,12 @@ class DeadPilots:
                 return self._recorder.move(claim, record)
         attempt = self._unrecorded(claim.point, holder)
         if attempt is not None:
-            known = store.find_attempt(self._sweep.path, attempt.attempt_id)
-            if known is None:
+            row = store.find_attempt(self._sweep.path, attempt.attempt_id)
+            if row is None:
                 why = f"pilot {attempt.pilot_id} died while it ran this point"
                 done, ended_at = abandoned(self._sweep, attempt, why), _last_written_at(attempt)
                 return self._recorder.record(claim, attempt, done, ended_at=ended_at)
-            record = record_of_row(known, attempt, _outcome_of(known), claim, known["ended_at"].timestamp())
+            record = record_of_row(row, attempt, _outcome_of(row), claim, row["ended_at"].timestamp())
             self._recorder.write_record(claim.stem, record)
             return self._recorder.move(claim, record)
         queue.release(claim)

@@ -114,8 +114,8 @@ class NodePool:
             lines.append(f"{missing} of {self._expected} nodes cannot be used{': ' + refused if refused else ''}")
         if self._shared is not None and not self._use_excluded:
             shared = self._shared
-            known = patiently(lambda: node_exclusions.excluded(shared), limit_s=FILES_LIMIT_S)
-            self._excluded |= {node: known[node].reason for node in self.names if node in known}
+            exclusions = patiently(lambda: node_exclusions.excluded(shared), limit_s=FILES_LIMIT_S)
+            self._excluded |= {node: exclusions[node].reason for node in self.names if node in exclusions}
         return [*lines, *self.exclude_lost()]
 
     def free(self) -> list[Node]:
@@ -173,9 +173,9 @@ class NodePool:
             if not meanwhile():
                 return {}
             if time.monotonic() > until:
-                known = self._server.nodes.keys() | self._server.refused.keys()
+                answered = self._server.nodes.keys() | self._server.refused.keys()
                 late = f"its agent did not start within {AGENTS_LIMIT_S:.0f} s"
-                return dict.fromkeys(set(self._batch.nodes() if self._batch is not None else ()) - known, late)
+                return dict.fromkeys(set(self._batch.nodes() if self._batch is not None else ()) - answered, late)
             if self._batch is not None and self._shared is not None and time.monotonic() >= look_at:
                 look_at = time.monotonic() + LOOK_S
                 for ended in self._batch.ended_tasks(self._shared, self._allocation):

@@ -221,21 +221,21 @@ def _rows_of(
     attempt = reopen_attempt(sweep, point, attempt_id) if point is not None else None
     if record is None or attempt is None:
         return None
-    done = abandoned(sweep, attempt, record.evidence or "its row was lost")
-    outcome = dataclasses.replace(done.outcome, **{name: getattr(record, name) for name in _RECORDED})
+    execution = abandoned(sweep, attempt, record.evidence or "its row was lost")
+    outcome = dataclasses.replace(execution.outcome, **{name: getattr(record, name) for name in _RECORDED})
     row = rows.attempt_row(
         attempt,
         _context(sweep, attempt, record),
         outcome,
-        done.results,
+        execution.results,
         ended_at=record.ended_at,
         will_retry=record.will_retry,
         gap_s=record.gap_s,
-        comparison=_compared(sweep, attempt, outcome.outcome, done.results),
-        rehearsed=done.rehearsed,
+        comparison=_compared(sweep, attempt, outcome.outcome, execution.results),
+        rehearsed=execution.rehearsed,
         repeat_of=answered_meanwhile([one for one in records if one.ended_at < record.ended_at], attempt),
     )
-    return _Rows(row, rows.step_rows(attempt, done.results))
+    return _Rows(row, rows.step_rows(attempt, execution.results))
 
 
 def _context(sweep: SweepDir, attempt: Attempt, record: AttemptRecord) -> rows.RunContext:

@@ -153,13 +153,15 @@ class AttemptRecorder:
             self._report(f"the tables are not compacted (nothing is lost): {error}")
 
     def _compare(self, attempt: Attempt, done: Execution) -> loss_check.Comparison | None:
-        known = [loss for loss in rows.losses_of(done.results) if loss is not None]
+        known_losses = [loss for loss in rows.losses_of(done.results) if loss is not None]
         norms = [norm for norm in rows.grad_norms_of(done.results) if norm is not None]
-        if done.outcome.outcome != "ok" or attempt.task.method != "measured" or not known:
+        if done.outcome.outcome != "ok" or attempt.task.method != "measured" or not known_losses:
             return None
 
         def compare() -> loss_check.Comparison:
-            return loss_check.compare(self._sweep.losses, attempt.point.experiment, attempt.attempt_id, known, norms)
+            return loss_check.compare(
+                self._sweep.losses, attempt.point.experiment, attempt.attempt_id, known_losses, norms
+            )
 
         task = f"compare the losses of {attempt.attempt_id}"
         comparison = self._patience.until_done(compare, task, limit_s=_COMPARE_LIMIT_S)

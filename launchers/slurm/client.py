@@ -142,8 +142,8 @@ def jobs_of(sweep: SweepDir) -> list[Job] | None:
 def cluster_for(sweep: SweepDir) -> str:
     """The cluster to which pilots of a sweep are submitted: that of pilots which may still exist, or else the
     user's."""
-    known = cluster_of(sweep, only_open=True)
-    return cluster_in(os.environ) if known is None else known
+    open_cluster = cluster_of(sweep, only_open=True)
+    return cluster_in(os.environ) if open_cluster is None else open_cluster
 
 
 class SlurmClient:

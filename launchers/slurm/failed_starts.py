@@ -46,8 +46,8 @@ class FailedStarts:
                 self._note(job)
         if not self._failed:
             return
-        known = node_exclusions.excluded(self._sweep)
-        self._blamed &= known.keys()
+        excluded = node_exclusions.excluded(self._sweep)
+        self._blamed &= excluded.keys()
         nodes = [*self._failed, *(self._blamed - self._failed.keys())]
         if len(nodes) > _MOST_NODES:
             if not self._too_many:
@@ -57,7 +57,7 @@ class FailedStarts:
                 )
             self._too_many = True
             return
-        for node in known.keys() & self._failed.keys():  # an agent of the same job was faster
+        for node in excluded.keys() & self._failed.keys():  # an agent of the same job was faster
             del self._failed[node]
         for node in [node for node in self._failed if self._others_work(node)]:
             pilot, why = self._failed.pop(node)

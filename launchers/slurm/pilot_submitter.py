@@ -239,8 +239,8 @@ class PilotSubmitter:
 
     def _has_excluded_more(self, token: str) -> bool:
         """Whether the pilots of a submission excluded a node: the next pilots do not get that node."""
-        known = self._tracker.submission(token)
-        if known is None or known.use_excluded:
+        submission = self._tracker.submission(token)
+        if submission is None or submission.use_excluded:
             return False
         exclusions = node_exclusions.excluded(self._sweep)
         return any(submissions.token_of_pilot(one.pilot_id) == token for one in exclusions.values())

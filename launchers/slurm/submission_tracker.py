@@ -140,9 +140,9 @@ class SubmissionTracker:
         over = cancelled or (len(jobs) == submission.count and all(job.state in _FINAL for job in jobs))
         if gone_s < grace_s and not over:
             return self._expect(submission)
-        known = self._endings(token) if submission.stage != "submitted" else None
-        stage = "ended" if submission.stage == "submitted" or known else "failed"
-        number = known[-1].array_id if known else submission.job_id
+        endings = self._endings(token) if submission.stage != "submitted" else None
+        stage = "ended" if submission.stage == "submitted" or endings else "failed"
+        number = endings[-1].array_id if endings else submission.job_id
         message = self.ending(token)
         self.change(submission, stage=stage, job_id=number, ended_at=time.time(), message=message)
         return 0, 0
@@ -157,5 +157,5 @@ class SubmissionTracker:
         return now - self._ending_since.setdefault(job.name, now) < REQUEUE_GRACE_S
 
     def _endings(self, token: str) -> list[Ending]:
-        known = self._open.get(token)
-        return (self._client.endings([known]) if known is not None else None) or []
+        submission = self._open.get(token)
+        return (self._client.endings([submission]) if submission is not None else None) or []

@@ -75,9 +75,9 @@ class WaitingPilots:
             differences = {job.token: self._difference(job) for job in waiting}
             self._why = {token: why for token, why in differences.items() if why}
         for job in waiting:
-            known = self._tracker.submission(job.token)
-            if job.reason in _FOR_LACK_OF_NODES and known is not None and known.excluded:
-                self._why[job.token] = f"{job.reason} without the excluded nodes ({', '.join(known.excluded)})"
+            submission = self._tracker.submission(job.token)
+            if job.reason in _FOR_LACK_OF_NODES and submission is not None and submission.excluded:
+                self._why[job.token] = f"{job.reason} without the excluded nodes ({', '.join(submission.excluded)})"
         self._waiting = [job for job in waiting if job.token in self._why]
         return self._by_shape(self._waiting)
 
@@ -86,15 +86,15 @@ class WaitingPilots:
         user's list of nodes never to use."""
         excluded = node_names(list(node_exclusions.excluded(self._sweep)))
         for token in {job.token for job in jobs if job.waiting}:
-            known = self._tracker.submission(token)
-            if known is None or known.use_excluded or not set(excluded) - set(known.excluded):
+            submission = self._tracker.submission(token)
+            if submission is None or submission.use_excluded or not set(excluded) - set(submission.excluded):
                 continue
             # a site may forbid the change: then pilots find out by themselves
             if (token, tuple(excluded)) not in self._tried:
                 self._tried.add((token, tuple(excluded)))
                 waiting = [job for job in jobs if job.waiting and job.token == token]
                 if self._client.exclude(waiting, [*([own] if own else []), *excluded]):
-                    self._tracker.change(known, excluded=excluded)
+                    self._tracker.change(submission, excluded=excluded)
 
     def lacks_nodes(self) -> set[int]:
         """Shapes whose waiting pilots never start because nodes are excluded."""
@@ -151,16 +151,18 @@ class WaitingPilots:
     def _difference(self, job: Job) -> str:
         """Differences between this command's options and those of the job; empty if equal, or if the job's are
         unknown."""
-        known = self._tracker.submission(job.token)
-        if known is None:
+        submission = self._tracker.submission(job.token)
+        if submission is None:
             return ""
-        if submissions.origin(self._sweep, known) == "moved":
-            return f"this folder was {known.folder} when they were submitted"
-        if not known.options:  # options of an earlier version, or a damaged file
+        if submissions.origin(self._sweep, submission) == "moved":
+            return f"this folder was {submission.folder} when they were submitted"
+        if not submission.options:  # options of an earlier version, or a damaged file
             return f"Slurm will never start them: {job.reason}" if job.never_starts else ""
-        names = sorted({*known.options, *self._wanted})
-        changed = [name for name in names if known.options.get(name) != self._wanted.get(name)]
-        changes = [_change(name, known.options.get(name), self._wanted.get(name)) for name in changed[:_MOST_CHANGES]]
+        names = sorted({*submission.options, *self._wanted})
+        changed = [name for name in names if submission.options.get(name) != self._wanted.get(name)]
+        changes = [
+            _change(name, submission.options.get(name), self._wanted.get(name)) for name in changed[:_MOST_CHANGES]
+        ]
         changes += [f"{len(changed) - _MOST_CHANGES} more"] if len(changed) > _MOST_CHANGES else []
         return ", ".join(changes)
 

@@ -103,9 +103,9 @@ def paused_message(paused: Mapping[str, str], points: int | None = None) -> str:
 def resume(sweep: SweepDir) -> None:
     """Let the points of every paused kind run again. Raises `OSError`."""
     # Store ids of attempts, not times: the clocks of the nodes that ran them may differ from this machine's clock.
-    known = {split_name(name)[1] for name in entry_names(sweep.history)}
-    known |= {one.attempt_id for state in all_states(sweep) for one in state.running}
-    write_json(_resume_file(sweep), {"at": time.time(), "attempts": sorted(known)})
+    attempt_ids = {split_name(name)[1] for name in entry_names(sweep.history)}
+    attempt_ids |= {one.attempt_id for state in all_states(sweep) for one in state.running}
+    write_json(_resume_file(sweep), {"at": time.time(), "attempts": sorted(attempt_ids)})
 
 
 @dataclass(slots=True)

@@ -66,11 +66,11 @@ def excluded(sweep: SweepDir) -> dict[str, Exclusion]:
     with contextlib.suppress(FileNotFoundError):
         for path in sorted((sweep.path / "nodes").glob("*.json")):
             try:
-                one = Exclusion(**read_json(path))
+                exclusion = Exclusion(**read_json(path))
             except (OSError, ValueError, TypeError):
                 continue
-            if one.until > time.time():
-                current[one.node] = one
+            if exclusion.until > time.time():
+                current[exclusion.node] = exclusion
     return current
 
 

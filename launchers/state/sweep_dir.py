@@ -84,8 +84,8 @@ class SweepDir:
         """
         sweep = cls(Path(path))
         try:
-            known = sweep.marker.exists()
-            if known:
+            existed = sweep.marker.exists()
+            if existed:
                 cls.open(path)
             elif sweep.path.exists() and (not sweep.path.is_dir() or any(sweep.path.iterdir())):
                 raise InvalidResults(f"{path} exists and is not a sweep (no sweep.json); choose another name or folder")
@@ -94,7 +94,7 @@ class SweepDir:
             sweep.stages.mkdir(exist_ok=True)
             sweep.losses.mkdir(exist_ok=True)
             about = {"format": FORMAT, "name": sweep.name, "created_at": time.time(), "settings": dict(settings)}
-            if not known:
+            if not existed:
                 write_json(sweep.marker, about)
         except OSError as error:
             raise InvalidResults(f"cannot make a sweep in {path}: {error.strerror or error}") from None
@@ -184,15 +184,15 @@ class SweepDir:
                     f"another process has been adding points to {self.path} for {_ADDING_WAIT_S:.0f} s; "
                     "try again when it has ended"
                 )
-            known = {key_of(name) for folder in (self.todo, self.claimed, self.done) for name in entry_names(folder)}
+            keys = {key_of(name) for folder in (self.todo, self.claimed, self.done) for name in entry_names(folder)}
             for point in points:
-                if point.key not in known:
+                if point.key not in keys:
                     if not lease.held():
                         raise InvalidResults(
                             f"adding points to {self.path} stalled for {_ADDING_STALE_S:.0f} s, and another process "
                             "took over; run the same command again"
                         )
-                    known.add(point.key)
+                    keys.add(point.key)
                     write_json(self.todo / f"{point.stem}.json", point_to_dict(point))
                     added += 1
         return added

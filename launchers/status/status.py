@@ -108,8 +108,8 @@ class StatusReader:
         )
         claimed = {key: name for key, name in claimed.items() if key not in todo and key not in done}
         todo = {key: name for key, name in todo.items() if key not in done}
-        known = {*todo, *claimed, *done}
-        damaged = tuple(name for name in damaged_names(sweep) if key_of(name) not in known)
+        point_keys = {*todo, *claimed, *done}
+        damaged = tuple(name for name in damaged_names(sweep) if key_of(name) not in point_keys)
         records = self._records = self._records or HistoryReader(sweep)
         records.refresh()
         attempts = tuple(sorted(records.all(), key=lambda record: record.ended_at))
@@ -127,7 +127,7 @@ class StatusReader:
         pace = Pace.of(attempts, by_experiment)
         return SweepStatus(
             name=sweep.name,
-            total=len(known) + len(damaged),
+            total=len(point_keys) + len(damaged),
             todo=len(todo),
             claimed=len(claimed),
             done=dict(Counter(split_name(name)[1] for name in done.values())),

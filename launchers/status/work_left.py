@@ -87,11 +87,11 @@ class PointNeeds:
         """The need of the point with this key; None when the point is neither in the ledger nor readable in the
         queue."""
         experiment_id, _, method = key.partition("+")
-        known = self._ledger.get(experiment_id)
-        if known is not None:
+        need = self._ledger.get(experiment_id)
+        if need is not None:
             if not method:
-                return known
-            device_s = known.expected_s * known.devices if known.expected_s is not None else None
+                return need
+            device_s = need.expected_s * need.devices if need.expected_s is not None else None
             return Need(1, device_s)  # a rehearsal holds one device, whatever the layout
         if key not in self._own:
             try:
