@@ -86,8 +86,8 @@ def trace(folder: Path, queued: list[Point], launch: LaunchSettings) -> list[Cal
     command = [*strace, sys.executable, "-m", "tests.launchers.scripted", str(sweep.path), "p"]
     subprocess.run(command, env=pilot_environment(), check=True, stdout=subprocess.DEVNULL)
     assert len(entry_names(sweep.done)) == len(queued)
-    found = (_CALL.match(line) for line in log.read_text(errors="replace").splitlines() if str(sweep.path) in line)
-    calls = [Call(int(match[1]), float(match[2]), match[3], match[4]) for match in found if match is not None]
+    traced = (_CALL.match(line) for line in log.read_text(errors="replace").splitlines() if str(sweep.path) in line)
+    calls = [Call(int(match[1]), float(match[2]), match[3], match[4]) for match in traced if match is not None]
     return sorted(calls, key=lambda call: call.time)
 
 
@@ -102,8 +102,8 @@ def main() -> None:
             rate = calls_a_second(Path(name) / f"ranks{ranks}", ranks)
             print(f"{ranks:>8}{rate.pilot:>10.1f}{rate.ranks:>10.1f}", flush=True)
         a_point = calls_a_point(Path(name) / "points")
-        told = ", ".join(f"{name} {number:g}" for name, number in a_point.most_common())
-        print(f"calls a point of two ranks: {sum(a_point.values()):.1f} ({told})")
+        rates = ", ".join(f"{name} {number:g}" for name, number in a_point.most_common())
+        print(f"calls a point of two ranks: {sum(a_point.values()):.1f} ({rates})")
 
 
 if __name__ == "__main__":

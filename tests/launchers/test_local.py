@@ -150,7 +150,7 @@ def test_losses_of_layouts_are_compared(sweep: SweepDir) -> None:
 
 
 @pytest.mark.slow
-def test_a_collective_that_times_out_is_a_hang_of_the_rank_that_never_came(sweep: SweepDir) -> None:
+def test_a_collective_timeout_is_a_hang_of_the_missing_rank(sweep: SweepDir) -> None:
     sweep.add_points(points("first_hangs"))
     run_local(sweep, settings(phase_limits_s={"step": 20.0}), live=False)
     row = rows_of(sweep)[0]
@@ -159,7 +159,7 @@ def test_a_collective_that_times_out_is_a_hang_of_the_rank_that_never_came(sweep
 
 
 @pytest.mark.slow
-def test_infrastructure_is_tried_again_a_bounded_number_of_times(sweep: SweepDir) -> None:
+def test_infrastructure_failures_are_retried_a_limited_number_of_times(sweep: SweepDir) -> None:
     sweep.add_points(points("disk"))
     run_local(sweep, settings(max_attempts=2), live=False)
     assert [(row["attempt_number"], row["outcome"], row["will_retry"]) for row in rows_of(sweep)] == [
@@ -268,7 +268,7 @@ def test_sigterm_releases_everything_as_preempted(sweep: SweepDir) -> None:
 
 
 @pytest.mark.slow
-def test_a_pilot_does_not_claim_what_does_not_fit_its_wall_time(sweep: SweepDir) -> None:
+def test_a_pilot_claims_no_point_that_exceeds_its_wall_time(sweep: SweepDir) -> None:
     long, short = points("ok", "ok", deadline_s=1000.0)
     short = short.__class__(index=1, grid="test", experiment=short.experiment, deadline_s=5.0)
     sweep.add_points([long, short])

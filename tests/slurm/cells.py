@@ -49,7 +49,7 @@ class Layout:
 def read_cells(table: Path, cells: Sequence[tuple[str, int]]) -> list[Layout]:
     """All layouts of these cells, each a model and a number of GPUs, that ran or ran out of memory."""
     frame = read_recorded(table)
-    found = []
+    layouts = []
     for model, gpus in cells:
         own = frame[(frame["hidden"] == HIDDEN[model]) & (frame["gpus"] == gpus)].reset_index(drop=True)
         recorded = recorded_space(own, calibrated=False)
@@ -67,9 +67,9 @@ def read_cells(table: Path, cells: Sequence[tuple[str, int]]) -> list[Layout]:
                     step_time_s=seconds if isfinite(seconds) else None,
                 )
                 assert (outcome == "ok") == (layout.step_time_s is not None)
-                found.append(layout)
-    assert len({one.key for one in found}) == len(found), "a layout has two rows"
-    return found
+                layouts.append(layout)
+    assert len({one.key for one in layouts}) == len(layouts), "a layout has two rows"
+    return layouts
 
 
 def grid_of(layouts: Sequence[Layout]) -> str:

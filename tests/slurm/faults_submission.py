@@ -81,8 +81,8 @@ def hostile_environment(place: Place) -> TableRow:
     first = _jobs(sweep)
     _detach(sweep)
     assert _jobs(sweep) == first, "pilots were submitted a second time"
-    said = sweep.tell("cancel")
-    assert said.returncode == 0 and "cancelled; what they ran waits again" in said.stdout, said
+    result = sweep.tell("cancel")
+    assert result.returncode == 0 and "cancelled; what they ran waits again" in result.stdout, result
     assert not _jobs(sweep), "jobs run on after a cancel"
     sweep.start()
     sweep.finish()
@@ -97,8 +97,8 @@ def folder_is_copied(place: Place) -> TableRow:
     sweep.wait_running("ok_12")
     copy = sweep.path.with_name("copy")
     subprocess.run(["cp", "-r", sweep.path, copy], check=False, capture_output=True)  # files come and go meanwhile
-    said = sweep.tell("cancel", path=copy)
-    assert said.returncode == 2 and "is a copy of" in said.stderr, said
+    result = sweep.tell("cancel", path=copy)
+    assert result.returncode == 2 and "is a copy of" in result.stderr, result
     assert _jobs(sweep), "the original's pilot was cancelled"
     sweep.start()
     sweep.finish()
@@ -150,8 +150,8 @@ def _again(sweep: StandinSweep, *words: str) -> str:
 def few_jobs(place: Place) -> TableRow:
     place.lab.limit_jobs(place.partition, 3)
     sweep = place.sweep(*[("ok_2", 1)] * 8, words=["launcher.target_h=0.001"])
-    said = _detach(sweep)
-    assert "accepts no more pilots of this user now" in said and "3 pilots keep running" in said, said
+    output = _detach(sweep)
+    assert "accepts no more pilots of this user now" in output and "3 pilots keep running" in output, output
     sweep.start()
     sweep.finish()
     sweep.check()

@@ -60,7 +60,7 @@ def breakdown(matmul_s: float, by_axis: list[AxisTime]) -> Breakdown:
     )
 
 
-def test_a_measured_row_has_what_the_first_rank_of_every_stage_has_counted(tmp_path: Path) -> None:
+def test_a_measured_row_has_the_traffic_of_every_stages_first_rank(tmp_path: Path) -> None:
     results = {rank: result(rank, traffic=SENT if rank in (0, 2) else None) for rank in range(4)}
     entry = dataclasses.asdict(SENT[0])
     columns = traffic_columns(attempt(tmp_path), results)

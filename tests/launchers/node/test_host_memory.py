@@ -57,7 +57,7 @@ def test_in_a_container_the_mount_is_the_group(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("cgroup", ["", "nonsense", "0::/gone\n", "4:memory:/gone\n"])
-def test_a_kernel_that_does_not_say_counts_nothing(tmp_path: Path, cgroup: str) -> None:
+def test_a_kernel_without_a_count_gives_zero(tmp_path: Path, cgroup: str) -> None:
     assert oom_kills(*made(tmp_path, cgroup, {})) == 0
     assert oom_kills(tmp_path / "nowhere", tmp_path) == 0
 

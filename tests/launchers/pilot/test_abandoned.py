@@ -33,7 +33,7 @@ def write_results(attempt: Attempt, ranks: int) -> None:
 
 
 @pytest.mark.parametrize(("ranks", "outcome"), [(2, "ok"), (1, "cancelled"), (0, "cancelled")])
-def test_what_was_measured_before_it_was_cancelled_counts(
+def test_an_attempt_measured_before_its_cancellation_counts(
     sweep: SweepDir, attempt: Attempt, ranks: int, outcome: str
 ) -> None:
     write_results(attempt, ranks)

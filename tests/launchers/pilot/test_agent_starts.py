@@ -146,14 +146,14 @@ def test_agents_whose_pilot_never_starts_end_and_exclude_its_node(sweep: SweepDi
 
 
 @pytest.mark.slow
-def test_a_pilot_may_be_told_to_use_excluded_nodes(sweep: SweepDir, start: Start) -> None:
+def test_a_pilot_can_be_set_to_use_excluded_nodes(sweep: SweepDir, start: Start) -> None:
     sweep.add_points(points("ok", dp=8, global_batch_size=8))
     node_exclusions.exclude(sweep, "node1", "it failed before", "p")
     statuses, _ = start(0, 1, 2, 3, said="", use_excluded=True)
     assert statuses[0] == 0 and sweep_status(sweep).done == {"ok": 1}
 
 
-def test_what_is_the_environments_fault() -> None:
+def test_when_the_environment_is_to_blame() -> None:
     assert not is_environment_fault(1, 2) and not is_environment_fault(2, 4) and not is_environment_fault(5, 64)
     assert is_environment_fault(2, 3) and is_environment_fault(3, 4) and is_environment_fault(33, 64)
 

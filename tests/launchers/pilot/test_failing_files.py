@@ -126,8 +126,8 @@ def test_real_pilots_on_failing_files_run_each_point_exactly_once(
     rows = store.read_attempts(sweep.path).to_pylist()
     assert sorted(row["seed"] for row in rows) == list(range(10))
     assert len(list(sweep.attempts.glob("*/rank_0.log"))) == 10, "a point ran twice"
-    said = "".join(pilot_state.log_path(sweep, name).read_text() for name in ("p1", "p2"))
-    assert "trying again, nothing is lost" in said and "Traceback" not in said
+    log = "".join(pilot_state.log_path(sweep, name).read_text() for name in ("p1", "p2"))
+    assert "trying again, nothing is lost" in log and "Traceback" not in log
 
 
 @pytest.mark.parametrize("takers", [1, 2, 3])
@@ -173,7 +173,7 @@ def test_a_retried_point_runs_although_an_earlier_claim_was_recorded(
     assert list(attempts.runs.values()) == [2]
 
 
-def test_a_pilot_on_a_queue_that_stays_unreadable_gives_up_and_says_so(
+def test_a_pilot_gives_up_on_a_queue_that_stays_unreadable(
     sweep: SweepDir, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sweep.add_points(points("ok"))
@@ -183,9 +183,9 @@ def test_a_pilot_on_a_queue_that_stays_unreadable_gives_up_and_says_so(
     files.active = True
     assert run_pilot(sweep, "p") == pilot_module.TROUBLE
     files.active = False
-    said = capsys.readouterr().out
-    assert said.count("trying again, nothing is lost") == 1
-    assert "stopping: cannot read or move the points of the queue: [Errno" in said
+    log = capsys.readouterr().out
+    assert log.count("trying again, nothing is lost") == 1
+    assert "stopping: cannot read or move the points of the queue: [Errno" in log
     assert sweep_status(sweep).todo == 1
 
 

@@ -59,7 +59,7 @@ def test_a_run_right_after_a_cancel_submits_again(
 
 
 @pytest.mark.slow
-def test_a_job_that_slurm_queues_again_is_not_replaced(
+def test_a_job_that_slurm_requeues_is_not_replaced(
     fake: FakeSlurm, sweep: SweepDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A preempted job is shown as completing before it waits again under the same number."""

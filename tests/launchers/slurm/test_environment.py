@@ -26,13 +26,13 @@ HOSTILE = {
 }
 
 
-def test_only_what_is_needed_to_reach_the_cluster_is_left() -> None:
+def test_only_variables_that_reach_the_cluster_are_left() -> None:
     plain = {"HOME": "/root", "SLURM_CONF": "/etc/slurm.conf", "SLURM_CLUSTERS": "one", "SLURM_JWT": "x"}
     found = command_environment({**plain, **HOSTILE, "LC_ALL": "tr_TR.UTF-8", "LANGUAGE": "tr"})
     assert found == {**plain, "LC_ALL": "C"}
 
 
-def test_sbatch_gets_what_the_site_sets_for_accounts_and_nothing_that_changes_a_job() -> None:
+def test_sbatch_gets_account_variables_but_none_that_change_a_job() -> None:
     site = {"SBATCH_ACCOUNT": "llm", "SBATCH_PARTITION": "gpu", "SLURM_CONF": "/etc/slurm.conf", "LC_ALL": "de_DE"}
     assert unset_for_sbatch({**site, **HOSTILE}, {"time", "partition"}) == sorted([*HOSTILE, "SBATCH_PARTITION"])
 

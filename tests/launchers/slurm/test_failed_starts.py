@@ -52,7 +52,9 @@ def started(sweep: SweepDir, pilot_id: str, *nodes: str) -> None:
         ("12:00:00 srun: error: node3: task 2: said by a rank", {}),
     ],
 )
-def test_what_srun_says(fake: FakeSlurm, sweep: SweepDir, line: str, expected: dict[str, int | None]) -> None:
+def test_ended_tasks_in_srun_messages(
+    fake: FakeSlurm, sweep: SweepDir, line: str, expected: dict[str, int | None]
+) -> None:
     token = new_submission(sweep, nodes=4, count=1, time_min=5).token
     write_log(sweep, token, "7_1", f"{MARK} {token}.1.0\nstarting\n{line}\n")
     found = ended_tasks(sweep, f"{token}.1.0", "7_1", SlurmClient())
@@ -117,7 +119,7 @@ def test_an_environment_that_is_broken_everywhere_excludes_no_node(fake: FakeSlu
     assert "pilots fail to start on 3 nodes (node1, node2, node3), so no node is excluded" in submitter.lines[-1]
 
 
-def test_pilots_that_cannot_start_are_given_up_beside_others_that_work(fake: FakeSlurm, sweep: SweepDir) -> None:
+def test_pilots_that_cannot_start_are_given_up_while_others_work(fake: FakeSlurm, sweep: SweepDir) -> None:
     """The environment breaks while a pilot runs: the other pilots are not submitted for ever."""
     submitter = Submitter(sweep, target_h=1e-4, max_pilots=2)
     submitter.cycle()

@@ -32,7 +32,7 @@ def wide(sweep: SweepDir) -> SweepDir:
     return sweep
 
 
-def test_one_refusal_is_remembered_and_said_once(fake: FakeSlurm, wide: SweepDir) -> None:
+def test_one_refusal_is_remembered_and_reported_once(fake: FakeSlurm, wide: SweepDir) -> None:
     fake.mode("sbatch", "quota 5")
     submitter = Submitter(wide, target_h=1e-4)
     first = submitter.cycle()
@@ -47,7 +47,7 @@ def test_one_refusal_is_remembered_and_said_once(fake: FakeSlurm, wide: SweepDir
     assert {one.stage for one in all_submissions(wide)} == {"submitted"}
 
 
-def test_what_ends_makes_room_and_is_used_at_once(fake: FakeSlurm, wide: SweepDir) -> None:
+def test_room_of_ended_pilots_is_used_at_once(fake: FakeSlurm, wide: SweepDir) -> None:
     fake.mode("sbatch", "quota 5")
     submitter = Submitter(wide, target_h=1e-4)
     submitter.cycle()
@@ -78,7 +78,7 @@ def test_detach_does_not_wait_for_a_quota(fake: FakeSlurm, wide: SweepDir, capsy
     )
 
 
-def test_a_refusal_leaves_nothing_behind(fake: FakeSlurm, sweep: SweepDir) -> None:
+def test_a_refusal_leaves_no_files(fake: FakeSlurm, sweep: SweepDir) -> None:
     fake.mode("sbatch", "refuse")
     with pytest.raises(UltrasweepError, match="Slurm refuses pilots of 1 node"):
         run(sweep)
@@ -91,7 +91,9 @@ def test_pilots_get_excluded_nodes_where_slurm_takes_them_only_so(words: str, fa
     fake.mode("sbatch", f"not without: {words}")
     submitter = Submitter(sweep)
     assert submitter.cycle().submitted == 1
-    assert f"only with the excluded nodes (node3): Batch job submission failed: {words}" in submitter.lines[0]
+    assert (
+        f"only if they may use the excluded nodes (node3): Batch job submission failed: {words}" in submitter.lines[0]
+    )
     (one,) = all_submissions(sweep)
     assert read_pilot_config(pilot_state.config_path(sweep, one.token)).use_excluded
     assert left_behind(sweep) == {"submissions": 1, "pilots": 1, "slurm": 1}

@@ -88,7 +88,7 @@ def test_a_slow_adder_leaves_the_lock_of_a_quicker_one_alone(sweep: SweepDir, mo
     assert len(entry_names(sweep.todo)) == 2
 
 
-def test_a_folder_that_is_no_sweep_is_refused(tmp_path: Path) -> None:
+def test_a_folder_that_is_not_a_sweep_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidResults, match=r"is not a sweep: it has no sweep\.json"):
         SweepDir.open(tmp_path)
     (tmp_path / "thesis.tex").touch()
