@@ -124,7 +124,7 @@ def test_a_pilot_that_is_too_narrow_makes_room_for_another(sweep: SweepDir, star
     assert statuses[0] == 4 and seconds < 45, (statuses, seconds)
     assert sweep_status(sweep).todo == 1 and set(node_exclusions.excluded(sweep)) == {"node2"}
     (state,) = pilot_state.all_states(sweep)
-    assert state.message.startswith("only 3 of 4 nodes can be used, and wider points wait: its process ended at")
+    assert state.message.startswith("only 3 of 4 nodes can be used, and wider points wait: its process ended while")
 
 
 @pytest.mark.slow
