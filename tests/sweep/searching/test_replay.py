@@ -116,7 +116,7 @@ def test_the_command_and_its_figure(written: Path, tmp_path: Path, capsys: pytes
     [
         (["+grid=tiny"], "a replay takes options of the section search alone"),
         (["search.batch=0"], "search.batch=0"),
-        (["search.within=2"], "search.within=2 is a share below 1"),
+        (["search.within=2"], "search.within=2 must be a share below 1"),
         (["search.btch=2"], "btch"),
         (["search.stop=["], "cannot read"),
         (["--out", "runs.txt"], "must end in .parquet or .csv"),
