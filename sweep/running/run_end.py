@@ -162,7 +162,7 @@ def _print_untried(untried: Sequence[Untried], summary: RunSummary, command: str
         say(f"  {where}, about {point.rate:,.0f} tokens/s each ({than}): {layout(point.experiment)}")
     hours = [point.expected_hours or 0.0 for point in untried[:_MOST_UNTRIED] if point.verdict == "over_budget"]
     if hours and command and not summary.left:
-        say(f"  to run them, raise the budget by at least {max(hours):.2g} device-hours and repeat: {command}")
+        say(f"  to run them, repeat the command with a budget of at least {max(hours):.2g} device-hours: {command}")
 
 
 def _print_failed(sweep: SweepDir, console: Console) -> None:

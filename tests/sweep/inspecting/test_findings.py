@@ -284,7 +284,7 @@ def test_a_run_ends_with_the_fastest_and_what_to_try_next(sweep: SweepDir, width
     for part in ("fastest measured", "GPUs", "tokens/s/GPU", "10,000", "60.0 GiB", "50.0 %", "9.0 %"):
         assert part in text, part
     assert "about 11,000 tokens/s each (+10% to the best)" in text
-    assert "its budget must cover 0.5 device-hours: python -m sweep run +grid=g" in text
+    assert "repeat the command with a budget of at least 0.5 device-hours: python -m sweep run +grid=g" in text
     assert lines[-1] == f"report: python -m analysis.report {sweep.path}"
     table = lines[[line.startswith("fastest") for line in lines].index(True) :][:4]
     assert all(len(line) <= width for line in table)

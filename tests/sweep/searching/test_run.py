@@ -101,7 +101,7 @@ def test_the_fastest_of_six_hundred_layouts_in_few_runs(tmp_path: Path) -> None:
     reached = math.exp(found.round.session.seen.log_time[best])
     assert reached <= best_s(search, off) * 1.01
     text = said(search, found)
-    assert "a better one is improbable" in text and "not tried" in text
+    assert "a better layout is improbable" in text and "not tried" in text
     # The same command again: nothing is left to run, and it says the same.
     again = searched(tmp_path)
     repeated = run_search(again, Cluster(again, off), lambda line: None)
