@@ -135,8 +135,8 @@ def test_mistakes_are_one_line(written: Path, words: list[str], said: str, capsy
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("gpu,gpus\nH100,8\n", "has no column status"),
-        ("gpu,status,step_time_s\nH100,oom,\n", "no model and size of the table has 3 runs"),
+        ("gpu,gpus\nH100,8\n", "lacks the columns status, step_time_s"),
+        ("gpu,status,step_time_s\nH100,oom,\n", "no model and size of the table has 3 successful runs"),
         ("a,b\n1,2\n", "has none of the columns"),
     ],
 )
