@@ -1,4 +1,4 @@
-"""``python -m docs.tools.write_cards``: writes the cards of the rows that ship with the program, one file per sweep."""
+"""``python -m docs.tools.write_cards``: writes the cards of the rows that ship with the program, one file a sweep."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from sweep.cards.make import make_card
 from sweep.inspecting.lookup import Results
 
 OTHER_ALLOCATOR = {"h100x2_validation_growing"}
-"""Sweeps that ran with allocator settings that the engine no longer has: their reserved memory cannot be reproduced."""
+"""Sweeps that ran with allocator settings that the engine no longer has: their reserved memory is not found again."""
 ROOT = Path(__file__).resolve().parents[2] / "results"
 
 
 def shipped_cards() -> Mapping[Path, str]:
-    """The text of every card file, by path. Points that never finished have no card."""
+    """The text of every file of cards. Points that never finished have none."""
     texts = {}
     for sweep in sorted(sweep_dirs(ROOT / "recorded")):
         if sweep.name in OTHER_ALLOCATOR:

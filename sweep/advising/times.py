@@ -23,7 +23,7 @@ class Times:
 
     @classmethod
     def of(cls, question: Question, known: Known | None = None) -> Times:
-        """Fits the forecast. ``known``: measurements on the cluster; None: read the question's results folder."""
+        """``known``: None: what was measured on the cluster, in the question's results folder."""
         if known is None:
             known = read_known(question.cluster, question.config.results_dir)
         return cls(Forecast.of(question.cluster, known))

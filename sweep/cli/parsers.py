@@ -170,10 +170,10 @@ def _export() -> Parser:
 def _card() -> Parser:
     parser = _parser(
         "card",
-        "Write a finished point as a card (YAML): what ran, on which devices, and the tolerances for another run.",
+        "Write a finished point as a card (YAML): what ran, on what, and within which bands another run passes.",
     )
-    parser.add_argument("id", help=_EXPERIMENT_ID)
-    parser.add_argument("--out", type=path, metavar="FILE", help="write the card to this file (default: print it)")
+    parser.add_argument("id", help="an experiment's id, or a part that only it has, such as the hash at its end")
+    parser.add_argument("--out", type=path, metavar="FILE", help="write it there (default: print it)")
     _add_results(parser)
     return parser
 

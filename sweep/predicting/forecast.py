@@ -212,11 +212,8 @@ class Forecast:
     def near_full(
         self, time: StepTime | None, peak_bytes: int | None, start: float = near_full.FROM
     ) -> StepTime | None:
-        """Adds the time lost to freeing cached memory on a nearly full device.
-
-        ``peak_bytes``: peak of tensors on the fullest device; None: unknown. ``start``: share of the device's memory
-        from which the allocator has to free its cache.
-        """
+        """The same with what freeing cached memory takes. ``peak_bytes``: of tensors on the fullest device; None: not
+        known. ``start``: share of the device from which it happens."""
         memory = self.cluster.device.memory_bytes
         if time is None or peak_bytes is None or memory is None or self.cluster.backend != "cuda":
             return time

@@ -15,7 +15,7 @@ from workloads.spec.experiment import ENGINE
 
 RECORDED = Path(__file__).parents[2] / "results" / "recorded"
 ON_OTHER_HOSTS = RECORDED.parent / "another_device"
-"""Shipped rows of the same layouts on other devices and hosts."""
+"""The same layouts again, on other devices and hosts."""
 GIB = 2**30
 
 
