@@ -1,8 +1,8 @@
-"""Writes docs/tree.md, one line per file, and the table of rooms in docs/architecture.md, from the code.
+"""Writes docs/tree.md, one line a file, and the table of rooms in docs/architecture.md, from the code.
 
-``python -m docs.tools.write_tree`` reports stale pages (exit status 1); with ``--write`` it rewrites both. A file's
-line is the first sentence of its module docstring (Python) or of its first comment (JavaScript); a room's duty is the
-docstring of its ``__init__.py``.
+``python -m docs.tools.write_tree`` reports what is stale (exit status 1); with ``--write`` it writes both anew. A
+file's line is the first sentence of its module docstring (Python) or of its first comment (JavaScript); a room's duty
+is the docstring of its ``__init__.py``.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def _room_in(package: str, module: str) -> str | None:
 
 
 def renewed(path: Path) -> str:
-    """The page with its generated part regenerated from the code."""
+    """The page with its generated part as the code has it now."""
     page = path.read_text()
     return _replaced(page, "tree", tree_lines()) if path == TREE else _replaced(page, "rooms", rooms_lines())
 
