@@ -13,5 +13,5 @@ def host_of(rows: pd.DataFrame) -> pd.Series[str]:
 def launch_s(rows: pd.DataFrame) -> float | None:
     """Median seconds per launch of one host's rows, without rows whose allocator had to free its cache; None:
     unknown."""
-    found = rows.loc[~(rows["allocator_retries"] > 0), "host_launch_s"].median()
-    return None if pd.isna(found) else float(found)
+    median_s = rows.loc[~(rows["allocator_retries"] > 0), "host_launch_s"].median()
+    return None if pd.isna(median_s) else float(median_s)
